@@ -1,0 +1,280 @@
+//! A lane: one producer, one consumer, a power-of-two array of lap-stamped slots.
+//!
+//! A message is a slot. The producer writes the body and then stores `position + 1` into the slot's sequence word; a slot is full for
+//! the consumer's position `p` exactly when the word is `p + 1`. There is no head or tail to share, so in the steady state a message
+//! moves one cache line, and a producer stopped or killed at any instruction has either published a whole message or none.
+//!
+//! | word | writer | reader | pairing |
+//! |---|---|---|---|
+//! | `Slot::seq` | producer | consumer | **L1**: Release store / Acquire load, guards `body` for the consumer |
+//! | `consumed` (the user's, anywhere) | consumer | producer | **L2**: Release store / Acquire load, guards `body` for its reuse |
+//!
+//! A protocol in which a reply proves that the slot is free (at most `capacity` unanswered requests) needs no `consumed` word.
+
+use core::{fmt, marker::PhantomData, mem::MaybeUninit, ptr::NonNull};
+
+use crate::sync::{AtomicU64, Ordering, UnsafeCell};
+
+/// One slot: the sequence word and the body, a whole number of 64 B lines. All-zero bytes are an empty slot.
+#[repr(C, align(64))]
+pub struct Slot<T> {
+    seq: AtomicU64,
+    body: UnsafeCell<MaybeUninit<T>>,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Slot<[u8; 56]>>() == 64);
+    assert!(size_of::<Slot<[u8; 57]>>() == 128);
+    assert!(core::mem::offset_of!(Slot<[u64; 7]>, body) == 8);
+};
+
+impl<T> Slot<T> {
+    /// An empty slot.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { seq: AtomicU64::new(0), body: UnsafeCell::new(MaybeUninit::uninit()) }
+    }
+}
+
+impl<T> Default for Slot<T> {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
+impl<T> fmt::Debug for Slot<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").finish_non_exhaustive()
+    }
+}
+
+/// The slots of a lane as both ends see them.
+struct Slots<T> {
+    base: NonNull<Slot<T>>,
+    mask: u64,
+    _slots: PhantomData<Slot<T>>,
+}
+
+impl<T> Slots<T> {
+    #[inline(always)]
+    fn at(&self, position: u64) -> &Slot<T> {
+        // SAFETY: `base` points to `mask + 1` slots that outlive this value (contract of `LaneTx::new` and `LaneRx::new`).
+        unsafe { &*self.base.as_ptr().add((position & self.mask) as usize) }
+    }
+}
+
+/// The producing end. Messages are `Copy`: nothing that needs a destructor crosses a process boundary.
+pub struct LaneTx<T> {
+    slots: Slots<T>,
+    next: u64,
+    /// Positions below it may be written: the last known consumed position plus the capacity.
+    limit: u64,
+}
+
+/// The consuming end.
+pub struct LaneRx<T> {
+    slots: Slots<T>,
+    next: u64,
+}
+
+// SAFETY: an end owns its position; the slots are shared through atomics (L1, L2) only.
+unsafe impl<T: Send> Send for LaneTx<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for LaneRx<T> {}
+
+impl<T> fmt::Debug for LaneTx<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LaneTx").field("next", &self.next).field("limit", &self.limit).finish()
+    }
+}
+
+impl<T> fmt::Debug for LaneRx<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LaneRx").field("next", &self.next).finish()
+    }
+}
+
+impl<T: Copy> LaneTx<T> {
+    /// The producing end over `capacity` slots at `slots`, its first message being number `position`.
+    ///
+    /// # Safety
+    /// - `slots` points to `capacity` (a power of two) slots that stay mapped as long as this value lives.
+    /// - It is the only producing end of these slots, and both ends start at the same `position`, with no slot holding a sequence
+    ///   word in `position + 1 ..= position + capacity`.
+    /// - [`publish`](Self::publish) is called only when the slot of [`position`](Self::position) is known to be consumed:
+    ///   [`has_room`](Self::has_room) said so, or the protocol above implies it.
+    #[must_use]
+    pub unsafe fn new(slots: NonNull<Slot<T>>, capacity: u64, position: u64) -> Self {
+        debug_assert!(capacity.is_power_of_two());
+        let slots = Slots { base: slots, mask: capacity - 1, _slots: PhantomData };
+        Self { slots, next: position, limit: position.wrapping_add(capacity) }
+    }
+
+    /// Number of the next message.
+    #[must_use]
+    #[inline(always)]
+    pub fn position(&self) -> u64 {
+        self.next
+    }
+
+    /// Whether one more message fits. Reads `consumed` (L2) only when the last value read is used up; a value that is no possible
+    /// consumer position is ignored.
+    #[inline(always)]
+    pub fn has_room(&mut self, consumed: &AtomicU64) -> bool {
+        if self.next != self.limit {
+            return true;
+        }
+        let capacity = self.slots.mask + 1;
+        // L2: all reads of the slots below `consumed` happened before.
+        let consumed = consumed.load(Ordering::Acquire);
+        let advance = consumed.wrapping_sub(self.limit.wrapping_sub(capacity));
+        if advance == 0 || advance > capacity {
+            return false;
+        }
+        self.limit = consumed.wrapping_add(capacity);
+        true
+    }
+
+    /// Writes and publishes one message. There must be room, see [`new`](Self::new).
+    #[inline(always)]
+    pub fn publish(&mut self, body: T) {
+        let slot = self.slots.at(self.next);
+        slot.body.with_mut(|p| {
+            // SAFETY: the slot is consumed and this is its only producer (contract of `new`), so nobody else accesses the body.
+            unsafe { (*p).write(body) };
+        });
+        self.next = self.next.wrapping_add(1);
+        // L1
+        slot.seq.store(self.next, Ordering::Release);
+    }
+}
+
+impl<T: Copy> LaneRx<T> {
+    /// The consuming end over `capacity` slots at `slots`, its first message being number `position`.
+    ///
+    /// # Safety
+    /// As [`LaneTx::new`], for the consuming end; and every bit pattern that the producer may write must be a valid `T` (a peer in
+    /// another process is not trusted: use types that are `FromBytes`).
+    #[must_use]
+    pub unsafe fn new(slots: NonNull<Slot<T>>, capacity: u64, position: u64) -> Self {
+        debug_assert!(capacity.is_power_of_two());
+        Self { slots: Slots { base: slots, mask: capacity - 1, _slots: PhantomData }, next: position }
+    }
+
+    /// Number of the next message, and of messages taken since position 0.
+    #[must_use]
+    #[inline(always)]
+    pub fn position(&self) -> u64 {
+        self.next
+    }
+
+    /// Whether a message waits.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_ready(&self) -> bool {
+        // L1
+        self.slots.at(self.next).seq.load(Ordering::Acquire) == self.next.wrapping_add(1)
+    }
+
+    /// Takes the next message, by copy: what the producer does to the slot afterwards changes nothing here.
+    #[inline(always)]
+    pub fn pop(&mut self) -> Option<T> {
+        if !self.is_ready() {
+            return None;
+        }
+        let body = self.slots.at(self.next).body.with(|p| {
+            // SAFETY: the sequence word (L1) says the producer is done with this slot, and it may not reuse it before it learns that
+            // this end is past it.
+            unsafe { (*p).assume_init_read() }
+        });
+        self.next = self.next.wrapping_add(1);
+        Some(body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::AtomicU64;
+
+    fn slots(n: usize) -> Box<[Slot<u64>]> {
+        (0..n).map(|_| Slot::empty()).collect()
+    }
+
+    #[cfg(not(loom))]
+    #[test]
+    fn full_lane_refuses_until_consumed_is_published_at_any_start() {
+        for start in [0u64, 1, 7, u64::from(u32::MAX), u64::MAX - 3] {
+            let mut s = slots(4);
+            let base = NonNull::from(&mut s[0]);
+            let consumed = AtomicU64::new(start);
+            // SAFETY: one producer and one consumer over four slots that outlive both.
+            let (mut tx, mut rx) = unsafe { (LaneTx::new(base, 4, start), LaneRx::new(base, 4, start)) };
+            for round in 0..50u64 {
+                let mut sent = 0;
+                while tx.has_room(&consumed) {
+                    tx.publish(round * 4 + sent);
+                    sent += 1;
+                }
+                assert_eq!(sent, 4);
+                for i in 0..4 {
+                    assert_eq!(rx.pop(), Some(round * 4 + i));
+                }
+                assert_eq!(rx.pop(), None);
+                assert!(!tx.has_room(&consumed), "room without a published consumer position");
+                consumed.store(rx.position(), Ordering::Release);
+            }
+        }
+    }
+
+    #[cfg(not(loom))]
+    #[test]
+    fn impossible_consumed_position_gives_no_room() {
+        let mut s = slots(2);
+        let base = NonNull::from(&mut s[0]);
+        let consumed = AtomicU64::new(0);
+        // SAFETY: the only producer over two slots that outlive it.
+        let mut tx = unsafe { LaneTx::new(base, 2, 0) };
+        tx.publish(1);
+        tx.publish(2);
+        for garbage in [3u64, 100, u64::MAX, 1 << 63] {
+            consumed.store(garbage, Ordering::Release);
+            assert!(!tx.has_room(&consumed), "{garbage}");
+        }
+        consumed.store(2, Ordering::Release);
+        assert!(tx.has_room(&consumed));
+    }
+
+    #[cfg(loom)]
+    #[test]
+    fn loom_messages_arrive_whole_and_in_order_across_a_lap() {
+        loom::model(|| {
+            let slots: &'static mut [Slot<u64>] = Box::leak(slots(2));
+            let base = NonNull::from(&mut slots[0]);
+            let consumed = loom::sync::Arc::new(AtomicU64::new(0));
+            // SAFETY: one producer and one consumer over leaked slots.
+            let (mut tx, mut rx) = unsafe { (LaneTx::new(base, 2, 0), LaneRx::new(base, 2, 0)) };
+            let c = consumed.clone();
+            let producer = loom::thread::spawn(move || {
+                for i in 0..3u64 {
+                    while !tx.has_room(&c) {
+                        crate::sync::yield_now();
+                    }
+                    tx.publish(i);
+                }
+            });
+            for i in 0..3u64 {
+                let got = loop {
+                    if let Some(v) = rx.pop() {
+                        break v;
+                    }
+                    crate::sync::yield_now();
+                };
+                assert_eq!(got, i);
+                consumed.store(rx.position(), Ordering::Release);
+            }
+            producer.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,385 @@
+//! Polling many lanes at the price of the busy ones.
+//!
+//! A consumer of N lanes polls only the **hot** ones. A lane that has been idle for about a millisecond is made **cold**: its `armed`
+//! flag is raised, and the next producer to publish there sees the flag and sets the lane's bit in [`ReadyWords`], which the consumer
+//! drains; that makes the lane hot again. So a busy lane costs one slot look per pass and no read-modify-write, an idle one nothing.
+//!
+//! | word | writer | reader | pairing |
+//! |---|---|---|---|
+//! | `armed` (one per lane, the user's) | consumer | producer | **R1**: publish, [`light_barrier`], load `armed` / store `armed`, [`heavy_barrier`], look again: either the producer sees the flag or the consumer sees the message |
+//! | bit word | producers `fetch_or` | consumer `swap(0)` | **R2**: AcqRel both, the message published before the bit is visible after the swap |
+//! | summary word | producers `fetch_or` after the bit | consumer `swap(0)` before the words | **R3**: AcqRel, as R2 |
+//!
+//! A producer stopped between any two of these steps delays its own lane only.
+
+use core::{fmt, ptr::NonNull};
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering, heavy_barrier, light_barrier};
+
+/// `armed`: the consumer polls the lane anyway.
+pub const HOT: u32 = 0;
+/// `armed`: the consumer waits for the lane's ready bit.
+pub const ARMED: u32 = 1;
+
+/// One bit per lane, and one summary bit per 64 lanes, in memory shared by the consumer and all producers. Zero bytes are "none ready".
+#[derive(Clone, Copy)]
+pub struct ReadyWords {
+    base: NonNull<AtomicU64>,
+    summaries: usize,
+    lanes: usize,
+}
+
+// SAFETY: it is a view of shared atomics; the memory's lifetime is the contract of `new`.
+unsafe impl Send for ReadyWords {}
+
+impl fmt::Debug for ReadyWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadyWords").field("lanes", &self.lanes).finish_non_exhaustive()
+    }
+}
+
+impl ReadyWords {
+    /// Number of 64-bit words that `lanes` lanes take: the summary words, then the bit words.
+    #[must_use]
+    pub const fn words(lanes: usize) -> usize {
+        let bits = lanes.div_ceil(64);
+        bits.div_ceil(64) + bits
+    }
+
+    /// A view of the words at `base`.
+    ///
+    /// # Safety
+    /// `base` points to [`words(lanes)`](Self::words) atomics that stay mapped as long as this value or a copy is used.
+    #[must_use]
+    pub const unsafe fn new(base: NonNull<AtomicU64>, lanes: usize) -> Self {
+        Self { base, summaries: lanes.div_ceil(64).div_ceil(64), lanes }
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        // SAFETY: callers pass an index below `words(lanes)`; `new` promises that many words.
+        unsafe { &*self.base.as_ptr().add(index) }
+    }
+
+    /// Producer: after publishing to `lane`, tells its consumer if that one is not polling the lane (R1, R2, R3).
+    /// Returns whether the bit was set, so that a consumer that may sleep can be woken.
+    #[inline(always)]
+    pub fn notify_if_armed(&self, lane: usize, armed: &AtomicU32) -> bool {
+        light_barrier();
+        if armed.load(Ordering::Relaxed) != ARMED {
+            return false;
+        }
+        self.set(lane);
+        true
+    }
+
+    #[cold]
+    fn set(&self, lane: usize) {
+        debug_assert!(lane < self.lanes);
+        let word = lane / 64;
+        // R2 then R3: whoever drains the summary bit finds the lane's bit.
+        self.word(self.summaries + word).fetch_or(1 << (lane % 64), Ordering::AcqRel);
+        self.word(word / 64).fetch_or(1 << (word % 64), Ordering::AcqRel);
+    }
+
+    /// Consumer: takes all set bits and calls `f` with each lane. Bits beyond the number of lanes (a peer's garbage) are dropped.
+    #[inline]
+    pub fn drain(&self, mut f: impl FnMut(usize)) {
+        for summary in 0..self.summaries {
+            if self.word(summary).load(Ordering::Relaxed) != 0 {
+                self.drain_summary(summary, &mut f);
+            }
+        }
+    }
+
+    #[cold]
+    fn drain_summary(&self, summary: usize, f: &mut impl FnMut(usize)) {
+        let bit_words = self.lanes.div_ceil(64);
+        for word in bits(self.word(summary).swap(0, Ordering::AcqRel)).map(|b| summary * 64 + b).filter(|&w| w < bit_words) {
+            let set = self.word(self.summaries + word).swap(0, Ordering::AcqRel);
+            bits(set).map(|b| word * 64 + b).filter(|&lane| lane < self.lanes).for_each(&mut *f);
+        }
+    }
+}
+
+fn bits(mut word: u64) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let bit = word.checked_sub(1).map(|_| word.trailing_zeros() as usize)?;
+        word &= word - 1;
+        Some(bit)
+    })
+}
+
+/// The consumer's lanes, as a [`HotSet`] sees them.
+pub trait Lanes {
+    /// Takes up to `budget` messages of `lane` and returns how many. 0 must mean that the lane was empty (or is gone).
+    fn visit(&mut self, lane: usize, budget: usize) -> usize;
+    /// Whether a message waits in `lane`.
+    fn is_ready(&self, lane: usize) -> bool;
+    /// The lane's `armed` word; `None` if the lane is gone.
+    fn armed(&self, lane: usize) -> Option<&AtomicU32>;
+}
+
+#[derive(Clone, Copy)]
+struct Hot {
+    lane: usize,
+    /// The epoch in which a message was last seen.
+    seen: u32,
+}
+
+/// Which lanes to poll: private state of the consumer. A lane that was never hot must be created with its `armed` word [`ARMED`].
+pub struct HotSet {
+    hot: Vec<Hot>,
+    is_hot: Vec<bool>,
+    next: usize,
+    epoch: u32,
+    epoch_start_ns: u64,
+    passes: u32,
+}
+
+impl fmt::Debug for HotSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HotSet").field("hot", &self.hot.len()).field("lanes", &self.is_hot.len()).finish_non_exhaustive()
+    }
+}
+
+/// Hot lanes looked at per pass; they rotate, so each is looked at every `hot / 8` passes.
+const LANES_PER_PASS: usize = 8;
+/// Messages taken from one lane per look.
+const MESSAGES_PER_LANE: usize = 16;
+/// A lane idle for one to two epochs goes cold.
+const EPOCH_NS: u64 = 1_000_000;
+/// The clock is read once in this many passes.
+const PASSES_PER_CLOCK: u32 = 256;
+
+impl HotSet {
+    /// A set for lanes `0..lanes`, all cold. Allocates here and never again.
+    #[must_use]
+    pub fn new(lanes: usize) -> Self {
+        Self { hot: Vec::with_capacity(lanes), is_hot: vec![false; lanes], next: 0, epoch: 0, epoch_start_ns: 0, passes: 0 }
+    }
+
+    /// One bounded pass: wakes the lanes whose ready bits are set, visits some hot lanes, and sometimes retires idle ones.
+    /// Returns the number of messages taken. `now_ns` is any monotonic clock; it is read rarely.
+    #[inline]
+    pub fn pass(&mut self, ready: &ReadyWords, lanes: &mut impl Lanes, now_ns: impl FnOnce() -> u64) -> usize {
+        ready.drain(|lane| self.heat(lane, lanes));
+        let mut taken = 0;
+        for _ in 0..self.hot.len().min(LANES_PER_PASS) {
+            if self.next >= self.hot.len() {
+                self.next = 0;
+            }
+            let hot = &mut self.hot[self.next];
+            self.next += 1;
+            let n = lanes.visit(hot.lane, MESSAGES_PER_LANE);
+            if n > 0 {
+                hot.seen = self.epoch;
+                taken += n;
+            }
+        }
+        self.passes += 1;
+        if self.passes >= PASSES_PER_CLOCK {
+            self.passes = 0;
+            self.tick(lanes, now_ns());
+        }
+        taken
+    }
+
+    #[cold]
+    fn heat(&mut self, lane: usize, lanes: &impl Lanes) {
+        let (Some(is_hot), Some(armed)) = (self.is_hot.get_mut(lane), lanes.armed(lane)) else { return };
+        armed.store(HOT, Ordering::Relaxed);
+        if !*is_hot {
+            *is_hot = true;
+            self.hot.push(Hot { lane, seen: self.epoch });
+        }
+    }
+
+    /// Forgets a lane that goes away, so that its number can be used again.
+    pub fn remove(&mut self, lane: usize) {
+        if let Some(is_hot) = self.is_hot.get_mut(lane) {
+            *is_hot = false;
+            self.hot.retain(|h| h.lane != lane);
+        }
+    }
+
+    #[cold]
+    fn tick(&mut self, lanes: &impl Lanes, now_ns: u64) {
+        if now_ns.wrapping_sub(self.epoch_start_ns) < EPOCH_NS {
+            return;
+        }
+        self.epoch_start_ns = now_ns;
+        self.epoch = self.epoch.wrapping_add(1);
+        let epoch = self.epoch;
+        let idle = |h: &Hot| epoch.wrapping_sub(h.seen) > 1;
+        let mut any = false;
+        for hot in self.hot.iter().filter(|h| idle(h)) {
+            if let Some(armed) = lanes.armed(hot.lane) {
+                armed.store(ARMED, Ordering::Relaxed);
+                any = true;
+            }
+        }
+        if !any {
+            return;
+        }
+        // R1: from here on a producer sees the flag, or its message is seen below.
+        let may_cool = heavy_barrier();
+        let is_hot = &mut self.is_hot;
+        self.hot.retain(|hot| {
+            if !idle(hot) {
+                return true;
+            }
+            let keep = match lanes.armed(hot.lane) {
+                None => false,
+                Some(_) if may_cool && !lanes.is_ready(hot.lane) => false,
+                Some(armed) => {
+                    armed.store(HOT, Ordering::Relaxed);
+                    true
+                }
+            };
+            is_hot[hot.lane] = keep;
+            keep
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(not(loom))]
+    mod real {
+        use super::*;
+
+        struct Boxes {
+            waiting: Vec<usize>,
+            armed: Vec<AtomicU32>,
+            visits: Vec<usize>,
+        }
+
+        impl Lanes for Boxes {
+            fn visit(&mut self, lane: usize, budget: usize) -> usize {
+                self.visits[lane] += 1;
+                let n = self.waiting[lane].min(budget);
+                self.waiting[lane] -= n;
+                n
+            }
+            fn is_ready(&self, lane: usize) -> bool {
+                self.waiting[lane] > 0
+            }
+            fn armed(&self, lane: usize) -> Option<&AtomicU32> {
+                self.armed.get(lane)
+            }
+        }
+
+        fn boxes(n: usize) -> (Boxes, Box<[AtomicU64]>) {
+            let b = Boxes { waiting: vec![0; n], armed: (0..n).map(|_| AtomicU32::new(ARMED)).collect(), visits: vec![0; n] };
+            (b, (0..ReadyWords::words(n)).map(|_| AtomicU64::new(0)).collect())
+        }
+
+        #[test]
+        fn an_idle_lane_is_not_visited_and_wakes_by_its_bit() {
+            let n = 5000;
+            let (mut lanes, words) = boxes(n);
+            // SAFETY: the words outlive the view.
+            let ready = unsafe { ReadyWords::new(NonNull::from(&words[0]), n) };
+            let mut set = HotSet::new(n);
+            for lane in [0usize, 63, 64, 4095, 4096, n - 1] {
+                lanes.waiting[lane] = 3;
+                assert!(ready.notify_if_armed(lane, &lanes.armed[lane]));
+            }
+            let mut clock = 0;
+            let mut got = 0;
+            for _ in 0..10 * PASSES_PER_CLOCK {
+                clock += 20_000;
+                got += set.pass(&ready, &mut lanes, || clock);
+            }
+            assert_eq!(got, 18);
+            assert_eq!(lanes.visits.iter().filter(|&&v| v > 0).count(), 6, "only notified lanes are visited");
+            let before: usize = lanes.visits.iter().sum();
+            set.pass(&ready, &mut lanes, || clock);
+            assert_eq!(lanes.visits.iter().sum::<usize>(), before, "cold again after the idle time");
+            // A lane in use is not armed, so its producer makes no atomic read-modify-write.
+            lanes.waiting[7] = 1;
+            assert!(ready.notify_if_armed(7, &lanes.armed[7]));
+            assert_eq!(set.pass(&ready, &mut lanes, || clock), 1);
+            assert!(!ready.notify_if_armed(7, &lanes.armed[7]));
+        }
+
+        #[test]
+        fn garbage_bits_are_dropped() {
+            let (mut lanes, words) = boxes(70);
+            for w in &words {
+                w.store(u64::MAX, Ordering::Release);
+            }
+            // SAFETY: the words outlive the view.
+            let ready = unsafe { ReadyWords::new(NonNull::from(&words[0]), 70) };
+            let mut seen = vec![];
+            ready.drain(|lane| seen.push(lane));
+            assert_eq!(seen, (0..70).collect::<Vec<_>>());
+            assert_eq!(HotSet::new(70).pass(&ready, &mut lanes, || 0), 0);
+        }
+
+        #[test]
+        fn many_hot_lanes_are_served_in_turn() {
+            let n = 64;
+            let (mut lanes, words) = boxes(n);
+            // SAFETY: the words outlive the view.
+            let ready = unsafe { ReadyWords::new(NonNull::from(&words[0]), n) };
+            let mut set = HotSet::new(n);
+            for lane in 0..n {
+                lanes.waiting[lane] = 1_000_000;
+                ready.notify_if_armed(lane, &lanes.armed[lane]);
+            }
+            for _ in 0..80 {
+                set.pass(&ready, &mut lanes, || 0);
+            }
+            assert!(lanes.visits.iter().all(|&v| v == 10), "{:?}", lanes.visits);
+        }
+    }
+
+    /// The hand-over from hot to cold loses no message: either the consumer's second look or the ready bit finds it.
+    #[cfg(loom)]
+    #[test]
+    fn loom_no_wake_up_is_lost_when_a_lane_goes_cold() {
+        use loom::sync::Arc;
+        struct One {
+            message: Arc<AtomicU64>,
+            armed: Arc<AtomicU32>,
+        }
+        impl Lanes for One {
+            fn visit(&mut self, _: usize, _: usize) -> usize {
+                self.message.swap(0, Ordering::AcqRel) as usize
+            }
+            fn is_ready(&self, _: usize) -> bool {
+                self.message.load(Ordering::Acquire) != 0
+            }
+            fn armed(&self, _: usize) -> Option<&AtomicU32> {
+                Some(&self.armed)
+            }
+        }
+        loom::model(|| {
+            let words: &'static [AtomicU64] = Box::leak((0..ReadyWords::words(1)).map(|_| AtomicU64::new(0)).collect());
+            // SAFETY: the words are leaked.
+            let ready = unsafe { ReadyWords::new(NonNull::from(&words[0]), 1) };
+            let message = Arc::new(AtomicU64::new(0));
+            let armed = Arc::new(AtomicU32::new(HOT));
+            let (m, a) = (message.clone(), armed.clone());
+            let producer = loom::thread::spawn(move || {
+                m.store(1, Ordering::Release);
+                ready.notify_if_armed(0, &a);
+            });
+            let mut lanes = One { message, armed };
+            let mut set = HotSet::new(1);
+            set.heat(0, &lanes);
+            set.epoch = 5;
+            set.tick(&lanes, EPOCH_NS);
+            let was_cold = set.hot.is_empty();
+            let early = lanes.visit(0, 1);
+            producer.join().unwrap();
+            let mut woken = false;
+            ready.drain(|_| woken = true);
+            let waiting = lanes.is_ready(0);
+            assert!(early == 1 || !waiting || !was_cold || woken, "a message waits in a cold lane nobody will look at");
+        });
+    }
+}

@@ -1,0 +1,110 @@
+//! The one door to atomics of this crate and of every crate built on it: `std` normally, `loom` under `--cfg loom`, so that the code
+//! the models check is the code that ships.
+//!
+//! It also holds the asymmetric barrier pair that lets a producer announce work with no fence of its own, see [`light_barrier`].
+
+#[cfg(not(loom))]
+pub use std::{
+    hint::spin_loop,
+    sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering, fence},
+    thread::yield_now,
+};
+
+#[cfg(loom)]
+pub use loom::{
+    hint::spin_loop,
+    sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering, fence},
+    thread::yield_now,
+};
+
+#[cfg(loom)]
+pub use loom::cell::UnsafeCell;
+
+/// `UnsafeCell` with loom's access methods, so that loom can see every access to the payload that an atomic guards.
+#[cfg(not(loom))]
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct UnsafeCell<T: ?Sized>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    /// Wraps a value.
+    pub const fn new(value: T) -> Self {
+        Self(std::cell::UnsafeCell::new(value))
+    }
+
+    /// Runs `f` with a pointer for reading. Dereferencing it is the caller's claim that nobody writes meanwhile.
+    #[inline(always)]
+    pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+        f(self.0.get())
+    }
+
+    /// Runs `f` with a pointer for writing. Dereferencing it is the caller's claim of exclusive access.
+    #[inline(always)]
+    pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
+}
+
+#[cfg(not(loom))]
+mod barrier {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{Ordering, compiler_fence, fence};
+
+    // linux/membarrier.h
+    const CMD_GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
+    const CMD_REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
+
+    fn membarrier(command: libc::c_int) -> bool {
+        // SAFETY: membarrier(2) takes plain integers and touches no memory of ours.
+        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+    }
+
+    /// Whether this process is registered to receive expedited barriers (once per process, then a load).
+    fn registered() -> bool {
+        static REGISTERED: OnceLock<bool> = OnceLock::new();
+        *REGISTERED.get_or_init(|| membarrier(CMD_REGISTER_GLOBAL_EXPEDITED))
+    }
+
+    /// The producer's half of the store-load barrier: call it between publishing and reading a flag the consumer may raise.
+    ///
+    /// Where `membarrier(2)` works it costs nothing (a compiler fence: [`heavy_barrier`] makes every registered CPU execute the
+    /// hardware fence at the moment it matters); elsewhere it is a full fence. Pairs with [`heavy_barrier`].
+    #[inline(always)]
+    pub fn light_barrier() {
+        if registered() {
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// The consumer's half: call it between raising a flag and looking once more for published work.
+    ///
+    /// After it returns `true`, every producer either sees the flag or has its publication seen. `false`: the system cannot give that
+    /// guarantee (no `membarrier(2)`), so the caller must go on looking and not rely on the flag.
+    #[must_use]
+    pub fn heavy_barrier() -> bool {
+        fence(Ordering::SeqCst);
+        registered() && membarrier(CMD_GLOBAL_EXPEDITED)
+    }
+}
+
+#[cfg(loom)]
+mod barrier {
+    use loom::sync::atomic::{Ordering, fence};
+
+    /// See the non-loom documentation; loom models both halves as full fences.
+    pub fn light_barrier() {
+        fence(Ordering::SeqCst);
+    }
+
+    /// See the non-loom documentation.
+    #[must_use]
+    pub fn heavy_barrier() -> bool {
+        fence(Ordering::SeqCst);
+        true
+    }
+}
+
+pub use barrier::{heavy_barrier, light_barrier};
