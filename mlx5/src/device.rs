@@ -1,0 +1,268 @@
+//! Devices and protection domains: where everything starts.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::str::FromStr;
+
+use crate::control::{Control, CreateError};
+use crate::cq::Cq;
+use crate::mono_cq::MonoCq;
+use crate::mr::{Access, Mr, RegisterError};
+use crate::qp::{QpConfig, RcQp};
+use crate::soft::{Clock, LocalFabric};
+use crate::srq::Srq;
+
+/// Where a software HCA meets its peers.
+#[derive(Clone, Debug)]
+pub enum FabricSpec {
+    /// All processes of this user on this host, through small control files in a shared-memory directory (`None`: the default one).
+    Shared {
+        /// The directory.
+        dir: Option<PathBuf>,
+    },
+    /// Devices of this process only, for tests and simulation. No file is made.
+    Local(LocalFabric),
+}
+
+/// Options of a software HCA.
+#[derive(Clone, Debug)]
+pub struct SoftOptions {
+    /// Where its peers are.
+    pub fabric: FabricSpec,
+    /// Address space for registered memory, in bytes; memory is taken from the system only as regions are made. Default 64 GiB.
+    pub arena_bytes: usize,
+    /// After this long without an answer from a peer proven dead, its operations fail, in ns. Default 10 ms.
+    pub dead_peer_timeout_ns: u64,
+    /// Where retry times come from.
+    pub clock: Clock,
+}
+
+impl Default for SoftOptions {
+    fn default() -> Self {
+        Self { fabric: FabricSpec::Shared { dir: None }, arena_bytes: 64 << 30, dead_peer_timeout_ns: 10_000_000, clock: Clock::System }
+    }
+}
+
+/// Which device to open. Plain data: it can be sent to the thread that will own the device.
+#[derive(Clone, Debug)]
+pub enum DeviceSpec {
+    /// The software HCA.
+    Soft(SoftOptions),
+}
+
+impl Default for DeviceSpec {
+    fn default() -> Self {
+        Self::Soft(SoftOptions::default())
+    }
+}
+
+/// A device name nobody has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown device {0:?}; this version has: auto, soft (auto is soft: hardware devices are not supported yet)")]
+pub struct UnknownDevice(pub String);
+
+impl FromStr for DeviceSpec {
+    type Err = UnknownDevice;
+
+    fn from_str(name: &str) -> Result<Self, UnknownDevice> {
+        match name {
+            "auto" | "soft" => Ok(Self::default()),
+            other => Err(UnknownDevice(other.to_owned())),
+        }
+    }
+}
+
+/// Why a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The shared-memory directory cannot be used.
+    #[error("the fabric's directory: {0}")]
+    Directory(#[from] shm::dir::DirError),
+    /// The control file could not be made.
+    #[error("the device's control file: {0}")]
+    ControlFile(#[from] shm::region::CreateError),
+    /// Memory for the device could not be had.
+    #[error("memory for {what}: {source}")]
+    Memory {
+        /// What it was for.
+        what: &'static str,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// Every LID is taken.
+    #[error("all {0} LIDs of the fabric are in use by living devices")]
+    NoFreeLid(u16),
+}
+
+/// What a device is and can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Name for people, for example `soft:lid=3`.
+    pub name: String,
+    /// How peers are reached.
+    pub transport: String,
+    /// Largest send queue, WQEBBs.
+    pub max_send_wr: u32,
+    /// Largest completion queue, CQEs.
+    pub max_cqe: u32,
+    /// Largest shared receive queue, receives.
+    pub max_srq_wr: u32,
+    /// Most queue pairs.
+    pub max_qp: u32,
+    /// Most memory regions.
+    pub max_mr: u32,
+    /// How long operations towards a dead peer are retried before they fail, in ns.
+    pub dead_peer_timeout_ns: u64,
+}
+
+/// An open device. It belongs to the thread that opened it, as does everything made from it; each thread opens its own.
+///
+/// ```compile_fail
+/// fn send<T: Send>() {}
+/// send::<mlx5::Device>();
+/// ```
+#[derive(Clone)]
+pub struct Device {
+    control: Rc<Control>,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("info", &self.info()).finish()
+    }
+}
+
+impl Device {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; nothing is left behind.
+    pub fn open(spec: &DeviceSpec) -> Result<Self, OpenError> {
+        let DeviceSpec::Soft(options) = spec;
+        Ok(Self { control: Rc::new(Control::open(options)?) })
+    }
+
+    /// Name, transport and capabilities.
+    #[must_use]
+    pub fn info(&self) -> DeviceInfo {
+        self.control.info()
+    }
+
+    /// A protection domain.
+    #[must_use]
+    pub fn alloc_pd(&self) -> Pd {
+        Pd { object: Rc::new(PdObject { pdn: self.control.alloc_pd(), control: Rc::clone(&self.control) }) }
+    }
+
+    /// A completion queue of at least `entries` CQEs.
+    ///
+    /// # Errors
+    /// `entries` outside 1..=[`DeviceInfo::max_cqe`], or no memory.
+    pub fn create_cq(&self, entries: u32) -> Result<Cq, CreateError> {
+        Cq::create(&self.control, entries)
+    }
+
+    /// A completion queue of at least `entries` CQEs for queue pairs of one kind.
+    ///
+    /// # Errors
+    /// As [`create_cq`](Self::create_cq).
+    pub fn create_mono_cq<Q>(&self, entries: u32) -> Result<MonoCq<Q>, CreateError> {
+        MonoCq::create(&self.control, entries)
+    }
+}
+
+/// The domain's number, kept alive by everything in the domain.
+pub(crate) struct PdObject {
+    pub(crate) pdn: u32,
+    control: Rc<Control>,
+}
+
+/// A protection domain: queue pairs use memory regions of their own domain only.
+#[derive(Clone)]
+pub struct Pd {
+    object: Rc<PdObject>,
+}
+
+impl fmt::Debug for Pd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pd").field("pdn", &self.object.pdn).finish()
+    }
+}
+
+/// A completion queue a queue pair can be attached to: [`Cq`] or [`MonoCq`].
+pub trait CompletionQueue {
+    #[doc(hidden)]
+    fn object(&self) -> CqRef<'_>;
+}
+
+/// An opaque reference to a CQ's device object.
+#[doc(hidden)]
+pub struct CqRef<'a>(pub(crate) &'a Rc<crate::cq::CqObject>);
+
+impl fmt::Debug for CqRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CqRef").field(&self.0.cqn).finish()
+    }
+}
+
+impl CompletionQueue for Cq {
+    fn object(&self) -> CqRef<'_> {
+        CqRef(Cq::object(self))
+    }
+}
+
+impl<Q> CompletionQueue for MonoCq<Q> {
+    fn object(&self) -> CqRef<'_> {
+        CqRef(MonoCq::object(self))
+    }
+}
+
+impl Pd {
+    /// `bytes` of zeroed, page-aligned memory that peers can reach at the speed of memory, registered with `access`.
+    ///
+    /// # Errors
+    /// See [`RegisterError`].
+    pub fn alloc(&self, bytes: usize, access: Access) -> Result<Mr, RegisterError> {
+        let control = &self.object.control;
+        let parts = control.alloc_registered(self.object.pdn, bytes, access)?;
+        Ok(Mr::new(parts, Rc::clone(control), Rc::clone(&self.object)))
+    }
+
+    /// Registers memory of another allocator. Peers reach it through the kernel's cross-process copy, which is about 400 times slower
+    /// for small messages than memory of [`alloc`](Self::alloc).
+    ///
+    /// # Errors
+    /// See [`RegisterError`].
+    ///
+    /// # Safety
+    /// `addr..addr + len` stays allocated while the region lives, and is accessed only as shared with the device: no Rust reference to
+    /// it is held across an operation that may write it.
+    pub unsafe fn register(&self, addr: core::ptr::NonNull<u8>, len: usize, access: Access) -> Result<Mr, RegisterError> {
+        let control = &self.object.control;
+        let parts = control.register_foreign(self.object.pdn, addr, len, access)?;
+        Ok(Mr::new(parts, Rc::clone(control), Rc::clone(&self.object)))
+    }
+
+    /// A shared receive queue of at least `depth` receives with up to `max_sge` buffers each.
+    ///
+    /// # Errors
+    /// A size outside the device's limits, or no memory.
+    pub fn create_srq(&self, depth: u32, max_sge: usize) -> Result<Srq, CreateError> {
+        Srq::create(&self.object.control, self.object.pdn, depth, max_sge)
+    }
+
+    /// A reliable-connected queue pair. Send completions go to `send_cq`, receives come from `srq` and complete on `recv_cq`.
+    ///
+    /// # Errors
+    /// A size outside the device's limits, or no memory.
+    pub fn create_qp(
+        &self,
+        send_cq: &impl CompletionQueue,
+        recv_cq: &impl CompletionQueue,
+        srq: &Srq,
+        config: &QpConfig,
+    ) -> Result<RcQp, CreateError> {
+        RcQp::create(&self.object.control, &self.object, send_cq.object().0, recv_cq.object().0, srq.object(), config)
+    }
+}

@@ -1,0 +1,65 @@
+//! [`MonoCq`]: a completion queue whose completions go straight to the queue pair they belong to.
+
+use std::fmt;
+use std::rc::Rc;
+
+use crate::control::{Control, CreateError};
+use crate::cq::{CqObject, CqRing, Cqe};
+use crate::fast_map::FastMap;
+
+/// A CQ for queue pairs of one kind, with a value of type `Q` per QPN.
+///
+/// Polling costs one byte of the CQ however many queue pairs there are: the device has already put their events in one line. There is
+/// no lock, no copy to a work-completion struct, no dynamic call; the callback is a closure of the poll call and is inlined into it.
+pub struct MonoCq<Q> {
+    ring: CqRing,
+    queues: FastMap<Q>,
+}
+
+impl<Q> fmt::Debug for MonoCq<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MonoCq").field("entries", &self.ring.entries()).field("queues", &self.queues.len()).finish()
+    }
+}
+
+impl<Q> MonoCq<Q> {
+    pub(crate) fn create(control: &Rc<Control>, entries: u32) -> Result<Self, CreateError> {
+        Ok(Self { ring: CqRing::create(control, entries)?, queues: FastMap::new() })
+    }
+
+    /// Entries the device really gave, a power of two.
+    #[must_use]
+    pub fn entries(&self) -> u32 {
+        self.ring.entries()
+    }
+
+    pub(crate) fn object(&self) -> &Rc<CqObject> {
+        self.ring.object()
+    }
+
+    /// Names the value for completions of `qpn`, a number that [`RcQp::qpn`](crate::RcQp::qpn) gave. Returns the value it replaces.
+    pub fn register(&mut self, qpn: u32, queue: Q) -> Option<Q> {
+        // A device's QPN has 24 bits, so this cannot fail for a number that came from one.
+        self.queues.insert(qpn, queue).unwrap_or(None)
+    }
+
+    /// Forgets `qpn`.
+    pub fn unregister(&mut self, qpn: u32) -> Option<Q> {
+        self.queues.remove(qpn)
+    }
+
+    /// The registered values.
+    #[must_use]
+    pub fn queues(&self) -> &FastMap<Q> {
+        &self.queues
+    }
+
+    /// Hands up to `max` completions to `f` with the value of their queue pair, in the order the device wrote them. Returns how many
+    /// there were. `None` stands for a queue pair that is not registered (any more): its receive still has to go back to the queue it
+    /// was taken from.
+    #[inline(always)]
+    pub fn poll(&mut self, max: usize, mut f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
+        let queues = &self.queues;
+        self.ring.poll(max, |cqe| f(queues.get(cqe.qpn()), cqe))
+    }
+}

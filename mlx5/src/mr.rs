@@ -1,0 +1,173 @@
+//! Memory regions: memory the device may touch.
+
+use core::ptr::NonNull;
+use std::fmt;
+use std::rc::Rc;
+
+use bitflags::bitflags;
+
+use crate::control::{Control, MrParts};
+use crate::device::PdObject;
+use crate::ops::Sge;
+
+bitflags! {
+    /// What a region allows (`enum ibv_access_flags`). Local read is always allowed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Access: u32 {
+        /// The local device may write: the target of READ and of receives.
+        const LOCAL_WRITE = 1;
+        /// Peers may WRITE. Needs `LOCAL_WRITE`.
+        const REMOTE_WRITE = 1 << 1;
+        /// Peers may READ.
+        const REMOTE_READ = 1 << 2;
+    }
+}
+
+/// Why memory could not be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// An empty region.
+    #[error("a memory region of 0 bytes; the smallest is 1")]
+    Empty,
+    /// `ibv_reg_mr` refuses it too.
+    #[error("remote write access needs local write access as well")]
+    RemoteWithoutLocalWrite,
+    /// The device's table is full.
+    #[error("all {max} memory regions of the device are in use; drop some first")]
+    Exhausted {
+        /// Regions of the device.
+        max: usize,
+    },
+    /// Peers could not reach this memory.
+    #[error("memory of another allocator cannot be a remote buffer here: {reason}; use Pd::alloc")]
+    Unreachable {
+        /// Why.
+        reason: &'static str,
+    },
+    /// The arena has no room, or the kernel no memory.
+    #[error("no memory for a region of {bytes} bytes: {source}")]
+    Memory {
+        /// Asked for.
+        bytes: usize,
+        /// The cause.
+        source: std::io::Error,
+    },
+}
+
+/// The field names are the kernel's; read [`Mr`] for what is legal when.
+struct MrObject {
+    parts: MrParts,
+    control: Rc<Control>,
+    _pd: Rc<PdObject>,
+}
+
+impl Drop for MrObject {
+    fn drop(&mut self) {
+        self.control.deregister(self.parts.key);
+    }
+}
+
+/// A registered memory region.
+///
+/// The device, and peers through it, may write this memory at any time, so there is no `&[u8]` of it: bytes are copied in and out, or
+/// reached through [`as_ptr`](Self::as_ptr) under the caller's own ordering contract (visibility of a peer's bytes is proven by a CQE,
+/// not by looking at them).
+///
+/// Dropping it deregisters: a peer in the middle of a copy is waited for, for a bounded time, else the memory is quarantined.
+pub struct Mr {
+    object: MrObject,
+}
+
+impl fmt::Debug for Mr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mr").field("addr", &self.addr()).field("len", &self.len()).field("key", &self.lkey()).finish()
+    }
+}
+
+/// A range outside a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bytes {offset}..{offset}+{len} of a memory region of {region} bytes")]
+pub struct OutOfBounds {
+    /// First byte.
+    pub offset: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Bytes of the region.
+    pub region: usize,
+}
+
+impl Mr {
+    pub(crate) fn new(parts: MrParts, control: Rc<Control>, pd: Rc<PdObject>) -> Self {
+        Self { object: MrObject { parts, control, _pd: pd } }
+    }
+
+    /// Virtual address of the first byte: what peers name in their operations.
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.object.parts.addr.as_ptr() as u64
+    }
+
+    /// Bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    pub fn len(&self) -> usize {
+        self.object.parts.len
+    }
+
+    /// Local key.
+    #[must_use]
+    pub fn lkey(&self) -> u32 {
+        self.object.parts.key
+    }
+
+    /// Remote key, to be given to peers with the address.
+    #[must_use]
+    pub fn rkey(&self) -> u32 {
+        self.object.parts.key
+    }
+
+    /// The first byte. Valid for `len` bytes as long as this region lives; the device may write them meanwhile.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.object.parts.addr
+    }
+
+    fn range(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfBounds> {
+        match offset.checked_add(len) {
+            // SAFETY: the range is inside the region.
+            Some(end) if end <= self.len() => Ok(unsafe { self.as_ptr().as_ptr().add(offset) }),
+            _ => Err(OutOfBounds { offset, len, region: self.len() }),
+        }
+    }
+
+    /// `len` bytes from `offset` as a gather or scatter element.
+    ///
+    /// # Errors
+    /// The range is not inside the region.
+    pub fn sge(&self, offset: usize, len: u32) -> Result<Sge, OutOfBounds> {
+        self.range(offset, len as usize)?;
+        Ok(Sge { addr: self.addr() + offset as u64, len, lkey: self.lkey() })
+    }
+
+    /// Copies `bytes` into the region.
+    ///
+    /// # Errors
+    /// The range is not inside the region.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        let to = self.range(offset, bytes.len())?;
+        // SAFETY: `to` is valid for that many bytes, and no Rust reference to the region's memory exists.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes of the region out.
+    ///
+    /// # Errors
+    /// The range is not inside the region.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
+        let from = self.range(offset, bytes.len())?;
+        // SAFETY: as in `write`.
+        unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+}

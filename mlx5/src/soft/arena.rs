@@ -1,0 +1,74 @@
+//! Which pages of a sparse memory segment are in use: first fit over a sorted list of free ranges.
+
+use std::collections::BTreeMap;
+
+/// Page granularity of everything that is shared.
+pub(crate) const PAGE: usize = 4096;
+
+/// Free ranges by offset, in bytes; neighbours are always merged.
+pub(crate) struct Arena {
+    free: BTreeMap<usize, usize>,
+}
+
+impl Arena {
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self { free: BTreeMap::from([(0, bytes)]) }
+    }
+
+    /// Takes `bytes`, a multiple of [`PAGE`].
+    pub(crate) fn take(&mut self, bytes: usize) -> Option<usize> {
+        let (&offset, &len) = self.free.iter().find(|&(_, &len)| len >= bytes)?;
+        self.free.remove(&offset);
+        if len > bytes {
+            self.free.insert(offset + bytes, len - bytes);
+        }
+        Some(offset)
+    }
+
+    /// Gives a range back.
+    pub(crate) fn give(&mut self, offset: usize, bytes: usize) {
+        let mut start = offset;
+        let mut end = offset + bytes;
+        if let Some((&before, &len)) = self.free.range(..offset).next_back() {
+            debug_assert!(before + len <= offset, "double free");
+            if before + len == offset {
+                self.free.remove(&before);
+                start = before;
+            }
+        }
+        if let Some(len) = self.free.remove(&end) {
+            end += len;
+        }
+        self.free.insert(start, end - start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_never_overlap_and_all_space_comes_back() {
+        let mut arena = Arena::new(64 * PAGE);
+        let mut held: Vec<(usize, usize)> = vec![];
+        let mut seed = 1u64;
+        for _ in 0..10_000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let pages = (seed >> 33) as usize % 7 + 1;
+            if seed >> 63 == 0 || held.is_empty() {
+                if let Some(at) = arena.take(pages * PAGE) {
+                    assert!(held.iter().all(|&(o, l)| at + pages * PAGE <= o || o + l <= at));
+                    held.push((at, pages * PAGE));
+                }
+            } else {
+                let (o, l) = held.swap_remove((seed >> 40) as usize % held.len());
+                arena.give(o, l);
+            }
+        }
+        for (o, l) in held {
+            arena.give(o, l);
+        }
+        assert_eq!(arena.take(64 * PAGE), Some(0));
+        assert_eq!(arena.take(PAGE), None);
+    }
+}

@@ -1,0 +1,30 @@
+//! Where the software HCA's time comes from.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The clock of retry timers and time-outs. Read only when something waits for a time.
+#[derive(Clone, Debug, Default)]
+pub enum Clock {
+    /// The system's monotonic clock.
+    #[default]
+    System,
+    /// A clock that somebody sets, in ns: tests and simulation.
+    Manual(Arc<AtomicU64>),
+}
+
+impl Clock {
+    /// Nanoseconds since an arbitrary moment.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        match self {
+            Self::System => {
+                let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+                // SAFETY: a valid pointer to a timespec; CLOCK_MONOTONIC always exists.
+                unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+                now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+            }
+            Self::Manual(now) => now.load(Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! What happens later: the queue of deferred events, ordered by time and, at equal times, by when they were scheduled.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Send queues to be looked at again, by QPN.
+#[derive(Default)]
+pub(crate) struct Deferred {
+    heap: BinaryHeap<Reverse<(u64, u64, u32)>>,
+    sequence: u64,
+}
+
+impl Deferred {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    pub(crate) fn schedule(&mut self, at_ns: u64, qpn: u32) {
+        self.sequence += 1;
+        self.heap.push(Reverse((at_ns, self.sequence, qpn)));
+    }
+
+    /// The next event that is due.
+    pub(crate) fn pop_due(&mut self, now_ns: u64) -> Option<u32> {
+        let Reverse((at_ns, _, qpn)) = *self.heap.peek()?;
+        if at_ns > now_ns {
+            return None;
+        }
+        self.heap.pop();
+        Some(qpn)
+    }
+}

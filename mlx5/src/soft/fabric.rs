@@ -1,0 +1,186 @@
+//! How devices find each other: a directory of control files, or a table in this process.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use shm::dir::Dir;
+use shm::memfd::MemfdId;
+use shm::region::{CreateError, OwnerState, Region};
+
+use super::layout::{Publication, REGION_KIND};
+use super::memory::DeviceMemory;
+use crate::device::{FabricSpec, OpenError};
+use crate::qp::{ConnectError, QpAddress};
+
+/// Unicast LIDs are 1..=0xbfff (InfiniBand specification, "Local Identifiers").
+const MAX_LID: u16 = 0xbfff;
+
+/// A fabric of devices in this process, for tests and simulation. Clones are the same fabric.
+#[derive(Clone, Debug, Default)]
+pub struct LocalFabric {
+    devices: Arc<Mutex<HashMap<u16, LocalDevice>>>,
+}
+
+#[derive(Clone, Debug)]
+struct LocalDevice {
+    epoch: u64,
+    segments: [MemfdId; 3],
+    gone: Arc<AtomicBool>,
+}
+
+/// A device's own entry in its fabric; dropping it withdraws the device.
+pub(crate) enum Membership {
+    Shared { dir: Dir, region: Region, lid: u16 },
+    Local { fabric: LocalFabric, device: LocalDeviceRef },
+}
+
+/// A local device's entry, by value.
+pub(crate) struct LocalDeviceRef {
+    lid: u16,
+    epoch: u64,
+    gone: Arc<AtomicBool>,
+}
+
+impl Membership {
+    /// Publishes `memory` under the first free LID.
+    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory) -> Result<Self, OpenError> {
+        match spec {
+            FabricSpec::Shared { dir } => {
+                let dir = Dir::open(dir.as_deref())?;
+                dir.sweep()?;
+                for lid in 1..=MAX_LID {
+                    let publication = Publication { lid: u64::from(lid), segments: memory.ids() };
+                    let created = Region::create(&dir, &file_name(lid), REGION_KIND, size_of::<Publication>(), |view| {
+                        if let Some(at) = view.at::<Publication>(0) {
+                            // SAFETY: the place is valid, aligned and not shared yet.
+                            unsafe { at.write(publication) };
+                        }
+                    });
+                    match created {
+                        Ok(region) => return Ok(Self::Shared { dir, region, lid }),
+                        Err(CreateError::Exists { .. }) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Err(OpenError::NoFreeLid(MAX_LID))
+            }
+            FabricSpec::Local(fabric) => fabric.join(memory),
+        }
+    }
+
+    pub(crate) fn lid(&self) -> u16 {
+        match self {
+            Self::Shared { lid, .. } => *lid,
+            Self::Local { device, .. } => device.lid,
+        }
+    }
+
+    /// Which incarnation of the LID this device is.
+    pub(crate) fn epoch(&self) -> u64 {
+        match self {
+            Self::Shared { region, .. } => region.epoch(),
+            Self::Local { device, .. } => device.epoch,
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Self::Shared { dir, .. } => format!("sealed memfds, control files in {}", dir.path().display()),
+            Self::Local { .. } => "sealed memfds, local to the process".to_owned(),
+        }
+    }
+
+    /// Maps the device that gave `address`.
+    pub(crate) fn attach(&self, address: &QpAddress) -> Result<Peer, ConnectError> {
+        let lid = address.lid;
+        let missing = |reason: String| ConnectError::NoSuchDevice { lid, reason };
+        let (segments, life) = match self {
+            Self::Shared { dir, .. } => {
+                let region =
+                    Region::open(dir, &file_name(lid), REGION_KIND, size_of::<Publication>()).map_err(|e| missing(e.to_string()))?;
+                if region.epoch() != address.epoch {
+                    return Err(ConnectError::StaleDevice { lid });
+                }
+                let at = region.view().at::<Publication>(0).ok_or_else(|| missing("its control file is too short".to_owned()))?;
+                // SAFETY: valid and aligned; written once before the file got its name. Any bytes are a valid `Publication`.
+                let publication = unsafe { at.read() };
+                (publication.segments, Life::Shared(region))
+            }
+            Self::Local { fabric, .. } => {
+                let device = fabric.lookup(lid).ok_or_else(|| missing("it is not in this local fabric".to_owned()))?;
+                if device.epoch != address.epoch {
+                    return Err(ConnectError::StaleDevice { lid });
+                }
+                (device.segments, Life::Local(device.gone))
+            }
+        };
+        let memory = DeviceMemory::attach(&segments).map_err(|e| missing(e.to_string()))?;
+        Ok(Peer { lid, epoch: address.epoch, memory, life })
+    }
+}
+
+fn file_name(lid: u16) -> String {
+    format!("dev-{lid}")
+}
+
+impl LocalFabric {
+    /// An empty fabric.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn join(&self, memory: &DeviceMemory) -> Result<Membership, OpenError> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        for lid in 1..=MAX_LID {
+            if let Entry::Vacant(slot) = devices.entry(lid) {
+                let segments = memory.ids();
+                let gone = Arc::new(AtomicBool::new(false));
+                let epoch = segments[0].token;
+                slot.insert(LocalDevice { epoch, segments, gone: Arc::clone(&gone) });
+                let device = LocalDeviceRef { lid, epoch, gone };
+                return Ok(Membership::Local { fabric: self.clone(), device });
+            }
+        }
+        Err(OpenError::NoFreeLid(MAX_LID))
+    }
+
+    fn lookup(&self, lid: u16) -> Option<LocalDevice> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner).get(&lid).cloned()
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if let Self::Local { fabric, device } = self {
+            device.gone.store(true, Ordering::Release);
+            fabric.devices.lock().unwrap_or_else(PoisonError::into_inner).remove(&device.lid);
+        }
+    }
+}
+
+enum Life {
+    Shared(Region),
+    Local(Arc<AtomicBool>),
+}
+
+/// Another device (or this one, for loopback), mapped.
+pub(crate) struct Peer {
+    pub(crate) lid: u16,
+    pub(crate) epoch: u64,
+    pub(crate) memory: DeviceMemory,
+    life: Life,
+}
+
+impl Peer {
+    /// Whether its process is proven to be gone, or closed the device. One or two loads while it is well.
+    #[inline(always)]
+    pub(crate) fn is_gone(&self) -> bool {
+        match &self.life {
+            Life::Shared(region) => region.owner_hint() && region.owner_state() != OwnerState::Alive,
+            Life::Local(gone) => gone.load(Ordering::Acquire),
+        }
+    }
+}

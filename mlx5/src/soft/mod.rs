@@ -1,0 +1,121 @@
+//! The software HCA: a model of the device that executes the driver's WQEs and writes its CQEs, in the thread that rings the doorbell
+//! and in the thread that finds its completion queue empty. See `docs/software-hca.md` for why it is built this way.
+//!
+//! In the order data flows:
+//! - [`layout`]: the bytes devices share, and who writes what.
+//! - [`memory`]: a device's segments, and the check of every access by key.
+//! - [`fabric`]: finding and mapping another device; knowing that it died.
+//! - [`queues`]: the device's side of SQs and CQs.
+//! - [`execute`]: the requester: WQEs become copies, lane messages and local CQEs.
+//! - [`arrive`]: the owner: lane messages become CQEs.
+//! - [`objects`]: creating and destroying, for the driver's control path.
+//! - [`arena`], [`private`], [`deferred`], [`clock`]: pages, private memory, what happens later, and when that is.
+//!
+//! A device belongs to one thread, and nothing in here calls out to its user, so its state is borrowed once per entry.
+
+mod arena;
+mod arrive;
+mod clock;
+mod deferred;
+mod execute;
+mod fabric;
+mod layout;
+mod memory;
+mod objects;
+mod private;
+mod queues;
+
+use core::sync::atomic::Ordering;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+pub use clock::Clock;
+pub use fabric::LocalFabric;
+
+use self::arena::Arena;
+use self::deferred::Deferred;
+use self::fabric::{Membership, Peer};
+use self::layout::{MAX_QPS, QUEUE_BYTES};
+use self::memory::DeviceMemory;
+use self::queues::{SoftCq, SoftQp};
+use shm::ready::HotSet;
+use shm::sync::light_barrier;
+
+/// A software HCA.
+pub(crate) struct Hca {
+    /// Withdrawn first: peers stop finding the device before its memory goes.
+    membership: Membership,
+    memory: DeviceMemory,
+    dead_peer_timeout_ns: u64,
+    clock: Clock,
+    state: RefCell<State>,
+}
+
+/// Everything that changes, all of it private to the process.
+struct State {
+    qps: Vec<Option<Box<SoftQp>>>,
+    /// Generation of each index, so that a destroyed queue pair's number names nothing.
+    qp_generations: Vec<u16>,
+    cqs: Vec<Option<SoftCq>>,
+    /// Memory regions in use, by index: length in bytes, and where in the arena.
+    mrs: Vec<objects::MrSlot>,
+    srqs: Vec<Option<objects::SrqSlot>>,
+    peers: Vec<Rc<Peer>>,
+    hot: HotSet,
+    deferred: Deferred,
+    arena: Arena,
+    queue_area: Arena,
+    next_pd: u32,
+}
+
+impl State {
+    fn new(arena_bytes: usize) -> Self {
+        Self {
+            qps: Vec::new(),
+            qp_generations: Vec::new(),
+            cqs: Vec::new(),
+            mrs: Vec::new(),
+            srqs: Vec::new(),
+            peers: Vec::new(),
+            hot: HotSet::new(MAX_QPS),
+            deferred: Deferred::default(),
+            arena: Arena::new(arena_bytes),
+            queue_area: Arena::new(QUEUE_BYTES),
+            next_pd: 1,
+        }
+    }
+}
+
+impl Hca {
+    /// The first hook: a store to the BlueFlame register at `uar_offset` just happened. Executes that queue pair's new WQEs.
+    #[inline]
+    pub(crate) fn register_written(&self, uar_offset: usize) {
+        let mut state = self.state.borrow_mut();
+        self.executing(|| execute::doorbell(self, &mut state, uar_offset));
+    }
+
+    /// The second hook: a completion queue was found empty. Runs what is due and turns arrived messages into CQEs; returns whether
+    /// there may be CQEs now that were not there before.
+    #[inline]
+    pub(crate) fn empty_poll(&self) -> bool {
+        let mut state = self.state.borrow_mut();
+        let mut progress = false;
+        if !state.deferred.is_empty() {
+            progress = self.executing(|| execute::run_deferred(self, &mut state));
+        }
+        arrive::pass(self, &mut state) > 0 || progress
+    }
+
+    /// Marks this device as executing while `f` runs, for peers that want to take memory away (H3).
+    #[inline(always)]
+    fn executing<R>(&self, f: impl FnOnce() -> R) -> R {
+        let word = &self.memory.control().header.executing;
+        let idle = word.load(Ordering::Relaxed);
+        word.store(idle + 1, Ordering::Relaxed);
+        // H3: the owner of the memory either sees the odd word, or has invalidated the key or identity that is read from here on.
+        light_barrier();
+        let result = f();
+        word.store(idle + 2, Ordering::Release);
+        result
+    }
+}

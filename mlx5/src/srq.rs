@@ -1,0 +1,173 @@
+//! Shared receive queue: a linked list of receive WQEs that many queue pairs take from.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::fmt;
+use std::rc::Rc;
+
+use crate::control::{Control, CreateError, SrqParts};
+use crate::ops::Sge;
+use crate::wire::{DataSegment, NextSegment, SEGMENT, queue_record};
+
+/// Why a receive was not posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostReceiveError {
+    /// Retry after completions have returned entries.
+    #[error("shared receive queue full: all {depth} entries are posted or not yet returned with `complete`")]
+    QueueFull {
+        /// Receives the queue holds.
+        depth: usize,
+    },
+    /// More buffers than the queue was created for.
+    #[error("{count} buffers in one receive; this queue takes at most {max}")]
+    TooManySges {
+        /// Asked for.
+        count: usize,
+        /// The limit.
+        max: usize,
+    },
+}
+
+/// The device's object, kept alive by the queue pairs that take from it.
+pub(crate) struct SrqObject {
+    pub(crate) srqn: u32,
+    pub(crate) control: Rc<Control>,
+}
+
+impl Drop for SrqObject {
+    fn drop(&mut self) {
+        self.control.destroy_srq(self.srqn);
+    }
+}
+
+/// A shared receive queue.
+///
+/// All WQEs are always in one list: the posted ones, in the order in which the device will take them, then the free ones. Every WQE
+/// names its successor. The last of the list stays unposted, so the link of a posted WQE never changes under the device.
+pub struct Srq {
+    buffer: NonNull<u8>,
+    stride: usize,
+    max_sge: usize,
+    record: NonNull<AtomicU32>,
+    /// Receives posted since creation, as in the doorbell record.
+    counter: u16,
+    /// Next WQE to post.
+    head: u16,
+    /// Last WQE of the list.
+    tail: u16,
+    free: usize,
+    /// By WQE index: what the poster attached, while posted.
+    users: Box<[Option<u64>]>,
+    object: Rc<SrqObject>,
+}
+
+impl fmt::Debug for Srq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Srq")
+            .field("srqn", &self.object.srqn)
+            .field("depth", &self.depth())
+            .field("free", &self.free)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Srq {
+    pub(crate) fn create(control: &Rc<Control>, pd: u32, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
+        let SrqParts { srqn, buffer, wqe_cnt, stride, record } = control.create_srq(pd, depth, max_sge)?;
+        let object = Rc::new(SrqObject { srqn, control: Rc::clone(control) });
+        let srq = Self {
+            buffer,
+            stride,
+            max_sge,
+            record,
+            counter: 0,
+            head: 0,
+            tail: wqe_cnt - 1,
+            free: usize::from(wqe_cnt) - 1,
+            users: vec![None; usize::from(wqe_cnt)].into_boxed_slice(),
+            object,
+        };
+        for i in 0..wqe_cnt {
+            srq.link(i, (i + 1) & (wqe_cnt - 1));
+        }
+        Ok(srq)
+    }
+
+    pub(crate) fn object(&self) -> &Rc<SrqObject> {
+        &self.object
+    }
+
+    /// Receives the queue holds.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.users.len() - 1
+    }
+
+    /// Receives that can be posted now.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        self.free
+    }
+
+    fn wqe(&self, index: u16) -> *mut u8 {
+        // SAFETY: indices are below the number of WQEs, each of `stride` bytes.
+        unsafe { self.buffer.as_ptr().add(usize::from(index) * self.stride) }
+    }
+
+    fn next_word(&self, index: u16) -> &AtomicU16 {
+        // SAFETY: the next index is at byte 2 of the WQE's first segment (`wire::NextSegment`), 2-aligned, and lives as long as `object`.
+        unsafe { &*self.wqe(index).add(2).cast::<AtomicU16>() }
+    }
+
+    fn next(&self, index: u16) -> u16 {
+        u16::from_be(self.next_word(index).load(Ordering::Relaxed)) & (self.users.len() - 1) as u16
+    }
+
+    fn link(&self, index: u16, next: u16) {
+        let segment = NextSegment { next_wqe_index: next }.emit();
+        self.next_word(index).store(u16::from_ne_bytes([segment[2], segment[3]]), Ordering::Relaxed);
+    }
+
+    /// Posts one receive into `buffers`; none is legal for messages that bring no data here (a WRITE with immediate). `user` comes
+    /// back from [`complete`](Self::complete). The device sees it at the next [`ring`](Self::ring).
+    ///
+    /// # Errors
+    /// See [`PostReceiveError`]; nothing was posted.
+    pub fn post(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
+        if self.free == 0 {
+            return Err(PostReceiveError::QueueFull { depth: self.depth() });
+        }
+        if buffers.len() > self.max_sge {
+            return Err(PostReceiveError::TooManySges { count: buffers.len(), max: self.max_sge });
+        }
+        let index = self.head;
+        let segments = (self.stride / SEGMENT - 1).min(buffers.len() + 1);
+        let scatter = buffers.iter().map(|s| DataSegment { byte_count: s.len, lkey: s.lkey, addr: s.addr });
+        for (i, segment) in scatter.chain([DataSegment::TERMINATOR]).take(segments).enumerate() {
+            // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments, the first being the link.
+            unsafe { self.wqe(index).add((1 + i) * SEGMENT).copy_from_nonoverlapping(segment.emit().as_ptr(), SEGMENT) };
+        }
+        self.head = self.next(index);
+        self.users[usize::from(index)] = Some(user);
+        self.free -= 1;
+        self.counter = self.counter.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Makes the receives posted so far visible to the device (its doorbell record; there is no register to write).
+    pub fn ring(&mut self) {
+        // SAFETY: the record lives as long as `object`.
+        // Release: the WQEs before the counter.
+        unsafe { self.record.as_ref() }.store(queue_record(self.counter), Ordering::Release);
+    }
+
+    /// A completion named `wqe_counter`: returns the entry to the queue and gives back what its poster attached. `None`, and no
+    /// change, if that entry is not posted.
+    pub fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
+        let user = self.users.get_mut(usize::from(wqe_counter))?.take()?;
+        self.link(self.tail, wqe_counter);
+        self.tail = wqe_counter;
+        self.free += 1;
+        Some(user)
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests that look inside the crate: bytes in the send queue, bytes of CQEs.
+
+mod golden;

@@ -1,0 +1,271 @@
+//! Completion queue entries, 64 bytes (`struct mlx5_cqe64`, `struct mlx5_err_cqe`; PRM "Completion Queue Entry").
+//!
+//! | byte | success | error |
+//! |---|---|---|
+//! | 32..36 | SRQN or user index | SRQN |
+//! | 36..40 | immediate | |
+//! | 44..48 | byte count | |
+//! | 54 | | vendor syndrome |
+//! | 55 | | syndrome |
+//! | 56..60 | requester: opcode of the WQE, 24-bit QPN; responder: QPN | opcode of the WQE, QPN |
+//! | 60..62 | WQE counter | WQE counter |
+//! | 63 | op_own: opcode (bits 4..8), format (2..4), solicited (1), owner (0) | same |
+//!
+//! The owner bit flips each time the device laps the CQ; the byte is written last and read first.
+
+use super::{be16, be32};
+
+/// Bytes of a CQE.
+pub const CQE_BYTES: usize = 64;
+/// Where the byte with the opcode and the owner bit is.
+pub const OP_OWN_OFFSET: usize = 63;
+/// What that byte holds in a CQE the device has not written yet: opcode 0xf, so it is invalid on either lap.
+pub const OP_OWN_UNTOUCHED: u8 = 0xf1;
+
+const SRQN: usize = 32;
+const IMM: usize = 36;
+const BYTE_COUNT: usize = 44;
+const VENDOR_SYNDROME: usize = 54;
+const SYNDROME: usize = 55;
+const OPCODE_QPN: usize = 56;
+const WQE_COUNTER: usize = 60;
+
+/// CQE opcodes (`MLX5_CQE_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum CqeOpcode {
+    /// A send WQE is complete.
+    Requester = 0,
+    /// A WRITE with immediate arrived.
+    ResponderWriteImm = 1,
+    /// A send WQE failed.
+    RequesterError = 13,
+    /// A receive WQE failed.
+    ResponderError = 14,
+    /// Not written yet.
+    Invalid = 15,
+}
+
+impl CqeOpcode {
+    /// The opcode in an op_own byte, if this crate knows it.
+    #[must_use]
+    #[inline(always)]
+    pub const fn from_op_own(op_own: u8) -> Option<Self> {
+        Some(match op_own >> 4 {
+            0 => Self::Requester,
+            1 => Self::ResponderWriteImm,
+            13 => Self::RequesterError,
+            14 => Self::ResponderError,
+            15 => Self::Invalid,
+            _ => return None,
+        })
+    }
+}
+
+/// The op_own byte of a CQE of the given opcode on a lap whose owner bit is `owner`.
+#[must_use]
+#[inline(always)]
+pub const fn op_own(opcode: CqeOpcode, owner: bool) -> u8 {
+    (opcode as u8) << 4 | owner as u8
+}
+
+/// Completion of a send WQE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequesterCqe {
+    /// Opcode of the WQE.
+    pub wqe_opcode: u8,
+    /// QP the WQE was posted to.
+    pub qpn: u32,
+    /// Index of the WQE's first WQEBB.
+    pub wqe_counter: u16,
+    /// Bytes moved, for READ; 0 otherwise.
+    pub byte_count: u32,
+}
+
+impl RequesterCqe {
+    /// The bytes, op_own excluded (untouched): the caller knows the lap.
+    #[must_use]
+    #[inline(always)]
+    pub fn emit(&self) -> [u8; CQE_BYTES] {
+        let mut b = [0; CQE_BYTES];
+        b[BYTE_COUNT..][..4].copy_from_slice(&self.byte_count.to_be_bytes());
+        b[OPCODE_QPN..][..4].copy_from_slice(&(u32::from(self.wqe_opcode) << 24 | self.qpn & 0xff_ffff).to_be_bytes());
+        b[WQE_COUNTER..][..2].copy_from_slice(&self.wqe_counter.to_be_bytes());
+        b[OP_OWN_OFFSET] = OP_OWN_UNTOUCHED;
+        b
+    }
+
+    /// Reads the bytes of a CQE whose opcode is [`CqeOpcode::Requester`].
+    #[must_use]
+    #[inline(always)]
+    pub fn parse(b: &[u8; CQE_BYTES]) -> Self {
+        Self {
+            wqe_opcode: b[OPCODE_QPN],
+            qpn: be32(b, OPCODE_QPN) & 0xff_ffff,
+            wqe_counter: be16(b, WQE_COUNTER),
+            byte_count: be32(b, BYTE_COUNT),
+        }
+    }
+}
+
+/// Completion of a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResponderCqe {
+    /// QP the message arrived on.
+    pub qpn: u32,
+    /// SRQ number (or the QP's user index).
+    pub srqn: u32,
+    /// Immediate, host order; 0 where the opcode carries none.
+    pub imm: u32,
+    /// Bytes of the message.
+    pub byte_count: u32,
+    /// Index of the receive WQE.
+    pub wqe_counter: u16,
+}
+
+impl ResponderCqe {
+    /// The bytes, op_own excluded (untouched): the caller knows the opcode and the lap.
+    #[must_use]
+    #[inline(always)]
+    pub fn emit(&self) -> [u8; CQE_BYTES] {
+        let mut b = [0; CQE_BYTES];
+        b[SRQN..][..4].copy_from_slice(&self.srqn.to_be_bytes());
+        b[IMM..][..4].copy_from_slice(&self.imm.to_be_bytes());
+        b[BYTE_COUNT..][..4].copy_from_slice(&self.byte_count.to_be_bytes());
+        b[OPCODE_QPN..][..4].copy_from_slice(&(self.qpn & 0xff_ffff).to_be_bytes());
+        b[WQE_COUNTER..][..2].copy_from_slice(&self.wqe_counter.to_be_bytes());
+        b[OP_OWN_OFFSET] = OP_OWN_UNTOUCHED;
+        b
+    }
+
+    /// Reads the bytes of a responder CQE.
+    #[must_use]
+    #[inline(always)]
+    pub fn parse(b: &[u8; CQE_BYTES]) -> Self {
+        Self {
+            qpn: be32(b, OPCODE_QPN) & 0xff_ffff,
+            srqn: be32(b, SRQN) & 0xff_ffff,
+            imm: be32(b, IMM),
+            byte_count: be32(b, BYTE_COUNT),
+            wqe_counter: be16(b, WQE_COUNTER),
+        }
+    }
+}
+
+/// Why a WQE failed (`MLX5_CQE_SYNDROME_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[repr(u8)]
+pub enum Syndrome {
+    /// A message longer than the receive, or a length the port cannot carry.
+    #[error("local length error: the message is longer than the receive buffer or than the port allows")]
+    LocalLength = 0x01,
+    /// The WQE is malformed or not allowed on this QP.
+    #[error("local QP operation error: the WQE is malformed or not allowed on this QP")]
+    LocalQpOperation = 0x02,
+    /// A data segment's lkey, bounds, access or protection domain is wrong.
+    #[error("local protection error: wrong lkey, bounds, access flags or protection domain of a data segment")]
+    LocalProtection = 0x04,
+    /// The QP was in the error state before this WQE ran.
+    #[error("flushed: the queue pair went to the error state before this work request ran")]
+    WorkRequestFlushed = 0x05,
+    /// A memory window could not be bound.
+    #[error("memory window bind error")]
+    MemoryWindowBind = 0x06,
+    /// The transport answered with something unexpected.
+    #[error("bad response from the peer")]
+    BadResponse = 0x10,
+    /// The responder's buffer could not be accessed.
+    #[error("local access error at the responder")]
+    LocalAccess = 0x11,
+    /// The responder does not support the request.
+    #[error("remote invalid request error")]
+    RemoteInvalidRequest = 0x12,
+    /// The remote key, bounds, access flags or protection domain is wrong.
+    #[error("remote access error: wrong rkey, bounds, access flags or protection domain at the peer")]
+    RemoteAccess = 0x13,
+    /// The responder could not complete the operation.
+    #[error("remote operation error")]
+    RemoteOperation = 0x14,
+    /// The peer did not answer within timeout and retries: it is dead, gone or not connected.
+    #[error("transport retry counter exceeded: the peer does not answer (dead, closed or not connected)")]
+    TransportRetryExceeded = 0x15,
+    /// The peer had no receive posted for longer than the RNR timer and retries allow.
+    #[error("RNR retry counter exceeded: the peer has no receive posted")]
+    RnrRetryExceeded = 0x16,
+    /// The peer aborted the operation.
+    #[error("aborted by the peer")]
+    RemoteAborted = 0x22,
+    /// A value this crate does not know; the raw byte is in [`ErrorCqe::raw_syndrome`].
+    #[error("unknown completion syndrome")]
+    Unknown = 0xff,
+}
+
+impl Syndrome {
+    /// The syndrome of a CQE byte.
+    #[must_use]
+    pub const fn from_wire(byte: u8) -> Self {
+        match byte {
+            0x01 => Self::LocalLength,
+            0x02 => Self::LocalQpOperation,
+            0x04 => Self::LocalProtection,
+            0x05 => Self::WorkRequestFlushed,
+            0x06 => Self::MemoryWindowBind,
+            0x10 => Self::BadResponse,
+            0x11 => Self::LocalAccess,
+            0x12 => Self::RemoteInvalidRequest,
+            0x13 => Self::RemoteAccess,
+            0x14 => Self::RemoteOperation,
+            0x15 => Self::TransportRetryExceeded,
+            0x16 => Self::RnrRetryExceeded,
+            0x22 => Self::RemoteAborted,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// Completion with error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ErrorCqe {
+    /// The syndrome byte as the device wrote it.
+    pub raw_syndrome: u8,
+    /// The vendor's detail, meaningful to the vendor; the software HCA documents its own.
+    pub vendor_syndrome: u8,
+    /// Opcode of the WQE (requester).
+    pub wqe_opcode: u8,
+    /// QP the WQE was posted to.
+    pub qpn: u32,
+    /// Index of the WQE.
+    pub wqe_counter: u16,
+}
+
+impl ErrorCqe {
+    /// The bytes, op_own excluded (untouched): the caller knows the opcode and the lap.
+    #[must_use]
+    pub fn emit(&self) -> [u8; CQE_BYTES] {
+        let mut b = [0; CQE_BYTES];
+        b[VENDOR_SYNDROME] = self.vendor_syndrome;
+        b[SYNDROME] = self.raw_syndrome;
+        b[OPCODE_QPN..][..4].copy_from_slice(&(u32::from(self.wqe_opcode) << 24 | self.qpn & 0xff_ffff).to_be_bytes());
+        b[WQE_COUNTER..][..2].copy_from_slice(&self.wqe_counter.to_be_bytes());
+        b[OP_OWN_OFFSET] = OP_OWN_UNTOUCHED;
+        b
+    }
+
+    /// Reads the bytes of an error CQE.
+    #[must_use]
+    pub fn parse(b: &[u8; CQE_BYTES]) -> Self {
+        Self {
+            raw_syndrome: b[SYNDROME],
+            vendor_syndrome: b[VENDOR_SYNDROME],
+            wqe_opcode: b[OPCODE_QPN],
+            qpn: be32(b, OPCODE_QPN) & 0xff_ffff,
+            wqe_counter: be16(b, WQE_COUNTER),
+        }
+    }
+
+    /// The syndrome.
+    #[must_use]
+    pub fn syndrome(&self) -> Syndrome {
+        Syndrome::from_wire(self.raw_syndrome)
+    }
+}

@@ -1,0 +1,81 @@
+//! Data segments (`struct mlx5_wqe_data_seg`, `struct mlx5_wqe_inl_data_seg`; PRM "Memory Management Unit: Data Segments").
+//!
+//! Bit 31 of the first word tells the two apart. By pointer: byte count (31 bits; **0 means 2^31 bytes**, so a zero-length message has
+//! no data segment at all), lkey, address. Inline: a 4-byte header with the count, the data right behind it, the whole padded to 16 B.
+
+use super::{SEGMENT, be32, be64};
+
+/// The lkey that ends a receive's list of data segments (`MLX5_INVALID_LKEY`); its byte count is 0.
+pub const INVALID_LKEY: u32 = 0x100;
+
+const INLINE: u32 = 1 << 31;
+
+/// Data segment by pointer: gather on send, scatter on receive and READ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataSegment {
+    /// Bytes, 1..2^31.
+    pub byte_count: u32,
+    /// lkey of the local memory region.
+    pub lkey: u32,
+    /// Virtual address inside the region.
+    pub addr: u64,
+}
+
+impl DataSegment {
+    /// Bytes of the segment.
+    pub const LEN: usize = SEGMENT;
+    /// What ends a receive WQE that has fewer segments than its stride can hold.
+    pub const TERMINATOR: Self = Self { byte_count: 0, lkey: INVALID_LKEY, addr: 0 };
+
+    /// The bytes.
+    #[must_use]
+    #[inline(always)]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[0..4].copy_from_slice(&(self.byte_count & !INLINE).to_be_bytes());
+        b[4..8].copy_from_slice(&self.lkey.to_be_bytes());
+        b[8..16].copy_from_slice(&self.addr.to_be_bytes());
+        b
+    }
+
+    /// Reads the bytes; anything decodes. Tell an inline segment apart first ([`InlineHeader::parse`]).
+    #[must_use]
+    #[inline(always)]
+    pub fn parse(b: &[u8; Self::LEN]) -> Self {
+        Self { byte_count: be32(b, 0) & !INLINE, lkey: be32(b, 4), addr: be64(b, 8) }
+    }
+}
+
+/// The 4-byte header of inline data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InlineHeader {
+    /// Bytes of data behind the header.
+    pub byte_count: u32,
+}
+
+impl InlineHeader {
+    /// Bytes of the header.
+    pub const LEN: usize = 4;
+
+    /// 16-byte segments that `bytes` of inline data take, header included: `ceil((4 + n) / 16)`.
+    #[must_use]
+    #[inline(always)]
+    pub const fn segments(bytes: usize) -> usize {
+        (Self::LEN + bytes).div_ceil(SEGMENT)
+    }
+
+    /// The bytes.
+    #[must_use]
+    #[inline(always)]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        (self.byte_count | INLINE).to_be_bytes()
+    }
+
+    /// The header, if this is inline data; `None` if it is a segment by pointer.
+    #[must_use]
+    #[inline(always)]
+    pub fn parse(b: &[u8; Self::LEN]) -> Option<Self> {
+        let word = be32(b, 0);
+        (word & INLINE != 0).then_some(Self { byte_count: word & !INLINE })
+    }
+}

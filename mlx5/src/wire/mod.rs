@@ -1,0 +1,39 @@
+//! The device's byte formats, pure: no queue, no pointer, no `unsafe`.
+//!
+//! One file per format. Every format is a plain struct with `LEN`, `emit(&self) -> [u8; LEN]` and `parse(&[u8; LEN]) -> Self`; reserved
+//! bytes are emitted as zero. The driver emits WQEs and parses CQEs, the software HCA does the reverse, and both use these
+//! definitions; the golden bytes in the tests come from elsewhere (`infiniband/mlx5dv.h`, and what NVIDIA's libmlx5 was seen to write).
+//!
+//! All fields are big-endian. "PRM" is NVIDIA's *Adapters Programmer's Reference Manual*.
+#![forbid(unsafe_code)]
+
+mod cqe;
+mod ctrl;
+mod data;
+mod doorbell;
+mod raddr;
+mod srq;
+
+pub use cqe::{CQE_BYTES, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, RequesterCqe, ResponderCqe, Syndrome, op_own};
+pub use ctrl::{CompletionMode, CtrlSegment, Opcode};
+pub use data::{DataSegment, INVALID_LKEY, InlineHeader};
+pub use doorbell::{CQ_DBREC_ARM, CQ_DBREC_SET_CI, QP_DBREC_RECEIVE, QP_DBREC_SEND, cq_consumer_record, queue_record, queue_record_index};
+pub use raddr::RaddrSegment;
+pub use srq::NextSegment;
+
+/// Bytes of a send WQE basic block, the unit of the SQ.
+pub const WQEBB: usize = 64;
+/// Bytes of a segment, the unit of a WQE's `ds` count.
+pub const SEGMENT: usize = 16;
+
+fn be16(b: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([b[at], b[at + 1]])
+}
+
+fn be32(b: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+fn be64(b: &[u8], at: usize) -> u64 {
+    u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4))
+}

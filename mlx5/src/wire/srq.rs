@@ -1,0 +1,33 @@
+//! Next segment: the first 16 bytes of an SRQ WQE (`struct mlx5_wqe_srq_next_seg`): the index of the following WQE at byte 2.
+//!
+//! The device walks the SRQ as a linked list, so every WQE names its successor, also when the list is sequential.
+
+use super::{SEGMENT, be16};
+
+/// Next segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextSegment {
+    /// Index of the WQE the device takes after this one.
+    pub next_wqe_index: u16,
+}
+
+impl NextSegment {
+    /// Bytes of the segment.
+    pub const LEN: usize = SEGMENT;
+
+    /// The bytes.
+    #[must_use]
+    #[inline(always)]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[2..4].copy_from_slice(&self.next_wqe_index.to_be_bytes());
+        b
+    }
+
+    /// Reads the bytes; anything decodes.
+    #[must_use]
+    #[inline(always)]
+    pub fn parse(b: &[u8; Self::LEN]) -> Self {
+        Self { next_wqe_index: be16(b, 2) }
+    }
+}

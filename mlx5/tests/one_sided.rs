@@ -1,0 +1,198 @@
+//! RDMA is one-sided: a target that is stopped (SIGSTOP) is written and read all the same, and a killed one is noticed.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test"
+)]
+
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mlx5::*;
+
+const TARGET: &str = "MLX5_TEST_TARGET";
+const BYTES: usize = 1 << 20;
+
+/// Ends the test process, and so the test, if it hangs.
+fn watchdog() {
+    std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_secs(60));
+        eprintln!("watchdog: the test hangs");
+        std::process::abort();
+    });
+}
+
+struct End {
+    qp: RcQp,
+    send_cq: Cq,
+    _recv_cq: MonoCq<()>,
+    _srq: Srq,
+    mr: Mr,
+}
+
+fn open(dir: PathBuf) -> End {
+    let options = SoftOptions { fabric: FabricSpec::Shared { dir: Some(dir) }, ..Default::default() };
+    let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
+    let pd = device.alloc_pd();
+    let send_cq = device.create_cq(64).unwrap();
+    let recv_cq = device.create_mono_cq(64).unwrap();
+    let mut srq = pd.create_srq(32, 0).unwrap();
+    while srq.post(&[], 0).is_ok() {}
+    srq.ring();
+    let qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_inline_data: 220, ..Default::default() }).unwrap();
+    let mr = pd.alloc(BYTES, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
+    End { qp, send_cq, _recv_cq: recv_cq, _srq: srq, mr }
+}
+
+fn describe(end: &End) -> String {
+    let a = end.qp.address();
+    format!("{} {} {} {} {}", a.lid, a.qpn, a.epoch, end.mr.addr(), end.mr.rkey())
+}
+
+fn parse(line: &str) -> (QpAddress, u64, u32) {
+    let n: Vec<u64> = line.split_whitespace().map(|w| w.parse().unwrap()).collect();
+    (QpAddress { kind: DeviceKind::Soft, lid: n[0] as u16, qpn: n[1] as u32, psn: 0, epoch: n[2] }, n[3], n[4] as u32)
+}
+
+/// Not a test of its own: the other process of the two below, which re-execute this binary.
+#[test]
+#[ignore = "helper process of the other tests, started by them"]
+fn target_process() {
+    let Some(dir) = std::env::var_os(TARGET) else { return };
+    watchdog();
+    let mut end = open(dir.into());
+    end.mr.write(0, b"written by the target").unwrap();
+    println!("\naddress {}", describe(&end));
+    std::io::stdout().flush().unwrap();
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    end.qp.connect(&parse(&line).0, &ConnectOptions::default()).unwrap();
+    println!("\nconnected");
+    // From here on this process does nothing at all until the end of its input.
+    while std::io::stdin().read_line(&mut String::new()).is_ok_and(|n| n > 0) {}
+}
+
+struct Target {
+    child: Child,
+    /// Held so that the child can write its closing lines.
+    _output: BufReader<ChildStdout>,
+    peer: (QpAddress, u64, u32),
+    end: End,
+    dir: PathBuf,
+}
+
+fn start(name: &str) -> Target {
+    watchdog();
+    let dir = PathBuf::from(format!("/dev/shm/mlx5-test-{name}-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "target_process", "--ignored", "--nocapture"])
+        .env(TARGET, &dir)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut lines = output.by_ref().lines().map(Result::unwrap);
+    let address = lines.find_map(|l| l.strip_prefix("address ").map(str::to_owned)).unwrap();
+    let mut end = open(dir.clone());
+    writeln!(child.stdin.as_mut().unwrap(), "{}", describe(&end)).unwrap();
+    assert!(lines.any(|l| l == "connected"));
+    let peer = parse(&address);
+    end.qp.connect(&peer.0, &ConnectOptions::default()).unwrap();
+    Target { child, _output: output, peer, end, dir }
+}
+
+impl Target {
+    fn signal(&self, signal: i32) {
+        // SAFETY: kill(2) of our own child.
+        assert_eq!(unsafe { libc::kill(self.child.id().try_into().unwrap(), signal) }, 0);
+    }
+
+    fn state(&self) -> char {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+    }
+
+    fn finish(mut self, succeeds: bool) {
+        drop(self.child.stdin.take());
+        assert_eq!(self.child.wait().unwrap().success(), succeeds);
+        drop(self.end);
+        // The next device of the fabric cleans up what a killed one left.
+        drop(open(self.dir.clone()));
+        assert_eq!(std::fs::read_dir(&self.dir).unwrap().count(), 0, "nothing is left behind");
+        std::fs::remove_dir(&self.dir).unwrap();
+    }
+}
+
+fn completion(end: &mut End) -> Result<(), Syndrome> {
+    let End { qp, send_cq, .. } = end;
+    loop {
+        let mut result = None;
+        send_cq.poll(1, |cqe| {
+            qp.complete(&cqe).unwrap();
+            result = Some(cqe.result().map_err(|e| e.syndrome));
+        });
+        if let Some(result) = result {
+            return result;
+        }
+    }
+}
+
+#[test]
+fn a_stopped_process_is_written_and_read() {
+    let mut target = start("stopped");
+    target.signal(libc::SIGSTOP);
+    while target.state() != 'T' {
+        std::thread::yield_now();
+    }
+    let (_, addr, rkey) = target.peer;
+    let read = |target: &mut Target, at: u64, len: u32| {
+        let into = target.end.mr.sge(0, len).unwrap();
+        target.end.qp.post(&Read { addr: addr + at, rkey, into }, Signal::Always, 0).unwrap();
+        target.end.qp.ring();
+        completion(&mut target.end).unwrap();
+        let mut bytes = vec![0; len as usize];
+        target.end.mr.read(0, &mut bytes).unwrap();
+        bytes
+    };
+    assert_eq!(read(&mut target, 0, 21), b"written by the target");
+    for i in 0..100u64 {
+        let at = (i * 7919) % (BYTES as u64 - 200);
+        let payload = [i as u8 + 1; 200];
+        let write = WriteImm { addr: addr + at, rkey, imm: 0, payload: Inline(&payload) };
+        // The first 32 take a receive, the rest would wait for one: those go without.
+        if i < 32 {
+            target.end.qp.post(&write, Signal::Always, 0).unwrap();
+        } else {
+            target.end.qp.post(&Write { addr: write.addr, rkey, payload: write.payload }, Signal::Always, 0).unwrap();
+        }
+        target.end.qp.ring();
+        completion(&mut target.end).unwrap();
+        assert_eq!(read(&mut target, at, 200), payload);
+    }
+    assert_eq!(target.state(), 'T', "it was stopped all the time");
+    target.signal(libc::SIGCONT);
+    target.finish(true);
+}
+
+#[test]
+fn a_killed_process_is_noticed_and_leaves_nothing() {
+    let mut target = start("killed");
+    let (_, addr, rkey) = target.peer;
+    target.signal(libc::SIGKILL);
+    target.child.wait().unwrap();
+    let started = Instant::now();
+    let op = Write { addr, rkey, payload: Inline(b"late") };
+    target.end.qp.post(&op, Signal::Always, 0).unwrap();
+    target.end.qp.ring();
+    assert_eq!(completion(&mut target.end), Err(Syndrome::TransportRetryExceeded));
+    println!("noticed after {:?}", started.elapsed());
+    target.finish(false);
+}

@@ -1,0 +1,461 @@
+//! Reliable-connected queue pairs on the software HCA, two devices of a local fabric in one thread.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mlx5::*;
+
+const SIZE: usize = 1 << 16;
+const RKEYS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+
+/// One end: everything an RC connection needs.
+struct End {
+    qp: RcQp,
+    send_cq: Cq,
+    recv_cq: MonoCq<()>,
+    srq: Srq,
+    mr: Mr,
+    pd: Pd,
+    device: Device,
+}
+
+#[derive(Clone)]
+struct World {
+    fabric: LocalFabric,
+    clock: Arc<AtomicU64>,
+}
+
+fn world() -> World {
+    World { fabric: LocalFabric::new(), clock: Arc::default() }
+}
+
+impl World {
+    fn device(&self) -> Device {
+        let clock = Clock::Manual(Arc::clone(&self.clock));
+        let options = SoftOptions { fabric: FabricSpec::Local(self.fabric.clone()), arena_bytes: 1 << 30, clock, ..Default::default() };
+        Device::open(&DeviceSpec::Soft(options)).unwrap()
+    }
+
+    fn end(&self, cq_entries: u32, srq_depth: u32, max_send_wr: u32) -> End {
+        let device = self.device();
+        let pd = device.alloc_pd();
+        let send_cq = device.create_cq(cq_entries).unwrap();
+        let mut recv_cq = device.create_mono_cq(cq_entries).unwrap();
+        let srq = pd.create_srq(srq_depth, 0).unwrap();
+        let qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_send_wr, max_inline_data: 220 }).unwrap();
+        recv_cq.register(qp.qpn(), ());
+        let mr = pd.alloc(SIZE, RKEYS).unwrap();
+        End { qp, send_cq, recv_cq, srq, mr, pd, device }
+    }
+
+    fn pass_ns(&self, ns: u64) {
+        self.clock.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    fn pair(&self) -> (End, End) {
+        let (mut a, mut b) = (self.end(64, 63, 64), self.end(64, 63, 64));
+        connect(&mut a, &mut b, &ConnectOptions::default());
+        (a, b)
+    }
+}
+
+fn connect(a: &mut End, b: &mut End, options: &ConnectOptions) {
+    let (at, bt) = (a.qp.address(), b.qp.address());
+    a.qp.connect(&bt, options).unwrap();
+    b.qp.connect(&at, options).unwrap();
+}
+
+impl End {
+    fn post_receives(&mut self, n: usize) {
+        for i in 0..n {
+            self.srq.post(&[], i as u64).unwrap();
+        }
+        self.srq.ring();
+    }
+
+    /// Immediates and lengths that arrived.
+    fn received(&mut self) -> Vec<(u32, u32)> {
+        let mut got = vec![];
+        let srq = &mut self.srq;
+        self.recv_cq.poll(1000, |queue, cqe| {
+            assert!(queue.is_some());
+            cqe.result().unwrap();
+            assert_eq!(cqe.opcode(), Some(CqeOpcode::ResponderWriteImm));
+            srq.complete(cqe.wqe_counter()).unwrap();
+            got.push((cqe.imm(), cqe.byte_count()));
+        });
+        got
+    }
+
+    /// What was posted with the operations that completed, and how.
+    fn sent(&mut self) -> Vec<(Option<u64>, Result<(), Syndrome>)> {
+        let mut got = vec![];
+        let qp = &mut self.qp;
+        self.send_cq.poll(1000, |cqe| got.push((qp.complete(&cqe), cqe.result().map_err(|e| e.syndrome))));
+        got
+    }
+
+    fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.mr.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+fn write_imm<P>(to: &End, offset: u64, imm: u32, payload: P) -> WriteImm<P> {
+    WriteImm { addr: to.mr.addr() + offset, rkey: to.mr.rkey(), imm, payload }
+}
+
+#[test]
+fn every_payload_kind_arrives_with_its_immediate_and_its_bytes() {
+    let (mut a, mut b) = world().pair();
+    b.post_receives(10);
+    let data: Vec<u8> = (0..2000u32).map(|i| (i * 7) as u8).collect();
+    a.mr.write(0, &data).unwrap();
+    a.qp.post(&write_imm(&b, 0, 1, Inline(&data[..220])), Signal::Always, 100).unwrap();
+    a.qp.post(&write_imm(&b, 4096, 2, a.mr.sge(0, 2000).unwrap()), Signal::Always, 101).unwrap();
+    a.qp.post(&write_imm(&b, 8192, 3, (Inline(&data[..204]), a.mr.sge(204, 1796).unwrap())), Signal::Always, 102).unwrap();
+    a.qp.post(&write_imm(&b, 0, 4, ()), Signal::Always, 103).unwrap();
+    assert_eq!(b.received(), [], "nothing before the doorbell");
+    a.qp.ring();
+    assert_eq!(b.received(), [(1, 220), (2, 2000), (3, 2000), (4, 0)]);
+    assert_eq!(b.bytes(0, 220), data[..220]);
+    assert_eq!(b.bytes(4096, 2000), data);
+    assert_eq!(b.bytes(8192, 2000), data);
+    assert_eq!(a.sent(), [100, 101, 102, 103].map(|u| (Some(u), Ok(()))));
+}
+
+#[test]
+fn write_and_read_are_one_sided() {
+    let (mut a, mut b) = world().pair();
+    a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: Inline(b"hello") }, Signal::Always, 1).unwrap();
+    a.qp.post(&Read { addr: b.mr.addr(), rkey: b.mr.rkey(), into: a.mr.sge(512, 5).unwrap() }, Signal::Always, 2).unwrap();
+    a.qp.ring();
+    assert_eq!(a.sent(), [(Some(1), Ok(())), (Some(2), Ok(()))]);
+    assert_eq!(a.bytes(512, 5), b"hello");
+    assert_eq!(b.received(), [], "the peer's CPU notices nothing");
+}
+
+#[test]
+fn thousands_of_messages_wrap_every_ring_in_both_directions() {
+    let world = world();
+    let (mut a, mut b) = (world.end(16, 15, 8), world.end(16, 15, 8));
+    connect(&mut a, &mut b, &ConnectOptions::default());
+    let payload: Vec<u8> = (0..220).collect();
+    let (mut posted, mut arrived) = ([0u32; 2], [0u32; 2]);
+    // Far more than 2^16 WQEBBs, so the 16-bit indices wrap as well.
+    while arrived[0] < 40_000 || arrived[1] < 40_000 {
+        for end in [&mut a, &mut b] {
+            let free = end.srq.free();
+            end.post_receives(free);
+        }
+        for (i, posted) in posted.iter_mut().enumerate() {
+            let (from, to) = if i == 0 { (&mut a, &b) } else { (&mut b, &a) };
+            for _ in 0..3 {
+                let n = *posted as usize * 37 % 221;
+                let op = write_imm(to, 256 * u64::from(*posted % 64), *posted, Inline(&payload[..n]));
+                match from.qp.post(&op, Signal::Reclaim, 0) {
+                    Ok(()) => *posted += 1,
+                    Err(PostError::QueueFull { .. }) => break,
+                    Err(e) => panic!("{e}"),
+                }
+            }
+            from.qp.ring();
+        }
+        for (i, end) in [(1, &mut a), (0, &mut b)] {
+            for (imm, len) in end.received() {
+                assert_eq!((imm, len), (arrived[i], arrived[i] * 37 % 221), "in order, none lost");
+                let at = 256 * (imm as usize % 64);
+                assert_eq!(end.bytes(at, len as usize), payload[..len as usize]);
+                arrived[i] += 1;
+            }
+            assert!(end.sent().iter().all(|(_, r)| r.is_ok()));
+        }
+    }
+}
+
+#[test]
+fn receives_with_distinct_buffers_come_back_in_post_order_through_the_links() {
+    let (mut a, mut b) = world().pair();
+    // Two rounds with the entries returned in another order, so that the list is no longer sequential.
+    for round in 0..20u64 {
+        for i in 0..6 {
+            b.srq.post(&[], round * 10 + i).unwrap();
+        }
+        b.srq.ring();
+        for i in 0..6 {
+            a.qp.post(&write_imm(&b, 0, i, ()), Signal::Reclaim, 0).unwrap();
+        }
+        a.qp.ring();
+        let mut counters = vec![];
+        b.recv_cq.poll(100, |_, cqe| counters.push(cqe.wqe_counter()));
+        // The users come back in post order only if the device followed the links the driver wrote.
+        let swapped = [1, 0, 3, 2, 5, 4].map(|i| (i, counters[i]));
+        for (i, counter) in swapped {
+            assert_eq!(b.srq.complete(counter), Some(round * 10 + i as u64));
+        }
+        assert!(a.sent().iter().all(|(_, r)| r.is_ok()));
+    }
+    assert_eq!(b.srq.complete(0), None, "returned twice");
+}
+
+#[test]
+fn no_receive_posted_is_retried_and_then_fails_as_configured() {
+    let world = world();
+    let (mut a, mut b) = (world.end(64, 63, 64), world.end(64, 63, 64));
+    connect(&mut a, &mut b, &ConnectOptions { rnr_retry: 3, rnr_timer_ns: 1000, ..Default::default() });
+    a.qp.post(&write_imm(&b, 0, 1, Inline(b"x")), Signal::Always, 1).unwrap();
+    a.qp.ring();
+    world.pass_ns(999);
+    assert_eq!(a.sent(), []);
+    b.post_receives(1);
+    assert_eq!(b.received(), [], "the timer has not passed");
+    world.pass_ns(1);
+    assert_eq!(a.sent(), [(Some(1), Ok(()))], "retried by the sender's empty poll");
+    assert_eq!(b.received(), [(1, 1)]);
+    a.qp.post(&write_imm(&b, 0, 2, ()), Signal::Reclaim, 2).unwrap();
+    a.qp.post(&write_imm(&b, 0, 3, ()), Signal::Reclaim, 3).unwrap();
+    a.qp.ring();
+    for _ in 0..3 {
+        assert_eq!(a.sent(), []);
+        world.pass_ns(1000);
+    }
+    let failed = a.sent();
+    assert_eq!(failed, [(Some(2), Err(Syndrome::RnrRetryExceeded)), (Some(3), Err(Syndrome::WorkRequestFlushed))]);
+    assert_eq!(a.qp.state(), QpState::Error);
+    assert_eq!(a.qp.post(&write_imm(&b, 0, 4, ()), Signal::Always, 4), Err(PostError::WrongState(QpState::Error)));
+}
+
+#[test]
+fn an_endless_rnr_retry_waits_until_a_receive_is_posted() {
+    let world = world();
+    let (mut a, mut b) = world.pair();
+    a.qp.post(&write_imm(&b, 0, 9, ()), Signal::Always, 1).unwrap();
+    a.qp.ring();
+    for _ in 0..100 {
+        world.pass_ns(10_000_000);
+        assert_eq!(a.sent(), []);
+    }
+    b.post_receives(1);
+    world.pass_ns(10_000_000);
+    assert_eq!(a.sent(), [(Some(1), Ok(()))]);
+    assert_eq!(b.received(), [(9, 0)]);
+}
+
+#[test]
+fn a_lane_that_nobody_empties_stops_the_sender_and_loses_nothing() {
+    let world = world();
+    let (mut a, mut b) = (world.end(1024, 1000, 512), world.end(1024, 1000, 512));
+    connect(&mut a, &mut b, &ConnectOptions::default());
+    b.post_receives(400);
+    for i in 0..400 {
+        a.qp.post(&write_imm(&b, 0, i, ()), Signal::Reclaim, 0).unwrap();
+    }
+    a.qp.ring();
+    let mut got = vec![];
+    for _ in 0..100 {
+        got.extend(b.received());
+        a.sent();
+    }
+    assert_eq!(got.iter().map(|g| g.0).collect::<Vec<_>>(), (0..400).collect::<Vec<_>>());
+}
+
+fn fails_with(post: impl FnOnce(&mut End, &mut End), want: Syndrome) {
+    let (mut a, mut b) = world().pair();
+    b.post_receives(4);
+    b.mr.write(0, &[0x5a; 64]).unwrap();
+    post(&mut a, &mut b);
+    a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: Inline(&[1; 8]) }, Signal::Reclaim, 8).unwrap();
+    a.qp.ring();
+    assert_eq!(a.sent(), [(Some(7), Err(want)), (Some(8), Err(Syndrome::WorkRequestFlushed))]);
+    assert_eq!(b.bytes(0, 64), [0x5a; 64], "nothing is written by a failed or flushed operation");
+    assert_eq!(b.received(), []);
+}
+
+#[test]
+fn a_wrong_rkey_range_access_or_domain_is_a_remote_access_error() {
+    let remote = Syndrome::RemoteAccess;
+    let write = |a: &mut End, addr, rkey| a.qp.post(&Write { addr, rkey, payload: Inline(&[1; 8]) }, Signal::Reclaim, 7).unwrap();
+    fails_with(|a, b| write(a, b.mr.addr(), b.mr.rkey() ^ 1), remote);
+    fails_with(|a, b| write(a, b.mr.addr(), 0xffff_ffff), remote);
+    fails_with(|a, b| write(a, b.mr.addr() + SIZE as u64 - 7, b.mr.rkey()), remote);
+    fails_with(|a, b| write(a, b.mr.addr() - 1, b.mr.rkey()), remote);
+    fails_with(|a, b| write(a, u64::MAX - 3, b.mr.rkey()), remote);
+    let read_only = |b: &End| b.pd.alloc(64, Access::REMOTE_READ).unwrap();
+    fails_with(|a, b| drop_after(read_only(b), |mr| write(a, mr.addr(), mr.rkey())), remote);
+    let other_pd = |b: &End| b.device.alloc_pd().alloc(64, RKEYS).unwrap();
+    fails_with(|a, b| drop_after(other_pd(b), |mr| write(a, mr.addr(), mr.rkey())), remote);
+}
+
+/// The region must live until the doorbell; the test leaks it.
+fn drop_after(mr: Mr, f: impl FnOnce(&Mr)) {
+    f(Box::leak(Box::new(mr)));
+}
+
+#[test]
+fn a_wrong_local_key_range_or_access_is_a_local_protection_error() {
+    let local = Syndrome::LocalProtection;
+    let gather = |a: &mut End, b: &End, sge| a.qp.post(&write_imm(b, 0, 0, sge), Signal::Reclaim, 7).unwrap();
+    fails_with(|a, b| gather(a, b, Sge { lkey: a.mr.lkey() ^ 3, ..a.mr.sge(0, 8).unwrap() }), local);
+    fails_with(|a, b| gather(a, b, Sge { addr: a.mr.addr() + SIZE as u64 - 4, len: 8, lkey: a.mr.lkey() }), local);
+    let post_read = |a: &mut End, b: &End, into| {
+        a.qp.post(&Read { addr: b.mr.addr(), rkey: b.mr.rkey(), into }, Signal::Reclaim, 7).unwrap();
+    };
+    fails_with(
+        |a, b| {
+            let unwritable: &Mr = Box::leak(Box::new(a.pd.alloc(64, Access::empty()).unwrap()));
+            post_read(a, b, unwritable.sge(0, 8).unwrap());
+        },
+        local,
+    );
+}
+
+#[test]
+fn a_deregistered_region_is_not_written() {
+    fails_with(
+        |a, b| {
+            let mr = b.pd.alloc(64, RKEYS).unwrap();
+            let (addr, rkey) = (mr.addr(), mr.rkey());
+            drop(mr);
+            a.qp.post(&Write { addr, rkey, payload: Inline(&[1; 8]) }, Signal::Reclaim, 7).unwrap();
+        },
+        Syndrome::RemoteAccess,
+    );
+}
+
+#[test]
+fn a_closed_device_and_an_unconnected_peer_end_in_transport_retry_exceeded() {
+    let world = world();
+    let (mut a, b) = world.pair();
+    let op = write_imm(&b, 0, 1, ());
+    drop(b);
+    a.qp.post(&op, Signal::Always, 1).unwrap();
+    a.qp.ring();
+    assert_eq!(a.sent(), []);
+    world.pass_ns(10_000_000);
+    assert_eq!(a.sent(), [(Some(1), Err(Syndrome::TransportRetryExceeded))]);
+
+    let (mut a, mut b) = (world.end(64, 63, 64), world.end(64, 63, 64));
+    a.qp.connect(&b.qp.address(), &ConnectOptions::default()).unwrap();
+    b.post_receives(1);
+    a.qp.post(&write_imm(&b, 0, 5, ()), Signal::Always, 1).unwrap();
+    a.qp.ring();
+    world.pass_ns(100_000_000);
+    assert_eq!(a.sent(), [], "a living peer that is not connected yet has the whole transport timeout");
+    b.qp.connect(&a.qp.address(), &ConnectOptions::default()).unwrap();
+    world.pass_ns(2_000_000);
+    assert_eq!(a.sent(), [(Some(1), Ok(()))]);
+    assert_eq!(b.received(), [(5, 0)]);
+}
+
+#[test]
+fn nobody_but_the_connected_peer_can_send_to_a_queue_pair() {
+    let world = world();
+    let (a, mut b) = world.pair();
+    let mut c = world.end(64, 63, 64);
+    c.qp.connect(&b.qp.address(), &ConnectOptions::default()).unwrap();
+    b.post_receives(2);
+    c.qp.post(&write_imm(&b, 0, 6, ()), Signal::Always, 1).unwrap();
+    c.qp.ring();
+    world.pass_ns(ConnectOptions::default().transport_timeout_ns());
+    assert_eq!(c.sent(), [(Some(1), Err(Syndrome::TransportRetryExceeded))]);
+    assert_eq!(b.received(), []);
+    drop(a);
+}
+
+#[test]
+fn a_destroyed_queue_pairs_number_names_nothing_and_its_place_is_used_again() {
+    let world = world();
+    let (a, mut b) = world.pair();
+    let old = b.qp.address();
+    let options = ConnectOptions::default();
+    for round in 0..2000u32 {
+        let mut c = world.end(8, 7, 8);
+        b.qp = b.pd.create_qp(&b.send_cq, &b.recv_cq, &b.srq, &QpConfig::default()).unwrap();
+        b.recv_cq.register(b.qp.qpn(), ());
+        assert_ne!(b.qp.qpn(), old.qpn);
+        b.qp.connect(&c.qp.address(), &options).unwrap();
+        c.qp.connect(&b.qp.address(), &options).unwrap();
+        b.post_receives(1);
+        c.qp.post(&write_imm(&b, 0, round, ()), Signal::Always, 1).unwrap();
+        c.qp.ring();
+        assert_eq!(b.received(), [(round, 0)]);
+    }
+    let mut d = world.end(8, 7, 8);
+    assert!(matches!(d.qp.connect(&old, &options), Err(ConnectError::NoSuchQp { .. })));
+    let stale = QpAddress { epoch: old.epoch ^ 1, ..old };
+    assert!(matches!(d.qp.connect(&stale, &options), Err(ConnectError::StaleDevice { .. })));
+    let nowhere = QpAddress { lid: 999, ..old };
+    assert!(matches!(d.qp.connect(&nowhere, &options), Err(ConnectError::NoSuchDevice { .. })));
+    drop(a);
+}
+
+#[test]
+fn objects_can_be_dropped_in_any_order() {
+    for order in 0..720usize {
+        let (a, mut b) = world().pair();
+        b.post_receives(3);
+        let End { mut qp, send_cq, recv_cq, srq, mr, pd, device } = a;
+        qp.post(&write_imm(&b, 0, 1, ()), Signal::Always, 1).unwrap();
+        qp.ring();
+        let mut parts: Vec<Box<dyn std::any::Any>> =
+            vec![Box::new(qp), Box::new(send_cq), Box::new(recv_cq), Box::new(srq), Box::new(mr), Box::new((pd, device))];
+        let mut order = order;
+        for left in (1..=parts.len()).rev() {
+            drop(parts.remove(order % left));
+            order /= left;
+            b.recv_cq.poll(8, |_, _| ());
+        }
+    }
+}
+
+#[test]
+fn sizes_out_of_range_are_refused_with_the_range() {
+    let world = world();
+    let e = world.end(8, 7, 8);
+    let message = |r: Result<(), CreateError>| r.unwrap_err().to_string();
+    assert!(message(e.device.create_cq(0).map(drop)).contains("1..=4194304"));
+    assert!(message(e.device.create_cq(1 << 23).map(drop)).contains("1..=4194304"));
+    assert!(message(e.pd.create_srq(0, 0).map(drop)).contains("1..=32767"));
+    assert!(message(e.pd.create_srq(1, 99).map(drop)).contains("0..=15"));
+    let qp =
+        |max_send_wr, max_inline_data| e.pd.create_qp(&e.send_cq, &e.recv_cq, &e.srq, &QpConfig { max_send_wr, max_inline_data }).map(drop);
+    assert!(message(qp(0, 0)).contains("1..=32768"));
+    assert!(message(qp(1, 221)).contains("0..=220"));
+    assert!(matches!(e.pd.alloc(0, RKEYS), Err(RegisterError::Empty)));
+    assert!(matches!(e.pd.alloc(64, Access::REMOTE_WRITE), Err(RegisterError::RemoteWithoutLocalWrite)));
+    assert!(matches!(e.pd.alloc(2 << 30, RKEYS), Err(RegisterError::Memory { .. })));
+    assert_eq!(e.mr.sge(SIZE - 1, 2), Err(OutOfBounds { offset: SIZE - 1, len: 2, region: SIZE }));
+}
+
+#[test]
+fn a_completion_queue_overrun_ends_the_queue_pair_and_overwrites_nothing() {
+    let world = world();
+    let (mut a, mut b) = (world.end(4, 63, 64), world.end(64, 63, 64));
+    connect(&mut a, &mut b, &ConnectOptions::default());
+    for i in 0..10u64 {
+        a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: () }, Signal::Always, i).unwrap();
+    }
+    a.qp.ring();
+    assert_eq!(a.sent(), [0, 1, 2, 3].map(|u| (Some(u), Ok(()))));
+    assert_eq!(a.sent(), []);
+}
+
+#[test]
+fn memory_of_another_allocator_is_reached_through_the_kernel() {
+    let (mut a, mut b) = world().pair();
+    b.post_receives(1);
+    let mut heap = vec![0u8; 4096].into_boxed_slice();
+    let at = std::ptr::NonNull::new(heap.as_mut_ptr()).unwrap();
+    // SAFETY: the box outlives the region, and no reference into it is held while the device may write.
+    let mr = unsafe { b.pd.register(at, 4096, RKEYS) }.unwrap();
+    a.qp.post(&WriteImm { addr: mr.addr() + 100, rkey: mr.rkey(), imm: 1, payload: Inline(b"foreign") }, Signal::Always, 1).unwrap();
+    a.qp.post(&Read { addr: mr.addr() + 100, rkey: mr.rkey(), into: a.mr.sge(0, 7).unwrap() }, Signal::Always, 2).unwrap();
+    a.qp.ring();
+    assert_eq!(a.sent(), [(Some(1), Ok(())), (Some(2), Ok(()))]);
+    assert_eq!(b.received(), [(1, 7)]);
+    assert_eq!(a.bytes(0, 7), b"foreign");
+    drop(mr);
+    assert_eq!(&heap[100..107], b"foreign");
+}
