@@ -1,10 +1,34 @@
 //! Shared memory between processes of one user on one host, and what it takes to survive them.
 //!
 //! In the order data flows:
+//! - [`dir`]: the user's directory of regions, and the removal of what the dead left there.
+//! - [`lock`]: locks the kernel drops when their process dies.
+//! - [`region`]: named memory that appears whole and whose owner's death is noticed (its `header`, with the `robust` word, is private).
+//! - [`memfd`]: bulk memory that peers find through `/proc` and that leaves nothing behind.
 //! - [`sync`]: atomics (loom's under `--cfg loom`) and the asymmetric barrier pair.
 //! - [`lane`]: one producer, one consumer, lap-stamped slots: the only ring in the workspace.
 //! - [`ready`]: polling thousands of lanes at the price of the busy ones.
+//! - [`clients`]: a server's clients: seats with generations, their holders' deaths noticed.
+//! - [`membership`]: a client's side of that: its seat, and whether there is still a server.
+//! - [`plain`]: what may cross a process boundary.
+//! - [`pending`]: things that wait for an answer, found by a tag that is good once.
+//! - [`wait`]: what a loop does that found nothing to do.
 
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("memfds, robust futexes, membarrier and /proc/<pid>/fd are Linux's, and the shared layouts are for 64 bits");
+
+pub mod clients;
+pub mod dir;
+mod header;
 pub mod lane;
+pub mod lock;
+pub mod membership;
+pub mod memfd;
+pub mod pending;
+pub mod plain;
 pub mod ready;
+pub mod region;
+mod robust;
 pub mod sync;
+mod sys;
+pub mod wait;

@@ -1,0 +1,115 @@
+//! What can go wrong, one type per verb.
+
+use shm::clients::JoinError;
+use shm::membership::SessionEnd;
+use shm::plain::TypeShape;
+use shm::region;
+
+pub use crate::layout::ParameterError;
+
+/// Why a server could not be created.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// A parameter is out of range.
+    #[error(transparent)]
+    Parameter(#[from] ParameterError),
+    /// The region could not be created.
+    #[error(transparent)]
+    Region(#[from] region::CreateError),
+}
+
+/// Why a client could not connect.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The region could not be opened: no server, a dead one, or something else of that name.
+    #[error(transparent)]
+    Region(#[from] region::OpenError),
+    /// Not this layout.
+    #[error("the server's region has magic {magic:#x}, version {version}: use programs of one build")]
+    Version {
+        /// Magic number found.
+        magic: u64,
+        /// Layout version found.
+        version: u32,
+    },
+    /// Server and client were built for different payload types.
+    #[error("the server has {server}; this client has {client}: build both from the same types and tag")]
+    Types {
+        /// The server's types.
+        server: TypeShape,
+        /// The client's types.
+        client: TypeShape,
+    },
+    /// The region's header makes no sense.
+    #[error("the server's region is damaged: {0}")]
+    Damaged(ParameterError),
+    /// The region is shorter than its header asks for.
+    #[error("the server's region is damaged: it has {have} bytes and its header describes {need}")]
+    Truncated {
+        /// Bytes described.
+        need: usize,
+        /// Bytes present.
+        have: usize,
+    },
+    /// No seat for another client.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+}
+
+/// Why a call was not made. The request and the user data come back, and nothing stays claimed.
+#[derive(thiserror::Error)]
+pub enum CallError<Req, U> {
+    /// All of this client's slots, or all of the ring's words, are in use. Poll, then try again.
+    #[error(
+        "no room for another call: {in_flight} of this client's {resp_depth} slots are in use, or else the ring of all clients is full"
+    )]
+    QueueFull {
+        /// The request.
+        request: Req,
+        /// The user data.
+        user_data: U,
+        /// Unanswered calls of this client; below `resp_depth` if it is the ring that is full.
+        in_flight: usize,
+        /// This client's slots.
+        resp_depth: usize,
+    },
+    /// The session is over. Permanent.
+    #[error("{end}")]
+    Ended {
+        /// The request.
+        request: Req,
+        /// The user data.
+        user_data: U,
+        /// How it ended.
+        end: SessionEnd,
+    },
+}
+
+// By hand, so that payloads and user data need not be printable.
+impl<Req, U> std::fmt::Debug for CallError<Req, U> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::QueueFull { in_flight, resp_depth, .. } => {
+                f.debug_struct("QueueFull").field("in_flight", in_flight).field("resp_depth", resp_depth).finish_non_exhaustive()
+            }
+            Self::Ended { end, .. } => f.debug_struct("Ended").field("end", end).finish_non_exhaustive(),
+        }
+    }
+}
+
+/// Why an answer was not delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ReplyError {
+    /// The client left or died meanwhile; the answer was dropped.
+    #[error("client {client} is gone; its answer was dropped")]
+    ClientGone {
+        /// The client's number.
+        client: usize,
+    },
+    /// The token was used before, or is another server's.
+    #[error("this request of client {client} was answered before")]
+    AlreadyAnswered {
+        /// The client's number.
+        client: usize,
+    },
+}

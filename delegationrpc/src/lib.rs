@@ -1,0 +1,23 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # The files, in the order a call passes them
+//! - `client`: writes a request into a slot of its own, announces it, and collects the reply.
+//! - `ring`: the one word per request that all clients share; its invariants.
+//! - `server`: takes requests in order, answers them in any.
+//! - `layout`, `views`: what lies where in the region, and the only place that turns offsets into addresses.
+//! - `error`: what can go wrong, one type per verb.
+
+mod client;
+mod error;
+mod layout;
+mod ring;
+mod server;
+mod views;
+
+pub use client::Client;
+pub use error::{CallError, ConnectError, CreateError, ParameterError, ReplyError};
+pub use layout::{RESP_DEPTH_MAX, RING_DEPTH_MAX, ring_depth_for};
+pub use server::{POLL_MAX, RecvEntry, Server, Token};
+pub use shm::dir::Dir;
+pub use shm::membership::{CallFailed, SessionEnd};
+pub use shm::plain::Plain;

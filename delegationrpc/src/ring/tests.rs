@@ -1,0 +1,278 @@
+use super::*;
+
+fn name(client: usize, slot: usize) -> Name {
+    Name { client, generation: 5, slot }
+}
+
+#[cfg(not(loom))]
+mod plain {
+    use super::*;
+
+    struct Memory {
+        head: AtomicU64,
+        tail: AtomicU64,
+        words: Box<[AtomicU64]>,
+    }
+
+    impl Memory {
+        fn new(depth: usize) -> Self {
+            Self { head: AtomicU64::new(0), tail: AtomicU64::new(0), words: (0..depth).map(|_| AtomicU64::new(0)).collect() }
+        }
+
+        /// A ring that has been in use until `position`.
+        fn at(depth: usize, position: u64) -> (Self, Cursor) {
+            let memory = Self::new(depth);
+            let ring = memory.ring();
+            for p in position..position + depth as u64 {
+                ring.word(p).store(free(ring.lap(p)), Ordering::Relaxed);
+            }
+            memory.head.store(position, Ordering::Relaxed);
+            memory.tail.store(position, Ordering::Relaxed);
+            (memory, Cursor { next: position, released: position, quiet_polls: 0 })
+        }
+
+        fn ring(&self) -> Ring<'_> {
+            Ring::new(&self.head, &self.tail, &self.words)
+        }
+    }
+
+    fn drain(cursor: &mut Cursor, ring: &Ring<'_>) -> Vec<usize> {
+        let names = std::iter::from_fn(|| cursor.take(ring)).map(|n| n.slot).collect();
+        cursor.release(ring);
+        names
+    }
+
+    #[test]
+    fn words_keep_their_parts_apart() {
+        for (client, generation, slot) in [(0, 0, 0), (4095, 0, 0), (0, 4095, 0), (0, 0, 32767), (4095, 4095, 32767)] {
+            let name = Name { client, generation, slot };
+            for lap in [0, 1, LAP_MASK] {
+                assert_eq!(see(full(lap, name), lap), Seen::Full(name));
+                assert_eq!(see(free(lap), lap), Seen::Free);
+                assert_eq!(see(full(lap, name), lap.wrapping_add(1)), Seen::Earlier);
+                assert_eq!(see(free(lap.wrapping_add(1)), lap), Seen::Later);
+            }
+        }
+        assert!(name(0, 0).is_of(5 + 4096) && !name(0, 0).is_of(6));
+    }
+
+    #[test]
+    fn announced_names_come_out_in_order_at_any_start_and_the_ring_fills_exactly() {
+        let lap_wrap = (LAP_MASK + 1) * 8;
+        for start in [0, 5, 8, lap_wrap - 3, lap_wrap - 8] {
+            let (memory, mut cursor) = Memory::at(8, start);
+            let ring = memory.ring();
+            for round in 0..6 {
+                for slot in 0..8 {
+                    assert_eq!(ring.announce(name(1, round * 8 + slot)), Ok(()), "start {start} round {round}");
+                }
+                assert_eq!(ring.announce(name(1, 0)), Err(Full));
+                assert_eq!(cursor.available(&ring, 100), 8);
+                assert_eq!(cursor.available(&ring, 3), 3);
+                assert_eq!(drain(&mut cursor, &ring), (round * 8..round * 8 + 8).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_taken_and_not_released_is_not_taken_again() {
+        let (memory, mut cursor) = Memory::at(2, 0);
+        let ring = memory.ring();
+        ring.announce(name(0, 1)).unwrap();
+        ring.announce(name(0, 2)).unwrap();
+        assert_eq!((cursor.take(&ring).unwrap().slot, cursor.take(&ring).unwrap().slot), (1, 2));
+        assert_eq!((cursor.take(&ring), cursor.available(&ring, 9)), (None, 0));
+        assert_eq!(ring.announce(name(0, 3)), Err(Full));
+        cursor.release(&ring);
+        ring.announce(name(0, 3)).unwrap();
+        assert_eq!(drain(&mut cursor, &ring), [3]);
+    }
+
+    #[test]
+    fn wrong_head_leaves_no_gap() {
+        for wrong in [0, 1, 3, 6, 7, 8, 9, 15, 16, 100, 8 << 24, u64::MAX, 1 << 63] {
+            for taken in [0u64, 3, 8, 11] {
+                let (memory, mut cursor) = Memory::at(8, taken);
+                let ring = memory.ring();
+                ring.announce(name(0, 0)).unwrap();
+                ring.announce(name(0, 1)).unwrap();
+                memory.head.store(wrong, Ordering::Relaxed);
+                ring.announce(name(0, 2)).unwrap();
+                assert_eq!(drain(&mut cursor, &ring), [0, 1, 2], "head {wrong} after {taken}");
+            }
+        }
+    }
+
+    #[test]
+    fn stale_head_of_a_stopped_client_costs_nobody_a_request() {
+        let (memory, mut cursor) = Memory::at(4, 0);
+        let ring = memory.ring();
+        for slot in 0..1000 {
+            ring.announce(name(0, slot)).unwrap();
+            if slot % 7 == 0 {
+                memory.head.store(slot as u64 / 2, Ordering::Relaxed);
+            }
+            assert_eq!(drain(&mut cursor, &ring), [slot]);
+        }
+    }
+
+    #[test]
+    fn garbage_in_the_next_word_is_put_right() {
+        for garbage in [1, FULL - 1, full(3, name(0, 0)), free(77), u64::MAX] {
+            let (memory, mut cursor) = Memory::at(4, 0);
+            let ring = memory.ring();
+            memory.words[0].store(garbage, Ordering::Relaxed);
+            assert_eq!(cursor.take(&ring), None);
+            cursor.keep_order(&ring);
+            ring.announce(name(0, 9)).unwrap();
+            assert_eq!(drain(&mut cursor, &ring), [9], "{garbage:#x}");
+        }
+    }
+
+    #[test]
+    fn announcement_beyond_a_gap_is_found() {
+        let (memory, mut cursor) = Memory::at(8, 16);
+        let ring = memory.ring();
+        // What a client led astray by garbage does: position 19, with 16 to 18 free.
+        ring.word(19).store(full(ring.lap(19), name(0, 9)), Ordering::Relaxed);
+        memory.head.store(20, Ordering::Relaxed);
+        let found = (0..POLLS_PER_PROBE * 8 + 1).any(|_| {
+            cursor.keep_order(&ring);
+            drain(&mut cursor, &ring) == [9]
+        });
+        assert!(found);
+        for slot in 0..20 {
+            ring.announce(name(0, slot)).unwrap();
+            assert_eq!(drain(&mut cursor, &ring), [slot]);
+        }
+    }
+
+    #[test]
+    fn ring_recovers_from_garbage_everywhere() {
+        let seed = 0x5eed_0001;
+        let mut random = fastrand::Rng::with_seed(seed);
+        for round in 0..2000 {
+            let (memory, mut cursor) = Memory::at(4, random.u64(..100));
+            let ring = memory.ring();
+            memory.head.store(random.u64(..), Ordering::Relaxed);
+            memory.tail.store(random.u64(..), Ordering::Relaxed);
+            for word in &memory.words {
+                word.store(
+                    if random.bool() { random.u64(..) } else { free(random.u64(..30)) | (random.u64(..2) * FULL) },
+                    Ordering::Relaxed,
+                );
+            }
+            // Some names may be made up, and some polls empty; but a client gets through soon, in order.
+            let mut got = false;
+            for _ in 0..64 {
+                let sent = ring.announce(name(7, 7)).is_ok();
+                let seen = drain(&mut cursor, &ring);
+                cursor.keep_order(&ring);
+                if sent && seen.last() == Some(&7) {
+                    got = true;
+                    break;
+                }
+            }
+            assert!(got, "seed {seed:#x} round {round}: {ring:?} {cursor:?}");
+        }
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    use super::*;
+    use shm::sync::{UnsafeCell, yield_now};
+
+    struct Memory {
+        head: AtomicU64,
+        tail: AtomicU64,
+        words: Box<[AtomicU64]>,
+        /// Payload and response of each request, as in the region.
+        requests: Box<[UnsafeCell<u64>]>,
+    }
+
+    // SAFETY: the cells are guarded by the ring, which is what the model checks.
+    unsafe impl Sync for Memory {}
+    // SAFETY: as above.
+    unsafe impl Send for Memory {}
+
+    fn memory(depth: usize, requests: usize) -> loom::sync::Arc<Memory> {
+        loom::sync::Arc::new(Memory {
+            head: AtomicU64::new(0),
+            tail: AtomicU64::new(0),
+            words: (0..depth).map(|_| AtomicU64::new(0)).collect(),
+            requests: (0..requests).map(|_| UnsafeCell::new(0)).collect(),
+        })
+    }
+
+    impl Memory {
+        fn ring(&self) -> Ring<'_> {
+            Ring::new(&self.head, &self.tail, &self.words)
+        }
+
+        fn call(&self, slot: usize) -> Result<(), Full> {
+            // SAFETY: the slot is this client's alone until it is announced; loom checks.
+            self.requests[slot].with_mut(|p| unsafe { *p = 100 + slot as u64 });
+            self.ring().announce(name(0, slot))
+        }
+
+        /// Takes one request.
+        fn serve(&self, cursor: &mut Cursor) -> Option<usize> {
+            let name = cursor.take(&self.ring())?;
+            // SAFETY: announced (D1); loom checks.
+            let payload = self.requests[name.slot].with(|p| unsafe { *p });
+            assert_eq!(payload, 100 + name.slot as u64, "announced before it was written");
+            Some(name.slot)
+        }
+    }
+
+    #[test]
+    fn every_announced_request_is_taken_once_and_complete() {
+        loom::model(|| {
+            let memory = memory(2, 2);
+            let clients: Vec<_> = (0..2)
+                .map(|slot| {
+                    let memory = memory.clone();
+                    loom::thread::spawn(move || memory.call(slot).unwrap())
+                })
+                .collect();
+            let mut cursor = Cursor::default();
+            let mut taken: Vec<usize> = memory.serve(&mut cursor).into_iter().collect();
+            clients.into_iter().for_each(|c| c.join().unwrap());
+            taken.extend(std::iter::from_fn(|| memory.serve(&mut cursor)));
+            taken.sort_unstable();
+            assert_eq!(taken, [0, 1]);
+        });
+    }
+
+    #[test]
+    fn words_are_reused_in_the_next_lap_without_loss() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let memory = memory(1, 2);
+            let clients: Vec<_> = (0..2)
+                .map(|slot| {
+                    let memory = memory.clone();
+                    loom::thread::spawn(move || {
+                        while memory.call(slot).is_err() {
+                            yield_now();
+                        }
+                    })
+                })
+                .collect();
+            let mut cursor = Cursor::default();
+            let mut taken = vec![];
+            while taken.len() < 2 {
+                match memory.serve(&mut cursor) {
+                    Some(slot) => taken.push(slot),
+                    None => yield_now(),
+                }
+                cursor.release(&memory.ring());
+            }
+            clients.into_iter().for_each(|c| c.join().unwrap());
+            taken.sort_unstable();
+            assert_eq!(taken, [0, 1]);
+        });
+    }
+}

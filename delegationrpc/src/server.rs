@@ -1,0 +1,228 @@
+//! The serving end.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Instant;
+
+use shm::clients::{Patrol, Seats};
+use shm::dir::Dir;
+use shm::pending::Tag;
+use shm::plain::{Plain, TypeShape};
+use shm::region::Region;
+
+use crate::error::{CreateError, ReplyError};
+use crate::layout::{ANSWERED, Header, KIND, Layout, MAGIC, REJECTED, VERSION};
+use crate::ring::{Cursor, Name};
+use crate::views::{self, Shared};
+
+/// Most requests that one [`Server::poll`] looks at.
+pub const POLL_MAX: usize = 256;
+
+/// Names a received request until it is answered. Plain data, 16 bytes: it can be kept anywhere, also as the user data of another call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token {
+    client: u32,
+    generation: u32,
+    tag: Tag,
+}
+
+impl Token {
+    /// The number of the client that asks, below `max_clients`.
+    #[must_use]
+    pub fn client_id(&self) -> usize {
+        self.client as usize
+    }
+}
+
+/// A received request.
+#[derive(Debug, Clone, Copy)]
+pub struct RecvEntry<Req> {
+    /// What [`Server::reply`] needs. Each must be answered or rejected once, in any order: the client waits for it.
+    pub token: Token,
+    /// A copy that the client cannot change any more.
+    pub payload: Req,
+}
+
+/// Serves many clients through one ring, from one thread.
+///
+/// `Send`, but best created on the thread that drops it, see [`Region`]. Dropping it ends all clients' calls with
+/// [`SessionEnd::ServerGone`](crate::SessionEnd::ServerGone).
+pub struct Server<Req, Resp> {
+    shared: Shared<Req, Resp>,
+    cursor: Cursor,
+    /// Requests that `poll` has seen and `recv` has not taken.
+    available: usize,
+    /// Generation of the client in each seat, as far as this server has met it.
+    sessions: Vec<Option<u32>>,
+    /// Per slot the tag of the request that waits for its answer.
+    unanswered: Vec<Option<Tag>>,
+    seats: Seats,
+    patrol: Patrol,
+    started: Instant,
+    /// Last: everything above points into it.
+    region: Region,
+    _types: PhantomData<(Req, Resp)>,
+}
+
+impl<Req, Resp> fmt::Debug for Server<Req, Resp> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("name", &self.region.name())
+            .field("region_bytes", &self.region.view().len())
+            .field("cursor", &self.cursor)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
+    /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `resp_depth` unanswered calls each (1 to 32768) and a
+    /// ring of `ring_depth` words (a power of two; [`ring_depth_for`](crate::ring_depth_for) gives one that is never full). `type_tag` is the
+    /// application's number for the meaning of `Req` and `Resp`; clients must have the same.
+    ///
+    /// # Errors
+    /// [`CreateError`]; nothing is left behind.
+    pub fn create(
+        dir: &Dir,
+        name: &str,
+        max_clients: usize,
+        ring_depth: usize,
+        resp_depth: usize,
+        type_tag: u64,
+    ) -> Result<Self, CreateError> {
+        let layout = Layout::new::<Req, Resp>(max_clients, ring_depth, resp_depth)?;
+        let header = Header {
+            magic: MAGIC,
+            version: VERSION,
+            // The layout has bounded all three.
+            max_clients: max_clients as u32,
+            ring_depth: ring_depth as u32,
+            resp_depth: resp_depth as u32,
+            shape: TypeShape::of::<Req, Resp>(type_tag),
+            _reserved: [0; 10],
+        };
+        let region = Region::create(dir, name, KIND, layout.total, |view| {
+            // SAFETY: the layout starts with a header, page aligned, and nobody else has the region yet. Zero is right for all the rest.
+            unsafe { view.base().cast::<Header>().write(header) };
+        })?;
+        // SAFETY: the region was made for this layout and outlives the views (see the order of the fields).
+        let (shared, seats) = unsafe { (Shared::new(region.view(), layout), views::seats(region.view(), &layout)) };
+        Ok(Self {
+            shared,
+            cursor: Cursor::default(),
+            available: 0,
+            sessions: vec![None; max_clients],
+            unanswered: vec![None; layout.slots()],
+            seats,
+            patrol: Patrol::default(),
+            started: Instant::now(),
+            region,
+            _types: PhantomData,
+        })
+    }
+
+    /// Looks for requests and returns how many [`recv`](Self::recv) can take, at most [`POLL_MAX`]. Frees the ring words of the requests
+    /// received so far, as [`advance_tail`](Self::advance_tail) does, and the places of clients that are gone.
+    #[inline]
+    pub fn poll(&mut self) -> usize {
+        self.advance_tail();
+        self.available = self.cursor.available(&self.shared.ring(), POLL_MAX);
+        if self.available == 0 {
+            self.cursor.keep_order(&self.shared.ring());
+        }
+        let Self { shared, sessions, unanswered, seats, patrol, started, region, .. } = self;
+        let now_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        patrol.pass(seats, region.lock_file(), now_ns, |client, _| {
+            if let Some(session) = sessions.get_mut(client) {
+                *session = None;
+            }
+            shared.slots_of(client).for_each(|index| {
+                if let Some(waiting) = unanswered.get_mut(index.get()) {
+                    *waiting = None;
+                }
+                shared.reset(index);
+            });
+        });
+        self.available
+    }
+
+    /// The next request that [`poll`](Self::poll) has seen, in the order in which the clients announced them.
+    #[inline]
+    pub fn recv(&mut self) -> Option<RecvEntry<Req>> {
+        while self.available > 0 {
+            self.available -= 1;
+            let name = self.cursor.take(&self.shared.ring())?;
+            if let Some(entry) = self.read(name) {
+                return Some(entry);
+            }
+        }
+        None
+    }
+
+    /// Copies the request that `name` announces, unless its client is gone or broken.
+    #[inline]
+    fn read(&mut self, name: Name) -> Option<RecvEntry<Req>> {
+        let Name { client, slot, .. } = name;
+        let index = self.shared.index(client, slot)?;
+        let generation = self.seats.taken_by(client).filter(|&generation| name.is_of(generation))?;
+        *self.sessions.get_mut(client)? = Some(generation);
+        let (tag, payload) = self.shared.read_request(index);
+        let waiting = self.unanswered.get_mut(index.get())?;
+        let (tag, _) = Tag::unpack(tag);
+        if waiting.is_some() || tag.slot() != slot {
+            // It announced a slot whose call is unanswered, or another one than it wrote.
+            self.seats.evict(client, generation);
+            return None;
+        }
+        *waiting = Some(tag);
+        Some(RecvEntry { token: Token { client: client as u32, generation, tag }, payload })
+    }
+
+    /// Frees the ring words of the requests received so far. [`poll`](Self::poll) and [`reply`](Self::reply) do it too; calling it before
+    /// lets clients of a small ring go on while requests are worked on.
+    #[inline]
+    pub fn advance_tail(&mut self) {
+        self.cursor.release(&self.shared.ring());
+    }
+
+    /// Answers a request. The client can see the answer when this returns; nothing has to be flushed, and nothing can be full.
+    ///
+    /// # Errors
+    /// [`ReplyError`]; nobody sees the answer.
+    #[inline]
+    pub fn reply(&mut self, token: Token, response: Resp) -> Result<(), ReplyError> {
+        self.answer(token, ANSWERED, response)
+    }
+
+    /// Ends a request without an answer: the client's call ends with [`CallFailed::Dropped`](crate::CallFailed::Dropped).
+    ///
+    /// # Errors
+    /// [`ReplyError`]; the call had ended.
+    pub fn reject(&mut self, token: Token) -> Result<(), ReplyError> {
+        self.answer(token, REJECTED, Resp::new_zeroed())
+    }
+
+    #[inline]
+    fn answer(&mut self, token: Token, note: u8, response: Resp) -> Result<(), ReplyError> {
+        let (client, tag) = (token.client_id(), token.tag);
+        // A late answer to a former holder of the seat reaches nobody.
+        if self.sessions.get(client) != Some(&Some(token.generation)) {
+            return Err(ReplyError::ClientGone { client });
+        }
+        let already = ReplyError::AlreadyAnswered { client };
+        let index = self.shared.index(client, tag.slot()).ok_or(already)?;
+        match self.unanswered.get_mut(index.get()) {
+            Some(waiting) if *waiting == Some(tag) => *waiting = None,
+            _ => return Err(already),
+        }
+        // Before the client can call again: so the words in use are never more than the calls that are unanswered.
+        self.advance_tail();
+        self.shared.write_response(index, tag, note, response);
+        Ok(())
+    }
+
+    /// Size of the shared-memory region in bytes.
+    #[must_use]
+    pub fn region_bytes(&self) -> usize {
+        self.region.view().len()
+    }
+}

@@ -1,0 +1,205 @@
+//! What is particular to delegationrpc: parameters, tokens, the shared ring, and broken clients.
+#![cfg(not(loom))]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+
+#[path = "../../ipc/shm/tests/support/mod.rs"]
+mod support;
+
+use delegationrpc::{
+    CallError, CallFailed, Client, ConnectError, CreateError, ParameterError, ReplyError, Server, SessionEnd, ring_depth_for,
+};
+use shm::region::{OpenError, Region};
+use support::Scratch;
+
+type S = Server<u64, u64>;
+type C = Client<u64, u64, u64>;
+
+const KIND: u64 = u64::from_be_bytes(*b"DLGRPC\x02\x00");
+
+fn connect(scratch: &Scratch) -> C {
+    C::connect(&scratch.dir(), "s", 1).unwrap()
+}
+
+fn no_reply(_: u64, reply: Result<u64, CallFailed>) {
+    panic!("unexpected {reply:?}");
+}
+
+#[test]
+fn bad_parameters_and_mismatches_are_named() {
+    let scratch = Scratch::new("dlg-bad");
+    let dir = scratch.dir();
+    let create = |clients, ring, depth| S::create(&dir, "s", clients, ring, depth, 1).map(drop);
+    assert!(matches!(create(0, 8, 8), Err(CreateError::Parameter(ParameterError::MaxClients(0)))));
+    assert!(matches!(create(1, 7, 8), Err(CreateError::Parameter(ParameterError::RingDepth(7)))));
+    assert!(matches!(create(1, 8, 0), Err(CreateError::Parameter(ParameterError::RespDepth(0)))));
+    assert!(matches!(C::connect(&dir, "s", 1), Err(ConnectError::Region(OpenError::NotFound { .. }))));
+    let _server = S::create(&dir, "s", 1, 8, 8, 1).unwrap();
+    assert!(matches!(create(1, 8, 8), Err(CreateError::Region(shm::region::CreateError::Exists { .. }))));
+    assert!(matches!(C::connect(&dir, "s", 2), Err(ConnectError::Types { .. })));
+    assert!(matches!(Client::<u32, u64, ()>::connect(&dir, "s", 1), Err(ConnectError::Types { .. })));
+}
+
+#[test]
+fn damaged_header_is_refused() {
+    let scratch = Scratch::new("dlg-damaged");
+    let _server = S::create(&scratch.dir(), "s", 4, 8, 8, 1).unwrap();
+    let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
+    let attempt = |offset: usize, value: u32| {
+        let word = region.view().at::<u32>(offset).unwrap();
+        // SAFETY: in bounds; nobody else connects meanwhile.
+        let before = unsafe { word.as_ptr().read_volatile() };
+        // SAFETY: as above.
+        unsafe { word.as_ptr().write_volatile(value) };
+        let error = C::connect(&scratch.dir(), "s", 1).map(drop).unwrap_err();
+        // SAFETY: as above.
+        unsafe { word.as_ptr().write_volatile(before) };
+        error
+    };
+    assert!(matches!(attempt(0, 0), ConnectError::Version { .. }));
+    assert!(matches!(attempt(8, 9), ConnectError::Version { version: 9, .. }));
+    assert!(matches!(attempt(12, 0), ConnectError::Damaged(ParameterError::MaxClients(0))));
+    assert!(matches!(attempt(16, 6), ConnectError::Damaged(ParameterError::RingDepth(6))));
+    assert!(matches!(attempt(20, u32::MAX), ConnectError::Damaged(ParameterError::RespDepth(_))));
+    assert!(matches!(attempt(20, 1000), ConnectError::Truncated { .. }));
+    connect(&scratch);
+}
+
+#[test]
+fn token_is_good_for_one_answer() {
+    let scratch = Scratch::new("dlg-token");
+    let mut server = S::create(&scratch.dir(), "s", 1, 8, 1, 1).unwrap();
+    let mut client = connect(&scratch);
+    client.call(1, 1).unwrap();
+    server.poll();
+    let first = server.recv().unwrap().token;
+    server.reply(first, 10).unwrap();
+    assert_eq!(server.reply(first, 11), Err(ReplyError::AlreadyAnswered { client: 0 }));
+    client.poll(|_, reply| assert_eq!(reply, Ok(10))).unwrap();
+    // The same slot again, for another call: the old token must not reach it.
+    client.call(2, 2).unwrap();
+    server.poll();
+    let second = server.recv().unwrap().token;
+    assert_eq!(server.reply(first, 12), Err(ReplyError::AlreadyAnswered { client: 0 }));
+    assert_eq!(client.poll(no_reply), Ok(0));
+    server.reply(second, 20).unwrap();
+    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (2, Ok(20)))), Ok(1));
+}
+
+#[test]
+fn full_ring_refuses_before_anything_is_claimed_and_advance_tail_makes_room() {
+    let scratch = Scratch::new("dlg-ring");
+    let mut server = S::create(&scratch.dir(), "s", 2, 4, 4, 1).unwrap();
+    let (mut a, mut b) = (connect(&scratch), connect(&scratch));
+    for n in 0..4 {
+        a.call(n, n).unwrap();
+    }
+    match b.call(5, 6) {
+        Err(CallError::QueueFull { request: 5, user_data: 6, in_flight: 0, resp_depth: 4 }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(b.in_flight(), 0);
+    server.poll();
+    let first = server.recv().unwrap();
+    assert!(b.call(5, 6).is_err());
+    server.advance_tail();
+    b.call(5, 6).unwrap();
+    assert!(b.call(5, 6).is_err());
+    server.reply(first.token, 0).unwrap();
+    // In the order in which they were announced, whoever did.
+    let order: Vec<_> = std::iter::from_fn(|| {
+        server.poll();
+        server.recv()
+    })
+    .map(|entry| (entry.token.client_id(), entry.payload))
+    .collect();
+    assert_eq!(order, [(0, 1), (0, 2), (0, 3), (1, 5)]);
+}
+
+#[test]
+fn default_ring_is_never_full() {
+    let scratch = Scratch::new("dlg-default");
+    let (clients, depth) = (40, 32);
+    let mut server = S::create(&scratch.dir(), "s", clients, ring_depth_for(clients, depth), depth, 1).unwrap();
+    let mut all: Vec<C> = (0..clients).map(|_| connect(&scratch)).collect();
+    for client in &mut all {
+        (0..depth as u64).for_each(|n| client.call(n, n).unwrap());
+    }
+    let mut served = 0;
+    while server.poll() > 0 {
+        served += std::iter::from_fn(|| server.recv()).count();
+    }
+    assert_eq!(served, clients * depth);
+}
+
+#[test]
+fn client_that_announces_a_call_twice_loses_its_own_seat_only() {
+    let scratch = Scratch::new("dlg-twice");
+    let mut server = S::create(&scratch.dir(), "s", 2, 8, 4, 1).unwrap();
+    let (mut good, mut bad) = (connect(&scratch), connect(&scratch));
+    bad.call(1, 1).unwrap();
+    let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
+    let words = region.view().array_at::<u64>(256, 2).unwrap().as_ptr();
+    // SAFETY: in bounds, and only this thread is running.
+    unsafe { words.add(1).write_volatile(words.read_volatile()) };
+    good.call(2, 2).unwrap();
+    server.poll();
+    let entries: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
+    assert_eq!(entries.iter().map(|entry| entry.payload).collect::<Vec<_>>(), [1, 2]);
+    server.reply(entries[1].token, 3).unwrap();
+    assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(3)))), Ok(1));
+    let mut failed = vec![];
+    assert_eq!(bad.poll(|user, reply| failed.push((user, reply))), Err(SessionEnd::Disconnected));
+    assert_eq!(failed, [(1, Err(CallFailed::Ended(SessionEnd::Disconnected)))]);
+    assert!(matches!(bad.call(5, 6), Err(CallError::Ended { request: 5, user_data: 6, .. })));
+}
+
+#[test]
+fn garbage_everywhere_neither_panics_nor_hangs_and_a_new_call_gets_through() {
+    let seed = 0xd1c_0001;
+    let mut random = fastrand::Rng::with_seed(seed);
+    for round in 0..200 {
+        let scratch = Scratch::new("dlg-noise");
+        let mut server = S::create(&scratch.dir(), "s", 3, 8, 4, 1).unwrap();
+        let (mut client, witness) = (connect(&scratch), connect(&scratch));
+        let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
+        // Control words, ring, and slots; the seats are left alone, so that the clients stay.
+        let (ring_end, slots) = (256 / 8 + 8, (256 + 64 + 4 * 64) / 8);
+        let words = region.view().len() / 8;
+        for _ in 0..50 {
+            for _ in 0..random.usize(..20) {
+                let at = if random.bool() { random.usize(16..ring_end) } else { random.usize(slots..words) };
+                let word = region.view().at::<u64>(8 * at).unwrap();
+                let noise = if random.bool() { random.u64(..) } else { random.u64(..6) << 40 | random.u64(..2) << 39 | random.u64(..9) };
+                // SAFETY: in bounds, and only this thread is running.
+                unsafe { word.as_ptr().write_volatile(noise) };
+            }
+            let _ = client.call(1, 1);
+            server.poll();
+            while let Some(entry) = server.recv() {
+                let _ = server.reply(entry.token, 2);
+            }
+            let _ = client.poll(|_, _| {});
+        }
+        // The noise may have cost these clients their seats, and calls announced into it may be lost; what it must not do is to stop the
+        // server for the clients that come later.
+        drop((client, witness));
+        let served = (0..10).any(|_| {
+            server.poll();
+            C::connect(&scratch.dir(), "s", 1).is_ok_and(|late| is_served(&mut server, late))
+        });
+        assert!(served, "seed {seed:#x} round {round}: {server:?}");
+    }
+}
+
+fn is_served(server: &mut S, mut client: C) -> bool {
+    let mut called = false;
+    (0..1000).any(|_| {
+        called = called || client.call(7, 7).is_ok();
+        server.poll();
+        while let Some(entry) = server.recv() {
+            let _ = server.reply(entry.token, entry.payload);
+        }
+        let mut answered = false;
+        client.poll(|_, reply| answered = reply == Ok(7)).is_ok() && answered
+    })
+}

@@ -1,0 +1,285 @@
+//! Which clients a server has: seats with generations in its region, each held by a lock that the kernel drops when the client dies.
+//!
+//! | word | writer | reader | pairing |
+//! |---|---|---|---|
+//! | `Seat::session` free -> taken -> left | the client that holds the seat's lock | server | **C1**: AcqRel CAS / Acquire load |
+//! | `Seat::session` taken or left -> evicted or free | server | clients | **C2**: Release store or CAS / Acquire load: the seat's memory is reset |
+//! | `departures` | clients `fetch_add` after leaving | server | **C3**: Release / Acquire: the departed seat is seen |
+//!
+//! A client takes the byte lock `1 + seat` of the region's file first and the seat second, so a taken seat whose lock is free belongs to
+//! a dead client. A client stopped or killed at any instruction affects its own seat only, and only the server makes a seat free again,
+//! after it has dealt with what the client left. (A client whose own process opens and closes the region's file by other means loses
+//! its lock, is taken for dead, and finds itself [disconnected](Seats::holds).)
+
+use std::ptr::NonNull;
+
+use crate::lock::{ByteLock, LockError, LockFile};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// Most clients of one server: delegationrpc has 12 bits for one.
+pub const CLIENTS_MAX: usize = 4096;
+
+const FREE: u64 = 0;
+const TAKEN: u64 = 1;
+const LEFT: u64 = 2;
+const EVICTED: u64 = 3;
+
+fn word(generation: u32, state: u64) -> u64 {
+    u64::from(generation) << 32 | state
+}
+
+/// One client's line, 64 B; zeroed is free.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Seat {
+    /// Generation in the high half, state in the low half.
+    session: AtomicU64,
+    /// See [`Seats::armed`].
+    armed: AtomicU32,
+    /// For people who look at the memory; no decision is made by it.
+    pid: AtomicU32,
+}
+
+/// The line before the seats, 64 B.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Head {
+    departures: AtomicU64,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Head>() == 64);
+    assert!(size_of::<Seat>() == 64);
+    assert!(std::mem::offset_of!(Seat, session) == 0);
+    assert!(std::mem::offset_of!(Seat, armed) == 8);
+    assert!(std::mem::offset_of!(Seat, pid) == 12);
+};
+
+/// Why a client got no seat.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// All are taken, perhaps by clients whose end the server has not dealt with yet: it does so when it polls.
+    #[error("all {max_clients} client seats are taken: end a client, or create the server with more; or try again if one just ended")]
+    Full {
+        /// Number of seats.
+        max_clients: usize,
+    },
+    /// The lock that proves the client alive cannot be taken.
+    #[error(transparent)]
+    Lock(LockError),
+}
+
+/// A client's hold on its seat. Let [`Seats::leave`] have it in the end; if it is merely dropped, the server takes the client for dead,
+/// with the same outcome a little later.
+#[derive(Debug)]
+pub struct Session {
+    seat: usize,
+    generation: u32,
+    _lock: ByteLock,
+}
+
+impl Session {
+    /// The client's number, below the number of seats.
+    #[must_use]
+    pub fn seat(&self) -> usize {
+        self.seat
+    }
+
+    /// Tells this holder of the seat from those before it.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+}
+
+/// The seats in a region, as server and clients see them.
+#[derive(Debug, Clone, Copy)]
+pub struct Seats {
+    head: NonNull<Head>,
+    count: usize,
+}
+
+// SAFETY: a view of shared atomics; the memory's lifetime is the contract of `new`.
+unsafe impl Send for Seats {}
+// SAFETY: as above.
+unsafe impl Sync for Seats {}
+
+impl Seats {
+    /// Bytes that `count` seats take: a line each, and one for all.
+    #[must_use]
+    pub const fn bytes(count: usize) -> usize {
+        size_of::<Head>() + count * size_of::<Seat>()
+    }
+
+    /// The seats at `base`.
+    ///
+    /// # Safety
+    /// `base` is aligned to 64 and points to [`bytes(count)`](Self::bytes) bytes, zeroed before anybody used them, that stay mapped as
+    /// long as this value or a copy is used.
+    #[must_use]
+    pub const unsafe fn new(base: NonNull<u8>, count: usize) -> Self {
+        Self { head: base.cast(), count }
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: contract of `new`.
+        unsafe { self.head.as_ref() }
+    }
+
+    fn seat(&self, seat: usize) -> Option<&Seat> {
+        if seat >= self.count {
+            return None;
+        }
+        // SAFETY: contract of `new`; the index was checked.
+        Some(unsafe { self.head.add(1).cast::<Seat>().add(seat).as_ref() })
+    }
+
+    /// Number of seats.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Client: takes a free seat.
+    ///
+    /// # Errors
+    /// [`JoinError`]; nothing stays taken.
+    pub fn join(&self, file: &LockFile) -> Result<Session, JoinError> {
+        for index in 0..self.count {
+            let Some(seat) = self.seat(index) else { break };
+            let free = seat.session.load(Ordering::Acquire);
+            if free as u32 != FREE as u32 {
+                continue;
+            }
+            let lock = match file.try_lock(1 + index as u64) {
+                Ok(lock) => lock,
+                Err(LockError::Held { .. }) => continue,
+                Err(error) => return Err(JoinError::Lock(error)),
+            };
+            let generation = ((free >> 32) as u32).wrapping_add(1);
+            // C1, C2
+            if seat.session.compare_exchange(free, word(generation, TAKEN), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                seat.pid.store(std::process::id(), Ordering::Relaxed);
+                return Ok(Session { seat: index, generation, _lock: lock });
+            }
+        }
+        Err(JoinError::Full { max_clients: self.count })
+    }
+
+    /// Client: whether the seat is still its own. One load of a line that nobody writes in normal operation.
+    #[must_use]
+    #[inline(always)]
+    pub fn holds(&self, session: &Session) -> bool {
+        // C2
+        self.seat(session.seat).is_some_and(|s| s.session.load(Ordering::Acquire) == word(session.generation, TAKEN))
+    }
+
+    /// Client: gives its seat up. It must not write to the seat's memory any more.
+    pub fn leave(&self, session: Session) {
+        let Some(seat) = self.seat(session.seat) else { return };
+        let (taken, left) = (word(session.generation, TAKEN), word(session.generation, LEFT));
+        // C1; an evicted client has nothing to say.
+        if seat.session.compare_exchange(taken, left, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            // C3
+            self.head().departures.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// A word beside the session for the protocol's use: ipc keeps the [`armed`](crate::ready) flag of the client's lane there.
+    #[must_use]
+    #[inline(always)]
+    pub fn armed(&self, seat: usize) -> Option<&AtomicU32> {
+        self.seat(seat).map(|seat| &seat.armed)
+    }
+
+    /// Server: the generation of the client in `seat`, or `None` if there is none (any more).
+    #[must_use]
+    #[inline(always)]
+    pub fn taken_by(&self, seat: usize) -> Option<u32> {
+        // C1
+        let session = self.seat(seat)?.session.load(Ordering::Acquire);
+        (session as u32 == TAKEN as u32).then_some((session >> 32) as u32)
+    }
+
+    /// Server: ends the session of a client that breaks the protocol. The seat is free again when that client is gone.
+    pub fn evict(&self, seat: usize, generation: u32) {
+        if let Some(seat) = self.seat(seat) {
+            let (taken, evicted) = (word(generation, TAKEN), word(generation, EVICTED));
+            // C2; if the client left meanwhile, all the better.
+            let _ = seat.session.compare_exchange(taken, evicted, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// The generation of the client of `seat` if that client is gone for good: it left, or its lock is free.
+    fn departed(&self, seat: usize, file: &LockFile, looks: &mut usize) -> Option<u32> {
+        let session = self.seat(seat)?.session.load(Ordering::Acquire);
+        let generation = (session >> 32) as u32;
+        match u64::from(session as u32) {
+            FREE => None,
+            LEFT => Some(generation),
+            _ => {
+                let look = looks.checked_sub(1)?;
+                *looks = look;
+                (!file.is_held(1 + seat as u64)).then_some(generation)
+            }
+        }
+    }
+}
+
+/// The server's round of the seats, which finds the clients that are gone: who left, at the next pass; who died, within a time that
+/// grows with the number of clients, a millisecond for every [`LOOKS_PER_ROUND`] of them.
+#[derive(Debug, Default)]
+pub struct Patrol {
+    next: usize,
+    departures: u64,
+    passes: u32,
+    round_ns: u64,
+}
+
+/// Clients that are asked for by system call per round; about 0.2 us each.
+pub const LOOKS_PER_ROUND: usize = 8;
+const ROUND_NS: u64 = 1_000_000;
+/// The clock is read once in this many passes.
+const PASSES_PER_CLOCK: u32 = 256;
+
+impl Patrol {
+    /// One pass; nearly always one load. `now_ns` is any monotonic clock and is read rarely. `bury(seat, generation)` must forget the
+    /// client and reset the memory of its seat; when it returns, the seat is free for others.
+    #[inline]
+    pub fn pass(&mut self, seats: &Seats, file: &LockFile, now_ns: impl FnOnce() -> u64, mut bury: impl FnMut(usize, u32)) {
+        // C3
+        let departures = seats.head().departures.load(Ordering::Acquire);
+        if departures != self.departures {
+            self.departures = departures;
+            self.round(seats, file, 0, &mut bury);
+        }
+        self.passes += 1;
+        if self.passes >= PASSES_PER_CLOCK {
+            self.passes = 0;
+            let now = now_ns();
+            if now.wrapping_sub(self.round_ns) >= ROUND_NS {
+                self.round_ns = now;
+                self.round(seats, file, LOOKS_PER_ROUND, &mut bury);
+            }
+        }
+    }
+
+    #[cold]
+    fn round(&mut self, seats: &Seats, file: &LockFile, mut looks: usize, bury: &mut impl FnMut(usize, u32)) {
+        let start = self.next;
+        for step in 0..seats.count {
+            let index = (start + step) % seats.count;
+            let looks_before = looks;
+            let departed = seats.departed(index, file, &mut looks);
+            if looks != looks_before {
+                self.next = index + 1;
+            }
+            if let (Some(generation), Some(seat)) = (departed, seats.seat(index)) {
+                bury(index, generation);
+                // C2
+                seat.session.store(word(generation, FREE), Ordering::Release);
+            }
+        }
+    }
+}

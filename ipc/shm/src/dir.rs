@@ -1,0 +1,245 @@
+//! The directory that holds the named regions of one user.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::header::{self, Standing};
+use crate::lock::LockFile;
+use crate::sys;
+
+/// Names of files that are being made, in file systems without `O_TMPFILE`.
+pub(crate) const TEMPORARY_PREFIX: &str = ".new-";
+/// Longest region name in bytes.
+pub const NAME_BYTES_MAX: usize = 128;
+/// How often the removal of a dead region asks for the directory lock before it gives up.
+const LOCK_ATTEMPTS: usize = 256;
+
+/// Why the directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DirError {
+    /// It does not exist. Only the default directory is created: a mistyped path must not become a second, empty fabric.
+    #[error("shared-memory directory {} does not exist: create it, or leave the option out", path.display())]
+    Missing {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Something else is at that path.
+    #[error("{} is not a directory, or is a symbolic link: name the directory itself", path.display())]
+    NotADirectory {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Another user owns it and could replace what is in it.
+    #[error("shared-memory directory {} belongs to user {owner}, not to {user}: use a directory of your own", path.display())]
+    ForeignOwner {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner's user id.
+        owner: u32,
+        /// The effective user id of this process.
+        user: u32,
+    },
+    /// Group or others may write to it.
+    #[error("shared-memory directory {} has mode {mode:04o}, others may write to it: chmod 0700", path.display())]
+    OpenToOthers {
+        /// The directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Files cannot be made there.
+    #[error("shared-memory directory {} is not writable: {source}", path.display())]
+    NotWritable {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Any other refusal of the kernel.
+    #[error("cannot use shared-memory directory {}: {source}", path.display())]
+    Io {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// An open directory of regions. Cheap to clone, `Send + Sync`.
+#[derive(Debug, Clone)]
+pub struct Dir {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+/// What became of the file at a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Removal {
+    /// It was dead and is gone; by us or by somebody else.
+    Gone,
+    /// Its owner lives, or cannot be proven dead.
+    Alive,
+    /// Not a region of this crate and version: never touched.
+    Foreign,
+    /// Somebody is removing something in this directory, perhaps a stopped process.
+    Busy,
+}
+
+impl Dir {
+    /// Opens `path`, or the user's default `/dev/shm/copyrpc-<uid>`, which is created with mode 0700.
+    ///
+    /// The directory must belong to the effective user and be writable by nobody else. A `tmpfs` is the right place: on a disk,
+    /// files of owners that died in a power failure cannot be told from living ones and must be removed by hand.
+    ///
+    /// # Errors
+    /// [`DirError`], with the path and what to do about it.
+    pub fn open(path: Option<&Path>) -> Result<Self, DirError> {
+        // SAFETY: no pointers are involved.
+        let user = unsafe { libc::geteuid() };
+        let path = match path {
+            Some(path) => path.to_owned(),
+            None => default_path(user)?,
+        };
+        let io_error = |source| DirError::Io { path: path.clone(), source };
+        let fd = open_directory(&path)?;
+        let stat = sys::stat(fd.as_raw_fd()).map_err(io_error)?;
+        if stat.st_uid != user {
+            return Err(DirError::ForeignOwner { path, owner: stat.st_uid, user });
+        }
+        let mode = stat.st_mode & 0o7777;
+        if mode & 0o022 != 0 {
+            return Err(DirError::OpenToOthers { path, mode });
+        }
+        // SAFETY: the path is a NUL-terminated literal. Flags 0: real ids, which is what a set-uid program should be asked about.
+        sys::cvt(unsafe { libc::faccessat(fd.as_raw_fd(), c".".as_ptr(), libc::W_OK | libc::X_OK, 0) })
+            .map_err(|source| DirError::NotWritable { path: path.clone(), source })?;
+        Ok(Self { inner: Arc::new(Inner { path, fd }) })
+    }
+
+    /// The path it was opened by.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// Removes the regions whose owner is proven dead and returns how many. Files of other programs, and of owners that cannot be
+    /// proven dead, stay. Safe against any number of processes doing the same.
+    ///
+    /// # Errors
+    /// The directory cannot be listed. A file that cannot be examined is skipped.
+    pub fn sweep(&self) -> Result<usize, DirError> {
+        let io_error = |source| DirError::Io { path: self.inner.path.clone(), source };
+        let entries = std::fs::read_dir(format!("/proc/self/fd/{}", self.fd())).map_err(io_error)?;
+        let mut removed = 0;
+        for entry in entries {
+            let name = entry.map_err(io_error)?.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let removal = if name.starts_with(TEMPORARY_PREFIX) { self.remove_temporary(name) } else { self.remove_dead(name) };
+            removed += usize::from(matches!(removal, Ok(Removal::Gone)));
+        }
+        Ok(removed)
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.inner.fd.as_raw_fd()
+    }
+
+    /// Removes the region `name` if its owner is proven dead.
+    ///
+    /// Death is final for an inode: its lock is taken once, before it gets a name. What must not happen is that of two removers the
+    /// slower one unlinks the living region the faster one has put there; so removals exclude each other and look again.
+    pub(crate) fn remove_dead(&self, name: &str) -> io::Result<Removal> {
+        let file = match LockFile::open_at(self.fd(), name) {
+            Ok(file) => file,
+            Err(error) => return not_a_region(error),
+        };
+        match header::standing(&file)? {
+            Standing::Foreign => return Ok(Removal::Foreign),
+            Standing::Alive => return Ok(Removal::Alive),
+            Standing::Dead => {}
+        }
+        let Some(_removing) = self.lock_removals()? else { return Ok(Removal::Busy) };
+        self.unlink_if_same(name, &file)?;
+        Ok(Removal::Gone)
+    }
+
+    /// Unlinks `name` if it still is `file`.
+    pub(crate) fn unlink_if_same(&self, name: &str, file: &LockFile) -> io::Result<()> {
+        match sys::stat_at(self.fd(), name) {
+            Ok(stat) if (stat.st_dev, stat.st_ino) == file.key() => ignore_missing(sys::unlink_at(self.fd(), name)),
+            Ok(_) => Ok(()),
+            Err(error) => ignore_missing(Err(error)),
+        }
+    }
+
+    /// A temporary file has no complete header yet, but its maker locks its byte 0 right after making it, and looks whether it still
+    /// has a name after that; so whoever gets the lock may remove it.
+    fn remove_temporary(&self, name: &str) -> io::Result<Removal> {
+        let file = match LockFile::open_at(self.fd(), name) {
+            Ok(file) => file,
+            Err(error) => return not_a_region(error),
+        };
+        let Ok(_owner) = file.try_lock(header::OWNER_BYTE) else { return Ok(Removal::Alive) };
+        ignore_missing(sys::unlink_at(self.fd(), name))?;
+        Ok(Removal::Gone)
+    }
+
+    /// The lock that serialises removals; `None` when it is taken for long. Never waits: its holder may be stopped.
+    pub(crate) fn lock_removals(&self) -> io::Result<Option<OwnedFd>> {
+        // A descriptor of its own, because the lock belongs to the open file and threads share `self`.
+        let fd = sys::open_at(self.fd(), ".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+        for _ in 0..LOCK_ATTEMPTS {
+            // SAFETY: no pointers are involved.
+            match sys::retry(|| unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }) {
+                Ok(_) => return Ok(Some(fd)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn default_path(user: u32) -> Result<PathBuf, DirError> {
+    let path = PathBuf::from(format!("/dev/shm/copyrpc-{user}"));
+    let made = std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path);
+    match made {
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => Err(DirError::NotWritable { path, source }),
+        _ => Ok(path),
+    }
+}
+
+fn open_directory(path: &Path) -> Result<OwnedFd, DirError> {
+    let path = path.to_owned();
+    let Some(name) = path.to_str() else {
+        return Err(DirError::Io { path, source: io::Error::new(io::ErrorKind::InvalidInput, "the path is not UTF-8") });
+    };
+    let opened = sys::open_at(libc::AT_FDCWD, name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0);
+    opened.map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT) => DirError::Missing { path },
+        Some(libc::ENOTDIR | libc::ELOOP) => DirError::NotADirectory { path },
+        _ => DirError::Io { path, source },
+    })
+}
+
+fn not_a_region(error: io::Error) -> io::Result<Removal> {
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => Ok(Removal::Gone),
+        Some(libc::ELOOP | libc::EINVAL) => Ok(Removal::Foreign),
+        _ => Err(error),
+    }
+}
+
+fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}

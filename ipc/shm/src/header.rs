@@ -1,0 +1,126 @@
+//! The first page of a region's file: what it is, whose it is, and whether that owner lives.
+
+use std::io;
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::lock::LockFile;
+use crate::robust::{self, ROBUST_BYTES, RobustWord};
+
+/// "CPYRPSHM" read as a big-endian number.
+pub(crate) const MAGIC: u64 = 0x4350_5952_5053_484d;
+/// Changes with every change of this layout.
+pub(crate) const VERSION: u32 = 1;
+/// Bytes before the user's bytes.
+pub(crate) const HEADER_BYTES: usize = 4096;
+/// The byte whose lock the owner holds as long as it lives.
+pub(crate) const OWNER_BYTE: u64 = 0;
+
+/// The header as it lies in the file. Everything but `closed` and `robust` is written before the file gets its name.
+#[repr(C, align(4096))]
+pub(crate) struct Header {
+    /// [`MAGIC`], stored last (Release).
+    pub(crate) magic: AtomicU64,
+    pub(crate) version: u32,
+    pub(crate) header_bytes: u32,
+    pub(crate) kind: u64,
+    pub(crate) user_bytes: u64,
+    pub(crate) epoch: u64,
+    /// For humans who look at a file; no decision is made by it.
+    pub(crate) creator_pid: u32,
+    /// 1 once the owner closed the region in good order.
+    pub(crate) closed: AtomicU32,
+    _reserved: [u8; 16],
+    pub(crate) robust: RobustWord,
+}
+
+const _: () = {
+    assert!(size_of::<Header>() == HEADER_BYTES);
+    assert!(offset_of!(Header, magic) == 0);
+    assert!(offset_of!(Header, version) == 8);
+    assert!(offset_of!(Header, header_bytes) == 12);
+    assert!(offset_of!(Header, kind) == 16);
+    assert!(offset_of!(Header, user_bytes) == 24);
+    assert!(offset_of!(Header, epoch) == 32);
+    assert!(offset_of!(Header, creator_pid) == 40);
+    assert!(offset_of!(Header, closed) == 44);
+    assert!(offset_of!(Header, robust) == 64);
+};
+
+impl Header {
+    /// Whether the region may have lost its owner: two loads, no system call.
+    #[inline(always)]
+    pub(crate) fn may_be_ownerless(&self) -> bool {
+        self.robust.owner_died() || self.is_closed()
+    }
+
+    /// Whether the owner closed the region. Acquire: what the owner wrote before closing is visible.
+    #[inline(always)]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire) != 0
+    }
+}
+
+/// The header of a file, copied out, as far as it is not trusted yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Claim {
+    pub(crate) version: u32,
+    pub(crate) kind: u64,
+    pub(crate) user_bytes: u64,
+    pub(crate) closed: bool,
+    owner_died: bool,
+}
+
+impl Claim {
+    /// Reads the header of `file`; `None` when the file is shorter or has another magic number.
+    pub(crate) fn read(file: &LockFile) -> io::Result<Option<Self>> {
+        const READ_BYTES: usize = offset_of!(Header, robust) + ROBUST_BYTES;
+        let mut bytes = [0u8; READ_BYTES];
+        if file.read_front(&mut bytes)? != READ_BYTES || u64_at(&bytes, offset_of!(Header, magic)) != MAGIC {
+            return Ok(None);
+        }
+        let robust = bytes.last_chunk::<ROBUST_BYTES>();
+        Ok(Some(Self {
+            version: u32_at(&bytes, offset_of!(Header, version)),
+            kind: u64_at(&bytes, offset_of!(Header, kind)),
+            user_bytes: u64_at(&bytes, offset_of!(Header, user_bytes)),
+            closed: u32_at(&bytes, offset_of!(Header, closed)) != 0,
+            owner_died: robust.is_some_and(robust::owner_died_in),
+        }))
+    }
+
+    /// Proof of death needs both: the lock free, which another part of the process may have caused by closing the file, and the
+    /// word, which the end of a mere thread may have caused (or the owner's own good-bye).
+    pub(crate) fn is_dead(&self, file: &LockFile) -> bool {
+        (self.owner_died || self.closed) && !file.is_held(OWNER_BYTE)
+    }
+}
+
+/// How a file that is in the way stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Foreign,
+    Alive,
+    Dead,
+}
+
+pub(crate) fn standing(file: &LockFile) -> io::Result<Standing> {
+    Ok(match Claim::read(file)? {
+        Some(claim) if claim.version == VERSION => {
+            if claim.is_dead(file) {
+                Standing::Dead
+            } else {
+                Standing::Alive
+            }
+        }
+        _ => Standing::Foreign,
+    })
+}
+
+fn u64_at(bytes: &[u8], offset: usize) -> u64 {
+    bytes.get(offset..).and_then(|b| b.first_chunk()).map_or(0, |b| u64::from_ne_bytes(*b))
+}
+
+fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+    bytes.get(offset..).and_then(|b| b.first_chunk()).map_or(0, |b| u32::from_ne_bytes(*b))
+}

@@ -1,0 +1,237 @@
+//! Locks that the kernel drops when their process dies: POSIX record locks, one byte each.
+//!
+//! POSIX locks (`F_SETLK`) and not OFD locks, because a forked child keeps an OFD lock alive after its owner's
+//! death. Their price is two traps, which this file closes:
+//! - closing *any* descriptor of a file drops *all* locks this process has on it. So a process opens a file
+//!   exactly once: a registry keyed by (device, inode) hands out the one descriptor. A file's identity is looked
+//!   up through an `O_PATH` descriptor, whose closing drops nothing.
+//! - `F_GETLK` does not report the locks of the asking process. So the registry remembers them.
+//!
+//! Code outside this crate that opens and closes the same file still drops the locks; that is why a lock that
+//! is free proves a death only together with the robust word of [`crate::region`].
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::sys;
+
+/// Why a byte could not be locked.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// This or another process holds the byte.
+    #[error("byte {byte} is locked by a living process (perhaps this one)")]
+    Held {
+        /// The byte asked for.
+        byte: u64,
+    },
+    /// The kernel refused for another reason.
+    #[error("cannot lock byte {byte}: {source}")]
+    Io {
+        /// The byte asked for.
+        byte: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Identity of an open file: device and inode. It cannot be reused while the file is open.
+type Key = (u64, u64);
+
+#[derive(Debug)]
+struct OpenFile {
+    /// Borrowed from the registry's entry, which outlives every [`LockFile`].
+    fd: RawFd,
+    key: Key,
+    /// Bytes this process holds; `F_GETLK` does not tell.
+    held: Mutex<BTreeSet<u64>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    file: Arc<OpenFile>,
+    /// Closes when the entry is removed, so under the registry's mutex.
+    _fd: OwnedFd,
+    users: usize,
+}
+
+/// Every file this process has open for locking. Opening and the last close happen under its mutex: a close
+/// that overlapped another thread's open and lock would drop that lock.
+static REGISTRY: Mutex<Option<HashMap<Key, Entry>>> = Mutex::new(None);
+
+fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A file of which this process has exactly one descriptor, whose bytes can be locked.
+///
+/// Cheap to clone; the descriptor closes with the last clone. `Send + Sync`.
+#[derive(Debug)]
+pub struct LockFile {
+    file: Arc<OpenFile>,
+}
+
+impl LockFile {
+    /// Takes the descriptor of a file that was just created; `WouldBlock` if another thread found and opened the file meanwhile.
+    pub(crate) fn adopt(fd: OwnedFd) -> io::Result<Self> {
+        let stat = sys::stat(fd.as_raw_fd())?;
+        let key = (stat.st_dev, stat.st_ino);
+        let mut registry = unpoisoned(&REGISTRY);
+        let files = registry.get_or_insert_default();
+        if files.contains_key(&key) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(Self::insert(files, key, fd))
+    }
+
+    /// Opens the regular file `name` of the directory `dir` for reading and writing, or shares the descriptor
+    /// this process already has of it. A symbolic link is an error (`ELOOP`), as is another kind of file.
+    pub(crate) fn open_at(dir: RawFd, name: &str) -> io::Result<Self> {
+        let path = sys::open_at(dir, name, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
+        let stat = sys::stat(path.as_raw_fd())?;
+        match stat.st_mode & libc::S_IFMT {
+            libc::S_IFREG => {}
+            libc::S_IFLNK => return Err(io::Error::from_raw_os_error(libc::ELOOP)),
+            _ => return Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        }
+        let key = (stat.st_dev, stat.st_ino);
+        let mut registry = unpoisoned(&REGISTRY);
+        let files = registry.get_or_insert_default();
+        if let Some(entry) = files.get_mut(&key) {
+            entry.users += 1;
+            return Ok(Self { file: Arc::clone(&entry.file) });
+        }
+        let fd = sys::reopen(path.as_raw_fd(), libc::O_RDWR)?;
+        Ok(Self::insert(files, key, fd))
+    }
+
+    fn insert(files: &mut HashMap<Key, Entry>, key: Key, fd: OwnedFd) -> Self {
+        let file = Arc::new(OpenFile { fd: fd.as_raw_fd(), key, held: Mutex::default() });
+        files.insert(key, Entry { file: Arc::clone(&file), _fd: fd, users: 1 });
+        Self { file }
+    }
+
+    /// Locks one byte for this process, without waiting. The lock ends with the returned value, with the
+    /// process (`SIGKILL` included), and never with a forked child's end.
+    ///
+    /// Byte numbers are independent of the file's length and contents.
+    ///
+    /// # Errors
+    /// [`LockError::Held`] when any process, this one included, holds the byte; [`LockError::Io`] otherwise.
+    pub fn try_lock(&self, byte: u64) -> Result<ByteLock, LockError> {
+        let mut held = unpoisoned(&self.file.held);
+        if held.contains(&byte) {
+            return Err(LockError::Held { byte });
+        }
+        let mut lock = flock(libc::F_WRLCK, byte);
+        let fd = self.file.fd;
+        // SAFETY: `lock` is a valid `flock` for the whole call.
+        match sys::retry(|| unsafe { libc::fcntl(fd, libc::F_SETLK, &mut lock) }) {
+            Ok(_) => {
+                held.insert(byte);
+                drop(held);
+                Ok(ByteLock { file: self.clone(), byte })
+            }
+            Err(source) => match source.raw_os_error() {
+                Some(libc::EAGAIN | libc::EACCES) => Err(LockError::Held { byte }),
+                _ => Err(LockError::Io { byte, source }),
+            },
+        }
+    }
+
+    /// Whether any process, this one included, holds the byte. When the kernel does not say, the answer is
+    /// `true`: death must be proven, not presumed. About 200 ns.
+    pub fn is_held(&self, byte: u64) -> bool {
+        if unpoisoned(&self.file.held).contains(&byte) {
+            return true;
+        }
+        let mut lock = flock(libc::F_WRLCK, byte);
+        let fd = self.file.fd;
+        // SAFETY: `lock` is a valid `flock` for the whole call, which writes the answer into it.
+        match sys::retry(|| unsafe { libc::fcntl(fd, libc::F_GETLK, &mut lock) }) {
+            Ok(_) => i32::from(lock.l_type) != libc::F_UNLCK,
+            Err(_) => true,
+        }
+    }
+
+    /// Reads the first bytes of the file without mapping it; fewer than asked at the end of the file.
+    pub(crate) fn read_front(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: the kernel writes at most `len` bytes into the buffer of that length.
+        let got = unsafe { libc::pread(self.file.fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+        usize::try_from(got).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Device and inode.
+    pub(crate) fn key(&self) -> Key {
+        self.file.key
+    }
+
+    /// Length in bytes now.
+    pub(crate) fn bytes(&self) -> io::Result<u64> {
+        Ok(u64::try_from(sys::stat(self.file.fd)?.st_size).unwrap_or(0))
+    }
+}
+
+fn flock(kind: libc::c_int, byte: u64) -> libc::flock {
+    // SAFETY: `flock` is plain data for which zero is a valid value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    // The three lock kinds are 0, 1 and 2 on every Linux.
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    // A byte beyond the signed range cannot be named to the kernel, which refuses the negative number.
+    lock.l_start = byte as libc::off_t;
+    lock.l_len = 1;
+    lock
+}
+
+impl AsRawFd for LockFile {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.fd
+    }
+}
+
+impl Clone for LockFile {
+    fn clone(&self) -> Self {
+        if let Some(entry) = unpoisoned(&REGISTRY).as_mut().and_then(|r| r.get_mut(&self.file.key)) {
+            entry.users += 1;
+        }
+        Self { file: Arc::clone(&self.file) }
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        let mut registry = unpoisoned(&REGISTRY);
+        let Some(files) = registry.as_mut() else { return };
+        let Some(entry) = files.get_mut(&self.file.key) else { return };
+        entry.users -= 1;
+        if entry.users == 0 {
+            files.remove(&self.file.key);
+        }
+    }
+}
+
+/// One locked byte of a [`LockFile`]; dropping it unlocks the byte.
+#[derive(Debug)]
+pub struct ByteLock {
+    file: LockFile,
+    byte: u64,
+}
+
+impl ByteLock {
+    /// The byte's number.
+    pub fn byte(&self) -> u64 {
+        self.byte
+    }
+}
+
+impl Drop for ByteLock {
+    fn drop(&mut self) {
+        let mut held = unpoisoned(&self.file.file.held);
+        let mut lock = flock(libc::F_UNLCK, self.byte);
+        // SAFETY: `lock` is a valid `flock` for the whole call.
+        let _ = unsafe { libc::fcntl(self.file.file.fd, libc::F_SETLK, &mut lock) };
+        held.remove(&self.byte);
+    }
+}

@@ -1,0 +1,113 @@
+//! The client's side of a session: its seat, and whether there is still a server.
+
+use std::fmt;
+
+use crate::clients::{JoinError, Seats, Session};
+use crate::region::{OwnerWatch, Region};
+
+/// How a session ended. Permanent: connect anew when there is a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SessionEnd {
+    /// The server ended or died.
+    #[error("the server is gone: connect again when it is back")]
+    ServerGone,
+    /// The server ended this client's session: the client broke the protocol, or lost the lock that proves it alive because another part
+    /// of its process opened and closed the region's file.
+    #[error("the server ended this client's session: connect again")]
+    Disconnected,
+}
+
+/// How a call ended that got no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CallFailed {
+    /// The handler dropped the request without an answer.
+    #[error("the server dropped the request")]
+    Dropped,
+    /// The session ended first; whether the server executed the request is unknown.
+    #[error("no answer, and unknown whether the call was executed: {0}")]
+    Ended(SessionEnd),
+}
+
+/// A client's place at a server, given up on drop.
+pub struct Membership {
+    seats: Seats,
+    seat: usize,
+    /// `None` only while it is dropped.
+    session: Option<Session>,
+    watch: OwnerWatch,
+    end: Option<SessionEnd>,
+    /// Last: the seats lie in it.
+    region: Region,
+}
+
+impl fmt::Debug for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Membership")
+            .field("server", &self.region.name())
+            .field("seat", &self.seat)
+            .field("end", &self.end)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Membership {
+    /// Takes a seat.
+    ///
+    /// # Safety
+    /// `seats` lie in `region`.
+    ///
+    /// # Errors
+    /// [`JoinError`].
+    pub unsafe fn join(region: Region, seats: Seats) -> Result<Self, JoinError> {
+        let session = seats.join(region.lock_file())?;
+        Ok(Self { seats, seat: session.seat(), session: Some(session), watch: OwnerWatch::default(), end: None, region })
+    }
+
+    /// The client's number, below the server's `max_clients`.
+    #[must_use]
+    #[inline(always)]
+    pub fn seat(&self) -> usize {
+        self.seat
+    }
+
+    /// Tells this client from earlier ones of the same number.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.session.as_ref().map_or(0, Session::generation)
+    }
+
+    /// The seats of all clients.
+    #[must_use]
+    #[inline(always)]
+    pub fn seats(&self) -> &Seats {
+        &self.seats
+    }
+
+    /// The server's region.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// How the session ended, if it did: normally three loads of lines that nobody writes. Once ended, always ended. What the server
+    /// wrote before its orderly end is visible after.
+    #[inline]
+    pub fn end(&mut self) -> Option<SessionEnd> {
+        if self.end.is_none() {
+            if self.watch.is_gone(&self.region) {
+                self.end = Some(SessionEnd::ServerGone);
+            } else if !self.session.as_ref().is_some_and(|session| self.seats.holds(session)) {
+                self.end = Some(SessionEnd::Disconnected);
+            }
+        }
+        self.end
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            self.seats.leave(session);
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Bulk memory that leaves nothing behind: a sealed memfd that peers open through `/proc/<pid>/fd/<n>`.
+//!
+//! Attaching needs nothing from the owner's CPU, so it works on a stopped process. It is not bounded by the size of `/dev/shm`, nobody
+//! can truncate it under a peer, and it vanishes with its last user. Both ends must be in one pid namespace and of one user.
+
+use std::ffi::CString;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use crate::sys::{self, Mapping};
+
+const SEALS: libc::c_int = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+/// `/proc` shows a memfd as this, its name, and " (deleted)".
+const NAME_PREFIX: &str = "/memfd:";
+
+/// Where a memfd is to be found, to be handed to peers through any channel. Plain data: 24 bytes, no padding; any value is safe to
+/// [`attach`](Memfd::attach), which checks it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct MemfdId {
+    /// Random; part of the memfd's name, so that a reused pid or descriptor is not taken for it. Never 0.
+    pub token: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// The owner's process id, in the pid namespace both share.
+    pub pid: u32,
+    /// The descriptor's number in the owner.
+    pub fd: u32,
+}
+
+const _: () = assert!(size_of::<MemfdId>() == 24 && align_of::<MemfdId>() == 8);
+
+/// Why a memfd could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum MemfdCreateError {
+    /// The size is 0, no multiple of the page size, or more than a file can have.
+    #[error("a memfd of {bytes} bytes is not possible: use a positive multiple of the page size, {page} bytes")]
+    BadSize {
+        /// Bytes asked for.
+        bytes: usize,
+        /// Bytes of a page.
+        page: usize,
+    },
+    /// The process may not have files of that size.
+    #[error("a memfd of {need} bytes is above RLIMIT_FSIZE, {limit}: raise it (ulimit -f) or ask for less")]
+    FileLimit {
+        /// Bytes asked for.
+        need: u64,
+        /// Bytes allowed.
+        limit: u64,
+    },
+    /// No address space is left for it.
+    #[error("no room to map {bytes} bytes: look at ulimit -v and vm.max_map_count, or ask for less")]
+    NoAddressSpace {
+        /// Bytes asked for.
+        bytes: usize,
+    },
+    /// The kernel refused for another reason.
+    #[error("cannot make a memfd: {0}")]
+    Io(#[source] io::Error),
+}
+
+/// Why a peer's memfd could not be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MemfdAttachError {
+    /// No such process or descriptor is visible.
+    #[error("process {pid} has no descriptor {fd} here: it ended, or it is in another pid namespace (containers need a shared one)")]
+    NotFound {
+        /// The owner's process id.
+        pid: u32,
+        /// The descriptor's number in the owner.
+        fd: u32,
+    },
+    /// The kernel does not let this process look at the owner's descriptors.
+    #[error("no permission to open descriptor {fd} of process {pid}: run both as one user, and the owner dumpable")]
+    Permission {
+        /// The owner's process id.
+        pid: u32,
+        /// The descriptor's number in the owner.
+        fd: u32,
+    },
+    /// What is there now is not the memfd that the id was made from.
+    #[error("descriptor {fd} of process {pid} is not the memory that was announced: its owner was replaced")]
+    Stale {
+        /// The owner's process id.
+        pid: u32,
+        /// The descriptor's number in the owner.
+        fd: u32,
+    },
+    /// It can be truncated under us, or has another size than announced.
+    #[error("the memory of process {pid} is not sealed, or has {found} bytes instead of {announced}: its owner is of another build")]
+    Unsealed {
+        /// The owner's process id.
+        pid: u32,
+        /// Bytes announced.
+        announced: u64,
+        /// Bytes found.
+        found: u64,
+    },
+    /// No address space is left for it.
+    #[error("no room to map {bytes} bytes: look at ulimit -v and vm.max_map_count")]
+    NoAddressSpace {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// The kernel refused for another reason.
+    #[error("cannot map the memory of another process: {0}")]
+    Io(#[source] io::Error),
+}
+
+/// Why pages could not be allocated or given back.
+#[derive(Debug, thiserror::Error)]
+pub enum MemfdRangeError {
+    /// The range is empty, not on page boundaries, or beyond the end.
+    #[error("range {start}..{end} must be not empty, on boundaries of {page} bytes, and end at most at {len}")]
+    BadRange {
+        /// First byte.
+        start: usize,
+        /// Byte after the last.
+        end: usize,
+        /// Bytes of a page.
+        page: usize,
+        /// Size of the memfd in bytes.
+        len: usize,
+    },
+    /// Memory is short, of the host or of this process's control group.
+    #[error("no memory for {bytes} more bytes: {source}")]
+    NoMemory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel refused for another reason.
+    #[error("cannot change the pages of a memfd: {0}")]
+    Io(#[source] io::Error),
+}
+
+/// A mapped memfd: one's own, made by [`create`](Self::create), or a peer's, by [`attach`](Self::attach).
+///
+/// Its size is address space; memory is taken page by page, by [`commit`](Self::commit). `Send + Sync`: it hands out an address; other
+/// processes may write there at any time. A forked child does not have the mapping.
+#[derive(Debug)]
+pub struct Memfd {
+    map: Mapping,
+    fd: OwnedFd,
+    id: MemfdId,
+}
+
+impl Memfd {
+    /// Makes a sealed memfd of `bytes` bytes (a multiple of the page size), all zero and none allocated.
+    ///
+    /// `purpose` is for people who look at `/proc/<pid>/maps`. Touching a page that was not [committed](Self::commit) works too, but
+    /// ends in SIGBUS if memory is short then.
+    ///
+    /// # Errors
+    /// [`MemfdCreateError`].
+    pub fn create(purpose: &str, bytes: usize) -> Result<Self, MemfdCreateError> {
+        let page = sys::page_bytes();
+        let bad_size = || MemfdCreateError::BadSize { bytes, page };
+        if bytes == 0 || bytes % page != 0 {
+            return Err(bad_size());
+        }
+        let length = libc::off_t::try_from(bytes).map_err(|_| bad_size())?;
+        let need = bytes as u64;
+        if let Some(limit) = sys::file_size_limit_below(need) {
+            return Err(MemfdCreateError::FileLimit { need, limit });
+        }
+        let token = sys::random_nonzero().map_err(MemfdCreateError::Io)?;
+        let fd = new_memfd(&memfd_name(purpose, token)).map_err(MemfdCreateError::Io)?;
+        // SAFETY: no pointers are involved.
+        sys::retry(|| unsafe { libc::ftruncate(fd.as_raw_fd(), length) }).map_err(MemfdCreateError::Io)?;
+        // SAFETY: no pointers are involved.
+        sys::cvt(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) }).map_err(MemfdCreateError::Io)?;
+        let map = Mapping::new(&fd, bytes, true, libc::MAP_NORESERVE).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOMEM) => MemfdCreateError::NoAddressSpace { bytes },
+            _ => MemfdCreateError::Io(error),
+        })?;
+        let id = MemfdId { token, bytes: need, pid: std::process::id(), fd: fd.as_raw_fd().unsigned_abs() };
+        Ok(Self { map, fd, id })
+    }
+
+    /// Maps the memfd that `id` names, of this or another process, running or stopped. Read-only unless `writable`: then a store
+    /// through the address is SIGSEGV.
+    ///
+    /// `id` may come from an untrusted place: token, seals and size are checked before anything is mapped.
+    ///
+    /// # Errors
+    /// [`MemfdAttachError`].
+    pub fn attach(id: &MemfdId, writable: bool) -> Result<Self, MemfdAttachError> {
+        let MemfdId { pid, fd: number, bytes, .. } = *id;
+        let access = if writable { libc::O_RDWR } else { libc::O_RDONLY };
+        let opened = sys::open_at(libc::AT_FDCWD, &format!("/proc/{pid}/fd/{number}"), access | libc::O_NONBLOCK, 0);
+        let fd = opened.map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ESRCH) => MemfdAttachError::NotFound { pid, fd: number },
+            Some(libc::EACCES | libc::EPERM) => MemfdAttachError::Permission { pid, fd: number },
+            // What cannot be opened at all (a socket, say) is not it either.
+            Some(libc::ENXIO | libc::ENODEV) => MemfdAttachError::Stale { pid, fd: number },
+            _ => MemfdAttachError::Io(error),
+        })?;
+        if !is_memfd_of(&fd, id.token).map_err(MemfdAttachError::Io)? {
+            return Err(MemfdAttachError::Stale { pid, fd: number });
+        }
+        // SAFETY: no pointers are involved.
+        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        let found = sys::stat(fd.as_raw_fd()).map_err(MemfdAttachError::Io)?.st_size;
+        let found = u64::try_from(found).unwrap_or(0);
+        if seals == -1 || seals & SEALS != SEALS || found != bytes || found == 0 {
+            return Err(MemfdAttachError::Unsealed { pid, announced: bytes, found });
+        }
+        let no_room = || MemfdAttachError::NoAddressSpace { bytes };
+        let len = usize::try_from(bytes).map_err(|_| no_room())?;
+        let map = Mapping::new(&fd, len, writable, libc::MAP_NORESERVE).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOMEM) => no_room(),
+            _ => MemfdAttachError::Io(error),
+        })?;
+        Ok(Self { map, fd, id: *id })
+    }
+
+    /// What peers need to attach. Valid as long as the owner's `Memfd` exists.
+    #[must_use]
+    pub fn id(&self) -> MemfdId {
+        self.id
+    }
+
+    /// The first byte, page aligned.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.map.base()
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a length in bytes, not a collection; never 0")]
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Allocates the pages of `range`, so that touching them cannot fail later. Pages that exist keep their contents.
+    ///
+    /// # Errors
+    /// [`MemfdRangeError`]; on [`MemfdRangeError::NoMemory`] nothing new stays allocated.
+    pub fn commit(&self, range: Range<usize>) -> Result<(), MemfdRangeError> {
+        self.allocate(0, range)
+    }
+
+    /// Gives the pages of `range` back to the system; they read as zero and are not committed any more, for every process.
+    ///
+    /// # Errors
+    /// [`MemfdRangeError`].
+    pub fn release(&self, range: Range<usize>) -> Result<(), MemfdRangeError> {
+        self.allocate(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, range)
+    }
+
+    fn allocate(&self, mode: libc::c_int, range: Range<usize>) -> Result<(), MemfdRangeError> {
+        let Range { start, end } = range;
+        let (page, len) = (sys::page_bytes(), self.len());
+        if start >= end || end > len || start % page != 0 || end % page != 0 {
+            return Err(MemfdRangeError::BadRange { start, end, page, len });
+        }
+        let bytes = end - start;
+        // The casts cannot wrap: `len` is the size of a mapping.
+        let (offset, length) = (start as libc::off_t, bytes as libc::off_t);
+        // SAFETY: no pointers are involved.
+        match sys::retry(|| unsafe { libc::fallocate(self.fd.as_raw_fd(), mode, offset, length) }) {
+            Ok(_) => Ok(()),
+            Err(source) => match source.raw_os_error() {
+                Some(libc::ENOSPC | libc::ENOMEM) => Err(MemfdRangeError::NoMemory { bytes, source }),
+                _ => Err(MemfdRangeError::Io(source)),
+            },
+        }
+    }
+}
+
+fn memfd_name(purpose: &str, token: u64) -> String {
+    let purpose: String = purpose.chars().filter(char::is_ascii_alphanumeric).take(32).collect();
+    format!("copyrpc-{purpose}-{token:016x}")
+}
+
+fn new_memfd(name: &str) -> io::Result<OwnedFd> {
+    let name = CString::new(name)?;
+    // SAFETY: the name is NUL-terminated and outlives the call.
+    let fd = sys::cvt(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
+    // SAFETY: the call just returned this descriptor and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The name a memfd was made with cannot be changed, so it identifies the one our peer announced.
+fn is_memfd_of(fd: &OwnedFd, token: u64) -> io::Result<bool> {
+    let target = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    let name = target.to_str().and_then(|target| target.strip_prefix(NAME_PREFIX));
+    let name = name.and_then(|name| name.strip_suffix(" (deleted)"));
+    Ok(name.is_some_and(|name| name.starts_with("copyrpc-") && name.ends_with(&format!("-{token:016x}"))))
+}

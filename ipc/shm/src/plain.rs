@@ -1,0 +1,56 @@
+//! Payloads that may cross a process boundary.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Plain old data: any bytes are a valid value (a peer's bytes are not trusted), there is no padding (which would carry this process's
+/// memory to another one), and a copy is a copy. Implemented for every type that derives the four traits; an `enum` cannot.
+pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
+
+impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}
+
+/// What both ends of an RPC must agree on about its payload types, as it lies in shared memory: 24 bytes.
+///
+/// The sizes catch most mistakes; `tag` is the application's: a number that it changes with the meaning of the fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct TypeShape {
+    /// Size of a request in bytes.
+    pub request_bytes: u32,
+    /// Alignment of a request in bytes.
+    pub request_align: u32,
+    /// Size of a response in bytes.
+    pub response_bytes: u32,
+    /// Alignment of a response in bytes.
+    pub response_align: u32,
+    /// The application's own type tag.
+    pub tag: u64,
+}
+
+const _: () = assert!(size_of::<TypeShape>() == 24);
+
+impl TypeShape {
+    /// The shape of an RPC from `Req` to `Resp`. Sizes beyond `u32` read as `u32::MAX`, which no region can hold.
+    #[must_use]
+    pub const fn of<Req: Plain, Resp: Plain>(tag: u64) -> Self {
+        const fn clamp(n: usize) -> u32 {
+            if n > u32::MAX as usize { u32::MAX } else { n as u32 }
+        }
+        Self {
+            request_bytes: clamp(size_of::<Req>()),
+            request_align: clamp(align_of::<Req>()),
+            response_bytes: clamp(size_of::<Resp>()),
+            response_align: clamp(align_of::<Resp>()),
+            tag,
+        }
+    }
+}
+
+impl std::fmt::Display for TypeShape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { request_bytes, request_align, response_bytes, response_align, tag } = self;
+        write!(
+            f,
+            "requests of {request_bytes} B (align {request_align}), responses of {response_bytes} B (align {response_align}), tag {tag:#x}"
+        )
+    }
+}

@@ -1,0 +1,399 @@
+//! A named piece of shared memory that appears whole, and whose owner's death is noticed and cleaned up after.
+//!
+//! The file is made without a name (`O_TMPFILE`), gets its space, its lock, its header and its contents, and only then its name.
+//! So whoever can open it sees a finished region, and an owner killed half-way leaves nothing.
+//!
+//! **Death.** The owner holds the record lock of byte 0 ([`crate::lock`]) and a robust futex word; the kernel drops the first and marks
+//! the second when it ends, `SIGKILL` included. Each alone can lie: the lock is lost when another part of the process opens and closes
+//! the file, the word is marked when the *thread* that created the region ends. Dead is an owner of which both say so (or that said
+//! good-bye and has let go of the lock). Noticed within about a millisecond of the `SIGKILL`.
+//!
+//! A forked child has no part in any of this: it does not inherit the mapping, the lock or the word.
+
+mod error;
+mod fresh;
+
+use std::io;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+pub use error::{CreateError, OpenError};
+use fresh::{Fresh, Temporary};
+
+use crate::dir::{Dir, NAME_BYTES_MAX, Removal};
+use crate::header::{Claim, HEADER_BYTES, Header, MAGIC, OWNER_BYTE, VERSION};
+use crate::lock::{ByteLock, LockFile};
+use crate::sys::{self, Mapping};
+
+/// How often a dead region of the same name is removed and the name tried again.
+const REPLACE_ATTEMPTS: usize = 16;
+
+/// What is known of a region's owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnerState {
+    /// Not proven otherwise.
+    Alive,
+    /// It closed the region in good order; what it wrote before is complete.
+    Closed,
+    /// It died; proven.
+    Dead,
+}
+
+/// The user bytes of a region: an address and a length, with checked arithmetic. What lies there is written by other processes and
+/// is to be accessed through atomics or validated copies.
+#[derive(Debug, Clone, Copy)]
+pub struct RegionView<'a> {
+    base: NonNull<u8>,
+    len: usize,
+    _region: PhantomData<&'a Region>,
+}
+
+impl RegionView<'_> {
+    /// The first user byte, aligned to 4096.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Number of user bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a length in bytes, not a collection")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address of a `T` at `offset`; `None` unless all of it lies inside and it is aligned.
+    #[must_use]
+    pub fn at<T>(&self, offset: usize) -> Option<NonNull<T>> {
+        self.array_at(offset, 1)
+    }
+
+    /// The address of `count` consecutive `T`s at `offset`; `None` unless all of them lie inside and are aligned.
+    #[must_use]
+    pub fn array_at<T>(&self, offset: usize, count: usize) -> Option<NonNull<T>> {
+        let bytes = count.checked_mul(size_of::<T>())?;
+        if offset.checked_add(bytes)? > self.len {
+            return None;
+        }
+        // SAFETY: `offset` is at most the length of the mapping behind `base`.
+        let address = unsafe { self.base.add(offset) }.cast::<T>();
+        address.is_aligned().then_some(address)
+    }
+}
+
+/// A mapped region: owned when made by [`Region::create`], a peer's when made by [`Region::open`].
+///
+/// `Send + Sync`: it hands out an address and asks the kernel questions. An owner is best dropped by the thread that created it:
+/// elsewhere the first page, and with it the file's memory, stays until the process ends, because it is linked into the creating
+/// thread's list of robust futexes. In a forked child the memory is not there: do not touch it; dropping the region is harmless.
+#[derive(Debug)]
+pub struct Region {
+    /// Unmapped in `drop`, or leaked but for its tail.
+    map: ManuallyDrop<Mapping>,
+    file: LockFile,
+    dir: Dir,
+    name: String,
+    epoch: u64,
+    user_bytes: usize,
+    /// The lock of byte 0, in the owner.
+    owner: Option<ByteLock>,
+}
+
+impl Region {
+    /// Creates the region `name` of `kind` with `user_bytes` zeroed bytes, runs `init` on them, and only then lets others see it.
+    ///
+    /// The file has `user_bytes + 4096` bytes, all allocated, mode 0600. `kind` is the caller's magic number and layout version in
+    /// one. A region of the same name whose owner is proven dead is replaced.
+    ///
+    /// Dropping the region closes it (peers see [`OwnerState::Closed`]) and removes the name.
+    ///
+    /// # Errors
+    /// [`CreateError`]; nothing is left behind.
+    pub fn create(dir: &Dir, name: &str, kind: u64, user_bytes: usize, init: impl FnOnce(RegionView<'_>)) -> Result<Self, CreateError> {
+        if !is_valid_name(name) {
+            return Err(CreateError::BadName { name: name.to_owned() });
+        }
+        let path = dir.path().join(name);
+        let fresh = Fresh::new(dir).map_err(|source| CreateError::Io { path, source })?;
+        Self::create_in(fresh, dir, name, kind, user_bytes, init)
+    }
+
+    fn create_in(
+        fresh: Fresh,
+        dir: &Dir,
+        name: &str,
+        kind: u64,
+        user_bytes: usize,
+        init: impl FnOnce(RegionView<'_>),
+    ) -> Result<Self, CreateError> {
+        let io_error = |source| CreateError::Io { path: dir.path().join(name), source };
+        let file_bytes = fresh::allocate(&fresh.file, user_bytes, &dir.path().join(name))?;
+        let map = Mapping::new(&fresh.file, file_bytes, true, 0).map_err(io_error)?;
+        let epoch = sys::random_nonzero().map_err(io_error)?;
+        let header = map.base().cast::<Header>();
+        // SAFETY: the mapping is at least a header long, page aligned and zeroed, and nobody else can open the file yet.
+        unsafe {
+            let header = header.as_ptr();
+            (&raw mut (*header).version).write(VERSION);
+            (&raw mut (*header).header_bytes).write(HEADER_BYTES as u32);
+            (&raw mut (*header).kind).write(kind);
+            (&raw mut (*header).user_bytes).write(user_bytes as u64);
+            (&raw mut (*header).epoch).write(epoch);
+            (&raw mut (*header).creator_pid).write(std::process::id());
+        }
+        init(view_of(&map, user_bytes));
+        // SAFETY: as above. From here on the header is read, or written through atomics and by the C library.
+        let header = unsafe { header.as_ref() };
+        // SAFETY: zeroed and not shared yet; `drop` below unlocks it, or leaves its page mapped for good.
+        unsafe { header.robust.lock_new() }.map_err(io_error)?;
+        header.magic.store(MAGIC, Ordering::Release);
+        let Fresh { file, lock, temporary } = fresh;
+        let name = name.to_owned();
+        let region = Self { map: ManuallyDrop::new(map), file, dir: dir.clone(), name, epoch, user_bytes, owner: Some(lock) };
+        region.publish(&temporary)?;
+        Ok(region)
+    }
+
+    /// Gives the finished file its name, in the place of a dead region if need be.
+    fn publish(&self, temporary: &Temporary) -> Result<(), CreateError> {
+        let path = || self.dir.path().join(&self.name);
+        for _ in 0..REPLACE_ATTEMPTS {
+            match temporary.link(&self.file, &self.dir, &self.name) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                done => return done.map_err(|source| CreateError::Io { path: path(), source }),
+            }
+            match self.dir.remove_dead(&self.name) {
+                Ok(Removal::Gone) => {}
+                Ok(Removal::Alive) => return Err(CreateError::Exists { path: path() }),
+                Ok(Removal::Foreign) => return Err(CreateError::Foreign { path: path() }),
+                Ok(Removal::Busy) => break,
+                Err(source) => return Err(CreateError::Io { path: path(), source }),
+            }
+        }
+        Err(CreateError::Busy { path: path() })
+    }
+
+    /// Opens the region `name` of `kind` with at least `min_bytes` user bytes, of a living owner.
+    ///
+    /// Everything is checked before anything is mapped: magic number, version, kind, and that the file is as long as its header says.
+    /// Peers can read the header's page and not write it. The owner's own process may open its region too.
+    ///
+    /// # Errors
+    /// [`OpenError`]. [`OpenError::NotFound`] and [`OpenError::OwnerGone`] may be cured by waiting for the owner.
+    pub fn open(dir: &Dir, name: &str, kind: u64, min_bytes: usize) -> Result<Self, OpenError> {
+        if !is_valid_name(name) {
+            return Err(OpenError::BadName { name: name.to_owned() });
+        }
+        let path = dir.path().join(name);
+        let file = LockFile::open_at(dir.fd(), name).map_err(|source| match source.raw_os_error() {
+            Some(libc::ENOENT) => OpenError::NotFound { path: path.clone() },
+            Some(libc::ELOOP | libc::EINVAL) => OpenError::Foreign { path: path.clone() },
+            _ => OpenError::Io { path: path.clone(), source },
+        })?;
+        let user_bytes = check(&file, &path, kind, min_bytes as u64)?;
+        let map = Mapping::new(&file, HEADER_BYTES + user_bytes, true, 0)
+            .and_then(|map| map.protect_front(HEADER_BYTES).map(|()| map))
+            .map_err(|source| OpenError::Io { path, source })?;
+        let map = ManuallyDrop::new(map);
+        let mut region = Self { map, file, dir: dir.clone(), name: name.to_owned(), epoch: 0, user_bytes, owner: None };
+        region.epoch = region.header().epoch;
+        Ok(region)
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping starts with a whole header, page aligned. Its fields are no longer written except for atomics and the
+        // robust word, which is in an `UnsafeCell`.
+        unsafe { self.map.base().cast::<Header>().as_ref() }
+    }
+
+    /// The user bytes.
+    #[must_use]
+    pub fn view(&self) -> RegionView<'_> {
+        view_of(&self.map, self.user_bytes)
+    }
+
+    /// The name it has in its directory.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A random number that no other creation has, of this name or another. Never 0.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The region's file, for locks of one's own: byte 0 is the owner's, the others are free for use.
+    #[must_use]
+    pub fn lock_file(&self) -> &LockFile {
+        &self.file
+    }
+
+    /// Whether the owner may be gone, so that [`owner_state`](Self::owner_state) is worth its system call. Two loads of one line that
+    /// is written once at most: cheap enough for every call.
+    #[must_use]
+    #[inline(always)]
+    pub fn owner_hint(&self) -> bool {
+        self.header().may_be_ownerless()
+    }
+
+    /// What is proven about the owner. No system call as long as [`owner_hint`](Self::owner_hint) is false, otherwise about 200 ns.
+    #[must_use]
+    pub fn owner_state(&self) -> OwnerState {
+        let header = self.header();
+        if header.is_closed() {
+            OwnerState::Closed
+        } else if header.robust.owner_died() && !self.file.is_held(OWNER_BYTE) {
+            OwnerState::Dead
+        } else {
+            OwnerState::Alive
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: this is the only place that takes it, and `self` is not used as a region after.
+        let map = |map: &mut ManuallyDrop<Mapping>| unsafe { ManuallyDrop::take(map) };
+        if self.owner.is_none() || !self.map.is_here() {
+            drop(map(&mut self.map));
+            return;
+        }
+        // Once closed and unlocked, anybody may remove the name. So it is taken away before the lock goes, with the fields below.
+        self.header().closed.store(1, Ordering::Release);
+        let _ = self.dir.unlink_if_same(&self.name, &self.file);
+        // SAFETY: `create` locked it in this process.
+        if unsafe { self.header().robust.unlock() } {
+            drop(map(&mut self.map));
+        } else {
+            map(&mut self.map).leak_first_page();
+        }
+    }
+}
+
+/// Looks after a region's owner on behalf of a loop that polls: cheap at every call, and sure within 64 of them.
+#[derive(Debug, Default)]
+pub struct OwnerWatch {
+    calls_to_look: u32,
+    is_gone: bool,
+}
+
+/// Calls between two looks by system call, while the hint is up: it stays up for good where only the creating thread has ended.
+const CALLS_PER_LOOK: u32 = 64;
+
+impl OwnerWatch {
+    /// Whether the owner of `region` closed it or is proven dead. Once `true`, always `true`.
+    #[inline]
+    pub fn is_gone(&mut self, region: &Region) -> bool {
+        self.is_gone || (region.owner_hint() && self.look(region))
+    }
+
+    #[cold]
+    fn look(&mut self, region: &Region) -> bool {
+        if self.calls_to_look > 0 {
+            self.calls_to_look -= 1;
+            return false;
+        }
+        self.calls_to_look = CALLS_PER_LOOK - 1;
+        self.is_gone = region.owner_state() != OwnerState::Alive;
+        self.is_gone
+    }
+}
+
+fn view_of(map: &Mapping, user_bytes: usize) -> RegionView<'_> {
+    // SAFETY: every mapping of a region has a header in front of its user bytes.
+    let base = unsafe { map.base().add(HEADER_BYTES) };
+    RegionView { base, len: user_bytes, _region: PhantomData }
+}
+
+fn is_valid_name(name: &str) -> bool {
+    let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(legal) && !name.starts_with('.')
+}
+
+/// Checks what the file claims and returns the number of its user bytes.
+fn check(file: &LockFile, path: &Path, kind: u64, min_bytes: u64) -> Result<usize, OpenError> {
+    let io_error = |source| OpenError::Io { path: path.to_owned(), source };
+    let path = || path.to_owned();
+    let claim = Claim::read(file).map_err(io_error)?.ok_or_else(|| OpenError::Foreign { path: path() })?;
+    if claim.version != VERSION {
+        return Err(OpenError::Version { path: path(), found: claim.version });
+    }
+    if claim.kind != kind {
+        return Err(OpenError::Kind { path: path(), found: claim.kind, wanted: kind });
+    }
+    let present = file.bytes().map_err(io_error)?.saturating_sub(HEADER_BYTES as u64);
+    if claim.user_bytes > present {
+        return Err(OpenError::TooSmall { path: path(), need: claim.user_bytes, have: present });
+    }
+    if claim.user_bytes < min_bytes {
+        return Err(OpenError::TooSmall { path: path(), need: min_bytes, have: claim.user_bytes });
+    }
+    if claim.closed || claim.is_dead(file) {
+        return Err(OpenError::OwnerGone { path: path() });
+    }
+    usize::try_from(claim.user_bytes).map_err(|error| io_error(io::Error::other(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dir::TEMPORARY_PREFIX;
+    use std::os::unix::fs::DirBuilderExt;
+
+    fn scratch(name: &str) -> Dir {
+        let path = std::path::PathBuf::from(format!("/dev/shm/shm-unit-{name}-{}", std::process::id()));
+        std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        Dir::open(Some(&path)).unwrap()
+    }
+
+    fn names(dir: &Dir) -> Vec<String> {
+        std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn without_o_tmpfile_a_region_is_just_as_whole() {
+        let dir = scratch("fallback");
+        let fresh = Fresh::with_temporary_name(&dir).unwrap();
+        assert_eq!(names(&dir).len(), 1);
+        assert_eq!(dir.sweep().unwrap(), 0, "a file in the making was swept");
+        let init = |_: RegionView<'_>| assert!(matches!(Region::open(&dir, "r", 1, 1), Err(OpenError::NotFound { .. })));
+        let region = Region::create_in(fresh, &dir, "r", 1, 64, init).unwrap();
+        assert_eq!(names(&dir), ["r"]);
+        let fresh = Fresh::with_temporary_name(&dir).unwrap();
+        assert!(matches!(Region::create_in(fresh, &dir, "r", 1, 64, |_| {}), Err(CreateError::Exists { .. })));
+        assert_eq!(names(&dir), ["r"], "the failed creation left something");
+        drop(region);
+        assert!(names(&dir).is_empty());
+        std::fs::remove_dir(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn temporary_file_of_a_dead_maker_is_swept() {
+        let dir = scratch("temporary");
+        std::fs::write(dir.path().join(format!("{TEMPORARY_PREFIX}0123")), "half").unwrap();
+        assert_eq!(dir.sweep().unwrap(), 1);
+        assert!(names(&dir).is_empty());
+        std::fs::remove_dir(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn removal_gives_up_on_a_stopped_remover() {
+        let dir = scratch("busy");
+        let region = Region::create(&dir, "r", 1, 64, |_| {}).unwrap();
+        // What a killed owner leaves, as far as this process can make it: closed, unlocked, and still named.
+        region.header().closed.store(1, Ordering::Release);
+        std::fs::hard_link(dir.path().join("r"), dir.path().join("s")).unwrap();
+        drop(region);
+        assert_eq!(names(&dir), ["s"]);
+        let remover = dir.lock_removals().unwrap().unwrap();
+        assert!(matches!(Region::create(&dir, "s", 1, 64, |_| {}), Err(CreateError::Busy { .. })));
+        drop(remover);
+        drop(Region::create(&dir, "s", 1, 64, |_| {}).unwrap());
+        std::fs::remove_dir(dir.path()).unwrap();
+    }
+}

@@ -1,0 +1,129 @@
+//! Why a region could not be created or opened.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::dir::NAME_BYTES_MAX;
+use crate::header::VERSION;
+
+/// Why a region could not be created. Nothing is left behind.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// The name is not usable.
+    #[error("region name {name:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'")]
+    BadName {
+        /// The name asked for.
+        name: String,
+    },
+    /// A living process owns a region of that name.
+    #[error("{} belongs to a living process: choose another name, or end that process", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file that is no region of this version is in the way; it is not touched.
+    #[error("{} exists and is no region of this version: remove it or choose another name", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Other processes are replacing dead regions in this directory; try again.
+    #[error("{} is being replaced by another process: try again", path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file system is too full.
+    #[error("{} needs {need} bytes and {have} are free: make room, ask for less, or choose another directory", path.display())]
+    NoSpace {
+        /// The file.
+        path: PathBuf,
+        /// Bytes needed.
+        need: u64,
+        /// Bytes free in the file system.
+        have: u64,
+    },
+    /// The process may not have files of that size.
+    #[error("{} needs {need} bytes and RLIMIT_FSIZE allows {limit}: raise it (ulimit -f) or ask for less", path.display())]
+    FileLimit {
+        /// The file.
+        path: PathBuf,
+        /// Bytes needed.
+        need: u64,
+        /// Bytes allowed.
+        limit: u64,
+    },
+    /// The kernel refused for another reason, a lack of permission among them.
+    #[error("cannot create {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Why a region could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The name is not usable.
+    #[error("region name {name:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'")]
+    BadName {
+        /// The name asked for.
+        name: String,
+    },
+    /// There is none: its owner has not started yet, or ended in good order.
+    #[error("{} does not exist: is its owner running, with the same directory?", path.display())]
+    NotFound {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The owner died or closed the region; its successor will replace the file.
+    #[error("the owner of {} is gone: start it again", path.display())]
+    OwnerGone {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Not a region of this crate.
+    #[error("{} is not a region of this crate", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A region of another layout version.
+    #[error("{} has layout version {found}, this program needs {VERSION}: use programs of one build", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The version in the file.
+        found: u32,
+    },
+    /// A region for another purpose.
+    #[error("{} holds a region of kind {found:#x}, not {wanted:#x}: wrong name, or programs of different builds", path.display())]
+    Kind {
+        /// The file.
+        path: PathBuf,
+        /// The kind in the file.
+        found: u64,
+        /// The kind asked for.
+        wanted: u64,
+    },
+    /// Fewer bytes than asked for, or than the file's own header claims.
+    #[error("{} holds {have} bytes where {need} are needed: it is truncated, or made by another configuration", path.display())]
+    TooSmall {
+        /// The file.
+        path: PathBuf,
+        /// User bytes needed.
+        need: u64,
+        /// User bytes present.
+        have: u64,
+    },
+    /// The kernel refused for another reason, a lack of permission among them.
+    #[error("cannot open {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}

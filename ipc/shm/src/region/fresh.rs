@@ -1,0 +1,109 @@
+//! A region's file before it has its name.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+use crate::dir::{Dir, TEMPORARY_PREFIX};
+use crate::header::{HEADER_BYTES, OWNER_BYTE};
+use crate::lock::{ByteLock, LockError, LockFile};
+use crate::region::CreateError;
+use crate::sys;
+
+/// How often a temporary name is tried that a sweeping process takes away.
+const TEMPORARY_ATTEMPTS: usize = 16;
+
+/// An empty file that nobody else can open, its owner's lock taken.
+#[derive(Debug)]
+pub(super) struct Fresh {
+    pub(super) file: LockFile,
+    pub(super) lock: ByteLock,
+    pub(super) temporary: Temporary,
+}
+
+/// The name a file has until it gets its own, where the file system has no `O_TMPFILE`. Dropping it removes that name.
+#[derive(Debug)]
+pub(super) struct Temporary(Option<(Dir, String)>);
+
+impl Fresh {
+    pub(super) fn new(dir: &Dir) -> io::Result<Self> {
+        match sys::open_at(dir.fd(), ".", libc::O_TMPFILE | libc::O_RDWR, 0o600) {
+            Ok(fd) => {
+                let (file, lock) = locked(fd)?;
+                Ok(Self { file, lock, temporary: Temporary(None) })
+            }
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => Self::with_temporary_name(dir),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// For file systems without `O_TMPFILE`. [`Dir::sweep`] may take the file before it is locked; then it has no name any more.
+    pub(super) fn with_temporary_name(dir: &Dir) -> io::Result<Self> {
+        for _ in 0..TEMPORARY_ATTEMPTS {
+            let name = format!("{TEMPORARY_PREFIX}{:016x}", sys::random_nonzero()?);
+            let fd = sys::open_at(dir.fd(), &name, libc::O_CREAT | libc::O_EXCL | libc::O_RDWR, 0o600)?;
+            let temporary = Temporary(Some((dir.clone(), name)));
+            match locked(fd) {
+                Ok((file, lock)) if sys::stat(file.as_raw_fd())?.st_nlink > 0 => return Ok(Self { file, lock, temporary }),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+}
+
+fn locked(fd: OwnedFd) -> io::Result<(LockFile, ByteLock)> {
+    let file = LockFile::adopt(fd)?;
+    match file.try_lock(OWNER_BYTE) {
+        Ok(lock) => Ok((file, lock)),
+        Err(LockError::Held { .. }) => Err(io::ErrorKind::WouldBlock.into()),
+        Err(LockError::Io { source, .. }) => Err(source),
+    }
+}
+
+impl Temporary {
+    /// Gives `file` the name `name`; `AlreadyExists` if that is taken.
+    pub(super) fn link(&self, file: &LockFile, dir: &Dir, name: &str) -> io::Result<()> {
+        let to = CString::new(name)?;
+        let (from_dir, from, flags) = match &self.0 {
+            None => (libc::AT_FDCWD, format!("/proc/self/fd/{}", file.as_raw_fd()), libc::AT_SYMLINK_FOLLOW),
+            Some((from_dir, from)) => (from_dir.fd(), from.clone(), 0),
+        };
+        let from = CString::new(from)?;
+        // SAFETY: both names are NUL-terminated and outlive the call.
+        sys::cvt(unsafe { libc::linkat(from_dir, from.as_ptr(), dir.fd(), to.as_ptr(), flags) }).map(drop)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Some((dir, name)) = &self.0 {
+            let _ = sys::unlink_at(dir.fd(), name);
+        }
+    }
+}
+
+/// Allocates the header and `user_bytes` bytes and returns their sum. `ftruncate` would succeed beyond the end of a full tmpfs, and
+/// whoever touched the memory later would get SIGBUS.
+pub(super) fn allocate(file: &LockFile, user_bytes: usize, path: &Path) -> Result<usize, CreateError> {
+    let fd = file.as_raw_fd();
+    let path = || path.to_owned();
+    let no_space = |need| CreateError::NoSpace { path: path(), need, have: sys::free_bytes(fd) };
+    let need = (HEADER_BYTES as u64).saturating_add(user_bytes as u64);
+    let (Ok(file_bytes), Ok(length)) = (usize::try_from(need), libc::off_t::try_from(need)) else { return Err(no_space(need)) };
+    if let Some(limit) = sys::file_size_limit_below(need) {
+        return Err(CreateError::FileLimit { path: path(), need, limit });
+    }
+    loop {
+        // SAFETY: no pointers are involved.
+        match unsafe { libc::posix_fallocate(fd, 0, length) } {
+            0 => return Ok(file_bytes),
+            libc::EINTR => {}
+            libc::ENOSPC | libc::EFBIG => return Err(no_space(need)),
+            code => return Err(CreateError::Io { path: path(), source: io::Error::from_raw_os_error(code) }),
+        }
+    }
+}

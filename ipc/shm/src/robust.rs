@@ -1,0 +1,103 @@
+//! The cheap hint that a region's owner died: a robust process-shared mutex that its creating thread holds.
+//!
+//! When a thread ends, however it ends, the kernel sets `FUTEX_OWNER_DIED` in the futex words it holds. So
+//! peers learn of a death with one load. It is a hint only: a *thread* that ends marks the word as well, with its
+//! process alive and well. [`crate::region`] says what proves a death.
+
+use std::cell::UnsafeCell;
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// linux/futex.h `FUTEX_OWNER_DIED`.
+const OWNER_DIED: u32 = 0x4000_0000;
+/// linux/futex.h `FUTEX_TID_MASK`.
+const TID_MASK: u32 = 0x3fff_ffff;
+/// Where the C library keeps the futex word in its `pthread_mutex_t`; [`RobustWord::lock_new`] checks it.
+const WORD_OFFSET: usize = if cfg!(target_env = "musl") { 4 } else { 0 };
+
+/// Bytes of a [`RobustWord`].
+pub(crate) const ROBUST_BYTES: usize = 64;
+
+/// A `pthread_mutex_t` in shared memory. Zeroed bytes are a word nobody ever held.
+#[repr(C, align(64))]
+pub(crate) struct RobustWord(UnsafeCell<[u8; ROBUST_BYTES]>);
+
+const _: () = {
+    assert!(size_of::<libc::pthread_mutex_t>() <= ROBUST_BYTES);
+    assert!(align_of::<libc::pthread_mutex_t>() <= align_of::<RobustWord>());
+    assert!(size_of::<RobustWord>() == ROBUST_BYTES);
+};
+
+// SAFETY: after `lock_new` only the C library, the kernel and atomic loads touch the bytes.
+unsafe impl Sync for RobustWord {}
+
+/// The hint as it stands in `bytes` of a header that was read rather than mapped.
+pub(crate) fn owner_died_in(bytes: &[u8; ROBUST_BYTES]) -> bool {
+    let word = bytes.get(WORD_OFFSET..).and_then(|b| b.first_chunk::<4>()).copied();
+    word.is_some_and(|word| owner_died(u32::from_ne_bytes(word)))
+}
+
+/// Died, and nobody took the mutex over.
+fn owner_died(word: u32) -> bool {
+    word & OWNER_DIED != 0 && word & TID_MASK == 0
+}
+
+impl RobustWord {
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: the offset lies inside the bytes and is aligned to 4; an atomic may be shared.
+        unsafe { &*self.0.get().cast::<u8>().add(WORD_OFFSET).cast::<AtomicU32>() }
+    }
+
+    fn mutex(&self) -> *mut libc::pthread_mutex_t {
+        self.0.get().cast()
+    }
+
+    /// Initialises the mutex and locks it for the calling thread.
+    ///
+    /// # Safety
+    /// The memory is zeroed, no other thread or process uses it yet, and it stays mapped until
+    /// [`unlock`](Self::unlock) returned `true` or the calling thread ended: it is in that thread's robust list.
+    pub(crate) unsafe fn lock_new(&self) -> io::Result<()> {
+        let mut attributes = std::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+        let attributes = attributes.as_mut_ptr();
+        // SAFETY: `attributes` is initialised by the first call and destroyed by the last; the mutex is ours
+        // alone (contract of this function).
+        unsafe {
+            check(libc::pthread_mutexattr_init(attributes))?;
+            let made = check(libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST))
+                .and_then(|()| check(libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED)))
+                .and_then(|()| check(libc::pthread_mutex_init(self.mutex(), attributes)));
+            libc::pthread_mutexattr_destroy(attributes);
+            made?;
+            check(libc::pthread_mutex_lock(self.mutex()))?;
+        }
+        // SAFETY: no pointers are involved.
+        let tid = unsafe { libc::syscall(libc::SYS_gettid) };
+        if i64::from(self.word().load(Ordering::Relaxed) & TID_MASK) == tid {
+            return Ok(());
+        }
+        // SAFETY: this thread locked it just now.
+        unsafe { self.unlock() };
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this C library keeps the futex word of a mutex at an unknown place"))
+    }
+
+    /// Gives the mutex up; `false` when the calling thread is not the one that locked it.
+    ///
+    /// # Safety
+    /// [`lock_new`](Self::lock_new) succeeded and `unlock` has not returned `true` yet, and the process has not forked since.
+    pub(crate) unsafe fn unlock(&self) -> bool {
+        // SAFETY: the mutex is initialised; a robust mutex checks its owner and answers EPERM.
+        unsafe { libc::pthread_mutex_unlock(self.mutex()) == 0 }
+    }
+
+    /// Whether the thread that locked it ended. One load.
+    #[inline(always)]
+    pub(crate) fn owner_died(&self) -> bool {
+        // Nothing is read on the strength of this, so it needs no ordering.
+        owner_died(self.word().load(Ordering::Relaxed))
+    }
+}
+
+fn check(code: libc::c_int) -> io::Result<()> {
+    if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
+}

@@ -1,0 +1,187 @@
+//! The few system calls that `std` does not offer, each wrapped once.
+
+use std::ffi::{CString, c_int};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+
+/// Turns the `-1` convention into an error.
+pub(crate) fn cvt(ret: c_int) -> io::Result<c_int> {
+    if ret == -1 { Err(io::Error::last_os_error()) } else { Ok(ret) }
+}
+
+/// Like [`cvt`], repeated while a signal interrupts the call.
+pub(crate) fn retry(mut call: impl FnMut() -> c_int) -> io::Result<c_int> {
+    loop {
+        match cvt(call()) {
+            Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+            done => return done,
+        }
+    }
+}
+
+/// `openat` with `O_CLOEXEC`; `mode` counts only when a file is created.
+pub(crate) fn open_at(dir: RawFd, name: &str, flags: c_int, mode: libc::mode_t) -> io::Result<OwnedFd> {
+    let name = CString::new(name)?;
+    // SAFETY: `name` is a NUL-terminated string that outlives the call.
+    let fd = retry(|| unsafe { libc::openat(dir, name.as_ptr(), flags | libc::O_CLOEXEC, mode) })?;
+    // SAFETY: the call just returned this descriptor and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Opens the file behind an existing descriptor anew, which cannot reach another inode.
+pub(crate) fn reopen(fd: RawFd, flags: c_int) -> io::Result<OwnedFd> {
+    open_at(libc::AT_FDCWD, &format!("/proc/self/fd/{fd}"), flags, 0)
+}
+
+/// `fstat`.
+pub(crate) fn stat(fd: RawFd) -> io::Result<libc::stat> {
+    let mut stat = MaybeUninit::uninit();
+    // SAFETY: the kernel writes one `stat` into the buffer of that size.
+    cvt(unsafe { libc::fstat(fd, stat.as_mut_ptr()) })?;
+    // SAFETY: the call succeeded, so the buffer is filled.
+    Ok(unsafe { stat.assume_init() })
+}
+
+/// `fstatat` without following a symbolic link.
+pub(crate) fn stat_at(dir: RawFd, name: &str) -> io::Result<libc::stat> {
+    let name = CString::new(name)?;
+    let mut stat = MaybeUninit::uninit();
+    let flags = libc::AT_SYMLINK_NOFOLLOW;
+    // SAFETY: `name` is NUL-terminated and the kernel writes one `stat` into the buffer.
+    cvt(unsafe { libc::fstatat(dir, name.as_ptr(), stat.as_mut_ptr(), flags) })?;
+    // SAFETY: the call succeeded, so the buffer is filled.
+    Ok(unsafe { stat.assume_init() })
+}
+
+/// `unlinkat` of a file.
+pub(crate) fn unlink_at(dir: RawFd, name: &str) -> io::Result<()> {
+    let name = CString::new(name)?;
+    // SAFETY: `name` is NUL-terminated and outlives the call.
+    cvt(unsafe { libc::unlinkat(dir, name.as_ptr(), 0) }).map(drop)
+}
+
+/// Bytes an unprivileged process can still allocate in the file system of `fd`.
+pub(crate) fn free_bytes(fd: RawFd) -> u64 {
+    let mut stat = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the kernel writes one `statvfs` into the buffer of that size.
+    if cvt(unsafe { libc::fstatvfs(fd, stat.as_mut_ptr()) }).is_err() {
+        return 0;
+    }
+    // SAFETY: the call succeeded, so the buffer is filled.
+    let stat = unsafe { stat.assume_init() };
+    stat.f_bavail.saturating_mul(stat.f_frsize)
+}
+
+/// `RLIMIT_FSIZE` when it forbids a file of `need` bytes. Asked beforehand because the kernel answers a
+/// file that outgrows it with SIGXFSZ, whose default action ends the process.
+pub(crate) fn file_size_limit_below(need: u64) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one `rlimit` into the buffer of that size.
+    cvt(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) }).ok()?;
+    (limit.rlim_cur < need).then_some(limit.rlim_cur)
+}
+
+/// A random number that is not zero.
+pub(crate) fn random_nonzero() -> io::Result<u64> {
+    loop {
+        let mut bytes = [0u8; 8];
+        // SAFETY: the kernel writes at most `len` bytes into the buffer of that length.
+        let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        if got == -1 {
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EINTR) {
+                return Err(error);
+            }
+        }
+        let number = u64::from_ne_bytes(bytes);
+        if got == 8 && number != 0 {
+            return Ok(number);
+        }
+    }
+}
+
+/// Size of a page in bytes.
+pub(crate) fn page_bytes() -> usize {
+    // SAFETY: no pointers are involved.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(4096)
+}
+
+/// A shared mapping of a whole file, not inherited by a forked child.
+///
+/// The child of a `fork` would otherwise keep the memory alive, and could write into the rings of its parent.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    /// The process that has the mapping. In a forked child the range is free for other uses.
+    pid: u32,
+}
+
+// SAFETY: the mapping is plain memory with no tie to a thread; what is done through its pointer is the
+// business of whoever dereferences it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` gives out nothing but an address and a length.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of `fd`; `flags` are added to `MAP_SHARED`.
+    pub(crate) fn new(fd: &impl AsRawFd, len: usize, writable: bool, flags: c_int) -> io::Result<Self> {
+        let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        let flags = libc::MAP_SHARED | flags;
+        // SAFETY: a new mapping at an address the kernel chooses touches no existing memory.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("the kernel mapped a file at address zero"))?;
+        let mapping = Self { base, len, pid: std::process::id() };
+        // SAFETY: the range is exactly the mapping made above.
+        cvt(unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) })?;
+        Ok(mapping)
+    }
+
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether this process has the mapping, and is not a forked child of the one that has it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// Takes write access from the first `bytes`; nothing happens where a page is larger than that.
+    pub(crate) fn protect_front(&self, bytes: usize) -> io::Result<()> {
+        if bytes % page_bytes() != 0 || bytes > self.len {
+            return Ok(());
+        }
+        // SAFETY: the range lies inside this mapping, and the caller holds no `&mut` into it.
+        cvt(unsafe { libc::mprotect(self.base.as_ptr().cast(), bytes, libc::PROT_READ) }).map(drop)
+    }
+
+    /// Unmaps all but the first page, which stays mapped for the rest of the process's life.
+    pub(crate) fn leak_first_page(self) {
+        let keep = page_bytes().min(self.len);
+        if self.len > keep && self.is_here() {
+            // SAFETY: the range is the tail of this mapping, and `self` is consumed.
+            let _ = unsafe { libc::munmap(self.base.as_ptr().add(keep).cast(), self.len - keep) };
+        }
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if !self.is_here() {
+            return;
+        }
+        // SAFETY: the range is exactly what `mmap` returned, and nobody unmapped it before.
+        let _ = unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}

@@ -1,0 +1,416 @@
+//! What every shared-memory RPC of the workspace promises, whatever its rings look like: one suite, run by `ipc` and by `delegationrpc`.
+//! A test file implements [`Rpc`] and calls `conformance!` with its type.
+#![allow(
+    unreachable_pub,
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test says what failed by panicking"
+)]
+
+use std::time::Instant;
+
+use shm::dir::Dir;
+use shm::membership::{CallFailed, SessionEnd};
+
+use crate::support::{self, Helper, PATIENCE, Scratch, next_word, say, wait_for};
+
+/// Why a call was not made, with what came back: request and user data.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused {
+    Full(u64, u64),
+    Ended(u64, u64, SessionEnd),
+}
+
+/// The end of a call, as a client sees it.
+pub type Outcome = Result<u64, CallFailed>;
+
+/// An RPC from `u64` to `u64`, with `u64` as user data.
+pub trait Rpc {
+    type Server;
+    type Client: Send;
+    /// A received request.
+    type Held;
+
+    fn create(dir: &Dir, clients: usize, depth: usize) -> Self::Server;
+    /// `None` if all seats are taken.
+    fn connect(dir: &Dir) -> Option<Self::Client>;
+    fn serve_poll(server: &mut Self::Server) -> usize;
+    fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)>;
+    /// Whether the client was still there.
+    fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool;
+    fn reject(server: &mut Self::Server, held: Self::Held);
+    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<(), Refused>;
+    fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
+    fn id(client: &Self::Client) -> usize;
+}
+
+fn pair<R: Rpc>(scratch: &Scratch, clients: usize, depth: usize) -> (R::Server, R::Client) {
+    (R::create(&scratch.dir(), clients, depth), connect::<R>(scratch))
+}
+
+fn connect<R: Rpc>(scratch: &Scratch) -> R::Client {
+    R::connect(&scratch.dir()).expect("there is a free seat")
+}
+
+/// Polls once and takes everything there is.
+fn take_all<R: Rpc>(server: &mut R::Server) -> Vec<(R::Held, u64)> {
+    R::serve_poll(server);
+    std::iter::from_fn(|| R::recv(server)).collect()
+}
+
+fn ends<R: Rpc>(client: &mut R::Client) -> Vec<(u64, Outcome)> {
+    let mut ended = vec![];
+    let polled = R::poll(client, |user, outcome| ended.push((user, outcome)));
+    assert_eq!(polled, Ok(ended.len()));
+    ended
+}
+
+pub fn full_queue_gives_everything_back_and_a_reply_makes_room<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
+    for n in 0..4 {
+        R::call(&mut client, n, n).unwrap();
+    }
+    assert_eq!(R::call(&mut client, 77, 88), Err(Refused::Full(77, 88)));
+    let mut requests = take_all::<R>(&mut server);
+    assert_eq!(requests.len(), 4);
+    assert!(R::call(&mut client, 0, 0).is_err(), "taken is not answered");
+    let (first, _) = requests.remove(0);
+    assert!(R::reply(&mut server, first, 100));
+    assert!(R::call(&mut client, 0, 0).is_err(), "answered is not polled");
+    assert_eq!(ends::<R>(&mut client), [(0, Ok(100))]);
+    R::call(&mut client, 4, 4).unwrap();
+    assert!(R::call(&mut client, 5, 5).is_err());
+}
+
+pub fn rejected_request_ends_its_call<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
+    R::call(&mut client, 1, 10).unwrap();
+    R::call(&mut client, 2, 20).unwrap();
+    let mut requests = take_all::<R>(&mut server).into_iter();
+    R::reject(&mut server, requests.next().unwrap().0);
+    assert!(R::reply(&mut server, requests.next().unwrap().0, 5));
+    assert_eq!(ends::<R>(&mut client), [(10, Err(CallFailed::Dropped)), (20, Ok(5))]);
+}
+
+pub fn replies_in_any_order_at_full_depth_bring_every_token_back_once<R: Rpc>(name: &str) {
+    const CALLS: u64 = 200_000;
+    let seed = 0x5eed_0002;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 2, 16);
+    let mut returned = vec![0u8; CALLS as usize];
+    let (mut sent, mut expected, mut received, mut held, mut empty) = (0, 0, 0, vec![], 0);
+    while received < CALLS {
+        while sent < CALLS && R::call(&mut client, sent, sent).is_ok() {
+            sent += 1;
+        }
+        for (request, number) in take_all::<R>(&mut server) {
+            assert_eq!(number, expected, "requests of a client come in order");
+            expected += 1;
+            held.push((request, number));
+        }
+        for _ in 0..random.usize(..=held.len()) {
+            let (request, number) = held.swap_remove(random.usize(..held.len()));
+            assert!(R::reply(&mut server, request, !number));
+        }
+        let ended = ends::<R>(&mut client);
+        for (user, outcome) in &ended {
+            assert_eq!(*outcome, Ok(!user), "seed {seed:#x}");
+            returned[*user as usize] += 1;
+            received += 1;
+        }
+        empty = if ended.is_empty() { empty + 1 } else { 0 };
+        assert!(empty < 1000, "seed {seed:#x}: stuck at {received}");
+    }
+    assert!(returned.iter().all(|&n| n == 1));
+}
+
+pub fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 8);
+    for n in 0..5 {
+        R::call(&mut client, n, n).unwrap();
+    }
+    let mut requests = take_all::<R>(&mut server).into_iter();
+    assert!(R::reply(&mut server, requests.next().unwrap().0, 100));
+    R::reject(&mut server, requests.next().unwrap().0);
+    // What is held goes first, as it does when a daemon ends.
+    let rest = requests.count() as u64;
+    drop(server);
+    let mut ended = vec![];
+    let mut polled = Ok(0);
+    for _ in 0..3 {
+        polled = R::poll(&mut client, |user, outcome| ended.push((user, outcome)));
+    }
+    assert_eq!(polled, Err(SessionEnd::ServerGone));
+    assert_eq!(ended[..2], [(0, Ok(100)), (1, Err(CallFailed::Dropped))]);
+    assert_eq!(ended[2..].iter().map(|(user, _)| *user).collect::<Vec<_>>(), (2..2 + rest).collect::<Vec<_>>());
+    assert!(ended[2..].iter().all(|(_, outcome)| outcome.is_err()));
+    assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::ServerGone)));
+    assert!(scratch.names().is_empty());
+    // A server of the same name is another one.
+    let _next = R::create(&scratch.dir(), 1, 8);
+    assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::ServerGone)));
+}
+
+pub fn late_answer_to_a_former_client_reaches_nobody<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
+    R::call(&mut client, 1, 1).unwrap();
+    let (late, _) = take_all::<R>(&mut server).remove(0);
+    R::call(&mut client, 2, 2).unwrap();
+    assert!(R::connect(&scratch.dir()).is_none());
+    drop(client);
+    assert!(take_all::<R>(&mut server).is_empty(), "a request of a client that left is not worth serving");
+    let mut next = connect::<R>(&scratch);
+    assert_eq!(R::id(&next), 0);
+    R::call(&mut next, 3, 3).unwrap();
+    let (request, number) = take_all::<R>(&mut server).remove(0);
+    assert_eq!(number, 3);
+    assert!(!R::reply(&mut server, late, 9));
+    assert_eq!(ends::<R>(&mut next), []);
+    assert!(R::reply(&mut server, request, 30));
+    assert_eq!(ends::<R>(&mut next), [(3, Ok(30))]);
+}
+
+pub fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
+    for n in 0..4 {
+        R::call(&mut client, n, n).unwrap();
+    }
+    for (request, number) in take_all::<R>(&mut server) {
+        assert!(R::reply(&mut server, request, number));
+    }
+    drop(client);
+    R::serve_poll(&mut server);
+    let mut next = connect::<R>(&scratch);
+    for n in 10..14 {
+        R::call(&mut next, n, n).unwrap();
+    }
+    assert_eq!(ends::<R>(&mut next), []);
+    assert_eq!(take_all::<R>(&mut server).iter().map(|(_, number)| *number).collect::<Vec<_>>(), [10, 11, 12, 13]);
+}
+
+pub fn seats_are_reused_without_end<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut server = R::create(&scratch.dir(), 2, 2);
+    for n in 0..20_000 {
+        R::serve_poll(&mut server);
+        let mut client = connect::<R>(&scratch);
+        R::call(&mut client, n, n).unwrap();
+        // Some leave with a call announced, some with one in work.
+        if n % 3 > 0 {
+            let (request, number) = take_all::<R>(&mut server).remove(0);
+            assert_eq!(number, n);
+            if n % 3 == 1 {
+                assert!(R::reply(&mut server, request, n));
+                assert_eq!(ends::<R>(&mut client), [(n, Ok(n))]);
+            }
+        }
+    }
+}
+
+pub fn threads_lose_and_repeat_nothing<R: Rpc>(name: &str) {
+    const CLIENTS: usize = 4;
+    const CALLS: u64 = 30_000;
+    let scratch = Scratch::new(name);
+    let mut server = R::create(&scratch.dir(), CLIENTS, 8);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(|| call_until_done::<R>(connect::<R>(&scratch), CALLS))).collect();
+        let start = Instant::now();
+        while clients.iter().any(|client| !client.is_finished()) {
+            assert!(start.elapsed() < 2 * PATIENCE, "stuck");
+            let mut requests = take_all::<R>(&mut server);
+            if requests.is_empty() {
+                std::thread::yield_now();
+            }
+            // Youngest first.
+            while let Some((request, number)) = requests.pop() {
+                assert!(R::reply(&mut server, request, number + 1));
+            }
+        }
+    });
+}
+
+fn call_until_done<R: Rpc>(mut client: R::Client, calls: u64) {
+    let mut returned = vec![0u8; calls as usize];
+    let (mut sent, mut received, start) = (0, 0, Instant::now());
+    while received < calls {
+        while sent < calls && R::call(&mut client, sent, sent).is_ok() {
+            sent += 1;
+        }
+        let ended = ends::<R>(&mut client);
+        for (user, outcome) in &ended {
+            assert_eq!(*outcome, Ok(user + 1));
+            returned[*user as usize] += 1;
+            received += 1;
+        }
+        if ended.is_empty() {
+            std::thread::yield_now();
+        }
+        assert!(start.elapsed() < PATIENCE, "stuck at {received}");
+    }
+    assert!(returned.iter().all(|&n| n == 1));
+}
+
+/// The other side of the tests below. Run as a test, without a role, it has nothing to check.
+pub fn helper_process<R: Rpc>(_: &str) {
+    let Some((role, dir)) = support::role() else { return };
+    match role.as_str() {
+        // Answers even numbers only, until it is killed.
+        "server" => {
+            let mut server = R::create(&dir, 2, 8);
+            say("ready");
+            let mut odd = vec![];
+            loop {
+                let requests = take_all::<R>(&mut server);
+                if requests.is_empty() {
+                    std::thread::yield_now();
+                }
+                for (request, number) in requests {
+                    if number % 2 == 0 {
+                        assert!(R::reply(&mut server, request, number));
+                    } else {
+                        odd.push(request);
+                    }
+                }
+            }
+        }
+        "caller" => {
+            let mut client = R::connect(&dir).expect("there is a free seat");
+            let mut number = 0;
+            say("connected");
+            loop {
+                while R::call(&mut client, number, number).is_ok() {
+                    number += 1;
+                }
+                if R::poll(&mut client, |_, _| {}).is_err() {
+                    return;
+                }
+            }
+        }
+        "idle" => {
+            let mut client = R::connect(&dir).expect("there is a free seat");
+            R::call(&mut client, 1, 1).unwrap();
+            say("called");
+            next_word();
+        }
+        other => panic!("unknown role {other}"),
+    }
+}
+
+pub fn calls_of_a_killed_server_end_once_and_its_successor_serves<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    for _ in 0..3 {
+        let mut server = Helper::start("server", &scratch);
+        server.hear();
+        let mut client = connect::<R>(&scratch);
+        let mut ended = vec![];
+        for n in 0..8 {
+            R::call(&mut client, n, n).unwrap();
+        }
+        wait_for("the server does not answer", || {
+            R::poll(&mut client, |user, outcome| ended.push((user, outcome))).unwrap();
+            ended.len() == 4
+        });
+        server.kill();
+        wait_for("the death was not noticed", || {
+            R::poll(&mut client, |user, outcome| ended.push((user, outcome))) == Err(SessionEnd::ServerGone)
+        });
+        ended.sort_by_key(|(user, _)| *user);
+        let gone = Err(CallFailed::Ended(SessionEnd::ServerGone));
+        assert_eq!(ended, (0..8).map(|n| (n, if n % 2 == 0 { Ok(n) } else { gone })).collect::<Vec<_>>());
+        assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::ServerGone)));
+    }
+    assert_eq!(scratch.dir().sweep().unwrap(), 1);
+    assert!(scratch.names().is_empty());
+}
+
+pub fn seat_of_a_killed_client_is_free_again<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut server = R::create(&scratch.dir(), 1, 8);
+    for _ in 0..5 {
+        let mut client = Helper::start("idle", &scratch);
+        assert_eq!(client.hear(), "called");
+        assert!(R::connect(&scratch.dir()).is_none());
+        let (late, _) = take_all::<R>(&mut server).remove(0);
+        client.kill();
+        let mut next = None;
+        wait_for("the seat stays taken", || {
+            R::serve_poll(&mut server);
+            next = R::connect(&scratch.dir());
+            next.is_some()
+        });
+        assert!(!R::reply(&mut server, late, 1));
+        drop(next);
+        R::serve_poll(&mut server);
+    }
+}
+
+pub fn stopped_or_killed_client_stalls_nobody<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut server = R::create(&scratch.dir(), 3, 8);
+    let mut good = connect::<R>(&scratch);
+    let mut serve = |rounds: u64| {
+        for n in 0..rounds {
+            R::call(&mut good, n, n).unwrap();
+            let mut ended = vec![];
+            wait_for("a good client is stalled", || {
+                for (request, number) in take_all::<R>(&mut server) {
+                    // A client that was killed may be known to be gone.
+                    R::reply(&mut server, request, number);
+                }
+                ended.extend(ends::<R>(&mut good));
+                !ended.is_empty()
+            });
+            assert_eq!(ended, [(n, Ok(n))]);
+        }
+    };
+    for round in 0..40 {
+        let mut caller = Helper::start("caller", &scratch);
+        caller.hear();
+        serve(20 + round * 7);
+        caller.signal(libc::SIGSTOP);
+        serve(200);
+        if round % 2 == 0 {
+            caller.signal(libc::SIGCONT);
+            serve(50);
+        }
+        caller.kill();
+        serve(600);
+    }
+}
+
+/// Makes the suite's tests for an implementation of [`Rpc`].
+macro_rules! conformance {
+    ($rpc:ty, $($test:ident)*) => {
+        $(
+            #[test]
+            fn $test() {
+                conformance::$test::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test)));
+            }
+        )*
+    };
+    ($rpc:ty) => {
+        conformance! {
+            $rpc,
+            helper_process
+            full_queue_gives_everything_back_and_a_reply_makes_room
+            rejected_request_ends_its_call
+            replies_in_any_order_at_full_depth_bring_every_token_back_once
+            calls_of_a_server_that_ends_end_once_after_what_it_answered
+            late_answer_to_a_former_client_reaches_nobody
+            answer_that_a_former_client_did_not_take_reaches_nobody
+            seats_are_reused_without_end
+            threads_lose_and_repeat_nothing
+            calls_of_a_killed_server_end_once_and_its_successor_serves
+            seat_of_a_killed_client_is_free_again
+            stopped_or_killed_client_stalls_nobody
+        }
+    };
+}

@@ -1,0 +1,143 @@
+//! What tests with several processes share: a scratch directory and helper processes, each this test binary run again with a role. A test
+//! file that uses helpers has a test `helper_process` that plays the role [`role`] names, and does nothing without one.
+#![allow(unreachable_pub, dead_code, reason = "not every test file uses all of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+#![allow(clippy::print_stdout, reason = "helper processes talk to their test through it")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use shm::dir::Dir;
+
+/// How long a test waits for something that takes milliseconds. Nothing is asserted about time but this.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A directory of regions that is removed at the end of the test.
+#[derive(Debug)]
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new(name: &str) -> Self {
+        let path = PathBuf::from(format!("/dev/shm/copyrpc-test-{name}-{}", std::process::id()));
+        std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        Self(path)
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The directory, opened.
+    pub fn dir(&self) -> Dir {
+        Dir::open(Some(&self.0)).unwrap()
+    }
+
+    /// The names in it.
+    pub fn names(&self) -> Vec<String> {
+        std::fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A helper process; killed and reaped when dropped, whatever the test did.
+#[derive(Debug)]
+pub struct Helper {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Helper {
+    /// Starts this test binary in a role, with a scratch directory.
+    pub fn start(role: &str, scratch: &Scratch) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "helper_process", "--nocapture", "--test-threads=1"])
+            .env("SHM_TEST_ROLE", role)
+            .env("SHM_TEST_DIR", scratch.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Self { child, lines }
+    }
+
+    /// The next line the helper says (`>` starts them, to tell them from the test harness's own).
+    pub fn hear(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the helper ended early");
+            if let Some(at) = line.find('>') {
+                return line[at + 1..].trim().to_owned();
+            }
+        }
+    }
+
+    /// Sends the helper one line.
+    pub fn tell(&mut self, word: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{word}").unwrap();
+    }
+
+    /// Sends the helper a signal.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: no pointers are involved; the child is not reaped yet, so the pid is its.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    /// Kills and reaps the helper.
+    pub fn kill(&mut self) {
+        self.signal(libc::SIGKILL);
+        self.child.wait().unwrap();
+    }
+
+    /// Waits for the helper's own end.
+    pub fn wait(&mut self) {
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// In a helper: sends the test one line.
+pub fn say(line: impl std::fmt::Display) {
+    println!(">{line}");
+    std::io::stdout().flush().unwrap();
+}
+
+/// In a helper: waits for the next line of the test; empty when the test is gone.
+pub fn next_word() -> String {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    line.trim().to_owned()
+}
+
+/// In a helper: its role and directory. A watchdog is set: a helper that hangs ends, and the test that listens to it fails.
+pub fn role() -> Option<(String, Dir)> {
+    let role = std::env::var("SHM_TEST_ROLE").ok()?;
+    // SAFETY: no pointers are involved.
+    unsafe { libc::alarm(60) };
+    let path = PathBuf::from(std::env::var_os("SHM_TEST_DIR").unwrap());
+    Some((role, Dir::open(Some(&path)).unwrap()))
+}
+
+/// Waits until `done`, or fails.
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        std::thread::yield_now();
+    }
+}

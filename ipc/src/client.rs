@@ -1,0 +1,138 @@
+//! The calling end.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use shm::dir::Dir;
+use shm::lane::{LaneRx, LaneTx};
+use shm::membership::{CallFailed, Membership, SessionEnd};
+use shm::pending::{Pending, Tag};
+use shm::plain::Plain;
+use shm::ready::ReadyWords;
+use shm::region::Region;
+
+use crate::error::{CallError, ConnectError};
+use crate::layout::{ANSWERED, Header, KIND, Request, Response};
+use crate::views;
+
+/// One client of a [`Server`](crate::Server). `U` is what the caller wants back with each reply.
+///
+/// `Send`, not shared between threads: a client per thread. Dropping it leaves the server; calls that are unanswered then are forgotten.
+pub struct Client<Req, Resp, U> {
+    requests: LaneTx<Request<Req>>,
+    responses: LaneRx<Response<Resp>>,
+    pending: Pending<U>,
+    ready: ReadyWords,
+    /// Last: everything above points into its region.
+    member: Membership,
+    _types: PhantomData<(Req, Resp)>,
+}
+
+impl<Req, Resp, U> fmt::Debug for Client<Req, Resp, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("member", &self.member).field("in_flight", &self.pending.len()).finish_non_exhaustive()
+    }
+}
+
+impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
+    /// Connects to the server `name` in `dir`. `type_tag` must be the server's.
+    ///
+    /// # Errors
+    /// [`ConnectError`]. A server that is not there yet (`NotFound`, `OwnerGone`) and a full one may be tried again.
+    pub fn connect(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
+        let region = Region::open(dir, name, KIND, size_of::<Header>())?;
+        let layout = views::described_layout::<Req, Resp>(&region, type_tag)?;
+        // SAFETY: `described_layout` made sure that the layout fits the region, which outlives all views (see the order of the fields).
+        let (seats, ready) = unsafe { (views::seats(region.view(), &layout), views::ready(region.view(), &layout)) };
+        // SAFETY: as above.
+        let member = unsafe { Membership::join(region, seats) }?;
+        let (seat, view, depth) = (member.seat(), member.region().view(), layout.depth as u64);
+        // SAFETY: as above. The seat is ours alone, and its lanes are zeroed: by the creation or by the server when it freed the seat.
+        // The requests have one producer, this one; `call` publishes only while fewer than `depth` calls are unanswered, and the server
+        // takes requests in order before it answers them. Any bytes are a valid `Response`, by `Plain`.
+        let (requests, responses) = unsafe {
+            (
+                LaneTx::new(views::request_lane(view, &layout, seat), depth, 0),
+                LaneRx::new(views::response_lane(view, &layout, seat), depth, 0),
+            )
+        };
+        Ok(Self { requests, responses, pending: Pending::new(layout.depth), ready, member, _types: PhantomData })
+    }
+
+    /// This client's number at the server, below its `max_clients`.
+    #[must_use]
+    pub fn id(&self) -> usize {
+        self.member.seat()
+    }
+
+    /// Calls that have not ended.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Calls that can be unanswered at a time: the server's `depth`.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.pending.capacity()
+    }
+
+    /// Sends one request. The server sees it at once and in the order of the calls; [`poll`](Self::poll) gives `user_data` back with the
+    /// reply, exactly once, in whatever order the server answers.
+    ///
+    /// # Errors
+    /// [`CallError`], with the request and the user data; nothing was sent.
+    #[inline]
+    pub fn call(&mut self, request: Req, user_data: U) -> Result<(), CallError<Req, U>> {
+        if let Some(end) = self.member.end() {
+            return Err(CallError::Ended { request, user_data, end });
+        }
+        let tag = match self.pending.insert(user_data) {
+            Ok(tag) => tag,
+            Err(user_data) => return Err(CallError::QueueFull { request, user_data, depth: self.depth() }),
+        };
+        // There is room: fewer than `depth` earlier calls are unanswered, and requests are taken in order.
+        self.requests.publish(Request { tag: tag.pack(0), payload: request });
+        let seat = self.member.seat();
+        if let Some(armed) = self.member.seats().armed(seat) {
+            self.ready.notify_if_armed(seat, armed);
+        }
+        Ok(())
+    }
+
+    /// Hands the replies that have arrived to `f`, at most [`depth`](Self::depth) of them, and returns how many.
+    ///
+    /// # Errors
+    /// [`SessionEnd`] when the session is over: then every unanswered call has been ended through `f`, and so it stays. A dead server
+    /// is noticed within 64 empty polls of the kernel's noticing it (about a millisecond).
+    #[inline]
+    pub fn poll(&mut self, mut f: impl FnMut(U, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
+        let ended = self.take_replies(&mut f);
+        if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
+    }
+
+    #[inline]
+    fn take_replies(&mut self, f: &mut impl FnMut(U, Result<Resp, CallFailed>)) -> usize {
+        let mut ended = 0;
+        for _ in 0..self.depth() {
+            let Some(response) = self.responses.pop() else { break };
+            let (tag, note) = Tag::unpack(response.tag);
+            // A tag that is not outstanding is a confused server's; it ends nobody's call.
+            let Some(user_data) = self.pending.take(tag) else { continue };
+            ended += 1;
+            f(user_data, if note == ANSWERED { Ok(response.payload) } else { Err(CallFailed::Dropped) });
+        }
+        ended
+    }
+
+    fn poll_empty(&mut self, mut f: impl FnMut(U, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
+        let Some(end) = self.member.end() else { return Ok(0) };
+        // What the server answered before its end is visible now, and counts.
+        let ended = self.take_replies(&mut f);
+        if ended > 0 {
+            return Ok(ended);
+        }
+        self.pending.take_where(|_| true, |user_data| f(user_data, Err(CallFailed::Ended(end))));
+        Err(end)
+    }
+}

@@ -1,0 +1,92 @@
+//! What can go wrong, one type per verb.
+
+use shm::clients::JoinError;
+use shm::membership::SessionEnd;
+use shm::plain::TypeShape;
+use shm::region;
+
+pub use crate::layout::ParameterError;
+
+/// Why a server could not be created.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// A parameter is out of range.
+    #[error(transparent)]
+    Parameter(#[from] ParameterError),
+    /// The region could not be created.
+    #[error(transparent)]
+    Region(#[from] region::CreateError),
+}
+
+/// Why a client could not connect.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The region could not be opened: no server, a dead one, or something else of that name.
+    #[error(transparent)]
+    Region(#[from] region::OpenError),
+    /// Server and client were built for different payload types.
+    #[error("the server has {server}; this client has {client}: build both from the same types and tag")]
+    Types {
+        /// The server's types.
+        server: TypeShape,
+        /// The client's types.
+        client: TypeShape,
+    },
+    /// The region's header makes no sense.
+    #[error("the server's region is damaged: {0}")]
+    Damaged(ParameterError),
+    /// The region is shorter than its header asks for.
+    #[error("the server's region is damaged: it has {have} bytes and its header describes {need}")]
+    Truncated {
+        /// Bytes described.
+        need: usize,
+        /// Bytes present.
+        have: usize,
+    },
+    /// No seat for another client.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+}
+
+/// Why a call was not made. The request and the user data come back.
+#[derive(thiserror::Error)]
+pub enum CallError<Req, U> {
+    /// As many calls as fit are unanswered. Poll, then try again.
+    #[error("all {depth} calls of this client are unanswered: poll for replies, then try again")]
+    QueueFull {
+        /// The request.
+        request: Req,
+        /// The user data.
+        user_data: U,
+        /// Calls that can be unanswered.
+        depth: usize,
+    },
+    /// The session is over. Permanent.
+    #[error("{end}")]
+    Ended {
+        /// The request.
+        request: Req,
+        /// The user data.
+        user_data: U,
+        /// How it ended.
+        end: SessionEnd,
+    },
+}
+
+// By hand, so that payloads and user data need not be printable.
+impl<Req, U> std::fmt::Debug for CallError<Req, U> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::QueueFull { depth, .. } => f.debug_struct("QueueFull").field("depth", depth).finish_non_exhaustive(),
+            Self::Ended { end, .. } => f.debug_struct("Ended").field("end", end).finish_non_exhaustive(),
+        }
+    }
+}
+
+/// The client that asked is not there any more; the answer was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("client {client} is gone; its answer was dropped")]
+pub struct ClientGone {
+    /// The client's number.
+    pub client: usize,
+}

@@ -1,0 +1,68 @@
+//! A received request.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use shm::plain::Plain;
+
+use crate::error::ClientGone;
+use crate::layout::{ANSWERED, DROPPED};
+use crate::server::{Arrived, Inner};
+
+/// A request that waits for its answer. Handles can be kept and answered in any order, also after others that came later.
+///
+/// Dropping one without an answer ends the client's call with [`CallFailed::Dropped`](crate::CallFailed::Dropped).
+pub struct RecvHandle<Req: Plain, Resp: Plain> {
+    arrived: Arrived<Req>,
+    /// `None` once answered.
+    server: Option<Rc<RefCell<Inner<Req, Resp>>>>,
+}
+
+impl<Req: Plain + fmt::Debug, Resp: Plain> fmt::Debug for RecvHandle<Req, Resp> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecvHandle").field("client", &self.arrived.client).field("data", &self.arrived.payload).finish()
+    }
+}
+
+impl<Req: Plain, Resp: Plain> RecvHandle<Req, Resp> {
+    pub(crate) fn new(arrived: Arrived<Req>, server: Rc<RefCell<Inner<Req, Resp>>>) -> Self {
+        Self { arrived, server: Some(server) }
+    }
+
+    /// The number of the client that asks, below `max_clients`.
+    #[must_use]
+    pub fn client(&self) -> usize {
+        self.arrived.client
+    }
+
+    /// The request: a copy that the client cannot change any more.
+    #[must_use]
+    pub fn data(&self) -> &Req {
+        &self.arrived.payload
+    }
+
+    /// Answers the request. The client can see the answer when this returns; nothing has to be flushed, and nothing can be full.
+    ///
+    /// # Errors
+    /// [`ClientGone`] if the client left or died meanwhile and the server knows.
+    #[inline]
+    pub fn reply(mut self, response: Resp) -> Result<(), ClientGone> {
+        self.answer(ANSWERED, response)
+    }
+
+    #[inline]
+    fn answer(&mut self, note: u8, response: Resp) -> Result<(), ClientGone> {
+        match self.server.take() {
+            Some(server) => server.borrow_mut().answer(&self.arrived, note, response),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<Req: Plain, Resp: Plain> Drop for RecvHandle<Req, Resp> {
+    fn drop(&mut self) {
+        // A client that is gone needs no answer.
+        let _ = self.answer(DROPPED, Resp::new_zeroed());
+    }
+}

@@ -1,0 +1,24 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # The files, in the order a call passes them
+//! - `client`: publishes a request in its own lane, and collects replies.
+//! - `layout`, `views`: what lies where in the region, and the only place that turns offsets into addresses.
+//! - `server`: a bounded, fair pass over the lanes that have something in them.
+//! - `handle`: a received request, answered once, in any order.
+//! - `error`: what can go wrong, one type per verb.
+
+mod client;
+mod error;
+mod handle;
+mod layout;
+mod server;
+mod views;
+
+pub use client::Client;
+pub use error::{CallError, ClientGone, ConnectError, CreateError, ParameterError};
+pub use handle::RecvHandle;
+pub use layout::DEPTH_MAX;
+pub use server::Server;
+pub use shm::dir::Dir;
+pub use shm::membership::{CallFailed, SessionEnd};
+pub use shm::plain::Plain;

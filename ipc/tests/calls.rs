@@ -1,0 +1,192 @@
+//! What is particular to ipc: parameters, the mask, the server's rounds, and broken clients.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+
+#[path = "../shm/tests/support/mod.rs"]
+mod support;
+
+use std::time::{Duration, Instant};
+
+use ipc::{CallFailed, Client, ConnectError, CreateError, ParameterError, Server, SessionEnd};
+use shm::clients::JoinError;
+use shm::region::{OpenError, Region};
+use support::Scratch;
+
+type S = Server<u64, u64>;
+type C = Client<u64, u64, u64>;
+
+fn pair(scratch: &Scratch, clients: usize, depth: usize) -> (S, C) {
+    let server = S::create(&scratch.dir(), "s", clients, depth, 1).unwrap();
+    let client = C::connect(&scratch.dir(), "s", 1).unwrap();
+    (server, client)
+}
+
+fn connect(scratch: &Scratch) -> C {
+    C::connect(&scratch.dir(), "s", 1).unwrap()
+}
+
+#[test]
+fn bad_parameters_and_mismatches_are_named() {
+    let scratch = Scratch::new("ipc-bad");
+    let dir = scratch.dir();
+    assert!(matches!(S::create(&dir, "s", 0, 8, 1), Err(CreateError::Parameter(ParameterError::MaxClients(0)))));
+    assert!(matches!(S::create(&dir, "s", 1, 7, 1), Err(CreateError::Parameter(ParameterError::Depth(7)))));
+    assert!(matches!(C::connect(&dir, "s", 1), Err(ConnectError::Region(OpenError::NotFound { .. }))));
+    let _server = S::create(&dir, "s", 1, 8, 1).unwrap();
+    assert!(matches!(S::create(&dir, "s", 1, 8, 1), Err(CreateError::Region(shm::region::CreateError::Exists { .. }))));
+    assert!(matches!(C::connect(&dir, "s", 2), Err(ConnectError::Types { .. })));
+    assert!(matches!(Client::<u64, u32, ()>::connect(&dir, "s", 1), Err(ConnectError::Types { .. })));
+    let _other = Region::create(&dir, "other", 9, 4096, |_| {}).unwrap();
+    assert!(matches!(C::connect(&dir, "other", 1), Err(ConnectError::Region(OpenError::Kind { .. }))));
+    let _client = connect(&scratch);
+    assert!(matches!(C::connect(&dir, "s", 1), Err(ConnectError::Join(JoinError::Full { max_clients: 1 }))));
+}
+
+#[test]
+fn damaged_header_is_refused() {
+    let scratch = Scratch::new("ipc-damaged");
+    let (_server, _client) = pair(&scratch, 4, 8);
+    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap();
+    let word = region.view().at::<u32>(4).unwrap();
+    for (depth, truncated) in [(7, false), (1 << 15, true)] {
+        // SAFETY: in bounds; nobody connects meanwhile.
+        unsafe { word.as_ptr().write_volatile(depth) };
+        match C::connect(&scratch.dir(), "s", 1) {
+            Err(ConnectError::Damaged(ParameterError::Depth(7))) if !truncated => {}
+            Err(ConnectError::Truncated { .. }) if truncated => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn skipped_client_waits_and_the_others_do_not() {
+    let scratch = Scratch::new("ipc-skip");
+    let (mut server, mut a) = pair(&scratch, 70, 4);
+    let mut others: Vec<C> = (1..70).map(|_| connect(&scratch)).collect();
+    let b = &mut others[64];
+    a.call(1, 1).unwrap();
+    b.call(2, 2).unwrap();
+    let mut serve = |mask: [u64; 2], expected: u64| {
+        assert_eq!(server.poll_with_skip(&mask), 1);
+        let request = server.recv().unwrap();
+        assert_eq!(*request.data(), expected);
+        request.reply(0).unwrap();
+        // Skipping for long must not make the server forget the client, as it does with an idle one after two milliseconds.
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(20) {
+            assert_eq!(server.poll_with_skip(&mask), 0);
+        }
+    };
+    // Without client 0; without client 65; with all.
+    serve([1, 0], 2);
+    assert_eq!(b.poll(|_, _| {}), Ok(1));
+    b.call(3, 3).unwrap();
+    serve([0, 1 << 1], 1);
+    serve([0, 0], 3);
+}
+
+#[test]
+fn busy_clients_are_served_in_turn_and_idle_ones_stay_connected() {
+    let scratch = Scratch::new("ipc-fair");
+    let (mut server, first) = pair(&scratch, 300, 64);
+    let mut clients: Vec<C> = std::iter::once(first).chain((1..300).map(|_| connect(&scratch))).collect();
+    for client in clients.iter_mut().take(16) {
+        for n in 0..64 {
+            client.call(n, n).unwrap();
+        }
+    }
+    server.poll();
+    server.poll();
+    let mut served = [0; 300];
+    while let Some(request) = server.recv() {
+        served[request.client()] += 1;
+    }
+    assert!(served[..16].iter().all(|&n| n == 16), "{:?}", &served[..16]);
+    clients[299].call(5, 5).unwrap();
+    let seen = (0..100).any(|_| {
+        server.poll();
+        std::iter::from_fn(|| server.recv()).any(|request| request.client() == 299)
+    });
+    assert!(seen);
+}
+
+#[test]
+fn client_that_breaks_the_protocol_loses_its_own_seat_only() {
+    let scratch = Scratch::new("ipc-garbage");
+    let (mut server, mut good) = pair(&scratch, 2, 4);
+    let mut bad = connect(&scratch);
+    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap();
+    // The request lane of client 1, four slots of one line each, behind client 0's two lanes.
+    let lane = 128 + 3 * 64 + 8 * 64;
+    for n in 0..20u64 {
+        // A message in every slot, again and again, with tags that were never given out and no answer awaited.
+        let slot = lane + 64 * (n as usize % 4);
+        let words = region.view().array_at::<u64>(slot, 3).unwrap().as_ptr();
+        // SAFETY: in bounds, and only this thread is running.
+        unsafe {
+            words.add(1).write_volatile(u64::MAX - n);
+            words.write_volatile(n + 1);
+        }
+        if n == 0 {
+            bad.call(0, 0).unwrap();
+            // SAFETY: as above; the call wrote the first slot, which is garbled again.
+            unsafe { words.add(1).write_volatile(u64::MAX) };
+        }
+        good.call(n, n).unwrap();
+        server.poll();
+        let requests: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
+        // The bad client's requests are kept, so that it exceeds its depth.
+        let (mine, theirs): (Vec<_>, Vec<_>) = requests.into_iter().partition(|r| r.client() == good.id());
+        std::mem::forget(theirs);
+        mine.into_iter().for_each(|request| request.reply(1).unwrap());
+        assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (n, Ok(1)))), Ok(1));
+    }
+    let mut failed = vec![];
+    assert_eq!(bad.poll(|user, reply| failed.push((user, reply))), Err(SessionEnd::Disconnected));
+    assert_eq!(failed, [(0, Err(CallFailed::Ended(SessionEnd::Disconnected)))]);
+}
+
+#[test]
+fn garbage_everywhere_neither_panics_nor_hangs() {
+    let seed = 0x1bc_0002;
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..200 {
+        let scratch = Scratch::new("ipc-noise");
+        let (mut server, mut client) = pair(&scratch, 3, 4);
+        let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap();
+        let words = region.view().len() / 8;
+        for _ in 0..50 {
+            for _ in 0..random.usize(..20) {
+                let word = region.view().at::<u64>(8 * random.usize(8..words)).unwrap();
+                let noise = if random.bool() { random.u64(..) } else { random.u64(..6) };
+                // SAFETY: in bounds, and only this thread is running.
+                unsafe { word.as_ptr().write_volatile(noise) };
+            }
+            let _ = client.call(1, 1);
+            server.poll();
+            while let Some(request) = server.recv() {
+                let _ = request.reply(2);
+            }
+            let _ = client.poll(|_, _| {});
+        }
+    }
+}
+
+#[test]
+fn handles_outlive_the_server_and_still_end_their_calls() {
+    let scratch = Scratch::new("ipc-outlive");
+    let (mut server, mut client) = pair(&scratch, 1, 4);
+    for n in 0..3 {
+        client.call(n, n).unwrap();
+    }
+    server.poll();
+    let (first, second) = (server.recv().unwrap(), server.recv().unwrap());
+    drop(server);
+    assert_eq!(client.poll(|user, reply| panic!("{user} {reply:?}")), Ok(0));
+    first.reply(5).unwrap();
+    drop(second);
+    let mut ended = vec![];
+    assert_eq!(client.poll(|user, reply| ended.push((user, reply))), Ok(2));
+    assert_eq!(client.poll(|user, reply| ended.push((user, reply))), Err(SessionEnd::ServerGone));
+    assert_eq!(ended, [(0, Ok(5)), (1, Err(CallFailed::Dropped)), (2, Err(CallFailed::Ended(SessionEnd::ServerGone)))]);
+}
