@@ -1,0 +1,87 @@
+//! Two threads, a context each: the client keeps calls outstanding, the server echoes. Prints what batching did.
+//!
+//! `cargo run --release -p copyrpc --example pingpong -- [depth] [calls]`
+#![allow(clippy::print_stdout, reason = "an example prints")]
+
+use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Instant;
+
+use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord};
+use mlx5::DeviceSpec;
+
+type AnyError = Box<dyn Error + Send + Sync>;
+
+static DONE: AtomicBool = AtomicBool::new(false);
+
+/// Swaps records with the other thread; between processes any byte channel does.
+fn connect(context: &Context<u64>, to: &Sender<[u8; 128]>, from: &Receiver<[u8; 128]>) -> Result<Endpoint<u64>, AnyError> {
+    let pending = context.create_endpoint(&EndpointConfig::default())?;
+    to.send(pending.local_info().encode())?;
+    let record = ExchangeRecord::decode(&from.recv()?)?;
+    Ok(pending.connect(&record).map_err(|error| error.reason)?)
+}
+
+fn serve(builder: ContextBuilder, to: &Sender<[u8; 128]>, from: &Receiver<[u8; 128]>) -> Result<(), AnyError> {
+    let context = builder.build()?;
+    let _endpoint = connect(&context, to, from)?;
+    let mut buffer = [0; 32];
+    while !DONE.load(Ordering::Relaxed) {
+        if context.poll(|_, _| ())? == 0 {
+            thread::yield_now();
+        }
+        while let Some(request) = context.recv() {
+            let len = request.data().copy_to(&mut buffer);
+            request.reply(&buffer[..len]).map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), AnyError> {
+    let mut args = std::env::args().skip(1);
+    let depth: u64 = args.next().map_or(Ok(64), |depth| depth.parse())?;
+    let calls: u64 = args.next().map_or(Ok(1_000_000), |calls| calls.parse())?;
+    let (to_server, from_client) = channel();
+    let (to_client, from_server) = channel();
+    let builder = ContextBuilder::new(DeviceSpec::default());
+    let server_builder = builder.clone();
+    let server = thread::spawn(move || serve(server_builder, &to_client, &from_client));
+
+    let context = builder.build()?;
+    println!("device {}, {}", context.device_info().name, context.device_info().transport);
+    let endpoint = connect(&context, &to_server, &from_server)?;
+    let (mut issued, mut ended) = (0, 0);
+    let start = Instant::now();
+    while ended < calls {
+        // Whatever the error, a later poll ends it: with space, or with the end of the calls.
+        while issued < calls && issued - ended < depth && endpoint.call(&[issued as u8; 32], issued, 32).is_ok() {
+            issued += 1;
+        }
+        let mut lost = None;
+        let taken = context.poll(|_, outcome| match outcome {
+            Ok(_) => ended += 1,
+            Err(error) => lost = Some(error),
+        })?;
+        if let Some(error) = lost {
+            return Err(error.into());
+        }
+        if taken == 0 {
+            thread::yield_now();
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    DONE.store(true, Ordering::Relaxed);
+    let stats = context.stats();
+    println!(
+        "{calls} calls at depth {depth}: {:.2} M/s, {:.2} us mean round trip, {:.1} messages per WRITE, {} READs",
+        calls as f64 / seconds / 1e6,
+        seconds * 1e6 * depth as f64 / calls as f64,
+        stats.messages_sent as f64 / stats.batches_sent as f64,
+        stats.reads,
+    );
+    server.join().map_err(|_| "the server thread panicked")??;
+    Ok(())
+}

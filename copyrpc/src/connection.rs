@@ -1,0 +1,246 @@
+//! One connection: the protocol core, its memory and its queue pair, and how they are driven.
+//!
+//! User code (callbacks, drops of user data) runs only while nothing here is borrowed, so it may call, reply and receive.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use mlx5::{CompletionError, Cqe, Inline, Mr, PostError, RcQp, Read, Signal, Syndrome, WriteImm};
+
+use crate::context::QueueShare;
+use crate::control::ControlMemory;
+use crate::error::{CallFailure, CloseReason};
+use crate::link::{Emit, Event, Link, Request};
+use crate::ring::{RecvBytes, RingView};
+
+/// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
+const INLINE_MAX: u64 = 220;
+/// Inline bytes of a WQE of that size that also has an SGE for the rest.
+const HYBRID_INLINE: u64 = 204;
+
+/// How a call ended: the reply's bytes, or why there are none.
+pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
+
+/// What a WQE was, in the word that comes back with its completion.
+const WRITE: u64 = 0;
+const READ: u64 = 1;
+
+/// Connections and requests that wait for the owner's attention. Shared by the context and its connections.
+#[derive(Debug)]
+pub(crate) struct Worklist<U> {
+    /// Connections with something to flush, READ or publish. Each once.
+    dirty: RefCell<Vec<Rc<Connection<U>>>>,
+    /// Requests in the order they arrived, over all connections.
+    requests: RefCell<VecDeque<(Rc<Connection<U>>, Request)>>,
+}
+
+impl<U> Worklist<U> {
+    pub(crate) const fn new() -> Self {
+        Self { dirty: RefCell::new(Vec::new()), requests: RefCell::new(VecDeque::new()) }
+    }
+
+    pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
+        self.requests.borrow_mut().pop_front()
+    }
+
+    /// Swaps the dirty connections with an empty vector.
+    pub(crate) fn swap_dirty(&self, batch: &mut Vec<Rc<Connection<U>>>) {
+        std::mem::swap(&mut *self.dirty.borrow_mut(), batch);
+    }
+
+    pub(crate) fn clear(&self) {
+        let dirty = self.dirty.take();
+        let requests = self.requests.take();
+        drop((dirty, requests));
+    }
+}
+
+/// Where the peer is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remote {
+    pub(crate) ring_addr: u64,
+    pub(crate) ring_rkey: u32,
+    pub(crate) published_addr: u64,
+    pub(crate) published_rkey: u32,
+}
+
+/// The registered memory of one endpoint.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// No peer can reach it.
+    pub(crate) send_ring: Mr,
+    pub(crate) recv_ring: Mr,
+    pub(crate) control: ControlMemory,
+}
+
+#[derive(Debug)]
+pub(crate) struct Connection<U> {
+    qpn: u32,
+    /// `None` once retired: then the peer can write nothing any more. Declared before the memory it uses.
+    qp: RefCell<Option<RcQp>>,
+    link: RefCell<Link<U>>,
+    memory: Memory,
+    recv_view: RingView,
+    remote: Remote,
+    inline_limit: u64,
+    is_dirty: Cell<bool>,
+    worklist: Rc<Worklist<U>>,
+    /// Given back to the context when the connection is dropped.
+    _share: QueueShare,
+}
+
+impl<U> Connection<U> {
+    pub(crate) fn new(
+        qp: RcQp,
+        link: Link<U>,
+        memory: Memory,
+        recv_view: RingView,
+        remote: Remote,
+        worklist: Rc<Worklist<U>>,
+        share: QueueShare,
+    ) -> Self {
+        Self {
+            qpn: qp.qpn(),
+            inline_limit: INLINE_MAX.min(qp.max_inline_data() as u64),
+            qp: RefCell::new(Some(qp)),
+            link: RefCell::new(link),
+            memory,
+            recv_view,
+            remote,
+            is_dirty: Cell::new(false),
+            worklist,
+            _share: share,
+        }
+    }
+
+    pub(crate) const fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    pub(crate) const fn recv_view(&self) -> &RingView {
+        &self.recv_view
+    }
+
+    /// Reads or changes the core. `f` runs no user code.
+    pub(crate) fn with_link<R>(&self, f: impl FnOnce(&mut Link<U>) -> R) -> R {
+        f(&mut self.link.borrow_mut())
+    }
+
+    /// Has the next flush look at this connection.
+    pub(crate) fn mark_dirty(self: &Rc<Self>) {
+        if !self.is_dirty.replace(true) {
+            self.worklist.dirty.borrow_mut().push(Rc::clone(self));
+        }
+    }
+
+    /// A batch arrived. Ends calls and queues requests.
+    pub(crate) fn arrive(self: &Rc<Self>, imm: u32, on_response: &mut impl FnMut(U, Outcome<'_>)) {
+        self.with_link(|link| link.on_imm(imm));
+        self.mark_dirty();
+        self.deliver(on_response);
+    }
+
+    /// Hands out what the core has: responses to the callback, requests to the queue.
+    pub(crate) fn deliver(self: &Rc<Self>, on_response: &mut impl FnMut(U, Outcome<'_>)) {
+        while let Some(event) = self.with_link(Link::next_event) {
+            match event {
+                Event::Request(request) => self.worklist.requests.borrow_mut().push_back((Rc::clone(self), request)),
+                Event::Ended { user_data, outcome } => on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload))),
+            }
+        }
+    }
+
+    /// A completion of the send queue.
+    pub(crate) fn complete(self: &Rc<Self>, cqe: &Cqe<'_>, on_response: &mut impl FnMut(U, Outcome<'_>)) {
+        let user = self.qp.borrow_mut().as_mut().and_then(|qp| qp.complete(cqe));
+        match cqe.result() {
+            Err(error) => self.fail(error, on_response),
+            Ok(()) if user == Some(READ) => {
+                let record = self.memory.control.take_read();
+                self.with_link(|link| link.on_read_done(&record));
+                self.mark_dirty();
+                self.deliver(on_response);
+            }
+            // Room in the send queue: what waited for it is still on the worklist.
+            Ok(()) => {}
+        }
+    }
+
+    /// The device reported an error: the connection ends, all its calls end.
+    pub(crate) fn fail(self: &Rc<Self>, error: CompletionError, on_response: &mut impl FnMut(U, Outcome<'_>)) {
+        let reason = match error.syndrome {
+            Syndrome::TransportRetryExceeded => CloseReason::Disconnected,
+            _ => CloseReason::Transport { syndrome: error.raw, vendor: error.vendor },
+        };
+        self.with_link(|link| link.close(reason));
+        self.mark_dirty();
+        self.deliver(on_response);
+    }
+
+    /// Posts what may go, READs where starved, refreshes the published record, rings once. Stays on the worklist while work is left.
+    pub(crate) fn serve(self: &Rc<Self>, now_ns: u64) {
+        self.is_dirty.set(false);
+        let mut qp = self.qp.borrow_mut();
+        let Some(qp) = qp.as_mut() else { return };
+        let mut link = self.link.borrow_mut();
+        let mut outcome = link.flush(|emit| self.post_batch(qp, emit));
+        if outcome.is_ok() && link.poll_read(now_ns) {
+            outcome = self.post_read(qp);
+            if outcome.is_ok() {
+                link.read_posted();
+            }
+        }
+        if let Some(words) = link.publish() {
+            self.memory.control.publish(words);
+        }
+        qp.ring();
+        // A full send queue drains by itself. Any other error means that the queue pair is broken; its completion tells the reason, if
+        // one comes.
+        if !matches!(outcome, Ok(()) | Err(PostError::QueueFull { .. })) {
+            link.close(CloseReason::Disconnected);
+        }
+        let is_done = link.is_quiet() && link.closed().is_none();
+        drop(link);
+        if !is_done {
+            self.mark_dirty();
+        }
+    }
+
+    fn post_batch(&self, qp: &mut RcQp, emit: Emit) -> Result<(), PostError> {
+        let inline = if emit.bytes <= self.inline_limit {
+            emit.bytes
+        } else if self.inline_limit >= HYBRID_INLINE {
+            HYBRID_INLINE
+        } else {
+            0
+        };
+        // SAFETY: `flush` emits ranges inside the ring, and nothing writes the send ring while the slice lives: only this link does.
+        let head = unsafe {
+            let start = self.memory.send_ring.as_ptr().add(emit.offset as usize);
+            std::slice::from_raw_parts(start.as_ptr(), inline as usize)
+        };
+        let rest = mlx5::Sge {
+            addr: self.memory.send_ring.addr() + emit.offset + inline,
+            len: (emit.bytes - inline) as u32,
+            lkey: self.memory.send_ring.lkey(),
+        };
+        let write = WriteImm {
+            addr: self.remote.ring_addr + emit.offset,
+            rkey: self.remote.ring_rkey,
+            imm: emit.imm,
+            payload: (Inline(head), rest),
+        };
+        qp.post(&write, Signal::Reclaim, WRITE)
+    }
+
+    fn post_read(&self, qp: &mut RcQp) -> Result<(), PostError> {
+        let read = Read { addr: self.remote.published_addr, rkey: self.remote.published_rkey, into: self.memory.control.read_target() };
+        qp.post(&read, Signal::Always, READ)
+    }
+
+    /// Takes the connection off the device. Its memory stays while handles to its requests live.
+    pub(crate) fn retire(&self) {
+        self.qp.take();
+    }
+}

@@ -1,0 +1,484 @@
+//! The context of one thread: a device, its queues, and the poll that drives all connections.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+use std::time::Instant;
+
+use mlx5::{Cq, CreateError, Device, DeviceInfo, DeviceSpec, MonoCq, OpenError, Pd, PostReceiveError, QpConfig, RcQp, RegisterError, Srq};
+use thiserror::Error;
+
+use crate::connection::{Connection, Outcome, Worklist};
+use crate::endpoint::{EndpointConfig, PendingEndpoint};
+use crate::error::CloseReason;
+use crate::recv::RecvHandle;
+use crate::ring::RingSizeError;
+use crate::stats::Stats;
+
+/// Receives of the shared receive queue unless the builder is told otherwise.
+pub const DEFAULT_SRQ_SIZE: u32 = 1024;
+/// Entries of each completion queue unless the builder is told otherwise.
+pub const DEFAULT_CQ_SIZE: u32 = 4096;
+
+/// Most completions one poll takes from each queue, so that a poll is bounded under any load.
+const POLL_BUDGET: usize = 256;
+/// Polls that find work look at the clock this often; polls that find none always do.
+const CLOCK_INTERVAL: u32 = 64;
+/// How often connections with calls outstanding are looked at for silence.
+const SWEEP_INTERVAL_NS: u64 = 10_000_000;
+/// Send completions a connection can have outstanding: its queue signals at least every quarter, and there is one READ.
+const SEND_CQES_PER_ENDPOINT: u32 = 8;
+
+/// Describes a context. Plain data: send it to the thread that will own the context and build it there.
+///
+/// ```
+/// fn is_send<T: Send>() {}
+/// is_send::<copyrpc::ContextBuilder>();
+/// ```
+#[derive(Clone, Debug)]
+pub struct ContextBuilder {
+    device: DeviceSpec,
+    srq_size: u32,
+    cq_size: u32,
+}
+
+/// Why a context could not be built.
+#[derive(Debug, Error)]
+pub enum BuildError {
+    /// The device could not be opened.
+    #[error("opening the device: {0}")]
+    Open(#[from] OpenError),
+    /// A queue could not be made.
+    #[error("creating a queue: {0}")]
+    Queue(#[from] CreateError),
+    /// The receive queue could not be filled.
+    #[error("filling the receive queue: {0}")]
+    Receive(#[from] PostReceiveError),
+    /// The receive CQ could overrun.
+    #[error("completion queues of {cq_size} entries cannot hold the completions of {srq_depth} receives: ask for at least that many")]
+    CqTooSmall {
+        /// Entries of the completion queue.
+        cq_size: u32,
+        /// Receives of the shared receive queue.
+        srq_depth: usize,
+    },
+}
+
+impl ContextBuilder {
+    /// A context on this device.
+    #[must_use]
+    pub const fn new(device: DeviceSpec) -> Self {
+        Self { device, srq_size: DEFAULT_SRQ_SIZE, cq_size: DEFAULT_CQ_SIZE }
+    }
+
+    /// Receives of the queue all endpoints share. Two thirds of them are shared out to the endpoints as batches in flight.
+    #[must_use]
+    pub const fn srq_size(mut self, receives: u32) -> Self {
+        self.srq_size = receives;
+        self
+    }
+
+    /// Entries of each completion queue: at least the SRQ size, and 8 per endpoint.
+    #[must_use]
+    pub const fn cq_size(mut self, entries: u32) -> Self {
+        self.cq_size = entries;
+        self
+    }
+
+    /// Opens the device and makes the queues. The context belongs to the calling thread.
+    ///
+    /// # Errors
+    /// [`BuildError`]; nothing is left behind.
+    pub fn build<U>(self) -> Result<Context<U>, BuildError> {
+        let device = Device::open(&self.device)?;
+        let pd = device.alloc_pd();
+        let send_cq = device.create_cq(self.cq_size)?;
+        let recv_cq = device.create_mono_cq(self.cq_size)?;
+        let srq = pd.create_srq(self.srq_size, 0)?;
+        if (recv_cq.entries() as usize) < srq.depth() {
+            return Err(BuildError::CqTooSmall { cq_size: recv_cq.entries(), srq_depth: srq.depth() });
+        }
+        let inner = Inner {
+            worklist: Rc::new(Worklist::new()),
+            connections: RefCell::new(Vec::new()),
+            used: Rc::default(),
+            recv_cq: RefCell::new(recv_cq),
+            send_cq: RefCell::new(send_cq),
+            srq: RefCell::new(srq),
+            pd,
+            device,
+            is_polling: Cell::new(false),
+            serving: RefCell::new(Vec::new()),
+            clock: Clock::start(),
+            retired: Cell::new(Stats::default()),
+        };
+        inner.refill()?;
+        Ok(Context { inner: Rc::new(inner) })
+    }
+}
+
+/// Time since the context was built, read rarely.
+#[derive(Debug)]
+struct Clock {
+    base: Instant,
+    now_ns: Cell<u64>,
+    polls_since_look: Cell<u32>,
+    last_sweep_ns: Cell<u64>,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self { base: Instant::now(), now_ns: Cell::new(0), polls_since_look: Cell::new(0), last_sweep_ns: Cell::new(0) }
+    }
+
+    /// Called once per poll; whether a sweep is due.
+    fn tick(&self, is_idle: bool) -> bool {
+        let polls = self.polls_since_look.get() + 1;
+        self.polls_since_look.set(polls);
+        if !is_idle && polls < CLOCK_INTERVAL {
+            return false;
+        }
+        self.polls_since_look.set(0);
+        let now_ns = self.base.elapsed().as_nanos() as u64;
+        self.now_ns.set(now_ns);
+        let is_due = now_ns - self.last_sweep_ns.get() >= SWEEP_INTERVAL_NS;
+        if is_due {
+            self.last_sweep_ns.set(now_ns);
+        }
+        is_due
+    }
+}
+
+/// What the endpoints of a context use up of its queues.
+#[derive(Debug, Default)]
+struct Used {
+    endpoints: Cell<u32>,
+    /// Batches in flight granted to their peers (B1).
+    batches: Cell<u32>,
+}
+
+/// One endpoint's share of the queues; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct QueueShare {
+    batches: u32,
+    used: Rc<Used>,
+}
+
+impl Drop for QueueShare {
+    fn drop(&mut self) {
+        self.used.endpoints.set(self.used.endpoints.get() - 1);
+        self.used.batches.set(self.used.batches.get() - self.batches);
+    }
+}
+
+/// Everything of one thread: device, queues, endpoints. `U` is the caller's data per call.
+///
+/// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay valid. Methods take `&self`, so
+/// callbacks may call, reply and receive; what must not nest answers with a `Reentrant` error. When it is dropped, its connections are
+/// closed.
+///
+/// ```compile_fail
+/// fn is_send<T: Send>() {}
+/// is_send::<copyrpc::Context<()>>();
+/// ```
+pub struct Context<U> {
+    inner: Rc<Inner<U>>,
+}
+
+impl<U> fmt::Debug for Context<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("device", &self.inner.device).finish_non_exhaustive()
+    }
+}
+
+/// What pending endpoints find their way back to. Nothing in it is borrowed mutably while user code runs, but the queue being polled;
+/// `is_polling` keeps user code from it.
+pub(crate) struct Inner<U> {
+    worklist: Rc<Worklist<U>>,
+    connections: RefCell<Vec<Rc<Connection<U>>>>,
+    used: Rc<Used>,
+    recv_cq: RefCell<MonoCq<Rc<Connection<U>>>>,
+    send_cq: RefCell<Cq>,
+    srq: RefCell<Srq>,
+    pd: Pd,
+    device: Device,
+    is_polling: Cell<bool>,
+    /// The connections being served; empty between polls, kept for its memory.
+    serving: RefCell<Vec<Rc<Connection<U>>>>,
+    clock: Clock,
+    /// Counters of connections that are closed.
+    retired: Cell<Stats>,
+}
+
+/// Why a poll or flush did nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum PollError {
+    /// Called from inside a callback of a poll of the same context.
+    #[error("poll, drain and flush cannot be called from inside a poll's callback")]
+    Reentrant,
+    /// The receive queue could not be refilled.
+    #[error("refilling the receive queue: {0}")]
+    Receive(#[from] PostReceiveError),
+}
+
+/// Why an endpoint could not be created.
+#[derive(Debug, Error)]
+pub enum CreateEndpointError {
+    /// Called from inside a callback of a poll of the same context.
+    #[error("an endpoint cannot be created from inside a poll's callback")]
+    Reentrant,
+    /// The ring size is not usable.
+    #[error(transparent)]
+    RingSize(#[from] RingSizeError),
+    /// The initial credit is not usable.
+    #[error("initial credit {credit} must be a multiple of 32 and at most {max}, a quarter of the ring")]
+    InitialCredit {
+        /// The credit.
+        credit: u64,
+        /// A quarter ring.
+        max: u64,
+    },
+    /// The shared receive queue is too small for one more endpoint.
+    #[error("{wanted} more batches in flight need a shared receive queue of at least {needed} receives, this one has {depth}")]
+    SrqTooSmall {
+        /// Batches in flight the endpoint wants to grant; at least 1 is legal.
+        wanted: u32,
+        /// Receives the context would need.
+        needed: u64,
+        /// Receives it has.
+        depth: usize,
+    },
+    /// The send completion queue is too small for one more endpoint.
+    #[error("a completion queue of {entries} entries serves {max} endpoints: build the context with a larger one")]
+    CqTooSmall {
+        /// Entries of the queue.
+        entries: u32,
+        /// Endpoints it serves.
+        max: u32,
+    },
+    /// The queue pair could not be made.
+    #[error("creating the queue pair: {0}")]
+    Queue(#[from] CreateError),
+    /// The memory could not be had.
+    #[error("memory of the endpoint: {0}")]
+    Memory(#[from] RegisterError),
+}
+
+/// Marks a poll as running until dropped, also by a panic of a callback.
+struct Polling<'a>(&'a Cell<bool>);
+
+impl Drop for Polling<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+impl<U> Context<U> {
+    /// Name, transport and capabilities of the device in use.
+    #[must_use]
+    pub fn device_info(&self) -> DeviceInfo {
+        self.inner.device.info()
+    }
+
+    /// Makes one end of a connection. Memory: two rings of `ring_size` and 64 bytes, registered.
+    ///
+    /// # Errors
+    /// [`CreateEndpointError`] with the legal range.
+    pub fn create_endpoint(&self, config: &EndpointConfig) -> Result<PendingEndpoint<U>, CreateEndpointError> {
+        if self.inner.is_polling() {
+            return Err(CreateEndpointError::Reentrant);
+        }
+        let share = self.inner.share_queues(config.batches_in_flight)?;
+        PendingEndpoint::create(&self.inner, config, share)
+    }
+
+    /// One bounded step: takes arrivals and completions, ends calls through `on_response`, posts what gathered. Returns how many
+    /// completions there were; 0 means that nothing moved.
+    ///
+    /// `on_response` gets the call's user data and either the reply's bytes, valid during the callback, or why there are none. It may
+    /// call, reply and receive.
+    ///
+    /// # Errors
+    /// [`PollError`].
+    pub fn poll(&self, mut on_response: impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
+        let inner = &*self.inner;
+        let _polling = inner.enter()?;
+        let taken = inner.take_completions(&mut on_response)?;
+        if inner.clock.tick(taken == 0) {
+            inner.sweep();
+        }
+        inner.serve_dirty(&mut on_response);
+        Ok(taken)
+    }
+
+    /// As [`Context::poll`], but posts nothing: calls and replies go on gathering into larger batches.
+    ///
+    /// # Errors
+    /// [`PollError`].
+    pub fn drain(&self, mut on_response: impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
+        let _polling = self.inner.enter()?;
+        self.inner.take_completions(&mut on_response)
+    }
+
+    /// Posts what gathered, without taking completions.
+    ///
+    /// # Errors
+    /// [`PollError`].
+    pub fn flush_endpoints(&self) -> Result<(), PollError> {
+        let _polling = self.inner.enter()?;
+        let mut serving = self.inner.serving.borrow_mut();
+        self.inner.worklist.swap_dirty(&mut serving);
+        for connection in serving.drain(..) {
+            connection.serve(self.inner.clock.now_ns.get());
+        }
+        Ok(())
+    }
+
+    /// The oldest request that arrived, over all endpoints.
+    #[must_use]
+    pub fn recv(&self) -> Option<RecvHandle<U>> {
+        while let Some((connection, request)) = self.inner.worklist.next_request() {
+            if connection.with_link(|link| link.closed().is_none()) {
+                return Some(RecvHandle::new(connection, request));
+            }
+        }
+        None
+    }
+
+    /// Counters of all endpoints there were.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.inner.retired.get();
+        for connection in self.inner.connections.borrow().iter() {
+            stats += connection.with_link(|link| *link.stats());
+        }
+        stats
+    }
+}
+
+impl<U> Inner<U> {
+    /// A share of the queues for one more endpoint. B1: at least two thirds of the receives are posted whenever receipts are told, so that
+    /// many batches may be in flight.
+    fn share_queues(&self, wanted: u32) -> Result<QueueShare, CreateEndpointError> {
+        let entries = self.send_cq.borrow().entries();
+        let max = entries / SEND_CQES_PER_ENDPOINT;
+        let endpoints = self.used.endpoints.get();
+        if endpoints >= max {
+            return Err(CreateEndpointError::CqTooSmall { entries, max });
+        }
+        let depth = self.srq.borrow().depth();
+        let batches = u64::from(self.used.batches.get()) + u64::from(wanted);
+        let needed = (batches * 3).div_ceil(2);
+        if wanted == 0 || needed > depth as u64 {
+            return Err(CreateEndpointError::SrqTooSmall { wanted, needed, depth });
+        }
+        self.used.endpoints.set(endpoints + 1);
+        self.used.batches.set(batches as u32);
+        Ok(QueueShare { batches: wanted, used: Rc::clone(&self.used) })
+    }
+
+    pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {
+        self.pd.create_qp(&*self.send_cq.borrow(), &*self.recv_cq.borrow(), &self.srq.borrow(), config)
+    }
+
+    pub(crate) const fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    pub(crate) fn worklist(&self) -> Rc<Worklist<U>> {
+        Rc::clone(&self.worklist)
+    }
+
+    /// Inside a poll, drain or flush: the queues are in use.
+    pub(crate) fn is_polling(&self) -> bool {
+        self.is_polling.get()
+    }
+
+    pub(crate) fn register(&self, connection: Rc<Connection<U>>) {
+        self.connections.borrow_mut().push(Rc::clone(&connection));
+        self.recv_cq.borrow_mut().register(connection.qpn(), connection);
+    }
+
+    fn enter(&self) -> Result<Polling<'_>, PollError> {
+        if self.is_polling.replace(true) {
+            return Err(PollError::Reentrant);
+        }
+        Ok(Polling(&self.is_polling))
+    }
+
+    fn take_completions(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
+        let received = self.recv_cq.borrow_mut().poll(POLL_BUDGET, |connection, cqe| {
+            self.srq.borrow_mut().complete(cqe.wqe_counter());
+            match (connection, cqe.result()) {
+                (Some(connection), Ok(())) => connection.arrive(cqe.imm(), on_response),
+                (Some(connection), Err(error)) => connection.fail(error, on_response),
+                // A late arrival of a connection that is closed.
+                (None, _) => {}
+            }
+        });
+        self.refill()?;
+        let recv_cq = self.recv_cq.borrow();
+        let sent = self.send_cq.borrow_mut().poll(POLL_BUDGET, |cqe| {
+            if let Some(connection) = recv_cq.queues().get(cqe.qpn()) {
+                connection.complete(&cqe, on_response);
+            }
+        });
+        Ok(received + sent)
+    }
+
+    /// Posts receives again once a third are used, in one go.
+    fn refill(&self) -> Result<(), PostReceiveError> {
+        let mut srq = self.srq.borrow_mut();
+        if srq.free() * 3 <= srq.depth() {
+            return Ok(());
+        }
+        while srq.free() > 0 {
+            srq.post(&[], 0)?;
+        }
+        srq.ring();
+        Ok(())
+    }
+
+    /// Has every connection with calls outstanding looked at, for silence.
+    fn sweep(&self) {
+        for connection in self.connections.borrow().iter() {
+            if connection.with_link(|link| link.outstanding_calls() > 0) {
+                connection.mark_dirty();
+            }
+        }
+    }
+
+    fn serve_dirty(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) {
+        let mut serving = self.serving.take();
+        self.worklist.swap_dirty(&mut serving);
+        for connection in serving.drain(..) {
+            connection.serve(self.clock.now_ns.get());
+            if connection.with_link(|link| link.closed().is_some()) {
+                connection.deliver(on_response);
+                self.retire(&connection);
+            }
+        }
+        self.serving.replace(serving);
+    }
+
+    /// Forgets a connection that has ended and whose calls have.
+    fn retire(&self, connection: &Connection<U>) {
+        if self.recv_cq.borrow_mut().unregister(connection.qpn()).is_some() {
+            self.connections.borrow_mut().retain(|other| other.qpn() != connection.qpn());
+            let mut stats = self.retired.get();
+            stats += connection.with_link(|link| *link.stats());
+            self.retired.set(stats);
+        }
+        connection.retire();
+    }
+}
+
+impl<U> Drop for Inner<U> {
+    fn drop(&mut self) {
+        for connection in self.connections.take() {
+            connection.with_link(|link| link.close(CloseReason::ClosedHere));
+            connection.retire();
+        }
+        self.worklist.clear();
+    }
+}

@@ -1,0 +1,288 @@
+//! Endpoints: made, exchanged, connected, called.
+
+use std::fmt;
+use std::rc::{Rc, Weak};
+
+use mlx5::{Access, ConnectOptions, DeviceKind, QpAddress, QpConfig, RcQp};
+use thiserror::Error;
+
+use crate::connection::{Connection, Memory, Remote};
+use crate::context::{CreateEndpointError, Inner, QueueShare};
+use crate::control::ControlMemory;
+use crate::error::{CallError, CloseReason, LinkConfigError};
+use crate::exchange::{Device, ExchangeError, ExchangeRecord};
+use crate::link::{Link, LinkConfig};
+use crate::ring::{DEFAULT_RING_SIZE, RingSize, RingView};
+use crate::stats::Stats;
+use crate::wire::{ALIGNMENT, FlowWords};
+
+/// Inline bytes asked of the queue pair: what fits a WQE of four WQEBBs.
+const MAX_INLINE_DATA: usize = 220;
+/// The software HCA has no packets; its path MTU is the largest there is.
+const SOFT_MTU: u16 = 4096;
+
+/// What an endpoint is made with. Both ends of a connection need equal ring sizes.
+#[derive(Clone, Debug)]
+pub struct EndpointConfig {
+    /// Bytes of each of the two rings: a power of two from 4 KiB to 256 MiB. Default 1 MiB. A request may have an eighth of it.
+    pub ring_size: u64,
+    /// Response credit in bytes the peer starts with: a multiple of 32, at most a quarter of the ring. `None`: a quarter.
+    pub initial_credit: Option<u64>,
+    /// Batches the peer may have in flight, at least 1. All endpoints of a context share two thirds of its SRQ. Default 32.
+    pub batches_in_flight: u32,
+    /// WQEBBs of the send queue. Default 256.
+    pub max_send_wr: u32,
+    /// With calls outstanding, the peer is probed when nothing was heard of it for this long. Default 100 ms, resolution 10 ms.
+    pub keepalive_ns: u64,
+    /// Timeouts and retries of the connection.
+    pub connect: ConnectOptions,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> Self {
+        Self {
+            ring_size: DEFAULT_RING_SIZE,
+            initial_credit: None,
+            batches_in_flight: 32,
+            max_send_wr: 256,
+            keepalive_ns: 100_000_000,
+            connect: ConnectOptions::default(),
+        }
+    }
+}
+
+/// Why two endpoints were not connected.
+#[derive(Debug, Error)]
+pub enum ConnectFailure {
+    /// Called from inside a callback of a poll of the same context.
+    #[error("an endpoint cannot be connected from inside a poll's callback")]
+    Reentrant,
+    /// The context was dropped.
+    #[error("the context of this endpoint is gone")]
+    ContextGone,
+    /// The two cannot talk.
+    #[error(transparent)]
+    Exchange(#[from] ExchangeError),
+    /// The numbers of the records do not go together.
+    #[error(transparent)]
+    Link(#[from] LinkConfigError),
+    /// The queue pair could not be connected.
+    #[error(transparent)]
+    Qp(#[from] mlx5::ConnectError),
+}
+
+/// A refused connection; the endpoint comes back unchanged.
+#[derive(Debug, Error)]
+#[error("cannot connect: {reason}")]
+pub struct ConnectError<U> {
+    /// The endpoint.
+    pub endpoint: PendingEndpoint<U>,
+    /// Why.
+    #[source]
+    pub reason: ConnectFailure,
+}
+
+/// An endpoint that is not connected. Give [`local_info`](Self::local_info) to the peer, and its record to
+/// [`connect`](Self::connect).
+pub struct PendingEndpoint<U> {
+    parts: Box<Parts>,
+    context: Weak<Inner<U>>,
+}
+
+impl<U> fmt::Debug for PendingEndpoint<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingEndpoint").field("record", &self.parts.record).finish_non_exhaustive()
+    }
+}
+
+struct Parts {
+    qp: RcQp,
+    memory: Memory,
+    record: ExchangeRecord,
+    keepalive_ns: u64,
+    connect: ConnectOptions,
+    share: QueueShare,
+}
+
+impl<U> PendingEndpoint<U> {
+    pub(crate) fn create(context: &Rc<Inner<U>>, config: &EndpointConfig, share: QueueShare) -> Result<Self, CreateEndpointError> {
+        let ring_size = RingSize::for_connection(config.ring_size)?;
+        let max = ring_size.max_reservation();
+        let credit = config.initial_credit.unwrap_or(max);
+        if credit > max || credit % ALIGNMENT != 0 {
+            return Err(CreateEndpointError::InitialCredit { credit, max });
+        }
+        let pd = context.pd();
+        let bytes = ring_size.bytes() as usize;
+        let memory = Memory {
+            send_ring: pd.alloc(bytes, Access::empty())?,
+            recv_ring: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+            control: ControlMemory::new(pd, FlowWords { credit, ..FlowWords::default() })?,
+        };
+        let qp = context.create_qp(&QpConfig { max_send_wr: config.max_send_wr, max_inline_data: MAX_INLINE_DATA })?;
+        let record = record_of(&qp.address(), &memory, ring_size, credit, config.batches_in_flight);
+        let parts = Parts { qp, memory, record, keepalive_ns: config.keepalive_ns, connect: config.connect, share };
+        Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
+    }
+
+    /// What the peer must know of this endpoint; [`ExchangeRecord::encode`] makes 128 bytes of it.
+    #[must_use]
+    pub fn local_info(&self) -> ExchangeRecord {
+        self.parts.record
+    }
+
+    /// Connects to the endpoint that gave `remote`. The peer does the same with this one's record, before or after.
+    ///
+    /// # Errors
+    /// [`ConnectError`], with this endpoint.
+    pub fn connect(mut self, remote: &ExchangeRecord) -> Result<Endpoint<U>, ConnectError<U>> {
+        match self.make_link(remote) {
+            Ok((context, link)) => Ok(self.into_endpoint(&context, link, remote)),
+            Err(reason) => Err(ConnectError { endpoint: self, reason }),
+        }
+    }
+
+    /// Connects the queue pair; whatever can fail does so before that.
+    fn make_link(&mut self, remote: &ExchangeRecord) -> Result<(Rc<Inner<U>>, Link<U>), ConnectFailure> {
+        let context = self.context.upgrade().ok_or(ConnectFailure::ContextGone)?;
+        if context.is_polling() {
+            return Err(ConnectFailure::Reentrant);
+        }
+        let Parts { qp, memory, record, keepalive_ns, connect, .. } = &mut *self.parts;
+        record.check_peer(remote)?;
+        let config = LinkConfig {
+            local_credit: record.initial_credit,
+            peer_credit: remote.initial_credit,
+            local_batches: record.batches,
+            peer_batches: remote.batches,
+            send_start: 0,
+            recv_start: 0,
+            keepalive_ns: *keepalive_ns,
+        };
+        let link = Link::new(view(&memory.send_ring, record.ring_size), view(&memory.recv_ring, record.ring_size), &config)?;
+        let address = QpAddress { kind: qp.address().kind, lid: remote.lid, qpn: remote.qpn, psn: remote.psn, epoch: remote.epoch };
+        qp.connect(&address, connect)?;
+        Ok((context, link))
+    }
+
+    fn into_endpoint(self, context: &Rc<Inner<U>>, link: Link<U>, remote: &ExchangeRecord) -> Endpoint<U> {
+        let Parts { qp, memory, record, share, .. } = *self.parts;
+        let recv_view = view(&memory.recv_ring, record.ring_size);
+        let remote = Remote {
+            ring_addr: remote.recv_ring_addr,
+            ring_rkey: remote.recv_ring_rkey,
+            published_addr: remote.published_addr,
+            published_rkey: remote.published_rkey,
+        };
+        let connection = Rc::new(Connection::new(qp, link, memory, recv_view, remote, context.worklist(), share));
+        context.register(Rc::clone(&connection));
+        Endpoint { connection }
+    }
+}
+
+fn view(ring: &mlx5::Mr, size: RingSize) -> RingView {
+    debug_assert_eq!(ring.len() as u64, size.bytes());
+    // SAFETY: the region has `size` bytes and lives in the `Connection` beside all copies of the view. The send ring is written by its
+    // link only, which holds no reference into it; the receive ring is written by no view.
+    unsafe { RingView::new(ring.as_ptr(), size) }
+}
+
+fn record_of(address: &QpAddress, memory: &Memory, ring_size: RingSize, initial_credit: u64, batches: u32) -> ExchangeRecord {
+    let (published_addr, published_rkey) = memory.control.published();
+    let (device, mtu) = match address.kind {
+        DeviceKind::Soft => (Device::Soft, SOFT_MTU),
+    };
+    ExchangeRecord {
+        device,
+        mtu,
+        // A soft device is named by LID and epoch within its fabric; meeting another fabric's LID fails on the epoch.
+        fabric: 0,
+        epoch: address.epoch,
+        gid: [0; 16],
+        lid: address.lid,
+        qpn: address.qpn,
+        psn: address.psn,
+        recv_ring_rkey: memory.recv_ring.rkey(),
+        recv_ring_addr: memory.recv_ring.addr(),
+        ring_size,
+        published_addr,
+        published_rkey,
+        batches,
+        initial_credit,
+    }
+}
+
+/// One end of a connection. Dropping it does not close the connection: requests of the peer are still served, and calls still end,
+/// until its context is dropped or the peer is gone. Clones name the same connection.
+#[derive(Debug)]
+pub struct Endpoint<U> {
+    pub(crate) connection: Rc<Connection<U>>,
+}
+
+impl<U> Clone for Endpoint<U> {
+    fn clone(&self) -> Self {
+        Self { connection: Rc::clone(&self.connection) }
+    }
+}
+
+impl<U> PartialEq for Endpoint<U> {
+    fn eq(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.connection, &other.connection)
+    }
+}
+
+impl<U> Eq for Endpoint<U> {}
+
+impl<U> Endpoint<U> {
+    /// Sends `payload` as a request whose reply may have `response_allowance` bytes. Nothing leaves before the next
+    /// [`Context::poll`](crate::Context::poll) or [`flush_endpoints`](crate::Context::flush_endpoints); calls made until then share one
+    /// WRITE. `user_data` comes back, exactly once, through the callback of a poll.
+    ///
+    /// # Errors
+    /// [`CallError`], with `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
+    pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<(), CallError<U>> {
+        let outcome = self.connection.with_link(|link| link.call(payload, user_data, response_allowance));
+        match &outcome {
+            // A refused call wants a READ.
+            Ok(()) | Err(CallError::RingFull(_) | CallError::InsufficientCredit(_)) => self.connection.mark_dirty(),
+            Err(_) => {}
+        }
+        outcome
+    }
+
+    /// Largest request payload in bytes.
+    #[must_use]
+    pub fn max_payload(&self) -> usize {
+        self.connection.recv_view().size().max_payload() as usize
+    }
+
+    /// Largest response allowance in bytes.
+    #[must_use]
+    pub fn max_response_allowance(&self) -> usize {
+        self.connection.recv_view().size().max_response_allowance() as usize
+    }
+
+    /// Calls that have not ended.
+    #[must_use]
+    pub fn outstanding_calls(&self) -> usize {
+        self.connection.with_link(|link| link.outstanding_calls())
+    }
+
+    /// Why the connection ended, once it has.
+    #[must_use]
+    pub fn closed(&self) -> Option<CloseReason> {
+        self.connection.with_link(|link| link.closed())
+    }
+
+    /// Counters of this connection.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.connection.with_link(|link| *link.stats())
+    }
+
+    /// Queue pair number of this end: unique on its device while the endpoint lives.
+    #[must_use]
+    pub fn qpn(&self) -> u32 {
+        self.connection.qpn()
+    }
+}

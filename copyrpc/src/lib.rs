@@ -1,0 +1,22 @@
+#![doc = include_str!("../README.md")]
+
+mod connection;
+mod context;
+mod control;
+mod endpoint;
+pub mod error;
+pub mod exchange;
+pub mod link;
+mod recv;
+pub mod ring;
+mod stats;
+pub mod wire;
+
+pub use connection::Outcome;
+pub use context::{BuildError, Context, ContextBuilder, CreateEndpointError, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, PollError};
+pub use endpoint::{ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
+pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
+pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord};
+pub use recv::RecvHandle;
+pub use ring::RecvBytes;
+pub use stats::Stats;

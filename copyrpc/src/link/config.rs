@@ -1,0 +1,49 @@
+//! The numbers a link is made with.
+
+use crate::error::LinkConfigError;
+use crate::ring::RingSize;
+use crate::wire::ALIGNMENT;
+
+/// What both ends agreed on; checked by [`Link::new`](super::Link::new).
+#[derive(Clone, Copy, Debug)]
+pub struct LinkConfig {
+    /// Credit in bytes this side grants at the start: a multiple of 32, at most a quarter ring.
+    pub local_credit: u64,
+    /// Credit in bytes the peer grants at the start.
+    pub peer_credit: u64,
+    /// Batches the peer may have sent and not been told the receipt of, at least 1.
+    pub local_batches: u32,
+    /// Batches this side may have sent and not been told the receipt of, at least 1.
+    pub peer_batches: u32,
+    /// First position of the send ring, a multiple of 32: the peer's `recv_start`.
+    pub send_start: u64,
+    /// First position of the receive ring, a multiple of 32: the peer's `send_start`.
+    pub recv_start: u64,
+    /// With calls outstanding and nothing heard for this long, the peer is READ to see that it
+    /// lives.
+    pub keepalive_ns: u64,
+}
+
+impl LinkConfig {
+    /// Refuses what the invariants do not cover.
+    pub(super) fn check(&self, send: RingSize, recv: RingSize) -> Result<(), LinkConfigError> {
+        if send != recv {
+            return Err(LinkConfigError::UnequalRings { send: send.bytes(), recv: recv.bytes() });
+        }
+        let max = send.max_reservation();
+        for credit in [self.local_credit, self.peer_credit] {
+            if credit > max || credit % ALIGNMENT != 0 {
+                return Err(LinkConfigError::Credit { credit, max });
+            }
+        }
+        if self.local_batches == 0 || self.peer_batches == 0 {
+            return Err(LinkConfigError::NoBatches);
+        }
+        for start in [self.send_start, self.recv_start] {
+            if start % ALIGNMENT != 0 {
+                return Err(LinkConfigError::StartPosition(start));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,150 @@
+//! The two credit ledgers of one side: credit it granted (ring space it owes the peer's responses)
+//! and credit it was granted (responses it may ask for). Credit is bytes of internal allowance.
+
+use crate::error::ProtocolError;
+use crate::ring::RingSize;
+use crate::wire::{ALIGNMENT, internal_allowance};
+
+/// Ring bytes a grant leaves alone, so that calls and metadata-only batches are not shut out by
+/// grants alone (invariant L3).
+const GRANT_SLACK: u64 = 64;
+
+/// Credit granted to the peer. All three are cumulative; released <= used <= granted.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    /// Granted, the initial credit included.
+    granted: u64,
+    /// Used by requests that arrived.
+    used: u64,
+    /// Given back by replies written.
+    released: u64,
+}
+
+impl Reservation {
+    pub(super) const fn new(initial_credit: u64) -> Self {
+        Self { granted: initial_credit, used: 0, released: 0 }
+    }
+
+    /// What is told to the peer.
+    pub(super) const fn granted(&self) -> u64 {
+        self.granted
+    }
+
+    /// R of the invariants: bytes of responses the peer may still ask for or wait for.
+    pub(super) const fn outstanding(&self) -> u64 {
+        self.granted - self.released
+    }
+
+    /// Grants all that keeps `in_flight + 2R <= C` (S1) and R within a quarter ring (R1).
+    pub(super) fn top_up(&mut self, ring: RingSize, in_flight: u64) {
+        let reserved = self.outstanding();
+        let by_invariant = ring.bytes().saturating_sub(in_flight + GRANT_SLACK) / 2;
+        let room = by_invariant.min(ring.max_reservation());
+        self.granted += room.saturating_sub(reserved) & !(ALIGNMENT - 1);
+    }
+
+    /// A request arrived that wants `wanted` bytes of internal allowance (T6).
+    pub(super) fn claim(&mut self, ring: RingSize, wanted: u64) -> Result<(), ProtocolError> {
+        let available = (self.granted - self.used).min(ring.max_internal_allowance());
+        if wanted < internal_allowance(0) || wanted > available {
+            return Err(ProtocolError::Allowance { wanted, available });
+        }
+        self.used += wanted;
+        Ok(())
+    }
+
+    /// The reply that `claimed` was reserved for has been written.
+    pub(super) const fn release(&mut self, claimed: u64) {
+        self.released += claimed;
+    }
+}
+
+/// Credit the peer granted. Both are cumulative.
+#[derive(Debug)]
+pub(super) struct PeerCredit {
+    granted: u64,
+    spent: u64,
+}
+
+impl PeerCredit {
+    pub(super) const fn new(initial_credit: u64) -> Self {
+        Self { granted: initial_credit, spent: 0 }
+    }
+
+    pub(super) const fn balance(&self) -> u64 {
+        self.granted - self.spent
+    }
+
+    /// Pays for a call; the caller has checked the balance.
+    pub(super) const fn spend(&mut self, internal_allowance: u64) {
+        self.spent += internal_allowance;
+    }
+
+    /// The peer told its cumulative grant; `floor` is what it told before by the same channel.
+    ///
+    /// The peer reserves at least our balance, so a balance above its quarter ring is a lie (T5).
+    pub(super) fn raise(&mut self, ring: RingSize, told: u64, floor: u64) -> Result<(), ProtocolError> {
+        let ceiling = self.spent + ring.max_reservation();
+        if told < floor || told > ceiling || told % ALIGNMENT != 0 {
+            return Err(ProtocolError::Credit { told, floor, ceiling });
+        }
+        self.granted = self.granted.max(told);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const C: u64 = 4096;
+
+    fn ring() -> RingSize {
+        RingSize::new(C).unwrap()
+    }
+
+    #[test]
+    fn a_grant_never_breaks_the_ring_invariant_or_the_quarter() {
+        for in_flight in (0..=C).step_by(32) {
+            for initial in (0..=(C - in_flight) / 2).step_by(32) {
+                let mut reservation = Reservation::new(initial.min(C / 4));
+                reservation.top_up(ring(), in_flight);
+                assert!(in_flight + 2 * reservation.outstanding() <= C);
+                assert!(reservation.outstanding() <= C / 4);
+                assert_eq!(reservation.granted() % 32, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn an_idle_side_grants_the_whole_quarter() {
+        let mut reservation = Reservation::new(32);
+        reservation.top_up(ring(), 0);
+        assert_eq!(reservation.granted(), C / 4);
+    }
+
+    #[test]
+    fn a_request_cannot_claim_credit_that_was_never_granted() {
+        let mut reservation = Reservation::new(256);
+        assert_eq!(reservation.claim(ring(), 192), Ok(()));
+        let overdraft = ProtocolError::Allowance { wanted: 96, available: 64 };
+        assert_eq!(reservation.claim(ring(), 96), Err(overdraft));
+        assert!(reservation.claim(ring(), 32).is_err(), "below the minimum");
+        assert_eq!(reservation.claim(ring(), 64), Ok(()));
+        reservation.release(192);
+        assert_eq!(reservation.outstanding(), 64);
+    }
+
+    #[test]
+    fn peer_credit_rises_only_and_only_to_a_quarter_ring() {
+        let mut credit = PeerCredit::new(512);
+        credit.spend(128);
+        assert_eq!(credit.raise(ring(), 512 + 128, 0), Ok(()));
+        assert_eq!(credit.balance(), 512);
+        assert_eq!(credit.raise(ring(), 544, 0), Ok(()), "stale, other channel");
+        assert_eq!(credit.balance(), 512);
+        assert!(credit.raise(ring(), 544, 640).is_err(), "backwards");
+        assert!(credit.raise(ring(), 1024 + 128 + 32, 0).is_err(), "thin air");
+        assert!(credit.raise(ring(), 650, 0).is_err(), "unaligned");
+    }
+}

@@ -1,0 +1,231 @@
+//! Send side: messages become batches in the send ring, batches become WRITEs.
+//!
+//! The ring from `peer_consumer` to `producer`:
+//! ```text
+//! peer_consumer .. posted            posted .. wrap.marker   marker .. ring end   .. producer
+//! with the NIC or unread at the peer  closed batch            wrap marker          open batch
+//! ```
+//! The middle two exist only while a wrap waits to be posted. There is never a second one (P4), so
+//! "closed but not posted" needs no queue and a reply always has its place.
+
+use crate::error::ProtocolError;
+use crate::ring::{RingSize, RingView};
+use crate::wire::{ALIGNMENT, FlowMetadata, FlowWords, HEADER_SIZE, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, encode_imm};
+
+/// One RDMA WRITE with Immediate to post: `bytes` bytes at `offset` of the local send ring go to
+/// the same offset of the peer's receive ring, with immediate `imm`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Emit {
+    /// Offset in both rings.
+    pub offset: u64,
+    /// Bytes to write; at least 32, never across the ring end.
+    pub bytes: u64,
+    /// Immediate value.
+    pub imm: u32,
+}
+
+/// Where the next message goes; from [`SendRing::place`], for [`SendRing::append`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placement {
+    /// Bytes given up at the ring end; 0 unless the message wraps.
+    waste: u64,
+    /// 32 if the message opens a batch, else 0.
+    metadata: u64,
+    /// Padded message.
+    message: u64,
+}
+
+impl Placement {
+    pub(super) const fn span(&self) -> u64 {
+        self.waste + self.metadata + self.message
+    }
+}
+
+/// The next batch to post.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Batch {
+    start: u64,
+    /// Bytes it advances the peer's receive ring by.
+    span: u64,
+    /// [`WRAP_MESSAGE_COUNT`] for a wrap marker.
+    count: u32,
+}
+
+impl Batch {
+    pub(super) const fn is_marker(&self) -> bool {
+        self.count == WRAP_MESSAGE_COUNT
+    }
+
+    pub(super) const fn messages(&self) -> u32 {
+        if self.is_marker() { 0 } else { self.count }
+    }
+
+    /// Bytes on the wire: a marker writes its metadata only.
+    pub(super) const fn bytes(&self) -> u64 {
+        if self.is_marker() { METADATA_SPAN } else { self.span }
+    }
+}
+
+/// A wrap that waits to be posted.
+#[derive(Clone, Copy, Debug)]
+struct Wrap {
+    /// Position of the marker; the batch before it is `posted..marker`, maybe empty.
+    marker: u64,
+    /// Messages in the batch before the marker.
+    count: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct SendRing {
+    view: RingView,
+    /// Next byte to write.
+    producer: u64,
+    /// Everything before was posted.
+    posted: u64,
+    /// Everything before was consumed by the peer, as far as known here; lags (F1).
+    peer_consumer: u64,
+    wrap: Option<Wrap>,
+    /// Messages in the open batch.
+    open_count: u32,
+    batches_sent: u64,
+    /// Batches the peer took, as far as known here; lags (F1).
+    batches_received: u64,
+    /// Batches the peer lets us have sent and not received (B1).
+    batch_limit: u64,
+    /// Number of the last metadata-only batch, counted as `batches_sent`.
+    last_metadata_only: u64,
+}
+
+impl SendRing {
+    pub(super) const fn new(view: RingView, start: u64, batch_limit: u32) -> Self {
+        Self {
+            view,
+            producer: start,
+            posted: start,
+            peer_consumer: start,
+            wrap: None,
+            open_count: 0,
+            batches_sent: 0,
+            batches_received: 0,
+            batch_limit: batch_limit as u64,
+            last_metadata_only: 0,
+        }
+    }
+
+    pub(super) const fn size(&self) -> RingSize {
+        self.view.size()
+    }
+
+    pub(super) const fn in_flight(&self) -> u64 {
+        self.producer - self.peer_consumer
+    }
+
+    pub(super) const fn free(&self) -> u64 {
+        self.size().bytes() - self.in_flight()
+    }
+
+    pub(super) const fn has_unposted(&self) -> bool {
+        self.producer != self.posted
+    }
+
+    /// The batch limit allows one more batch (B1).
+    pub(super) const fn may_post(&self) -> bool {
+        self.batches_sent - self.batches_received < self.batch_limit
+    }
+
+    /// Whether the peer has not yet taken the last metadata-only batch.
+    pub(super) const fn metadata_only_in_flight(&self) -> bool {
+        self.last_metadata_only > self.batches_received
+    }
+
+    fn open_start(&self) -> u64 {
+        self.wrap.map_or(self.posted, |wrap| wrap.marker + self.size().to_end(wrap.marker))
+    }
+
+    /// Where a message of `message` padded bytes would go. The check is strict, so no data batch
+    /// ends at the ring end (P2), and is made for the message and the metadata it may need.
+    pub(super) fn place(&self, message: u64) -> Placement {
+        let to_end = self.size().to_end(self.producer);
+        let metadata = if self.producer == self.open_start() { METADATA_SPAN } else { 0 };
+        if metadata + message < to_end {
+            Placement { waste: 0, metadata, message }
+        } else {
+            Placement { waste: to_end, metadata: METADATA_SPAN, message }
+        }
+    }
+
+    /// Writes a message where [`SendRing::place`] said; the caller has checked that S1 allows it.
+    pub(super) fn append(&mut self, place: Placement, header: &Header, payload: &[u8]) {
+        if place.waste > 0 {
+            self.begin_wrap();
+        }
+        self.producer += place.metadata;
+        self.view.copy_in(self.producer, &header.encode());
+        self.view.copy_in(self.producer + HEADER_SIZE as u64, payload);
+        self.producer += place.message;
+        self.open_count += 1;
+        debug_assert!(self.in_flight() <= self.size().bytes(), "S2");
+    }
+
+    /// Opens a batch that carries only metadata; nothing else waits to be posted.
+    pub(super) fn append_metadata_only(&mut self) {
+        debug_assert!(!self.has_unposted());
+        self.last_metadata_only = self.batches_sent + 1;
+        if self.size().to_end(self.producer) == METADATA_SPAN {
+            self.begin_wrap();
+        } else {
+            self.producer += METADATA_SPAN;
+        }
+    }
+
+    fn begin_wrap(&mut self) {
+        debug_assert!(self.wrap.is_none(), "P4");
+        self.wrap = Some(Wrap { marker: self.producer, count: self.open_count });
+        self.open_count = 0;
+        self.producer += self.size().to_end(self.producer);
+    }
+
+    /// The oldest batch not posted yet.
+    pub(super) fn next_batch(&self) -> Option<Batch> {
+        let start = self.posted;
+        match self.wrap {
+            Some(wrap) if start < wrap.marker => Some(Batch { start, span: wrap.marker - start, count: wrap.count }),
+            Some(_) => Some(Batch { start, span: self.size().to_end(start), count: WRAP_MESSAGE_COUNT }),
+            None if self.has_unposted() => Some(Batch { start, span: self.producer - start, count: self.open_count }),
+            None => None,
+        }
+    }
+
+    /// Writes the metadata of a batch; may be repeated until the batch is posted.
+    pub(super) fn fill(&self, batch: &Batch, words: FlowWords) -> Emit {
+        let metadata = FlowMetadata { words, message_count: batch.count };
+        self.view.copy_in(batch.start, &metadata.encode());
+        Emit { offset: self.size().offset(batch.start), bytes: batch.bytes(), imm: encode_imm(batch.span) }
+    }
+
+    /// The batch has been posted (F2: nothing moves before that).
+    pub(super) fn commit(&mut self, batch: &Batch) {
+        self.posted += batch.span;
+        self.batches_sent += 1;
+        if batch.is_marker() {
+            self.wrap = None;
+        } else if self.wrap.is_none() {
+            self.open_count = 0;
+        }
+    }
+
+    /// The peer told how far it is; `floor` is what it told before by the same channel (T5).
+    pub(super) fn acknowledge(&mut self, told: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
+        let position = told.consumer_pos;
+        if position < floor.consumer_pos || position > self.posted || position % ALIGNMENT != 0 {
+            return Err(ProtocolError::ConsumerPosition { told: position, floor: floor.consumer_pos, ceiling: self.posted });
+        }
+        let received = told.batches_received;
+        if received < floor.batches_received || received > self.batches_sent {
+            return Err(ProtocolError::BatchesReceived { told: received, floor: floor.batches_received, ceiling: self.batches_sent });
+        }
+        self.peer_consumer = self.peer_consumer.max(position);
+        self.batches_received = self.batches_received.max(received);
+        Ok(())
+    }
+}

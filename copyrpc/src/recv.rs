@@ -1,0 +1,89 @@
+//! A received request in the hands of the application.
+
+use std::rc::Rc;
+
+use crate::connection::Connection;
+use crate::endpoint::Endpoint;
+use crate::error::ReplyError;
+use crate::link::{Link, Request};
+use crate::ring::{Payload, RecvBytes};
+
+/// A request to be answered, at any time and in any order. Its bytes stay in the receive ring, unharmed, until then; the ring behind
+/// the oldest unanswered request is not reused, so do not hold one for ever.
+///
+/// Dropped without a reply, it answers the caller with [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
+#[derive(Debug)]
+#[must_use = "dropping a request answers it with an error"]
+pub struct RecvHandle<U> {
+    connection: Rc<Connection<U>>,
+    /// `None` once answered.
+    request: Option<Request>,
+    payload: Payload,
+    max_reply: usize,
+}
+
+impl<U> RecvHandle<U> {
+    pub(crate) const fn new(connection: Rc<Connection<U>>, request: Request) -> Self {
+        let (payload, max_reply) = (request.payload(), request.max_reply());
+        Self { connection, request: Some(request), payload, max_reply }
+    }
+
+    /// The request's bytes, in place.
+    #[must_use]
+    pub fn data(&self) -> RecvBytes<'_> {
+        self.connection.recv_view().bytes(self.payload)
+    }
+
+    /// Most bytes a reply may have: what the caller allowed, rounded up.
+    #[must_use]
+    pub const fn max_reply(&self) -> usize {
+        self.max_reply
+    }
+
+    /// The endpoint it came from.
+    #[must_use]
+    pub fn endpoint(&self) -> Endpoint<U> {
+        Endpoint { connection: Rc::clone(&self.connection) }
+    }
+
+    /// Answers. Never fails for want of ring space or credit; as a call, it leaves with the next poll or flush.
+    ///
+    /// # Errors
+    /// [`ReplyError::TooLarge`] with this handle, or the connection has ended.
+    pub fn reply(self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
+        self.answer(|link, request| link.reply(request, payload))
+    }
+
+    /// Answers with [`CallFailure::Refused`](crate::error::CallFailure::Refused).
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn refuse(self) -> Result<(), ReplyError<Self>> {
+        self.answer(Link::refuse)
+    }
+
+    fn answer(mut self, reply: impl FnOnce(&mut Link<U>, Request) -> Result<(), ReplyError<Request>>) -> Result<(), ReplyError<Self>> {
+        let Some(request) = self.request.take() else { return Ok(()) };
+        match self.connection.with_link(|link| reply(link, request)) {
+            Ok(()) => {
+                self.connection.mark_dirty();
+                Ok(())
+            }
+            Err(error) => Err(error.map_request(|request| {
+                self.request = Some(request);
+                self
+            })),
+        }
+    }
+}
+
+impl<U> Drop for RecvHandle<U> {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            // On a connection that has ended nobody waits for the answer.
+            if self.connection.with_link(|link| link.abandon(request)).is_ok() {
+                self.connection.mark_dirty();
+            }
+        }
+    }
+}

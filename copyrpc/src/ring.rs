@@ -1,0 +1,295 @@
+//! Ring geometry and the one owner type of ring memory.
+//!
+//! A position is a `u64` that only grows; its offset in the ring is `position % size`. Both ends of
+//! a connection have rings of one size and start each direction at the same position, so a batch
+//! lands in the peer's receive ring at the offset it has in the local send ring (invariant P1).
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use crate::wire::{self, ALIGNMENT};
+
+/// Smallest ring that connections may use. The core itself goes down to [`RingSize::CORE_MIN`], so
+/// that tests can explore small rings.
+pub const MIN_RING_SIZE: u64 = 4 << 10;
+/// Largest ring: above it call ids could run out before credit does.
+pub const MAX_RING_SIZE: u64 = 256 << 20;
+/// Ring size unless the endpoint is told otherwise.
+pub const DEFAULT_RING_SIZE: u64 = 1 << 20;
+
+/// A legal ring size, and every limit that follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingSize(u64);
+
+/// The number is no ring size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("ring size {0} is not usable: it must be a power of two from {MIN_RING_SIZE} to {MAX_RING_SIZE} bytes")]
+pub struct RingSizeError(pub u64);
+
+impl RingSize {
+    /// Smallest ring the flow-control rules are proven for.
+    pub const CORE_MIN: u64 = 2 << 10;
+
+    /// Checks a ring size for the core alone, in bytes: a power of two from [`RingSize::CORE_MIN`] to [`MAX_RING_SIZE`].
+    ///
+    /// # Errors
+    /// [`RingSizeError`] outside that range.
+    pub const fn new(bytes: u64) -> Result<Self, RingSizeError> {
+        if bytes.is_power_of_two() && bytes >= Self::CORE_MIN && bytes <= MAX_RING_SIZE {
+            Ok(Self(bytes))
+        } else {
+            Err(RingSizeError(bytes))
+        }
+    }
+
+    /// Checks a ring size for a connection, in bytes: a power of two from [`MIN_RING_SIZE`] to [`MAX_RING_SIZE`].
+    ///
+    /// # Errors
+    /// [`RingSizeError`] outside that range.
+    pub const fn for_connection(bytes: u64) -> Result<Self, RingSizeError> {
+        if bytes < MIN_RING_SIZE { Err(RingSizeError(bytes)) } else { Self::new(bytes) }
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+
+    /// Offset of a position in the ring.
+    #[must_use]
+    pub const fn offset(self, position: u64) -> u64 {
+        position & (self.0 - 1)
+    }
+
+    /// Bytes from a position to the end of the ring, 1 ring at offset 0.
+    #[must_use]
+    pub const fn to_end(self, position: u64) -> u64 {
+        self.0 - self.offset(position)
+    }
+
+    /// Largest padded request: 1/8 ring (invariant L1).
+    #[must_use]
+    pub const fn max_message(self) -> u64 {
+        self.0 / 8
+    }
+
+    /// Largest request payload in bytes.
+    #[must_use]
+    pub const fn max_payload(self) -> u64 {
+        self.max_message() - wire::HEADER_SIZE as u64
+    }
+
+    /// Most credit one side may have granted and not got back: 1/4 ring (invariant R1).
+    #[must_use]
+    pub const fn max_reservation(self) -> u64 {
+        self.0 / 4
+    }
+
+    /// Largest internal allowance of one call: 3/16 ring (invariant L2).
+    #[must_use]
+    pub const fn max_internal_allowance(self) -> u64 {
+        self.0 / 4 - self.0 / 16
+    }
+
+    /// Largest response allowance of one call, in payload bytes.
+    #[must_use]
+    pub const fn max_response_allowance(self) -> u64 {
+        wire::response_capacity(self.max_internal_allowance())
+    }
+}
+
+/// Memory of one ring that a NIC or a peer reads and writes behind our back. Never a slice: bytes
+/// go in and out by copy.
+#[derive(Clone, Copy, Debug)]
+pub struct RingView {
+    base: NonNull<u8>,
+    size: RingSize,
+}
+
+impl RingView {
+    /// Views `size` bytes at `base` as a ring.
+    ///
+    /// # Safety
+    /// The memory must be valid for reads and writes for as long as this view or a copy of it is
+    /// used, and no reference to a byte of it may be alive when a view writes that byte.
+    #[must_use]
+    pub const unsafe fn new(base: NonNull<u8>, size: RingSize) -> Self {
+        Self { base, size }
+    }
+
+    /// Size of the ring.
+    #[must_use]
+    pub const fn size(&self) -> RingSize {
+        self.size
+    }
+
+    /// Copies `bytes` into the ring at `position`. The range must not cross the ring's end; that is
+    /// the caller's arithmetic, never a peer's, so a violation is a bug and panics.
+    pub(crate) fn copy_in(&self, position: u64, bytes: &[u8]) {
+        let target = self.range(position, bytes.len());
+        // SAFETY: `range` checked that the target lies in the memory `new` was promised; `bytes` is
+        // other memory since no reference to the target is alive.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) }
+    }
+
+    /// Copies `N` bytes at `position` out of the ring, once: what is validated is the copy.
+    pub(crate) fn copy_out<const N: usize>(&self, position: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        let source = self.range(position, N);
+        // SAFETY: as in `copy_in`, with the direction reversed.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), bytes.as_mut_ptr(), N) }
+        bytes
+    }
+
+    /// The received bytes at `payload`, a place this ring's core handed out.
+    #[must_use]
+    pub fn bytes(&self, payload: Payload) -> RecvBytes<'_> {
+        RecvBytes { base: self.range(payload.position, payload.len as usize), len: payload.len as usize, ring: PhantomData }
+    }
+
+    fn range(&self, position: u64, len: usize) -> NonNull<u8> {
+        let offset = self.size.offset(position);
+        assert!(
+            len as u64 <= self.size.bytes() - offset,
+            "{len} bytes at offset {offset} cross the end of a ring of {} bytes",
+            self.size.bytes()
+        );
+        // SAFETY: offset + len <= size, inside the one object `new` was promised.
+        unsafe { self.base.add(offset as usize) }
+    }
+}
+
+/// Where a validated payload lies in the receive ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Payload {
+    position: u64,
+    len: u32,
+}
+
+impl Payload {
+    /// Payload of a message whose header is at `message`; the caller has checked that it ends
+    /// before the ring does.
+    pub(crate) const fn of_message(message: u64, len: u32) -> Self {
+        Self { position: message + wire::HEADER_SIZE as u64, len }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// Received bytes, still in the receive ring (zero copy).
+///
+/// The protocol keeps a correct peer from writing them while this view exists, but the memory is
+/// open to the peer's NIC, so there is no safe `&[u8]`: copy the bytes out, then validate the copy.
+#[derive(Clone, Copy, Debug)]
+pub struct RecvBytes<'a> {
+    base: NonNull<u8>,
+    len: usize,
+    ring: PhantomData<&'a RingView>,
+}
+
+impl<'a> RecvBytes<'a> {
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies the first `target.len()` bytes, or all there are; returns how many.
+    pub fn copy_to(&self, target: &mut [u8]) -> usize {
+        let len = self.len.min(target.len());
+        // SAFETY: `base` has `len` readable bytes; `target` is other memory.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr(), target.as_mut_ptr(), len) }
+        len
+    }
+
+    /// A copy of all bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        self.copy_to(&mut bytes);
+        bytes
+    }
+
+    /// A copy of the first bytes as a `T`; `None` when there are fewer than `T` needs.
+    #[must_use]
+    pub fn read<T: zerocopy::FromBytes + zerocopy::IntoBytes>(&self) -> Option<T> {
+        if self.len < size_of::<T>() {
+            return None;
+        }
+        let mut value = T::new_zeroed();
+        self.copy_to(value.as_mut_bytes());
+        Some(value)
+    }
+
+    /// The bytes in place.
+    ///
+    /// # Safety
+    /// The peer must be trusted not to write to this process's receive ring outside the protocol
+    /// for as long as the slice is used.
+    #[must_use]
+    pub const unsafe fn as_slice(&self) -> &'a [u8] {
+        // SAFETY: `base` has `len` readable bytes for 'a; the caller vouches for the peer.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+const _: () = assert!(RingSize::CORE_MIN / 16 % ALIGNMENT == 0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_ring(test: impl FnOnce(RingView)) {
+        let mut memory = vec![0xa5_u8; 2 << 10];
+        let base = NonNull::new(memory.as_mut_ptr()).unwrap();
+        // SAFETY: `memory` outlives the view and is not touched meanwhile.
+        test(unsafe { RingView::new(base, RingSize::new(2 << 10).unwrap()) });
+    }
+
+    #[test]
+    fn only_powers_of_two_in_range_are_ring_sizes() {
+        for bad in [0, 1, 1 << 10, 3 << 10, 4095, 4097, MAX_RING_SIZE * 2, u64::MAX] {
+            assert_eq!(RingSize::new(bad), Err(RingSizeError(bad)));
+        }
+        assert_eq!(RingSize::new(4096).unwrap().max_payload(), 500);
+        assert_eq!(RingSize::new(4096).unwrap().max_response_allowance(), 724);
+    }
+
+    #[test]
+    fn bytes_written_at_a_position_are_read_at_the_same_offset_of_any_lap() {
+        with_ring(|ring| {
+            ring.copy_in(5 * 2048 + 64, &[1, 2, 3, 4]);
+            assert_eq!(ring.copy_out(64 + 2048), [1, 2, 3, 4, 0xa5]);
+            let payload = Payload::of_message(64 - 12, 4);
+            assert_eq!(ring.bytes(payload).to_vec(), [1, 2, 3, 4]);
+            assert_eq!(ring.bytes(payload).read::<u32>(), Some(0x0403_0201));
+            assert_eq!(ring.bytes(payload).read::<u64>(), None);
+            let mut short = [0; 3];
+            assert_eq!(ring.bytes(payload).copy_to(&mut short), 3);
+            assert_eq!(short, [1, 2, 3]);
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "cross the end")]
+    fn a_copy_across_the_ring_end_is_stopped() {
+        with_ring(|ring| ring.copy_in(2048 - 2, &[0; 3]));
+    }
+}

@@ -1,0 +1,338 @@
+//! Every byte format of the protocol, and nothing else: pure functions and plain values.
+//!
+//! All integers are little-endian. The tables are in `docs/copyrpc-protocol.md` (section "Wire
+//! format"); the golden tests below are written from those tables by hand, never from this encoder.
+
+/// Every position, batch and message is a multiple of this many bytes.
+pub const ALIGNMENT: u64 = 32;
+/// Bytes of a message header.
+pub const HEADER_SIZE: usize = 12;
+/// Bytes of the metadata that starts every batch, and of the published record.
+pub const FLOW_METADATA_SIZE: usize = 32;
+/// Bit of `call_id` that marks a response.
+pub const RESPONSE_FLAG: u32 = 0x8000_0000;
+/// `message_count` of a wrap marker.
+pub const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
+
+/// [`FLOW_METADATA_SIZE`] in the unit of positions.
+pub(crate) const METADATA_SPAN: u64 = FLOW_METADATA_SIZE as u64;
+
+/// Ring bytes of a message with `payload_len` payload bytes: header + payload, rounded up to
+/// [`ALIGNMENT`]. Saturates instead of overflowing.
+#[must_use]
+pub const fn padded(payload_len: u64) -> u64 {
+    payload_len.saturating_add(HEADER_SIZE as u64 + ALIGNMENT - 1) & !(ALIGNMENT - 1)
+}
+
+/// Credit, in bytes, that a call with this `response_allowance` (payload bytes) costs: the padded
+/// response and the metadata of the batch it may have to open (invariant R2).
+#[must_use]
+pub const fn internal_allowance(response_allowance: u64) -> u64 {
+    padded(response_allowance).saturating_add(METADATA_SPAN)
+}
+
+/// The largest response payload that fits an internal allowance; 0 if not even an empty one does.
+#[must_use]
+pub const fn response_capacity(internal_allowance: u64) -> u64 {
+    internal_allowance.saturating_sub(METADATA_SPAN + HEADER_SIZE as u64)
+}
+
+/// Immediate value of a batch that advances the receive ring by `span` bytes (a multiple of
+/// [`ALIGNMENT`], at most one ring).
+#[must_use]
+pub const fn encode_imm(span: u64) -> u32 {
+    (span / ALIGNMENT) as u32
+}
+
+/// Bytes announced by an immediate value.
+#[must_use]
+pub const fn decode_imm(imm: u32) -> u64 {
+    imm as u64 * ALIGNMENT
+}
+
+/// Message header. 12 bytes: `call_id`, `piggyback`, `len`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Id of the call; [`RESPONSE_FLAG`] set in a response.
+    pub call_id: u32,
+    /// Request: internal allowance in 32-byte blocks. Response: [`Status`].
+    pub piggyback: u32,
+    /// Payload bytes that follow.
+    pub len: u32,
+}
+
+impl Header {
+    /// The header's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER_SIZE] {
+        let mut bytes = [0; HEADER_SIZE];
+        bytes[0..4].copy_from_slice(&self.call_id.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.piggyback.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.len.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header; any bytes are a header, their meaning is checked by the receiver.
+    #[must_use]
+    pub fn decode(bytes: &[u8; HEADER_SIZE]) -> Self {
+        Self { call_id: le_u32(bytes, 0), piggyback: le_u32(bytes, 4), len: le_u32(bytes, 8) }
+    }
+}
+
+/// The three flow-control words one side tells the other. All are cumulative or absolute and never
+/// go backwards, so telling twice, late, or out of step with the other channel is harmless
+/// (invariant F1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowWords {
+    /// Position up to which the teller no longer needs its receive ring.
+    pub consumer_pos: u64,
+    /// Credit in bytes granted since the connection was made, the initial credit included.
+    pub credit: u64,
+    /// Batches whose receive completion the teller has taken since the connection was made.
+    pub batches_received: u64,
+}
+
+/// The 32 bytes that start every batch. The published record has the same layout with
+/// `message_count` 0.
+///
+/// | offset | field | |
+/// |---|---|---|
+/// | 0 | `consumer_pos` u64 | |
+/// | 8 | `credit` u64 | |
+/// | 16 | `message_count` u32 | |
+/// | 20 | zero u32 | checked |
+/// | 24 | `batches_received` u64 | zero in the founding documents; since record version 1 |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowMetadata {
+    /// What the sender tells about its own receive side.
+    pub words: FlowWords,
+    /// Messages in the batch, or [`WRAP_MESSAGE_COUNT`].
+    pub message_count: u32,
+}
+
+/// The reserved bytes of a [`FlowMetadata`] were not zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReservedNotZero;
+
+impl FlowMetadata {
+    /// The metadata's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
+        let mut bytes = [0; FLOW_METADATA_SIZE];
+        bytes[0..8].copy_from_slice(&self.words.consumer_pos.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.words.credit.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.message_count.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.words.batches_received.to_le_bytes());
+        bytes
+    }
+
+    /// Reads metadata.
+    ///
+    /// # Errors
+    /// [`ReservedNotZero`] when bytes 20..24 are not zero: the peer speaks another version.
+    pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, ReservedNotZero> {
+        if le_u32(bytes, 20) != 0 {
+            return Err(ReservedNotZero);
+        }
+        Ok(Self {
+            words: FlowWords { consumer_pos: le_u64(bytes, 0), credit: le_u64(bytes, 8), batches_received: le_u64(bytes, 24) },
+            message_count: le_u32(bytes, 16),
+        })
+    }
+}
+
+/// Names one call of one endpoint: slab index and generation, without [`RESPONSE_FLAG`].
+///
+/// The generation makes an id single-use for the next 2,047 calls in the same slot, so a late or
+/// duplicate response finds no call (invariant C1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallId(u32);
+
+impl CallId {
+    const INDEX_BITS: u32 = 20;
+    const GENERATION_BITS: u32 = 11;
+    /// Calls that can be outstanding on one endpoint.
+    pub const MAX_CALLS: u32 = 1 << Self::INDEX_BITS;
+
+    /// Id of slot `index` (below [`CallId::MAX_CALLS`]) in its `generation` (taken modulo 2,048).
+    #[must_use]
+    pub const fn new(index: u32, generation: u32) -> Self {
+        let generation = generation & ((1 << Self::GENERATION_BITS) - 1);
+        Self(generation << Self::INDEX_BITS | index & (Self::MAX_CALLS - 1))
+    }
+
+    /// Takes the id out of a header's `call_id`, whatever its response flag says.
+    #[must_use]
+    pub const fn from_wire(call_id: u32) -> Self {
+        Self(call_id & !RESPONSE_FLAG)
+    }
+
+    /// `call_id` of the request.
+    #[must_use]
+    pub const fn to_request(self) -> u32 {
+        self.0
+    }
+
+    /// `call_id` of the response.
+    #[must_use]
+    pub const fn to_response(self) -> u32 {
+        self.0 | RESPONSE_FLAG
+    }
+
+    /// Slot of the call.
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        self.0 & (Self::MAX_CALLS - 1)
+    }
+}
+
+/// Piggyback of a response: how the call ended at the responder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// The payload is the handler's reply.
+    Ok = 0,
+    /// The handler dropped the request without a reply.
+    Dropped = 1,
+    /// The handler refused the request.
+    Refused = 2,
+}
+
+impl Status {
+    /// Reads a piggyback word; `None` for a status this version does not know.
+    #[must_use]
+    pub const fn from_wire(piggyback: u32) -> Option<Self> {
+        match piggyback {
+            0 => Some(Self::Ok),
+            1 => Some(Self::Dropped),
+            2 => Some(Self::Refused),
+            _ => None,
+        }
+    }
+}
+
+fn le_u32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn le_u64<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The formats are written over this, so that a byte the encoder forgets is seen.
+    const STALE: u8 = 0xa5;
+
+    #[test]
+    fn request_header_has_the_documented_bytes() {
+        let mut buffer = [STALE; 16];
+        let header = Header { call_id: 0x0123_4567, piggyback: 3, len: 0x0000_0215 };
+        buffer[..HEADER_SIZE].copy_from_slice(&header.encode());
+        let golden = [0x67, 0x45, 0x23, 0x01, 0x03, 0, 0, 0, 0x15, 0x02, 0, 0, STALE, STALE, STALE, STALE];
+        assert_eq!(buffer, golden);
+        let mut back = [0; HEADER_SIZE];
+        back.copy_from_slice(&golden[..HEADER_SIZE]);
+        assert_eq!(Header::decode(&back), header);
+    }
+
+    #[test]
+    fn flow_metadata_has_the_documented_bytes() {
+        let mut buffer = [STALE; 40];
+        let metadata = FlowMetadata {
+            words: FlowWords { consumer_pos: 0x0000_0001_0000_0020, credit: 0x4_0000, batches_received: 0x1122_3344_5566_7788 },
+            message_count: 7,
+        };
+        buffer[..FLOW_METADATA_SIZE].copy_from_slice(&metadata.encode());
+        #[rustfmt::skip]
+        let golden = [
+            0x20, 0, 0, 0, 0x01, 0, 0, 0, // consumer_pos
+            0, 0, 0x04, 0, 0, 0, 0, 0, // credit
+            7, 0, 0, 0, // message_count
+            0, 0, 0, 0, // zero
+            0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, // batches_received
+            STALE, STALE, STALE, STALE, STALE, STALE, STALE, STALE,
+        ];
+        assert_eq!(buffer, golden);
+        let mut back = [0; FLOW_METADATA_SIZE];
+        back.copy_from_slice(&golden[..FLOW_METADATA_SIZE]);
+        assert_eq!(FlowMetadata::decode(&back), Ok(metadata));
+    }
+
+    #[test]
+    fn wrap_marker_has_the_documented_bytes() {
+        let marker =
+            FlowMetadata { words: FlowWords { consumer_pos: 32, credit: 64, batches_received: 1 }, message_count: WRAP_MESSAGE_COUNT };
+        #[rustfmt::skip]
+        let golden = [
+            32, 0, 0, 0, 0, 0, 0, 0,
+            64, 0, 0, 0, 0, 0, 0, 0,
+            0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0,
+            1, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        assert_eq!(marker.encode(), golden);
+    }
+
+    #[test]
+    fn metadata_with_reserved_bytes_set_is_refused() {
+        let metadata = FlowMetadata { words: FlowWords::default(), message_count: 1 };
+        for at in 20..24 {
+            let mut bytes = metadata.encode();
+            bytes[at] = STALE;
+            assert_eq!(FlowMetadata::decode(&bytes), Err(ReservedNotZero));
+        }
+    }
+
+    #[test]
+    fn padding_follows_the_table_of_the_founding_documents() {
+        for (payload, ring_bytes) in [(0, 32), (20, 32), (21, 64), (52, 64), (53, 96)] {
+            assert_eq!(padded(payload), ring_bytes, "payload {payload}");
+            assert_eq!(internal_allowance(payload), ring_bytes + 32);
+        }
+        assert_eq!(padded(u64::MAX) % ALIGNMENT, 0);
+        assert!(internal_allowance(u64::MAX) > 1 << 63);
+    }
+
+    #[test]
+    fn response_capacity_inverts_the_internal_allowance() {
+        for payload in 0..300 {
+            let allowance = internal_allowance(payload);
+            let capacity = response_capacity(allowance);
+            assert!(capacity >= payload);
+            assert_eq!(internal_allowance(capacity), allowance);
+            assert!(internal_allowance(capacity + 1) > allowance);
+        }
+        assert_eq!(response_capacity(32), 0);
+    }
+
+    #[test]
+    fn imm_counts_32_byte_blocks() {
+        assert_eq!(encode_imm(32), 1);
+        assert_eq!(encode_imm(1 << 20), 32_768);
+        assert_eq!(decode_imm(3), 96);
+        assert_eq!(decode_imm(u32::MAX), 137_438_953_440);
+    }
+
+    #[test]
+    fn call_id_is_response_flag_generation_index() {
+        let id = CallId::new(0x2_0001, 0x403);
+        assert_eq!(id.to_request(), 0x4032_0001);
+        assert_eq!(id.to_response(), 0xc032_0001);
+        assert_eq!(CallId::from_wire(0xc032_0001), id);
+        assert_eq!(id.index(), 0x2_0001);
+        assert_eq!(CallId::new(5, 2_048 + 3), CallId::new(5, 3));
+    }
+
+    #[test]
+    fn unknown_status_is_no_status() {
+        for status in [Status::Ok, Status::Dropped, Status::Refused] {
+            assert_eq!(Status::from_wire(status as u32), Some(status));
+        }
+        assert_eq!(Status::from_wire(3), None);
+    }
+}

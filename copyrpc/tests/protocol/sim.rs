@@ -1,0 +1,278 @@
+//! Two [`Link`]s joined by simulated one-sided memory, and the checks that belong to the fabric:
+//! no receive is missing (RNR), no live byte of a receive ring is overwritten, no byte of a send
+//! ring changes between post and execution.
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+
+use copyrpc::link::{Emit, Event, Link, LinkConfig, Request};
+use copyrpc::ring::{RecvBytes, RingSize, RingView};
+use copyrpc::wire::{FLOW_METADATA_SIZE, FlowMetadata, FlowWords, HEADER_SIZE, Header, RESPONSE_FLAG, WRAP_MESSAGE_COUNT, padded};
+
+/// Bytes tracked as one by the shadow map.
+const BLOCK: u64 = 32;
+
+/// Ring memory at a fixed address, reached only by copy.
+pub(crate) struct Memory {
+    base: NonNull<[u8]>,
+}
+
+impl Memory {
+    pub(crate) fn new(size: u64) -> Self {
+        let bytes = vec![0xa5_u8; size as usize].into_boxed_slice();
+        Self { base: NonNull::from(Box::leak(bytes)) }
+    }
+
+    pub(crate) fn view(&self, size: RingSize) -> RingView {
+        assert_eq!(size.bytes(), self.base.len() as u64);
+        // SAFETY: the memory lives until `self` is dropped, which is after the link that gets the
+        // view (field order of `End`), and is reached through copies only.
+        unsafe { RingView::new(self.base.cast(), size) }
+    }
+
+    pub(crate) fn read(&self, offset: u64, len: u64) -> Vec<u8> {
+        let mut bytes = vec![0; len as usize];
+        assert!(offset + len <= self.base.len() as u64);
+        // SAFETY: the range was checked; `bytes` is other memory.
+        unsafe {
+            let source = self.base.cast::<u8>().add(offset as usize);
+            std::ptr::copy_nonoverlapping(source.as_ptr(), bytes.as_mut_ptr(), bytes.len());
+        }
+        bytes
+    }
+
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        assert!(offset + bytes.len() as u64 <= self.base.len() as u64);
+        // SAFETY: the range was checked; `bytes` is other memory.
+        unsafe {
+            let target = self.base.cast::<u8>().add(offset as usize);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len());
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from `Box::leak` and is dropped once.
+        drop(unsafe { Box::from_raw(self.base.as_ptr()) });
+    }
+}
+
+/// A posted operation that the fabric has not executed.
+enum Operation {
+    /// The bytes are those at the time of the post, to be compared with those executed.
+    WriteImm(Emit, Vec<u8>),
+    Read,
+}
+
+/// A batch as the fabric saw it: what may be overwritten once it is parsed, and the requests in it.
+struct SeenBatch {
+    offset: u64,
+    bytes: u64,
+    requests: Vec<(u64, u64)>,
+}
+
+pub(crate) struct End {
+    pub(crate) link: Link<u64>,
+    /// Requests that arrived and the application has not looked at.
+    pub(crate) inbox: VecDeque<Request>,
+    send: Memory,
+    recv: Memory,
+    recv_view: RingView,
+    record: [u8; FLOW_METADATA_SIZE],
+    posted: VecDeque<Operation>,
+    recv_cq: VecDeque<u32>,
+    read_cq: VecDeque<[u8; FLOW_METADATA_SIZE]>,
+    srq_depth: u32,
+    srq_posted: u32,
+    /// One flag per block of the receive ring: the receiver still needs it.
+    live: Vec<bool>,
+    unparsed: VecDeque<SeenBatch>,
+    /// Where each request lies, by arrival number.
+    requests: VecDeque<(u64, u64)>,
+}
+
+/// A post was deferred: the send queue was full.
+pub(crate) struct Deferred;
+
+impl End {
+    pub(crate) fn new(size: RingSize, config: &LinkConfig) -> Self {
+        let (send, recv) = (Memory::new(size.bytes()), Memory::new(size.bytes()));
+        let recv_view = recv.view(size);
+        let record = FlowMetadata {
+            words: FlowWords { consumer_pos: config.recv_start, credit: config.local_credit, batches_received: 0 },
+            message_count: 0,
+        };
+        let srq_depth = (config.local_batches * 3).div_ceil(2);
+        Self {
+            link: Link::new(send.view(size), recv_view, config).unwrap(),
+            inbox: VecDeque::new(),
+            send,
+            recv,
+            recv_view,
+            record: record.encode(),
+            posted: VecDeque::new(),
+            recv_cq: VecDeque::new(),
+            read_cq: VecDeque::new(),
+            srq_depth,
+            srq_posted: srq_depth,
+            live: vec![false; (size.bytes() / BLOCK) as usize],
+            unparsed: VecDeque::new(),
+            requests: VecDeque::new(),
+        }
+    }
+
+    /// Flushes; a post for which `accept` says no is deferred.
+    pub(crate) fn flush(&mut self, mut accept: impl FnMut() -> bool) -> Result<(), Deferred> {
+        let (send, posted) = (&self.send, &mut self.posted);
+        self.link.flush(|emit| {
+            if !accept() {
+                return Err(Deferred);
+            }
+            let bytes = send.read(emit.offset, emit.bytes);
+            posted.push_back(Operation::WriteImm(emit, bytes));
+            Ok(())
+        })
+    }
+
+    pub(crate) fn publish(&mut self) {
+        if let Some(words) = self.link.publish() {
+            let record = FlowMetadata { words, message_count: 0 };
+            self.record = record.encode();
+        }
+    }
+
+    pub(crate) fn read_if_wanted(&mut self, now_ns: u64) -> bool {
+        let wanted = self.link.poll_read(now_ns);
+        if wanted {
+            self.posted.push_back(Operation::Read);
+            self.link.read_posted();
+        }
+        wanted
+    }
+
+    pub(crate) fn take_read_completions(&mut self) {
+        while let Some(record) = self.read_cq.pop_front() {
+            self.link.on_read_done(&record);
+        }
+    }
+
+    /// Takes up to `max` receive completions, ends calls, refills the receive queue. `burst` says
+    /// how many completions are announced before the messages are looked at.
+    pub(crate) fn poll(&mut self, max: usize, burst: usize, mut ended: impl FnMut(u64, Ended)) -> usize {
+        let mut taken = 0;
+        while taken < max && !self.recv_cq.is_empty() {
+            let announced = burst.min(max - taken).min(self.recv_cq.len());
+            for imm in self.recv_cq.drain(..announced) {
+                self.link.on_imm(imm);
+            }
+            while let Some(event) = self.link.next_event() {
+                match event {
+                    Event::Request(request) => self.inbox.push_back(request),
+                    Event::Ended { user_data, outcome } => {
+                        ended(user_data, outcome.map(|payload| self.recv_view.bytes(payload).to_vec()));
+                    }
+                }
+            }
+            for _ in 0..announced {
+                self.forget_batch();
+            }
+            taken += announced;
+        }
+        if self.srq_posted * 3 < self.srq_depth * 2 {
+            self.srq_posted = self.srq_depth;
+        }
+        taken
+    }
+
+    pub(crate) fn payload(&self, request: &Request) -> RecvBytes<'_> {
+        self.recv_view.bytes(request.payload())
+    }
+
+    /// The request with this arrival number is answered: its bytes are free.
+    pub(crate) fn forget_request(&mut self, number: usize) {
+        let (offset, bytes) = self.requests[number];
+        self.set_live(offset, bytes, false);
+    }
+
+    fn forget_batch(&mut self) {
+        let batch = self.unparsed.pop_front().unwrap();
+        self.set_live(batch.offset, batch.bytes, false);
+        for (offset, bytes) in batch.requests {
+            self.set_live(offset, bytes, true);
+            self.requests.push_back((offset, bytes));
+        }
+    }
+
+    fn set_live(&mut self, offset: u64, bytes: u64, live: bool) {
+        let blocks = (offset / BLOCK) as usize..((offset + bytes) / BLOCK) as usize;
+        self.live[blocks].fill(live);
+    }
+
+    fn arrive(&mut self, emit: Emit, bytes: &[u8]) {
+        assert!(self.srq_posted > 0, "RNR: a batch found no posted receive");
+        self.srq_posted -= 1;
+        let first = (emit.offset / BLOCK) as usize;
+        for block in first..first + bytes.len() / BLOCK as usize {
+            let live = &mut self.live[block];
+            assert!(!*live, "overrun: live block {block} overwritten by {emit:?}");
+            *live = true;
+        }
+        self.recv.write(emit.offset, bytes);
+        self.unparsed.push_back(SeenBatch { offset: emit.offset, bytes: emit.bytes, requests: requests_in(emit.offset, bytes) });
+        self.recv_cq.push_back(emit.imm);
+    }
+}
+
+/// Payload of a reply, or why there is none.
+pub(crate) type Ended = Result<Vec<u8>, copyrpc::error::CallFailure>;
+
+/// Ring ranges of the requests in a batch: the fabric's own reading of the format.
+fn requests_in(offset: u64, batch: &[u8]) -> Vec<(u64, u64)> {
+    let count = u32::from_le_bytes(batch[16..20].try_into().unwrap());
+    let mut requests = Vec::new();
+    let mut at = FLOW_METADATA_SIZE;
+    if count == WRAP_MESSAGE_COUNT {
+        assert_eq!(batch.len(), at, "a marker writes its metadata only");
+        return requests;
+    }
+    for _ in 0..count {
+        let header = Header::decode(batch[at..at + HEADER_SIZE].try_into().unwrap());
+        let bytes = padded(u64::from(header.len));
+        if header.call_id & RESPONSE_FLAG == 0 {
+            requests.push((offset + at as u64, bytes));
+        }
+        at += bytes as usize;
+    }
+    assert_eq!(at, batch.len(), "messages fill the batch");
+    requests
+}
+
+/// Executes the oldest operation that `ends[from]` posted; whether there was one.
+pub(crate) fn execute(ends: &mut [End; 2], from: usize) -> bool {
+    match ends[from].posted.pop_front() {
+        None => false,
+        Some(Operation::WriteImm(emit, bytes)) => {
+            let now = ends[from].send.read(emit.offset, emit.bytes);
+            assert_eq!(now, bytes, "send ring changed before {emit:?} executed");
+            ends[1 - from].arrive(emit, &bytes);
+            true
+        }
+        Some(Operation::Read) => {
+            let record = ends[1 - from].record;
+            ends[from].read_cq.push_back(record);
+            true
+        }
+    }
+}
+
+/// Prints what reproduces a failed run.
+pub(crate) struct OnFailure(pub String);
+
+impl Drop for OnFailure {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed run: {}", self.0);
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! A peer that lies: every lie ends that connection with its own error, nothing panics, and every
+//! pending call still ends exactly once. Batches here are written by hand.
+
+use copyrpc::error::{CallFailure, CloseReason, ProtocolError};
+use copyrpc::link::{Event, Link, LinkConfig, Request};
+use copyrpc::ring::{RingSize, RingView};
+use copyrpc::wire::{CallId, FlowMetadata, FlowWords, Header};
+
+use crate::sim::{Memory, OnFailure};
+
+const C: u64 = 2048;
+const BATCHES: u32 = 4;
+
+/// One honest end with two calls outstanding (allowance 20 and 200), its memory in our hands.
+struct Victim {
+    link: Link<u32>,
+    inbox: Vec<Request>,
+    recv_view: RingView,
+    recv: Memory,
+    _send: Memory,
+    /// Where the next batch goes.
+    at: u64,
+    /// Words that are true.
+    words: FlowWords,
+    sent: u64,
+}
+
+impl Victim {
+    fn new() -> Self {
+        let size = RingSize::new(C).unwrap();
+        let (send, recv) = (Memory::new(C), Memory::new(C));
+        let recv_view = recv.view(size);
+        let config = LinkConfig {
+            local_credit: C / 4,
+            peer_credit: C / 4,
+            local_batches: BATCHES,
+            peer_batches: BATCHES,
+            send_start: 64,
+            recv_start: 0,
+            keepalive_ns: 0,
+        };
+        let mut link = Link::new(send.view(size), recv_view, &config).unwrap();
+        link.call(&[1; 20], 0, 20).unwrap();
+        link.call(&[2; 50], 1, 200).unwrap();
+        let mut sent = 0;
+        let flushed: Result<(), ()> = link.flush(|emit| {
+            sent += emit.bytes;
+            Ok(())
+        });
+        assert_eq!(flushed, Ok(()));
+        let words = FlowWords { consumer_pos: 64, credit: C / 4, batches_received: 0 };
+        Self { link, inbox: Vec::new(), recv_view, recv, _send: send, at: 0, words, sent }
+    }
+
+    /// Puts a batch into the ring and announces `span` bytes; returns the calls that ended.
+    fn deliver(&mut self, batch: &[u8], span: u64) -> Vec<(u32, Result<Vec<u8>, CallFailure>)> {
+        self.recv.write(self.at % C, batch);
+        self.at += span;
+        self.link.on_imm((span / 32) as u32);
+        self.take_ended()
+    }
+
+    fn take_ended(&mut self) -> Vec<(u32, Result<Vec<u8>, CallFailure>)> {
+        let mut ended = Vec::new();
+        while let Some(event) = self.link.next_event() {
+            match event {
+                Event::Request(request) => self.inbox.push(request),
+                Event::Ended { user_data, outcome } => {
+                    assert!(ended.len() < 2, "more calls ended than were made");
+                    ended.push((user_data, outcome.map(|payload| self.recv_view.bytes(payload).to_vec())));
+                }
+            }
+        }
+        ended
+    }
+
+    /// An honest batch with these messages.
+    fn batch(&self, messages: &[(Header, &[u8])]) -> Vec<u8> {
+        batch(self.words, messages.len() as u32, messages)
+    }
+}
+
+fn batch(words: FlowWords, message_count: u32, messages: &[(Header, &[u8])]) -> Vec<u8> {
+    let metadata = FlowMetadata { words, message_count };
+    let mut bytes = metadata.encode().to_vec();
+    for (header, payload) in messages {
+        bytes.extend(header.encode());
+        bytes.extend(*payload);
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+    }
+    bytes
+}
+
+fn response(index: u32, generation: u32, status: u32, len: u32) -> Header {
+    Header { call_id: CallId::new(index, generation).to_response(), piggyback: status, len }
+}
+
+fn request(blocks: u32, len: u32) -> Header {
+    Header { call_id: 77, piggyback: blocks, len }
+}
+
+/// Delivers the batch and returns the error it was punished with, after checking that both calls
+/// ended once with it.
+fn punished(prepare: impl FnOnce(&Victim) -> (Vec<u8>, u64)) -> ProtocolError {
+    let mut victim = Victim::new();
+    let (bytes, span) = prepare(&victim);
+    let ended = victim.deliver(&bytes, span);
+    let Some(CloseReason::Protocol(error)) = victim.link.closed() else {
+        panic!("the lie was believed: {:?}", victim.link.closed());
+    };
+    assert_eq!(ended.len(), 2);
+    let failure = Err(CallFailure::Closed(error.into()));
+    assert!(ended.iter().all(|(_, outcome)| *outcome == failure));
+    assert!(victim.link.next_event().is_none());
+    assert!(victim.link.call(&[], 9, 0).is_err());
+    assert!(victim.link.publish().is_none());
+    error
+}
+
+fn whole(bytes: Vec<u8>) -> (Vec<u8>, u64) {
+    let span = bytes.len() as u64;
+    (bytes, span)
+}
+
+#[test]
+fn an_honest_batch_is_believed() {
+    let mut victim = Victim::new();
+    let payload = [9; 40];
+    let messages: [(Header, &[u8]); 3] = [(response(1, 0, 0, 40), &payload), (request(2, 5), b"hello"), (response(0, 0, 1, 0), b"")];
+    let bytes = victim.batch(&messages);
+    let ended = victim.deliver(&bytes, bytes.len() as u64);
+    let expected = [(1, Ok(vec![9; 40])), (0, Err(CallFailure::Dropped))];
+    assert_eq!(ended, expected);
+    let request = victim.inbox.pop().unwrap();
+    let payload = victim.recv_view.bytes(request.payload()).to_vec();
+    assert_eq!(payload, b"hello");
+    assert_eq!(victim.link.closed(), None);
+}
+
+#[test]
+fn late_duplicate_and_forged_responses_reach_no_call_and_are_counted() {
+    let mut victim = Victim::new();
+    let messages: [(Header, &[u8]); 6] = [
+        (response(0, 0, 0, 0), b""),
+        (response(0, 0, 0, 0), b""),
+        (response(1, 1, 0, 0), b""),
+        (response(2, 0, 0, 0), b""),
+        (response(CallId::MAX_CALLS - 1, 0, 0, 0), b""),
+        (response(1, 2_047, 0, 3), b"lie"),
+    ];
+    let bytes = victim.batch(&messages);
+    let ended = victim.deliver(&bytes, bytes.len() as u64);
+    assert_eq!(ended, [(0, Ok(vec![]))]);
+    assert_eq!(victim.link.stats().stale_responses, 5);
+    assert_eq!(victim.link.closed(), None);
+    // The slot is used again: the old response does not reach the new call.
+    victim.link.call(&[], 2, 0).unwrap();
+    let bytes = victim.batch(&[(response(0, 0, 0, 0), b"")]);
+    assert!(victim.deliver(&bytes, 64).is_empty());
+    let bytes = victim.batch(&[(response(0, 1, 0, 0), b"")]);
+    assert_eq!(victim.deliver(&bytes, 64), [(2, Ok(vec![]))]);
+}
+
+#[test]
+fn a_wrong_immediate_is_refused() {
+    for span in [0, C + 32, 137_438_953_440] {
+        let error = punished(|victim| (victim.batch(&[]), span));
+        assert_eq!(error, ProtocolError::Overrun { span, free: C });
+    }
+}
+
+#[test]
+fn more_batches_than_granted_are_refused() {
+    let mut victim = Victim::new();
+    for _ in 0..BATCHES {
+        let bytes = victim.batch(&[]);
+        victim.deliver(&bytes, 32);
+        assert_eq!(victim.link.closed(), None);
+    }
+    let bytes = victim.batch(&[]);
+    victim.deliver(&bytes, 32);
+    let expected = ProtocolError::TooManyBatches { granted: BATCHES };
+    assert_eq!(victim.link.closed(), Some(expected.into()));
+}
+
+#[test]
+fn bytes_beyond_what_was_published_as_free_are_refused() {
+    let mut victim = Victim::new();
+    let bytes = victim.batch(&[]);
+    victim.deliver(&bytes, 32);
+    victim.link.on_imm((C / 32) as u32);
+    let expected = ProtocolError::Overrun { span: C, free: C - 32 };
+    assert_eq!(victim.link.closed(), Some(expected.into()));
+}
+
+#[test]
+fn misplaced_batches_and_markers_are_refused() {
+    let marker = |victim: &Victim| batch(victim.words, u32::MAX, &[]);
+    let error = punished(|victim| (marker(victim), C - 32));
+    let expected = ProtocolError::Misplaced { offset: 0, span: C - 32 };
+    assert_eq!(error, expected, "a marker short of the ring end");
+    let error = punished(|victim| (victim.batch(&[]), C));
+    let expected = ProtocolError::Misplaced { offset: 0, span: C };
+    assert_eq!(error, expected, "data that touches the ring end");
+    let mut victim = Victim::new();
+    let bytes = marker(&victim);
+    victim.deliver(&bytes, C);
+    assert_eq!(victim.link.closed(), None, "a marker in its place");
+}
+
+#[test]
+fn counts_and_lengths_beyond_the_announced_bytes_are_refused() {
+    let error = punished(|victim| whole(batch(victim.words, 1, &[])));
+    assert_eq!(error, ProtocolError::MessageCount { count: 1, span: 32 });
+    let error = punished(|victim| whole(batch(victim.words, u32::MAX - 1, &[])));
+    assert!(matches!(error, ProtocolError::MessageCount { .. }));
+    let error = punished(|victim| whole(victim.batch(&[(request(2, 21), b"")])));
+    assert_eq!(error, ProtocolError::MessageTooLong { len: 21, left: 32 });
+    let error = punished(|victim| whole(victim.batch(&[(request(2, u32::MAX), b"")])));
+    assert!(matches!(error, ProtocolError::MessageTooLong { .. }));
+    // Two messages of which the first takes the room of both.
+    let long = (request(2, 21), &[0; 21][..]);
+    let error = punished(|victim| whole(batch(victim.words, 2, &[long])));
+    assert_eq!(error, ProtocolError::MessageTooLong { len: 0, left: 0 });
+    let error = punished(|victim| whole(batch(victim.words, 1, &[long, long])));
+    assert_eq!(error, ProtocolError::TrailingBytes { left: 64 });
+    let error = punished(|victim| (victim.batch(&[]), 64));
+    assert_eq!(error, ProtocolError::TrailingBytes { left: 32 });
+    let error = punished(|victim| {
+        let mut bytes = victim.batch(&[]);
+        bytes[22] = 1;
+        whole(bytes)
+    });
+    assert_eq!(error, ProtocolError::ReservedNotZero);
+}
+
+/// Words that cannot be true, whichever way they come.
+fn impossible_words() -> Vec<FlowWords> {
+    let victim = Victim::new();
+    let (truth, sent) = (victim.words, victim.sent);
+    let mut lies = Vec::new();
+    for consumer_pos in [0, 32, 65, 64 + sent + 32, !31] {
+        lies.push(FlowWords { consumer_pos, ..truth });
+    }
+    // Spent 64 + 256: the balance may be at most a quarter ring.
+    for credit in [0, C / 4 - 32, C / 4 + 1, C / 4 + 320 + 32, !31] {
+        lies.push(FlowWords { credit, ..truth });
+    }
+    for batches_received in [2, u64::MAX] {
+        lies.push(FlowWords { batches_received, ..truth });
+    }
+    lies
+}
+
+#[test]
+fn positions_credit_and_counts_that_cannot_be_true_are_refused_in_batches() {
+    for lie in impossible_words() {
+        let error = punished(|_| whole(batch(lie, 0, &[])));
+        let matches = match error {
+            ProtocolError::ConsumerPosition { told, .. } => told == lie.consumer_pos,
+            ProtocolError::Credit { told, .. } => told == lie.credit,
+            ProtocolError::BatchesReceived { told, .. } => told == lie.batches_received,
+            _ => false,
+        };
+        assert!(matches, "{lie:?}: {error}");
+    }
+}
+
+#[test]
+fn positions_credit_and_counts_that_cannot_be_true_are_refused_in_reads() {
+    let mut records: Vec<_> = impossible_words().into_iter().map(|words| FlowMetadata { words, message_count: 0 }).collect();
+    records.push(FlowMetadata { words: Victim::new().words, message_count: 1 });
+    for record in records {
+        let mut victim = Victim::new();
+        victim.link.read_posted();
+        victim.link.on_read_done(&record.encode());
+        assert!(victim.link.closed().is_some(), "{record:?}");
+        assert_eq!(victim.take_ended().len(), 2);
+    }
+}
+
+#[test]
+fn words_that_go_backwards_are_refused_but_a_batch_older_than_a_read_is_not() {
+    let mut victim = Victim::new();
+    let newer = FlowWords { consumer_pos: 96, credit: C / 4 + 32, batches_received: 1 };
+    let older = victim.words;
+    let record = FlowMetadata { words: newer, message_count: 0 };
+    victim.link.read_posted();
+    victim.link.on_read_done(&record.encode());
+    victim.deliver(&batch(older, 0, &[]), 32);
+    victim.deliver(&batch(newer, 0, &[]), 32);
+    assert_eq!(victim.link.closed(), None, "the READ was faster");
+    victim.deliver(&batch(older, 0, &[]), 32);
+    assert!(victim.link.closed().is_some(), "batches are in order");
+}
+
+#[test]
+fn requests_beyond_their_limits_are_refused() {
+    let limit = C / 4 - C / 16;
+    for (blocks, available) in [(0, limit), (1, limit), (13, limit), (u32::MAX, limit)] {
+        let error = punished(|victim| whole(victim.batch(&[(request(blocks, 0), b"")])));
+        let wanted = u64::from(blocks) * 32;
+        assert_eq!(error, ProtocolError::Allowance { wanted, available });
+    }
+    // Twice the largest allowance is more than was granted.
+    let pair = [(request(12, 0), &b""[..]), (request(12, 0), b"")];
+    let error = punished(|victim| whole(victim.batch(&pair)));
+    let overdraft = ProtocolError::Allowance { wanted: 384, available: 128 };
+    assert_eq!(error, overdraft);
+    let payload = [0; 245];
+    let error = punished(|victim| whole(victim.batch(&[(request(2, 245), &payload)])));
+    let too_large = ProtocolError::RequestTooLarge { padded: 288, max: 256 };
+    assert_eq!(error, too_large);
+}
+
+#[test]
+fn responses_beyond_their_limits_are_refused() {
+    let payload = [0; 21];
+    let error = punished(|victim| whole(victim.batch(&[(response(0, 0, 0, 21), &payload)])));
+    assert_eq!(error, ProtocolError::ResponseTooLarge { len: 21, max: 20 });
+    let error = punished(|victim| whole(victim.batch(&[(response(0, 0, 3, 0), b"")])));
+    assert_eq!(error, ProtocolError::UnknownStatus(3));
+}
+
+/// Random and nearly honest bytes in the ring, the immediate and the record: nothing panics, every
+/// call ends at most once, and on a closed link exactly once.
+#[test]
+fn arbitrary_bytes_never_panic_and_never_end_a_call_twice() {
+    let scale = std::env::var("COPYRPC_TEST_SCALE").map_or(1, |scale| scale.parse().unwrap_or(1));
+    let (mut closed, mut open) = (0, 0);
+    for seed in 0..20_000 * scale {
+        let _on_failure = OnFailure(format!("arbitrary bytes, seed {seed}"));
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut victim = Victim::new();
+        let mut ended = 0;
+        for _ in 0..rng.usize(1..8) {
+            let payload = [3; 20];
+            let messages: [(Header, &[u8]); 3] = [
+                (response(rng.u32(..2), 0, 0, 20), &payload),
+                (request(2, 20), &payload),
+                (response(0, rng.u32(..3), rng.u32(..3), 0), b""),
+            ];
+            let mut bytes = victim.batch(&messages[..rng.usize(..=3)]);
+            match rng.u8(..4) {
+                0 => bytes.fill_with(|| rng.u8(..)),
+                1 => {
+                    let at = rng.usize(..bytes.len());
+                    bytes[at] ^= 1 << rng.u8(..8);
+                }
+                2 => {
+                    let mut record = batch(victim.words, 0, &[]);
+                    let at = rng.usize(..32);
+                    record[at] ^= rng.u8(..) & rng.u8(..);
+                    victim.link.read_posted();
+                    victim.link.on_read_done(record[..].try_into().unwrap());
+                }
+                _ => {}
+            }
+            let fits = C - victim.at % C;
+            if bytes.len() as u64 > fits {
+                break;
+            }
+            let span = match rng.u8(..16) {
+                0 => rng.u64(..=C) & !31,
+                _ => bytes.len() as u64,
+            };
+            ended += victim.deliver(&bytes, span).len();
+            while let Some(request) = victim.inbox.pop() {
+                let _payload = victim.recv_view.bytes(request.payload()).to_vec();
+                let reply = vec![4; rng.usize(..=request.max_reply())];
+                let answered = victim.link.reply(request, &reply);
+                assert!(answered.is_ok() || victim.link.closed().is_some());
+            }
+            victim.link.publish();
+        }
+        if victim.link.closed().is_some() {
+            assert_eq!(ended, 2);
+            closed += 1;
+        } else {
+            assert!(ended <= 2);
+            open += 1;
+        }
+    }
+    assert!(closed > 1_000 && open > 1_000, "{closed} closed, {open} open");
+}
