@@ -1,0 +1,320 @@
+//! Which cores this process may use, and which thread runs on which of them.
+//!
+//! A [`Plan`] is made once per host, by the same rule in every rank, from the options alone: each rank gets a run of neighbouring
+//! cores (kept inside a NUMA node where it fits), daemons first, then clients. Threads are pinned only when each can have a core of its
+//! own: pinning more threads than cores would stop the scheduler from using the core that happens to be free.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// What `--pin` asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PinPolicy {
+    /// Pin when every thread can have a core of its own.
+    #[default]
+    Auto,
+    /// Leave placement to the scheduler.
+    None,
+    /// Use exactly these cores, in this order.
+    List(Vec<usize>),
+}
+
+/// `--pin` was not understood.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{given:?} is neither auto, none nor a core list such as 0-3,8")]
+pub struct PinSyntaxError {
+    given: String,
+}
+
+/// The cores cannot be found, or cannot be used as asked.
+#[derive(Debug, Error)]
+pub enum AffinityError {
+    /// The kernel would not tell the affinity mask.
+    #[error("the affinity mask of this process cannot be read: {0}")]
+    Mask(#[source] std::io::Error),
+    /// A listed core is outside the affinity mask.
+    #[error("core {core} may not be used by this process; usable are {}", CoreList(.usable))]
+    NotUsable {
+        /// The first listed core that is not usable.
+        core: usize,
+        /// The cores that are.
+        usable: Vec<usize>,
+    },
+    /// The list has fewer cores than there are threads.
+    #[error("the list names {listed} cores for {threads} threads; list at least {threads}, or use --pin none")]
+    TooFew {
+        /// Cores listed.
+        listed: usize,
+        /// Threads to place.
+        threads: usize,
+    },
+    /// The kernel refused to move the calling thread.
+    #[error("the thread could not be pinned to core {core}; the affinity mask may have changed since the start")]
+    Refused {
+        /// The core asked for.
+        core: usize,
+    },
+}
+
+impl FromStr for PinPolicy {
+    type Err = PinSyntaxError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "none" => Ok(Self::None),
+            list => parse_core_list(list).map(Self::List).ok_or_else(|| PinSyntaxError { given: text.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for PinPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::None => f.write_str("none"),
+            Self::List(cores) => CoreList(cores).fmt(f),
+        }
+    }
+}
+
+/// Reads the kernel's list format: `0-3,8`. `None` when it is malformed, empty or names a core twice.
+fn parse_core_list(text: &str) -> Option<Vec<usize>> {
+    /// More than any Linux kernel is built for; keeps `0-99999999999` from filling the memory.
+    const CORE_LIMIT: usize = 65_536;
+    let mut cores = Vec::new();
+    for part in text.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        if first > last || last >= CORE_LIMIT {
+            return None;
+        }
+        cores.extend(first..=last);
+    }
+    let distinct: BTreeSet<_> = cores.iter().collect();
+    (distinct.len() == cores.len()).then_some(cores)
+}
+
+/// Shows cores as the kernel does, runs folded.
+struct CoreList<'a>(&'a [usize]);
+
+impl fmt::Display for CoreList<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for run in self.0.chunk_by(|a, b| a + 1 == *b) {
+            match run {
+                [first, .., last] => write!(f, "{separator}{first}-{last}")?,
+                [only] => write!(f, "{separator}{only}")?,
+                [] => {}
+            }
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
+/// The cores in the affinity mask of the calling thread, those of one NUMA node together.
+///
+/// Read from the raw mask: lists made by libraries leave out isolated cores, which are the ones a careful user reserved.
+///
+/// # Errors
+/// [`AffinityError::Mask`] when the kernel refuses.
+pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
+    /// 65,536 cores, beyond what any kernel is built for; glibc's own `cpu_set_t` stops at 1,024.
+    const WORDS: usize = 1024;
+    let mut mask = [0u64; WORDS];
+    // SAFETY: the pointer and length describe the live array, which the kernel fills with at most that many bytes; a `cpu_set_t` is an
+    // array of words just as this is, and pid 0 is the caller.
+    let status = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
+    if status != 0 {
+        return Err(AffinityError::Mask(std::io::Error::last_os_error()));
+    }
+    let mut cores: Vec<usize> = mask
+        .iter()
+        .enumerate()
+        .flat_map(|(word, bits)| (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 64 + bit))
+        .collect();
+    let nodes = numa_nodes();
+    let node_of = |core: &usize| nodes.iter().position(|node| node.contains(core)).unwrap_or(nodes.len());
+    cores.sort_by_key(|core| (node_of(core), *core));
+    Ok(cores)
+}
+
+/// Cores of each NUMA node; empty where the kernel does not say.
+fn numa_nodes() -> Vec<Vec<usize>> {
+    (0..)
+        .map_while(|node| std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok())
+        .map(|list| parse_core_list(&list).unwrap_or_default())
+        .collect()
+}
+
+/// Pins the calling thread to one core.
+///
+/// # Errors
+/// [`AffinityError::Refused`] when the kernel does not allow it.
+pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
+    if core_affinity::set_for_current(core_affinity::CoreId { id: core }) { Ok(()) } else { Err(AffinityError::Refused { core }) }
+}
+
+/// The threads one host has to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Threads {
+    /// Ranks on this host.
+    pub ranks: usize,
+    /// Daemon threads of each rank.
+    pub daemons: usize,
+    /// Client threads of each rank.
+    pub clients: usize,
+}
+
+impl Threads {
+    /// All threads of this host that poll.
+    #[must_use]
+    pub const fn total(&self) -> usize {
+        self.ranks * (self.daemons + self.clients)
+    }
+}
+
+/// Where every thread of this host runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Cores this process may use.
+    pub usable_cores: Vec<usize>,
+    /// Polling threads of all ranks on this host.
+    pub threads: usize,
+    /// One entry per node-local rank; empty when nothing is pinned.
+    pub pinned: Vec<RankCores>,
+}
+
+/// The cores of one rank, one per thread.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankCores {
+    /// Core of daemon 0, 1, ...
+    pub daemons: Vec<usize>,
+    /// Core of client 0, 1, ...
+    pub clients: Vec<usize>,
+}
+
+impl Plan {
+    /// Places `threads` on `usable` cores as `policy` says.
+    ///
+    /// # Errors
+    /// A core list that is too short or names a core outside `usable`.
+    pub fn new(policy: &PinPolicy, usable: Vec<usize>, threads: Threads) -> Result<Self, AffinityError> {
+        let cores: &[usize] = match policy {
+            PinPolicy::None => &[],
+            PinPolicy::Auto if usable.len() < threads.total() => &[],
+            PinPolicy::Auto => &usable,
+            PinPolicy::List(list) => {
+                if let Some(&core) = list.iter().find(|core| !usable.contains(core)) {
+                    return Err(AffinityError::NotUsable { core, usable });
+                }
+                if list.len() < threads.total() {
+                    return Err(AffinityError::TooFew { listed: list.len(), threads: threads.total() });
+                }
+                list
+            }
+        };
+        let pinned = cores
+            .chunks_exact(threads.daemons + threads.clients)
+            .take(threads.ranks)
+            .map(|chunk| chunk.split_at(threads.daemons))
+            .map(|(daemons, clients)| RankCores { daemons: daemons.to_vec(), clients: clients.to_vec() })
+            .collect();
+        Ok(Self { threads: threads.total(), pinned, usable_cores: usable })
+    }
+
+    /// The core of a daemon thread, if it is pinned.
+    #[must_use]
+    pub fn daemon_core(&self, local_rank: usize, daemon: usize) -> Option<usize> {
+        self.pinned.get(local_rank)?.daemons.get(daemon).copied()
+    }
+
+    /// The core of a client thread, if it is pinned.
+    #[must_use]
+    pub fn client_core(&self, local_rank: usize, client: usize) -> Option<usize> {
+        self.pinned.get(local_rank)?.clients.get(client).copied()
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} threads, usable cores {}: ", self.threads, CoreList(&self.usable_cores))?;
+        if self.pinned.is_empty() {
+            return f.write_str("not pinned");
+        }
+        f.write_str("pinned")?;
+        for (rank, cores) in self.pinned.iter().enumerate() {
+            let (daemons, clients) = (CoreList(&cores.daemons), CoreList(&cores.clients));
+            write!(f, "; rank {rank}: daemons {daemons}, clients {clients}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FOUR_RANKS: Threads = Threads { ranks: 2, daemons: 1, clients: 2 };
+
+    #[test]
+    fn policy_text_round_trips() {
+        for text in ["auto", "none", "0-3,8", "7", "5,3"] {
+            assert_eq!(text.parse::<PinPolicy>().unwrap().to_string(), text);
+        }
+        assert_eq!("2-4".parse(), Ok(PinPolicy::List(vec![2, 3, 4])));
+    }
+
+    #[test]
+    fn malformed_core_lists_are_refused() {
+        for text in ["", "a", "3-1", "1,,2", "-1", "1-", "0,0", "0-2,1", "0-99999999999"] {
+            assert!(text.parse::<PinPolicy>().is_err(), "{text:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn this_process_can_run_somewhere() {
+        let cores = usable_cores().unwrap();
+        assert!(!cores.is_empty());
+        std::thread::spawn(move || pin_current_thread(cores[0]).unwrap()).join().unwrap();
+    }
+
+    #[test]
+    fn pinning_to_a_core_that_does_not_exist_is_an_error() {
+        assert!(matches!(pin_current_thread(1023), Err(AffinityError::Refused { core: 1023 })));
+    }
+
+    #[test]
+    fn each_rank_gets_neighbouring_cores_daemons_first() {
+        let plan = Plan::new(&PinPolicy::Auto, (0..8).collect(), FOUR_RANKS).unwrap();
+        assert_eq!(plan.daemon_core(0, 0), Some(0));
+        assert_eq!((plan.client_core(0, 0), plan.client_core(0, 1)), (Some(1), Some(2)));
+        assert_eq!((plan.daemon_core(1, 0), plan.client_core(1, 1)), (Some(3), Some(5)));
+        assert_eq!((plan.daemon_core(2, 0), plan.client_core(0, 2)), (None, None));
+    }
+
+    #[test]
+    fn auto_never_pins_two_threads_to_one_core() {
+        let plan = Plan::new(&PinPolicy::Auto, (0..5).collect(), FOUR_RANKS).unwrap();
+        assert_eq!(plan.pinned, []);
+        assert!(plan.to_string().ends_with("not pinned"));
+    }
+
+    #[test]
+    fn a_list_is_used_in_its_order_or_refused() {
+        let list = |text: &str| text.parse::<PinPolicy>().unwrap();
+        let usable: Vec<usize> = (0..8).collect();
+        let plan = Plan::new(&list("7,6,5,4,3,2"), usable.clone(), FOUR_RANKS).unwrap();
+        assert_eq!((plan.daemon_core(0, 0), plan.client_core(1, 1)), (Some(7), Some(2)));
+        let short = Plan::new(&list("0-4"), usable.clone(), FOUR_RANKS);
+        assert!(matches!(short, Err(AffinityError::TooFew { listed: 5, threads: 6 })));
+        let foreign = Plan::new(&list("0-4,9"), usable, FOUR_RANKS);
+        assert!(matches!(foreign, Err(AffinityError::NotUsable { core: 9, .. })));
+    }
+}

@@ -1,0 +1,97 @@
+//! A job with nothing to measure: what the launcher's tests start, and the smallest example of a binary on the harness.
+//!
+//! `launch-probe RANKS DEED [RANK]`: each rank gathers its process id and passes a barrier; then RANK does DEED.
+
+#![allow(clippy::print_stdout, reason = "a binary's output is its result")]
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use harness::clock::Clock;
+use harness::echo::Echo;
+use harness::exchange::{Exchange, SocketExchange};
+use harness::launcher::Launch;
+use harness::role::{Role, role};
+
+const WITHIN: Duration = Duration::from_secs(2);
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(error) => {
+            say(&format!("launch-probe: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// One write: ranks share standard error, and lines must not mix.
+fn say(text: &str) {
+    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
+fn run() -> Result<ExitCode, Box<dyn Error>> {
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let word = |at: usize| args.get(at).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
+    match role()? {
+        Role::Rank(exchange) => rank(exchange, &word(1), word(2).parse().unwrap_or(0)),
+        Role::Echo(server) => Ok(server.serve().map(|()| ExitCode::SUCCESS)?),
+        Role::Launcher => {
+            let ranks = word(0).parse()?;
+            let limit = if word(1) == "overrun" { Duration::from_millis(500) } else { Duration::from_secs(20) };
+            let launch = Launch { ranks, args, time_limit: limit, grace: Duration::from_millis(500) };
+            Ok(launch.run().map_or_else(
+                |error| {
+                    say(&format!("launcher: {error}"));
+                    ExitCode::from(error.exit_code())
+                },
+                |()| ExitCode::SUCCESS,
+            ))
+        }
+    }
+}
+
+fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCode, Box<dyn Error>> {
+    let (me, never) = (exchange.rank(), || false);
+    let mine = me == doer;
+    if mine && deed == "die-at-start" {
+        return Ok(ExitCode::from(3));
+    }
+    let pids = exchange.all_gather(std::process::id().to_string().as_bytes(), WITHIN, &never)?;
+    let pids: Vec<String> = pids.into_iter().map(String::from_utf8).collect::<Result<_, _>>()?;
+    println!("rank {me} of {} sees {}", exchange.size(), pids.join(" "));
+    exchange.barrier(WITHIN, &never)?;
+    match deed {
+        "large" => {
+            let part = vec![me as u8; 3 << 20];
+            let parts = exchange.all_gather(&part, Duration::from_secs(10), &never)?;
+            let intact = parts.iter().enumerate().all(|(rank, part)| part.len() == 3 << 20 && part.iter().all(|byte| *byte == rank as u8));
+            println!("rank {me} large parts intact: {intact}");
+        }
+        "echo" if mine => {
+            let echo = Echo { depth: 8, request_bytes: 24, reply_bytes: 16, duration: Duration::from_millis(50) };
+            println!("echo {}", echo.measure(&Clock::detect())?.latency_ns.count);
+        }
+        "give-up" if mine => exchange.sleep(Duration::from_secs(15), &|| true)?,
+        "leave-early" if mine => return Ok(ExitCode::SUCCESS),
+        "fail" if mine => return Ok(ExitCode::from(7)),
+        "wait" | "overrun" => exchange.sleep(Duration::from_secs(15), &never)?,
+        // Longer than the watchdog of the tests: only being killed ends this in time.
+        "ignore" => {
+            println!("rank {me} ignores everything");
+            std::thread::sleep(Duration::from_secs(60));
+        }
+        "pause" => exchange.sleep(Duration::from_secs(1), &never)?,
+        "babble" if mine => {
+            use std::os::fd::AsFd;
+            let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
+            std::os::unix::net::UnixStream::from(socket).write_all(&[0xa5; 100])?;
+        }
+        _ => {}
+    }
+    exchange.barrier(WITHIN, &never)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,111 @@
+//! A child process that runs this same executable in another role and never outlives its owner.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use crate::sys;
+
+/// The variable that tells a child its role; see [`crate::role`].
+pub(crate) const ROLE_VARIABLE: &str = "BENCH_HARNESS_ROLE";
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It exited with this status.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+}
+
+impl Ended {
+    /// Whether it exited with status 0.
+    #[must_use]
+    pub const fn is_success(&self) -> bool {
+        matches!(self, Self::Code(0))
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exited with status {code}"),
+            Self::Signal(signal) => write!(f, "was killed by signal {signal} ({})", sys::signal_name(*signal)),
+        }
+    }
+}
+
+impl From<ExitStatus> for Ended {
+    fn from(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Code(code),
+            (None, signal) => Self::Signal(signal.unwrap_or(0)),
+        }
+    }
+}
+
+/// A running child. Dropping it kills and reaps it.
+#[derive(Debug)]
+pub(crate) struct OwnChild {
+    child: Child,
+    pidfd: OwnedFd,
+}
+
+impl OwnChild {
+    /// Starts this executable with `args`, told `role`, with `socket` as its standard input.
+    ///
+    /// The child is killed when the calling *thread* ends, which is the reach of `PR_SET_PDEATHSIG`.
+    pub(crate) fn spawn(role: &str, args: &[OsString], socket: UnixStream, stdout: Stdio) -> io::Result<Self> {
+        let parent = std::process::id();
+        // The link rather than a path: it stays right when the file is replaced by a new build during the run.
+        let mut command = Command::new("/proc/self/exe");
+        if let Some(name) = std::env::args_os().next() {
+            command.arg0(name);
+        }
+        command.args(args).env(ROLE_VARIABLE, role).stdin(OwnedFd::from(socket)).stdout(stdout);
+        // SAFETY: the closure only makes async-signal-safe system calls, as a multi-threaded parent demands.
+        unsafe { command.pre_exec(move || sys::tie_to_parent(parent)) };
+        let mut child = command.spawn()?;
+        match sys::pidfd(child.id()) {
+            Ok(pidfd) => Ok(Self { child, pidfd }),
+            Err(error) => {
+                end(&mut child);
+                Err(error)
+            }
+        }
+    }
+
+    /// How it ended, once it has. Does not block.
+    pub(crate) fn ended(&mut self) -> io::Result<Option<Ended>> {
+        Ok(self.child.try_wait()?.map(Ended::from))
+    }
+
+    /// Ends it at once; [`ended`](Self::ended) tells when that has happened.
+    pub(crate) fn kill(&mut self) {
+        // Fails only for a child that has been reaped.
+        let _ = self.child.kill();
+    }
+}
+
+impl AsRawFd for OwnChild {
+    /// Readable once the child has ended.
+    fn as_raw_fd(&self) -> RawFd {
+        self.pidfd.as_raw_fd()
+    }
+}
+
+impl Drop for OwnChild {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+fn end(child: &mut Child) {
+    // Both fail only for a child already reaped, which is the state wanted.
+    let _ = child.kill();
+    let _ = child.wait();
+}

@@ -1,0 +1,152 @@
+//! The baseline: a closed loop over a Unix socket between two processes, one system call per message and side.
+//!
+//! It is what the same exchange costs through the kernel, measured on the same machine minutes or seconds apart from the run it is
+//! compared with, with as many requests outstanding. The socket keeps message borders (`SOCK_SEQPACKET`), so a request cannot travel in the
+//! system call of another, just as no RPC over a socket may assume it can. Neither process is pinned.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::child::OwnChild;
+use crate::clock::Clock;
+use crate::hist::{LatencyHistogram, LatencySummary};
+use crate::role::RoleText;
+use crate::sys;
+
+/// Largest request or reply.
+pub const MAX_MESSAGE_BYTES: usize = 4096;
+
+/// Most requests outstanding: what certainly fits the default socket buffers of both directions without either side blocking on the other.
+pub const MAX_DEPTH: usize = 64;
+
+/// A reply that takes longer than this means that the server is gone.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Echo {
+    /// Requests outstanding, 1 to [`MAX_DEPTH`].
+    pub depth: usize,
+    /// Bytes of a request, 1 to [`MAX_MESSAGE_BYTES`].
+    pub request_bytes: usize,
+    /// Bytes of a reply, 1 to [`MAX_MESSAGE_BYTES`].
+    pub reply_bytes: usize,
+    /// How long to measure; as much again divided by four warms up.
+    pub duration: Duration,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct EchoResult {
+    /// Requests outstanding.
+    pub depth: usize,
+    /// Round trips per second.
+    pub rps: f64,
+    /// Round-trip times.
+    pub latency_ns: LatencySummary,
+}
+
+/// The baseline could not be measured.
+#[derive(Debug, Error)]
+pub enum EchoError {
+    /// A parameter is outside its range.
+    #[error("{what} is {given}; legal are 1 to {limit}")]
+    Range {
+        /// The parameter.
+        what: &'static str,
+        /// Its value.
+        given: usize,
+        /// The largest legal value.
+        limit: usize,
+    },
+    /// The server process or its socket failed.
+    #[error("the echo baseline failed: {0}")]
+    System(#[from] io::Error),
+}
+
+impl Echo {
+    /// Starts the server process, runs the loop from this thread, ends the server.
+    ///
+    /// # Errors
+    /// [`EchoError`]; no process is left either way.
+    pub fn measure(&self, clock: &Clock) -> Result<EchoResult, EchoError> {
+        let within = |what, given, limit| if (1..=limit).contains(&given) { Ok(()) } else { Err(EchoError::Range { what, given, limit }) };
+        within("the depth", self.depth, MAX_DEPTH)?;
+        within("the request size", self.request_bytes, MAX_MESSAGE_BYTES)?;
+        within("the reply size", self.reply_bytes, MAX_MESSAGE_BYTES)?;
+        let (socket, theirs) = sys::seqpacket_pair()?;
+        socket.set_read_timeout(Some(REPLY_TIMEOUT))?;
+        socket.set_write_timeout(Some(REPLY_TIMEOUT))?;
+        let role = RoleText::Echo { reply_bytes: self.reply_bytes }.encode();
+        let server = OwnChild::spawn(&role, &[], theirs, Stdio::null())?;
+        let result = self.run(socket, clock);
+        drop(server);
+        Ok(result?)
+    }
+
+    fn run(&self, mut socket: UnixStream, clock: &Clock) -> io::Result<EchoResult> {
+        let request = vec![0x5a; self.request_bytes];
+        let mut reply = vec![0; MAX_MESSAGE_BYTES];
+        // Replies come in order, so the oldest request's send time is at `turn`.
+        let mut sent_ns = vec![0; self.depth];
+        for sent in &mut sent_ns {
+            *sent = clock.now_ns();
+            socket.write_all(&request)?;
+        }
+        let mut latencies = LatencyHistogram::new();
+        let duration_ns = self.duration.as_nanos() as u64;
+        let start_ns = clock.now_ns() + duration_ns / 4;
+        let mut finished_ns = start_ns;
+        'measuring: loop {
+            for sent in &mut sent_ns {
+                if socket.read(&mut reply)? != self.reply_bytes {
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the echo server has gone"));
+                }
+                let now_ns = clock.now_ns();
+                if *sent >= start_ns {
+                    latencies.record(now_ns.saturating_sub(*sent));
+                    finished_ns = now_ns;
+                }
+                if now_ns >= start_ns + duration_ns {
+                    break 'measuring;
+                }
+                *sent = now_ns;
+                socket.write_all(&request)?;
+            }
+        }
+        let latency_ns = latencies.summary();
+        let elapsed_ns = finished_ns.saturating_sub(start_ns).max(1);
+        Ok(EchoResult { depth: self.depth, rps: latency_ns.count as f64 * 1e9 / elapsed_ns as f64, latency_ns })
+    }
+}
+
+/// The other process of the baseline.
+#[derive(Debug)]
+pub struct EchoServer {
+    socket: UnixStream,
+    reply_bytes: usize,
+}
+
+impl EchoServer {
+    pub(crate) const fn new(socket: UnixStream, reply_bytes: usize) -> Self {
+        Self { socket, reply_bytes }
+    }
+
+    /// Answers every request until the socket closes.
+    ///
+    /// # Errors
+    /// The socket's error.
+    pub fn serve(mut self) -> io::Result<()> {
+        let mut request = vec![0; MAX_MESSAGE_BYTES];
+        let reply = vec![0xa5; self.reply_bytes];
+        while self.socket.read(&mut request)? != 0 {
+            self.socket.write_all(&reply)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,94 @@
+//! The machine and the build, recorded in every result so that a number can be judged later.
+
+use std::ffi::CStr;
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+/// What a result was measured on. Anything the system does not tell is `unknown`, never left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Environment {
+    /// Kernel release and version.
+    pub kernel: String,
+    /// Machine type: `x86_64`, `aarch64`.
+    pub machine: String,
+    /// CPU model name.
+    pub cpu_model: String,
+    /// Cores online on the host.
+    pub cores_online: usize,
+    /// Memory of the host in bytes.
+    pub memory_bytes: u64,
+    /// Commit the binary was built from.
+    pub git_commit: String,
+    /// `release` or `debug`: a debug build's figures mean nothing.
+    pub build_profile: String,
+}
+
+impl Environment {
+    /// Reads it all; about 1 ms.
+    #[must_use]
+    pub fn detect() -> Self {
+        let (kernel, machine) = kernel();
+        Self {
+            kernel,
+            machine,
+            cpu_model: cpu_model().unwrap_or_else(unknown),
+            cores_online: usize::try_from(sysconf(libc::_SC_NPROCESSORS_ONLN)).unwrap_or(0),
+            memory_bytes: sysconf(libc::_SC_PHYS_PAGES) * sysconf(libc::_SC_PAGESIZE),
+            git_commit: option_env!("HARNESS_GIT_COMMIT").map_or_else(unknown, str::to_owned),
+            build_profile: if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned(),
+        }
+    }
+}
+
+/// Most memory this process ever had resident, in bytes; 0 where the kernel does not say.
+#[must_use]
+pub fn peak_rss_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+fn unknown() -> String {
+    "unknown".to_owned()
+}
+
+fn sysconf(name: libc::c_int) -> u64 {
+    // SAFETY: sysconf takes any name and only returns a number.
+    u64::try_from(unsafe { libc::sysconf(name) }).unwrap_or(0)
+}
+
+fn kernel() -> (String, String) {
+    // SAFETY: utsname is plain character arrays, for which all zeros is a valid value.
+    let mut names: libc::utsname = unsafe { std::mem::zeroed() };
+    // SAFETY: `names` is live and writable.
+    if unsafe { libc::uname(&raw mut names) } != 0 {
+        return (unknown(), unknown());
+    }
+    let text = |field: &[libc::c_char]| {
+        // SAFETY: c_char and u8 have one size; the bytes are initialised and live as long as `field`.
+        let bytes = unsafe { std::slice::from_raw_parts(field.as_ptr().cast::<u8>(), field.len()) };
+        CStr::from_bytes_until_nul(bytes).map_or_else(|_| unknown(), |text| text.to_string_lossy().into_owned())
+    };
+    (format!("{} {} {}", text(&names.sysname), text(&names.release), text(&names.version)), text(&names.machine))
+}
+
+fn cpu_model() -> Option<String> {
+    let info = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with("model name") || line.starts_with("CPU part"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_is_described() {
+        let environment = Environment::detect();
+        assert!(environment.kernel.starts_with("Linux "), "{environment:?}");
+        assert!(environment.cores_online > 0 && environment.memory_bytes > 1 << 20, "{environment:?}");
+        assert_eq!(environment.machine, std::env::consts::ARCH);
+        assert!(peak_rss_bytes() > 1 << 16);
+    }
+}

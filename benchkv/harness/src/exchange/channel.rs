@@ -1,0 +1,90 @@
+//! Frames over a stream socket that never blocks: neither a stopped launcher nor a stopped rank can hang the other.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use super::frame::{Frame, FrameError};
+
+/// Bytes taken from the socket per [`Channel::pull`]; the next poll brings the rest.
+const PULL_BYTES: usize = 64 << 10;
+
+/// One end of the connection.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    stream: UnixStream,
+    inbound: Vec<u8>,
+    outbound: Vec<u8>,
+    sent: usize,
+    closed: bool,
+}
+
+impl Channel {
+    pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, inbound: Vec::new(), outbound: Vec::new(), sent: 0, closed: false })
+    }
+
+    /// The peer closed its end, and everything it sent has been pulled.
+    pub(crate) const fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// What to poll for.
+    pub(crate) fn events(&self) -> libc::c_short {
+        let out = if self.sent < self.outbound.len() { libc::POLLOUT } else { 0 };
+        libc::POLLIN | out
+    }
+
+    /// Queues a frame and sends what the socket takes now.
+    pub(crate) fn send(&mut self, frame: &Frame) -> io::Result<()> {
+        self.outbound.extend(frame.encode());
+        self.push()
+    }
+
+    /// Sends more of what is queued. A peer that has gone takes nothing more, which is for [`pull`](Self::pull) to find.
+    pub(crate) fn push(&mut self) -> io::Result<()> {
+        while let Some(rest @ [_, ..]) = self.outbound.get(self.sent..) {
+            match self.stream.write(rest) {
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        self.outbound.clear();
+        self.sent = 0;
+        Ok(())
+    }
+
+    /// Receives what is there, at most [`PULL_BYTES`].
+    pub(crate) fn pull(&mut self) -> io::Result<()> {
+        let before = self.inbound.len();
+        self.inbound.resize(before + PULL_BYTES, 0);
+        let outcome = self.stream.read(self.inbound.get_mut(before..).unwrap_or_default());
+        self.inbound.truncate(before + outcome.as_ref().map_or(0, |count| *count));
+        match outcome {
+            Ok(count) => self.closed = count == 0,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => self.closed = true,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// The next whole frame that has been pulled.
+    pub(crate) fn next(&mut self) -> Result<Option<Frame>, FrameError> {
+        let Some((frame, length)) = Frame::decode(&self.inbound)? else {
+            return Ok(None);
+        };
+        self.inbound.drain(..length);
+        Ok(Some(frame))
+    }
+}
+
+impl AsRawFd for Channel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.stream.as_raw_fd()
+    }
+}

@@ -1,0 +1,101 @@
+//! What ranks tell each other outside the measured path.
+//!
+//! [`Exchange`] is the one seam: here it is a Unix socket to the launcher ([`SocketExchange`]); an MPI implementation fits behind the
+//! same trait. In data-flow order: `frame` (the bytes), `channel` (frames over a socket that never blocks), `socket` (a rank's
+//! end). The launcher's end is [`crate::launcher`].
+
+pub(crate) mod channel;
+pub(crate) mod frame;
+mod socket;
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+pub use frame::MAX_PART_BYTES;
+pub use socket::SocketExchange;
+
+/// Collective operations over all ranks of a job. Every rank calls the same operations in the same order.
+///
+/// Every wait takes `give_up`, which is asked some hundred times per second: a rank that finds out by itself that the job is over does not wait
+/// for the news to come this way. After an error the job is over: later calls return the same error.
+pub trait Exchange {
+    /// This process's rank, below [`size`](Self::size).
+    fn rank(&self) -> usize;
+
+    /// The number of ranks.
+    fn size(&self) -> usize;
+
+    /// Gives `part` to every rank and returns the parts of all, by rank.
+    ///
+    /// # Errors
+    /// [`ExchangeError::Missing`] names the ranks that had not called within `within` of the first that did; the other variants say who died.
+    fn all_gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError>;
+
+    /// Sleeps for `time`, or until it is known that the job is over.
+    ///
+    /// # Errors
+    /// Why the job is over.
+    fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError>;
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// Those of [`all_gather`](Self::all_gather).
+    fn barrier(&mut self, within: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
+        self.all_gather(&[], within, give_up).map(drop)
+    }
+}
+
+/// The ranks can no longer act together.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ExchangeError {
+    /// Another rank ended.
+    #[error("rank {rank} {how}")]
+    RankDied {
+        /// The rank that ended first.
+        rank: usize,
+        /// In words: its exit status or signal.
+        how: String,
+    },
+    /// Some ranks did not arrive in time.
+    #[error("no sign of rank {} within {within:?} of the first rank's arrival; look for its message, or whether it is stopped", rank_list(.ranks))]
+    Missing {
+        /// The ranks that had not arrived.
+        ranks: Vec<usize>,
+        /// How long the others waited.
+        within: Duration,
+    },
+    /// The launcher neither completed the operation nor said why not.
+    #[error("the launcher has not answered for {within:?}; it is stopped or overloaded")]
+    NoAnswer {
+        /// How long this rank waited.
+        within: Duration,
+    },
+    /// The launcher ended.
+    #[error("the launcher has ended, and the job with it")]
+    LauncherGone,
+    /// This rank's own `give_up` ended the wait.
+    #[error("this rank gave up")]
+    GivenUp,
+    /// The user asked for the end.
+    #[error("interrupted")]
+    Interrupted,
+    /// The part is larger than the exchange carries.
+    #[error("a part of {bytes} bytes exceeds the {MAX_PART_BYTES} bytes an exchange carries")]
+    TooLarge {
+        /// Bytes of the refused part.
+        bytes: usize,
+    },
+    /// The other end of the socket sent what this version does not send.
+    #[error("the launcher's socket carries something else: {0}")]
+    Protocol(String),
+    /// The socket failed.
+    #[error("the launcher's socket failed: {0}")]
+    Socket(String),
+}
+
+/// Ranks for a message: `0, 2`.
+pub(crate) fn rank_list(ranks: &[usize]) -> String {
+    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,119 @@
+//! A rank's end of the exchange through the launcher.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use super::channel::Channel;
+use super::frame::{Frame, MAX_PART_BYTES};
+use super::{Exchange, ExchangeError};
+use crate::sys;
+
+/// How much longer than the round itself a rank waits for the launcher to say which rank is missing.
+const ANSWER_GRACE: Duration = Duration::from_secs(2);
+
+/// How often a waiting rank asks whether to give up.
+const GIVE_UP_INTERVAL: Duration = Duration::from_millis(10);
+
+/// [`Exchange`] over the socket that the launcher handed to this process.
+#[derive(Debug)]
+pub struct SocketExchange {
+    channel: Channel,
+    rank: usize,
+    size: usize,
+    round: u32,
+    /// Why the job is over, once it is.
+    over: Option<ExchangeError>,
+}
+
+impl SocketExchange {
+    pub(crate) fn new(socket: UnixStream, rank: usize, size: usize) -> io::Result<Self> {
+        Ok(Self { channel: Channel::new(socket)?, rank, size, round: 0, over: None })
+    }
+
+    /// Waits up to `time` for one frame. `Ok(None)`: none came.
+    fn receive(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<Option<Frame>, ExchangeError> {
+        let end = Instant::now() + time;
+        loop {
+            if let Some(frame) = self.channel.next().map_err(|error| ExchangeError::Protocol(error.to_string()))? {
+                return Ok(Some(frame));
+            }
+            if self.channel.is_closed() {
+                return Err(ExchangeError::LauncherGone);
+            }
+            if give_up() {
+                return Err(ExchangeError::GivenUp);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            let mut fds = [sys::interest(&self.channel, self.channel.events())];
+            sys::poll(&mut fds, left.min(GIVE_UP_INTERVAL)).map_err(socket_failed)?;
+            if fds[0].revents == 0 {
+                if left.is_zero() {
+                    return Ok(None);
+                }
+                continue;
+            }
+            self.channel.push().map_err(socket_failed)?;
+            self.channel.pull().map_err(socket_failed)?;
+        }
+    }
+
+    fn gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        if part.len() > MAX_PART_BYTES {
+            return Err(ExchangeError::TooLarge { bytes: part.len() });
+        }
+        let within_ms = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
+        self.round += 1;
+        let mine = Frame::Part { round: self.round, within_ms, part: part.to_vec() };
+        self.channel.send(&mine).map_err(socket_failed)?;
+        match self.receive(within + ANSWER_GRACE, give_up)? {
+            Some(Frame::Gathered { round, parts }) if round == self.round && parts.len() == self.size => Ok(parts),
+            Some(frame) => Err(end_of_job(frame)),
+            None => Err(ExchangeError::NoAnswer { within: within + ANSWER_GRACE }),
+        }
+    }
+
+    /// Runs one operation, unless the job is over; remembers why it ended.
+    fn attempt<T>(&mut self, operation: impl FnOnce(&mut Self) -> Result<T, ExchangeError>) -> Result<T, ExchangeError> {
+        if let Some(reason) = &self.over {
+            return Err(reason.clone());
+        }
+        operation(self).inspect_err(|error| self.over = Some(error.clone()))
+    }
+}
+
+impl Exchange for SocketExchange {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn all_gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        self.attempt(|exchange| exchange.gather(part, within, give_up))
+    }
+
+    fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
+        self.attempt(|exchange| exchange.receive(time, give_up)?.map_or(Ok(()), |frame| Err(end_of_job(frame))))
+    }
+}
+
+/// What a frame other than the expected answer means.
+fn end_of_job(frame: Frame) -> ExchangeError {
+    match frame {
+        Frame::Died { rank, how } => ExchangeError::RankDied { rank: rank as usize, how },
+        Frame::Missing { within_ms, ranks, .. } => ExchangeError::Missing {
+            ranks: ranks.into_iter().map(|rank| rank as usize).collect(),
+            within: Duration::from_millis(within_ms.into()),
+        },
+        Frame::Interrupted => ExchangeError::Interrupted,
+        Frame::Gathered { round, parts } => ExchangeError::Protocol(format!("{} parts for round {round}", parts.len())),
+        Frame::Part { .. } => ExchangeError::Protocol("a frame that only ranks send".to_owned()),
+    }
+}
+
+fn socket_failed(error: io::Error) -> ExchangeError {
+    ExchangeError::Socket(error.to_string())
+}

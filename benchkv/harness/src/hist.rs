@@ -1,0 +1,184 @@
+//! Latency histograms: recorded per thread without allocation, serialised, merged over ranks.
+
+use hdrhistogram::Histogram;
+use hdrhistogram::serialization::{Deserializer, Serializer, V2Serializer};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Largest latency told apart; anything longer is counted as this.
+pub const MAX_NS: u64 = 60_000_000_000;
+
+/// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all of it allocated by [`new`](Self::new).
+#[derive(Debug, Clone)]
+pub struct LatencyHistogram(Histogram<u64>);
+
+/// The figures of a histogram that go into a result, in nanoseconds. All are 0 when `count` is 0.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct LatencySummary {
+    /// Values recorded.
+    pub count: u64,
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: u64,
+    /// 99th percentile.
+    pub p99: u64,
+    /// 99.9th percentile.
+    pub p999: u64,
+    /// Largest value.
+    pub max: u64,
+}
+
+/// A histogram could not be made from bytes or brought to bytes.
+#[derive(Debug, Error)]
+pub enum HistogramError {
+    /// Bytes that another rank sent are not a histogram.
+    #[error("the bytes are not a V2 HdrHistogram: {0}")]
+    Malformed(String),
+    /// The histogram could not be serialised.
+    #[error("the histogram could not be serialised: {0}")]
+    Unserialisable(String),
+    /// The other histogram holds values this one cannot count.
+    #[error("the other histogram covers a range this one does not (1 ns to {MAX_NS} ns)")]
+    Range,
+}
+
+impl LatencyHistogram {
+    /// An empty histogram.
+    #[must_use]
+    pub fn new() -> Self {
+        let histogram = Histogram::new_with_bounds(1, MAX_NS, 3);
+        // The bounds are constants inside the documented range; a one-value histogram would only lose precision.
+        Self(histogram.unwrap_or_else(|_| unreachable!("constant histogram bounds are valid")))
+    }
+
+    /// Counts one latency. Zero counts as 1 ns, more than [`MAX_NS`] as `MAX_NS`.
+    #[inline]
+    pub fn record(&mut self, latency_ns: u64) {
+        self.0.saturating_record(latency_ns);
+    }
+
+    /// Values recorded.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// Adds all values of `other`.
+    ///
+    /// # Errors
+    /// [`HistogramError::Range`] when `other` came from bytes with a larger range.
+    pub fn merge(&mut self, other: &Self) -> Result<(), HistogramError> {
+        self.0.add(&other.0).map_err(|_| HistogramError::Range)
+    }
+
+    /// Mean, percentiles and maximum.
+    #[must_use]
+    pub fn summary(&self) -> LatencySummary {
+        if self.0.is_empty() {
+            return LatencySummary::default();
+        }
+        LatencySummary {
+            count: self.0.len(),
+            mean: self.0.mean(),
+            p50: self.0.value_at_quantile(0.5),
+            p99: self.0.value_at_quantile(0.99),
+            p999: self.0.value_at_quantile(0.999),
+            max: self.0.max(),
+        }
+    }
+
+    /// The HdrHistogram V2 encoding: runs of empty buckets take a byte or two.
+    ///
+    /// # Errors
+    /// [`HistogramError::Unserialisable`] with the encoder's reason.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, HistogramError> {
+        let mut bytes = Vec::new();
+        V2Serializer::new().serialize(&self.0, &mut bytes).map_err(|error| HistogramError::Unserialisable(error.to_string()))?;
+        Ok(bytes)
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    ///
+    /// # Errors
+    /// [`HistogramError::Malformed`] for any other bytes.
+    pub fn from_bytes(mut bytes: &[u8]) -> Result<Self, HistogramError> {
+        Deserializer::new().deserialize(&mut bytes).map(Self).map_err(|error| HistogramError::Malformed(error.to_string()))
+    }
+}
+
+/// As text a histogram is the hexadecimal form of [`to_bytes`](LatencyHistogram::to_bytes).
+impl Serialize for LatencyHistogram {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let bytes = self.to_bytes().map_err(serde::ser::Error::custom)?;
+        serializer.serialize_str(&bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+    }
+}
+
+impl<'de> Deserialize<'de> for LatencyHistogram {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let pairs = text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
+        let bytes = pairs.collect::<Option<Vec<u8>>>().ok_or_else(|| serde::de::Error::custom("not hexadecimal"))?;
+        Self::from_bytes(&bytes).map_err(serde::de::Error::custom)
+    }
+}
+
+impl Default for LatencyHistogram {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_those_of_the_values() {
+        let mut histogram = LatencyHistogram::new();
+        (1..=1000).for_each(|value| histogram.record(value));
+        let summary = histogram.summary();
+        assert_eq!((summary.count, summary.p50, summary.p99, summary.p999, summary.max), (1000, 500, 990, 999, 1000));
+        assert!((summary.mean - 500.5).abs() < 0.01);
+    }
+
+    #[test]
+    fn empty_histogram_summarises_to_zeros() {
+        assert_eq!(LatencyHistogram::new().summary(), LatencySummary::default());
+    }
+
+    #[test]
+    fn out_of_range_values_are_counted_not_lost() {
+        let mut histogram = LatencyHistogram::new();
+        histogram.record(0);
+        histogram.record(u64::MAX);
+        let summary = histogram.summary();
+        assert_eq!(summary.count, 2);
+        assert!(summary.max >= MAX_NS && summary.max < MAX_NS + MAX_NS / 500);
+    }
+
+    #[test]
+    fn merging_serialised_halves_equals_the_whole() {
+        let (mut whole, mut even, mut odd) = (LatencyHistogram::new(), LatencyHistogram::new(), LatencyHistogram::new());
+        for value in (1..200_000).step_by(37) {
+            whole.record(value);
+            if value % 2 == 0 { even.record(value) } else { odd.record(value) }
+        }
+        let mut merged = LatencyHistogram::new();
+        for half in [&even, &odd] {
+            let text = serde_json::to_string(half).unwrap();
+            merged.merge(&serde_json::from_str(&text).unwrap()).unwrap();
+        }
+        assert_eq!(merged.summary(), whole.summary());
+    }
+
+    #[test]
+    fn garbage_is_not_a_histogram() {
+        let good = LatencyHistogram::new().to_bytes().unwrap();
+        assert!(LatencyHistogram::from_bytes(&[]).is_err());
+        assert!(LatencyHistogram::from_bytes(&[0xa5; 64]).is_err());
+        assert!(LatencyHistogram::from_bytes(&good[..good.len() / 2]).is_err());
+        assert!(serde_json::from_str::<LatencyHistogram>("\"5g\"").is_err());
+    }
+}

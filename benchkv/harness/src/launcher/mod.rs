@@ -1,0 +1,307 @@
+//! Starts the ranks of a job on this host and stays with them to the end.
+//!
+//! The launcher is no rank. Its ranks are its direct children, run the same executable with the same arguments, and have a socket to
+//! the launcher as standard input; nothing with a name is created. It relays their exchange (`relay`), and when one of them ends badly it tells
+//! the others which and how, gives them a grace period to end by themselves, then kills what is left. If the launcher is killed, the
+//! kernel kills the ranks.
+//!
+//! Only rank 0 has the launcher's standard output; that of the other ranks goes to standard error.
+
+mod relay;
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::time::Duration;
+
+use thiserror::Error;
+
+pub use crate::child::Ended;
+use crate::child::OwnChild;
+use crate::clock::Clock;
+use crate::exchange::channel::Channel;
+use crate::exchange::frame::{Frame, MAX_RANKS};
+use crate::exchange::rank_list;
+use crate::role::RoleText;
+use crate::sys::{self, EndSignals};
+use relay::Relay;
+
+/// A job to start.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    /// Ranks to start, 1 to [`Launch::MAX_RANKS`].
+    pub ranks: usize,
+    /// Arguments of every rank, without the program's name.
+    pub args: Vec<OsString>,
+    /// The job is ended when it takes longer than this.
+    pub time_limit: Duration,
+    /// How long ranks may take to end by themselves after one has failed or the user has interrupted.
+    pub grace: Duration,
+}
+
+/// The job did not end well. By the time this is returned no rank is left.
+#[derive(Debug, Error)]
+pub enum LaunchError {
+    /// The number of ranks is outside what the launcher handles.
+    #[error("{ranks} ranks asked for; legal are 1 to {MAX_RANKS}")]
+    Ranks {
+        /// The number asked for.
+        ranks: usize,
+    },
+    /// A rank could not be started.
+    #[error("rank {rank} could not be started: {source}")]
+    Start {
+        /// The rank.
+        rank: usize,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A rank ended with a failure; it was the first.
+    #[error("rank {rank} {how}")]
+    RankFailed {
+        /// The rank that failed first.
+        rank: usize,
+        /// How it ended.
+        how: Ended,
+    },
+    /// A rank ended, with status 0, while the others were waiting for it.
+    #[error("rank {rank} ended before the others")]
+    EndedEarly {
+        /// The rank.
+        rank: usize,
+    },
+    /// Some ranks did not take part in an exchange in time.
+    #[error("no sign of rank {} within {within:?}: stopped, or stuck", rank_list(.ranks))]
+    Missing {
+        /// The ranks.
+        ranks: Vec<usize>,
+        /// How long the others waited.
+        within: Duration,
+    },
+    /// A rank sent bytes that are not the exchange protocol.
+    #[error("rank {rank} broke the exchange protocol: it {what}")]
+    Protocol {
+        /// The rank.
+        rank: usize,
+        /// What it did.
+        what: String,
+    },
+    /// The job took too long.
+    #[error("the job did not end within {limit:?}; rank {} had not finished", rank_list(.running))]
+    TimeLimit {
+        /// The limit.
+        limit: Duration,
+        /// Ranks that were still running.
+        running: Vec<usize>,
+    },
+    /// A signal asked the launcher to end.
+    #[error("interrupted by signal {signal} ({})", sys::signal_name(*.signal))]
+    Interrupted {
+        /// SIGINT, SIGTERM or SIGHUP.
+        signal: i32,
+    },
+    /// A system call of the launcher itself failed.
+    #[error("the launcher failed: {0}")]
+    System(#[from] io::Error),
+}
+
+impl LaunchError {
+    /// Exit status for the launcher: 128 + signal when interrupted, as shells report it; a rank's own status where it chose one; else 1.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(1),
+            Self::RankFailed { how: Ended::Code(code), .. } => u8::try_from(*code).unwrap_or(1),
+            _ => 1,
+        }
+    }
+}
+
+impl Launch {
+    /// Most ranks of one job.
+    pub const MAX_RANKS: usize = MAX_RANKS;
+
+    /// Runs the job. Blocks until all ranks have ended and are reaped; call it from the main thread, before any other exists (it takes
+    /// SIGINT, SIGTERM and SIGHUP for its duration).
+    ///
+    /// # Errors
+    /// The first thing that went wrong, as [`LaunchError`].
+    pub fn run(&self) -> Result<(), LaunchError> {
+        if !(1..=MAX_RANKS).contains(&self.ranks) {
+            return Err(LaunchError::Ranks { ranks: self.ranks });
+        }
+        let signals = EndSignals::take()?;
+        let ranks = (0..self.ranks).map(|rank| RankProcess::start(rank, self)).collect::<Result<Vec<_>, _>>()?;
+        let clock = Clock::monotonic();
+        let limit_ns = clock.now_ns().saturating_add(as_ns(self.time_limit));
+        let mut job = Job { ranks, relay: Relay::new(self.ranks), signals, clock, grace: self.grace, failure: None, kill_at_ns: None };
+        while job.is_running() {
+            job.wait(limit_ns)?;
+            job.take_signals();
+            job.relay_frames()?;
+            job.reap()?;
+            job.keep_time(limit_ns, self.time_limit);
+        }
+        job.failure.map_or(Ok(()), Err)
+    }
+}
+
+/// One child. Dropping it kills the process.
+struct RankProcess {
+    child: OwnChild,
+    channel: Channel,
+    ended: Option<Ended>,
+}
+
+impl RankProcess {
+    fn start(rank: usize, launch: &Launch) -> Result<Self, LaunchError> {
+        let failed = |source| LaunchError::Start { rank, source };
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let stdout = match rank {
+            0 => Stdio::inherit(),
+            _ => Stdio::from(io::stderr().as_fd().try_clone_to_owned().map_err(failed)?),
+        };
+        let role = RoleText::Rank { rank, size: launch.ranks }.encode();
+        let child = OwnChild::spawn(&role, &launch.args, theirs, stdout).map_err(failed)?;
+        Ok(Self { child, channel: Channel::new(ours).map_err(failed)?, ended: None })
+    }
+}
+
+struct Job {
+    ranks: Vec<RankProcess>,
+    relay: Relay,
+    signals: EndSignals,
+    clock: Clock,
+    grace: Duration,
+    /// The first thing that went wrong.
+    failure: Option<LaunchError>,
+    /// When the ranks still running are killed; set together with `failure`.
+    kill_at_ns: Option<u64>,
+}
+
+impl Job {
+    fn is_running(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.ended.is_none())
+    }
+
+    /// Sleeps until a rank, a signal or a deadline needs attention.
+    fn wait(&self, limit_ns: u64) -> io::Result<()> {
+        let next_ns = [self.kill_at_ns, self.relay.deadline_ns()].into_iter().flatten().fold(limit_ns, u64::min);
+        let mut fds = vec![sys::interest(&self.signals, libc::POLLIN)];
+        for rank in self.ranks.iter().filter(|rank| rank.ended.is_none()) {
+            fds.push(sys::interest(&rank.child, libc::POLLIN));
+            // A closed socket is always ready; what follows it is the end of the process.
+            if !rank.channel.is_closed() {
+                fds.push(sys::interest(&rank.channel, rank.channel.events()));
+            }
+        }
+        sys::poll(&mut fds, Duration::from_nanos(next_ns.saturating_sub(self.clock.now_ns())))
+    }
+
+    fn take_signals(&mut self) {
+        while let Some(signal) = self.signals.next() {
+            if self.failure.is_some() {
+                // The user asks again: no more grace.
+                self.kill_at_ns = Some(0);
+            }
+            self.fail(LaunchError::Interrupted { signal }, Frame::Interrupted);
+        }
+    }
+
+    fn relay_frames(&mut self) -> io::Result<()> {
+        let now_ns = self.clock.now_ns();
+        for rank in 0..self.ranks.len() {
+            let Some(process) = self.ranks.get_mut(rank) else { break };
+            process.channel.push()?;
+            process.channel.pull()?;
+            loop {
+                let next = self.ranks.get_mut(rank).map_or(Ok(None), |process| process.channel.next());
+                let answer = match next {
+                    Ok(None) => break,
+                    Ok(Some(frame)) => self.relay.arrived(rank, frame, now_ns),
+                    Err(error) => Err(format!("sent {error}")),
+                };
+                match answer {
+                    Ok(None) => {}
+                    Ok(Some(frame)) => self.broadcast(&frame)?,
+                    Err(what) => {
+                        let died = Frame::Died { rank: rank as u32, how: format!("broke the exchange protocol: it {what}") };
+                        self.fail(LaunchError::Protocol { rank, what }, died);
+                        self.kill(rank);
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes which ranks have ended. Of several found at once a killed one is the cause: the others may have ended because of it.
+    fn reap(&mut self) -> io::Result<()> {
+        let mut ended = Vec::new();
+        for (rank, process) in self.ranks.iter_mut().enumerate().filter(|(_, process)| process.ended.is_none()) {
+            if let Some(how) = process.child.ended()? {
+                process.ended = Some(how);
+                ended.push((rank, how));
+            }
+        }
+        ended.sort_by_key(|(_, how)| !matches!(how, Ended::Signal(_)));
+        for (rank, how) in ended.into_iter().filter(|(_, how)| !how.is_success()) {
+            let died = Frame::Died { rank: rank as u32, how: how.to_string() };
+            self.fail(LaunchError::RankFailed { rank, how }, died);
+        }
+        let has_ended = |rank: &usize| self.ranks.get(*rank).is_some_and(|process| process.ended.is_some());
+        let missed = self.relay.waited_for().find(has_ended);
+        if let Some(rank) = missed {
+            let died = Frame::Died { rank: rank as u32, how: "ended before the others".to_owned() };
+            self.fail(LaunchError::EndedEarly { rank }, died);
+        }
+        Ok(())
+    }
+
+    /// Acts on whatever time has run out.
+    fn keep_time(&mut self, limit_ns: u64, limit: Duration) {
+        let now_ns = self.clock.now_ns();
+        if let Some(frame) = self.relay.expire(now_ns) {
+            if let Frame::Missing { within_ms, ranks, .. } = &frame {
+                let ranks = ranks.iter().map(|rank| *rank as usize).collect();
+                self.fail(LaunchError::Missing { ranks, within: Duration::from_millis((*within_ms).into()) }, frame.clone());
+            }
+        }
+        if now_ns >= limit_ns && self.failure.is_none() {
+            let running =
+                (0..self.ranks.len()).filter(|rank| self.ranks.get(*rank).is_some_and(|process| process.ended.is_none())).collect();
+            self.fail(LaunchError::TimeLimit { limit, running }, Frame::Interrupted);
+        }
+        if self.kill_at_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+            (0..self.ranks.len()).for_each(|rank| self.kill(rank));
+        }
+    }
+
+    /// Records the first failure, tells every rank, and starts the grace period. Later failures follow from the first.
+    fn fail(&mut self, failure: LaunchError, news: Frame) {
+        if self.failure.is_some() {
+            return;
+        }
+        self.failure = Some(failure);
+        self.kill_at_ns = Some(self.clock.now_ns().saturating_add(as_ns(self.grace)));
+        // A socket that fails belongs to a rank about to be killed.
+        let _ = self.broadcast(&news);
+    }
+
+    fn broadcast(&mut self, frame: &Frame) -> io::Result<()> {
+        self.ranks.iter_mut().filter(|rank| rank.ended.is_none()).try_for_each(|rank| rank.channel.send(frame))
+    }
+
+    fn kill(&mut self, rank: usize) {
+        if let Some(process) = self.ranks.get_mut(rank).filter(|process| process.ended.is_none()) {
+            process.child.kill();
+        }
+    }
+}
+
+fn as_ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

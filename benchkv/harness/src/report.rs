@@ -1,0 +1,252 @@
+//! The two forms of a result: a table for people, one JSON document for programs.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::Serialize;
+use thiserror::Error;
+
+/// Columns aligned under a header: the first to the left, the others to the right.
+#[derive(Debug, Clone, Default)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table whose first row is `header`.
+    #[must_use]
+    pub fn new<S: Into<String>>(header: impl IntoIterator<Item = S>) -> Self {
+        let mut table = Self::default();
+        table.row(header);
+        table
+    }
+
+    /// Appends a row. Rows may differ in length.
+    pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
+        self.rows.push(cells.into_iter().map(Into::into).collect());
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width_of = |column: usize| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+        let widths: Vec<usize> = (0..columns).map(|column| width_of(column).unwrap_or(0)).collect();
+        for row in &self.rows {
+            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                match column {
+                    0 => write!(f, "{cell:<width$}")?,
+                    _ => write!(f, "  {cell:>width$}")?,
+                }
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// Operations per second with a unit a person reads at a glance.
+#[must_use]
+pub fn rate(per_second: f64) -> String {
+    match per_second {
+        r if r >= 1e6 => format!("{:.2} M/s", r / 1e6),
+        r if r >= 1e3 => format!("{:.1} k/s", r / 1e3),
+        r => format!("{r:.0} /s"),
+    }
+}
+
+/// Nanoseconds with a unit a person reads at a glance.
+#[must_use]
+pub fn nanos(ns: f64) -> String {
+    match ns {
+        t if t >= 1e9 => format!("{:.2} s", t / 1e9),
+        t if t >= 1e6 => format!("{:.2} ms", t / 1e6),
+        t if t >= 1e3 => format!("{:.2} us", t / 1e3),
+        t => format!("{t:.0} ns"),
+    }
+}
+
+/// Bytes with a binary unit.
+#[must_use]
+pub fn bytes(count: u64) -> String {
+    match count {
+        b if b >= 1 << 30 => format!("{:.1} GiB", b as f64 / (1u64 << 30) as f64),
+        b if b >= 1 << 20 => format!("{:.1} MiB", b as f64 / (1u64 << 20) as f64),
+        b if b >= 1 << 10 => format!("{:.1} KiB", b as f64 / 1024.0),
+        b => format!("{b} B"),
+    }
+}
+
+/// A number of things: `1 daemon`, `2 daemons`.
+#[must_use]
+pub fn plural(count: usize, noun: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{ending}")
+}
+
+/// Where the JSON document goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum JsonSink {
+    /// Standard output, which then carries nothing else.
+    Stdout,
+    /// A file. A regular one is replaced as a whole when the document is complete; anything else (a pipe, `/dev/null`) is written to.
+    File(PathBuf),
+}
+
+/// The JSON document cannot be written.
+#[derive(Debug, Error)]
+pub enum JsonError {
+    /// The destination refused.
+    #[error("the JSON result cannot be written to {}: {source}; name a file in a directory you may write to, or -", place.display())]
+    Write {
+        /// The destination.
+        place: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The value has no JSON form.
+    #[error("the result has no JSON form: {0}")]
+    Encode(#[from] serde_json::Error),
+}
+
+impl FromStr for JsonSink {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(if text == "-" { Self::Stdout } else { Self::File(PathBuf::from(text)) })
+    }
+}
+
+impl JsonSink {
+    /// Finds out before a long run whether the result can be written at its end. Changes nothing.
+    ///
+    /// # Errors
+    /// [`JsonError::Write`] with the system's reason.
+    pub fn check(&self) -> Result<(), JsonError> {
+        let Self::File(path) = self else { return Ok(()) };
+        let probed = if is_replaceable(path) {
+            let partial = partial_name(path);
+            create_new(&partial).and_then(|_| fs::remove_file(&partial))
+        } else {
+            OpenOptions::new().write(true).open(path).map(drop)
+        };
+        probed.map_err(|source| self.failed(source))
+    }
+
+    /// Writes `value` and a newline.
+    ///
+    /// # Errors
+    /// The destination's reason; a partly written file is not left behind.
+    pub fn write(&self, value: &impl Serialize) -> Result<(), JsonError> {
+        let mut text = serde_json::to_vec_pretty(value)?;
+        text.push(b'\n');
+        let written = match self {
+            Self::Stdout => {
+                let mut out = io::stdout().lock();
+                out.write_all(&text).and_then(|()| out.flush())
+            }
+            Self::File(path) if is_replaceable(path) => replace(path, &text),
+            Self::File(path) => OpenOptions::new().write(true).truncate(true).open(path).and_then(|mut file| file.write_all(&text)),
+        };
+        written.map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: io::Error) -> JsonError {
+        let place = match self {
+            Self::Stdout => PathBuf::from("standard output"),
+            Self::File(path) => path.clone(),
+        };
+        JsonError::Write { place, source }
+    }
+}
+
+/// Whether `path` is absent or a regular file, so that a new file may take its name. A symbolic link counts as what it points to and
+/// is written through, not replaced.
+fn is_replaceable(path: &Path) -> bool {
+    match fs::symlink_metadata(path) {
+        Ok(found) => found.is_file(),
+        Err(_) => true,
+    }
+}
+
+fn partial_name(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.partial", std::process::id()));
+    path.with_file_name(name)
+}
+
+fn create_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).open(path)
+}
+
+fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    let partial = partial_name(path);
+    let outcome = create_new(&partial).and_then(|mut file| file.write_all(text)).and_then(|()| fs::rename(&partial, path));
+    if outcome.is_err() {
+        // The first error is the one to report; the leftover may not even exist.
+        let _ = fs::remove_file(&partial);
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("harness-report-{}-{name}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(["rank", "ops", "p50"]);
+        table.row(["0", "1234567", "4"]);
+        table.row(["all", "9"]);
+        assert_eq!(table.to_string(), "rank      ops  p50\n0     1234567    4\nall         9\n");
+    }
+
+    #[test]
+    fn units_change_at_their_borders() {
+        assert_eq!((rate(999.0), rate(1e3), rate(4.76e6)), ("999 /s".into(), "1.0 k/s".into(), "4.76 M/s".into()));
+        assert_eq!((nanos(999.0), nanos(1e3), nanos(2.5e6)), ("999 ns".into(), "1.00 us".into(), "2.50 ms".into()));
+        assert_eq!((plural(1, "rank"), plural(2, "rank")), ("1 rank".into(), "2 ranks".into()));
+        assert_eq!((bytes(1023), bytes(1024), bytes(1 << 20)), ("1023 B".into(), "1.0 KiB".into(), "1.0 MiB".into()));
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_nothing_else_is_left() {
+        let dir = scratch("replace");
+        let path = dir.join("result.json");
+        let sink: JsonSink = path.to_str().unwrap().parse().unwrap();
+        for value in [vec![1, 2, 3], vec![4]] {
+            sink.check().unwrap();
+            sink.write(&value).unwrap();
+            assert_eq!(serde_json::from_slice::<Vec<i32>>(&fs::read(&path).unwrap()).unwrap(), value);
+        }
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_found_before_the_run() {
+        let dir = scratch("refuse");
+        for place in [dir.join("missing/result.json"), dir.clone()] {
+            let message = JsonSink::File(place.clone()).check().unwrap_err().to_string();
+            assert!(message.contains(place.to_str().unwrap()), "{message}");
+        }
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_device_is_written_to_not_replaced() {
+        let sink = JsonSink::File(PathBuf::from("/dev/null"));
+        sink.check().unwrap();
+        sink.write(&1).unwrap();
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+}

@@ -1,0 +1,143 @@
+//! What this process is. The launcher runs the same executable again for its ranks and for the echo server; the first thing a binary
+//! does is to ask for its [`role`].
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use thiserror::Error;
+
+use crate::child::ROLE_VARIABLE;
+use crate::echo::EchoServer;
+use crate::exchange::SocketExchange;
+
+/// The role of this process.
+#[derive(Debug)]
+pub enum Role {
+    /// Started by a user: starts the ranks.
+    Launcher,
+    /// One rank of a job, with its way to the others.
+    Rank(SocketExchange),
+    /// The peer of the baseline: serves until its socket closes.
+    Echo(EchoServer),
+}
+
+/// The process was told a role it cannot take.
+#[derive(Debug, Error)]
+pub enum RoleError {
+    /// The variable has a value no launcher writes.
+    #[error("{ROLE_VARIABLE}={value:?} is set by the launcher for its own children; unset it to start a job")]
+    Unknown {
+        /// The value found.
+        value: String,
+    },
+    /// Standard input is not the socket a launcher provides.
+    #[error("{ROLE_VARIABLE} is set, but standard input is not the launcher's socket ({source}); unset it to start a job")]
+    Socket {
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+/// A launcher of another kind that announces several processes: its name, and how many. Without MPI each of them would start a job of
+/// its own, so a binary refuses.
+#[must_use]
+pub fn foreign_launcher() -> Option<(&'static str, usize)> {
+    announced(|variable| std::env::var(variable).ok())
+}
+
+fn announced(value_of: impl Fn(&str) -> Option<String>) -> Option<(&'static str, usize)> {
+    // srun sets the step's variables for its tasks only; those of an allocation (SLURM_NTASKS) are also seen by a plain script.
+    let launchers =
+        [("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE"), ("an MPI launcher with PMI", "PMI_SIZE"), ("Slurm's srun", "SLURM_STEP_NUM_TASKS")];
+    let size_of = |(name, variable): (_, &str)| Some((name, value_of(variable)?.parse().ok()?));
+    launchers.into_iter().filter_map(size_of).find(|(_, size)| *size > 1)
+}
+
+/// What a child is told, and reads back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RoleText {
+    Rank { rank: usize, size: usize },
+    Echo { reply_bytes: usize },
+}
+
+impl RoleText {
+    pub(crate) fn encode(self) -> String {
+        match self {
+            Self::Rank { rank, size } => format!("rank:{rank}:{size}"),
+            Self::Echo { reply_bytes } => format!("echo:{reply_bytes}"),
+        }
+    }
+
+    fn decode(text: &str) -> Option<Self> {
+        let mut words = text.split(':');
+        let role = words.next()?;
+        let mut number = || words.next()?.parse::<usize>().ok();
+        let decoded = match role {
+            "rank" => Self::Rank { rank: number()?, size: number()? },
+            "echo" => Self::Echo { reply_bytes: number()? },
+            _ => return None,
+        };
+        let sound = match decoded {
+            Self::Rank { rank, size } => rank < size,
+            Self::Echo { reply_bytes } => (1..=crate::echo::MAX_MESSAGE_BYTES).contains(&reply_bytes),
+        };
+        (sound && words.next().is_none()).then_some(decoded)
+    }
+}
+
+/// Finds out the role of this process. Call it once: a rank's socket is its standard input.
+///
+/// # Errors
+/// [`RoleError`] when the environment claims a role that the process was not started for.
+pub fn role() -> Result<Role, RoleError> {
+    let Some(value) = std::env::var_os(ROLE_VARIABLE) else {
+        return Ok(Role::Launcher);
+    };
+    let value = value.to_string_lossy().into_owned();
+    let Some(text) = RoleText::decode(&value) else {
+        return Err(RoleError::Unknown { value });
+    };
+    let socket = launcher_socket().map_err(|source| RoleError::Socket { source })?;
+    match text {
+        RoleText::Rank { rank, size } => {
+            SocketExchange::new(socket, rank, size).map(Role::Rank).map_err(|source| RoleError::Socket { source })
+        }
+        RoleText::Echo { reply_bytes } => Ok(Role::Echo(EchoServer::new(socket, reply_bytes))),
+    }
+}
+
+fn launcher_socket() -> io::Result<UnixStream> {
+    let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    // Fails with ENOTSOCK for a terminal, a file, a pipe.
+    socket.peer_addr()?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_role_reads_back_as_written() {
+        for text in [RoleText::Rank { rank: 3, size: 8 }, RoleText::Echo { reply_bytes: 16 }] {
+            assert_eq!(RoleText::decode(&text.encode()), Some(text));
+        }
+    }
+
+    #[test]
+    fn several_announced_processes_are_noticed() {
+        let with = |name: &'static str, value: &'static str| announced(move |variable| (variable == name).then(|| value.to_owned()));
+        assert_eq!(with("OMPI_COMM_WORLD_SIZE", "4"), Some(("Open MPI's mpirun", 4)));
+        assert_eq!(with("PMI_SIZE", "2").map(|(_, size)| size), Some(2));
+        assert_eq!(with("SLURM_STEP_NUM_TASKS", "8").map(|(_, size)| size), Some(8));
+        assert_eq!((with("PMI_SIZE", "1"), with("SLURM_NTASKS", "8"), with("PMI_SIZE", "many")), (None, None, None));
+    }
+
+    #[test]
+    fn a_role_nobody_wrote_is_refused() {
+        for text in ["", "rank", "rank:1", "rank:2:2", "rank:0:2:9", "rank:-1:2", "echo:0", "echo:1:2", "launcher", "echo:9999999"] {
+            assert_eq!(RoleText::decode(text), None, "{text:?}");
+        }
+    }
+}

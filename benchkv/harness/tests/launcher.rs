@@ -1,0 +1,243 @@
+//! The launcher and its exchange with real processes, through the `launch-probe` binary.
+
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failing test panics; clippy's exemption covers #[test] functions only"
+)]
+
+use std::io::Read;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// No probe runs this long; what does is killed and the test fails.
+const WATCHDOG: Duration = Duration::from_secs(30);
+
+fn start(ranks: usize, deed: &str, doer: usize) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_launch-probe"))
+        .args([ranks.to_string().as_str(), deed, doer.to_string().as_str()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits for the end. Pipes are read after it: the probe's output is far below what a pipe holds.
+fn finish(mut launcher: Child) -> Output {
+    let start = Instant::now();
+    while launcher.try_wait().unwrap().is_none() {
+        if start.elapsed() > WATCHDOG {
+            launcher.kill().unwrap();
+            let output = launcher.wait_with_output().unwrap();
+            panic!("the launcher did not end: {output:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    launcher.wait_with_output().unwrap()
+}
+
+fn run(ranks: usize, deed: &str, doer: usize) -> Output {
+    finish(start(ranks, deed, doer))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The next line of rank 0 on standard output.
+fn line(launcher: &mut Child) -> String {
+    let out = launcher.stdout.as_mut().unwrap();
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while out.read(&mut byte).unwrap() == 1 && byte != *b"\n" {
+        line.push(byte[0]);
+    }
+    text(&line)
+}
+
+/// The process ids of all ranks, from rank 0's first line on standard output.
+fn pids(launcher: &mut Child) -> Vec<libc::pid_t> {
+    line(launcher).split_once("sees ").unwrap().1.split(' ').map(|pid| pid.parse().unwrap()).collect()
+}
+
+fn send_signal(pid: libc::pid_t, signal: libc::c_int) {
+    // SAFETY: kill takes two integers; `pid` is a process this test started.
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+}
+
+fn is_gone(pid: libc::pid_t) -> bool {
+    // A zombie still has its directory; its command line is empty.
+    std::fs::read(format!("/proc/{pid}/cmdline")).map_or(true, |line| line.is_empty())
+}
+
+fn assert_gone(pids: &[libc::pid_t]) {
+    let start = Instant::now();
+    while !pids.iter().all(|pid| is_gone(*pid)) {
+        assert!(start.elapsed() < WATCHDOG, "left behind: {pids:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn all_ranks_see_all_parts_and_only_rank_0_has_stdout() {
+    for ranks in [1, 2, 5] {
+        let output = run(ranks, "nothing", 0);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(0), "{err}");
+        assert_eq!(out.lines().count(), 1, "{out}");
+        assert_eq!(err.lines().count(), ranks - 1, "{err}");
+        let seen = |line: &str| line.split_once("sees ").unwrap().1.to_owned();
+        let first = seen(out.lines().next().unwrap());
+        assert_eq!(first.split(' ').count(), ranks);
+        assert!(err.lines().all(|line| seen(line) == first), "{out}{err}");
+    }
+}
+
+#[test]
+fn parts_far_above_the_socket_buffer_arrive_intact() {
+    let output = run(4, "large", 0);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("rank 0 large parts intact: true"));
+    assert_eq!(text(&output.stderr).matches("large parts intact: true").count(), 3);
+}
+
+#[test]
+fn a_rank_that_dies_at_start_is_named_with_its_status() {
+    let output = run(3, "die-at-start", 1);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{err}");
+    assert!(err.contains("launcher: rank 1 exited with status 3"), "{err}");
+    assert_eq!(err.matches("launch-probe: rank 1 exited with status 3").count(), 2, "both others are told: {err}");
+}
+
+#[test]
+fn a_rank_that_leaves_while_others_wait_is_named() {
+    let output = run(3, "leave-early", 2);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("launcher: rank 2 ended before the others"), "{err}");
+}
+
+#[test]
+fn a_rank_that_gives_up_does_not_wait_on() {
+    let err = text(&run(2, "give-up", 1).stderr);
+    assert!(err.contains("launch-probe: this rank gave up"), "{err}");
+    assert!(err.contains("launcher: rank 1 exited with status 1"), "{err}");
+}
+
+#[test]
+fn a_killed_rank_wakes_the_sleeping_others() {
+    let mut launcher = start(3, "wait", 0);
+    let ranks = pids(&mut launcher);
+    send_signal(ranks[1], libc::SIGKILL);
+    let output = finish(launcher);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("launcher: rank 1 was killed by signal 9 (SIGKILL)"), "{err}");
+    assert_eq!(err.matches("launch-probe: rank 1 was killed by signal 9 (SIGKILL)").count(), 2, "{err}");
+    assert_gone(&ranks);
+}
+
+#[test]
+fn a_rank_that_is_stuck_after_a_failure_is_killed() {
+    let mut launcher = start(2, "ignore", 0);
+    let ranks = pids(&mut launcher);
+    send_signal(ranks[0], libc::SIGKILL);
+    let output = finish(launcher);
+    assert!(text(&output.stderr).contains("launcher: rank 0 was killed"), "{output:?}");
+    assert_gone(&ranks);
+}
+
+#[test]
+fn a_stopped_rank_is_named_by_the_exchange_and_removed() {
+    let mut launcher = start(3, "pause", 0);
+    let ranks = pids(&mut launcher);
+    send_signal(ranks[2], libc::SIGSTOP);
+    let output = finish(launcher);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert_eq!(err.matches("launch-probe: no sign of rank 2 within 2s").count(), 2, "{err}");
+    assert!(err.contains("launcher: no sign of rank 2 within 2s"), "{err}");
+    assert_gone(&ranks);
+}
+
+#[test]
+fn ranks_do_not_outlive_a_killed_launcher() {
+    let mut launcher = start(2, "ignore", 0);
+    let ranks = pids(&mut launcher);
+    // Not in an exchange any more, where the closed socket would end it.
+    assert_eq!(line(&mut launcher), "rank 0 ignores everything");
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    assert_gone(&ranks);
+}
+
+#[test]
+fn an_interrupt_ends_the_ranks_in_order() {
+    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
+        let mut launcher = start(2, "wait", 0);
+        let ranks = pids(&mut launcher);
+        send_signal(launcher.id() as libc::pid_t, signal);
+        let output = finish(launcher);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{err}");
+        assert_eq!(err.matches("launch-probe: interrupted").count(), 2, "{err}");
+        assert_gone(&ranks);
+    }
+}
+
+#[test]
+fn ctrl_c_reaches_ranks_through_the_launcher_only() {
+    let mut launcher = start(2, "wait", 0);
+    let ranks = pids(&mut launcher);
+    ranks.iter().for_each(|pid| send_signal(*pid, libc::SIGINT));
+    send_signal(launcher.id() as libc::pid_t, libc::SIGINT);
+    let output = finish(launcher);
+    assert_eq!(output.status.code(), Some(130), "a terminal signals the whole group: {output:?}");
+    assert_eq!(text(&output.stderr).matches("launch-probe: interrupted").count(), 2);
+}
+
+#[test]
+fn a_job_over_its_time_limit_is_ended_and_says_who_ran() {
+    let output = run(2, "overrun", 0);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("did not end within 500ms; rank 0, 1 had not finished"), "{err}");
+}
+
+#[test]
+fn a_rank_that_sends_garbage_is_named_and_ended() {
+    let output = run(2, "babble", 1);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("launcher: rank 1 broke the exchange protocol: it sent magic 0xa5a5a5a5"), "{err}");
+}
+
+#[test]
+fn an_illegal_number_of_ranks_is_refused() {
+    for ranks in [0, 257] {
+        let err = text(&run(ranks, "nothing", 0).stderr);
+        assert!(err.contains("legal are 1 to 256"), "{err}");
+    }
+}
+
+#[test]
+fn the_echo_baseline_counts_round_trips_and_leaves_no_process() {
+    let output = run(1, "echo", 0);
+    let out = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let count: u64 = out.lines().find_map(|line| line.strip_prefix("echo ")).unwrap().parse().unwrap();
+    assert!(count > 0);
+}
+
+#[test]
+fn a_role_without_its_socket_is_refused() {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_launch-probe")).env("BENCH_HARNESS_ROLE", "rank:0:2").stdin(Stdio::null()).output().unwrap();
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err.contains("unset it to start a job"), "{err}");
+}

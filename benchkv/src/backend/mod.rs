@@ -1,0 +1,112 @@
+//! What a backend contributes to a rank: daemons that are stepped, and the paths a client's requests take to them.
+//!
+//! The [`orchestrate`](crate::orchestrate) module owns the threads, the order of the run and the measurement; a backend owns the transports.
+
+use thiserror::Error;
+
+use crate::message::{Request, Response};
+
+/// A topology. One value per rank, shared by its threads.
+pub trait Backend: Sync {
+    /// A daemon, made and stepped on its own thread.
+    type Daemon: Daemon;
+    /// A client's way to the daemons, made and polled on the client's thread.
+    type Paths: Paths;
+
+    /// Makes daemon `daemon` of this rank: its servers, so that clients can connect, and its endpoints, not yet connected. Called once per
+    /// daemon, on the daemon's thread.
+    ///
+    /// # Errors
+    /// Why the transports could not be made: space, permission, device.
+    fn open_daemon(&self, daemon: usize) -> Result<Self::Daemon, BackendError>;
+
+    /// Connects client `client` of this rank to the daemons. Called once per client, on the client's thread, after every daemon of the rank
+    /// is open.
+    ///
+    /// # Errors
+    /// Why a daemon could not be reached.
+    fn connect_client(&self, client: usize) -> Result<Self::Paths, BackendError>;
+}
+
+/// A daemon: shard owner, and carrier of remote requests where the topology says so.
+pub trait Daemon {
+    /// The connection records of this daemon's endpoints, each with the remote rank it is for.
+    fn records(&self) -> Vec<(usize, Vec<u8>)>;
+
+    /// Connects the endpoints to those of the peers: the records that each remote rank made for this one. Bytes of a peer: untrusted.
+    ///
+    /// # Errors
+    /// [`BackendError::Setup`] when a record does not fit.
+    fn connect(&mut self, records: Vec<(usize, Vec<u8>)>) -> Result<(), BackendError>;
+
+    /// One bounded round over all phases. `Ok(true)`: something was done.
+    ///
+    /// # Errors
+    /// [`BackendError::PeerGone`] when a remote rank is dead. The daemon is of no use after an error.
+    fn step(&mut self, now_ns: u64) -> Result<bool, BackendError>;
+}
+
+/// How a client's requests reach a store.
+pub trait Paths {
+    /// Offers a request; its end is reported by [`poll`](Self::poll) with the same token. Nothing is kept of a request that is refused. Requests
+    /// for one key are executed in the order in which they were accepted.
+    ///
+    /// # Errors
+    /// [`IssueError::Full`]: try again after a poll. [`IssueError::Down`]: never again.
+    fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError>;
+
+    /// Reports every operation that has ended since the last call, each exactly once, in any order.
+    ///
+    /// # Errors
+    /// A daemon is gone; what is outstanding will not end.
+    fn poll(&mut self, ended: impl FnMut(u32, Ending)) -> Result<(), BackendError>;
+}
+
+/// How an operation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The store answered.
+    Reply(Response),
+    /// The transport gave it up with an error.
+    Error,
+}
+
+/// A request was not accepted.
+#[derive(Debug, Error)]
+pub enum IssueError {
+    /// No room now.
+    #[error("no room in the request path now")]
+    Full,
+    /// The path is of no more use.
+    #[error(transparent)]
+    Down(#[from] BackendError),
+}
+
+/// The transports of a rank failed.
+#[derive(Debug, Error)]
+pub enum BackendError {
+    /// Another rank is dead, found by the fabric.
+    #[error("rank {rank} is gone: {how}")]
+    PeerGone {
+        /// The dead rank.
+        rank: usize,
+        /// What the fabric saw.
+        how: String,
+    },
+    /// Something could not be made or connected.
+    #[error("{what}: {source}")]
+    Setup {
+        /// What was being done.
+        what: String,
+        /// The transport's reason.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A transport inside this rank failed during the run.
+    #[error("{what} failed: {source}")]
+    Transport {
+        /// The transport.
+        what: &'static str,
+        /// Its reason.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}

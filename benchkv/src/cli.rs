@@ -1,0 +1,214 @@
+//! The command line as it is typed. What it means, and whether it can be run, is decided in [`crate::options`].
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use harness::affinity::PinPolicy;
+use harness::report::JsonSink;
+use serde::{Deserialize, Serialize};
+
+use crate::workload::Distribution;
+
+/// Distributed key-value benchmark of the copyrpc stack.
+///
+/// Starts the ranks itself, as processes on this host, and prints one table. Exit status: 0 done and sound, 1 failed, 2 illegal options,
+/// 3 measured, but operations were lost or values were wrong.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "benchkv", version, args_override_self = true)]
+pub struct Cli {
+    /// How requests travel to other ranks.
+    #[arg(long, value_enum, default_value_t = BackendKind::Delegation)]
+    pub backend: BackendKind,
+
+    /// Rank processes to start, 1 to 256.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub ranks: usize,
+
+    /// RDMA device: auto takes the software device, the only one there is yet.
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
+
+    /// Daemon threads of each rank, 1 to 64; each owns one shard of the rank's store.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub server_threads: usize,
+
+    /// Client threads of each rank, 1 to 256.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub client_threads: usize,
+
+    /// Operations each client keeps outstanding, 1 to 4096.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub queue_depth: usize,
+
+    /// Length of each measured run in seconds, 0.01 to 3600.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    pub duration: f64,
+
+    /// Measured runs, 1 to 32; rates are their mean.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub runs: usize,
+
+    /// Load before the first run, in seconds, 0 to 3600.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    pub warmup: f64,
+
+    /// Shared keys in the store of each rank, 1 to 67108864.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub key_range: u64,
+
+    /// Share of operations that read, 0 to 1.
+    #[arg(long, value_name = "RATIO", default_value_t = 0.5)]
+    pub read_ratio: f64,
+
+    /// Share of operations that go to another rank, 0 to 1 [default: all ranks alike, (ranks - 1) / ranks].
+    #[arg(long, value_name = "RATIO")]
+    pub remote_ratio: Option<f64>,
+
+    /// How keys are chosen: uniform, zipfian, zipfian:THETA.
+    #[arg(long, value_name = "NAME", default_value_t = Distribution::Uniform)]
+    pub distribution: Distribution,
+
+    /// Bytes of each ring of a connection between ranks: a power of two, 4096 to 1073741824, or auto.
+    #[arg(long, value_name = "BYTES", default_value = "auto")]
+    pub ring_size: RingChoice,
+
+    /// What a thread does that finds no work: auto is busy where every thread has a core, else yield.
+    #[arg(long, value_enum, default_value_t = WaitChoice::Auto)]
+    pub wait: WaitChoice,
+
+    /// Cores of the threads: auto pins where every thread can have its own, none never pins, or a list such as 0-3,8.
+    #[arg(long, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
+    pub pin: PinPolicy,
+
+    /// Directory for shared memory [default: one of this user in /dev/shm].
+    #[arg(long, value_name = "DIR")]
+    pub shm_dir: Option<PathBuf>,
+
+    /// Check every value read; costs some nanoseconds per operation, and 1 in 16 operations goes to keys of the client's own.
+    #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
+    pub verify: bool,
+
+    /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<JsonSink>,
+
+    /// Seed of the access patterns.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+
+    /// Breaks something on purpose, for tests.
+    #[arg(long, value_enum, hide = true)]
+    pub fault: Option<Fault>,
+}
+
+/// The topologies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendKind {
+    /// Client to daemon by ipc, by flux to the daemon that owns the connection, by copyrpc to the peer.
+    Meta,
+    /// Client to daemon 0 through one shared ring, by copyrpc to the peer.
+    Delegation,
+}
+
+/// What `--device` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceChoice {
+    /// The best device there is.
+    Auto,
+    /// The software device.
+    Soft,
+}
+
+/// What `--wait` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WaitChoice {
+    /// Busy where every thread has a core of its own, else yield.
+    Auto,
+    /// Poll without pause.
+    Busy,
+    /// Give the core away.
+    Yield,
+}
+
+/// What `--fault` breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// Rank 0 flips one bit of one value it writes.
+    CorruptValue,
+}
+
+/// What `--ring-size` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RingChoice {
+    /// By the rule of [`crate::options::Sizes`].
+    Auto,
+    /// This many bytes.
+    Bytes(u64),
+}
+
+impl std::str::FromStr for RingChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            number => number.parse().map(Self::Bytes).map_err(|_| "use auto, or a number of bytes that is a power of two".to_owned()),
+        }
+    }
+}
+
+macro_rules! named_by_value_enum {
+    ($($name:ty),*) => {$(
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+            }
+        }
+    )*};
+}
+
+named_by_value_enum!(BackendKind, DeviceChoice, WaitChoice, Fault);
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(args: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace()))
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_run_needs_no_argument() {
+        let cli = parse("").unwrap();
+        assert_eq!((cli.backend, cli.ranks, cli.verify), (BackendKind::Delegation, 2, true));
+        assert!(cli.warmup + cli.runs as f64 * cli.duration < 10.0, "the default run has to end within 15 s with its set-up");
+    }
+
+    #[test]
+    fn verify_is_a_flag_that_can_be_turned_off() {
+        assert!(parse("--verify --json -").unwrap().verify);
+        assert!(!parse("--verify=false").unwrap().verify);
+    }
+
+    #[test]
+    fn unknown_names_are_refused_with_the_known_ones() {
+        for (args, known) in
+            [("--backend tcp", "meta, delegation"), ("--wait sleep", "auto, busy, yield"), ("--device mlx5_0", "auto, soft")]
+        {
+            let message = parse(args).unwrap_err().to_string();
+            assert!(message.contains(known), "{message}");
+        }
+        for args in ["--distribution zipf", "--pin 0..3", "--ring-size big", "--ranks two", "--ranks -1", "--nonsense"] {
+            assert_eq!(parse(args).unwrap_err().exit_code(), 2, "{args}");
+        }
+    }
+}

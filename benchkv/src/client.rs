@@ -1,0 +1,486 @@
+//! A closed-loop client: as many requests outstanding as the queue depth says, each issued as soon as another has ended.
+//!
+//! It is stepped and knows neither thread nor transport. Time stamps are taken once per step for all operations found ended, and once
+//! for all issued in their place: the error is below the length of a step and has no sign.
+
+use harness::hist::LatencyHistogram;
+
+use crate::backend::{BackendError, Ending, IssueError, Paths};
+use crate::control::Phase;
+use crate::message::{Outcome, Request};
+use crate::verify::{PrivateStep, Verdict, Verifier};
+use crate::workload::{Access, AccessKind, Pattern};
+
+/// What one client measured between the begin and the end of a window, by its own clock readings.
+#[derive(Debug, Clone)]
+pub struct Window {
+    /// When this client saw the window begin.
+    pub started_ns: u64,
+    /// When it saw it end.
+    pub ended_ns: u64,
+    /// Sum over time of the operations outstanding, in operations times nanoseconds.
+    pub outstanding_ns: u128,
+    /// Round trips to this rank's own store. An operation counts in the window in which it ends.
+    pub local: LatencyHistogram,
+    /// Round trips to other ranks.
+    pub remote: LatencyHistogram,
+    /// Operations that ended in an error.
+    pub errors: u64,
+}
+
+/// The fate of every operation of a client, warm-up and drain included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Accepted by the transport.
+    pub issued: u64,
+    /// Ended with the answer of a store.
+    pub completed: u64,
+    /// Ended with an error or a refusal.
+    pub errors: u64,
+    /// Of the completed: gets that found no value.
+    pub not_found: u64,
+}
+
+/// Everything a client found out.
+#[derive(Debug)]
+pub struct ClientReport {
+    /// Fate of the operations.
+    pub counts: Counts,
+    /// Operations that had not ended when the drain gave up.
+    pub lost: u64,
+    /// One per run.
+    pub windows: Vec<Window>,
+    /// With `--verify`.
+    pub verdict: Option<Verdict>,
+}
+
+/// What a step has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Something was issued or ended.
+    Busy,
+    /// Nothing to do.
+    Idle,
+    /// Draining, and nothing is outstanding.
+    Drained,
+}
+
+/// What a client is to do.
+#[derive(Debug)]
+pub struct ClientSpec {
+    /// This rank.
+    pub rank: u16,
+    /// Operations to keep outstanding, at least 1.
+    pub queue_depth: usize,
+    /// Measured runs.
+    pub runs: usize,
+    /// The accesses, at least one.
+    pub pattern: Pattern,
+    /// The judge, with `--verify`.
+    pub verifier: Option<Verifier>,
+    /// Flips one bit of one written value, which `--verify` has to notice.
+    pub corrupt_one: bool,
+}
+
+/// The client. `P` carries its requests.
+#[derive(Debug)]
+pub struct Client<P> {
+    paths: P,
+    book: Book,
+}
+
+/// All but the paths: a poll borrows both.
+#[derive(Debug)]
+struct Book {
+    spec: ClientSpec,
+    next_access: usize,
+    /// By token. `None`: the token is free.
+    outstanding: Vec<Option<Outstanding>>,
+    free: Vec<u32>,
+    /// Accepted by nobody yet.
+    refused: Option<(u32, Request)>,
+    counts: Counts,
+    windows: Vec<Window>,
+    phase: Phase,
+    counted_to_ns: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Outstanding {
+    access: Access,
+    issued_ns: u64,
+    moment: u32,
+    is_put: bool,
+}
+
+impl<P: Paths> Client<P> {
+    /// A client that has issued nothing. All memory it needs is allocated here.
+    #[must_use]
+    pub fn new(spec: ClientSpec, paths: P) -> Self {
+        let depth = spec.queue_depth;
+        let window = Window {
+            started_ns: 0,
+            ended_ns: 0,
+            outstanding_ns: 0,
+            local: LatencyHistogram::new(),
+            remote: LatencyHistogram::new(),
+            errors: 0,
+        };
+        let book = Book {
+            next_access: 0,
+            outstanding: vec![None; depth],
+            free: (0..depth as u32).rev().collect(),
+            refused: None,
+            counts: Counts::default(),
+            windows: vec![window; spec.runs],
+            phase: Phase::Ready,
+            counted_to_ns: 0,
+            spec,
+        };
+        Self { paths, book }
+    }
+
+    /// Takes what has ended and, while `phase` asks for load, issues as much again. `now_ns` is read at most twice.
+    ///
+    /// # Errors
+    /// A path is down; what is outstanding is lost.
+    pub fn step(&mut self, phase: Phase, mut now_ns: impl FnMut() -> u64) -> Result<Step, BackendError> {
+        let Self { paths, book } = self;
+        let begin_ns = now_ns();
+        book.enter(phase, begin_ns);
+        let before = book.counts;
+        paths.poll(|token, ending| book.end(token, ending, begin_ns))?;
+        if phase.is_loading() && !book.free.is_empty() {
+            let issue_ns = now_ns();
+            book.count_outstanding(issue_ns);
+            book.issue_all(paths, issue_ns)?;
+        }
+        Ok(match book.counts == before {
+            false => Step::Busy,
+            true if phase == Phase::Drain && book.in_flight() == 0 => Step::Drained,
+            true => Step::Idle,
+        })
+    }
+
+    /// Ends the client; what is still outstanding is lost.
+    #[must_use]
+    pub fn report(self) -> ClientReport {
+        let book = self.book;
+        ClientReport {
+            lost: book.in_flight(),
+            counts: book.counts,
+            windows: book.windows,
+            verdict: book.spec.verifier.map(Verifier::verdict),
+        }
+    }
+}
+
+impl Book {
+    fn in_flight(&self) -> u64 {
+        self.counts.issued - self.counts.completed - self.counts.errors
+    }
+
+    fn window(&mut self) -> Option<&mut Window> {
+        match self.phase {
+            Phase::Window(run) => self.windows.get_mut(usize::from(run)),
+            _ => None,
+        }
+    }
+
+    /// Follows the main thread into `phase`.
+    fn enter(&mut self, phase: Phase, now_ns: u64) {
+        self.count_outstanding(now_ns);
+        if phase == self.phase {
+            return;
+        }
+        if let Some(window) = self.window() {
+            window.ended_ns = now_ns;
+        }
+        self.phase = phase;
+        if let Some(window) = self.window() {
+            window.started_ns = now_ns;
+        }
+    }
+
+    fn count_outstanding(&mut self, now_ns: u64) {
+        let in_flight = self.in_flight();
+        let elapsed_ns = now_ns.saturating_sub(self.counted_to_ns);
+        self.counted_to_ns = now_ns;
+        if let Some(window) = self.window() {
+            window.outstanding_ns += u128::from(in_flight) * u128::from(elapsed_ns);
+        }
+    }
+
+    fn issue_all<P: Paths>(&mut self, paths: &mut P, now_ns: u64) -> Result<(), BackendError> {
+        // Bounded by the queue depth: each turn takes a free token or ends the loop.
+        while let Some((token, request)) = self.refused.take().or_else(|| self.prepare()) {
+            match paths.issue(&request, token) {
+                Ok(()) => {}
+                Err(IssueError::Full) => {
+                    self.refused = Some((token, request));
+                    return Ok(());
+                }
+                Err(IssueError::Down(error)) => return Err(error),
+            }
+            self.counts.issued += 1;
+            if let Some(Some(outstanding)) = self.outstanding.get_mut(token as usize) {
+                outstanding.issued_ns = now_ns;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a token for the next access that can be made.
+    fn prepare(&mut self) -> Option<(u32, Request)> {
+        let token = *self.free.last()?;
+        // A private key with an operation outstanding is passed over. There are fewer private accesses in a row than this.
+        let (access, request, is_put) = (0..4).find_map(|_| self.next_request())?;
+        self.free.pop();
+        let moment = self.spec.verifier.as_mut().map_or(0, Verifier::issue);
+        let slot = self.outstanding.get_mut(token as usize)?;
+        *slot = Some(Outstanding { access, issued_ns: 0, moment, is_put });
+        Some((token, request))
+    }
+
+    fn next_request(&mut self) -> Option<(Access, Request, bool)> {
+        let access = *self.spec.pattern.accesses.get(self.next_access)?;
+        self.next_access = (self.next_access + 1) % self.spec.pattern.accesses.len();
+        let rank = u32::from(access.rank);
+        let verifier = self.spec.verifier.as_mut();
+        let put = match (access.kind, verifier) {
+            (AccessKind::Read, _) => None,
+            (AccessKind::Write, Some(verifier)) => Some(verifier.next_value(access.rank, access.key)),
+            (AccessKind::Private, Some(verifier)) => match verifier.begin_private(&access)? {
+                PrivateStep::Put(value) => Some(value ^ u64::from(std::mem::take(&mut self.spec.corrupt_one))),
+                PrivateStep::Get => None,
+            },
+            (AccessKind::Write | AccessKind::Private, None) => Some(access.key),
+        };
+        let request = put.map_or(Request::get(rank, access.key), |value| Request::put(rank, access.key, value));
+        Some((access, request, put.is_some()))
+    }
+
+    /// Books the end of an operation. A token that is not outstanding is a transport's fault; it must not end another operation.
+    fn end(&mut self, token: u32, ending: Ending, now_ns: u64) {
+        let Some(Outstanding { access, issued_ns, moment, is_put }) = self.outstanding.get_mut(token as usize).and_then(Option::take)
+        else {
+            return;
+        };
+        self.free.push(token);
+        let outcome = match ending {
+            Ending::Reply(response) => response.outcome().filter(|outcome| answers(*outcome, is_put)),
+            Ending::Error => None,
+        };
+        if let Some(verifier) = &mut self.spec.verifier {
+            match (access.kind, outcome) {
+                (AccessKind::Private, outcome) => verifier.end_private(&access, outcome),
+                (_, Some(Outcome::GetOk { value })) => verifier.judge_read(&access, moment, Some(value)),
+                (_, Some(Outcome::NotFound)) => verifier.judge_read(&access, moment, None),
+                _ => {}
+            }
+        }
+        let is_local = access.rank == self.spec.rank;
+        let Some(outcome) = outcome else {
+            self.counts.errors += 1;
+            if let Some(window) = self.window() {
+                window.errors += 1;
+            }
+            return;
+        };
+        self.counts.completed += 1;
+        self.counts.not_found += u64::from(outcome == Outcome::NotFound);
+        if let Some(window) = self.window() {
+            let histogram = if is_local { &mut window.local } else { &mut window.remote };
+            histogram.record(now_ns.saturating_sub(issued_ns));
+        }
+    }
+}
+
+/// Whether `outcome` is an answer to a put or to a get, as the case may be.
+const fn answers(outcome: Outcome, is_put: bool) -> bool {
+    match outcome {
+        Outcome::PutOk => is_put,
+        Outcome::GetOk { .. } | Outcome::NotFound => !is_put,
+        Outcome::Refused => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::collections::VecDeque;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::message::Response;
+    use crate::store::Shard;
+    use crate::workload::{Distribution, Workload};
+
+    /// Two stores behind one queue, served last-in first-out so that replies come out of order; accepts `room` requests at a time.
+    #[derive(Clone)]
+    struct Loopback {
+        stores: Rc<RefCell<[Shard; 2]>>,
+        queue: Rc<RefCell<VecDeque<(u32, Request)>>>,
+        room: usize,
+        serve: Rc<Cell<usize>>,
+        ending: Option<Ending>,
+    }
+
+    impl Paths for Loopback {
+        fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
+            let mut queue = self.queue.borrow_mut();
+            if queue.len() == self.room {
+                return Err(IssueError::Full);
+            }
+            queue.push_back((token, *request));
+            Ok(())
+        }
+
+        fn poll(&mut self, mut ended: impl FnMut(u32, Ending)) -> Result<(), BackendError> {
+            let mut queue = self.queue.borrow_mut();
+            let count = queue.len().min(self.serve.get());
+            // Executed in order, answered in reverse.
+            let served: Vec<_> = queue
+                .drain(..count)
+                .map(|(token, request)| {
+                    let response = self.stores.borrow_mut()[request.rank() as usize].apply(&request);
+                    (token, self.ending.unwrap_or(Ending::Reply(response)))
+                })
+                .collect();
+            served.into_iter().rev().for_each(|(token, ending)| ended(token, ending));
+            Ok(())
+        }
+    }
+
+    const WORKLOAD: Workload = Workload {
+        ranks: 2,
+        clients: 1,
+        key_range: 50,
+        read_ratio: 0.5,
+        remote_ratio: 0.25,
+        distribution: Distribution::Uniform,
+        verify: true,
+        seed: 3,
+    };
+
+    fn loopback(room: usize) -> Loopback {
+        let keys = WORKLOAD.store_keys();
+        Loopback {
+            stores: Rc::new(RefCell::new([Shard::new(0, 1, keys), Shard::new(0, 1, keys)])),
+            queue: Rc::default(),
+            room,
+            serve: Rc::new(Cell::new(usize::MAX)),
+            ending: None,
+        }
+    }
+
+    fn client(paths: Loopback, corrupt_one: bool) -> Client<Loopback> {
+        let pattern = WORKLOAD.pattern(0, 0);
+        let verifier = Some(Verifier::new(0, 2, pattern.read_keys));
+        Client::new(ClientSpec { rank: 0, queue_depth: 8, runs: 2, pattern, verifier, corrupt_one }, paths)
+    }
+
+    /// Steps in a phase with a clock that ticks 100 ns per reading.
+    fn steps(client: &mut Client<Loopback>, clock: &Cell<u64>, phase: Phase, count: usize) {
+        for _ in 0..count {
+            client.step(phase, || clock.replace(clock.get() + 100)).unwrap();
+        }
+    }
+
+    fn drain(client: &mut Client<Loopback>, clock: &Cell<u64>) {
+        let drained = (0..100).any(|_| client.step(Phase::Drain, || clock.get()).unwrap() == Step::Drained);
+        assert!(drained);
+    }
+
+    #[test]
+    fn every_operation_ends_once_and_windows_hold_what_ended_in_them() {
+        let (clock, mut client) = (Cell::new(1), client(loopback(100), false));
+        steps(&mut client, &clock, Phase::Ready, 3);
+        assert_eq!(client.book.counts.issued, 0);
+        steps(&mut client, &clock, Phase::WarmUp, 5);
+        steps(&mut client, &clock, Phase::Window(0), 10_000);
+        steps(&mut client, &clock, Phase::Between, 5);
+        steps(&mut client, &clock, Phase::Window(1), 20_000);
+        drain(&mut client, &clock);
+        let report = client.report();
+        assert_eq!(report.counts.issued, report.counts.completed);
+        assert_eq!((report.counts.errors, report.lost), (0, 0));
+        let ops = |window: &Window| window.local.summary().count + window.remote.summary().count;
+        assert_eq!(report.windows.iter().map(ops).collect::<Vec<_>>(), [80_000, 160_000]);
+        let remote = report.windows[0].remote.summary().count as f64 / 80_000.0;
+        assert!((remote - 0.25).abs() < 0.02, "{remote}");
+        let verdict = report.verdict.unwrap();
+        assert_eq!((verdict.failures, verdict.first), (0, None));
+        assert!(verdict.issued > 80_000);
+    }
+
+    #[test]
+    fn littles_law_holds_in_a_window() {
+        let (clock, mut client) = (Cell::new(1), client(loopback(100), false));
+        steps(&mut client, &clock, Phase::WarmUp, 5);
+        steps(&mut client, &clock, Phase::Window(0), 10_000);
+        steps(&mut client, &clock, Phase::Between, 1);
+        let report = client.report();
+        let window = &report.windows[0];
+        let span = (window.ended_ns - window.started_ns) as f64;
+        let (local, remote) = (window.local.summary(), window.remote.summary());
+        let latency_sum = local.mean * local.count as f64 + remote.mean * remote.count as f64;
+        let (measured, computed) = (window.outstanding_ns as f64 / span, latency_sum / span);
+        assert!((measured - computed).abs() / computed < 0.01, "L {measured}, X W {computed}");
+    }
+
+    #[test]
+    fn a_full_path_delays_requests_and_loses_none() {
+        let (clock, mut client) = (Cell::new(1), client(loopback(3), false));
+        steps(&mut client, &clock, Phase::WarmUp, 5000);
+        drain(&mut client, &clock);
+        let waiting = usize::from(client.book.refused.is_some());
+        assert_eq!(client.book.free.len() + waiting, 8, "a refused request keeps its token and nothing else does");
+        let report = client.report();
+        assert!(report.counts.issued >= 3 * 4999);
+        assert_eq!((report.counts.completed, report.lost), (report.counts.issued, 0));
+        assert_eq!(report.verdict.unwrap().failures, 0);
+    }
+
+    #[test]
+    fn the_queue_depth_is_never_exceeded() {
+        let paths = loopback(100);
+        paths.serve.set(0);
+        let (clock, mut client) = (Cell::new(1), client(paths.clone(), false));
+        steps(&mut client, &clock, Phase::WarmUp, 50);
+        assert_eq!(paths.queue.borrow().len(), 8);
+        let report = client.report();
+        assert_eq!((report.counts.issued, report.lost), (8, 8), "what never ended is lost");
+    }
+
+    #[test]
+    fn errors_and_nonsense_replies_are_counted_as_errors() {
+        let put_to_get = Ending::Reply(Response::new(Outcome::Refused));
+        for ending in [Ending::Error, put_to_get] {
+            let paths = Loopback { ending: Some(ending), ..loopback(100) };
+            let (clock, mut client) = (Cell::new(1), client(paths, false));
+            steps(&mut client, &clock, Phase::Window(0), 100);
+            drain(&mut client, &clock);
+            let report = client.report();
+            assert!(report.counts.issued > 700);
+            assert_eq!((report.counts.errors, report.counts.completed), (report.counts.issued, 0));
+            assert_eq!(report.windows[0].errors, report.counts.errors - 8, "the last eight ended in the drain");
+        }
+    }
+
+    #[test]
+    fn one_corrupted_value_is_caught() {
+        let (clock, mut client) = (Cell::new(1), client(loopback(100), true));
+        steps(&mut client, &clock, Phase::WarmUp, 1000);
+        assert_eq!(client.report().verdict.unwrap().failures, 1);
+    }
+
+    #[test]
+    fn an_ending_nobody_waits_for_changes_nothing() {
+        let mut client = client(loopback(100), false);
+        for token in [0, 7, 8, u32::MAX] {
+            client.book.end(token, Ending::Error, 1);
+        }
+        assert_eq!((client.book.counts, client.book.free.len()), (Counts::default(), 8));
+    }
+}

@@ -1,0 +1,25 @@
+//! The distributed key-value benchmark of the copyrpc stack.
+//!
+//! The binary is thin; this library half lets tests, and other drivers of the same code, link it. In data-flow order:
+//!
+//! - [`cli`], [`options`]: the command line, checked once into values that can be run.
+//! - [`workload`], [`zipf`]: the accesses of every client, generated before the run.
+//! - [`message`]: the bytes of a request and its response.
+//! - [`client`]: the closed loop that issues them; [`verify`] judges what comes back.
+//! - [`backend`]: the seam to the transports: what a topology provides.
+//! - [`store`]: the shard that a daemon serves.
+//! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
+//! - [`result`]: what all ranks measured, as a table and as JSON.
+
+pub mod backend;
+pub mod cli;
+pub mod client;
+pub mod control;
+pub mod message;
+pub mod options;
+pub mod orchestrate;
+pub mod result;
+pub mod store;
+pub mod verify;
+pub mod workload;
+pub mod zipf;

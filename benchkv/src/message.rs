@@ -1,0 +1,178 @@
+//! What travels: a 24-byte request and a 16-byte response, the same bytes on every path.
+//!
+//! The structs hold any bytes; only [`Request::op`] and [`Response::outcome`] give them meaning, once, as an enum. An enum on the wire
+//! would be undefined behaviour as soon as a peer wrote a tag that does not exist.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+#[cfg(target_endian = "big")]
+compile_error!("the wire format is the memory format of a little-endian machine");
+
+const PUT: u32 = 1;
+const GET: u32 = 2;
+
+const PUT_OK: u32 = 1;
+const GET_OK: u32 = 2;
+const GET_NOT_FOUND: u32 = 3;
+const REFUSED: u32 = 4;
+
+/// A request to the store of one rank.
+///
+/// | offset | size | field |
+/// |---|---|---|
+/// | 0 | 4 | operation: 1 put, 2 get |
+/// | 4 | 4 | rank whose store is meant |
+/// | 8 | 8 | key |
+/// | 16 | 8 | value of a put; 0 in a get |
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Request {
+    op: u32,
+    rank: u32,
+    key: u64,
+    value: u64,
+}
+
+/// The answer to a [`Request`].
+///
+/// | offset | size | field |
+/// |---|---|---|
+/// | 0 | 4 | status: 1 put done, 2 found, 3 not found, 4 refused |
+/// | 4 | 4 | zero |
+/// | 8 | 8 | value of a get that found one; else 0 |
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Response {
+    status: u32,
+    zero: u32,
+    value: u64,
+}
+
+const _: () = assert!(size_of::<Request>() == 24 && align_of::<Request>() == 8);
+const _: () = assert!(size_of::<Response>() == 16 && align_of::<Response>() == 8);
+
+/// What a valid request asks of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Store `value` under `key`.
+    Put {
+        /// The key.
+        key: u64,
+        /// The value.
+        value: u64,
+    },
+    /// Look `key` up.
+    Get {
+        /// The key.
+        key: u64,
+    },
+}
+
+/// What a valid response reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The value was stored.
+    PutOk,
+    /// The key has this value.
+    GetOk {
+        /// The value.
+        value: u64,
+    },
+    /// The key has no value.
+    NotFound,
+    /// The store does not hold the key, or the request made no sense to it.
+    Refused,
+}
+
+impl Request {
+    /// A put to the store of `rank`.
+    #[must_use]
+    pub const fn put(rank: u32, key: u64, value: u64) -> Self {
+        Self { op: PUT, rank, key, value }
+    }
+
+    /// A get from the store of `rank`.
+    #[must_use]
+    pub const fn get(rank: u32, key: u64) -> Self {
+        Self { op: GET, rank, key, value: 0 }
+    }
+
+    /// The rank whose store is meant, as the sender claims: below the number of ranks only if the sender is sound.
+    #[must_use]
+    pub const fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// The key, as the sender claims.
+    #[must_use]
+    pub const fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// The operation; `None` when the bytes are no request.
+    #[must_use]
+    pub const fn op(&self) -> Option<Op> {
+        match self.op {
+            PUT => Some(Op::Put { key: self.key, value: self.value }),
+            GET if self.value == 0 => Some(Op::Get { key: self.key }),
+            _ => None,
+        }
+    }
+}
+
+impl Response {
+    /// The response that reports `outcome`.
+    #[must_use]
+    pub const fn new(outcome: Outcome) -> Self {
+        let (status, value) = match outcome {
+            Outcome::PutOk => (PUT_OK, 0),
+            Outcome::GetOk { value } => (GET_OK, value),
+            Outcome::NotFound => (GET_NOT_FOUND, 0),
+            Outcome::Refused => (REFUSED, 0),
+        };
+        Self { status, zero: 0, value }
+    }
+
+    /// What is reported; `None` when the bytes are no response.
+    #[must_use]
+    pub const fn outcome(&self) -> Option<Outcome> {
+        match (self.status, self.zero, self.value) {
+            (PUT_OK, 0, 0) => Some(Outcome::PutOk),
+            (GET_OK, 0, value) => Some(Outcome::GetOk { value }),
+            (GET_NOT_FOUND, 0, 0) => Some(Outcome::NotFound),
+            (REFUSED, 0, 0) => Some(Outcome::Refused),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_bytes_are_those_of_the_table() {
+        let bytes = [1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0x80, 4, 0, 0, 0, 0, 0, 0, 0x40];
+        assert_eq!(Request::put(2, 0x8000_0000_0000_0003, 0x4000_0000_0000_0004).as_bytes(), bytes);
+        let read = Request::read_from_bytes(&bytes).unwrap();
+        assert_eq!(read.op(), Some(Op::Put { key: 0x8000_0000_0000_0003, value: 0x4000_0000_0000_0004 }));
+        assert_eq!(Request::get(7, 9).as_bytes()[..16], [2, 0, 0, 0, 7, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn every_outcome_reads_back() {
+        for outcome in [Outcome::PutOk, Outcome::GetOk { value: u64::MAX }, Outcome::NotFound, Outcome::Refused] {
+            let response = Response::new(outcome);
+            assert_eq!(Response::read_from_bytes(response.as_bytes()).unwrap().outcome(), Some(outcome));
+        }
+    }
+
+    #[test]
+    fn garbage_has_no_meaning() {
+        for seed in 0..=255 {
+            let request = Request::read_from_bytes(&[seed; 24]).unwrap();
+            let response = Response::read_from_bytes(&[seed; 16]).unwrap();
+            assert_eq!((request.op(), response.outcome()), (None, None), "{seed}");
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! From the command line to values that can be run: every range is checked, every `auto` is computed by the rule written here, and both
+//! the launcher and each rank arrive at the same values from the same arguments.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use harness::affinity::{self, AffinityError, Plan, Threads};
+use harness::launcher::Launch;
+use harness::report::{self, JsonSink};
+use serde::{Deserialize, Serialize};
+use shm::wait::WaitStrategy;
+use thiserror::Error;
+
+use crate::cli::{BackendKind, Cli, Fault, RingChoice, WaitChoice};
+use crate::message::Request;
+use crate::store::Shard;
+use crate::workload::{Distribution, Workload};
+
+/// Most keys of a rank's store: 1 GiB of [`Shard`] tables.
+const MAX_KEYS: u64 = 1 << 26;
+/// Smallest and largest ring of a connection between ranks.
+const RING_BYTES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
+/// Verified runs stay below this: a client would otherwise run out of 32-bit sequence numbers (at 7 million writes per second).
+const MAX_VERIFIED_SECONDS: f64 = 600.0;
+
+/// An option cannot be honoured.
+#[derive(Debug, Error)]
+pub enum OptionError {
+    /// A number is outside its range.
+    #[error("{flag} {given}: {why}; legal is {legal}")]
+    Range {
+        /// The option.
+        flag: &'static str,
+        /// Its value as given.
+        given: String,
+        /// What is wrong with it.
+        why: &'static str,
+        /// The legal values, or what to do.
+        legal: String,
+    },
+    /// The cores cannot be used as asked.
+    #[error("--pin: {0}")]
+    Pin(#[from] AffinityError),
+}
+
+/// Sizes computed from the options; printed before the start and recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sizes {
+    /// Bytes of each ring of a connection between ranks. `auto`: the power of two not below 4 x operations in flight x padded message.
+    pub ring_bytes: u64,
+    /// Slots of the delegation ring: the power of two not below all operations of the rank's clients, at least 1024.
+    pub ring_slots: usize,
+    /// Requests in flight on a flux channel: the power of two not below the operations of all ranks, 256 to 65536. What exceeds it waits in the daemon's backlog.
+    pub flux_in_flight: usize,
+    /// Slots of a flux channel: four times the requests in flight, at least 1024.
+    pub flux_capacity: usize,
+}
+
+impl Sizes {
+    fn compute(ring: RingChoice, ranks: usize, clients: usize, queue_depth: usize) -> Self {
+        let in_flight = clients * queue_depth;
+        // The header of 12 bytes is copyrpc's; messages are padded to 32.
+        let padded_message = (12 + size_of::<Request>()).next_multiple_of(32);
+        let ring_bytes = match ring {
+            RingChoice::Bytes(bytes) => bytes,
+            RingChoice::Auto => ((4 * in_flight * padded_message) as u64).next_power_of_two().max(*RING_BYTES.start()),
+        };
+        let flux_in_flight = (ranks * in_flight).next_power_of_two().clamp(256, 65_536);
+        Self {
+            ring_bytes,
+            ring_slots: in_flight.next_power_of_two().max(1024),
+            flux_in_flight,
+            flux_capacity: (4 * flux_in_flight).max(1024),
+        }
+    }
+}
+
+/// A job that can be run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The topology.
+    pub backend: BackendKind,
+    /// Daemon threads per rank.
+    pub server_threads: usize,
+    /// Operations each client keeps outstanding.
+    pub queue_depth: usize,
+    /// Length of a measured run.
+    pub duration: Duration,
+    /// Measured runs.
+    pub runs: usize,
+    /// Load before the first run.
+    pub warmup: Duration,
+    /// Ranks, clients per rank, keys, ratios, seed, verification.
+    pub workload: Workload,
+    /// Computed sizes.
+    pub sizes: Sizes,
+    /// What an idle thread does.
+    pub wait: WaitStrategy,
+    /// Where threads run.
+    pub plan: Plan,
+    /// Directory for shared memory; `None` is the user's own.
+    pub shm_dir: Option<PathBuf>,
+    /// Where the JSON document goes.
+    pub json: Option<JsonSink>,
+    /// What is broken on purpose.
+    pub fault: Option<Fault>,
+}
+
+impl Options {
+    /// Checks and computes everything. Reads the affinity mask; changes nothing.
+    ///
+    /// # Errors
+    /// The first option that cannot be honoured.
+    pub fn resolve(cli: Cli) -> Result<Self, OptionError> {
+        check_counts(&cli)?;
+        check_times(&cli)?;
+        check_ratios(&cli)?;
+        check_ring(cli.ring_size)?;
+        if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
+            return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
+        }
+        let workload = Workload {
+            ranks: cli.ranks,
+            clients: cli.client_threads,
+            key_range: cli.key_range,
+            read_ratio: cli.read_ratio,
+            remote_ratio: cli.remote_ratio.unwrap_or((cli.ranks - 1) as f64 / cli.ranks as f64),
+            distribution: cli.distribution,
+            verify: cli.verify,
+            seed: cli.seed,
+        };
+        let threads = Threads { ranks: cli.ranks, daemons: cli.server_threads, clients: cli.client_threads };
+        let plan = Plan::new(&cli.pin, affinity::usable_cores()?, threads)?;
+        let wait = match cli.wait {
+            WaitChoice::Busy => WaitStrategy::Busy,
+            WaitChoice::Yield => WaitStrategy::Yield,
+            WaitChoice::Auto => WaitStrategy::auto(threads.total(), plan.usable_cores.len()),
+        };
+        Ok(Self {
+            backend: cli.backend,
+            server_threads: cli.server_threads,
+            queue_depth: cli.queue_depth,
+            duration: Duration::from_secs_f64(cli.duration),
+            runs: cli.runs,
+            warmup: Duration::from_secs_f64(cli.warmup),
+            workload,
+            sizes: Sizes::compute(cli.ring_size, cli.ranks, cli.client_threads, cli.queue_depth),
+            wait,
+            plan,
+            shm_dir: cli.shm_dir,
+            json: cli.json,
+            fault: cli.fault,
+        })
+    }
+
+    /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
+    #[must_use]
+    pub fn time_limit(&self) -> Duration {
+        self.warmup + self.duration * self.runs as u32 + Duration::from_secs(60)
+    }
+}
+
+/// The plan of a run, printed before it starts.
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { workload, sizes, .. } = self;
+        writeln!(
+            f,
+            "backend {}, soft device, {} x ({} + {}), depth {}",
+            self.backend,
+            report::plural(workload.ranks, "rank"),
+            report::plural(self.server_threads, "daemon"),
+            report::plural(workload.clients, "client"),
+            self.queue_depth
+        )?;
+        writeln!(
+            f,
+            "keys {} per rank ({}), {}, {:.0} % reads, {:.0} % remote, seed {}, verify {}",
+            workload.store_keys(),
+            report::bytes(workload.store_keys() * Shard::BYTES_PER_KEY as u64),
+            workload.distribution,
+            workload.read_ratio * 100.0,
+            workload.remote_ratio * 100.0,
+            workload.seed,
+            if workload.verify { "on" } else { "off" }
+        )?;
+        writeln!(
+            f,
+            "ring {}, delegation ring {} slots, flux {} in flight, wait {}",
+            report::bytes(sizes.ring_bytes),
+            sizes.ring_slots,
+            sizes.flux_in_flight,
+            self.wait
+        )?;
+        writeln!(f, "{}", self.plan)?;
+        let (warmup, runs, duration) = (self.warmup, self.runs, self.duration);
+        write!(f, "warm-up {warmup:?}, {} of {duration:?}", report::plural(runs, "run"))
+    }
+}
+
+fn check_counts(cli: &Cli) -> Result<(), OptionError> {
+    let counts = [
+        ("--ranks", cli.ranks as u64, Launch::MAX_RANKS as u64, "a job needs a rank"),
+        ("--server-threads", cli.server_threads as u64, 64, "a rank needs a daemon to hold its keys"),
+        ("--client-threads", cli.client_threads as u64, 256, "a rank needs a client to make requests"),
+        ("--queue-depth", cli.queue_depth as u64, 4096, "a client needs an operation outstanding"),
+        ("--runs", cli.runs as u64, 32, "a result needs a run"),
+        ("--key-range", cli.key_range, MAX_KEYS, "a store needs a key"),
+    ];
+    for (flag, given, limit, need) in counts {
+        if given == 0 {
+            return Err(range(flag, given, need, format!("1 to {limit}")));
+        }
+        if given > limit {
+            return Err(range(flag, given, "more than is supported", format!("1 to {limit}")));
+        }
+    }
+    let clients = cli.ranks * cli.client_threads;
+    if cli.verify && clients > usize::from(u16::MAX) {
+        let what = "with --ranks it makes more clients than 16 bits can number in a verified value";
+        return Err(range("--client-threads", cli.client_threads, what, "fewer clients, or --verify=false".to_owned()));
+    }
+    Ok(())
+}
+
+fn check_times(cli: &Cli) -> Result<(), OptionError> {
+    for (flag, given, least) in [("--duration", cli.duration, 0.01), ("--warmup", cli.warmup, 0.0)] {
+        if !(least..=3600.0).contains(&given) {
+            return Err(range(flag, given, "outside what is supported", format!("{least} to 3600 seconds")));
+        }
+    }
+    let total = cli.warmup + cli.duration * cli.runs as f64;
+    if cli.verify && total > MAX_VERIFIED_SECONDS {
+        let what = "with --runs and --warmup it is too long for the 32-bit sequence numbers of --verify";
+        return Err(range("--duration", cli.duration, what, format!("{MAX_VERIFIED_SECONDS} seconds in all, or --verify=false")));
+    }
+    Ok(())
+}
+
+fn check_ratios(cli: &Cli) -> Result<(), OptionError> {
+    for (flag, given) in [("--read-ratio", Some(cli.read_ratio)), ("--remote-ratio", cli.remote_ratio)] {
+        if let Some(given) = given.filter(|given| !(0.0..=1.0).contains(given)) {
+            return Err(range(flag, given, "a share lies between none and all", "0 to 1".to_owned()));
+        }
+    }
+    match cli.remote_ratio {
+        Some(given) if given > 0.0 && cli.ranks == 1 => {
+            Err(range("--remote-ratio", given, "one rank has no other to talk to", "0, or --ranks of 2 and more".to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_ring(ring: RingChoice) -> Result<(), OptionError> {
+    let RingChoice::Bytes(given) = ring else { return Ok(()) };
+    let legal = format!("auto, or a power of two from {} to {}", RING_BYTES.start(), RING_BYTES.end());
+    match given {
+        _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),
+        _ if given > *RING_BYTES.end() => Err(range("--ring-size", given, "more than is supported", legal)),
+        _ if !given.is_power_of_two() => Err(range("--ring-size", given, "not a power of two", legal)),
+        _ => Ok(()),
+    }
+}
+
+fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> OptionError {
+    OptionError::Range { flag, given: given.to_string(), why, legal }
+}
+
+/// What was asked for, as recorded in a result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Recorded {
+    /// Seconds of a measured run.
+    pub duration_s: f64,
+    /// Seconds of load before the first.
+    pub warmup_s: f64,
+    /// Measured runs.
+    pub runs: usize,
+    /// Shared keys of each rank.
+    pub key_range: u64,
+    /// Share of shared accesses that read.
+    pub read_ratio: f64,
+    /// Share of accesses that go to another rank.
+    pub remote_ratio: f64,
+    /// How keys were chosen.
+    pub distribution: Distribution,
+    /// Whether values were checked.
+    pub verify: bool,
+    /// What an idle thread did: `busy`, `yield`.
+    pub wait: String,
+    /// Directory for shared memory, if one was named.
+    pub shm_dir: Option<PathBuf>,
+    /// What was broken on purpose.
+    pub fault: Option<Fault>,
+}
+
+impl From<&Options> for Recorded {
+    fn from(options: &Options) -> Self {
+        let workload = &options.workload;
+        Self {
+            duration_s: options.duration.as_secs_f64(),
+            warmup_s: options.warmup.as_secs_f64(),
+            runs: options.runs,
+            key_range: workload.key_range,
+            read_ratio: workload.read_ratio,
+            remote_ratio: workload.remote_ratio,
+            distribution: workload.distribution,
+            verify: workload.verify,
+            wait: options.wait.to_string(),
+            shm_dir: options.shm_dir.clone(),
+            fault: options.fault,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn resolve(args: &str) -> Result<Options, OptionError> {
+        Options::resolve(Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap())
+    }
+
+    #[test]
+    fn illegal_values_are_refused_with_reason_and_range() {
+        for (args, expected) in [
+            ("--ranks 0", "--ranks 0: a job needs a rank; legal is 1 to 256"),
+            ("--ranks 257", "--ranks 257: more than is supported; legal is 1 to 256"),
+            ("--server-threads 0", "a rank needs a daemon to hold its keys; legal is 1 to 64"),
+            ("--client-threads 0", "a rank needs a client to make requests; legal is 1 to 256"),
+            ("--queue-depth 0", "a client needs an operation outstanding; legal is 1 to 4096"),
+            ("--runs 0", "legal is 1 to 32"),
+            ("--key-range 0", "a store needs a key; legal is 1 to 67108864"),
+            ("--duration 0", "legal is 0.01 to 3600 seconds"),
+            ("--duration nan", "legal is 0.01 to 3600 seconds"),
+            ("--warmup 1e9", "legal is 0 to 3600 seconds"),
+            ("--duration 300 --runs 3", "600 seconds in all, or --verify=false"),
+            ("--read-ratio 1.5", "--read-ratio 1.5: a share lies between none and all; legal is 0 to 1"),
+            ("--read-ratio=-0.1", "legal is 0 to 1"),
+            ("--read-ratio nan", "legal is 0 to 1"),
+            ("--remote-ratio 2", "legal is 0 to 1"),
+            ("--ranks 1 --remote-ratio 0.5", "one rank has no other to talk to"),
+            ("--ring-size 2048", "--ring-size 2048: too small to hold a batch; legal is auto, or a power of two from 4096 to 1073741824"),
+            ("--ring-size 5000", "not a power of two"),
+            ("--ring-size 2147483648", "more than is supported"),
+            ("--ranks 256 --client-threads 256", "fewer clients, or --verify=false"),
+            ("--pin 65535", "--pin: core 65535 may not be used by this process"),
+            ("--fault corrupt-value --verify=false", "legal is only with --verify"),
+        ] {
+            let message = resolve(args).unwrap_err().to_string();
+            assert!(message.contains(expected), "{args}: {message}");
+        }
+    }
+
+    #[test]
+    fn values_at_the_borders_are_legal() {
+        for args in [
+            "--ranks 256 --client-threads 255",
+            "--duration 0.01 --warmup 0",
+            "--ring-size 4096",
+            "--read-ratio 0",
+            "--read-ratio 1",
+            "--ranks 1 --remote-ratio 0",
+        ] {
+            resolve(args).unwrap();
+        }
+        resolve("--duration 3600 --runs 32 --verify=false").unwrap();
+    }
+
+    #[test]
+    fn auto_values_follow_their_rules() {
+        let sizes = resolve("--ranks 2 --client-threads 46 --queue-depth 32").unwrap().sizes;
+        // 46 x 32 = 1472 operations of 64 bytes, times 4, is 376,832.
+        assert_eq!((sizes.ring_bytes, sizes.ring_slots, sizes.flux_in_flight, sizes.flux_capacity), (524_288, 2048, 4096, 16_384));
+        let small = resolve("--ranks 1 --queue-depth 1").unwrap();
+        assert_eq!((small.sizes.ring_bytes, small.sizes.ring_slots, small.sizes.flux_in_flight), (4096, 1024, 256));
+        assert_eq!(small.workload.remote_ratio, 0.0);
+        assert_eq!(resolve("--ranks 8").unwrap().workload.remote_ratio, 0.875);
+    }
+
+    #[test]
+    fn more_threads_than_cores_yield() {
+        assert_eq!(resolve("--ranks 256").unwrap().wait, WaitStrategy::Yield);
+        assert_eq!(resolve("--ranks 256 --wait busy").unwrap().wait, WaitStrategy::Busy);
+    }
+
+    #[test]
+    fn the_plan_names_every_computed_value() {
+        let text = resolve("--ranks 2").unwrap().to_string();
+        for part in ["soft device", "ring 8.0 KiB", "delegation ring 1024 slots", "flux 256 in flight", "wait ", "usable cores", "seed 1"] {
+            assert!(text.contains(part), "{part} is missing: {text}");
+        }
+    }
+}

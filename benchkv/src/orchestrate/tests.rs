@@ -1,0 +1,321 @@
+//! The order of a run with transports made of channels: several ranks as threads of one process.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Instant;
+
+use clap::Parser;
+use harness::clock::Clock;
+
+use super::*;
+use crate::backend::{Ending, IssueError};
+use crate::cli::Cli;
+use crate::message::Request;
+use crate::result::{Conditions, JobResult};
+use crate::store::{Shard, owner_of};
+
+/// No wait of a test is longer.
+const WATCHDOG: Duration = Duration::from_secs(20);
+
+/// Collective operations between threads.
+#[derive(Default)]
+struct Meeting {
+    state: Mutex<Round>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Round {
+    number: usize,
+    parts: Vec<Option<Vec<u8>>>,
+    last: Vec<Vec<u8>>,
+}
+
+struct ThreadExchange {
+    rank: usize,
+    size: usize,
+    meeting: Arc<Meeting>,
+    /// Set while ranks meet between windows.
+    gate: Option<Arc<Gate>>,
+}
+
+/// Lets a daemon answer only while its rank is inside a barrier between windows, and holds the barrier until it has answered often.
+#[derive(Default)]
+struct Gate {
+    meetings: AtomicUsize,
+    open: AtomicBool,
+    answered: AtomicUsize,
+}
+
+impl Gate {
+    const ANSWERS: usize = 500;
+
+    /// Meetings 0 and 1 are the exchange of records and the ready barrier: no load yet; the one after three windows comes after the drain.
+    fn pass(&self) {
+        if !(2..5).contains(&self.meetings.fetch_add(1, Ordering::AcqRel)) {
+            return;
+        }
+        let (start, before) = (Instant::now(), self.answered.load(Ordering::Acquire));
+        self.open.store(true, Ordering::Release);
+        while self.answered.load(Ordering::Acquire) < before + Self::ANSWERS && start.elapsed() < WATCHDOG {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.open.store(false, Ordering::Release);
+    }
+}
+
+impl Exchange for ThreadExchange {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn all_gather(&mut self, part: &[u8], _: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        if let Some(gate) = &self.gate {
+            gate.pass();
+        }
+        let mut state = self.meeting.state.lock().unwrap();
+        state.parts.resize(self.size, None);
+        state.parts[self.rank] = Some(part.to_vec());
+        if state.parts.iter().all(Option::is_some) {
+            state.last = state.parts.drain(..).map(Option::unwrap).collect();
+            state.number += 1;
+            self.meeting.changed.notify_all();
+            return Ok(state.last.clone());
+        }
+        let (round, start) = (state.number, Instant::now());
+        while state.number == round {
+            if give_up() || start.elapsed() > WATCHDOG {
+                return Err(ExchangeError::GivenUp);
+            }
+            state = self.meeting.changed.wait_timeout(state, Duration::from_millis(5)).unwrap().0;
+        }
+        Ok(state.last.clone())
+    }
+
+    fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            if give_up() {
+                return Err(ExchangeError::GivenUp);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+type Parcel = (Request, u32, Sender<(u32, Ending)>);
+
+/// The inboxes of all daemons of all ranks.
+type Network = Arc<Mutex<HashMap<(usize, usize), Sender<Parcel>>>>;
+
+/// What a test lets go wrong on one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flaw {
+    None,
+    OpenFails,
+    DaemonSeesDeadPeer,
+    DaemonPanics,
+    DaemonForgetsReplies,
+}
+
+struct Channels {
+    rank: usize,
+    options: Options,
+    network: Network,
+    flaw: Flaw,
+    gate: Option<Arc<Gate>>,
+}
+
+struct ChannelDaemon {
+    rank: usize,
+    number: usize,
+    peers: Vec<usize>,
+    inbox: Receiver<Parcel>,
+    shard: Shard,
+    flaw: Flaw,
+    gate: Option<Arc<Gate>>,
+    steps: u64,
+}
+
+struct ChannelPaths {
+    network: HashMap<(usize, usize), Sender<Parcel>>,
+    shards: usize,
+    reply_to: Sender<(u32, Ending)>,
+    replies: Receiver<(u32, Ending)>,
+}
+
+impl Backend for Channels {
+    type Daemon = ChannelDaemon;
+    type Paths = ChannelPaths;
+
+    fn open_daemon(&self, daemon: usize) -> Result<ChannelDaemon, BackendError> {
+        if self.flaw == Flaw::OpenFails {
+            return Err(BackendError::Setup { what: "the inbox".to_owned(), source: "no space".into() });
+        }
+        let (sender, inbox) = channel();
+        self.network.lock().unwrap().insert((self.rank, daemon), sender);
+        let (workload, shards) = (&self.options.workload, self.options.server_threads);
+        let peers = (0..workload.ranks).filter(|peer| *peer != self.rank && peer % shards == daemon).collect();
+        let shard = Shard::new(daemon, shards, workload.store_keys());
+        Ok(ChannelDaemon { rank: self.rank, number: daemon, peers, inbox, shard, flaw: self.flaw, gate: self.gate.clone(), steps: 0 })
+    }
+
+    fn connect_client(&self, _: usize) -> Result<ChannelPaths, BackendError> {
+        let (reply_to, replies) = channel();
+        let network = self.network.lock().unwrap().clone();
+        Ok(ChannelPaths { network, shards: self.options.server_threads, reply_to, replies })
+    }
+}
+
+impl Daemon for ChannelDaemon {
+    fn records(&self) -> Vec<(usize, Vec<u8>)> {
+        self.peers.iter().map(|peer| (*peer, vec![self.rank as u8, *peer as u8, self.number as u8])).collect()
+    }
+
+    fn connect(&mut self, records: Vec<(usize, Vec<u8>)>) -> Result<(), BackendError> {
+        let expected = |peer: &usize| (*peer, vec![*peer as u8, self.rank as u8]);
+        let got: Vec<_> = records.into_iter().map(|(peer, record)| (peer, record[..2].to_vec())).collect();
+        assert_eq!(got, self.peers.iter().map(expected).collect::<Vec<_>>());
+        Ok(())
+    }
+
+    fn step(&mut self, _: u64) -> Result<bool, BackendError> {
+        self.steps += 1;
+        match self.flaw {
+            Flaw::DaemonSeesDeadPeer if self.steps > 2000 => {
+                return Err(BackendError::PeerGone { rank: 1, how: "its lock is free".to_owned() });
+            }
+            Flaw::DaemonPanics if self.steps > 2000 => panic!("on purpose"),
+            _ => {}
+        }
+        if self.gate.as_ref().is_some_and(|gate| !gate.open.load(Ordering::Acquire)) {
+            return Ok(false);
+        }
+        let mut busy = false;
+        for (request, token, reply_to) in self.inbox.try_iter().take(16) {
+            busy = true;
+            let response = self.shard.apply(&request);
+            if let Some(gate) = &self.gate {
+                gate.answered.fetch_add(1, Ordering::AcqRel);
+            }
+            if self.flaw != Flaw::DaemonForgetsReplies || self.steps < 2000 {
+                let _ = reply_to.send((token, Ending::Reply(response)));
+            }
+        }
+        Ok(busy)
+    }
+}
+
+impl Paths for ChannelPaths {
+    fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
+        let owner = (request.rank() as usize, owner_of(request.key(), self.shards));
+        let _ = self.network[&owner].send((*request, token, self.reply_to.clone()));
+        Ok(())
+    }
+
+    fn poll(&mut self, mut ended: impl FnMut(u32, Ending)) -> Result<(), BackendError> {
+        self.replies.try_iter().for_each(|(token, ending)| ended(token, ending));
+        Ok(())
+    }
+}
+
+/// Runs a job of rank threads; `flaw` is that of rank 0.
+fn run(args: &str, flaw: Flaw) -> (Options, Vec<Result<RankReport, RankError>>) {
+    run_gated(args, flaw, None)
+}
+
+fn run_gated(args: &str, flaw: Flaw, gate: Option<Arc<Gate>>) -> (Options, Vec<Result<RankReport, RankError>>) {
+    let args = format!("benchkv --duration 0.05 --warmup 0.02 --runs 2 --wait yield --pin none --queue-depth 4 {args}");
+    let options = Options::resolve(Cli::try_parse_from(args.split_whitespace()).unwrap()).unwrap();
+    let size = options.workload.ranks;
+    let (meeting, network) = (Arc::new(Meeting::default()), Network::default());
+    let outcomes = std::thread::scope(|scope| {
+        let start = |rank| {
+            let mut exchange = ThreadExchange { rank, size, meeting: meeting.clone(), gate: gate.clone() };
+            let flaw = if rank == 0 { flaw } else { Flaw::None };
+            let backend = Channels { rank, options: options.clone(), network: network.clone(), flaw, gate: gate.clone() };
+            scope.spawn(move || run_rank(&backend.options, &backend, &mut exchange, Clock::monotonic()))
+        };
+        let ranks: Vec<_> = (0..size).map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    (options, outcomes)
+}
+
+fn result(args: &str, flaw: Flaw) -> JobResult {
+    reduce(run(args, flaw))
+}
+
+fn reduce((options, outcomes): (Options, Vec<Result<RankReport, RankError>>)) -> JobResult {
+    let parts: Vec<_> = outcomes.into_iter().map(|report| serde_json::to_vec(&report.unwrap()).unwrap()).collect();
+    let conditions = Conditions {
+        device: "channels".to_owned(),
+        clock: Clock::monotonic().source(),
+        environment: harness::environment::Environment::detect(),
+        unix_echo: Vec::new(),
+    };
+    JobResult::reduce(&options, conditions, &parts).unwrap()
+}
+
+#[test]
+fn a_whole_job_ends_with_nothing_lost_and_every_value_right() {
+    for args in ["--ranks 1", "--ranks 2", "--ranks 3 --server-threads 2 --client-threads 2 --distribution zipfian"] {
+        // Long enough that a loaded machine gives each thread its turn in some window.
+        let result = result(&format!("{args} --duration 0.3"), Flaw::None);
+        assert!(result.is_sound(), "{args}: {:?}", result.first_verify_failure);
+        assert_eq!((result.errors, result.issued), (0, result.completed), "{args}");
+        assert_eq!(result.remote_ops > 0, result.ranks > 1, "{args}");
+        assert!(result.local_ops > 0, "{args}");
+        assert!(result.local_ops + result.remote_ops < result.completed, "{args}: warm-up and drain are not measured");
+    }
+}
+
+#[test]
+fn a_window_never_includes_a_barrier() {
+    let result = reduce(run_gated("--ranks 1 --runs 3", Flaw::None, Some(Arc::default())));
+    assert!(result.completed as usize >= 3 * Gate::ANSWERS, "load goes on while ranks meet");
+    // What was answered as a barrier ended may be collected in the window that follows, or in one step more of the window before.
+    assert!(result.local_ops <= 3 * 3 * 4, "{} operations that ended in barriers were counted in windows", result.local_ops);
+}
+
+#[test]
+fn a_corrupted_value_makes_the_result_unsound() {
+    let result = result("--ranks 2 --fault corrupt-value", Flaw::None);
+    assert_eq!(result.verify_failures, Some(1));
+    assert!(result.first_verify_failure.as_ref().unwrap().contains("private key"), "{:?}", result.first_verify_failure);
+    assert!(!result.is_sound());
+}
+
+#[test]
+fn what_is_never_answered_is_counted_as_lost_after_a_bounded_drain() {
+    let result = result("--ranks 2", Flaw::DaemonForgetsReplies);
+    assert!(result.lost > 0 && !result.is_sound());
+    assert_eq!(result.issued, result.completed + result.errors + result.lost);
+}
+
+#[test]
+fn a_failed_set_up_ends_the_rank_with_its_reason() {
+    let (_, outcomes) = run("--ranks 1 --server-threads 2", Flaw::OpenFails);
+    let message = outcomes[0].as_ref().unwrap_err().to_string();
+    assert_eq!(message, "the inbox: no space");
+}
+
+#[test]
+fn a_peer_found_dead_by_a_daemon_ends_the_rank_and_is_named() {
+    let (_, outcomes) = run("--ranks 1 --duration 15", Flaw::DaemonSeesDeadPeer);
+    let error = outcomes[0].as_ref().unwrap_err();
+    assert!(matches!(error, RankError::Backend(BackendError::PeerGone { rank: 1, .. })), "{error}");
+}
+
+#[test]
+fn a_panic_in_a_worker_is_an_error_not_a_hang() {
+    let (_, outcomes) = run("--ranks 1 --duration 15", Flaw::DaemonPanics);
+    let error = outcomes[0].as_ref().unwrap_err();
+    assert!(matches!(error, RankError::Panicked { thread, message } if thread == "daemon-0" && message == "on purpose"), "{error}");
+}

@@ -1,0 +1,133 @@
+use clap::Parser;
+use harness::clock::Clock;
+
+use super::*;
+use crate::cli::Cli;
+use crate::client::Counts;
+use crate::verify::Verdict;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn options(args: &str) -> Options {
+    Options::resolve(Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap()).unwrap()
+}
+
+fn conditions() -> Conditions {
+    Conditions {
+        device: "soft".to_owned(),
+        clock: Clock::monotonic().source(),
+        environment: Environment::detect(),
+        unix_echo: vec![EchoResult { depth: 1, rps: 100.0, latency_ns: LatencySummary::default() }],
+    }
+}
+
+/// A client that ended `local` and `remote` operations of 1 ms in each of two windows of one second.
+fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
+    let record = |count| {
+        let mut histogram = LatencyHistogram::new();
+        (0..count).for_each(|_| histogram.record(1_000_000));
+        histogram
+    };
+    let outstanding_ns = u128::from((local + remote) * 1_000_000);
+    let window = Window { started_ns: 5, ended_ns: 5 + SECOND, outstanding_ns, local: record(local), remote: record(remote), errors: 1 };
+    let completed = 2 * (local + remote) + 10;
+    ClientReport {
+        counts: Counts { issued: completed + 3, completed, errors: 2, not_found: 4 },
+        lost: 1,
+        windows: vec![window; 2],
+        verdict,
+    }
+}
+
+fn verdict(failures: u64, issued: u32, highest: [u32; 2]) -> Verdict {
+    Verdict { failures, first: None, issued, highest: highest.to_vec() }
+}
+
+fn reduced(verdicts: [Verdict; 2]) -> JobResult {
+    let options = options("--ranks 2 --runs 2 --duration 1");
+    let [first, second] = verdicts;
+    let parts: Vec<Vec<u8>> = [client(100, 300, Some(first)), client(200, 400, Some(second))]
+        .into_iter()
+        .enumerate()
+        .map(|(rank, client)| {
+            let daemon = DaemonReport { loops: 10, empty_loops: 5 };
+            serde_json::to_vec(&RankReport::new(rank, &options, vec![client], vec![daemon])).unwrap()
+        })
+        .collect();
+    JobResult::reduce(&options, conditions(), &parts).unwrap()
+}
+
+#[test]
+fn figures_add_up_over_ranks_and_average_over_runs() {
+    let result = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]);
+    assert_eq!((result.local_ops, result.remote_ops), (600, 1400));
+    assert!((result.local_rps - 300.0).abs() < 1e-6 && (result.remote_rps - 700.0).abs() < 1e-6, "{result:?}");
+    assert_eq!(result.runs.iter().map(|run| (run.local_ops, run.remote_ops, run.errors)).collect::<Vec<_>>(), [(300, 700, 2); 2]);
+    assert_eq!(result.issued, result.completed + result.errors + result.lost);
+    assert_eq!((result.errors, result.lost, result.not_found, result.verify_failures), (4, 2, 8, Some(0)));
+    assert_eq!(result.per_rank.iter().map(|rank| rank.remote_ops).collect::<Vec<_>>(), [600, 800]);
+    let law = result.littles_law;
+    assert!((law.outstanding - 1.0).abs() < 1e-6 && (law.throughput_times_latency - 1.0).abs() < 1e-3, "{law:?}");
+    assert!((result.unix_echo[0].remote_ratio - 7.0).abs() < 1e-9);
+    assert!(!result.is_sound(), "two operations were lost");
+}
+
+#[test]
+fn a_sequence_number_that_no_rank_issued_is_a_failure_of_the_job() {
+    let result = reduced([verdict(1, 50, [9, 8]), verdict(2, 60, [50, 61])]);
+    assert_eq!(result.verify_failures, Some(4));
+    assert_eq!(result.first_verify_failure.unwrap(), "write 61 of writer 1 was read, but it issued only 60");
+}
+
+#[test]
+fn the_document_parses_back_and_has_the_promised_fields() {
+    let result = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]);
+    let text = serde_json::to_string(&result).unwrap();
+    assert_eq!(serde_json::from_str::<JobResult>(&text).unwrap(), result);
+    let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let promised = "schema_version backend device ranks server_threads client_threads queue_depth total_rps local_ops remote_ops issued \
+                    completed errors lost verify_failures latency_ns runs per_rank";
+    for field in promised.split_whitespace() {
+        assert!(!document[field].is_null(), "{field}");
+    }
+    for field in ["mean", "p50", "p99", "p999", "max"] {
+        assert!(document["latency_ns"][field].is_number(), "{field}");
+    }
+    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(1)));
+    assert_eq!((document["runs"].as_array().unwrap().len(), document["per_rank"].as_array().unwrap().len()), (2, 2));
+}
+
+#[test]
+fn unchecked_values_are_not_reported_as_correct() {
+    let options = options("--ranks 1 --runs 2 --verify=false");
+    let part = serde_json::to_vec(&RankReport::new(0, &options, vec![client(1, 0, None)], Vec::new())).unwrap();
+    let result = JobResult::reduce(&options, conditions(), &[part]).unwrap();
+    assert_eq!(result.verify_failures, None);
+    assert!(result.to_string().contains("off"));
+}
+
+#[test]
+fn a_report_that_cannot_be_read_names_its_rank() {
+    let options = options("--ranks 2");
+    let good = serde_json::to_vec(&RankReport::new(0, &options, Vec::new(), Vec::new())).unwrap();
+    let error = JobResult::reduce(&options, conditions(), &[good, b"{}".to_vec()]).unwrap_err();
+    assert!(error.to_string().contains("rank 1"), "{error}");
+}
+
+#[test]
+fn the_table_shows_both_ranks_percentiles_and_the_baseline() {
+    let text = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]).to_string();
+    for part in [
+        "delegation: 2 ranks",
+        "round trip",
+        "p99.9",
+        "local",
+        "remote",
+        "verify failures",
+        "Little's law",
+        "Unix-socket echo, depth 1",
+        "7.0 x",
+    ] {
+        assert!(text.contains(part), "{part} is missing:\n{text}");
+    }
+}

@@ -1,0 +1,395 @@
+//! `--verify`: every value says who wrote it, when, and for which key, so that a read can be judged.
+//!
+//! A value is `writer (16 bits) | sequence (32) | hash of rank and key (16)`. Checked are:
+//!
+//! 1. a value carries the hash of the rank and key it was read from (routing, corruption);
+//! 2. its writer exists, and (after the run, over all ranks) had issued that sequence number;
+//! 3. for one reader, key and writer, sequence numbers never go backwards, and a key once found stays found. This holds because every path keeps
+//!    the order of one client's requests for one key. Judged are values recorded before the read was issued: replies may overtake each other;
+//! 4. a client's private key reads back as the last write that was acknowledged.
+
+use thiserror::Error;
+
+use crate::message::Outcome;
+use crate::workload::{Access, PRIVATE_KEYS};
+
+/// Sequence numbers remembered per client for check 3: 8 MiB. With more keys times writers than this, the first keys are judged.
+const REMEMBERED: usize = 1 << 20;
+
+/// A result that cannot have come from a sound system. Keys are those of the rank named.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum VerifyFailure {
+    #[error("rank {rank} key {key}: value {value:#018x} was written for another key, or is corrupt")]
+    WrongKey { rank: u16, key: u64, value: u64 },
+    #[error("rank {rank} key {key}: value {value:#018x} names writer {writer}, but there are {writers}")]
+    UnknownWriter { rank: u16, key: u64, value: u64, writer: u16, writers: usize },
+    #[error("rank {rank} key {key}: write {sequence} of writer {writer} was read after its write {newer}")]
+    Backwards { rank: u16, key: u64, writer: u16, sequence: u32, newer: u32 },
+    #[error("rank {rank} key {key}: not found, though it had been")]
+    Vanished { rank: u16, key: u64 },
+    #[error("rank {rank} private key {key}: {found:?} instead of the acknowledged {expected:#018x}")]
+    LostWrite { rank: u16, key: u64, expected: u64, found: Option<u64> },
+    #[error("write {sequence} of writer {writer} was read, but it issued only {issued}")]
+    NeverIssued { writer: usize, sequence: u32, issued: u32 },
+}
+
+/// A value and its parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    writer: u16,
+    sequence: u32,
+    hash: u16,
+}
+
+impl Stamp {
+    const fn pack(self) -> u64 {
+        (self.writer as u64) << 48 | (self.sequence as u64) << 16 | self.hash as u64
+    }
+
+    const fn unpack(value: u64) -> Self {
+        Self { writer: (value >> 48) as u16, sequence: (value >> 16) as u32, hash: value as u16 }
+    }
+}
+
+/// 16 bits of a mix (the finaliser of MurmurHash3) of rank and key.
+const fn hash16(rank: u16, key: u64) -> u16 {
+    let mut mix = key ^ (rank as u64) << 40;
+    mix = (mix ^ mix >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    mix = (mix ^ mix >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    (mix ^ mix >> 33) as u16
+}
+
+/// What is to be done with a private key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrivateStep {
+    /// Write this value.
+    Put(u64),
+    /// Read it back.
+    Get,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Private {
+    /// No acknowledged write to compare with.
+    Unknown,
+    Writing(u64),
+    /// Acknowledged, not yet read back.
+    Written(u64),
+    Reading(u64),
+}
+
+/// The highest sequence number recorded for a reader, key and writer. `at` is the moment on the [`Verifier`]'s own scale.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    sequence: u32,
+    at: u32,
+}
+
+/// The judge of one client. It allocates only in [`new`](Self::new).
+#[derive(Debug)]
+pub struct Verifier {
+    writer: u16,
+    writers: usize,
+    sequence: u32,
+    /// Counts this client's operations as they are issued; wraps.
+    moment: u32,
+    /// By key slot times `writers` plus writer.
+    seen: Vec<Seen>,
+    /// By key slot: the moment at which a value was first recorded.
+    found_at: Vec<Option<u32>>,
+    private: [Private; PRIVATE_KEYS],
+    highest: Vec<u32>,
+    failures: u64,
+    first: Option<VerifyFailure>,
+}
+
+/// What a [`Verifier`] found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// Checks that failed.
+    pub failures: u64,
+    /// The first of them.
+    pub first: Option<VerifyFailure>,
+    /// Sequence numbers this client issued: `1..=issued`.
+    pub issued: u32,
+    /// By writer: the highest sequence number read.
+    pub highest: Vec<u32>,
+}
+
+impl Verifier {
+    /// The judge of client number `writer` of `writers` in the job, whose pattern reads `read_keys` different keys.
+    #[must_use]
+    pub fn new(writer: u16, writers: usize, read_keys: usize) -> Self {
+        let remembered = read_keys.min(REMEMBERED / writers.max(1));
+        Self {
+            writer,
+            writers,
+            sequence: 0,
+            moment: 0,
+            seen: vec![Seen::default(); remembered * writers],
+            found_at: vec![None; read_keys],
+            private: [Private::Unknown; PRIVATE_KEYS],
+            highest: vec![0; writers],
+            failures: 0,
+            first: None,
+        }
+    }
+
+    /// A value never used before, for a key of `rank`.
+    pub fn next_value(&mut self, rank: u16, key: u64) -> u64 {
+        self.sequence = self.sequence.wrapping_add(1);
+        Stamp { writer: self.writer, sequence: self.sequence, hash: hash16(rank, key) }.pack()
+    }
+
+    /// Marks an operation as issued; its result is judged by what had been recorded before this moment.
+    pub fn issue(&mut self) -> u32 {
+        self.moment = self.moment.wrapping_add(1);
+        self.moment
+    }
+
+    /// Judges the result of a read of a shared key that was issued at `moment`.
+    pub fn judge_read(&mut self, access: &Access, moment: u32, found: Option<u64>) {
+        let Some(value) = found else { return self.judge_absence(access, moment) };
+        let Some(Stamp { writer, sequence, .. }) = self.judge_origin(access, value) else { return };
+        let slot = access.slot as usize;
+        let now = self.moment;
+        if let Some(found_at) = self.found_at.get_mut(slot) {
+            found_at.get_or_insert(now);
+        }
+        let Some(seen) = self.seen.get_mut(slot * self.writers + usize::from(writer)) else { return };
+        if sequence > seen.sequence {
+            *seen = Seen { sequence, at: now };
+        } else if sequence < seen.sequence && is_before(seen.at, moment) {
+            let (rank, key, newer) = (access.rank, access.key, seen.sequence);
+            self.fail(VerifyFailure::Backwards { rank, key, writer, sequence, newer });
+        }
+    }
+
+    /// What to do next with a private key; `None` while an operation on it is outstanding.
+    pub fn begin_private(&mut self, access: &Access) -> Option<PrivateStep> {
+        let slot = access.slot as usize;
+        match self.private.get(slot)? {
+            Private::Writing(_) | Private::Reading(_) => None,
+            Private::Written(value) => {
+                self.set_private(slot, Private::Reading(*value));
+                Some(PrivateStep::Get)
+            }
+            Private::Unknown => {
+                let value = self.next_value(access.rank, access.key);
+                self.set_private(slot, Private::Writing(value));
+                Some(PrivateStep::Put(value))
+            }
+        }
+    }
+
+    /// Judges the end of an operation on a private key; `None` when it ended without a result.
+    pub fn end_private(&mut self, access: &Access, outcome: Option<Outcome>) {
+        let slot = access.slot as usize;
+        let found = match outcome {
+            Some(Outcome::GetOk { value }) => Some(value),
+            _ => None,
+        };
+        let next = match (self.private.get(slot), outcome) {
+            (Some(Private::Writing(value)), Some(Outcome::PutOk)) => Private::Written(*value),
+            (Some(&Private::Reading(expected)), Some(Outcome::GetOk { .. } | Outcome::NotFound)) => {
+                if found != Some(expected) {
+                    self.fail(VerifyFailure::LostWrite { rank: access.rank, key: access.key, expected, found });
+                }
+                Private::Unknown
+            }
+            _ => Private::Unknown,
+        };
+        self.set_private(slot, next);
+    }
+
+    /// What was found over the whole run.
+    #[must_use]
+    pub fn verdict(self) -> Verdict {
+        Verdict { failures: self.failures, first: self.first, issued: self.sequence, highest: self.highest }
+    }
+
+    /// Checks 1 and 2.
+    fn judge_origin(&mut self, access: &Access, value: u64) -> Option<Stamp> {
+        let (rank, key, stamp) = (access.rank, access.key, Stamp::unpack(value));
+        if stamp.hash != hash16(rank, key) {
+            self.fail(VerifyFailure::WrongKey { rank, key, value });
+            return None;
+        }
+        let Some(highest) = self.highest.get_mut(usize::from(stamp.writer)) else {
+            let (writer, writers) = (stamp.writer, self.writers);
+            self.fail(VerifyFailure::UnknownWriter { rank, key, value, writer, writers });
+            return None;
+        };
+        *highest = stamp.sequence.max(*highest);
+        Some(stamp)
+    }
+
+    fn judge_absence(&mut self, access: &Access, moment: u32) {
+        if let Some(Some(found_at)) = self.found_at.get(access.slot as usize) {
+            if is_before(*found_at, moment) {
+                self.fail(VerifyFailure::Vanished { rank: access.rank, key: access.key });
+            }
+        }
+    }
+
+    fn set_private(&mut self, slot: usize, state: Private) {
+        if let Some(private) = self.private.get_mut(slot) {
+            *private = state;
+        }
+    }
+
+    fn fail(&mut self, failure: VerifyFailure) {
+        self.failures += 1;
+        self.first.get_or_insert(failure);
+    }
+}
+
+/// Whether moment `a` came before moment `b`, which is at most a queue depth away from now. A record older than 2^31 operations can
+/// look younger than it is; then one check is left out.
+const fn is_before(a: u32, b: u32) -> bool {
+    (b.wrapping_sub(a) as i32) > 0
+}
+
+/// Check 2 over all ranks: which of the `highest` numbers read were never issued. Both are indexed by writer.
+pub fn never_issued<'a>(highest: &'a [u32], issued: &'a [u32]) -> impl Iterator<Item = VerifyFailure> + 'a {
+    let pairs = highest.iter().zip(issued).enumerate();
+    pairs.filter(|(_, (read, issued))| read > issued).map(|(writer, (sequence, issued))| VerifyFailure::NeverIssued {
+        writer,
+        sequence: *sequence,
+        issued: *issued,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::AccessKind;
+
+    const READ: Access = Access { key: 42, slot: 3, rank: 1, kind: AccessKind::Read };
+    const PRIVATE: Access = Access { key: 1000, slot: 5, rank: 1, kind: AccessKind::Private };
+
+    fn reader() -> Verifier {
+        Verifier::new(0, 2, 8)
+    }
+
+    fn value(writer: u16, sequence: u32) -> u64 {
+        Stamp { writer, sequence, hash: hash16(READ.rank, READ.key) }.pack()
+    }
+
+    fn read(verifier: &mut Verifier, found: Option<u64>) {
+        let moment = verifier.issue();
+        verifier.judge_read(&READ, moment, found);
+    }
+
+    #[test]
+    fn sound_reads_pass() {
+        let mut verifier = reader();
+        for found in [None, Some(value(0, 1)), Some(value(0, 1)), Some(value(1, 1)), Some(value(0, 2)), Some(value(1, 9))] {
+            read(&mut verifier, found);
+        }
+        let verdict = verifier.verdict();
+        assert_eq!((verdict.failures, verdict.first), (0, None));
+        assert_eq!(verdict.highest, [2, 9]);
+    }
+
+    #[test]
+    fn any_flipped_bit_of_the_hash_is_caught() {
+        for bit in 0..16 {
+            let mut verifier = reader();
+            read(&mut verifier, Some(value(1, 7) ^ 1 << bit));
+            assert!(matches!(verifier.verdict().first, Some(VerifyFailure::WrongKey { rank: 1, key: 42, .. })), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_same_key_of_another_rank_is_another_key() {
+        let mut verifier = reader();
+        let moment = verifier.issue();
+        verifier.judge_read(&Access { rank: 2, ..READ }, moment, Some(value(0, 1)));
+        assert_eq!(verifier.verdict().failures, 1);
+    }
+
+    #[test]
+    fn a_writer_that_does_not_exist_is_caught() {
+        let mut verifier = reader();
+        read(&mut verifier, Some(value(2, 1)));
+        assert!(matches!(verifier.verdict().first, Some(VerifyFailure::UnknownWriter { writer: 2, writers: 2, .. })));
+    }
+
+    #[test]
+    fn an_older_write_after_a_newer_one_is_caught() {
+        let mut verifier = reader();
+        // The other writer in between must not hide it.
+        for found in [value(1, 5), value(0, 8), value(1, 4)] {
+            read(&mut verifier, Some(found));
+        }
+        let expected = VerifyFailure::Backwards { rank: 1, key: 42, writer: 1, sequence: 4, newer: 5 };
+        assert_eq!(verifier.verdict().first, Some(expected));
+    }
+
+    #[test]
+    fn replies_that_overtake_each_other_are_no_failure() {
+        let mut verifier = reader();
+        let (first, second) = (verifier.issue(), verifier.issue());
+        verifier.judge_read(&READ, second, Some(value(1, 5)));
+        verifier.judge_read(&READ, first, Some(value(1, 4)));
+        let third = verifier.issue();
+        verifier.judge_read(&READ, third, Some(value(1, 5)));
+        assert_eq!(verifier.verdict().failures, 0);
+    }
+
+    #[test]
+    fn a_key_that_vanishes_is_caught() {
+        let mut verifier = reader();
+        read(&mut verifier, Some(value(1, 1)));
+        read(&mut verifier, None);
+        assert_eq!(verifier.verdict().first, Some(VerifyFailure::Vanished { rank: 1, key: 42 }));
+    }
+
+    #[test]
+    fn a_sequence_number_nobody_issued_is_caught_after_the_run() {
+        assert_eq!(never_issued(&[3, 4], &[3, 4]).count(), 0);
+        let found: Vec<_> = never_issued(&[3, 5], &[3, 4]).collect();
+        assert_eq!(found, [VerifyFailure::NeverIssued { writer: 1, sequence: 5, issued: 4 }]);
+    }
+
+    #[test]
+    fn private_keys_alternate_and_must_read_back() {
+        let mut verifier = reader();
+        for round in 0..3 {
+            let Some(PrivateStep::Put(value)) = verifier.begin_private(&PRIVATE) else { panic!("round {round}") };
+            assert_eq!(verifier.begin_private(&PRIVATE), None, "one operation at a time");
+            verifier.end_private(&PRIVATE, Some(Outcome::PutOk));
+            assert_eq!(verifier.begin_private(&PRIVATE), Some(PrivateStep::Get));
+            verifier.end_private(&PRIVATE, Some(Outcome::GetOk { value }));
+        }
+        assert_eq!(verifier.verdict().failures, 0);
+    }
+
+    #[test]
+    fn a_lost_acknowledged_write_is_caught() {
+        for wrong in [Outcome::NotFound, Outcome::GetOk { value: 1 }] {
+            let mut verifier = reader();
+            verifier.begin_private(&PRIVATE);
+            verifier.end_private(&PRIVATE, Some(Outcome::PutOk));
+            verifier.begin_private(&PRIVATE);
+            verifier.end_private(&PRIVATE, Some(wrong));
+            assert!(matches!(verifier.verdict().first, Some(VerifyFailure::LostWrite { .. })), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_write_that_ended_in_an_error_proves_nothing() {
+        let mut verifier = reader();
+        verifier.begin_private(&PRIVATE);
+        verifier.end_private(&PRIVATE, None);
+        assert!(matches!(verifier.begin_private(&PRIVATE), Some(PrivateStep::Put(_))));
+        assert_eq!(verifier.verdict().failures, 0);
+    }
+
+    #[test]
+    fn old_moments_stay_old_across_the_wrap() {
+        assert!(is_before(u32::MAX, 3) && !is_before(3, u32::MAX) && !is_before(7, 7));
+    }
+}

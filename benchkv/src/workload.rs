@@ -1,0 +1,271 @@
+//! What a client asks for, generated before the run: the measured loop draws no random number and allocates nothing.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+
+use fastrand::Rng;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::zipf::Zipf;
+
+/// Accesses of one pattern, 1 MiB of them; a client starts again at the first after the last. Read in order, so the prefetcher hides it.
+pub const PATTERN_LEN: usize = 1 << 16;
+
+/// Keys that only one client ever touches, per client.
+pub const PRIVATE_KEYS: usize = 16;
+
+/// One access in this many goes to a private key when results are verified.
+const PRIVATE_EVERY: usize = 16;
+
+/// How keys are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "kind")]
+pub enum Distribution {
+    /// All keys alike.
+    Uniform,
+    /// Key `k` with probability proportional to `(k + 1)^-theta`.
+    Zipfian {
+        /// Skew: 0.99 is the customary value.
+        theta: f64,
+    },
+}
+
+/// The distribution was not understood.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{given:?} is no distribution; use uniform, zipfian, or zipfian:THETA with THETA above 0 and at most 10")]
+pub struct DistributionSyntaxError {
+    given: String,
+}
+
+impl FromStr for Distribution {
+    type Err = DistributionSyntaxError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let theta = match text.split_once(':') {
+            None if text == "uniform" => return Ok(Self::Uniform),
+            None if text == "zipfian" => Some(0.99),
+            Some(("zipfian", theta)) => theta.parse().ok().filter(|theta| *theta > 0.0 && *theta <= 10.0),
+            _ => None,
+        };
+        theta.map(|theta| Self::Zipfian { theta }).ok_or_else(|| DistributionSyntaxError { given: text.to_owned() })
+    }
+}
+
+impl fmt::Display for Distribution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uniform => f.write_str("uniform"),
+            Self::Zipfian { theta } => write!(f, "zipfian:{theta}"),
+        }
+    }
+}
+
+/// What all clients of a job have in common.
+#[derive(Debug, Clone, Copy)]
+pub struct Workload {
+    /// Ranks of the job.
+    pub ranks: usize,
+    /// Client threads of each rank.
+    pub clients: usize,
+    /// Shared keys of each rank: `0..key_range`.
+    pub key_range: u64,
+    /// Share of shared accesses that read.
+    pub read_ratio: f64,
+    /// Share of accesses that go to another rank; 0 when there is none.
+    pub remote_ratio: f64,
+    /// How shared keys are chosen.
+    pub distribution: Distribution,
+    /// Whether some accesses go to private keys and are read back.
+    pub verify: bool,
+    /// The job's seed. The same seed gives the same accesses.
+    pub seed: u64,
+}
+
+/// What an access does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccessKind {
+    /// Gets a shared key.
+    Read,
+    /// Puts a shared key.
+    Write,
+    /// Puts or gets, in turn, a key that belongs to this client alone.
+    Private,
+}
+
+/// One access; 16 bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Access {
+    /// The key.
+    pub key: u64,
+    /// [`AccessKind::Read`]: number of the key among those this pattern reads. [`AccessKind::Private`]: number of the private key. Else 0.
+    pub slot: u32,
+    /// The rank whose store is meant.
+    pub rank: u16,
+    /// What to do.
+    pub kind: AccessKind,
+}
+
+const _: () = assert!(size_of::<Access>() == 16);
+
+/// The accesses of one client.
+#[derive(Debug)]
+pub struct Pattern {
+    /// [`PATTERN_LEN`] accesses.
+    pub accesses: Vec<Access>,
+    /// Different keys among those read; every [`AccessKind::Read`] slot is below it.
+    pub read_keys: usize,
+}
+
+impl Workload {
+    /// Keys of each rank's store, private ones included.
+    #[must_use]
+    pub const fn store_keys(&self) -> u64 {
+        let private = if self.verify { self.ranks * self.clients * PRIVATE_KEYS } else { 0 };
+        self.key_range + private as u64
+    }
+
+    /// Generates the accesses of client `client` of rank `rank`.
+    #[must_use]
+    pub fn pattern(&self, rank: usize, client: usize) -> Pattern {
+        let number = (rank * self.clients + client) as u64;
+        // Multiplied by an odd constant, so that clients of neighbouring jobs (seed + 1) do not share their streams.
+        let mut rng = Rng::with_seed(self.seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        let zipf = match self.distribution {
+            Distribution::Uniform => None,
+            Distribution::Zipfian { theta } => Some(Zipf::new(self.key_range, theta)),
+        };
+        let mut slots = HashMap::new();
+        let accesses = (0..PATTERN_LEN)
+            .map(|at| {
+                if self.verify && at % PRIVATE_EVERY == 0 {
+                    return self.private_access(rank, number, (at / PRIVATE_EVERY) % PRIVATE_KEYS);
+                }
+                let key = match &zipf {
+                    Some(zipf) => zipf.sample(&mut rng),
+                    None => rng.u64(0..self.key_range),
+                };
+                let target = if rng.f64() < self.remote_ratio { self.another_rank(rank, rng.usize(..)) } else { rank as u16 };
+                if rng.f64() >= self.read_ratio {
+                    return Access { key, slot: 0, rank: target, kind: AccessKind::Write };
+                }
+                let next = slots.len() as u32;
+                let slot = *slots.entry((target, key)).or_insert(next);
+                Access { key, slot, rank: target, kind: AccessKind::Read }
+            })
+            .collect();
+        Pattern { accesses, read_keys: slots.len() }
+    }
+
+    /// A private key lives on one rank for ever; the remote ones are spread evenly over the client's keys in the job's ratio.
+    fn private_access(&self, rank: usize, client_number: u64, slot: usize) -> Access {
+        let remote_before = |slots: usize| (slots as f64 * self.remote_ratio).ceil() as usize;
+        let is_remote = remote_before(slot + 1) > remote_before(slot);
+        let target = if is_remote { self.another_rank(rank, slot) } else { rank as u16 };
+        let key = self.key_range + client_number * PRIVATE_KEYS as u64 + slot as u64;
+        Access { key, slot: slot as u32, rank: target, kind: AccessKind::Private }
+    }
+
+    fn another_rank(&self, rank: usize, choice: usize) -> u16 {
+        ((rank + 1 + choice % (self.ranks - 1).max(1)) % self.ranks) as u16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: Workload = Workload {
+        ranks: 4,
+        clients: 2,
+        key_range: 1000,
+        read_ratio: 0.8,
+        remote_ratio: 0.5,
+        distribution: Distribution::Uniform,
+        verify: true,
+        seed: 1,
+    };
+
+    fn share(pattern: &Pattern, of: impl Fn(&Access) -> bool) -> f64 {
+        pattern.accesses.iter().filter(|access| of(access)).count() as f64 / PATTERN_LEN as f64
+    }
+
+    #[test]
+    fn ratios_are_those_asked_for() {
+        let plain = Workload { verify: false, ..BASE };
+        for (rank, client) in [(0, 0), (3, 1)] {
+            let pattern = plain.pattern(rank, client);
+            assert!((share(&pattern, |access| access.kind == AccessKind::Read) - 0.8).abs() < 0.01);
+            assert!((share(&pattern, |access| usize::from(access.rank) != rank) - 0.5).abs() < 0.01);
+            for other in (0..4).filter(|other| *other != rank) {
+                assert!((share(&pattern, |access| usize::from(access.rank) == other) - 0.5 / 3.0).abs() < 0.01);
+            }
+        }
+        let extreme = Workload { read_ratio: 1.0, remote_ratio: 1.0, ..plain }.pattern(0, 0);
+        assert!(extreme.accesses.iter().all(|access| access.kind == AccessKind::Read && access.rank != 0));
+        let opposite = Workload { read_ratio: 0.0, remote_ratio: 0.0, ..plain }.pattern(2, 0);
+        assert!(opposite.accesses.iter().all(|access| access.kind == AccessKind::Write && access.rank == 2));
+    }
+
+    #[test]
+    fn one_rank_has_no_remote_access() {
+        let pattern = Workload { ranks: 1, remote_ratio: 0.0, ..BASE }.pattern(0, 1);
+        assert!(pattern.accesses.iter().all(|access| access.rank == 0));
+    }
+
+    #[test]
+    fn the_seed_decides_and_clients_differ() {
+        let keys = |workload: &Workload, client| workload.pattern(0, client).accesses.iter().map(|access| access.key).collect::<Vec<_>>();
+        let plain = Workload { verify: false, ..BASE };
+        assert_eq!(keys(&plain, 0), keys(&plain, 0));
+        assert_ne!(keys(&plain, 0), keys(&plain, 1));
+        assert_ne!(keys(&plain, 0), keys(&Workload { seed: 2, ..plain }, 0));
+    }
+
+    #[test]
+    fn private_keys_belong_to_one_client_and_one_rank() {
+        let mut owners = HashMap::new();
+        for (rank, client) in (0..4).flat_map(|rank| [(rank, 0), (rank, 1)]) {
+            let pattern = BASE.pattern(rank, client);
+            let private: Vec<_> = pattern.accesses.iter().filter(|access| access.kind == AccessKind::Private).collect();
+            assert_eq!(private.len(), PATTERN_LEN / PRIVATE_EVERY);
+            assert!(private.iter().any(|access| usize::from(access.rank) == rank));
+            assert!(private.iter().any(|access| usize::from(access.rank) != rank));
+            for access in private {
+                assert!(access.key >= BASE.key_range && access.key < BASE.store_keys());
+                let owner = (rank, client, access.rank);
+                assert_eq!(*owners.entry(access.key).or_insert(owner), owner);
+            }
+        }
+    }
+
+    #[test]
+    fn read_slots_number_the_keys_read() {
+        let pattern = BASE.pattern(1, 0);
+        let mut keys = vec![None; pattern.read_keys];
+        for access in pattern.accesses.iter().filter(|access| access.kind == AccessKind::Read) {
+            let key = keys[access.slot as usize].get_or_insert((access.rank, access.key));
+            assert_eq!(*key, (access.rank, access.key));
+        }
+        assert!(keys.iter().all(Option::is_some));
+    }
+
+    #[test]
+    fn zipf_prefers_the_first_keys() {
+        let skewed = Workload { distribution: Distribution::Zipfian { theta: 0.99 }, verify: false, ..BASE }.pattern(0, 0);
+        assert!(share(&skewed, |access| access.key == 0) > 0.1);
+        assert!(skewed.accesses.iter().all(|access| access.key < BASE.key_range));
+    }
+
+    #[test]
+    fn distribution_text_round_trips_or_says_what_is_legal() {
+        for text in ["uniform", "zipfian:0.99", "zipfian:1.5"] {
+            assert_eq!(text.parse::<Distribution>().unwrap().to_string(), text);
+        }
+        assert_eq!("zipfian".parse(), Ok(Distribution::Zipfian { theta: 0.99 }));
+        for text in ["", "zipf", "zipfian:", "zipfian:0", "zipfian:-1", "zipfian:nan", "zipfian:11", "uniform:1"] {
+            assert!(text.parse::<Distribution>().unwrap_err().to_string().contains("at most 10"), "{text:?}");
+        }
+    }
+}
