@@ -6,12 +6,12 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use benchkv::backend::BackendError;
+use benchkv::backend::composed::Composed;
 use benchkv::cli::Cli;
 use benchkv::message::{Request, Response};
 use benchkv::options::Options;
-use benchkv::orchestrate::RankError;
-use benchkv::result::{Conditions, JobResult, RankReport};
+use benchkv::orchestrate::run_rank;
+use benchkv::result::{Conditions, JobResult};
 use clap::Parser;
 use harness::clock::Clock;
 use harness::echo::{self, Echo, EchoError, EchoResult};
@@ -94,12 +94,13 @@ fn rank_process(mut exchange: SocketExchange) -> Result<ExitCode, Box<dyn Error>
     let clock = Clock::detect();
     let unix_echo = if exchange.rank() == 0 { baselines(&options, &clock)? } else { Vec::new() };
     exchange.barrier(EXCHANGE_LIMIT, &never)?;
-    let report = measure(&options, &mut exchange, clock)?;
+    let backend = Composed::new(&options, exchange.rank())?;
+    let report = run_rank(&options, &backend, &mut exchange, clock)?;
     let parts = exchange.all_gather(&serde_json::to_vec(&report)?, EXCHANGE_LIMIT, &never)?;
     if exchange.rank() != 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    let conditions = Conditions { device: "soft".to_owned(), clock: clock.source(), environment: Environment::detect(), unix_echo };
+    let conditions = Conditions { clock: clock.source(), environment: Environment::detect(), unix_echo };
     show(&options, &JobResult::reduce(&options, conditions, &parts)?)
 }
 
@@ -125,9 +126,4 @@ fn show(options: &Options, result: &JobResult) -> Result<ExitCode, Box<dyn Error
     }
     let failures = result.verify_failures.unwrap_or(0);
     Ok(fail(EXIT_UNSOUND, &format!("the result is unsound: {} operations lost, {failures} verify failures", result.lost)))
-}
-
-fn measure(options: &Options, _: &mut dyn Exchange, _: Clock) -> Result<RankReport, RankError> {
-    let what = format!("backend {}", options.backend);
-    Err(BackendError::Setup { what, source: "its transports are not part of this build".into() }.into())
 }

@@ -241,7 +241,7 @@ impl<B: Backend> Rank<'_, B> {
         let (mut waiter, mut report) = (self.options.wait.waiter(), DaemonReport::default());
         while !self.control.is_stopped() {
             report.loops += 1;
-            match daemon.step(self.clock.now_ns()) {
+            match daemon.step() {
                 Ok(true) => waiter.busy(),
                 Ok(false) => {
                     report.empty_loops += 1;
@@ -250,10 +250,11 @@ impl<B: Backend> Rank<'_, B> {
                 Err(failure) => {
                     // Recorded before the daemon is dropped: its clients fail as a consequence.
                     self.control.fail(failure.into());
-                    return Ok(report);
+                    break;
                 }
             }
         }
+        report.transport = daemon.transport();
         Ok(report)
     }
 

@@ -55,12 +55,33 @@ struct RankVerdict {
 }
 
 /// How a daemon spent its time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonReport {
     /// Rounds over all phases.
     pub loops: u64,
     /// Of these: rounds that found nothing to do.
     pub empty_loops: u64,
+    /// Its connections to other ranks, if it has any.
+    pub transport: Option<TransportReport>,
+}
+
+/// What a daemon's connections to other ranks did, from their set-up to their end.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransportReport {
+    /// The device that was really opened, for example `soft:lid=3`.
+    pub device: String,
+    /// How its peers are reached.
+    pub reached_by: String,
+    /// RDMA WRITEs with immediate posted.
+    pub writes: u64,
+    /// Messages in them.
+    pub messages: u64,
+    /// READs of a peer's published record.
+    pub reads: u64,
+    /// Calls that had to wait for ring space or credit.
+    pub waits: u64,
+    /// Most requests that waited at a time, for ring space or credit, or for room on the way to another daemon.
+    pub backlog_peak: u64,
 }
 
 impl RankReport {
@@ -170,7 +191,7 @@ pub struct JobResult {
     pub benchkv_version: String,
     /// The topology.
     pub backend: BackendKind,
-    /// The device that carried remote requests.
+    /// Kind of the device that carried remote requests, `none` if no rank has another to talk to.
     pub device: String,
     /// Rank processes.
     pub ranks: usize,
@@ -320,8 +341,6 @@ pub enum ReduceError {
 /// What surrounds the measurement.
 #[derive(Debug, Clone)]
 pub struct Conditions {
-    /// The device that carried remote requests.
-    pub device: String,
     /// What latencies were measured with.
     pub clock: ClockSource,
     /// The machine.
@@ -353,7 +372,7 @@ impl JobResult {
             schema_version: SCHEMA_VERSION,
             benchkv_version: env!("CARGO_PKG_VERSION").to_owned(),
             backend: options.backend,
-            device: conditions.device,
+            device: device_of(&reports),
             ranks: options.workload.ranks,
             server_threads: options.server_threads,
             client_threads: options.workload.clients,
@@ -396,6 +415,13 @@ impl JobResult {
     }
 }
 
+/// The kind of device all daemons opened: a device name is `kind:details`.
+fn device_of(reports: &[RankReport]) -> String {
+    let mut opened = reports.iter().flat_map(|report| &report.daemons).filter_map(|daemon| daemon.transport.as_ref());
+    let kind = opened.next().and_then(|transport| transport.device.split(':').next());
+    kind.unwrap_or("none").to_owned()
+}
+
 /// Counts the failures of all ranks, and adds what only shows over all of them: sequence numbers read that nobody issued.
 fn judge(reports: &[RankReport]) -> (u64, Option<String>) {
     let verdicts: Vec<&RankVerdict> = reports.iter().filter_map(|report| report.verdict.as_ref()).collect();
@@ -415,6 +441,9 @@ impl std::fmt::Display for JobResult {
         writeln!(f, "{} device, {runs} of {} s", self.device, self.options.duration_s)?;
         writeln!(f, "\n{}", self.rank_table())?;
         writeln!(f, "{}", self.latency_table())?;
+        if let Some(transport) = self.transport_line() {
+            writeln!(f, "{transport}")?;
+        }
         let law = self.littles_law;
         writeln!(f, "Little's law: {:.1} outstanding, throughput x latency {:.1}", law.outstanding, law.throughput_times_latency)?;
         for EchoBaseline { echo, remote_ratio } in &self.unix_echo {
@@ -456,6 +485,17 @@ impl JobResult {
         let counts = [self.issued.to_string(), self.errors.to_string(), self.lost.to_string(), failures(self.verify_failures)];
         table.row(["all".to_owned()].into_iter().chain(rates).chain(counts));
         table
+    }
+
+    /// One line about the connections between ranks, all daemons together.
+    fn transport_line(&self) -> Option<String> {
+        let all = || self.per_rank.iter().flat_map(|rank| &rank.daemons).filter_map(|daemon| daemon.transport.as_ref());
+        let (sum, first) = (|field: fn(&TransportReport) -> u64| all().map(field).sum::<u64>(), all().next()?);
+        let (writes, messages) = (sum(|t| t.writes), sum(|t| t.messages));
+        let per_write = messages as f64 / writes.max(1) as f64;
+        let peak = all().map(|t| t.backlog_peak).max().unwrap_or(0);
+        let (waits, reads, reached_by) = (sum(|t| t.waits), sum(|t| t.reads), &first.reached_by);
+        Some(format!("{writes} WRITEs of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
     }
 
     fn latency_table(&self) -> Table {

@@ -62,6 +62,7 @@ pub(crate) const ANSWERED: u8 = 0;
 /// The handler dropped the request; the payload is zero.
 pub(crate) const DROPPED: u8 = 1;
 
+#[cfg(not(loom))]
 const _: () = {
     assert!(offset_of!(Request<u64>, tag) == 0 && offset_of!(Request<u64>, payload) == 8);
     assert!(offset_of!(Response<u64>, tag) == 0 && offset_of!(Response<u64>, payload) == 8);

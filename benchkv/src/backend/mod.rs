@@ -1,10 +1,20 @@
 //! What a backend contributes to a rank: daemons that are stepped, and the paths a client's requests take to them.
 //!
 //! The [`orchestrate`](crate::orchestrate) module owns the threads, the order of the run and the measurement; a backend owns the transports.
+//!
+//! [`composed`] is the one backend so far: ipc, delegationrpc, flux and copyrpc put together after one of two topologies. Its parts: `daemon`
+//! (a daemon's phases), `remote` (its connections to other ranks), `shards` (its channel to the other daemons of the rank), `paths` (a client).
+
+pub mod composed;
+mod daemon;
+mod paths;
+mod remote;
+mod shards;
 
 use thiserror::Error;
 
 use crate::message::{Request, Response};
+use crate::result::TransportReport;
 
 /// A topology. One value per rank, shared by its threads.
 pub trait Backend: Sync {
@@ -43,7 +53,10 @@ pub trait Daemon {
     ///
     /// # Errors
     /// [`BackendError::PeerGone`] when a remote rank is dead. The daemon is of no use after an error.
-    fn step(&mut self, now_ns: u64) -> Result<bool, BackendError>;
+    fn step(&mut self) -> Result<bool, BackendError>;
+
+    /// What its connections to other ranks did; `None` if it has none.
+    fn transport(&self) -> Option<TransportReport>;
 }
 
 /// How a client's requests reach a store.
@@ -101,7 +114,7 @@ pub enum BackendError {
         /// The transport's reason.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A transport inside this rank failed during the run.
+    /// A transport of this rank failed during the run.
     #[error("{what} failed: {source}")]
     Transport {
         /// The transport.
@@ -109,4 +122,14 @@ pub enum BackendError {
         /// Its reason.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+}
+
+impl BackendError {
+    fn setup(what: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Setup { what: what.into(), source: source.into() }
+    }
+
+    fn transport(what: &'static str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Transport { what, source: source.into() }
+    }
 }

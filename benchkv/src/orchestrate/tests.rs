@@ -12,7 +12,7 @@ use super::*;
 use crate::backend::{Ending, IssueError};
 use crate::cli::Cli;
 use crate::message::Request;
-use crate::result::{Conditions, JobResult};
+use crate::result::{Conditions, JobResult, TransportReport};
 use crate::store::{Shard, owner_of};
 
 /// No wait of a test is longer.
@@ -185,7 +185,7 @@ impl Daemon for ChannelDaemon {
         Ok(())
     }
 
-    fn step(&mut self, _: u64) -> Result<bool, BackendError> {
+    fn step(&mut self) -> Result<bool, BackendError> {
         self.steps += 1;
         match self.flaw {
             Flaw::DaemonSeesDeadPeer if self.steps > 2000 => {
@@ -209,6 +209,10 @@ impl Daemon for ChannelDaemon {
             }
         }
         Ok(busy)
+    }
+
+    fn transport(&self) -> Option<TransportReport> {
+        None
     }
 }
 
@@ -254,12 +258,8 @@ fn result(args: &str, flaw: Flaw) -> JobResult {
 
 fn reduce((options, outcomes): (Options, Vec<Result<RankReport, RankError>>)) -> JobResult {
     let parts: Vec<_> = outcomes.into_iter().map(|report| serde_json::to_vec(&report.unwrap()).unwrap()).collect();
-    let conditions = Conditions {
-        device: "channels".to_owned(),
-        clock: Clock::monotonic().source(),
-        environment: harness::environment::Environment::detect(),
-        unix_echo: Vec::new(),
-    };
+    let conditions =
+        Conditions { clock: Clock::monotonic().source(), environment: harness::environment::Environment::detect(), unix_echo: Vec::new() };
     JobResult::reduce(&options, conditions, &parts).unwrap()
 }
 

@@ -14,7 +14,6 @@ fn options(args: &str) -> Options {
 
 fn conditions() -> Conditions {
     Conditions {
-        device: "soft".to_owned(),
         clock: Clock::monotonic().source(),
         environment: Environment::detect(),
         unix_echo: vec![EchoResult { depth: 1, rps: 100.0, latency_ns: LatencySummary::default() }],
@@ -50,7 +49,8 @@ fn reduced(verdicts: [Verdict; 2]) -> JobResult {
         .into_iter()
         .enumerate()
         .map(|(rank, client)| {
-            let daemon = DaemonReport { loops: 10, empty_loops: 5 };
+            let transport = TransportReport { device: format!("soft:lid={rank}"), writes: 10, messages: 25, ..TransportReport::default() };
+            let daemon = DaemonReport { loops: 10, empty_loops: 5, transport: Some(transport) };
             serde_json::to_vec(&RankReport::new(rank, &options, vec![client], vec![daemon])).unwrap()
         })
         .collect();

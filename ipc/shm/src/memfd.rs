@@ -191,18 +191,19 @@ impl Memfd {
     /// [`MemfdAttachError`].
     pub fn attach(id: &MemfdId, writable: bool) -> Result<Self, MemfdAttachError> {
         let MemfdId { pid, fd: number, bytes, .. } = *id;
-        let access = if writable { libc::O_RDWR } else { libc::O_RDONLY };
-        let opened = sys::open_at(libc::AT_FDCWD, &format!("/proc/{pid}/fd/{number}"), access | libc::O_NONBLOCK, 0);
-        let fd = opened.map_err(|error| match error.raw_os_error() {
+        // What is there is looked at through `O_PATH` first: if it is one of this process's locked files by now, opening and closing it
+        // would drop the locks, see `crate::lock`.
+        let path = sys::open_at(libc::AT_FDCWD, &format!("/proc/{pid}/fd/{number}"), libc::O_PATH, 0);
+        let path = path.map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH) => MemfdAttachError::NotFound { pid, fd: number },
             Some(libc::EACCES | libc::EPERM) => MemfdAttachError::Permission { pid, fd: number },
-            // What cannot be opened at all (a socket, say) is not it either.
-            Some(libc::ENXIO | libc::ENODEV) => MemfdAttachError::Stale { pid, fd: number },
             _ => MemfdAttachError::Io(error),
         })?;
-        if !is_memfd_of(&fd, id.token).map_err(MemfdAttachError::Io)? {
+        if !is_memfd_of(&path, id.token).map_err(MemfdAttachError::Io)? {
             return Err(MemfdAttachError::Stale { pid, fd: number });
         }
+        let access = if writable { libc::O_RDWR } else { libc::O_RDONLY };
+        let fd = sys::reopen(path.as_raw_fd(), access).map_err(MemfdAttachError::Io)?;
         // SAFETY: no pointers are involved.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
         let found = sys::stat(fd.as_raw_fd()).map_err(MemfdAttachError::Io)?.st_size;

@@ -262,6 +262,22 @@ fn memfd_that_was_replaced_or_never_was_is_refused() {
 }
 
 #[test]
+fn stale_memfd_id_that_names_a_region_by_now_does_not_cost_its_lock() {
+    let scratch = Scratch::new("rules-stale");
+    let region = Region::create(&scratch.dir(), "r", KIND, 64, |_| {}).unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(region.lock_file()).unsigned_abs();
+    let id = MemfdId { token: 1, bytes: 4096, pid: std::process::id(), fd };
+    for writable in [true, false] {
+        assert!(matches!(Memfd::attach(&id, writable), Err(MemfdAttachError::Stale { .. })));
+    }
+    // What the kernel says, as `is_held` would answer from this process's own memory.
+    let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::symlink_metadata(scratch.path().join("r")).unwrap());
+    let locks = std::fs::read_to_string("/proc/locks").unwrap();
+    assert!(locks.lines().any(|line| line.contains("POSIX") && line.contains(&format!(":{inode} 0 0"))), "{locks}");
+    drop(region);
+}
+
+#[test]
 fn memfd_sizes_and_ranges_are_checked() {
     assert!(matches!(Memfd::create("test", 0), Err(MemfdCreateError::BadSize { .. })));
     assert!(matches!(Memfd::create("test", 100), Err(MemfdCreateError::BadSize { .. })));

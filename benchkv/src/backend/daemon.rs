@@ -1,0 +1,233 @@
+//! A daemon: owner of a shard, carrier of requests, stepped through bounded phases.
+//!
+//! No phase waits for another: a request that cannot go on now joins a queue in front of its way, and the next steps try again. Answers are
+//! never held up, because every transport keeps room for them.
+
+use copyrpc::RecvHandle;
+use zerocopy::IntoBytes;
+
+use super::composed::{Plan, TYPE_TAG};
+use super::remote::Remote;
+use super::shards::{Hop, ShardNode, Shards};
+use super::{BackendError, Daemon};
+use crate::message::{Outcome, Request, Response};
+use crate::result::TransportReport;
+use crate::store::{Shard, owner_of};
+
+/// Requests a phase takes in one step.
+const BUDGET: usize = 256;
+
+type IpcHandle = ipc::RecvHandle<Request, Response>;
+type RingServer = delegationrpc::Server<Request, Response>;
+
+/// Whom to answer when another rank has answered.
+#[derive(Debug)]
+pub(super) enum Caller {
+    /// A client that asked through ipc.
+    Ipc(IpcHandle),
+    /// A client that asked through the ring.
+    Ring(delegationrpc::Token),
+    /// Another daemon of this rank.
+    Daemon(flux::Token),
+}
+
+/// Whom to answer when another daemon of this rank has answered.
+#[derive(Debug)]
+enum Waiting {
+    /// A client that asked through ipc.
+    Ipc(IpcHandle),
+    /// Another rank.
+    Remote(RecvHandle<Caller>),
+}
+
+/// One daemon of a composed topology.
+#[derive(Debug)]
+pub struct KvDaemon {
+    plan: Plan,
+    daemon: usize,
+    store: Shard,
+    clients: ipc::Server<Request, Response>,
+    ring: Option<RingServer>,
+    shards: Shards<Waiting>,
+    remote: Option<Remote<Caller>>,
+    backlog_peak: usize,
+}
+
+impl KvDaemon {
+    pub(super) fn open(plan: &Plan, daemon: usize, node: ShardNode) -> Result<Self, BackendError> {
+        let name = plan.server_name(&format!("ipc{daemon}"));
+        let clients = ipc::Server::create(&plan.dir, &name, plan.clients, plan.depth, TYPE_TAG)
+            .map_err(|e| BackendError::setup(format!("the local server of daemon {daemon}"), e))?;
+        let ring = if plan.has_ring(daemon) { Some(open_ring(plan)?) } else { None };
+        Ok(Self {
+            daemon,
+            store: Shard::new(daemon, plan.daemons, plan.store_keys),
+            clients,
+            ring,
+            shards: Shards::new(node, plan.daemons),
+            remote: Remote::open(plan, plan.remotes_of(daemon))?,
+            backlog_peak: 0,
+            plan: plan.clone(),
+        })
+    }
+
+    /// Answers of other ranks, to those who asked; then their requests.
+    fn serve_remote(&mut self) -> Result<bool, BackendError> {
+        let Self { remote: Some(remote), ring, shards, .. } = self else { return Ok(false) };
+        let taken = remote.poll(|caller, response| answer_caller(caller, response, ring.as_mut(), shards))?;
+        let mut served = 0;
+        while served < BUDGET {
+            let Some(handle) = self.remote.as_ref().and_then(Remote::recv) else { break };
+            served += 1;
+            self.serve_request_of_rank(handle)?;
+        }
+        Ok(taken + served > 0)
+    }
+
+    fn serve_request_of_rank(&mut self, handle: RecvHandle<Caller>) -> Result<(), BackendError> {
+        let bytes = handle.data();
+        let request: Option<Request> = if bytes.len() == size_of::<Request>() { bytes.read() } else { None };
+        // Bytes of a peer: what is no request for this rank is refused.
+        let Some(request) = request.filter(|request| request.rank() as usize == self.plan.rank) else {
+            answer_waiting(Waiting::Remote(handle), None);
+            return Ok(());
+        };
+        match owner_of(request.key(), self.plan.daemons) {
+            owner if owner == self.daemon => {
+                answer_waiting(Waiting::Remote(handle), Some(self.store.apply(&request)));
+                Ok(())
+            }
+            owner => self.shards.call(owner, request, Waiting::Remote(handle)),
+        }
+    }
+
+    /// Remote requests of the clients' shared ring.
+    fn serve_ring(&mut self) -> Result<bool, BackendError> {
+        let Self { ring: Some(ring), remote, .. } = self else { return Ok(false) };
+        ring.poll();
+        let mut served = 0;
+        while served < BUDGET {
+            let Some(entry) = ring.recv() else { break };
+            served += 1;
+            let rank = entry.payload.rank() as usize;
+            match remote.as_mut().filter(|remote| remote.carries(rank)) {
+                Some(remote) => remote.call(rank, entry.payload, Caller::Ring(entry.token))?,
+                // The client may be gone; then nobody waits.
+                None => drop(ring.reply(entry.token, Response::new(Outcome::Refused))),
+            }
+        }
+        ring.advance_tail();
+        Ok(served > 0)
+    }
+
+    /// Requests of clients that came through ipc: for this shard, and with meta for other ranks.
+    fn serve_clients(&mut self) -> Result<bool, BackendError> {
+        self.clients.poll();
+        let mut served = 0;
+        while served < BUDGET {
+            let Some(handle) = self.clients.recv() else { break };
+            served += 1;
+            let request = *handle.data();
+            let rank = request.rank() as usize;
+            if rank == self.plan.rank || rank >= self.plan.ranks {
+                // The store refuses what it does not own.
+                answer_waiting(Waiting::Ipc(handle), Some(self.store.apply(&request)));
+                continue;
+            }
+            match &mut self.remote {
+                Some(remote) if remote.carries(rank) => remote.call(rank, request, Caller::Ipc(handle))?,
+                _ => self.shards.call(self.plan.carrier_of(rank), request, Waiting::Ipc(handle))?,
+            }
+        }
+        Ok(served > 0)
+    }
+
+    /// Answers of the rank's other daemons, to those who asked; then their requests.
+    fn serve_daemons(&mut self) -> Result<bool, BackendError> {
+        let taken = self.shards.poll(answer_waiting);
+        let mut served = 0;
+        while served < BUDGET {
+            let Some((_, token, hop)) = self.shards.node.try_recv_raw() else { break };
+            served += 1;
+            let Hop::Request(request) = hop else { continue };
+            let rank = request.rank() as usize;
+            match &mut self.remote {
+                Some(remote) if remote.carries(rank) => remote.call(rank, request, Caller::Daemon(token))?,
+                _ => answer_daemon(&mut self.shards, token, Hop::Response(self.store.apply(&request))),
+            }
+        }
+        Ok(taken + served > 0)
+    }
+
+    fn retry_backlogs(&mut self) -> Result<bool, BackendError> {
+        let remote = self.remote.as_mut().map_or(Ok(false), Remote::retry)?;
+        let shards = self.shards.retry()?;
+        let waiting = self.shards.backlogged() + self.remote.as_ref().map_or(0, Remote::backlogged);
+        self.backlog_peak = self.backlog_peak.max(waiting);
+        Ok(remote || shards)
+    }
+}
+
+fn open_ring(plan: &Plan) -> Result<RingServer, BackendError> {
+    let name = plan.server_name("ring");
+    delegationrpc::Server::create(&plan.dir, &name, plan.clients, plan.ring_slots, plan.depth, TYPE_TAG)
+        .map_err(|e| BackendError::setup("the delegation ring", e))
+}
+
+/// Passes an answer of another rank on. `None`: it could not be had.
+fn answer_caller(caller: Caller, response: Option<Response>, ring: Option<&mut RingServer>, shards: &mut Shards<Waiting>) {
+    match (caller, ring) {
+        (Caller::Ipc(handle), _) => answer_waiting(Waiting::Ipc(handle), response),
+        (Caller::Daemon(token), _) => answer_daemon(shards, token, response.map_or(Hop::Failed, Hop::Response)),
+        // A client that is gone needs no answer.
+        (Caller::Ring(token), Some(ring)) => match response {
+            Some(response) => drop(ring.reply(token, response)),
+            None => drop(ring.reject(token)),
+        },
+        (Caller::Ring(_), None) => {}
+    }
+}
+
+/// Passes an answer of another daemon, or of this one's store, on. `None`: it could not be had.
+fn answer_waiting(waiting: Waiting, response: Option<Response>) {
+    // Whoever is gone needs no answer, and dropping a handle answers with an error.
+    match (waiting, response) {
+        (Waiting::Ipc(handle), Some(response)) => drop(handle.reply(response)),
+        (Waiting::Remote(handle), Some(response)) => drop(handle.reply(response.as_bytes())),
+        (Waiting::Remote(handle), None) => drop(handle.refuse()),
+        (Waiting::Ipc(handle), None) => drop(handle),
+    }
+}
+
+fn answer_daemon(shards: &mut Shards<Waiting>, token: flux::Token, hop: Hop) {
+    // A daemon that is gone needs no answer; each token is answered once.
+    drop(shards.node.reply(token, hop));
+}
+
+impl Daemon for KvDaemon {
+    fn records(&self) -> Vec<(usize, Vec<u8>)> {
+        self.remote.as_ref().map_or_else(Vec::new, Remote::records)
+    }
+
+    fn connect(&mut self, records: Vec<(usize, Vec<u8>)>) -> Result<(), BackendError> {
+        let Some(remote) = &mut self.remote else { return Ok(()) };
+        records.iter().try_for_each(|(rank, record)| remote.connect(*rank, record))
+    }
+
+    fn step(&mut self) -> Result<bool, BackendError> {
+        let mut moved = self.serve_remote()?;
+        moved |= self.serve_ring()?;
+        moved |= self.serve_clients()?;
+        moved |= self.serve_daemons()?;
+        moved |= self.retry_backlogs()?;
+        if let Some(remote) = self.remote.as_ref().filter(|_| moved) {
+            remote.flush()?;
+        }
+        Ok(moved)
+    }
+
+    fn transport(&self) -> Option<TransportReport> {
+        let report = self.remote.as_ref()?.report();
+        Some(TransportReport { backlog_peak: self.backlog_peak as u64, ..report })
+    }
+}

@@ -1,0 +1,101 @@
+//! The channel between the daemons of a rank: flux, and what waits for its answers.
+
+use std::collections::VecDeque;
+
+use flux::{CallError, Config, Node, NodeGone};
+use slab::Slab;
+
+use super::BackendError;
+use crate::message::{Request, Response};
+use crate::options::Sizes;
+
+/// What travels between daemons.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Hop {
+    /// A request for the other daemon's shard, or for a rank it carries.
+    Request(Request),
+    /// Its answer.
+    Response(Response),
+    /// It could not be carried.
+    Failed,
+}
+
+/// A daemon's end. What it keeps per call is a key into [`Shards::waiting`], so that the end can be sent to its thread.
+pub(super) type ShardNode = Node<Hop, usize>;
+
+/// The ends for all daemons of a rank.
+pub(super) fn mesh(daemons: usize, sizes: &Sizes) -> Result<Vec<ShardNode>, BackendError> {
+    let config = Config { capacity: sizes.flux_capacity, in_flight: sizes.flux_in_flight };
+    flux::network(daemons, config).map_err(|e| BackendError::setup("the channel between daemons", e))
+}
+
+/// A daemon's end with the calls it has made. `W` is whom to answer.
+#[derive(Debug)]
+pub(super) struct Shards<W> {
+    pub(super) node: ShardNode,
+    waiting: Slab<W>,
+    /// Per daemon, in order: calls for which the channel had no room.
+    backlog: Vec<VecDeque<(Request, usize)>>,
+    backlogged: usize,
+}
+
+impl<W> Shards<W> {
+    pub(super) fn new(node: ShardNode, daemons: usize) -> Self {
+        Self { node, waiting: Slab::new(), backlog: (0..daemons).map(|_| VecDeque::new()).collect(), backlogged: 0 }
+    }
+
+    /// Requests that wait for room.
+    pub(super) fn backlogged(&self) -> usize {
+        self.backlogged
+    }
+
+    /// Sends a request to another daemon, behind those that wait for room.
+    pub(super) fn call(&mut self, daemon: usize, request: Request, whom: W) -> Result<(), BackendError> {
+        let key = self.waiting.insert(whom);
+        let Some(queue) = self.backlog.get_mut(daemon) else { return Ok(()) };
+        queue.push_back((request, key));
+        self.backlogged += 1;
+        self.send(daemon)
+    }
+
+    /// Sends as much of a daemon's queue as there is room for.
+    fn send(&mut self, daemon: usize) -> Result<(), BackendError> {
+        let Some(queue) = self.backlog.get_mut(daemon) else { return Ok(()) };
+        while let Some(&(request, key)) = queue.front() {
+            match self.node.call(daemon, Hop::Request(request), key) {
+                Ok(()) => {
+                    queue.pop_front();
+                    self.backlogged -= 1;
+                }
+                Err(CallError::Full { .. }) => break,
+                Err(error) => return Err(BackendError::transport("the channel between daemons", error.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries again what waits for room. Whether something was sent.
+    pub(super) fn retry(&mut self) -> Result<bool, BackendError> {
+        let before = self.backlogged;
+        if before > 0 {
+            for daemon in 0..self.backlog.len() {
+                self.send(daemon)?;
+            }
+        }
+        Ok(self.backlogged < before)
+    }
+
+    /// Takes in what arrived, and hands answers to `answer` with whom they are for. Returns how many there were.
+    pub(super) fn poll(&mut self, mut answer: impl FnMut(W, Option<Response>)) -> usize {
+        let Self { node, waiting, .. } = self;
+        node.poll(|key, outcome: Result<Hop, NodeGone>| {
+            if let Some(whom) = waiting.try_remove(key) {
+                let response = match outcome {
+                    Ok(Hop::Response(response)) => Some(response),
+                    Ok(Hop::Request(_) | Hop::Failed) | Err(_) => None,
+                };
+                answer(whom, response);
+            }
+        })
+    }
+}

@@ -1,0 +1,101 @@
+//! What can go wrong, one type per verb.
+
+use crate::mesh::NODES_MAX;
+
+/// Why a network was not made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Too few or too many nodes.
+    #[error("{0} nodes: there must be 1 to {NODES_MAX}")]
+    Nodes(usize),
+    /// Too few or too many calls in flight.
+    #[error("in_flight is {in_flight}: it must be 1 to {max}")]
+    InFlight {
+        /// Calls in flight asked for.
+        in_flight: usize,
+        /// Most possible.
+        max: usize,
+    },
+    /// A lane that cannot hold all calls and replies.
+    #[error("capacity is {capacity}: it must be a power of two above 2 x in_flight = {}", 2 * in_flight)]
+    Capacity {
+        /// Slots asked for.
+        capacity: usize,
+        /// Calls in flight asked for.
+        in_flight: usize,
+    },
+}
+
+/// Why a call was not made. The payload and the user data come back.
+#[derive(thiserror::Error)]
+pub enum CallError<T, U> {
+    /// As many calls to that node as may be are unanswered. Poll, then try again.
+    #[error("{in_flight} calls to node {to} are unanswered: poll for replies, then try again")]
+    Full {
+        /// The payload.
+        payload: T,
+        /// The user data.
+        user_data: U,
+        /// The node called.
+        to: usize,
+        /// Calls in flight to it.
+        in_flight: usize,
+    },
+    /// That node was dropped. Permanent.
+    #[error("node {to} is gone")]
+    NodeGone {
+        /// The payload.
+        payload: T,
+        /// The user data.
+        user_data: U,
+        /// The node called.
+        to: usize,
+    },
+    /// There is no such other node. Permanent.
+    #[error("node {to} cannot be called: there are nodes 0 to {last}, and a node does not call itself")]
+    NoSuchNode {
+        /// The payload.
+        payload: T,
+        /// The user data.
+        user_data: U,
+        /// The node called.
+        to: usize,
+        /// The last node.
+        last: usize,
+    },
+}
+
+// By hand, so that payloads and user data need not be printable.
+impl<T, U> std::fmt::Debug for CallError<T, U> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (name, to) = match self {
+            Self::Full { to, .. } => ("Full", to),
+            Self::NodeGone { to, .. } => ("NodeGone", to),
+            Self::NoSuchNode { to, .. } => ("NoSuchNode", to),
+        };
+        f.debug_struct(name).field("to", to).finish_non_exhaustive()
+    }
+}
+
+/// How a call ended that got no answer: the node called was dropped first, and whether it executed the call is unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("node {to} is gone; it may have executed the call")]
+pub struct NodeGone {
+    /// The node called.
+    pub to: usize,
+}
+
+/// The token was used before, or is another node's. The payload comes back.
+#[derive(thiserror::Error)]
+#[error("this call was answered before, or was received by another node")]
+pub struct UnknownToken<T> {
+    /// The payload.
+    pub payload: T,
+}
+
+// By hand, so that payloads need not be printable.
+impl<T> std::fmt::Debug for UnknownToken<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UnknownToken").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,130 @@
+//! The memory that the nodes of one network share: a lane per ordered pair, and what wakes a cold one.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use shm::lane::Slot;
+use shm::ready::{ARMED, ReadyWords};
+use shm::sync::{AtomicBool, AtomicU32, AtomicU64};
+
+use crate::error::ConfigError;
+
+/// Most nodes of a network.
+pub const NODES_MAX: usize = 256;
+
+/// Sizes of a network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    /// Slots of a lane; there is one for each ordered pair of nodes, for requests and replies alike. A power of two above
+    /// `2 x in_flight`. A slot is 16 B and the payload, rounded up to 64 B.
+    pub capacity: usize,
+    /// Unanswered calls of one node to one other.
+    pub in_flight: usize,
+}
+
+impl Default for Config {
+    /// 1024 slots, 256 calls in flight.
+    fn default() -> Self {
+        Self { capacity: 1024, in_flight: 256 }
+    }
+}
+
+impl Config {
+    pub(crate) fn check(self, nodes: usize) -> Result<(), ConfigError> {
+        let Self { capacity, in_flight } = self;
+        if !(1..=NODES_MAX).contains(&nodes) {
+            return Err(ConfigError::Nodes(nodes));
+        }
+        // M2 of `node`; and the calls of a node to all others must have tags.
+        let in_flight_max = shm::pending::PENDING_MAX / NODES_MAX;
+        if !(1..=in_flight_max).contains(&in_flight) {
+            return Err(ConfigError::InFlight { in_flight, max: in_flight_max });
+        }
+        if !capacity.is_power_of_two() || capacity <= 2 * in_flight {
+            return Err(ConfigError::Capacity { capacity, in_flight });
+        }
+        Ok(())
+    }
+}
+
+/// A message as it lies in a lane.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Message<T> {
+    /// The caller's tag, and what this is as its note.
+    pub(crate) tag: u64,
+    pub(crate) payload: T,
+}
+
+/// Note of a message: a call.
+pub(crate) const CALL: u8 = 0;
+/// Note of a message: the answer to a call.
+pub(crate) const REPLY: u8 = 1;
+
+type Lane<T> = Box<[Slot<Message<T>>]>;
+
+/// What one node receives through.
+struct Inbound<T> {
+    /// By sender.
+    lanes: Box<[Lane<T>]>,
+    /// By sender: whether to set a ready bit.
+    armed: Box<[AtomicU32]>,
+    ready: Box<[AtomicU64]>,
+    /// The node was dropped.
+    closed: AtomicBool,
+}
+
+/// Everything shared; the last node frees it.
+pub(crate) struct Mesh<T> {
+    nodes: Box<[Inbound<T>]>,
+}
+
+// SAFETY: the slots are handed over by their lanes' sequence words; the rest is atomics.
+unsafe impl<T: Send> Sync for Mesh<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Mesh<T> {}
+
+impl<T> fmt::Debug for Mesh<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mesh").field("nodes", &self.nodes.len()).finish_non_exhaustive()
+    }
+}
+
+impl<T> Mesh<T> {
+    pub(crate) fn new(nodes: usize, capacity: usize) -> Self {
+        let inbound = |to: usize| Inbound {
+            // Nobody calls itself, so that lane is empty.
+            lanes: (0..nodes).map(|from| (0..if from == to { 0 } else { capacity }).map(|_| Slot::empty()).collect()).collect(),
+            armed: (0..nodes).map(|_| AtomicU32::new(ARMED)).collect(),
+            ready: (0..ReadyWords::words(nodes)).map(|_| AtomicU64::new(0)).collect(),
+            closed: AtomicBool::new(false),
+        };
+        Self { nodes: (0..nodes).map(inbound).collect() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// The slots of the lane from one node to another; `None` for a node to itself.
+    pub(crate) fn lane(&self, from: usize, to: usize) -> Option<NonNull<Slot<Message<T>>>> {
+        self.nodes.get(to)?.lanes.get(from)?.first().map(NonNull::from)
+    }
+
+    #[inline(always)]
+    pub(crate) fn armed(&self, from: usize, to: usize) -> Option<&AtomicU32> {
+        self.nodes.get(to)?.armed.get(from)
+    }
+
+    /// The ready bits of what `to` receives.
+    pub(crate) fn ready(&self, to: usize) -> Option<ReadyWords> {
+        let words = self.nodes.get(to)?.ready.first()?;
+        // SAFETY: `words` is the first of `words(nodes)` atomics, which live as long as the mesh, and so as long as any node.
+        Some(unsafe { ReadyWords::new(NonNull::from(words), self.nodes.len()) })
+    }
+
+    #[inline(always)]
+    pub(crate) fn closed(&self, node: usize) -> Option<&AtomicBool> {
+        self.nodes.get(node).map(|inbound| &inbound.closed)
+    }
+}

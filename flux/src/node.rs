@@ -1,0 +1,339 @@
+//! One node: calls others, receives their calls, answers them in any order.
+//!
+//! Calls and replies from `a` to `b` share one lane, which has no word for how far `b` has come. It needs none:
+//! - **M1** At most `F = in_flight` calls of a node to another are unanswered; an answer is published once per call. A lane is taken in order.
+//! - **M2** So when `a` publishes a message, the one `capacity > 2F` before it has been taken, and `a` knows. Among those since, either more
+//!   than `F` are calls: one of them was answered, so `b` took it, and all before it. Or more than `F` are replies: `b` made a later call
+//!   with fewer than `F` others unanswered, after it had taken one of them, and all before it. Either way what `a` received from `b` by the
+//!   lane's L1 pairing happened after `b` was done with the slot.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use shm::lane::{LaneRx, LaneTx};
+use shm::pending::{Pending, Tag};
+use shm::ready::{self, HotSet, ReadyWords};
+use shm::sync::{AtomicU32, Ordering};
+
+use crate::error::{CallError, ConfigError, NodeGone, UnknownToken};
+use crate::mesh::{CALL, Config, Mesh, Message, REPLY};
+
+/// Empty polls between two looks for dropped nodes.
+const POLLS_PER_LOOK: u32 = 64;
+
+/// Names a received call until it is answered. Plain data, 8 bytes: it can be kept anywhere, also as the user data of another call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token(Tag);
+
+/// One node of a network, for one thread. `T` is the payload of calls and replies, `U` what the caller wants back with each reply.
+///
+/// `Send`: make the nodes, then give each to its thread. Dropping one ends the calls of others to it with [`NodeGone`].
+pub struct Node<T, U> {
+    index: usize,
+    in_flight: usize,
+    peers: Vec<Option<Peer<T>>>,
+    calls: Pending<Call<U>>,
+    /// Received calls that wait for [`Node::reply`].
+    held: Pending<Held>,
+    /// Of those the ones that wait for [`Node::try_recv_raw`].
+    inbox: VecDeque<(usize, Token, T)>,
+    hot: HotSet,
+    ready: ReadyWords,
+    polls_to_look: u32,
+    started: Instant,
+    /// Last: everything above points into it.
+    mesh: Arc<Mesh<T>>,
+}
+
+struct Call<U> {
+    to: usize,
+    user_data: U,
+}
+
+#[derive(Clone, Copy)]
+struct Held {
+    from: usize,
+    tag: Tag,
+}
+
+/// The two lanes to and from another node.
+struct Peer<T> {
+    tx: LaneTx<Message<T>>,
+    rx: LaneRx<Message<T>>,
+    /// Its own ready bits.
+    ready: ReadyWords,
+    /// Our unanswered calls to it.
+    in_flight: usize,
+    /// It was dropped, and our calls to it have ended.
+    gone: bool,
+}
+
+impl<T, U> fmt::Debug for Node<T, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("index", &self.index)
+            .field("nodes", &self.mesh.len())
+            .field("in_flight", &self.calls.len())
+            .field("held", &self.held.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Makes a network of `nodes` nodes, each of which can call each other. Allocates all memory they will use for messages:
+/// `nodes x (nodes - 1) x capacity` slots.
+///
+/// # Errors
+/// [`ConfigError`].
+pub fn network<T: Copy + Send, U>(nodes: usize, config: Config) -> Result<Vec<Node<T, U>>, ConfigError> {
+    config.check(nodes)?;
+    let mesh = Arc::new(Mesh::new(nodes, config.capacity));
+    Ok((0..nodes).filter_map(|index| Node::new(index, config, Arc::clone(&mesh))).collect())
+}
+
+impl<T: Copy + Send, U> Node<T, U> {
+    /// Called once for each `index` of the mesh; `None` if it is none.
+    fn new(index: usize, config: Config, mesh: Arc<Mesh<T>>) -> Option<Self> {
+        let capacity = config.capacity as u64;
+        let peer = |other: usize| {
+            let (to, from) = (mesh.lane(index, other)?, mesh.lane(other, index)?);
+            // SAFETY: the slots live as long as the mesh, which this node keeps. Each lane gets one end of a kind: `network` makes one node
+            // per index. All slots are empty. `publish` below has room by M2.
+            let (tx, rx) = unsafe { (LaneTx::new(to, capacity, 0), LaneRx::new(from, capacity, 0)) };
+            Some(Peer { tx, rx, ready: mesh.ready(other)?, in_flight: 0, gone: false })
+        };
+        let nodes = mesh.len();
+        let calls = (nodes - 1) * config.in_flight;
+        Some(Self {
+            index,
+            in_flight: config.in_flight,
+            peers: (0..nodes).map(peer).collect(),
+            calls: Pending::new(calls),
+            held: Pending::new(calls),
+            inbox: VecDeque::with_capacity(calls),
+            hot: HotSet::new(nodes),
+            ready: mesh.ready(index)?,
+            polls_to_look: POLLS_PER_LOOK,
+            started: Instant::now(),
+            mesh,
+        })
+    }
+
+    /// This node's number.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Number of nodes of the network, this one included.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.mesh.len()
+    }
+
+    /// This node's unanswered calls, to all others.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Calls node `to`, which sees it at once and in the order of the calls. [`poll`](Self::poll) gives `user_data` back with the reply,
+    /// exactly once, in whatever order the other node answers.
+    ///
+    /// # Errors
+    /// [`CallError`], with the payload and the user data; nothing was sent.
+    #[inline]
+    pub fn call(&mut self, to: usize, payload: T, user_data: U) -> Result<(), CallError<T, U>> {
+        let last = self.mesh.len() - 1;
+        let Some(peer) = self.peers.get_mut(to).and_then(Option::as_mut) else {
+            return Err(CallError::NoSuchNode { payload, user_data, to, last });
+        };
+        if peer.gone || self.mesh.closed(to).is_none_or(|closed| closed.load(Ordering::Relaxed)) {
+            return Err(CallError::NodeGone { payload, user_data, to });
+        }
+        if peer.in_flight == self.in_flight {
+            return Err(CallError::Full { payload, user_data, to, in_flight: peer.in_flight });
+        }
+        match self.calls.insert(Call { to, user_data }) {
+            Ok(tag) => {
+                peer.in_flight += 1;
+                self.publish(to, Message { tag: tag.pack(CALL), payload });
+                Ok(())
+            }
+            Err(Call { user_data, .. }) => Err(CallError::Full { payload, user_data, to, in_flight: self.in_flight }),
+        }
+    }
+
+    /// Publishes a call or a reply; M2 says that there is room.
+    #[inline]
+    fn publish(&mut self, to: usize, message: Message<T>) {
+        let Some(peer) = self.peers.get_mut(to).and_then(Option::as_mut) else { return };
+        peer.tx.publish(message);
+        if let Some(armed) = self.mesh.armed(self.index, to) {
+            peer.ready.notify_if_armed(self.index, armed);
+        }
+    }
+
+    /// One bounded pass over the nodes that have sent something, at most 16 messages of each of at most 8 of them, in rotation. Replies go to
+    /// `f`, calls wait for [`try_recv_raw`](Self::try_recv_raw). Returns the number of messages taken. Idle nodes cost nothing.
+    ///
+    /// When a node was dropped, calls to it that are unanswered end through `f`, within 64 empty polls.
+    #[inline]
+    pub fn poll(&mut self, mut f: impl FnMut(U, Result<T, NodeGone>)) -> usize {
+        let Self { peers, calls, held, inbox, hot, ready, started, mesh, index, .. } = self;
+        let now_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let mut round = Round { index: *index, mesh, peers, calls, held, inbox, f: &mut f };
+        let taken = hot.pass(ready, &mut round, now_ns);
+        if taken == 0 && !self.calls.is_empty() {
+            self.polls_to_look -= 1;
+            if self.polls_to_look == 0 {
+                self.polls_to_look = POLLS_PER_LOOK;
+                return self.end_calls_to_the_gone(&mut f);
+            }
+        }
+        taken
+    }
+
+    #[cold]
+    fn end_calls_to_the_gone(&mut self, f: &mut impl FnMut(U, Result<T, NodeGone>)) -> usize {
+        let Self { peers, calls, held, inbox, mesh, index, .. } = self;
+        let mut ended = 0;
+        for to in 0..mesh.len() {
+            // M3: Acquire pairs with the Release in `drop`, so what the node sent before is there to be taken.
+            let is_gone = mesh.closed(to).is_some_and(|closed| closed.load(Ordering::Acquire));
+            if !is_gone || peers.get(to).and_then(Option::as_ref).is_none_or(|peer| peer.gone) {
+                continue;
+            }
+            let mut round = Round { index: *index, mesh, peers, calls, held, inbox, f };
+            ended += ready::Lanes::visit(&mut round, to, usize::MAX);
+            calls.take_where(
+                |call| call.to == to,
+                |call| {
+                    ended += 1;
+                    f(call.user_data, Err(NodeGone { to }));
+                },
+            );
+            if let Some(peer) = peers.get_mut(to).and_then(Option::as_mut) {
+                (peer.gone, peer.in_flight) = (true, 0);
+            }
+        }
+        ended
+    }
+
+    /// The oldest received call: the node that made it, the token to answer it with, and its payload. Each token is to be answered once, in
+    /// any order: the caller waits for it.
+    #[inline]
+    pub fn try_recv_raw(&mut self) -> Option<(usize, Token, T)> {
+        self.inbox.pop_front()
+    }
+
+    /// Answers a call. The caller can see the answer when this returns; nothing has to be flushed, and nothing can be full.
+    ///
+    /// # Errors
+    /// [`UnknownToken`], with the payload, for a token that was answered before. An answer to a node that is gone is no error.
+    #[inline]
+    pub fn reply(&mut self, token: Token, payload: T) -> Result<(), UnknownToken<T>> {
+        let Some(Held { from, tag }) = self.held.take(token.0) else { return Err(UnknownToken { payload }) };
+        self.publish(from, Message { tag: tag.pack(REPLY), payload });
+        Ok(())
+    }
+}
+
+impl<T, U> Drop for Node<T, U> {
+    fn drop(&mut self) {
+        if let Some(closed) = self.mesh.closed(self.index) {
+            // M3
+            closed.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// One pass over the hot lanes.
+struct Round<'a, T, U, F> {
+    index: usize,
+    mesh: &'a Mesh<T>,
+    peers: &'a mut [Option<Peer<T>>],
+    calls: &'a mut Pending<Call<U>>,
+    held: &'a mut Pending<Held>,
+    inbox: &'a mut VecDeque<(usize, Token, T)>,
+    f: &'a mut F,
+}
+
+impl<T: Copy + Send, U, F: FnMut(U, Result<T, NodeGone>)> ready::Lanes for Round<'_, T, U, F> {
+    #[inline(always)]
+    fn visit(&mut self, from: usize, budget: usize) -> usize {
+        let Some(peer) = self.peers.get_mut(from).and_then(Option::as_mut) else { return 0 };
+        let mut taken = 0;
+        while taken < budget {
+            let Some(message) = peer.rx.pop() else { break };
+            taken += 1;
+            let (tag, note) = Tag::unpack(message.tag);
+            if note == CALL {
+                // There is room, by M1.
+                if let Ok(token) = self.held.insert(Held { from, tag }) {
+                    self.inbox.push_back((from, Token(token), message.payload));
+                }
+            } else if let Some(call) = self.calls.take(tag) {
+                peer.in_flight -= 1;
+                (self.f)(call.user_data, Ok(message.payload));
+            }
+        }
+        taken
+    }
+
+    fn is_ready(&self, from: usize) -> bool {
+        self.peers.get(from).and_then(Option::as_ref).is_some_and(|peer| peer.rx.is_ready())
+    }
+
+    fn armed(&self, from: usize) -> Option<&AtomicU32> {
+        self.mesh.armed(from, self.index)
+    }
+}
+
+#[cfg(loom)]
+#[cfg(test)]
+mod model {
+    use super::*;
+    use shm::sync::yield_now;
+
+    const CALLS: u64 = 3;
+
+    /// Makes its calls one after the other and answers those of the other node, until all are done.
+    fn run(mut node: Node<u64, u64>) -> Node<u64, u64> {
+        let (other, mut ended, mut answered) = (1 - node.index(), 0, 0);
+        while ended < CALLS || answered < CALLS {
+            if node.in_flight() == 0 && ended < CALLS {
+                node.call(other, ended, ended).unwrap();
+            }
+            let taken = node.poll(|user, reply| {
+                assert_eq!((user, reply), (ended, Ok(user + 1)));
+                ended += 1;
+            });
+            while let Some((_, token, payload)) = node.try_recv_raw() {
+                assert_eq!(payload, answered);
+                node.reply(token, payload + 1).unwrap();
+                answered += 1;
+            }
+            if taken == 0 {
+                yield_now();
+            }
+        }
+        node
+    }
+
+    /// M2: calls and replies of both nodes go round the smallest lanes. Loom sees any slot that is written before its reader is done.
+    #[test]
+    fn slots_are_reused_only_when_they_have_been_taken() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.max_branches = 100_000;
+        model.check(|| {
+            let mut nodes = network::<u64, u64>(2, Config { capacity: 4, in_flight: 1 }).unwrap();
+            let (b, a) = (nodes.pop().unwrap(), nodes.pop().unwrap());
+            let b = loom::thread::spawn(move || run(b));
+            let _a = run(a);
+            let _b = b.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,237 @@
+//! What a network of nodes promises. Loops are bounded by counts of polls, so that nothing hangs.
+#![cfg(not(loom))]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use flux::{CallError, Config, ConfigError, Node, NodeGone, network};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn pair(config: Config) -> (Node<u64, u64>, Node<u64, u64>) {
+    let mut nodes = network(2, config).unwrap();
+    let b = nodes.pop().unwrap();
+    (nodes.pop().unwrap(), b)
+}
+
+fn no_reply(_: u64, _: Result<u64, NodeGone>) {
+    panic!("nobody asked");
+}
+
+#[test]
+fn sizes_out_of_range_are_named() {
+    let make = |nodes, capacity, in_flight| network::<u8, ()>(nodes, Config { capacity, in_flight }).map(drop);
+    assert_eq!(make(0, 1024, 256), Err(ConfigError::Nodes(0)));
+    assert_eq!(make(257, 1024, 256), Err(ConfigError::Nodes(257)));
+    assert!(matches!(make(2, 1024, 0), Err(ConfigError::InFlight { .. })));
+    assert!(matches!(make(2, 1024, usize::MAX), Err(ConfigError::InFlight { .. })));
+    for (capacity, in_flight) in [(0, 1), (1000, 1), (512, 256), (2, 1)] {
+        assert_eq!(make(2, capacity, in_flight), Err(ConfigError::Capacity { capacity, in_flight }));
+    }
+    assert_eq!(make(1, 4, 1), Ok(()));
+}
+
+#[test]
+fn full_gives_everything_back_and_is_per_node() {
+    let mut nodes = network::<u64, u64>(3, Config { capacity: 16, in_flight: 4 }).unwrap();
+    for n in 0..4 {
+        nodes[0].call(1, n, n).unwrap();
+    }
+    match nodes[0].call(1, 77, 88) {
+        Err(CallError::Full { payload: 77, user_data: 88, to: 1, in_flight: 4 }) => {}
+        other => panic!("{other:?}"),
+    }
+    nodes[0].call(2, 5, 5).unwrap();
+    assert!(matches!(nodes[0].call(0, 1, 1), Err(CallError::NoSuchNode { last: 2, .. })));
+    for to in [3, usize::MAX] {
+        assert!(matches!(nodes[0].call(to, 1, 1), Err(CallError::NoSuchNode { .. })));
+    }
+    // Taking the calls makes no room, answering does.
+    assert_eq!(nodes[1].poll(no_reply), 4);
+    assert_eq!(nodes[0].poll(no_reply), 0);
+    assert!(nodes[0].call(1, 1, 1).is_err());
+    let (_, token, _) = nodes[1].try_recv_raw().unwrap();
+    nodes[1].reply(token, 0).unwrap();
+    assert_eq!(nodes[0].poll(|_, _| {}), 1);
+    nodes[0].call(1, 1, 1).unwrap();
+}
+
+#[test]
+fn reply_is_visible_without_further_calls() {
+    let (mut a, mut b) = pair(Config::default());
+    for round in 0..2000 {
+        a.call(1, round, round).unwrap();
+        b.poll(no_reply);
+        let (from, token, payload) = b.try_recv_raw().unwrap();
+        assert_eq!((from, payload), (0, round));
+        b.reply(token, payload * 2).unwrap();
+        let mut got = None;
+        a.poll(|user, reply| got = Some((user, reply)));
+        assert_eq!(got, Some((round, Ok(round * 2))));
+    }
+}
+
+#[test]
+fn token_is_good_for_one_answer() {
+    let (mut a, mut b) = pair(Config::default());
+    a.call(1, 1, 1).unwrap();
+    b.poll(no_reply);
+    let (_, token, _) = b.try_recv_raw().unwrap();
+    b.reply(token, 10).unwrap();
+    assert_eq!(b.reply(token, 11).unwrap_err().payload, 11);
+    assert_eq!(a.poll(|_, reply| assert_eq!(reply, Ok(10))), 1);
+    // The same slot again, for another call: the old token must not reach it.
+    a.call(1, 2, 2).unwrap();
+    b.poll(no_reply);
+    assert!(b.reply(token, 12).is_err());
+    assert_eq!(a.poll(no_reply), 0);
+}
+
+#[test]
+fn replies_in_any_order_at_full_depth_bring_every_token_back_once() {
+    let seed = 0xf1c5_0001;
+    let mut random = fastrand::Rng::with_seed(seed);
+    // The smallest lane for that depth, so that M2 is exercised at its limit.
+    let (mut a, mut b) = pair(Config { capacity: 64, in_flight: 31 });
+    const CALLS: u64 = 300_000;
+    let mut returned = vec![0u8; CALLS as usize];
+    let (mut sent, mut received, mut held, mut empty) = (0, 0, vec![], 0);
+    while received < CALLS {
+        while sent < CALLS && a.call(1, sent, sent).is_ok() {
+            sent += 1;
+        }
+        b.poll(no_reply);
+        held.extend(std::iter::from_fn(|| b.try_recv_raw()));
+        for _ in 0..random.usize(..=held.len()) {
+            let (_, token, payload) = held.swap_remove(random.usize(..held.len()));
+            b.reply(token, !payload).unwrap();
+        }
+        let taken = a.poll(|user, reply| {
+            assert_eq!(reply, Ok(!user), "seed {seed:#x}");
+            returned[user as usize] += 1;
+            received += 1;
+        });
+        empty = if taken == 0 { empty + 1 } else { 0 };
+        assert!(empty < 1000, "seed {seed:#x}: stuck at {received}");
+    }
+    assert!(returned.iter().all(|&n| n == 1));
+}
+
+#[test]
+fn calls_to_a_dropped_node_end_once_after_what_it_answered() {
+    let (mut a, mut b) = pair(Config::default());
+    for n in 0..10 {
+        a.call(1, n, n).unwrap();
+    }
+    b.poll(no_reply);
+    for _ in 0..3 {
+        let (_, token, payload) = b.try_recv_raw().unwrap();
+        b.reply(token, payload).unwrap();
+    }
+    drop(b);
+    let mut ended = vec![];
+    for _ in 0..1000 {
+        a.poll(|user, reply| ended.push((user, reply)));
+    }
+    let answered = (0..3).map(|n| (n, Ok(n)));
+    let failed = (3..10).map(|n| (n, Err(NodeGone { to: 1 })));
+    assert_eq!(ended, answered.chain(failed).collect::<Vec<_>>());
+    assert_eq!(a.in_flight(), 0);
+    assert!(matches!(a.call(1, 7, 8), Err(CallError::NodeGone { payload: 7, user_data: 8, to: 1 })));
+}
+
+#[test]
+fn nodes_that_remain_go_on_when_one_is_dropped() {
+    let mut nodes = network::<u64, u64>(3, Config::default()).unwrap();
+    let (mut c, b, mut a) = (nodes.pop().unwrap(), nodes.pop().unwrap(), nodes.pop().unwrap());
+    a.call(1, 1, 1).unwrap();
+    c.call(1, 2, 2).unwrap();
+    drop(b);
+    a.call(2, 3, 3).unwrap();
+    c.poll(no_reply);
+    let (from, token, payload) = c.try_recv_raw().unwrap();
+    assert_eq!((from, payload), (0, 3));
+    c.reply(token, 4).unwrap();
+    let mut ended = [vec![], vec![]];
+    for _ in 0..1000 {
+        a.poll(|user, reply| ended[0].push((user, reply)));
+        c.poll(|user, reply| ended[1].push((user, reply)));
+    }
+    let gone = Err(NodeGone { to: 1 });
+    assert_eq!(ended, [vec![(3, Ok(4)), (1, gone)], vec![(2, gone)]]);
+    a.call(2, 5, 5).unwrap();
+}
+
+#[test]
+fn answer_to_a_dropped_node_is_no_error() {
+    let (mut a, mut b) = pair(Config::default());
+    a.call(1, 1, 1).unwrap();
+    b.poll(no_reply);
+    let (_, token, _) = b.try_recv_raw().unwrap();
+    drop(a);
+    b.reply(token, 2).unwrap();
+}
+
+#[test]
+fn busy_nodes_are_served_in_turn() {
+    let mut nodes = network::<u64, u64>(17, Config::default()).unwrap();
+    let mut server = nodes.remove(0);
+    for node in &mut nodes {
+        for n in 0..200 {
+            node.call(0, n, n).unwrap();
+        }
+    }
+    for _ in 0..20 {
+        server.poll(no_reply);
+    }
+    let mut served = [0; 17];
+    while let Some((from, ..)) = server.try_recv_raw() {
+        served[from] += 1;
+    }
+    assert!(served[1..].iter().all(|&n| n == 160), "{served:?}");
+}
+
+#[test]
+fn all_to_all_between_threads_loses_and_repeats_nothing() {
+    const NODES: usize = 5;
+    const CALLS: u64 = 20_000;
+    let finished = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for mut node in network::<u64, (usize, u64)>(NODES, Config { capacity: 32, in_flight: 8 }).unwrap() {
+            let finished = &finished;
+            scope.spawn(move || {
+                let me = node.index();
+                let mut sent = [0; NODES];
+                let (mut received, mut held, start) = (0, vec![], Instant::now());
+                while finished.load(Ordering::Acquire) < NODES {
+                    for to in (0..NODES).filter(|&to| to != me) {
+                        while sent[to] < CALLS && node.call(to, (me as u64) << 32 | sent[to], (to, sent[to])).is_ok() {
+                            sent[to] += 1;
+                        }
+                    }
+                    let before = received;
+                    let taken = node.poll(|(to, n), reply| {
+                        assert_eq!(reply, Ok(((me as u64) << 32 | n) + to as u64));
+                        received += 1;
+                    });
+                    held.extend(std::iter::from_fn(|| node.try_recv_raw()));
+                    // Youngest first, and sometimes one stays.
+                    while held.len() > usize::from(taken > 0) {
+                        let (from, token, payload) = held.pop().unwrap();
+                        assert_eq!(payload >> 32, from as u64);
+                        node.reply(token, payload + me as u64).unwrap();
+                    }
+                    if before < received && received == CALLS * (NODES as u64 - 1) {
+                        finished.fetch_add(1, Ordering::Release);
+                    }
+                    if taken == 0 {
+                        std::thread::yield_now();
+                    }
+                    assert!(start.elapsed() < PATIENCE, "stuck");
+                }
+                assert_eq!(received, CALLS * (NODES as u64 - 1));
+            });
+        }
+    });
+}
