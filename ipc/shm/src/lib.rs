@@ -1,5 +1,6 @@
-//! Shared memory between processes of one user on one host, and what it takes to survive them.
+#![doc = include_str!("../README.md")]
 //!
+//! # The files
 //! In the order data flows:
 //! - [`dir`]: the user's directory of regions, and the removal of what the dead left there.
 //! - [`lock`]: locks the kernel drops when their process dies.

@@ -1,6 +1,6 @@
 //! Two threads, a context each: the client keeps calls outstanding, the server echoes. Prints what batching did.
 //!
-//! `cargo run --release -p copyrpc --example echo -- [depth] [calls]`
+//! `cargo run --release -p copyrpc --example calls -- [depth] [calls]`
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;
