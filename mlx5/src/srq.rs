@@ -133,6 +133,7 @@ impl Srq {
     ///
     /// # Errors
     /// See [`PostReceiveError`]; nothing was posted.
+    #[inline]
     pub fn post(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
         if self.free == 0 {
             return Err(PostReceiveError::QueueFull { depth: self.depth() });
@@ -141,11 +142,15 @@ impl Srq {
             return Err(PostReceiveError::TooManySges { count: buffers.len(), max: self.max_sge });
         }
         let index = self.head;
-        let segments = (self.stride / SEGMENT - 1).min(buffers.len() + 1);
-        let scatter = buffers.iter().map(|s| DataSegment { byte_count: s.len, lkey: s.lkey, addr: s.addr });
-        for (i, segment) in scatter.chain([DataSegment::TERMINATOR]).take(segments).enumerate() {
+        let put = |place: usize, segment: DataSegment| {
             // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments, the first being the link.
-            unsafe { self.wqe(index).add((1 + i) * SEGMENT).copy_from_nonoverlapping(segment.emit().as_ptr(), SEGMENT) };
+            unsafe { self.wqe(index).add((1 + place) * SEGMENT).copy_from_nonoverlapping(segment.emit().as_ptr(), SEGMENT) };
+        };
+        for (i, sge) in buffers.iter().enumerate() {
+            put(i, DataSegment { byte_count: sge.len, lkey: sge.lkey, addr: sge.addr });
+        }
+        if buffers.len() < self.stride / SEGMENT - 1 {
+            put(buffers.len(), DataSegment::TERMINATOR);
         }
         self.head = self.next(index);
         self.users[usize::from(index)] = Some(user);
@@ -163,6 +168,7 @@ impl Srq {
 
     /// A completion named `wqe_counter`: returns the entry to the queue and gives back what its poster attached. `None`, and no
     /// change, if that entry is not posted.
+    #[inline]
     pub fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
         let user = self.users.get_mut(usize::from(wqe_counter))?.take()?;
         self.link(self.tail, wqe_counter);

@@ -69,7 +69,7 @@ fn deliver(memory: &DeviceMemory, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], m
     }
     let cqe = ResponderCqe { qpn: qp.qpn, srqn: qp.srqn, imm: message.imm, byte_count: message.byte_count, wqe_counter: message.wqe_index };
     if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
-        if cq.write(&cqe.emit(), CqeOpcode::ResponderWriteImm).is_err() {
+        if cq.write(cqe.emit(), CqeOpcode::ResponderWriteImm).is_err() {
             reject(memory, qp);
         }
     }

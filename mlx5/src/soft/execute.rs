@@ -3,18 +3,18 @@
 //! Everything happens in the caller's thread, in posting order, with no help from the target's CPU. A WQE that cannot run yet stops its
 //! own send queue only, and is tried again on a later empty poll.
 
+use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use super::layout::{Message, Pop};
-use super::memory::{DeviceMemory, Fault, Span};
+use super::layout::Message;
+use super::memory::{Fault, Span};
 use super::queues::{Remote, SoftCq, SoftQp, WaitFor, Waiting};
 use super::{Hca, State};
 use crate::doorbell::BF_BYTES;
 use crate::mr::Access;
 use crate::ops::MAX_MESSAGE_BYTES;
 use crate::wire::{
-    CqeOpcode, CtrlSegment, DataSegment, ErrorCqe, InlineHeader, NextSegment, Opcode, RaddrSegment, RequesterCqe, SEGMENT, Syndrome, WQEBB,
-    queue_record_index,
+    CqeOpcode, CtrlSegment, DataSegment, ErrorCqe, InlineHeader, Opcode, RaddrSegment, RequesterCqe, SEGMENT, Syndrome, WQEBB,
 };
 
 /// A peer that does not answer is asked again this often.
@@ -146,7 +146,7 @@ fn complete(qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], ctrl: &CtrlSegment, byt
     }
     let cqe = RequesterCqe { wqe_opcode: ctrl.opcode, qpn: qp.qpn, wqe_counter: ctrl.wqe_index, byte_count };
     if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
-        qp.failed |= cq.write(&cqe.emit(), CqeOpcode::Requester).is_err();
+        qp.failed |= cq.write(cqe.emit(), CqeOpcode::Requester).is_err();
     }
 }
 
@@ -165,7 +165,7 @@ fn fail(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], ctrl: &CtrlSegme
     };
     if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
         // An overrun CQ tells nobody anything; the queue pair is in error already.
-        let _ = cq.write(&cqe.emit(), CqeOpcode::RequesterError);
+        let _ = cq.write(cqe.emit(), CqeOpcode::RequesterError);
     }
     qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl));
 }
@@ -218,25 +218,15 @@ fn execute(hca: &Hca, qp: &mut SoftQp, ctrl: &CtrlSegment, wqe: &[u8]) -> Outcom
     }
     let (Some(raddr), Some(data)) = (wqe[SEGMENT..].first_chunk(), wqe.get(2 * SEGMENT..)) else { return malformed(0x13) };
     let raddr = RaddrSegment::parse(raddr);
-    let local_access = if opcode == Opcode::RdmaRead { Access::LOCAL_WRITE } else { Access::empty() };
-    let mut length = 0u64;
-    let checked = each_piece(data, |piece| {
-        length += piece.len as u64;
-        match piece.key {
-            None if opcode == Opcode::RdmaRead => Err(malformed(0x14)),
-            None => Ok(()),
-            Some(key) => match hca.memory.resolve(key, piece.at as u64, piece.len as u64, local_access, qp.pd) {
-                Ok(_) => Ok(()),
-                Err(fault) => Err(Outcome::Fail(Syndrome::LocalProtection, fault as u8)),
-            },
-        }
-    });
-    if let Err(outcome) = checked {
-        return outcome;
-    }
-    if length > MAX_MESSAGE_BYTES {
-        return Outcome::Fail(Syndrome::LocalLength, 0);
-    }
+    let data = match Data::parse(data) {
+        Ok(data) => data,
+        Err(vendor) => return malformed(vendor),
+    };
+    let is_read = opcode == Opcode::RdmaRead;
+    let length = match check_local(hca, qp.pd, &data, is_read) {
+        Ok(length) => length,
+        Err(outcome) => return outcome,
+    };
     let Some(remote) = qp.remote.as_mut() else { return malformed(0x15) };
     // H1, and that nobody else took that place since.
     let entry = remote.entry();
@@ -246,17 +236,20 @@ fn execute(hca: &Hca, qp: &mut SoftQp, ctrl: &CtrlSegment, wqe: &[u8]) -> Outcom
     {
         return Outcome::Wait(WaitFor::Peer);
     }
-    let needed = if opcode == Opcode::RdmaRead { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
-    let span = match (length, remote.peer.memory.resolve(raddr.rkey, raddr.addr, length, needed, remote.pd)) {
-        (_, Ok(span)) => Some(span),
+    let span = if length == 0 {
         // Nothing is accessed, so the key is not looked at.
-        (0, Err(_)) => None,
-        (_, Err(fault)) => return fault.into(),
+        None
+    } else {
+        let needed = if is_read { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
+        match remote.peer.memory.resolve(raddr.rkey, raddr.addr, length, needed, remote.pd) {
+            Ok(span) => Some(span),
+            Err(fault) => return fault.into(),
+        }
     };
     let result = match opcode {
-        Opcode::RdmaRead => return read(span, data, length),
-        Opcode::RdmaWrite => write(span, data),
-        _ => write_imm(remote, span, data, raddr.addr, length as u32, ctrl.imm),
+        Opcode::RdmaRead => return read(span, &data, length),
+        Opcode::RdmaWrite => write(span, &data),
+        _ => write_imm(remote, span, &data, raddr.addr, length as u32, ctrl.imm),
     };
     match result {
         Ok(()) => Outcome::Done(0),
@@ -264,10 +257,33 @@ fn execute(hca: &Hca, qp: &mut SoftQp, ctrl: &CtrlSegment, wqe: &[u8]) -> Outcom
     }
 }
 
-fn write(span: Option<Span>, data: &[u8]) -> Result<(), Outcome> {
+/// Checks the local side of a message, and returns its length in bytes.
+#[inline(always)]
+fn check_local(hca: &Hca, pd: u32, data: &Data<'_>, is_read: bool) -> Result<u64, Outcome> {
+    let access = if is_read { Access::LOCAL_WRITE } else { Access::empty() };
+    let mut length = 0u64;
+    data.each(|piece| {
+        length += piece.len as u64;
+        match piece.key {
+            None if is_read => Err(Outcome::Fail(Syndrome::LocalQpOperation, 0x14)),
+            None => Ok(()),
+            Some(key) => match hca.memory.resolve(key, piece.at as u64, piece.len as u64, access, pd) {
+                Ok(_) => Ok(()),
+                Err(fault) => Err(Outcome::Fail(Syndrome::LocalProtection, fault as u8)),
+            },
+        }
+    })?;
+    if length > MAX_MESSAGE_BYTES {
+        return Err(Outcome::Fail(Syndrome::LocalLength, 0));
+    }
+    Ok(length)
+}
+
+#[inline(always)]
+fn write(span: Option<Span>, data: &Data<'_>) -> Result<(), Outcome> {
     let Some(span) = span else { return Ok(()) };
     let mut offset = 0;
-    each_piece(data, |piece| {
+    data.each(|piece| {
         // SAFETY: the piece was checked against its region (or lies in the WQE), the span for the sum of the pieces.
         unsafe { span.write(offset, piece.at, piece.len) }?;
         offset += piece.len as u64;
@@ -275,10 +291,10 @@ fn write(span: Option<Span>, data: &[u8]) -> Result<(), Outcome> {
     })
 }
 
-fn read(span: Option<Span>, data: &[u8], length: u64) -> Outcome {
+fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
     let Some(span) = span else { return Outcome::Done(0) };
     let mut offset = 0;
-    let result = each_piece(data, |piece| {
+    let result = data.each(|piece| {
         // SAFETY: the piece was checked against a locally writable region, the span for the sum of the pieces.
         unsafe { span.read(offset, piece.at.cast_mut(), piece.len) }?;
         offset += piece.len as u64;
@@ -292,58 +308,21 @@ fn read(span: Option<Span>, data: &[u8], length: u64) -> Outcome {
 
 /// WRITE with immediate: room in the lane, a receive, the payload, the message; in this order, so that nothing is undone.
 #[inline(always)]
-fn write_imm(remote: &mut Remote, span: Option<Span>, data: &[u8], addr: u64, byte_count: u32, imm: u32) -> Result<(), Outcome> {
-    let memory = &remote.peer.memory;
-    if !remote.lane.has_room(&memory.qp(remote.index).consumed) {
+fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64, byte_count: u32, imm: u32) -> Result<(), Outcome> {
+    // L2; the entry outlives the lane's end, both being in the peer's memory.
+    let consumed = NonNull::from(&remote.entry().consumed);
+    // SAFETY: an atomic in the memory of `remote.peer`.
+    if !remote.lane.has_room(unsafe { consumed.as_ref() }) {
         return Err(Outcome::Wait(WaitFor::Room));
     }
-    let Some((pop, wqe_index)) = pop_receive(remote, memory) else { return Err(Outcome::Wait(WaitFor::Receive)) };
+    let Some((pop, wqe_index)) = remote.pop_receive() else { return Err(Outcome::Wait(WaitFor::Receive)) };
     let written = write(span, data);
-    let message =
-        Message { payload: addr, byte_count, imm, pop, wqe_index, opcode: CqeOpcode::ResponderWriteImm as u8, _reserved: [0; 33] };
-    // A failed cross-process copy has taken a receive all the same; the message is delivered with the error on this side only, as a
+    let opcode = CqeOpcode::ResponderWriteImm as u8;
+    // A failed cross-process copy has taken a receive all the same; the message is delivered with the error on this side only, as by a
     // NIC that fails after its first packet.
-    remote.lane.publish(message);
-    memory.lane(remote.index).intent.store(0, Ordering::Release);
-    remote.published = true;
+    remote.lane.publish(Message { payload: addr, byte_count, imm, pop, wqe_index, opcode, _zero: 0 });
+    remote.delivered();
     written
-}
-
-/// Takes the next receive of the peer's SRQ: its pop count and WQE index.
-#[inline(always)]
-fn pop_receive(remote: &Remote, memory: &DeviceMemory) -> Option<(u32, u16)> {
-    let (srq, pop) = memory.srq(remote.srqn)?;
-    let intent = &memory.lane(remote.index).intent;
-    let mut word = pop.word.load(Ordering::Acquire);
-    loop {
-        let (count, index) = Pop::unpack(word);
-        // Acquire: the WQEs and links below the record.
-        let posted = queue_record_index(srq.record.load(Ordering::Acquire));
-        if (posted.wrapping_sub(count as u16) as i16) <= 0 {
-            intent.store(0, Ordering::Release);
-            return None;
-        }
-        let index = index & (remote.srq_wqes - 1);
-        let next = next_receive(remote, memory, index) & (remote.srq_wqes - 1);
-        // H5: before the pop, so that whoever finds the pop without a message knows whose it was.
-        intent.store(u64::from(count) + 1, Ordering::Release);
-        // H4
-        match pop.word.compare_exchange_weak(word, Pop::pack(count.wrapping_add(1), next), Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => return Some((count, index)),
-            Err(now) => word = now,
-        }
-    }
-}
-
-/// The link in an SRQ WQE of the peer.
-#[inline(always)]
-fn next_receive(remote: &Remote, memory: &DeviceMemory, index: u16) -> u16 {
-    let at = remote.srq_ring + usize::from(index) * remote.srq_stride;
-    // The ring was checked to lie inside the queue area when the queue pair connected; the link is in the WQE's first 8 bytes.
-    let head = memory.control().queues.get(at / 8).map_or(0, |word| word.load(Ordering::Relaxed));
-    let mut segment = [0; NextSegment::LEN];
-    segment[..8].copy_from_slice(&head.to_ne_bytes());
-    NextSegment::parse(&segment).next_wqe_index
 }
 
 /// One contiguous part of a message.
@@ -354,29 +333,60 @@ struct Piece {
     key: Option<u32>,
 }
 
-/// Calls `f` for each part of a WQE's data, in order.
-#[inline(always)]
-fn each_piece(data: &[u8], mut f: impl FnMut(&Piece) -> Result<(), Outcome>) -> Result<(), Outcome> {
-    let malformed = |vendor| Outcome::Fail(Syndrome::LocalQpOperation, vendor);
-    let mut rest = data;
-    while let Some(segment) = rest.first_chunk::<SEGMENT>() {
-        let mut used = SEGMENT;
-        let piece = match InlineHeader::parse(&[segment[0], segment[1], segment[2], segment[3]]) {
-            Some(inline) => {
-                let len = inline.byte_count as usize;
-                used = InlineHeader::segments(len) * SEGMENT;
-                let Some(bytes) = rest.get(InlineHeader::LEN..InlineHeader::LEN + len) else { return Err(malformed(0x16)) };
-                Piece { at: bytes.as_ptr(), len, key: None }
-            }
-            None => {
-                let pointer = DataSegment::parse(segment);
-                // 0 means 2^31 on the wire.
-                let len = if pointer.byte_count == 0 { 1 << 31 } else { pointer.byte_count as usize };
-                Piece { at: pointer.addr as *const u8, len, key: Some(pointer.lkey) }
-            }
-        };
-        f(&piece)?;
-        rest = rest.get(used..).unwrap_or_default();
+/// The data segments of a WQE. Nearly all have one part at most, which is parsed once.
+enum Data<'a> {
+    None,
+    One(Piece),
+    Many(&'a [u8]),
+}
+
+impl<'a> Data<'a> {
+    /// Parses the bytes behind the header segments, a multiple of 16; the error is a vendor syndrome.
+    #[inline(always)]
+    fn parse(bytes: &'a [u8]) -> Result<Self, u8> {
+        match Piece::parse(bytes)? {
+            None => Ok(Self::None),
+            Some((piece, [])) => Ok(Self::One(piece)),
+            Some(_) => Ok(Self::Many(bytes)),
+        }
     }
-    Ok(())
+
+    /// Calls `f` for each part, in order.
+    #[inline(always)]
+    fn each(&self, mut f: impl FnMut(&Piece) -> Result<(), Outcome>) -> Result<(), Outcome> {
+        match self {
+            Self::None => Ok(()),
+            Self::One(piece) => f(piece),
+            Self::Many(bytes) => {
+                let mut rest = *bytes;
+                loop {
+                    match Piece::parse(rest) {
+                        Ok(None) => return Ok(()),
+                        Ok(Some((piece, behind))) => {
+                            f(&piece)?;
+                            rest = behind;
+                        }
+                        Err(vendor) => return Err(Outcome::Fail(Syndrome::LocalQpOperation, vendor)),
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Piece {
+    /// The first part of `bytes`, and what is behind it.
+    #[inline(always)]
+    fn parse(bytes: &[u8]) -> Result<Option<(Self, &[u8])>, u8> {
+        let Some((segment, behind)) = bytes.split_first_chunk::<SEGMENT>() else { return Ok(None) };
+        let Some(inline) = InlineHeader::parse(&[segment[0], segment[1], segment[2], segment[3]]) else {
+            let pointer = DataSegment::parse(segment);
+            // 0 means 2^31 on the wire.
+            let len = if pointer.byte_count == 0 { 1 << 31 } else { pointer.byte_count as usize };
+            return Ok(Some((Self { at: pointer.addr as *const u8, len, key: Some(pointer.lkey) }, behind)));
+        };
+        let len = inline.byte_count as usize;
+        let Some(behind) = bytes.get(InlineHeader::segments(len) * SEGMENT..) else { return Err(0x16) };
+        Ok(Some((Self { at: bytes[InlineHeader::LEN..].as_ptr(), len, key: None }, behind)))
+    }
 }

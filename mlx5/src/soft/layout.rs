@@ -140,7 +140,7 @@ pub(crate) struct Message {
     pub(crate) wqe_index: u16,
     /// CQE opcode.
     pub(crate) opcode: u8,
-    pub(crate) _reserved: [u8; 33],
+    pub(crate) _zero: u8,
 }
 
 /// Where the one requester of a queue pair delivers to it.
@@ -185,7 +185,7 @@ const _: () = {
     assert!(size_of::<MrEntry>() == 64);
     assert!(size_of::<SrqEntry>() == 64 && offset_of!(SrqEntry, record) == 16);
     assert!(size_of::<Pop>() == 64);
-    assert!(size_of::<Message>() == 56 && size_of::<Slot<Message>>() == 64);
+    assert!(size_of::<Message>() == 24 && size_of::<Slot<Message>>() == 64);
     assert!(size_of::<Lane>() == 64 + 64 * LANE_SLOTS);
     assert!(offset_of!(ControlSegment, mrs) == 64);
     assert!(offset_of!(ControlSegment, qps) == 64 + 64 * MAX_MRS);

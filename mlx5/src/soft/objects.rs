@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 
-use shm::lane::{LaneRx, LaneTx, Slot};
+use shm::lane::LaneRx;
 use shm::memfd::{Memfd, MemfdRangeError};
 use shm::ready::{ARMED, ReadyWords};
 use shm::sync::{heavy_barrier, yield_now};
@@ -246,7 +246,7 @@ impl Hca {
             uar: UarParts { register: memory.at(0), uar_offset: index * 2 * BF_BYTES },
         };
         // SAFETY: the slots live as long as the device, this is the only consuming end, and the lane was reset above.
-        let lane = unsafe { LaneRx::<Message>::new(first_slot(&lane.slots), LANE_SLOTS as u64, 0) };
+        let lane = unsafe { LaneRx::<Message>::new(NonNull::from(&lane.slots).cast(), LANE_SLOTS as u64, 0) };
         qps[index] = Some(Box::new(SoftQp {
             qpn,
             index,
@@ -271,7 +271,7 @@ impl Hca {
     pub(crate) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
         let ConnectParts { qpn, remote, options } = parts;
         let State { qps, peers, .. } = &mut *self.state.borrow_mut();
-        let (lid, index) = (remote.lid, qp_index(remote.qpn));
+        let lid = remote.lid;
         let known = peers.iter().find(|p| p.lid == lid && p.epoch == remote.epoch);
         let peer = match known {
             Some(peer) => Rc::clone(peer),
@@ -279,7 +279,7 @@ impl Hca {
         };
         let own = QpEntry::pack_peer(self.membership.lid(), *qpn);
         let no_such_qp = ConnectError::NoSuchQp { lid, qpn: remote.qpn };
-        let Some(connection) = self.remote_of(&peer, index, remote.qpn, own) else { return Err(no_such_qp) };
+        let Some(connection) = Remote::of(&peer, remote.qpn, own) else { return Err(no_such_qp) };
         let Some(Some(qp)) = qps.get_mut(qp_index(*qpn)) else { return Err(no_such_qp) };
         qp.options = *options;
         qp.remote = Some(connection);
@@ -291,40 +291,6 @@ impl Hca {
         // H1
         entry.identity.store(QpEntry::pack_identity(*qpn, RECEIVES), Ordering::Release);
         Ok(())
-    }
-
-    /// Reads what the requester must know of the peer's queue pair; everything is checked here, once.
-    fn remote_of(&self, peer: &Rc<Peer>, index: usize, qpn: u32, own: u64) -> Option<Remote> {
-        let entry = peer.memory.qp(index);
-        if entry.identity.load(Ordering::Acquire) & !RECEIVES != QpEntry::pack_identity(qpn, 0) {
-            return None;
-        }
-        let srqn = entry.srqn.load(Ordering::Relaxed);
-        let (srq, _) = peer.memory.srq(srqn)?;
-        let srq_wqes = u16::try_from(srq.wqe_cnt.load(Ordering::Acquire)).ok().filter(|n| n.is_power_of_two())?;
-        let stride = srq.stride.load(Ordering::Relaxed) as usize;
-        let ring = usize::try_from(srq.ring.load(Ordering::Relaxed)).ok()?;
-        let inside = ring.checked_add(stride.checked_mul(srq_wqes.into())?).is_some_and(|end| end <= QUEUE_BYTES);
-        if !inside || ring % 8 != 0 || stride % SEGMENT != 0 {
-            return None;
-        }
-        let slots = first_slot(&peer.memory.lane(index).slots);
-        Some(Remote {
-            peer: Rc::clone(peer),
-            index,
-            identity: QpEntry::pack_identity(qpn, RECEIVES),
-            own,
-            pd: entry.pd.load(Ordering::Relaxed),
-            srqn,
-            srq_wqes,
-            srq_stride: stride,
-            srq_ring: ring,
-            // SAFETY: the slots live as long as `peer`; they are this queue pair's alone once the peer's `peer` word names it, which is
-            // checked before every message, and `has_room` before every publish.
-            lane: unsafe { LaneTx::new(slots, LANE_SLOTS as u64, 0) },
-            ready: ready_words(&peer.memory),
-            published: false,
-        })
     }
 
     pub(crate) fn destroy_qp(&self, qpn: u32) {
@@ -443,10 +409,6 @@ const QUARANTINED: u16 = (1 << (24 - QP_INDEX_BITS)) - 1;
 /// Real time, whatever the device's clock is: another process is waited for.
 fn shm_now_ns() -> u64 {
     super::Clock::System.now_ns()
-}
-
-fn first_slot(slots: &[Slot<Message>; LANE_SLOTS]) -> NonNull<Slot<Message>> {
-    NonNull::from(slots).cast()
 }
 
 fn begin_register(state: &mut State, bytes: usize, access: Access) -> Result<usize, RegisterError> {

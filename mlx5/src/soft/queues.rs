@@ -1,18 +1,19 @@
 //! The device's side of a queue pair and of a completion queue.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::rc::Rc;
 
 use shm::lane::{LaneRx, LaneTx};
 use shm::ready::ReadyWords;
 
 use super::fabric::Peer;
-use super::layout::{Message, QpEntry};
+use super::layout::{LANE_SLOTS, Message, Pop, QUEUE_BYTES, QpEntry, RECEIVES, SrqEntry};
+use super::objects::{qp_index, ready_words};
 use super::private::PrivateMemory;
 use crate::doorbell::BF_BYTES;
 use crate::qp::ConnectOptions;
-use crate::wire::{CQE_BYTES, CqeOpcode, OP_OWN_OFFSET, WQEBB, op_own, queue_record_index};
+use crate::wire::{CQE_BYTES, CqeOpcode, NextSegment, OP_OWN_OFFSET, SEGMENT, WQEBB, op_own, queue_record_index};
 
 /// Where things are in a queue pair's private memory: the BlueFlame register, the doorbell record, the SQ.
 pub(crate) const SQ_RECORD: usize = 2 * BF_BYTES;
@@ -58,18 +59,23 @@ pub(crate) struct Waiting {
     pub(crate) rnr_left: u8,
 }
 
-/// The other end of a connected queue pair.
+/// The other end of a connected queue pair. Its pointers go into the memory of `peer`, which it keeps mapped.
 pub(crate) struct Remote {
     pub(crate) peer: Rc<Peer>,
     pub(crate) index: usize,
+    entry: NonNull<QpEntry>,
+    intent: NonNull<AtomicU64>,
+    srq: NonNull<SrqEntry>,
+    pop: NonNull<Pop>,
+    /// Start of the SRQ's ring; `srq_wqes` of `srq_stride` bytes, checked to lie inside the peer's queue area.
+    ring: NonNull<u8>,
+    /// A power of two.
+    srq_wqes: u16,
+    srq_stride: usize,
     /// What its `identity` and `peer` words say while it is connected to this queue pair and receives.
     pub(crate) identity: u64,
     pub(crate) own: u64,
     pub(crate) pd: u32,
-    pub(crate) srqn: u32,
-    pub(crate) srq_wqes: u16,
-    pub(crate) srq_stride: usize,
-    pub(crate) srq_ring: usize,
     pub(crate) lane: LaneTx<Message>,
     pub(crate) ready: ReadyWords,
     /// A message was published since the ready bit was last considered.
@@ -77,9 +83,97 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
+    /// Reads what a requester must know of queue pair `qpn` of `peer`, which is to be connected to `own`; everything is checked here, once.
+    /// `None` if there is no such queue pair.
+    pub(crate) fn of(peer: &Rc<Peer>, qpn: u32, own: u64) -> Option<Self> {
+        let index = qp_index(qpn);
+        let memory = &peer.memory;
+        let entry = memory.qp(index);
+        // H1
+        if entry.identity.load(Ordering::Acquire) & !RECEIVES != QpEntry::pack_identity(qpn, 0) {
+            return None;
+        }
+        let (srq, pop) = memory.srq(entry.srqn.load(Ordering::Relaxed))?;
+        let srq_wqes = u16::try_from(srq.wqe_cnt.load(Ordering::Acquire)).ok().filter(|n| n.is_power_of_two())?;
+        let srq_stride = srq.stride.load(Ordering::Relaxed) as usize;
+        let offset = usize::try_from(srq.ring.load(Ordering::Relaxed)).ok()?;
+        let end = offset.checked_add(srq_stride.checked_mul(srq_wqes.into())?)?;
+        if end > QUEUE_BYTES || offset % SEGMENT != 0 || srq_stride % SEGMENT != 0 || srq_stride == 0 {
+            return None;
+        }
+        let lane = memory.lane(index);
+        Some(Self {
+            index,
+            entry: NonNull::from(entry),
+            intent: NonNull::from(&lane.intent),
+            srq: NonNull::from(srq),
+            pop: NonNull::from(pop),
+            // SAFETY: the offset is inside the queue area.
+            ring: unsafe { NonNull::from(&memory.control().queues).cast::<u8>().add(offset) },
+            srq_wqes,
+            srq_stride,
+            identity: QpEntry::pack_identity(qpn, RECEIVES),
+            own,
+            pd: entry.pd.load(Ordering::Relaxed),
+            // SAFETY: the slots live as long as `peer`; they are this queue pair's alone once the peer's `peer` word names it, which is
+            // checked before every message, and `has_room` before every publish.
+            lane: unsafe { LaneTx::new(NonNull::from(&lane.slots).cast(), LANE_SLOTS as u64, 0) },
+            ready: ready_words(memory),
+            published: false,
+            peer: Rc::clone(peer),
+        })
+    }
+
     #[inline(always)]
     pub(crate) fn entry(&self) -> &QpEntry {
-        self.peer.memory.qp(self.index)
+        // SAFETY: in the memory of `peer`; it is made of atomics.
+        unsafe { self.entry.as_ref() }
+    }
+
+    /// Takes the next receive of the peer's SRQ: its pop count and WQE index. `None` if none is posted.
+    ///
+    /// The intent it leaves behind is cleared by [`delivered`](Self::delivered).
+    #[inline(always)]
+    pub(crate) fn pop_receive(&self) -> Option<(u32, u16)> {
+        // SAFETY: all three are atomics in the memory of `peer`.
+        let (srq, pop, intent) = unsafe { (self.srq.as_ref(), self.pop.as_ref(), self.intent.as_ref()) };
+        let mut word = pop.word.load(Ordering::Acquire);
+        loop {
+            let (count, index) = Pop::unpack(word);
+            // Acquire: the WQEs and links below the record.
+            let posted = queue_record_index(srq.record.load(Ordering::Acquire));
+            if (posted.wrapping_sub(count as u16) as i16) <= 0 {
+                intent.store(0, Ordering::Release);
+                return None;
+            }
+            let index = index & (self.srq_wqes - 1);
+            let next = self.link(index) & (self.srq_wqes - 1);
+            // H5: before the pop, so that whoever finds the pop without a message knows whose it was.
+            intent.store(u64::from(count) + 1, Ordering::Release);
+            // H4
+            match pop.word.compare_exchange_weak(word, Pop::pack(count.wrapping_add(1), next), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some((count, index)),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// The message that took the last popped receive is published.
+    #[inline(always)]
+    pub(crate) fn delivered(&mut self) {
+        // SAFETY: an atomic in the memory of `peer`. H5.
+        unsafe { self.intent.as_ref() }.store(0, Ordering::Release);
+        self.published = true;
+    }
+
+    /// The link in the SRQ's WQE `index`, which is below `srq_wqes`.
+    #[inline(always)]
+    fn link(&self, index: u16) -> u16 {
+        // SAFETY: the WQE is inside the ring, 16-aligned, and starts with its next segment; the owner writes it through atomics.
+        let head = unsafe { self.ring.add(usize::from(index) * self.srq_stride).cast::<AtomicU64>().as_ref() }.load(Ordering::Relaxed);
+        let mut segment = [0; NextSegment::LEN];
+        segment[..8].copy_from_slice(&head.to_ne_bytes());
+        NextSegment::parse(&segment).next_wqe_index
     }
 }
 
@@ -120,9 +214,9 @@ impl SoftCq {
         self.memory.at(CQ_BUFFER + index as usize * CQE_BYTES)
     }
 
-    /// Writes a CQE: body first, then the byte with the owner bit.
+    /// Writes a CQE: body first, then the 8 bytes that end with the owner bit.
     #[inline(always)]
-    pub(crate) fn write(&mut self, bytes: &[u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
+    pub(crate) fn write(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
         // SAFETY: inside the private memory; the driver accesses it through the same atomic type.
         let record = unsafe { self.memory.at::<AtomicU32>(CQ_RECORD).as_ref() };
         let entries = 1u32 << self.log_entries;
@@ -132,12 +226,15 @@ impl SoftCq {
             self.overrun = true;
             return Err(Overrun);
         }
-        let at = self.cqe(self.producer & (entries - 1));
-        let owner = (self.producer >> self.log_entries) & 1 != 0;
-        // SAFETY: the entry is inside the buffer and the driver is done with it (above).
+        bytes[OP_OWN_OFFSET] = op_own(opcode, (self.producer >> self.log_entries) & 1 != 0);
+        let at = self.cqe(self.producer & (entries - 1)).cast::<u64>();
+        // SAFETY: the entry is inside the buffer, 64-aligned, and the driver is done with it (above).
         unsafe {
-            at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), OP_OWN_OFFSET);
-            (*at.as_ptr().add(OP_OWN_OFFSET).cast::<AtomicU8>()).store(op_own(opcode, owner), Ordering::Release);
+            let words = bytes.as_ptr().cast::<u64>();
+            for i in 0..7 {
+                at.add(i).write(words.add(i).read_unaligned());
+            }
+            at.add(7).cast::<AtomicU64>().as_ref().store(words.add(7).read_unaligned(), Ordering::Release);
         }
         self.producer = self.producer.wrapping_add(1);
         Ok(())
