@@ -109,14 +109,18 @@ pub(crate) struct CqRing {
     log_entries: u32,
     consumer: u32,
     record: NonNull<AtomicU32>,
+    polls_without_hook: u32,
     object: Rc<CqObject>,
 }
+
+/// Polls that may find something before the device makes progress all the same.
+const POLLS_PER_HOOK: u32 = 16;
 
 impl CqRing {
     pub(crate) fn create(control: &Rc<Control>, entries: u32) -> Result<Self, CreateError> {
         let CqParts { buffer, entries, record, cqn } = control.create_cq(entries)?;
         let object = Rc::new(CqObject { cqn, control: Rc::clone(control) });
-        Ok(Self { buffer, log_entries: entries.trailing_zeros(), consumer: 0, record, object })
+        Ok(Self { buffer, log_entries: entries.trailing_zeros(), consumer: 0, record, polls_without_hook: 0, object })
     }
 
     pub(crate) fn entries(&self) -> u32 {
@@ -129,7 +133,7 @@ impl CqRing {
 
     /// The next CQE if the device has written it: its opcode is valid and its owner bit is that of this lap.
     #[inline(always)]
-    fn peek(&self) -> Option<Cqe<'_>> {
+    fn peek<'a>(&self) -> Option<Cqe<'a>> {
         let index = (self.consumer & (self.entries() - 1)) as usize;
         // SAFETY: the buffer holds `entries` CQEs and lives as long as `object`.
         let cqe = unsafe { self.buffer.as_ptr().add(index * CQE_BYTES) };
@@ -161,8 +165,9 @@ impl CqRing {
         while n < max {
             let Some(cqe) = self.peek() else { break };
             self.prefetch_next();
-            f(cqe);
+            // Before the callback: should it panic, the entry is not handed out again.
             self.consumer = self.consumer.wrapping_add(1);
+            f(cqe);
             n += 1;
         }
         if n > 0 {
@@ -173,11 +178,19 @@ impl CqRing {
         n
     }
 
-    /// Hands out up to `max` CQEs. An empty queue is where a soft device makes progress (the second of its two hooks).
+    /// Hands out up to `max` CQEs. A queue found empty is where a soft device makes progress (the second of its two hooks); one that is
+    /// never found empty at once must not starve the rest of the device.
     #[inline(always)]
     pub(crate) fn poll(&mut self, max: usize, mut f: impl FnMut(Cqe<'_>)) -> usize {
         let n = self.take(max, &mut f);
-        if n > 0 || !self.object.control.empty_poll() {
+        if n > 0 {
+            self.polls_without_hook += 1;
+            if self.polls_without_hook < POLLS_PER_HOOK {
+                return n;
+            }
+        }
+        self.polls_without_hook = 0;
+        if !self.object.control.empty_poll() || n > 0 {
             return n;
         }
         self.take(max, &mut f)
@@ -210,7 +223,8 @@ impl Cq {
         self.ring.object()
     }
 
-    /// Hands up to `max` completions to `f` in the order the device wrote them, and returns how many.
+    /// Hands up to `max` completions to `f` in the order the device wrote them, and returns how many. Their entries are free again when
+    /// this returns: what `f` posts must find room for its completions beside them.
     #[inline(always)]
     pub fn poll(&mut self, max: usize, f: impl FnMut(Cqe<'_>)) -> usize {
         self.ring.poll(max, f)

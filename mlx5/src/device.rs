@@ -114,6 +114,8 @@ pub struct DeviceInfo {
     pub max_mr: u32,
     /// How long operations towards a dead peer are retried before they fail, in ns.
     pub dead_peer_timeout_ns: u64,
+    /// Queue pair places and memory regions that were not given back so far, because a peer was stopped in the middle of using them.
+    pub quarantined: u64,
 }
 
 /// An open device. It belongs to the thread that opened it, as does everything made from it; each thread opens its own.
@@ -236,8 +238,9 @@ impl Pd {
     /// See [`RegisterError`].
     ///
     /// # Safety
-    /// `addr..addr + len` stays allocated while the region lives, and is accessed only as shared with the device: no Rust reference to
-    /// it is held across an operation that may write it.
+    /// `addr..addr + len` stays allocated until [`Mr::deregister`] returned `Ok`: a peer that is stopped in the middle of a copy writes when it
+    /// resumes, also after the region was merely dropped. And it is accessed only as shared with the device: no Rust reference to it is held
+    /// across an operation that may write it.
     pub unsafe fn register(&self, addr: core::ptr::NonNull<u8>, len: usize, access: Access) -> Result<Mr, RegisterError> {
         let control = &self.object.control;
         let parts = control.register_foreign(self.object.pdn, addr, len, access)?;

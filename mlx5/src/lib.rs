@@ -22,7 +22,7 @@ pub use cq::{CompletionError, Cq, Cqe};
 pub use device::{CompletionQueue, CqRef, Device, DeviceInfo, DeviceSpec, FabricSpec, OpenError, Pd, SoftOptions, UnknownDevice};
 pub use fast_map::FastMap;
 pub use mono_cq::MonoCq;
-pub use mr::{Access, Mr, OutOfBounds, RegisterError};
+pub use mr::{Access, Busy, Mr, OutOfBounds, RegisterError};
 pub use ops::{Inline, MAX_MESSAGE_BYTES, Operation, Payload, Read, Segments, Sge, Write, WriteImm};
 pub use qp::{ConnectError, ConnectOptions, DeviceKind, QpAddress, QpConfig, QpState, RcQp};
 pub use soft::{Clock, LocalFabric};

@@ -54,29 +54,33 @@ pub enum RegisterError {
     },
 }
 
-/// The field names are the kernel's; read [`Mr`] for what is legal when.
-struct MrObject {
-    parts: MrParts,
-    control: Rc<Control>,
-    _pd: Rc<PdObject>,
-}
-
-impl Drop for MrObject {
-    fn drop(&mut self) {
-        self.control.deregister(self.parts.key);
-    }
-}
-
 /// A registered memory region.
 ///
 /// The device, and peers through it, may write this memory at any time, so there is no `&[u8]` of it: bytes are copied in and out, or
 /// reached through [`as_ptr`](Self::as_ptr) under the caller's own ordering contract (visibility of a peer's bytes is proven by a CQE,
 /// not by looking at them).
 ///
-/// Dropping it deregisters: a peer in the middle of a copy is waited for, for a bounded time, else the memory is quarantined.
+/// Dropping it deregisters: a peer in the middle of a copy is waited for, for a bounded time (50 ms), else the memory is quarantined: never
+/// used again, and counted in [`DeviceInfo::quarantined`](crate::DeviceInfo::quarantined).
 pub struct Mr {
-    object: MrObject,
+    parts: MrParts,
+    control: Rc<Control>,
+    _pd: Rc<PdObject>,
 }
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        self.control.deregister(self.parts.key);
+    }
+}
+
+/// A region that a peer is still copying to or from. Its key is invalid already; try again later.
+#[derive(Debug, thiserror::Error)]
+#[error("a peer was stopped in the middle of a copy of this region; it must stay allocated until `deregister` succeeds")]
+pub struct Busy(
+    /// The region.
+    pub Mr,
+);
 
 impl fmt::Debug for Mr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -98,38 +102,55 @@ pub struct OutOfBounds {
 
 impl Mr {
     pub(crate) fn new(parts: MrParts, control: Rc<Control>, pd: Rc<PdObject>) -> Self {
-        Self { object: MrObject { parts, control, _pd: pd } }
+        Self { parts, control, _pd: pd }
+    }
+
+    /// Deregisters the region, so that its memory can be freed or used otherwise when this returns `Ok`.
+    ///
+    /// # Errors
+    /// [`Busy`], with the region, if a peer does not finish a copy within 50 ms.
+    pub fn deregister(self) -> Result<(), Busy> {
+        if !self.control.try_deregister(self.parts.key) {
+            return Err(Busy(self));
+        }
+        let this = core::mem::ManuallyDrop::new(self);
+        // SAFETY: both fields are taken once, from a value whose `drop` will not run; the rest is plain data.
+        unsafe {
+            drop(core::ptr::read(&this.control));
+            drop(core::ptr::read(&this._pd));
+        }
+        Ok(())
     }
 
     /// Virtual address of the first byte: what peers name in their operations.
     #[must_use]
     pub fn addr(&self) -> u64 {
-        self.object.parts.addr.as_ptr() as u64
+        self.parts.addr.as_ptr() as u64
     }
 
     /// Bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
-        self.object.parts.len
+        self.parts.len
     }
 
     /// Local key.
     #[must_use]
     pub fn lkey(&self) -> u32 {
-        self.object.parts.key
+        self.parts.key
     }
 
     /// Remote key, to be given to peers with the address.
     #[must_use]
     pub fn rkey(&self) -> u32 {
-        self.object.parts.key
+        self.parts.key
     }
 
     /// The first byte. Valid for `len` bytes as long as this region lives; the device may write them meanwhile.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
-        self.object.parts.addr
+        self.parts.addr
     }
 
     fn range(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfBounds> {

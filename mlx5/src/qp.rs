@@ -10,6 +10,7 @@ use crate::doorbell::Doorbell;
 use crate::ops::Operation;
 use crate::sq::{PostError, SendQueue, Signal};
 use crate::srq::SrqObject;
+use crate::wire::CqeOpcode;
 
 /// What kind of device a queue pair lives on. Two kinds never connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,16 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
+    fn check(&self) -> Result<(), ConnectError> {
+        let option = |option, value, legal| Err(ConnectError::Option { option, value, legal });
+        match self {
+            Self { timeout: 0 | 32.., .. } => option("timeout", self.timeout, "1..=31"),
+            Self { retry_count: 8.., .. } => option("retry_count", self.retry_count, "0..=7"),
+            Self { rnr_retry: 8.., .. } => option("rnr_retry", self.rnr_retry, "0..=7"),
+            _ => Ok(()),
+        }
+    }
+
     /// How long an unanswered operation is retried before it fails, in ns.
     #[must_use]
     pub fn transport_timeout_ns(&self) -> u64 {
@@ -82,6 +93,16 @@ pub enum ConnectError {
     /// Only a new queue pair can be connected.
     #[error("the queue pair is in state {0:?}; connecting needs Reset (create a new one)")]
     WrongState(QpState),
+    /// An option outside its range.
+    #[error("{option} is {value}; legal is {legal}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// What was asked for.
+        value: u8,
+        /// The range.
+        legal: &'static str,
+    },
     /// Nothing there.
     #[error("no soft device with LID {lid} in this fabric: {reason}")]
     NoSuchDevice {
@@ -214,6 +235,7 @@ impl RcQp {
         if self.state != QpState::Reset {
             return Err(ConnectError::WrongState(self.state));
         }
+        options.check()?;
         self.object.control.connect(&ConnectParts { qpn: self.qpn(), remote: *remote, options: *options })?;
         self.state = QpState::ReadyToSend;
         Ok(())
@@ -239,11 +261,16 @@ impl RcQp {
     }
 
     /// Takes a completion of this queue pair from its send CQ: frees the WQE and all before it, and returns what the poster attached.
-    /// `None` if no such operation is outstanding. An error completion moves the state to [`QpState::Error`].
+    /// `None` if it is not of this queue pair's sends, or no such operation is outstanding. An error completion moves the state to [`QpState::Error`].
     #[inline(always)]
     pub fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
-        if cqe.result().is_err() {
-            self.state = QpState::Error;
+        if cqe.qpn() != self.qpn() {
+            return None;
+        }
+        match cqe.opcode() {
+            Some(CqeOpcode::Requester) => {}
+            Some(CqeOpcode::RequesterError) => self.state = QpState::Error,
+            _ => return None,
         }
         self.sq.complete(cqe.wqe_counter())
     }

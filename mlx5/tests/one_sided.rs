@@ -1,4 +1,5 @@
-//! RDMA is one-sided: a target that is stopped (SIGSTOP) is written and read all the same, and a killed one is noticed.
+//! RDMA is one-sided: a target that is stopped (SIGSTOP) is written and read all the same, and a killed one is noticed. And the other way
+//! round: memory that a stopped requester is still copying to is not used again.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -17,7 +18,11 @@ use std::time::{Duration, Instant};
 use mlx5::*;
 
 const TARGET: &str = "MLX5_TEST_TARGET";
-const BYTES: usize = 1 << 20;
+/// Set: the other process does not rest, it writes its whole region to its peer's again and again.
+const WRITES: &str = "MLX5_TEST_WRITES";
+const BYTES: usize = 4 << 20;
+/// What the writing process writes.
+const FOREIGN: u8 = 0xee;
 
 /// Ends the test process, and so the test, if it hangs.
 fn watchdog() {
@@ -34,6 +39,8 @@ struct End {
     _recv_cq: MonoCq<()>,
     _srq: Srq,
     mr: Mr,
+    pd: Pd,
+    device: Device,
 }
 
 fn open(dir: PathBuf) -> End {
@@ -47,7 +54,7 @@ fn open(dir: PathBuf) -> End {
     srq.ring();
     let qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_inline_data: 220, ..Default::default() }).unwrap();
     let mr = pd.alloc(BYTES, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
-    End { qp, send_cq, _recv_cq: recv_cq, _srq: srq, mr }
+    End { qp, send_cq, _recv_cq: recv_cq, _srq: srq, mr, pd, device }
 }
 
 fn describe(end: &End) -> String {
@@ -74,8 +81,23 @@ fn target_process() {
     std::io::stdin().read_line(&mut line).unwrap();
     end.qp.connect(&parse(&line).0, &ConnectOptions::default()).unwrap();
     println!("\nconnected");
+    if std::env::var_os(WRITES).is_some() {
+        return write_for_ever(end, parse(&line));
+    }
     // From here on this process does nothing at all until the end of its input.
     while std::io::stdin().read_line(&mut String::new()).is_ok_and(|n| n > 0) {}
+}
+
+fn write_for_ever(mut end: End, (_, addr, rkey): (QpAddress, u64, u32)) {
+    end.mr.write(0, &vec![FOREIGN; BYTES]).unwrap();
+    loop {
+        let payload = end.mr.sge(0, BYTES as u32).unwrap();
+        if end.qp.post(&Write { addr, rkey, payload }, Signal::Always, 0).is_err() {
+            return;
+        }
+        end.qp.ring();
+        let _ = completion(&mut end);
+    }
 }
 
 struct Target {
@@ -87,13 +109,14 @@ struct Target {
     dir: PathBuf,
 }
 
-fn start(name: &str) -> Target {
+fn start(name: &str, writes: bool) -> Target {
     watchdog();
     let dir = PathBuf::from(format!("/dev/shm/mlx5-test-{name}-{}", std::process::id()));
     std::fs::create_dir(&dir).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "target_process", "--ignored", "--nocapture"])
         .env(TARGET, &dir)
+        .envs(writes.then_some((WRITES, "1")))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -109,15 +132,16 @@ fn start(name: &str) -> Target {
     Target { child, _output: output, peer, end, dir }
 }
 
+/// The state letter of proc(5).
+fn state(child: &Child) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+    stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+}
+
 impl Target {
     fn signal(&self, signal: i32) {
         // SAFETY: kill(2) of our own child.
         assert_eq!(unsafe { libc::kill(self.child.id().try_into().unwrap(), signal) }, 0);
-    }
-
-    fn state(&self) -> char {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        stat.rsplit(") ").next().unwrap().chars().next().unwrap()
     }
 
     fn finish(mut self, succeeds: bool) {
@@ -147,9 +171,9 @@ fn completion(end: &mut End) -> Result<(), Syndrome> {
 
 #[test]
 fn a_stopped_process_is_written_and_read() {
-    let mut target = start("stopped");
+    let mut target = start("stopped", false);
     target.signal(libc::SIGSTOP);
-    while target.state() != 'T' {
+    while state(&target.child) != 'T' {
         std::thread::yield_now();
     }
     let (_, addr, rkey) = target.peer;
@@ -177,14 +201,14 @@ fn a_stopped_process_is_written_and_read() {
         completion(&mut target.end).unwrap();
         assert_eq!(read(&mut target, at, 200), payload);
     }
-    assert_eq!(target.state(), 'T', "it was stopped all the time");
+    assert_eq!(state(&target.child), 'T', "it was stopped all the time");
     target.signal(libc::SIGCONT);
     target.finish(true);
 }
 
 #[test]
 fn a_killed_process_is_noticed_and_leaves_nothing() {
-    let mut target = start("killed");
+    let mut target = start("killed", false);
     let (_, addr, rkey) = target.peer;
     target.signal(libc::SIGKILL);
     target.child.wait().unwrap();
@@ -195,4 +219,43 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
     assert_eq!(completion(&mut target.end), Err(Syndrome::TransportRetryExceeded));
     println!("noticed after {:?}", started.elapsed());
     target.finish(false);
+}
+
+#[test]
+fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
+    let mut quarantined = 0;
+    for round in 0..6u64 {
+        let Target { mut child, _output, end, dir, .. } = start(&format!("copying{round}"), true);
+        let pid = child.id().try_into().unwrap();
+        std::thread::sleep(Duration::from_millis(10 + round));
+        // SAFETY: kill(2) of our own child. It is nearly always in the middle of a copy.
+        assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
+        while state(&child) != 'T' {
+            std::thread::yield_now();
+        }
+        let End { qp, send_cq, _recv_cq, _srq, mr, pd, device } = end;
+        // Either order: a connection goes before its memory, or after.
+        if round % 2 == 0 {
+            drop(qp);
+            drop(mr);
+        } else {
+            drop(mr);
+            drop(qp);
+        }
+        drop((send_cq, _recv_cq, _srq));
+        quarantined += device.info().quarantined;
+        let next = pd.alloc(BYTES, Access::LOCAL_WRITE).unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0);
+        std::thread::sleep(Duration::from_millis(30));
+        let mut bytes = vec![FOREIGN; BYTES];
+        next.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|&b| b == 0), "round {round}: a region that was never shared was written");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        drop((next, pd, device));
+        drop(open(dir.clone()));
+        std::fs::remove_dir(&dir).unwrap();
+    }
+    assert!(quarantined > 0, "no round caught the other process in the middle of a copy");
 }

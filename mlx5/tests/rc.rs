@@ -459,3 +459,98 @@ fn memory_of_another_allocator_is_reached_through_the_kernel() {
     drop(mr);
     assert_eq!(&heap[100..107], b"foreign");
 }
+
+#[test]
+fn a_queue_that_is_never_found_empty_does_not_starve_the_device() {
+    let world = world();
+    let (mut a, b) = (world.end(64, 63, 64), world.end(64, 63, 64));
+    // One CQ for sends and receives.
+    let mut cq = b.device.create_cq(64).unwrap();
+    let mut srq = b.pd.create_srq(4, 0).unwrap();
+    srq.post(&[], 0).unwrap();
+    srq.ring();
+    let mut qp = b.pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap();
+    let options = ConnectOptions::default();
+    qp.connect(&a.qp.address(), &options).unwrap();
+    a.qp.connect(&qp.address(), &options).unwrap();
+    a.qp.post(&write_imm(&b, 0, 7, ()), Signal::Always, 0).unwrap();
+    a.qp.ring();
+    let mut arrived = false;
+    for _ in 0..100 {
+        // Every poll finds this completion.
+        qp.post(&Write { addr: a.mr.addr(), rkey: a.mr.rkey(), payload: () }, Signal::Always, 0).unwrap();
+        qp.ring();
+        let n = cq.poll(8, |cqe| match qp.complete(&cqe) {
+            Some(_) => {}
+            None => arrived = cqe.opcode() == Some(CqeOpcode::ResponderWriteImm) && cqe.imm() == 7,
+        });
+        assert!(n > 0);
+    }
+    assert!(arrived, "the arrival was never looked at");
+}
+
+#[test]
+fn the_longest_operation_fits_the_smallest_queue_at_every_position() {
+    let world = world();
+    let (mut a, mut b) = (world.end(64, 63, 1), world.end(64, 63, 1));
+    connect(&mut a, &mut b, &ConnectOptions::default());
+    for _ in 0..200 {
+        for n in [0, 220] {
+            let sge = a.mr.sge(0, 100).unwrap();
+            a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: (Inline(&[1; 220][..n]), sge) }, Signal::Always, 0).unwrap();
+            a.qp.ring();
+            assert_eq!(a.sent(), [(Some(0), Ok(()))]);
+        }
+    }
+}
+
+#[test]
+fn a_device_with_the_numbers_of_a_dead_one_is_not_let_into_its_connection() {
+    let world = world();
+    let (a, mut b) = world.pair();
+    let old = a.qp.address();
+    drop(a);
+    let mut c = world.end(64, 63, 64);
+    assert_eq!((c.qp.address().lid, c.qp.address().qpn), (old.lid, old.qpn), "the numbers are used again");
+    c.qp.connect(&b.qp.address(), &ConnectOptions::default()).unwrap();
+    b.post_receives(1);
+    c.qp.post(&write_imm(&b, 0, 1, ()), Signal::Always, 1).unwrap();
+    c.qp.ring();
+    world.pass_ns(ConnectOptions::default().transport_timeout_ns());
+    assert_eq!(c.sent(), [(Some(1), Err(Syndrome::TransportRetryExceeded))]);
+    assert_eq!(b.received(), []);
+}
+
+#[test]
+fn completions_of_others_change_nothing() {
+    let (mut a, mut b) = world().pair();
+    b.post_receives(1);
+    a.qp.post(&write_imm(&b, 0, 1, Inline(&[0; 200])), Signal::Always, 5).unwrap();
+    a.qp.ring();
+    let End { qp, recv_cq, .. } = &mut b;
+    recv_cq.poll(1, |_, cqe| assert_eq!(qp.complete(&cqe), None, "a receive is no send"));
+    a.send_cq.poll(1, |cqe| {
+        assert_eq!(qp.complete(&cqe), None, "another queue pair's");
+        assert_eq!(a.qp.complete(&cqe), Some(5));
+    });
+}
+
+#[test]
+fn no_key_is_the_one_that_ends_a_list_of_buffers() {
+    let world = world();
+    let e = world.end(8, 7, 8);
+    for _ in 0..2000 {
+        let (a, b) = (e.pd.alloc(1, RKEYS).unwrap(), e.pd.alloc(1, RKEYS).unwrap());
+        assert!(![0, mlx5::wire::INVALID_LKEY].contains(&a.lkey()) && ![0, mlx5::wire::INVALID_LKEY].contains(&b.lkey()));
+    }
+}
+
+#[test]
+fn a_region_can_be_deregistered_and_options_out_of_range_are_refused() {
+    let world = world();
+    let (mut a, b) = (world.end(8, 7, 8), world.end(8, 7, 8));
+    b.pd.alloc(64, RKEYS).unwrap().deregister().unwrap();
+    let refused = |options: ConnectOptions, a: &mut End| a.qp.connect(&b.qp.address(), &options).unwrap_err().to_string();
+    assert_eq!(refused(ConnectOptions { timeout: 0, ..Default::default() }, &mut a), "timeout is 0; legal is 1..=31");
+    assert_eq!(refused(ConnectOptions { rnr_retry: 8, ..Default::default() }, &mut a), "rnr_retry is 8; legal is 0..=7");
+}

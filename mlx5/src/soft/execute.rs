@@ -126,7 +126,7 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor) -> Result<u64, Syndrome> {
                 RNR_RETRY_WITHOUT_END => {}
                 _ => waiting.rnr_left -= 1,
             }
-            Ok(now_ns + qp.options.rnr_timer_ns)
+            Ok(now_ns.saturating_add(qp.options.rnr_timer_ns))
         }
         WaitFor::Peer => {
             let gone = qp.remote.as_ref().is_none_or(|r| r.peer.is_gone());
@@ -167,7 +167,9 @@ fn fail(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], ctrl: &CtrlSegme
         // An overrun CQ tells nobody anything; the queue pair is in error already.
         let _ = cq.write(cqe.emit(), CqeOpcode::RequesterError);
     }
-    qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl));
+    // A malformed WQE may claim to be longer than what was posted.
+    let outstanding = qp.sq_producer().wrapping_sub(qp.sq_consumer);
+    qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl).min(outstanding));
 }
 
 /// Tells the peer's owner about this doorbell's messages if it is not polling the lane.
@@ -228,12 +230,7 @@ fn execute(hca: &Hca, qp: &mut SoftQp, ctrl: &CtrlSegment, wqe: &[u8]) -> Outcom
         Err(outcome) => return outcome,
     };
     let Some(remote) = qp.remote.as_mut() else { return malformed(0x15) };
-    // H1, and that nobody else took that place since.
-    let entry = remote.entry();
-    if remote.peer.is_gone()
-        || entry.identity.load(Ordering::Acquire) != remote.identity
-        || entry.peer.load(Ordering::Relaxed) != remote.own
-    {
+    if !remote.answers() {
         return Outcome::Wait(WaitFor::Peer);
     }
     let span = if length == 0 {

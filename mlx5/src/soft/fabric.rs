@@ -175,6 +175,11 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// Its `executing` word: odd while it executes a doorbell, another value for each.
+    pub(crate) fn executing(&self) -> u64 {
+        self.memory.control().header.executing.load(Ordering::Acquire)
+    }
+
     /// Whether its process is proven to be gone, or closed the device. One or two loads while it is well.
     #[inline(always)]
     pub(crate) fn is_gone(&self) -> bool {

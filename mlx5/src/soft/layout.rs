@@ -28,7 +28,7 @@ use shm::ready::ReadyWords;
 use shm::sync::{AtomicU32, AtomicU64};
 
 /// What the control file's `kind` says; its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC01");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC02");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -54,6 +54,8 @@ pub(crate) struct QpEntry {
     pub(crate) identity: AtomicU64,
     /// Who may send here: [`QpEntry::pack_peer`].
     pub(crate) peer: AtomicU64,
+    /// And which incarnation of that device: its LID and QPN may be used again by another.
+    pub(crate) peer_epoch: AtomicU64,
     /// Lane messages consumed.
     pub(crate) consumed: AtomicU64,
     /// `shm::ready::{HOT, ARMED}`.
@@ -181,7 +183,7 @@ pub(crate) struct Publication {
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<Header>() == 64);
-    assert!(size_of::<QpEntry>() == 64 && offset_of!(QpEntry, consumed) == 16 && offset_of!(QpEntry, armed) == 24);
+    assert!(size_of::<QpEntry>() == 64 && offset_of!(QpEntry, consumed) == 24 && offset_of!(QpEntry, armed) == 32);
     assert!(size_of::<MrEntry>() == 64);
     assert!(size_of::<SrqEntry>() == 64 && offset_of!(SrqEntry, record) == 16);
     assert!(size_of::<Pop>() == 64);

@@ -61,6 +61,10 @@ struct State {
     mrs: Vec<objects::MrSlot>,
     srqs: Vec<Option<objects::SrqSlot>>,
     peers: Vec<Rc<Peer>>,
+    /// Peers that did not finish a doorbell when something was taken away from under them.
+    stuck: Vec<objects::Stuck>,
+    /// Places and regions that are never used again because of such peers.
+    quarantined: u64,
     hot: HotSet,
     deferred: Deferred,
     arena: Arena,
@@ -77,6 +81,8 @@ impl State {
             mrs: Vec::new(),
             srqs: Vec::new(),
             peers: Vec::new(),
+            stuck: Vec::new(),
+            quarantined: 0,
             hot: HotSet::new(MAX_QPS),
             deferred: Deferred::default(),
             arena: Arena::new(arena_bytes),

@@ -1,7 +1,7 @@
 //! Creating and destroying the device's objects: what a driver asks the firmware for.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use super::layout::{FOREIGN, LANE_SLOTS, MAX_MRS, MAX_QPS, MAX_SRQS, Message, Po
 use super::memory::{DeviceMemory, foreign_memory_reachable};
 use super::private::PrivateMemory;
 use super::queues::{CQ_BUFFER, CQ_RECORD, Remote, SQ_BUFFER, SQ_RECORD, SoftCq, SoftQp};
-use super::{Hca, State, arrive};
+use super::{Clock, Hca, State, arrive};
 use crate::control::{ConnectParts, CqParts, CreateError, MrParts, SqParts, SrqParts, UarParts, check};
 use crate::device::{DeviceInfo, OpenError, SoftOptions};
 use crate::doorbell::BF_BYTES;
@@ -30,10 +30,13 @@ const MAX_CQE: u32 = 1 << 22;
 const MAX_SRQ_WR: u32 = (1 << 15) - 1;
 const MAX_SRQ_SGE: usize = 15;
 const MAX_CQS: usize = 1 << 16;
+/// Regions below it are reserved.
+const FIRST_MR: usize = 2;
 /// 16 + 16 + align16(4 + 220) = 256 bytes: the longest inline WRITE that fits one BlueFlame register.
 const MAX_INLINE: usize = 220;
-/// How long deregistering and destroying wait for a peer in the middle of a copy.
-const QUIESCE_NS: u64 = 20_000_000;
+/// How long deregistering and destroying wait for a peer in the middle of a copy, in real time whatever the device's clock is: another
+/// process is waited for.
+const QUIESCE_NS: u64 = 50_000_000;
 
 /// A memory region index in use, or its key's next tag.
 #[derive(Clone, Copy, Default)]
@@ -51,8 +54,8 @@ enum MrState {
         bytes: usize,
     },
     Foreign,
-    /// A peer may still write there: never used again.
-    Quarantined,
+    /// Not to be used: keys 0 and 0x100 (`INVALID_LKEY`) would be these indices'.
+    Reserved,
 }
 
 /// An SRQ's place in the queue area.
@@ -60,6 +63,8 @@ pub(crate) struct SrqSlot {
     offset: usize,
     bytes: usize,
     wqe_cnt: u16,
+    /// A peer may still pop from it: never used again.
+    is_quarantined: bool,
 }
 
 pub(crate) fn qp_index(qpn: u32) -> usize {
@@ -96,7 +101,7 @@ fn free_index<T>(table: &mut Vec<T>, max: usize, is_free: impl Fn(&T) -> bool, e
 
 impl Hca {
     pub(crate) fn open(options: &SoftOptions) -> Result<Self, OpenError> {
-        let arena_bytes = options.arena_bytes.next_multiple_of(PAGE);
+        let arena_bytes = options.arena_bytes.checked_next_multiple_of(PAGE).unwrap_or(options.arena_bytes);
         let memory =
             DeviceMemory::create(arena_bytes).map_err(|(what, source)| OpenError::Memory { what, source: io::Error::other(source) })?;
         let pages = commit(memory.control_memfd(), &memory.control().header)
@@ -124,6 +129,7 @@ impl Hca {
             max_qp: MAX_QPS as u32,
             max_mr: MAX_MRS as u32,
             dead_peer_timeout_ns: self.dead_peer_timeout_ns,
+            quarantined: self.state.borrow().quarantined,
         }
     }
 
@@ -185,7 +191,7 @@ impl Hca {
         entry.ring.store(offset as u64, Ordering::Relaxed);
         pop.word.store(Pop::pack(0, 0), Ordering::Relaxed);
         entry.wqe_cnt.store(wqe_cnt, Ordering::Release);
-        srqs[index] = Some(SrqSlot { offset, bytes, wqe_cnt: wqe_cnt as u16 });
+        srqs[index] = Some(SrqSlot { offset, bytes, wqe_cnt: wqe_cnt as u16, is_quarantined: false });
         Ok(SrqParts {
             srqn: index as u32,
             buffer: NonNull::from(&ring[0]).cast(),
@@ -195,20 +201,21 @@ impl Hca {
         })
     }
 
-    /// All queue pairs on it are gone (they keep it alive), and each has waited for its peer.
+    /// All queue pairs on it are gone (they keep it alive); if a peer of one of them may still pop, its place and its ring stay as they are.
     pub(crate) fn destroy_srq(&self, srqn: u32) {
         let State { srqs, queue_area, .. } = &mut *self.state.borrow_mut();
-        if let Some(slot) = srqs.get_mut(srqn as usize).and_then(Option::take) {
+        let Some(slot) = srqs.get_mut(srqn as usize) else { return };
+        if let Some(srq) = slot.take_if(|srq| !srq.is_quarantined) {
             self.memory.control().srqs[srqn as usize].wqe_cnt.store(0, Ordering::Release);
-            queue_area.give(slot.offset, slot.bytes);
+            queue_area.give(srq.offset, srq.bytes);
         }
     }
 
     pub(crate) fn create_qp(&self, pd: u32, send_cq: u32, recv_cq: u32, srqn: u32, config: &QpConfig) -> Result<SqParts, CreateError> {
         check("max_send_wr", config.max_send_wr.into(), 1, MAX_SEND_WR.into())?;
         check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
-        // At least two of the longest WQE.
-        let wqe_cnt = config.max_send_wr.next_power_of_two().max(8);
+        // The longest WQE, 220 B inline and an SGE, takes 5; with the NOPs in front of the ring's end it may need 9.
+        let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
         let memory = PrivateMemory::new(SQ_BUFFER + wqe_cnt as usize * WQEBB)
             .map_err(|source| CreateError::Memory { what: "a send queue", source })?;
         let State { qps, qp_generations, srqs, .. } = &mut *self.state.borrow_mut();
@@ -232,6 +239,7 @@ impl Hca {
         unsafe { core::ptr::from_ref(&lane.slots).cast_mut().cast::<u8>().write_bytes(0, size_of_val(&lane.slots)) };
         lane.intent.store(0, Ordering::Relaxed);
         entry.peer.store(0, Ordering::Relaxed);
+        entry.peer_epoch.store(0, Ordering::Relaxed);
         entry.consumed.store(0, Ordering::Relaxed);
         entry.armed.store(ARMED, Ordering::Relaxed);
         entry.pd.store(pd, Ordering::Relaxed);
@@ -279,7 +287,7 @@ impl Hca {
         };
         let own = QpEntry::pack_peer(self.membership.lid(), *qpn);
         let no_such_qp = ConnectError::NoSuchQp { lid, qpn: remote.qpn };
-        let Some(connection) = Remote::of(&peer, remote.qpn, own) else { return Err(no_such_qp) };
+        let Some(connection) = Remote::of(&peer, remote.qpn, own, self.membership.epoch()) else { return Err(no_such_qp) };
         let Some(Some(qp)) = qps.get_mut(qp_index(*qpn)) else { return Err(no_such_qp) };
         qp.options = *options;
         qp.remote = Some(connection);
@@ -288,22 +296,30 @@ impl Hca {
         }
         let entry = self.memory.qp(qp.index);
         entry.peer.store(QpEntry::pack_peer(lid, remote.qpn), Ordering::Relaxed);
+        entry.peer_epoch.store(remote.epoch, Ordering::Relaxed);
         // H1
         entry.identity.store(QpEntry::pack_identity(*qpn, RECEIVES), Ordering::Release);
         Ok(())
     }
 
+    /// If the peer is in the middle of something that it may finish much later, the place and the SRQ are not used again: it could still
+    /// pop a receive and publish a message.
     pub(crate) fn destroy_qp(&self, qpn: u32) {
-        let State { qps, qp_generations, cqs, hot, peers, .. } = &mut *self.state.borrow_mut();
+        let State { qps, qp_generations, cqs, srqs, hot, peers, stuck, quarantined, .. } = &mut *self.state.borrow_mut();
         let index = qp_index(qpn);
         let Some(mut qp) = qps.get_mut(index).and_then(Option::take) else { return };
         self.memory.qp(index).identity.store(0, Ordering::Release);
-        let quiet = self.quiesce(qp.remote.as_ref().map(|r| &r.peer).into_iter());
+        let quiet = self.quiesce(stuck, qp.remote.as_ref().map(|r| &r.peer).into_iter());
         // What has arrived took receives; their CQEs give them back.
         arrive::drain(&self.memory, &mut qp, cqs);
         hot.remove(index);
-        // 9 bits, so that with its index a QPN has 24; all ones is the mark of a place a stopped peer may still write to.
         qp_generations[index] = if quiet { (qp_generations[index] + 1) % (QUARANTINED - 1) } else { QUARANTINED };
+        if !quiet {
+            *quarantined += 1;
+            if let Some(srq) = srqs.get_mut(qp.srqn as usize).and_then(Option::as_mut) {
+                srq.is_quarantined = true;
+            }
+        }
         drop(qp);
         peers.retain(|p| Rc::strong_count(p) > 1);
     }
@@ -312,16 +328,19 @@ impl Hca {
         let state = &mut *self.state.borrow_mut();
         let index = begin_register(state, bytes, access)?;
         let no_memory = |source| RegisterError::Memory { bytes, source };
-        let size = bytes.next_multiple_of(PAGE);
-        let offset = state.arena.take(size).ok_or_else(|| no_memory(io::Error::other("the device's arena is full; raise arena_bytes")))?;
-        if let Err(error) = self.memory.arena().commit(offset..offset + size) {
-            state.arena.give(offset, size);
-            return Err(no_memory(io::Error::other(error)));
-        }
-        state.mrs[index].state = MrState::Arena { offset, bytes: size };
+        let full = || no_memory(io::Error::other("the device's arena is full; raise arena_bytes"));
+        let size = bytes.checked_next_multiple_of(PAGE).ok_or_else(full)?;
+        let offset = state.arena.take(size).ok_or_else(full)?;
         // SAFETY: inside the arena.
         let addr = unsafe { self.memory.arena().base().add(offset) };
-        self.publish_mr(index, &state.mrs[index], pd, addr, bytes, offset as u64, access)
+        let slot = &mut state.mrs[index];
+        let committed = self.memory.arena().commit(offset..offset + size).map_err(|e| no_memory(io::Error::other(e)));
+        let published = committed.and_then(|()| self.publish_mr(index, slot.tag, pd, addr, bytes, offset as u64, access));
+        match published {
+            Ok(_) => slot.state = MrState::Arena { offset, bytes: size },
+            Err(_) => state.arena.give(offset, size),
+        }
+        published
     }
 
     pub(crate) fn register_foreign(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
@@ -330,22 +349,24 @@ impl Hca {
         if access.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE) {
             foreign_memory_reachable().map_err(|reason| RegisterError::Unreachable { reason })?;
         }
-        state.mrs[index].state = MrState::Foreign;
-        self.publish_mr(index, &state.mrs[index], pd, addr, bytes, FOREIGN, access)
+        let slot = &mut state.mrs[index];
+        let published = self.publish_mr(index, slot.tag, pd, addr, bytes, FOREIGN, access)?;
+        slot.state = MrState::Foreign;
+        Ok(published)
     }
 
     #[expect(clippy::too_many_arguments, reason = "the fields of one table entry")]
     fn publish_mr(
         &self,
         index: usize,
-        slot: &MrSlot,
+        tag: u8,
         pd: u32,
         addr: NonNull<u8>,
         len: usize,
         offset: u64,
         access: Access,
     ) -> Result<MrParts, RegisterError> {
-        let key = (index as u32) << 8 | u32::from(slot.tag);
+        let key = (index as u32) << 8 | u32::from(tag);
         let entry = self.memory.mr(key);
         commit(self.memory.control_memfd(), entry).map_err(|e| RegisterError::Memory { bytes: len, source: io::Error::other(e) })?;
         entry.addr.store(addr.as_ptr() as u64, Ordering::Relaxed);
@@ -358,58 +379,71 @@ impl Hca {
         Ok(MrParts { key, addr, len })
     }
 
-    /// Invalidates the key, waits for peers that may be copying under it, and gives the memory back; or keeps it for ever if one of
-    /// them does not finish in time (it may be stopped, and resume).
-    pub(crate) fn deregister(&self, key: u32) {
-        let State { mrs, arena, peers, .. } = &mut *self.state.borrow_mut();
+    /// Invalidates the key, waits for peers that may be copying under it, and gives the memory back. `false` if one of them does not finish
+    /// in time (it may be stopped, and resume): then the region's place stays taken, and calling this again looks again.
+    pub(crate) fn try_deregister(&self, key: u32) -> bool {
+        let State { mrs, arena, peers, stuck, .. } = &mut *self.state.borrow_mut();
         self.memory.mr(key).key.store(0, Ordering::Release);
-        let quiet = self.quiesce(peers.iter());
-        let slot = &mut mrs[(key >> 8) as usize];
-        match (slot.state, quiet) {
-            (MrState::Arena { offset, bytes }, true) => {
-                // Zero for the next region; on failure the pages just stay.
-                let _ = self.memory.arena().release(offset..offset + bytes);
-                arena.give(offset, bytes);
-                slot.state = MrState::Free;
-            }
-            (MrState::Arena { .. }, false) => slot.state = MrState::Quarantined,
-            _ => slot.state = MrState::Free,
+        if !self.quiesce(stuck, peers.iter()) {
+            return false;
         }
-        slot.tag = slot.tag.wrapping_add(1);
+        let slot = &mut mrs[(key >> 8) as usize];
+        if let MrState::Arena { offset, bytes } = slot.state {
+            // Zero for the next region; pages that cannot be zeroed are not used again.
+            if self.memory.arena().release(offset..offset + bytes).is_ok() {
+                arena.give(offset, bytes);
+            }
+        }
+        *slot = MrSlot { tag: slot.tag.wrapping_add(1), state: MrState::Free };
+        true
+    }
+
+    /// Deregisters for good: what cannot be given back is never used again by this device.
+    pub(crate) fn deregister(&self, key: u32) {
+        if !self.try_deregister(key) {
+            self.state.borrow_mut().quarantined += 1;
+        }
     }
 
     /// Waits, for a bounded time, until no peer executes a doorbell that began before now (H3).
-    fn quiesce<'a>(&self, peers: impl Iterator<Item = &'a Rc<Peer>>) -> bool {
-        let words: Vec<(&AtomicU64, u64)> = {
-            let peers: Vec<_> = peers.filter(|p| !p.is_gone()).map(|p| &p.memory.control().header.executing).collect();
-            if peers.is_empty() {
-                return true;
-            }
-            if !heavy_barrier() {
-                return false;
-            }
-            peers.into_iter().map(|word| (word, word.load(Ordering::Acquire))).filter(|(_, value)| value % 2 == 1).collect()
-        };
-        let end_ns = shm_now_ns() + QUIESCE_NS;
-        words.iter().all(|(word, value)| {
-            while word.load(Ordering::Acquire) == *value {
-                if shm_now_ns() > end_ns {
-                    return false;
-                }
-                yield_now();
-            }
-            true
-        })
+    ///
+    /// A peer that does not finish is remembered: what it was doing may touch anything that was valid then, so nothing is given back,
+    /// and nobody waits for it again, until it has finished that doorbell or is dead.
+    fn quiesce<'a>(&self, stuck: &mut Vec<Stuck>, peers: impl Iterator<Item = &'a Rc<Peer>>) -> bool {
+        stuck.retain(Stuck::is_stuck);
+        let living: Vec<_> = peers.filter(|peer| !peer.is_gone()).collect();
+        if !stuck.is_empty() || living.is_empty() {
+            return stuck.is_empty();
+        }
+        if !heavy_barrier() {
+            return false;
+        }
+        let busy = living.into_iter().map(|peer| Stuck { peer: Rc::clone(peer), executing: peer.executing() });
+        stuck.extend(busy.filter(|busy| busy.executing % 2 == 1));
+        let end_ns = Clock::System.now_ns() + QUIESCE_NS;
+        while !stuck.is_empty() && Clock::System.now_ns() < end_ns {
+            yield_now();
+            stuck.retain(Stuck::is_stuck);
+        }
+        stuck.is_empty()
+    }
+}
+
+/// A peer that was executing a doorbell when something was to be taken away.
+pub(crate) struct Stuck {
+    peer: Rc<Peer>,
+    /// The value of its `executing` word then.
+    executing: u64,
+}
+
+impl Stuck {
+    fn is_stuck(&self) -> bool {
+        self.peer.executing() == self.executing && !self.peer.is_gone()
     }
 }
 
 /// All ones in the 10 generation bits of a QPN.
 const QUARANTINED: u16 = (1 << (24 - QP_INDEX_BITS)) - 1;
-
-/// Real time, whatever the device's clock is: another process is waited for.
-fn shm_now_ns() -> u64 {
-    super::Clock::System.now_ns()
-}
 
 fn begin_register(state: &mut State, bytes: usize, access: Access) -> Result<usize, RegisterError> {
     if bytes == 0 {
@@ -419,5 +453,8 @@ fn begin_register(state: &mut State, bytes: usize, access: Access) -> Result<usi
         return Err(RegisterError::RemoteWithoutLocalWrite);
     }
     let is_free = |slot: &MrSlot| matches!(slot.state, MrState::Free);
+    if state.mrs.is_empty() {
+        state.mrs.resize(FIRST_MR, MrSlot { tag: 0, state: MrState::Reserved });
+    }
     free_index(&mut state.mrs, MAX_MRS, is_free, MrSlot::default).ok_or(RegisterError::Exhausted { max: MAX_MRS })
 }

@@ -72,9 +72,10 @@ pub(crate) struct Remote {
     /// A power of two.
     srq_wqes: u16,
     srq_stride: usize,
-    /// What its `identity` and `peer` words say while it is connected to this queue pair and receives.
-    pub(crate) identity: u64,
-    pub(crate) own: u64,
+    /// What its `identity`, `peer` and `peer_epoch` words say while it is connected to this queue pair and receives.
+    identity: u64,
+    own: u64,
+    own_epoch: u64,
     pub(crate) pd: u32,
     pub(crate) lane: LaneTx<Message>,
     pub(crate) ready: ReadyWords,
@@ -85,7 +86,7 @@ pub(crate) struct Remote {
 impl Remote {
     /// Reads what a requester must know of queue pair `qpn` of `peer`, which is to be connected to `own`; everything is checked here, once.
     /// `None` if there is no such queue pair.
-    pub(crate) fn of(peer: &Rc<Peer>, qpn: u32, own: u64) -> Option<Self> {
+    pub(crate) fn of(peer: &Rc<Peer>, qpn: u32, own: u64, own_epoch: u64) -> Option<Self> {
         let index = qp_index(qpn);
         let memory = &peer.memory;
         let entry = memory.qp(index);
@@ -114,6 +115,7 @@ impl Remote {
             srq_stride,
             identity: QpEntry::pack_identity(qpn, RECEIVES),
             own,
+            own_epoch,
             pd: entry.pd.load(Ordering::Relaxed),
             // SAFETY: the slots live as long as `peer`; they are this queue pair's alone once the peer's `peer` word names it, which is
             // checked before every message, and `has_room` before every publish.
@@ -128,6 +130,17 @@ impl Remote {
     pub(crate) fn entry(&self) -> &QpEntry {
         // SAFETY: in the memory of `peer`; it is made of atomics.
         unsafe { self.entry.as_ref() }
+    }
+
+    /// Whether the peer lives, and its queue pair is connected to this one and receives.
+    #[inline(always)]
+    pub(crate) fn answers(&self) -> bool {
+        let entry = self.entry();
+        // H1, and that nobody else took that place since.
+        !self.peer.is_gone()
+            && entry.identity.load(Ordering::Acquire) == self.identity
+            && entry.peer.load(Ordering::Relaxed) == self.own
+            && entry.peer_epoch.load(Ordering::Relaxed) == self.own_epoch
     }
 
     /// Takes the next receive of the peer's SRQ: its pop count and WQE index. `None` if none is posted.
