@@ -224,7 +224,7 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
 #[test]
 fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
     let mut quarantined = 0;
-    for round in 0..6u64 {
+    for round in 0..20u64 {
         let Target { mut child, _output, end, dir, .. } = start(&format!("copying{round}"), true);
         let pid = child.id().try_into().unwrap();
         std::thread::sleep(Duration::from_millis(10 + round));
