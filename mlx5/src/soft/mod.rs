@@ -94,7 +94,6 @@ impl State {
 
 impl Hca {
     /// The first hook: a store to the BlueFlame register at `uar_offset` just happened. Executes that queue pair's new WQEs.
-    #[inline]
     pub(crate) fn register_written(&self, uar_offset: usize) {
         let mut state = self.state.borrow_mut();
         self.executing(|| execute::doorbell(self, &mut state, uar_offset));
@@ -102,7 +101,6 @@ impl Hca {
 
     /// The second hook: a completion queue was found empty. Runs what is due and turns arrived messages into CQEs; returns whether
     /// there may be CQEs now that were not there before.
-    #[inline]
     pub(crate) fn empty_poll(&self) -> bool {
         let mut state = self.state.borrow_mut();
         let mut progress = false;
