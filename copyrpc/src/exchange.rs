@@ -226,8 +226,10 @@ impl ExchangeRecord {
     /// Whether this endpoint and that of `remote` can be connected.
     ///
     /// # Errors
-    /// [`ExchangeError`] naming the difference; nothing is adjusted.
+    /// [`ExchangeError`] naming the difference, or the number of `remote` that is out of its range: it need not come from
+    /// [`ExchangeRecord::decode`]. Nothing is adjusted.
     pub fn check_peer(&self, remote: &Self) -> Result<(), ExchangeError> {
+        remote.check_numbers()?;
         if self.device != remote.device {
             return Err(ExchangeError::Device { local: self.device, remote: remote.device });
         }
@@ -368,6 +370,9 @@ mod tests {
     fn unequal_endpoints_refuse_each_other() {
         let local = record();
         assert_eq!(local.check_peer(&record()), Ok(()));
+        let mut other = record();
+        other.recv_ring_addr = u64::MAX - 4095;
+        assert!(matches!(local.check_peer(&other), Err(ExchangeError::Field { field: "receive ring address", .. })));
         let mut other = record();
         other.device = Device::Hardware;
         assert!(matches!(local.check_peer(&other), Err(ExchangeError::Device { .. })));
