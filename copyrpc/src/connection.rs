@@ -6,12 +6,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use mlx5::{CompletionError, Cqe, Inline, Mr, PostError, RcQp, Read, Signal, Syndrome, WriteImm};
+use mlx5::{CompletionError, Cqe, Inline, Mr, PostError, RcQp, Read, Signal, WriteImm};
 
-use crate::context::QueueShare;
 use crate::control::ControlMemory;
 use crate::error::{CallFailure, CloseReason};
 use crate::link::{Emit, Event, Link, Request};
+use crate::queue_share::QueueShare;
 use crate::ring::{RecvBytes, RingView};
 
 /// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
@@ -31,13 +31,15 @@ const READ: u64 = 1;
 pub(crate) struct Worklist<U> {
     /// Connections with something to flush, READ or publish. Each once.
     dirty: RefCell<Vec<Rc<Connection<U>>>>,
+    /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
+    unfinished: RefCell<Vec<Rc<Connection<U>>>>,
     /// Requests in the order they arrived, over all connections.
     requests: RefCell<VecDeque<(Rc<Connection<U>>, Request)>>,
 }
 
 impl<U> Worklist<U> {
     pub(crate) const fn new() -> Self {
-        Self { dirty: RefCell::new(Vec::new()), requests: RefCell::new(VecDeque::new()) }
+        Self { dirty: RefCell::new(Vec::new()), unfinished: RefCell::new(Vec::new()), requests: RefCell::new(VecDeque::new()) }
     }
 
     pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
@@ -49,10 +51,20 @@ impl<U> Worklist<U> {
         std::mem::swap(&mut *self.dirty.borrow_mut(), batch);
     }
 
+    /// A connection that a drain has to go on with. It stays listed until [`Worklist::finish`].
+    pub(crate) fn unfinished(&self) -> Option<Rc<Connection<U>>> {
+        self.unfinished.borrow().last().cloned()
+    }
+
+    pub(crate) fn finish(&self, connection: &Connection<U>) {
+        self.unfinished.borrow_mut().retain(|other| other.qpn != connection.qpn);
+        connection.is_unfinished.set(false);
+    }
+
     pub(crate) fn clear(&self) {
-        let dirty = self.dirty.take();
+        let connections = (self.dirty.take(), self.unfinished.take());
         let requests = self.requests.take();
-        drop((dirty, requests));
+        drop((connections, requests));
     }
 }
 
@@ -85,9 +97,19 @@ pub(crate) struct Connection<U> {
     remote: Remote,
     inline_limit: u64,
     is_dirty: Cell<bool>,
+    is_unfinished: Cell<bool>,
     worklist: Rc<Worklist<U>>,
     /// Given back to the context when the connection is dropped.
     _share: QueueShare,
+}
+
+/// Dropped when a callback panics, with the rest of its connection's events not handed out.
+struct Interrupted<'a, U>(&'a Rc<Connection<U>>);
+
+impl<U> Drop for Interrupted<'_, U> {
+    fn drop(&mut self) {
+        self.0.mark_unfinished();
+    }
 }
 
 impl<U> Connection<U> {
@@ -109,6 +131,7 @@ impl<U> Connection<U> {
             recv_view,
             remote,
             is_dirty: Cell::new(false),
+            is_unfinished: Cell::new(false),
             worklist,
             _share: share,
         }
@@ -134,6 +157,23 @@ impl<U> Connection<U> {
         }
     }
 
+    fn mark_unfinished(self: &Rc<Self>) {
+        if !self.is_unfinished.replace(true) {
+            self.worklist.unfinished.borrow_mut().push(Rc::clone(self));
+        }
+    }
+
+    /// Has the next drain part with this connection if it is closed. Called after whatever can close the core.
+    fn note_end(self: &Rc<Self>) {
+        if self.is_closed() {
+            self.mark_unfinished();
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.with_link(|link| link.closed().is_some())
+    }
+
     /// A batch arrived. Ends calls and queues requests.
     pub(crate) fn arrive(self: &Rc<Self>, imm: u32, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         self.with_link(|link| link.on_imm(imm));
@@ -143,19 +183,22 @@ impl<U> Connection<U> {
 
     /// Hands out what the core has: responses to the callback, requests to the queue.
     pub(crate) fn deliver(self: &Rc<Self>, on_response: &mut impl FnMut(U, Outcome<'_>)) {
+        let interrupted = Interrupted(self);
         while let Some(event) = self.with_link(Link::next_event) {
             match event {
                 Event::Request(request) => self.worklist.requests.borrow_mut().push_back((Rc::clone(self), request)),
                 Event::Ended { user_data, outcome } => on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload))),
             }
         }
+        std::mem::forget(interrupted);
+        self.note_end();
     }
 
     /// A completion of the send queue.
     pub(crate) fn complete(self: &Rc<Self>, cqe: &Cqe<'_>, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         let user = self.qp.borrow_mut().as_mut().and_then(|qp| qp.complete(cqe));
         match cqe.result() {
-            Err(error) => self.fail(error, on_response),
+            Err(error) => self.fail(error),
             Ok(()) if user == Some(READ) => {
                 let record = self.memory.control.take_read();
                 self.with_link(|link| link.on_read_done(&record));
@@ -167,15 +210,10 @@ impl<U> Connection<U> {
         }
     }
 
-    /// The device reported an error: the connection ends, all its calls end.
-    pub(crate) fn fail(self: &Rc<Self>, error: CompletionError, on_response: &mut impl FnMut(U, Outcome<'_>)) {
-        let reason = match error.syndrome {
-            Syndrome::TransportRetryExceeded => CloseReason::Disconnected,
-            _ => CloseReason::Transport { syndrome: error.raw, vendor: error.vendor },
-        };
-        self.with_link(|link| link.close(reason));
-        self.mark_dirty();
-        self.deliver(on_response);
+    /// The device reported an error: the connection ends.
+    pub(crate) fn fail(self: &Rc<Self>, error: CompletionError) {
+        self.with_link(|link| link.close(CloseReason::of(error)));
+        self.note_end();
     }
 
     /// Posts what may go, READs where starved, refreshes the published record, rings once. Stays on the worklist while work is left.
@@ -200,11 +238,12 @@ impl<U> Connection<U> {
         if !matches!(outcome, Ok(()) | Err(PostError::QueueFull { .. })) {
             link.close(CloseReason::Disconnected);
         }
-        let is_done = link.is_quiet() && link.closed().is_none();
+        let is_quiet = link.is_quiet();
         drop(link);
-        if !is_done {
+        if !is_quiet {
             self.mark_dirty();
         }
+        self.note_end();
     }
 
     fn post_batch(&self, qp: &mut RcQp, emit: Emit) -> Result<(), PostError> {

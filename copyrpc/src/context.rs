@@ -11,6 +11,7 @@ use thiserror::Error;
 use crate::connection::{Connection, Outcome, Worklist};
 use crate::endpoint::{EndpointConfig, PendingEndpoint};
 use crate::error::CloseReason;
+use crate::queue_share::{QueueShare, Used};
 use crate::recv::RecvHandle;
 use crate::ring::RingSizeError;
 use crate::stats::Stats;
@@ -22,12 +23,10 @@ pub const DEFAULT_CQ_SIZE: u32 = 4096;
 
 /// Most completions one poll takes from each queue, so that a poll is bounded under any load.
 const POLL_BUDGET: usize = 256;
-/// Polls that find work look at the clock this often; polls that find none always do.
+/// Flushes look at the clock this often while there is work, and each time when the last drain found none.
 const CLOCK_INTERVAL: u32 = 64;
 /// How often connections with calls outstanding are looked at for silence.
 const SWEEP_INTERVAL_NS: u64 = 10_000_000;
-/// Send completions a connection can have outstanding: its queue signals at least every quarter, and there is one READ.
-const SEND_CQES_PER_ENDPOINT: u32 = 8;
 
 /// Describes a context. Plain data: send it to the thread that will own the context and build it there.
 ///
@@ -78,7 +77,8 @@ impl ContextBuilder {
         self
     }
 
-    /// Entries of each completion queue: at least the SRQ size, and 8 per endpoint.
+    /// Entries of each completion queue: at least the SRQ size, and for each endpoint its
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + 8, or the depth of its send queue if that is less.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = entries;
@@ -122,23 +122,31 @@ impl ContextBuilder {
 struct Clock {
     base: Instant,
     now_ns: Cell<u64>,
-    polls_since_look: Cell<u32>,
+    flushes_since_look: Cell<u32>,
+    /// The last drain found nothing.
+    is_idle: Cell<bool>,
     last_sweep_ns: Cell<u64>,
 }
 
 impl Clock {
     fn start() -> Self {
-        Self { base: Instant::now(), now_ns: Cell::new(0), polls_since_look: Cell::new(0), last_sweep_ns: Cell::new(0) }
+        Self {
+            base: Instant::now(),
+            now_ns: Cell::new(0),
+            flushes_since_look: Cell::new(0),
+            is_idle: Cell::new(true),
+            last_sweep_ns: Cell::new(0),
+        }
     }
 
-    /// Called once per poll; whether a sweep is due.
-    fn tick(&self, is_idle: bool) -> bool {
-        let polls = self.polls_since_look.get() + 1;
-        self.polls_since_look.set(polls);
-        if !is_idle && polls < CLOCK_INTERVAL {
+    /// Called once per flush; whether a sweep is due.
+    fn tick(&self) -> bool {
+        let flushes = self.flushes_since_look.get() + 1;
+        self.flushes_since_look.set(flushes);
+        if !self.is_idle.get() && flushes < CLOCK_INTERVAL {
             return false;
         }
-        self.polls_since_look.set(0);
+        self.flushes_since_look.set(0);
         let now_ns = self.base.elapsed().as_nanos() as u64;
         self.now_ns.set(now_ns);
         let is_due = now_ns - self.last_sweep_ns.get() >= SWEEP_INTERVAL_NS;
@@ -146,28 +154,6 @@ impl Clock {
             self.last_sweep_ns.set(now_ns);
         }
         is_due
-    }
-}
-
-/// What the endpoints of a context use up of its queues.
-#[derive(Debug, Default)]
-struct Used {
-    endpoints: Cell<u32>,
-    /// Batches in flight granted to their peers (B1).
-    batches: Cell<u32>,
-}
-
-/// One endpoint's share of the queues; given back when dropped.
-#[derive(Debug)]
-pub(crate) struct QueueShare {
-    batches: u32,
-    used: Rc<Used>,
-}
-
-impl Drop for QueueShare {
-    fn drop(&mut self) {
-        self.used.endpoints.set(self.used.endpoints.get() - 1);
-        self.used.batches.set(self.used.batches.get() - self.batches);
     }
 }
 
@@ -249,12 +235,12 @@ pub enum CreateEndpointError {
         depth: usize,
     },
     /// The send completion queue is too small for one more endpoint.
-    #[error("a completion queue of {entries} entries serves {max} endpoints: build the context with a larger one")]
+    #[error("one more endpoint needs a completion queue of at least {needed} entries, this one has {entries}: build the context with more")]
     CqTooSmall {
-        /// Entries of the queue.
+        /// Entries the context would need.
+        needed: u64,
+        /// Entries it has.
         entries: u32,
-        /// Endpoints it serves.
-        max: u32,
     },
     /// The queue pair could not be made.
     #[error("creating the queue pair: {0}")]
@@ -288,8 +274,7 @@ impl<U> Context<U> {
         if self.inner.is_polling() {
             return Err(CreateEndpointError::Reentrant);
         }
-        let share = self.inner.share_queues(config.batches_in_flight)?;
-        PendingEndpoint::create(&self.inner, config, share)
+        PendingEndpoint::create(&self.inner, config)
     }
 
     /// One bounded step: takes arrivals and completions, ends calls through `on_response`, posts what gathered. Returns how many
@@ -301,36 +286,28 @@ impl<U> Context<U> {
     /// # Errors
     /// [`PollError`].
     pub fn poll(&self, mut on_response: impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
-        let inner = &*self.inner;
-        let _polling = inner.enter()?;
-        let taken = inner.take_completions(&mut on_response)?;
-        if inner.clock.tick(taken == 0) {
-            inner.sweep();
-        }
-        inner.serve_dirty(&mut on_response);
+        let _polling = self.inner.enter()?;
+        let taken = self.inner.drain(&mut on_response)?;
+        self.inner.flush();
         Ok(taken)
     }
 
-    /// As [`Context::poll`], but posts nothing: calls and replies go on gathering into larger batches.
+    /// The first half of [`Context::poll`]: posts nothing, so calls and replies go on gathering into larger batches.
     ///
     /// # Errors
     /// [`PollError`].
     pub fn drain(&self, mut on_response: impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
         let _polling = self.inner.enter()?;
-        self.inner.take_completions(&mut on_response)
+        self.inner.drain(&mut on_response)
     }
 
-    /// Posts what gathered, without taking completions.
+    /// The second half of [`Context::poll`]: posts what gathered, and probes peers that have been silent for long; takes no completions.
     ///
     /// # Errors
     /// [`PollError`].
     pub fn flush_endpoints(&self) -> Result<(), PollError> {
         let _polling = self.inner.enter()?;
-        let mut serving = self.inner.serving.borrow_mut();
-        self.inner.worklist.swap_dirty(&mut serving);
-        for connection in serving.drain(..) {
-            connection.serve(self.inner.clock.now_ns.get());
-        }
+        self.inner.flush();
         Ok(())
     }
 
@@ -338,7 +315,7 @@ impl<U> Context<U> {
     #[must_use]
     pub fn recv(&self) -> Option<RecvHandle<U>> {
         while let Some((connection, request)) = self.inner.worklist.next_request() {
-            if connection.with_link(|link| link.closed().is_none()) {
+            if !connection.is_closed() {
                 return Some(RecvHandle::new(connection, request));
             }
         }
@@ -357,24 +334,10 @@ impl<U> Context<U> {
 }
 
 impl<U> Inner<U> {
-    /// A share of the queues for one more endpoint. B1: at least two thirds of the receives are posted whenever receipts are told, so that
-    /// many batches may be in flight.
-    fn share_queues(&self, wanted: u32) -> Result<QueueShare, CreateEndpointError> {
-        let entries = self.send_cq.borrow().entries();
-        let max = entries / SEND_CQES_PER_ENDPOINT;
-        let endpoints = self.used.endpoints.get();
-        if endpoints >= max {
-            return Err(CreateEndpointError::CqTooSmall { entries, max });
-        }
-        let depth = self.srq.borrow().depth();
-        let batches = u64::from(self.used.batches.get()) + u64::from(wanted);
-        let needed = (batches * 3).div_ceil(2);
-        if wanted == 0 || needed > depth as u64 {
-            return Err(CreateEndpointError::SrqTooSmall { wanted, needed, depth });
-        }
-        self.used.endpoints.set(endpoints + 1);
-        self.used.batches.set(batches as u32);
-        Ok(QueueShare { batches: wanted, used: Rc::clone(&self.used) })
+    /// A share of the queues for one more endpoint, whose queue pair has `send_capacity` WQEBBs.
+    pub(crate) fn share_queues(&self, batches: u32, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
+        let (receives, completions) = (self.srq.borrow().depth(), self.send_cq.borrow().entries());
+        QueueShare::take(&self.used, batches, send_capacity, receives, completions)
     }
 
     pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {
@@ -406,24 +369,46 @@ impl<U> Inner<U> {
         Ok(Polling(&self.is_polling))
     }
 
+    /// Takes what arrived and what completed, and parts with the connections that ended.
+    fn drain(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
+        let taken = self.take_completions(on_response)?;
+        self.clock.is_idle.set(taken == 0);
+        while let Some(connection) = self.worklist.unfinished() {
+            connection.deliver(on_response);
+            if connection.is_closed() {
+                self.retire(&connection);
+            }
+            self.worklist.finish(&connection);
+        }
+        Ok(taken)
+    }
+
     fn take_completions(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
         let received = self.recv_cq.borrow_mut().poll(POLL_BUDGET, |connection, cqe| {
             self.srq.borrow_mut().complete(cqe.wqe_counter());
             match (connection, cqe.result()) {
                 (Some(connection), Ok(())) => connection.arrive(cqe.imm(), on_response),
-                (Some(connection), Err(error)) => connection.fail(error, on_response),
+                (Some(connection), Err(error)) => connection.fail(error),
                 // A late arrival of a connection that is closed.
                 (None, _) => {}
             }
         });
         self.refill()?;
         let recv_cq = self.recv_cq.borrow();
-        let sent = self.send_cq.borrow_mut().poll(POLL_BUDGET, |cqe| {
-            if let Some(connection) = recv_cq.queues().get(cqe.qpn()) {
-                connection.complete(&cqe, on_response);
+        let mut sent = 0;
+        // To the end, so that a connection retired now leaves no completion behind that its share does not pay for any more. That is
+        // bounded by B2, since nothing is posted meanwhile.
+        loop {
+            let taken = self.send_cq.borrow_mut().poll(POLL_BUDGET, |cqe| {
+                if let Some(connection) = recv_cq.queues().get(cqe.qpn()) {
+                    connection.complete(&cqe, on_response);
+                }
+            });
+            sent += taken;
+            if taken == 0 {
+                return Ok(received + sent);
             }
-        });
-        Ok(received + sent)
+        }
     }
 
     /// Posts receives again once a third are used, in one go.
@@ -448,17 +433,16 @@ impl<U> Inner<U> {
         }
     }
 
-    fn serve_dirty(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) {
-        let mut serving = self.serving.take();
+    /// Serves every connection that has something to post, READ or publish. Runs no user code.
+    fn flush(&self) {
+        if self.clock.tick() {
+            self.sweep();
+        }
+        let mut serving = self.serving.borrow_mut();
         self.worklist.swap_dirty(&mut serving);
         for connection in serving.drain(..) {
             connection.serve(self.clock.now_ns.get());
-            if connection.with_link(|link| link.closed().is_some()) {
-                connection.deliver(on_response);
-                self.retire(&connection);
-            }
         }
-        self.serving.replace(serving);
     }
 
     /// Forgets a connection that has ended and whose calls have.

@@ -7,11 +7,12 @@ use mlx5::{Access, ConnectOptions, DeviceKind, QpAddress, QpConfig, RcQp};
 use thiserror::Error;
 
 use crate::connection::{Connection, Memory, Remote};
-use crate::context::{CreateEndpointError, Inner, QueueShare};
+use crate::context::{CreateEndpointError, Inner};
 use crate::control::ControlMemory;
 use crate::error::{CallError, CloseReason, LinkConfigError};
 use crate::exchange::{Device, ExchangeError, ExchangeRecord};
 use crate::link::{Link, LinkConfig};
+use crate::queue_share::QueueShare;
 use crate::ring::{DEFAULT_RING_SIZE, RingSize, RingView};
 use crate::stats::Stats;
 use crate::wire::{ALIGNMENT, FlowWords};
@@ -28,7 +29,8 @@ pub struct EndpointConfig {
     pub ring_size: u64,
     /// Response credit in bytes the peer starts with: a multiple of 32, at most a quarter of the ring. `None`: a quarter.
     pub initial_credit: Option<u64>,
-    /// Batches the peer may have in flight, at least 1. All endpoints of a context share two thirds of its SRQ. Default 32.
+    /// Batches the peer may have in flight, at least 1; this end never has more either, whatever the peer allows. All endpoints of a
+    /// context share two thirds of its SRQ, and each takes this number + 8 of its send CQ's entries. Default 32.
     pub batches_in_flight: u32,
     /// WQEBBs of the send queue. Default 256.
     pub max_send_wr: u32,
@@ -105,13 +107,15 @@ struct Parts {
 }
 
 impl<U> PendingEndpoint<U> {
-    pub(crate) fn create(context: &Rc<Inner<U>>, config: &EndpointConfig, share: QueueShare) -> Result<Self, CreateEndpointError> {
+    pub(crate) fn create(context: &Rc<Inner<U>>, config: &EndpointConfig) -> Result<Self, CreateEndpointError> {
         let ring_size = RingSize::for_connection(config.ring_size)?;
         let max = ring_size.max_reservation();
         let credit = config.initial_credit.unwrap_or(max);
         if credit > max || credit % ALIGNMENT != 0 {
             return Err(CreateEndpointError::InitialCredit { credit, max });
         }
+        let qp = context.create_qp(&QpConfig { max_send_wr: config.max_send_wr, max_inline_data: MAX_INLINE_DATA })?;
+        let share = context.share_queues(config.batches_in_flight, qp.send_capacity())?;
         let pd = context.pd();
         let bytes = ring_size.bytes() as usize;
         let memory = Memory {
@@ -119,7 +123,6 @@ impl<U> PendingEndpoint<U> {
             recv_ring: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
             control: ControlMemory::new(pd, FlowWords { credit, ..FlowWords::default() })?,
         };
-        let qp = context.create_qp(&QpConfig { max_send_wr: config.max_send_wr, max_inline_data: MAX_INLINE_DATA })?;
         let record = record_of(&qp.address(), &memory, ring_size, credit, config.batches_in_flight);
         let parts = Parts { qp, memory, record, keepalive_ns: config.keepalive_ns, connect: config.connect, share };
         Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
@@ -154,7 +157,8 @@ impl<U> PendingEndpoint<U> {
             local_credit: record.initial_credit,
             peer_credit: remote.initial_credit,
             local_batches: record.batches,
-            peer_batches: remote.batches,
+            // B2: what this end's share of the send CQ pays for.
+            peer_batches: remote.batches.min(record.batches),
             send_start: 0,
             recv_start: 0,
             keepalive_ns: *keepalive_ns,

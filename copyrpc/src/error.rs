@@ -1,5 +1,6 @@
 //! What can go wrong, one enum per verb. Retryable and permanent errors never share a variant.
 
+use mlx5::{CompletionError, Syndrome};
 use thiserror::Error;
 
 use crate::ring::MAX_RING_SIZE;
@@ -116,8 +117,10 @@ pub enum ProtocolError {
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CloseReason {
-    /// The peer's device does not answer: its process is dead, or its end of the connection is closed.
-    #[error("the peer is gone; connect again")]
+    /// The peer's device does not answer: its process is dead, or its end of the connection is closed. Also when the first this end
+    /// hears is that its operations were flushed: the queue pair was in error before, and what put it there was reported elsewhere or
+    /// not at all.
+    #[error("the peer is gone, or the queue pair was in error already; connect again")]
     Disconnected,
     /// The device reported another error of the connection.
     #[error("the device failed an operation with syndrome {syndrome:#04x} (vendor {vendor:#04x}); connect again")]
@@ -133,6 +136,16 @@ pub enum CloseReason {
     /// This end was closed: its context is gone.
     #[error("this end was closed")]
     ClosedHere,
+}
+
+impl CloseReason {
+    /// What an error completion says of the connection.
+    pub(crate) const fn of(error: CompletionError) -> Self {
+        match error.syndrome {
+            Syndrome::TransportRetryExceeded | Syndrome::WorkRequestFlushed => Self::Disconnected,
+            _ => Self::Transport { syndrome: error.raw, vendor: error.vendor },
+        }
+    }
 }
 
 /// A call that was not taken. `user_data` comes back.
@@ -269,3 +282,17 @@ pub enum LinkConfigError {
 }
 
 const _: () = assert!(MAX_RING_SIZE / 256 == crate::wire::CallId::MAX_CALLS as u64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A flush is the consequence of an error, so its syndrome explains nothing.
+    #[test]
+    fn a_flushed_operation_is_no_reason_of_its_own() {
+        let reason = |syndrome: Syndrome| CloseReason::of(CompletionError { syndrome, raw: syndrome as u8, vendor: 3 });
+        assert_eq!(reason(Syndrome::WorkRequestFlushed), CloseReason::Disconnected);
+        assert_eq!(reason(Syndrome::TransportRetryExceeded), CloseReason::Disconnected);
+        assert_eq!(reason(Syndrome::RemoteAccess), CloseReason::Transport { syndrome: 0x13, vendor: 3 });
+    }
+}

@@ -7,6 +7,7 @@ mod endpoint;
 pub mod error;
 pub mod exchange;
 pub mod link;
+mod queue_share;
 mod recv;
 pub mod ring;
 mod stats;

@@ -8,6 +8,8 @@
 )]
 
 use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use copyrpc::{
     CallError, CallFailure, CloseReason, ConnectFailure, Context, ContextBuilder, CreateEndpointError, Endpoint, EndpointConfig,
@@ -28,6 +30,14 @@ fn small() -> EndpointConfig {
 fn connect(a: PendingEndpoint<u64>, b: PendingEndpoint<u64>) -> (Endpoint<u64>, Endpoint<u64>) {
     let (record_a, record_b) = (a.local_info(), b.local_info());
     (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap())
+}
+
+/// Steps until `is_done`, far longer than any of these tests needs; its caller asserts what came of it.
+fn step_until(mut is_done: impl FnMut() -> bool, mut step: impl FnMut()) {
+    let watchdog = Instant::now() + Duration::from_secs(20);
+    while !is_done() && Instant::now() < watchdog {
+        step();
+    }
 }
 
 /// Two contexts and a connection between them.
@@ -256,10 +266,7 @@ fn a_context_may_move_and_when_it_is_dropped_both_ends_know() {
     assert!(matches!(held.reply(b""), Err(ReplyError::Closed(CloseReason::ClosedHere))));
     let closed = CallError::Closed { user_data: 9, reason: CloseReason::ClosedHere };
     assert_eq!(pair.to_client.call(b"", 9, 0), Err(closed));
-    let watchdog = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while pair.ended.borrow().len() < 2 && std::time::Instant::now() < watchdog {
-        pair.poll();
-    }
+    step_until(|| pair.ended.borrow().len() == 2, || pair.poll());
     let ended = pair.ended.take();
     assert_eq!(ended.len(), 2);
     assert!(ended.iter().all(|(_, outcome)| matches!(outcome, Err(CallFailure::Closed(_)))), "{ended:?}");
@@ -268,8 +275,7 @@ fn a_context_may_move_and_when_it_is_dropped_both_ends_know() {
 }
 
 /// With nothing left to post, only the keep-alive READ can notice.
-#[test]
-fn a_peer_that_dies_silently_is_noticed_while_calls_wait() {
+fn notice_a_silent_death(step: impl Fn(&Pair)) {
     let mut pair = Pair::new(ContextBuilder::new, &EndpointConfig { keepalive_ns: 1_000_000, ..small() });
     pair.to_server.call(b"never answered", 1, 10).unwrap();
     pair.client.poll(|_, _| ()).unwrap();
@@ -277,12 +283,148 @@ fn a_peer_that_dies_silently_is_noticed_while_calls_wait() {
     let held = pair.server.recv().unwrap();
     pair.server = ContextBuilder::new(device(&LocalFabric::new())).build().unwrap();
     drop(held);
-    let watchdog = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while pair.ended.borrow().is_empty() && std::time::Instant::now() < watchdog {
-        pair.poll();
-    }
-    assert!(matches!(pair.ended.take()[..], [(1, Err(CallFailure::Closed(_)))]));
+    step_until(|| !pair.ended.borrow().is_empty(), || step(&pair));
+    assert!(matches!(pair.ended.take()[..], [(1, Err(CallFailure::Closed(CloseReason::Disconnected)))]));
     assert!(pair.client.stats().reads > 0);
+}
+
+#[test]
+fn a_peer_that_dies_silently_is_noticed_by_polls() {
+    notice_a_silent_death(Pair::poll);
+}
+
+#[test]
+fn a_peer_that_dies_silently_is_noticed_by_drains_and_flushes() {
+    notice_a_silent_death(|pair| {
+        let push = |serial, outcome: Outcome<'_>| pair.ended.borrow_mut().push((serial, outcome.map(|bytes| bytes.to_vec())));
+        pair.client.drain(push).unwrap();
+        pair.client.flush_endpoints().unwrap();
+    });
+}
+
+/// Else an owner that drains could never replace an endpoint whose peer died.
+#[test]
+fn a_drain_gives_back_the_share_of_an_endpoint_that_ended() {
+    let fabric = LocalFabric::new();
+    let client: Context<u64> = ContextBuilder::new(device(&fabric)).srq_size(48).build().unwrap();
+    let server: Context<u64> = ContextBuilder::new(device(&fabric)).build().unwrap();
+    let (endpoint, _peer) = connect(client.create_endpoint(&small()).unwrap(), server.create_endpoint(&small()).unwrap());
+    endpoint.call(b"never answered", 1, 0).unwrap();
+    client.flush_endpoints().unwrap();
+    assert!(matches!(client.create_endpoint(&small()), Err(CreateEndpointError::SrqTooSmall { .. })));
+    drop(server);
+    endpoint.call(b"never sent", 2, 0).unwrap();
+    client.flush_endpoints().unwrap();
+    let ended = RefCell::new(0);
+    let drain = || {
+        client.drain(|_, outcome| *ended.borrow_mut() += u32::from(outcome.is_err())).unwrap();
+    };
+    step_until(|| *ended.borrow() == 2, drain);
+    assert_eq!(*ended.borrow(), 2);
+    drop(endpoint);
+    client.create_endpoint(&small()).unwrap();
+}
+
+/// The dead connection is ahead of the living one on the list of those to be served, and has more calls than one panic ends.
+#[test]
+fn a_callback_that_panics_loses_no_connection_and_no_call() {
+    let fabric = LocalFabric::new();
+    let client: Context<u64> = ContextBuilder::new(device(&fabric)).build().unwrap();
+    let server: Context<u64> = ContextBuilder::new(device(&fabric)).build().unwrap();
+    let doomed: Context<u64> = ContextBuilder::new(device(&fabric)).build().unwrap();
+    let (dead, _peer) = connect(client.create_endpoint(&small()).unwrap(), doomed.create_endpoint(&small()).unwrap());
+    let (alive, _peer) = connect(client.create_endpoint(&small()).unwrap(), server.create_endpoint(&small()).unwrap());
+    drop(doomed);
+    for serial in 0..4 {
+        dead.call(b"", serial, 0).unwrap();
+    }
+    let (failed, answered) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
+    let poll = || {
+        let on_response = |serial, outcome: Outcome<'_>| match outcome {
+            Ok(_) => answered.borrow_mut().push(serial),
+            Err(_) => {
+                failed.borrow_mut().push(serial);
+                // As `panic!`, without its message.
+                std::panic::resume_unwind(Box::new(serial));
+            }
+        };
+        let _ = catch_unwind(AssertUnwindSafe(|| client.poll(on_response)));
+        server.poll(|_, _| ()).unwrap();
+        while let Some(request) = server.recv() {
+            request.reply(b"").unwrap();
+        }
+    };
+    step_until(|| !failed.borrow().is_empty(), poll);
+    alive.call(b"", 10, 0).unwrap();
+    step_until(|| failed.borrow().len() == 4 && answered.borrow().len() == 1, poll);
+    alive.call(b"", 11, 0).unwrap();
+    step_until(|| answered.borrow().len() == 2, poll);
+    failed.borrow_mut().sort_unstable();
+    assert_eq!((failed.take(), answered.take()), (vec![0, 1, 2, 3], vec![10, 11]));
+    assert_eq!(dead.closed(), Some(CloseReason::Disconnected));
+}
+
+/// Four responses and a request arrive in one batch; each response's callback panics.
+#[test]
+fn a_callback_that_panics_loses_nothing_of_the_batch_it_came_in() {
+    let pair = Pair::small();
+    for serial in 0..4 {
+        pair.to_server.call(b"", serial, 0).unwrap();
+    }
+    pair.client.poll(|_, _| ()).unwrap();
+    pair.server.drain(|_, _| ()).unwrap();
+    pair.echo_all();
+    pair.to_client.call(b"behind", 9, 0).unwrap();
+    pair.server.flush_endpoints().unwrap();
+    let mut answered = Vec::new();
+    for _ in 0..10 {
+        let on_response = |serial, _: Outcome<'_>| {
+            answered.push(serial);
+            std::panic::resume_unwind(Box::new(serial));
+        };
+        let _ = catch_unwind(AssertUnwindSafe(|| pair.client.drain(on_response)));
+    }
+    assert_eq!(answered, [0, 1, 2, 3]);
+    assert_eq!(pair.client.recv().unwrap().data().to_vec(), b"behind");
+}
+
+/// A queue pair that fails gives a completion for everything posted. The peers allow 32 batches in flight, this end's queue only 1 each.
+#[test]
+fn peers_that_die_with_everything_in_flight_overrun_no_completion_queue() {
+    let fabric = LocalFabric::new();
+    let client: Context<u64> = ContextBuilder::new(device(&fabric)).srq_size(48).cq_size(64).build().unwrap();
+    let server: Context<u64> = ContextBuilder::new(device(&fabric)).build().unwrap();
+    let doomed: Context<u64> = ContextBuilder::new(device(&fabric)).build().unwrap();
+    let mine = EndpointConfig { batches_in_flight: 1, ..small() };
+    let to = |peer: &Context<u64>| connect(client.create_endpoint(&mine).unwrap(), peer.create_endpoint(&small()).unwrap()).0;
+    let alive = to(&server);
+    let dead: Vec<_> = (0..6).map(|_| to(&doomed)).collect();
+    drop(doomed);
+    let mut taken = 0;
+    for _ in 0..32 {
+        for endpoint in &dead {
+            taken += usize::from(endpoint.call(b"", 0, 0).is_ok());
+        }
+        client.flush_endpoints().unwrap();
+    }
+    let (failed, answered) = (RefCell::new(0), RefCell::new(0));
+    let poll = || {
+        let on_response = |_, outcome: Outcome<'_>| *if outcome.is_ok() { &answered } else { &failed }.borrow_mut() += 1;
+        client.poll(on_response).unwrap();
+        server.poll(|_, _| ()).unwrap();
+        while let Some(request) = server.recv() {
+            request.reply(b"").unwrap();
+        }
+    };
+    step_until(|| *failed.borrow() == taken, poll);
+    assert_eq!(*failed.borrow(), taken);
+    assert!(dead.iter().all(|endpoint| endpoint.closed().is_some()));
+    // More than the living connection's queue holds, so that its completions must still come.
+    for call in 1..=1_000 {
+        alive.call(b"", 0, 0).unwrap();
+        step_until(|| *answered.borrow() == call, poll);
+    }
+    assert_eq!(*answered.borrow(), 1_000);
 }
 
 #[test]
@@ -299,10 +441,14 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
     let _again = context.create_endpoint(&config).unwrap();
     let none = EndpointConfig { batches_in_flight: 0, ..small() };
     assert!(matches!(context.create_endpoint(&none), Err(CreateEndpointError::SrqTooSmall { wanted: 0, .. })));
-    let few: Context<u64> = ContextBuilder::new(device(&fabric)).srq_size(3).cq_size(8).build().unwrap();
-    let config = EndpointConfig { batches_in_flight: 1, ..small() };
-    let _only = few.create_endpoint(&config).unwrap();
-    assert!(matches!(few.create_endpoint(&config), Err(CreateEndpointError::CqTooSmall { entries: 8, max: 1 })));
+    // One completion per batch in flight and 8, but never more than the send queue has entries.
+    let few: Context<u64> = ContextBuilder::new(device(&fabric)).srq_size(63).cq_size(64).build().unwrap();
+    let config = EndpointConfig { batches_in_flight: 14, ..small() };
+    let (first, _second) = (few.create_endpoint(&config).unwrap(), few.create_endpoint(&config).unwrap());
+    assert!(matches!(few.create_endpoint(&config), Err(CreateEndpointError::CqTooSmall { needed: 66, entries: 64 })));
+    let _shallow = few.create_endpoint(&EndpointConfig { max_send_wr: 16, ..config.clone() }).unwrap();
+    drop(first);
+    let _again = few.create_endpoint(&config).unwrap();
     assert!(ContextBuilder::new(device(&fabric)).srq_size(100).cq_size(8).build::<u64>().is_err());
 }
 
@@ -335,6 +481,11 @@ fn endpoints_that_cannot_talk_refuse_and_come_back() {
     nowhere.qpn = 0xff_ffff;
     let error = a.connect(&nowhere).unwrap_err();
     assert!(matches!(error.reason, ConnectFailure::Qp(_)), "{error}");
+    let a = error.endpoint;
+    let mut overflowing = large.local_info();
+    (overflowing.ring_size, overflowing.recv_ring_addr) = (a.local_info().ring_size, u64::MAX - 1024);
+    let error = a.connect(&overflowing).unwrap_err();
+    assert!(matches!(error.reason, ConnectFailure::Exchange(ExchangeError::Field { field: "receive ring address", .. })), "{error}");
     let a = error.endpoint;
     let b = context.create_endpoint(&small()).unwrap();
     let (a, _b) = connect(a, b);

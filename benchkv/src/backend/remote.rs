@@ -14,8 +14,8 @@ use crate::result::TransportReport;
 
 /// Receives per endpoint: what it grants its peer in batches, and half of that again.
 const RECEIVES_PER_ENDPOINT: u32 = 48;
-/// Send completions per endpoint.
-const SEND_COMPLETIONS_PER_ENDPOINT: u32 = 8;
+/// Send completions per endpoint: those batches, and 8.
+const SEND_COMPLETIONS_PER_ENDPOINT: u32 = 40;
 
 /// The connections of one daemon. `C` is whom to answer, kept per call.
 pub(super) struct Remote<C> {

@@ -1,0 +1,62 @@
+//! What the endpoints of a context use up of its queues, so that none of them can overrun or run dry.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use crate::context::CreateEndpointError;
+
+/// Send completions a connection can have outstanding beside one for each batch in flight, when its queue pair fails and flushes (B2):
+/// three batches that had arrived and were signaled to reclaim the queue, one that fails after it arrived, one READ, three NOPs at the
+/// ring's end.
+const SEND_CQES_BESIDE_BATCHES: u32 = 8;
+
+/// The sum of all shares.
+#[derive(Debug, Default)]
+pub(crate) struct Used {
+    /// Batches in flight granted to the peers (B1).
+    batches: Cell<u32>,
+    /// Send completions that can be outstanding (B2).
+    completions: Cell<u32>,
+}
+
+/// One endpoint's share of the queues; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct QueueShare {
+    batches: u32,
+    completions: u32,
+    used: Rc<Used>,
+}
+
+impl QueueShare {
+    /// A share for an endpoint with `batches` in flight and `send_capacity` WQEBBs, of an SRQ of `depth` receives and a send CQ of
+    /// `entries`. B1: at least two thirds of the receives are posted whenever receipts are told, so that many batches may be in flight.
+    /// B2: every WQE gives one completion at most.
+    pub(crate) fn take(
+        used: &Rc<Used>,
+        batches: u32,
+        send_capacity: usize,
+        depth: usize,
+        entries: u32,
+    ) -> Result<Self, CreateEndpointError> {
+        let all_batches = u64::from(used.batches.get()) + u64::from(batches);
+        let needed = (all_batches * 3).div_ceil(2);
+        if batches == 0 || needed > depth as u64 {
+            return Err(CreateEndpointError::SrqTooSmall { wanted: batches, needed, depth });
+        }
+        let completions = batches.saturating_add(SEND_CQES_BESIDE_BATCHES).min(send_capacity as u32);
+        let needed = u64::from(used.completions.get()) + u64::from(completions);
+        if needed > u64::from(entries) {
+            return Err(CreateEndpointError::CqTooSmall { needed, entries });
+        }
+        used.batches.set(all_batches as u32);
+        used.completions.set(needed as u32);
+        Ok(Self { batches, completions, used: Rc::clone(used) })
+    }
+}
+
+impl Drop for QueueShare {
+    fn drop(&mut self) {
+        self.used.batches.set(self.used.batches.get() - self.batches);
+        self.used.completions.set(self.used.completions.get() - self.completions);
+    }
+}
