@@ -118,8 +118,9 @@ pub(crate) fn tie_to_parent(parent: u32) -> io::Result<()> {
             // The parent ended before the line above could take effect.
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none_blocked, std::ptr::null_mut());
+        // First, so that a Ctrl-C that has been pending since the fork is discarded rather than delivered.
         libc::signal(libc::SIGINT, libc::SIG_IGN);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none_blocked, std::ptr::null_mut());
     }
     Ok(())
 }

@@ -74,14 +74,14 @@ impl KvDaemon {
     /// Answers of other ranks, to those who asked; then their requests.
     fn serve_remote(&mut self) -> Result<bool, BackendError> {
         let Self { remote: Some(remote), ring, shards, .. } = self else { return Ok(false) };
-        let taken = remote.poll(|caller, response| answer_caller(caller, response, ring.as_mut(), shards))?;
+        let answers = remote.poll(|caller, response| answer_caller(caller, response, ring.as_mut(), shards))?;
         let mut served = 0;
         while served < BUDGET {
             let Some(handle) = self.remote.as_ref().and_then(Remote::recv) else { break };
             served += 1;
             self.serve_request_of_rank(handle)?;
         }
-        Ok(taken + served > 0)
+        Ok(answers + served > 0)
     }
 
     fn serve_request_of_rank(&mut self, handle: RecvHandle<Caller>) -> Result<(), BackendError> {

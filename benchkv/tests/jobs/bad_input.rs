@@ -1,0 +1,181 @@
+//! What cannot be run is refused: a message that says what is wrong and what is legal, no hang, nothing left behind. Exit status 2 says
+//! that it was refused before a process was started.
+
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::job::{Ended, Job, SHORT, Scratch, benchkv, turn};
+
+/// Runs and expects a refusal that contains every one of `parts`, and nothing on standard output.
+#[track_caller]
+fn refused(args: &[&str], parts: &[&str]) {
+    let ended = Job::start(&mut benchkv(args)).end();
+    ended.assert_failed(2, parts);
+    assert_eq!(ended.stdout, "", "{args:?}");
+}
+
+#[track_caller]
+fn directory_refused(path: &Path, parts: &[&str]) {
+    let path = path.to_str().unwrap();
+    refused(&["--shm-dir", path], &[&["--shm-dir", path], parts].concat());
+}
+
+#[test]
+fn illegal_options_are_refused_with_the_legal_ones() {
+    refused(&["--backend", "tcp"], &["tcp", "meta", "delegation"]);
+    refused(&["--device", "mlx5_9"], &["mlx5_9", "auto", "soft"]);
+    for flag in ["--ranks", "--server-threads", "--client-threads", "--queue-depth", "--runs", "--key-range"] {
+        refused(&[flag, "0"], &[flag, "legal is 1 to"]);
+    }
+    refused(&["--ring-size", "1024"], &["too small", "power of two from 4096"]);
+    refused(&["--ring-size", "5000"], &["not a power of two", "power of two from 4096"]);
+    refused(&["--read-ratio", "1.01"], &["--read-ratio 1.01", "legal is 0 to 1"]);
+    refused(&["--read-ratio=-1"], &["legal is 0 to 1"]);
+    refused(&["--read-ratio", "NaN"], &["--read-ratio NaN", "legal is 0 to 1"]);
+    refused(&["--remote-ratio", "0.5", "--ranks", "1"], &["--remote-ratio", "no other"]);
+    refused(&["--distribution", "zipfian:99"], &["at most 10"]);
+    refused(&["--pin", "60000"], &["core 60000", "usable are"]);
+}
+
+#[test]
+fn a_result_that_could_not_be_written_is_refused_before_the_run() {
+    refused(&["--json", "/nonexistent/result.json"], &["--json", "/nonexistent/result.json", "No such file"]);
+    let files = Scratch::on_disk();
+    refused(&["--json", files.path().to_str().unwrap()], &["--json", files.path().to_str().unwrap(), "directory"]);
+}
+
+#[test]
+fn a_directory_that_is_missing_or_none_is_refused() {
+    directory_refused(Path::new("/nonexistent"), &["does not exist"]);
+    let files = Scratch::on_disk();
+    let (file, link) = (files.path().join("file"), files.path().join("link"));
+    fs::write(&file, b"").unwrap();
+    directory_refused(&file, &["is not a directory"]);
+    std::os::unix::fs::symlink("/dev/shm", &link).unwrap();
+    directory_refused(&link, &["symbolic link"]);
+}
+
+#[test]
+fn a_directory_that_others_may_write_to_is_refused() {
+    let dir = Scratch::in_memory();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    directory_refused(dir.path(), &["mode 0777", "chmod 0700"]);
+    dir.assert_empty();
+}
+
+#[test]
+fn a_directory_of_another_user_is_refused() {
+    if is_root() {
+        let dir = Scratch::in_memory();
+        chown(dir.path(), Some(65_534), None).unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        directory_refused(dir.path(), &["belongs to user 65534"]);
+        dir.assert_empty();
+    } else {
+        directory_refused(Path::new("/dev"), &["belongs to user 0"]);
+    }
+}
+
+/// Permission bits do not bind root, but a file system of the kernel's own does.
+#[test]
+fn a_directory_where_no_file_can_be_made_is_refused() {
+    if is_root() {
+        let ended = Job::start(benchkv(&["--shm-dir", "/sys"]).args(SHORT)).end();
+        // Where it is mounted read-only, that is seen before a process is started.
+        let (code, why) =
+            if ended.status.code() == Some(2) { (2, "/sys is not writable: Read-only") } else { (1, "cannot create /sys/benchkv-") };
+        ended.assert_failed(code, &[why]);
+    } else {
+        let dir = Scratch::in_memory();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o500)).unwrap();
+        directory_refused(dir.path(), &["is not writable", "Permission denied"]);
+    }
+}
+
+#[test]
+fn a_job_under_mpirun_without_mpi_is_refused() {
+    let ended = Job::start(benchkv(&[]).env("OMPI_COMM_WORLD_SIZE", "4")).end();
+    ended.assert_failed(2, &["mpirun announces 4 processes, but this build has no MPI", "--ranks 4"]);
+}
+
+#[test]
+fn a_limit_on_file_sizes_is_named_with_what_is_needed() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let ended = Job::start(limit_files(benchkv(&SHORT).arg("--shm-dir").arg(dir.path()))).end();
+    ended.assert_failed(1, &["the delegation ring", "needs 16768 bytes", "RLIMIT_FSIZE allows 16384", "status 1"]);
+    dir.assert_empty();
+}
+
+#[test]
+fn a_full_directory_is_named_with_what_is_needed_and_what_is_free() {
+    // Too little for one rank, whichever comes first and whatever it makes first.
+    match run_in_tmpfs(c"size=24k,mode=0700") {
+        Some(ended) => ended.assert_failed(1, &[": the ", " needs ", " bytes and ", " are free: make room", "status 1"]),
+        None => a_limit_on_file_sizes_is_named_with_what_is_needed(),
+    }
+}
+
+/// What containers usually have.
+#[test]
+fn the_default_job_fits_into_64_mib() {
+    let ended = run_in_tmpfs(c"size=64m,mode=0700").unwrap_or_else(|| {
+        let (_turn, dir, mut most) = (turn(), Scratch::in_memory(), 0);
+        let job = Job::start(benchkv(&SHORT).arg("--shm-dir").arg(dir.path()));
+        job.until("the job has ended", || {
+            most = most.max(dir.allocated_bytes());
+            job.launcher().has_ended().then_some(())
+        });
+        assert!((1..64 << 20).contains(&most), "{most} bytes");
+        job.end()
+    });
+    assert!(ended.status.success() && ended.stdout.contains("round trip"), "{}", ended.stderr);
+}
+
+/// A short job whose directory is a file system of its own. `None`, and said so, where this process may not mount.
+fn run_in_tmpfs(size: &'static CStr) -> Option<Ended> {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let mount_point = CString::new(dir.path().to_str().unwrap()).unwrap();
+    let mount = move || {
+        // SAFETY: all strings are live and end with NUL; the calls are bare system calls, hence async-signal-safe.
+        let status = unsafe {
+            libc::unshare(libc::CLONE_NEWNS)
+                | libc::mount(std::ptr::null(), c"/".as_ptr(), std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE, std::ptr::null())
+                | libc::mount(c"none".as_ptr(), mount_point.as_ptr(), c"tmpfs".as_ptr(), 0, size.as_ptr().cast())
+        };
+        if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    let mut command = benchkv(&SHORT);
+    command.arg("--shm-dir").arg(dir.path());
+    // SAFETY: the closure makes system calls only and allocates nothing.
+    unsafe { command.pre_exec(mount) };
+    match Job::try_start(&mut command) {
+        Ok(job) => Some(job.end()),
+        Err(error) => {
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+            eprintln!("this process may not mount a tmpfs: another way stands in for it");
+            None
+        }
+    }
+}
+
+fn is_root() -> bool {
+    // SAFETY: no pointers are involved.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// No file of the job may become larger than 16 KiB.
+fn limit_files(command: &mut Command) -> &mut Command {
+    let limit = || {
+        let limit = libc::rlimit { rlim_cur: 16_384, rlim_max: 16_384 };
+        // SAFETY: `limit` is live for the call.
+        let status = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) };
+        if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    // SAFETY: the closure makes one async-signal-safe system call and allocates nothing.
+    unsafe { command.pre_exec(limit) }
+}

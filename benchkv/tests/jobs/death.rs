@@ -1,0 +1,150 @@
+//! Ranks and launchers that are killed, at the start and in mid-run: the others end by themselves with an error that names the dead, and
+//! the next job finds, or makes, a clean directory. No test asserts how long that takes; those that are told to be quick print it.
+
+use std::time::{Duration, Instant};
+
+use crate::job::{BACKENDS, Job, Process, Scratch, benchkv, run, turn};
+
+/// A rank that has used so much processor time in a client thread is in mid-run.
+const TICKS_OF_LOAD: u64 = 5;
+
+/// A job that would run for a minute.
+fn start(dir: &Scratch, backend: &str, ranks: usize) -> Job {
+    let ranks = ranks.to_string();
+    let args = ["--backend", backend, "--ranks", &ranks, "--duration", "60", "--runs", "1", "--warmup", "0"];
+    Job::start(benchkv(&args).arg("--shm-dir").arg(dir.path()))
+}
+
+/// A long job whose ranks are all under load, and those ranks.
+fn start_and_load(dir: &Scratch, backend: &str, ranks: usize) -> (Job, Vec<Process>) {
+    let job = start(dir, backend, ranks);
+    let processes: Vec<Process> = (0..ranks).map(|rank| job.rank(rank)).collect();
+    for process in &processes {
+        job.until("every client has work", || process.thread_ticks("client-0").filter(|ticks| *ticks >= TICKS_OF_LOAD));
+    }
+    (job, processes)
+}
+
+/// After the next job, whatever happened before, nothing is left.
+#[track_caller]
+fn assert_next_job_cleans(dir: &Scratch, backend: &str) {
+    let next = run(dir, &["--backend", backend]);
+    assert!(next.status.success(), "{}", next.stderr);
+    dir.assert_empty();
+}
+
+#[track_caller]
+fn assert_all_end(job: &Job, processes: &[Process]) {
+    for process in processes {
+        job.until("every rank has ended", || process.has_ended().then_some(()));
+    }
+}
+
+/// The launcher is stopped, so that nobody tells the survivor: it finds out from the fabric.
+#[test]
+fn a_rank_notices_by_itself_that_the_other_was_killed() {
+    for (backend, dead) in BACKENDS.into_iter().flat_map(|backend| [(backend, 0), (backend, 1)]) {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let (job, ranks) = start_and_load(&dir, backend, 2);
+        let survivor = 1 - dead;
+        job.launcher().signal(libc::SIGSTOP);
+        job.until("the launcher is stopped", || job.launcher().is_stopped().then_some(()));
+        ranks[dead].signal(libc::SIGKILL);
+        let killed = Instant::now();
+        assert_all_end(&job, &ranks[survivor..=survivor]);
+        eprintln!("{backend}: rank {survivor} ended {:?} after rank {dead} was killed", killed.elapsed());
+        let said = format!("benchkv: rank {survivor}: rank {dead} is gone: ");
+        assert!(job.stderr().contains(&said), "{said:?} is missing: {}", job.stderr());
+        assert!(job.launcher().is_stopped(), "the launcher had no part in it");
+
+        job.launcher().signal(libc::SIGCONT);
+        job.end().assert_failed(1, &[&format!("benchkv: rank {dead} was killed by signal 9 (SIGKILL)")]);
+        assert_next_job_cleans(&dir, backend);
+    }
+}
+
+#[test]
+fn of_three_ranks_both_survivors_name_the_killed_one() {
+    for backend in BACKENDS {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let (job, ranks) = start_and_load(&dir, backend, 3);
+        ranks[1].signal(libc::SIGKILL);
+        let ended = job.end();
+        ended.assert_failed(
+            1,
+            &["benchkv: rank 0: rank 1 ", "benchkv: rank 2: rank 1 ", "benchkv: rank 1 was killed by signal 9 (SIGKILL)"],
+        );
+        assert!(ranks.iter().all(|rank| rank.has_ended()));
+        assert_next_job_cleans(&dir, backend);
+    }
+}
+
+/// From the first instruction of a rank, through baseline and set-up, to the run.
+#[test]
+fn a_rank_that_dies_at_the_start_ends_the_job() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let moments = [0, 3, 10, 30, 100, 300, 600, 700].map(Duration::from_millis);
+    for (number, moment) in moments.into_iter().enumerate() {
+        let (backend, dead) = (BACKENDS[number % 2], number / 2 % 2);
+        let job = start(&dir, backend, 2);
+        let rank = job.rank(dead);
+        std::thread::sleep(moment);
+        rank.signal(libc::SIGKILL);
+        let died = format!("rank {dead} was killed by signal 9 (SIGKILL)");
+        let survived = format!("benchkv: rank {}: rank {dead} ", 1 - dead);
+        job.end().assert_failed(1, &[&format!("benchkv: {died}"), &survived]);
+    }
+    assert_next_job_cleans(&dir, BACKENDS[0]);
+}
+
+#[test]
+fn ranks_do_not_outlive_a_killed_launcher() {
+    for backend in BACKENDS {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let (job, ranks) = start_and_load(&dir, backend, 2);
+        job.launcher().signal(libc::SIGKILL);
+        assert_all_end(&job, &ranks);
+        assert_eq!(job.end().status.code(), None);
+        assert_next_job_cleans(&dir, backend);
+    }
+}
+
+/// A rank alone opens no device, so nothing but the next launcher cleans up.
+#[test]
+fn what_a_killed_job_left_is_removed_by_the_next_launcher() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let (job, ranks) = start_and_load(&dir, "delegation", 1);
+    ranks[0].signal(libc::SIGKILL);
+    job.end().assert_failed(1, &["benchkv: rank 0 was killed by signal 9 (SIGKILL)"]);
+    let left = dir.names().len();
+    assert!(left > 0, "there is something to clean");
+    let next = run(&dir, &["--ranks", "1"]);
+    assert!(next.status.success() && next.stderr.contains(&format!("removed {left} shared-memory regions")), "{}", next.stderr);
+    dir.assert_empty();
+}
+
+#[test]
+fn ctrl_c_ends_a_job_and_leaves_nothing() {
+    for backend in BACKENDS {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let (job, ranks) = start_and_load(&dir, backend, 2);
+        job.interrupt();
+        job.end().assert_failed(130, &["benchkv: interrupted by signal 2 (SIGINT)"]);
+        assert!(ranks.iter().all(|rank| rank.has_ended()));
+        dir.assert_empty();
+    }
+}
+
+#[test]
+fn ctrl_c_before_the_run_ends_a_job_and_leaves_nothing() {
+    for moment in [0, 50, 400].map(Duration::from_millis) {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let job = start(&dir, "delegation", 2);
+        let ranks = [job.rank(0), job.rank(1)];
+        std::thread::sleep(moment);
+        job.interrupt();
+        job.end().assert_failed(130, &["benchkv: interrupted by signal 2"]);
+        assert!(ranks.iter().all(|rank| rank.has_ended()));
+        dir.assert_empty();
+    }
+}

@@ -1,0 +1,275 @@
+//! Starting the binary, with a watchdog, and what a test sees of its processes.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+pub(crate) const BACKENDS: [&str; 2] = ["meta", "delegation"];
+
+/// A job as short as it can be and still do something on a loaded machine.
+pub(crate) const SHORT: [&str; 6] = ["--duration", "0.2", "--runs", "1", "--warmup", "0.1"];
+
+/// No job of a test takes this long; one that does is killed and fails the test.
+const WATCHDOG: Duration = Duration::from_secs(60);
+/// No state that a test waits for takes this long to come.
+const STATE_WATCHDOG: Duration = Duration::from_secs(20);
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Tests run in parallel, jobs do not: each has more threads than small machines have cores.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    // A test that failed in its turn leaves nothing that the next could trip over.
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The binary, to be told how to be started.
+pub(crate) fn benchkv(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_benchkv"));
+    command.args(args);
+    command
+}
+
+/// A short job in the directory `dir`, to its end.
+pub(crate) fn run(dir: &Scratch, args: &[&str]) -> Ended {
+    Job::start(benchkv(args).args(SHORT).arg("--shm-dir").arg(dir.path())).end()
+}
+
+/// A running job. Dropping it kills all of its processes.
+pub(crate) struct Job {
+    /// Leads a process group, of which its ranks are.
+    launcher: Child,
+    stdout: File,
+    stderr: File,
+    is_reaped: bool,
+}
+
+/// A job that has ended.
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Job {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        Self::try_start(command).unwrap()
+    }
+
+    /// Fails where the process cannot be started as `command` says.
+    pub(crate) fn try_start(command: &mut Command) -> io::Result<Self> {
+        let (stdout, stderr) = (nameless_file(), nameless_file());
+        command.stdin(Stdio::null()).stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap()).process_group(0);
+        Ok(Self { launcher: command.spawn()?, stdout, stderr, is_reaped: false })
+    }
+
+    pub(crate) fn launcher(&self) -> Process {
+        Process(self.launcher.id() as libc::pid_t)
+    }
+
+    /// What a terminal does with Ctrl-C: a signal to every process of the job.
+    pub(crate) fn interrupt(&self) {
+        Process(-self.launcher().0).signal(libc::SIGINT);
+    }
+
+    /// The process of a rank, as soon as there is one.
+    pub(crate) fn rank(&self, rank: usize) -> Process {
+        let role = format!("BENCH_HARNESS_ROLE=rank:{rank}:");
+        self.until("a rank is started", || self.launcher().children().into_iter().find(|child| child.has_variable(&role)))
+    }
+
+    /// Waits for a state of the job; a job without end fails the test.
+    pub(crate) fn until<T>(&self, state: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(start.elapsed() < STATE_WATCHDOG, "it never came to this: {state}; {}", self.stderr());
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
+    /// Everything on standard error so far.
+    pub(crate) fn stderr(&self) -> String {
+        content(&self.stderr)
+    }
+
+    /// Waits for the end of the launcher.
+    pub(crate) fn end(mut self) -> Ended {
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.launcher.try_wait().unwrap() {
+                break status;
+            }
+            assert!(start.elapsed() < WATCHDOG, "the job did not end: {}", self.stderr());
+            std::thread::sleep(LOOK_INTERVAL);
+        };
+        self.is_reaped = true;
+        Ended { status, stdout: content(&self.stdout), stderr: self.stderr() }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // Once it is reaped its number may be another's, and its ranks have been seen to end, by it or by the kernel.
+        if !self.is_reaped {
+            Process(-self.launcher().0).signal(libc::SIGKILL);
+            let _ = self.launcher.wait();
+        }
+    }
+}
+
+impl Ended {
+    /// The result of a job that had to succeed with `--json -`.
+    pub(crate) fn result(&self) -> Value {
+        assert!(self.status.success(), "{}: {}", self.status, self.stderr);
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("not one JSON document: {error}: {}", self.stdout))
+    }
+
+    /// Asserts that it failed with status `code` and that standard error has every one of `parts`.
+    #[track_caller]
+    pub(crate) fn assert_failed(&self, code: i32, parts: &[&str]) {
+        assert_eq!(self.status.code(), Some(code), "{}", self.stderr);
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+        for part in parts {
+            assert!(self.stderr.contains(part), "{part:?} is missing in: {}", self.stderr);
+        }
+    }
+}
+
+/// A process of a job; negative for its process group.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Process(libc::pid_t);
+
+impl Process {
+    pub(crate) fn signal(self, signal: libc::c_int) {
+        // SAFETY: no pointers are involved.
+        assert_eq!(unsafe { libc::kill(self.0, signal) }, 0, "signal {signal} to {self:?}: {}", io::Error::last_os_error());
+    }
+
+    /// Whether it has ended; its parent may not have noticed.
+    pub(crate) fn has_ended(self) -> bool {
+        matches!(self.stat(), None | Some(Stat { state: 'Z' | 'X', .. }))
+    }
+
+    pub(crate) fn is_stopped(self) -> bool {
+        self.stat().is_some_and(|stat| stat.state == 'T')
+    }
+
+    /// Clock ticks that the thread of this name has used; `None` without such a thread.
+    pub(crate) fn thread_ticks(self, name: &str) -> Option<u64> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).ok()?;
+        let stats = tasks.filter_map(|task| Stat::read(&task.ok()?.path()));
+        stats.into_iter().find(|stat| stat.name == name).map(|stat| stat.ticks)
+    }
+
+    fn children(self) -> Vec<Self> {
+        let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Self));
+        pids.filter(|child| child.stat().is_some_and(|stat| stat.parent == self.0)).collect()
+    }
+
+    fn has_variable(self, start: &str) -> bool {
+        let environment = fs::read(format!("/proc/{}/environ", self.0)).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable.starts_with(start.as_bytes()))
+    }
+
+    fn stat(self) -> Option<Stat> {
+        Stat::read(Path::new(&format!("/proc/{}", self.0)))
+    }
+}
+
+/// What the kernel says of a process or thread; see proc_pid_stat(5).
+struct Stat {
+    name: String,
+    state: char,
+    parent: libc::pid_t,
+    ticks: u64,
+}
+
+impl Stat {
+    fn read(dir: &Path) -> Option<Self> {
+        let text = fs::read_to_string(dir.join("stat")).ok()?;
+        // The name is in parentheses and may hold any.
+        let (head, tail) = text.rsplit_once(") ")?;
+        let fields: Vec<&str> = tail.split(' ').collect();
+        let number = |field: usize| fields.get(field)?.parse::<u64>().ok();
+        Some(Self {
+            name: head.split_once('(')?.1.to_owned(),
+            state: fields.first()?.chars().next()?,
+            parent: number(1)? as libc::pid_t,
+            ticks: number(11)? + number(12)?,
+        })
+    }
+}
+
+fn nameless_file() -> File {
+    let path = unique(&std::env::temp_dir(), "output");
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    fs::remove_file(path).unwrap();
+    file
+}
+
+/// All of a file, without moving the position at which a child of ours may be writing.
+fn content(file: &File) -> String {
+    let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    String::from_utf8(bytes).unwrap()
+}
+
+fn unique(parent: &Path, name: &str) -> PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    parent.join(format!("benchkv-test-{}-{}-{name}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// A directory with mode 0700 that goes away with the test.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    /// For files.
+    pub(crate) fn on_disk() -> Self {
+        Self::made(unique(&std::env::temp_dir(), "files"))
+    }
+
+    /// For shared memory.
+    pub(crate) fn in_memory() -> Self {
+        Self::made(unique(Path::new("/dev/shm"), "shm"))
+    }
+
+    fn made(path: PathBuf) -> Self {
+        fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    /// What its files take now; some may go away meanwhile.
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        let files = fs::read_dir(&self.0).unwrap().filter_map(|entry| entry.ok()?.metadata().ok());
+        files.map(|file| file.blocks() * 512).sum()
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_empty(&self) {
+        assert_eq!(self.names(), [""; 0], "something was left behind");
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,21 @@
+//! Whole jobs, started as a user starts them: what they print, what they refuse, and how they end when something dies.
+//!
+//! - `job`: starting the binary with a watchdog, and signals for its processes.
+//! - `measurement`: the main job of both backends, over the options that change its paths.
+//! - `output`: the table and the JSON document.
+//! - `bad_input`: what cannot be run is refused.
+//! - `death`: ranks and launchers that are killed.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a failing test panics and tests say what they saw; clippy's exemption covers #[test] functions only"
+)]
+
+mod bad_input;
+mod death;
+mod job;
+mod measurement;
+mod output;

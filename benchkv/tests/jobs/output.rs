@@ -1,0 +1,84 @@
+//! What a person reads and what a program reads.
+
+use benchkv::result::JobResult;
+use serde_json::Value;
+
+use crate::job::{BACKENDS, Scratch, run, turn};
+
+/// The cells that show, for a row of the ranks' table: three rates of two words, then counts.
+fn cells(stdout: &str, rank: &str) -> Vec<String> {
+    let row = stdout.lines().find(|line| line.split_whitespace().next() == Some(rank));
+    row.unwrap_or_else(|| panic!("no row for {rank}: {stdout}")).split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_table_goes_to_standard_output_and_the_plan_to_standard_error() {
+    for backend in BACKENDS {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let ended = run(&dir, &["--backend", backend]);
+        assert!(ended.status.success(), "{}", ended.stderr);
+        let out = &ended.stdout;
+        for rank in ["0", "1", "all"] {
+            let cells = cells(out, rank);
+            for rate in [1, 3, 5] {
+                assert!(cells[rate].parse::<f64>().unwrap() > 0.0 && cells[rate + 1].ends_with("/s"), "local, remote, total: {cells:?}");
+            }
+            assert!(cells[7].parse::<u64>().unwrap() > 0, "issued: {cells:?}");
+            assert_eq!(cells[8..11], ["0", "0", "0"], "errors, lost, verify failures: {cells:?}");
+        }
+        for part in ["rank ", "round trip", "p50", "p99", "p99.9", "max", "remote  ", "soft device", "Unix-socket echo", "Little's law"] {
+            assert!(out.contains(part), "{part:?} is missing: {out}");
+        }
+        for part in [backend, "2 ranks x (1 daemon + 1 client)", "seed 1", "usable cores", "wait "] {
+            assert!(ended.stderr.contains(part), "{part:?} is missing: {}", ended.stderr);
+        }
+        assert!(!ended.stderr.contains("benchkv:"), "a success has no complaint: {}", ended.stderr);
+    }
+}
+
+/// Every key that a program may rely on, by the issue that asked for the document.
+#[track_caller]
+fn assert_complete(result: &Value) {
+    let text = ["backend", "device"];
+    let numbers = ["schema_version", "ranks", "server_threads", "client_threads", "queue_depth", "total_rps", "local_ops", "remote_ops"];
+    let counts = ["issued", "completed", "errors", "lost", "verify_failures"];
+    let latencies = ["mean", "p50", "p99", "p999", "max"];
+    assert!(text.iter().all(|key| result[key].is_string()), "{result}");
+    for key in numbers.iter().chain(&counts) {
+        assert!(result[key].is_number(), "{key}: {result}");
+    }
+    let latency = latencies.map(|key| result["latency_ns"][key].as_f64().unwrap_or_else(|| panic!("{key}: {result}")));
+    assert!(latency[1] > 0.0 && latency[1..].is_sorted(), "percentiles rise: {latency:?}");
+    assert_eq!(result["runs"].as_array().map(Vec::len), Some(1), "{result}");
+    assert_eq!(result["per_rank"].as_array().map(Vec::len), Some(2), "{result}");
+    let ended = ["completed", "errors", "lost"].map(|key| result[key].as_u64().unwrap());
+    assert_eq!(result["issued"].as_u64().unwrap(), ended.iter().sum::<u64>(), "{result}");
+}
+
+#[test]
+fn json_to_standard_output_is_exactly_one_document() {
+    for backend in BACKENDS {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let ended = run(&dir, &["--backend", backend, "--ranks", "2", "--verify", "--json", "-"]);
+        let result = ended.result();
+        assert_complete(&result);
+        assert_eq!((&result["backend"], &result["device"]), (&Value::from(backend), &Value::from("soft")));
+        assert!(ended.stderr.contains("round trip"), "the table makes room: {}", ended.stderr);
+        let typed: JobResult = serde_json::from_str(&ended.stdout).unwrap();
+        assert_eq!(serde_json::to_value(&typed).unwrap(), result, "what is written reads back as the same");
+    }
+}
+
+#[test]
+fn json_to_a_file_replaces_it_and_leaves_the_table_where_it_was() {
+    let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
+    let file = files.path().join("result.json");
+    std::fs::write(&file, "an older and longer result ".repeat(10_000)).unwrap();
+    let ended = run(&dir, &["--json", file.to_str().unwrap()]);
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert!(ended.stdout.contains("round trip") && !ended.stdout.contains("schema_version"), "{}", ended.stdout);
+    let result: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_complete(&result);
+    assert_eq!(cells(&ended.stdout, "all")[7], result["issued"].to_string(), "table and document are of the same job");
+    assert_eq!(files.names(), ["result.json"]);
+}
