@@ -5,9 +5,10 @@ use std::str::FromStr;
 
 use crate::sync::{spin_loop, yield_now};
 
-/// Empty rounds that [`Waiter::idle`] spins under [`WaitStrategy::Yield`] before it gives the core away. Measured with 2 to 16 threads
-/// in ping-pong pairs on two cores: 0 to 32 are equal within the noise, 64 and more are slower at most thread counts, up to 10 times.
-const SPIN_ROUNDS: u32 = 8;
+/// Empty rounds that [`Waiter::idle`] spins under [`WaitStrategy::Yield`] before it gives the core away. Measured on two cores: with 2 to 16
+/// threads in ping-pong pairs 0 to 32 are equal within the noise, and 64 and more are slower at most thread counts, up to 10 times; of whole
+/// benchkv jobs of 4 threads, 1 makes as many operations as 3 or 8, or more (delegation: 1.1 times the median of 8).
+const SPIN_ROUNDS: u32 = 1;
 
 /// How polling threads share the cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
