@@ -28,7 +28,7 @@ const POINTS: usize = 200;
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(240);
 
-/// The two tests stop and kill processes by turns.
+/// The tests stop and kill processes by turns.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn watchdog() {
@@ -120,7 +120,7 @@ impl End {
 
 // ---- the process that is stepped ----
 
-/// Not a test of its own: the process that the two below stop and kill.
+/// Not a test of its own: the process that the tests below stop and kill.
 #[test]
 #[ignore = "helper process of the other tests, started by them"]
 fn stepped_process() {
@@ -420,5 +420,47 @@ fn a_requester_killed_at_any_instruction_stalls_nobody_and_leaks_at_most_one_rec
     }
     println!("{instructions} instructions, {kills} kills, {delivered} delivered, {leaked} receives lost, 0 stalls");
     assert!(delivered > 0 && delivered < kills, "both outcomes happen");
+    world.finish();
+}
+
+/// The memory of a receive queue, and its place in the device's table, could still be popped from by a requester that resumes.
+#[test]
+fn a_receive_queue_destroyed_under_a_stopped_requester_shares_nothing_with_the_next_one() {
+    let _one = ONE_AT_A_TIME.lock();
+    watchdog();
+    let mut world = world("queue");
+    let mut stepped = Stepped::start(&world.dir, &mut world.target);
+    let instructions = length(&mut world, &mut stepped);
+    stepped.kill();
+    let mut stops = 0;
+    for point in (0..instructions).step_by(stride(instructions) * 4) {
+        let World { mut target, mut third, .. } = World::connect(&world.dir);
+        let mut stepped = Stepped::start(&world.dir, &mut target);
+        stepped.go();
+        let inside = stepped.step(point);
+        let End { pd, send_cq, mut recv_cq, srq, mr, qps } = target;
+        for qp in qps.values() {
+            recv_cq.unregister(qp.qpn());
+        }
+        drop((qps, srq));
+        // What the old queue pairs left in the completion queue is of the old receive queue.
+        while recv_cq.poll(64, |_, _| ()) > 0 {}
+        let srq = pd.create_srq(RECEIVES as u32, 0).unwrap();
+        let mut target = End { pd, send_cq, recv_cq, srq, mr, qps: HashMap::new() };
+        target.refill();
+        third.remove(1);
+        let ((target_qp, addr, rkey), (third_qp, ..)) = (target.add(1), third.add(1));
+        target.connect(1, &third_qp);
+        third.connect(1, &target_qp);
+        if inside {
+            stepped.finish();
+        }
+        (world.target, world.third, world.third_peer) = (target, third, (addr, rkey));
+        (world.sent, world.received) = (0, 0);
+        assert_eq!(world.receives_lost(), 0, "stopped at instruction {point}: the old requester took a receive of the new queue");
+        stepped.kill();
+        stops += 1;
+    }
+    println!("{instructions} instructions, {stops} stops, 0 receives of the next queue lost");
     world.finish();
 }
