@@ -3,7 +3,6 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::str::FromStr;
 
 use crate::control::{Control, CreateError};
 use crate::cq::Cq;
@@ -54,22 +53,6 @@ pub enum DeviceSpec {
 impl Default for DeviceSpec {
     fn default() -> Self {
         Self::Soft(SoftOptions::default())
-    }
-}
-
-/// A device name nobody has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown device {0:?}; this version has: auto, soft (auto is soft: hardware devices are not supported yet)")]
-pub struct UnknownDevice(pub String);
-
-impl FromStr for DeviceSpec {
-    type Err = UnknownDevice;
-
-    fn from_str(name: &str) -> Result<Self, UnknownDevice> {
-        match name {
-            "auto" | "soft" => Ok(Self::default()),
-            other => Err(UnknownDevice(other.to_owned())),
-        }
     }
 }
 
@@ -252,7 +235,7 @@ impl Pd {
     /// # Errors
     /// A size outside the device's limits, or no memory.
     pub fn create_srq(&self, depth: u32, max_sge: usize) -> Result<Srq, CreateError> {
-        Srq::create(&self.object.control, self.object.pdn, depth, max_sge)
+        Srq::create(&self.object.control, depth, max_sge)
     }
 
     /// A reliable-connected queue pair. Send completions go to `send_cq`, receives come from `srq` and complete on `recv_cq`.

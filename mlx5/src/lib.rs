@@ -19,7 +19,7 @@ pub mod wire;
 
 pub use control::CreateError;
 pub use cq::{CompletionError, Cq, Cqe};
-pub use device::{CompletionQueue, CqRef, Device, DeviceInfo, DeviceSpec, FabricSpec, OpenError, Pd, SoftOptions, UnknownDevice};
+pub use device::{CompletionQueue, CqRef, Device, DeviceInfo, DeviceSpec, FabricSpec, OpenError, Pd, SoftOptions};
 pub use fast_map::FastMap;
 pub use mono_cq::MonoCq;
 pub use mr::{Access, Busy, Mr, OutOfBounds, RegisterError};

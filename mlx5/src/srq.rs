@@ -72,8 +72,8 @@ impl fmt::Debug for Srq {
 }
 
 impl Srq {
-    pub(crate) fn create(control: &Rc<Control>, pd: u32, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
-        let SrqParts { srqn, buffer, wqe_cnt, stride, record } = control.create_srq(pd, depth, max_sge)?;
+    pub(crate) fn create(control: &Rc<Control>, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
+        let SrqParts { srqn, buffer, wqe_cnt, stride, record } = control.create_srq(depth, max_sge)?;
         let object = Rc::new(SrqObject { srqn, control: Rc::clone(control) });
         let srq = Self {
             buffer,

@@ -10,28 +10,24 @@
     reason = "a test"
 )]
 
+mod support;
+
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use mlx5::*;
+use support::{describe, parse, watchdog};
 
+/// Nothing here takes long; this only ends a hang.
+const WATCHDOG: Duration = Duration::from_secs(60);
 const TARGET: &str = "MLX5_TEST_TARGET";
 /// Set: the other process does not rest, it writes its whole region to its peer's again and again.
 const WRITES: &str = "MLX5_TEST_WRITES";
 const BYTES: usize = 4 << 20;
 /// What the writing process writes.
 const FOREIGN: u8 = 0xee;
-
-/// Ends the test process, and so the test, if it hangs.
-fn watchdog() {
-    std::thread::spawn(|| {
-        std::thread::sleep(Duration::from_secs(60));
-        eprintln!("watchdog: the test hangs");
-        std::process::abort();
-    });
-}
 
 struct End {
     qp: RcQp,
@@ -57,14 +53,8 @@ fn open(dir: PathBuf) -> End {
     End { qp, send_cq, _recv_cq: recv_cq, _srq: srq, mr, pd, device }
 }
 
-fn describe(end: &End) -> String {
-    let a = end.qp.address();
-    format!("{} {} {} {} {}", a.lid, a.qpn, a.epoch, end.mr.addr(), end.mr.rkey())
-}
-
-fn parse(line: &str) -> (QpAddress, u64, u32) {
-    let n: Vec<u64> = line.split_whitespace().map(|w| w.parse().unwrap()).collect();
-    (QpAddress { kind: DeviceKind::Soft, lid: n[0] as u16, qpn: n[1] as u32, psn: 0, epoch: n[2] }, n[3], n[4] as u32)
+fn description(end: &End) -> String {
+    describe(&end.qp.address(), end.mr.addr(), end.mr.rkey())
 }
 
 /// Not a test of its own: the other process of the two below, which re-execute this binary.
@@ -72,10 +62,10 @@ fn parse(line: &str) -> (QpAddress, u64, u32) {
 #[ignore = "helper process of the other tests, started by them"]
 fn target_process() {
     let Some(dir) = std::env::var_os(TARGET) else { return };
-    watchdog();
+    watchdog(WATCHDOG);
     let mut end = open(dir.into());
     end.mr.write(0, b"written by the target").unwrap();
-    println!("\naddress {}", describe(&end));
+    println!("\naddress {}", description(&end));
     std::io::stdout().flush().unwrap();
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -110,7 +100,7 @@ struct Target {
 }
 
 fn start(name: &str, writes: bool) -> Target {
-    watchdog();
+    watchdog(WATCHDOG);
     let dir = PathBuf::from(format!("/dev/shm/mlx5-test-{name}-{}", std::process::id()));
     std::fs::create_dir(&dir).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -125,7 +115,7 @@ fn start(name: &str, writes: bool) -> Target {
     let mut lines = output.by_ref().lines().map(Result::unwrap);
     let address = lines.find_map(|l| l.strip_prefix("address ").map(str::to_owned)).unwrap();
     let mut end = open(dir.clone());
-    writeln!(child.stdin.as_mut().unwrap(), "{}", describe(&end)).unwrap();
+    writeln!(child.stdin.as_mut().unwrap(), "{}", description(&end)).unwrap();
     assert!(lines.any(|l| l == "connected"));
     let peer = parse(&address);
     end.qp.connect(&peer.0, &ConnectOptions::default()).unwrap();

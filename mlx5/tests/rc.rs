@@ -554,3 +554,25 @@ fn a_region_can_be_deregistered_and_options_out_of_range_are_refused() {
     assert_eq!(refused(ConnectOptions { timeout: 0, ..Default::default() }, &mut a), "timeout is 0; legal is 1..=31");
     assert_eq!(refused(ConnectOptions { rnr_retry: 8, ..Default::default() }, &mut a), "rnr_retry is 8; legal is 0..=7");
 }
+
+#[test]
+fn a_write_that_cannot_reach_its_memory_completes_nothing_at_the_peer_and_takes_no_receive() {
+    let (mut a, mut b) = world().pair();
+    b.post_receives(1);
+    // SAFETY: a new private mapping.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+    let at = std::ptr::NonNull::new(page.cast::<u8>()).unwrap();
+    // SAFETY: it stays mapped, without access, until the end of the process.
+    let mr = unsafe { b.pd.register(at, 4096, RKEYS) }.unwrap();
+    a.qp.post(&WriteImm { addr: mr.addr(), rkey: mr.rkey(), imm: 1, payload: Inline(b"lost") }, Signal::Reclaim, 1).unwrap();
+    a.qp.ring();
+    assert_eq!(a.sent(), [(Some(1), Err(Syndrome::RemoteAccess))]);
+    assert_eq!(b.received(), [], "no completion for bytes that did not arrive");
+    // The receive is still there, for a queue pair that works.
+    let mut qp = b.pd.create_qp(&b.send_cq, &b.recv_cq, &b.srq, &QpConfig::default()).unwrap();
+    b.recv_cq.register(qp.qpn(), ());
+    qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
+    qp.post(&WriteImm { addr: b.mr.addr(), rkey: b.mr.rkey(), imm: 2, payload: Inline(b"here") }, Signal::Reclaim, 2).unwrap();
+    qp.ring();
+    assert_eq!(b.received(), [(2, 4)]);
+}

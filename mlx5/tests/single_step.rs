@@ -11,6 +11,8 @@
     reason = "a test"
 )]
 
+mod support;
+
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -19,6 +21,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use mlx5::*;
+use support::{describe, parse, watchdog};
 
 const DIR: &str = "MLX5_TEST_STEPPED_DIR";
 /// Receives that the target keeps posted.
@@ -30,14 +33,6 @@ const WATCHDOG: Duration = Duration::from_secs(240);
 
 /// The tests stop and kill processes by turns.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn watchdog() {
-    std::thread::spawn(|| {
-        std::thread::sleep(WATCHDOG);
-        eprintln!("watchdog: the test hangs");
-        std::process::abort();
-    });
-}
 
 /// One end, with one queue pair for each peer.
 struct End {
@@ -125,12 +120,12 @@ impl End {
 #[ignore = "helper process of the other tests, started by them"]
 fn stepped_process() {
     let Some(dir) = std::env::var_os(DIR) else { return };
-    watchdog();
+    watchdog(WATCHDOG);
     let mut end = open(Path::new(&dir));
     let (address, ..) = end.add(0);
     // SAFETY: gettid takes no arguments.
     let tid = unsafe { libc::syscall(libc::SYS_gettid) };
-    println!("\nstepped {tid} {} {} {}", address.lid, address.qpn, address.epoch);
+    println!("\nstepped {tid} {}", describe(&address, 0, 0));
     let mut lines = std::io::stdin().lines().map(Result::unwrap);
     let (peer, addr, rkey) = parse(&lines.next().unwrap());
     end.connect(0, &peer);
@@ -143,11 +138,6 @@ fn stepped_process() {
         unsafe { libc::raise(libc::SIGUSR1) };
         end.reap();
     }
-}
-
-fn parse(line: &str) -> (QpAddress, u64, u32) {
-    let n: Vec<u64> = line.split_whitespace().map(|w| w.parse().unwrap()).collect();
-    (QpAddress { kind: DeviceKind::Soft, lid: n[0] as u16, qpn: n[1] as u32, psn: 0, epoch: n[2] }, n[3], n[4] as u32)
 }
 
 // ---- its tracer, which is also the target and the third party ----
@@ -184,11 +174,11 @@ impl Stepped {
         let mut words = line.split_whitespace().skip(1);
         let tid = words.next().unwrap().parse().unwrap();
         let rest: Vec<&str> = words.collect();
-        let (peer, ..) = parse(&format!("{} 0 0", rest.join(" ")));
+        let (peer, ..) = parse(&rest.join(" "));
         let mut stdin = child.stdin.take().unwrap();
         let (own, addr, rkey) = target.add(0);
         target.connect(0, &peer);
-        writeln!(stdin, "{} {} {} {addr} {rkey}", own.lid, own.qpn, own.epoch).unwrap();
+        writeln!(stdin, "{}", describe(&own, addr, rkey)).unwrap();
         let stepped = Self { child, tid, stdin, _output: output };
         stepped.ptrace(libc::PTRACE_SEIZE, 0);
         stepped
@@ -362,7 +352,7 @@ fn length(world: &mut World, stepped: &mut Stepped) -> usize {
 #[test]
 fn a_requester_stopped_at_any_instruction_stalls_nobody_and_delivers_once_when_continued() {
     let _one = ONE_AT_A_TIME.lock();
-    watchdog();
+    watchdog(WATCHDOG);
     let mut world = world("stop");
     let mut stepped = Stepped::start(&world.dir, &mut world.target);
     let instructions = length(&mut world, &mut stepped);
@@ -393,7 +383,7 @@ fn a_requester_stopped_at_any_instruction_stalls_nobody_and_delivers_once_when_c
 #[test]
 fn a_requester_killed_at_any_instruction_stalls_nobody_and_leaks_at_most_one_receive() {
     let _one = ONE_AT_A_TIME.lock();
-    watchdog();
+    watchdog(WATCHDOG);
     let mut world = world("kill");
     let mut stepped = Stepped::start(&world.dir, &mut world.target);
     let instructions = length(&mut world, &mut stepped);
@@ -427,7 +417,7 @@ fn a_requester_killed_at_any_instruction_stalls_nobody_and_leaks_at_most_one_rec
 #[test]
 fn a_receive_queue_destroyed_under_a_stopped_requester_shares_nothing_with_the_next_one() {
     let _one = ONE_AT_A_TIME.lock();
-    watchdog();
+    watchdog(WATCHDOG);
     let mut world = world("queue");
     let mut stepped = Stepped::start(&world.dir, &mut world.target);
     let instructions = length(&mut world, &mut stepped);

@@ -41,7 +41,7 @@ impl From<Fault> for Outcome {
     }
 }
 
-/// A BlueFlame register was written: its first 8 bytes name the queue pair.
+/// A BlueFlame register was written. It belongs to one queue pair, whose number its first 8 bytes repeat.
 pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
     let State { qps, cqs, deferred, .. } = state;
     let Some(Some(qp)) = qps.get_mut(uar_offset / (2 * BF_BYTES)) else { return };
@@ -303,7 +303,9 @@ fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
     }
 }
 
-/// WRITE with immediate: room in the lane, a receive, the payload, the message; in this order, so that nothing is undone.
+/// WRITE with immediate: room in the lane, the payload, a receive, the message; in this order, so that nothing is undone and a receive is
+/// taken only for a message that will be delivered. Without a receive the payload is written again at the retry, as by a NIC, which finds
+/// out with the last packet.
 #[inline(always)]
 fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64, byte_count: u32, imm: u32) -> Result<(), Outcome> {
     // L2; the entry outlives the lane's end, both being in the peer's memory.
@@ -312,14 +314,12 @@ fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64
     if !remote.lane.has_room(unsafe { consumed.as_ref() }) {
         return Err(Outcome::Wait(WaitFor::Room));
     }
+    write(span, data)?;
     let Some((pop, wqe_index)) = remote.pop_receive() else { return Err(Outcome::Wait(WaitFor::Receive)) };
-    let written = write(span, data);
     let opcode = CqeOpcode::ResponderWriteImm as u8;
-    // A failed cross-process copy has taken a receive all the same; the message is delivered with the error on this side only, as by a
-    // NIC that fails after its first packet.
     remote.lane.publish(Message { payload: addr, byte_count, imm, pop, wqe_index, opcode, _zero: 0 });
     remote.delivered();
-    written
+    Ok(())
 }
 
 /// One contiguous part of a message.

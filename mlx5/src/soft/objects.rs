@@ -74,7 +74,7 @@ pub(crate) fn qp_index(qpn: u32) -> usize {
 #[inline(always)]
 pub(crate) fn ready_words(memory: &DeviceMemory) -> ReadyWords {
     // SAFETY: the lanes segment holds the words for MAX_QPS lanes; views do not outlive the memory they are made from.
-    unsafe { ReadyWords::new(NonNull::from(&memory.lanes().ready[0]), MAX_QPS) }
+    unsafe { ReadyWords::new(NonNull::from(&memory.lanes().ready).cast(), MAX_QPS) }
 }
 
 /// Allocates the pages that `object`, a part of `segment`, lies on.
@@ -166,7 +166,7 @@ impl Hca {
         }
     }
 
-    pub(crate) fn create_srq(&self, _pd: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
+    pub(crate) fn create_srq(&self, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
         check("the SRQ depth", depth.into(), 1, MAX_SRQ_WR.into())?;
         check("the number of buffers of an SRQ receive", max_sge as u64, 0, MAX_SRQ_SGE as u64)?;
         // One WQE stays unposted, as the end of the list.
@@ -194,7 +194,7 @@ impl Hca {
         srqs[index] = Some(SrqSlot { offset, bytes, wqe_cnt: wqe_cnt as u16, is_quarantined: false });
         Ok(SrqParts {
             srqn: index as u32,
-            buffer: NonNull::from(&ring[0]).cast(),
+            buffer: NonNull::from(ring).cast(),
             wqe_cnt: wqe_cnt as u16,
             stride,
             record: NonNull::from(&entry.record),
@@ -235,8 +235,11 @@ impl Hca {
         commit(self.memory.lanes_memfd(), lane).map_err(memory_error("a lane"))?;
         // Generations start at 1, so that no QPN is 0.
         let qpn = u32::from(qp_generations[index] + 1) << QP_INDEX_BITS | index as u32;
-        // SAFETY: no peer has this place: it never had, or `destroy_qp` waited until it was out. Zero bytes are empty slots.
-        unsafe { core::ptr::from_ref(&lane.slots).cast_mut().cast::<u8>().write_bytes(0, size_of_val(&lane.slots)) };
+        let lanes = self.memory.lanes_memfd().base();
+        let at = core::ptr::from_ref(&lane.slots).addr() - lanes.addr().get();
+        // SAFETY: inside the segment, reached through its mapping because the slots have padding that no reference may write. No peer has
+        // this place: it never had, or `destroy_qp` waited until it was out. Zero bytes are empty slots.
+        unsafe { lanes.add(at).write_bytes(0, size_of_val(&lane.slots)) };
         lane.intent.store(0, Ordering::Relaxed);
         entry.peer.store(0, Ordering::Relaxed);
         entry.peer_epoch.store(0, Ordering::Relaxed);

@@ -1,0 +1,25 @@
+//! What the tests with several processes share.
+
+use std::time::Duration;
+
+use mlx5::{DeviceKind, QpAddress};
+
+/// Ends the test process, and so the test, if it hangs.
+pub(crate) fn watchdog(limit: Duration) {
+    std::thread::spawn(move || {
+        std::thread::sleep(limit);
+        eprintln!("watchdog: the test hangs");
+        std::process::abort();
+    });
+}
+
+/// A line that one process tells another: LID, QPN and epoch of a queue pair, address and rkey of a region.
+pub(crate) fn describe(qp: &QpAddress, addr: u64, rkey: u32) -> String {
+    format!("{} {} {} {addr} {rkey}", qp.lid, qp.qpn, qp.epoch)
+}
+
+/// The reverse of [`describe`].
+pub(crate) fn parse(line: &str) -> (QpAddress, u64, u32) {
+    let n: Vec<u64> = line.split_whitespace().map(|w| w.parse().unwrap()).collect();
+    (QpAddress { kind: DeviceKind::Soft, lid: n[0] as u16, qpn: n[1] as u32, psn: 0, epoch: n[2] }, n[3], n[4] as u32)
+}
