@@ -108,7 +108,8 @@ impl<T> Mesh<T> {
 
     /// The slots of the lane from one node to another; `None` for a node to itself.
     pub(crate) fn lane(&self, from: usize, to: usize) -> Option<NonNull<Slot<Message<T>>>> {
-        self.nodes.get(to)?.lanes.get(from)?.first().map(NonNull::from)
+        let lane = self.nodes.get(to)?.lanes.get(from)?;
+        (!lane.is_empty()).then(|| NonNull::from(&**lane).cast())
     }
 
     #[inline(always)]
@@ -118,9 +119,9 @@ impl<T> Mesh<T> {
 
     /// The ready bits of what `to` receives.
     pub(crate) fn ready(&self, to: usize) -> Option<ReadyWords> {
-        let words = self.nodes.get(to)?.ready.first()?;
-        // SAFETY: `words` is the first of `words(nodes)` atomics, which live as long as the mesh, and so as long as any node.
-        Some(unsafe { ReadyWords::new(NonNull::from(words), self.nodes.len()) })
+        let words = &*self.nodes.get(to)?.ready;
+        // SAFETY: these are `words(nodes)` atomics, which live as long as the mesh, and so as long as any node.
+        Some(unsafe { ReadyWords::new(NonNull::from(words).cast(), self.nodes.len()) })
     }
 
     #[inline(always)]

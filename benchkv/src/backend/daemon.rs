@@ -149,7 +149,10 @@ impl KvDaemon {
         while served < BUDGET {
             let Some((_, token, hop)) = self.shards.node.try_recv_raw() else { break };
             served += 1;
-            let Hop::Request(request) = hop else { continue };
+            let Hop::Request(request) = hop else {
+                answer_daemon(&mut self.shards, token, Hop::Failed);
+                continue;
+            };
             let rank = request.rank() as usize;
             match &mut self.remote {
                 Some(remote) if remote.carries(rank) => remote.call(rank, request, Caller::Daemon(token))?,

@@ -105,7 +105,9 @@ impl<C> Remote<C> {
 
     /// Sends a request to a rank that is carried, behind those that wait.
     pub(super) fn call(&mut self, rank: usize, request: Request, whom: C) -> Result<(), BackendError> {
-        let Some(Some(link)) = self.links.get_mut(rank) else { return Ok(()) };
+        let Some(Some(link)) = self.links.get_mut(rank) else {
+            return Err(BackendError::transport("a call to another rank", format!("rank {rank} is not carried here")));
+        };
         link.backlog.push_back((request, whom));
         self.backlogged += 1;
         link.send(&mut self.backlogged)

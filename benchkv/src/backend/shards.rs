@@ -51,9 +51,10 @@ impl<W> Shards<W> {
 
     /// Sends a request to another daemon, behind those that wait for room.
     pub(super) fn call(&mut self, daemon: usize, request: Request, whom: W) -> Result<(), BackendError> {
-        let key = self.waiting.insert(whom);
-        let Some(queue) = self.backlog.get_mut(daemon) else { return Ok(()) };
-        queue.push_back((request, key));
+        let Some(queue) = self.backlog.get_mut(daemon) else {
+            return Err(BackendError::transport("the channel between daemons", format!("there is no daemon {daemon}")));
+        };
+        queue.push_back((request, self.waiting.insert(whom)));
         self.backlogged += 1;
         self.send(daemon)
     }

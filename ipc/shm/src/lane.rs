@@ -207,7 +207,7 @@ mod tests {
     fn full_lane_refuses_until_consumed_is_published_at_any_start() {
         for start in [0u64, 1, 7, u64::from(u32::MAX), u64::MAX - 3] {
             let mut s = slots(4);
-            let base = NonNull::from(&mut s[0]);
+            let base = NonNull::from(&mut *s).cast();
             let consumed = AtomicU64::new(start);
             // SAFETY: one producer and one consumer over four slots that outlive both.
             let (mut tx, mut rx) = unsafe { (LaneTx::new(base, 4, start), LaneRx::new(base, 4, start)) };
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn impossible_consumed_position_gives_no_room() {
         let mut s = slots(2);
-        let base = NonNull::from(&mut s[0]);
+        let base = NonNull::from(&mut *s).cast();
         let consumed = AtomicU64::new(0);
         // SAFETY: the only producer over two slots that outlive it.
         let mut tx = unsafe { LaneTx::new(base, 2, 0) };
@@ -251,7 +251,7 @@ mod tests {
     fn loom_messages_arrive_whole_and_in_order_across_a_lap() {
         loom::model(|| {
             let slots: &'static mut [Slot<u64>] = Box::leak(slots(2));
-            let base = NonNull::from(&mut slots[0]);
+            let base = NonNull::from(&mut *slots).cast();
             let consumed = loom::sync::Arc::new(AtomicU64::new(0));
             // SAFETY: one producer and one consumer over leaked slots.
             let (mut tx, mut rx) = unsafe { (LaneTx::new(base, 2, 0), LaneRx::new(base, 2, 0)) };

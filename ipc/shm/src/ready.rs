@@ -281,7 +281,7 @@ mod tests {
             let n = 5000;
             let (mut lanes, words) = boxes(n);
             // SAFETY: the words outlive the view.
-            let ready = unsafe { ReadyWords::new(NonNull::from(&words[0]), n) };
+            let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), n) };
             let mut set = HotSet::new(n);
             for lane in [0usize, 63, 64, 4095, 4096, n - 1] {
                 lanes.waiting[lane] = 3;
@@ -312,7 +312,7 @@ mod tests {
                 w.store(u64::MAX, Ordering::Release);
             }
             // SAFETY: the words outlive the view.
-            let ready = unsafe { ReadyWords::new(NonNull::from(&words[0]), 70) };
+            let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), 70) };
             let mut seen = vec![];
             ready.drain(|lane| seen.push(lane));
             assert_eq!(seen, (0..70).collect::<Vec<_>>());
@@ -324,7 +324,7 @@ mod tests {
             let n = 64;
             let (mut lanes, words) = boxes(n);
             // SAFETY: the words outlive the view.
-            let ready = unsafe { ReadyWords::new(NonNull::from(&words[0]), n) };
+            let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), n) };
             let mut set = HotSet::new(n);
             for lane in 0..n {
                 lanes.waiting[lane] = 1_000_000;
@@ -360,7 +360,7 @@ mod tests {
         loom::model(|| {
             let words: &'static [AtomicU64] = Box::leak((0..ReadyWords::words(1)).map(|_| AtomicU64::new(0)).collect());
             // SAFETY: the words are leaked.
-            let ready = unsafe { ReadyWords::new(NonNull::from(&words[0]), 1) };
+            let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), 1) };
             let message = Arc::new(AtomicU64::new(0));
             let armed = Arc::new(AtomicU32::new(HOT));
             let (m, a) = (message.clone(), armed.clone());
