@@ -110,6 +110,8 @@ pub(crate) struct CqRing {
     consumer: u32,
     record: NonNull<AtomicU32>,
     polls_without_hook: u32,
+    /// The soft device, which makes progress in empty polls.
+    hook: Option<Rc<Control>>,
     object: Rc<CqObject>,
 }
 
@@ -120,7 +122,7 @@ impl CqRing {
     pub(crate) fn create(control: &Rc<Control>, entries: u32) -> Result<Self, CreateError> {
         let CqParts { buffer, entries, record, cqn } = control.create_cq(entries)?;
         let object = Rc::new(CqObject { cqn, control: Rc::clone(control) });
-        Ok(Self { buffer, log_entries: entries.trailing_zeros(), consumer: 0, record, polls_without_hook: 0, object })
+        Ok(Self { buffer, log_entries: entries.trailing_zeros(), consumer: 0, record, polls_without_hook: 0, hook: control.hook(), object })
     }
 
     pub(crate) fn entries(&self) -> u32 {
@@ -190,10 +192,10 @@ impl CqRing {
             }
         }
         self.polls_without_hook = 0;
-        if !self.object.control.empty_poll() || n > 0 {
-            return n;
+        match &self.hook {
+            Some(device) if device.empty_poll() && n == 0 => self.take(max, &mut f),
+            _ => n,
         }
-        self.take(max, &mut f)
     }
 }
 
@@ -221,6 +223,12 @@ impl Cq {
 
     pub(crate) fn object(&self) -> &Rc<CqObject> {
         self.ring.object()
+    }
+
+    /// Completion queue number, 24 bits.
+    #[must_use]
+    pub fn cqn(&self) -> u32 {
+        self.object().cqn
     }
 
     /// Hands up to `max` completions to `f` in the order the device wrote them, and returns how many. Their entries are free again when

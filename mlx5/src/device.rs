@@ -9,7 +9,7 @@ use crate::cq::Cq;
 use crate::mono_cq::MonoCq;
 use crate::mr::{Access, Mr, RegisterError};
 use crate::qp::{QpConfig, RcQp};
-use crate::soft::{Clock, LocalFabric};
+use crate::soft::{Clock, LocalFabric, NullDevice};
 use crate::srq::Srq;
 
 /// Where a software HCA meets its peers.
@@ -48,12 +48,19 @@ impl Default for SoftOptions {
 pub enum DeviceSpec {
     /// The software HCA.
     Soft(SoftOptions),
+    /// A device that executes nothing: queues, records and registers are there, and nobody reads them. For measuring the driver alone, and
+    /// for tests that play the device through [`Device::null`]. Its queue pairs connect to anything.
+    Null,
 }
 
 impl Default for DeviceSpec {
     fn default() -> Self {
         Self::Soft(SoftOptions::default())
     }
+}
+
+fn null_options() -> SoftOptions {
+    SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 1 << 30, ..SoftOptions::default() }
 }
 
 /// Why a device could not be opened.
@@ -124,8 +131,17 @@ impl Device {
     /// # Errors
     /// See [`OpenError`]; nothing is left behind.
     pub fn open(spec: &DeviceSpec) -> Result<Self, OpenError> {
-        let DeviceSpec::Soft(options) = spec;
-        Ok(Self { control: Rc::new(Control::open(options)?) })
+        let control = match spec {
+            DeviceSpec::Soft(options) => Control::open(options, true)?,
+            DeviceSpec::Null => Control::open(&null_options(), false)?,
+        };
+        Ok(Self { control: Rc::new(control) })
+    }
+
+    /// The device's side of a [`DeviceSpec::Null`] device; `None` for one that works by itself.
+    #[must_use]
+    pub fn null(&self) -> Option<NullDevice> {
+        self.control.hook().is_none().then(|| NullDevice::new(Rc::clone(&self.control)))
     }
 
     /// Name, transport and capabilities.

@@ -29,11 +29,12 @@ pub(crate) struct Doorbell {
     uar_offset: usize,
     /// 0 or [`BF_BYTES`]: the half the next store goes to.
     half: usize,
-    hook: Rc<Control>,
+    /// The soft device to tell; hardware sees the store itself.
+    hook: Option<Rc<Control>>,
 }
 
 impl Doorbell {
-    pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Rc<Control>) -> Self {
+    pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Option<Rc<Control>>) -> Self {
         Self { record, register: parts.register, uar_offset: parts.uar_offset, half: 0, hook }
     }
 
@@ -60,6 +61,8 @@ impl Doorbell {
         }
         let uar_offset = self.uar_offset + self.half;
         self.half ^= BF_BYTES;
-        self.hook.register_written(uar_offset);
+        if let Some(device) = &self.hook {
+            device.register_written(uar_offset);
+        }
     }
 }

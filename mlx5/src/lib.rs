@@ -25,7 +25,7 @@ pub use mono_cq::MonoCq;
 pub use mr::{Access, Busy, Mr, OutOfBounds, RegisterError};
 pub use ops::{Inline, MAX_MESSAGE_BYTES, Operation, Payload, Read, Segments, Sge, Write, WriteImm};
 pub use qp::{ConnectError, ConnectOptions, DeviceKind, QpAddress, QpConfig, QpState, RcQp};
-pub use soft::{Clock, LocalFabric};
+pub use soft::{Clock, LocalFabric, NullDevice};
 pub use sq::{PostError, Signal};
 pub use srq::{PostReceiveError, Srq};
 pub use wire::{CqeOpcode, Syndrome};

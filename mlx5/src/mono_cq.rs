@@ -37,6 +37,12 @@ impl<Q> MonoCq<Q> {
         self.ring.object()
     }
 
+    /// Completion queue number, 24 bits.
+    #[must_use]
+    pub fn cqn(&self) -> u32 {
+        self.object().cqn
+    }
+
     /// Names the value for completions of `qpn`, a number that [`RcQp::qpn`](crate::RcQp::qpn) gave. Returns the value it replaces.
     pub fn register(&mut self, qpn: u32, queue: Q) -> Option<Q> {
         // A device's QPN has 24 bits, so this cannot fail for a number that came from one.

@@ -192,7 +192,7 @@ impl RcQp {
             _srq: Rc::clone(srq),
             _pd: Rc::clone(pd),
         };
-        let doorbell = Doorbell::new(&parts.uar, parts.record, Rc::clone(control));
+        let doorbell = Doorbell::new(&parts.uar, parts.record, control.hook());
         Ok(Self { sq: SendQueue::new(&parts, doorbell), state: QpState::Reset, object })
     }
 

@@ -4,9 +4,10 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use shm::ready::Lanes;
 
+use super::cq::SoftCq;
 use super::layout::{Message, QpEntry};
 use super::memory::DeviceMemory;
-use super::queues::{SoftCq, SoftQp};
+use super::queues::SoftQp;
 use super::{Hca, State};
 use crate::wire::{CqeOpcode, ResponderCqe};
 

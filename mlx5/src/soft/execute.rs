@@ -6,9 +6,10 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
+use super::cq::SoftCq;
 use super::layout::Message;
 use super::memory::{Fault, Span};
-use super::queues::{Remote, SoftCq, SoftQp, WaitFor, Waiting};
+use super::queues::{Remote, SoftQp, WaitFor, Waiting};
 use super::{Hca, State};
 use crate::doorbell::BF_BYTES;
 use crate::mr::Access;

@@ -5,10 +5,11 @@
 //! - [`layout`]: the bytes devices share, and who writes what.
 //! - [`memory`]: a device's segments, and the check of every access by key.
 //! - [`fabric`]: finding and mapping another device; knowing that it died.
-//! - [`queues`]: the device's side of SQs and CQs.
+//! - [`queues`], [`cq`]: the device's side of queue pairs and of completion queues.
 //! - [`execute`]: the requester: WQEs become copies, lane messages and local CQEs.
 //! - [`arrive`]: the owner: lane messages become CQEs.
 //! - [`objects`]: creating and destroying, for the driver's control path.
+//! - [`null`]: the same device with its hooks cut, for measuring and testing the driver alone.
 //! - [`arena`], [`private`], [`deferred`], [`clock`]: pages, private memory, what happens later, and when that is.
 //!
 //! A device belongs to one thread, and nothing in here calls out to its user, so its state is borrowed once per entry.
@@ -16,11 +17,13 @@
 mod arena;
 mod arrive;
 mod clock;
+mod cq;
 mod deferred;
 mod execute;
 mod fabric;
 mod layout;
 mod memory;
+mod null;
 mod objects;
 mod private;
 mod queues;
@@ -31,13 +34,15 @@ use std::rc::Rc;
 
 pub use clock::Clock;
 pub use fabric::LocalFabric;
+pub use null::NullDevice;
 
 use self::arena::Arena;
+use self::cq::SoftCq;
 use self::deferred::Deferred;
 use self::fabric::{Membership, Peer};
 use self::layout::{MAX_QPS, QUEUE_BYTES};
 use self::memory::DeviceMemory;
-use self::queues::{SoftCq, SoftQp};
+use self::queues::SoftQp;
 use shm::ready::HotSet;
 use shm::sync::light_barrier;
 
@@ -48,6 +53,8 @@ pub(crate) struct Hca {
     memory: DeviceMemory,
     dead_peer_timeout_ns: u64,
     clock: Clock,
+    /// Doorbells and empty polls come here; not on a null device.
+    has_hooks: bool,
     state: RefCell<State>,
 }
 
@@ -93,6 +100,11 @@ impl State {
 }
 
 impl Hca {
+    /// What doorbells and empty polls call: the device itself, unless it is a null device.
+    pub(crate) fn hook(self: &Rc<Self>) -> Option<Rc<Self>> {
+        self.has_hooks.then(|| Rc::clone(self))
+    }
+
     /// The first hook: a store to the BlueFlame register at `uar_offset` just happened. Executes that queue pair's new WQEs.
     pub(crate) fn register_written(&self, uar_offset: usize) {
         let mut state = self.state.borrow_mut();

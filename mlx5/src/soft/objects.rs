@@ -12,11 +12,12 @@ use shm::ready::{ARMED, ReadyWords};
 use shm::sync::{heavy_barrier, yield_now};
 
 use super::arena::PAGE;
+use super::cq::{CQ_BUFFER, CQ_RECORD, SoftCq};
 use super::fabric::{Membership, Peer};
 use super::layout::{FOREIGN, LANE_SLOTS, MAX_MRS, MAX_QPS, MAX_SRQS, Message, Pop, QP_INDEX_BITS, QUEUE_BYTES, QpEntry, RECEIVES, VALID};
 use super::memory::{DeviceMemory, foreign_memory_reachable};
 use super::private::PrivateMemory;
-use super::queues::{CQ_BUFFER, CQ_RECORD, Remote, SQ_BUFFER, SQ_RECORD, SoftCq, SoftQp};
+use super::queues::{Remote, SQ_BUFFER, SQ_RECORD, SoftQp};
 use super::{Clock, Hca, State, arrive};
 use crate::control::{ConnectParts, CqParts, CreateError, MrParts, SqParts, SrqParts, UarParts, check};
 use crate::device::{DeviceInfo, OpenError, SoftOptions};
@@ -100,7 +101,7 @@ fn free_index<T>(table: &mut Vec<T>, max: usize, is_free: impl Fn(&T) -> bool, e
 }
 
 impl Hca {
-    pub(crate) fn open(options: &SoftOptions) -> Result<Self, OpenError> {
+    pub(crate) fn open(options: &SoftOptions, has_hooks: bool) -> Result<Self, OpenError> {
         let arena_bytes = options.arena_bytes.checked_next_multiple_of(PAGE).unwrap_or(options.arena_bytes);
         let memory =
             DeviceMemory::create(arena_bytes).map_err(|(what, source)| OpenError::Memory { what, source: io::Error::other(source) })?;
@@ -115,6 +116,7 @@ impl Hca {
             memory,
             dead_peer_timeout_ns: options.dead_peer_timeout_ns,
             clock: options.clock.clone(),
+            has_hooks,
             state: RefCell::new(State::new(arena_bytes)),
         })
     }
@@ -281,6 +283,9 @@ impl Hca {
     /// Maps the peer and lets it in: RESET to RTS in one step, as far as the device is concerned.
     pub(crate) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
         let ConnectParts { qpn, remote, options } = parts;
+        if !self.has_hooks {
+            return Ok(());
+        }
         let State { qps, peers, .. } = &mut *self.state.borrow_mut();
         let lid = remote.lid;
         let known = peers.iter().find(|p| p.lid == lid && p.epoch == remote.epoch);
