@@ -183,8 +183,16 @@ fn cqe(fields: &[(usize, &str)]) -> [u8; 64] {
 #[test]
 fn cqe_fields_are_where_the_header_says() {
     // srqn_uidx 32, imm_inval_pkey 36, byte_cnt 44, sop_drop_qpn 56, wqe_counter 60, op_own 63.
-    let responder = ResponderCqe { qpn: 0x12_3456, srqn: 0x65_4321, imm: 0xdead_beef, byte_count: 0x0102_0304, wqe_counter: 0xfffe };
-    let bytes = cqe(&[(32, "00654321"), (36, "deadbeef"), (44, "01020304"), (56, "00123456"), (60, "fffe"), (63, "f1")]);
+    let responder = ResponderCqe {
+        qpn: 0x12_3456,
+        srqn: 0x65_4321,
+        imm: 0xdead_beef,
+        byte_count: 0x0102_0304,
+        wqe_counter: 0xfffe,
+        source_qpn: 0xab_cdef,
+        grh: true,
+    };
+    let bytes = cqe(&[(24, "10abcdef"), (32, "00654321"), (36, "deadbeef"), (44, "01020304"), (56, "00123456"), (60, "fffe"), (63, "f1")]);
     assert_eq!(responder.emit(), bytes);
     assert_eq!(ResponderCqe::parse(&bytes), responder);
     let requester = RequesterCqe { wqe_opcode: 0x10, qpn: 0x12_3456, wqe_counter: 7, byte_count: 64 };

@@ -11,13 +11,21 @@ mod cqe;
 mod ctrl;
 mod data;
 mod doorbell;
+mod mini_cqe;
 mod raddr;
 mod srq;
 
-pub use cqe::{CQE_BYTES, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, RequesterCqe, ResponderCqe, Syndrome, op_own};
+pub use cqe::{
+    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, RequesterCqe, ResponderCqe,
+    Syndrome, is_solicited, op_own, op_own_with,
+};
 pub use ctrl::{CompletionMode, CtrlSegment, Opcode};
 pub use data::{DataSegment, INVALID_LKEY, InlineHeader};
-pub use doorbell::{CQ_DBREC_ARM, CQ_DBREC_SET_CI, QP_DBREC_RECEIVE, QP_DBREC_SEND, cq_consumer_record, queue_record, queue_record_index};
+pub use doorbell::{
+    CQ_DBREC_ARM, CQ_DBREC_SET_CI, CQ_DOORBELL_OFFSET, CqArm, QP_DBREC_RECEIVE, QP_DBREC_SEND, cq_consumer_record, queue_record,
+    queue_record_index,
+};
+pub use mini_cqe::{MINI_CQES_PER_ARRAY, MiniCqe, MiniCqeIterator, TitleCqe, mini_array_offset};
 pub use raddr::RaddrSegment;
 pub use srq::NextSegment;
 
