@@ -23,12 +23,15 @@ pub use device::{CompletionQueue, CqRef, Device, DeviceInfo, DeviceSpec, FabricS
 pub use fast_map::FastMap;
 pub use mono_cq::MonoCq;
 pub use mr::{Access, Busy, Mr, OutOfBounds, RegisterError};
-pub use ops::{Inline, MAX_MESSAGE_BYTES, Operation, Payload, Read, Segments, Sge, Write, WriteImm};
+pub use ops::{
+    ATOMIC_BYTES, CompareSwap, Destination, FetchAdd, Inline, MAX_MESSAGE_BYTES, Operation, Payload, RcOperation, Read, Segments, Send,
+    SendImm, Sge, UdOperation, UdSend, UdSendImm, Write, WriteImm,
+};
 pub use qp::{ConnectError, ConnectOptions, DeviceKind, QpAddress, QpConfig, QpState, RcQp};
 pub use soft::{Clock, LocalFabric, NullDevice};
-pub use sq::{PostError, Signal};
+pub use sq::{Flags, PostError, Signal};
 pub use srq::{PostReceiveError, Srq};
-pub use wire::{CqeOpcode, Syndrome};
+pub use wire::{AddressVector, CqeOpcode, Syndrome};
 
 #[cfg(test)]
 mod tests;

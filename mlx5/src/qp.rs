@@ -7,8 +7,8 @@ use crate::control::{ConnectParts, Control, CreateError};
 use crate::cq::{CqObject, Cqe};
 use crate::device::PdObject;
 use crate::doorbell::Doorbell;
-use crate::ops::Operation;
-use crate::sq::{PostError, SendQueue, Signal};
+use crate::ops::RcOperation;
+use crate::sq::{Flags, PostError, SendQueue};
 use crate::srq::SrqObject;
 use crate::wire::CqeOpcode;
 
@@ -241,16 +241,17 @@ impl RcQp {
         Ok(())
     }
 
-    /// Puts an operation into the send queue. `user` comes back from [`complete`](Self::complete) if the operation gives a CQE.
+    /// Puts an operation into the send queue. `flags` are a [`Signal`](crate::Signal) or [`Flags`]. `user` comes back from
+    /// [`complete`](Self::complete) if the operation gives a CQE.
     ///
     /// # Errors
     /// See [`PostError`]; nothing was written.
     #[inline(always)]
-    pub fn post<O: Operation>(&mut self, op: &O, signal: Signal, user: u64) -> Result<(), PostError> {
+    pub fn post<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
         if self.state != QpState::ReadyToSend {
             return Err(PostError::WrongState(self.state));
         }
-        self.sq.push(op, signal, user)
+        self.sq.push(op, flags, user)
     }
 
     /// Rings the doorbell for everything posted since the last call. On a soft device the operations have run when it returns, unless

@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 use crate::control::SqParts;
 use crate::doorbell::{BF_BYTES, Doorbell};
 use crate::ops::{MAX_MESSAGE_BYTES, Operation, Payload, Segments};
-use crate::wire::{CtrlSegment, Opcode, SEGMENT, WQEBB};
+use crate::wire::{CtrlSegment, FenceMode, Opcode, SEGMENT, WQEBB};
 
 /// Why an operation was not posted. Nothing was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +37,18 @@ pub enum PostError {
         /// Bytes asked for.
         bytes: u64,
     },
+    /// The address of an atomic is not a multiple of 8.
+    #[error("an atomic at {addr:#x}; the address must be a multiple of 8")]
+    AtomicMisaligned {
+        /// Remote address asked for.
+        addr: u64,
+    },
+    /// The result of an atomic is 8 bytes long.
+    #[error("{bytes} bytes for the result of an atomic, which is 8 bytes long")]
+    AtomicResult {
+        /// Bytes of the SGE.
+        bytes: u32,
+    },
 }
 
 /// What the driver remembers of a WQE until it completes, at the index of its first WQEBB.
@@ -55,6 +67,41 @@ pub enum Signal {
     /// A CQE on failure, and on success when the queue needs one to reclaim its entries: at least one in a quarter of its depth, so a
     /// queue never fills up with work whose completion nobody announces.
     Reclaim,
+}
+
+impl Signal {
+    /// The same, and the operation starts only when the READs and atomics before it are complete.
+    #[must_use]
+    #[inline(always)]
+    pub const fn fence(self) -> Flags {
+        Flags { signal: self, fence: true, solicited: false }
+    }
+
+    /// The same, and the peer's completion, if the operation gives it one, is solicited.
+    #[must_use]
+    #[inline(always)]
+    pub const fn solicited(self) -> Flags {
+        Flags { signal: self, fence: false, solicited: true }
+    }
+}
+
+/// How a post is to run and complete. A [`Signal`] is one, with neither of the other two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flags {
+    /// When it gives a CQE.
+    pub signal: Signal,
+    /// It starts only when the READs and atomics before it are complete (`IBV_SEND_FENCE`): it may then send what they brought.
+    pub fence: bool,
+    /// The peer's completion is solicited (`IBV_SEND_SOLICITED`): it wakes who waits for solicited completions only. It says nothing on
+    /// operations that give the peer no completion.
+    pub solicited: bool,
+}
+
+impl From<Signal> for Flags {
+    #[inline(always)]
+    fn from(signal: Signal) -> Self {
+        Self { signal, fence: false, solicited: false }
+    }
 }
 
 /// The send queue. Counters are 16-bit WQEBB counts, as on the wire.
@@ -111,7 +158,9 @@ impl SendQueue {
 
     /// Builds the WQE of `op` in the ring. The device learns of it with [`ring`](Self::ring).
     #[inline(always)]
-    pub(crate) fn push<O: Operation>(&mut self, op: &O, signal: Signal, user: u64) -> Result<(), PostError> {
+    pub(crate) fn push<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+        let flags = flags.into();
+        op.check()?;
         let payload = op.payload();
         if payload.inline_bytes() > self.max_inline {
             return Err(PostError::InlineTooLong { bytes: payload.inline_bytes(), max: self.max_inline });
@@ -135,11 +184,11 @@ impl SendQueue {
             self.push_nop();
         }
         self.unsignaled += blocks + padding;
-        let signaled = signal == Signal::Always || self.unsignaled > self.mask / 4;
+        let signaled = flags.signal == Signal::Always || self.unsignaled > self.mask / 4;
         if signaled {
             self.unsignaled = 0;
         }
-        self.write(O::OPCODE, ds, signaled, op.imm(), |out| {
+        self.write(O::OPCODE, ds, signaled, flags, op.imm(), |out| {
             op.emit_header(out);
             payload.emit(out);
         });
@@ -150,13 +199,22 @@ impl SendQueue {
     /// A WQE never wraps: the end of the ring is filled with one-block NOPs.
     #[cold]
     fn push_nop(&mut self) {
-        self.write(Opcode::Nop, 1, false, 0, |_| {});
+        self.write(Opcode::Nop, 1, false, Signal::Reclaim.into(), 0, |_| {});
         self.commit(1, 0);
     }
 
     #[inline(always)]
-    fn write(&mut self, opcode: Opcode, ds: usize, signaled: bool, imm: u32, body: impl FnOnce(&mut Segments)) {
-        let ctrl = CtrlSegment { opcode: opcode as u8, wqe_index: self.producer, qpn: self.qpn, ds: ds as u8, signaled, imm };
+    fn write(&mut self, opcode: Opcode, ds: usize, signaled: bool, flags: Flags, imm: u32, body: impl FnOnce(&mut Segments)) {
+        let ctrl = CtrlSegment {
+            opcode: opcode as u8,
+            wqe_index: self.producer,
+            qpn: self.qpn,
+            ds: ds as u8,
+            signaled,
+            fence: if flags.fence { FenceMode::SmallAndFence } else { FenceMode::None },
+            solicited: flags.solicited,
+            imm,
+        };
         // SAFETY: `push` found `ds` segments of contiguous free room at the producer.
         let mut out = unsafe { Segments::new(self.place(self.producer)) };
         out.put(&ctrl.emit());

@@ -7,20 +7,24 @@
 //! All fields are big-endian. "PRM" is NVIDIA's *Adapters Programmer's Reference Manual*.
 #![forbid(unsafe_code)]
 
+mod atomic;
 mod cqe;
 mod ctrl;
 mod data;
+mod datagram;
 mod doorbell;
 mod mini_cqe;
 mod raddr;
 mod srq;
 
+pub use atomic::AtomicSegment;
 pub use cqe::{
     CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, RequesterCqe, ResponderCqe,
     Syndrome, is_solicited, op_own, op_own_with,
 };
-pub use ctrl::{CompletionMode, CtrlSegment, Opcode};
+pub use ctrl::{CompletionMode, CtrlSegment, FenceMode, Opcode};
 pub use data::{DataSegment, INVALID_LKEY, InlineHeader};
+pub use datagram::{AddressVector, DatagramSegment};
 pub use doorbell::{
     CQ_DBREC_ARM, CQ_DBREC_SET_CI, CQ_DOORBELL_OFFSET, CqArm, QP_DBREC_RECEIVE, QP_DBREC_SEND, cq_consumer_record, queue_record,
     queue_record_index,
