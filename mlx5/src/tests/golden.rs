@@ -215,7 +215,7 @@ fn cqe_fields_are_where_the_header_says() {
 fn a_new_cq_holds_no_completion_on_either_lap() {
     let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
     let hca = Hca::open(&options, false).unwrap();
-    let CqParts { buffer, entries, .. } = hca.create_cq(5).unwrap();
+    let CqParts { buffer, entries, .. } = hca.create_cq(&5.into()).unwrap();
     assert_eq!(entries, 8);
     for i in 0..8usize {
         // SAFETY: inside the CQ's memory, which `hca` holds.
