@@ -341,7 +341,7 @@ impl<U> Inner<U> {
     }
 
     pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {
-        self.pd.create_qp(&*self.send_cq.borrow(), &*self.recv_cq.borrow(), &self.srq.borrow(), config)
+        self.pd.create_qp(&*self.send_cq.borrow(), &*self.recv_cq.borrow(), &*self.srq.borrow(), config)
     }
 
     pub(crate) const fn pd(&self) -> &Pd {

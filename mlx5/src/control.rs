@@ -81,6 +81,19 @@ pub(crate) struct ConnectParts {
     pub(crate) options: crate::ConnectOptions,
 }
 
+/// A queue pair to be made.
+pub(crate) struct QpRequest<'a> {
+    pub(crate) pd: u32,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    /// Its receive queue, and whether no other queue pair takes from it.
+    pub(crate) rqn: u32,
+    pub(crate) owns_rq: bool,
+    /// Unreliable datagrams instead of a reliable connection.
+    pub(crate) is_datagram: bool,
+    pub(crate) config: &'a crate::QpConfig,
+}
+
 /// Why an object could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {

@@ -206,6 +206,13 @@ impl Cq {
         self.object().cqn
     }
 
+    /// Arms the queue: [`Device::wait`](crate::Device::wait) returns once it holds a completion that was not polled, or one that is solicited or
+    /// an error if `solicited_only`. To sleep without losing one: poll until it is empty, arm, wait; a completion in between ends the wait at
+    /// once.
+    pub fn arm(&mut self, solicited_only: bool) {
+        self.ring.arm(solicited_only);
+    }
+
     /// Hands up to `max` completions to `f` in the order the device wrote them, and returns how many. Their entries are free again when
     /// this returns: what `f` posts must find room for its completions beside them.
     #[inline(always)]

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use crate::control::{Control, CqParts, CreateError};
 use crate::cq::{CqConfig, CqObject, Cqe};
 use crate::wire::{
-    CQE_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, TitleCqe,
-    cq_consumer_record, mini_array_offset,
+    CQ_DBREC_ARM, CQE_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED,
+    TitleCqe, cq_consumer_record, mini_array_offset,
 };
 
 /// The ring.
@@ -207,6 +207,14 @@ impl CqRing {
             unsafe { self.record.as_ref() }.store(cq_consumer_record(self.consumer.wrapping_add(self.session.next)), Ordering::Release);
         }
         n
+    }
+
+    /// Asks for an event at the first CQE that is not consumed yet, also if it is there already.
+    pub(crate) fn arm(&mut self, solicited_only: bool) {
+        let consumed = self.consumer.wrapping_add(self.session.next);
+        // SAFETY: the arm word follows the consumer word, in the same record, which lives as long as `object`.
+        let word = unsafe { self.record.add(CQ_DBREC_ARM).as_ref() };
+        word.store(CqArm { sequence: 0, solicited_only, consumed }.record(), Ordering::Release);
     }
 
     /// Hands out up to `max` CQEs, each with what `find` says of its QPN; it is asked once for the CQEs of a session, which have one QPN.

@@ -3,14 +3,17 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 use crate::control::{Control, CreateError};
 use crate::cq::{Cq, CqConfig};
 use crate::mono_cq::MonoCq;
 use crate::mr::{Access, Mr, RegisterError};
-use crate::qp::{QpConfig, RcQp};
-use crate::soft::{Clock, LocalFabric, NullDevice};
+use crate::qp::{QpConfig, QpParents, ReceiveSource};
+use crate::rc_qp::RcQp;
+use crate::soft::{Clock, Faults, LocalFabric, NullDevice, Timing, Violation};
 use crate::srq::Srq;
+use crate::ud_qp::UdQp;
 
 /// Where a software HCA meets its peers.
 #[derive(Clone, Debug)]
@@ -35,16 +38,35 @@ pub struct SoftOptions {
     pub dead_peer_timeout_ns: u64,
     /// Where retry times come from.
     pub clock: Clock,
+    /// When operations are executed.
+    pub timing: Timing,
+    /// Check what hardware would punish silently: every rule of [`Rule`](crate::Rule). A driver that breaks one gets its queue pair into the
+    /// error state, where that is possible, and [`Device::violations`] says what it did. Costs about three times the instructions.
+    pub strict: bool,
+    /// Faults to make.
+    pub faults: Faults,
+    /// Keep a hash over everything the device completes, for [`Device::trace_hash`].
+    pub trace: bool,
 }
 
 impl Default for SoftOptions {
     fn default() -> Self {
-        Self { fabric: FabricSpec::Shared { dir: None }, arena_bytes: 64 << 30, dead_peer_timeout_ns: 10_000_000, clock: Clock::System }
+        Self {
+            fabric: FabricSpec::Shared { dir: None },
+            arena_bytes: 64 << 30,
+            dead_peer_timeout_ns: 10_000_000,
+            clock: Clock::System,
+            timing: Timing::Immediate,
+            strict: false,
+            faults: Faults::default(),
+            trace: false,
+        }
     }
 }
 
 /// Which device to open. Plain data: it can be sent to the thread that will own the device.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one per thread, read once")]
 pub enum DeviceSpec {
     /// The software HCA.
     Soft(SoftOptions),
@@ -94,6 +116,12 @@ pub struct DeviceInfo {
     pub transport: String,
     /// Largest send queue, WQEBBs.
     pub max_send_wr: u32,
+    /// Largest receive queue of a queue pair, receives.
+    pub max_recv_wr: u32,
+    /// Most buffers of a receive.
+    pub max_recv_sge: u32,
+    /// Most inline bytes of an operation.
+    pub max_inline_data: u32,
     /// Largest completion queue, CQEs.
     pub max_cqe: u32,
     /// Largest shared receive queue, receives.
@@ -106,6 +134,8 @@ pub struct DeviceInfo {
     pub dead_peer_timeout_ns: u64,
     /// Queue pair places and memory regions that were not given back so far, because a peer was stopped in the middle of using them.
     pub quarantined: u64,
+    /// Rules broken so far, in strict mode; [`Device::violations`] names them.
+    pub violations: u64,
 }
 
 /// An open device. It belongs to the thread that opened it, as does everything made from it; each thread opens its own.
@@ -148,6 +178,36 @@ impl Device {
     #[must_use]
     pub fn info(&self) -> DeviceInfo {
         self.control.info()
+    }
+
+    /// What the driver, or whoever wrote to its queues, did wrong so far; empty unless [`SoftOptions::strict`]. Takes the list.
+    #[must_use]
+    pub fn violations(&self) -> Vec<Violation> {
+        self.control.take_violations()
+    }
+
+    /// The hash over everything this device has completed: time, queue pair, WQE, verb, status. Two runs with the same hash were the same.
+    /// `None` unless [`SoftOptions::trace`].
+    #[must_use]
+    pub fn trace_hash(&self) -> Option<u64> {
+        self.control.trace_hash()
+    }
+
+    /// When, on its clock, the device has something to do by itself: a retry, a delayed operation. For steppers of virtual time.
+    #[must_use]
+    pub fn next_event_ns(&self) -> Option<u64> {
+        self.control.next_event_ns()
+    }
+
+    /// Makes the device do what is due and take in what has arrived, as a poll of an empty CQ does. Returns whether there may be new CQEs.
+    pub fn progress(&self) -> bool {
+        self.control.empty_poll()
+    }
+
+    /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, at most `timeout` (`None`: for ever); meanwhile the
+    /// device makes progress. Returns whether there is one. The CQs that have one are disarmed: poll them, then arm them again.
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        self.control.wait(timeout.map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)))
     }
 
     /// A protection domain.
@@ -251,20 +311,45 @@ impl Pd {
     /// # Errors
     /// A size outside the device's limits, or no memory.
     pub fn create_srq(&self, depth: u32, max_sge: usize) -> Result<Srq, CreateError> {
-        Srq::create(&self.object.control, depth, max_sge)
+        Srq::create(&self.object.control, self.object.pdn, depth, max_sge)
     }
 
-    /// A reliable-connected queue pair. Send completions go to `send_cq`, receives come from `srq` and complete on `recv_cq`.
+    /// A reliable-connected queue pair. Send completions go to `send_cq`; receives come from `receives` (an `&Srq`, or a queue of its own) and
+    /// complete on `recv_cq`.
     ///
     /// # Errors
     /// A size outside the device's limits, or no memory.
-    pub fn create_qp(
+    pub fn create_qp<'a>(
         &self,
         send_cq: &impl CompletionQueue,
         recv_cq: &impl CompletionQueue,
-        srq: &Srq,
+        receives: impl Into<ReceiveSource<'a>>,
         config: &QpConfig,
     ) -> Result<RcQp, CreateError> {
-        RcQp::create(&self.object.control, &self.object, send_cq.object().0, recv_cq.object().0, srq.object(), config)
+        RcQp::create(&self.parents(send_cq, recv_cq, receives.into()), config)
+    }
+
+    /// An unreliable-datagram queue pair; the rest as [`create_qp`](Self::create_qp).
+    ///
+    /// # Errors
+    /// A size outside the device's limits, or no memory.
+    pub fn create_ud_qp<'a>(
+        &self,
+        send_cq: &impl CompletionQueue,
+        recv_cq: &impl CompletionQueue,
+        receives: impl Into<ReceiveSource<'a>>,
+        config: &QpConfig,
+    ) -> Result<UdQp, CreateError> {
+        UdQp::create(&self.parents(send_cq, recv_cq, receives.into()), config)
+    }
+
+    fn parents<'a>(
+        &'a self,
+        send_cq: &'a impl CompletionQueue,
+        recv_cq: &'a impl CompletionQueue,
+        receives: ReceiveSource<'a>,
+    ) -> QpParents<'a> {
+        let (control, pd) = (&self.object.control, &self.object);
+        QpParents { control, pd, send_cq: send_cq.object().0, recv_cq: recv_cq.object().0, receives }
     }
 }

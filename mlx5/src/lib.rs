@@ -13,11 +13,12 @@ mod mono_cq;
 mod mr;
 mod ops;
 mod qp;
-#[cfg_attr(not(test), expect(dead_code, reason = "the queue pairs get their own receive queues in the next change"))]
+mod rc_qp;
 mod rq;
 mod soft;
 mod sq;
 mod srq;
+mod ud_qp;
 pub mod wire;
 
 pub use control::CreateError;
@@ -30,11 +31,13 @@ pub use ops::{
     ATOMIC_BYTES, CompareSwap, Destination, FetchAdd, Inline, MAX_MESSAGE_BYTES, Operation, Payload, RcOperation, Read, Segments, Send,
     SendImm, Sge, UdOperation, UdSend, UdSendImm, Write, WriteImm,
 };
-pub use qp::{ConnectError, ConnectOptions, DeviceKind, QpAddress, QpConfig, QpState, RcQp};
+pub use qp::{ConnectError, ConnectOptions, DeviceKind, QpAddress, QpConfig, QpState, ReceiveSource};
+pub use rc_qp::RcQp;
 pub use rq::PostReceiveError;
-pub use soft::{Clock, LocalFabric, NullDevice};
+pub use soft::{Clock, Faults, LocalFabric, NicModel, NicParameters, NullDevice, Queue, Rule, Timing, Violation};
 pub use sq::{Flags, PostError, Signal};
 pub use srq::Srq;
+pub use ud_qp::{GRH_BYTES, MAX_DATAGRAM_BYTES, UdQp};
 pub use wire::{AddressVector, CqeOpcode, Syndrome};
 
 #[cfg(test)]

@@ -44,6 +44,13 @@ impl<Q> MonoCq<Q> {
         self.object().cqn
     }
 
+    /// Arms the queue: [`Device::wait`](crate::Device::wait) returns once it holds a completion that was not polled, or one that is solicited or
+    /// an error if `solicited_only`. To sleep without losing one: poll until it is empty, arm, wait; a completion in between ends the wait at
+    /// once.
+    pub fn arm(&mut self, solicited_only: bool) {
+        self.ring.arm(solicited_only);
+    }
+
     /// Names the value for completions of `qpn`, a number that [`RcQp::qpn`](crate::RcQp::qpn) gave. Returns the value it replaces.
     pub fn register(&mut self, qpn: u32, queue: Q) -> Option<Q> {
         // A device's QPN has 24 bits, so this cannot fail for a number that came from one.

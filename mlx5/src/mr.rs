@@ -20,6 +20,11 @@ bitflags! {
         const REMOTE_WRITE = 1 << 1;
         /// Peers may READ.
         const REMOTE_READ = 1 << 2;
+        /// Peers may do atomic operations. Needs `LOCAL_WRITE`.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// The device may order its accesses to the region more freely (PCI Express relaxed ordering); that bytes have arrived is then proven
+        /// by a completion only. The software HCA ignores it.
+        const RELAXED_ORDERING = 1 << 20;
     }
 }
 
@@ -30,7 +35,7 @@ pub enum RegisterError {
     #[error("a memory region of 0 bytes; the smallest is 1")]
     Empty,
     /// `ibv_reg_mr` refuses it too.
-    #[error("remote write access needs local write access as well")]
+    #[error("remote write and remote atomic access need local write access as well")]
     RemoteWithoutLocalWrite,
     /// The device's table is full.
     #[error("all {max} memory regions of the device are in use; drop some first")]

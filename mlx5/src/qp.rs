@@ -1,15 +1,15 @@
-//! Reliable-connected queue pairs.
+//! Queue pairs: what both kinds have in common.
 
-use std::fmt;
 use std::rc::Rc;
 
-use crate::control::{ConnectParts, Control, CreateError};
+use crate::control::{Control, CreateError, QpRequest, RqParts};
 use crate::cq::{CqObject, Cqe};
 use crate::device::PdObject;
 use crate::doorbell::Doorbell;
-use crate::ops::RcOperation;
+use crate::ops::{Operation, Sge};
+use crate::rq::{PostReceiveError, ReceiveQueue};
 use crate::sq::{Flags, PostError, SendQueue};
-use crate::srq::SrqObject;
+use crate::srq::{Srq, SrqObject};
 use crate::wire::CqeOpcode;
 
 /// What kind of device a queue pair lives on. Two kinds never connect.
@@ -55,7 +55,7 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    fn check(&self) -> Result<(), ConnectError> {
+    pub(crate) fn check(&self) -> Result<(), ConnectError> {
         let option = |option, value, legal| Err(ConnectError::Option { option, value, legal });
         match self {
             Self { timeout: 0 | 32.., .. } => option("timeout", self.timeout, "1..=31"),
@@ -87,12 +87,17 @@ pub enum QpState {
     Error,
 }
 
-/// Why a connection was refused.
+/// Why a state transition was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Only a new queue pair can be connected.
-    #[error("the queue pair is in state {0:?}; connecting needs Reset (create a new one)")]
-    WrongState(QpState),
+    /// Not from this state; from the error state there is no way but a new queue pair.
+    #[error("the queue pair is in state {from:?}; this transition needs {needs:?}")]
+    WrongState {
+        /// The state it is in.
+        from: QpState,
+        /// The state it must be in.
+        needs: QpState,
+    },
     /// An option outside its range.
     #[error("{option} is {value}; legal is {legal}")]
     Option {
@@ -142,13 +147,33 @@ impl Default for QpConfig {
     }
 }
 
-/// The queues and keys a QP keeps alive; the device's object goes first, it is declared first.
+/// Where a queue pair's receives come from.
+#[derive(Clone, Copy, Debug)]
+pub enum ReceiveSource<'a> {
+    /// A shared receive queue: receives are posted there, and any queue pair on it takes them.
+    Shared(&'a Srq),
+    /// A receive queue of its own.
+    Own {
+        /// Receives it holds at least, 1..=[`DeviceInfo::max_recv_wr`](crate::DeviceInfo::max_recv_wr).
+        depth: u32,
+        /// Buffers of a receive, 0..=[`DeviceInfo::max_recv_sge`](crate::DeviceInfo::max_recv_sge).
+        max_sge: usize,
+    },
+}
+
+impl<'a> From<&'a Srq> for ReceiveSource<'a> {
+    fn from(srq: &'a Srq) -> Self {
+        Self::Shared(srq)
+    }
+}
+
+/// The queues and keys a QP keeps alive; the device's object goes first, `drop` runs before the fields'.
 struct QpObject {
     qpn: u32,
     control: Rc<Control>,
     _send_cq: Rc<CqObject>,
     _recv_cq: Rc<CqObject>,
-    _srq: Rc<SrqObject>,
+    _rq: Rc<SrqObject>,
     _pd: Rc<PdObject>,
 }
 
@@ -158,113 +183,94 @@ impl Drop for QpObject {
     }
 }
 
-/// A reliable-connected queue pair whose receives come from a shared receive queue.
-///
-/// Operations are posted with [`post`](Self::post) and start at [`ring`](Self::ring). They execute in order; a failure moves the queue
-/// pair to [`QpState::Error`] and flushes what follows.
-pub struct RcQp {
-    sq: SendQueue,
-    state: QpState,
+/// What a new queue pair is made of.
+pub(crate) struct QpParents<'a> {
+    pub(crate) control: &'a Rc<Control>,
+    pub(crate) pd: &'a Rc<PdObject>,
+    pub(crate) send_cq: &'a Rc<CqObject>,
+    pub(crate) recv_cq: &'a Rc<CqObject>,
+    pub(crate) receives: ReceiveSource<'a>,
+}
+
+/// A queue pair of either kind: its queues, and its state as far as this end knows.
+pub(crate) struct QueuePair {
+    pub(crate) sq: SendQueue,
+    /// `None` with a shared receive queue.
+    rq: Option<ReceiveQueue>,
+    pub(crate) state: QpState,
     object: QpObject,
 }
 
-impl fmt::Debug for RcQp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RcQp").field("qpn", &self.qpn()).field("state", &self.state).finish_non_exhaustive()
-    }
-}
-
-impl RcQp {
-    pub(crate) fn create(
-        control: &Rc<Control>,
-        pd: &Rc<PdObject>,
-        send_cq: &Rc<CqObject>,
-        recv_cq: &Rc<CqObject>,
-        srq: &Rc<SrqObject>,
-        config: &QpConfig,
-    ) -> Result<Self, CreateError> {
-        let parts = control.create_qp(pd.pdn, send_cq.cqn, recv_cq.cqn, srq.srqn, config)?;
+impl QueuePair {
+    pub(crate) fn create(parents: &QpParents<'_>, config: &QpConfig, is_datagram: bool) -> Result<Self, CreateError> {
+        let QpParents { control, pd, send_cq, recv_cq, receives } = parents;
+        let (rq_object, rq) = match *receives {
+            ReceiveSource::Shared(srq) => (Rc::clone(srq.object()), None),
+            ReceiveSource::Own { depth, max_sge } => {
+                let parts = control.create_rq(pd.pdn, depth, max_sge, false)?;
+                let object = Rc::new(SrqObject { srqn: parts.srqn, control: Rc::clone(control) });
+                let parts = RqParts { buffer: parts.buffer, wqe_cnt: parts.wqe_cnt, stride: parts.stride, record: parts.record };
+                (object, Some(ReceiveQueue::new(&parts, max_sge)))
+            }
+        };
+        let request = QpRequest {
+            pd: pd.pdn,
+            send_cq: send_cq.cqn,
+            recv_cq: recv_cq.cqn,
+            rqn: rq_object.srqn,
+            owns_rq: rq.is_some(),
+            is_datagram,
+            config,
+        };
+        let parts = control.create_qp(&request)?;
         let object = QpObject {
             qpn: parts.qpn,
             control: Rc::clone(control),
             _send_cq: Rc::clone(send_cq),
             _recv_cq: Rc::clone(recv_cq),
-            _srq: Rc::clone(srq),
+            _rq: rq_object,
             _pd: Rc::clone(pd),
         };
         let doorbell = Doorbell::new(&parts.uar, parts.record, control.hook());
-        Ok(Self { sq: SendQueue::new(&parts, doorbell), state: QpState::Reset, object })
+        Ok(Self { sq: SendQueue::new(&parts, doorbell), rq, state: QpState::Reset, object })
     }
 
-    /// Queue pair number, 24 bits.
-    #[must_use]
-    pub fn qpn(&self) -> u32 {
+    pub(crate) fn qpn(&self) -> u32 {
         self.object.qpn
     }
 
-    /// State, as far as this end knows: an error is known once its completion was given to [`complete`](Self::complete).
-    #[must_use]
-    pub fn state(&self) -> QpState {
-        self.state
+    pub(crate) fn control(&self) -> &Control {
+        &self.object.control
     }
 
-    /// WQEBBs of the send queue, as the device gave them.
-    #[must_use]
-    pub fn send_capacity(&self) -> usize {
-        usize::from(self.sq.capacity())
+    pub(crate) fn address(&self) -> QpAddress {
+        self.control().address(self.qpn())
     }
 
-    /// Inline bytes of one operation, as the device gave them.
-    #[must_use]
-    pub fn max_inline_data(&self) -> usize {
-        self.sq.max_inline()
-    }
-
-    /// What the peer needs to connect to this queue pair.
-    #[must_use]
-    pub fn address(&self) -> QpAddress {
-        self.object.control.address(self.qpn())
-    }
-
-    /// RESET to INIT to RTR to RTS, towards `remote`. Both ends do this; operations posted before the peer has done it are retried
-    /// for the transport timeout.
-    ///
-    /// # Errors
-    /// See [`ConnectError`]; the state is unchanged.
-    pub fn connect(&mut self, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
-        if self.state != QpState::Reset {
-            return Err(ConnectError::WrongState(self.state));
+    /// Goes from `needs` to `to`.
+    pub(crate) fn transition(&mut self, needs: QpState, to: QpState) -> Result<(), ConnectError> {
+        if self.state != needs {
+            return Err(ConnectError::WrongState { from: self.state, needs });
         }
-        options.check()?;
-        self.object.control.connect(&ConnectParts { qpn: self.qpn(), remote: *remote, options: *options })?;
-        self.state = QpState::ReadyToSend;
+        self.state = to;
         Ok(())
     }
 
-    /// Puts an operation into the send queue. `flags` are a [`Signal`](crate::Signal) or [`Flags`]. `user` comes back from
-    /// [`complete`](Self::complete) if the operation gives a CQE.
-    ///
-    /// # Errors
-    /// See [`PostError`]; nothing was written.
+    pub(crate) fn fail(&mut self) {
+        self.state = QpState::Error;
+        self.control().fail_qp(self.qpn());
+    }
+
     #[inline(always)]
-    pub fn post<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+    pub(crate) fn post<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
         if self.state != QpState::ReadyToSend {
             return Err(PostError::WrongState(self.state));
         }
         self.sq.push(op, flags, user)
     }
 
-    /// Rings the doorbell for everything posted since the last call. On a soft device the operations have run when it returns, unless
-    /// they must be retried.
     #[inline(always)]
-    pub fn ring(&mut self) {
-        self.sq.ring();
-    }
-
-    /// Takes a completion of this queue pair from its send CQ: frees the WQE and all before it, and returns what the poster attached.
-    /// `None` if it is not of this queue pair's sends, or no such operation is outstanding. An error completion moves the state to [`QpState::Error`].
-    #[inline(always)]
-    pub fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
+    pub(crate) fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         if cqe.qpn() != self.qpn() {
             return None;
         }
@@ -274,5 +280,39 @@ impl RcQp {
             _ => return None,
         }
         self.sq.complete(cqe.wqe_counter())
+    }
+
+    #[inline]
+    pub(crate) fn post_receive(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
+        if self.state == QpState::Reset {
+            return Err(PostReceiveError::WrongState);
+        }
+        self.rq.as_mut().ok_or(PostReceiveError::Shared)?.post(buffers, user)
+    }
+
+    pub(crate) fn ring_receives(&mut self) {
+        if let Some(rq) = &mut self.rq {
+            rq.ring();
+        }
+    }
+
+    #[inline]
+    pub(crate) fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
+        let is_receive = match cqe.opcode() {
+            Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => true,
+            Some(CqeOpcode::ResponderError) => {
+                self.state = QpState::Error;
+                true
+            }
+            _ => false,
+        };
+        if !is_receive || cqe.qpn() != self.qpn() {
+            return None;
+        }
+        self.rq.as_mut()?.complete(cqe.wqe_counter())
+    }
+
+    pub(crate) fn free_receives(&self) -> usize {
+        self.rq.as_ref().map_or(0, ReceiveQueue::free)
     }
 }

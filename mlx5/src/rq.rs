@@ -24,6 +24,12 @@ pub enum PostReceiveError {
         /// The limit.
         max: usize,
     },
+    /// The queue pair has none of its own.
+    #[error("this queue pair takes its receives from a shared receive queue: post them there")]
+    Shared,
+    /// A queue pair in RESET has no receives.
+    #[error("the queue pair is in state Reset; receives may be posted from Init on")]
+    WrongState,
     /// The buffers hold more than the longest message.
     #[error("buffers of {bytes} bytes in one receive; the longest message is {MAX_MESSAGE_BYTES}")]
     TooLong {
@@ -87,13 +93,13 @@ pub(crate) struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    pub(crate) fn new(parts: &RqParts) -> Self {
+    pub(crate) fn new(parts: &RqParts, max_sge: usize) -> Self {
         debug_assert!(parts.wqe_cnt.is_power_of_two() && parts.stride.is_power_of_two() && parts.stride >= SEGMENT);
         let segments = parts.stride / SEGMENT;
         Self {
             buffer: parts.buffer,
             stride: parts.stride,
-            scatter: Scatter { max_sge: segments, segments },
+            scatter: Scatter { max_sge, segments },
             record: parts.record,
             mask: parts.wqe_cnt - 1,
             producer: 0,

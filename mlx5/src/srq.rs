@@ -18,7 +18,7 @@ pub(crate) struct SrqObject {
 
 impl Drop for SrqObject {
     fn drop(&mut self) {
-        self.control.destroy_srq(self.srqn);
+        self.control.destroy_rq(self.srqn);
     }
 }
 
@@ -54,8 +54,8 @@ impl fmt::Debug for Srq {
 }
 
 impl Srq {
-    pub(crate) fn create(control: &Rc<Control>, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
-        let SrqParts { srqn, buffer, wqe_cnt, stride, record } = control.create_srq(depth, max_sge)?;
+    pub(crate) fn create(control: &Rc<Control>, pdn: u32, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
+        let SrqParts { srqn, buffer, wqe_cnt, stride, record } = control.create_rq(pdn, depth, max_sge, true)?;
         let object = Rc::new(SrqObject { srqn, control: Rc::clone(control) });
         let srq = Self {
             buffer,

@@ -72,6 +72,20 @@ impl ReadyWords {
         true
     }
 
+    /// Producer: tells the consumer of `lane` whether it polls it or not (R2, R3).
+    pub fn notify(&self, lane: usize) {
+        if lane < self.lanes {
+            self.set(lane);
+        }
+    }
+
+    /// Consumer: whether a lane is ready. After a [`heavy_barrier`](crate::sync::heavy_barrier) behind raising a flag, `false` means that
+    /// whoever notifies from now on sees the flag.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        (0..self.summaries).any(|summary| self.word(summary).load(Ordering::Acquire) != 0)
+    }
+
     #[cold]
     fn set(&self, lane: usize) {
         debug_assert!(lane < self.lanes);
@@ -200,6 +214,30 @@ impl HotSet {
             *is_hot = false;
             self.hot.retain(|h| h.lane != lane);
         }
+    }
+
+    /// Arms every lane, before the consumer sleeps. `true`: all are empty, and whoever publishes from now on sets a ready bit. `false`: go on
+    /// polling.
+    #[must_use]
+    pub fn arm_all(&mut self, lanes: &impl Lanes) -> bool {
+        for hot in &self.hot {
+            if let Some(armed) = lanes.armed(hot.lane) {
+                armed.store(ARMED, Ordering::Relaxed);
+            }
+        }
+        // R1
+        let may_cool = heavy_barrier();
+        let is_hot = &mut self.is_hot;
+        self.hot.retain(|hot| {
+            let Some(armed) = lanes.armed(hot.lane) else { return false };
+            let keep = !may_cool || lanes.is_ready(hot.lane);
+            if keep {
+                armed.store(HOT, Ordering::Relaxed);
+            }
+            is_hot[hot.lane] = keep;
+            keep
+        });
+        self.hot.is_empty()
     }
 
     #[cold]

@@ -5,11 +5,12 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use shm::ready::Lanes;
 
 use super::cq::SoftCq;
-use super::layout::{Message, QpEntry};
-use super::memory::DeviceMemory;
+use super::faults::Injector;
+use super::flush::flush_receives;
+use super::layout::{Message, SOLICITED};
 use super::queues::SoftQp;
 use super::{Hca, State};
-use crate::wire::{CqeOpcode, ResponderCqe};
+use crate::wire::{CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_SOLICITED, ResponderCqe};
 
 /// The requester learns of its room this often, in messages.
 const CONSUMED_EVERY: u64 = 16;
@@ -17,36 +18,41 @@ const CONSUMED_EVERY: u64 = 16;
 /// One bounded pass over the lanes with traffic. Returns the number of messages taken.
 #[inline(always)]
 pub(crate) fn pass(hca: &Hca, state: &mut State) -> usize {
-    let State { qps, cqs, hot, .. } = state;
+    let State { qps, cqs, hot, injector, .. } = state;
     let ready = super::objects::ready_words(&hca.memory);
-    hot.pass(&ready, &mut Arrivals { qps, cqs, memory: &hca.memory }, || hca.clock.now_ns())
+    hot.pass(&ready, &mut Arrivals { hca, qps, cqs, injector }, || hca.clock.now_ns())
 }
 
 /// Takes everything that is in one queue pair's lane, before it goes away.
-pub(crate) fn drain(memory: &DeviceMemory, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
+pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
     while let Some(message) = qp.lane.pop() {
-        deliver(memory, qp, cqs, &message);
+        deliver(hca, qp, cqs, &message, 0);
     }
 }
 
-struct Arrivals<'a> {
-    qps: &'a mut [Option<Box<SoftQp>>],
-    cqs: &'a mut [Option<SoftCq>],
-    memory: &'a DeviceMemory,
+pub(crate) struct Arrivals<'a> {
+    pub(crate) hca: &'a Hca,
+    pub(crate) qps: &'a mut [Option<Box<SoftQp>>],
+    pub(crate) cqs: &'a mut [Option<SoftCq>],
+    pub(crate) injector: &'a mut Option<Box<Injector>>,
 }
 
 impl Lanes for Arrivals<'_> {
     #[inline(always)]
     fn visit(&mut self, lane: usize, budget: usize) -> usize {
         let Some(Some(qp)) = self.qps.get_mut(lane) else { return 0 };
+        if self.injector.as_mut().is_some_and(|injector| injector.passes_over()) {
+            // It counts as seen, so that the lane stays hot.
+            return usize::from(qp.lane.is_ready());
+        }
         let mut taken = 0;
         while taken < budget {
             let Some(message) = qp.lane.pop() else { break };
-            deliver(self.memory, qp, self.cqs, &message);
+            deliver(self.hca, qp, self.cqs, &message, 0);
             taken += 1;
             if qp.lane.position() % CONSUMED_EVERY == 0 {
                 // L2
-                self.memory.qp(lane).consumed.store(qp.lane.position(), Ordering::Release);
+                self.hca.memory.qp(lane).consumed.store(qp.lane.position(), Ordering::Release);
             }
         }
         taken
@@ -57,37 +63,60 @@ impl Lanes for Arrivals<'_> {
     }
 
     fn armed(&self, lane: usize) -> Option<&AtomicU32> {
-        matches!(self.qps.get(lane), Some(Some(_))).then(|| &self.memory.qp(lane).armed)
+        matches!(self.qps.get(lane), Some(Some(_))).then(|| &self.hca.memory.qp(lane).armed)
     }
 }
 
+/// A message becomes a CQE.
 #[inline(always)]
-fn deliver(memory: &DeviceMemory, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], message: &Message) {
+pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], message: &Message, source_qpn: u32) {
     prefetch(message.payload);
     // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
-    if message.opcode != CqeOpcode::ResponderWriteImm as u8 || message.wqe_index >= qp.srq_wqes {
-        return reject(memory, qp);
+    if !qp.taken.account(message.wqe_index, message.pop) {
+        return qp.fail(hca);
     }
+    let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return };
     let cqe = ResponderCqe {
         qpn: qp.qpn,
-        srqn: qp.srqn,
+        srqn: qp.rqn,
         imm: message.imm,
         byte_count: message.byte_count,
         wqe_counter: message.wqe_index,
-        ..ResponderCqe::default()
+        source_qpn,
+        grh: false,
     };
-    if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
-        if cq.write(cqe.emit(), CqeOpcode::ResponderWriteImm).is_err() {
-            reject(memory, qp);
-        }
+    let opcode = match message.opcode {
+        WRITE_IMM => CqeOpcode::ResponderWriteImm,
+        SEND => CqeOpcode::ResponderSend,
+        SEND_IMM => CqeOpcode::ResponderSendImm,
+        ERROR => return deliver_error(hca, qp, cqs, message),
+        _ => return qp.fail(hca),
+    };
+    let mut cqe = cqe.emit();
+    if message.flags & SOLICITED != 0 {
+        cqe[OP_OWN_OFFSET] |= OP_OWN_SOLICITED;
+    }
+    if cq.write(cqe, opcode).is_err() {
+        qp.fail(hca);
     }
 }
 
-/// The queue pair goes to the error state: its own operations are flushed, and its peer's are not answered any more.
+const WRITE_IMM: u8 = CqeOpcode::ResponderWriteImm as u8;
+const SEND: u8 = CqeOpcode::ResponderSend as u8;
+const SEND_IMM: u8 = CqeOpcode::ResponderSendImm as u8;
+const ERROR: u8 = CqeOpcode::ResponderError as u8;
+
+/// The receive failed, and the queue pair with it.
 #[cold]
-fn reject(memory: &DeviceMemory, qp: &mut SoftQp) {
-    qp.failed = true;
-    memory.qp(qp.index).identity.store(QpEntry::pack_identity(qp.qpn, 0), Ordering::Release);
+fn deliver_error(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], message: &Message) {
+    let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
+    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter: message.wqe_index };
+    if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
+        // An overrun CQ tells nobody anything more.
+        let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
+    }
+    qp.fail(hca);
+    flush_receives(qp, cqs);
 }
 
 #[inline(always)]

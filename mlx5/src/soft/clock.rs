@@ -11,6 +11,14 @@ pub enum Clock {
     System,
     /// A clock that somebody sets, in ns: tests and simulation.
     Manual(Arc<AtomicU64>),
+    /// A clock that somebody sets, and that every poll of an empty CQ advances by a constant, so that a loop which polls until something
+    /// happens ends.
+    Stepping {
+        /// Nanoseconds.
+        now_ns: Arc<AtomicU64>,
+        /// What one such poll costs.
+        poll_ns: u64,
+    },
 }
 
 impl Clock {
@@ -24,7 +32,15 @@ impl Clock {
                 unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
                 now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
             }
-            Self::Manual(now) => now.load(Ordering::Relaxed),
+            Self::Manual(now_ns) | Self::Stepping { now_ns, .. } => now_ns.load(Ordering::Relaxed),
+        }
+    }
+
+    /// A CQ was found empty.
+    #[inline(always)]
+    pub(crate) fn polled(&self) {
+        if let Self::Stepping { now_ns, poll_ns } = self {
+            now_ns.fetch_add(*poll_ns, Ordering::Relaxed);
         }
     }
 }

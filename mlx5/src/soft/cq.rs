@@ -7,8 +7,8 @@ use std::io;
 use super::private::PrivateMemory;
 use crate::cq::CqConfig;
 use crate::wire::{
-    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED,
-    ResponderCqe, TitleCqe, is_solicited, mini_array_offset, op_own_with,
+    CQ_DBREC_ARM, CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET,
+    OP_OWN_UNTOUCHED, ResponderCqe, TitleCqe, is_solicited, mini_array_offset, op_own_with,
 };
 
 /// A completion queue, as the device sees it.
@@ -21,12 +21,17 @@ pub(crate) struct SoftCq {
     stride: usize,
     compression: bool,
     producer: u32,
+    /// Producer behind the last CQE that was solicited or an error.
+    solicited: u32,
     /// A CQE was due while the queue was full; nothing is written any more.
     overrun: bool,
 }
 
 /// The CQ is full, or was: on hardware that is fatal to it.
 pub(crate) struct Overrun;
+
+/// An arm word that no driver writes: the first command, sequence 0 at consumer 0, is all zeros.
+const NOT_ARMED: u32 = u32::MAX;
 
 /// Where the doorbell record and the CQEs are in a completion queue's private memory.
 const CQ_RECORD: usize = 0;
@@ -38,7 +43,8 @@ impl SoftCq {
         let stride = config.cqe_bytes as usize;
         let memory = PrivateMemory::new(CQ_BUFFER + config.entries as usize * stride)?;
         let log_entries = config.entries.trailing_zeros();
-        let cq = Self { memory, log_entries, stride, compression: config.compression, producer: 0, overrun: false };
+        let cq = Self { memory, log_entries, stride, compression: config.compression, producer: 0, solicited: 0, overrun: false };
+        cq.arm_word().store(NOT_ARMED, Ordering::Relaxed);
         for i in 0..config.entries {
             // SAFETY: inside the new memory, which nobody else has yet.
             unsafe { cq.cqe(i).add(OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
@@ -107,6 +113,37 @@ impl SoftCq {
             at.add(7).cast::<AtomicU64>().as_ref().store(words.add(7).read_unaligned(), Ordering::Release);
         }
         self.producer = self.producer.wrapping_add(entries);
+        if is_solicited(bytes[OP_OWN_OFFSET]) || matches!(opcode, CqeOpcode::RequesterError | CqeOpcode::ResponderError) {
+            self.solicited = self.producer;
+        }
+    }
+
+    /// Strict mode: the consumer record, if it claims CQEs that were never written; once.
+    pub(crate) fn check_consumer(&mut self) -> Option<u32> {
+        // SAFETY: inside the private memory; the driver accesses it through the same atomic type.
+        let consumed = u32::from_be(unsafe { self.record().as_ref() }.load(Ordering::Acquire)) & 0xff_ffff;
+        let is_ahead = !self.overrun && self.producer.wrapping_sub(consumed) & 0xff_ffff > 1 << self.log_entries;
+        self.overrun |= is_ahead;
+        is_ahead.then_some(consumed)
+    }
+
+    fn arm_word(&self) -> &AtomicU32 {
+        // SAFETY: inside the private memory; the driver accesses it through the same atomic type.
+        unsafe { self.memory.at::<AtomicU32>(CQ_RECORD + 4 * CQ_DBREC_ARM).as_ref() }
+    }
+
+    /// Whether the driver armed the queue and there is a CQE that it was armed for; disarms it then.
+    pub(crate) fn take_event(&mut self) -> bool {
+        let word = self.arm_word().load(Ordering::Acquire);
+        let armed = CqArm::from_record(word);
+        let newest = if armed.solicited_only { self.solicited } else { self.producer };
+        // A 24-bit difference, signed.
+        let behind = newest.wrapping_sub(armed.consumed) << 8;
+        let is_due = word != NOT_ARMED && behind as i32 > 0;
+        if is_due {
+            self.arm_word().store(NOT_ARMED, Ordering::Relaxed);
+        }
+        is_due
     }
 
     /// Writes a CQE.

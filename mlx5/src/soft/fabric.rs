@@ -1,5 +1,6 @@
 //! How devices find each other: a directory of control files, or a table in this process.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +13,7 @@ use shm::region::{CreateError, OwnerState, Region};
 use super::layout::{Publication, REGION_KIND};
 use super::memory::DeviceMemory;
 use crate::device::{FabricSpec, OpenError};
-use crate::qp::{ConnectError, QpAddress};
+use crate::qp::ConnectError;
 
 /// Unicast LIDs are 1..=0xbfff (InfiniBand specification, "Local Identifiers").
 const MAX_LID: u16 = 0xbfff;
@@ -92,32 +93,31 @@ impl Membership {
         }
     }
 
-    /// Maps the device that gave `address`.
-    pub(crate) fn attach(&self, address: &QpAddress) -> Result<Peer, ConnectError> {
-        let lid = address.lid;
+    /// Maps the device with `lid`, if it is the incarnation asked for.
+    pub(crate) fn attach(&self, lid: u16, epoch: Option<u64>) -> Result<Peer, ConnectError> {
         let missing = |reason: String| ConnectError::NoSuchDevice { lid, reason };
-        let (segments, life) = match self {
+        let (segments, epoch, life) = match self {
             Self::Shared { dir, .. } => {
                 let region =
                     Region::open(dir, &file_name(lid), REGION_KIND, size_of::<Publication>()).map_err(|e| missing(e.to_string()))?;
-                if region.epoch() != address.epoch {
+                if epoch.is_some_and(|epoch| region.epoch() != epoch) {
                     return Err(ConnectError::StaleDevice { lid });
                 }
                 let at = region.view().at::<Publication>(0).ok_or_else(|| missing("its control file is too short".to_owned()))?;
                 // SAFETY: valid and aligned; written once before the file got its name. Any bytes are a valid `Publication`.
                 let publication = unsafe { at.read() };
-                (publication.segments, Life::Shared(region))
+                (publication.segments, region.epoch(), Life::Shared(region))
             }
             Self::Local { fabric, .. } => {
                 let device = fabric.lookup(lid).ok_or_else(|| missing("it is not in this local fabric".to_owned()))?;
-                if device.epoch != address.epoch {
+                if epoch.is_some_and(|epoch| device.epoch != epoch) {
                     return Err(ConnectError::StaleDevice { lid });
                 }
-                (device.segments, Life::Local(device.gone))
+                (device.segments, device.epoch, Life::Local(device.gone))
             }
         };
         let memory = DeviceMemory::attach(&segments).map_err(|e| missing(e.to_string()))?;
-        Ok(Peer { lid, epoch: address.epoch, memory, life })
+        Ok(Peer { lid, epoch, memory, life, noticed: Cell::new(false) })
     }
 }
 
@@ -172,9 +172,21 @@ pub(crate) struct Peer {
     pub(crate) epoch: u64,
     pub(crate) memory: DeviceMemory,
     life: Life,
+    /// What it took with it has been looked for.
+    noticed: Cell<bool>,
 }
 
 impl Peer {
+    pub(crate) fn was_noticed(&self) -> bool {
+        self.noticed.get()
+    }
+
+    /// Marks it as noticed.
+    pub(crate) fn notice(&self) -> bool {
+        self.noticed.set(true);
+        true
+    }
+
     /// Its `executing` word: odd while it executes a doorbell, another value for each.
     pub(crate) fn executing(&self) -> u64 {
         self.memory.control().header.executing.load(Ordering::Acquire)

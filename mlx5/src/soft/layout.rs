@@ -4,12 +4,12 @@
 //!
 //! | segment | owner | peers | holds |
 //! |---|---|---|---|
-//! | control | rw | **ro** | header, queue pair table, memory region table, SRQ table, SRQ rings and doorbell records |
+//! | control | rw | **ro** | header, queue pair table, memory region table, receive queue table, receive rings and doorbell records |
 //! | lanes | rw | rw | ready words, pop words, one lane per queue pair |
 //! | arena | rw | rw | registered memory |
 //!
 //! Its SQs, CQs, UAR and every counter not listed are private to its process. What more than one process writes is single words only:
-//! `Pop::word` (compare and swap) and the ready words (fetch_or); everything else has one writer.
+//! `Pop::word` (compare and swap), the ready words (fetch_or) and `Sleep::wakes` (fetch_add); everything else has one writer.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
@@ -18,26 +18,41 @@
 //! | `QpEntry::armed` | owner | requester | R1 of `shm::ready` |
 //! | `MrEntry::key` | owner | requesters | **H2** Release/Acquire: the entry's other fields |
 //! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes |
-//! | `Pop::word` | requesters, CAS | owner in repair | **H4** AcqRel: a popped receive is this requester's |
+//! | `Pop::word` | requesters, and the owner in repair, CAS | requesters | **H4** AcqRel: a popped receive is this requester's |
+//! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `shm::lane` |
+//! | `Sleep::wakes` | requesters, fetch_add | owner | **H7** after a ready bit; the owner looks at the bits between reading it and sleeping on it |
+//! | `Sleep::sleeping` | owner | requesters | **H7** heavy/light barrier: a requester sees it, or its ready bit is seen |
 //! | `Lane::intent` | the lane's requester | owner in repair | **H5** Release/Acquire: set before the pop, cleared after the slot is published |
-//! | SRQ doorbell record | owner's driver | requesters | device format; Release/Acquire: the WQEs below it |
+//! | `RqEntry::record` | owner's driver | requesters | device format; Release/Acquire: the WQEs below it |
+//! | `RqEntry::returned` | owner | requesters | **H6** Release/Acquire: after the pop word that begins with what was returned |
 
 use shm::lane::Slot;
 use shm::memfd::MemfdId;
 use shm::ready::ReadyWords;
-use shm::sync::{AtomicU32, AtomicU64};
+use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
+
+use crate::wire::Syndrome;
 
 /// What the control file's `kind` says; its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC02");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC03");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
 pub(crate) const MAX_QPS: usize = 1 << QP_INDEX_BITS;
 pub(crate) const MAX_MRS: usize = 1 << 16;
-pub(crate) const MAX_SRQS: usize = 1 << 8;
+/// Receive queues, shared and own.
+pub(crate) const MAX_RQS: usize = 1 << 15;
+/// Longest datagram, in bytes: the largest MTU.
+pub(crate) const MAX_MTU: usize = 4096;
+/// Datagrams that may wait from one device to another.
+pub(crate) const DATAGRAM_SLOTS: usize = 32;
+/// Devices that one device can send datagrams to.
+pub(crate) const MAX_DATAGRAM_LANES: usize = 256;
+/// LIDs are 16 bits.
+pub(crate) const MAX_LIDS: usize = 1 << 16;
 /// Messages that may wait in a lane.
 pub(crate) const LANE_SLOTS: usize = 128;
-/// Address space for SRQ rings.
+/// Address space for receive rings.
 pub(crate) const QUEUE_BYTES: usize = 256 << 20;
 
 /// First page of the control segment.
@@ -62,12 +77,14 @@ pub(crate) struct QpEntry {
     pub(crate) armed: AtomicU32,
     /// Protection domain.
     pub(crate) pd: AtomicU32,
-    /// Shared receive queue.
-    pub(crate) srqn: AtomicU32,
+    /// Receive queue.
+    pub(crate) rqn: AtomicU32,
 }
 
 /// Flag in [`QpEntry::identity`]: the state is RTR or RTS.
 pub(crate) const RECEIVES: u64 = 1;
+/// Flag in [`QpEntry::identity`]: unreliable datagrams, so nobody connects to it.
+pub(crate) const DATAGRAM: u64 = 2;
 
 impl QpEntry {
     pub(crate) const fn pack_identity(qpn: u32, flags: u64) -> u64 {
@@ -98,9 +115,9 @@ pub(crate) const VALID: u64 = 1 << 32;
 /// Not in the arena: reached through the kernel, at the owner's virtual address.
 pub(crate) const FOREIGN: u64 = u64::MAX;
 
-/// One shared receive queue.
+/// One receive queue: an SRQ or a queue pair's own.
 #[repr(C, align(64))]
-pub(crate) struct SrqEntry {
+pub(crate) struct RqEntry {
     /// WQEs, a power of two; 0 when free.
     pub(crate) wqe_cnt: AtomicU32,
     pub(crate) stride: AtomicU32,
@@ -108,9 +125,18 @@ pub(crate) struct SrqEntry {
     pub(crate) ring: AtomicU64,
     /// Doorbell record, device format.
     pub(crate) record: AtomicU32,
+    /// Receives given back by the owner after a process died with them: as good as posted.
+    pub(crate) returned: AtomicU32,
+    /// [`LINKED`], or 0 for a ring.
+    pub(crate) kind: AtomicU32,
+    /// Protection domain of its buffers.
+    pub(crate) pd: AtomicU32,
 }
 
-/// Where requesters take receives from an SRQ.
+/// Value of [`RqEntry::kind`]: every WQE names its successor.
+pub(crate) const LINKED: u32 = 1;
+
+/// Where requesters take receives.
 #[repr(C, align(64))]
 pub(crate) struct Pop {
     /// `count << 16 | index`: receives taken (32 bits), and the next WQE of the list.
@@ -118,6 +144,9 @@ pub(crate) struct Pop {
 }
 
 impl Pop {
+    /// One more receive taken. An intent is a pop word plus this, so that it is never 0.
+    pub(crate) const ONE: u64 = 1 << 16;
+
     pub(crate) const fn pack(count: u32, index: u16) -> u64 {
         (count as u64) << 16 | index as u64
     }
@@ -142,13 +171,54 @@ pub(crate) struct Message {
     pub(crate) wqe_index: u16,
     /// CQE opcode.
     pub(crate) opcode: u8,
-    pub(crate) _zero: u8,
+    /// [`SOLICITED`].
+    pub(crate) flags: u8,
+}
+
+/// Flag of a message: the sender asked for an event.
+pub(crate) const SOLICITED: u8 = 1;
+
+impl Message {
+    /// What a message with opcode `ResponderError` has in the place of the immediate.
+    pub(crate) const fn error(syndrome: Syndrome, vendor: u8) -> u32 {
+        (vendor as u32) << 8 | syndrome as u32
+    }
+}
+
+/// One datagram, without its payload.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct DatagramHeader {
+    pub(crate) qpn: u32,
+    pub(crate) qkey: u32,
+    pub(crate) source_qpn: u32,
+    pub(crate) byte_count: u32,
+    /// Host order.
+    pub(crate) imm: u32,
+    /// CQE opcode.
+    pub(crate) opcode: u8,
+    /// [`SOLICITED`].
+    pub(crate) flags: u8,
+    pub(crate) _zero: u16,
+}
+
+/// Datagrams from the owner of this memory to one other device, which reads them here.
+#[repr(C, align(64))]
+pub(crate) struct DatagramLane {
+    /// LID of that device; 0 when unused.
+    pub(crate) target: AtomicU64,
+    pub(crate) target_epoch: AtomicU64,
+    /// Datagrams taken.
+    pub(crate) consumed: AtomicU64,
+    pub(crate) slots: [Slot<DatagramHeader>; DATAGRAM_SLOTS],
+    /// Of each slot.
+    pub(crate) payloads: [UnsafeCell<[u8; MAX_MTU]>; DATAGRAM_SLOTS],
 }
 
 /// Where the one requester of a queue pair delivers to it.
 #[repr(C, align(64))]
 pub(crate) struct Lane {
-    /// Pop count + 1 of a receive being taken; 0 when none is.
+    /// Pop word of a receive being taken, plus [`Pop::ONE`]; 0 when none is.
     pub(crate) intent: AtomicU64,
     pub(crate) slots: [Slot<Message>; LANE_SLOTS],
 }
@@ -159,7 +229,7 @@ pub(crate) struct ControlSegment {
     pub(crate) header: Header,
     pub(crate) mrs: [MrEntry; MAX_MRS],
     pub(crate) qps: [QpEntry; MAX_QPS],
-    pub(crate) srqs: [SrqEntry; MAX_SRQS],
+    pub(crate) rqs: [RqEntry; MAX_RQS],
     pub(crate) queues: [AtomicU64; QUEUE_BYTES / 8],
 }
 
@@ -167,8 +237,21 @@ pub(crate) struct ControlSegment {
 #[repr(C, align(4096))]
 pub(crate) struct LanesSegment {
     pub(crate) ready: [AtomicU64; ReadyWords::words(MAX_QPS)],
-    pub(crate) pops: [Pop; MAX_SRQS],
+    pub(crate) pops: [Pop; MAX_RQS],
     pub(crate) lanes: [Lane; MAX_QPS],
+    /// By LID: that device has datagrams for this one.
+    pub(crate) datagram_ready: [AtomicU64; ReadyWords::words(MAX_LIDS)],
+    pub(crate) datagrams: [DatagramLane; MAX_DATAGRAM_LANES],
+    pub(crate) sleep: Sleep,
+}
+
+/// How a device whose owner sleeps is woken.
+#[repr(C, align(64))]
+pub(crate) struct Sleep {
+    /// Counts the wakes; the owner sleeps on it.
+    pub(crate) wakes: AtomicU32,
+    /// Whether the owner sleeps, or is about to.
+    pub(crate) sleeping: AtomicU32,
 }
 
 /// The user bytes of a device's control file: where its segments are. Written before the file has a name, never changed.
@@ -185,7 +268,7 @@ const _: () = {
     assert!(size_of::<Header>() == 64);
     assert!(size_of::<QpEntry>() == 64 && offset_of!(QpEntry, consumed) == 24 && offset_of!(QpEntry, armed) == 32);
     assert!(size_of::<MrEntry>() == 64);
-    assert!(size_of::<SrqEntry>() == 64 && offset_of!(SrqEntry, record) == 16);
+    assert!(size_of::<RqEntry>() == 64 && offset_of!(RqEntry, record) == 16);
     assert!(size_of::<Pop>() == 64);
     assert!(size_of::<Message>() == 24 && size_of::<Slot<Message>>() == 64);
     assert!(size_of::<Lane>() == 64 + 64 * LANE_SLOTS);

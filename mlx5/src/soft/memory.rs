@@ -6,7 +6,10 @@ use std::sync::atomic::Ordering;
 
 use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId};
 
-use super::layout::{ControlSegment, FOREIGN, Lane, LanesSegment, MrEntry, Pop, QpEntry, SrqEntry, VALID};
+use shm::sync::light_barrier;
+
+use super::events::futex_wake;
+use super::layout::{ControlSegment, DatagramLane, FOREIGN, Lane, LanesSegment, MrEntry, Pop, QpEntry, RECEIVES, RqEntry, VALID};
 use crate::mr::Access;
 
 /// Why an access by key is refused; also the vendor syndrome of the completion.
@@ -100,12 +103,43 @@ impl DeviceMemory {
         &self.lanes().lanes[index]
     }
 
+    #[inline(always)]
+    pub(crate) fn datagram_lane(&self, index: usize) -> &DatagramLane {
+        &self.lanes().datagrams[index]
+    }
+
+    /// Whether queue pair `index` of this device receives.
+    pub(crate) fn receives(&self, index: usize) -> bool {
+        self.qp(index).identity.load(Ordering::Relaxed) & RECEIVES != 0
+    }
+
+    /// Zeroes `len` bytes of the lanes segment at `at`.
+    ///
+    /// # Safety
+    /// They are committed, inside the segment, and no peer accesses them now.
+    pub(crate) unsafe fn clear_lanes(&self, at: NonNull<u8>, len: usize) {
+        let offset = at.addr().get() - self.lanes.base().addr().get();
+        // SAFETY: by the contract; reached through the mapping because slots have padding that no reference may write.
+        unsafe { self.lanes.base().add(offset).write_bytes(0, len) };
+    }
+
+    /// Wakes the owner if it sleeps; after a ready bit was set.
+    pub(crate) fn wake(&self) {
+        let sleep = &self.lanes().sleep;
+        // H7
+        light_barrier();
+        if sleep.sleeping.load(Ordering::Relaxed) != 0 {
+            sleep.wakes.fetch_add(1, Ordering::Release);
+            futex_wake(&sleep.wakes);
+        }
+    }
+
     pub(crate) fn mr(&self, key: u32) -> &MrEntry {
         &self.control().mrs[(key >> 8) as usize & (super::layout::MAX_MRS - 1)]
     }
 
-    pub(crate) fn srq(&self, srqn: u32) -> Option<(&SrqEntry, &Pop)> {
-        Some((self.control().srqs.get(srqn as usize)?, &self.lanes().pops[srqn as usize]))
+    pub(crate) fn rq(&self, rqn: u32) -> Option<(&RqEntry, &Pop)> {
+        Some((self.control().rqs.get(rqn as usize)?, &self.lanes().pops[rqn as usize]))
     }
 
     /// Checks an access of `len` bytes at `addr` (an address of the owner) under `key`. The entry was written by the device's owner;

@@ -4,13 +4,16 @@
 //! In the order data flows:
 //! - [`layout`]: the bytes devices share, and who writes what.
 //! - [`memory`]: a device's segments, and the check of every access by key.
-//! - [`fabric`]: finding and mapping another device; knowing that it died.
-//! - [`queues`], [`cq`]: the device's side of queue pairs and of completion queues.
-//! - [`execute`]: the requester: WQEs become copies, lane messages and local CQEs.
-//! - [`arrive`]: the owner: lane messages become CQEs.
-//! - [`objects`]: creating and destroying, for the driver's control path.
+//! - [`fabric`]: finding and mapping another device; knowing that it died. [`links`]: the devices that this one knows.
+//! - [`queues`], [`receive`], [`cq`]: the device's side of queue pairs, of receive queues and of completion queues.
+//! - [`execute`]: WQEs off a send queue, in order. [`requester`]: what each verb does. [`gather`]: where the bytes are.
+//! - [`arrive`]: the owner: lane messages become CQEs. [`datagram`]: the unreliable kind. [`flush`]: what an error leaves.
+//! - [`events`]: sleeping and waking.
+//! - [`timing`], [`faults`], [`strict`], [`trace`]: when things happen, what goes wrong on purpose, what a driver must not do, and what a run
+//!   was.
+//! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path.
 //! - [`null`]: the same device with its hooks cut, for measuring and testing the driver alone.
-//! - [`arena`], [`private`], [`deferred`], [`clock`]: pages, private memory, what happens later, and when that is.
+//! - [`arena`], [`private`], [`deferred`], [`clock`], [`random`]: pages, private memory, what happens later, when that is, and chance.
 //!
 //! A device belongs to one thread, and nothing in here calls out to its user, so its state is borrowed once per entry.
 
@@ -18,33 +21,56 @@ mod arena;
 mod arrive;
 mod clock;
 mod cq;
+mod datagram;
 mod deferred;
+mod events;
 mod execute;
 mod fabric;
+mod faults;
+mod flush;
+mod gather;
 mod layout;
+mod links;
 mod memory;
 mod null;
 mod objects;
 mod private;
 mod queues;
+mod quiesce;
+mod random;
+mod receive;
+mod regions;
+mod requester;
+mod strict;
+mod timing;
+mod trace;
 
 use core::sync::atomic::Ordering;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 pub use clock::Clock;
 pub use fabric::LocalFabric;
+pub use faults::Faults;
 pub use null::NullDevice;
+pub use strict::{Queue, Rule, Violation};
+pub use timing::{NicModel, NicParameters, Timing};
 
 use self::arena::Arena;
 use self::cq::SoftCq;
 use self::deferred::Deferred;
-use self::fabric::{Membership, Peer};
+use self::fabric::Membership;
+use self::faults::Injector;
 use self::layout::{MAX_QPS, QUEUE_BYTES};
+use self::links::Links;
 use self::memory::DeviceMemory;
 use self::queues::SoftQp;
+use self::trace::Trace;
 use shm::ready::HotSet;
 use shm::sync::light_barrier;
+
+/// Empty polls between two looks at whether a peer has died with a receive of this device.
+const POLLS_PER_PATROL: u32 = 1024;
 
 /// A software HCA.
 pub(crate) struct Hca {
@@ -53,8 +79,13 @@ pub(crate) struct Hca {
     memory: DeviceMemory,
     dead_peer_timeout_ns: u64,
     clock: Clock,
+    timing: Timing,
+    strict: bool,
+    trace: Option<Trace>,
     /// Doorbells and empty polls come here; not on a null device.
     has_hooks: bool,
+    /// A queue pair with a receive queue of its own is in the error state.
+    has_failed: Cell<bool>,
     state: RefCell<State>,
 }
 
@@ -65,33 +96,43 @@ struct State {
     qp_generations: Vec<u16>,
     cqs: Vec<Option<SoftCq>>,
     /// Memory regions in use, by index: length in bytes, and where in the arena.
-    mrs: Vec<objects::MrSlot>,
-    srqs: Vec<Option<objects::SrqSlot>>,
-    peers: Vec<Rc<Peer>>,
+    mrs: Vec<regions::MrSlot>,
+    rqs: Vec<Option<receive::RqSlot>>,
+    links: Links,
+    /// Receives that processes were taking when they ended.
+    orphans: Vec<receive::Orphan>,
     /// Peers that did not finish a doorbell when something was taken away from under them.
-    stuck: Vec<objects::Stuck>,
+    stuck: Vec<quiesce::Stuck>,
     /// Places and regions that are never used again because of such peers.
     quarantined: u64,
     hot: HotSet,
     deferred: Deferred,
+    injector: Option<Box<Injector>>,
+    violations: Vec<Violation>,
+    /// Until the next look at the peers.
+    polls_to_patrol: u32,
     arena: Arena,
     queue_area: Arena,
     next_pd: u32,
 }
 
 impl State {
-    fn new(arena_bytes: usize) -> Self {
+    fn new(arena_bytes: usize, faults: &Faults) -> Self {
         Self {
             qps: Vec::new(),
             qp_generations: Vec::new(),
             cqs: Vec::new(),
             mrs: Vec::new(),
-            srqs: Vec::new(),
-            peers: Vec::new(),
+            rqs: Vec::new(),
+            links: Links::default(),
+            orphans: Vec::new(),
             stuck: Vec::new(),
             quarantined: 0,
             hot: HotSet::new(MAX_QPS),
             deferred: Deferred::default(),
+            injector: Injector::new(faults),
+            violations: Vec::new(),
+            polls_to_patrol: POLLS_PER_PATROL,
             arena: Arena::new(arena_bytes),
             queue_area: Arena::new(QUEUE_BYTES),
             next_pd: 1,
@@ -115,11 +156,39 @@ impl Hca {
     /// there may be CQEs now that were not there before.
     pub(crate) fn empty_poll(&self) -> bool {
         let mut state = self.state.borrow_mut();
+        self.clock.polled();
         let mut progress = false;
         if !state.deferred.is_empty() {
             progress = self.executing(|| execute::run_deferred(self, &mut state));
         }
+        if state.links.has_datagrams {
+            progress |= datagram::receive(self, &mut state) > 0;
+        }
+        if self.has_failed.get() {
+            flush::flush_failed(self, &mut state);
+            progress = true;
+        }
+        if self.strict {
+            strict::progress(self, &mut state);
+        }
+        state.polls_to_patrol -= 1;
+        if state.polls_to_patrol == 0 {
+            self.patrol(&mut state);
+        }
         arrive::pass(self, &mut state) > 0 || progress
+    }
+
+    /// Looks whether a peer has died with a receive of this device, and gives it back.
+    #[cold]
+    fn patrol(&self, state: &mut State) {
+        state.polls_to_patrol = POLLS_PER_PATROL;
+        let State { qps, orphans, links, .. } = state;
+        for peer in links.newly_gone() {
+            for qp in qps.iter().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
+                receive::remember_orphan(&self.memory, orphans, qp.index, qp.rqn, &peer);
+            }
+        }
+        self.give_back_orphans(state);
     }
 
     /// Marks this device as executing while `f` runs, for peers that want to take memory away (H3).

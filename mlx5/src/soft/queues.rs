@@ -2,22 +2,29 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use shm::lane::{LaneRx, LaneTx};
 use shm::ready::ReadyWords;
 
+use super::Hca;
 use super::fabric::Peer;
-use super::layout::{LANE_SLOTS, Message, Pop, QUEUE_BYTES, QpEntry, RECEIVES, SrqEntry};
+use super::layout::{LANE_SLOTS, Message, QpEntry, RECEIVES};
 use super::objects::{qp_index, ready_words};
 use super::private::PrivateMemory;
+use super::receive::{Receives, Taken, Taking};
+use super::strict::QpWatch;
 use crate::doorbell::BF_BYTES;
 use crate::qp::ConnectOptions;
-use crate::wire::{NextSegment, SEGMENT, WQEBB, queue_record_index};
+use crate::wire::{CQE_BYTES, CqeOpcode, WQEBB, queue_record_index};
 
 /// Where things are in a queue pair's private memory: the BlueFlame register, the doorbell record, the SQ.
-pub(crate) const SQ_RECORD: usize = 2 * BF_BYTES;
+pub(crate) const SQ_RECORD: usize = REGISTER_BYTES;
 pub(crate) const SQ_BUFFER: usize = 4096;
+
+/// A BlueFlame register: two halves.
+pub(crate) const REGISTER_BYTES: usize = 2 * BF_BYTES;
 
 /// A queue pair, as the device sees it.
 pub(crate) struct SoftQp {
@@ -26,18 +33,36 @@ pub(crate) struct SoftQp {
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
-    pub(crate) srqn: u32,
-    /// WQEs of that SRQ, to bound what peers name.
-    pub(crate) srq_wqes: u16,
+    pub(crate) rqn: u32,
+    /// Whether the receive queue is this queue pair's alone, and is flushed with it.
+    pub(crate) owns_rq: bool,
+    pub(crate) receives: Receives,
+    pub(crate) taken: Taken,
     pub(crate) memory: PrivateMemory,
     pub(crate) sq_mask: u16,
     /// WQEBBs executed.
     pub(crate) sq_consumer: u16,
+    /// WQEBBs that may be executed by now: those of the doorbells whose time has come.
+    pub(crate) sq_limit: u16,
     pub(crate) failed: bool,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
-    pub(crate) remote: Option<Remote>,
+    pub(crate) transport: Transport,
     pub(crate) options: ConnectOptions,
+    /// Doorbells whose time has not come: when, and the SQ's counter then.
+    pub(crate) announced: VecDeque<(u64, u16)>,
+    /// CQEs on their way: when they are visible.
+    pub(crate) acknowledged: VecDeque<(u64, [u8; CQE_BYTES], CqeOpcode)>,
+    /// What strict mode remembers.
+    pub(crate) watch: QpWatch,
+}
+
+/// What a queue pair sends to.
+pub(crate) enum Transport {
+    /// Reliable connection; `None` before it is connected.
+    Connected(Option<Box<Remote>>),
+    /// Unreliable datagrams; receives those that bring this Q_Key.
+    Datagram { qkey: u32 },
 }
 
 /// Why the WQE at the head of an SQ has not run yet.
@@ -49,12 +74,16 @@ pub(crate) enum WaitFor {
     Receive,
     /// The peer has not looked at its lane for 128 messages.
     Room,
+    /// A fault was asked for.
+    Fault,
 }
 
 /// A stopped SQ.
 pub(crate) struct Waiting {
     pub(crate) reason: WaitFor,
     pub(crate) since_ns: u64,
+    /// When it is tried again.
+    pub(crate) again_ns: u64,
     /// RNR retries left; 7 is without end.
     pub(crate) rnr_left: u8,
 }
@@ -65,22 +94,16 @@ pub(crate) struct Remote {
     pub(crate) index: usize,
     entry: NonNull<QpEntry>,
     intent: NonNull<AtomicU64>,
-    srq: NonNull<SrqEntry>,
-    pop: NonNull<Pop>,
-    /// Start of the SRQ's ring; `srq_wqes` of `srq_stride` bytes, checked to lie inside the peer's queue area.
-    ring: NonNull<u8>,
-    /// A power of two.
-    srq_wqes: u16,
-    srq_stride: usize,
+    pub(crate) receives: Receives,
     /// What its `identity`, `peer` and `peer_epoch` words say while it is connected to this queue pair and receives.
     identity: u64,
     own: u64,
     own_epoch: u64,
     pub(crate) pd: u32,
     pub(crate) lane: LaneTx<Message>,
-    pub(crate) ready: ReadyWords,
+    ready: ReadyWords,
     /// A message was published since the ready bit was last considered.
-    pub(crate) published: bool,
+    published: bool,
 }
 
 impl Remote {
@@ -94,25 +117,13 @@ impl Remote {
         if entry.identity.load(Ordering::Acquire) & !RECEIVES != QpEntry::pack_identity(qpn, 0) {
             return None;
         }
-        let (srq, pop) = memory.srq(entry.srqn.load(Ordering::Relaxed))?;
-        let srq_wqes = u16::try_from(srq.wqe_cnt.load(Ordering::Acquire)).ok().filter(|n| n.is_power_of_two())?;
-        let srq_stride = srq.stride.load(Ordering::Relaxed) as usize;
-        let offset = usize::try_from(srq.ring.load(Ordering::Relaxed)).ok()?;
-        let end = offset.checked_add(srq_stride.checked_mul(srq_wqes.into())?)?;
-        if end > QUEUE_BYTES || offset % SEGMENT != 0 || srq_stride % SEGMENT != 0 || srq_stride == 0 {
-            return None;
-        }
+        let receives = Receives::of(memory, entry.rqn.load(Ordering::Relaxed))?;
         let lane = memory.lane(index);
         Some(Self {
             index,
             entry: NonNull::from(entry),
             intent: NonNull::from(&lane.intent),
-            srq: NonNull::from(srq),
-            pop: NonNull::from(pop),
-            // SAFETY: the offset is inside the queue area.
-            ring: unsafe { NonNull::from(&memory.control().queues).cast::<u8>().add(offset) },
-            srq_wqes,
-            srq_stride,
+            receives,
             identity: QpEntry::pack_identity(qpn, RECEIVES),
             own,
             own_epoch,
@@ -127,12 +138,24 @@ impl Remote {
     }
 
     #[inline(always)]
-    pub(crate) fn entry(&self) -> &QpEntry {
+    fn entry(&self) -> &QpEntry {
         // SAFETY: in the memory of `peer`; it is made of atomics.
         unsafe { self.entry.as_ref() }
     }
 
-    /// Whether the peer lives, and its queue pair is connected to this one and receives.
+    /// Its queue pair number.
+    pub(crate) fn qpn(&self) -> u32 {
+        (self.identity >> 8) as u32
+    }
+
+    #[inline(always)]
+    fn intent(&self) -> &AtomicU64 {
+        // SAFETY: an atomic in the memory of `peer`.
+        unsafe { self.intent.as_ref() }
+    }
+
+    /// Whether the peer lives, and its queue pair is connected to this one and receives. Holds until the end of the doorbell being executed:
+    /// who destroys a queue pair waits for it (H3).
     #[inline(always)]
     pub(crate) fn answers(&self) -> bool {
         let entry = self.entry();
@@ -143,54 +166,64 @@ impl Remote {
             && entry.peer_epoch.load(Ordering::Relaxed) == self.own_epoch
     }
 
-    /// Takes the next receive of the peer's SRQ: its pop count and WQE index. `None` if none is posted.
-    ///
-    /// The intent it leaves behind is cleared by [`delivered`](Self::delivered).
+    /// Whether one more message fits into the lane.
     #[inline(always)]
-    pub(crate) fn pop_receive(&self) -> Option<(u32, u16)> {
-        // SAFETY: all three are atomics in the memory of `peer`.
-        let (srq, pop, intent) = unsafe { (self.srq.as_ref(), self.pop.as_ref(), self.intent.as_ref()) };
-        let mut word = pop.word.load(Ordering::Acquire);
-        loop {
-            let (count, index) = Pop::unpack(word);
-            // Acquire: the WQEs and links below the record.
-            let posted = queue_record_index(srq.record.load(Ordering::Acquire));
-            if (posted.wrapping_sub(count as u16) as i16) <= 0 {
-                intent.store(0, Ordering::Release);
-                return None;
-            }
-            let index = index & (self.srq_wqes - 1);
-            let next = self.link(index) & (self.srq_wqes - 1);
-            // H5: before the pop, so that whoever finds the pop without a message knows whose it was.
-            intent.store(u64::from(count) + 1, Ordering::Release);
-            // H4
-            match pop.word.compare_exchange_weak(word, Pop::pack(count.wrapping_add(1), next), Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some((count, index)),
-                Err(now) => word = now,
-            }
-        }
+    pub(crate) fn has_room(&mut self) -> bool {
+        // SAFETY: an atomic in the memory of `peer`. L2.
+        let consumed = unsafe { &self.entry.as_ref().consumed };
+        self.lane.has_room(consumed)
     }
 
-    /// The message that took the last popped receive is published.
+    /// Takes the next receive of the peer. `None` if none is posted. To be followed by [`publish`](Self::publish).
     #[inline(always)]
-    pub(crate) fn delivered(&mut self) {
-        // SAFETY: an atomic in the memory of `peer`. H5.
-        unsafe { self.intent.as_ref() }.store(0, Ordering::Release);
+    pub(crate) fn take_receive(&self) -> Option<Taking> {
+        self.receives.pop(self.intent())
+    }
+
+    /// Publishes the message that took the last receive; there is room.
+    #[inline(always)]
+    pub(crate) fn publish(&mut self, message: Message) {
+        self.lane.publish(message);
+        // H5
+        self.intent().store(0, Ordering::Release);
         self.published = true;
     }
 
-    /// The link in the SRQ's WQE `index`, which is below `srq_wqes`.
+    /// Tells the peer's owner about this doorbell's messages if it is not polling the lane.
     #[inline(always)]
-    fn link(&self, index: u16) -> u16 {
-        // SAFETY: the WQE is inside the ring, 16-aligned, and starts with its next segment; the owner writes it through atomics.
-        let head = unsafe { self.ring.add(usize::from(index) * self.srq_stride).cast::<AtomicU64>().as_ref() }.load(Ordering::Relaxed);
-        let mut segment = [0; NextSegment::LEN];
-        segment[..8].copy_from_slice(&head.to_ne_bytes());
-        NextSegment::parse(&segment).next_wqe_index
+    pub(crate) fn announce(&mut self) {
+        if self.published {
+            self.published = false;
+            if self.ready.notify_if_armed(self.index, &self.entry().armed) {
+                self.peer.memory.wake();
+            }
+        }
     }
 }
 
 impl SoftQp {
+    pub(crate) fn is_datagram(&self) -> bool {
+        matches!(self.transport, Transport::Datagram { .. })
+    }
+
+    /// The connected peer.
+    #[inline(always)]
+    pub(crate) fn remote(&self) -> Option<&Remote> {
+        match &self.transport {
+            Transport::Connected(remote) => remote.as_deref(),
+            Transport::Datagram { .. } => None,
+        }
+    }
+
+    /// The connected peer.
+    #[inline(always)]
+    pub(crate) fn remote_mut(&mut self) -> Option<&mut Remote> {
+        match &mut self.transport {
+            Transport::Connected(remote) => remote.as_deref_mut(),
+            Transport::Datagram { .. } => None,
+        }
+    }
+
     /// The producer counter in the doorbell record.
     #[inline(always)]
     pub(crate) fn sq_producer(&self) -> u16 {
@@ -203,5 +236,13 @@ impl SoftQp {
     #[inline(always)]
     pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
         self.memory.at(SQ_BUFFER + usize::from(counter & self.sq_mask) * WQEBB)
+    }
+
+    /// The queue pair goes to the error state: its own operations are flushed, and its peer's are not answered any more.
+    #[cold]
+    pub(crate) fn fail(&mut self, hca: &Hca) {
+        self.failed = true;
+        hca.has_failed.set(hca.has_failed.get() || self.owns_rq);
+        hca.memory.qp(self.index).identity.store(QpEntry::pack_identity(self.qpn, 0), Ordering::Release);
     }
 }

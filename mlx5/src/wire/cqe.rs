@@ -126,11 +126,14 @@ pub const fn op_own_with(opcode: CqeOpcode, format: CqeFormat, solicited: bool, 
     (opcode as u8) << 4 | (format as u8) << 2 | (solicited as u8) << 1 | owner as u8
 }
 
+/// The solicited bit of an op_own byte.
+pub const OP_OWN_SOLICITED: u8 = 2;
+
 /// Whether an op_own byte has the solicited bit.
 #[must_use]
 #[inline(always)]
 pub const fn is_solicited(op_own: u8) -> bool {
-    op_own & 2 != 0
+    op_own & OP_OWN_SOLICITED != 0
 }
 
 /// Completion of a send WQE.

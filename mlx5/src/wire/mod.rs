@@ -19,8 +19,8 @@ mod srq;
 
 pub use atomic::AtomicSegment;
 pub use cqe::{
-    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, RequesterCqe, ResponderCqe,
-    Syndrome, is_solicited, op_own, op_own_with,
+    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_SOLICITED, OP_OWN_UNTOUCHED,
+    RequesterCqe, ResponderCqe, Syndrome, is_solicited, op_own, op_own_with,
 };
 pub use ctrl::{CompletionMode, CtrlSegment, FenceMode, Opcode};
 pub use data::{DataSegment, INVALID_LKEY, InlineHeader};

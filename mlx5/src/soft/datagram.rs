@@ -1,0 +1,230 @@
+//! Unreliable datagrams. The sender leaves a datagram in a lane of its *own* memory, one for each device it sends to; the receiver, told by
+//! a ready bit, maps the sender, takes a receive of its own and fills it. So many senders of one queue pair share no word but the ready
+//! bits, and one that dies leaves nothing half-done. What finds no room, no queue pair, no receive or a wrong Q_Key is dropped, as on a
+//! network.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::rc::Rc;
+
+use shm::lane::{LaneRx, LaneTx};
+use shm::ready::ReadyWords;
+
+use super::fabric::Peer;
+use super::gather::{Data, scatter};
+use super::layout::{DATAGRAM_SLOTS, DatagramHeader, DatagramLane, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU, Message, SOLICITED};
+use super::memory::{DeviceMemory, Fault};
+use super::objects::{commit, qp_index};
+use super::queues::Transport;
+use super::requester::{Malformed, Outcome, check_local};
+use super::{Hca, Links, State, arrive};
+use crate::wire::{CqeOpcode, CtrlSegment, DatagramSegment, Opcode, SEGMENT, Syndrome};
+
+/// Bytes in front of the payload of a received datagram: room for a GRH.
+pub(crate) const GRH_BYTES: usize = 40;
+/// A Q_Key with this bit in a WQE stands for the sending queue pair's own.
+const CONTROLLED_QKEY: u32 = 1 << 31;
+
+/// A lane of this device, towards one other.
+pub(crate) struct Outgoing {
+    peer: Rc<Peer>,
+    /// Which of the device's lanes.
+    lane: usize,
+    tx: LaneTx<DatagramHeader>,
+}
+
+/// A lane of another device, towards this one.
+pub(crate) struct Incoming {
+    peer: Rc<Peer>,
+    lane: usize,
+    rx: LaneRx<DatagramHeader>,
+}
+
+fn ready_lids(memory: &DeviceMemory) -> ReadyWords {
+    // SAFETY: the lanes segment holds the words for MAX_LIDS; views do not outlive the memory they are made from.
+    unsafe { ReadyWords::new(NonNull::from(&memory.lanes().datagram_ready).cast(), MAX_LIDS) }
+}
+
+/// Runs a SEND of a datagram queue pair. It is complete once the datagram has left, whatever becomes of it.
+#[cold]
+pub(crate) fn send(
+    hca: &Hca,
+    links: &mut Links,
+    (qpn, pd, own_qkey): (u32, u32, u32),
+    opcode: Opcode,
+    ctrl: &CtrlSegment,
+    wqe: &[u8],
+) -> Outcome {
+    let cqe_opcode = match opcode {
+        Opcode::Send => CqeOpcode::ResponderSend,
+        Opcode::SendImm => CqeOpcode::ResponderSendImm,
+        _ => return Malformed::Opcode.into(),
+    };
+    let Some((segment, body)) = wqe[SEGMENT..].split_first_chunk() else { return Malformed::Header.into() };
+    let to = DatagramSegment::parse(segment);
+    let Some(data) = Data::parse(body) else { return Malformed::InlineLength.into() };
+    let length = match check_local(hca, pd, &data, false) {
+        Ok(length) => length as usize,
+        Err(outcome) => return outcome,
+    };
+    if length > MAX_MTU {
+        return Outcome::Fail(Syndrome::LocalLength, 0);
+    }
+    let header = DatagramHeader {
+        qpn: to.qpn,
+        qkey: if to.qkey & CONTROLLED_QKEY == 0 { to.qkey } else { own_qkey },
+        source_qpn: qpn,
+        byte_count: length as u32,
+        imm: if opcode == Opcode::SendImm { ctrl.imm } else { 0 },
+        opcode: cqe_opcode as u8,
+        flags: if ctrl.solicited { SOLICITED } else { 0 },
+        _zero: 0,
+    };
+    let Some(out) = outgoing(hca, links, to.vector.rlid) else { return Outcome::Done(0) };
+    let lane = hca.memory.datagram_lane(out.lane);
+    if !out.tx.has_room(&lane.consumed) {
+        return Outcome::Done(0);
+    }
+    let slot = out.tx.position() as usize % DATAGRAM_SLOTS;
+    // SAFETY: the place of this slot in this device's own lane; the receiver does not read it before the slot is published (L1) and is
+    // done with its last content (L2, `has_room`).
+    let mut to = unsafe { NonNull::from(&lane.payloads).cast::<[u8; MAX_MTU]>().add(slot).cast::<u8>() };
+    let copied = data.each(|piece| {
+        // SAFETY: the piece is readable, and all pieces together fit (checked above).
+        unsafe {
+            to.as_ptr().copy_from(piece.at, piece.len);
+            to = to.add(piece.len);
+        }
+        Ok::<(), Fault>(())
+    });
+    if copied.is_ok() {
+        out.tx.publish(header);
+        ready_lids(&out.peer.memory).notify(usize::from(hca.membership.lid()));
+        out.peer.memory.wake();
+    }
+    Outcome::Done(0)
+}
+
+/// The lane towards `lid`. `None` if there is no such device, or no lane left.
+fn outgoing<'a>(hca: &Hca, links: &'a mut Links, lid: u16) -> Option<&'a mut Outgoing> {
+    let known = links.outgoing.iter().position(|out| out.peer.lid == lid && !out.peer.is_gone());
+    let index = match known {
+        Some(index) => index,
+        None => {
+            let peer = links.peer_of_lid(hca, lid)?;
+            // The lane of a device that is gone, or a new one.
+            let gone = links.outgoing.iter().position(|out| out.peer.is_gone());
+            let lane = gone.map_or(links.outgoing.len(), |index| links.outgoing[index].lane);
+            let out = open_lane(hca, peer, lane)?;
+            match gone {
+                Some(index) => {
+                    links.outgoing[index] = out;
+                    index
+                }
+                None => {
+                    links.outgoing.push(out);
+                    links.outgoing.len() - 1
+                }
+            }
+        }
+    };
+    links.outgoing.get_mut(index)
+}
+
+fn open_lane(hca: &Hca, peer: Rc<Peer>, index: usize) -> Option<Outgoing> {
+    if index >= MAX_DATAGRAM_LANES {
+        return None;
+    }
+    let lane = hca.memory.datagram_lane(index);
+    commit(hca.memory.lanes_memfd(), lane).ok()?;
+    lane.target.store(0, Ordering::Release);
+    lane.consumed.store(0, Ordering::Relaxed);
+    let slots = NonNull::from(&lane.slots);
+    // SAFETY: this device's own memory, which no living peer reads any more; zero bytes are empty slots.
+    unsafe { hca.memory.clear_lanes(slots.cast(), size_of_val(&lane.slots)) };
+    lane.target_epoch.store(peer.epoch, Ordering::Relaxed);
+    lane.target.store(u64::from(peer.lid), Ordering::Release);
+    // SAFETY: the slots live as long as the device; this is the only producing end, and they were cleared above.
+    let tx = unsafe { LaneTx::new(slots.cast(), DATAGRAM_SLOTS as u64, 0) };
+    Some(Outgoing { peer, lane: index, tx })
+}
+
+/// Takes the datagrams of all devices whose ready bits are set. Returns how many receives completed.
+#[cold]
+pub(crate) fn receive(hca: &Hca, state: &mut State) -> usize {
+    let mut lids = core::mem::take(&mut state.links.ready);
+    ready_lids(&hca.memory).drain(|lid| lids.push(lid as u16));
+    let mut received = 0;
+    for lid in lids.drain(..) {
+        received += receive_from(hca, state, lid);
+    }
+    state.links.ready = lids;
+    received
+}
+
+fn receive_from(hca: &Hca, state: &mut State, lid: u16) -> usize {
+    let known = |state: &State| state.links.incoming.iter().position(|i| i.peer.lid == lid && !i.peer.is_gone());
+    let index = match known(state) {
+        Some(index) => index,
+        None => {
+            state.links.incoming.retain(|i| !i.peer.is_gone());
+            let Some(incoming) = find_lane(hca, &mut state.links, lid) else { return 0 };
+            state.links.incoming.push(incoming);
+            state.links.incoming.len() - 1
+        }
+    };
+    let State { links, qps, cqs, .. } = state;
+    let Incoming { peer, lane, rx } = &mut links.incoming[index];
+    let lane = peer.memory.datagram_lane(*lane);
+    let mut received = 0;
+    while let Some(header) = {
+        let position = rx.position() as usize;
+        rx.pop().map(|header| (position, header))
+    } {
+        let (position, header) = header;
+        let payload = NonNull::from(&lane.payloads[position % DATAGRAM_SLOTS]).cast::<u8>();
+        let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.failed);
+        let Some(qp) = qp else { continue };
+        let is_for = matches!(qp.transport, Transport::Datagram { qkey } if qkey == header.qkey);
+        if !is_for || !hca.memory.receives(qp.index) || header.byte_count as usize > MAX_MTU {
+            continue;
+        }
+        let Some(taking) = qp.receives.pop(&AtomicU64::new(0)) else { continue };
+        let data = Data::of_memory(payload.as_ptr(), header.byte_count as usize);
+        // SAFETY: the payload is in the sender's mapping, which `peer` keeps; the sender may overwrite it, which spoils bytes only.
+        let result = unsafe { scatter(&hca.memory, &qp.receives, taking.index, GRH_BYTES, &data) };
+        let (opcode, imm) = match result {
+            Ok(()) => (header.opcode, header.imm),
+            Err((syndrome, vendor)) => (CqeOpcode::ResponderError as u8, Message::error(syndrome, vendor)),
+        };
+        let message = Message {
+            payload: 0,
+            byte_count: header.byte_count + GRH_BYTES as u32,
+            imm,
+            pop: taking.count,
+            wqe_index: taking.index,
+            opcode,
+            flags: header.flags & SOLICITED,
+        };
+        arrive::deliver(hca, qp, cqs, &message, header.source_qpn);
+        received += 1;
+    }
+    // L2
+    lane.consumed.store(rx.position(), Ordering::Release);
+    received
+}
+
+/// The lane of device `lid` that is for this device.
+fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {
+    let peer = links.peer_of_lid(hca, lid)?;
+    let own = (u64::from(hca.membership.lid()), hca.membership.epoch());
+    let index = (0..MAX_DATAGRAM_LANES).find(|&index| {
+        let lane = peer.memory.datagram_lane(index);
+        (lane.target.load(Ordering::Acquire), lane.target_epoch.load(Ordering::Relaxed)) == own
+    })?;
+    let lane: &DatagramLane = peer.memory.datagram_lane(index);
+    let (slots, consumed) = (NonNull::from(&lane.slots).cast(), lane.consumed.load(Ordering::Acquire));
+    // SAFETY: the slots live as long as `peer`; this device, the lane's target, is its only consumer. Any bytes are a valid header.
+    let rx = unsafe { LaneRx::new(slots, DATAGRAM_SLOTS as u64, consumed) };
+    Some(Incoming { peer, lane: index, rx })
+}

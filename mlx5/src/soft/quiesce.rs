@@ -1,0 +1,50 @@
+//! Taking things away from under peers: whoever was executing a doorbell at that moment is waited for, or remembered.
+
+use std::rc::Rc;
+
+use shm::sync::{heavy_barrier, yield_now};
+
+use super::fabric::Peer;
+use super::{Clock, Hca};
+
+/// How long deregistering and destroying wait for a peer in the middle of a copy, in real time whatever the device's clock is: another
+/// process is waited for.
+const QUIESCE_NS: u64 = 50_000_000;
+
+impl Hca {
+    /// Waits, for a bounded time, until no peer executes a doorbell that began before now (H3).
+    ///
+    /// A peer that does not finish is remembered: what it was doing may touch anything that was valid then, so nothing is given back,
+    /// and nobody waits for it again, until it has finished that doorbell or is dead.
+    pub(crate) fn quiesce<'a>(&self, stuck: &mut Vec<Stuck>, peers: impl Iterator<Item = &'a Rc<Peer>>) -> bool {
+        stuck.retain(Stuck::is_stuck);
+        let living: Vec<_> = peers.filter(|peer| !peer.is_gone()).collect();
+        if !stuck.is_empty() || living.is_empty() {
+            return stuck.is_empty();
+        }
+        if !heavy_barrier() {
+            return false;
+        }
+        let busy = living.into_iter().map(|peer| Stuck { peer: Rc::clone(peer), executing: peer.executing() });
+        stuck.extend(busy.filter(|busy| busy.executing % 2 == 1));
+        let end_ns = Clock::System.now_ns() + QUIESCE_NS;
+        while !stuck.is_empty() && Clock::System.now_ns() < end_ns {
+            yield_now();
+            stuck.retain(Stuck::is_stuck);
+        }
+        stuck.is_empty()
+    }
+}
+
+/// A peer that was executing a doorbell when something was to be taken away.
+pub(crate) struct Stuck {
+    peer: Rc<Peer>,
+    /// The value of its `executing` word then.
+    executing: u64,
+}
+
+impl Stuck {
+    fn is_stuck(&self) -> bool {
+        self.peer.executing() == self.executing && !self.peer.is_gone()
+    }
+}

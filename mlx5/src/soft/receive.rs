@@ -1,0 +1,345 @@
+//! Receive queues: the linked list of an SRQ, and the ring of a queue pair's own RQ. Creating them, taking receives from them, and
+//! giving back what a dead process took.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::cell::Cell;
+use std::rc::Rc;
+
+use super::arena::PAGE;
+use super::fabric::Peer;
+use super::layout::{LINKED, MAX_RQS, Pop, QUEUE_BYTES, RqEntry};
+use super::memory::DeviceMemory;
+use super::objects::{commit, free_index, memory_error};
+use super::strict::RqWatch;
+use super::{Hca, State, arrive};
+use crate::control::{CreateError, SrqParts, check};
+use crate::wire::{DataSegment, INVALID_LKEY, NextSegment, SEGMENT, queue_record_index};
+
+/// Receives of one queue.
+pub(crate) const MAX_RECV_WR: u32 = (1 << 15) - 1;
+/// Buffers of one receive.
+pub(crate) const MAX_RECV_SGE: usize = 15;
+
+/// A receive queue of this device.
+pub(crate) struct RqSlot {
+    offset: usize,
+    bytes: usize,
+    pub(crate) receives: Receives,
+    pub(crate) taken: Taken,
+    /// What strict mode remembers.
+    pub(crate) watch: RqWatch,
+    /// A peer may still pop from it: never used again.
+    pub(crate) is_quarantined: bool,
+}
+
+/// By WQE index: the pop count under which that receive was last taken and *accounted for* by a message. What a dead process took
+/// without telling is found by its absence.
+#[derive(Clone)]
+pub(crate) struct Taken(Rc<[Cell<u32>]>);
+
+impl Taken {
+    fn new(wqes: u16) -> Self {
+        // One less than the first pop count.
+        Self((0..wqes).map(|_| Cell::new(u32::MAX)).collect())
+    }
+
+    /// WQEs of the queue.
+    pub(crate) fn wqes(&self) -> usize {
+        self.0.len()
+    }
+
+    /// A message accounts for receive `index`, popped as number `count`. `false` if there is no such WQE.
+    #[inline(always)]
+    pub(crate) fn account(&self, index: u16, count: u32) -> bool {
+        self.0.get(usize::from(index)).map(|cell| cell.set(count)).is_some()
+    }
+
+    pub(crate) fn is_accounted(&self, index: u16, count: u32) -> bool {
+        self.0.get(usize::from(index)).is_none_or(|cell| cell.get().wrapping_sub(count) as i32 >= 0)
+    }
+}
+
+/// A receive that a process was taking when it died, or when its queue pair was destroyed under it.
+pub(crate) struct Orphan {
+    rqn: u32,
+    /// Its intent word.
+    intent: u64,
+    /// Who was taking it.
+    peer: Rc<Peer>,
+}
+
+/// A receive queue as whoever takes from it sees it: a requester in another process, or its owner.
+#[derive(Clone, Copy)]
+pub(crate) struct Receives {
+    entry: NonNull<RqEntry>,
+    pop: NonNull<Pop>,
+    /// `wqes` of `stride` bytes, checked to lie inside the owner's queue area.
+    ring: NonNull<u8>,
+    /// A power of two.
+    wqes: u16,
+    stride: usize,
+    is_linked: bool,
+    pub(crate) pd: u32,
+}
+
+/// A receive taken: its pop count and the index of its WQE.
+#[derive(Clone, Copy)]
+pub(crate) struct Taking {
+    pub(crate) count: u32,
+    pub(crate) index: u16,
+}
+
+impl Receives {
+    /// Receive queue `rqn` of the device that owns `memory`; everything is checked here, once. The result is valid as long as `memory`.
+    pub(crate) fn of(memory: &DeviceMemory, rqn: u32) -> Option<Self> {
+        let (entry, pop) = memory.rq(rqn)?;
+        let wqes = u16::try_from(entry.wqe_cnt.load(Ordering::Acquire)).ok().filter(|n| n.is_power_of_two())?;
+        let stride = entry.stride.load(Ordering::Relaxed) as usize;
+        let offset = usize::try_from(entry.ring.load(Ordering::Relaxed)).ok()?;
+        let end = offset.checked_add(stride.checked_mul(wqes.into())?)?;
+        if end > QUEUE_BYTES || offset % SEGMENT != 0 || stride % SEGMENT != 0 || stride == 0 {
+            return None;
+        }
+        Some(Self {
+            entry: NonNull::from(entry),
+            pop: NonNull::from(pop),
+            // SAFETY: the offset is inside the queue area.
+            ring: unsafe { NonNull::from(&memory.control().queues).cast::<u8>().add(offset) },
+            wqes,
+            stride,
+            is_linked: entry.kind.load(Ordering::Relaxed) == LINKED,
+            pd: entry.pd.load(Ordering::Relaxed),
+        })
+    }
+
+    #[inline(always)]
+    fn words(&self) -> (&RqEntry, &Pop) {
+        // SAFETY: atomics in a mapping that outlives this value (`of`).
+        unsafe { (self.entry.as_ref(), self.pop.as_ref()) }
+    }
+
+    /// Takes the next receive. `None` if none is posted.
+    ///
+    /// `intent` says meanwhile, and until its owner clears it, which receive is being taken (H5).
+    #[inline(always)]
+    pub(crate) fn pop(&self, intent: &AtomicU64) -> Option<Taking> {
+        let (entry, pop) = self.words();
+        let mut word = pop.word.load(Ordering::Acquire);
+        loop {
+            let (count, index) = Pop::unpack(word);
+            // Acquire: the WQEs and links below the record.
+            let posted = queue_record_index(entry.record.load(Ordering::Acquire));
+            // H6. Read after the pop word: what is seen as returned is in the list that this word begins, or the exchange fails.
+            let returned = entry.returned.load(Ordering::Acquire) as u16;
+            let available = posted.wrapping_add(returned).wrapping_sub(count as u16);
+            if available == 0 || available > self.wqes {
+                if intent.load(Ordering::Relaxed) != 0 {
+                    intent.store(0, Ordering::Release);
+                }
+                return None;
+            }
+            let index = index & (self.wqes - 1);
+            let next = if self.is_linked { self.link(index) } else { index + 1 } & (self.wqes - 1);
+            // H5: before the pop, so that whoever finds the pop without a message knows whose it was.
+            intent.store(Pop::pack(count, index) + Pop::ONE, Ordering::Release);
+            // H4
+            match pop.word.compare_exchange_weak(word, Pop::pack(count.wrapping_add(1), next), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(Taking { count, index }),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// The link in WQE `index`, which is below `wqes`.
+    #[inline(always)]
+    fn link(&self, index: u16) -> u16 {
+        let head = self.link_word(index).load(Ordering::Relaxed);
+        let mut segment = [0; NextSegment::LEN];
+        segment[..8].copy_from_slice(&head.to_ne_bytes());
+        NextSegment::parse(&segment).next_wqe_index
+    }
+
+    #[inline(always)]
+    fn link_word(&self, index: u16) -> &AtomicU64 {
+        // SAFETY: the WQE is inside the ring, 16-aligned, and starts with its next segment; everybody accesses it through atomics.
+        unsafe { self.ring.add(usize::from(index) * self.stride).cast::<AtomicU64>().as_ref() }
+    }
+
+    /// The data segments of a taken receive, in order.
+    pub(crate) fn segments(&self, index: u16) -> impl Iterator<Item = DataSegment> + use<> {
+        let Self { ring, stride, wqes, is_linked, .. } = *self;
+        let start = usize::from(index & (wqes - 1)) * stride;
+        (usize::from(is_linked)..stride / SEGMENT)
+            .map(move |i| {
+                // SAFETY: inside the WQE; its owner wrote it before the record that let it be taken, and does not touch it until it is
+                // told. Whatever another process wrote there are bytes.
+                DataSegment::parse(&unsafe { ring.add(start + i * SEGMENT).cast::<[u8; SEGMENT]>().read() })
+            })
+            .take_while(|segment| segment.lkey != INVALID_LKEY)
+    }
+
+    /// Receives posted, as the record says.
+    pub(crate) fn posted(&self) -> u16 {
+        queue_record_index(self.words().0.record.load(Ordering::Acquire))
+    }
+
+    /// Receives that can be taken.
+    pub(crate) fn available(&self) -> u16 {
+        let (entry, pop) = self.words();
+        let (count, _) = Pop::unpack(pop.word.load(Ordering::Acquire));
+        self.posted().wrapping_add(entry.returned.load(Ordering::Acquire) as u16).wrapping_sub(count as u16)
+    }
+
+    /// Receives that may be posted: one WQE of a list ends it.
+    pub(crate) fn capacity(&self) -> u16 {
+        self.wqes - u16::from(self.is_linked)
+    }
+
+    /// Whether the successor of the next receive is not its neighbour, so that a NIC cannot prefetch it.
+    pub(crate) fn is_unordered(&self) -> bool {
+        let (_, index) = Pop::unpack(self.words().1.word.load(Ordering::Acquire));
+        let index = index & (self.wqes - 1);
+        self.successor(index) & (self.wqes - 1) != (index + 1) & (self.wqes - 1)
+    }
+
+    /// The WQE behind WQE `index`, as its link says.
+    pub(crate) fn successor(&self, index: u16) -> u16 {
+        if self.is_linked { self.link(index & (self.wqes - 1)) } else { (index + 1) & (self.wqes - 1) }
+    }
+
+    /// The start of WQE `index`, for people.
+    pub(crate) fn first_bytes(&self, index: u16) -> [u8; SEGMENT] {
+        let at = usize::from(index & (self.wqes - 1)) * self.stride;
+        // SAFETY: inside the ring.
+        unsafe { self.ring.add(at).cast().read() }
+    }
+
+    /// Owner: puts a receive that nobody will ever use back at the head of a linked list.
+    fn give_back(&self, index: u16) {
+        let (entry, pop) = self.words();
+        let mut word = pop.word.load(Ordering::Acquire);
+        loop {
+            let (count, head) = Pop::unpack(word);
+            let mut segment = [0; 8];
+            segment.copy_from_slice(&NextSegment { next_wqe_index: head }.emit()[..8]);
+            self.link_word(index).store(u64::from_ne_bytes(segment), Ordering::Relaxed);
+            // H4. The count stays, so this word was never there before and no stale exchange succeeds.
+            match pop.word.compare_exchange_weak(word, Pop::pack(count, index), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break,
+                Err(now) => word = now,
+            }
+        }
+        // H6
+        entry.returned.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl Hca {
+    /// A receive queue: a linked list that many queue pairs share, or the ring of one.
+    pub(crate) fn create_rq(&self, pd: u32, depth: u32, max_sge: usize, is_linked: bool) -> Result<SrqParts, CreateError> {
+        check("the depth of a receive queue", depth.into(), 1, MAX_RECV_WR.into())?;
+        check("the number of buffers of a receive", max_sge as u64, 0, MAX_RECV_SGE as u64)?;
+        // In a list one WQE stays unposted, as its end.
+        let wqe_cnt = (depth + u32::from(is_linked)).next_power_of_two();
+        let segments = max_sge + usize::from(is_linked);
+        let stride = (SEGMENT * segments).next_power_of_two().max(if is_linked { 2 * SEGMENT } else { SEGMENT });
+        let bytes = (wqe_cnt as usize * stride).next_multiple_of(PAGE);
+        let State { rqs, queue_area, .. } = &mut *self.state.borrow_mut();
+        let exhausted = |what, max| CreateError::Exhausted { what, max };
+        let index = free_index(rqs, MAX_RQS, Option::is_none, || None).ok_or(exhausted("receive queue", MAX_RQS as u64))?;
+        let (entry, pop) = (&self.memory.control().rqs[index], &self.memory.lanes().pops[index]);
+        commit(self.memory.control_memfd(), entry).map_err(memory_error("a receive queue"))?;
+        commit(self.memory.lanes_memfd(), pop).map_err(memory_error("a receive queue"))?;
+        let offset = queue_area.take(bytes).ok_or(exhausted("bytes for queues", QUEUE_BYTES as u64))?;
+        let ring = &self.memory.control().queues[offset / 8..(offset + bytes) / 8];
+        commit(self.memory.control_memfd(), ring).map_err(|e| {
+            queue_area.give(offset, bytes);
+            memory_error("a receive queue")(e)
+        })?;
+        for word in ring {
+            word.store(0, Ordering::Relaxed);
+        }
+        entry.record.store(0, Ordering::Relaxed);
+        entry.returned.store(0, Ordering::Relaxed);
+        entry.stride.store(stride as u32, Ordering::Relaxed);
+        entry.ring.store(offset as u64, Ordering::Relaxed);
+        entry.kind.store(if is_linked { LINKED } else { 0 }, Ordering::Relaxed);
+        entry.pd.store(pd, Ordering::Relaxed);
+        pop.word.store(Pop::pack(0, 0), Ordering::Relaxed);
+        entry.wqe_cnt.store(wqe_cnt, Ordering::Release);
+        let Some(receives) = Receives::of(&self.memory, index as u32) else { return Err(exhausted("receive queue", MAX_RQS as u64)) };
+        let (taken, watch) = (Taken::new(wqe_cnt as u16), RqWatch::default());
+        rqs[index] = Some(RqSlot { offset, bytes, receives, taken, watch, is_quarantined: false });
+        Ok(SrqParts {
+            srqn: index as u32,
+            buffer: NonNull::from(ring).cast(),
+            wqe_cnt: wqe_cnt as u16,
+            stride,
+            record: NonNull::from(&entry.record),
+        })
+    }
+
+    /// All queue pairs on it are gone (they keep it alive); if a peer of one of them may still pop, its place and its ring stay as they are.
+    pub(crate) fn destroy_rq(&self, rqn: u32) {
+        let State { rqs, queue_area, orphans, .. } = &mut *self.state.borrow_mut();
+        let Some(slot) = rqs.get_mut(rqn as usize) else { return };
+        if let Some(rq) = slot.take_if(|rq| !rq.is_quarantined) {
+            self.memory.control().rqs[rqn as usize].wqe_cnt.store(0, Ordering::Release);
+            queue_area.give(rq.offset, rq.bytes);
+            orphans.retain(|orphan| orphan.rqn != rqn);
+        }
+    }
+}
+
+/// Remembers what `peer` was taking for queue pair `index` (its lane's intent), to be given back once it is dead. Only a list can take it
+/// back: a ring serves one connection, and goes with it.
+pub(crate) fn remember_orphan(memory: &DeviceMemory, orphans: &mut Vec<Orphan>, index: usize, rqn: u32, peer: &Rc<Peer>) {
+    // H5
+    let intent = memory.lane(index).intent.load(Ordering::Acquire);
+    if intent != 0 && !orphans.iter().any(|o| o.rqn == rqn && o.intent == intent && Rc::ptr_eq(&o.peer, peer)) {
+        orphans.push(Orphan { rqn, intent, peer: Rc::clone(peer) });
+    }
+}
+
+impl Hca {
+    /// Gives back the receives that processes took and died with.
+    #[cold]
+    pub(super) fn give_back_orphans(&self, state: &mut State) {
+        if state.orphans.is_empty() {
+            return;
+        }
+        let memory = &self.memory;
+        // A living requester that names the same receive may have taken it, and may not have said so yet: look again later. One that took it
+        // and has cleared its intent has published its message, which draining the lanes finds.
+        let is_open = |state: &State, orphan: &Orphan| {
+            state.qps.iter().flatten().any(|qp| {
+                qp.rqn == orphan.rqn
+                    && memory.lane(qp.index).intent.load(Ordering::Acquire) == orphan.intent
+                    && qp.remote().is_some_and(|r| !r.peer.is_gone())
+            }) || state.orphans.iter().any(|o| o.rqn == orphan.rqn && o.intent == orphan.intent && !o.peer.is_gone())
+        };
+        let later: Vec<bool> = state.orphans.iter().map(|orphan| is_open(state, orphan)).collect();
+        let mut orphans = core::mem::take(&mut state.orphans);
+        let State { qps, cqs, .. } = state;
+        for qp in qps.iter_mut().flatten().filter(|qp| orphans.iter().any(|o| o.rqn == qp.rqn)) {
+            arrive::drain(self, qp, cqs);
+        }
+        let mut later = later.into_iter();
+        orphans.retain(|orphan| {
+            if later.next() == Some(true) {
+                return true;
+            }
+            let (count, index) = Pop::unpack(orphan.intent.wrapping_sub(Pop::ONE));
+            let slot = state.rqs.get(orphan.rqn as usize).and_then(Option::as_ref);
+            let (Some(slot), Some(receives)) = (slot, Receives::of(memory, orphan.rqn)) else { return false };
+            let (popped, _) = Pop::unpack(receives.words().1.word.load(Ordering::Acquire));
+            let was_taken = popped.wrapping_sub(count) as i32 > 0;
+            if receives.is_linked && was_taken && !slot.taken.is_accounted(index, count) && slot.taken.account(index, count) {
+                receives.give_back(index);
+            }
+            false
+        });
+        state.orphans.append(&mut orphans);
+    }
+}

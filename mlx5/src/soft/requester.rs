@@ -1,0 +1,255 @@
+//! The requester: what one WQE does, verb by verb, to memory and to the peer's lane.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::datagram;
+use super::gather::{Data, scatter};
+use super::layout::{Message, SOLICITED};
+use super::memory::{Fault, Span};
+use super::queues::{Remote, SoftQp, Transport, WaitFor};
+use super::{Hca, Links};
+use crate::mr::Access;
+use crate::ops::MAX_MESSAGE_BYTES;
+use crate::wire::{AtomicSegment, CqeOpcode, CtrlSegment, Opcode, RaddrSegment, SEGMENT, Syndrome};
+
+/// How a WQE ended.
+pub(crate) enum Outcome {
+    /// Done; this many bytes were read, for a READ or an atomic.
+    Done(u32),
+    /// Cannot run yet.
+    Wait(WaitFor),
+    /// Failed; the queue pair with it. The second value is the vendor syndrome.
+    Fail(Syndrome, u8),
+}
+
+impl From<Fault> for Outcome {
+    /// A fault on the remote side.
+    fn from(fault: Fault) -> Self {
+        Self::Fail(Syndrome::RemoteAccess, fault as u8)
+    }
+}
+
+/// Vendor syndromes of [`Syndrome::LocalQpOperation`]: what is wrong with the WQE.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+pub(crate) enum Malformed {
+    /// Wrong WQE index, QPN or length.
+    Control = 0x10,
+    /// Longer than any WQE.
+    TooLong = 0x11,
+    /// An opcode this device or this kind of queue pair does not have.
+    Opcode = 0x12,
+    /// A header segment is missing.
+    Header = 0x13,
+    /// A READ or an atomic cannot go into the WQE.
+    InlineResult = 0x14,
+    /// The queue pair is not connected.
+    NotConnected = 0x15,
+    /// Inline data is longer than the WQE.
+    InlineLength = 0x16,
+    /// The result of an atomic has 8 bytes.
+    AtomicLength = 0x17,
+}
+
+impl From<Malformed> for Outcome {
+    fn from(what: Malformed) -> Self {
+        Self::Fail(Syndrome::LocalQpOperation, what as u8)
+    }
+}
+
+/// Runs one WQE. `answers`: whether the connected peer does.
+#[inline(always)]
+pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: &CtrlSegment, wqe: &[u8], answers: bool) -> Outcome {
+    let Some(opcode) = Opcode::from_wire(ctrl.opcode) else { return Malformed::Opcode.into() };
+    if opcode == Opcode::Nop {
+        return Outcome::Done(0);
+    }
+    let remote = match &mut qp.transport {
+        Transport::Connected(Some(remote)) => remote.as_mut(),
+        Transport::Connected(None) => return Malformed::NotConnected.into(),
+        Transport::Datagram { qkey } => return datagram::send(hca, links, (qp.qpn, qp.pd, *qkey), opcode, ctrl, wqe),
+    };
+    let header = match opcode {
+        Opcode::Send | Opcode::SendImm => SEGMENT,
+        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => 3 * SEGMENT,
+        _ => 2 * SEGMENT,
+    };
+    let Some(body) = wqe.get(header..) else { return Malformed::Header.into() };
+    let Some(data) = Data::parse(body) else { return Malformed::InlineLength.into() };
+    let is_result = matches!(opcode, Opcode::RdmaRead | Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd);
+    let length = match check_local(hca, qp.pd, &data, is_result) {
+        Ok(length) => length,
+        Err(outcome) => return outcome,
+    };
+    if !answers {
+        return Outcome::Wait(WaitFor::Peer);
+    }
+    if header == SEGMENT {
+        return done(send(remote, &data, length as u32, opcode, ctrl));
+    }
+    let Some(raddr) = wqe[SEGMENT..].first_chunk() else { return Malformed::Header.into() };
+    let raddr = RaddrSegment::parse(raddr);
+    if header == 3 * SEGMENT {
+        return atomic(remote, &raddr, &wqe[2 * SEGMENT..], opcode, &data, length);
+    }
+    let span = if length == 0 {
+        // Nothing is accessed, so the key is not looked at.
+        None
+    } else {
+        let needed = if is_result { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
+        match remote.peer.memory.resolve(raddr.rkey, raddr.addr, length, needed, remote.pd) {
+            Ok(span) => Some(span),
+            Err(fault) => return fault.into(),
+        }
+    };
+    match opcode {
+        Opcode::RdmaRead => read(span, &data, length),
+        Opcode::RdmaWrite => done(write(span, &data)),
+        _ => done(write_imm(remote, span, &data, raddr.addr, length as u32, ctrl)),
+    }
+}
+
+#[inline(always)]
+fn done(result: Result<(), Outcome>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Done(0),
+        Err(outcome) => outcome,
+    }
+}
+
+/// Checks the local side of a message, and returns its length in bytes.
+#[inline(always)]
+pub(crate) fn check_local(hca: &Hca, pd: u32, data: &Data<'_>, is_result: bool) -> Result<u64, Outcome> {
+    let access = if is_result { Access::LOCAL_WRITE } else { Access::empty() };
+    let mut length = 0u64;
+    data.each(|piece| {
+        length += piece.len as u64;
+        match piece.key {
+            None if is_result => Err(Malformed::InlineResult.into()),
+            None => Ok(()),
+            Some(key) => match hca.memory.resolve(key, piece.at as u64, piece.len as u64, access, pd) {
+                Ok(_) => Ok(()),
+                Err(fault) => Err(Outcome::Fail(Syndrome::LocalProtection, fault as u8)),
+            },
+        }
+    })?;
+    if length > MAX_MESSAGE_BYTES {
+        return Err(Outcome::Fail(Syndrome::LocalLength, 0));
+    }
+    Ok(length)
+}
+
+#[inline(always)]
+fn write(span: Option<Span>, data: &Data<'_>) -> Result<(), Outcome> {
+    let Some(span) = span else { return Ok(()) };
+    let mut offset = 0;
+    data.each(|piece| {
+        // SAFETY: the piece was checked against its region (or lies in the WQE), the span for the sum of the pieces.
+        unsafe { span.write(offset, piece.at, piece.len) }?;
+        offset += piece.len as u64;
+        Ok(())
+    })
+}
+
+fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
+    let Some(span) = span else { return Outcome::Done(0) };
+    let mut offset = 0;
+    let result = data.each(|piece| {
+        // SAFETY: the piece was checked against a locally writable region, the span for the sum of the pieces.
+        unsafe { span.read(offset, piece.at.cast_mut(), piece.len) }?;
+        offset += piece.len as u64;
+        Ok(())
+    });
+    match result {
+        Ok(()) => Outcome::Done(length as u32),
+        Err(outcome) => outcome,
+    }
+}
+
+/// WRITE with immediate: room in the lane, the payload, a receive, the message; in this order, so that nothing is undone and a receive is
+/// taken only for a message that will be delivered. Without a receive the payload is written again at the retry, as by a NIC, which finds
+/// out with the last packet.
+#[inline(always)]
+fn write_imm(
+    remote: &mut Remote,
+    span: Option<Span>,
+    data: &Data<'_>,
+    addr: u64,
+    byte_count: u32,
+    ctrl: &CtrlSegment,
+) -> Result<(), Outcome> {
+    if !remote.has_room() {
+        return Err(Outcome::Wait(WaitFor::Room));
+    }
+    write(span, data)?;
+    let Some(taking) = remote.take_receive() else { return Err(Outcome::Wait(WaitFor::Receive)) };
+    remote.publish(Message {
+        payload: addr,
+        byte_count,
+        imm: ctrl.imm,
+        pop: taking.count,
+        wqe_index: taking.index,
+        opcode: CqeOpcode::ResponderWriteImm as u8,
+        flags: if ctrl.solicited { SOLICITED } else { 0 },
+    });
+    Ok(())
+}
+
+/// SEND: takes a receive and fills its buffers. A message that does not fit, or buffers that cannot be written, fail at both ends: the
+/// responder is told by an error message in its lane.
+fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, ctrl: &CtrlSegment) -> Result<(), Outcome> {
+    if !remote.has_room() {
+        return Err(Outcome::Wait(WaitFor::Room));
+    }
+    let Some(taking) = remote.take_receive() else { return Err(Outcome::Wait(WaitFor::Receive)) };
+    // SAFETY: the parts were checked against their regions, or lie in the WQE.
+    let result = unsafe { scatter(&remote.peer.memory, &remote.receives, taking.index, 0, data) };
+    let payload = remote.receives.segments(taking.index).next().map_or(0, |segment| segment.addr);
+    let has_imm = opcode == Opcode::SendImm;
+    let arrived = if has_imm { CqeOpcode::ResponderSendImm } else { CqeOpcode::ResponderSend };
+    let (opcode, imm, flags) = match result {
+        Ok(()) => (arrived, if has_imm { ctrl.imm } else { 0 }, if ctrl.solicited { SOLICITED } else { 0 }),
+        Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor), 0),
+    };
+    remote.publish(Message { payload, byte_count, imm, pop: taking.count, wqe_index: taking.index, opcode: opcode as u8, flags });
+    match result {
+        Ok(()) => Ok(()),
+        // InfiniBand specification, "Responder error behavior": NAK invalid request, NAK remote operational error.
+        Err((Syndrome::LocalLength, vendor)) => Err(Outcome::Fail(Syndrome::RemoteInvalidRequest, vendor)),
+        Err((_, vendor)) => Err(Outcome::Fail(Syndrome::RemoteOperation, vendor)),
+    }
+}
+
+/// Compare and swap, fetch and add: one locked operation on the peer's word, which is more than `IBV_ATOMIC_HCA` promises: it is atomic
+/// also towards its CPU. The old value goes to the one 8-byte piece.
+fn atomic(remote: &Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opcode, data: &Data<'_>, length: u64) -> Outcome {
+    let Some(segment) = segment.first_chunk() else { return Malformed::Header.into() };
+    let segment = AtomicSegment::parse(segment);
+    let Data::One(into) = data else { return Malformed::AtomicLength.into() };
+    if length != 8 {
+        return Malformed::AtomicLength.into();
+    }
+    if raddr.addr % 8 != 0 {
+        // "Remote Invalid Request Error": an atomic on an address that is not naturally aligned.
+        return Outcome::Fail(Syndrome::RemoteInvalidRequest, 0);
+    }
+    let span = match remote.peer.memory.resolve(raddr.rkey, raddr.addr, 8, Access::REMOTE_ATOMIC, remote.pd) {
+        Ok(span) => span,
+        Err(fault) => return fault.into(),
+    };
+    // Registering refuses remote atomics on foreign memory; a table that says otherwise is wrong.
+    let Span::Mapped(at) = span else { return Fault::Access.into() };
+    if at.addr().get() % 8 != 0 {
+        return Fault::Bounds.into();
+    }
+    // SAFETY: 8 bytes of the mapping, aligned.
+    let word = unsafe { at.cast::<AtomicU64>().as_ref() };
+    let old = if opcode == Opcode::AtomicFetchAdd {
+        word.fetch_add(segment.swap_add, Ordering::SeqCst)
+    } else {
+        word.compare_exchange(segment.compare, segment.swap_add, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|old| old)
+    };
+    // SAFETY: the piece has 8 bytes of a locally writable region.
+    unsafe { into.at.cast_mut().cast::<u64>().write_unaligned(old) };
+    Outcome::Done(8)
+}
