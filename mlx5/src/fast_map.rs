@@ -6,14 +6,21 @@ const LEAF_BITS: u32 = 12;
 const LEAF: usize = 1 << LEAF_BITS;
 const ROOT: usize = 1 << (24 - LEAF_BITS);
 
-type Leaf<T> = Box<[Option<T>]>;
+type Leaf<T> = Box<[Option<T>; LEAF]>;
+
+/// Made in place: a leaf may be too large for a stack.
+fn empty_leaf<T>() -> Leaf<T> {
+    let entries: Box<[Option<T>]> = (0..LEAF).map(|_| None).collect();
+    // SAFETY: a slice of `LEAF` entries has the layout of the array.
+    unsafe { Box::from_raw(Box::into_raw(entries).cast()) }
+}
 
 /// A map from 24-bit queue pair numbers to values: a two-level table, so sparse numbers (a device hands out any) cost one leaf of
 /// 4,096 entries each while they have a value in it, and look-up is two dependent loads.
 pub struct FastMap<T> {
-    root: Box<[Option<Leaf<T>>]>,
+    root: Box<[Option<Leaf<T>>; ROOT]>,
     /// Values in each leaf, apart from the leaves so that a look-up reads nothing of it.
-    used: Box<[u16]>,
+    used: Box<[u16; ROOT]>,
     len: usize,
 }
 
@@ -25,7 +32,7 @@ impl<T> fmt::Debug for FastMap<T> {
 
 impl<T> Default for FastMap<T> {
     fn default() -> Self {
-        Self { root: (0..ROOT).map(|_| None).collect(), used: vec![0; ROOT].into_boxed_slice(), len: 0 }
+        Self { root: Box::new([const { None }; ROOT]), used: Box::new([0; ROOT]), len: 0 }
     }
 }
 
@@ -34,7 +41,7 @@ const fn split(qpn: u32) -> (usize, usize) {
 }
 
 impl<T> FastMap<T> {
-    /// An empty map (72 KiB: 4,096 leaf pointers with their lengths and counts).
+    /// An empty map (40 KiB: 4,096 leaf pointers and counts).
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -57,7 +64,7 @@ impl<T> FastMap<T> {
     #[inline(always)]
     pub fn get(&self, qpn: u32) -> Option<&T> {
         let (root, leaf) = split(qpn);
-        self.root.get(root)?.as_ref()?.get(leaf)?.as_ref()
+        self.root.get(root)?.as_ref()?[leaf].as_ref()
     }
 
     /// Sets the value of `qpn` and returns the one it had. Numbers above 24 bits are given back as `Err`.
@@ -67,7 +74,7 @@ impl<T> FastMap<T> {
     pub fn insert(&mut self, qpn: u32, value: T) -> Result<Option<T>, T> {
         let (root, leaf) = split(qpn);
         let Some(slot) = self.root.get_mut(root) else { return Err(value) };
-        let table = slot.get_or_insert_with(|| (0..LEAF).map(|_| None).collect());
+        let table = slot.get_or_insert_with(empty_leaf);
         let old = table[leaf].replace(value);
         if old.is_none() {
             self.used[root] += 1;
@@ -80,7 +87,7 @@ impl<T> FastMap<T> {
     pub fn remove(&mut self, qpn: u32) -> Option<T> {
         let (root, leaf) = split(qpn);
         let slot = self.root.get_mut(root)?;
-        let old = slot.as_mut()?.get_mut(leaf)?.take()?;
+        let old = slot.as_mut()?[leaf].take()?;
         self.used[root] -= 1;
         self.len -= 1;
         if self.used[root] == 0 {
