@@ -76,11 +76,6 @@ impl<'a> Cqe<'a> {
         Self { bytes, beside }
     }
 
-    #[inline(always)]
-    pub(crate) fn bytes(&self) -> &'a [u8; CQE_BYTES] {
-        self.bytes
-    }
-
     /// What happened; `None` for an opcode this crate does not know.
     #[must_use]
     #[inline(always)]

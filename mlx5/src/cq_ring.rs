@@ -209,25 +209,27 @@ impl CqRing {
         None
     }
 
+    /// CQEs handed out.
+    #[inline(always)]
+    fn handed_out(&self) -> u32 {
+        self.consumer.wrapping_add(self.session.next)
+    }
+
     /// Hands out up to `max` CQEs, each with what `find` says of its QPN.
     #[inline(always)]
     fn take<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
         let mut n = 0;
+        let before = self.handed_out();
+        let taking = Taking { ring: self, before };
         loop {
-            if self.session.count != 0 {
-                n += self.take_session(max - n, find, f);
+            if taking.ring.session.count != 0 {
+                n += taking.ring.take_session(max - n, find, f);
             }
-            match self.take_plain(max, &mut n, find, f) {
-                Some(title) => self.open_session(title),
-                None => break,
+            match taking.ring.take_plain(max, &mut n, find, f) {
+                Some(title) => taking.ring.open_session(title),
+                None => return n,
             }
         }
-        if n > 0 {
-            // Release: the device may overwrite the entries once it sees this.
-            // SAFETY: the record lives as long as `object`.
-            unsafe { self.record.as_ref() }.store(cq_consumer_record(self.consumer.wrapping_add(self.session.next)), Ordering::Release);
-        }
-        n
     }
 
     /// Hands out up to `max` CQEs, each with what `find` says of its QPN; it is asked once for the CQEs of a session, which have one QPN.
@@ -267,6 +269,25 @@ unsafe fn make_untouched_one_by_one(mut op_own: *mut u8, stride: usize, entries:
         // SAFETY: the caller's.
         unsafe { op_own.write(OP_OWN_UNTOUCHED) };
         op_own = op_own.wrapping_add(stride);
+    }
+}
+
+/// CQEs are being handed out. When that ends, also by a panic of the callback, the device learns which entries it may have back.
+struct Taking<'a> {
+    ring: &'a mut CqRing,
+    /// CQEs handed out when it began.
+    before: u32,
+}
+
+impl Drop for Taking<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let now = self.ring.handed_out();
+        if now != self.before {
+            // Release: the device may overwrite the entries once it sees this.
+            // SAFETY: the record lives as long as `object`.
+            unsafe { self.ring.record.as_ref() }.store(cq_consumer_record(now), Ordering::Release);
+        }
     }
 }
 
