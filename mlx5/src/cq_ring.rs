@@ -319,3 +319,60 @@ fn prefetch(place: NonNull<u8>) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::soft::{Hca, LocalFabric};
+    use crate::wire::{ResponderCqe, op_own};
+    use crate::{FabricSpec, SoftOptions};
+
+    /// A ring whose device has not written anything, its op_own bytes set to `op_own`.
+    fn untouched(config: CqConfig, op_own: u8) -> CqRing {
+        let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
+        let ring = CqRing::create(&Rc::new(Hca::open(&options, false).unwrap()), &config).unwrap();
+        for i in 0..ring.entries() {
+            // SAFETY: inside the buffer, and nobody writes it.
+            unsafe { ring.place(i).add(OP_OWN_OFFSET).write(op_own) };
+        }
+        ring
+    }
+
+    #[test]
+    fn untouched_entries_are_no_completions_on_either_lap_however_a_device_marks_them() {
+        for cqe_bytes in [64, 128] {
+            // libmlx5 and DPDK fill 0xf0, the kernel's Ethernet driver and this crate's device 0xf1.
+            for mark in [0xf0, 0xf1] {
+                let config = CqConfig { entries: 4, cqe_bytes, compression: true };
+                let mut ring = untouched(config, mark);
+                for lap in [0u8, 1, 2] {
+                    assert_eq!(ring.poll(9, |_| (), |(), _| {}), 0, "{mark:#x}, lap {lap}");
+                    for i in 0..4 {
+                        let cqe = ResponderCqe { wqe_counter: i, ..Default::default() }.emit();
+                        // SAFETY: as above.
+                        unsafe { ring.place(i.into()).cast().write(cqe) };
+                        // SAFETY: as above.
+                        unsafe { ring.place(i.into()).add(OP_OWN_OFFSET).write(op_own(CqeOpcode::ResponderSend, lap & 1 != 0)) };
+                        assert_eq!(ring.poll(9, |_| (), |(), cqe| assert_eq!(cqe.wqe_counter(), i)), 1);
+                        // SAFETY: as above. A device never does this; the ring's next lap begins untouched again.
+                        unsafe { ring.place(i.into()).add(OP_OWN_OFFSET).write(mark) };
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_title_with_an_impossible_count_makes_the_driver_read_no_more_than_the_ring() {
+        for (count, taken) in [(0u32, 1), (u32::MAX, 4)] {
+            let mut ring = untouched(CqConfig { entries: 4, cqe_bytes: 64, compression: true }, OP_OWN_UNTOUCHED);
+            let mut title = ResponderCqe::default().emit();
+            TitleCqe { count, wqe_counter: 0 }.emit_into(&mut title);
+            title[OP_OWN_OFFSET] = (CqeFormat::Compressed as u8) << 2;
+            // SAFETY: inside the buffer.
+            unsafe { ring.place(0).cast().write(title) };
+            assert_eq!(ring.poll(9, |_| (), |(), _| {}), taken);
+            assert_eq!(ring.poll(9, |_| (), |(), _| {}), 0);
+        }
+    }
+}

@@ -107,6 +107,7 @@ impl<T> FastMap<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::random::Random;
 
     #[test]
     fn sparse_24_bit_numbers_are_found_and_larger_ones_refused() {
@@ -152,16 +153,12 @@ mod tests {
     #[test]
     fn any_sequence_of_changes_gives_what_a_btree_map_gives() {
         for seed in [3u64, 1 << 40, 0xfeed] {
-            let mut random = seed;
-            let mut next = move || {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (random >> 33) as u32
-            };
+            let mut random = Random::new(seed);
             let (mut map, mut model) = (FastMap::new(), std::collections::BTreeMap::new());
             for step in 0..4_000 {
                 // Few leaves and few places in each, so that every case is met often.
-                let qpn = (next() % 3) << LEAF_BITS | next() % 4 | if next() % 2 == 0 { 0xff_0000 } else { 0 };
-                if next() % 2 == 0 {
+                let qpn = random.below(3) << LEAF_BITS | random.below(4) | if random.one_in(2) { 0xff_0000 } else { 0 };
+                if random.one_in(2) {
                     assert_eq!(map.insert(qpn, step), Ok(model.insert(qpn, step)));
                 } else {
                     assert_eq!(map.remove(qpn), model.remove(&qpn));
