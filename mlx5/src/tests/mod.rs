@@ -1,3 +1,6 @@
 //! Tests that look inside the crate: bytes in the send queue, bytes of CQEs.
 
 mod golden;
+#[path = "../../tests/support/random.rs"]
+pub(crate) mod random;
+mod receives;
