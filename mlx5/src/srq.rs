@@ -7,26 +7,8 @@ use std::rc::Rc;
 
 use crate::control::{Control, CreateError, SrqParts};
 use crate::ops::Sge;
-use crate::wire::{DataSegment, NextSegment, SEGMENT, queue_record};
-
-/// Why a receive was not posted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PostReceiveError {
-    /// Retry after completions have returned entries.
-    #[error("shared receive queue full: all {depth} entries are posted or not yet returned with `complete`")]
-    QueueFull {
-        /// Receives the queue holds.
-        depth: usize,
-    },
-    /// More buffers than the queue was created for.
-    #[error("{count} buffers in one receive; this queue takes at most {max}")]
-    TooManySges {
-        /// Asked for.
-        count: usize,
-        /// The limit.
-        max: usize,
-    },
-}
+use crate::rq::{PostReceiveError, Scatter};
+use crate::wire::{NextSegment, SEGMENT, queue_record};
 
 /// The device's object, kept alive by the queue pairs that take from it.
 pub(crate) struct SrqObject {
@@ -47,7 +29,7 @@ impl Drop for SrqObject {
 pub struct Srq {
     buffer: NonNull<u8>,
     stride: usize,
-    max_sge: usize,
+    scatter: Scatter,
     record: NonNull<AtomicU32>,
     /// Receives posted since creation, as in the doorbell record.
     counter: u16,
@@ -78,7 +60,7 @@ impl Srq {
         let srq = Self {
             buffer,
             stride,
-            max_sge,
+            scatter: Scatter { max_sge, segments: stride / SEGMENT - 1 },
             record,
             counter: 0,
             head: 0,
@@ -138,20 +120,9 @@ impl Srq {
         if self.free == 0 {
             return Err(PostReceiveError::QueueFull { depth: self.depth() });
         }
-        if buffers.len() > self.max_sge {
-            return Err(PostReceiveError::TooManySges { count: buffers.len(), max: self.max_sge });
-        }
         let index = self.head;
-        let put = |place: usize, segment: DataSegment| {
-            // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments, the first being the link.
-            unsafe { self.wqe(index).add((1 + place) * SEGMENT).copy_from_nonoverlapping(segment.emit().as_ptr(), SEGMENT) };
-        };
-        for (i, sge) in buffers.iter().enumerate() {
-            put(i, DataSegment { byte_count: sge.len, lkey: sge.lkey, addr: sge.addr });
-        }
-        if buffers.len() < self.stride / SEGMENT - 1 {
-            put(buffers.len(), DataSegment::TERMINATOR);
-        }
+        // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments, the first being the link.
+        unsafe { self.scatter.write(self.wqe(index).add(SEGMENT), buffers) }?;
         self.head = self.next(index);
         self.users[usize::from(index)] = Some(user);
         self.free -= 1;
