@@ -4,6 +4,7 @@
 
 mod cqe;
 mod records;
+mod ring;
 mod wqe;
 
 /// The bytes of hexadecimal digits; blanks are for the reader.
