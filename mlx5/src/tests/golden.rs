@@ -1,9 +1,10 @@
 //! Golden bytes. None comes from this crate's own emitters: some WQEs were read from a send queue that NVIDIA's libmlx5 (rdma-core 44) had
 //! filled, the rest is written down from the structs of `infiniband/mlx5dv.h` and, where that says nothing, of the Linux kernel.
-//! Everything is emitted over memory filled with 0xa5, so that a byte nobody set is seen. `tests/mlx5dv_oracle.rs` asks the header itself.
+//! Everything is emitted over memory filled with 0xa5, so that a byte nobody set is seen. `tests/mlx5dv_oracle` asks the header itself.
 
 mod cqe;
 mod records;
+mod ring;
 mod wqe;
 
 /// The bytes of hexadecimal digits; blanks are for the reader.

@@ -17,7 +17,7 @@ fn cqe(fields: &[(usize, &str)]) -> [u8; 64] {
 }
 
 /// The same with 0xa5 in the bytes nobody names: what a parser must not look at.
-fn noisy(fields: &[(usize, &str)]) -> [u8; 64] {
+pub(super) fn noisy(fields: &[(usize, &str)]) -> [u8; 64] {
     let mut b = [0xa5; 64];
     for (at, text) in fields {
         let bytes = hex(text);
@@ -137,11 +137,11 @@ fn a_new_cq_holds_no_completion_on_either_lap() {
 
 /// A session of 19 receives in a ring of 32, its title at entry 20: the arrays are at 21, 28 and 4 (20 + 16 - 32). Written by hand from the
 /// kernel's `mlx5_mini_cqe8`: 4 bytes of hash or checksum, byte_cnt.
-fn session() -> Vec<[u8; 64]> {
+pub(super) fn session() -> Vec<[u8; 64]> {
     let mut ring = vec![[0xa5; 64]; 32];
     // byte_cnt 44 is the count, 19; the first WQE is 0xfffe; op_own: RESP_SEND, compressed, owner 1.
     ring[20] = noisy(&[(36, "deadbeef"), (44, "00000013"), (56, "00123456"), (60, "fffe"), (63, "2d")]);
-    let array = |text: &str| cqe(&[(0, text)]);
+    let array = |text: &str| noisy(&[(0, text)]);
     ring[21] = array(
         "00000000 00000100 00000001 00000101 00000002 00000102 00000003 00000103
          00000004 00000104 00000005 00000105 00000006 00000106 00000007 00000107",
