@@ -3,6 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
+use crate::batch::BlueflameBatch;
 use crate::control::{ConnectParts, Control, CreateError};
 use crate::cq::{CqObject, Cqe};
 use crate::device::PdObject;
@@ -253,25 +254,61 @@ impl RcQp {
         self.sq.push(op, signal, user)
     }
 
-    /// Rings the doorbell for everything posted since the last call. On a soft device the operations have run when it returns, unless
+    /// Rings the doorbell for everything posted since the last call: with the whole WQE through BlueFlame if there is only one and it has
+    /// at most 256 bytes, else as [`ring_doorbell`](Self::ring_doorbell). On a soft device the operations have run when it returns, unless
     /// they must be retried.
     #[inline(always)]
     pub fn ring(&mut self) {
         self.sq.ring();
     }
 
+    /// Rings the doorbell with 8 bytes; the device reads the WQEs from memory.
+    #[inline(always)]
+    pub fn ring_doorbell(&mut self) {
+        self.sq.ring_doorbell();
+    }
+
+    /// Rings the doorbell with the whole last WQE through BlueFlame, however many are new; with 8 bytes if it has more than 256.
+    #[inline(always)]
+    pub fn ring_doorbell_bf(&mut self) {
+        self.sq.ring_doorbell_bf();
+    }
+
+    /// Starts a batch of operations that are announced together through BlueFlame. What was posted before is announced now.
+    pub fn blueflame_batch(&mut self) -> BlueflameBatch<'_> {
+        BlueflameBatch::new(self)
+    }
+
+    pub(crate) fn sq(&mut self) -> &mut SendQueue {
+        &mut self.sq
+    }
+
     /// Takes a completion of this queue pair from its send CQ: frees the WQE and all before it, and returns what the poster attached.
     /// `None` if it is not of this queue pair's sends, or no such operation is outstanding. An error completion moves the state to [`QpState::Error`].
     #[inline(always)]
     pub fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
+        if self.takes(cqe) { self.sq.complete(cqe.wqe_counter()) } else { None }
+    }
+
+    /// As [`complete`](Self::complete), but hands to `each` what the posters of all operations that this completion finishes attached,
+    /// unsignaled ones included, in posting order; returns how many there were. All but the last have succeeded; how the last ended is what
+    /// the completion says. If `each` panics, the rest are not handed out.
+    #[inline]
+    pub fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {
+        if self.takes(cqe) { self.sq.complete_each(cqe.wqe_counter(), each) } else { 0 }
+    }
+
+    /// Whether this is a completion of this queue pair's sends.
+    #[inline(always)]
+    fn takes(&mut self, cqe: &Cqe<'_>) -> bool {
         if cqe.qpn() != self.qpn() {
-            return None;
+            return false;
         }
         match cqe.opcode() {
             Some(CqeOpcode::Requester) => {}
             Some(CqeOpcode::RequesterError) => self.state = QpState::Error,
-            _ => return None,
+            _ => return false,
         }
-        self.sq.complete(cqe.wqe_counter())
+        true
     }
 }

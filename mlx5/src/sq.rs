@@ -1,5 +1,6 @@
 //! The send queue: a ring of 64-byte WQE basic blocks, and the one path by which an operation becomes a WQE in it.
 
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 use crate::control::SqParts;
@@ -44,7 +45,9 @@ pub enum PostError {
 struct Posted {
     user: u64,
     /// Producer counter behind the WQE.
-    end: u16,
+    end: u32,
+    /// Not a NOP that fills the ring's end, which nobody posted.
+    is_operation: bool,
 }
 
 /// How a post is to complete.
@@ -57,22 +60,30 @@ pub enum Signal {
     Reclaim,
 }
 
-/// The send queue. Counters are 16-bit WQEBB counts, as on the wire.
+/// WQEs that go through BlueFlame together; see [`BlueflameBatch`](crate::BlueflameBatch).
+#[repr(align(64))]
+pub(crate) struct BlueflameBuffer(pub(crate) [MaybeUninit<u8>; BF_BYTES]);
+
+/// The send queue. Counters are WQEBB counts; their low 16 bits are those on the wire.
 pub(crate) struct SendQueue {
     buffer: NonNull<u8>,
-    mask: u16,
+    /// WQEBBs - 1.
+    mask: u32,
     max_inline: usize,
     qpn: u32,
     /// WQEBBs written.
-    producer: u16,
-    /// WQEBBs the device has finished with, as far as its CQEs told.
-    consumer: u16,
-    /// WQEBBs the device was told of.
-    rung: u16,
-    /// First WQEBB of the last WQE.
-    last: u16,
+    producer: u32,
+    /// WQEBBs at the producer that are known to be free and contiguous; there may be more ([`make_room`](Self::make_room)).
+    room: u32,
     /// WQEBBs since the last WQE that gives a CQE.
-    unsignaled: u16,
+    unsignaled: u32,
+    /// First WQEBB of the last WQE.
+    last: u32,
+    /// WQEBBs the device was told of.
+    rung: u32,
+    /// WQEBBs the device has finished with, as far as its CQEs told.
+    consumer: u32,
+    /// `mask + 1` of them.
     posted: Box<[Posted]>,
     doorbell: Doorbell,
 }
@@ -80,23 +91,25 @@ pub(crate) struct SendQueue {
 impl SendQueue {
     pub(crate) fn new(parts: &SqParts, doorbell: Doorbell) -> Self {
         debug_assert!(parts.wqe_cnt.is_power_of_two());
+        let wqe_cnt = u32::from(parts.wqe_cnt);
         Self {
             buffer: parts.buffer,
-            mask: parts.wqe_cnt - 1,
+            mask: wqe_cnt - 1,
             max_inline: parts.max_inline,
             qpn: parts.qpn,
             producer: 0,
-            consumer: 0,
-            rung: 0,
-            last: 0,
+            room: wqe_cnt,
             unsignaled: 0,
+            last: 0,
+            rung: 0,
+            consumer: 0,
             posted: vec![Posted::default(); usize::from(parts.wqe_cnt)].into_boxed_slice(),
             doorbell,
         }
     }
 
     pub(crate) fn capacity(&self) -> u16 {
-        self.mask + 1
+        (self.mask + 1) as u16
     }
 
     pub(crate) fn max_inline(&self) -> usize {
@@ -104,9 +117,15 @@ impl SendQueue {
     }
 
     #[inline(always)]
-    fn place(&self, counter: u16) -> *mut u8 {
+    fn place(&self, counter: u32) -> *mut u8 {
         // SAFETY: the buffer holds `mask + 1` WQEBBs.
-        unsafe { self.buffer.as_ptr().add(usize::from(counter & self.mask) * WQEBB) }
+        unsafe { self.buffer.as_ptr().add((counter & self.mask) as usize * WQEBB) }
+    }
+
+    #[inline(always)]
+    fn posted(&mut self, counter: u32) -> &mut Posted {
+        // SAFETY: the table holds `mask + 1` entries.
+        unsafe { self.posted.get_unchecked_mut((counter & self.mask) as usize) }
     }
 
     /// Builds the WQE of `op` in the ring. The device learns of it with [`ring`](Self::ring).
@@ -120,21 +139,11 @@ impl SendQueue {
             return Err(PostError::MessageTooLong { bytes: payload.bytes() });
         }
         let ds = 1 + op.header_segments() + payload.segments();
-        let blocks = ds.div_ceil(WQEBB / SEGMENT) as u16;
-        let to_end = self.capacity() - (self.producer & self.mask);
-        let padding = if blocks > to_end { to_end } else { 0 };
-        let free = self.capacity() - self.producer.wrapping_sub(self.consumer);
-        if blocks + padding > free {
-            return Err(PostError::QueueFull {
-                needed: usize::from(blocks + padding),
-                free: usize::from(free),
-                capacity: usize::from(self.capacity()),
-            });
+        let blocks = ds.div_ceil(WQEBB / SEGMENT) as u32;
+        if blocks > self.room {
+            self.make_room(blocks)?;
         }
-        for _ in 0..padding {
-            self.push_nop();
-        }
-        self.unsignaled += blocks + padding;
+        self.unsignaled += blocks;
         let signaled = signal == Signal::Always || self.unsignaled > self.mask / 4;
         if signaled {
             self.unsignaled = 0;
@@ -143,56 +152,153 @@ impl SendQueue {
             op.emit_header(out);
             payload.emit(out);
         });
-        self.commit(blocks, user);
+        self.commit(blocks, user, true);
         Ok(())
     }
 
-    /// A WQE never wraps: the end of the ring is filled with one-block NOPs.
+    /// Looks how many WQEBBs are free by now. A WQE never wraps: if the end of the ring is too near, it is filled with one-block NOPs.
     #[cold]
-    fn push_nop(&mut self) {
-        self.write(Opcode::Nop, 1, false, 0, |_| {});
-        self.commit(1, 0);
+    fn make_room(&mut self, blocks: u32) -> Result<(), PostError> {
+        let to_end = self.mask + 1 - (self.producer & self.mask);
+        let free = self.mask + 1 - self.producer.wrapping_sub(self.consumer);
+        let padding = if blocks > to_end { to_end } else { 0 };
+        if blocks + padding > free {
+            let [needed, free, capacity] = [blocks + padding, free, self.mask + 1].map(|n| n as usize);
+            return Err(PostError::QueueFull { needed, free, capacity });
+        }
+        self.room = to_end.min(free);
+        for _ in 0..padding {
+            self.write(Opcode::Nop, 1, false, 0, |_| {});
+            self.commit(1, 0, false);
+        }
+        if padding > 0 {
+            self.unsignaled += padding;
+            self.room = free - padding;
+        }
+        Ok(())
     }
 
     #[inline(always)]
     fn write(&mut self, opcode: Opcode, ds: usize, signaled: bool, imm: u32, body: impl FnOnce(&mut Segments)) {
-        let ctrl = CtrlSegment { opcode: opcode as u8, wqe_index: self.producer, qpn: self.qpn, ds: ds as u8, signaled, imm };
-        // SAFETY: `push` found `ds` segments of contiguous free room at the producer.
+        let ctrl =
+            CtrlSegment { opcode: opcode as u8, wqe_index: self.producer as u16, qpn: self.qpn, ds: ds as u8, signaled, imm };
+        // SAFETY: `make_room` found `ds` segments of contiguous free room at the producer.
         let mut out = unsafe { Segments::new(self.place(self.producer)) };
         out.put(&ctrl.emit());
         body(&mut out);
     }
 
     #[inline(always)]
-    fn commit(&mut self, blocks: u16, user: u64) {
-        self.last = self.producer;
-        self.producer = self.producer.wrapping_add(blocks);
-        self.posted[usize::from(self.last & self.mask)] = Posted { user, end: self.producer };
+    fn commit(&mut self, blocks: u32, user: u64, is_operation: bool) {
+        let first = self.producer;
+        let end = first.wrapping_add(blocks);
+        self.last = first;
+        self.producer = end;
+        self.room -= blocks;
+        *self.posted(first) = Posted { user, end, is_operation };
     }
 
     /// Tells the device of everything pushed since the last call; through BlueFlame if that is a single WQE.
     #[inline(always)]
     pub(crate) fn ring(&mut self) {
+        let bytes = if self.last == self.rung { self.last_bytes() } else { 0 };
+        self.ring_last(bytes);
+    }
+
+    /// The same with 8 bytes to the register.
+    #[inline(always)]
+    pub(crate) fn ring_doorbell(&mut self) {
+        self.ring_last(0);
+    }
+
+    /// The same with the whole last WQE through BlueFlame.
+    #[inline(always)]
+    pub(crate) fn ring_doorbell_bf(&mut self) {
+        self.ring_last(self.last_bytes());
+    }
+
+    /// Bytes of the last WQE, if it fits BlueFlame, else 0.
+    #[inline(always)]
+    fn last_bytes(&self) -> usize {
+        let bytes = self.producer.wrapping_sub(self.last) as usize * WQEBB;
+        if bytes <= BF_BYTES { bytes } else { 0 }
+    }
+
+    #[inline(always)]
+    fn ring_last(&mut self, bytes: usize) {
         if self.rung == self.producer {
             return;
         }
-        let bytes = usize::from(self.producer.wrapping_sub(self.last)) * WQEBB;
-        let whole = if self.last == self.rung && bytes <= BF_BYTES { bytes } else { 0 };
         self.rung = self.producer;
         // SAFETY: the last WQE starts at `last` and is contiguous for `bytes`.
-        unsafe { self.doorbell.ring(self.producer, self.place(self.last), whole) };
+        unsafe { self.doorbell.ring(self.producer as u16, self.place(self.last), bytes) };
     }
 
-    /// A CQE named `wqe_counter`: that WQE and all before it are finished. Returns what its poster attached; `None` if no such WQE is
-    /// outstanding.
+    /// WQEBBs the device was not told of yet.
+    pub(crate) fn pending(&self) -> u32 {
+        self.producer.wrapping_sub(self.rung)
+    }
+
+    /// Adds what was pushed behind the first `from` pending WQEBBs to `buffer`, at the same places. `false` if it does not fit.
+    pub(crate) fn copy_pending(&self, from: u32, buffer: &mut BlueflameBuffer) -> bool {
+        let blocks = self.pending();
+        if blocks as usize * WQEBB > BF_BYTES {
+            return false;
+        }
+        for i in from..blocks {
+            let to = buffer.0[i as usize * WQEBB..].as_mut_ptr();
+            // SAFETY: a WQEBB of the ring, and room for one in the buffer (above); the ring is not the buffer.
+            unsafe { to.cast::<u8>().copy_from_nonoverlapping(self.place(self.rung.wrapping_add(i)), WQEBB) };
+        }
+        true
+    }
+
+    /// Tells the device of everything pending, of which `buffer` is a copy ([`copy_pending`](Self::copy_pending)).
+    pub(crate) fn ring_buffer(&mut self, buffer: &BlueflameBuffer) {
+        let bytes = self.pending() as usize * WQEBB;
+        self.rung = self.producer;
+        // SAFETY: `copy_pending` filled `bytes` of the buffer, which is aligned.
+        unsafe { self.doorbell.ring(self.producer as u16, buffer.0.as_ptr().cast(), bytes) };
+    }
+
+    /// A CQE named `wqe_counter`: that WQE and all before it are finished. Returns what its poster attached; `None` if no such operation
+    /// is outstanding.
     #[inline(always)]
     pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
+        let posted = self.retire(wqe_counter)?;
+        posted.is_operation.then_some(posted.user)
+    }
+
+    /// The same, for every operation it finishes, in posting order. Returns how many there were.
+    pub(crate) fn complete_each(&mut self, wqe_counter: u16, mut each: impl FnMut(u64)) -> usize {
+        let mut at = self.consumer;
+        if self.retire(wqe_counter).is_none() {
+            return 0;
+        }
+        // Entries stay as they are until something is pushed, which `each` cannot do.
+        let mut operations = 0;
+        while at != self.consumer {
+            let posted = *self.posted(at);
+            at = posted.end;
+            if posted.is_operation {
+                operations += 1;
+                each(posted.user);
+            }
+        }
+        operations
+    }
+
+    /// Frees the WQE at `wqe_counter` and all before it. A counter that is not the first of an outstanding WQE changes nothing: at any other
+    /// place of the table `end` is from an earlier lap, so not ahead of the consumer.
+    #[inline(always)]
+    fn retire(&mut self, wqe_counter: u16) -> Option<Posted> {
         let outstanding = self.producer.wrapping_sub(self.consumer);
-        if wqe_counter.wrapping_sub(self.consumer) >= outstanding {
+        let ahead = u32::from(wqe_counter.wrapping_sub(self.consumer as u16));
+        let posted = *self.posted(wqe_counter.into());
+        if ahead >= outstanding || posted.end.wrapping_sub(self.consumer).wrapping_sub(1) >= outstanding {
             return None;
         }
-        let posted = self.posted[usize::from(wqe_counter & self.mask)];
         self.consumer = posted.end;
-        Some(posted.user)
+        Some(posted)
     }
 }

@@ -43,6 +43,7 @@ use self::fabric::{Membership, Peer};
 use self::layout::{MAX_QPS, QUEUE_BYTES};
 use self::memory::DeviceMemory;
 use self::queues::SoftQp;
+use crate::device::NullOptions;
 use shm::ready::HotSet;
 use shm::sync::light_barrier;
 
@@ -53,8 +54,8 @@ pub(crate) struct Hca {
     memory: DeviceMemory,
     dead_peer_timeout_ns: u64,
     clock: Clock,
-    /// Doorbells and empty polls come here; not on a null device.
-    has_hooks: bool,
+    /// Set on a null device. On any other, doorbells and empty polls come here.
+    null: Option<NullOptions>,
     state: RefCell<State>,
 }
 
@@ -102,7 +103,7 @@ impl State {
 impl Hca {
     /// What doorbells and empty polls call: the device itself, unless it is a null device.
     pub(crate) fn hook(self: &Rc<Self>) -> Option<Rc<Self>> {
-        self.has_hooks.then(|| Rc::clone(self))
+        self.null.is_none().then(|| Rc::clone(self))
     }
 
     /// The first hook: a store to the BlueFlame register at `uar_offset` just happened. Executes that queue pair's new WQEs.

@@ -20,7 +20,7 @@ use super::private::PrivateMemory;
 use super::queues::{Remote, SQ_BUFFER, SQ_RECORD, SoftQp};
 use super::{Clock, Hca, State, arrive};
 use crate::control::{ConnectParts, CqParts, CreateError, MrParts, SqParts, SrqParts, UarParts, check};
-use crate::device::{DeviceInfo, OpenError, SoftOptions};
+use crate::device::{DeviceInfo, NullOptions, OpenError, SoftOptions};
 use crate::doorbell::BF_BYTES;
 use crate::mr::{Access, RegisterError};
 use crate::qp::{ConnectError, DeviceKind, QpAddress, QpConfig};
@@ -101,7 +101,7 @@ fn free_index<T>(table: &mut Vec<T>, max: usize, is_free: impl Fn(&T) -> bool, e
 }
 
 impl Hca {
-    pub(crate) fn open(options: &SoftOptions, has_hooks: bool) -> Result<Self, OpenError> {
+    pub(crate) fn open(options: &SoftOptions, null: Option<&NullOptions>) -> Result<Self, OpenError> {
         let arena_bytes = options.arena_bytes.checked_next_multiple_of(PAGE).unwrap_or(options.arena_bytes);
         let memory =
             DeviceMemory::create(arena_bytes).map_err(|(what, source)| OpenError::Memory { what, source: io::Error::other(source) })?;
@@ -116,7 +116,7 @@ impl Hca {
             memory,
             dead_peer_timeout_ns: options.dead_peer_timeout_ns,
             clock: options.clock.clone(),
-            has_hooks,
+            null: null.copied(),
             state: RefCell::new(State::new(arena_bytes)),
         })
     }
@@ -256,7 +256,7 @@ impl Hca {
             wqe_cnt: wqe_cnt as u16,
             max_inline: config.max_inline_data,
             record: memory.at(SQ_RECORD),
-            uar: UarParts { register: memory.at(0), uar_offset: index * 2 * BF_BYTES },
+            uar: UarParts { register: memory.at(0), kind: self.null.unwrap_or_default().register, uar_offset: index * 2 * BF_BYTES },
         };
         // SAFETY: the slots live as long as the device, this is the only consuming end, and the lane was reset above.
         let lane = unsafe { LaneRx::<Message>::new(NonNull::from(&lane.slots).cast(), LANE_SLOTS as u64, 0) };
@@ -283,7 +283,7 @@ impl Hca {
     /// Maps the peer and lets it in: RESET to RTS in one step, as far as the device is concerned.
     pub(crate) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
         let ConnectParts { qpn, remote, options } = parts;
-        if !self.has_hooks {
+        if self.null.is_some() {
             return Ok(());
         }
         let State { qps, peers, .. } = &mut *self.state.borrow_mut();

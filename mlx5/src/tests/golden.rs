@@ -7,7 +7,7 @@ use crate::ops::{Inline, Operation, Read, Sge, Write, WriteImm};
 use crate::soft::{Hca, LocalFabric};
 use crate::sq::{PostError, SendQueue, Signal};
 use crate::wire::*;
-use crate::{FabricSpec, SoftOptions};
+use crate::{FabricSpec, NullOptions, RegisterKind, SoftOptions};
 
 fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.bytes().filter(|b| b.is_ascii_hexdigit()).collect();
@@ -29,7 +29,7 @@ fn bench(qpn: u32, wqe_cnt: u16) -> Bench {
         words = words.add(2);
         (record, std::ptr::NonNull::new_unchecked(words).cast())
     };
-    let uar = UarParts { register, uar_offset: 0 };
+    let uar = UarParts { register, kind: RegisterKind::Ordinary, uar_offset: 0 };
     let buffer = std::ptr::NonNull::new(memory.as_mut_ptr()).unwrap().cast();
     let parts = SqParts { qpn, buffer, wqe_cnt, max_inline: 220, record, uar };
     let sq = SendQueue::new(&parts, Doorbell::new(&uar, record, None));
@@ -206,7 +206,7 @@ fn cqe_fields_are_where_the_header_says() {
 #[test]
 fn a_new_cq_holds_no_completion_on_either_lap() {
     let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
-    let hca = Hca::open(&options, false).unwrap();
+    let hca = Hca::open(&options, Some(&NullOptions::default())).unwrap();
     let CqParts { buffer, entries, .. } = hca.create_cq(5).unwrap();
     assert_eq!(entries, 8);
     for i in 0..8usize {
