@@ -10,8 +10,8 @@
 //! 6. `mmio_flush_writes`: the register's bytes leave before anything else is stored to it, the next doorbell included;
 //! 7. on a soft device, the hook: "a store to this register just happened".
 //!
-//! What each barrier is on which register, and why that is enough, is in [`mmio`](crate::mmio). For a write-combining register steps 2 to
-//! 6 are one function that is not inlined, so that their order in release code can be read off its disassembly, and is, by a test.
+//! What each barrier is on which register, and why that is enough, is in [`mmio`](crate::mmio). Steps 2 to 6 are
+//! one function per kind of register, called through a pointer, so their order in release code can be read off its disassembly; a test does.
 
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
@@ -24,28 +24,36 @@ use crate::wire::queue_record;
 /// Half of a 512-byte BlueFlame register, also the longest WQE that fits it.
 pub(crate) const BF_BYTES: usize = 256;
 
-/// Steps 2 to 6. `bytes` go to the register from `from`, or 8 if it is 0.
+/// Steps 2 to 6. `bytes` go to the register from `from`, or 8 if they are none or too many for it.
 ///
 /// # Safety
-/// 8 readable bytes at `from`, or `bytes` (a multiple of 64, at most [`BF_BYTES`]) if that is not 0, aligned to 64; as many writable ones
-/// at `register`.
-#[inline(always)]
-unsafe fn announce<M: Mmio>(record: &AtomicU32, value: u32, register: *mut u8, from: *const u8, bytes: usize) {
+/// `bytes` is a multiple of 64. At `from` as many are readable, or 8 if it is 0, aligned to 64.
+unsafe fn announce<M: Mmio>(bell: &mut Bell, value: u32, from: *const u8, bytes: usize) {
+    let register = bell.register;
     M::udma_to_device_barrier();
-    M::store_record(record, value);
+    // SAFETY: the record lives as long as the QP's memory, which the owner of this doorbell holds.
+    M::store_record(unsafe { bell.record.as_ref() }, value);
     M::mmio_wc_start();
-    // SAFETY: the caller's.
+    // SAFETY: the register lives as long, and each half of it has `BF_BYTES` and is aligned to them. The rest is the caller's.
     unsafe {
-        if bytes == 0 {
-            M::store_8(register, from);
-        } else {
+        if (1..=BF_BYTES).contains(&bytes) {
             M::copy(register, from, bytes);
+        } else {
+            M::store_8(register, from);
         }
     }
     M::mmio_flush_writes();
+    bell.register = register.map_addr(|at| at ^ BF_BYTES);
 }
 
-type Announce = unsafe fn(&AtomicU32, u32, *mut u8, *const u8, usize);
+type Announce = unsafe fn(&mut Bell, u32, *const u8, usize);
+
+/// Where a QP's doorbells go.
+struct Bell {
+    record: NonNull<AtomicU32>,
+    /// The half of the register that the next store goes to. The whole is aligned to its size.
+    register: *mut u8,
+}
 
 /// [`announce`] for a write-combining register on this processor.
 fn announce_write_combining() -> Announce {
@@ -65,13 +73,9 @@ fn announce_write_combining() -> Announce {
 
 /// A QP's doorbell: its record and its BlueFlame register.
 pub(crate) struct Doorbell {
-    record: NonNull<AtomicU32>,
-    register: NonNull<u8>,
+    bell: Bell,
     uar_offset: usize,
-    /// 0 or [`BF_BYTES`]: the half the next store goes to.
-    half: usize,
-    /// `None`: the register is ordinary memory.
-    announce: Option<Announce>,
+    announce: Announce,
     /// The soft device to tell; hardware sees the store itself.
     hook: Option<Rc<Control>>,
 }
@@ -79,41 +83,33 @@ pub(crate) struct Doorbell {
 impl Doorbell {
     pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Option<Rc<Control>>) -> Self {
         let announce = match parts.kind {
-            RegisterKind::Ordinary => None,
-            RegisterKind::WriteCombining => Some(announce_write_combining()),
+            RegisterKind::Ordinary => announce::<Ordinary>,
+            RegisterKind::WriteCombining => announce_write_combining(),
         };
-        Self { record, register: parts.register, uar_offset: parts.uar_offset, half: 0, announce, hook }
+        let register = parts.register.as_ptr();
+        debug_assert!(register.addr() % (2 * BF_BYTES) == 0);
+        Self { bell: Bell { record, register }, uar_offset: parts.uar_offset, announce, hook }
     }
 
     /// The same, with steps 2 to 6 made by `M`.
     #[cfg(test)]
     pub(crate) fn through<M: Mmio>(mut self) -> Self {
-        self.announce = Some(announce::<M>);
+        self.announce = announce::<M>;
         self
     }
 
-    /// Announces everything up to `producer`. `bytes` from `wqes` go through BlueFlame, or 8 bytes if that is 0: the start of the last
-    /// WQE.
+    /// Announces everything up to `producer`. `bytes` from `wqes` go through BlueFlame; if that is 0 or does not fit, the first 8.
     ///
     /// # Safety
-    /// `wqes` points to 8 readable bytes, or `bytes` (a multiple of 64, at most [`BF_BYTES`]) if that is not 0, aligned to 64.
+    /// `wqes` points to the last WQE, or to all new ones. `bytes`, a multiple of 64, are readable there, or 8 if it is 0.
     #[inline(always)]
     pub(crate) unsafe fn ring(&mut self, producer: u16, wqes: *const u8, bytes: usize) {
-        debug_assert!(bytes <= BF_BYTES && bytes % 64 == 0);
-        // SAFETY: the record lives as long as the QP's memory, which the owner of this doorbell holds; each half of the register has
-        // `BF_BYTES` and is aligned to them.
-        unsafe {
-            let record = self.record.as_ref();
-            let register = self.register.as_ptr().add(self.half);
-            match self.announce {
-                None => announce::<Ordinary>(record, queue_record(producer), register, wqes, bytes),
-                Some(announce) => announce(record, queue_record(producer), register, wqes, bytes),
-            }
-        }
-        let uar_offset = self.uar_offset + self.half;
-        self.half ^= BF_BYTES;
+        debug_assert!(bytes % 64 == 0 && wqes.addr() % 64 == 0);
+        // SAFETY: the caller's.
+        unsafe { (self.announce)(&mut self.bell, queue_record(producer), wqes, bytes) };
         if let Some(device) = &self.hook {
-            device.register_written(uar_offset);
+            let written = self.bell.register.addr() & BF_BYTES ^ BF_BYTES;
+            device.register_written(self.uar_offset + written);
         }
     }
 }

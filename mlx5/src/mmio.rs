@@ -199,23 +199,24 @@ mod x86_64 {
     impl Mmio for Sse2 {
         #[inline(always)]
         unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
-            for at in (0..bytes).step_by(64) {
-                // SAFETY: 64 aligned bytes on both sides (caller).
-                unsafe {
-                    asm!(
-                        "movdqa xmm0, [{from}]",
-                        "movdqa xmm1, [{from} + 16]",
-                        "movdqa xmm2, [{from} + 32]",
-                        "movdqa xmm3, [{from} + 48]",
-                        "movntdq [{to}], xmm0",
-                        "movntdq [{to} + 16], xmm1",
-                        "movntdq [{to} + 32], xmm2",
-                        "movntdq [{to} + 48], xmm3",
-                        from = in(reg) from.add(at), to = in(reg) register.add(at),
-                        out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-                        options(nostack, preserves_flags),
-                    );
-                }
+            // SAFETY: `bytes` aligned ones on both sides (caller), reached from their ends with an index that counts up to 0.
+            unsafe {
+                asm!(
+                    "2:",
+                    "movdqa xmm0, [{from} + {at}]",
+                    "movdqa xmm1, [{from} + {at} + 16]",
+                    "movdqa xmm2, [{from} + {at} + 32]",
+                    "movdqa xmm3, [{from} + {at} + 48]",
+                    "movntdq [{to} + {at}], xmm0",
+                    "movntdq [{to} + {at} + 16], xmm1",
+                    "movntdq [{to} + {at} + 32], xmm2",
+                    "movntdq [{to} + {at} + 48], xmm3",
+                    "add {at}, 64",
+                    "jnz 2b",
+                    from = in(reg) from.add(bytes), to = in(reg) register.add(bytes), at = inout(reg) bytes.wrapping_neg() => _,
+                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                    options(nostack),
+                );
             }
         }
     }
@@ -223,20 +224,20 @@ mod x86_64 {
     impl Mmio for Avx {
         #[inline(always)]
         unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
-            for at in (0..bytes).step_by(64) {
-                // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX (this type is for those). An xmm register
-                // stands for its wider forms.
-                unsafe {
-                    asm!(
-                        "vmovdqa ymm0, [{from}]",
-                        "vmovdqa ymm1, [{from} + 32]",
-                        "vmovntdq [{to}], ymm0",
-                        "vmovntdq [{to} + 32], ymm1",
-                        from = in(reg) from.add(at), to = in(reg) register.add(at),
-                        out("xmm0") _, out("xmm1") _,
-                        options(nostack, preserves_flags),
-                    );
-                }
+            // SAFETY: as for SSE2; the processor has AVX (this type is for those). An xmm register stands for its wider forms.
+            unsafe {
+                asm!(
+                    "2:",
+                    "vmovdqa ymm0, [{from} + {at}]",
+                    "vmovdqa ymm1, [{from} + {at} + 32]",
+                    "vmovntdq [{to} + {at}], ymm0",
+                    "vmovntdq [{to} + {at} + 32], ymm1",
+                    "add {at}, 64",
+                    "jnz 2b",
+                    from = in(reg) from.add(bytes), to = in(reg) register.add(bytes), at = inout(reg) bytes.wrapping_neg() => _,
+                    out("xmm0") _, out("xmm1") _,
+                    options(nostack),
+                );
             }
             leave_avx();
         }
@@ -245,17 +246,18 @@ mod x86_64 {
     impl Mmio for Avx512 {
         #[inline(always)]
         unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
-            for at in (0..bytes).step_by(64) {
-                // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX-512F (this type is for those).
-                unsafe {
-                    asm!(
-                        "vmovdqa64 zmm0, [{from}]",
-                        "vmovntdq [{to}], zmm0",
-                        from = in(reg) from.add(at), to = in(reg) register.add(at),
-                        out("xmm0") _,
-                        options(nostack, preserves_flags),
-                    );
-                }
+            // SAFETY: as for SSE2; the processor has AVX-512F (this type is for those).
+            unsafe {
+                asm!(
+                    "2:",
+                    "vmovdqa64 zmm0, [{from} + {at}]",
+                    "vmovntdq [{to} + {at}], zmm0",
+                    "add {at}, 64",
+                    "jnz 2b",
+                    from = in(reg) from.add(bytes), to = in(reg) register.add(bytes), at = inout(reg) bytes.wrapping_neg() => _,
+                    out("xmm0") _,
+                    options(nostack),
+                );
             }
             leave_avx();
         }

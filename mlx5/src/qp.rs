@@ -194,7 +194,9 @@ impl RcQp {
             _pd: Rc::clone(pd),
         };
         let doorbell = Doorbell::new(&parts.uar, parts.record, control.hook());
-        Ok(Self { sq: SendQueue::new(&parts, doorbell), state: QpState::Reset, object })
+        let mut qp = Self { sq: SendQueue::new(&parts, doorbell), state: QpState::Reset, object };
+        qp.set_state(QpState::Reset);
+        Ok(qp)
     }
 
     /// Queue pair number, 24 bits.
@@ -238,7 +240,7 @@ impl RcQp {
         }
         options.check()?;
         self.object.control.connect(&ConnectParts { qpn: self.qpn(), remote: *remote, options: *options })?;
-        self.state = QpState::ReadyToSend;
+        self.set_state(QpState::ReadyToSend);
         Ok(())
     }
 
@@ -248,10 +250,19 @@ impl RcQp {
     /// See [`PostError`]; nothing was written.
     #[inline(always)]
     pub fn post<O: Operation>(&mut self, op: &O, signal: Signal, user: u64) -> Result<(), PostError> {
-        if self.state != QpState::ReadyToSend {
-            return Err(PostError::WrongState(self.state));
-        }
-        self.sq.push(op, signal, user)
+        self.sq.push(op, signal, user).map_err(|error| self.refusal(error))
+    }
+
+    /// Why a post was refused: the state first, which the send queue knows only as "closed".
+    #[cold]
+    fn refusal(&self, error: PostError) -> PostError {
+        if self.state == QpState::ReadyToSend { error } else { PostError::WrongState(self.state) }
+    }
+
+    /// The only place that changes the state: the send queue is open in one of them.
+    fn set_state(&mut self, state: QpState) {
+        self.state = state;
+        self.sq.set_open(state == QpState::ReadyToSend);
     }
 
     /// Rings the doorbell for everything posted since the last call: with the whole WQE through BlueFlame if there is only one and it has
@@ -306,7 +317,7 @@ impl RcQp {
         }
         match cqe.opcode() {
             Some(CqeOpcode::Requester) => {}
-            Some(CqeOpcode::RequesterError) => self.state = QpState::Error,
+            Some(CqeOpcode::RequesterError) => self.set_state(QpState::Error),
             _ => return false,
         }
         true

@@ -40,16 +40,6 @@ pub enum PostError {
     },
 }
 
-/// What the driver remembers of a WQE until it completes, at the index of its first WQEBB.
-#[derive(Clone, Copy, Default)]
-struct Posted {
-    user: u64,
-    /// Producer counter behind the WQE.
-    end: u32,
-    /// Not a NOP that fills the ring's end, which nobody posted.
-    is_operation: bool,
-}
-
 /// How a post is to complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
@@ -64,144 +54,177 @@ pub enum Signal {
 #[repr(align(64))]
 pub(crate) struct BlueflameBuffer(pub(crate) [MaybeUninit<u8>; BF_BYTES]);
 
-/// The send queue. Counters are WQEBB counts; their low 16 bits are those on the wire.
+/// The send queue. Counters are 16-bit WQEBB counts, as on the wire.
 pub(crate) struct SendQueue {
-    buffer: NonNull<u8>,
-    /// WQEBBs - 1.
-    mask: u32,
-    max_inline: usize,
+    /// Where the next WQE goes, if there is [`room`](Self::room).
+    head: *mut u8,
+    /// Where its poster's value goes.
+    user: *mut u64,
+    /// WQEBBs that may be written at `head` with no question asked: they are free, contiguous, and need no completion. What is asked when
+    /// they are used up is in [`make_room`](Self::make_room).
+    room: u32,
     qpn: u32,
     /// WQEBBs written.
-    producer: u32,
-    /// WQEBBs at the producer that are known to be free and contiguous; there may be more ([`make_room`](Self::make_room)).
-    room: u32,
-    /// WQEBBs since the last WQE that gives a CQE.
-    unsignaled: u32,
-    /// First WQEBB of the last WQE.
-    last: u32,
+    producer: u16,
     /// WQEBBs the device was told of.
-    rung: u32,
+    rung: u16,
+    max_inline: u16,
+    /// Whether anything may be pushed; while not, there is no room.
+    is_open: bool,
+    /// WQEBBs - 1.
+    mask: u16,
+    /// The last WQE.
+    last: *mut u8,
+    /// The first WQE the device was not told of, if there is one.
+    rung_at: *mut u8,
     /// WQEBBs the device has finished with, as far as its CQEs told.
-    consumer: u32,
-    /// `mask + 1` of them.
-    posted: Box<[Posted]>,
+    consumer: u16,
+    /// A WQE that ends behind this counter gives a CQE.
+    signal_by: u16,
+    buffer: NonNull<u8>,
+    /// What the poster attached, at the index of the WQE's first WQEBB; `mask + 1` of them.
+    users: NonNull<u64>,
     doorbell: Doorbell,
 }
 
 impl SendQueue {
     pub(crate) fn new(parts: &SqParts, doorbell: Doorbell) -> Self {
         debug_assert!(parts.wqe_cnt.is_power_of_two());
-        let wqe_cnt = u32::from(parts.wqe_cnt);
+        let users: Box<[u64]> = vec![0; usize::from(parts.wqe_cnt)].into_boxed_slice();
+        // Reached through `user` too, so owned as a pointer.
+        let users = NonNull::from(Box::leak(users)).cast();
         Self {
-            buffer: parts.buffer,
-            mask: wqe_cnt - 1,
-            max_inline: parts.max_inline,
+            head: parts.buffer.as_ptr(),
+            user: users.as_ptr(),
+            room: 0,
             qpn: parts.qpn,
             producer: 0,
-            room: wqe_cnt,
-            unsignaled: 0,
-            last: 0,
             rung: 0,
+            // No WQE holds more than 63 segments.
+            max_inline: parts.max_inline.min(63 * SEGMENT) as u16,
+            is_open: true,
+            mask: parts.wqe_cnt - 1,
+            last: parts.buffer.as_ptr(),
+            rung_at: parts.buffer.as_ptr(),
             consumer: 0,
-            posted: vec![Posted::default(); usize::from(parts.wqe_cnt)].into_boxed_slice(),
+            signal_by: (parts.wqe_cnt - 1) / 4,
+            buffer: parts.buffer,
+            users,
             doorbell,
         }
     }
 
     pub(crate) fn capacity(&self) -> u16 {
-        (self.mask + 1) as u16
+        self.mask + 1
     }
 
     pub(crate) fn max_inline(&self) -> usize {
-        self.max_inline
+        self.max_inline.into()
+    }
+
+    /// Lets operations in, or refuses them all: then [`push`](Self::push) fails, whatever it says about why.
+    pub(crate) fn set_open(&mut self, is_open: bool) {
+        self.is_open = is_open;
+        self.room = 0;
     }
 
     #[inline(always)]
-    fn place(&self, counter: u32) -> *mut u8 {
+    fn place(&self, counter: u16) -> *mut u8 {
         // SAFETY: the buffer holds `mask + 1` WQEBBs.
-        unsafe { self.buffer.as_ptr().add((counter & self.mask) as usize * WQEBB) }
-    }
-
-    #[inline(always)]
-    fn posted(&mut self, counter: u32) -> &mut Posted {
-        // SAFETY: the table holds `mask + 1` entries.
-        unsafe { self.posted.get_unchecked_mut((counter & self.mask) as usize) }
+        unsafe { self.buffer.as_ptr().add(usize::from(counter & self.mask) * WQEBB) }
     }
 
     /// Builds the WQE of `op` in the ring. The device learns of it with [`ring`](Self::ring).
     #[inline(always)]
     pub(crate) fn push<O: Operation>(&mut self, op: &O, signal: Signal, user: u64) -> Result<(), PostError> {
         let payload = op.payload();
-        if payload.inline_bytes() > self.max_inline {
-            return Err(PostError::InlineTooLong { bytes: payload.inline_bytes(), max: self.max_inline });
+        if payload.inline_bytes() > self.max_inline() {
+            return Err(PostError::InlineTooLong { bytes: payload.inline_bytes(), max: self.max_inline() });
         }
         if payload.bytes() > MAX_MESSAGE_BYTES {
             return Err(PostError::MessageTooLong { bytes: payload.bytes() });
         }
         let ds = 1 + op.header_segments() + payload.segments();
-        let blocks = ds.div_ceil(WQEBB / SEGMENT) as u32;
-        if blocks > self.room {
-            self.make_room(blocks)?;
+        let blocks = ds.div_ceil(WQEBB / SEGMENT) as u16;
+        let mut signaled = signal == Signal::Always;
+        self.room = match self.room.checked_sub(blocks.into()) {
+            Some(rest) => rest,
+            None => {
+                signaled |= self.make_room(blocks)?;
+                self.room - u32::from(blocks)
+            }
+        };
+        if signal == Signal::Always {
+            self.signal_by = self.producer.wrapping_add(blocks + self.mask / 4);
         }
-        self.unsignaled += blocks;
-        let signaled = signal == Signal::Always || self.unsignaled > self.mask / 4;
-        if signaled {
-            self.unsignaled = 0;
-        }
-        self.write(O::OPCODE, ds, signaled, op.imm(), |out| {
-            op.emit_header(out);
-            payload.emit(out);
-        });
-        self.commit(blocks, user, true);
+        let mut out = self.start(O::OPCODE, ds, signaled, op.imm(), user);
+        op.emit_header(&mut out);
+        payload.emit(&mut out);
         Ok(())
     }
 
-    /// Looks how many WQEBBs are free by now. A WQE never wraps: if the end of the ring is too near, it is filled with one-block NOPs.
+    /// Looks how many WQEBBs are free by now, starts again at the ring's beginning behind its end, and says whether the WQE of `blocks`
+    /// that comes next must give a CQE. A WQE never wraps: if the ring's end is too near, it is filled with one-block NOPs.
     #[cold]
-    fn make_room(&mut self, blocks: u32) -> Result<(), PostError> {
-        let to_end = self.mask + 1 - (self.producer & self.mask);
-        let free = self.mask + 1 - self.producer.wrapping_sub(self.consumer);
+    #[inline(never)]
+    fn make_room(&mut self, blocks: u16) -> Result<bool, PostError> {
+        let to_end = self.capacity() - (self.producer & self.mask);
+        let free = self.capacity() - self.producer.wrapping_sub(self.consumer);
         let padding = if blocks > to_end { to_end } else { 0 };
-        if blocks + padding > free {
-            let [needed, free, capacity] = [blocks + padding, free, self.mask + 1].map(|n| n as usize);
+        if blocks + padding > free || !self.is_open {
+            let [needed, free, capacity] = [blocks + padding, free, self.capacity()].map(usize::from);
             return Err(PostError::QueueFull { needed, free, capacity });
         }
-        self.room = to_end.min(free);
         for _ in 0..padding {
-            self.write(Opcode::Nop, 1, false, 0, |_| {});
-            self.commit(1, 0, false);
+            self.enter();
+            self.start(Opcode::Nop, 1, false, 0, 0);
         }
-        if padding > 0 {
-            self.unsignaled += padding;
-            self.room = free - padding;
+        self.enter();
+        let contiguous = if padding > 0 { free - padding } else { to_end.min(free) };
+        // The NOPs may have gone beyond it.
+        let silent = (self.signal_by.wrapping_sub(self.producer) as i16).max(0) as u16;
+        if blocks <= silent {
+            self.room = contiguous.min(silent).into();
+            return Ok(false);
         }
-        Ok(())
+        let quarter = self.mask / 4;
+        self.signal_by = self.producer.wrapping_add(blocks + quarter);
+        self.room = contiguous.min(blocks + quarter).into();
+        Ok(true)
     }
 
-    #[inline(always)]
-    fn write(&mut self, opcode: Opcode, ds: usize, signaled: bool, imm: u32, body: impl FnOnce(&mut Segments)) {
-        let ctrl =
-            CtrlSegment { opcode: opcode as u8, wqe_index: self.producer as u16, qpn: self.qpn, ds: ds as u8, signaled, imm };
-        // SAFETY: `make_room` found `ds` segments of contiguous free room at the producer.
-        let mut out = unsafe { Segments::new(self.place(self.producer)) };
-        out.put(&ctrl.emit());
-        body(&mut out);
+    /// Points at the producer, which may have come to the ring's end.
+    fn enter(&mut self) {
+        self.head = self.place(self.producer);
+        if self.pending() == 0 {
+            self.rung_at = self.head;
+        }
+        self.user = self.user_place(self.producer);
     }
 
+    /// Takes the WQEBBs of a WQE of `ds` segments, which are free, and writes its control segment. Returns where the rest goes.
     #[inline(always)]
-    fn commit(&mut self, blocks: u32, user: u64, is_operation: bool) {
-        let first = self.producer;
-        let end = first.wrapping_add(blocks);
-        self.last = first;
-        self.producer = end;
-        self.room -= blocks;
-        *self.posted(first) = Posted { user, end, is_operation };
+    fn start(&mut self, opcode: Opcode, ds: usize, signaled: bool, imm: u32, user: u64) -> Segments {
+        let blocks = ds.div_ceil(WQEBB / SEGMENT);
+        let ctrl = CtrlSegment { opcode: opcode as u8, wqe_index: self.producer, qpn: self.qpn, ds: ds as u8, signaled, imm };
+        let (head, place) = (self.head, self.user);
+        self.producer = self.producer.wrapping_add(blocks as u16);
+        self.last = head;
+        // SAFETY: `make_room` found at least `blocks` WQEBBs of contiguous free room at `head`, and as many values at `place`.
+        unsafe {
+            self.head = head.add(blocks * WQEBB);
+            self.user = place.add(blocks);
+            place.write(user);
+            let mut out = Segments::new(head);
+            out.put(&ctrl.emit());
+            out
+        }
     }
 
     /// Tells the device of everything pushed since the last call; through BlueFlame if that is a single WQE.
     #[inline(always)]
     pub(crate) fn ring(&mut self) {
-        let bytes = if self.last == self.rung { self.last_bytes() } else { 0 };
+        let bytes = if self.last == self.rung_at { self.last_bytes() } else { 0 };
         self.ring_last(bytes);
     }
 
@@ -217,11 +240,9 @@ impl SendQueue {
         self.ring_last(self.last_bytes());
     }
 
-    /// Bytes of the last WQE, if it fits BlueFlame, else 0.
     #[inline(always)]
     fn last_bytes(&self) -> usize {
-        let bytes = self.producer.wrapping_sub(self.last) as usize * WQEBB;
-        if bytes <= BF_BYTES { bytes } else { 0 }
+        self.head.addr() - self.last.addr()
     }
 
     #[inline(always)]
@@ -230,23 +251,25 @@ impl SendQueue {
             return;
         }
         self.rung = self.producer;
+        self.rung_at = self.head;
         // SAFETY: the last WQE starts at `last` and is contiguous for `bytes`.
-        unsafe { self.doorbell.ring(self.producer as u16, self.place(self.last), bytes) };
+        unsafe { self.doorbell.ring(self.producer, self.last, bytes) };
     }
 
     /// WQEBBs the device was not told of yet.
-    pub(crate) fn pending(&self) -> u32 {
+    #[inline(always)]
+    pub(crate) fn pending(&self) -> u16 {
         self.producer.wrapping_sub(self.rung)
     }
 
     /// Adds what was pushed behind the first `from` pending WQEBBs to `buffer`, at the same places. `false` if it does not fit.
-    pub(crate) fn copy_pending(&self, from: u32, buffer: &mut BlueflameBuffer) -> bool {
+    pub(crate) fn copy_pending(&self, from: u16, buffer: &mut BlueflameBuffer) -> bool {
         let blocks = self.pending();
-        if blocks as usize * WQEBB > BF_BYTES {
+        if usize::from(blocks) * WQEBB > BF_BYTES {
             return false;
         }
         for i in from..blocks {
-            let to = buffer.0[i as usize * WQEBB..].as_mut_ptr();
+            let to = buffer.0[usize::from(i) * WQEBB..].as_mut_ptr();
             // SAFETY: a WQEBB of the ring, and room for one in the buffer (above); the ring is not the buffer.
             unsafe { to.cast::<u8>().copy_from_nonoverlapping(self.place(self.rung.wrapping_add(i)), WQEBB) };
         }
@@ -255,50 +278,82 @@ impl SendQueue {
 
     /// Tells the device of everything pending, of which `buffer` is a copy ([`copy_pending`](Self::copy_pending)).
     pub(crate) fn ring_buffer(&mut self, buffer: &BlueflameBuffer) {
-        let bytes = self.pending() as usize * WQEBB;
+        let bytes = usize::from(self.pending()) * WQEBB;
         self.rung = self.producer;
+        self.rung_at = self.head;
         // SAFETY: `copy_pending` filled `bytes` of the buffer, which is aligned.
-        unsafe { self.doorbell.ring(self.producer as u16, buffer.0.as_ptr().cast(), bytes) };
+        unsafe { self.doorbell.ring(self.producer, buffer.0.as_ptr().cast(), bytes) };
     }
 
     /// A CQE named `wqe_counter`: that WQE and all before it are finished. Returns what its poster attached; `None` if no such operation
     /// is outstanding.
     #[inline(always)]
     pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
-        let posted = self.retire(wqe_counter)?;
-        posted.is_operation.then_some(posted.user)
+        let is_operation = self.retire(wqe_counter)?;
+        is_operation.then_some(self.user_of(wqe_counter))
     }
 
     /// The same, for every operation it finishes, in posting order. Returns how many there were.
     pub(crate) fn complete_each(&mut self, wqe_counter: u16, mut each: impl FnMut(u64)) -> usize {
-        let mut at = self.consumer;
+        let first = self.consumer;
         if self.retire(wqe_counter).is_none() {
             return 0;
         }
-        // Entries stay as they are until something is pushed, which `each` cannot do.
-        let mut operations = 0;
-        while at != self.consumer {
-            let posted = *self.posted(at);
-            at = posted.end;
-            if posted.is_operation {
+        // The WQEs stay as they are until something is pushed, which `each` cannot do.
+        let finished = self.consumer.wrapping_sub(first);
+        let (mut done, mut operations) = (0, 0);
+        while done < finished {
+            let at = first.wrapping_add(done);
+            let (ctrl, blocks) = self.wqe(at);
+            done += blocks;
+            if ctrl.opcode != Opcode::Nop as u8 {
                 operations += 1;
-                each(posted.user);
+                each(self.user_of(at));
             }
         }
         operations
     }
 
-    /// Frees the WQE at `wqe_counter` and all before it. A counter that is not the first of an outstanding WQE changes nothing: at any other
-    /// place of the table `end` is from an earlier lap, so not ahead of the consumer.
     #[inline(always)]
-    fn retire(&mut self, wqe_counter: u16) -> Option<Posted> {
+    fn user_place(&self, counter: u16) -> *mut u64 {
+        // SAFETY: the table holds `mask + 1` values.
+        unsafe { self.users.as_ptr().add(usize::from(counter & self.mask)) }
+    }
+
+    #[inline(always)]
+    fn user_of(&self, counter: u16) -> u64 {
+        // SAFETY: in the table, initialised in `new`.
+        unsafe { self.user_place(counter).read() }
+    }
+
+    /// The control segment at `counter`, and WQEBBs of that WQE.
+    #[inline(always)]
+    fn wqe(&self, counter: u16) -> (CtrlSegment, u16) {
+        // SAFETY: a segment of the ring, initialised (by whoever made the queue) and only read by the device.
+        let ctrl = CtrlSegment::parse(&unsafe { self.place(counter).cast::<[u8; SEGMENT]>().read() });
+        let blocks = usize::from(ctrl.ds).div_ceil(WQEBB / SEGMENT).max(1);
+        (ctrl, blocks as u16)
+    }
+
+    /// Frees the WQE at `wqe_counter` and all before it, and says whether it is an operation (and no NOP of the ring's end, which nobody
+    /// posted). `None`, and no change, if no WQE with that counter is outstanding.
+    #[inline(always)]
+    fn retire(&mut self, wqe_counter: u16) -> Option<bool> {
         let outstanding = self.producer.wrapping_sub(self.consumer);
-        let ahead = u32::from(wqe_counter.wrapping_sub(self.consumer as u16));
-        let posted = *self.posted(wqe_counter.into());
-        if ahead >= outstanding || posted.end.wrapping_sub(self.consumer).wrapping_sub(1) >= outstanding {
+        let ahead = wqe_counter.wrapping_sub(self.consumer);
+        let (ctrl, blocks) = self.wqe(wqe_counter);
+        if ahead >= outstanding || blocks > outstanding - ahead || ctrl.wqe_index != wqe_counter {
             return None;
         }
-        self.consumer = posted.end;
-        Some(posted)
+        self.consumer = wqe_counter.wrapping_add(blocks);
+        Some(ctrl.opcode != Opcode::Nop as u8)
+    }
+}
+
+impl Drop for SendQueue {
+    fn drop(&mut self) {
+        let users = NonNull::slice_from_raw_parts(self.users, usize::from(self.capacity()));
+        // SAFETY: the slice that `new` leaked.
+        drop(unsafe { Box::from_raw(users.as_ptr()) });
     }
 }

@@ -20,15 +20,17 @@ struct Bench {
     sq: SendQueue,
 }
 
+#[repr(C, align(512))]
+struct Uar {
+    register: [u8; 512],
+    record: u32,
+}
+
 fn bench(qpn: u32, wqe_cnt: u16) -> Bench {
     let mut memory = vec![[0xa5u8; 64]; usize::from(wqe_cnt)].into_boxed_slice();
-    let mut words = Box::leak(vec![0u64; 2 + 64].into_boxed_slice()).as_mut_ptr();
-    // SAFETY: leaked memory; the record, then the register.
-    let (record, register) = unsafe {
-        let record = std::ptr::NonNull::new_unchecked(words).cast();
-        words = words.add(2);
-        (record, std::ptr::NonNull::new_unchecked(words).cast())
-    };
+    // A BlueFlame register is aligned to its size.
+    let uar = Box::leak(Box::new(Uar { register: [0; 512], record: 0 }));
+    let (register, record) = (std::ptr::NonNull::from(&mut uar.register).cast(), std::ptr::NonNull::from(&mut uar.record).cast());
     let uar = UarParts { register, kind: RegisterKind::Ordinary, uar_offset: 0 };
     let buffer = std::ptr::NonNull::new(memory.as_mut_ptr()).unwrap().cast();
     let parts = SqParts { qpn, buffer, wqe_cnt, max_inline: 220, record, uar };

@@ -81,7 +81,7 @@ impl CtrlSegment {
         let mut b = [0; Self::LEN];
         b[0..4].copy_from_slice(&(u32::from(self.wqe_index) << 8 | u32::from(self.opcode)).to_be_bytes());
         b[4..8].copy_from_slice(&(self.qpn << 8 | u32::from(self.ds & 0x3f)).to_be_bytes());
-        b[11] = (completion as u8) << 2;
+        b[8..12].copy_from_slice(&(u32::from(completion as u8) << 2).to_be_bytes());
         b[12..16].copy_from_slice(&self.imm.to_be_bytes());
         b
     }
