@@ -91,11 +91,10 @@ impl Doorbell {
         Self { bell: Bell { record, register }, uar_offset: parts.uar_offset, announce, hook }
     }
 
-    /// The same, with steps 2 to 6 made by `M`.
+    /// From now on steps 2 to 6 are made by `M`.
     #[cfg(test)]
-    pub(crate) fn through<M: Mmio>(mut self) -> Self {
+    pub(crate) fn set_mmio<M: Mmio>(&mut self) {
         self.announce = announce::<M>;
-        self
     }
 
     /// Announces everything up to `producer`. `bytes` from `wqes` go through BlueFlame; if that is 0 or does not fit, the first 8.

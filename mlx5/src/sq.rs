@@ -128,6 +128,11 @@ impl SendQueue {
         self.room = 0;
     }
 
+    #[cfg(test)]
+    pub(crate) fn doorbell(&mut self) -> &mut Doorbell {
+        &mut self.doorbell
+    }
+
     #[inline(always)]
     fn place(&self, counter: u16) -> *mut u8 {
         // SAFETY: the buffer holds `mask + 1` WQEBBs.
