@@ -338,7 +338,7 @@ mod tests {
     /// A ring whose device has not written anything, its op_own bytes set to `op_own`.
     fn untouched(config: CqConfig, op_own: u8) -> CqRing {
         let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
-        let ring = CqRing::create(&Rc::new(Hca::open(&options, false).unwrap()), &config).unwrap();
+        let ring = CqRing::create(&Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap()), &config).unwrap();
         for i in 0..ring.entries() {
             // SAFETY: inside the buffer, and nobody writes it.
             unsafe { ring.place(i).add(OP_OWN_OFFSET).write(op_own) };

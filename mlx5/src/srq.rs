@@ -6,6 +6,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use crate::control::{Control, CreateError, SrqParts};
+use crate::mmio;
 use crate::ops::Sge;
 use crate::rq::{PostReceiveError, Scatter};
 use crate::wire::{NextSegment, SEGMENT, queue_record};
@@ -137,8 +138,7 @@ impl Srq {
     /// Makes the receives posted so far visible to the device (its doorbell record; there is no register to write).
     pub fn ring(&mut self) {
         // SAFETY: the record lives as long as `object`.
-        // Release: the WQEs before the counter.
-        unsafe { self.record.as_ref() }.store(queue_record(self.counter), Ordering::Release);
+        mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.counter));
     }
 
     /// A completion named `wqe_counter`: returns the entry to the queue and gives back what its poster attached. `None`, and no

@@ -14,7 +14,7 @@ use random::Random;
 const SEEDS: [u64; 4] = [1, 77, 0xfeed, 1 << 50];
 
 fn open() -> (Device, NullDevice) {
-    let device = Device::open(&DeviceSpec::Null).unwrap();
+    let device = Device::open(&DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
     let null = device.null().unwrap();
     (device, null)
 }

@@ -115,7 +115,7 @@ fn receives_of_a_queue_pair_are_taken_and_come_back_in_order_over_the_counter_wr
 fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
     for (seed, (depth, max_sge)) in SEEDS.into_iter().zip([(1, 0), (15, 3), (100, 1)]) {
         let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
-        let hca = Rc::new(Hca::open(&options, false).unwrap());
+        let hca = Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap());
         let parts = hca.create_rq(1, depth, max_sge, true).unwrap();
         let SrqParts { buffer, stride, record, .. } = parts;
         let ring = Ring { buffer, stride, record };
@@ -192,7 +192,7 @@ fn receives_have_golden_bytes_without_empty_buffers_and_limits() {
     assert_eq!([ring.segment(0, 3), ring.segment(1, 1)], [[0xa5; 16]; 2]);
 
     let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
-    let hca = Rc::new(Hca::open(&options, false).unwrap());
+    let hca = Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap());
     let parts = hca.create_rq(1, 3, 5, true).unwrap();
     let ring = Ring { buffer: parts.buffer, stride: parts.stride, record: parts.record };
     let mut srq = Srq::new(&parts, 5, &hca);

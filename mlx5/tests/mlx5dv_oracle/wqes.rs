@@ -16,7 +16,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let device = Device::open(&DeviceSpec::Null).unwrap();
+        let device = Device::open(&DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
         let null = device.null().unwrap();
         let pd = device.alloc_pd();
         let send_cq = device.create_cq(16).unwrap();

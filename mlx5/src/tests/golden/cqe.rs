@@ -126,7 +126,7 @@ fn a_large_entry_has_its_cqe_in_the_second_half() {
 #[test]
 fn a_new_cq_holds_no_completion_on_either_lap() {
     let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
-    let hca = Hca::open(&options, false).unwrap();
+    let hca = Hca::open(&options, Some(&crate::NullOptions::default())).unwrap();
     let CqParts { buffer, entries, .. } = hca.create_cq(&5.into()).unwrap();
     assert_eq!(entries, 8);
     for i in 0..8usize {

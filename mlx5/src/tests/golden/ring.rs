@@ -21,7 +21,7 @@ struct Ring {
 
 fn ring(entries: u32, cqe_bytes: u32) -> Ring {
     let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
-    let hca = Rc::new(Hca::open(&options, false).unwrap());
+    let hca = Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap());
     let parts = hca.create_cq(&CqConfig { entries, cqe_bytes, compression: true }).unwrap();
     assert_eq!(parts.stride, cqe_bytes as usize);
     let ring = Ring { null: NullDevice::new(Rc::clone(&hca)), parts, bytes: (entries * cqe_bytes) as usize, _hca: hca };

@@ -20,16 +20,18 @@ struct Bench {
     unsignaled: u16,
 }
 
+#[repr(C, align(512))]
+struct Uar {
+    register: [u8; 512],
+    record: u32,
+}
+
 fn bench(qpn: u32) -> Bench {
     let ring = Box::leak(Box::new([0xa5u8; RING])) as *mut [u8; RING];
-    let mut words = Box::leak(vec![0u64; 2 + 64].into_boxed_slice()).as_mut_ptr();
-    // SAFETY: leaked memory; the record, then the register.
-    let (record, register) = unsafe {
-        let record = std::ptr::NonNull::new_unchecked(words).cast();
-        words = words.add(2);
-        (record, std::ptr::NonNull::new_unchecked(words).cast())
-    };
-    let uar = UarParts { register, uar_offset: 0 };
+    // A BlueFlame register is aligned to its size.
+    let uar = Box::leak(Box::new(Uar { register: [0; 512], record: 0 }));
+    let (register, record) = (std::ptr::NonNull::from(&mut uar.register).cast(), std::ptr::NonNull::from(&mut uar.record).cast());
+    let uar = UarParts { register, kind: crate::RegisterKind::Ordinary, uar_offset: 0 };
     let buffer = std::ptr::NonNull::new(ring).unwrap().cast();
     let parts = SqParts { qpn, buffer, wqe_cnt: WQE_CNT, max_inline: 220, record, uar };
     Bench { ring, sq: SendQueue::new(&parts, Doorbell::new(&uar, record, None)), producer: 0, unsignaled: 0 }
