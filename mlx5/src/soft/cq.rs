@@ -17,8 +17,8 @@ use crate::wire::{
 pub(crate) struct SoftCq {
     memory: PrivateMemory,
     log_entries: u32,
-    /// Bytes of an entry, 64 or 128.
-    stride: usize,
+    /// Logarithm of the bytes of an entry, 64 or 128.
+    log_stride: u32,
     compression: bool,
     producer: u32,
     /// Producer behind the last CQE that was solicited or an error.
@@ -43,7 +43,15 @@ impl SoftCq {
         let stride = config.cqe_bytes as usize;
         let memory = PrivateMemory::new(CQ_BUFFER + config.entries as usize * stride)?;
         let log_entries = config.entries.trailing_zeros();
-        let cq = Self { memory, log_entries, stride, compression: config.compression, producer: 0, solicited: 0, overrun: false };
+        let cq = Self {
+            memory,
+            log_entries,
+            log_stride: stride.trailing_zeros(),
+            compression: config.compression,
+            producer: 0,
+            solicited: 0,
+            overrun: false,
+        };
         cq.arm_word().store(NOT_ARMED, Ordering::Relaxed);
         for i in 0..config.entries {
             // SAFETY: inside the new memory, which nobody else has yet.
@@ -63,8 +71,9 @@ impl SoftCq {
     }
 
     /// Bytes of an entry.
+    #[inline(always)]
     pub(crate) fn stride(&self) -> usize {
-        self.stride
+        1 << self.log_stride
     }
 
     /// Whether sessions may be written.
@@ -74,14 +83,14 @@ impl SoftCq {
 
     /// Received bytes that an entry can carry.
     pub(crate) fn scatter_room(&self) -> usize {
-        if self.stride == CQE128_BYTES { CQE128_OFFSET } else { CQE_BYTES / 2 }
+        if self.stride() == CQE128_BYTES { CQE128_OFFSET } else { CQE_BYTES / 2 }
     }
 
     /// The CQE of an entry: its last 64 bytes.
     #[inline(always)]
     fn cqe(&self, counter: u32) -> NonNull<u8> {
         let index = (counter & ((1 << self.log_entries) - 1)) as usize;
-        self.memory.at(CQ_BUFFER + (index + 1) * self.stride - CQE_BYTES)
+        self.memory.at(CQ_BUFFER - CQE_BYTES + ((index + 1) << self.log_stride))
     }
 
     /// Whether `count` entries are free; if not, this was the last attempt.
@@ -91,7 +100,7 @@ impl SoftCq {
         let record = unsafe { self.record().as_ref() };
         // The record has 24 bits. Acquire: the driver has finished reading what it passed.
         let consumed = u32::from_be(record.load(Ordering::Acquire));
-        if self.overrun || (self.producer.wrapping_sub(consumed) & 0xff_ffff) + count > 1 << self.log_entries {
+        if self.overrun || (self.producer.wrapping_sub(consumed) & 0xff_ffff) + count > 1u32 << self.log_entries {
             self.overrun = true;
             return Err(Overrun);
         }
@@ -146,6 +155,27 @@ impl SoftCq {
         is_due
     }
 
+    /// Writes the CQE of a receive.
+    #[inline(always)]
+    pub(crate) fn write_receive(&mut self, cqe: &ResponderCqe, opcode: CqeOpcode, solicited: bool) -> Result<(), Overrun> {
+        self.reserve(1)?;
+        let owner = (self.producer >> self.log_entries) & 1 != 0;
+        let words = cqe.emit_words(op_own_with(opcode, CqeFormat::Plain, solicited, owner));
+        let at = self.cqe(self.producer).cast::<u64>();
+        // SAFETY: as in `put`.
+        unsafe {
+            for (i, word) in words[..7].iter().enumerate() {
+                at.add(i).write(*word);
+            }
+            at.add(7).cast::<AtomicU64>().as_ref().store(words[7], Ordering::Release);
+        }
+        self.producer = self.producer.wrapping_add(1);
+        if solicited {
+            self.solicited = self.producer;
+        }
+        Ok(())
+    }
+
     /// Writes a CQE.
     #[inline(always)]
     pub(crate) fn write(&mut self, bytes: [u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
@@ -164,9 +194,11 @@ impl SoftCq {
                 CqeFormat::Inline32
             }
             _ => {
-                let half = data.len().min(self.stride - CQE128_OFFSET);
+                let half = data.len().min(self.stride() - CQE128_OFFSET);
                 // SAFETY: the entry, not its CQE, starts `stride - 64` bytes before the CQE; free as in `put`.
-                unsafe { self.cqe(self.producer).sub(self.stride - CQE_BYTES).copy_from_nonoverlapping(NonNull::from(data).cast(), half) };
+                unsafe {
+                    self.cqe(self.producer).sub(self.stride() - CQE_BYTES).copy_from_nonoverlapping(NonNull::from(data).cast(), half)
+                };
                 CqeFormat::Inline64
             }
         };

@@ -9,7 +9,7 @@ use crate::wire::{CqeOpcode, ErrorCqe, Syndrome};
 
 /// Flushes what is posted in `qp`'s own receive queue.
 #[cold]
-pub(crate) fn flush_receives(qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
+pub(crate) fn flush_receives(qp: &SoftQp, cq: &mut SoftCq) {
     if !qp.owns_rq {
         return;
     }
@@ -23,10 +23,8 @@ pub(crate) fn flush_receives(qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
             qpn: qp.qpn,
             wqe_counter: taking.index,
         };
-        if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
-            // An overrun CQ tells nobody anything more.
-            let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
-        }
+        // An overrun CQ tells nobody anything more.
+        let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
     }
 }
 
@@ -37,7 +35,9 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) {
     let mut any = false;
     for qp in qps.iter_mut().flatten().filter(|qp| qp.failed && qp.owns_rq) {
         any = true;
-        flush_receives(qp, cqs);
+        if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
+            flush_receives(qp, cq);
+        }
     }
     hca.has_failed.set(any);
 }

@@ -77,6 +77,8 @@ impl Hca {
             .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().datagram_ready))
             .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().sleep));
         pages.map_err(|source| OpenError::Memory { what: "the device's tables", source: io::Error::other(source) })?;
+        // 0 stands for a free entry: so that the key 0 names none.
+        memory.mr(0).key.store(u32::MAX, Ordering::Relaxed);
         let membership = Membership::join(&options.fabric, &memory)?;
         Ok(Self {
             membership,
@@ -225,6 +227,7 @@ impl Hca {
             sq_consumer: 0,
             sq_limit: 0,
             failed: false,
+            is_odd: state.injector.is_some(),
             waiting: None,
             lane,
             transport: if request.is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) },

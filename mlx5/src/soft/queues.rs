@@ -45,6 +45,8 @@ pub(crate) struct SoftQp {
     /// WQEBBs that may be executed by now: those of the doorbells whose time has come.
     pub(crate) sq_limit: u16,
     pub(crate) failed: bool,
+    /// WQEs are not simply run: it failed, broke a rule, or there are faults to make.
+    pub(crate) is_odd: bool,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
     pub(crate) transport: Transport,
@@ -242,6 +244,7 @@ impl SoftQp {
     #[cold]
     pub(crate) fn fail(&mut self, hca: &Hca) {
         self.failed = true;
+        self.is_odd = true;
         hca.has_failed.set(hca.has_failed.get() || self.owns_rq);
         hca.memory.qp(self.index).identity.store(QpEntry::pack_identity(self.qpn, 0), Ordering::Release);
     }

@@ -142,9 +142,9 @@ impl Receives {
             let index = index & (self.wqes - 1);
             let next = if self.is_linked { self.link(index) } else { index + 1 } & (self.wqes - 1);
             // H5: before the pop, so that whoever finds the pop without a message knows whose it was.
-            intent.store(Pop::pack(count, index) + Pop::ONE, Ordering::Release);
+            intent.store(word.wrapping_add(Pop::ONE), Ordering::Release);
             // H4
-            match pop.word.compare_exchange_weak(word, Pop::pack(count.wrapping_add(1), next), Ordering::AcqRel, Ordering::Acquire) {
+            match pop.word.compare_exchange_weak(word, Pop::taken(word, next), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(Taking { count, index }),
                 Err(now) => word = now,
             }
@@ -220,12 +220,12 @@ impl Receives {
         let (entry, pop) = self.words();
         let mut word = pop.word.load(Ordering::Acquire);
         loop {
-            let (count, head) = Pop::unpack(word);
+            let (_, head) = Pop::unpack(word);
             let mut segment = [0; 8];
             segment.copy_from_slice(&NextSegment { next_wqe_index: head }.emit()[..8]);
             self.link_word(index).store(u64::from_ne_bytes(segment), Ordering::Relaxed);
             // H4. The count stays, so this word was never there before and no stale exchange succeeds.
-            match pop.word.compare_exchange_weak(word, Pop::pack(count, index), Ordering::AcqRel, Ordering::Acquire) {
+            match pop.word.compare_exchange_weak(word, Pop::with_head(word, index), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => break,
                 Err(now) => word = now,
             }
@@ -266,7 +266,7 @@ impl Hca {
         entry.ring.store(offset as u64, Ordering::Relaxed);
         entry.kind.store(if is_linked { LINKED } else { 0 }, Ordering::Relaxed);
         entry.pd.store(pd, Ordering::Relaxed);
-        pop.word.store(Pop::pack(0, 0), Ordering::Relaxed);
+        pop.word.store(0, Ordering::Relaxed);
         entry.wqe_cnt.store(wqe_cnt, Ordering::Release);
         let Some(receives) = Receives::of(&self.memory, index as u32) else { return Err(exhausted("receive queue", MAX_RQS as u64)) };
         let (taken, watch) = (Taken::new(wqe_cnt as u16), RqWatch::default());

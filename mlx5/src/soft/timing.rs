@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::deferred::Deferred;
 use super::queues::SoftQp;
 use super::random::Random;
-use crate::wire::{CtrlSegment, DataSegment, InlineHeader, Opcode, SEGMENT, WQEBB};
+use crate::wire::{CtrlWords, DataSegment, InlineHeader, Opcode, SEGMENT, WQEBB};
 
 /// When a software HCA executes what a doorbell announced. The times are those of the device's [`Clock`](crate::Clock).
 #[derive(Clone, Debug, Default)]
@@ -188,14 +188,14 @@ fn load(qp: &SoftQp, counter: u16, outstanding: u16) -> (u16, Load) {
     // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
     let block = |at: u16| unsafe { qp.wqebb(counter.wrapping_add(at)).cast::<[u8; WQEBB]>().read() };
     let first = block(0);
-    let ctrl = CtrlSegment::parse(first.first_chunk().unwrap_or(&[0; SEGMENT]));
-    let blocks = usize::from(ctrl.ds).div_ceil(WQEBB / SEGMENT).clamp(1, usize::from(outstanding).max(1));
-    let opcode = Opcode::from_wire(ctrl.opcode);
+    let ctrl = CtrlWords::parse(first.first_chunk().unwrap_or(&[0; SEGMENT]));
+    let blocks = usize::from(ctrl.ds()).div_ceil(WQEBB / SEGMENT).clamp(1, usize::from(outstanding).max(1));
+    let opcode = Opcode::from_wire(ctrl.opcode());
     let takes_receive = matches!(opcode, Some(Opcode::RdmaWriteImm | Opcode::Send | Opcode::SendImm));
     let header = if matches!(opcode, Some(Opcode::Send | Opcode::SendImm)) { 1 } else { 2 };
     let mut bytes = 0;
     let mut segment = header;
-    while segment < usize::from(ctrl.ds) && segment < blocks * (WQEBB / SEGMENT) {
+    while segment < usize::from(ctrl.ds()) && segment < blocks * (WQEBB / SEGMENT) {
         let block = block((segment * SEGMENT / WQEBB) as u16);
         let Some(data) = block[segment * SEGMENT % WQEBB..].first_chunk::<SEGMENT>() else { break };
         let inline = InlineHeader::parse(&[data[0], data[1], data[2], data[3]]);
