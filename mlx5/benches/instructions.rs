@@ -172,7 +172,7 @@ impl Poster {
 
     /// Posts `n` times what `op` makes of a number, `batch` to a doorbell.
     #[inline(always)]
-    fn run<O: Operation>(&mut self, n: usize, blocks: usize, batch: usize, op: impl Fn(u32) -> O) {
+    fn run<O: RcOperation>(&mut self, n: usize, blocks: usize, batch: usize, op: impl Fn(u32) -> O) {
         let mut i = 0;
         while i < n {
             let round = i + RECLAIM_EVERY / blocks;
@@ -220,7 +220,7 @@ fn poll_mono(n: usize, complete: bool) {
     for i in 0..CQES {
         srq.post(&[], u64::from(i)).unwrap();
         let qpn = qps[i as usize % 4].qpn();
-        let cqe = ResponderCqe { qpn, srqn: 0, imm: i, byte_count: 64, wqe_counter: i as u16 };
+        let cqe = ResponderCqe { qpn, imm: i, byte_count: 64, wqe_counter: i as u16, ..Default::default() };
         assert!(device.null().unwrap().write_cqe(cq.cqn(), &cqe.emit(), CqeOpcode::ResponderWriteImm));
     }
     let (mut polled, mut sum) = (0, 0);
