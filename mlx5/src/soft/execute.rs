@@ -149,7 +149,7 @@ fn takes_receive(ctrl: CtrlWords) -> bool {
 /// WQEBBs of a WQE; at least one, so that a malformed one is passed over.
 #[inline(always)]
 pub(crate) fn blocks(ctrl: CtrlWords) -> u16 {
-    (u16::from(ctrl.ds()) + (WQEBB / SEGMENT) as u16 - 1 >> 2).max(1)
+    ((u16::from(ctrl.ds()) + 3) >> 2).max(1)
 }
 
 /// Decides how long a WQE may wait, and when to try it again.
