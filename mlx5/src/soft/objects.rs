@@ -220,7 +220,7 @@ impl Hca {
         let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
         let memory = PrivateMemory::new(SQ_BUFFER + wqe_cnt as usize * WQEBB)
             .map_err(|source| CreateError::Memory { what: "a send queue", source })?;
-        let State { qps, qp_generations, srqs, .. } = &mut *self.state.borrow_mut();
+        let State { qps, qp_generations, srqs, deferred, .. } = &mut *self.state.borrow_mut();
         let srq_wqes = srqs.get(srqn as usize).and_then(Option::as_ref).map_or(1, |s| s.wqe_cnt);
         let free = |(qp, generation): (&Option<Box<SoftQp>>, &u16)| qp.is_none() && *generation != QUARANTINED;
         let index = match qps.iter().zip(qp_generations.iter()).position(free) {
@@ -258,6 +258,7 @@ impl Hca {
             record: memory.at(SQ_RECORD),
             uar: UarParts { register: memory.at(0), kind: self.null.unwrap_or_default().register, uar_offset: index * 2 * BF_BYTES },
         };
+        deferred.reserve(qps.len());
         // SAFETY: the slots live as long as the device, this is the only consuming end, and the lane was reset above.
         let lane = unsafe { LaneRx::<Message>::new(NonNull::from(&lane.slots).cast(), LANE_SLOTS as u64, 0) };
         qps[index] = Some(Box::new(SoftQp {
