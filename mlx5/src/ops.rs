@@ -117,13 +117,18 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
             to.add(len - part).copy_from_nonoverlapping(from.add(len - part), part);
         }
     };
-    match len {
-        16..=32 => both_ends(16),
-        8..16 => both_ends(8),
-        4..8 => both_ends(4),
-        // SAFETY: the caller's.
-        _ => unsafe { to.copy_from_nonoverlapping(from, len) },
+    // The common lengths with the fewest questions.
+    if len >= 16 {
+        if len <= 32 {
+            return both_ends(16);
+        }
+    } else if len >= 8 {
+        return both_ends(8);
+    } else if len >= 4 {
+        return both_ends(4);
     }
+    // SAFETY: the caller's.
+    unsafe { to.copy_from_nonoverlapping(from, len) };
 }
 
 impl Payload for () {
