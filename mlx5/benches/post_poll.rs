@@ -59,7 +59,7 @@ impl Null {
         for i in 0..OPERATIONS {
             self.srq.post(&[], i as u64).unwrap();
             let wqe_counter = (self.posted as usize + i) % (self.srq.depth() + 1);
-            let cqe = ResponderCqe { qpn: self.qp.qpn(), srqn: 0, imm: i as u32, byte_count: 0, wqe_counter: wqe_counter as u16 };
+            let cqe = ResponderCqe { qpn: self.qp.qpn(), imm: i as u32, wqe_counter: wqe_counter as u16, ..Default::default() };
             assert!(self.device.write_cqe(self.recv_cq.cqn(), &cqe.emit(), CqeOpcode::ResponderWriteImm));
         }
         self.posted = self.posted.wrapping_add(OPERATIONS as u16);

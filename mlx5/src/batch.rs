@@ -4,9 +4,9 @@ use core::fmt;
 use core::mem::MaybeUninit;
 
 use crate::doorbell::BF_BYTES;
-use crate::ops::Operation;
+use crate::ops::RcOperation;
 use crate::qp::RcQp;
-use crate::sq::{BlueflameBuffer, PostError, Signal};
+use crate::sq::{BlueflameBuffer, Flags, PostError};
 
 /// Several short operations whose WQEs go through BlueFlame together: the device need not read any of them from memory.
 ///
@@ -43,9 +43,9 @@ impl<'a> BlueflameBatch<'a> {
     /// # Errors
     /// See [`PostError`]; the batch is as before.
     #[inline]
-    pub fn post<O: Operation>(&mut self, op: &O, signal: Signal, user: u64) -> Result<(), PostError> {
+    pub fn post<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
         let from = self.qp.sq().pending();
-        self.qp.post(op, signal, user)?;
+        self.qp.post(op, flags, user)?;
         self.fits = self.fits && self.qp.sq().copy_pending(from, &mut self.buffer);
         Ok(())
     }

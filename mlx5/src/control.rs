@@ -35,12 +35,14 @@ pub(crate) struct SqParts {
     pub(crate) uar: UarParts,
 }
 
-/// A completion queue as the device made it; every `op_own` is untouched.
+/// A completion queue as the device made it; every `op_own` has the opcode [`Invalid`](crate::CqeOpcode::Invalid).
 pub(crate) struct CqParts {
     pub(crate) cqn: u32,
     pub(crate) buffer: NonNull<u8>,
     /// A power of two.
     pub(crate) entries: u32,
+    /// Bytes of an entry, 64 or 128; the CQE is its last 64.
+    pub(crate) stride: usize,
     /// The consumer word of the doorbell record.
     pub(crate) record: NonNull<AtomicU32>,
 }
@@ -53,6 +55,17 @@ pub(crate) struct SrqParts {
     pub(crate) wqe_cnt: u16,
     /// Bytes of a WQE, a power of two.
     pub(crate) stride: usize,
+    pub(crate) record: NonNull<AtomicU32>,
+}
+
+/// A queue pair's own receive queue as the device made it.
+pub(crate) struct RqParts {
+    pub(crate) buffer: NonNull<u8>,
+    /// WQEs, a power of two of at most 32,768.
+    pub(crate) wqe_cnt: u16,
+    /// Bytes of a WQE: 16 for each buffer of a receive, rounded up to a power of two.
+    pub(crate) stride: usize,
+    /// The receive word of the QP's doorbell record.
     pub(crate) record: NonNull<AtomicU32>,
 }
 
@@ -85,6 +98,16 @@ pub enum CreateError {
         min: u64,
         /// Largest legal value.
         max: u64,
+    },
+    /// A value that is none of the few legal ones.
+    #[error("{what} is {value}; legal is {legal}")]
+    Illegal {
+        /// The parameter.
+        what: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// The legal values.
+        legal: &'static str,
     },
     /// The device has no free object of this kind; destroy one first.
     #[error("the device has no free {what}: all {max} are in use")]

@@ -1,17 +1,51 @@
-//! Completion queues: the ring, the CQE as the device wrote it, and the ordinary [`Cq`].
+//! Completion queues: what one is to be, the CQE as the device wrote it, and the ordinary [`Cq`].
 
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::fmt;
 use std::rc::Rc;
 
-use crate::control::{Control, CqParts, CreateError};
-use crate::wire::{CQE_BYTES, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, RequesterCqe, ResponderCqe, Syndrome, cq_consumer_record};
+use crate::control::{Control, CreateError};
+use crate::cq_ring::CqRing;
+use crate::wire::{
+    CQE_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, RequesterCqe, ResponderCqe, Syndrome, is_solicited,
+};
+
+/// What a completion queue is to be. A number alone is that many entries of 64 bytes, not compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqConfig {
+    /// CQEs, 1..=[`DeviceInfo::max_cqe`](crate::DeviceInfo::max_cqe); rounded up to a power of two. Every operation that may complete
+    /// before the next poll needs one: a queue that overruns is dead.
+    pub entries: u32,
+    /// Bytes of an entry, 64 or 128. A large entry has room for 64 bytes of received data in front of its CQE.
+    pub cqe_bytes: u32,
+    /// The device may write CQEs that differ in little as one session of 8-byte mini CQEs ([`MiniCqe`](crate::wire::MiniCqe)). Polls
+    /// hand them out as any others.
+    pub compression: bool,
+}
+
+impl From<u32> for CqConfig {
+    fn from(entries: u32) -> Self {
+        Self { entries, cqe_bytes: CQE_BYTES as u32, compression: false }
+    }
+}
 
 /// A CQE in the queue, read in place; it stays as it is until the poll that hands it out returns.
 #[derive(Clone, Copy)]
 pub struct Cqe<'a> {
     bytes: &'a [u8; CQE_BYTES],
+    beside: Beside<'a>,
+}
+
+/// What belongs to a CQE beside its own bytes. The poll that made it is inlined, so what is not asked for costs nothing.
+#[derive(Clone, Copy)]
+pub(crate) enum Beside<'a> {
+    Nothing,
+    /// The first half of a large entry.
+    Half(&'a [u8; CQE128_OFFSET]),
+    /// The CQE is the title of a compressed session; this is what the completion has of its own.
+    Mini {
+        byte_count: u32,
+        wqe_counter: u16,
+    },
 }
 
 /// Why a completion is an error.
@@ -36,7 +70,12 @@ impl fmt::Debug for Cqe<'_> {
     }
 }
 
-impl Cqe<'_> {
+impl<'a> Cqe<'a> {
+    #[inline(always)]
+    pub(crate) fn new(bytes: &'a [u8; CQE_BYTES], beside: Beside<'a>) -> Self {
+        Self { bytes, beside }
+    }
+
     /// What happened; `None` for an opcode this crate does not know.
     #[must_use]
     #[inline(always)]
@@ -55,7 +94,10 @@ impl Cqe<'_> {
     #[must_use]
     #[inline(always)]
     pub fn wqe_counter(&self) -> u16 {
-        ResponderCqe::parse(self.bytes).wqe_counter
+        match self.beside {
+            Beside::Mini { wqe_counter, .. } => wqe_counter,
+            _ => ResponderCqe::parse(self.bytes).wqe_counter,
+        }
     }
 
     /// The sender's immediate, host order. Meaningful when the opcode says so.
@@ -69,7 +111,44 @@ impl Cqe<'_> {
     #[must_use]
     #[inline(always)]
     pub fn byte_count(&self) -> u32 {
-        RequesterCqe::parse(self.bytes).byte_count
+        match self.beside {
+            Beside::Mini { byte_count, .. } => byte_count,
+            _ => RequesterCqe::parse(self.bytes).byte_count,
+        }
+    }
+
+    /// The queue pair that sent the message, 24 bits. Meaningful for receives of unreliable datagrams.
+    #[must_use]
+    #[inline(always)]
+    pub fn source_qpn(&self) -> u32 {
+        ResponderCqe::parse(self.bytes).source_qpn
+    }
+
+    /// Whether the first 40 bytes of the receive hold the message's GRH. Meaningful for receives of unreliable datagrams.
+    #[must_use]
+    #[inline(always)]
+    pub fn has_grh(&self) -> bool {
+        ResponderCqe::parse(self.bytes).grh
+    }
+
+    /// Whether the sender asked for an event.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_solicited(&self) -> bool {
+        is_solicited(self.bytes[OP_OWN_OFFSET])
+    }
+
+    /// The received bytes, if the device put them here (scatter to CQE) and not into the buffers of the receive: at most 32, or 64 in a
+    /// queue of 128-byte entries. [`source_qpn`](Self::source_qpn) and [`has_grh`](Self::has_grh) mean nothing then.
+    #[must_use]
+    #[inline(always)]
+    pub fn inline_data(&self) -> Option<&'a [u8]> {
+        let room: &[u8] = match (CqeFormat::from_op_own(self.bytes[OP_OWN_OFFSET]), self.beside) {
+            (CqeFormat::Inline32, _) => &self.bytes[..CQE_BYTES / 2],
+            (CqeFormat::Inline64, Beside::Half(half)) => half,
+            _ => return None,
+        };
+        room.get(..self.byte_count() as usize)
     }
 
     /// Success, or the typed error.
@@ -79,8 +158,8 @@ impl Cqe<'_> {
     #[inline(always)]
     pub fn result(&self) -> Result<(), CompletionError> {
         match self.opcode() {
-            Some(CqeOpcode::Requester | CqeOpcode::ResponderWriteImm) => Ok(()),
-            _ => Err(self.error()),
+            None | Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError | CqeOpcode::Invalid) => Err(self.error()),
+            Some(_) => Ok(()),
         }
     }
 
@@ -103,102 +182,6 @@ impl Drop for CqObject {
     }
 }
 
-/// The ring as the driver reads it.
-pub(crate) struct CqRing {
-    buffer: NonNull<u8>,
-    log_entries: u32,
-    consumer: u32,
-    record: NonNull<AtomicU32>,
-    polls_without_hook: u32,
-    /// The soft device, which makes progress in empty polls.
-    hook: Option<Rc<Control>>,
-    object: Rc<CqObject>,
-}
-
-/// Polls that may find something before the device makes progress all the same.
-const POLLS_PER_HOOK: u32 = 16;
-
-impl CqRing {
-    pub(crate) fn create(control: &Rc<Control>, entries: u32) -> Result<Self, CreateError> {
-        let CqParts { buffer, entries, record, cqn } = control.create_cq(entries)?;
-        let object = Rc::new(CqObject { cqn, control: Rc::clone(control) });
-        Ok(Self { buffer, log_entries: entries.trailing_zeros(), consumer: 0, record, polls_without_hook: 0, hook: control.hook(), object })
-    }
-
-    pub(crate) fn entries(&self) -> u32 {
-        1 << self.log_entries
-    }
-
-    pub(crate) fn object(&self) -> &Rc<CqObject> {
-        &self.object
-    }
-
-    /// The next CQE if the device has written it: its opcode is valid and its owner bit is that of this lap.
-    #[inline(always)]
-    fn peek<'a>(&self) -> Option<Cqe<'a>> {
-        let index = (self.consumer & (self.entries() - 1)) as usize;
-        // SAFETY: the buffer holds `entries` CQEs and lives as long as `object`.
-        let cqe = unsafe { self.buffer.as_ptr().add(index * CQE_BYTES) };
-        // SAFETY: as above; the device writes this byte last, and only whole.
-        let op_own = unsafe { &*cqe.add(OP_OWN_OFFSET).cast::<AtomicU8>() }.load(Ordering::Acquire);
-        let lap = (self.consumer >> self.log_entries) as u8 & 1;
-        if op_own & 1 != lap || op_own >> 4 == CqeOpcode::Invalid as u8 {
-            return None;
-        }
-        // SAFETY: the owner bit, read with Acquire, says that the device is done with the entry; it will not touch it again before
-        // the consumer record passes it, which happens after the borrow ends.
-        Some(Cqe { bytes: unsafe { &*cqe.cast::<[u8; CQE_BYTES]>() } })
-    }
-
-    #[inline(always)]
-    fn prefetch_next(&self) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let index = (self.consumer.wrapping_add(1) & (self.entries() - 1)) as usize;
-            // SAFETY: a prefetch of an address inside the buffer.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.buffer.as_ptr().add(index * CQE_BYTES).cast()) };
-        }
-    }
-
-    #[inline(always)]
-    fn take(&mut self, max: usize, mut f: impl FnMut(Cqe<'_>)) -> usize {
-        let mut n = 0;
-        while n < max {
-            let Some(cqe) = self.peek() else { break };
-            self.prefetch_next();
-            // Before the callback: should it panic, the entry is not handed out again.
-            self.consumer = self.consumer.wrapping_add(1);
-            f(cqe);
-            n += 1;
-        }
-        if n > 0 {
-            // Release: the device may overwrite the entries once it sees this.
-            // SAFETY: the record lives as long as `object`.
-            unsafe { self.record.as_ref() }.store(cq_consumer_record(self.consumer), Ordering::Release);
-        }
-        n
-    }
-
-    /// Hands out up to `max` CQEs. A queue found empty is where a soft device makes progress (the second of its two hooks); one that is
-    /// never found empty at once must not starve the rest of the device.
-    #[inline(always)]
-    pub(crate) fn poll(&mut self, max: usize, mut f: impl FnMut(Cqe<'_>)) -> usize {
-        let n = self.take(max, &mut f);
-        if n > 0 {
-            self.polls_without_hook += 1;
-            if self.polls_without_hook < POLLS_PER_HOOK {
-                return n;
-            }
-        }
-        self.polls_without_hook = 0;
-        match &self.hook {
-            Some(device) if device.empty_poll() && n == 0 => self.take(max, &mut f),
-            _ => n,
-        }
-    }
-}
-
 /// A completion queue for any mix of queues. Poll it from the thread that made it.
 pub struct Cq {
     ring: CqRing,
@@ -211,8 +194,8 @@ impl fmt::Debug for Cq {
 }
 
 impl Cq {
-    pub(crate) fn create(control: &Rc<Control>, entries: u32) -> Result<Self, CreateError> {
-        Ok(Self { ring: CqRing::create(control, entries)? })
+    pub(crate) fn create(control: &Rc<Control>, config: &CqConfig) -> Result<Self, CreateError> {
+        Ok(Self { ring: CqRing::create(control, config)? })
     }
 
     /// Entries the device really gave, a power of two.
@@ -234,7 +217,7 @@ impl Cq {
     /// Hands up to `max` completions to `f` in the order the device wrote them, and returns how many. Their entries are free again when
     /// this returns: what `f` posts must find room for its completions beside them.
     #[inline(always)]
-    pub fn poll(&mut self, max: usize, f: impl FnMut(Cqe<'_>)) -> usize {
-        self.ring.poll(max, f)
+    pub fn poll(&mut self, max: usize, mut f: impl FnMut(Cqe<'_>)) -> usize {
+        self.ring.poll(max, |_| (), |(), cqe| f(cqe))
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use crate::control::{Control, CreateError};
-use crate::cq::Cq;
+use crate::cq::{Cq, CqConfig};
 use crate::mmio::RegisterKind;
 use crate::mono_cq::MonoCq;
 use crate::mr::{Access, Mr, RegisterError};
@@ -164,20 +164,20 @@ impl Device {
         Pd { object: Rc::new(PdObject { pdn: self.control.alloc_pd(), control: Rc::clone(&self.control) }) }
     }
 
-    /// A completion queue of at least `entries` CQEs.
+    /// A completion queue. A number is enough: entries of 64 bytes, not compressed.
     ///
     /// # Errors
-    /// `entries` outside 1..=[`DeviceInfo::max_cqe`], or no memory.
-    pub fn create_cq(&self, entries: u32) -> Result<Cq, CreateError> {
-        Cq::create(&self.control, entries)
+    /// A size outside the device's limits (see [`CqConfig`]), or no memory.
+    pub fn create_cq(&self, config: impl Into<CqConfig>) -> Result<Cq, CreateError> {
+        Cq::create(&self.control, &config.into())
     }
 
-    /// A completion queue of at least `entries` CQEs for queue pairs of one kind.
+    /// A completion queue for queue pairs of one kind.
     ///
     /// # Errors
     /// As [`create_cq`](Self::create_cq).
-    pub fn create_mono_cq<Q>(&self, entries: u32) -> Result<MonoCq<Q>, CreateError> {
-        MonoCq::create(&self.control, entries)
+    pub fn create_mono_cq<Q>(&self, config: impl Into<CqConfig>) -> Result<MonoCq<Q>, CreateError> {
+        MonoCq::create(&self.control, &config.into())
     }
 }
 

@@ -6,6 +6,7 @@ compile_error!("mlx5 needs 64-bit Linux: its devices, memfds and membarrier(2) e
 mod batch;
 mod control;
 mod cq;
+mod cq_ring;
 mod device;
 mod doorbell;
 mod fast_map;
@@ -14,6 +15,8 @@ mod mono_cq;
 mod mr;
 mod ops;
 mod qp;
+#[cfg_attr(not(test), expect(dead_code, reason = "the queue pairs get their own receive queues in the next change"))]
+mod rq;
 mod soft;
 mod sq;
 mod srq;
@@ -21,18 +24,22 @@ pub mod wire;
 
 pub use batch::BlueflameBatch;
 pub use control::CreateError;
-pub use cq::{CompletionError, Cq, Cqe};
+pub use cq::{CompletionError, Cq, CqConfig, Cqe};
 pub use device::{CompletionQueue, CqRef, Device, DeviceInfo, DeviceSpec, FabricSpec, NullOptions, OpenError, Pd, SoftOptions};
 pub use fast_map::FastMap;
 pub use mmio::RegisterKind;
 pub use mono_cq::MonoCq;
 pub use mr::{Access, Busy, Mr, OutOfBounds, RegisterError};
-pub use ops::{Inline, MAX_MESSAGE_BYTES, Operation, Payload, Read, Segments, Sge, Write, WriteImm};
+pub use ops::{
+    ATOMIC_BYTES, CompareSwap, Destination, FetchAdd, Inline, MAX_MESSAGE_BYTES, Operation, Payload, RcOperation, Read, Segments, Send,
+    SendImm, Sge, UdOperation, UdSend, UdSendImm, Write, WriteImm,
+};
 pub use qp::{ConnectError, ConnectOptions, DeviceKind, QpAddress, QpConfig, QpState, RcQp};
+pub use rq::PostReceiveError;
 pub use soft::{Clock, LocalFabric, NullDevice};
-pub use sq::{PostError, Signal};
-pub use srq::{PostReceiveError, Srq};
-pub use wire::{CqeOpcode, Syndrome};
+pub use sq::{Flags, PostError, Signal};
+pub use srq::Srq;
+pub use wire::{AddressVector, CqeOpcode, Syndrome};
 
 #[cfg(test)]
 mod tests;

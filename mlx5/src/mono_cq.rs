@@ -4,7 +4,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use crate::control::{Control, CreateError};
-use crate::cq::{CqObject, CqRing, Cqe};
+use crate::cq::{CqConfig, CqObject, Cqe};
+use crate::cq_ring::CqRing;
 use crate::fast_map::FastMap;
 
 /// A CQ for queue pairs of one kind, with a value of type `Q` per QPN.
@@ -23,8 +24,8 @@ impl<Q> fmt::Debug for MonoCq<Q> {
 }
 
 impl<Q> MonoCq<Q> {
-    pub(crate) fn create(control: &Rc<Control>, entries: u32) -> Result<Self, CreateError> {
-        Ok(Self { ring: CqRing::create(control, entries)?, queues: FastMap::new() })
+    pub(crate) fn create(control: &Rc<Control>, config: &CqConfig) -> Result<Self, CreateError> {
+        Ok(Self { ring: CqRing::create(control, config)?, queues: FastMap::new() })
     }
 
     /// Entries the device really gave, a power of two.
@@ -64,8 +65,8 @@ impl<Q> MonoCq<Q> {
     /// there were. `None` stands for a queue pair that is not registered (any more): its receive still has to go back to the queue it
     /// was taken from.
     #[inline(always)]
-    pub fn poll(&mut self, max: usize, mut f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
+    pub fn poll(&mut self, max: usize, f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
         let queues = &self.queues;
-        self.ring.poll(max, |cqe| f(queues.get(cqe.qpn()), cqe))
+        self.ring.poll(max, |qpn| queues.get(qpn), f)
     }
 }

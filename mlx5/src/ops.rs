@@ -1,37 +1,35 @@
 //! Operations as values: what to do, with which payload. [`SendQueue::push`](crate::sq) is the one place that turns them into WQEs.
 //!
-//! An operation is a verb ([`Write`], [`WriteImm`], [`Read`]) over a [`Payload`] (`()`, [`Sge`], [`Inline`], `(Inline, Sge)`); any
-//! verb takes any payload that makes sense for it, and a new verb or payload is one `impl`.
+//! An operation is a verb over a [`Payload`] (`()`, [`Sge`], [`Inline`], `(Inline, Sge)`); any verb takes any payload that makes sense for
+//! it, and a new verb or payload is one `impl`. What brings bytes back ([`Read`], [`CompareSwap`], [`FetchAdd`]) takes an [`Sge`] only.
+//!
+//! | WQE, in segments | verbs |
+//! |---|---|
+//! | control, payload | [`Send`], [`SendImm`] |
+//! | control, remote address, payload | [`Write`], [`WriteImm`], [`Read`] |
+//! | control, remote address, atomic, result | [`CompareSwap`], [`FetchAdd`] |
+//! | control, datagram (3), payload | [`UdSend`], [`UdSendImm`] |
 
-use crate::wire::{DataSegment, InlineHeader, Opcode, RaddrSegment, SEGMENT};
+mod atomic;
+mod payload;
+mod rdma;
+mod send;
+mod ud;
+
+use crate::sq::PostError;
+use crate::wire::{InlineHeader, Opcode, SEGMENT};
+
+pub use atomic::{ATOMIC_BYTES, CompareSwap, FetchAdd};
+pub use payload::{Inline, Sge};
+pub use rdma::{Read, Write, WriteImm};
+pub use send::{Send, SendImm};
+pub use ud::{Destination, UdSend, UdSendImm};
 
 /// Longest message: 2^30 bytes (PRM: `log_max_msg` of every known device).
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 
-/// A place in registered local memory. A length of 0 is legal and emits no data segment (on the wire 0 means 2^31 bytes).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sge {
-    /// Virtual address inside the region of `lkey`.
-    pub addr: u64,
-    /// Bytes.
-    pub len: u32,
-    /// Local key of the region.
-    pub lkey: u32,
-}
-
-/// Bytes carried inside the WQE: copied when posted, free for reuse at once.
-#[derive(Clone, Copy, Debug)]
-pub struct Inline<'a>(pub &'a [u8]);
-
 mod sealed {
     pub trait Sealed {}
-    impl Sealed for () {}
-    impl Sealed for super::Sge {}
-    impl Sealed for super::Inline<'_> {}
-    impl Sealed for (super::Inline<'_>, super::Sge) {}
-    impl<P> Sealed for super::Write<P> {}
-    impl<P> Sealed for super::WriteImm<P> {}
-    impl Sealed for super::Read {}
 }
 
 /// What a message carries. Sealed: the send queue trusts `segments` to bound what `emit` writes.
@@ -56,8 +54,15 @@ pub trait Operation: sealed::Sealed {
     /// What it carries.
     fn payload(&self) -> &Self::Payload;
     /// The immediate of the control segment, host order.
+    #[inline(always)]
     fn imm(&self) -> u32 {
         0
+    }
+    /// What the driver can tell to be wrong before the device does; room, lengths and state are the queue's to check.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostError> {
+        Ok(())
     }
     /// 16-byte segments between the control segment and the payload.
     #[doc(hidden)]
@@ -66,6 +71,41 @@ pub trait Operation: sealed::Sealed {
     #[doc(hidden)]
     fn emit_header(&self, out: &mut Segments);
 }
+
+/// What a reliable-connected queue pair takes.
+///
+/// ```
+/// # use mlx5::{Inline, RcOperation, Send};
+/// fn rc(_: impl RcOperation) {}
+/// rc(Send { payload: Inline(b"hello") });
+/// ```
+/// A datagram needs an address, and nothing to put it in:
+/// ```compile_fail,E0277
+/// # use mlx5::{AddressVector, Destination, Inline, RcOperation, UdSend};
+/// fn rc(_: impl RcOperation) {}
+/// rc(UdSend { to: &Destination::new(AddressVector::local(1, 0), 2, 3), payload: Inline(b"hello") });
+/// ```
+pub trait RcOperation: Operation {}
+
+/// What an unreliable-datagram queue pair takes.
+///
+/// ```
+/// # use mlx5::{AddressVector, Destination, Inline, UdOperation, UdSend};
+/// fn ud(_: impl UdOperation) {}
+/// ud(UdSend { to: &Destination::new(AddressVector::local(1, 0), 2, 3), payload: Inline(b"hello") });
+/// ```
+/// A datagram carries its address, and cannot name the peer's memory:
+/// ```compile_fail,E0277
+/// # use mlx5::{Inline, Send, UdOperation};
+/// fn ud(_: impl UdOperation) {}
+/// ud(Send { payload: Inline(b"hello") });
+/// ```
+/// ```compile_fail,E0277
+/// # use mlx5::{Inline, UdOperation, Write};
+/// fn ud(_: impl UdOperation) {}
+/// ud(Write { addr: 1, rkey: 2, payload: Inline(b"hello") });
+/// ```
+pub trait UdOperation: Operation {}
 
 /// The place in the SQ where a WQE's segments go, one after the other.
 #[derive(Debug)]
@@ -82,11 +122,12 @@ impl Segments {
     }
 
     #[inline(always)]
-    pub(crate) fn put(&mut self, segment: &[u8; SEGMENT]) {
+    pub(crate) fn put<const BYTES: usize>(&mut self, segments: &[u8; BYTES]) {
+        const { assert!(BYTES % SEGMENT == 0, "whole segments") };
         // SAFETY: within the declared segments (contract of `new`; `Operation` and `Payload` are sealed and declare what they put).
         unsafe {
-            self.at.copy_from_nonoverlapping(segment.as_ptr(), SEGMENT);
-            self.at = self.at.add(SEGMENT);
+            self.at.copy_from_nonoverlapping(segments.as_ptr(), BYTES);
+            self.at = self.at.add(BYTES);
         }
     }
 
@@ -129,174 +170,4 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
     }
     // SAFETY: the caller's.
     unsafe { to.copy_from_nonoverlapping(from, len) };
-}
-
-impl Payload for () {
-    #[inline(always)]
-    fn segments(&self) -> usize {
-        0
-    }
-    #[inline(always)]
-    fn bytes(&self) -> u64 {
-        0
-    }
-    #[inline(always)]
-    fn inline_bytes(&self) -> usize {
-        0
-    }
-    #[inline(always)]
-    fn emit(&self, _: &mut Segments) {}
-}
-
-impl Payload for Sge {
-    #[inline(always)]
-    fn segments(&self) -> usize {
-        usize::from(self.len != 0)
-    }
-    #[inline(always)]
-    fn bytes(&self) -> u64 {
-        u64::from(self.len)
-    }
-    #[inline(always)]
-    fn inline_bytes(&self) -> usize {
-        0
-    }
-    #[inline(always)]
-    fn emit(&self, out: &mut Segments) {
-        if self.len != 0 {
-            out.put(&DataSegment { byte_count: self.len, lkey: self.lkey, addr: self.addr }.emit());
-        }
-    }
-}
-
-impl Payload for Inline<'_> {
-    #[inline(always)]
-    fn segments(&self) -> usize {
-        if self.0.is_empty() { 0 } else { InlineHeader::segments(self.0.len()) }
-    }
-    #[inline(always)]
-    fn bytes(&self) -> u64 {
-        self.0.len() as u64
-    }
-    #[inline(always)]
-    fn inline_bytes(&self) -> usize {
-        self.0.len()
-    }
-    #[inline(always)]
-    fn emit(&self, out: &mut Segments) {
-        if !self.0.is_empty() {
-            out.put_inline(self.0);
-        }
-    }
-}
-
-/// Hybrid: the first bytes inside the WQE, the rest gathered by the device.
-impl Payload for (Inline<'_>, Sge) {
-    #[inline(always)]
-    fn segments(&self) -> usize {
-        self.0.segments() + self.1.segments()
-    }
-    #[inline(always)]
-    fn bytes(&self) -> u64 {
-        self.0.bytes() + self.1.bytes()
-    }
-    #[inline(always)]
-    fn inline_bytes(&self) -> usize {
-        self.0.inline_bytes()
-    }
-    #[inline(always)]
-    fn emit(&self, out: &mut Segments) {
-        self.0.emit(out);
-        self.1.emit(out);
-    }
-}
-
-/// RDMA WRITE: the payload goes to `addr` in the peer's region `rkey`; the peer's CPU notices nothing.
-#[derive(Clone, Copy, Debug)]
-pub struct Write<P> {
-    /// Virtual address in the peer's region.
-    pub addr: u64,
-    /// Remote key of the region.
-    pub rkey: u32,
-    /// What to write.
-    pub payload: P,
-}
-
-/// RDMA WRITE with immediate: a WRITE that also consumes one receive at the peer and gives it a CQE with `imm`.
-#[derive(Clone, Copy, Debug)]
-pub struct WriteImm<P> {
-    /// Virtual address in the peer's region.
-    pub addr: u64,
-    /// Remote key of the region.
-    pub rkey: u32,
-    /// Immediate, host order; the peer's [`Cqe::imm`](crate::Cqe::imm) returns the same value.
-    pub imm: u32,
-    /// What to write.
-    pub payload: P,
-}
-
-/// RDMA READ from `addr` in the peer's region `rkey` into local memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Read {
-    /// Virtual address in the peer's region.
-    pub addr: u64,
-    /// Remote key of the region.
-    pub rkey: u32,
-    /// Where the bytes go; its region needs local write access.
-    pub into: Sge,
-}
-
-impl<P: Payload> Operation for Write<P> {
-    const OPCODE: Opcode = Opcode::RdmaWrite;
-    type Payload = P;
-    #[inline(always)]
-    fn payload(&self) -> &P {
-        &self.payload
-    }
-    #[inline(always)]
-    fn header_segments(&self) -> usize {
-        1
-    }
-    #[inline(always)]
-    fn emit_header(&self, out: &mut Segments) {
-        out.put(&RaddrSegment { addr: self.addr, rkey: self.rkey }.emit());
-    }
-}
-
-impl<P: Payload> Operation for WriteImm<P> {
-    const OPCODE: Opcode = Opcode::RdmaWriteImm;
-    type Payload = P;
-    #[inline(always)]
-    fn payload(&self) -> &P {
-        &self.payload
-    }
-    #[inline(always)]
-    fn imm(&self) -> u32 {
-        self.imm
-    }
-    #[inline(always)]
-    fn header_segments(&self) -> usize {
-        1
-    }
-    #[inline(always)]
-    fn emit_header(&self, out: &mut Segments) {
-        out.put(&RaddrSegment { addr: self.addr, rkey: self.rkey }.emit());
-    }
-}
-
-impl Operation for Read {
-    const OPCODE: Opcode = Opcode::RdmaRead;
-    type Payload = Sge;
-    #[inline(always)]
-    fn payload(&self) -> &Sge {
-        &self.into
-    }
-    #[inline(always)]
-    fn header_segments(&self) -> usize {
-        1
-    }
-    #[inline(always)]
-    fn emit_header(&self, out: &mut Segments) {
-        out.put(&RaddrSegment { addr: self.addr, rkey: self.rkey }.emit());
-    }
 }

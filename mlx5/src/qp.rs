@@ -8,8 +8,8 @@ use crate::control::{ConnectParts, Control, CreateError};
 use crate::cq::{CqObject, Cqe};
 use crate::device::PdObject;
 use crate::doorbell::Doorbell;
-use crate::ops::Operation;
-use crate::sq::{PostError, SendQueue, Signal};
+use crate::ops::RcOperation;
+use crate::sq::{Flags, PostError, SendQueue};
 use crate::srq::SrqObject;
 use crate::wire::CqeOpcode;
 
@@ -244,13 +244,14 @@ impl RcQp {
         Ok(())
     }
 
-    /// Puts an operation into the send queue. `user` comes back from [`complete`](Self::complete) if the operation gives a CQE.
+    /// Puts an operation into the send queue. `flags` are a [`Signal`](crate::Signal) or [`Flags`]. `user` comes back from
+    /// [`complete`](Self::complete) if the operation gives a CQE.
     ///
     /// # Errors
     /// See [`PostError`]; nothing was written.
     #[inline(always)]
-    pub fn post<O: Operation>(&mut self, op: &O, signal: Signal, user: u64) -> Result<(), PostError> {
-        self.sq.push(op, signal, user).map_err(|error| self.refusal(error))
+    pub fn post<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+        self.sq.push(op, flags, user).map_err(|error| self.refusal(error))
     }
 
     /// Why a post was refused: the state first, which the send queue knows only as "closed".

@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 use crate::control::SqParts;
 use crate::doorbell::{BF_BYTES, Doorbell};
 use crate::ops::{MAX_MESSAGE_BYTES, Operation, Payload, Segments};
-use crate::wire::{CtrlSegment, Opcode, SEGMENT, WQEBB};
+use crate::wire::{CtrlSegment, FenceMode, Opcode, SEGMENT, WQEBB};
 
 /// Why an operation was not posted. Nothing was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -38,6 +38,18 @@ pub enum PostError {
         /// Bytes asked for.
         bytes: u64,
     },
+    /// The address of an atomic is not a multiple of 8.
+    #[error("an atomic at {addr:#x}; the address must be a multiple of 8")]
+    AtomicMisaligned {
+        /// Remote address asked for.
+        addr: u64,
+    },
+    /// The result of an atomic is 8 bytes long.
+    #[error("{bytes} bytes for the result of an atomic, which is 8 bytes long")]
+    AtomicResult {
+        /// Bytes of the SGE.
+        bytes: u32,
+    },
 }
 
 /// How a post is to complete.
@@ -48,6 +60,41 @@ pub enum Signal {
     /// A CQE on failure, and on success when the queue needs one to reclaim its entries: at least one in a quarter of its depth, so a
     /// queue never fills up with work whose completion nobody announces.
     Reclaim,
+}
+
+impl Signal {
+    /// The same, and the operation starts only when the READs and atomics before it are complete.
+    #[must_use]
+    #[inline(always)]
+    pub const fn fence(self) -> Flags {
+        Flags { signal: self, fence: true, solicited: false }
+    }
+
+    /// The same, and the peer's completion, if the operation gives it one, is solicited.
+    #[must_use]
+    #[inline(always)]
+    pub const fn solicited(self) -> Flags {
+        Flags { signal: self, fence: false, solicited: true }
+    }
+}
+
+/// How a post is to run and complete. A [`Signal`] is one, with neither of the other two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flags {
+    /// When it gives a CQE.
+    pub signal: Signal,
+    /// It starts only when the READs and atomics before it are complete (`IBV_SEND_FENCE`): it may then send what they brought.
+    pub fence: bool,
+    /// The peer's completion is solicited (`IBV_SEND_SOLICITED`): it wakes who waits for solicited completions only. It says nothing on
+    /// operations that give the peer no completion.
+    pub solicited: bool,
+}
+
+impl From<Signal> for Flags {
+    #[inline(always)]
+    fn from(signal: Signal) -> Self {
+        Self { signal, fence: false, solicited: false }
+    }
 }
 
 /// WQEs that go through BlueFlame together; see [`BlueflameBatch`](crate::BlueflameBatch).
@@ -141,7 +188,9 @@ impl SendQueue {
 
     /// Builds the WQE of `op` in the ring. The device learns of it with [`ring`](Self::ring).
     #[inline(always)]
-    pub(crate) fn push<O: Operation>(&mut self, op: &O, signal: Signal, user: u64) -> Result<(), PostError> {
+    pub(crate) fn push<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+        let flags = flags.into();
+        op.check()?;
         let payload = op.payload();
         if payload.inline_bytes() > self.max_inline() {
             return Err(PostError::InlineTooLong { bytes: payload.inline_bytes(), max: self.max_inline() });
@@ -151,7 +200,7 @@ impl SendQueue {
         }
         let ds = 1 + op.header_segments() + payload.segments();
         let blocks = ds.div_ceil(WQEBB / SEGMENT) as u16;
-        let mut signaled = signal == Signal::Always;
+        let mut signaled = flags.signal == Signal::Always;
         self.room = match self.room.checked_sub(blocks.into()) {
             Some(rest) => rest,
             None => {
@@ -159,10 +208,10 @@ impl SendQueue {
                 self.room - u32::from(blocks)
             }
         };
-        if signal == Signal::Always {
+        if flags.signal == Signal::Always {
             self.signal_by = self.producer.wrapping_add(blocks + self.mask / 4);
         }
-        let mut out = self.start(O::OPCODE, ds, signaled, op.imm(), user);
+        let mut out = self.start(O::OPCODE, ds, signaled, flags, op.imm(), user);
         op.emit_header(&mut out);
         payload.emit(&mut out);
         Ok(())
@@ -182,7 +231,7 @@ impl SendQueue {
         }
         for _ in 0..padding {
             self.enter();
-            self.start(Opcode::Nop, 1, false, 0, 0);
+            self.start(Opcode::Nop, 1, false, Signal::Reclaim.into(), 0, 0);
         }
         self.enter();
         let contiguous = if padding > 0 { free - padding } else { to_end.min(free) };
@@ -209,9 +258,18 @@ impl SendQueue {
 
     /// Takes the WQEBBs of a WQE of `ds` segments, which are free, and writes its control segment. Returns where the rest goes.
     #[inline(always)]
-    fn start(&mut self, opcode: Opcode, ds: usize, signaled: bool, imm: u32, user: u64) -> Segments {
+    fn start(&mut self, opcode: Opcode, ds: usize, signaled: bool, flags: Flags, imm: u32, user: u64) -> Segments {
         let blocks = ds.div_ceil(WQEBB / SEGMENT);
-        let ctrl = CtrlSegment { opcode: opcode as u8, wqe_index: self.producer, qpn: self.qpn, ds: ds as u8, signaled, imm };
+        let ctrl = CtrlSegment {
+            opcode: opcode as u8,
+            wqe_index: self.producer,
+            qpn: self.qpn,
+            ds: ds as u8,
+            signaled,
+            fence: if flags.fence { FenceMode::SmallAndFence } else { FenceMode::None },
+            solicited: flags.solicited,
+            imm,
+        };
         let (head, place) = (self.head, self.user);
         self.producer = self.producer.wrapping_add(blocks as u16);
         self.last = head;

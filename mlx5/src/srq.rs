@@ -8,26 +8,8 @@ use std::rc::Rc;
 use crate::control::{Control, CreateError, SrqParts};
 use crate::mmio;
 use crate::ops::Sge;
-use crate::wire::{DataSegment, NextSegment, SEGMENT, queue_record};
-
-/// Why a receive was not posted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PostReceiveError {
-    /// Retry after completions have returned entries.
-    #[error("shared receive queue full: all {depth} entries are posted or not yet returned with `complete`")]
-    QueueFull {
-        /// Receives the queue holds.
-        depth: usize,
-    },
-    /// More buffers than the queue was created for.
-    #[error("{count} buffers in one receive; this queue takes at most {max}")]
-    TooManySges {
-        /// Asked for.
-        count: usize,
-        /// The limit.
-        max: usize,
-    },
-}
+use crate::rq::{PostReceiveError, Scatter};
+use crate::wire::{NextSegment, SEGMENT, queue_record};
 
 /// The device's object, kept alive by the queue pairs that take from it.
 pub(crate) struct SrqObject {
@@ -48,7 +30,7 @@ impl Drop for SrqObject {
 pub struct Srq {
     buffer: NonNull<u8>,
     stride: usize,
-    max_sge: usize,
+    scatter: Scatter,
     record: NonNull<AtomicU32>,
     /// Receives posted since creation, as in the doorbell record.
     counter: u16,
@@ -74,24 +56,28 @@ impl fmt::Debug for Srq {
 
 impl Srq {
     pub(crate) fn create(control: &Rc<Control>, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
-        let SrqParts { srqn, buffer, wqe_cnt, stride, record } = control.create_srq(depth, max_sge)?;
-        let object = Rc::new(SrqObject { srqn, control: Rc::clone(control) });
+        Ok(Self::new(&control.create_srq(depth, max_sge)?, max_sge, control))
+    }
+
+    /// The queue over what `control` made.
+    pub(crate) fn new(parts: &SrqParts, max_sge: usize, control: &Rc<Control>) -> Self {
+        let &SrqParts { srqn, buffer, wqe_cnt, stride, record } = parts;
         let srq = Self {
             buffer,
             stride,
-            max_sge,
+            scatter: Scatter { max_sge, segments: stride / SEGMENT - 1 },
             record,
             counter: 0,
             head: 0,
             tail: wqe_cnt - 1,
             free: usize::from(wqe_cnt) - 1,
             users: vec![None; usize::from(wqe_cnt)].into_boxed_slice(),
-            object,
+            object: Rc::new(SrqObject { srqn, control: Rc::clone(control) }),
         };
         for i in 0..wqe_cnt {
             srq.link(i, (i + 1) & (wqe_cnt - 1));
         }
-        Ok(srq)
+        srq
     }
 
     pub(crate) fn object(&self) -> &Rc<SrqObject> {
@@ -106,24 +92,29 @@ impl Srq {
 
     /// Receives that can be posted now.
     #[must_use]
+    #[inline]
     pub fn free(&self) -> usize {
         self.free
     }
 
+    #[inline(always)]
     fn wqe(&self, index: u16) -> *mut u8 {
         // SAFETY: indices are below the number of WQEs, each of `stride` bytes.
         unsafe { self.buffer.as_ptr().add(usize::from(index) * self.stride) }
     }
 
+    #[inline(always)]
     fn next_word(&self, index: u16) -> &AtomicU16 {
         // SAFETY: the next index is at byte 2 of the WQE's first segment (`wire::NextSegment`), 2-aligned, and lives as long as `object`.
         unsafe { &*self.wqe(index).add(2).cast::<AtomicU16>() }
     }
 
+    #[inline(always)]
     fn next(&self, index: u16) -> u16 {
         u16::from_be(self.next_word(index).load(Ordering::Relaxed)) & (self.users.len() - 1) as u16
     }
 
+    #[inline(always)]
     fn link(&self, index: u16, next: u16) {
         let segment = NextSegment { next_wqe_index: next }.emit();
         self.next_word(index).store(u16::from_ne_bytes([segment[2], segment[3]]), Ordering::Relaxed);
@@ -139,20 +130,9 @@ impl Srq {
         if self.free == 0 {
             return Err(PostReceiveError::QueueFull { depth: self.depth() });
         }
-        if buffers.len() > self.max_sge {
-            return Err(PostReceiveError::TooManySges { count: buffers.len(), max: self.max_sge });
-        }
         let index = self.head;
-        let put = |place: usize, segment: DataSegment| {
-            // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments, the first being the link.
-            unsafe { self.wqe(index).add((1 + place) * SEGMENT).copy_from_nonoverlapping(segment.emit().as_ptr(), SEGMENT) };
-        };
-        for (i, sge) in buffers.iter().enumerate() {
-            put(i, DataSegment { byte_count: sge.len, lkey: sge.lkey, addr: sge.addr });
-        }
-        if buffers.len() < self.stride / SEGMENT - 1 {
-            put(buffers.len(), DataSegment::TERMINATOR);
-        }
+        // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments, the first being the link.
+        unsafe { self.scatter.write(self.wqe(index).add(SEGMENT), buffers) }?;
         self.head = self.next(index);
         self.users[usize::from(index)] = Some(user);
         self.free -= 1;
@@ -161,6 +141,7 @@ impl Srq {
     }
 
     /// Makes the receives posted so far visible to the device (its doorbell record; there is no register to write).
+    #[inline]
     pub fn ring(&mut self) {
         // SAFETY: the record lives as long as `object`.
         mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.counter));

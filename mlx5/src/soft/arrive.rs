@@ -68,7 +68,14 @@ fn deliver(memory: &DeviceMemory, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], m
     if message.opcode != CqeOpcode::ResponderWriteImm as u8 || message.wqe_index >= qp.srq_wqes {
         return reject(memory, qp);
     }
-    let cqe = ResponderCqe { qpn: qp.qpn, srqn: qp.srqn, imm: message.imm, byte_count: message.byte_count, wqe_counter: message.wqe_index };
+    let cqe = ResponderCqe {
+        qpn: qp.qpn,
+        srqn: qp.srqn,
+        imm: message.imm,
+        byte_count: message.byte_count,
+        wqe_counter: message.wqe_index,
+        ..ResponderCqe::default()
+    };
     if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
         if cq.write(cqe.emit(), CqeOpcode::ResponderWriteImm).is_err() {
             reject(memory, qp);

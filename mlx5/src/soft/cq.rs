@@ -2,46 +2,103 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::io;
 
 use super::private::PrivateMemory;
-use crate::wire::{CQE_BYTES, CqeOpcode, OP_OWN_OFFSET, op_own};
+use crate::cq::CqConfig;
+use crate::wire::{
+    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED,
+    ResponderCqe, TitleCqe, is_solicited, mini_array_offset, op_own_with,
+};
 
 /// A completion queue, as the device sees it.
+///
+/// The CQEs given to it say in op_own only whether they are solicited; opcode, format and owner bit are filled in here.
 pub(crate) struct SoftCq {
-    pub(crate) memory: PrivateMemory,
-    pub(crate) log_entries: u32,
-    pub(crate) producer: u32,
+    memory: PrivateMemory,
+    log_entries: u32,
+    /// Bytes of an entry, 64 or 128.
+    stride: usize,
+    compression: bool,
+    producer: u32,
     /// A CQE was due while the queue was full; nothing is written any more.
-    pub(crate) overrun: bool,
+    overrun: bool,
 }
 
 /// The CQ is full, or was: on hardware that is fatal to it.
 pub(crate) struct Overrun;
 
 /// Where the doorbell record and the CQEs are in a completion queue's private memory.
-pub(crate) const CQ_RECORD: usize = 0;
-pub(crate) const CQ_BUFFER: usize = 4096;
+const CQ_RECORD: usize = 0;
+const CQ_BUFFER: usize = 4096;
 
 impl SoftCq {
-    fn cqe(&self, index: u32) -> NonNull<u8> {
-        self.memory.at(CQ_BUFFER + index as usize * CQE_BYTES)
+    /// A queue of untouched entries. `config.entries` is a power of two and `config.cqe_bytes` 64 or 128: the caller has checked them.
+    pub(crate) fn new(config: &CqConfig) -> io::Result<Self> {
+        let stride = config.cqe_bytes as usize;
+        let memory = PrivateMemory::new(CQ_BUFFER + config.entries as usize * stride)?;
+        let log_entries = config.entries.trailing_zeros();
+        let cq = Self { memory, log_entries, stride, compression: config.compression, producer: 0, overrun: false };
+        for i in 0..config.entries {
+            // SAFETY: inside the new memory, which nobody else has yet.
+            unsafe { cq.cqe(i).add(OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
+        }
+        Ok(cq)
     }
 
-    /// Writes a CQE: body first, then the 8 bytes that end with the owner bit.
+    /// The first entry's first byte.
+    pub(crate) fn buffer(&self) -> NonNull<u8> {
+        self.memory.at(CQ_BUFFER)
+    }
+
+    /// The consumer word of the doorbell record.
+    pub(crate) fn record(&self) -> NonNull<AtomicU32> {
+        self.memory.at(CQ_RECORD)
+    }
+
+    /// Bytes of an entry.
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Whether sessions may be written.
+    pub(crate) fn compresses(&self) -> bool {
+        self.compression
+    }
+
+    /// Received bytes that an entry can carry.
+    pub(crate) fn scatter_room(&self) -> usize {
+        if self.stride == CQE128_BYTES { CQE128_OFFSET } else { CQE_BYTES / 2 }
+    }
+
+    /// The CQE of an entry: its last 64 bytes.
     #[inline(always)]
-    pub(crate) fn write(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
+    fn cqe(&self, counter: u32) -> NonNull<u8> {
+        let index = (counter & ((1 << self.log_entries) - 1)) as usize;
+        self.memory.at(CQ_BUFFER + (index + 1) * self.stride - CQE_BYTES)
+    }
+
+    /// Whether `count` entries are free; if not, this was the last attempt.
+    #[inline(always)]
+    fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
         // SAFETY: inside the private memory; the driver accesses it through the same atomic type.
-        let record = unsafe { self.memory.at::<AtomicU32>(CQ_RECORD).as_ref() };
-        let entries = 1u32 << self.log_entries;
+        let record = unsafe { self.record().as_ref() };
         // The record has 24 bits. Acquire: the driver has finished reading what it passed.
         let consumed = u32::from_be(record.load(Ordering::Acquire));
-        if self.overrun || self.producer.wrapping_sub(consumed) & 0xff_ffff >= entries {
+        if self.overrun || (self.producer.wrapping_sub(consumed) & 0xff_ffff) + count > 1 << self.log_entries {
             self.overrun = true;
             return Err(Overrun);
         }
-        bytes[OP_OWN_OFFSET] = op_own(opcode, (self.producer >> self.log_entries) & 1 != 0);
-        let at = self.cqe(self.producer & (entries - 1)).cast::<u64>();
-        // SAFETY: the entry is inside the buffer, 64-aligned, and the driver is done with it (above).
+        Ok(())
+    }
+
+    /// Writes the CQE at the producer: body first, then the 8 bytes that end with the owner bit.
+    #[inline(always)]
+    fn put(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, format: CqeFormat, entries: u32) {
+        let owner = (self.producer >> self.log_entries) & 1 != 0;
+        bytes[OP_OWN_OFFSET] = op_own_with(opcode, format, is_solicited(bytes[OP_OWN_OFFSET]), owner);
+        let at = self.cqe(self.producer).cast::<u64>();
+        // SAFETY: the CQE is inside the buffer, 64-aligned, and the driver is done with it (`reserve`).
         unsafe {
             let words = bytes.as_ptr().cast::<u64>();
             for i in 0..7 {
@@ -49,7 +106,65 @@ impl SoftCq {
             }
             at.add(7).cast::<AtomicU64>().as_ref().store(words.add(7).read_unaligned(), Ordering::Release);
         }
-        self.producer = self.producer.wrapping_add(1);
+        self.producer = self.producer.wrapping_add(entries);
+    }
+
+    /// Writes a CQE.
+    #[inline(always)]
+    pub(crate) fn write(&mut self, bytes: [u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
+        self.reserve(1)?;
+        self.put(bytes, opcode, CqeFormat::Plain, 1);
+        Ok(())
+    }
+
+    /// Writes a CQE that carries `data`, at most [`scatter_room`](Self::scatter_room) bytes; its byte count is theirs.
+    pub(crate) fn write_scattered(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, data: &[u8]) -> Result<(), Overrun> {
+        debug_assert!(data.len() <= self.scatter_room() && ResponderCqe::parse(&bytes).byte_count as usize == data.len());
+        self.reserve(1)?;
+        let format = match bytes.get_mut(..data.len()) {
+            Some(place) if data.len() <= CQE_BYTES / 2 => {
+                place.copy_from_slice(data);
+                CqeFormat::Inline32
+            }
+            _ => {
+                let half = data.len().min(self.stride - CQE128_OFFSET);
+                // SAFETY: the entry, not its CQE, starts `stride - 64` bytes before the CQE; free as in `put`.
+                unsafe { self.cqe(self.producer).sub(self.stride - CQE_BYTES).copy_from_nonoverlapping(NonNull::from(data).cast(), half) };
+                CqeFormat::Inline64
+            }
+        };
+        self.put(bytes, opcode, format, 1);
+        Ok(())
+    }
+
+    /// Writes the completions of `minis` as a compressed session; what they have in common is `title`'s, and so is the WQE counter of the
+    /// first. A single one is no session on any device and becomes a plain CQE.
+    pub(crate) fn write_session(&mut self, mut title: [u8; CQE_BYTES], opcode: CqeOpcode, minis: &[MiniCqe]) -> Result<(), Overrun> {
+        let wqe_counter = ResponderCqe::parse(&title).wqe_counter;
+        match minis {
+            [] => return Ok(()),
+            [only] if opcode == CqeOpcode::Requester => only.expand_send(&mut title),
+            [only] => only.expand_receive(&mut title, wqe_counter),
+            _ => {}
+        }
+        let count = u32::try_from(minis.len()).unwrap_or(u32::MAX >> 1);
+        self.reserve(count)?;
+        if count == 1 {
+            self.put(title, opcode, CqeFormat::Plain, 1);
+            return Ok(());
+        }
+        for (i, minis) in (0..).step_by(MINI_CQES_PER_ARRAY).zip(minis.chunks(MINI_CQES_PER_ARRAY)) {
+            let mut array = self.cqe(self.producer.wrapping_add(mini_array_offset(i))).cast::<[u8; MiniCqe::LEN]>();
+            for mini in minis {
+                // SAFETY: 8 of these fill a CQE of an entry that is free (above); the title's owner bit, written last, publishes them.
+                unsafe {
+                    array.write(mini.emit());
+                    array = array.add(1);
+                }
+            }
+        }
+        TitleCqe { count, wqe_counter }.emit_into(&mut title);
+        self.put(title, opcode, CqeFormat::Compressed, count);
         Ok(())
     }
 }

@@ -219,6 +219,9 @@ fn execute(hca: &Hca, qp: &mut SoftQp, ctrl: &CtrlSegment, wqe: &[u8]) -> Outcom
     if opcode == Opcode::Nop {
         return Outcome::Done(0);
     }
+    if !matches!(opcode, Opcode::RdmaWrite | Opcode::RdmaWriteImm | Opcode::RdmaRead) {
+        return malformed(0x12);
+    }
     let (Some(raddr), Some(data)) = (wqe[SEGMENT..].first_chunk(), wqe.get(2 * SEGMENT..)) else { return malformed(0x13) };
     let raddr = RaddrSegment::parse(raddr);
     let data = match Data::parse(data) {

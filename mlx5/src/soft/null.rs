@@ -4,8 +4,9 @@ use std::fmt;
 use std::rc::Rc;
 
 use super::Hca;
+use super::cq::SoftCq;
 use super::objects::qp_index;
-use crate::wire::{CQE_BYTES, CqeOpcode, WQEBB};
+use crate::wire::{CQE_BYTES, CqeOpcode, MiniCqe, ResponderCqe, WQEBB};
 
 /// The device's side of a [`DeviceSpec::Null`](crate::DeviceSpec::Null) device.
 pub struct NullDevice {
@@ -23,12 +24,27 @@ impl NullDevice {
         Self { hca }
     }
 
-    /// Writes the next CQE of completion queue `cqn` as a device would, owner bit last. `false` if there is no such queue or no room.
+    fn with_cq(&self, cqn: u32, f: impl FnOnce(&mut SoftCq) -> bool) -> bool {
+        self.hca.state.borrow_mut().cqs.get_mut(cqn as usize).and_then(Option::as_mut).is_some_and(f)
+    }
+
+    /// Writes the next CQE of completion queue `cqn` as a device would, owner bit last. Of the op_own byte in `cqe` only the solicited bit
+    /// counts. `false` if there is no such queue or no room: as on any device, that was the last CQE this queue gets.
     pub fn write_cqe(&self, cqn: u32, cqe: &[u8; CQE_BYTES], opcode: CqeOpcode) -> bool {
-        match self.hca.state.borrow_mut().cqs.get_mut(cqn as usize) {
-            Some(Some(cq)) => cq.write(*cqe, opcode).is_ok(),
-            _ => false,
-        }
+        self.with_cq(cqn, |cq| cq.write(*cqe, opcode).is_ok())
+    }
+
+    /// As [`write_cqe`](Self::write_cqe), with the received bytes in the CQE (scatter to CQE), as many as its byte count says. `false`, and
+    /// nothing written, also if there are more or fewer, or more than an entry of this queue carries: 32, or 64 in one of 128 bytes.
+    pub fn write_scattered(&self, cqn: u32, cqe: &[u8; CQE_BYTES], opcode: CqeOpcode, data: &[u8]) -> bool {
+        let is_whole = ResponderCqe::parse(cqe).byte_count as usize == data.len();
+        self.with_cq(cqn, |cq| is_whole && data.len() <= cq.scatter_room() && cq.write_scattered(*cqe, opcode, data).is_ok())
+    }
+
+    /// Writes the completions of `minis` as one compressed session whose common fields, and first WQE counter, are those of `title`.
+    /// `false`, and nothing written, also if the queue was made without compression.
+    pub fn write_compressed(&self, cqn: u32, title: &[u8; CQE_BYTES], opcode: CqeOpcode, minis: &[MiniCqe]) -> bool {
+        self.with_cq(cqn, |cq| cq.compresses() && cq.write_session(*title, opcode, minis).is_ok())
     }
 
     /// The producer counter in the doorbell record of queue pair `qpn`, and the WQEBB at `counter` of its send queue. `None` if there is no

@@ -12,7 +12,7 @@ use shm::ready::{ARMED, ReadyWords};
 use shm::sync::{heavy_barrier, yield_now};
 
 use super::arena::PAGE;
-use super::cq::{CQ_BUFFER, CQ_RECORD, SoftCq};
+use super::cq::SoftCq;
 use super::fabric::{Membership, Peer};
 use super::layout::{FOREIGN, LANE_SLOTS, MAX_MRS, MAX_QPS, MAX_SRQS, Message, Pop, QP_INDEX_BITS, QUEUE_BYTES, QpEntry, RECEIVES, VALID};
 use super::memory::{DeviceMemory, foreign_memory_reachable};
@@ -20,11 +20,12 @@ use super::private::PrivateMemory;
 use super::queues::{Remote, SQ_BUFFER, SQ_RECORD, SoftQp};
 use super::{Clock, Hca, State, arrive};
 use crate::control::{ConnectParts, CqParts, CreateError, MrParts, SqParts, SrqParts, UarParts, check};
+use crate::cq::CqConfig;
 use crate::device::{DeviceInfo, NullOptions, OpenError, SoftOptions};
 use crate::doorbell::BF_BYTES;
 use crate::mr::{Access, RegisterError};
 use crate::qp::{ConnectError, DeviceKind, QpAddress, QpConfig};
-use crate::wire::{CQE_BYTES, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, SEGMENT, WQEBB};
+use crate::wire::{CQE_BYTES, CQE128_BYTES, SEGMENT, WQEBB};
 
 const MAX_SEND_WR: u32 = 1 << 15;
 const MAX_CQE: u32 = 1 << 22;
@@ -145,20 +146,19 @@ impl Hca {
         state.next_pd - 1
     }
 
-    pub(crate) fn create_cq(&self, entries: u32) -> Result<CqParts, CreateError> {
-        check("the number of CQ entries", entries.into(), 1, MAX_CQE.into())?;
-        let entries = entries.next_power_of_two();
-        let memory = PrivateMemory::new(CQ_BUFFER + entries as usize * CQE_BYTES)
-            .map_err(|source| CreateError::Memory { what: "a completion queue", source })?;
-        for i in 0..entries as usize {
-            // SAFETY: inside the new memory, which nobody else has yet.
-            unsafe { memory.at::<u8>(CQ_BUFFER + i * CQE_BYTES + OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
+    pub(crate) fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
+        check("the number of CQ entries", config.entries.into(), 1, MAX_CQE.into())?;
+        let bytes = config.cqe_bytes as usize;
+        if ![CQE_BYTES, CQE128_BYTES].contains(&bytes) {
+            return Err(CreateError::Illegal { what: "the size of a CQE", value: bytes as u64, legal: "64 or 128" });
         }
+        let config = CqConfig { entries: config.entries.next_power_of_two(), ..*config };
+        let cq = SoftCq::new(&config).map_err(|source| CreateError::Memory { what: "a completion queue", source })?;
         let cqs = &mut self.state.borrow_mut().cqs;
         let index = free_index(cqs, MAX_CQS, Option::is_none, || None)
             .ok_or(CreateError::Exhausted { what: "completion queue", max: MAX_CQS as u64 })?;
-        let parts = CqParts { cqn: index as u32, buffer: memory.at(CQ_BUFFER), entries, record: memory.at(CQ_RECORD) };
-        cqs[index] = Some(SoftCq { memory, log_entries: entries.trailing_zeros(), producer: 0, overrun: false });
+        let parts = CqParts { cqn: index as u32, buffer: cq.buffer(), entries: config.entries, stride: cq.stride(), record: cq.record() };
+        cqs[index] = Some(cq);
         Ok(parts)
     }
 

@@ -2,4 +2,7 @@
 
 mod doorbell_order;
 mod golden;
+#[path = "../../tests/support/random.rs"]
+pub(crate) mod random;
+mod receives;
 mod send_queue;

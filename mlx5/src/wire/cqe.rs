@@ -2,9 +2,10 @@
 //!
 //! | byte | success | error |
 //! |---|---|---|
+//! | 24..28 | responder: flags (GRH: bits 28..30, service level: 24..28), 24-bit QPN of the sender (UD) | |
 //! | 32..36 | SRQN or user index | SRQN |
 //! | 36..40 | immediate | |
-//! | 44..48 | byte count | |
+//! | 44..48 | byte count; in the title of a compressed session the number of its CQEs | |
 //! | 54 | | vendor syndrome |
 //! | 55 | | syndrome |
 //! | 56..60 | requester: opcode of the WQE, 24-bit QPN; responder: QPN | opcode of the WQE, QPN |
@@ -12,23 +13,31 @@
 //! | 63 | op_own: opcode (bits 4..8), format (2..4), solicited (1), owner (0) | same |
 //!
 //! The owner bit flips each time the device laps the CQ; the byte is written last and read first.
+//!
+//! An entry of 128 bytes is 64 other bytes and then this ([`CQE128_OFFSET`]; libmlx5 `get_sw_cqe` and the kernel's `mlx5_ib` look at the
+//! second half). What the first half holds, and what may hide fields of the second, is the [`CqeFormat`].
 
 use super::{be16, be32};
 
 /// Bytes of a CQE.
 pub const CQE_BYTES: usize = 64;
+/// Bytes of an entry in a CQ of large entries.
+pub const CQE128_BYTES: usize = 128;
+/// Where the CQE is in a large entry.
+pub const CQE128_OFFSET: usize = CQE128_BYTES - CQE_BYTES;
 /// Where the byte with the opcode and the owner bit is.
 pub const OP_OWN_OFFSET: usize = 63;
 /// What that byte holds in a CQE the device has not written yet: opcode 0xf, so it is invalid on either lap.
 pub const OP_OWN_UNTOUCHED: u8 = 0xf1;
 
+const FLAGS_RQPN: usize = 24;
 const SRQN: usize = 32;
 const IMM: usize = 36;
-const BYTE_COUNT: usize = 44;
+pub(super) const BYTE_COUNT: usize = 44;
 const VENDOR_SYNDROME: usize = 54;
 const SYNDROME: usize = 55;
-const OPCODE_QPN: usize = 56;
-const WQE_COUNTER: usize = 60;
+pub(super) const OPCODE_QPN: usize = 56;
+pub(super) const WQE_COUNTER: usize = 60;
 
 /// CQE opcodes (`MLX5_CQE_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +47,14 @@ pub enum CqeOpcode {
     Requester = 0,
     /// A WRITE with immediate arrived.
     ResponderWriteImm = 1,
+    /// A SEND arrived.
+    ResponderSend = 2,
+    /// A SEND with immediate arrived.
+    ResponderSendImm = 3,
+    /// A SEND that invalidates an rkey arrived; the key is where the immediate would be.
+    ResponderSendInvalidate = 4,
+    /// The CQ was resized: what follows is in the new buffer.
+    Resize = 5,
     /// A send WQE failed.
     RequesterError = 13,
     /// A receive WQE failed.
@@ -54,6 +71,10 @@ impl CqeOpcode {
         Some(match op_own >> 4 {
             0 => Self::Requester,
             1 => Self::ResponderWriteImm,
+            2 => Self::ResponderSend,
+            3 => Self::ResponderSendImm,
+            4 => Self::ResponderSendInvalidate,
+            5 => Self::Resize,
             13 => Self::RequesterError,
             14 => Self::ResponderError,
             15 => Self::Invalid,
@@ -62,11 +83,54 @@ impl CqeOpcode {
     }
 }
 
-/// The op_own byte of a CQE of the given opcode on a lap whose owner bit is `owner`.
+/// What a CQE carries beside its fields (bits 2..4 of op_own; the kernel's `MLX5_NO_INLINE_DATA`, `MLX5_INLINE_DATA32_SEG`,
+/// `MLX5_INLINE_DATA64_SEG`, `MLX5_COMPRESSED`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum CqeFormat {
+    /// Nothing.
+    Plain = 0,
+    /// The received bytes, 32 at most, are in bytes 0..32 of the CQE itself: they hide the sender's QPN and the GRH flag.
+    Inline32 = 1,
+    /// The received bytes, 64 at most, are in the first half of a 128-byte entry (libmlx5 `mlx5_copy_to_recv_wqe` with `cqe - 1`).
+    Inline64 = 2,
+    /// The title of a compressed session: see [`MiniCqe`](super::MiniCqe).
+    Compressed = 3,
+}
+
+impl CqeFormat {
+    /// The format in an op_own byte.
+    #[must_use]
+    #[inline(always)]
+    pub const fn from_op_own(op_own: u8) -> Self {
+        match (op_own >> 2) & 3 {
+            0 => Self::Plain,
+            1 => Self::Inline32,
+            2 => Self::Inline64,
+            _ => Self::Compressed,
+        }
+    }
+}
+
+/// The op_own byte of a plain CQE of the given opcode on a lap whose owner bit is `owner`.
 #[must_use]
 #[inline(always)]
 pub const fn op_own(opcode: CqeOpcode, owner: bool) -> u8 {
-    (opcode as u8) << 4 | owner as u8
+    op_own_with(opcode, CqeFormat::Plain, false, owner)
+}
+
+/// The op_own byte with all its fields; `solicited` is set if the sender asked for an event (SEND and WRITE with immediate).
+#[must_use]
+#[inline(always)]
+pub const fn op_own_with(opcode: CqeOpcode, format: CqeFormat, solicited: bool, owner: bool) -> u8 {
+    (opcode as u8) << 4 | (format as u8) << 2 | (solicited as u8) << 1 | owner as u8
+}
+
+/// Whether an op_own byte has the solicited bit.
+#[must_use]
+#[inline(always)]
+pub const fn is_solicited(op_own: u8) -> bool {
+    op_own & 2 != 0
 }
 
 /// Completion of a send WQE.
@@ -109,7 +173,7 @@ impl RequesterCqe {
 }
 
 /// Completion of a receive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResponderCqe {
     /// QP the message arrived on.
     pub qpn: u32,
@@ -121,6 +185,10 @@ pub struct ResponderCqe {
     pub byte_count: u32,
     /// Index of the receive WQE.
     pub wqe_counter: u16,
+    /// QP that sent the message, on UD; a connected QP knows its peer, 0 there.
+    pub source_qpn: u32,
+    /// The first 40 bytes of a UD receive hold a GRH; without it they are undefined.
+    pub grh: bool,
 }
 
 impl ResponderCqe {
@@ -129,6 +197,7 @@ impl ResponderCqe {
     #[inline(always)]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
         let mut b = [0; CQE_BYTES];
+        b[FLAGS_RQPN..][..4].copy_from_slice(&(u32::from(self.grh) << 28 | self.source_qpn & 0xff_ffff).to_be_bytes());
         b[SRQN..][..4].copy_from_slice(&self.srqn.to_be_bytes());
         b[IMM..][..4].copy_from_slice(&self.imm.to_be_bytes());
         b[BYTE_COUNT..][..4].copy_from_slice(&self.byte_count.to_be_bytes());
@@ -148,6 +217,8 @@ impl ResponderCqe {
             imm: be32(b, IMM),
             byte_count: be32(b, BYTE_COUNT),
             wqe_counter: be16(b, WQE_COUNTER),
+            source_qpn: be32(b, FLAGS_RQPN) & 0xff_ffff,
+            grh: be32(b, FLAGS_RQPN) >> 28 & 3 != 0,
         }
     }
 }

@@ -4,7 +4,11 @@
 //! |---|---|---|
 //! | QP | receive counter, 16 bits (`MLX5_RCV_DBR`) | send counter in WQEBBs, 16 bits (`MLX5_SND_DBR`) |
 //! | SRQ | posted counter, 16 bits | - |
-//! | CQ | consumer counter, 24 bits | arm |
+//! | CQ | consumer counter, 24 bits | arm: sequence number (bits 28..30), solicited only (24), consumer counter (0..24) |
+//!
+//! A CQ is armed by writing word 1 of its record and then, to [`CQ_DOORBELL_OFFSET`] of its UAR page, the same word followed by the CQN
+//! (libmlx5 `mlx5_arm_cq`, the kernel's `mlx5_cq_arm`). The sequence number counts the events that were taken; the device gives one event
+//! per arm.
 
 /// Word of a QP's record: receives posted.
 pub const QP_DBREC_RECEIVE: usize = 0;
@@ -34,4 +38,53 @@ pub const fn queue_record_index(word: u32) -> u16 {
 #[inline(always)]
 pub const fn cq_consumer_record(consumed: u32) -> u32 {
     (consumed & 0xff_ffff).to_be()
+}
+
+/// Where a UAR page takes the command that arms a CQ (`MLX5_CQ_DOORBELL`).
+pub const CQ_DOORBELL_OFFSET: usize = 0x20;
+
+/// The command that asks for an event at the next completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqArm {
+    /// Events taken so far, 2 bits.
+    pub sequence: u8,
+    /// Only a solicited or failed completion gives an event (`MLX5_CQ_DB_REQ_NOT_SOL`, else `MLX5_CQ_DB_REQ_NOT`).
+    pub solicited_only: bool,
+    /// CQEs consumed, 24 bits: one behind it that is there already gives the event at once.
+    pub consumed: u32,
+}
+
+impl CqArm {
+    const fn word(&self) -> u32 {
+        (self.sequence as u32 & 3) << 28 | (self.solicited_only as u32) << 24 | self.consumed & 0xff_ffff
+    }
+
+    /// The value of the record's word.
+    #[must_use]
+    #[inline(always)]
+    pub const fn record(&self) -> u32 {
+        self.word().to_be()
+    }
+
+    /// The bytes of the doorbell for queue `cqn`.
+    #[must_use]
+    #[inline(always)]
+    pub const fn doorbell(&self, cqn: u32) -> [u8; 8] {
+        ((self.word() as u64) << 32 | cqn as u64).to_be_bytes()
+    }
+
+    /// The command in a record's word.
+    #[must_use]
+    #[inline(always)]
+    pub const fn from_record(word: u32) -> Self {
+        let word = u32::from_be(word);
+        Self { sequence: (word >> 28) as u8 & 3, solicited_only: word >> 24 & 1 != 0, consumed: word & 0xff_ffff }
+    }
+
+    /// The command and the CQN in a doorbell's bytes.
+    #[must_use]
+    pub const fn from_doorbell(bytes: [u8; 8]) -> (Self, u32) {
+        let both = u64::from_be_bytes(bytes);
+        (Self::from_record(((both >> 32) as u32).to_be()), both as u32)
+    }
 }

@@ -7,17 +7,29 @@
 //! All fields are big-endian. "PRM" is NVIDIA's *Adapters Programmer's Reference Manual*.
 #![forbid(unsafe_code)]
 
+mod atomic;
 mod cqe;
 mod ctrl;
 mod data;
+mod datagram;
 mod doorbell;
+mod mini_cqe;
 mod raddr;
 mod srq;
 
-pub use cqe::{CQE_BYTES, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, RequesterCqe, ResponderCqe, Syndrome, op_own};
-pub use ctrl::{CompletionMode, CtrlSegment, Opcode};
+pub use atomic::AtomicSegment;
+pub use cqe::{
+    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, RequesterCqe, ResponderCqe,
+    Syndrome, is_solicited, op_own, op_own_with,
+};
+pub use ctrl::{CompletionMode, CtrlSegment, FenceMode, Opcode};
 pub use data::{DataSegment, INVALID_LKEY, InlineHeader};
-pub use doorbell::{CQ_DBREC_ARM, CQ_DBREC_SET_CI, QP_DBREC_RECEIVE, QP_DBREC_SEND, cq_consumer_record, queue_record, queue_record_index};
+pub use datagram::{AddressVector, DatagramSegment};
+pub use doorbell::{
+    CQ_DBREC_ARM, CQ_DBREC_SET_CI, CQ_DOORBELL_OFFSET, CqArm, QP_DBREC_RECEIVE, QP_DBREC_SEND, cq_consumer_record, queue_record,
+    queue_record_index,
+};
+pub use mini_cqe::{MINI_CQES_PER_ARRAY, MiniCqe, MiniCqeIterator, TitleCqe, mini_array_offset};
 pub use raddr::RaddrSegment;
 pub use srq::NextSegment;
 
@@ -26,14 +38,25 @@ pub const WQEBB: usize = 64;
 /// Bytes of a segment, the unit of a WQE's `ds` count.
 pub const SEGMENT: usize = 16;
 
-fn be16(b: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes([b[at], b[at + 1]])
+/// `N` bytes as one load: put together byte by byte, a number of which a part is masked off becomes several narrower loads.
+#[inline(always)]
+fn at<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&b[at..at + N]);
+    bytes
 }
 
-fn be32(b: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+#[inline(always)]
+fn be16(b: &[u8], offset: usize) -> u16 {
+    u16::from_be_bytes(at(b, offset))
 }
 
-fn be64(b: &[u8], at: usize) -> u64 {
-    u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4))
+#[inline(always)]
+fn be32(b: &[u8], offset: usize) -> u32 {
+    u32::from_be_bytes(at(b, offset))
+}
+
+#[inline(always)]
+fn be64(b: &[u8], offset: usize) -> u64 {
+    u64::from_be_bytes(at(b, offset))
 }

@@ -1,0 +1,98 @@
+//! Atomics on 8 bytes of the peer's memory. The value that was there before comes back in host byte order, into the result's [`Sge`].
+
+use super::{Operation, RcOperation, Segments, Sge, sealed};
+use crate::sq::PostError;
+use crate::wire::{AtomicSegment, Opcode, RaddrSegment};
+
+/// Bytes an atomic works on, and of its result.
+pub const ATOMIC_BYTES: u32 = 8;
+
+/// Compare-and-swap: stores `swap` at `addr` if `compare` is there. It did if the result is `compare`.
+///
+/// The region needs remote atomic access, that of the result local write access.
+#[derive(Clone, Copy, Debug)]
+pub struct CompareSwap {
+    /// Virtual address in the peer's region; a multiple of 8.
+    pub addr: u64,
+    /// Remote key of the region.
+    pub rkey: u32,
+    /// What must be there.
+    pub compare: u64,
+    /// What to store.
+    pub swap: u64,
+    /// Where the value goes that was there: 8 bytes.
+    pub into: Sge,
+}
+
+/// Fetch-and-add: adds `add` to the 8 bytes at `addr`, modulo 2^64. The regions need what [`CompareSwap`] says.
+#[derive(Clone, Copy, Debug)]
+pub struct FetchAdd {
+    /// Virtual address in the peer's region; a multiple of 8.
+    pub addr: u64,
+    /// Remote key of the region.
+    pub rkey: u32,
+    /// What to add.
+    pub add: u64,
+    /// Where the value goes that was there: 8 bytes.
+    pub into: Sge,
+}
+
+impl sealed::Sealed for CompareSwap {}
+impl sealed::Sealed for FetchAdd {}
+impl RcOperation for CompareSwap {}
+impl RcOperation for FetchAdd {}
+
+#[inline(always)]
+fn check(addr: u64, into: &Sge) -> Result<(), PostError> {
+    if addr % u64::from(ATOMIC_BYTES) != 0 {
+        return Err(PostError::AtomicMisaligned { addr });
+    }
+    if into.len != ATOMIC_BYTES {
+        return Err(PostError::AtomicResult { bytes: into.len });
+    }
+    Ok(())
+}
+
+impl Operation for CompareSwap {
+    const OPCODE: Opcode = Opcode::AtomicCompareSwap;
+    type Payload = Sge;
+    #[inline(always)]
+    fn payload(&self) -> &Sge {
+        &self.into
+    }
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostError> {
+        check(self.addr, &self.into)
+    }
+    #[inline(always)]
+    fn header_segments(&self) -> usize {
+        2
+    }
+    #[inline(always)]
+    fn emit_header(&self, out: &mut Segments) {
+        out.put(&RaddrSegment { addr: self.addr, rkey: self.rkey }.emit());
+        out.put(&AtomicSegment { swap_add: self.swap, compare: self.compare }.emit());
+    }
+}
+
+impl Operation for FetchAdd {
+    const OPCODE: Opcode = Opcode::AtomicFetchAdd;
+    type Payload = Sge;
+    #[inline(always)]
+    fn payload(&self) -> &Sge {
+        &self.into
+    }
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostError> {
+        check(self.addr, &self.into)
+    }
+    #[inline(always)]
+    fn header_segments(&self) -> usize {
+        2
+    }
+    #[inline(always)]
+    fn emit_header(&self, out: &mut Segments) {
+        out.put(&RaddrSegment { addr: self.addr, rkey: self.rkey }.emit());
+        out.put(&AtomicSegment { swap_add: self.add, compare: 0 }.emit());
+    }
+}

@@ -1,0 +1,59 @@
+//! SEND on a connected queue pair: the receive the peer posted says where the bytes go.
+
+use super::{Operation, Payload, RcOperation, Segments, sealed};
+use crate::wire::Opcode;
+
+/// SEND: the payload goes to the buffers of the peer's next receive, which it consumes and completes.
+#[derive(Clone, Copy, Debug)]
+pub struct Send<P> {
+    /// What to send.
+    pub payload: P,
+}
+
+/// SEND with immediate: the completion of the peer's receive has `imm`.
+#[derive(Clone, Copy, Debug)]
+pub struct SendImm<P> {
+    /// Immediate, host order; the peer's [`Cqe::imm`](crate::Cqe::imm) returns the same value.
+    pub imm: u32,
+    /// What to send.
+    pub payload: P,
+}
+
+impl<P> sealed::Sealed for Send<P> {}
+impl<P> sealed::Sealed for SendImm<P> {}
+impl<P: Payload> RcOperation for Send<P> {}
+impl<P: Payload> RcOperation for SendImm<P> {}
+
+impl<P: Payload> Operation for Send<P> {
+    const OPCODE: Opcode = Opcode::Send;
+    type Payload = P;
+    #[inline(always)]
+    fn payload(&self) -> &P {
+        &self.payload
+    }
+    #[inline(always)]
+    fn header_segments(&self) -> usize {
+        0
+    }
+    #[inline(always)]
+    fn emit_header(&self, _: &mut Segments) {}
+}
+
+impl<P: Payload> Operation for SendImm<P> {
+    const OPCODE: Opcode = Opcode::SendImm;
+    type Payload = P;
+    #[inline(always)]
+    fn payload(&self) -> &P {
+        &self.payload
+    }
+    #[inline(always)]
+    fn imm(&self) -> u32 {
+        self.imm
+    }
+    #[inline(always)]
+    fn header_segments(&self) -> usize {
+        0
+    }
+    #[inline(always)]
+    fn emit_header(&self, _: &mut Segments) {}
+}

@@ -1,0 +1,93 @@
+//! SEND on an unreliable-datagram queue pair: every message says where it goes. What the network or the peer cannot take is dropped.
+
+use super::{Operation, Payload, Segments, UdOperation, sealed};
+use crate::wire::{AddressVector, DatagramSegment, Opcode, SEGMENT};
+
+/// A queue pair that datagrams can be sent to: how to get to its port, its number and its Q_Key. Kept as the bytes that go into the WQE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    segment: [u8; DatagramSegment::LEN],
+}
+
+impl Destination {
+    /// The queue pair `qpn` (24 bits) behind `vector`; it takes messages that carry its `qkey`.
+    #[must_use]
+    pub fn new(vector: AddressVector, qpn: u32, qkey: u32) -> Self {
+        Self { segment: DatagramSegment { vector, qpn, qkey }.emit() }
+    }
+
+    /// Queue pair number, 24 bits.
+    #[must_use]
+    pub fn qpn(&self) -> u32 {
+        DatagramSegment::parse(&self.segment).qpn
+    }
+
+    /// How to get to its port.
+    #[must_use]
+    pub fn vector(&self) -> AddressVector {
+        DatagramSegment::parse(&self.segment).vector
+    }
+}
+
+/// SEND of a datagram: the payload goes behind the first 40 bytes of the next receive of the queue pair `to`.
+#[derive(Clone, Copy, Debug)]
+pub struct UdSend<'a, P> {
+    /// Where to.
+    pub to: &'a Destination,
+    /// What to send: at most the path's MTU.
+    pub payload: P,
+}
+
+/// SEND of a datagram with immediate.
+#[derive(Clone, Copy, Debug)]
+pub struct UdSendImm<'a, P> {
+    /// Where to.
+    pub to: &'a Destination,
+    /// Immediate, host order; the peer's [`Cqe::imm`](crate::Cqe::imm) returns the same value.
+    pub imm: u32,
+    /// What to send: at most the path's MTU.
+    pub payload: P,
+}
+
+impl<P> sealed::Sealed for UdSend<'_, P> {}
+impl<P> sealed::Sealed for UdSendImm<'_, P> {}
+impl<P: Payload> UdOperation for UdSend<'_, P> {}
+impl<P: Payload> UdOperation for UdSendImm<'_, P> {}
+
+impl<P: Payload> Operation for UdSend<'_, P> {
+    const OPCODE: Opcode = Opcode::Send;
+    type Payload = P;
+    #[inline(always)]
+    fn payload(&self) -> &P {
+        &self.payload
+    }
+    #[inline(always)]
+    fn header_segments(&self) -> usize {
+        DatagramSegment::LEN / SEGMENT
+    }
+    #[inline(always)]
+    fn emit_header(&self, out: &mut Segments) {
+        out.put(&self.to.segment);
+    }
+}
+
+impl<P: Payload> Operation for UdSendImm<'_, P> {
+    const OPCODE: Opcode = Opcode::SendImm;
+    type Payload = P;
+    #[inline(always)]
+    fn payload(&self) -> &P {
+        &self.payload
+    }
+    #[inline(always)]
+    fn imm(&self) -> u32 {
+        self.imm
+    }
+    #[inline(always)]
+    fn header_segments(&self) -> usize {
+        DatagramSegment::LEN / SEGMENT
+    }
+    #[inline(always)]
+    fn emit_header(&self, out: &mut Segments) {
+        out.put(&self.to.segment);
+    }
+}

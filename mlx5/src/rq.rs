@@ -1,0 +1,150 @@
+//! Receives: the WQE that both kinds of receive queue are made of, and the receive queue of one queue pair.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::control::RqParts;
+use crate::ops::{MAX_MESSAGE_BYTES, Payload, Segments, Sge};
+use crate::wire::{DataSegment, SEGMENT, queue_record};
+
+/// Why a receive was not posted. Nothing was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostReceiveError {
+    /// Retry after completions have returned entries.
+    #[error("receive queue full: all {depth} entries are posted or not yet returned with `complete`")]
+    QueueFull {
+        /// Receives the queue holds.
+        depth: usize,
+    },
+    /// More buffers than the queue was created for.
+    #[error("{count} buffers in one receive; this queue takes at most {max}")]
+    TooManySges {
+        /// Asked for.
+        count: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// The buffers hold more than the longest message.
+    #[error("buffers of {bytes} bytes in one receive; the longest message is {MAX_MESSAGE_BYTES}")]
+    TooLong {
+        /// Bytes of all buffers.
+        bytes: u64,
+    },
+}
+
+/// The part of a receive WQE that says where the message goes: data segments, and a terminator if there is room for more.
+#[derive(Clone, Copy)]
+pub(crate) struct Scatter {
+    /// Buffers a receive may have.
+    pub(crate) max_sge: usize,
+    /// 16-byte segments there is room for, `max_sge` or more.
+    pub(crate) segments: usize,
+}
+
+impl Scatter {
+    /// Writes `buffers` to `at`. Empty ones are left out: on the wire a length of 0 is 2^31 bytes.
+    ///
+    /// # Safety
+    /// `at` is valid for writes of `segments` segments, and the device does not read them now.
+    #[inline(always)]
+    pub(crate) unsafe fn write(self, at: *mut u8, buffers: &[Sge]) -> Result<(), PostReceiveError> {
+        if buffers.len() > self.max_sge {
+            return Err(PostReceiveError::TooManySges { count: buffers.len(), max: self.max_sge });
+        }
+        let bytes = buffers.iter().map(Payload::bytes).sum();
+        if bytes > MAX_MESSAGE_BYTES {
+            return Err(PostReceiveError::TooLong { bytes });
+        }
+        // SAFETY: not more segments than `max_sge`, or than `segments` with the terminator (caller).
+        let mut out = unsafe { Segments::new(at) };
+        let mut used = 0;
+        for sge in buffers {
+            sge.emit(&mut out);
+            used += sge.segments();
+        }
+        if used < self.segments {
+            out.put(&DataSegment::TERMINATOR.emit());
+        }
+        Ok(())
+    }
+}
+
+/// The receive queue of one queue pair: a ring of receives that the device takes, and completes, in posting order.
+///
+/// The memory its parts point to outlives it: the queue pair holds both.
+pub(crate) struct ReceiveQueue {
+    buffer: NonNull<u8>,
+    stride: usize,
+    scatter: Scatter,
+    record: NonNull<AtomicU32>,
+    mask: u16,
+    /// Receives posted, as in the doorbell record.
+    producer: u16,
+    /// Receives completed.
+    consumer: u16,
+    /// What the poster attached, by WQE.
+    users: Box<[u64]>,
+}
+
+impl ReceiveQueue {
+    pub(crate) fn new(parts: &RqParts) -> Self {
+        debug_assert!(parts.wqe_cnt.is_power_of_two() && parts.stride.is_power_of_two() && parts.stride >= SEGMENT);
+        let segments = parts.stride / SEGMENT;
+        Self {
+            buffer: parts.buffer,
+            stride: parts.stride,
+            scatter: Scatter { max_sge: segments, segments },
+            record: parts.record,
+            mask: parts.wqe_cnt - 1,
+            producer: 0,
+            consumer: 0,
+            users: vec![0; usize::from(parts.wqe_cnt)].into_boxed_slice(),
+        }
+    }
+
+    /// Receives the queue holds.
+    pub(crate) fn depth(&self) -> usize {
+        self.users.len()
+    }
+
+    /// Receives that can be posted now.
+    #[inline(always)]
+    pub(crate) fn free(&self) -> usize {
+        self.depth() - usize::from(self.producer.wrapping_sub(self.consumer))
+    }
+
+    /// Posts one receive into `buffers`, in this order; none is legal for messages that bring no data here. `user` comes back from
+    /// [`complete`](Self::complete). The device sees it at the next [`ring`](Self::ring).
+    #[inline]
+    pub(crate) fn post(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
+        if self.free() == 0 {
+            return Err(PostReceiveError::QueueFull { depth: self.depth() });
+        }
+        let index = usize::from(self.producer & self.mask);
+        // SAFETY: the buffer holds `mask + 1` WQEs of `stride` bytes, and this one is free: the device is done with it.
+        unsafe { self.scatter.write(self.buffer.as_ptr().add(index * self.stride), buffers) }?;
+        self.users[index] = user;
+        self.producer = self.producer.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Makes the receives posted so far visible to the device (the receive word of the doorbell record; there is no register to write).
+    #[inline]
+    pub(crate) fn ring(&mut self) {
+        // Release: the WQEs before the counter.
+        // SAFETY: the record lives as long as the queue pair's memory.
+        unsafe { self.record.as_ref() }.store(queue_record(self.producer), Ordering::Release);
+    }
+
+    /// A completion named `wqe_counter`, a count of receives or the index it gives in the ring: frees that receive and gives back what its
+    /// poster attached. `None`, and no change, if that is not the oldest receive posted: a device completes them in order.
+    #[inline]
+    pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
+        if (wqe_counter ^ self.consumer) & self.mask != 0 || self.consumer == self.producer {
+            return None;
+        }
+        let user = self.users[usize::from(self.consumer & self.mask)];
+        self.consumer = self.consumer.wrapping_add(1);
+        Some(user)
+    }
+}

@@ -1,0 +1,36 @@
+//! Atomic segment (`struct mlx5_wqe_atomic_seg`), behind the remote address segment: value to store or add at 0, value to compare at 8.
+//!
+//! The data segment behind it says where the 8 bytes go that were at the remote address before; there they are in host byte order.
+
+use super::{SEGMENT, be64};
+
+/// Atomic segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicSegment {
+    /// Compare-and-swap: what to store. Fetch-and-add: what to add.
+    pub swap_add: u64,
+    /// Compare-and-swap: what must be there for the store. Fetch-and-add: 0.
+    pub compare: u64,
+}
+
+impl AtomicSegment {
+    /// Bytes of the segment.
+    pub const LEN: usize = SEGMENT;
+
+    /// The bytes.
+    #[must_use]
+    #[inline(always)]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[0..8].copy_from_slice(&self.swap_add.to_be_bytes());
+        b[8..16].copy_from_slice(&self.compare.to_be_bytes());
+        b
+    }
+
+    /// Reads the bytes; anything decodes.
+    #[must_use]
+    #[inline(always)]
+    pub fn parse(b: &[u8; Self::LEN]) -> Self {
+        Self { swap_add: be64(b, 0), compare: be64(b, 8) }
+    }
+}

@@ -1,0 +1,172 @@
+//! Compressed completions: several CQEs that differ in little, as a title and 8-byte mini CQEs (the kernel's `struct mlx5_mini_cqe8`).
+//!
+//! Layout of a session of `count` CQEs whose title is at entry `c` of the CQ (indices modulo the CQ's size; read off the kernel's
+//! `mlx5e_decompress_cqes_start`, `mlx5e_decompress_cqes_cont` and `mlx5e_read_mini_arr_slot`, and DPDK's `mlx5_rx_poll_len` and
+//! `rxq_cq_decompress_v`):
+//!
+//! - Entry `c` is the title: a CQE of format 3 whose byte count is `count`, and whose WQE counter belongs to the first CQE. What no mini CQE
+//!   says (opcode, QPN, SRQN, immediate, flags) is the title's, for all of them; only its op_own tells that the session is complete.
+//! - Eight mini CQEs make an array that fills an entry, its byte 63 included. The first array is entry `c + 1`; the others are entries
+//!   `c + 8`, `c + 16`, ... ([`mini_array_offset`]), each at the place of the first CQE it describes. In a CQ of 128-byte entries an array
+//!   is in the second half, as a CQE is.
+//! - The session stands for `count` CQEs: the consumer counter passes it by `count`. The device writes the title and the arrays only, so
+//!   byte 63 of an array entry is data, and the entries between still hold the last lap. On the next lap such a byte may look like the
+//!   owner's, so the software, when it has read a session, sets byte 63 of all its `count` entries to what the device would have left
+//!   there: not the owner bit of the next lap, or an invalid opcode (the kernel's `mlx5e_cqes_update_owner`, DPDK's `MLX5_CQE_INVALIDATE`).
+//! - A mini CQE of a receive has no WQE counter: each is the one before plus 1, modulo the receive queue's size. One of a send has it, and
+//!   the opcode.
+//!
+//! No public source shows a session over an SRQ whose WQEs are taken in another order than that of their indices: such completions differ
+//! in more than a mini CQE can say, and are not compressed here.
+
+use super::cqe::{BYTE_COUNT, OPCODE_QPN, WQE_COUNTER};
+use super::{CQE_BYTES, CqeFormat, OP_OWN_OFFSET, be16, be32};
+
+/// Mini CQEs of an array (`MLX5_MINI_CQE_ARRAY_SIZE`).
+pub const MINI_CQES_PER_ARRAY: usize = CQE_BYTES / MiniCqe::LEN;
+
+/// One completion of a compressed session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MiniCqe {
+    /// The first word, host order. Receive: RSS hash, or checksum and stride index, of an Ethernet packet; meaningless here.
+    /// Send: WQE counter, opcode, reserved byte.
+    pub word: u32,
+    /// Bytes of the message.
+    pub byte_count: u32,
+}
+
+impl MiniCqe {
+    /// Bytes of a mini CQE.
+    pub const LEN: usize = 8;
+
+    /// The mini CQE of a send (`s_wqe_info`).
+    #[must_use]
+    #[inline(always)]
+    pub const fn requester(wqe_counter: u16, wqe_opcode: u8, byte_count: u32) -> Self {
+        Self { word: (wqe_counter as u32) << 16 | (wqe_opcode as u32) << 8, byte_count }
+    }
+
+    /// Index of the WQE, in the mini CQE of a send.
+    #[must_use]
+    #[inline(always)]
+    pub const fn wqe_counter(&self) -> u16 {
+        (self.word >> 16) as u16
+    }
+
+    /// Opcode of the WQE, in the mini CQE of a send.
+    #[must_use]
+    #[inline(always)]
+    pub const fn wqe_opcode(&self) -> u8 {
+        (self.word >> 8) as u8
+    }
+
+    /// The bytes.
+    #[must_use]
+    #[inline(always)]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        (u64::from(self.word) << 32 | u64::from(self.byte_count)).to_be_bytes()
+    }
+
+    /// Reads the bytes; anything decodes.
+    #[must_use]
+    #[inline(always)]
+    pub fn parse(b: &[u8; Self::LEN]) -> Self {
+        let both = u64::from_be_bytes(*b);
+        Self { word: (both >> 32) as u32, byte_count: both as u32 }
+    }
+
+    /// Mini CQE `entry`, counted from the session's first, of the array that holds it ([`mini_array_offset`]).
+    #[must_use]
+    #[inline(always)]
+    pub fn of_array(array: &[u8; CQE_BYTES], entry: u32) -> Self {
+        let at = entry as usize % MINI_CQES_PER_ARRAY * Self::LEN;
+        Self { word: be32(array, at), byte_count: be32(array, at + 4) }
+    }
+
+    /// Makes `title`, a copy of the session's title, the plain CQE of this receive; op_own stays.
+    #[inline(always)]
+    pub fn expand_receive(&self, title: &mut [u8; CQE_BYTES], wqe_counter: u16) {
+        title[BYTE_COUNT..][..4].copy_from_slice(&self.byte_count.to_be_bytes());
+        title[WQE_COUNTER..][..2].copy_from_slice(&wqe_counter.to_be_bytes());
+    }
+
+    /// Makes `title`, a copy of the session's title, the plain CQE of this send; op_own stays.
+    #[inline(always)]
+    pub fn expand_send(&self, title: &mut [u8; CQE_BYTES]) {
+        self.expand_receive(title, self.wqe_counter());
+        title[OPCODE_QPN] = self.wqe_opcode();
+    }
+}
+
+/// Which entry behind the title holds the array of mini CQE `entry`.
+#[must_use]
+#[inline(always)]
+pub const fn mini_array_offset(entry: u32) -> u32 {
+    let first = entry & !(MINI_CQES_PER_ARRAY as u32 - 1);
+    if first == 0 { 1 } else { first }
+}
+
+/// What the title of a compressed session says of the session; its other fields are those of every CQE of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TitleCqe {
+    /// CQEs the session stands for.
+    pub count: u32,
+    /// Index of the first one's WQE.
+    pub wqe_counter: u16,
+}
+
+impl TitleCqe {
+    /// Makes `cqe`, the session's first CQE, its title; the format is set in op_own too.
+    #[inline(always)]
+    pub fn emit_into(&self, cqe: &mut [u8; CQE_BYTES]) {
+        cqe[BYTE_COUNT..][..4].copy_from_slice(&self.count.to_be_bytes());
+        cqe[WQE_COUNTER..][..2].copy_from_slice(&self.wqe_counter.to_be_bytes());
+        cqe[OP_OWN_OFFSET] |= (CqeFormat::Compressed as u8) << 2;
+    }
+
+    /// Reads a CQE whose format is [`CqeFormat::Compressed`].
+    #[must_use]
+    #[inline(always)]
+    pub fn parse(b: &[u8; CQE_BYTES]) -> Self {
+        Self { count: be32(b, BYTE_COUNT), wqe_counter: be16(b, WQE_COUNTER) }
+    }
+}
+
+/// The mini CQEs of a session in order, out of a ring of CQEs given as arrays: for what holds the ring as plain memory.
+#[derive(Clone, Debug)]
+pub struct MiniCqeIterator<'a> {
+    ring: &'a [[u8; CQE_BYTES]],
+    title: usize,
+    next: u32,
+    count: u32,
+}
+
+impl<'a> MiniCqeIterator<'a> {
+    /// The session whose title is entry `title` of `ring`. `None` if there is no such session: another format, a count of 0 or 1 or above
+    /// the size of the ring, no such entry.
+    #[must_use]
+    pub fn new(ring: &'a [[u8; CQE_BYTES]], title: usize) -> Option<Self> {
+        let cqe = ring.get(title)?;
+        let count = TitleCqe::parse(cqe).count;
+        let compressed = CqeFormat::from_op_own(cqe[OP_OWN_OFFSET]) == CqeFormat::Compressed;
+        (compressed && count > 1 && count as usize <= ring.len()).then_some(Self { ring, title, next: 0, count })
+    }
+}
+
+impl Iterator for MiniCqeIterator<'_> {
+    type Item = MiniCqe;
+
+    fn next(&mut self) -> Option<MiniCqe> {
+        let entry = (self.next < self.count).then_some(self.next)?;
+        self.next += 1;
+        let array = (self.title + mini_array_offset(entry) as usize) % self.ring.len();
+        Some(MiniCqe::of_array(&self.ring[array], entry))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = (self.count - self.next) as usize;
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for MiniCqeIterator<'_> {}
