@@ -211,6 +211,9 @@ impl Hca {
         };
         // SAFETY: the slots live as long as the device, this is the only consuming end, and the lane was cleared above.
         let lane = unsafe { LaneRx::<Message>::new(NonNull::from(&lane.slots).cast(), LANE_SLOTS as u64, 0) };
+        // So that nothing is allocated when they have to wait.
+        let count = state.qps.len();
+        state.deferred.reserve(count);
         let later = if self.timing.is_immediate() { 0 } else { wqe_cnt as usize };
         state.qps[index] = Some(Box::new(SoftQp {
             qpn,
