@@ -108,8 +108,9 @@ impl Net {
     /// Every device makes what progress it can. With nothing left to do at this time, virtual time goes on to the next event.
     pub(crate) fn progress(&self) {
         let devices = self.shared.devices.borrow();
-        let any = devices.iter().fold(false, |any, device| device.progress() || any);
-        if !any && matches!(self.shared.clock, Clock::Stepping { .. }) {
+        // All of them: `any` would stop at the first.
+        let moved = devices.iter().filter(|device| device.progress()).count();
+        if moved == 0 && matches!(self.shared.clock, Clock::Stepping { .. }) {
             if let Some(next_ns) = devices.iter().filter_map(Device::next_event_ns).min() {
                 self.shared.now_ns.fetch_max(next_ns, Ordering::Relaxed);
             }
