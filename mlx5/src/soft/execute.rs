@@ -17,6 +17,8 @@ use crate::wire::{CQE_BYTES, CqeOpcode, CtrlSegment, ErrorCqe, Opcode, Requester
 
 /// A peer that does not answer is asked again this often.
 const PEER_RETRY_NS: u64 = 1_000_000;
+/// A full lane is looked at again this often, where nothing but the clock makes time pass.
+const ROOM_RETRY_NS: u64 = 1_000;
 /// The RNR retry count that means "for ever".
 const RNR_RETRY_WITHOUT_END: u8 = 7;
 /// No LID: a datagram went somewhere.
@@ -182,6 +184,8 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
         slot => slot.insert(Waiting { reason, since_ns: now_ns, again_ns: now_ns, rnr_left: qp.options.rnr_retry }),
     };
     waiting.again_ns = match reason {
+        // A stepper would never get past a moment that is always due again.
+        WaitFor::Room if hca.has_exact_lanes => now_ns + ROOM_RETRY_NS,
         WaitFor::Room => now_ns,
         WaitFor::Fault => now_ns.saturating_add(fault_ns),
         WaitFor::Receive => {
@@ -190,7 +194,7 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
                 RNR_RETRY_WITHOUT_END => {}
                 _ => waiting.rnr_left -= 1,
             }
-            now_ns.saturating_add(qp.options.rnr_timer_ns)
+            now_ns.saturating_add(qp.options.rnr_timer_ns.max(1))
         }
         WaitFor::Peer => {
             let patience = qp.options.transport_timeout_ns();

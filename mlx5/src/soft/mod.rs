@@ -53,12 +53,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 pub use clock::Clock;
+pub(crate) use execute::EVERY_LID;
 pub use fabric::LocalFabric;
 pub use faults::Faults;
 pub use nic::{NicModel, NicParameters};
 pub use null::NullDevice;
 pub use strict::{Queue, Rule, Violation};
 pub use timing::Timing;
+pub(crate) use trace::hash_of;
 
 use self::arena::Arena;
 use self::cq::SoftCq;
@@ -117,6 +119,8 @@ struct State {
     deferred: Deferred,
     injector: Option<Box<Injector>>,
     violations: Vec<Violation>,
+    /// CQEs of queues that were destroyed.
+    produced: u32,
     /// Devices that this one's operations changed since a stepper asked, by LID, each once. Kept with exact lanes only.
     touched: Vec<u16>,
     /// Until the next look at the peers.
@@ -142,6 +146,7 @@ impl State {
             deferred: Deferred::default(),
             injector: Injector::new(faults),
             violations: Vec::new(),
+            produced: 0,
             touched: Vec::new(),
             polls_to_patrol: POLLS_PER_PATROL,
             arena: Arena::new(arena_bytes),
@@ -189,15 +194,28 @@ impl Hca {
         arrive::pass(self, &mut state) > 0 || progress
     }
 
-    /// For a stepper: does what is due. Returns whether there are new CQEs, and adds to `touched` the LIDs of the devices that were changed by
-    /// this one since the last call; [`EVERY_LID`](execute::EVERY_LID) stands for any.
-    pub(crate) fn advance(&self, touched: &mut Vec<u16>) -> bool {
-        let produced = |state: &State| state.cqs.iter().flatten().fold(0u32, |sum, cq| sum.wrapping_add(cq.produced()));
-        let before = produced(&self.state.borrow());
+    /// For a stepper: does what is due, and adds to `touched` the LIDs of the devices that were changed by this one since the last call;
+    /// [`EVERY_LID`] stands for any. Returns [`produced`](Self::produced).
+    pub(crate) fn advance(&self, touched: &mut Vec<u16>) -> u32 {
         self.empty_poll();
-        let mut state = self.state.borrow_mut();
-        touched.append(&mut state.touched);
-        produced(&state) != before
+        touched.append(&mut self.state.borrow_mut().touched);
+        self.produced()
+    }
+
+    /// A number that changes with every CQE the device writes.
+    pub(crate) fn produced(&self) -> u32 {
+        let state = self.state.borrow();
+        state.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
+    }
+
+    /// Whether it is a device of `fabric`.
+    pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
+        self.membership.is_of(fabric)
+    }
+
+    /// Its LID.
+    pub(crate) fn lid(&self) -> u16 {
+        self.membership.lid()
     }
 
     /// Looks whether a peer has died with a receive of this device, and gives it back.

@@ -155,8 +155,9 @@ impl Hca {
     }
 
     pub(crate) fn destroy_cq(&self, cqn: u32) {
-        if let Some(cq) = self.state.borrow_mut().cqs.get_mut(cqn as usize) {
-            *cq = None;
+        let State { cqs, produced, .. } = &mut *self.state.borrow_mut();
+        if let Some(cq) = cqs.get_mut(cqn as usize).and_then(Option::take) {
+            *produced = produced.wrapping_add(cq.produced());
         }
     }
 
