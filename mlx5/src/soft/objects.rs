@@ -3,8 +3,8 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::io;
+use std::rc::Rc;
 
 use shm::lane::LaneRx;
 use shm::memfd::{Memfd, MemfdRangeError};
@@ -19,6 +19,7 @@ use super::private::PrivateMemory;
 use super::queues::{REGISTER_BYTES, Remote, SQ_BUFFER, SQ_RECORD, SoftQp, Transport};
 use super::receive::{MAX_RECV_SGE, MAX_RECV_WR, Receives, remember_orphan};
 use super::strict::QpWatch;
+use super::timing::UnderWay;
 use super::trace::Trace;
 use super::{Hca, State, arrive};
 use crate::control::{ConnectParts, CqParts, CreateError, QpRequest, SqParts, UarParts, check};
@@ -80,6 +81,7 @@ impl Hca {
         // 0 stands for a free entry: so that the key 0 names none.
         memory.mr(0).key.store(u32::MAX, Ordering::Relaxed);
         let membership = Membership::join(&options.fabric, &memory)?;
+        let trace = options.trace.then(|| Rc::new(Trace::new(options.clock.clone())));
         Ok(Self {
             membership,
             memory,
@@ -87,7 +89,9 @@ impl Hca {
             clock: options.clock.clone(),
             timing: options.timing.clone(),
             strict: options.strict,
-            trace: options.trace.then(Trace::new),
+            is_watched: trace.is_some() || !options.timing.is_immediate(),
+            has_exact_lanes: trace.is_some() || options.timing.is_model(),
+            trace,
             null: null.copied(),
             has_failed: Cell::new(false),
             state: RefCell::new(State::new(arena_bytes, &options.faults)),
@@ -119,7 +123,7 @@ impl Hca {
 
     /// The hash over everything this device completed so far.
     pub(crate) fn trace_hash(&self) -> Option<u64> {
-        self.trace.as_ref().map(Trace::hash)
+        self.trace.as_ref().map(|trace| trace.hash())
     }
 
     /// When the device has something to do by itself.
@@ -140,18 +144,22 @@ impl Hca {
             return Err(CreateError::Illegal { what: "the size of a CQE", value: bytes as u64, legal: "64 or 128" });
         }
         let config = CqConfig { entries: config.entries.next_power_of_two(), ..*config };
-        let cq = SoftCq::new(&config).map_err(|source| CreateError::Memory { what: "a completion queue", source })?;
+        let mut cq = SoftCq::new(&config).map_err(|source| CreateError::Memory { what: "a completion queue", source })?;
         let cqs = &mut self.state.borrow_mut().cqs;
         let index = free_index(cqs, MAX_CQS, Option::is_none, || None)
             .ok_or(CreateError::Exhausted { what: "completion queue", max: MAX_CQS as u64 })?;
+        if let Some(trace) = &self.trace {
+            cq.trace(index as u32, Rc::clone(trace));
+        }
         let parts = CqParts { cqn: index as u32, buffer: cq.buffer(), entries: config.entries, stride: cq.stride(), record: cq.record() };
         cqs[index] = Some(cq);
         Ok(parts)
     }
 
     pub(crate) fn destroy_cq(&self, cqn: u32) {
-        if let Some(cq) = self.state.borrow_mut().cqs.get_mut(cqn as usize) {
-            *cq = None;
+        let State { cqs, produced, .. } = &mut *self.state.borrow_mut();
+        if let Some(cq) = cqs.get_mut(cqn as usize).and_then(Option::take) {
+            *produced = produced.wrapping_add(cq.produced());
         }
     }
 
@@ -235,8 +243,7 @@ impl Hca {
             lane,
             transport: if request.is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) },
             options: crate::ConnectOptions::default(),
-            announced: VecDeque::with_capacity(later),
-            acknowledged: VecDeque::with_capacity(later),
+            under_way: UnderWay::with_capacity(later, self.strict),
             watch: QpWatch::default(),
         }));
         if self.strict {

@@ -196,11 +196,14 @@ impl Receives {
         self.wqes - u16::from(self.is_linked)
     }
 
-    /// Whether the successor of the next receive is not its neighbour, so that a NIC cannot prefetch it.
-    pub(crate) fn is_unordered(&self) -> bool {
-        let (_, index) = Pop::unpack(self.words().1.word.load(Ordering::Acquire));
-        let index = index & (self.wqes - 1);
-        self.successor(index) & (self.wqes - 1) != (index + 1) & (self.wqes - 1)
+    /// The next receive to be taken: its pop count and the index of its WQE.
+    pub(crate) fn head(&self) -> (u32, u16) {
+        Pop::unpack(self.words().1.word.load(Ordering::Acquire))
+    }
+
+    /// Whether WQE `next` follows WQE `index` in memory, so that a NIC can prefetch it.
+    pub(crate) fn are_neighbours(&self, index: u16, next: u16) -> bool {
+        next & (self.wqes - 1) == index.wrapping_add(1) & (self.wqes - 1)
     }
 
     /// The WQE behind WQE `index`, as its link says.

@@ -70,6 +70,9 @@ pub enum Rule {
     /// A length of 0 means 2^31 bytes; the list ends with lkey 0x100.
     #[error("a receive with a data segment of length 0 that does not end the list")]
     ReceiveZeroLength,
+    /// A gathered buffer is the device's until a completion at or after its WQE is visible. Not found in immediate time, nor behind a fence.
+    #[error("the source buffer changed between the doorbell and the completion")]
+    SourceChanged,
     /// CQEs that were not written cannot have been consumed.
     #[error("the consumer record is ahead of the CQEs written")]
     ConsumerAhead,
@@ -180,7 +183,7 @@ fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, viola
     }
 }
 
-fn head(bytes: &[u8]) -> [u8; SEGMENT] {
+pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
 
@@ -212,7 +215,7 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BF_BYTES], producer:
 }
 
 /// The first `len` bytes of the WQE at `counter`, 1,024 at most; it may wrap.
-fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
+pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
     let mut bytes = [0; 16 * WQEBB];
     for (block, out) in bytes.chunks_mut(WQEBB).take(len.div_ceil(WQEBB)).enumerate() {
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
