@@ -6,7 +6,6 @@ use shm::ready::Lanes;
 
 use super::cq::SoftCq;
 use super::faults::Injector;
-use super::flush::flush_receives;
 use super::layout::{Message, SOLICITED};
 use super::queues::SoftQp;
 use super::{Hca, State};
@@ -23,11 +22,13 @@ pub(crate) fn pass(hca: &Hca, state: &mut State) -> usize {
     hot.pass(&ready, &mut Arrivals { hca, qps, cqs, injector }, || hca.clock.now_ns())
 }
 
-/// Takes everything that is in one queue pair's lane, before it goes away.
+/// Takes everything that is in one queue pair's lane.
 pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
     while let Some(message) = qp.lane.pop() {
         deliver(hca, qp, cqs, &message, 0);
     }
+    // L2
+    hca.memory.qp(qp.index).consumed.store(qp.lane.position(), Ordering::Release);
 }
 
 pub(crate) struct Arrivals<'a> {
@@ -116,7 +117,6 @@ fn deliver_error(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], message
         let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
     }
     qp.fail(hca);
-    flush_receives(qp, cqs);
 }
 
 #[inline(always)]

@@ -222,7 +222,6 @@ fn fail(
     // A malformed WQE may claim to be longer than what was posted.
     let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
     qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl).min(outstanding));
-    super::flush::flush_receives(qp, cqs);
 }
 
 /// A CQE of the send queue, visible when the peer's acknowledgement would be here.

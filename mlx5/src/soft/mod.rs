@@ -11,7 +11,7 @@
 //! - [`events`]: sleeping and waking.
 //! - [`timing`], [`faults`], [`strict`], [`trace`]: when things happen, what goes wrong on purpose, what a driver must not do, and what a run
 //!   was.
-//! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path.
+//! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path. [`repair`]: what the dead took.
 //! - [`null`]: the same device with its hooks cut, for measuring and testing the driver alone.
 //! - [`arena`], [`private`], [`deferred`], [`clock`], [`random`]: pages, private memory, what happens later, when that is, and chance.
 //!
@@ -40,6 +40,7 @@ mod quiesce;
 mod random;
 mod receive;
 mod regions;
+mod repair;
 mod requester;
 mod strict;
 mod timing;
@@ -99,8 +100,7 @@ struct State {
     mrs: Vec<regions::MrSlot>,
     rqs: Vec<Option<receive::RqSlot>>,
     links: Links,
-    /// Receives that processes were taking when they ended.
-    orphans: Vec<receive::Orphan>,
+    repair: repair::Repair,
     /// Peers that did not finish a doorbell when something was taken away from under them.
     stuck: Vec<quiesce::Stuck>,
     /// Places and regions that are never used again because of such peers.
@@ -125,7 +125,7 @@ impl State {
             mrs: Vec::new(),
             rqs: Vec::new(),
             links: Links::default(),
-            orphans: Vec::new(),
+            repair: repair::Repair::default(),
             stuck: Vec::new(),
             quarantined: 0,
             hot: HotSet::new(MAX_QPS),
@@ -182,13 +182,13 @@ impl Hca {
     #[cold]
     fn patrol(&self, state: &mut State) {
         state.polls_to_patrol = POLLS_PER_PATROL;
-        let State { qps, orphans, links, .. } = state;
+        let State { qps, repair, links, .. } = state;
         for peer in links.newly_gone() {
             for qp in qps.iter().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
-                receive::remember_orphan(&self.memory, orphans, qp.index, qp.rqn, &peer);
+                repair.peer_died(&self.memory, qp.index, qp.rqn);
             }
         }
-        self.give_back_orphans(state);
+        self.repair(state);
     }
 
     /// Marks this device as executing while `f` runs, for peers that want to take memory away (H3).
