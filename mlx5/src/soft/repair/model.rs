@@ -5,6 +5,8 @@
 use std::collections::HashSet;
 
 const WQES: usize = 4;
+/// At the start.
+const POSTED: usize = 2;
 const REQUESTERS: usize = 3;
 
 /// What is left out of the protocol.
@@ -91,13 +93,13 @@ struct Model {
 impl State {
     fn new() -> Self {
         let mut owners = [Owner::Posted; WQES];
-        owners[WQES - 1] = Owner::Free;
+        owners[POSTED..].fill(Owner::Free);
         Self {
             word: (0, 0),
             links: [1, 2, 3, 0],
-            posted: WQES as u8 - 1,
+            posted: POSTED as u8,
             returned: 0,
-            head: WQES as u8 - 1,
+            head: POSTED as u8,
             tail: WQES as u8 - 1,
             owners,
             at: [At::Idle; REQUESTERS],
