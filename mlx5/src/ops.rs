@@ -135,13 +135,39 @@ impl Segments {
     fn put_inline(&mut self, data: &[u8]) {
         let header = InlineHeader { byte_count: data.len() as u32 }.emit();
         let padded = InlineHeader::segments(data.len()) * SEGMENT;
-        // SAFETY: as in `put`; header, data and padding fill `segments(data.len())` segments.
+        // SAFETY: as in `put`; header, data and padding fill `segments(data.len())` segments. The padding is in the last one.
         unsafe {
+            self.at.add(padded - SEGMENT).cast::<[u8; SEGMENT]>().write([0; SEGMENT]);
             self.at.copy_from_nonoverlapping(header.as_ptr(), InlineHeader::LEN);
-            self.at.add(InlineHeader::LEN).copy_from_nonoverlapping(data.as_ptr(), data.len());
-            let end = InlineHeader::LEN + data.len();
-            self.at.add(end).write_bytes(0, padded - end);
+            copy_short(self.at.add(InlineHeader::LEN), data.as_ptr(), data.len());
             self.at = self.at.add(padded);
+        }
+    }
+}
+
+/// Copies `len` bytes. Few are copied here, as two parts that may overlap: a call costs more than the copy.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `len` bytes, and the two do not overlap.
+#[inline(always)]
+unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: `T` is at most `len` bytes long (below).
+    unsafe fn ends<T: Copy>(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: both parts are inside the `len` bytes.
+        unsafe {
+            let last = len - size_of::<T>();
+            let (head, tail) = (from.cast::<T>().read_unaligned(), from.add(last).cast::<T>().read_unaligned());
+            to.cast::<T>().write_unaligned(head);
+            to.add(last).cast::<T>().write_unaligned(tail);
+        }
+    }
+    // SAFETY: the caller's.
+    unsafe {
+        match len {
+            16..=32 => ends::<[u64; 2]>(to, from, len),
+            8..16 => ends::<u64>(to, from, len),
+            4..8 => ends::<u32>(to, from, len),
+            _ => to.copy_from_nonoverlapping(from, len),
         }
     }
 }

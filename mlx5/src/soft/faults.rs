@@ -3,7 +3,7 @@
 use super::random::Random;
 use crate::wire::Syndrome;
 
-/// Faults that a software HCA makes; the default makes none. [`DeviceInfo::faults`](crate::DeviceInfo::faults) says so when there are some.
+/// Faults that a software HCA makes; the default makes none. [`DeviceInfo`](crate::DeviceInfo) says so when there are some.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Of the random numbers: the same seed gives the same faults for the same operations.

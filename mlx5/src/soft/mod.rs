@@ -67,6 +67,7 @@ use self::links::Links;
 use self::memory::DeviceMemory;
 use self::queues::SoftQp;
 use self::trace::Trace;
+use crate::device::NullOptions;
 use shm::ready::HotSet;
 use shm::sync::light_barrier;
 
@@ -83,8 +84,8 @@ pub(crate) struct Hca {
     timing: Timing,
     strict: bool,
     trace: Option<Trace>,
-    /// Doorbells and empty polls come here; not on a null device.
-    has_hooks: bool,
+    /// Set on a null device. On any other, doorbells and empty polls come here.
+    null: Option<NullOptions>,
     /// A queue pair with a receive queue of its own is in the error state.
     has_failed: Cell<bool>,
     state: RefCell<State>,
@@ -143,7 +144,7 @@ impl State {
 impl Hca {
     /// What doorbells and empty polls call: the device itself, unless it is a null device.
     pub(crate) fn hook(self: &Rc<Self>) -> Option<Rc<Self>> {
-        self.has_hooks.then(|| Rc::clone(self))
+        self.null.is_none().then(|| Rc::clone(self))
     }
 
     /// The first hook: a store to the BlueFlame register at `uar_offset` just happened. Executes that queue pair's new WQEs.

@@ -23,7 +23,7 @@ use super::trace::Trace;
 use super::{Hca, State, arrive};
 use crate::control::{ConnectParts, CqParts, CreateError, QpRequest, SqParts, UarParts, check};
 use crate::cq::CqConfig;
-use crate::device::{DeviceInfo, OpenError, SoftOptions};
+use crate::device::{DeviceInfo, NullOptions, OpenError, SoftOptions};
 use crate::qp::{ConnectError, DeviceKind, QpAddress};
 use crate::wire::{CQE_BYTES, CQE128_BYTES, WQEBB};
 
@@ -68,7 +68,7 @@ pub(crate) fn free_index<T>(table: &mut Vec<T>, max: usize, is_free: impl Fn(&T)
 }
 
 impl Hca {
-    pub(crate) fn open(options: &SoftOptions, has_hooks: bool) -> Result<Self, OpenError> {
+    pub(crate) fn open(options: &SoftOptions, null: Option<&NullOptions>) -> Result<Self, OpenError> {
         let arena_bytes = options.arena_bytes.checked_next_multiple_of(PAGE).unwrap_or(options.arena_bytes);
         let memory =
             DeviceMemory::create(arena_bytes).map_err(|(what, source)| OpenError::Memory { what, source: io::Error::other(source) })?;
@@ -86,7 +86,7 @@ impl Hca {
             timing: options.timing.clone(),
             strict: options.strict,
             trace: options.trace.then(Trace::new),
-            has_hooks,
+            null: null.copied(),
             has_failed: Cell::new(false),
             state: RefCell::new(State::new(arena_bytes, &options.faults)),
         })
@@ -205,7 +205,7 @@ impl Hca {
             wqe_cnt: wqe_cnt as u16,
             max_inline: config.max_inline_data,
             record: memory.at(SQ_RECORD),
-            uar: UarParts { register: memory.at(0), uar_offset: index * REGISTER_BYTES },
+            uar: UarParts { register: memory.at(0), kind: self.null.unwrap_or_default().register, uar_offset: index * REGISTER_BYTES },
         };
         // SAFETY: the slots live as long as the device, this is the only consuming end, and the lane was cleared above.
         let lane = unsafe { LaneRx::<Message>::new(NonNull::from(&lane.slots).cast(), LANE_SLOTS as u64, 0) };
@@ -243,7 +243,7 @@ impl Hca {
     /// Maps the peer and lets it in: RTR, as far as the device is concerned. That it may not send before RTS is the driver's to see to.
     pub(crate) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
         let ConnectParts { qpn, remote, options } = parts;
-        if !self.has_hooks {
+        if self.null.is_some() {
             return Ok(());
         }
         let State { qps, links, .. } = &mut *self.state.borrow_mut();
@@ -269,7 +269,7 @@ impl Hca {
     /// A datagram queue pair receives from now on what brings `qkey`.
     pub(crate) fn activate_datagrams(&self, qpn: u32, qkey: u32) {
         let State { qps, links, .. } = &mut *self.state.borrow_mut();
-        links.has_datagrams |= self.has_hooks;
+        links.has_datagrams |= self.null.is_none();
         if let Some(Some(qp)) = qps.get_mut(qp_index(qpn)) {
             qp.transport = Transport::Datagram { qkey };
             self.memory.qp(qp.index).identity.store(QpEntry::pack_identity(qpn, DATAGRAM | RECEIVES), Ordering::Release);

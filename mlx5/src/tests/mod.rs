@@ -1,3 +1,8 @@
 //! Tests that look inside the crate: bytes in the send queue, bytes of CQEs.
 
+mod doorbell_order;
 mod golden;
+#[path = "../../tests/support/random.rs"]
+pub(crate) mod random;
+mod receives;
+mod send_queue;

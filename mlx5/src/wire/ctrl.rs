@@ -128,7 +128,8 @@ impl CtrlSegment {
         let mut b = [0; Self::LEN];
         b[0..4].copy_from_slice(&(u32::from(self.wqe_index) << 8 | u32::from(self.opcode)).to_be_bytes());
         b[4..8].copy_from_slice(&(self.qpn << 8 | u32::from(self.ds & 0x3f)).to_be_bytes());
-        b[11] = (self.fence as u8) << 5 | (completion as u8) << 2 | u8::from(self.solicited) << 1;
+        let flags = (self.fence as u8) << 5 | (completion as u8) << 2 | u8::from(self.solicited) << 1;
+        b[8..12].copy_from_slice(&u32::from(flags).to_be_bytes());
         b[12..16].copy_from_slice(&self.imm.to_be_bytes());
         b
     }
