@@ -1,0 +1,172 @@
+//! Tests of several devices in one thread that hold whatever the device's time: `MLX5_TEST_TIME=immediate|delay|virtual`.
+//!
+//! A test makes its devices through a [`Net`], posts, and then waits with [`Net::settle`] or [`Net::collect`] for what must come: at once in
+//! immediate time, later in the others. Devices are always strict, and a `Net` that goes away asserts that no rule was broken.
+#![allow(dead_code, reason = "each test uses what it needs")]
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicParameters, SoftOptions, Timing};
+
+/// When operations are executed in this run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// In the doorbell; the clock stands still unless a test moves it.
+    Immediate,
+    /// A few us later, on the system's clock.
+    Delay,
+    /// As the NIC model says, on a clock that polls advance.
+    Virtual,
+}
+
+/// The mode of this run.
+pub(crate) fn mode() -> Mode {
+    static MODE: OnceLock<Mode> = OnceLock::new();
+    *MODE.get_or_init(|| match std::env::var("MLX5_TEST_TIME").as_deref() {
+        Err(std::env::VarError::NotPresent) | Ok("immediate") => Mode::Immediate,
+        Ok("delay") => Mode::Delay,
+        Ok("virtual") => Mode::Virtual,
+        other => panic!("MLX5_TEST_TIME is {other:?}; legal is immediate, delay or virtual"),
+    })
+}
+
+/// Delay mode: from the doorbell to the effect.
+const DELAY_NS: u64 = 3_000;
+/// Virtual mode: what a poll of an empty CQ takes.
+const POLL_NS: u64 = 50;
+/// Rounds after which what a test waits for will not come. In delay mode this is some seconds.
+const ROUNDS: u64 = 20_000_000;
+
+/// Devices of one local fabric, with one clock and one network.
+#[derive(Clone)]
+pub(crate) struct Net {
+    shared: std::rc::Rc<Shared>,
+}
+
+struct Shared {
+    fabric: LocalFabric,
+    now_ns: Arc<AtomicU64>,
+    clock: Clock,
+    timing: Timing,
+    devices: RefCell<Vec<Device>>,
+}
+
+impl Net {
+    /// In the mode of this run.
+    pub(crate) fn new() -> Self {
+        Self::in_mode(mode())
+    }
+
+    /// In a mode of its own; for tests about the modes.
+    pub(crate) fn in_mode(mode: Mode) -> Self {
+        let now_ns = Arc::<AtomicU64>::default();
+        let (clock, timing) = match mode {
+            Mode::Immediate => (Clock::Manual(Arc::clone(&now_ns)), Timing::Immediate),
+            Mode::Delay => (Clock::System, Timing::Delay { ns: DELAY_NS }),
+            Mode::Virtual => (
+                Clock::Stepping { now_ns: Arc::clone(&now_ns), poll_ns: POLL_NS },
+                Timing::Model(NicModel::new(NicParameters { jitter_ns: 300, ..NicParameters::default() })),
+            ),
+        };
+        let shared = Shared { fabric: LocalFabric::new(), now_ns, clock, timing, devices: RefCell::default() };
+        Self { shared: std::rc::Rc::new(shared) }
+    }
+
+    /// Options of a device of this network, strict.
+    pub(crate) fn options(&self) -> SoftOptions {
+        SoftOptions {
+            fabric: FabricSpec::Local(self.shared.fabric.clone()),
+            arena_bytes: 1 << 30,
+            clock: self.shared.clock.clone(),
+            timing: self.shared.timing.clone(),
+            strict: true,
+            ..SoftOptions::default()
+        }
+    }
+
+    /// A device of this network. The network holds it open until [`forget`](Self::forget), or its own end.
+    pub(crate) fn device(&self) -> Device {
+        self.open(&self.options())
+    }
+
+    /// The same, with other options, from [`options`](Self::options).
+    pub(crate) fn open(&self, options: &SoftOptions) -> Device {
+        let device = Device::open(&DeviceSpec::Soft(options.clone())).unwrap();
+        self.shared.devices.borrow_mut().push(device.clone());
+        device
+    }
+
+    /// Holds `device` open no longer: it closes with the test's last handle. It has broken no rule so far.
+    pub(crate) fn forget(&self, device: &Device) {
+        assert_eq!(device.violations(), []);
+        let name = device.info().name;
+        self.shared.devices.borrow_mut().retain(|d| d.info().name != name);
+    }
+
+    /// Every device makes what progress it can. With nothing left to do at this time, virtual time goes on to the next event.
+    pub(crate) fn progress(&self) {
+        let devices = self.shared.devices.borrow();
+        // All of them: `any` would stop at the first.
+        let moved = devices.iter().filter(|device| device.progress()).count();
+        if moved == 0 && matches!(self.shared.clock, Clock::Stepping { .. }) {
+            if let Some(next_ns) = devices.iter().filter_map(Device::next_event_ns).min() {
+                self.shared.now_ns.fetch_max(next_ns, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Progress until `done`.
+    pub(crate) fn settle(&self, mut done: impl FnMut() -> bool) {
+        for _ in 0..ROUNDS {
+            if done() {
+                return;
+            }
+            self.progress();
+        }
+        panic!("what the test waits for has not come after {ROUNDS} rounds");
+    }
+
+    /// Progress until `poll` has brought `n` values in all; it may bring more.
+    pub(crate) fn collect<T>(&self, n: usize, mut poll: impl FnMut() -> Vec<T>) -> Vec<T> {
+        let mut got = vec![];
+        self.settle(|| {
+            got.extend(poll());
+            got.len() >= n
+        });
+        got
+    }
+
+    /// Progress until no operation is under way that does not wait for a timer of its own: a few us in the modes that have them.
+    pub(crate) fn quiet(&self) {
+        if matches!(self.shared.timing, Timing::Immediate) {
+            return self.progress();
+        }
+        let end_ns = self.shared.clock.now_ns() + 100_000;
+        let is_busy = |d: &Device| d.next_event_ns().is_some_and(|at_ns| at_ns < end_ns);
+        self.settle(|| {
+            let is_over = self.shared.clock.now_ns() >= end_ns;
+            is_over || !self.shared.devices.borrow().iter().any(is_busy)
+        });
+        self.progress();
+    }
+
+    /// Lets `ns` pass: by setting the clock, or really.
+    pub(crate) fn pass_ns(&self, ns: u64) {
+        match self.shared.clock {
+            Clock::System => std::thread::sleep(std::time::Duration::from_nanos(ns)),
+            _ => drop(self.shared.now_ns.fetch_add(ns, Ordering::Relaxed)),
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            for device in self.devices.get_mut() {
+                assert_eq!(device.violations(), [], "{:?}", device.info().name);
+            }
+        }
+    }
+}
