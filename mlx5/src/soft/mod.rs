@@ -179,13 +179,15 @@ impl Hca {
         arrive::pass(self, &mut state) > 0 || progress
     }
 
-    /// Looks whether a peer has died with a receive of this device, and gives it back.
+    /// Looks whether a peer has died: takes what it left in the lanes, where it may not have come to say so, and gives back the receives it
+    /// was taking.
     #[cold]
     fn patrol(&self, state: &mut State) {
         state.polls_to_patrol = POLLS_PER_PATROL;
-        let State { qps, repair, links, .. } = state;
+        let State { qps, cqs, repair, links, .. } = state;
         for peer in links.newly_gone() {
-            for qp in qps.iter().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
+            for qp in qps.iter_mut().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
+                arrive::drain(self, qp, cqs);
                 repair.peer_died(&self.memory, qp.index, qp.rqn);
             }
         }
