@@ -70,7 +70,7 @@ impl World {
 
     fn start(&mut self) -> Stepped {
         let region = (self.target.mr.addr(), self.target.mr.rkey());
-        let stepped = Stepped::start(&self.dir, &mut self.target, self.kind, region);
+        let stepped = Stepped::start(&self.dir, &mut self.target, 0, self.kind, region);
         if self.kind == Kind::Datagram {
             self.until("the first datagram", |world| world.from_stepped.len() == 1);
             self.from_stepped.clear();

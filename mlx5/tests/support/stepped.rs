@@ -151,12 +151,12 @@ impl End {
         address
     }
 
+    /// Destroys queue pair `name`, if there is one.
     pub(crate) fn remove(&mut self, name: u32) {
-        let qpn = match self.qps.remove(&name) {
-            Some(qp) => qp.qpn(),
-            None => self.ud.take().unwrap().qpn(),
-        };
-        self.recv_cq.unregister(qpn);
+        let qpn = self.qps.remove(&name).map(|qp| qp.qpn());
+        if let Some(qpn) = qpn.or_else(|| self.ud.take().map(|ud| ud.qpn())) {
+            self.recv_cq.unregister(qpn);
+        }
     }
 
     /// Connects queue pair `name`; a message that finds no receive fails at once.
@@ -246,6 +246,18 @@ impl End {
         got
     }
 
+    /// Destroys all queue pairs, then the shared receive queue, and makes another, which gets the place of the old one if that is free.
+    pub(crate) fn renew_srq(&mut self) {
+        let names: Vec<u32> = self.qps.keys().copied().collect();
+        names.into_iter().for_each(|name| self.remove(name));
+        while self.recv_cq.poll(64, |_, _| ()) > 0 {}
+        let between = self.pd.create_srq(1, 0).unwrap();
+        drop(core::mem::replace(&mut self.srq, between));
+        self.srq = self.pd.create_srq(RECEIVES as u32, 1).unwrap();
+        self.free = (0..RECEIVES as u64).collect();
+        self.refill();
+    }
+
     /// Polls, without taking anything, as often as the device takes to look for the dead.
     pub(crate) fn patrol(&self) {
         for _ in 0..3000 {
@@ -317,8 +329,8 @@ enum Stop {
 }
 
 impl Stepped {
-    /// Starts it, connects it to queue pair 0 of `target`, and attaches to it. Its WRITEs go to `region`.
-    pub(crate) fn start(dir: &Path, target: &mut End, kind: Kind, region: (u64, u32)) -> Self {
+    /// Starts it, connects it to queue pair `name` of `target`, and attaches to it. Its WRITEs go to `region`.
+    pub(crate) fn start(dir: &Path, target: &mut End, name: u32, kind: Kind, region: (u64, u32)) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "stepped_process", "--ignored", "--nocapture"])
             .env(DIR, dir)
@@ -338,9 +350,9 @@ impl Stepped {
         let rest: Vec<&str> = words.collect();
         let (address, ..) = parse(&rest.join(" "));
         let mut stdin = child.stdin.take().unwrap();
-        let own = target.add(0, kind);
+        let own = target.add(name, kind);
         if kind != Kind::Datagram {
-            target.connect(0, &address);
+            target.connect(name, &address);
         }
         writeln!(stdin, "{}", describe(&own, region.0, region.1)).unwrap();
         let mut stepped = Self { child, tid, stdin, _output: output, address };
