@@ -6,7 +6,6 @@ use shm::ready::{Lanes, ReadyWords};
 
 use super::cq::SoftCq;
 use super::faults::Injector;
-use super::flush::flush_receives;
 use super::layout::{Message, SOLICITED};
 use super::queues::SoftQp;
 use super::{Hca, State};
@@ -40,12 +39,14 @@ fn exact_pass(ready: &ReadyWords, arrivals: &mut Arrivals<'_>) -> usize {
     taken
 }
 
-/// Takes everything that is in one queue pair's lane, before it goes away.
+/// Takes everything that is in one queue pair's lane.
 pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
     let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return };
     while let Some(message) = qp.lane.pop() {
         deliver(hca, qp, cq, &message, 0);
     }
+    // L2
+    hca.memory.qp(qp.index).consumed.store(qp.lane.position(), Ordering::Release);
 }
 
 pub(crate) struct Arrivals<'a> {
@@ -129,7 +130,6 @@ fn deliver_error(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
     // An overrun CQ tells nobody anything more.
     let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
     qp.fail(hca);
-    flush_receives(qp, cq);
 }
 
 #[inline(always)]

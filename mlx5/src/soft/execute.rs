@@ -9,7 +9,6 @@ use std::collections::VecDeque;
 use super::cq::SoftCq;
 use super::deferred::Deferred;
 use super::faults::{Fate, Injector};
-use super::flush::flush_receives;
 use super::links::Links;
 use super::queues::{REGISTER_BYTES, Remote, SoftQp, WaitFor, Waiting};
 use super::requester::{Malformed, Outcome, execute};
@@ -241,9 +240,6 @@ impl Completions<'_> {
         // A malformed WQE may claim to be longer than what was posted.
         let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
         qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl).min(outstanding));
-        if let Some(Some(cq)) = self.cqs.get_mut(qp.recv_cq as usize) {
-            flush_receives(qp, cq);
-        }
     }
 
     /// A WQE is done; its CQE, if it gives one, is visible when the peer's acknowledgement would be here, and in order.

@@ -1,43 +1,49 @@
 //! What becomes of the receives of a queue pair in the error state: those of its own queue are flushed, those of a shared one stay.
 
-use core::sync::atomic::AtomicU64;
-
 use super::cq::SoftCq;
 use super::queues::SoftQp;
-use super::{Hca, State};
+use super::{Hca, State, arrive};
 use crate::wire::{CqeOpcode, ErrorCqe, Syndrome};
 
-/// Flushes what is posted in `qp`'s own receive queue.
-#[cold]
-pub(crate) fn flush_receives(qp: &SoftQp, cq: &mut SoftCq) {
-    if !qp.owns_rq {
-        return;
-    }
-    // The peer takes no more: the identity says that this queue pair does not receive. What it is taking now it will publish. The lane's
-    // intent is the peer's to write; nobody asks for ours.
-    while let Some(taking) = qp.receives.pop(&AtomicU64::new(0)) {
-        let cqe = ErrorCqe {
-            raw_syndrome: Syndrome::WorkRequestFlushed as u8,
-            vendor_syndrome: 0,
-            wqe_opcode: 0,
-            qpn: qp.qpn,
-            wqe_counter: taking.index,
-        };
-        // An overrun CQ tells nobody anything more.
-        let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
-    }
-}
-
-/// Flushes what was posted to the receive queues of failed queue pairs since.
+/// Flushes what is posted in the receive queues of failed queue pairs, and what is posted to them from then on.
 #[cold]
 pub(crate) fn flush_failed(hca: &Hca, state: &mut State) {
     let State { qps, cqs, .. } = state;
     let mut any = false;
     for qp in qps.iter_mut().flatten().filter(|qp| qp.failed && qp.owns_rq) {
         any = true;
-        if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
-            flush_receives(qp, cq);
-        }
+        flush_receives(hca, qp, cqs);
     }
     hca.has_failed.set(any);
+}
+
+/// Receives complete in the order in which they are taken. So a receive that the peer took comes first, even if it has not told of it yet: it
+/// will soon, or is dead, and then that receive is flushed too.
+fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
+    // Before the lane is looked at: the dead publish no more.
+    let is_peer_gone = qp.remote().is_some_and(|r| r.peer.is_gone());
+    arrive::drain(hca, qp, cqs);
+    loop {
+        // Datagrams take their receives here, and complete them at once.
+        let next = if qp.is_datagram() { qp.receives.popped() } else { (qp.lane.position() as u32).wrapping_add(qp.flushed) };
+        if qp.receives.popped() == next {
+            if !qp.receives.take(next) {
+                return;
+            }
+        } else if !is_peer_gone {
+            return;
+        }
+        qp.flushed = qp.flushed.wrapping_add(1);
+        let cqe = ErrorCqe {
+            raw_syndrome: Syndrome::WorkRequestFlushed as u8,
+            vendor_syndrome: 0,
+            wqe_opcode: 0,
+            qpn: qp.qpn,
+            wqe_counter: next as u16 & (qp.taken.wqes() as u16).wrapping_sub(1),
+        };
+        if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
+            // An overrun CQ tells nobody anything more.
+            let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
+        }
+    }
 }

@@ -11,7 +11,7 @@
 //! - [`events`]: sleeping and waking.
 //! - [`timing`], [`nic`], [`contexts`]: when things happen, and what a NIC costs. [`faults`]: what goes wrong on purpose.
 //! - [`strict`], [`source`]: what a driver must not do. [`trace`]: what a run was.
-//! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path.
+//! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path. [`repair`]: what the dead took.
 //! - [`null`]: the same device with its hooks cut, for measuring and testing the driver alone.
 //! - [`arena`], [`private`], [`deferred`], [`clock`], [`random`]: pages, private memory, what happens later, when that is, and chance.
 //!
@@ -42,6 +42,7 @@ mod quiesce;
 mod random;
 mod receive;
 mod regions;
+mod repair;
 mod requester;
 mod source;
 mod strict;
@@ -110,8 +111,7 @@ struct State {
     mrs: Vec<regions::MrSlot>,
     rqs: Vec<Option<receive::RqSlot>>,
     links: Links,
-    /// Receives that processes were taking when they ended.
-    orphans: Vec<receive::Orphan>,
+    repair: repair::Repair,
     /// Peers that did not finish a doorbell when something was taken away from under them.
     stuck: Vec<quiesce::Stuck>,
     /// Places and regions that are never used again because of such peers.
@@ -140,7 +140,7 @@ impl State {
             mrs: Vec::new(),
             rqs: Vec::new(),
             links: Links::default(),
-            orphans: Vec::new(),
+            repair: repair::Repair::default(),
             stuck: Vec::new(),
             quarantined: 0,
             hot: HotSet::new(MAX_QPS),
@@ -219,17 +219,19 @@ impl Hca {
         self.membership.lid()
     }
 
-    /// Looks whether a peer has died with a receive of this device, and gives it back.
+    /// Looks whether a peer has died: takes what it left in the lanes, where it may not have come to say so, and gives back the receives it
+    /// was taking.
     #[cold]
     fn patrol(&self, state: &mut State) {
         state.polls_to_patrol = POLLS_PER_PATROL;
-        let State { qps, orphans, links, .. } = state;
+        let State { qps, cqs, repair, links, .. } = state;
         for peer in links.newly_gone() {
-            for qp in qps.iter().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
-                receive::remember_orphan(&self.memory, orphans, qp.index, qp.rqn, &peer);
+            for qp in qps.iter_mut().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
+                arrive::drain(self, qp, cqs);
+                repair.peer_died(&self.memory, qp.index, qp.rqn);
             }
         }
-        self.give_back_orphans(state);
+        self.repair(state);
     }
 
     /// Marks this device as executing while `f` runs, for peers that want to take memory away (H3).

@@ -17,7 +17,7 @@ use super::layout::{DATAGRAM, LANE_SLOTS, MAX_MRS, MAX_QPS, Message, QP_INDEX_BI
 use super::memory::DeviceMemory;
 use super::private::PrivateMemory;
 use super::queues::{REGISTER_BYTES, Remote, SQ_BUFFER, SQ_RECORD, SoftQp, Transport};
-use super::receive::{MAX_RECV_SGE, MAX_RECV_WR, Receives, remember_orphan};
+use super::receive::{MAX_RECV_SGE, MAX_RECV_WR, Receives};
 use super::strict::QpWatch;
 use super::timing::UnderWay;
 use super::trace::Trace;
@@ -231,6 +231,7 @@ impl Hca {
             recv_cq: request.recv_cq,
             rqn: request.rqn,
             owns_rq: request.owns_rq,
+            flushed: 0,
             receives,
             taken,
             memory,
@@ -314,17 +315,22 @@ impl Hca {
         arrive::drain(self, &mut qp, &mut state.cqs);
         state.hot.remove(index);
         state.qp_generations[index] = if quiet { (state.qp_generations[index] + 1) % (QUARANTINED - 1) } else { QUARANTINED };
-        if let Some(peer) = peer.as_ref().filter(|peer| !quiet || peer.is_gone()) {
-            remember_orphan(&self.memory, &mut state.orphans, index, qp.rqn, peer);
-        }
         if !quiet {
             state.quarantined += 1;
             if let Some(rq) = state.rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut) {
                 rq.is_quarantined = true;
             }
         }
-        drop((qp, peer));
-        self.give_back_orphans(state);
+        let is_gone = peer.as_ref().is_some_and(|peer| peer.is_gone());
+        if let (false, Some(peer)) = (quiet, peer) {
+            state.repair.leaves(*qp, peer);
+        } else {
+            if is_gone {
+                state.repair.peer_died(&self.memory, index, qp.rqn);
+            }
+            drop(qp);
+        }
+        self.repair(state);
         state.links.forget_unused();
     }
 }

@@ -36,6 +36,8 @@ pub(crate) struct SoftQp {
     pub(crate) rqn: u32,
     /// Whether the receive queue is this queue pair's alone, and is flushed with it.
     pub(crate) owns_rq: bool,
+    /// Receives flushed by an error.
+    pub(crate) flushed: u32,
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
     pub(crate) memory: PrivateMemory,
