@@ -6,7 +6,6 @@ use shm::ready::Lanes;
 
 use super::cq::SoftCq;
 use super::faults::Injector;
-use super::flush::flush_receives;
 use super::layout::{Message, SOLICITED};
 use super::queues::SoftQp;
 use super::{Hca, State};
@@ -116,7 +115,6 @@ fn deliver_error(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], message
         let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
     }
     qp.fail(hca);
-    flush_receives(qp, cqs);
 }
 
 #[inline(always)]

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::io;
 
 use super::private::PrivateMemory;
+use super::rule::Rule;
 use crate::cq::CqConfig;
 use crate::wire::{
     CQ_DBREC_ARM, CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET,
@@ -25,6 +26,8 @@ pub(crate) struct SoftCq {
     solicited: u32,
     /// A CQE was due while the queue was full; nothing is written any more.
     overrun: bool,
+    /// Strict mode has said so.
+    is_reported: bool,
 }
 
 /// The CQ is full, or was: on hardware that is fatal to it.
@@ -43,7 +46,7 @@ impl SoftCq {
         let stride = config.cqe_bytes as usize;
         let memory = PrivateMemory::new(CQ_BUFFER + config.entries as usize * stride)?;
         let log_entries = config.entries.trailing_zeros();
-        let cq = Self { memory, log_entries, stride, compression: config.compression, producer: 0, solicited: 0, overrun: false };
+        let cq = Self { memory, log_entries, stride, compression: config.compression, producer: 0, solicited: 0, overrun: false, is_reported: false };
         cq.arm_word().store(NOT_ARMED, Ordering::Relaxed);
         for i in 0..config.entries {
             // SAFETY: inside the new memory, which nobody else has yet.
@@ -118,13 +121,23 @@ impl SoftCq {
         }
     }
 
-    /// Strict mode: the consumer record, if it claims CQEs that were never written; once.
-    pub(crate) fn check_consumer(&mut self) -> Option<u32> {
+    /// Strict mode: the rule broken here, once, and the counter to blame: a consumer record that claims CQEs which were never written, or the
+    /// producer of a queue that overran.
+    pub(crate) fn broken_rule(&mut self) -> Option<(u32, Rule)> {
+        if self.is_reported {
+            return None;
+        }
         // SAFETY: inside the private memory; the driver accesses it through the same atomic type.
         let consumed = u32::from_be(unsafe { self.record().as_ref() }.load(Ordering::Acquire)) & 0xff_ffff;
-        let is_ahead = !self.overrun && self.producer.wrapping_sub(consumed) & 0xff_ffff > 1 << self.log_entries;
+        let is_ahead = self.producer.wrapping_sub(consumed) & 0xff_ffff > 1 << self.log_entries;
+        let broken = match (is_ahead, self.overrun) {
+            (true, _) => Some((consumed, Rule::ConsumerAhead)),
+            (false, true) => Some((self.producer & 0xff_ffff, Rule::CompletionOverrun)),
+            (false, false) => None,
+        };
+        self.is_reported = broken.is_some();
         self.overrun |= is_ahead;
-        is_ahead.then_some(consumed)
+        broken
     }
 
     fn arm_word(&self) -> &AtomicU32 {

@@ -12,6 +12,7 @@ use super::queues::{REGISTER_BYTES, Remote, SoftQp, WaitFor, Waiting};
 use super::requester::{Malformed, Outcome, execute};
 use super::timing::Timing;
 use super::trace::Event;
+use super::vendor::Limit;
 use super::{Hca, State, strict};
 use crate::wire::{CQE_BYTES, CqeOpcode, CtrlSegment, ErrorCqe, Opcode, RequesterCqe, SEGMENT, Syndrome, WQEBB};
 
@@ -67,7 +68,9 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
         any = true;
         while let Some((_, cqe, opcode)) = due(&mut qp.acknowledged, |(at_ns, ..)| *at_ns <= now_ns) {
             if let Some(Some(cq)) = state.cqs.get_mut(qp.send_cq as usize) {
-                qp.failed |= cq.write(cqe, opcode).is_err();
+                if cq.write(cqe, opcode).is_err() {
+                    qp.fail(hca);
+                }
             }
         }
         while let Some((_, end)) = due(&mut qp.announced, |(at_ns, _)| *at_ns <= now_ns) {
@@ -97,7 +100,7 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
         let head = unsafe { qp.wqebb(qp.sq_consumer).cast::<[u8; SEGMENT]>().read() };
         let ctrl = CtrlSegment::parse(&head);
         let fate = match injector {
-            Some(injector) if qp.waiting.is_none() && !qp.failed => injector.fate(takes_receive(&ctrl)),
+            Some(injector) if qp.waiting.is_none() && !qp.failed && ctrl.opcode != Opcode::Nop as u8 => injector.fate(takes_receive(&ctrl)),
             _ => Fate::Normal,
         };
         let outcome = match fate {
@@ -112,7 +115,7 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
             }
             Fate::Delayed => Outcome::Wait(WaitFor::Fault),
             Fate::NotReady => Outcome::Wait(WaitFor::Receive),
-            Fate::Fails(syndrome) => Outcome::Fail(syndrome, 0),
+            Fate::Fails(syndrome) => Limit::OnPurpose.fails(syndrome),
         };
         match outcome {
             Outcome::Done(bytes) => {
@@ -222,7 +225,6 @@ fn fail(
     // A malformed WQE may claim to be longer than what was posted.
     let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
     qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl).min(outstanding));
-    super::flush::flush_receives(qp, cqs);
 }
 
 /// A CQE of the send queue, visible when the peer's acknowledgement would be here.
@@ -235,7 +237,9 @@ fn acknowledge(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], deferred:
         deferred.schedule(at_ns, qp.qpn);
     } else if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
         // An overrun CQ tells nobody anything more.
-        qp.failed |= cq.write(cqe, opcode).is_err();
+        if cq.write(cqe, opcode).is_err() {
+            qp.fail(hca);
+        }
     }
 }
 

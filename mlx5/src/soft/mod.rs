@@ -9,8 +9,8 @@
 //! - [`execute`]: WQEs off a send queue, in order. [`requester`]: what each verb does. [`gather`]: where the bytes are.
 //! - [`arrive`]: the owner: lane messages become CQEs. [`datagram`]: the unreliable kind. [`flush`]: what an error leaves.
 //! - [`events`]: sleeping and waking.
-//! - [`timing`], [`faults`], [`strict`], [`trace`]: when things happen, what goes wrong on purpose, what a driver must not do, and what a run
-//!   was.
+//! - [`timing`], [`faults`], [`strict`], [`trace`]: when things happen, what goes wrong on purpose, what a driver must not do ([`rule`]), and
+//!   what a run was. [`vendor`]: what the details of failures mean.
 //! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path.
 //! - [`null`]: the same device with its hooks cut, for measuring and testing the driver alone.
 //! - [`arena`], [`private`], [`deferred`], [`clock`], [`random`]: pages, private memory, what happens later, when that is, and chance.
@@ -41,9 +41,11 @@ mod random;
 mod receive;
 mod regions;
 mod requester;
+mod rule;
 mod strict;
 mod timing;
 mod trace;
+mod vendor;
 
 use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
@@ -53,8 +55,9 @@ pub use clock::Clock;
 pub use fabric::LocalFabric;
 pub use faults::Faults;
 pub use null::NullDevice;
-pub use strict::{Queue, Rule, Violation};
+pub use rule::{Queue, Rule, Violation};
 pub use timing::{NicModel, NicParameters, Timing};
+pub(crate) use vendor::text as vendor_text;
 
 use self::arena::Arena;
 use self::cq::SoftCq;
@@ -165,8 +168,7 @@ impl Hca {
             progress |= datagram::receive(self, &mut state) > 0;
         }
         if self.has_failed.get() {
-            flush::flush_failed(self, &mut state);
-            progress = true;
+            progress |= flush::flush_failed(self, &mut state);
         }
         if self.strict {
             strict::progress(self, &mut state);

@@ -13,6 +13,8 @@ use shm::ready::{ARMED, ReadyWords};
 use super::arena::PAGE;
 use super::cq::SoftCq;
 use super::fabric::Membership;
+use super::faults;
+use super::flush::Flush;
 use super::layout::{DATAGRAM, LANE_SLOTS, MAX_MRS, MAX_QPS, Message, QP_INDEX_BITS, QpEntry, RECEIVES};
 use super::memory::DeviceMemory;
 use super::private::PrivateMemory;
@@ -106,6 +108,7 @@ impl Hca {
             max_qp: MAX_QPS as u32,
             max_mr: MAX_MRS as u32,
             dead_peer_timeout_ns: self.dead_peer_timeout_ns,
+            modes: faults::modes(self, state.injector.as_deref()),
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
         }
@@ -231,6 +234,7 @@ impl Hca {
             options: crate::ConnectOptions::default(),
             announced: VecDeque::with_capacity(later),
             acknowledged: VecDeque::with_capacity(later),
+            flush: Flush::NotBegun,
             watch: QpWatch::default(),
         }));
         if self.strict {

@@ -10,6 +10,7 @@ use shm::ready::ReadyWords;
 
 use super::Hca;
 use super::fabric::Peer;
+use super::flush::Flush;
 use super::layout::{LANE_SLOTS, Message, QpEntry, RECEIVES};
 use super::objects::{qp_index, ready_words};
 use super::private::PrivateMemory;
@@ -53,6 +54,8 @@ pub(crate) struct SoftQp {
     pub(crate) announced: VecDeque<(u64, u16)>,
     /// CQEs on their way: when they are visible.
     pub(crate) acknowledged: VecDeque<(u64, [u8; CQE_BYTES], CqeOpcode)>,
+    /// In the error state: how far the flush of the own receive queue is.
+    pub(crate) flush: Flush,
     /// What strict mode remembers.
     pub(crate) watch: QpWatch,
 }

@@ -179,6 +179,11 @@ impl Receives {
             .take_while(|segment| segment.lkey != INVALID_LKEY)
     }
 
+    /// Receives taken so far.
+    pub(crate) fn taken(&self) -> u32 {
+        Pop::unpack(self.words().1.word.load(Ordering::Acquire)).0
+    }
+
     /// Receives posted, as the record says.
     pub(crate) fn posted(&self) -> u16 {
         queue_record_index(self.words().0.record.load(Ordering::Acquire))
