@@ -201,6 +201,11 @@ impl Receives {
         self.wqes - u16::from(self.is_linked)
     }
 
+    /// Whether every WQE names its successor.
+    pub(crate) fn is_list(&self) -> bool {
+        self.is_linked
+    }
+
     /// Whether the successor of the next receive is not its neighbour, so that a NIC cannot prefetch it.
     pub(crate) fn is_unordered(&self) -> bool {
         let (_, index) = Pop::unpack(self.words().1.word.load(Ordering::Acquire));

@@ -94,7 +94,7 @@ impl Rule {
             Self::WqeReserved => "reserved bits of the control segment are set",
             Self::ZeroLength => "a data segment of length 0, which means 2^31 bytes",
             Self::InlineLength => "inline data reaches beyond the WQE",
-            Self::ReceiveLink => "the link of a receive leads to itself or to one that is still posted",
+            Self::ReceiveLink => "the link of a receive leads to itself, to one that is still posted, or outside",
             Self::ReceiveBeyondRoom => "the receive record is further ahead than the queue has WQEs",
             Self::ReceiveZeroLength => "a receive with a data segment of length 0 that does not end the list",
             Self::ConsumerAhead => "the consumer record is ahead of the CQEs written",

@@ -265,18 +265,18 @@ fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
     }
     for _ in 0..new {
         let index = watch.next;
-        let Some(number) = watch.posted.get_mut(usize::from(index)) else { return found(index, Rule::ReceiveLink) };
-        let is_alone = taken.wqes() > 1 && receives.successor(index) == index;
-        // Posted before, and not yet taken.
-        if is_alone || *number > 0 && !taken.is_accounted(index, (*number - 1) as u32) {
-            return found(index, Rule::ReceiveLink);
-        }
         watch.count += 1;
-        *number = watch.count;
+        watch.posted[usize::from(index)] = watch.count;
         if receives.segments(index).any(|segment| segment.byte_count == 0) {
             return found(index, Rule::ReceiveZeroLength);
         }
-        watch.next = receives.successor(index);
+        let next = receives.successor(index);
+        // One that was posted before, and is not yet taken.
+        let is_posted = |number: &u64| *number > 0 && !taken.is_accounted(next, (*number - 1) as u32);
+        if receives.is_list() && (next == index || watch.posted.get(usize::from(next)).is_none_or(is_posted)) {
+            return found(index, Rule::ReceiveLink);
+        }
+        watch.next = next;
     }
     watch.checked = posted;
     Ok(())
