@@ -330,17 +330,17 @@ fn send_numbered(options: SoftOptions, to: Destination, id: u32, count: u64, tak
     for n in 0..count {
         while n >= taken.load(Ordering::Acquire) + AHEAD {
             a.sent();
-            std::thread::yield_now();
+            end::pause();
         }
         let payload: Vec<u8> = (0..n % 190).map(|i| (i + n) as u8).collect();
         a.post(&UdSendImm { to: &to, imm: id << 24 | n as u32, payload: Inline(&payload) }, n);
         while a.sent().is_empty() {
-            std::thread::yield_now();
+            end::pause();
         }
     }
     // The device, in whose memory the last ones are, stays until they are taken.
     while taken.load(Ordering::Acquire) < count {
-        std::thread::yield_now();
+        end::pause();
     }
     assert_eq!(a.device.violations(), []);
 }
@@ -373,6 +373,7 @@ fn several_senders_of_one_queue_pair_are_told_apart_and_each_is_in_order() {
             qpns[id as usize] = qpn;
         }
         while taken.iter().any(|taken| taken.load(Ordering::Relaxed) < count) {
+            end::pause();
             for (received, source_qpn) in b.received() {
                 let arrival = received.unwrap();
                 let (id, n) = ((arrival.imm >> 24) as usize, u64::from(arrival.imm & 0xff_ffff));

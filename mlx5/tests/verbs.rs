@@ -311,7 +311,7 @@ fn wait(end: &mut End) -> u64 {
             assert_eq!(result, Ok(8));
             return end.word(0);
         }
-        std::thread::yield_now();
+        pause();
     }
 }
 

@@ -145,3 +145,15 @@ pub(crate) fn pair(net: &crate::time::Net, second: Size) -> (End, End) {
     connect(&mut a, &mut b, &ConnectOptions { rnr_timer_ns: 10_000, ..ConnectOptions::default() });
     (a, b)
 }
+
+/// Between two polls of a thread that waits for another: now and then the core is given away, which costs a turn of the scheduler.
+pub(crate) fn pause() {
+    thread_local!(static PAUSES: std::cell::Cell<u32> = const { std::cell::Cell::new(0) });
+    let n = PAUSES.get();
+    PAUSES.set(n.wrapping_add(1));
+    if n % 128 == 127 {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
