@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::deferred::Deferred;
 use super::queues::SoftQp;
 use super::random::Random;
-use crate::wire::{CtrlSegment, DataSegment, DatagramSegment, InlineHeader, Opcode, SEGMENT, WQEBB};
+use crate::wire::{CtrlSegment, DataSegment, InlineHeader, Opcode, SEGMENT, WQEBB};
 
 /// When a software HCA executes what a doorbell announced. The times are those of the device's [`Clock`](crate::Clock).
 #[derive(Clone, Debug, Default)]
@@ -192,12 +192,7 @@ fn load(qp: &SoftQp, counter: u16, outstanding: u16) -> (u16, Load) {
     let blocks = usize::from(ctrl.ds).div_ceil(WQEBB / SEGMENT).clamp(1, usize::from(outstanding).max(1));
     let opcode = Opcode::from_wire(ctrl.opcode);
     let takes_receive = matches!(opcode, Some(Opcode::RdmaWriteImm | Opcode::Send | Opcode::SendImm));
-    let header = match opcode {
-        Some(Opcode::Send | Opcode::SendImm) if qp.is_datagram() => (CtrlSegment::LEN + DatagramSegment::LEN) / SEGMENT,
-        Some(Opcode::Send | Opcode::SendImm) => 1,
-        Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) => 3,
-        _ => 2,
-    };
+    let header = if matches!(opcode, Some(Opcode::Send | Opcode::SendImm)) { 1 } else { 2 };
     let mut bytes = 0;
     let mut segment = header;
     while segment < usize::from(ctrl.ds) && segment < blocks * (WQEBB / SEGMENT) {
