@@ -102,7 +102,7 @@ impl CqRing {
     fn open_session(&mut self, title: &[u8; CQE_BYTES]) {
         let TitleCqe { count, wqe_counter } = TitleCqe::parse(title);
         // A device writes no other counts; one that did may not make the driver read what is not there.
-        self.session.count = count.clamp(1, self.entries());
+        self.session.count = count.min(self.entries()).max(1);
         self.session.next = 0;
         self.session.wqe_counter = wqe_counter;
     }
@@ -123,8 +123,7 @@ impl CqRing {
             let (next, ring) = (leaving.next, &*leaving.ring);
             let in_array = next % MINI_CQES_PER_ARRAY as u32;
             let array = if in_array == 0 { ring.array_place(next) } else { NonNull::from(&ring.session.array).cast() };
-            let entries = (end - next).min(MINI_CQES_PER_ARRAY as u32 - in_array);
-            for i in in_array..in_array + entries {
+            let mut hand_out = |i: u32| {
                 // SAFETY: inside the array. The title's owner bit published the whole session; the consumer record has not passed the
                 // array and nothing was made untouched before `leaving` goes away.
                 let mini = MiniCqe::parse(&unsafe { array.add(i as usize).read() });
@@ -132,49 +131,72 @@ impl CqRing {
                 // Before the callback: should it panic, the entry is not handed out again.
                 leaving.next += 1;
                 f(queue, Cqe::new(&title, Beside::Mini { byte_count: mini.byte_count, wqe_counter }));
+            };
+            let after = (in_array + (end - next)).min(MINI_CQES_PER_ARRAY as u32);
+            if in_array == 0 && after == MINI_CQES_PER_ARRAY as u32 {
+                // The usual case. The compiler unrolls it if the callback is short.
+                (0..MINI_CQES_PER_ARRAY as u32).for_each(hand_out);
+            } else {
+                (in_array..after).for_each(hand_out);
             }
         }
         taken as usize
     }
 
-    /// The CQEs `from..next` of the open session were handed out: makes their entries as the device first found them and closes the
-    /// session behind its last, or else keeps what is still needed.
+    /// The CQEs `from..next` of the open session were handed out: closes it behind its last, or else keeps what is still needed, and makes
+    /// their entries as the device first found them.
     #[inline(never)]
     fn leave_session(&mut self, from: u32, next: u32) {
-        let count = self.session.count;
-        self.session.next = next;
-        if next < count {
-            if from == 0 {
-                // SAFETY: as in `take_session`.
-                self.session.title = unsafe { self.place(self.consumer).cast().read() };
-            }
-            if next & !(MINI_CQES_PER_ARRAY as u32 - 1) >= from {
-                // SAFETY: a CQE inside the buffer, the driver's and as the device wrote it.
-                self.session.array = unsafe { self.array_place(next).cast().read() };
-            }
-        }
-        self.make_untouched(self.consumer.wrapping_add(from), next - from);
-        if next == count {
-            self.consumer = self.consumer.wrapping_add(count);
+        let start = self.consumer.wrapping_add(from);
+        if next == self.session.count {
+            self.consumer = self.consumer.wrapping_add(next);
             self.session.count = 0;
             self.session.next = 0;
+        } else {
+            self.keep_session(from, next);
+        }
+        let (entries, to_end) = (next - from, self.to_end(start));
+        self.make_untouched(start, entries.min(to_end));
+        if entries > to_end {
+            rarely();
+            self.make_untouched(0, entries - to_end);
         }
     }
 
-    /// Makes `entries` entries from that of `counter` on as the device first found them.
+    /// Keeps what of the open session is still needed when the device has those of its entries back that were handed out, `from..next`.
+    #[inline(never)]
+    fn keep_session(&mut self, from: u32, next: u32) {
+        self.session.next = next;
+        if from == 0 {
+            // SAFETY: as in `take_session`.
+            self.session.title = unsafe { self.place(self.consumer).cast().read() };
+        }
+        if next & !(MINI_CQES_PER_ARRAY as u32 - 1) >= from {
+            // SAFETY: a CQE inside the buffer, the driver's and as the device wrote it.
+            self.session.array = unsafe { self.array_place(next).cast().read() };
+        }
+    }
+
+    /// Makes `entries` entries from that of `counter` on as the device first found them. The ring does not end among them.
     ///
     /// The device wrote no owner bit into a session's entries but the title's; what is there, of an array or of a former lap, could be
     /// taken for one on the next lap.
     #[inline(always)]
-    fn make_untouched(&mut self, counter: u32, entries: u32) {
-        let before_end = entries.min(self.to_end(counter));
-        for (counter, entries) in [(counter, before_end), (0, entries - before_end)] {
-            let mut op_own = self.place(counter).as_ptr().wrapping_add(OP_OWN_OFFSET);
-            for _ in 0..entries {
-                // SAFETY: inside the buffer; the entries are the driver's until the consumer record passes them.
-                unsafe { op_own.write(OP_OWN_UNTOUCHED) };
-                op_own = op_own.wrapping_add(self.stride);
+    fn make_untouched(&mut self, counter: u32, mut entries: u32) {
+        const AT_ONCE: u32 = MINI_CQES_PER_ARRAY as u32;
+        let mut op_own = self.place(counter).as_ptr().wrapping_add(OP_OWN_OFFSET);
+        while entries >= AT_ONCE && self.stride == CQE_BYTES {
+            for i in 0..AT_ONCE as usize {
+                // SAFETY: inside the buffer (caller); the entries are the driver's until the consumer record passes them.
+                unsafe { op_own.add(i * CQE_BYTES).write(OP_OWN_UNTOUCHED) };
             }
+            op_own = op_own.wrapping_add(AT_ONCE as usize * CQE_BYTES);
+            entries -= AT_ONCE;
+        }
+        for _ in 0..entries {
+            // SAFETY: as above.
+            unsafe { op_own.write(OP_OWN_UNTOUCHED) };
+            op_own = op_own.wrapping_add(self.stride);
         }
     }
 
