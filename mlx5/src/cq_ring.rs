@@ -124,8 +124,8 @@ impl CqRing {
             let in_array = next % MINI_CQES_PER_ARRAY as u32;
             let array = if in_array == 0 { ring.array_place(next) } else { NonNull::from(&ring.session.array).cast() };
             let mut hand_out = |i: u32| {
-                // SAFETY: inside the array. The title's owner bit published the whole session; the consumer record has not passed the
-                // array and nothing was made untouched before `leaving` goes away.
+                // SAFETY: inside the array. One in the ring is the driver's and as the device wrote it: the title's owner bit published the
+                // whole session, and what gives entries back comes when `leaving` goes away, or later.
                 let mini = MiniCqe::parse(&unsafe { array.add(i as usize).read() });
                 let wqe_counter = if is_send { mini.wqe_counter() } else { wqe_counter.wrapping_add(leaving.next as u16) };
                 // Before the callback: should it panic, the entry is not handed out again.
@@ -171,6 +171,7 @@ impl CqRing {
             // SAFETY: as in `take_session`.
             self.session.title = unsafe { self.place(self.consumer).cast().read() };
         }
+        // Unless it is kept since an earlier poll.
         if next & !(MINI_CQES_PER_ARRAY as u32 - 1) >= from {
             // SAFETY: a CQE inside the buffer, the driver's and as the device wrote it.
             self.session.array = unsafe { self.array_place(next).cast().read() };
