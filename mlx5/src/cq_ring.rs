@@ -123,7 +123,7 @@ impl CqRing {
             let (next, ring) = (leaving.next, &*leaving.ring);
             let in_array = next % MINI_CQES_PER_ARRAY as u32;
             let array = if in_array == 0 { ring.array_place(next) } else { NonNull::from(&ring.session.array).cast() };
-            let mut hand_out = |i: u32| {
+            let hand_out = |i: u32| {
                 // SAFETY: inside the array. One in the ring is the driver's and as the device wrote it: the title's owner bit published the
                 // whole session, and what gives entries back comes when `leaving` goes away, or later.
                 let mini = MiniCqe::parse(&unsafe { array.add(i as usize).read() });
