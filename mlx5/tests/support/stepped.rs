@@ -137,7 +137,7 @@ impl End {
             return QpAddress { kind: DeviceKind::Soft, lid: to.vector().rlid, qpn: to.qpn(), psn: 0, epoch: 0 };
         }
         let own = ReceiveSource::Own { depth: 8, max_sge: 0 };
-        let source = if kind == Kind::Own { own } else { ReceiveSource::Shared(&self.srq) };
+        let source = if matches!(kind, Kind::Own | Kind::Write) { own } else { ReceiveSource::Shared(&self.srq) };
         let mut qp = self.pd.create_qp(&self.send_cq, &self.recv_cq, source, &config).unwrap();
         self.recv_cq.register(qp.qpn(), name);
         if kind == Kind::Own {
