@@ -20,8 +20,10 @@ pub(crate) const DEPTH: usize = 512;
 /// A queue pair's part of its peer's region: data, and a word for atomics.
 const CELL: usize = 512;
 const WORD: usize = 256;
-/// Bytes of a message, and of a receive's buffer.
+/// Most bytes of an ordinary message.
 const MESSAGE: usize = 256;
+/// Bytes of a long one, and of a receive's buffer: while so much is copied, whoever sends it is likely to be killed.
+const LONG: usize = 32 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Op {
@@ -29,6 +31,7 @@ enum Op {
     /// Reads back what the WRITE before it wrote.
     Read,
     Send,
+    SendLong,
     CompareSwap,
     FetchAdd,
     /// Of one word that everybody adds to.
@@ -67,6 +70,8 @@ struct Worker {
     slots: Mr,
     region: Mr,
     local: Mr,
+    /// What the long messages bring.
+    long: Mr,
     random: Random,
     free: Vec<u64>,
     holds: bool,
@@ -85,6 +90,11 @@ fn message(me: usize, number: usize, sequence: u32) -> Vec<u8> {
     bytes.extend((bytes.len()..len).map(|_| random.below(256) as u8));
     bytes.extend(checksum(&bytes).to_le_bytes());
     bytes
+}
+
+/// Byte `at` of the long messages of a process.
+fn long_byte(process: usize, at: usize) -> u8 {
+    (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ (process as u8) << 6
 }
 
 fn checksum(bytes: &[u8]) -> u64 {
@@ -125,7 +135,9 @@ impl Worker {
         let (send_cq, recv_cq) = (device.create_cq(4096).unwrap(), device.create_mono_cq(4096).unwrap());
         let srq = pd.create_srq(DEPTH as u32, 1).unwrap();
         // The queue holds one less than a power of two, or more than asked for.
-        let slots = pd.alloc(MESSAGE * srq.depth(), Access::LOCAL_WRITE).unwrap();
+        let slots = pd.alloc(LONG * srq.depth(), Access::LOCAL_WRITE).unwrap();
+        let long = pd.alloc(LONG, Access::empty()).unwrap();
+        long.write(0, &(0..LONG).map(|at| long_byte(me, at)).collect::<Vec<_>>()).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let region = pd.alloc(PROCESSES * QPS * CELL + 8, access).unwrap();
         let local = pd.alloc(PROCESSES * QPS * CELL, Access::LOCAL_WRITE).unwrap();
@@ -134,14 +146,14 @@ impl Worker {
         let (connections, completed) = (vec![], [0; PROCESSES]);
         let (holds, held, runs) = (false, 0, true);
         let mut worker =
-            Self { me, connections, send_cq, recv_cq, srq, slots, region, local, random, free, holds, held, runs, completed, pd };
+            Self { me, connections, send_cq, recv_cq, srq, slots, region, local, long, random, free, holds, held, runs, completed, pd };
         worker.refill();
         worker
     }
 
     fn refill(&mut self) {
         for slot in self.free.drain(..) {
-            let sge = self.slots.sge(slot as usize * MESSAGE, MESSAGE as u32).unwrap();
+            let sge = self.slots.sge(slot as usize * LONG, LONG as u32).unwrap();
             self.srq.post(&[sge], slot).unwrap();
         }
         self.srq.ring();
@@ -281,14 +293,14 @@ impl Worker {
         }
         let op = match self.connections[i].pending {
             Some(Op::WriteImm) => Op::Read,
-            _ => [Op::WriteImm, Op::WriteImm, Op::Send, Op::Send, Op::CompareSwap, Op::FetchAdd, Op::FetchAddShared]
-                [self.random.below(7) as usize],
+            _ => [Op::WriteImm, Op::WriteImm, Op::Send, Op::SendLong, Op::SendLong, Op::CompareSwap, Op::FetchAdd, Op::FetchAddShared]
+                [self.random.below(8) as usize],
         };
         self.post(i, op);
     }
 
     fn post(&mut self, i: usize, op: Op) {
-        let Self { connections, local, me, .. } = self;
+        let Self { connections, local, long, me, .. } = self;
         let Connection { qp, peer, number, remote: addr, shared, rkey, pending, outstanding, written, sent, word, .. } =
             &mut connections[i];
         let (addr, rkey) = (*addr, *rkey);
@@ -310,6 +322,10 @@ impl Worker {
             Op::Send => {
                 let payload = fill();
                 qp.post(&SendImm { imm: *sent - 1, payload }, signal, 0)
+            }
+            Op::SendLong => {
+                *sent += 1;
+                qp.post(&SendImm { imm: *sent - 1, payload: long.sge(0, LONG as u32).unwrap() }, signal, 0)
             }
             Op::Flood => {
                 let payload = Inline(&message(*me, *number, *sent)[..12]);
@@ -386,7 +402,7 @@ impl Worker {
                 assert!(connection.last_shared < Some(value), "a counter went back");
                 connection.last_shared = Some(value);
             }
-            Op::WriteImm | Op::Send | Op::Flood => {}
+            Op::WriteImm | Op::Send | Op::SendLong | Op::Flood => {}
         }
     }
 
@@ -402,10 +418,21 @@ impl Worker {
             let connection = connections.iter_mut().find(|c| (c.peer, c.number) == (peer, number)).unwrap();
             assert_eq!(cqe.imm(), connection.received, "lost or duplicated, queue pair {number} of process {peer}");
             connection.received += 1;
-            if cqe.opcode() == Some(CqeOpcode::ResponderSendImm) && cqe.byte_count() > 12 {
-                let mut bytes = vec![0; cqe.byte_count() as usize];
-                slots.read(slot as usize * MESSAGE, &mut bytes).unwrap();
-                check(&bytes, peer, number, cqe.imm());
+            let mut bytes = [0; MESSAGE];
+            let (at, len) = (slot as usize * LONG, cqe.byte_count() as usize);
+            match (cqe.opcode(), len) {
+                (Some(CqeOpcode::ResponderSendImm), LONG) => {
+                    for part in (0..LONG).step_by(LONG / 8) {
+                        slots.read(at + part, &mut bytes).unwrap();
+                        let mut expected = (part..).map(|at| long_byte(peer, at));
+                        assert!(bytes.iter().all(|&b| Some(b) == expected.next()), "a long message of process {peer} was damaged");
+                    }
+                }
+                (Some(CqeOpcode::ResponderSendImm), 13..) => {
+                    slots.read(at, &mut bytes[..len]).unwrap();
+                    check(&bytes[..len], peer, number, cqe.imm());
+                }
+                _ => {}
             }
         });
         if !*holds {
