@@ -11,7 +11,7 @@
 
 use std::hint::black_box;
 
-use mlx5::wire::{RequesterCqe, ResponderCqe};
+use mlx5::wire::{MiniCqe, RequesterCqe, ResponderCqe};
 use mlx5::*;
 
 /// What can be counted.
@@ -99,6 +99,14 @@ const KINDS: &[Kind] = &[
         run: |n| poll_mono(n, true),
     },
     Kind {
+        name: "poll_compressed",
+        bound: Some(20),
+        counts: (4_096, 12_288),
+        collect: "all",
+        what: "one SRQ receive of a compressed session of 16 from MonoCq::poll(16), look-up and callback included",
+        run: poll_compressed,
+    },
+    Kind {
         name: "hca_write_imm64",
         bound: Some(400),
         counts: (8_192, 24_576),
@@ -127,7 +135,7 @@ fn main() {
         }
         ["--copy-routine"] => println!("{}", RegisterKind::WriteCombining.copy_routine()),
         // `cargo bench` starts every benchmark like this.
-        ["--bench"] => println!("instructions: counted by scripts/instructions"),
+        [.., "--bench"] => println!("instructions: counted by scripts/instructions"),
         [name, count] => {
             let kind = KINDS.iter().find(|k| k.name == name).unwrap_or_else(|| panic!("no such operation: {name}"));
             (kind.run)(count.parse().unwrap());
@@ -172,7 +180,7 @@ impl Poster {
 
     /// Posts `n` times what `op` makes of a number, `batch` to a doorbell.
     #[inline(always)]
-    fn run<O: Operation>(&mut self, n: usize, blocks: usize, batch: usize, op: impl Fn(u32) -> O) {
+    fn run<O: RcOperation>(&mut self, n: usize, blocks: usize, batch: usize, op: impl Fn(u32) -> O) {
         let mut i = 0;
         while i < n {
             let round = i + RECLAIM_EVERY / blocks;
@@ -220,7 +228,7 @@ fn poll_mono(n: usize, complete: bool) {
     for i in 0..CQES {
         srq.post(&[], u64::from(i)).unwrap();
         let qpn = qps[i as usize % 4].qpn();
-        let cqe = ResponderCqe { qpn, srqn: 0, imm: i, byte_count: 64, wqe_counter: i as u16 };
+        let cqe = ResponderCqe { qpn, imm: i, byte_count: 64, wqe_counter: i as u16, ..Default::default() };
         assert!(device.null().unwrap().write_cqe(cq.cqn(), &cqe.emit(), CqeOpcode::ResponderWriteImm));
     }
     let (mut polled, mut sum) = (0, 0);
@@ -235,6 +243,30 @@ fn poll_mono(n: usize, complete: bool) {
     }
     let want: usize = (0..n).map(|i| i + i % 4).sum();
     assert_eq!((polled, sum), (n, want as u64));
+}
+
+/// The same in compressed sessions of 16.
+fn poll_compressed(n: usize) {
+    const CQES: u32 = 1 << 14;
+    const SESSION: usize = 16;
+    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let null = device.null().unwrap();
+    let pd = device.alloc_pd();
+    let mut cq = device.create_mono_cq::<u64>(CqConfig { compression: true, ..CqConfig::from(CQES) }).unwrap();
+    let srq = pd.create_srq(1, 0).unwrap();
+    let qp = pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap();
+    cq.register(qp.qpn(), 1);
+    for session in 0..CQES as usize / SESSION {
+        let first = session * SESSION;
+        let title = ResponderCqe { qpn: qp.qpn(), imm: 7, wqe_counter: first as u16, ..Default::default() };
+        let minis: Vec<_> = (first..first + SESSION).map(|i| MiniCqe { word: 0, byte_count: i as u32 }).collect();
+        assert!(null.write_compressed(cq.cqn(), &title.emit(), CqeOpcode::ResponderWriteImm, &minis));
+    }
+    let (mut polled, mut sum) = (0, 0);
+    while polled < n {
+        polled += cq.poll(16, |queue, cqe| sum += queue.map_or(0, |q| q + u64::from(cqe.byte_count())));
+    }
+    assert_eq!((polled, sum), (n, (0..n as u64).map(|i| i + 1).sum()));
 }
 
 /// `n` messages from one device to another, `batch` to a doorbell.

@@ -176,6 +176,10 @@ impl Device {
         Ok(Self { control: Rc::new(control) })
     }
 
+    pub(crate) fn control(&self) -> &Control {
+        &self.control
+    }
+
     /// The device's side of a [`DeviceSpec::Null`] device; `None` for one that works by itself.
     #[must_use]
     pub fn null(&self) -> Option<NullDevice> {

@@ -17,6 +17,7 @@ mod ops;
 mod qp;
 mod rc_qp;
 mod rq;
+mod simulation;
 mod soft;
 mod sq;
 mod srq;
@@ -38,6 +39,7 @@ pub use ops::{
 pub use qp::{ConnectError, ConnectOptions, DeviceKind, QpAddress, QpConfig, QpState, ReceiveSource};
 pub use rc_qp::RcQp;
 pub use rq::PostReceiveError;
+pub use simulation::{Actor, Did, ForeignDevice, Simulation};
 pub use soft::{Clock, Faults, LocalFabric, NicModel, NicParameters, NullDevice, Queue, Rule, Timing, Violation};
 pub use sq::{Flags, PostError, Signal};
 pub use srq::Srq;

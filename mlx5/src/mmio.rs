@@ -112,11 +112,37 @@ pub(crate) trait Mmio {
         unsafe { (*register.cast::<AtomicU64>()).store(from.cast::<u64>().read(), Ordering::Relaxed) };
     }
 
+    /// Copies the line of 64 bytes at offset `AT`.
+    ///
+    /// # Safety
+    /// The line is readable at `from + AT` and writable at `register + AT`; both are 64-aligned.
+    unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8);
+
+    /// Called behind the last line of a copy.
+    #[inline(always)]
+    fn end_copy() {}
+
     /// Copies `bytes` to the register.
     ///
     /// # Safety
-    /// `bytes`, a multiple of 64 and not 0, are readable at `from`, and writable at `register`; both are 64-aligned.
-    unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize);
+    /// `bytes` are 64, 128, 192 or 256. They are readable at `from`, and writable at `register`; both are 64-aligned.
+    #[inline(always)]
+    unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe {
+            Self::copy_line::<0>(register, from);
+            if bytes > 64 {
+                Self::copy_line::<64>(register, from);
+                if bytes > 128 {
+                    Self::copy_line::<128>(register, from);
+                    if bytes > 192 {
+                        Self::copy_line::<192>(register, from);
+                    }
+                }
+            }
+        }
+        Self::end_copy();
+    }
 
     /// The stores to a write-combining register leave the processor now, and before any later one.
     #[inline(always)]
@@ -148,8 +174,8 @@ impl Mmio for Ordinary {
     }
 
     #[inline(always)]
-    unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
-        for at in (0..bytes).step_by(8) {
+    unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
+        for at in (AT..AT + 64).step_by(8) {
             // SAFETY: the caller's.
             unsafe { Self::store_8(register.add(at), from.add(at)) };
         }
@@ -198,11 +224,10 @@ mod x86_64 {
 
     impl Mmio for Sse2 {
         #[inline(always)]
-        unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
-            // SAFETY: `bytes` aligned ones on both sides (caller), reached from their ends with an index that counts up to 0.
+        unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
+            // SAFETY: 64 aligned bytes on both sides (caller).
             unsafe {
                 asm!(
-                    "2:",
                     "movdqa xmm0, [{from} + {at}]",
                     "movdqa xmm1, [{from} + {at} + 16]",
                     "movdqa xmm2, [{from} + {at} + 32]",
@@ -211,11 +236,9 @@ mod x86_64 {
                     "movntdq [{to} + {at} + 16], xmm1",
                     "movntdq [{to} + {at} + 32], xmm2",
                     "movntdq [{to} + {at} + 48], xmm3",
-                    "add {at}, 64",
-                    "jnz 2b",
-                    from = in(reg) from.add(bytes), to = in(reg) register.add(bytes), at = inout(reg) bytes.wrapping_neg() => _,
+                    from = in(reg) from, to = in(reg) register, at = const AT,
                     out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-                    options(nostack),
+                    options(nostack, preserves_flags),
                 );
             }
         }
@@ -223,42 +246,45 @@ mod x86_64 {
 
     impl Mmio for Avx {
         #[inline(always)]
-        unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
-            // SAFETY: as for SSE2; the processor has AVX (this type is for those). An xmm register stands for its wider forms.
+        unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
+            // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX (this type is for those). An xmm register stands
+            // for its wider forms.
             unsafe {
                 asm!(
-                    "2:",
                     "vmovdqa ymm0, [{from} + {at}]",
                     "vmovdqa ymm1, [{from} + {at} + 32]",
                     "vmovntdq [{to} + {at}], ymm0",
                     "vmovntdq [{to} + {at} + 32], ymm1",
-                    "add {at}, 64",
-                    "jnz 2b",
-                    from = in(reg) from.add(bytes), to = in(reg) register.add(bytes), at = inout(reg) bytes.wrapping_neg() => _,
+                    from = in(reg) from, to = in(reg) register, at = const AT,
                     out("xmm0") _, out("xmm1") _,
-                    options(nostack),
+                    options(nostack, preserves_flags),
                 );
             }
+        }
+
+        #[inline(always)]
+        fn end_copy() {
             leave_avx();
         }
     }
 
     impl Mmio for Avx512 {
         #[inline(always)]
-        unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
-            // SAFETY: as for SSE2; the processor has AVX-512F (this type is for those).
+        unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
+            // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX-512F (this type is for those).
             unsafe {
                 asm!(
-                    "2:",
                     "vmovdqa64 zmm0, [{from} + {at}]",
                     "vmovntdq [{to} + {at}], zmm0",
-                    "add {at}, 64",
-                    "jnz 2b",
-                    from = in(reg) from.add(bytes), to = in(reg) register.add(bytes), at = inout(reg) bytes.wrapping_neg() => _,
+                    from = in(reg) from, to = in(reg) register, at = const AT,
                     out("xmm0") _,
-                    options(nostack),
+                    options(nostack, preserves_flags),
                 );
             }
+        }
+
+        #[inline(always)]
+        fn end_copy() {
             leave_avx();
         }
     }
@@ -304,20 +330,18 @@ pub(crate) enum Stnp {}
 #[cfg(target_arch = "aarch64")]
 impl Mmio for Stnp {
     #[inline(always)]
-    unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
-        for at in (0..bytes).step_by(64) {
-            // SAFETY: 64 aligned bytes on both sides (caller).
-            unsafe {
-                core::arch::asm!(
-                    "ldp q0, q1, [{from}]",
-                    "ldp q2, q3, [{from}, #32]",
-                    "stnp q0, q1, [{to}]",
-                    "stnp q2, q3, [{to}, #32]",
-                    from = in(reg) from.add(at), to = in(reg) register.add(at),
-                    out("v0") _, out("v1") _, out("v2") _, out("v3") _,
-                    options(nostack, preserves_flags),
-                );
-            }
+    unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
+        // SAFETY: 64 aligned bytes on both sides (caller).
+        unsafe {
+            core::arch::asm!(
+                "ldp q0, q1, [{from}, #{at}]",
+                "ldp q2, q3, [{from}, #{at} + 32]",
+                "stnp q0, q1, [{to}, #{at}]",
+                "stnp q2, q3, [{to}, #{at} + 32]",
+                from = in(reg) from, to = in(reg) register, at = const AT,
+                out("v0") _, out("v1") _, out("v2") _, out("v3") _,
+                options(nostack, preserves_flags),
+            );
         }
     }
 }
@@ -345,8 +369,8 @@ pub(crate) enum Words {}
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 impl Mmio for Words {
     #[inline(always)]
-    unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
+    unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
         // SAFETY: the caller's.
-        unsafe { Ordinary::copy(register, from, bytes) };
+        unsafe { Ordinary::copy_line::<AT>(register, from) };
     }
 }

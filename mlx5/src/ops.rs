@@ -151,23 +151,23 @@ impl Segments {
 /// `from` is readable and `to` writable for `len` bytes, and the two do not overlap.
 #[inline(always)]
 unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: `T` is at most `len` bytes long (below).
-    unsafe fn ends<T: Copy>(to: *mut u8, from: *const u8, len: usize) {
-        // SAFETY: both parts are inside the `len` bytes.
+    let both_ends = |part: usize| {
+        // SAFETY: `part` is at most `len` (below), so both are inside the `len` bytes.
         unsafe {
-            let last = len - size_of::<T>();
-            let (head, tail) = (from.cast::<T>().read_unaligned(), from.add(last).cast::<T>().read_unaligned());
-            to.cast::<T>().write_unaligned(head);
-            to.add(last).cast::<T>().write_unaligned(tail);
+            to.copy_from_nonoverlapping(from, part);
+            to.add(len - part).copy_from_nonoverlapping(from.add(len - part), part);
         }
+    };
+    // The common lengths with the fewest questions.
+    if len >= 16 {
+        if len <= 32 {
+            return both_ends(16);
+        }
+    } else if len >= 8 {
+        return both_ends(8);
+    } else if len >= 4 {
+        return both_ends(4);
     }
     // SAFETY: the caller's.
-    unsafe {
-        match len {
-            16..=32 => ends::<[u64; 2]>(to, from, len),
-            8..16 => ends::<u64>(to, from, len),
-            4..8 => ends::<u32>(to, from, len),
-            _ => to.copy_from_nonoverlapping(from, len),
-        }
-    }
+    unsafe { to.copy_from_nonoverlapping(from, len) };
 }

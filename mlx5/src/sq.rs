@@ -96,6 +96,7 @@ impl From<Signal> for Flags {
         Self { signal, fence: false, solicited: false }
     }
 }
+
 /// WQEs that go through BlueFlame together; see [`BlueflameBatch`](crate::BlueflameBatch).
 #[repr(align(64))]
 pub(crate) struct BlueflameBuffer(pub(crate) [MaybeUninit<u8>; BF_BYTES]);

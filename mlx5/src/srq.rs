@@ -92,24 +92,29 @@ impl Srq {
 
     /// Receives that can be posted now.
     #[must_use]
+    #[inline]
     pub fn free(&self) -> usize {
         self.free
     }
 
+    #[inline(always)]
     fn wqe(&self, index: u16) -> *mut u8 {
         // SAFETY: indices are below the number of WQEs, each of `stride` bytes.
         unsafe { self.buffer.as_ptr().add(usize::from(index) * self.stride) }
     }
 
+    #[inline(always)]
     fn next_word(&self, index: u16) -> &AtomicU16 {
         // SAFETY: the next index is at byte 2 of the WQE's first segment (`wire::NextSegment`), 2-aligned, and lives as long as `object`.
         unsafe { &*self.wqe(index).add(2).cast::<AtomicU16>() }
     }
 
+    #[inline(always)]
     fn next(&self, index: u16) -> u16 {
         u16::from_be(self.next_word(index).load(Ordering::Relaxed)) & (self.users.len() - 1) as u16
     }
 
+    #[inline(always)]
     fn link(&self, index: u16, next: u16) {
         let segment = NextSegment { next_wqe_index: next }.emit();
         self.next_word(index).store(u16::from_ne_bytes([segment[2], segment[3]]), Ordering::Relaxed);
@@ -136,6 +141,7 @@ impl Srq {
     }
 
     /// Makes the receives posted so far visible to the device (its doorbell record; there is no register to write).
+    #[inline]
     pub fn ring(&mut self) {
         // SAFETY: the record lives as long as `object`.
         mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.counter));

@@ -19,8 +19,8 @@ fn release_library() -> String {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let args = ["build", "--release", "--locked", "--lib", "--message-format=json", "--manifest-path"];
     let messages = output(Command::new(cargo).args(args).arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")));
-    let paths = messages.lines().flat_map(|line| line.split('"'));
-    paths.filter(|path| path.ends_with("libmlx5.rlib")).last().expect("cargo names the library").to_owned()
+    let mut paths = messages.lines().flat_map(|line| line.split('"'));
+    paths.rfind(|path| path.ends_with("libmlx5.rlib")).expect("cargo names the library").to_owned()
 }
 
 /// One function: its instructions by address, in Intel syntax.

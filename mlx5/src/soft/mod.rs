@@ -9,8 +9,8 @@
 //! - [`execute`]: WQEs off a send queue, in order. [`requester`]: what each verb does. [`gather`]: where the bytes are.
 //! - [`arrive`]: the owner: lane messages become CQEs. [`datagram`]: the unreliable kind. [`flush`]: what an error leaves.
 //! - [`events`]: sleeping and waking.
-//! - [`timing`], [`faults`], [`strict`], [`trace`]: when things happen, what goes wrong on purpose, what a driver must not do, and what a run
-//!   was.
+//! - [`timing`], [`nic`], [`contexts`]: when things happen, and what a NIC costs. [`faults`]: what goes wrong on purpose.
+//! - [`strict`], [`source`]: what a driver must not do. [`trace`]: what a run was.
 //! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path. [`repair`]: what the dead took.
 //! - [`null`]: the same device with its hooks cut, for measuring and testing the driver alone.
 //! - [`arena`], [`private`], [`deferred`], [`clock`], [`random`]: pages, private memory, what happens later, when that is, and chance.
@@ -20,6 +20,7 @@
 mod arena;
 mod arrive;
 mod clock;
+mod contexts;
 mod cq;
 mod datagram;
 mod deferred;
@@ -32,6 +33,7 @@ mod gather;
 mod layout;
 mod links;
 mod memory;
+mod nic;
 mod null;
 mod objects;
 mod private;
@@ -42,6 +44,7 @@ mod receive;
 mod regions;
 mod repair;
 mod requester;
+mod source;
 mod strict;
 mod timing;
 mod trace;
@@ -51,11 +54,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 pub use clock::Clock;
+pub(crate) use execute::EVERY_LID;
 pub use fabric::LocalFabric;
 pub use faults::Faults;
+pub use nic::{NicModel, NicParameters};
 pub use null::NullDevice;
 pub use strict::{Queue, Rule, Violation};
-pub use timing::{NicModel, NicParameters, Timing};
+pub use timing::Timing;
+pub(crate) use trace::hash_of;
 
 use self::arena::Arena;
 use self::cq::SoftCq;
@@ -83,7 +89,11 @@ pub(crate) struct Hca {
     clock: Clock,
     timing: Timing,
     strict: bool,
-    trace: Option<Trace>,
+    trace: Option<Rc<Trace>>,
+    /// Not immediate, or traced: what a WQE that succeeded leaves is looked at closely.
+    is_watched: bool,
+    /// Lanes are visited when their ready bits say so and never otherwise, so that what arrives when is exact, and the same in every run.
+    has_exact_lanes: bool,
     /// Set on a null device. On any other, doorbells and empty polls come here.
     null: Option<NullOptions>,
     /// A queue pair with a receive queue of its own is in the error state.
@@ -110,6 +120,10 @@ struct State {
     deferred: Deferred,
     injector: Option<Box<Injector>>,
     violations: Vec<Violation>,
+    /// CQEs of queues that were destroyed.
+    produced: u32,
+    /// Devices that this one's operations changed since a stepper asked, by LID, each once. Kept with exact lanes only.
+    touched: Vec<u16>,
     /// Until the next look at the peers.
     polls_to_patrol: u32,
     arena: Arena,
@@ -133,6 +147,8 @@ impl State {
             deferred: Deferred::default(),
             injector: Injector::new(faults),
             violations: Vec::new(),
+            produced: 0,
+            touched: Vec::new(),
             polls_to_patrol: POLLS_PER_PATROL,
             arena: Arena::new(arena_bytes),
             queue_area: Arena::new(QUEUE_BYTES),
@@ -177,6 +193,30 @@ impl Hca {
             self.patrol(&mut state);
         }
         arrive::pass(self, &mut state) > 0 || progress
+    }
+
+    /// For a stepper: does what is due, and adds to `touched` the LIDs of the devices that were changed by this one since the last call;
+    /// [`EVERY_LID`] stands for any. Returns [`produced`](Self::produced).
+    pub(crate) fn advance(&self, touched: &mut Vec<u16>) -> u32 {
+        self.empty_poll();
+        touched.append(&mut self.state.borrow_mut().touched);
+        self.produced()
+    }
+
+    /// A number that changes with every CQE the device writes.
+    pub(crate) fn produced(&self) -> u32 {
+        let state = self.state.borrow();
+        state.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
+    }
+
+    /// Whether it is a device of `fabric`.
+    pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
+        self.membership.is_of(fabric)
+    }
+
+    /// Its LID.
+    pub(crate) fn lid(&self) -> u16 {
+        self.membership.lid()
     }
 
     /// Looks whether a peer has died: takes what it left in the lanes, where it may not have come to say so, and gives back the receives it

@@ -3,8 +3,8 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::io;
+use std::rc::Rc;
 
 use shm::lane::LaneRx;
 use shm::memfd::{Memfd, MemfdRangeError};
@@ -19,6 +19,7 @@ use super::private::PrivateMemory;
 use super::queues::{REGISTER_BYTES, Remote, SQ_BUFFER, SQ_RECORD, SoftQp, Transport};
 use super::receive::{MAX_RECV_SGE, MAX_RECV_WR, Receives};
 use super::strict::QpWatch;
+use super::timing::UnderWay;
 use super::trace::Trace;
 use super::{Hca, State, arrive};
 use crate::control::{ConnectParts, CqParts, CreateError, QpRequest, SqParts, UarParts, check};
@@ -77,7 +78,10 @@ impl Hca {
             .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().datagram_ready))
             .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().sleep));
         pages.map_err(|source| OpenError::Memory { what: "the device's tables", source: io::Error::other(source) })?;
+        // 0 stands for a free entry: so that the key 0 names none.
+        memory.mr(0).key.store(u32::MAX, Ordering::Relaxed);
         let membership = Membership::join(&options.fabric, &memory)?;
+        let trace = options.trace.then(|| Rc::new(Trace::new(options.clock.clone())));
         Ok(Self {
             membership,
             memory,
@@ -85,7 +89,9 @@ impl Hca {
             clock: options.clock.clone(),
             timing: options.timing.clone(),
             strict: options.strict,
-            trace: options.trace.then(Trace::new),
+            is_watched: trace.is_some() || !options.timing.is_immediate(),
+            has_exact_lanes: trace.is_some() || options.timing.is_model(),
+            trace,
             null: null.copied(),
             has_failed: Cell::new(false),
             state: RefCell::new(State::new(arena_bytes, &options.faults)),
@@ -117,7 +123,7 @@ impl Hca {
 
     /// The hash over everything this device completed so far.
     pub(crate) fn trace_hash(&self) -> Option<u64> {
-        self.trace.as_ref().map(Trace::hash)
+        self.trace.as_ref().map(|trace| trace.hash())
     }
 
     /// When the device has something to do by itself.
@@ -138,18 +144,22 @@ impl Hca {
             return Err(CreateError::Illegal { what: "the size of a CQE", value: bytes as u64, legal: "64 or 128" });
         }
         let config = CqConfig { entries: config.entries.next_power_of_two(), ..*config };
-        let cq = SoftCq::new(&config).map_err(|source| CreateError::Memory { what: "a completion queue", source })?;
+        let mut cq = SoftCq::new(&config).map_err(|source| CreateError::Memory { what: "a completion queue", source })?;
         let cqs = &mut self.state.borrow_mut().cqs;
         let index = free_index(cqs, MAX_CQS, Option::is_none, || None)
             .ok_or(CreateError::Exhausted { what: "completion queue", max: MAX_CQS as u64 })?;
+        if let Some(trace) = &self.trace {
+            cq.trace(index as u32, Rc::clone(trace));
+        }
         let parts = CqParts { cqn: index as u32, buffer: cq.buffer(), entries: config.entries, stride: cq.stride(), record: cq.record() };
         cqs[index] = Some(cq);
         Ok(parts)
     }
 
     pub(crate) fn destroy_cq(&self, cqn: u32) {
-        if let Some(cq) = self.state.borrow_mut().cqs.get_mut(cqn as usize) {
-            *cq = None;
+        let State { cqs, produced, .. } = &mut *self.state.borrow_mut();
+        if let Some(cq) = cqs.get_mut(cqn as usize).and_then(Option::take) {
+            *produced = produced.wrapping_add(cq.produced());
         }
     }
 
@@ -209,6 +219,9 @@ impl Hca {
         };
         // SAFETY: the slots live as long as the device, this is the only consuming end, and the lane was cleared above.
         let lane = unsafe { LaneRx::<Message>::new(NonNull::from(&lane.slots).cast(), LANE_SLOTS as u64, 0) };
+        // So that nothing is allocated when they have to wait.
+        let count = state.qps.len();
+        state.deferred.reserve(count);
         let later = if self.timing.is_immediate() { 0 } else { wqe_cnt as usize };
         state.qps[index] = Some(Box::new(SoftQp {
             qpn,
@@ -226,12 +239,12 @@ impl Hca {
             sq_consumer: 0,
             sq_limit: 0,
             failed: false,
+            is_odd: state.injector.is_some(),
             waiting: None,
             lane,
             transport: if request.is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) },
             options: crate::ConnectOptions::default(),
-            announced: VecDeque::with_capacity(later),
-            acknowledged: VecDeque::with_capacity(later),
+            under_way: UnderWay::with_capacity(later, self.strict),
             watch: QpWatch::default(),
         }));
         if self.strict {

@@ -137,9 +137,9 @@ impl Receives {
             let index = index & (self.wqes - 1);
             let next = if self.is_linked { self.link(index) } else { index + 1 } & (self.wqes - 1);
             // H5: before the pop, so that whoever finds the pop without a message knows whose it was.
-            intent.store(Pop::pack(count, index) + Pop::ONE, Ordering::Release);
+            intent.store(word.wrapping_add(Pop::ONE), Ordering::Release);
             // H4
-            match pop.word.compare_exchange_weak(word, Pop::pack(count.wrapping_add(1), next), Ordering::AcqRel, Ordering::Acquire) {
+            match pop.word.compare_exchange_weak(word, Pop::taken(word, next), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(Taking { count, index }),
                 Err(now) => word = now,
             }
@@ -152,7 +152,7 @@ impl Receives {
         let word = pop.word.load(Ordering::Acquire);
         let (popped, index) = Pop::unpack(word);
         let index = index & (self.wqes - 1);
-        let next = Pop::pack(count.wrapping_add(1), self.successor(index) & (self.wqes - 1));
+        let next = Pop::taken(word, self.successor(index) & (self.wqes - 1));
         let is_posted = popped == count && queue_record_index(entry.record.load(Ordering::Acquire)) != count as u16;
         // H4
         is_posted && pop.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
@@ -203,11 +203,14 @@ impl Receives {
         self.wqes - u16::from(self.is_linked)
     }
 
-    /// Whether the successor of the next receive is not its neighbour, so that a NIC cannot prefetch it.
-    pub(crate) fn is_unordered(&self) -> bool {
-        let (_, index) = Pop::unpack(self.words().1.word.load(Ordering::Acquire));
-        let index = index & (self.wqes - 1);
-        self.successor(index) & (self.wqes - 1) != (index + 1) & (self.wqes - 1)
+    /// The next receive to be taken: its pop count and the index of its WQE.
+    pub(crate) fn head(&self) -> (u32, u16) {
+        Pop::unpack(self.words().1.word.load(Ordering::Acquire))
+    }
+
+    /// Whether WQE `next` follows WQE `index` in memory, so that a NIC can prefetch it.
+    pub(crate) fn are_neighbours(&self, index: u16, next: u16) -> bool {
+        next & (self.wqes - 1) == index.wrapping_add(1) & (self.wqes - 1)
     }
 
     /// The WQE behind WQE `index`, as its link says.
@@ -237,7 +240,7 @@ impl Receives {
             segment.copy_from_slice(&NextSegment { next_wqe_index: head }.emit()[..8]);
             self.link_word(index).store(u64::from_ne_bytes(segment), Ordering::Relaxed);
             // H4. The count stays, so this word was never there before and no stale exchange succeeds.
-            match pop.word.compare_exchange_weak(word, Pop::pack(count, index), Ordering::AcqRel, Ordering::Acquire) {
+            match pop.word.compare_exchange_weak(word, Pop::with_head(word, index), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
                     // Whoever says that it was taking the old head under this count was not: the next pop under it takes `index`.
                     taken.account(head & (self.wqes - 1), count);
@@ -282,7 +285,7 @@ impl Hca {
         entry.ring.store(offset as u64, Ordering::Relaxed);
         entry.kind.store(if is_linked { LINKED } else { 0 }, Ordering::Relaxed);
         entry.pd.store(pd, Ordering::Relaxed);
-        pop.word.store(Pop::pack(0, 0), Ordering::Relaxed);
+        pop.word.store(0, Ordering::Relaxed);
         entry.wqe_cnt.store(wqe_cnt, Ordering::Release);
         let Some(receives) = Receives::of(&self.memory, index as u32) else { return Err(exhausted("receive queue", MAX_RQS as u64)) };
         let (taken, watch) = (Taken::new(wqe_cnt as u16), RqWatch::default());

@@ -10,7 +10,9 @@ use super::queues::{REGISTER_BYTES, SoftQp};
 use super::receive::RqSlot;
 use super::{Hca, State, execute};
 use crate::doorbell::BF_BYTES;
-use crate::wire::{AtomicSegment, CtrlSegment, DataSegment, DatagramSegment, InlineHeader, Opcode, RaddrSegment, SEGMENT, WQEBB};
+use crate::wire::{
+    AtomicSegment, CtrlSegment, CtrlWords, DataSegment, DatagramSegment, InlineHeader, Opcode, RaddrSegment, SEGMENT, WQEBB,
+};
 
 /// A rule of the interface between driver and device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -68,6 +70,9 @@ pub enum Rule {
     /// A length of 0 means 2^31 bytes; the list ends with lkey 0x100.
     #[error("a receive with a data segment of length 0 that does not end the list")]
     ReceiveZeroLength,
+    /// A gathered buffer is the device's until a completion at or after its WQE is visible. Not found in immediate time, nor behind a fence.
+    #[error("the source buffer changed between the doorbell and the completion")]
+    SourceChanged,
     /// CQEs that were not written cannot have been consumed.
     #[error("the consumer record is ahead of the CQEs written")]
     ConsumerAhead,
@@ -171,37 +176,38 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize, offset: usize
 fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, violation: Violation) {
     violations.push(violation);
     qp.watch.broken = Some(violation.rule);
+    qp.is_odd = true;
     if qp.sq_producer() == qp.sq_limit {
         // Nothing is posted that could fail.
         qp.fail(hca);
     }
 }
 
-fn head(bytes: &[u8]) -> [u8; SEGMENT] {
+pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
 
 fn check_register(qp: &SoftQp, half: usize, register: &[u8; BF_BYTES], producer: u16) -> Result<(), Violation> {
-    let ctrl = CtrlSegment::parse(&head(register));
-    let broken = |rule| Violation { queue: Queue::Send(qp.qpn), index: ctrl.wqe_index.into(), bytes: head(register), rule };
+    let ctrl = CtrlWords::parse(&head(register));
+    let broken = |rule| Violation { queue: Queue::Send(qp.qpn), index: ctrl.wqe_index().into(), bytes: head(register), rule };
     if register[..8] == [POISON; 8] {
         return Err(broken(Rule::RegisterNotWritten));
     }
-    if ctrl.qpn != qp.qpn {
+    if ctrl.qpn() != qp.qpn {
         return Err(broken(Rule::RegisterQueue));
     }
     if qp.watch.half == Some(half) {
         return Err(broken(Rule::RegisterHalf));
     }
-    let end = ctrl.wqe_index.wrapping_add(execute::blocks(&ctrl));
+    let end = ctrl.wqe_index().wrapping_add(execute::blocks(ctrl));
     if producer == qp.watch.notified || producer != end {
         return Err(broken(Rule::RecordBehindRegister));
     }
     // 8 bytes, or the whole WQE: then nothing of it is poison.
-    let whole = usize::from(ctrl.ds) * SEGMENT;
+    let whole = usize::from(ctrl.ds()) * SEGMENT;
     let is_whole = register[8..SEGMENT] != [POISON; 8];
     let compared = if is_whole && whole <= BF_BYTES { whole } else { 8 };
-    let queue = bytes_of(qp, ctrl.wqe_index, compared);
+    let queue = bytes_of(qp, ctrl.wqe_index(), compared);
     if register[..compared] != queue[..compared] {
         return Err(broken(Rule::RegisterBytes));
     }
@@ -209,7 +215,7 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BF_BYTES], producer:
 }
 
 /// The first `len` bytes of the WQE at `counter`, 1,024 at most; it may wrap.
-fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
+pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
     let mut bytes = [0; 16 * WQEBB];
     for (block, out) in bytes.chunks_mut(WQEBB).take(len.div_ceil(WQEBB)).enumerate() {
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
@@ -228,9 +234,9 @@ fn check_wqes(qp: &SoftQp, producer: u16) -> Result<(), Violation> {
     }
     while counter != producer {
         let bytes = bytes_of(qp, counter, 16 * WQEBB);
-        let ctrl = CtrlSegment::parse(&head(&bytes));
-        let blocks = execute::blocks(&ctrl);
-        check_wqe(qp, counter, producer.wrapping_sub(counter), &ctrl, &bytes).map_err(|rule| Violation {
+        let ctrl = CtrlWords::parse(&head(&bytes));
+        let blocks = execute::blocks(ctrl);
+        check_wqe(qp, counter, producer.wrapping_sub(counter), ctrl, &bytes).map_err(|rule| Violation {
             queue: Queue::Send(qp.qpn),
             index: counter.into(),
             bytes: head(&bytes),
@@ -241,15 +247,15 @@ fn check_wqes(qp: &SoftQp, producer: u16) -> Result<(), Violation> {
     Ok(())
 }
 
-fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: &CtrlSegment, bytes: &[u8; 16 * WQEBB]) -> Result<(), Rule> {
-    if ctrl.wqe_index != counter {
+fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes: &[u8; 16 * WQEBB]) -> Result<(), Rule> {
+    if ctrl.wqe_index() != counter {
         return Err(Rule::WqeIndex);
     }
-    if ctrl.qpn != qp.qpn {
+    if ctrl.qpn() != qp.qpn {
         return Err(Rule::WqeQueue);
     }
-    let len = usize::from(ctrl.ds) * SEGMENT;
-    if ctrl.ds == 0 || execute::blocks(ctrl) > outstanding || len > bytes.len() {
+    let len = usize::from(ctrl.ds()) * SEGMENT;
+    if ctrl.ds() == 0 || execute::blocks(ctrl) > outstanding || len > bytes.len() {
         return Err(Rule::WqeLength);
     }
     // Signature and DCI stream are not used; of byte 11, bit 0 and bit 4 mean nothing.
@@ -257,7 +263,7 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: &CtrlSegment, by
         return Err(Rule::WqeReserved);
     }
     let header = CtrlSegment::LEN
-        + match Opcode::from_wire(ctrl.opcode).ok_or(Rule::WqeOpcode)? {
+        + match Opcode::from_wire(ctrl.opcode()).ok_or(Rule::WqeOpcode)? {
             // A NOP may have any length, and what is behind its control segment means nothing.
             Opcode::Nop => return Ok(()),
             Opcode::Send | Opcode::SendImm if qp.is_datagram() => DatagramSegment::LEN,

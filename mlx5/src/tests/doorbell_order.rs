@@ -56,6 +56,7 @@ impl Mmio for Recorder {
     unsafe fn store_8(register: *mut u8, from: *const u8) {
         Self::note(Eight(register.addr() % 512, bytes_at(from, 8)));
     }
+    unsafe fn copy_line<const AT: usize>(_: *mut u8, _: *const u8) {}
     unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
         Self::note(Copy(register.addr() % 512, bytes_at(from, bytes)));
     }

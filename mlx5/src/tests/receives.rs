@@ -148,6 +148,7 @@ fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
                 next = NextSegment::parse(&ring.segment(next, 0)).next_wqe_index;
                 popped = popped.wrapping_add(1);
             }
+            assert!(posted.is_empty());
             for _ in 0..random.below(taken.len() as u32 + 1) {
                 let (index, number) = taken.swap_remove(random.below(taken.len() as u32) as usize);
                 assert_eq!(srq.complete(index), Some(number), "seed {seed}");

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::random::Random;
 use crate::sq::PostError;
 use crate::*;
 
@@ -16,15 +17,6 @@ fn queue_pair() -> (NullDevice, RcQp) {
     let mut qp = pd.create_qp(&cq, &cq, &srq, &config).unwrap();
     qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
     (device.null().unwrap(), qp)
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
-    }
 }
 
 /// An operation whose WQE takes `blocks` WQEBBs, 1..=5.
@@ -49,7 +41,7 @@ fn is_signaled(device: &NullDevice, qp: &RcQp, counter: u16) -> bool {
 fn every_operation_comes_back_once_and_in_order_over_many_laps_of_ring_and_index() {
     for seed in 0..8 {
         let (device, mut qp) = queue_pair();
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut posted: VecDeque<Expected> = VecDeque::new();
         let (mut producer, mut consumer, mut user, mut wqebbs) = (0u16, 0u16, 0u64, 0u32);
         // Twice the 16-bit index; the ring's depth thousands of times.
@@ -58,7 +50,7 @@ fn every_operation_comes_back_once_and_in_order_over_many_laps_of_ring_and_index
             let to_end = DEPTH - producer % DEPTH;
             let padding = if blocks > to_end { to_end } else { 0 };
             let free = DEPTH - producer.wrapping_sub(consumer);
-            let signal = if random.below(16) == 0 { Signal::Always } else { Signal::Reclaim };
+            let signal = if random.one_in(16) { Signal::Always } else { Signal::Reclaim };
             match qp.post(&write(blocks), signal, user) {
                 Ok(()) => {
                     assert!(blocks + padding <= free, "posted without room");
@@ -76,11 +68,11 @@ fn every_operation_comes_back_once_and_in_order_over_many_laps_of_ring_and_index
                     assert!(blocks + padding > free, "refused with room");
                     // Only signaled WQEs tell, and the queue never fills without one.
                     let last = posted.iter().rposition(|p| p.signaled).unwrap();
-                    let pick = random.below(last as u64 + 1) as usize;
+                    let pick = random.below(last as u32 + 1) as usize;
                     let signaled = posted.iter().skip(pick).position(|p| p.signaled).unwrap() + pick;
                     let done: Vec<_> = posted.drain(..=signaled).collect();
                     let Expected { first, end, .. } = done[signaled];
-                    if random.below(2) == 0 {
+                    if random.one_in(2) {
                         let mut users = vec![];
                         assert_eq!(qp.sq().complete_each(first, |user| users.push(user)), done.len());
                         assert_eq!(users, done.iter().map(|d| d.user).collect::<Vec<_>>());
@@ -92,7 +84,7 @@ fn every_operation_comes_back_once_and_in_order_over_many_laps_of_ring_and_index
                 }
                 Err(other) => panic!("{other}"),
             }
-            if random.below(3) == 0 {
+            if random.one_in(3) {
                 qp.ring();
                 assert_eq!(device.send_queue(qp.qpn(), 0).unwrap().0, producer, "the record");
             }

@@ -3,6 +3,7 @@
 use super::hex;
 use crate::control::{SqParts, UarParts};
 use crate::doorbell::Doorbell;
+use crate::mmio::RegisterKind;
 use crate::ops::*;
 use crate::sq::{Flags, PostError, SendQueue, Signal};
 use crate::wire::AddressVector;
@@ -20,6 +21,7 @@ struct Bench {
     unsignaled: u16,
 }
 
+/// A BlueFlame register is aligned to its size.
 #[repr(C, align(512))]
 struct Uar {
     register: [u8; 512],
@@ -28,10 +30,9 @@ struct Uar {
 
 fn bench(qpn: u32) -> Bench {
     let ring = Box::leak(Box::new([0xa5u8; RING])) as *mut [u8; RING];
-    // A BlueFlame register is aligned to its size.
     let uar = Box::leak(Box::new(Uar { register: [0; 512], record: 0 }));
     let (register, record) = (std::ptr::NonNull::from(&mut uar.register).cast(), std::ptr::NonNull::from(&mut uar.record).cast());
-    let uar = UarParts { register, kind: crate::RegisterKind::Ordinary, uar_offset: 0 };
+    let uar = UarParts { register, kind: RegisterKind::Ordinary, uar_offset: 0 };
     let buffer = std::ptr::NonNull::new(ring).unwrap().cast();
     let parts = SqParts { qpn, buffer, wqe_cnt: WQE_CNT, max_inline: 220, record, uar };
     Bench { ring, sq: SendQueue::new(&parts, Doorbell::new(&uar, record, None)), producer: 0, unsignaled: 0 }
