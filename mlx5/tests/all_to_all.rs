@@ -15,7 +15,7 @@
 mod fabric;
 #[path = "support/random.rs"]
 mod random;
-#[path = "support/mod.rs"]
+#[allow(dead_code, reason = "only a part is used here")]
 mod support;
 #[path = "support/time.rs"]
 mod time;
@@ -38,16 +38,12 @@ const SECONDS: u64 = 12;
 /// Ends a hang: nobody waits that long for anything.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn scale() -> u64 {
-    std::env::var("MLX5_TEST_SCALE").map_or(1, |s| s.parse().unwrap())
-}
-
 /// Not a test of its own: one of the four.
 #[test]
 #[ignore = "helper process of the other test, started by it"]
 fn worker_process() {
     let Some(dir) = std::env::var_os(DIR) else { return };
-    support::watchdog(Duration::from_secs(SECONDS * scale()) + 4 * PATIENCE);
+    support::watchdog(Duration::from_secs(SECONDS * u64::from(support::scale())) + 4 * PATIENCE);
     worker::run(Path::new(&dir), std::env::var(NUMBER).unwrap().parse().unwrap());
 }
 
@@ -216,7 +212,7 @@ impl World {
 
 #[test]
 fn processes_are_killed_and_stopped_at_random_and_the_others_go_on() {
-    let seconds = SECONDS * scale();
+    let seconds = SECONDS * u64::from(support::scale());
     support::watchdog(Duration::from_secs(seconds) + 4 * PATIENCE);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let seed = std::env::var("MLX5_TEST_SEED").map_or(u64::from(now.subsec_nanos()), |seed| seed.parse().unwrap());

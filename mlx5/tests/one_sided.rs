@@ -22,10 +22,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use mlx5::*;
-use support::{describe, parse, watchdog};
+use support::{describe, parse, scale, watchdog};
 
 /// Nothing here takes long; this only ends a hang.
-const WATCHDOG: Duration = Duration::from_secs(60);
+const WATCHDOG: Duration = Duration::from_secs(120);
 const TARGET: &str = "MLX5_TEST_TARGET";
 /// Set: the other process does not rest, it writes its whole region to its peer's again and again.
 const WRITES: &str = "MLX5_TEST_WRITES";
@@ -103,7 +103,7 @@ struct Target {
 }
 
 fn start(name: &str, writes: bool) -> Target {
-    watchdog(WATCHDOG);
+    watchdog(WATCHDOG * scale());
     let dir = fabric::new_dir(name);
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "target_process", "--ignored", "--nocapture"])
@@ -213,10 +213,10 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
 #[test]
 fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
     let mut quarantined = 0;
-    for round in 0..20u64 {
+    for round in 0..20 * u64::from(scale()) {
         let Target { mut child, _output, end, dir, .. } = start(&format!("copying{round}"), true);
         let pid = child.id().try_into().unwrap();
-        std::thread::sleep(Duration::from_millis(10 + round));
+        std::thread::sleep(Duration::from_millis(10 + round % 20));
         // SAFETY: kill(2) of our own child. It is nearly always in the middle of a copy.
         assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
         while state(&child) != 'T' {
@@ -251,9 +251,9 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
 /// A writer that is not stopped finishes its copy, which takes a small part of the time for which it is waited for.
 #[test]
 fn memory_that_a_running_process_is_writing_to_is_waited_for() {
-    const ROUNDS: u64 = 12;
+    let rounds = 12 * u64::from(scale());
     let mut quarantined = 0;
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let Target { mut child, _output, end, dir, .. } = start(&format!("running{round}"), true);
         let mut first = [0];
         while first[0] != FOREIGN {
@@ -273,6 +273,6 @@ fn memory_that_a_running_process_is_writing_to_is_waited_for() {
         fabric::remove_dir(&dir);
     }
     // It is nearly always in the middle of a copy; on a busy machine it may rarely be waited for in vain.
-    println!("{quarantined} of {ROUNDS} regions quarantined");
-    assert!(quarantined < ROUNDS / 2, "nobody waited");
+    println!("{quarantined} of {rounds} regions quarantined");
+    assert!(quarantined < rounds / 2, "nobody waited");
 }
