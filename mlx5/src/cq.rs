@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use crate::control::{Control, CreateError};
 use crate::cq_ring::CqRing;
+use crate::soft::vendor_text;
 use crate::wire::{
     CQE_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, RequesterCqe, ResponderCqe, Syndrome, is_solicited,
 };
@@ -49,8 +50,7 @@ pub(crate) enum Beside<'a> {
 }
 
 /// Why a completion is an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-#[error("{syndrome} (syndrome {raw:#04x}, vendor {vendor:#04x})")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CompletionError {
     /// The typed status.
     pub syndrome: Syndrome,
@@ -59,6 +59,24 @@ pub struct CompletionError {
     /// The vendor's detail.
     pub vendor: u8,
 }
+
+impl CompletionError {
+    /// What the vendor's detail means, as the software HCA gives it; `None` if it gave none. A NIC's details are its own, and not public.
+    #[must_use]
+    pub fn vendor_text(&self) -> Option<&'static str> {
+        vendor_text(self.vendor)
+    }
+}
+
+impl fmt::Display for CompletionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (syndrome {:#04x}, vendor {:#04x}", self.syndrome, self.raw, self.vendor)?;
+        self.vendor_text().map_or(Ok(()), |text| write!(f, ": {text}"))?;
+        f.write_str(")")
+    }
+}
+
+impl std::error::Error for CompletionError {}
 
 impl fmt::Debug for Cqe<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

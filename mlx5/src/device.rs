@@ -138,6 +138,8 @@ pub struct DeviceInfo {
     pub max_qp: u32,
     /// Most memory regions.
     pub max_mr: u32,
+    /// When it executes, by which clock, whether it is strict, and which faults it makes: what results were obtained under.
+    pub modes: String,
     /// How long operations towards a dead peer are retried before they fail, in ns.
     pub dead_peer_timeout_ns: u64,
     /// Queue pair places and memory regions that were not given back so far, because a peer was stopped in the middle of using them.

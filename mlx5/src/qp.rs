@@ -320,16 +320,13 @@ impl QueuePair {
 
     #[inline]
     pub(crate) fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
-        let is_receive = match cqe.opcode() {
-            Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => true,
-            Some(CqeOpcode::ResponderError) => {
-                self.set_state(QpState::Error);
-                true
-            }
-            _ => false,
-        };
-        if !is_receive || cqe.qpn() != self.qpn() {
+        if cqe.qpn() != self.qpn() {
             return None;
+        }
+        match cqe.opcode() {
+            Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => {}
+            Some(CqeOpcode::ResponderError) => self.set_state(QpState::Error),
+            _ => return None,
         }
         self.rq.as_mut()?.complete(cqe.wqe_counter())
     }

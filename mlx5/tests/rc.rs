@@ -475,6 +475,7 @@ fn a_completion_queue_overrun_ends_the_queue_pair_and_overwrites_nothing() {
     world.net.quiet();
     assert_eq!(a.poll_sent(), [0, 1, 2, 3].map(|u| (Some(u), Ok(()))));
     a.assert_nothing("nothing more");
+    assert_eq!(world.net.broken_rules(), [Rule::CompletionOverrun]);
 }
 
 #[test]

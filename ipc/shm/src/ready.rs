@@ -229,13 +229,12 @@ impl HotSet {
         let may_cool = heavy_barrier();
         let is_hot = &mut self.is_hot;
         self.hot.retain(|hot| {
-            let Some(armed) = lanes.armed(hot.lane) else { return false };
-            let keep = !may_cool || lanes.is_ready(hot.lane);
-            if keep {
+            let armed = lanes.armed(hot.lane).filter(|_| !may_cool || lanes.is_ready(hot.lane));
+            if let Some(armed) = armed {
                 armed.store(HOT, Ordering::Relaxed);
             }
-            is_hot[hot.lane] = keep;
-            keep
+            is_hot[hot.lane] = armed.is_some();
+            armed.is_some()
         });
         self.hot.is_empty()
     }

@@ -6,6 +6,7 @@ use std::io;
 use std::rc::Rc;
 
 use super::private::PrivateMemory;
+use super::rule::Rule;
 use super::trace::Trace;
 use crate::cq::CqConfig;
 use crate::wire::{
@@ -31,6 +32,8 @@ pub(crate) struct SoftCq {
     trace: Option<(u32, Rc<Trace>)>,
     /// One of the two above: one thing to look at per CQE.
     is_special: bool,
+    /// Strict mode has said so.
+    is_reported: bool,
 }
 
 /// The CQ is full, or was: on hardware that is fatal to it.
@@ -59,6 +62,7 @@ impl SoftCq {
             overrun: false,
             trace: None,
             is_special: false,
+            is_reported: false,
         };
         cq.arm_word().store(NOT_ARMED, Ordering::Relaxed);
         for i in 0..config.entries {
@@ -169,15 +173,24 @@ impl SoftCq {
         }
     }
 
-    /// Strict mode: the consumer record, if it claims CQEs that were never written; once.
-    pub(crate) fn check_consumer(&mut self) -> Option<u32> {
+    /// Strict mode: the rule broken here, once, and the counter to blame: a consumer record that claims CQEs which were never written, or the
+    /// producer of a queue that overran.
+    pub(crate) fn broken_rule(&mut self) -> Option<(u32, Rule)> {
+        if self.is_reported {
+            return None;
+        }
         // SAFETY: inside the private memory; the driver accesses it through the same atomic type.
         let consumed = u32::from_be(unsafe { self.record().as_ref() }.load(Ordering::Acquire)) & 0xff_ffff;
-        let is_ahead = !self.overrun && self.producer.wrapping_sub(consumed) & 0xff_ffff > 1 << self.log_entries;
+        let is_ahead = self.producer.wrapping_sub(consumed) & 0xff_ffff > 1 << self.log_entries;
+        let broken = match (is_ahead, self.overrun) {
+            (true, _) => Some((consumed, Rule::ConsumerAhead)),
+            (false, true) => Some((self.producer & 0xff_ffff, Rule::CompletionOverrun)),
+            (false, false) => None,
+        };
+        self.is_reported = broken.is_some();
         self.overrun |= is_ahead;
         self.is_special |= is_ahead;
-        self.is_special |= is_ahead;
-        is_ahead.then_some(consumed)
+        broken
     }
 
     fn arm_word(&self) -> &AtomicU32 {

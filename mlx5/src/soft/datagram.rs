@@ -17,6 +17,7 @@ use super::memory::{DeviceMemory, Fault};
 use super::objects::{commit, qp_index};
 use super::queues::Transport;
 use super::requester::{Malformed, Outcome, check_local};
+use super::vendor::Limit;
 use super::{Hca, Links, State, arrive};
 use crate::wire::{CqeOpcode, CtrlWords, DatagramSegment, Opcode, SEGMENT, Syndrome};
 
@@ -68,7 +69,7 @@ pub(crate) fn send(
         Err(outcome) => return outcome,
     };
     if length > MAX_MTU {
-        return Outcome::Fail(Syndrome::LocalLength, 0);
+        return Limit::DatagramTooLong.fails(Syndrome::LocalLength);
     }
     let header = DatagramHeader {
         qpn: to.qpn,
@@ -147,6 +148,11 @@ fn open_lane(hca: &Hca, peer: Rc<Peer>, index: usize) -> Option<Outgoing> {
     // SAFETY: the slots live as long as the device; this is the only producing end, and they were cleared above.
     let tx = unsafe { LaneTx::new(slots.cast(), DATAGRAM_SLOTS as u64, 0) };
     Some(Outgoing { peer, lane: index, tx })
+}
+
+/// Whether a device has said that it has datagrams for this one.
+pub(crate) fn any_ready(memory: &DeviceMemory) -> bool {
+    ready_lids(memory).any()
 }
 
 /// Takes the datagrams of all devices whose ready bits are set. Returns how many receives completed.

@@ -5,10 +5,15 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use shm::sync::heavy_barrier;
 
 use super::arrive::Arrivals;
-use super::{Clock, Hca, State};
+use super::{Clock, Hca, State, datagram};
 
-/// How often a sleeper looks by itself, in ns: for the timers of the device, and where the system has no membarrier(2).
-const LONGEST_SLEEP_NS: u64 = 1_000_000;
+/// How often a sleeper looks by itself, in ns: for peers that died with one of its receives, which wake nobody.
+const LONGEST_SLEEP_NS: u64 = 100_000_000;
+/// The same where it cannot know when it has something to do, because somebody else moves its clock; and where the system has no membarrier(2),
+/// so that a wake-up may be missed.
+const SHORT_SLEEP_NS: u64 = 1_000_000;
+/// What is due sooner is slept for all the same: a full lane is tried again at once, and its consumer may be stopped.
+const SHORTEST_SLEEP_NS: u64 = 20_000;
 
 /// Wakes who waits on `word`, in whatever process.
 pub(crate) fn futex_wake(word: &AtomicU32) {
@@ -37,8 +42,17 @@ impl Hca {
             if end_ns.is_some_and(|end_ns| now_ns >= end_ns) {
                 return false;
             }
-            let longest = end_ns.map_or(LONGEST_SLEEP_NS, |end_ns| LONGEST_SLEEP_NS.min(end_ns - now_ns));
-            self.sleep(state, longest);
+            let left_ns = end_ns.map_or(u64::MAX, |end_ns| end_ns - now_ns);
+            let longest_ns = match (&self.clock, state.deferred.next_ns()) {
+                (Clock::System, None) => LONGEST_SLEEP_NS,
+                (Clock::System, Some(at_ns)) => at_ns.saturating_sub(now_ns).clamp(SHORTEST_SLEEP_NS, LONGEST_SLEEP_NS),
+                (Clock::Manual(_), _) | (Clock::Stepping { .. }, None) => SHORT_SLEEP_NS,
+                // Polls alone bring this clock there.
+                (Clock::Stepping { .. }, Some(_)) => continue,
+            };
+            self.sleep(state, longest_ns.min(left_ns));
+            // Somebody may have died meanwhile.
+            state.polls_to_patrol = 1;
         }
     }
 
@@ -47,10 +61,14 @@ impl Hca {
         let wakes = sleep.wakes.load(Ordering::Acquire);
         sleep.sleeping.store(1, Ordering::Relaxed);
         let State { qps, cqs, hot, injector, .. } = state;
-        // H7, R1: from here on a requester sees the flags, or its message is seen now.
+        // H7, R1: `arm_all` has the barrier. From there on who sends sees the flags, or what it sent is seen below.
         let ready = super::objects::ready_words(&self.memory);
-        if hot.arm_all(&Arrivals { hca: self, qps, cqs, injector }) && heavy_barrier() && !ready.any() {
+        let is_idle = hot.arm_all(&Arrivals { hca: self, qps, cqs, injector });
+        if is_idle && !ready.any() && !datagram::any_ready(&self.memory) {
             futex_wait(&sleep.wakes, wakes, longest_ns);
+        } else if !heavy_barrier() {
+            // Without membarrier(2) the lanes stay hot, so that a message in one would not wake us.
+            futex_wait(&sleep.wakes, wakes, longest_ns.min(SHORT_SLEEP_NS));
         }
         sleep.sleeping.store(0, Ordering::Relaxed);
     }

@@ -12,8 +12,9 @@ use super::faults::{Fate, Injector};
 use super::links::Links;
 use super::queues::{REGISTER_BYTES, Remote, SoftQp, WaitFor, Waiting};
 use super::requester::{Malformed, Outcome, execute};
-use super::strict::Violation;
+use super::rule::Violation;
 use super::timing::{Timing, UnderWay};
+use super::vendor::Limit;
 use super::{Hca, State, source, strict};
 use crate::wire::{CQE_BYTES, CqeOpcode, CtrlWords, ErrorCqe, Opcode, RequesterCqe, SEGMENT, Syndrome, WQEBB};
 
@@ -299,13 +300,14 @@ fn odd(qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -
         return Some(Outcome::Fail(Syndrome::LocalQpOperation, strict::VENDOR + rule as u8));
     }
     let injector = injector.as_mut()?;
-    let fate = if qp.waiting.is_none() { injector.fate(takes_receive(ctrl)) } else { Fate::Normal };
+    let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
+    let fate = if is_first { injector.fate(takes_receive(ctrl)) } else { Fate::Normal };
     match fate {
         Fate::Normal if injector.dropped_peers() => Some(Outcome::Wait(WaitFor::Peer)),
         Fate::Normal => None,
         Fate::Delayed => Some(Outcome::Wait(WaitFor::Fault)),
         Fate::NotReady => Some(Outcome::Wait(WaitFor::Receive)),
-        Fate::Fails(syndrome) => Some(Outcome::Fail(syndrome, 0)),
+        Fate::Fails(syndrome) => Some(Limit::OnPurpose.fails(syndrome)),
     }
 }
 

@@ -1,9 +1,13 @@
 //! Faults on purpose, from one seed.
 
 use super::random::Random;
+use super::{Clock, Hca, Timing};
 use crate::wire::Syndrome;
 
-/// Faults that a software HCA makes; the default makes none. [`DeviceInfo`](crate::DeviceInfo) says so when there are some.
+/// Faults that a software HCA makes; the default makes none. [`DeviceInfo::modes`](crate::DeviceInfo::modes) says so when there are some.
+///
+/// Operations are counted from 0 over all queue pairs of the device, in the order in which they are tried first; a WQE that only fills the end
+/// of a send queue is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Of the random numbers: the same seed gives the same faults for the same operations.
@@ -16,9 +20,9 @@ pub struct Faults {
     pub rnr_permille: u16,
     /// Lanes in a thousand that are passed over when messages are taken: CQEs of different queue pairs change places, never those of one.
     pub reorder_permille: u16,
-    /// The operation with this number, counted from 0 over all queue pairs of the device, fails so.
+    /// The operation with this number fails so.
     pub fail: Option<(u64, Syndrome)>,
-    /// From this operation on, counted likewise, no peer answers.
+    /// From the operation with this number on, no peer answers. Datagrams need no answer.
     pub drop_peers_after: Option<u64>,
 }
 
@@ -72,4 +76,25 @@ impl Injector {
     pub(crate) fn passes_over(&mut self) -> bool {
         self.random.happens(self.faults.reorder_permille)
     }
+}
+
+/// For people: the timing, the clock, and what is on of strict mode and faults.
+pub(crate) fn modes(hca: &Hca, injector: Option<&Injector>) -> String {
+    let mut modes = match &hca.timing {
+        Timing::Immediate => "immediate".to_owned(),
+        Timing::Delay { ns } => format!("delay {ns} ns"),
+        Timing::Model(_) => "NIC model".to_owned(),
+    };
+    modes += match &hca.clock {
+        Clock::System => ", system clock",
+        Clock::Manual(_) => ", manual clock",
+        Clock::Stepping { .. } => ", stepping clock",
+    };
+    if hca.strict {
+        modes += ", strict";
+    }
+    if let Some(Injector { faults, .. }) = injector {
+        modes += &format!(", {faults:?}");
+    }
+    modes
 }

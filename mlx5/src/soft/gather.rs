@@ -2,6 +2,7 @@
 
 use super::memory::{DeviceMemory, Fault};
 use super::receive::Receives;
+use super::vendor::Limit;
 use crate::mr::Access;
 use crate::wire::{DataSegment, InlineHeader, SEGMENT, Syndrome};
 
@@ -110,11 +111,12 @@ pub(crate) unsafe fn scatter(
     // What is left of the current buffer.
     let (mut key, mut addr, mut room) = (0, 0, 0);
     let mut skip = offset;
+    let too_short = (Syndrome::LocalLength, Limit::ReceiveTooShort as u8);
     data.each(|piece| {
         let (mut from, mut left) = (piece.at, piece.len);
         while left > 0 {
             if room == 0 {
-                let Some(segment) = segments.next() else { return Err((Syndrome::LocalLength, 0)) };
+                let Some(segment) = segments.next() else { return Err(too_short) };
                 (key, addr, room) = (segment.lkey, segment.addr, pointer_bytes(&segment));
                 let skipped = skip.min(room);
                 (addr, room, skip) = (addr.wrapping_add(skipped as u64), room - skipped, skip - skipped);
@@ -130,5 +132,11 @@ pub(crate) unsafe fn scatter(
             from = unsafe { from.add(n) };
         }
         Ok(())
-    })
+    })?;
+    // What is in front of the data needs room also where there is no data.
+    while skip > 0 {
+        let Some(segment) = segments.next() else { return Err(too_short) };
+        skip -= skip.min(pointer_bytes(&segment));
+    }
+    Ok(())
 }

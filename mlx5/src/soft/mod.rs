@@ -10,7 +10,7 @@
 //! - [`arrive`]: the owner: lane messages become CQEs. [`datagram`]: the unreliable kind. [`flush`]: what an error leaves.
 //! - [`events`]: sleeping and waking.
 //! - [`timing`], [`nic`], [`contexts`]: when things happen, and what a NIC costs. [`faults`]: what goes wrong on purpose.
-//! - [`strict`], [`source`]: what a driver must not do. [`trace`]: what a run was.
+//! - [`strict`], [`source`]: what a driver must not do ([`rule`]). [`trace`]: what a run was. [`vendor`]: what the details of failures mean.
 //! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path. [`repair`]: what the dead took.
 //! - [`null`]: the same device with its hooks cut, for measuring and testing the driver alone.
 //! - [`arena`], [`private`], [`deferred`], [`clock`], [`random`]: pages, private memory, what happens later, when that is, and chance.
@@ -44,10 +44,12 @@ mod receive;
 mod regions;
 mod repair;
 mod requester;
+mod rule;
 mod source;
 mod strict;
 mod timing;
 mod trace;
+mod vendor;
 
 use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
@@ -59,9 +61,10 @@ pub use fabric::LocalFabric;
 pub use faults::Faults;
 pub use nic::{NicModel, NicParameters};
 pub use null::NullDevice;
-pub use strict::{Queue, Rule, Violation};
+pub use rule::{Queue, Rule, Violation};
 pub use timing::Timing;
 pub(crate) use trace::hash_of;
+pub(crate) use vendor::text as vendor_text;
 
 use self::arena::Arena;
 use self::cq::SoftCq;
@@ -182,8 +185,7 @@ impl Hca {
             progress |= datagram::receive(self, &mut state) > 0;
         }
         if self.has_failed.get() {
-            flush::flush_failed(self, &mut state);
-            progress = true;
+            progress |= flush::flush_failed(self, &mut state);
         }
         if self.strict {
             strict::progress(self, &mut state);

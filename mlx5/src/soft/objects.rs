@@ -13,6 +13,7 @@ use shm::ready::{ARMED, ReadyWords};
 use super::arena::PAGE;
 use super::cq::SoftCq;
 use super::fabric::Membership;
+use super::faults;
 use super::layout::{DATAGRAM, LANE_SLOTS, MAX_MRS, MAX_QPS, Message, QP_INDEX_BITS, QpEntry, RECEIVES};
 use super::memory::DeviceMemory;
 use super::private::PrivateMemory;
@@ -112,6 +113,7 @@ impl Hca {
             max_qp: MAX_QPS as u32,
             max_mr: MAX_MRS as u32,
             dead_peer_timeout_ns: self.dead_peer_timeout_ns,
+            modes: faults::modes(self, state.injector.as_deref()),
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
         }

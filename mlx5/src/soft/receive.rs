@@ -203,6 +203,11 @@ impl Receives {
         self.wqes - u16::from(self.is_linked)
     }
 
+    /// Whether every WQE names its successor.
+    pub(crate) fn is_list(&self) -> bool {
+        self.is_linked
+    }
+
     /// The next receive to be taken: its pop count and the index of its WQE.
     pub(crate) fn head(&self) -> (u32, u16) {
         Pop::unpack(self.words().1.word.load(Ordering::Acquire))

@@ -7,6 +7,7 @@ use super::gather::{Data, Piece, scatter};
 use super::layout::{Message, SOLICITED};
 use super::memory::{Fault, Span, copy};
 use super::queues::{Remote, SoftQp, Transport, WaitFor};
+use super::vendor::Limit;
 use super::{Hca, Links};
 use crate::mr::Access;
 use crate::ops::MAX_MESSAGE_BYTES;
@@ -185,7 +186,7 @@ pub(crate) fn check_local(hca: &Hca, pd: u32, data: &Data<'_>, is_result: bool) 
         }
     })?;
     if length > MAX_MESSAGE_BYTES {
-        return Err(Outcome::Fail(Syndrome::LocalLength, 0));
+        return Err(Limit::MessageTooLong.fails(Syndrome::LocalLength));
     }
     Ok(length)
 }
@@ -281,7 +282,7 @@ fn atomic(remote: &Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opcode,
     }
     if raddr.addr % 8 != 0 {
         // "Remote Invalid Request Error": an atomic on an address that is not naturally aligned.
-        return Outcome::Fail(Syndrome::RemoteInvalidRequest, 0);
+        return Limit::AtomicAlignment.fails(Syndrome::RemoteInvalidRequest);
     }
     let span = match remote.peer.memory.resolve(raddr.rkey, raddr.addr, 8, Access::REMOTE_ATOMIC, remote.pd) {
         Ok(span) => span,

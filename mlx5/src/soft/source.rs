@@ -5,7 +5,8 @@
 
 use super::gather::Data;
 use super::queues::SoftQp;
-use super::strict::{Queue, Rule, Violation, bytes_of, head};
+use super::rule::{Queue, Rule, Violation};
+use super::strict::{bytes_of, head};
 use super::trace::hash_of;
 use super::{Hca, execute};
 use crate::mr::Access;

@@ -4,115 +4,15 @@
 //! register is poisoned, so that the next store to it is seen for what it is. What nobody announces is found at the next progress.
 //! A missing barrier cannot be found here: the stores of a thread are seen by itself in order.
 
-use std::fmt;
-
+use super::cq::SoftCq;
 use super::queues::{REGISTER_BYTES, SoftQp};
 use super::receive::RqSlot;
+use super::rule::{Queue, Rule, Violation};
 use super::{Hca, State, execute};
 use crate::doorbell::BF_BYTES;
 use crate::wire::{
     AtomicSegment, CtrlSegment, CtrlWords, DataSegment, DatagramSegment, InlineHeader, Opcode, RaddrSegment, SEGMENT, WQEBB,
 };
-
-/// A rule of the interface between driver and device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-#[repr(u8)]
-#[non_exhaustive]
-pub enum Rule {
-    /// PRM "Posting a Work Request": first the record, then the register.
-    #[error("the doorbell record does not cover the WQE that the register announces: it was not written, or written late")]
-    RecordBehindRegister = 1,
-    /// The record alone starts nothing.
-    #[error("the doorbell record moved and no register was written")]
-    RegisterNotWritten,
-    /// The device may take the WQE from the register instead of the queue.
-    #[error("the register does not hold what the send queue holds")]
-    RegisterBytes,
-    /// The two halves of a BlueFlame register are used by turns.
-    #[error("the same half of the BlueFlame register was written twice in a row")]
-    RegisterHalf,
-    /// A register names its queue pair.
-    #[error("the register names another queue pair than the one it belongs to")]
-    RegisterQueue,
-    /// The device has not told that those WQEs are done.
-    #[error("the doorbell record is further ahead than there are free WQEBBs: WQEs were overwritten")]
-    RecordBeyondRoom,
-    /// Nobody will ever be told that the queue has room again.
-    #[error("a whole send queue of WQEs without the completion bit")]
-    NoCompletion,
-    /// The WQE was not written for this place: it is stale.
-    #[error("the index in the WQE is not its place in the queue: a stale or unposted WQE")]
-    WqeIndex,
-    /// A WQE names its queue pair.
-    #[error("the WQE names another queue pair")]
-    WqeQueue,
-    /// `ds` counts 16-byte segments.
-    #[error("the WQE's length is wrong: none, more than was posted, or not that of its segments")]
-    WqeLength,
-    /// No such verb.
-    #[error("unknown opcode")]
-    WqeOpcode,
-    /// Reserved bits of the control segment.
-    #[error("reserved bits of the control segment are set")]
-    WqeReserved,
-    /// A length of 0 means 2^31 bytes.
-    #[error("a data segment of length 0, which means 2^31 bytes")]
-    ZeroLength,
-    /// Inline data longer than the WQE.
-    #[error("inline data reaches beyond the WQE")]
-    InlineLength,
-    /// The list of a shared receive queue.
-    #[error("the links of the receive queue lead to a WQE that is still posted, or outside")]
-    ReceiveLink,
-    /// Receives overwritten.
-    #[error("the receive record is further ahead than the queue has WQEs")]
-    ReceiveBeyondRoom,
-    /// A length of 0 means 2^31 bytes; the list ends with lkey 0x100.
-    #[error("a receive with a data segment of length 0 that does not end the list")]
-    ReceiveZeroLength,
-    /// A gathered buffer is the device's until a completion at or after its WQE is visible. Not found in immediate time, nor behind a fence.
-    #[error("the source buffer changed between the doorbell and the completion")]
-    SourceChanged,
-    /// CQEs that were not written cannot have been consumed.
-    #[error("the consumer record is ahead of the CQEs written")]
-    ConsumerAhead,
-}
-
-/// Which queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Queue {
-    /// The send queue of this QPN.
-    Send(u32),
-    /// This receive queue.
-    Receive(u32),
-    /// This completion queue.
-    Completion(u32),
-}
-
-/// A rule broken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Violation {
-    /// Where.
-    pub queue: Queue,
-    /// Counter or index of the entry.
-    pub index: u32,
-    /// What was found there: the start of the WQE or of the register, or the record.
-    pub bytes: [u8; SEGMENT],
-    /// What was wrong.
-    pub rule: Rule,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.queue {
-            Queue::Send(qpn) => write!(f, "send queue of QPN {qpn:#x}"),
-            Queue::Receive(rqn) => write!(f, "receive queue {rqn:#x}"),
-            Queue::Completion(cqn) => write!(f, "completion queue {cqn:#x}"),
-        }?;
-        write!(f, ", index {}: {}; found", self.index, self.rule)?;
-        self.bytes.iter().try_for_each(|byte| write!(f, " {byte:02x}"))
-    }
-}
 
 /// What a register half holds that was looked at.
 const POISON: u8 = 0xdb;
@@ -126,6 +26,8 @@ pub(crate) struct QpWatch {
     notified: u16,
     /// Counter behind the last WQE that gave a CQE.
     pub(crate) reported: u16,
+    /// Counter behind the last announced WQE that is to give one.
+    signaled: u16,
     half: Option<usize>,
     /// A rule was broken: the next WQE fails by it.
     pub(crate) broken: Option<Rule>,
@@ -164,7 +66,13 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize, offset: usize
         bytes
     };
     let producer = qp.sq_producer();
-    let result = check_register(qp, half, &register, producer).and_then(|()| check_wqes(qp, producer));
+    // In the error state everything is flushed, whatever it is.
+    let result = if qp.failed {
+        Ok(())
+    } else {
+        // The WQEs first: a register that repeats a wrong one is not what is wrong.
+        check_room(qp, producer).and_then(|()| check_wqes(qp, producer)).and_then(|()| check_register(qp, half, &register, producer))
+    };
     qp.watch.half = Some(half);
     qp.watch.notified = producer;
     let Err(violation) = result else { return true };
@@ -200,8 +108,11 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BF_BYTES], producer:
         return Err(broken(Rule::RegisterHalf));
     }
     let end = ctrl.wqe_index().wrapping_add(execute::blocks(ctrl));
-    if producer == qp.watch.notified || producer != end {
+    if producer == qp.watch.notified || (producer.wrapping_sub(end) as i16) < 0 {
         return Err(broken(Rule::RecordBehindRegister));
+    }
+    if producer != end {
+        return Err(broken(Rule::RegisterNotLast));
     }
     // 8 bytes, or the whole WQE: then nothing of it is poison.
     let whole = usize::from(ctrl.ds()) * SEGMENT;
@@ -224,25 +135,37 @@ pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB
     bytes
 }
 
-fn check_wqes(qp: &SoftQp, producer: u16) -> Result<(), Violation> {
-    let mut counter = qp.watch.notified;
+/// Whether the WQEs up to `producer` are in places that the driver could know to be free.
+fn check_room(qp: &SoftQp, producer: u16) -> Result<(), Violation> {
+    let QpWatch { notified, reported, signaled, .. } = qp.watch;
     let capacity = u32::from(qp.sq_mask) + 1;
-    if u32::from(producer.wrapping_sub(qp.watch.reported)) > capacity {
-        let is_silent = u32::from(qp.sq_consumer.wrapping_sub(qp.watch.reported)) >= capacity / 2;
-        let rule = if is_silent { Rule::NoCompletion } else { Rule::RecordBeyondRoom };
-        return Err(Violation { queue: Queue::Send(qp.qpn), index: producer.into(), bytes: head(&bytes_of(qp, counter, SEGMENT)), rule });
+    if u32::from(producer.wrapping_sub(reported)) <= capacity {
+        return Ok(());
     }
+    // Without a CQE to come, what is missing is the one that would have made room.
+    let is_silent = signaled == reported && u32::from(producer.wrapping_sub(notified)) <= capacity;
+    let rule = if is_silent { Rule::NoCompletion } else { Rule::RecordBeyondRoom };
+    Err(of_send(qp, producer, &bytes_of(qp, notified, SEGMENT), rule))
+}
+
+fn of_send(qp: &SoftQp, index: u16, bytes: &[u8], rule: Rule) -> Violation {
+    Violation { queue: Queue::Send(qp.qpn), index: index.into(), bytes: head(bytes), rule }
+}
+
+fn check_wqes(qp: &mut SoftQp, producer: u16) -> Result<(), Violation> {
+    let mut counter = qp.watch.notified;
     while counter != producer {
         let bytes = bytes_of(qp, counter, 16 * WQEBB);
         let ctrl = CtrlWords::parse(&head(&bytes));
-        let blocks = execute::blocks(ctrl);
-        check_wqe(qp, counter, producer.wrapping_sub(counter), ctrl, &bytes).map_err(|rule| Violation {
-            queue: Queue::Send(qp.qpn),
-            index: counter.into(),
-            bytes: head(&bytes),
-            rule,
-        })?;
-        counter = counter.wrapping_add(blocks);
+        let outstanding = producer.wrapping_sub(counter);
+        check_wqe(qp, counter, outstanding, ctrl, &bytes).map_err(|rule| of_send(qp, counter, &bytes, rule))?;
+        counter = counter.wrapping_add(execute::blocks(ctrl));
+        if ctrl.signaled() {
+            qp.watch.signaled = counter;
+        }
+    }
+    if producer.wrapping_sub(qp.watch.signaled) > qp.sq_mask {
+        return Err(of_send(qp, producer, &bytes_of(qp, qp.watch.notified, SEGMENT), Rule::NoCompletion));
     }
     Ok(())
 }
@@ -258,12 +181,13 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
     if ctrl.ds() == 0 || execute::blocks(ctrl) > outstanding || len > bytes.len() {
         return Err(Rule::WqeLength);
     }
-    // Signature and DCI stream are not used; of byte 11, bit 0 and bit 4 mean nothing.
-    if bytes[8..11] != [0; 3] || bytes[11] & 0b0001_0001 != 0 || bytes[7] & 0b1100_0000 != 0 {
+    // These opcodes have no modifier; signature and DCI stream are not used; of byte 11, bit 0 and bit 4 mean nothing.
+    if bytes[0] != 0 || bytes[8..11] != [0; 3] || bytes[11] & 0b0001_0001 != 0 || bytes[7] & 0b1100_0000 != 0 {
         return Err(Rule::WqeReserved);
     }
+    let opcode = Opcode::from_wire(ctrl.opcode()).ok_or(Rule::WqeOpcode)?;
     let header = CtrlSegment::LEN
-        + match Opcode::from_wire(ctrl.opcode()).ok_or(Rule::WqeOpcode)? {
+        + match opcode {
             // A NOP may have any length, and what is behind its control segment means nothing.
             Opcode::Nop => return Ok(()),
             Opcode::Send | Opcode::SendImm if qp.is_datagram() => DatagramSegment::LEN,
@@ -272,6 +196,10 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
             Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => RaddrSegment::LEN + AtomicSegment::LEN,
         };
     let mut data = bytes[..len].get(header..).ok_or(Rule::WqeLength)?;
+    // An atomic has one result.
+    if matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) && data.len() != SEGMENT {
+        return Err(Rule::WqeLength);
+    }
     while let Some((segment, behind)) = data.split_first_chunk::<SEGMENT>() {
         data = match InlineHeader::parse(&[segment[0], segment[1], segment[2], segment[3]]) {
             Some(inline) => data.get(InlineHeader::segments(inline.byte_count as usize) * SEGMENT..).ok_or(Rule::InlineLength)?,
@@ -285,18 +213,23 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
 /// What nobody announced: looked for at every progress.
 #[cold]
 pub(crate) fn progress(hca: &Hca, state: &mut State) {
-    let State { qps, cqs, rqs, violations, .. } = state;
-    for qp in qps.iter_mut().flatten() {
-        if let Some(violation) = unannounced(qp) {
-            qp.watch.notified = qp.sq_producer();
+    for index in 0..state.qps.len() {
+        let State { qps, violations, .. } = &mut *state;
+        let Some(Some(qp)) = qps.get_mut(index) else { continue };
+        let Some(violation) = unannounced(qp) else { continue };
+        qp.watch.notified = qp.sq_producer();
+        if !qp.failed {
             break_rule(hca, qp, violations, violation);
         }
+        // Nobody waits for ever for what was never announced: it fails.
+        execute::announce_all(hca, state, index);
     }
+    let State { cqs, rqs, violations, .. } = state;
     for (cqn, cq) in (0..).zip(cqs.iter_mut()) {
-        if let Some(consumed) = cq.as_mut().and_then(|cq| cq.check_consumer()) {
+        if let Some((counter, rule)) = cq.as_mut().and_then(SoftCq::broken_rule) {
             let mut bytes = [0; SEGMENT];
-            bytes[..4].copy_from_slice(&consumed.to_be_bytes());
-            violations.push(Violation { queue: Queue::Completion(cqn), index: consumed, bytes, rule: Rule::ConsumerAhead });
+            bytes[..4].copy_from_slice(&counter.to_be_bytes());
+            violations.push(Violation { queue: Queue::Completion(cqn), index: counter, bytes, rule });
         }
     }
     for (rqn, rq) in (0..).zip(rqs.iter_mut()) {
@@ -309,15 +242,13 @@ pub(crate) fn progress(hca: &Hca, state: &mut State) {
 }
 
 fn unannounced(qp: &SoftQp) -> Option<Violation> {
-    let (notified, producer) = (qp.watch.notified, qp.sq_producer());
-    let bytes = head(&bytes_of(qp, notified, SEGMENT));
-    let violation = Violation { queue: Queue::Send(qp.qpn), index: notified.into(), bytes, rule: Rule::RegisterNotWritten };
-    (producer != notified).then_some(violation)
+    let notified = qp.watch.notified;
+    (qp.sq_producer() != notified).then(|| of_send(qp, notified, &bytes_of(qp, notified, SEGMENT), Rule::RegisterNotWritten))
 }
 
 /// A queue pair goes away.
 pub(crate) fn destroyed(violations: &mut Vec<Violation>, qp: &SoftQp) {
-    violations.extend(unannounced(qp));
+    violations.extend(unannounced(qp).filter(|_| !qp.failed));
 }
 
 fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
@@ -337,17 +268,18 @@ fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
     }
     for _ in 0..new {
         let index = watch.next;
-        let Some(number) = watch.posted.get_mut(usize::from(index)) else { return found(index, Rule::ReceiveLink) };
-        // Posted before, and not yet taken.
-        if *number > 0 && !taken.is_accounted(index, (*number - 1) as u32) {
-            return found(index, Rule::ReceiveLink);
-        }
         watch.count += 1;
-        *number = watch.count;
+        watch.posted[usize::from(index)] = watch.count;
         if receives.segments(index).any(|segment| segment.byte_count == 0) {
             return found(index, Rule::ReceiveZeroLength);
         }
-        watch.next = receives.successor(index);
+        let next = receives.successor(index);
+        // One that was posted before, and is not yet taken.
+        let is_posted = |number: &u64| *number > 0 && !taken.is_accounted(next, (*number - 1) as u32);
+        if receives.is_list() && (next == index || watch.posted.get(usize::from(next)).is_none_or(is_posted)) {
+            return found(index, Rule::ReceiveLink);
+        }
+        watch.next = next;
     }
     watch.checked = posted;
     Ok(())

@@ -2,7 +2,9 @@
 
 mod doorbell_order;
 mod golden;
+mod hand;
 #[path = "../../tests/support/random.rs"]
 pub(crate) mod random;
 mod receives;
 mod send_queue;
+mod strict;

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicParameters, SoftOptions, Timing};
+use mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicParameters, Rule, SoftOptions, Timing};
 
 /// When operations are executed in this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +150,12 @@ impl Net {
             is_over || !self.shared.devices.borrow().iter().any(is_busy)
         });
         self.progress();
+    }
+
+    /// Takes the rules that a test broke on purpose.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn broken_rules(&self) -> Vec<Rule> {
+        self.shared.devices.borrow().iter().flat_map(Device::violations).map(|violation| violation.rule).collect()
     }
 
     /// Lets `ns` pass: by setting the clock, or really.
