@@ -179,7 +179,7 @@ mod tests {
         let pd = device.alloc_pd();
         let (mut send_cq, recv_cq) = (device.create_cq(256).unwrap(), device.create_cq(256).unwrap());
         let mut srq = pd.create_srq(200, 0).unwrap();
-        let config = QpConfig { max_send_wr: 256, max_inline_data: 8 };
+        let config = QpConfig { max_send_wr: 256, max_inline_data: 8, ..QpConfig::default() };
         let mut from = pd.create_qp(&send_cq, &recv_cq, &srq, &config).unwrap();
         let mut to = pd.create_qp(&send_cq, &recv_cq, &srq, &config).unwrap();
         from.connect(&to.address(), &ConnectOptions::default()).unwrap();
