@@ -103,12 +103,15 @@ fn warm_pair(simulation: &mut Simulation<'_>) -> (End, End, u64) {
     (a, b, simulation.now_ns())
 }
 
+/// An immediate or a user, and when it was seen.
+type Seen = Vec<(u64, u64)>;
+
 /// When each immediate arrives and each send completes, from now on.
-fn times(simulation: &mut Simulation<'_>, a: &mut End, b: &mut End) -> (Vec<(u32, u64)>, Vec<(u64, u64)>) {
+fn times(simulation: &mut Simulation<'_>, a: &mut End, b: &mut End) -> (Seen, Seen) {
     let start_ns = simulation.now_ns();
     let (mut arrivals, mut completions) = (vec![], vec![]);
     while let Some(at_ns) = simulation.step() {
-        arrivals.extend(b.arrived().into_iter().map(|imm| (imm, at_ns - start_ns)));
+        arrivals.extend(b.arrived().into_iter().map(|imm| (imm.into(), at_ns - start_ns)));
         completions.extend(a.sent().into_iter().map(|(user, result)| {
             result.unwrap();
             (user.unwrap(), at_ns - start_ns)
@@ -144,6 +147,38 @@ fn a_read_and_an_atomic_take_their_bytes_on_the_way_back() {
     a.qp.ring();
     let (_, sent) = times(&mut simulation, &mut a, &mut b);
     assert_eq!(sent, [(2, WAY + NIC.send_ns + 8 + NIC.link_ns)]);
+}
+
+#[test]
+fn the_result_of_a_read_is_of_the_time_of_its_effect_and_not_there_before_the_response() {
+    let mut simulation = Simulation::new(NIC);
+    let (mut a, b, start_ns) = warm_pair(&mut simulation);
+    let byte = |mr: &Mr| {
+        let mut byte = [0];
+        mr.read(0, &mut byte).unwrap();
+        byte[0]
+    };
+    b.mr.write(0, &[1]).unwrap();
+    // Not signaled: the completion of the atomic behind it is enough.
+    a.qp.post(&Read { addr: b.mr.addr(), rkey: b.mr.rkey(), into: a.mr.sge(0, 1).unwrap() }, Signal::Reclaim, 1).unwrap();
+    let into = a.mr.sge(8, 8).unwrap();
+    a.qp.post(&FetchAdd { addr: b.mr.addr() + 8, rkey: b.mr.rkey(), add: 5, into }, Signal::Always, 2).unwrap();
+    a.qp.ring();
+    simulation.run(start_ns + WAY - 1);
+    b.mr.write(0, &[2]).unwrap();
+    simulation.run(start_ns + WAY);
+    b.mr.write(0, &[3]).unwrap();
+    let response_ns = start_ns + WAY + NIC.send_ns + 1 + NIC.link_ns;
+    simulation.run(response_ns - 1);
+    assert_ne!(byte(&a.mr), 2, "the response is on its way");
+    simulation.run(response_ns);
+    assert_eq!(byte(&a.mr), 2, "as it was when the request was there");
+    assert_eq!(a.sent(), []);
+    simulation.run(u64::MAX);
+    assert_eq!(a.sent(), [(Some(2), Ok(()))]);
+    let mut word = [0xff; 8];
+    a.mr.read(8, &mut word).unwrap();
+    assert_eq!(u64::from_ne_bytes(word), 0);
 }
 
 #[test]

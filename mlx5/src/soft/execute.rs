@@ -11,9 +11,9 @@ use super::faults::Fate;
 use super::queues::{REGISTER_BYTES, Remote, SoftQp, WaitFor, Waiting};
 use super::requester::{Malformed, Outcome, execute};
 use super::strict::Violation;
-use super::timing::{Timing, UnderWay};
-use super::{Hca, State, source, strict};
-use crate::wire::{CQE_BYTES, CqeOpcode, CtrlSegment, ErrorCqe, Opcode, RequesterCqe, SEGMENT, Syndrome, WQEBB};
+use super::timing::{Acknowledged, Timing, UnderWay};
+use super::{Hca, State, local, strict};
+use crate::wire::{CQE_BYTES, CqeOpcode, CtrlSegment, ErrorCqe, FenceMode, Opcode, RequesterCqe, SEGMENT, Syndrome, WQEBB};
 
 /// A peer that does not answer is asked again this often.
 const PEER_RETRY_NS: u64 = 1_000_000;
@@ -42,7 +42,7 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
     } else {
         let from = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
         if hca.strict {
-            source::remember(hca, qp, from, qp.sq_producer());
+            local::remember(hca, qp, from, qp.sq_producer());
         }
         hca.timing.announce(qp, hca.membership.lid(), hca.clock.now_ns(), &mut state.deferred);
     }
@@ -73,28 +73,46 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
             continue;
         }
         any = true;
-        while let Some((_, cqe, opcode)) = due(&mut qp.under_way.acknowledged, |(at_ns, ..)| *at_ns <= now_ns) {
-            show(hca, qp, &mut state.cqs, &mut state.violations, cqe, opcode);
+        while let Some(acknowledged) = due(&mut qp.under_way.acknowledged, |acknowledged| acknowledged.at_ns <= now_ns) {
+            show(hca, qp, &mut state.cqs, &mut state.violations, &acknowledged);
         }
         run_due(hca, state, index, now_ns);
     }
     any
 }
 
-/// Runs what is due of a send queue: what was announced, piece by piece, and what waited.
+/// Runs what is due of a send queue: what waited, and then what was announced, piece by piece.
 fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
-    loop {
-        let Some(Some(qp)) = state.qps.get_mut(index) else { return };
-        let announced = due(&mut qp.under_way.announced, |announced| announced.at_ns <= now_ns);
-        if let Some(announced) = announced {
+    while let Some(Some(qp)) = state.qps.get_mut(index) {
+        if qp.sq_consumer == qp.sq_limit {
+            let Some(announced) = due(&mut qp.under_way.announced, |announced| announced.at_ns <= now_ns) else { return };
             qp.sq_limit = announced.end;
             qp.under_way.acknowledge_ns = announced.acknowledge_ns;
         }
-        if qp.sq_consumer != qp.sq_limit && qp.waiting.as_ref().is_none_or(|w| w.again_ns <= now_ns) {
-            run(hca, state, index);
-        }
-        if announced.is_none() {
+        if qp.waiting.as_ref().is_some_and(|w| w.again_ns > now_ns) {
             return;
+        }
+        if hca.timing.is_model() {
+            end_fence(hca, qp);
+        }
+        run(hca, state, index);
+        if state.qps.get(index).and_then(Option::as_ref).is_none_or(|qp| qp.sq_consumer != qp.sq_limit) {
+            return;
+        }
+    }
+}
+
+/// If the next WQE is fenced, what the READs and atomics before it bring is here: where its time did not say so already, because it or one of
+/// them had to be tried again, its time is then.
+fn end_fence(hca: &Hca, qp: &mut SoftQp) {
+    // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
+    let head = unsafe { qp.wqebb(qp.sq_consumer).cast::<[u8; SEGMENT]>().read() };
+    if CtrlSegment::parse(&head).fence == FenceMode::None {
+        return;
+    }
+    for i in 0..qp.under_way.acknowledged.len() {
+        if let Some(landing) = qp.under_way.acknowledged[i].landing.take() {
+            local::land(hca, qp, &landing);
         }
     }
 }
@@ -254,14 +272,20 @@ impl Completions<'_> {
         if self.hca.has_exact_lanes {
             touch(self.touched, qp, ctrl);
         }
-        let Some(cqe) = cqe else { return };
-        let UnderWay { acknowledge_ns, acknowledged, .. } = &mut qp.under_way;
-        if *acknowledge_ns == 0 && acknowledged.is_empty() {
-            return show(self.hca, qp, self.cqs, self.violations, cqe, opcode);
+        let is_held = self.hca.timing.is_model() && opcode == CqeOpcode::Requester;
+        let landing = if is_held { local::hold(self.hca, qp, ctrl.wqe_index) } else { None };
+        if cqe.is_none() && landing.is_none() {
+            return;
         }
-        let last_ns = acknowledged.back().map_or(0, |&(at_ns, ..)| at_ns);
-        let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns).max(last_ns);
-        acknowledged.push_back((at_ns, cqe, opcode));
+        let UnderWay { acknowledge_ns, acknowledged, .. } = &mut qp.under_way;
+        let last_ns = acknowledged.back().map(|last| last.at_ns);
+        let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns).max(last_ns.unwrap_or(0));
+        let is_now = *acknowledge_ns == 0 && last_ns.is_none();
+        let new = Acknowledged { at_ns, cqe: cqe.map(|cqe| (cqe, opcode)), landing };
+        if is_now {
+            return show(self.hca, qp, self.cqs, self.violations, &new);
+        }
+        acknowledged.push_back(new);
         self.deferred.schedule(at_ns, qp.qpn);
     }
 }
@@ -278,11 +302,15 @@ fn touch(touched: &mut Vec<u16>, qp: &SoftQp, ctrl: &CtrlSegment) {
     }
 }
 
-/// A CQE of a send queue becomes visible.
+/// A result is in its buffer, and a CQE of a send queue visible.
 #[cold]
-fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], violations: &mut Vec<Violation>, cqe: [u8; CQE_BYTES], opcode: CqeOpcode) {
+fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], violations: &mut Vec<Violation>, what: &Acknowledged) {
+    if let Some(landing) = &what.landing {
+        local::land(hca, qp, landing);
+    }
+    let Some((cqe, opcode)) = what.cqe else { return };
     if !qp.under_way.sources.is_empty() {
-        source::release(hca, qp, RequesterCqe::parse(&cqe).wqe_counter, opcode == CqeOpcode::Requester, violations);
+        local::release(hca, qp, RequesterCqe::parse(&cqe).wqe_counter, opcode == CqeOpcode::Requester, violations);
     }
     if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
         // An overrun CQ tells nobody anything more.

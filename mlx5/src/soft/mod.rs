@@ -10,7 +10,7 @@
 //! - [`arrive`]: the owner: lane messages become CQEs. [`datagram`]: the unreliable kind. [`flush`]: what an error leaves.
 //! - [`events`]: sleeping and waking.
 //! - [`timing`], [`nic`], [`contexts`]: when things happen, and what a NIC costs. [`faults`]: what goes wrong on purpose.
-//! - [`strict`], [`source`]: what a driver must not do. [`trace`]: what a run was.
+//! - [`strict`]: what a driver must not do. [`local`]: what neither it nor the program may do to buffers under way. [`trace`]: what a run was.
 //! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path.
 //! - [`null`]: the same device with its hooks cut, for measuring and testing the driver alone.
 //! - [`arena`], [`private`], [`deferred`], [`clock`], [`random`]: pages, private memory, what happens later, when that is, and chance.
@@ -32,6 +32,7 @@ mod flush;
 mod gather;
 mod layout;
 mod links;
+mod local;
 mod memory;
 mod nic;
 mod null;
@@ -43,7 +44,6 @@ mod random;
 mod receive;
 mod regions;
 mod requester;
-mod source;
 mod strict;
 mod timing;
 mod trace;
