@@ -3,10 +3,8 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::io;
-use std::rc::Rc;
 
 use super::private::PrivateMemory;
-use super::trace::Trace;
 use crate::cq::CqConfig;
 use crate::wire::{
     CQ_DBREC_ARM, CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET,
@@ -27,10 +25,6 @@ pub(crate) struct SoftCq {
     solicited: u32,
     /// A CQE was due while the queue was full; nothing is written any more.
     overrun: bool,
-    /// Where CQEs are recorded, and as what queue's.
-    trace: Option<(u32, Rc<Trace>)>,
-    /// One of the two above: one thing to look at per CQE.
-    is_special: bool,
 }
 
 /// The CQ is full, or was: on hardware that is fatal to it.
@@ -49,29 +43,13 @@ impl SoftCq {
         let stride = config.cqe_bytes as usize;
         let memory = PrivateMemory::new(CQ_BUFFER + config.entries as usize * stride)?;
         let log_entries = config.entries.trailing_zeros();
-        let cq = Self {
-            memory,
-            log_entries,
-            stride,
-            compression: config.compression,
-            producer: 0,
-            solicited: 0,
-            overrun: false,
-            trace: None,
-            is_special: false,
-        };
+        let cq = Self { memory, log_entries, stride, compression: config.compression, producer: 0, solicited: 0, overrun: false };
         cq.arm_word().store(NOT_ARMED, Ordering::Relaxed);
         for i in 0..config.entries {
             // SAFETY: inside the new memory, which nobody else has yet.
             unsafe { cq.cqe(i).add(OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
         }
         Ok(cq)
-    }
-
-    /// Records every CQE in `trace` from now on.
-    pub(crate) fn trace(&mut self, cqn: u32, trace: Rc<Trace>) {
-        self.trace = Some((cqn, trace));
-        self.is_special = true;
     }
 
     /// CQEs written so far, modulo 2^32.
@@ -111,27 +89,16 @@ impl SoftCq {
         self.memory.at(CQ_BUFFER + (index + 1) * self.stride - CQE_BYTES)
     }
 
-    /// Whether `count` entries are free for `bytes`; if not, this was the last attempt.
+    /// Whether `count` entries are free; if not, this was the last attempt.
     #[inline(always)]
-    fn reserve(&mut self, count: u32, bytes: &[u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
+    fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
         // SAFETY: inside the private memory; the driver accesses it through the same atomic type.
         let record = unsafe { self.record().as_ref() };
         // The record has 24 bits. Acquire: the driver has finished reading what it passed.
         let consumed = u32::from_be(record.load(Ordering::Acquire));
-        if (self.producer.wrapping_sub(consumed) & 0xff_ffff) + count > 1 << self.log_entries {
+        if self.overrun || (self.producer.wrapping_sub(consumed) & 0xff_ffff) + count > 1 << self.log_entries {
             self.overrun = true;
-            self.is_special = true;
-        }
-        if self.is_special { self.reserve_specially(bytes, opcode) } else { Ok(()) }
-    }
-
-    #[cold]
-    fn reserve_specially(&mut self, bytes: &[u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
-        if self.overrun {
             return Err(Overrun);
-        }
-        if let Some((cqn, trace)) = &self.trace {
-            trace.completed(*cqn, opcode, bytes);
         }
         Ok(())
     }
@@ -162,7 +129,6 @@ impl SoftCq {
         let consumed = u32::from_be(unsafe { self.record().as_ref() }.load(Ordering::Acquire)) & 0xff_ffff;
         let is_ahead = !self.overrun && self.producer.wrapping_sub(consumed) & 0xff_ffff > 1 << self.log_entries;
         self.overrun |= is_ahead;
-        self.is_special |= is_ahead;
         is_ahead.then_some(consumed)
     }
 
@@ -188,7 +154,7 @@ impl SoftCq {
     /// Writes a CQE.
     #[inline(always)]
     pub(crate) fn write(&mut self, bytes: [u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
-        self.reserve(1, &bytes, opcode)?;
+        self.reserve(1)?;
         self.put(bytes, opcode, CqeFormat::Plain, 1);
         Ok(())
     }
@@ -196,7 +162,7 @@ impl SoftCq {
     /// Writes a CQE that carries `data`, at most [`scatter_room`](Self::scatter_room) bytes; its byte count is theirs.
     pub(crate) fn write_scattered(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, data: &[u8]) -> Result<(), Overrun> {
         debug_assert!(data.len() <= self.scatter_room() && ResponderCqe::parse(&bytes).byte_count as usize == data.len());
-        self.reserve(1, &bytes, opcode)?;
+        self.reserve(1)?;
         let format = match bytes.get_mut(..data.len()) {
             Some(place) if data.len() <= CQE_BYTES / 2 => {
                 place.copy_from_slice(data);
@@ -224,7 +190,7 @@ impl SoftCq {
             _ => {}
         }
         let count = u32::try_from(minis.len()).unwrap_or(u32::MAX >> 1);
-        self.reserve(count, &title, opcode)?;
+        self.reserve(count)?;
         if count == 1 {
             self.put(title, opcode, CqeFormat::Plain, 1);
             return Ok(());

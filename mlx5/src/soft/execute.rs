@@ -5,15 +5,13 @@
 
 use std::collections::VecDeque;
 
-use super::cq::SoftCq;
-use super::deferred::Deferred;
+use super::complete::{self, Completions};
 use super::faults::Fate;
 use super::queues::{REGISTER_BYTES, Remote, SoftQp, WaitFor, Waiting};
 use super::requester::{Malformed, Outcome, execute};
-use super::strict::Violation;
-use super::timing::{Acknowledged, Timing, UnderWay};
+use super::timing::Timing;
 use super::{Hca, State, local, strict};
-use crate::wire::{CQE_BYTES, CqeOpcode, CtrlSegment, ErrorCqe, FenceMode, Opcode, RequesterCqe, SEGMENT, Syndrome, WQEBB};
+use crate::wire::{CtrlSegment, FenceMode, Opcode, SEGMENT, Syndrome, WQEBB};
 
 /// A peer that does not answer is asked again this often.
 const PEER_RETRY_NS: u64 = 1_000_000;
@@ -21,8 +19,6 @@ const PEER_RETRY_NS: u64 = 1_000_000;
 const ROOM_RETRY_NS: u64 = 1_000;
 /// The RNR retry count that means "for ever".
 const RNR_RETRY_WITHOUT_END: u8 = 7;
-/// No LID: a datagram went somewhere.
-pub(crate) const EVERY_LID: u16 = 0;
 /// Longest WQE the device takes, in bytes: 16 WQEBBs.
 const MAX_WQE: usize = 16 * WQEBB;
 
@@ -74,7 +70,7 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
         }
         any = true;
         while let Some(acknowledged) = due(&mut qp.under_way.acknowledged, |acknowledged| acknowledged.at_ns <= now_ns) {
-            show(hca, qp, &mut state.cqs, &mut state.violations, &acknowledged);
+            complete::show(hca, qp, &mut state.cqs, &mut state.violations, &acknowledged);
         }
         run_due(hca, state, index, now_ns);
     }
@@ -128,7 +124,6 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
     let State { qps, cqs, deferred, links, injector, violations, touched, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return };
     let qp = &mut **qp;
-    let mut out = Completions { hca, cqs, deferred, violations, touched };
     let answers = qp.remote().is_some_and(Remote::answers);
     while qp.sq_consumer != qp.sq_limit {
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
@@ -152,29 +147,33 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
             Fate::NotReady => Outcome::Wait(WaitFor::Receive),
             Fate::Fails(syndrome) => Outcome::Fail(syndrome, 0),
         };
-        match outcome {
-            Outcome::Done(bytes) => {
+        let (syndrome, vendor) = match outcome {
+            Outcome::Done(byte_count) => {
                 qp.waiting = None;
-                if ctrl.signaled || hca.is_watched {
-                    out.succeed(qp, &ctrl, bytes);
+                if hca.is_watched {
+                    Completions { hca, cqs, deferred, violations, touched }.succeed(qp, &ctrl, byte_count);
+                } else if ctrl.signaled {
+                    complete::succeed(qp, cqs, &ctrl, byte_count);
                 }
                 qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(&ctrl));
                 if ctrl.signaled {
                     qp.watch.reported = qp.sq_consumer;
                 }
+                continue;
             }
-            Outcome::Fail(syndrome, vendor) => out.fail(qp, &ctrl, syndrome, vendor),
+            Outcome::Fail(syndrome, vendor) => (syndrome, vendor),
             Outcome::Wait(reason) => {
                 let fault_ns = injector.as_ref().map_or(0, |i| i.delay_ns());
                 match wait(hca, qp, reason, fault_ns) {
                     Ok(at_ns) => {
-                        out.deferred.schedule(at_ns, qp.qpn);
+                        deferred.schedule(at_ns, qp.qpn);
                         break;
                     }
-                    Err(syndrome) => out.fail(qp, &ctrl, syndrome, 0),
+                    Err(syndrome) => (syndrome, 0),
                 }
             }
-        }
+        };
+        Completions { hca, cqs, deferred, violations, touched }.fail(qp, &ctrl, syndrome, vendor);
     }
     if let Some(remote) = qp.remote_mut() {
         remote.announce();
@@ -225,97 +224,6 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
         }
     };
     Ok(waiting.again_ns)
-}
-
-/// Where a send queue's completions go.
-struct Completions<'a> {
-    hca: &'a Hca,
-    cqs: &'a mut [Option<SoftCq>],
-    deferred: &'a mut Deferred,
-    violations: &'a mut Vec<Violation>,
-    touched: &'a mut Vec<u16>,
-}
-
-impl Completions<'_> {
-    /// A WQE succeeded: a CQE if it asked for one.
-    #[inline(always)]
-    fn succeed(&mut self, qp: &mut SoftQp, ctrl: &CtrlSegment, byte_count: u32) {
-        let cqe = RequesterCqe { wqe_opcode: ctrl.opcode, qpn: qp.qpn, wqe_counter: ctrl.wqe_index, byte_count };
-        if self.hca.is_watched {
-            self.executed(qp, ctrl, ctrl.signaled.then(|| cqe.emit()), CqeOpcode::Requester);
-        } else if let Some(Some(cq)) = self.cqs.get_mut(qp.send_cq as usize) {
-            // An overrun CQ tells nobody anything more.
-            qp.failed |= cq.write(cqe.emit(), CqeOpcode::Requester).is_err();
-        }
-    }
-
-    /// A WQE failed: always a CQE, and the queue pair goes to the error state, in which it neither sends nor receives.
-    #[cold]
-    fn fail(&mut self, qp: &mut SoftQp, ctrl: &CtrlSegment, syndrome: Syndrome, vendor_syndrome: u8) {
-        qp.waiting = None;
-        qp.fail(self.hca);
-        let raw_syndrome = syndrome as u8;
-        let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: ctrl.opcode, qpn: qp.qpn, wqe_counter: ctrl.wqe_index };
-        self.executed(qp, ctrl, Some(cqe.emit()), CqeOpcode::RequesterError);
-        // A malformed WQE may claim to be longer than what was posted.
-        let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl).min(outstanding));
-        super::flush::flush_receives(qp, self.cqs);
-    }
-
-    /// A WQE is done; its CQE, if it gives one, is visible when the peer's acknowledgement would be here, and in order.
-    #[cold]
-    fn executed(&mut self, qp: &mut SoftQp, ctrl: &CtrlSegment, cqe: Option<[u8; CQE_BYTES]>, opcode: CqeOpcode) {
-        if let Some(trace) = &self.hca.trace {
-            trace.executed(qp.qpn, ctrl.wqe_index, ctrl.opcode);
-        }
-        if self.hca.has_exact_lanes {
-            touch(self.touched, qp, ctrl);
-        }
-        let is_held = self.hca.timing.is_model() && opcode == CqeOpcode::Requester;
-        let landing = if is_held { local::hold(self.hca, qp, ctrl.wqe_index) } else { None };
-        if cqe.is_none() && landing.is_none() {
-            return;
-        }
-        let UnderWay { acknowledge_ns, acknowledged, .. } = &mut qp.under_way;
-        let last_ns = acknowledged.back().map(|last| last.at_ns);
-        let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns).max(last_ns.unwrap_or(0));
-        let is_now = *acknowledge_ns == 0 && last_ns.is_none();
-        let new = Acknowledged { at_ns, cqe: cqe.map(|cqe| (cqe, opcode)), landing };
-        if is_now {
-            return show(self.hca, qp, self.cqs, self.violations, &new);
-        }
-        acknowledged.push_back(new);
-        self.deferred.schedule(at_ns, qp.qpn);
-    }
-}
-
-/// Remembers, for a stepper, whose memory or queues a WQE changed.
-fn touch(touched: &mut Vec<u16>, qp: &SoftQp, ctrl: &CtrlSegment) {
-    let lid = match Opcode::from_wire(ctrl.opcode) {
-        None | Some(Opcode::Nop | Opcode::RdmaRead) => return,
-        Some(_) if qp.is_datagram() => EVERY_LID,
-        Some(_) => qp.remote().map_or(EVERY_LID, |r| r.peer.lid),
-    };
-    if !touched.contains(&lid) {
-        touched.push(lid);
-    }
-}
-
-/// A result is in its buffer, and a CQE of a send queue visible.
-#[cold]
-fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], violations: &mut Vec<Violation>, what: &Acknowledged) {
-    if let Some(landing) = &what.landing {
-        local::land(hca, qp, landing);
-    }
-    let Some((cqe, opcode)) = what.cqe else { return };
-    if !qp.under_way.sources.is_empty() {
-        local::release(hca, qp, RequesterCqe::parse(&cqe).wqe_counter, opcode == CqeOpcode::Requester, violations);
-    }
-    if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
-        // An overrun CQ tells nobody anything more.
-        qp.failed |= cq.write(cqe, opcode).is_err();
-    }
 }
 
 /// Finds the bytes of the WQE at the head of the SQ, and calls `f` with them.
