@@ -357,7 +357,8 @@ fn rnr_timers_and_transport_time_outs_are_exact_in_virtual_time() {
 /// Four devices, all to all, with faults that only the seed decides.
 fn traced_run(seed: u64) -> (u64, u64) {
     let mut simulation = Simulation::new(NicParameters { jitter_ns: 5_000, seed, ..NicParameters::default() });
-    let options = SoftOptions { faults: Faults { seed, rnr_permille: 50, ..Faults::default() }, ..simulation.options() };
+    let options =
+        SoftOptions { faults: Faults { seed, rnr_permille: 50, reorder_permille: 100, ..Faults::default() }, ..simulation.options() };
     let ends: Vec<_> = (0..4).map(|_| Device::open(&DeviceSpec::Soft(options.clone())).unwrap()).map(|d| End::new(&d)).collect();
     let mut qps: Vec<Vec<RcQp>> = ends.iter().map(|_| vec![]).collect();
     for i in 0..4 {
@@ -405,10 +406,22 @@ fn traced_run(seed: u64) -> (u64, u64) {
     (simulation.trace_hash(), simulation.now_ns())
 }
 
+/// Set in the process that a test started to do the same again.
+const CHILD: &str = "MLX5_TEST_IS_CHILD";
+
 #[test]
-fn the_same_seed_is_the_same_run_and_another_seed_another() {
+fn the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_another() {
     let runs: Vec<_> = (1..=4).map(traced_run).collect();
+    let said = format!("the runs were {runs:x?}\n");
+    if std::env::var_os(CHILD).is_some() {
+        return print!("{said}");
+    }
     assert_eq!(runs, (1..=4).map(traced_run).collect::<Vec<_>>());
+    // Other addresses, process id, keys and seeds of hash maps.
+    let name = "the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_another";
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
+    assert!(String::from_utf8(output.stdout).unwrap().contains(&said));
     let mut hashes: Vec<_> = runs.iter().map(|run| run.0).collect();
     hashes.sort_unstable();
     hashes.dedup();

@@ -15,8 +15,8 @@ use crate::wire::{CtrlSegment, FenceMode, Opcode, SEGMENT, Syndrome, WQEBB};
 
 /// A peer that does not answer is asked again this often.
 const PEER_RETRY_NS: u64 = 1_000_000;
-/// A full lane is looked at again this often, where nothing but the clock makes time pass.
-const ROOM_RETRY_NS: u64 = 1_000;
+/// A full lane, or one that was passed over, is looked at again this often where nothing but the clock makes time pass.
+pub(crate) const LANE_RETRY_NS: u64 = 1_000;
 /// The RNR retry count that means "for ever".
 const RNR_RETRY_WITHOUT_END: u8 = 7;
 /// Longest WQE the device takes, in bytes: 16 WQEBBs.
@@ -202,7 +202,7 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
     };
     waiting.again_ns = match reason {
         // A stepper would never get past a moment that is always due again.
-        WaitFor::Room if hca.has_exact_lanes => now_ns + ROOM_RETRY_NS,
+        WaitFor::Room if hca.has_exact_lanes => now_ns + LANE_RETRY_NS,
         WaitFor::Room => now_ns,
         WaitFor::Fault => now_ns.saturating_add(fault_ns),
         WaitFor::Receive => {

@@ -11,6 +11,7 @@ use shm::ready::{ARMED, ReadyWords};
 
 use super::arena::PAGE;
 use super::cq::SoftCq;
+use super::execute::LANE_RETRY_NS;
 use super::fabric::Membership;
 use super::layout::{DATAGRAM, LANE_SLOTS, MAX_MRS, MAX_QPS, Message, QP_INDEX_BITS, QpEntry, RECEIVES};
 use super::memory::DeviceMemory;
@@ -125,7 +126,10 @@ impl Hca {
 
     /// When the device has something to do by itself.
     pub(crate) fn next_event_ns(&self) -> Option<u64> {
-        self.state.borrow().deferred.next_ns()
+        // A lane that was passed over on purpose.
+        let is_ready = self.has_exact_lanes && ready_words(&self.memory).any();
+        let again_ns = is_ready.then(|| self.clock.now_ns() + LANE_RETRY_NS);
+        [self.state.borrow().deferred.next_ns(), again_ns].into_iter().flatten().min()
     }
 
     pub(crate) fn alloc_pd(&self) -> u32 {
