@@ -581,3 +581,69 @@ fn a_source_used_again_between_effect_and_acknowledgement_is_found_too() {
     let found = a.device.violations();
     assert_eq!(found.iter().map(|v| (v.queue, v.rule)).collect::<Vec<_>>(), [(Queue::Send(a.qp.qpn()), Rule::SourceChanged)]);
 }
+
+#[test]
+fn arrivals_are_in_the_receivers_trace() {
+    let mut simulation = Simulation::new(NIC);
+    let (mut a, mut b) = pair(&mut simulation, &ConnectOptions::default());
+    b.receives(2);
+    let mut hashes = vec![b.device.trace_hash().unwrap()];
+    for i in 0..2 {
+        a.qp.post(&imm(&b, i), Signal::Reclaim, 0).unwrap();
+        a.qp.ring();
+        simulation.run(u64::MAX);
+        hashes.push(b.device.trace_hash().unwrap());
+    }
+    assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2], "{hashes:x?}");
+}
+
+#[test]
+fn an_actor_misses_no_arrival_however_many_queue_pairs_it_has() {
+    const QPS: usize = 40;
+    let mut simulation = Simulation::new(NicParameters { receive_ns: 0, ..NIC });
+    let (mut server, client) = (End::new(&simulation.device().unwrap()), End::new(&simulation.device().unwrap()));
+    let config = QpConfig { max_send_wr: 16, max_inline_data: 0 };
+    let mut pairs: Vec<_> = (0..QPS)
+        .map(|_| {
+            let mut qp = client.pd.create_qp(&client.send_cq, &client.recv_cq, &client.srq, &config).unwrap();
+            let mut peer = server.pd.create_qp(&server.send_cq, &server.recv_cq, &server.srq, &config).unwrap();
+            connect(&mut qp, &mut peer, &ConnectOptions::default());
+            (qp, peer)
+        })
+        .collect();
+    let op = imm(&server, 0);
+    server.receives(200);
+    let device = server.device.clone();
+    let arrived = Rc::new(Cell::new(0));
+    let count = Rc::clone(&arrived);
+    let actor = move |_| {
+        count.set(count.get() + server.arrived().len());
+        Did::IdleUntil(None)
+    };
+    simulation.spawn(&[&device], actor).unwrap();
+    for round in 1..=4 {
+        for (qp, _) in &mut pairs {
+            qp.post(&op, Signal::Reclaim, 0).unwrap();
+            qp.ring();
+        }
+        assert!(!simulation.run(u64::MAX));
+        assert_eq!(arrived.get(), round * QPS);
+    }
+}
+
+#[test]
+fn a_peer_that_nobody_steps_stops_its_sender_and_not_the_simulation() {
+    let mut simulation = Simulation::new(NIC);
+    let mut a = End::new(&simulation.device().unwrap());
+    let mut b = End::new(&Device::open(&simulation.spec()).unwrap());
+    connect(&mut a.qp, &mut b.qp, &ConnectOptions::default());
+    b.receives(200);
+    (0..200).for_each(|i| a.qp.post(&imm(&b, i), Signal::Always, i.into()).unwrap());
+    a.qp.ring();
+    assert!(simulation.run(1_000_000_000), "it is tried again and again");
+    let first = a.sent().len();
+    assert!((100..200).contains(&first), "as many as a lane holds: {first}");
+    simulation.add(&b.device).unwrap();
+    assert!(!simulation.run(u64::MAX));
+    assert_eq!((first + a.sent().len(), b.arrived().len()), (200, 200));
+}
