@@ -196,6 +196,47 @@ fn a_fenced_write_leaves_when_the_read_before_it_is_back() {
     let mut bytes = [0; 19];
     b.mr.read(100, &mut bytes).unwrap();
     assert_eq!(&bytes, b"brought by the read");
+    assert_eq!(a.device.violations(), [], "what the READ brought is no change");
+}
+
+#[test]
+fn a_fence_holds_also_when_jitter_or_a_retry_delays_the_read() {
+    for seed in 0..20 {
+        let mut simulation = Simulation::new(NicParameters { jitter_ns: 20_000_000, context_miss_ns: 0, seed, ..NIC });
+        let (mut a, mut b) = pair(&mut simulation, &ConnectOptions { rnr_timer_ns: 100_000_000, ..ConnectOptions::default() });
+        for has_retry in [false, true] {
+            b.receives(u64::from(!has_retry));
+            b.mr.write(0, if has_retry { b"later" } else { b"first" }).unwrap();
+            let sge = a.mr.sge(0, 5).unwrap();
+            a.qp.post(&imm(&b, 0), Signal::Reclaim, 0).unwrap();
+            a.qp.post(&Read { addr: b.mr.addr(), rkey: b.mr.rkey(), into: sge }, Signal::Always, 1).unwrap();
+            a.qp.post(&Write { addr: b.mr.addr() + 100, rkey: b.mr.rkey(), payload: sge }, Signal::Always.fence(), 2).unwrap();
+            a.qp.ring();
+            if has_retry {
+                // The WRITE with immediate holds up what is behind it until it finds a receive, and then everything is due.
+                simulation.run(simulation.now_ns() + 90_000_000);
+                b.receives(1);
+            }
+            let (_, sent) = times(&mut simulation, &mut a, &mut b);
+            assert_eq!(sent.iter().map(|s| s.0).collect::<Vec<_>>(), [1, 2]);
+            assert!(has_retry || sent[1].1 - sent[0].1 >= WAY + 5 + NIC.link_ns, "{sent:?}");
+            let mut bytes = [0; 5];
+            b.mr.read(100, &mut bytes).unwrap();
+            assert_eq!(&bytes, if has_retry { b"later" } else { b"first" });
+        }
+    }
+}
+
+#[test]
+fn the_completion_of_a_write_waits_for_the_response_of_the_read_before_it() {
+    let mut simulation = Simulation::new(NIC);
+    let (mut a, mut b, _) = warm_pair(&mut simulation);
+    a.qp.post(&Read { addr: b.mr.addr(), rkey: b.mr.rkey(), into: a.mr.sge(0, 5000).unwrap() }, Signal::Always, 1).unwrap();
+    a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: () }, Signal::Always, 2).unwrap();
+    a.qp.ring();
+    let (_, sent) = times(&mut simulation, &mut a, &mut b);
+    let response_ns = WAY + NIC.send_ns + 5000 + NIC.link_ns;
+    assert_eq!(sent, [(1, response_ns), (2, response_ns)]);
 }
 
 #[test]
@@ -238,6 +279,56 @@ fn a_receiver_takes_receives_at_its_rate_and_slower_from_a_list_out_of_order() {
     burst(&mut simulation, &mut b);
     let (_, at) = burst(&mut simulation, &mut b);
     assert_eq!(at, (1..=8).map(|i| way + i * NIC.unordered_receive_ns).collect::<Vec<_>>(), "the same list out of order");
+}
+
+#[test]
+fn each_receive_of_a_burst_costs_what_its_own_neighbour_says_and_all_queue_pairs_share_the_receiver() {
+    let mut simulation = Simulation::new(NicParameters { send_ns: 0, context_miss_ns: 0, ..NIC });
+    let (server, client) = (End::new(&simulation.device().unwrap()), End::new(&simulation.device().unwrap()));
+    let mut srq = server.pd.create_srq(15, 0).unwrap();
+    let mut recv_cq = server.device.create_cq(64).unwrap();
+    let mut qps: Vec<_> = (0..2)
+        .map(|_| {
+            let config = QpConfig { max_send_wr: 64, max_inline_data: 0 };
+            let mut qp = client.pd.create_qp(&client.send_cq, &client.recv_cq, &client.srq, &config).unwrap();
+            let mut peer = server.pd.create_qp(&server.send_cq, &recv_cq, &srq, &config).unwrap();
+            connect(&mut qp, &mut peer, &ConnectOptions::default());
+            (qp, peer)
+        })
+        .collect();
+    let op = imm(&server, 0);
+    // Pairs of neighbours, after a first round in order.
+    let mut order: Vec<u16> = vec![];
+    for round in 0..3 {
+        for counter in order.drain(..) {
+            srq.complete(counter).unwrap();
+        }
+        (0..14).for_each(|i| srq.post(&[], i).unwrap());
+        srq.ring();
+        for (qp, _) in &mut qps {
+            (0..7).for_each(|_| qp.post(&op, Signal::Reclaim, 0).unwrap());
+            qp.ring();
+        }
+        let start_ns = simulation.now_ns();
+        let mut seen = vec![];
+        while let Some(at_ns) = simulation.step() {
+            recv_cq.poll(64, |cqe| seen.push((cqe.wqe_counter(), at_ns - start_ns)));
+        }
+        assert_eq!(seen.len(), 14);
+        let mut last_ns = NIC.doorbell_ns + NIC.link_ns;
+        let mut kinds = [0; 2];
+        for pair in seen.windows(2) {
+            let is_neighbour = pair[1].0 == (pair[0].0 + 1) % 16;
+            kinds[usize::from(is_neighbour)] += 1;
+            last_ns += if is_neighbour { NIC.receive_ns } else { NIC.unordered_receive_ns };
+            assert_eq!(pair[0].1, last_ns, "round {round}: {seen:?}");
+        }
+        assert!(round == 0 || kinds.iter().all(|&n| n > 3), "round {round} mixes them: {kinds:?}");
+        let mut counters: Vec<_> = seen.iter().map(|s| s.0).collect();
+        counters.sort_unstable();
+        counters.sort_by_key(|c| (c / 2) % 2);
+        order = counters;
+    }
 }
 
 #[test]
@@ -646,4 +737,41 @@ fn a_peer_that_nobody_steps_stops_its_sender_and_not_the_simulation() {
     simulation.add(&b.device).unwrap();
     assert!(!simulation.run(u64::MAX));
     assert_eq!((first + a.sent().len(), b.arrived().len()), (200, 200));
+}
+
+#[test]
+fn a_working_actor_is_not_interrupted() {
+    let mut simulation = Simulation::new(NIC);
+    let (mut a, mut b, start_ns) = warm_pair(&mut simulation);
+    b.receives(1);
+    let op = imm(&b, 0);
+    let (device, steps) = (b.device.clone(), Rc::new(RefCell::new(vec![])));
+    let log = Rc::clone(&steps);
+    let actor = move |now_ns| {
+        log.borrow_mut().push((now_ns - start_ns, b.arrived().len()));
+        if log.borrow().len() < 3 { Did::Cost(WAY) } else { Did::IdleUntil(None) }
+    };
+    simulation.spawn(&[&device], actor).unwrap();
+    a.qp.post(&op, Signal::Reclaim, 0).unwrap();
+    a.qp.ring();
+    assert!(!simulation.run(u64::MAX));
+    assert_eq!(*steps.borrow(), [(0, 0), (WAY, 0), (2 * WAY, 1)], "the message came at WAY + {}", NIC.receive_ns);
+}
+
+#[test]
+fn a_message_that_a_fault_passed_over_arrives_when_nothing_else_happens() {
+    let mut simulation = Simulation::new(NIC);
+    let faults = Faults { seed: 3, reorder_permille: 700, ..Faults::default() };
+    let device = Device::open(&DeviceSpec::Soft(SoftOptions { faults, ..simulation.options() })).unwrap();
+    let (mut a, mut b) = (End::new(&simulation.device().unwrap()), End::new(&device));
+    simulation.add(&device).unwrap();
+    connect(&mut a.qp, &mut b.qp, &ConnectOptions::default());
+    b.receives(50);
+    for i in 0..50 {
+        a.qp.post(&imm(&b, i), Signal::Reclaim, 0).unwrap();
+        a.qp.ring();
+        assert!(!simulation.run(u64::MAX));
+        a.sent();
+        assert_eq!(b.arrived(), [i]);
+    }
 }
