@@ -71,9 +71,9 @@ impl Completions<'_> {
             return;
         }
         let UnderWay { acknowledge_ns, acknowledged, .. } = &mut qp.under_way;
-        let last_ns = acknowledged.back().map(|last| last.at_ns);
-        let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns).max(last_ns.unwrap_or(0));
-        let is_now = *acknowledge_ns == 0 && last_ns.is_none();
+        // One whose time is earlier than that of the one before it waits for that one: only the front is looked at.
+        let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns);
+        let is_now = *acknowledge_ns == 0 && acknowledged.is_empty();
         let new = Acknowledged { at_ns, cqe: cqe.map(|cqe| (cqe, opcode)), landing };
         if is_now {
             return show(self.hca, qp, self.cqs, self.violations, &new);
