@@ -46,7 +46,7 @@ pub struct SoftOptions {
     pub strict: bool,
     /// Faults to make.
     pub faults: Faults,
-    /// Keep a hash over everything the device completes, for [`Device::trace_hash`].
+    /// Keep a hash over everything the device does, for [`Device::trace_hash`].
     pub trace: bool,
 }
 
@@ -200,7 +200,8 @@ impl Device {
         self.control.take_violations()
     }
 
-    /// The hash over everything this device has completed: time, queue pair, WQE, verb, status. Two runs with the same hash were the same.
+    /// The hash over everything this device did: effects and completions of its sends, arrivals and flushes of its receives, each with time, queue
+    /// pair, WQE and status. Two runs with the same hash were the same.
     /// `None` unless [`SoftOptions::trace`].
     #[must_use]
     pub fn trace_hash(&self) -> Option<u64> {

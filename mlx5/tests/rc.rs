@@ -235,7 +235,7 @@ fn no_receive_posted_is_retried_and_then_fails_as_configured() {
     a.qp.ring();
     a.assert_nothing("no receive");
     b.post_receives(1);
-    // Only a clock that stands still says that the timer has not passed; `virtual_time.rs` pins when it does in virtual time.
+    // Only a clock that stands still says that the timer has not passed; `nic_model.rs` pins when it does in virtual time.
     if mode() == Mode::Immediate {
         world.pass_ns(timer_ns - 1);
         a.assert_nothing("the timer has not passed");

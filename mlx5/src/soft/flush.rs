@@ -2,6 +2,7 @@
 
 use super::cq::SoftCq;
 use super::queues::SoftQp;
+use super::trace::What;
 use super::{Hca, State, arrive};
 use crate::wire::{CqeOpcode, ErrorCqe, Syndrome};
 
@@ -41,6 +42,9 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
         qp.flushed = qp.flushed.wrapping_add(1);
         let index = next as u16 & (qp.taken.wqes() as u16).wrapping_sub(1);
         qp.taken.account(index, next);
+        if let Some(trace) = &hca.trace {
+            trace.record(What::Flushed, qp.qpn, index, 0, 0);
+        }
         let cqe = ErrorCqe {
             raw_syndrome: Syndrome::WorkRequestFlushed as u8,
             vendor_syndrome: 0,

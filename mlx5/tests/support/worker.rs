@@ -215,7 +215,7 @@ impl Worker {
         self.region.write(at, &vec![0; QPS * CELL]).unwrap();
         let mut address = None;
         for number in 0..QPS {
-            let config = QpConfig { max_send_wr: 32, max_inline_data: 64 };
+            let config = QpConfig { max_send_wr: 32, ..QpConfig::default() };
             let qp = self.pd.create_qp(&self.send_cq, &self.recv_cq, &self.srq, &config).unwrap();
             self.recv_cq.register(qp.qpn(), (peer, number));
             address = Some(qp.address());
