@@ -9,6 +9,8 @@
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 
+use crate::mmio::RegisterKind;
+
 /// The device's control path, and the target of its two hooks.
 pub(crate) type Control = crate::soft::Hca;
 
@@ -16,6 +18,7 @@ pub(crate) type Control = crate::soft::Hca;
 #[derive(Clone, Copy)]
 pub(crate) struct UarParts {
     pub(crate) register: NonNull<u8>,
+    pub(crate) kind: RegisterKind,
     /// Where it is in the device's UAR pages, for the hook.
     pub(crate) uar_offset: usize,
 }

@@ -33,8 +33,20 @@ impl From<u32> for CqConfig {
 #[derive(Clone, Copy)]
 pub struct Cqe<'a> {
     bytes: &'a [u8; CQE_BYTES],
+    beside: Beside<'a>,
+}
+
+/// What belongs to a CQE beside its own bytes. The poll that made it is inlined, so what is not asked for costs nothing.
+#[derive(Clone, Copy)]
+pub(crate) enum Beside<'a> {
+    Nothing,
     /// The first half of a large entry.
-    before: Option<&'a [u8; CQE128_OFFSET]>,
+    Half(&'a [u8; CQE128_OFFSET]),
+    /// The CQE is the title of a compressed session; this is what the completion has of its own.
+    Mini {
+        byte_count: u32,
+        wqe_counter: u16,
+    },
 }
 
 /// Why a completion is an error.
@@ -78,18 +90,8 @@ impl fmt::Debug for Cqe<'_> {
 
 impl<'a> Cqe<'a> {
     #[inline(always)]
-    pub(crate) fn new(bytes: &'a [u8; CQE_BYTES], before: Option<&'a [u8; CQE128_OFFSET]>) -> Self {
-        Self { bytes, before }
-    }
-
-    #[inline(always)]
-    pub(crate) fn bytes(&self) -> &'a [u8; CQE_BYTES] {
-        self.bytes
-    }
-
-    #[inline(always)]
-    pub(crate) fn format(&self) -> CqeFormat {
-        CqeFormat::from_op_own(self.bytes[OP_OWN_OFFSET])
+    pub(crate) fn new(bytes: &'a [u8; CQE_BYTES], beside: Beside<'a>) -> Self {
+        Self { bytes, beside }
     }
 
     /// What happened; `None` for an opcode this crate does not know.
@@ -110,7 +112,10 @@ impl<'a> Cqe<'a> {
     #[must_use]
     #[inline(always)]
     pub fn wqe_counter(&self) -> u16 {
-        ResponderCqe::parse(self.bytes).wqe_counter
+        match self.beside {
+            Beside::Mini { wqe_counter, .. } => wqe_counter,
+            _ => ResponderCqe::parse(self.bytes).wqe_counter,
+        }
     }
 
     /// The sender's immediate, host order. Meaningful when the opcode says so.
@@ -124,7 +129,10 @@ impl<'a> Cqe<'a> {
     #[must_use]
     #[inline(always)]
     pub fn byte_count(&self) -> u32 {
-        RequesterCqe::parse(self.bytes).byte_count
+        match self.beside {
+            Beside::Mini { byte_count, .. } => byte_count,
+            _ => RequesterCqe::parse(self.bytes).byte_count,
+        }
     }
 
     /// The queue pair that sent the message, 24 bits. Meaningful for receives of unreliable datagrams.
@@ -153,10 +161,10 @@ impl<'a> Cqe<'a> {
     #[must_use]
     #[inline(always)]
     pub fn inline_data(&self) -> Option<&'a [u8]> {
-        let room: &[u8] = match self.format() {
-            CqeFormat::Inline32 => &self.bytes[..CQE_BYTES / 2],
-            CqeFormat::Inline64 => self.before?,
-            CqeFormat::Plain | CqeFormat::Compressed => return None,
+        let room: &[u8] = match (CqeFormat::from_op_own(self.bytes[OP_OWN_OFFSET]), self.beside) {
+            (CqeFormat::Inline32, _) => &self.bytes[..CQE_BYTES / 2],
+            (CqeFormat::Inline64, Beside::Half(half)) => half,
+            _ => return None,
         };
         room.get(..self.byte_count() as usize)
     }

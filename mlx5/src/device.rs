@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::control::{Control, CreateError};
 use crate::cq::{Cq, CqConfig};
+use crate::mmio::RegisterKind;
 use crate::mono_cq::MonoCq;
 use crate::mr::{Access, Mr, RegisterError};
 use crate::qp::{QpConfig, QpParents, ReceiveSource};
@@ -72,7 +73,14 @@ pub enum DeviceSpec {
     Soft(SoftOptions),
     /// A device that executes nothing: queues, records and registers are there, and nobody reads them. For measuring the driver alone, and
     /// for tests that play the device through [`Device::null`]. Its queue pairs connect to anything.
-    Null,
+    Null(NullOptions),
+}
+
+/// Options of a [`DeviceSpec::Null`] device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NullOptions {
+    /// How doorbells write its registers, which are memory that nobody reads. Default [`RegisterKind::Ordinary`].
+    pub register: RegisterKind,
 }
 
 impl Default for DeviceSpec {
@@ -164,10 +172,14 @@ impl Device {
     /// See [`OpenError`]; nothing is left behind.
     pub fn open(spec: &DeviceSpec) -> Result<Self, OpenError> {
         let control = match spec {
-            DeviceSpec::Soft(options) => Control::open(options, true)?,
-            DeviceSpec::Null => Control::open(&null_options(), false)?,
+            DeviceSpec::Soft(options) => Control::open(options, None)?,
+            DeviceSpec::Null(options) => Control::open(&null_options(), Some(options))?,
         };
         Ok(Self { control: Rc::new(control) })
+    }
+
+    pub(crate) fn control(&self) -> &Control {
+        &self.control
     }
 
     /// The device's side of a [`DeviceSpec::Null`] device; `None` for one that works by itself.

@@ -1,68 +1,114 @@
 //! The one place that tells the device about new WQEs, and owns the order in which it must learn of them.
 //!
-//! The order (PRM "Posting a Work Request to Work Queue"; the same as rdma-core's mlx5 provider):
+//! The order (PRM "Posting a Work Request to Work Queue"; the same as rdma-core's mlx5 provider, `post_send_db`):
 //! 1. the WQEs are stored to the SQ;
-//! 2. barrier: they are visible to the device before the record;
+//! 2. `udma_to_device_barrier`: they are visible to the device before the record;
 //! 3. the doorbell record gets the new producer counter (in WQEBBs, big-endian);
-//! 4. barrier: the record is visible before the register write, else the device may read an old counter and stop;
-//! 5. the BlueFlame register gets the whole WQE (one WQE of at most the register's size) or the first 8 bytes of the last control
+//! 4. `mmio_wc_start`: the record is visible before the register is written, else the device may read an old counter and stop;
+//! 5. the BlueFlame register gets one or more whole WQEs (of at most the register's size) or the first 8 bytes of the last control
 //!    segment, at the half of the register that was not used last time;
-//! 6. on a soft device, the hook: "a store to this register just happened".
+//! 6. `mmio_flush_writes`: the register's bytes leave before anything else is stored to it, the next doorbell included;
+//! 7. on a soft device, the hook: "a store to this register just happened".
 //!
-//! A soft device's register is ordinary memory that is read by the storing thread itself, in step 6, so both barriers order the
-//! compiler only; the copy is made of plain stores (a non-temporal copy into ordinary memory costs a hundred times as much).
+//! What each barrier is on which register, and why that is enough, is in [`mmio`](crate::mmio). Steps 2 to 6 are
+//! one function per kind of register, called through a pointer, so their order in release code can be read off its disassembly; a test does.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
+use core::sync::atomic::AtomicU32;
 use std::rc::Rc;
 
 use crate::control::{Control, UarParts};
+use crate::mmio::{self, Mmio, Ordinary, RegisterKind, Streaming};
 use crate::wire::queue_record;
 
 /// Half of a 512-byte BlueFlame register, also the longest WQE that fits it.
 pub(crate) const BF_BYTES: usize = 256;
 
+/// Steps 2 to 6. `bytes` go to the register from `from`, or 8 if they are none or too many for it.
+///
+/// # Safety
+/// `bytes` is a multiple of 64. At `from` as many are readable, or 8 if it is 0, aligned to 64.
+unsafe fn announce<M: Mmio>(bell: &mut Bell, value: u32, from: *const u8, bytes: usize) {
+    let register = bell.register;
+    M::udma_to_device_barrier();
+    // SAFETY: the record lives as long as the QP's memory, which the owner of this doorbell holds.
+    M::store_record(unsafe { bell.record.as_ref() }, value);
+    M::mmio_wc_start();
+    // SAFETY: the register lives as long, and each half of it has `BF_BYTES` and is aligned to them. The rest is the caller's.
+    unsafe {
+        if (1..=BF_BYTES).contains(&bytes) {
+            M::copy(register, from, bytes);
+        } else {
+            M::store_8(register, from);
+        }
+    }
+    M::mmio_flush_writes();
+    bell.register = register.map_addr(|at| at ^ BF_BYTES);
+}
+
+type Announce = unsafe fn(&mut Bell, u32, *const u8, usize);
+
+/// Where a QP's doorbells go.
+struct Bell {
+    record: NonNull<AtomicU32>,
+    /// The half of the register that the next store goes to. The whole is aligned to its size.
+    register: *mut u8,
+}
+
+/// [`announce`] for a write-combining register on this processor.
+fn announce_write_combining() -> Announce {
+    match Streaming::detect() {
+        #[cfg(target_arch = "x86_64")]
+        Streaming::Avx512 => announce::<mmio::Avx512>,
+        #[cfg(target_arch = "x86_64")]
+        Streaming::Avx => announce::<mmio::Avx>,
+        #[cfg(target_arch = "x86_64")]
+        Streaming::Sse2 => announce::<mmio::Sse2>,
+        #[cfg(target_arch = "aarch64")]
+        Streaming::Stnp => announce::<mmio::Stnp>,
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        Streaming::Words => announce::<mmio::Words>,
+    }
+}
+
 /// A QP's doorbell: its record and its BlueFlame register.
 pub(crate) struct Doorbell {
-    record: NonNull<AtomicU32>,
-    register: NonNull<u8>,
+    bell: Bell,
     uar_offset: usize,
-    /// 0 or [`BF_BYTES`]: the half the next store goes to.
-    half: usize,
+    announce: Announce,
     /// The soft device to tell; hardware sees the store itself.
     hook: Option<Rc<Control>>,
 }
 
 impl Doorbell {
     pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Option<Rc<Control>>) -> Self {
-        Self { record, register: parts.register, uar_offset: parts.uar_offset, half: 0, hook }
+        let announce = match parts.kind {
+            RegisterKind::Ordinary => announce::<Ordinary>,
+            RegisterKind::WriteCombining => announce_write_combining(),
+        };
+        let register = parts.register.as_ptr();
+        debug_assert!(register.addr() % (2 * BF_BYTES) == 0);
+        Self { bell: Bell { record, register }, uar_offset: parts.uar_offset, announce, hook }
     }
 
-    /// Announces everything up to `producer`. `wqe` is the last WQE's first byte; `whole` its length in bytes if it is the only new
-    /// one and may go through BlueFlame, else 0.
+    /// From now on steps 2 to 6 are made by `M`.
+    #[cfg(test)]
+    pub(crate) fn set_mmio<M: Mmio>(&mut self) {
+        self.announce = announce::<M>;
+    }
+
+    /// Announces everything up to `producer`. `bytes` from `wqes` go through BlueFlame; if that is 0 or does not fit, the first 8.
     ///
     /// # Safety
-    /// `wqe` points to 8 readable bytes, or `whole` (a multiple of 64, at most [`BF_BYTES`]) if that is not 0, aligned to 64.
+    /// `wqes` points to the last WQE, or to all new ones. `bytes`, a multiple of 64, are readable there, or 8 if it is 0.
     #[inline(always)]
-    pub(crate) unsafe fn ring(&mut self, producer: u16, wqe: *const u8, whole: usize) {
-        debug_assert!(whole <= BF_BYTES && whole % 64 == 0);
-        compiler_fence(Ordering::Release);
-        // SAFETY: the record lives as long as the QP's memory, which the owner of this doorbell holds.
-        unsafe { self.record.as_ref() }.store(queue_record(producer), Ordering::Release);
-        compiler_fence(Ordering::SeqCst);
-        let words = (whole / 8).max(1);
-        for i in 0..words {
-            // SAFETY: `wqe` is readable for `whole` or 8 bytes (caller); the half of the register holds `BF_BYTES`, is aligned, and is
-            // only accessed through atomics.
-            unsafe {
-                let word = wqe.cast::<u64>().add(i).read();
-                (*self.register.as_ptr().add(self.half).cast::<AtomicU64>().add(i)).store(word, Ordering::Relaxed);
-            }
-        }
-        let uar_offset = self.uar_offset + self.half;
-        self.half ^= BF_BYTES;
+    pub(crate) unsafe fn ring(&mut self, producer: u16, wqes: *const u8, bytes: usize) {
+        debug_assert!(bytes % 64 == 0 && wqes.addr() % 64 == 0);
+        // SAFETY: the caller's.
+        unsafe { (self.announce)(&mut self.bell, queue_record(producer), wqes, bytes) };
         if let Some(device) = &self.hook {
-            device.register_written(uar_offset);
+            let written = self.bell.register.addr() & BF_BYTES ^ BF_BYTES;
+            device.register_written(self.uar_offset + written);
         }
     }
 }

@@ -6,14 +6,21 @@ const LEAF_BITS: u32 = 12;
 const LEAF: usize = 1 << LEAF_BITS;
 const ROOT: usize = 1 << (24 - LEAF_BITS);
 
-type Leaf<T> = Box<[Option<T>]>;
+type Leaf<T> = Box<[Option<T>; LEAF]>;
+
+/// Made in place: a leaf may be too large for a stack.
+fn empty_leaf<T>() -> Leaf<T> {
+    let entries: Box<[Option<T>]> = (0..LEAF).map(|_| None).collect();
+    // SAFETY: a slice of `LEAF` entries has the layout of the array.
+    unsafe { Box::from_raw(Box::into_raw(entries).cast()) }
+}
 
 /// A map from 24-bit queue pair numbers to values: a two-level table, so sparse numbers (a device hands out any) cost one leaf of
 /// 4,096 entries each while they have a value in it, and look-up is two dependent loads.
 pub struct FastMap<T> {
-    root: Box<[Option<Leaf<T>>]>,
+    root: Box<[Option<Leaf<T>>; ROOT]>,
     /// Values in each leaf, apart from the leaves so that a look-up reads nothing of it.
-    used: Box<[u16]>,
+    used: Box<[u16; ROOT]>,
     len: usize,
 }
 
@@ -25,7 +32,7 @@ impl<T> fmt::Debug for FastMap<T> {
 
 impl<T> Default for FastMap<T> {
     fn default() -> Self {
-        Self { root: (0..ROOT).map(|_| None).collect(), used: vec![0; ROOT].into_boxed_slice(), len: 0 }
+        Self { root: Box::new([const { None }; ROOT]), used: Box::new([0; ROOT]), len: 0 }
     }
 }
 
@@ -34,7 +41,7 @@ const fn split(qpn: u32) -> (usize, usize) {
 }
 
 impl<T> FastMap<T> {
-    /// An empty map (72 KiB: 4,096 leaf pointers with their lengths and counts).
+    /// An empty map (40 KiB: 4,096 leaf pointers and counts).
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -57,7 +64,7 @@ impl<T> FastMap<T> {
     #[inline(always)]
     pub fn get(&self, qpn: u32) -> Option<&T> {
         let (root, leaf) = split(qpn);
-        self.root.get(root)?.as_ref()?.get(leaf)?.as_ref()
+        self.root.get(root)?.as_ref()?[leaf].as_ref()
     }
 
     /// Sets the value of `qpn` and returns the one it had. Numbers above 24 bits are given back as `Err`.
@@ -67,7 +74,7 @@ impl<T> FastMap<T> {
     pub fn insert(&mut self, qpn: u32, value: T) -> Result<Option<T>, T> {
         let (root, leaf) = split(qpn);
         let Some(slot) = self.root.get_mut(root) else { return Err(value) };
-        let table = slot.get_or_insert_with(|| (0..LEAF).map(|_| None).collect());
+        let table = slot.get_or_insert_with(empty_leaf);
         let old = table[leaf].replace(value);
         if old.is_none() {
             self.used[root] += 1;
@@ -80,7 +87,7 @@ impl<T> FastMap<T> {
     pub fn remove(&mut self, qpn: u32) -> Option<T> {
         let (root, leaf) = split(qpn);
         let slot = self.root.get_mut(root)?;
-        let old = slot.as_mut()?.get_mut(leaf)?.take()?;
+        let old = slot.as_mut()?[leaf].take()?;
         self.used[root] -= 1;
         self.len -= 1;
         if self.used[root] == 0 {
@@ -100,6 +107,7 @@ impl<T> FastMap<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::random::Random;
 
     #[test]
     fn sparse_24_bit_numbers_are_found_and_larger_ones_refused() {
@@ -145,16 +153,12 @@ mod tests {
     #[test]
     fn any_sequence_of_changes_gives_what_a_btree_map_gives() {
         for seed in [3u64, 1 << 40, 0xfeed] {
-            let mut random = seed;
-            let mut next = move || {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (random >> 33) as u32
-            };
+            let mut random = Random::new(seed);
             let (mut map, mut model) = (FastMap::new(), std::collections::BTreeMap::new());
             for step in 0..4_000 {
                 // Few leaves and few places in each, so that every case is met often.
-                let qpn = (next() % 3) << LEAF_BITS | next() % 4 | if next() % 2 == 0 { 0xff_0000 } else { 0 };
-                if next() % 2 == 0 {
+                let qpn = random.below(3) << LEAF_BITS | random.below(4) | if random.one_in(2) { 0xff_0000 } else { 0 };
+                if random.one_in(2) {
                     assert_eq!(map.insert(qpn, step), Ok(model.insert(qpn, step)));
                 } else {
                     assert_eq!(map.remove(qpn), model.remove(&qpn));

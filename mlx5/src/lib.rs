@@ -3,28 +3,33 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mlx5 needs 64-bit Linux: its devices, memfds and membarrier(2) exist nowhere else");
 
+mod batch;
 mod control;
 mod cq;
 mod cq_ring;
 mod device;
 mod doorbell;
 mod fast_map;
+mod mmio;
 mod mono_cq;
 mod mr;
 mod ops;
 mod qp;
 mod rc_qp;
 mod rq;
+mod simulation;
 mod soft;
 mod sq;
 mod srq;
 mod ud_qp;
 pub mod wire;
 
+pub use batch::BlueflameBatch;
 pub use control::CreateError;
 pub use cq::{CompletionError, Cq, CqConfig, Cqe};
-pub use device::{CompletionQueue, CqRef, Device, DeviceInfo, DeviceSpec, FabricSpec, OpenError, Pd, SoftOptions};
+pub use device::{CompletionQueue, CqRef, Device, DeviceInfo, DeviceSpec, FabricSpec, NullOptions, OpenError, Pd, SoftOptions};
 pub use fast_map::FastMap;
+pub use mmio::RegisterKind;
 pub use mono_cq::MonoCq;
 pub use mr::{Access, Busy, Mr, OutOfBounds, RegisterError};
 pub use ops::{
@@ -34,6 +39,7 @@ pub use ops::{
 pub use qp::{ConnectError, ConnectOptions, DeviceKind, QpAddress, QpConfig, QpState, ReceiveSource};
 pub use rc_qp::RcQp;
 pub use rq::PostReceiveError;
+pub use simulation::{Actor, Did, ForeignDevice, Simulation};
 pub use soft::{Clock, Faults, LocalFabric, NicModel, NicParameters, NullDevice, Queue, Rule, Timing, Violation};
 pub use sq::{Flags, PostError, Signal};
 pub use srq::Srq;

@@ -135,13 +135,39 @@ impl Segments {
     fn put_inline(&mut self, data: &[u8]) {
         let header = InlineHeader { byte_count: data.len() as u32 }.emit();
         let padded = InlineHeader::segments(data.len()) * SEGMENT;
-        // SAFETY: as in `put`; header, data and padding fill `segments(data.len())` segments.
+        // SAFETY: as in `put`; header, data and padding fill `segments(data.len())` segments. The padding is in the last one.
         unsafe {
+            self.at.add(padded - SEGMENT).cast::<[u8; SEGMENT]>().write([0; SEGMENT]);
             self.at.copy_from_nonoverlapping(header.as_ptr(), InlineHeader::LEN);
-            self.at.add(InlineHeader::LEN).copy_from_nonoverlapping(data.as_ptr(), data.len());
-            let end = InlineHeader::LEN + data.len();
-            self.at.add(end).write_bytes(0, padded - end);
+            copy_short(self.at.add(InlineHeader::LEN), data.as_ptr(), data.len());
             self.at = self.at.add(padded);
         }
     }
+}
+
+/// Copies `len` bytes. Few are copied here, as two parts that may overlap: a call costs more than the copy.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `len` bytes, and the two do not overlap.
+#[inline(always)]
+unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
+    let both_ends = |part: usize| {
+        // SAFETY: `part` is at most `len` (below), so both are inside the `len` bytes.
+        unsafe {
+            to.copy_from_nonoverlapping(from, part);
+            to.add(len - part).copy_from_nonoverlapping(from.add(len - part), part);
+        }
+    };
+    // The common lengths with the fewest questions.
+    if len >= 16 {
+        if len <= 32 {
+            return both_ends(16);
+        }
+    } else if len >= 8 {
+        return both_ends(8);
+    } else if len >= 4 {
+        return both_ends(4);
+    }
+    // SAFETY: the caller's.
+    unsafe { to.copy_from_nonoverlapping(from, len) };
 }

@@ -232,7 +232,9 @@ impl QueuePair {
             _pd: Rc::clone(pd),
         };
         let doorbell = Doorbell::new(&parts.uar, parts.record, control.hook());
-        Ok(Self { sq: SendQueue::new(&parts, doorbell), rq, state: QpState::Reset, object })
+        let mut qp = Self { sq: SendQueue::new(&parts, doorbell), rq, state: QpState::Reset, object };
+        qp.set_state(QpState::Reset);
+        Ok(qp)
     }
 
     pub(crate) fn qpn(&self) -> u32 {
@@ -252,34 +254,54 @@ impl QueuePair {
         if self.state != needs {
             return Err(ConnectError::WrongState { from: self.state, needs });
         }
-        self.state = to;
+        self.set_state(to);
         Ok(())
     }
 
     pub(crate) fn fail(&mut self) {
-        self.state = QpState::Error;
+        self.set_state(QpState::Error);
         self.control().fail_qp(self.qpn());
     }
 
     #[inline(always)]
     pub(crate) fn post<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
-        if self.state != QpState::ReadyToSend {
-            return Err(PostError::WrongState(self.state));
-        }
-        self.sq.push(op, flags, user)
+        self.sq.push(op, flags, user).map_err(|error| self.refusal(error))
+    }
+
+    /// Why a post was refused: the state first, which the send queue knows only as "closed".
+    #[cold]
+    fn refusal(&self, error: PostError) -> PostError {
+        if self.state == QpState::ReadyToSend { error } else { PostError::WrongState(self.state) }
+    }
+
+    /// The only place that changes the state: the send queue is open in one of them.
+    pub(crate) fn set_state(&mut self, state: QpState) {
+        self.state = state;
+        self.sq.set_open(state == QpState::ReadyToSend);
     }
 
     #[inline(always)]
     pub(crate) fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
+        if self.takes(cqe) { self.sq.complete(cqe.wqe_counter()) } else { None }
+    }
+
+    #[inline]
+    pub(crate) fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {
+        if self.takes(cqe) { self.sq.complete_each(cqe.wqe_counter(), each) } else { 0 }
+    }
+
+    /// Whether this is a completion of this queue pair's sends.
+    #[inline(always)]
+    fn takes(&mut self, cqe: &Cqe<'_>) -> bool {
         if cqe.qpn() != self.qpn() {
-            return None;
+            return false;
         }
         match cqe.opcode() {
             Some(CqeOpcode::Requester) => {}
-            Some(CqeOpcode::RequesterError) => self.state = QpState::Error,
-            _ => return None,
+            Some(CqeOpcode::RequesterError) => self.set_state(QpState::Error),
+            _ => return false,
         }
-        self.sq.complete(cqe.wqe_counter())
+        true
     }
 
     #[inline]
@@ -303,7 +325,7 @@ impl QueuePair {
         }
         match cqe.opcode() {
             Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => {}
-            Some(CqeOpcode::ResponderError) => self.state = QpState::Error,
+            Some(CqeOpcode::ResponderError) => self.set_state(QpState::Error),
             _ => return None,
         }
         self.rq.as_mut()?.complete(cqe.wqe_counter())

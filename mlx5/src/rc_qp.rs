@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::batch::BlueflameBatch;
 use crate::control::{ConnectParts, CreateError};
 use crate::cq::Cqe;
 use crate::ops::{RcOperation, Sge};
@@ -26,6 +27,11 @@ impl fmt::Debug for RcQp {
 impl RcQp {
     pub(crate) fn create(parents: &QpParents<'_>, config: &QpConfig) -> Result<Self, CreateError> {
         Ok(Self { inner: QueuePair::create(parents, config, false)? })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn sq(&mut self) -> &mut crate::sq::SendQueue {
+        &mut self.inner.sq
     }
 
     /// Queue pair number, 24 bits.
@@ -75,7 +81,7 @@ impl RcQp {
         options.check()?;
         self.inner.transition(QpState::Init, QpState::ReadyToReceive)?;
         let parts = ConnectParts { qpn: self.qpn(), remote: *remote, options: *options };
-        self.inner.control().connect(&parts).inspect_err(|_| self.inner.state = QpState::Init)
+        self.inner.control().connect(&parts).inspect_err(|_| self.inner.set_state(QpState::Init))
     }
 
     /// RTR to RTS: operations may be posted.
@@ -115,11 +121,29 @@ impl RcQp {
         self.inner.post(op, flags, user)
     }
 
-    /// Rings the doorbell for everything posted since the last call. On a soft device the operations have run when it returns, unless
+    /// Rings the doorbell for everything posted since the last call: with the whole WQE through BlueFlame if there is only one and it has
+    /// at most 256 bytes, else as [`ring_doorbell`](Self::ring_doorbell). On a soft device the operations have run when it returns, unless
     /// they must be retried or its [`Timing`](crate::Timing) says otherwise.
     #[inline(always)]
     pub fn ring(&mut self) {
         self.inner.sq.ring();
+    }
+
+    /// Rings the doorbell with 8 bytes; the device reads the WQEs from memory.
+    #[inline(always)]
+    pub fn ring_doorbell(&mut self) {
+        self.inner.sq.ring_doorbell();
+    }
+
+    /// Rings the doorbell with the whole last WQE through BlueFlame, however many are new; with 8 bytes if it has more than 256.
+    #[inline(always)]
+    pub fn ring_doorbell_bf(&mut self) {
+        self.inner.sq.ring_doorbell_bf();
+    }
+
+    /// Starts a batch of operations that are announced together through BlueFlame. What was posted before is announced now.
+    pub fn blueflame_batch(&mut self) -> BlueflameBatch<'_> {
+        BlueflameBatch::new(&mut self.inner)
     }
 
     /// Takes a completion of this queue pair from its send CQ: frees the WQE and all before it, and returns what the poster attached.
@@ -128,6 +152,14 @@ impl RcQp {
     #[inline(always)]
     pub fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         self.inner.complete(cqe)
+    }
+
+    /// As [`complete`](Self::complete), but hands to `each` what the posters of all operations that this completion finishes attached,
+    /// unsignaled ones included, in posting order; returns how many there were. All but the last have succeeded; how the last ended is what
+    /// the completion says. If `each` panics, the rest are not handed out.
+    #[inline]
+    pub fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {
+        self.inner.complete_each(cqe, each)
     }
 
     /// Posts one receive into `buffers`, in this order, to the queue pair's own receive queue. `user` comes back from

@@ -1,5 +1,6 @@
 //! The send queue: a ring of 64-byte WQE basic blocks, and the one path by which an operation becomes a WQE in it.
 
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 use crate::control::SqParts;
@@ -51,14 +52,6 @@ pub enum PostError {
     },
 }
 
-/// What the driver remembers of a WQE until it completes, at the index of its first WQEBB.
-#[derive(Clone, Copy, Default)]
-struct Posted {
-    user: u64,
-    /// Producer counter behind the WQE.
-    end: u16,
-}
-
 /// How a post is to complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
@@ -104,40 +97,66 @@ impl From<Signal> for Flags {
     }
 }
 
+/// WQEs that go through BlueFlame together; see [`BlueflameBatch`](crate::BlueflameBatch).
+#[repr(align(64))]
+pub(crate) struct BlueflameBuffer(pub(crate) [MaybeUninit<u8>; BF_BYTES]);
+
 /// The send queue. Counters are 16-bit WQEBB counts, as on the wire.
 pub(crate) struct SendQueue {
-    buffer: NonNull<u8>,
-    mask: u16,
-    max_inline: usize,
+    /// Where the next WQE goes, if there is [`room`](Self::room).
+    head: *mut u8,
+    /// Where its poster's value goes.
+    user: *mut u64,
+    /// WQEBBs that may be written at `head` with no question asked: they are free, contiguous, and need no completion. What is asked when
+    /// they are used up is in [`make_room`](Self::make_room).
+    room: u32,
     qpn: u32,
     /// WQEBBs written.
     producer: u16,
-    /// WQEBBs the device has finished with, as far as its CQEs told.
-    consumer: u16,
     /// WQEBBs the device was told of.
     rung: u16,
-    /// First WQEBB of the last WQE.
-    last: u16,
-    /// WQEBBs since the last WQE that gives a CQE.
-    unsignaled: u16,
-    posted: Box<[Posted]>,
+    max_inline: u16,
+    /// Whether anything may be pushed; while not, there is no room.
+    is_open: bool,
+    /// WQEBBs - 1.
+    mask: u16,
+    /// The last WQE.
+    last: *mut u8,
+    /// The first WQE the device was not told of, if there is one.
+    rung_at: *mut u8,
+    /// WQEBBs the device has finished with, as far as its CQEs told.
+    consumer: u16,
+    /// A WQE that ends behind this counter gives a CQE.
+    signal_by: u16,
+    buffer: NonNull<u8>,
+    /// What the poster attached, at the index of the WQE's first WQEBB; `mask + 1` of them.
+    users: NonNull<u64>,
     doorbell: Doorbell,
 }
 
 impl SendQueue {
     pub(crate) fn new(parts: &SqParts, doorbell: Doorbell) -> Self {
         debug_assert!(parts.wqe_cnt.is_power_of_two());
+        let users: Box<[u64]> = vec![0; usize::from(parts.wqe_cnt)].into_boxed_slice();
+        // Reached through `user` too, so owned as a pointer.
+        let users = NonNull::from(Box::leak(users)).cast();
         Self {
-            buffer: parts.buffer,
-            mask: parts.wqe_cnt - 1,
-            max_inline: parts.max_inline,
+            head: parts.buffer.as_ptr(),
+            user: users.as_ptr(),
+            room: 0,
             qpn: parts.qpn,
             producer: 0,
-            consumer: 0,
             rung: 0,
-            last: 0,
-            unsignaled: 0,
-            posted: vec![Posted::default(); usize::from(parts.wqe_cnt)].into_boxed_slice(),
+            // No WQE holds more than 63 segments.
+            max_inline: parts.max_inline.min(63 * SEGMENT) as u16,
+            is_open: true,
+            mask: parts.wqe_cnt - 1,
+            last: parts.buffer.as_ptr(),
+            rung_at: parts.buffer.as_ptr(),
+            consumer: 0,
+            signal_by: (parts.wqe_cnt - 1) / 4,
+            buffer: parts.buffer,
+            users,
             doorbell,
         }
     }
@@ -147,7 +166,18 @@ impl SendQueue {
     }
 
     pub(crate) fn max_inline(&self) -> usize {
-        self.max_inline
+        self.max_inline.into()
+    }
+
+    /// Lets operations in, or refuses them all: then [`push`](Self::push) fails, whatever it says about why.
+    pub(crate) fn set_open(&mut self, is_open: bool) {
+        self.is_open = is_open;
+        self.room = 0;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn doorbell(&mut self) -> &mut Doorbell {
+        &mut self.doorbell
     }
 
     #[inline(always)]
@@ -162,49 +192,74 @@ impl SendQueue {
         let flags = flags.into();
         op.check()?;
         let payload = op.payload();
-        if payload.inline_bytes() > self.max_inline {
-            return Err(PostError::InlineTooLong { bytes: payload.inline_bytes(), max: self.max_inline });
+        if payload.inline_bytes() > self.max_inline() {
+            return Err(PostError::InlineTooLong { bytes: payload.inline_bytes(), max: self.max_inline() });
         }
         if payload.bytes() > MAX_MESSAGE_BYTES {
             return Err(PostError::MessageTooLong { bytes: payload.bytes() });
         }
         let ds = 1 + op.header_segments() + payload.segments();
         let blocks = ds.div_ceil(WQEBB / SEGMENT) as u16;
-        let to_end = self.capacity() - (self.producer & self.mask);
-        let padding = if blocks > to_end { to_end } else { 0 };
-        let free = self.capacity() - self.producer.wrapping_sub(self.consumer);
-        if blocks + padding > free {
-            return Err(PostError::QueueFull {
-                needed: usize::from(blocks + padding),
-                free: usize::from(free),
-                capacity: usize::from(self.capacity()),
-            });
+        let mut signaled = flags.signal == Signal::Always;
+        self.room = match self.room.checked_sub(blocks.into()) {
+            Some(rest) => rest,
+            None => {
+                signaled |= self.make_room(blocks)?;
+                self.room - u32::from(blocks)
+            }
+        };
+        if flags.signal == Signal::Always {
+            self.signal_by = self.producer.wrapping_add(blocks + self.mask / 4);
         }
-        for _ in 0..padding {
-            self.push_nop();
-        }
-        self.unsignaled += blocks + padding;
-        let signaled = flags.signal == Signal::Always || self.unsignaled > self.mask / 4;
-        if signaled {
-            self.unsignaled = 0;
-        }
-        self.write(O::OPCODE, ds, signaled, flags, op.imm(), |out| {
-            op.emit_header(out);
-            payload.emit(out);
-        });
-        self.commit(blocks, user);
+        let mut out = self.start(O::OPCODE, ds, signaled, flags, op.imm(), user);
+        op.emit_header(&mut out);
+        payload.emit(&mut out);
         Ok(())
     }
 
-    /// A WQE never wraps: the end of the ring is filled with one-block NOPs.
+    /// Looks how many WQEBBs are free by now, starts again at the ring's beginning behind its end, and says whether the WQE of `blocks`
+    /// that comes next must give a CQE. A WQE never wraps: if the ring's end is too near, it is filled with one-block NOPs.
     #[cold]
-    fn push_nop(&mut self) {
-        self.write(Opcode::Nop, 1, false, Signal::Reclaim.into(), 0, |_| {});
-        self.commit(1, 0);
+    #[inline(never)]
+    fn make_room(&mut self, blocks: u16) -> Result<bool, PostError> {
+        let to_end = self.capacity() - (self.producer & self.mask);
+        let free = self.capacity() - self.producer.wrapping_sub(self.consumer);
+        let padding = if blocks > to_end { to_end } else { 0 };
+        if blocks + padding > free || !self.is_open {
+            let [needed, free, capacity] = [blocks + padding, free, self.capacity()].map(usize::from);
+            return Err(PostError::QueueFull { needed, free, capacity });
+        }
+        for _ in 0..padding {
+            self.enter();
+            self.start(Opcode::Nop, 1, false, Signal::Reclaim.into(), 0, 0);
+        }
+        self.enter();
+        let contiguous = if padding > 0 { free - padding } else { to_end.min(free) };
+        // The NOPs may have gone beyond it.
+        let silent = (self.signal_by.wrapping_sub(self.producer) as i16).max(0) as u16;
+        if blocks <= silent {
+            self.room = contiguous.min(silent).into();
+            return Ok(false);
+        }
+        let quarter = self.mask / 4;
+        self.signal_by = self.producer.wrapping_add(blocks + quarter);
+        self.room = contiguous.min(blocks + quarter).into();
+        Ok(true)
     }
 
+    /// Points at the producer, which may have come to the ring's end.
+    fn enter(&mut self) {
+        self.head = self.place(self.producer);
+        if self.pending() == 0 {
+            self.rung_at = self.head;
+        }
+        self.user = self.user_place(self.producer);
+    }
+
+    /// Takes the WQEBBs of a WQE of `ds` segments, which are free, and writes its control segment. Returns where the rest goes.
     #[inline(always)]
-    fn write(&mut self, opcode: Opcode, ds: usize, signaled: bool, flags: Flags, imm: u32, body: impl FnOnce(&mut Segments)) {
+    fn start(&mut self, opcode: Opcode, ds: usize, signaled: bool, flags: Flags, imm: u32, user: u64) -> Segments {
+        let blocks = ds.div_ceil(WQEBB / SEGMENT);
         let ctrl = CtrlSegment {
             opcode: opcode as u8,
             wqe_index: self.producer,
@@ -215,42 +270,153 @@ impl SendQueue {
             solicited: flags.solicited,
             imm,
         };
-        // SAFETY: `push` found `ds` segments of contiguous free room at the producer.
-        let mut out = unsafe { Segments::new(self.place(self.producer)) };
-        out.put(&ctrl.emit());
-        body(&mut out);
-    }
-
-    #[inline(always)]
-    fn commit(&mut self, blocks: u16, user: u64) {
-        self.last = self.producer;
-        self.producer = self.producer.wrapping_add(blocks);
-        self.posted[usize::from(self.last & self.mask)] = Posted { user, end: self.producer };
+        let (head, place) = (self.head, self.user);
+        self.producer = self.producer.wrapping_add(blocks as u16);
+        self.last = head;
+        // SAFETY: `make_room` found at least `blocks` WQEBBs of contiguous free room at `head`, and as many values at `place`.
+        unsafe {
+            self.head = head.add(blocks * WQEBB);
+            self.user = place.add(blocks);
+            place.write(user);
+            let mut out = Segments::new(head);
+            out.put(&ctrl.emit());
+            out
+        }
     }
 
     /// Tells the device of everything pushed since the last call; through BlueFlame if that is a single WQE.
     #[inline(always)]
     pub(crate) fn ring(&mut self) {
+        let bytes = if self.last == self.rung_at { self.last_bytes() } else { 0 };
+        self.ring_last(bytes);
+    }
+
+    /// The same with 8 bytes to the register.
+    #[inline(always)]
+    pub(crate) fn ring_doorbell(&mut self) {
+        self.ring_last(0);
+    }
+
+    /// The same with the whole last WQE through BlueFlame.
+    #[inline(always)]
+    pub(crate) fn ring_doorbell_bf(&mut self) {
+        self.ring_last(self.last_bytes());
+    }
+
+    #[inline(always)]
+    fn last_bytes(&self) -> usize {
+        self.head.addr() - self.last.addr()
+    }
+
+    #[inline(always)]
+    fn ring_last(&mut self, bytes: usize) {
         if self.rung == self.producer {
             return;
         }
-        let bytes = usize::from(self.producer.wrapping_sub(self.last)) * WQEBB;
-        let whole = if self.last == self.rung && bytes <= BF_BYTES { bytes } else { 0 };
         self.rung = self.producer;
+        self.rung_at = self.head;
         // SAFETY: the last WQE starts at `last` and is contiguous for `bytes`.
-        unsafe { self.doorbell.ring(self.producer, self.place(self.last), whole) };
+        unsafe { self.doorbell.ring(self.producer, self.last, bytes) };
     }
 
-    /// A CQE named `wqe_counter`: that WQE and all before it are finished. Returns what its poster attached; `None` if no such WQE is
-    /// outstanding.
+    /// WQEBBs the device was not told of yet.
+    #[inline(always)]
+    pub(crate) fn pending(&self) -> u16 {
+        self.producer.wrapping_sub(self.rung)
+    }
+
+    /// Adds what was pushed behind the first `from` pending WQEBBs to `buffer`, at the same places. `false` if it does not fit.
+    pub(crate) fn copy_pending(&self, from: u16, buffer: &mut BlueflameBuffer) -> bool {
+        let blocks = self.pending();
+        if usize::from(blocks) * WQEBB > BF_BYTES {
+            return false;
+        }
+        for i in from..blocks {
+            let to = buffer.0[usize::from(i) * WQEBB..].as_mut_ptr();
+            // SAFETY: a WQEBB of the ring, and room for one in the buffer (above); the ring is not the buffer.
+            unsafe { to.cast::<u8>().copy_from_nonoverlapping(self.place(self.rung.wrapping_add(i)), WQEBB) };
+        }
+        true
+    }
+
+    /// Tells the device of everything pending, of which `buffer` is a copy ([`copy_pending`](Self::copy_pending)).
+    pub(crate) fn ring_buffer(&mut self, buffer: &BlueflameBuffer) {
+        let bytes = usize::from(self.pending()) * WQEBB;
+        self.rung = self.producer;
+        self.rung_at = self.head;
+        // SAFETY: `copy_pending` filled `bytes` of the buffer, which is aligned.
+        unsafe { self.doorbell.ring(self.producer, buffer.0.as_ptr().cast(), bytes) };
+    }
+
+    /// A CQE named `wqe_counter`: that WQE and all before it are finished. Returns what its poster attached; `None` if no such operation
+    /// is outstanding.
     #[inline(always)]
     pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
+        let is_operation = self.retire(wqe_counter)?;
+        is_operation.then_some(self.user_of(wqe_counter))
+    }
+
+    /// The same, for every operation it finishes, in posting order. Returns how many there were.
+    pub(crate) fn complete_each(&mut self, wqe_counter: u16, mut each: impl FnMut(u64)) -> usize {
+        let first = self.consumer;
+        if self.retire(wqe_counter).is_none() {
+            return 0;
+        }
+        // The WQEs stay as they are until something is pushed, which `each` cannot do.
+        let finished = self.consumer.wrapping_sub(first);
+        let (mut done, mut operations) = (0, 0);
+        while done < finished {
+            let at = first.wrapping_add(done);
+            let (ctrl, blocks) = self.wqe(at);
+            done += blocks;
+            if ctrl.opcode != Opcode::Nop as u8 {
+                operations += 1;
+                each(self.user_of(at));
+            }
+        }
+        operations
+    }
+
+    #[inline(always)]
+    fn user_place(&self, counter: u16) -> *mut u64 {
+        // SAFETY: the table holds `mask + 1` values.
+        unsafe { self.users.as_ptr().add(usize::from(counter & self.mask)) }
+    }
+
+    #[inline(always)]
+    fn user_of(&self, counter: u16) -> u64 {
+        // SAFETY: in the table, initialised in `new`.
+        unsafe { self.user_place(counter).read() }
+    }
+
+    /// The control segment at `counter`, and WQEBBs of that WQE.
+    #[inline(always)]
+    fn wqe(&self, counter: u16) -> (CtrlSegment, u16) {
+        // SAFETY: a segment of the ring, initialised (by whoever made the queue) and only read by the device.
+        let ctrl = CtrlSegment::parse(&unsafe { self.place(counter).cast::<[u8; SEGMENT]>().read() });
+        let blocks = usize::from(ctrl.ds).div_ceil(WQEBB / SEGMENT).max(1);
+        (ctrl, blocks as u16)
+    }
+
+    /// Frees the WQE at `wqe_counter` and all before it, and says whether it is an operation (and no NOP of the ring's end, which nobody
+    /// posted). `None`, and no change, if no WQE with that counter is outstanding.
+    #[inline(always)]
+    fn retire(&mut self, wqe_counter: u16) -> Option<bool> {
         let outstanding = self.producer.wrapping_sub(self.consumer);
-        if wqe_counter.wrapping_sub(self.consumer) >= outstanding {
+        let ahead = wqe_counter.wrapping_sub(self.consumer);
+        let (ctrl, blocks) = self.wqe(wqe_counter);
+        if ahead >= outstanding || blocks > outstanding - ahead || ctrl.wqe_index != wqe_counter {
             return None;
         }
-        let posted = self.posted[usize::from(wqe_counter & self.mask)];
-        self.consumer = posted.end;
-        Some(posted.user)
+        self.consumer = wqe_counter.wrapping_add(blocks);
+        Some(ctrl.opcode != Opcode::Nop as u8)
+    }
+}
+
+impl Drop for SendQueue {
+    fn drop(&mut self) {
+        let users = NonNull::slice_from_raw_parts(self.users, usize::from(self.capacity()));
+        // SAFETY: the slice that `new` leaked.
+        drop(unsafe { Box::from_raw(users.as_ptr()) });
     }
 }

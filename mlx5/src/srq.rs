@@ -6,6 +6,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use crate::control::{Control, CreateError, SrqParts};
+use crate::mmio;
 use crate::ops::Sge;
 use crate::rq::{PostReceiveError, Scatter};
 use crate::wire::{NextSegment, SEGMENT, queue_record};
@@ -55,8 +56,12 @@ impl fmt::Debug for Srq {
 
 impl Srq {
     pub(crate) fn create(control: &Rc<Control>, pdn: u32, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
-        let SrqParts { srqn, buffer, wqe_cnt, stride, record } = control.create_rq(pdn, depth, max_sge, true)?;
-        let object = Rc::new(SrqObject { srqn, control: Rc::clone(control) });
+        Ok(Self::new(&control.create_rq(pdn, depth, max_sge, true)?, max_sge, control))
+    }
+
+    /// The queue over what `control` made.
+    pub(crate) fn new(parts: &SrqParts, max_sge: usize, control: &Rc<Control>) -> Self {
+        let &SrqParts { srqn, buffer, wqe_cnt, stride, record } = parts;
         let srq = Self {
             buffer,
             stride,
@@ -67,12 +72,12 @@ impl Srq {
             tail: wqe_cnt - 1,
             free: usize::from(wqe_cnt) - 1,
             users: vec![None; usize::from(wqe_cnt)].into_boxed_slice(),
-            object,
+            object: Rc::new(SrqObject { srqn, control: Rc::clone(control) }),
         };
         for i in 0..wqe_cnt {
             srq.link(i, (i + 1) & (wqe_cnt - 1));
         }
-        Ok(srq)
+        srq
     }
 
     pub(crate) fn object(&self) -> &Rc<SrqObject> {
@@ -87,24 +92,29 @@ impl Srq {
 
     /// Receives that can be posted now.
     #[must_use]
+    #[inline]
     pub fn free(&self) -> usize {
         self.free
     }
 
+    #[inline(always)]
     fn wqe(&self, index: u16) -> *mut u8 {
         // SAFETY: indices are below the number of WQEs, each of `stride` bytes.
         unsafe { self.buffer.as_ptr().add(usize::from(index) * self.stride) }
     }
 
+    #[inline(always)]
     fn next_word(&self, index: u16) -> &AtomicU16 {
         // SAFETY: the next index is at byte 2 of the WQE's first segment (`wire::NextSegment`), 2-aligned, and lives as long as `object`.
         unsafe { &*self.wqe(index).add(2).cast::<AtomicU16>() }
     }
 
+    #[inline(always)]
     fn next(&self, index: u16) -> u16 {
         u16::from_be(self.next_word(index).load(Ordering::Relaxed)) & (self.users.len() - 1) as u16
     }
 
+    #[inline(always)]
     fn link(&self, index: u16, next: u16) {
         let segment = NextSegment { next_wqe_index: next }.emit();
         self.next_word(index).store(u16::from_ne_bytes([segment[2], segment[3]]), Ordering::Relaxed);
@@ -131,10 +141,10 @@ impl Srq {
     }
 
     /// Makes the receives posted so far visible to the device (its doorbell record; there is no register to write).
+    #[inline]
     pub fn ring(&mut self) {
         // SAFETY: the record lives as long as `object`.
-        // Release: the WQEs before the counter.
-        unsafe { self.record.as_ref() }.store(queue_record(self.counter), Ordering::Release);
+        mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.counter));
     }
 
     /// A completion named `wqe_counter`: returns the entry to the queue and gives back what its poster attached. `None`, and no

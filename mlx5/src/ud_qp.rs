@@ -92,11 +92,24 @@ impl UdQp {
         self.inner.post(op, flags, user)
     }
 
-    /// Rings the doorbell for everything posted since the last call. On a soft device the operations have run when it returns, unless
+    /// Rings the doorbell for everything posted since the last call: with the whole WQE through BlueFlame if there is only one and it has
+    /// at most 256 bytes, else as [`ring_doorbell`](Self::ring_doorbell). On a soft device the operations have run when it returns, unless
     /// they must be retried or its [`Timing`](crate::Timing) says otherwise.
     #[inline(always)]
     pub fn ring(&mut self) {
         self.inner.sq.ring();
+    }
+
+    /// Rings the doorbell with 8 bytes; the device reads the WQEs from memory.
+    #[inline(always)]
+    pub fn ring_doorbell(&mut self) {
+        self.inner.sq.ring_doorbell();
+    }
+
+    /// Rings the doorbell with the whole last WQE through BlueFlame, however many are new; with 8 bytes if it has more than 256.
+    #[inline(always)]
+    pub fn ring_doorbell_bf(&mut self) {
+        self.inner.sq.ring_doorbell_bf();
     }
 
     /// Takes a completion of this queue pair from its send CQ: frees the WQE and all before it, and returns what the poster attached.
@@ -105,6 +118,14 @@ impl UdQp {
     #[inline(always)]
     pub fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         self.inner.complete(cqe)
+    }
+
+    /// As [`complete`](Self::complete), but hands to `each` what the posters of all operations that this completion finishes attached,
+    /// unsignaled ones included, in posting order; returns how many there were. All but the last have succeeded; how the last ended is what
+    /// the completion says. If `each` panics, the rest are not handed out.
+    #[inline]
+    pub fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {
+        self.inner.complete_each(cqe, each)
     }
 
     /// Posts one receive into `buffers`, in this order, to the queue pair's own receive queue. `user` comes back from

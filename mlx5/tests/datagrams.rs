@@ -315,7 +315,10 @@ fn a_queue_pair_that_fails_flushes_its_receives_and_refuses_posts() {
     }
     a.qp.fail();
     let flushed: Vec<_> = net.collect(3, || a.received()).iter().map(|(r, _)| r.unwrap_err()).collect();
-    assert_eq!(flushed.iter().map(|(user, error)| (*user, error.syndrome)).collect::<Vec<_>>(), [0, 1, 2].map(|u| (u, Syndrome::WorkRequestFlushed)));
+    assert_eq!(
+        flushed.iter().map(|(user, error)| (*user, error.syndrome)).collect::<Vec<_>>(),
+        [0, 1, 2].map(|u| (u, Syndrome::WorkRequestFlushed))
+    );
     assert_eq!(a.qp.post(&UdSend { to: &to, payload: () }, Signal::Always, 0), Err(PostError::WrongState(QpState::Error)));
 }
 

@@ -56,8 +56,7 @@ fn sends_of_every_payload_kind_are_scattered_over_the_buffers_of_the_next_receiv
         assert_eq!(net.collect(7, || b.received()), want);
         assert_eq!(net.collect(7, || a.sent()), (0..7).map(|u| (u, Ok(0))).collect::<Vec<_>>());
         for (i, &size) in sizes.iter().enumerate() {
-            let all: Vec<u8> =
-                buffers(&b, i).iter().flat_map(|s| b.bytes((s.addr - b.mr.addr()) as usize, s.len as usize)).collect();
+            let all: Vec<u8> = buffers(&b, i).iter().flat_map(|s| b.bytes((s.addr - b.mr.addr()) as usize, s.len as usize)).collect();
             assert_eq!(all[..size], data[..size], "message {i}");
             assert!(all[size..].iter().all(|&byte| byte == 0), "nothing behind message {i}");
         }
@@ -333,9 +332,7 @@ fn from_two_threads(times: u64, operation: impl FnMut(&mut End, &Word, u64) -> u
             .iter_mut()
             .map(|target| {
                 // Both work under the domain of the region.
-                target.qp = pd
-                    .create_qp(&target.send_cq, &target.recv_cq, target.srq.as_ref().unwrap(), &QpConfig::default())
-                    .unwrap();
+                target.qp = pd.create_qp(&target.send_cq, &target.recv_cq, target.srq.as_ref().unwrap(), &QpConfig::default()).unwrap();
                 let (word_tx, word_rx) = mpsc::channel();
                 let (own_tx, own_rx) = mpsc::channel();
                 let (options, operation) = (options.clone(), operation.clone());

@@ -2,14 +2,14 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use shm::ready::Lanes;
+use shm::ready::{Lanes, ReadyWords};
 
 use super::cq::SoftCq;
 use super::faults::Injector;
 use super::layout::{Message, SOLICITED};
 use super::queues::SoftQp;
 use super::{Hca, State};
-use crate::wire::{CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_SOLICITED, ResponderCqe};
+use crate::wire::{CqeOpcode, ErrorCqe, ResponderCqe};
 
 /// The requester learns of its room this often, in messages.
 const CONSUMED_EVERY: u64 = 16;
@@ -19,14 +19,34 @@ const CONSUMED_EVERY: u64 = 16;
 pub(crate) fn pass(hca: &Hca, state: &mut State) -> usize {
     let State { qps, cqs, hot, injector, .. } = state;
     let ready = super::objects::ready_words(&hca.memory);
+    if hca.has_exact_lanes {
+        return exact_pass(&ready, &mut Arrivals { hca, qps, cqs, injector });
+    }
     hot.pass(&ready, &mut Arrivals { hca, qps, cqs, injector }, || hca.clock.now_ns())
 }
 
-/// Takes everything that is in one queue pair's lane, before it goes away.
+/// Everything in the lanes whose ready bits are set, in the order of the lanes. They stay armed, so that every message sets one.
+#[cold]
+fn exact_pass(ready: &ReadyWords, arrivals: &mut Arrivals<'_>) -> usize {
+    let mut taken = 0;
+    ready.drain(|lane| {
+        taken += arrivals.visit(lane, usize::MAX);
+        if arrivals.is_ready(lane) {
+            // It was passed over on purpose.
+            ready.notify(lane);
+        }
+    });
+    taken
+}
+
+/// Takes everything that is in one queue pair's lane.
 pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
+    let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return };
     while let Some(message) = qp.lane.pop() {
-        deliver(hca, qp, cqs, &message, 0);
+        deliver(hca, qp, cq, &message, 0);
     }
+    // L2
+    hca.memory.qp(qp.index).consumed.store(qp.lane.position(), Ordering::Release);
 }
 
 pub(crate) struct Arrivals<'a> {
@@ -44,10 +64,12 @@ impl Lanes for Arrivals<'_> {
             // It counts as seen, so that the lane stays hot.
             return usize::from(qp.lane.is_ready());
         }
+        let Some(Some(cq)) = self.cqs.get_mut(qp.recv_cq as usize) else { return 0 };
+        let qp = &mut **qp;
         let mut taken = 0;
         while taken < budget {
             let Some(message) = qp.lane.pop() else { break };
-            deliver(self.hca, qp, self.cqs, &message, 0);
+            deliver(self.hca, qp, cq, &message, 0);
             taken += 1;
             if qp.lane.position() % CONSUMED_EVERY == 0 {
                 // L2
@@ -68,13 +90,12 @@ impl Lanes for Arrivals<'_> {
 
 /// A message becomes a CQE.
 #[inline(always)]
-pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], message: &Message, source_qpn: u32) {
+pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message, source_qpn: u32) {
     prefetch(message.payload);
     // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
     if !qp.taken.account(message.wqe_index, message.pop) {
         return qp.fail(hca);
     }
-    let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return };
     let cqe = ResponderCqe {
         qpn: qp.qpn,
         srqn: qp.rqn,
@@ -88,14 +109,10 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], me
         WRITE_IMM => CqeOpcode::ResponderWriteImm,
         SEND => CqeOpcode::ResponderSend,
         SEND_IMM => CqeOpcode::ResponderSendImm,
-        ERROR => return deliver_error(hca, qp, cqs, message),
+        ERROR => return deliver_error(hca, qp, cq, message),
         _ => return qp.fail(hca),
     };
-    let mut cqe = cqe.emit();
-    if message.flags & SOLICITED != 0 {
-        cqe[OP_OWN_OFFSET] |= OP_OWN_SOLICITED;
-    }
-    if cq.write(cqe, opcode).is_err() {
+    if cq.write_receive(&cqe, opcode, message.flags & SOLICITED != 0).is_err() {
         qp.fail(hca);
     }
 }
@@ -107,13 +124,11 @@ const ERROR: u8 = CqeOpcode::ResponderError as u8;
 
 /// The receive failed, and the queue pair with it.
 #[cold]
-fn deliver_error(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], message: &Message) {
+fn deliver_error(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
     let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter: message.wqe_index };
-    if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
-        // An overrun CQ tells nobody anything more.
-        let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
-    }
+    // An overrun CQ tells nobody anything more.
+    let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
     qp.fail(hca);
 }
 

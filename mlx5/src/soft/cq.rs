@@ -3,9 +3,11 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::io;
+use std::rc::Rc;
 
 use super::private::PrivateMemory;
 use super::rule::Rule;
+use super::trace::Trace;
 use crate::cq::CqConfig;
 use crate::wire::{
     CQ_DBREC_ARM, CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET,
@@ -18,14 +20,18 @@ use crate::wire::{
 pub(crate) struct SoftCq {
     memory: PrivateMemory,
     log_entries: u32,
-    /// Bytes of an entry, 64 or 128.
-    stride: usize,
+    /// Logarithm of the bytes of an entry, 64 or 128.
+    log_stride: u32,
     compression: bool,
     producer: u32,
     /// Producer behind the last CQE that was solicited or an error.
     solicited: u32,
     /// A CQE was due while the queue was full; nothing is written any more.
     overrun: bool,
+    /// Where CQEs are recorded, and as what queue's.
+    trace: Option<(u32, Rc<Trace>)>,
+    /// One of the two above: one thing to look at per CQE.
+    is_special: bool,
     /// Strict mode has said so.
     is_reported: bool,
 }
@@ -46,13 +52,35 @@ impl SoftCq {
         let stride = config.cqe_bytes as usize;
         let memory = PrivateMemory::new(CQ_BUFFER + config.entries as usize * stride)?;
         let log_entries = config.entries.trailing_zeros();
-        let cq = Self { memory, log_entries, stride, compression: config.compression, producer: 0, solicited: 0, overrun: false, is_reported: false };
+        let cq = Self {
+            memory,
+            log_entries,
+            log_stride: stride.trailing_zeros(),
+            compression: config.compression,
+            producer: 0,
+            solicited: 0,
+            overrun: false,
+            trace: None,
+            is_special: false,
+            is_reported: false,
+        };
         cq.arm_word().store(NOT_ARMED, Ordering::Relaxed);
         for i in 0..config.entries {
             // SAFETY: inside the new memory, which nobody else has yet.
             unsafe { cq.cqe(i).add(OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
         }
         Ok(cq)
+    }
+
+    /// Records every CQE in `trace` from now on.
+    pub(crate) fn trace(&mut self, cqn: u32, trace: Rc<Trace>) {
+        self.trace = Some((cqn, trace));
+        self.is_special = true;
+    }
+
+    /// CQEs written so far, modulo 2^32.
+    pub(crate) fn produced(&self) -> u32 {
+        self.producer
     }
 
     /// The first entry's first byte.
@@ -66,8 +94,9 @@ impl SoftCq {
     }
 
     /// Bytes of an entry.
+    #[inline(always)]
     pub(crate) fn stride(&self) -> usize {
-        self.stride
+        1 << self.log_stride
     }
 
     /// Whether sessions may be written.
@@ -77,26 +106,49 @@ impl SoftCq {
 
     /// Received bytes that an entry can carry.
     pub(crate) fn scatter_room(&self) -> usize {
-        if self.stride == CQE128_BYTES { CQE128_OFFSET } else { CQE_BYTES / 2 }
+        if self.stride() == CQE128_BYTES { CQE128_OFFSET } else { CQE_BYTES / 2 }
     }
 
     /// The CQE of an entry: its last 64 bytes.
     #[inline(always)]
     fn cqe(&self, counter: u32) -> NonNull<u8> {
         let index = (counter & ((1 << self.log_entries) - 1)) as usize;
-        self.memory.at(CQ_BUFFER + (index + 1) * self.stride - CQE_BYTES)
+        self.memory.at(CQ_BUFFER - CQE_BYTES + ((index + 1) << self.log_stride))
     }
 
-    /// Whether `count` entries are free; if not, this was the last attempt.
     #[inline(always)]
-    fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
+    fn has_room(&self, count: u32) -> bool {
         // SAFETY: inside the private memory; the driver accesses it through the same atomic type.
         let record = unsafe { self.record().as_ref() };
         // The record has 24 bits. Acquire: the driver has finished reading what it passed.
         let consumed = u32::from_be(record.load(Ordering::Acquire));
-        if self.overrun || (self.producer.wrapping_sub(consumed) & 0xff_ffff) + count > 1 << self.log_entries {
-            self.overrun = true;
+        (self.producer.wrapping_sub(consumed) & 0xff_ffff) + count <= 1u32 << self.log_entries
+    }
+
+    /// This was the last attempt.
+    #[cold]
+    fn overrun(&mut self) -> Result<(), Overrun> {
+        self.overrun = true;
+        self.is_special = true;
+        Err(Overrun)
+    }
+
+    /// Whether `count` entries are free for `bytes`; if not, this was the last attempt.
+    #[inline(always)]
+    fn reserve(&mut self, count: u32, bytes: &[u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
+        if !self.has_room(count) {
+            return self.overrun();
+        }
+        if self.is_special { self.reserve_specially(bytes, opcode) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn reserve_specially(&mut self, bytes: &[u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
+        if self.overrun {
             return Err(Overrun);
+        }
+        if let Some((cqn, trace)) = &self.trace {
+            trace.completed(*cqn, opcode, bytes);
         }
         Ok(())
     }
@@ -137,6 +189,7 @@ impl SoftCq {
         };
         self.is_reported = broken.is_some();
         self.overrun |= is_ahead;
+        self.is_special |= is_ahead;
         broken
     }
 
@@ -159,10 +212,38 @@ impl SoftCq {
         is_due
     }
 
+    /// Writes the CQE of a receive.
+    #[inline(always)]
+    pub(crate) fn write_receive(&mut self, cqe: &ResponderCqe, opcode: CqeOpcode, solicited: bool) -> Result<(), Overrun> {
+        if self.is_special {
+            let mut bytes = cqe.emit();
+            bytes[OP_OWN_OFFSET] |= op_own_with(CqeOpcode::Requester, CqeFormat::Plain, solicited, false);
+            return self.write(bytes, opcode);
+        }
+        if !self.has_room(1) {
+            return self.overrun();
+        }
+        let owner = (self.producer >> self.log_entries) & 1 != 0;
+        let words = cqe.emit_words(op_own_with(opcode, CqeFormat::Plain, solicited, owner));
+        let at = self.cqe(self.producer).cast::<u64>();
+        // SAFETY: as in `put`.
+        unsafe {
+            for (i, word) in words[..7].iter().enumerate() {
+                at.add(i).write(*word);
+            }
+            at.add(7).cast::<AtomicU64>().as_ref().store(words[7], Ordering::Release);
+        }
+        self.producer = self.producer.wrapping_add(1);
+        if solicited {
+            self.solicited = self.producer;
+        }
+        Ok(())
+    }
+
     /// Writes a CQE.
     #[inline(always)]
     pub(crate) fn write(&mut self, bytes: [u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
-        self.reserve(1)?;
+        self.reserve(1, &bytes, opcode)?;
         self.put(bytes, opcode, CqeFormat::Plain, 1);
         Ok(())
     }
@@ -170,16 +251,18 @@ impl SoftCq {
     /// Writes a CQE that carries `data`, at most [`scatter_room`](Self::scatter_room) bytes; its byte count is theirs.
     pub(crate) fn write_scattered(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, data: &[u8]) -> Result<(), Overrun> {
         debug_assert!(data.len() <= self.scatter_room() && ResponderCqe::parse(&bytes).byte_count as usize == data.len());
-        self.reserve(1)?;
+        self.reserve(1, &bytes, opcode)?;
         let format = match bytes.get_mut(..data.len()) {
             Some(place) if data.len() <= CQE_BYTES / 2 => {
                 place.copy_from_slice(data);
                 CqeFormat::Inline32
             }
             _ => {
-                let half = data.len().min(self.stride - CQE128_OFFSET);
+                let half = data.len().min(self.stride() - CQE128_OFFSET);
                 // SAFETY: the entry, not its CQE, starts `stride - 64` bytes before the CQE; free as in `put`.
-                unsafe { self.cqe(self.producer).sub(self.stride - CQE_BYTES).copy_from_nonoverlapping(NonNull::from(data).cast(), half) };
+                unsafe {
+                    self.cqe(self.producer).sub(self.stride() - CQE_BYTES).copy_from_nonoverlapping(NonNull::from(data).cast(), half)
+                };
                 CqeFormat::Inline64
             }
         };
@@ -198,7 +281,7 @@ impl SoftCq {
             _ => {}
         }
         let count = u32::try_from(minis.len()).unwrap_or(u32::MAX >> 1);
-        self.reserve(count)?;
+        self.reserve(count, &title, opcode)?;
         if count == 1 {
             self.put(title, opcode, CqeFormat::Plain, 1);
             return Ok(());

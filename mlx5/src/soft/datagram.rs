@@ -19,7 +19,7 @@ use super::queues::Transport;
 use super::requester::{Malformed, Outcome, check_local};
 use super::vendor::Limit;
 use super::{Hca, Links, State, arrive};
-use crate::wire::{CqeOpcode, CtrlSegment, DatagramSegment, Opcode, SEGMENT, Syndrome};
+use crate::wire::{CqeOpcode, CtrlWords, DatagramSegment, Opcode, SEGMENT, Syndrome};
 
 /// Bytes in front of the payload of a received datagram: room for a GRH.
 pub(crate) const GRH_BYTES: usize = 40;
@@ -53,7 +53,7 @@ pub(crate) fn send(
     links: &mut Links,
     (qpn, pd, own_qkey): (u32, u32, u32),
     opcode: Opcode,
-    ctrl: &CtrlSegment,
+    ctrl: CtrlWords,
     wqe: &[u8],
 ) -> Outcome {
     let cqe_opcode = match opcode {
@@ -76,9 +76,9 @@ pub(crate) fn send(
         qkey: if to.qkey & CONTROLLED_QKEY == 0 { to.qkey } else { own_qkey },
         source_qpn: qpn,
         byte_count: length as u32,
-        imm: if opcode == Opcode::SendImm { ctrl.imm } else { 0 },
+        imm: if opcode == Opcode::SendImm { ctrl.imm() } else { 0 },
         opcode: cqe_opcode as u8,
-        flags: if ctrl.solicited { SOLICITED } else { 0 },
+        flags: if ctrl.solicited() { SOLICITED } else { 0 },
         _zero: 0,
     };
     let Some(out) = outgoing(hca, links, to.vector.rlid) else { return Outcome::Done(0) };
@@ -195,6 +195,7 @@ fn receive_from(hca: &Hca, state: &mut State, lid: u16) -> usize {
         if !is_for || !hca.memory.receives(qp.index) || header.byte_count as usize > MAX_MTU {
             continue;
         }
+        let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { continue };
         let Some(taking) = qp.receives.pop(&AtomicU64::new(0)) else { continue };
         let data = Data::of_memory(payload.as_ptr(), header.byte_count as usize);
         // SAFETY: the payload is in the sender's mapping, which `peer` keeps; the sender may overwrite it, which spoils bytes only.
@@ -212,7 +213,7 @@ fn receive_from(hca: &Hca, state: &mut State, lid: u16) -> usize {
             opcode,
             flags: header.flags & SOLICITED,
         };
-        arrive::deliver(hca, qp, cqs, &message, header.source_qpn);
+        arrive::deliver(hca, qp, cq, &message, header.source_qpn);
         received += 1;
     }
     // L2

@@ -11,6 +11,11 @@ pub(crate) struct Deferred {
 }
 
 impl Deferred {
+    /// Makes room for an event of each of so many send queues, so that scheduling allocates nothing: a send queue has one at most.
+    pub(crate) fn reserve(&mut self, send_queues: usize) {
+        self.heap.reserve(send_queues);
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }

@@ -3,24 +3,30 @@
 //! Everything happens in the caller's thread, in posting order, with no help from the target's CPU. A WQE that cannot run yet stops its
 //! own send queue only, and is tried again on a later empty poll.
 
+use core::ptr::NonNull;
 use std::collections::VecDeque;
 
 use super::cq::SoftCq;
 use super::deferred::Deferred;
-use super::faults::Fate;
+use super::faults::{Fate, Injector};
+use super::links::Links;
 use super::queues::{REGISTER_BYTES, Remote, SoftQp, WaitFor, Waiting};
 use super::requester::{Malformed, Outcome, execute};
-use super::timing::Timing;
-use super::trace::Event;
+use super::rule::Violation;
+use super::timing::{Timing, UnderWay};
 use super::vendor::Limit;
-use super::{Hca, State, strict};
-use crate::wire::{CQE_BYTES, CqeOpcode, CtrlSegment, ErrorCqe, Opcode, RequesterCqe, SEGMENT, Syndrome, WQEBB};
+use super::{Hca, State, source, strict};
+use crate::wire::{CQE_BYTES, CqeOpcode, CtrlWords, ErrorCqe, Opcode, RequesterCqe, SEGMENT, Syndrome, WQEBB};
 
 /// A peer that does not answer is asked again this often.
 const PEER_RETRY_NS: u64 = 1_000_000;
+/// A full lane is looked at again this often, where nothing but the clock makes time pass.
+const ROOM_RETRY_NS: u64 = 1_000;
 /// The RNR retry count that means "for ever".
 const RNR_RETRY_WITHOUT_END: u8 = 7;
-/// Longest WQE the device takes, in bytes: 16 WQEBBs.
+/// No LID: a datagram went somewhere.
+pub(crate) const EVERY_LID: u16 = 0;
+/// Longest WQE, in bytes: `ds` has 6 bits.
 const MAX_WQE: usize = 16 * WQEBB;
 
 /// A BlueFlame register was written. It belongs to one queue pair, whose number its first 8 bytes repeat.
@@ -37,6 +43,10 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
             run(hca, state, index);
         }
     } else {
+        let from = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
+        if hca.strict {
+            source::remember(hca, qp, from, qp.sq_producer());
+        }
         hca.timing.announce(qp, hca.membership.lid(), hca.clock.now_ns(), &mut state.deferred);
     }
 }
@@ -45,7 +55,7 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
 #[cold]
 pub(crate) fn announce_all(hca: &Hca, state: &mut State, index: usize) {
     if let Some(Some(qp)) = state.qps.get_mut(index) {
-        qp.announced.clear();
+        qp.under_way.announced.clear();
         qp.sq_limit = qp.sq_producer();
         qp.waiting = None;
         run(hca, state, index);
@@ -66,21 +76,30 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
             continue;
         }
         any = true;
-        while let Some((_, cqe, opcode)) = due(&mut qp.acknowledged, |(at_ns, ..)| *at_ns <= now_ns) {
-            if let Some(Some(cq)) = state.cqs.get_mut(qp.send_cq as usize) {
-                if cq.write(cqe, opcode).is_err() {
-                    qp.fail(hca);
-                }
-            }
+        while let Some((_, cqe, opcode)) = due(&mut qp.under_way.acknowledged, |(at_ns, ..)| *at_ns <= now_ns) {
+            show(hca, qp, &mut state.cqs, &mut state.violations, cqe, opcode);
         }
-        while let Some((_, end)) = due(&mut qp.announced, |(at_ns, _)| *at_ns <= now_ns) {
-            qp.sq_limit = end;
+        run_due(hca, state, index, now_ns);
+    }
+    any
+}
+
+/// Runs what is due of a send queue: what was announced, piece by piece, and what waited.
+fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
+    loop {
+        let Some(Some(qp)) = state.qps.get_mut(index) else { return };
+        let announced = due(&mut qp.under_way.announced, |announced| announced.at_ns <= now_ns);
+        if let Some(announced) = announced {
+            qp.sq_limit = announced.end;
+            qp.under_way.acknowledge_ns = announced.acknowledge_ns;
         }
         if qp.sq_consumer != qp.sq_limit && qp.waiting.as_ref().is_none_or(|w| w.again_ns <= now_ns) {
             run(hca, state, index);
         }
+        if announced.is_none() {
+            return;
+        }
     }
-    any
 }
 
 /// The first of `queue` if `is_due` says so of it.
@@ -91,52 +110,47 @@ fn due<T>(queue: &mut VecDeque<T>, is_due: impl FnOnce(&T) -> bool) -> Option<T>
 /// Runs a send queue up to its limit.
 #[inline(always)]
 fn run(hca: &Hca, state: &mut State, index: usize) {
-    let State { qps, cqs, deferred, links, injector, .. } = state;
+    let State { qps, cqs, deferred, links, injector, violations, touched, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return };
     let qp = &mut **qp;
+    let mut out = Completions { hca, cqs, deferred, violations, touched };
     let answers = qp.remote().is_some_and(Remote::answers);
     while qp.sq_consumer != qp.sq_limit {
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
         let head = unsafe { qp.wqebb(qp.sq_consumer).cast::<[u8; SEGMENT]>().read() };
-        let ctrl = CtrlSegment::parse(&head);
-        let fate = match injector {
-            Some(injector) if qp.waiting.is_none() && !qp.failed && ctrl.opcode != Opcode::Nop as u8 => injector.fate(takes_receive(&ctrl)),
-            _ => Fate::Normal,
-        };
-        let outcome = match fate {
-            _ if qp.failed => Outcome::Fail(Syndrome::WorkRequestFlushed, 0),
-            _ if qp.watch.broken.is_some() => {
-                let rule = qp.watch.broken.take().map_or(0, |rule| rule as u8);
-                Outcome::Fail(Syndrome::LocalQpOperation, strict::VENDOR + rule)
-            }
-            Fate::Normal => {
-                let answers = answers && !injector.as_ref().is_some_and(|i| i.dropped_peers());
-                with_wqe(qp, &ctrl, |qp, wqe| execute(hca, links, qp, &ctrl, wqe, answers))
-            }
-            Fate::Delayed => Outcome::Wait(WaitFor::Fault),
-            Fate::NotReady => Outcome::Wait(WaitFor::Receive),
-            Fate::Fails(syndrome) => Limit::OnPurpose.fails(syndrome),
+        let ctrl = CtrlWords::parse(&head);
+        let outcome = match if qp.is_odd { odd(qp, injector, ctrl) } else { None } {
+            None => match wqe_bytes(qp, ctrl) {
+                Ok(Some(wqe)) => {
+                    // SAFETY: the WQE is in the SQ's memory, which `qp` holds and the driver does not touch until completion.
+                    let wqe = unsafe { wqe.as_ref() };
+                    execute(hca, links, qp, ctrl, wqe, answers)
+                }
+                Ok(None) => execute_wrapped(hca, links, qp, ctrl, answers),
+                Err(what) => what.into(),
+            },
+            Some(outcome) => outcome,
         };
         match outcome {
             Outcome::Done(bytes) => {
                 qp.waiting = None;
-                if ctrl.signaled || hca.trace.is_some() {
-                    complete(hca, qp, cqs, deferred, &ctrl, bytes);
+                if ctrl.signaled() || hca.is_watched {
+                    out.succeed(qp, ctrl, bytes);
                 }
-                qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(&ctrl));
-                if ctrl.signaled {
+                qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl));
+                if ctrl.signaled() {
                     qp.watch.reported = qp.sq_consumer;
                 }
             }
-            Outcome::Fail(syndrome, vendor) => fail(hca, qp, cqs, deferred, &ctrl, syndrome, vendor),
+            Outcome::Fail(syndrome, vendor) => out.fail(qp, ctrl, syndrome, vendor),
             Outcome::Wait(reason) => {
                 let fault_ns = injector.as_ref().map_or(0, |i| i.delay_ns());
                 match wait(hca, qp, reason, fault_ns) {
                     Ok(at_ns) => {
-                        deferred.schedule(at_ns, qp.qpn);
+                        out.deferred.schedule(at_ns, qp.qpn);
                         break;
                     }
-                    Err(syndrome) => fail(hca, qp, cqs, deferred, &ctrl, syndrome, 0),
+                    Err(syndrome) => out.fail(qp, ctrl, syndrome, 0),
                 }
             }
         }
@@ -146,14 +160,14 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
     }
 }
 
-fn takes_receive(ctrl: &CtrlSegment) -> bool {
-    matches!(Opcode::from_wire(ctrl.opcode), Some(Opcode::RdmaWriteImm | Opcode::Send | Opcode::SendImm))
+fn takes_receive(ctrl: CtrlWords) -> bool {
+    matches!(Opcode::from_wire(ctrl.opcode()), Some(Opcode::RdmaWriteImm | Opcode::Send | Opcode::SendImm))
 }
 
 /// WQEBBs of a WQE; at least one, so that a malformed one is passed over.
 #[inline(always)]
-pub(crate) fn blocks(ctrl: &CtrlSegment) -> u16 {
-    u16::from(ctrl.ds).div_ceil((WQEBB / SEGMENT) as u16).max(1)
+pub(crate) fn blocks(ctrl: CtrlWords) -> u16 {
+    ((u16::from(ctrl.ds()) + 3) >> 2).max(1)
 }
 
 /// Decides how long a WQE may wait, and when to try it again.
@@ -167,6 +181,8 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
         slot => slot.insert(Waiting { reason, since_ns: now_ns, again_ns: now_ns, rnr_left: qp.options.rnr_retry }),
     };
     waiting.again_ns = match reason {
+        // A stepper would never get past a moment that is always due again.
+        WaitFor::Room if hca.has_exact_lanes => now_ns + ROOM_RETRY_NS,
         WaitFor::Room => now_ns,
         WaitFor::Fault => now_ns.saturating_add(fault_ns),
         WaitFor::Receive => {
@@ -175,7 +191,7 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
                 RNR_RETRY_WITHOUT_END => {}
                 _ => waiting.rnr_left -= 1,
             }
-            now_ns.saturating_add(qp.options.rnr_timer_ns)
+            now_ns.saturating_add(qp.options.rnr_timer_ns.max(1))
         }
         WaitFor::Peer => {
             let patience = qp.options.transport_timeout_ns();
@@ -190,52 +206,83 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
     Ok(waiting.again_ns)
 }
 
-/// A WQE succeeded: a CQE if it asked for one.
-#[inline(always)]
-fn complete(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], deferred: &mut Deferred, ctrl: &CtrlSegment, byte_count: u32) {
-    if let Some(trace) = &hca.trace {
-        trace.record(&Event { now_ns: hca.clock.now_ns(), qpn: qp.qpn, wqe_index: ctrl.wqe_index, opcode: ctrl.opcode, syndrome: 0 });
+/// Where a send queue's completions go.
+struct Completions<'a> {
+    hca: &'a Hca,
+    cqs: &'a mut [Option<SoftCq>],
+    deferred: &'a mut Deferred,
+    violations: &'a mut Vec<Violation>,
+    touched: &'a mut Vec<u16>,
+}
+
+impl Completions<'_> {
+    /// A WQE succeeded: a CQE if it asked for one.
+    #[inline(always)]
+    fn succeed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, byte_count: u32) {
+        let cqe = RequesterCqe { wqe_opcode: ctrl.opcode(), qpn: qp.qpn, wqe_counter: ctrl.wqe_index(), byte_count };
+        if self.hca.is_watched {
+            self.executed(qp, ctrl, ctrl.signaled().then(|| cqe.emit()), CqeOpcode::Requester);
+        } else if let Some(Some(cq)) = self.cqs.get_mut(qp.send_cq as usize) {
+            // An overrun CQ tells nobody anything more.
+            if cq.write(cqe.emit(), CqeOpcode::Requester).is_err() {
+                qp.fail(self.hca);
+            }
+        }
     }
-    if ctrl.signaled {
-        let cqe = RequesterCqe { wqe_opcode: ctrl.opcode, qpn: qp.qpn, wqe_counter: ctrl.wqe_index, byte_count };
-        acknowledge(hca, qp, cqs, deferred, cqe.emit(), CqeOpcode::Requester);
+
+    /// A WQE failed: always a CQE, and the queue pair goes to the error state, in which it neither sends nor receives.
+    #[cold]
+    fn fail(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, syndrome: Syndrome, vendor_syndrome: u8) {
+        qp.waiting = None;
+        qp.fail(self.hca);
+        let raw_syndrome = syndrome as u8;
+        let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: ctrl.opcode(), qpn: qp.qpn, wqe_counter: ctrl.wqe_index() };
+        self.executed(qp, ctrl, Some(cqe.emit()), CqeOpcode::RequesterError);
+        // A malformed WQE may claim to be longer than what was posted.
+        let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
+        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl).min(outstanding));
+    }
+
+    /// A WQE is done; its CQE, if it gives one, is visible when the peer's acknowledgement would be here, and in order.
+    #[cold]
+    fn executed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, cqe: Option<[u8; CQE_BYTES]>, opcode: CqeOpcode) {
+        if let Some(trace) = &self.hca.trace {
+            trace.executed(qp.qpn, ctrl.wqe_index(), ctrl.opcode());
+        }
+        if self.hca.has_exact_lanes {
+            touch(self.touched, qp, ctrl);
+        }
+        let Some(cqe) = cqe else { return };
+        let UnderWay { acknowledge_ns, acknowledged, .. } = &mut qp.under_way;
+        if *acknowledge_ns == 0 && acknowledged.is_empty() {
+            return show(self.hca, qp, self.cqs, self.violations, cqe, opcode);
+        }
+        let last_ns = acknowledged.back().map_or(0, |&(at_ns, ..)| at_ns);
+        let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns).max(last_ns);
+        acknowledged.push_back((at_ns, cqe, opcode));
+        self.deferred.schedule(at_ns, qp.qpn);
     }
 }
 
-/// A WQE failed: always a CQE, and the queue pair goes to the error state, in which it neither sends nor receives.
+/// Remembers, for a stepper, whose memory or queues a WQE changed.
+fn touch(touched: &mut Vec<u16>, qp: &SoftQp, ctrl: CtrlWords) {
+    let lid = match Opcode::from_wire(ctrl.opcode()) {
+        None | Some(Opcode::Nop | Opcode::RdmaRead) => return,
+        Some(_) if qp.is_datagram() => EVERY_LID,
+        Some(_) => qp.remote().map_or(EVERY_LID, |r| r.peer.lid),
+    };
+    if !touched.contains(&lid) {
+        touched.push(lid);
+    }
+}
+
+/// A CQE of a send queue becomes visible.
 #[cold]
-fn fail(
-    hca: &Hca,
-    qp: &mut SoftQp,
-    cqs: &mut [Option<SoftCq>],
-    deferred: &mut Deferred,
-    ctrl: &CtrlSegment,
-    syndrome: Syndrome,
-    vendor_syndrome: u8,
-) {
-    qp.waiting = None;
-    qp.fail(hca);
-    let raw_syndrome = syndrome as u8;
-    if let Some(trace) = &hca.trace {
-        let now_ns = hca.clock.now_ns();
-        trace.record(&Event { now_ns, qpn: qp.qpn, wqe_index: ctrl.wqe_index, opcode: ctrl.opcode, syndrome: raw_syndrome });
+fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], violations: &mut Vec<Violation>, cqe: [u8; CQE_BYTES], opcode: CqeOpcode) {
+    if !qp.under_way.sources.is_empty() {
+        source::release(hca, qp, RequesterCqe::parse(&cqe).wqe_counter, opcode == CqeOpcode::Requester, violations);
     }
-    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: ctrl.opcode, qpn: qp.qpn, wqe_counter: ctrl.wqe_index };
-    acknowledge(hca, qp, cqs, deferred, cqe.emit(), CqeOpcode::RequesterError);
-    // A malformed WQE may claim to be longer than what was posted.
-    let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-    qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl).min(outstanding));
-}
-
-/// A CQE of the send queue, visible when the peer's acknowledgement would be here.
-#[inline(always)]
-fn acknowledge(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], deferred: &mut Deferred, cqe: [u8; CQE_BYTES], opcode: CqeOpcode) {
-    let later_ns = hca.timing.acknowledge_ns();
-    if later_ns > 0 {
-        let at_ns = hca.clock.now_ns().saturating_add(later_ns);
-        qp.acknowledged.push_back((at_ns, cqe, opcode));
-        deferred.schedule(at_ns, qp.qpn);
-    } else if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
+    if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
         // An overrun CQ tells nobody anything more.
         if cq.write(cqe, opcode).is_err() {
             qp.fail(hca);
@@ -243,37 +290,50 @@ fn acknowledge(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], deferred:
     }
 }
 
-/// Finds the bytes of the WQE at the head of the SQ, and calls `f` with them.
-#[inline(always)]
-fn with_wqe(qp: &mut SoftQp, ctrl: &CtrlSegment, f: impl FnOnce(&mut SoftQp, &[u8]) -> Outcome) -> Outcome {
-    let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-    if ctrl.wqe_index != qp.sq_consumer || ctrl.qpn != qp.qpn || ctrl.ds == 0 || blocks(ctrl) > outstanding {
-        return Malformed::Control.into();
+/// What becomes of a WQE that is not simply run: it is flushed, was written wrongly, or has a fault in store. `None` if it is run after all.
+#[cold]
+fn odd(qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -> Option<Outcome> {
+    if qp.failed {
+        return Some(Outcome::Fail(Syndrome::WorkRequestFlushed, 0));
     }
-    let bytes = usize::from(ctrl.ds) * SEGMENT;
-    if bytes > MAX_WQE {
-        return Malformed::TooLong.into();
+    if let Some(rule) = qp.watch.broken.take() {
+        return Some(Outcome::Fail(Syndrome::LocalQpOperation, strict::VENDOR + rule as u8));
+    }
+    let injector = injector.as_mut()?;
+    let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
+    let fate = if is_first { injector.fate(takes_receive(ctrl)) } else { Fate::Normal };
+    match fate {
+        Fate::Normal if injector.dropped_peers() => Some(Outcome::Wait(WaitFor::Peer)),
+        Fate::Normal => None,
+        Fate::Delayed => Some(Outcome::Wait(WaitFor::Fault)),
+        Fate::NotReady => Some(Outcome::Wait(WaitFor::Receive)),
+        Fate::Fails(syndrome) => Some(Limit::OnPurpose.fails(syndrome)),
+    }
+}
+
+/// The bytes of the WQE at the head of the SQ; `None` if it wraps.
+#[inline(always)]
+fn wqe_bytes(qp: &SoftQp, ctrl: CtrlWords) -> Result<Option<NonNull<[u8]>>, Malformed> {
+    let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
+    let (ds, blocks) = (usize::from(ctrl.ds()), blocks(ctrl));
+    if !ctrl.names(qp.sq_consumer, qp.qpn) || ds == 0 || blocks > outstanding {
+        return Err(Malformed::Control);
     }
     let first = qp.sq_consumer & qp.sq_mask;
-    let to_end = (usize::from(qp.sq_mask) + 1 - usize::from(first)) * WQEBB;
-    let start = qp.wqebb(first);
-    if bytes <= to_end {
-        // SAFETY: `bytes` of the SQ, contiguous, untouched by the driver until completion.
-        let wqe = unsafe { core::slice::from_raw_parts(start.as_ptr(), bytes) };
-        return f(qp, wqe);
+    if blocks > 1 && u32::from(first) + u32::from(blocks) > u32::from(qp.sq_mask) + 1 {
+        return Ok(None);
     }
-    let mut whole = [0; MAX_WQE];
-    wrapped(qp, start.as_ptr(), to_end, &mut whole[..bytes]);
-    f(qp, &whole[..bytes])
+    Ok(Some(NonNull::slice_from_raw_parts(qp.wqebb(first), ds * SEGMENT)))
 }
 
 /// A driver may let a WQE wrap; the device reads it in two parts.
 #[cold]
-fn wrapped(qp: &SoftQp, start: *const u8, to_end: usize, whole: &mut [u8]) {
-    let (head, tail) = whole.split_at_mut(to_end);
-    // SAFETY: the first part ends at the SQ's end, the second starts at its beginning; both are inside it.
-    unsafe {
-        head.as_mut_ptr().copy_from_nonoverlapping(start, head.len());
-        tail.as_mut_ptr().copy_from_nonoverlapping(qp.wqebb(0).as_ptr(), tail.len());
+fn execute_wrapped(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, answers: bool) -> Outcome {
+    let mut whole = [0; MAX_WQE];
+    let bytes = usize::from(ctrl.ds()) * SEGMENT;
+    for (block, out) in (0..).zip(whole[..bytes].chunks_mut(WQEBB)) {
+        // SAFETY: inside the SQ; the driver does not touch it until completion.
+        unsafe { out.as_mut_ptr().copy_from_nonoverlapping(qp.wqebb(qp.sq_consumer.wrapping_add(block)).as_ptr(), out.len()) };
     }
+    execute(hca, links, qp, ctrl, &whole[..bytes], answers)
 }

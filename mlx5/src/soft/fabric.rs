@@ -78,6 +78,11 @@ impl Membership {
         }
     }
 
+    /// Whether it was joined to this local fabric.
+    pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
+        matches!(self, Self::Local { fabric: own, .. } if Arc::ptr_eq(&own.devices, &fabric.devices))
+    }
+
     /// Which incarnation of the LID this device is.
     pub(crate) fn epoch(&self) -> u64 {
         match self {

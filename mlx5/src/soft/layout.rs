@@ -99,8 +99,8 @@ impl QpEntry {
 /// One memory region.
 #[repr(C, align(64))]
 pub(crate) struct MrEntry {
-    /// `VALID | key`; 0 when free.
-    pub(crate) key: AtomicU64,
+    /// The key; 0 when free.
+    pub(crate) key: AtomicU32,
     /// Virtual address in the owner.
     pub(crate) addr: AtomicU64,
     pub(crate) len: AtomicU64,
@@ -111,9 +111,8 @@ pub(crate) struct MrEntry {
     pub(crate) pd: AtomicU32,
 }
 
-pub(crate) const VALID: u64 = 1 << 32;
-/// Not in the arena: reached through the kernel, at the owner's virtual address.
-pub(crate) const FOREIGN: u64 = u64::MAX;
+/// No arena reaches that far, wherever in the region an access starts.
+pub(crate) const FOREIGN: u64 = 1 << 63;
 
 /// One receive queue: an SRQ or a queue pair's own.
 #[repr(C, align(64))]
@@ -139,7 +138,7 @@ pub(crate) const LINKED: u32 = 1;
 /// Where requesters take receives.
 #[repr(C, align(64))]
 pub(crate) struct Pop {
-    /// `count << 16 | index`: receives taken (32 bits), and the next WQE of the list.
+    /// `count << 16 | index`: receives taken (48 bits, of which 32 are looked at), and the next WQE of the list.
     pub(crate) word: AtomicU64,
 }
 
@@ -147,12 +146,19 @@ impl Pop {
     /// One more receive taken. An intent is a pop word plus this, so that it is never 0.
     pub(crate) const ONE: u64 = 1 << 16;
 
-    pub(crate) const fn pack(count: u32, index: u16) -> u64 {
-        (count as u64) << 16 | index as u64
-    }
-
+    /// The count, and the index as it was written: another process may have.
     pub(crate) const fn unpack(word: u64) -> (u32, u16) {
         ((word >> 16) as u32, word as u16)
+    }
+
+    /// The word after the receive it names was taken, `next` being its successor.
+    pub(crate) const fn taken(word: u64, next: u16) -> u64 {
+        (word | 0xffff).wrapping_add(1) | next as u64
+    }
+
+    /// The same count, with another receive at the head.
+    pub(crate) const fn with_head(word: u64, head: u16) -> u64 {
+        word & !0xffff | head as u64
     }
 }
 

@@ -9,7 +9,7 @@ use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId};
 use shm::sync::light_barrier;
 
 use super::events::futex_wake;
-use super::layout::{ControlSegment, DatagramLane, FOREIGN, Lane, LanesSegment, MrEntry, Pop, QpEntry, RECEIVES, RqEntry, VALID};
+use super::layout::{ControlSegment, DatagramLane, FOREIGN, Lane, LanesSegment, MrEntry, Pop, QpEntry, RECEIVES, RqEntry};
 use crate::mr::Access;
 
 /// Why an access by key is refused; also the vendor syndrome of the completion.
@@ -142,19 +142,18 @@ impl DeviceMemory {
         Some((self.control().rqs.get(rqn as usize)?, &self.lanes().pops[rqn as usize]))
     }
 
-    /// Checks an access of `len` bytes at `addr` (an address of the owner) under `key`. The entry was written by the device's owner;
-    /// its range is checked against the arena once more, so that a wrong one faults here and not in the copy.
-    #[inline]
-    pub(crate) fn resolve(&self, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<Span, Fault> {
+    /// Checks an access of `len` bytes at `addr` (an address of the owner) under `key`: where it starts in the region, and the region.
+    #[inline(always)]
+    pub(crate) fn check(&self, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<(&MrEntry, u64), Fault> {
         let entry = self.mr(key);
         // H2
-        if entry.key.load(Ordering::Acquire) != VALID | u64::from(key) {
+        if entry.key.load(Ordering::Acquire) != key {
             return Err(Fault::Key);
         }
         if entry.pd.load(Ordering::Relaxed) != pd {
             return Err(Fault::Domain);
         }
-        if !Access::from_bits_retain(entry.access.load(Ordering::Relaxed)).contains(access) {
+        if !access.is_empty() && entry.access.load(Ordering::Relaxed) & access.bits() != access.bits() {
             return Err(Fault::Access);
         }
         let offset = addr.wrapping_sub(entry.addr.load(Ordering::Relaxed));
@@ -162,18 +161,22 @@ impl DeviceMemory {
         if offset > region || len > region - offset {
             return Err(Fault::Bounds);
         }
-        match entry.offset.load(Ordering::Relaxed) {
-            FOREIGN => Ok(Span::Foreign { pid: self.arena.id().pid as libc::pid_t, addr }),
-            base => {
-                let start = base.wrapping_add(offset);
-                let arena = self.arena.len() as u64;
-                if start > arena || len > arena - start {
-                    return Err(Fault::Bounds);
-                }
-                // SAFETY: inside the arena's mapping.
-                Ok(Span::Mapped(unsafe { self.arena.base().add(start as usize) }))
-            }
+        Ok((entry, offset))
+    }
+
+    /// The same, and how to get there. The entry was written by the device's owner; its range is checked against the arena once more, so
+    /// that a wrong one faults here and not in the copy.
+    #[inline(always)]
+    pub(crate) fn resolve(&self, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<Span, Fault> {
+        let (entry, offset) = self.check(key, addr, len, access, pd)?;
+        let base = entry.offset.load(Ordering::Relaxed);
+        let start = base.wrapping_add(offset);
+        let arena = self.arena.len() as u64;
+        if start <= arena && len <= arena - start {
+            // SAFETY: inside the arena's mapping.
+            return Ok(Span::Mapped(unsafe { self.arena.base().add(start as usize) }));
         }
+        if base == FOREIGN { Ok(Span::Foreign { pid: self.arena.id().pid as libc::pid_t, addr }) } else { Err(Fault::Bounds) }
     }
 }
 
@@ -187,7 +190,7 @@ impl Span {
         match self {
             // SAFETY: resolved by the caller; source and target may overlap (a loopback WRITE), which `copy` allows. Other processes may
             // access the target at the same time, as with any DMA: nothing here reads it back.
-            Self::Mapped(to) => unsafe { from.copy_to(to.as_ptr().add(offset as usize), len) },
+            Self::Mapped(to) => unsafe { copy(to.as_ptr().add(offset as usize), from, len) },
             Self::Foreign { pid, addr } => cross_process(Direction::Write, pid, addr + offset, from.cast_mut(), len)?,
         }
         Ok(())
@@ -205,6 +208,38 @@ impl Span {
             Self::Foreign { pid, addr } => cross_process(Direction::Read, pid, addr + offset, to, len)?,
         }
         Ok(())
+    }
+}
+
+/// Copies `len` bytes, which may overlap. Short ones here, all read before any is written: a call costs as much as the copy.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `len` bytes.
+#[inline(always)]
+pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
+    /// Two parts from the start and two from the end; `T` is not longer than half of `len`, nor shorter than a quarter.
+    #[inline(always)]
+    unsafe fn four<T: Copy>(to: *mut u8, from: *const u8, len: usize) {
+        let (second, third, last) = (size_of::<T>(), len - 2 * size_of::<T>(), len - size_of::<T>());
+        // SAFETY: all four parts are inside the `len` bytes.
+        unsafe {
+            let a = from.cast::<T>().read_unaligned();
+            let b = from.add(second).cast::<T>().read_unaligned();
+            let c = from.add(third).cast::<T>().read_unaligned();
+            let d = from.add(last).cast::<T>().read_unaligned();
+            to.cast::<T>().write_unaligned(a);
+            to.add(second).cast::<T>().write_unaligned(b);
+            to.add(third).cast::<T>().write_unaligned(c);
+            to.add(last).cast::<T>().write_unaligned(d);
+        }
+    }
+    // SAFETY: the caller's.
+    unsafe {
+        match len {
+            32..=64 => four::<u128>(to, from, len),
+            16..=31 => four::<u64>(to, from, len),
+            _ => from.copy_to(to, len),
+        }
     }
 }
 

@@ -9,9 +9,9 @@
 //! - [`execute`]: WQEs off a send queue, in order. [`requester`]: what each verb does. [`gather`]: where the bytes are.
 //! - [`arrive`]: the owner: lane messages become CQEs. [`datagram`]: the unreliable kind. [`flush`]: what an error leaves.
 //! - [`events`]: sleeping and waking.
-//! - [`timing`], [`faults`], [`strict`], [`trace`]: when things happen, what goes wrong on purpose, what a driver must not do ([`rule`]), and
-//!   what a run was. [`vendor`]: what the details of failures mean.
-//! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path.
+//! - [`timing`], [`nic`], [`contexts`]: when things happen, and what a NIC costs. [`faults`]: what goes wrong on purpose.
+//! - [`strict`], [`source`]: what a driver must not do ([`rule`]). [`trace`]: what a run was. [`vendor`]: what the details of failures mean.
+//! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path. [`repair`]: what the dead took.
 //! - [`null`]: the same device with its hooks cut, for measuring and testing the driver alone.
 //! - [`arena`], [`private`], [`deferred`], [`clock`], [`random`]: pages, private memory, what happens later, when that is, and chance.
 //!
@@ -20,6 +20,7 @@
 mod arena;
 mod arrive;
 mod clock;
+mod contexts;
 mod cq;
 mod datagram;
 mod deferred;
@@ -32,6 +33,7 @@ mod gather;
 mod layout;
 mod links;
 mod memory;
+mod nic;
 mod null;
 mod objects;
 mod private;
@@ -40,8 +42,10 @@ mod quiesce;
 mod random;
 mod receive;
 mod regions;
+mod repair;
 mod requester;
 mod rule;
+mod source;
 mod strict;
 mod timing;
 mod trace;
@@ -52,11 +56,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 pub use clock::Clock;
+pub(crate) use execute::EVERY_LID;
 pub use fabric::LocalFabric;
 pub use faults::Faults;
+pub use nic::{NicModel, NicParameters};
 pub use null::NullDevice;
 pub use rule::{Queue, Rule, Violation};
-pub use timing::{NicModel, NicParameters, Timing};
+pub use timing::Timing;
+pub(crate) use trace::hash_of;
 pub(crate) use vendor::text as vendor_text;
 
 use self::arena::Arena;
@@ -69,6 +76,7 @@ use self::links::Links;
 use self::memory::DeviceMemory;
 use self::queues::SoftQp;
 use self::trace::Trace;
+use crate::device::NullOptions;
 use shm::ready::HotSet;
 use shm::sync::light_barrier;
 
@@ -84,9 +92,13 @@ pub(crate) struct Hca {
     clock: Clock,
     timing: Timing,
     strict: bool,
-    trace: Option<Trace>,
-    /// Doorbells and empty polls come here; not on a null device.
-    has_hooks: bool,
+    trace: Option<Rc<Trace>>,
+    /// Not immediate, or traced: what a WQE that succeeded leaves is looked at closely.
+    is_watched: bool,
+    /// Lanes are visited when their ready bits say so and never otherwise, so that what arrives when is exact, and the same in every run.
+    has_exact_lanes: bool,
+    /// Set on a null device. On any other, doorbells and empty polls come here.
+    null: Option<NullOptions>,
     /// A queue pair with a receive queue of its own is in the error state.
     has_failed: Cell<bool>,
     state: RefCell<State>,
@@ -102,8 +114,7 @@ struct State {
     mrs: Vec<regions::MrSlot>,
     rqs: Vec<Option<receive::RqSlot>>,
     links: Links,
-    /// Receives that processes were taking when they ended.
-    orphans: Vec<receive::Orphan>,
+    repair: repair::Repair,
     /// Peers that did not finish a doorbell when something was taken away from under them.
     stuck: Vec<quiesce::Stuck>,
     /// Places and regions that are never used again because of such peers.
@@ -112,6 +123,10 @@ struct State {
     deferred: Deferred,
     injector: Option<Box<Injector>>,
     violations: Vec<Violation>,
+    /// CQEs of queues that were destroyed.
+    produced: u32,
+    /// Devices that this one's operations changed since a stepper asked, by LID, each once. Kept with exact lanes only.
+    touched: Vec<u16>,
     /// Until the next look at the peers.
     polls_to_patrol: u32,
     arena: Arena,
@@ -128,13 +143,15 @@ impl State {
             mrs: Vec::new(),
             rqs: Vec::new(),
             links: Links::default(),
-            orphans: Vec::new(),
+            repair: repair::Repair::default(),
             stuck: Vec::new(),
             quarantined: 0,
             hot: HotSet::new(MAX_QPS),
             deferred: Deferred::default(),
             injector: Injector::new(faults),
             violations: Vec::new(),
+            produced: 0,
+            touched: Vec::new(),
             polls_to_patrol: POLLS_PER_PATROL,
             arena: Arena::new(arena_bytes),
             queue_area: Arena::new(QUEUE_BYTES),
@@ -146,7 +163,7 @@ impl State {
 impl Hca {
     /// What doorbells and empty polls call: the device itself, unless it is a null device.
     pub(crate) fn hook(self: &Rc<Self>) -> Option<Rc<Self>> {
-        self.has_hooks.then(|| Rc::clone(self))
+        self.null.is_none().then(|| Rc::clone(self))
     }
 
     /// The first hook: a store to the BlueFlame register at `uar_offset` just happened. Executes that queue pair's new WQEs.
@@ -180,17 +197,43 @@ impl Hca {
         arrive::pass(self, &mut state) > 0 || progress
     }
 
-    /// Looks whether a peer has died with a receive of this device, and gives it back.
+    /// For a stepper: does what is due, and adds to `touched` the LIDs of the devices that were changed by this one since the last call;
+    /// [`EVERY_LID`] stands for any. Returns [`produced`](Self::produced).
+    pub(crate) fn advance(&self, touched: &mut Vec<u16>) -> u32 {
+        self.empty_poll();
+        touched.append(&mut self.state.borrow_mut().touched);
+        self.produced()
+    }
+
+    /// A number that changes with every CQE the device writes.
+    pub(crate) fn produced(&self) -> u32 {
+        let state = self.state.borrow();
+        state.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
+    }
+
+    /// Whether it is a device of `fabric`.
+    pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
+        self.membership.is_of(fabric)
+    }
+
+    /// Its LID.
+    pub(crate) fn lid(&self) -> u16 {
+        self.membership.lid()
+    }
+
+    /// Looks whether a peer has died: takes what it left in the lanes, where it may not have come to say so, and gives back the receives it
+    /// was taking.
     #[cold]
     fn patrol(&self, state: &mut State) {
         state.polls_to_patrol = POLLS_PER_PATROL;
-        let State { qps, orphans, links, .. } = state;
+        let State { qps, cqs, repair, links, .. } = state;
         for peer in links.newly_gone() {
-            for qp in qps.iter().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
-                receive::remember_orphan(&self.memory, orphans, qp.index, qp.rqn, &peer);
+            for qp in qps.iter_mut().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
+                arrive::drain(self, qp, cqs);
+                repair.peer_died(&self.memory, qp.index, qp.rqn);
             }
         }
-        self.give_back_orphans(state);
+        self.repair(state);
     }
 
     /// Marks this device as executing while `f` runs, for peers that want to take memory away (H3).

@@ -3,8 +3,8 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::io;
+use std::rc::Rc;
 
 use shm::lane::LaneRx;
 use shm::memfd::{Memfd, MemfdRangeError};
@@ -14,18 +14,18 @@ use super::arena::PAGE;
 use super::cq::SoftCq;
 use super::fabric::Membership;
 use super::faults;
-use super::flush::Flush;
 use super::layout::{DATAGRAM, LANE_SLOTS, MAX_MRS, MAX_QPS, Message, QP_INDEX_BITS, QpEntry, RECEIVES};
 use super::memory::DeviceMemory;
 use super::private::PrivateMemory;
 use super::queues::{REGISTER_BYTES, Remote, SQ_BUFFER, SQ_RECORD, SoftQp, Transport};
-use super::receive::{MAX_RECV_SGE, MAX_RECV_WR, Receives, remember_orphan};
+use super::receive::{MAX_RECV_SGE, MAX_RECV_WR, Receives};
 use super::strict::QpWatch;
+use super::timing::UnderWay;
 use super::trace::Trace;
 use super::{Hca, State, arrive};
 use crate::control::{ConnectParts, CqParts, CreateError, QpRequest, SqParts, UarParts, check};
 use crate::cq::CqConfig;
-use crate::device::{DeviceInfo, OpenError, SoftOptions};
+use crate::device::{DeviceInfo, NullOptions, OpenError, SoftOptions};
 use crate::qp::{ConnectError, DeviceKind, QpAddress};
 use crate::wire::{CQE_BYTES, CQE128_BYTES, WQEBB};
 
@@ -70,7 +70,7 @@ pub(crate) fn free_index<T>(table: &mut Vec<T>, max: usize, is_free: impl Fn(&T)
 }
 
 impl Hca {
-    pub(crate) fn open(options: &SoftOptions, has_hooks: bool) -> Result<Self, OpenError> {
+    pub(crate) fn open(options: &SoftOptions, null: Option<&NullOptions>) -> Result<Self, OpenError> {
         let arena_bytes = options.arena_bytes.checked_next_multiple_of(PAGE).unwrap_or(options.arena_bytes);
         let memory =
             DeviceMemory::create(arena_bytes).map_err(|(what, source)| OpenError::Memory { what, source: io::Error::other(source) })?;
@@ -79,7 +79,10 @@ impl Hca {
             .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().datagram_ready))
             .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().sleep));
         pages.map_err(|source| OpenError::Memory { what: "the device's tables", source: io::Error::other(source) })?;
+        // 0 stands for a free entry: so that the key 0 names none.
+        memory.mr(0).key.store(u32::MAX, Ordering::Relaxed);
         let membership = Membership::join(&options.fabric, &memory)?;
+        let trace = options.trace.then(|| Rc::new(Trace::new(options.clock.clone())));
         Ok(Self {
             membership,
             memory,
@@ -87,8 +90,10 @@ impl Hca {
             clock: options.clock.clone(),
             timing: options.timing.clone(),
             strict: options.strict,
-            trace: options.trace.then(Trace::new),
-            has_hooks,
+            is_watched: trace.is_some() || !options.timing.is_immediate(),
+            has_exact_lanes: trace.is_some() || options.timing.is_model(),
+            trace,
+            null: null.copied(),
             has_failed: Cell::new(false),
             state: RefCell::new(State::new(arena_bytes, &options.faults)),
         })
@@ -120,7 +125,7 @@ impl Hca {
 
     /// The hash over everything this device completed so far.
     pub(crate) fn trace_hash(&self) -> Option<u64> {
-        self.trace.as_ref().map(Trace::hash)
+        self.trace.as_ref().map(|trace| trace.hash())
     }
 
     /// When the device has something to do by itself.
@@ -141,18 +146,22 @@ impl Hca {
             return Err(CreateError::Illegal { what: "the size of a CQE", value: bytes as u64, legal: "64 or 128" });
         }
         let config = CqConfig { entries: config.entries.next_power_of_two(), ..*config };
-        let cq = SoftCq::new(&config).map_err(|source| CreateError::Memory { what: "a completion queue", source })?;
+        let mut cq = SoftCq::new(&config).map_err(|source| CreateError::Memory { what: "a completion queue", source })?;
         let cqs = &mut self.state.borrow_mut().cqs;
         let index = free_index(cqs, MAX_CQS, Option::is_none, || None)
             .ok_or(CreateError::Exhausted { what: "completion queue", max: MAX_CQS as u64 })?;
+        if let Some(trace) = &self.trace {
+            cq.trace(index as u32, Rc::clone(trace));
+        }
         let parts = CqParts { cqn: index as u32, buffer: cq.buffer(), entries: config.entries, stride: cq.stride(), record: cq.record() };
         cqs[index] = Some(cq);
         Ok(parts)
     }
 
     pub(crate) fn destroy_cq(&self, cqn: u32) {
-        if let Some(cq) = self.state.borrow_mut().cqs.get_mut(cqn as usize) {
-            *cq = None;
+        let State { cqs, produced, .. } = &mut *self.state.borrow_mut();
+        if let Some(cq) = cqs.get_mut(cqn as usize).and_then(Option::take) {
+            *produced = produced.wrapping_add(cq.produced());
         }
     }
 
@@ -208,10 +217,13 @@ impl Hca {
             wqe_cnt: wqe_cnt as u16,
             max_inline: config.max_inline_data,
             record: memory.at(SQ_RECORD),
-            uar: UarParts { register: memory.at(0), uar_offset: index * REGISTER_BYTES },
+            uar: UarParts { register: memory.at(0), kind: self.null.unwrap_or_default().register, uar_offset: index * REGISTER_BYTES },
         };
         // SAFETY: the slots live as long as the device, this is the only consuming end, and the lane was cleared above.
         let lane = unsafe { LaneRx::<Message>::new(NonNull::from(&lane.slots).cast(), LANE_SLOTS as u64, 0) };
+        // So that nothing is allocated when they have to wait.
+        let count = state.qps.len();
+        state.deferred.reserve(count);
         let later = if self.timing.is_immediate() { 0 } else { wqe_cnt as usize };
         state.qps[index] = Some(Box::new(SoftQp {
             qpn,
@@ -221,6 +233,7 @@ impl Hca {
             recv_cq: request.recv_cq,
             rqn: request.rqn,
             owns_rq: request.owns_rq,
+            flushed: 0,
             receives,
             taken,
             memory,
@@ -228,13 +241,12 @@ impl Hca {
             sq_consumer: 0,
             sq_limit: 0,
             failed: false,
+            is_odd: state.injector.is_some(),
             waiting: None,
             lane,
             transport: if request.is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) },
             options: crate::ConnectOptions::default(),
-            announced: VecDeque::with_capacity(later),
-            acknowledged: VecDeque::with_capacity(later),
-            flush: Flush::NotBegun,
+            under_way: UnderWay::with_capacity(later, self.strict),
             watch: QpWatch::default(),
         }));
         if self.strict {
@@ -246,7 +258,7 @@ impl Hca {
     /// Maps the peer and lets it in: RTR, as far as the device is concerned. That it may not send before RTS is the driver's to see to.
     pub(crate) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
         let ConnectParts { qpn, remote, options } = parts;
-        if !self.has_hooks {
+        if self.null.is_some() {
             return Ok(());
         }
         let State { qps, links, .. } = &mut *self.state.borrow_mut();
@@ -272,7 +284,7 @@ impl Hca {
     /// A datagram queue pair receives from now on what brings `qkey`.
     pub(crate) fn activate_datagrams(&self, qpn: u32, qkey: u32) {
         let State { qps, links, .. } = &mut *self.state.borrow_mut();
-        links.has_datagrams |= self.has_hooks;
+        links.has_datagrams |= self.null.is_none();
         if let Some(Some(qp)) = qps.get_mut(qp_index(qpn)) {
             qp.transport = Transport::Datagram { qkey };
             self.memory.qp(qp.index).identity.store(QpEntry::pack_identity(qpn, DATAGRAM | RECEIVES), Ordering::Release);
@@ -305,17 +317,22 @@ impl Hca {
         arrive::drain(self, &mut qp, &mut state.cqs);
         state.hot.remove(index);
         state.qp_generations[index] = if quiet { (state.qp_generations[index] + 1) % (QUARANTINED - 1) } else { QUARANTINED };
-        if let Some(peer) = peer.as_ref().filter(|peer| !quiet || peer.is_gone()) {
-            remember_orphan(&self.memory, &mut state.orphans, index, qp.rqn, peer);
-        }
         if !quiet {
             state.quarantined += 1;
             if let Some(rq) = state.rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut) {
                 rq.is_quarantined = true;
             }
         }
-        drop((qp, peer));
-        self.give_back_orphans(state);
+        let is_gone = peer.as_ref().is_some_and(|peer| peer.is_gone());
+        if let (false, Some(peer)) = (quiet, peer) {
+            state.repair.leaves(*qp, peer);
+        } else {
+            if is_gone {
+                state.repair.peer_died(&self.memory, index, qp.rqn);
+            }
+            drop(qp);
+        }
+        self.repair(state);
         state.links.forget_unused();
     }
 }

@@ -2,7 +2,6 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::collections::VecDeque;
 use std::rc::Rc;
 
 use shm::lane::{LaneRx, LaneTx};
@@ -10,15 +9,15 @@ use shm::ready::ReadyWords;
 
 use super::Hca;
 use super::fabric::Peer;
-use super::flush::Flush;
 use super::layout::{LANE_SLOTS, Message, QpEntry, RECEIVES};
 use super::objects::{qp_index, ready_words};
 use super::private::PrivateMemory;
 use super::receive::{Receives, Taken, Taking};
 use super::strict::QpWatch;
+use super::timing::UnderWay;
 use crate::doorbell::BF_BYTES;
 use crate::qp::ConnectOptions;
-use crate::wire::{CQE_BYTES, CqeOpcode, WQEBB, queue_record_index};
+use crate::wire::{WQEBB, queue_record_index};
 
 /// Where things are in a queue pair's private memory: the BlueFlame register, the doorbell record, the SQ.
 pub(crate) const SQ_RECORD: usize = REGISTER_BYTES;
@@ -37,6 +36,8 @@ pub(crate) struct SoftQp {
     pub(crate) rqn: u32,
     /// Whether the receive queue is this queue pair's alone, and is flushed with it.
     pub(crate) owns_rq: bool,
+    /// Receives flushed by an error.
+    pub(crate) flushed: u32,
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
     pub(crate) memory: PrivateMemory,
@@ -46,16 +47,14 @@ pub(crate) struct SoftQp {
     /// WQEBBs that may be executed by now: those of the doorbells whose time has come.
     pub(crate) sq_limit: u16,
     pub(crate) failed: bool,
+    /// WQEs are not simply run: it failed, broke a rule, or there are faults to make.
+    pub(crate) is_odd: bool,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
     pub(crate) transport: Transport,
     pub(crate) options: ConnectOptions,
-    /// Doorbells whose time has not come: when, and the SQ's counter then.
-    pub(crate) announced: VecDeque<(u64, u16)>,
-    /// CQEs on their way: when they are visible.
-    pub(crate) acknowledged: VecDeque<(u64, [u8; CQE_BYTES], CqeOpcode)>,
-    /// In the error state: how far the flush of the own receive queue is.
-    pub(crate) flush: Flush,
+    /// What its timing delays.
+    pub(crate) under_way: UnderWay,
     /// What strict mode remembers.
     pub(crate) watch: QpWatch,
 }
@@ -95,6 +94,7 @@ pub(crate) struct Waiting {
 pub(crate) struct Remote {
     pub(crate) peer: Rc<Peer>,
     pub(crate) index: usize,
+    pub(crate) rqn: u32,
     entry: NonNull<QpEntry>,
     intent: NonNull<AtomicU64>,
     pub(crate) receives: Receives,
@@ -120,10 +120,12 @@ impl Remote {
         if entry.identity.load(Ordering::Acquire) & !RECEIVES != QpEntry::pack_identity(qpn, 0) {
             return None;
         }
-        let receives = Receives::of(memory, entry.rqn.load(Ordering::Relaxed))?;
+        let rqn = entry.rqn.load(Ordering::Relaxed);
+        let receives = Receives::of(memory, rqn)?;
         let lane = memory.lane(index);
         Some(Self {
             index,
+            rqn,
             entry: NonNull::from(entry),
             intent: NonNull::from(&lane.intent),
             receives,
@@ -245,6 +247,7 @@ impl SoftQp {
     #[cold]
     pub(crate) fn fail(&mut self, hca: &Hca) {
         self.failed = true;
+        self.is_odd = true;
         hca.has_failed.set(hca.has_failed.get() || self.owns_rq);
         hca.memory.qp(self.index).identity.store(QpEntry::pack_identity(self.qpn, 0), Ordering::Release);
     }

@@ -12,27 +12,29 @@ use super::{Clock, Hca};
 const QUIESCE_NS: u64 = 50_000_000;
 
 impl Hca {
-    /// Waits, for a bounded time, until no peer executes a doorbell that began before now (H3).
+    /// Waits, for a bounded time, until none of `peers` executes a doorbell that began before now (H3).
     ///
-    /// A peer that does not finish is remembered: what it was doing may touch anything that was valid then, so nothing is given back,
-    /// and nobody waits for it again, until it has finished that doorbell or is dead.
+    /// A peer that does not finish is remembered: what it was doing may touch anything of this device that was valid then, so what only it
+    /// could touch is not given back, and nobody waits for it again, until it has finished that doorbell or is dead.
     pub(crate) fn quiesce<'a>(&self, stuck: &mut Vec<Stuck>, peers: impl Iterator<Item = &'a Rc<Peer>>) -> bool {
         stuck.retain(Stuck::is_stuck);
         let living: Vec<_> = peers.filter(|peer| !peer.is_gone()).collect();
-        if !stuck.is_empty() || living.is_empty() {
-            return stuck.is_empty();
+        if living.is_empty() {
+            return true;
         }
-        if !heavy_barrier() {
+        if stuck.iter().any(|known| living.iter().any(|peer| Rc::ptr_eq(peer, &known.peer))) || !heavy_barrier() {
             return false;
         }
         let busy = living.into_iter().map(|peer| Stuck { peer: Rc::clone(peer), executing: peer.executing() });
-        stuck.extend(busy.filter(|busy| busy.executing % 2 == 1));
+        let mut busy: Vec<_> = busy.filter(|busy| busy.executing % 2 == 1).collect();
         let end_ns = Clock::System.now_ns() + QUIESCE_NS;
-        while !stuck.is_empty() && Clock::System.now_ns() < end_ns {
+        while !busy.is_empty() && Clock::System.now_ns() < end_ns {
             yield_now();
-            stuck.retain(Stuck::is_stuck);
+            busy.retain(Stuck::is_stuck);
         }
-        stuck.is_empty()
+        let is_quiet = busy.is_empty();
+        stuck.append(&mut busy);
+        is_quiet
     }
 }
 

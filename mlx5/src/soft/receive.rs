@@ -1,5 +1,4 @@
-//! Receive queues: the linked list of an SRQ, and the ring of a queue pair's own RQ. Creating them, taking receives from them, and
-//! giving back what a dead process took.
+//! Receive queues: the linked list of an SRQ, and the ring of a queue pair's own RQ. Creating them, and taking receives from them.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -7,12 +6,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::arena::PAGE;
-use super::fabric::Peer;
 use super::layout::{LINKED, MAX_RQS, Pop, QUEUE_BYTES, RqEntry};
 use super::memory::DeviceMemory;
 use super::objects::{commit, free_index, memory_error};
 use super::strict::RqWatch;
-use super::{Hca, State, arrive};
+use super::{Hca, State};
 use crate::control::{CreateError, SrqParts, check};
 use crate::wire::{DataSegment, INVALID_LKEY, NextSegment, SEGMENT, queue_record_index};
 
@@ -60,15 +58,6 @@ impl Taken {
     }
 }
 
-/// A receive that a process was taking when it died, or when its queue pair was destroyed under it.
-pub(crate) struct Orphan {
-    rqn: u32,
-    /// Its intent word.
-    intent: u64,
-    /// Who was taking it.
-    peer: Rc<Peer>,
-}
-
 /// A receive queue as whoever takes from it sees it: a requester in another process, or its owner.
 #[derive(Clone, Copy)]
 pub(crate) struct Receives {
@@ -79,7 +68,7 @@ pub(crate) struct Receives {
     /// A power of two.
     wqes: u16,
     stride: usize,
-    is_linked: bool,
+    pub(crate) is_linked: bool,
     pub(crate) pd: u32,
 }
 
@@ -134,6 +123,12 @@ impl Receives {
             let returned = entry.returned.load(Ordering::Acquire) as u16;
             let available = posted.wrapping_add(returned).wrapping_sub(count as u16);
             if available == 0 || available > self.wqes {
+                // Only of one and the same moment do these words say that nothing is posted.
+                let now = pop.word.load(Ordering::Acquire);
+                if now != word {
+                    word = now;
+                    continue;
+                }
                 if intent.load(Ordering::Relaxed) != 0 {
                     intent.store(0, Ordering::Release);
                 }
@@ -142,13 +137,25 @@ impl Receives {
             let index = index & (self.wqes - 1);
             let next = if self.is_linked { self.link(index) } else { index + 1 } & (self.wqes - 1);
             // H5: before the pop, so that whoever finds the pop without a message knows whose it was.
-            intent.store(Pop::pack(count, index) + Pop::ONE, Ordering::Release);
+            intent.store(word.wrapping_add(Pop::ONE), Ordering::Release);
             // H4
-            match pop.word.compare_exchange_weak(word, Pop::pack(count.wrapping_add(1), next), Ordering::AcqRel, Ordering::Acquire) {
+            match pop.word.compare_exchange_weak(word, Pop::taken(word, next), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(Taking { count, index }),
                 Err(now) => word = now,
             }
         }
+    }
+
+    /// Owner: takes receive number `count`. `false` if it is not posted, or not the next one.
+    pub(crate) fn take(&self, count: u32) -> bool {
+        let (entry, pop) = self.words();
+        let word = pop.word.load(Ordering::Acquire);
+        let (popped, index) = Pop::unpack(word);
+        let index = index & (self.wqes - 1);
+        let next = Pop::taken(word, self.successor(index) & (self.wqes - 1));
+        let is_posted = popped == count && queue_record_index(entry.record.load(Ordering::Acquire)) != count as u16;
+        // H4
+        is_posted && pop.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// The link in WQE `index`, which is below `wqes`.
@@ -179,11 +186,6 @@ impl Receives {
             .take_while(|segment| segment.lkey != INVALID_LKEY)
     }
 
-    /// Receives taken so far.
-    pub(crate) fn taken(&self) -> u32 {
-        Pop::unpack(self.words().1.word.load(Ordering::Acquire)).0
-    }
-
     /// Receives posted, as the record says.
     pub(crate) fn posted(&self) -> u16 {
         queue_record_index(self.words().0.record.load(Ordering::Acquire))
@@ -206,11 +208,14 @@ impl Receives {
         self.is_linked
     }
 
-    /// Whether the successor of the next receive is not its neighbour, so that a NIC cannot prefetch it.
-    pub(crate) fn is_unordered(&self) -> bool {
-        let (_, index) = Pop::unpack(self.words().1.word.load(Ordering::Acquire));
-        let index = index & (self.wqes - 1);
-        self.successor(index) & (self.wqes - 1) != (index + 1) & (self.wqes - 1)
+    /// The next receive to be taken: its pop count and the index of its WQE.
+    pub(crate) fn head(&self) -> (u32, u16) {
+        Pop::unpack(self.words().1.word.load(Ordering::Acquire))
+    }
+
+    /// Whether WQE `next` follows WQE `index` in memory, so that a NIC can prefetch it.
+    pub(crate) fn are_neighbours(&self, index: u16, next: u16) -> bool {
+        next & (self.wqes - 1) == index.wrapping_add(1) & (self.wqes - 1)
     }
 
     /// The WQE behind WQE `index`, as its link says.
@@ -225,8 +230,13 @@ impl Receives {
         unsafe { self.ring.add(at).cast().read() }
     }
 
+    /// Receives taken so far.
+    pub(crate) fn popped(&self) -> u32 {
+        Pop::unpack(self.words().1.word.load(Ordering::Acquire)).0
+    }
+
     /// Owner: puts a receive that nobody will ever use back at the head of a linked list.
-    fn give_back(&self, index: u16) {
+    pub(crate) fn give_back(&self, index: u16, taken: &Taken) {
         let (entry, pop) = self.words();
         let mut word = pop.word.load(Ordering::Acquire);
         loop {
@@ -235,8 +245,12 @@ impl Receives {
             segment.copy_from_slice(&NextSegment { next_wqe_index: head }.emit()[..8]);
             self.link_word(index).store(u64::from_ne_bytes(segment), Ordering::Relaxed);
             // H4. The count stays, so this word was never there before and no stale exchange succeeds.
-            match pop.word.compare_exchange_weak(word, Pop::pack(count, index), Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => break,
+            match pop.word.compare_exchange_weak(word, Pop::with_head(word, index), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    // Whoever says that it was taking the old head under this count was not: the next pop under it takes `index`.
+                    taken.account(head & (self.wqes - 1), count);
+                    break;
+                }
                 Err(now) => word = now,
             }
         }
@@ -276,7 +290,7 @@ impl Hca {
         entry.ring.store(offset as u64, Ordering::Relaxed);
         entry.kind.store(if is_linked { LINKED } else { 0 }, Ordering::Relaxed);
         entry.pd.store(pd, Ordering::Relaxed);
-        pop.word.store(Pop::pack(0, 0), Ordering::Relaxed);
+        pop.word.store(0, Ordering::Relaxed);
         entry.wqe_cnt.store(wqe_cnt, Ordering::Release);
         let Some(receives) = Receives::of(&self.memory, index as u32) else { return Err(exhausted("receive queue", MAX_RQS as u64)) };
         let (taken, watch) = (Taken::new(wqe_cnt as u16), RqWatch::default());
@@ -292,64 +306,12 @@ impl Hca {
 
     /// All queue pairs on it are gone (they keep it alive); if a peer of one of them may still pop, its place and its ring stay as they are.
     pub(crate) fn destroy_rq(&self, rqn: u32) {
-        let State { rqs, queue_area, orphans, .. } = &mut *self.state.borrow_mut();
+        let State { rqs, queue_area, repair, .. } = &mut *self.state.borrow_mut();
+        repair.forget(rqn);
         let Some(slot) = rqs.get_mut(rqn as usize) else { return };
         if let Some(rq) = slot.take_if(|rq| !rq.is_quarantined) {
             self.memory.control().rqs[rqn as usize].wqe_cnt.store(0, Ordering::Release);
             queue_area.give(rq.offset, rq.bytes);
-            orphans.retain(|orphan| orphan.rqn != rqn);
         }
-    }
-}
-
-/// Remembers what `peer` was taking for queue pair `index` (its lane's intent), to be given back once it is dead. Only a list can take it
-/// back: a ring serves one connection, and goes with it.
-pub(crate) fn remember_orphan(memory: &DeviceMemory, orphans: &mut Vec<Orphan>, index: usize, rqn: u32, peer: &Rc<Peer>) {
-    // H5
-    let intent = memory.lane(index).intent.load(Ordering::Acquire);
-    if intent != 0 && !orphans.iter().any(|o| o.rqn == rqn && o.intent == intent && Rc::ptr_eq(&o.peer, peer)) {
-        orphans.push(Orphan { rqn, intent, peer: Rc::clone(peer) });
-    }
-}
-
-impl Hca {
-    /// Gives back the receives that processes took and died with.
-    #[cold]
-    pub(super) fn give_back_orphans(&self, state: &mut State) {
-        if state.orphans.is_empty() {
-            return;
-        }
-        let memory = &self.memory;
-        // A living requester that names the same receive may have taken it, and may not have said so yet: look again later. One that took it
-        // and has cleared its intent has published its message, which draining the lanes finds.
-        let is_open = |state: &State, orphan: &Orphan| {
-            state.qps.iter().flatten().any(|qp| {
-                qp.rqn == orphan.rqn
-                    && memory.lane(qp.index).intent.load(Ordering::Acquire) == orphan.intent
-                    && qp.remote().is_some_and(|r| !r.peer.is_gone())
-            }) || state.orphans.iter().any(|o| o.rqn == orphan.rqn && o.intent == orphan.intent && !o.peer.is_gone())
-        };
-        let later: Vec<bool> = state.orphans.iter().map(|orphan| is_open(state, orphan)).collect();
-        let mut orphans = core::mem::take(&mut state.orphans);
-        let State { qps, cqs, .. } = state;
-        for qp in qps.iter_mut().flatten().filter(|qp| orphans.iter().any(|o| o.rqn == qp.rqn)) {
-            arrive::drain(self, qp, cqs);
-        }
-        let mut later = later.into_iter();
-        orphans.retain(|orphan| {
-            if later.next() == Some(true) {
-                return true;
-            }
-            let (count, index) = Pop::unpack(orphan.intent.wrapping_sub(Pop::ONE));
-            let slot = state.rqs.get(orphan.rqn as usize).and_then(Option::as_ref);
-            let (Some(slot), Some(receives)) = (slot, Receives::of(memory, orphan.rqn)) else { return false };
-            let (popped, _) = Pop::unpack(receives.words().1.word.load(Ordering::Acquire));
-            let was_taken = popped.wrapping_sub(count) as i32 > 0;
-            if receives.is_linked && was_taken && !slot.taken.is_accounted(index, count) && slot.taken.account(index, count) {
-                receives.give_back(index);
-            }
-            false
-        });
-        state.orphans.append(&mut orphans);
     }
 }

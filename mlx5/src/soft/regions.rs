@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use std::io;
 
 use super::arena::PAGE;
-use super::layout::{FOREIGN, MAX_MRS, VALID};
+use super::layout::{FOREIGN, MAX_MRS};
 use super::memory::foreign_memory_reachable;
 use super::objects::{commit, free_index};
 use super::{Hca, State};
@@ -90,7 +90,7 @@ impl Hca {
         entry.access.store(access.bits(), Ordering::Relaxed);
         entry.pd.store(pd, Ordering::Relaxed);
         // H2
-        entry.key.store(VALID | u64::from(key), Ordering::Release);
+        entry.key.store(key, Ordering::Release);
         Ok(MrParts { key, addr, len })
     }
 

@@ -3,15 +3,15 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::datagram;
-use super::gather::{Data, scatter};
+use super::gather::{Data, Piece, scatter};
 use super::layout::{Message, SOLICITED};
-use super::memory::{Fault, Span};
+use super::memory::{Fault, Span, copy};
 use super::queues::{Remote, SoftQp, Transport, WaitFor};
 use super::vendor::Limit;
 use super::{Hca, Links};
 use crate::mr::Access;
 use crate::ops::MAX_MESSAGE_BYTES;
-use crate::wire::{AtomicSegment, CqeOpcode, CtrlSegment, Opcode, RaddrSegment, SEGMENT, Syndrome};
+use crate::wire::{AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome};
 
 /// How a WQE ended.
 pub(crate) enum Outcome {
@@ -36,8 +36,6 @@ impl From<Fault> for Outcome {
 pub(crate) enum Malformed {
     /// Wrong WQE index, QPN or length.
     Control = 0x10,
-    /// Longer than any WQE.
-    TooLong = 0x11,
     /// An opcode this device or this kind of queue pair does not have.
     Opcode = 0x12,
     /// A header segment is missing.
@@ -60,8 +58,63 @@ impl From<Malformed> for Outcome {
 
 /// Runs one WQE. `answers`: whether the connected peer does.
 #[inline(always)]
-pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: &CtrlSegment, wqe: &[u8], answers: bool) -> Outcome {
-    let Some(opcode) = Opcode::from_wire(ctrl.opcode) else { return Malformed::Opcode.into() };
+pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], answers: bool) -> Outcome {
+    if answers {
+        if let Some(write) = PlainWrite::parse(ctrl, wqe) {
+            if let Some(outcome) = write.run(hca, qp, ctrl) {
+                return outcome;
+            }
+        }
+    }
+    execute_any(hca, links, qp, ctrl, wqe, answers)
+}
+
+/// What nearly every WQE of an RPC is: a WRITE, with immediate or not, of one contiguous part.
+struct PlainWrite {
+    raddr: RaddrSegment,
+    has_imm: bool,
+    from: Piece,
+}
+
+impl PlainWrite {
+    /// `None` for any other WQE.
+    #[inline(always)]
+    fn parse(ctrl: CtrlWords, wqe: &[u8]) -> Option<Self> {
+        let has_imm = ctrl.opcode() == Opcode::RdmaWriteImm as u8;
+        if !has_imm && ctrl.opcode() != Opcode::RdmaWrite as u8 {
+            return None;
+        }
+        let raddr = RaddrSegment::parse(wqe.get(SEGMENT..)?.first_chunk()?);
+        let from = Piece::only(wqe.get(2 * SEGMENT..)?)?;
+        Some(Self { raddr, has_imm, from })
+    }
+
+    /// `None` if there is more to it, which [`execute_any`] finds out.
+    #[inline(always)]
+    fn run(&self, hca: &Hca, qp: &mut SoftQp, ctrl: CtrlWords) -> Option<Outcome> {
+        let (pd, Transport::Connected(Some(remote))) = (qp.pd, &mut qp.transport) else { return None };
+        let Piece { at, len, key } = self.from;
+        if let Some(key) = key {
+            hca.memory.check(key, at as u64, len as u64, Access::empty(), pd).ok()?;
+        }
+        let Ok(Span::Mapped(to)) =
+            remote.peer.memory.resolve(self.raddr.rkey, self.raddr.addr, len as u64, Access::REMOTE_WRITE, remote.pd)
+        else {
+            return None;
+        };
+        if self.has_imm && !remote.has_room() {
+            return Some(Outcome::Wait(WaitFor::Room));
+        }
+        // SAFETY: both were resolved for `len` bytes, or the source lies in the WQE; as in `Span::write`.
+        unsafe { copy(to.as_ptr(), at, len) };
+        Some(if self.has_imm { deliver(remote, self.raddr.addr, len as u32, ctrl) } else { Outcome::Done(0) })
+    }
+}
+
+/// Runs any WQE.
+#[inline(never)]
+fn execute_any(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], answers: bool) -> Outcome {
+    let Some(opcode) = Opcode::from_wire(ctrl.opcode()) else { return Malformed::Opcode.into() };
     if opcode == Opcode::Nop {
         return Outcome::Done(0);
     }
@@ -106,11 +159,10 @@ pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: &Ctrl
     match opcode {
         Opcode::RdmaRead => read(span, &data, length),
         Opcode::RdmaWrite => done(write(span, &data)),
-        _ => done(write_imm(remote, span, &data, raddr.addr, length as u32, ctrl)),
+        _ => write_imm(remote, span, &data, raddr.addr, length as u32, ctrl),
     }
 }
 
-#[inline(always)]
 fn done(result: Result<(), Outcome>) -> Outcome {
     match result {
         Ok(()) => Outcome::Done(0),
@@ -119,7 +171,6 @@ fn done(result: Result<(), Outcome>) -> Outcome {
 }
 
 /// Checks the local side of a message, and returns its length in bytes.
-#[inline(always)]
 pub(crate) fn check_local(hca: &Hca, pd: u32, data: &Data<'_>, is_result: bool) -> Result<u64, Outcome> {
     let access = if is_result { Access::LOCAL_WRITE } else { Access::empty() };
     let mut length = 0u64;
@@ -128,7 +179,7 @@ pub(crate) fn check_local(hca: &Hca, pd: u32, data: &Data<'_>, is_result: bool) 
         match piece.key {
             None if is_result => Err(Malformed::InlineResult.into()),
             None => Ok(()),
-            Some(key) => match hca.memory.resolve(key, piece.at as u64, piece.len as u64, access, pd) {
+            Some(key) => match hca.memory.check(key, piece.at as u64, piece.len as u64, access, pd) {
                 Ok(_) => Ok(()),
                 Err(fault) => Err(Outcome::Fail(Syndrome::LocalProtection, fault as u8)),
             },
@@ -140,7 +191,6 @@ pub(crate) fn check_local(hca: &Hca, pd: u32, data: &Data<'_>, is_result: bool) 
     Ok(length)
 }
 
-#[inline(always)]
 fn write(span: Option<Span>, data: &Data<'_>) -> Result<(), Outcome> {
     let Some(span) = span else { return Ok(()) };
     let mut offset = 0;
@@ -170,35 +220,35 @@ fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
 /// WRITE with immediate: room in the lane, the payload, a receive, the message; in this order, so that nothing is undone and a receive is
 /// taken only for a message that will be delivered. Without a receive the payload is written again at the retry, as by a NIC, which finds
 /// out with the last packet.
-#[inline(always)]
-fn write_imm(
-    remote: &mut Remote,
-    span: Option<Span>,
-    data: &Data<'_>,
-    addr: u64,
-    byte_count: u32,
-    ctrl: &CtrlSegment,
-) -> Result<(), Outcome> {
+fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64, byte_count: u32, ctrl: CtrlWords) -> Outcome {
     if !remote.has_room() {
-        return Err(Outcome::Wait(WaitFor::Room));
+        return Outcome::Wait(WaitFor::Room);
     }
-    write(span, data)?;
-    let Some(taking) = remote.take_receive() else { return Err(Outcome::Wait(WaitFor::Receive)) };
+    match write(span, data) {
+        Ok(()) => deliver(remote, addr, byte_count, ctrl),
+        Err(outcome) => outcome,
+    }
+}
+
+/// The payload is there: takes a receive for the immediate and tells the peer.
+#[inline(always)]
+fn deliver(remote: &mut Remote, addr: u64, byte_count: u32, ctrl: CtrlWords) -> Outcome {
+    let Some(taking) = remote.take_receive() else { return Outcome::Wait(WaitFor::Receive) };
     remote.publish(Message {
         payload: addr,
         byte_count,
-        imm: ctrl.imm,
+        imm: ctrl.imm(),
         pop: taking.count,
         wqe_index: taking.index,
         opcode: CqeOpcode::ResponderWriteImm as u8,
-        flags: if ctrl.solicited { SOLICITED } else { 0 },
+        flags: if ctrl.solicited() { SOLICITED } else { 0 },
     });
-    Ok(())
+    Outcome::Done(0)
 }
 
 /// SEND: takes a receive and fills its buffers. A message that does not fit, or buffers that cannot be written, fail at both ends: the
 /// responder is told by an error message in its lane.
-fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, ctrl: &CtrlSegment) -> Result<(), Outcome> {
+fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, ctrl: CtrlWords) -> Result<(), Outcome> {
     if !remote.has_room() {
         return Err(Outcome::Wait(WaitFor::Room));
     }
@@ -209,7 +259,7 @@ fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, c
     let has_imm = opcode == Opcode::SendImm;
     let arrived = if has_imm { CqeOpcode::ResponderSendImm } else { CqeOpcode::ResponderSend };
     let (opcode, imm, flags) = match result {
-        Ok(()) => (arrived, if has_imm { ctrl.imm } else { 0 }, if ctrl.solicited { SOLICITED } else { 0 }),
+        Ok(()) => (arrived, if has_imm { ctrl.imm() } else { 0 }, if ctrl.solicited() { SOLICITED } else { 0 }),
         Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor), 0),
     };
     remote.publish(Message { payload, byte_count, imm, pop: taking.count, wqe_index: taking.index, opcode: opcode as u8, flags });

@@ -45,6 +45,8 @@ pub enum Rule {
     ReceiveBeyondRoom,
     /// A length of 0 means 2^31 bytes; the list ends with lkey 0x100.
     ReceiveZeroLength,
+    /// A gathered buffer is the device's until a completion at or after its WQE is visible. Not found in immediate time, nor behind a fence.
+    SourceChanged,
     /// CQEs that were not written cannot have been consumed.
     ConsumerAhead,
     /// More operations were posted than their completions find room.
@@ -52,7 +54,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::RecordBehindRegister,
         Self::RegisterNotWritten,
         Self::RegisterBytes,
@@ -71,6 +73,7 @@ impl Rule {
         Self::ReceiveLink,
         Self::ReceiveBeyondRoom,
         Self::ReceiveZeroLength,
+        Self::SourceChanged,
         Self::ConsumerAhead,
         Self::CompletionOverrun,
     ];
@@ -79,7 +82,9 @@ impl Rule {
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
-            Self::RecordBehindRegister => "the doorbell record does not cover the WQE that the register announces: it was not written, or written late",
+            Self::RecordBehindRegister => {
+                "the doorbell record does not cover the WQE that the register announces: it was not written, or written late"
+            }
             Self::RegisterNotWritten => "the doorbell record moved and no register was written",
             Self::RegisterBytes => "the register does not hold what the send queue holds",
             Self::RegisterHalf => "the same half of the BlueFlame register was written twice in a row",
@@ -97,6 +102,7 @@ impl Rule {
             Self::ReceiveLink => "the link of a receive leads to itself, to one that is still posted, or outside",
             Self::ReceiveBeyondRoom => "the receive record is further ahead than the queue has WQEs",
             Self::ReceiveZeroLength => "a receive with a data segment of length 0 that does not end the list",
+            Self::SourceChanged => "the source buffer changed between the doorbell and the completion",
             Self::ConsumerAhead => "the consumer record is ahead of the CQEs written",
             Self::CompletionOverrun => "a CQE was due and the completion queue was full: the queue is dead",
         }

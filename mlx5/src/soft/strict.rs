@@ -10,7 +10,9 @@ use super::receive::RqSlot;
 use super::rule::{Queue, Rule, Violation};
 use super::{Hca, State, execute};
 use crate::doorbell::BF_BYTES;
-use crate::wire::{AtomicSegment, CtrlSegment, DataSegment, DatagramSegment, InlineHeader, Opcode, RaddrSegment, SEGMENT, WQEBB};
+use crate::wire::{
+    AtomicSegment, CtrlSegment, CtrlWords, DataSegment, DatagramSegment, InlineHeader, Opcode, RaddrSegment, SEGMENT, WQEBB,
+};
 
 /// What a register half holds that was looked at.
 const POISON: u8 = 0xdb;
@@ -82,29 +84,30 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize, offset: usize
 fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, violation: Violation) {
     violations.push(violation);
     qp.watch.broken = Some(violation.rule);
+    qp.is_odd = true;
     if qp.sq_producer() == qp.sq_limit {
         // Nothing is posted that could fail.
         qp.fail(hca);
     }
 }
 
-fn head(bytes: &[u8]) -> [u8; SEGMENT] {
+pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
 
 fn check_register(qp: &SoftQp, half: usize, register: &[u8; BF_BYTES], producer: u16) -> Result<(), Violation> {
-    let ctrl = CtrlSegment::parse(&head(register));
-    let broken = |rule| Violation { queue: Queue::Send(qp.qpn), index: ctrl.wqe_index.into(), bytes: head(register), rule };
+    let ctrl = CtrlWords::parse(&head(register));
+    let broken = |rule| Violation { queue: Queue::Send(qp.qpn), index: ctrl.wqe_index().into(), bytes: head(register), rule };
     if register[..8] == [POISON; 8] {
         return Err(broken(Rule::RegisterNotWritten));
     }
-    if ctrl.qpn != qp.qpn {
+    if ctrl.qpn() != qp.qpn {
         return Err(broken(Rule::RegisterQueue));
     }
     if qp.watch.half == Some(half) {
         return Err(broken(Rule::RegisterHalf));
     }
-    let end = ctrl.wqe_index.wrapping_add(execute::blocks(&ctrl));
+    let end = ctrl.wqe_index().wrapping_add(execute::blocks(ctrl));
     if producer == qp.watch.notified || (producer.wrapping_sub(end) as i16) < 0 {
         return Err(broken(Rule::RecordBehindRegister));
     }
@@ -112,10 +115,10 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BF_BYTES], producer:
         return Err(broken(Rule::RegisterNotLast));
     }
     // 8 bytes, or the whole WQE: then nothing of it is poison.
-    let whole = usize::from(ctrl.ds) * SEGMENT;
+    let whole = usize::from(ctrl.ds()) * SEGMENT;
     let is_whole = register[8..SEGMENT] != [POISON; 8];
     let compared = if is_whole && whole <= BF_BYTES { whole } else { 8 };
-    let queue = bytes_of(qp, ctrl.wqe_index, compared);
+    let queue = bytes_of(qp, ctrl.wqe_index(), compared);
     if register[..compared] != queue[..compared] {
         return Err(broken(Rule::RegisterBytes));
     }
@@ -123,7 +126,7 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BF_BYTES], producer:
 }
 
 /// The first `len` bytes of the WQE at `counter`, 1,024 at most; it may wrap.
-fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
+pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
     let mut bytes = [0; 16 * WQEBB];
     for (block, out) in bytes.chunks_mut(WQEBB).take(len.div_ceil(WQEBB)).enumerate() {
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
@@ -153,11 +156,11 @@ fn check_wqes(qp: &mut SoftQp, producer: u16) -> Result<(), Violation> {
     let mut counter = qp.watch.notified;
     while counter != producer {
         let bytes = bytes_of(qp, counter, 16 * WQEBB);
-        let ctrl = CtrlSegment::parse(&head(&bytes));
+        let ctrl = CtrlWords::parse(&head(&bytes));
         let outstanding = producer.wrapping_sub(counter);
-        check_wqe(qp, counter, outstanding, &ctrl, &bytes).map_err(|rule| of_send(qp, counter, &bytes, rule))?;
-        counter = counter.wrapping_add(execute::blocks(&ctrl));
-        if ctrl.signaled {
+        check_wqe(qp, counter, outstanding, ctrl, &bytes).map_err(|rule| of_send(qp, counter, &bytes, rule))?;
+        counter = counter.wrapping_add(execute::blocks(ctrl));
+        if ctrl.signaled() {
             qp.watch.signaled = counter;
         }
     }
@@ -167,22 +170,22 @@ fn check_wqes(qp: &mut SoftQp, producer: u16) -> Result<(), Violation> {
     Ok(())
 }
 
-fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: &CtrlSegment, bytes: &[u8; 16 * WQEBB]) -> Result<(), Rule> {
-    if ctrl.wqe_index != counter {
+fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes: &[u8; 16 * WQEBB]) -> Result<(), Rule> {
+    if ctrl.wqe_index() != counter {
         return Err(Rule::WqeIndex);
     }
-    if ctrl.qpn != qp.qpn {
+    if ctrl.qpn() != qp.qpn {
         return Err(Rule::WqeQueue);
     }
-    let len = usize::from(ctrl.ds) * SEGMENT;
-    if ctrl.ds == 0 || execute::blocks(ctrl) > outstanding || len > bytes.len() {
+    let len = usize::from(ctrl.ds()) * SEGMENT;
+    if ctrl.ds() == 0 || execute::blocks(ctrl) > outstanding || len > bytes.len() {
         return Err(Rule::WqeLength);
     }
     // These opcodes have no modifier; signature and DCI stream are not used; of byte 11, bit 0 and bit 4 mean nothing.
     if bytes[0] != 0 || bytes[8..11] != [0; 3] || bytes[11] & 0b0001_0001 != 0 || bytes[7] & 0b1100_0000 != 0 {
         return Err(Rule::WqeReserved);
     }
-    let opcode = Opcode::from_wire(ctrl.opcode).ok_or(Rule::WqeOpcode)?;
+    let opcode = Opcode::from_wire(ctrl.opcode()).ok_or(Rule::WqeOpcode)?;
     let header = CtrlSegment::LEN
         + match opcode {
             // A NOP may have any length, and what is behind its control segment means nothing.
@@ -286,7 +289,7 @@ impl Hca {
     /// Takes the list of rules broken.
     pub(crate) fn take_violations(&self) -> Vec<Violation> {
         let state = &mut *self.state.borrow_mut();
-        if self.strict && self.has_hooks {
+        if self.strict && self.null.is_none() {
             progress(self, state);
         }
         core::mem::take(&mut state.violations)

@@ -1,15 +1,18 @@
 //! When things happen: at once, later by a constant, or as a model of a NIC says. Whatever is later is gathered later, so a source buffer
 //! that is reused too early is sent wrongly, as it would be by a NIC.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::VecDeque;
 
 use super::deferred::Deferred;
+use super::nic::{NicModel, Request, Times};
 use super::queues::SoftQp;
-use super::random::Random;
-use crate::wire::{CtrlSegment, DataSegment, InlineHeader, Opcode, SEGMENT, WQEBB};
+use super::source::Source;
+use crate::wire::{CQE_BYTES, CqeOpcode, CtrlSegment, DataSegment, FenceMode, InlineHeader, Opcode, SEGMENT, WQEBB};
 
 /// When a software HCA executes what a doorbell announced. The times are those of the device's [`Clock`](crate::Clock).
+///
+/// In every kind but the first a WQE is gathered, executed and delivered by the requester's device, in a poll of one of its empty CQs or in
+/// [`Device::progress`](crate::Device::progress), and the receiver's CQE is made in a poll of its own: both ends must be polled.
 #[derive(Clone, Debug, Default)]
 pub enum Timing {
     /// In the doorbell.
@@ -20,125 +23,46 @@ pub enum Timing {
         /// Nanoseconds.
         ns: u64,
     },
-    /// As a model of a network of NICs says; for virtual time.
+    /// As a model of a network of NICs says; for virtual time, in one thread.
     Model(NicModel),
 }
 
-/// What a NIC costs. All times in ns, of the clock that the devices share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NicParameters {
-    /// From the doorbell to the first WQE read.
-    pub doorbell_ns: u64,
-    /// Per WQE sent.
-    pub send_ns: u64,
-    /// Per byte sent, in ps.
-    pub byte_ps: u64,
-    /// One way through the network. The acknowledgement takes the same.
-    pub link_ns: u64,
-    /// Per receive taken from a ring, or from a list whose next WQE is the neighbour.
-    pub receive_ns: u64,
-    /// Per receive whose successor in the list is not its neighbour, so that it cannot be prefetched.
-    pub unordered_receive_ns: u64,
-    /// Queue pairs whose context the NIC holds; the least recently used goes.
-    pub context_entries: usize,
-    /// For fetching a context it does not hold, at either end.
-    pub context_miss_ns: u64,
-    /// Up to this much more, at random, per message.
-    pub jitter_ns: u64,
-    /// Of the random numbers: the same seed gives the same run.
-    pub seed: u64,
+/// What a queue pair has under way. Empty, and never looked at, in immediate time.
+#[derive(Default)]
+pub(crate) struct UnderWay {
+    /// WQEs, or doorbells, whose time has not come.
+    pub(crate) announced: VecDeque<Announced>,
+    /// CQEs on their way back: when they are visible. In order.
+    pub(crate) acknowledged: VecDeque<(u64, [u8; CQE_BYTES], CqeOpcode)>,
+    /// How long after its effect the completion of the WQE being executed is visible.
+    pub(crate) acknowledge_ns: u64,
+    /// Strict mode: what was to be sent when the doorbell rang.
+    pub(crate) sources: VecDeque<Source>,
+    /// The last effect there will be, so that effects are in order.
+    last_effect_ns: u64,
+    /// When the last response is here, for fences.
+    last_response_ns: u64,
 }
 
-impl Default for NicParameters {
-    /// A round trip of about 2 us, 100 Gbit/s, and the receive rates that are public for this family (5.4 and 1.8 million per second).
-    fn default() -> Self {
+impl UnderWay {
+    /// With room for all of a send queue, so that nothing is allocated later.
+    pub(crate) fn with_capacity(wqes: usize, is_strict: bool) -> Self {
         Self {
-            doorbell_ns: 250,
-            send_ns: 10,
-            byte_ps: 80,
-            link_ns: 700,
-            receive_ns: 185,
-            unordered_receive_ns: 555,
-            context_entries: 1024,
-            context_miss_ns: 400,
-            jitter_ns: 0,
-            seed: 1,
+            announced: VecDeque::with_capacity(wqes),
+            acknowledged: VecDeque::with_capacity(wqes),
+            sources: VecDeque::with_capacity(if is_strict { wqes } else { 0 }),
+            ..Self::default()
         }
     }
 }
 
-/// The NICs of one network. Clones are the same network: give one to every device that shares its clock.
-#[derive(Clone, Debug)]
-pub struct NicModel {
-    parameters: NicParameters,
-    nics: Arc<Mutex<Nics>>,
-}
-
-#[derive(Debug)]
-struct Nics {
-    by_lid: HashMap<u16, Nic>,
-    random: Random,
-}
-
-#[derive(Debug, Default)]
-struct Nic {
-    send_free_ns: u64,
-    receive_free_ns: u64,
-    /// QPNs, most recently used last.
-    contexts: VecDeque<u32>,
-}
-
-impl Nic {
-    /// What looking at the context of `qpn` costs.
-    fn context_ns(&mut self, qpn: u32, parameters: &NicParameters) -> u64 {
-        if let Some(at) = self.contexts.iter().rposition(|&q| q == qpn) {
-            self.contexts.remove(at);
-            self.contexts.push_back(qpn);
-            return 0;
-        }
-        self.contexts.push_back(qpn);
-        if self.contexts.len() > parameters.context_entries {
-            self.contexts.pop_front();
-        }
-        parameters.context_miss_ns
-    }
-}
-
-/// One WQE, as the model sees it.
-struct Load {
-    bytes: u64,
-    takes_receive: bool,
-    /// The receiver cannot prefetch the one after it.
-    is_unordered: bool,
-}
-
-impl NicModel {
-    /// A network of NICs that have just been switched on.
-    #[must_use]
-    pub fn new(parameters: NicParameters) -> Self {
-        let nics = Nics { by_lid: HashMap::new(), random: Random::new(parameters.seed) };
-        Self { parameters, nics: Arc::new(Mutex::new(nics)) }
-    }
-
-    /// When a WQE has its effect at the peer.
-    fn arrival_ns(&self, now_ns: u64, (lid, qpn): (u16, u32), peer: Option<(u16, u32)>, load: &Load) -> u64 {
-        let Self { parameters, nics } = self;
-        let Nics { by_lid, random } = &mut *nics.lock().unwrap_or_else(PoisonError::into_inner);
-        let sender = by_lid.entry(lid).or_default();
-        let start_ns = (now_ns + parameters.doorbell_ns).max(sender.send_free_ns);
-        sender.send_free_ns = start_ns + parameters.send_ns + load.bytes * parameters.byte_ps / 1000 + sender.context_ns(qpn, parameters);
-        let jitter_ns = if parameters.jitter_ns == 0 { 0 } else { random.below(parameters.jitter_ns + 1) };
-        let at_ns = sender.send_free_ns + parameters.link_ns + jitter_ns;
-        let Some((lid, qpn)) = peer else { return at_ns };
-        let receiver = by_lid.entry(lid).or_default();
-        let receive_ns = match (load.takes_receive, load.is_unordered) {
-            (false, _) => 0,
-            (true, false) => parameters.receive_ns,
-            (true, true) => parameters.unordered_receive_ns,
-        };
-        receiver.receive_free_ns = at_ns.max(receiver.receive_free_ns) + receive_ns + receiver.context_ns(qpn, parameters);
-        receiver.receive_free_ns
-    }
+/// The SQ up to `end` may be executed at `at_ns`.
+#[derive(Clone, Copy)]
+pub(crate) struct Announced {
+    pub(crate) at_ns: u64,
+    pub(crate) end: u16,
+    /// From the effect to the completion.
+    pub(crate) acknowledge_ns: u64,
 }
 
 impl Timing {
@@ -146,62 +70,110 @@ impl Timing {
         matches!(self, Self::Immediate)
     }
 
-    /// How long after its effect an operation's completion is seen by who posted it.
-    pub(crate) fn acknowledge_ns(&self) -> u64 {
-        match self {
-            Self::Immediate | Self::Delay { .. } => 0,
-            Self::Model(model) => model.parameters.link_ns,
-        }
+    pub(crate) fn is_model(&self) -> bool {
+        matches!(self, Self::Model(_))
     }
 
     /// The doorbell of `qp` rang: says when what it announced is to be executed. `lid` is this device's.
     #[cold]
     pub(crate) fn announce(&self, qp: &mut SoftQp, lid: u16, now_ns: u64, deferred: &mut Deferred) {
         let producer = qp.sq_producer();
-        let mut counter = qp.announced.back().map_or(qp.sq_limit, |&(_, end)| end);
-        let last_ns = qp.announced.back().map_or(0, |&(at_ns, _)| at_ns);
+        let mut counter = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
         match self {
             Self::Immediate => {}
             Self::Delay { ns } => {
                 let at_ns = now_ns.saturating_add(*ns);
-                qp.announced.push_back((at_ns, producer));
+                qp.under_way.announced.push_back(Announced { at_ns, end: producer, acknowledge_ns: 0 });
                 deferred.schedule(at_ns, qp.qpn);
             }
             Self::Model(model) => {
-                let peer = qp.remote().map(|r| (r.peer.lid, r.qpn()));
-                let mut last_ns = last_ns;
                 while counter != producer {
-                    let (blocks, load) = load(qp, counter, producer.wrapping_sub(counter));
-                    counter = counter.wrapping_add(blocks);
-                    // In order, whatever the jitter says.
-                    last_ns = model.arrival_ns(now_ns, (lid, qp.qpn), peer, &load).max(last_ns);
-                    qp.announced.push_back((last_ns, counter));
-                    deferred.schedule(last_ns, qp.qpn);
+                    let load = Load::of(qp, counter, producer.wrapping_sub(counter));
+                    counter = counter.wrapping_add(load.blocks);
+                    let Times { effect_ns, acknowledged_ns } = if load.is_nop {
+                        let ns = qp.under_way.last_effect_ns.max(now_ns);
+                        Times { effect_ns: ns, acknowledged_ns: ns }
+                    } else {
+                        model.times(&load.request(qp, lid, now_ns))
+                    };
+                    qp.under_way.last_effect_ns = effect_ns;
+                    if load.response.is_some() {
+                        qp.under_way.last_response_ns = acknowledged_ns;
+                    }
+                    qp.under_way.announced.push_back(Announced {
+                        at_ns: effect_ns,
+                        end: counter,
+                        acknowledge_ns: acknowledged_ns - effect_ns,
+                    });
+                    deferred.schedule(effect_ns, qp.qpn);
                 }
             }
         }
     }
 }
 
-/// WQEBBs and weight of the WQE at `counter`; `outstanding` WQEBBs at most.
-fn load(qp: &SoftQp, counter: u16, outstanding: u16) -> (u16, Load) {
-    // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
-    let block = |at: u16| unsafe { qp.wqebb(counter.wrapping_add(at)).cast::<[u8; WQEBB]>().read() };
-    let first = block(0);
-    let ctrl = CtrlSegment::parse(first.first_chunk().unwrap_or(&[0; SEGMENT]));
-    let blocks = usize::from(ctrl.ds).div_ceil(WQEBB / SEGMENT).clamp(1, usize::from(outstanding).max(1));
-    let opcode = Opcode::from_wire(ctrl.opcode);
-    let takes_receive = matches!(opcode, Some(Opcode::RdmaWriteImm | Opcode::Send | Opcode::SendImm));
-    let header = if matches!(opcode, Some(Opcode::Send | Opcode::SendImm)) { 1 } else { 2 };
-    let mut bytes = 0;
-    let mut segment = header;
-    while segment < usize::from(ctrl.ds) && segment < blocks * (WQEBB / SEGMENT) {
-        let block = block((segment * SEGMENT / WQEBB) as u16);
-        let Some(data) = block[segment * SEGMENT % WQEBB..].first_chunk::<SEGMENT>() else { break };
-        let inline = InlineHeader::parse(&[data[0], data[1], data[2], data[3]]);
-        bytes += inline.map_or_else(|| DataSegment::parse(data).byte_count, |header| header.byte_count);
-        segment += inline.map_or(1, |header| InlineHeader::segments(header.byte_count as usize));
+/// The weight of one WQE.
+struct Load {
+    blocks: u16,
+    /// Bytes sent.
+    bytes: u64,
+    /// Bytes that come back.
+    response: Option<u64>,
+    takes_receive: bool,
+    is_fenced: bool,
+    /// Never leaves the NIC.
+    is_nop: bool,
+}
+
+impl Load {
+    /// Of the WQE at `counter`; `outstanding` WQEBBs at most.
+    fn of(qp: &SoftQp, counter: u16, outstanding: u16) -> Self {
+        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
+        let block = |at: u16| unsafe { qp.wqebb(counter.wrapping_add(at)).cast::<[u8; WQEBB]>().read() };
+        let first = block(0);
+        let ctrl = CtrlSegment::parse(first.first_chunk().unwrap_or(&[0; SEGMENT]));
+        let blocks = usize::from(ctrl.ds).div_ceil(WQEBB / SEGMENT).clamp(1, usize::from(outstanding).max(1));
+        let opcode = Opcode::from_wire(ctrl.opcode);
+        let (header, takes_receive, has_response) = match opcode {
+            Some(Opcode::Send | Opcode::SendImm) if qp.is_datagram() => (4, false, false),
+            Some(Opcode::Send | Opcode::SendImm) => (1, true, false),
+            Some(Opcode::RdmaWriteImm) => (2, true, false),
+            Some(Opcode::RdmaWrite) => (2, false, false),
+            Some(Opcode::RdmaRead) => (2, false, true),
+            Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) => (3, false, true),
+            // Nothing is sent.
+            Some(Opcode::Nop) | None => (usize::MAX, false, false),
+        };
+        let mut bytes = 0;
+        let mut segment = header;
+        while segment < usize::from(ctrl.ds) && segment < blocks * (WQEBB / SEGMENT) {
+            let block = block((segment * SEGMENT / WQEBB) as u16);
+            let Some(data) = block[segment * SEGMENT % WQEBB..].first_chunk::<SEGMENT>() else { break };
+            let inline = InlineHeader::parse(&[data[0], data[1], data[2], data[3]]);
+            bytes += u64::from(inline.map_or_else(|| DataSegment::parse(data).byte_count, |header| header.byte_count));
+            segment += inline.map_or(1, |header| InlineHeader::segments(header.byte_count as usize));
+        }
+        Self {
+            blocks: blocks as u16,
+            bytes: if has_response { 0 } else { bytes },
+            response: has_response.then_some(bytes),
+            takes_receive,
+            is_fenced: ctrl.fence != FenceMode::None,
+            is_nop: opcode == Some(Opcode::Nop),
+        }
     }
-    let is_unordered = takes_receive && qp.remote().is_some_and(|r| r.receives.is_unordered());
-    (blocks as u16, Load { bytes: u64::from(bytes), takes_receive, is_unordered })
+
+    fn request<'a>(&self, qp: &'a SoftQp, lid: u16, now_ns: u64) -> Request<'a> {
+        let UnderWay { last_effect_ns, last_response_ns, .. } = qp.under_way;
+        let remote = qp.remote();
+        Request {
+            posted_ns: if self.is_fenced { now_ns.max(last_response_ns) } else { now_ns },
+            after_ns: last_effect_ns,
+            own: (lid, qp.qpn),
+            peer: remote.map(|r| (r.peer.lid, r.qpn())),
+            bytes: self.bytes,
+            response: self.response,
+            receives: remote.filter(|_| self.takes_receive).map(|r| (r.rqn, &r.receives)),
+        }
+    }
 }

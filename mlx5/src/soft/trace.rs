@@ -1,34 +1,51 @@
-//! A hash over everything a device completed, to tell whether two runs are the same.
+//! A hash over everything a device did, to tell whether two runs are the same. No address, no key, no process is in it.
 
 use std::cell::Cell;
 
-/// What is hashed: no address, no key, no process.
-pub(crate) struct Event {
-    pub(crate) now_ns: u64,
-    pub(crate) qpn: u32,
-    pub(crate) wqe_index: u16,
-    pub(crate) opcode: u8,
-    pub(crate) syndrome: u8,
+use super::Clock;
+use crate::wire::{CQE_BYTES, CqeOpcode};
+
+/// FNV-1a over the events, in order, each with its time.
+pub(crate) struct Trace {
+    hash: Cell<u64>,
+    clock: Clock,
 }
 
-/// FNV-1a over the events, in order.
-pub(crate) struct Trace(Cell<u64>);
+/// Start value and prime of 64-bit FNV-1a (draft-eastlake-fnv).
+const START: u64 = 0xcbf2_9ce4_8422_2325;
+const PRIME: u64 = 0x0100_0000_01b3;
+
+/// Goes on with the hash of earlier bytes.
+pub(crate) fn fnv1a(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
+}
+
+/// The hash of numbers, in order.
+pub(crate) fn hash_of(numbers: impl IntoIterator<Item = u64>) -> u64 {
+    numbers.into_iter().fold(START, |hash, number| fnv1a(hash, &number.to_le_bytes()))
+}
 
 impl Trace {
-    pub(crate) fn new() -> Self {
-        Self(Cell::new(0xcbf2_9ce4_8422_2325))
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self { hash: Cell::new(START), clock }
     }
 
     pub(crate) fn hash(&self) -> u64 {
-        self.0.get()
+        self.hash.get()
     }
 
-    pub(crate) fn record(&self, event: &Event) {
-        let what = u64::from(event.qpn) << 32 | u64::from(event.wqe_index) << 16 | u64::from(event.opcode) << 8 | u64::from(event.syndrome);
-        for word in [event.now_ns, what] {
-            for byte in word.to_le_bytes() {
-                self.0.set((self.0.get() ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-            }
-        }
+    fn record(&self, what: u64, bytes: &[u8]) {
+        let hash = fnv1a(self.hash.get(), &self.clock.now_ns().to_le_bytes());
+        self.hash.set(fnv1a(fnv1a(hash, &what.to_le_bytes()), bytes));
+    }
+
+    /// WQE `wqe_index` of `qpn` had its effect.
+    pub(crate) fn executed(&self, qpn: u32, wqe_index: u16, opcode: u8) {
+        self.record(1 << 63 | u64::from(qpn) << 32 | u64::from(wqe_index) << 16 | u64::from(opcode), &[]);
+    }
+
+    /// A CQE became visible in `cqn`; of it the second half, where no received byte is.
+    pub(crate) fn completed(&self, cqn: u32, opcode: CqeOpcode, cqe: &[u8; CQE_BYTES]) {
+        self.record(u64::from(cqn) << 8 | opcode as u64, &cqe[CQE_BYTES / 2..]);
     }
 }

@@ -81,6 +81,28 @@ fn together(receiver: impl FnOnce() + std::marker::Send + 'static, sender: impl 
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
+/// Queue pairs that take turns: the one a message comes on has mostly been idle, and is not polled.
+const QUEUES: usize = 4;
+
+/// As many queue pairs on one CQ, and the receives they share.
+fn queues(options: SoftOptions) -> (Device, Cq, Srq, Vec<RcQp>) {
+    let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
+    let pd = device.alloc_pd();
+    let cq = device.create_cq(256).unwrap();
+    let mut srq = pd.create_srq(63, 0).unwrap();
+    while srq.post(&[], 0).is_ok() {}
+    srq.ring();
+    let qps = (0..QUEUES).map(|_| pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap()).collect();
+    (device, cq, srq, qps)
+}
+
+fn connect(qps: &mut [RcQp], own: &mpsc::Sender<Vec<QpAddress>>, other: &mpsc::Receiver<Vec<QpAddress>>) {
+    own.send(qps.iter().map(RcQp::address).collect()).unwrap();
+    for (qp, to) in qps.iter_mut().zip(other.recv().unwrap()) {
+        qp.connect(&to, &ConnectOptions::default()).unwrap();
+    }
+}
+
 /// `rounds` times `per_round` messages, the last of each round solicited.
 fn connected(rounds: u64, per_round: u64, solicited_only: bool) {
     let fabric = LocalFabric::new();
@@ -91,38 +113,27 @@ fn connected(rounds: u64, per_round: u64, solicited_only: bool) {
     let count = Arc::clone(&taken);
     together(
         move || {
-            let device = Device::open(&DeviceSpec::Soft(receivers)).unwrap();
-            let pd = device.alloc_pd();
-            let (send_cq, mut recv_cq) = (device.create_cq(64).unwrap(), device.create_cq(64).unwrap());
-            let mut srq = pd.create_srq(63, 0).unwrap();
-            while srq.post(&[], 0).is_ok() {}
-            srq.ring();
-            let mut qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig::default()).unwrap();
-            to_sender.send(qp.address()).unwrap();
-            qp.connect(&from_sender.recv().unwrap(), &ConnectOptions::default()).unwrap();
-            sleeper(&device, &mut recv_cq, solicited_only, rounds * per_round, &count, |cqe| {
+            let (device, mut cq, mut srq, mut qps) = queues(receivers);
+            connect(&mut qps, &to_sender, &from_sender);
+            sleeper(&device, &mut cq, solicited_only, rounds * per_round, &count, |cqe| {
                 srq.complete(cqe.wqe_counter()).unwrap();
                 srq.post(&[], 0).unwrap();
                 srq.ring();
             });
         },
         move || {
-            let device = Device::open(&DeviceSpec::Soft(senders)).unwrap();
-            let pd = device.alloc_pd();
-            let mut cq = device.create_cq(256).unwrap();
-            let srq = pd.create_srq(1, 0).unwrap();
-            let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap();
-            to_receiver.send(qp.address()).unwrap();
-            qp.connect(&from_receiver.recv().unwrap(), &ConnectOptions::default()).unwrap();
+            let (device, mut cq, _srq, mut qps) = queues(senders);
+            connect(&mut qps, &to_receiver, &from_receiver);
             let sender = Sender { device: &device, taken };
             sender.rounds(rounds, per_round, |n| {
                 let is_last = n % per_round == per_round - 1;
                 let signal = if is_last { Signal::Reclaim.solicited() } else { Signal::Reclaim.into() };
+                let qp = &mut qps[(n / per_round) as usize % QUEUES];
                 qp.post(&crate::Send { payload: () }, signal, 0).unwrap();
                 qp.ring();
                 cq.poll(64, |cqe| {
                     cqe.result().unwrap();
-                    qp.complete(&cqe);
+                    assert!(qps.iter_mut().any(|qp| qp.complete(&cqe).is_some()));
                 });
             });
         },

@@ -109,7 +109,7 @@ impl Hand {
             strict,
             ..SoftOptions::default()
         };
-        let hca = Rc::new(Hca::open(&options, true).unwrap());
+        let hca = Rc::new(Hca::open(&options, None).unwrap());
         let pd = hca.alloc_pd();
         let cq = || HandCq { parts: hca.create_cq(&CQ.into()).unwrap(), consumed: 0, tells: true };
         let (send_cq, recv_cq) = (cq(), cq());

@@ -328,7 +328,11 @@ fn every_mistake_is_named_with_its_queue_place_and_bytes_and_none_hangs() {
                 // They have all run already.
                 Mistake::NoCompletionBit => {}
                 _ => {
-                    assert_eq!((errors[0].syndrome, errors[0].vendor_text()), (Syndrome::LocalQpOperation, Some(rule.text())), "{mistake:?}");
+                    assert_eq!(
+                        (errors[0].syndrome, errors[0].vendor_text()),
+                        (Syndrome::LocalQpOperation, Some(rule.text())),
+                        "{mistake:?}"
+                    );
                     assert!(errors[1..].iter().all(|e| e.syndrome == Syndrome::WorkRequestFlushed));
                 }
             }
@@ -393,7 +397,10 @@ fn a_receive_record_beyond_the_room_and_a_receive_of_length_zero_are_found() {
         hand.post_receives();
         assert_eq!(hand.violations(), []);
         hand.write_receive_record(hand.posted_receives.wrapping_add(1));
-        assert_eq!(of_receives(&hand), (Rule::ReceiveBeyondRoom, (hand.posted_receives % RQ).into(), hand_bytes(&hand, hand.posted_receives % RQ)));
+        assert_eq!(
+            of_receives(&hand),
+            (Rule::ReceiveBeyondRoom, (hand.posted_receives % RQ).into(), hand_bytes(&hand, hand.posted_receives % RQ))
+        );
         // An operation that finds more receives than there are is not ready, and that ends.
         let wqe = hand.wqe(WRITE_IMM, true, &[hand.raddr(0)]);
         hand.push(&wqe);
@@ -439,7 +446,10 @@ fn a_consumer_record_that_is_ahead_and_a_queue_that_overruns_are_found() {
     }
     let found = hand.violations();
     let [violation] = found[..] else { panic!("{found:?}") };
-    assert_eq!((violation.rule, violation.queue, violation.index), (Rule::CompletionOverrun, Queue::Completion(hand.send_cq.parts.cqn), CQ));
+    assert_eq!(
+        (violation.rule, violation.queue, violation.index),
+        (Rule::CompletionOverrun, Queue::Completion(hand.send_cq.parts.cqn), CQ)
+    );
 }
 
 #[test]

@@ -126,14 +126,11 @@ pub const fn op_own_with(opcode: CqeOpcode, format: CqeFormat, solicited: bool, 
     (opcode as u8) << 4 | (format as u8) << 2 | (solicited as u8) << 1 | owner as u8
 }
 
-/// The solicited bit of an op_own byte.
-pub const OP_OWN_SOLICITED: u8 = 2;
-
 /// Whether an op_own byte has the solicited bit.
 #[must_use]
 #[inline(always)]
 pub const fn is_solicited(op_own: u8) -> bool {
-    op_own & OP_OWN_SOLICITED != 0
+    op_own & 2 != 0
 }
 
 /// Completion of a send WQE.
@@ -200,14 +197,20 @@ impl ResponderCqe {
     #[inline(always)]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
         let mut b = [0; CQE_BYTES];
-        b[FLAGS_RQPN..][..4].copy_from_slice(&(u32::from(self.grh) << 28 | self.source_qpn & 0xff_ffff).to_be_bytes());
-        b[SRQN..][..4].copy_from_slice(&self.srqn.to_be_bytes());
-        b[IMM..][..4].copy_from_slice(&self.imm.to_be_bytes());
-        b[BYTE_COUNT..][..4].copy_from_slice(&self.byte_count.to_be_bytes());
-        b[OPCODE_QPN..][..4].copy_from_slice(&(self.qpn & 0xff_ffff).to_be_bytes());
-        b[WQE_COUNTER..][..2].copy_from_slice(&self.wqe_counter.to_be_bytes());
-        b[OP_OWN_OFFSET] = OP_OWN_UNTOUCHED;
+        for (bytes, word) in b.chunks_exact_mut(8).zip(self.emit_words(OP_OWN_UNTOUCHED)) {
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
         b
+    }
+
+    /// The same as eight words in memory order, with the op_own byte given, for a device that stores them one by one.
+    #[must_use]
+    #[inline(always)]
+    pub fn emit_words(&self, op_own: u8) -> [u64; CQE_BYTES / 8] {
+        let word = |upper: u32, lower: u32| (u64::from(upper) << 32 | u64::from(lower)).to_be();
+        let sender = u32::from(self.grh) << 28 | self.source_qpn & 0xff_ffff;
+        let last = u32::from(self.wqe_counter) << 16 | u32::from(op_own);
+        [0, 0, 0, word(sender, 0), word(self.srqn, self.imm), word(0, self.byte_count), 0, word(self.qpn & 0xff_ffff, last)]
     }
 
     /// Reads the bytes of a responder CQE.

@@ -12,7 +12,7 @@
 //! | 11 | fm_ce_se: fence mode (bits 5..8, [`FenceMode`]), completion mode (2..4, [`CompletionMode`]), solicited (1) |
 //! | 12..16 | immediate |
 
-use super::{SEGMENT, be16, be32};
+use super::{SEGMENT, be16, be32, be64};
 
 /// Send WQE opcodes (`MLX5_OPCODE_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +128,8 @@ impl CtrlSegment {
         let mut b = [0; Self::LEN];
         b[0..4].copy_from_slice(&(u32::from(self.wqe_index) << 8 | u32::from(self.opcode)).to_be_bytes());
         b[4..8].copy_from_slice(&(self.qpn << 8 | u32::from(self.ds & 0x3f)).to_be_bytes());
-        b[11] = (self.fence as u8) << 5 | (completion as u8) << 2 | u8::from(self.solicited) << 1;
+        let fm_ce_se = (self.fence as u8) << 5 | (completion as u8) << 2 | u8::from(self.solicited) << 1;
+        b[8..12].copy_from_slice(&u32::from(fm_ce_se).to_be_bytes());
         b[12..16].copy_from_slice(&self.imm.to_be_bytes());
         b
     }
@@ -149,6 +150,107 @@ impl CtrlSegment {
             },
             solicited: b[11] & 2 != 0,
             imm: be32(b, 12),
+        }
+    }
+}
+
+/// A control segment as it lies in the queue, in two words: its fields are decoded where they are used, which the requester of a software
+/// device does one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CtrlWords {
+    first: u64,
+    second: u64,
+}
+
+impl CtrlWords {
+    /// Reads the bytes; anything decodes.
+    #[must_use]
+    #[inline(always)]
+    pub fn parse(b: &[u8; CtrlSegment::LEN]) -> Self {
+        Self { first: be64(b, 0), second: be64(b, 8) }
+    }
+
+    /// All fields.
+    #[must_use]
+    pub fn segment(self) -> CtrlSegment {
+        let mut b = [0; CtrlSegment::LEN];
+        b[..8].copy_from_slice(&self.first.to_be_bytes());
+        b[8..].copy_from_slice(&self.second.to_be_bytes());
+        CtrlSegment::parse(&b)
+    }
+
+    /// Whether it is of WQE `wqe_index` of queue pair `qpn`, which has 24 bits.
+    #[must_use]
+    #[inline(always)]
+    pub const fn names(self, wqe_index: u16, qpn: u32) -> bool {
+        self.first & 0x00ff_ff00_ffff_ff00 == (wqe_index as u64) << 40 | (qpn as u64) << 8
+    }
+
+    /// [`CtrlSegment::opcode`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn opcode(self) -> u8 {
+        (self.first >> 32) as u8
+    }
+
+    /// [`CtrlSegment::wqe_index`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn wqe_index(self) -> u16 {
+        (self.first >> 40) as u16
+    }
+
+    /// [`CtrlSegment::qpn`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn qpn(self) -> u32 {
+        self.first as u32 >> 8
+    }
+
+    /// [`CtrlSegment::ds`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn ds(self) -> u8 {
+        self.first as u8 & 0x3f
+    }
+
+    /// [`CtrlSegment::signaled`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn signaled(self) -> bool {
+        (self.second >> 32) as u8 & 0b1100 == (CompletionMode::Always as u8) << 2
+    }
+
+    /// [`CtrlSegment::solicited`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn solicited(self) -> bool {
+        self.second >> 33 & 1 != 0
+    }
+
+    /// [`CtrlSegment::imm`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn imm(self) -> u32 {
+        self.second as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_readings_of_a_control_segment_agree_on_every_bit() {
+        for bit in 0..8 * CtrlSegment::LEN {
+            let mut b = [0; CtrlSegment::LEN];
+            b[bit / 8] |= 1 << (bit % 8);
+            let (words, segment) = (CtrlWords::parse(&b), CtrlSegment::parse(&b));
+            assert_eq!(words.segment(), segment);
+            assert_eq!((words.opcode(), words.wqe_index(), words.qpn()), (segment.opcode, segment.wqe_index, segment.qpn));
+            assert_eq!((words.ds(), words.signaled()), (segment.ds, segment.signaled));
+            assert_eq!((words.solicited(), words.imm()), (segment.solicited, segment.imm));
+            assert!(words.names(segment.wqe_index, segment.qpn) && !words.names(segment.wqe_index ^ 1, segment.qpn));
         }
     }
 }

@@ -19,10 +19,10 @@ mod srq;
 
 pub use atomic::AtomicSegment;
 pub use cqe::{
-    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_SOLICITED, OP_OWN_UNTOUCHED,
-    RequesterCqe, ResponderCqe, Syndrome, is_solicited, op_own, op_own_with,
+    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, RequesterCqe, ResponderCqe,
+    Syndrome, is_solicited, op_own, op_own_with,
 };
-pub use ctrl::{CompletionMode, CtrlSegment, FenceMode, Opcode};
+pub use ctrl::{CompletionMode, CtrlSegment, CtrlWords, FenceMode, Opcode};
 pub use data::{DataSegment, INVALID_LKEY, InlineHeader};
 pub use datagram::{AddressVector, DatagramSegment};
 pub use doorbell::{
@@ -38,14 +38,23 @@ pub const WQEBB: usize = 64;
 /// Bytes of a segment, the unit of a WQE's `ds` count.
 pub const SEGMENT: usize = 16;
 
+/// The `N` bytes at `at`; zeros if `b` is too short, which no caller's is.
+#[inline(always)]
+fn bytes<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
+    b.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
+}
+
+#[inline(always)]
 fn be16(b: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes([b[at], b[at + 1]])
+    u16::from_be_bytes(bytes(b, at))
 }
 
+#[inline(always)]
 fn be32(b: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+    u32::from_be_bytes(bytes(b, at))
 }
 
+#[inline(always)]
 fn be64(b: &[u8], at: usize) -> u64 {
-    u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4))
+    u64::from_be_bytes(bytes(b, at))
 }

@@ -21,7 +21,7 @@ impl RaddrSegment {
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
         b[0..8].copy_from_slice(&self.addr.to_be_bytes());
-        b[8..12].copy_from_slice(&self.rkey.to_be_bytes());
+        b[8..16].copy_from_slice(&(u64::from(self.rkey) << 32).to_be_bytes());
         b
     }
 

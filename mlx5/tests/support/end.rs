@@ -7,8 +7,7 @@ use mlx5::*;
 pub(crate) const BYTES: usize = 1 << 17;
 /// The second half.
 pub(crate) const INTO: usize = BYTES / 2;
-pub(crate) const ANY: Access =
-    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+pub(crate) const ANY: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 /// How big its queues are, and whose its receives.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicParameters, SoftOptions, Timing};
+use mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicParameters, Rule, SoftOptions, Timing};
 
 /// When operations are executed in this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,8 +108,9 @@ impl Net {
     /// Every device makes what progress it can. With nothing left to do at this time, virtual time goes on to the next event.
     pub(crate) fn progress(&self) {
         let devices = self.shared.devices.borrow();
-        let any = devices.iter().fold(false, |any, device| device.progress() || any);
-        if !any && matches!(self.shared.clock, Clock::Stepping { .. }) {
+        // All of them: `any` would stop at the first.
+        let moved = devices.iter().filter(|device| device.progress()).count();
+        if moved == 0 && matches!(self.shared.clock, Clock::Stepping { .. }) {
             if let Some(next_ns) = devices.iter().filter_map(Device::next_event_ns).min() {
                 self.shared.now_ns.fetch_max(next_ns, Ordering::Relaxed);
             }
@@ -149,6 +150,12 @@ impl Net {
             is_over || !self.shared.devices.borrow().iter().any(is_busy)
         });
         self.progress();
+    }
+
+    /// Takes the rules that a test broke on purpose.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn broken_rules(&self) -> Vec<Rule> {
+        self.shared.devices.borrow().iter().flat_map(Device::violations).map(|violation| violation.rule).collect()
     }
 
     /// Lets `ns` pass: by setting the clock, or really.

@@ -1,0 +1,62 @@
+//! [`BlueflameBatch`]: several WQEs in one store to the BlueFlame register.
+
+use core::fmt;
+use core::mem::MaybeUninit;
+
+use crate::doorbell::BF_BYTES;
+use crate::ops::RcOperation;
+use crate::qp::QueuePair;
+use crate::sq::{BlueflameBuffer, Flags, PostError};
+
+/// Several short operations whose WQEs go through BlueFlame together: the device need not read any of them from memory.
+///
+/// They are built in the send queue, as always, and copied to a buffer of 256 bytes on the stack, which [`finish`](Self::finish) copies to
+/// the register, behind the same record and barriers as any other doorbell. WQEs that together take more than 256 bytes (four of up to
+/// 64 bytes fit, the NOPs at the ring's end included) are announced with an 8-byte doorbell instead.
+///
+/// Not proven on a NIC: rdma-core copies to BlueFlame only a WQE that is the only new one, and no driver is known that puts several into
+/// one register. Nothing in this crate uses it by itself.
+///
+/// Dropped without `finish`, its operations stay posted, and the queue pair's next doorbell announces them.
+#[must_use = "its operations are announced by `finish`"]
+pub struct BlueflameBatch<'a> {
+    qp: &'a mut QueuePair,
+    buffer: BlueflameBuffer,
+    fits: bool,
+}
+
+impl fmt::Debug for BlueflameBatch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlueflameBatch").field("qpn", &self.qp.qpn()).field("fits", &self.fits).finish_non_exhaustive()
+    }
+}
+
+impl<'a> BlueflameBatch<'a> {
+    /// What was posted before is announced first: the register gets this batch's WQEs only.
+    pub(crate) fn new(qp: &'a mut QueuePair) -> Self {
+        qp.sq.ring();
+        Self { qp, buffer: BlueflameBuffer([MaybeUninit::uninit(); BF_BYTES]), fits: true }
+    }
+
+    /// Adds an operation; as [`RcQp::post`](crate::RcQp::post).
+    ///
+    /// # Errors
+    /// See [`PostError`]; the batch is as before.
+    #[inline]
+    pub fn post<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+        let from = self.qp.sq.pending();
+        self.qp.post(op, flags, user)?;
+        self.fits = self.fits && self.qp.sq.copy_pending(from, &mut self.buffer);
+        Ok(())
+    }
+
+    /// Announces the batch to the device; without operations, does nothing.
+    pub fn finish(self) {
+        let sq = &mut self.qp.sq;
+        if self.fits && sq.pending() > 0 {
+            sq.ring_buffer(&self.buffer);
+        } else {
+            sq.ring_doorbell();
+        }
+    }
+}

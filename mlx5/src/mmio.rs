@@ -1,0 +1,376 @@
+//! The one seam to the device: every store to a doorbell record, every barrier of a doorbell and every store to its register is one of
+//! the six operations of [`Mmio`]. [`doorbell`](crate::doorbell) puts them in order; the tests record that order through this trait.
+//!
+//! The barriers are named by their use, as in rdma-core's `util/udma_barrier.h`:
+//!
+//! | name | between | x86-64 | AArch64 |
+//! |---|---|---|---|
+//! | `udma_to_device_barrier` | stores to memory the device reads, and the store that lets it look | the compiler only: such stores stay in order | `dmb oshst` |
+//! | `mmio_wc_start` | those, and the first store to a write-combining register, which otherwise overtakes them | `sfence` | `dsb st` |
+//! | `mmio_flush_writes` | that register's stores, and the next doorbell's; also sends them off now | `sfence` | `dsb st` |
+//!
+//! A soft device's register and record are ordinary memory, read by the storing thread itself in the hook that follows, so program order
+//! suffices and all three are compiler fences. Its register gets plain stores: a non-temporal copy into ordinary memory throws the line
+//! out of the cache and costs a hundred times as much. A write-combining register gets whole 64-byte lines in non-temporal stores of the
+//! widest kind the processor has, found out once.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
+
+/// What kind of memory a BlueFlame register is, which decides how it is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RegisterKind {
+    /// Cached memory, read by the storing thread: a soft device.
+    #[default]
+    Ordinary,
+    /// Write-combining memory: hardware.
+    WriteCombining,
+}
+
+impl RegisterKind {
+    /// Which routine copies a WQE into such a register on this machine, for people.
+    #[must_use]
+    pub fn copy_routine(self) -> &'static str {
+        match self {
+            Self::Ordinary => "plain 8-byte stores",
+            Self::WriteCombining => match Streaming::detect() {
+                #[cfg(target_arch = "x86_64")]
+                Streaming::Avx512 => "non-temporal 64-byte stores (AVX-512)",
+                #[cfg(target_arch = "x86_64")]
+                Streaming::Avx => "non-temporal 32-byte stores (AVX)",
+                #[cfg(target_arch = "x86_64")]
+                Streaming::Sse2 => "non-temporal 16-byte stores (SSE2)",
+                #[cfg(target_arch = "aarch64")]
+                Streaming::Stnp => "non-temporal pairs of 16 bytes (stnp)",
+                #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+                Streaming::Words => "8-byte stores",
+            },
+        }
+    }
+}
+
+/// The routine for write-combining registers on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Streaming {
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx,
+    #[cfg(target_arch = "x86_64")]
+    Sse2,
+    #[cfg(target_arch = "aarch64")]
+    Stnp,
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    Words,
+}
+
+impl Streaming {
+    /// Asks the processor.
+    pub(crate) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        return if std::arch::is_x86_feature_detected!("avx512f") {
+            Self::Avx512
+        } else if std::arch::is_x86_feature_detected!("avx") {
+            Self::Avx
+        } else {
+            Self::Sse2
+        };
+        #[cfg(target_arch = "aarch64")]
+        return Self::Stnp;
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        return Self::Words;
+    }
+}
+
+/// The operations a doorbell is made of. What is given here is for hardware; the types below differ in the copy, [`Ordinary`] in the
+/// barriers too. They have no values, so every call is direct.
+pub(crate) trait Mmio {
+    /// Stores before it are visible to the device before stores after it.
+    #[inline(always)]
+    fn udma_to_device_barrier() {
+        hardware::udma_to_device_barrier();
+    }
+
+    /// Stores to a doorbell record, in memory the device reads.
+    #[inline(always)]
+    fn store_record(record: &AtomicU32, value: u32) {
+        record.store(value, Ordering::Relaxed);
+    }
+
+    /// Stores before it, to memory of any kind, are visible to the device before the stores to a write-combining register after it.
+    #[inline(always)]
+    fn mmio_wc_start() {
+        hardware::sfence();
+    }
+
+    /// Stores 8 bytes to the register.
+    ///
+    /// # Safety
+    /// 8 bytes are readable at `from`, and writable at `register`; both are 8-aligned.
+    #[inline(always)]
+    unsafe fn store_8(register: *mut u8, from: *const u8) {
+        // SAFETY: the caller's; the register is accessed through atomics and non-temporal stores only.
+        unsafe { (*register.cast::<AtomicU64>()).store(from.cast::<u64>().read(), Ordering::Relaxed) };
+    }
+
+    /// Copies the line of 64 bytes at offset `AT`.
+    ///
+    /// # Safety
+    /// The line is readable at `from + AT` and writable at `register + AT`; both are 64-aligned.
+    unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8);
+
+    /// Called behind the last line of a copy.
+    #[inline(always)]
+    fn end_copy() {}
+
+    /// Copies `bytes` to the register.
+    ///
+    /// # Safety
+    /// `bytes` are 64, 128, 192 or 256. They are readable at `from`, and writable at `register`; both are 64-aligned.
+    #[inline(always)]
+    unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe {
+            Self::copy_line::<0>(register, from);
+            if bytes > 64 {
+                Self::copy_line::<64>(register, from);
+                if bytes > 128 {
+                    Self::copy_line::<128>(register, from);
+                    if bytes > 192 {
+                        Self::copy_line::<192>(register, from);
+                    }
+                }
+            }
+        }
+        Self::end_copy();
+    }
+
+    /// The stores to a write-combining register leave the processor now, and before any later one.
+    #[inline(always)]
+    fn mmio_flush_writes() {
+        hardware::sfence();
+    }
+}
+
+/// Lets requesters and hardware see a receive queue's WQEs: the whole doorbell of a queue that has no register.
+#[inline(always)]
+pub(crate) fn ring_record(record: &AtomicU32, value: u32) {
+    hardware::udma_to_device_barrier();
+    // Release: requesters of a soft device are other threads, and pair with it.
+    record.store(value, Ordering::Release);
+}
+
+/// A register of [`RegisterKind::Ordinary`], read by this thread only.
+pub(crate) enum Ordinary {}
+
+impl Mmio for Ordinary {
+    #[inline(always)]
+    fn udma_to_device_barrier() {
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    fn mmio_wc_start() {
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
+        for at in (AT..AT + 64).step_by(8) {
+            // SAFETY: the caller's.
+            unsafe { Self::store_8(register.add(at), from.add(at)) };
+        }
+    }
+
+    #[inline(always)]
+    fn mmio_flush_writes() {
+        compiler_fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::{Avx, Avx512, Sse2};
+
+#[cfg(target_arch = "x86_64")]
+mod hardware {
+    use core::arch::asm;
+
+    #[inline(always)]
+    pub(super) fn udma_to_device_barrier() {
+        // SAFETY: no instruction; it clobbers memory, so the compiler moves no access across it.
+        unsafe { asm!("", options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    pub(super) fn sfence() {
+        // SAFETY: orders stores and nothing else; every x86-64 has it.
+        unsafe { asm!("sfence", options(nostack, preserves_flags)) };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64 {
+    //! The copies are assembly because the compiler's own non-temporal stores have no place in its memory model (it may move other
+    //! accesses across them), and because AVX-512 intrinsics are younger than this crate's Rust version.
+
+    use super::Mmio;
+    use core::arch::asm;
+
+    /// 16-byte stores, which every x86-64 has.
+    pub(crate) enum Sse2 {}
+    /// 32-byte stores. Only for processors with AVX.
+    pub(crate) enum Avx {}
+    /// 64-byte stores. Only for processors with AVX-512F.
+    pub(crate) enum Avx512 {}
+
+    impl Mmio for Sse2 {
+        #[inline(always)]
+        unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
+            // SAFETY: 64 aligned bytes on both sides (caller).
+            unsafe {
+                asm!(
+                    "movdqa xmm0, [{from} + {at}]",
+                    "movdqa xmm1, [{from} + {at} + 16]",
+                    "movdqa xmm2, [{from} + {at} + 32]",
+                    "movdqa xmm3, [{from} + {at} + 48]",
+                    "movntdq [{to} + {at}], xmm0",
+                    "movntdq [{to} + {at} + 16], xmm1",
+                    "movntdq [{to} + {at} + 32], xmm2",
+                    "movntdq [{to} + {at} + 48], xmm3",
+                    from = in(reg) from, to = in(reg) register, at = const AT,
+                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                    options(nostack, preserves_flags),
+                );
+            }
+        }
+    }
+
+    impl Mmio for Avx {
+        #[inline(always)]
+        unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
+            // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX (this type is for those). An xmm register stands
+            // for its wider forms.
+            unsafe {
+                asm!(
+                    "vmovdqa ymm0, [{from} + {at}]",
+                    "vmovdqa ymm1, [{from} + {at} + 32]",
+                    "vmovntdq [{to} + {at}], ymm0",
+                    "vmovntdq [{to} + {at} + 32], ymm1",
+                    from = in(reg) from, to = in(reg) register, at = const AT,
+                    out("xmm0") _, out("xmm1") _,
+                    options(nostack, preserves_flags),
+                );
+            }
+        }
+
+        #[inline(always)]
+        fn end_copy() {
+            leave_avx();
+        }
+    }
+
+    impl Mmio for Avx512 {
+        #[inline(always)]
+        unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
+            // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX-512F (this type is for those).
+            unsafe {
+                asm!(
+                    "vmovdqa64 zmm0, [{from} + {at}]",
+                    "vmovntdq [{to} + {at}], zmm0",
+                    from = in(reg) from, to = in(reg) register, at = const AT,
+                    out("xmm0") _,
+                    options(nostack, preserves_flags),
+                );
+            }
+        }
+
+        #[inline(always)]
+        fn end_copy() {
+            leave_avx();
+        }
+    }
+
+    /// The upper halves are clean again, as the calling convention wants them: else SSE code of the caller is slowed down.
+    #[inline(always)]
+    fn leave_avx() {
+        // SAFETY: clears the upper halves of all vector registers, which code compiled for x86-64 without AVX never uses; the clobbers
+        // tell code that was compiled with it.
+        unsafe {
+            asm!(
+                "vzeroupper",
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _, out("xmm12") _, out("xmm13") _, out("xmm14") _,
+                out("xmm15") _,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod hardware {
+    use core::arch::asm;
+
+    #[inline(always)]
+    pub(super) fn udma_to_device_barrier() {
+        // SAFETY: orders stores and nothing else.
+        unsafe { asm!("dmb oshst", options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    pub(super) fn sfence() {
+        // SAFETY: waits for stores and does nothing else.
+        unsafe { asm!("dsb st", options(nostack, preserves_flags)) };
+    }
+}
+
+/// Non-temporal pairs of 16 bytes.
+#[cfg(target_arch = "aarch64")]
+pub(crate) enum Stnp {}
+
+#[cfg(target_arch = "aarch64")]
+impl Mmio for Stnp {
+    #[inline(always)]
+    unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
+        // SAFETY: 64 aligned bytes on both sides (caller).
+        unsafe {
+            core::arch::asm!(
+                "ldp q0, q1, [{from}, #{at}]",
+                "ldp q2, q3, [{from}, #{at} + 32]",
+                "stnp q0, q1, [{to}, #{at}]",
+                "stnp q2, q3, [{to}, #{at} + 32]",
+                from = in(reg) from, to = in(reg) register, at = const AT,
+                out("v0") _, out("v1") _, out("v2") _, out("v3") _,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod hardware {
+    use core::sync::atomic::{Ordering, fence};
+
+    /// The strongest fence there is: what orders memory against a device is not known for this processor.
+    #[inline(always)]
+    pub(super) fn udma_to_device_barrier() {
+        fence(Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    pub(super) fn sfence() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// 8-byte stores, on processors this crate knows nothing better for.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) enum Words {}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+impl Mmio for Words {
+    #[inline(always)]
+    unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
+        // SAFETY: the caller's.
+        unsafe { Ordinary::copy_line::<AT>(register, from) };
+    }
+}

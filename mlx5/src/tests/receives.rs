@@ -1,0 +1,203 @@
+//! Receive queues and shared receive queues over the wrap of their 16-bit counters. The test plays the device over the queue's memory;
+//! what must come back is a model's.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use super::random::Random;
+use crate::control::{RqParts, SrqParts};
+use crate::rq::{PostReceiveError, ReceiveQueue};
+use crate::soft::{Hca, LocalFabric};
+use crate::srq::Srq;
+use crate::wire::{DataSegment, NextSegment, SEGMENT, queue_record_index};
+use crate::{FabricSpec, MAX_MESSAGE_BYTES, Sge, SoftOptions};
+
+const SEEDS: [u64; 3] = [5, 0xabcdef, 1 << 40];
+
+/// What the device sees of a queue: the WQEs and the record.
+struct Ring {
+    buffer: NonNull<u8>,
+    stride: usize,
+    record: NonNull<AtomicU32>,
+}
+
+impl Ring {
+    /// Memory for a queue, filled with 0xa5. Leaked.
+    fn leak(wqe_cnt: u16, stride: usize) -> Self {
+        let memory = vec![[0xa5u8; SEGMENT]; usize::from(wqe_cnt) * stride / SEGMENT].leak();
+        Self { buffer: NonNull::from(memory).cast(), stride, record: NonNull::from(Box::leak(Box::new(AtomicU32::new(0)))) }
+    }
+
+    fn posted(&self) -> u16 {
+        // SAFETY: the record is alive: leaked, or its device is.
+        queue_record_index(unsafe { self.record.as_ref() }.load(Ordering::Acquire))
+    }
+
+    fn segment(&self, wqe: u16, place: usize) -> [u8; SEGMENT] {
+        // SAFETY: as above, and inside the queue.
+        unsafe { self.buffer.add(usize::from(wqe) * self.stride + place * SEGMENT).cast().read() }
+    }
+
+    /// The buffers of a WQE from segment `first` on, up to the terminator or the end of the stride. None of them may be empty.
+    fn buffers(&self, wqe: u16, first: usize) -> Vec<Sge> {
+        let segments = (first..self.stride / SEGMENT).map(|place| DataSegment::parse(&self.segment(wqe, place)));
+        let buffers: Vec<_> = segments.take_while(|s| *s != DataSegment::TERMINATOR).collect();
+        assert!(buffers.iter().all(|s| s.byte_count != 0), "to the device that is 2^31 bytes");
+        buffers.iter().map(|s| Sge { addr: s.addr, len: s.byte_count, lkey: s.lkey }).collect()
+    }
+}
+
+/// 0 to `max` buffers, some of them empty, that no other receive has.
+fn buffers(random: &mut Random, max: usize, number: u64) -> Vec<Sge> {
+    let n = random.below(max as u32 + 1);
+    (0..n).map(|i| Sge { addr: number << 8 | u64::from(i), len: random.below(3) * 0x1234, lkey: number as u32 | 1 << 31 }).collect()
+}
+
+/// What the device must find of them.
+fn not_empty(buffers: &[Sge]) -> Vec<Sge> {
+    buffers.iter().copied().filter(|sge| sge.len != 0).collect()
+}
+
+#[test]
+fn receives_of_a_queue_pair_are_taken_and_come_back_in_order_over_the_counter_wrap() {
+    for (seed, (wqe_cnt, max_sge)) in SEEDS.into_iter().zip([(1, 1), (16, 4), (128, 2)]) {
+        let ring = Ring::leak(wqe_cnt, max_sge * SEGMENT);
+        let mut rq =
+            ReceiveQueue::new(&RqParts { buffer: ring.buffer, wqe_cnt, stride: ring.stride, record: ring.record }, ring.stride / 16);
+        assert_eq!((rq.depth(), rq.free()), (usize::from(wqe_cnt), usize::from(wqe_cnt)));
+        let mut random = Random::new(seed);
+        // Posted and not taken, with their buffers; taken and not completed.
+        let (mut posted, mut taken) = (VecDeque::new(), VecDeque::new());
+        let (mut number, mut device_counter, mut completed) = (0u64, 0u16, 0u32);
+        while completed < (1 << 16) + 4 * u32::from(wqe_cnt) {
+            for _ in 0..random.below(2 * u32::from(wqe_cnt) + 1) {
+                let wanted = buffers(&mut random, max_sge, number);
+                let is_full = posted.len() + taken.len() == usize::from(wqe_cnt);
+                assert_eq!(rq.free(), usize::from(wqe_cnt) - posted.len() - taken.len());
+                let result = rq.post(&wanted, number);
+                if is_full {
+                    assert_eq!(result, Err(PostReceiveError::QueueFull { depth: usize::from(wqe_cnt) }));
+                    break;
+                }
+                result.unwrap();
+                posted.push_back((number, wanted));
+                number += 1;
+            }
+            assert_eq!(ring.posted(), device_counter, "told before `ring`");
+            rq.ring();
+            while ring.posted() != device_counter {
+                let (number, wanted) = posted.pop_front().unwrap();
+                assert_eq!(ring.buffers(device_counter % wqe_cnt, 0), not_empty(&wanted), "seed {seed}");
+                taken.push_back((device_counter, number));
+                device_counter = device_counter.wrapping_add(1);
+            }
+            assert!(posted.is_empty());
+            for _ in 0..random.below(taken.len() as u32 + 1) {
+                let (counter, number) = taken.pop_front().unwrap();
+                // Devices give the counter or the index; the next one's is not the oldest's, unless there is one place only.
+                if wqe_cnt > 1 {
+                    assert_eq!(rq.complete(counter.wrapping_add(1)), None);
+                }
+                let named = if random.one_in(2) { counter } else { counter % wqe_cnt };
+                assert_eq!(rq.complete(named), Some(number), "seed {seed}");
+                completed += 1;
+                if taken.is_empty() {
+                    assert_eq!(rq.complete(counter.wrapping_add(1)), None, "nothing is posted");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
+    for (seed, (depth, max_sge)) in SEEDS.into_iter().zip([(1, 0), (15, 3), (100, 1)]) {
+        let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
+        let hca = Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap());
+        let parts = hca.create_rq(1, depth, max_sge, true).unwrap();
+        let SrqParts { buffer, stride, record, .. } = parts;
+        let ring = Ring { buffer, stride, record };
+        let mut srq = Srq::new(&parts, max_sge, &hca);
+        let real_depth = srq.depth();
+        assert!(real_depth >= depth as usize && srq.free() == real_depth);
+        let mut random = Random::new(seed);
+        let (mut posted, mut taken) = (VecDeque::new(), vec![]);
+        let (mut number, mut popped, mut next, mut completed) = (0u64, 0u16, 0u16, 0u32);
+        while completed < (1 << 16) + 4 * depth {
+            for _ in 0..random.below(2 * depth + 2) {
+                let wanted = buffers(&mut random, max_sge, number);
+                let is_full = posted.len() + taken.len() == real_depth;
+                assert_eq!(srq.free(), real_depth - posted.len() - taken.len());
+                let result = srq.post(&wanted, number);
+                if is_full {
+                    assert_eq!(result, Err(PostReceiveError::QueueFull { depth: real_depth }));
+                    break;
+                }
+                result.unwrap();
+                posted.push_back((number, wanted));
+                number += 1;
+            }
+            assert_eq!(ring.posted(), popped, "told before `ring`");
+            srq.ring();
+            while ring.posted() != popped {
+                let (number, wanted) = posted.pop_front().unwrap();
+                assert_eq!(ring.buffers(next, 1), not_empty(&wanted), "seed {seed}: not in posting order");
+                taken.push((next, number));
+                next = NextSegment::parse(&ring.segment(next, 0)).next_wqe_index;
+                popped = popped.wrapping_add(1);
+            }
+            assert!(posted.is_empty());
+            for _ in 0..random.below(taken.len() as u32 + 1) {
+                let (index, number) = taken.swap_remove(random.below(taken.len() as u32) as usize);
+                assert_eq!(srq.complete(index), Some(number), "seed {seed}");
+                assert_eq!(srq.complete(index), None, "twice");
+                completed += 1;
+            }
+            assert_eq!(srq.complete(parts.wqe_cnt), None, "an index beyond the queue");
+        }
+    }
+}
+
+/// Both kinds of receive queue take and refuse the same, in the same words.
+fn check_limits(max: usize, ring: &Ring, first: usize, post: &mut dyn FnMut(&[Sge]) -> Result<(), PostReceiveError>) {
+    let sge = |len| Sge { addr: 0x0102_0304_0506_0708, len, lkey: 0x1112_1314 };
+    let many = vec![sge(1); max + 1];
+    assert_eq!(post(&many), Err(PostReceiveError::TooManySges { count: max + 1, max }));
+    let longest = MAX_MESSAGE_BYTES as u32;
+    assert_eq!(post(&[sge(longest), sge(1)]), Err(PostReceiveError::TooLong { bytes: MAX_MESSAGE_BYTES + 1 }));
+    assert_eq!(post(&[sge(u32::MAX), sge(u32::MAX)]), Err(PostReceiveError::TooLong { bytes: 2 * u64::from(u32::MAX) }));
+    // Nothing was posted so far; and these three go to the first three places.
+    post(&[sge(0), sge(longest - 1), sge(0), sge(1)]).unwrap();
+    post(&[]).unwrap();
+    post(&many[..max]).unwrap();
+    let data = |len: u8| [0x40 - len, 0, 0, 0, 0x11, 0x12, 0x13, 0x14, 1, 2, 3, 4, 5, 6, 7, 8];
+    let terminator = [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut long = data(1);
+    long[1..4].fill(0xff);
+    let mut one = data(0);
+    (one[0], one[3]) = (0, 1);
+    assert_eq!([0, 1, 2].map(|place| ring.segment(0, first + place)), [long, one, terminator]);
+    assert_eq!(ring.segment(1, first), terminator);
+    assert!((0..max).all(|place| ring.segment(2, first + place) == one));
+}
+
+#[test]
+fn receives_have_golden_bytes_without_empty_buffers_and_limits() {
+    let ring = Ring::leak(4, 4 * SEGMENT);
+    let mut rq =
+        ReceiveQueue::new(&RqParts { buffer: ring.buffer, wqe_cnt: 4, stride: ring.stride, record: ring.record }, ring.stride / 16);
+    check_limits(4, &ring, 0, &mut |buffers| rq.post(buffers, 0));
+    // A queue pair's receive of all its buffers has no terminator, and what is behind the first terminator is left alone.
+    assert_eq!([ring.segment(0, 3), ring.segment(1, 1)], [[0xa5; 16]; 2]);
+
+    let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
+    let hca = Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap());
+    let parts = hca.create_rq(1, 3, 5, true).unwrap();
+    let ring = Ring { buffer: parts.buffer, stride: parts.stride, record: parts.record };
+    let mut srq = Srq::new(&parts, 5, &hca);
+    check_limits(5, &ring, 1, &mut |buffers| srq.post(buffers, 0));
+    let links: Vec<_> = (0..4).map(|wqe| NextSegment::parse(&ring.segment(wqe, 0)).next_wqe_index).collect();
+    assert_eq!(links, [1, 2, 3, 0]);
+}

@@ -1,0 +1,474 @@
+//! A requester in another process that is single-stepped through a doorbell, and the ends of connections that the tests with it share.
+#![allow(dead_code, reason = "each test uses what it needs")]
+
+use std::collections::{HashMap, HashSet};
+use std::io::{BufRead, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use mlx5::*;
+
+use super::{describe, parse, watchdog};
+
+const DIR: &str = "MLX5_TEST_STEPPED_DIR";
+const KIND: &str = "MLX5_TEST_STEPPED_KIND";
+/// Receives that an end keeps posted.
+pub(crate) const RECEIVES: usize = 15;
+/// Bytes of a receive's buffer: a GRH's place, and a payload.
+const SLOT: usize = 128;
+/// Bytes of a message.
+pub(crate) const MESSAGE: usize = 64;
+/// Bytes of a [`Kind::Write`].
+pub(crate) const WRITE: usize = 4096;
+const QKEY: u32 = 0x1234;
+/// Nothing here takes long; this only ends a hang.
+const WATCHDOG: Duration = Duration::from_secs(120);
+/// By name: places for WRITEs in flight.
+const PLACES: u32 = 32;
+
+/// What the stepped process sends, and what its peer receives it with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// WRITE with immediate, through a shared receive queue.
+    WriteImm,
+    /// SEND, through a shared receive queue.
+    Send,
+    /// WRITE with immediate, through the queue pair's own receive queue.
+    Own,
+    /// Datagrams, through a shared receive queue.
+    Datagram,
+    /// WRITEs of [`WRITE`] bytes.
+    Write,
+}
+
+const KINDS: [Kind; 5] = [Kind::WriteImm, Kind::Send, Kind::Own, Kind::Datagram, Kind::Write];
+
+/// The content of message `imm`.
+pub(crate) fn content(imm: u32) -> [u8; MESSAGE] {
+    core::array::from_fn(|i| (imm.wrapping_mul(0x9e37_79b1) >> 24) as u8 ^ (i as u8).wrapping_mul(29) ^ imm as u8)
+}
+
+/// `MLX5_TEST_SCALE`: how much longer than by default the tests run.
+pub(crate) fn scale() -> u32 {
+    std::env::var("MLX5_TEST_SCALE").map_or(1, |s| s.parse().unwrap())
+}
+
+/// A directory for a fabric of its own.
+pub(crate) fn new_dir(name: &str) -> PathBuf {
+    let dir = PathBuf::from(format!("/dev/shm/mlx5-test-{name}-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    dir
+}
+
+/// The next device of the fabric cleans up what the killed ones left; then nothing is there.
+pub(crate) fn remove_dir(dir: &Path) {
+    drop(End::open(dir));
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "nothing is left behind");
+    std::fs::remove_dir(dir).unwrap();
+}
+
+/// One end, with one queue pair for each peer.
+pub(crate) struct End {
+    pub(crate) qps: HashMap<u32, RcQp>,
+    pub(crate) ud: Option<UdQp>,
+    send_cq: Cq,
+    recv_cq: MonoCq<u32>,
+    pub(crate) srq: Srq,
+    /// Buffers of receives.
+    slots: Mr,
+    /// Target of WRITEs, source of SENDs.
+    pub(crate) mr: Mr,
+    /// Queue pairs that ever had a receive queue of their own.
+    own: HashSet<u32>,
+    /// Slots of completed receives that are not posted again.
+    free: Vec<u64>,
+    pub(crate) pd: Pd,
+    pub(crate) device: Device,
+}
+
+/// A message that arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    /// Name of the queue pair; 0 if it was destroyed.
+    pub(crate) name: u32,
+    pub(crate) imm: u32,
+    /// `false`: a receive was flushed.
+    pub(crate) is_ok: bool,
+}
+
+impl End {
+    pub(crate) fn open(dir: &Path) -> Self {
+        let options = SoftOptions { fabric: FabricSpec::Shared { dir: Some(dir.to_owned()) }, ..Default::default() };
+        let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
+        let pd = device.alloc_pd();
+        let (send_cq, recv_cq) = (device.create_cq(64).unwrap(), device.create_mono_cq(64).unwrap());
+        let srq = pd.create_srq(RECEIVES as u32, 1).unwrap();
+        let slots = pd.alloc(SLOT * RECEIVES, Access::LOCAL_WRITE).unwrap();
+        let mr = pd.alloc(64 << 10, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let (qps, own, free) = (HashMap::new(), HashSet::new(), (0..RECEIVES as u64).collect());
+        let mut end = Self { qps, ud: None, send_cq, recv_cq, srq, slots, mr, own, free, pd, device };
+        end.refill();
+        end
+    }
+
+    /// Posts the receives that have completed.
+    pub(crate) fn refill(&mut self) {
+        for slot in self.free.drain(..) {
+            let sge = self.slots.sge(slot as usize * SLOT, SLOT as u32).unwrap();
+            self.srq.post(&[sge], slot).unwrap();
+        }
+        self.srq.ring();
+    }
+
+    fn describe(&self, address: &QpAddress) -> String {
+        describe(address, self.mr.addr(), self.mr.rkey())
+    }
+
+    /// A queue pair for the peer called `name`; where it is, for that peer.
+    pub(crate) fn add(&mut self, name: u32, kind: Kind) -> QpAddress {
+        let config = QpConfig { max_send_wr: 32, max_inline_data: 64 };
+        if kind == Kind::Datagram {
+            let mut ud = self.pd.create_ud_qp(&self.send_cq, &self.recv_cq, &self.srq, &config).unwrap();
+            ud.activate(QKEY).unwrap();
+            self.recv_cq.register(ud.qpn(), name);
+            let to = ud.destination();
+            self.ud = Some(ud);
+            return QpAddress { kind: DeviceKind::Soft, lid: to.vector().rlid, qpn: to.qpn(), psn: 0, epoch: 0 };
+        }
+        let own = ReceiveSource::Own { depth: 8, max_sge: 0 };
+        let source = if kind == Kind::Own { own } else { ReceiveSource::Shared(&self.srq) };
+        let mut qp = self.pd.create_qp(&self.send_cq, &self.recv_cq, source, &config).unwrap();
+        self.recv_cq.register(qp.qpn(), name);
+        if kind == Kind::Own {
+            self.own.insert(qp.qpn());
+            qp.initialize().unwrap();
+            (0..8).for_each(|user| qp.post_receive(&[], user).unwrap());
+            qp.ring_receives();
+        }
+        let address = qp.address();
+        self.qps.insert(name, qp);
+        address
+    }
+
+    /// Destroys queue pair `name`, if there is one.
+    pub(crate) fn remove(&mut self, name: u32) {
+        let qpn = self.qps.remove(&name).map(|qp| qp.qpn());
+        if let Some(qpn) = qpn.or_else(|| self.ud.take().map(|ud| ud.qpn())) {
+            self.recv_cq.unregister(qpn);
+        }
+    }
+
+    /// Connects queue pair `name`; a message that finds no receive fails at once.
+    pub(crate) fn connect(&mut self, name: u32, peer: &QpAddress) {
+        let options = ConnectOptions { rnr_retry: 0, ..ConnectOptions::default() };
+        self.qps.get_mut(&name).unwrap().connect(peer, &options).unwrap();
+    }
+
+    /// Posts message `imm` to the peer whose region is `peer`.
+    pub(crate) fn post(&mut self, name: u32, kind: Kind, peer: (u64, u32), imm: u32) {
+        let bytes = content(imm);
+        let place = MESSAGE * (imm % PLACES) as usize;
+        let qp = self.qps.get_mut(&name).unwrap();
+        match kind {
+            Kind::WriteImm | Kind::Own => {
+                let addr = peer.0 + (MESSAGE as u64) * u64::from(name * PLACES + imm % PLACES);
+                qp.post(&WriteImm { addr, rkey: peer.1, imm, payload: Inline(&bytes[..28]) }, Signal::Always, 0)
+            }
+            Kind::Send => {
+                self.mr.write(32 << 10 | place, &bytes).unwrap();
+                let payload = self.mr.sge(32 << 10 | place, MESSAGE as u32).unwrap();
+                qp.post(&SendImm { imm, payload }, Signal::Always, 0)
+            }
+            Kind::Write => {
+                let payload = self.mr.sge(0, WRITE as u32).unwrap();
+                qp.post(&Write { addr: peer.0, rkey: peer.1, payload }, Signal::Always, 0)
+            }
+            Kind::Datagram => unreachable!("has a queue pair of its own"),
+        }
+        .unwrap();
+    }
+
+    pub(crate) fn ring(&mut self, name: u32) {
+        self.qps.get_mut(&name).unwrap().ring();
+    }
+
+    /// Takes send completions; all must be good.
+    pub(crate) fn reap(&mut self) {
+        let Self { send_cq, qps, ud, .. } = self;
+        send_cq.poll(64, |cqe| {
+            cqe.result().unwrap();
+            match qps.values_mut().find(|qp| qp.qpn() == cqe.qpn()) {
+                Some(qp) => qp.complete(&cqe).unwrap(),
+                None => ud.as_mut().unwrap().complete(&cqe).unwrap(),
+            };
+        });
+    }
+
+    /// The messages that have arrived. Each brought what was sent. Their receives are posted again if `refill`.
+    pub(crate) fn arrived(&mut self, refill: bool) -> Vec<Arrival> {
+        let Self { recv_cq, srq, slots, mr, qps, own, free, .. } = self;
+        let mut got = vec![];
+        recv_cq.poll(64, |name, cqe| {
+            let name = name.copied().unwrap_or(0);
+            let is_ok = cqe.result().is_ok();
+            got.push(Arrival { name, imm: if is_ok { cqe.imm() } else { 0 }, is_ok });
+            let slot = if own.contains(&cqe.qpn()) {
+                // Of a queue pair that is gone, nobody takes them.
+                qps.get_mut(&name).map(|qp| qp.complete_receive(&cqe).expect("a receive completed in the wrong order"));
+                0
+            } else {
+                let slot = srq.complete(cqe.wqe_counter()).expect("a receive completed twice");
+                free.push(slot);
+                slot
+            };
+            if !is_ok {
+                return;
+            }
+            let mut bytes = [0; MESSAGE];
+            let (at, len) = match cqe.opcode() {
+                Some(CqeOpcode::ResponderSendImm) => {
+                    let grh = if cqe.byte_count() as usize > MESSAGE { GRH_BYTES } else { 0 };
+                    slots.read(slot as usize * SLOT + grh, &mut bytes).unwrap();
+                    (0, MESSAGE)
+                }
+                _ => {
+                    let place = MESSAGE * (name * PLACES + cqe.imm() % PLACES) as usize;
+                    mr.read(place, &mut bytes).unwrap();
+                    (place, 28)
+                }
+            };
+            assert_eq!(bytes[..len], content(cqe.imm())[..len], "message {} at {at} was damaged", cqe.imm());
+        });
+        if refill {
+            self.refill();
+        }
+        got
+    }
+
+    /// Destroys all queue pairs, then the shared receive queue, and makes another, which gets the place of the old one if that is free.
+    pub(crate) fn renew_srq(&mut self) {
+        let names: Vec<u32> = self.qps.keys().copied().collect();
+        names.into_iter().for_each(|name| self.remove(name));
+        while self.recv_cq.poll(64, |_, _| ()) > 0 {}
+        let between = self.pd.create_srq(1, 0).unwrap();
+        drop(core::mem::replace(&mut self.srq, between));
+        self.srq = self.pd.create_srq(RECEIVES as u32, 1).unwrap();
+        self.free = (0..RECEIVES as u64).collect();
+        self.refill();
+    }
+
+    /// Polls, without taking anything, as often as the device takes to look for the dead.
+    pub(crate) fn patrol(&self) {
+        for _ in 0..3000 {
+            self.device.progress();
+        }
+    }
+}
+
+// ---- the process that is stepped ----
+
+/// The body of the test called `stepped_process`, which is not a test of its own.
+pub(crate) fn run_process() {
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    let kind = KINDS[std::env::var(KIND).unwrap().parse::<usize>().unwrap()];
+    watchdog(WATCHDOG * scale());
+    let mut end = End::open(Path::new(&dir));
+    end.mr.write(0, &[0xee; WRITE]).unwrap();
+    let address = end.add(0, if kind == Kind::Own { Kind::WriteImm } else { kind });
+    // SAFETY: gettid takes no arguments.
+    let tid = unsafe { libc::syscall(libc::SYS_gettid) };
+    println!("\nstepped {tid} {}", end.describe(&address));
+    let mut lines = std::io::stdin().lines().map(Result::unwrap);
+    let (peer, addr, rkey) = parse(&lines.next().unwrap());
+    let to = Destination::new(AddressVector::local(peer.lid, 0), peer.qpn, QKEY);
+    if kind != Kind::Datagram {
+        end.connect(0, &peer);
+    }
+    let mut next = 0;
+    for line in lines {
+        for imm in next..next + line.parse::<u32>().unwrap() {
+            match &mut end.ud {
+                Some(ud) => ud.post(&UdSendImm { to: &to, imm, payload: Inline(&content(imm)) }, Signal::Always, 0).unwrap(),
+                None => end.post(0, kind, (addr, rkey), imm),
+            }
+            next = imm + 1;
+        }
+        // SAFETY: raise sends a signal to this thread; the tracer sees it and takes it away.
+        unsafe { libc::raise(libc::SIGUSR1) };
+        match &mut end.ud {
+            Some(ud) => ud.ring(),
+            None => end.ring(0),
+        }
+        // SAFETY: as above.
+        unsafe { libc::raise(libc::SIGUSR1) };
+        if kind != Kind::Write {
+            end.reap();
+        } else {
+            // Its target may be gone.
+            end.send_cq.poll(64, |cqe| assert!(end.qps.get_mut(&0).unwrap().complete(&cqe).is_some()));
+        }
+    }
+}
+
+// ---- its tracer ----
+
+pub(crate) struct Stepped {
+    child: Child,
+    tid: libc::pid_t,
+    stdin: ChildStdin,
+    _output: BufReader<ChildStdout>,
+    /// Where its own queue pair is.
+    pub(crate) address: QpAddress,
+}
+
+#[derive(Debug, PartialEq)]
+enum Stop {
+    Step,
+    Marker,
+}
+
+impl Stepped {
+    /// Starts it, connects it to queue pair `name` of `target`, and attaches to it. Its WRITEs go to `region`.
+    pub(crate) fn start(dir: &Path, target: &mut End, name: u32, kind: Kind, region: (u64, u32)) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "stepped_process", "--ignored", "--nocapture"])
+            .env(DIR, dir)
+            .env(KIND, KINDS.iter().position(|&k| k == kind).unwrap().to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.starts_with("stepped ") {
+            line.clear();
+            assert!(output.read_line(&mut line).unwrap() > 0, "the helper ended early");
+        }
+        let mut words = line.split_whitespace().skip(1);
+        let tid = words.next().unwrap().parse().unwrap();
+        let rest: Vec<&str> = words.collect();
+        let (address, ..) = parse(&rest.join(" "));
+        let mut stdin = child.stdin.take().unwrap();
+        let own = target.add(name, kind);
+        if kind != Kind::Datagram {
+            target.connect(name, &address);
+        }
+        writeln!(stdin, "{}", describe(&own, region.0, region.1)).unwrap();
+        let mut stepped = Self { child, tid, stdin, _output: output, address };
+        stepped.ptrace(libc::PTRACE_SEIZE, 0);
+        if kind == Kind::Datagram {
+            // The first one makes a lane, which takes many instructions.
+            stepped.go(1);
+            stepped.finish();
+            stepped.resume();
+        }
+        stepped
+    }
+
+    fn ptrace(&self, request: libc::c_uint, data: libc::c_long) {
+        // SAFETY: requests without an address, on a thread of our own child.
+        let done = unsafe { libc::ptrace(request, self.tid, 0, data) };
+        assert_eq!(done, 0, "ptrace {request}: {}", std::io::Error::last_os_error());
+    }
+
+    fn wait(&self) -> Stop {
+        let mut status = 0;
+        // SAFETY: `status` is valid for the call.
+        let waited = unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) };
+        assert_eq!(waited, self.tid);
+        assert!(libc::WIFSTOPPED(status), "the helper ended with status {status:#x}");
+        match libc::WSTOPSIG(status) {
+            libc::SIGTRAP => Stop::Step,
+            libc::SIGUSR1 => Stop::Marker,
+            other => panic!("stopped by signal {other}"),
+        }
+    }
+
+    /// Has it post `n` messages; it stands in front of the doorbell then.
+    pub(crate) fn go(&mut self, n: u32) {
+        writeln!(self.stdin, "{n}").unwrap();
+        assert_eq!(self.wait(), Stop::Marker);
+    }
+
+    /// Executes up to `n` instructions; false if the doorbell ended before.
+    pub(crate) fn step(&self, n: usize) -> bool {
+        (0..n).all(|_| {
+            self.ptrace(libc::PTRACE_SINGLESTEP, 0);
+            self.wait() == Stop::Step
+        })
+    }
+
+    /// From inside the doorbell to the marker behind it.
+    pub(crate) fn finish(&self) {
+        self.ptrace(libc::PTRACE_CONT, 0);
+        assert_eq!(self.wait(), Stop::Marker);
+    }
+
+    /// From the marker behind the doorbell on.
+    pub(crate) fn resume(&self) {
+        self.ptrace(libc::PTRACE_CONT, 0);
+    }
+
+    /// Counts the instructions of a doorbell with `n` messages, and lets it go on.
+    pub(crate) fn count(&mut self, n: u32) -> usize {
+        self.go(n);
+        let mut instructions = 0;
+        while self.step(1) {
+            instructions += 1;
+        }
+        self.resume();
+        instructions
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        // Its traced thread is reaped by its tracer first.
+        let mut status = 0;
+        while !libc::WIFSIGNALED(status) {
+            // SAFETY: `status` is valid for the call.
+            assert_eq!(unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) }, self.tid);
+        }
+        self.child.wait().unwrap();
+    }
+}
+
+/// The instructions `0..n` in an order in which every beginning is evenly spread, from a place that differs from run to run; as many as
+/// `seconds` allow, all of them if `MLX5_TEST_SCALE` is larger than 1.
+pub(crate) struct Points {
+    n: usize,
+    step: usize,
+    next: usize,
+    pub(crate) taken: usize,
+    end: Option<Instant>,
+}
+
+impl Points {
+    pub(crate) fn new(n: usize, seconds: u64) -> Self {
+        let gcd = |mut a: usize, mut b: usize| {
+            while b > 0 {
+                (a, b) = (b, a % b);
+            }
+            a
+        };
+        // The golden section, as near as it has no common factor with `n`: every point once.
+        let start = (n as f64 * 0.618_034) as usize;
+        let step = (start.max(1)..).find(|&step| gcd(step, n) == 1).unwrap();
+        let offset = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().subsec_nanos() as usize % n;
+        let end = (scale() == 1).then(|| Instant::now() + Duration::from_secs(seconds));
+        Self { n, step, next: offset, taken: 0, end }
+    }
+}
+
+impl Iterator for Points {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        if self.taken == self.n || self.end.is_some_and(|end| Instant::now() > end) {
+            return None;
+        }
+        self.taken += 1;
+        self.next = (self.next + self.step) % self.n;
+        Some(self.next)
+    }
+}
