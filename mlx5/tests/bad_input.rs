@@ -42,8 +42,10 @@ fn sizes_above_what_the_device_says_it_can_are_refused_and_its_limits_work() {
         assert_eq!(refused, ("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into()));
     }
     type Create = fn(&Pd, &Cq, ReceiveSource<'_>, &QpConfig) -> Result<(), CreateError>;
-    let kinds: [Create; 2] =
-        [|pd, cq, rx, config| pd.create_qp(cq, cq, rx, config).map(drop), |pd, cq, rx, config| pd.create_ud_qp(cq, cq, rx, config).map(drop)];
+    let kinds: [Create; 2] = [
+        |pd, cq, rx, config| pd.create_qp(cq, cq, rx, config).map(drop),
+        |pd, cq, rx, config| pd.create_ud_qp(cq, cq, rx, config).map(drop),
+    ];
     for create in kinds {
         let good = QpConfig { max_send_wr: info.max_send_wr, max_inline_data: info.max_inline_data as usize };
         for max_send_wr in [0, info.max_send_wr + 1, u32::MAX] {
@@ -299,15 +301,8 @@ fn objects_of_both_kinds_of_queue_pair_can_be_dropped_in_any_order_with_work_pos
         let own_device = device.clone();
         net.forget(&own_device);
         drop(own_device);
-        let mut parts: Vec<Box<dyn Any>> = vec![
-            Box::new(qp),
-            Box::new(ud),
-            Box::new(send_cq),
-            Box::new(recv_cq),
-            Box::new(srq),
-            Box::new(mr),
-            Box::new((pd, device)),
-        ];
+        let mut parts: Vec<Box<dyn Any>> =
+            vec![Box::new(qp), Box::new(ud), Box::new(send_cq), Box::new(recv_cq), Box::new(srq), Box::new(mr), Box::new((pd, device))];
         let mut order = order;
         for left in (1..=parts.len()).rev() {
             drop(parts.remove(order % left));

@@ -193,7 +193,8 @@ fn own_receives_complete_in_order_also_when_the_queue_pair_fails_before_it_has_l
     // The messages are in the lane, and nothing at their target has run.
     net.collect(3, || a.sent());
     b.qp.fail();
-    let got: Vec<_> = net.collect(8, || b.received()).iter().map(|r| r.map(|a| (a.user, a.imm)).map_err(|(u, e)| (u, e.syndrome))).collect();
+    let got: Vec<_> =
+        net.collect(8, || b.received()).iter().map(|r| r.map(|a| (a.user, a.imm)).map_err(|(u, e)| (u, e.syndrome))).collect();
     let want: Vec<_> = (0..3).map(|i| Ok((i, i as u32))).chain((3..8).map(|user| Err((user, Syndrome::WorkRequestFlushed)))).collect();
     assert_eq!(got, want);
 }

@@ -51,10 +51,16 @@ impl Hca {
                 // Polls alone bring this clock there.
                 (Clock::Stepping { .. }, Some(_)) => continue,
             };
-            self.sleep(state, longest_ns.min(left_ns));
-            // Somebody may have died meanwhile.
+            // Somebody may die meanwhile.
             state.polls_to_patrol = 1;
+            self.sleep(state, longest_ns.min(left_ns));
         }
+    }
+
+    /// Sleeps, with no look at the world before it, as if what is sent now had been sent right after the last look.
+    #[cfg(test)]
+    pub(crate) fn sleep_at_once(&self) {
+        self.sleep(&mut self.state.borrow_mut(), u64::MAX);
     }
 
     fn sleep(&self, state: &mut State, longest_ns: u64) {

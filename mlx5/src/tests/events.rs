@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use super::hand::{Hand, SEND};
 use crate::*;
 
 const QKEY: u32 = 3;
 /// Nothing here takes long.
-const WATCHDOG: Duration = Duration::from_secs(240);
+const WATCHDOG: Duration = Duration::from_secs(120);
 
 fn options(fabric: &LocalFabric) -> SoftOptions {
     SoftOptions { fabric: FabricSpec::Local(fabric.clone()), arena_bytes: 1 << 20, ..SoftOptions::default() }
@@ -138,6 +139,31 @@ fn connected(rounds: u64, per_round: u64, solicited_only: bool) {
             });
         },
     );
+}
+
+#[test]
+fn what_is_sent_between_the_last_look_and_the_sleep_ends_it() {
+    let (done_tx, done_rx) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        for is_datagram in [false, true] {
+            let mut hand = Hand::new(false, false, is_datagram);
+            for warm in [false, true] {
+                hand.post_receives();
+                // Warm: the lane is being polled. Cold: whoever sends sets a ready bit, and sees nobody sleeping.
+                for _ in 0..if warm { 3 } else { 1 } {
+                    let to = if is_datagram { vec![hand.datagram(7)] } else { vec![] };
+                    let wqe = hand.wqe(SEND, true, &to);
+                    hand.push(&wqe);
+                    hand.ring();
+                    hand.hca.sleep_at_once();
+                    assert_eq!(hand.reap(), (1, 1));
+                }
+            }
+        }
+        done_tx.send(()).unwrap();
+    });
+    done_rx.recv_timeout(WATCHDOG).expect("it slept");
+    thread.join().unwrap();
 }
 
 #[test]
