@@ -94,6 +94,12 @@ impl<'a> Cqe<'a> {
         Self { bytes, beside }
     }
 
+    /// The CQE itself, or the title of its session.
+    #[cfg(test)]
+    pub(crate) fn title_bytes(&self) -> &[u8; CQE_BYTES] {
+        self.bytes
+    }
+
     /// What happened; `None` for an opcode this crate does not know.
     #[must_use]
     #[inline(always)]

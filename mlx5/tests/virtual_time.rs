@@ -48,7 +48,8 @@ impl End {
         let pd = device.alloc_pd();
         let (send_cq, recv_cq) = (device.create_cq(256).unwrap(), device.create_cq(256).unwrap());
         let srq = pd.create_srq(255, 0).unwrap();
-        let qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_send_wr: 256, max_inline_data: 220 }).unwrap();
+        let qp =
+            pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_send_wr: 256, max_inline_data: 220, ..QpConfig::default() }).unwrap();
         let mr = pd.alloc(SIZE, RIGHTS).unwrap();
         Self { qp, send_cq, recv_cq, srq, mr, pd, device: device.clone() }
     }
@@ -210,7 +211,7 @@ fn more_queue_pairs_in_rotation_than_contexts_cost_a_miss_for_every_message() {
     let round_ns = |qps: usize| {
         let mut simulation = Simulation::new(NicParameters { doorbell_ns: 0, send_ns: 100, link_ns: 0, context_miss_ns: 300, ..NIC });
         let (server, client) = (End::new(&simulation.device().unwrap()), End::new(&simulation.device().unwrap()));
-        let config = QpConfig { max_send_wr: 64, max_inline_data: 0 };
+        let config = QpConfig { max_send_wr: 64, max_inline_data: 0, ..QpConfig::default() };
         let mut pairs: Vec<_> = (0..qps)
             .map(|_| {
                 let mut qp = server.pd.create_qp(&server.send_cq, &server.recv_cq, &server.srq, &config).unwrap();

@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use shm::ready::{Lanes, ReadyWords};
 
+use super::compact;
 use super::cq::SoftCq;
 use super::faults::Injector;
 use super::layout::{Message, SOLICITED};
@@ -66,6 +67,9 @@ impl Lanes for Arrivals<'_> {
         }
         let Some(Some(cq)) = self.cqs.get_mut(qp.recv_cq as usize) else { return 0 };
         let qp = &mut **qp;
+        if cq.compresses() | qp.scatters {
+            return compact::visit(self.hca, qp, cq, budget);
+        }
         let mut taken = 0;
         while taken < budget {
             let Some(message) = qp.lane.pop() else { break };
@@ -105,26 +109,32 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Mes
         source_qpn,
         grh: false,
     };
-    let opcode = match message.opcode {
-        WRITE_IMM => CqeOpcode::ResponderWriteImm,
-        SEND => CqeOpcode::ResponderSend,
-        SEND_IMM => CqeOpcode::ResponderSendImm,
-        ERROR => return deliver_error(hca, qp, cq, message),
-        _ => return qp.fail(hca),
-    };
+    let Some(opcode) = receive_opcode(message) else { return deliver_error(hca, qp, cq, message) };
     if cq.write_receive(&cqe, opcode, message.flags & SOLICITED != 0).is_err() {
         qp.fail(hca);
     }
 }
 
-const WRITE_IMM: u8 = CqeOpcode::ResponderWriteImm as u8;
-const SEND: u8 = CqeOpcode::ResponderSend as u8;
-const SEND_IMM: u8 = CqeOpcode::ResponderSendImm as u8;
-const ERROR: u8 = CqeOpcode::ResponderError as u8;
+/// The CQE opcode of a message that arrived well.
+#[inline(always)]
+pub(crate) fn receive_opcode(message: &Message) -> Option<CqeOpcode> {
+    const WRITE_IMM: u8 = CqeOpcode::ResponderWriteImm as u8;
+    const SEND: u8 = CqeOpcode::ResponderSend as u8;
+    const SEND_IMM: u8 = CqeOpcode::ResponderSendImm as u8;
+    match message.opcode {
+        WRITE_IMM => Some(CqeOpcode::ResponderWriteImm),
+        SEND => Some(CqeOpcode::ResponderSend),
+        SEND_IMM => Some(CqeOpcode::ResponderSendImm),
+        _ => None,
+    }
+}
 
-/// The receive failed, and the queue pair with it.
+/// The receive failed, and the queue pair with it; or the peer wrote what is no message.
 #[cold]
 fn deliver_error(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
+    if message.opcode != CqeOpcode::ResponderError as u8 {
+        return qp.fail(hca);
+    }
     let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
     let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter: message.wqe_index };
     // An overrun CQ tells nobody anything more.

@@ -7,7 +7,7 @@
 //! - [`fabric`]: finding and mapping another device; knowing that it died. [`links`]: the devices that this one knows.
 //! - [`queues`], [`receive`], [`cq`]: the device's side of queue pairs, of receive queues and of completion queues.
 //! - [`execute`]: WQEs off a send queue, in order. [`requester`]: what each verb does. [`gather`]: where the bytes are.
-//! - [`arrive`]: the owner: lane messages become CQEs. [`datagram`]: the unreliable kind. [`flush`]: what an error leaves.
+//! - [`arrive`]: the owner: lane messages become CQEs; [`compact`]: fewer or fuller ones. [`datagram`]: the unreliable kind. [`flush`]: what an error leaves.
 //! - [`events`]: sleeping and waking.
 //! - [`timing`], [`nic`], [`contexts`]: when things happen, and what a NIC costs. [`faults`]: what goes wrong on purpose.
 //! - [`strict`], [`source`]: what a driver must not do ([`rule`]). [`trace`]: what a run was. [`vendor`]: what the details of failures mean.
@@ -20,6 +20,7 @@
 mod arena;
 mod arrive;
 mod clock;
+mod compact;
 mod contexts;
 mod cq;
 mod datagram;

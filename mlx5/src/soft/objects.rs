@@ -233,6 +233,7 @@ impl Hca {
             recv_cq: request.recv_cq,
             rqn: request.rqn,
             owns_rq: request.owns_rq,
+            scatters: config.scatter_to_cqe && !request.is_datagram,
             flushed: 0,
             receives,
             taken,

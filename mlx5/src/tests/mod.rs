@@ -1,5 +1,6 @@
 //! Tests that look inside the crate: bytes in the send queue, bytes of CQEs.
 
+mod compact;
 mod doorbell_order;
 mod events;
 mod golden;

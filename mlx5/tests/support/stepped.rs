@@ -127,7 +127,7 @@ impl End {
 
     /// A queue pair for the peer called `name`; where it is, for that peer.
     pub(crate) fn add(&mut self, name: u32, kind: Kind) -> QpAddress {
-        let config = QpConfig { max_send_wr: 32, max_inline_data: 64 };
+        let config = QpConfig { max_send_wr: 32, max_inline_data: 64, ..QpConfig::default() };
         if kind == Kind::Datagram {
             let mut ud = self.pd.create_ud_qp(&self.send_cq, &self.recv_cq, &self.srq, &config).unwrap();
             ud.activate(QKEY).unwrap();
