@@ -47,7 +47,7 @@ fn sizes_above_what_the_device_says_it_can_are_refused_and_its_limits_work() {
         |pd, cq, rx, config| pd.create_ud_qp(cq, cq, rx, config).map(drop),
     ];
     for create in kinds {
-        let good = QpConfig { max_send_wr: info.max_send_wr, max_inline_data: info.max_inline_data as usize };
+        let good = QpConfig { max_send_wr: info.max_send_wr, max_inline_data: info.max_inline_data as usize, ..QpConfig::default() };
         for max_send_wr in [0, info.max_send_wr + 1, u32::MAX] {
             let refused = out_of_range(create(&pd, &cq, ReceiveSource::Shared(&srq), &QpConfig { max_send_wr, ..good }));
             assert_eq!(refused, ("max_send_wr", max_send_wr.into(), 1, info.max_send_wr.into()));

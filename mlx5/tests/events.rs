@@ -1,12 +1,11 @@
 //! Waiting for completions: what ends a wait, what does not, and what goes on meanwhile. That none is missed: `src/tests/events.rs`.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
 
 #[path = "support/end.rs"]
 mod end;
 #[allow(dead_code, reason = "the watchdog is all that is needed of it")]
 mod support;
 #[path = "support/time.rs"]
-#[allow(unused, reason = "of the support for ends")]
 mod time;
 
 use std::time::Duration;

@@ -219,9 +219,12 @@ fn an_error_of_another_queue_pairs_receive_changes_nothing() {
     assert_eq!((other.qp.state(), b.qp.state()), (QpState::ReadyToSend, QpState::Error));
 }
 
+/// What becomes of the second end once the first is connected to it; what is returned lives on.
+type How = fn(&Net, &mut End, End) -> Option<End>;
+
 #[test]
 fn a_peer_that_is_not_connected_or_closed_or_failed_ends_in_transport_retry_exceeded() {
-    let error = |how: fn(&Net, &mut End, End) -> Option<End>| {
+    let error = |how: How| {
         let net = Net::new();
         let (mut a, b) = (End::new(net.device(), SHARED), End::new(net.device(), SHARED));
         // 4.096 us x 2^4 x 2
@@ -231,7 +234,7 @@ fn a_peer_that_is_not_connected_or_closed_or_failed_ends_in_transport_retry_exce
         let op = Write { addr: 0, rkey: 0, payload: () };
         fails(&net, &mut a, |a| a.post(&op, 0)).syndrome
     };
-    let ends: [fn(&Net, &mut End, End) -> Option<End>; 4] = [
+    let ends: [How; 4] = [
         |_, _, b| Some(b),
         |_, a, mut b| {
             b.qp.connect(&a.qp.address(), &ConnectOptions::default()).unwrap();
