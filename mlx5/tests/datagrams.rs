@@ -1,8 +1,7 @@
 //! Unreliable datagrams on the software HCA: what arrives, what is lost without a word, and what is an error.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
 
 #[path = "support/end.rs"]
-#[allow(dead_code, reason = "of connections")]
 mod end;
 #[allow(dead_code, reason = "the watchdog is all that is needed of it")]
 mod support;

@@ -2,6 +2,7 @@
 
 mod compact;
 mod doorbell_order;
+mod events;
 mod golden;
 mod hand;
 #[path = "../../tests/support/random.rs"]
