@@ -154,26 +154,33 @@ fn peers_that_are_dropped_answer_no_more_and_are_themselves_unharmed() {
     assert_eq!(b.bytes(100, 4), b"kept");
 }
 
-/// Two queue pairs of one device send to two of another, which passes lanes over; gives the order of arrival as (queue pair, number).
+/// Three queue pairs of one device send to three of another, which have one receive CQ and pass lanes over; gives the order of its CQEs as
+/// (queue pair, number).
 fn arrivals(net: &Net, seed: u64, reorder_permille: u16) -> Vec<(usize, u32)> {
     let device = net.open(&with(net, Faults { seed, reorder_permille, ..Faults::default() }));
     let sender = net.device();
-    let mut pairs: Vec<_> = (0..3).map(|_| (End::new(sender.clone(), SHARED), End::new(device.clone(), SHARED))).collect();
-    for (a, b) in &mut pairs {
-        connect(a, b, &ConnectOptions::default());
-        b.receives(20, 8);
+    let pd = device.alloc_pd();
+    let (send_cq, mut recv_cq) = (device.create_cq(64).unwrap(), device.create_mono_cq(64).unwrap());
+    let mut srq = pd.create_srq(60, 0).unwrap();
+    while srq.post(&[], 0).is_ok() {}
+    srq.ring();
+    let mut ends = vec![];
+    let mut senders: Vec<_> = (0..3).map(|_| End::new(sender.clone(), SHARED)).collect();
+    for (i, a) in senders.iter_mut().enumerate() {
+        let mut b = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig::default()).unwrap();
+        recv_cq.register(b.qpn(), i);
+        a.qp.connect(&b.address(), &ConnectOptions::default()).unwrap();
+        b.connect(&a.qp.address(), &ConnectOptions::default()).unwrap();
+        ends.push(b);
     }
     for imm in 0..20 {
-        for (a, _) in &mut pairs {
+        for a in &mut senders {
             a.post(&SendImm { imm, payload: () }, 0);
         }
-        net.quiet();
     }
     let mut got = vec![];
     net.settle(|| {
-        for (i, (_, b)) in pairs.iter_mut().enumerate() {
-            got.extend(b.received().into_iter().map(|r| (i, r.unwrap().imm)));
-        }
+        recv_cq.poll(64, |queue, cqe| got.push((*queue.unwrap(), cqe.imm())));
         got.len() == 60
     });
     got

@@ -152,7 +152,8 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
                 } else if ctrl.signaled() {
                     complete::succeed(hca, qp, cqs, ctrl, byte_count);
                 }
-                qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl));
+                // What was executed is not empty.
+                qp.sq_consumer = qp.sq_consumer.wrapping_add((u16::from(ctrl.ds()) + 3) >> 2);
                 if ctrl.signaled() {
                     qp.watch.reported = qp.sq_consumer;
                 }

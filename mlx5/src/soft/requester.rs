@@ -102,12 +102,17 @@ impl PlainWrite {
         else {
             return None;
         };
-        if self.has_imm && !remote.has_room() {
-            return Some(Outcome::Wait(WaitFor::Room));
+        if self.has_imm {
+            if !remote.has_room() {
+                return Some(Outcome::Wait(WaitFor::Room));
+            }
+            // SAFETY: both were resolved for `len` bytes, or the source lies in the WQE; as in `Span::write`.
+            unsafe { copy(to.as_ptr(), at, len) };
+            return Some(deliver(remote, self.raddr.addr, len as u32, ctrl));
         }
-        // SAFETY: both were resolved for `len` bytes, or the source lies in the WQE; as in `Span::write`.
+        // SAFETY: as above.
         unsafe { copy(to.as_ptr(), at, len) };
-        Some(if self.has_imm { deliver(remote, self.raddr.addr, len as u32, ctrl) } else { Outcome::Done(0) })
+        Some(Outcome::Done(0))
     }
 }
 
