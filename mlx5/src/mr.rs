@@ -10,6 +10,8 @@ use crate::control::{Control, MrParts};
 use crate::device::PdObject;
 use crate::ops::Sge;
 
+pub use shm::memfd::NoHugePages;
+
 bitflags! {
     /// What a region allows (`enum ibv_access_flags`). Local read is always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +59,17 @@ pub enum RegisterError {
         /// The cause.
         source: std::io::Error,
     },
+}
+
+/// What pages a region lies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// Ordinary ones, as asked for.
+    Base,
+    /// Huge ones, of 2 MiB.
+    Huge,
+    /// Ordinary ones, although huge ones were asked for, and why: for people to read.
+    NotHuge(NoHugePages),
 }
 
 /// A registered memory region.
@@ -125,6 +138,12 @@ impl Mr {
             drop(core::ptr::read(&this._pd));
         }
         Ok(())
+    }
+
+    /// What pages it lies on, if it is of [`Pd::alloc_huge`](crate::Pd::alloc_huge).
+    #[must_use]
+    pub fn pages(&self) -> Pages {
+        self.parts.pages
     }
 
     /// Virtual address of the first byte: what peers name in their operations.

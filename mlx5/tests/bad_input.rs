@@ -312,3 +312,24 @@ fn objects_of_both_kinds_of_queue_pair_can_be_dropped_in_any_order_with_work_pos
         }
     }
 }
+
+/// Huge pages are the system's to give; without, the memory is the same and the reason is there to be printed.
+#[test]
+fn memory_asked_for_in_huge_pages_says_what_it_got_and_works_either_way() {
+    let net = Net::new();
+    let pd = net.device().alloc_pd();
+    let base = pd.alloc(100, ANY).unwrap();
+    assert_eq!(base.pages(), Pages::Base);
+    for bytes in [1, 2 << 20, 5 << 20] {
+        let mr = pd.alloc_huge(bytes, ANY).unwrap();
+        match mr.pages() {
+            Pages::Huge => assert_eq!(mr.addr() % (2 << 20), 0),
+            Pages::NotHuge(why) => assert!(why.to_string().contains("huge pages"), "{why}"),
+            Pages::Base => panic!("neither huge pages nor a reason"),
+        }
+        mr.write(bytes - 1, &[7]).unwrap();
+        let mut last = [0];
+        mr.read(bytes - 1, &mut last).unwrap();
+        assert_eq!((last, mr.len()), ([7], bytes));
+    }
+}
