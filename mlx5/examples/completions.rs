@@ -84,8 +84,8 @@ fn send_later(spec: &DeviceSpec, to: &QpAddress, tell: &mpsc::Sender<QpAddress>)
     Ok(result.unwrap_or(Ok(()))?)
 }
 
-/// A device may write completions that differ in little as one session; polls hand them out as any others. The software HCA never does so by
-/// itself: here the program plays the device.
+/// A device may write completions that differ in little as one session, if it was asked to; polls hand them out as any others. Here the program
+/// plays the device.
 fn several_in_one_session() -> Result<(), Box<dyn Error>> {
     let device = Device::open(&DeviceSpec::Null(NullOptions::default()))?;
     let mut cq = device.create_cq(CqConfig { entries: 32, cqe_bytes: 64, compression: true })?;
