@@ -206,7 +206,14 @@ impl Drop for CqObject {
     }
 }
 
-/// A completion queue for any mix of queues. Poll it from the thread that made it.
+/// A completion queue for any mix of queues. Completions of one queue pair's sends come in posting order; those of different queue pairs, and of
+/// sends against receives, in any.
+///
+/// It stays in its thread:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::Cq>();
+/// ```
 pub struct Cq {
     ring: CqRing,
 }

@@ -66,6 +66,11 @@ impl Default for SoftOptions {
 }
 
 /// Which device to open. Plain data: it can be sent to the thread that will own the device.
+///
+/// ```
+/// fn send<T: Send + Sync>() {}
+/// send::<mlx5::DeviceSpec>();
+/// ```
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one per thread, read once")]
 pub enum DeviceSpec {
@@ -148,11 +153,17 @@ pub struct DeviceInfo {
     pub violations: u64,
 }
 
-/// An open device. It belongs to the thread that opened it, as does everything made from it; each thread opens its own.
+/// An open device. It belongs to the thread that opened it, as does everything made from it; each thread opens its own. Clones are the same
+/// device, which closes with the last of them and of what was made from it.
 ///
-/// ```compile_fail
+/// It is neither `Send` nor `Sync`:
+/// ```compile_fail,E0277
 /// fn send<T: Send>() {}
 /// send::<mlx5::Device>();
+/// ```
+/// ```compile_fail,E0277
+/// fn sync<T: Sync>() {}
+/// sync::<mlx5::Device>();
 /// ```
 #[derive(Clone)]
 pub struct Device {
@@ -254,7 +265,13 @@ pub(crate) struct PdObject {
     control: Rc<Control>,
 }
 
-/// A protection domain: queue pairs use memory regions of their own domain only.
+/// A protection domain: queue pairs use memory regions of their own domain only, at their own end as at the other.
+///
+/// It stays in its thread:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::Pd>();
+/// ```
 #[derive(Clone)]
 pub struct Pd {
     object: Rc<PdObject>,

@@ -79,7 +79,13 @@ pub enum Pages {
 /// not by looking at them).
 ///
 /// Dropping it deregisters: a peer in the middle of a copy is waited for, for a bounded time (50 ms), else the memory is quarantined: never
-/// used again, and counted in [`DeviceInfo::quarantined`](crate::DeviceInfo::quarantined).
+/// used again, and counted in [`DeviceInfo::quarantined`](crate::DeviceInfo::quarantined). An operation that names it and has not run yet fails.
+///
+/// It stays in its thread:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::Mr>();
+/// ```
 pub struct Mr {
     parts: MrParts,
     control: Rc<Control>,
@@ -194,7 +200,7 @@ impl Mr {
         Ok(Sge { addr: self.addr() + offset as u64, len, lkey: self.lkey() })
     }
 
-    /// Copies `bytes` into the region.
+    /// Copies `bytes` into the region. What an operation gathers from there must stay as it is from its doorbell to its completion.
     ///
     /// # Errors
     /// The range is not inside the region.
@@ -205,7 +211,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Copies bytes of the region out.
+    /// Copies bytes of the region out. Those that a READ, an atomic or a peer puts there are whole once a completion says so.
     ///
     /// # Errors
     /// The range is not inside the region.
