@@ -133,7 +133,7 @@ impl Hand {
             hca.connect(&ConnectParts { qpn: sq.qpn, remote: hca.address(sq.qpn), options }).unwrap();
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let mr = hca.alloc_registered(pd, REGION, access).unwrap();
+        let mr = hca.alloc_registered(pd, REGION, access, false).unwrap();
         let mut hand = Self {
             hca,
             now_ns,
