@@ -5,7 +5,7 @@ use core::mem::MaybeUninit;
 
 use crate::doorbell::BF_BYTES;
 use crate::ops::RcOperation;
-use crate::qp::QueuePair;
+use crate::rc_qp::RcQp;
 use crate::sq::{BlueflameBuffer, Flags, PostError};
 
 /// Several short operations whose WQEs go through BlueFlame together: the device need not read any of them from memory.
@@ -20,7 +20,7 @@ use crate::sq::{BlueflameBuffer, Flags, PostError};
 /// Dropped without `finish`, its operations stay posted, and the queue pair's next doorbell announces them.
 #[must_use = "its operations are announced by `finish`"]
 pub struct BlueflameBatch<'a> {
-    qp: &'a mut QueuePair,
+    qp: &'a mut RcQp,
     buffer: BlueflameBuffer,
     fits: bool,
 }
@@ -33,7 +33,7 @@ impl fmt::Debug for BlueflameBatch<'_> {
 
 impl<'a> BlueflameBatch<'a> {
     /// What was posted before is announced first: the register gets this batch's WQEs only.
-    pub(crate) fn new(qp: &'a mut QueuePair) -> Self {
+    pub(crate) fn new(qp: &'a mut RcQp) -> Self {
         qp.sq.ring();
         Self { qp, buffer: BlueflameBuffer([MaybeUninit::uninit(); BF_BYTES]), fits: true }
     }

@@ -10,11 +10,11 @@ use crate::cq::{Cq, CqConfig};
 use crate::mmio::RegisterKind;
 use crate::mono_cq::MonoCq;
 use crate::mr::{Access, Mr, RegisterError};
-use crate::qp::{QpConfig, QpParents, ReceiveSource};
-use crate::rc_qp::RcQp;
+use crate::qp::{Qp, QpConfig, QpParents, ReceiveSource};
+use crate::rc_qp::{Connected, RcQp};
 use crate::soft::{Clock, Faults, LocalFabric, NullDevice, Timing, Violation};
 use crate::srq::Srq;
-use crate::ud_qp::UdQp;
+use crate::ud_qp::{Datagram, UdQp};
 
 /// Where a software HCA meets its peers.
 #[derive(Clone, Debug)]
@@ -371,7 +371,7 @@ impl Pd {
         receives: impl Into<ReceiveSource<'a>>,
         config: &QpConfig,
     ) -> Result<RcQp, CreateError> {
-        RcQp::create(&self.parents(send_cq, recv_cq, receives.into()), config)
+        Qp::create(&self.parents(send_cq, recv_cq, receives.into()), config, Connected)
     }
 
     /// An unreliable-datagram queue pair; the rest as [`create_qp`](Self::create_qp).
@@ -385,7 +385,7 @@ impl Pd {
         receives: impl Into<ReceiveSource<'a>>,
         config: &QpConfig,
     ) -> Result<UdQp, CreateError> {
-        UdQp::create(&self.parents(send_cq, recv_cq, receives.into()), config)
+        Qp::create(&self.parents(send_cq, recv_cq, receives.into()), config, Datagram::new())
     }
 
     fn parents<'a>(

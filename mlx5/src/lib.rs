@@ -36,14 +36,14 @@ pub use ops::{
     ATOMIC_BYTES, CompareSwap, Destination, FetchAdd, Inline, MAX_MESSAGE_BYTES, Operation, Payload, RcOperation, Read, Segments, Send,
     SendImm, Sge, UdOperation, UdSend, UdSendImm, Write, WriteImm,
 };
-pub use qp::{ConnectError, ConnectOptions, DeviceKind, QpAddress, QpConfig, QpState, ReceiveSource};
-pub use rc_qp::RcQp;
+pub use qp::{ConnectError, ConnectOptions, DeviceKind, Qp, QpAddress, QpConfig, QpState, ReceiveSource, Transport};
+pub use rc_qp::{Connected, RcQp};
 pub use rq::PostReceiveError;
 pub use simulation::{Actor, Did, ForeignDevice, Simulation};
 pub use soft::{Clock, Faults, LocalFabric, NicModel, NicParameters, NullDevice, Queue, Rule, Timing, Violation};
 pub use sq::{Flags, PostError, Signal};
 pub use srq::Srq;
-pub use ud_qp::{GRH_BYTES, MAX_DATAGRAM_BYTES, UdQp};
+pub use ud_qp::{Datagram, GRH_BYTES, MAX_DATAGRAM_BYTES, UdQp};
 pub use wire::{AddressVector, CqeOpcode, Syndrome};
 
 #[cfg(test)]

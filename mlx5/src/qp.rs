@@ -1,5 +1,6 @@
 //! Queue pairs: what both kinds have in common.
 
+use std::fmt;
 use std::rc::Rc;
 
 use crate::control::{Control, CreateError, QpRequest, RqParts};
@@ -195,17 +196,51 @@ pub(crate) struct QpParents<'a> {
     pub(crate) receives: ReceiveSource<'a>,
 }
 
-/// A queue pair of either kind: its queues, and its state as far as this end knows.
-pub(crate) struct QueuePair {
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for crate::rc_qp::Connected {}
+    impl Sealed for crate::ud_qp::Datagram {}
+}
+
+/// What a queue pair sends to and receives from: [`Connected`](crate::Connected) or [`Datagram`](crate::Datagram). Sealed.
+pub trait Transport: sealed::Sealed + fmt::Debug {
+    #[doc(hidden)]
+    const IS_DATAGRAM: bool;
+}
+
+/// A queue pair: [`RcQp`](crate::RcQp), which is connected to one other, or [`UdQp`](crate::UdQp), which sends datagrams to any.
+///
+/// Operations are posted and start at [`ring`](Self::ring). They take effect at the peer, and complete, in posting order; only a READ or an
+/// atomic may still be under way when what is behind it starts ([`Signal::fence`](crate::Signal::fence)). A failure moves the queue pair to
+/// [`QpState::Error`] and flushes what follows.
+///
+/// It stays in its thread:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::RcQp>();
+/// ```
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::UdQp>();
+/// ```
+pub struct Qp<T: Transport> {
     pub(crate) sq: SendQueue,
     /// `None` with a shared receive queue.
     rq: Option<ReceiveQueue>,
-    pub(crate) state: QpState,
+    state: QpState,
+    pub(crate) transport: T,
     object: QpObject,
 }
 
-impl QueuePair {
-    pub(crate) fn create(parents: &QpParents<'_>, config: &QpConfig, is_datagram: bool) -> Result<Self, CreateError> {
+impl<T: Transport> fmt::Debug for Qp<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { state, transport, .. } = self;
+        f.debug_struct("Qp").field("qpn", &self.qpn()).field("state", state).field("transport", transport).finish_non_exhaustive()
+    }
+}
+
+impl<T: Transport> Qp<T> {
+    pub(crate) fn create(parents: &QpParents<'_>, config: &QpConfig, transport: T) -> Result<Self, CreateError> {
         let QpParents { control, pd, send_cq, recv_cq, receives } = parents;
         let (rq_object, rq) = match *receives {
             ReceiveSource::Shared(srq) => (Rc::clone(srq.object()), None),
@@ -222,7 +257,7 @@ impl QueuePair {
             recv_cq: recv_cq.cqn,
             rqn: rq_object.srqn,
             owns_rq: rq.is_some(),
-            is_datagram,
+            is_datagram: T::IS_DATAGRAM,
             config,
         };
         let parts = control.create_qp(&request)?;
@@ -235,12 +270,14 @@ impl QueuePair {
             _pd: Rc::clone(pd),
         };
         let doorbell = Doorbell::new(&parts.uar, parts.record, control.hook());
-        let mut qp = Self { sq: SendQueue::new(&parts, doorbell), rq, state: QpState::Reset, object };
+        let mut qp = Self { sq: SendQueue::new(&parts, doorbell), rq, state: QpState::Reset, transport, object };
         qp.set_state(QpState::Reset);
         Ok(qp)
     }
 
-    pub(crate) fn qpn(&self) -> u32 {
+    /// Queue pair number, 24 bits.
+    #[must_use]
+    pub fn qpn(&self) -> u32 {
         self.object.qpn
     }
 
@@ -248,7 +285,26 @@ impl QueuePair {
         &self.object.control
     }
 
-    pub(crate) fn address(&self) -> QpAddress {
+    /// State, as far as this end knows: an error is known once its completion was given to [`complete`](Self::complete) or
+    /// [`complete_receive`](Self::complete_receive).
+    #[must_use]
+    pub fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// WQEBBs of the send queue, as the device gave them.
+    #[must_use]
+    pub fn send_capacity(&self) -> usize {
+        usize::from(self.sq.capacity())
+    }
+
+    /// Inline bytes of one operation, as the device gave them.
+    #[must_use]
+    pub fn max_inline_data(&self) -> usize {
+        self.sq.max_inline()
+    }
+
+    pub(crate) fn own_address(&self) -> QpAddress {
         self.control().address(self.qpn())
     }
 
@@ -261,13 +317,15 @@ impl QueuePair {
         Ok(())
     }
 
-    pub(crate) fn fail(&mut self) {
+    /// To the error state: everything posted completes with [`Syndrome::WorkRequestFlushed`](crate::Syndrome::WorkRequestFlushed), and what
+    /// peers send is not received any more. For an orderly end.
+    pub fn fail(&mut self) {
         self.set_state(QpState::Error);
         self.control().fail_qp(self.qpn());
     }
 
     #[inline(always)]
-    pub(crate) fn post<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+    pub(crate) fn push<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
         self.sq.push(op, flags, user).map_err(|error| self.refusal(error))
     }
 
@@ -283,13 +341,39 @@ impl QueuePair {
         self.sq.set_open(state == QpState::ReadyToSend);
     }
 
+    /// Rings the doorbell for everything posted since the last call: with the whole WQE through BlueFlame if there is only one and it has
+    /// at most 256 bytes, else as [`ring_doorbell`](Self::ring_doorbell). On a soft device the operations have run when it returns, unless
+    /// they must be retried or its [`Timing`](crate::Timing) says otherwise.
     #[inline(always)]
-    pub(crate) fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
+    pub fn ring(&mut self) {
+        self.sq.ring();
+    }
+
+    /// Rings the doorbell with 8 bytes; the device reads the WQEs from memory.
+    #[inline(always)]
+    pub fn ring_doorbell(&mut self) {
+        self.sq.ring_doorbell();
+    }
+
+    /// Rings the doorbell with the whole last WQE through BlueFlame, however many are new; with 8 bytes if it has more than 256.
+    #[inline(always)]
+    pub fn ring_doorbell_bf(&mut self) {
+        self.sq.ring_doorbell_bf();
+    }
+
+    /// Takes a completion of this queue pair from its send CQ: frees the WQE and all before it, and returns what the poster attached.
+    /// `None` if it is not of this queue pair's sends, or no such operation is outstanding. An error completion moves the state to
+    /// [`QpState::Error`].
+    #[inline(always)]
+    pub fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         if self.takes(cqe) { self.sq.complete(cqe.wqe_counter()) } else { None }
     }
 
+    /// As [`complete`](Self::complete), but hands to `each` what the posters of all operations that this completion finishes attached,
+    /// unsignaled ones included, in posting order; returns how many there were. All but the last have succeeded; how the last ended is what
+    /// the completion says. If `each` panics, the rest are not handed out.
     #[inline]
-    pub(crate) fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {
+    pub fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {
         if self.takes(cqe) { self.sq.complete_each(cqe.wqe_counter(), each) } else { 0 }
     }
 
@@ -307,22 +391,31 @@ impl QueuePair {
         true
     }
 
+    /// Posts one receive into `buffers`, in this order, to the queue pair's own receive queue. `user` comes back from
+    /// [`complete_receive`](Self::complete_receive). The device sees it at the next [`ring_receives`](Self::ring_receives).
+    ///
+    /// # Errors
+    /// See [`PostReceiveError`]; nothing was posted.
     #[inline]
-    pub(crate) fn post_receive(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
+    pub fn post_receive(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
         if self.state == QpState::Reset {
             return Err(PostReceiveError::WrongState);
         }
         self.rq.as_mut().ok_or(PostReceiveError::Shared)?.post(buffers, user)
     }
 
-    pub(crate) fn ring_receives(&mut self) {
+    /// Makes the receives posted so far visible to the device.
+    #[inline]
+    pub fn ring_receives(&mut self) {
         if let Some(rq) = &mut self.rq {
             rq.ring();
         }
     }
 
+    /// Takes a completion of this queue pair's own receive queue: frees the receive and returns what its poster attached. `None` if it is not
+    /// of this queue pair's receives. An error completion moves the state to [`QpState::Error`].
     #[inline]
-    pub(crate) fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
+    pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         if cqe.qpn() != self.qpn() {
             return None;
         }
@@ -334,7 +427,9 @@ impl QueuePair {
         self.rq.as_mut()?.complete(cqe.wqe_counter())
     }
 
-    pub(crate) fn free_receives(&self) -> usize {
+    /// Receives that can be posted now; 0 with a shared receive queue.
+    #[must_use]
+    pub fn free_receives(&self) -> usize {
         self.rq.as_ref().map_or(0, ReceiveQueue::free)
     }
 }

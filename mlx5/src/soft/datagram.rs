@@ -19,10 +19,9 @@ use super::queues::Transport;
 use super::requester::{Malformed, Outcome, check_local};
 use super::vendor::Limit;
 use super::{Hca, Links, State, arrive};
+use crate::ud_qp::GRH_BYTES;
 use crate::wire::{CqeOpcode, CtrlWords, DatagramSegment, Opcode, SEGMENT, Syndrome};
 
-/// Bytes in front of the payload of a received datagram: room for a GRH.
-pub(crate) const GRH_BYTES: usize = 40;
 /// A Q_Key with this bit in a WQE stands for the sending queue pair's own.
 const CONTROLLED_QKEY: u32 = 1 << 31;
 

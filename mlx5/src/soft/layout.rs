@@ -43,7 +43,7 @@ pub(crate) const MAX_MRS: usize = 1 << 16;
 /// Receive queues, shared and own.
 pub(crate) const MAX_RQS: usize = 1 << 15;
 /// Longest datagram, in bytes: the largest MTU.
-pub(crate) const MAX_MTU: usize = 4096;
+pub(crate) const MAX_MTU: usize = crate::ud_qp::MAX_DATAGRAM_BYTES;
 /// Datagrams that may wait from one device to another.
 pub(crate) const DATAGRAM_SLOTS: usize = 32;
 /// Devices that one device can send datagrams to.

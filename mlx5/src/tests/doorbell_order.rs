@@ -82,7 +82,7 @@ fn bench() -> Bench {
     let srq = pd.create_srq(1, 0).unwrap();
     let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig { max_send_wr: 32, max_inline_data: 220, ..QpConfig::default() }).unwrap();
     qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
-    qp.sq().doorbell().set_mmio::<Recorder>();
+    qp.sq.doorbell().set_mmio::<Recorder>();
     Bench { device: device.null().unwrap(), qp }
 }
 
@@ -193,19 +193,19 @@ fn a_batch_that_passes_the_end_of_the_ring_takes_its_nops_along() {
         b.post(1);
     }
     b.qp.ring();
-    assert_eq!(b.qp.sq().complete(30), Some(0));
+    assert_eq!(b.qp.sq.complete(30), Some(0));
     steps();
     let mut batch = b.qp.blueflame_batch();
     batch.post(&write(2), Signal::Reclaim, 0).unwrap();
     batch.finish();
     assert_eq!(steps(), doorbell(34, Copy(256, b.sq(31, 3))), "a NOP, then two WQEBBs at the ring's start");
-    assert_eq!(b.qp.sq().complete(32), Some(0));
+    assert_eq!(b.qp.sq.complete(32), Some(0));
     // And the automatic doorbell copies the first WQE behind the end as any other.
     for _ in 0..30 {
         b.post(1);
     }
     b.qp.ring();
-    assert_eq!(b.qp.sq().complete(63), Some(0));
+    assert_eq!(b.qp.sq.complete(63), Some(0));
     steps();
     b.post(1);
     b.qp.ring();

@@ -74,12 +74,12 @@ fn every_operation_comes_back_once_and_in_order_over_many_laps_of_ring_and_index
                     let Expected { first, end, .. } = done[signaled];
                     if random.one_in(2) {
                         let mut users = vec![];
-                        assert_eq!(qp.sq().complete_each(first, |user| users.push(user)), done.len());
+                        assert_eq!(qp.sq.complete_each(first, |user| users.push(user)), done.len());
                         assert_eq!(users, done.iter().map(|d| d.user).collect::<Vec<_>>());
                     } else {
-                        assert_eq!(qp.sq().complete(first), Some(done[signaled].user));
+                        assert_eq!(qp.sq.complete(first), Some(done[signaled].user));
                     }
-                    assert_eq!(qp.sq().complete(first), None, "completed twice");
+                    assert_eq!(qp.sq.complete(first), None, "completed twice");
                     consumer = end;
                 }
                 Err(other) => panic!("{other}"),
@@ -98,13 +98,13 @@ fn a_counter_that_is_no_outstanding_wqe_changes_nothing() {
     for user in 0..4 {
         qp.post(&write(3), Signal::Reclaim, user).unwrap();
     }
-    assert_eq!(qp.sq().complete(0), Some(0));
+    assert_eq!(qp.sq.complete(0), Some(0));
     for counter in [0, 1, 4, 5, 12, 3 + DEPTH, 0xffff] {
-        assert_eq!(qp.sq().complete(counter), None, "{counter}");
-        assert_eq!(qp.sq().complete_each(counter, |_| panic!("nothing is finished")), 0, "{counter}");
+        assert_eq!(qp.sq.complete(counter), None, "{counter}");
+        assert_eq!(qp.sq.complete_each(counter, |_| panic!("nothing is finished")), 0, "{counter}");
     }
     let mut users = vec![];
-    assert_eq!(qp.sq().complete_each(9, |user| users.push(user)), 3);
+    assert_eq!(qp.sq.complete_each(9, |user| users.push(user)), 3);
     assert_eq!(users, [1, 2, 3]);
 }
 
@@ -119,7 +119,7 @@ fn a_queue_asks_for_a_completion_within_a_quarter_of_its_depth() {
     let which: Vec<u16> = (0..DEPTH).filter(|&i| is_signaled(&device, &qp, i)).collect();
     assert_eq!(which, [7, 15, 23, 31], "an 8th of them at the 8th WQEBB each");
     assert!(qp.post(&write(1), Signal::Reclaim, 0).is_err());
-    assert!(qp.sq().complete(31).is_some());
+    assert!(qp.sq.complete(31).is_some());
     // One that is signaled anyhow starts the count again.
     for i in 0..4 {
         qp.post(&write(1), if i == 3 { Signal::Always } else { Signal::Reclaim }, 0).unwrap();
