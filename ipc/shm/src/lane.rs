@@ -180,15 +180,17 @@ impl<T: Copy> LaneRx<T> {
     /// Takes the next message, by copy: what the producer does to the slot afterwards changes nothing here.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<T> {
-        if !self.is_ready() {
+        let (slot, after) = (self.slots.at(self.next), self.next.wrapping_add(1));
+        // L1
+        if slot.seq.load(Ordering::Acquire) != after {
             return None;
         }
-        let body = self.slots.at(self.next).body.with(|p| {
+        let body = slot.body.with(|p| {
             // SAFETY: the sequence word (L1) says the producer is done with this slot, and it may not reuse it before it learns that
             // this end is past it.
             unsafe { (*p).assume_init_read() }
         });
-        self.next = self.next.wrapping_add(1);
+        self.next = after;
         Some(body)
     }
 }

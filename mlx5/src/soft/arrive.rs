@@ -46,7 +46,7 @@ pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
         deliver(hca, qp, cq, &message, 0);
     }
     // L2
-    hca.memory.qp(qp.index).consumed.store(qp.lane.position(), Ordering::Release);
+    hca.memory.qp(qp.index).consumed.0.store(qp.lane.position(), Ordering::Release);
 }
 
 pub(crate) struct Arrivals<'a> {
@@ -73,7 +73,7 @@ impl Lanes for Arrivals<'_> {
             taken += 1;
             if qp.lane.position() % CONSUMED_EVERY == 0 {
                 // L2
-                self.hca.memory.qp(lane).consumed.store(qp.lane.position(), Ordering::Release);
+                self.hca.memory.qp(lane).consumed.0.store(qp.lane.position(), Ordering::Release);
             }
         }
         taken
@@ -109,7 +109,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Mes
         WRITE_IMM => CqeOpcode::ResponderWriteImm,
         SEND => CqeOpcode::ResponderSend,
         SEND_IMM => CqeOpcode::ResponderSendImm,
-        ERROR => return deliver_error(hca, qp, cq, message),
+        ERROR => return deliver_error(hca, qp, cq, message.imm, message.wqe_index),
         _ => return qp.fail(hca),
     };
     if cq.write_receive(&cqe, opcode, message.flags & SOLICITED != 0).is_err() {
@@ -124,9 +124,9 @@ const ERROR: u8 = CqeOpcode::ResponderError as u8;
 
 /// The receive failed, and the queue pair with it.
 #[cold]
-fn deliver_error(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
-    let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
-    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter: message.wqe_index };
+fn deliver_error(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, imm: u32, wqe_counter: u16) {
+    let [raw_syndrome, vendor_syndrome, ..] = imm.to_le_bytes();
+    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter };
     // An overrun CQ tells nobody anything more.
     let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
     qp.fail(hca);
