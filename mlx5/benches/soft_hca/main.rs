@@ -354,15 +354,15 @@ struct Report {
     cores: Option<(usize, usize)>,
 }
 
-/// Ratios worth looking at: names of the two rows.
+/// Ratios of times worth looking at: what it is called, and the names of the two rows.
 const RATIOS: [(&str, &str, &str); 7] = [
     ("round trip / raw line", "round_trip", "raw_line"),
     ("round trip / raw two lines", "round_trip", "raw_two_lines"),
     ("raw two lines / raw line", "raw_two_lines", "raw_line"),
-    ("inline_8 / lane", "inline_8", "lane"),
-    ("inline_1 / lane", "inline_1", "lane"),
-    ("sge_8 / lane", "sge_8", "lane"),
-    ("sge_1 / lane", "sge_1", "lane"),
+    ("time of inline_8 / lane", "inline_8", "lane"),
+    ("time of inline_1 / lane", "inline_1", "lane"),
+    ("time of sge_8 / lane", "sge_8", "lane"),
+    ("time of sge_1 / lane", "sge_1", "lane"),
 ];
 
 impl Report {
