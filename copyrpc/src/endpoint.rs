@@ -114,7 +114,8 @@ impl<U> PendingEndpoint<U> {
         if credit > max || credit % ALIGNMENT != 0 {
             return Err(CreateEndpointError::InitialCredit { credit, max });
         }
-        let qp = context.create_qp(&QpConfig { max_send_wr: config.max_send_wr, max_inline_data: MAX_INLINE_DATA })?;
+        let qp =
+            context.create_qp(&QpConfig { max_send_wr: config.max_send_wr, max_inline_data: MAX_INLINE_DATA, ..QpConfig::default() })?;
         let share = context.share_queues(config.batches_in_flight, qp.send_capacity())?;
         let pd = context.pd();
         let bytes = ring_size.bytes() as usize;

@@ -28,7 +28,8 @@ impl Null {
         let send_cq = device.create_cq(64).unwrap();
         let mut recv_cq = device.create_mono_cq(OPERATIONS as u32).unwrap();
         let srq = pd.create_srq(OPERATIONS as u32, 0).unwrap();
-        let mut qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_send_wr: 1024, max_inline_data: 220 }).unwrap();
+        let mut qp =
+            pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_send_wr: 1024, max_inline_data: 220, ..QpConfig::default() }).unwrap();
         qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
         recv_cq.register(qp.qpn(), 1);
         let mr = pd.alloc(4096, Access::LOCAL_WRITE).unwrap();

@@ -75,6 +75,7 @@ pub(crate) struct MrParts {
     pub(crate) key: u32,
     pub(crate) addr: NonNull<u8>,
     pub(crate) len: usize,
+    pub(crate) pages: crate::mr::Pages,
 }
 
 /// What a queue pair needs to know of its peer and of the path.

@@ -94,6 +94,12 @@ impl<'a> Cqe<'a> {
         Self { bytes, beside }
     }
 
+    /// The CQE itself, or the title of its session.
+    #[cfg(test)]
+    pub(crate) fn title_bytes(&self) -> &[u8; CQE_BYTES] {
+        self.bytes
+    }
+
     /// What happened; `None` for an opcode this crate does not know.
     #[must_use]
     #[inline(always)]
@@ -200,7 +206,14 @@ impl Drop for CqObject {
     }
 }
 
-/// A completion queue for any mix of queues. Poll it from the thread that made it.
+/// A completion queue for any mix of queues. Completions of one queue pair's sends come in posting order; those of different queue pairs, and of
+/// sends against receives, in any.
+///
+/// It stays in its thread:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::Cq>();
+/// ```
 pub struct Cq {
     ring: CqRing,
 }

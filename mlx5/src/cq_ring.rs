@@ -30,18 +30,18 @@ pub(crate) struct CqRing {
     object: Rc<CqObject>,
 }
 
-/// A compressed session that is being handed out. Copies: the device may have its entries back as they are consumed, and the last one of
-/// a poll may be in the middle of an array.
+/// A compressed session that is being handed out.
 struct Session {
-    title: [u8; CQE_BYTES],
-    /// The mini CQEs now being handed out.
-    array: [[u8; MiniCqe::LEN]; MINI_CQES_PER_ARRAY],
     /// Its CQEs; 0 when no session is open.
     count: u32,
-    /// Those handed out.
+    /// Those handed out. While it is a multiple of an array's, the next array is in the ring.
     next: u32,
     /// Of the first.
     wqe_counter: u16,
+    /// The title and the array that is being handed out, of a session that a poll left before its end: the device may have their entries
+    /// back by now.
+    title: [u8; CQE_BYTES],
+    array: [[u8; MiniCqe::LEN]; MINI_CQES_PER_ARRAY],
 }
 
 /// Polls that may find something before the device makes progress all the same.
@@ -51,7 +51,7 @@ impl CqRing {
     pub(crate) fn create(control: &Rc<Control>, config: &CqConfig) -> Result<Self, CreateError> {
         let CqParts { buffer, entries, stride, record, cqn } = control.create_cq(config)?;
         let object = Rc::new(CqObject { cqn, control: Rc::clone(control) });
-        let session = Session { title: [0; CQE_BYTES], array: [[0; MiniCqe::LEN]; MINI_CQES_PER_ARRAY], count: 0, next: 0, wqe_counter: 0 };
+        let session = Session { count: 0, next: 0, wqe_counter: 0, title: [0; CQE_BYTES], array: [[0; MiniCqe::LEN]; MINI_CQES_PER_ARRAY] };
         // SAFETY: the buffer holds `entries` entries of `stride` bytes, 64 or 128.
         let (first, last) = unsafe { (buffer.add(stride - CQE_BYTES), buffer.add(entries as usize * stride - CQE_BYTES)) };
         Ok(Self {
@@ -91,15 +91,91 @@ impl CqRing {
         self.entries() - (counter & self.mask)
     }
 
+    /// Where the array of the open session's mini CQE `entry` is in the ring.
+    #[inline(always)]
+    fn array_place(&self, entry: u32) -> NonNull<[u8; MiniCqe::LEN]> {
+        self.place(self.consumer.wrapping_add(mini_array_offset(entry))).cast()
+    }
+
     /// Makes the CQE at the consumer, the title of a compressed session, the open session.
-    #[inline(never)]
+    #[inline(always)]
     fn open_session(&mut self, title: &[u8; CQE_BYTES]) {
-        self.session.title = *title;
         let TitleCqe { count, wqe_counter } = TitleCqe::parse(title);
         // A device writes no other counts; one that did may not make the driver read what is not there.
-        self.session.count = count.clamp(1, self.entries());
+        self.session.count = count.min(self.entries()).max(1);
         self.session.next = 0;
         self.session.wqe_counter = wqe_counter;
+    }
+
+    /// Hands out up to `max` CQEs of the open session, and closes it behind its last.
+    #[inline(always)]
+    fn take_session<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
+        let Session { count, next: from, wqe_counter, .. } = self.session;
+        // SAFETY: a CQE inside the buffer. While none of the session is handed out its entry is the driver's and as the device wrote it.
+        // A copy: nothing that is written below can change it, so what a callback reads of it is read once.
+        let title: [u8; CQE_BYTES] = if from == 0 { unsafe { self.place(self.consumer).cast().read() } } else { self.session.title };
+        let first = Cqe::new(&title, Beside::Nothing);
+        let (queue, is_send) = (find(first.qpn()), first.opcode() == Some(CqeOpcode::Requester));
+        let taken = (count - from).min(u32::try_from(max).unwrap_or(u32::MAX));
+        let end = from + taken;
+        let mut leaving = Leaving { ring: self, from, next: from };
+        while leaving.next != end {
+            let (next, ring) = (leaving.next, &*leaving.ring);
+            let in_array = next % MINI_CQES_PER_ARRAY as u32;
+            let array = if in_array == 0 { ring.array_place(next) } else { NonNull::from(&ring.session.array).cast() };
+            let hand_out = |i: u32| {
+                // SAFETY: inside the array. One in the ring is the driver's and as the device wrote it: the title's owner bit published the
+                // whole session, and what gives entries back comes when `leaving` goes away, or later.
+                let mini = MiniCqe::parse(&unsafe { array.add(i as usize).read() });
+                let wqe_counter = if is_send { mini.wqe_counter() } else { wqe_counter.wrapping_add(leaving.next as u16) };
+                // Before the callback: should it panic, the entry is not handed out again.
+                leaving.next += 1;
+                f(queue, Cqe::new(&title, Beside::Mini { byte_count: mini.byte_count, wqe_counter }));
+            };
+            let after = (in_array + (end - next)).min(MINI_CQES_PER_ARRAY as u32);
+            if in_array == 0 && after == MINI_CQES_PER_ARRAY as u32 {
+                // The usual case. The compiler unrolls it if the callback is short.
+                (0..MINI_CQES_PER_ARRAY as u32).for_each(hand_out);
+            } else {
+                (in_array..after).for_each(hand_out);
+            }
+        }
+        taken as usize
+    }
+
+    /// The CQEs `from..next` of the open session were handed out: closes it behind its last, or else keeps what is still needed, and makes
+    /// their entries as the device first found them.
+    #[inline(never)]
+    fn leave_session(&mut self, from: u32, next: u32) {
+        let start = self.consumer.wrapping_add(from);
+        if next == self.session.count {
+            self.consumer = self.consumer.wrapping_add(next);
+            self.session.count = 0;
+            self.session.next = 0;
+        } else {
+            self.keep_session(from, next);
+        }
+        let (entries, to_end) = (next - from, self.to_end(start));
+        self.make_untouched(start, entries.min(to_end));
+        if entries > to_end {
+            rarely();
+            self.make_untouched(0, entries - to_end);
+        }
+    }
+
+    /// Keeps what of the open session is still needed when the device has those of its entries back that were handed out, `from..next`.
+    #[inline(never)]
+    fn keep_session(&mut self, from: u32, next: u32) {
+        self.session.next = next;
+        if from == 0 {
+            // SAFETY: as in `take_session`.
+            self.session.title = unsafe { self.place(self.consumer).cast().read() };
+        }
+        // Unless it is kept since an earlier poll.
+        if next & !(MINI_CQES_PER_ARRAY as u32 - 1) >= from {
+            // SAFETY: a CQE inside the buffer, the driver's and as the device wrote it.
+            self.session.array = unsafe { self.array_place(next).cast().read() };
+        }
     }
 
     /// Makes `entries` entries from that of `counter` on as the device first found them. The ring does not end among them.
@@ -107,59 +183,22 @@ impl CqRing {
     /// The device wrote no owner bit into a session's entries but the title's; what is there, of an array or of a former lap, could be
     /// taken for one on the next lap.
     #[inline(always)]
-    fn make_untouched(&mut self, counter: u32, entries: u32) {
-        let op_own = self.place(counter).as_ptr().wrapping_add(OP_OWN_OFFSET);
-        if entries == MINI_CQES_PER_ARRAY as u32 && self.stride == CQE_BYTES {
-            for i in 0..MINI_CQES_PER_ARRAY {
+    fn make_untouched(&mut self, counter: u32, mut entries: u32) {
+        const AT_ONCE: u32 = MINI_CQES_PER_ARRAY as u32;
+        let mut op_own = self.place(counter).as_ptr().wrapping_add(OP_OWN_OFFSET);
+        while entries >= AT_ONCE && self.stride == CQE_BYTES {
+            for i in 0..AT_ONCE as usize {
                 // SAFETY: inside the buffer (caller); the entries are the driver's until the consumer record passes them.
                 unsafe { op_own.add(i * CQE_BYTES).write(OP_OWN_UNTOUCHED) };
             }
-        } else {
+            op_own = op_own.wrapping_add(AT_ONCE as usize * CQE_BYTES);
+            entries -= AT_ONCE;
+        }
+        for _ in 0..entries {
             // SAFETY: as above.
-            unsafe { make_untouched_one_by_one(op_own, self.stride, entries) };
+            unsafe { op_own.write(OP_OWN_UNTOUCHED) };
+            op_own = op_own.wrapping_add(self.stride);
         }
-    }
-
-    /// Hands out up to `max` CQEs of the open session, and closes it behind its last.
-    #[inline(always)]
-    fn take_session<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
-        // Copied once more: nothing that is written below can change it, so what a callback reads of it is read once.
-        let title = self.session.title;
-        let first = Cqe::new(&title, Beside::Nothing);
-        let (queue, is_send) = (find(first.qpn()), first.opcode() == Some(CqeOpcode::Requester));
-        let count = self.session.count;
-        let mut left = (count - self.session.next).min(u32::try_from(max).unwrap_or(u32::MAX));
-        let taken = left as usize;
-        while left > 0 {
-            let next = self.session.next;
-            let start = self.consumer.wrapping_add(next);
-            let in_array = next % MINI_CQES_PER_ARRAY as u32;
-            if in_array == 0 {
-                let array = self.place(self.consumer.wrapping_add(mini_array_offset(next))).cast();
-                // SAFETY: a CQE inside the buffer. The title's owner bit published the whole session, and the consumer record has not
-                // passed it; nor was it made untouched, which comes next.
-                self.session.array = unsafe { array.read() };
-            }
-            // As far as the array, the ring, and the session or the caller allow.
-            let entries = left.min(MINI_CQES_PER_ARRAY as u32 - in_array).min(self.to_end(start));
-            left -= entries;
-            self.make_untouched(start, entries);
-            let Session { array, next: handed_out, wqe_counter, .. } = &mut self.session;
-            // Counted when the callback returns or panics: that entry is not handed out again.
-            let mut handed_out = Counter { to: handed_out, now: next };
-            for mini in &array[in_array as usize..][..entries as usize] {
-                let mini = MiniCqe::parse(mini);
-                let wqe_counter = if is_send { mini.wqe_counter() } else { wqe_counter.wrapping_add(handed_out.now as u16) };
-                handed_out.now += 1;
-                f(queue, Cqe::new(&title, Beside::Mini { byte_count: mini.byte_count, wqe_counter }));
-            }
-        }
-        if self.session.next == count {
-            self.consumer = self.consumer.wrapping_add(count);
-            self.session.count = 0;
-            self.session.next = 0;
-        }
-        taken
     }
 
     /// Hands out up to `max` plain CQEs and counts them in `n`. The title of a compressed session ends them and is returned.
@@ -267,19 +306,6 @@ impl CqRing {
     }
 }
 
-/// Kept apart so that the usual case stays short at every poll.
-///
-/// # Safety
-/// `op_own` is the op_own byte of the first of `entries` entries that the driver may write, `stride` bytes each.
-#[inline(never)]
-unsafe fn make_untouched_one_by_one(mut op_own: *mut u8, stride: usize, entries: u32) {
-    for _ in 0..entries {
-        // SAFETY: the caller's.
-        unsafe { op_own.write(OP_OWN_UNTOUCHED) };
-        op_own = op_own.wrapping_add(stride);
-    }
-}
-
 /// CQEs are being handed out. When that ends, also by a panic of the callback, the device learns which entries it may have back.
 struct Taking<'a> {
     ring: &'a mut CqRing,
@@ -299,16 +325,18 @@ impl Drop for Taking<'_> {
     }
 }
 
-/// A counter that is written back when it goes away, also by a panic.
-struct Counter<'a> {
-    to: &'a mut u32,
-    now: u32,
+/// CQEs of the open session are being handed out. When that ends, also by a panic of the callback, it is left.
+struct Leaving<'a> {
+    ring: &'a mut CqRing,
+    /// The session's CQEs that were handed out when it began, and now.
+    from: u32,
+    next: u32,
 }
 
-impl Drop for Counter<'_> {
+impl Drop for Leaving<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        *self.to = self.now;
+        self.ring.leave_session(self.from, self.next);
     }
 }
 

@@ -46,7 +46,7 @@ pub struct SoftOptions {
     pub strict: bool,
     /// Faults to make.
     pub faults: Faults,
-    /// Keep a hash over everything the device completes, for [`Device::trace_hash`].
+    /// Keep a hash over everything the device does, for [`Device::trace_hash`].
     pub trace: bool,
 }
 
@@ -66,6 +66,11 @@ impl Default for SoftOptions {
 }
 
 /// Which device to open. Plain data: it can be sent to the thread that will own the device.
+///
+/// ```
+/// fn send<T: Send + Sync>() {}
+/// send::<mlx5::DeviceSpec>();
+/// ```
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one per thread, read once")]
 pub enum DeviceSpec {
@@ -148,11 +153,17 @@ pub struct DeviceInfo {
     pub violations: u64,
 }
 
-/// An open device. It belongs to the thread that opened it, as does everything made from it; each thread opens its own.
+/// An open device. It belongs to the thread that opened it, as does everything made from it; each thread opens its own. Clones are the same
+/// device, which closes with the last of them and of what was made from it.
 ///
-/// ```compile_fail
+/// It is neither `Send` nor `Sync`:
+/// ```compile_fail,E0277
 /// fn send<T: Send>() {}
 /// send::<mlx5::Device>();
+/// ```
+/// ```compile_fail,E0277
+/// fn sync<T: Sync>() {}
+/// sync::<mlx5::Device>();
 /// ```
 #[derive(Clone)]
 pub struct Device {
@@ -200,7 +211,8 @@ impl Device {
         self.control.take_violations()
     }
 
-    /// The hash over everything this device has completed: time, queue pair, WQE, verb, status. Two runs with the same hash were the same.
+    /// The hash over everything this device did: effects and completions of its sends, arrivals and flushes of its receives, each with time, queue
+    /// pair, WQE and status. Two runs with the same hash were the same.
     /// `None` unless [`SoftOptions::trace`].
     #[must_use]
     pub fn trace_hash(&self) -> Option<u64> {
@@ -253,7 +265,13 @@ pub(crate) struct PdObject {
     control: Rc<Control>,
 }
 
-/// A protection domain: queue pairs use memory regions of their own domain only.
+/// A protection domain: queue pairs use memory regions of their own domain only, at their own end as at the other.
+///
+/// It stays in its thread:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::Pd>();
+/// ```
 #[derive(Clone)]
 pub struct Pd {
     object: Rc<PdObject>,
@@ -299,8 +317,21 @@ impl Pd {
     /// # Errors
     /// See [`RegisterError`].
     pub fn alloc(&self, bytes: usize, access: Access) -> Result<Mr, RegisterError> {
+        self.alloc_in(bytes, access, false)
+    }
+
+    /// As [`alloc`](Self::alloc), on pages of 2 MiB, so that large regions cost the CPU, and a NIC, fewer translations. Whole pages are taken.
+    /// Where the system has none to give the memory is on ordinary pages, and [`Mr::pages`] says why.
+    ///
+    /// # Errors
+    /// See [`RegisterError`].
+    pub fn alloc_huge(&self, bytes: usize, access: Access) -> Result<Mr, RegisterError> {
+        self.alloc_in(bytes, access, true)
+    }
+
+    fn alloc_in(&self, bytes: usize, access: Access, huge: bool) -> Result<Mr, RegisterError> {
         let control = &self.object.control;
-        let parts = control.alloc_registered(self.object.pdn, bytes, access)?;
+        let parts = control.alloc_registered(self.object.pdn, bytes, access, huge)?;
         Ok(Mr::new(parts, Rc::clone(control), Rc::clone(&self.object)))
     }
 

@@ -31,7 +31,7 @@ pub use device::{CompletionQueue, CqRef, Device, DeviceInfo, DeviceSpec, FabricS
 pub use fast_map::FastMap;
 pub use mmio::RegisterKind;
 pub use mono_cq::MonoCq;
-pub use mr::{Access, Busy, Mr, OutOfBounds, RegisterError};
+pub use mr::{Access, Busy, Mr, NoHugePages, OutOfBounds, Pages, RegisterError};
 pub use ops::{
     ATOMIC_BYTES, CompareSwap, Destination, FetchAdd, Inline, MAX_MESSAGE_BYTES, Operation, Payload, RcOperation, Read, Segments, Send,
     SendImm, Sge, UdOperation, UdSend, UdSendImm, Write, WriteImm,

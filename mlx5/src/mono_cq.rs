@@ -12,6 +12,13 @@ use crate::fast_map::FastMap;
 ///
 /// Polling costs one byte of the CQ however many queue pairs there are: the device has already put their events in one line. There is
 /// no lock, no copy to a work-completion struct, no dynamic call; the callback is a closure of the poll call and is inlined into it.
+/// Order is as in a [`Cq`](crate::Cq).
+///
+/// It stays in its thread:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::MonoCq<()>>();
+/// ```
 pub struct MonoCq<Q> {
     ring: CqRing,
     queues: FastMap<Q>,

@@ -10,6 +10,8 @@ use crate::control::{Control, MrParts};
 use crate::device::PdObject;
 use crate::ops::Sge;
 
+pub use shm::memfd::NoHugePages;
+
 bitflags! {
     /// What a region allows (`enum ibv_access_flags`). Local read is always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +61,17 @@ pub enum RegisterError {
     },
 }
 
+/// What pages a region lies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// Ordinary ones, as asked for.
+    Base,
+    /// Huge ones, of 2 MiB.
+    Huge,
+    /// Ordinary ones, although huge ones were asked for, and why: for people to read.
+    NotHuge(NoHugePages),
+}
+
 /// A registered memory region.
 ///
 /// The device, and peers through it, may write this memory at any time, so there is no `&[u8]` of it: bytes are copied in and out, or
@@ -66,7 +79,13 @@ pub enum RegisterError {
 /// not by looking at them).
 ///
 /// Dropping it deregisters: a peer in the middle of a copy is waited for, for a bounded time (50 ms), else the memory is quarantined: never
-/// used again, and counted in [`DeviceInfo::quarantined`](crate::DeviceInfo::quarantined).
+/// used again, and counted in [`DeviceInfo::quarantined`](crate::DeviceInfo::quarantined). An operation that names it and has not run yet fails.
+///
+/// It stays in its thread:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::Mr>();
+/// ```
 pub struct Mr {
     parts: MrParts,
     control: Rc<Control>,
@@ -127,6 +146,12 @@ impl Mr {
         Ok(())
     }
 
+    /// What pages it lies on, if it is of [`Pd::alloc_huge`](crate::Pd::alloc_huge).
+    #[must_use]
+    pub fn pages(&self) -> Pages {
+        self.parts.pages
+    }
+
     /// Virtual address of the first byte: what peers name in their operations.
     #[must_use]
     pub fn addr(&self) -> u64 {
@@ -175,7 +200,7 @@ impl Mr {
         Ok(Sge { addr: self.addr() + offset as u64, len, lkey: self.lkey() })
     }
 
-    /// Copies `bytes` into the region.
+    /// Copies `bytes` into the region. What an operation gathers from there must stay as it is from its doorbell to its completion.
     ///
     /// # Errors
     /// The range is not inside the region.
@@ -186,7 +211,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Copies bytes of the region out.
+    /// Copies bytes of the region out. Those that a READ, an atomic or a peer puts there are whole once a completion says so.
     ///
     /// # Errors
     /// The range is not inside the region.

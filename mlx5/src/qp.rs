@@ -139,11 +139,14 @@ pub struct QpConfig {
     pub max_send_wr: u32,
     /// Inline bytes of one operation, 0..=220.
     pub max_inline_data: usize,
+    /// The device may put the data of a SEND of up to 32 bytes, 64 with large CQEs, into the CQE instead of the receive's buffer
+    /// ([`Cqe::inline_data`]); that buffer is then not written. Reliable connections only.
+    pub scatter_to_cqe: bool,
 }
 
 impl Default for QpConfig {
     fn default() -> Self {
-        Self { max_send_wr: 256, max_inline_data: 64 }
+        Self { max_send_wr: 256, max_inline_data: 64, scatter_to_cqe: false }
     }
 }
 

@@ -12,8 +12,15 @@ use crate::sq::{Flags, PostError};
 
 /// A reliable-connected queue pair.
 ///
-/// Operations are posted with [`post`](Self::post) and start at [`ring`](Self::ring). They execute in order; a failure moves the queue
-/// pair to [`QpState::Error`] and flushes what follows.
+/// Operations are posted with [`post`](Self::post) and start at [`ring`](Self::ring). They take effect at the peer, and complete, in posting
+/// order; only a READ or an atomic may still be under way when what is behind it starts ([`Signal::fence`](crate::Signal::fence)). A failure moves
+/// the queue pair to [`QpState::Error`] and flushes what follows.
+///
+/// It stays in its thread:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::RcQp>();
+/// ```
 pub struct RcQp {
     inner: QueuePair,
 }

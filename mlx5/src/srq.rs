@@ -23,10 +23,17 @@ impl Drop for SrqObject {
     }
 }
 
-/// A shared receive queue.
+/// A shared receive queue. Its receives are taken in the order in which they were posted, by messages of any of its queue pairs, and may complete
+/// in another: [`complete`](Self::complete) tells which one it was.
 ///
 /// All WQEs are always in one list: the posted ones, in the order in which the device will take them, then the free ones. Every WQE
 /// names its successor. The last of the list stays unposted, so the link of a posted WQE never changes under the device.
+///
+/// It stays in its thread:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::Srq>();
+/// ```
 pub struct Srq {
     buffer: NonNull<u8>,
     stride: usize,

@@ -16,7 +16,13 @@ pub const GRH_BYTES: usize = 40;
 
 /// An unreliable-datagram queue pair: it sends to any other, a message of at most [`MAX_DATAGRAM_BYTES`], and receives from any that knows its
 /// Q_Key. A datagram that finds no receive, a wrong Q_Key or no queue pair is lost without a word; one longer than the receive's buffers is a
-/// local length error, and ends the queue pair.
+/// local length error, and ends the queue pair. A completion of a send says that the datagram has left, and no more.
+///
+/// It stays in its thread:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::UdQp>();
+/// ```
 pub struct UdQp {
     inner: QueuePair,
     qkey: u32,

@@ -1,8 +1,7 @@
 //! Unreliable datagrams on the software HCA: what arrives, what is lost without a word, and what is an error.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
 
 #[path = "support/end.rs"]
-#[allow(dead_code, reason = "of connections")]
 mod end;
 #[allow(dead_code, reason = "the watchdog is all that is needed of it")]
 mod support;
@@ -35,7 +34,7 @@ impl Post {
     fn new(device: Device, owns_receives: bool) -> Self {
         let pd = device.alloc_pd();
         let (send_cq, recv_cq) = (device.create_cq(256).unwrap(), device.create_cq(256).unwrap());
-        let config = QpConfig { max_send_wr: 64, max_inline_data: 200 };
+        let config = QpConfig { max_send_wr: 64, max_inline_data: 200, ..QpConfig::default() };
         let srq = (!owns_receives).then(|| pd.create_srq(63, 3).unwrap());
         let own = ReceiveSource::Own { depth: 64, max_sge: 3 };
         let qp = pd.create_ud_qp(&send_cq, &recv_cq, srq.as_ref().map_or(own, ReceiveSource::Shared), &config).unwrap();

@@ -73,7 +73,8 @@ fn pair(clock: &Arc<AtomicU64>) -> (End, End) {
         let send_cq = device.create_cq(64).unwrap();
         let mut recv_cq = device.create_mono_cq(64).unwrap();
         let srq = pd.create_srq(15, 0).unwrap();
-        let qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_send_wr: 64, max_inline_data: 220 }).unwrap();
+        let qp =
+            pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_send_wr: 64, max_inline_data: 220, ..QpConfig::default() }).unwrap();
         recv_cq.register(qp.qpn(), 7);
         let mr = pd.alloc(8192, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
         End { qp, send_cq, recv_cq, srq, mr }

@@ -11,22 +11,27 @@
     reason = "a test"
 )]
 
+#[path = "support/fabric.rs"]
+mod fabric;
 #[path = "support/stepped.rs"]
 mod stepped;
 mod support;
+#[path = "support/time.rs"]
+mod time;
 
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use fabric::{new_dir, remove_dir};
 use mlx5::*;
-use stepped::{End, Kind, Points, RECEIVES, Stepped, WRITE, new_dir, remove_dir, run_process, scale};
-use support::{describe, parse, watchdog};
+use stepped::{End, Kind, Points, RECEIVES, Stepped, WRITE, run_process};
+use support::{scale, watchdog};
 
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(240);
-/// Each test, unless `MLX5_TEST_SCALE` asks for every instruction.
+/// Of each test, times `MLX5_TEST_SCALE`; every instruction is tried at most once.
 const SECONDS: u64 = 4;
 /// What the stepped process writes.
 const WRITTEN: u8 = 0xee;
@@ -92,7 +97,7 @@ fn memory_of_the_arena_deregistered_under_a_stopped_writer_is_not_used_again() {
     drop(mr);
     let mut points = Points::new(instructions, SECONDS);
     let mut in_copy = 0;
-    while let Some(point) = points.next() {
+    for point in points.by_ref() {
         let mr = alloc(&target);
         let (stepped, inside) = stopped_at(&dir, &mut target, 0, region_of(&mr), point);
         let copied = written(&bytes(&mr));
@@ -203,7 +208,7 @@ fn of_two_stopped_writers_both_are_waited_for() {
     let instructions = instructions(&dir, &mut target, Kind::Write, region_of(&mr));
     let mut points = Points::new(instructions, SECONDS);
     let mut both = 0;
-    while let Some(point) = points.next() {
+    for point in points.by_ref() {
         mr.write(0, &[0; WRITE]).unwrap();
         let mr = alloc(&target);
         let (first, first_inside) = stopped_at(&dir, &mut target, 0, region_of(&mr), point);
@@ -240,7 +245,7 @@ fn next_queues_are_their_own(kind: Kind) {
     let mut points = Points::new(instructions, SECONDS);
     let mut third = End::open(&dir);
     let mut quarantined = 0;
-    while let Some(point) = points.next() {
+    for point in points.by_ref() {
         let mut stepped = Stepped::start(&dir, &mut target, 0, kind, region);
         while target.arrived(true).is_empty() && kind == Kind::Datagram {}
         stepped.go(1);

@@ -339,7 +339,7 @@ fn every_user_value_of_a_send_queue_comes_back_once_in_order_over_the_index_wrap
         let mut random = Random::new(seed);
         let (mut cq, srq) = (device.create_cq(depth).unwrap(), device.alloc_pd().create_srq(1, 0).unwrap());
         let pd = device.alloc_pd();
-        let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig { max_send_wr: depth, max_inline_data: 220 }).unwrap();
+        let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig { max_send_wr: depth, max_inline_data: 220, ..QpConfig::default() }).unwrap();
         qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
         let (capacity, qpn) = (qp.send_capacity(), qp.qpn());
         let mut device_side = Executor { qpn, capacity: capacity as u16, consumer: 0, blocks: 0 };

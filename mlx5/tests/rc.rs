@@ -42,7 +42,7 @@ impl World {
         let send_cq = device.create_cq(cq_entries).unwrap();
         let mut recv_cq = device.create_mono_cq(cq_entries).unwrap();
         let srq = pd.create_srq(srq_depth, 0).unwrap();
-        let qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_send_wr, max_inline_data: 220 }).unwrap();
+        let qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_send_wr, max_inline_data: 220, ..QpConfig::default() }).unwrap();
         recv_cq.register(qp.qpn(), ());
         let mr = pd.alloc(SIZE, RKEYS).unwrap();
         End { qp, send_cq, recv_cq, srq, mr, pd, device, net }
@@ -235,7 +235,7 @@ fn no_receive_posted_is_retried_and_then_fails_as_configured() {
     a.qp.ring();
     a.assert_nothing("no receive");
     b.post_receives(1);
-    // Only a clock that stands still says that the timer has not passed; `virtual_time.rs` pins when it does in virtual time.
+    // Only a clock that stands still says that the timer has not passed; `nic_model.rs` pins when it does in virtual time.
     if mode() == Mode::Immediate {
         world.pass_ns(timer_ns - 1);
         a.assert_nothing("the timer has not passed");
@@ -452,8 +452,9 @@ fn sizes_out_of_range_are_refused_with_the_range() {
     assert!(message(e.device.create_cq(1 << 23).map(drop)).contains("1..=4194304"));
     assert!(message(e.pd.create_srq(0, 0).map(drop)).contains("1..=32767"));
     assert!(message(e.pd.create_srq(1, 99).map(drop)).contains("0..=15"));
-    let qp =
-        |max_send_wr, max_inline_data| e.pd.create_qp(&e.send_cq, &e.recv_cq, &e.srq, &QpConfig { max_send_wr, max_inline_data }).map(drop);
+    let qp = |max_send_wr, max_inline_data| {
+        e.pd.create_qp(&e.send_cq, &e.recv_cq, &e.srq, &QpConfig { max_send_wr, max_inline_data, ..QpConfig::default() }).map(drop)
+    };
     assert!(message(qp(0, 0)).contains("1..=32768"));
     assert!(message(qp(1, 221)).contains("0..=220"));
     assert!(matches!(e.pd.alloc(0, RKEYS), Err(RegisterError::Empty)));

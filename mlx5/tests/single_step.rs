@@ -11,20 +11,25 @@
     reason = "a test"
 )]
 
+#[path = "support/fabric.rs"]
+mod fabric;
 #[path = "support/stepped.rs"]
 mod stepped;
 mod support;
+#[path = "support/time.rs"]
+mod time;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use stepped::{End, Kind, Points, RECEIVES, Stepped, new_dir, remove_dir, run_process, scale};
-use support::{describe, parse, watchdog};
+use fabric::{new_dir, remove_dir};
+use stepped::{End, Kind, Points, RECEIVES, Stepped, run_process};
+use support::{scale, watchdog};
 
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(240);
-/// Each test, unless `MLX5_TEST_SCALE` asks for every instruction.
+/// Of each test, times `MLX5_TEST_SCALE`; every instruction is tried at most once.
 const SECONDS: u64 = 5;
 
 /// Not a test of its own: the process that the tests below stop and kill.
@@ -173,7 +178,7 @@ fn stop(kind: Kind) {
     let mut stepped = world.start();
     let mut points = Points::new(instructions, SECONDS);
     let (mut stops, mut leaked) = (0, 0);
-    while let Some(point) = points.next() {
+    for point in points.by_ref() {
         stepped.go(1);
         // The way through the code differs a little from time to time; a step too many ends at the marker.
         let inside = stepped.step(point);
@@ -207,7 +212,7 @@ fn kill(kind: Kind) {
     let instructions = world.instructions(1);
     let mut points = Points::new(instructions, SECONDS);
     let (mut kills, mut delivered, mut leaked) = (0, 0, 0);
-    while let Some(point) = points.next() {
+    for point in points.by_ref() {
         let mut stepped = world.start();
         stepped.go(1);
         stepped.step(point);
@@ -252,7 +257,7 @@ fn destroy(kind: Kind) {
     let instructions = world.instructions(3);
     let mut points = Points::new(instructions, SECONDS);
     let (mut stops, mut kills, mut leaked, mut quarantined) = (0, 0, 0, 0);
-    while let Some(point) = points.next() {
+    for point in points.by_ref() {
         let mut stepped = world.start();
         stepped.go(3);
         let inside = stepped.step(point);

@@ -1,5 +1,5 @@
 //! SEND, atomics and both kinds of receive queue, on the software HCA; WRITE and READ are in `rc.rs`.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
 
 #[path = "support/end.rs"]
 mod end;

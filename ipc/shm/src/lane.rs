@@ -180,9 +180,10 @@ impl<T: Copy> LaneRx<T> {
     /// Takes the next message, by copy: what the producer does to the slot afterwards changes nothing here.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<T> {
-        let (slot, after) = (self.slots.at(self.next), self.next.wrapping_add(1));
+        let slot = self.slots.at(self.next);
+        let next = self.next.wrapping_add(1);
         // L1
-        if slot.seq.load(Ordering::Acquire) != after {
+        if slot.seq.load(Ordering::Acquire) != next {
             return None;
         }
         let body = slot.body.with(|p| {
@@ -190,7 +191,7 @@ impl<T: Copy> LaneRx<T> {
             // this end is past it.
             unsafe { (*p).assume_init_read() }
         });
-        self.next = after;
+        self.next = next;
         Some(body)
     }
 }

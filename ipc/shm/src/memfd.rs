@@ -138,6 +138,20 @@ pub enum MemfdRangeError {
     Io(#[source] io::Error),
 }
 
+/// Bytes of a huge page.
+pub const HUGE_PAGE: usize = 2 << 20;
+
+/// Why memory that was to be in huge pages is not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoHugePages {
+    /// The kernel has none.
+    #[error("this kernel has no transparent huge pages, or is older than 5.14")]
+    Unsupported,
+    /// The kernel gave others.
+    #[error("no huge pages: set /sys/kernel/mm/transparent_hugepage/shmem_enabled to advise, and look for free memory in large pieces")]
+    NotGiven,
+}
+
 /// A mapped memfd: one's own, made by [`create`](Self::create), or a peer's, by [`attach`](Self::attach).
 ///
 /// Its size is address space; memory is taken page by page, by [`commit`](Self::commit). `Send + Sync`: it hands out an address; other
@@ -245,6 +259,43 @@ impl Memfd {
     /// [`MemfdRangeError`]; on [`MemfdRangeError::NoMemory`] nothing new stays allocated.
     pub fn commit(&self, range: Range<usize>) -> Result<(), MemfdRangeError> {
         self.allocate(0, range)
+    }
+
+    /// Allocates the pages of `range` as [`commit`](Self::commit) does, and as 2 MiB pages if the system allows it: both ends are to be multiples
+    /// of [`HUGE_PAGE`]. Returns why they are ordinary pages, if they are; the memory is there all the same.
+    ///
+    /// # Errors
+    /// [`MemfdRangeError`].
+    pub fn commit_huge(&self, range: Range<usize>) -> Result<Option<NoHugePages>, MemfdRangeError> {
+        let Range { start, end } = range;
+        if start >= end || end > self.len() || start % HUGE_PAGE != 0 || end % HUGE_PAGE != 0 {
+            return Err(MemfdRangeError::BadRange { start, end, page: HUGE_PAGE, len: self.len() });
+        }
+        // A kernel that gives huge pages maps this at a multiple of their size.
+        let why =
+            if self.base().addr().get() % HUGE_PAGE == 0 { self.populate_huge(start, end - start) } else { Some(NoHugePages::NotGiven) };
+        // Whatever could not be populated is allocated, or known not to be there.
+        self.commit(start..end)?;
+        Ok(why)
+    }
+
+    fn populate_huge(&self, start: usize, bytes: usize) -> Option<NoHugePages> {
+        // SAFETY: inside the mapping (caller).
+        let addr = unsafe { self.base().add(start) };
+        let advise = |advice| {
+            // SAFETY: a range of our own mapping; neither advice changes what is in it.
+            sys::retry(|| unsafe { libc::madvise(addr.as_ptr().cast(), bytes, advice) })
+        };
+        if advise(libc::MADV_HUGEPAGE).is_err() {
+            return Some(NoHugePages::Unsupported);
+        }
+        // Neighbours that were advised likewise are in the same mapping.
+        let before = sys::huge_bytes_around(addr.addr().get());
+        if advise(libc::MADV_POPULATE_WRITE).is_err() {
+            return Some(NoHugePages::Unsupported);
+        }
+        let given = sys::huge_bytes_around(addr.addr().get()).saturating_sub(before);
+        (given < bytes).then_some(NoHugePages::NotGiven)
     }
 
     /// Gives the pages of `range` back to the system; they read as zero and are not committed any more, for every process.

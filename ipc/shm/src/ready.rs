@@ -419,4 +419,56 @@ mod tests {
             assert!(early == 1 || !waiting || !was_cold || woken, "a message waits in a cold lane nobody will look at");
         });
     }
+
+    /// Whoever sleeps after [`HotSet::arm_all`] and a look at the ready bits is woken by what is published from then on: the producer sees
+    /// that it sleeps, and counts a wake that it did not know of.
+    #[cfg(loom)]
+    #[test]
+    fn loom_no_wake_up_is_lost_when_the_consumer_sleeps() {
+        use loom::sync::Arc;
+        struct One {
+            message: Arc<AtomicU64>,
+            armed: Arc<AtomicU32>,
+        }
+        impl Lanes for One {
+            fn visit(&mut self, _: usize, _: usize) -> usize {
+                self.message.swap(0, Ordering::AcqRel) as usize
+            }
+            fn is_ready(&self, _: usize) -> bool {
+                self.message.load(Ordering::Acquire) != 0
+            }
+            fn armed(&self, _: usize) -> Option<&AtomicU32> {
+                Some(&self.armed)
+            }
+        }
+        for is_hot in [true, false] {
+            loom::model(move || {
+                let words: &'static [AtomicU64] = Box::leak((0..ReadyWords::words(1)).map(|_| AtomicU64::new(0)).collect());
+                // SAFETY: the words are leaked.
+                let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), 1) };
+                let (message, armed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU32::new(if is_hot { HOT } else { ARMED })));
+                let (sleeping, wakes) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+                let (m, a, s, w) = (message.clone(), armed.clone(), sleeping.clone(), wakes.clone());
+                let producer = loom::thread::spawn(move || {
+                    m.store(1, Ordering::Release);
+                    if ready.notify_if_armed(0, &a) {
+                        light_barrier();
+                        if s.load(Ordering::Relaxed) != 0 {
+                            w.fetch_add(1, Ordering::Release);
+                        }
+                    }
+                });
+                let lanes = One { message, armed };
+                let mut set = HotSet::new(1);
+                if is_hot {
+                    set.heat(0, &lanes);
+                }
+                let known = wakes.load(Ordering::Acquire);
+                sleeping.store(1, Ordering::Relaxed);
+                let sleeps = set.arm_all(&lanes) && !ready.any();
+                producer.join().unwrap();
+                assert!(!sleeps || wakes.load(Ordering::Acquire) != known, "it sleeps on a message");
+            });
+        }
+    }
 }

@@ -74,6 +74,23 @@ pub(crate) fn free_bytes(fd: RawFd) -> u64 {
     stat.f_bavail.saturating_mul(stat.f_frsize)
 }
 
+/// Bytes in huge pages of the mapping that `addr` is in (`/proc/self/smaps`); 0 if that cannot be found out.
+pub(crate) fn huge_bytes_around(addr: usize) -> usize {
+    let contains = |line: &str| {
+        let (start, rest) = line.split_once('-')?;
+        let end = rest.split(' ').next()?;
+        let number = |digits| usize::from_str_radix(digits, 16).ok();
+        Some((number(start)?..number(end)?).contains(&addr))
+    };
+    let find = || {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+        let mut lines = smaps.lines().skip_while(|line| contains(line) != Some(true));
+        let field = lines.find_map(|line| line.strip_prefix("ShmemPmdMapped:"))?;
+        field.trim().strip_suffix("kB")?.trim().parse::<usize>().ok().map(|kib| kib << 10)
+    };
+    find().unwrap_or(0)
+}
+
 /// `RLIMIT_FSIZE` when it forbids a file of `need` bytes. Asked beforehand because the kernel answers a
 /// file that outgrows it with SIGXFSZ, whose default action ends the process.
 pub(crate) fn file_size_limit_below(need: u64) -> Option<u64> {

@@ -17,10 +17,20 @@ impl Arena {
 
     /// Takes `bytes`, a multiple of [`PAGE`].
     pub(crate) fn take(&mut self, bytes: usize) -> Option<usize> {
-        let (&offset, &len) = self.free.iter().find(|&(_, &len)| len >= bytes)?;
-        self.free.remove(&offset);
-        if len > bytes {
-            self.free.insert(offset + bytes, len - bytes);
+        self.take_aligned(bytes, PAGE)
+    }
+
+    /// Takes `bytes`, a multiple of [`PAGE`], at a multiple of `align`, which is one too.
+    pub(crate) fn take_aligned(&mut self, bytes: usize, align: usize) -> Option<usize> {
+        let gap = |start: usize| start.next_multiple_of(align) - start;
+        let (&start, &len) = self.free.iter().find(|&(&start, &len)| len >= gap(start) && len - gap(start) >= bytes)?;
+        let (gap, offset) = (gap(start), start + gap(start));
+        self.free.remove(&start);
+        if gap > 0 {
+            self.free.insert(start, gap);
+        }
+        if len > gap + bytes {
+            self.free.insert(offset + bytes, len - gap - bytes);
         }
         Some(offset)
     }
@@ -56,7 +66,9 @@ mod tests {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let pages = (seed >> 33) as usize % 7 + 1;
             if seed >> 63 == 0 || held.is_empty() {
-                if let Some(at) = arena.take(pages * PAGE) {
+                let align = PAGE << (seed >> 50 & 3);
+                if let Some(at) = arena.take_aligned(pages * PAGE, align) {
+                    assert_eq!(at % align, 0);
                     assert!(held.iter().all(|&(o, l)| at + pages * PAGE <= o || o + l <= at));
                     held.push((at, pages * PAGE));
                 }

@@ -2,12 +2,14 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use shm::ready::{Lanes, ReadyWords};
+use shm::ready::Lanes;
 
+use super::compact;
 use super::cq::SoftCq;
 use super::faults::Injector;
 use super::layout::{Message, SOLICITED};
 use super::queues::SoftQp;
+use super::trace::What;
 use super::{Hca, State};
 use crate::wire::{CqeOpcode, ErrorCqe, ResponderCqe};
 
@@ -19,18 +21,18 @@ const CONSUMED_EVERY: u64 = 16;
 pub(crate) fn pass(hca: &Hca, state: &mut State) -> usize {
     let State { qps, cqs, hot, injector, .. } = state;
     let ready = super::objects::ready_words(&hca.memory);
-    if hca.has_exact_lanes {
-        return exact_pass(&ready, &mut Arrivals { hca, qps, cqs, injector });
-    }
     hot.pass(&ready, &mut Arrivals { hca, qps, cqs, injector }, || hca.clock.now_ns())
 }
 
 /// Everything in the lanes whose ready bits are set, in the order of the lanes. They stay armed, so that every message sets one.
 #[cold]
-fn exact_pass(ready: &ReadyWords, arrivals: &mut Arrivals<'_>) -> usize {
+pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
+    let State { qps, cqs, injector, .. } = state;
+    let ready = super::objects::ready_words(&hca.memory);
+    let mut arrivals = Arrivals { hca, qps, cqs, injector };
     let mut taken = 0;
     ready.drain(|lane| {
-        taken += arrivals.visit(lane, usize::MAX);
+        taken += arrivals.take::<true>(lane, usize::MAX);
         if arrivals.is_ready(lane) {
             // It was passed over on purpose.
             ready.notify(lane);
@@ -56,9 +58,10 @@ pub(crate) struct Arrivals<'a> {
     pub(crate) injector: &'a mut Option<Box<Injector>>,
 }
 
-impl Lanes for Arrivals<'_> {
+impl Arrivals<'_> {
+    /// Takes up to `budget` messages of a lane.
     #[inline(always)]
-    fn visit(&mut self, lane: usize, budget: usize) -> usize {
+    fn take<const IS_EXACT: bool>(&mut self, lane: usize, budget: usize) -> usize {
         let Some(Some(qp)) = self.qps.get_mut(lane) else { return 0 };
         if self.injector.as_mut().is_some_and(|injector| injector.passes_over()) {
             // It counts as seen, so that the lane stays hot.
@@ -66,9 +69,15 @@ impl Lanes for Arrivals<'_> {
         }
         let Some(Some(cq)) = self.cqs.get_mut(qp.recv_cq as usize) else { return 0 };
         let qp = &mut **qp;
+        if cq.compresses() | qp.scatters {
+            return compact::visit(self.hca, qp, cq, budget);
+        }
         let mut taken = 0;
         while taken < budget {
             let Some(message) = qp.lane.pop() else { break };
+            if IS_EXACT {
+                trace(self.hca, qp, &message);
+            }
             deliver(self.hca, qp, cq, &message, 0);
             taken += 1;
             if qp.lane.position() % CONSUMED_EVERY == 0 {
@@ -78,6 +87,13 @@ impl Lanes for Arrivals<'_> {
         }
         taken
     }
+}
+
+impl Lanes for Arrivals<'_> {
+    #[inline(always)]
+    fn visit(&mut self, lane: usize, budget: usize) -> usize {
+        self.take::<false>(lane, budget)
+    }
 
     fn is_ready(&self, lane: usize) -> bool {
         matches!(self.qps.get(lane), Some(Some(qp)) if qp.lane.is_ready())
@@ -85,6 +101,15 @@ impl Lanes for Arrivals<'_> {
 
     fn armed(&self, lane: usize) -> Option<&AtomicU32> {
         matches!(self.qps.get(lane), Some(Some(_))).then(|| &self.hca.memory.qp(lane).armed)
+    }
+}
+
+/// Records an arrival.
+pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
+    if let Some(trace) = &hca.trace {
+        let Message { byte_count, imm, wqe_index, opcode, flags, .. } = *message;
+        let data = u64::from(imm) << 32 | u64::from(byte_count);
+        trace.record(What::Arrived, qp.qpn, wqe_index, u64::from(opcode) << 8 | u64::from(flags), data);
     }
 }
 
@@ -105,28 +130,34 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Mes
         source_qpn,
         grh: false,
     };
-    let opcode = match message.opcode {
-        WRITE_IMM => CqeOpcode::ResponderWriteImm,
-        SEND => CqeOpcode::ResponderSend,
-        SEND_IMM => CqeOpcode::ResponderSendImm,
-        ERROR => return deliver_error(hca, qp, cq, message.imm, message.wqe_index),
-        _ => return qp.fail(hca),
-    };
+    let Some(opcode) = receive_opcode(message) else { return deliver_error(hca, qp, cq, message) };
     if cq.write_receive(&cqe, opcode, message.flags & SOLICITED != 0).is_err() {
         qp.fail(hca);
     }
 }
 
-const WRITE_IMM: u8 = CqeOpcode::ResponderWriteImm as u8;
-const SEND: u8 = CqeOpcode::ResponderSend as u8;
-const SEND_IMM: u8 = CqeOpcode::ResponderSendImm as u8;
-const ERROR: u8 = CqeOpcode::ResponderError as u8;
+/// The CQE opcode of a message that arrived well.
+#[inline(always)]
+pub(crate) fn receive_opcode(message: &Message) -> Option<CqeOpcode> {
+    const WRITE_IMM: u8 = CqeOpcode::ResponderWriteImm as u8;
+    const SEND: u8 = CqeOpcode::ResponderSend as u8;
+    const SEND_IMM: u8 = CqeOpcode::ResponderSendImm as u8;
+    match message.opcode {
+        WRITE_IMM => Some(CqeOpcode::ResponderWriteImm),
+        SEND => Some(CqeOpcode::ResponderSend),
+        SEND_IMM => Some(CqeOpcode::ResponderSendImm),
+        _ => None,
+    }
+}
 
-/// The receive failed, and the queue pair with it.
+/// The receive failed, and the queue pair with it; or the peer wrote what is no message.
 #[cold]
-fn deliver_error(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, imm: u32, wqe_counter: u16) {
-    let [raw_syndrome, vendor_syndrome, ..] = imm.to_le_bytes();
-    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter };
+fn deliver_error(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
+    if message.opcode != CqeOpcode::ResponderError as u8 {
+        return qp.fail(hca);
+    }
+    let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
+    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter: message.wqe_index };
     // An overrun CQ tells nobody anything more.
     let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
     qp.fail(hca);

@@ -3,11 +3,9 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::io;
-use std::rc::Rc;
 
 use super::private::PrivateMemory;
 use super::rule::Rule;
-use super::trace::Trace;
 use crate::cq::CqConfig;
 use crate::wire::{
     CQ_DBREC_ARM, CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET,
@@ -28,10 +26,6 @@ pub(crate) struct SoftCq {
     solicited: u32,
     /// A CQE was due while the queue was full; nothing is written any more.
     overrun: bool,
-    /// Where CQEs are recorded, and as what queue's.
-    trace: Option<(u32, Rc<Trace>)>,
-    /// One of the two above: one thing to look at per CQE.
-    is_special: bool,
     /// Strict mode has said so.
     is_reported: bool,
 }
@@ -60,8 +54,6 @@ impl SoftCq {
             producer: 0,
             solicited: 0,
             overrun: false,
-            trace: None,
-            is_special: false,
             is_reported: false,
         };
         cq.arm_word().store(NOT_ARMED, Ordering::Relaxed);
@@ -70,12 +62,6 @@ impl SoftCq {
             unsafe { cq.cqe(i).add(OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
         }
         Ok(cq)
-    }
-
-    /// Records every CQE in `trace` from now on.
-    pub(crate) fn trace(&mut self, cqn: u32, trace: Rc<Trace>) {
-        self.trace = Some((cqn, trace));
-        self.is_special = true;
     }
 
     /// CQEs written so far, modulo 2^32.
@@ -125,30 +111,12 @@ impl SoftCq {
         (self.producer.wrapping_sub(consumed) & 0xff_ffff) + count <= 1u32 << self.log_entries
     }
 
-    /// This was the last attempt.
-    #[cold]
-    fn overrun(&mut self) -> Result<(), Overrun> {
-        self.overrun = true;
-        self.is_special = true;
-        Err(Overrun)
-    }
-
-    /// Whether `count` entries are free for `bytes`; if not, this was the last attempt.
+    /// Whether `count` entries are free; if not, this was the last attempt.
     #[inline(always)]
-    fn reserve(&mut self, count: u32, bytes: &[u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
-        if !self.has_room(count) {
-            return self.overrun();
-        }
-        if self.is_special { self.reserve_specially(bytes, opcode) } else { Ok(()) }
-    }
-
-    #[cold]
-    fn reserve_specially(&mut self, bytes: &[u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
-        if self.overrun {
+    fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
+        if self.overrun || !self.has_room(count) {
+            self.overrun = true;
             return Err(Overrun);
-        }
-        if let Some((cqn, trace)) = &self.trace {
-            trace.completed(*cqn, opcode, bytes);
         }
         Ok(())
     }
@@ -189,7 +157,6 @@ impl SoftCq {
         };
         self.is_reported = broken.is_some();
         self.overrun |= is_ahead;
-        self.is_special |= is_ahead;
         broken
     }
 
@@ -215,14 +182,7 @@ impl SoftCq {
     /// Writes the CQE of a receive.
     #[inline(always)]
     pub(crate) fn write_receive(&mut self, cqe: &ResponderCqe, opcode: CqeOpcode, solicited: bool) -> Result<(), Overrun> {
-        if self.is_special {
-            let mut bytes = cqe.emit();
-            bytes[OP_OWN_OFFSET] |= op_own_with(CqeOpcode::Requester, CqeFormat::Plain, solicited, false);
-            return self.write(bytes, opcode);
-        }
-        if !self.has_room(1) {
-            return self.overrun();
-        }
+        self.reserve(1)?;
         let owner = (self.producer >> self.log_entries) & 1 != 0;
         let words = cqe.emit_words(op_own_with(opcode, CqeFormat::Plain, solicited, owner));
         let at = self.cqe(self.producer).cast::<u64>();
@@ -243,7 +203,7 @@ impl SoftCq {
     /// Writes a CQE.
     #[inline(always)]
     pub(crate) fn write(&mut self, bytes: [u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
-        self.reserve(1, &bytes, opcode)?;
+        self.reserve(1)?;
         self.put(bytes, opcode, CqeFormat::Plain, 1);
         Ok(())
     }
@@ -251,7 +211,7 @@ impl SoftCq {
     /// Writes a CQE that carries `data`, at most [`scatter_room`](Self::scatter_room) bytes; its byte count is theirs.
     pub(crate) fn write_scattered(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, data: &[u8]) -> Result<(), Overrun> {
         debug_assert!(data.len() <= self.scatter_room() && ResponderCqe::parse(&bytes).byte_count as usize == data.len());
-        self.reserve(1, &bytes, opcode)?;
+        self.reserve(1)?;
         let format = match bytes.get_mut(..data.len()) {
             Some(place) if data.len() <= CQE_BYTES / 2 => {
                 place.copy_from_slice(data);
@@ -281,7 +241,7 @@ impl SoftCq {
             _ => {}
         }
         let count = u32::try_from(minis.len()).unwrap_or(u32::MAX >> 1);
-        self.reserve(count, &title, opcode)?;
+        self.reserve(count)?;
         if count == 1 {
             self.put(title, opcode, CqeFormat::Plain, 1);
             return Ok(());

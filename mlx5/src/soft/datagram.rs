@@ -213,6 +213,7 @@ fn receive_from(hca: &Hca, state: &mut State, lid: u16) -> usize {
             opcode,
             flags: header.flags & SOLICITED,
         };
+        arrive::trace(hca, qp, &message);
         arrive::deliver(hca, qp, cq, &message, header.source_qpn);
         received += 1;
     }

@@ -7,8 +7,9 @@ use shm::sync::heavy_barrier;
 use super::arrive::Arrivals;
 use super::{Clock, Hca, State, datagram};
 
-/// How often a sleeper looks by itself, in ns: for peers that died with one of its receives, which wake nobody.
-const LONGEST_SLEEP_NS: u64 = 100_000_000;
+/// How often a sleeper looks by itself, in ns: for peers that died with one of its receives, which wake nobody. In this crate's own tests never,
+/// so that a lost wake-up is a hang and not a delay.
+const LONGEST_SLEEP_NS: u64 = if cfg!(test) { u64::MAX } else { 100_000_000 };
 /// The same where it cannot know when it has something to do, because somebody else moves its clock; and where the system has no membarrier(2),
 /// so that a wake-up may be missed.
 const SHORT_SLEEP_NS: u64 = 1_000_000;
@@ -50,10 +51,16 @@ impl Hca {
                 // Polls alone bring this clock there.
                 (Clock::Stepping { .. }, Some(_)) => continue,
             };
-            self.sleep(state, longest_ns.min(left_ns));
-            // Somebody may have died meanwhile.
+            // Somebody may die meanwhile.
             state.polls_to_patrol = 1;
+            self.sleep(state, longest_ns.min(left_ns));
         }
+    }
+
+    /// Sleeps, with no look at the world before it, as if what is sent now had been sent right after the last look.
+    #[cfg(test)]
+    pub(crate) fn sleep_at_once(&self) {
+        self.sleep(&mut self.state.borrow_mut(), u64::MAX);
     }
 
     fn sleep(&self, state: &mut State, longest_ns: u64) {

@@ -6,26 +6,22 @@
 use core::ptr::NonNull;
 use std::collections::VecDeque;
 
-use super::cq::SoftCq;
-use super::deferred::Deferred;
+use super::complete::{self, Completions};
 use super::faults::{Fate, Injector};
 use super::links::Links;
 use super::queues::{REGISTER_BYTES, Remote, SoftQp, WaitFor, Waiting};
 use super::requester::{Malformed, Outcome, execute};
-use super::rule::Violation;
-use super::timing::{Timing, UnderWay};
+use super::timing::Timing;
 use super::vendor::Limit;
-use super::{Hca, State, source, strict};
-use crate::wire::{CQE_BYTES, CqeOpcode, CtrlWords, ErrorCqe, Opcode, RequesterCqe, SEGMENT, Syndrome, WQEBB};
+use super::{Hca, State, local, strict};
+use crate::wire::{CtrlSegment, CtrlWords, FenceMode, Opcode, SEGMENT, Syndrome, WQEBB};
 
 /// A peer that does not answer is asked again this often.
 const PEER_RETRY_NS: u64 = 1_000_000;
-/// A full lane is looked at again this often, where nothing but the clock makes time pass.
-const ROOM_RETRY_NS: u64 = 1_000;
+/// A full lane, or one that was passed over, is looked at again this often where nothing but the clock makes time pass.
+pub(crate) const LANE_RETRY_NS: u64 = 1_000;
 /// The RNR retry count that means "for ever".
 const RNR_RETRY_WITHOUT_END: u8 = 7;
-/// No LID: a datagram went somewhere.
-pub(crate) const EVERY_LID: u16 = 0;
 /// Longest WQE, in bytes: `ds` has 6 bits.
 const MAX_WQE: usize = 16 * WQEBB;
 
@@ -45,7 +41,7 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
     } else {
         let from = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
         if hca.strict {
-            source::remember(hca, qp, from, qp.sq_producer());
+            local::remember(hca, qp, from, qp.sq_producer());
         }
         hca.timing.announce(qp, hca.membership.lid(), hca.clock.now_ns(), &mut state.deferred);
     }
@@ -76,28 +72,46 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
             continue;
         }
         any = true;
-        while let Some((_, cqe, opcode)) = due(&mut qp.under_way.acknowledged, |(at_ns, ..)| *at_ns <= now_ns) {
-            show(hca, qp, &mut state.cqs, &mut state.violations, cqe, opcode);
+        while let Some(acknowledged) = due(&mut qp.under_way.acknowledged, |acknowledged| acknowledged.at_ns <= now_ns) {
+            complete::show(hca, qp, &mut state.cqs, &mut state.violations, &acknowledged);
         }
         run_due(hca, state, index, now_ns);
     }
     any
 }
 
-/// Runs what is due of a send queue: what was announced, piece by piece, and what waited.
+/// Runs what is due of a send queue: what waited, and then what was announced, piece by piece.
 fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
-    loop {
-        let Some(Some(qp)) = state.qps.get_mut(index) else { return };
-        let announced = due(&mut qp.under_way.announced, |announced| announced.at_ns <= now_ns);
-        if let Some(announced) = announced {
+    while let Some(Some(qp)) = state.qps.get_mut(index) {
+        if qp.sq_consumer == qp.sq_limit {
+            let Some(announced) = due(&mut qp.under_way.announced, |announced| announced.at_ns <= now_ns) else { return };
             qp.sq_limit = announced.end;
             qp.under_way.acknowledge_ns = announced.acknowledge_ns;
         }
-        if qp.sq_consumer != qp.sq_limit && qp.waiting.as_ref().is_none_or(|w| w.again_ns <= now_ns) {
-            run(hca, state, index);
-        }
-        if announced.is_none() {
+        if qp.waiting.as_ref().is_some_and(|w| w.again_ns > now_ns) {
             return;
+        }
+        if hca.timing.is_model() {
+            end_fence(hca, qp);
+        }
+        run(hca, state, index);
+        if state.qps.get(index).and_then(Option::as_ref).is_none_or(|qp| qp.sq_consumer != qp.sq_limit) {
+            return;
+        }
+    }
+}
+
+/// If the next WQE is fenced, what the READs and atomics before it bring is here: where its time did not say so already, because it or one of
+/// them had to be tried again, its time is then.
+fn end_fence(hca: &Hca, qp: &mut SoftQp) {
+    // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
+    let head = unsafe { qp.wqebb(qp.sq_consumer).cast::<[u8; SEGMENT]>().read() };
+    if CtrlSegment::parse(&head).fence == FenceMode::None {
+        return;
+    }
+    for i in 0..qp.under_way.acknowledged.len() {
+        if let Some(landing) = qp.under_way.acknowledged[i].landing.take() {
+            local::land(hca, qp, &landing);
         }
     }
 }
@@ -113,7 +127,6 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
     let State { qps, cqs, deferred, links, injector, violations, touched, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return };
     let qp = &mut **qp;
-    let mut out = Completions { hca, cqs, deferred, violations, touched };
     let answers = qp.remote().is_some_and(Remote::answers);
     while qp.sq_consumer != qp.sq_limit {
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
@@ -131,29 +144,34 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
             },
             Some(outcome) => outcome,
         };
-        match outcome {
-            Outcome::Done(bytes) => {
+        let (syndrome, vendor) = match outcome {
+            Outcome::Done(byte_count) => {
                 qp.waiting = None;
-                if ctrl.signaled() || hca.is_watched {
-                    out.succeed(qp, ctrl, bytes);
+                if hca.is_watched {
+                    Completions { hca, cqs, deferred, violations, touched }.succeed(qp, ctrl, byte_count);
+                } else if ctrl.signaled() {
+                    complete::succeed(hca, qp, cqs, ctrl, byte_count);
                 }
-                qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl));
+                // What was executed is not empty.
+                qp.sq_consumer = qp.sq_consumer.wrapping_add((u16::from(ctrl.ds()) + 3) >> 2);
                 if ctrl.signaled() {
                     qp.watch.reported = qp.sq_consumer;
                 }
+                continue;
             }
-            Outcome::Fail(syndrome, vendor) => out.fail(qp, ctrl, syndrome, vendor),
+            Outcome::Fail(syndrome, vendor) => (syndrome, vendor),
             Outcome::Wait(reason) => {
                 let fault_ns = injector.as_ref().map_or(0, |i| i.delay_ns());
                 match wait(hca, qp, reason, fault_ns) {
                     Ok(at_ns) => {
-                        out.deferred.schedule(at_ns, qp.qpn);
+                        deferred.schedule(at_ns, qp.qpn);
                         break;
                     }
-                    Err(syndrome) => out.fail(qp, ctrl, syndrome, 0),
+                    Err(syndrome) => (syndrome, 0),
                 }
             }
-        }
+        };
+        Completions { hca, cqs, deferred, violations, touched }.fail(qp, ctrl, syndrome, vendor);
     }
     if let Some(remote) = qp.remote_mut() {
         remote.announce();
@@ -182,7 +200,7 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
     };
     waiting.again_ns = match reason {
         // A stepper would never get past a moment that is always due again.
-        WaitFor::Room if hca.has_exact_lanes => now_ns + ROOM_RETRY_NS,
+        WaitFor::Room if hca.has_exact_lanes => now_ns + LANE_RETRY_NS,
         WaitFor::Room => now_ns,
         WaitFor::Fault => now_ns.saturating_add(fault_ns),
         WaitFor::Receive => {
@@ -204,90 +222,6 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
         }
     };
     Ok(waiting.again_ns)
-}
-
-/// Where a send queue's completions go.
-struct Completions<'a> {
-    hca: &'a Hca,
-    cqs: &'a mut [Option<SoftCq>],
-    deferred: &'a mut Deferred,
-    violations: &'a mut Vec<Violation>,
-    touched: &'a mut Vec<u16>,
-}
-
-impl Completions<'_> {
-    /// A WQE succeeded: a CQE if it asked for one.
-    #[inline(always)]
-    fn succeed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, byte_count: u32) {
-        let cqe = RequesterCqe { wqe_opcode: ctrl.opcode(), qpn: qp.qpn, wqe_counter: ctrl.wqe_index(), byte_count };
-        if self.hca.is_watched {
-            self.executed(qp, ctrl, ctrl.signaled().then(|| cqe.emit()), CqeOpcode::Requester);
-        } else if let Some(Some(cq)) = self.cqs.get_mut(qp.send_cq as usize) {
-            // An overrun CQ tells nobody anything more.
-            if cq.write(cqe.emit(), CqeOpcode::Requester).is_err() {
-                qp.fail(self.hca);
-            }
-        }
-    }
-
-    /// A WQE failed: always a CQE, and the queue pair goes to the error state, in which it neither sends nor receives.
-    #[cold]
-    fn fail(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, syndrome: Syndrome, vendor_syndrome: u8) {
-        qp.waiting = None;
-        qp.fail(self.hca);
-        let raw_syndrome = syndrome as u8;
-        let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: ctrl.opcode(), qpn: qp.qpn, wqe_counter: ctrl.wqe_index() };
-        self.executed(qp, ctrl, Some(cqe.emit()), CqeOpcode::RequesterError);
-        // A malformed WQE may claim to be longer than what was posted.
-        let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl).min(outstanding));
-    }
-
-    /// A WQE is done; its CQE, if it gives one, is visible when the peer's acknowledgement would be here, and in order.
-    #[cold]
-    fn executed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, cqe: Option<[u8; CQE_BYTES]>, opcode: CqeOpcode) {
-        if let Some(trace) = &self.hca.trace {
-            trace.executed(qp.qpn, ctrl.wqe_index(), ctrl.opcode());
-        }
-        if self.hca.has_exact_lanes {
-            touch(self.touched, qp, ctrl);
-        }
-        let Some(cqe) = cqe else { return };
-        let UnderWay { acknowledge_ns, acknowledged, .. } = &mut qp.under_way;
-        if *acknowledge_ns == 0 && acknowledged.is_empty() {
-            return show(self.hca, qp, self.cqs, self.violations, cqe, opcode);
-        }
-        let last_ns = acknowledged.back().map_or(0, |&(at_ns, ..)| at_ns);
-        let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns).max(last_ns);
-        acknowledged.push_back((at_ns, cqe, opcode));
-        self.deferred.schedule(at_ns, qp.qpn);
-    }
-}
-
-/// Remembers, for a stepper, whose memory or queues a WQE changed.
-fn touch(touched: &mut Vec<u16>, qp: &SoftQp, ctrl: CtrlWords) {
-    let lid = match Opcode::from_wire(ctrl.opcode()) {
-        None | Some(Opcode::Nop | Opcode::RdmaRead) => return,
-        Some(_) if qp.is_datagram() => EVERY_LID,
-        Some(_) => qp.remote().map_or(EVERY_LID, |r| r.peer.lid),
-    };
-    if !touched.contains(&lid) {
-        touched.push(lid);
-    }
-}
-
-/// A CQE of a send queue becomes visible.
-#[cold]
-fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], violations: &mut Vec<Violation>, cqe: [u8; CQE_BYTES], opcode: CqeOpcode) {
-    if !qp.under_way.sources.is_empty() {
-        source::release(hca, qp, RequesterCqe::parse(&cqe).wqe_counter, opcode == CqeOpcode::Requester, violations);
-    }
-    if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
-        // An overrun CQ tells nobody anything more.
-        if cq.write(cqe, opcode).is_err() {
-            qp.fail(hca);
-        }
-    }
 }
 
 /// What becomes of a WQE that is not simply run: it is flushed, was written wrongly, or has a fault in store. `None` if it is run after all.

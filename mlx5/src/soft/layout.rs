@@ -168,7 +168,7 @@ impl Pop {
 }
 
 /// One arrived message: everything its CQE needs that the owner does not know better.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Message {
     /// Where the payload went, in the owner's addresses: for prefetching only, so any value is harmless.

@@ -6,11 +6,14 @@
 //! - [`memory`]: a device's segments, and the check of every access by key.
 //! - [`fabric`]: finding and mapping another device; knowing that it died. [`links`]: the devices that this one knows.
 //! - [`queues`], [`receive`], [`cq`]: the device's side of queue pairs, of receive queues and of completion queues.
-//! - [`execute`]: WQEs off a send queue, in order. [`requester`]: what each verb does. [`gather`]: where the bytes are.
-//! - [`arrive`]: the owner: lane messages become CQEs. [`datagram`]: the unreliable kind. [`flush`]: what an error leaves.
+//! - [`execute`]: WQEs off a send queue, in order. [`requester`]: what each verb does. [`gather`]: where the bytes are. [`complete`]: what
+//!   is left.
+//! - [`arrive`]: the owner: lane messages become CQEs; [`compact`]: fewer or fuller ones. [`datagram`]: the unreliable kind. [`flush`]: what
+//!   an error leaves.
 //! - [`events`]: sleeping and waking.
 //! - [`timing`], [`nic`], [`contexts`]: when things happen, and what a NIC costs. [`faults`]: what goes wrong on purpose.
-//! - [`strict`], [`source`]: what a driver must not do ([`rule`]). [`trace`]: what a run was. [`vendor`]: what the details of failures mean.
+//! - [`strict`]: what a driver must not do ([`rule`]). [`local`]: what neither it nor the program may do to buffers under way. [`trace`]: what
+//!   a run was. [`vendor`]: what the details of failures mean.
 //! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path. [`repair`]: what the dead took.
 //! - [`null`]: the same device with its hooks cut, for measuring and testing the driver alone.
 //! - [`arena`], [`private`], [`deferred`], [`clock`], [`random`]: pages, private memory, what happens later, when that is, and chance.
@@ -20,6 +23,8 @@
 mod arena;
 mod arrive;
 mod clock;
+mod compact;
+mod complete;
 mod contexts;
 mod cq;
 mod datagram;
@@ -32,6 +37,7 @@ mod flush;
 mod gather;
 mod layout;
 mod links;
+mod local;
 mod memory;
 mod nic;
 mod null;
@@ -45,7 +51,6 @@ mod regions;
 mod repair;
 mod requester;
 mod rule;
-mod source;
 mod strict;
 mod timing;
 mod trace;
@@ -56,7 +61,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 pub use clock::Clock;
-pub(crate) use execute::EVERY_LID;
+pub(crate) use complete::EVERY_LID;
 pub use fabric::LocalFabric;
 pub use faults::Faults;
 pub use nic::{NicModel, NicParameters};
@@ -92,11 +97,13 @@ pub(crate) struct Hca {
     clock: Clock,
     timing: Timing,
     strict: bool,
-    trace: Option<Rc<Trace>>,
+    trace: Option<Trace>,
     /// Not immediate, or traced: what a WQE that succeeded leaves is looked at closely.
     is_watched: bool,
     /// Lanes are visited when their ready bits say so and never otherwise, so that what arrives when is exact, and the same in every run.
     has_exact_lanes: bool,
+    /// Strict, or with exact lanes: an empty poll has more to do.
+    has_extras: bool,
     /// Set on a null device. On any other, doorbells and empty polls come here.
     null: Option<NullOptions>,
     /// A queue pair with a receive queue of its own is in the error state.
@@ -187,14 +194,25 @@ impl Hca {
         if self.has_failed.get() {
             progress |= flush::flush_failed(self, &mut state);
         }
-        if self.strict {
-            strict::progress(self, &mut state);
-        }
         state.polls_to_patrol -= 1;
         if state.polls_to_patrol == 0 {
             self.patrol(&mut state);
         }
+        if self.has_extras {
+            if let Some(taken) = self.extras(&mut state) {
+                return taken > 0 || progress;
+            }
+        }
         arrive::pass(self, &mut state) > 0 || progress
+    }
+
+    /// What a device does besides that is strict. The number of messages taken if its lanes are exact, and so not to be polled.
+    #[cold]
+    fn extras(&self, state: &mut State) -> Option<usize> {
+        if self.strict {
+            strict::progress(self, state);
+        }
+        self.has_exact_lanes.then(|| arrive::exact_pass(self, state))
     }
 
     /// For a stepper: does what is due, and adds to `touched` the LIDs of the devices that were changed by this one since the last call;

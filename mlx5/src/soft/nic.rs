@@ -12,8 +12,9 @@ use super::receive::Receives;
 ///
 /// A message posted to an idle NIC has its effect `doorbell_ns + send_ns + bytes + link_ns + receive_ns` later, and its completion is visible
 /// `link_ns` after that; `receive_ns` only if it takes a receive. Each end adds `context_miss_ns` if it does not hold the queue pair's context. A
-/// READ's or an atomic's response is sent by the target's NIC: `send_ns + bytes + link_ns`. A NIC sends one message at a time, and takes one
-/// receive at a time; what is behind waits.
+/// READ's or an atomic's response is sent by the target's NIC: `send_ns + bytes + link_ns`. A NIC sends one message at a time, a context that it
+/// has to fetch for it included, and takes one receive at a time; what is behind waits. Fetching a context for a message that arrives delays
+/// that message only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NicParameters {
     /// From the doorbell to the first WQE read.

@@ -8,7 +8,7 @@ use super::cq::SoftCq;
 use super::objects::qp_index;
 use crate::wire::{CQE_BYTES, CqeOpcode, MiniCqe, ResponderCqe, WQEBB};
 
-/// The device's side of a [`DeviceSpec::Null`](crate::DeviceSpec::Null(mlx5::NullOptions::default())) device.
+/// The device's side of a [`DeviceSpec::Null`](crate::DeviceSpec::Null) device.
 pub struct NullDevice {
     hca: Rc<Hca>,
 }

@@ -4,7 +4,6 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::rc::Rc;
 
 use shm::lane::LaneRx;
 use shm::memfd::{Memfd, MemfdRangeError};
@@ -12,6 +11,7 @@ use shm::ready::{ARMED, ReadyWords};
 
 use super::arena::PAGE;
 use super::cq::SoftCq;
+use super::execute::LANE_RETRY_NS;
 use super::fabric::Membership;
 use super::faults;
 use super::layout::{DATAGRAM, LANE_SLOTS, MAX_MRS, MAX_QPS, Message, QP_INDEX_BITS, QpEntry, RECEIVES};
@@ -82,7 +82,6 @@ impl Hca {
         // 0 stands for a free entry: so that the key 0 names none.
         memory.mr(0).key.store(u32::MAX, Ordering::Relaxed);
         let membership = Membership::join(&options.fabric, &memory)?;
-        let trace = options.trace.then(|| Rc::new(Trace::new(options.clock.clone())));
         Ok(Self {
             membership,
             memory,
@@ -90,9 +89,10 @@ impl Hca {
             clock: options.clock.clone(),
             timing: options.timing.clone(),
             strict: options.strict,
-            is_watched: trace.is_some() || !options.timing.is_immediate(),
-            has_exact_lanes: trace.is_some() || options.timing.is_model(),
-            trace,
+            trace: options.trace.then(|| Trace::new(options.clock.clone())),
+            is_watched: options.trace || !options.timing.is_immediate(),
+            has_exact_lanes: options.trace || options.timing.is_model(),
+            has_extras: options.strict || options.trace || options.timing.is_model(),
             null: null.copied(),
             has_failed: Cell::new(false),
             state: RefCell::new(State::new(arena_bytes, &options.faults)),
@@ -125,12 +125,15 @@ impl Hca {
 
     /// The hash over everything this device completed so far.
     pub(crate) fn trace_hash(&self) -> Option<u64> {
-        self.trace.as_ref().map(|trace| trace.hash())
+        self.trace.as_ref().map(Trace::hash)
     }
 
     /// When the device has something to do by itself.
     pub(crate) fn next_event_ns(&self) -> Option<u64> {
-        self.state.borrow().deferred.next_ns()
+        // A lane that was passed over on purpose.
+        let is_ready = self.has_exact_lanes && ready_words(&self.memory).any();
+        let again_ns = is_ready.then(|| self.clock.now_ns() + LANE_RETRY_NS);
+        [self.state.borrow().deferred.next_ns(), again_ns].into_iter().flatten().min()
     }
 
     pub(crate) fn alloc_pd(&self) -> u32 {
@@ -146,13 +149,10 @@ impl Hca {
             return Err(CreateError::Illegal { what: "the size of a CQE", value: bytes as u64, legal: "64 or 128" });
         }
         let config = CqConfig { entries: config.entries.next_power_of_two(), ..*config };
-        let mut cq = SoftCq::new(&config).map_err(|source| CreateError::Memory { what: "a completion queue", source })?;
+        let cq = SoftCq::new(&config).map_err(|source| CreateError::Memory { what: "a completion queue", source })?;
         let cqs = &mut self.state.borrow_mut().cqs;
         let index = free_index(cqs, MAX_CQS, Option::is_none, || None)
             .ok_or(CreateError::Exhausted { what: "completion queue", max: MAX_CQS as u64 })?;
-        if let Some(trace) = &self.trace {
-            cq.trace(index as u32, Rc::clone(trace));
-        }
         let parts = CqParts { cqn: index as u32, buffer: cq.buffer(), entries: config.entries, stride: cq.stride(), record: cq.record() };
         cqs[index] = Some(cq);
         Ok(parts)
@@ -233,6 +233,7 @@ impl Hca {
             recv_cq: request.recv_cq,
             rqn: request.rqn,
             owns_rq: request.owns_rq,
+            scatters: config.scatter_to_cqe && !request.is_datagram,
             flushed: 0,
             receives,
             taken,

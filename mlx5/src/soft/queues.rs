@@ -38,6 +38,8 @@ pub(crate) struct SoftQp {
     pub(crate) owns_rq: bool,
     /// Receives flushed by an error.
     pub(crate) flushed: u32,
+    /// Short received data goes into the CQE.
+    pub(crate) scatters: bool,
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
     pub(crate) memory: PrivateMemory,

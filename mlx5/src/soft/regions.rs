@@ -4,13 +4,15 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use std::io;
 
+use shm::memfd::HUGE_PAGE;
+
 use super::arena::PAGE;
 use super::layout::{FOREIGN, MAX_MRS};
 use super::memory::foreign_memory_reachable;
 use super::objects::{commit, free_index};
 use super::{Hca, State};
 use crate::control::MrParts;
-use crate::mr::{Access, RegisterError};
+use crate::mr::{Access, Pages, RegisterError};
 
 /// Regions below it are reserved.
 const FIRST_MR: usize = 2;
@@ -36,18 +38,28 @@ enum MrState {
 }
 
 impl Hca {
-    pub(crate) fn alloc_registered(&self, pd: u32, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
+    /// A region in the arena, in huge pages if they are asked for and to be had.
+    pub(crate) fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
         let state = &mut *self.state.borrow_mut();
         let index = begin_register(state, bytes, access)?;
         let no_memory = |source| RegisterError::Memory { bytes, source };
         let full = || no_memory(io::Error::other("the device's arena is full; raise arena_bytes"));
-        let size = bytes.checked_next_multiple_of(PAGE).ok_or_else(full)?;
-        let offset = state.arena.take(size).ok_or_else(full)?;
+        let page = if huge { HUGE_PAGE } else { PAGE };
+        let size = bytes.checked_next_multiple_of(page).ok_or_else(full)?;
+        let offset = state.arena.take_aligned(size, page).ok_or_else(full)?;
         // SAFETY: inside the arena.
         let addr = unsafe { self.memory.arena().base().add(offset) };
         let slot = &mut state.mrs[index];
-        let committed = self.memory.arena().commit(offset..offset + size).map_err(|e| no_memory(io::Error::other(e)));
-        let published = committed.and_then(|()| self.publish_mr(index, slot.tag, pd, addr, bytes, offset as u64, access));
+        let (arena, range) = (self.memory.arena(), offset..offset + size);
+        let committed = if huge {
+            arena.commit_huge(range).map(|why| why.map_or(Pages::Huge, Pages::NotHuge))
+        } else {
+            arena.commit(range).map(|()| Pages::Base)
+        };
+        let published = committed.map_err(|e| no_memory(io::Error::other(e))).and_then(|pages| {
+            let parts = self.publish_mr(index, slot.tag, pd, addr, bytes, offset as u64, access)?;
+            Ok(MrParts { pages, ..parts })
+        });
         match published {
             Ok(_) => slot.state = MrState::Arena { offset, bytes: size },
             Err(_) => state.arena.give(offset, size),
@@ -91,7 +103,7 @@ impl Hca {
         entry.pd.store(pd, Ordering::Relaxed);
         // H2
         entry.key.store(key, Ordering::Release);
-        Ok(MrParts { key, addr, len })
+        Ok(MrParts { key, addr, len, pages: Pages::Base })
     }
 
     /// Invalidates the key, waits for peers that may be copying under it, and gives the memory back. `false` if one of them does not finish

@@ -164,3 +164,49 @@ impl Hca {
 
 #[cfg(test)]
 mod model;
+
+#[cfg(test)]
+mod tests {
+    use super::super::objects::qp_index;
+    use super::*;
+    use crate::{Access, ConnectOptions, Device, DeviceSpec, FabricSpec, Inline, LocalFabric, QpConfig, Signal, SoftOptions, WriteImm};
+
+    /// The repair takes messages out of lanes, so it must say so to whoever waits for room.
+    #[test]
+    fn a_full_lane_that_the_repair_drained_has_room_again() {
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let device = Device::open(&DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() })).unwrap();
+        let pd = device.alloc_pd();
+        let (mut send_cq, recv_cq) = (device.create_cq(256).unwrap(), device.create_cq(256).unwrap());
+        let mut srq = pd.create_srq(200, 0).unwrap();
+        let config = QpConfig { max_send_wr: 256, max_inline_data: 8, ..QpConfig::default() };
+        let mut from = pd.create_qp(&send_cq, &recv_cq, &srq, &config).unwrap();
+        let mut to = pd.create_qp(&send_cq, &recv_cq, &srq, &config).unwrap();
+        from.connect(&to.address(), &ConnectOptions::default()).unwrap();
+        to.connect(&from.address(), &ConnectOptions::default()).unwrap();
+        let mr = pd.alloc(8, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        while srq.post(&[], 0).is_ok() {}
+        srq.ring();
+        let slots = super::super::layout::LANE_SLOTS;
+        for _ in 0..=slots {
+            from.post(&WriteImm { addr: mr.addr(), rkey: mr.rkey(), imm: 0, payload: Inline(&[1]) }, Signal::Always, 0).unwrap();
+        }
+        from.ring();
+        let object = srq.object();
+        let hca = &object.control;
+        {
+            // Somebody died when it was about to take the first receive.
+            let state = &mut *hca.state.borrow_mut();
+            let index = qp_index(to.qpn());
+            hca.memory.lane(index).intent.store(Pop::ONE, Ordering::Relaxed);
+            state.repair.peer_died(&hca.memory, index, object.srqn);
+            hca.memory.lane(index).intent.store(0, Ordering::Relaxed);
+            hca.repair(state);
+            // Nobody polls the lane, and the message that waited for room goes all the same.
+            super::super::execute::run_deferred(hca, state);
+        }
+        let mut completed = 0;
+        send_cq.poll(256, |cqe| completed += usize::from(cqe.result().is_ok()));
+        assert_eq!(completed, slots + 1);
+    }
+}

@@ -103,23 +103,20 @@ impl PlainWrite {
         else {
             return None;
         };
-        let mut taking = None;
         if self.has_imm {
             if !remote.has_room() {
                 return Some(Outcome::Wait(WaitFor::Room));
             }
-            taking = remote.take_receive();
-            if taking.is_none() {
-                return Some(Outcome::Wait(WaitFor::Receive));
-            }
-        }
-        // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy: the
-        // lines of payload and message, both last used by the peer, are then fetched at the same time.
-        // SAFETY: both were resolved for `len` bytes, or the source lies in the WQE; as in `Span::write`.
-        unsafe { copy(to.as_ptr(), at, len) };
-        if let Some(taking) = taking {
+            let Some(taking) = remote.take_receive() else { return Some(Outcome::Wait(WaitFor::Receive)) };
+            // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy: the
+            // lines of payload and message, both last used by the peer, are then fetched at the same time.
+            // SAFETY: both were resolved for `len` bytes, or the source lies in the WQE; as in `Span::write`.
+            unsafe { copy(to.as_ptr(), at, len) };
             deliver(remote, taking, self.raddr.addr, len as u32, ctrl);
+            return Some(Outcome::Done(0));
         }
+        // SAFETY: as above.
+        unsafe { copy(to.as_ptr(), at, len) };
         Some(Outcome::Done(0))
     }
 }

@@ -107,6 +107,15 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BF_BYTES], producer:
     if qp.watch.half == Some(half) {
         return Err(broken(Rule::RegisterHalf));
     }
+    // Several WQEs, the first of what is new among them, as a batch.
+    let new = usize::from(producer.wrapping_sub(qp.watch.notified)) * WQEBB;
+    if ctrl.wqe_index() == qp.watch.notified
+        && new > WQEBB
+        && new <= BF_BYTES
+        && register[..new] == bytes_of(qp, qp.watch.notified, new)[..new]
+    {
+        return Ok(());
+    }
     let end = ctrl.wqe_index().wrapping_add(execute::blocks(ctrl));
     if producer == qp.watch.notified || (producer.wrapping_sub(end) as i16) < 0 {
         return Err(broken(Rule::RecordBehindRegister));

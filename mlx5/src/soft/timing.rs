@@ -4,9 +4,9 @@
 use std::collections::VecDeque;
 
 use super::deferred::Deferred;
+use super::local::{Landing, Source};
 use super::nic::{NicModel, Request, Times};
 use super::queues::SoftQp;
-use super::source::Source;
 use crate::wire::{CQE_BYTES, CqeOpcode, CtrlSegment, DataSegment, FenceMode, InlineHeader, Opcode, SEGMENT, WQEBB};
 
 /// When a software HCA executes what a doorbell announced. The times are those of the device's [`Clock`](crate::Clock).
@@ -32,8 +32,8 @@ pub enum Timing {
 pub(crate) struct UnderWay {
     /// WQEs, or doorbells, whose time has not come.
     pub(crate) announced: VecDeque<Announced>,
-    /// CQEs on their way back: when they are visible. In order.
-    pub(crate) acknowledged: VecDeque<(u64, [u8; CQE_BYTES], CqeOpcode)>,
+    /// Acknowledgements and responses on their way back, in order.
+    pub(crate) acknowledged: VecDeque<Acknowledged>,
     /// How long after its effect the completion of the WQE being executed is visible.
     pub(crate) acknowledge_ns: u64,
     /// Strict mode: what was to be sent when the doorbell rang.
@@ -63,6 +63,13 @@ pub(crate) struct Announced {
     pub(crate) end: u16,
     /// From the effect to the completion.
     pub(crate) acknowledge_ns: u64,
+}
+
+/// What is visible at `at_ns`.
+pub(crate) struct Acknowledged {
+    pub(crate) at_ns: u64,
+    pub(crate) cqe: Option<([u8; CQE_BYTES], CqeOpcode)>,
+    pub(crate) landing: Option<Landing>,
 }
 
 impl Timing {

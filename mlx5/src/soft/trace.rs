@@ -3,7 +3,20 @@
 use std::cell::Cell;
 
 use super::Clock;
-use crate::wire::{CQE_BYTES, CqeOpcode};
+
+/// What is recorded.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+pub(crate) enum What {
+    /// A send had its effect.
+    Executed,
+    /// Its CQE became visible.
+    Completed,
+    /// A receive was filled.
+    Arrived,
+    /// A receive was flushed.
+    Flushed,
+}
 
 /// FNV-1a over the events, in order, each with its time.
 pub(crate) struct Trace {
@@ -16,7 +29,7 @@ const START: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0100_0000_01b3;
 
 /// Goes on with the hash of earlier bytes.
-pub(crate) fn fnv1a(hash: u64, bytes: &[u8]) -> u64 {
+fn fnv1a(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
 }
 
@@ -34,18 +47,10 @@ impl Trace {
         self.hash.get()
     }
 
-    fn record(&self, what: u64, bytes: &[u8]) {
-        let hash = fnv1a(self.hash.get(), &self.clock.now_ns().to_le_bytes());
-        self.hash.set(fnv1a(fnv1a(hash, &what.to_le_bytes()), bytes));
-    }
-
-    /// WQE `wqe_index` of `qpn` had its effect.
-    pub(crate) fn executed(&self, qpn: u32, wqe_index: u16, opcode: u8) {
-        self.record(1 << 63 | u64::from(qpn) << 32 | u64::from(wqe_index) << 16 | u64::from(opcode), &[]);
-    }
-
-    /// A CQE became visible in `cqn`; of it the second half, where no received byte is.
-    pub(crate) fn completed(&self, cqn: u32, opcode: CqeOpcode, cqe: &[u8; CQE_BYTES]) {
-        self.record(u64::from(cqn) << 8 | opcode as u64, &cqe[CQE_BYTES / 2..]);
+    /// WQE `wqe_index` of `qpn` did `what`; `code` and `data` are its details.
+    pub(crate) fn record(&self, what: What, qpn: u32, wqe_index: u16, code: u64, data: u64) {
+        let where_ = u64::from(qpn) << 32 | u64::from(wqe_index) << 8 | what as u64;
+        let numbers = [self.clock.now_ns(), where_, code, data];
+        self.hash.set(numbers.into_iter().fold(self.hash.get(), |hash, number| fnv1a(hash, &number.to_le_bytes())));
     }
 }

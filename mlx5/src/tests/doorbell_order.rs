@@ -80,7 +80,7 @@ fn bench() -> Bench {
     let pd = device.alloc_pd();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
-    let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig { max_send_wr: 32, max_inline_data: 220 }).unwrap();
+    let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig { max_send_wr: 32, max_inline_data: 220, ..QpConfig::default() }).unwrap();
     qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
     qp.sq().doorbell().set_mmio::<Recorder>();
     Bench { device: device.null().unwrap(), qp }

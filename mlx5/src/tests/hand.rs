@@ -115,7 +115,7 @@ impl Hand {
         let (send_cq, recv_cq) = (cq(), cq());
         let rq = hca.create_rq(pd, u32::from(RQ) - u32::from(is_list), 2, is_list).unwrap();
         assert_eq!((rq.wqe_cnt, rq.stride), (RQ, if is_list { 64 } else { 32 }));
-        let config = QpConfig { max_send_wr: SQ.into(), max_inline_data: 220 };
+        let config = QpConfig { max_send_wr: SQ.into(), max_inline_data: 220, ..QpConfig::default() };
         let request = QpRequest {
             pd,
             send_cq: send_cq.parts.cqn,
@@ -133,7 +133,7 @@ impl Hand {
             hca.connect(&ConnectParts { qpn: sq.qpn, remote: hca.address(sq.qpn), options }).unwrap();
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let mr = hca.alloc_registered(pd, REGION, access).unwrap();
+        let mr = hca.alloc_registered(pd, REGION, access, false).unwrap();
         let mut hand = Self {
             hca,
             now_ns,

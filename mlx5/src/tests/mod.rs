@@ -1,6 +1,8 @@
 //! Tests that look inside the crate: bytes in the send queue, bytes of CQEs.
 
+mod compact;
 mod doorbell_order;
+mod events;
 mod golden;
 mod hand;
 #[path = "../../tests/support/random.rs"]

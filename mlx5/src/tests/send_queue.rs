@@ -13,7 +13,7 @@ fn queue_pair() -> (NullDevice, RcQp) {
     let pd = device.alloc_pd();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
-    let config = QpConfig { max_send_wr: DEPTH.into(), max_inline_data: 220 };
+    let config = QpConfig { max_send_wr: DEPTH.into(), max_inline_data: 220, ..QpConfig::default() };
     let mut qp = pd.create_qp(&cq, &cq, &srq, &config).unwrap();
     qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
     (device.null().unwrap(), qp)

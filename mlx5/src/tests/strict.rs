@@ -564,7 +564,7 @@ fn garbage(hand: &mut Hand, random: &mut Random) {
 /// A region of another domain, filled, that nothing may touch.
 fn guard(hca: &Hca) -> crate::control::MrParts {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let guard = hca.alloc_registered(hca.alloc_pd(), 4096, access).unwrap();
+    let guard = hca.alloc_registered(hca.alloc_pd(), 4096, access, false).unwrap();
     // SAFETY: inside the region.
     unsafe { guard.addr.write_bytes(0x77, 4096) };
     guard

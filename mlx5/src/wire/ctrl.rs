@@ -154,12 +154,15 @@ impl CtrlSegment {
     }
 }
 
-/// A control segment as it lies in the queue, in two words: its fields are decoded where they are used, which the requester of a software
+/// A control segment as it lies in the queue, in three words: its fields are decoded where they are used, which the requester of a software
 /// device does one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CtrlWords {
+    /// Bytes 0..8.
     first: u64,
-    second: u64,
+    /// Bytes 8..12.
+    flags: u32,
+    imm: u32,
 }
 
 impl CtrlWords {
@@ -167,7 +170,7 @@ impl CtrlWords {
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; CtrlSegment::LEN]) -> Self {
-        Self { first: be64(b, 0), second: be64(b, 8) }
+        Self { first: be64(b, 0), flags: be32(b, 8), imm: be32(b, 12) }
     }
 
     /// All fields.
@@ -175,7 +178,8 @@ impl CtrlWords {
     pub fn segment(self) -> CtrlSegment {
         let mut b = [0; CtrlSegment::LEN];
         b[..8].copy_from_slice(&self.first.to_be_bytes());
-        b[8..].copy_from_slice(&self.second.to_be_bytes());
+        b[8..12].copy_from_slice(&self.flags.to_be_bytes());
+        b[12..].copy_from_slice(&self.imm.to_be_bytes());
         CtrlSegment::parse(&b)
     }
 
@@ -218,21 +222,21 @@ impl CtrlWords {
     #[must_use]
     #[inline(always)]
     pub const fn signaled(self) -> bool {
-        (self.second >> 32) as u8 & 0b1100 == (CompletionMode::Always as u8) << 2
+        self.flags & 0b1100 == (CompletionMode::Always as u32) << 2
     }
 
     /// [`CtrlSegment::solicited`].
     #[must_use]
     #[inline(always)]
     pub const fn solicited(self) -> bool {
-        self.second >> 33 & 1 != 0
+        self.flags & 2 != 0
     }
 
     /// [`CtrlSegment::imm`].
     #[must_use]
     #[inline(always)]
     pub const fn imm(self) -> u32 {
-        self.second as u32
+        self.imm
     }
 }
 

@@ -71,8 +71,7 @@ impl MiniCqe {
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
-        let both = u64::from_be_bytes(*b);
-        Self { word: (both >> 32) as u32, byte_count: both as u32 }
+        Self { word: be32(b, 0), byte_count: be32(b, 4) }
     }
 
     /// Mini CQE `entry`, counted from the session's first, of the array that holds it ([`mini_array_offset`]).

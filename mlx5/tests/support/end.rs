@@ -53,7 +53,7 @@ impl End {
     pub(crate) fn new(device: Device, size: Size) -> Self {
         let pd = device.alloc_pd();
         let (send_cq, recv_cq) = (device.create_cq(size.cqes).unwrap(), device.create_cq(size.cqes).unwrap());
-        let config = QpConfig { max_send_wr: size.sends, max_inline_data: 220 };
+        let config = QpConfig { max_send_wr: size.sends, max_inline_data: 220, ..QpConfig::default() };
         let srq = (!size.owns_receives).then(|| pd.create_srq(size.receives, 3).unwrap());
         let own = ReceiveSource::Own { depth: size.receives, max_sge: 3 };
         let qp = pd.create_qp(&send_cq, &recv_cq, srq.as_ref().map_or(own, ReceiveSource::Shared), &config).unwrap();

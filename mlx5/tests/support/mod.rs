@@ -23,3 +23,8 @@ pub(crate) fn parse(line: &str) -> (QpAddress, u64, u32) {
     let n: Vec<u64> = line.split_whitespace().map(|w| w.parse().unwrap()).collect();
     (QpAddress { kind: DeviceKind::Soft, lid: n[0] as u16, qpn: n[1] as u32, psn: 0, epoch: n[2] }, n[3], n[4] as u32)
 }
+
+/// `MLX5_TEST_SCALE`: how much longer than by default the tests with several processes run.
+pub(crate) fn scale() -> u32 {
+    std::env::var("MLX5_TEST_SCALE").map_or(1, |s| s.parse().unwrap())
+}

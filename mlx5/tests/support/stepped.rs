@@ -3,13 +3,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use mlx5::*;
 
-use super::{describe, parse, watchdog};
+use super::fabric::options;
+use super::support::{describe, parse, scale, watchdog};
 
 const DIR: &str = "MLX5_TEST_STEPPED_DIR";
 const KIND: &str = "MLX5_TEST_STEPPED_KIND";
@@ -49,25 +50,6 @@ pub(crate) fn content(imm: u32) -> [u8; MESSAGE] {
     core::array::from_fn(|i| (imm.wrapping_mul(0x9e37_79b1) >> 24) as u8 ^ (i as u8).wrapping_mul(29) ^ imm as u8)
 }
 
-/// `MLX5_TEST_SCALE`: how much longer than by default the tests run.
-pub(crate) fn scale() -> u32 {
-    std::env::var("MLX5_TEST_SCALE").map_or(1, |s| s.parse().unwrap())
-}
-
-/// A directory for a fabric of its own.
-pub(crate) fn new_dir(name: &str) -> PathBuf {
-    let dir = PathBuf::from(format!("/dev/shm/mlx5-test-{name}-{}", std::process::id()));
-    std::fs::create_dir(&dir).unwrap();
-    dir
-}
-
-/// The next device of the fabric cleans up what the killed ones left; then nothing is there.
-pub(crate) fn remove_dir(dir: &Path) {
-    drop(End::open(dir));
-    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "nothing is left behind");
-    std::fs::remove_dir(dir).unwrap();
-}
-
 /// One end, with one queue pair for each peer.
 pub(crate) struct End {
     pub(crate) qps: HashMap<u32, RcQp>,
@@ -99,7 +81,8 @@ pub(crate) struct Arrival {
 
 impl End {
     pub(crate) fn open(dir: &Path) -> Self {
-        let options = SoftOptions { fabric: FabricSpec::Shared { dir: Some(dir.to_owned()) }, ..Default::default() };
+        // In the doorbell, in whatever mode the tests run: that is where it is stepped.
+        let options = SoftOptions { timing: Timing::Immediate, ..options(dir) };
         let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
         let pd = device.alloc_pd();
         let (send_cq, recv_cq) = (device.create_cq(64).unwrap(), device.create_mono_cq(64).unwrap());
@@ -127,7 +110,7 @@ impl End {
 
     /// A queue pair for the peer called `name`; where it is, for that peer.
     pub(crate) fn add(&mut self, name: u32, kind: Kind) -> QpAddress {
-        let config = QpConfig { max_send_wr: 32, max_inline_data: 64 };
+        let config = QpConfig { max_send_wr: 32, max_inline_data: 64, ..QpConfig::default() };
         if kind == Kind::Datagram {
             let mut ud = self.pd.create_ud_qp(&self.send_cq, &self.recv_cq, &self.srq, &config).unwrap();
             ud.activate(QKEY).unwrap();
@@ -137,7 +120,7 @@ impl End {
             return QpAddress { kind: DeviceKind::Soft, lid: to.vector().rlid, qpn: to.qpn(), psn: 0, epoch: 0 };
         }
         let own = ReceiveSource::Own { depth: 8, max_sge: 0 };
-        let source = if kind == Kind::Own { own } else { ReceiveSource::Shared(&self.srq) };
+        let source = if matches!(kind, Kind::Own | Kind::Write) { own } else { ReceiveSource::Shared(&self.srq) };
         let mut qp = self.pd.create_qp(&self.send_cq, &self.recv_cq, source, &config).unwrap();
         self.recv_cq.register(qp.qpn(), name);
         if kind == Kind::Own {
@@ -287,12 +270,13 @@ pub(crate) fn run_process() {
     }
     let mut next = 0;
     for line in lines {
-        for imm in next..next + line.parse::<u32>().unwrap() {
+        let first = next;
+        next += line.parse::<u32>().unwrap();
+        for imm in first..next {
             match &mut end.ud {
                 Some(ud) => ud.post(&UdSendImm { to: &to, imm, payload: Inline(&content(imm)) }, Signal::Always, 0).unwrap(),
                 None => end.post(0, kind, (addr, rkey), imm),
             }
-            next = imm + 1;
         }
         // SAFETY: raise sends a signal to this thread; the tracer sees it and takes it away.
         unsafe { libc::raise(libc::SIGUSR1) };
@@ -434,13 +418,13 @@ impl Stepped {
 }
 
 /// The instructions `0..n` in an order in which every beginning is evenly spread, from a place that differs from run to run; as many as
-/// `seconds` allow, all of them if `MLX5_TEST_SCALE` is larger than 1.
+/// `seconds` allow, times `MLX5_TEST_SCALE`, and each once.
 pub(crate) struct Points {
     n: usize,
     step: usize,
     next: usize,
     pub(crate) taken: usize,
-    end: Option<Instant>,
+    end: Instant,
 }
 
 impl Points {
@@ -455,7 +439,7 @@ impl Points {
         let start = (n as f64 * 0.618_034) as usize;
         let step = (start.max(1)..).find(|&step| gcd(step, n) == 1).unwrap();
         let offset = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().subsec_nanos() as usize % n;
-        let end = (scale() == 1).then(|| Instant::now() + Duration::from_secs(seconds));
+        let end = Instant::now() + Duration::from_secs(seconds) * scale();
         Self { n, step, next: offset, taken: 0, end }
     }
 }
@@ -464,7 +448,7 @@ impl Iterator for Points {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
-        if self.taken == self.n || self.end.is_some_and(|end| Instant::now() > end) {
+        if self.taken == self.n || Instant::now() > self.end {
             return None;
         }
         self.taken += 1;

@@ -1,0 +1,99 @@
+//! Completions: one for many operations, sleeping until one comes, and several in one compressed session.
+//!
+//! `cargo run --release -p mlx5 --example completions`
+#![allow(clippy::print_stdout, reason = "an example")]
+
+use std::error::Error;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use mlx5::wire::{MiniCqe, ResponderCqe};
+use mlx5::{Access, ConnectOptions, Cq, CqConfig, CqeOpcode, Device, DeviceSpec, FabricSpec, Inline, LocalFabric, NullOptions, Pd};
+use mlx5::{QpAddress, QpConfig, RcQp, SendImm, Signal, SoftOptions, Srq, Write};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let spec = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
+    one_for_many(&spec)?;
+    sleep_until_one_comes(&spec)?;
+    several_in_one_session()
+}
+
+/// A queue pair, one completion queue for all it does, and three receives.
+fn queues(device: &Device) -> Result<(Pd, Cq, Srq, RcQp), Box<dyn Error>> {
+    let (pd, cq) = (device.alloc_pd(), device.create_cq(64)?);
+    let mut srq = pd.create_srq(3, 0)?;
+    (0..3).try_for_each(|i| srq.post(&[], i))?;
+    srq.ring();
+    let qp = pd.create_qp(&cq, &cq, &srq, &QpConfig::default())?;
+    Ok((pd, cq, srq, qp))
+}
+
+/// A completion says that its operation and all before it on the queue pair are finished.
+fn one_for_many(spec: &DeviceSpec) -> Result<(), Box<dyn Error>> {
+    let (pd, mut cq, _srq, mut qp) = queues(&Device::open(spec)?)?;
+    qp.connect(&qp.address(), &ConnectOptions::default())?;
+    let mr = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    for i in 0..10u8 {
+        let signal = if i == 9 { Signal::Always } else { Signal::Reclaim };
+        qp.post(&Write { addr: mr.addr() + u64::from(i), rkey: mr.rkey(), payload: Inline(&[i]) }, signal, i.into())?;
+    }
+    qp.ring();
+    let (mut finished, mut operations) = (Vec::new(), 0);
+    let cqes = cq.poll(64, |cqe| operations += qp.complete_each(&cqe, |user| finished.push(user)));
+    println!("{cqes} completion for {operations} operations");
+    if cqes == 1 && finished.iter().copied().eq(0..10) { Ok(()) } else { Err("not all, or not in order".into()) }
+}
+
+/// Poll until the queue is empty, arm it, wait: a completion in between ends the wait at once, so none is slept through.
+fn sleep_until_one_comes(spec: &DeviceSpec) -> Result<(), Box<dyn Error>> {
+    let device = Device::open(spec)?;
+    let (_pd, mut cq, mut srq, mut qp) = queues(&device)?;
+    let (address, spec) = (qp.address(), spec.clone());
+    let (tell, told) = mpsc::channel();
+    let sender = std::thread::spawn(move || send_later(&spec, &address, &tell).map_err(|error| error.to_string()));
+    qp.connect(&told.recv()?, &ConnectOptions::default())?;
+    let (mut imms, mut sleeps) = (Vec::new(), 0);
+    while imms.len() < 3 {
+        if cq.poll(16, |cqe| imms.extend(srq.complete(cqe.wqe_counter()).map(|_| cqe.imm()))) == 0 {
+            // Only a message whose sender asked for it ends this sleep. `arm(false)` is for any.
+            cq.arm(true);
+            sleeps += 1;
+            if !device.wait(Some(Duration::from_secs(10))) {
+                return Err("nothing came".into());
+            }
+        }
+    }
+    sender.join().map_err(|_| "the sender panicked")??;
+    println!("slept {sleeps} times until 3 messages were there, the last of which was solicited");
+    if imms == [0, 1, 2] { Ok(()) } else { Err(format!("received {imms:?}").into()) }
+}
+
+fn send_later(spec: &DeviceSpec, to: &QpAddress, tell: &mpsc::Sender<QpAddress>) -> Result<(), Box<dyn Error>> {
+    let (_pd, mut cq, _srq, mut qp) = queues(&Device::open(spec)?)?;
+    qp.connect(to, &ConnectOptions::default())?;
+    tell.send(qp.address())?;
+    std::thread::sleep(Duration::from_millis(20));
+    for imm in 0..3 {
+        qp.post(&SendImm { imm, payload: () }, if imm == 2 { Signal::Always.solicited() } else { Signal::Reclaim.into() }, 0)?;
+    }
+    qp.ring();
+    let mut result = None;
+    while result.is_none() {
+        cq.poll(16, |cqe| result = qp.complete(&cqe).map(|_| cqe.result()));
+    }
+    Ok(result.unwrap_or(Ok(()))?)
+}
+
+/// A device may write completions that differ in little as one session, if it was asked to; polls hand them out as any others. Here the program
+/// plays the device.
+fn several_in_one_session() -> Result<(), Box<dyn Error>> {
+    let device = Device::open(&DeviceSpec::Null(NullOptions::default()))?;
+    let mut cq = device.create_cq(CqConfig { entries: 32, cqe_bytes: 64, compression: true })?;
+    let title = ResponderCqe { qpn: 7, wqe_counter: 100, ..ResponderCqe::default() }.emit();
+    let minis = [10, 20, 30].map(|byte_count| MiniCqe { word: 0, byte_count });
+    device.null().ok_or("not a null device")?.write_compressed(cq.cqn(), &title, CqeOpcode::ResponderSend, &minis);
+    let mut received = Vec::new();
+    cq.poll(32, |cqe| received.push((cqe.qpn(), cqe.wqe_counter(), cqe.byte_count())));
+    println!("QPN, receive and bytes, from one session: {received:?}");
+    if received == [(7, 100, 10), (7, 101, 20), (7, 102, 30)] { Ok(()) } else { Err("a wrong completion".into()) }
+}

@@ -1,0 +1,98 @@
+//! Unreliable datagrams: one queue pair talks to many, without connections. What a peer cannot take is lost without a word.
+//!
+//! `cargo run --release -p mlx5 --example datagrams`
+#![allow(clippy::print_stdout, reason = "an example")]
+
+use std::collections::HashMap;
+use std::error::Error;
+
+use mlx5::{Access, Cq, Destination, Device, DeviceSpec, FabricSpec, GRH_BYTES, Inline, LocalFabric, Mr, Pd, QpConfig, ReceiveSource};
+use mlx5::{Signal, SoftOptions, UdQp, UdSend, UdSendImm};
+
+const QKEY: u32 = 0x1111;
+const RECEIVES: usize = 8;
+/// Bytes of a receive: room for the header of the network layer (GRH), then the payload.
+const SLOT: usize = GRH_BYTES + 88;
+
+/// What arrived: QPN of the sender, immediate (0 without), text.
+type Message = (u32, u32, String);
+
+/// A datagram queue pair, its receives posted.
+struct Post {
+    qp: UdQp,
+    send_cq: Cq,
+    recv_cq: Cq,
+    mr: Mr,
+}
+
+impl Post {
+    fn new(device: &Device, pd: &Pd) -> Result<Self, Box<dyn Error>> {
+        let (send_cq, recv_cq) = (device.create_cq(16)?, device.create_cq(16)?);
+        let own = ReceiveSource::Own { depth: RECEIVES as u32, max_sge: 1 };
+        let mut qp = pd.create_ud_qp(&send_cq, &recv_cq, own, &QpConfig::default())?;
+        qp.activate(QKEY)?;
+        let mr = pd.alloc(RECEIVES * SLOT, Access::LOCAL_WRITE)?;
+        for i in 0..RECEIVES {
+            qp.post_receive(&[mr.sge(i * SLOT, SLOT as u32)?], i as u64)?;
+        }
+        qp.ring_receives();
+        Ok(Self { qp, send_cq, recv_cq, mr })
+    }
+
+    /// The datagrams that have arrived. Their receives are posted again.
+    fn receive(&mut self) -> Result<Vec<Message>, Box<dyn Error>> {
+        let mut arrived = Vec::new();
+        let Self { qp, recv_cq, .. } = self;
+        recv_cq
+            .poll(RECEIVES, |cqe| arrived.push((cqe.result(), cqe.source_qpn(), cqe.imm(), cqe.byte_count(), qp.complete_receive(&cqe))));
+        let mut messages = Vec::new();
+        for (result, source, imm, bytes, receive) in arrived {
+            result?;
+            let at = receive.ok_or("not one of these receives")? as usize * SLOT;
+            // The place of the GRH is counted, whether there is one or not.
+            let mut text = vec![0; bytes as usize - GRH_BYTES];
+            self.mr.read(at + GRH_BYTES, &mut text)?;
+            self.qp.post_receive(&[self.mr.sge(at, SLOT as u32)?], (at / SLOT) as u64)?;
+            messages.push((source, imm, String::from_utf8(text)?));
+        }
+        self.qp.ring_receives();
+        Ok(messages)
+    }
+
+    /// Completions of sends: that the datagrams have left, and no more.
+    fn sent(&mut self) -> usize {
+        let (mut sent, qp) = (0, &mut self.qp);
+        self.send_cq.poll(16, |cqe| sent += usize::from(cqe.result().is_ok() && qp.complete(&cqe).is_some()));
+        sent
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let spec = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
+    let (one, two) = (Device::open(&spec)?, Device::open(&spec)?);
+    let (one_pd, two_pd) = (one.alloc_pd(), two.alloc_pd());
+    let (mut server, mut alice, mut bob) = (Post::new(&one, &one_pd)?, Post::new(&two, &two_pd)?, Post::new(&two, &two_pd)?);
+
+    // A destination is the port, the number and the Q_Key; processes exchange the three.
+    let to = server.qp.destination();
+    let wrong = Destination::new(to.vector(), to.qpn(), QKEY + 1);
+    alice.qp.post(&UdSend { to: &to, payload: Inline(b"it is Alice") }, Signal::Always, 0)?;
+    bob.qp.post(&UdSendImm { to: &to, imm: 7, payload: Inline(b"it is Bob") }, Signal::Always, 0)?;
+    bob.qp.post(&UdSend { to: &wrong, payload: Inline(b"nobody reads this") }, Signal::Always, 1)?;
+    alice.qp.ring();
+    bob.qp.ring();
+
+    // A completion names the sender's number; where that is reached, the server must know.
+    let known = HashMap::from([&alice, &bob].map(|post| (post.qp.qpn(), post.qp.destination())));
+    let messages = server.receive()?;
+    println!("the server received {messages:?}");
+    for (source, imm, text) in &messages {
+        let answer = UdSendImm { to: known.get(source).ok_or("an unknown sender")?, imm: imm + 1, payload: Inline(text.as_bytes()) };
+        server.qp.post(&answer, Signal::Always, 0)?;
+    }
+    server.qp.ring();
+    let (to_alice, to_bob) = (alice.receive()?, bob.receive()?);
+    println!("the answers are {to_alice:?} and {to_bob:?}; the datagram with the wrong Q_Key was sent, and is lost");
+    let is_right = to_alice == [(to.qpn(), 1, "it is Alice".into())] && to_bob == [(to.qpn(), 8, "it is Bob".into())];
+    if is_right && (server.sent(), alice.sent(), bob.sent()) == (2, 1, 2) { Ok(()) } else { Err("not what was sent".into()) }
+}

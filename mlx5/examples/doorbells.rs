@@ -1,0 +1,87 @@
+//! Doorbells: the ways to tell the device of new WQEs, on a null device, which only keeps what the driver writes; and the same on a strict
+//! software HCA, which checks each of them and executes it.
+//!
+//! `cargo run --release -p mlx5 --example doorbells`
+#![allow(clippy::print_stdout, reason = "an example")]
+
+use std::error::Error;
+
+use mlx5::wire::RequesterCqe;
+use mlx5::{Access, ConnectOptions, Cq, CqeOpcode, Device, DeviceSpec, FabricSpec, Inline, LocalFabric, NullOptions, Pd, QpConfig};
+use mlx5::{RcQp, RegisterKind, Signal, SoftOptions, Write};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    for register in [RegisterKind::Ordinary, RegisterKind::WriteCombining] {
+        println!("{register:?} register: {}", register.copy_routine());
+        on_a_null_device(NullOptions { register })?;
+    }
+    on_a_strict_device()
+}
+
+/// A queue pair that is its own peer.
+fn loopback(device: &Device) -> Result<(Pd, Cq, RcQp), Box<dyn Error>> {
+    let pd = device.alloc_pd();
+    let (cq, srq) = (device.create_cq(64)?, pd.create_srq(1, 0)?);
+    let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig::default())?;
+    qp.connect(&qp.address(), &ConnectOptions::default())?;
+    Ok((pd, cq, qp))
+}
+
+/// Posts `n` WRITEs of 20 bytes, one WQEBB each.
+fn post(qp: &mut RcQp, (addr, rkey): (u64, u32), n: usize) -> Result<(), Box<dyn Error>> {
+    for _ in 0..n {
+        qp.post(&Write { addr, rkey, payload: Inline(&[1; 20]) }, Signal::Always, 0)?;
+    }
+    Ok(())
+}
+
+/// Every mode once; returns the number of WQEs.
+fn ring_in_every_mode(qp: &mut RcQp, to: (u64, u32), batch: usize) -> Result<u16, Box<dyn Error>> {
+    // By itself: through BlueFlame if there is one short WQE, so that the device need not fetch it; else 8 bytes.
+    post(qp, to, 1)?;
+    qp.ring();
+    post(qp, to, 3)?;
+    qp.ring();
+    // 8 bytes; then the last WQE through BlueFlame, though there are two.
+    post(qp, to, 1)?;
+    qp.ring_doorbell();
+    post(qp, to, 2)?;
+    qp.ring_doorbell_bf();
+    // Up to 256 bytes of WQEs through BlueFlame.
+    let mut several = qp.blueflame_batch();
+    for _ in 0..batch {
+        several.post(&Write { addr: to.0, rkey: to.1, payload: Inline(&[2; 20]) }, Signal::Always, 0)?;
+    }
+    several.finish();
+    Ok(7 + batch as u16)
+}
+
+fn on_a_null_device(options: NullOptions) -> Result<(), Box<dyn Error>> {
+    let device = Device::open(&DeviceSpec::Null(options))?;
+    let (_pd, mut cq, mut qp) = loopback(&device)?;
+    let null = device.null().ok_or("not a null device")?;
+    let posted = ring_in_every_mode(&mut qp, (0x1000, 1), 4)?;
+    let (record, wqe) = null.send_queue(qp.qpn(), posted - 1).ok_or("no such queue pair")?;
+    println!("  the doorbell record says {record}; WQE {} starts {:02x?}", posted - 1, &wqe[..16]);
+    // The device's part: one completion, of the last WQE.
+    let done = RequesterCqe { wqe_opcode: wqe[3], qpn: qp.qpn(), wqe_counter: posted - 1, byte_count: 0 };
+    null.write_cqe(cq.cqn(), &done.emit(), CqeOpcode::Requester);
+    let mut finished = 0;
+    cq.poll(64, |cqe| finished += qp.complete_each(&cqe, |_| ()));
+    if (record, finished) == (posted, usize::from(posted)) { Ok(()) } else { Err("the record is wrong".into()) }
+}
+
+fn on_a_strict_device() -> Result<(), Box<dyn Error>> {
+    let fabric = FabricSpec::Local(LocalFabric::new());
+    let device = Device::open(&DeviceSpec::Soft(SoftOptions { fabric, strict: true, ..SoftOptions::default() }))?;
+    let (pd, mut cq, mut qp) = loopback(&device)?;
+    let mr = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    // No driver is known to put several WQEs into one register, so strict mode says `RegisterNotLast` of a batch of more than one.
+    let posted = ring_in_every_mode(&mut qp, (mr.addr(), mr.rkey()), 1)?;
+    let mut done = 0;
+    cq.poll(64, |cqe| done += u16::from(qp.complete(&cqe).is_some() && cqe.result().is_ok()));
+    let (mut bytes, violations) = ([0; 20], device.violations());
+    mr.read(0, &mut bytes)?;
+    println!("strict device: {done} of {posted} operations done, violations: {violations:?}");
+    if done == posted && bytes == [2; 20] && violations.is_empty() { Ok(()) } else { Err("a doorbell went wrong".into()) }
+}

@@ -1,0 +1,98 @@
+//! One-sided verbs: WRITE, WRITE with immediate and READ towards a process that is stopped (SIGSTOP) all the while.
+//!
+//! None of the three needs the peer's CPU. It granted access when it registered the memory and connected; its device does the rest, so a
+//! peer that computes, sleeps or is stopped is written and read as fast as any other. What it has to do itself is to notice: plain bytes in
+//! memory tell nobody that they are complete, so the last WRITE carries an immediate, which takes a receive and gives the peer a CQE.
+//!
+//! `cargo run --release -p mlx5 --example one_sided`
+#![allow(clippy::print_stdout, reason = "an example")]
+
+use std::error::Error;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use mlx5::{Access, ConnectOptions, Device, DeviceKind, DeviceSpec, Inline, QpAddress, QpConfig, Read, Signal, Write, WriteImm};
+
+const ROLE: &str = "MLX5_EXAMPLE_ONE_SIDED";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if std::env::var_os(ROLE).is_some() {
+        return run(BufReader::new(std::io::stdin()), std::io::stdout(), None);
+    }
+    let mut child = Command::new(std::env::current_exe()?).env(ROLE, "peer").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let (from, to) = child.stdout.take().zip(child.stdin.take()).ok_or("the peer has no pipes")?;
+    let result = run(BufReader::new(from), to, Some(&child));
+    if result.is_err() {
+        child.kill()?;
+    }
+    let status = child.wait()?;
+    result?;
+    if status.success() { Ok(()) } else { Err(format!("the peer: {status}").into()) }
+}
+
+/// Either end: the requester has a `child`, the other one is it.
+fn run(mut from: impl BufRead, mut to: impl std::io::Write, child: Option<&Child>) -> Result<(), Box<dyn Error>> {
+    let device = Device::open(&DeviceSpec::default())?;
+    let pd = device.alloc_pd();
+    let (mut send_cq, mut recv_cq) = (device.create_cq(16)?, device.create_cq(16)?);
+    let mut srq = pd.create_srq(15, 0)?;
+    let mut qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig::default())?;
+    let mr = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ)?;
+    mr.write(1024, b"left by the peer")?;
+    srq.post(&[], 0)?;
+    srq.ring();
+
+    // Exchange where the queue pair and the memory are.
+    let me = qp.address();
+    writeln!(to, "{} {} {} {} {}", me.lid, me.qpn, me.epoch, mr.addr(), mr.rkey())?;
+    to.flush()?;
+    let mut line = String::new();
+    from.read_line(&mut line)?;
+    let n = line.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>()?;
+    let [lid, qpn, epoch, addr, rkey] = n[..] else { return Err("the other end is gone".into()) };
+    let remote = QpAddress { kind: DeviceKind::Soft, lid: lid as u16, qpn: qpn as u32, psn: 0, epoch };
+    qp.connect(&remote, &ConnectOptions::default())?;
+    let rkey = rkey as u32;
+
+    let Some(child) = child else {
+        // SAFETY: a system call with no pointers. It returns when the other process says so.
+        unsafe { libc::raise(libc::SIGSTOP) };
+        let mut imm = None;
+        for _ in 0..1_000_000 {
+            recv_cq.poll(1, |cqe| imm = cqe.result().is_ok().then(|| (cqe.imm(), srq.complete(cqe.wqe_counter()))));
+            if imm.is_some() {
+                break;
+            }
+        }
+        // The CQE is of the last WRITE: what was written before it is there too.
+        let mut bytes = [0; 16];
+        mr.read(0, &mut bytes)?;
+        return if imm == Some((42, Some(0))) && &bytes == b"one, two, three!" { Ok(()) } else { Err("not what was written".into()) };
+    };
+
+    let (pid, mut status) = (child.id() as libc::pid_t, 0);
+    // SAFETY: the pointer is valid. Returns when the child has stopped (or ended).
+    unsafe { libc::waitpid(pid, &raw mut status, libc::WUNTRACED) };
+    if !libc::WIFSTOPPED(status) {
+        return Err("the peer did not stop".into());
+    }
+    println!("the peer is stopped");
+    qp.post(&Write { addr, rkey, payload: Inline(b"one, ") }, Signal::Reclaim, 0)?;
+    qp.post(&Write { addr: addr + 5, rkey, payload: Inline(b"two, ") }, Signal::Reclaim, 1)?;
+    qp.post(&WriteImm { addr: addr + 10, rkey, imm: 42, payload: Inline(b"three!") }, Signal::Reclaim, 2)?;
+    qp.post(&Read { addr: addr + 1024, rkey, into: mr.sge(0, 16)? }, Signal::Always, 3)?;
+    qp.ring();
+    let (mut done, mut failed) = (0, None);
+    while done < 4 && failed.is_none() {
+        send_cq.poll(4, |cqe| {
+            failed = cqe.result().err();
+            done += qp.complete_each(&cqe, |user| println!("  operation {user} is complete"));
+        });
+    }
+    let mut bytes = [0; 16];
+    mr.read(0, &mut bytes)?;
+    // SAFETY: a system call with no pointers; the child has not been waited for, so the number is its.
+    unsafe { libc::kill(pid, libc::SIGCONT) };
+    println!("read while it was stopped: {:?}", String::from_utf8_lossy(&bytes));
+    failed.map_or(Ok(()), |error| Err(error.into())).and(if &bytes == b"left by the peer" { Ok(()) } else { Err("READ".into()) })
+}

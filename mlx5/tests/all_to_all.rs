@@ -1,0 +1,271 @@
+//! Four processes, 64 queue pairs between every two (192 in each), all sending to all: WRITE with immediate, READ, SEND and atomics, everything
+//! checked. Meanwhile processes are stopped and killed at random, and new ones take the places of the killed. The others go on; they get
+//! transport errors from the killed ones only; and in the end every receive that was posted can be used.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test"
+)]
+
+#[path = "support/fabric.rs"]
+mod fabric;
+#[path = "support/random.rs"]
+mod random;
+#[allow(dead_code, reason = "only a part is used here")]
+mod support;
+#[path = "support/time.rs"]
+mod time;
+#[path = "support/worker.rs"]
+mod worker;
+
+use std::io::{BufRead, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant, SystemTime};
+
+use random::Random;
+use worker::{PROCESSES, QPS};
+
+const DIR: &str = "MLX5_TEST_WORKER_DIR";
+const NUMBER: &str = "MLX5_TEST_WORKER_NUMBER";
+/// How long processes are stopped and killed, by default.
+const SECONDS: u64 = 12;
+/// Ends a hang: nobody waits that long for anything.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Not a test of its own: one of the four.
+#[test]
+#[ignore = "helper process of the other test, started by it"]
+fn worker_process() {
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    support::watchdog(Duration::from_secs(SECONDS * u64::from(support::scale())) + 4 * PATIENCE);
+    worker::run(Path::new(&dir), std::env::var(NUMBER).unwrap().parse().unwrap());
+}
+
+struct Process {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    number: usize,
+    /// Processes from which it had errors.
+    errors: Vec<usize>,
+}
+
+impl Process {
+    fn start(dir: &Path, number: usize) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "worker_process", "--ignored", "--nocapture"])
+            .env(DIR, dir)
+            .env(NUMBER, number.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (tx, lines) = channel();
+        std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| tx.send(line)));
+        let input = child.stdin.take();
+        let mut process = Self { child, input, lines, number, errors: vec![] };
+        process.hear("ready");
+        process
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    /// The numbers of its answer that begins with `verb`.
+    fn hear(&mut self, verb: &str) -> Vec<u64> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let line = match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => panic!("process {} has stalled: no {verb}", self.number),
+                Err(RecvTimeoutError::Disconnected) => panic!("process {} ended", self.number),
+            };
+            let mut words = line.split_whitespace();
+            let first = words.next();
+            let numbers = words.filter_map(|word| word.parse().ok());
+            match first {
+                Some("error") => self.errors.extend(numbers.map(|n: u64| n as usize)),
+                Some(first) if first == verb => return numbers.collect(),
+                _ => {}
+            }
+        }
+    }
+
+    fn ask(&mut self, line: &str, verb: &str) -> Vec<u64> {
+        self.tell(line);
+        self.hear(verb)
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: kill(2) of our own child.
+        assert_eq!(unsafe { libc::kill(self.child.id().try_into().unwrap(), signal) }, 0);
+    }
+
+    /// Stops it, and waits until it is (proc(5)).
+    fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|s| s.starts_with('T'));
+        while !is_stopped(std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap()) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+struct World {
+    dir: PathBuf,
+    processes: Vec<Process>,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = fabric::new_dir("all");
+        let processes = (0..PROCESSES).map(|number| Process::start(&dir, number)).collect();
+        let mut world = Self { dir, processes };
+        (0..PROCESSES).for_each(|a| (0..a).for_each(|b| world.connect(a, b)));
+        world
+    }
+
+    fn connect(&mut self, a: usize, b: usize) {
+        let of_a = self.processes[a].ask(&format!("create {b}"), "created");
+        let of_b = self.processes[b].ask(&format!("create {a}"), "created");
+        let line =
+            |peer: usize, numbers: &[u64]| format!("connect {peer} {}", numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" "));
+        self.processes[a].ask(&line(b, &of_b), "connected");
+        self.processes[b].ask(&line(a, &of_a), "connected");
+    }
+
+    /// Every process that is not in `except` completes operations with every other such one.
+    fn all_go_on(&mut self, except: &[usize]) {
+        let end = Instant::now() + PATIENCE;
+        let others: Vec<usize> = (0..PROCESSES).filter(|p| !except.contains(p)).collect();
+        let before: Vec<_> = others.iter().map(|&p| self.processes[p].ask("status", "status")).collect();
+        for (&p, before) in others.iter().zip(before) {
+            loop {
+                let now = self.processes[p].ask("status", "status");
+                if others.iter().all(|&q| q == p || now[q] > before[q]) {
+                    break;
+                }
+                assert!(Instant::now() < end, "process {p} has stalled while {except:?} were stopped: {before:?}, {now:?}");
+            }
+        }
+    }
+
+    /// Kills process `p`; the others notice, and another takes its place.
+    fn kill(&mut self, p: usize) {
+        self.processes[p].child.kill().unwrap();
+        self.processes[p].child.wait().unwrap();
+        let others: Vec<usize> = (0..PROCESSES).filter(|&q| q != p).collect();
+        others.iter().for_each(|&q| self.processes[q].tell(&format!("dead {p}")));
+        for &q in &others {
+            let process = &mut self.processes[q];
+            assert_eq!(process.hear("buried"), [QPS as u64], "each queue pair to the killed process has failed");
+            assert_eq!(core::mem::take(&mut process.errors), [p], "errors from the killed process only");
+        }
+        self.processes[p] = Process::start(&self.dir, p);
+        others.iter().for_each(|&q| self.connect(p, q));
+    }
+
+    /// Receives that cannot be used, of all those posted.
+    fn leaked(&mut self) -> u64 {
+        let mut leaked = 0;
+        for p in 0..PROCESSES {
+            let by = (p + 1) % PROCESSES;
+            self.processes[p].ask("hold", "holds");
+            let depth = self.depth();
+            let flooded = self.processes[by].ask(&format!("flood {p} {depth}"), "flooded")[0];
+            let released = self.processes[p].ask("release", "released");
+            assert_eq!(released[1], depth);
+            if released[0] != depth {
+                println!("process {p} has received {} of {depth}; {flooded} were sent", released[0]);
+            }
+            leaked += depth - released[0];
+        }
+        leaked
+    }
+
+    /// Messages sent, by processes that send no more, and not received: all that are under way arrive first.
+    fn lost(&mut self) -> u64 {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let totals: Vec<_> = self.processes.iter_mut().map(|process| process.ask("totals", "totals")).collect();
+            let pairs = (0..PROCESSES).flat_map(|from| (0..PROCESSES).map(move |to| (from, to)));
+            let lost = pairs.map(|(from, to)| totals[from][to].abs_diff(totals[to][PROCESSES + from])).sum();
+            if lost == 0 || Instant::now() > end {
+                return lost;
+            }
+        }
+    }
+
+    /// Receives that each process has posted.
+    fn depth(&self) -> u64 {
+        (worker::DEPTH as u64 + 1).next_power_of_two() - 1
+    }
+}
+
+#[test]
+fn processes_are_killed_and_stopped_at_random_and_the_others_go_on() {
+    let seconds = SECONDS * u64::from(support::scale());
+    support::watchdog(Duration::from_secs(seconds) + 4 * PATIENCE);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let seed = std::env::var("MLX5_TEST_SEED").map_or(u64::from(now.subsec_nanos()), |seed| seed.parse().unwrap());
+    println!("MLX5_TEST_SEED={seed}");
+    let mut random = Random::new(seed);
+    let mut world = World::new();
+    world.all_go_on(&[]);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let (mut kills, mut stops) = (0, 0);
+    while Instant::now() < end {
+        let first = random.below(PROCESSES as u32) as usize;
+        let second = (first + 1 + random.below(PROCESSES as u32 - 1) as usize) % PROCESSES;
+        match random.below(4) {
+            0 => {
+                std::thread::sleep(Duration::from_micros(random.below(20_000).into()));
+                world.kill(first);
+                kills += 1;
+            }
+            what => {
+                let stopped: &[usize] = if random.one_in(2) { &[first] } else { &[first, second] };
+                stopped.iter().for_each(|&p| world.processes[p].stop());
+                stops += stopped.len();
+                world.all_go_on(stopped);
+                if what == 1 {
+                    // It ends as it is. The others cannot ask a stopped process to connect to its successor.
+                    stopped[1..].iter().for_each(|&p| world.processes[p].signal(libc::SIGCONT));
+                    world.kill(first);
+                    kills += 1;
+                } else {
+                    stopped.iter().for_each(|&p| world.processes[p].signal(libc::SIGCONT));
+                }
+            }
+        }
+    }
+    world.all_go_on(&[]);
+    world.processes.iter_mut().for_each(|process| process.tell("finish"));
+    world.processes.iter_mut().for_each(|process| drop(process.hear("finished")));
+    let lost = world.lost();
+    let completed: u64 = world.processes.iter_mut().flat_map(|process| process.ask("status", "status")).sum();
+    let leaked = world.leaked();
+    let errors: usize = world.processes.iter().map(|process| process.errors.len()).sum();
+    println!(
+        "{} processes x {} queue pairs: {kills} kills, {stops} stops, {completed} operations of the living, 0 stalls, {lost} lost, 0 damaged, \
+         {leaked} receives leaked of {}",
+        PROCESSES,
+        QPS * (PROCESSES - 1),
+        world.depth() * PROCESSES as u64
+    );
+    assert_eq!((lost, leaked, errors), (0, 0, 0));
+    assert!(kills > 0 && stops > 0);
+    for process in &mut world.processes {
+        drop(process.input.take());
+        assert!(process.child.wait().unwrap().success());
+    }
+    fabric::remove_dir(&world.dir);
+}

@@ -1,0 +1,130 @@
+//! Receive completions that a device makes fewer or fuller, on the software HCA: compressed sessions and data in the CQE.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+#[path = "support/time.rs"]
+mod time;
+
+use mlx5::*;
+use time::Net;
+
+const DEPTH: usize = 31;
+
+struct End {
+    qp: RcQp,
+    send_cq: Cq,
+    recv_cq: MonoCq<()>,
+    srq: Srq,
+    mr: Mr,
+}
+
+fn end(net: &Net, recv_cq: CqConfig, config: &QpConfig) -> End {
+    let device = net.device();
+    let pd = device.alloc_pd();
+    let (send_cq, mut recv_cq) = (device.create_cq(256).unwrap(), device.create_mono_cq(recv_cq).unwrap());
+    let srq = pd.create_srq(DEPTH as u32, 1).unwrap();
+    let qp = pd.create_qp(&send_cq, &recv_cq, &srq, config).unwrap();
+    recv_cq.register(qp.qpn(), ());
+    let mr = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    End { qp, send_cq, recv_cq, srq, mr }
+}
+
+fn pair(net: &Net, recv_cq: CqConfig, config: &QpConfig) -> (End, End) {
+    let (mut a, mut b) = (end(net, recv_cq, config), end(net, recv_cq, config));
+    a.qp.connect(&b.qp.address(), &ConnectOptions::default()).unwrap();
+    b.qp.connect(&a.qp.address(), &ConnectOptions::default()).unwrap();
+    (a, b)
+}
+
+impl End {
+    fn fill(&mut self) {
+        for i in 0..self.srq.free() {
+            self.srq.post(&[self.mr.sge(64 * (i % 64), 64).unwrap()], i as u64).unwrap();
+        }
+        self.srq.ring();
+    }
+
+    fn reap(&mut self) {
+        let qp = &mut self.qp;
+        self.send_cq.poll(256, |cqe| {
+            cqe.result().unwrap();
+            qp.complete(&cqe);
+        });
+    }
+}
+
+/// Immediates and lengths of `n` messages, sent in bursts whose messages have one immediate.
+fn stream(compression: bool) -> [Vec<(u32, u32)>; 2] {
+    let net = Net::new();
+    let config = QpConfig { max_send_wr: 256, ..QpConfig::default() };
+    let (mut a, mut b) = pair(&net, CqConfig { compression, ..CqConfig::from(64) }, &config);
+    let (mut sent, mut received) = (vec![], vec![]);
+    for round in 0..200u32 {
+        b.fill();
+        // From runs of one to runs that fill the queue, so that sessions come to lie across every ring's end.
+        let burst = 1 + round % DEPTH as u32;
+        for i in 0..burst {
+            let (imm, len) = (round / 3 + u32::from(i == burst / 2), (i * 7) % 29);
+            let op = WriteImm { addr: b.mr.addr(), rkey: b.mr.rkey(), imm, payload: Inline(&[5; 28][..len as usize]) };
+            a.qp.post(&op, Signal::Reclaim, 0).unwrap();
+            sent.push((imm, len));
+        }
+        a.qp.ring();
+        net.settle(|| {
+            let (srq, received) = (&mut b.srq, &mut received);
+            b.recv_cq.poll(64, |queue, cqe| {
+                assert!(queue.is_some() && cqe.result().is_ok());
+                assert!(srq.complete(cqe.wqe_counter()).is_some(), "a receive completes once");
+                received.push((cqe.imm(), cqe.byte_count()));
+            });
+            received.len() == sent.len()
+        });
+        a.reap();
+    }
+    [sent, received]
+}
+
+#[test]
+fn messages_in_compressed_sessions_are_what_was_sent_in_order() {
+    let [sent, received] = stream(true);
+    assert_eq!(sent, received);
+    let [sent, received] = stream(false);
+    assert_eq!(sent, received);
+}
+
+/// Sends `data` and returns what the CQE carried, and what the buffer held afterwards.
+fn scatter(cqe_bytes: u32, scatter_to_cqe: bool, data: &[u8]) -> (Option<Vec<u8>>, Vec<u8>) {
+    let net = Net::new();
+    let config = QpConfig { scatter_to_cqe, max_inline_data: 64, ..QpConfig::default() };
+    let (mut a, mut b) = pair(&net, CqConfig { cqe_bytes, ..CqConfig::from(64) }, &config);
+    b.fill();
+    a.qp.post(&Send { payload: Inline(data) }, Signal::Always, 0).unwrap();
+    a.qp.ring();
+    let mut got = None;
+    net.settle(|| {
+        b.recv_cq.poll(1, |_, cqe| {
+            assert_eq!((cqe.opcode(), cqe.byte_count()), (Some(CqeOpcode::ResponderSend), data.len() as u32));
+            got = Some(cqe.inline_data().map(<[u8]>::to_vec));
+        });
+        got.is_some()
+    });
+    let mut buffer = vec![0; data.len()];
+    b.mr.read(0, &mut buffer).unwrap();
+    (got.unwrap(), buffer)
+}
+
+#[test]
+fn short_data_comes_in_the_cqe_if_asked_for_and_not_in_the_buffer() {
+    let data: Vec<u8> = (1..=64).collect();
+    for (cqe_bytes, room) in [(64, 32), (128, 64)] {
+        for len in [1, 31, 32, 33, 64] {
+            let (inline, buffer) = scatter(cqe_bytes, true, &data[..len]);
+            if len <= room {
+                assert_eq!(inline.as_deref(), Some(&data[..len]), "{len} B in a CQE of {cqe_bytes}");
+                assert_ne!(buffer, data[..len], "who looks into the buffer is found out");
+            } else {
+                assert_eq!((inline, &buffer[..]), (None, &data[..len]));
+            }
+            assert_eq!(scatter(cqe_bytes, false, &data[..len]), (None, data[..len].to_vec()), "off");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Waiting for completions: what ends a wait, what does not, and what goes on meanwhile. That none is missed: `src/tests/events.rs`.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
+
+#[path = "support/end.rs"]
+mod end;
+#[allow(dead_code, reason = "the watchdog is all that is needed of it")]
+mod support;
+#[path = "support/time.rs"]
+mod time;
+
+use std::time::Duration;
+
+use end::*;
+use mlx5::*;
+use time::Net;
+
+/// Ends a hang.
+const WATCHDOG: Duration = Duration::from_secs(120);
+const SHORT: Option<Duration> = Some(Duration::from_millis(5));
+
+/// Two ends on the system's clock, which goes on while a thread sleeps; their completions are there when the doorbell returns.
+fn ends(net: &Net, options: &ConnectOptions) -> (End, End) {
+    support::watchdog(WATCHDOG);
+    let spec = SoftOptions { clock: Clock::System, timing: Timing::Immediate, ..net.options() };
+    let (mut a, mut b) = (End::new(net.open(&spec), SHARED), End::new(net.open(&spec), SHARED));
+    connect(&mut a, &mut b, options);
+    (a, b)
+}
+
+#[test]
+fn a_wait_ends_with_its_time_or_with_a_completion_that_was_armed_for() {
+    let net = Net::new();
+    let (mut a, mut b) = ends(&net, &ConnectOptions::default());
+    b.receives(8, 8);
+    assert!(!b.device.wait(SHORT) && !b.device.wait(Some(Duration::ZERO)));
+    b.recv_cq.arm(false);
+    assert!(!b.device.wait(SHORT), "armed, and nothing came");
+    a.post(&Send { payload: () }, 0);
+    assert!(b.device.wait(None));
+    assert!(!b.device.wait(SHORT), "one event per arm");
+    // Armed with a completion that is there, and was not polled.
+    b.recv_cq.arm(false);
+    assert!(b.device.wait(None));
+    assert_eq!(b.received().len(), 1);
+    b.recv_cq.arm(false);
+    assert!(!b.device.wait(SHORT), "that one was polled");
+    // Another queue's completions are not this one's.
+    let read = Read { addr: a.mr.addr(), rkey: a.mr.rkey(), into: b.mr.sge(0, 8).unwrap() };
+    b.post(&read, 0);
+    assert!(!b.device.wait(SHORT));
+    b.send_cq.arm(false);
+    assert!(b.device.wait(None));
+}
+
+#[test]
+fn a_wait_for_solicited_completions_ends_with_one_or_with_an_error() {
+    let net = Net::new();
+    let (mut a, mut b) = ends(&net, &ConnectOptions::default());
+    b.receives(2, 8);
+    b.receives(1, 0);
+    b.recv_cq.arm(true);
+    a.post(&Send { payload: () }, 0);
+    assert!(!b.device.wait(SHORT));
+    a.qp.post(&Send { payload: () }, Signal::Always.solicited(), 1).unwrap();
+    a.qp.ring();
+    assert!(b.device.wait(None));
+    assert_eq!(b.received().len(), 2);
+    b.recv_cq.arm(true);
+    // Not solicited, and too long for its receive.
+    a.post(&Send { payload: Inline(b"x") }, 2);
+    assert!(b.device.wait(None));
+    assert_eq!(b.received()[0].unwrap_err().1.syndrome, Syndrome::LocalLength);
+}
+
+#[test]
+fn retries_go_on_while_their_device_waits() {
+    let net = Net::new();
+    let (mut a, mut b) = ends(&net, &ConnectOptions { rnr_retry: 3, rnr_timer_ns: 300_000, ..ConnectOptions::default() });
+    a.send_cq.arm(false);
+    a.post(&Send { payload: () }, 7);
+    assert_eq!(a.sent(), []);
+    assert!(a.device.wait(None), "the last retry failed");
+    let [(user, result)] = a.sent()[..] else { panic!() };
+    assert_eq!((user, result.unwrap_err().syndrome), (7, Syndrome::RnrRetryExceeded));
+    assert_eq!(b.received(), []);
+}
+
+#[test]
+fn what_is_delayed_comes_while_its_device_waits() {
+    support::watchdog(WATCHDOG);
+    let net = Net::new();
+    let spec = SoftOptions { clock: Clock::System, timing: Timing::Delay { ns: 400_000 }, ..net.options() };
+    let mut a = End::new(net.open(&spec), SHARED);
+    a.qp.connect(&a.qp.address(), &ConnectOptions::default()).unwrap();
+    a.receives(1, 8);
+    a.send_cq.arm(false);
+    a.recv_cq.arm(true);
+    a.qp.post(&Send { payload: () }, Signal::Always.solicited(), 0).unwrap();
+    a.qp.ring();
+    assert!(a.device.wait(None));
+    assert_eq!((a.sent().len(), a.received().len()), (1, 1));
+}
+
+#[test]
+fn a_wait_goes_on_in_virtual_time() {
+    support::watchdog(WATCHDOG);
+    let net = Net::in_mode(time::Mode::Virtual);
+    let (mut a, mut b) = pair(&net, SHARED);
+    b.receives(1, 8);
+    a.send_cq.arm(false);
+    a.post(&Send { payload: () }, 0);
+    assert!(a.device.wait(None));
+    assert_eq!(a.sent(), [(0, Ok(0))]);
+    b.recv_cq.arm(false);
+    assert!(b.device.wait(None));
+    assert_eq!(b.received().len(), 1);
+}
+
+#[test]
+fn the_death_of_a_peer_ends_the_wait_for_its_answer() {
+    let net = Net::new();
+    let (mut a, b) = ends(&net, &ConnectOptions::default());
+    let device = b.device.clone();
+    net.forget(&device);
+    drop((b, device));
+    a.send_cq.arm(true);
+    a.post(&Write { addr: 0, rkey: 0, payload: () }, 0);
+    assert!(a.device.wait(None));
+    assert_eq!(a.sent()[0].1.unwrap_err().syndrome, Syndrome::TransportRetryExceeded);
+}
