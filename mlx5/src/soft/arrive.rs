@@ -48,7 +48,7 @@ pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
         deliver(hca, qp, cq, &message, 0);
     }
     // L2
-    hca.memory.qp(qp.index).consumed.store(qp.lane.position(), Ordering::Release);
+    hca.memory.qp(qp.index).consumed.0.store(qp.lane.position(), Ordering::Release);
 }
 
 pub(crate) struct Arrivals<'a> {
@@ -82,7 +82,7 @@ impl Arrivals<'_> {
             taken += 1;
             if qp.lane.position() % CONSUMED_EVERY == 0 {
                 // L2
-                self.hca.memory.qp(lane).consumed.store(qp.lane.position(), Ordering::Release);
+                self.hca.memory.qp(lane).consumed.0.store(qp.lane.position(), Ordering::Release);
             }
         }
         taken

@@ -36,7 +36,7 @@ pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) 
     }
     complete(hca, qp, cq, &run[..length]);
     // L2
-    hca.memory.qp(qp.index).consumed.store(qp.lane.position(), Ordering::Release);
+    hca.memory.qp(qp.index).consumed.0.store(qp.lane.position(), Ordering::Release);
     taken
 }
 

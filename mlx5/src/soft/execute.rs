@@ -129,11 +129,12 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
     let qp = &mut **qp;
     let answers = qp.remote().is_some_and(Remote::answers);
     while qp.sq_consumer != qp.sq_limit {
+        let at = qp.wqebb(qp.sq_consumer);
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
-        let head = unsafe { qp.wqebb(qp.sq_consumer).cast::<[u8; SEGMENT]>().read() };
+        let head = unsafe { at.cast::<[u8; SEGMENT]>().read() };
         let ctrl = CtrlWords::parse(&head);
         let outcome = match if qp.is_odd { odd(qp, injector, ctrl) } else { None } {
-            None => match wqe_bytes(qp, ctrl) {
+            None => match wqe_bytes(qp, at, ctrl) {
                 Ok(Some(wqe)) => {
                     // SAFETY: the WQE is in the SQ's memory, which `qp` holds and the driver does not touch until completion.
                     let wqe = unsafe { wqe.as_ref() };
@@ -147,16 +148,19 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
         let (syndrome, vendor) = match outcome {
             Outcome::Done(byte_count) => {
                 qp.waiting = None;
-                if hca.is_watched {
-                    Completions { hca, cqs, deferred, violations, touched }.succeed(qp, ctrl, byte_count);
-                } else if ctrl.signaled() {
-                    complete::succeed(hca, qp, cqs, ctrl, byte_count);
-                }
                 // What was executed is not empty.
-                qp.sq_consumer = qp.sq_consumer.wrapping_add((u16::from(ctrl.ds()) + 3) >> 2);
-                if ctrl.signaled() {
-                    qp.watch.reported = qp.sq_consumer;
+                let next = qp.sq_consumer.wrapping_add((u16::from(ctrl.ds()) + 3) >> 2);
+                if hca.is_watched || ctrl.signaled() {
+                    if hca.is_watched {
+                        Completions { hca, cqs, deferred, violations, touched }.succeed(qp, ctrl, byte_count);
+                    } else {
+                        complete::succeed(hca, qp, cqs, ctrl, byte_count);
+                    }
+                    if ctrl.signaled() {
+                        qp.watch.reported = next;
+                    }
                 }
+                qp.sq_consumer = next;
                 continue;
             }
             Outcome::Fail(syndrome, vendor) => (syndrome, vendor),
@@ -245,9 +249,9 @@ fn odd(qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -
     }
 }
 
-/// The bytes of the WQE at the head of the SQ; `None` if it wraps.
+/// The bytes of the WQE at the head of the SQ, which is at `at`; `None` if it wraps.
 #[inline(always)]
-fn wqe_bytes(qp: &SoftQp, ctrl: CtrlWords) -> Result<Option<NonNull<[u8]>>, Malformed> {
+fn wqe_bytes(qp: &SoftQp, at: NonNull<u8>, ctrl: CtrlWords) -> Result<Option<NonNull<[u8]>>, Malformed> {
     let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
     let (ds, blocks) = (usize::from(ctrl.ds()), blocks(ctrl));
     if !ctrl.names(qp.sq_consumer, qp.qpn) || ds == 0 || blocks > outstanding {
@@ -257,7 +261,7 @@ fn wqe_bytes(qp: &SoftQp, ctrl: CtrlWords) -> Result<Option<NonNull<[u8]>>, Malf
     if blocks > 1 && u32::from(first) + u32::from(blocks) > u32::from(qp.sq_mask) + 1 {
         return Ok(None);
     }
-    Ok(Some(NonNull::slice_from_raw_parts(qp.wqebb(first), ds * SEGMENT)))
+    Ok(Some(NonNull::slice_from_raw_parts(at, ds * SEGMENT)))
 }
 
 /// A driver may let a WQE wrap; the device reads it in two parts.

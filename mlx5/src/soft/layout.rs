@@ -34,7 +34,7 @@ use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 use crate::wire::Syndrome;
 
 /// What the control file's `kind` says; its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC03");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC04");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -71,15 +71,20 @@ pub(crate) struct QpEntry {
     pub(crate) peer: AtomicU64,
     /// And which incarnation of that device: its LID and QPN may be used again by another.
     pub(crate) peer_epoch: AtomicU64,
-    /// Lane messages consumed.
-    pub(crate) consumed: AtomicU64,
     /// `shm::ready::{HOT, ARMED}`.
     pub(crate) armed: AtomicU32,
     /// Protection domain.
     pub(crate) pd: AtomicU32,
     /// Receive queue.
     pub(crate) rqn: AtomicU32,
+    /// Lane messages consumed. In a line of its own: the owner writes it every 16 messages, the requester reads it once per lap of the lane
+    /// and the words above with every doorbell.
+    pub(crate) consumed: Line<AtomicU64>,
 }
+
+/// A cache line of its own.
+#[repr(C, align(64))]
+pub(crate) struct Line<T>(pub(crate) T);
 
 /// Flag in [`QpEntry::identity`]: the state is RTR or RTS.
 pub(crate) const RECEIVES: u64 = 1;
@@ -272,7 +277,7 @@ pub(crate) struct Publication {
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<Header>() == 64);
-    assert!(size_of::<QpEntry>() == 64 && offset_of!(QpEntry, consumed) == 24 && offset_of!(QpEntry, armed) == 32);
+    assert!(size_of::<QpEntry>() == 128 && offset_of!(QpEntry, armed) == 24 && offset_of!(QpEntry, consumed) == 64);
     assert!(size_of::<MrEntry>() == 64);
     assert!(size_of::<RqEntry>() == 64 && offset_of!(RqEntry, record) == 16);
     assert!(size_of::<Pop>() == 64);

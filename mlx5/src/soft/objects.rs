@@ -206,7 +206,7 @@ impl Hca {
         lane.intent.store(0, Ordering::Relaxed);
         entry.peer.store(0, Ordering::Relaxed);
         entry.peer_epoch.store(0, Ordering::Relaxed);
-        entry.consumed.store(0, Ordering::Relaxed);
+        entry.consumed.0.store(0, Ordering::Relaxed);
         entry.armed.store(ARMED, Ordering::Relaxed);
         entry.pd.store(request.pd, Ordering::Relaxed);
         entry.rqn.store(request.rqn, Ordering::Relaxed);

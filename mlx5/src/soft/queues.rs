@@ -177,7 +177,7 @@ impl Remote {
     #[inline(always)]
     pub(crate) fn has_room(&mut self) -> bool {
         // SAFETY: an atomic in the memory of `peer`. L2.
-        let consumed = unsafe { &self.entry.as_ref().consumed };
+        let consumed = unsafe { &self.entry.as_ref().consumed.0 };
         self.lane.has_room(consumed)
     }
 

@@ -122,7 +122,8 @@ impl Receives {
             // H6. Read after the pop word: what is seen as returned is in the list that this word begins, or the exchange fails.
             let returned = entry.returned.load(Ordering::Acquire) as u16;
             let available = posted.wrapping_add(returned).wrapping_sub(count as u16);
-            if available == 0 || available > self.wqes {
+            // Neither 0 nor more than there are WQEs.
+            if available.wrapping_sub(1) >= self.wqes {
                 // Only of one and the same moment do these words say that nothing is posted.
                 let now = pop.word.load(Ordering::Acquire);
                 if now != word {

@@ -7,6 +7,7 @@ use super::gather::{Data, Piece, scatter};
 use super::layout::{Message, SOLICITED};
 use super::memory::{Fault, Span, copy};
 use super::queues::{Remote, SoftQp, Transport, WaitFor};
+use super::receive::Taking;
 use super::vendor::Limit;
 use super::{Hca, Links};
 use crate::mr::Access;
@@ -106,9 +107,13 @@ impl PlainWrite {
             if !remote.has_room() {
                 return Some(Outcome::Wait(WaitFor::Room));
             }
+            let Some(taking) = remote.take_receive() else { return Some(Outcome::Wait(WaitFor::Receive)) };
+            // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy: the
+            // lines of payload and message, both last used by the peer, are then fetched at the same time.
             // SAFETY: both were resolved for `len` bytes, or the source lies in the WQE; as in `Span::write`.
             unsafe { copy(to.as_ptr(), at, len) };
-            return Some(deliver(remote, self.raddr.addr, len as u32, ctrl));
+            deliver(remote, taking, self.raddr.addr, len as u32, ctrl);
+            return Some(Outcome::Done(0));
         }
         // SAFETY: as above.
         unsafe { copy(to.as_ptr(), at, len) };
@@ -229,16 +234,17 @@ fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64
     if !remote.has_room() {
         return Outcome::Wait(WaitFor::Room);
     }
-    match write(span, data) {
-        Ok(()) => deliver(remote, addr, byte_count, ctrl),
-        Err(outcome) => outcome,
+    if let Err(outcome) = write(span, data) {
+        return outcome;
     }
+    let Some(taking) = remote.take_receive() else { return Outcome::Wait(WaitFor::Receive) };
+    deliver(remote, taking, addr, byte_count, ctrl);
+    Outcome::Done(0)
 }
 
-/// The payload is there: takes a receive for the immediate and tells the peer.
+/// The payload is there, and a receive taken for the immediate: tells the peer.
 #[inline(always)]
-fn deliver(remote: &mut Remote, addr: u64, byte_count: u32, ctrl: CtrlWords) -> Outcome {
-    let Some(taking) = remote.take_receive() else { return Outcome::Wait(WaitFor::Receive) };
+fn deliver(remote: &mut Remote, taking: Taking, addr: u64, byte_count: u32, ctrl: CtrlWords) {
     remote.publish(Message {
         payload: addr,
         byte_count,
@@ -248,7 +254,6 @@ fn deliver(remote: &mut Remote, addr: u64, byte_count: u32, ctrl: CtrlWords) -> 
         opcode: CqeOpcode::ResponderWriteImm as u8,
         flags: if ctrl.solicited() { SOLICITED } else { 0 },
     });
-    Outcome::Done(0)
 }
 
 /// SEND: takes a receive and fills its buffers. A message that does not fit, or buffers that cannot be written, fail at both ends: the
