@@ -1,5 +1,5 @@
-//! Nothing on the data path allocates once everything is set up: not posting, ringing, polling, nor the software HCA underneath, and not
-//! when it has to wait and try again either.
+//! Nothing on the data path allocates once everything is set up: not posting, ringing, polling, arming, nor the software HCA underneath, and
+//! not when it has to wait and try again either.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -55,31 +55,108 @@ fn calls_of(f: impl FnOnce()) -> u64 {
     CALLS.get() - before
 }
 
+/// Allocator calls of `round`, many times after a first one that warms up.
+fn calls_of_rounds(mut round: impl FnMut(u32)) -> u64 {
+    round(0);
+    calls_of(|| (1..1000).for_each(round))
+}
+
+/// What the completion queues and the receives of an end are.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    owns_receives: bool,
+    scatter_to_cqe: bool,
+    cq: CqConfig,
+}
+
+const CQ: CqConfig = CqConfig { entries: 64, cqe_bytes: 64, compression: false };
+const PLAIN: Shape = Shape { owns_receives: false, scatter_to_cqe: false, cq: CQ };
+
+fn device(fabric: &LocalFabric, clock: &Arc<AtomicU64>) -> Device {
+    let clock = Clock::Manual(Arc::clone(clock));
+    let options = SoftOptions {
+        fabric: FabricSpec::Local(fabric.clone()),
+        arena_bytes: 1 << 20,
+        clock,
+        timing: Timing::Immediate,
+        strict: false,
+        ..Default::default()
+    };
+    Device::open(&DeviceSpec::Soft(options)).unwrap()
+}
+
+const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
 struct End {
     qp: RcQp,
     send_cq: Cq,
     recv_cq: MonoCq<u32>,
-    srq: Srq,
+    /// `None` if the receives are its own.
+    srq: Option<Srq>,
     mr: Mr,
 }
 
-fn pair(clock: &Arc<AtomicU64>) -> (End, End) {
-    let fabric = LocalFabric::new();
-    let end = || {
-        let clock = Clock::Manual(Arc::clone(clock));
-        let options = SoftOptions { fabric: FabricSpec::Local(fabric.clone()), arena_bytes: 1 << 20, clock, ..Default::default() };
-        let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
+impl End {
+    fn new(device: &Device, shape: Shape) -> Self {
         let pd = device.alloc_pd();
-        let send_cq = device.create_cq(64).unwrap();
-        let mut recv_cq = device.create_mono_cq(64).unwrap();
-        let srq = pd.create_srq(15, 0).unwrap();
-        let qp =
-            pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_send_wr: 64, max_inline_data: 220, ..QpConfig::default() }).unwrap();
+        let send_cq = device.create_cq(shape.cq).unwrap();
+        let mut recv_cq = device.create_mono_cq(shape.cq).unwrap();
+        let srq = (!shape.owns_receives).then(|| pd.create_srq(15, 2).unwrap());
+        let own = ReceiveSource::Own { depth: 16, max_sge: 2 };
+        let config = QpConfig { max_send_wr: 64, max_inline_data: 220, scatter_to_cqe: shape.scatter_to_cqe };
+        let qp = pd.create_qp(&send_cq, &recv_cq, srq.as_ref().map_or(own, ReceiveSource::Shared), &config).unwrap();
         recv_cq.register(qp.qpn(), 7);
-        let mr = pd.alloc(8192, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
-        End { qp, send_cq, recv_cq, srq, mr }
-    };
-    let (mut a, mut b) = (end(), end());
+        let mr = pd.alloc(16384, ACCESS).unwrap();
+        Self { qp, send_cq, recv_cq, srq, mr }
+    }
+
+    /// Posts receives of two buffers, with 2 KiB together.
+    fn receives(&mut self, n: usize) {
+        for i in 0..n {
+            let buffers = [self.mr.sge(8192 + i % 4 * 2048, 128).unwrap(), self.mr.sge(8320 + i % 4 * 2048, 1920).unwrap()];
+            match &mut self.srq {
+                Some(srq) => srq.post(&buffers, i as u64).unwrap(),
+                None => self.qp.post_receive(&buffers, i as u64).unwrap(),
+            }
+        }
+        match &mut self.srq {
+            Some(srq) => srq.ring(),
+            None => self.qp.ring_receives(),
+        }
+    }
+
+    /// Operations that completed.
+    fn sent(&mut self) -> u64 {
+        let (qp, mut sent) = (&mut self.qp, 0);
+        self.send_cq.poll(64, |cqe| {
+            cqe.result().unwrap();
+            sent += qp.complete_each(&cqe, |_| ()) as u64;
+        });
+        sent
+    }
+
+    /// Messages that arrived, and how many of them in their CQE.
+    fn received(&mut self) -> (u64, u64) {
+        let Self { qp, srq, recv_cq, .. } = self;
+        let (mut received, mut in_cqe) = (0, 0);
+        recv_cq.poll(64, |value, cqe| {
+            cqe.result().unwrap();
+            assert_eq!(value, Some(&7));
+            let user = match srq {
+                Some(srq) => srq.complete(cqe.wqe_counter()),
+                None => qp.complete_receive(&cqe),
+            };
+            assert!(user.is_some());
+            received += 1;
+            in_cqe += u64::from(cqe.inline_data().is_some());
+        });
+        (received, in_cqe)
+    }
+}
+
+fn pair(clock: &Arc<AtomicU64>, shape: Shape) -> (End, End) {
+    let fabric = LocalFabric::new();
+    let (mut a, mut b) = (End::new(&device(&fabric, clock), shape), End::new(&device(&fabric, clock), shape));
     a.qp.connect(&b.qp.address(), &ConnectOptions::default()).unwrap();
     b.qp.connect(&a.qp.address(), &ConnectOptions::default()).unwrap();
     (a, b)
@@ -88,7 +165,7 @@ fn pair(clock: &Arc<AtomicU64>) -> (End, End) {
 #[test]
 fn messages_reads_receives_and_retries_allocate_nothing() {
     let clock = Arc::<AtomicU64>::default();
-    let (mut a, mut b) = pair(&clock);
+    let (mut a, mut b) = pair(&clock, PLAIN);
     let data = [0x5a; 220];
     let (mut sent, mut received, mut waited) = (0u64, 0u32, 0u32);
     let mut posted = 0u64;
@@ -102,7 +179,7 @@ fn messages_reads_receives_and_retries_allocate_nothing() {
                 srq.ring();
             };
             if !late {
-                receives(&mut b.srq);
+                receives(b.srq.as_mut().unwrap());
             }
             let sge = a.mr.sge(0, 1024).unwrap();
             let mut post = |qp: &mut RcQp, kind| {
@@ -138,14 +215,14 @@ fn messages_reads_receives_and_retries_allocate_nothing() {
             }
             if late {
                 assert_eq!(b.recv_cq.poll(16, |_, _| ()), 0);
-                receives(&mut b.srq);
+                receives(b.srq.as_mut().unwrap());
                 assert_eq!(a.send_cq.poll(16, |_| ()), 0);
                 waited += 1;
                 clock.fetch_add(ConnectOptions::default().rnr_timer_ns, Ordering::Relaxed);
                 let qp = &mut a.qp;
                 a.send_cq.poll(16, |cqe| sent += qp.complete_each(&cqe, |_| ()) as u64);
             }
-            let (qp, srq) = (&mut a.qp, &mut b.srq);
+            let (qp, srq) = (&mut a.qp, b.srq.as_mut().unwrap());
             a.send_cq.poll(16, |cqe| sent += qp.complete_each(&cqe, |_| ()) as u64);
             b.recv_cq.poll(16, |value, cqe| {
                 assert_eq!((value, cqe.imm()), (Some(&7), round));
@@ -157,4 +234,185 @@ fn messages_reads_receives_and_retries_allocate_nothing() {
     assert_eq!((sent, received, waited), (posted, 8000, 1000), "everything arrived");
     assert_eq!(calls, 0, "allocator calls");
     assert!(calls_of(|| drop(std::hint::black_box(Box::new(1)))) == 2, "the counter counts");
+}
+
+/// Operations and messages of [`every_operation`].
+const OPERATIONS: u64 = 14;
+const MESSAGES: u64 = 11;
+/// Those of at most 32 bytes.
+const SHORT: u64 = 6;
+
+/// Posts sends of every kind, some of them alike and in a row, a WRITE with immediate and atomics, and rings for them in one of three ways.
+fn every_operation(a: &mut End, b: &End, round: u32) {
+    let (addr, rkey, data) = (b.mr.addr(), b.mr.rkey(), [0x5a; 220]);
+    let (sge, into) = (a.mr.sge(0, 1024).unwrap(), a.mr.sge(4096, 8).unwrap());
+    let qp = &mut a.qp;
+    qp.post(&Send { payload: Inline(&data) }, Signal::Reclaim, 0).unwrap();
+    qp.post(&SendImm { imm: round, payload: sge }, Signal::Reclaim.solicited(), 1).unwrap();
+    qp.post(&Send { payload: (Inline(&data[..204]), sge) }, Signal::Reclaim, 2).unwrap();
+    qp.post(&SendImm { imm: round, payload: () }, Signal::Reclaim, 3).unwrap();
+    qp.post(&CompareSwap { addr, rkey, compare: 0, swap: 1, into }, Signal::Reclaim, 4).unwrap();
+    qp.post(&FetchAdd { addr, rkey, add: 1, into }, Signal::Always, 5).unwrap();
+    for i in 0..4 {
+        qp.post(&Send { payload: Inline(&data[..28]) }, Signal::Reclaim.fence(), 6 + i).unwrap();
+        if round % 3 == 0 {
+            qp.ring();
+        }
+    }
+    qp.ring_doorbell_bf();
+    let mut batch = qp.blueflame_batch();
+    batch.post(&Send { payload: Inline(&data[..1]) }, Signal::Reclaim, 10).unwrap();
+    batch.post(&SendImm { imm: 0, payload: Inline(&data[..32]) }, Signal::Reclaim, 11).unwrap();
+    batch.post(&WriteImm { addr, rkey, imm: round, payload: Inline(&data[..28]) }, Signal::Reclaim, 12).unwrap();
+    batch.post(&FetchAdd { addr, rkey, add: 1, into }, Signal::Always, 13).unwrap();
+    batch.finish();
+}
+
+#[test]
+fn sends_and_atomics_allocate_nothing_whatever_the_queues_are() {
+    let large = CqConfig { cqe_bytes: 128, ..CQ };
+    let shapes = [
+        PLAIN,
+        Shape { owns_receives: true, ..PLAIN },
+        Shape { cq: CqConfig { compression: true, ..CQ }, ..PLAIN },
+        Shape { cq: CqConfig { compression: true, ..large }, owns_receives: true, ..PLAIN },
+        Shape { cq: large, ..PLAIN },
+        Shape { scatter_to_cqe: true, ..PLAIN },
+        Shape { cq: large, scatter_to_cqe: true, owns_receives: true },
+    ];
+    for shape in shapes {
+        let clock = Arc::<AtomicU64>::default();
+        let (mut a, mut b) = pair(&clock, shape);
+        let (mut sent, mut received, mut in_cqe) = (0, 0, 0);
+        let calls = calls_of_rounds(|round| {
+            a.send_cq.arm(false);
+            b.recv_cq.arm(round % 2 == 0);
+            // Every other round the receives come too late, and the messages are tried again.
+            let late = round % 2 == 1;
+            if !late {
+                b.receives(MESSAGES as usize);
+            }
+            every_operation(&mut a, &b, round);
+            if late {
+                assert_eq!(b.received(), (0, 0));
+                b.receives(MESSAGES as usize);
+                clock.fetch_add(ConnectOptions::default().rnr_timer_ns, Ordering::Relaxed);
+            }
+            sent += a.sent();
+            sent += a.sent();
+            let (all, short) = b.received();
+            received += all;
+            in_cqe += short;
+            if round % 50 == 0 {
+                // Idle for long enough that it takes note of it.
+                (0..200).for_each(|_| {
+                    clock.fetch_add(100_000, Ordering::Relaxed);
+                    assert_eq!((a.sent(), b.received()), (0, (0, 0)));
+                });
+            }
+        });
+        assert_eq!((sent, received), (1000 * OPERATIONS, 1000 * MESSAGES), "everything arrived: {shape:?}");
+        assert_eq!(in_cqe, if shape.scatter_to_cqe { 1000 * SHORT } else { 0 }, "{shape:?}");
+        assert_eq!(calls, 0, "allocator calls: {shape:?}");
+    }
+}
+
+/// A datagram queue pair.
+struct Post {
+    qp: UdQp,
+    send_cq: Cq,
+    recv_cq: Cq,
+    srq: Option<Srq>,
+    mr: Mr,
+}
+
+impl Post {
+    fn new(device: &Device, owns_receives: bool) -> Self {
+        let pd = device.alloc_pd();
+        let (send_cq, recv_cq) = (device.create_cq(64).unwrap(), device.create_cq(64).unwrap());
+        let srq = (!owns_receives).then(|| pd.create_srq(63, 1).unwrap());
+        let own = ReceiveSource::Own { depth: 64, max_sge: 1 };
+        let config = QpConfig { max_send_wr: 64, max_inline_data: 220, ..QpConfig::default() };
+        let mut qp = pd.create_ud_qp(&send_cq, &recv_cq, srq.as_ref().map_or(own, ReceiveSource::Shared), &config).unwrap();
+        qp.activate(1).unwrap();
+        let mr = pd.alloc(8192, ACCESS).unwrap();
+        Self { qp, send_cq, recv_cq, srq, mr }
+    }
+
+    fn receives(&mut self, n: usize) {
+        let buffer = [self.mr.sge(4096, 2048).unwrap()];
+        match &mut self.srq {
+            Some(srq) => {
+                (0..n).for_each(|_| srq.post(&buffer, 0).unwrap());
+                srq.ring();
+            }
+            None => {
+                (0..n).for_each(|_| self.qp.post_receive(&buffer, 0).unwrap());
+                self.qp.ring_receives();
+            }
+        }
+    }
+
+    /// Sends four datagrams and takes their completions.
+    fn send(&mut self, to: &Destination, imm: u32) -> usize {
+        let (data, sge) = ([0x5a; 220], self.mr.sge(0, 1024).unwrap());
+        let qp = &mut self.qp;
+        qp.post(&UdSend { to, payload: Inline(&data) }, Signal::Reclaim, 0).unwrap();
+        qp.ring();
+        qp.post(&UdSendImm { to, imm, payload: sge }, Signal::Reclaim, 1).unwrap();
+        qp.post(&UdSend { to, payload: (Inline(&data[..204]), sge) }, Signal::Reclaim.solicited(), 2).unwrap();
+        qp.ring_doorbell();
+        qp.post(&UdSendImm { to, imm, payload: () }, Signal::Always, 3).unwrap();
+        qp.ring_doorbell_bf();
+        self.send_cq.arm(false);
+        let mut sent = 0;
+        self.send_cq.poll(64, |cqe| {
+            cqe.result().unwrap();
+            sent += qp.complete_each(&cqe, |_| ());
+        });
+        sent
+    }
+
+    fn received(&mut self) -> usize {
+        let Self { qp, srq, recv_cq, .. } = self;
+        recv_cq.arm(true);
+        recv_cq.poll(64, |cqe| {
+            cqe.result().unwrap();
+            let user = match srq {
+                Some(srq) => srq.complete(cqe.wqe_counter()),
+                None => qp.complete_receive(&cqe),
+            };
+            assert!(user.is_some());
+        })
+    }
+}
+
+#[test]
+fn datagrams_allocate_nothing_on_either_side() {
+    const SENDERS: usize = 6;
+    for owns_receives in [false, true] {
+        let (clock, fabric) = (Arc::<AtomicU64>::default(), LocalFabric::new());
+        let mut b = Post::new(&device(&fabric, &clock), owns_receives);
+        let mut senders: [Post; SENDERS] = std::array::from_fn(|_| Post::new(&device(&fabric, &clock), true));
+        let to = &b.qp.destination();
+        let (mut sent, mut received, mut lost) = (0, 0, 0);
+        let calls = calls_of_rounds(|round| {
+            // One sender after the other at first; then all are in time, or some find no receive.
+            let receives = if round % 3 == 2 { 10 } else { 4 * SENDERS };
+            b.receives(receives);
+            let before = received;
+            for a in &mut senders {
+                sent += a.send(to, round);
+                if round == 0 {
+                    received += b.received();
+                }
+            }
+            received += b.received();
+            lost += 4 * SENDERS - (received - before);
+            clock.fetch_add(1_000_000, Ordering::Relaxed);
+            assert_eq!(received - before, receives);
+        });
+        assert_eq!((sent, received + lost, lost), (4000 * SENDERS, 4000 * SENDERS, 333 * 14), "owns receives: {owns_receives}");
+        assert_eq!(calls, 0, "allocator calls, owns receives: {owns_receives}");
+    }
 }

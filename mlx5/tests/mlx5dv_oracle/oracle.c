@@ -74,7 +74,7 @@ static void set_data(void *seg, uint32_t len, uint32_t lkey, uint64_t addr)
 	mlx5dv_set_data_seg(seg, len, lkey, addr);
 }
 
-enum header { NONE, REMOTE, ATOMIC };
+enum header { NONE, REMOTE, ATOMIC, DATAGRAM };
 
 static const struct verb {
 	const char *name;
@@ -88,6 +88,8 @@ static const struct verb {
 	{ "read", MLX5_OPCODE_RDMA_READ, REMOTE },
 	{ "compare_swap", MLX5_OPCODE_ATOMIC_CS, ATOMIC },
 	{ "fetch_add", MLX5_OPCODE_ATOMIC_FA, ATOMIC },
+	{ "ud_send", MLX5_OPCODE_SEND, DATAGRAM },
+	{ "ud_send_imm", MLX5_OPCODE_SEND_IMM, DATAGRAM },
 };
 
 static const struct verb *find_verb(const char *name)
@@ -100,7 +102,31 @@ static const struct verb *find_verb(const char *name)
 	die("no such verb", name);
 }
 
-/* wqe VERB index qpn flags imm raddr rkey swap_add compare inline_len sge_len lkey addr; inline byte i is 7 * i + 1. */
+/* dgram qkey qpn stat_rate_sl fl_mlid rlid rmac tclass hop_limit grh_gid_fl rgid_high rgid_low */
+static size_t build_dgram(uint8_t *to, const char *line)
+{
+	uint32_t qkey, qpn, stat_rate_sl, fl_mlid, rlid, tclass, hop_limit, grh_gid_fl;
+	uint64_t rmac, high, low;
+	uint8_t rgid[16];
+
+	if (sscanf(line, "dgram %x %x %x %x %x %" SCNx64 " %x %x %x %" SCNx64 " %" SCNx64, &qkey, &qpn, &stat_rate_sl, &fl_mlid, &rlid,
+		   &rmac, &tclass, &hop_limit, &grh_gid_fl, &high, &low) != 11)
+		die("cannot read", line);
+	rmac = htobe64(rmac);
+	high = htobe64(high);
+	low = htobe64(low);
+	memcpy(rgid, &high, 8);
+	memcpy(rgid + 8, &low, 8);
+	/* The key has 64 bits; a Q_Key is the first 32 of them. */
+	mlx5dv_set_dgram_seg((void *)to, (uint64_t)qkey << 32, qpn, 1, stat_rate_sl, fl_mlid, rlid, (uint8_t *)&rmac + 2, tclass,
+			     hop_limit, grh_gid_fl, rgid);
+	return sizeof(struct mlx5_wqe_datagram_seg);
+}
+
+/*
+ * wqe VERB index qpn flags imm raddr rkey swap_add compare inline_len sge_len lkey addr, and the question for the datagram segment behind it
+ * if there is one; inline byte i is 7 * i + 1.
+ */
 static size_t build_wqe(uint8_t *wqe, const char *line)
 {
 	char name[32], flags[8];
@@ -110,12 +136,15 @@ static size_t build_wqe(uint8_t *wqe, const char *line)
 	uint8_t fm_ce_se = 0;
 	uint8_t *at = wqe + sizeof(struct mlx5_wqe_ctrl_seg);
 	uint32_t i;
+	int rest;
 
-	if (sscanf(line, "wqe %31s %x %x %7s %x %" SCNx64 " %x %" SCNx64 " %" SCNx64 " %x %x %x %" SCNx64, name, &index, &qpn, flags,
-		   &imm, &raddr, &rkey, &swap_add, &compare, &inline_len, &sge_len, &lkey, &addr) != 13)
+	if (sscanf(line, "wqe %31s %x %x %7s %x %" SCNx64 " %x %" SCNx64 " %" SCNx64 " %x %x %x %" SCNx64 " %n", name, &index, &qpn,
+		   flags, &imm, &raddr, &rkey, &swap_add, &compare, &inline_len, &sge_len, &lkey, &addr, &rest) != 13)
 		die("cannot read", line);
 	verb = find_verb(name);
-	if (verb->header != NONE) {
+	if (verb->header == DATAGRAM)
+		at += build_dgram(at, line + rest);
+	if (verb->header == REMOTE || verb->header == ATOMIC) {
 		struct mlx5_wqe_raddr_seg *seg = (void *)at;
 
 		seg->raddr = htobe64(raddr);
@@ -150,27 +179,6 @@ static size_t build_wqe(uint8_t *wqe, const char *line)
 		fm_ce_se |= MLX5_WQE_CTRL_FENCE;
 	set_ctrl(wqe, index, verb->opcode, qpn, fm_ce_se, (at - wqe) / 16, imm);
 	return at - wqe;
-}
-
-/* dgram qkey qpn stat_rate_sl fl_mlid rlid rmac tclass hop_limit grh_gid_fl rgid_high rgid_low */
-static size_t build_dgram(uint8_t *to, const char *line)
-{
-	uint32_t qkey, qpn, stat_rate_sl, fl_mlid, rlid, tclass, hop_limit, grh_gid_fl;
-	uint64_t rmac, high, low;
-	uint8_t rgid[16];
-
-	if (sscanf(line, "dgram %x %x %x %x %x %" SCNx64 " %x %x %x %" SCNx64 " %" SCNx64, &qkey, &qpn, &stat_rate_sl, &fl_mlid, &rlid,
-		   &rmac, &tclass, &hop_limit, &grh_gid_fl, &high, &low) != 11)
-		die("cannot read", line);
-	rmac = htobe64(rmac);
-	high = htobe64(high);
-	low = htobe64(low);
-	memcpy(rgid, &high, 8);
-	memcpy(rgid + 8, &low, 8);
-	/* The key has 64 bits; a Q_Key is the first 32 of them. */
-	mlx5dv_set_dgram_seg((void *)to, (uint64_t)qkey << 32, qpn, 1, stat_rate_sl, fl_mlid, rlid, (uint8_t *)&rmac + 2, tclass,
-			     hop_limit, grh_gid_fl, rgid);
-	return sizeof(struct mlx5_wqe_datagram_seg);
 }
 
 /* data len lkey addr */

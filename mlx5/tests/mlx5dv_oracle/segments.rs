@@ -1,9 +1,18 @@
-//! Segments the driver does not post on a reliable-connected send queue, and doorbells.
+//! Single segments, with any value in each field, and doorbells.
 
 use mlx5::AddressVector;
 use mlx5::wire::*;
 
 use super::{Questions, Random, report, variants};
+
+/// How the oracle is asked for a datagram segment.
+pub(super) fn datagram_question(segment: &DatagramSegment) -> String {
+    let DatagramSegment { vector, qpn, qkey } = segment;
+    let AddressVector { stat_rate_sl, fl_mlid, rlid, rmac, tclass, hop_limit, grh_gid_fl, rgid } = vector;
+    let mac = rmac.iter().fold(0u64, |mac, byte| mac << 8 | u64::from(*byte));
+    let (high, low) = (u128::from_be_bytes(*rgid) >> 64, u128::from_be_bytes(*rgid) as u64);
+    format!("dgram {qkey:x} {qpn:x} {stat_rate_sl:x} {fl_mlid:x} {rlid:x} {mac:x} {tclass:x} {hop_limit:x} {grh_gid_fl:x} {high:x} {low:x}")
+}
 
 #[test]
 #[ignore = "needs libibverbs-dev"]
@@ -21,16 +30,8 @@ fn segments_and_doorbells_are_what_the_header_makes_of_them() {
             grh_gid_fl: random.next() as u32,
             rgid: [random.next().to_be_bytes(), random.next().to_be_bytes()].concat().try_into().unwrap(),
         };
-        let AddressVector { stat_rate_sl, fl_mlid, rlid, rmac, tclass, hop_limit, grh_gid_fl, rgid } = vector;
-        let (qpn, qkey) = (random.next() as u32 & 0xff_ffff, random.next() as u32);
-        let mac = rmac.iter().fold(0u64, |mac, byte| mac << 8 | u64::from(*byte));
-        let (high, low) = (u128::from_be_bytes(rgid) >> 64, u128::from_be_bytes(rgid) as u64);
-        questions.ask(
-            format_args!(
-                "dgram {qkey:x} {qpn:x} {stat_rate_sl:x} {fl_mlid:x} {rlid:x} {mac:x} {tclass:x} {hop_limit:x} {grh_gid_fl:x} {high:x} {low:x}"
-            ),
-            &DatagramSegment { vector, qpn, qkey }.emit(),
-        );
+        let segment = DatagramSegment { vector, qpn: random.next() as u32 & 0xff_ffff, qkey: random.next() as u32 };
+        questions.ask(format_args!("{}", datagram_question(&segment)), &segment.emit());
         let data = DataSegment { byte_count: random.next() as u32 >> 1, lkey: random.next() as u32, addr: random.next() };
         questions.ask(format_args!("data {:x} {:x} {:x}", data.byte_count, data.lkey, data.addr), &data.emit());
         let next = NextSegment { next_wqe_index: random.next() as u16 };
