@@ -132,7 +132,7 @@ impl Hca {
     pub(crate) fn next_event_ns(&self) -> Option<u64> {
         // A lane that was passed over on purpose.
         let is_ready = self.has_exact_lanes && ready_words(&self.memory).any();
-        let again_ns = is_ready.then(|| self.clock.now_ns() + LANE_RETRY_NS);
+        let again_ns = is_ready.then(|| self.clock.now_ns().saturating_add(LANE_RETRY_NS));
         [self.state.borrow().deferred.next_ns(), again_ns].into_iter().flatten().min()
     }
 
