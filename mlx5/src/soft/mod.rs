@@ -265,3 +265,5 @@ impl Hca {
         result
     }
 }
+#[cfg(test)]
+mod hostile;
