@@ -149,7 +149,7 @@ pub struct DeviceInfo {
     pub dead_peer_timeout_ns: u64,
     /// Queue pair places and memory regions that were not given back so far, because a peer was stopped in the middle of using them.
     pub quarantined: u64,
-    /// Rules broken so far, in strict mode; [`Device::violations`] names them.
+    /// Rules broken since [`Device::violations`], which names them, was last asked; in strict mode.
     pub violations: u64,
 }
 

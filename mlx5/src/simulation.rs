@@ -285,7 +285,8 @@ impl<'a> Simulation<'a> {
             }
             self.turns.pop();
         }
-        let actor = self.turns.peek().map(|&Reverse((at_ns, ..))| at_ns);
+        // The end of time does not come.
+        let actor = self.turns.peek().map(|&Reverse((at_ns, ..))| at_ns).filter(|&at_ns| at_ns < u64::MAX);
         let device = self.nodes.iter().filter_map(|node| node.next_ns).min();
         [actor, device].into_iter().flatten().min().map(|at_ns| at_ns.max(self.now_ns()))
     }
@@ -311,7 +312,7 @@ impl<'a> Simulation<'a> {
             Did::IdleUntil(until_ns) => {
                 self.actors[number].is_idle = true;
                 if let Some(until_ns) = until_ns {
-                    self.decide_turn(number, until_ns.max(now_ns + 1));
+                    self.decide_turn(number, until_ns.max(now_ns.saturating_add(1)));
                 }
             }
         }

@@ -128,3 +128,40 @@ fn short_data_comes_in_the_cqe_if_asked_for_and_not_in_the_buffer() {
         }
     }
 }
+
+/// Trace hash of a receiver that took messages with these immediates.
+fn traced(compression: bool, scatter_to_cqe: bool, imms: &[u32]) -> u64 {
+    let net = Net::in_mode(time::Mode::Immediate);
+    let cq = CqConfig { compression, ..CqConfig::from(64) };
+    let sender = end(&net, cq, &QpConfig::default());
+    let device = net.open(&SoftOptions { trace: true, ..net.options() });
+    let pd = device.alloc_pd();
+    let (send_cq, mut recv_cq) = (device.create_cq(64).unwrap(), device.create_cq(cq).unwrap());
+    let own = ReceiveSource::Own { depth: 8, max_sge: 1 };
+    let mut to = pd.create_qp(&send_cq, &recv_cq, own, &QpConfig { scatter_to_cqe, ..QpConfig::default() }).unwrap();
+    let mr = pd.alloc(4096, Access::LOCAL_WRITE).unwrap();
+    let mut from = sender.qp;
+    from.connect(&to.address(), &ConnectOptions::default()).unwrap();
+    to.connect(&from.address(), &ConnectOptions::default()).unwrap();
+    for &imm in imms {
+        to.post_receive(&[mr.sge(0, 8).unwrap()], 0).unwrap();
+        to.ring_receives();
+        from.post(&SendImm { imm, payload: Inline(&[1]) }, Signal::Reclaim, 0).unwrap();
+    }
+    from.ring();
+    let mut arrived = 0;
+    net.settle(|| {
+        arrived += recv_cq.poll(8, |_| ());
+        arrived == imms.len()
+    });
+    device.trace_hash().unwrap()
+}
+
+#[test]
+fn arrivals_are_in_the_trace_also_where_they_are_compressed_or_scattered() {
+    for (compression, scatter) in [(false, false), (true, false), (false, true)] {
+        let hash = |imms: &[u32]| traced(compression, scatter, imms);
+        assert_ne!(hash(&[1, 1]), hash(&[1, 2]), "{compression} {scatter}");
+        assert_eq!(hash(&[1, 1]), hash(&[1, 1]), "{compression} {scatter}");
+    }
+}

@@ -302,3 +302,21 @@ fn rnr_timers_and_transport_time_outs_are_exact_in_virtual_time() {
     assert_eq!(a.sent(), [(Some(1), Err(Syndrome::TransportRetryExceeded))]);
     assert_eq!(simulation.now_ns(), WAY + 2 * NIC.context_miss_ns + options.transport_timeout_ns() + NIC.link_ns);
 }
+
+#[test]
+fn costs_beyond_the_end_of_time_end_there() {
+    const MOST: u64 = u64::MAX;
+    let long =
+        NicParameters { doorbell_ns: MOST, send_ns: MOST, byte_ps: MOST, link_ns: MOST, receive_ns: MOST, context_miss_ns: MOST, ..NIC };
+    for parameters in [NicParameters { jitter_ns: MOST, ..NIC }, long] {
+        let mut simulation = Simulation::new(parameters);
+        let (mut a, mut b) = pair(&mut simulation, &ConnectOptions::default());
+        b.receives(2);
+        for _ in 0..2 {
+            a.qp.post(&imm(&b, 0), Signal::Always, 0).unwrap();
+            a.qp.ring();
+        }
+        assert!(!simulation.run(MOST));
+        assert_eq!(a.sent().len(), 2);
+    }
+}

@@ -183,6 +183,23 @@ fn what_is_behind_a_failure_is_flushed_in_order_and_so_are_own_receives() {
 }
 
 #[test]
+fn a_send_that_waits_is_flushed_at_once_when_its_queue_pair_fails_for_another_reason() {
+    for size in [SHARED, OWN] {
+        let net = Net::new();
+        let (mut a, mut b) = (End::new(net.device(), size), End::new(net.device(), size));
+        // Tried again in 13 days.
+        connect(&mut a, &mut b, &ConnectOptions { rnr_timer_ns: 1 << 50, ..ConnectOptions::default() });
+        a.receives(1, 8);
+        a.post(&SendImm { imm: 1, payload: Inline(b"nobody receives it") }, 7);
+        net.quiet();
+        b.post(&Send { payload: Inline(&[1; 16]) }, 0);
+        assert_eq!(net.collect(1, || a.received())[0].unwrap_err().1.syndrome, Syndrome::LocalLength);
+        let sent = net.collect(1, || a.sent());
+        assert_eq!(sent.iter().map(|(user, r)| (*user, r.unwrap_err().syndrome)).collect::<Vec<_>>(), [(7, Syndrome::WorkRequestFlushed)]);
+    }
+}
+
+#[test]
 fn own_receives_complete_in_order_also_when_the_queue_pair_fails_before_it_has_looked() {
     let net = Net::new();
     let (mut a, mut b) = pair(&net, OWN);

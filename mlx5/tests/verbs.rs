@@ -381,3 +381,17 @@ fn compare_and_swap_from_two_threads_succeeds_for_one_of_them_at_a_time() {
     old.sort_unstable();
     assert_eq!(old, (0..2 * times).collect::<Vec<_>>());
 }
+
+#[test]
+fn a_batch_through_blueflame_runs_in_order_and_breaks_no_rule() {
+    let net = Net::new();
+    let (mut a, b) = pair(&net, SHARED);
+    let mut batch = a.qp.blueflame_batch();
+    for i in 0..3u8 {
+        let op = Write { addr: b.mr.addr() + u64::from(i), rkey: b.mr.rkey(), payload: Inline(&[i + 1, i + 1]) };
+        batch.post(&op, Signal::Always, i.into()).unwrap();
+    }
+    batch.finish();
+    assert_eq!(net.collect(3, || a.sent()), [(0, Ok(0)), (1, Ok(0)), (2, Ok(0))]);
+    assert_eq!(b.bytes(0, 4), [1, 2, 3, 3]);
+}

@@ -376,3 +376,20 @@ fn a_message_that_a_fault_passed_over_arrives_when_nothing_else_happens() {
         assert_eq!(b.arrived(), [i]);
     }
 }
+
+/// An actor that puts its next turn at the end of time.
+struct Last;
+
+impl Actor for Last {
+    fn step(&mut self, _: u64) -> Did {
+        Did::Cost(u64::MAX)
+    }
+}
+
+#[test]
+fn a_turn_at_the_end_of_time_never_comes() {
+    let mut simulation = Simulation::new(NicParameters::default());
+    simulation.spawn(&[], Last).unwrap();
+    assert!(!simulation.run(u64::MAX));
+    assert_eq!(simulation.actor_steps(), 1);
+}

@@ -45,6 +45,7 @@ pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
 pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
     let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return };
     while let Some(message) = qp.lane.pop() {
+        trace(hca, qp, &message);
         deliver(hca, qp, cq, &message, 0);
     }
     // L2

@@ -26,6 +26,7 @@ pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) 
     while taken < budget {
         let Some(message) = qp.lane.pop() else { break };
         taken += 1;
+        arrive::trace(hca, qp, &message);
         let is_next = length > 0 && length < LONGEST && cq.compresses() && follows(&run[length - 1], &message) && !qp.scatters;
         if !is_next {
             complete(hca, qp, cq, &run[..length]);

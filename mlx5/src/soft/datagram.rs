@@ -191,7 +191,9 @@ fn receive_from(hca: &Hca, state: &mut State, lid: u16) -> usize {
         let (position, header) = header;
         let payload = NonNull::from(&lane.payloads[position % DATAGRAM_SLOTS]).cast::<u8>();
         let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.failed);
-        let Some(qp) = qp else { continue };
+        // The sender wrote this. What no SEND leaves is dropped, like anything else that is not for this device.
+        let is_send = [CqeOpcode::ResponderSend as u8, CqeOpcode::ResponderSendImm as u8].contains(&header.opcode);
+        let Some(qp) = qp.filter(|_| is_send) else { continue };
         let is_for = matches!(qp.transport, Transport::Datagram { qkey } if qkey == header.qkey);
         if !is_for || !hca.memory.receives(qp.index) || header.byte_count as usize > MAX_MTU {
             continue;
@@ -236,4 +238,48 @@ fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {
     // SAFETY: the slots live as long as `peer`; this device, the lane's target, is its only consumer. Any bytes are a valid header.
     let rx = unsafe { LaneRx::new(slots, DATAGRAM_SLOTS as u64, consumed) };
     Some(Incoming { peer, lane: index, rx })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, Device, DeviceSpec, FabricSpec, Inline, LocalFabric, QpConfig, ReceiveSource, SoftOptions, UdSend};
+
+    #[test]
+    fn a_sender_that_writes_what_is_no_datagram_disturbs_nobody() {
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let options = SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() };
+        let [device, sender] = [(); 2].map(|()| Device::open(&DeviceSpec::Soft(options.clone())).unwrap());
+        let own = ReceiveSource::Own { depth: 8, max_sge: 1 };
+        let [(pd, mut cq, mut to), (_, _sender_cq, mut from)] = [&device, &sender].map(|device| {
+            let (pd, cq) = (device.alloc_pd(), device.create_cq(16).unwrap());
+            let mut qp = pd.create_ud_qp(&cq, &cq, own, &QpConfig::default()).unwrap();
+            qp.activate(7).unwrap();
+            (pd, cq, qp)
+        });
+        let destination = to.destination();
+        let mr = pd.alloc(64, Access::LOCAL_WRITE).unwrap();
+        for user in 0..4 {
+            to.post_receive(&[mr.sge(0, 64).unwrap()], user).unwrap();
+        }
+        to.ring_receives();
+        let send = UdSend { to: &destination, payload: Inline(&[]) };
+        from.post(&send, crate::Signal::Reclaim, 0).unwrap();
+        from.ring();
+        let hca = sender.control();
+        {
+            let out = &mut hca.state.borrow_mut().links.outgoing[0];
+            let good = DatagramHeader { qpn: to.qpn(), qkey: 7, source_qpn: 1, byte_count: 0, imm: 0, opcode: 0, flags: 0, _zero: 0 };
+            for opcode in [CqeOpcode::ResponderError as u8, CqeOpcode::ResponderWriteImm as u8, 0, 0xff] {
+                out.tx.publish(DatagramHeader { opcode, imm: u32::MAX, ..good });
+            }
+        }
+        from.post(&send, crate::Signal::Reclaim, 0).unwrap();
+        from.ring();
+        let mut opcodes = vec![];
+        for _ in 0..4 {
+            cq.poll(16, |cqe| opcodes.push(cqe.opcode()));
+        }
+        assert_eq!(opcodes, [Some(CqeOpcode::ResponderSend); 2]);
+    }
 }

@@ -47,7 +47,7 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
     }
 }
 
-/// Everything up to the record is as good as announced; for a queue pair that broke a rule.
+/// Everything up to the record is as good as announced; for a queue pair that broke a rule, or is in the error state.
 #[cold]
 pub(crate) fn announce_all(hca: &Hca, state: &mut State, index: usize) {
     if let Some(Some(qp)) = state.qps.get_mut(index) {
@@ -81,7 +81,7 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
 }
 
 /// Runs what is due of a send queue: what waited, and then what was announced, piece by piece.
-fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
+pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
     while let Some(Some(qp)) = state.qps.get_mut(index) {
         if qp.sq_consumer == qp.sq_limit {
             let Some(announced) = due(&mut qp.under_way.announced, |announced| announced.at_ns <= now_ns) else { return };
@@ -204,7 +204,7 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
     };
     waiting.again_ns = match reason {
         // A stepper would never get past a moment that is always due again.
-        WaitFor::Room if hca.has_exact_lanes => now_ns + LANE_RETRY_NS,
+        WaitFor::Room if hca.has_exact_lanes => now_ns.saturating_add(LANE_RETRY_NS),
         WaitFor::Room => now_ns,
         WaitFor::Fault => now_ns.saturating_add(fault_ns),
         WaitFor::Receive => {
@@ -222,7 +222,7 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
             if now_ns >= end_ns {
                 return Err(Syndrome::TransportRetryExceeded);
             }
-            end_ns.min(now_ns + PEER_RETRY_NS)
+            end_ns.min(now_ns.saturating_add(PEER_RETRY_NS))
         }
     };
     Ok(waiting.again_ns)

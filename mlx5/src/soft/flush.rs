@@ -1,17 +1,25 @@
-//! What becomes of the receives of a queue pair in the error state: those of its own queue are flushed, those of a shared one stay.
+//! What becomes of what is posted when a queue pair goes to the error state: a send that waits does so no longer; receives of its own queue are
+//! flushed, those of a shared one stay.
 
 use super::cq::SoftCq;
 use super::queues::SoftQp;
 use super::trace::What;
-use super::{Hca, State, arrive};
+use super::{Hca, State, arrive, execute};
 use crate::wire::{CqeOpcode, ErrorCqe, Syndrome};
 
-/// Flushes what is posted in the receive queues of failed queue pairs, and what is posted to them from then on. Returns whether there was
-/// something.
+/// Flushes the sends of failed queue pairs that were waiting for something, and what is posted in their own receive queues, now and from then
+/// on. Returns whether there was something.
 #[cold]
 pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
-    let State { qps, cqs, .. } = state;
     let (mut any, mut flushed) = (false, false);
+    for index in 0..state.qps.len() {
+        let qp = state.qps.get_mut(index).and_then(Option::as_mut);
+        if qp.is_some_and(|qp| qp.failed && qp.waiting.take().is_some()) {
+            flushed = true;
+            execute::run_due(hca, state, index, hca.clock.now_ns());
+        }
+    }
+    let State { qps, cqs, .. } = state;
     for qp in qps.iter_mut().flatten().filter(|qp| qp.failed && qp.owns_rq) {
         any = true;
         flushed |= flush_receives(hca, qp, cqs);
@@ -35,7 +43,8 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
             if !qp.receives.take(next) {
                 return flushed;
             }
-        } else if !is_peer_gone {
+        } else if !is_peer_gone || qp.receives.popped().wrapping_sub(next) as usize > qp.taken.wqes() {
+            // Not told of yet; or a word that no requester wrote, and no count of receives.
             return flushed;
         }
         flushed = true;
@@ -89,5 +98,29 @@ mod tests {
             recv_cq.poll(16, |cqe| got.push((to.complete_receive(&cqe), cqe.result().is_ok())));
         }
         assert_eq!(got, [(Some(0), true), (Some(1), true), (Some(2), false), (Some(3), false)]);
+    }
+
+    #[test]
+    fn a_dead_peer_that_wrote_nonsense_into_the_pop_word_does_not_keep_the_flush_busy() {
+        use std::sync::atomic::Ordering;
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let options = SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() };
+        let [device, peer] = [(); 2].map(|()| Device::open(&DeviceSpec::Soft(options.clone())).unwrap());
+        let own = ReceiveSource::Own { depth: 4, max_sge: 0 };
+        let [(mut cq, mut to), (peer_cq, from)] = [&device, &peer].map(|device| {
+            let cq = device.create_cq(16).unwrap();
+            let qp = device.alloc_pd().create_qp(&cq, &cq, own, &QpConfig::default()).unwrap();
+            (cq, qp)
+        });
+        to.connect(&from.address(), &ConnectOptions::default()).unwrap();
+        to.post_receive(&[], 0).unwrap();
+        to.ring_receives();
+        drop((peer_cq, from, peer));
+        // Its count is behind what it was: one that is no number of receives taken.
+        let memory = &device.control().memory;
+        let rqn = memory.qp(super::super::objects::qp_index(to.qpn())).rqn.load(Ordering::Relaxed);
+        memory.rq(rqn).unwrap().1.word.store(u64::MAX << 16, Ordering::Relaxed);
+        to.fail();
+        assert_eq!(cq.poll(16, |_| ()), 0, "no receive was taken, and none can be");
     }
 }

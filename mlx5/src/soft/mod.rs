@@ -106,7 +106,7 @@ pub(crate) struct Hca {
     has_extras: bool,
     /// Set on a null device. On any other, doorbells and empty polls come here.
     null: Option<NullOptions>,
-    /// A queue pair with a receive queue of its own is in the error state.
+    /// A queue pair failed since the last flush, or one with a receive queue of its own did at any time.
     has_failed: Cell<bool>,
     state: RefCell<State>,
 }
@@ -191,19 +191,17 @@ impl Hca {
         if state.links.has_datagrams {
             progress |= datagram::receive(self, &mut state) > 0;
         }
-        if self.has_failed.get() {
-            progress |= flush::flush_failed(self, &mut state);
-        }
         state.polls_to_patrol -= 1;
         if state.polls_to_patrol == 0 {
             self.patrol(&mut state);
         }
-        if self.has_extras {
-            if let Some(taken) = self.extras(&mut state) {
-                return taken > 0 || progress;
-            }
+        let exact = if self.has_extras { self.extras(&mut state) } else { None };
+        progress |= exact.unwrap_or_else(|| arrive::pass(self, &mut state)) > 0;
+        // Last: what came before may have failed a queue pair, and nobody promises another poll.
+        if self.has_failed.get() {
+            progress |= flush::flush_failed(self, &mut state);
         }
-        arrive::pass(self, &mut state) > 0 || progress
+        progress
     }
 
     /// What a device does besides that is strict. The number of messages taken if its lanes are exact, and so not to be polled.
@@ -267,3 +265,5 @@ impl Hca {
         result
     }
 }
+#[cfg(test)]
+mod hostile;

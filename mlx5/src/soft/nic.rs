@@ -117,6 +117,11 @@ pub(crate) struct Times {
     pub(crate) acknowledged_ns: u64,
 }
 
+/// `start_ns` and what is added to it; the end of time is never passed.
+fn sum_ns<const N: usize>(start_ns: u64, costs: [u64; N]) -> u64 {
+    costs.into_iter().fold(start_ns, u64::saturating_add)
+}
+
 impl Nic {
     fn context_ns(&mut self, qpn: u32, parameters: &NicParameters) -> u64 {
         if self.contexts.look(qpn, parameters.context_entries) { 0 } else { parameters.context_miss_ns }
@@ -125,7 +130,8 @@ impl Nic {
     /// Sends a message from `start_ns` on; returns when its last byte has left.
     fn send(&mut self, start_ns: u64, bytes: u64, qpn: u32, parameters: &NicParameters) -> u64 {
         let bytes_ns = bytes.saturating_mul(parameters.byte_ps) / 1000;
-        self.send_free_ns = start_ns.max(self.send_free_ns) + parameters.send_ns + bytes_ns + self.context_ns(qpn, parameters);
+        let costs = [parameters.send_ns, bytes_ns, self.context_ns(qpn, parameters)];
+        self.send_free_ns = sum_ns(start_ns.max(self.send_free_ns), costs);
         self.send_free_ns
     }
 
@@ -155,19 +161,20 @@ impl NicModel {
         let Self { parameters, nics } = self;
         let Nics { by_lid, random } = &mut *nics.lock().unwrap_or_else(PoisonError::into_inner);
         let (lid, qpn) = request.own;
-        let left_ns = by_lid.entry(lid).or_default().send(request.posted_ns + parameters.doorbell_ns, request.bytes, qpn, parameters);
-        let jitter_ns = if parameters.jitter_ns == 0 { 0 } else { random.below(parameters.jitter_ns + 1) };
-        let arrived_ns = (left_ns + parameters.link_ns + jitter_ns).max(request.after_ns);
+        let left_ns =
+            by_lid.entry(lid).or_default().send(sum_ns(request.posted_ns, [parameters.doorbell_ns]), request.bytes, qpn, parameters);
+        let jitter_ns = if parameters.jitter_ns == 0 { 0 } else { random.below(parameters.jitter_ns.saturating_add(1)) };
+        let arrived_ns = sum_ns(left_ns, [parameters.link_ns, jitter_ns]).max(request.after_ns);
         let Some((lid, qpn)) = request.peer else {
             return Times { effect_ns: arrived_ns, acknowledged_ns: arrived_ns };
         };
         let target = by_lid.entry(lid).or_default();
-        let mut effect_ns = arrived_ns + target.context_ns(qpn, parameters);
+        let mut effect_ns = sum_ns(arrived_ns, [target.context_ns(qpn, parameters)]);
         if let Some((rqn, receives)) = request.receives {
-            effect_ns = effect_ns.max(target.receive_free_ns) + target.receive_ns(rqn, receives, parameters);
+            effect_ns = sum_ns(effect_ns.max(target.receive_free_ns), [target.receive_ns(rqn, receives, parameters)]);
             target.receive_free_ns = effect_ns;
         }
         let answered_ns = request.response.map_or(effect_ns, |bytes| target.send(effect_ns, bytes, qpn, parameters));
-        Times { effect_ns, acknowledged_ns: answered_ns + parameters.link_ns }
+        Times { effect_ns, acknowledged_ns: sum_ns(answered_ns, [parameters.link_ns]) }
     }
 }

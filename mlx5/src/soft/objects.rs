@@ -22,7 +22,7 @@ use super::receive::{MAX_RECV_SGE, MAX_RECV_WR, Receives};
 use super::strict::QpWatch;
 use super::timing::UnderWay;
 use super::trace::Trace;
-use super::{Hca, State, arrive};
+use super::{Hca, State, arrive, execute};
 use crate::control::{ConnectParts, CqParts, CreateError, QpRequest, SqParts, UarParts, check};
 use crate::cq::CqConfig;
 use crate::device::{DeviceInfo, NullOptions, OpenError, SoftOptions};
@@ -132,7 +132,7 @@ impl Hca {
     pub(crate) fn next_event_ns(&self) -> Option<u64> {
         // A lane that was passed over on purpose.
         let is_ready = self.has_exact_lanes && ready_words(&self.memory).any();
-        let again_ns = is_ready.then(|| self.clock.now_ns() + LANE_RETRY_NS);
+        let again_ns = is_ready.then(|| self.clock.now_ns().saturating_add(LANE_RETRY_NS));
         [self.state.borrow().deferred.next_ns(), again_ns].into_iter().flatten().min()
     }
 
@@ -292,13 +292,13 @@ impl Hca {
         }
     }
 
-    /// To the error state: everything posted is flushed, at the next progress.
+    /// To the error state: everything posted is flushed at once, whatever its time.
     pub(crate) fn fail_qp(&self, qpn: u32) {
-        let State { qps, deferred, .. } = &mut *self.state.borrow_mut();
-        if let Some(Some(qp)) = qps.get_mut(qp_index(qpn)).filter(|qp| qp.as_ref().is_some_and(|qp| qp.qpn == qpn)) {
+        let state = &mut *self.state.borrow_mut();
+        let index = qp_index(qpn);
+        if let Some(Some(qp)) = state.qps.get_mut(index).filter(|qp| qp.as_ref().is_some_and(|qp| qp.qpn == qpn)) {
             qp.fail(self);
-            qp.waiting = None;
-            deferred.schedule(self.clock.now_ns(), qpn);
+            execute::announce_all(self, state, index);
         }
     }
 

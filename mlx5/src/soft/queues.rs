@@ -250,7 +250,7 @@ impl SoftQp {
     pub(crate) fn fail(&mut self, hca: &Hca) {
         self.failed = true;
         self.is_odd = true;
-        hca.has_failed.set(hca.has_failed.get() || self.owns_rq);
+        hca.has_failed.set(true);
         hca.memory.qp(self.index).identity.store(QpEntry::pack_identity(self.qpn, 0), Ordering::Release);
     }
 }

@@ -221,7 +221,7 @@ impl Receives {
 
     /// The WQE behind WQE `index`, as its link says.
     pub(crate) fn successor(&self, index: u16) -> u16 {
-        if self.is_linked { self.link(index & (self.wqes - 1)) } else { (index + 1) & (self.wqes - 1) }
+        if self.is_linked { self.link(index & (self.wqes - 1)) } else { index.wrapping_add(1) & (self.wqes - 1) }
     }
 
     /// The start of WQE `index`, for people.

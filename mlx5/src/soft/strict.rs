@@ -107,26 +107,24 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BF_BYTES], producer:
     if qp.watch.half == Some(half) {
         return Err(broken(Rule::RegisterHalf));
     }
-    // Several WQEs, the first of what is new among them, as a batch.
-    let new = usize::from(producer.wrapping_sub(qp.watch.notified)) * WQEBB;
-    if ctrl.wqe_index() == qp.watch.notified
-        && new > WQEBB
-        && new <= BF_BYTES
-        && register[..new] == bytes_of(qp, qp.watch.notified, new)[..new]
-    {
-        return Ok(());
-    }
     let end = ctrl.wqe_index().wrapping_add(execute::blocks(ctrl));
     if producer == qp.watch.notified || (producer.wrapping_sub(end) as i16) < 0 {
         return Err(broken(Rule::RecordBehindRegister));
     }
-    if producer != end {
-        return Err(broken(Rule::RegisterNotLast));
-    }
-    // 8 bytes, or the whole WQE: then nothing of it is poison.
+    // 8 bytes, or the whole WQE: then nothing of it is poison; or all new ones, as a batch.
     let whole = usize::from(ctrl.ds()) * SEGMENT;
     let is_whole = register[8..SEGMENT] != [POISON; 8];
-    let compared = if is_whole && whole <= BF_BYTES { whole } else { 8 };
+    let compared = if producer != end {
+        let all = usize::from(producer.wrapping_sub(ctrl.wqe_index())) * WQEBB;
+        if ctrl.wqe_index() != qp.watch.notified || all > BF_BYTES || register[all - WQEBB..][..8] == [POISON; 8] {
+            return Err(broken(Rule::RegisterNotLast));
+        }
+        all
+    } else if is_whole && whole <= BF_BYTES {
+        whole.max(8)
+    } else {
+        8
+    };
     let queue = bytes_of(qp, ctrl.wqe_index(), compared);
     if register[..compared] != queue[..compared] {
         return Err(broken(Rule::RegisterBytes));

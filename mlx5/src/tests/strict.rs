@@ -269,6 +269,39 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
     }
 }
 
+#[test]
+fn a_register_that_holds_a_batch_breaks_no_rule_unless_it_differs_from_the_queue() {
+    for (spoilt, rule) in [(None, None), (Some(64 + 40), Some(Rule::RegisterBytes)), (Some(40), Some(Rule::RegisterBytes))] {
+        let mut hand = Hand::new(true, true, false);
+        for _ in 0..3 {
+            let wqe = write(&hand);
+            hand.push(&wqe);
+        }
+        hand.write_record(hand.producer);
+        let mut register = hand.sq_bytes(0, 3 * 64);
+        if let Some(at) = spoilt {
+            register[at] ^= 1;
+        }
+        hand.write_register(&register);
+        hand.rung = hand.producer;
+        hand.notify();
+        assert_eq!(hand.violations().first().map(|violation| violation.rule), rule, "{spoilt:?}");
+    }
+}
+
+#[test]
+fn a_register_whose_wqe_has_no_length_is_not_what_the_queue_holds() {
+    let mut hand = Hand::new(true, true, false);
+    let wqe = write(&hand);
+    hand.push(&wqe);
+    hand.write_record(hand.producer);
+    let mut register = hand.register_bytes();
+    register[7] = 0;
+    hand.write_register(&register);
+    hand.notify();
+    assert_eq!(hand.violations()[0].rule, Rule::RegisterBytes);
+}
+
 /// Error completions of the send queue within a bounded number of polls.
 fn errors(hand: &mut Hand) -> Vec<CompletionError> {
     let mut got = vec![];
