@@ -79,7 +79,7 @@ impl ReadyWords {
         }
     }
 
-    /// Consumer: whether a lane is ready. After a [`heavy_barrier`](crate::sync::heavy_barrier) behind raising a flag, `false` means that
+    /// Consumer: whether a lane is ready. After a [`heavy_barrier`] behind raising a flag, `false` means that
     /// whoever notifies from now on sees the flag.
     #[must_use]
     pub fn any(&self) -> bool {
