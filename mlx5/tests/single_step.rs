@@ -240,6 +240,17 @@ fn kill(kind: Kind) {
         assert!(world.from_stepped.len() <= 1, "killed at instruction {point}: delivered twice");
         delivered += world.from_stepped.drain(..).count();
     }
+    if kind != Kind::Own {
+        let mut stepped = world.start();
+        stepped.go(1);
+        stepped.step(instructions);
+        stepped.kill();
+        world.traffic();
+        world.take(true);
+        assert_eq!(world.from_stepped.len(), 1, "killed after its doorbell: what it sent arrives");
+        world.target.remove(0);
+        world.take(true);
+    }
     println!(
         "{kind:?}: {} of {instructions} instructions covered, {kills} kills, {delivered} delivered, 0 stalls, 0 lost, 0 duplicated, \
          {leaked} receives leaked",

@@ -170,16 +170,28 @@ pub(crate) fn receive(hca: &Hca, state: &mut State) -> usize {
 }
 
 fn receive_from(hca: &Hca, state: &mut State, lid: u16) -> usize {
-    let known = |state: &State| state.links.incoming.iter().position(|i| i.peer.lid == lid && !i.peer.is_gone());
-    let index = match known(state) {
-        Some(index) => index,
-        None => {
-            state.links.incoming.retain(|i| !i.peer.is_gone());
-            let Some(incoming) = find_lane(hca, &mut state.links, lid) else { return 0 };
-            state.links.incoming.push(incoming);
-            state.links.incoming.len() - 1
-        }
-    };
+    let known = state.links.incoming.iter().position(|i| i.peer.lid == lid && !i.peer.is_gone());
+    if let Some(index) = known {
+        return take_all(hca, state, index);
+    }
+    let received = forget_gone(hca, state);
+    let Some(incoming) = find_lane(hca, &mut state.links, lid) else { return received };
+    state.links.incoming.push(incoming);
+    received + take_all(hca, state, state.links.incoming.len() - 1)
+}
+
+/// Forgets the devices that are gone, after taking what they had sent: their lanes' mappings outlive them.
+fn forget_gone(hca: &Hca, state: &mut State) -> usize {
+    let mut received = 0;
+    while let Some(index) = state.links.incoming.iter().position(|i| i.peer.is_gone()) {
+        received += take_all(hca, state, index);
+        state.links.incoming.swap_remove(index);
+    }
+    received
+}
+
+/// Takes the datagrams in lane `index` of those that are known.
+fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     let State { links, qps, cqs, .. } = state;
     let Incoming { peer, lane, rx } = &mut links.incoming[index];
     let lane = peer.memory.datagram_lane(*lane);
