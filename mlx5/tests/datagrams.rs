@@ -188,6 +188,27 @@ fn what_nobody_takes_is_lost_without_a_word() {
 }
 
 #[test]
+fn what_was_sent_before_the_sender_closed_its_device_arrives() {
+    let net = Net::new();
+    let (mut a, mut b) = (Post::active(&net, true), Post::active(&net, true));
+    for user in 0..2 {
+        let buffer = b.mr.sge(user as usize * 64, 64).unwrap();
+        b.receive(&[buffer], user);
+    }
+    let to = b.qp.destination();
+    a.post(&UdSend { to: &to, payload: Inline(b"known") }, 0);
+    assert_eq!(net.collect(1, || b.received()), [(arrival(0, None, 5), a.qp.qpn())]);
+    assert_eq!(net.collect(1, || a.sent()).len(), 1);
+    let qpn = a.qp.qpn();
+    a.post(&UdSend { to: &to, payload: Inline(b"last") }, 1);
+    assert_eq!(net.collect(1, || a.sent()).len(), 1);
+    net.forget(&a.device);
+    drop(a);
+    assert_eq!(net.collect(1, || b.received()), [(arrival(1, None, 4), qpn)]);
+    assert_eq!(b.bytes(64 + GRH_BYTES, 4), b"last");
+}
+
+#[test]
 fn a_burst_that_finds_no_room_is_lost_in_part_and_never_stops_the_sender() {
     let net = Net::new();
     let (mut a, mut b) = (Post::active(&net, true), Post::active(&net, true));

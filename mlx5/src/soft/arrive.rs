@@ -7,7 +7,7 @@ use shm::ready::Lanes;
 use super::compact;
 use super::cq::SoftCq;
 use super::faults::Injector;
-use super::layout::{Message, SOLICITED};
+use super::layout::{LANE_SLOTS, Message, SOLICITED};
 use super::queues::SoftQp;
 use super::trace::What;
 use super::{Hca, State};
@@ -32,7 +32,7 @@ pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
     let mut arrivals = Arrivals { hca, qps, cqs, injector };
     let mut taken = 0;
     ready.drain(|lane| {
-        taken += arrivals.take::<true>(lane, usize::MAX);
+        taken += arrivals.take::<true>(lane, LANE_SLOTS);
         if arrivals.is_ready(lane) {
             // It was passed over on purpose.
             ready.notify(lane);
@@ -41,10 +41,11 @@ pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
     taken
 }
 
-/// Takes everything that is in one queue pair's lane.
+/// Takes everything that is in one queue pair's lane: no more than it has slots, whatever the peer writes meanwhile.
 pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
     let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return };
-    while let Some(message) = qp.lane.pop() {
+    for _ in 0..LANE_SLOTS {
+        let Some(message) = qp.lane.pop() else { break };
         trace(hca, qp, &message);
         deliver(hca, qp, cq, &message, 0);
     }

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use shm::lane::LaneRx;
 
 use super::fabric::Peer;
-use super::layout::{Message, Pop};
+use super::layout::{LANE_SLOTS, Message, Pop};
 use super::memory::DeviceMemory;
 use super::queues::SoftQp;
 use super::receive::RqSlot;
@@ -49,7 +49,8 @@ impl Leaver {
 
     /// What was published since, whose receives are free again: whoever took them is done with them.
     fn drain(&mut self, rqs: &[Option<RqSlot>]) {
-        while let Some(message) = self.lane.pop() {
+        for _ in 0..LANE_SLOTS {
+            let Some(message) = self.lane.pop() else { break };
             if let Some(rq) = slot(rqs, self.rqn).filter(|rq| is_past(rq.receives.popped(), message.pop)) {
                 give_back(rq, message.pop, message.wqe_index);
             }
@@ -187,7 +188,7 @@ mod tests {
         let mr = pd.alloc(8, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
         while srq.post(&[], 0).is_ok() {}
         srq.ring();
-        let slots = super::super::layout::LANE_SLOTS;
+        let slots = LANE_SLOTS;
         for _ in 0..=slots {
             from.post(&WriteImm { addr: mr.addr(), rkey: mr.rkey(), imm: 0, payload: Inline(&[1]) }, Signal::Always, 0).unwrap();
         }
