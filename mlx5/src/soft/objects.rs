@@ -23,7 +23,7 @@ use super::strict::QpWatch;
 use super::timing::UnderWay;
 use super::trace::Trace;
 use super::{Hca, State, arrive, execute};
-use crate::control::{ConnectParts, CqParts, CreateError, QpRequest, SqParts, UarParts, check};
+use crate::control::{self, ConnectParts, CqParts, CreateError, QpParts, QpRequest, RqParts, SqParts, SrqParts, UarParts, check};
 use crate::cq::CqConfig;
 use crate::device::{DeviceInfo, NullOptions, OpenError, SoftOptions};
 use crate::qp::{ConnectError, DeviceKind, QpAddress};
@@ -183,7 +183,18 @@ impl Hca {
         Ok(index)
     }
 
-    pub(crate) fn create_qp(&self, request: &QpRequest<'_>) -> Result<SqParts, CreateError> {
+    pub(crate) fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
+        let (depth, max_sge) = match request.receives {
+            control::Receives::Shared(srqn) => return Ok(QpParts { sq: self.create_qp_on(request, srqn, false)?, rq: None }),
+            control::Receives::Own { depth, max_sge } => (depth, max_sge),
+        };
+        let SrqParts { srqn, buffer, wqe_cnt, stride, record } = self.create_rq(request.pd, depth, max_sge, false)?;
+        let sq = self.create_qp_on(request, srqn, true).inspect_err(|_| self.destroy_rq(srqn))?;
+        Ok(QpParts { sq, rq: Some(RqParts { buffer, wqe_cnt, stride, record }) })
+    }
+
+    /// A queue pair that takes from receive queue `rqn`; `owns_rq`: alone.
+    pub(crate) fn create_qp_on(&self, request: &QpRequest<'_>, rqn: u32, owns_rq: bool) -> Result<SqParts, CreateError> {
         let config = request.config;
         check("max_send_wr", config.max_send_wr.into(), 1, MAX_SEND_WR.into())?;
         check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
@@ -192,10 +203,10 @@ impl Hca {
         let memory = PrivateMemory::new(SQ_BUFFER + wqe_cnt as usize * WQEBB)
             .map_err(|source| CreateError::Memory { what: "a send queue", source })?;
         let state = &mut *self.state.borrow_mut();
-        let no_rq = CreateError::Illegal { what: "the receive queue", value: request.rqn.into(), legal: "one of this device" };
-        let Some(rq) = state.rqs.get(request.rqn as usize).and_then(Option::as_ref) else { return Err(no_rq) };
+        let no_rq = CreateError::Illegal { what: "the receive queue", value: rqn.into(), legal: "one of this device" };
+        let Some(rq) = state.rqs.get(rqn as usize).and_then(Option::as_ref) else { return Err(no_rq) };
         let taken = rq.taken.clone();
-        let Some(receives) = Receives::of(&self.memory, request.rqn) else { return Err(no_rq) };
+        let Some(receives) = Receives::of(&self.memory, rqn) else { return Err(no_rq) };
         let index = self.qp_place(state)?;
         // Generations start at 1, so that no QPN is 0.
         let qpn = u32::from(state.qp_generations[index] + 1) << QP_INDEX_BITS | index as u32;
@@ -209,7 +220,7 @@ impl Hca {
         entry.consumed.0.store(0, Ordering::Relaxed);
         entry.armed.store(ARMED, Ordering::Relaxed);
         entry.pd.store(request.pd, Ordering::Relaxed);
-        entry.rqn.store(request.rqn, Ordering::Relaxed);
+        entry.rqn.store(rqn, Ordering::Relaxed);
         entry.identity.store(QpEntry::pack_identity(qpn, if request.is_datagram { DATAGRAM } else { 0 }), Ordering::Release);
         let parts = SqParts {
             qpn,
@@ -231,8 +242,8 @@ impl Hca {
             pd: request.pd,
             send_cq: request.send_cq,
             recv_cq: request.recv_cq,
-            rqn: request.rqn,
-            owns_rq: request.owns_rq,
+            rqn,
+            owns_rq,
             scatters: config.scatter_to_cqe && !request.is_datagram,
             flushed: 0,
             receives,
@@ -305,9 +316,17 @@ impl Hca {
     /// If the peer is in the middle of something that it may finish much later, the place and the receive queue are not used again: it could
     /// still take a receive and publish a message.
     pub(crate) fn destroy_qp(&self, qpn: u32) {
+        if let Some(rqn) = self.take_qp(qpn) {
+            self.destroy_rq(rqn);
+        }
+    }
+
+    /// Destroys it, but not the receive queue of its own, whose number this returns.
+    fn take_qp(&self, qpn: u32) -> Option<u32> {
         let state = &mut *self.state.borrow_mut();
         let index = qp_index(qpn);
-        let Some(mut qp) = state.qps.get_mut(index).and_then(Option::take) else { return };
+        let mut qp = state.qps.get_mut(index).and_then(Option::take)?;
+        let own_rq = qp.owns_rq.then_some(qp.rqn);
         if self.strict {
             super::strict::destroyed(&mut state.violations, &qp);
         }
@@ -335,5 +354,6 @@ impl Hca {
         }
         self.repair(state);
         state.links.forget_unused();
+        own_rq
     }
 }
