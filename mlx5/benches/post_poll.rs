@@ -24,7 +24,7 @@ struct Null {
 impl Null {
     fn new(register: RegisterKind) -> Self {
         let device = Device::open(&DeviceSpec::Null(NullOptions { register })).unwrap();
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let send_cq = device.create_cq(64).unwrap();
         let mut recv_cq = device.create_mono_cq(OPERATIONS as u32).unwrap();
         let srq = pd.create_srq(OPERATIONS as u32, 0).unwrap();
@@ -88,7 +88,7 @@ impl Soft {
         let end = || {
             let options = SoftOptions { fabric: FabricSpec::Local(fabric.clone()), arena_bytes: 1 << 30, ..Default::default() };
             let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
-            let pd = device.alloc_pd();
+            let pd = device.alloc_pd().unwrap();
             let send_cq = device.create_cq(64).unwrap();
             let recv_cq = device.create_mono_cq::<()>(OPERATIONS as u32).unwrap();
             let srq = pd.create_srq(OPERATIONS as u32 - 1, 0).unwrap();

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// A queue pair that is its own peer.
 fn loopback(device: &Device) -> Result<(Pd, Cq, RcQp), Box<dyn Error>> {
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd()?;
     let (cq, srq) = (device.create_cq(64)?, pd.create_srq(1, 0)?);
     let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig::default())?;
     qp.connect(&qp.address(), &ConnectOptions::default())?;

@@ -122,15 +122,6 @@ pub struct QpMemory {
     pub scatter_to_cqe: bool,
 }
 
-/// Where a connection leads, and how.
-#[derive(Clone, Copy, Debug)]
-pub struct Destination {
-    /// The other queue pair. One that does not exist never answers.
-    pub qpn: u32,
-    /// Retries. A `timeout` of 0 waits for ever.
-    pub options: ConnectOptions,
-}
-
 /// A software HCA whose queues are another driver's. It belongs to the thread that opened it, which has to [`poll`](Self::poll) it: that
 /// thread must live as long as the HCA, for its end is what tells peers that the HCA is dead.
 ///
@@ -210,6 +201,12 @@ impl Hca {
         self.device.destroy_cq(cqn);
     }
 
+    /// Whether the queue had no room for a CQE: it gets no more, and the queue pairs on it fail.
+    #[must_use]
+    pub fn has_overrun(&self, cqn: u32) -> bool {
+        self.device.has_overrun(cqn)
+    }
+
     /// Whether the driver armed the queue and it has the completion that it was armed for; disarms it then.
     pub fn take_event(&self, cqn: u32) -> bool {
         self.device.take_cq_event(cqn)
@@ -249,14 +246,15 @@ impl Hca {
         self.device.initialize(qpn);
     }
 
-    /// INIT to RTR of a connected queue pair: it receives.
-    pub fn connect(&self, qpn: u32, to: &Destination) {
-        self.device.connect_to(qpn, to);
+    /// INIT to RTR of a connected queue pair: it receives from queue pair `remote_qpn`. One that does not exist never answers.
+    pub fn connect(&self, qpn: u32, remote_qpn: u32) {
+        self.device.connect_to(qpn, remote_qpn);
     }
 
-    /// RTR to RTS: its send queue is looked at from now on.
-    pub fn start_sending(&self, qpn: u32) {
-        self.device.start_sending(qpn);
+    /// RTR to RTS, or new options in RTS: its send queue is looked at from now on. A `timeout` of 0 waits for ever. The RNR timer is that of
+    /// this end, where a NIC's requester obeys that of the other.
+    pub fn start_sending(&self, qpn: u32, options: &ConnectOptions) {
+        self.device.start_sending(qpn, options);
     }
 
     /// INIT to RTR of a datagram queue pair: it receives what brings `qkey`.
@@ -284,6 +282,6 @@ impl Hca {
 
     /// Destroys a queue pair.
     pub fn destroy_qp(&self, qpn: u32) {
-        self.device.destroy_hosted(qpn);
+        self.device.destroy_qp(qpn);
     }
 }

@@ -337,8 +337,8 @@ fn every_user_value_of_a_send_queue_comes_back_once_in_order_over_the_index_wrap
     for (seed, depth) in SEEDS.into_iter().zip([16, 64, 64, 1024]) {
         let (device, null) = open();
         let mut random = Random::new(seed);
-        let (mut cq, srq) = (device.create_cq(depth).unwrap(), device.alloc_pd().create_srq(1, 0).unwrap());
-        let pd = device.alloc_pd();
+        let (mut cq, srq) = (device.create_cq(depth).unwrap(), device.alloc_pd().unwrap().create_srq(1, 0).unwrap());
+        let pd = device.alloc_pd().unwrap();
         let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig { max_send_wr: depth, max_inline_data: 220, ..QpConfig::default() }).unwrap();
         qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
         let (capacity, qpn) = (qp.send_capacity(), qp.qpn());

@@ -78,6 +78,11 @@ impl SoftCq {
         cq
     }
 
+    /// Whether it had no room for a CQE, so that it gets no more.
+    pub(crate) fn has_overrun(&self) -> bool {
+        self.overrun
+    }
+
     /// CQEs written so far, modulo 2^32.
     pub(crate) fn produced(&self) -> u32 {
         self.producer

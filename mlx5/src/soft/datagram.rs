@@ -293,7 +293,7 @@ mod tests {
         let [device, sender] = [(); 2].map(|()| Device::open(&DeviceSpec::Soft(options.clone())).unwrap());
         let own = ReceiveSource::Own { depth: 8, max_sge: 1 };
         let [(pd, mut cq, mut to), (_, _sender_cq, mut from)] = [&device, &sender].map(|device| {
-            let (pd, cq) = (device.alloc_pd(), device.create_cq(16).unwrap());
+            let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(16).unwrap());
             let mut qp = pd.create_ud_qp(&cq, &cq, own, &QpConfig::default()).unwrap();
             qp.activate(7).unwrap();
             (pd, cq, qp)
@@ -307,7 +307,7 @@ mod tests {
         let send = UdSend { to: &destination, payload: Inline(&[]) };
         from.post(&send, crate::Signal::Reclaim, 0).unwrap();
         from.ring();
-        let hca = sender.control();
+        let hca = sender.control().soft().unwrap();
         {
             let out = &mut hca.state.borrow_mut().links.outgoing[0];
             let good = DatagramHeader { qpn: to.qpn(), qkey: 7, source_qpn: 1, byte_count: 0, imm: 0, opcode: 0, flags: 0, _zero: 0 };

@@ -13,9 +13,9 @@ use super::timing::UnderWay;
 use super::{Hca, State, execute};
 use crate::control::{ConnectParts, CreateError, check};
 use crate::cq::CqConfig;
-use crate::hca::{CqMemory, Destination, QpMemory, Receives, RqMemory, Service};
+use crate::hca::{CqMemory, QpMemory, Receives, RqMemory, Service};
 use crate::mr::{Access, RegisterError};
-use crate::qp::{DeviceKind, QpAddress};
+use crate::qp::{ConnectOptions, DeviceKind, QpAddress};
 use crate::wire::{CQE_BYTES, CQE128_BYTES, SEGMENT, WQEBB};
 
 /// Longest receive WQE, in bytes.
@@ -168,24 +168,28 @@ impl Hca {
     }
 
     /// RTR to RTS: sends are looked at.
-    pub(crate) fn start_sending(&self, qpn: u32) {
-        self.with_qp(qpn, |qp| qp.is_watched = qp.has_sq);
+    pub(crate) fn start_sending(&self, qpn: u32, options: &ConnectOptions) {
+        self.with_qp(qpn, |qp| {
+            qp.options = *options;
+            qp.is_watched = qp.has_sq;
+        });
     }
 
     /// Connects to whoever has the number, or to nobody.
-    pub(crate) fn connect_to(&self, qpn: u32, to: &Destination) {
-        let lid = self.lid_of(to.qpn, 0);
+    pub(crate) fn connect_to(&self, qpn: u32, remote_qpn: u32) {
+        let lid = self.lid_of(remote_qpn, 0);
         let peer = self.state.borrow_mut().links.peer_of_lid(self, lid);
-        let remote = peer.map(|peer| QpAddress { kind: DeviceKind::Soft, lid, qpn: to.qpn, psn: 0, epoch: peer.epoch });
-        let is_connected = remote.is_some_and(|remote| self.connect(&ConnectParts { qpn, remote, options: to.options }).is_ok());
+        let remote = peer.map(|peer| QpAddress { kind: DeviceKind::Soft, lid, qpn: remote_qpn, psn: 0, epoch: peer.epoch });
+        let options = ConnectOptions::default();
+        let is_connected = remote.is_some_and(|remote| self.connect(&ConnectParts { qpn, remote, options }).is_ok());
         if !is_connected {
-            self.with_qp(qpn, |qp| (qp.options, qp.transport) = (to.options, Transport::Nowhere));
+            self.with_qp(qpn, |qp| qp.transport = Transport::Nowhere);
         }
     }
 
     /// As [`fail_qp`](Self::fail_qp), with what was posted and not looked at yet.
     pub(crate) fn fail_hosted(&self, qpn: u32) {
-        self.start_sending(qpn);
+        self.with_qp(qpn, |qp| qp.is_watched = qp.has_sq);
         self.fail_qp(qpn);
     }
 
@@ -227,13 +231,8 @@ impl Hca {
         true
     }
 
-    /// Destroys the queue pair and its own receive queue.
-    pub(crate) fn destroy_hosted(&self, qpn: u32) {
-        let own = self.with_qp(qpn, |qp| qp.owns_rq.then_some(qp.rqn)).flatten();
-        self.destroy_qp(qpn);
-        if let Some(rqn) = own {
-            self.destroy_rq(rqn);
-        }
+    pub(crate) fn has_overrun(&self, cqn: u32) -> bool {
+        self.state.borrow().cqs.get(cqn as usize).and_then(Option::as_ref).is_some_and(SoftCq::has_overrun)
     }
 
     pub(crate) fn take_cq_event(&self, cqn: u32) -> bool {

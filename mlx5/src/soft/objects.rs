@@ -23,7 +23,7 @@ use super::strict::QpWatch;
 use super::timing::UnderWay;
 use super::trace::Trace;
 use super::{Hca, State, arrive, execute};
-use crate::control::{ConnectParts, CqParts, CreateError, QpRequest, SqParts, UarParts, check};
+use crate::control::{self, ConnectParts, CqParts, CreateError, QpParts, QpRequest, RqParts, SqParts, SrqParts, UarParts, check};
 use crate::cq::CqConfig;
 use crate::device::{DeviceInfo, NullOptions, OpenError, SoftOptions};
 use crate::hca::MAX_SEAT;
@@ -224,7 +224,18 @@ impl Hca {
         Ok(index)
     }
 
-    pub(crate) fn create_qp(&self, request: &QpRequest<'_>) -> Result<SqParts, CreateError> {
+    pub(crate) fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
+        let (depth, max_sge) = match request.receives {
+            control::Receives::Shared(srqn) => return Ok(QpParts { sq: self.create_qp_on(request, srqn, false)?, rq: None }),
+            control::Receives::Own { depth, max_sge } => (depth, max_sge),
+        };
+        let SrqParts { srqn, buffer, wqe_cnt, stride, record } = self.create_rq(request.pd, depth, max_sge, false)?;
+        let sq = self.create_qp_on(request, srqn, true).inspect_err(|_| self.destroy_rq(srqn))?;
+        Ok(QpParts { sq, rq: Some(RqParts { buffer, wqe_cnt, stride, record }) })
+    }
+
+    /// A queue pair that takes from receive queue `rqn`; `owns_rq`: alone.
+    pub(crate) fn create_qp_on(&self, request: &QpRequest<'_>, rqn: u32, owns_rq: bool) -> Result<SqParts, CreateError> {
         let config = request.config;
         check("max_send_wr", config.max_send_wr.into(), 1, MAX_SEND_WR.into())?;
         check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
@@ -238,11 +249,11 @@ impl Hca {
             pd: request.pd,
             send_cq: request.send_cq,
             recv_cq: request.recv_cq,
-            rqn: request.rqn,
-            owns_rq: request.owns_rq,
+            rqn,
+            owns_rq,
             is_datagram: request.is_datagram,
             scatters: config.scatter_to_cqe && !request.is_datagram,
-            user_index: request.rqn,
+            user_index: rqn,
             sq: SqPlace::own(memory, wqe_cnt as u16),
         };
         let state = &mut *self.state.borrow_mut();
@@ -377,9 +388,17 @@ impl Hca {
     /// If the peer is in the middle of something that it may finish much later, the place and the receive queue are not used again: it could
     /// still take a receive and publish a message.
     pub(crate) fn destroy_qp(&self, qpn: u32) {
+        if let Some(rqn) = self.take_qp(qpn) {
+            self.destroy_rq(rqn);
+        }
+    }
+
+    /// Destroys it, but not the receive queue of its own, whose number this returns.
+    fn take_qp(&self, qpn: u32) -> Option<u32> {
         let state = &mut *self.state.borrow_mut();
         let index = qp_index(qpn);
-        let Some(mut qp) = state.qps.get_mut(index).and_then(Option::take) else { return };
+        let mut qp = state.qps.get_mut(index).and_then(Option::take)?;
+        let own_rq = qp.owns_rq.then_some(qp.rqn);
         if self.strict {
             super::strict::destroyed(&mut state.violations, &qp);
         }
@@ -407,5 +426,6 @@ impl Hca {
         }
         self.repair(state);
         state.links.forget_unused();
+        own_rq
     }
 }

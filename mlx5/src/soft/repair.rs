@@ -178,7 +178,7 @@ mod tests {
     fn a_full_lane_that_the_repair_drained_has_room_again() {
         let fabric = FabricSpec::Local(LocalFabric::new());
         let device = Device::open(&DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() })).unwrap();
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let (mut send_cq, recv_cq) = (device.create_cq(256).unwrap(), device.create_cq(256).unwrap());
         let mut srq = pd.create_srq(200, 0).unwrap();
         let config = QpConfig { max_send_wr: 256, max_inline_data: 8, ..QpConfig::default() };
@@ -195,7 +195,7 @@ mod tests {
         }
         from.ring();
         let object = srq.object();
-        let hca = &object.control;
+        let hca = device.control().soft().unwrap();
         {
             // Somebody died when it was about to take the first receive.
             let state = &mut *hca.state.borrow_mut();

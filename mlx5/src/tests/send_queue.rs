@@ -10,7 +10,7 @@ const DEPTH: u16 = 32;
 
 fn queue_pair() -> (NullDevice, RcQp) {
     let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
     let config = QpConfig { max_send_wr: DEPTH.into(), max_inline_data: 220, ..QpConfig::default() };
@@ -132,7 +132,7 @@ fn a_queue_asks_for_a_completion_within_a_quarter_of_its_depth() {
 #[test]
 fn nothing_is_posted_to_a_queue_pair_that_cannot_send() {
     let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
     let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap();

@@ -48,7 +48,7 @@ struct Bench<Q> {
 fn bench<Q>(create: impl FnOnce(&Pd, &Cq, &Srq, &QpConfig) -> (Q, u32)) -> Bench<Q> {
     let device = Device::open(&DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
     let null = device.null().unwrap();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let send_cq = device.create_cq(16).unwrap();
     let srq = pd.create_srq(16, 0).unwrap();
     let (qp, qpn) = create(&pd, &send_cq, &srq, &QpConfig { max_inline_data: 220, ..QpConfig::default() });
