@@ -13,16 +13,12 @@ pub(crate) const LOG: &str = "MLX5_PRELOAD_LOG";
 /// Set: commands that succeed are logged too.
 pub(crate) const LOG_COMMANDS: &str = "MLX5_PRELOAD_LOG_COMMANDS";
 
-/// The device file.
-pub(crate) const DEVICE_FILE: &str = "/dev/infiniband/uverbs0";
 /// LID of the port.
 pub(crate) const LID: u16 = 1;
 /// GID of the port, and in its upper half GUIDs: fe80::200:ff:fe00:1.
 pub(crate) const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, 1];
 /// `vendor_part_id`: ConnectX-6.
 pub(crate) const DEVICE_ID: u16 = 0x101b;
-/// `vendor_id` of the PCI function.
-pub(crate) const VENDOR_ID: u16 = 0x15b3;
 /// Firmware version: major, minor, sub-minor.
 pub(crate) const FIRMWARE: [u16; 3] = [20, 35, 1012];
 
@@ -42,14 +38,6 @@ impl Link {
             "ib" => Ok(Self::InfiniBand),
             "roce" => Ok(Self::Ethernet),
             _ => Err(format!("`{text}` is no link; legal are ib and roce")),
-        }
-    }
-
-    /// What [`parse`](Self::parse) takes.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::InfiniBand => "ib",
-            Self::Ethernet => "roce",
         }
     }
 }

@@ -50,11 +50,6 @@ impl Fault {
             }
         }
     }
-
-    /// Those of a list, separated by commas.
-    pub(crate) fn parse_list(text: &str) -> Result<Vec<Self>, String> {
-        text.split(',').filter(|one| !one.is_empty()).map(Self::parse).collect()
-    }
 }
 
 impl fmt::Display for Fault {
@@ -79,9 +74,6 @@ mod tests {
             assert_eq!(Fault::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(Fault::parse("reg_mr=ENOMEM"), Fault::parse("reg_mr=ENOMEM@0"));
-        let list = Fault::parse_list("port=down,reg_mr=ENOMEM").unwrap();
-        assert_eq!(list, [Fault::PortDown, Fault::Command { number: 9, errno: Errno(libc::ENOMEM), after: 0 }]);
-        assert_eq!(Fault::parse_list(""), Ok(Vec::new()));
     }
 
     #[test]

@@ -8,8 +8,9 @@ use crate::abi::verbs::number;
 use crate::bfregs::Bfregs;
 use crate::command::{Call, Reply};
 use crate::cq::Cq;
+use crate::config::GID;
 use crate::errno::Errno;
-use crate::core_stub::{Hca, HcaOptions};
+use mlx5::hca::{Hca, HcaOptions};
 use crate::objects::{Ah, Mr, Pd};
 use crate::qp::Qp;
 use crate::settings::Settings;
@@ -52,6 +53,7 @@ impl Objects {
     pub(crate) fn new(settings: &'static Settings, bfregs: Bfregs, async_events: OwnedFd) -> Result<Self, Errno> {
         let options = HcaOptions {
             fabric: FabricSpec::Shared { dir: Some(settings.fabric.clone()) },
+            gid: GID,
             dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
             timing: Timing::Immediate,
             clock: Clock::System,

@@ -69,8 +69,8 @@ impl Settings {
             log: variable(LOG).map(|target| if target == "-" { LogTarget::StandardError } else { LogTarget::File(target.into()) }),
             log_commands: variable(LOG_COMMANDS).is_some(),
         };
-        for fault in Fault::parse_list(&text(FAULTS).unwrap_or_default()).ok()? {
-            match fault {
+        for fault in text(FAULTS).unwrap_or_default().split(',').filter(|one| !one.is_empty()) {
+            match Fault::parse(fault).ok()? {
                 Fault::PortDown => settings.is_port_up = false,
                 Fault::Open(errno) => settings.open = Some(errno),
                 Fault::Command { number, errno, after } => {
