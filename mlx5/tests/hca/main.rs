@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "a test")]
 
 mod driver;
+mod random_operations;
 
 use std::sync::atomic::Ordering;
 
