@@ -22,6 +22,7 @@ mod soft;
 mod sq;
 mod srq;
 mod ud_qp;
+pub mod verbs;
 pub mod wire;
 
 pub use batch::BlueflameBatch;

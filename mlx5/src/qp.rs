@@ -19,6 +19,8 @@ use crate::wire::CqeOpcode;
 pub enum DeviceKind {
     /// The software HCA of this crate.
     Soft = 1,
+    /// A device behind libibverbs.
+    Hardware = 2,
 }
 
 /// Where a queue pair can be reached: what its peer needs to connect to it.
@@ -26,14 +28,66 @@ pub enum DeviceKind {
 pub struct QpAddress {
     /// Kind of device.
     pub kind: DeviceKind,
-    /// Local identifier of the port.
+    /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The path takes the smaller of both ends'.
+    pub mtu: u16,
+    /// Local identifier of the port; 0 on RoCE.
     pub lid: u16,
     /// Queue pair number, 24 bits.
     pub qpn: u32,
     /// First packet sequence number, 24 bits; the software HCA has no packets and ignores it.
     pub psn: u32,
-    /// Which incarnation of the device has that LID (soft): a LID is used again after its owner died, this number never.
+    /// Which incarnation of the device has that LID (soft): a LID is used again after its owner died, this number never. 0 on hardware.
     pub epoch: u64,
+    /// Global identifier of the port, which RoCE names it by; zero on the software HCA.
+    pub gid: [u8; 16],
+}
+
+impl QpAddress {
+    /// Bytes of [`to_bytes`](Self::to_bytes).
+    pub const LEN: usize = 40;
+
+    /// That of a queue pair of a software HCA.
+    #[must_use]
+    pub const fn soft(lid: u16, qpn: u32, epoch: u64) -> Self {
+        Self { kind: DeviceKind::Soft, mtu: 4096, lid, qpn, psn: 0, epoch, gid: [0; 16] }
+    }
+
+    /// For the way to the peer, whatever it is: kind, a zero byte, MTU, LID, two zero bytes, QPN, PSN, epoch, GID; little-endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[0] = self.kind as u8;
+        b[2..4].copy_from_slice(&self.mtu.to_le_bytes());
+        b[4..6].copy_from_slice(&self.lid.to_le_bytes());
+        b[8..12].copy_from_slice(&self.qpn.to_le_bytes());
+        b[12..16].copy_from_slice(&self.psn.to_le_bytes());
+        b[16..24].copy_from_slice(&self.epoch.to_le_bytes());
+        b[24..40].copy_from_slice(&self.gid);
+        b
+    }
+
+    /// The reverse of [`to_bytes`](Self::to_bytes); `None` for bytes that it does not make.
+    #[must_use]
+    pub fn from_bytes(b: &[u8; Self::LEN]) -> Option<Self> {
+        let kind = match b[0] {
+            1 => DeviceKind::Soft,
+            2 => DeviceKind::Hardware,
+            _ => return None,
+        };
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&b[24..40]);
+        let address = Self {
+            kind,
+            mtu: u16::from_le_bytes([b[2], b[3]]),
+            lid: u16::from_le_bytes([b[4], b[5]]),
+            qpn: u32::from_le_bytes([b[8], b[9], b[10], b[11]]),
+            psn: u32::from_le_bytes([b[12], b[13], b[14], b[15]]),
+            epoch: u64::from_le_bytes([b[16], b[17], b[18], b[19], b[20], b[21], b[22], b[23]]),
+            gid,
+        };
+        let is_mtu = address.mtu.is_power_of_two() && (256..=4096).contains(&address.mtu);
+        (address.to_bytes() == *b && is_mtu && address.qpn < 1 << 24 && address.psn < 1 << 24).then_some(address)
+    }
 }
 
 /// Attributes of a connection (`struct ibv_qp_attr`).
@@ -45,7 +99,8 @@ pub struct ConnectOptions {
     pub retry_count: u8,
     /// Retries when the peer has no receive posted, 0..=7; 7 is without end.
     pub rnr_retry: u8,
-    /// How long a sender waits before such a retry, in ns.
+    /// How long a sender waits before such a retry, in ns. On hardware the receiver says so: there it is what this end tells its peer, and
+    /// rounded up to one of the 32 times that InfiniBand has, from 10 us to 655 ms.
     pub rnr_timer_ns: u64,
 }
 
@@ -109,6 +164,20 @@ pub enum ConnectError {
         /// The range.
         legal: &'static str,
     },
+    /// The peer's device is of another kind.
+    #[error("a {local:?} device cannot connect to a {remote:?} one")]
+    DifferentKinds {
+        /// This end's.
+        local: DeviceKind,
+        /// The peer's.
+        remote: DeviceKind,
+    },
+    /// One end is on InfiniBand, and gave no GID, the other is on RoCE.
+    #[error("the peer's address has no GID, and a RoCE port is named by nothing else")]
+    NoGid,
+    /// libibverbs, or the kernel, refused.
+    #[error(transparent)]
+    Call(#[from] crate::verbs::CallError),
     /// Nothing there.
     #[error("no soft device with LID {lid} in this fabric: {reason}")]
     NoSuchDevice {
@@ -178,7 +247,7 @@ struct QpObject {
     _send_cq: Rc<CqObject>,
     _recv_cq: Rc<CqObject>,
     _srq: Option<Rc<SrqObject>>,
-    _pd: Rc<PdObject>,
+    pd: Rc<PdObject>,
 }
 
 impl Drop for QpObject {
@@ -254,7 +323,7 @@ impl<T: Transport> Qp<T> {
             _send_cq: Rc::clone(send_cq),
             _recv_cq: Rc::clone(recv_cq),
             _srq: srq,
-            _pd: Rc::clone(pd),
+            pd: Rc::clone(pd),
         };
         let doorbell = Doorbell::new(&sq.uar, sq.record, control.hook());
         let rq = rq.map(|parts| ReceiveQueue::new(&parts, max_sge));
@@ -292,8 +361,15 @@ impl<T: Transport> Qp<T> {
         self.sq.max_inline()
     }
 
-    pub(crate) fn own_address(&self) -> QpAddress {
+    /// Where peers reach this queue pair.
+    #[must_use]
+    pub fn address(&self) -> QpAddress {
         self.control().address(self.qpn())
+    }
+
+    /// Number of its protection domain.
+    pub(crate) fn pdn(&self) -> u32 {
+        self.object.pd.pdn
     }
 
     /// Goes from `needs` to `to`.

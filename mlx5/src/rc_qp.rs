@@ -18,12 +18,6 @@ impl Transport for Connected {
 pub type RcQp = Qp<Connected>;
 
 impl RcQp {
-    /// What the peer needs to connect to this queue pair.
-    #[must_use]
-    pub fn address(&self) -> QpAddress {
-        self.own_address()
-    }
-
     /// RESET to INIT: receives may be posted.
     ///
     /// # Errors

@@ -134,12 +134,7 @@ impl Hca {
 }
 
 fn begin_register(state: &mut State, bytes: usize, access: Access) -> Result<usize, RegisterError> {
-    if bytes == 0 {
-        return Err(RegisterError::Empty);
-    }
-    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
-        return Err(RegisterError::RemoteWithoutLocalWrite);
-    }
+    access.check(bytes)?;
     let is_free = |slot: &MrSlot| matches!(slot.state, MrState::Free);
     if state.mrs.is_empty() {
         state.mrs.resize(FIRST_MR, MrSlot { tag: 0, state: MrState::Reserved });
