@@ -174,7 +174,7 @@ impl Poster {
     fn reclaim(&mut self, blocks: usize) {
         self.posted = self.posted.wrapping_add(RECLAIM_EVERY as u16);
         let wqe_counter = self.posted.wrapping_sub(blocks as u16);
-        let cqe = RequesterCqe { wqe_opcode: 9, qpn: self.qp.qpn(), wqe_counter, byte_count: 0 };
+        let cqe = RequesterCqe { wqe_opcode: 9, qpn: self.qp.qpn(), wqe_counter, byte_count: 0, user_index: 0 };
         assert!(self.device.write_cqe(self.cq.cqn(), &cqe.emit(), CqeOpcode::Requester));
         let qp = &mut self.qp;
         assert_eq!(self.cq.poll(1, |cqe| assert!(qp.complete(&cqe).is_some())), 1);

@@ -48,7 +48,7 @@ impl Null {
         }
         self.posted = self.posted.wrapping_add(blocks * OPERATIONS as u16);
         let wqe_counter = self.posted.wrapping_sub(blocks);
-        let cqe = RequesterCqe { wqe_opcode: 9, qpn: self.qp.qpn(), wqe_counter, byte_count: 0 };
+        let cqe = RequesterCqe { wqe_opcode: 9, qpn: self.qp.qpn(), wqe_counter, byte_count: 0, user_index: 0 };
         assert!(self.device.write_cqe(self.send_cq.cqn(), &cqe.emit(), CqeOpcode::Requester));
         let qp = &mut self.qp;
         assert_eq!(self.send_cq.poll(1, |cqe| assert!(qp.complete(&cqe).is_some())), 1);

@@ -10,11 +10,12 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::rc::Rc;
 
+use crate::address::{DeviceKind, QpAddress};
 use crate::cq::CqConfig;
 use crate::device::DeviceInfo;
 use crate::mmio::RegisterKind;
 use crate::mr::{Access, RegisterError};
-use crate::qp::{ConnectError, DeviceKind, QpAddress};
+use crate::qp::ConnectError;
 use crate::soft::{Hca, Violation};
 use crate::verbs::Context;
 use crate::wire::{AddressVector, CqArm};

@@ -1,9 +1,10 @@
 //! Reliable-connected queue pairs.
 
+use crate::address::QpAddress;
 use crate::batch::BlueflameBatch;
 use crate::control::ConnectParts;
 use crate::ops::RcOperation;
-use crate::qp::{ConnectError, ConnectOptions, Qp, QpAddress, QpState, Transport};
+use crate::qp::{ConnectError, ConnectOptions, Qp, QpState, Transport};
 use crate::sq::{Flags, PostError};
 
 /// Reliable connection to one other queue pair.

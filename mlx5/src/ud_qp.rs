@@ -1,7 +1,8 @@
 //! Unreliable-datagram queue pairs.
 
+use crate::address::QpAddress;
 use crate::ops::{Destination, UdOperation};
-use crate::qp::{ConnectError, Qp, QpAddress, QpState, Transport};
+use crate::qp::{ConnectError, Qp, QpState, Transport};
 use crate::sq::{Flags, PostError};
 use crate::wire::AddressVector;
 

@@ -79,7 +79,7 @@ impl Writer {
             bytes[63] |= u8::from(solicited) << 1;
             (Completion { opcode: CqeOpcode::ResponderSendImm, qpn, wqe_counter, byte_count, imm, solicited, data: None }, bytes)
         } else {
-            let bytes = RequesterCqe { wqe_opcode: 0x10, qpn, wqe_counter, byte_count }.emit();
+            let bytes = RequesterCqe { wqe_opcode: 0x10, qpn, wqe_counter, byte_count, user_index: 0 }.emit();
             (Completion { opcode: CqeOpcode::Requester, qpn, wqe_counter, byte_count, imm: 0, solicited, data: None }, bytes)
         }
     }
@@ -94,7 +94,7 @@ impl Writer {
 
     fn error(&mut self) {
         let wqe_counter = self.random.below(1 << 16) as u16;
-        let cqe = ErrorCqe { raw_syndrome: 0x13, vendor_syndrome: 3, wqe_opcode: 8, qpn: QPNS[0], wqe_counter };
+        let cqe = ErrorCqe { raw_syndrome: 0x13, vendor_syndrome: 3, wqe_opcode: 8, qpn: QPNS[0], wqe_counter, user_index: 0 };
         assert!(self.null.write_cqe(self.cqn, &cqe.emit(), CqeOpcode::RequesterError));
         let (opcode, qpn) = (CqeOpcode::RequesterError, QPNS[0]);
         self.due.push_back(Completion { opcode, qpn, wqe_counter, byte_count: 0, imm: 0, solicited: false, data: None });
@@ -388,7 +388,7 @@ fn every_user_value_of_a_send_queue_comes_back_once_in_order_over_the_index_wrap
                 assert_eq!(found, want, "seed {seed}: operations out of order");
                 assert!(signaled || signal == Signal::Reclaim);
                 if signaled {
-                    let cqe = RequesterCqe { wqe_opcode: 8, qpn, wqe_counter: index, byte_count: 0 };
+                    let cqe = RequesterCqe { wqe_opcode: 8, qpn, wqe_counter: index, byte_count: 0, user_index: 0 };
                     assert!(null.write_cqe(cq.cqn(), &cqe.emit(), CqeOpcode::Requester));
                     due.push_back(found);
                 }

@@ -60,6 +60,7 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
             wqe_opcode: 0,
             qpn: qp.qpn,
             wqe_counter: index,
+            user_index: qp.user_index,
         };
         if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
             // An overrun CQ tells nobody anything more.

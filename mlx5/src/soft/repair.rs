@@ -16,7 +16,7 @@ use std::rc::Rc;
 use shm::lane::LaneRx;
 
 use super::fabric::Peer;
-use super::layout::{LANE_SLOTS, Message, Pop};
+use super::layout::{ATOMIC, LANE_SLOTS, Message, Pop};
 use super::memory::DeviceMemory;
 use super::queues::SoftQp;
 use super::receive::RqSlot;
@@ -51,7 +51,8 @@ impl Leaver {
     fn drain(&mut self, rqs: &[Option<RqSlot>]) {
         for _ in 0..LANE_SLOTS {
             let Some(message) = self.lane.pop() else { break };
-            if let Some(rq) = slot(rqs, self.rqn).filter(|rq| is_past(rq.receives.popped(), message.pop)) {
+            let rq = slot(rqs, self.rqn).filter(|_| message.opcode != ATOMIC);
+            if let Some(rq) = rq.filter(|rq| is_past(rq.receives.popped(), message.pop)) {
                 give_back(rq, message.pop, message.wqe_index);
             }
         }

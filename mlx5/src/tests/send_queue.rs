@@ -142,7 +142,7 @@ fn nothing_is_posted_to_a_queue_pair_that_cannot_send() {
     qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
     qp.post(&write(1), Signal::Always, 0).unwrap();
     let null = device.null().unwrap();
-    let error = wire::ErrorCqe { raw_syndrome: 5, vendor_syndrome: 0, wqe_opcode: 8, qpn: qp.qpn(), wqe_counter: 0 };
+    let error = wire::ErrorCqe { raw_syndrome: 5, vendor_syndrome: 0, wqe_opcode: 8, qpn: qp.qpn(), wqe_counter: 0, user_index: 0 };
     let mut cq = cq;
     assert!(null.write_cqe(cq.cqn(), &error.emit(), CqeOpcode::RequesterError));
     let mut users = vec![];

@@ -10,8 +10,9 @@ use super::context::Context;
 use super::device::{gid_of, mtu_code};
 use super::error::CallError;
 use super::numbers::*;
+use crate::address::{DeviceKind, QpAddress};
 use crate::control::ConnectParts;
-use crate::qp::{ConnectError, ConnectOptions, DeviceKind, QpAddress};
+use crate::qp::{ConnectError, ConnectOptions};
 use crate::wire::{AddressVector, DatagramSegment};
 
 /// Remote access that queue pairs allow: all that regions may.

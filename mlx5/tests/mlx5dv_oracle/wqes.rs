@@ -90,7 +90,7 @@ impl<Q> Bench<Q> {
         let blocks = self.producer.wrapping_sub(index);
         let wqe = (0..blocks).flat_map(|i| block(index.wrapping_add(i)).1).collect();
 
-        let cqe = RequesterCqe { wqe_opcode: 0, qpn: self.qpn, wqe_counter: index, byte_count: 0 };
+        let cqe = RequesterCqe { wqe_opcode: 0, qpn: self.qpn, wqe_counter: index, byte_count: 0, user_index: 0 };
         assert!(self.null.write_cqe(self.send_cq.cqn(), &cqe.emit(), CqeOpcode::Requester));
         assert_eq!(self.send_cq.poll(1, |cqe| assert_eq!(self.qp.finish(&cqe), Some(0))), 1);
         (index, wqe)
