@@ -179,10 +179,10 @@ impl End {
             imm,
         };
         for (i, segment) in std::iter::once(&ctrl.emit()).chain(segments).enumerate() {
-            let at = usize::from(wqe_index) * WQEBB + i * SEGMENT;
+            let at = usize::from(wqe_index) % ENTRIES as usize * WQEBB + i * SEGMENT;
             self.sq.put(at % (ENTRIES as usize * WQEBB), *segment);
         }
-        self.producer += ds.div_ceil(4) as u16;
+        self.producer = self.producer.wrapping_add(ds.div_ceil(4) as u16);
         wqe_index
     }
 
@@ -208,7 +208,7 @@ impl End {
 
     /// `count` more receives are posted.
     pub(crate) fn ring_receives(&mut self, count: u16) {
-        self.posted += count;
+        self.posted = self.posted.wrapping_add(count);
         let at = if self.srqn.is_some() { SRQ_RECORD } else { QP_RECORD };
         self.records.word(at).store(queue_record(self.posted), Ordering::Release);
     }
@@ -263,6 +263,11 @@ impl End {
     pub(crate) fn arm(&self) {
         let arm = CqArm { sequence: 0, solicited_only: false, consumed: self.consumed };
         self.records.word(CQ_RECORD + 4).store(arm.record(), Ordering::Release);
+    }
+
+    /// The counter of the next WQE.
+    pub(crate) fn next_wqe(&self) -> u16 {
+        self.producer
     }
 
     pub(crate) fn cqn(&self) -> u32 {
