@@ -133,7 +133,7 @@ impl Objects {
             match error {
                 RegisterError::Empty | RegisterError::RemoteWithoutLocalWrite => Errno(libc::EINVAL),
                 RegisterError::Unreachable { .. } => Errno(libc::EPERM),
-                RegisterError::Exhausted { .. } | RegisterError::Memory { .. } => Errno(libc::ENOMEM),
+                _ => Errno(libc::ENOMEM),
             }
         })?;
         Ok(Mr { pd, key, start, length, access_flags })
