@@ -262,7 +262,7 @@ fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped()
     let datagram = DatagramSegment { vector: AddressVector::local(1, 0), qpn: b.qpn, qkey: 5 }.emit();
     let segments: [_; 3] = std::array::from_fn(|i| datagram[i * SEGMENT..].first_chunk().copied().unwrap());
     // How many leave before one waits.
-    let mut fill = |a: &mut End| {
+    let fill = |a: &mut End| {
         let leaves = |a: &mut End| {
             a.post(Opcode::Send, 0, &segments);
             a.ring();
