@@ -91,7 +91,7 @@ impl ContextBuilder {
     /// [`BuildError`]; nothing is left behind.
     pub fn build<U>(self) -> Result<Context<U>, BuildError> {
         let device = Device::open(&self.device)?;
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd()?;
         let send_cq = device.create_cq(self.cq_size)?;
         let recv_cq = device.create_mono_cq(self.cq_size)?;
         let srq = pd.create_srq(self.srq_size, 0)?;

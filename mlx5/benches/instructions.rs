@@ -158,7 +158,7 @@ struct Poster {
 impl Poster {
     fn new() -> Self {
         let device = Device::open(&DeviceSpec::Null(NullOptions { register: RegisterKind::WriteCombining })).unwrap();
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(64).unwrap();
         let srq = pd.create_srq(1, 0).unwrap();
         let mut qp = pd
@@ -174,7 +174,7 @@ impl Poster {
     fn reclaim(&mut self, blocks: usize) {
         self.posted = self.posted.wrapping_add(RECLAIM_EVERY as u16);
         let wqe_counter = self.posted.wrapping_sub(blocks as u16);
-        let cqe = RequesterCqe { wqe_opcode: 9, qpn: self.qp.qpn(), wqe_counter, byte_count: 0 };
+        let cqe = RequesterCqe { wqe_opcode: 9, qpn: self.qp.qpn(), wqe_counter, byte_count: 0, user_index: 0 };
         assert!(self.device.write_cqe(self.cq.cqn(), &cqe.emit(), CqeOpcode::Requester));
         let qp = &mut self.qp;
         assert_eq!(self.cq.poll(1, |cqe| assert!(qp.complete(&cqe).is_some())), 1);
@@ -220,7 +220,7 @@ fn post_sge(n: usize) {
 fn poll_mono(n: usize, complete: bool) {
     const CQES: u32 = 1 << 14;
     let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_mono_cq::<u64>(CQES).unwrap();
     let mut srq = pd.create_srq(CQES, 0).unwrap();
     let qps: Vec<RcQp> = (0..4).map(|_| pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap()).collect();
@@ -254,7 +254,7 @@ fn poll_compressed(n: usize) {
     const SESSION: usize = 16;
     let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_mono_cq::<u64>(CqConfig { compression: true, ..CqConfig::from(CQES) }).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
     let qp = pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap();
@@ -278,7 +278,7 @@ fn write_imm(n: usize, batch: usize) {
     let end = || {
         let options = SoftOptions { fabric: FabricSpec::Local(fabric.clone()), arena_bytes: 1 << 30, ..Default::default() };
         let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let send_cq = device.create_cq(64).unwrap();
         let recv_cq = device.create_mono_cq::<()>(64).unwrap();
         let srq = pd.create_srq(63, 0).unwrap();

@@ -24,7 +24,7 @@ struct Null {
 impl Null {
     fn new(register: RegisterKind) -> Self {
         let device = Device::open(&DeviceSpec::Null(NullOptions { register })).unwrap();
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let send_cq = device.create_cq(64).unwrap();
         let mut recv_cq = device.create_mono_cq(OPERATIONS as u32).unwrap();
         let srq = pd.create_srq(OPERATIONS as u32, 0).unwrap();
@@ -48,7 +48,7 @@ impl Null {
         }
         self.posted = self.posted.wrapping_add(blocks * OPERATIONS as u16);
         let wqe_counter = self.posted.wrapping_sub(blocks);
-        let cqe = RequesterCqe { wqe_opcode: 9, qpn: self.qp.qpn(), wqe_counter, byte_count: 0 };
+        let cqe = RequesterCqe { wqe_opcode: 9, qpn: self.qp.qpn(), wqe_counter, byte_count: 0, user_index: 0 };
         assert!(self.device.write_cqe(self.send_cq.cqn(), &cqe.emit(), CqeOpcode::Requester));
         let qp = &mut self.qp;
         assert_eq!(self.send_cq.poll(1, |cqe| assert!(qp.complete(&cqe).is_some())), 1);
@@ -88,7 +88,7 @@ impl Soft {
         let end = || {
             let options = SoftOptions { fabric: FabricSpec::Local(fabric.clone()), arena_bytes: 1 << 30, ..Default::default() };
             let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
-            let pd = device.alloc_pd();
+            let pd = device.alloc_pd().unwrap();
             let send_cq = device.create_cq(64).unwrap();
             let recv_cq = device.create_mono_cq::<()>(OPERATIONS as u32).unwrap();
             let srq = pd.create_srq(OPERATIONS as u32 - 1, 0).unwrap();

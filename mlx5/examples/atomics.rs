@@ -24,7 +24,7 @@ type Target = (QpAddress, u64, u32);
 fn main() -> Result<(), Failure> {
     let spec = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
     let device = Device::open(&spec)?;
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd()?;
     let (cq, srq) = (device.create_cq(16)?, pd.create_srq(1, 0)?);
     let all = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let shared = pd.alloc(4096, all)?;
@@ -57,7 +57,7 @@ fn main() -> Result<(), Failure> {
 /// Draws numbers, and increments a plain word under a lock; returns the numbers.
 fn worker(id: u64, spec: &DeviceSpec, (owner, addr, rkey): Target, tell: &mpsc::Sender<QpAddress>) -> Result<Vec<u64>, Failure> {
     let device = Device::open(spec)?;
-    let (pd, mut cq) = (device.alloc_pd(), device.create_cq(16)?);
+    let (pd, mut cq) = (device.alloc_pd()?, device.create_cq(16)?);
     let mut qp = pd.create_qp(&cq, &cq, &pd.create_srq(1, 0)?, &QpConfig::default())?;
     let mr = pd.alloc(8, Access::LOCAL_WRITE)?;
     let into = mr.sge(0, 8)?;

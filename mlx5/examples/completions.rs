@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// A queue pair, one completion queue for all it does, and three receives.
 fn queues(device: &Device) -> Result<(Pd, Cq, Srq, RcQp), Box<dyn Error>> {
-    let (pd, cq) = (device.alloc_pd(), device.create_cq(64)?);
+    let (pd, cq) = (device.alloc_pd()?, device.create_cq(64)?);
     let mut srq = pd.create_srq(3, 0)?;
     (0..3).try_for_each(|i| srq.post(&[], i))?;
     srq.ring();

@@ -70,7 +70,7 @@ impl Post {
 fn main() -> Result<(), Box<dyn Error>> {
     let spec = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
     let (one, two) = (Device::open(&spec)?, Device::open(&spec)?);
-    let (one_pd, two_pd) = (one.alloc_pd(), two.alloc_pd());
+    let (one_pd, two_pd) = (one.alloc_pd()?, two.alloc_pd()?);
     let (mut server, mut alice, mut bob) = (Post::new(&one, &one_pd)?, Post::new(&two, &two_pd)?, Post::new(&two, &two_pd)?);
 
     // A destination is the port, the number and the Q_Key; processes exchange the three.

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// A queue pair that is its own peer.
 fn loopback(device: &Device) -> Result<(Pd, Cq, RcQp), Box<dyn Error>> {
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd()?;
     let (cq, srq) = (device.create_cq(64)?, pd.create_srq(1, 0)?);
     let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig::default())?;
     qp.connect(&qp.address(), &ConnectOptions::default())?;
@@ -67,7 +67,7 @@ fn on_a_null_device(options: NullOptions) -> Result<(), Box<dyn Error>> {
     let (record, wqe) = null.send_queue(qp.qpn(), posted - 1).ok_or("no such queue pair")?;
     println!("  the doorbell record says {record}; WQE {} starts {:02x?}", posted - 1, &wqe[..16]);
     // The device's part: one completion, of the last WQE.
-    let done = RequesterCqe { wqe_opcode: wqe[3], qpn: qp.qpn(), wqe_counter: posted - 1, byte_count: 0 };
+    let done = RequesterCqe { wqe_opcode: wqe[3], qpn: qp.qpn(), wqe_counter: posted - 1, byte_count: 0, user_index: 0 };
     null.write_cqe(cq.cqn(), &done.emit(), CqeOpcode::Requester);
     let mut finished = 0;
     cq.poll(64, |cqe| finished += qp.complete_each(&cqe, |_| ()));

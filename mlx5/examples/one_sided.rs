@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Either end: the requester has a `child`, the other one is it.
 fn run(mut from: impl BufRead, mut to: impl std::io::Write, child: Option<&Child>) -> Result<(), Box<dyn Error>> {
     let device = Device::open(&DeviceSpec::default())?;
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd()?;
     let (mut send_cq, mut recv_cq) = (device.create_cq(16)?, device.create_cq(16)?);
     let mut srq = pd.create_srq(15, 0)?;
     let mut qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig::default())?;

@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn run(mut stream: UnixStream, rounds: u32, first: bool) -> Result<(), Box<dyn Error>> {
     let device = Device::open(&DeviceSpec::default())?;
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd()?;
     let mut send_cq = device.create_cq(64)?;
     let mut recv_cq = device.create_mono_cq(64)?;
     let mut srq = pd.create_srq(32, 0)?;

@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Two devices that know only each other. (With `DeviceSpec::default()` they would meet those of other processes.)
     let spec = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
     let (client, server) = (Device::open(&spec)?, Device::open(&spec)?);
-    let (client_pd, server_pd) = (client.alloc_pd(), server.alloc_pd());
+    let (client_pd, server_pd) = (client.alloc_pd()?, server.alloc_pd()?);
 
     // The server: 8 receives of its own, of two buffers each.
     let (mut server_sends, mut server_receives) = (server.create_cq(16)?, server.create_cq(16)?);

@@ -32,7 +32,7 @@ impl Loopback {
             strict: true,
             ..SoftOptions::default()
         }))?;
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd()?;
         let (cq, srq) = (device.create_cq(cqes)?, pd.create_srq(1, 0)?);
         let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig::default())?;
         qp.connect(&qp.address(), &ConnectOptions::default())?;

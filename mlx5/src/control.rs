@@ -3,16 +3,27 @@
 //! Whoever implements it hands the data path plain memory, in the shape `mlx5dv_init_obj` gives for a hardware device: a buffer, its
 //! real size, the doorbell record, the BlueFlame register. Nothing above this file knows which device that memory belongs to.
 //!
-//! Path B, the software HCA, is the only implementation so far; path A (libibverbs and libmlx5, opened at run time) turns this alias
-//! into an enum.
+//! The data path's two hooks, a doorbell that was rung and a completion queue that was found empty, do not go through here: they are
+//! direct calls of the software HCA ([`Control::hook`]), and hardware has none.
 
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
+use std::rc::Rc;
 
+use crate::cq::CqConfig;
+use crate::device::DeviceInfo;
 use crate::mmio::RegisterKind;
+use crate::mr::{Access, RegisterError};
+use crate::qp::{ConnectError, QpAddress};
+use crate::soft::{Hca, Violation};
+use crate::wire::CqArm;
 
-/// The device's control path, and the target of its two hooks.
-pub(crate) type Control = crate::soft::Hca;
+/// A device's control path. Clones are the same device, which closes with the last of them.
+#[derive(Clone)]
+pub(crate) enum Control {
+    /// Path B: the software HCA.
+    Soft(Rc<Hca>),
+}
 
 /// A BlueFlame register: two halves of [`BF_BYTES`](crate::doorbell::BF_BYTES).
 #[derive(Clone, Copy)]
@@ -78,6 +89,13 @@ pub(crate) struct MrParts {
     pub(crate) pages: crate::mr::Pages,
 }
 
+/// A queue pair as the device made it.
+pub(crate) struct QpParts {
+    pub(crate) sq: SqParts,
+    /// `None` with a shared receive queue.
+    pub(crate) rq: Option<RqParts>,
+}
+
 /// What a queue pair needs to know of its peer and of the path.
 pub(crate) struct ConnectParts {
     pub(crate) qpn: u32,
@@ -85,14 +103,21 @@ pub(crate) struct ConnectParts {
     pub(crate) options: crate::ConnectOptions,
 }
 
+/// Where a queue pair's receives come from.
+#[derive(Clone, Copy)]
+pub(crate) enum Receives {
+    /// The shared receive queue of this number.
+    Shared(u32),
+    /// A queue of its own, which is made, and goes, with it.
+    Own { depth: u32, max_sge: usize },
+}
+
 /// A queue pair to be made.
 pub(crate) struct QpRequest<'a> {
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
-    /// Its receive queue, and whether no other queue pair takes from it.
-    pub(crate) rqn: u32,
-    pub(crate) owns_rq: bool,
+    pub(crate) receives: Receives,
     /// Unreliable datagrams instead of a reliable connection.
     pub(crate) is_datagram: bool,
     pub(crate) config: &'a crate::QpConfig,
@@ -144,4 +169,194 @@ pub enum CreateError {
 /// Refuses values outside `min..=max`.
 pub(crate) fn check(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), CreateError> {
     if (min..=max).contains(&value) { Ok(()) } else { Err(CreateError::OutOfRange { what, value, min, max }) }
+}
+
+impl Control {
+    /// The software HCA or the null device behind it.
+    pub(crate) fn soft(&self) -> Option<&Rc<Hca>> {
+        match self {
+            Self::Soft(hca) => Some(hca),
+        }
+    }
+
+    /// What doorbells and empty polls call. `None` on hardware, which sees the stores themselves, and on a null device.
+    pub(crate) fn hook(&self) -> Option<Rc<Hca>> {
+        self.soft().and_then(Hca::hook)
+    }
+
+    pub(crate) fn info(&self) -> DeviceInfo {
+        match self {
+            Self::Soft(hca) => hca.info(),
+        }
+    }
+
+    pub(crate) fn take_violations(&self) -> Vec<Violation> {
+        match self {
+            Self::Soft(hca) => hca.take_violations(),
+        }
+    }
+
+    pub(crate) fn trace_hash(&self) -> Option<u64> {
+        match self {
+            Self::Soft(hca) => hca.trace_hash(),
+        }
+    }
+
+    pub(crate) fn next_event_ns(&self) -> Option<u64> {
+        match self {
+            Self::Soft(hca) => hca.next_event_ns(),
+        }
+    }
+
+    /// What the device cannot do without being given time; whether there may be new CQEs.
+    pub(crate) fn progress(&self) -> bool {
+        match self {
+            Self::Soft(hca) => hca.empty_poll(),
+        }
+    }
+
+    /// Sleeps until an armed CQ has an event, or `timeout_ns` have passed; whether there is one.
+    pub(crate) fn wait(&self, timeout_ns: Option<u64>) -> bool {
+        match self {
+            Self::Soft(hca) => hca.wait(timeout_ns),
+        }
+    }
+
+    pub(crate) fn alloc_pd(&self) -> Result<u32, CreateError> {
+        match self {
+            Self::Soft(hca) => Ok(hca.alloc_pd()),
+        }
+    }
+
+    /// Nothing of the domain is left.
+    pub(crate) fn dealloc_pd(&self, _pdn: u32) {
+        match self {
+            // A number, and never used again.
+            Self::Soft(_) => {}
+        }
+    }
+
+    pub(crate) fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
+        match self {
+            Self::Soft(hca) => hca.alloc_registered(pd, bytes, access, huge),
+        }
+    }
+
+    pub(crate) fn register_foreign(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
+        match self {
+            Self::Soft(hca) => hca.register_foreign(pd, addr, bytes, access),
+        }
+    }
+
+    /// Deregisters, unless a peer is in the middle of using the region, which it says with `false`; then it may be called again.
+    pub(crate) fn try_deregister(&self, key: u32) -> bool {
+        match self {
+            Self::Soft(hca) => hca.try_deregister(key),
+        }
+    }
+
+    /// Deregisters for good.
+    pub(crate) fn deregister(&self, key: u32) {
+        match self {
+            Self::Soft(hca) => hca.deregister(key),
+        }
+    }
+
+    pub(crate) fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
+        match self {
+            Self::Soft(hca) => hca.create_cq(config),
+        }
+    }
+
+    /// How many events of this CQ were taken, modulo 4: the next command to arm it must say so.
+    pub(crate) fn events_taken(&self, _cqn: u32) -> u8 {
+        match self {
+            // It reads the record and nothing else.
+            Self::Soft(_) => 0,
+        }
+    }
+
+    /// The command to arm a CQ is in its record: tells the device.
+    pub(crate) fn armed(&self, _cqn: u32, _command: &CqArm) {
+        match self {
+            Self::Soft(_) => {}
+        }
+    }
+
+    pub(crate) fn destroy_cq(&self, cqn: u32) {
+        match self {
+            Self::Soft(hca) => hca.destroy_cq(cqn),
+        }
+    }
+
+    pub(crate) fn create_srq(&self, pd: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
+        match self {
+            Self::Soft(hca) => hca.create_rq(pd, depth, max_sge, true),
+        }
+    }
+
+    pub(crate) fn destroy_srq(&self, srqn: u32) {
+        match self {
+            Self::Soft(hca) => hca.destroy_rq(srqn),
+        }
+    }
+
+    pub(crate) fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
+        match self {
+            Self::Soft(hca) => hca.create_qp(request),
+        }
+    }
+
+    /// Where peers reach a queue pair.
+    pub(crate) fn address(&self, qpn: u32) -> QpAddress {
+        match self {
+            Self::Soft(hca) => hca.address(qpn),
+        }
+    }
+
+    /// RESET to INIT, of a reliable connection.
+    pub(crate) fn initialize(&self, _qpn: u32) -> Result<(), ConnectError> {
+        match self {
+            // To this device a queue pair that is not connected is the same in both.
+            Self::Soft(_) => Ok(()),
+        }
+    }
+
+    /// INIT to RTR, of a reliable connection.
+    pub(crate) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
+        match self {
+            Self::Soft(hca) => hca.connect(parts),
+        }
+    }
+
+    /// RTR to RTS, of a reliable connection, with what [`connect`](Self::connect) was given.
+    pub(crate) fn ready_to_send(&self, _qpn: u32) -> Result<(), ConnectError> {
+        match self {
+            // That nothing is sent before is the driver's to see to.
+            Self::Soft(_) => Ok(()),
+        }
+    }
+
+    /// RESET to RTS, of datagrams.
+    pub(crate) fn activate_datagrams(&self, qpn: u32, qkey: u32) -> Result<(), ConnectError> {
+        match self {
+            Self::Soft(hca) => {
+                hca.activate_datagrams(qpn, qkey);
+                Ok(())
+            }
+        }
+    }
+
+    /// To the error state.
+    pub(crate) fn fail_qp(&self, qpn: u32) {
+        match self {
+            Self::Soft(hca) => hca.fail_qp(qpn),
+        }
+    }
+
+    pub(crate) fn destroy_qp(&self, qpn: u32) {
+        match self {
+            Self::Soft(hca) => hca.destroy_qp(qpn),
+        }
+    }
 }

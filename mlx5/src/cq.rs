@@ -197,7 +197,7 @@ impl<'a> Cqe<'a> {
 /// The device's object, kept alive by everything that names it.
 pub(crate) struct CqObject {
     pub(crate) cqn: u32,
-    pub(crate) control: Rc<Control>,
+    pub(crate) control: Control,
 }
 
 impl Drop for CqObject {
@@ -225,7 +225,7 @@ impl fmt::Debug for Cq {
 }
 
 impl Cq {
-    pub(crate) fn create(control: &Rc<Control>, config: &CqConfig) -> Result<Self, CreateError> {
+    pub(crate) fn create(control: &Control, config: &CqConfig) -> Result<Self, CreateError> {
         Ok(Self { ring: CqRing::create(control, config)? })
     }
 

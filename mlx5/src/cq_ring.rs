@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use crate::control::{Control, CqParts, CreateError};
 use crate::cq::{Beside, CqConfig, CqObject, Cqe};
+use crate::soft::Hca;
 use crate::wire::{
     CQ_DBREC_ARM, CQE_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED,
     TitleCqe, cq_consumer_record, mini_array_offset,
@@ -26,7 +27,7 @@ pub(crate) struct CqRing {
     session: Session,
     polls_without_hook: u32,
     /// The soft device, which makes progress in empty polls.
-    hook: Option<Rc<Control>>,
+    hook: Option<Rc<Hca>>,
     object: Rc<CqObject>,
 }
 
@@ -48,9 +49,9 @@ struct Session {
 const POLLS_PER_HOOK: u32 = 16;
 
 impl CqRing {
-    pub(crate) fn create(control: &Rc<Control>, config: &CqConfig) -> Result<Self, CreateError> {
+    pub(crate) fn create(control: &Control, config: &CqConfig) -> Result<Self, CreateError> {
         let CqParts { buffer, entries, stride, record, cqn } = control.create_cq(config)?;
-        let object = Rc::new(CqObject { cqn, control: Rc::clone(control) });
+        let object = Rc::new(CqObject { cqn, control: control.clone() });
         let session = Session { count: 0, next: 0, wqe_counter: 0, title: [0; CQE_BYTES], array: [[0; MiniCqe::LEN]; MINI_CQES_PER_ARRAY] };
         // SAFETY: the buffer holds `entries` entries of `stride` bytes, 64 or 128.
         let (first, last) = unsafe { (buffer.add(stride - CQE_BYTES), buffer.add(entries as usize * stride - CQE_BYTES)) };
@@ -276,7 +277,10 @@ impl CqRing {
         let consumed = self.consumer.wrapping_add(self.session.next);
         // SAFETY: the arm word follows the consumer word, in the same record, which lives as long as `object`.
         let word = unsafe { self.record.add(CQ_DBREC_ARM).as_ref() };
-        word.store(CqArm { sequence: 0, solicited_only, consumed }.record(), Ordering::Release);
+        let CqObject { cqn, control } = &*self.object;
+        let command = CqArm { sequence: control.events_taken(*cqn), solicited_only, consumed };
+        word.store(command.record(), Ordering::Release);
+        control.armed(*cqn, &command);
     }
 
     /// Hands out up to `max` CQEs, each with what `find` says of its QPN; it is asked once for the CQEs of a session, which have one QPN.
@@ -359,14 +363,15 @@ fn prefetch(place: NonNull<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::soft::{Hca, LocalFabric};
+    use crate::soft::LocalFabric;
     use crate::wire::{ResponderCqe, op_own};
     use crate::{FabricSpec, SoftOptions};
 
     /// A ring whose device has not written anything, its op_own bytes set to `op_own`.
     fn untouched(config: CqConfig, op_own: u8) -> CqRing {
         let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
-        let ring = CqRing::create(&Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap()), &config).unwrap();
+        let ring =
+            CqRing::create(&Control::Soft(Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap())), &config).unwrap();
         for i in 0..ring.entries() {
             // SAFETY: inside the buffer, and nobody writes it.
             unsafe { ring.place(i).add(OP_OWN_OFFSET).write(op_own) };

@@ -12,7 +12,7 @@ use crate::mono_cq::MonoCq;
 use crate::mr::{Access, Mr, RegisterError};
 use crate::qp::{Qp, QpConfig, QpParents, ReceiveSource};
 use crate::rc_qp::{Connected, RcQp};
-use crate::soft::{Clock, Faults, LocalFabric, NullDevice, Timing, Violation};
+use crate::soft::{Clock, Faults, Hca, LocalFabric, NullDevice, Timing, Violation};
 use crate::srq::Srq;
 use crate::ud_qp::{Datagram, UdQp};
 
@@ -167,7 +167,7 @@ pub struct DeviceInfo {
 /// ```
 #[derive(Clone)]
 pub struct Device {
-    control: Rc<Control>,
+    control: Control,
 }
 
 impl fmt::Debug for Device {
@@ -183,10 +183,10 @@ impl Device {
     /// See [`OpenError`]; nothing is left behind.
     pub fn open(spec: &DeviceSpec) -> Result<Self, OpenError> {
         let control = match spec {
-            DeviceSpec::Soft(options) => Control::open(options, None)?,
-            DeviceSpec::Null(options) => Control::open(&null_options(), Some(options))?,
+            DeviceSpec::Soft(options) => Control::Soft(Rc::new(Hca::open(options, None)?)),
+            DeviceSpec::Null(options) => Control::Soft(Rc::new(Hca::open(&null_options(), Some(options))?)),
         };
-        Ok(Self { control: Rc::new(control) })
+        Ok(Self { control })
     }
 
     pub(crate) fn control(&self) -> &Control {
@@ -196,7 +196,7 @@ impl Device {
     /// The device's side of a [`DeviceSpec::Null`] device; `None` for one that works by itself.
     #[must_use]
     pub fn null(&self) -> Option<NullDevice> {
-        self.control.hook().is_none().then(|| NullDevice::new(Rc::clone(&self.control)))
+        self.control.soft().filter(|hca| hca.hook().is_none()).map(|hca| NullDevice::new(Rc::clone(hca)))
     }
 
     /// Name, transport and capabilities.
@@ -227,7 +227,7 @@ impl Device {
 
     /// Makes the device do what is due and take in what has arrived, as a poll of an empty CQ does. Returns whether there may be new CQEs.
     pub fn progress(&self) -> bool {
-        self.control.empty_poll()
+        self.control.progress()
     }
 
     /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, at most `timeout` (`None`: for ever); meanwhile the
@@ -237,9 +237,11 @@ impl Device {
     }
 
     /// A protection domain.
-    #[must_use]
-    pub fn alloc_pd(&self) -> Pd {
-        Pd { object: Rc::new(PdObject { pdn: self.control.alloc_pd(), control: Rc::clone(&self.control) }) }
+    ///
+    /// # Errors
+    /// The device has none left. The software HCA always has.
+    pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
+        Ok(Pd { object: PdObject::new(&self.control)? })
     }
 
     /// A completion queue. A number is enough: entries of 64 bytes, not compressed.
@@ -262,7 +264,19 @@ impl Device {
 /// The domain's number, kept alive by everything in the domain.
 pub(crate) struct PdObject {
     pub(crate) pdn: u32,
-    control: Rc<Control>,
+    pub(crate) control: Control,
+}
+
+impl PdObject {
+    pub(crate) fn new(control: &Control) -> Result<Rc<Self>, CreateError> {
+        Ok(Rc::new(Self { pdn: control.alloc_pd()?, control: control.clone() }))
+    }
+}
+
+impl Drop for PdObject {
+    fn drop(&mut self) {
+        self.control.dealloc_pd(self.pdn);
+    }
 }
 
 /// A protection domain: queue pairs use memory regions of their own domain only, at their own end as at the other.
@@ -332,7 +346,7 @@ impl Pd {
     fn alloc_in(&self, bytes: usize, access: Access, huge: bool) -> Result<Mr, RegisterError> {
         let control = &self.object.control;
         let parts = control.alloc_registered(self.object.pdn, bytes, access, huge)?;
-        Ok(Mr::new(parts, Rc::clone(control), Rc::clone(&self.object)))
+        Ok(Mr::new(parts, control.clone(), Rc::clone(&self.object)))
     }
 
     /// Registers memory of another allocator. Peers reach it through the kernel's cross-process copy, which is about 400 times slower
@@ -348,7 +362,7 @@ impl Pd {
     pub unsafe fn register(&self, addr: core::ptr::NonNull<u8>, len: usize, access: Access) -> Result<Mr, RegisterError> {
         let control = &self.object.control;
         let parts = control.register_foreign(self.object.pdn, addr, len, access)?;
-        Ok(Mr::new(parts, Rc::clone(control), Rc::clone(&self.object)))
+        Ok(Mr::new(parts, control.clone(), Rc::clone(&self.object)))
     }
 
     /// A shared receive queue of at least `depth` receives with up to `max_sge` buffers each.
@@ -356,7 +370,7 @@ impl Pd {
     /// # Errors
     /// A size outside the device's limits, or no memory.
     pub fn create_srq(&self, depth: u32, max_sge: usize) -> Result<Srq, CreateError> {
-        Srq::create(&self.object.control, self.object.pdn, depth, max_sge)
+        Srq::create(&self.object, depth, max_sge)
     }
 
     /// A reliable-connected queue pair. Send completions go to `send_cq`; receives come from `receives` (an `&Srq`, or a queue of its own) and

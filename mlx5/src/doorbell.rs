@@ -17,8 +17,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::rc::Rc;
 
-use crate::control::{Control, UarParts};
+use crate::control::UarParts;
 use crate::mmio::{self, Mmio, Ordinary, RegisterKind, Streaming};
+use crate::soft::Hca;
 use crate::wire::queue_record;
 
 /// Half of a 512-byte BlueFlame register, also the longest WQE that fits it.
@@ -77,11 +78,11 @@ pub(crate) struct Doorbell {
     uar_offset: usize,
     announce: Announce,
     /// The soft device to tell; hardware sees the store itself.
-    hook: Option<Rc<Control>>,
+    hook: Option<Rc<Hca>>,
 }
 
 impl Doorbell {
-    pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Option<Rc<Control>>) -> Self {
+    pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Option<Rc<Hca>>) -> Self {
         let announce = match parts.kind {
             RegisterKind::Ordinary => announce::<Ordinary>,
             RegisterKind::WriteCombining => announce_write_combining(),

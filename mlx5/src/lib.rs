@@ -10,6 +10,7 @@ mod cq_ring;
 mod device;
 mod doorbell;
 mod fast_map;
+pub mod hca;
 mod mmio;
 mod mono_cq;
 mod mr;

@@ -31,7 +31,7 @@ impl<Q> fmt::Debug for MonoCq<Q> {
 }
 
 impl<Q> MonoCq<Q> {
-    pub(crate) fn create(control: &Rc<Control>, config: &CqConfig) -> Result<Self, CreateError> {
+    pub(crate) fn create(control: &Control, config: &CqConfig) -> Result<Self, CreateError> {
         Ok(Self { ring: CqRing::create(control, config)?, queues: FastMap::new() })
     }
 

@@ -88,7 +88,7 @@ pub enum Pages {
 /// ```
 pub struct Mr {
     parts: MrParts,
-    control: Rc<Control>,
+    control: Control,
     _pd: Rc<PdObject>,
 }
 
@@ -125,7 +125,7 @@ pub struct OutOfBounds {
 }
 
 impl Mr {
-    pub(crate) fn new(parts: MrParts, control: Rc<Control>, pd: Rc<PdObject>) -> Self {
+    pub(crate) fn new(parts: MrParts, control: Control, pd: Rc<PdObject>) -> Self {
         Self { parts, control, _pd: pd }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use crate::control::{Control, CreateError, QpRequest, RqParts};
+use crate::control::{Control, CreateError, QpParts, QpRequest, Receives};
 use crate::cq::{CqObject, Cqe};
 use crate::device::PdObject;
 use crate::doorbell::Doorbell;
@@ -69,7 +69,9 @@ impl ConnectOptions {
     /// How long an unanswered operation is retried before it fails, in ns.
     #[must_use]
     pub fn transport_timeout_ns(&self) -> u64 {
-        (4096u64 << self.timeout.min(31)) * (u64::from(self.retry_count.min(7)) + 1)
+        // "Local ACK Timeout": 0 is no timeout. No queue pair of this crate has it.
+        let once_ns = if self.timeout == 0 { u64::MAX } else { 4096 << self.timeout.min(31) };
+        once_ns.saturating_mul(u64::from(self.retry_count.min(7)) + 1)
     }
 }
 
@@ -174,10 +176,10 @@ impl<'a> From<&'a Srq> for ReceiveSource<'a> {
 /// The queues and keys a QP keeps alive; the device's object goes first, `drop` runs before the fields'.
 struct QpObject {
     qpn: u32,
-    control: Rc<Control>,
+    control: Control,
     _send_cq: Rc<CqObject>,
     _recv_cq: Rc<CqObject>,
-    _rq: Rc<SrqObject>,
+    _srq: Option<Rc<SrqObject>>,
     _pd: Rc<PdObject>,
 }
 
@@ -189,7 +191,7 @@ impl Drop for QpObject {
 
 /// What a new queue pair is made of.
 pub(crate) struct QpParents<'a> {
-    pub(crate) control: &'a Rc<Control>,
+    pub(crate) control: &'a Control,
     pub(crate) pd: &'a Rc<PdObject>,
     pub(crate) send_cq: &'a Rc<CqObject>,
     pub(crate) recv_cq: &'a Rc<CqObject>,
@@ -242,35 +244,23 @@ impl<T: Transport> fmt::Debug for Qp<T> {
 impl<T: Transport> Qp<T> {
     pub(crate) fn create(parents: &QpParents<'_>, config: &QpConfig, transport: T) -> Result<Self, CreateError> {
         let QpParents { control, pd, send_cq, recv_cq, receives } = parents;
-        let (rq_object, rq) = match *receives {
-            ReceiveSource::Shared(srq) => (Rc::clone(srq.object()), None),
-            ReceiveSource::Own { depth, max_sge } => {
-                let parts = control.create_rq(pd.pdn, depth, max_sge, false)?;
-                let object = Rc::new(SrqObject { srqn: parts.srqn, control: Rc::clone(control) });
-                let parts = RqParts { buffer: parts.buffer, wqe_cnt: parts.wqe_cnt, stride: parts.stride, record: parts.record };
-                (object, Some(ReceiveQueue::new(&parts, max_sge)))
-            }
+        let (receives, srq, max_sge) = match *receives {
+            ReceiveSource::Shared(srq) => (Receives::Shared(srq.object().srqn), Some(Rc::clone(srq.object())), 0),
+            ReceiveSource::Own { depth, max_sge } => (Receives::Own { depth, max_sge }, None, max_sge),
         };
-        let request = QpRequest {
-            pd: pd.pdn,
-            send_cq: send_cq.cqn,
-            recv_cq: recv_cq.cqn,
-            rqn: rq_object.srqn,
-            owns_rq: rq.is_some(),
-            is_datagram: T::IS_DATAGRAM,
-            config,
-        };
-        let parts = control.create_qp(&request)?;
+        let request = QpRequest { pd: pd.pdn, send_cq: send_cq.cqn, recv_cq: recv_cq.cqn, receives, is_datagram: T::IS_DATAGRAM, config };
+        let QpParts { sq, rq } = control.create_qp(&request)?;
         let object = QpObject {
-            qpn: parts.qpn,
-            control: Rc::clone(control),
+            qpn: sq.qpn,
+            control: Control::clone(control),
             _send_cq: Rc::clone(send_cq),
             _recv_cq: Rc::clone(recv_cq),
-            _rq: rq_object,
+            _srq: srq,
             _pd: Rc::clone(pd),
         };
-        let doorbell = Doorbell::new(&parts.uar, parts.record, control.hook());
-        let mut qp = Self { sq: SendQueue::new(&parts, doorbell), rq, state: QpState::Reset, transport, object };
+        let doorbell = Doorbell::new(&sq.uar, sq.record, control.hook());
+        let rq = rq.map(|parts| ReceiveQueue::new(&parts, max_sge));
+        let mut qp = Self { sq: SendQueue::new(&sq, doorbell), rq, state: QpState::Reset, transport, object };
         qp.set_state(QpState::Reset);
         Ok(qp)
     }

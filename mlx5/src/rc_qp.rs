@@ -27,9 +27,10 @@ impl RcQp {
     /// RESET to INIT: receives may be posted.
     ///
     /// # Errors
-    /// The state is not RESET.
+    /// The state is not RESET; or the device refuses, which the software HCA does not.
     pub fn initialize(&mut self) -> Result<(), ConnectError> {
-        self.transition(QpState::Reset, QpState::Init)
+        self.transition(QpState::Reset, QpState::Init)?;
+        self.control().initialize(self.qpn()).inspect_err(|_| self.set_state(QpState::Reset))
     }
 
     /// INIT to RTR, towards `remote`: messages of that queue pair are received from now on.
@@ -46,9 +47,10 @@ impl RcQp {
     /// RTR to RTS: operations may be posted.
     ///
     /// # Errors
-    /// The state is not RTR.
+    /// The state is not RTR; or the device refuses, which the software HCA does not.
     pub fn ready_to_send(&mut self) -> Result<(), ConnectError> {
-        self.transition(QpState::ReadyToReceive, QpState::ReadyToSend)
+        self.transition(QpState::ReadyToReceive, QpState::ReadyToSend)?;
+        self.control().ready_to_send(self.qpn()).inspect_err(|_| self.set_state(QpState::ReadyToReceive))
     }
 
     /// RESET to INIT to RTR to RTS, towards `remote`, from wherever on that way the queue pair is. Both ends do this; operations posted before

@@ -3,11 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device::{Device, DeviceSpec, FabricSpec, OpenError, SoftOptions};
-use crate::soft::{Clock, EVERY_LID, LocalFabric, NicModel, NicParameters, Timing, hash_of};
+use crate::soft::{Clock, EVERY_LID, Hca, LocalFabric, NicModel, NicParameters, Timing, hash_of};
 
 /// What an actor did in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl<F: FnMut(u64) -> Did> Actor for F {
 pub struct ForeignDevice;
 
 struct Node {
-    device: Device,
+    hca: Rc<Hca>,
     /// When it has something to do, as of its last look.
     next_ns: Option<u64>,
     /// CQEs it had written then.
@@ -165,7 +166,9 @@ impl<'a> Simulation<'a> {
     /// See [`OpenError`].
     pub fn device(&mut self) -> Result<Device, OpenError> {
         let device = Device::open(&self.spec())?;
-        self.insert(&device);
+        if let Some(hca) = device.control().soft() {
+            self.insert(hca);
+        }
         Ok(device)
     }
 
@@ -175,27 +178,28 @@ impl<'a> Simulation<'a> {
     /// # Errors
     /// The device is of another network.
     pub fn add(&mut self, device: &Device) -> Result<(), ForeignDevice> {
-        if !device.control().is_of(&self.fabric) {
-            return Err(ForeignDevice);
-        }
-        self.insert(device);
+        let hca = self.of_this_network(device)?;
+        self.insert(hca);
         Ok(())
     }
 
-    fn insert(&mut self, device: &Device) {
-        let lid = device.control().lid();
+    fn of_this_network<'d>(&self, device: &'d Device) -> Result<&'d Rc<Hca>, ForeignDevice> {
+        device.control().soft().filter(|hca| hca.is_of(&self.fabric)).ok_or(ForeignDevice)
+    }
+
+    fn insert(&mut self, hca: &Rc<Hca>) {
+        let lid = hca.lid();
         if !self.places.contains_key(&lid) {
             self.places.insert(lid, self.nodes.len());
-            let produced = device.control().produced();
-            self.nodes.push(Node { device: device.clone(), next_ns: None, produced, actors: Vec::new() });
+            self.nodes.push(Node { hca: Rc::clone(hca), next_ns: None, produced: hca.produced(), actors: Vec::new() });
         }
     }
 
     /// Holds `device` open no longer, and does nothing for it any more: with its last handle it closes, which its peers notice as they notice
     /// a death.
     pub fn remove(&mut self, device: &Device) {
-        let lid = device.control().lid();
-        if let Some(place) = self.places.remove(&lid) {
+        let Ok(hca) = self.of_this_network(device) else { return };
+        if let Some(place) = self.places.remove(&hca.lid()) {
             self.nodes.remove(place);
             self.places.values_mut().filter(|p| **p > place).for_each(|p| *p -= 1);
         }
@@ -206,14 +210,12 @@ impl<'a> Simulation<'a> {
     /// # Errors
     /// A device is of another network; nothing was added.
     pub fn spawn(&mut self, devices: &[&Device], actor: impl Actor + 'a) -> Result<(), ForeignDevice> {
-        if devices.iter().any(|device| !device.control().is_of(&self.fabric)) {
-            return Err(ForeignDevice);
-        }
+        let hcas = devices.iter().map(|device| self.of_this_network(device)).collect::<Result<Vec<_>, _>>()?;
         let number = self.actors.len();
-        let mut lids = Vec::with_capacity(devices.len());
-        for device in devices {
-            self.insert(device);
-            let lid = device.control().lid();
+        let mut lids = Vec::with_capacity(hcas.len());
+        for hca in hcas {
+            self.insert(hca);
+            let lid = hca.lid();
             lids.push(lid);
             if let Some(&place) = self.places.get(&lid) {
                 self.nodes[place].actors.push(number);
@@ -266,7 +268,7 @@ impl<'a> Simulation<'a> {
     /// with the same hash were the same. Devices without [`SoftOptions::trace`] are not in it.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
-        let devices = self.nodes.iter().filter_map(|node| node.device.trace_hash());
+        let devices = self.nodes.iter().filter_map(|node| node.hca.trace_hash());
         hash_of([self.now_ns(), self.steps].into_iter().chain(devices))
     }
 
@@ -326,12 +328,11 @@ impl<'a> Simulation<'a> {
     /// Does what is due of a device, and wakes the actors bound to it if that gave CQEs. What `stepped` did in its own step is no news to it.
     fn look(&mut self, place: usize, stepped: Option<usize>) {
         let node = &mut self.nodes[place];
-        let control = node.device.control();
-        let before = control.produced();
-        let after = control.advance(&mut self.touched);
+        let before = node.hca.produced();
+        let after = node.hca.advance(&mut self.touched);
         let (is_news, is_own) = (after != node.produced, after == before);
         node.produced = after;
-        node.next_ns = node.device.next_event_ns();
+        node.next_ns = node.hca.next_event_ns();
         if is_news {
             self.wake(place, stepped.filter(|_| is_own));
         }

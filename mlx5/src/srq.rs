@@ -5,21 +5,22 @@ use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::fmt;
 use std::rc::Rc;
 
-use crate::control::{Control, CreateError, SrqParts};
+use crate::control::{CreateError, SrqParts};
+use crate::device::PdObject;
 use crate::mmio;
 use crate::ops::Sge;
 use crate::rq::{PostReceiveError, Scatter};
 use crate::wire::{NextSegment, SEGMENT, queue_record};
 
-/// The device's object, kept alive by the queue pairs that take from it.
+/// The device's object, kept alive by the queue pairs that take from it; it keeps its domain.
 pub(crate) struct SrqObject {
     pub(crate) srqn: u32,
-    pub(crate) control: Rc<Control>,
+    pd: Rc<PdObject>,
 }
 
 impl Drop for SrqObject {
     fn drop(&mut self) {
-        self.control.destroy_rq(self.srqn);
+        self.pd.control.destroy_srq(self.srqn);
     }
 }
 
@@ -62,12 +63,12 @@ impl fmt::Debug for Srq {
 }
 
 impl Srq {
-    pub(crate) fn create(control: &Rc<Control>, pdn: u32, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
-        Ok(Self::new(&control.create_rq(pdn, depth, max_sge, true)?, max_sge, control))
+    pub(crate) fn create(pd: &Rc<PdObject>, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
+        Ok(Self::new(&pd.control.create_srq(pd.pdn, depth, max_sge)?, max_sge, pd))
     }
 
-    /// The queue over what `control` made.
-    pub(crate) fn new(parts: &SrqParts, max_sge: usize, control: &Rc<Control>) -> Self {
+    /// The queue over what the device of `pd` made.
+    pub(crate) fn new(parts: &SrqParts, max_sge: usize, pd: &Rc<PdObject>) -> Self {
         let &SrqParts { srqn, buffer, wqe_cnt, stride, record } = parts;
         let srq = Self {
             buffer,
@@ -79,7 +80,7 @@ impl Srq {
             tail: wqe_cnt - 1,
             free: usize::from(wqe_cnt) - 1,
             users: vec![None; usize::from(wqe_cnt)].into_boxed_slice(),
-            object: Rc::new(SrqObject { srqn, control: Rc::clone(control) }),
+            object: Rc::new(SrqObject { srqn, pd: Rc::clone(pd) }),
         };
         for i in 0..wqe_cnt {
             srq.link(i, (i + 1) & (wqe_cnt - 1));

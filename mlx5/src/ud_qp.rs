@@ -37,12 +37,11 @@ impl UdQp {
     /// RESET to RTS: receives what brings `qkey`, and may send.
     ///
     /// # Errors
-    /// The state is not RESET.
+    /// The state is not RESET; or the device refuses, which the software HCA does not.
     pub fn activate(&mut self, qkey: u32) -> Result<(), ConnectError> {
         self.transition(QpState::Reset, QpState::ReadyToSend)?;
         self.transport.qkey = qkey;
-        self.control().activate_datagrams(self.qpn(), qkey);
-        Ok(())
+        self.control().activate_datagrams(self.qpn(), qkey).inspect_err(|_| self.set_state(QpState::Reset))
     }
 
     /// Where others reach this queue pair, on the same subnet; its Q_Key is that given to [`activate`](Self::activate).

@@ -24,7 +24,7 @@ fn sizes_above_what_the_device_says_it_can_are_refused_and_its_limits_work() {
     let net = Net::new();
     let device = net.device();
     let info = device.info();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
     let cqs = |n: u32| device.create_cq(n).map(drop);
@@ -317,7 +317,7 @@ fn objects_of_both_kinds_of_queue_pair_can_be_dropped_in_any_order_with_work_pos
 #[test]
 fn memory_asked_for_in_huge_pages_says_what_it_got_and_works_either_way() {
     let net = Net::new();
-    let pd = net.device().alloc_pd();
+    let pd = net.device().alloc_pd().unwrap();
     let base = pd.alloc(100, ANY).unwrap();
     assert_eq!(base.pages(), Pages::Base);
     for bytes in [1, 2 << 20, 5 << 20] {

@@ -19,7 +19,7 @@ struct End {
 
 fn end(net: &Net, recv_cq: CqConfig, config: &QpConfig) -> End {
     let device = net.device();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let (send_cq, mut recv_cq) = (device.create_cq(256).unwrap(), device.create_mono_cq(recv_cq).unwrap());
     let srq = pd.create_srq(DEPTH as u32, 1).unwrap();
     let qp = pd.create_qp(&send_cq, &recv_cq, &srq, config).unwrap();
@@ -135,7 +135,7 @@ fn traced(compression: bool, scatter_to_cqe: bool, imms: &[u32]) -> u64 {
     let cq = CqConfig { compression, ..CqConfig::from(64) };
     let sender = end(&net, cq, &QpConfig::default());
     let device = net.open(&SoftOptions { trace: true, ..net.options() });
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let (send_cq, mut recv_cq) = (device.create_cq(64).unwrap(), device.create_cq(cq).unwrap());
     let own = ReceiveSource::Own { depth: 8, max_sge: 1 };
     let mut to = pd.create_qp(&send_cq, &recv_cq, own, &QpConfig { scatter_to_cqe, ..QpConfig::default() }).unwrap();

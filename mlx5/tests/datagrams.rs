@@ -32,7 +32,7 @@ struct Post {
 impl Post {
     /// Not active yet.
     fn new(device: Device, owns_receives: bool) -> Self {
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let (send_cq, recv_cq) = (device.create_cq(256).unwrap(), device.create_cq(256).unwrap());
         let config = QpConfig { max_send_wr: 64, max_inline_data: 200, ..QpConfig::default() };
         let srq = (!owns_receives).then(|| pd.create_srq(63, 3).unwrap());

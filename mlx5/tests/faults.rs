@@ -159,7 +159,7 @@ fn peers_that_are_dropped_answer_no_more_and_are_themselves_unharmed() {
 fn arrivals(net: &Net, seed: u64, reorder_permille: u16) -> Vec<(usize, u32)> {
     let device = net.open(&with(net, Faults { seed, reorder_permille, ..Faults::default() }));
     let sender = net.device();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let (send_cq, mut recv_cq) = (device.create_cq(64).unwrap(), device.create_mono_cq(64).unwrap());
     let mut srq = pd.create_srq(60, 0).unwrap();
     while srq.post(&[], 0).is_ok() {}

@@ -98,7 +98,7 @@ struct End {
 
 impl End {
     fn new(device: &Device, shape: Shape) -> Self {
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let send_cq = device.create_cq(shape.cq).unwrap();
         let mut recv_cq = device.create_mono_cq(shape.cq).unwrap();
         let srq = (!shape.owns_receives).then(|| pd.create_srq(15, 2).unwrap());
@@ -328,7 +328,7 @@ struct Post {
 
 impl Post {
     fn new(device: &Device, owns_receives: bool) -> Self {
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let (send_cq, recv_cq) = (device.create_cq(64).unwrap(), device.create_cq(64).unwrap());
         let srq = (!owns_receives).then(|| pd.create_srq(63, 1).unwrap());
         let own = ReceiveSource::Own { depth: 64, max_sge: 1 };

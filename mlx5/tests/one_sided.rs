@@ -45,7 +45,7 @@ struct End {
 
 fn open(dir: &Path) -> End {
     let device = Device::open(&DeviceSpec::Soft(fabric::options(dir))).unwrap();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let send_cq = device.create_cq(64).unwrap();
     let recv_cq = device.create_mono_cq(64).unwrap();
     let mut srq = pd.create_srq(32, 0).unwrap();

@@ -79,7 +79,7 @@ impl Writer {
             bytes[63] |= u8::from(solicited) << 1;
             (Completion { opcode: CqeOpcode::ResponderSendImm, qpn, wqe_counter, byte_count, imm, solicited, data: None }, bytes)
         } else {
-            let bytes = RequesterCqe { wqe_opcode: 0x10, qpn, wqe_counter, byte_count }.emit();
+            let bytes = RequesterCqe { wqe_opcode: 0x10, qpn, wqe_counter, byte_count, user_index: 0 }.emit();
             (Completion { opcode: CqeOpcode::Requester, qpn, wqe_counter, byte_count, imm: 0, solicited, data: None }, bytes)
         }
     }
@@ -94,7 +94,7 @@ impl Writer {
 
     fn error(&mut self) {
         let wqe_counter = self.random.below(1 << 16) as u16;
-        let cqe = ErrorCqe { raw_syndrome: 0x13, vendor_syndrome: 3, wqe_opcode: 8, qpn: QPNS[0], wqe_counter };
+        let cqe = ErrorCqe { raw_syndrome: 0x13, vendor_syndrome: 3, wqe_opcode: 8, qpn: QPNS[0], wqe_counter, user_index: 0 };
         assert!(self.null.write_cqe(self.cqn, &cqe.emit(), CqeOpcode::RequesterError));
         let (opcode, qpn) = (CqeOpcode::RequesterError, QPNS[0]);
         self.due.push_back(Completion { opcode, qpn, wqe_counter, byte_count: 0, imm: 0, solicited: false, data: None });
@@ -337,8 +337,8 @@ fn every_user_value_of_a_send_queue_comes_back_once_in_order_over_the_index_wrap
     for (seed, depth) in SEEDS.into_iter().zip([16, 64, 64, 1024]) {
         let (device, null) = open();
         let mut random = Random::new(seed);
-        let (mut cq, srq) = (device.create_cq(depth).unwrap(), device.alloc_pd().create_srq(1, 0).unwrap());
-        let pd = device.alloc_pd();
+        let (mut cq, srq) = (device.create_cq(depth).unwrap(), device.alloc_pd().unwrap().create_srq(1, 0).unwrap());
+        let pd = device.alloc_pd().unwrap();
         let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig { max_send_wr: depth, max_inline_data: 220, ..QpConfig::default() }).unwrap();
         qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
         let (capacity, qpn) = (qp.send_capacity(), qp.qpn());
@@ -388,7 +388,7 @@ fn every_user_value_of_a_send_queue_comes_back_once_in_order_over_the_index_wrap
                 assert_eq!(found, want, "seed {seed}: operations out of order");
                 assert!(signaled || signal == Signal::Reclaim);
                 if signaled {
-                    let cqe = RequesterCqe { wqe_opcode: 8, qpn, wqe_counter: index, byte_count: 0 };
+                    let cqe = RequesterCqe { wqe_opcode: 8, qpn, wqe_counter: index, byte_count: 0, user_index: 0 };
                     assert!(null.write_cqe(cq.cqn(), &cqe.emit(), CqeOpcode::Requester));
                     due.push_back(found);
                 }

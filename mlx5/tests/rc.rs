@@ -38,7 +38,7 @@ impl World {
     fn end(&self, cq_entries: u32, srq_depth: u32, max_send_wr: u32) -> End {
         let net = self.net.clone();
         let device = net.device();
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let send_cq = device.create_cq(cq_entries).unwrap();
         let mut recv_cq = device.create_mono_cq(cq_entries).unwrap();
         let srq = pd.create_srq(srq_depth, 0).unwrap();
@@ -315,7 +315,7 @@ fn a_wrong_rkey_range_access_or_domain_is_a_remote_access_error() {
     fails_with(|a, b| write(a, u64::MAX - 3, b.mr.rkey()), remote);
     let read_only = |b: &End| b.pd.alloc(64, Access::REMOTE_READ).unwrap();
     fails_with(|a, b| drop_after(read_only(b), |mr| write(a, mr.addr(), mr.rkey())), remote);
-    let other_pd = |b: &End| b.device.alloc_pd().alloc(64, RKEYS).unwrap();
+    let other_pd = |b: &End| b.device.alloc_pd().unwrap().alloc(64, RKEYS).unwrap();
     fails_with(|a, b| drop_after(other_pd(b), |mr| write(a, mr.addr(), mr.rkey())), remote);
 }
 

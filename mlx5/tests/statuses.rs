@@ -41,7 +41,7 @@ const DOMAIN: &str = "the memory region is of another protection domain";
 /// Wrong keys of `end`'s device for 8 bytes that need `access`: address, key, and what is said about them.
 fn wrong(end: &End, access: Access) -> Vec<(u64, u32, &'static str)> {
     let without = leak(end.pd.alloc(64, Access::LOCAL_WRITE.difference(access)).unwrap());
-    let other = leak(end.device.alloc_pd().alloc(64, ANY).unwrap());
+    let other = leak(end.device.alloc_pd().unwrap().alloc(64, ANY).unwrap());
     let gone = end.pd.alloc(64, ANY).unwrap();
     let (gone_at, gone_key) = (gone.addr(), gone.lkey());
     gone.deregister().unwrap();

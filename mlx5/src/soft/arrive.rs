@@ -4,10 +4,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use shm::ready::Lanes;
 
+use super::atomics;
 use super::compact;
 use super::cq::SoftCq;
 use super::faults::Injector;
-use super::layout::{LANE_SLOTS, Message, SOLICITED};
+use super::layout::{ATOMIC, GRH, LANE_SLOTS, Message, SOLICITED};
 use super::queues::SoftQp;
 use super::trace::What;
 use super::{Hca, State};
@@ -50,7 +51,7 @@ pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
         deliver(hca, qp, cq, &message, 0);
     }
     // L2
-    hca.memory.qp(qp.index).consumed.0.store(qp.lane.position(), Ordering::Release);
+    hca.memory.qp(qp.index).told.consumed.store(qp.lane.position(), Ordering::Release);
 }
 
 pub(crate) struct Arrivals<'a> {
@@ -84,7 +85,7 @@ impl Arrivals<'_> {
             taken += 1;
             if qp.lane.position() % CONSUMED_EVERY == 0 {
                 // L2
-                self.hca.memory.qp(lane).consumed.0.store(qp.lane.position(), Ordering::Release);
+                self.hca.memory.qp(lane).told.consumed.store(qp.lane.position(), Ordering::Release);
             }
         }
         taken
@@ -119,20 +120,20 @@ pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
 #[inline(always)]
 pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message, source_qpn: u32) {
     prefetch(message.payload);
+    let Some(opcode) = receive_opcode(message) else { return deliver_other(hca, qp, cq, message) };
     // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
     if !qp.taken.account(message.wqe_index, message.pop) {
         return qp.fail(hca);
     }
     let cqe = ResponderCqe {
         qpn: qp.qpn,
-        srqn: qp.rqn,
+        srqn: qp.user_index,
         imm: message.imm,
         byte_count: message.byte_count,
         wqe_counter: message.wqe_index,
         source_qpn,
-        grh: false,
+        grh: message.flags & GRH != 0,
     };
-    let Some(opcode) = receive_opcode(message) else { return deliver_error(hca, qp, cq, message) };
     if cq.write_receive(&cqe, opcode, message.flags & SOLICITED != 0).is_err() {
         qp.fail(hca);
     }
@@ -152,14 +153,18 @@ pub(crate) fn receive_opcode(message: &Message) -> Option<CqeOpcode> {
     }
 }
 
-/// The receive failed, and the queue pair with it; or the peer wrote what is no message.
+/// An atomic that is to be done here; or the receive failed, and the queue pair with it; or the peer wrote what is no message.
 #[cold]
-fn deliver_error(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
-    if message.opcode != CqeOpcode::ResponderError as u8 {
+fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
+    if message.opcode == ATOMIC {
+        return atomics::answer(hca, qp, message.imm);
+    }
+    if message.opcode != CqeOpcode::ResponderError as u8 || !qp.taken.account(message.wqe_index, message.pop) {
         return qp.fail(hca);
     }
     let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
-    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter: message.wqe_index };
+    let cqe =
+        ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter: message.wqe_index, user_index: qp.user_index };
     // An overrun CQ tells nobody anything more.
     let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
     qp.fail(hca);

@@ -37,7 +37,7 @@ pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) 
     }
     complete(hca, qp, cq, &run[..length]);
     // L2
-    hca.memory.qp(qp.index).consumed.0.store(qp.lane.position(), Ordering::Release);
+    hca.memory.qp(qp.index).told.consumed.store(qp.lane.position(), Ordering::Release);
     taken
 }
 
@@ -72,7 +72,7 @@ fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
 
 fn cqe(qp: &SoftQp, message: &Message) -> [u8; CQE_BYTES] {
     let &Message { imm, byte_count, wqe_index: wqe_counter, .. } = message;
-    let cqe = ResponderCqe { qpn: qp.qpn, srqn: qp.rqn, imm, byte_count, wqe_counter, ..ResponderCqe::default() };
+    let cqe = ResponderCqe { qpn: qp.qpn, srqn: qp.user_index, imm, byte_count, wqe_counter, ..ResponderCqe::default() };
     let mut bytes = cqe.emit();
     if message.flags & SOLICITED != 0 {
         bytes[OP_OWN_OFFSET] |= 2;

@@ -13,7 +13,7 @@ use crate::wire::{CQE_BYTES, CqeOpcode, CtrlWords, ErrorCqe, Opcode, RequesterCq
 pub(crate) const EVERY_LID: u16 = 0;
 
 fn success(qp: &SoftQp, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES] {
-    RequesterCqe { wqe_opcode: ctrl.opcode(), qpn: qp.qpn, wqe_counter: ctrl.wqe_index(), byte_count }.emit()
+    RequesterCqe { wqe_opcode: ctrl.opcode(), qpn: qp.qpn, wqe_counter: ctrl.wqe_index(), byte_count, user_index: qp.user_index }.emit()
 }
 
 /// A signaled WQE succeeded, in immediate time and with nobody watching.
@@ -50,7 +50,14 @@ impl Completions<'_> {
         qp.waiting = None;
         qp.fail(self.hca);
         let raw_syndrome = syndrome as u8;
-        let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: ctrl.opcode(), qpn: qp.qpn, wqe_counter: ctrl.wqe_index() };
+        let cqe = ErrorCqe {
+            raw_syndrome,
+            vendor_syndrome,
+            wqe_opcode: ctrl.opcode(),
+            qpn: qp.qpn,
+            wqe_counter: ctrl.wqe_index(),
+            user_index: qp.user_index,
+        };
         self.executed(qp, ctrl, Some(cqe.emit()), CqeOpcode::RequesterError);
         // A malformed WQE may claim to be longer than what was posted.
         let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);

@@ -16,7 +16,11 @@ use crate::wire::{
 ///
 /// The CQEs given to it say in op_own only whether they are solicited; opcode, format and owner bit are filled in here.
 pub(crate) struct SoftCq {
-    memory: PrivateMemory,
+    buffer: NonNull<u8>,
+    /// The two words of the doorbell record: consumer, arm.
+    record: NonNull<AtomicU32>,
+    /// Both, if they are the device's own; else they are where another driver keeps them.
+    _memory: Option<PrivateMemory>,
     log_entries: u32,
     /// Logarithm of the bytes of an entry, 64 or 128.
     log_stride: u32,
@@ -43,13 +47,27 @@ const CQ_BUFFER: usize = 4096;
 impl SoftCq {
     /// A queue of untouched entries. `config.entries` is a power of two and `config.cqe_bytes` 64 or 128: the caller has checked them.
     pub(crate) fn new(config: &CqConfig) -> io::Result<Self> {
-        let stride = config.cqe_bytes as usize;
-        let memory = PrivateMemory::new(CQ_BUFFER + config.entries as usize * stride)?;
-        let log_entries = config.entries.trailing_zeros();
+        let memory = PrivateMemory::new(CQ_BUFFER + config.entries as usize * config.cqe_bytes as usize)?;
+        // SAFETY: both stay where they are as long as `memory`, which the queue keeps.
+        let cq = unsafe { Self::elsewhere(memory.at(CQ_BUFFER), memory.at(CQ_RECORD), config) };
+        for i in 0..config.entries {
+            // SAFETY: inside the new memory, which nobody else has yet.
+            unsafe { cq.cqe(i).add(OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
+        }
+        Ok(Self { _memory: Some(memory), ..cq })
+    }
+
+    /// The queue whose entries, untouched, are at `buffer`; both words of its doorbell record are at `record`. Otherwise as [`new`](Self::new).
+    ///
+    /// # Safety
+    /// Both are valid as long as the queue.
+    pub(crate) unsafe fn elsewhere(buffer: NonNull<u8>, record: NonNull<AtomicU32>, config: &CqConfig) -> Self {
         let cq = Self {
-            memory,
-            log_entries,
-            log_stride: stride.trailing_zeros(),
+            buffer,
+            record,
+            _memory: None,
+            log_entries: config.entries.trailing_zeros(),
+            log_stride: config.cqe_bytes.trailing_zeros(),
             compression: config.compression,
             producer: 0,
             solicited: 0,
@@ -57,11 +75,12 @@ impl SoftCq {
             is_reported: false,
         };
         cq.arm_word().store(NOT_ARMED, Ordering::Relaxed);
-        for i in 0..config.entries {
-            // SAFETY: inside the new memory, which nobody else has yet.
-            unsafe { cq.cqe(i).add(OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
-        }
-        Ok(cq)
+        cq
+    }
+
+    /// Whether it had no room for a CQE, so that it gets no more.
+    pub(crate) fn has_overrun(&self) -> bool {
+        self.overrun
     }
 
     /// CQEs written so far, modulo 2^32.
@@ -71,12 +90,12 @@ impl SoftCq {
 
     /// The first entry's first byte.
     pub(crate) fn buffer(&self) -> NonNull<u8> {
-        self.memory.at(CQ_BUFFER)
+        self.buffer
     }
 
     /// The consumer word of the doorbell record.
     pub(crate) fn record(&self) -> NonNull<AtomicU32> {
-        self.memory.at(CQ_RECORD)
+        self.record
     }
 
     /// Bytes of an entry.
@@ -99,12 +118,13 @@ impl SoftCq {
     #[inline(always)]
     fn cqe(&self, counter: u32) -> NonNull<u8> {
         let index = (counter & ((1 << self.log_entries) - 1)) as usize;
-        self.memory.at(CQ_BUFFER - CQE_BYTES + ((index + 1) << self.log_stride))
+        // SAFETY: inside the buffer, which holds that many entries.
+        unsafe { self.buffer.add(((index + 1) << self.log_stride) - CQE_BYTES) }
     }
 
     #[inline(always)]
     fn has_room(&self, count: u32) -> bool {
-        // SAFETY: inside the private memory; the driver accesses it through the same atomic type.
+        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
         let record = unsafe { self.record().as_ref() };
         // The record has 24 bits. Acquire: the driver has finished reading what it passed.
         let consumed = u32::from_be(record.load(Ordering::Acquire));
@@ -147,7 +167,7 @@ impl SoftCq {
         if self.is_reported {
             return None;
         }
-        // SAFETY: inside the private memory; the driver accesses it through the same atomic type.
+        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
         let consumed = u32::from_be(unsafe { self.record().as_ref() }.load(Ordering::Acquire)) & 0xff_ffff;
         let is_ahead = self.producer.wrapping_sub(consumed) & 0xff_ffff > 1 << self.log_entries;
         let broken = match (is_ahead, self.overrun) {
@@ -161,8 +181,8 @@ impl SoftCq {
     }
 
     fn arm_word(&self) -> &AtomicU32 {
-        // SAFETY: inside the private memory; the driver accesses it through the same atomic type.
-        unsafe { self.memory.at::<AtomicU32>(CQ_RECORD + 4 * CQ_DBREC_ARM).as_ref() }
+        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
+        unsafe { self.record.add(CQ_DBREC_ARM).as_ref() }
     }
 
     /// Whether the driver armed the queue and there is a CQE that it was armed for; disarms it then.
@@ -173,10 +193,8 @@ impl SoftCq {
         // A 24-bit difference, signed.
         let behind = newest.wrapping_sub(armed.consumed) << 8;
         let is_due = word != NOT_ARMED && behind as i32 > 0;
-        if is_due {
-            self.arm_word().store(NOT_ARMED, Ordering::Relaxed);
-        }
-        is_due
+        // A driver of another thread may have armed it again, for what it has not seen yet.
+        is_due && self.arm_word().compare_exchange(word, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Writes the CQE of a receive.

@@ -12,7 +12,7 @@ use shm::ready::ReadyWords;
 
 use super::fabric::Peer;
 use super::gather::{Data, scatter};
-use super::layout::{DATAGRAM_SLOTS, DatagramHeader, DatagramLane, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU, Message, SOLICITED};
+use super::layout::{DATAGRAM_SLOTS, DatagramHeader, DatagramLane, GRH, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU, Message, SOLICITED};
 use super::memory::{DeviceMemory, Fault};
 use super::objects::{commit, qp_index};
 use super::queues::Transport;
@@ -20,10 +20,31 @@ use super::requester::{Malformed, Outcome, check_local};
 use super::vendor::Limit;
 use super::{Hca, Links, State, arrive};
 use crate::ud_qp::GRH_BYTES;
-use crate::wire::{CqeOpcode, CtrlWords, DatagramSegment, Opcode, SEGMENT, Syndrome};
+use crate::wire::{AddressVector, CqeOpcode, CtrlWords, DatagramSegment, Opcode, SEGMENT, Syndrome};
 
 /// A Q_Key with this bit in a WQE stands for the sending queue pair's own.
 const CONTROLLED_QKEY: u32 = 1 << 31;
+
+/// A Global Route Header (InfiniBand specification, "Global Route Header"), as a receive's first bytes have it.
+struct Grh([u8; GRH_BYTES]);
+
+impl Grh {
+    /// That of a message of `length` bytes on the way that `vector` says.
+    fn new(hca: &Hca, vector: &AddressVector, length: usize, opcode: Opcode) -> Self {
+        const BTH_DETH_ICRC: usize = 12 + 8 + 4;
+        const NEXT_IS_TRANSPORT: u8 = 0x1b;
+        let headers = BTH_DETH_ICRC + if opcode == Opcode::SendImm { 4 } else { 0 };
+        let version_class_flow = 6 << 28 | u32::from(vector.tclass) << 20 | vector.grh_gid_fl & 0xf_ffff;
+        let mut b = [0; GRH_BYTES];
+        b[0..4].copy_from_slice(&version_class_flow.to_be_bytes());
+        b[4..6].copy_from_slice(&((headers + length.next_multiple_of(4)) as u16).to_be_bytes());
+        b[6] = NEXT_IS_TRANSPORT;
+        b[7] = vector.hop_limit;
+        b[8..24].copy_from_slice(&hca.gid());
+        b[24..40].copy_from_slice(&vector.rgid);
+        Self(b)
+    }
+}
 
 /// A lane of this device, towards one other.
 pub(crate) struct Outgoing {
@@ -70,6 +91,7 @@ pub(crate) fn send(
     if length > MAX_MTU {
         return Limit::DatagramTooLong.fails(Syndrome::LocalLength);
     }
+    let grh = (to.vector.rgid != [0; 16]).then(|| Grh::new(hca, &to.vector, length, opcode));
     let header = DatagramHeader {
         qpn: to.qpn,
         qkey: if to.qkey & CONTROLLED_QKEY == 0 { to.qkey } else { own_qkey },
@@ -77,10 +99,10 @@ pub(crate) fn send(
         byte_count: length as u32,
         imm: if opcode == Opcode::SendImm { ctrl.imm() } else { 0 },
         opcode: cqe_opcode as u8,
-        flags: if ctrl.solicited() { SOLICITED } else { 0 },
+        flags: if ctrl.solicited() { SOLICITED } else { 0 } | if grh.is_some() { GRH } else { 0 },
         _zero: 0,
     };
-    let Some(out) = outgoing(hca, links, to.vector.rlid) else { return Outcome::Done(0) };
+    let Some(out) = outgoing(hca, links, hca.lid_of(to.qpn, to.vector.rlid)) else { return Outcome::Done(0) };
     let lane = hca.memory.datagram_lane(out.lane);
     if !out.tx.has_room(&lane.consumed) {
         return Outcome::Done(0);
@@ -88,7 +110,14 @@ pub(crate) fn send(
     let slot = out.tx.position() as usize % DATAGRAM_SLOTS;
     // SAFETY: the place of this slot in this device's own lane; the receiver does not read it before the slot is published (L1) and is
     // done with its last content (L2, `has_room`).
-    let mut to = unsafe { NonNull::from(&lane.payloads).cast::<[u8; MAX_MTU]>().add(slot).cast::<u8>() };
+    let mut to = unsafe { NonNull::from(&lane.payloads).cast::<[u8; GRH_BYTES + MAX_MTU]>().add(slot).cast::<u8>() };
+    if let Some(Grh(bytes)) = grh {
+        // SAFETY: the place has room for a GRH and the longest payload.
+        unsafe {
+            to.cast().write(bytes);
+            to = to.add(GRH_BYTES);
+        }
+    }
     let copied = data.each(|piece| {
         // SAFETY: the piece is readable, and all pieces together fit (checked above).
         unsafe {
@@ -211,9 +240,10 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
         }
         let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { continue };
         let Some(taking) = qp.receives.pop(&AtomicU64::new(0)) else { continue };
-        let data = Data::of_memory(payload.as_ptr(), header.byte_count as usize);
+        let grh = if header.flags & GRH != 0 { GRH_BYTES } else { 0 };
+        let data = Data::of_memory(payload.as_ptr(), grh + header.byte_count as usize);
         // SAFETY: the payload is in the sender's mapping, which `peer` keeps; the sender may overwrite it, which spoils bytes only.
-        let result = unsafe { scatter(&hca.memory, &qp.receives, taking.index, GRH_BYTES, &data) };
+        let result = unsafe { scatter(&hca.memory, &qp.receives, taking.index, GRH_BYTES - grh, &data) };
         let (opcode, imm) = match result {
             Ok(()) => (header.opcode, header.imm),
             Err((syndrome, vendor)) => (CqeOpcode::ResponderError as u8, Message::error(syndrome, vendor)),
@@ -225,7 +255,7 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
             pop: taking.count,
             wqe_index: taking.index,
             opcode,
-            flags: header.flags & SOLICITED,
+            flags: header.flags & (SOLICITED | GRH),
         };
         arrive::trace(hca, qp, &message);
         arrive::deliver(hca, qp, cq, &message, header.source_qpn);
@@ -263,7 +293,7 @@ mod tests {
         let [device, sender] = [(); 2].map(|()| Device::open(&DeviceSpec::Soft(options.clone())).unwrap());
         let own = ReceiveSource::Own { depth: 8, max_sge: 1 };
         let [(pd, mut cq, mut to), (_, _sender_cq, mut from)] = [&device, &sender].map(|device| {
-            let (pd, cq) = (device.alloc_pd(), device.create_cq(16).unwrap());
+            let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(16).unwrap());
             let mut qp = pd.create_ud_qp(&cq, &cq, own, &QpConfig::default()).unwrap();
             qp.activate(7).unwrap();
             (pd, cq, qp)
@@ -277,7 +307,7 @@ mod tests {
         let send = UdSend { to: &destination, payload: Inline(&[]) };
         from.post(&send, crate::Signal::Reclaim, 0).unwrap();
         from.ring();
-        let hca = sender.control();
+        let hca = sender.control().soft().unwrap();
         {
             let out = &mut hca.state.borrow_mut().links.outgoing[0];
             let good = DatagramHeader { qpn: to.qpn(), qkey: 7, source_qpn: 1, byte_count: 0, imm: 0, opcode: 0, flags: 0, _zero: 0 };

@@ -32,6 +32,12 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
     if hca.strict && !strict::doorbell(hca, state, index, uar_offset % REGISTER_BYTES) {
         return;
     }
+    rung(hca, state, index);
+}
+
+/// A doorbell of queue pair `index` rang.
+#[inline(always)]
+pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) {
     let Some(Some(qp)) = state.qps.get_mut(index) else { return };
     if matches!(hca.timing, Timing::Immediate) {
         qp.sq_limit = qp.sq_producer();
@@ -206,6 +212,7 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
         // A stepper would never get past a moment that is always due again.
         WaitFor::Room if hca.has_exact_lanes => now_ns.saturating_add(LANE_RETRY_NS),
         WaitFor::Room => now_ns,
+        WaitFor::Answer if !is_gone => now_ns,
         WaitFor::Fault => now_ns.saturating_add(fault_ns),
         WaitFor::Receive => {
             match waiting.rnr_left {
@@ -215,7 +222,7 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
             }
             now_ns.saturating_add(qp.options.rnr_timer_ns.max(1))
         }
-        WaitFor::Peer => {
+        WaitFor::Peer | WaitFor::Answer => {
             let patience = qp.options.transport_timeout_ns();
             let patience = if is_gone { patience.min(hca.dead_peer_timeout_ns) } else { patience };
             let end_ns = waiting.since_ns.saturating_add(patience);
@@ -257,8 +264,8 @@ fn wqe_bytes(qp: &SoftQp, at: NonNull<u8>, ctrl: CtrlWords) -> Result<Option<Non
     if !ctrl.names(qp.sq_consumer, qp.qpn) || ds == 0 || blocks > outstanding {
         return Err(Malformed::Control);
     }
-    let first = qp.sq_consumer & qp.sq_mask;
-    if blocks > 1 && u32::from(first) + u32::from(blocks) > u32::from(qp.sq_mask) + 1 {
+    let to_end = qp.sq.capacity() - (u32::from(qp.sq_consumer) & (qp.sq.capacity() - 1));
+    if blocks > 1 && u32::from(blocks) > to_end {
         return Ok(None);
     }
     Ok(Some(NonNull::slice_from_raw_parts(at, ds * SEGMENT)))

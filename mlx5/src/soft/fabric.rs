@@ -16,7 +16,7 @@ use crate::device::{FabricSpec, OpenError};
 use crate::qp::ConnectError;
 
 /// Unicast LIDs are 1..=0xbfff (InfiniBand specification, "Local Identifiers").
-const MAX_LID: u16 = 0xbfff;
+pub(crate) const MAX_LID: u16 = 0xbfff;
 
 /// A fabric of devices in this process, for tests and simulation. Clones are the same fabric.
 #[derive(Clone, Debug, Default)]
@@ -45,13 +45,13 @@ pub(crate) struct LocalDeviceRef {
 }
 
 impl Membership {
-    /// Publishes `memory` under the first free LID.
-    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory) -> Result<Self, OpenError> {
+    /// Publishes `memory` under the first free LID of 1..=`max_lid`.
+    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, max_lid: u16) -> Result<Self, OpenError> {
         match spec {
             FabricSpec::Shared { dir } => {
                 let dir = Dir::open(dir.as_deref())?;
                 dir.sweep()?;
-                for lid in 1..=MAX_LID {
+                for lid in 1..=max_lid {
                     let publication = Publication { lid: u64::from(lid), segments: memory.ids() };
                     let created = Region::create(&dir, &file_name(lid), REGION_KIND, size_of::<Publication>(), |view| {
                         if let Some(at) = view.at::<Publication>(0) {
@@ -65,9 +65,9 @@ impl Membership {
                         Err(error) => return Err(error.into()),
                     }
                 }
-                Err(OpenError::NoFreeLid(MAX_LID))
+                Err(OpenError::NoFreeLid(max_lid))
             }
-            FabricSpec::Local(fabric) => fabric.join(memory),
+            FabricSpec::Local(fabric) => fabric.join(memory, max_lid),
         }
     }
 
@@ -137,9 +137,9 @@ impl LocalFabric {
         Self::default()
     }
 
-    fn join(&self, memory: &DeviceMemory) -> Result<Membership, OpenError> {
+    fn join(&self, memory: &DeviceMemory, max_lid: u16) -> Result<Membership, OpenError> {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        for lid in 1..=MAX_LID {
+        for lid in 1..=max_lid {
             if let Entry::Vacant(slot) = devices.entry(lid) {
                 let segments = memory.ids();
                 let gone = Arc::new(AtomicBool::new(false));
@@ -149,7 +149,7 @@ impl LocalFabric {
                 return Ok(Membership::Local { fabric: self.clone(), device });
             }
         }
-        Err(OpenError::NoFreeLid(MAX_LID))
+        Err(OpenError::NoFreeLid(max_lid))
     }
 
     fn lookup(&self, lid: u16) -> Option<LocalDevice> {

@@ -60,6 +60,7 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
             wqe_opcode: 0,
             qpn: qp.qpn,
             wqe_counter: index,
+            user_index: qp.user_index,
         };
         if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
             // An overrun CQ tells nobody anything more.
@@ -78,7 +79,7 @@ mod tests {
     fn what_has_arrived_completes_before_what_is_flushed() {
         let fabric = FabricSpec::Local(LocalFabric::new());
         let device = Device::open(&DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() })).unwrap();
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let (send_cq, mut recv_cq) = (device.create_cq(16).unwrap(), device.create_cq(16).unwrap());
         let own = ReceiveSource::Own { depth: 4, max_sge: 0 };
         let mut from = pd.create_qp(&send_cq, &recv_cq, own, &QpConfig::default()).unwrap();
@@ -109,7 +110,7 @@ mod tests {
         let own = ReceiveSource::Own { depth: 4, max_sge: 0 };
         let [(mut cq, mut to), (peer_cq, from)] = [&device, &peer].map(|device| {
             let cq = device.create_cq(16).unwrap();
-            let qp = device.alloc_pd().create_qp(&cq, &cq, own, &QpConfig::default()).unwrap();
+            let qp = device.alloc_pd().unwrap().create_qp(&cq, &cq, own, &QpConfig::default()).unwrap();
             (cq, qp)
         });
         to.connect(&from.address(), &ConnectOptions::default()).unwrap();
@@ -117,7 +118,7 @@ mod tests {
         to.ring_receives();
         drop((peer_cq, from, peer));
         // Its count is behind what it was: one that is no number of receives taken.
-        let memory = &device.control().memory;
+        let memory = &device.control().soft().unwrap().memory;
         let rqn = memory.qp(super::super::objects::qp_index(to.qpn())).rqn.load(Ordering::Relaxed);
         memory.rq(rqn).unwrap().1.word.store(u64::MAX << 16, Ordering::Relaxed);
         to.fail();

@@ -11,7 +11,7 @@ const ANY: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access
 
 /// One word of what peers of `device` may write becomes nonsense.
 fn spoil(device: &Device, random: &mut Random) {
-    let memory = &device.control().memory;
+    let memory = &device.control().soft().unwrap().memory;
     let garbage = match random.below(4) {
         0 => u64::MAX,
         1 => random.below(1 << 20),
@@ -45,7 +45,7 @@ struct End {
 impl End {
     fn new(options: &SoftOptions, random: &mut Random) -> Self {
         let device = Device::open(&DeviceSpec::Soft(options.clone())).unwrap();
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let send_cq = device.create_cq(1024).unwrap();
         let recv_cq = device.create_cq(CqConfig { compression: random.below(2) == 0, ..CqConfig::from(64) }).unwrap();
         let srq = (random.below(2) == 0).then(|| pd.create_srq(31, 2).unwrap());

@@ -14,7 +14,8 @@
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
 //! | `QpEntry::identity` | owner | requester | **H1** Release/Acquire: the entry's other fields |
-//! | `QpEntry::consumed` | owner, every 16 messages | requester | L2 of `shm::lane` |
+//! | `Told::consumed` | owner, every 16 messages | requester | L2 of `shm::lane` |
+//! | `Told::answered` | owner | requester | **H8** Release/Acquire: the old value of the atomic it answers |
 //! | `QpEntry::armed` | owner | requester | R1 of `shm::ready` |
 //! | `MrEntry::key` | owner | requesters | **H2** Release/Acquire: the entry's other fields |
 //! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes |
@@ -22,6 +23,7 @@
 //! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `shm::lane` |
 //! | `Sleep::wakes` | requesters, fetch_add | owner | **H7** after a ready bit; the owner looks at the bits between reading it and sleeping on it |
 //! | `Sleep::sleeping` | owner | requesters | **H7** heavy/light barrier: a requester sees it, or its ready bit is seen |
+//! | `AtomicRequest` | the lane's requester | owner | L1 of the message that says that it is there; written again after H8 only |
 //! | `Lane::intent` | the lane's requester | owner in repair | **H5** Release/Acquire: set before the pop, cleared after the slot is published |
 //! | `RqEntry::record` | owner's driver | requesters | device format; Release/Acquire: the WQEs below it |
 //! | `RqEntry::returned` | owner | requesters | **H6** Release/Acquire: after the pop word that begins with what was returned |
@@ -31,10 +33,11 @@ use shm::memfd::MemfdId;
 use shm::ready::ReadyWords;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
+use crate::ud_qp::GRH_BYTES;
 use crate::wire::Syndrome;
 
 /// What the control file's `kind` says; its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC04");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC05");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -65,7 +68,7 @@ pub(crate) struct Header {
 /// One queue pair.
 #[repr(C, align(64))]
 pub(crate) struct QpEntry {
-    /// `qpn << 8 | flags`; 0 when free. See [`RECEIVES`].
+    /// `generation << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`].
     pub(crate) identity: AtomicU64,
     /// Who may send here: [`QpEntry::pack_peer`].
     pub(crate) peer: AtomicU64,
@@ -77,14 +80,32 @@ pub(crate) struct QpEntry {
     pub(crate) pd: AtomicU32,
     /// Receive queue.
     pub(crate) rqn: AtomicU32,
-    /// Lane messages consumed. In a line of its own: the owner writes it every 16 messages, the requester reads it once per lap of the lane
-    /// and the words above with every doorbell.
-    pub(crate) consumed: Line<AtomicU64>,
+    pub(crate) told: Told,
 }
 
-/// A cache line of its own.
+/// What the owner of a queue pair tells its requester. In a line of its own: the owner writes it every 16 messages, the requester reads it
+/// once per lap of the lane and the words of the entry with every doorbell.
 #[repr(C, align(64))]
-pub(crate) struct Line<T>(pub(crate) T);
+pub(crate) struct Told {
+    /// Lane messages consumed.
+    pub(crate) consumed: AtomicU64,
+    /// The last atomic that the owner executed: [`Told::pack`].
+    pub(crate) answered: AtomicU64,
+    /// And the value it found.
+    pub(crate) old: AtomicU64,
+}
+
+impl Told {
+    /// Answer to atomic `number` of the connection: 0, or why it failed.
+    pub(crate) const fn pack(number: u32, fault: u8) -> u64 {
+        (number as u64) << 8 | fault as u64
+    }
+
+    /// The number and the fault.
+    pub(crate) const fn unpack(word: u64) -> (u32, u8) {
+        ((word >> 8) as u32, word as u8)
+    }
+}
 
 /// Flag in [`QpEntry::identity`]: the state is RTR or RTS.
 pub(crate) const RECEIVES: u64 = 1;
@@ -92,8 +113,14 @@ pub(crate) const RECEIVES: u64 = 1;
 pub(crate) const DATAGRAM: u64 = 2;
 
 impl QpEntry {
-    pub(crate) const fn pack_identity(qpn: u32, flags: u64) -> u64 {
-        (qpn as u64) << 8 | flags
+    /// `generation` tells apart the queue pairs that had this number.
+    pub(crate) const fn pack_identity(generation: u16, qpn: u32, flags: u64) -> u64 {
+        (generation as u64) << 32 | (qpn as u64) << 8 | flags
+    }
+
+    /// The queue pair number in an identity.
+    pub(crate) const fn qpn(identity: u64) -> u32 {
+        (identity >> 8) as u32 & 0xff_ffff
     }
 
     pub(crate) const fn pack_peer(lid: u16, qpn: u32) -> u64 {
@@ -188,6 +215,21 @@ pub(crate) struct Message {
 
 /// Flag of a message: the sender asked for an event.
 pub(crate) const SOLICITED: u8 = 1;
+/// Flag of a datagram: its payload begins with a GRH.
+pub(crate) const GRH: u8 = 2;
+/// Opcode of a message that takes no receive: the lane's [`AtomicRequest`] is to be executed.
+pub(crate) const ATOMIC: u8 = 0x80;
+
+/// An atomic on memory that only its owner can reach. One at a time: the requester's send queue waits for the answer.
+#[repr(C)]
+pub(crate) struct AtomicRequest {
+    /// `1 << 32` for fetch-and-add, 0 for compare-and-swap; the rkey.
+    pub(crate) kind_key: AtomicU64,
+    pub(crate) addr: AtomicU64,
+    pub(crate) compare: AtomicU64,
+    /// Or what to add.
+    pub(crate) swap: AtomicU64,
+}
 
 impl Message {
     /// What a message with opcode `ResponderError` has in the place of the immediate.
@@ -222,8 +264,8 @@ pub(crate) struct DatagramLane {
     /// Datagrams taken.
     pub(crate) consumed: AtomicU64,
     pub(crate) slots: [Slot<DatagramHeader>; DATAGRAM_SLOTS],
-    /// Of each slot.
-    pub(crate) payloads: [UnsafeCell<[u8; MAX_MTU]>; DATAGRAM_SLOTS],
+    /// Of each slot: the payload, or a GRH and the payload.
+    pub(crate) payloads: [UnsafeCell<[u8; GRH_BYTES + MAX_MTU]>; DATAGRAM_SLOTS],
 }
 
 /// Where the one requester of a queue pair delivers to it.
@@ -231,6 +273,7 @@ pub(crate) struct DatagramLane {
 pub(crate) struct Lane {
     /// Pop word of a receive being taken, plus [`Pop::ONE`]; 0 when none is.
     pub(crate) intent: AtomicU64,
+    pub(crate) atomic: AtomicRequest,
     pub(crate) slots: [Slot<Message>; LANE_SLOTS],
 }
 
@@ -277,7 +320,7 @@ pub(crate) struct Publication {
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<Header>() == 64);
-    assert!(size_of::<QpEntry>() == 128 && offset_of!(QpEntry, armed) == 24 && offset_of!(QpEntry, consumed) == 64);
+    assert!(size_of::<QpEntry>() == 128 && offset_of!(QpEntry, armed) == 24 && offset_of!(QpEntry, told) == 64);
     assert!(size_of::<MrEntry>() == 64);
     assert!(size_of::<RqEntry>() == 64 && offset_of!(RqEntry, record) == 16);
     assert!(size_of::<Pop>() == 64);

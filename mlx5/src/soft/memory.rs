@@ -28,6 +28,20 @@ pub(crate) enum Fault {
     Copy = 5,
 }
 
+impl Fault {
+    /// The fault in a word of another process; `None` for 0.
+    pub(crate) fn from_wire(byte: u8) -> Option<Self> {
+        match byte {
+            0 => None,
+            2 => Some(Self::Bounds),
+            3 => Some(Self::Access),
+            4 => Some(Self::Domain),
+            5 => Some(Self::Copy),
+            _ => Some(Self::Key),
+        }
+    }
+}
+
 /// Checked memory of a device.
 #[derive(Clone, Copy)]
 pub(crate) enum Span {

@@ -6,8 +6,8 @@
 //! - [`memory`]: a device's segments, and the check of every access by key.
 //! - [`fabric`]: finding and mapping another device; knowing that it died. [`links`]: the devices that this one knows.
 //! - [`queues`], [`receive`], [`cq`]: the device's side of queue pairs, of receive queues and of completion queues.
-//! - [`execute`]: WQEs off a send queue, in order. [`requester`]: what each verb does. [`gather`]: where the bytes are. [`complete`]: what
-//!   is left.
+//! - [`execute`]: WQEs off a send queue, in order. [`requester`]: what each verb does; [`atomics`]: the locked ones. [`gather`]: where the
+//!   bytes are. [`complete`]: what is left.
 //! - [`arrive`]: the owner: lane messages become CQEs; [`compact`]: fewer or fuller ones. [`datagram`]: the unreliable kind. [`flush`]: what
 //!   an error leaves.
 //! - [`events`]: sleeping and waking.
@@ -22,6 +22,7 @@
 
 mod arena;
 mod arrive;
+mod atomics;
 mod clock;
 mod compact;
 mod complete;
@@ -35,10 +36,12 @@ mod fabric;
 mod faults;
 mod flush;
 mod gather;
+mod hosted;
 mod layout;
 mod links;
 mod local;
 mod memory;
+mod mirror;
 mod nic;
 mod null;
 mod objects;
@@ -106,6 +109,8 @@ pub(crate) struct Hca {
     has_extras: bool,
     /// Set on a null device. On any other, doorbells and empty polls come here.
     null: Option<NullOptions>,
+    /// Its queues are another driver's, and it is one seat of the port with this GID.
+    hosted: Option<[u8; 16]>,
     /// A queue pair failed since the last flush, or one with a receive queue of its own did at any time.
     has_failed: Cell<bool>,
     state: RefCell<State>,
@@ -182,24 +187,28 @@ impl Hca {
     /// The second hook: a completion queue was found empty. Runs what is due and turns arrived messages into CQEs; returns whether
     /// there may be CQEs now that were not there before.
     pub(crate) fn empty_poll(&self) -> bool {
-        let mut state = self.state.borrow_mut();
+        self.progress(&mut self.state.borrow_mut())
+    }
+
+    #[inline(always)]
+    fn progress(&self, state: &mut State) -> bool {
         self.clock.polled();
         let mut progress = false;
         if !state.deferred.is_empty() {
-            progress = self.executing(|| execute::run_deferred(self, &mut state));
+            progress = self.executing(|| execute::run_deferred(self, state));
         }
         if state.links.has_datagrams {
-            progress |= datagram::receive(self, &mut state) > 0;
+            progress |= datagram::receive(self, state) > 0;
         }
         state.polls_to_patrol -= 1;
         if state.polls_to_patrol == 0 {
-            self.patrol(&mut state);
+            self.patrol(state);
         }
-        let exact = if self.has_extras { self.extras(&mut state) } else { None };
-        progress |= exact.unwrap_or_else(|| arrive::pass(self, &mut state)) > 0;
+        let exact = if self.has_extras { self.extras(state) } else { None };
+        progress |= exact.unwrap_or_else(|| arrive::pass(self, state)) > 0;
         // Last: what came before may have failed a queue pair, and nobody promises another poll.
         if self.has_failed.get() {
-            progress |= flush::flush_failed(self, &mut state);
+            progress |= flush::flush_failed(self, state);
         }
         progress
     }
@@ -235,6 +244,17 @@ impl Hca {
     /// Its LID.
     pub(crate) fn lid(&self) -> u16 {
         self.membership.lid()
+    }
+
+    /// The device that has queue pair `qpn` of the port that `rlid` names.
+    fn lid_of(&self, qpn: u32, rlid: u16) -> u16 {
+        if self.hosted.is_some() { (qpn >> layout::QP_INDEX_BITS) as u16 } else { rlid }
+    }
+
+    /// The GID of its port: link-local, from the LID, unless it was given one.
+    fn gid(&self) -> [u8; 16] {
+        let own = u128::from(self.lid()) | 0xfe80 << 112;
+        self.hosted.unwrap_or(own.to_be_bytes())
     }
 
     /// Looks whether a peer has died: takes what it left in the lanes, where it may not have come to say so, and gives back the receives it

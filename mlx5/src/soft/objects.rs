@@ -12,25 +12,26 @@ use shm::ready::{ARMED, ReadyWords};
 use super::arena::PAGE;
 use super::cq::SoftCq;
 use super::execute::LANE_RETRY_NS;
-use super::fabric::Membership;
+use super::fabric::{MAX_LID, Membership};
 use super::faults;
-use super::layout::{DATAGRAM, LANE_SLOTS, MAX_MRS, MAX_QPS, Message, QP_INDEX_BITS, QpEntry, RECEIVES};
+use super::layout::{DATAGRAM, LANE_SLOTS, Lane, MAX_MRS, MAX_QPS, Message, QP_INDEX_BITS, QpEntry, RECEIVES};
 use super::memory::DeviceMemory;
 use super::private::PrivateMemory;
-use super::queues::{REGISTER_BYTES, Remote, SQ_BUFFER, SQ_RECORD, SoftQp, Transport};
+use super::queues::{REGISTER_BYTES, Remote, SQ_BUFFER, SoftQp, SqPlace, Transport};
 use super::receive::{MAX_RECV_SGE, MAX_RECV_WR, Receives};
 use super::strict::QpWatch;
 use super::timing::UnderWay;
 use super::trace::Trace;
 use super::{Hca, State, arrive, execute};
-use crate::control::{ConnectParts, CqParts, CreateError, QpRequest, SqParts, UarParts, check};
+use crate::control::{self, ConnectParts, CqParts, CreateError, QpParts, QpRequest, RqParts, SqParts, SrqParts, UarParts, check};
 use crate::cq::CqConfig;
 use crate::device::{DeviceInfo, NullOptions, OpenError, SoftOptions};
+use crate::hca::MAX_SEAT;
 use crate::qp::{ConnectError, DeviceKind, QpAddress};
 use crate::wire::{CQE_BYTES, CQE128_BYTES, WQEBB};
 
-const MAX_SEND_WR: u32 = 1 << 15;
-const MAX_CQE: u32 = 1 << 22;
+pub(crate) const MAX_SEND_WR: u32 = 1 << 15;
+pub(crate) const MAX_CQE: u32 = 1 << 22;
 const MAX_CQS: usize = 1 << 16;
 /// 16 + 16 + align16(4 + 220) = 256 bytes: the longest inline WRITE that fits one BlueFlame register.
 const MAX_INLINE: usize = 220;
@@ -69,8 +70,42 @@ pub(crate) fn free_index<T>(table: &mut Vec<T>, max: usize, is_free: impl Fn(&T)
     })
 }
 
+/// The generation of the next queue pair in a place.
+pub(crate) fn next_generation(generation: u16) -> u16 {
+    (generation + 1) % (QUARANTINED - 1)
+}
+
+/// A queue pair to be placed on existing queues.
+pub(crate) struct QpPlace {
+    pub(crate) pd: u32,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    pub(crate) rqn: u32,
+    pub(crate) owns_rq: bool,
+    pub(crate) is_datagram: bool,
+    pub(crate) scatters: bool,
+    pub(crate) user_index: u32,
+    pub(crate) sq: SqPlace,
+}
+
+/// Nobody is connected to the queue pair, nothing has come, and it does not receive.
+pub(crate) fn publish_reset(entry: &QpEntry, qp: &SoftQp) {
+    entry.peer.store(0, Ordering::Relaxed);
+    entry.peer_epoch.store(0, Ordering::Relaxed);
+    entry.told.consumed.store(0, Ordering::Relaxed);
+    entry.told.answered.store(0, Ordering::Relaxed);
+    entry.armed.store(ARMED, Ordering::Relaxed);
+    // H1
+    entry.identity.store(qp.identity(if qp.is_datagram() { DATAGRAM } else { 0 }), Ordering::Release);
+}
+
 impl Hca {
     pub(crate) fn open(options: &SoftOptions, null: Option<&NullOptions>) -> Result<Self, OpenError> {
+        Self::join(options, null, None)
+    }
+
+    /// `hosted`: the GID of the port that it is one seat of, if its queues are another driver's.
+    pub(crate) fn join(options: &SoftOptions, null: Option<&NullOptions>, hosted: Option<[u8; 16]>) -> Result<Self, OpenError> {
         let arena_bytes = options.arena_bytes.checked_next_multiple_of(PAGE).unwrap_or(options.arena_bytes);
         let memory =
             DeviceMemory::create(arena_bytes).map_err(|(what, source)| OpenError::Memory { what, source: io::Error::other(source) })?;
@@ -81,7 +116,7 @@ impl Hca {
         pages.map_err(|source| OpenError::Memory { what: "the device's tables", source: io::Error::other(source) })?;
         // 0 stands for a free entry: so that the key 0 names none.
         memory.mr(0).key.store(u32::MAX, Ordering::Relaxed);
-        let membership = Membership::join(&options.fabric, &memory)?;
+        let membership = Membership::join(&options.fabric, &memory, if hosted.is_some() { MAX_SEAT } else { MAX_LID })?;
         Ok(Self {
             membership,
             memory,
@@ -94,6 +129,7 @@ impl Hca {
             has_exact_lanes: options.trace || options.timing.is_model(),
             has_extras: options.strict || options.trace || options.timing.is_model(),
             null: null.copied(),
+            hosted,
             has_failed: Cell::new(false),
             state: RefCell::new(State::new(arena_bytes, &options.faults)),
         })
@@ -150,12 +186,17 @@ impl Hca {
         }
         let config = CqConfig { entries: config.entries.next_power_of_two(), ..*config };
         let cq = SoftCq::new(&config).map_err(|source| CreateError::Memory { what: "a completion queue", source })?;
+        let (buffer, stride, record) = (cq.buffer(), cq.stride(), cq.record());
+        Ok(CqParts { cqn: self.place_cq(cq)?, buffer, entries: config.entries, stride, record })
+    }
+
+    /// A number for a completion queue.
+    pub(crate) fn place_cq(&self, cq: SoftCq) -> Result<u32, CreateError> {
         let cqs = &mut self.state.borrow_mut().cqs;
         let index = free_index(cqs, MAX_CQS, Option::is_none, || None)
             .ok_or(CreateError::Exhausted { what: "completion queue", max: MAX_CQS as u64 })?;
-        let parts = CqParts { cqn: index as u32, buffer: cq.buffer(), entries: config.entries, stride: cq.stride(), record: cq.record() };
         cqs[index] = Some(cq);
-        Ok(parts)
+        Ok(index as u32)
     }
 
     pub(crate) fn destroy_cq(&self, cqn: u32) {
@@ -183,7 +224,18 @@ impl Hca {
         Ok(index)
     }
 
-    pub(crate) fn create_qp(&self, request: &QpRequest<'_>) -> Result<SqParts, CreateError> {
+    pub(crate) fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
+        let (depth, max_sge) = match request.receives {
+            control::Receives::Shared(srqn) => return Ok(QpParts { sq: self.create_qp_on(request, srqn, false)?, rq: None }),
+            control::Receives::Own { depth, max_sge } => (depth, max_sge),
+        };
+        let SrqParts { srqn, buffer, wqe_cnt, stride, record } = self.create_rq(request.pd, depth, max_sge, false)?;
+        let sq = self.create_qp_on(request, srqn, true).inspect_err(|_| self.destroy_rq(srqn))?;
+        Ok(QpParts { sq, rq: Some(RqParts { buffer, wqe_cnt, stride, record }) })
+    }
+
+    /// A queue pair that takes from receive queue `rqn`; `owns_rq`: alone.
+    pub(crate) fn create_qp_on(&self, request: &QpRequest<'_>, rqn: u32, owns_rq: bool) -> Result<SqParts, CreateError> {
         let config = request.config;
         check("max_send_wr", config.max_send_wr.into(), 1, MAX_SEND_WR.into())?;
         check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
@@ -191,69 +243,100 @@ impl Hca {
         let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
         let memory = PrivateMemory::new(SQ_BUFFER + wqe_cnt as usize * WQEBB)
             .map_err(|source| CreateError::Memory { what: "a send queue", source })?;
-        let state = &mut *self.state.borrow_mut();
-        let no_rq = CreateError::Illegal { what: "the receive queue", value: request.rqn.into(), legal: "one of this device" };
-        let Some(rq) = state.rqs.get(request.rqn as usize).and_then(Option::as_ref) else { return Err(no_rq) };
-        let taken = rq.taken.clone();
-        let Some(receives) = Receives::of(&self.memory, request.rqn) else { return Err(no_rq) };
-        let index = self.qp_place(state)?;
-        // Generations start at 1, so that no QPN is 0.
-        let qpn = u32::from(state.qp_generations[index] + 1) << QP_INDEX_BITS | index as u32;
-        let (entry, lane) = (self.memory.qp(index), self.memory.lane(index));
-        // SAFETY: committed by `qp_place`. No peer has this place: it never had, or `destroy_qp` waited until it was out. Zero bytes are
-        // empty slots.
-        unsafe { self.memory.clear_lanes(NonNull::from(&lane.slots).cast(), size_of_val(&lane.slots)) };
-        lane.intent.store(0, Ordering::Relaxed);
-        entry.peer.store(0, Ordering::Relaxed);
-        entry.peer_epoch.store(0, Ordering::Relaxed);
-        entry.consumed.0.store(0, Ordering::Relaxed);
-        entry.armed.store(ARMED, Ordering::Relaxed);
-        entry.pd.store(request.pd, Ordering::Relaxed);
-        entry.rqn.store(request.rqn, Ordering::Relaxed);
-        entry.identity.store(QpEntry::pack_identity(qpn, if request.is_datagram { DATAGRAM } else { 0 }), Ordering::Release);
-        let parts = SqParts {
-            qpn,
-            buffer: memory.at(SQ_BUFFER),
-            wqe_cnt: wqe_cnt as u16,
-            max_inline: config.max_inline_data,
-            record: memory.at(SQ_RECORD),
-            uar: UarParts { register: memory.at(0), kind: self.null.unwrap_or_default().register, uar_offset: index * REGISTER_BYTES },
-        };
-        // SAFETY: the slots live as long as the device, this is the only consuming end, and the lane was cleared above.
-        let lane = unsafe { LaneRx::<Message>::new(NonNull::from(&lane.slots).cast(), LANE_SLOTS as u64, 0) };
-        // So that nothing is allocated when they have to wait.
-        let count = state.qps.len();
-        state.deferred.reserve(count);
-        let later = if self.timing.is_immediate() { 0 } else { wqe_cnt as usize };
-        state.qps[index] = Some(Box::new(SoftQp {
-            qpn,
-            index,
+        let register = memory.at(0);
+        let kind = self.null.unwrap_or_default().register;
+        let place = QpPlace {
             pd: request.pd,
             send_cq: request.send_cq,
             recv_cq: request.recv_cq,
-            rqn: request.rqn,
-            owns_rq: request.owns_rq,
+            rqn,
+            owns_rq,
+            is_datagram: request.is_datagram,
             scatters: config.scatter_to_cqe && !request.is_datagram,
+            user_index: rqn,
+            sq: SqPlace::own(memory, wqe_cnt as u16),
+        };
+        let state = &mut *self.state.borrow_mut();
+        let qp = self.place_qp(state, place)?;
+        Ok(SqParts {
+            qpn: qp.qpn,
+            buffer: qp.sq.buffer(),
+            wqe_cnt: wqe_cnt as u16,
+            max_inline: config.max_inline_data,
+            record: qp.sq.record(),
+            uar: UarParts { register, kind, uar_offset: qp.index * REGISTER_BYTES },
+        })
+    }
+
+    /// The number of queue pair `index`. Generations start at 1, so that no QPN is 0.
+    fn qpn(&self, index: usize, generation: u16) -> u32 {
+        let upper = if self.hosted.is_some() { self.lid() } else { generation + 1 };
+        u32::from(upper) << QP_INDEX_BITS | index as u32
+    }
+
+    /// Empties a lane.
+    ///
+    /// # Safety
+    /// It is committed and no peer accesses it.
+    pub(crate) unsafe fn clear_lane(&self, lane: &Lane) -> LaneRx<Message> {
+        let slots = NonNull::from(&lane.slots);
+        // SAFETY: the caller's. Zero bytes are empty slots.
+        unsafe { self.memory.clear_lanes(slots.cast(), size_of_val(&lane.slots)) };
+        lane.intent.store(0, Ordering::Relaxed);
+        // SAFETY: the slots live as long as the device, this is the only consuming end, and they are empty.
+        unsafe { LaneRx::new(slots.cast(), LANE_SLOTS as u64, 0) }
+    }
+
+    /// A queue pair on existing queues, in the state RESET.
+    pub(super) fn place_qp<'a>(&self, state: &'a mut State, place: QpPlace) -> Result<&'a mut SoftQp, CreateError> {
+        let no_rq = CreateError::Illegal { what: "the receive queue", value: place.rqn.into(), legal: "one of this device" };
+        let Some(rq) = state.rqs.get(place.rqn as usize).and_then(Option::as_ref) else { return Err(no_rq) };
+        let taken = rq.taken.clone();
+        let Some(receives) = Receives::of(&self.memory, place.rqn) else { return Err(no_rq) };
+        let index = self.qp_place(state)?;
+        let generation = state.qp_generations[index];
+        let (entry, lane) = (self.memory.qp(index), self.memory.lane(index));
+        // SAFETY: committed by `qp_place`. No peer has this place: it never had, or `destroy_qp` waited until it was out.
+        let lane = unsafe { self.clear_lane(lane) };
+        // So that nothing is allocated when they have to wait.
+        let count = state.qps.len();
+        state.deferred.reserve(count);
+        let later = if self.timing.is_immediate() { 0 } else { place.sq.capacity() as usize };
+        let qp = state.qps[index].insert(Box::new(SoftQp {
+            qpn: self.qpn(index, generation),
+            index,
+            generation,
+            pd: place.pd,
+            send_cq: place.send_cq,
+            recv_cq: place.recv_cq,
+            rqn: place.rqn,
+            owns_rq: place.owns_rq,
+            scatters: place.scatters,
             flushed: 0,
             receives,
             taken,
-            memory,
-            sq_mask: wqe_cnt as u16 - 1,
+            sq: place.sq,
+            user_index: place.user_index,
             sq_consumer: 0,
             sq_limit: 0,
             failed: false,
             is_odd: state.injector.is_some(),
             waiting: None,
             lane,
-            transport: if request.is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) },
+            transport: if place.is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) },
             options: crate::ConnectOptions::default(),
+            is_watched: false,
+            has_sq: true,
             under_way: UnderWay::with_capacity(later, self.strict),
             watch: QpWatch::default(),
         }));
+        entry.pd.store(place.pd, Ordering::Relaxed);
+        entry.rqn.store(place.rqn, Ordering::Relaxed);
+        publish_reset(entry, qp);
         if self.strict {
-            state.qps[index].iter().for_each(|qp| super::strict::poison_register(qp));
+            super::strict::poison_register(qp);
         }
-        Ok(parts)
+        Ok(qp)
     }
 
     /// Maps the peer and lets it in: RTR, as far as the device is concerned. That it may not send before RTS is the driver's to see to.
@@ -278,7 +361,7 @@ impl Hca {
         entry.peer.store(QpEntry::pack_peer(remote.lid, remote.qpn), Ordering::Relaxed);
         entry.peer_epoch.store(remote.epoch, Ordering::Relaxed);
         // H1
-        entry.identity.store(QpEntry::pack_identity(*qpn, RECEIVES), Ordering::Release);
+        entry.identity.store(qp.identity(RECEIVES), Ordering::Release);
         Ok(())
     }
 
@@ -288,7 +371,7 @@ impl Hca {
         links.has_datagrams |= self.null.is_none();
         if let Some(Some(qp)) = qps.get_mut(qp_index(qpn)) {
             qp.transport = Transport::Datagram { qkey };
-            self.memory.qp(qp.index).identity.store(QpEntry::pack_identity(qpn, DATAGRAM | RECEIVES), Ordering::Release);
+            self.memory.qp(qp.index).identity.store(qp.identity(DATAGRAM | RECEIVES), Ordering::Release);
         }
     }
 
@@ -305,9 +388,17 @@ impl Hca {
     /// If the peer is in the middle of something that it may finish much later, the place and the receive queue are not used again: it could
     /// still take a receive and publish a message.
     pub(crate) fn destroy_qp(&self, qpn: u32) {
+        if let Some(rqn) = self.take_qp(qpn) {
+            self.destroy_rq(rqn);
+        }
+    }
+
+    /// Destroys it, but not the receive queue of its own, whose number this returns.
+    fn take_qp(&self, qpn: u32) -> Option<u32> {
         let state = &mut *self.state.borrow_mut();
         let index = qp_index(qpn);
-        let Some(mut qp) = state.qps.get_mut(index).and_then(Option::take) else { return };
+        let mut qp = state.qps.get_mut(index).and_then(Option::take)?;
+        let own_rq = qp.owns_rq.then_some(qp.rqn);
         if self.strict {
             super::strict::destroyed(&mut state.violations, &qp);
         }
@@ -317,7 +408,7 @@ impl Hca {
         // What has arrived took receives; their CQEs give them back.
         arrive::drain(self, &mut qp, &mut state.cqs);
         state.hot.remove(index);
-        state.qp_generations[index] = if quiet { (state.qp_generations[index] + 1) % (QUARANTINED - 1) } else { QUARANTINED };
+        state.qp_generations[index] = if quiet { next_generation(state.qp_generations[index]) } else { QUARANTINED };
         if !quiet {
             state.quarantined += 1;
             if let Some(rq) = state.rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut) {
@@ -335,5 +426,6 @@ impl Hca {
         }
         self.repair(state);
         state.links.forget_unused();
+        own_rq
     }
 }

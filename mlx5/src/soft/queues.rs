@@ -9,7 +9,7 @@ use shm::ready::ReadyWords;
 
 use super::Hca;
 use super::fabric::Peer;
-use super::layout::{LANE_SLOTS, Message, QpEntry, RECEIVES};
+use super::layout::{AtomicRequest, DATAGRAM, LANE_SLOTS, Message, QpEntry, RECEIVES, Told};
 use super::objects::{qp_index, ready_words};
 use super::private::PrivateMemory;
 use super::receive::{Receives, Taken, Taking};
@@ -20,16 +20,58 @@ use crate::qp::ConnectOptions;
 use crate::wire::{WQEBB, queue_record_index};
 
 /// Where things are in a queue pair's private memory: the BlueFlame register, the doorbell record, the SQ.
-pub(crate) const SQ_RECORD: usize = REGISTER_BYTES;
+const SQ_RECORD: usize = REGISTER_BYTES;
 pub(crate) const SQ_BUFFER: usize = 4096;
 
 /// A BlueFlame register: two halves.
 pub(crate) const REGISTER_BYTES: usize = 2 * BF_BYTES;
 
+/// Where a send queue is.
+pub(crate) struct SqPlace {
+    buffer: NonNull<u8>,
+    record: NonNull<AtomicU32>,
+    /// WQEBBs - 1.
+    mask: u16,
+    /// Register, record and buffer, if they are the device's own; else they are where another driver keeps them, and the register is not known.
+    pub(crate) memory: Option<PrivateMemory>,
+}
+
+impl SqPlace {
+    /// `wqe_cnt` WQEBBs (a power of two) in `memory`, behind a register and a record.
+    pub(crate) fn own(memory: PrivateMemory, wqe_cnt: u16) -> Self {
+        Self { buffer: memory.at(SQ_BUFFER), record: memory.at(SQ_RECORD), mask: wqe_cnt - 1, memory: Some(memory) }
+    }
+
+    /// The queue at `buffer`, of `wqe_cnt` WQEBBs (a power of two), counted in `record`.
+    ///
+    /// # Safety
+    /// Both are valid as long as the result.
+    pub(crate) unsafe fn elsewhere(buffer: NonNull<u8>, record: NonNull<AtomicU32>, wqe_cnt: u16) -> Self {
+        Self { buffer, record, mask: wqe_cnt - 1, memory: None }
+    }
+
+    /// WQEBBs.
+    pub(crate) fn capacity(&self) -> u32 {
+        u32::from(self.mask) + 1
+    }
+
+    /// The first WQEBB's first byte.
+    pub(crate) fn buffer(&self) -> NonNull<u8> {
+        self.buffer
+    }
+
+    /// The send word of the doorbell record.
+    pub(crate) fn record(&self) -> NonNull<AtomicU32> {
+        self.record
+    }
+}
+
 /// A queue pair, as the device sees it.
 pub(crate) struct SoftQp {
     pub(crate) qpn: u32,
     pub(crate) index: usize,
+    /// Tells it apart from others that had its number.
+    pub(crate) generation: u16,
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
@@ -42,8 +84,9 @@ pub(crate) struct SoftQp {
     pub(crate) scatters: bool,
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
-    pub(crate) memory: PrivateMemory,
-    pub(crate) sq_mask: u16,
+    pub(crate) sq: SqPlace,
+    /// What its CQEs carry as user index; the number of its receive queue unless a driver gave another.
+    pub(crate) user_index: u32,
     /// WQEBBs executed.
     pub(crate) sq_consumer: u16,
     /// WQEBBs that may be executed by now: those of the doorbells whose time has come.
@@ -55,6 +98,10 @@ pub(crate) struct SoftQp {
     pub(crate) lane: LaneRx<Message>,
     pub(crate) transport: Transport,
     pub(crate) options: ConnectOptions,
+    /// Its doorbells are found by looking at the record: another driver's, which may send.
+    pub(crate) is_watched: bool,
+    /// There are WQEBBs at all.
+    pub(crate) has_sq: bool,
     /// What its timing delays.
     pub(crate) under_way: UnderWay,
     /// What strict mode remembers.
@@ -65,6 +112,8 @@ pub(crate) struct SoftQp {
 pub(crate) enum Transport {
     /// Reliable connection; `None` before it is connected.
     Connected(Option<Box<Remote>>),
+    /// Connected to a queue pair that does not exist.
+    Nowhere,
     /// Unreliable datagrams; receives those that bring this Q_Key.
     Datagram { qkey: u32 },
 }
@@ -78,6 +127,8 @@ pub(crate) enum WaitFor {
     Receive,
     /// The peer has not looked at its lane for 128 messages.
     Room,
+    /// The peer's owner has not executed an atomic yet.
+    Answer,
     /// A fault was asked for.
     Fault,
 }
@@ -99,6 +150,11 @@ pub(crate) struct Remote {
     pub(crate) rqn: u32,
     entry: NonNull<QpEntry>,
     intent: NonNull<AtomicU64>,
+    atomic: NonNull<AtomicRequest>,
+    /// Atomics that the peer was asked to execute.
+    pub(crate) atomics: u32,
+    /// The last of them is the WQE at the head of the SQ, and not known to be answered.
+    pub(crate) is_asking: bool,
     pub(crate) receives: Receives,
     /// What its `identity`, `peer` and `peer_epoch` words say while it is connected to this queue pair and receives.
     identity: u64,
@@ -119,7 +175,8 @@ impl Remote {
         let memory = &peer.memory;
         let entry = memory.qp(index);
         // H1
-        if entry.identity.load(Ordering::Acquire) & !RECEIVES != QpEntry::pack_identity(qpn, 0) {
+        let identity = entry.identity.load(Ordering::Acquire) | RECEIVES;
+        if QpEntry::qpn(identity) != qpn || identity & DATAGRAM != 0 {
             return None;
         }
         let rqn = entry.rqn.load(Ordering::Relaxed);
@@ -131,7 +188,10 @@ impl Remote {
             entry: NonNull::from(entry),
             intent: NonNull::from(&lane.intent),
             receives,
-            identity: QpEntry::pack_identity(qpn, RECEIVES),
+            identity,
+            atomic: NonNull::from(&lane.atomic),
+            atomics: 0,
+            is_asking: false,
             own,
             own_epoch,
             pd: entry.pd.load(Ordering::Relaxed),
@@ -152,7 +212,7 @@ impl Remote {
 
     /// Its queue pair number.
     pub(crate) fn qpn(&self) -> u32 {
-        (self.identity >> 8) as u32
+        QpEntry::qpn(self.identity)
     }
 
     #[inline(always)]
@@ -177,8 +237,19 @@ impl Remote {
     #[inline(always)]
     pub(crate) fn has_room(&mut self) -> bool {
         // SAFETY: an atomic in the memory of `peer`. L2.
-        let consumed = unsafe { &self.entry.as_ref().consumed.0 };
+        let consumed = unsafe { &self.entry.as_ref().told.consumed };
         self.lane.has_room(consumed)
+    }
+
+    /// What the peer's owner tells.
+    pub(crate) fn told(&self) -> &Told {
+        &self.entry().told
+    }
+
+    /// Where an atomic for the peer's owner is written.
+    pub(crate) fn atomic_request(&self) -> &AtomicRequest {
+        // SAFETY: atomics in the memory of `peer`.
+        unsafe { self.atomic.as_ref() }
     }
 
     /// Takes the next receive of the peer. `None` if none is posted. To be followed by [`publish`](Self::publish).
@@ -209,6 +280,11 @@ impl Remote {
 }
 
 impl SoftQp {
+    /// Its identity word with `flags`.
+    pub(crate) fn identity(&self, flags: u64) -> u64 {
+        QpEntry::pack_identity(self.generation, self.qpn, flags)
+    }
+
     pub(crate) fn is_datagram(&self) -> bool {
         matches!(self.transport, Transport::Datagram { .. })
     }
@@ -218,7 +294,7 @@ impl SoftQp {
     pub(crate) fn remote(&self) -> Option<&Remote> {
         match &self.transport {
             Transport::Connected(remote) => remote.as_deref(),
-            Transport::Datagram { .. } => None,
+            Transport::Datagram { .. } | Transport::Nowhere => None,
         }
     }
 
@@ -227,22 +303,23 @@ impl SoftQp {
     pub(crate) fn remote_mut(&mut self) -> Option<&mut Remote> {
         match &mut self.transport {
             Transport::Connected(remote) => remote.as_deref_mut(),
-            Transport::Datagram { .. } => None,
+            Transport::Datagram { .. } | Transport::Nowhere => None,
         }
     }
 
     /// The producer counter in the doorbell record.
     #[inline(always)]
     pub(crate) fn sq_producer(&self) -> u16 {
-        // SAFETY: inside the private memory; the driver accesses it through the same atomic type.
-        let record = unsafe { self.memory.at::<AtomicU32>(SQ_RECORD).as_ref() };
+        // SAFETY: valid as long as the queue pair; a driver of this crate accesses it through the same atomic type.
+        let record = unsafe { self.sq.record.as_ref() };
         queue_record_index(record.load(Ordering::Acquire))
     }
 
     /// The WQEBB of a counter.
     #[inline(always)]
     pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
-        self.memory.at(SQ_BUFFER + usize::from(counter & self.sq_mask) * WQEBB)
+        // SAFETY: the buffer holds `mask + 1` WQEBBs.
+        unsafe { self.sq.buffer.add(usize::from(counter & self.sq.mask) * WQEBB) }
     }
 
     /// The queue pair goes to the error state: its own operations are flushed, and its peer's are not answered any more.
@@ -251,6 +328,6 @@ impl SoftQp {
         self.failed = true;
         self.is_odd = true;
         hca.has_failed.set(true);
-        hca.memory.qp(self.index).identity.store(QpEntry::pack_identity(self.qpn, 0), Ordering::Release);
+        hca.memory.qp(self.index).identity.store(self.identity(0), Ordering::Release);
     }
 }

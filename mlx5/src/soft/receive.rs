@@ -8,6 +8,7 @@ use std::rc::Rc;
 use super::arena::PAGE;
 use super::layout::{LINKED, MAX_RQS, Pop, QUEUE_BYTES, RqEntry};
 use super::memory::DeviceMemory;
+use super::mirror::Mirror;
 use super::objects::{commit, free_index, memory_error};
 use super::strict::RqWatch;
 use super::{Hca, State};
@@ -27,6 +28,8 @@ pub(crate) struct RqSlot {
     pub(crate) taken: Taken,
     /// What strict mode remembers.
     pub(crate) watch: RqWatch,
+    /// What is posted is copied from there.
+    pub(crate) mirror: Option<Mirror>,
     /// A peer may still pop from it: never used again.
     pub(crate) is_quarantined: bool,
 }
@@ -40,6 +43,11 @@ impl Taken {
     fn new(wqes: u16) -> Self {
         // One less than the first pop count.
         Self((0..wqes).map(|_| Cell::new(u32::MAX)).collect())
+    }
+
+    /// As if new.
+    pub(crate) fn reset(&self) {
+        self.0.iter().for_each(|cell| cell.set(u32::MAX));
     }
 
     /// WQEs of the queue.
@@ -187,9 +195,38 @@ impl Receives {
             .take_while(|segment| segment.lkey != INVALID_LKEY)
     }
 
+    /// Owner: starts again with nothing posted and nothing taken; no requester uses it now.
+    pub(crate) fn reset(&self) {
+        let (entry, pop) = self.words();
+        entry.record.store(0, Ordering::Relaxed);
+        entry.returned.store(0, Ordering::Relaxed);
+        pop.word.store(0, Ordering::Release);
+    }
+
     /// Receives posted, as the record says.
     pub(crate) fn posted(&self) -> u16 {
         queue_record_index(self.words().0.record.load(Ordering::Acquire))
+    }
+
+    /// Owner: the record of a queue that is copied from elsewhere.
+    pub(crate) fn set_posted(&self, posted: u16) {
+        self.words().0.record.store(crate::wire::queue_record(posted), Ordering::Release);
+    }
+
+    /// WQEs of the queue, a power of two.
+    pub(crate) fn wqes(&self) -> u16 {
+        self.wqes
+    }
+
+    /// Bytes of a WQE.
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// WQE `index`.
+    pub(crate) fn wqe(&self, index: u16) -> NonNull<u8> {
+        // SAFETY: inside the ring.
+        unsafe { self.ring.add(usize::from(index & (self.wqes - 1)) * self.stride) }
     }
 
     /// Receives that can be taken.
@@ -226,9 +263,8 @@ impl Receives {
 
     /// The start of WQE `index`, for people.
     pub(crate) fn first_bytes(&self, index: u16) -> [u8; SEGMENT] {
-        let at = usize::from(index & (self.wqes - 1)) * self.stride;
-        // SAFETY: inside the ring.
-        unsafe { self.ring.add(at).cast().read() }
+        // SAFETY: a WQE has one segment at least.
+        unsafe { self.wqe(index).cast().read() }
     }
 
     /// WQE `index`; `None` if there are fewer.
@@ -277,8 +313,20 @@ impl Hca {
         let wqe_cnt = (depth + u32::from(is_linked)).next_power_of_two();
         let segments = max_sge + usize::from(is_linked);
         let stride = (SEGMENT * segments).next_power_of_two().max(if is_linked { 2 * SEGMENT } else { SEGMENT });
+        self.place_rq(&mut self.state.borrow_mut(), pd, (wqe_cnt, stride), is_linked, None)
+    }
+
+    /// A receive queue of `wqe_cnt` WQEs of `stride` bytes, both powers of two and within the limits.
+    pub(super) fn place_rq(
+        &self,
+        state: &mut State,
+        pd: u32,
+        (wqe_cnt, stride): (u32, usize),
+        is_linked: bool,
+        mirror: Option<Mirror>,
+    ) -> Result<SrqParts, CreateError> {
         let bytes = (wqe_cnt as usize * stride).next_multiple_of(PAGE);
-        let State { rqs, queue_area, .. } = &mut *self.state.borrow_mut();
+        let State { rqs, queue_area, .. } = state;
         let exhausted = |what, max| CreateError::Exhausted { what, max };
         let index = free_index(rqs, MAX_RQS, Option::is_none, || None).ok_or(exhausted("receive queue", MAX_RQS as u64))?;
         let (entry, pop) = (&self.memory.control().rqs[index], &self.memory.lanes().pops[index]);
@@ -303,7 +351,7 @@ impl Hca {
         entry.wqe_cnt.store(wqe_cnt, Ordering::Release);
         let Some(receives) = Receives::of(&self.memory, index as u32) else { return Err(exhausted("receive queue", MAX_RQS as u64)) };
         let (taken, watch) = (Taken::new(wqe_cnt as u16), RqWatch::default());
-        rqs[index] = Some(RqSlot { offset, bytes, receives, taken, watch, is_quarantined: false });
+        rqs[index] = Some(RqSlot { offset, bytes, receives, taken, watch, mirror, is_quarantined: false });
         Ok(SrqParts {
             srqn: index as u32,
             buffer: NonNull::from(ring).cast(),

@@ -41,7 +41,8 @@ impl Hca {
     /// A region in the arena, in huge pages if they are asked for and to be had.
     pub(crate) fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
         let state = &mut *self.state.borrow_mut();
-        let index = begin_register(state, bytes, access)?;
+        check_region(bytes, access)?;
+        let index = free_region(state)?;
         let no_memory = |source| RegisterError::Memory { bytes, source };
         let full = || no_memory(io::Error::other("the device's arena is full; raise arena_bytes"));
         let page = if huge { HUGE_PAGE } else { PAGE };
@@ -68,14 +69,21 @@ impl Hca {
     }
 
     pub(crate) fn register_foreign(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
-        let state = &mut *self.state.borrow_mut();
-        let index = begin_register(state, bytes, access)?;
+        check_region(bytes, access)?;
         if access.contains(Access::REMOTE_ATOMIC) {
             return Err(RegisterError::Unreachable { reason: "no process can do an atomic operation on another's private memory" });
         }
         if access.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE) {
             foreign_memory_reachable().map_err(|reason| RegisterError::Unreachable { reason })?;
         }
+        self.place_foreign(pd, addr, bytes, access)
+    }
+
+    /// A region of memory that is not this crate's.
+    pub(crate) fn place_foreign(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
+        let state = &mut *self.state.borrow_mut();
+        check_region(bytes, access)?;
+        let index = free_region(state)?;
         let slot = &mut state.mrs[index];
         let published = self.publish_mr(index, slot.tag, pd, addr, bytes, FOREIGN, access)?;
         slot.state = MrState::Foreign;
@@ -133,13 +141,17 @@ impl Hca {
     }
 }
 
-fn begin_register(state: &mut State, bytes: usize, access: Access) -> Result<usize, RegisterError> {
+fn check_region(bytes: usize, access: Access) -> Result<(), RegisterError> {
     if bytes == 0 {
         return Err(RegisterError::Empty);
     }
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
         return Err(RegisterError::RemoteWithoutLocalWrite);
     }
+    Ok(())
+}
+
+fn free_region(state: &mut State) -> Result<usize, RegisterError> {
     let is_free = |slot: &MrSlot| matches!(slot.state, MrState::Free);
     if state.mrs.is_empty() {
         state.mrs.resize(FIRST_MR, MrSlot { tag: 0, state: MrState::Reserved });

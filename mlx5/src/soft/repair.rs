@@ -16,7 +16,7 @@ use std::rc::Rc;
 use shm::lane::LaneRx;
 
 use super::fabric::Peer;
-use super::layout::{LANE_SLOTS, Message, Pop};
+use super::layout::{ATOMIC, LANE_SLOTS, Message, Pop};
 use super::memory::DeviceMemory;
 use super::queues::SoftQp;
 use super::receive::RqSlot;
@@ -51,7 +51,8 @@ impl Leaver {
     fn drain(&mut self, rqs: &[Option<RqSlot>]) {
         for _ in 0..LANE_SLOTS {
             let Some(message) = self.lane.pop() else { break };
-            if let Some(rq) = slot(rqs, self.rqn).filter(|rq| is_past(rq.receives.popped(), message.pop)) {
+            let rq = slot(rqs, self.rqn).filter(|_| message.opcode != ATOMIC);
+            if let Some(rq) = rq.filter(|rq| is_past(rq.receives.popped(), message.pop)) {
                 give_back(rq, message.pop, message.wqe_index);
             }
         }
@@ -177,7 +178,7 @@ mod tests {
     fn a_full_lane_that_the_repair_drained_has_room_again() {
         let fabric = FabricSpec::Local(LocalFabric::new());
         let device = Device::open(&DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() })).unwrap();
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let (mut send_cq, recv_cq) = (device.create_cq(256).unwrap(), device.create_cq(256).unwrap());
         let mut srq = pd.create_srq(200, 0).unwrap();
         let config = QpConfig { max_send_wr: 256, max_inline_data: 8, ..QpConfig::default() };
@@ -194,7 +195,7 @@ mod tests {
         }
         from.ring();
         let object = srq.object();
-        let hca = &object.control;
+        let hca = device.control().soft().unwrap();
         {
             // Somebody died when it was about to take the first receive.
             let state = &mut *hca.state.borrow_mut();

@@ -1,7 +1,6 @@
 //! The requester: what one WQE does, verb by verb, to memory and to the peer's lane.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
+use super::atomics;
 use super::datagram;
 use super::gather::{Data, Piece, scatter};
 use super::layout::{Message, SOLICITED};
@@ -131,6 +130,7 @@ fn execute_any(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, w
     let remote = match &mut qp.transport {
         Transport::Connected(Some(remote)) => remote.as_mut(),
         Transport::Connected(None) => return Malformed::NotConnected.into(),
+        Transport::Nowhere => return Outcome::Wait(WaitFor::Peer),
         Transport::Datagram { qkey } => return datagram::send(hca, links, (qp.qpn, qp.pd, *qkey), opcode, ctrl, wqe),
     };
     let header = match opcode {
@@ -282,10 +282,11 @@ fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, c
 }
 
 /// Compare and swap, fetch and add: one locked operation on the peer's word, which is more than `IBV_ATOMIC_HCA` promises: it is atomic
-/// also towards its CPU. The old value goes to the one 8-byte piece.
-fn atomic(remote: &Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opcode, data: &Data<'_>, length: u64) -> Outcome {
+/// also towards its CPU. The old value goes to the one 8-byte piece. On memory that is not mapped here, the peer's owner does it.
+fn atomic(remote: &mut Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opcode, data: &Data<'_>, length: u64) -> Outcome {
     let Some(segment) = segment.first_chunk() else { return Malformed::Header.into() };
     let segment = AtomicSegment::parse(segment);
+    let is_add = opcode == Opcode::AtomicFetchAdd;
     let Data::One(into) = data else { return Malformed::AtomicLength.into() };
     if length != 8 {
         return Malformed::AtomicLength.into();
@@ -298,17 +299,14 @@ fn atomic(remote: &Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opcode,
         Ok(span) => span,
         Err(fault) => return fault.into(),
     };
-    // Registering refuses remote atomics on foreign memory; a table that says otherwise is wrong.
-    let Span::Mapped(at) = span else { return Fault::Access.into() };
-    if at.addr().get() % 8 != 0 {
-        return Fault::Bounds.into();
-    }
-    // SAFETY: 8 bytes of the mapping, aligned.
-    let word = unsafe { at.cast::<AtomicU64>().as_ref() };
-    let old = if opcode == Opcode::AtomicFetchAdd {
-        word.fetch_add(segment.swap_add, Ordering::SeqCst)
-    } else {
-        word.compare_exchange(segment.compare, segment.swap_add, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|old| old)
+    let old = match span {
+        Span::Mapped(at) if at.addr().get() % 8 != 0 => return Fault::Bounds.into(),
+        // SAFETY: 8 bytes of the mapping, aligned.
+        Span::Mapped(at) => atomics::execute(unsafe { at.cast().as_ref() }, is_add, &segment),
+        Span::Foreign { .. } => match atomics::ask(remote, raddr, is_add, &segment) {
+            Ok(old) => old,
+            Err(outcome) => return outcome,
+        },
     };
     // SAFETY: the piece has 8 bytes of a locally writable region.
     unsafe { into.at.cast_mut().cast::<u64>().write_unaligned(old) };

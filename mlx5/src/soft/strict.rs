@@ -48,8 +48,10 @@ pub(crate) struct RqWatch {
 
 /// Poisons a new register.
 pub(crate) fn poison_register(qp: &SoftQp) {
-    // SAFETY: the queue pair's own memory; the register is its first bytes.
-    unsafe { qp.memory.at::<[u8; REGISTER_BYTES]>(0).write([POISON; REGISTER_BYTES]) };
+    if let Some(memory) = &qp.sq.memory {
+        // SAFETY: the queue pair's own memory; the register is its first bytes.
+        unsafe { memory.at::<[u8; REGISTER_BYTES]>(0).write([POISON; REGISTER_BYTES]) };
+    }
 }
 
 /// The register of queue pair `index` was written at `offset`. Whether everything is as it must be; else the queue pair's next WQE fails.
@@ -57,10 +59,11 @@ pub(crate) fn poison_register(qp: &SoftQp) {
 pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize, offset: usize) -> bool {
     let State { qps, violations, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return false };
+    let Some(memory) = &qp.sq.memory else { return false };
     let half = offset / BF_BYTES * BF_BYTES;
     // SAFETY: half a register, which only the storing thread (this one) accesses.
     let register = unsafe {
-        let at = qp.memory.at::<[u8; BF_BYTES]>(half);
+        let at = memory.at::<[u8; BF_BYTES]>(half);
         let bytes = at.read();
         at.write([POISON; BF_BYTES]);
         bytes
@@ -145,7 +148,7 @@ pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB
 /// Whether the WQEs up to `producer` are in places that the driver could know to be free.
 fn check_room(qp: &SoftQp, producer: u16) -> Result<(), Violation> {
     let QpWatch { notified, reported, signaled, .. } = qp.watch;
-    let capacity = u32::from(qp.sq_mask) + 1;
+    let capacity = qp.sq.capacity();
     if u32::from(producer.wrapping_sub(reported)) <= capacity {
         return Ok(());
     }
@@ -171,7 +174,7 @@ fn check_wqes(qp: &mut SoftQp, producer: u16) -> Result<(), Violation> {
             qp.watch.signaled = counter;
         }
     }
-    if producer.wrapping_sub(qp.watch.signaled) > qp.sq_mask {
+    if u32::from(producer.wrapping_sub(qp.watch.signaled)) >= qp.sq.capacity() {
         return Err(of_send(qp, producer, &bytes_of(qp, qp.watch.notified, SEGMENT), Rule::NoCompletion));
     }
     Ok(())

@@ -9,7 +9,7 @@ use crate::{
 fn formats(compression: bool, imms: &[u32]) -> Vec<CqeFormat> {
     let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), strict: true, ..Default::default() };
     let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let send_cq = device.create_cq(64).unwrap();
     let mut recv_cq = device.create_cq(CqConfig { compression, ..CqConfig::from(64) }).unwrap();
     let mut srq = pd.create_srq(63, 0).unwrap();

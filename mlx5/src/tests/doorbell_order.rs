@@ -77,7 +77,7 @@ struct Bench {
 
 fn bench() -> Bench {
     let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
     let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig { max_send_wr: 32, max_inline_data: 220, ..QpConfig::default() }).unwrap();

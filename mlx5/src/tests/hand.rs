@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::control::{ConnectParts, CqParts, MrParts, QpRequest, SqParts, SrqParts};
+use crate::control::{ConnectParts, CqParts, MrParts, QpRequest, Receives, SqParts, SrqParts};
 use crate::soft::{Clock, Hca, LocalFabric};
 use crate::{Access, ConnectOptions, FabricSpec, QpConfig, SoftOptions, Violation};
 
@@ -120,12 +120,11 @@ impl Hand {
             pd,
             send_cq: send_cq.parts.cqn,
             recv_cq: recv_cq.parts.cqn,
-            rqn: rq.srqn,
-            owns_rq: !is_list,
+            receives: Receives::Shared(rq.srqn),
             is_datagram,
             config: &config,
         };
-        let sq = hca.create_qp(&request).unwrap();
+        let sq = hca.create_qp_on(&request, rq.srqn, !is_list).unwrap();
         if is_datagram {
             hca.activate_datagrams(sq.qpn, 7);
         } else {

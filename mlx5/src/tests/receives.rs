@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::random::Random;
-use crate::control::{RqParts, SrqParts};
+use crate::control::{Control, RqParts, SrqParts};
+use crate::device::PdObject;
 use crate::rq::{PostReceiveError, ReceiveQueue};
 use crate::soft::{Hca, LocalFabric};
 use crate::srq::Srq;
@@ -119,7 +120,7 @@ fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
         let parts = hca.create_rq(1, depth, max_sge, true).unwrap();
         let SrqParts { buffer, stride, record, .. } = parts;
         let ring = Ring { buffer, stride, record };
-        let mut srq = Srq::new(&parts, max_sge, &hca);
+        let mut srq = Srq::new(&parts, max_sge, &PdObject::new(&Control::Soft(hca)).unwrap());
         let real_depth = srq.depth();
         assert!(real_depth >= depth as usize && srq.free() == real_depth);
         let mut random = Random::new(seed);
@@ -196,7 +197,7 @@ fn receives_have_golden_bytes_without_empty_buffers_and_limits() {
     let hca = Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap());
     let parts = hca.create_rq(1, 3, 5, true).unwrap();
     let ring = Ring { buffer: parts.buffer, stride: parts.stride, record: parts.record };
-    let mut srq = Srq::new(&parts, 5, &hca);
+    let mut srq = Srq::new(&parts, 5, &PdObject::new(&Control::Soft(hca)).unwrap());
     check_limits(5, &ring, 1, &mut |buffers| srq.post(buffers, 0));
     let links: Vec<_> = (0..4).map(|wqe| NextSegment::parse(&ring.segment(wqe, 0)).next_wqe_index).collect();
     assert_eq!(links, [1, 2, 3, 0]);

@@ -10,7 +10,7 @@ const DEPTH: u16 = 32;
 
 fn queue_pair() -> (NullDevice, RcQp) {
     let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
     let config = QpConfig { max_send_wr: DEPTH.into(), max_inline_data: 220, ..QpConfig::default() };
@@ -132,7 +132,7 @@ fn a_queue_asks_for_a_completion_within_a_quarter_of_its_depth() {
 #[test]
 fn nothing_is_posted_to_a_queue_pair_that_cannot_send() {
     let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
     let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap();
@@ -142,7 +142,7 @@ fn nothing_is_posted_to_a_queue_pair_that_cannot_send() {
     qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
     qp.post(&write(1), Signal::Always, 0).unwrap();
     let null = device.null().unwrap();
-    let error = wire::ErrorCqe { raw_syndrome: 5, vendor_syndrome: 0, wqe_opcode: 8, qpn: qp.qpn(), wqe_counter: 0 };
+    let error = wire::ErrorCqe { raw_syndrome: 5, vendor_syndrome: 0, wqe_opcode: 8, qpn: qp.qpn(), wqe_counter: 0, user_index: 0 };
     let mut cq = cq;
     assert!(null.write_cqe(cq.cqn(), &error.emit(), CqeOpcode::RequesterError));
     let mut users = vec![];

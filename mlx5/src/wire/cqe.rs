@@ -144,6 +144,8 @@ pub struct RequesterCqe {
     pub wqe_counter: u16,
     /// Bytes moved, for READ; 0 otherwise.
     pub byte_count: u32,
+    /// The QP's user index, 24 bits; 0 where a device has none.
+    pub user_index: u32,
 }
 
 impl RequesterCqe {
@@ -152,6 +154,7 @@ impl RequesterCqe {
     #[inline(always)]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
         let mut b = [0; CQE_BYTES];
+        b[SRQN..][..4].copy_from_slice(&self.user_index.to_be_bytes());
         b[BYTE_COUNT..][..4].copy_from_slice(&self.byte_count.to_be_bytes());
         b[OPCODE_QPN..][..4].copy_from_slice(&(u32::from(self.wqe_opcode) << 24 | self.qpn & 0xff_ffff).to_be_bytes());
         b[WQE_COUNTER..][..2].copy_from_slice(&self.wqe_counter.to_be_bytes());
@@ -168,6 +171,7 @@ impl RequesterCqe {
             qpn: be32(b, OPCODE_QPN) & 0xff_ffff,
             wqe_counter: be16(b, WQE_COUNTER),
             byte_count: be32(b, BYTE_COUNT),
+            user_index: be32(b, SRQN) & 0xff_ffff,
         }
     }
 }
@@ -313,6 +317,8 @@ pub struct ErrorCqe {
     pub qpn: u32,
     /// Index of the WQE.
     pub wqe_counter: u16,
+    /// The QP's user index, 24 bits; 0 where a device has none.
+    pub user_index: u32,
 }
 
 impl ErrorCqe {
@@ -320,6 +326,7 @@ impl ErrorCqe {
     #[must_use]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
         let mut b = [0; CQE_BYTES];
+        b[SRQN..][..4].copy_from_slice(&self.user_index.to_be_bytes());
         b[VENDOR_SYNDROME] = self.vendor_syndrome;
         b[SYNDROME] = self.raw_syndrome;
         b[OPCODE_QPN..][..4].copy_from_slice(&(u32::from(self.wqe_opcode) << 24 | self.qpn & 0xff_ffff).to_be_bytes());
@@ -337,6 +344,7 @@ impl ErrorCqe {
             wqe_opcode: b[OPCODE_QPN],
             qpn: be32(b, OPCODE_QPN) & 0xff_ffff,
             wqe_counter: be16(b, WQE_COUNTER),
+            user_index: be32(b, SRQN) & 0xff_ffff,
         }
     }
 

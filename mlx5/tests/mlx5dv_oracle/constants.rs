@@ -131,9 +131,10 @@ fn constants() -> BTreeMap<String, u64> {
     put("mlx5_cqe64.wqe_counter", offset(zero, ResponderCqe { wqe_counter: !0, ..cqe }.emit()));
     put("mlx5_cqe64.op_own", OP_OWN_OFFSET as u64);
 
-    let error = ErrorCqe { raw_syndrome: 0, vendor_syndrome: 0, wqe_opcode: 0, qpn: 0, wqe_counter: 0 };
+    let error = ErrorCqe { raw_syndrome: 0, vendor_syndrome: 0, wqe_opcode: 0, qpn: 0, wqe_counter: 0, user_index: 0 };
     let zero = error.emit();
     put("sizeof(mlx5_err_cqe)", zero.len() as u64);
+    put("mlx5_err_cqe.srqn", offset(zero, ErrorCqe { user_index: !0, ..error }.emit()));
     put("mlx5_err_cqe.vendor_err_synd", offset(zero, ErrorCqe { vendor_syndrome: !0, ..error }.emit()));
     put("mlx5_err_cqe.syndrome", offset(zero, ErrorCqe { raw_syndrome: !0, ..error }.emit()));
     put("mlx5_err_cqe.s_wqe_opcode_qpn", offset(zero, ErrorCqe { wqe_opcode: !0, ..error }.emit()));

@@ -54,8 +54,9 @@ fn the_header_reads_our_cqes_as_they_were_meant() {
         let opcode_qpn = u32::from(wqe_opcode) << 24 | qpn;
         let counter = u32::from(wqe_counter);
 
-        let cqe = RequesterCqe { wqe_opcode, qpn, wqe_counter, byte_count };
-        ask(cqe.emit(), vec![("sop_drop_qpn", opcode_qpn), ("wqe_counter", counter), ("byte_cnt", byte_count), ("imm", 0)]);
+        let cqe = RequesterCqe { wqe_opcode, qpn, wqe_counter, byte_count, user_index: srqn };
+        let fields = [("sop_drop_qpn", opcode_qpn), ("wqe_counter", counter), ("byte_cnt", byte_count), ("imm", 0), ("srqn", srqn)];
+        ask(cqe.emit(), fields.to_vec());
         let cqe = ResponderCqe { qpn, srqn, imm, byte_count, wqe_counter, source_qpn, grh };
         let fields = [
             ("sop_drop_qpn", qpn),
@@ -66,12 +67,13 @@ fn the_header_reads_our_cqes_as_they_were_meant() {
             ("flags_rqpn", u32::from(grh) << 28 | source_qpn),
         ];
         ask(cqe.emit(), fields.to_vec());
-        let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode, qpn, wqe_counter };
+        let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode, qpn, wqe_counter, user_index: srqn };
         let fields = [
             ("syndrome", u32::from(raw_syndrome)),
             ("vendor", u32::from(vendor_syndrome)),
             ("s_wqe_opcode_qpn", opcode_qpn),
             ("err_wqe_counter", counter),
+            ("srqn", srqn),
         ];
         ask(cqe.emit(), fields.to_vec());
         // A title: its byte count is the number of CQEs. The format must not have to be set by hand.
@@ -117,9 +119,9 @@ fn we_read_the_headers_cqes_as_they_were_meant() {
             u8::from(owner)
         )
         .unwrap();
-        writeln!(questions, "make_err_cqe {vendor_syndrome:x} {raw_syndrome:x} {sop_drop_qpn:x} {wqe_counter:x}").unwrap();
-        let error = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode, qpn, wqe_counter };
-        let requester = RequesterCqe { wqe_opcode, qpn, wqe_counter, byte_count };
+        writeln!(questions, "make_err_cqe {srqn:x} {vendor_syndrome:x} {raw_syndrome:x} {sop_drop_qpn:x} {wqe_counter:x}").unwrap();
+        let error = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode, qpn, wqe_counter, user_index: srqn };
+        let requester = RequesterCqe { wqe_opcode, qpn, wqe_counter, byte_count, user_index: srqn };
         let responder = ResponderCqe { qpn, srqn, imm, byte_count, wqe_counter, source_qpn, grh };
         want.push(((opcode, format, solicited, owner), requester, responder, TitleCqe { count: byte_count, wqe_counter }, error));
     }

@@ -239,14 +239,15 @@ static size_t build_cqe(uint8_t *to, const char *line)
 	return sizeof(*cqe);
 }
 
-/* make_err_cqe vendor syndrome s_wqe_opcode_qpn wqe_counter */
+/* make_err_cqe srqn vendor syndrome s_wqe_opcode_qpn wqe_counter */
 static size_t build_err_cqe(uint8_t *to, const char *line)
 {
 	struct mlx5_err_cqe *cqe = (void *)to;
-	uint32_t vendor, syndrome, s_wqe_opcode_qpn, wqe_counter;
+	uint32_t srqn, vendor, syndrome, s_wqe_opcode_qpn, wqe_counter;
 
-	if (sscanf(line, "make_err_cqe %x %x %x %x", &vendor, &syndrome, &s_wqe_opcode_qpn, &wqe_counter) != 4)
+	if (sscanf(line, "make_err_cqe %x %x %x %x %x", &srqn, &vendor, &syndrome, &s_wqe_opcode_qpn, &wqe_counter) != 5)
 		die("cannot read", line);
+	cqe->srqn = htobe32(srqn);
 	cqe->vendor_err_synd = vendor;
 	cqe->syndrome = syndrome;
 	cqe->s_wqe_opcode_qpn = htobe32(s_wqe_opcode_qpn);
@@ -367,6 +368,7 @@ static void constants(void)
 	OFFSET(mlx5_cqe64, sop_drop_qpn);
 	OFFSET(mlx5_cqe64, wqe_counter);
 	OFFSET(mlx5_cqe64, op_own);
+	OFFSET(mlx5_err_cqe, srqn);
 	OFFSET(mlx5_err_cqe, vendor_err_synd);
 	OFFSET(mlx5_err_cqe, syndrome);
 	OFFSET(mlx5_err_cqe, s_wqe_opcode_qpn);

@@ -48,7 +48,7 @@ struct Bench<Q> {
 fn bench<Q>(create: impl FnOnce(&Pd, &Cq, &Srq, &QpConfig) -> (Q, u32)) -> Bench<Q> {
     let device = Device::open(&DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
     let null = device.null().unwrap();
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().unwrap();
     let send_cq = device.create_cq(16).unwrap();
     let srq = pd.create_srq(16, 0).unwrap();
     let (qp, qpn) = create(&pd, &send_cq, &srq, &QpConfig { max_inline_data: 220, ..QpConfig::default() });
@@ -90,7 +90,7 @@ impl<Q> Bench<Q> {
         let blocks = self.producer.wrapping_sub(index);
         let wqe = (0..blocks).flat_map(|i| block(index.wrapping_add(i)).1).collect();
 
-        let cqe = RequesterCqe { wqe_opcode: 0, qpn: self.qpn, wqe_counter: index, byte_count: 0 };
+        let cqe = RequesterCqe { wqe_opcode: 0, qpn: self.qpn, wqe_counter: index, byte_count: 0, user_index: 0 };
         assert!(self.null.write_cqe(self.send_cq.cqn(), &cqe.emit(), CqeOpcode::Requester));
         assert_eq!(self.send_cq.poll(1, |cqe| assert_eq!(self.qp.finish(&cqe), Some(0))), 1);
         (index, wqe)

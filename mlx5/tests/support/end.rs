@@ -51,7 +51,7 @@ pub(crate) type Received = Result<Arrival, (u64, CompletionError)>;
 
 impl End {
     pub(crate) fn new(device: Device, size: Size) -> Self {
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let (send_cq, recv_cq) = (device.create_cq(size.cqes).unwrap(), device.create_cq(size.cqes).unwrap());
         let config = QpConfig { max_send_wr: size.sends, max_inline_data: 220, ..QpConfig::default() };
         let srq = (!size.owns_receives).then(|| pd.create_srq(size.receives, 3).unwrap());

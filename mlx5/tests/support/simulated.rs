@@ -34,7 +34,7 @@ pub(crate) struct End {
 
 impl End {
     pub(crate) fn new(device: &Device) -> Self {
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let (send_cq, recv_cq) = (device.create_cq(256).unwrap(), device.create_cq(256).unwrap());
         let srq = pd.create_srq(255, 0).unwrap();
         let qp =

@@ -50,8 +50,8 @@ fn responder_fields_are_where_the_header_says() {
 
 #[test]
 fn requester_fields_are_where_the_header_says() {
-    let fields = [(44, "00000040"), (56, "10123456"), (60, "0007"), (63, "f1")];
-    let requester = RequesterCqe { wqe_opcode: 0x10, qpn: 0x12_3456, wqe_counter: 7, byte_count: 64 };
+    let fields = [(32, "00654321"), (44, "00000040"), (56, "10123456"), (60, "0007"), (63, "f1")];
+    let requester = RequesterCqe { wqe_opcode: 0x10, qpn: 0x12_3456, wqe_counter: 7, byte_count: 64, user_index: 0x65_4321 };
     assert_eq!(requester.emit(), cqe(&fields));
     assert_eq!(RequesterCqe::parse(&noisy(&fields)), requester);
 }
@@ -76,9 +76,9 @@ fn error_fields_are_where_the_header_says_for_every_syndrome() {
         ("77", Syndrome::Unknown),
     ];
     for (byte, syndrome) in syndromes {
-        let fields = [(54, "88"), (55, byte), (56, "09123456"), (60, "0003"), (63, "f1")];
+        let fields = [(32, "00654321"), (54, "88"), (55, byte), (56, "09123456"), (60, "0003"), (63, "f1")];
         let raw_syndrome = u8::from_str_radix(byte, 16).unwrap();
-        let error = ErrorCqe { raw_syndrome, vendor_syndrome: 0x88, wqe_opcode: 9, qpn: 0x12_3456, wqe_counter: 3 };
+        let error = ErrorCqe { raw_syndrome, vendor_syndrome: 0x88, wqe_opcode: 9, qpn: 0x12_3456, wqe_counter: 3, user_index: 0x65_4321 };
         assert_eq!(error.emit(), cqe(&fields));
         assert_eq!(ErrorCqe::parse(&noisy(&fields)), error);
         assert_eq!(error.syndrome(), syndrome);
