@@ -65,8 +65,9 @@ impl NullDevice {
     pub fn take_register(&self, qpn: u32, fill: u8) -> Option<[u8; REGISTER_BYTES]> {
         let state = self.hca.state.borrow();
         let qp = state.qps.get(qp_index(qpn))?.as_ref().filter(|qp| qp.qpn == qpn)?;
+        let memory = qp.sq.memory.as_ref()?;
         // SAFETY: the register is the first of the queue pair's own memory; the driver is this thread and not writing now.
-        Some(unsafe { qp.memory.at::<[u8; REGISTER_BYTES]>(0).replace([fill; REGISTER_BYTES]) })
+        Some(unsafe { memory.at::<[u8; REGISTER_BYTES]>(0).replace([fill; REGISTER_BYTES]) })
     }
 
     /// The counter in the doorbell record of the receive queue that queue pair `qpn` takes from, its own or a shared one, and the bytes of

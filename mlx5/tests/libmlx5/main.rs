@@ -26,6 +26,6 @@ fn open() -> VerbsDevice {
 }
 
 /// The CQE of a send of the queue pair with this number and user index.
-fn requester_cqe(qpn: u32, _user_index: u32, wqe_opcode: u8, wqe_counter: u16) -> mlx5::wire::RequesterCqe {
-    mlx5::wire::RequesterCqe { wqe_opcode, qpn, wqe_counter, byte_count: 0 }
+fn requester_cqe(qpn: u32, user_index: u32, wqe_opcode: u8, wqe_counter: u16) -> mlx5::wire::RequesterCqe {
+    mlx5::wire::RequesterCqe { wqe_opcode, qpn, wqe_counter, byte_count: 0, user_index }
 }

@@ -117,7 +117,9 @@ impl Case {
                 (&[into], WrOpcode::CompareSwap, Ours::Connected(qp)) => {
                     self.push(qp, &CompareSwap { addr: RADDR, rkey: RKEY, compare: COMPARE, swap: SWAP_ADD, into });
                 }
-                (&[into], WrOpcode::FetchAdd, Ours::Connected(qp)) => self.push(qp, &FetchAdd { addr: RADDR, rkey: RKEY, add: SWAP_ADD, into }),
+                (&[into], WrOpcode::FetchAdd, Ours::Connected(qp)) => {
+                    self.push(qp, &FetchAdd { addr: RADDR, rkey: RKEY, add: SWAP_ADD, into })
+                }
                 (&[sge], _, qp) => self.post_payload(qp, sge),
                 _ => return false,
             },
@@ -137,7 +139,9 @@ impl Case {
             (Ours::Connected(qp), WrOpcode::Send, _) => self.push(qp, &Send { payload }),
             (Ours::Connected(qp), WrOpcode::SendImm, _) => self.push(qp, &SendImm { imm, payload }),
             (Ours::Datagrams(qp), WrOpcode::Send, Some(to)) => qp.post(&UdSend { to: &to.ours, payload }, self.flags, 7).unwrap(),
-            (Ours::Datagrams(qp), WrOpcode::SendImm, Some(to)) => qp.post(&UdSendImm { to: &to.ours, imm, payload }, self.flags, 7).unwrap(),
+            (Ours::Datagrams(qp), WrOpcode::SendImm, Some(to)) => {
+                qp.post(&UdSendImm { to: &to.ours, imm, payload }, self.flags, 7).unwrap()
+            }
             _ => panic!("no such operation: {self:?}"),
         }
     }

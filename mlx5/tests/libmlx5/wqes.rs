@@ -85,7 +85,7 @@ impl Theirs {
     fn post(&mut self, api: Api, cases: &[Case], split: bool) -> (Vec<Wqe>, Stored) {
         let mut sges: Vec<Vec<IbvSge>> = cases.iter().map(|case| case.sges(split)).collect();
         let ops: Vec<Op> = cases.iter().zip(&mut sges).map(|(case, sges)| case.op(7, sges)).collect();
-        self.qp.fill_blocks(self.producer, 4 * cases.len() as u16, LEFT);
+        self.qp.fill_blocks(self.producer, 5 * cases.len() as u16, LEFT);
         self.qp.post(api, &ops);
         let wqes = cases
             .iter()
@@ -125,7 +125,7 @@ struct Mine {
 impl Mine {
     fn new(is_datagram: bool, send_wr: u32) -> Self {
         let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(64).unwrap();
         let srq = pd.create_srq(1, 0).unwrap();
         let config = QpConfig { max_send_wr: send_wr, max_inline_data: INLINE, ..QpConfig::default() };
@@ -337,7 +337,8 @@ fn datagram_cases(device: &VerbsDevice) -> Vec<Case> {
     let (qpn, qkey) = (0x00c0_ffee, 0x0123_4567);
     let local = IbvPath { lid: 0xabcd, service_level: 5, path_bits: 0x7e, static_rate: 3, ..IbvPath::default() };
     let routed = IbvPath { gid, flow_label: 0x000b_cdef, is_global: 1, hop_limit: 64, traffic_class: 0x5c, ..local };
-    let vector = AddressVector { stat_rate_sl: 3 << 4 | 5, fl_mlid: 0x7e, ..AddressVector::local(0xabcd, 0) };
+    // libmlx5 adds 5 to a rate of `enum ibv_rate`.
+    let vector = AddressVector { stat_rate_sl: (3 + 5) << 4 | 5, fl_mlid: 0x7e, ..AddressVector::local(0xabcd, 0) };
     let paths = [(local, vector), (routed, vector.with_grh(0, 0x000b_cdef, 64, 0x5c, gid))];
     let to = paths.map(|(path, vector)| Address { ah: device.create_ah(&path), qpn, qkey, ours: Destination::new(vector, qpn, qkey) });
     let mut cases = Vec::new();
@@ -354,7 +355,8 @@ fn datagram_cases(device: &VerbsDevice) -> Vec<Case> {
 /// The cases that ours takes in random groups of 2 to 8.
 fn groups(cases: &[Case]) -> Vec<Vec<Case>> {
     let mut random = Random::new(4);
-    let mut cases: Vec<Case> = cases.iter().filter(|case| !matches!(&case.content, Content::Gathered(s) if s.len() != 1)).cloned().collect();
+    let mut cases: Vec<Case> =
+        cases.iter().filter(|case| !matches!(&case.content, Content::Gathered(s) if s.len() != 1)).cloned().collect();
     let mut groups = Vec::new();
     while cases.len() > 8 {
         let count = 2 + random.below(7) as usize;

@@ -3,9 +3,9 @@
 #![allow(dead_code, reason = "each program uses a part")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -224,7 +224,11 @@ impl Library {
         // Not `mlx5-run`'s.
         let output = cc.args(["-libverbs", "-lmlx5"]).env_remove("LD_PRELOAD").output().map_err(|e| format!("no C compiler: {e}"))?;
         if !output.status.success() {
-            return Err(format!("libibverbs-dev is missing, or {} is wrong:\n{}", source.display(), String::from_utf8_lossy(&output.stderr)));
+            return Err(format!(
+                "libibverbs-dev is missing, or {} is wrong:\n{}",
+                source.display(),
+                String::from_utf8_lossy(&output.stderr)
+            ));
         }
         let path = CString::new(target.into_os_string().into_encoded_bytes()).unwrap();
         // SAFETY: a path that ends with a 0; the file's constructors are none.
