@@ -12,6 +12,7 @@ mod libmlx5;
 mod operations;
 #[path = "../support/random.rs"]
 mod random;
+mod receives;
 mod wqes;
 
 use std::sync::OnceLock;
@@ -28,4 +29,9 @@ fn open() -> VerbsDevice {
 /// The CQE of a send of the queue pair with this number and user index.
 fn requester_cqe(qpn: u32, user_index: u32, wqe_opcode: u8, wqe_counter: u16) -> mlx5::wire::RequesterCqe {
     mlx5::wire::RequesterCqe { wqe_opcode, qpn, wqe_counter, byte_count: 0, user_index }
+}
+
+/// The CQE of a receive without data of the queue pair with this number and user index.
+fn responder_cqe(qpn: u32, user_index: u32, wqe_counter: u16) -> mlx5::wire::ResponderCqe {
+    mlx5::wire::ResponderCqe { qpn, srqn: user_index, wqe_counter, ..Default::default() }
 }
