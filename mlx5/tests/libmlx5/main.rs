@@ -5,6 +5,7 @@
 //! `docs/libmlx5.md` lists every difference. A test fails if it finds one that is not there, or does not find one that is.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
+mod cqes;
 mod differences;
 mod fields;
 #[path = "../support/libmlx5.rs"]

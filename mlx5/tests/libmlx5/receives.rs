@@ -131,7 +131,8 @@ impl Pair {
             }
             // libmlx5 leaves out no empty buffer of a shared receive.
             let first = SEGMENT;
-            let as_asked: Vec<u8> = buffers.iter().flat_map(|sge| DataSegment { byte_count: sge.len, lkey: sge.lkey, addr: sge.addr }.emit()).collect();
+            let as_asked: Vec<u8> =
+                buffers.iter().flat_map(|sge| DataSegment { byte_count: sge.len, lkey: sge.lkey, addr: sge.addr }.emit()).collect();
             let is_known = name == "SRQ" && *had_empty && theirs[..first] == ours[..first] && theirs[first..].starts_with(&as_asked);
             let key = if is_known { "an empty buffer in an SRQ".to_owned() } else { format!("{name} WQE {index}") };
             differences.add(&key, || format!("{buffers:x?}\n  libmlx5 {theirs:02x?}\n  ours    {ours:02x?}"));
