@@ -260,6 +260,11 @@ pub(crate) enum Api {
     Wr,
 }
 
+// SAFETY: libibverbs locks, and the handle is a pointer to what never changes.
+unsafe impl Send for VerbsDevice {}
+// SAFETY: as above.
+unsafe impl Sync for VerbsDevice {}
+
 /// A device of libibverbs with its protection domain. It, and what it makes, is left to the end of the process.
 #[derive(Clone, Copy)]
 pub(crate) struct VerbsDevice {
