@@ -19,8 +19,6 @@ use crate::wire::{ALIGNMENT, FlowWords};
 
 /// Inline bytes asked of the queue pair: what fits a WQE of four WQEBBs.
 const MAX_INLINE_DATA: usize = 220;
-/// The software HCA has no packets; its path MTU is the largest there is.
-const SOFT_MTU: u16 = 4096;
 
 /// What an endpoint is made with. Both ends of a connection need equal ring sizes.
 #[derive(Clone, Debug)]
@@ -165,7 +163,15 @@ impl<U> PendingEndpoint<U> {
             keepalive_ns: *keepalive_ns,
         };
         let link = Link::new(view(&memory.send_ring, record.ring_size), view(&memory.recv_ring, record.ring_size), &config)?;
-        let address = QpAddress { kind: qp.address().kind, lid: remote.lid, qpn: remote.qpn, psn: remote.psn, epoch: remote.epoch };
+        let address = QpAddress {
+            kind: qp.address().kind,
+            mtu: remote.mtu,
+            lid: remote.lid,
+            qpn: remote.qpn,
+            psn: remote.psn,
+            epoch: remote.epoch,
+            gid: remote.gid,
+        };
         qp.connect(&address, connect)?;
         Ok((context, link))
     }
@@ -194,16 +200,17 @@ fn view(ring: &mlx5::Mr, size: RingSize) -> RingView {
 
 fn record_of(address: &QpAddress, memory: &Memory, ring_size: RingSize, initial_credit: u64, batches: u32) -> ExchangeRecord {
     let (published_addr, published_rkey) = memory.control.published();
-    let (device, mtu) = match address.kind {
-        DeviceKind::Soft => (Device::Soft, SOFT_MTU),
+    let device = match address.kind {
+        DeviceKind::Soft => Device::Soft,
+        DeviceKind::Hardware => Device::Hardware,
     };
     ExchangeRecord {
         device,
-        mtu,
+        mtu: address.mtu,
         // A soft device is named by LID and epoch within its fabric; meeting another fabric's LID fails on the epoch.
         fabric: 0,
         epoch: address.epoch,
-        gid: [0; 16],
+        gid: address.gid,
         lid: address.lid,
         qpn: address.qpn,
         psn: address.psn,

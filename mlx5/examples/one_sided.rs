@@ -11,7 +11,7 @@ use std::error::Error;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use mlx5::{Access, ConnectOptions, Device, DeviceKind, DeviceSpec, Inline, QpAddress, QpConfig, Read, Signal, Write, WriteImm};
+use mlx5::{Access, ConnectOptions, Device, DeviceSpec, Inline, QpAddress, QpConfig, Read, Signal, Write, WriteImm};
 
 const ROLE: &str = "MLX5_EXAMPLE_ONE_SIDED";
 
@@ -50,7 +50,7 @@ fn run(mut from: impl BufRead, mut to: impl std::io::Write, child: Option<&Child
     from.read_line(&mut line)?;
     let n = line.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>()?;
     let [lid, qpn, epoch, addr, rkey] = n[..] else { return Err("the other end is gone".into()) };
-    let remote = QpAddress { kind: DeviceKind::Soft, lid: lid as u16, qpn: qpn as u32, psn: 0, epoch };
+    let remote = QpAddress::soft(lid as u16, qpn as u32, epoch);
     qp.connect(&remote, &ConnectOptions::default())?;
     let rkey = rkey as u32;
 

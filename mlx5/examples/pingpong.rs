@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Instant;
 
-use mlx5::{Access, ConnectOptions, Device, DeviceKind, DeviceSpec, Inline, QpAddress, QpConfig, Signal, WriteImm};
+use mlx5::{Access, ConnectOptions, Device, DeviceSpec, Inline, QpAddress, QpConfig, Signal, WriteImm};
 
 const BYTES: usize = 64;
 
@@ -51,7 +51,7 @@ fn run(mut stream: UnixStream, rounds: u32, first: bool) -> Result<(), Box<dyn E
     let mut theirs = [0; 40];
     stream.read_exact(&mut theirs)?;
     let word = |i: usize| theirs[i * 8..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
-    let peer = QpAddress { kind: DeviceKind::Soft, lid: word(0) as u16, qpn: word(1) as u32, psn: 0, epoch: word(2) };
+    let peer = QpAddress::soft(word(0) as u16, word(1) as u32, word(2));
     qp.connect(&peer, &ConnectOptions::default())?;
     stream.write_all(&[1])?;
     stream.read_exact(&mut [0])?;

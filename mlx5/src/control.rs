@@ -10,19 +10,23 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::rc::Rc;
 
+use crate::address::{DeviceKind, QpAddress};
 use crate::cq::CqConfig;
 use crate::device::DeviceInfo;
 use crate::mmio::RegisterKind;
 use crate::mr::{Access, RegisterError};
-use crate::qp::{ConnectError, QpAddress};
+use crate::qp::ConnectError;
 use crate::soft::{Hca, Violation};
-use crate::wire::CqArm;
+use crate::verbs::Context;
+use crate::wire::{AddressVector, CqArm};
 
 /// A device's control path. Clones are the same device, which closes with the last of them.
 #[derive(Clone)]
 pub(crate) enum Control {
     /// Path B: the software HCA.
     Soft(Rc<Hca>),
+    /// Path A: a device behind libibverbs.
+    Verbs(Rc<Context>),
 }
 
 /// A BlueFlame register: two halves of [`BF_BYTES`](crate::doorbell::BF_BYTES).
@@ -164,6 +168,15 @@ pub enum CreateError {
         /// The cause.
         source: std::io::Error,
     },
+    /// The device cannot do it.
+    #[error("this device has no {what}")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// libibverbs, or the kernel, refused.
+    #[error(transparent)]
+    Call(#[from] crate::verbs::CallError),
 }
 
 /// Refuses values outside `min..=max`.
@@ -176,6 +189,7 @@ impl Control {
     pub(crate) fn soft(&self) -> Option<&Rc<Hca>> {
         match self {
             Self::Soft(hca) => Some(hca),
+            Self::Verbs(_) => None,
         }
     }
 
@@ -184,27 +198,39 @@ impl Control {
         self.soft().and_then(Hca::hook)
     }
 
+    pub(crate) fn kind(&self) -> DeviceKind {
+        match self {
+            Self::Soft(_) => DeviceKind::Soft,
+            Self::Verbs(_) => DeviceKind::Hardware,
+        }
+    }
+
     pub(crate) fn info(&self) -> DeviceInfo {
         match self {
             Self::Soft(hca) => hca.info(),
+            Self::Verbs(context) => context.info(),
         }
     }
 
     pub(crate) fn take_violations(&self) -> Vec<Violation> {
         match self {
             Self::Soft(hca) => hca.take_violations(),
+            Self::Verbs(_) => Vec::new(),
         }
     }
 
     pub(crate) fn trace_hash(&self) -> Option<u64> {
         match self {
             Self::Soft(hca) => hca.trace_hash(),
+            Self::Verbs(_) => None,
         }
     }
 
     pub(crate) fn next_event_ns(&self) -> Option<u64> {
         match self {
             Self::Soft(hca) => hca.next_event_ns(),
+            // It does everything by itself.
+            Self::Verbs(_) => None,
         }
     }
 
@@ -212,6 +238,7 @@ impl Control {
     pub(crate) fn progress(&self) -> bool {
         match self {
             Self::Soft(hca) => hca.empty_poll(),
+            Self::Verbs(_) => false,
         }
     }
 
@@ -219,32 +246,37 @@ impl Control {
     pub(crate) fn wait(&self, timeout_ns: Option<u64>) -> bool {
         match self {
             Self::Soft(hca) => hca.wait(timeout_ns),
+            Self::Verbs(context) => context.wait(timeout_ns),
         }
     }
 
     pub(crate) fn alloc_pd(&self) -> Result<u32, CreateError> {
         match self {
             Self::Soft(hca) => Ok(hca.alloc_pd()),
+            Self::Verbs(context) => context.alloc_pd(),
         }
     }
 
     /// Nothing of the domain is left.
-    pub(crate) fn dealloc_pd(&self, _pdn: u32) {
+    pub(crate) fn dealloc_pd(&self, pdn: u32) {
         match self {
             // A number, and never used again.
             Self::Soft(_) => {}
+            Self::Verbs(context) => context.dealloc_pd(pdn),
         }
     }
 
     pub(crate) fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
         match self {
             Self::Soft(hca) => hca.alloc_registered(pd, bytes, access, huge),
+            Self::Verbs(context) => context.alloc_registered(pd, bytes, access, huge),
         }
     }
 
     pub(crate) fn register_foreign(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
         match self {
             Self::Soft(hca) => hca.register_foreign(pd, addr, bytes, access),
+            Self::Verbs(context) => context.register_foreign(pd, addr, bytes, access),
         }
     }
 
@@ -252,6 +284,7 @@ impl Control {
     pub(crate) fn try_deregister(&self, key: u32) -> bool {
         match self {
             Self::Soft(hca) => hca.try_deregister(key),
+            Self::Verbs(context) => context.try_deregister(key),
         }
     }
 
@@ -259,51 +292,59 @@ impl Control {
     pub(crate) fn deregister(&self, key: u32) {
         match self {
             Self::Soft(hca) => hca.deregister(key),
+            Self::Verbs(context) => context.deregister(key),
         }
     }
 
     pub(crate) fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
         match self {
             Self::Soft(hca) => hca.create_cq(config),
+            Self::Verbs(context) => context.create_cq(config),
         }
     }
 
     /// How many events of this CQ were taken, modulo 4: the next command to arm it must say so.
-    pub(crate) fn events_taken(&self, _cqn: u32) -> u8 {
+    pub(crate) fn events_taken(&self, cqn: u32) -> u8 {
         match self {
             // It reads the record and nothing else.
             Self::Soft(_) => 0,
+            Self::Verbs(context) => context.events_taken(cqn),
         }
     }
 
     /// The command to arm a CQ is in its record: tells the device.
-    pub(crate) fn armed(&self, _cqn: u32, _command: &CqArm) {
+    pub(crate) fn armed(&self, cqn: u32, command: &CqArm) {
         match self {
             Self::Soft(_) => {}
+            Self::Verbs(context) => context.armed(cqn, command),
         }
     }
 
     pub(crate) fn destroy_cq(&self, cqn: u32) {
         match self {
             Self::Soft(hca) => hca.destroy_cq(cqn),
+            Self::Verbs(context) => context.destroy_cq(cqn),
         }
     }
 
     pub(crate) fn create_srq(&self, pd: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
         match self {
             Self::Soft(hca) => hca.create_rq(pd, depth, max_sge, true),
+            Self::Verbs(context) => context.create_srq(pd, depth, max_sge),
         }
     }
 
     pub(crate) fn destroy_srq(&self, srqn: u32) {
         match self {
             Self::Soft(hca) => hca.destroy_rq(srqn),
+            Self::Verbs(context) => context.destroy_srq(srqn),
         }
     }
 
     pub(crate) fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
         match self {
             Self::Soft(hca) => hca.create_qp(request),
+            Self::Verbs(context) => context.create_qp(request),
         }
     }
 
@@ -311,29 +352,37 @@ impl Control {
     pub(crate) fn address(&self, qpn: u32) -> QpAddress {
         match self {
             Self::Soft(hca) => hca.address(qpn),
+            Self::Verbs(context) => context.address(qpn),
         }
     }
 
     /// RESET to INIT, of a reliable connection.
-    pub(crate) fn initialize(&self, _qpn: u32) -> Result<(), ConnectError> {
+    pub(crate) fn initialize(&self, qpn: u32) -> Result<(), ConnectError> {
         match self {
             // To this device a queue pair that is not connected is the same in both.
             Self::Soft(_) => Ok(()),
+            Self::Verbs(context) => context.initialize(qpn),
         }
     }
 
-    /// INIT to RTR, of a reliable connection.
+    /// INIT to RTR, of a reliable connection. A null device connects to anything.
     pub(crate) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
+        let (local, remote) = (self.kind(), parts.remote.kind);
+        if local != remote && (self.hook().is_some() || local == DeviceKind::Hardware) {
+            return Err(ConnectError::DifferentKinds { local, remote });
+        }
         match self {
             Self::Soft(hca) => hca.connect(parts),
+            Self::Verbs(context) => context.connect(parts),
         }
     }
 
     /// RTR to RTS, of a reliable connection, with what [`connect`](Self::connect) was given.
-    pub(crate) fn ready_to_send(&self, _qpn: u32) -> Result<(), ConnectError> {
+    pub(crate) fn ready_to_send(&self, qpn: u32) -> Result<(), ConnectError> {
         match self {
             // That nothing is sent before is the driver's to see to.
             Self::Soft(_) => Ok(()),
+            Self::Verbs(context) => context.ready_to_send(qpn),
         }
     }
 
@@ -344,6 +393,7 @@ impl Control {
                 hca.activate_datagrams(qpn, qkey);
                 Ok(())
             }
+            Self::Verbs(context) => context.activate_datagrams(qpn, qkey),
         }
     }
 
@@ -351,12 +401,26 @@ impl Control {
     pub(crate) fn fail_qp(&self, qpn: u32) {
         match self {
             Self::Soft(hca) => hca.fail_qp(qpn),
+            Self::Verbs(context) => context.fail_qp(qpn),
         }
     }
 
     pub(crate) fn destroy_qp(&self, qpn: u32) {
         match self {
             Self::Soft(hca) => hca.destroy_qp(qpn),
+            Self::Verbs(context) => context.destroy_qp(qpn),
+        }
+    }
+
+    /// How datagrams get to the port of `remote`.
+    pub(crate) fn address_vector(&self, pd: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
+        let (local, kind) = (self.kind(), remote.kind);
+        if local != kind {
+            return Err(ConnectError::DifferentKinds { local, remote: kind });
+        }
+        match self {
+            Self::Soft(_) => Ok(AddressVector::local(remote.lid, 0)),
+            Self::Verbs(context) => context.address_vector(pd, remote),
         }
     }
 }

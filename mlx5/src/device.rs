@@ -15,6 +15,7 @@ use crate::rc_qp::{Connected, RcQp};
 use crate::soft::{Clock, Faults, Hca, LocalFabric, NullDevice, Timing, Violation};
 use crate::srq::Srq;
 use crate::ud_qp::{Datagram, UdQp};
+use crate::verbs::{Context, VerbsError, VerbsOptions};
 
 /// Where a software HCA meets its peers.
 #[derive(Clone, Debug)]
@@ -72,10 +73,11 @@ impl Default for SoftOptions {
 /// send::<mlx5::DeviceSpec>();
 /// ```
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "one per thread, read once")]
 pub enum DeviceSpec {
     /// The software HCA.
     Soft(SoftOptions),
+    /// Hardware: an mlx5 device that libibverbs finds. Peers are queue pairs of such devices, wherever they are.
+    Verbs(VerbsOptions),
     /// A device that executes nothing: queues, records and registers are there, and nobody reads them. For measuring the driver alone, and
     /// for tests that play the device through [`Device::null`]. Its queue pairs connect to anything.
     Null(NullOptions),
@@ -118,6 +120,9 @@ pub enum OpenError {
     /// Every LID is taken.
     #[error("all {0} LIDs of the fabric are in use by living devices")]
     NoFreeLid(u16),
+    /// A device behind libibverbs cannot be used; says what to do.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
 }
 
 /// What a device is and can do.
@@ -143,6 +148,9 @@ pub struct DeviceInfo {
     pub max_qp: u32,
     /// Most memory regions.
     pub max_mr: u32,
+    /// The NUMA node a NIC is plugged into, where the system says so; queues and buffers are best there. `None` for the software HCA, whose
+    /// memory is where its thread is.
+    pub numa_node: Option<u32>,
     /// When it executes, by which clock, whether it is strict, and which faults it makes: what results were obtained under.
     pub modes: String,
     /// How long operations towards a dead peer are retried before they fail, in ns.
@@ -184,6 +192,7 @@ impl Device {
     pub fn open(spec: &DeviceSpec) -> Result<Self, OpenError> {
         let control = match spec {
             DeviceSpec::Soft(options) => Control::Soft(Rc::new(Hca::open(options, None)?)),
+            DeviceSpec::Verbs(options) => Control::Verbs(Rc::new(Context::open(options)?)),
             DeviceSpec::Null(options) => Control::Soft(Rc::new(Hca::open(&null_options(), Some(options))?)),
         };
         Ok(Self { control })

@@ -25,26 +25,27 @@ use crate::wire::queue_record;
 /// Half of a 512-byte BlueFlame register, also the longest WQE that fits it.
 pub(crate) const BF_BYTES: usize = 256;
 
-/// Steps 2 to 6. `bytes` go to the register from `from`, or 8 if they are none or too many for it.
+/// Steps 2 to 6. `bytes` go to the register from `from`, or 8 if they are none or too many for it: `HALF`, which is 0 for one that takes no WQE
+/// and has one half.
 ///
 /// # Safety
 /// `bytes` is a multiple of 64. At `from` as many are readable, or 8 if it is 0, aligned to 64.
-unsafe fn announce<M: Mmio>(bell: &mut Bell, value: u32, from: *const u8, bytes: usize) {
+unsafe fn announce<M: Mmio, const HALF: usize>(bell: &mut Bell, value: u32, from: *const u8, bytes: usize) {
     let register = bell.register;
     M::udma_to_device_barrier();
     // SAFETY: the record lives as long as the QP's memory, which the owner of this doorbell holds.
     M::store_record(unsafe { bell.record.as_ref() }, value);
     M::mmio_wc_start();
-    // SAFETY: the register lives as long, and each half of it has `BF_BYTES` and is aligned to them. The rest is the caller's.
+    // SAFETY: the register lives as long, and each half of it has `HALF` bytes, or 8, and is aligned to them. The rest is the caller's.
     unsafe {
-        if (1..=BF_BYTES).contains(&bytes) {
+        if (1..=HALF).contains(&bytes) {
             M::copy(register, from, bytes);
         } else {
             M::store_8(register, from);
         }
     }
     M::mmio_flush_writes();
-    bell.register = register.map_addr(|at| at ^ BF_BYTES);
+    bell.register = register.map_addr(|at| at ^ HALF);
 }
 
 type Announce = unsafe fn(&mut Bell, u32, *const u8, usize);
@@ -60,15 +61,15 @@ struct Bell {
 fn announce_write_combining() -> Announce {
     match Streaming::detect() {
         #[cfg(target_arch = "x86_64")]
-        Streaming::Avx512 => announce::<mmio::Avx512>,
+        Streaming::Avx512 => announce::<mmio::Avx512, BF_BYTES>,
         #[cfg(target_arch = "x86_64")]
-        Streaming::Avx => announce::<mmio::Avx>,
+        Streaming::Avx => announce::<mmio::Avx, BF_BYTES>,
         #[cfg(target_arch = "x86_64")]
-        Streaming::Sse2 => announce::<mmio::Sse2>,
+        Streaming::Sse2 => announce::<mmio::Sse2, BF_BYTES>,
         #[cfg(target_arch = "aarch64")]
-        Streaming::Stnp => announce::<mmio::Stnp>,
+        Streaming::Stnp => announce::<mmio::Stnp, BF_BYTES>,
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        Streaming::Words => announce::<mmio::Words>,
+        Streaming::Words => announce::<mmio::Words, BF_BYTES>,
     }
 }
 
@@ -84,7 +85,8 @@ pub(crate) struct Doorbell {
 impl Doorbell {
     pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Option<Rc<Hca>>) -> Self {
         let announce = match parts.kind {
-            RegisterKind::Ordinary => announce::<Ordinary>,
+            RegisterKind::Ordinary => announce::<Ordinary, BF_BYTES>,
+            RegisterKind::DoorbellOnly => announce::<mmio::Baseline, 0>,
             RegisterKind::WriteCombining => announce_write_combining(),
         };
         let register = parts.register.as_ptr();
@@ -95,7 +97,7 @@ impl Doorbell {
     /// From now on steps 2 to 6 are made by `M`.
     #[cfg(test)]
     pub(crate) fn set_mmio<M: Mmio>(&mut self) {
-        self.announce = announce::<M>;
+        self.announce = announce::<M, BF_BYTES>;
     }
 
     /// Announces everything up to `producer`. `bytes` from `wqes` go through BlueFlame; if that is 0 or does not fit, the first 8.

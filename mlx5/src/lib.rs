@@ -3,6 +3,7 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mlx5 needs 64-bit Linux: its devices, memfds and membarrier(2) exist nowhere else");
 
+mod address;
 mod batch;
 mod control;
 mod cq;
@@ -23,8 +24,10 @@ mod soft;
 mod sq;
 mod srq;
 mod ud_qp;
+pub mod verbs;
 pub mod wire;
 
+pub use address::{DeviceKind, QpAddress};
 pub use batch::BlueflameBatch;
 pub use control::CreateError;
 pub use cq::{CompletionError, Cq, CqConfig, Cqe};
@@ -37,7 +40,7 @@ pub use ops::{
     ATOMIC_BYTES, CompareSwap, Destination, FetchAdd, Inline, MAX_MESSAGE_BYTES, Operation, Payload, RcOperation, Read, Segments, Send,
     SendImm, Sge, UdOperation, UdSend, UdSendImm, Write, WriteImm,
 };
-pub use qp::{ConnectError, ConnectOptions, DeviceKind, Qp, QpAddress, QpConfig, QpState, ReceiveSource, Transport};
+pub use qp::{ConnectError, ConnectOptions, Qp, QpConfig, QpState, ReceiveSource, Transport};
 pub use rc_qp::{Connected, RcQp};
 pub use rq::PostReceiveError;
 pub use simulation::{Actor, Did, ForeignDevice, Simulation};

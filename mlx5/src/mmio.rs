@@ -24,6 +24,9 @@ pub enum RegisterKind {
     Ordinary,
     /// Write-combining memory: hardware.
     WriteCombining,
+    /// Hardware's that takes 8 bytes at a time and no WQE, because the kernel had no BlueFlame register left or the device has none: every
+    /// doorbell is as that of [`ring_doorbell`](crate::Qp::ring_doorbell).
+    DoorbellOnly,
 }
 
 impl RegisterKind {
@@ -32,6 +35,7 @@ impl RegisterKind {
     pub fn copy_routine(self) -> &'static str {
         match self {
             Self::Ordinary => "plain 8-byte stores",
+            Self::DoorbellOnly => "none",
             Self::WriteCombining => match Streaming::detect() {
                 #[cfg(target_arch = "x86_64")]
                 Streaming::Avx512 => "non-temporal 64-byte stores (AVX-512)",
@@ -159,6 +163,19 @@ pub(crate) fn ring_record(record: &AtomicU32, value: u32) {
     record.store(value, Ordering::Release);
 }
 
+/// Stores 8 bytes, which repeat what a doorbell record says already, to a register of write-combining memory: the second half of arming a CQ
+/// (libmlx5 `mlx5_arm_cq`).
+///
+/// # Safety
+/// `register` is writable for 8 bytes and 8-aligned.
+pub(crate) unsafe fn repeat_to_register(register: *mut u8, bytes: [u8; 8]) {
+    // The record before the register, and both before anything that follows.
+    hardware::sfence();
+    // SAFETY: the caller's; the register is accessed through atomics only.
+    unsafe { (*register.cast::<AtomicU64>()).store(u64::from_ne_bytes(bytes), Ordering::Relaxed) };
+    hardware::sfence();
+}
+
 /// A register of [`RegisterKind::Ordinary`], read by this thread only.
 pub(crate) enum Ordinary {}
 
@@ -189,6 +206,14 @@ impl Mmio for Ordinary {
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{Avx, Avx512, Sse2};
+
+/// The hardware's order of stores, whatever the copy: for registers that take none.
+#[cfg(target_arch = "x86_64")]
+pub(crate) type Baseline = Sse2;
+#[cfg(target_arch = "aarch64")]
+pub(crate) type Baseline = Stnp;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) type Baseline = Words;
 
 #[cfg(target_arch = "x86_64")]
 mod hardware {

@@ -30,6 +30,19 @@ bitflags! {
     }
 }
 
+impl Access {
+    /// Refuses what no device registers.
+    pub(crate) fn check(self, bytes: usize) -> Result<(), RegisterError> {
+        if bytes == 0 {
+            return Err(RegisterError::Empty);
+        }
+        if self.intersects(Self::REMOTE_WRITE | Self::REMOTE_ATOMIC) && !self.contains(Self::LOCAL_WRITE) {
+            return Err(RegisterError::RemoteWithoutLocalWrite);
+        }
+        Ok(())
+    }
+}
+
 /// Why memory could not be registered.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
@@ -51,6 +64,9 @@ pub enum RegisterError {
         /// Why.
         reason: &'static str,
     },
+    /// libibverbs, or the kernel, refused.
+    #[error(transparent)]
+    Call(#[from] crate::verbs::CallError),
     /// The arena has no room, or the kernel no memory.
     #[error("no memory for a region of {bytes} bytes: {source}")]
     Memory {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
+use crate::address::{DeviceKind, QpAddress};
 use crate::control::{Control, CreateError, QpParts, QpRequest, Receives};
 use crate::cq::{CqObject, Cqe};
 use crate::device::PdObject;
@@ -13,29 +14,6 @@ use crate::sq::{Flags, PostError, SendQueue};
 use crate::srq::{Srq, SrqObject};
 use crate::wire::CqeOpcode;
 
-/// What kind of device a queue pair lives on. Two kinds never connect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum DeviceKind {
-    /// The software HCA of this crate.
-    Soft = 1,
-}
-
-/// Where a queue pair can be reached: what its peer needs to connect to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpAddress {
-    /// Kind of device.
-    pub kind: DeviceKind,
-    /// Local identifier of the port.
-    pub lid: u16,
-    /// Queue pair number, 24 bits.
-    pub qpn: u32,
-    /// First packet sequence number, 24 bits; the software HCA has no packets and ignores it.
-    pub psn: u32,
-    /// Which incarnation of the device has that LID (soft): a LID is used again after its owner died, this number never.
-    pub epoch: u64,
-}
-
 /// Attributes of a connection (`struct ibv_qp_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
@@ -45,7 +23,8 @@ pub struct ConnectOptions {
     pub retry_count: u8,
     /// Retries when the peer has no receive posted, 0..=7; 7 is without end.
     pub rnr_retry: u8,
-    /// How long a sender waits before such a retry, in ns.
+    /// How long a sender waits before such a retry, in ns. On hardware the receiver says so: there it is what this end tells its peer, and
+    /// rounded up to one of the 32 times that InfiniBand has, from 10 us to 655 ms.
     pub rnr_timer_ns: u64,
 }
 
@@ -111,6 +90,20 @@ pub enum ConnectError {
         /// The range.
         legal: &'static str,
     },
+    /// The peer's device is of another kind.
+    #[error("a {local:?} device cannot connect to a {remote:?} one")]
+    DifferentKinds {
+        /// This end's.
+        local: DeviceKind,
+        /// The peer's.
+        remote: DeviceKind,
+    },
+    /// One end is on InfiniBand, and gave no GID, the other is on RoCE.
+    #[error("the peer's address has no GID, and a RoCE port is named by nothing else")]
+    NoGid,
+    /// libibverbs, or the kernel, refused.
+    #[error(transparent)]
+    Call(#[from] crate::verbs::CallError),
     /// Nothing there.
     #[error("no soft device with LID {lid} in this fabric: {reason}")]
     NoSuchDevice {
@@ -180,7 +173,7 @@ struct QpObject {
     _send_cq: Rc<CqObject>,
     _recv_cq: Rc<CqObject>,
     _srq: Option<Rc<SrqObject>>,
-    _pd: Rc<PdObject>,
+    pd: Rc<PdObject>,
 }
 
 impl Drop for QpObject {
@@ -256,7 +249,7 @@ impl<T: Transport> Qp<T> {
             _send_cq: Rc::clone(send_cq),
             _recv_cq: Rc::clone(recv_cq),
             _srq: srq,
-            _pd: Rc::clone(pd),
+            pd: Rc::clone(pd),
         };
         let doorbell = Doorbell::new(&sq.uar, sq.record, control.hook());
         let rq = rq.map(|parts| ReceiveQueue::new(&parts, max_sge));
@@ -294,8 +287,15 @@ impl<T: Transport> Qp<T> {
         self.sq.max_inline()
     }
 
-    pub(crate) fn own_address(&self) -> QpAddress {
+    /// Where peers reach this queue pair.
+    #[must_use]
+    pub fn address(&self) -> QpAddress {
         self.control().address(self.qpn())
+    }
+
+    /// Number of its protection domain.
+    pub(crate) fn pdn(&self) -> u32 {
+        self.object.pd.pdn
     }
 
     /// Goes from `needs` to `to`.

@@ -1,9 +1,10 @@
 //! Reliable-connected queue pairs.
 
+use crate::address::QpAddress;
 use crate::batch::BlueflameBatch;
 use crate::control::ConnectParts;
 use crate::ops::RcOperation;
-use crate::qp::{ConnectError, ConnectOptions, Qp, QpAddress, QpState, Transport};
+use crate::qp::{ConnectError, ConnectOptions, Qp, QpState, Transport};
 use crate::sq::{Flags, PostError};
 
 /// Reliable connection to one other queue pair.
@@ -18,12 +19,6 @@ impl Transport for Connected {
 pub type RcQp = Qp<Connected>;
 
 impl RcQp {
-    /// What the peer needs to connect to this queue pair.
-    #[must_use]
-    pub fn address(&self) -> QpAddress {
-        self.own_address()
-    }
-
     /// RESET to INIT: receives may be posted.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! Unreliable-datagram queue pairs.
 
+use crate::address::QpAddress;
 use crate::ops::{Destination, UdOperation};
 use crate::qp::{ConnectError, Qp, QpState, Transport};
 use crate::sq::{Flags, PostError};
@@ -44,10 +45,20 @@ impl UdQp {
         self.control().activate_datagrams(self.qpn(), qkey).inspect_err(|_| self.set_state(QpState::Reset))
     }
 
-    /// Where others reach this queue pair, on the same subnet; its Q_Key is that given to [`activate`](Self::activate).
+    /// Where others reach this queue pair by its LID, without a GRH: on the software HCA, and in the same InfiniBand subnet. Its Q_Key is that
+    /// given to [`activate`](Self::activate). On RoCE there are no LIDs; [`destination_of`](Self::destination_of) is for any device.
     #[must_use]
     pub fn destination(&self) -> Destination {
-        Destination::new(AddressVector::local(self.own_address().lid, 0), self.qpn(), self.transport.qkey)
+        Destination::new(AddressVector::local(self.address().lid, 0), self.qpn(), self.transport.qkey)
+    }
+
+    /// How this queue pair reaches another, which gave its [`address`](crate::Qp::address) and Q_Key.
+    ///
+    /// # Errors
+    /// The other is of another kind of device; or its port is not reachable, which libibverbs finds out on RoCE.
+    pub fn destination_of(&self, other: &QpAddress, qkey: u32) -> Result<Destination, ConnectError> {
+        let vector = self.control().address_vector(self.pdn(), other)?;
+        Ok(Destination::new(vector, other.qpn, qkey))
     }
 
     /// Puts an operation into the send queue. `user` comes back from [`complete`](Self::complete) if the operation gives a CQE.

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5::{
-    Access, ConnectOptions, Cq, Device, DeviceKind, DeviceSpec, FabricSpec, Inline, MonoCq, Mr, Pd, QpAddress, QpConfig, QpState, RcQp,
-    Sge, Signal, SoftOptions, Srq, WriteImm,
+    Access, ConnectOptions, Cq, Device, DeviceSpec, FabricSpec, Inline, MonoCq, Mr, Pd, QpAddress, QpConfig, QpState, RcQp, Sge, Signal,
+    SoftOptions, Srq, WriteImm,
 };
 
 use crate::{Role, Wait};
@@ -93,7 +93,7 @@ impl End {
 
     pub(crate) fn connect(&mut self, peer: &str) {
         let n: Vec<u64> = peer.split_whitespace().map(|word| word.parse().unwrap()).collect();
-        let peer = QpAddress { kind: DeviceKind::Soft, lid: n[0] as u16, qpn: n[1] as u32, psn: 0, epoch: n[2] };
+        let peer = QpAddress::soft(n[0] as u16, n[1] as u32, n[2]);
         self.qp.connect(&peer, &ConnectOptions::default()).unwrap();
         self.to = (n[3], n[4] as u32);
     }

@@ -11,11 +11,12 @@ use super::objects::{MAX_CQE, MAX_SEND_WR, QpPlace, qp_index};
 use super::queues::{SoftQp, SqPlace, Transport};
 use super::timing::UnderWay;
 use super::{Hca, State, execute};
+use crate::address::QpAddress;
 use crate::control::{ConnectParts, CreateError, check};
 use crate::cq::CqConfig;
 use crate::hca::{CqMemory, QpMemory, Receives, RqMemory, Service};
 use crate::mr::{Access, RegisterError};
-use crate::qp::{ConnectOptions, DeviceKind, QpAddress};
+use crate::qp::ConnectOptions;
 use crate::wire::{CQE_BYTES, CQE128_BYTES, SEGMENT, WQEBB};
 
 /// Longest receive WQE, in bytes.
@@ -179,7 +180,7 @@ impl Hca {
     pub(crate) fn connect_to(&self, qpn: u32, remote_qpn: u32) {
         let lid = self.lid_of(remote_qpn, 0);
         let peer = self.state.borrow_mut().links.peer_of_lid(self, lid);
-        let remote = peer.map(|peer| QpAddress { kind: DeviceKind::Soft, lid, qpn: remote_qpn, psn: 0, epoch: peer.epoch });
+        let remote = peer.map(|peer| QpAddress::soft(lid, remote_qpn, peer.epoch));
         let options = ConnectOptions::default();
         let is_connected = remote.is_some_and(|remote| self.connect(&ConnectParts { qpn, remote, options }).is_ok());
         if !is_connected {

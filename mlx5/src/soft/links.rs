@@ -5,7 +5,8 @@ use std::rc::Rc;
 use super::Hca;
 use super::datagram::{Incoming, Outgoing};
 use super::fabric::Peer;
-use crate::qp::{ConnectError, QpAddress};
+use crate::address::QpAddress;
+use crate::qp::ConnectError;
 
 /// Other devices, mapped, and what goes to and fro beside the lanes of connections.
 #[derive(Default)]

@@ -15,7 +15,8 @@
 //! - [`strict`]: what a driver must not do ([`rule`]). [`local`]: what neither it nor the program may do to buffers under way. [`trace`]: what
 //!   a run was. [`vendor`]: what the details of failures mean.
 //! - [`objects`], [`regions`], [`quiesce`]: creating and destroying, for the driver's control path. [`repair`]: what the dead took.
-//! - [`null`]: the same device with its hooks cut, for measuring and testing the driver alone.
+//! - [`null`]: the same device with its hooks cut, for measuring and testing the driver alone. [`hosted`]: the same device below another driver;
+//!   [`mirror`]: that driver's receive queues.
 //! - [`arena`], [`private`], [`deferred`], [`clock`], [`random`]: pages, private memory, what happens later, when that is, and chance.
 //!
 //! A device belongs to one thread, and nothing in here calls out to its user, so its state is borrowed once per entry.

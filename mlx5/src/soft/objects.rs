@@ -23,11 +23,12 @@ use super::strict::QpWatch;
 use super::timing::UnderWay;
 use super::trace::Trace;
 use super::{Hca, State, arrive, execute};
+use crate::address::QpAddress;
 use crate::control::{self, ConnectParts, CqParts, CreateError, QpParts, QpRequest, RqParts, SqParts, SrqParts, UarParts, check};
 use crate::cq::CqConfig;
 use crate::device::{DeviceInfo, NullOptions, OpenError, SoftOptions};
 use crate::hca::MAX_SEAT;
-use crate::qp::{ConnectError, DeviceKind, QpAddress};
+use crate::qp::ConnectError;
 use crate::wire::{CQE_BYTES, CQE128_BYTES, WQEBB};
 
 pub(crate) const MAX_SEND_WR: u32 = 1 << 15;
@@ -149,6 +150,7 @@ impl Hca {
             max_qp: MAX_QPS as u32,
             max_mr: MAX_MRS as u32,
             dead_peer_timeout_ns: self.dead_peer_timeout_ns,
+            numa_node: None,
             modes: faults::modes(self, state.injector.as_deref()),
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
@@ -156,7 +158,7 @@ impl Hca {
     }
 
     pub(crate) fn address(&self, qpn: u32) -> QpAddress {
-        QpAddress { kind: DeviceKind::Soft, lid: self.membership.lid(), qpn, psn: 0, epoch: self.membership.epoch() }
+        QpAddress::soft(self.membership.lid(), qpn, self.membership.epoch())
     }
 
     /// The hash over everything this device completed so far.

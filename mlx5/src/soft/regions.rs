@@ -41,7 +41,7 @@ impl Hca {
     /// A region in the arena, in huge pages if they are asked for and to be had.
     pub(crate) fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
         let state = &mut *self.state.borrow_mut();
-        check_region(bytes, access)?;
+        access.check(bytes)?;
         let index = free_region(state)?;
         let no_memory = |source| RegisterError::Memory { bytes, source };
         let full = || no_memory(io::Error::other("the device's arena is full; raise arena_bytes"));
@@ -69,7 +69,7 @@ impl Hca {
     }
 
     pub(crate) fn register_foreign(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
-        check_region(bytes, access)?;
+        access.check(bytes)?;
         if access.contains(Access::REMOTE_ATOMIC) {
             return Err(RegisterError::Unreachable { reason: "no process can do an atomic operation on another's private memory" });
         }
@@ -82,7 +82,7 @@ impl Hca {
     /// A region of memory that is not this crate's.
     pub(crate) fn place_foreign(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
         let state = &mut *self.state.borrow_mut();
-        check_region(bytes, access)?;
+        access.check(bytes)?;
         let index = free_region(state)?;
         let slot = &mut state.mrs[index];
         let published = self.publish_mr(index, slot.tag, pd, addr, bytes, FOREIGN, access)?;
@@ -139,16 +139,6 @@ impl Hca {
             self.state.borrow_mut().quarantined += 1;
         }
     }
-}
-
-fn check_region(bytes: usize, access: Access) -> Result<(), RegisterError> {
-    if bytes == 0 {
-        return Err(RegisterError::Empty);
-    }
-    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
-        return Err(RegisterError::RemoteWithoutLocalWrite);
-    }
-    Ok(())
 }
 
 fn free_region(state: &mut State) -> Result<usize, RegisterError> {

@@ -5,6 +5,7 @@
 mod constants;
 mod cqes;
 mod segments;
+mod verbs;
 mod wqes;
 
 use std::fmt::Write as _;
@@ -36,8 +37,12 @@ impl Oracle {
     fn compile(name: &str, variant: &'static str) -> Self {
         let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/mlx5dv_oracle/oracle.c");
         let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("oracle-{name}-{variant}"));
+        // Included by the source; each program has its own, as they are compiled side by side.
+        let include = program.with_extension("d");
+        std::fs::create_dir_all(&include).unwrap();
+        std::fs::write(include.join("verbs.inc"), verbs::questions()).unwrap();
         let mut cc = Command::new("cc");
-        cc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]);
+        cc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]).arg("-I").arg(include);
         if variant == "x86" {
             cc.arg("-mssse3");
         }

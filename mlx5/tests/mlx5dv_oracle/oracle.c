@@ -278,12 +278,20 @@ static void read_cqe(const char *line)
 	       be32toh(cqe.err.s_wqe_opcode_qpn), be16toh(cqe.err.wqe_counter));
 }
 
-/* constants: one line of NAME VALUE pairs */
-static void constants(void)
-{
 #define VALUE(name) printf(#name " %" PRIx64 " ", (uint64_t)(uint32_t)(name))
 #define SIZE(type) printf("sizeof(" #type ") %zx ", sizeof(struct type))
 #define OFFSET(type, field) printf(#type "." #field " %zx ", offsetof(struct type, field))
+
+/* libraries: the same for the names that the test has listed in verbs.inc */
+static void libraries(void)
+{
+#include "verbs.inc"
+	printf("\n");
+}
+
+/* constants: one line of NAME VALUE pairs */
+static void constants(void)
+{
 	VALUE(MLX5_OPCODE_NOP);
 	VALUE(MLX5_OPCODE_RDMA_WRITE);
 	VALUE(MLX5_OPCODE_RDMA_WRITE_IMM);
@@ -409,6 +417,8 @@ int main(int argc, char **argv)
 			read_cqe(line);
 		else if (starts(line, "constants"))
 			constants();
+		else if (starts(line, "libraries"))
+			libraries();
 		else
 			die("no such question", line);
 	}

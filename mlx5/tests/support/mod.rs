@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mlx5::{DeviceKind, QpAddress};
+use mlx5::QpAddress;
 
 /// Ends the test process, and so the test, if it hangs.
 pub(crate) fn watchdog(limit: Duration) {
@@ -21,7 +21,7 @@ pub(crate) fn describe(qp: &QpAddress, addr: u64, rkey: u32) -> String {
 /// The reverse of [`describe`].
 pub(crate) fn parse(line: &str) -> (QpAddress, u64, u32) {
     let n: Vec<u64> = line.split_whitespace().map(|w| w.parse().unwrap()).collect();
-    (QpAddress { kind: DeviceKind::Soft, lid: n[0] as u16, qpn: n[1] as u32, psn: 0, epoch: n[2] }, n[3], n[4] as u32)
+    (QpAddress::soft(n[0] as u16, n[1] as u32, n[2]), n[3], n[4] as u32)
 }
 
 /// `MLX5_TEST_SCALE`: how much longer than by default the tests with several processes run.

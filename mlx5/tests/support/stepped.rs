@@ -117,7 +117,7 @@ impl End {
             self.recv_cq.register(ud.qpn(), name);
             let to = ud.destination();
             self.ud = Some(ud);
-            return QpAddress { kind: DeviceKind::Soft, lid: to.vector().rlid, qpn: to.qpn(), psn: 0, epoch: 0 };
+            return QpAddress::soft(to.vector().rlid, to.qpn(), 0);
         }
         let own = ReceiveSource::Own { depth: 8, max_sge: 0 };
         let source = if matches!(kind, Kind::Own | Kind::Write) { own } else { ReceiveSource::Shared(&self.srq) };

@@ -250,7 +250,7 @@ impl Worker {
                 continue;
             }
             let number = connection.number;
-            let address = QpAddress { kind: DeviceKind::Soft, lid, qpn: n[4 + number] as u32, psn: 0, epoch };
+            let address = QpAddress::soft(lid, n[4 + number] as u32, epoch);
             connection.remote = addr + ((self.me * QPS + number) * CELL) as u64;
             connection.shared = addr + (PROCESSES * QPS * CELL) as u64;
             connection.rkey = rkey;

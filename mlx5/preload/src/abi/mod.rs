@@ -1,0 +1,32 @@
+//! The kernel's structures: `rdma/ib_user_verbs.h` ([`verbs`]) and `rdma/mlx5-abi.h` ([`mlx5`]). Sizes and offsets are checked when this is
+//! compiled, and against the headers themselves by a test.
+
+pub(crate) mod mlx5;
+pub(crate) mod verbs;
+
+#[cfg(test)]
+mod header_tests;
+
+/// Structures with the size and the offsets of the C ones.
+macro_rules! structures {
+    ($($(#[$meta:meta])* struct $name:ident = $c:literal: $size:literal { $($offset:literal $field:ident: $ty:ty),* $(,)? })*) => {
+        $(
+            $(#[$meta])*
+            #[derive(Clone, Copy, Debug, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
+            #[repr(C)]
+            #[allow(dead_code, reason = "the structure is the kernel's, whichever of its fields are read here")]
+            pub(crate) struct $name {
+                $(pub(crate) $field: $ty,)*
+            }
+            const _: () = {
+                assert!(size_of::<$name>() == $size);
+                $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
+            };
+        )*
+        /// Name, size, and fields with their offsets, of each structure.
+        #[cfg(test)]
+        pub(crate) const LAYOUT: &[(&str, usize, &[(&str, usize)])] =
+            &[$(($c, $size, &[$((stringify!($field), $offset)),*])),*];
+    };
+}
+use structures;

@@ -1,0 +1,59 @@
+//! The program: started, signalled, waited for.
+
+use core::mem::MaybeUninit;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus};
+
+/// Signals that go on to the program.
+const FORWARDED: [libc::c_int; 7] =
+    [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2, libc::SIGCONT];
+
+/// Runs the program to its end: its exit code, or 128 and the signal that ended it. It does not outlive this process, which has to clean up
+/// behind it.
+pub(crate) fn run(command: &mut Command) -> io::Result<u8> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut old = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: places for two masks; the first is emptied before it is filled, the second is written by the last call.
+    let (set, old) = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for signal in FORWARDED.into_iter().chain([libc::SIGCHLD]) {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), old.as_mut_ptr());
+        (set.assume_init(), old.assume_init())
+    };
+    let parent = std::process::id();
+    // SAFETY: system calls only, after the fork.
+    unsafe {
+        command.pre_exec(move || {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            if libc::getppid() as u32 != parent {
+                return Err(io::Error::other("mlx5-run was killed"));
+            }
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const old, core::ptr::null_mut());
+            Ok(())
+        })
+    };
+    let mut child = command.spawn()?;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(code(status));
+        }
+        let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
+        // SAFETY: a mask, and a place for what came.
+        let signal = unsafe { libc::sigwaitinfo(&raw const set, info.as_mut_ptr()) };
+        // SAFETY: written, as there is a signal.
+        let is_of_terminal = signal > 0 && unsafe { info.assume_init() }.si_code == libc::SI_KERNEL;
+        // The terminal signals the program as well.
+        if FORWARDED.contains(&signal) && !is_of_terminal {
+            // SAFETY: a child that was not waited for yet.
+            unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+        }
+    }
+}
+
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    code as u8
+}

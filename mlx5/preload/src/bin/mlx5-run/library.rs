@@ -1,0 +1,42 @@
+//! What the program will need: our library, and the vendor's.
+
+use std::env;
+use std::ffi::{CStr, OsString};
+use std::path::{Path, PathBuf};
+
+const NAME: &str = "libmlx5_preload.so";
+
+/// Our library. In a target directory of Cargo the one in `deps` is the last one that was built; elsewhere it is beside this program.
+pub(crate) fn find() -> Result<PathBuf, String> {
+    let program = env::current_exe().map_err(|error| format!("where this program is: {error}"))?;
+    let dir = program.parent().unwrap_or(Path::new("/"));
+    let found = [dir.join("deps").join(NAME), dir.join(NAME)].into_iter().find(|path| path.exists());
+    found.ok_or_else(|| format!("{NAME} is not in {}: cargo build --release -p mlx5-preload", dir.display()))
+}
+
+/// `LD_PRELOAD`, with our library in front of what is there.
+pub(crate) fn preload(library: &Path) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    for other in env::var_os("LD_PRELOAD").iter().flat_map(|old| env::split_paths(old)) {
+        if other != library && !other.as_os_str().is_empty() {
+            value.push(":");
+            value.push(other);
+        }
+    }
+    value
+}
+
+/// Whether the vendor's driver is installed.
+pub(crate) fn check_driver() -> Result<(), String> {
+    is_loadable(c"libibverbs.so.1", "libibverbs1 (Debian), libibverbs (Fedora)")?;
+    is_loadable(c"libmlx5.so.1", "ibverbs-providers (Debian), libibverbs (Fedora)")
+}
+
+fn is_loadable(name: &CStr, package: &str) -> Result<(), String> {
+    // SAFETY: a string. The library's constructors are those of rdma-core, which the program is going to load too.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+    if library.is_null() {
+        return Err(format!("{} cannot be loaded; it is in package {package}", name.to_string_lossy()));
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! Runs a program with the software HCA in place of an mlx5 device: `mlx5-run CMD...`.
+
+mod child;
+mod library;
+#[path = "../../config.rs"]
+mod config;
+#[path = "../../errno.rs"]
+mod errno;
+#[path = "../../faults.rs"]
+mod faults;
+#[path = "../../names.rs"]
+mod names;
+mod sysfs;
+
+use std::ffi::OsString;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use clap::Parser;
+
+use crate::config::Link;
+use crate::faults::Fault;
+use crate::sysfs::{Tree, TreeOptions};
+
+/// Runs a program, unmodified, with a software HCA in place of an mlx5 device. All programs started so by one user on one host are on one
+/// port of one device, mlx5_0, and reach each other.
+#[derive(Debug, Parser)]
+#[command(name = "mlx5-run", version)]
+struct Arguments {
+    /// Link layer of the port: InfiniBand (addressed by LID) or RoCE (by GID).
+    #[arg(long, value_name = "ib|roce", default_value = "ib", value_parser = link)]
+    link: OsString,
+    /// Where programs meet; made if it is not there. Default: /dev/shm/mlx5-run-<uid>.
+    #[arg(long, value_name = "DIR")]
+    fabric: Option<PathBuf>,
+    /// A fault: devices=none, gid=none, port=down, open=ERRNO, or COMMAND=ERRNO[@N] for a uverbs command (reg_mr, create_qp, modify_qp, ...), of
+    /// which the first N succeed. May be repeated.
+    #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = Fault::parse)]
+    faults: Vec<Fault>,
+    /// Write what is refused to a file, by name; `-`: to standard error.
+    #[arg(long, value_name = "FILE|-")]
+    log: Option<PathBuf>,
+    /// Log the commands that succeed too.
+    #[arg(long, requires = "log")]
+    log_commands: bool,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// Checks it now, and hands on the text.
+fn link(text: &str) -> Result<OsString, String> {
+    Link::parse(text).map(|_| text.into())
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("mlx5-run: {error}");
+            ExitCode::from(125)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode, String> {
+    let library = library::find()?;
+    library::check_driver()?;
+    let fabric = fabric(arguments)?;
+    let is_there = |fault| arguments.faults.contains(&fault);
+    let options = TreeOptions {
+        link: Link::parse(&arguments.link.to_string_lossy())?,
+        has_device: !is_there(Fault::NoDevices),
+        has_gid: !is_there(Fault::NoGid),
+        is_port_up: !is_there(Fault::PortDown),
+    };
+    let tree = Tree::make(&options)?;
+    let [program, rest @ ..] = &arguments.command[..] else { return Err("no command".to_owned()) };
+    let mut command = Command::new(program);
+    let faults: Vec<_> = arguments.faults.iter().map(Fault::to_string).collect();
+    command
+        .args(rest)
+        .env("SYSFS_PATH", tree.path())
+        .env("LD_PRELOAD", library::preload(&library))
+        .env(config::DEVICE, sysfs::DEVICE)
+        .env(config::LINK, &arguments.link)
+        .env(config::FABRIC, fabric)
+        .env(config::FAULTS, faults.join(","))
+        .env_remove(config::LOG)
+        .env_remove(config::LOG_COMMANDS);
+    if let Some(log) = &arguments.log {
+        command.env(config::LOG, absolute(log)?);
+    }
+    if arguments.log_commands {
+        command.env(config::LOG_COMMANDS, "1");
+    }
+    let status = child::run(&mut command);
+    drop(tree);
+    match status {
+        Ok(code) => Ok(ExitCode::from(code)),
+        Err(error) => {
+            eprintln!("mlx5-run: {}: {error}", program.to_string_lossy());
+            Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }))
+        }
+    }
+}
+
+/// The program may change its directory.
+fn absolute(log: &PathBuf) -> Result<PathBuf, String> {
+    if log.as_os_str() == "-" { Ok(log.clone()) } else { std::path::absolute(log).map_err(|error| format!("{}: {error}", log.display())) }
+}
+
+/// The directory of the fabric, made if it is not there.
+fn fabric(arguments: &Arguments) -> Result<PathBuf, String> {
+    let dir = arguments.fabric.clone().unwrap_or_else(|| {
+        // SAFETY: no arguments.
+        let user = unsafe { libc::geteuid() };
+        format!("/dev/shm/mlx5-run-{user}").into()
+    });
+    let dir = std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    match DirBuilder::new().mode(0o700).create(&dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(format!("the fabric's directory {}: {error}", dir.display())),
+        _ => Ok(dir),
+    }
+}

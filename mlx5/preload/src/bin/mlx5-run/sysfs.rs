@@ -1,0 +1,252 @@
+//! The tree that libibverbs reads in place of `/sys`: one PCI function with one device `mlx5_0`, laid out as the kernel does, since UCX takes
+//! the function's directory to be two above the device's.
+
+use std::ffi::{CString, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
+
+use crate::config::{DEVICE_ID, FIRMWARE, GID, LID, Link};
+
+/// Device file: major and minor.
+pub(crate) const DEVICE: &str = "231:192";
+
+/// The PCI function's directory, from the root.
+const FUNCTION: &str = "devices/pci0000:00/0000:03:00.0";
+
+/// libibverbs takes paths of less than 256 bytes; the longest below the root has about 110.
+const MAX_ROOT: usize = 128;
+
+/// What is in the tree.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TreeOptions {
+    /// Link layer of the port.
+    pub(crate) link: Link,
+    /// Whether there is a device.
+    pub(crate) has_device: bool,
+    /// Whether its port has a GID.
+    pub(crate) has_gid: bool,
+    /// Whether its port is up.
+    pub(crate) is_port_up: bool,
+}
+
+/// A tree of one run, in a directory of its own. Dropping it removes it.
+#[derive(Debug)]
+pub(crate) struct Tree(PathBuf);
+
+impl Tree {
+    /// Makes it. Nobody has its name before it is complete.
+    pub(crate) fn make(options: &TreeOptions) -> Result<Self, String> {
+        let parent = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_dir()).unwrap_or_else(|| "/tmp".into());
+        let of_parent = |error: io::Error| format!("a directory in {}: {error}", parent.display());
+        let tree = Self(make_private_dir(&parent).map_err(of_parent)?);
+        if tree.0.as_os_str().len() > MAX_ROOT {
+            return Err(format!("{} is too long a path for libibverbs: set XDG_RUNTIME_DIR", tree.0.display()));
+        }
+        tree.fill(options).map_err(of_parent)?;
+        Ok(tree)
+    }
+
+    /// What is to be `SYSFS_PATH`.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn fill(&self, options: &TreeOptions) -> io::Result<()> {
+        self.file("class/infiniband_verbs/abi_version", "6")?;
+        self.dir("class/infiniband")?;
+        if !options.has_device {
+            return Ok(());
+        }
+        self.fill_function()?;
+        self.fill_device(options)?;
+        let uverbs = format!("{FUNCTION}/infiniband_verbs/uverbs0");
+        self.file(&format!("{uverbs}/ibdev"), "mlx5_0")?;
+        self.file(&format!("{uverbs}/dev"), DEVICE)?;
+        self.file(&format!("{uverbs}/abi_version"), "1")?;
+        self.link(&format!("{uverbs}/device"), "../..")?;
+        self.link("class/infiniband_verbs/uverbs0", &format!("../../{uverbs}"))?;
+        self.link("class/infiniband/mlx5_0", &format!("../../{FUNCTION}/infiniband/mlx5_0"))
+    }
+
+    fn fill_function(&self) -> io::Result<()> {
+        // SAFETY: a plain number.
+        let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }.max(1) as usize;
+        let id = format!("{DEVICE_ID:08X}");
+        for (name, text) in [
+            ("modalias", format!("pci:v000015B3d{id}sv000015B3sd00000001bc02sc07i00")),
+            ("vendor", "0x15b3".to_owned()),
+            ("device", format!("{DEVICE_ID:#06x}")),
+            ("subsystem_vendor", "0x15b3".to_owned()),
+            ("subsystem_device", "0x0001".to_owned()),
+            ("class", "0x020700".to_owned()),
+            ("revision", "0x00".to_owned()),
+            ("numa_node", "-1".to_owned()),
+            ("local_cpus", cpu_mask(cpus)),
+            ("local_cpulist", format!("0-{}", cpus - 1)),
+            ("current_link_speed", "16.0 GT/s PCIe".to_owned()),
+            ("current_link_width", "16".to_owned()),
+            ("max_link_speed", "16.0 GT/s PCIe".to_owned()),
+            ("max_link_width", "16".to_owned()),
+        ] {
+            self.file(&format!("{FUNCTION}/{name}"), &text)?;
+        }
+        Ok(())
+    }
+
+    fn fill_device(&self, options: &TreeOptions) -> io::Result<()> {
+        let is_ethernet = options.link == Link::Ethernet;
+        let lid = if is_ethernet { 0 } else { LID };
+        let gid = if options.has_gid { GID } else { [0; 16] };
+        let up = |up: &'static str, down: &'static str| if options.is_port_up { up } else { down };
+        let [major, minor, sub_minor] = FIRMWARE;
+        let guid = groups(&GID[8..]);
+        let lid = format!("{lid:#x}");
+        let version = format!("{major}.{minor}.{sub_minor:04}");
+        let mut files = vec![
+            ("node_type", "1: CA"),
+            ("node_guid", &guid),
+            ("sys_image_guid", &guid),
+            ("node_desc", "software HCA"),
+            ("fw_ver", &version),
+            ("hw_rev", "0x0"),
+            ("hca_type", "MT4123"),
+            ("board_id", "SOFT0000000000"),
+            ("ports/1/state", up("4: ACTIVE", "1: DOWN")),
+            ("ports/1/phys_state", up("5: LinkUp", "3: Disabled")),
+            ("ports/1/rate", "200 Gb/sec (4X HDR)"),
+            ("ports/1/lid", &lid),
+            ("ports/1/sm_lid", &lid),
+            ("ports/1/lid_mask_count", "0"),
+            ("ports/1/sm_sl", "0"),
+            ("ports/1/cap_mask", "0x00010000"),
+            ("ports/1/link_layer", if is_ethernet { "Ethernet" } else { "InfiniBand" }),
+            ("ports/1/pkeys/0", "0xffff"),
+        ];
+        let gid = groups(&gid);
+        files.push(("ports/1/gids/0", &gid));
+        if options.has_gid {
+            files.push(("ports/1/gid_attrs/types/0", if is_ethernet { "RoCE v2" } else { "IB/RoCE v1" }));
+        }
+        if options.has_gid && is_ethernet {
+            files.push(("ports/1/gid_attrs/ndevs/0", "lo"));
+        }
+        for (name, text) in files {
+            self.file(&format!("{FUNCTION}/infiniband/mlx5_0/{name}"), text)?;
+        }
+        self.link(&format!("{FUNCTION}/infiniband/mlx5_0/device"), "../..")
+    }
+
+    fn dir(&self, path: &str) -> io::Result<()> {
+        fs::create_dir_all(self.0.join(path))
+    }
+
+    fn file(&self, path: &str, text: &str) -> io::Result<()> {
+        let path = self.0.join(path);
+        fs::create_dir_all(path.parent().unwrap_or(&self.0))?;
+        fs::write(path, format!("{text}\n"))
+    }
+
+    fn link(&self, path: &str, target: &str) -> io::Result<()> {
+        symlink(target, self.0.join(path))
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        // What cannot be removed is of a user who removed it already.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A new directory that only this user may look into.
+fn make_private_dir(parent: &Path) -> io::Result<PathBuf> {
+    let template = CString::new(parent.join("mlx5-run-XXXXXX").as_os_str().as_bytes())?.into_bytes_with_nul();
+    let mut path = template;
+    // SAFETY: a string of our own that ends in six X, which are replaced.
+    if unsafe { libc::mkdtemp(path.as_mut_ptr().cast()) }.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    path.pop();
+    Ok(OsString::from_vec(path).into())
+}
+
+/// Bytes in pairs, as GUIDs and GIDs are written.
+fn groups(bytes: &[u8]) -> String {
+    let groups: Vec<_> = bytes.chunks(2).map(|pair| pair.iter().map(|byte| format!("{byte:02x}")).collect::<String>()).collect();
+    groups.join(":")
+}
+
+/// All of so many CPUs, in words of 32 bits, the highest first.
+fn cpu_mask(cpus: usize) -> String {
+    let word = |low: usize| match cpus - low {
+        32.. => u32::MAX,
+        some => (1 << some) - 1,
+    };
+    let words: Vec<_> = (0..cpus).step_by(32).rev().map(|low| format!("{:08x}", word(low))).collect();
+    words.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const OPTIONS: TreeOptions = TreeOptions { link: Link::InfiniBand, has_device: true, has_gid: true, is_port_up: true };
+
+    fn read(tree: &Tree, path: &str) -> String {
+        fs::read_to_string(tree.path().join(path)).unwrap().trim_end().to_owned()
+    }
+
+    #[test]
+    fn the_device_is_two_below_its_pci_function() {
+        let tree = Tree::make(&OPTIONS).unwrap();
+        let device = fs::canonicalize(tree.path().join("class/infiniband/mlx5_0")).unwrap();
+        let function = device.parent().unwrap().parent().unwrap();
+        assert_eq!(fs::read_to_string(function.join("vendor")).unwrap(), "0x15b3\n");
+        assert_eq!(fs::canonicalize(device.join("device")).unwrap(), function);
+        assert_eq!(read(&tree, "class/infiniband/mlx5_0/device/device"), "0x101b");
+        assert!(read(&tree, "class/infiniband/mlx5_0/device/modalias").starts_with("pci:v000015B3d0000101Bsv"));
+        assert_eq!(read(&tree, "class/infiniband_verbs/uverbs0/ibdev"), "mlx5_0");
+        assert_eq!(read(&tree, "class/infiniband_verbs/uverbs0/dev"), DEVICE);
+        assert_eq!(read(&tree, "class/infiniband_verbs/abi_version"), "6");
+    }
+
+    #[test]
+    fn the_port_is_what_was_asked_for() {
+        let port = "class/infiniband/mlx5_0/ports/1";
+        let tree = Tree::make(&OPTIONS).unwrap();
+        assert_eq!(read(&tree, &format!("{port}/state")), "4: ACTIVE");
+        assert_eq!(read(&tree, &format!("{port}/lid")), "0x1");
+        assert_eq!(read(&tree, &format!("{port}/gids/0")), "fe80:0000:0000:0000:0200:00ff:fe00:0001");
+        let tree = Tree::make(&TreeOptions { link: Link::Ethernet, has_gid: false, is_port_up: false, ..OPTIONS }).unwrap();
+        assert_eq!(read(&tree, &format!("{port}/state")), "1: DOWN");
+        assert_eq!(read(&tree, &format!("{port}/link_layer")), "Ethernet");
+        assert_eq!(read(&tree, &format!("{port}/gids/0")), "0000:0000:0000:0000:0000:0000:0000:0000");
+        assert!(!tree.path().join(port).join("gid_attrs").exists());
+    }
+
+    #[test]
+    fn without_a_device_the_tree_has_none() {
+        let tree = Tree::make(&TreeOptions { has_device: false, ..OPTIONS }).unwrap();
+        assert_eq!(fs::read_dir(tree.path().join("class/infiniband")).unwrap().count(), 0);
+        assert!(!tree.path().join("devices").exists());
+    }
+
+    #[test]
+    fn each_tree_is_private_and_goes_with_its_run() {
+        let (one, other) = (Tree::make(&OPTIONS).unwrap(), Tree::make(&OPTIONS).unwrap());
+        assert_ne!(one.path(), other.path());
+        assert_eq!(fs::metadata(one.path()).unwrap().permissions().mode() & 0o777, 0o700);
+        let path = one.path().to_owned();
+        drop(one);
+        assert!(!path.exists() && other.path().exists());
+    }
+
+    #[test]
+    fn cpu_masks_are_written_in_words() {
+        assert_eq!((cpu_mask(1), cpu_mask(2), cpu_mask(32)), ("00000001".into(), "00000003".into(), "ffffffff".into()));
+        assert_eq!(cpu_mask(40), "000000ff,ffffffff");
+    }
+}

@@ -1,0 +1,171 @@
+//! Framing of the write() commands: header, request, the driver's part of it, and where the response goes.
+//!
+//! Plain: `CommandHeader` (words of 4 bytes, the header included), then the request, which starts with the address of the response if there is
+//! one, and the driver's part right behind it; in the response too. Extended: the header's words have 8 bytes and count the request alone;
+//! `ExtendedHeader` has the address, and the lengths of the driver's parts.
+
+use core::cell::Cell;
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::abi::verbs::{CommandHeader, ExtendedHeader};
+use crate::errno::Errno;
+
+/// In `CommandHeader::command`: an extended command (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
+const EXTENDED: u32 = 1 << 31;
+/// The number (`IB_USER_VERBS_CMD_COMMAND_MASK`).
+const NUMBER: u32 = 0xff;
+
+/// A command: what the program wrote, copied.
+#[derive(Debug)]
+pub(crate) struct Call {
+    /// Its number, `IB_USER_VERBS_CMD_*`.
+    pub(crate) number: u8,
+    /// Whether it is the extended form of it.
+    pub(crate) is_extended: bool,
+    /// The request, and in a plain command the driver's part behind it.
+    request: Vec<u8>,
+    /// The driver's part of an extended command.
+    driver: Vec<u8>,
+    /// How much of `request` was taken.
+    taken: Cell<usize>,
+    /// Address of the response.
+    response: u64,
+    /// Bytes that it may have; of the driver's part too, in a plain command.
+    room: usize,
+    /// Bytes of the driver's part of an extended response, behind `room`.
+    driver_room: usize,
+}
+
+impl Call {
+    /// Reads what was written.
+    ///
+    /// # Errors
+    /// `EINVAL`: too short, or not as long as it says.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Errno> {
+        const INVALID: Errno = Errno(libc::EINVAL);
+        let (header, rest) = CommandHeader::read_from_prefix(bytes).map_err(|_| INVALID)?;
+        let CommandHeader { command, in_words, out_words } = header;
+        if command & !(EXTENDED | NUMBER) != 0 {
+            return Err(INVALID);
+        }
+        let number = (command & NUMBER) as u8;
+        if command & EXTENDED == 0 {
+            if usize::from(in_words) * 4 != bytes.len() {
+                return Err(INVALID);
+            }
+            let room = usize::from(out_words) * 4;
+            let response = match (room, rest.first_chunk()) {
+                (0, _) => 0,
+                (_, Some(first)) => u64::from_ne_bytes(*first),
+                (_, None) => return Err(INVALID),
+            };
+            let (request, taken) = (rest.to_vec(), Cell::new(0));
+            return Ok(Self { number, is_extended: false, request, driver: Vec::new(), taken, response, room, driver_room: 0 });
+        }
+        let (extended, rest) = ExtendedHeader::read_from_prefix(rest).map_err(|_| INVALID)?;
+        let (len, driver_len) = (usize::from(in_words) * 8, usize::from(extended.provider_in_words) * 8);
+        if rest.len() != len + driver_len || extended.cmd_hdr_reserved != 0 {
+            return Err(INVALID);
+        }
+        let (room, driver_room) = (usize::from(out_words) * 8, usize::from(extended.provider_out_words) * 8);
+        if (extended.response == 0) != (room + driver_room == 0) {
+            return Err(INVALID);
+        }
+        let (request, driver) = rest.split_at(len);
+        let (request, driver, response) = (request.to_vec(), driver.to_vec(), extended.response);
+        Ok(Self { number, is_extended: true, request, driver, taken: Cell::new(0), response, room, driver_room })
+    }
+
+    /// The request. To be asked for once, and before [`driver`](Self::driver).
+    ///
+    /// # Errors
+    /// `EINVAL`: shorter than that.
+    pub(crate) fn request<T: FromBytes>(&self) -> Result<T, Errno> {
+        let (value, _) = T::read_from_prefix(&self.request).map_err(|_| Errno(libc::EINVAL))?;
+        self.taken.set(size_of::<T>());
+        Ok(value)
+    }
+
+    /// The driver's part. What an older driver does not send is 0.
+    pub(crate) fn driver<T: FromZeros + FromBytes + IntoBytes>(&self) -> T {
+        let from = if self.is_extended { &self.driver[..] } else { self.request.get(self.taken.get()..).unwrap_or(&[]) };
+        let mut value = T::new_zeroed();
+        let len = from.len().min(size_of::<T>());
+        value.as_mut_bytes()[..len].copy_from_slice(&from[..len]);
+        value
+    }
+
+    /// Bytes of the driver's part.
+    pub(crate) fn driver_len(&self) -> usize {
+        if self.is_extended { self.driver.len() } else { self.request.len().saturating_sub(self.taken.get()) }
+    }
+
+    /// Bytes that the response to an extended command may have, without the driver's part: its `response_length` is to be no more.
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Whether a response of `len` bytes, without the driver's part, has room.
+    ///
+    /// # Errors
+    /// `ENOSPC`: it has not.
+    pub(crate) fn check_room(&self, len: usize) -> Result<(), Errno> {
+        if self.room < len { Err(Errno(libc::ENOSPC)) } else { Ok(()) }
+    }
+
+    /// Writes the response to where the program wants it, as much as there is room for.
+    ///
+    /// # Safety
+    /// The program's address is one of memory that it gave for a response of the length it gave.
+    pub(crate) unsafe fn respond(&self, reply: &Reply) {
+        let core_len = reply.core.len().min(self.room);
+        let (driver_at, driver_room) = if self.is_extended { (self.room, self.driver_room) } else { (core_len, self.room - core_len) };
+        let driver_len = reply.driver.len().min(driver_room);
+        let response = self.response as *mut u8;
+        if response.is_null() {
+            return;
+        }
+        // SAFETY: both ranges are inside what the program gave; the sources are our own.
+        unsafe {
+            response.copy_from_nonoverlapping(reply.core.as_ptr(), core_len);
+            response.add(driver_at).copy_from_nonoverlapping(reply.driver.as_ptr(), driver_len);
+        }
+    }
+}
+
+/// What a command answers.
+#[derive(Debug, Default)]
+pub(crate) struct Reply {
+    core: Vec<u8>,
+    driver: Vec<u8>,
+    /// For the log: what was done to what.
+    pub(crate) note: String,
+}
+
+impl Reply {
+    /// No response.
+    pub(crate) fn none() -> Self {
+        Self::default()
+    }
+
+    /// The kernel's response.
+    pub(crate) fn of(core: &(impl IntoBytes + Immutable)) -> Self {
+        Self { core: core.as_bytes().to_vec(), ..Self::default() }
+    }
+
+    /// With the driver's part.
+    pub(crate) fn with(mut self, driver: &(impl IntoBytes + Immutable)) -> Self {
+        self.driver = driver.as_bytes().to_vec();
+        self
+    }
+
+    /// With a line for the log.
+    pub(crate) fn note(mut self, note: String) -> Self {
+        self.note = note;
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! Completion queues and the channels of their events.
+
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::sync::Arc;
+
+use mlx5::hca::CqMemory;
+
+use crate::abi::mlx5::{CreateCq as DriverCq, CreateCqResp as DriverCqResp};
+use crate::abi::verbs::{
+    CreateCompChannel, CreateCompChannelResp, CreateCq, CreateCqResp, DestroyCq, DestroyCqResp, ExCreateCq, ExCreateCqResp,
+};
+use crate::channel::Channel;
+use crate::command::{Call, Reply};
+use crate::device::MAX_CQE;
+use crate::errno::Errno;
+use crate::fds::{self, File};
+use crate::objects::place;
+use crate::session::Objects;
+use crate::{log, sys};
+
+/// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`: the program sees to it that there is none.
+const IGNORE_OVERRUN: u32 = 1 << 1;
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    pub(crate) cqn: u32,
+    channel: Option<Arc<Channel>>,
+    /// What events name it by.
+    user_handle: u64,
+}
+
+/// CREATE_COMP_CHANNEL.
+pub(crate) fn create_channel(call: &Call) -> Result<Reply, Errno> {
+    let CreateCompChannel { .. } = call.request()?;
+    call.check_room(size_of::<CreateCompChannelResp>())?;
+    let (reader, writer) = sys::pipe()?;
+    fds::insert(reader.as_raw_fd(), File::Channel(Arc::new(Channel::new(writer))))?;
+    // The program's from now on.
+    let fd = reader.into_raw_fd();
+    Ok(Reply::of(&CreateCompChannelResp { fd: fd as u32 }).note(format!("-> fd={fd}")))
+}
+
+impl Objects {
+    /// CREATE_CQ.
+    pub(crate) fn create_cq(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let CreateCq { user_handle, cqe, comp_channel, .. } = call.request()?;
+        call.check_room(size_of::<CreateCqResp>())?;
+        let (base, driver, note) = self.make_cq(call, user_handle, cqe, comp_channel)?;
+        Ok(Reply::of(&base).with(&driver).note(note))
+    }
+
+    /// CREATE_CQ, extended.
+    pub(crate) fn create_cq_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let ExCreateCq { user_handle, cqe, comp_channel, comp_mask, flags, .. } = call.request()?;
+        call.check_room(size_of::<ExCreateCqResp>())?;
+        if comp_mask != 0 || flags & !IGNORE_OVERRUN != 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let (base, driver, note) = self.make_cq(call, user_handle, cqe, comp_channel)?;
+        let response = ExCreateCqResp { base, comp_mask: 0, response_length: size_of::<ExCreateCqResp>() as u32 };
+        Ok(Reply::of(&response).with(&driver).note(note))
+    }
+
+    fn make_cq(&mut self, call: &Call, user_handle: u64, cqe: u32, channel: i32) -> Result<(CreateCqResp, DriverCqResp, String), Errno> {
+        let request: DriverCq = call.driver();
+        if cqe > MAX_CQE || !matches!(request.cqe_size, 64 | 128) {
+            return Err(Errno(libc::EINVAL));
+        }
+        let entries = (cqe + 1).next_power_of_two();
+        let channel = match channel {
+            ..0 => None,
+            fd => Some(fds::channel(fd).ok_or(Errno(libc::EINVAL))?),
+        };
+        let memory = CqMemory {
+            buffer: place(request.buf_addr, u64::from(entries) * u64::from(request.cqe_size))?,
+            entries,
+            cqe_bytes: request.cqe_size,
+            compression: request.cqe_comp_en != 0,
+            record: place(request.db_addr, 8)?,
+        };
+        // SAFETY: the buffer and the record are there, and libmlx5 keeps them until the queue is destroyed, as for a device.
+        let cqn = unsafe { self.hca.create_cq(&memory) }.map_err(|error| self.refused(&error))?;
+        let cq_handle = self.cqs.insert(Cq { cqn, channel, user_handle });
+        let note = format!("entries={entries}x{} -> cq={cq_handle} cqn={cqn:#x}", request.cqe_size);
+        Ok((CreateCqResp { cq_handle, cqe: entries - 1 }, DriverCqResp { cqn, reserved: 0 }, note))
+    }
+
+    /// DESTROY_CQ.
+    pub(crate) fn destroy_cq(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let DestroyCq { cq_handle, .. } = call.request()?;
+        call.check_room(size_of::<DestroyCqResp>())?;
+        self.cqs.get(cq_handle)?;
+        if self.qps.iter().any(|qp| qp.send_cq == cq_handle || qp.recv_cq == cq_handle) {
+            return Err(Errno(libc::EBUSY));
+        }
+        let cq = self.cqs.remove(cq_handle)?;
+        self.hca.destroy_cq(cq.cqn);
+        let comp_events_reported = cq.channel.map_or(0, |channel| channel.forget(cq.user_handle));
+        let note = format!("cq={cq_handle} events={comp_events_reported}");
+        Ok(Reply::of(&DestroyCqResp { comp_events_reported, async_events_reported: 0 }).note(note))
+    }
+
+    /// Sends the events of queues that were armed and have what they were armed for. Whether there were any.
+    pub(crate) fn send_events(&self) -> bool {
+        let mut any = false;
+        for cq in self.cqs.iter() {
+            let Some(channel) = &cq.channel else { continue };
+            if self.hca.take_event(cq.cqn) {
+                any = true;
+                if let Err(errno) = channel.send(cq.user_handle) {
+                    log::error(self.settings, format_args!("an event of completion queue {:#x} is lost: {errno}", cq.cqn));
+                }
+            }
+        }
+        any
+    }
+}

@@ -1,0 +1,53 @@
+//! Error numbers: what a refused command leaves in `errno`, and their names for `--fault`.
+
+use std::fmt;
+
+/// A value of `errno`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) i32);
+
+/// Those that have a name here.
+const NAMES: [(&str, i32); 20] = [
+    ("EACCES", libc::EACCES),
+    ("EAGAIN", libc::EAGAIN),
+    ("EBUSY", libc::EBUSY),
+    ("EFAULT", libc::EFAULT),
+    ("EHOSTUNREACH", libc::EHOSTUNREACH),
+    ("EINVAL", libc::EINVAL),
+    ("EIO", libc::EIO),
+    ("EMFILE", libc::EMFILE),
+    ("ENFILE", libc::ENFILE),
+    ("ENODEV", libc::ENODEV),
+    ("ENOENT", libc::ENOENT),
+    ("ENOMEM", libc::ENOMEM),
+    ("ENOSPC", libc::ENOSPC),
+    ("ENOSYS", libc::ENOSYS),
+    ("ENOTTY", libc::ENOTTY),
+    ("ENXIO", libc::ENXIO),
+    ("EOPNOTSUPP", libc::EOPNOTSUPP),
+    ("EPERM", libc::EPERM),
+    ("EPROTONOSUPPORT", libc::EPROTONOSUPPORT),
+    ("ETIMEDOUT", libc::ETIMEDOUT),
+];
+
+impl Errno {
+    /// By name.
+    pub(crate) fn parse(name: &str) -> Result<Self, String> {
+        match NAMES.iter().find(|(known, _)| *known == name) {
+            Some((_, number)) => Ok(Self(*number)),
+            None => {
+                let names: Vec<_> = NAMES.iter().map(|(name, _)| *name).collect();
+                Err(format!("`{name}` is no error number known here; legal are {}", names.join(", ")))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match NAMES.iter().find(|(_, number)| *number == self.0) {
+            Some((name, _)) => f.write_str(name),
+            None => write!(f, "errno {}", self.0),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Faults on request, `--fault KEY=VALUE`: the launcher checks them, and makes those that are in the tree; the library makes the others.
+
+use std::fmt;
+
+use crate::errno::Errno;
+use crate::names;
+
+/// One fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// No device in the tree.
+    NoDevices,
+    /// No GID at the port.
+    NoGid,
+    /// The port is down.
+    PortDown,
+    /// The device file cannot be opened.
+    Open(Errno),
+    /// Commands with this number fail, but for the first `after`.
+    Command {
+        /// Number of the command.
+        number: u8,
+        /// With this error.
+        errno: Errno,
+        /// How many succeed before.
+        after: u32,
+    },
+}
+
+impl Fault {
+    /// `port=down`, `reg_mr=ENOMEM`, `create_qp=ENOMEM@3`, …
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is no KEY=VALUE"))?;
+        let fixed = |legal: &str, fault| if value == legal { Ok(fault) } else { Err(format!("{key} is `{value}`; legal is `{legal}`")) };
+        match key {
+            "devices" => fixed("none", Self::NoDevices),
+            "gid" => fixed("none", Self::NoGid),
+            "port" => fixed("down", Self::PortDown),
+            "open" => Errno::parse(value).map(Self::Open),
+            _ => {
+                let number = names::number(key).ok_or_else(|| {
+                    let commands: Vec<_> = names::all().collect();
+                    format!("`{key}` is no fault; legal are devices, gid, port, open, {}", commands.join(", "))
+                })?;
+                let (errno, after) = match value.split_once('@') {
+                    Some((errno, after)) => (errno, after.parse().map_err(|_| format!("`{after}` is no number of commands"))?),
+                    None => (value, 0),
+                };
+                Ok(Self::Command { number, errno: Errno::parse(errno)?, after })
+            }
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDevices => f.write_str("devices=none"),
+            Self::NoGid => f.write_str("gid=none"),
+            Self::PortDown => f.write_str("port=down"),
+            Self::Open(errno) => write!(f, "open={errno}"),
+            Self::Command { number, errno, after } => write!(f, "{}={errno}@{after}", names::command(*number).unwrap_or("?")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_what_they_were_written_as() {
+        for text in ["devices=none", "gid=none", "port=down", "open=EACCES", "reg_mr=ENOMEM@0", "create_qp=ENOSPC@3", "modify_cq=EIO@1"] {
+            assert_eq!(Fault::parse(text).unwrap().to_string(), text);
+        }
+        assert_eq!(Fault::parse("reg_mr=ENOMEM"), Fault::parse("reg_mr=ENOMEM@0"));
+    }
+
+    #[test]
+    fn bad_faults_are_refused_with_the_legal_ones() {
+        let error = |text| Fault::parse(text).unwrap_err();
+        assert!(error("port").contains("KEY=VALUE"));
+        assert!(error("port=up").contains("`down`"));
+        assert!(error("reg_mr=ENOTHING").contains("ENOMEM"));
+        assert!(error("reg_mr=ENOMEM@x").contains("`x`"));
+        assert!(error("register=ENOMEM").contains("reg_mr"));
+    }
+}

@@ -1,0 +1,345 @@
+//! The C library's calls that this library stands in front of.
+//!
+//! For every descriptor and path that is not ours a call goes on to the next library that has it, after one load from a table (or a look
+//! at the path): no allocation, no lock, no call of the standard library, because this is any thread of the program, at any time.
+
+use core::mem::transmute;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use libc::{mode_t, size_t, ssize_t, stat as Status};
+
+use crate::channel::EVENT;
+use crate::command::Call;
+use crate::context::Context;
+use crate::errno::Errno;
+use crate::fds::{self, File};
+use crate::methods::Method;
+use crate::settings::{self, Settings};
+use crate::{log, sys};
+
+/// The device file: the launcher's tree names it `uverbs0`, and rdma-core knows the directory.
+const DEVICE_FILE: &str = "/dev/infiniband/uverbs0";
+
+/// Protocol of the netlink sockets that list RDMA devices. Where the kernel has it libibverbs would find the real devices only.
+const NETLINK_RDMA: c_int = 20;
+
+/// `RDMA_VERBS_IOCTL`.
+const RDMA_VERBS_IOCTL: c_ulong = 0xc018_1b01;
+
+/// A function of the next library that has it.
+struct Next {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Next {
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, address: AtomicPtr::new(core::ptr::null_mut()) }
+    }
+
+    #[inline]
+    fn address(&self) -> *mut c_void {
+        let address = self.address.load(Ordering::Relaxed);
+        if address.is_null() { self.find() } else { address }
+    }
+
+    #[cold]
+    fn find(&self) -> *mut c_void {
+        // SAFETY: a string.
+        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(address, Ordering::Relaxed);
+        address
+    }
+}
+
+static OPEN: Next = Next::new(c"open");
+static OPENAT: Next = Next::new(c"openat");
+static CLOSE: Next = Next::new(c"close");
+static READ: Next = Next::new(c"read");
+static WRITE: Next = Next::new(c"write");
+static IOCTL: Next = Next::new(c"ioctl");
+static SOCKET: Next = Next::new(c"socket");
+
+/// Calls the next function; `-1` and `ENOSYS` if there is none.
+macro_rules! next {
+    ($next:ident as fn($($ty:tt)*) -> $result:ty, ($($argument:expr),*)) => {
+        match transmute::<*mut c_void, Option<unsafe extern "C" fn($($ty)*) -> $result>>($next.address()) {
+            Some(function) => function($($argument),*),
+            None => fail(Errno(libc::ENOSYS)) as $result,
+        }
+    };
+}
+
+fn fail(errno: Errno) -> c_int {
+    // SAFETY: a valid pointer for the life of the thread.
+    unsafe { *libc::__errno_location() = errno.0 };
+    -1
+}
+
+/// Our part of a call: a panic in it must not reach the program.
+fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO)))
+}
+
+/// When the library is loaded, before threads that could be in the middle of something.
+#[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    for next in [&OPEN, &OPENAT, &CLOSE, &READ, &WRITE, &IOCTL, &SOCKET] {
+        next.find();
+    }
+    let _ = ours(|| {
+        if settings::get().is_some() {
+            fds::start();
+            // SAFETY: a function that may run in the child of a fork: it takes no lock.
+            unsafe { libc::pthread_atfork(None, None, Some(restart)) };
+        }
+        Ok(())
+    });
+}
+
+unsafe extern "C" fn restart() {
+    let _ = ours(|| {
+        fds::start();
+        Ok(())
+    });
+}
+
+/// The settings, if the path is that of the device file.
+///
+/// # Safety
+/// `path` is null or a string.
+unsafe fn device(path: *const c_char) -> Option<&'static Settings> {
+    // SAFETY: the caller's promise.
+    let is_device = !path.is_null() && unsafe { CStr::from_ptr(path) }.to_bytes() == DEVICE_FILE.as_bytes();
+    if is_device { settings::get() } else { None }
+}
+
+fn open_device(settings: &'static Settings) -> c_int {
+    let opened = ours(|| {
+        settings.open_fault()?;
+        let file = sys::device_file()?;
+        fds::insert(file.as_raw_fd(), File::Device(Arc::new(Context::open(settings)?)))?;
+        Ok(file.into_raw_fd())
+    });
+    opened.unwrap_or_else(|errno| {
+        let _ = ours(|| {
+            log::refused(settings, format_args!("open {DEVICE_FILE} refused: {errno}"));
+            Ok(())
+        });
+        fail(errno)
+    })
+}
+
+/// `open(3)`, also for what was compiled with `_FILE_OFFSET_BITS=64` or `_FORTIFY_SOURCE`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: the caller's arguments. A mode that was not given is not looked at behind us either.
+    unsafe {
+        match device(path) {
+            Some(settings) => open_device(settings),
+            None => next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode)),
+        }
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: the caller's arguments; files are large on 64-bit systems anyway.
+    unsafe { open(path, flags, mode) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's arguments; there is no mode.
+    unsafe { open(path, flags, 0) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: as above.
+    unsafe { open(path, flags, 0) }
+}
+
+/// `openat(3)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: as in `open`.
+    unsafe {
+        match device(path) {
+            Some(settings) => open_device(settings),
+            None => next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode)),
+        }
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: the caller's arguments.
+    unsafe { openat(dir, path, flags, mode) }
+}
+
+/// `close(3)`. The device goes when its descriptor does, even if that is closed in a way that is not seen here: at the next call.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if fds::may_be_ours(fd) {
+        let _ = ours(|| {
+            drop(fds::remove(fd));
+            Ok(())
+        });
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { next!(CLOSE as fn(c_int) -> c_int, (fd)) }
+}
+
+/// `write(3)`: commands.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
+    if fds::may_be_ours(fd) && !bytes.is_null() {
+        let done = ours(|| {
+            let Some(File::Device(context)) = fds::get(fd) else { return Ok(None) };
+            // SAFETY: the caller gives that many bytes.
+            let call = Call::parse(unsafe { core::slice::from_raw_parts(bytes.cast(), count) })?;
+            // SAFETY: what a driver writes to the device file names memory that it keeps until it is told otherwise.
+            unsafe { context.execute(call) }?;
+            Ok(Some(count as ssize_t))
+        });
+        match done {
+            Ok(Some(written)) => return written,
+            Ok(None) => {}
+            Err(errno) => return fail(errno) as ssize_t,
+        }
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { next!(WRITE as fn(c_int, *const c_void, size_t) -> ssize_t, (fd, bytes, count)) }
+}
+
+/// `read(3)`: events of completion channels.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize_t {
+    // SAFETY: the caller's arguments.
+    let read_next = |count| unsafe { next!(READ as fn(c_int, *mut c_void, size_t) -> ssize_t, (fd, bytes, count)) };
+    if !fds::may_be_ours(fd) {
+        return read_next(count);
+    }
+    match ours(|| Ok(fds::get(fd))) {
+        Ok(Some(File::Channel(channel))) if count >= EVENT && !bytes.is_null() => loop {
+            let n = read_next(EVENT);
+            // SAFETY: the event was read to there.
+            let is_for_program = n != EVENT as ssize_t || ours(|| Ok(channel.received(unsafe { bytes.cast::<u64>().read_unaligned() }))) != Ok(false);
+            if is_for_program {
+                return n;
+            }
+        },
+        // The device is not read, and a channel not in smaller pieces.
+        Ok(Some(_)) => fail(Errno(libc::EINVAL)) as ssize_t,
+        _ => read_next(count),
+    }
+}
+
+/// `ioctl(3)`: the device has write() commands only.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if fds::may_be_ours(fd) {
+        let refused = ours(|| {
+            let (Some(File::Device(_)), Some(settings)) = (fds::get(fd), settings::get()) else { return Ok(false) };
+            if request == RDMA_VERBS_IOCTL && !argument.is_null() {
+                // SAFETY: the argument of this request starts with `struct ib_uverbs_ioctl_hdr`: length, object, method.
+                let [_, object, method] = unsafe { argument.cast::<[u16; 3]>().read_unaligned() };
+                log::refused(settings, format_args!("ioctl {} refused: ENOTTY", Method { object, method }));
+            } else {
+                log::refused(settings, format_args!("ioctl {request:#x} refused: ENOTTY"));
+            }
+            Ok(true)
+        });
+        if refused != Ok(false) {
+            return fail(Errno(libc::ENOTTY));
+        }
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { next!(IOCTL as fn(c_int, c_ulong, ...) -> c_int, (fd, request, argument)) }
+}
+
+/// `socket(3)`: devices are found in the launcher's tree, not through the kernel.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && settings::get().is_some() {
+        return fail(Errno(libc::EPROTONOSUPPORT));
+    }
+    // SAFETY: plain numbers.
+    unsafe { next!(SOCKET as fn(c_int, c_int, c_int) -> c_int, (domain, kind, protocol)) }
+}
+
+/// The device file's status: that of `status`, but a character device.
+fn as_device(status: &mut Status, settings: &Settings) {
+    status.st_mode = libc::S_IFCHR | 0o600;
+    status.st_rdev = settings.device;
+    status.st_size = 0;
+}
+
+fn result(done: Result<(), Errno>) -> c_int {
+    done.map_or_else(fail, |()| 0)
+}
+
+/// `fstatat(3)`; older C libraries have no symbol for it and its relatives, so all of them are system calls here.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Status, flags: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    unsafe {
+        match device(path) {
+            Some(settings) => {
+                status.write(core::mem::zeroed());
+                as_device(&mut *status, settings);
+                0
+            }
+            None => result(sys::fstatat(dir, path, status, flags)),
+        }
+    }
+}
+
+/// `fstat(3)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
+    // SAFETY: the caller's arguments, and an empty string.
+    let done = unsafe { sys::fstatat(fd, c"".as_ptr(), status, libc::AT_EMPTY_PATH) };
+    if done.is_ok() && fds::may_be_ours(fd) {
+        let _ = ours(|| {
+            if let (Some(File::Device(_)), Some(settings)) = (fds::get(fd), settings::get()) {
+                // SAFETY: just written.
+                as_device(unsafe { &mut *status }, settings);
+            }
+            Ok(())
+        });
+    }
+    result(done)
+}
+
+/// The other names of these two: `stat`, the ones for large files, and those of C libraries before 2.33, with the version of the structure,
+/// which never had but one on 64-bit systems.
+macro_rules! status_calls {
+    ($($name:ident($($argument:ident: $ty:ty),*) => $call:expr;)*) => {
+        $(
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            unsafe extern "C" fn $name($($argument: $ty),*) -> c_int {
+                // SAFETY: the caller's arguments.
+                unsafe { $call }
+            }
+        )*
+    };
+}
+
+status_calls! {
+    stat(path: *const c_char, status: *mut Status) => fstatat(libc::AT_FDCWD, path, status, 0);
+    stat64(path: *const c_char, status: *mut Status) => fstatat(libc::AT_FDCWD, path, status, 0);
+    fstat64(fd: c_int, status: *mut Status) => fstat(fd, status);
+    fstatat64(dir: c_int, path: *const c_char, status: *mut Status, flags: c_int) => fstatat(dir, path, status, flags);
+    __xstat(_version: c_int, path: *const c_char, status: *mut Status) => fstatat(libc::AT_FDCWD, path, status, 0);
+    __xstat64(_version: c_int, path: *const c_char, status: *mut Status) => fstatat(libc::AT_FDCWD, path, status, 0);
+    __fxstat(_version: c_int, fd: c_int, status: *mut Status) => fstat(fd, status);
+    __fxstat64(_version: c_int, fd: c_int, status: *mut Status) => fstat(fd, status);
+}

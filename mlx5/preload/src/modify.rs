@@ -1,0 +1,160 @@
+//! MODIFY_QP: what a transition brings, whether it is legal, and what the HCA is to do.
+
+use mlx5::ConnectOptions;
+use mlx5::hca::Service;
+
+use crate::abi::mlx5::ModifyQpResp as DriverResp;
+use crate::abi::verbs::{ExModifyQp, ExModifyQpResp, ModifyQp};
+use crate::command::{Call, Reply};
+use crate::errno::Errno;
+use crate::qp::Qp;
+use crate::session::Objects;
+use crate::transitions::{State, attribute, is_legal};
+
+/// `min_rnr_timer` in units of 10 us (InfiniBand specification, "Encoding for RNR NAK Timer Field").
+const RNR_TIMER: [u32; 32] = [
+    65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192,
+    12_288, 16_384, 24_576, 32_768, 49_152,
+];
+
+/// The attributes that a mask selects, out of a request.
+struct Selected<'a> {
+    request: &'a ModifyQp,
+    mask: u32,
+}
+
+impl Selected<'_> {
+    fn has(&self, bit: u32) -> bool {
+        self.mask & bit != 0
+    }
+
+    /// Whether each is one that there is.
+    fn are_valid(&self) -> bool {
+        let ModifyQp { path_mtu, timeout, retry_cnt, rnr_retry, min_rnr_timer, port_num, pkey_index, dest, .. } = *self.request;
+        !(self.has(attribute::PORT) && port_num != 1
+            || self.has(attribute::PKEY_INDEX) && pkey_index != 0
+            || self.has(attribute::PATH_MTU) && !(1..=5).contains(&path_mtu)
+            || self.has(attribute::TIMEOUT) && timeout > 31
+            || self.has(attribute::RETRY_CNT) && retry_cnt > 7
+            || self.has(attribute::RNR_RETRY) && rnr_retry > 7
+            || self.has(attribute::MIN_RNR_TIMER) && min_rnr_timer > 31
+            || self.has(attribute::AV) && dest.port_num > 1)
+    }
+
+    /// Puts them where QUERY_QP finds them.
+    fn keep(&self, kept: &mut ModifyQp) {
+        let new = self.request;
+        let copies: [(u32, &dyn Fn(&mut ModifyQp)); 17] = [
+            (attribute::ACCESS_FLAGS, &|at| at.qp_access_flags = new.qp_access_flags),
+            (attribute::PKEY_INDEX, &|at| at.pkey_index = new.pkey_index),
+            (attribute::PORT, &|at| at.port_num = new.port_num),
+            (attribute::QKEY, &|at| at.qkey = new.qkey),
+            (attribute::AV, &|at| at.dest = new.dest),
+            (attribute::PATH_MTU, &|at| at.path_mtu = new.path_mtu),
+            (attribute::TIMEOUT, &|at| at.timeout = new.timeout),
+            (attribute::RETRY_CNT, &|at| at.retry_cnt = new.retry_cnt),
+            (attribute::RNR_RETRY, &|at| at.rnr_retry = new.rnr_retry),
+            (attribute::RQ_PSN, &|at| at.rq_psn = new.rq_psn),
+            (attribute::MAX_QP_RD_ATOMIC, &|at| at.max_rd_atomic = new.max_rd_atomic),
+            (attribute::ALT_PATH, &|at| {
+                (at.alt_dest, at.alt_port_num) = (new.alt_dest, new.alt_port_num);
+                (at.alt_timeout, at.alt_pkey_index) = (new.alt_timeout, new.alt_pkey_index);
+            }),
+            (attribute::MIN_RNR_TIMER, &|at| at.min_rnr_timer = new.min_rnr_timer),
+            (attribute::SQ_PSN, &|at| at.sq_psn = new.sq_psn),
+            (attribute::MAX_DEST_RD_ATOMIC, &|at| at.max_dest_rd_atomic = new.max_dest_rd_atomic),
+            (attribute::PATH_MIG_STATE, &|at| at.path_mig_state = new.path_mig_state),
+            (attribute::DEST_QPN, &|at| at.dest_qp_num = new.dest_qp_num),
+        ];
+        for (bit, copy) in copies {
+            if self.has(bit) {
+                copy(kept);
+            }
+        }
+    }
+}
+
+/// Retries, from attributes.
+fn options(at: &ModifyQp) -> ConnectOptions {
+    ConnectOptions {
+        timeout: at.timeout,
+        retry_count: at.retry_cnt,
+        rnr_retry: at.rnr_retry,
+        rnr_timer_ns: u64::from(RNR_TIMER[usize::from(at.min_rnr_timer & 31)]) * 10_000,
+    }
+}
+
+impl Objects {
+    /// MODIFY_QP.
+    pub(crate) fn modify_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let request: ModifyQp = call.request()?;
+        let note = self.modify(&request)?;
+        Ok(Reply::none().note(note))
+    }
+
+    /// MODIFY_QP, extended. There is no rate limit.
+    pub(crate) fn modify_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let request: ExModifyQp = call.request()?;
+        let note = self.modify(&request.base)?;
+        let response = ExModifyQpResp { comp_mask: 0, response_length: size_of::<ExModifyQpResp>() as u32 };
+        let driver = DriverResp { response_length: size_of::<DriverResp>() as u32, dctn: 0, ece_options: 0, reserved: 0 };
+        Ok(Reply::of(&response).with(&driver).note(note))
+    }
+
+    fn modify(&mut self, request: &ModifyQp) -> Result<String, Errno> {
+        const INVALID: Errno = Errno(libc::EINVAL);
+        let (handle, mask) = (request.qp_handle, request.attr_mask);
+        let qp = self.qps.get(handle)?;
+        let selected = Selected { request, mask };
+        let from = self.state(qp);
+        let to = if selected.has(attribute::STATE) { State::from_number(request.qp_state).ok_or(INVALID)? } else { from };
+        if selected.has(attribute::CUR_STATE) && request.cur_qp_state != from as u8 {
+            return Err(INVALID);
+        }
+        if to == State::SendQueueDrained {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        if !is_legal(qp.service, from, to, mask) || !selected.are_valid() {
+            return Err(INVALID);
+        }
+        let mut attributes = qp.attributes;
+        selected.keep(&mut attributes);
+        self.carry_out(qp, from, to, &attributes)?;
+        let qp = self.qps.get_mut(handle)?;
+        qp.state = to;
+        qp.attributes = if to == State::Reset { zerocopy::FromZeros::new_zeroed() } else { attributes };
+        let peer = match to {
+            State::ReadyToReceive if qp.service == Service::Connected => format!(" remote_qpn={:#x}", attributes.dest_qp_num),
+            _ => String::new(),
+        };
+        Ok(format!("qp={handle} {from:?} -> {to:?} mask={mask:#x}{peer}"))
+    }
+
+    /// Tells the HCA.
+    fn carry_out(&self, qp: &Qp, from: State, to: State, at: &ModifyQp) -> Result<(), Errno> {
+        let is_connected = qp.service == Service::Connected;
+        match (from, to) {
+            (_, State::Reset) => {
+                if !self.hca.reset_qp(qp.qpn) {
+                    return Err(Errno(libc::EBUSY));
+                }
+            }
+            (_, State::Error) => self.hca.fail_qp(qp.qpn),
+            (State::Reset, State::Init) => self.hca.initialize(qp.qpn),
+            (State::Init, State::ReadyToReceive) if is_connected => {
+                let is_here = self.is_here(at.dest.is_global != 0, &at.dest.dgid, at.dest.dlid);
+                // Nobody has number 0.
+                self.hca.connect(qp.qpn, if is_here { at.dest_qp_num } else { 0 });
+            }
+            (State::Init | State::ReadyToReceive | State::ReadyToSend, State::ReadyToReceive | State::ReadyToSend) if !is_connected => {
+                self.hca.activate_datagrams(qp.qpn, at.qkey);
+                if to == State::ReadyToSend {
+                    self.hca.start_sending(qp.qpn, &options(at));
+                }
+            }
+            (_, State::ReadyToSend) => self.hca.start_sending(qp.qpn, &options(at)),
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,210 @@
+//! Protection domains, memory regions, address handles.
+
+use core::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use mlx5::{Access, CreateError, RegisterError};
+
+use crate::abi::mlx5::{AllocPdResp as DriverPdResp, CreateAhResp as DriverAhResp};
+use crate::abi::verbs::{
+    AllocPd, AllocPdResp, CreateAh, CreateAhResp, DeallocPd, DeregMr, DestroyAh, RegMr, RegMrResp, ReregMr, ReregMrResp,
+};
+use crate::command::{Call, Reply};
+use crate::config::{GID, LID, Link};
+use crate::errno::Errno;
+use crate::session::Objects;
+use crate::{log, sys};
+
+/// A protection domain.
+#[derive(Debug)]
+pub(crate) struct Pd {
+    pub(crate) pdn: u32,
+}
+
+/// An address handle. Its contents are libmlx5's.
+#[derive(Debug)]
+pub(crate) struct Ah {
+    pd: u32,
+}
+
+/// A memory region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mr {
+    pd: u32,
+    key: u32,
+    start: u64,
+    length: u64,
+    access_flags: u32,
+}
+
+/// How long deregistering waits for peers that are in the middle of a copy.
+const DEREGISTER: Duration = Duration::from_secs(1);
+
+/// `IB_ACCESS_*` that need nothing of the HCA: huge pages, memory windows (whose allocation is refused), and what is optional.
+const IGNORED_ACCESS: u32 = 1 << 4 | 1 << 7 | 0x3ff << 20;
+
+/// `IB_MR_REREG_TRANS`, `_PD` and `_ACCESS`.
+const REREG: [u32; 3] = [1, 2, 4];
+
+/// The place that a driver names.
+///
+/// # Errors
+/// `EINVAL`: none, or not aligned for its type. `EFAULT`: nothing of `len` bytes is there.
+pub(crate) fn place<T>(addr: u64, len: u64) -> Result<NonNull<T>, Errno> {
+    let place = NonNull::new(addr as *mut T).filter(|place| place.is_aligned()).ok_or(Errno(libc::EINVAL))?;
+    if addr.checked_add(len).is_none() || !sys::is_mapped(addr, len) {
+        return Err(Errno(libc::EFAULT));
+    }
+    Ok(place)
+}
+
+impl Objects {
+    /// ALLOC_PD.
+    pub(crate) fn alloc_pd(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let AllocPd { .. } = call.request()?;
+        call.check_room(size_of::<AllocPdResp>())?;
+        let pdn = self.hca.alloc_pd();
+        let pd_handle = self.pds.insert(Pd { pdn });
+        Ok(Reply::of(&AllocPdResp { pd_handle }).with(&DriverPdResp { pdn }).note(format!("-> pd={pd_handle} pdn={pdn:#x}")))
+    }
+
+    /// DEALLOC_PD.
+    pub(crate) fn dealloc_pd(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let DeallocPd { pd_handle } = call.request()?;
+        self.pds.get(pd_handle)?;
+        let of_pd = |pd| pd == pd_handle;
+        if self.mrs.iter().any(|mr| of_pd(mr.pd))
+            || self.ahs.iter().any(|ah| of_pd(ah.pd))
+            || self.srqs.iter().any(|srq| of_pd(srq.pd))
+            || self.qps.iter().any(|qp| of_pd(qp.pd))
+        {
+            return Err(Errno(libc::EBUSY));
+        }
+        self.pds.remove(pd_handle)?;
+        Ok(Reply::none().note(format!("pd={pd_handle}")))
+    }
+
+    /// CREATE_AH. libmlx5 makes the address vector itself, but for the MAC address of a RoCE destination.
+    pub(crate) fn create_ah(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let CreateAh { pd_handle, attr, .. } = call.request()?;
+        call.check_room(size_of::<CreateAhResp>())?;
+        self.pds.get(pd_handle)?;
+        if attr.port_num != 1 {
+            return Err(Errno(libc::EINVAL));
+        }
+        if self.settings.link == Link::Ethernet && (attr.is_global == 0 || attr.grh.dgid != GID) {
+            return Err(Errno(if attr.is_global == 0 { libc::EINVAL } else { libc::EHOSTUNREACH }));
+        }
+        let ah_handle = self.ahs.insert(Ah { pd: pd_handle });
+        let driver = DriverAhResp { response_length: size_of::<DriverAhResp>() as u32, dmac: mac_of(&attr.grh.dgid), reserved: [0; 6] };
+        Ok(Reply::of(&CreateAhResp { ah_handle }).with(&driver).note(format!("pd={pd_handle} dlid={} -> ah={ah_handle}", attr.dlid)))
+    }
+
+    /// DESTROY_AH.
+    pub(crate) fn destroy_ah(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let DestroyAh { ah_handle } = call.request()?;
+        self.ahs.remove(ah_handle)?;
+        Ok(Reply::none().note(format!("ah={ah_handle}")))
+    }
+
+    /// Whether a path leads to this port, the only one there is.
+    pub(crate) fn is_here(&self, is_global: bool, dgid: &[u8; 16], dlid: u16) -> bool {
+        match self.settings.link {
+            Link::InfiniBand => dlid == LID,
+            Link::Ethernet => is_global && *dgid == GID,
+        }
+    }
+
+    fn register(&self, pd: u32, start: u64, length: u64, hca_va: u64, access_flags: u32) -> Result<Mr, Errno> {
+        let pdn = self.pds.get(pd)?.pdn;
+        let access = Access::from_bits(access_flags & !IGNORED_ACCESS).ok_or(Errno(libc::EOPNOTSUPP))?;
+        if start != hca_va {
+            log::refused(self.settings, format_args!("reg_mr: address {hca_va:#x} for memory at {start:#x}, which the HCA does not do"));
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        if length == 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let addr = place::<u8>(start, length)?;
+        // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must for a device; one that does not is told by the
+        // kernel's copy, which fails.
+        let key = unsafe { self.hca.register(pdn, addr, length as usize, access) }.map_err(|error| {
+            log::refused(self.settings, format_args!("reg_mr: {error}"));
+            match error {
+                RegisterError::Empty | RegisterError::RemoteWithoutLocalWrite => Errno(libc::EINVAL),
+                RegisterError::Unreachable { .. } => Errno(libc::EPERM),
+                _ => Errno(libc::ENOMEM),
+            }
+        })?;
+        Ok(Mr { pd, key, start, length, access_flags })
+    }
+
+    fn deregister(&self, key: u32) -> Result<(), Errno> {
+        let since = Instant::now();
+        while !self.hca.deregister(key) {
+            if since.elapsed() > DEREGISTER {
+                return Err(Errno(libc::EBUSY));
+            }
+        }
+        Ok(())
+    }
+
+    /// REG_MR.
+    pub(crate) fn reg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let RegMr { start, length, hca_va, pd_handle, access_flags, .. } = call.request()?;
+        call.check_room(size_of::<RegMrResp>())?;
+        let mr = self.register(pd_handle, start, length, hca_va, access_flags)?;
+        let mr_handle = self.mrs.insert(mr);
+        let key = mr.key;
+        let note = format!("pd={pd_handle} {start:#x}+{length:#x} access={access_flags:#x} -> mr={mr_handle} key={key:#x}");
+        Ok(Reply::of(&RegMrResp { mr_handle, lkey: key, rkey: key }).note(note))
+    }
+
+    /// REREG_MR: a new region in place of the old one.
+    pub(crate) fn rereg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let request: ReregMr = call.request()?;
+        call.check_room(size_of::<ReregMrResp>())?;
+        let [translation, pd, access] = REREG;
+        let old = *self.mrs.get(request.mr_handle)?;
+        if request.flags == 0 || request.flags & !(translation | pd | access) != 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let is_asked = |flag| request.flags & flag != 0;
+        let (start, length, hca_va) = match is_asked(translation) {
+            true => (request.start, request.length, request.hca_va),
+            false => (old.start, old.length, old.start),
+        };
+        let pd = if is_asked(pd) { request.pd_handle } else { old.pd };
+        let access_flags = if is_asked(access) { request.access_flags } else { old.access_flags };
+        let new = self.register(pd, start, length, hca_va, access_flags)?;
+        if let Err(busy) = self.deregister(old.key) {
+            self.deregister(new.key)?;
+            return Err(busy);
+        }
+        *self.mrs.get_mut(request.mr_handle)? = new;
+        let note = format!("mr={} flags={} -> key={:#x}", request.mr_handle, request.flags, new.key);
+        Ok(Reply::of(&ReregMrResp { lkey: new.key, rkey: new.key }).note(note))
+    }
+
+    /// DEREG_MR.
+    pub(crate) fn dereg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let DeregMr { mr_handle } = call.request()?;
+        self.deregister(self.mrs.get(mr_handle)?.key)?;
+        self.mrs.remove(mr_handle)?;
+        Ok(Reply::none().note(format!("mr={mr_handle}")))
+    }
+
+    /// The error number for a queue that could not be made.
+    pub(crate) fn refused(&self, error: &CreateError) -> Errno {
+        log::refused(self.settings, format_args!("{error}"));
+        match error {
+            CreateError::OutOfRange { .. } | CreateError::Illegal { .. } => Errno(libc::EINVAL),
+            _ => Errno(libc::ENOMEM),
+        }
+    }
+}
+
+/// The MAC address that a link-local GID was made of (modified EUI-64).
+fn mac_of(gid: &[u8; 16]) -> [u8; 6] {
+    [gid[8] ^ 2, gid[9], gid[10], gid[13], gid[14], gid[15]]
+}

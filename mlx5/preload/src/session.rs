@@ -1,0 +1,154 @@
+//! What one open device has, and the commands on it.
+
+use std::os::fd::OwnedFd;
+
+use mlx5::{Clock, FabricSpec, Faults, Timing};
+
+use crate::abi::verbs::number;
+use crate::bfregs::Bfregs;
+use crate::command::{Call, Reply};
+use crate::cq::Cq;
+use crate::config::GID;
+use crate::errno::Errno;
+use mlx5::hca::{Hca, HcaOptions};
+use crate::objects::{Ah, Mr, Pd};
+use crate::qp::Qp;
+use crate::settings::Settings;
+use crate::srq::Srq;
+use crate::table::Table;
+use crate::{log, names};
+
+/// How long operations towards a dead process are retried, in ns.
+const DEAD_PEER_TIMEOUT_NS: u64 = 10_000_000;
+
+/// An open device, from open(2) to close(2).
+#[derive(Debug)]
+pub(crate) struct Session {
+    settings: &'static Settings,
+    /// From GET_CONTEXT on.
+    objects: Option<Objects>,
+}
+
+/// The HCA and its objects, by the handles that commands name them with.
+#[derive(Debug)]
+pub(crate) struct Objects {
+    pub(crate) settings: &'static Settings,
+    pub(crate) hca: Hca,
+    pub(crate) bfregs: Bfregs,
+    pub(crate) pds: Table<Pd>,
+    pub(crate) ahs: Table<Ah>,
+    pub(crate) mrs: Table<Mr>,
+    pub(crate) cqs: Table<Cq>,
+    pub(crate) srqs: Table<Srq>,
+    pub(crate) qps: Table<Qp>,
+    /// Writing end of the pipe of asynchronous events: as long as it is open, reading waits.
+    _async_events: OwnedFd,
+}
+
+impl Objects {
+    /// Joins the fabric.
+    ///
+    /// # Errors
+    /// `ENOMEM`: it cannot be joined; the log says why.
+    pub(crate) fn new(settings: &'static Settings, bfregs: Bfregs, async_events: OwnedFd) -> Result<Self, Errno> {
+        let options = HcaOptions {
+            fabric: FabricSpec::Shared { dir: Some(settings.fabric.clone()) },
+            gid: GID,
+            dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
+            timing: Timing::Immediate,
+            clock: Clock::System,
+            faults: Faults::default(),
+        };
+        let hca = Hca::open(&options).map_err(|error| {
+            log::error(settings, format_args!("the device cannot be opened: {error}"));
+            Errno(libc::ENOMEM)
+        })?;
+        Ok(Self {
+            settings,
+            hca,
+            bfregs,
+            pds: Table::default(),
+            ahs: Table::default(),
+            mrs: Table::default(),
+            cqs: Table::default(),
+            srqs: Table::default(),
+            qps: Table::default(),
+            _async_events: async_events,
+        })
+    }
+}
+
+impl Session {
+    pub(crate) fn new(settings: &'static Settings) -> Self {
+        Self { settings, objects: None }
+    }
+
+    /// Lets the HCA work, and sends the events that are due. Whether anything happened.
+    pub(crate) fn progress(&mut self) -> bool {
+        let Some(objects) = &mut self.objects else { return false };
+        let has_worked = objects.hca.poll();
+        objects.send_events() || has_worked
+    }
+
+    /// Carries out a command, and answers it.
+    ///
+    /// # Errors
+    /// What a kernel gives.
+    pub(crate) fn execute(&mut self, call: &Call) -> Result<(), Errno> {
+        let name = names::command(call.number).unwrap_or("unknown command");
+        let form = if call.is_extended { "ex " } else { "" };
+        let done = self.settings.command_fault(call.number).and_then(|()| self.dispatch(call));
+        match done {
+            Ok(reply) => {
+                log::command(self.settings, format_args!("{form}{name} {}", reply.note));
+                // SAFETY: a driver gives memory of the length it says for the response; it waits until it is written.
+                unsafe { call.respond(&reply) };
+                Ok(())
+            }
+            Err(errno) => {
+                log::refused(self.settings, format_args!("{form}{name} ({}) refused: {errno}", call.number));
+                Err(errno)
+            }
+        }
+    }
+
+    fn dispatch(&mut self, call: &Call) -> Result<Reply, Errno> {
+        if call.number == number::GET_CONTEXT && !call.is_extended {
+            if self.objects.is_some() {
+                return Err(Errno(libc::EINVAL));
+            }
+            let (objects, reply) = crate::device::get_context(call, self.settings)?;
+            self.objects = Some(objects);
+            return Ok(reply);
+        }
+        let objects = self.objects.as_mut().ok_or(Errno(libc::EINVAL))?;
+        match (call.number, call.is_extended) {
+            (number::QUERY_DEVICE, false) => crate::device::query(call),
+            (number::QUERY_DEVICE, true) => crate::device::query_extended(call),
+            (number::QUERY_PORT, false) => crate::device::query_port(call, objects.settings),
+            (number::ALLOC_PD, false) => objects.alloc_pd(call),
+            (number::DEALLOC_PD, false) => objects.dealloc_pd(call),
+            (number::CREATE_AH, false) => objects.create_ah(call),
+            (number::DESTROY_AH, false) => objects.destroy_ah(call),
+            (number::REG_MR, false) => objects.reg_mr(call),
+            (number::REREG_MR, false) => objects.rereg_mr(call),
+            (number::DEREG_MR, false) => objects.dereg_mr(call),
+            (number::CREATE_COMP_CHANNEL, false) => crate::cq::create_channel(call),
+            (number::CREATE_CQ, false) => objects.create_cq(call),
+            (number::CREATE_CQ, true) => objects.create_cq_extended(call),
+            (number::DESTROY_CQ, false) => objects.destroy_cq(call),
+            (number::CREATE_SRQ, false) => objects.create_srq(call),
+            (number::CREATE_XSRQ, false) => objects.create_xsrq(call),
+            (number::MODIFY_SRQ, false) => objects.modify_srq(call),
+            (number::QUERY_SRQ, false) => objects.query_srq(call),
+            (number::DESTROY_SRQ, false) => objects.destroy_srq(call),
+            (number::CREATE_QP, false) => objects.create_qp(call),
+            (number::CREATE_QP, true) => objects.create_qp_extended(call),
+            (number::QUERY_QP, false) => objects.query_qp(call),
+            (number::MODIFY_QP, false) => objects.modify_qp(call),
+            (number::MODIFY_QP, true) => objects.modify_qp_extended(call),
+            (number::DESTROY_QP, false) => objects.destroy_qp(call),
+            _ => Err(Errno(libc::EOPNOTSUPP)),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Which state transitions of a queue pair are legal, and with which attributes: the tables of `ib_modify_qp` (InfiniBand specification,
+//! "Queue Pair State Transition Properties").
+
+use mlx5::hca::Service;
+
+/// States, as `enum ib_qp_state` counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    Reset = 0,
+    Init = 1,
+    ReadyToReceive = 2,
+    ReadyToSend = 3,
+    SendQueueDrained = 4,
+    SendQueueError = 5,
+    Error = 6,
+}
+
+impl State {
+    pub(crate) fn from_number(number: u8) -> Option<Self> {
+        use State::*;
+        [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError, Error].into_iter().find(|state| *state as u8 == number)
+    }
+}
+
+/// Bits of an attribute mask (`enum ib_qp_attr_mask`).
+pub(crate) mod attribute {
+    pub(crate) const STATE: u32 = 1 << 0;
+    pub(crate) const CUR_STATE: u32 = 1 << 1;
+    pub(crate) const ACCESS_FLAGS: u32 = 1 << 3;
+    pub(crate) const PKEY_INDEX: u32 = 1 << 4;
+    pub(crate) const PORT: u32 = 1 << 5;
+    pub(crate) const QKEY: u32 = 1 << 6;
+    pub(crate) const AV: u32 = 1 << 7;
+    pub(crate) const PATH_MTU: u32 = 1 << 8;
+    pub(crate) const TIMEOUT: u32 = 1 << 9;
+    pub(crate) const RETRY_CNT: u32 = 1 << 10;
+    pub(crate) const RNR_RETRY: u32 = 1 << 11;
+    pub(crate) const RQ_PSN: u32 = 1 << 12;
+    pub(crate) const MAX_QP_RD_ATOMIC: u32 = 1 << 13;
+    pub(crate) const ALT_PATH: u32 = 1 << 14;
+    pub(crate) const MIN_RNR_TIMER: u32 = 1 << 15;
+    pub(crate) const SQ_PSN: u32 = 1 << 16;
+    pub(crate) const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
+    pub(crate) const PATH_MIG_STATE: u32 = 1 << 18;
+    pub(crate) const DEST_QPN: u32 = 1 << 20;
+}
+
+/// What a transition needs, and what it may bring besides; `None` if there is no such transition.
+fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
+    use State::*;
+    use attribute::*;
+    let is_connected = service == Service::Connected;
+    let of = |connected, datagram| if is_connected { connected } else { datagram };
+    Some(match (from, to) {
+        (_, Reset | Error) => (0, 0),
+        (Reset, Init) => (PKEY_INDEX | PORT | of(ACCESS_FLAGS, QKEY), 0),
+        (Init, Init) => (0, PKEY_INDEX | PORT | of(ACCESS_FLAGS, QKEY)),
+        (Init, ReadyToReceive) => (
+            of(AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER, 0),
+            PKEY_INDEX | of(ALT_PATH | ACCESS_FLAGS, QKEY),
+        ),
+        (ReadyToReceive, ReadyToSend) => (
+            SQ_PSN | of(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC, 0),
+            CUR_STATE | of(ALT_PATH | ACCESS_FLAGS | MIN_RNR_TIMER | PATH_MIG_STATE, QKEY),
+        ),
+        (ReadyToSend, ReadyToSend) => (0, CUR_STATE | of(ACCESS_FLAGS | ALT_PATH | PATH_MIG_STATE | MIN_RNR_TIMER, QKEY)),
+        _ => return None,
+    })
+}
+
+/// Whether the transition is legal with these attributes.
+pub(crate) fn is_legal(service: Service, from: State, to: State, mask: u32) -> bool {
+    attributes(service, from, to)
+        .is_some_and(|(needed, optional)| mask & needed == needed && mask & !(needed | optional | attribute::STATE) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::State::*;
+    use super::*;
+
+    /// The masks that libibverbs' examples bring.
+    const INIT: u32 = 0x39;
+    const RTR: u32 = 0x12_9181;
+    const RTS: u32 = 0x1_2e01;
+
+    #[test]
+    fn a_connection_goes_up_step_by_step() {
+        let legal = |from, to, mask| is_legal(Service::Connected, from, to, mask);
+        assert!(legal(Reset, Init, INIT) && legal(Init, ReadyToReceive, RTR) && legal(ReadyToReceive, ReadyToSend, RTS));
+        assert!(!legal(Reset, ReadyToReceive, RTR));
+        assert!(!legal(Init, ReadyToSend, RTS));
+        assert!(!legal(ReadyToSend, ReadyToReceive, RTR));
+        assert!(!legal(Error, ReadyToSend, RTS) && !legal(Error, Init, INIT));
+    }
+
+    #[test]
+    fn every_state_leads_to_reset_and_error() {
+        for from in (0..7).filter_map(State::from_number) {
+            for service in [Service::Connected, Service::Datagram] {
+                assert!(is_legal(service, from, Reset, 1) && is_legal(service, from, Error, 1));
+                assert!(!is_legal(service, from, Error, 1 | attribute::QKEY));
+            }
+        }
+    }
+
+    #[test]
+    fn attributes_are_needed_allowed_or_neither() {
+        let legal = |from, to, mask| is_legal(Service::Connected, from, to, mask);
+        for bit in (1..21).map(|bit| 1 << bit) {
+            assert_eq!(legal(Init, ReadyToReceive, RTR & !bit), RTR & bit == 0, "without {bit:#x}");
+        }
+        assert!(legal(Init, ReadyToReceive, RTR | attribute::ALT_PATH));
+        assert!(!legal(Init, ReadyToReceive, RTR | attribute::QKEY));
+        assert!(legal(ReadyToSend, ReadyToSend, attribute::MIN_RNR_TIMER));
+        assert!(!legal(ReadyToSend, ReadyToSend, attribute::AV));
+    }
+
+    #[test]
+    fn datagrams_need_less() {
+        let legal = |from, to, mask| is_legal(Service::Datagram, from, to, mask);
+        assert!(legal(Reset, Init, 0x71) && !legal(Reset, Init, INIT));
+        assert!(legal(Init, ReadyToReceive, 1));
+        assert!(legal(ReadyToReceive, ReadyToSend, 1 | attribute::SQ_PSN) && !legal(ReadyToReceive, ReadyToSend, 1));
+        assert!(legal(ReadyToSend, ReadyToSend, attribute::QKEY));
+    }
+
+    #[test]
+    fn states_have_numbers() {
+        assert_eq!((0..9).filter_map(State::from_number).map(|state| state as u8).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+    }
+}

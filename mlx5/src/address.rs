@@ -1,0 +1,100 @@
+//! Where a queue pair can be reached: what its peer needs, in memory and on the way there.
+
+/// What kind of device a queue pair lives on. Two kinds never connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum DeviceKind {
+    /// The software HCA of this crate.
+    Soft = 1,
+    /// A device behind libibverbs.
+    Hardware = 2,
+}
+
+/// Where a queue pair can be reached: what its peer needs to connect to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAddress {
+    /// Kind of device.
+    pub kind: DeviceKind,
+    /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The path takes the smaller of both ends'.
+    pub mtu: u16,
+    /// Local identifier of the port; 0 on RoCE.
+    pub lid: u16,
+    /// Queue pair number, 24 bits.
+    pub qpn: u32,
+    /// First packet sequence number, 24 bits; the software HCA has no packets and ignores it.
+    pub psn: u32,
+    /// Which incarnation of the device has that LID (soft): a LID is used again after its owner died, this number never. 0 on hardware.
+    pub epoch: u64,
+    /// Global identifier of the port, which RoCE names it by; zero on the software HCA.
+    pub gid: [u8; 16],
+}
+
+impl QpAddress {
+    /// Bytes of [`to_bytes`](Self::to_bytes).
+    pub const LEN: usize = 40;
+
+    /// That of a queue pair of a software HCA.
+    #[must_use]
+    pub const fn soft(lid: u16, qpn: u32, epoch: u64) -> Self {
+        Self { kind: DeviceKind::Soft, mtu: 4096, lid, qpn, psn: 0, epoch, gid: [0; 16] }
+    }
+
+    /// For the way to the peer, whatever it is: kind, a zero byte, MTU, LID, two zero bytes, QPN, PSN, epoch, GID; little-endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[0] = self.kind as u8;
+        b[2..4].copy_from_slice(&self.mtu.to_le_bytes());
+        b[4..6].copy_from_slice(&self.lid.to_le_bytes());
+        b[8..12].copy_from_slice(&self.qpn.to_le_bytes());
+        b[12..16].copy_from_slice(&self.psn.to_le_bytes());
+        b[16..24].copy_from_slice(&self.epoch.to_le_bytes());
+        b[24..40].copy_from_slice(&self.gid);
+        b
+    }
+
+    /// The reverse of [`to_bytes`](Self::to_bytes); `None` for bytes that it does not make.
+    #[must_use]
+    pub fn from_bytes(b: &[u8; Self::LEN]) -> Option<Self> {
+        let kind = match b[0] {
+            1 => DeviceKind::Soft,
+            2 => DeviceKind::Hardware,
+            _ => return None,
+        };
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&b[24..40]);
+        let address = Self {
+            kind,
+            mtu: u16::from_le_bytes([b[2], b[3]]),
+            lid: u16::from_le_bytes([b[4], b[5]]),
+            qpn: u32::from_le_bytes([b[8], b[9], b[10], b[11]]),
+            psn: u32::from_le_bytes([b[12], b[13], b[14], b[15]]),
+            epoch: u64::from_le_bytes([b[16], b[17], b[18], b[19], b[20], b[21], b[22], b[23]]),
+            gid,
+        };
+        let is_mtu = address.mtu.is_power_of_two() && (256..=4096).contains(&address.mtu);
+        (address.to_bytes() == *b && is_mtu && address.qpn < 1 << 24 && address.psn < 1 << 24).then_some(address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_survives_the_way_to_the_peer_and_other_bytes_are_none() {
+        let gid = core::array::from_fn(|i| i as u8 + 1);
+        let kind = DeviceKind::Hardware;
+        let address = QpAddress { kind, mtu: 1024, lid: 0x1234, qpn: 0xabcdef, psn: 0x654321, epoch: 0x1122_3344_5566_7788, gid };
+        let bytes = address.to_bytes();
+        assert_eq!(QpAddress::from_bytes(&bytes), Some(address));
+        let soft = QpAddress::soft(7, 8, 9);
+        assert_eq!(QpAddress::from_bytes(&soft.to_bytes()), Some(soft));
+        // Kind, padding, MTU, the upper bytes of QPN and PSN.
+        for (at, value) in [(0, 0), (0, 3), (1, 1), (2, 1), (3, 0), (3, 32), (6, 1), (7, 1), (11, 1), (15, 1)] {
+            let mut bad = bytes;
+            bad[at] = value;
+            assert_eq!(QpAddress::from_bytes(&bad), None, "byte {at} is {value}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! States of queue pairs, and addresses: what peers are told, and how they are reached.
+
+use core::ffi::c_int;
+use core::ptr::NonNull;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use super::LinkLayer;
+use super::abi::*;
+use super::context::Context;
+use super::device::{gid_of, mtu_code};
+use super::error::CallError;
+use super::numbers::*;
+use crate::address::{DeviceKind, QpAddress};
+use crate::control::ConnectParts;
+use crate::qp::{ConnectError, ConnectOptions};
+use crate::wire::{AddressVector, DatagramSegment};
+
+/// Remote access that queue pairs allow: all that regions may.
+const REMOTE_ACCESS: u32 = crate::Access::REMOTE_WRITE.bits() | crate::Access::REMOTE_READ.bits() | crate::Access::REMOTE_ATOMIC.bits();
+
+pub(crate) struct QpObject {
+    pub(crate) qp: NonNull<ibv_qp>,
+    /// First packet sequence number of what it sends. At random, so that packets of an earlier connection are not taken for this one's.
+    psn: u32,
+    /// As given with the peer's address.
+    options: ConnectOptions,
+}
+
+impl QpObject {
+    pub(crate) fn new(qp: NonNull<ibv_qp>) -> Self {
+        let psn = RandomState::new().build_hasher().finish() as u32 & 0xff_ffff;
+        Self { qp, psn, options: ConnectOptions::default() }
+    }
+}
+
+impl Context {
+    pub(crate) fn address(&self, qpn: u32) -> QpAddress {
+        QpAddress {
+            kind: DeviceKind::Hardware,
+            mtu: self.port.mtu,
+            lid: self.port.lid,
+            qpn,
+            psn: self.objects.borrow().qps.get(&qpn).map_or(0, |object| object.psn),
+            epoch: 0,
+            gid: self.port.gid.as_ref().map_or([0; 16], |gid| gid.bytes),
+        }
+    }
+
+    fn modify(&self, qpn: u32, what: &'static str, attr: ibv_qp_attr, mask: c_int) -> Result<(), ConnectError> {
+        let objects = self.objects.borrow();
+        let Some(object) = objects.qps.get(&qpn) else { return Ok(()) };
+        let mut attr = attr;
+        // SAFETY: a queue pair of this device, and attributes that live through the call.
+        let result = unsafe { (self.device.api.verbs.ibv_modify_qp)(object.qp.as_ptr(), &raw mut attr, mask) };
+        CallError::check(what, result).map_err(|error| advise(error).into())
+    }
+
+    pub(crate) fn initialize(&self, qpn: u32) -> Result<(), ConnectError> {
+        let attr = ibv_qp_attr {
+            qp_state: IBV_QPS_INIT,
+            pkey_index: self.options.pkey_index,
+            port_num: self.port.number,
+            qp_access_flags: REMOTE_ACCESS,
+            ..ibv_qp_attr::default()
+        };
+        self.modify(qpn, "ibv_modify_qp (to INIT)", attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
+    }
+
+    /// READs and atomics that may be under way.
+    fn rd_atomic(&self) -> u8 {
+        let most = self.attr.max_qp_rd_atom.min(self.attr.max_qp_init_rd_atom).clamp(0, 255) as u8;
+        self.options.max_rd_atomic.min(most)
+    }
+
+    /// The way to the port of `remote`.
+    fn route(&self, remote: &QpAddress) -> Result<ibv_ah_attr, ConnectError> {
+        let mut route = ibv_ah_attr { sl: self.options.service_level, port_num: self.port.number, ..ibv_ah_attr::default() };
+        if self.port.link_layer == LinkLayer::InfiniBand {
+            route.dlid = remote.lid;
+        }
+        if self.port.has_grh {
+            if remote.gid == [0; 16] {
+                return Err(ConnectError::NoGid);
+            }
+            route.is_global = 1;
+            route.grh = ibv_global_route {
+                dgid: gid_of(remote.gid),
+                flow_label: 0,
+                sgid_index: self.port.gid.as_ref().map_or(0, |gid| gid.index),
+                hop_limit: self.options.hop_limit,
+                traffic_class: self.options.traffic_class,
+            };
+        }
+        Ok(route)
+    }
+
+    pub(crate) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
+        let ConnectParts { qpn, remote, options } = parts;
+        let attr = ibv_qp_attr {
+            qp_state: IBV_QPS_RTR,
+            path_mtu: mtu_code(self.port.mtu.min(remote.mtu)),
+            rq_psn: remote.psn,
+            dest_qp_num: remote.qpn,
+            ah_attr: self.route(remote)?,
+            max_dest_rd_atomic: self.rd_atomic(),
+            min_rnr_timer: rnr_timer_code(options.rnr_timer_ns),
+            ..ibv_qp_attr::default()
+        };
+        let mask =
+            IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+        self.modify(*qpn, "ibv_modify_qp (to RTR)", attr, mask)?;
+        if let Some(object) = self.objects.borrow_mut().qps.get_mut(qpn) {
+            object.options = *options;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn ready_to_send(&self, qpn: u32) -> Result<(), ConnectError> {
+        let found = self.objects.borrow().qps.get(&qpn).map(|object| (object.psn, object.options));
+        let (sq_psn, options) = found.unwrap_or_default();
+        let attr = ibv_qp_attr {
+            qp_state: IBV_QPS_RTS,
+            sq_psn,
+            max_rd_atomic: self.rd_atomic(),
+            timeout: options.timeout,
+            retry_cnt: options.retry_count,
+            rnr_retry: options.rnr_retry,
+            ..ibv_qp_attr::default()
+        };
+        let mask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(qpn, "ibv_modify_qp (to RTS)", attr, mask)
+    }
+
+    pub(crate) fn activate_datagrams(&self, qpn: u32, qkey: u32) -> Result<(), ConnectError> {
+        let attr = ibv_qp_attr {
+            qp_state: IBV_QPS_INIT,
+            pkey_index: self.options.pkey_index,
+            port_num: self.port.number,
+            qkey,
+            ..ibv_qp_attr::default()
+        };
+        self.modify(qpn, "ibv_modify_qp (to INIT)", attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY)?;
+        let attr = ibv_qp_attr { qp_state: IBV_QPS_RTR, ..ibv_qp_attr::default() };
+        self.modify(qpn, "ibv_modify_qp (to RTR)", attr, IBV_QP_STATE)?;
+        let sq_psn = self.address(qpn).psn;
+        let attr = ibv_qp_attr { qp_state: IBV_QPS_RTS, sq_psn, ..ibv_qp_attr::default() };
+        self.modify(qpn, "ibv_modify_qp (to RTS)", attr, IBV_QP_STATE | IBV_QP_SQ_PSN)
+    }
+
+    /// To the error state; one that the kernel does not move is in it already, or will be when it is destroyed.
+    pub(crate) fn fail_qp(&self, qpn: u32) {
+        let attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };
+        drop(self.modify(qpn, "ibv_modify_qp (to ERR)", attr, IBV_QP_STATE));
+    }
+
+    /// How datagrams get to the port of `remote`.
+    pub(crate) fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
+        let mut route = self.route(remote)?;
+        let pd = self.objects.borrow().pd(pdn)?;
+        let verbs = &self.device.api.verbs;
+        // On RoCE the kernel finds the MAC address.
+        // SAFETY: a domain of this device, and attributes that live through the call.
+        let ah = NonNull::new(unsafe { (verbs.ibv_create_ah)(pd, &raw mut route) });
+        let ah = ah.ok_or_else(|| advise(CallError::last("ibv_create_ah")))?;
+        let mut dv = mlx5dv_ah { av: core::ptr::null(), comp_mask: 0 };
+        let object = mlx5dv_obj { ah: Pair { from: ah.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
+        // SAFETY: just made, and room for the answer.
+        let result = unsafe { self.init_obj(object, MLX5DV_OBJ_AH) };
+        // SAFETY: 48 bytes that live as long as the handle.
+        let bytes = result.map(|()| unsafe { dv.av.as_ref() }.copied());
+        // The device knows no address handles: WQEs carry the bytes.
+        // SAFETY: just made, and this is the last use.
+        unsafe { (verbs.ibv_destroy_ah)(ah.as_ptr()) };
+        let bytes = bytes?.ok_or_else(|| CallError::new("mlx5dv_init_obj", libc::EINVAL))?;
+        Ok(DatagramSegment::parse(&bytes).vector)
+    }
+}
+
+/// What to do about a transition, or an address, that was refused.
+fn advise(error: CallError) -> CallError {
+    let advice = match error.errno {
+        libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => "the peer's GID is not reachable from here: try to ping its address",
+        libc::EINVAL => "the kernel takes no such attribute: look at the GID and P_Key index, the service level and the peer's address",
+        _ => return error,
+    };
+    error.advise(advice)
+}
+
+/// The code of the shortest time that is not shorter (InfiniBand specification, "Encoding for RNR NAK Timer Field"); the longest is 0.
+fn rnr_timer_code(ns: u64) -> u8 {
+    const TIMES_10_US: [u32; 32] = [
+        65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144,
+        8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
+    ];
+    let code = (1..32u8).find(|&code| u64::from(TIMES_10_US[usize::from(code)]) * 10_000 >= ns);
+    code.unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rnr_timer_code;
+
+    #[test]
+    fn rnr_times_are_rounded_up_to_those_there_are() {
+        let wanted = [(0, 1), (10_000, 1), (10_001, 2), (640_000, 12), (640_001, 13), (491_520_000, 31), (491_520_001, 0), (u64::MAX, 0)];
+        for (ns, code) in wanted {
+            assert_eq!(rnr_timer_code(ns), code, "{ns} ns");
+        }
+    }
+}

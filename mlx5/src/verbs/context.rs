@@ -1,0 +1,192 @@
+//! An open device: what it can do, what was made from it, and its events.
+
+use core::ffi::c_void;
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU32;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::VerbsOptions;
+use super::abi::*;
+use super::connect::QpObject;
+use super::device::{List, Opened, Port};
+use super::error::{CallError, VerbsError};
+use super::library::Api;
+use super::memory::Region;
+use super::numbers::*;
+use crate::device::DeviceInfo;
+use crate::mmio;
+use crate::qp::ConnectOptions;
+use crate::wire::{CQ_DOORBELL_OFFSET, CqArm};
+
+/// Inline bytes of an operation, which is this crate's limit: 16 + 16 + align16(4 + 220) = 256 bytes.
+pub(crate) const MAX_INLINE: usize = 220;
+/// The WQE index, and the counters of receive queues, have 16 bits.
+const MAX_SEND_WR: u32 = 1 << 15;
+const MAX_RECV_WR: u32 = (1 << 15) - 1;
+/// Buffers of a receive; more would make WQEs of more than 256 bytes.
+const MAX_RECV_SGE: u32 = 15;
+/// The consumer counter has 24 bits.
+const MAX_CQE: u32 = 1 << 22;
+
+/// An open device, one port of it. Objects are known by the numbers that the device gave them.
+pub(crate) struct Context {
+    /// Closed last.
+    pub(crate) device: Opened,
+    pub(crate) port: Port,
+    pub(crate) options: VerbsOptions,
+    pub(crate) attr: ibv_device_attr,
+    pub(crate) dv: mlx5dv_context,
+    channel: NonNull<ibv_comp_channel>,
+    pub(crate) objects: RefCell<Objects>,
+}
+
+/// What was made from a device and not destroyed yet.
+#[derive(Default)]
+pub(crate) struct Objects {
+    pub(crate) pds: HashMap<u32, NonNull<ibv_pd>>,
+    pub(crate) cqs: HashMap<u32, CqObject>,
+    pub(crate) srqs: HashMap<u32, NonNull<ibv_srq>>,
+    pub(crate) qps: HashMap<u32, QpObject>,
+    pub(crate) mrs: HashMap<u32, Region>,
+}
+
+pub(crate) struct CqObject {
+    pub(crate) cq: NonNull<ibv_cq>,
+    /// The UAR page that takes the command to arm it.
+    pub(crate) uar: NonNull<u8>,
+    /// Events taken, modulo 4.
+    pub(crate) events: u8,
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: every completion queue of it is gone: whatever was made from this device holds it open.
+        unsafe { (self.device.api.verbs.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
+    }
+}
+
+impl Context {
+    pub(crate) fn open(options: &VerbsOptions) -> Result<Self, VerbsError> {
+        options.check()?;
+        let list = List::get(Api::get()?)?;
+        let mut first_error = None;
+        for found in list.candidates(options)? {
+            match found.open().and_then(|device| Self::new(device, options)) {
+                Ok(context) => return Ok(context),
+                Err(error) => drop(first_error.get_or_insert(error)),
+            }
+        }
+        Err(first_error.unwrap_or_else(|| VerbsError::NoDevice { hint: "libibverbs lists none of libmlx5".to_owned() }))
+    }
+
+    fn new(device: Opened, options: &VerbsOptions) -> Result<Self, VerbsError> {
+        let port = device.choose_port(options)?;
+        let attr = device.attributes()?;
+        let mut dv = mlx5dv_context { comp_mask: MLX5DV_CONTEXT_MASK_CQE_COMPRESION, ..mlx5dv_context::default() };
+        // SAFETY: an open mlx5 device, and room for what the mask asks for.
+        let result = unsafe { (device.api.mlx5.mlx5dv_query_device)(device.context(), &raw mut dv) };
+        CallError::check("mlx5dv_query_device", result)?;
+        if dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_V1 == 0 {
+            return Err(VerbsError::OldCqes { name: device.name.clone() });
+        }
+        // SAFETY: an open device.
+        let channel = NonNull::new(unsafe { (device.api.verbs.ibv_create_comp_channel)(device.context()) });
+        let channel = channel.ok_or_else(|| CallError::last("ibv_create_comp_channel"))?;
+        Ok(Self { device, port, options: options.clone(), attr, dv, channel, objects: RefCell::default() })
+    }
+
+    pub(crate) fn channel(&self) -> *mut ibv_comp_channel {
+        self.channel.as_ptr()
+    }
+
+    pub(crate) fn info(&self) -> DeviceInfo {
+        let at_most = |limit: u32, theirs: i32| limit.min(u32::try_from(theirs).unwrap_or(0));
+        let firmware = self.attr.fw_ver.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect::<String>();
+        let at = |node| format!(", NUMA node {node}");
+        DeviceInfo {
+            name: format!("{}:{}", self.device.name, self.port.number),
+            transport: self.port.describe(),
+            max_send_wr: at_most(MAX_SEND_WR, self.attr.max_qp_wr),
+            max_recv_wr: at_most(MAX_RECV_WR, self.attr.max_qp_wr),
+            max_recv_sge: at_most(MAX_RECV_SGE, self.attr.max_sge.min(self.attr.max_srq_sge)),
+            max_inline_data: MAX_INLINE as u32,
+            max_cqe: at_most(MAX_CQE, self.attr.max_cqe),
+            max_srq_wr: at_most(MAX_RECV_WR, self.attr.max_srq_wr),
+            max_qp: at_most(u32::MAX, self.attr.max_qp),
+            max_mr: at_most(u32::MAX, self.attr.max_mr),
+            numa_node: self.device.numa_node,
+            modes: format!(
+                "hardware, {}, firmware {firmware}, MTU {}{}",
+                self.device.api.library_file(),
+                self.port.mtu,
+                self.device.numa_node.map(at).unwrap_or_default()
+            ),
+            dead_peer_timeout_ns: ConnectOptions::default().transport_timeout_ns(),
+            quarantined: 0,
+            violations: 0,
+        }
+    }
+
+    /// Events of that queue so far, modulo 4.
+    pub(crate) fn events_taken(&self, cqn: u32) -> u8 {
+        self.objects.borrow().cqs.get(&cqn).map_or(0, |cq| cq.events)
+    }
+
+    /// Tells the device to look at the command in that queue's record.
+    pub(crate) fn armed(&self, cqn: u32, command: &CqArm) {
+        if let Some(cq) = self.objects.borrow().cqs.get(&cqn) {
+            // SAFETY: the doorbell of the queue's UAR page, which is mapped as long as the device is open; 8-aligned.
+            unsafe { mmio::repeat_to_register(cq.uar.as_ptr().add(CQ_DOORBELL_OFFSET), command.doorbell(cqn)) };
+        }
+    }
+
+    /// Sleeps until a queue has an event, or `timeout_ns` have passed, and takes all events there are.
+    pub(crate) fn wait(&self, timeout_ns: Option<u64>) -> bool {
+        let end = timeout_ns.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
+        loop {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if self.has_event(left) {
+                while self.has_event(Some(Duration::ZERO)) && self.take_event() {}
+                return true;
+            }
+            if left.is_some_and(|left| left.is_zero()) {
+                return false;
+            }
+        }
+    }
+
+    /// Waits for the channel to become readable; it may return early.
+    fn has_event(&self, left: Option<Duration>) -> bool {
+        // SAFETY: the channel is alive.
+        let fd = unsafe { self.channel.as_ref() }.fd;
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // Rounded up, so that what is left does not become a busy loop.
+        let ms = left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX));
+        // SAFETY: one entry, which is ours.
+        unsafe { libc::poll(&raw mut poll, 1, ms) > 0 }
+    }
+
+    /// Takes one event; the channel has one.
+    fn take_event(&self) -> bool {
+        let (mut cq, mut context) = (core::ptr::null_mut::<ibv_cq>(), core::ptr::null_mut::<c_void>());
+        let verbs = &self.device.api.verbs;
+        // SAFETY: the channel is alive, and both pointers are ours.
+        if unsafe { (verbs.ibv_get_cq_event)(self.channel(), &raw mut cq, &raw mut context) } != 0 {
+            return false;
+        }
+        // Before the queue may be destroyed every event of it must be acknowledged; nothing else asks for it to be late.
+        // SAFETY: a queue of this device: destroying one takes its events out of the channel.
+        unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
+        if let Some(object) = self.objects.borrow_mut().cqs.values_mut().find(|object| object.cq.as_ptr() == cq) {
+            object.events = (object.events + 1) & 3;
+        }
+        true
+    }
+
+    /// The address of word `index` of a doorbell record.
+    pub(crate) fn record(dbrec: *mut u32, index: usize) -> Option<NonNull<AtomicU32>> {
+        NonNull::new(dbrec.wrapping_add(index)).map(NonNull::cast).filter(|_| !dbrec.is_null())
+    }
+}

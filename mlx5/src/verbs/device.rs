@@ -1,0 +1,333 @@
+//! Finding devices, opening one, and choosing its port and GID.
+
+use core::ffi::{CStr, c_char, c_int};
+use core::ptr::NonNull;
+use std::net::Ipv6Addr;
+use std::path::Path;
+
+use super::abi::*;
+use super::error::{CallError, PortState, VerbsError};
+use super::library::Api;
+use super::numbers::*;
+use super::{LinkLayer, PortEntry, VerbsOptions};
+
+/// The devices that libibverbs finds, until dropped; those that are open stay so.
+pub(crate) struct List {
+    api: &'static Api,
+    list: NonNull<*mut ibv_device>,
+    count: usize,
+}
+
+impl List {
+    pub(crate) fn get(api: &'static Api) -> Result<Self, VerbsError> {
+        let mut count: c_int = 0;
+        // SAFETY: writes the count, and returns an array that is ours until it is freed.
+        let list = NonNull::new(unsafe { (api.verbs.ibv_get_device_list)(&raw mut count) });
+        let count = usize::try_from(count).unwrap_or(0);
+        match list {
+            Some(list) if count > 0 => Ok(Self { api, list, count }),
+            list => {
+                drop(list.map(|list| Self { api, list, count: 0 }));
+                Err(VerbsError::NoDevice { hint: why_there_is_none(Path::new("/sys/class/infiniband_verbs")) })
+            }
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Found<'_>> {
+        (0..self.count).map(|i| {
+            // SAFETY: one of `count` pointers to devices that live as long as the list.
+            Found { api: self.api, device: unsafe { &**self.list.add(i).as_ref() } }
+        })
+    }
+
+    /// Those of libmlx5.
+    pub(crate) fn mlx5(&self) -> Vec<Found<'_>> {
+        self.all().filter(Found::is_mlx5).collect()
+    }
+
+    /// Devices to try in this order, by the options' name.
+    pub(crate) fn candidates(&self, options: &VerbsOptions) -> Result<Vec<Found<'_>>, VerbsError> {
+        let mlx5 = self.mlx5();
+        let names = |of: &[Found<'_>]| of.iter().map(Found::name).collect::<Vec<_>>();
+        let Some(wanted) = &options.device else {
+            let hint = || format!("none of {} is an mlx5 device", names(&self.all().collect::<Vec<_>>()).join(", "));
+            return if mlx5.is_empty() { Err(VerbsError::NoDevice { hint: hint() }) } else { Ok(mlx5) };
+        };
+        if let Some(found) = wanted.parse::<usize>().ok().and_then(|place| mlx5.get(place)) {
+            return Ok(vec![*found]);
+        }
+        match self.all().find(|found| found.name() == *wanted) {
+            Some(found) if found.is_mlx5() => Ok(vec![found]),
+            Some(found) => Err(VerbsError::NotMlx5 { name: found.name(), mlx5: names(&mlx5) }),
+            None => Err(VerbsError::NoSuchDevice { name: wanted.clone(), there: names(&mlx5) }),
+        }
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: it came from `ibv_get_device_list`, and nothing of it is used after this.
+        unsafe { (self.api.verbs.ibv_free_device_list)(self.list.as_ptr()) };
+    }
+}
+
+/// What may be the cause, from what the kernel shows.
+fn why_there_is_none(class: &Path) -> String {
+    let Ok(mut entries) = std::fs::read_dir(class) else {
+        return "there is no NIC, or the kernel module ib_uverbs is not loaded (lspci -d 15b3:; modprobe mlx5_ib ib_uverbs)".to_owned();
+    };
+    if entries.any(|entry| entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("uverbs"))) {
+        return "the kernel has some, but their files /dev/infiniband/uverbsN are missing here; give them to this container".to_owned();
+    }
+    "no NIC has an RDMA driver (lspci -d 15b3:; modprobe mlx5_ib)".to_owned()
+}
+
+/// The text of a C array, up to its NUL.
+fn text(chars: &[c_char]) -> String {
+    // SAFETY: a byte is valid as either kind of char.
+    let bytes = unsafe { core::slice::from_raw_parts(chars.as_ptr().cast::<u8>(), chars.len()) };
+    CStr::from_bytes_until_nul(bytes).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// Whether there is such a file, and this process may not read and write it.
+fn is_forbidden(path: &str) -> bool {
+    let Ok(path) = std::ffi::CString::new(path) else { return false };
+    // SAFETY: a C string.
+    let result = unsafe { libc::access(path.as_ptr(), libc::R_OK | libc::W_OK) };
+    result != 0 && std::io::Error::last_os_error().kind() == std::io::ErrorKind::PermissionDenied
+}
+
+/// A device of a list.
+#[derive(Clone, Copy)]
+pub(crate) struct Found<'a> {
+    api: &'static Api,
+    device: &'a ibv_device,
+}
+
+impl Found<'_> {
+    fn pointer(&self) -> *mut ibv_device {
+        core::ptr::from_ref(self.device).cast_mut()
+    }
+
+    pub(crate) fn name(&self) -> String {
+        text(&self.device.name)
+    }
+
+    pub(crate) fn is_mlx5(&self) -> bool {
+        // SAFETY: a device of a list that lives.
+        unsafe { (self.api.mlx5.mlx5dv_is_supported)(self.pointer()) }
+    }
+
+    /// EUI-64.
+    pub(crate) fn node_guid(&self) -> u64 {
+        // SAFETY: a device of a list that lives.
+        u64::from_be(unsafe { (self.api.verbs.ibv_get_device_guid)(self.pointer()) })
+    }
+
+    pub(crate) fn numa_node(&self) -> Option<u32> {
+        // A negative number says that the system has only one, or does not know.
+        std::fs::read_to_string(Path::new(&text(&self.device.ibdev_path)).join("device/numa_node")).ok()?.trim().parse().ok()
+    }
+
+    pub(crate) fn open(&self) -> Result<Opened, VerbsError> {
+        let (name, path) = (self.name(), format!("/dev/infiniband/{}", text(&self.device.dev_name)));
+        // libibverbs tries other ways when a file cannot be opened, and the first cause is lost on them.
+        if is_forbidden(&path) {
+            return Err(VerbsError::Permission { name, path });
+        }
+        // SAFETY: a device of a list that lives.
+        let context = NonNull::new(unsafe { (self.api.verbs.ibv_open_device)(self.pointer()) });
+        match context.ok_or_else(|| CallError::last("ibv_open_device")) {
+            Ok(context) => Ok(Opened { api: self.api, context, name, numa_node: self.numa_node() }),
+            Err(error) if matches!(error.errno, libc::EACCES | libc::EPERM) => Err(VerbsError::Permission { name, path }),
+            Err(error) => Err(error.advise(format!("{name} cannot be opened; dmesg may say more")).into()),
+        }
+    }
+}
+
+/// An open device. Everything made from it must be gone before it.
+pub(crate) struct Opened {
+    pub(crate) api: &'static Api,
+    pub(crate) context: NonNull<ibv_context>,
+    pub(crate) name: String,
+    pub(crate) numa_node: Option<u32>,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: open, and closed once.
+        unsafe { (self.api.verbs.ibv_close_device)(self.context.as_ptr()) };
+    }
+}
+
+impl Opened {
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.context.as_ptr()
+    }
+
+    pub(crate) fn attributes(&self) -> Result<ibv_device_attr, CallError> {
+        // SAFETY: numbers and characters, for which zero is a value.
+        let mut attr: ibv_device_attr = unsafe { core::mem::zeroed() };
+        // SAFETY: an open device, and room for the answer.
+        CallError::check("ibv_query_device", unsafe { (self.api.verbs.ibv_query_device)(self.context(), &raw mut attr) })?;
+        Ok(attr)
+    }
+
+    pub(crate) fn port(&self, number: u8) -> Result<ibv_port_attr, CallError> {
+        let mut attr = ibv_port_attr::default();
+        // SAFETY: as above. This function fills the struct up to `flags`; the rest stays 0.
+        CallError::check("ibv_query_port", unsafe { (self.api.verbs.ibv_query_port)(self.context(), number, &raw mut attr) })?;
+        Ok(attr)
+    }
+
+    /// All ports, for people.
+    pub(crate) fn ports(&self) -> Result<Vec<PortEntry>, VerbsError> {
+        let entry = |number| {
+            let attr = self.port(number)?;
+            let (state, link_layer) = (PortState::of(attr.state), LinkLayer::of(attr.link_layer));
+            Ok(PortEntry { number, state, link_layer, lid: attr.lid, mtu: mtu_bytes(attr.active_mtu) })
+        };
+        (1..=self.attributes()?.phys_port_cnt).map(entry).collect()
+    }
+
+    /// Type and value of the GID at `index`; `None` if there is none.
+    fn gid(&self, port: u8, index: u8) -> Option<Gid> {
+        let mut entry = ibv_gid_entry::default();
+        let size = size_of::<ibv_gid_entry>();
+        // SAFETY: an open device, and room for the answer, of the size that is given.
+        let result = unsafe { (self.api.verbs._ibv_query_gid_ex)(self.context(), port.into(), index.into(), &raw mut entry, 0, size) };
+        (result == 0 && entry.gid != [0; 2]).then(|| Gid { index, kind: entry.gid_type, bytes: bytes_of(entry.gid) })
+    }
+
+    fn gids(&self, port: u8, attr: &ibv_port_attr) -> impl Iterator<Item = Gid> {
+        (0..attr.gid_tbl_len.clamp(0, 256)).filter_map(move |index| self.gid(port, index as u8))
+    }
+
+    /// The port that the options ask for, or the first active one.
+    pub(crate) fn choose_port(&self, options: &VerbsOptions) -> Result<Port, VerbsError> {
+        let ports = self.attributes()?.phys_port_cnt;
+        let number = match options.port {
+            Some(port) if !(1..=ports).contains(&port) => {
+                return Err(VerbsError::NoSuchPort { name: self.name.clone(), port, ports });
+            }
+            Some(port) => port,
+            None => (1..=ports).find(|&port| self.port(port).is_ok_and(|attr| attr.state == IBV_PORT_ACTIVE)).unwrap_or(1),
+        };
+        let attr = self.port(number)?;
+        let state = PortState::of(attr.state);
+        if state != PortState::Active {
+            return Err(VerbsError::PortDown { name: self.name.clone(), port: number, state, hint: state.hint() });
+        }
+        if options.pkey_index >= attr.pkey_tbl_len {
+            let (name, index, entries) = (self.name.clone(), options.pkey_index, attr.pkey_tbl_len);
+            return Err(VerbsError::NoPkey { name, port: number, index, entries });
+        }
+        self.choose_gid(options, number, attr)
+    }
+
+    /// The GID that the options ask for; else, on RoCE, the best there is.
+    fn choose_gid(&self, options: &VerbsOptions, number: u8, attr: ibv_port_attr) -> Result<Port, VerbsError> {
+        let link_layer = LinkLayer::of(attr.link_layer);
+        let is_roce = link_layer == LinkLayer::Ethernet;
+        let gid = match options.gid_index {
+            Some(index) => self.gid(number, index),
+            None if is_roce => self.gids(number, &attr).max_by_key(Gid::preference),
+            None => self.gid(number, 0),
+        };
+        let needs_grh = is_roce || options.gid_index.is_some() || attr.flags & IBV_QPF_GRH_REQUIRED != 0;
+        if gid.is_none() && needs_grh {
+            let there = self.gids(number, &attr).map(|gid| gid.to_string()).collect();
+            return Err(VerbsError::NoGid { name: self.name.clone(), port: number, index: options.gid_index.unwrap_or(0), there });
+        }
+        let mtu = mtu_bytes(attr.active_mtu).min(options.mtu.unwrap_or(u16::MAX));
+        Ok(Port { number, link_layer, lid: attr.lid, mtu, gid, has_grh: needs_grh })
+    }
+}
+
+/// A port to be used.
+pub(crate) struct Port {
+    pub(crate) number: u8,
+    pub(crate) link_layer: LinkLayer,
+    pub(crate) lid: u16,
+    /// Bytes.
+    pub(crate) mtu: u16,
+    pub(crate) gid: Option<Gid>,
+    /// Packets carry one, from the GID.
+    pub(crate) has_grh: bool,
+}
+
+impl Port {
+    /// How peers are reached, for people.
+    pub(crate) fn describe(&self) -> String {
+        match (&self.gid, self.link_layer) {
+            (Some(gid), LinkLayer::Ethernet) => format!("{}, GID index {} ({})", gid.kind_text(), gid.index, gid.address()),
+            (Some(gid), _) if self.has_grh => format!("InfiniBand, LID {}, GID index {}", self.lid, gid.index),
+            _ => format!("InfiniBand, LID {}", self.lid),
+        }
+    }
+}
+
+/// An entry of a GID table.
+#[derive(Clone)]
+pub(crate) struct Gid {
+    pub(crate) index: u8,
+    kind: u32,
+    pub(crate) bytes: [u8; 16],
+}
+
+impl Gid {
+    fn address(&self) -> Ipv6Addr {
+        Ipv6Addr::from(self.bytes)
+    }
+
+    fn kind_text(&self) -> &'static str {
+        match self.kind {
+            IBV_GID_TYPE_IB => "InfiniBand",
+            IBV_GID_TYPE_ROCE_V1 => "RoCE v1",
+            IBV_GID_TYPE_ROCE_V2 => "RoCE v2",
+            _ => "of another type",
+        }
+    }
+
+    /// Larger is better: RoCE v2 is routed; an address that somebody gave to the interface is reachable where its own one may not be. Among
+    /// equals the lowest index.
+    fn preference(&self) -> (bool, bool, bool, u8) {
+        let address = self.address();
+        let is_link_local = address.segments()[0] & 0xffc0 == 0xfe80;
+        (self.kind == IBV_GID_TYPE_ROCE_V2, address.to_ipv4_mapped().is_some(), !is_link_local, u8::MAX - self.index)
+    }
+}
+
+impl std::fmt::Display for Gid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} {}", self.index, self.kind_text(), self.address())
+    }
+}
+
+/// The bytes of a `union ibv_gid`.
+pub(crate) fn bytes_of(gid: [u64; 2]) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&gid[0].to_ne_bytes());
+    bytes[8..].copy_from_slice(&gid[1].to_ne_bytes());
+    bytes
+}
+
+/// The reverse of [`bytes_of`].
+pub(crate) fn gid_of(bytes: [u8; 16]) -> [u64; 2] {
+    [0, 8].map(|at| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&bytes[at..at + 8]);
+        u64::from_ne_bytes(word)
+    })
+}
+
+/// Bytes of an `enum ibv_mtu`.
+fn mtu_bytes(mtu: c_int) -> u16 {
+    128 << mtu.clamp(IBV_MTU_256, IBV_MTU_4096)
+}
+
+/// The `enum ibv_mtu` of at most so many bytes.
+pub(crate) fn mtu_code(bytes: u16) -> c_int {
+    (IBV_MTU_256..=IBV_MTU_4096).rev().find(|&code| mtu_bytes(code) <= bytes).unwrap_or(IBV_MTU_256)
+}

@@ -1,0 +1,218 @@
+//! What goes wrong with a device behind libibverbs, and what to do about it.
+
+use std::fmt;
+use std::io;
+
+/// A call that libibverbs, or the kernel, refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallError {
+    /// The function.
+    pub call: &'static str,
+    /// Its error number, as in `errno.h`.
+    pub errno: i32,
+    /// What to do; empty if that depends.
+    pub advice: String,
+}
+
+impl CallError {
+    pub(crate) fn new(call: &'static str, errno: i32) -> Self {
+        Self { call, errno, advice: String::new() }
+    }
+
+    /// Of a call that returned a null pointer and set `errno`.
+    pub(crate) fn last(call: &'static str) -> Self {
+        Self::new(call, io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    pub(crate) fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.advice = advice.into();
+        self
+    }
+
+    /// The result of a call that returns 0, or an error number of either sign; some say -1 and set `errno`.
+    pub(crate) fn check(call: &'static str, result: i32) -> Result<(), Self> {
+        match result {
+            0 => Ok(()),
+            -1 => Err(Self::last(call)),
+            n => Err(Self::new(call, n.saturating_abs())),
+        }
+    }
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.call, io::Error::from_raw_os_error(self.errno))?;
+        if self.advice.is_empty() { Ok(()) } else { write!(f, "; {}", self.advice) }
+    }
+}
+
+impl std::error::Error for CallError {}
+
+/// Why a device behind libibverbs cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VerbsError {
+    /// A library is not there.
+    #[error("{library} cannot be loaded ({reason}); install it (Debian: apt-get install libibverbs1 ibverbs-providers)")]
+    NotInstalled {
+        /// Its file.
+        library: &'static str,
+        /// What the loader said.
+        reason: String,
+    },
+    /// A library is too old.
+    #[error(
+        "{library} has no {symbol}@{version}; install rdma-core 33 or later (Debian 11: apt-get install libibverbs1 ibverbs-providers)"
+    )]
+    TooOld {
+        /// Its file.
+        library: &'static str,
+        /// The function.
+        symbol: &'static str,
+        /// Its version.
+        version: &'static str,
+    },
+    /// The system shows no device.
+    #[error("this machine has no RDMA device that libibverbs can use: {hint}")]
+    NoDevice {
+        /// What may be the cause.
+        hint: String,
+    },
+    /// There are devices, and none of that name.
+    #[error("there is no RDMA device {name:?}; there are: {}", .there.join(", "))]
+    NoSuchDevice {
+        /// The name, or place in the list, asked for.
+        name: String,
+        /// Those there are.
+        there: Vec<String>,
+    },
+    /// A device of another vendor or kind.
+    #[error("{name} is no mlx5 device; mlx5 devices here: {}", if .mlx5.is_empty() { "none".to_owned() } else { .mlx5.join(", ") })]
+    NotMlx5 {
+        /// The device.
+        name: String,
+        /// Those that are.
+        mlx5: Vec<String>,
+    },
+    /// The device's file may not be opened.
+    #[error(
+        "no permission to open {path} of {name}: run as a member of the group that owns it (often rdma: usermod -aG rdma USER), or make \
+         it readable and writable for you"
+    )]
+    Permission {
+        /// The device.
+        name: String,
+        /// Its file.
+        path: String,
+    },
+    /// There is no such port.
+    #[error("{name} has {ports} port(s), numbered from 1; port {port} was asked for")]
+    NoSuchPort {
+        /// The device.
+        name: String,
+        /// The port.
+        port: u8,
+        /// How many there are.
+        ports: u8,
+    },
+    /// The port carries no traffic.
+    #[error("port {port} of {name} is {state}, not active: {hint}")]
+    PortDown {
+        /// The device.
+        name: String,
+        /// The port.
+        port: u8,
+        /// Its state.
+        state: PortState,
+        /// What may be the cause.
+        hint: &'static str,
+    },
+    /// There is no GID at that place of the port's table.
+    #[error("port {port} of {name} has no GID at index {index}; it has: {}", if .there.is_empty() { "none".to_owned() } else { .there.join(", ") })]
+    NoGid {
+        /// The device.
+        name: String,
+        /// The port.
+        port: u8,
+        /// The index.
+        index: u8,
+        /// Index, type and value of those there are.
+        there: Vec<String>,
+    },
+    /// The port's table of partition keys ends before that index.
+    #[error("port {port} of {name} has {entries} P_Keys; index {index} was asked for")]
+    NoPkey {
+        /// The device.
+        name: String,
+        /// The port.
+        port: u8,
+        /// The index.
+        index: u16,
+        /// Entries of the table.
+        entries: u16,
+    },
+    /// An option outside its range.
+    #[error("{option} is {value}; legal is {legal}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// What was asked for.
+        value: u32,
+        /// The range.
+        legal: &'static str,
+    },
+    /// The device's firmware or the kernel gives completions in a form from before 2015.
+    #[error("{name} has CQEs of version 0; update its firmware and the kernel")]
+    OldCqes {
+        /// The device.
+        name: String,
+    },
+    /// A call was refused.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// State of a port (`enum ibv_port_state`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortState {
+    /// No cable, or the other end is off.
+    Down,
+    /// The link is up; on InfiniBand the subnet manager has not configured it.
+    Initialize,
+    /// Configured, and not yet in use.
+    Armed,
+    /// Carries traffic.
+    Active,
+    /// Any other.
+    Other(u8),
+}
+
+impl PortState {
+    pub(crate) fn of(state: i32) -> Self {
+        match state {
+            1 => Self::Down,
+            2 => Self::Initialize,
+            3 => Self::Armed,
+            super::numbers::IBV_PORT_ACTIVE => Self::Active,
+            n => Self::Other(n as u8),
+        }
+    }
+
+    pub(crate) fn hint(self) -> &'static str {
+        match self {
+            Self::Initialize | Self::Armed => "a subnet manager must configure it; start one (opensm) or ask who runs it",
+            _ => "look at the cable and at the other end; ibstat or rdma link say more",
+        }
+    }
+}
+
+impl fmt::Display for PortState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Down => f.write_str("down"),
+            Self::Initialize => f.write_str("initializing"),
+            Self::Armed => f.write_str("armed"),
+            Self::Active => f.write_str("active"),
+            Self::Other(n) => write!(f, "in state {n}"),
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Protection domains and queues: made by the libraries, then opened to the data path by `mlx5dv_init_obj`, with their real sizes.
+
+use core::ptr::{NonNull, null_mut};
+
+use super::abi::*;
+use super::connect::QpObject;
+use super::context::{Context, CqObject, MAX_INLINE, Objects};
+use super::error::CallError;
+use super::numbers::*;
+use crate::control::{CqParts, CreateError, QpParts, QpRequest, Receives, RqParts, SqParts, SrqParts, UarParts, check};
+use crate::cq::CqConfig;
+use crate::doorbell::BF_BYTES;
+use crate::mmio::RegisterKind;
+use crate::wire::{CQ_DBREC_SET_CI, CQE_BYTES, CQE128_BYTES, QP_DBREC_RECEIVE, QP_DBREC_SEND};
+
+/// WQEBBs of the smallest send queue: the longest WQE takes 5, with the NOPs in front of the ring's end it may need 9.
+const MIN_SEND_WQEBBS: u32 = 16;
+
+/// A domain or queue that the caller does not have: it belongs to another device.
+fn foreign() -> CallError {
+    CallError::new("an object of another device", libc::EINVAL)
+}
+
+/// What cannot be, unless the library's structs are not those of its header.
+fn nonsense(what: &'static str, value: u64) -> CreateError {
+    CreateError::Illegal { what, value, legal: "what mlx5dv_init_obj documents" }
+}
+
+fn pointer<T>(address: *mut core::ffi::c_void, what: &'static str) -> Result<NonNull<T>, CreateError> {
+    NonNull::new(address.cast()).ok_or_else(|| nonsense(what, 0))
+}
+
+/// WQEs of a ring, whose index has 16 bits.
+fn wqe_count(count: u32, what: &'static str) -> Result<u16, CreateError> {
+    u16::try_from(count).ok().filter(|n| n.is_power_of_two()).ok_or_else(|| nonsense(what, count.into()))
+}
+
+impl Objects {
+    pub(crate) fn pd(&self, pdn: u32) -> Result<*mut ibv_pd, CallError> {
+        self.pds.get(&pdn).map(|pd| pd.as_ptr()).ok_or_else(foreign)
+    }
+
+    fn cq(&self, cqn: u32) -> Result<*mut ibv_cq, CallError> {
+        self.cqs.get(&cqn).map(|object| object.cq.as_ptr()).ok_or_else(foreign)
+    }
+}
+
+impl Context {
+    /// Fills what `object` points to.
+    ///
+    /// # Safety
+    /// Its pairs that `kind` names point to a live object and to room for the answer.
+    pub(crate) unsafe fn init_obj(&self, mut object: mlx5dv_obj, kind: u64) -> Result<(), CallError> {
+        // SAFETY: the caller's.
+        CallError::check("mlx5dv_init_obj", unsafe { (self.device.api.mlx5.mlx5dv_init_obj)(&raw mut object, kind) })
+    }
+
+    pub(crate) fn alloc_pd(&self) -> Result<u32, CreateError> {
+        let verbs = &self.device.api.verbs;
+        // SAFETY: an open device.
+        let pd = NonNull::new(unsafe { (verbs.ibv_alloc_pd)(self.device.context()) }).ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
+        let mut dv = mlx5dv_pd { pdn: 0, comp_mask: 0 };
+        let object = mlx5dv_obj { pd: Pair { from: pd.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
+        // SAFETY: just made, and room for the answer.
+        if let Err(error) = unsafe { self.init_obj(object, MLX5DV_OBJ_PD) } {
+            // SAFETY: nothing was made in it.
+            unsafe { (verbs.ibv_dealloc_pd)(pd.as_ptr()) };
+            return Err(error.into());
+        }
+        self.objects.borrow_mut().pds.insert(dv.pdn, pd);
+        Ok(dv.pdn)
+    }
+
+    /// Everything made in it is gone: that held it.
+    pub(crate) fn dealloc_pd(&self, pdn: u32) {
+        if let Some(pd) = self.objects.borrow_mut().pds.remove(&pdn) {
+            // SAFETY: out of the table, so this is the last use. If it is refused, the kernel frees it with the device.
+            unsafe { (self.device.api.verbs.ibv_dealloc_pd)(pd.as_ptr()) };
+        }
+    }
+
+    /// Whether the device compresses CQEs of that size.
+    fn compresses(&self, cqe_bytes: usize) -> bool {
+        let caps = self.dv.cqe_comp_caps;
+        let fits = cqe_bytes == CQE_BYTES || self.dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_128B_COMP != 0;
+        caps.max_num > 0 && caps.supported_format & MLX5DV_CQE_RES_FORMAT_HASH != 0 && fits
+    }
+
+    pub(crate) fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
+        check("the number of CQ entries", config.entries.into(), 1, self.info().max_cqe.into())?;
+        let bytes = config.cqe_bytes as usize;
+        if ![CQE_BYTES, CQE128_BYTES].contains(&bytes) {
+            return Err(CreateError::Illegal { what: "the size of a CQE", value: bytes as u64, legal: "64 or 128" });
+        }
+        let mut mlx5 =
+            mlx5dv_cq_init_attr { comp_mask: MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, cqe_comp_res_format: 0, flags: 0, cqe_size: bytes as u16 };
+        if config.compression {
+            if !self.compresses(bytes) {
+                return Err(CreateError::Unsupported { what: "compression of CQEs of that size" });
+            }
+            mlx5.comp_mask |= MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE;
+            mlx5.cqe_comp_res_format = MLX5DV_CQE_RES_FORMAT_HASH as u8;
+        }
+        // The library makes room for one more than it is asked for, and none is no number.
+        let cqe = (config.entries.next_power_of_two() - 1).max(1);
+        let mut attr = ibv_cq_init_attr_ex {
+            cqe,
+            cq_context: null_mut(),
+            channel: self.channel(),
+            comp_vector: 0,
+            wc_flags: 0,
+            comp_mask: 0,
+            flags: 0,
+            parent_domain: null_mut(),
+        };
+        // SAFETY: an open mlx5 device, and attributes that live through the call.
+        let cq = unsafe { (self.device.api.mlx5.mlx5dv_create_cq)(self.device.context(), &raw mut attr, &raw mut mlx5) };
+        let cq = NonNull::new(cq).ok_or_else(|| CallError::last("mlx5dv_create_cq"))?;
+        let parts = self.open_cq(cq);
+        if parts.is_err() {
+            // SAFETY: just made, and in no table.
+            unsafe { (self.device.api.verbs.ibv_destroy_cq)(cq.as_ptr()) };
+        }
+        parts
+    }
+
+    /// A queue that the data path takes over. libmlx5 leaves its CQEs, and its record, alone from then on. It has filled them with op_own
+    /// 0xf0, whose opcode says that there is no completion; the poll looks at that, so nothing is rewritten.
+    fn open_cq(&self, cq: NonNull<ibv_cq>) -> Result<CqParts, CreateError> {
+        let mut dv = mlx5dv_cq { buf: null_mut(), dbrec: null_mut(), cqe_cnt: 0, cqe_size: 0, cq_uar: null_mut(), cqn: 0, comp_mask: 0 };
+        let object = mlx5dv_obj { cq: Pair { from: cq.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
+        // SAFETY: just made, and room for the answer.
+        unsafe { self.init_obj(object, MLX5DV_OBJ_CQ) }?;
+        if !dv.cqe_cnt.is_power_of_two() || ![CQE_BYTES, CQE128_BYTES].contains(&(dv.cqe_size as usize)) {
+            return Err(nonsense("the number of CQ entries", dv.cqe_cnt.into()));
+        }
+        let buffer = pointer(dv.buf, "the buffer of a completion queue")?;
+        let uar = pointer(dv.cq_uar, "the UAR page of a completion queue")?;
+        let record = Self::record(dv.dbrec, CQ_DBREC_SET_CI).ok_or_else(|| nonsense("the record of a completion queue", 0))?;
+        self.objects.borrow_mut().cqs.insert(dv.cqn, CqObject { cq, uar, events: 0 });
+        Ok(CqParts { cqn: dv.cqn, buffer, entries: dv.cqe_cnt, stride: dv.cqe_size as usize, record })
+    }
+
+    pub(crate) fn destroy_cq(&self, cqn: u32) {
+        let object = self.objects.borrow_mut().cqs.remove(&cqn);
+        if let Some(object) = object {
+            // SAFETY: out of the table, so this is the last use, and all its events are acknowledged. Its queue pairs, which held it, are gone.
+            unsafe { (self.device.api.verbs.ibv_destroy_cq)(object.cq.as_ptr()) };
+        }
+    }
+
+    pub(crate) fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
+        let info = self.info();
+        check("the depth of a receive queue", depth.into(), 1, info.max_srq_wr.into())?;
+        check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
+        let pd = self.objects.borrow().pd(pdn)?;
+        // One that takes no buffer is no number to the library.
+        let attr = ibv_srq_attr { max_wr: depth, max_sge: (max_sge as u32).max(1), srq_limit: 0 };
+        let mut attr = ibv_srq_init_attr { srq_context: null_mut(), attr };
+        // SAFETY: a domain of this device, and attributes that live through the call.
+        let srq = unsafe { (self.device.api.verbs.ibv_create_srq)(pd, &raw mut attr) };
+        let srq = NonNull::new(srq).ok_or_else(|| CallError::last("ibv_create_srq"))?;
+        let parts = self.open_srq(srq);
+        if parts.is_err() {
+            // SAFETY: just made, and in no table.
+            unsafe { (self.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
+        }
+        parts
+    }
+
+    /// A list of receives that the data path takes over. The device begins with WQE 0, and so do we. The library has linked each to the next,
+    /// up to the tail; behind it may be more, which it would use for its own purposes, and we do not.
+    fn open_srq(&self, srq: NonNull<ibv_srq>) -> Result<SrqParts, CreateError> {
+        let mut dv =
+            mlx5dv_srq { buf: null_mut(), dbrec: null_mut(), stride: 0, head: 0, tail: 0, comp_mask: MLX5DV_SRQ_MASK_SRQN, srqn: 0 };
+        let object = mlx5dv_obj { srq: Pair { from: srq.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
+        // SAFETY: just made, and room for the answer.
+        unsafe { self.init_obj(object, MLX5DV_OBJ_SRQ) }?;
+        if dv.head != 0 || dv.comp_mask & MLX5DV_SRQ_MASK_SRQN == 0 {
+            return Err(nonsense("the head of a shared receive queue", dv.head.into()));
+        }
+        let wqe_cnt = wqe_count(dv.tail.wrapping_add(1), "the number of WQEs of a shared receive queue")?;
+        let buffer = pointer(dv.buf, "the buffer of a shared receive queue")?;
+        let record = Self::record(dv.dbrec, 0).ok_or_else(|| nonsense("the record of a shared receive queue", 0))?;
+        self.objects.borrow_mut().srqs.insert(dv.srqn, srq);
+        Ok(SrqParts { srqn: dv.srqn, buffer, wqe_cnt, stride: dv.stride as usize, record })
+    }
+
+    pub(crate) fn destroy_srq(&self, srqn: u32) {
+        if let Some(srq) = self.objects.borrow_mut().srqs.remove(&srqn) {
+            // SAFETY: out of the table, so this is the last use. Its queue pairs, which held it, are gone.
+            unsafe { (self.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
+        }
+    }
+
+    pub(crate) fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
+        let (config, info) = (request.config, self.info());
+        check("max_send_wr", config.max_send_wr.into(), 1, info.max_send_wr.into())?;
+        check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
+        if let Receives::Own { depth, max_sge } = request.receives {
+            check("the depth of a receive queue", depth.into(), 1, info.max_recv_wr.into())?;
+            check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
+        }
+        let wanted = config.max_send_wr.next_power_of_two().max(MIN_SEND_WQEBBS);
+        // The library is asked for work requests and gives WQEBBs: as many as it thinks the longest WQE may take, which depends on its release
+        // and the kind of queue pair, and is at least one. Often it is four.
+        let mut work_requests = wanted / 4;
+        loop {
+            let (qp, dv) = self.try_create_qp(request, work_requests)?;
+            if dv.sq.wqe_cnt >= wanted || work_requests >= wanted {
+                let parts = self.open_qp(qp, &dv, request);
+                if parts.is_err() {
+                    self.destroy(qp);
+                }
+                return parts;
+            }
+            self.destroy(qp);
+            work_requests *= 2;
+        }
+    }
+
+    fn destroy(&self, qp: NonNull<ibv_qp>) {
+        // SAFETY: in no table, or just taken out of it.
+        unsafe { (self.device.api.verbs.ibv_destroy_qp)(qp.as_ptr()) };
+    }
+
+    fn try_create_qp(&self, request: &QpRequest<'_>, work_requests: u32) -> Result<(NonNull<ibv_qp>, mlx5dv_qp), CreateError> {
+        let objects = self.objects.borrow();
+        let (mut srq, mut cap) = (null_mut(), ibv_qp_cap { max_send_wr: work_requests, max_send_sge: 1, ..ibv_qp_cap::default() });
+        match request.receives {
+            Receives::Shared(srqn) => srq = objects.srqs.get(&srqn).ok_or_else(foreign)?.as_ptr(),
+            Receives::Own { depth, max_sge } => (cap.max_recv_wr, cap.max_recv_sge) = (depth, (max_sge as u32).max(1)),
+        }
+        // SAFETY: pointers and numbers, for which zero is a value.
+        let mut attr: ibv_qp_init_attr_ex = unsafe { core::mem::zeroed() };
+        attr.send_cq = objects.cq(request.send_cq)?;
+        attr.recv_cq = objects.cq(request.recv_cq)?;
+        attr.srq = srq;
+        attr.cap = cap;
+        attr.qp_type = if request.is_datagram { IBV_QPT_UD } else { IBV_QPT_RC };
+        attr.comp_mask = IBV_QP_INIT_ATTR_PD;
+        attr.pd = objects.pd(request.pd)?;
+        // SAFETY: as above.
+        let mut mlx5: mlx5dv_qp_init_attr = unsafe { core::mem::zeroed() };
+        if !request.is_datagram {
+            // It is on unless it is forbidden.
+            mlx5.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS;
+            mlx5.create_flags = match request.config.scatter_to_cqe {
+                true => MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE,
+                false => MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
+            };
+        }
+        // SAFETY: an open mlx5 device, objects of it, and attributes that live through the call.
+        let qp = unsafe { (self.device.api.mlx5.mlx5dv_create_qp)(self.device.context(), &raw mut attr, &raw mut mlx5) };
+        let qp = NonNull::new(qp).ok_or_else(|| CallError::last("mlx5dv_create_qp"))?;
+        // SAFETY: pointers and numbers, for which zero is a value.
+        let mut dv: mlx5dv_qp = unsafe { core::mem::zeroed() };
+        let object = mlx5dv_obj { qp: Pair { from: qp.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
+        // SAFETY: just made, and room for the answer.
+        match unsafe { self.init_obj(object, MLX5DV_OBJ_QP) } {
+            Ok(()) => Ok((qp, dv)),
+            Err(error) => {
+                self.destroy(qp);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn open_qp(&self, qp: NonNull<ibv_qp>, dv: &mlx5dv_qp, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
+        // SAFETY: alive.
+        let qpn = unsafe { qp.as_ref() }.qp_num;
+        let record = |index| Self::record(dv.dbrec, index).ok_or_else(|| nonsense("the record of a queue pair", 0));
+        // Another size than that of today's registers would not be wrong, and 8 bytes at a time always work.
+        let kind = if dv.bf.size as usize == BF_BYTES { RegisterKind::WriteCombining } else { RegisterKind::DoorbellOnly };
+        let register: NonNull<u8> = pointer(dv.bf.reg, "the doorbell register of a queue pair")?;
+        if register.as_ptr().addr() % (2 * BF_BYTES) != 0 || dv.sq.stride as usize != crate::wire::WQEBB {
+            return Err(nonsense("the stride of a send queue", dv.sq.stride.into()));
+        }
+        let rq = match request.receives {
+            Receives::Shared(_) => None,
+            Receives::Own { .. } => Some(RqParts {
+                buffer: pointer(dv.rq.buf, "the buffer of a receive queue")?,
+                wqe_cnt: wqe_count(dv.rq.wqe_cnt, "the number of WQEs of a receive queue")?,
+                stride: dv.rq.stride as usize,
+                record: record(QP_DBREC_RECEIVE)?,
+            }),
+        };
+        let sq = SqParts {
+            qpn,
+            buffer: pointer(dv.sq.buf, "the buffer of a send queue")?,
+            wqe_cnt: wqe_count(dv.sq.wqe_cnt, "the number of WQEBBs of a send queue")?,
+            max_inline: request.config.max_inline_data,
+            record: record(QP_DBREC_SEND)?,
+            uar: UarParts { register, kind, uar_offset: 0 },
+        };
+        self.objects.borrow_mut().qps.insert(qpn, QpObject::new(qp));
+        Ok(QpParts { sq, rq })
+    }
+
+    pub(crate) fn destroy_qp(&self, qpn: u32) {
+        let object = self.objects.borrow_mut().qps.remove(&qpn);
+        if let Some(object) = object {
+            self.destroy(object.qp);
+        }
+    }
+}

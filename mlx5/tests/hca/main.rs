@@ -1,0 +1,251 @@
+//! `mlx5::hca`: the software HCA below a driver that is not this crate's, whose queues are in its own memory and whose doorbells nobody
+//! announces.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+mod driver;
+mod random_operations;
+
+use std::sync::atomic::Ordering;
+
+use driver::{ALL, Done, End, GID, World};
+use mlx5::hca::Service;
+use mlx5::wire::*;
+use mlx5::{Access, CqeOpcode, Syndrome};
+
+const PAYLOAD: [u8; 32] = *b"what another driver's queue says";
+
+fn sent(wqe: u16) -> Done {
+    Done::Sent { wqe, bytes: 0 }
+}
+
+fn received(opcode: CqeOpcode, wqe: u16, imm: u32) -> Done {
+    Done::Received { opcode, wqe, bytes: 32, imm, source: 0, grh: false }
+}
+
+#[test]
+fn a_send_lands_in_the_receive_of_the_other_drivers_ring() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    a.data.put(64, PAYLOAD);
+    for i in 0..2 {
+        b.write_receive(i, 0, b.sge(4096 + usize::from(i) * 64, 32));
+    }
+    b.ring_receives(2);
+    b.hca.poll();
+    let first = a.post(Opcode::Send, 0, &[a.sge(64, 32)]);
+    let second = a.post(Opcode::SendImm, 7, &[a.sge(64, 16), a.sge(80, 16)]);
+    a.hca.poll();
+    assert_eq!(a.poll(), [], "the record says nothing yet");
+    a.ring();
+    let (done, arrived) = a.exchange(&mut b);
+    assert_eq!(done, [sent(first), sent(second)]);
+    assert_eq!(arrived, [received(CqeOpcode::ResponderSend, 0, 0), received(CqeOpcode::ResponderSendImm, 1, 7)]);
+    assert_eq!((b.data.get(4096), b.data.get(4096 + 64)), (PAYLOAD, PAYLOAD));
+}
+
+#[test]
+fn shared_receives_are_taken_in_the_order_of_their_links() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, true, ALL);
+    a.data.put(0, PAYLOAD);
+    // The list starts at WQE 0.
+    let order = [0, 9, 4, 15, 2, 7];
+    for pair in order.windows(2) {
+        b.write_receive(pair[0], pair[1], b.sge(4096 + usize::from(pair[0]) * 32, 32));
+    }
+    b.ring_receives(2);
+    b.hca.poll();
+    b.ring_receives(3);
+    b.hca.poll();
+    for &wqe in &order[..5] {
+        a.post(Opcode::Send, 0, &[a.sge(0, 32)]);
+        a.ring();
+        let (done, arrived) = a.exchange(&mut b);
+        assert_eq!((done.len(), arrived), (1, vec![received(CqeOpcode::ResponderSend, wqe, 0)]));
+        assert_eq!(b.data.get(4096 + usize::from(wqe) * 32), PAYLOAD);
+    }
+}
+
+#[test]
+fn one_sided_operations_need_nothing_of_the_target() {
+    let world = World::default();
+    let [mut a, b] = End::pair(&world, false, ALL);
+    a.data.put(0, PAYLOAD);
+    a.post(Opcode::RdmaWrite, 0, &[b.remote(512), a.sge(0, 32)]);
+    let read = a.post(Opcode::RdmaRead, 0, &[b.remote(512), a.sge(1024, 32)]);
+    a.ring();
+    a.hca.poll();
+    assert_eq!(a.poll(), [sent(0), Done::Sent { wqe: read, bytes: 32 }]);
+    assert_eq!((b.data.get(512), a.data.get(1024)), (PAYLOAD, PAYLOAD));
+}
+
+#[test]
+fn an_atomic_waits_for_the_owner_of_the_memory_and_for_nothing_else() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    b.data.put(8, 40u64.to_ne_bytes());
+    let operands = |swap_add, compare| AtomicSegment { swap_add, compare }.emit();
+    a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), operands(2, 0), a.sge(0, 8)]);
+    a.post(Opcode::AtomicCompareSwap, 0, &[b.remote(8), operands(99, 42), a.sge(8, 8)]);
+    a.post(Opcode::AtomicCompareSwap, 0, &[b.remote(8), operands(7, 42), a.sge(16, 8)]);
+    a.post(Opcode::RdmaRead, 0, &[b.remote(8), a.sge(24, 8)]);
+    a.ring();
+    for _ in 0..100 {
+        world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+        a.hca.poll();
+    }
+    assert_eq!((a.poll(), b.data.get(8)), (vec![], 40u64.to_ne_bytes()), "the owner has not looked, and lives");
+    let (done, _) = a.exchange(&mut b);
+    assert_eq!(done, [0, 1, 2, 3].map(|wqe| Done::Sent { wqe, bytes: 8 }));
+    let words: [u64; 4] = std::array::from_fn(|i| u64::from_ne_bytes(a.data.get(8 * i)));
+    assert_eq!(words, [40, 42, 99, 99]);
+}
+
+#[test]
+fn an_atomic_that_is_not_allowed_fails_where_it_was_posted() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL.difference(Access::REMOTE_ATOMIC));
+    a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
+    a.ring();
+    let (done, _) = a.exchange(&mut b);
+    assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::RemoteAccess }]);
+    assert!(a.hca.has_failed(a.qpn) && !b.hca.has_failed(b.qpn));
+}
+
+#[test]
+fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header() {
+    let world = World::default();
+    let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Datagram, false, ALL));
+    for end in [&a, &b] {
+        end.hca.initialize(end.qpn);
+        end.hca.activate_datagrams(end.qpn, 5);
+        end.hca.start_sending(end.qpn, &mlx5::ConnectOptions::default());
+    }
+    for i in 0..2 {
+        b.write_receive(i, 0, b.sge(4096 + usize::from(i) * 128, 72));
+    }
+    b.ring_receives(2);
+    b.hca.poll();
+    a.data.put(0, PAYLOAD);
+    let plain = AddressVector::local(1, 0);
+    for vector in [plain, plain.with_grh(0, 0x12345, 9, 0x5c, GID)] {
+        let datagram = DatagramSegment { vector, qpn: b.qpn, qkey: 5 }.emit();
+        let part = |i: usize| datagram[i * SEGMENT..].first_chunk().copied().unwrap();
+        a.post(Opcode::Send, 0, &[part(0), part(1), part(2), a.sge(0, 32)]);
+    }
+    a.ring();
+    let (done, arrived) = a.exchange(&mut b);
+    assert_eq!(done, [sent(0), sent(2)]);
+    let arrival = |wqe, grh| Done::Received { opcode: CqeOpcode::ResponderSend, wqe, bytes: 72, imm: 0, source: a.qpn, grh };
+    assert_eq!(arrived, [arrival(0, false), arrival(1, true)]);
+    assert_eq!((b.data.get(4096 + 40), b.data.get(4096 + 128 + 40)), (PAYLOAD, PAYLOAD));
+    let grh: [u8; 40] = b.data.get(4096 + 128);
+    assert_eq!(grh[..8], [0x65, 0xc1, 0x23, 0x45, 0, 24 + 32, 0x1b, 9]);
+    assert_eq!((&grh[8..24], &grh[24..]), (&GID[..], &GID[..]));
+}
+
+#[test]
+fn who_connects_to_nobody_is_told_when_the_retries_are_over() {
+    let world = World::default();
+    let mut a = End::new(&world, Service::Connected, false, ALL);
+    a.connect(a.qpn ^ 1);
+    a.post(Opcode::RdmaWrite, 0, &[a.remote(0), a.sge(0, 8)]);
+    a.ring();
+    a.hca.poll();
+    assert_eq!(a.poll(), []);
+    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    a.hca.poll();
+    assert_eq!(a.poll(), [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::TransportRetryExceeded }]);
+}
+
+#[test]
+fn a_queue_pair_of_a_seat_that_was_given_up_does_not_answer() {
+    let world = World::default();
+    let [mut a, b] = End::pair(&world, false, ALL);
+    let to = b.remote(0);
+    drop(b);
+    a.post(Opcode::RdmaWrite, 0, &[to, a.sge(0, 8)]);
+    a.ring();
+    a.hca.poll();
+    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    a.hca.poll();
+    assert_eq!(a.poll(), [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::TransportRetryExceeded }]);
+}
+
+#[test]
+fn after_reset_both_queues_start_again_and_an_old_connection_is_none() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    a.data.put(0, PAYLOAD);
+    for round in 0..3 {
+        b.write_receive(0, 0, b.sge(4096, 32));
+        b.write_receive(1, 0, b.sge(8192, 32));
+        b.ring_receives(2);
+        b.hca.poll();
+        a.post(Opcode::Send, 0, &[a.sge(0, 32)]);
+        a.ring();
+        let (done, arrived) = a.exchange(&mut b);
+        assert_eq!((done, arrived), (vec![sent(0)], vec![received(CqeOpcode::ResponderSend, 0, 0)]), "round {round}");
+        b.reset();
+        // Only one end is new: the other's connection leads nowhere now.
+        b.connect(a.qpn);
+        b.write_receive(0, 0, b.sge(4096, 32));
+        b.ring_receives(1);
+        let late = a.post(Opcode::Send, 0, &[a.sge(0, 32)]);
+        a.ring();
+        let (done, arrived) = a.exchange(&mut b);
+        assert_eq!((done, arrived), (vec![], vec![]));
+        world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+        let (done, arrived) = a.exchange(&mut b);
+        let syndrome = Syndrome::TransportRetryExceeded;
+        assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: late, syndrome }]);
+        assert_eq!(arrived, []);
+        for end in [&mut a, &mut b] {
+            end.reset();
+        }
+        a.connect(b.qpn);
+        b.connect(a.qpn);
+    }
+}
+
+#[test]
+fn an_error_flushes_what_was_posted_on_both_sides() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    b.write_receive(0, 0, b.sge(0, 32));
+    b.ring_receives(1);
+    let posted = b.post(Opcode::RdmaWrite, 0, &[a.remote(0), b.sge(0, 32)]);
+    // Not rung when the state changes, and not looked at.
+    b.ring();
+    b.hca.fail_qp(b.qpn);
+    let (_, mut flushed) = a.exchange(&mut b);
+    flushed.sort_by_key(|done| matches!(done, Done::Failed { opcode: CqeOpcode::ResponderError, .. }));
+    let failed = |opcode, wqe| Done::Failed { opcode, wqe, syndrome: Syndrome::WorkRequestFlushed };
+    assert_eq!(flushed, [failed(CqeOpcode::RequesterError, posted), failed(CqeOpcode::ResponderError, 0)]);
+    assert!(b.hca.has_failed(b.qpn));
+}
+
+#[test]
+fn a_record_beyond_the_queue_ends_the_queue_pair_and_nothing_is_read() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    a.set_record(driver::ENTRIES as u16 + 1);
+    let (done, _) = a.exchange(&mut b);
+    assert_eq!(done, []);
+    assert!(a.hca.has_failed(a.qpn));
+}
+
+#[test]
+fn an_armed_queue_gives_one_event() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    assert!(!a.hca.take_event(a.cqn()), "the record starts as zeros, which is also the first arm command");
+    a.arm();
+    a.hca.poll();
+    assert!(!a.hca.take_event(a.cqn()));
+    a.post(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
+    a.ring();
+    a.exchange(&mut b);
+    let events = [(); 2].map(|()| a.hca.take_event(a.cqn()));
+    assert_eq!(events, [true, false]);
+}
