@@ -74,14 +74,15 @@ pub(crate) fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
 
 /// Whether all of a range is mapped: the kernel refuses to register memory that is not.
 pub(crate) fn is_mapped(addr: u64, len: u64) -> bool {
-    const PAGE: u64 = 4096;
     const PAGES_AT_ONCE: u64 = 1 << 14;
-    let (mut page, end) = (addr / PAGE, (addr + len).div_ceil(PAGE));
+    // SAFETY: a plain number.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(1) as u64;
+    let (mut page, end) = (addr / page_bytes, (addr + len).div_ceil(page_bytes));
     let mut resident = vec![0u8; (end - page).min(PAGES_AT_ONCE) as usize];
     while page < end {
         let pages = (end - page).min(PAGES_AT_ONCE);
         // SAFETY: only looks; room for a byte per page.
-        if unsafe { libc::mincore((page * PAGE) as *mut libc::c_void, (pages * PAGE) as usize, resident.as_mut_ptr()) } != 0 {
+        if unsafe { libc::mincore((page * page_bytes) as *mut libc::c_void, (pages * page_bytes) as usize, resident.as_mut_ptr()) } != 0 {
             return false;
         }
         page += pages;

@@ -12,6 +12,9 @@ const RTR: (u8, u32) = (2, 0x12_9181);
 const RTS: (u8, u32) = (3, 0x1_2e01);
 const ERROR: (u8, u32) = (6, 1);
 
+/// A LID, the only one, and a number that nobody has.
+const NOBODY: (u16, u32) = (1, 0x3fe << 14);
+
 #[test]
 fn the_device_file_is_a_character_device() {
     under_the_library("commands::the_device_file_is_a_character_device", "", &[], || {
@@ -120,7 +123,7 @@ fn queue_pairs_go_where_the_specification_lets_them() {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(&memory, 16).unwrap();
         let qp = device.create_qp(&memory, pd, cq, None).unwrap().qp_handle;
-        let modify = |(state, mask)| device.modify_qp(qp, state, mask);
+        let modify = |to| device.modify_qp(qp, to, NOBODY);
         assert_eq!(errno(modify(RTR)), libc::EINVAL);
         modify(INIT).unwrap();
         assert_eq!(errno(modify(RTS)), libc::EINVAL);
@@ -139,25 +142,36 @@ fn queue_pairs_go_where_the_specification_lets_them() {
     });
 }
 
+/// Posts a SEND on the way to `dlid` and a number, that of the queue pair itself unless another is given, and waits for the error state: the
+/// syndrome.
+fn failure_of(dlid: u16, qpn: Option<u32>) -> u8 {
+    let (device, memory) = (Device::start(), Memory::new());
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(&memory, 16).unwrap();
+    let made = device.create_qp(&memory, pd, cq, None).unwrap();
+    for to in [INIT, RTR, RTS] {
+        device.modify_qp(made.qp_handle, to, (dlid, qpn.unwrap_or(made.qpn))).unwrap();
+    }
+    memory.post_send(made.qpn);
+    let since = Instant::now();
+    while device.query_qp(made.qp_handle).unwrap().qp_state != 6 {
+        assert!(since.elapsed() < Duration::from_secs(20), "nobody answers, and nothing fails");
+    }
+    assert_eq!(errno(device.modify_qp(made.qp_handle, RTS, NOBODY)), libc::EINVAL);
+    // SAFETY: the last byte of the first CQE, and the syndrome.
+    let [syndrome, op_own] = [55, 63].map(|offset| unsafe { ((memory.cq() + offset) as *const u8).read_volatile() });
+    assert_eq!(op_own, 13 << 4, "requester error");
+    syndrome
+}
+
 #[test]
-fn a_queue_pair_that_got_no_answer_is_in_the_error_state() {
-    under_the_library("commands::a_queue_pair_that_got_no_answer_is_in_the_error_state", "", &[], || {
-        let (device, memory) = (Device::start(), Memory::new());
-        let pd = device.alloc_pd().unwrap();
-        let cq = device.create_cq(&memory, 16).unwrap();
-        let made = device.create_qp(&memory, pd, cq, None).unwrap();
-        for (state, mask) in [INIT, RTR, RTS] {
-            device.modify_qp(made.qp_handle, state, mask).unwrap();
-        }
-        memory.post_send(made.qpn);
-        let since = Instant::now();
-        while device.query_qp(made.qp_handle).unwrap().qp_state != 6 {
-            assert!(since.elapsed() < Duration::from_secs(20), "nobody answers, and nothing fails");
-        }
-        // SAFETY: the last byte of the first CQE, and the syndrome.
-        let [syndrome, op_own] = [55, 63].map(|offset| unsafe { ((memory.cq() + offset) as *const u8).read_volatile() });
-        assert_eq!((op_own, syndrome), (13 << 4, 0x15), "requester error, transport retry exceeded");
-        assert_eq!(errno(device.modify_qp(made.qp_handle, RTS.0, RTS.1)), libc::EINVAL);
+fn a_queue_pair_whose_operation_failed_is_in_the_error_state() {
+    const TRANSPORT_RETRY_EXCEEDED: u8 = 0x15;
+    const RNR_RETRY_EXCEEDED: u8 = 0x16;
+    under_the_library("commands::a_queue_pair_whose_operation_failed_is_in_the_error_state", "", &[], || {
+        assert_eq!(failure_of(1, Some(NOBODY.1)), TRANSPORT_RETRY_EXCEEDED, "nobody has the number");
+        assert_eq!(failure_of(2, None), TRANSPORT_RETRY_EXCEEDED, "nobody has the LID");
+        assert_eq!(failure_of(1, None), RNR_RETRY_EXCEEDED, "it answers itself");
     });
 }
 

@@ -163,13 +163,13 @@ impl Device {
         Ok(response)
     }
 
-    pub(crate) fn modify_qp(&self, qp_handle: u32, qp_state: u8, attr_mask: u32) -> io::Result<()> {
+    /// To `state`, on the way to queue pair `qpn` at LID `dlid`.
+    pub(crate) fn modify_qp(&self, qp_handle: u32, (qp_state, attr_mask): (u8, u32), (dlid, qpn): (u16, u32)) -> io::Result<()> {
         let mut request = verbs::ModifyQp { qp_handle, qp_state, attr_mask, port_num: 1, path_mtu: 3, ..verbs::ModifyQp::new_zeroed() };
-        request.dest.dlid = 1;
+        request.dest.dlid = dlid;
         // The shortest there are.
         (request.timeout, request.min_rnr_timer) = (1, 1);
-        // A seat that nobody has.
-        request.dest_qp_num = 0x3fe << 14;
+        request.dest_qp_num = qpn;
         self.tell(number::MODIFY_QP, &request)
     }
 
