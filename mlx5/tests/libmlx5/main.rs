@@ -1,12 +1,13 @@
 //! The bytes that libmlx5 writes against ours, for the same operations, and its reading of CQEs against ours. It runs under `mlx5-run`, so
-//! that libmlx5 has a device; ours is a null device beside it. Nothing is executed: all of libmlx5's queue pairs stay in a state in which
-//! they do not send, and the CQEs are written here.
+//! that libmlx5 has a device; ours is a null device beside it. Nothing is executed, except in `executed`: libmlx5's queue pairs stay in a state
+//! in which their device does not send, and the CQEs are written here.
 //!
 //! `docs/libmlx5.md` lists every difference. A test fails if it finds one that is not there, or does not find one that is.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod cqes;
 mod differences;
+mod executed;
 mod fields;
 #[path = "../support/libmlx5.rs"]
 mod libmlx5;

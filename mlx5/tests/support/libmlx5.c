@@ -247,10 +247,15 @@ int lv_create_qp(struct lv_device *device, const struct lv_qp_request *request, 
 	return 0;
 }
 
+enum {
+	LV_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+	LV_QKEY = 0x1234,
+};
+
 /* Receives may be posted from INIT on. Nothing is sent in this state. */
 int lv_to_init(struct ibv_qp *qp)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 0x1234 };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = LV_QKEY, .qp_access_flags = LV_ACCESS };
 	int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
 	int error = ibv_modify_qp(qp, &attr, mask | (qp->qp_type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS));
 
@@ -273,6 +278,41 @@ int lv_pretend_ready(struct ibv_qp *qp)
 		close(qp->context->cmd_fd);
 	qp->context->cmd_fd = device_fd;
 	return error ? fail(error, "ibv_modify_qp to RTS") : 0;
+}
+
+/* From INIT to RTS, connected to a queue pair of this port, with one retry of either kind and the shortest times; or for datagrams. */
+int lv_connect(struct ibv_qp *qp, uint32_t remote_qpn)
+{
+	const int is_datagram = qp->qp_type == IBV_QPT_UD;
+	struct ibv_port_attr port;
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR };
+	int error = ibv_query_port(qp->context, 1, &port);
+
+	if (error)
+		return fail(error, "ibv_query_port");
+	attr.path_mtu = IBV_MTU_4096;
+	attr.dest_qp_num = remote_qpn;
+	attr.max_dest_rd_atomic = 16;
+	attr.min_rnr_timer = 1;
+	attr.ah_attr = (struct ibv_ah_attr){ .dlid = port.lid, .port_num = 1 };
+	error = ibv_modify_qp(qp, &attr, IBV_QP_STATE | (is_datagram ? 0 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+			      IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	if (error)
+		return fail(error, "ibv_modify_qp to RTR");
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 8, .retry_cnt = 1, .rnr_retry = 1, .max_rd_atomic = 16 };
+	error = ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | (is_datagram ? 0 : IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+			      IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC));
+	return error ? fail(error, "ibv_modify_qp to RTS") : 0;
+}
+
+/* Registers memory for everything; its key, local and remote, or 0. */
+uint32_t lv_register(struct lv_device *device, void *addr, size_t bytes)
+{
+	struct ibv_mr *mr = ibv_reg_mr(device->own_pd, addr, bytes, LV_ACCESS);
+
+	if (!mr)
+		fail(errno, "ibv_reg_mr");
+	return mr ? mr->lkey : 0;
 }
 
 struct lv_path {

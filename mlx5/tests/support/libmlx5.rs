@@ -192,6 +192,8 @@ functions! {
     lv_create_qp: fn(*mut c_void, *const QpRequest, *mut QpParts) -> c_int;
     lv_to_init: fn(*mut c_void) -> c_int;
     lv_pretend_ready: fn(*mut c_void) -> c_int;
+    lv_connect: fn(*mut c_void, u32) -> c_int;
+    lv_register: fn(*mut c_void, *mut c_void, usize) -> u32;
     lv_create_ah: fn(*mut c_void, *const IbvPath) -> *mut c_void;
     lv_post_send: fn(*mut c_void, *const Op, u32) -> c_int;
     lv_wr: fn(*mut c_void, *const Op, u32) -> c_int;
@@ -318,6 +320,14 @@ impl VerbsDevice {
         self.check(unsafe { (self.functions.lv_create_qp)(self.device, request, parts.as_mut_ptr()) });
         // SAFETY: filled.
         VerbsQp { device: *self, parts: unsafe { parts.assume_init() } }
+    }
+
+    /// Registers memory that stays to the end of the process, for everything: its key, local and remote.
+    pub(crate) fn register(&self, memory: &'static mut [u64]) -> u32 {
+        // SAFETY: as above.
+        let key = unsafe { (self.functions.lv_register)(self.device, memory.as_mut_ptr().cast(), size_of_val(memory)) };
+        assert_ne!(key, 0, "{}", self.problem());
+        key
     }
 
     /// An address handle.
@@ -468,6 +478,12 @@ impl VerbsQp {
         self.device.check(unsafe { (self.device.functions.lv_to_init)(self.parts.qp) });
     }
 
+    /// From INIT to where it sends, and what is posted is executed: to queue pair `remote_qpn` of the same port, or datagrams.
+    pub(crate) fn connect(&self, remote_qpn: u32) {
+        // SAFETY: a queue pair.
+        self.device.check(unsafe { (self.device.functions.lv_connect)(self.parts.qp, remote_qpn) });
+    }
+
     /// Lets the driver post sends. The device is not told, so it executes none.
     pub(crate) fn pretend_ready(&self) {
         // SAFETY: a queue pair.
@@ -534,6 +550,9 @@ impl VerbsQp {
         }
     }
 }
+
+/// The Q_Key of queue pairs made here.
+pub(crate) const QKEY: u32 = 0x1234;
 
 /// Bytes of half a BlueFlame register.
 pub(crate) const BF_BYTES: usize = 256;
