@@ -9,7 +9,7 @@ mod cqes;
 mod differences;
 mod executed;
 mod fields;
-#[path = "../support/libmlx5.rs"]
+#[path = "../support/libmlx5/mod.rs"]
 mod libmlx5;
 mod operations;
 #[path = "../support/random.rs"]
@@ -24,7 +24,7 @@ use libmlx5::{Library, VerbsDevice};
 /// A device of libmlx5 of its own, whose queue pairs have the user indices 0, 1, ... in the order in which they are made.
 fn open() -> VerbsDevice {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
-    let library = LIBRARY.get_or_init(|| Library::load("tests/support/libmlx5.c").unwrap_or_else(|e| panic!("{e}")));
+    let library = LIBRARY.get_or_init(|| Library::load(libmlx5::DRIVER).unwrap_or_else(|e| panic!("{e}")));
     VerbsDevice::open(library, false).unwrap_or_else(|e| panic!("{e}"))
 }
 
