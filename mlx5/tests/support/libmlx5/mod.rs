@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use mlx5::Sge;
 use mlx5::wire::{CQ_DOORBELL_OFFSET, CQE_BYTES, OP_OWN_OFFSET, WQEBB};
