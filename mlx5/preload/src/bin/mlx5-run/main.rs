@@ -1,15 +1,17 @@
 //! Runs a program with the software HCA in place of an mlx5 device: `mlx5-run CMD...`.
+#![allow(clippy::print_stderr, reason = "a program")]
 
 mod child;
-mod library;
 #[path = "../../config.rs"]
 mod config;
 #[path = "../../errno.rs"]
 mod errno;
 #[path = "../../faults.rs"]
 mod faults;
+mod library;
 #[path = "../../names.rs"]
 mod names;
+mod private_dir;
 mod sysfs;
 
 use std::ffi::OsString;
