@@ -10,11 +10,17 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::abi::verbs::{CommandHeader, ExtendedHeader};
 use crate::errno::Errno;
+use crate::sys;
 
 /// In `CommandHeader::command`: an extended command (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
 const EXTENDED: u32 = 1 << 31;
 /// The number (`IB_USER_VERBS_CMD_COMMAND_MASK`).
 const NUMBER: u32 = 0xff;
+
+/// More than any command: both headers, and two lengths of 16 bits in words of 8 bytes.
+const LONGEST: usize = 24 + 2 * 8 * u16::MAX as usize;
+/// The longest response, QUERY_DEVICE with the driver's part, rounded up.
+const LONGEST_RESPONSE: usize = 512;
 
 /// A command: what the program wrote, copied.
 #[derive(Debug)]
@@ -38,6 +44,19 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// Reads what the program wrote from where it says.
+    ///
+    /// # Errors
+    /// `EFAULT`: nothing is there. `EINVAL`: as [`parse`](Self::parse).
+    pub(crate) fn read(at: u64, len: usize) -> Result<Self, Errno> {
+        if len > LONGEST {
+            return Err(Errno(libc::EINVAL));
+        }
+        let mut bytes = vec![0; len];
+        sys::copy_in(at, &mut bytes)?;
+        Self::parse(&bytes)
+    }
+
     /// Reads what was written.
     ///
     /// # Errors
@@ -114,23 +133,28 @@ impl Call {
         if self.room < len { Err(Errno(libc::ENOSPC)) } else { Ok(()) }
     }
 
+    /// Whether the response can be written: to be asked before something is made of which nobody would know. Of room that no response needs
+    /// nothing is asked.
+    ///
+    /// # Errors
+    /// `EFAULT`: it cannot.
+    pub(crate) fn check_response(&self) -> Result<(), Errno> {
+        let mut bytes = [0; LONGEST_RESPONSE];
+        let bytes = bytes.get_mut(..self.room + self.driver_room).unwrap_or(&mut []);
+        sys::copy_in(self.response, bytes)?;
+        sys::copy_out(bytes, self.response)
+    }
+
     /// Writes the response to where the program wants it, as much as there is room for.
     ///
-    /// # Safety
-    /// The program's address is one of memory that it gave for a response of the length it gave.
-    pub(crate) unsafe fn respond(&self, reply: &Reply) {
+    /// # Errors
+    /// `EFAULT`: it cannot be written.
+    pub(crate) fn respond(&self, reply: &Reply) -> Result<(), Errno> {
         let core_len = reply.core.len().min(self.room);
         let (driver_at, driver_room) = if self.is_extended { (self.room, self.driver_room) } else { (core_len, self.room - core_len) };
         let driver_len = reply.driver.len().min(driver_room);
-        let response = self.response as *mut u8;
-        if response.is_null() {
-            return;
-        }
-        // SAFETY: both ranges are inside what the program gave; the sources are our own.
-        unsafe {
-            response.copy_from_nonoverlapping(reply.core.as_ptr(), core_len);
-            response.add(driver_at).copy_from_nonoverlapping(reply.driver.as_ptr(), driver_len);
-        }
+        sys::copy_out(&reply.core[..core_len], self.response)?;
+        sys::copy_out(&reply.driver[..driver_len], self.response.wrapping_add(driver_at as u64))
     }
 }
 

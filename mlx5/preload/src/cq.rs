@@ -16,6 +16,7 @@ use crate::errno::Errno;
 use crate::fds::{self, File};
 use crate::objects::place;
 use crate::session::Objects;
+use crate::sys::Use;
 use crate::{log, sys};
 
 /// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`: the program sees to it that there is none.
@@ -73,11 +74,11 @@ impl Objects {
             fd => Some(fds::channel(fd).ok_or(Errno(libc::EINVAL))?),
         };
         let memory = CqMemory {
-            buffer: place(request.buf_addr, u64::from(entries) * u64::from(request.cqe_size))?,
+            buffer: place(request.buf_addr, u64::from(entries) * u64::from(request.cqe_size), Use::Write)?,
             entries,
             cqe_bytes: request.cqe_size,
             compression: request.cqe_comp_en != 0,
-            record: place(request.db_addr, 8)?,
+            record: place(request.db_addr, 8, Use::Write)?,
         };
         // SAFETY: the buffer and the record are there, and libmlx5 keeps them until the queue is destroyed, as for a device.
         let cqn = unsafe { self.hca.create_cq(&memory) }.map_err(|error| self.refused(&error))?;

@@ -13,6 +13,7 @@ use crate::command::{Call, Reply};
 use crate::config::{GID, LID, Link};
 use crate::errno::Errno;
 use crate::session::Objects;
+use crate::sys::Use;
 use crate::{log, sys};
 
 /// A protection domain.
@@ -49,10 +50,10 @@ const REREG: [u32; 3] = [1, 2, 4];
 /// The place that a driver names.
 ///
 /// # Errors
-/// `EINVAL`: none, or not aligned for its type. `EFAULT`: nothing of `len` bytes is there.
-pub(crate) fn place<T>(addr: u64, len: u64) -> Result<NonNull<T>, Errno> {
+/// `EINVAL`: none, or not aligned for its type. `EFAULT`: nothing of `len` bytes is there that may be used so.
+pub(crate) fn place<T>(addr: u64, len: u64, what_for: Use) -> Result<NonNull<T>, Errno> {
     let place = NonNull::new(addr as *mut T).filter(|place| place.is_aligned()).ok_or(Errno(libc::EINVAL))?;
-    if addr.checked_add(len).is_none_or(|end| end > i64::MAX as u64) || !sys::is_mapped(addr, len) {
+    if addr.checked_add(len).is_none_or(|end| end > i64::MAX as u64) || !sys::is_there(addr, len, what_for) {
         return Err(Errno(libc::EFAULT));
     }
     Ok(place)
@@ -125,7 +126,8 @@ impl Objects {
         if length == 0 {
             return Err(Errno(libc::EINVAL));
         }
-        let addr = place::<u8>(start, length)?;
+        let is_written = access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let addr = place::<u8>(start, length, if is_written { Use::Write } else { Use::Read })?;
         // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must for a device; one that does not is told by the
         // kernel's copy, which fails.
         let key = unsafe { self.hca.register(pdn, addr, length as usize, access) }.map_err(|error| {

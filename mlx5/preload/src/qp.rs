@@ -12,6 +12,7 @@ use crate::device::MAX_WQES;
 use crate::errno::Errno;
 use crate::objects::place;
 use crate::session::Objects;
+use crate::sys::Use;
 use crate::transitions::State;
 
 /// `IB_QPT_RC` and `IB_QPT_UD`.
@@ -53,8 +54,8 @@ fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemor
     // Receives first, sends behind them; the record has the word of the receives, then that of the sends (MLX5_RCV_DBR, MLX5_SND_DBR).
     let rq_bytes = request.rq_wqe_count << request.rq_wqe_shift;
     let bytes = u64::from(rq_bytes) + u64::from(request.sq_wqe_count) * u64::from(WQEBB);
-    let buffer = place::<u8>(request.buf_addr, bytes.max(1))?;
-    let record = place::<[core::sync::atomic::AtomicU32; 2]>(request.db_addr, 8)?.cast();
+    let buffer = place::<u8>(request.buf_addr, bytes.max(1), Use::Read)?;
+    let record = place::<[core::sync::atomic::AtomicU32; 2]>(request.db_addr, 8, Use::Read)?.cast();
     let has_rq = request.rq_wqe_count > 0 && !has_srq;
     if has_rq && request.rq_wqe_shift < 4 {
         return Err(INVALID);

@@ -97,12 +97,10 @@ impl Session {
     pub(crate) fn execute(&mut self, call: &Call) -> Result<(), Errno> {
         let name = names::command(call.number).unwrap_or("unknown command");
         let form = if call.is_extended { "ex " } else { "" };
-        let done = self.settings.command_fault(call.number).and_then(|()| self.dispatch(call));
-        match done {
+        let done = self.settings.command_fault(call.number).and_then(|()| call.check_response()).and_then(|()| self.dispatch(call));
+        match done.and_then(|reply| call.respond(&reply).map(|()| reply)) {
             Ok(reply) => {
                 log::command(self.settings, format_args!("{form}{name} {}", reply.note));
-                // SAFETY: a driver gives memory of the length it says for the response; it waits until it is written.
-                unsafe { call.respond(&reply) };
                 Ok(())
             }
             Err(errno) => {

@@ -9,6 +9,7 @@ use crate::device::{MAX_SGE, MAX_WQES};
 use crate::errno::Errno;
 use crate::objects::place;
 use crate::session::Objects;
+use crate::sys::Use;
 
 /// `IB_SRQT_BASIC`.
 const BASIC: u32 = 0;
@@ -56,10 +57,10 @@ impl Objects {
         let stride = (16 + 16 * max_sge).next_power_of_two().max(32);
         let wqe_cnt = (max_wr + 1).next_power_of_two();
         let memory = RqMemory {
-            buffer: place(request.buf_addr, u64::from(wqe_cnt) * u64::from(stride))?,
+            buffer: place(request.buf_addr, u64::from(wqe_cnt) * u64::from(stride), Use::Read)?,
             wqe_cnt,
             stride,
-            record: place(request.db_addr, 4)?,
+            record: place(request.db_addr, 4, Use::Read)?,
         };
         // SAFETY: the buffer and the record are there, and libmlx5 keeps them until the queue is destroyed, as for a device.
         let srqn = unsafe { self.hca.create_srq(pdn, &memory) }.map_err(|error| self.refused(&error))?;

@@ -5,9 +5,12 @@ use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::errno::Errno;
+use crate::fds::opened;
 
 /// Bytes of the device file: what libmlx5 maps of it ends at page `9 << 8`.
 const DEVICE_BYTES: libc::off_t = 64 << 20;
+
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// What the last call left.
 pub(crate) fn last_error() -> Errno {
@@ -49,18 +52,25 @@ pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
     // SAFETY: a descriptor of ours and plain numbers.
     unsafe {
         checked(libc::ftruncate(fd.as_raw_fd(), DEVICE_BYTES).into())?;
-        checked(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL).into())?;
+        checked(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS).into())?;
     }
     Ok(fd)
 }
 
-/// A pipe: the reading end, and the writing one, which does not block.
+/// Whether it is a device file, of this process or of one that it was forked from.
+pub(crate) fn is_device_file(fd: RawFd) -> bool {
+    // SAFETY: plain numbers.
+    let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
+    seals == SEALS && fstat(fd).is_ok_and(|status| status.st_size == DEVICE_BYTES)
+}
+
+/// A pipe: the reading end, for the program, and the writing one, which does not block.
 pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     let mut fds = [0; 2];
     // SAFETY: room for two descriptors, which are ours alone.
     unsafe {
         checked(libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC).into())?;
-        let pipe = (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1]));
+        let pipe = (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(opened(fds[1])));
         checked(libc::fcntl(fds[1], libc::F_SETFL, libc::O_NONBLOCK).into())?;
         Ok(pipe)
     }
@@ -72,12 +82,29 @@ pub(crate) fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
     checked(unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), bytes.as_ptr(), bytes.len()) }).map(|_| ())
 }
 
-/// Whether all of a range is mapped: the kernel refuses to register memory that is not.
-pub(crate) fn is_mapped(addr: u64, len: u64) -> bool {
-    const PAGES_AT_ONCE: u64 = 1 << 14;
+/// What the HCA is to do with memory of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Read it.
+    Read,
+    /// Write it too.
+    Write,
+}
+
+/// Whether all of a range is there for this use: the kernel pins what is registered, which makes its pages, and refuses what it cannot pin.
+pub(crate) fn is_there(addr: u64, len: u64, what_for: Use) -> bool {
     // SAFETY: a plain number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(1) as u64;
-    let (mut page, end) = (addr / page_bytes, (addr + len).div_ceil(page_bytes));
+    let (start, end) = (addr / page_bytes * page_bytes, (addr + len).next_multiple_of(page_bytes));
+    let advice = if what_for == Use::Write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: makes the pages that an access would make, and changes none; of no pages it only says whether the kernel knows it (Linux 5.14).
+    let populate = |len| unsafe { libc::madvise(start as *mut libc::c_void, len as usize, advice) } == 0;
+    populate(end - start) || (!populate(0) && is_mapped(start / page_bytes, end / page_bytes, page_bytes))
+}
+
+/// Whether all of these pages are mapped.
+fn is_mapped(mut page: u64, end: u64, page_bytes: u64) -> bool {
+    const PAGES_AT_ONCE: u64 = 1 << 14;
     let mut resident = vec![0u8; (end - page).min(PAGES_AT_ONCE) as usize];
     while page < end {
         let pages = (end - page).min(PAGES_AT_ONCE);
@@ -88,6 +115,36 @@ pub(crate) fn is_mapped(addr: u64, len: u64) -> bool {
         page += pages;
     }
     true
+}
+
+/// Copies from where the program says, as the kernel does it.
+///
+/// # Errors
+/// `EFAULT`: it cannot be read.
+pub(crate) fn copy_in(from: u64, to: &mut [u8]) -> Result<(), Errno> {
+    copy(libc::process_vm_readv, to.as_mut_ptr(), to.len(), from)
+}
+
+/// Copies to where the program says, as the kernel does it.
+///
+/// # Errors
+/// `EFAULT`: it cannot be written.
+pub(crate) fn copy_out(from: &[u8], to: u64) -> Result<(), Errno> {
+    copy(libc::process_vm_writev, from.as_ptr().cast_mut(), from.len(), to)
+}
+
+/// `process_vm_readv(2)` or `process_vm_writev(2)`.
+type CrossProcess =
+    unsafe extern "C" fn(libc::pid_t, *const libc::iovec, libc::c_ulong, *const libc::iovec, libc::c_ulong, libc::c_ulong) -> libc::ssize_t;
+
+/// The cross-process copy, with this process: it looks whether the program's memory is there.
+fn copy(call: CrossProcess, own: *mut u8, len: usize, of_program: u64) -> Result<(), Errno> {
+    let own = libc::iovec { iov_base: own.cast(), iov_len: len };
+    let of_program = libc::iovec { iov_base: of_program as *mut libc::c_void, iov_len: len };
+    // SAFETY: the first range is the caller's slice, of which only reading in writes; the second is the kernel's to check, and the program's to
+    // have given.
+    let copied = unsafe { call(libc::getpid(), &raw const own, 1, &raw const of_program, 1, 0) };
+    if copied == len as libc::ssize_t { Ok(()) } else { Err(Errno(libc::EFAULT)) }
 }
 
 #[cfg(test)]
@@ -109,18 +166,41 @@ mod tests {
         }
     }
 
-    #[test]
-    fn mapped_memory_is_told_from_what_is_not() {
+    /// Three pages: one that may be written, none, and one that may only be read.
+    fn pages() -> u64 {
         let page = 4096;
-        // SAFETY: a new mapping of three pages, the middle one of which is unmapped again.
-        let start = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            let start = libc::mmap(core::ptr::null_mut(), 3 * page, libc::PROT_READ, flags, -1, 0);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping.
+        unsafe {
+            let start = libc::mmap(core::ptr::null_mut(), 3 * page, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
             assert_eq!(libc::munmap(start.byte_add(page), page), 0);
+            assert_eq!(libc::mprotect(start.byte_add(2 * page), page, libc::PROT_READ), 0);
             start as u64
-        };
-        assert!(is_mapped(start + 1, 4095));
-        assert!(!is_mapped(start + 1, 4096));
-        assert!(!is_mapped(start + 4096, 1));
+        }
+    }
+
+    #[test]
+    fn memory_is_there_if_the_hca_may_do_with_it_what_it_is_to_do() {
+        let start = pages();
+        assert!(is_there(start + 1, 4095, Use::Write));
+        assert!(!is_there(start + 1, 4096, Use::Write) && !is_there(start + 1, 4096, Use::Read));
+        assert!(!is_there(start + 4096, 1, Use::Read));
+        assert!(is_there(start + 8192, 4096, Use::Read));
+        assert!(!is_there(start + 8192, 1, Use::Write));
+        let (first, after) = (start / 4096, start / 4096 + 1);
+        assert!(is_mapped(first, after, 4096) && !is_mapped(first, after + 1, 4096));
+    }
+
+    #[test]
+    fn copies_of_what_is_not_there_fail() {
+        const FAULT: Result<(), Errno> = Err(Errno(libc::EFAULT));
+        let start = pages();
+        assert_eq!(copy_out(&[1, 2, 3], start + 4093), Ok(()));
+        assert_eq!(copy_out(&[4, 5, 6, 7], start + 4093), FAULT);
+        assert_eq!(copy_out(&[1], start + 8192), FAULT);
+        let mut bytes = [9; 4];
+        assert_eq!((copy_in(start + 8192, &mut bytes), bytes), (Ok(()), [0; 4]));
+        assert_eq!(copy_in(start + 4093, &mut bytes), FAULT);
+        assert_eq!(copy_in(1, &mut bytes), FAULT);
     }
 }
