@@ -3,7 +3,11 @@
 //! The calls that are interposed run for every descriptor of the program, so the first question is one load from a table. What a descriptor of
 //! ours is, is behind a lock, and is believed only as long as the number still names the same file (a program may close it by ways that are
 //! not interposed) and the process is the one that opened it (the child of a fork has the files, but not the threads).
+//!
+//! Descriptors that the HCA has for itself are *held*: a program that closes all descriptors must not close them, or their numbers would name
+//! other files of the program when the HCA uses or closes them.
 
+use core::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -18,6 +22,63 @@ use crate::errno::Errno;
 const MAX_FD: usize = 1 << 16;
 
 static OURS: [AtomicBool; MAX_FD] = [const { AtomicBool::new(false) }; MAX_FD];
+
+static HELD: [AtomicBool; MAX_FD] = [const { AtomicBool::new(false) }; MAX_FD];
+
+thread_local! {
+    /// What runs is our own code, not the program's.
+    static IS_OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs our own code: what it opens is held, and what it closes is closed.
+pub(crate) fn as_ourselves<T>(body: impl FnOnce() -> T) -> T {
+    struct Back(bool);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            IS_OURS.set(self.0);
+        }
+    }
+    let _back = Back(IS_OURS.replace(true));
+    body()
+}
+
+/// A descriptor was opened: held, if by our own code.
+pub(crate) fn opened(fd: c_int) -> c_int {
+    if let Some(held) = HELD.get(fd as usize).filter(|_| IS_OURS.get()) {
+        held.store(true, Ordering::Relaxed);
+    }
+    fd
+}
+
+/// The program gets it.
+pub(crate) fn hand_over(fd: c_int) {
+    if let Some(held) = HELD.get(fd as usize) {
+        held.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Whether the program does not know of a descriptor, and may not close it. Children have their own.
+pub(crate) fn is_held(fd: c_int) -> bool {
+    HELD.get(fd as usize).is_some_and(|held| held.load(Ordering::Relaxed)) && !IS_OURS.get() && files().is_some()
+}
+
+/// Calls `each` with the parts of `first..=last` between descriptors that are held, and forgets those of ours that are in there.
+pub(crate) fn each_range(first: u32, last: u32, mut each: impl FnMut(u32, u32)) {
+    let mut start = first;
+    for fd in first..last.saturating_add(1).min(MAX_FD as u32) {
+        if is_held(fd as c_int) {
+            if start < fd {
+                each(start, fd - 1);
+            }
+            start = fd + 1;
+        } else if may_be_ours(fd as c_int) {
+            drop(remove(fd as c_int));
+        }
+    }
+    if start <= last {
+        each(start, last);
+    }
+}
 
 /// A file of ours.
 #[derive(Clone, Debug)]
@@ -40,13 +101,26 @@ struct Files {
 /// Those of this process. Replaced, never freed, in the child of a fork: the lock in it may be held by a thread that the child does not have.
 static FILES: AtomicPtr<Files> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Makes the table of this process; also in the child of a fork, which starts with none of its parent's files.
-pub(crate) extern "C" fn start() {
-    for ours in &OURS {
-        if ours.load(Ordering::Relaxed) {
-            ours.store(false, Ordering::Relaxed);
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process was forked from one that may have had files of ours.
+pub(crate) fn is_child() -> bool {
+    IS_CHILD.load(Ordering::Relaxed)
+}
+
+/// In the child of a fork, which has its parent's descriptors, but none of the files: they are still looked at more closely.
+pub(crate) fn restart() {
+    IS_CHILD.store(true, Ordering::Relaxed);
+    for held in &HELD {
+        if held.load(Ordering::Relaxed) {
+            held.store(false, Ordering::Relaxed);
         }
     }
+    start();
+}
+
+/// Makes the table of this process.
+pub(crate) fn start() {
     let files = Box::new(Files { process: process(), by_fd: Mutex::default() });
     FILES.store(Box::into_raw(files), Ordering::Release);
 }
@@ -104,6 +178,7 @@ pub(crate) fn insert(fd: RawFd, file: File) -> Result<(), Errno> {
     let (Some(ours), Some(identity), Some(mut files)) = (OURS.get(fd as usize), identity(fd), files()) else {
         return Err(Errno(libc::EMFILE));
     };
+    hand_over(fd);
     let old = files.insert(fd, (identity, file));
     ours.store(true, Ordering::Relaxed);
     drop(files);
@@ -114,7 +189,11 @@ pub(crate) fn insert(fd: RawFd, file: File) -> Result<(), Errno> {
 /// Takes a file out, before its descriptor is closed.
 pub(crate) fn remove(fd: c_int) -> Option<File> {
     let mut files = files()?;
-    forget(&mut files, fd)
+    let file = forget(&mut files, fd);
+    if let Some(ours) = OURS.get(fd as usize) {
+        ours.store(false, Ordering::Relaxed);
+    }
+    file
 }
 
 fn forget(files: &mut HashMap<RawFd, (Identity, File)>, fd: RawFd) -> Option<File> {

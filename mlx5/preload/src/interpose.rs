@@ -5,7 +5,7 @@
 
 use core::mem::transmute;
 use core::sync::atomic::{AtomicPtr, Ordering};
-use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -58,7 +58,14 @@ impl Next {
 
 static OPEN: Next = Next::new(c"open");
 static OPENAT: Next = Next::new(c"openat");
+static MEMFD_CREATE: Next = Next::new(c"memfd_create");
 static CLOSE: Next = Next::new(c"close");
+static CLOSE_RANGE: Next = Next::new(c"close_range");
+static CLOSEFROM: Next = Next::new(c"closefrom");
+static DUP: Next = Next::new(c"dup");
+static DUP2: Next = Next::new(c"dup2");
+static DUP3: Next = Next::new(c"dup3");
+static FCNTL: Next = Next::new(c"fcntl");
 static READ: Next = Next::new(c"read");
 static WRITE: Next = Next::new(c"write");
 static IOCTL: Next = Next::new(c"ioctl");
@@ -83,7 +90,7 @@ fn fail(errno: Errno) -> c_int {
 
 /// Our part of a call: a panic in it must not reach the program.
 fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO)))
+    fds::as_ourselves(|| catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))))
 }
 
 /// When the library is loaded, before threads that could be in the middle of something.
@@ -91,9 +98,9 @@ fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
-    for next in [&OPEN, &OPENAT, &CLOSE, &READ, &WRITE, &IOCTL, &SOCKET, &ACCESS] {
-        next.find();
-    }
+    let opening = [&OPEN, &OPENAT, &MEMFD_CREATE, &SOCKET, &DUP, &DUP2, &DUP3, &FCNTL];
+    let others = [&CLOSE, &CLOSE_RANGE, &CLOSEFROM, &READ, &WRITE, &IOCTL, &ACCESS];
+    opening.into_iter().chain(others).for_each(|next| _ = next.find());
     let _ = ours(|| {
         if settings::get().is_some() {
             fds::start();
@@ -106,7 +113,7 @@ extern "C" fn start() {
 
 unsafe extern "C" fn restart() {
     let _ = ours(|| {
-        fds::start();
+        fds::restart();
         Ok(())
     });
 }
@@ -144,7 +151,7 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
     unsafe {
         match device(path) {
             Some(settings) => open_device(settings),
-            None => next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode)),
+            None => fds::opened(next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode))),
         }
     }
 }
@@ -174,7 +181,7 @@ unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode:
     unsafe {
         match device(path) {
             Some(settings) => open_device(settings),
-            None => next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode)),
+            None => fds::opened(next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode))),
         }
     }
 }
@@ -185,9 +192,20 @@ unsafe extern "C" fn openat64(dir: c_int, path: *const c_char, flags: c_int, mod
     unsafe { openat(dir, path, flags, mode) }
 }
 
+/// `memfd_create(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn memfd_create(name: *const c_char, flags: c_uint) -> c_int {
+    // SAFETY: the caller's arguments.
+    fds::opened(unsafe { next!(MEMFD_CREATE as fn(*const c_char, c_uint) -> c_int, (name, flags)) })
+}
+
 /// `close(3)`. The device goes when its descriptor does, even if that is closed in a way that is not seen here: at the next call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if fds::is_held(fd) {
+        return fail(Errno(libc::EBADF));
+    }
+    fds::hand_over(fd);
     if fds::may_be_ours(fd) {
         let _ = ours(|| {
             drop(fds::remove(fd));
@@ -198,14 +216,95 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     unsafe { next!(CLOSE as fn(c_int) -> c_int, (fd)) }
 }
 
+/// `close_range(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    let close = |first, last| unsafe { next!(CLOSE_RANGE as fn(c_uint, c_uint, c_int) -> c_int, (first, last, flags)) };
+    if first > last || flags != 0 {
+        // Only in a child does it make sense that they are closed later, or in a table of its own.
+        return close(first, last);
+    }
+    let mut result = 0;
+    fds::each_range(first, last, |first, last| result |= close(first, last));
+    result
+}
+
+/// `closefrom(3)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: the caller's arguments.
+    unsafe {
+        if close_range(first.max(0) as c_uint, c_uint::MAX, 0) != 0 {
+            next!(CLOSEFROM as fn(c_int) -> c_int, (first));
+        }
+    }
+}
+
+/// A descriptor is another's duplicate now: of the device too.
+fn duplicated(old: c_int, new: c_int) -> c_int {
+    if new >= 0 && new != old && (fds::may_be_ours(old) || fds::may_be_ours(new)) {
+        let _ = ours(|| {
+            drop(fds::remove(new));
+            fds::get(old).map_or(Ok(()), |file| fds::insert(new, file))
+        });
+    }
+    fds::opened(new)
+}
+
+/// `dup(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    duplicated(fd, unsafe { next!(DUP as fn(c_int) -> c_int, (fd)) })
+}
+
+/// `dup2(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    if fds::is_held(new) {
+        return fail(Errno(libc::EBUSY));
+    }
+    // SAFETY: the caller's arguments.
+    duplicated(old, unsafe { next!(DUP2 as fn(c_int, c_int) -> c_int, (old, new)) })
+}
+
+/// `dup3(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    if fds::is_held(new) {
+        return fail(Errno(libc::EBUSY));
+    }
+    // SAFETY: the caller's arguments.
+    duplicated(old, unsafe { next!(DUP3 as fn(c_int, c_int, c_int) -> c_int, (old, new, flags)) })
+}
+
+/// `fcntl(2)`: duplicates.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // SAFETY: the caller's arguments. One that was not given is not looked at behind us either.
+    let result = unsafe { next!(FCNTL as fn(c_int, c_int, ...) -> c_int, (fd, command, argument)) };
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { duplicated(fd, result) } else { result }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // SAFETY: the caller's arguments.
+    unsafe { fcntl(fd, command, argument) }
+}
+
 /// `write(3)`: commands.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
     if fds::may_be_ours(fd) && !bytes.is_null() {
         let done = ours(|| {
-            let Some(File::Device(context)) = fds::get(fd) else { return Ok(None) };
-            // SAFETY: the caller gives that many bytes.
-            let call = Call::parse(unsafe { core::slice::from_raw_parts(bytes.cast(), count) })?;
+            let context = match fds::get(fd) {
+                Some(File::Device(context)) => context,
+                // In the child of a fork: its parent's, whose thread is not here.
+                None if fds::is_child() && sys::is_device_file(fd) => return Err(Errno(libc::EIO)),
+                _ => return Ok(None),
+            };
+            let call = Call::read(bytes as u64, count)?;
             // SAFETY: what a driver writes to the device file names memory that it keeps until it is told otherwise.
             unsafe { context.execute(call) }?;
             Ok(Some(count as ssize_t))
@@ -250,9 +349,11 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
     if fds::may_be_ours(fd) {
         let refused = ours(|| {
             let (Some(File::Device(_)), Some(settings)) = (fds::get(fd), settings::get()) else { return Ok(false) };
-            if request == RDMA_VERBS_IOCTL && !argument.is_null() {
-                // SAFETY: the argument of this request starts with `struct ib_uverbs_ioctl_hdr`: length, object, method.
-                let [_, object, method] = unsafe { argument.cast::<[u16; 3]>().read_unaligned() };
+            // The argument of this request starts with `struct ib_uverbs_ioctl_hdr`: length, object, method.
+            let mut header = [0; 6];
+            if request == RDMA_VERBS_IOCTL && sys::copy_in(argument as u64, &mut header).is_ok() {
+                let [_, _, a, b, c, d] = header;
+                let (object, method) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
                 log::refused(settings, format_args!("ioctl {} refused: ENOTTY", Method { object, method }));
             } else {
                 log::refused(settings, format_args!("ioctl {request:#x} refused: ENOTTY"));
