@@ -1,11 +1,15 @@
 //! The front end from outside: programs under `mlx5-run`, and commands written to the device file.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 #[path = "../../src/abi/mod.rs"]
 #[allow(dead_code, reason = "shared with the library")]
 mod abi;
 mod commands;
 mod failures;
+mod garbage;
+mod nonsense;
 mod programs;
+#[path = "../../../tests/support/random.rs"]
+mod random;
 mod raw;
 mod support;

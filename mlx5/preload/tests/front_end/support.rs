@@ -174,3 +174,8 @@ pub(crate) fn is_listening(port: u16) -> bool {
         })
     })
 }
+
+/// Long tests take this many times as long.
+pub(crate) fn scale() -> u32 {
+    std::env::var("MLX5_TEST_SCALE").map_or(1, |scale| scale.parse().unwrap())
+}
