@@ -18,6 +18,8 @@ mod stepped;
 mod support;
 #[path = "support/time.rs"]
 mod time;
+#[path = "support/tracee.rs"]
+mod tracee;
 
 use std::path::Path;
 use std::ptr::NonNull;
@@ -26,8 +28,9 @@ use std::time::Duration;
 
 use fabric::{new_dir, remove_dir};
 use mlx5::*;
-use stepped::{End, Kind, Points, RECEIVES, Stepped, WRITE, run_process};
+use stepped::{End, Kind, RECEIVES, Stepped, WRITE, run_process};
 use support::{scale, watchdog};
+use tracee::Points;
 
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(240);

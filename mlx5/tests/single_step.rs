@@ -18,14 +18,17 @@ mod stepped;
 mod support;
 #[path = "support/time.rs"]
 mod time;
+#[path = "support/tracee.rs"]
+mod tracee;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use fabric::{new_dir, remove_dir};
-use stepped::{End, Kind, Points, RECEIVES, Stepped, run_process};
+use stepped::{End, Kind, RECEIVES, Stepped, run_process};
 use support::{scale, watchdog};
+use tracee::Points;
 
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(240);

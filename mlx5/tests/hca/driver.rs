@@ -1,6 +1,8 @@
 //! A driver of its own, as small as can be: queues in this process' heap, doorbells that are plain stores.
+#![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -60,21 +62,37 @@ impl Drop for Pages {
     }
 }
 
-/// The time of a test: one fabric, one clock that the test moves.
-#[derive(Clone, Default)]
+/// The space and time of a test: one fabric, and a clock that the test moves unless processes share the fabric.
+#[derive(Clone)]
 pub(crate) struct World {
-    fabric: LocalFabric,
+    fabric: FabricSpec,
+    clock: Clock,
+    options: ConnectOptions,
     pub(crate) now_ns: Arc<AtomicU64>,
 }
 
+impl Default for World {
+    fn default() -> Self {
+        let now_ns = Arc::<AtomicU64>::default();
+        let options = ConnectOptions { timeout: 1, retry_count: 1, rnr_retry: 1, rnr_timer_ns: 1_000 };
+        Self { fabric: FabricSpec::Local(LocalFabric::new()), clock: Clock::Manual(Arc::clone(&now_ns)), options, now_ns }
+    }
+}
+
 impl World {
+    /// That of several processes.
+    pub(crate) fn shared(dir: &Path) -> Self {
+        let (fabric, options) = (FabricSpec::Shared { dir: Some(dir.to_owned()) }, ConnectOptions { rnr_retry: 7, ..Default::default() });
+        Self { fabric, clock: Clock::System, options, now_ns: Arc::default() }
+    }
+
     pub(crate) fn hca(&self) -> Hca {
         let options = HcaOptions {
-            fabric: FabricSpec::Local(self.fabric.clone()),
+            fabric: self.fabric.clone(),
             gid: GID,
             dead_peer_timeout_ns: 10_000_000,
             timing: Timing::Immediate,
-            clock: Clock::Manual(Arc::clone(&self.now_ns)),
+            clock: self.clock.clone(),
             faults: Faults::default(),
         };
         Hca::open(&options).unwrap()
@@ -94,6 +112,7 @@ pub(crate) struct End {
     pub(crate) hca: Hca,
     pub(crate) qpn: u32,
     cqn: u32,
+    pd: u32,
     srqn: Option<u32>,
     pub(crate) key: u32,
     /// The registered memory.
@@ -106,6 +125,9 @@ pub(crate) struct End {
     posted: u16,
     consumed: u32,
     user_index: u32,
+    options: ConnectOptions,
+    /// More queue pairs, which only receive.
+    receivers: Vec<u32>,
 }
 
 const CQ_RECORD: usize = 0;
@@ -114,7 +136,7 @@ const SRQ_RECORD: usize = 128;
 
 impl End {
     pub(crate) fn new(world: &World, service: Service, is_shared: bool, access: Access) -> Self {
-        let hca = world.hca();
+        let (hca, options) = (world.hca(), world.options);
         let pages = |bytes| Pages::new(bytes);
         let (data, sq, rq) = (pages(BYTES), pages(ENTRIES as usize * WQEBB), pages(ENTRIES as usize * STRIDE));
         let (cq, records) = (pages(ENTRIES as usize * CQE_BYTES), pages(4096));
@@ -133,7 +155,25 @@ impl End {
             let memory = QpMemory { service, pd, send_cq: cqn, recv_cq: cqn, receives, sq: sq_memory, user_index, scatter_to_cqe: false };
             (cqn, srqn, hca.create_qp(&memory).unwrap(), hca.register(pd, data.at(0), BYTES, access).unwrap())
         };
-        Self { hca, qpn, cqn, srqn, key, data, sq, rq, cq, records, producer: 0, posted: 0, consumed: 0, user_index }
+        Self {
+            hca,
+            qpn,
+            cqn,
+            pd,
+            srqn,
+            key,
+            data,
+            sq,
+            rq,
+            cq,
+            records,
+            producer: 0,
+            posted: 0,
+            consumed: 0,
+            user_index,
+            options,
+            receivers: vec![],
+        }
     }
 
     /// A connected pair.
@@ -147,8 +187,25 @@ impl End {
     pub(crate) fn connect(&self, qpn: u32) {
         self.hca.initialize(self.qpn);
         self.hca.connect(self.qpn, qpn);
-        let options = ConnectOptions { timeout: 1, retry_count: 1, rnr_retry: 1, rnr_timer_ns: 1_000 };
-        self.hca.start_sending(self.qpn, &options);
+        self.hca.start_sending(self.qpn, &self.options);
+    }
+
+    /// One more queue pair on the shared receive queue and the completion queue, which sends nothing.
+    pub(crate) fn add_receiver(&mut self) -> u32 {
+        let receives = Receives::Shared(self.srqn.unwrap());
+        let sq = SqMemory { buffer: self.sq.at(0), wqe_cnt: 0, record: self.records.at(256) };
+        let (service, user_index, cqn) = (Service::Connected, self.user_index, self.cqn);
+        let memory = QpMemory { service, pd: self.pd, send_cq: cqn, recv_cq: cqn, receives, sq, user_index, scatter_to_cqe: false };
+        // SAFETY: as in `new`.
+        let qpn = unsafe { self.hca.create_qp(&memory) }.unwrap();
+        self.receivers.push(qpn);
+        qpn
+    }
+
+    /// Connects that queue pair.
+    pub(crate) fn connect_receiver(&self, receiver: u32, qpn: u32) {
+        self.hca.initialize(receiver);
+        self.hca.connect(receiver, qpn);
     }
 
     pub(crate) fn activate_datagrams(&self, qkey: u32) {
@@ -233,7 +290,7 @@ impl End {
             self.consumed += 1;
             assert_eq!(u32::from_be_bytes([bytes[32], bytes[33], bytes[34], bytes[35]]), self.user_index);
             let (sent, received) = (RequesterCqe::parse(&bytes), ResponderCqe::parse(&bytes));
-            assert_eq!(received.qpn, self.qpn);
+            assert!(received.qpn == self.qpn || self.receivers.contains(&received.qpn));
             done.push(match opcode {
                 CqeOpcode::Requester => Done::Sent { wqe: sent.wqe_counter, bytes: sent.byte_count },
                 CqeOpcode::RequesterError | CqeOpcode::ResponderError => {

@@ -2,15 +2,14 @@
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::collections::{HashMap, HashSet};
-use std::io::{BufRead, BufReader, Write as _};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use mlx5::*;
 
 use super::fabric::options;
 use super::support::{describe, parse, scale, watchdog};
+use super::tracee::{Tracee, hello, marker};
 
 const DIR: &str = "MLX5_TEST_STEPPED_DIR";
 const KIND: &str = "MLX5_TEST_STEPPED_KIND";
@@ -259,9 +258,7 @@ pub(crate) fn run_process() {
     let mut end = End::open(Path::new(&dir));
     end.mr.write(0, &[0xee; WRITE]).unwrap();
     let address = end.add(0, if kind == Kind::Own { Kind::WriteImm } else { kind });
-    // SAFETY: gettid takes no arguments.
-    let tid = unsafe { libc::syscall(libc::SYS_gettid) };
-    println!("\nstepped {tid} {}", end.describe(&address));
+    hello(&end.describe(&address));
     let mut lines = std::io::stdin().lines().map(Result::unwrap);
     let (peer, addr, rkey) = parse(&lines.next().unwrap());
     let to = Destination::new(AddressVector::local(peer.lid, 0), peer.qpn, QKEY);
@@ -278,14 +275,12 @@ pub(crate) fn run_process() {
                 None => end.post(0, kind, (addr, rkey), imm),
             }
         }
-        // SAFETY: raise sends a signal to this thread; the tracer sees it and takes it away.
-        unsafe { libc::raise(libc::SIGUSR1) };
+        marker();
         match &mut end.ud {
             Some(ud) => ud.ring(),
             None => end.ring(0),
         }
-        // SAFETY: as above.
-        unsafe { libc::raise(libc::SIGUSR1) };
+        marker();
         if kind != Kind::Write {
             end.reap();
         } else {
@@ -297,50 +292,33 @@ pub(crate) fn run_process() {
 
 // ---- its tracer ----
 
+/// The process and where its queue pair is.
 pub(crate) struct Stepped {
-    child: Child,
-    tid: libc::pid_t,
-    stdin: ChildStdin,
-    _output: BufReader<ChildStdout>,
-    /// Where its own queue pair is.
+    tracee: Tracee,
     pub(crate) address: QpAddress,
 }
 
-#[derive(Debug, PartialEq)]
-enum Stop {
-    Step,
-    Marker,
+impl core::ops::Deref for Stepped {
+    type Target = Tracee;
+
+    fn deref(&self) -> &Tracee {
+        &self.tracee
+    }
 }
 
 impl Stepped {
     /// Starts it, connects it to queue pair `name` of `target`, and attaches to it. Its WRITEs go to `region`.
     pub(crate) fn start(dir: &Path, target: &mut End, name: u32, kind: Kind, region: (u64, u32)) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "stepped_process", "--ignored", "--nocapture"])
-            .env(DIR, dir)
-            .env(KIND, KINDS.iter().position(|&k| k == kind).unwrap().to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        while !line.starts_with("stepped ") {
-            line.clear();
-            assert!(output.read_line(&mut line).unwrap() > 0, "the helper ended early");
-        }
-        let mut words = line.split_whitespace().skip(1);
-        let tid = words.next().unwrap().parse().unwrap();
-        let rest: Vec<&str> = words.collect();
-        let (address, ..) = parse(&rest.join(" "));
-        let mut stdin = child.stdin.take().unwrap();
+        let number = KINDS.iter().position(|&k| k == kind).unwrap().to_string();
+        let (mut tracee, words) = Tracee::start(&[(DIR, dir.as_os_str()), (KIND, number.as_ref())]);
+        let (address, ..) = parse(&words);
         let own = target.add(name, kind);
         if kind != Kind::Datagram {
             target.connect(name, &address);
         }
-        writeln!(stdin, "{}", describe(&own, region.0, region.1)).unwrap();
-        let mut stepped = Self { child, tid, stdin, _output: output, address };
-        stepped.ptrace(libc::PTRACE_SEIZE, 0);
+        tracee.tell(&describe(&own, region.0, region.1));
+        tracee.attach();
+        let mut stepped = Self { tracee, address };
         if kind == Kind::Datagram {
             // The first one makes a lane, which takes many instructions.
             stepped.go(1);
@@ -350,109 +328,20 @@ impl Stepped {
         stepped
     }
 
-    fn ptrace(&self, request: libc::c_uint, data: libc::c_long) {
-        // SAFETY: requests without an address, on a thread of our own child.
-        let done = unsafe { libc::ptrace(request, self.tid, 0, data) };
-        assert_eq!(done, 0, "ptrace {request}: {}", std::io::Error::last_os_error());
-    }
-
-    fn wait(&self) -> Stop {
-        let mut status = 0;
-        // SAFETY: `status` is valid for the call.
-        let waited = unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) };
-        assert_eq!(waited, self.tid);
-        assert!(libc::WIFSTOPPED(status), "the helper ended with status {status:#x}");
-        match libc::WSTOPSIG(status) {
-            libc::SIGTRAP => Stop::Step,
-            libc::SIGUSR1 => Stop::Marker,
-            other => panic!("stopped by signal {other}"),
-        }
-    }
-
     /// Has it post `n` messages; it stands in front of the doorbell then.
     pub(crate) fn go(&mut self, n: u32) {
-        writeln!(self.stdin, "{n}").unwrap();
-        assert_eq!(self.wait(), Stop::Marker);
-    }
-
-    /// Executes up to `n` instructions; false if the doorbell ended before.
-    pub(crate) fn step(&self, n: usize) -> bool {
-        (0..n).all(|_| {
-            self.ptrace(libc::PTRACE_SINGLESTEP, 0);
-            self.wait() == Stop::Step
-        })
-    }
-
-    /// From inside the doorbell to the marker behind it.
-    pub(crate) fn finish(&self) {
-        self.ptrace(libc::PTRACE_CONT, 0);
-        assert_eq!(self.wait(), Stop::Marker);
-    }
-
-    /// From the marker behind the doorbell on.
-    pub(crate) fn resume(&self) {
-        self.ptrace(libc::PTRACE_CONT, 0);
+        self.tracee.stand(&n.to_string());
     }
 
     /// Counts the instructions of a doorbell with `n` messages, and lets it go on.
     pub(crate) fn count(&mut self, n: u32) -> usize {
         self.go(n);
-        let mut instructions = 0;
-        while self.step(1) {
-            instructions += 1;
-        }
+        let instructions = self.tracee.count();
         self.resume();
         instructions
     }
 
-    pub(crate) fn kill(mut self) {
-        self.child.kill().unwrap();
-        // Its traced thread is reaped by its tracer first.
-        let mut status = 0;
-        while !libc::WIFSIGNALED(status) {
-            // SAFETY: `status` is valid for the call.
-            assert_eq!(unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) }, self.tid);
-        }
-        self.child.wait().unwrap();
-    }
-}
-
-/// The instructions `0..n` in an order in which every beginning is evenly spread, from a place that differs from run to run; as many as
-/// `seconds` allow, times `MLX5_TEST_SCALE`, and each once.
-pub(crate) struct Points {
-    n: usize,
-    step: usize,
-    next: usize,
-    pub(crate) taken: usize,
-    end: Instant,
-}
-
-impl Points {
-    pub(crate) fn new(n: usize, seconds: u64) -> Self {
-        let gcd = |mut a: usize, mut b: usize| {
-            while b > 0 {
-                (a, b) = (b, a % b);
-            }
-            a
-        };
-        // The golden section, as near as it has no common factor with `n`: every point once.
-        let start = (n as f64 * 0.618_034) as usize;
-        let step = (start.max(1)..).find(|&step| gcd(step, n) == 1).unwrap();
-        let offset = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().subsec_nanos() as usize % n;
-        let end = Instant::now() + Duration::from_secs(seconds) * scale();
-        Self { n, step, next: offset, taken: 0, end }
-    }
-}
-
-impl Iterator for Points {
-    type Item = usize;
-
-    fn next(&mut self) -> Option<usize> {
-        if self.taken == self.n || Instant::now() > self.end {
-            return None;
-        }
-        self.taken += 1;
-        self.next = (self.next + self.step) % self.n;
-        Some(self.next)
+    pub(crate) fn kill(self) {
+        self.tracee.kill();
     }
 }

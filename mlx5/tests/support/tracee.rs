@@ -1,0 +1,183 @@
+//! A helper process that is single-stepped from one of its markers to the next.
+#![allow(dead_code, reason = "each test uses what it needs")]
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::support::scale;
+
+/// In the helper: what it says first, and the thread that says it is the one to be stepped.
+pub(crate) fn hello(words: &str) {
+    // SAFETY: gettid takes no arguments.
+    let tid = unsafe { libc::syscall(libc::SYS_gettid) };
+    println!("\nstepped {tid} {words}");
+}
+
+/// In the helper: where stepping begins and ends.
+pub(crate) fn marker() {
+    // SAFETY: raise sends a signal to this thread; the tracer sees it and takes it away.
+    unsafe { libc::raise(libc::SIGUSR1) };
+}
+
+/// The helper process, seen by its tracer.
+pub(crate) struct Tracee {
+    child: Child,
+    tid: libc::pid_t,
+    stdin: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Stop {
+    Step,
+    Marker,
+}
+
+impl Tracee {
+    /// Starts the test called `stepped_process`, which is not a test of its own, with these variables. What it says in [`hello`] is returned too.
+    pub(crate) fn start(variables: &[(&str, &OsStr)]) -> (Self, String) {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "stepped_process", "--ignored", "--nocapture"])
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (output, stdin) = (BufReader::new(child.stdout.take().unwrap()), child.stdin.take().unwrap());
+        let mut tracee = Self { child, tid: 0, stdin, output };
+        let line = tracee.hello();
+        let (tid, words) = line.split_once(' ').unwrap();
+        tracee.tid = tid.parse().unwrap();
+        (tracee, words.to_owned())
+    }
+
+    /// Its thread and words of its next [`hello`].
+    fn hello(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the helper ended early");
+            if let Some(line) = line.strip_prefix("stepped ") {
+                return line.trim_end().to_owned();
+            }
+        }
+    }
+
+    /// Waits for its next [`hello`], not attached yet.
+    pub(crate) fn wait_for(&mut self, words: &str) {
+        let line = self.hello();
+        assert!(line.ends_with(words), "{line}");
+    }
+
+    /// Writes it a line.
+    pub(crate) fn tell(&mut self, line: &str) {
+        writeln!(self.stdin, "{line}").unwrap();
+    }
+
+    /// From now on it can be stepped.
+    pub(crate) fn attach(&self) {
+        self.ptrace(libc::PTRACE_SEIZE, 0);
+    }
+
+    fn ptrace(&self, request: libc::c_uint, data: libc::c_long) {
+        // SAFETY: requests without an address, on a thread of our own child.
+        let done = unsafe { libc::ptrace(request, self.tid, 0, data) };
+        assert_eq!(done, 0, "ptrace {request}: {}", std::io::Error::last_os_error());
+    }
+
+    fn wait(&self) -> Stop {
+        let mut status = 0;
+        // SAFETY: `status` is valid for the call.
+        let waited = unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) };
+        assert_eq!(waited, self.tid);
+        assert!(libc::WIFSTOPPED(status), "the helper ended with status {status:#x}");
+        match libc::WSTOPSIG(status) {
+            libc::SIGTRAP => Stop::Step,
+            libc::SIGUSR1 => Stop::Marker,
+            other => panic!("stopped by signal {other}"),
+        }
+    }
+
+    /// Tells it something, upon which it comes to its first marker.
+    pub(crate) fn stand(&mut self, line: &str) {
+        self.tell(line);
+        assert_eq!(self.wait(), Stop::Marker);
+    }
+
+    /// Executes up to `n` instructions; false if the second marker came before.
+    pub(crate) fn step(&self, n: usize) -> bool {
+        (0..n).all(|_| {
+            self.ptrace(libc::PTRACE_SINGLESTEP, 0);
+            self.wait() == Stop::Step
+        })
+    }
+
+    /// The instructions to the second marker, where it stands then.
+    pub(crate) fn count(&self) -> usize {
+        (0..).find(|_| !self.step(1)).unwrap()
+    }
+
+    /// From between the markers to the second.
+    pub(crate) fn finish(&self) {
+        self.ptrace(libc::PTRACE_CONT, 0);
+        assert_eq!(self.wait(), Stop::Marker);
+    }
+
+    /// From the second marker on.
+    pub(crate) fn resume(&self) {
+        self.ptrace(libc::PTRACE_CONT, 0);
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        // Its traced thread is reaped by its tracer first.
+        let mut status = 0;
+        while !libc::WIFSIGNALED(status) {
+            // SAFETY: `status` is valid for the call.
+            assert_eq!(unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) }, self.tid);
+        }
+        self.child.wait().unwrap();
+    }
+}
+
+/// The instructions `0..n` in an order in which every beginning is evenly spread, from a place that differs from run to run; as many as
+/// `seconds` allow, times `MLX5_TEST_SCALE`, and each once.
+pub(crate) struct Points {
+    n: usize,
+    step: usize,
+    next: usize,
+    pub(crate) taken: usize,
+    end: Instant,
+}
+
+impl Points {
+    pub(crate) fn new(n: usize, seconds: u64) -> Self {
+        let gcd = |mut a: usize, mut b: usize| {
+            while b > 0 {
+                (a, b) = (b, a % b);
+            }
+            a
+        };
+        // The golden section, as near as it has no common factor with `n`: every point once.
+        let start = (n as f64 * 0.618_034) as usize;
+        let step = (start.max(1)..).find(|&step| gcd(step, n) == 1).unwrap();
+        let offset = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().subsec_nanos() as usize % n;
+        let end = Instant::now() + Duration::from_secs(seconds) * scale();
+        Self { n, step, next: offset, taken: 0, end }
+    }
+}
+
+impl Iterator for Points {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        if self.taken == self.n || Instant::now() > self.end {
+            return None;
+        }
+        self.taken += 1;
+        self.next = (self.next + self.step) % self.n;
+        Some(self.next)
+    }
+}
