@@ -157,6 +157,7 @@ pub(crate) fn receive_opcode(message: &Message) -> Option<CqeOpcode> {
 #[cold]
 fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     if message.opcode == ATOMIC {
+        qp.answered = qp.answered.wrapping_add(1);
         return atomics::answer(hca, qp, message.imm);
     }
     if message.opcode != CqeOpcode::ResponderError as u8 || !qp.taken.account(message.wqe_index, message.pop) {

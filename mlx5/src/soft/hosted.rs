@@ -217,7 +217,7 @@ impl Hca {
         // SAFETY: committed when it was made; the peer was waited for.
         qp.lane = unsafe { self.clear_lane(self.memory.lane(index)) };
         qp.generation = qp_generations[index];
-        (qp.sq_consumer, qp.sq_limit, qp.flushed) = (0, 0, 0);
+        (qp.sq_consumer, qp.sq_limit, qp.flushed, qp.answered) = (0, 0, 0, 0);
         (qp.failed, qp.is_odd, qp.is_watched) = (false, state.injector.is_some(), false);
         qp.waiting = None;
         qp.under_way = UnderWay::with_capacity(0, false);

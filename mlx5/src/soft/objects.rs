@@ -315,6 +315,7 @@ impl Hca {
             owns_rq: place.owns_rq,
             scatters: place.scatters,
             flushed: 0,
+            answered: 0,
             receives,
             taken,
             sq: place.sq,

@@ -80,6 +80,8 @@ pub(crate) struct SoftQp {
     pub(crate) owns_rq: bool,
     /// Receives flushed by an error.
     pub(crate) flushed: u32,
+    /// Messages of its lane that took no receive: atomics.
+    pub(crate) answered: u32,
     /// Short received data goes into the CQE.
     pub(crate) scatters: bool,
     pub(crate) receives: Receives,
