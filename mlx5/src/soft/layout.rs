@@ -37,7 +37,7 @@ use crate::ud_qp::GRH_BYTES;
 use crate::wire::Syndrome;
 
 /// What the control file's `kind` says; its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC05");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC06");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -123,8 +123,14 @@ impl QpEntry {
         (identity >> 8) as u32 & 0xff_ffff
     }
 
-    pub(crate) const fn pack_peer(lid: u16, qpn: u32) -> u64 {
-        (lid as u64) << 32 | qpn as u64
+    /// The generation in an identity.
+    pub(crate) const fn generation(identity: u64) -> u16 {
+        (identity >> 32) as u16
+    }
+
+    /// A queue pair that had this number before, or this one before it was reset, is another.
+    pub(crate) const fn pack_peer(lid: u16, qpn: u32, generation: u16) -> u64 {
+        (generation as u64) << 48 | (lid as u64) << 32 | qpn as u64
     }
 }
 

@@ -350,18 +350,20 @@ impl Hca {
         }
         let State { qps, links, .. } = &mut *self.state.borrow_mut();
         let peer = links.peer(self, remote)?;
-        let own = QpEntry::pack_peer(self.membership.lid(), *qpn);
         let no_such_qp = ConnectError::NoSuchQp { lid: remote.lid, qpn: remote.qpn };
-        let connection = Remote::of(&peer, remote.qpn, own, self.membership.epoch());
+        let connection = qps.get_mut(qp_index(*qpn)).and_then(Option::as_mut).and_then(|qp| {
+            let own = QpEntry::pack_peer(self.membership.lid(), *qpn, qp.generation);
+            Some((Remote::of(&peer, remote.qpn, own, self.membership.epoch())?, qp))
+        });
         drop(peer);
-        let Some((connection, Some(Some(qp)))) = connection.map(|c| (c, qps.get_mut(qp_index(*qpn)))) else {
+        let Some((connection, qp)) = connection else {
             links.forget_unused();
             return Err(no_such_qp);
         };
         qp.options = *options;
-        qp.transport = Transport::Connected(Some(Box::new(connection)));
         let entry = self.memory.qp(qp.index);
-        entry.peer.store(QpEntry::pack_peer(remote.lid, remote.qpn), Ordering::Relaxed);
+        entry.peer.store(QpEntry::pack_peer(remote.lid, remote.qpn, connection.generation()), Ordering::Relaxed);
+        qp.transport = Transport::Connected(Some(Box::new(connection)));
         entry.peer_epoch.store(remote.epoch, Ordering::Relaxed);
         // H1
         entry.identity.store(qp.identity(RECEIVES), Ordering::Release);

@@ -217,6 +217,11 @@ impl Remote {
         QpEntry::qpn(self.identity)
     }
 
+    /// And which of those that had it.
+    pub(crate) fn generation(&self) -> u16 {
+        QpEntry::generation(self.identity)
+    }
+
     #[inline(always)]
     fn intent(&self) -> &AtomicU64 {
         // SAFETY: an atomic in the memory of `peer`.

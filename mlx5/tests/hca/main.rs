@@ -312,3 +312,44 @@ fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped()
     a.hca.poll();
     assert_eq!(a.poll().len(), 1, "it was lost");
 }
+
+#[test]
+fn receives_are_flushed_behind_atomics_which_took_none() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    for i in 0..3 {
+        b.write_receive(i, 0, b.sge(4096, 32));
+    }
+    b.ring_receives(3);
+    for _ in 0..2 {
+        a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
+    }
+    a.post(Opcode::Send, 0, &[a.sge(0, 32)]);
+    a.ring();
+    let (done, arrived) = a.exchange(&mut b);
+    assert_eq!((done.len(), arrived), (3, vec![received(CqeOpcode::ResponderSend, 0, 0)]));
+    b.hca.fail_qp(b.qpn);
+    let (_, flushed) = a.exchange(&mut b);
+    let failed = |wqe| Done::Failed { opcode: CqeOpcode::ResponderError, wqe, syndrome: Syndrome::WorkRequestFlushed };
+    assert_eq!(flushed, [1, 2].map(failed));
+}
+
+#[test]
+fn who_was_reset_alone_has_no_connection_and_is_not_answered_from_the_one_before() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    let post = |a: &mut End, b: &End| {
+        a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
+        a.ring();
+    };
+    post(&mut a, &b);
+    assert_eq!(a.exchange(&mut b).0, [Done::Sent { wqe: 0, bytes: 8 }]);
+    a.reset();
+    a.connect(b.qpn);
+    post(&mut a, &b);
+    let (done, _) = a.exchange(&mut b);
+    assert_eq!((done, b.data.get(8)), (vec![], 1u64.to_ne_bytes()), "its peer does not know of the new connection");
+    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    let syndrome = Syndrome::TransportRetryExceeded;
+    assert_eq!(a.exchange(&mut b).0, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome }]);
+}
