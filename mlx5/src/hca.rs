@@ -150,6 +150,12 @@ impl Hca {
         Ok(Self { device: soft::Hca::join(&options, None, Some(gid))? })
     }
 
+    /// The device, for tests that spoil its memory.
+    #[cfg(test)]
+    pub(crate) fn device(&self) -> &soft::Hca {
+        &self.device
+    }
+
     /// Its number in the fabric, 1..=[`MAX_SEAT`].
     #[must_use]
     pub fn seat(&self) -> u16 {

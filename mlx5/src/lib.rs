@@ -3,6 +3,10 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mlx5 needs 64-bit Linux: its devices, memfds and membarrier(2) exist nowhere else");
 
+// For what the unit tests share with the others.
+#[cfg(test)]
+extern crate self as mlx5;
+
 mod address;
 mod batch;
 mod control;

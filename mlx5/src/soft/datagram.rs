@@ -67,6 +67,19 @@ pub(crate) struct Outgoing {
     tx: LaneTx<DatagramHeader>,
 }
 
+#[cfg(test)]
+impl Outgoing {
+    /// Whether a datagram has room.
+    pub(crate) fn is_room(&mut self, lane: &DatagramLane) -> bool {
+        self.tx.has_room(&lane.consumed)
+    }
+
+    /// Sends what no datagram is.
+    pub(crate) fn forge(&mut self, header: DatagramHeader) {
+        self.tx.publish(header);
+    }
+}
+
 /// A lane of another device, towards this one.
 pub(crate) struct Incoming {
     peer: Rc<Peer>,

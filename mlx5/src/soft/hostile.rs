@@ -1,8 +1,14 @@
 //! A peer that writes anything into everything it can write: ready words, pop words, intents, lanes. The owner may lose messages and
 //! connections; it does not panic (overflow checks are on), and does not hang.
 
+#[path = "../../tests/hca/driver.rs"]
+mod driver;
+#[path = "hostile_hosted.rs"]
+mod hosted;
+
 use std::sync::atomic::Ordering;
 
+use super::layout::{ATOMIC, LANE_SLOTS, Message};
 use super::random::Random;
 use super::{LocalFabric, NicModel, NicParameters, Timing};
 use crate::*;
@@ -18,7 +24,19 @@ fn spoil(device: &Device, random: &mut Random) {
         2 => random.next(),
         _ => random.below(4) << 16,
     };
-    match random.below(6) {
+    match random.below(7) {
+        6 => {
+            // A message of which there are none here, for memory that atomics may reach.
+            let request = &memory.lane(0).atomic;
+            for word in [&request.kind_key, &request.addr, &request.compare, &request.swap] {
+                word.store(garbage, Ordering::Relaxed);
+            }
+            let position = device.control().soft().unwrap().state.borrow().qps[0].as_ref().map_or(0, |qp| qp.lane.position());
+            let slots = core::ptr::NonNull::from(&memory.lane(0).slots).cast();
+            // SAFETY: the lane's slots; its other producer is this thread too, and not in the middle of anything.
+            let mut tx = unsafe { shm::lane::LaneTx::new(slots, LANE_SLOTS as u64, position) };
+            tx.publish(Message { opcode: ATOMIC, imm: garbage as u32, ..Message::default() });
+        }
         0 => memory.lanes().pops[random.below(3) as usize].word.store(garbage, Ordering::Relaxed),
         1 => memory.lane(0).intent.store(garbage, Ordering::Relaxed),
         2 => memory.lanes().ready[0].store(garbage, Ordering::Relaxed),

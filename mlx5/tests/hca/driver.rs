@@ -117,7 +117,7 @@ pub(crate) struct End {
     pub(crate) key: u32,
     /// The registered memory.
     pub(crate) data: Pages,
-    sq: Pages,
+    pub(crate) sq: Pages,
     pub(crate) rq: Pages,
     cq: Pages,
     records: Pages,
@@ -136,6 +136,11 @@ const SRQ_RECORD: usize = 128;
 
 impl End {
     pub(crate) fn new(world: &World, service: Service, is_shared: bool, access: Access) -> Self {
+        Self::new_inside(world, service, is_shared, access, 0)
+    }
+
+    /// Of whose memory so many bytes at the start and at the end are not registered.
+    pub(crate) fn new_inside(world: &World, service: Service, is_shared: bool, access: Access, outside: usize) -> Self {
         let (hca, options) = (world.hca(), world.options);
         let pages = |bytes| Pages::new(bytes);
         let (data, sq, rq) = (pages(BYTES), pages(ENTRIES as usize * WQEBB), pages(ENTRIES as usize * STRIDE));
@@ -153,7 +158,7 @@ impl End {
             let srqn = is_shared.then(|| hca.create_srq(pd, &rq_memory).unwrap());
             let receives = srqn.map_or(Receives::Own(rq_memory), Receives::Shared);
             let memory = QpMemory { service, pd, send_cq: cqn, recv_cq: cqn, receives, sq: sq_memory, user_index, scatter_to_cqe: false };
-            (cqn, srqn, hca.create_qp(&memory).unwrap(), hca.register(pd, data.at(0), BYTES, access).unwrap())
+            (cqn, srqn, hca.create_qp(&memory).unwrap(), hca.register(pd, data.at(outside), BYTES - 2 * outside, access).unwrap())
         };
         Self {
             hca,
@@ -276,8 +281,18 @@ impl End {
         self.records.word(at).store(queue_record(self.posted), Ordering::Release);
     }
 
-    /// What completed.
+    /// What completed. All of it is of its queue pairs.
     pub(crate) fn poll(&mut self) -> Vec<Done> {
+        let (user_index, qpns) = (self.user_index, [&[self.qpn][..], &self.receivers].concat());
+        self.take(|index, qpn| assert!(index == user_index && qpns.contains(&qpn)))
+    }
+
+    /// What completed, if it can be anything.
+    pub(crate) fn try_poll(&mut self) -> Vec<Done> {
+        self.take(|_, _| ())
+    }
+
+    fn take(&mut self, check: impl Fn(u32, u32)) -> Vec<Done> {
         let mut done = vec![];
         loop {
             let bytes: [u8; CQE_BYTES] = self.cq.get((self.consumed % ENTRIES) as usize * CQE_BYTES);
@@ -288,9 +303,8 @@ impl End {
                 return done;
             }
             self.consumed += 1;
-            assert_eq!(u32::from_be_bytes([bytes[32], bytes[33], bytes[34], bytes[35]]), self.user_index);
             let (sent, received) = (RequesterCqe::parse(&bytes), ResponderCqe::parse(&bytes));
-            assert!(received.qpn == self.qpn || self.receivers.contains(&received.qpn));
+            check(u32::from_be_bytes([bytes[32], bytes[33], bytes[34], bytes[35]]), received.qpn);
             done.push(match opcode {
                 CqeOpcode::Requester => Done::Sent { wqe: sent.wqe_counter, bytes: sent.byte_count },
                 CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
