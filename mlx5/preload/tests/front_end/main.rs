@@ -12,4 +12,5 @@ mod programs;
 #[path = "../../../tests/support/random.rs"]
 mod random;
 mod raw;
+mod storm;
 mod support;

@@ -125,6 +125,14 @@ impl Program {
         }
     }
 
+    /// Waits until something is so, whether the program runs or not.
+    pub(crate) fn wait_for_all(&mut self, mut is_so: impl FnMut() -> bool) {
+        while !is_so() {
+            assert!(Instant::now() < self.deadline, "{} and others hang:\n{}", self.what, self.output());
+            sleep(LOOK_AGAIN);
+        }
+    }
+
     pub(crate) fn finish(mut self) -> Finished {
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {

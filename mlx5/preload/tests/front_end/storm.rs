@@ -1,0 +1,128 @@
+//! Many pairs of other people's programs on few cores, of which some are stopped and continued, and some killed: the others finish, the peers of
+//! the killed are told, and nothing is left.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::random::Random;
+use crate::support::{Finished, Place, Program, free_port, is_listening, scale};
+
+/// How long programs are stopped and continued, in a round.
+const STORM: Duration = Duration::from_secs(5);
+
+/// Programs and their arguments, how often they do it, and whether a client notices that its server is killed: it has operations under way.
+const KINDS: [(&[&str], u32, bool); 5] = [
+    (&["ib_write_bw", "-s", "4096"], 10_000, true),
+    (&["ib_send_bw", "-s", "4096"], 10_000, true),
+    (&["ib_read_bw", "-s", "4096"], 10_000, true),
+    (&["ib_atomic_bw"], 1_000, true),
+    (&["ibv_rc_pingpong"], 2_000, false),
+];
+
+/// Many more than there is time for, where the server is killed.
+const ENDLESS: u32 = 5_000_000;
+
+/// A server and its client.
+struct Pair {
+    ends: [Program; 2],
+    is_victim: bool,
+}
+
+impl Pair {
+    fn start(place: &Place, log: &str, program: &[&str], iterations: u32, is_victim: bool) -> Self {
+        let (port, iterations) = (free_port(), iterations.to_string());
+        let command = |more: &[&str]| {
+            let mut command = place.mlx5_run(&["--log", log, "--log-commands"]);
+            command.args(program).args(["-n", &iterations, "-p", &port.to_string()]).args(more);
+            command
+        };
+        let mut server = place.start(&mut command(&[]));
+        server.wait_for(|| is_listening(port));
+        Self { ends: [server, place.start(&mut command(&["localhost"]))], is_victim }
+    }
+
+    fn finish(self) -> [Finished; 2] {
+        self.ends.map(Program::finish)
+    }
+}
+
+/// The program of a launcher, if it still runs.
+fn program_of(launcher: libc::pid_t) -> Option<libc::pid_t> {
+    fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?.split_whitespace().next()?.parse().ok()
+}
+
+fn signal(program: &Program, signal: libc::c_int) {
+    if let Some(process) = program_of(program.id()) {
+        // SAFETY: a number; its launcher has not waited for it, or there would be none.
+        unsafe { libc::kill(process, signal) };
+    }
+}
+
+/// Programs are stopped for a while, one after the other; the servers that are to die, die one after the other.
+fn storm(pairs: &[Pair], random: &mut Random) {
+    let end = Instant::now() + STORM;
+    let mut stops = 0;
+    let mut victims: Vec<_> = pairs.iter().filter(|pair| pair.is_victim).collect();
+    let every = STORM / (victims.len() as u32 + 1);
+    while Instant::now() < end {
+        let one = &pairs[random.below(pairs.len() as u32) as usize].ends[random.below(2) as usize];
+        signal(one, libc::SIGSTOP);
+        if Instant::now() + every * victims.len() as u32 > end {
+            let victim = victims.pop().unwrap();
+            match random.below(2) {
+                0 => signal(&victim.ends[0], libc::SIGKILL),
+                // SAFETY: a child that was not waited for.
+                _ => _ = unsafe { libc::kill(victim.ends[0].id(), libc::SIGKILL) },
+            }
+        }
+        sleep(Duration::from_millis(u64::from(20 + random.below(200))));
+        signal(one, libc::SIGCONT);
+        stops += 1;
+    }
+    victims.iter().for_each(|victim| signal(&victim.ends[0], libc::SIGKILL));
+    println!("{stops} times stopped and continued");
+}
+
+fn round(seed: u64) {
+    let random = &mut Random::new(seed);
+    let place = Place::new(&format!("storm-{seed}"));
+    let log = place.file("log");
+    let log = log.to_str().unwrap();
+    let mut pairs = vec![];
+    for (program, iterations, can_notice) in KINDS {
+        pairs.push(Pair::start(&place, log, program, iterations, false));
+        if can_notice && random.below(4) < 3 {
+            pairs.push(Pair::start(&place, log, program, ENDLESS, true));
+        }
+    }
+    // Each end has its connection.
+    let connected = 2 * pairs.len();
+    pairs[0].ends[0].wait_for_all(|| fs::read_to_string(log).is_ok_and(|log| log.matches("-> ReadyToReceive").count() >= connected));
+    storm(&pairs, random);
+    for pair in pairs {
+        let is_victim = pair.is_victim;
+        let [server, client] = pair.finish();
+        if is_victim {
+            assert!(!server.status.success() && !client.status.success(), "seed {seed}: {server:#?} {client:#?}");
+            client.said("Failed status 12");
+        } else {
+            server.succeeded();
+            client.succeeded();
+        }
+    }
+    // A new pair works, and cleans up.
+    for end in place.pair(&[], &["ibv_rc_pingpong", "-n", "100", "-c"]) {
+        end.succeeded().said("100 iters in ");
+    }
+    let left: Vec<_> = fs::read_dir(place.file("fabric")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.is_empty(), "seed {seed}: left in the fabric: {left:?}");
+}
+
+#[test]
+#[ignore = "needs perftest and ibverbs-utils"]
+fn who_is_not_killed_finishes_and_who_has_lost_its_peer_is_told() {
+    for seed in 1..=u64::from(scale()) {
+        round(seed);
+    }
+}
