@@ -149,7 +149,8 @@ fn an_atomic_that_is_not_allowed_fails_where_it_was_posted() {
 fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header() {
     let world = World::default();
     let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Datagram, false, ALL));
-    [&a, &b].map(|end| end.activate_datagrams(5));
+    a.activate_datagrams(5);
+    b.activate_datagrams(5);
     for i in 0..2 {
         b.write_receive(i, 0, b.sge(4096 + usize::from(i) * 128, 72));
     }
