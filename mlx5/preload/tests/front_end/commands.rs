@@ -201,6 +201,29 @@ fn a_child_of_fork_does_not_disturb_its_parent() {
 }
 
 #[test]
+fn a_child_of_vfork_that_closes_everything_does_not_disturb_its_parent() {
+    extern "C" fn close_all(_: *mut libc::c_void) -> i32 {
+        for fd in 3..64 {
+            // SAFETY: the child has descriptors of its own.
+            unsafe { libc::close(fd) };
+        }
+        0
+    }
+    under_the_library("commands::a_child_of_vfork_that_closes_everything_does_not_disturb_its_parent", "", &[], || {
+        let device = Device::start();
+        let mut stack = vec![0u128; 1 << 12];
+        let (flags, mut status) = (libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD, -1);
+        // SAFETY: the child has a stack of its own, and this thread waits until it has ended.
+        unsafe {
+            let child = libc::clone(close_all, stack.as_mut_ptr_range().end.cast(), flags, core::ptr::null_mut());
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        }
+        assert_eq!(status, 0);
+        device.alloc_pd().unwrap();
+    });
+}
+
+#[test]
 fn opening_can_be_refused() {
     let logged = ["open /dev/infiniband/uverbs0 refused: EACCES"];
     under_the_library("commands::opening_can_be_refused", "open=EACCES", &logged, || {
