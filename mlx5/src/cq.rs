@@ -182,16 +182,17 @@ impl<'a> Cqe<'a> {
     #[inline(always)]
     pub fn result(&self) -> Result<(), CompletionError> {
         match self.opcode() {
-            None | Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError | CqeOpcode::Invalid) => Err(self.error()),
+            None | Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError | CqeOpcode::Invalid) => Err(error(self.bytes)),
             Some(_) => Ok(()),
         }
     }
+}
 
-    #[cold]
-    fn error(&self) -> CompletionError {
-        let cqe = ErrorCqe::parse(self.bytes);
-        CompletionError { syndrome: cqe.syndrome(), raw: cqe.raw_syndrome, vendor: cqe.vendor_syndrome }
-    }
+/// What the error CQE says. It takes the bytes, so that a `Cqe` need not be in memory for a call that is hardly ever made.
+#[cold]
+fn error(bytes: &[u8; CQE_BYTES]) -> CompletionError {
+    let cqe = ErrorCqe::parse(bytes);
+    CompletionError { syndrome: cqe.syndrome(), raw: cqe.raw_syndrome, vendor: cqe.vendor_syndrome }
 }
 
 /// The device's object, kept alive by everything that names it.
