@@ -9,6 +9,9 @@ use crate::errno::Errno;
 /// Bytes of the device file: what libmlx5 maps of it ends at page `9 << 8`.
 const DEVICE_BYTES: libc::off_t = 64 << 20;
 
+/// What makes it one.
+const DEVICE_SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
 /// What the last call left.
 pub(crate) fn last_error() -> Errno {
     // SAFETY: a valid pointer for the life of the thread.
@@ -49,9 +52,16 @@ pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
     // SAFETY: a descriptor of ours and plain numbers.
     unsafe {
         checked(libc::ftruncate(fd.as_raw_fd(), DEVICE_BYTES).into())?;
-        checked(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL).into())?;
+        checked(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, DEVICE_SEALS).into())?;
     }
     Ok(fd)
+}
+
+/// Whether a descriptor is of a [`device_file`], of this process or of another.
+pub(crate) fn is_device_file(fd: RawFd) -> bool {
+    // SAFETY: plain numbers.
+    let has_seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } == DEVICE_SEALS;
+    has_seals && fstat(fd).is_ok_and(|status| status.st_size == DEVICE_BYTES)
 }
 
 /// A pipe: the reading end, and the writing one, which does not block.
@@ -107,6 +117,7 @@ mod tests {
             assert_eq!(libc::munmap(page, len), 0);
             assert_ne!(libc::ftruncate(fd.as_raw_fd(), 0), 0);
         }
+        assert!(is_device_file(fd.as_raw_fd()) && !is_device_file(pipe().unwrap().0.as_raw_fd()));
     }
 
     #[test]
