@@ -231,7 +231,8 @@ unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize
         Ok(Some(File::Channel(channel))) if count >= EVENT && !bytes.is_null() => loop {
             let n = read_next(EVENT);
             // SAFETY: the event was read to there.
-            let is_for_program = n != EVENT as ssize_t || ours(|| Ok(channel.received(unsafe { bytes.cast::<u64>().read_unaligned() }))) != Ok(false);
+            let is_for_program =
+                n != EVENT as ssize_t || ours(|| Ok(channel.received(unsafe { bytes.cast::<u64>().read_unaligned() }))) != Ok(false);
             if is_for_program {
                 return n;
             }

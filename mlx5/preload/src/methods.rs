@@ -5,10 +5,7 @@ use std::fmt;
 
 /// Objects of every driver, with their methods, both by number.
 const COMMON: [(&str, &[&str]); 17] = [
-    (
-        "DEVICE",
-        &["INVOKE_WRITE", "INFO_HANDLES", "QUERY_PORT", "GET_CONTEXT", "QUERY_CONTEXT", "QUERY_GID_TABLE", "QUERY_GID_ENTRY"],
-    ),
+    ("DEVICE", &["INVOKE_WRITE", "INFO_HANDLES", "QUERY_PORT", "GET_CONTEXT", "QUERY_CONTEXT", "QUERY_GID_TABLE", "QUERY_GID_ENTRY"]),
     ("PD", &["PD_DESTROY"]),
     ("COMP_CHANNEL", &[]),
     ("CQ", &["CQ_CREATE", "CQ_DESTROY"]),

@@ -4,12 +4,9 @@ use mlx5::hca::{QpMemory, Receives, RqMemory, Service, SqMemory};
 use zerocopy::FromZeros;
 
 use crate::abi::mlx5::{
-    CreateQp as DriverQp, CreateQpResp as DriverQpResp, QP_FLAG_BFREG_INDEX, QP_FLAG_SCATTER_CQE, QP_FLAG_SIGNATURE,
-    QP_FLAG_UAR_PAGE_INDEX,
+    CreateQp as DriverQp, CreateQpResp as DriverQpResp, QP_FLAG_BFREG_INDEX, QP_FLAG_SCATTER_CQE, QP_FLAG_SIGNATURE, QP_FLAG_UAR_PAGE_INDEX,
 };
-use crate::abi::verbs::{
-    CreateQp, CreateQpResp, DestroyQp, DestroyQpResp, ExCreateQp, ExCreateQpResp, ModifyQp, QueryQp, QueryQpResp,
-};
+use crate::abi::verbs::{CreateQp, CreateQpResp, DestroyQp, DestroyQpResp, ExCreateQp, ExCreateQpResp, ModifyQp, QueryQp, QueryQpResp};
 use crate::command::{Call, Reply};
 use crate::device::MAX_WQES;
 use crate::errno::Errno;
@@ -155,8 +152,7 @@ impl Objects {
             bfreg,
         });
         let bfreg_index = bfreg.unwrap_or(driver.bfreg_index);
-        let response =
-            CreateQpResp { qp_handle, qpn, max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data, reserved: 0 };
+        let response = CreateQpResp { qp_handle, qpn, max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data, reserved: 0 };
         let note = format!(
             "{service:?} pd={} send_cq={} recv_cq={} srq={srq:?} sq={} rq={}x{} flags={:#x} uidx={:#x} -> qp={qp_handle} qpn={qpn:#x} bfreg={bfreg_index}",
             request.pd_handle,

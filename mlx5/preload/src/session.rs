@@ -7,16 +7,16 @@ use mlx5::{Clock, FabricSpec, Faults, Timing};
 use crate::abi::verbs::number;
 use crate::bfregs::Bfregs;
 use crate::command::{Call, Reply};
-use crate::cq::Cq;
 use crate::config::GID;
+use crate::cq::Cq;
 use crate::errno::Errno;
-use mlx5::hca::{Hca, HcaOptions};
 use crate::objects::{Ah, Mr, Pd};
 use crate::qp::Qp;
 use crate::settings::Settings;
 use crate::srq::Srq;
 use crate::table::Table;
 use crate::{log, names};
+use mlx5::hca::{Hca, HcaOptions};
 
 /// How long operations towards a dead process are retried, in ns.
 const DEAD_PEER_TIMEOUT_NS: u64 = 10_000_000;

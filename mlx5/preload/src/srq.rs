@@ -3,9 +3,7 @@
 use mlx5::hca::RqMemory;
 
 use crate::abi::mlx5::{CreateSrq as DriverSrq, CreateSrqResp as DriverSrqResp, SRQ_FLAG_SIGNATURE};
-use crate::abi::verbs::{
-    CreateSrq, CreateSrqResp, CreateXsrq, DestroySrq, DestroySrqResp, ModifySrq, QuerySrq, QuerySrqResp,
-};
+use crate::abi::verbs::{CreateSrq, CreateSrqResp, CreateXsrq, DestroySrq, DestroySrqResp, ModifySrq, QuerySrq, QuerySrqResp};
 use crate::command::{Call, Reply};
 use crate::device::{MAX_SGE, MAX_WQES};
 use crate::errno::Errno;

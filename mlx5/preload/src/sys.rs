@@ -43,7 +43,9 @@ pub(crate) fn fstat(fd: RawFd) -> Result<libc::stat, Errno> {
 pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
     let name: &CStr = c"uverbs0";
     // SAFETY: a string; the new descriptor is ours alone.
-    let fd = unsafe { OwnedFd::from_raw_fd(checked(libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).into())? as RawFd) };
+    let fd = unsafe {
+        OwnedFd::from_raw_fd(checked(libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).into())? as RawFd)
+    };
     // SAFETY: a descriptor of ours and plain numbers.
     unsafe {
         checked(libc::ftruncate(fd.as_raw_fd(), DEVICE_BYTES).into())?;

@@ -56,10 +56,9 @@ fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
         (_, Reset | Error) => (0, 0),
         (Reset, Init) => (PKEY_INDEX | PORT | of(ACCESS_FLAGS, QKEY), 0),
         (Init, Init) => (0, PKEY_INDEX | PORT | of(ACCESS_FLAGS, QKEY)),
-        (Init, ReadyToReceive) => (
-            of(AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER, 0),
-            PKEY_INDEX | of(ALT_PATH | ACCESS_FLAGS, QKEY),
-        ),
+        (Init, ReadyToReceive) => {
+            (of(AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER, 0), PKEY_INDEX | of(ALT_PATH | ACCESS_FLAGS, QKEY))
+        }
         (ReadyToReceive, ReadyToSend) => (
             SQ_PSN | of(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC, 0),
             CUR_STATE | of(ALT_PATH | ACCESS_FLAGS | MIN_RNR_TIMER | PATH_MIG_STATE, QKEY),

@@ -26,8 +26,7 @@ fn a_plain_command_has_the_drivers_part_behind_its_request_and_its_response() {
 fn an_extended_command_has_the_drivers_parts_at_their_own_places() {
     let mut response = [0xa5u8; 24];
     let header = CommandHeader { command: 1 | 1 << 31, in_words: 1, out_words: 1 };
-    let extended =
-        ExtendedHeader { response: &raw mut response as u64, provider_in_words: 1, provider_out_words: 1, cmd_hdr_reserved: 0 };
+    let extended = ExtendedHeader { response: &raw mut response as u64, provider_in_words: 1, provider_out_words: 1, cmd_hdr_reserved: 0 };
     let bytes = [header.as_bytes(), extended.as_bytes(), &[1; 8], &[2; 8]].concat();
     let call = Call::parse(&bytes).unwrap();
     assert_eq!((call.number, call.is_extended, call.room()), (1, true, 8));

@@ -6,8 +6,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 
 /// Signals that go on to the program.
-const FORWARDED: [libc::c_int; 7] =
-    [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2, libc::SIGCONT];
+const FORWARDED: [libc::c_int; 7] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2, libc::SIGCONT];
 
 /// Runs the program to its end: its exit code, or 128 and the signal that ended it. It does not outlive this process, which has to clean up
 /// behind it.

@@ -1,13 +1,13 @@
 //! Runs a program with the software HCA in place of an mlx5 device: `mlx5-run CMD...`.
 
 mod child;
-mod library;
 #[path = "../../config.rs"]
 mod config;
 #[path = "../../errno.rs"]
 mod errno;
 #[path = "../../faults.rs"]
 mod faults;
+mod library;
 #[path = "../../names.rs"]
 mod names;
 mod sysfs;
