@@ -63,6 +63,7 @@ static READ: Next = Next::new(c"read");
 static WRITE: Next = Next::new(c"write");
 static IOCTL: Next = Next::new(c"ioctl");
 static SOCKET: Next = Next::new(c"socket");
+static ACCESS: Next = Next::new(c"access");
 
 /// Calls the next function; `-1` and `ENOSYS` if there is none.
 macro_rules! next {
@@ -90,7 +91,7 @@ fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
-    for next in [&OPEN, &OPENAT, &CLOSE, &READ, &WRITE, &IOCTL, &SOCKET] {
+    for next in [&OPEN, &OPENAT, &CLOSE, &READ, &WRITE, &IOCTL, &SOCKET, &ACCESS] {
         next.find();
     }
     let _ = ours(|| {
@@ -299,6 +300,18 @@ unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Statu
                 0
             }
             None => result(sys::fstatat(dir, path, status, flags)),
+        }
+    }
+}
+
+/// `access(2)`: programs look whether they may open the device before they do.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    unsafe {
+        match device(path) {
+            Some(settings) => result(settings.open_fault()),
+            None => next!(ACCESS as fn(*const c_char, c_int) -> c_int, (path, mode)),
         }
     }
 }

@@ -1,5 +1,9 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_op_in_unsafe_fn)]
+#![cfg_attr(
+    test,
+    allow(dead_code, reason = "the test program must not stand in front of its own C library, so nothing calls what is exported")
+)]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("the front end is for 64-bit Linux, whose C library's calls it stands in front of");

@@ -66,8 +66,8 @@ mod tests {
         assert_eq!((table.insert('a'), table.insert('b')), (0, 1));
         assert_eq!(table.get(1), Ok(&'b'));
         assert_eq!(table.remove(0), Ok('a'));
-        assert_eq!((table.get(0), table.remove(0)), (Err(NONE), Err(NONE)));
-        assert_eq!((table.get(7), table.get_mut(7).is_err()), (Err(NONE), true));
+        assert!(table.get(0).is_err() && table.remove(0).is_err());
+        assert!(table.get(7).is_err() && table.get_mut(7).is_err());
         assert_eq!(table.insert('c'), 0);
         *table.get_mut(0).unwrap() = 'd';
         assert_eq!(table.iter().collect::<String>(), "db");

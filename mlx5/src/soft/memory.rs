@@ -26,6 +26,8 @@ pub(crate) enum Fault {
     Domain = 4,
     /// The kernel refused the cross-process copy.
     Copy = 5,
+    /// The process is ending: it has no memory any more, but may not be proven dead yet.
+    Gone = 6,
 }
 
 impl Fault {
@@ -37,6 +39,7 @@ impl Fault {
             3 => Some(Self::Access),
             4 => Some(Self::Domain),
             5 => Some(Self::Copy),
+            6 => Some(Self::Gone),
             _ => Some(Self::Key),
         }
     }
@@ -275,7 +278,11 @@ fn cross_process(direction: Direction, pid: libc::pid_t, remote: u64, local: *mu
             Direction::Write => libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0),
         }
     };
-    if usize::try_from(copied) == Ok(len) { Ok(()) } else { Err(Fault::Copy) }
+    match usize::try_from(copied) {
+        Ok(copied) if copied == len => Ok(()),
+        Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH) => Err(Fault::Gone),
+        _ => Err(Fault::Copy),
+    }
 }
 
 /// Whether peers will be able to reach memory of other allocators in this process.

@@ -24,9 +24,12 @@ pub(crate) enum Outcome {
 }
 
 impl From<Fault> for Outcome {
-    /// A fault on the remote side.
+    /// A fault on the remote side. A process that is gone does not answer.
     fn from(fault: Fault) -> Self {
-        Self::Fail(Syndrome::RemoteAccess, fault as u8)
+        match fault {
+            Fault::Gone => Self::Wait(WaitFor::Peer),
+            _ => Self::Fail(Syndrome::RemoteAccess, fault as u8),
+        }
     }
 }
 
@@ -131,7 +134,11 @@ fn execute_any(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, w
         Transport::Connected(Some(remote)) => remote.as_mut(),
         Transport::Connected(None) => return Malformed::NotConnected.into(),
         Transport::Nowhere => return Outcome::Wait(WaitFor::Peer),
-        Transport::Datagram { qkey } => return datagram::send(hca, links, (qp.qpn, qp.pd, *qkey), opcode, ctrl, wqe),
+        Transport::Datagram { qkey } => {
+            let since_ns = qp.waiting.as_ref().map(|waiting| waiting.since_ns);
+            let from = datagram::Sender { qpn: qp.qpn, pd: qp.pd, qkey: *qkey, since_ns };
+            return datagram::send(hca, links, &from, opcode, ctrl, wqe);
+        }
     };
     let header = match opcode {
         Opcode::Send | Opcode::SendImm => SEGMENT,
@@ -265,6 +272,9 @@ fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, c
     let Some(taking) = remote.take_receive() else { return Err(Outcome::Wait(WaitFor::Receive)) };
     // SAFETY: the parts were checked against their regions, or lie in the WQE.
     let result = unsafe { scatter(&remote.peer.memory, &remote.receives, taking.index, 0, data) };
+    if result == Err((Syndrome::LocalProtection, Fault::Gone as u8)) {
+        return Err(Outcome::Wait(WaitFor::Peer));
+    }
     let payload = remote.receives.segments(taking.index).next().map_or(0, |segment| segment.addr);
     let has_imm = opcode == Opcode::SendImm;
     let arrived = if has_imm { CqeOpcode::ResponderSendImm } else { CqeOpcode::ResponderSend };

@@ -36,12 +36,13 @@ impl Limit {
     }
 }
 
-const TEXTS: [(u8, &str); 17] = [
+const TEXTS: [(u8, &str); 18] = [
     (Fault::Key as u8, "no such key, or its region was deregistered"),
     (Fault::Bounds as u8, "not inside the memory region"),
     (Fault::Access as u8, "the memory region does not allow this access"),
     (Fault::Domain as u8, "the memory region is of another protection domain"),
     (Fault::Copy as u8, "the kernel refused the copy between processes"),
+    (Fault::Gone as u8, "the process has no memory any more"),
     (Malformed::Control as u8, "wrong index, queue pair number or length in the control segment"),
     (Malformed::Opcode as u8, "an opcode that this kind of queue pair does not have"),
     (Malformed::Header as u8, "a header segment is missing"),

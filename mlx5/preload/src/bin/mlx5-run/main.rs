@@ -1,4 +1,5 @@
 //! Runs a program with the software HCA in place of an mlx5 device: `mlx5-run CMD...`.
+#![allow(clippy::print_stderr, reason = "a program")]
 
 mod child;
 #[path = "../../config.rs"]
@@ -10,6 +11,7 @@ mod faults;
 mod library;
 #[path = "../../names.rs"]
 mod names;
+mod private_dir;
 mod sysfs;
 
 use std::ffi::OsString;

@@ -1,13 +1,12 @@
 //! The tree that libibverbs reads in place of `/sys`: one PCI function with one device `mlx5_0`, laid out as the kernel does, since UCX takes
 //! the function's directory to be two above the device's.
 
-use std::ffi::{CString, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 use crate::config::{DEVICE_ID, FIRMWARE, GID, LID, Link};
+use crate::private_dir::PrivateDir;
 
 /// Device file: major and minor.
 pub(crate) const DEVICE: &str = "231:192";
@@ -33,16 +32,16 @@ pub(crate) struct TreeOptions {
 
 /// A tree of one run, in a directory of its own. Dropping it removes it.
 #[derive(Debug)]
-pub(crate) struct Tree(PathBuf);
+pub(crate) struct Tree(PrivateDir);
 
 impl Tree {
     /// Makes it. Nobody has its name before it is complete.
     pub(crate) fn make(options: &TreeOptions) -> Result<Self, String> {
         let parent = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_dir()).unwrap_or_else(|| "/tmp".into());
         let of_parent = |error: io::Error| format!("a directory in {}: {error}", parent.display());
-        let tree = Self(make_private_dir(&parent).map_err(of_parent)?);
-        if tree.0.as_os_str().len() > MAX_ROOT {
-            return Err(format!("{} is too long a path for libibverbs: set XDG_RUNTIME_DIR", tree.0.display()));
+        let tree = Self(PrivateDir::make(&parent).map_err(of_parent)?);
+        if tree.path().as_os_str().len() > MAX_ROOT {
+            return Err(format!("{} is too long a path for libibverbs: set XDG_RUNTIME_DIR", tree.path().display()));
         }
         tree.fill(options).map_err(of_parent)?;
         Ok(tree)
@@ -50,7 +49,7 @@ impl Tree {
 
     /// What is to be `SYSFS_PATH`.
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        self.0.path()
     }
 
     fn fill(&self, options: &TreeOptions) -> io::Result<()> {
@@ -139,37 +138,18 @@ impl Tree {
     }
 
     fn dir(&self, path: &str) -> io::Result<()> {
-        fs::create_dir_all(self.0.join(path))
+        fs::create_dir_all(self.path().join(path))
     }
 
     fn file(&self, path: &str, text: &str) -> io::Result<()> {
-        let path = self.0.join(path);
-        fs::create_dir_all(path.parent().unwrap_or(&self.0))?;
+        let path = self.path().join(path);
+        fs::create_dir_all(path.parent().unwrap_or(self.path()))?;
         fs::write(path, format!("{text}\n"))
     }
 
     fn link(&self, path: &str, target: &str) -> io::Result<()> {
-        symlink(target, self.0.join(path))
+        symlink(target, self.path().join(path))
     }
-}
-
-impl Drop for Tree {
-    fn drop(&mut self) {
-        // What cannot be removed is of a user who removed it already.
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// A new directory that only this user may look into.
-fn make_private_dir(parent: &Path) -> io::Result<PathBuf> {
-    let template = CString::new(parent.join("mlx5-run-XXXXXX").as_os_str().as_bytes())?.into_bytes_with_nul();
-    let mut path = template;
-    // SAFETY: a string of our own that ends in six X, which are replaced.
-    if unsafe { libc::mkdtemp(path.as_mut_ptr().cast()) }.is_null() {
-        return Err(io::Error::last_os_error());
-    }
-    path.pop();
-    Ok(OsString::from_vec(path).into())
 }
 
 /// Bytes in pairs, as GUIDs and GIDs are written.
@@ -191,7 +171,6 @@ fn cpu_mask(cpus: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     const OPTIONS: TreeOptions = TreeOptions { link: Link::InfiniBand, has_device: true, has_gid: true, is_port_up: true };
 
@@ -232,16 +211,6 @@ mod tests {
         let tree = Tree::make(&TreeOptions { has_device: false, ..OPTIONS }).unwrap();
         assert_eq!(fs::read_dir(tree.path().join("class/infiniband")).unwrap().count(), 0);
         assert!(!tree.path().join("devices").exists());
-    }
-
-    #[test]
-    fn each_tree_is_private_and_goes_with_its_run() {
-        let (one, other) = (Tree::make(&OPTIONS).unwrap(), Tree::make(&OPTIONS).unwrap());
-        assert_ne!(one.path(), other.path());
-        assert_eq!(fs::metadata(one.path()).unwrap().permissions().mode() & 0o777, 0o700);
-        let path = one.path().to_owned();
-        drop(one);
-        assert!(!path.exists() && other.path().exists());
     }
 
     #[test]

@@ -1,0 +1,97 @@
+//! A directory of one run. It is locked as long as its run lives, so that the next run can remove it if its own was killed.
+
+use std::ffi::{CString, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// Names of directories that are locked, or left over.
+const PREFIX: &str = "mlx5-run-";
+
+/// A directory that only this user may look into. Dropping it removes it.
+#[derive(Debug)]
+pub(crate) struct PrivateDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl PrivateDir {
+    /// A new one, and none that is left over.
+    pub(crate) fn make(parent: &Path) -> io::Result<Self> {
+        sweep(parent)?;
+        // Nobody looks at it under this name, so it is locked before it can be taken for left over.
+        let unlocked = make_dir(&parent.join("mlx5-new-XXXXXX"))?;
+        let lock = File::open(&unlocked)?;
+        if !try_lock(&lock) {
+            return Err(io::Error::last_os_error());
+        }
+        let name = unlocked.to_string_lossy().replace("mlx5-new-", PREFIX);
+        fs::rename(&unlocked, &name)?;
+        Ok(Self { path: name.into(), _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for PrivateDir {
+    fn drop(&mut self) {
+        // What cannot be removed is of a user who removed it already.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+fn make_dir(template: &Path) -> io::Result<PathBuf> {
+    let mut path = CString::new(template.as_os_str().as_bytes())?.into_bytes_with_nul();
+    // SAFETY: a string of our own that ends in six X, which are replaced.
+    if unsafe { libc::mkdtemp(path.as_mut_ptr().cast()) }.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    path.pop();
+    Ok(OsString::from_vec(path).into())
+}
+
+fn try_lock(dir: &File) -> bool {
+    // SAFETY: a descriptor of ours.
+    unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+}
+
+/// Removes directories whose runs were killed. Those of other users are left to them, and what cannot be removed is tried again next time.
+fn sweep(parent: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(parent)?.flatten() {
+        let is_of_a_run = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()) && entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_of_a_run && File::open(entry.path()).is_ok_and(|dir| try_lock(&dir)) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_directory_is_private_and_goes_with_its_run_or_with_the_next_one() {
+        let parent = make_dir(&std::env::temp_dir().join("mlx5-test-XXXXXX")).unwrap();
+        let (one, other) = (PrivateDir::make(&parent).unwrap(), PrivateDir::make(&parent).unwrap());
+        assert_ne!(one.path(), other.path());
+        assert_eq!(fs::metadata(one.path()).unwrap().permissions().mode() & 0o777, 0o700);
+
+        let path = one.path().to_owned();
+        drop(one);
+        assert!(!path.exists() && other.path().exists());
+
+        let left_over = parent.join("mlx5-run-killed");
+        fs::create_dir(&left_over).unwrap();
+        fs::write(left_over.join("file"), "").unwrap();
+        drop(PrivateDir::make(&parent).unwrap());
+        assert!(!left_over.exists() && other.path().exists());
+        drop(other);
+        fs::remove_dir(&parent).unwrap();
+    }
+}

@@ -1,0 +1,171 @@
+//! What programs are told when something is wrong, and what the launcher does about programs that end otherwise than well.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use crate::support::{Place, built};
+
+/// The fault, and what ibv_rc_pingpong, alone, says about it.
+fn refused(fault: &str, says: &str) {
+    let finished = Place::new(&fault.replace(['=', '@'], "-")).run(&["--fault", fault], &["ibv_rc_pingpong"]);
+    assert!(!finished.status.success(), "{finished:#?}");
+    finished.said(says);
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn faults_reach_the_program() {
+    refused("devices=none", "No IB devices found");
+    refused("open=EACCES", "Couldn't get context");
+    refused("get_context=ENODEV", "Couldn't get context");
+    refused("alloc_pd=ENOMEM", "Couldn't allocate PD");
+    refused("reg_mr=ENOMEM", "Couldn't register MR");
+    refused("create_cq=ENOMEM", "Couldn't create CQ");
+    refused("create_qp=ENOMEM", "Couldn't create QP");
+    refused("modify_qp=EIO", "Failed to modify QP to INIT");
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn the_port_can_be_down_or_have_no_gid() {
+    let place = Place::new("port");
+    let shown = place.run(&["--fault", "port=down", "--fault", "gid=none"], &["ibv_devinfo", "-v"]);
+    shown.succeeded().said("PORT_DOWN (1)");
+    assert!(!shown.output.contains("fe80:"), "{shown:#?}");
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn a_fault_can_come_later() {
+    let place = Place::new("later");
+    let log = place.file("log");
+    let options = ["--log", log.to_str().unwrap(), "--log-commands", "--fault", "modify_qp=EIO@1"];
+    let ends = place.pair(&options, &["ibv_rc_pingpong"]);
+    assert!(ends.iter().all(|end| !end.status.success()), "{ends:#?}");
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains("modify_qp qp=0 Reset -> Init"), "{log}");
+    assert!(log.contains("modify_qp (26) refused: EIO"), "{log}");
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn bad_faults_are_refused_with_the_legal_ones() {
+    let finished = Place::new("bad").run(&["--fault", "reg_mr=EWHAT"], &["ibv_devinfo"]);
+    assert!(!finished.status.success());
+    finished.said("EWHAT").said("ENOMEM");
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn what_is_refused_is_logged_by_name() {
+    let place = Place::new("log");
+    let log = place.file("log");
+    place.run(&["--log", log.to_str().unwrap()], &["ibv_devinfo"]).succeeded();
+    let refused = fs::read_to_string(&log).unwrap();
+    assert!(refused.contains("ioctl DEVICE.INVOKE_WRITE refused: ENOTTY"), "{refused}");
+    assert!(!refused.contains("query_port"), "{refused}");
+    place.run(&["--log", "-", "--log-commands"], &["ibv_devinfo"]).succeeded().said("get_context bfregs=16/4").said("query_port");
+}
+
+/// The server's end is a connection's end: the survivor's operations get no answer, `IBV_WC_RETRY_EXC_ERR`.
+fn survivor_of(test: &str, program: &str) {
+    let place = Place::new(test);
+    let log = place.file("log");
+    let port = crate::support::free_port().to_string();
+    let command = |more: &[&str]| {
+        let mut command = place.mlx5_run(&["--log", log.to_str().unwrap(), "--log-commands"]);
+        command.args([program, "-n", "100000000", "-p", &port]).args(more);
+        command
+    };
+    let mut server = place.start(&mut command(&[]));
+    server.wait_for(|| crate::support::is_listening(port.parse().unwrap()));
+    let mut client = place.start(&mut command(&["localhost"]));
+    client.wait_for(|| fs::read_to_string(&log).is_ok_and(|log| log.matches("-> ReadyToSend").count() == 2));
+    // Traffic, not only a connection.
+    sleep(Duration::from_millis(500));
+    // SAFETY: a process of ours, which was not waited for.
+    unsafe { libc::kill(server.id(), libc::SIGKILL) };
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&server.finish().status), Some(libc::SIGKILL));
+    let client = client.finish();
+    assert!(!client.status.success(), "{client:#?}");
+    client.said("Completion with error").said("Failed status 12");
+}
+
+#[test]
+#[ignore = "needs perftest"]
+fn the_survivor_of_a_killed_peer_gets_no_answer_to_its_writes() {
+    survivor_of("killed-write", "ib_write_bw");
+}
+
+#[test]
+#[ignore = "needs perftest"]
+fn the_survivor_of_a_killed_peer_gets_no_answer_to_its_reads() {
+    survivor_of("killed-read", "ib_read_bw");
+}
+
+/// The tree of a run: the value of its variable.
+fn tree(output: &str) -> PathBuf {
+    PathBuf::from(output.lines().next().unwrap())
+}
+
+#[test]
+#[ignore = "needs libibverbs1 and ibverbs-providers"]
+fn the_launcher_ends_as_the_program_did_and_leaves_nothing() {
+    let place = Place::new("ends");
+    for (script, code) in [("exit 7", 7), ("kill -TERM $$", 128 + libc::SIGTERM), ("exit 0", 0)] {
+        let finished = place.run(&[], &["sh", "-c", &format!("echo $SYSFS_PATH; test -d $SYSFS_PATH/class/infiniband/mlx5_0 && {script}")]);
+        assert_eq!(finished.status.code(), Some(code), "{finished:#?}");
+        assert!(!tree(&finished.output).exists(), "{finished:#?}");
+    }
+    assert_eq!(place.run(&[], &["there-is-no-such-program"]).status.code(), Some(127));
+}
+
+#[test]
+#[ignore = "needs libibverbs1 and ibverbs-providers"]
+fn signals_go_on_to_the_program() {
+    let place = Place::new("signals");
+    let script = "trap 'exit 9' USR1; echo $SYSFS_PATH; while true; do sleep 0.05; done";
+    let mut program = place.start(place.mlx5_run(&[]).args(["sh", "-c", script]));
+    let output = place.file("output-0");
+    program.wait_for(|| fs::read_to_string(&output).is_ok_and(|output| output.ends_with('\n')));
+    // SAFETY: a process of ours, which was not waited for.
+    unsafe { libc::kill(program.id(), libc::SIGUSR1) };
+    let finished = program.finish();
+    assert_eq!(finished.status.code(), Some(9), "{finished:#?}");
+    assert!(!tree(&finished.output).exists());
+}
+
+#[test]
+#[ignore = "needs libibverbs1 and ibverbs-providers"]
+fn a_killed_launcher_takes_its_program_with_it_and_the_next_one_cleans_up() {
+    let place = Place::new("cleans");
+    let mut program = place.start(place.mlx5_run(&[]).args(["sh", "-c", "echo $SYSFS_PATH; echo $$; exec sleep 1000"]));
+    let output = place.file("output-0");
+    program.wait_for(|| fs::read_to_string(&output).is_ok_and(|output| output.lines().count() == 2 && output.ends_with('\n')));
+    // SAFETY: a process of ours, which was not waited for.
+    unsafe { libc::kill(program.id(), libc::SIGKILL) };
+    let finished = program.finish();
+    let sleeper: libc::pid_t = finished.output.lines().nth(1).unwrap().parse().unwrap();
+    let other = place.start(place.mlx5_run(&[]).args(["sh", "-c", "echo $SYSFS_PATH; test -d $SYSFS_PATH && exec sleep 2"]));
+    place.run(&[], &["true"]).succeeded();
+    assert!(!tree(&finished.output).exists(), "{finished:#?}");
+    let other = other.finish();
+    other.succeeded();
+    // SAFETY: only asks. The sleeper is nobody's child any more: it is gone when its number is.
+    let is_gone = || unsafe { libc::kill(sleeper, 0) } != 0;
+    let is_zombie = || fs::read_to_string(format!("/proc/{sleeper}/stat")).is_ok_and(|stat| stat.contains(") Z "));
+    assert!(is_gone() || is_zombie(), "{sleeper} is still there");
+}
+
+#[test]
+fn without_its_library_the_launcher_says_how_to_build_it() {
+    let place = Place::new("alone");
+    let alone = place.file("mlx5-run");
+    fs::copy(built().join("mlx5-run"), &alone).unwrap();
+    let finished = place.start(Command::new(&alone).arg("true")).finish();
+    assert_eq!(finished.status.code(), Some(125), "{finished:#?}");
+    finished.said("cargo build --release -p mlx5-preload");
+}

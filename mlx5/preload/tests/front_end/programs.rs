@@ -1,0 +1,110 @@
+//! Other people's programs, unmodified, under `mlx5-run`.
+
+use crate::support::{Finished, Place};
+
+/// Both ends of a ping-pong checked what they received, and say how long it took.
+fn pingpong(test: &str, options: &[&str], program: &[&str]) {
+    for end in Place::new(test).pair(options, &[program, &["-n", "300", "-c"]].concat()) {
+        end.succeeded().said("300 iters in ");
+        assert!(!end.output.contains("invalid data"), "{end:#?}");
+    }
+}
+
+/// The client's table has a line for messages of this size.
+fn perftest(test: &str, options: &[&str], program: &[&str], bytes: u32, iterations: u32) {
+    let place = Place::new(test);
+    let [server, client] = place.pair(options, &[program, &["-n", &iterations.to_string(), "-s", &bytes.to_string()]].concat());
+    server.succeeded();
+    has_line(client.succeeded(), bytes, iterations);
+}
+
+fn has_line(client: &Finished, bytes: u32, iterations: u32) {
+    let (bytes, iterations) = (bytes.to_string(), iterations.to_string());
+    let is_result = |line: &str| line.split_whitespace().take(2).eq([&*bytes, &*iterations]);
+    assert!(client.output.lines().any(is_result), "no result of {iterations} iterations with {bytes} bytes: {client:#?}");
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn ibv_devinfo_shows_the_device() {
+    let place = Place::new("devinfo");
+    let shown = place.run(&[], &["ibv_devinfo", "-v"]);
+    shown.succeeded().said("hca_id:\tmlx5_0").said("PORT_ACTIVE (4)").said("InfiniBand").said("port_lid:\t\t1");
+    shown.said("fe80:0000:0000:0000:0200:00ff:fe00:0001").said("ATOMIC_HCA (1)").said("vendor_part_id:\t\t\t4123");
+    let shown = place.run(&["--link", "roce"], &["ibv_devinfo", "-v"]);
+    shown.succeeded().said("link_layer:\t\tEthernet").said("fe80::200:ff:fe00:1, RoCE v2");
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn ibv_rc_pingpong_finishes() {
+    pingpong("rc", &[], &["ibv_rc_pingpong"]);
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn ibv_rc_pingpong_finishes_with_events() {
+    pingpong("rc-events", &[], &["ibv_rc_pingpong", "-e"]);
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn ibv_rc_pingpong_finishes_over_roce() {
+    pingpong("rc-roce", &["--link", "roce"], &["ibv_rc_pingpong", "-g", "0"]);
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn ibv_srq_pingpong_finishes() {
+    pingpong("srq", &[], &["ibv_srq_pingpong"]);
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn ibv_ud_pingpong_finishes() {
+    pingpong("ud", &[], &["ibv_ud_pingpong", "-s", "1024"]);
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn ibv_ud_pingpong_finishes_over_roce() {
+    pingpong("ud-roce", &["--link", "roce"], &["ibv_ud_pingpong", "-g", "0", "-s", "1024"]);
+}
+
+#[test]
+#[ignore = "needs perftest"]
+fn ib_write_bw_finishes() {
+    perftest("write-bw", &[], &["ib_write_bw"], 65_536, 500);
+}
+
+#[test]
+#[ignore = "needs perftest"]
+fn ib_read_bw_finishes() {
+    perftest("read-bw", &[], &["ib_read_bw"], 4_096, 500);
+}
+
+#[test]
+#[ignore = "needs perftest"]
+fn ib_send_lat_finishes() {
+    perftest("send-lat", &[], &["ib_send_lat"], 64, 300);
+}
+
+#[test]
+#[ignore = "needs perftest"]
+fn ib_send_bw_finishes_over_roce() {
+    perftest("send-bw-roce", &["--link", "roce"], &["ib_send_bw", "-x", "0"], 4_096, 300);
+}
+
+#[test]
+#[ignore = "needs perftest"]
+fn ib_send_bw_finishes_with_a_shared_receive_queue() {
+    perftest("send-bw-srq", &[], &["ib_send_bw", "--use-srq"], 4_096, 500);
+}
+
+#[test]
+#[ignore = "needs perftest"]
+fn ib_atomic_bw_finishes() {
+    let [server, client] = Place::new("atomic-bw").pair(&[], &["ib_atomic_bw", "-n", "200"]);
+    server.succeeded();
+    has_line(client.succeeded(), 8, 200);
+}

@@ -1,0 +1,176 @@
+//! Programs under the front end, each with a deadline.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// A program that takes longer hangs.
+const DEADLINE: Duration = Duration::from_secs(90);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// The directory with `mlx5-run` and the library. A test depends on the binaries of its package, but not on a library that nobody links, so
+/// that one is built here.
+pub(crate) fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--locked", "-p", env!("CARGO_PKG_NAME"), "--lib"]);
+        let program = Path::new(env!("CARGO_BIN_EXE_mlx5-run"));
+        let dir = program.parent().unwrap();
+        if dir.ends_with("release") {
+            cargo.arg("--release");
+        }
+        cargo.arg("--target-dir").arg(dir.parent().unwrap());
+        assert!(cargo.status().expect("cargo").success());
+        dir.to_owned()
+    })
+}
+
+/// A directory of one test, with a fabric of its own.
+pub(crate) struct Place {
+    dir: PathBuf,
+    programs: AtomicU32,
+}
+
+impl Place {
+    pub(crate) fn new(test: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("mlx5-preload-{test}-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        Self { dir, programs: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// `mlx5-run` with these options.
+    pub(crate) fn mlx5_run(&self, options: &[&str]) -> Command {
+        let mut command = Command::new(built().join("mlx5-run"));
+        command.arg("--fabric").arg(self.file("fabric")).args(options);
+        command
+    }
+
+    /// Starts a program, with all it says in a file.
+    pub(crate) fn start(&self, command: &mut Command) -> Program {
+        let output = self.file(&format!("output-{}", self.programs.fetch_add(1, Ordering::Relaxed)));
+        let file = File::create(&output).unwrap();
+        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+        Program { what: format!("{command:?}"), child: command.spawn().unwrap(), output, deadline: Instant::now() + DEADLINE }
+    }
+
+    /// Runs a program to its end.
+    pub(crate) fn run(&self, options: &[&str], program: &[&str]) -> Finished {
+        self.start(self.mlx5_run(options).args(program)).finish()
+    }
+
+    /// Runs a server, and a client that is the same program with the server's host behind: server and client.
+    pub(crate) fn pair(&self, options: &[&str], program: &[&str]) -> [Finished; 2] {
+        let port = free_port();
+        let command = |more: &[&str]| {
+            let mut command = self.mlx5_run(options);
+            command.args(program).args(["-p", &port.to_string()]).args(more);
+            command
+        };
+        let mut server = self.start(&mut command(&[]));
+        server.wait_for(|| is_listening(port));
+        let client = self.start(&mut command(&["localhost"]));
+        [server.finish(), client.finish()]
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A program that runs; killed if dropped.
+pub(crate) struct Program {
+    what: String,
+    child: Child,
+    output: PathBuf,
+    deadline: Instant,
+}
+
+/// A program that ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    #[allow(dead_code, reason = "shown when a test fails")]
+    what: String,
+    pub(crate) status: ExitStatus,
+    pub(crate) output: String,
+}
+
+impl Program {
+    pub(crate) fn id(&self) -> libc::pid_t {
+        self.child.id() as libc::pid_t
+    }
+
+    pub(crate) fn output(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.output).unwrap()).into_owned()
+    }
+
+    /// Waits until something is so, as long as the program runs.
+    pub(crate) fn wait_for(&mut self, mut is_so: impl FnMut() -> bool) {
+        while !is_so() {
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none(), "{} ended too early:\n{}", self.what, self.output());
+            assert!(Instant::now() < self.deadline, "{} hangs:\n{}", self.what, self.output());
+            sleep(LOOK_AGAIN);
+        }
+    }
+
+    pub(crate) fn finish(mut self) -> Finished {
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return Finished { what: self.what.clone(), status, output: self.output() };
+            }
+            assert!(Instant::now() < self.deadline, "{} hangs:\n{}", self.what, self.output());
+            sleep(LOOK_AGAIN);
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Finished {
+    /// It succeeded.
+    #[track_caller]
+    pub(crate) fn succeeded(&self) -> &Self {
+        assert!(self.status.success(), "{self:#?}");
+        self
+    }
+
+    /// It said so.
+    #[track_caller]
+    pub(crate) fn said(&self, text: &str) -> &Self {
+        assert!(self.output.contains(text), "{text:?} is not in {self:#?}");
+        self
+    }
+}
+
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Without connecting, which a server takes for its client.
+pub(crate) fn is_listening(port: u16) -> bool {
+    let port = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let lines = fs::read_to_string(table).unwrap_or_default();
+        lines.lines().any(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            fields.next().is_some_and(|local| local.ends_with(&port)) && fields.nth(1) == Some("0A")
+        })
+    })
+}
