@@ -24,7 +24,7 @@ pub(crate) struct CqRing {
     mask: u32,
     /// CQEs consumed. While a session is open, those before its title.
     consumer: u32,
-    /// The entry of `consumer`, and the owner bit that it gets; while a poll is under way and while a session is open, of one before it.
+    /// The entry of `consumer`, and the owner bit that it gets; while callbacks run and while a session is open, of one before it.
     head: NonNull<u8>,
     owner: u8,
     record: NonNull<AtomicU32>,
@@ -252,6 +252,7 @@ impl CqRing {
                 (place.cast().as_ref(), if is_large { Beside::Half(place.sub(CQE128_OFFSET).cast().as_ref()) } else { Beside::Nothing })
             };
             if CqeFormat::from_op_own(op_own) == CqeFormat::Compressed {
+                // `leave_session` looks for the next entry when it is through.
                 return Some(bytes);
             }
             let cqe = Cqe::new(bytes, beside, self.kind);
@@ -269,6 +270,7 @@ impl CqRing {
             f(find(cqe.qpn()), cqe);
             *n += 1;
         }
+        (self.head, self.owner) = (place, owner);
         None
     }
 
@@ -283,14 +285,17 @@ impl CqRing {
     fn take<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
         let mut n = 0;
         let before = self.handed_out();
-        let taking = Taking { ring: self, before };
+        let mut taking = Taking { ring: self, before, is_unwinding: true };
         loop {
             if taking.ring.session.count != 0 {
                 n += taking.ring.take_session(max - n, find, f);
             }
             match taking.ring.take_plain(max, &mut n, find, f) {
                 Some(title) => taking.ring.open_session(title),
-                None => return n,
+                None => {
+                    taking.is_unwinding = false;
+                    return n;
+                }
             }
         }
     }
@@ -347,6 +352,8 @@ struct Taking<'a> {
     ring: &'a mut CqRing,
     /// CQEs handed out when it began.
     before: u32,
+    /// It ends because a callback panicked.
+    is_unwinding: bool,
 }
 
 impl Drop for Taking<'_> {
@@ -354,7 +361,9 @@ impl Drop for Taking<'_> {
     fn drop(&mut self) {
         let now = self.ring.handed_out();
         if now != self.before {
-            self.ring.seek();
+            if self.is_unwinding {
+                self.ring.seek();
+            }
             // Release: the device may overwrite the entries once it sees this.
             // SAFETY: the record lives as long as `object`.
             unsafe { self.ring.record.as_ref() }.store(cq_consumer_record(now), Ordering::Release);
