@@ -49,10 +49,9 @@ fn a_rings_completions_count_receives_past_the_end_of_the_ring() {
     for service in [Service::Connected, Service::Datagram] {
         let world = World::default();
         let [mut a, mut b] = [(); 2].map(|()| End::new(&world, service, false, ALL));
-        match service {
-            Service::Connected => [(&a, b.qpn), (&b, a.qpn)].map(|(end, to)| end.connect(to)),
-            Service::Datagram => [(&a, 0), (&b, 0)].map(|(end, _)| end.activate_datagrams(5)),
-        };
+        for (end, to) in [(&a, b.qpn), (&b, a.qpn)] {
+            if service == Service::Connected { end.connect(to) } else { end.activate_datagrams(5) }
+        }
         let datagram = DatagramSegment { vector: AddressVector::local(1, 0), qpn: b.qpn, qkey: 5 }.emit();
         let part = |i: usize| datagram[i * SEGMENT..].first_chunk().copied().unwrap();
         let header = if service == Service::Datagram { vec![part(0), part(1), part(2)] } else { vec![] };
@@ -149,7 +148,7 @@ fn an_atomic_that_is_not_allowed_fails_where_it_was_posted() {
 fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header() {
     let world = World::default();
     let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Datagram, false, ALL));
-    [&a, &b].map(|end| end.activate_datagrams(5));
+    [&a, &b].into_iter().for_each(|end| end.activate_datagrams(5));
     for i in 0..2 {
         b.write_receive(i, 0, b.sge(4096 + usize::from(i) * 128, 72));
     }
