@@ -49,10 +49,9 @@ fn a_rings_completions_count_receives_past_the_end_of_the_ring() {
     for service in [Service::Connected, Service::Datagram] {
         let world = World::default();
         let [mut a, mut b] = [(); 2].map(|()| End::new(&world, service, false, ALL));
-        match service {
-            Service::Connected => [(&a, b.qpn), (&b, a.qpn)].map(|(end, to)| end.connect(to)),
-            Service::Datagram => [(&a, 0), (&b, 0)].map(|(end, _)| end.activate_datagrams(5)),
-        };
+        for (end, to) in [(&a, b.qpn), (&b, a.qpn)] {
+            if service == Service::Connected { end.connect(to) } else { end.activate_datagrams(5) }
+        }
         let datagram = DatagramSegment { vector: AddressVector::local(1, 0), qpn: b.qpn, qkey: 5 }.emit();
         let part = |i: usize| datagram[i * SEGMENT..].first_chunk().copied().unwrap();
         let header = if service == Service::Datagram { vec![part(0), part(1), part(2)] } else { vec![] };
