@@ -18,7 +18,7 @@
 //! Without `--bench` (as `cargo test` runs it) only the check that every contender finds every message is made.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "a benchmark")]
 
-#[path = "../tests/support/libmlx5.rs"]
+#[path = "../tests/support/libmlx5/mod.rs"]
 mod libmlx5;
 
 use std::cell::Cell;
@@ -175,7 +175,7 @@ struct Verbs {
 fn library() -> &'static Result<(Library, VerbsDevice), String> {
     static LIBRARY: OnceLock<Result<(Library, VerbsDevice), String>> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        let library = Library::load("tests/support/libmlx5.c")?;
+        let library = Library::load(libmlx5::DRIVER)?;
         let device = VerbsDevice::open(&library, false)?;
         Ok((library, device))
     })

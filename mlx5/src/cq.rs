@@ -186,16 +186,17 @@ impl<'a> Cqe<'a> {
     #[inline(always)]
     pub fn result(&self) -> Result<(), CompletionError> {
         match self.opcode() {
-            None | Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError | CqeOpcode::Invalid) => Err(self.error()),
+            None | Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError | CqeOpcode::Invalid) => Err(error(self.bytes, self.kind)),
             Some(_) => Ok(()),
         }
     }
+}
 
-    #[cold]
-    fn error(&self) -> CompletionError {
-        let cqe = ErrorCqe::parse(self.bytes);
-        CompletionError { syndrome: cqe.syndrome(), raw: cqe.raw_syndrome, vendor: cqe.vendor_syndrome, kind: self.kind }
-    }
+/// What the error CQE says. It takes the bytes, so that a `Cqe` need not be in memory for a call that is hardly ever made.
+#[cold]
+fn error(bytes: &[u8; CQE_BYTES], kind: DeviceKind) -> CompletionError {
+    let cqe = ErrorCqe::parse(bytes);
+    CompletionError { syndrome: cqe.syndrome(), raw: cqe.raw_syndrome, vendor: cqe.vendor_syndrome, kind }
 }
 
 /// The device's object, kept alive by everything that names it.

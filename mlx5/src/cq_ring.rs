@@ -24,6 +24,9 @@ pub(crate) struct CqRing {
     mask: u32,
     /// CQEs consumed. While a session is open, those before its title.
     consumer: u32,
+    /// The entry of `consumer`, and the owner bit that it gets; while a poll is under way and while a session is open, of one before it.
+    head: NonNull<u8>,
+    owner: u8,
     record: NonNull<AtomicU32>,
     session: Session,
     polls_without_hook: u32,
@@ -65,6 +68,8 @@ impl CqRing {
             log_entries: entries.trailing_zeros(),
             mask: entries - 1,
             consumer: 0,
+            head: first,
+            owner: 0,
             record,
             session,
             polls_without_hook: 0,
@@ -88,6 +93,13 @@ impl CqRing {
         let index = (counter & self.mask) as usize;
         // SAFETY: the buffer holds `entries` entries of `stride` bytes.
         unsafe { self.first.add(index * self.stride) }
+    }
+
+    /// Looks at the entry of `consumer` from now on.
+    #[inline(always)]
+    fn seek(&mut self) {
+        self.head = self.place(self.consumer);
+        self.owner = (self.consumer >> self.log_entries) as u8 & 1;
     }
 
     /// Entries from that of `counter` to the end of the ring.
@@ -158,6 +170,7 @@ impl CqRing {
             self.consumer = self.consumer.wrapping_add(next);
             self.session.count = 0;
             self.session.next = 0;
+            self.seek();
         } else {
             self.keep_session(from, next);
         }
@@ -207,9 +220,15 @@ impl CqRing {
         }
     }
 
+    /// Whether there is a CQE to hand out. What it costs is what an empty poll costs.
+    #[inline(always)]
+    fn has_any(&self) -> bool {
+        // SAFETY: as in `take_plain`; while no session is open, `head` is the entry of `consumer`.
+        let op_own = unsafe { self.head.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
+        self.session.count != 0 || is_written(op_own, self.owner)
+    }
+
     /// Hands out up to `max` plain CQEs and counts them in `n`. The title of a compressed session ends them and is returned.
-    ///
-    /// The device has written an entry if its opcode is valid and its owner bit is that of this lap.
     #[inline(always)]
     fn take_plain<'a, L: Copy>(
         &mut self,
@@ -219,12 +238,11 @@ impl CqRing {
         f: &mut impl FnMut(L, Cqe<'_>),
     ) -> Option<&'a [u8; CQE_BYTES]> {
         let (first, last, stride) = (self.first, self.last, self.stride);
-        let mut place = self.place(self.consumer);
-        let mut owner = (self.consumer >> self.log_entries) as u8;
+        let (mut place, mut owner) = (self.head, self.owner);
         while *n < max {
             // SAFETY: inside the buffer; the device writes this byte last, and only whole.
             let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
-            if (op_own ^ owner) & 1 != 0 || op_own >> 4 == CqeOpcode::Invalid as u8 {
+            if !is_written(op_own, owner) {
                 break;
             }
             // SAFETY: the owner bit, read with Acquire, says that the device is done with the entry; it will not touch it again before
@@ -240,7 +258,7 @@ impl CqRing {
             if place == last {
                 rarely();
                 place = first;
-                owner = !owner;
+                owner ^= 1;
             } else {
                 // SAFETY: there is an entry behind it.
                 place = unsafe { place.add(stride) };
@@ -296,7 +314,9 @@ impl CqRing {
     pub(crate) fn poll<L: Copy>(&mut self, max: usize, find: impl Fn(u32) -> L, mut f: impl FnMut(L, Cqe<'_>)) -> usize {
         let mut is_second = false;
         loop {
-            let n = self.take(max, &find, &mut f);
+            let n = if self.has_any() { self.take(max, &find, &mut f) } else { 0 };
+            // Hardware makes progress by itself.
+            let Some(device) = &self.hook else { return n };
             if is_second {
                 return n;
             }
@@ -307,12 +327,19 @@ impl CqRing {
                 }
             }
             self.polls_without_hook = 0;
-            is_second = matches!(&self.hook, Some(device) if device.empty_poll()) && n == 0;
+            is_second = device.empty_poll() && n == 0;
             if !is_second {
                 return n;
             }
         }
     }
+}
+
+/// Whether the device has written an entry with this op_own byte: its owner bit is that of the lap, `owner`, and its opcode is valid.
+#[inline(always)]
+fn is_written(op_own: u8, owner: u8) -> bool {
+    // One comparison: with the owner bit on top, it is 0, and what is below is less than the invalid opcode.
+    (op_own ^ owner).rotate_right(1) < (CqeOpcode::Invalid as u8) << 3
 }
 
 /// CQEs are being handed out. When that ends, also by a panic of the callback, the device learns which entries it may have back.
@@ -327,6 +354,7 @@ impl Drop for Taking<'_> {
     fn drop(&mut self) {
         let now = self.ring.handed_out();
         if now != self.before {
+            self.ring.seek();
             // Release: the device may overwrite the entries once it sees this.
             // SAFETY: the record lives as long as `object`.
             unsafe { self.ring.record.as_ref() }.store(cq_consumer_record(now), Ordering::Release);

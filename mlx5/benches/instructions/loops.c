@@ -2,7 +2,7 @@
  * What a program does that uses libibverbs, in the same loops as the operations of main.rs beside this file. Only what is in functions whose
  * names start with "measured_" is counted.
  */
-#include "../../tests/support/libmlx5.c"
+#include "../../tests/support/libmlx5/driver.c"
 
 enum {
 	/* WQEBBs between two completions of a post loop, as in main.rs. */

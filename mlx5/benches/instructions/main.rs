@@ -11,7 +11,7 @@
 //! is polled and given to `complete`. So a post's count contains its share of that, and of this program's loop.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a program for measuring")]
 
-#[path = "../../tests/support/libmlx5.rs"]
+#[path = "../../tests/support/libmlx5/mod.rs"]
 mod driver;
 mod hca;
 mod libmlx5;

@@ -1,14 +1,15 @@
 //! The bytes that libmlx5 writes against ours, for the same operations, and its reading of CQEs against ours. It runs under `mlx5-run`, so
-//! that libmlx5 has a device; ours is a null device beside it. Nothing is executed: all of libmlx5's queue pairs stay in a state in which
-//! they do not send, and the CQEs are written here.
+//! that libmlx5 has a device; ours is a null device beside it. Nothing is executed, except in `executed`: libmlx5's queue pairs stay in a state
+//! in which their device does not send, and the CQEs are written here.
 //!
 //! `docs/libmlx5.md` lists every difference. A test fails if it finds one that is not there, or does not find one that is.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod cqes;
 mod differences;
+mod executed;
 mod fields;
-#[path = "../support/libmlx5.rs"]
+#[path = "../support/libmlx5/mod.rs"]
 mod libmlx5;
 mod operations;
 #[path = "../support/random.rs"]
@@ -23,7 +24,7 @@ use libmlx5::{Library, VerbsDevice};
 /// A device of libmlx5 of its own, whose queue pairs have the user indices 0, 1, ... in the order in which they are made.
 fn open() -> VerbsDevice {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
-    let library = LIBRARY.get_or_init(|| Library::load("tests/support/libmlx5.c").unwrap_or_else(|e| panic!("{e}")));
+    let library = LIBRARY.get_or_init(|| Library::load(libmlx5::DRIVER).unwrap_or_else(|e| panic!("{e}")));
     VerbsDevice::open(library, false).unwrap_or_else(|e| panic!("{e}"))
 }
 

@@ -1,6 +1,6 @@
 /*
  * libibverbs and libmlx5 for the Rust of this package: what infiniband/verbs.h has as inline functions, and where the queues are
- * (mlx5dv_init_obj). tests/support/libmlx5.rs compiles it when a test runs, and describes the structures again.
+ * (mlx5dv_init_obj). The Rust beside it compiles it when a test runs, and describes the structures again.
  *
  * A function that returns a pointer returns NULL, and one that returns an int a number other than 0, if it fails; lv_problem() says why.
  */
@@ -247,10 +247,15 @@ int lv_create_qp(struct lv_device *device, const struct lv_qp_request *request, 
 	return 0;
 }
 
+enum {
+	LV_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+	LV_QKEY = 0x1234,
+};
+
 /* Receives may be posted from INIT on. Nothing is sent in this state. */
 int lv_to_init(struct ibv_qp *qp)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 0x1234 };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = LV_QKEY, .qp_access_flags = LV_ACCESS };
 	int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
 	int error = ibv_modify_qp(qp, &attr, mask | (qp->qp_type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS));
 
@@ -273,6 +278,41 @@ int lv_pretend_ready(struct ibv_qp *qp)
 		close(qp->context->cmd_fd);
 	qp->context->cmd_fd = device_fd;
 	return error ? fail(error, "ibv_modify_qp to RTS") : 0;
+}
+
+/* From INIT to RTS, connected to a queue pair of this port, with one retry of either kind and the shortest times; or for datagrams. */
+int lv_connect(struct ibv_qp *qp, uint32_t remote_qpn)
+{
+	const int is_datagram = qp->qp_type == IBV_QPT_UD;
+	struct ibv_port_attr port;
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR };
+	int error = ibv_query_port(qp->context, 1, &port);
+
+	if (error)
+		return fail(error, "ibv_query_port");
+	attr.path_mtu = IBV_MTU_4096;
+	attr.dest_qp_num = remote_qpn;
+	attr.max_dest_rd_atomic = 16;
+	attr.min_rnr_timer = 1;
+	attr.ah_attr = (struct ibv_ah_attr){ .dlid = port.lid, .port_num = 1 };
+	error = ibv_modify_qp(qp, &attr, IBV_QP_STATE | (is_datagram ? 0 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+			      IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	if (error)
+		return fail(error, "ibv_modify_qp to RTR");
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 8, .retry_cnt = 1, .rnr_retry = 1, .max_rd_atomic = 16 };
+	error = ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | (is_datagram ? 0 : IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+			      IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC));
+	return error ? fail(error, "ibv_modify_qp to RTS") : 0;
+}
+
+/* Registers memory for everything; its key, local and remote, or 0. */
+uint32_t lv_register(struct lv_device *device, void *addr, size_t bytes)
+{
+	struct ibv_mr *mr = ibv_reg_mr(device->own_pd, addr, bytes, LV_ACCESS);
+
+	if (!mr)
+		fail(errno, "ibv_reg_mr");
+	return mr ? mr->lkey : 0;
 }
 
 struct lv_path {
@@ -313,187 +353,4 @@ struct ibv_ah *lv_create_ah(struct lv_device *device, const struct lv_path *path
 	return ah;
 }
 
-/* An operation, for either way to post one. */
-struct lv_op {
-	uint64_t wr_id;
-	/* enum ibv_wr_opcode, enum ibv_send_flags */
-	uint32_t opcode;
-	uint32_t flags;
-	uint32_t imm;
-	uint32_t rkey;
-	uint64_t raddr;
-	uint64_t compare_add;
-	uint64_t swap;
-	struct ibv_ah *ah;
-	uint32_t qpn;
-	uint32_t qkey;
-	struct ibv_sge *sge;
-	uint32_t sges;
-};
-
-enum { MOST_OPS = 16 };
-
-/* All at once, through ibv_post_send. */
-int lv_post_send(struct ibv_qp *qp, const struct lv_op *ops, uint32_t count)
-{
-	struct ibv_send_wr wrs[MOST_OPS], *bad;
-	uint32_t i;
-	int error;
-
-	memset(wrs, 0, sizeof(wrs));
-	for (i = 0; i < count && i < MOST_OPS; i++) {
-		const struct lv_op *op = &ops[i];
-		struct ibv_send_wr *wr = &wrs[i];
-
-		wr->wr_id = op->wr_id;
-		wr->next = i + 1 < count ? wr + 1 : NULL;
-		wr->sg_list = op->sge;
-		wr->num_sge = op->sges;
-		wr->opcode = op->opcode;
-		wr->send_flags = op->flags;
-		wr->imm_data = htobe32(op->imm);
-		if (op->ah) {
-			wr->wr.ud.ah = op->ah;
-			wr->wr.ud.remote_qpn = op->qpn;
-			wr->wr.ud.remote_qkey = op->qkey;
-		} else if (op->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || op->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
-			wr->wr.atomic.remote_addr = op->raddr;
-			wr->wr.atomic.rkey = op->rkey;
-			wr->wr.atomic.compare_add = op->compare_add;
-			wr->wr.atomic.swap = op->swap;
-		} else {
-			wr->wr.rdma.remote_addr = op->raddr;
-			wr->wr.rdma.rkey = op->rkey;
-		}
-	}
-	error = ibv_post_send(qp, wrs, &bad);
-	return error ? fail(error, "ibv_post_send") : 0;
-}
-
-static int set_data(struct ibv_qp_ex *qp, const struct lv_op *op)
-{
-	struct ibv_data_buf bufs[32];
-	uint32_t i;
-
-	if (!(op->flags & IBV_SEND_INLINE)) {
-		if (op->sges == 1)
-			ibv_wr_set_sge(qp, op->sge->lkey, op->sge->addr, op->sge->length);
-		else
-			ibv_wr_set_sge_list(qp, op->sges, op->sge);
-		return 0;
-	}
-	if (op->sges == 1) {
-		ibv_wr_set_inline_data(qp, (void *)op->sge->addr, op->sge->length);
-		return 0;
-	}
-	if (op->sges > 32)
-		return fail(EINVAL, "%u inline buffers", op->sges);
-	for (i = 0; i < op->sges; i++) {
-		bufs[i].addr = (void *)op->sge[i].addr;
-		bufs[i].length = op->sge[i].length;
-	}
-	ibv_wr_set_inline_data_list(qp, op->sges, bufs);
-	return 0;
-}
-
-/* All at once, through ibv_wr_start and its like. */
-int lv_wr(struct ibv_qp *base, const struct lv_op *ops, uint32_t count)
-{
-	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(base);
-	uint32_t i;
-	int error;
-
-	ibv_wr_start(qp);
-	for (i = 0; i < count; i++) {
-		const struct lv_op *op = &ops[i];
-
-		qp->wr_id = op->wr_id;
-		qp->wr_flags = op->flags;
-		switch (op->opcode) {
-		case IBV_WR_RDMA_WRITE:
-			ibv_wr_rdma_write(qp, op->rkey, op->raddr);
-			break;
-		case IBV_WR_RDMA_WRITE_WITH_IMM:
-			ibv_wr_rdma_write_imm(qp, op->rkey, op->raddr, htobe32(op->imm));
-			break;
-		case IBV_WR_SEND:
-			ibv_wr_send(qp);
-			break;
-		case IBV_WR_SEND_WITH_IMM:
-			ibv_wr_send_imm(qp, htobe32(op->imm));
-			break;
-		case IBV_WR_RDMA_READ:
-			ibv_wr_rdma_read(qp, op->rkey, op->raddr);
-			break;
-		case IBV_WR_ATOMIC_CMP_AND_SWP:
-			ibv_wr_atomic_cmp_swp(qp, op->rkey, op->raddr, op->compare_add, op->swap);
-			break;
-		case IBV_WR_ATOMIC_FETCH_AND_ADD:
-			ibv_wr_atomic_fetch_add(qp, op->rkey, op->raddr, op->compare_add);
-			break;
-		default:
-			return fail(EINVAL, "opcode %u", op->opcode);
-		}
-		if (op->ah)
-			ibv_wr_set_ud_addr(qp, op->ah, op->qpn, op->qkey);
-		if (set_data(qp, op))
-			return -1;
-	}
-	error = ibv_wr_complete(qp);
-	return error ? fail(error, "ibv_wr_complete") : 0;
-}
-
-/* One receive, to the SRQ if there is one. */
-int lv_post_receive(struct ibv_qp *qp, struct ibv_srq *srq, uint64_t wr_id, struct ibv_sge *sge, uint32_t sges)
-{
-	struct ibv_recv_wr wr = { .wr_id = wr_id, .sg_list = sge, .num_sge = sges }, *bad;
-	int error = srq ? ibv_post_srq_recv(srq, &wr, &bad) : ibv_post_recv(qp, &wr, &bad);
-
-	return error ? fail(error, "posting a receive") : 0;
-}
-
-/* Through ibv_poll_cq: how many, or less than 0. */
-int lv_poll(struct ibv_cq *cq, int most, struct ibv_wc *wcs)
-{
-	return ibv_poll_cq(cq, most, wcs);
-}
-
-/* One, through ibv_start_poll, with all that it reads: 1, 0, or less than 0. */
-int lv_start_poll(struct ibv_cq *base, struct ibv_wc *wc)
-{
-	struct ibv_poll_cq_attr attr = { 0 };
-	struct ibv_cq_ex *cq = (struct ibv_cq_ex *)base;
-	int error = ibv_start_poll(cq, &attr);
-
-	if (error == ENOENT)
-		return 0;
-	if (error)
-		return -error;
-	memset(wc, 0, sizeof(*wc));
-	wc->wr_id = cq->wr_id;
-	wc->status = cq->status;
-	wc->qp_num = ibv_wc_read_qp_num(cq);
-	wc->vendor_err = ibv_wc_read_vendor_err(cq);
-	if (cq->status == IBV_WC_SUCCESS) {
-		wc->opcode = ibv_wc_read_opcode(cq);
-		wc->byte_len = ibv_wc_read_byte_len(cq);
-		wc->wc_flags = ibv_wc_read_wc_flags(cq);
-		wc->imm_data = ibv_wc_read_imm_data(cq);
-		wc->src_qp = ibv_wc_read_src_qp(cq);
-	}
-	ibv_end_poll(cq);
-	return 1;
-}
-
-int lv_arm(struct ibv_cq *cq, int solicited_only)
-{
-	int error = ibv_req_notify_cq(cq, solicited_only);
-
-	return error ? fail(error, "ibv_req_notify_cq") : 0;
-}
-
-/* The function behind ibv_poll_cq, which every program calls through a table. */
-void *lv_poll_function(struct ibv_cq *cq)
-{
-	return cq->context->ops.poll_cq;
-}
+#include "operations.h"

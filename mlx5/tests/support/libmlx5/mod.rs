@@ -1,171 +1,29 @@
-//! libibverbs and libmlx5 for tests and benchmarks: `libmlx5.c`, compiled when they run, and loaded. It needs a C compiler, libibverbs-dev,
+//! libibverbs and libmlx5 for tests and benchmarks: `driver.c`, compiled when they run, and loaded. It needs a C compiler, libibverbs-dev,
 //! and a device: run under `mlx5-run`.
 #![allow(dead_code, reason = "each program uses a part")]
+
+mod abi;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use mlx5::Sge;
 use mlx5::wire::{CQ_DOORBELL_OFFSET, CQE_BYTES, OP_OWN_OFFSET, WQEBB};
 
+#[allow(unused_imports, reason = "each program uses a part")]
+pub(crate) use abi::*;
+
+/// The C file, in this package.
+pub(crate) const DRIVER: &str = "tests/support/libmlx5/driver.c";
+
 /// What `mlx5-run` calls its device.
 const DEVICE: &CStr = c"mlx5_0";
 
-/// `enum ibv_wr_opcode`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum WrOpcode {
-    Write = 0,
-    WriteImm = 1,
-    Send = 2,
-    SendImm = 3,
-    Read = 4,
-    CompareSwap = 5,
-    FetchAdd = 6,
-}
-
-/// `enum ibv_send_flags`.
-pub(crate) const SEND_FENCE: u32 = 1;
-pub(crate) const SEND_SIGNALED: u32 = 2;
-pub(crate) const SEND_SOLICITED: u32 = 4;
-pub(crate) const SEND_INLINE: u32 = 8;
-
-/// `struct ibv_sge`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct IbvSge {
-    pub(crate) addr: u64,
-    pub(crate) length: u32,
-    pub(crate) lkey: u32,
-}
-
-impl From<Sge> for IbvSge {
-    fn from(sge: Sge) -> Self {
-        Self { addr: sge.addr, length: sge.len, lkey: sge.lkey }
-    }
-}
-
-/// `struct ibv_wc`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct IbvWc {
-    pub(crate) wr_id: u64,
-    pub(crate) status: u32,
-    pub(crate) opcode: u32,
-    pub(crate) vendor_err: u32,
-    pub(crate) byte_len: u32,
-    /// Big-endian.
-    pub(crate) imm_data: u32,
-    pub(crate) qp_num: u32,
-    pub(crate) src_qp: u32,
-    pub(crate) wc_flags: u32,
-    pub(crate) pkey_index: u16,
-    pub(crate) slid: u16,
-    pub(crate) sl: u8,
-    pub(crate) dlid_path_bits: u8,
-}
-
-/// `struct lv_op`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct Op {
-    pub(crate) wr_id: u64,
-    pub(crate) opcode: WrOpcode,
-    pub(crate) flags: u32,
-    pub(crate) imm: u32,
-    pub(crate) rkey: u32,
-    pub(crate) raddr: u64,
-    pub(crate) compare_add: u64,
-    pub(crate) swap: u64,
-    pub(crate) ah: *mut c_void,
-    pub(crate) qpn: u32,
-    pub(crate) qkey: u32,
-    pub(crate) sge: *mut IbvSge,
-    pub(crate) sges: u32,
-}
-
-/// `struct lv_path`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct IbvPath {
-    pub(crate) gid: [u8; 16],
-    pub(crate) flow_label: u32,
-    pub(crate) lid: u16,
-    pub(crate) service_level: u8,
-    pub(crate) path_bits: u8,
-    pub(crate) static_rate: u8,
-    pub(crate) is_global: u8,
-    pub(crate) source_gid_index: u8,
-    pub(crate) hop_limit: u8,
-    pub(crate) traffic_class: u8,
-}
-
-/// `struct lv_cq`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct CqParts {
-    pub(crate) cq: *mut c_void,
-    buffer: *mut u8,
-    record: *mut [AtomicU32; 2],
-    uar: *mut u8,
-    channel: *mut c_void,
-    pub(crate) entries: u32,
-    pub(crate) cqe_bytes: u32,
-    pub(crate) cqn: u32,
-}
-
-/// `struct lv_srq`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct SrqParts {
-    pub(crate) srq: *mut c_void,
-    buffer: *mut u8,
-    record: *mut AtomicU32,
-    pub(crate) stride: u32,
-    pub(crate) head: u32,
-    pub(crate) tail: u32,
-    pub(crate) srqn: u32,
-}
-
-/// `struct lv_qp`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct QpParts {
-    pub(crate) qp: *mut c_void,
-    record: *mut [AtomicU32; 2],
-    sq: *mut u8,
-    rq: *mut u8,
-    bf: *mut u8,
-    pub(crate) sq_blocks: u32,
-    pub(crate) rq_wqes: u32,
-    pub(crate) rq_stride: u32,
-    /// Of half a BlueFlame register.
-    pub(crate) bf_bytes: u32,
-    pub(crate) qpn: u32,
-    pub(crate) max_inline: u32,
-}
-
-/// `struct lv_qp_request`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct QpRequest {
-    pub(crate) send_cq: *mut c_void,
-    pub(crate) recv_cq: *mut c_void,
-    /// Null: receives of its own.
-    pub(crate) srq: *mut c_void,
-    pub(crate) is_datagram: u32,
-    pub(crate) send_wr: u32,
-    pub(crate) send_sge: u32,
-    pub(crate) inline_bytes: u32,
-    pub(crate) recv_wr: u32,
-    pub(crate) recv_sge: u32,
-}
-
-/// Declares the functions of `libmlx5.c`, and how they are found.
+/// Declares the functions of `driver.c`, and how they are found.
 macro_rules! functions {
     ($($name:ident: fn($($argument:ty),*) -> $result:ty;)*) => {
         #[derive(Clone, Copy)]
@@ -192,6 +50,8 @@ functions! {
     lv_create_qp: fn(*mut c_void, *const QpRequest, *mut QpParts) -> c_int;
     lv_to_init: fn(*mut c_void) -> c_int;
     lv_pretend_ready: fn(*mut c_void) -> c_int;
+    lv_connect: fn(*mut c_void, u32) -> c_int;
+    lv_register: fn(*mut c_void, *mut c_void, usize) -> u32;
     lv_create_ah: fn(*mut c_void, *const IbvPath) -> *mut c_void;
     lv_post_send: fn(*mut c_void, *const Op, u32) -> c_int;
     lv_wr: fn(*mut c_void, *const Op, u32) -> c_int;
@@ -320,6 +180,14 @@ impl VerbsDevice {
         VerbsQp { device: *self, parts: unsafe { parts.assume_init() } }
     }
 
+    /// Registers memory that stays to the end of the process, for everything: its key, local and remote.
+    pub(crate) fn register(&self, memory: &'static mut [u64]) -> u32 {
+        // SAFETY: as above.
+        let key = unsafe { (self.functions.lv_register)(self.device, memory.as_mut_ptr().cast(), size_of_val(memory)) };
+        assert_ne!(key, 0, "{}", self.problem());
+        key
+    }
+
     /// An address handle.
     pub(crate) fn create_ah(&self, path: &IbvPath) -> *mut c_void {
         // SAFETY: as above.
@@ -397,7 +265,7 @@ impl VerbsCq {
         let mut wcs = vec![IbvWc::default(); most];
         // SAFETY: a CQ, and room for as many.
         let n = unsafe { (self.device.functions.lv_poll)(self.parts.cq, most as c_int, wcs.as_mut_ptr()) };
-        wcs.truncate(usize::try_from(n).expect("ibv_poll_cq fails"));
+        wcs.truncate(usize::try_from(n).unwrap_or_else(|_| panic!("ibv_poll_cq fails: {n}")));
         wcs
     }
 
@@ -468,6 +336,12 @@ impl VerbsQp {
         self.device.check(unsafe { (self.device.functions.lv_to_init)(self.parts.qp) });
     }
 
+    /// From INIT to where it sends, and what is posted is executed: to queue pair `remote_qpn` of the same port, or datagrams.
+    pub(crate) fn connect(&self, remote_qpn: u32) {
+        // SAFETY: a queue pair.
+        self.device.check(unsafe { (self.device.functions.lv_connect)(self.parts.qp, remote_qpn) });
+    }
+
     /// Lets the driver post sends. The device is not told, so it executes none.
     pub(crate) fn pretend_ready(&self) {
         // SAFETY: a queue pair.
@@ -534,6 +408,9 @@ impl VerbsQp {
         }
     }
 }
+
+/// The Q_Key of queue pairs made here.
+pub(crate) const QKEY: u32 = 0x1234;
 
 /// Bytes of half a BlueFlame register.
 pub(crate) const BF_BYTES: usize = 256;
