@@ -4,6 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::rc::Rc;
 
+use crate::address::DeviceKind;
 use crate::control::{Control, CqParts, CreateError};
 use crate::cq::{Beside, CqConfig, CqObject, Cqe};
 use crate::soft::Hca;
@@ -29,6 +30,8 @@ pub(crate) struct CqRing {
     record: NonNull<AtomicU32>,
     session: Session,
     polls_without_hook: u32,
+    /// What its errors are of.
+    kind: DeviceKind,
     /// The soft device, which makes progress in empty polls.
     hook: Option<Rc<Hca>>,
     object: Rc<CqObject>,
@@ -70,6 +73,7 @@ impl CqRing {
             record,
             session,
             polls_without_hook: 0,
+            kind: control.kind(),
             hook: control.hook(),
             object,
         })
@@ -127,8 +131,9 @@ impl CqRing {
         // SAFETY: a CQE inside the buffer. While none of the session is handed out its entry is the driver's and as the device wrote it.
         // A copy: nothing that is written below can change it, so what a callback reads of it is read once.
         let title: [u8; CQE_BYTES] = if from == 0 { unsafe { self.place(self.consumer).cast().read() } } else { self.session.title };
-        let first = Cqe::new(&title, Beside::Nothing);
+        let first = Cqe::new(&title, Beside::Nothing, self.kind);
         let (queue, is_send) = (find(first.qpn()), first.opcode() == Some(CqeOpcode::Requester));
+        let kind = self.kind;
         let taken = (count - from).min(u32::try_from(max).unwrap_or(u32::MAX));
         let end = from + taken;
         let mut leaving = Leaving { ring: self, from, next: from };
@@ -143,7 +148,7 @@ impl CqRing {
                 let wqe_counter = if is_send { mini.wqe_counter() } else { wqe_counter.wrapping_add(leaving.next as u16) };
                 // Before the callback: should it panic, the entry is not handed out again.
                 leaving.next += 1;
-                f(queue, Cqe::new(&title, Beside::Mini { byte_count: mini.byte_count, wqe_counter }));
+                f(queue, Cqe::new(&title, Beside::Mini { byte_count: mini.byte_count, wqe_counter }, kind));
             };
             let after = (in_array + (end - next)).min(MINI_CQES_PER_ARRAY as u32);
             if in_array == 0 && after == MINI_CQES_PER_ARRAY as u32 {
@@ -250,7 +255,7 @@ impl CqRing {
                 // `leave_session` looks for the next entry when it is through.
                 return Some(bytes);
             }
-            let cqe = Cqe::new(bytes, beside);
+            let cqe = Cqe::new(bytes, beside, self.kind);
             if place == last {
                 rarely();
                 place = first;

@@ -130,7 +130,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Mes
         srqn: qp.user_index,
         imm: message.imm,
         byte_count: message.byte_count,
-        wqe_counter: message.wqe_index,
+        wqe_counter: qp.receives.wqe_counter(message.wqe_index, message.pop),
         source_qpn,
         grh: message.flags & GRH != 0,
     };
@@ -163,8 +163,8 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
         return qp.fail(hca);
     }
     let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
-    let cqe =
-        ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter: message.wqe_index, user_index: qp.user_index };
+    let wqe_counter = qp.receives.wqe_counter(message.wqe_index, message.pop);
+    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter, user_index: qp.user_index };
     // An overrun CQ tells nobody anything more.
     let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
     qp.fail(hca);

@@ -71,7 +71,8 @@ fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
 }
 
 fn cqe(qp: &SoftQp, message: &Message) -> [u8; CQE_BYTES] {
-    let &Message { imm, byte_count, wqe_index: wqe_counter, .. } = message;
+    let &Message { imm, byte_count, wqe_index, pop, .. } = message;
+    let wqe_counter = qp.receives.wqe_counter(wqe_index, pop);
     let cqe = ResponderCqe { qpn: qp.qpn, srqn: qp.user_index, imm, byte_count, wqe_counter, ..ResponderCqe::default() };
     let mut bytes = cqe.emit();
     if message.flags & SOLICITED != 0 {

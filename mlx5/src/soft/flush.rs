@@ -59,7 +59,7 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
             vendor_syndrome: 0,
             wqe_opcode: 0,
             qpn: qp.qpn,
-            wqe_counter: index,
+            wqe_counter: qp.receives.wqe_counter(index, next),
             user_index: qp.user_index,
         };
         if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {

@@ -261,6 +261,13 @@ impl Receives {
         if self.is_linked { self.link(index & (self.wqes - 1)) } else { index.wrapping_add(1) & (self.wqes - 1) }
     }
 
+    /// What a CQE calls receive `index`, popped as number `count`: a WQE of a list by its index, one of a ring by the count, which goes past
+    /// the end of the ring. libmlx5 looks at neither in a ring; UCX insists on the count (`uct_ud_mlx5_iface_poll_rx`).
+    #[inline(always)]
+    pub(crate) fn wqe_counter(&self, index: u16, count: u32) -> u16 {
+        if self.is_linked { index } else { count as u16 }
+    }
+
     /// The start of WQE `index`, for people.
     pub(crate) fn first_bytes(&self, index: u16) -> [u8; SEGMENT] {
         // SAFETY: a WQE has one segment at least.

@@ -151,6 +151,12 @@ impl End {
         self.hca.start_sending(self.qpn, &options);
     }
 
+    pub(crate) fn activate_datagrams(&self, qkey: u32) {
+        self.hca.initialize(self.qpn);
+        self.hca.activate_datagrams(self.qpn, qkey);
+        self.hca.start_sending(self.qpn, &ConnectOptions::default());
+    }
+
     pub(crate) fn addr(&self, offset: usize) -> u64 {
         self.data.at::<u8>(offset).as_ptr() as u64
     }

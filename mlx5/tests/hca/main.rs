@@ -43,6 +43,38 @@ fn a_send_lands_in_the_receive_of_the_other_drivers_ring() {
     assert_eq!((b.data.get(4096), b.data.get(4096 + 64)), (PAYLOAD, PAYLOAD));
 }
 
+/// What `uct_ud_mlx5_iface_poll_rx` of UCX insists on.
+#[test]
+fn a_rings_completions_count_receives_past_the_end_of_the_ring() {
+    for service in [Service::Connected, Service::Datagram] {
+        let world = World::default();
+        let [mut a, mut b] = [(); 2].map(|()| End::new(&world, service, false, ALL));
+        for (end, to) in [(&a, b.qpn), (&b, a.qpn)] {
+            if service == Service::Connected { end.connect(to) } else { end.activate_datagrams(5) }
+        }
+        let datagram = DatagramSegment { vector: AddressVector::local(1, 0), qpn: b.qpn, qkey: 5 }.emit();
+        let part = |i: usize| datagram[i * SEGMENT..].first_chunk().copied().unwrap();
+        let header = if service == Service::Datagram { vec![part(0), part(1), part(2)] } else { vec![] };
+        // One more is flushed.
+        for count in 0..40 {
+            b.write_receive(count % 16, 0, b.sge(4096, 128));
+            b.ring_receives(1);
+            b.hca.poll();
+            if count < 39 {
+                a.post(Opcode::Send, 0, &[&header[..], &[a.sge(0, 32)]].concat());
+                a.ring();
+            } else {
+                b.hca.fail_qp(b.qpn);
+            }
+            let (_, arrived) = a.exchange(&mut b);
+            let wqe = arrived.iter().map(|done| match *done {
+                Done::Received { wqe, .. } | Done::Failed { wqe, .. } | Done::Sent { wqe, .. } => wqe,
+            });
+            assert_eq!(wqe.collect::<Vec<_>>(), [count], "{service:?}");
+        }
+    }
+}
+
 #[test]
 fn shared_receives_are_taken_in_the_order_of_their_links() {
     let world = World::default();
@@ -116,11 +148,8 @@ fn an_atomic_that_is_not_allowed_fails_where_it_was_posted() {
 fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header() {
     let world = World::default();
     let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Datagram, false, ALL));
-    for end in [&a, &b] {
-        end.hca.initialize(end.qpn);
-        end.hca.activate_datagrams(end.qpn, 5);
-        end.hca.start_sending(end.qpn, &mlx5::ConnectOptions::default());
-    }
+    a.activate_datagrams(5);
+    b.activate_datagrams(5);
     for i in 0..2 {
         b.write_receive(i, 0, b.sge(4096 + usize::from(i) * 128, 72));
     }

@@ -39,6 +39,9 @@ struct Run {
     posted: std::collections::VecDeque<u16>,
     free: std::collections::VecDeque<u16>,
     next_imm: u32,
+    is_shared: bool,
+    /// Receives completed.
+    received: u16,
 }
 
 impl Run {
@@ -54,6 +57,8 @@ impl Run {
             // One of a list stays unposted.
             free: (0..ENTRIES as u16).collect(),
             next_imm: 0,
+            is_shared,
+            received: 0,
         }
     }
 
@@ -141,7 +146,8 @@ impl Run {
             let Done::Received { opcode, wqe, bytes, imm, .. } = done else { panic!("{done:?}") };
             let (want, want_imm, data) = self.arriving.pop_front().unwrap();
             let index = self.posted.pop_front().unwrap();
-            assert_eq!((opcode, imm, wqe), (want, want_imm, index));
+            assert_eq!((opcode, imm, wqe), (want, want_imm, if self.is_shared { index } else { self.received }));
+            self.received = self.received.wrapping_add(1);
             if want == CqeOpcode::ResponderSend {
                 assert_eq!(bytes as usize, data.len());
                 let at = BUFFERS + usize::from(index) * BUFFER as usize;
