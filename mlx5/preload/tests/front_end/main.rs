@@ -4,3 +4,4 @@
 mod failures;
 mod programs;
 mod support;
+mod ucx;
