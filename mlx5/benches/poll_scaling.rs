@@ -1,5 +1,5 @@
 //! Is the cost of [`MonoCq::poll`] flat in the number of queues? It is measured beside two ways to serve N queues round-robin, in the same
-//! process and the same minutes:
+//! process and the same minutes, and beside libmlx5:
 //!
 //! - **flags**: N rings of 64-byte lines, each line with a valid flag: what a server does that polls its clients' buffers. The cheapest
 //!   such loop: one load and one branch per queue that has nothing.
@@ -8,6 +8,9 @@
 //! Three loads, each taking one message per poll: *idle* is the cost of learning that no queue has anything; *one active* that of each
 //! message when all come to one queue; *all active* when they come to all in turn.
 //!
+//! - **ibv_poll_cq**: one completion queue of libmlx5 for all N queue pairs, polled for one completion, whose queue pair number is looked up
+//!   in the same table as `MonoCq`'s. Only under `mlx5-run` and with libibverbs-dev; otherwise its column is empty, and the reason printed.
+//!
 //! One thread writes the messages beforehand and then reads them, so what is measured is instructions and cache footprint. Lines that come
 //! from other cores or from a device cost more, and N flags are N lines.
 //!
@@ -15,13 +18,20 @@
 //! Without `--bench` (as `cargo test` runs it) only the check that every contender finds every message is made.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "a benchmark")]
 
+#[path = "../tests/support/libmlx5/mod.rs"]
+mod libmlx5;
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Instant;
 
-use mlx5::wire::ResponderCqe;
-use mlx5::{Cq, CqeOpcode, Device, DeviceSpec, MonoCq, NullDevice};
+use libmlx5::{IbvWc, Library, QpRequest, VerbsCq, VerbsDevice, VerbsQp, VerbsSrq};
+use mlx5::wire::{CQE_BYTES, OP_OWN_OFFSET, ResponderCqe, op_own};
+use mlx5::{Cq, CqeOpcode, Device, DeviceSpec, FastMap, MonoCq, NullDevice};
 
 /// Messages written beforehand.
 const MESSAGES: u32 = 8192;
@@ -150,6 +160,110 @@ impl Contender for Cqs {
     }
 }
 
+/// What libmlx5 has for as many queues as there ever are: made once, because making a thousand queue pairs takes long.
+struct Verbs {
+    cq: VerbsCq,
+    srq: VerbsSrq,
+    qps: Vec<VerbsQp>,
+    /// By number.
+    queues: FastMap<u32>,
+    /// Receives posted.
+    posted: u32,
+}
+
+/// libmlx5, or why it is not there.
+fn library() -> &'static Result<(Library, VerbsDevice), String> {
+    static LIBRARY: OnceLock<Result<(Library, VerbsDevice), String>> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let library = Library::load(libmlx5::DRIVER)?;
+        let device = VerbsDevice::open(&library, false)?;
+        Ok((library, device))
+    })
+}
+
+/// WQEs of the shared receive queue.
+const RECEIVES: u32 = 2 * MESSAGES;
+
+impl Verbs {
+    fn new(device: &VerbsDevice) -> Self {
+        let cq = device.create_cq(MESSAGES, CQE_BYTES as u32, false, false);
+        let srq = device.create_srq(RECEIVES - 1, 1);
+        let request = QpRequest {
+            send_cq: cq.parts.cq,
+            recv_cq: cq.parts.cq,
+            srq: srq.parts.srq,
+            is_datagram: 0,
+            send_wr: 1,
+            send_sge: 1,
+            inline_bytes: 0,
+            recv_wr: 0,
+            recv_sge: 0,
+        };
+        let qps: Vec<VerbsQp> = (0..MOST_QUEUES).map(|_| device.create_qp(&request)).collect();
+        let mut queues = FastMap::new();
+        for (queue, qp) in (0..).zip(&qps) {
+            queues.insert(qp.parts.qpn, queue).unwrap();
+        }
+        Self { cq, srq, qps, queues, posted: 0 }
+    }
+}
+
+/// What [`Verbs`] lends to one contender at a time.
+struct IbvPollCq {
+    /// Until it is dropped.
+    verbs: Option<Box<Verbs>>,
+    cq: *mut c_void,
+    poll: unsafe extern "C" fn(*mut c_void, c_int, *mut IbvWc) -> c_int,
+}
+
+thread_local! {
+    /// While nobody has it.
+    static VERBS: Cell<Option<Box<Verbs>>> = const { Cell::new(None) };
+}
+
+impl Drop for IbvPollCq {
+    fn drop(&mut self) {
+        // What was not polled is not left to the next one.
+        while let Some(verbs) = &self.verbs
+            && !verbs.cq.poll(64).is_empty()
+        {}
+        VERBS.set(self.verbs.take());
+    }
+}
+
+impl Contender for IbvPollCq {
+    const NAME: &'static str = "ibv_poll_cq";
+    fn new(_: u32) -> Self {
+        let (_, device) = library().as_ref().unwrap();
+        let verbs = VERBS.take().unwrap_or_else(|| Box::new(Verbs::new(device)));
+        Self { cq: verbs.cq.parts.cq, poll: verbs.cq.poll_function(), verbs: Some(verbs) }
+    }
+    fn write(&mut self, queue: u32, message: u32) {
+        let verbs = self.verbs.as_mut().unwrap();
+        verbs.srq.post(0, &[]);
+        let wqe_counter = (verbs.posted % RECEIVES) as u16;
+        verbs.posted += 1;
+        // libmlx5 numbers its queue pairs from 0: that is the user index.
+        let qpn = verbs.qps[queue as usize].parts.qpn;
+        let mut cqe = ResponderCqe { qpn, srqn: queue, imm: message, byte_count: 64, wqe_counter, ..Default::default() }.emit();
+        cqe[OP_OWN_OFFSET] = op_own(CqeOpcode::ResponderWriteImm, verbs.cq.owner());
+        verbs.cq.write(&[0; CQE_BYTES], &cqe);
+    }
+    #[inline(always)]
+    fn poll(&mut self, mut found: impl FnMut(u32, u32)) -> usize {
+        let mut wc = IbvWc::default();
+        // SAFETY: a completion queue, and room for one.
+        if unsafe { (self.poll)(self.cq, 1, &mut wc) } != 1 {
+            return 0;
+        }
+        let queue = self.verbs.as_ref().and_then(|verbs| verbs.queues.get(wc.qp_num));
+        found(queue.copied().unwrap_or(u32::MAX), u32::from_be(wc.imm_data));
+        1
+    }
+}
+
+const NAMES: [&str; 4] = [Mono::NAME, Flags::NAME, Cqs::NAME, IbvPollCq::NAME];
+
 /// The queue that is the only active one.
 fn active(queues: u32) -> u32 {
     queues * 5 / 8
@@ -224,14 +338,24 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn print_times() {
     println!("time of one poll in ns, and as a multiple of MonoCq's (medians of 15 interleaved rounds)");
+    let has_verbs = library().is_ok();
     for (name, load) in LOADS {
-        println!("\n{name}\n{:>7} {:>10} {:>18} {:>18}", "queues", Mono::NAME, Flags::NAME, Cqs::NAME);
+        let [mono, others @ ..] = NAMES;
+        println!("\n{name}\n{:>7} {mono:>10} {:>18} {:>18} {:>18}", "queues", others[0], others[1], others[2]);
         for queues in (0..=10).map(|log| 1 << log) {
-            let rounds: Vec<[f64; 3]> =
-                (0..15).map(|_| [time::<Mono>(queues, load), time::<Flags>(queues, load), time::<Cqs>(queues, load)]).collect();
-            let [mono, flags, cqs] = [0, 1, 2].map(|i| median(rounds.iter().map(|r| r[i]).collect()));
-            let [by_flags, by_cqs] = [1, 2].map(|i| median(rounds.iter().map(|r| r[i] / r[0]).collect()));
-            println!("{queues:>7} {mono:>10.1} {flags:>10.1} {by_flags:>6.1}x {cqs:>10.1} {by_cqs:>6.1}x");
+            let verbs = || if has_verbs { time::<IbvPollCq>(queues, load) } else { f64::NAN };
+            let round = |_| [time::<Mono>(queues, load), time::<Flags>(queues, load), time::<Cqs>(queues, load), verbs()];
+            let rounds: Vec<[f64; 4]> = (0..15).map(round).collect();
+            let column = |i: usize| median(rounds.iter().map(|round| round[i]).collect());
+            let ratio = |i: usize| median(rounds.iter().map(|round| round[i] / round[0]).collect());
+            print!("{queues:>7} {:>10.1}", column(0));
+            for i in 1..4 {
+                match column(i).is_nan() {
+                    true => print!(" {:>18}", "-"),
+                    false => print!(" {:>10.1} {:>6.1}x", column(i), ratio(i)),
+                }
+            }
+            println!();
         }
     }
 }
@@ -242,6 +366,7 @@ fn run(contender: &str, load: &str, queues: u32, polls: u32) -> u32 {
     match contender {
         Mono::NAME => poll_many(&mut filled::<Mono>(queues, load), polls).1,
         Flags::NAME => poll_many(&mut filled::<Flags>(queues, load), polls).1,
+        IbvPollCq::NAME => poll_many(&mut filled::<IbvPollCq>(queues, load), polls).1,
         _ => poll_many(&mut filled::<Cqs>(queues, load), polls).1,
     }
 }
@@ -250,7 +375,8 @@ fn run(contender: &str, load: &str, queues: u32, polls: u32) -> u32 {
 fn count(contender: &str, load: &str, queues: u32) -> f64 {
     let collected = |polls: u32| -> u64 {
         let output = Command::new("valgrind")
-            .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+            // Not what the thread of `mlx5-run`'s device does meanwhile.
+            .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=*poll_many*"])
             .arg(std::env::current_exe().unwrap())
             .args(["--run", contender, load, &queues.to_string(), &polls.to_string()])
             .output()
@@ -264,11 +390,18 @@ fn count(contender: &str, load: &str, queues: u32) -> f64 {
 
 fn print_instructions() {
     println!("\ninstructions of one poll (callgrind)");
-    println!("{:<11} {:>7} {:>9} {:>9} {:>9}", "load", "queues", Mono::NAME, Flags::NAME, Cqs::NAME);
+    let [mono, flags, cqs, verbs] = NAMES;
+    println!("{:<11} {:>7} {mono:>11} {flags:>11} {cqs:>11} {verbs:>11}", "load", "queues");
     for (load, _) in LOADS {
         for queues in [1, 32, MOST_QUEUES] {
-            let [mono, flags, cqs] = [Mono::NAME, Flags::NAME, Cqs::NAME].map(|contender| count(contender, load, queues));
-            println!("{load:<11} {queues:>7} {mono:>9.1} {flags:>9.1} {cqs:>9.1}");
+            print!("{load:<11} {queues:>7}");
+            for name in NAMES {
+                match name == IbvPollCq::NAME && library().is_err() {
+                    true => print!(" {:>11}", "-"),
+                    false => print!(" {:>11.1}", count(name, load, queues)),
+                }
+            }
+            println!();
         }
     }
 }
@@ -284,6 +417,12 @@ fn main() {
         verify::<Mono>(queues);
         verify::<Flags>(queues);
         verify::<Cqs>(queues);
+        if library().is_ok() {
+            verify::<IbvPollCq>(queues);
+        }
+    }
+    if let Err(reason) = library() {
+        println!("no column for ibv_poll_cq: {reason}");
     }
     if arguments.iter().any(|a| a == "--bench") {
         print_times();

@@ -4,6 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::rc::Rc;
 
+use crate::address::DeviceKind;
 use crate::control::{Control, CqParts, CreateError};
 use crate::cq::{Beside, CqConfig, CqObject, Cqe};
 use crate::soft::Hca;
@@ -23,9 +24,14 @@ pub(crate) struct CqRing {
     mask: u32,
     /// CQEs consumed. While a session is open, those before its title.
     consumer: u32,
+    /// The entry of `consumer`, and the owner bit that it gets; while callbacks run and while a session is open, of one before it.
+    head: NonNull<u8>,
+    owner: u8,
     record: NonNull<AtomicU32>,
     session: Session,
     polls_without_hook: u32,
+    /// What its errors are of.
+    kind: DeviceKind,
     /// The soft device, which makes progress in empty polls.
     hook: Option<Rc<Hca>>,
     object: Rc<CqObject>,
@@ -62,9 +68,12 @@ impl CqRing {
             log_entries: entries.trailing_zeros(),
             mask: entries - 1,
             consumer: 0,
+            head: first,
+            owner: 0,
             record,
             session,
             polls_without_hook: 0,
+            kind: control.kind(),
             hook: control.hook(),
             object,
         })
@@ -84,6 +93,13 @@ impl CqRing {
         let index = (counter & self.mask) as usize;
         // SAFETY: the buffer holds `entries` entries of `stride` bytes.
         unsafe { self.first.add(index * self.stride) }
+    }
+
+    /// Looks at the entry of `consumer` from now on.
+    #[inline(always)]
+    fn seek(&mut self) {
+        self.head = self.place(self.consumer);
+        self.owner = (self.consumer >> self.log_entries) as u8 & 1;
     }
 
     /// Entries from that of `counter` to the end of the ring.
@@ -115,8 +131,9 @@ impl CqRing {
         // SAFETY: a CQE inside the buffer. While none of the session is handed out its entry is the driver's and as the device wrote it.
         // A copy: nothing that is written below can change it, so what a callback reads of it is read once.
         let title: [u8; CQE_BYTES] = if from == 0 { unsafe { self.place(self.consumer).cast().read() } } else { self.session.title };
-        let first = Cqe::new(&title, Beside::Nothing);
+        let first = Cqe::new(&title, Beside::Nothing, self.kind);
         let (queue, is_send) = (find(first.qpn()), first.opcode() == Some(CqeOpcode::Requester));
+        let kind = self.kind;
         let taken = (count - from).min(u32::try_from(max).unwrap_or(u32::MAX));
         let end = from + taken;
         let mut leaving = Leaving { ring: self, from, next: from };
@@ -131,7 +148,7 @@ impl CqRing {
                 let wqe_counter = if is_send { mini.wqe_counter() } else { wqe_counter.wrapping_add(leaving.next as u16) };
                 // Before the callback: should it panic, the entry is not handed out again.
                 leaving.next += 1;
-                f(queue, Cqe::new(&title, Beside::Mini { byte_count: mini.byte_count, wqe_counter }));
+                f(queue, Cqe::new(&title, Beside::Mini { byte_count: mini.byte_count, wqe_counter }, kind));
             };
             let after = (in_array + (end - next)).min(MINI_CQES_PER_ARRAY as u32);
             if in_array == 0 && after == MINI_CQES_PER_ARRAY as u32 {
@@ -153,6 +170,7 @@ impl CqRing {
             self.consumer = self.consumer.wrapping_add(next);
             self.session.count = 0;
             self.session.next = 0;
+            self.seek();
         } else {
             self.keep_session(from, next);
         }
@@ -202,9 +220,15 @@ impl CqRing {
         }
     }
 
+    /// Whether there is a CQE to hand out. What it costs is what an empty poll costs.
+    #[inline(always)]
+    fn has_any(&self) -> bool {
+        // SAFETY: as in `take_plain`; while no session is open, `head` is the entry of `consumer`.
+        let op_own = unsafe { self.head.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
+        self.session.count != 0 || is_written(op_own, self.owner)
+    }
+
     /// Hands out up to `max` plain CQEs and counts them in `n`. The title of a compressed session ends them and is returned.
-    ///
-    /// The device has written an entry if its opcode is valid and its owner bit is that of this lap.
     #[inline(always)]
     fn take_plain<'a, L: Copy>(
         &mut self,
@@ -214,12 +238,11 @@ impl CqRing {
         f: &mut impl FnMut(L, Cqe<'_>),
     ) -> Option<&'a [u8; CQE_BYTES]> {
         let (first, last, stride) = (self.first, self.last, self.stride);
-        let mut place = self.place(self.consumer);
-        let mut owner = (self.consumer >> self.log_entries) as u8;
+        let (mut place, mut owner) = (self.head, self.owner);
         while *n < max {
             // SAFETY: inside the buffer; the device writes this byte last, and only whole.
             let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
-            if (op_own ^ owner) & 1 != 0 || op_own >> 4 == CqeOpcode::Invalid as u8 {
+            if !is_written(op_own, owner) {
                 break;
             }
             // SAFETY: the owner bit, read with Acquire, says that the device is done with the entry; it will not touch it again before
@@ -229,13 +252,14 @@ impl CqRing {
                 (place.cast().as_ref(), if is_large { Beside::Half(place.sub(CQE128_OFFSET).cast().as_ref()) } else { Beside::Nothing })
             };
             if CqeFormat::from_op_own(op_own) == CqeFormat::Compressed {
+                // `leave_session` looks for the next entry when it is through.
                 return Some(bytes);
             }
-            let cqe = Cqe::new(bytes, beside);
+            let cqe = Cqe::new(bytes, beside, self.kind);
             if place == last {
                 rarely();
                 place = first;
-                owner = !owner;
+                owner ^= 1;
             } else {
                 // SAFETY: there is an entry behind it.
                 place = unsafe { place.add(stride) };
@@ -246,6 +270,7 @@ impl CqRing {
             f(find(cqe.qpn()), cqe);
             *n += 1;
         }
+        (self.head, self.owner) = (place, owner);
         None
     }
 
@@ -260,14 +285,17 @@ impl CqRing {
     fn take<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
         let mut n = 0;
         let before = self.handed_out();
-        let taking = Taking { ring: self, before };
+        let mut taking = Taking { ring: self, before, is_unwinding: true };
         loop {
             if taking.ring.session.count != 0 {
                 n += taking.ring.take_session(max - n, find, f);
             }
             match taking.ring.take_plain(max, &mut n, find, f) {
                 Some(title) => taking.ring.open_session(title),
-                None => return n,
+                None => {
+                    taking.is_unwinding = false;
+                    return n;
+                }
             }
         }
     }
@@ -291,7 +319,9 @@ impl CqRing {
     pub(crate) fn poll<L: Copy>(&mut self, max: usize, find: impl Fn(u32) -> L, mut f: impl FnMut(L, Cqe<'_>)) -> usize {
         let mut is_second = false;
         loop {
-            let n = self.take(max, &find, &mut f);
+            let n = if self.has_any() { self.take(max, &find, &mut f) } else { 0 };
+            // Hardware makes progress by itself.
+            let Some(device) = &self.hook else { return n };
             if is_second {
                 return n;
             }
@@ -302,7 +332,7 @@ impl CqRing {
                 }
             }
             self.polls_without_hook = 0;
-            is_second = matches!(&self.hook, Some(device) if device.empty_poll()) && n == 0;
+            is_second = device.empty_poll() && n == 0;
             if !is_second {
                 return n;
             }
@@ -310,11 +340,20 @@ impl CqRing {
     }
 }
 
+/// Whether the device has written an entry with this op_own byte: its owner bit is that of the lap, `owner`, and its opcode is valid.
+#[inline(always)]
+fn is_written(op_own: u8, owner: u8) -> bool {
+    // One comparison: with the owner bit on top, it is 0, and what is below is less than the invalid opcode.
+    (op_own ^ owner).rotate_right(1) < (CqeOpcode::Invalid as u8) << 3
+}
+
 /// CQEs are being handed out. When that ends, also by a panic of the callback, the device learns which entries it may have back.
 struct Taking<'a> {
     ring: &'a mut CqRing,
     /// CQEs handed out when it began.
     before: u32,
+    /// It ends because a callback panicked.
+    is_unwinding: bool,
 }
 
 impl Drop for Taking<'_> {
@@ -322,6 +361,9 @@ impl Drop for Taking<'_> {
     fn drop(&mut self) {
         let now = self.ring.handed_out();
         if now != self.before {
+            if self.is_unwinding {
+                self.ring.seek();
+            }
             // Release: the device may overwrite the entries once it sees this.
             // SAFETY: the record lives as long as `object`.
             unsafe { self.ring.record.as_ref() }.store(cq_consumer_record(now), Ordering::Release);

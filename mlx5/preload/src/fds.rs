@@ -40,13 +40,9 @@ struct Files {
 /// Those of this process. Replaced, never freed, in the child of a fork: the lock in it may be held by a thread that the child does not have.
 static FILES: AtomicPtr<Files> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Makes the table of this process; also in the child of a fork, which starts with none of its parent's files.
+/// Makes the table of this process; also in the child of a fork, which starts with none of its parent's files. That they may be ours stays: what
+/// looks like a device, and is not in the table, is the parent's.
 pub(crate) extern "C" fn start() {
-    for ours in &OURS {
-        if ours.load(Ordering::Relaxed) {
-            ours.store(false, Ordering::Relaxed);
-        }
-    }
     let files = Box::new(Files { process: process(), by_fd: Mutex::default() });
     FILES.store(Box::into_raw(files), Ordering::Release);
 }
@@ -118,9 +114,8 @@ pub(crate) fn remove(fd: c_int) -> Option<File> {
 }
 
 fn forget(files: &mut HashMap<RawFd, (Identity, File)>, fd: RawFd) -> Option<File> {
-    let (_, file) = files.remove(&fd)?;
     if let Some(ours) = OURS.get(fd as usize) {
         ours.store(false, Ordering::Relaxed);
     }
-    Some(file)
+    files.remove(&fd).map(|(_, file)| file)
 }

@@ -203,7 +203,12 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
     if fds::may_be_ours(fd) && !bytes.is_null() {
         let done = ours(|| {
-            let Some(File::Device(context)) = fds::get(fd) else { return Ok(None) };
+            let context = match fds::get(fd) {
+                Some(File::Device(context)) => context,
+                // That of the process which forked this one.
+                None if sys::is_device_file(fd) => return Err(Errno(libc::EIO)),
+                _ => return Ok(None),
+            };
             // SAFETY: the caller gives that many bytes.
             let call = Call::parse(unsafe { core::slice::from_raw_parts(bytes.cast(), count) })?;
             // SAFETY: what a driver writes to the device file names memory that it keeps until it is told otherwise.

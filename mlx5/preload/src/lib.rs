@@ -22,6 +22,8 @@ mod settings;
 
 // The bytes of a command.
 mod abi;
+#[cfg(test)]
+mod abi_header_tests;
 mod command;
 mod log;
 mod methods;

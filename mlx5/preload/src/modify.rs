@@ -44,33 +44,31 @@ impl Selected<'_> {
     /// Puts them where QUERY_QP finds them.
     fn keep(&self, kept: &mut ModifyQp) {
         let new = self.request;
-        let copies: [(u32, &dyn Fn(&mut ModifyQp)); 17] = [
-            (attribute::ACCESS_FLAGS, &|at| at.qp_access_flags = new.qp_access_flags),
-            (attribute::PKEY_INDEX, &|at| at.pkey_index = new.pkey_index),
-            (attribute::PORT, &|at| at.port_num = new.port_num),
-            (attribute::QKEY, &|at| at.qkey = new.qkey),
-            (attribute::AV, &|at| at.dest = new.dest),
-            (attribute::PATH_MTU, &|at| at.path_mtu = new.path_mtu),
-            (attribute::TIMEOUT, &|at| at.timeout = new.timeout),
-            (attribute::RETRY_CNT, &|at| at.retry_cnt = new.retry_cnt),
-            (attribute::RNR_RETRY, &|at| at.rnr_retry = new.rnr_retry),
-            (attribute::RQ_PSN, &|at| at.rq_psn = new.rq_psn),
-            (attribute::MAX_QP_RD_ATOMIC, &|at| at.max_rd_atomic = new.max_rd_atomic),
-            (attribute::ALT_PATH, &|at| {
-                (at.alt_dest, at.alt_port_num) = (new.alt_dest, new.alt_port_num);
-                (at.alt_timeout, at.alt_pkey_index) = (new.alt_timeout, new.alt_pkey_index);
-            }),
-            (attribute::MIN_RNR_TIMER, &|at| at.min_rnr_timer = new.min_rnr_timer),
-            (attribute::SQ_PSN, &|at| at.sq_psn = new.sq_psn),
-            (attribute::MAX_DEST_RD_ATOMIC, &|at| at.max_dest_rd_atomic = new.max_dest_rd_atomic),
-            (attribute::PATH_MIG_STATE, &|at| at.path_mig_state = new.path_mig_state),
-            (attribute::DEST_QPN, &|at| at.dest_qp_num = new.dest_qp_num),
-        ];
-        for (bit, copy) in copies {
+        let mut keep = |bit, copy: &dyn Fn(&mut ModifyQp)| {
             if self.has(bit) {
                 copy(kept);
             }
-        }
+        };
+        keep(attribute::ACCESS_FLAGS, &|at| at.qp_access_flags = new.qp_access_flags);
+        keep(attribute::PKEY_INDEX, &|at| at.pkey_index = new.pkey_index);
+        keep(attribute::PORT, &|at| at.port_num = new.port_num);
+        keep(attribute::QKEY, &|at| at.qkey = new.qkey);
+        keep(attribute::AV, &|at| at.dest = new.dest);
+        keep(attribute::PATH_MTU, &|at| at.path_mtu = new.path_mtu);
+        keep(attribute::TIMEOUT, &|at| at.timeout = new.timeout);
+        keep(attribute::RETRY_CNT, &|at| at.retry_cnt = new.retry_cnt);
+        keep(attribute::RNR_RETRY, &|at| at.rnr_retry = new.rnr_retry);
+        keep(attribute::RQ_PSN, &|at| at.rq_psn = new.rq_psn);
+        keep(attribute::MAX_QP_RD_ATOMIC, &|at| at.max_rd_atomic = new.max_rd_atomic);
+        keep(attribute::ALT_PATH, &|at| {
+            (at.alt_dest, at.alt_port_num) = (new.alt_dest, new.alt_port_num);
+            (at.alt_timeout, at.alt_pkey_index) = (new.alt_timeout, new.alt_pkey_index);
+        });
+        keep(attribute::MIN_RNR_TIMER, &|at| at.min_rnr_timer = new.min_rnr_timer);
+        keep(attribute::SQ_PSN, &|at| at.sq_psn = new.sq_psn);
+        keep(attribute::MAX_DEST_RD_ATOMIC, &|at| at.max_dest_rd_atomic = new.max_dest_rd_atomic);
+        keep(attribute::PATH_MIG_STATE, &|at| at.path_mig_state = new.path_mig_state);
+        keep(attribute::DEST_QPN, &|at| at.dest_qp_num = new.dest_qp_num);
     }
 }
 
@@ -134,11 +132,7 @@ impl Objects {
     fn carry_out(&self, qp: &Qp, from: State, to: State, at: &ModifyQp) -> Result<(), Errno> {
         let is_connected = qp.service == Service::Connected;
         match (from, to) {
-            (_, State::Reset) => {
-                if !self.hca.reset_qp(qp.qpn) {
-                    return Err(Errno(libc::EBUSY));
-                }
-            }
+            (_, State::Reset) => return if self.hca.reset_qp(qp.qpn) { Ok(()) } else { Err(Errno(libc::EBUSY)) },
             (_, State::Error) => self.hca.fail_qp(qp.qpn),
             (State::Reset, State::Init) => self.hca.initialize(qp.qpn),
             (State::Init, State::ReadyToReceive) if is_connected => {

@@ -52,7 +52,7 @@ const REREG: [u32; 3] = [1, 2, 4];
 /// `EINVAL`: none, or not aligned for its type. `EFAULT`: nothing of `len` bytes is there.
 pub(crate) fn place<T>(addr: u64, len: u64) -> Result<NonNull<T>, Errno> {
     let place = NonNull::new(addr as *mut T).filter(|place| place.is_aligned()).ok_or(Errno(libc::EINVAL))?;
-    if addr.checked_add(len).is_none() || !sys::is_mapped(addr, len) {
+    if addr.checked_add(len).is_none_or(|end| end > i64::MAX as u64) || !sys::is_mapped(addr, len) {
         return Err(Errno(libc::EFAULT));
     }
     Ok(place)

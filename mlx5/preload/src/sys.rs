@@ -9,6 +9,9 @@ use crate::errno::Errno;
 /// Bytes of the device file: what libmlx5 maps of it ends at page `9 << 8`.
 const DEVICE_BYTES: libc::off_t = 64 << 20;
 
+/// What makes it one.
+const DEVICE_SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
 /// What the last call left.
 pub(crate) fn last_error() -> Errno {
     // SAFETY: a valid pointer for the life of the thread.
@@ -49,9 +52,16 @@ pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
     // SAFETY: a descriptor of ours and plain numbers.
     unsafe {
         checked(libc::ftruncate(fd.as_raw_fd(), DEVICE_BYTES).into())?;
-        checked(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL).into())?;
+        checked(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, DEVICE_SEALS).into())?;
     }
     Ok(fd)
+}
+
+/// Whether a descriptor is of a [`device_file`], of this process or of another.
+pub(crate) fn is_device_file(fd: RawFd) -> bool {
+    // SAFETY: plain numbers.
+    let has_seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } == DEVICE_SEALS;
+    has_seals && fstat(fd).is_ok_and(|status| status.st_size == DEVICE_BYTES)
 }
 
 /// A pipe: the reading end, and the writing one, which does not block.
@@ -74,14 +84,15 @@ pub(crate) fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
 
 /// Whether all of a range is mapped: the kernel refuses to register memory that is not.
 pub(crate) fn is_mapped(addr: u64, len: u64) -> bool {
-    const PAGE: u64 = 4096;
     const PAGES_AT_ONCE: u64 = 1 << 14;
-    let (mut page, end) = (addr / PAGE, (addr + len).div_ceil(PAGE));
+    // SAFETY: a plain number.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(1) as u64;
+    let (mut page, end) = (addr / page_bytes, (addr + len).div_ceil(page_bytes));
     let mut resident = vec![0u8; (end - page).min(PAGES_AT_ONCE) as usize];
     while page < end {
         let pages = (end - page).min(PAGES_AT_ONCE);
         // SAFETY: only looks; room for a byte per page.
-        if unsafe { libc::mincore((page * PAGE) as *mut libc::c_void, (pages * PAGE) as usize, resident.as_mut_ptr()) } != 0 {
+        if unsafe { libc::mincore((page * page_bytes) as *mut libc::c_void, (pages * page_bytes) as usize, resident.as_mut_ptr()) } != 0 {
             return false;
         }
         page += pages;
@@ -106,6 +117,7 @@ mod tests {
             assert_eq!(libc::munmap(page, len), 0);
             assert_ne!(libc::ftruncate(fd.as_raw_fd(), 0), 0);
         }
+        assert!(is_device_file(fd.as_raw_fd()) && !is_device_file(pipe().unwrap().0.as_raw_fd()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Unreliable datagrams. The sender leaves a datagram in a lane of its *own* memory, one for each device it sends to; the receiver, told by
 //! a ready bit, maps the sender, takes a receive of its own and fills it. So many senders of one queue pair share no word but the ready
 //! bits, and one that dies leaves nothing half-done. What finds no room, no queue pair, no receive or a wrong Q_Key is dropped, as on a
-//! network.
+//! network; below another driver it waits for room, for a while.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use super::gather::{Data, scatter};
 use super::layout::{DATAGRAM_SLOTS, DatagramHeader, DatagramLane, GRH, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU, Message, SOLICITED};
 use super::memory::{DeviceMemory, Fault};
 use super::objects::{commit, qp_index};
-use super::queues::Transport;
+use super::queues::{Transport, WaitFor};
 use super::requester::{Malformed, Outcome, check_local};
 use super::vendor::Limit;
 use super::{Hca, Links, State, arrive};
@@ -46,6 +46,19 @@ impl Grh {
     }
 }
 
+/// How long a datagram below another driver waits for the receiver's device to take earlier ones: the links of InfiniBand have flow control, and
+/// programs take it for granted that they lose nothing there. In ns.
+const LINK_WAIT_NS: u64 = 100_000_000;
+
+/// Who sends a datagram.
+pub(crate) struct Sender {
+    pub(crate) qpn: u32,
+    pub(crate) pd: u32,
+    pub(crate) qkey: u32,
+    /// Since when it waits.
+    pub(crate) since_ns: Option<u64>,
+}
+
 /// A lane of this device, towards one other.
 pub(crate) struct Outgoing {
     peer: Rc<Peer>,
@@ -68,14 +81,7 @@ fn ready_lids(memory: &DeviceMemory) -> ReadyWords {
 
 /// Runs a SEND of a datagram queue pair. It is complete once the datagram has left, whatever becomes of it.
 #[cold]
-pub(crate) fn send(
-    hca: &Hca,
-    links: &mut Links,
-    (qpn, pd, own_qkey): (u32, u32, u32),
-    opcode: Opcode,
-    ctrl: CtrlWords,
-    wqe: &[u8],
-) -> Outcome {
+pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, ctrl: CtrlWords, wqe: &[u8]) -> Outcome {
     let cqe_opcode = match opcode {
         Opcode::Send => CqeOpcode::ResponderSend,
         Opcode::SendImm => CqeOpcode::ResponderSendImm,
@@ -84,7 +90,7 @@ pub(crate) fn send(
     let Some((segment, body)) = wqe[SEGMENT..].split_first_chunk() else { return Malformed::Header.into() };
     let to = DatagramSegment::parse(segment);
     let Some(data) = Data::parse(body) else { return Malformed::InlineLength.into() };
-    let length = match check_local(hca, pd, &data, false) {
+    let length = match check_local(hca, from.pd, &data, false) {
         Ok(length) => length as usize,
         Err(outcome) => return outcome,
     };
@@ -94,8 +100,8 @@ pub(crate) fn send(
     let grh = (to.vector.rgid != [0; 16]).then(|| Grh::new(hca, &to.vector, length, opcode));
     let header = DatagramHeader {
         qpn: to.qpn,
-        qkey: if to.qkey & CONTROLLED_QKEY == 0 { to.qkey } else { own_qkey },
-        source_qpn: qpn,
+        qkey: if to.qkey & CONTROLLED_QKEY == 0 { to.qkey } else { from.qkey },
+        source_qpn: from.qpn,
         byte_count: length as u32,
         imm: if opcode == Opcode::SendImm { ctrl.imm() } else { 0 },
         opcode: cqe_opcode as u8,
@@ -105,7 +111,8 @@ pub(crate) fn send(
     let Some(out) = outgoing(hca, links, hca.lid_of(to.qpn, to.vector.rlid)) else { return Outcome::Done(0) };
     let lane = hca.memory.datagram_lane(out.lane);
     if !out.tx.has_room(&lane.consumed) {
-        return Outcome::Done(0);
+        let waits = hca.hosted.is_some() && hca.clock.now_ns() < from.since_ns.map_or(u64::MAX, |since| since.saturating_add(LINK_WAIT_NS));
+        return if waits { Outcome::Wait(WaitFor::Room) } else { Outcome::Done(0) };
     }
     let slot = out.tx.position() as usize % DATAGRAM_SLOTS;
     // SAFETY: the place of this slot in this device's own lane; the receiver does not read it before the slot is published (L1) and is

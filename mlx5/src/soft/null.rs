@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Hca;
 use super::cq::SoftCq;
 use super::objects::qp_index;
+use super::queues::REGISTER_BYTES;
 use crate::wire::{CQE_BYTES, CqeOpcode, MiniCqe, ResponderCqe, WQEBB};
 
 /// The device's side of a [`DeviceSpec::Null`](crate::DeviceSpec::Null) device.
@@ -55,5 +57,34 @@ impl NullDevice {
         let qp = state.qps.get(qp_index(qpn))?.as_ref().filter(|qp| qp.qpn == qpn)?;
         // SAFETY: a WQEBB inside the SQ; the driver is this thread and not writing now.
         Some((qp.sq_producer(), unsafe { qp.wqebb(counter).cast().read() }))
+    }
+
+    /// The BlueFlame register of queue pair `qpn`, whose bytes become `fill`: what differs from it the next time was stored meanwhile. `None`
+    /// if there is no such queue pair.
+    #[must_use]
+    pub fn take_register(&self, qpn: u32, fill: u8) -> Option<[u8; REGISTER_BYTES]> {
+        let state = self.hca.state.borrow();
+        let qp = state.qps.get(qp_index(qpn))?.as_ref().filter(|qp| qp.qpn == qpn)?;
+        let memory = qp.sq.memory.as_ref()?;
+        // SAFETY: the register is the first of the queue pair's own memory; the driver is this thread and not writing now.
+        Some(unsafe { memory.at::<[u8; REGISTER_BYTES]>(0).replace([fill; REGISTER_BYTES]) })
+    }
+
+    /// The counter in the doorbell record of the receive queue that queue pair `qpn` takes from, its own or a shared one, and the bytes of
+    /// its WQE `index`. `None` if there is no such queue pair or WQE.
+    #[must_use]
+    pub fn receive_queue(&self, qpn: u32, index: u16) -> Option<(u16, Vec<u8>)> {
+        let state = self.hca.state.borrow();
+        let qp = state.qps.get(qp_index(qpn))?.as_ref().filter(|qp| qp.qpn == qpn)?;
+        Some((qp.receives.posted(), qp.receives.wqe_bytes(index)?))
+    }
+
+    /// The two words of completion queue `cqn`'s doorbell record, as the driver wrote them. `None` if there is no such queue.
+    #[must_use]
+    pub fn cq_record(&self, cqn: u32) -> Option<[u32; 2]> {
+        let state = self.hca.state.borrow();
+        let record = state.cqs.get(cqn as usize)?.as_ref()?.record();
+        // SAFETY: the record has two words and lives as long as the queue; the driver accesses them through the same atomic type.
+        Some(unsafe { record.cast::<[AtomicU32; 2]>().as_ref() }.each_ref().map(|word| word.load(Ordering::Acquire)))
     }
 }

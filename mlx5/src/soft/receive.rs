@@ -274,6 +274,14 @@ impl Receives {
         unsafe { self.wqe(index).cast().read() }
     }
 
+    /// WQE `index`; `None` if there are fewer.
+    pub(crate) fn wqe_bytes(&self, index: u16) -> Option<Vec<u8>> {
+        let at = usize::from(index) * self.stride;
+        // SAFETY: inside the ring; whatever another process writes there meanwhile are bytes.
+        let bytes = |i| unsafe { self.ring.add(at + i).read_volatile() };
+        (index < self.wqes).then(|| (0..self.stride).map(bytes).collect())
+    }
+
     /// Receives taken so far.
     pub(crate) fn popped(&self) -> u32 {
         Pop::unpack(self.words().1.word.load(Ordering::Acquire)).0

@@ -134,7 +134,11 @@ fn execute_any(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, w
         Transport::Connected(Some(remote)) => remote.as_mut(),
         Transport::Connected(None) => return Malformed::NotConnected.into(),
         Transport::Nowhere => return Outcome::Wait(WaitFor::Peer),
-        Transport::Datagram { qkey } => return datagram::send(hca, links, (qp.qpn, qp.pd, *qkey), opcode, ctrl, wqe),
+        Transport::Datagram { qkey } => {
+            let since_ns = qp.waiting.as_ref().map(|waiting| waiting.since_ns);
+            let from = datagram::Sender { qpn: qp.qpn, pd: qp.pd, qkey: *qkey, since_ns };
+            return datagram::send(hca, links, &from, opcode, ctrl, wqe);
+        }
     };
     let header = match opcode {
         Opcode::Send | Opcode::SendImm => SEGMENT,

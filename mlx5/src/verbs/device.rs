@@ -98,6 +98,12 @@ fn is_forbidden(path: &str) -> bool {
     result != 0 && std::io::Error::last_os_error().kind() == std::io::ErrorKind::PermissionDenied
 }
 
+/// Whether there is such a file, and it cannot be opened for want of permission, for whatever reason: a security module, a device cgroup.
+fn is_refused(path: &str) -> bool {
+    let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
+    opened.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
+}
+
 /// A device of a list.
 #[derive(Clone, Copy)]
 pub(crate) struct Found<'a> {
@@ -132,7 +138,7 @@ impl Found<'_> {
 
     pub(crate) fn open(&self) -> Result<Opened, VerbsError> {
         let (name, path) = (self.name(), format!("/dev/infiniband/{}", text(&self.device.dev_name)));
-        // libibverbs tries other ways when a file cannot be opened, and the first cause is lost on them.
+        // Asked first, because libibverbs would look for other ways for some seconds.
         if is_forbidden(&path) {
             return Err(VerbsError::Permission { name, path });
         }
@@ -140,7 +146,8 @@ impl Found<'_> {
         let context = NonNull::new(unsafe { (self.api.verbs.ibv_open_device)(self.pointer()) });
         match context.ok_or_else(|| CallError::last("ibv_open_device")) {
             Ok(context) => Ok(Opened { api: self.api, context, name, numa_node: self.numa_node() }),
-            Err(error) if matches!(error.errno, libc::EACCES | libc::EPERM) => Err(VerbsError::Permission { name, path }),
+            // Its `errno` is of the last of those ways.
+            Err(_) if is_refused(&path) => Err(VerbsError::Permission { name, path }),
             Err(error) => Err(error.advise(format!("{name} cannot be opened; dmesg may say more")).into()),
         }
     }

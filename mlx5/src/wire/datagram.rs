@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | 0..4 | Q_Key (4..8 are reserved on UD) | | |
 //! | 8..12 | bit 31: all 48 bytes are there (`MLX5_EXTENDED_UD_AV`, always set here); 24-bit QPN | | |
-//! | 12 | static rate (bits 4..8), service level | bits 0..4 | bits 1..4 |
+//! | 12 | static rate (bits 4..8; `enum ibv_rate` plus 5, or 0), service level | bits 0..4 | bits 1..4 |
 //! | 13 | fl_mlid: source path bits | 7 bits | 0 |
 //! | 14..16 | rlid | LID | UDP source port |
 //! | 20..26 | rmac | 0 | MAC address |

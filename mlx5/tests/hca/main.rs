@@ -148,7 +148,8 @@ fn an_atomic_that_is_not_allowed_fails_where_it_was_posted() {
 fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header() {
     let world = World::default();
     let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Datagram, false, ALL));
-    [&a, &b].into_iter().for_each(|end| end.activate_datagrams(5));
+    a.activate_datagrams(5);
+    b.activate_datagrams(5);
     for i in 0..2 {
         b.write_receive(i, 0, b.sge(4096 + usize::from(i) * 128, 72));
     }
@@ -276,4 +277,38 @@ fn an_armed_queue_gives_one_event() {
     a.exchange(&mut b);
     let events = [(); 2].map(|()| a.hca.take_event(a.cqn()));
     assert_eq!(events, [true, false]);
+}
+
+#[test]
+fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped() {
+    let world = World::default();
+    let [mut a, b] = [(); 2].map(|()| End::new(&world, Service::Datagram, false, ALL));
+    for end in [&a, &b] {
+        end.hca.initialize(end.qpn);
+        end.hca.activate_datagrams(end.qpn, 5);
+        end.hca.start_sending(end.qpn, &mlx5::ConnectOptions::default());
+    }
+    let datagram = DatagramSegment { vector: AddressVector::local(1, 0), qpn: b.qpn, qkey: 5 }.emit();
+    let segments: [_; 3] = std::array::from_fn(|i| datagram[i * SEGMENT..].first_chunk().copied().unwrap());
+    // How many leave before one waits.
+    let fill = |a: &mut End| {
+        let leaves = |a: &mut End| {
+            a.post(Opcode::Send, 0, &segments);
+            a.ring();
+            a.hca.poll();
+            !a.poll().is_empty()
+        };
+        (0..1000).take_while(|_| leaves(a)).count()
+    };
+    assert_eq!(fill(&mut a), 32, "as many as may be under way between two devices");
+    world.now_ns.fetch_add(50_000_000, Ordering::Relaxed);
+    a.hca.poll();
+    assert_eq!(a.poll(), []);
+    b.hca.poll();
+    a.hca.poll();
+    assert_eq!(a.poll().len(), 1, "there is room again");
+    assert_eq!(fill(&mut a), 31);
+    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    a.hca.poll();
+    assert_eq!(a.poll().len(), 1, "it was lost");
 }

@@ -1,13 +1,17 @@
 //! Tests of several devices in one thread that hold whatever the device's time: `MLX5_TEST_TIME=immediate|delay|virtual`.
+//! `MLX5_TEST_DEVICE=mlx5_0` runs them on that device behind libibverbs instead: each device of a test is that one, opened once more.
+//! `scripts/verbs-tests` knows which tests make sense there.
 //!
 //! A test makes its devices through a [`Net`], posts, and then waits with [`Net::settle`] or [`Net::collect`] for what must come: at once in
-//! immediate time, later in the others. Devices are always strict, and a `Net` that goes away asserts that no rule was broken.
+//! immediate time, later in the others. Software HCAs are always strict, and a `Net` that goes away asserts that no rule was broken.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use mlx5::verbs::VerbsOptions;
 use mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicParameters, Rule, SoftOptions, Timing};
 
 /// When operations are executed in this run.
@@ -19,11 +23,21 @@ pub(crate) enum Mode {
     Delay,
     /// As the NIC model says, on a clock that polls advance.
     Virtual,
+    /// By a device behind libibverbs, when it likes.
+    Hardware,
+}
+
+/// The device behind libibverbs that this run is for.
+fn hardware() -> Option<String> {
+    std::env::var("MLX5_TEST_DEVICE").ok()
 }
 
 /// The mode of this run.
 pub(crate) fn mode() -> Mode {
     static MODE: OnceLock<Mode> = OnceLock::new();
+    if hardware().is_some() {
+        return Mode::Hardware;
+    }
     *MODE.get_or_init(|| match std::env::var("MLX5_TEST_TIME").as_deref() {
         Err(std::env::VarError::NotPresent) | Ok("immediate") => Mode::Immediate,
         Ok("delay") => Mode::Delay,
@@ -32,12 +46,22 @@ pub(crate) fn mode() -> Mode {
     })
 }
 
+/// What the vendor's detail of an error says: `text` on the software HCA; a NIC's are not public.
+pub(crate) fn detail(text: &'static str) -> Option<&'static str> {
+    (mode() != Mode::Hardware).then_some(text)
+}
+
 /// Delay mode: from the doorbell to the effect.
 const DELAY_NS: u64 = 3_000;
 /// Virtual mode: what a poll of an empty CQ takes.
 const POLL_NS: u64 = 50;
 /// Rounds after which what a test waits for will not come. In delay mode this is some seconds.
 const ROUNDS: u64 = 20_000_000;
+/// The same on hardware, where the thread sleeps between two rounds: what plays the hardware may need its core.
+const HARDWARE_ROUNDS: u64 = 400_000;
+const HARDWARE_PAUSE: Duration = Duration::from_micros(50);
+/// What is under way there and has no timer of its own is over after this.
+const HARDWARE_QUIET: Duration = Duration::from_millis(5);
 
 /// Devices of one local fabric, with one clock and one network.
 #[derive(Clone)]
@@ -64,6 +88,7 @@ impl Net {
         let now_ns = Arc::<AtomicU64>::default();
         let (clock, timing) = match mode {
             Mode::Immediate => (Clock::Manual(Arc::clone(&now_ns)), Timing::Immediate),
+            Mode::Hardware => (Clock::System, Timing::Immediate),
             Mode::Delay => (Clock::System, Timing::Delay { ns: DELAY_NS }),
             Mode::Virtual => (
                 Clock::Stepping { now_ns: Arc::clone(&now_ns), poll_ns: POLL_NS },
@@ -93,9 +118,19 @@ impl Net {
 
     /// The same, with other options, from [`options`](Self::options).
     pub(crate) fn open(&self, options: &SoftOptions) -> Device {
-        let device = Device::open(&DeviceSpec::Soft(options.clone())).unwrap();
-        self.shared.devices.borrow_mut().push(device.clone());
+        let device = Device::open(&Self::spec(options)).unwrap();
+        if mode() != Mode::Hardware {
+            self.shared.devices.borrow_mut().push(device.clone());
+        }
         device
+    }
+
+    /// A device with `options`, for another thread to open. Hardware has none of these options.
+    pub(crate) fn spec(options: &SoftOptions) -> DeviceSpec {
+        match hardware() {
+            device @ Some(_) => DeviceSpec::Verbs(VerbsOptions { device, ..VerbsOptions::default() }),
+            None => DeviceSpec::Soft(options.clone()),
+        }
     }
 
     /// Holds `device` open no longer: it closes with the test's last handle. It has broken no rule so far.
@@ -107,6 +142,9 @@ impl Net {
 
     /// Every device makes what progress it can. With nothing left to do at this time, virtual time goes on to the next event.
     pub(crate) fn progress(&self) {
+        if mode() == Mode::Hardware {
+            return std::thread::sleep(HARDWARE_PAUSE);
+        }
         let devices = self.shared.devices.borrow();
         // All of them: `any` would stop at the first.
         let moved = devices.iter().filter(|device| device.progress()).count();
@@ -119,13 +157,14 @@ impl Net {
 
     /// Progress until `done`.
     pub(crate) fn settle(&self, mut done: impl FnMut() -> bool) {
-        for _ in 0..ROUNDS {
+        let rounds = if mode() == Mode::Hardware { HARDWARE_ROUNDS } else { ROUNDS };
+        for _ in 0..rounds {
             if done() {
                 return;
             }
             self.progress();
         }
-        panic!("what the test waits for has not come after {ROUNDS} rounds");
+        panic!("what the test waits for has not come after {rounds} rounds");
     }
 
     /// Progress until `poll` has brought `n` values in all; it may bring more.
@@ -140,6 +179,9 @@ impl Net {
 
     /// Progress until no operation is under way that does not wait for a timer of its own: a few us in the modes that have them.
     pub(crate) fn quiet(&self) {
+        if mode() == Mode::Hardware {
+            return std::thread::sleep(HARDWARE_QUIET);
+        }
         if matches!(self.shared.timing, Timing::Immediate) {
             return self.progress();
         }

@@ -1,7 +1,12 @@
 //! The front end from outside: programs under `mlx5-run`, and commands written to the device file.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
+#[path = "../../src/abi/mod.rs"]
+#[allow(dead_code, reason = "shared with the library")]
+mod abi;
+mod commands;
 mod failures;
 mod programs;
+mod raw;
 mod support;
 mod ucx;

@@ -35,11 +35,11 @@ struct Arguments {
     /// Link layer of the port: InfiniBand (addressed by LID) or RoCE (by GID).
     #[arg(long, value_name = "ib|roce", default_value = "ib", value_parser = link)]
     link: OsString,
-    /// Where programs meet; made if it is not there. Default: /dev/shm/mlx5-run-<uid>.
+    /// Where programs meet; made if it is not there. Default: /dev/shm/mlx5-run-UID.
     #[arg(long, value_name = "DIR")]
     fabric: Option<PathBuf>,
-    /// A fault: devices=none, gid=none, port=down, open=ERRNO, or COMMAND=ERRNO[@N] for a uverbs command (reg_mr, create_qp, modify_qp, ...), of
-    /// which the first N succeed. May be repeated.
+    /// A fault: devices=none, gid=none, port=down, open=ERRNO; or for a uverbs command (reg_mr, create_qp, modify_qp, ...) COMMAND=ERRNO, or
+    /// COMMAND=ERRNO@N, of which the first N succeed. May be repeated.
     #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = Fault::parse)]
     faults: Vec<Fault>,
     /// Write what is refused to a file, by name; `-`: to standard error.

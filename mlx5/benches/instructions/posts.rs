@@ -1,0 +1,126 @@
+//! Posts on a null device with a write-combining register, in steady state; and receives.
+
+use std::hint::black_box;
+
+use mlx5::wire::RequesterCqe;
+use mlx5::*;
+
+/// WQEBBs between two completions of a post benchmark: a quarter of its queue, which is how often `Signal::Reclaim` asks for one.
+const RECLAIM_EVERY: usize = 1024;
+
+struct Poster {
+    device: NullDevice,
+    qp: RcQp,
+    cq: Cq,
+    mr: Mr,
+    posted: u16,
+}
+
+impl Poster {
+    fn new() -> Self {
+        let device = Device::open(&DeviceSpec::Null(NullOptions { register: RegisterKind::WriteCombining })).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(64).unwrap();
+        let srq = pd.create_srq(1, 0).unwrap();
+        let mut qp = pd
+            .create_qp(&cq, &cq, &srq, &QpConfig { max_send_wr: 4 * RECLAIM_EVERY as u32, max_inline_data: 220, ..QpConfig::default() })
+            .unwrap();
+        qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
+        let mr = pd.alloc(4096, Access::LOCAL_WRITE).unwrap();
+        Self { device: device.null().unwrap(), qp, cq, mr, posted: 0 }
+    }
+
+    /// `RECLAIM_EVERY` WQEBBs more were posted, in WQEs of `blocks`.
+    #[inline(never)]
+    fn reclaim(&mut self, blocks: usize) {
+        self.posted = self.posted.wrapping_add(RECLAIM_EVERY as u16);
+        let wqe_counter = self.posted.wrapping_sub(blocks as u16);
+        let cqe = RequesterCqe { wqe_opcode: 9, qpn: self.qp.qpn(), wqe_counter, byte_count: 0, user_index: 0 };
+        assert!(self.device.write_cqe(self.cq.cqn(), &cqe.emit(), CqeOpcode::Requester));
+        let qp = &mut self.qp;
+        assert_eq!(self.cq.poll(1, |cqe| assert!(qp.complete(&cqe).is_some())), 1);
+    }
+
+    /// Posts `n` times what `op` makes of a number, `batch` to a doorbell.
+    #[inline(always)]
+    fn run<O: RcOperation>(&mut self, n: usize, blocks: usize, batch: usize, op: impl Fn(u32) -> O) {
+        let mut i = 0;
+        while i < n {
+            let round = i + RECLAIM_EVERY / blocks;
+            while i != round {
+                for _ in 0..batch {
+                    self.qp.post(&op(i as u32), Signal::Reclaim, i as u64).unwrap();
+                    i += 1;
+                }
+                self.qp.ring();
+            }
+            self.reclaim(blocks);
+        }
+    }
+}
+
+/// `n` inline operations of `BYTES`, `batch` to a doorbell. The length is known when it is compiled, or else only at run time.
+#[inline(always)]
+pub(crate) fn post_inline<const BYTES: usize>(n: usize, batch: usize, known: bool) {
+    let mut poster = Poster::new();
+    let data = black_box([0x5a; BYTES]);
+    let data = if known { &data } else { &data[..black_box(BYTES)] };
+    let (addr, rkey) = (poster.mr.addr(), poster.mr.rkey());
+    poster.run(n, (16 + 16 + 4 + BYTES).div_ceil(64), batch, |imm| WriteImm { addr, rkey, imm, payload: Inline(data) });
+}
+
+pub(crate) fn post_sge(n: usize) {
+    let mut poster = Poster::new();
+    let (addr, rkey) = (poster.mr.addr(), poster.mr.rkey());
+    let payload = black_box(poster.mr.sge(0, 1024).unwrap());
+    poster.run(n, 1, 1, |imm| WriteImm { addr, rkey, imm, payload });
+}
+
+/// As [`post_inline`] with a length known when it is compiled, SENDs.
+pub(crate) fn post_send_inline28(n: usize) {
+    let mut poster = Poster::new();
+    let data = black_box([0x5a; 28]);
+    poster.run(n, 1, 1, |_| Send { payload: Inline(&data) });
+}
+
+/// Receives that a queue of receives holds, and so the most that are posted.
+pub(crate) const RECEIVES: u32 = 1 << 14;
+
+/// Posts `n` receives of one buffer to a queue pair's own receive queue, `batch` to a doorbell.
+#[inline(always)]
+pub(crate) fn post_receive_rq(n: usize, batch: usize) {
+    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(64).unwrap();
+    let receives = ReceiveSource::Own { depth: RECEIVES, max_sge: 1 };
+    let mut qp = pd.create_qp(&cq, &cq, receives, &QpConfig::default()).unwrap();
+    qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
+    let mr = pd.alloc(4096, Access::LOCAL_WRITE).unwrap();
+    let buffer = black_box(mr.sge(0, 64).unwrap());
+    let mut i = 0;
+    while i < n {
+        for _ in 0..batch {
+            qp.post_receive(&[buffer], i as u64).unwrap();
+            i += 1;
+        }
+        qp.ring_receives();
+    }
+}
+
+/// The same to a shared one.
+#[inline(always)]
+pub(crate) fn post_receive_srq(n: usize, batch: usize) {
+    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let mut srq = pd.create_srq(RECEIVES - 1, 1).unwrap();
+    let mr = pd.alloc(4096, Access::LOCAL_WRITE).unwrap();
+    let buffer = black_box(mr.sge(0, 64).unwrap());
+    let mut i = 0;
+    while i < n {
+        for _ in 0..batch {
+            srq.post(&[buffer], i as u64).unwrap();
+            i += 1;
+        }
+        srq.ring();
+    }
+}

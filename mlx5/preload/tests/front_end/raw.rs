@@ -1,0 +1,234 @@
+//! The device file with no driver above it: a test runs itself again, under the library, and writes commands.
+
+use std::ffi::CStr;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::{env, io, slice};
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::abi::verbs::{CommandHeader, GetContext, GetContextResp, number};
+use crate::abi::{mlx5, verbs};
+use crate::support::{Place, built};
+
+/// Set in a test that runs under the library.
+const UNDER: &str = "MLX5_FRONT_END_TEST";
+
+pub(crate) const DEVICE: &CStr = c"/dev/infiniband/uverbs0";
+
+/// Runs `body` in a process of its own, under the library. The name is that of the test; what is logged must have these parts.
+pub(crate) fn under_the_library(test: &str, faults: &str, logged: &[&str], body: impl FnOnce()) {
+    if env::var_os(UNDER).is_some() {
+        return body();
+    }
+    let place = Place::new(&test.replace("::", "-"));
+    let log = place.file("log");
+    let fabric = place.file("fabric");
+    fs::create_dir(&fabric).unwrap();
+    fs::set_permissions(&fabric, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let libraries = [built().join("deps"), built().to_owned()].map(|dir| dir.join("libmlx5_preload.so"));
+    let library: &PathBuf = libraries.iter().find(|library| library.exists()).unwrap();
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(UNDER, "1").env("LD_PRELOAD", library);
+    command.env("MLX5_PRELOAD_DEVICE", "231:192").env("MLX5_PRELOAD_LINK", "ib").env("MLX5_PRELOAD_FABRIC", fabric);
+    command.env("MLX5_PRELOAD_FAULTS", faults).env("MLX5_PRELOAD_LOG", &log);
+    place.start(&mut command).finish().succeeded().said("1 passed");
+    let log = fs::read_to_string(log).unwrap_or_default();
+    for part in logged {
+        assert!(log.contains(part), "{part:?} is not in the log:\n{log}");
+    }
+}
+
+/// The number of the error.
+pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
+    result.unwrap_err().raw_os_error().unwrap()
+}
+
+/// The device, opened.
+pub(crate) struct Device {
+    pub(crate) file: File,
+}
+
+impl Device {
+    pub(crate) fn open() -> io::Result<Self> {
+        Ok(Self { file: File::options().read(true).write(true).open(DEVICE.to_str().unwrap())? })
+    }
+
+    /// With a context.
+    pub(crate) fn start() -> Self {
+        let device = Self::open().unwrap();
+        device.get_context().unwrap();
+        device
+    }
+
+    pub(crate) fn get_context(&self) -> io::Result<mlx5::AllocUcontextResp> {
+        let driver = mlx5::AllocUcontextReq {
+            total_num_bfregs: 16,
+            num_low_latency_bfregs: 4,
+            max_cqe_version: 1,
+            ..mlx5::AllocUcontextReq::new_zeroed()
+        };
+        let (_, driver): (GetContextResp, _) = self.ask(number::GET_CONTEXT, &GetContext { response: 0 }, &driver)?;
+        Ok(driver)
+    }
+
+    /// A command with a response: both structures start with the response's address.
+    pub(crate) fn ask<R, D>(
+        &self,
+        number: u8,
+        request: &(impl IntoBytes + Immutable),
+        driver: &(impl IntoBytes + Immutable),
+    ) -> io::Result<(R, D)>
+    where
+        R: FromBytes + FromZeros + IntoBytes + Copy,
+        D: FromBytes + FromZeros + IntoBytes + Copy,
+    {
+        let mut response = vec![0xa5; size_of::<R>() + size_of::<D>()];
+        let mut request = request.as_bytes().to_vec();
+        request[..8].copy_from_slice(&(response.as_mut_ptr() as u64).to_ne_bytes());
+        self.write(number, &[&request, driver.as_bytes()].concat(), response.len())?;
+        assert!(response.iter().any(|byte| *byte != 0xa5), "there is no response: a file took it for bytes");
+        let (core, driver) = response.split_at(size_of::<R>());
+        Ok((R::read_from_bytes(core).unwrap(), D::read_from_bytes(driver).unwrap()))
+    }
+
+    /// A command with no response.
+    pub(crate) fn tell(&self, number: u8, request: &(impl IntoBytes + Immutable)) -> io::Result<()> {
+        self.write(number, request.as_bytes(), 0)
+    }
+
+    pub(crate) fn write(&self, number: u8, request: &[u8], response: usize) -> io::Result<()> {
+        let in_words = (size_of::<CommandHeader>() + request.len()) / 4;
+        let header = CommandHeader { command: number.into(), in_words: in_words as u16, out_words: (response / 4) as u16 };
+        let bytes = [header.as_bytes(), request].concat();
+        let n = (&self.file).write(&bytes)?;
+        assert_eq!(n, bytes.len(), "a command is written whole");
+        Ok(())
+    }
+
+    pub(crate) fn ioctl(&self) -> i32 {
+        let header = [24u16, 7, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        // SAFETY: a header with no attributes.
+        let result = unsafe { libc::ioctl(self.file.as_raw_fd(), 0xc018_1b01, header.as_ptr()) };
+        assert_eq!(result, -1);
+        io::Error::last_os_error().raw_os_error().unwrap()
+    }
+}
+
+/// Objects, by their commands.
+impl Device {
+    pub(crate) fn alloc_pd(&self) -> io::Result<u32> {
+        let (response, _): (verbs::AllocPdResp, mlx5::AllocPdResp) =
+            self.ask(number::ALLOC_PD, &verbs::AllocPd { response: 0 }, &[0u8; 0])?;
+        Ok(response.pd_handle)
+    }
+
+    pub(crate) fn reg_mr(&self, pd_handle: u32, start: u64, length: u64, hca_va: u64, access_flags: u32) -> io::Result<verbs::RegMrResp> {
+        let request = verbs::RegMr { response: 0, start, length, hca_va, pd_handle, access_flags };
+        Ok(self.ask::<_, [u8; 0]>(number::REG_MR, &request, &[0u8; 0])?.0)
+    }
+
+    pub(crate) fn create_cq(&self, memory: &Memory, entries: u32) -> io::Result<u32> {
+        let request = verbs::CreateCq { cqe: entries - 1, comp_channel: -1, ..verbs::CreateCq::new_zeroed() };
+        let driver = mlx5::CreateCq { buf_addr: memory.cq(), db_addr: memory.record(0), cqe_size: 64, ..mlx5::CreateCq::new_zeroed() };
+        let (response, _): (verbs::CreateCqResp, mlx5::CreateCqResp) = self.ask(number::CREATE_CQ, &request, &driver)?;
+        assert_eq!(response.cqe, entries - 1);
+        Ok(response.cq_handle)
+    }
+
+    pub(crate) fn create_srq(&self, memory: &Memory, pd_handle: u32) -> io::Result<u32> {
+        let request = verbs::CreateSrq { pd_handle, max_wr: 15, max_sge: 1, ..verbs::CreateSrq::new_zeroed() };
+        let driver = mlx5::CreateSrq { buf_addr: memory.srq(), db_addr: memory.record(2), ..mlx5::CreateSrq::new_zeroed() };
+        let (response, _): (verbs::CreateSrqResp, mlx5::CreateSrqResp) = self.ask(number::CREATE_SRQ, &request, &driver)?;
+        Ok(response.srq_handle)
+    }
+
+    /// A reliable connection with a send queue of 4 WQEBBs, and receives of a shared queue.
+    pub(crate) fn create_qp(&self, memory: &Memory, pd_handle: u32, cq: u32, srq: Option<u32>) -> io::Result<verbs::CreateQpResp> {
+        let request = verbs::CreateQp {
+            pd_handle,
+            send_cq_handle: cq,
+            recv_cq_handle: cq,
+            srq_handle: srq.unwrap_or(0),
+            is_srq: srq.is_some().into(),
+            qp_type: 2,
+            max_send_wr: 3,
+            ..verbs::CreateQp::new_zeroed()
+        };
+        let driver = mlx5::CreateQp { buf_addr: memory.sq(), db_addr: memory.record(4), sq_wqe_count: 4, ..mlx5::CreateQp::new_zeroed() };
+        let (response, driver): (_, mlx5::CreateQpResp) = self.ask(number::CREATE_QP, &request, &driver)?;
+        assert_eq!(driver.bfreg_index, 24, "the first register for one queue pair");
+        Ok(response)
+    }
+
+    /// To `state`, on the way to queue pair `qpn` at LID `dlid`.
+    pub(crate) fn modify_qp(&self, qp_handle: u32, (qp_state, attr_mask): (u8, u32), (dlid, qpn): (u16, u32)) -> io::Result<()> {
+        let mut request = verbs::ModifyQp { qp_handle, qp_state, attr_mask, port_num: 1, path_mtu: 3, ..verbs::ModifyQp::new_zeroed() };
+        request.dest.dlid = dlid;
+        // The shortest there are.
+        (request.timeout, request.min_rnr_timer) = (1, 1);
+        request.dest_qp_num = qpn;
+        self.tell(number::MODIFY_QP, &request)
+    }
+
+    pub(crate) fn query_qp(&self, qp_handle: u32) -> io::Result<verbs::QueryQpResp> {
+        Ok(self.ask::<_, [u8; 0]>(number::QUERY_QP, &verbs::QueryQp { response: 0, qp_handle, attr_mask: 0 }, &[0u8; 0])?.0)
+    }
+
+    /// A command that has the response's address and a handle, as those that destroy CQs, SRQs and queue pairs.
+    pub(crate) fn destroy(&self, number: u8, handle: u32) -> io::Result<u32> {
+        let request = verbs::DestroyQp { response: 0, qp_handle: handle, reserved: 0 };
+        Ok(self.ask::<[u32; 2], [u8; 0]>(number, &request, &[0u8; 0])?.0[0])
+    }
+}
+
+/// Pages for queues and doorbell records.
+pub(crate) struct Memory(*mut u8);
+
+const PAGE: usize = 4096;
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        // SAFETY: a new mapping, never unmapped.
+        let start = unsafe {
+            let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            libc::mmap(core::ptr::null_mut(), 4 * PAGE, protection, flags, -1, 0)
+        };
+        assert_ne!(start, libc::MAP_FAILED);
+        let memory = Self(start.cast());
+        // SAFETY: inside the first page: a CQ whose entries are not valid.
+        unsafe { slice::from_raw_parts_mut(memory.0, PAGE) }.iter_mut().skip(63).step_by(64).for_each(|op_own| *op_own = 0xf0);
+        memory
+    }
+
+    pub(crate) fn cq(&self) -> u64 {
+        self.0 as u64
+    }
+
+    pub(crate) fn srq(&self) -> u64 {
+        self.cq() + PAGE as u64
+    }
+
+    pub(crate) fn sq(&self) -> u64 {
+        self.cq() + 2 * PAGE as u64
+    }
+
+    /// Word `index` of the doorbell records.
+    pub(crate) fn record(&self, index: u64) -> u64 {
+        self.cq() + 3 * PAGE as u64 + 4 * index
+    }
+
+    /// Posts a SEND of nothing to the send queue of `create_qp`, and rings.
+    pub(crate) fn post_send(&self, qpn: u32) {
+        let words = [0x0000_000a, qpn << 8 | 1, 0x0000_0008, 0].map(u32::to_be);
+        // SAFETY: places in this memory, aligned; the record behind the WQE.
+        unsafe {
+            (self.sq() as *mut [u32; 4]).write(words);
+            core::sync::atomic::fence(core::sync::atomic::Ordering::Release);
+            (self.record(5) as *mut u32).write_volatile(1u32.to_be());
+        }
+    }
+}
