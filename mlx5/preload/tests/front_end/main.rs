@@ -9,3 +9,4 @@ mod failures;
 mod programs;
 mod raw;
 mod support;
+mod ucx;
