@@ -24,8 +24,9 @@ pub struct Cli {
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub ranks: usize,
 
-    /// RDMA device: auto takes the software device, the only one there is yet.
-    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    /// RDMA device: soft, which auto takes; or hardware, by the name of the device and maybe its port (mlx5_0, mlx5_0:1, verbs:NAME for other
+    /// names), or verbs for the first with an active port.
+    #[arg(long, value_name = "auto|soft|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
 
     /// Daemon threads of each rank, 1 to 64; each owns one shard of the rank's store.
@@ -112,12 +113,61 @@ pub enum BackendKind {
 }
 
 /// What `--device` asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The best device there is.
+    /// The software device: hardware is taken when it is asked for.
     Auto,
     /// The software device.
     Soft,
+    /// A device behind libibverbs.
+    Verbs {
+        /// Its name; `None` is the first with an active port.
+        name: Option<String>,
+        /// Its port; `None` is the first that is active.
+        port: Option<u8>,
+    },
+}
+
+impl std::str::FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let device = match text {
+            "auto" => return Ok(Self::Auto),
+            "soft" => return Ok(Self::Soft),
+            "verbs" => return Ok(Self::Verbs { name: None, port: None }),
+            text if text.starts_with("mlx5_") => text,
+            text => text
+                .strip_prefix("verbs:")
+                .filter(|name| !name.is_empty())
+                .ok_or("use auto, soft, verbs, mlx5_N[:PORT] or verbs:NAME[:PORT]")?,
+        };
+        let (name, port) = match device.split_once(':') {
+            Some((name, port)) => (name, Some(port.parse().map_err(|_| format!("{port} is no port; they are numbered from 1"))?)),
+            None => (device, None),
+        };
+        Ok(Self::Verbs { name: Some(name.to_owned()), port })
+    }
+}
+
+/// As it is typed.
+impl std::fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Soft => f.write_str("soft"),
+            Self::Verbs { name, port } => {
+                let name = name.as_deref();
+                f.write_str(if name.is_some_and(|name| name.starts_with("mlx5_")) { "" } else { "verbs" })?;
+                match name {
+                    Some(name) if name.starts_with("mlx5_") => f.write_str(name)?,
+                    Some(name) => write!(f, ":{name}")?,
+                    None => {}
+                }
+                port.map_or(Ok(()), |port| write!(f, ":{port}"))
+            }
+        }
+    }
 }
 
 /// What `--wait` asks for.
@@ -169,7 +219,7 @@ macro_rules! named_by_value_enum {
     )*};
 }
 
-named_by_value_enum!(BackendKind, DeviceChoice, WaitChoice, Fault);
+named_by_value_enum!(BackendKind, WaitChoice, Fault);
 
 #[cfg(test)]
 mod tests {
@@ -200,10 +250,32 @@ mod tests {
     }
 
     #[test]
+    fn devices_are_named_as_they_are_printed() {
+        let verbs = |name: Option<&str>, port| DeviceChoice::Verbs { name: name.map(str::to_owned), port };
+        for (text, device) in [
+            ("auto", DeviceChoice::Auto),
+            ("soft", DeviceChoice::Soft),
+            ("verbs", verbs(None, None)),
+            ("mlx5_0", verbs(Some("mlx5_0"), None)),
+            ("mlx5_1:2", verbs(Some("mlx5_1"), Some(2))),
+            ("verbs:rocep3s0f1", verbs(Some("rocep3s0f1"), None)),
+            ("verbs:ibp1s0:1", verbs(Some("ibp1s0"), Some(1))),
+        ] {
+            assert_eq!(parse(&format!("--device {text}")).unwrap().device, device);
+            assert_eq!(device.to_string(), text);
+        }
+        for text in ["mlx5", "mlx5_0:", "mlx5_0:one", "verbs:", "mlx5_0:256"] {
+            assert_eq!(parse(&format!("--device {text}")).unwrap_err().exit_code(), 2, "{text}");
+        }
+    }
+
+    #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
-        for (args, known) in
-            [("--backend tcp", "meta, delegation"), ("--wait sleep", "auto, busy, yield"), ("--device mlx5_0", "auto, soft")]
-        {
+        for (args, known) in [
+            ("--backend tcp", "meta, delegation"),
+            ("--wait sleep", "auto, busy, yield"),
+            ("--device eth0", "auto, soft, verbs, mlx5_N[:PORT]"),
+        ] {
             let message = parse(args).unwrap_err().to_string();
             assert!(message.contains(known), "{message}");
         }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
-use crate::cli::{BackendKind, Cli, Fault, RingChoice, WaitChoice};
+use crate::cli::{BackendKind, Cli, DeviceChoice, Fault, RingChoice, WaitChoice};
 use crate::message::Request;
 use crate::store::Shard;
 use crate::workload::{Distribution, Workload};
@@ -81,6 +81,8 @@ impl Sizes {
 pub struct Options {
     /// The topology.
     pub backend: BackendKind,
+    /// What carries requests to other ranks.
+    pub device: DeviceChoice,
     /// Daemon threads per rank.
     pub server_threads: usize,
     /// Operations each client keeps outstanding.
@@ -138,6 +140,8 @@ impl Options {
             WaitChoice::Auto => WaitStrategy::auto(threads.total(), plan.usable_cores.len()),
         };
         Ok(Self {
+            // Hardware is used when it is named, and never instead of something else.
+            device: if cli.device == DeviceChoice::Auto { DeviceChoice::Soft } else { cli.device },
             backend: cli.backend,
             server_threads: cli.server_threads,
             queue_depth: cli.queue_depth,
@@ -167,8 +171,9 @@ impl fmt::Display for Options {
         let Self { workload, sizes, .. } = self;
         writeln!(
             f,
-            "backend {}, soft device, {} x ({} + {}), depth {}",
+            "backend {}, {} device, {} x ({} + {}), depth {}",
             self.backend,
+            self.device,
             report::plural(workload.ranks, "rank"),
             report::plural(self.server_threads, "daemon"),
             report::plural(workload.clients, "client"),

@@ -285,12 +285,15 @@ const _: () = assert!(MAX_RING_SIZE / 256 == crate::wire::CallId::MAX_CALLS as u
 
 #[cfg(test)]
 mod tests {
+    use mlx5::DeviceKind;
+
     use super::*;
 
     /// A flush is the consequence of an error, so its syndrome explains nothing.
     #[test]
     fn a_flushed_operation_is_no_reason_of_its_own() {
-        let reason = |syndrome: Syndrome| CloseReason::of(CompletionError { syndrome, raw: syndrome as u8, vendor: 3 });
+        let reason =
+            |syndrome: Syndrome| CloseReason::of(CompletionError { syndrome, raw: syndrome as u8, vendor: 3, kind: DeviceKind::Soft });
         assert_eq!(reason(Syndrome::WorkRequestFlushed), CloseReason::Disconnected);
         assert_eq!(reason(Syndrome::TransportRetryExceeded), CloseReason::Disconnected);
         assert_eq!(reason(Syndrome::RemoteAccess), CloseReason::Transport { syndrome: 0x13, vendor: 3 });

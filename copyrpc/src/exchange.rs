@@ -54,7 +54,7 @@ pub struct ExchangeRecord {
     pub fabric: u64,
     /// Incarnation of the device, for kinds that have one, else 0.
     pub epoch: u64,
-    /// Global identifier of the port; zero where LIDs are used.
+    /// Global identifier of the port; zero where there is none.
     pub gid: [u8; 16],
     /// Local identifier of the port.
     pub lid: u16,

@@ -1,7 +1,7 @@
 //! Where a queue pair can be reached: what its peer needs, in memory and on the way there.
 
 /// What kind of device a queue pair lives on. Two kinds never connect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DeviceKind {
     /// The software HCA of this crate.

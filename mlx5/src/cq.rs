@@ -3,6 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
+use crate::address::DeviceKind;
 use crate::control::{Control, CreateError};
 use crate::cq_ring::CqRing;
 use crate::soft::vendor_text;
@@ -34,6 +35,7 @@ impl From<u32> for CqConfig {
 pub struct Cqe<'a> {
     bytes: &'a [u8; CQE_BYTES],
     beside: Beside<'a>,
+    kind: DeviceKind,
 }
 
 /// What belongs to a CQE beside its own bytes. The poll that made it is inlined, so what is not asked for costs nothing.
@@ -58,13 +60,15 @@ pub struct CompletionError {
     pub raw: u8,
     /// The vendor's detail.
     pub vendor: u8,
+    /// What kind of device says so.
+    pub kind: DeviceKind,
 }
 
 impl CompletionError {
     /// What the vendor's detail means, as the software HCA gives it; `None` if it gave none. A NIC's details are its own, and not public.
     #[must_use]
     pub fn vendor_text(&self) -> Option<&'static str> {
-        vendor_text(self.vendor)
+        if self.kind == DeviceKind::Soft { vendor_text(self.vendor) } else { None }
     }
 }
 
@@ -90,8 +94,8 @@ impl fmt::Debug for Cqe<'_> {
 
 impl<'a> Cqe<'a> {
     #[inline(always)]
-    pub(crate) fn new(bytes: &'a [u8; CQE_BYTES], beside: Beside<'a>) -> Self {
-        Self { bytes, beside }
+    pub(crate) fn new(bytes: &'a [u8; CQE_BYTES], beside: Beside<'a>, kind: DeviceKind) -> Self {
+        Self { bytes, beside, kind }
     }
 
     /// The CQE itself, or the title of its session.
@@ -182,7 +186,7 @@ impl<'a> Cqe<'a> {
     #[inline(always)]
     pub fn result(&self) -> Result<(), CompletionError> {
         match self.opcode() {
-            None | Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError | CqeOpcode::Invalid) => Err(error(self.bytes)),
+            None | Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError | CqeOpcode::Invalid) => Err(error(self.bytes, self.kind)),
             Some(_) => Ok(()),
         }
     }
@@ -190,9 +194,9 @@ impl<'a> Cqe<'a> {
 
 /// What the error CQE says. It takes the bytes, so that a `Cqe` need not be in memory for a call that is hardly ever made.
 #[cold]
-fn error(bytes: &[u8; CQE_BYTES]) -> CompletionError {
+fn error(bytes: &[u8; CQE_BYTES], kind: DeviceKind) -> CompletionError {
     let cqe = ErrorCqe::parse(bytes);
-    CompletionError { syndrome: cqe.syndrome(), raw: cqe.raw_syndrome, vendor: cqe.vendor_syndrome }
+    CompletionError { syndrome: cqe.syndrome(), raw: cqe.raw_syndrome, vendor: cqe.vendor_syndrome, kind }
 }
 
 /// The device's object, kept alive by everything that names it.

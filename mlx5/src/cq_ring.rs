@@ -4,6 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::rc::Rc;
 
+use crate::address::DeviceKind;
 use crate::control::{Control, CqParts, CreateError};
 use crate::cq::{Beside, CqConfig, CqObject, Cqe};
 use crate::soft::Hca;
@@ -23,12 +24,14 @@ pub(crate) struct CqRing {
     mask: u32,
     /// CQEs consumed. While a session is open, those before its title.
     consumer: u32,
-    /// The entry of `consumer`, and the owner bit that it gets; while a poll is under way and while a session is open, of one before it.
+    /// The entry of `consumer`, and the owner bit that it gets; while callbacks run and while a session is open, of one before it.
     head: NonNull<u8>,
     owner: u8,
     record: NonNull<AtomicU32>,
     session: Session,
     polls_without_hook: u32,
+    /// What its errors are of.
+    kind: DeviceKind,
     /// The soft device, which makes progress in empty polls.
     hook: Option<Rc<Hca>>,
     object: Rc<CqObject>,
@@ -70,6 +73,7 @@ impl CqRing {
             record,
             session,
             polls_without_hook: 0,
+            kind: control.kind(),
             hook: control.hook(),
             object,
         })
@@ -127,8 +131,9 @@ impl CqRing {
         // SAFETY: a CQE inside the buffer. While none of the session is handed out its entry is the driver's and as the device wrote it.
         // A copy: nothing that is written below can change it, so what a callback reads of it is read once.
         let title: [u8; CQE_BYTES] = if from == 0 { unsafe { self.place(self.consumer).cast().read() } } else { self.session.title };
-        let first = Cqe::new(&title, Beside::Nothing);
+        let first = Cqe::new(&title, Beside::Nothing, self.kind);
         let (queue, is_send) = (find(first.qpn()), first.opcode() == Some(CqeOpcode::Requester));
+        let kind = self.kind;
         let taken = (count - from).min(u32::try_from(max).unwrap_or(u32::MAX));
         let end = from + taken;
         let mut leaving = Leaving { ring: self, from, next: from };
@@ -143,7 +148,7 @@ impl CqRing {
                 let wqe_counter = if is_send { mini.wqe_counter() } else { wqe_counter.wrapping_add(leaving.next as u16) };
                 // Before the callback: should it panic, the entry is not handed out again.
                 leaving.next += 1;
-                f(queue, Cqe::new(&title, Beside::Mini { byte_count: mini.byte_count, wqe_counter }));
+                f(queue, Cqe::new(&title, Beside::Mini { byte_count: mini.byte_count, wqe_counter }, kind));
             };
             let after = (in_array + (end - next)).min(MINI_CQES_PER_ARRAY as u32);
             if in_array == 0 && after == MINI_CQES_PER_ARRAY as u32 {
@@ -247,9 +252,10 @@ impl CqRing {
                 (place.cast().as_ref(), if is_large { Beside::Half(place.sub(CQE128_OFFSET).cast().as_ref()) } else { Beside::Nothing })
             };
             if CqeFormat::from_op_own(op_own) == CqeFormat::Compressed {
+                // `leave_session` looks for the next entry when it is through.
                 return Some(bytes);
             }
-            let cqe = Cqe::new(bytes, beside);
+            let cqe = Cqe::new(bytes, beside, self.kind);
             if place == last {
                 rarely();
                 place = first;
@@ -264,6 +270,7 @@ impl CqRing {
             f(find(cqe.qpn()), cqe);
             *n += 1;
         }
+        (self.head, self.owner) = (place, owner);
         None
     }
 
@@ -278,14 +285,17 @@ impl CqRing {
     fn take<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
         let mut n = 0;
         let before = self.handed_out();
-        let taking = Taking { ring: self, before };
+        let mut taking = Taking { ring: self, before, is_unwinding: true };
         loop {
             if taking.ring.session.count != 0 {
                 n += taking.ring.take_session(max - n, find, f);
             }
             match taking.ring.take_plain(max, &mut n, find, f) {
                 Some(title) => taking.ring.open_session(title),
-                None => return n,
+                None => {
+                    taking.is_unwinding = false;
+                    return n;
+                }
             }
         }
     }
@@ -342,6 +352,8 @@ struct Taking<'a> {
     ring: &'a mut CqRing,
     /// CQEs handed out when it began.
     before: u32,
+    /// It ends because a callback panicked.
+    is_unwinding: bool,
 }
 
 impl Drop for Taking<'_> {
@@ -349,7 +361,9 @@ impl Drop for Taking<'_> {
     fn drop(&mut self) {
         let now = self.ring.handed_out();
         if now != self.before {
-            self.ring.seek();
+            if self.is_unwinding {
+                self.ring.seek();
+            }
             // Release: the device may overwrite the entries once it sees this.
             // SAFETY: the record lives as long as `object`.
             unsafe { self.ring.record.as_ref() }.store(cq_consumer_record(now), Ordering::Release);

@@ -153,7 +153,8 @@ pub struct DeviceInfo {
     pub numa_node: Option<u32>,
     /// When it executes, by which clock, whether it is strict, and which faults it makes: what results were obtained under.
     pub modes: String,
-    /// How long operations towards a dead peer are retried before they fail, in ns.
+    /// How long operations towards a dead peer are retried before they fail, in ns. Hardware cannot tell a dead peer from a slow one: there it is
+    /// [`ConnectOptions::transport_timeout_ns`](crate::ConnectOptions::transport_timeout_ns), of the default options.
     pub dead_peer_timeout_ns: u64,
     /// Queue pair places and memory regions that were not given back so far, because a peer was stopped in the middle of using them.
     pub quarantined: u64,
@@ -240,7 +241,8 @@ impl Device {
     }
 
     /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, at most `timeout` (`None`: for ever); meanwhile the
-    /// device makes progress. Returns whether there is one. The CQs that have one are disarmed: poll them, then arm them again.
+    /// device makes progress. Returns whether there is one; hardware says so also of one that was polled since its CQ was armed. The CQs that
+    /// have one are disarmed: poll them, then arm them again.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.control.wait(timeout.map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)))
     }
@@ -358,8 +360,8 @@ impl Pd {
         Ok(Mr::new(parts, control.clone(), Rc::clone(&self.object)))
     }
 
-    /// Registers memory of another allocator. Peers reach it through the kernel's cross-process copy, which is about 400 times slower
-    /// for small messages than memory of [`alloc`](Self::alloc).
+    /// Registers memory of another allocator. To a NIC it is as any other; peers of a software HCA reach it through the kernel's cross-process
+    /// copy, which is about 400 times slower for small messages than memory of [`alloc`](Self::alloc).
     ///
     /// # Errors
     /// See [`RegisterError`].

@@ -234,7 +234,7 @@ fn freed(net: &Net, a: &mut End, b: &End, mr: Mr, post: impl FnOnce(&mut End, &M
 
 #[test]
 fn a_region_freed_under_posted_work_is_an_error_and_not_touched() {
-    let gone = Some("no such key, or its region was deregistered");
+    let gone = time::detail("no such key, or its region was deregistered");
     for kind in 0..5 {
         let net = Net::new();
         let (mut a, mut b) = pair(&net, OWN);

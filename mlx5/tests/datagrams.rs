@@ -242,7 +242,7 @@ fn a_datagram_that_does_not_fit_the_receive_is_a_local_length_error_there_only()
             let failed = net.collect(if owns_receives { 2 } else { 1 }, || b.received());
             let (user, error) = failed[0].0.unwrap_err();
             assert_eq!((user, error.syndrome), (1, Syndrome::LocalLength));
-            assert_eq!(error.vendor_text(), Some("the buffers of the receive end before the message"));
+            assert_eq!(error.vendor_text(), time::detail("the buffers of the receive end before the message"));
             if owns_receives {
                 let (user, error) = failed[1].0.unwrap_err();
                 assert_eq!((user, error.syndrome), (2, Syndrome::WorkRequestFlushed));
@@ -269,7 +269,7 @@ fn a_datagram_longer_than_the_mtu_is_a_local_length_error_of_its_sender() {
     a.qp.ring();
     let sent = net.collect(2, || a.sent());
     let [first, second] = [0, 1].map(|i| sent[i].1.unwrap_err());
-    assert_eq!((first.syndrome, first.vendor_text()), (Syndrome::LocalLength, Some("a datagram longer than 4096 bytes")));
+    assert_eq!((first.syndrome, first.vendor_text()), (Syndrome::LocalLength, time::detail("a datagram longer than 4096 bytes")));
     assert_eq!(second.syndrome, Syndrome::WorkRequestFlushed);
     assert_eq!(a.qp.post(&UdSend { to, payload: () }, Signal::Always, 3), Err(PostError::WrongState(QpState::Error)));
     net.quiet();

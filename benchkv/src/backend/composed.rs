@@ -15,7 +15,7 @@ use super::daemon::KvDaemon;
 use super::paths::ClientPaths;
 use super::shards::{self, ShardNode};
 use super::{Backend, BackendError};
-use crate::cli::BackendKind;
+use crate::cli::{BackendKind, DeviceChoice};
 use crate::options::Options;
 
 /// The meaning of the shared-memory payloads: changes with [`Request`](crate::message::Request) and [`Response`](crate::message::Response).
@@ -42,6 +42,7 @@ pub(super) struct Plan {
     pub(super) ring_slots: usize,
     pub(super) ring_bytes: u64,
     pub(super) store_keys: u64,
+    pub(super) device: DeviceChoice,
     pub(super) dir: Dir,
 }
 
@@ -87,6 +88,7 @@ impl Composed {
             ring_slots: options.sizes.ring_slots,
             ring_bytes: options.sizes.ring_bytes,
             store_keys: options.workload.store_keys(),
+            device: options.device.clone(),
             dir,
         };
         let nodes = shards::mesh(plan.daemons, &options.sizes)?;

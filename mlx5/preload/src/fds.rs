@@ -50,8 +50,15 @@ pub(crate) fn opened(fd: c_int) -> c_int {
     fd
 }
 
+/// A descriptor is about to be closed: not held any more, if by our own code.
+pub(crate) fn closing(fd: c_int) {
+    if IS_OURS.get() {
+        hand_over(fd);
+    }
+}
+
 /// The program gets it.
-pub(crate) fn hand_over(fd: c_int) {
+fn hand_over(fd: c_int) {
     if let Some(held) = HELD.get(fd as usize) {
         held.store(false, Ordering::Relaxed);
     }
@@ -105,7 +112,7 @@ static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 /// Whether this process was forked from one that may have had files of ours.
 pub(crate) fn is_child() -> bool {
-    IS_CHILD.load(Ordering::Relaxed)
+    IS_CHILD.load(Ordering::Relaxed) || files().is_none()
 }
 
 /// In the child of a fork, which has its parent's descriptors, but none of the files: they are still looked at more closely.
@@ -197,9 +204,8 @@ pub(crate) fn remove(fd: c_int) -> Option<File> {
 }
 
 fn forget(files: &mut HashMap<RawFd, (Identity, File)>, fd: RawFd) -> Option<File> {
-    let (_, file) = files.remove(&fd)?;
     if let Some(ours) = OURS.get(fd as usize) {
         ours.store(false, Ordering::Relaxed);
     }
-    Some(file)
+    files.remove(&fd).map(|(_, file)| file)
 }

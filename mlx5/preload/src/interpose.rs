@@ -205,7 +205,7 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     if fds::is_held(fd) {
         return fail(Errno(libc::EBADF));
     }
-    fds::hand_over(fd);
+    fds::closing(fd);
     if fds::may_be_ours(fd) {
         let _ = ours(|| {
             drop(fds::remove(fd));

@@ -42,28 +42,12 @@ pub(crate) fn spawn(mailbox: Arc<Mailbox>, settings: &'static Settings) -> io::R
 }
 
 fn run(mailbox: &Mailbox, settings: &'static Settings) {
-    be_punctual();
+    // SAFETY: plain numbers. The default of 50 us would more than triple the sleep.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
     if catch_unwind(AssertUnwindSafe(|| serve(mailbox, settings))).is_err() {
         log::error(settings, format_args!("the software HCA broke down; all further commands of this context fail with EIO"));
     }
     mailbox.die();
-}
-
-/// Wakes when it said it would, also where the program spins on all cores. What the kernel does not know it refuses, which is all right.
-fn be_punctual() {
-    // A short slice (Linux 6.12) lets it take the core at once from a thread that has the default one, for the few microseconds it needs.
-    const SLICE_NS: u64 = 100_000;
-    // SAFETY: plain numbers, and a structure of the kernel's that is ours; it has no field for which 0 is not "none".
-    unsafe {
-        // The default of 50 us would more than triple the sleep.
-        libc::prctl(libc::PR_SET_TIMERSLACK, 1);
-        let mut attr: libc::sched_attr = core::mem::zeroed();
-        attr.size = size_of::<libc::sched_attr>() as u32;
-        attr.sched_policy = libc::SCHED_OTHER as u32;
-        attr.sched_nice = libc::getpriority(libc::PRIO_PROCESS, 0);
-        attr.sched_runtime = SLICE_NS;
-        libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
-    }
 }
 
 fn serve(mailbox: &Mailbox, settings: &'static Settings) {

@@ -10,7 +10,8 @@ use crate::fds::opened;
 /// Bytes of the device file: what libmlx5 maps of it ends at page `9 << 8`.
 const DEVICE_BYTES: libc::off_t = 64 << 20;
 
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+/// What makes it one.
+const DEVICE_SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// What the last call left.
 pub(crate) fn last_error() -> Errno {
@@ -52,16 +53,16 @@ pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
     // SAFETY: a descriptor of ours and plain numbers.
     unsafe {
         checked(libc::ftruncate(fd.as_raw_fd(), DEVICE_BYTES).into())?;
-        checked(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS).into())?;
+        checked(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, DEVICE_SEALS).into())?;
     }
     Ok(fd)
 }
 
-/// Whether it is a device file, of this process or of one that it was forked from.
+/// Whether a descriptor is of a [`device_file`], of this process or of another.
 pub(crate) fn is_device_file(fd: RawFd) -> bool {
     // SAFETY: plain numbers.
-    let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
-    seals == SEALS && fstat(fd).is_ok_and(|status| status.st_size == DEVICE_BYTES)
+    let has_seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } == DEVICE_SEALS;
+    has_seals && fstat(fd).is_ok_and(|status| status.st_size == DEVICE_BYTES)
 }
 
 /// A pipe: the reading end, for the program, and the writing one, which does not block.
@@ -164,6 +165,7 @@ mod tests {
             assert_eq!(libc::munmap(page, len), 0);
             assert_ne!(libc::ftruncate(fd.as_raw_fd(), 0), 0);
         }
+        assert!(is_device_file(fd.as_raw_fd()) && !is_device_file(pipe().unwrap().0.as_raw_fd()));
     }
 
     /// Three pages: one that may be written, none, and one that may only be read.

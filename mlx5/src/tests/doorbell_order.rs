@@ -1,9 +1,12 @@
 //! The order in which a device learns of new WQEs, as recorded through the seam every doorbell goes through. That the barriers are in
 //! release code is checked in `tests/doorbell_order.rs`.
 
+use core::ptr::NonNull;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::control::UarParts;
+use crate::doorbell::Doorbell;
 use crate::mmio::{self, Mmio};
 use crate::*;
 
@@ -247,4 +250,24 @@ fn every_copy_routine_that_this_processor_has_copies_exactly_that() {
     }
     #[cfg(target_arch = "aarch64")]
     copies_exactly::<mmio::Stnp>();
+}
+
+#[test]
+fn a_register_without_blueflame_gets_8_bytes_at_one_place_whatever_is_asked_for() {
+    #[repr(align(512))]
+    struct Register([u8; 512]);
+    #[repr(align(64))]
+    struct Wqe([u8; 64]);
+    let (mut register, record) = (Register([0xa5; 512]), AtomicU32::new(0));
+    let uar = UarParts { register: NonNull::from(&mut register.0).cast(), kind: RegisterKind::DoorbellOnly, uar_offset: 0 };
+    let mut doorbell = Doorbell::new(&uar, NonNull::from(&record), None);
+    for producer in 1..4u16 {
+        let wqe = Wqe([producer as u8; 64]);
+        // SAFETY: 64 bytes, aligned to as many; the register and the record outlive the doorbell.
+        unsafe { doorbell.ring(producer, wqe.0.as_ptr(), 64) };
+        // SAFETY: as above.
+        let bytes = unsafe { uar.register.cast::<[u8; 512]>().read() };
+        assert_eq!((&bytes[..8], &bytes[8..]), (&[producer as u8; 8][..], &[0xa5; 504][..]));
+        assert_eq!(record.load(Ordering::Relaxed), u32::from(producer).to_be());
+    }
 }

@@ -4,7 +4,7 @@
 use super::hand::*;
 use crate::soft::Hca;
 use crate::wire::Syndrome;
-use crate::{Access, CompletionError, Queue, Rule};
+use crate::{Access, CompletionError, DeviceKind, Queue, Rule};
 
 /// One operation of each kind in turn, of one to five WQEBBs; those that complete a receive give `true`.
 fn operation(hand: &Hand, number: usize, signaled: bool) -> (Vec<u8>, bool) {
@@ -310,7 +310,7 @@ fn errors(hand: &mut Hand) -> Vec<CompletionError> {
         hand.pass_ns(10_000_000);
         for cqe in hand.send_cq.poll().iter().filter(|cqe| opcode(cqe) == 13) {
             let (raw, vendor) = syndrome(cqe);
-            got.push(CompletionError { syndrome: Syndrome::from_wire(raw), raw, vendor });
+            got.push(CompletionError { syndrome: Syndrome::from_wire(raw), raw, vendor, kind: DeviceKind::Soft });
         }
     }
     got

@@ -3,9 +3,9 @@
 //! The two libraries make and destroy objects; the queues' memory is then driven by this crate, exactly as a soft device's
 //! (`mlx5dv_init_obj`). `docs/hardware.md` says what a machine needs for it.
 //!
-//! - [`abi`], [`numbers`]: their structs and constants. [`library`]: their functions. [`error`]: what goes wrong, and what to do.
-//! - [`device`]: finding a device, its port and its GID. [`context`]: one that is open, its events.
-//! - [`objects`]: domains and queues. [`memory`]: regions. [`connect`]: states of queue pairs, and addresses.
+//! - `abi`, `numbers`: their structs and constants. `library`: their functions. `error`: what goes wrong, and what to do.
+//! - `device`: finding a device, its port and its GID. `context`: one that is open, its events.
+//! - `objects`: domains and queues. `memory`: regions. `connect`: states of queue pairs, and addresses.
 
 mod abi;
 mod connect;

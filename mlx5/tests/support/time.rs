@@ -46,6 +46,11 @@ pub(crate) fn mode() -> Mode {
     })
 }
 
+/// What the vendor's detail of an error says: `text` on the software HCA; a NIC's are not public.
+pub(crate) fn detail(text: &'static str) -> Option<&'static str> {
+    (mode() != Mode::Hardware).then_some(text)
+}
+
 /// Delay mode: from the doorbell to the effect.
 const DELAY_NS: u64 = 3_000;
 /// Virtual mode: what a poll of an empty CQ takes.

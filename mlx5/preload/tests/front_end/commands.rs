@@ -182,8 +182,9 @@ fn a_child_of_fork_does_not_disturb_its_parent() {
         // SAFETY: the child calls what a program calls, and leaves at once.
         let child = unsafe { libc::fork() };
         if child == 0 {
+            let is_refused = device.alloc_pd().is_err_and(|error| error.raw_os_error() == Some(libc::EIO));
             drop(device);
-            let is_good = Device::open().is_ok_and(|device| device.get_context().is_ok() && device.alloc_pd().is_ok());
+            let is_good = is_refused && Device::open().is_ok_and(|device| device.get_context().is_ok() && device.alloc_pd().is_ok());
             // SAFETY: a plain number.
             unsafe { libc::_exit(if is_good { 0 } else { 1 }) };
         }
@@ -197,6 +198,29 @@ fn a_child_of_fork_does_not_disturb_its_parent() {
         drop(device);
         assert_eq!(threads(), before - 1, "closing ends the thread");
         Device::start().alloc_pd().unwrap();
+    });
+}
+
+#[test]
+fn a_child_of_vfork_that_closes_everything_does_not_disturb_its_parent() {
+    extern "C" fn close_all(_: *mut libc::c_void) -> i32 {
+        for fd in 3..64 {
+            // SAFETY: the child has descriptors of its own.
+            unsafe { libc::close(fd) };
+        }
+        0
+    }
+    under_the_library("commands::a_child_of_vfork_that_closes_everything_does_not_disturb_its_parent", "", &[], || {
+        let device = Device::start();
+        let mut stack = vec![0u128; 1 << 12];
+        let (flags, mut status) = (libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD, -1);
+        // SAFETY: the child has a stack of its own, and this thread waits until it has ended.
+        unsafe {
+            let child = libc::clone(close_all, stack.as_mut_ptr_range().end.cast(), flags, core::ptr::null_mut());
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        }
+        assert_eq!(status, 0);
+        device.alloc_pd().unwrap();
     });
 }
 

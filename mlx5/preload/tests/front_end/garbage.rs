@@ -97,7 +97,7 @@ fn commands() {
     let mut counts = BTreeMap::<i32, u32>::new();
     for seed in 1.. {
         let random = &mut Random::new(seed);
-        let channels = open_descriptors();
+        let before = open_descriptors();
         let device = Device::with_context(&memory);
         for _ in 0..2000 {
             let command = any(&memory, random);
@@ -117,8 +117,7 @@ fn commands() {
         assert_eq!(writes, [-1, -1]);
         assert!(device.is_well(&memory), "seed {seed}");
         device.close();
-        // SAFETY: those of this round.
-        open_descriptors().iter().filter(|fd| !channels.contains(fd)).for_each(|fd| _ = unsafe { libc::close(*fd) });
+        close_others(&before);
         if Instant::now() > end {
             break;
         }
@@ -133,12 +132,19 @@ fn open_descriptors() -> Vec<i32> {
     (3..1024).filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0).collect()
 }
 
+/// Events and completion channels of a round.
+fn close_others(before: &[i32]) {
+    // SAFETY: nobody uses them any more.
+    open_descriptors().iter().filter(|fd| !before.contains(fd)).for_each(|fd| _ = unsafe { libc::close(*fd) });
+}
+
 /// Eight threads write to one device, which another closes and opens again.
 fn threads() {
     let memory = &Memory::new();
     let end = Instant::now() + FOR * scale();
     let mut rounds = 0;
     while Instant::now() < end {
+        let before = open_descriptors();
         let device = Device::with_context(memory);
         let (fd, is_over) = (device.0, &AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -160,6 +166,7 @@ fn threads() {
             is_over.store(true, Ordering::Relaxed);
             other.close();
         });
+        close_others(&before);
         rounds += 1;
     }
     println!("{rounds} rounds");

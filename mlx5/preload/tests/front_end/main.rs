@@ -14,3 +14,4 @@ mod random;
 mod raw;
 mod storm;
 mod support;
+mod ucx;

@@ -86,10 +86,11 @@ impl Device {
         R: FromBytes + FromZeros + IntoBytes + Copy,
         D: FromBytes + FromZeros + IntoBytes + Copy,
     {
-        let mut response = vec![0u8; size_of::<R>() + size_of::<D>()];
+        let mut response = vec![0xa5; size_of::<R>() + size_of::<D>()];
         let mut request = request.as_bytes().to_vec();
         request[..8].copy_from_slice(&(response.as_mut_ptr() as u64).to_ne_bytes());
         self.write(number, &[&request, driver.as_bytes()].concat(), response.len())?;
+        assert!(response.iter().any(|byte| *byte != 0xa5), "there is no response: a file took it for bytes");
         let (core, driver) = response.split_at(size_of::<R>());
         Ok((R::read_from_bytes(core).unwrap(), D::read_from_bytes(driver).unwrap()))
     }
