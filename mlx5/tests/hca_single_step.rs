@@ -7,7 +7,7 @@
 
 #[path = "hca/driver.rs"]
 mod driver;
-#[path = "support/mod.rs"]
+#[allow(dead_code, reason = "each test uses what it needs")]
 mod support;
 #[path = "support/tracee.rs"]
 mod tracee;

@@ -237,6 +237,6 @@ fn an_atomic_is_executed_only_where_its_key_allows() {
     }
     assert_ne!(ask(end.addr(OUTSIDE) + 4, add | key, 9).1, 0, "not aligned");
     assert_ne!(ask(end.addr(OUTSIDE), add | key ^ 1, 10).1, 0, "no such key");
-    assert_ne!(ask(end.addr(OUTSIDE), add | 0, 11).1, 0, "no key");
+    assert_ne!(ask(end.addr(OUTSIDE), add, 11).1, 0, "no key");
     assert_eq!(end.data.get(OUTSIDE), 1u64.to_ne_bytes());
 }

@@ -1,5 +1,4 @@
 //! What the tests with several processes share.
-#![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::time::Duration;
 
