@@ -49,7 +49,8 @@ impl Device {
         let made = self.write(&Command::plain(3, 8, memory.at(0)).bytes());
         // SAFETY: the response, in `Memory`; nobody else writes there now.
         let handle = unsafe { (memory.at(0) as *const u32).read_volatile() };
-        made.and_then(|()| self.write(&Command::plain(4, 0, 0).u32(handle).bytes())) == Ok(())
+        // A write that went into a file says nothing there.
+        handle != u32::MAX && made.and_then(|()| self.write(&Command::plain(4, 0, 0).u32(handle).bytes())) == Ok(())
     }
 
     pub(crate) fn close(self) {
