@@ -19,17 +19,34 @@ use crate::device::{FabricSpec, OpenError, SoftOptions};
 use crate::mr::{Access, RegisterError};
 use crate::qp::ConnectOptions;
 use crate::soft::{self, Clock, Faults, Timing};
+use crate::wire::AddressVector;
 
 /// Largest seat: 10 bits of a QPN, all ones excepted.
 pub const MAX_SEAT: u16 = (1 << 10) - 2;
+
+/// The port that all devices of a fabric are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Its LID; 0 on RoCE, where the GID alone names it.
+    pub lid: u16,
+    /// Its GID.
+    pub gid: [u8; 16],
+}
+
+impl Port {
+    /// Whether datagrams with this vector get here.
+    pub(crate) fn is_at(&self, vector: &AddressVector) -> bool {
+        if self.lid == 0 { vector.rgid == self.gid } else { vector.rlid == self.lid }
+    }
+}
 
 /// Options of an [`Hca`].
 #[derive(Clone, Debug)]
 pub struct HcaOptions {
     /// Where its peers are; all of them are `Hca`s.
     pub fabric: FabricSpec,
-    /// GID of their port.
-    pub gid: [u8; 16],
+    /// Their port.
+    pub port: Port,
     /// After this long without an answer from a peer proven dead, its operations fail, in ns.
     pub dead_peer_timeout_ns: u64,
     /// When operations are executed.
@@ -145,9 +162,9 @@ impl Hca {
     /// # Errors
     /// See [`OpenError`]; [`OpenError::NoFreeLid`] if all [`MAX_SEAT`] seats are taken.
     pub fn open(options: &HcaOptions) -> Result<Self, OpenError> {
-        let HcaOptions { fabric, gid, dead_peer_timeout_ns, timing, clock, faults } = options.clone();
+        let HcaOptions { fabric, port, dead_peer_timeout_ns, timing, clock, faults } = options.clone();
         let options = SoftOptions { fabric, arena_bytes: 4096, dead_peer_timeout_ns, timing, clock, faults, ..SoftOptions::default() };
-        Ok(Self { device: soft::Hca::join(&options, None, Some(gid))? })
+        Ok(Self { device: soft::Hca::join(&options, None, Some(port))? })
     }
 
     /// Its number in the fabric, 1..=[`MAX_SEAT`].

@@ -7,7 +7,7 @@ use mlx5::{Clock, FabricSpec, Faults, Timing};
 use crate::abi::verbs::number;
 use crate::bfregs::Bfregs;
 use crate::command::{Call, Reply};
-use crate::config::GID;
+use crate::config::{GID, LID, Link};
 use crate::cq::Cq;
 use crate::errno::Errno;
 use crate::objects::{Ah, Mr, Pd};
@@ -16,7 +16,7 @@ use crate::settings::Settings;
 use crate::srq::Srq;
 use crate::table::Table;
 use crate::{log, names};
-use mlx5::hca::{Hca, HcaOptions};
+use mlx5::hca::{Hca, HcaOptions, Port};
 
 /// How long operations towards a dead process are retried, in ns.
 const DEAD_PEER_TIMEOUT_NS: u64 = 10_000_000;
@@ -53,7 +53,8 @@ impl Objects {
     pub(crate) fn new(settings: &'static Settings, bfregs: Bfregs, async_events: OwnedFd) -> Result<Self, Errno> {
         let options = HcaOptions {
             fabric: FabricSpec::Shared { dir: Some(settings.fabric.clone()) },
-            gid: GID,
+            // On RoCE the GID alone names it.
+            port: Port { lid: if settings.link == Link::InfiniBand { LID } else { 0 }, gid: GID },
             dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
             timing: Timing::Immediate,
             clock: Clock::System,

@@ -108,7 +108,8 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
         flags: if ctrl.solicited() { SOLICITED } else { 0 } | if grh.is_some() { GRH } else { 0 },
         _zero: 0,
     };
-    let Some(out) = outgoing(hca, links, hca.lid_of(to.qpn, to.vector.rlid)) else { return Outcome::Done(0) };
+    let lid = hca.lid_of(to.qpn, &to.vector);
+    let Some(out) = lid.and_then(|lid| outgoing(hca, links, lid)) else { return Outcome::Done(0) };
     let lane = hca.memory.datagram_lane(out.lane);
     if !out.tx.has_room(&lane.consumed) {
         let waits = hca.hosted.is_some() && hca.clock.now_ns() < from.since_ns.map_or(u64::MAX, |since| since.saturating_add(LINK_WAIT_NS));

@@ -10,7 +10,7 @@ use super::mirror::Mirror;
 use super::objects::{MAX_CQE, MAX_SEND_WR, QpPlace, qp_index};
 use super::queues::{SoftQp, SqPlace, Transport};
 use super::timing::UnderWay;
-use super::{Hca, State, execute};
+use super::{Hca, State, execute, seat_of};
 use crate::address::QpAddress;
 use crate::control::{ConnectParts, CreateError, check};
 use crate::cq::CqConfig;
@@ -178,7 +178,7 @@ impl Hca {
 
     /// Connects to whoever has the number, or to nobody.
     pub(crate) fn connect_to(&self, qpn: u32, remote_qpn: u32) {
-        let lid = self.lid_of(remote_qpn, 0);
+        let lid = seat_of(remote_qpn);
         let peer = self.state.borrow_mut().links.peer_of_lid(self, lid);
         let remote = peer.map(|peer| QpAddress::soft(lid, remote_qpn, peer.epoch));
         let options = ConnectOptions::default();

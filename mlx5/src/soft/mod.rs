@@ -86,6 +86,8 @@ use self::memory::DeviceMemory;
 use self::queues::SoftQp;
 use self::trace::Trace;
 use crate::device::NullOptions;
+use crate::hca::Port;
+use crate::wire::AddressVector;
 use shm::ready::HotSet;
 use shm::sync::light_barrier;
 
@@ -110,8 +112,8 @@ pub(crate) struct Hca {
     has_extras: bool,
     /// Set on a null device. On any other, doorbells and empty polls come here.
     null: Option<NullOptions>,
-    /// Its queues are another driver's, and it is one seat of the port with this GID.
-    hosted: Option<[u8; 16]>,
+    /// Its queues are another driver's, and it is one seat of this port.
+    hosted: Option<Port>,
     /// A queue pair failed since the last flush, or one with a receive queue of its own did at any time.
     has_failed: Cell<bool>,
     state: RefCell<State>,
@@ -171,6 +173,11 @@ impl State {
             next_pd: 1,
         }
     }
+}
+
+/// The device of a port's queue pair.
+fn seat_of(qpn: u32) -> u16 {
+    (qpn >> layout::QP_INDEX_BITS) as u16
 }
 
 impl Hca {
@@ -247,15 +254,18 @@ impl Hca {
         self.membership.lid()
     }
 
-    /// The device that has queue pair `qpn` of the port that `rlid` names.
-    fn lid_of(&self, qpn: u32, rlid: u16) -> u16 {
-        if self.hosted.is_some() { (qpn >> layout::QP_INDEX_BITS) as u16 } else { rlid }
+    /// The device that has queue pair `qpn` of the port that `vector` leads to, if there is such a port.
+    fn lid_of(&self, qpn: u32, vector: &AddressVector) -> Option<u16> {
+        match &self.hosted {
+            None => Some(vector.rlid),
+            Some(port) => port.is_at(vector).then(|| seat_of(qpn)),
+        }
     }
 
     /// The GID of its port: link-local, from the LID, unless it was given one.
     fn gid(&self) -> [u8; 16] {
         let own = u128::from(self.lid()) | 0xfe80 << 112;
-        self.hosted.unwrap_or(own.to_be_bytes())
+        self.hosted.as_ref().map_or(own.to_be_bytes(), |port| port.gid)
     }
 
     /// Looks whether a peer has died: takes what it left in the lanes, where it may not have come to say so, and gives back the receives it

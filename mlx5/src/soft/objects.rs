@@ -27,7 +27,7 @@ use crate::address::QpAddress;
 use crate::control::{self, ConnectParts, CqParts, CreateError, QpParts, QpRequest, RqParts, SqParts, SrqParts, UarParts, check};
 use crate::cq::CqConfig;
 use crate::device::{DeviceInfo, NullOptions, OpenError, SoftOptions};
-use crate::hca::MAX_SEAT;
+use crate::hca::{MAX_SEAT, Port};
 use crate::qp::ConnectError;
 use crate::wire::{CQE_BYTES, CQE128_BYTES, WQEBB};
 
@@ -105,8 +105,8 @@ impl Hca {
         Self::join(options, null, None)
     }
 
-    /// `hosted`: the GID of the port that it is one seat of, if its queues are another driver's.
-    pub(crate) fn join(options: &SoftOptions, null: Option<&NullOptions>, hosted: Option<[u8; 16]>) -> Result<Self, OpenError> {
+    /// `hosted`: the port that it is one seat of, if its queues are another driver's.
+    pub(crate) fn join(options: &SoftOptions, null: Option<&NullOptions>, hosted: Option<Port>) -> Result<Self, OpenError> {
         let arena_bytes = options.arena_bytes.checked_next_multiple_of(PAGE).unwrap_or(options.arena_bytes);
         let memory =
             DeviceMemory::create(arena_bytes).map_err(|(what, source)| OpenError::Memory { what, source: io::Error::other(source) })?;

@@ -4,12 +4,12 @@ use core::ffi::c_int;
 use core::ptr::NonNull;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use super::LinkLayer;
 use super::abi::*;
 use super::context::Context;
-use super::device::{gid_of, mtu_code};
+use super::device::{Port, gid_of, mtu_code};
 use super::error::CallError;
 use super::numbers::*;
+use super::{LinkLayer, VerbsOptions};
 use crate::address::{DeviceKind, QpAddress};
 use crate::control::ConnectParts;
 use crate::qp::{ConnectError, ConnectOptions};
@@ -72,45 +72,13 @@ impl Context {
         self.options.max_rd_atomic.min(most)
     }
 
-    /// The way to the port of `remote`.
-    fn route(&self, remote: &QpAddress) -> Result<ibv_ah_attr, ConnectError> {
-        let mut route = ibv_ah_attr { sl: self.options.service_level, port_num: self.port.number, ..ibv_ah_attr::default() };
-        if self.port.link_layer == LinkLayer::InfiniBand {
-            route.dlid = remote.lid;
-        }
-        if self.port.has_grh {
-            if remote.gid == [0; 16] {
-                return Err(ConnectError::NoGid);
-            }
-            route.is_global = 1;
-            route.grh = ibv_global_route {
-                dgid: gid_of(remote.gid),
-                flow_label: 0,
-                sgid_index: self.port.gid.as_ref().map_or(0, |gid| gid.index),
-                hop_limit: self.options.hop_limit,
-                traffic_class: self.options.traffic_class,
-            };
-        }
-        Ok(route)
-    }
-
     pub(crate) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
-        let ConnectParts { qpn, remote, options } = parts;
-        let attr = ibv_qp_attr {
-            qp_state: IBV_QPS_RTR,
-            path_mtu: mtu_code(self.port.mtu.min(remote.mtu)),
-            rq_psn: remote.psn,
-            dest_qp_num: remote.qpn,
-            ah_attr: self.route(remote)?,
-            max_dest_rd_atomic: self.rd_atomic(),
-            min_rnr_timer: rnr_timer_code(options.rnr_timer_ns),
-            ..ibv_qp_attr::default()
-        };
+        let attr = ready_to_receive(&self.port, &self.options, self.rd_atomic(), parts)?;
         let mask =
             IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-        self.modify(*qpn, "ibv_modify_qp (to RTR)", attr, mask)?;
-        if let Some(object) = self.objects.borrow_mut().qps.get_mut(qpn) {
-            object.options = *options;
+        self.modify(parts.qpn, "ibv_modify_qp (to RTR)", attr, mask)?;
+        if let Some(object) = self.objects.borrow_mut().qps.get_mut(&parts.qpn) {
+            object.options = parts.options;
         }
         Ok(())
     }
@@ -155,7 +123,7 @@ impl Context {
 
     /// How datagrams get to the port of `remote`.
     pub(crate) fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
-        let mut route = self.route(remote)?;
+        let mut route = route(&self.port, &self.options, remote)?;
         let pd = self.objects.borrow().pd(pdn)?;
         let verbs = &self.device.api.verbs;
         // On RoCE the kernel finds the MAC address.
@@ -174,6 +142,48 @@ impl Context {
         let bytes = bytes?.ok_or_else(|| CallError::new("mlx5dv_init_obj", libc::EINVAL))?;
         Ok(DatagramSegment::parse(&bytes).vector)
     }
+}
+
+/// The way from `port` to that of `remote`.
+fn route(port: &Port, options: &VerbsOptions, remote: &QpAddress) -> Result<ibv_ah_attr, ConnectError> {
+    let mut route = ibv_ah_attr { sl: options.service_level, port_num: port.number, ..ibv_ah_attr::default() };
+    if port.link_layer == LinkLayer::InfiniBand {
+        route.dlid = remote.lid;
+    }
+    if port.has_grh {
+        if remote.gid == [0; 16] {
+            return Err(ConnectError::NoGid);
+        }
+        route.is_global = 1;
+        route.grh = ibv_global_route {
+            dgid: gid_of(remote.gid),
+            flow_label: 0,
+            sgid_index: port.gid.as_ref().map_or(0, |gid| gid.index),
+            hop_limit: options.hop_limit,
+            traffic_class: options.traffic_class,
+        };
+    }
+    Ok(route)
+}
+
+/// What a queue pair must know to receive from its peer.
+fn ready_to_receive(
+    port: &Port,
+    options: &VerbsOptions,
+    max_dest_rd_atomic: u8,
+    parts: &ConnectParts,
+) -> Result<ibv_qp_attr, ConnectError> {
+    let remote = &parts.remote;
+    Ok(ibv_qp_attr {
+        qp_state: IBV_QPS_RTR,
+        path_mtu: mtu_code(port.mtu.min(remote.mtu)),
+        rq_psn: remote.psn,
+        dest_qp_num: remote.qpn,
+        ah_attr: route(port, options, remote)?,
+        max_dest_rd_atomic,
+        min_rnr_timer: rnr_timer_code(parts.options.rnr_timer_ns),
+        ..ibv_qp_attr::default()
+    })
 }
 
 /// What to do about a transition, or an address, that was refused.
@@ -198,7 +208,41 @@ fn rnr_timer_code(ns: u64) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::rnr_timer_code;
+    use super::super::device::{Gid, bytes_of};
+    use super::*;
+
+    const GID: [u8; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
+
+    fn port(link_layer: LinkLayer, has_grh: bool) -> Port {
+        let gid = Some(Gid { index: 3, kind: IBV_GID_TYPE_ROCE_V2, bytes: [9; 16] });
+        Port { number: 2, link_layer, lid: 5, mtu: 2048, gid, has_grh }
+    }
+
+    fn parts(gid: [u8; 16], mtu: u16) -> ConnectParts {
+        let remote = QpAddress { kind: DeviceKind::Hardware, mtu, lid: 0x77, qpn: 0x1234, psn: 0xabcdef, epoch: 0, gid };
+        ConnectParts { qpn: 1, remote, options: ConnectOptions { rnr_timer_ns: 640_000, ..ConnectOptions::default() } }
+    }
+
+    // The software HCA has neither packets nor ways, so what runs on it shows nothing of this.
+    #[test]
+    fn a_peer_is_named_by_its_lid_on_infiniband_and_by_its_gid_on_roce() {
+        let options = VerbsOptions { service_level: 6, traffic_class: 96, hop_limit: 12, ..VerbsOptions::default() };
+        for (link_layer, has_grh, dlid) in
+            [(LinkLayer::InfiniBand, false, 0x77), (LinkLayer::InfiniBand, true, 0x77), (LinkLayer::Ethernet, true, 0)]
+        {
+            let attr = ready_to_receive(&port(link_layer, has_grh), &options, 9, &parts(GID, 1024)).unwrap();
+            assert_eq!((attr.qp_state, attr.path_mtu, attr.rq_psn, attr.dest_qp_num), (2, 3, 0xabcdef, 0x1234));
+            assert_eq!((attr.max_dest_rd_atomic, attr.min_rnr_timer), (9, 12));
+            let ibv_ah_attr { dlid: to, sl, port_num, is_global, grh, .. } = attr.ah_attr;
+            assert_eq!((to, sl, port_num, is_global), (dlid, 6, 2, u8::from(has_grh)));
+            let global = (bytes_of(grh.dgid), grh.sgid_index, grh.hop_limit, grh.traffic_class);
+            assert_eq!(global, if has_grh { (GID, 3, 12, 96) } else { ([0; 16], 0, 0, 0) });
+        }
+        let larger = ready_to_receive(&port(LinkLayer::InfiniBand, false), &options, 1, &parts([0; 16], 4096)).unwrap();
+        assert_eq!(larger.path_mtu, 4, "the smaller of both ends'");
+        let nameless = ready_to_receive(&port(LinkLayer::Ethernet, true), &options, 1, &parts([0; 16], 4096));
+        assert!(matches!(nameless, Err(ConnectError::NoGid)));
+    }
 
     #[test]
     fn rnr_times_are_rounded_up_to_those_there_are() {

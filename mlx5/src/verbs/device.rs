@@ -279,7 +279,7 @@ impl Port {
 #[derive(Clone)]
 pub(crate) struct Gid {
     pub(crate) index: u8,
-    kind: u32,
+    pub(crate) kind: u32,
     pub(crate) bytes: [u8; 16],
 }
 

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use mlx5::hca::{CqMemory, Hca, HcaOptions, QpMemory, Receives, RqMemory, Service, SqMemory};
+use mlx5::hca::{CqMemory, Hca, HcaOptions, Port, QpMemory, Receives, RqMemory, Service, SqMemory};
 use mlx5::wire::*;
 use mlx5::{Access, Clock, ConnectOptions, FabricSpec, Faults, LocalFabric, Timing};
 
@@ -71,7 +71,7 @@ impl World {
     pub(crate) fn hca(&self) -> Hca {
         let options = HcaOptions {
             fabric: FabricSpec::Local(self.fabric.clone()),
-            gid: GID,
+            port: Port { lid: 1, gid: GID },
             dead_peer_timeout_ns: 10_000_000,
             timing: Timing::Immediate,
             clock: Clock::Manual(Arc::clone(&self.now_ns)),

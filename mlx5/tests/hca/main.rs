@@ -157,14 +157,15 @@ fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header(
     b.hca.poll();
     a.data.put(0, PAYLOAD);
     let plain = AddressVector::local(1, 0);
-    for vector in [plain, plain.with_grh(0, 0x12345, 9, 0x5c, GID)] {
+    // The one of another port is lost.
+    for vector in [plain, AddressVector::local(777, 0), plain.with_grh(0, 0x12345, 9, 0x5c, GID)] {
         let datagram = DatagramSegment { vector, qpn: b.qpn, qkey: 5 }.emit();
         let part = |i: usize| datagram[i * SEGMENT..].first_chunk().copied().unwrap();
         a.post(Opcode::Send, 0, &[part(0), part(1), part(2), a.sge(0, 32)]);
     }
     a.ring();
     let (done, arrived) = a.exchange(&mut b);
-    assert_eq!(done, [sent(0), sent(2)]);
+    assert_eq!(done, [sent(0), sent(2), sent(4)]);
     let arrival = |wqe, grh| Done::Received { opcode: CqeOpcode::ResponderSend, wqe, bytes: 72, imm: 0, source: a.qpn, grh };
     assert_eq!(arrived, [arrival(0, false), arrival(1, true)]);
     assert_eq!((b.data.get(4096 + 40), b.data.get(4096 + 128 + 40)), (PAYLOAD, PAYLOAD));
