@@ -209,7 +209,7 @@ impl Hca {
     }
 
     /// A place for a queue pair, its pages committed: the index.
-    fn qp_place(&self, state: &mut State) -> Result<usize, CreateError> {
+    fn free_qp(&self, state: &mut State) -> Result<usize, CreateError> {
         let State { qps, qp_generations, .. } = state;
         let free = |(qp, generation): (&Option<Box<SoftQp>>, &u16)| qp.is_none() && *generation != QUARANTINED;
         let index = match qps.iter().zip(qp_generations.iter()).position(free) {
@@ -295,10 +295,10 @@ impl Hca {
         let Some(rq) = state.rqs.get(place.rqn as usize).and_then(Option::as_ref) else { return Err(no_rq) };
         let taken = rq.taken.clone();
         let Some(receives) = Receives::of(&self.memory, place.rqn) else { return Err(no_rq) };
-        let index = self.qp_place(state)?;
+        let index = self.free_qp(state)?;
         let generation = state.qp_generations[index];
         let (entry, lane) = (self.memory.qp(index), self.memory.lane(index));
-        // SAFETY: committed by `qp_place`. No peer has this place: it never had, or `destroy_qp` waited until it was out.
+        // SAFETY: committed by `free_qp`. No peer has this place: it never had, or `destroy_qp` waited until it was out.
         let lane = unsafe { self.clear_lane(lane) };
         // So that nothing is allocated when they have to wait.
         let count = state.qps.len();
