@@ -2,13 +2,14 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
+use std::rc::Rc;
 
 use super::cq::SoftCq;
-use super::layout::MAX_QPS;
+use super::layout::{MAX_QPS, QpEntry};
 use super::memory::foreign_memory_reachable;
 use super::mirror::Mirror;
 use super::objects::{MAX_CQE, MAX_SEND_WR, QpPlace, qp_index};
-use super::queues::{SoftQp, SqPlace, Transport};
+use super::queues::{Remote, SoftQp, SqPlace, Transport};
 use super::timing::UnderWay;
 use super::{Hca, State, execute, seat_of};
 use crate::address::QpAddress;
@@ -51,6 +52,9 @@ impl Hca {
     /// Whether queue pair `index` has rung.
     fn look_at(&self, state: &mut State, index: usize) -> bool {
         let Some(Some(qp)) = state.qps.get_mut(index) else { return false };
+        if qp.sq_consumer == 0 && qp.lane.position() == 0 {
+            self.follow(qp);
+        }
         let told = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
         let producer = qp.sq_producer();
         if !qp.is_watched || producer == told {
@@ -64,6 +68,20 @@ impl Hca {
         }
         self.executing(|| execute::rung(self, state, index));
         true
+    }
+
+    /// Two ends that are both reset and connected again may do so in any order: the first finds the other as it was before. As long as nothing
+    /// was sent or received its connection is to whatever the other end becomes, as that of a NIC, which knows its peer by its number alone.
+    fn follow(&self, qp: &mut SoftQp) {
+        let own = QpEntry::pack_peer(self.lid(), qp.qpn, qp.generation);
+        let Transport::Connected(Some(remote)) = &mut qp.transport else { return };
+        if !remote.was_reset() {
+            return;
+        }
+        let (peer, qpn) = (Rc::clone(&remote.peer), remote.qpn());
+        let Some(new) = Remote::of(&peer, qpn, own, self.membership.epoch()) else { return };
+        self.memory.qp(qp.index).peer.store(QpEntry::pack_peer(peer.lid, qpn, new.generation()), Ordering::Release);
+        **remote = new;
     }
 
     /// # Safety

@@ -240,6 +240,13 @@ impl Remote {
             && entry.peer_epoch.load(Ordering::Relaxed) == self.own_epoch
     }
 
+    /// Whether the peer's queue pair has been reset since it was connected to, and is a queue pair still.
+    pub(crate) fn was_reset(&self) -> bool {
+        let identity = self.entry().identity.load(Ordering::Acquire);
+        let is_same = QpEntry::generation(identity) == self.generation();
+        !is_same && QpEntry::qpn(identity) == self.qpn()
+    }
+
     /// Whether one more message fits into the lane.
     #[inline(always)]
     pub(crate) fn has_room(&mut self) -> bool {

@@ -336,6 +336,44 @@ fn receives_are_flushed_behind_atomics_which_took_none() {
 }
 
 #[test]
+fn two_ends_that_are_both_reset_may_connect_again_in_any_order() {
+    for is_b_late in [false, true] {
+        let world = World::default();
+        let [mut a, mut b] = End::pair(&world, false, ALL);
+        a.data.put(0, PAYLOAD);
+        a.post(Opcode::RdmaWrite, 0, &[b.remote(512), a.sge(0, 32)]);
+        a.ring();
+        assert_eq!(a.exchange(&mut b).0, [sent(0)]);
+        a.reset();
+        if is_b_late {
+            // It finds the other end as it was.
+            a.connect(b.qpn);
+        }
+        b.reset();
+        b.connect(a.qpn);
+        if !is_b_late {
+            a.connect(b.qpn);
+        }
+        for end in [&mut a, &mut b] {
+            end.write_receive(0, 0, end.sge(4096, 32));
+            end.ring_receives(1);
+            end.hca.poll();
+        }
+        b.data.put(0, PAYLOAD);
+        for (from, to) in [(0, 1), (1, 0)] {
+            let ends = [&mut a, &mut b];
+            let source = ends[from].sge(0, 32);
+            ends[from].post(Opcode::Send, 0, &[source]);
+            ends[from].ring();
+            let [a, b] = ends;
+            let (of_a, of_b) = a.exchange(b);
+            let done = if from == 0 { [of_a, of_b] } else { [of_b, of_a] };
+            assert_eq!(done, [vec![sent(0)], vec![received(CqeOpcode::ResponderSend, 0, 0)]], "late: {is_b_late}, {from} to {to}");
+        }
+    }
+}
+
+#[test]
 fn who_was_reset_alone_has_no_connection_and_is_not_answered_from_the_one_before() {
     let world = World::default();
     let [mut a, mut b] = End::pair(&world, false, ALL);
