@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use copyrpc::{CallFailure, Context, ContextBuilder, EXCHANGE_RECORD_SIZE, Endpoint, EndpointConfig, ExchangeRecord};
+use mlx5::verbs::VerbsOptions;
 use mlx5::{DeviceSpec, FabricSpec, SoftOptions};
 
 const RANKS: usize = 3;
@@ -38,9 +39,13 @@ fn watchdog() {
     });
 }
 
+/// On the software HCA, or on the device behind libibverbs that `MLX5_TEST_DEVICE` names.
 fn open(dir: PathBuf) -> Context<(usize, u64)> {
-    let options = SoftOptions { fabric: FabricSpec::Shared { dir: Some(dir) }, ..SoftOptions::default() };
-    ContextBuilder::new(DeviceSpec::Soft(options)).build().unwrap()
+    let device = match std::env::var("MLX5_TEST_DEVICE").ok() {
+        None => DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Shared { dir: Some(dir) }, ..SoftOptions::default() }),
+        device => DeviceSpec::Verbs(VerbsOptions { device, ..VerbsOptions::default() }),
+    };
+    ContextBuilder::new(device).build().unwrap()
 }
 
 // ---- one rank ----
