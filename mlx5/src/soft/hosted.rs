@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use std::rc::Rc;
 
 use super::cq::SoftCq;
-use super::layout::{MAX_QPS, QpEntry};
+use super::layout::QpEntry;
 use super::memory::foreign_memory_reachable;
 use super::mirror::Mirror;
 use super::objects::{MAX_CQE, MAX_SEND_WR, QpPlace, qp_index};
@@ -75,7 +75,8 @@ impl Hca {
     fn follow(&self, qp: &mut SoftQp) {
         let own = QpEntry::pack_peer(self.lid(), qp.qpn, qp.generation);
         let Transport::Connected(Some(remote)) = &mut qp.transport else { return };
-        if !remote.was_reset() {
+        // An atomic that was asked for is still the WQE at the head, and may have been executed.
+        if remote.lane.position() != 0 || !remote.was_reset() {
             return;
         }
         let (peer, qpn) = (Rc::clone(&remote.peer), remote.qpn());
@@ -135,10 +136,6 @@ impl Hca {
         check_alignment("a send queue's buffer", sq.buffer, WQEBB)?;
         check_alignment("a doorbell record", sq.record.cast(), 4)?;
         let is_datagram = memory.service == Service::Datagram;
-        // Before it takes a receive queue that nobody would destroy.
-        if self.free_qps() == 0 {
-            return Err(CreateError::Exhausted { what: "queue pair", max: MAX_QPS as u64 });
-        }
         let rqn = match &memory.receives {
             Receives::Shared(srqn) => *srqn,
             // SAFETY: the caller's.
@@ -166,10 +163,6 @@ impl Hca {
             self.destroy_rq(rqn);
         }
         result
-    }
-
-    fn free_qps(&self) -> usize {
-        MAX_QPS - self.state.borrow().qps.iter().flatten().count()
     }
 
     /// Does `f` to queue pair `qpn`, if there is one.
@@ -221,7 +214,7 @@ impl Hca {
         let state = &mut *self.state.borrow_mut();
         let State { qps, rqs, stuck, hot, qp_generations, .. } = state;
         let index = qp_index(qpn);
-        let Some(Some(qp)) = qps.get_mut(index) else { return true };
+        let Some(qp) = qps.get_mut(index).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn) else { return true };
         self.memory.qp(index).identity.store(0, Ordering::Release);
         let peer = qp.remote().map(|r| r.peer.clone());
         if !self.quiesce(stuck, peer.iter()) {

@@ -31,7 +31,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// The fault in a word of another process; `None` for 0.
+    /// The fault that another process tells; `None` for 0. Who tells something is not gone.
     pub(crate) fn from_wire(byte: u8) -> Option<Self> {
         match byte {
             0 => None,
@@ -39,7 +39,6 @@ impl Fault {
             3 => Some(Self::Access),
             4 => Some(Self::Domain),
             5 => Some(Self::Copy),
-            6 => Some(Self::Gone),
             _ => Some(Self::Key),
         }
     }

@@ -374,6 +374,24 @@ fn two_ends_that_are_both_reset_may_connect_again_in_any_order() {
 }
 
 #[test]
+fn an_atomic_is_not_asked_for_again_because_its_owner_was_reset() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
+    a.ring();
+    a.hca.poll();
+    // It comes to the message, and takes the answer away.
+    b.reset();
+    b.connect(a.qpn);
+    let (done, _) = a.exchange(&mut b);
+    assert_eq!((done, b.data.get(8)), (vec![], 1u64.to_ne_bytes()));
+    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    let syndrome = Syndrome::TransportRetryExceeded;
+    assert_eq!(a.exchange(&mut b).0, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome }]);
+    assert_eq!(b.data.get(8), 1u64.to_ne_bytes());
+}
+
+#[test]
 fn who_was_reset_alone_has_no_connection_and_is_not_answered_from_the_one_before() {
     let world = World::default();
     let [mut a, mut b] = End::pair(&world, false, ALL);

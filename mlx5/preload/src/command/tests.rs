@@ -16,7 +16,7 @@ fn a_plain_command_has_the_drivers_part_behind_its_request_and_its_response() {
     assert_eq!(call.driver::<u64>(), 0x1122_3344_5566_7788);
     assert_eq!(call.driver::<[u64; 2]>(), [0x1122_3344_5566_7788, 0], "what is missing is 0");
 
-    // SAFETY: the response has 16 bytes, of which 8 were announced.
+    // Only 8 bytes of the response were announced.
     call.respond(&Reply::of(&AllocPdResp { pd_handle: 7 }).with(&[8u32, 9])).unwrap();
     assert_eq!(response[..8], [7, 0, 0, 0, 8, 0, 0, 0], "the driver's part right behind, and no further than there is room");
     assert_eq!(response[8..], [0xa5; 8]);
@@ -33,7 +33,7 @@ fn an_extended_command_has_the_drivers_parts_at_their_own_places() {
     assert_eq!(call.request::<[u8; 8]>().unwrap(), [1; 8]);
     assert_eq!(call.driver::<[u8; 8]>(), [2; 8]);
 
-    // SAFETY: the response has 24 bytes, of which 16 were announced.
+    // Only 16 bytes of the response were announced.
     call.respond(&Reply::of(&[3u8; 4]).with(&[4u8; 12])).unwrap();
     assert_eq!(response[..4], [3; 4]);
     assert_eq!(response[8..16], [4; 8]);
