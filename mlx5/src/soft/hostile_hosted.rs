@@ -240,3 +240,20 @@ fn an_atomic_is_executed_only_where_its_key_allows() {
     assert_ne!(ask(end.addr(OUTSIDE), add, 11).1, 0, "no key");
     assert_eq!(end.data.get(OUTSIDE), 1u64.to_ne_bytes());
 }
+
+/// Whatever an owner tells that is no value ends the atomic: it is not asked for again and again.
+#[test]
+fn an_owner_that_tells_nonsense_of_an_atomic_ends_it() {
+    for fault in [6, 7, 0xff] {
+        let world = World::default();
+        let [mut a, b] = End::pair(&world, false, ALL);
+        a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
+        a.ring();
+        a.hca.poll();
+        let told = &b.hca.device().memory.qp(objects::qp_index(b.qpn)).told;
+        told.answered.store(super::super::layout::Told::pack(1, fault), Ordering::Release);
+        a.hca.poll();
+        let (opcode, syndrome) = (CqeOpcode::RequesterError, Syndrome::RemoteAccess);
+        assert_eq!(a.poll(), [super::driver::Done::Failed { opcode, wqe: 0, syndrome }], "{fault}");
+    }
+}
