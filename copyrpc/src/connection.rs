@@ -27,6 +27,8 @@ pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
 /// What a WQE was, in the word that comes back with its completion.
 const WRITE: u64 = 0;
 const READ: u64 = 1;
+/// A WRITE whose completion the core waits for.
+const WINDOWED_WRITE: u64 = 2;
 
 /// Numbers the connections of this process, so that a call's token names its own.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
@@ -285,6 +287,11 @@ impl<U> Connection<U> {
                 self.mark_dirty();
                 self.deliver(on_response);
             }
+            Ok(()) if user == Some(WINDOWED_WRITE) => {
+                if self.with_link(Link::on_write_done) {
+                    self.mark_dirty();
+                }
+            }
             // Room in the send queue: what waited for it is still on the worklist.
             Ok(()) => {}
         }
@@ -350,7 +357,8 @@ impl<U> Connection<U> {
             imm: emit.imm,
             payload: (Inline(head), rest),
         };
-        qp.post(&write, Signal::Reclaim, WRITE)
+        let (signal, user) = if emit.signal { (Signal::Always, WINDOWED_WRITE) } else { (Signal::Reclaim, WRITE) };
+        qp.post(&write, signal, user)
     }
 
     fn post_read(&self, qp: &mut RcQp) -> Result<(), PostError> {

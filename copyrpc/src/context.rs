@@ -10,6 +10,7 @@ use thiserror::Error;
 use crate::connection::{Connection, Outcome, Worklist};
 use crate::endpoint::{EndpointConfig, PendingEndpoint};
 use crate::error::CloseReason;
+use crate::link::Window;
 use crate::queue_share::{QueueShare, Used};
 use crate::recv::RecvHandle;
 use crate::ring::RingSizeError;
@@ -73,7 +74,7 @@ impl ContextBuilder {
     }
 
     /// Entries of each completion queue: at least the SRQ size, and for each endpoint its
-    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + 8, or the depth of its send queue if that is less.
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + 8 and the batches of a [`Window::Completion`], or the depth of its send queue if that is less.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = entries;
@@ -289,9 +290,9 @@ impl<U> Context<U> {
 
 impl<U> Inner<U> {
     /// A share of the queues for one more endpoint, whose queue pair has `send_capacity` WQEBBs.
-    pub(crate) fn share_queues(&self, batches: u32, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
+    pub(crate) fn share_queues(&self, batches: u32, window: Window, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
         let (receives, completions) = (self.srq.borrow().depth(), self.send_cq.borrow().entries());
-        QueueShare::take(&self.used, batches, send_capacity, receives, completions)
+        QueueShare::take(&self.used, batches, window, send_capacity, receives, completions)
     }
 
     pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {

@@ -12,7 +12,7 @@ use crate::context::{CreateEndpointError, Inner};
 use crate::control::ControlMemory;
 use crate::error::{CallError, CloseReason, LinkConfigError};
 use crate::exchange::{Device, ExchangeError, ExchangeRecord};
-use crate::link::{CallKey, Link, LinkConfig};
+use crate::link::{CallKey, Link, LinkConfig, Window};
 use crate::queue_share::QueueShare;
 use crate::ring::{DEFAULT_RING_SIZE, RingSize, RingView};
 use crate::stats::Stats;
@@ -30,7 +30,8 @@ pub struct EndpointConfig {
     /// Response credit in bytes the peer starts with: a multiple of 32, at most a quarter of the ring. `None`: a quarter.
     pub initial_credit: Option<u64>,
     /// Batches the peer may have in flight, at least 1; this end never has more either, whatever the peer allows. All endpoints of a
-    /// context share two thirds of its SRQ, and each takes this number + 8 of its send CQ's entries. Default 32.
+    /// context share two thirds of its SRQ, and each takes of its send CQ's entries this number + 8, and the batches of a
+    /// [`Window::Completion`]. Default 32.
     pub batches_in_flight: u32,
     /// WQEBBs of the send queue. Default 256.
     pub max_send_wr: u32,
@@ -40,6 +41,8 @@ pub struct EndpointConfig {
     /// [`CloseReason::PeerStalled`]. It does something as long as it polls, however long its handlers take. Longer if three probes take
     /// longer, and only while this end polls at least four times in that time. Default 5 s; `Duration::MAX` never.
     pub stall_timeout: Duration,
+    /// Small batches of this end under way before the next ones gather. Default [`Window::Off`].
+    pub window: Window,
     /// Timeouts and retries of the connection.
     pub connect: ConnectOptions,
 }
@@ -53,6 +56,7 @@ impl Default for EndpointConfig {
             max_send_wr: 256,
             keepalive: Duration::from_millis(100),
             stall_timeout: Duration::from_secs(5),
+            window: Window::Off,
             connect: ConnectOptions::default(),
         }
     }
@@ -108,6 +112,7 @@ struct Parts {
     record: ExchangeRecord,
     keepalive: Duration,
     stall_timeout: Duration,
+    window: Window,
     connect: ConnectOptions,
     share: QueueShare,
 }
@@ -122,7 +127,7 @@ impl<U> PendingEndpoint<U> {
         }
         let qp =
             context.create_qp(&QpConfig { max_send_wr: config.max_send_wr, max_inline_data: MAX_INLINE_DATA, ..QpConfig::default() })?;
-        let share = context.share_queues(config.batches_in_flight, qp.send_capacity())?;
+        let share = context.share_queues(config.batches_in_flight, config.window, qp.send_capacity())?;
         let pd = context.pd();
         let bytes = ring_size.bytes() as usize;
         let memory = Memory {
@@ -131,8 +136,8 @@ impl<U> PendingEndpoint<U> {
             control: ControlMemory::new(pd, FlowWords { credit, ..FlowWords::default() })?,
         };
         let record = record_of(&qp.address(), &memory, ring_size, credit, config.batches_in_flight);
-        let EndpointConfig { keepalive, stall_timeout, connect, .. } = *config;
-        let parts = Parts { qp, memory, record, keepalive, stall_timeout, connect, share };
+        let EndpointConfig { keepalive, stall_timeout, window, connect, .. } = *config;
+        let parts = Parts { qp, memory, record, keepalive, stall_timeout, window, connect, share };
         Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
     }
 
@@ -159,7 +164,7 @@ impl<U> PendingEndpoint<U> {
         if context.is_polling() {
             return Err(ConnectFailure::Reentrant);
         }
-        let Parts { qp, memory, record, keepalive, stall_timeout, connect, .. } = &mut *self.parts;
+        let Parts { qp, memory, record, keepalive, stall_timeout, window, connect, .. } = &mut *self.parts;
         record.check_peer(remote)?;
         let config = LinkConfig {
             local_credit: record.initial_credit,
@@ -171,6 +176,7 @@ impl<U> PendingEndpoint<U> {
             recv_start: 0,
             keepalive_ns: nanoseconds(*keepalive),
             stall_ns: nanoseconds(*stall_timeout),
+            window: *window,
         };
         let link = Link::new(view(&memory.send_ring, record.ring_size), view(&memory.recv_ring, record.ring_size), &config)?;
         let address = QpAddress {

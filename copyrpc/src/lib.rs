@@ -19,6 +19,7 @@ pub use context::{BuildError, Context, ContextBuilder, CreateEndpointError, DEFA
 pub use endpoint::{CallToken, ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord};
+pub use link::Window;
 pub use recv::RecvHandle;
 pub use ring::RecvBytes;
 pub use stats::Stats;

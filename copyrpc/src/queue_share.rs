@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::context::CreateEndpointError;
+use crate::link::Window;
 
 /// Send completions a connection can have outstanding beside one for each batch in flight, when its queue pair fails and flushes (B2):
 /// three batches that had arrived and were signaled to reclaim the queue, one that fails after it arrived, one READ, three NOPs at the
@@ -28,12 +29,13 @@ pub(crate) struct QueueShare {
 }
 
 impl QueueShare {
-    /// A share for an endpoint with `batches` in flight and `send_capacity` WQEBBs, of an SRQ of `depth` receives and a send CQ of
+    /// A share for an endpoint with `batches` in flight, of which the `window` counts some, and `send_capacity` WQEBBs, of an SRQ of `depth` receives and a send CQ of
     /// `entries`. B1: at least two thirds of the receives are posted whenever receipts are told, so that many batches may be in flight.
     /// B2: every WQE gives one completion at most.
     pub(crate) fn take(
         used: &Rc<Used>,
         batches: u32,
+        window: Window,
         send_capacity: usize,
         depth: usize,
         entries: u32,
@@ -43,7 +45,7 @@ impl QueueShare {
         if batches == 0 || needed > depth as u64 {
             return Err(CreateEndpointError::SrqTooSmall { wanted: batches, needed, depth });
         }
-        let completions = batches.saturating_add(SEND_CQES_BESIDE_BATCHES).min(send_capacity as u32);
+        let completions = batches.saturating_add(SEND_CQES_BESIDE_BATCHES).saturating_add(window.completions()).min(send_capacity as u32);
         let needed = u64::from(used.completions.get()) + u64::from(completions);
         if needed > u64::from(entries) {
             return Err(CreateEndpointError::CqTooSmall { needed, entries });

@@ -59,6 +59,12 @@ impl<U> Link<U> {
         }
     }
 
+    /// The WRITE of a batch with [`Emit::signal`](super::Emit::signal) completed; they do in the order they were posted. Whether
+    /// something waits that a flush may post now.
+    pub fn on_write_done(&mut self) -> bool {
+        self.window.completed()
+    }
+
     /// A receive completion with this immediate arrived. Its messages come out of [`Link::next_event`].
     pub fn on_imm(&mut self, imm: u32) {
         if self.closed.is_some() {
@@ -112,6 +118,7 @@ impl<U> Link<U> {
     /// The peer told its words; `floor` is what the same channel told before (F1, T5).
     fn hear(&mut self, words: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         self.tx.acknowledge(words, floor)?;
+        self.window.received(words.batches_received);
         self.credit.raise(self.tx.size(), words.credit, floor.credit)
     }
 

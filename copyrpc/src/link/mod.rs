@@ -1,12 +1,13 @@
 //! One end of a connection as a pure state machine: no queue, clock, thread or system call.
 //!
 //! Inputs: [`call`](Link::call), [`cancel`](Link::cancel), [`reply`](Link::reply), [`on_imm`](Link::on_imm),
-//! [`on_read_done`](Link::on_read_done), [`close`](Link::close), and the time. Outputs are values a driver turns into work: WRITEs ([`flush`](Link::flush)), a READ
+//! [`on_write_done`](Link::on_write_done), [`on_read_done`](Link::on_read_done), [`close`](Link::close), and the time. Outputs are values a driver turns into work: WRITEs ([`flush`](Link::flush)), a READ
 //! ([`poll_read`](Link::poll_read)), the published record ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls
 //! ([`next_event`](Link::next_event), [`expire`](Link::expire)). No output borrows the link, so a callback of the driver may call and reply.
 //!
 //! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers,
-//! `calls` the pending calls, `deadlines` their times, `watch` the time since the peer was heard. This file and `incoming` join them
+//! `calls` the pending calls, `deadlines` their times, `watch` the time since the peer was heard, `window` the batches
+//! under way. This file and `incoming` join them
 //! and own every decision that needs two of them: this one what goes out, that one what comes in.
 //! Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
 
@@ -18,6 +19,7 @@ mod incoming;
 mod rx;
 mod tx;
 mod watch;
+mod window;
 
 pub use calls::CallKey;
 use calls::{Calls, NEVER};
@@ -28,6 +30,8 @@ use rx::RecvRing;
 pub use tx::Emit;
 use tx::SendRing;
 use watch::Watch;
+pub use window::Window;
+use window::{Admission, WindowState};
 
 use crate::error::{CallError, CallFailure, CloseReason, LinkConfigError, ReplyError};
 use crate::ring::{Payload, RingView};
@@ -94,6 +98,7 @@ pub struct Link<U> {
     read_in_flight: bool,
     /// A call was refused, or little space was left after a batch, and nothing was heard since; neither a batch nor a READ.
     starved: bool,
+    window: WindowState,
     watch: Watch,
     /// In the published record: changes while this side owes the peer something (K3).
     heartbeat: u32,
@@ -124,6 +129,7 @@ impl<U> Link<U> {
             heard_by_read: heard,
             read_in_flight: false,
             starved: false,
+            window: WindowState::new(config.window),
             watch: Watch::new(config.keepalive_ns, config.stall_ns),
             heartbeat: 0,
             heard_heartbeat: 0,
@@ -257,7 +263,7 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Hands each batch that may go to `post`, oldest first. A batch counts as sent only when
+    /// Hands each batch that may go to `post`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only when
     /// `post` succeeds; after an error everything not posted is offered again by the next flush
     /// (F2).
     ///
@@ -273,10 +279,16 @@ impl<U> Link<U> {
                 self.stats.batch_stalls += 1;
                 break;
             }
+            let admission = self.window.admit(self.tx.unposted(), batch.span());
+            if admission == Admission::Held {
+                self.stats.window_stalls += 1;
+                break;
+            }
             let words = self.current_words();
             self.rx.note_told(words);
-            post(self.tx.fill(&batch, words))?;
+            post(self.tx.fill(&batch, words, self.window.needs_completion(admission)))?;
             self.tx.commit(&batch);
+            self.window.posted(admission, self.tx.batches_sent());
             self.told_by_batch = words;
             self.starved |= self.tx.free() < self.tx.size().bytes() / 4;
             self.stats.batches_sent += 1;
@@ -328,7 +340,7 @@ impl<U> Link<U> {
 
     /// Flow control waits for what a READ would tell (L5).
     fn wants_read(&self) -> bool {
-        self.starved || (self.tx.has_unposted() && !self.tx.may_post())
+        self.starved || (self.tx.has_unposted() && !self.tx.may_post()) || self.window.wants_read()
     }
 
     /// Ends the connection; the first reason stays. All pending calls come out of [`Link::next_event`] as failed.
@@ -356,7 +368,8 @@ impl<U> Link<U> {
     /// keep-alive can ask for work.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.closed.is_some() || !(self.tx.has_unposted() || self.wants_read())
+        let may_flush = self.tx.has_unposted() && !self.window.awaits_completion();
+        self.closed.is_some() || !(may_flush || self.wants_read())
     }
 
     /// Calls that wait for their end.

@@ -22,6 +22,8 @@ pub struct Emit {
     pub bytes: u64,
     /// Immediate value.
     pub imm: u32,
+    /// Its completion is asked for, and to be told to [`Link::on_write_done`](super::Link::on_write_done).
+    pub signal: bool,
 }
 
 /// Where the next message goes; from [`SendRing::place`], for [`SendRing::append`].
@@ -53,6 +55,11 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// Ring bytes it covers.
+    pub(super) const fn span(&self) -> u64 {
+        self.span
+    }
+
     pub(super) const fn is_marker(&self) -> bool {
         self.count == WRAP_MESSAGE_COUNT
     }
@@ -133,6 +140,18 @@ impl SendRing {
         self.producer != self.posted
     }
 
+    /// Bytes not posted, those a wrap skips included.
+    #[inline]
+    pub(super) const fn unposted(&self) -> u64 {
+        self.producer - self.posted
+    }
+
+    /// Batches posted.
+    #[inline]
+    pub(super) const fn batches_sent(&self) -> u64 {
+        self.batches_sent
+    }
+
     /// The batch limit allows one more batch (B1).
     #[inline]
     pub(super) const fn may_post(&self) -> bool {
@@ -209,10 +228,10 @@ impl SendRing {
 
     /// Writes the metadata of a batch; may be repeated until the batch is posted.
     #[inline]
-    pub(super) fn fill(&self, batch: &Batch, words: FlowWords) -> Emit {
+    pub(super) fn fill(&self, batch: &Batch, words: FlowWords, signal: bool) -> Emit {
         let metadata = FlowMetadata { words, message_count: batch.count };
         self.view.copy_in(batch.start, &metadata.encode());
-        Emit { offset: self.size().offset(batch.start), bytes: batch.bytes(), imm: encode_imm(batch.span) }
+        Emit { offset: self.size().offset(batch.start), bytes: batch.bytes(), imm: encode_imm(batch.span), signal }
     }
 
     /// The batch has been posted (F2: nothing moves before that).

@@ -13,3 +13,4 @@ mod endings;
 mod oracle;
 mod sim;
 mod untrusted;
+mod window;

@@ -65,6 +65,12 @@ enum Operation {
     Read,
 }
 
+/// A completion of an operation that was signaled.
+enum Completion {
+    Write,
+    Read([u8; FLOW_METADATA_SIZE]),
+}
+
 /// A batch as the fabric saw it: what may be overwritten once it is parsed, and the requests in it.
 struct SeenBatch {
     offset: u64,
@@ -82,7 +88,7 @@ pub(crate) struct End {
     record: PublishedRecord,
     posted: VecDeque<Operation>,
     recv_cq: VecDeque<u32>,
-    read_cq: VecDeque<[u8; FLOW_METADATA_SIZE]>,
+    send_cq: VecDeque<Completion>,
     srq_depth: u32,
     srq_posted: u32,
     /// One flag per block of the receive ring: the receiver still needs it.
@@ -113,7 +119,7 @@ impl End {
             record,
             posted: VecDeque::new(),
             recv_cq: VecDeque::new(),
-            read_cq: VecDeque::new(),
+            send_cq: VecDeque::new(),
             srq_depth,
             srq_posted: srq_depth,
             live: vec![false; (size.bytes() / BLOCK) as usize],
@@ -157,9 +163,12 @@ impl End {
         wanted
     }
 
-    pub(crate) fn take_read_completions(&mut self) {
-        while let Some(record) = self.read_cq.pop_front() {
-            self.link.on_read_done(&record);
+    pub(crate) fn take_send_completions(&mut self) {
+        while let Some(completion) = self.send_cq.pop_front() {
+            match completion {
+                Completion::Write => _ = self.link.on_write_done(),
+                Completion::Read(record) => self.link.on_read_done(&record),
+            }
         }
     }
 
@@ -262,11 +271,14 @@ pub(crate) fn execute(ends: &mut [End; 2], from: usize) -> bool {
             let now = ends[from].send.read(emit.offset, emit.bytes);
             assert_eq!(now, bytes, "send ring changed before {emit:?} executed");
             ends[1 - from].arrive(emit, &bytes);
+            if emit.signal {
+                ends[from].send_cq.push_back(Completion::Write);
+            }
             true
         }
         Some(Operation::Read) => {
             let record = ends[1 - from].record;
-            ends[from].read_cq.push_back(record.encode());
+            ends[from].send_cq.push_back(Completion::Read(record.encode()));
             true
         }
     }

@@ -2,7 +2,7 @@
 //! pending call still ends exactly once. Batches here are written by hand.
 
 use copyrpc::error::{CallFailure, CloseReason, ProtocolError};
-use copyrpc::link::{CallKey, Event, Link, LinkConfig, Request};
+use copyrpc::link::{CallKey, Event, Link, LinkConfig, Request, Window};
 use copyrpc::ring::{RingSize, RingView};
 use copyrpc::wire::{CallId, FlowMetadata, FlowWords, Header, PublishedRecord};
 
@@ -41,6 +41,7 @@ impl Victim {
             recv_start: 0,
             keepalive_ns: 0,
             stall_ns: u64::MAX,
+            window: Window::Off,
         };
         let mut link = Link::new(send.view(size), recv_view, &config).unwrap();
         let first = link.call(&[1; 20], 0, 20).unwrap();
