@@ -184,6 +184,7 @@ impl<U> Connection<U> {
     }
 
     /// Reads or changes the core. `f` runs no user code.
+    #[inline(always)]
     pub(crate) fn with_link<R>(&self, f: impl FnOnce(&mut Link<U>) -> R) -> R {
         f(&mut self.link.borrow_mut())
     }
@@ -227,9 +228,10 @@ impl<U> Connection<U> {
     }
 
     /// Hands out what the core has: responses to the callback, requests to the queue.
+    #[inline]
     pub(crate) fn deliver(self: &Rc<Self>, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         let interrupted = Interrupted(self);
-        while let Some(event) = self.with_link(Link::next_event) {
+        while let Some(event) = self.with_link(|link| link.next_event()) {
             match event {
                 Event::Request(request) => self.worklist.requests.borrow_mut().push_back((Rc::clone(self), request)),
                 Event::Ended { user_data, outcome } => on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload))),

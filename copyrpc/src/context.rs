@@ -404,7 +404,7 @@ impl<U> Inner<U> {
     fn flush(&self) {
         let mut serving = self.serving.borrow_mut();
         self.worklist.swap_dirty(&mut serving);
-        for connection in serving.drain(..) {
+        while let Some(connection) = serving.pop() {
             connection.serve(self.worklist.timers().now_ns());
         }
     }

@@ -184,6 +184,12 @@ impl Payload {
         Self { position: message + wire::HEADER_SIZE as u64, len }
     }
 
+    /// Where its message is.
+    #[inline]
+    pub(crate) const fn message(&self) -> u64 {
+        self.position - wire::HEADER_SIZE as u64
+    }
+
     /// Length in bytes.
     #[must_use]
     #[inline]

@@ -236,22 +236,24 @@ impl<U> Link<U> {
         self.respond(request, Status::Dropped, &[])
     }
 
+    #[inline]
     fn respond(&mut self, request: Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<Request>> {
         if let Some(reason) = self.closed {
             return Err(ReplyError::Closed(reason));
         }
         let entry = match self.rx.held(request.number) {
-            Some(entry) if entry.payload == request.payload => entry,
+            Some(entry) if entry.position == request.payload.message() => entry,
             _ => return Err(ReplyError::Foreign(request)),
         };
         let message = padded(payload.len() as u64);
-        if message + METADATA_SPAN > entry.internal_allowance {
+        let allowance = u64::from(entry.internal_allowance);
+        if message + METADATA_SPAN > allowance {
             return Err(ReplyError::TooLarge { len: payload.len(), max: request.max_reply, request });
         }
         let header =
             Header { call_id: CallId::from_wire(entry.call_id).to_response(), piggyback: status as u32, len: payload.len() as u32 };
         self.tx.append(self.tx.place(message), &header, payload);
-        self.reservation.release(entry.internal_allowance);
+        self.reservation.release(allowance);
         self.rx.release(request.number);
         self.stats.replies += 1;
         Ok(())
