@@ -1,6 +1,6 @@
 //! What comes in: batches, READs of the peer's record, and silence.
 
-use super::rx::HeldRequest;
+use super::held::HeldRequest;
 use super::watch::Verdict;
 use super::{Event, Link, Request};
 use crate::error::{CallFailure, CloseReason, ProtocolError};
@@ -120,7 +120,7 @@ impl<U> Link<U> {
         let (header, position) = self.rx.next_message()?;
         self.stats.messages_received += 1;
         if header.call_id & RESPONSE_FLAG == 0 {
-            self.take_request(&header, position).map(Some)
+            self.take_in_request(&header, position).map(Some)
         } else {
             self.take_response(&header, position)
         }
@@ -133,7 +133,7 @@ impl<U> Link<U> {
     }
 
     #[inline(always)]
-    fn take_request(&mut self, header: &Header, position: u64) -> Result<Event<U>, ProtocolError> {
+    fn take_in_request(&mut self, header: &Header, position: u64) -> Result<Event<U>, ProtocolError> {
         let ring = self.rx.size();
         let message = padded(u64::from(header.len));
         if message > ring.max_message() {
@@ -142,9 +142,17 @@ impl<U> Link<U> {
         let allowance = u64::from(header.piggyback) * ALIGNMENT;
         self.reservation.claim(ring, allowance)?;
         // An allowance is at most 3/16 of the largest ring.
-        let number = self.rx.hold(HeldRequest { position, call_id: header.call_id, internal_allowance: allowance as u32 });
-        let payload = Payload::of_message(position, header.len);
-        Ok(Event::Request(Request { number, payload, max_reply: response_capacity(allowance) as usize }))
+        let internal_allowance = allowance as u32;
+        self.rx.requests.push(HeldRequest { position, call_id: header.call_id, len: header.len, internal_allowance });
+        Ok(Event::Request)
+    }
+
+    /// The next request that arrived, in the order of the calls. As many come as there were [`Event::Request`]s.
+    #[inline]
+    pub fn take_request(&mut self) -> Option<Request> {
+        let (number, held) = self.rx.requests.take()?;
+        let max_reply = response_capacity(held.internal_allowance.into()) as usize;
+        Some(Request { number, payload: Payload::of_message(held.position, held.len), max_reply })
     }
 
     #[inline(always)]

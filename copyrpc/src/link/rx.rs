@@ -5,20 +5,12 @@
 
 use std::collections::VecDeque;
 
+use super::held::HeldRequests;
 use crate::error::ProtocolError;
 use crate::ring::{RingSize, RingView};
 use crate::wire::{
     FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, METADATA_SPAN, ReservedNotZero, WRAP_MESSAGE_COUNT, decode_imm, padded,
 };
-
-/// A request the application has not answered; its bytes are needed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HeldRequest {
-    pub(super) position: u64,
-    pub(super) call_id: u32,
-    /// 0 once it is answered and waits for older ones.
-    pub(super) internal_allowance: u32,
-}
 
 #[derive(Debug)]
 pub(super) struct RecvRing {
@@ -34,10 +26,8 @@ pub(super) struct RecvRing {
     messages_left: u32,
     /// Bytes of the announced batches not yet begun, oldest first; at most `batch_limit`.
     announced: VecDeque<u64>,
-    /// Requests from the oldest unanswered one on, in arrival order.
-    requests: VecDeque<HeldRequest>,
-    /// Number of the request at the front of `requests`.
-    first_request: u64,
+    /// Their bytes are needed.
+    pub(super) requests: HeldRequests,
     batches_received: u64,
     /// Batches the peer may have sent and not been told the receipt of (B1).
     batch_limit: u32,
@@ -46,7 +36,7 @@ pub(super) struct RecvRing {
 }
 
 impl RecvRing {
-    pub(super) const fn new(view: RingView, start: u64, batch_limit: u32) -> Self {
+    pub(super) fn new(view: RingView, start: u64, batch_limit: u32) -> Self {
         Self {
             view,
             producer: start,
@@ -55,8 +45,7 @@ impl RecvRing {
             end: start,
             messages_left: 0,
             announced: VecDeque::new(),
-            requests: VecDeque::new(),
-            first_request: 0,
+            requests: HeldRequests::default(),
             batches_received: 0,
             batch_limit,
             told: FlowWords { consumer_pos: start, credit: 0, batches_received: 0 },
@@ -71,7 +60,7 @@ impl RecvRing {
     /// Position of the oldest byte still needed: the oldest request not answered, or the message being delivered (S3).
     #[inline]
     pub(super) fn consumer_pos(&self) -> u64 {
-        self.requests.front().map_or(self.delivered, |request| request.position)
+        self.requests.oldest().map_or(self.delivered, |request| request.position)
     }
 
     /// Requests wait for an answer, or batches to be parsed.
@@ -162,36 +151,5 @@ impl RecvRing {
         self.next = position + message;
         self.messages_left -= 1;
         Ok((header, position))
-    }
-
-    /// Keeps the bytes of a request until [`RecvRing::release`]. Returns the request's number.
-    #[inline]
-    pub(super) fn hold(&mut self, request: HeldRequest) -> u64 {
-        self.requests.push_back(request);
-        self.first_request + self.requests.len() as u64 - 1
-    }
-
-    #[inline]
-    fn index_of(&self, number: u64) -> Option<usize> {
-        usize::try_from(number.checked_sub(self.first_request)?).ok()
-    }
-
-    /// The request with this number, if it is not answered.
-    #[inline]
-    pub(super) fn held(&self, number: u64) -> Option<HeldRequest> {
-        self.requests.get(self.index_of(number)?).copied().filter(|request| request.internal_allowance != 0)
-    }
-
-    /// The request is answered; its bytes are free once all older ones are (S3).
-    #[inline]
-    pub(super) fn release(&mut self, number: u64) {
-        let entry = self.index_of(number).and_then(|index| self.requests.get_mut(index));
-        if let Some(entry) = entry {
-            entry.internal_allowance = 0;
-        }
-        while self.requests.front().is_some_and(|request| request.internal_allowance == 0) {
-            self.requests.pop_front();
-            self.first_request += 1;
-        }
     }
 }
