@@ -1,6 +1,6 @@
 //! The context of one thread: a device, its queues, and the poll that drives all connections.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::rc::Rc;
 
@@ -384,11 +384,14 @@ impl<U> Inner<U> {
     }
 
     /// Posts receives again once a third are used, in one go.
+    #[inline]
     fn refill(&self) -> Result<(), PostReceiveError> {
-        let mut srq = self.srq.borrow_mut();
-        if srq.free() * 3 <= srq.depth() {
-            return Ok(());
-        }
+        let srq = self.srq.borrow_mut();
+        if srq.free() * 3 <= srq.depth() { Ok(()) } else { Self::fill(srq) }
+    }
+
+    #[inline(never)]
+    fn fill(mut srq: RefMut<'_, Srq>) -> Result<(), PostReceiveError> {
         while srq.free() > 0 {
             srq.post(&[], 0)?;
         }

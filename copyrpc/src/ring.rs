@@ -163,6 +163,7 @@ impl RingView {
 
     /// The received bytes at `payload`, a place this ring's core handed out.
     #[must_use]
+    #[inline]
     pub fn bytes(&self, payload: Payload) -> RecvBytes<'_> {
         RecvBytes { base: self.range(payload.position, payload.len as usize), len: payload.len as usize, ring: PhantomData }
     }

@@ -78,7 +78,7 @@ impl<U> Link<U> {
     pub fn next_event(&mut self) -> Option<Event<U>> {
         loop {
             if self.rx.is_between_batches() || self.closed.is_some() {
-                if !self.begin_batch() {
+                if self.rx.is_done() || !self.begin_batch() {
                     return self.end_any();
                 }
                 continue;

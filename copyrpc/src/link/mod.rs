@@ -276,13 +276,14 @@ impl<U> Link<U> {
         if self.closed.is_some() {
             return Ok(());
         }
-        self.offer_metadata_only();
+        // What is appended and posted below changes none of them: it was in flight before.
+        let words = self.current_words();
+        self.offer_metadata_only(words);
         while let Some(batch) = self.tx.next_batch() {
             if !self.tx.may_post() {
                 self.stats.batch_stalls += 1;
                 break;
             }
-            let words = self.current_words();
             self.rx.note_told(words);
             post(self.tx.fill(&batch, words))?;
             self.tx.commit(&batch);
@@ -298,11 +299,11 @@ impl<U> Link<U> {
 
     /// Begins a batch without messages when the peer should hear enough news and no data will
     /// carry it: 1/8 ring consumed or 1/16 ring granted, one such batch in flight (L4).
-    fn offer_metadata_only(&mut self) {
+    #[inline]
+    fn offer_metadata_only(&mut self, words: FlowWords) {
         if self.tx.has_unposted() || self.tx.metadata_only_in_flight() || !self.tx.may_post() {
             return;
         }
-        let words = self.current_words();
         let ring = self.tx.size().bytes();
         let news =
             words.consumer_pos - self.told_by_batch.consumer_pos >= ring / 8 || words.credit - self.told_by_batch.credit >= ring / 16;

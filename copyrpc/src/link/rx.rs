@@ -102,6 +102,16 @@ impl RecvRing {
         self.messages_left == 0
     }
 
+    /// As [`is_between_batches`](Self::is_between_batches), and there are no more: all is delivered.
+    #[inline]
+    pub(super) fn is_done(&mut self) -> bool {
+        let is_done = self.messages_left == 0 && self.next == self.end && self.announced.is_empty();
+        if is_done {
+            self.delivered = self.end;
+        }
+        is_done
+    }
+
     /// Begins the next announced batch: its words come before its messages. `None` when there is none. Called between batches; the last
     /// message counts as delivered.
     pub(super) fn begin_batch(&mut self) -> Result<Option<FlowWords>, ProtocolError> {
