@@ -36,7 +36,8 @@ impl Watch {
             is_answering: true,
             silent_since_ns: 0,
             idle_since_ns: 0,
-            last_look_ns: 0,
+            // No time, so that the first look is one.
+            last_look_ns: u64::MAX,
             vain_probes: 0,
         }
     }
