@@ -1,6 +1,6 @@
 //! The context of one thread: a device, its queues, and the poll that drives all connections.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::rc::Rc;
 
@@ -268,13 +268,9 @@ impl<U> Context<U> {
 
     /// The oldest request that arrived, over all endpoints.
     #[must_use]
+    #[inline]
     pub fn recv(&self) -> Option<RecvHandle<U>> {
-        while let Some((connection, request)) = self.inner.worklist.next_request() {
-            if !connection.is_closed() {
-                return Some(RecvHandle::new(connection, request));
-            }
-        }
-        None
+        self.inner.worklist.next_request().map(|(connection, request)| RecvHandle::new(connection, request))
     }
 
     /// Counters of all endpoints there were.
@@ -389,11 +385,14 @@ impl<U> Inner<U> {
     }
 
     /// Posts receives again once a third are used, in one go.
+    #[inline]
     fn refill(&self) -> Result<(), PostReceiveError> {
-        let mut srq = self.srq.borrow_mut();
-        if srq.free() * 3 <= srq.depth() {
-            return Ok(());
-        }
+        let srq = self.srq.borrow_mut();
+        if srq.free() * 3 <= srq.depth() { Ok(()) } else { Self::fill(srq) }
+    }
+
+    #[inline(never)]
+    fn fill(mut srq: RefMut<'_, Srq>) -> Result<(), PostReceiveError> {
         while srq.free() > 0 {
             srq.post(&[], 0)?;
         }
@@ -405,7 +404,7 @@ impl<U> Inner<U> {
     fn flush(&self) {
         let mut serving = self.serving.borrow_mut();
         self.worklist.swap_dirty(&mut serving);
-        for connection in serving.drain(..) {
+        while let Some(connection) = serving.pop() {
             connection.serve(self.worklist.timers().now_ns());
         }
     }

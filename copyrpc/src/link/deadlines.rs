@@ -56,6 +56,12 @@ impl<T> Deadlines<T> {
         self.heap.push(Entry { at_ns, item });
     }
 
+    /// Nothing is in it, dead or alive.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+
     /// Takes out the earliest item whose time is before `now_ns`. It may be dead.
     pub(crate) fn pop_before(&mut self, now_ns: u64) -> Option<T> {
         if self.heap.peek()?.at_ns >= now_ns {
