@@ -135,7 +135,6 @@ impl<U> Link<U> {
     /// The peer told its words; `floor` is what the same channel told before (F1, T5).
     fn hear(&mut self, words: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         self.tx.acknowledge(words, floor)?;
-        self.window.received(words.batches_received);
         self.credit.raise(self.tx.size(), words.credit, floor.credit)
     }
 

@@ -29,10 +29,10 @@ use credit::{PeerCredit, Reservation};
 pub(crate) use deadlines::Deadlines;
 use rx::RecvRing;
 pub use tx::Emit;
-use tx::SendRing;
+use tx::{Batch, SendRing};
 use watch::Watch;
 pub use window::Window;
-use window::{Admission, WindowState};
+use window::{Hold, WindowState};
 
 use crate::error::{CallError, CallFailure, CloseReason, LinkConfigError, ReplyError};
 use crate::ring::{Payload, RingView};
@@ -102,7 +102,8 @@ pub struct Link<U> {
     /// Last words heard by READ. A channel of its own: it runs ahead of batches not yet polled.
     heard_by_read: FlowWords,
     read_in_flight: bool,
-    /// A call was refused, or little space was left after a batch, and nothing was heard since; neither a batch nor a READ.
+    /// A call was refused, or little space was left after a batch, or the window held something back that the peer's word releases; and
+    /// nothing was heard since, neither a batch nor a READ.
     starved: bool,
     window: WindowState,
     watch: Watch,
@@ -285,26 +286,61 @@ impl<U> Link<U> {
         // What is appended and posted below changes none of them: it was in flight before.
         let words = self.current_words();
         self.offer_metadata_only(words);
-        while let Some(batch) = self.tx.next_batch() {
-            if !self.tx.may_post() {
-                self.stats.batch_stalls += 1;
-                break;
+        if self.window.begin(self.tx.unposted()) {
+            return self.flush_windowed(words, &mut post);
+        }
+        while let Some(batch) = self.next_to_post() {
+            self.post_batch(&batch, words, false, &mut post)?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn next_to_post(&mut self) -> Option<Batch> {
+        let batch = self.tx.next_batch()?;
+        if !self.tx.may_post() {
+            self.stats.batch_stalls += 1;
+            return None;
+        }
+        Some(batch)
+    }
+
+    #[inline(always)]
+    fn post_batch<E>(
+        &mut self,
+        batch: &Batch,
+        words: FlowWords,
+        signal: bool,
+        post: &mut impl FnMut(Emit) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.rx.note_told(words);
+        post(self.tx.fill(batch, words, signal))?;
+        self.tx.commit(batch);
+        self.told_by_batch = words;
+        self.starved |= self.tx.free() < self.tx.size().bytes() / 4;
+        self.stats.batches_sent += 1;
+        self.stats.messages_sent += u64::from(batch.messages());
+        self.stats.bytes_sent += batch.bytes();
+        self.stats.wraps += u64::from(batch.is_marker());
+        Ok(())
+    }
+
+    /// The flush of what the window applies to: it waits for a place, or takes one (W1).
+    #[inline(never)]
+    fn flush_windowed<E>(&mut self, words: FlowWords, post: &mut impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+        if let Some(hold) = self.window.hold(self.tx.batches_received()) {
+            // Like a refused call: the peer's word would help (L5).
+            self.starved |= hold == Hold::PeersWord;
+            self.stats.window_stalls += 1;
+            return Ok(());
+        }
+        while let Some(batch) = self.next_to_post() {
+            // What a wrap cut in parts takes one place, with its last part (W2).
+            let takes_place = batch.span() == self.tx.unposted();
+            self.post_batch(&batch, words, takes_place && self.window.needs_completions(), post)?;
+            if takes_place {
+                self.window.posted(self.tx.batches_sent());
             }
-            let admission = self.window.admit(self.tx.unposted(), batch.span());
-            if admission == Admission::Held {
-                self.stats.window_stalls += 1;
-                break;
-            }
-            self.rx.note_told(words);
-            post(self.tx.fill(&batch, words, self.window.needs_completion(admission)))?;
-            self.tx.commit(&batch);
-            self.window.posted(admission, self.tx.batches_sent());
-            self.told_by_batch = words;
-            self.starved |= self.tx.free() < self.tx.size().bytes() / 4;
-            self.stats.batches_sent += 1;
-            self.stats.messages_sent += u64::from(batch.messages());
-            self.stats.bytes_sent += batch.bytes();
-            self.stats.wraps += u64::from(batch.is_marker());
         }
         Ok(())
     }
@@ -350,7 +386,7 @@ impl<U> Link<U> {
 
     /// Flow control waits for what a READ would tell (L5).
     fn wants_read(&self) -> bool {
-        self.starved || (self.tx.has_unposted() && !self.tx.may_post()) || self.window.wants_read()
+        self.starved || (self.tx.has_unposted() && !self.tx.may_post())
     }
 
     /// Ends the connection; the first reason stays. All pending calls come out of [`Link::next_event`] as failed.

@@ -146,6 +146,11 @@ impl SendRing {
         self.producer - self.posted
     }
 
+    /// Batches the peer took, as far as known here.
+    pub(super) const fn batches_received(&self) -> u64 {
+        self.batches_received
+    }
+
     /// Batches posted.
     #[inline]
     pub(super) const fn batches_sent(&self) -> u64 {

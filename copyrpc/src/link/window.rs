@@ -40,33 +40,30 @@ impl Window {
     }
 }
 
-/// What a batch is to the window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Admission {
-    /// It goes, and takes no place.
-    Exempt,
-    /// It goes, and takes a place once it is posted.
-    Counted,
-    /// It waits.
-    Held,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Clock {
     Completion,
     Consumption,
 }
 
+/// What a window that holds a flush back waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hold {
+    Completion,
+    /// What a READ would tell.
+    PeersWord,
+}
+
 #[derive(Debug)]
 pub(super) struct WindowState {
     clock: Clock,
     limit: usize,
-    /// 0 without a window: a batch has more.
+    /// 0 without a window.
     exempt_bytes: u64,
     /// Numbers of the batches under way, oldest first, counted as the sent ones from 1.
     under_way: VecDeque<u64>,
-    /// The last batch looked at waits.
-    is_holding: bool,
+    /// The last flush left something that goes when a completion comes.
+    awaits_completion: bool,
 }
 
 impl WindowState {
@@ -76,63 +73,53 @@ impl WindowState {
             Window::Completion { batches, exempt_bytes } => (Clock::Completion, batches, exempt_bytes),
             Window::Consumption { batches, exempt_bytes } => (Clock::Consumption, batches, exempt_bytes),
         };
-        Self { clock, limit: batches as usize, exempt_bytes, under_way: VecDeque::new(), is_holding: false }
+        Self { clock, limit: batches as usize, exempt_bytes, under_way: VecDeque::new(), awaits_completion: false }
     }
 
-    /// Whether the next batch may go, `span` of `waiting` bytes that are not posted (W1, W2).
+    /// A flush of so many bytes begins. Whether the window applies to it (W2).
     #[inline]
-    pub(super) fn admit(&mut self, waiting: u64, span: u64) -> Admission {
-        if waiting > self.exempt_bytes {
-            self.is_holding = false;
-            return Admission::Exempt;
-        }
-        self.is_holding = self.under_way.len() >= self.limit;
-        match (self.is_holding, span == waiting) {
-            (true, _) => Admission::Held,
-            (false, false) => Admission::Exempt,
-            (false, true) => Admission::Counted,
-        }
+    pub(super) const fn begin(&mut self, waiting: u64) -> bool {
+        self.awaits_completion = false;
+        // Not to none either.
+        waiting.wrapping_sub(1) < self.exempt_bytes
     }
 
-    /// The completion of a counted batch has to be announced.
-    #[inline]
-    pub(super) fn needs_completion(&self, admission: Admission) -> bool {
-        admission == Admission::Counted && self.clock == Clock::Completion
-    }
-
-    /// A batch was posted as this number.
-    #[inline]
-    pub(super) fn posted(&mut self, admission: Admission, number: u64) {
-        if admission == Admission::Counted {
-            self.under_way.push_back(number);
-        }
-    }
-
-    /// The oldest batch under way completed. Whether something waits for that.
-    pub(super) fn completed(&mut self) -> bool {
-        self.under_way.pop_front();
-        self.is_holding
-    }
-
-    /// The peer told that it took the first `received` batches.
-    #[inline]
-    pub(super) fn received(&mut self, received: u64) {
+    /// Whether a flush that the window applies to has to wait (W1); `received` batches were taken by the peer.
+    #[inline(never)]
+    pub(super) fn hold(&mut self, received: u64) -> Option<Hold> {
         if self.clock == Clock::Consumption {
             while self.under_way.front().is_some_and(|number| *number <= received) {
                 self.under_way.pop_front();
             }
         }
+        let is_full = self.under_way.len() >= self.limit;
+        self.awaits_completion = is_full && self.clock == Clock::Completion;
+        match self.clock {
+            _ if !is_full => None,
+            Clock::Completion => Some(Hold::Completion),
+            Clock::Consumption => Some(Hold::PeersWord),
+        }
     }
 
-    /// What waits goes when the peer's word comes, which a READ would bring (W3).
-    #[inline]
-    pub(super) fn wants_read(&self) -> bool {
-        self.is_holding && self.clock == Clock::Consumption
+    /// The completions of the batches that take a place have to be announced.
+    pub(super) fn needs_completions(&self) -> bool {
+        self.clock == Clock::Completion
+    }
+
+    /// The batch of this number was posted and takes a place.
+    pub(super) fn posted(&mut self, number: u64) {
+        self.under_way.push_back(number);
+    }
+
+    /// The oldest batch under way completed. Whether something waits for that.
+    pub(super) fn completed(&mut self) -> bool {
+        self.under_way.pop_front();
+        self.awaits_completion
     }
 
     /// What waits goes when a completion comes: nothing is to do before (W3).
     #[inline]
-    pub(super) fn awaits_completion(&self) -> bool {
-        self.is_holding && self.clock == Clock::Completion
+    pub(super) const fn awaits_completion(&self) -> bool {
+        self.awaits_completion
     }
 }
