@@ -36,6 +36,10 @@ static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct Worklist<U> {
     /// Connections with something to flush, READ or publish. Each once.
     dirty: RefCell<Vec<Rc<Connection<U>>>>,
+    /// Connections with arrivals since the last flush, and since the one before it. Most have something to post by their next flush, and are
+    /// served then; those that do not have their record refreshed one flush later (L5). Each once.
+    arrived: RefCell<Vec<Rc<Connection<U>>>>,
+    late: RefCell<Vec<Rc<Connection<U>>>>,
     /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
     unfinished: RefCell<Vec<Rc<Connection<U>>>>,
     /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
@@ -45,7 +49,14 @@ pub(crate) struct Worklist<U> {
 
 impl<U> Worklist<U> {
     pub(crate) fn new() -> Self {
-        Self { dirty: RefCell::default(), unfinished: RefCell::default(), requests: RefCell::default(), timers: Timers::start() }
+        Self {
+            dirty: RefCell::default(),
+            arrived: RefCell::default(),
+            late: RefCell::default(),
+            unfinished: RefCell::default(),
+            requests: RefCell::default(),
+            timers: Timers::start(),
+        }
     }
 
     pub(crate) const fn timers(&self) -> &Timers<U> {
@@ -79,8 +90,19 @@ impl<U> Worklist<U> {
     }
 
     /// Swaps the dirty connections with an empty vector.
+    #[inline]
     pub(crate) fn swap_dirty(&self, batch: &mut Vec<Rc<Connection<U>>>) {
         std::mem::swap(&mut *self.dirty.borrow_mut(), batch);
+    }
+
+    /// Swaps the connections with arrivals before the last flush with an empty vector. A flush has ended.
+    #[inline]
+    pub(crate) fn swap_late(&self, batch: &mut Vec<Rc<Connection<U>>>) {
+        let (mut late, mut arrived) = (self.late.borrow_mut(), self.arrived.borrow_mut());
+        if !late.is_empty() || !arrived.is_empty() {
+            std::mem::swap(&mut *late, batch);
+            std::mem::swap(&mut *late, &mut *arrived);
+        }
     }
 
     /// A connection that a drain has to go on with. It stays listed until [`Worklist::finish`].
@@ -94,14 +116,16 @@ impl<U> Worklist<U> {
     }
 
     /// There is nothing to flush of a connection that was retired: its share of the queues must not wait for a flush.
-    pub(crate) fn forget_dirty(&self, connection: &Connection<U>) {
-        if connection.is_dirty.replace(false) {
-            self.dirty.borrow_mut().retain(|other| other.qpn != connection.qpn);
+    pub(crate) fn forget(&self, connection: &Connection<U>) {
+        for list in [&self.dirty, &self.arrived, &self.late] {
+            list.borrow_mut().retain(|other| other.qpn != connection.qpn);
         }
+        connection.is_dirty.set(false);
+        connection.is_stale.set(false);
     }
 
     pub(crate) fn clear(&self) {
-        let connections = (self.dirty.take(), self.unfinished.take());
+        let connections = [&self.dirty, &self.arrived, &self.late, &self.unfinished].map(RefCell::take);
         let requests = self.requests.take();
         drop((connections, requests));
     }
@@ -137,6 +161,8 @@ pub(crate) struct Connection<U> {
     remote: Remote,
     inline_limit: u64,
     is_dirty: Cell<bool>,
+    /// Something arrived since it was served.
+    is_stale: Cell<bool>,
     is_unfinished: Cell<bool>,
     timer: Cell<Timer>,
     worklist: Rc<Worklist<U>>,
@@ -184,6 +210,7 @@ impl<U> Connection<U> {
             recv_view,
             remote,
             is_dirty: Cell::new(false),
+            is_stale: Cell::new(false),
             is_unfinished: Cell::new(false),
             timer: Cell::new(Timer::NONE),
             worklist,
@@ -250,7 +277,9 @@ impl<U> Connection<U> {
     /// A batch arrived. Ends calls and queues requests.
     pub(crate) fn arrive(self: &Rc<Self>, imm: u32, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         self.with_link(|link| link.on_imm(imm));
-        self.mark_dirty();
+        if !self.is_stale.replace(true) {
+            self.worklist.arrived.borrow_mut().push(Rc::clone(self));
+        }
         self.deliver(on_response);
     }
 
@@ -331,9 +360,18 @@ impl<U> Connection<U> {
         self.note_end();
     }
 
+    /// Serves it unless that was done since something arrived.
+    #[inline]
+    pub(crate) fn serve_if_stale(self: &Rc<Self>, now_ns: u64) {
+        if self.is_stale.get() {
+            self.serve(now_ns);
+        }
+    }
+
     /// Posts what may go, READs where starved, refreshes the published record, rings once. Stays on the worklist while work is left.
     pub(crate) fn serve(self: &Rc<Self>, now_ns: u64) {
         self.is_dirty.set(false);
+        self.is_stale.set(false);
         let mut qp = self.qp.borrow_mut();
         let Some(qp) = qp.as_mut() else { return };
         let mut link = self.link.borrow_mut();

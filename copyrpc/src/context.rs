@@ -401,10 +401,15 @@ impl<U> Inner<U> {
 
     /// Serves every connection that has something to post, READ or publish. Runs no user code.
     fn flush(&self) {
+        let now_ns = self.worklist.timers().now_ns();
         let mut serving = self.serving.borrow_mut();
         self.worklist.swap_dirty(&mut serving);
         while let Some(connection) = serving.pop() {
-            connection.serve(self.worklist.timers().now_ns());
+            connection.serve(now_ns);
+        }
+        self.worklist.swap_late(&mut serving);
+        while let Some(connection) = serving.pop() {
+            connection.serve_if_stale(now_ns);
         }
     }
 
@@ -417,7 +422,7 @@ impl<U> Inner<U> {
             self.retired.set(stats);
         }
         connection.retire();
-        self.worklist.forget_dirty(connection);
+        self.worklist.forget(connection);
     }
 }
 
