@@ -75,6 +75,7 @@ pub(crate) struct Remote {
     pub(crate) ring_rkey: u32,
     pub(crate) published_addr: u64,
     pub(crate) published_rkey: u32,
+    pub(crate) path_mtu: u16,
 }
 
 /// The registered memory of one endpoint.
@@ -139,6 +140,10 @@ impl<U> Connection<U> {
 
     pub(crate) const fn qpn(&self) -> u32 {
         self.qpn
+    }
+
+    pub(crate) const fn path_mtu(&self) -> u16 {
+        self.remote.path_mtu
     }
 
     pub(crate) const fn recv_view(&self) -> &RingView {

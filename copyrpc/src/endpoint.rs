@@ -3,14 +3,14 @@
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use mlx5::{Access, ConnectOptions, DeviceKind, QpAddress, QpConfig, RcQp};
+use mlx5::{Access, ConnectOptions, QpAddress, QpConfig, RcQp};
 use thiserror::Error;
 
 use crate::connection::{Connection, Memory, Remote};
 use crate::context::{CreateEndpointError, Inner};
 use crate::control::ControlMemory;
 use crate::error::{CallError, CloseReason, LinkConfigError};
-use crate::exchange::{Device, ExchangeError, ExchangeRecord};
+use crate::exchange::{ExchangeError, ExchangeRecord};
 use crate::link::{Link, LinkConfig};
 use crate::queue_share::QueueShare;
 use crate::ring::{DEFAULT_RING_SIZE, RingSize, RingView};
@@ -122,7 +122,7 @@ impl<U> PendingEndpoint<U> {
             recv_ring: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
             control: ControlMemory::new(pd, FlowWords { credit, ..FlowWords::default() })?,
         };
-        let record = record_of(&qp.address(), &memory, ring_size, credit, config.batches_in_flight);
+        let record = record_of(qp.address(), &memory, ring_size, credit, config.batches_in_flight);
         let parts = Parts { qp, memory, record, keepalive_ns: config.keepalive_ns, connect: config.connect, share };
         Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
     }
@@ -163,16 +163,7 @@ impl<U> PendingEndpoint<U> {
             keepalive_ns: *keepalive_ns,
         };
         let link = Link::new(view(&memory.send_ring, record.ring_size), view(&memory.recv_ring, record.ring_size), &config)?;
-        let address = QpAddress {
-            kind: qp.address().kind,
-            mtu: remote.mtu,
-            lid: remote.lid,
-            qpn: remote.qpn,
-            psn: remote.psn,
-            epoch: remote.epoch,
-            gid: remote.gid,
-        };
-        qp.connect(&address, connect)?;
+        qp.connect(&remote.address, connect)?;
         Ok((context, link))
     }
 
@@ -184,6 +175,7 @@ impl<U> PendingEndpoint<U> {
             ring_rkey: remote.recv_ring_rkey,
             published_addr: remote.published_addr,
             published_rkey: remote.published_rkey,
+            path_mtu: record.address.mtu.min(remote.address.mtu),
         };
         let connection = Rc::new(Connection::new(qp, link, memory, recv_view, remote, context.worklist(), share));
         context.register(Rc::clone(&connection));
@@ -198,22 +190,10 @@ fn view(ring: &mlx5::Mr, size: RingSize) -> RingView {
     unsafe { RingView::new(ring.as_ptr(), size) }
 }
 
-fn record_of(address: &QpAddress, memory: &Memory, ring_size: RingSize, initial_credit: u64, batches: u32) -> ExchangeRecord {
+fn record_of(address: QpAddress, memory: &Memory, ring_size: RingSize, initial_credit: u64, batches: u32) -> ExchangeRecord {
     let (published_addr, published_rkey) = memory.control.published();
-    let device = match address.kind {
-        DeviceKind::Soft => Device::Soft,
-        DeviceKind::Hardware => Device::Hardware,
-    };
     ExchangeRecord {
-        device,
-        mtu: address.mtu,
-        // A soft device is named by LID and epoch within its fabric; meeting another fabric's LID fails on the epoch.
-        fabric: 0,
-        epoch: address.epoch,
-        gid: address.gid,
-        lid: address.lid,
-        qpn: address.qpn,
-        psn: address.psn,
+        address,
         recv_ring_rkey: memory.recv_ring.rkey(),
         recv_ring_addr: memory.recv_ring.addr(),
         ring_size,
@@ -290,6 +270,12 @@ impl<U> Endpoint<U> {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.connection.with_link(|link| *link.stats())
+    }
+
+    /// Most payload bytes of a packet on the way to the peer: the smaller of both ends' MTUs.
+    #[must_use]
+    pub fn path_mtu(&self) -> u16 {
+        self.connection.path_mtu()
     }
 
     /// Queue pair number of this end: unique on its device while the endpoint lives.
