@@ -12,6 +12,7 @@ use crate::control::ControlMemory;
 use crate::error::{CallFailure, CloseReason};
 use crate::link::{Emit, Event, Link, Request};
 use crate::queue_share::QueueShare;
+use crate::raw::{RawOperations, RdmaError};
 use crate::ring::{RecvBytes, RingView};
 
 /// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
@@ -25,6 +26,7 @@ pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
 /// What a WQE was, in the word that comes back with its completion.
 const WRITE: u64 = 0;
 const READ: u64 = 1;
+const RAW: u64 = 2;
 
 /// Connections and requests that wait for the owner's attention. Shared by the context and its connections.
 #[derive(Debug)]
@@ -97,6 +99,7 @@ pub(crate) struct Connection<U> {
     recv_view: RingView,
     remote: Remote,
     inline_limit: u64,
+    raw: RawOperations<U>,
     is_dirty: Cell<bool>,
     is_unfinished: Cell<bool>,
     worklist: Rc<Worklist<U>>,
@@ -131,6 +134,7 @@ impl<U> Connection<U> {
             memory,
             recv_view,
             remote,
+            raw: RawOperations::new(share.raw_operations()),
             is_dirty: Cell::new(false),
             is_unfinished: Cell::new(false),
             worklist,
@@ -195,6 +199,9 @@ impl<U> Connection<U> {
                 Event::Ended { user_data, outcome } => on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload))),
             }
         }
+        while let Some((user_data, reason)) = self.take_failed_raw() {
+            on_response(user_data, Err(reason.into()));
+        }
         std::mem::forget(interrupted);
         self.note_end();
     }
@@ -209,6 +216,11 @@ impl<U> Connection<U> {
                 self.with_link(|link| link.on_read_done(&record));
                 self.mark_dirty();
                 self.deliver(on_response);
+            }
+            Ok(()) if user == Some(RAW) => {
+                if let Some(user_data) = self.raw.end() {
+                    on_response(user_data, Ok(RecvBytes::empty()));
+                }
             }
             // Room in the send queue: what waited for it is still on the worklist.
             Ok(()) => {}
@@ -281,6 +293,34 @@ impl<U> Connection<U> {
     fn post_read(&self, qp: &mut RcQp) -> Result<(), PostError> {
         let read = Read { addr: self.remote.published_addr, rkey: self.remote.published_rkey, into: self.memory.control.read_target() };
         qp.post(&read, Signal::Always, READ)
+    }
+
+    /// The operations of the application.
+    pub(crate) const fn raw(&self) -> &RawOperations<U> {
+        &self.raw
+    }
+
+    /// Has `post` post an operation that uses `memory`, with the word it is given. The next flush rings for it.
+    pub(crate) fn post_raw(
+        self: &Rc<Self>,
+        memory: &Rc<Mr>,
+        user_data: U,
+        post: impl FnOnce(&mut RcQp, u64) -> Result<(), PostError>,
+    ) -> Result<(), RdmaError<U>> {
+        let closed = self.with_link(|link| link.closed());
+        let mut qp = self.qp.borrow_mut();
+        let (Some(qp), None) = (qp.as_mut(), closed) else {
+            return Err(RdmaError::Closed { user_data, reason: closed.unwrap_or(CloseReason::Disconnected) });
+        };
+        self.raw.post(qp, memory, user_data, |qp| post(qp, RAW))?;
+        self.mark_dirty();
+        Ok(())
+    }
+
+    /// An operation that ends because the connection did.
+    fn take_failed_raw(&self) -> Option<(U, CloseReason)> {
+        let reason = self.with_link(|link| link.closed())?;
+        self.raw.end().map(|user_data| (user_data, reason))
     }
 
     /// Takes the connection off the device. Its memory stays while handles to its requests live.

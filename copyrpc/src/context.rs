@@ -78,7 +78,7 @@ impl ContextBuilder {
     }
 
     /// Entries of each completion queue: at least the SRQ size, and for each endpoint its
-    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + 8, or the depth of its send queue if that is less.
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + [`raw_operations`](EndpointConfig::raw_operations) + 8, or the depth of its send queue if that is less.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = entries;
@@ -168,7 +168,7 @@ impl Clock {
 /// is_send::<copyrpc::Context<()>>();
 /// ```
 pub struct Context<U> {
-    inner: Rc<Inner<U>>,
+    pub(crate) inner: Rc<Inner<U>>,
 }
 
 impl<U> fmt::Debug for Context<U> {
@@ -335,9 +335,9 @@ impl<U> Context<U> {
 
 impl<U> Inner<U> {
     /// A share of the queues for one more endpoint, whose queue pair has `send_capacity` WQEBBs.
-    pub(crate) fn share_queues(&self, batches: u32, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
+    pub(crate) fn share_queues(&self, batches: u32, raw: u32, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
         let (receives, completions) = (self.srq.borrow().depth(), self.send_cq.borrow().entries());
-        QueueShare::take(&self.used, batches, send_capacity, receives, completions)
+        QueueShare::take(&self.used, (batches, raw), send_capacity, receives, completions)
     }
 
     pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {

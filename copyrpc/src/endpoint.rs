@@ -28,8 +28,10 @@ pub struct EndpointConfig {
     /// Response credit in bytes the peer starts with: a multiple of 32, at most a quarter of the ring. `None`: a quarter.
     pub initial_credit: Option<u64>,
     /// Batches the peer may have in flight, at least 1; this end never has more either, whatever the peer allows. All endpoints of a
-    /// context share two thirds of its SRQ, and each takes this number + 8 of its send CQ's entries. Default 32.
+    /// context share two thirds of its SRQ, and each takes this number + `raw_operations` + 8 of its send CQ's entries. Default 32.
     pub batches_in_flight: u32,
+    /// Most one-sided operations outstanding ([`Endpoint::rdma_read`], [`Endpoint::rdma_write`]). Default 16; 0 for none.
+    pub raw_operations: u32,
     /// WQEBBs of the send queue. Default 256.
     pub max_send_wr: u32,
     /// With calls outstanding, the peer is probed when nothing was heard of it for this long. Default 100 ms, resolution 10 ms.
@@ -44,6 +46,7 @@ impl Default for EndpointConfig {
             ring_size: DEFAULT_RING_SIZE,
             initial_credit: None,
             batches_in_flight: 32,
+            raw_operations: 16,
             max_send_wr: 256,
             keepalive_ns: 100_000_000,
             connect: ConnectOptions::default(),
@@ -72,7 +75,7 @@ pub enum ConnectFailure {
 }
 
 /// A refused connection; the endpoint comes back unchanged.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[error("cannot connect: {reason}")]
 pub struct ConnectError<U> {
     /// The endpoint.
@@ -80,6 +83,12 @@ pub struct ConnectError<U> {
     /// Why.
     #[source]
     pub reason: ConnectFailure,
+}
+
+impl<U> fmt::Debug for ConnectError<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectError").field("endpoint", &self.endpoint).field("reason", &self.reason).finish()
+    }
 }
 
 /// An endpoint that is not connected. Give [`local_info`](Self::local_info) to the peer, and its record to
@@ -114,7 +123,7 @@ impl<U> PendingEndpoint<U> {
         }
         let qp =
             context.create_qp(&QpConfig { max_send_wr: config.max_send_wr, max_inline_data: MAX_INLINE_DATA, ..QpConfig::default() })?;
-        let share = context.share_queues(config.batches_in_flight, qp.send_capacity())?;
+        let share = context.share_queues(config.batches_in_flight, config.raw_operations, qp.send_capacity())?;
         let pd = context.pd();
         let bytes = ring_size.bytes() as usize;
         let memory = Memory {

@@ -8,6 +8,7 @@ pub mod error;
 pub mod exchange;
 pub mod link;
 mod queue_share;
+mod raw;
 mod recv;
 pub mod ring;
 mod stats;
@@ -18,6 +19,7 @@ pub use context::{BuildError, Context, ContextBuilder, CreateEndpointError, DEFA
 pub use endpoint::{ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord};
+pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
 pub use recv::RecvHandle;
 pub use ring::RecvBytes;
 pub use stats::Stats;

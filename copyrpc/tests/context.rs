@@ -24,7 +24,7 @@ fn device(fabric: &LocalFabric) -> DeviceSpec {
 }
 
 fn small() -> EndpointConfig {
-    EndpointConfig { ring_size: 4096, ..EndpointConfig::default() }
+    EndpointConfig { ring_size: 4096, raw_operations: 0, ..EndpointConfig::default() }
 }
 
 fn connect(a: PendingEndpoint<u64>, b: PendingEndpoint<u64>) -> (Endpoint<u64>, Endpoint<u64>) {
