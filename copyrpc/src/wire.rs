@@ -92,8 +92,7 @@ pub struct FlowWords {
     pub batches_received: u64,
 }
 
-/// The 32 bytes that start every batch. The published record has the same layout with
-/// `message_count` 0.
+/// The 32 bytes that start every batch.
 ///
 /// | offset | field | |
 /// |---|---|---|
@@ -108,6 +107,34 @@ pub struct FlowMetadata {
     pub words: FlowWords,
     /// Messages in the batch, or [`WRAP_MESSAGE_COUNT`].
     pub message_count: u32,
+}
+
+/// The 32 bytes a peer may READ at any time: the layout of [`FlowMetadata`], with a heartbeat in the place of `message_count`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PublishedRecord {
+    /// What the owner tells about its receive side.
+    pub words: FlowWords,
+    /// Changes while the owner lives and owes the reader something (invariant K3).
+    pub heartbeat: u32,
+}
+
+impl PublishedRecord {
+    /// Offset of the heartbeat.
+    pub(crate) const HEARTBEAT_OFFSET: usize = 16;
+
+    /// The record's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
+        FlowMetadata { words: self.words, message_count: self.heartbeat }.encode()
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// As [`FlowMetadata::decode`].
+    pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, ReservedNotZero> {
+        FlowMetadata::decode(bytes).map(|metadata| Self { words: metadata.words, heartbeat: metadata.message_count })
+    }
 }
 
 /// The reserved bytes of a [`FlowMetadata`] were not zero.

@@ -83,6 +83,11 @@ impl RecvRing {
         self.requests.front().copied().flatten().map_or(self.parsed, |request| request.position)
     }
 
+    /// Requests wait for an answer, or batches to be parsed.
+    pub(super) fn has_work(&self) -> bool {
+        !self.requests.is_empty() || !self.announced.is_empty() || self.cursor.is_some()
+    }
+
     pub(super) const fn batches_received(&self) -> u64 {
         self.batches_received
     }
