@@ -58,6 +58,16 @@ impl<U> Worklist<U> {
         self.requests.borrow_mut().pop_front()
     }
 
+    /// Requests to be received, or connections that a drain has to go on with.
+    pub(crate) fn has_something_to_take(&self) -> bool {
+        !(self.requests.borrow().is_empty() && self.unfinished.borrow().is_empty())
+    }
+
+    /// Connections to be flushed; after a flush, those it could not flush wholly.
+    pub(crate) fn has_dirty(&self) -> bool {
+        !self.dirty.borrow().is_empty()
+    }
+
     /// Swaps the dirty connections with an empty vector.
     pub(crate) fn swap_dirty(&self, batch: &mut Vec<Rc<Connection<U>>>) {
         std::mem::swap(&mut *self.dirty.borrow_mut(), batch);

@@ -1,5 +1,7 @@
 //! The context of one thread: a device, its queues, and the poll that drives all connections.
 
+mod wait;
+
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
