@@ -64,3 +64,32 @@ impl<U> Inner<U> {
         [timeout, own, timers.until_next()].into_iter().flatten().min()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+
+    use super::*;
+    use crate::{ContextBuilder, EndpointConfig};
+
+    /// Only the lengths of sleeps differ, which tests from outside could but time.
+    #[test]
+    fn sleeps_are_as_long_as_the_connections_allow() {
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let context: Context<()> = ContextBuilder::new(DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).build().unwrap();
+        let pending = [(); 2].map(|()| context.create_endpoint(&EndpointConfig::default()).unwrap());
+        let records = [pending[1].local_info(), pending[0].local_info()];
+        let mut endpoints = pending.into_iter().zip(records).map(|(pending, record)| pending.connect(&record).unwrap());
+        let (endpoint, _peer) = (endpoints.next().unwrap(), endpoints.next().unwrap());
+        let longest = |timeout| context.inner.longest_sleep(timeout);
+        let (ms, hour) = (Duration::from_millis(1), Duration::from_secs(3600));
+        assert_eq!([longest(None), longest(Some(hour))], [None, Some(hour)]);
+        endpoint.call(b"", (), 0).unwrap();
+        assert_eq!(longest(Some(hour)), Some(BLOCKED_SLEEP), "not flushed");
+        context.flush_endpoints().unwrap();
+        assert_eq!([longest(None), longest(Some(ms))], [Some(10 * ms), Some(ms)]);
+        endpoint.call_within(b"", (), 0, 2 * ms).unwrap();
+        context.flush_endpoints().unwrap();
+        assert!(longest(None) <= Some(2 * ms), "{:?}", longest(None));
+    }
+}

@@ -128,11 +128,7 @@ fn a_wait_posts_what_gathered_and_does_not_sleep_over_a_request() {
     assert_eq!(near.wait(None), Ok(true), "the wait has sent the reply");
     let on_end = |user: u64, outcome: Result<Vec<u8>, CallFailure>| assert_eq!((user, outcome), (1, Ok(b"first".to_vec())));
     sleep_until_end(&near, on_end);
-    // The end of a one-sided operation is no arrival, and wakes too.
-    let (local, remote) = (near.alloc(8).unwrap(), far.alloc(8).unwrap());
     endpoint.cancel(second).unwrap();
-    endpoint.rdma_write(&local, 0, &remote.remote(), 0, 8, 3).unwrap();
-    sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (3, Ok(Vec::new()))));
     two.reply(b"").unwrap();
     endpoint.call(b"", 4, 0).unwrap();
     near.flush_endpoints().unwrap();
@@ -142,6 +138,18 @@ fn a_wait_posts_what_gathered_and_does_not_sleep_over_a_request() {
     let mut nested = None;
     near.poll(|_, _| nested = Some(near.wait(None))).unwrap();
     assert_eq!(nested, Some(Err(PollError::Reentrant)));
+}
+
+/// No arrival: the completion alone wakes.
+#[test]
+fn a_sleeper_wakes_for_the_end_of_a_one_sided_operation() {
+    watchdog();
+    let fabric = LocalFabric::new();
+    let (near, far): (Context<u64>, Context<u64>) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
+    let (endpoint, _peer) = connect(&near, &far, &small());
+    let (local, remote) = (near.alloc(8).unwrap(), far.alloc(8).unwrap());
+    endpoint.rdma_write(&local, 0, &remote.remote(), 0, 8, 3).unwrap();
+    sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (3, Ok(Vec::new()))));
 }
 
 #[test]
