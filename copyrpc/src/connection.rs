@@ -54,6 +54,7 @@ impl<U> Worklist<U> {
         &self.timers
     }
 
+    #[inline]
     pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
         self.requests.borrow_mut().pop_front()
     }
@@ -207,10 +208,17 @@ impl<U> Connection<U> {
     }
 
     /// Has the next flush look at this connection.
+    #[inline]
     pub(crate) fn mark_dirty(self: &Rc<Self>) {
-        if !self.is_dirty.replace(true) {
-            self.worklist.dirty.borrow_mut().push(Rc::clone(self));
+        if !self.is_dirty.get() {
+            self.list_dirty();
         }
+    }
+
+    #[inline(never)]
+    fn list_dirty(self: &Rc<Self>) {
+        self.is_dirty.set(true);
+        self.worklist.dirty.borrow_mut().push(Rc::clone(self));
     }
 
     fn mark_unfinished(self: &Rc<Self>) {
