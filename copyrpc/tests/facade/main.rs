@@ -13,14 +13,19 @@ mod wait;
 
 use std::time::{Duration, Instant};
 
-use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig};
+use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, RecvHandle};
+use mlx5::verbs::VerbsOptions;
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
+/// A context on the software HCA, or on the device behind libibverbs that `MLX5_TEST_DEVICE` names.
 fn builder(fabric: &LocalFabric) -> ContextBuilder {
-    ContextBuilder::new(DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), ..SoftOptions::default() }))
+    ContextBuilder::new(match std::env::var("MLX5_TEST_DEVICE").ok() {
+        None => DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), ..SoftOptions::default() }),
+        device => DeviceSpec::Verbs(VerbsOptions { device, ..VerbsOptions::default() }),
+    })
 }
 
 fn small() -> EndpointConfig {
@@ -39,4 +44,17 @@ fn step_until(mut step: impl FnMut() -> bool) {
     while !step() {
         assert!(Instant::now() < watchdog, "watchdog");
     }
+}
+
+/// The next request, which is on its way.
+fn next_request<U>(context: &Context<U>) -> RecvHandle<U> {
+    let mut request = context.recv();
+    step_until(|| {
+        if request.is_none() {
+            context.poll(|_, _| ()).unwrap();
+            request = context.recv();
+        }
+        request.is_some()
+    });
+    request.unwrap()
 }

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use copyrpc::{CallFailure, CloseReason, Context, Endpoint, EndpointConfig, Memory, RdmaError, RemoteMemory};
 use mlx5::LocalFabric;
 
-use super::{builder, connect, small, step_until};
+use super::{builder, connect, next_request, small, step_until};
 
 /// Two ends with memory each; all that ended at the near end.
 struct Pair {
@@ -83,8 +83,7 @@ fn a_write_posted_before_a_call_is_there_when_the_request_arrives() {
         pair.write(64, 0).unwrap();
         pair.endpoint.call(&[round], 1, 0).unwrap();
         pair.near.flush_endpoints().unwrap();
-        pair.far.poll(|_, _| ()).unwrap();
-        let request = pair.far.recv().unwrap();
+        let request = next_request(&pair.far);
         assert_eq!((request.data().to_vec(), contents(&pair.theirs)), (vec![round], vec![round; 64]));
         request.reply(b"").unwrap();
         assert_eq!(pair.finish(2).len(), 2);
@@ -211,13 +210,14 @@ fn a_callback_that_panics_loses_only_its_own_operation() {
     let pair = Pair::new(64, &small());
     (0..4).for_each(|user| pair.write(64, user).unwrap());
     let mut ended = Vec::new();
-    for _ in 0..8 {
+    step_until(|| {
         let panic = |user, _: copyrpc::Outcome<'_>| {
             ended.push(user);
             std::panic::resume_unwind(Box::new(user));
         };
         let _ = catch_unwind(AssertUnwindSafe(|| pair.near.poll(panic)));
-    }
+        pair.endpoint.raw_rdma_pending() == 0
+    });
     assert_eq!(ended, [0, 1, 2, 3]);
 }
 
