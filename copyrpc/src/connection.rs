@@ -40,8 +40,8 @@ pub(crate) struct Worklist<U> {
     dirty: RefCell<Vec<Rc<Connection<U>>>>,
     /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
     unfinished: RefCell<Vec<Rc<Connection<U>>>>,
-    /// Requests in the order they arrived, over all connections.
-    requests: RefCell<VecDeque<(Rc<Connection<U>>, Request)>>,
+    /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
+    requests: RefCell<VecDeque<(Rc<Connection<U>>, usize)>>,
     timers: Timers<U>,
 }
 
@@ -54,14 +54,37 @@ impl<U> Worklist<U> {
         &self.timers
     }
 
+    /// The oldest request of a connection that has not ended.
     #[inline]
     pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
-        self.requests.borrow_mut().pop_front()
+        let mut requests = self.requests.borrow_mut();
+        while let Some((connection, left)) = requests.front_mut() {
+            let next = if *left == 0 { None } else { connection.take_request() };
+            if let Some(request) = next {
+                *left -= 1;
+                return Some((Rc::clone(connection), request));
+            }
+            // All were taken, or it has ended. Its drop finds nothing borrowed.
+            let done = requests.pop_front();
+            drop(requests);
+            drop(done);
+            requests = self.requests.borrow_mut();
+        }
+        None
+    }
+
+    #[inline]
+    fn add_requests(&self, connection: &Rc<Connection<U>>, count: usize) {
+        if count > 0 {
+            self.requests.borrow_mut().push_back((Rc::clone(connection), count));
+        }
     }
 
     /// Requests to be received, or connections that a drain has to go on with.
     pub(crate) fn has_something_to_take(&self) -> bool {
-        !(self.requests.borrow().is_empty() && self.unfinished.borrow().is_empty())
+        // What was taken to the last leaves its entry behind.
+        let is_request = |(connection, left): &(Rc<Connection<U>>, usize)| *left > 0 && !connection.is_closed();
+        self.requests.borrow().iter().any(is_request) || !self.unfinished.borrow().is_empty()
     }
 
     /// Connections to be flushed; after a flush, those it could not flush wholly.
@@ -203,6 +226,7 @@ impl<U> Connection<U> {
     }
 
     /// Reads or changes the core. `f` runs no user code.
+    #[inline(always)]
     pub(crate) fn with_link<R>(&self, f: impl FnOnce(&mut Link<U>) -> R) -> R {
         f(&mut self.link.borrow_mut())
     }
@@ -238,6 +262,12 @@ impl<U> Connection<U> {
         self.with_link(|link| link.closed().is_some())
     }
 
+    /// `None` once the connection has ended.
+    #[inline]
+    fn take_request(&self) -> Option<Request> {
+        self.with_link(|link| if link.closed().is_some() { None } else { link.take_request() })
+    }
+
     /// A batch arrived. Ends calls and queues requests.
     pub(crate) fn arrive(self: &Rc<Self>, imm: u32, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         self.with_link(|link| link.on_imm(imm));
@@ -246,14 +276,21 @@ impl<U> Connection<U> {
     }
 
     /// Hands out what the core has: responses to the callback, requests to the queue.
+    #[inline]
     pub(crate) fn deliver(self: &Rc<Self>, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         let interrupted = Interrupted(self);
-        while let Some(event) = self.with_link(Link::next_event) {
+        let mut requests = 0;
+        while let Some(event) = self.with_link(|link| link.next_event()) {
             match event {
-                Event::Request(request) => self.worklist.requests.borrow_mut().push_back((Rc::clone(self), request)),
-                Event::Ended { user_data, outcome } => on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload))),
+                Event::Request => requests += 1,
+                Event::Ended { user_data, outcome } => {
+                    // What arrived before can be received in the callback.
+                    self.worklist.add_requests(self, std::mem::take(&mut requests));
+                    on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload)));
+                }
             }
         }
+        self.worklist.add_requests(self, requests);
         while let Some((user_data, reason)) = self.take_failed_raw() {
             on_response(user_data, Err(reason.into()));
         }

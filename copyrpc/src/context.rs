@@ -269,13 +269,9 @@ impl<U> Context<U> {
 
     /// The oldest request that arrived, over all endpoints.
     #[must_use]
+    #[inline]
     pub fn recv(&self) -> Option<RecvHandle<U>> {
-        while let Some((connection, request)) = self.inner.worklist.next_request() {
-            if !connection.is_closed() {
-                return Some(RecvHandle::new(connection, request));
-            }
-        }
-        None
+        self.inner.worklist.next_request().map(|(connection, request)| RecvHandle::new(connection, request))
     }
 
     /// Counters of all endpoints there were.
@@ -406,7 +402,7 @@ impl<U> Inner<U> {
     fn flush(&self) {
         let mut serving = self.serving.borrow_mut();
         self.worklist.swap_dirty(&mut serving);
-        for connection in serving.drain(..) {
+        while let Some(connection) = serving.pop() {
             connection.serve(self.worklist.timers().now_ns());
         }
     }

@@ -258,6 +258,7 @@ impl<U> Endpoint<U> {
     ///
     /// # Errors
     /// [`CallError`], with `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
+    #[inline]
     pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
         let outcome = self.connection.with_link(|link| link.call(payload, user_data, response_allowance));
         self.note_call(outcome)
@@ -285,12 +286,10 @@ impl<U> Endpoint<U> {
         self.note_call(outcome)
     }
 
+    #[inline(always)]
     fn note_call(&self, outcome: Result<CallKey, CallError<U>>) -> Result<CallToken, CallError<U>> {
-        match &outcome {
-            // A refused call wants a READ.
-            Ok(_) | Err(CallError::RingFull(_) | CallError::InsufficientCredit(_)) => self.connection.mark_dirty(),
-            Err(_) => {}
-        }
+        // A refused call too: it may want a READ.
+        self.connection.mark_dirty();
         outcome.map(|call| CallToken { connection: self.connection.serial(), call })
     }
 

@@ -140,6 +140,17 @@ impl RingView {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) }
     }
 
+    /// Copies a message into the ring, as [`copy_in`](Self::copy_in) would its parts.
+    #[inline(always)]
+    pub(crate) fn write_message(&self, position: u64, header: &[u8; wire::HEADER_SIZE], payload: &[u8]) {
+        let target = self.range(position, wire::HEADER_SIZE + payload.len());
+        // SAFETY: as in `copy_in`; the payload's place begins inside or at the end of the range.
+        unsafe {
+            target.cast::<[u8; wire::HEADER_SIZE]>().write_unaligned(*header);
+            std::ptr::copy_nonoverlapping(payload.as_ptr(), target.as_ptr().add(wire::HEADER_SIZE), payload.len());
+        }
+    }
+
     /// Copies `N` bytes at `position` out of the ring, once: what is validated is the copy.
     #[inline]
     pub(crate) fn copy_out<const N: usize>(&self, position: u64) -> [u8; N] {
@@ -182,6 +193,12 @@ impl Payload {
     #[inline]
     pub(crate) const fn of_message(message: u64, len: u32) -> Self {
         Self { position: message + wire::HEADER_SIZE as u64, len }
+    }
+
+    /// Where its message is.
+    #[inline]
+    pub(crate) const fn message(&self) -> u64 {
+        self.position - wire::HEADER_SIZE as u64
     }
 
     /// Length in bytes.

@@ -14,6 +14,7 @@ mod calls;
 mod config;
 mod credit;
 mod deadlines;
+mod held;
 mod incoming;
 mod rx;
 mod tx;
@@ -47,6 +48,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// The same request, for an owner that answers it once all the same.
+    pub(crate) const fn again(&self) -> Self {
+        Self { ..*self }
+    }
+
     /// Where its payload lies in the receive ring; intact until the request is answered.
     #[must_use]
     pub const fn payload(&self) -> Payload {
@@ -63,8 +69,8 @@ impl Request {
 /// What [`Link::next_event`] found.
 #[derive(Debug)]
 pub enum Event<U> {
-    /// A request arrived. Requests come in the order they were called.
-    Request(Request),
+    /// A request arrived: [`Link::take_request`] has one more.
+    Request,
     /// A call ended.
     Ended {
         /// What [`Link::call`] was given.
@@ -136,6 +142,7 @@ impl<U> Link<U> {
     ///
     /// # Errors
     /// [`CallError`], with `user_data`. `RingFull` and `InsufficientCredit` pass with time.
+    #[inline]
     pub fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
         self.call_until(payload, user_data, response_allowance, NEVER)
     }
@@ -236,23 +243,25 @@ impl<U> Link<U> {
         self.respond(request, Status::Dropped, &[])
     }
 
+    #[inline]
     fn respond(&mut self, request: Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<Request>> {
         if let Some(reason) = self.closed {
             return Err(ReplyError::Closed(reason));
         }
-        let entry = match self.rx.held(request.number) {
-            Some(entry) if entry.payload == request.payload => entry,
+        let entry = match self.rx.requests.get(request.number) {
+            Some(entry) if entry.position == request.payload.message() => entry,
             _ => return Err(ReplyError::Foreign(request)),
         };
         let message = padded(payload.len() as u64);
-        if message + METADATA_SPAN > entry.internal_allowance {
+        let allowance = u64::from(entry.internal_allowance);
+        if message + METADATA_SPAN > allowance {
             return Err(ReplyError::TooLarge { len: payload.len(), max: request.max_reply, request });
         }
         let header =
             Header { call_id: CallId::from_wire(entry.call_id).to_response(), piggyback: status as u32, len: payload.len() as u32 };
         self.tx.append(self.tx.place(message), &header, payload);
-        self.reservation.release(entry.internal_allowance);
-        self.rx.release(request.number);
+        self.reservation.release(allowance);
+        self.rx.requests.answer(request.number);
         self.stats.replies += 1;
         Ok(())
     }
