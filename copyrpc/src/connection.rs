@@ -13,6 +13,7 @@ use crate::control::ControlMemory;
 use crate::error::{CallFailure, CloseReason};
 use crate::link::{Emit, Event, Link, Request};
 use crate::queue_share::QueueShare;
+use crate::raw::{RawOperations, RdmaError};
 use crate::ring::{RecvBytes, RingView};
 use crate::timers::{Timer, Timers};
 
@@ -27,6 +28,7 @@ pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
 /// What a WQE was, in the word that comes back with its completion.
 const WRITE: u64 = 0;
 const READ: u64 = 1;
+const RAW: u64 = 2;
 
 /// Numbers the connections of this process, so that a call's token names its own.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
@@ -89,6 +91,18 @@ impl<U> Worklist<U> {
         }
     }
 
+    /// Requests to be received, or connections that a drain has to go on with.
+    pub(crate) fn has_something_to_take(&self) -> bool {
+        // What was taken to the last leaves its entry behind.
+        let is_request = |(connection, left): &(Rc<Connection<U>>, usize)| *left > 0 && !connection.is_closed();
+        self.requests.borrow().iter().any(is_request) || !self.unfinished.borrow().is_empty()
+    }
+
+    /// Connections to be flushed; after a flush, those it could not flush wholly.
+    pub(crate) fn has_dirty(&self) -> bool {
+        !self.dirty.borrow().is_empty()
+    }
+
     /// Swaps the dirty connections with an empty vector.
     #[inline]
     pub(crate) fn swap_dirty(&self, batch: &mut Vec<Rc<Connection<U>>>) {
@@ -138,6 +152,7 @@ pub(crate) struct Remote {
     pub(crate) ring_rkey: u32,
     pub(crate) published_addr: u64,
     pub(crate) published_rkey: u32,
+    pub(crate) path_mtu: u16,
 }
 
 /// The registered memory of one endpoint.
@@ -160,6 +175,7 @@ pub(crate) struct Connection<U> {
     recv_view: RingView,
     remote: Remote,
     inline_limit: u64,
+    raw: RawOperations<U>,
     is_dirty: Cell<bool>,
     /// Something arrived since it was served.
     is_stale: Cell<bool>,
@@ -209,6 +225,7 @@ impl<U> Connection<U> {
             memory,
             recv_view,
             remote,
+            raw: RawOperations::new(share.raw_operations()),
             is_dirty: Cell::new(false),
             is_stale: Cell::new(false),
             is_unfinished: Cell::new(false),
@@ -220,6 +237,10 @@ impl<U> Connection<U> {
 
     pub(crate) const fn qpn(&self) -> u32 {
         self.qpn
+    }
+
+    pub(crate) const fn path_mtu(&self) -> u16 {
+        self.remote.path_mtu
     }
 
     /// Different from that of every other connection of this process.
@@ -299,6 +320,9 @@ impl<U> Connection<U> {
             }
         }
         self.worklist.add_requests(self, requests);
+        while let Some((user_data, reason)) = self.take_failed_raw() {
+            on_response(user_data, Err(reason.into()));
+        }
         std::mem::forget(interrupted);
         self.note_end();
     }
@@ -348,6 +372,11 @@ impl<U> Connection<U> {
                 self.with_link(|link| link.on_read_done(&record));
                 self.mark_dirty();
                 self.deliver(on_response);
+            }
+            Ok(()) if user == Some(RAW) => {
+                if let Some(user_data) = self.raw.end() {
+                    on_response(user_data, Ok(RecvBytes::empty()));
+                }
             }
             // Room in the send queue: what waited for it is still on the worklist.
             Ok(()) => {}
@@ -429,6 +458,34 @@ impl<U> Connection<U> {
     fn post_read(&self, qp: &mut RcQp) -> Result<(), PostError> {
         let read = Read { addr: self.remote.published_addr, rkey: self.remote.published_rkey, into: self.memory.control.read_target() };
         qp.post(&read, Signal::Always, READ)
+    }
+
+    /// The operations of the application.
+    pub(crate) const fn raw(&self) -> &RawOperations<U> {
+        &self.raw
+    }
+
+    /// Has `post` post an operation that uses `memory`, with the word it is given. The next flush rings for it.
+    pub(crate) fn post_raw(
+        self: &Rc<Self>,
+        memory: &Rc<Mr>,
+        user_data: U,
+        post: impl FnOnce(&mut RcQp, u64) -> Result<(), PostError>,
+    ) -> Result<(), RdmaError<U>> {
+        let closed = self.with_link(|link| link.closed());
+        let mut qp = self.qp.borrow_mut();
+        let (Some(qp), None) = (qp.as_mut(), closed) else {
+            return Err(RdmaError::Closed { user_data, reason: closed.unwrap_or(CloseReason::Disconnected) });
+        };
+        self.raw.post(qp, memory, user_data, |qp| post(qp, RAW))?;
+        self.mark_dirty();
+        Ok(())
+    }
+
+    /// An operation that ends because the connection did.
+    fn take_failed_raw(&self) -> Option<(U, CloseReason)> {
+        let reason = self.with_link(|link| link.closed())?;
+        self.raw.end().map(|user_data| (user_data, reason))
     }
 
     /// Takes the connection off the device. Its memory stays while handles to its requests live.

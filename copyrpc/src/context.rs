@@ -1,5 +1,7 @@
 //! The context of one thread: a device, its queues, and the poll that drives all connections.
 
+mod wait;
+
 use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::rc::Rc;
@@ -73,7 +75,7 @@ impl ContextBuilder {
     }
 
     /// Entries of each completion queue: at least the SRQ size, and for each endpoint its
-    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + 8, or the depth of its send queue if that is less.
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + [`raw_operations`](EndpointConfig::raw_operations) + 8, or the depth of its send queue if that is less.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = entries;
@@ -122,7 +124,7 @@ impl ContextBuilder {
 /// is_send::<copyrpc::Context<()>>();
 /// ```
 pub struct Context<U> {
-    inner: Rc<Inner<U>>,
+    pub(crate) inner: Rc<Inner<U>>,
 }
 
 impl<U> fmt::Debug for Context<U> {
@@ -285,9 +287,9 @@ impl<U> Context<U> {
 
 impl<U> Inner<U> {
     /// A share of the queues for one more endpoint, whose queue pair has `send_capacity` WQEBBs.
-    pub(crate) fn share_queues(&self, batches: u32, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
+    pub(crate) fn share_queues(&self, batches: u32, raw: u32, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
         let (receives, completions) = (self.srq.borrow().depth(), self.send_cq.borrow().entries());
-        QueueShare::take(&self.used, batches, send_capacity, receives, completions)
+        QueueShare::take(&self.used, (batches, raw), send_capacity, receives, completions)
     }
 
     pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {
@@ -407,6 +409,14 @@ impl<U> Inner<U> {
         while let Some(connection) = serving.pop() {
             connection.serve(now_ns);
         }
+        drop(serving);
+        self.serve_late();
+    }
+
+    /// Serves the connections on which something arrived before the last call, and nothing had them served since.
+    fn serve_late(&self) {
+        let now_ns = self.worklist.timers().now_ns();
+        let mut serving = self.serving.borrow_mut();
         self.worklist.swap_late(&mut serving);
         while let Some(connection) = serving.pop() {
             connection.serve_if_stale(now_ns);
