@@ -1,5 +1,7 @@
 //! The context of one thread: a device, its queues, and the poll that drives all connections.
 
+mod wait;
+
 use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::rc::Rc;
@@ -10,8 +12,7 @@ use thiserror::Error;
 use crate::connection::{Connection, Outcome, Worklist};
 use crate::endpoint::{EndpointConfig, PendingEndpoint};
 use crate::error::CloseReason;
-use crate::link::Window;
-use crate::queue_share::{QueueShare, Used};
+use crate::queue_share::{Outstanding, QueueShare, Used};
 use crate::recv::RecvHandle;
 use crate::ring::RingSizeError;
 use crate::stats::Stats;
@@ -74,7 +75,8 @@ impl ContextBuilder {
     }
 
     /// Entries of each completion queue: at least the SRQ size, and for each endpoint its
-    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + 8 and the batches of a [`Window::Completion`], or the depth of its send queue if that is less.
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + [`raw_operations`](EndpointConfig::raw_operations) + 8 and the batches of a
+    /// [`Window::Completion`](crate::Window::Completion), or the depth of its send queue if that is less.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = entries;
@@ -123,7 +125,7 @@ impl ContextBuilder {
 /// is_send::<copyrpc::Context<()>>();
 /// ```
 pub struct Context<U> {
-    inner: Rc<Inner<U>>,
+    pub(crate) inner: Rc<Inner<U>>,
 }
 
 impl<U> fmt::Debug for Context<U> {
@@ -286,9 +288,9 @@ impl<U> Context<U> {
 
 impl<U> Inner<U> {
     /// A share of the queues for one more endpoint, whose queue pair has `send_capacity` WQEBBs.
-    pub(crate) fn share_queues(&self, batches: u32, window: Window, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
+    pub(crate) fn share_queues(&self, outstanding: Outstanding, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
         let (receives, completions) = (self.srq.borrow().depth(), self.send_cq.borrow().entries());
-        QueueShare::take(&self.used, batches, window, send_capacity, receives, completions)
+        QueueShare::take(&self.used, outstanding, send_capacity, receives, completions)
     }
 
     pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {
@@ -402,10 +404,23 @@ impl<U> Inner<U> {
 
     /// Serves every connection that has something to post, READ or publish. Runs no user code.
     fn flush(&self) {
+        let now_ns = self.worklist.timers().now_ns();
         let mut serving = self.serving.borrow_mut();
         self.worklist.swap_dirty(&mut serving);
         while let Some(connection) = serving.pop() {
-            connection.serve(self.worklist.timers().now_ns());
+            connection.serve(now_ns);
+        }
+        drop(serving);
+        self.serve_late();
+    }
+
+    /// Serves the connections on which something arrived before the last call, and nothing had them served since.
+    fn serve_late(&self) {
+        let now_ns = self.worklist.timers().now_ns();
+        let mut serving = self.serving.borrow_mut();
+        self.worklist.swap_late(&mut serving);
+        while let Some(connection) = serving.pop() {
+            connection.serve_if_stale(now_ns);
         }
     }
 
@@ -418,7 +433,7 @@ impl<U> Inner<U> {
             self.retired.set(stats);
         }
         connection.retire();
-        self.worklist.forget_dirty(connection);
+        self.worklist.forget(connection);
     }
 }
 

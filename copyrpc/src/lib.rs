@@ -8,6 +8,7 @@ pub mod error;
 pub mod exchange;
 pub mod link;
 mod queue_share;
+mod raw;
 mod recv;
 pub mod ring;
 mod stats;
@@ -20,6 +21,9 @@ pub use endpoint::{CallToken, ConnectError, ConnectFailure, Endpoint, EndpointCo
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord};
 pub use link::Window;
+/// The driver below: devices and their options, and what its errors say.
+pub use mlx5;
+pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
 pub use recv::RecvHandle;
 pub use ring::RecvBytes;
 pub use stats::Stats;

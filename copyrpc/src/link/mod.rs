@@ -400,10 +400,14 @@ impl<U> Link<U> {
         self.closed
     }
 
+    fn is_indebted(&self) -> bool {
+        self.rx.has_work() || self.tx.has_unposted()
+    }
+
     /// A new heartbeat for the published record, if this side owes the peer anything: requests it has not answered, arrivals it has not
     /// parsed, batches it has not posted (K3). Called every few milliseconds.
     pub fn beat(&mut self) -> Option<u32> {
-        if self.closed.is_some() || !(self.rx.has_work() || self.tx.has_unposted()) {
+        if self.closed.is_some() || !self.is_indebted() {
             return None;
         }
         self.heartbeat = self.heartbeat.wrapping_add(1);
@@ -428,6 +432,12 @@ impl<U> Link<U> {
     #[must_use]
     pub fn unanswered_requests(&self) -> usize {
         self.calls.unanswered()
+    }
+
+    /// Either side waits for the other, so [`Link::beat`] and [`Link::poll_read`] must be called every few milliseconds.
+    #[must_use]
+    pub fn is_timed(&self) -> bool {
+        self.closed.is_none() && (self.calls.unanswered() > 0 || self.is_indebted())
     }
 
     /// Bytes written and, as far as known, not consumed by the peer.
