@@ -226,7 +226,7 @@ impl<U> Connection<U> {
 
     /// Has a connection whose peer should be heard looked at, and tells the peer that this end lives (K1, K3).
     pub(crate) fn sweep(self: &Rc<Self>) {
-        let (heartbeat, is_watching) = self.with_link(|link| (link.beat(), link.unanswered_requests() > 0));
+        let (heartbeat, is_watching) = self.with_link(|link| (link.beat(), link.is_watching()));
         if let Some(heartbeat) = heartbeat {
             self.memory.control.beat(heartbeat);
         }
@@ -259,6 +259,11 @@ impl<U> Connection<U> {
             // Room in the send queue: what waited for it is still on the worklist.
             Ok(()) => {}
         }
+    }
+
+    pub(crate) fn abort(self: &Rc<Self>) {
+        self.with_link(|link| link.close(CloseReason::ClosedHere));
+        self.note_end();
     }
 
     /// The device reported an error: the connection ends.

@@ -331,6 +331,22 @@ impl<U> Endpoint<U> {
         self.connection.with_link(|link| link.outstanding_calls())
     }
 
+    /// Ends the connection when all is done: no more calls are taken, on either side, as soon as the peer hears of it; outstanding calls
+    /// end as they would; requests that were received may be answered. Those that were not received by the next flush, and those that
+    /// arrive later, end at the peer with [`CloseReason::ClosedByPeer`]. Both ends go on polling. When nothing is outstanding any more,
+    /// [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and `ClosedByPeer` at the other end. It takes as long as the handlers; a peer
+    /// that is stopped or dead meanwhile ends it as it ends calls. One-sided operations are not waited for: end them first.
+    pub fn close(&self) {
+        self.connection.with_link(Link::shut_down);
+        self.connection.mark_dirty();
+    }
+
+    /// Ends the connection at once: calls end with [`CloseReason::ClosedHere`] in the next poll or drain. The peer finds out as if this
+    /// process had died.
+    pub fn abort(&self) {
+        self.connection.abort();
+    }
+
     /// Why the connection ended, once it has.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {

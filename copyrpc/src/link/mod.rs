@@ -1,17 +1,18 @@
 //! One end of a connection as a pure state machine: no queue, clock, thread or system call.
 //!
 //! Inputs: [`call`](Link::call), [`cancel`](Link::cancel), [`reply`](Link::reply), [`on_imm`](Link::on_imm),
-//! [`on_write_done`](Link::on_write_done), [`on_read_done`](Link::on_read_done), [`close`](Link::close), and the time. Outputs are values a driver turns into work: WRITEs ([`flush`](Link::flush)), a READ
+//! [`on_write_done`](Link::on_write_done), [`on_read_done`](Link::on_read_done), [`shut_down`](Link::shut_down), [`close`](Link::close), and the time. Outputs are values a driver turns into work: WRITEs ([`flush`](Link::flush)), a READ
 //! ([`poll_read`](Link::poll_read)), the published record ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls
 //! ([`next_event`](Link::next_event), [`expire`](Link::expire)). No output borrows the link, so a callback of the driver may call and reply.
 //!
 //! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers,
 //! `calls` the pending calls, `deadlines` their times, `watch` the time since the peer was heard, `window` the batches
-//! under way. This file and `incoming` join them
+//! under way, `closing` the graceful end. This file and `incoming` join them
 //! and own every decision that needs two of them: this one what goes out, that one what comes in.
 //! Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
 
 mod calls;
+mod closing;
 mod config;
 mod credit;
 mod deadlines;
@@ -24,6 +25,7 @@ mod window;
 
 pub use calls::CallKey;
 use calls::{Calls, NEVER};
+use closing::Closing;
 pub use config::LinkConfig;
 use credit::{PeerCredit, Reservation};
 pub(crate) use deadlines::Deadlines;
@@ -93,6 +95,9 @@ pub struct Link<U> {
     credit: PeerCredit,
     calls: Calls<U>,
     closed: Option<CloseReason>,
+    /// Why no more calls are taken: the connection has ended, or will with this reason when all is done.
+    ending: Option<CloseReason>,
+    closing: Closing,
     /// Last words posted in a batch, which decide when a metadata-only batch is worth it.
     told_by_batch: FlowWords,
     /// Words in the published record.
@@ -130,6 +135,8 @@ impl<U> Link<U> {
             credit: PeerCredit::new(config.peer_credit),
             calls: Calls::new(),
             closed: None,
+            ending: None,
+            closing: Closing::default(),
             told_by_batch: told,
             published: told,
             heard_by_batch: heard,
@@ -167,7 +174,7 @@ impl<U> Link<U> {
         response_allowance: usize,
         deadline_ns: u64,
     ) -> Result<CallKey, CallError<U>> {
-        if let Some(reason) = self.closed {
+        if let Some(reason) = self.ending {
             return Err(CallError::Closed { user_data, reason });
         }
         let ring = self.tx.size();
@@ -280,17 +287,22 @@ impl<U> Link<U> {
     /// # Errors
     /// The first error of `post`.
     pub fn flush<E>(&mut self, mut post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
-        if self.closed.is_some() {
-            return Ok(());
+        if self.ending.is_some() {
+            return self.flush_closing(&mut post);
         }
-        // What is appended and posted below changes none of them: it was in flight before.
         let words = self.current_words();
         self.offer_metadata_only(words);
+        self.post_waiting(words, &mut post)
+    }
+
+    #[inline(always)]
+    fn post_waiting<E>(&mut self, words: FlowWords, post: &mut impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+        // What is posted here changes none of the words: it was in flight before.
         if self.window.begin(self.tx.unposted()) {
-            return self.flush_windowed(words, &mut post);
+            return self.flush_windowed(words, post);
         }
         while let Some(batch) = self.next_to_post() {
-            self.post_batch(&batch, words, false, &mut post)?;
+            self.post_batch(&batch, words, false, post)?;
         }
         Ok(())
     }
@@ -391,7 +403,11 @@ impl<U> Link<U> {
 
     /// Ends the connection; the first reason stays. All pending calls come out of [`Link::next_event`] as failed.
     pub fn close(&mut self, reason: CloseReason) {
-        self.closed.get_or_insert(reason);
+        if self.closed.is_none() {
+            let reason = self.final_reason(reason);
+            self.closed = Some(reason);
+            self.ending = Some(reason);
+        }
     }
 
     /// Why the connection ended, once it has.
@@ -401,7 +417,7 @@ impl<U> Link<U> {
     }
 
     fn is_indebted(&self) -> bool {
-        self.rx.has_work() || self.tx.has_unposted()
+        self.rx.has_work() || self.tx.has_unposted() || self.owes_mark()
     }
 
     /// A new heartbeat for the published record, if this side owes the peer anything: requests it has not answered, arrivals it has not
@@ -437,7 +453,7 @@ impl<U> Link<U> {
     /// Either side waits for the other, so [`Link::beat`] and [`Link::poll_read`] must be called every few milliseconds.
     #[must_use]
     pub fn is_timed(&self) -> bool {
-        self.closed.is_none() && (self.calls.unanswered() > 0 || self.is_indebted())
+        self.closed.is_none() && (self.is_watching() || self.is_indebted())
     }
 
     /// Bytes written and, as far as known, not consumed by the peer.

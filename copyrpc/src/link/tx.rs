@@ -102,6 +102,8 @@ pub(super) struct SendRing {
     batch_limit: u64,
     /// Number of the last metadata-only batch, counted as `batches_sent`.
     last_metadata_only: u64,
+    /// This end makes no more calls (G1).
+    is_closing: bool,
 }
 
 impl SendRing {
@@ -117,6 +119,7 @@ impl SendRing {
             batches_received: 0,
             batch_limit: batch_limit as u64,
             last_metadata_only: 0,
+            is_closing: false,
         }
     }
 
@@ -144,6 +147,16 @@ impl SendRing {
     #[inline]
     pub(super) const fn unposted(&self) -> u64 {
         self.producer - self.posted
+    }
+
+    /// From here batches are marked that nothing waits behind.
+    pub(super) const fn mark_closing(&mut self) {
+        self.is_closing = true;
+    }
+
+    /// The peer is known to have taken every batch.
+    pub(super) const fn all_received(&self) -> bool {
+        self.batches_received == self.batches_sent
     }
 
     /// Batches the peer took, as far as known here.
@@ -233,7 +246,9 @@ impl SendRing {
     /// Writes the metadata of a batch; may be repeated until the batch is posted.
     #[inline]
     pub(super) fn fill(&self, batch: &Batch, words: FlowWords, signal: bool) -> Emit {
-        let metadata = FlowMetadata { words, message_count: batch.count };
+        // No calls are appended any more, but what waits may have some behind this batch.
+        let is_closing = self.is_closing && batch.start + batch.span == self.producer;
+        let metadata = FlowMetadata { words, message_count: batch.count, is_closing };
         self.view.copy_in(batch.start, &metadata.encode());
         Emit { offset: self.size().offset(batch.start), bytes: batch.bytes(), imm: encode_imm(batch.span), signal }
     }

@@ -8,6 +8,7 @@
     reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
 )]
 
+mod closing;
 mod defects;
 mod endings;
 mod oracle;

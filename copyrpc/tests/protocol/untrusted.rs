@@ -85,7 +85,7 @@ impl Victim {
 }
 
 fn batch(words: FlowWords, message_count: u32, messages: &[(Header, &[u8])]) -> Vec<u8> {
-    let metadata = FlowMetadata { words, message_count };
+    let metadata = FlowMetadata { words, message_count, is_closing: false };
     let mut bytes = metadata.encode().to_vec();
     for (header, payload) in messages {
         bytes.extend(header.encode());
@@ -324,8 +324,8 @@ fn responses_beyond_their_limits_are_refused() {
     let payload = [0; 21];
     let error = punished(|victim| whole(victim.batch(&[(response(0, 0, 0, 21), &payload)])));
     assert_eq!(error, ProtocolError::ResponseTooLarge { len: 21, max: 20 });
-    let error = punished(|victim| whole(victim.batch(&[(response(0, 0, 3, 0), b"")])));
-    assert_eq!(error, ProtocolError::UnknownStatus(3));
+    let error = punished(|victim| whole(victim.batch(&[(response(0, 0, 4, 0), b"")])));
+    assert_eq!(error, ProtocolError::UnknownStatus(4));
 }
 
 /// T7 holds for a call whose caller does not wait any more.
