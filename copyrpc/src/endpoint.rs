@@ -2,19 +2,21 @@
 
 use std::fmt;
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
-use mlx5::{Access, ConnectOptions, DeviceKind, QpAddress, QpConfig, RcQp};
+use mlx5::{Access, ConnectOptions, QpAddress, QpConfig, RcQp};
 use thiserror::Error;
 
 use crate::connection::{Connection, Memory, Remote};
 use crate::context::{CreateEndpointError, Inner};
 use crate::control::ControlMemory;
 use crate::error::{CallError, CloseReason, LinkConfigError};
-use crate::exchange::{Device, ExchangeError, ExchangeRecord};
-use crate::link::{Link, LinkConfig};
+use crate::exchange::{ExchangeError, ExchangeRecord};
+use crate::link::{CallKey, Link, LinkConfig};
 use crate::queue_share::QueueShare;
 use crate::ring::{DEFAULT_RING_SIZE, RingSize, RingView};
 use crate::stats::Stats;
+use crate::timers::nanoseconds;
 use crate::wire::{ALIGNMENT, FlowWords};
 
 /// Inline bytes asked of the queue pair: what fits a WQE of four WQEBBs.
@@ -28,12 +30,18 @@ pub struct EndpointConfig {
     /// Response credit in bytes the peer starts with: a multiple of 32, at most a quarter of the ring. `None`: a quarter.
     pub initial_credit: Option<u64>,
     /// Batches the peer may have in flight, at least 1; this end never has more either, whatever the peer allows. All endpoints of a
-    /// context share two thirds of its SRQ, and each takes this number + 8 of its send CQ's entries. Default 32.
+    /// context share two thirds of its SRQ, and each takes this number + `raw_operations` + 8 of its send CQ's entries. Default 32.
     pub batches_in_flight: u32,
+    /// Most one-sided operations outstanding ([`Endpoint::rdma_read`], [`Endpoint::rdma_write`]). Default 16; 0 for none.
+    pub raw_operations: u32,
     /// WQEBBs of the send queue. Default 256.
     pub max_send_wr: u32,
-    /// With calls outstanding, the peer is probed when nothing was heard of it for this long. Default 100 ms, resolution 10 ms.
-    pub keepalive_ns: u64,
+    /// With requests unanswered, the peer is probed when nothing was heard of it for this long. Default 100 ms, resolution 10 ms.
+    pub keepalive: Duration,
+    /// With requests unanswered, a peer that answers probes and does nothing else for this long is given up:
+    /// [`CloseReason::PeerStalled`]. It does something as long as it polls, however long its handlers take. Longer if three probes take
+    /// longer, and only while this end polls at least four times in that time. Default 5 s; `Duration::MAX` never.
+    pub stall_timeout: Duration,
     /// Timeouts and retries of the connection.
     pub connect: ConnectOptions,
 }
@@ -44,8 +52,10 @@ impl Default for EndpointConfig {
             ring_size: DEFAULT_RING_SIZE,
             initial_credit: None,
             batches_in_flight: 32,
+            raw_operations: 16,
             max_send_wr: 256,
-            keepalive_ns: 100_000_000,
+            keepalive: Duration::from_millis(100),
+            stall_timeout: Duration::from_secs(5),
             connect: ConnectOptions::default(),
         }
     }
@@ -72,7 +82,7 @@ pub enum ConnectFailure {
 }
 
 /// A refused connection; the endpoint comes back unchanged.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[error("cannot connect: {reason}")]
 pub struct ConnectError<U> {
     /// The endpoint.
@@ -80,6 +90,12 @@ pub struct ConnectError<U> {
     /// Why.
     #[source]
     pub reason: ConnectFailure,
+}
+
+impl<U> fmt::Debug for ConnectError<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectError").field("endpoint", &self.endpoint).field("reason", &self.reason).finish()
+    }
 }
 
 /// An endpoint that is not connected. Give [`local_info`](Self::local_info) to the peer, and its record to
@@ -99,7 +115,8 @@ struct Parts {
     qp: RcQp,
     memory: Memory,
     record: ExchangeRecord,
-    keepalive_ns: u64,
+    keepalive: Duration,
+    stall_timeout: Duration,
     connect: ConnectOptions,
     share: QueueShare,
 }
@@ -114,7 +131,7 @@ impl<U> PendingEndpoint<U> {
         }
         let qp =
             context.create_qp(&QpConfig { max_send_wr: config.max_send_wr, max_inline_data: MAX_INLINE_DATA, ..QpConfig::default() })?;
-        let share = context.share_queues(config.batches_in_flight, qp.send_capacity())?;
+        let share = context.share_queues(config.batches_in_flight, config.raw_operations, qp.send_capacity())?;
         let pd = context.pd();
         let bytes = ring_size.bytes() as usize;
         let memory = Memory {
@@ -122,8 +139,9 @@ impl<U> PendingEndpoint<U> {
             recv_ring: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
             control: ControlMemory::new(pd, FlowWords { credit, ..FlowWords::default() })?,
         };
-        let record = record_of(&qp.address(), &memory, ring_size, credit, config.batches_in_flight);
-        let parts = Parts { qp, memory, record, keepalive_ns: config.keepalive_ns, connect: config.connect, share };
+        let record = record_of(qp.address(), &memory, ring_size, credit, config.batches_in_flight);
+        let EndpointConfig { keepalive, stall_timeout, connect, .. } = *config;
+        let parts = Parts { qp, memory, record, keepalive, stall_timeout, connect, share };
         Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
     }
 
@@ -150,7 +168,7 @@ impl<U> PendingEndpoint<U> {
         if context.is_polling() {
             return Err(ConnectFailure::Reentrant);
         }
-        let Parts { qp, memory, record, keepalive_ns, connect, .. } = &mut *self.parts;
+        let Parts { qp, memory, record, keepalive, stall_timeout, connect, .. } = &mut *self.parts;
         record.check_peer(remote)?;
         let config = LinkConfig {
             local_credit: record.initial_credit,
@@ -160,19 +178,11 @@ impl<U> PendingEndpoint<U> {
             peer_batches: remote.batches.min(record.batches),
             send_start: 0,
             recv_start: 0,
-            keepalive_ns: *keepalive_ns,
+            keepalive_ns: nanoseconds(*keepalive),
+            stall_ns: nanoseconds(*stall_timeout),
         };
         let link = Link::new(view(&memory.send_ring, record.ring_size), view(&memory.recv_ring, record.ring_size), &config)?;
-        let address = QpAddress {
-            kind: qp.address().kind,
-            mtu: remote.mtu,
-            lid: remote.lid,
-            qpn: remote.qpn,
-            psn: remote.psn,
-            epoch: remote.epoch,
-            gid: remote.gid,
-        };
-        qp.connect(&address, connect)?;
+        qp.connect(&remote.address, connect)?;
         Ok((context, link))
     }
 
@@ -184,6 +194,7 @@ impl<U> PendingEndpoint<U> {
             ring_rkey: remote.recv_ring_rkey,
             published_addr: remote.published_addr,
             published_rkey: remote.published_rkey,
+            path_mtu: record.address.mtu.min(remote.address.mtu),
         };
         let connection = Rc::new(Connection::new(qp, link, memory, recv_view, remote, context.worklist(), share));
         context.register(Rc::clone(&connection));
@@ -198,22 +209,10 @@ fn view(ring: &mlx5::Mr, size: RingSize) -> RingView {
     unsafe { RingView::new(ring.as_ptr(), size) }
 }
 
-fn record_of(address: &QpAddress, memory: &Memory, ring_size: RingSize, initial_credit: u64, batches: u32) -> ExchangeRecord {
+fn record_of(address: QpAddress, memory: &Memory, ring_size: RingSize, initial_credit: u64, batches: u32) -> ExchangeRecord {
     let (published_addr, published_rkey) = memory.control.published();
-    let device = match address.kind {
-        DeviceKind::Soft => Device::Soft,
-        DeviceKind::Hardware => Device::Hardware,
-    };
     ExchangeRecord {
-        device,
-        mtu: address.mtu,
-        // A soft device is named by LID and epoch within its fabric; meeting another fabric's LID fails on the epoch.
-        fabric: 0,
-        epoch: address.epoch,
-        gid: address.gid,
-        lid: address.lid,
-        qpn: address.qpn,
-        psn: address.psn,
+        address,
         recv_ring_rkey: memory.recv_ring.rkey(),
         recv_ring_addr: memory.recv_ring.addr(),
         ring_size,
@@ -222,6 +221,13 @@ fn record_of(address: &QpAddress, memory: &Memory, ring_size: RingSize, initial_
         batches,
         initial_credit,
     }
+}
+
+/// Names one call of one endpoint of this process, for [`Endpoint::cancel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallToken {
+    connection: u64,
+    call: CallKey,
 }
 
 /// One end of a connection. Dropping it does not close the connection: requests of the peer are still served, and calls still end,
@@ -248,18 +254,53 @@ impl<U> Eq for Endpoint<U> {}
 impl<U> Endpoint<U> {
     /// Sends `payload` as a request whose reply may have `response_allowance` bytes. Nothing leaves before the next
     /// [`Context::poll`](crate::Context::poll) or [`flush_endpoints`](crate::Context::flush_endpoints); calls made until then share one
-    /// WRITE. `user_data` comes back, exactly once, through the callback of a poll.
+    /// WRITE. `user_data` comes back, exactly once, through the callback of a poll or from [`Endpoint::cancel`].
     ///
     /// # Errors
     /// [`CallError`], with `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
-    pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<(), CallError<U>> {
+    #[inline]
+    pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
         let outcome = self.connection.with_link(|link| link.call(payload, user_data, response_allowance));
-        match &outcome {
-            // A refused call wants a READ.
-            Ok(()) | Err(CallError::RingFull(_) | CallError::InsufficientCredit(_)) => self.connection.mark_dirty(),
-            Err(_) => {}
+        self.note_call(outcome)
+    }
+
+    /// As [`Endpoint::call`], but when there is no reply after `timeout` the call ends with
+    /// [`CallFailure::DeadlineExceeded`](crate::CallFailure::DeadlineExceeded), in a later poll or drain: the first one without arrivals
+    /// that comes after it, under load one of the next 64. A reply that arrives in that same poll wins. The peer is not told, and a
+    /// reply that comes later reaches no call. Reads the clock; calls without a deadline do not.
+    ///
+    /// # Errors
+    /// As [`Endpoint::call`].
+    pub fn call_within(
+        &self,
+        payload: &[u8],
+        user_data: U,
+        response_allowance: usize,
+        timeout: Duration,
+    ) -> Result<CallToken, CallError<U>> {
+        let deadline_ns = self.connection.timers().deadline_in(timeout);
+        let outcome = self.connection.with_link(|link| link.call_until(payload, user_data, response_allowance, deadline_ns));
+        if outcome.is_ok() {
+            self.connection.arm(deadline_ns);
         }
-        outcome
+        self.note_call(outcome)
+    }
+
+    #[inline(always)]
+    fn note_call(&self, outcome: Result<CallKey, CallError<U>>) -> Result<CallToken, CallError<U>> {
+        // A refused call too: it may want a READ.
+        self.connection.mark_dirty();
+        outcome.map(|call| CallToken { connection: self.connection.serial(), call })
+    }
+
+    /// Ends a call at once: its user data comes back here, and no callback gets it. `None` when the call has ended, or was made on
+    /// another endpoint. The peer is not told, and its reply reaches no call; what the call took of ring and credit comes back with that
+    /// reply. From a callback too.
+    pub fn cancel(&self, call: CallToken) -> Option<U> {
+        if call.connection != self.connection.serial() {
+            return None;
+        }
+        self.connection.with_link(|link| link.cancel(call.call))
     }
 
     /// Largest request payload in bytes.
@@ -290,6 +331,12 @@ impl<U> Endpoint<U> {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.connection.with_link(|link| *link.stats())
+    }
+
+    /// Most payload bytes of a packet on the way to the peer: the smaller of both ends' MTUs.
+    #[must_use]
+    pub fn path_mtu(&self) -> u16 {
+        self.connection.path_mtu()
     }
 
     /// Queue pair number of this end: unique on its device while the endpoint lives.

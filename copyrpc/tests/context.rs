@@ -24,7 +24,7 @@ fn device(fabric: &LocalFabric) -> DeviceSpec {
 }
 
 fn small() -> EndpointConfig {
-    EndpointConfig { ring_size: 4096, ..EndpointConfig::default() }
+    EndpointConfig { ring_size: 4096, raw_operations: 0, ..EndpointConfig::default() }
 }
 
 fn connect(a: PendingEndpoint<u64>, b: PendingEndpoint<u64>) -> (Endpoint<u64>, Endpoint<u64>) {
@@ -141,7 +141,7 @@ fn far_more_calls_than_receives_and_send_entries_lose_nothing() {
         }
         while next < 5_000 {
             match pair.to_server.call(&payload(next, next as usize % 300), next, 300) {
-                Ok(()) => next += 1,
+                Ok(_) => next += 1,
                 Err(error) if error.is_retryable() => break,
                 Err(error) => panic!("{error}"),
             }
@@ -276,7 +276,7 @@ fn a_context_may_move_and_when_it_is_dropped_both_ends_know() {
 
 /// With nothing left to post, only the keep-alive READ can notice.
 fn notice_a_silent_death(step: impl Fn(&Pair)) {
-    let mut pair = Pair::new(ContextBuilder::new, &EndpointConfig { keepalive_ns: 1_000_000, ..small() });
+    let mut pair = Pair::new(ContextBuilder::new, &EndpointConfig { keepalive: Duration::from_millis(1), ..small() });
     pair.to_server.call(b"never answered", 1, 10).unwrap();
     pair.client.poll(|_, _| ()).unwrap();
     pair.server.poll(|_, _| ()).unwrap();
@@ -478,7 +478,7 @@ fn endpoints_that_cannot_talk_refuse_and_come_back() {
     assert!(matches!(error.reason, ConnectFailure::Exchange(ExchangeError::RingSize { local: 4096, remote: 8192 })));
     let a = error.endpoint;
     let mut nowhere = a.local_info();
-    nowhere.qpn = 0xff_ffff;
+    nowhere.address.qpn = 0xff_ffff;
     let error = a.connect(&nowhere).unwrap_err();
     assert!(matches!(error.reason, ConnectFailure::Qp(_)), "{error}");
     let a = error.endpoint;
@@ -502,6 +502,17 @@ fn endpoints_that_cannot_talk_refuse_and_come_back() {
     let record = orphan.local_info();
     drop(context);
     assert!(matches!(orphan.connect(&record).unwrap_err().reason, ConnectFailure::ContextGone));
+}
+
+#[test]
+fn ends_of_unequal_mtus_use_the_smaller_one() {
+    let fabric = LocalFabric::new();
+    let context: Context<u64> = ContextBuilder::new(device(&fabric)).build().unwrap();
+    let (a, b) = (context.create_endpoint(&small()).unwrap(), context.create_endpoint(&small()).unwrap());
+    let (record_a, mut record_b) = (a.local_info(), b.local_info());
+    record_b.address.mtu = 1024;
+    let (a, b) = (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap());
+    assert_eq!((a.path_mtu(), b.path_mtu()), (1024, 4096));
 }
 
 /// A peer that is no copyrpc: its garbage ends its own connection, the other goes on.
