@@ -128,6 +128,8 @@ pub(crate) enum WaitChoice {
     Busy,
     /// Give the core away.
     Yield,
+    /// Sleep until there is something to do.
+    Event,
 }
 
 /// What `--fault` breaks.

@@ -132,7 +132,7 @@ impl<'a> Load<'a> {
         }
         let taken = context.poll(|slot, outcome| self.end(slot, outcome))?;
         if taken == 0 {
-            self.job.wait.idle();
+            self.job.wait.idle(context)?;
         }
         self.failure.take().map_or(Ok(()), Err)
     }
@@ -157,11 +157,8 @@ impl<'a> Load<'a> {
         self.issue(slot);
     }
 
-    /// Lets `slot` call, unless the phase has had its calls.
+    /// Lets `slot` call, and its time run.
     fn issue(&mut self, slot: u32) {
-        if self.left == 0 {
-            return;
-        }
         if self.is_recording {
             let now_ns = self.clock.now_ns();
             if let Some(slot) = self.slots.get_mut(slot as usize) {
@@ -171,7 +168,11 @@ impl<'a> Load<'a> {
         self.call(slot);
     }
 
+    /// Calls, unless the phase has had its calls.
     fn call(&mut self, slot: u32) {
+        if self.left == 0 {
+            return;
+        }
         let endpoint = slot as usize / self.job.depth;
         let (Some(to), Some(number)) = (self.endpoints.get(endpoint), self.next.get_mut(endpoint)) else { return };
         let tag = Tag::new(endpoint, *number);
@@ -182,7 +183,7 @@ impl<'a> Load<'a> {
             }
         }
         match to.call(&self.request, slot, self.job.reply_bytes) {
-            Ok(()) => {
+            Ok(_) => {
                 *number += 1;
                 self.left -= 1;
                 self.outstanding += 1;

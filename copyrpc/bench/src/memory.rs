@@ -211,7 +211,7 @@ fn parts(connections: usize, send_wr: u32) -> Result<[Held; 4], Box<dyn Error>> 
 
 fn measure(cli: &Cli) -> Result<Memory, Box<dyn Error>> {
     let connections = cli.connections as usize;
-    let mut config = EndpointConfig { ring_size: RING_BYTES, batches_in_flight: 4, ..EndpointConfig::default() };
+    let mut config = EndpointConfig { ring_size: RING_BYTES, batches_in_flight: 4, raw_operations: 0, ..EndpointConfig::default() };
     if let Some(send_wr) = cli.send_wr {
         config.max_send_wr = send_wr;
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use copyrpc::ring::{DEFAULT_RING_SIZE, RingSize};
-use copyrpc::{DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EndpointConfig};
+use copyrpc::{Context, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EndpointConfig, PollError};
 use harness::affinity::{self, AffinityError, Plan, Threads};
 use harness::device::DeviceChoice;
 use harness::report::{self, JsonSink};
@@ -47,15 +47,25 @@ pub(crate) enum Wait {
     Busy,
     /// It gives its core away first.
     Yield,
+    /// It sleeps until there is something to do.
+    Event,
 }
+
+/// Longest sleep, so that the end of a job is noticed.
+const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
 impl Wait {
     /// The last poll found nothing.
     #[inline(always)]
-    pub(crate) fn idle(self) {
-        if self == Self::Yield {
-            std::thread::yield_now();
+    pub(crate) fn idle(self, context: &Context<u32>) -> Result<(), PollError> {
+        match self {
+            Self::Busy => {}
+            Self::Yield => std::thread::yield_now(),
+            Self::Event => {
+                context.wait(Some(LONGEST_SLEEP))?;
+            }
         }
+        Ok(())
     }
 }
 
@@ -110,6 +120,7 @@ impl Job {
         EndpointConfig {
             ring_size: self.ring_bytes,
             batches_in_flight: self.batches,
+            raw_operations: 0,
             max_send_wr: self.send_wr,
             ..EndpointConfig::default()
         }
@@ -143,6 +154,7 @@ impl Options {
         let wait = match cli.wait {
             WaitChoice::Busy => Wait::Busy,
             WaitChoice::Yield => Wait::Yield,
+            WaitChoice::Event => Wait::Event,
             WaitChoice::Auto if plan.usable_cores.len() >= RANKS => Wait::Busy,
             WaitChoice::Auto => Wait::Yield,
         };
@@ -329,7 +341,7 @@ mod tests {
             ("--cq-size 5000000", "1 to 4194304"),
             ("--send-wr 1", "16 to 32768"),
             ("--verify=false --fault corrupt-reply", "only with --verify"),
-            ("--pin 0,99999", "usable are"),
+            ("--pin 0,60000", "usable are"),
         ] {
             let message = resolve(args).unwrap_err().to_string();
             assert!(message.contains(legal), "{args}: {message}");

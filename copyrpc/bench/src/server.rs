@@ -76,7 +76,7 @@ pub(crate) fn serve(
             }
             _ => {}
         }
-        options.job.wait.idle();
+        options.job.wait.idle(&context)?;
     }
 }
 
