@@ -132,6 +132,7 @@ impl Hca {
             null: null.copied(),
             hosted,
             has_failed: Cell::new(false),
+            rnr_naks: Cell::new(0),
             state: RefCell::new(State::new(arena_bytes, &options.faults)),
         })
     }
@@ -154,6 +155,7 @@ impl Hca {
             modes: faults::modes(self, state.injector.as_deref()),
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
+            rnr_naks: Some(self.rnr_naks.get()),
         }
     }
 
