@@ -74,25 +74,35 @@ impl RecvRing {
         }
     }
 
+    #[inline]
     pub(super) const fn size(&self) -> RingSize {
         self.view.size()
     }
 
     /// Position of the oldest byte still needed: the oldest request not answered, or the message being delivered (S3).
+    #[inline]
     pub(super) fn consumer_pos(&self) -> u64 {
         self.requests.front().copied().flatten().map_or(self.parsed, |request| request.position)
     }
 
+    /// Requests wait for an answer, or batches to be parsed.
+    pub(super) fn has_work(&self) -> bool {
+        !self.requests.is_empty() || !self.announced.is_empty() || self.cursor.is_some()
+    }
+
+    #[inline]
     pub(super) const fn batches_received(&self) -> u64 {
         self.batches_received
     }
 
     /// These words are about to be where the peer can see them.
+    #[inline]
     pub(super) const fn note_told(&mut self, words: FlowWords) {
         self.told = words;
     }
 
     /// A receive completion arrived.
+    #[inline]
     pub(super) fn announce(&mut self, imm: u32) -> Result<(), ProtocolError> {
         let span = decode_imm(imm);
         let free = self.size().bytes() - (self.producer - self.told.consumer_pos);
@@ -110,6 +120,7 @@ impl RecvRing {
 
     /// The next piece of the announced batches; `None` when all are parsed. Whatever the previous
     /// call returned counts as delivered.
+    #[inline]
     pub(super) fn next_item(&mut self) -> Result<Option<Item>, ProtocolError> {
         loop {
             let Some(cursor) = self.cursor else {
@@ -129,6 +140,7 @@ impl RecvRing {
         }
     }
 
+    #[inline]
     fn begin_batch(&mut self, span: u64) -> Result<Item, ProtocolError> {
         let start = self.parsed;
         let bytes = self.view.copy_out::<FLOW_METADATA_SIZE>(start);
@@ -152,6 +164,7 @@ impl RecvRing {
         Ok(Item::Flow(metadata.words))
     }
 
+    #[inline]
     fn next_message(&mut self, cursor: Cursor) -> Result<Item, ProtocolError> {
         let left = cursor.end - cursor.next;
         if left == 0 {
@@ -167,21 +180,25 @@ impl RecvRing {
     }
 
     /// Keeps the bytes of a request until [`RecvRing::release`]. Returns the request's number.
+    #[inline]
     pub(super) fn hold(&mut self, request: HeldRequest) -> u64 {
         self.requests.push_back(Some(request));
         self.first_request + self.requests.len() as u64 - 1
     }
 
+    #[inline]
     fn index_of(&self, number: u64) -> Option<usize> {
         usize::try_from(number.checked_sub(self.first_request)?).ok()
     }
 
     /// The request with this number, if it is not answered.
+    #[inline]
     pub(super) fn held(&self, number: u64) -> Option<HeldRequest> {
         *self.requests.get(self.index_of(number)?)?
     }
 
     /// The request is answered; its bytes are free once all older ones are (S3).
+    #[inline]
     pub(super) fn release(&mut self, number: u64) {
         let entry = self.index_of(number).and_then(|index| self.requests.get_mut(index));
         if let Some(entry) = entry {

@@ -36,6 +36,7 @@ pub(super) struct Placement {
 }
 
 impl Placement {
+    #[inline]
     pub(super) const fn span(&self) -> u64 {
         self.waste + self.metadata + self.message
     }
@@ -112,38 +113,46 @@ impl SendRing {
         }
     }
 
+    #[inline]
     pub(super) const fn size(&self) -> RingSize {
         self.view.size()
     }
 
+    #[inline]
     pub(super) const fn in_flight(&self) -> u64 {
         self.producer - self.peer_consumer
     }
 
+    #[inline]
     pub(super) const fn free(&self) -> u64 {
         self.size().bytes() - self.in_flight()
     }
 
+    #[inline]
     pub(super) const fn has_unposted(&self) -> bool {
         self.producer != self.posted
     }
 
     /// The batch limit allows one more batch (B1).
+    #[inline]
     pub(super) const fn may_post(&self) -> bool {
         self.batches_sent - self.batches_received < self.batch_limit
     }
 
     /// Whether the peer has not yet taken the last metadata-only batch.
+    #[inline]
     pub(super) const fn metadata_only_in_flight(&self) -> bool {
         self.last_metadata_only > self.batches_received
     }
 
+    #[inline]
     fn open_start(&self) -> u64 {
         self.wrap.map_or(self.posted, |wrap| wrap.marker + self.size().to_end(wrap.marker))
     }
 
     /// Where a message of `message` padded bytes would go. The check is strict, so no data batch
     /// ends at the ring end (P2), and is made for the message and the metadata it may need.
+    #[inline]
     pub(super) fn place(&self, message: u64) -> Placement {
         let to_end = self.size().to_end(self.producer);
         let metadata = if self.producer == self.open_start() { METADATA_SPAN } else { 0 };
@@ -155,6 +164,7 @@ impl SendRing {
     }
 
     /// Writes a message where [`SendRing::place`] said; the caller has checked that S1 allows it.
+    #[inline]
     pub(super) fn append(&mut self, place: Placement, header: &Header, payload: &[u8]) {
         if place.waste > 0 {
             self.begin_wrap();
@@ -186,6 +196,7 @@ impl SendRing {
     }
 
     /// The oldest batch not posted yet.
+    #[inline]
     pub(super) fn next_batch(&self) -> Option<Batch> {
         let start = self.posted;
         match self.wrap {
@@ -197,6 +208,7 @@ impl SendRing {
     }
 
     /// Writes the metadata of a batch; may be repeated until the batch is posted.
+    #[inline]
     pub(super) fn fill(&self, batch: &Batch, words: FlowWords) -> Emit {
         let metadata = FlowMetadata { words, message_count: batch.count };
         self.view.copy_in(batch.start, &metadata.encode());
@@ -204,6 +216,7 @@ impl SendRing {
     }
 
     /// The batch has been posted (F2: nothing moves before that).
+    #[inline]
     pub(super) fn commit(&mut self, batch: &Batch) {
         self.posted += batch.span;
         self.batches_sent += 1;
@@ -215,6 +228,7 @@ impl SendRing {
     }
 
     /// The peer told how far it is; `floor` is what it told before by the same channel (T5).
+    #[inline]
     pub(super) fn acknowledge(&mut self, told: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         let position = told.consumer_pos;
         if position < floor.consumer_pos || position > self.posted || position % ALIGNMENT != 0 {

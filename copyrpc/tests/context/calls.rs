@@ -46,7 +46,7 @@ fn far_more_calls_than_receives_and_send_entries_lose_nothing() {
     while ended.len() < 5_000 {
         while next < 5_000 {
             match pair.to_server.call(&payload(next, next as usize % 300), next, 300) {
-                Ok(()) => next += 1,
+                Ok(_) => next += 1,
                 Err(error) if error.is_retryable() => break,
                 Err(error) => panic!("{error}"),
             }

@@ -1,6 +1,7 @@
 //! Contexts that go, on purpose or not: every call ends, and nothing of the others is lost.
 
 use std::cell::{Cell, RefCell};
+use std::time::Duration;
 
 use copyrpc::{CallError, CallFailure, CloseReason, CreateEndpointError, EndpointConfig, Outcome, ReplyError};
 
@@ -34,7 +35,7 @@ fn a_context_may_move_and_when_it_is_dropped_both_ends_know() {
 
 /// With nothing left to post, only the keep-alive READ can notice.
 fn notice_a_silent_death(step: impl Fn(&Pair)) {
-    let mut pair = Pair::new(|builder| builder, &EndpointConfig { keepalive_ns: 1_000_000, ..small() });
+    let mut pair = Pair::new(|builder| builder, &EndpointConfig { keepalive: Duration::from_millis(1), ..small() });
     pair.to_server.call(b"never answered", 1, 10).unwrap();
     let held = pair.receive(1);
     pair.server = pair.net.context();

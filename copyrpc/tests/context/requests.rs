@@ -72,7 +72,7 @@ fn at_full_depth_in_random_order_every_held_request_is_intact_and_every_call_get
             loop {
                 let sent = payload(next.get(), 8 + rng.usize(..120));
                 match endpoint.call(&[&next.get().to_le_bytes(), &sent[..]].concat(), next.get(), 2 * sent.len()) {
-                    Ok(()) => next.set(next.get() + 1),
+                    Ok(_) => next.set(next.get() + 1),
                     Err(error) if error.is_retryable() => break refused += 1,
                     Err(error) => panic!("{error}"),
                 }

@@ -1,0 +1,128 @@
+//! The clock of a context, and when its connections' deadlines come.
+//!
+//! The clock is read once per drain that found nothing and at every [`CLOCK_INTERVAL`]th drain under load, and by calls that have a
+//! deadline. So a deadline is noticed at the first of these that finds it passed, and ends its call in the drain that looked: never early,
+//! late by at most as many drains.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
+
+use crate::connection::Connection;
+use crate::link::Deadlines;
+
+/// Under load every this many drains look at the clock.
+const CLOCK_INTERVAL: u32 = 64;
+/// How often connections are looked at for silence, and for requests that wait.
+const SWEEP_INTERVAL_NS: u64 = 10_000_000;
+/// No deadline.
+const NEVER: u64 = u64::MAX;
+
+/// The one timer a connection has in the heap that counts; others of it are dead.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timer {
+    at_ns: u64,
+    serial: u64,
+}
+
+impl Timer {
+    pub(crate) const NONE: Self = Self { at_ns: NEVER, serial: 0 };
+}
+
+#[derive(Debug)]
+struct Armed<U> {
+    serial: u64,
+    connection: Weak<Connection<U>>,
+}
+
+impl<U> Armed<U> {
+    fn live(&self) -> Option<Rc<Connection<U>>> {
+        self.connection.upgrade().filter(|connection| connection.timer().get().serial == self.serial)
+    }
+}
+
+/// Time in nanoseconds since the context was built.
+#[derive(Debug)]
+pub(crate) struct Timers<U> {
+    base: Instant,
+    now_ns: Cell<u64>,
+    drains_since_look: Cell<u32>,
+    last_sweep_ns: Cell<u64>,
+    deadlines: RefCell<Deadlines<Armed<U>>>,
+    last_serial: Cell<u64>,
+}
+
+impl<U> Timers<U> {
+    pub(crate) fn start() -> Self {
+        Self {
+            base: Instant::now(),
+            now_ns: Cell::new(0),
+            drains_since_look: Cell::new(0),
+            last_sweep_ns: Cell::new(0),
+            deadlines: RefCell::new(Deadlines::new()),
+            last_serial: Cell::new(0),
+        }
+    }
+
+    /// When the clock was last read by a drain.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.now_ns.get()
+    }
+
+    /// The time `timeout` from now, for [`Timers::arm`].
+    pub(crate) fn deadline_in(&self, timeout: Duration) -> u64 {
+        nanoseconds(self.base.elapsed().saturating_add(timeout))
+    }
+
+    /// Called once per drain. Whether it looked at the clock.
+    pub(crate) fn tick(&self, is_idle: bool) -> bool {
+        let drains = self.drains_since_look.get() + 1;
+        if !is_idle && drains < CLOCK_INTERVAL {
+            self.drains_since_look.set(drains);
+            return false;
+        }
+        self.drains_since_look.set(0);
+        self.now_ns.set(nanoseconds(self.base.elapsed()));
+        true
+    }
+
+    /// After a look at the clock: whether the connections should be swept.
+    pub(crate) fn is_sweep_due(&self) -> bool {
+        let now_ns = self.now_ns.get();
+        let is_due = now_ns - self.last_sweep_ns.get() >= SWEEP_INTERVAL_NS;
+        if is_due {
+            self.last_sweep_ns.set(now_ns);
+        }
+        is_due
+    }
+
+    /// Has [`Timers::take_due`] give out this connection after `at_ns`, or earlier if it was to be already.
+    pub(crate) fn arm(&self, connection: &Rc<Connection<U>>, at_ns: u64) {
+        let timer = connection.timer();
+        if timer.get().at_ns <= at_ns {
+            return;
+        }
+        let serial = self.last_serial.get() + 1;
+        self.last_serial.set(serial);
+        timer.set(Timer { at_ns, serial });
+        let armed = Armed { serial, connection: Rc::downgrade(connection) };
+        self.deadlines.borrow_mut().push(at_ns, armed, |armed| armed.live().is_some());
+    }
+
+    /// A connection whose time has passed. It has no timer then.
+    pub(crate) fn take_due(&self) -> Option<Rc<Connection<U>>> {
+        let mut deadlines = self.deadlines.borrow_mut();
+        while let Some(armed) = deadlines.pop_before(self.now_ns.get()) {
+            if let Some(connection) = armed.live() {
+                connection.timer().set(Timer::NONE);
+                return Some(connection);
+            }
+        }
+        None
+    }
+}
+
+/// Saturates after 584 years.
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(NEVER)
+}
