@@ -33,7 +33,7 @@ impl Net {
     }
 
     /// Strict in immediate time only. In any other, strict mode also watches that nobody writes what a WRITE sends until its completion is
-    /// taken, and a ring is reused as soon as the peer has consumed it: see A1 in the protocol's document.
+    /// taken, and a ring is reused as soon as the peer has consumed it: see S5 in the protocol's document.
     pub(crate) fn spec(&self) -> DeviceSpec {
         let options = self.0.options();
         let clock = if mode() == Mode::Virtual { options.clock.clone() } else { Clock::System };
