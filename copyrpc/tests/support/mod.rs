@@ -10,10 +10,11 @@ mod time;
 
 use std::cell::RefCell;
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use copyrpc::{CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome, PendingEndpoint};
-use mlx5::{Clock, DeviceSpec, SoftOptions};
+use mlx5::{Clock, ConnectOptions, DeviceSpec, FabricSpec, SoftOptions, Timing};
 pub(crate) use time::{Mode, mode};
 
 /// How a call ended, with the bytes.
@@ -47,6 +48,13 @@ impl Net {
     pub(crate) fn build(&self, sizes: impl FnOnce(ContextBuilder) -> ContextBuilder) -> Checked {
         Checked(sizes(ContextBuilder::new(self.spec())).build().unwrap())
     }
+}
+
+/// A device of the fabric of several processes in `dir`. Virtual time is not theirs.
+pub(crate) fn spec_in(dir: PathBuf) -> DeviceSpec {
+    let (fabric, clock) = (FabricSpec::Shared { dir: Some(dir) }, Clock::System);
+    let timing = if mode() == Mode::Delay { time::Net::new().options().timing } else { Timing::Immediate };
+    time::Net::spec(&SoftOptions { fabric, clock, timing, strict: mode() == Mode::Immediate, ..SoftOptions::default() })
 }
 
 /// A context that has broken no rule of its device and met no full receive queue when it goes.
@@ -90,9 +98,10 @@ impl Checked {
     }
 }
 
-/// Rings of 4 KiB, so that they wrap soon.
+/// Rings of 4 KiB, so that they wrap soon. A receive queue found empty is an error (B1), on every device.
 pub(crate) fn small() -> EndpointConfig {
-    EndpointConfig { ring_size: 4096, ..EndpointConfig::default() }
+    let connect = ConnectOptions { rnr_retry: 0, ..ConnectOptions::default() };
+    EndpointConfig { ring_size: 4096, connect, ..EndpointConfig::default() }
 }
 
 pub(crate) fn connect(a: PendingEndpoint<u64>, b: PendingEndpoint<u64>) -> (Endpoint<u64>, Endpoint<u64>) {
