@@ -294,7 +294,7 @@ impl Job {
             for process in self.processes.iter().filter(|process| !process.is_dead) {
                 assert!(!process.ended.load(Ordering::Relaxed), "the process of nodes {:?} ended; waited {what}", process.settings.nodes);
             }
-            if start.elapsed() > WATCHDOG {
+            if start.elapsed() > WATCHDOG / 2 {
                 panic!("watchdog: waited {what}; said: {:#?}", self.heard.lock().unwrap().said);
             }
             std::thread::sleep(Duration::from_micros(200));

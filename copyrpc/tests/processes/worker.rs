@@ -19,6 +19,9 @@ const DEPTH: usize = 64;
 const BATCHES: u32 = 2;
 const RECEIVES: u32 = 48;
 
+/// Rounds without work before a process gives its core away.
+const SPINS: u32 = 32;
+
 /// Of a call: to whom, and the how-manyth.
 type UserData = (Caller, u64);
 
@@ -62,7 +65,7 @@ fn process() {
     let builder = ContextBuilder::new(support::spec_in(settings.dir)).srq_size(RECEIVES);
     let mut nodes: HashMap<_, _> = settings.nodes.map(|number| (number, Node::new(number, &builder))).collect();
     let commands = commands();
-    let (mut issue, mut serve, mut told, mut rounds) = (true, true, Instant::now(), 0_u64);
+    let (mut issue, mut serve, mut told, mut rounds, mut idle_rounds) = (true, true, Instant::now(), 0_u64, 0);
     while serve {
         while let Ok(line) = commands.try_recv() {
             let words: Vec<_> = line.split(' ').collect();
@@ -89,8 +92,10 @@ fn process() {
             }
             told = Instant::now();
         }
-        if !moved {
-            std::thread::yield_now();
+        idle_rounds = if moved { 0 } else { idle_rounds + 1 };
+        // Not a yield: Linux may leave a thread that yielded often without a core for seconds, which looks like a process that is stopped.
+        if idle_rounds > SPINS {
+            std::thread::sleep(Duration::from_micros(10));
         }
     }
     let infos: Vec<_> = nodes.values().map(|node| (node.context.device_info(), node.context.stats())).collect();
