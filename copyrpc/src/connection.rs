@@ -13,6 +13,7 @@ use crate::control::ControlMemory;
 use crate::error::{CallFailure, CloseReason};
 use crate::link::{Emit, Event, Link, Request};
 use crate::queue_share::QueueShare;
+use crate::raw::{RawOperations, RdmaError};
 use crate::ring::{RecvBytes, RingView};
 use crate::timers::{Timer, Timers};
 
@@ -27,6 +28,7 @@ pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
 /// What a WQE was, in the word that comes back with its completion.
 const WRITE: u64 = 0;
 const READ: u64 = 1;
+const RAW: u64 = 2;
 
 /// Numbers the connections of this process, so that a call's token names its own.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
@@ -36,30 +38,85 @@ static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct Worklist<U> {
     /// Connections with something to flush, READ or publish. Each once.
     dirty: RefCell<Vec<Rc<Connection<U>>>>,
+    /// Connections with arrivals since the last flush, and since the one before it. Most have something to post by their next flush, and are
+    /// served then; those that do not have their record refreshed one flush later (L5). Each once.
+    arrived: RefCell<Vec<Rc<Connection<U>>>>,
+    late: RefCell<Vec<Rc<Connection<U>>>>,
     /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
     unfinished: RefCell<Vec<Rc<Connection<U>>>>,
-    /// Requests in the order they arrived, over all connections.
-    requests: RefCell<VecDeque<(Rc<Connection<U>>, Request)>>,
+    /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
+    requests: RefCell<VecDeque<(Rc<Connection<U>>, usize)>>,
     timers: Timers<U>,
 }
 
 impl<U> Worklist<U> {
     pub(crate) fn new() -> Self {
-        Self { dirty: RefCell::default(), unfinished: RefCell::default(), requests: RefCell::default(), timers: Timers::start() }
+        Self {
+            dirty: RefCell::default(),
+            arrived: RefCell::default(),
+            late: RefCell::default(),
+            unfinished: RefCell::default(),
+            requests: RefCell::default(),
+            timers: Timers::start(),
+        }
     }
 
     pub(crate) const fn timers(&self) -> &Timers<U> {
         &self.timers
     }
 
+    /// The oldest request of a connection that has not ended.
     #[inline]
     pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
-        self.requests.borrow_mut().pop_front()
+        let mut requests = self.requests.borrow_mut();
+        while let Some((connection, left)) = requests.front_mut() {
+            let next = if *left == 0 { None } else { connection.take_request() };
+            if let Some(request) = next {
+                *left -= 1;
+                return Some((Rc::clone(connection), request));
+            }
+            // All were taken, or it has ended. Its drop finds nothing borrowed.
+            let done = requests.pop_front();
+            drop(requests);
+            drop(done);
+            requests = self.requests.borrow_mut();
+        }
+        None
+    }
+
+    #[inline]
+    fn add_requests(&self, connection: &Rc<Connection<U>>, count: usize) {
+        if count > 0 {
+            self.requests.borrow_mut().push_back((Rc::clone(connection), count));
+        }
+    }
+
+    /// Requests to be received, or connections that a drain has to go on with.
+    pub(crate) fn has_something_to_take(&self) -> bool {
+        // What was taken to the last leaves its entry behind.
+        let is_request = |(connection, left): &(Rc<Connection<U>>, usize)| *left > 0 && !connection.is_closed();
+        self.requests.borrow().iter().any(is_request) || !self.unfinished.borrow().is_empty()
+    }
+
+    /// Connections to be flushed; after a flush, those it could not flush wholly.
+    pub(crate) fn has_dirty(&self) -> bool {
+        !self.dirty.borrow().is_empty()
     }
 
     /// Swaps the dirty connections with an empty vector.
+    #[inline]
     pub(crate) fn swap_dirty(&self, batch: &mut Vec<Rc<Connection<U>>>) {
         std::mem::swap(&mut *self.dirty.borrow_mut(), batch);
+    }
+
+    /// Swaps the connections with arrivals before the last flush with an empty vector. A flush has ended.
+    #[inline]
+    pub(crate) fn swap_late(&self, batch: &mut Vec<Rc<Connection<U>>>) {
+        let (mut late, mut arrived) = (self.late.borrow_mut(), self.arrived.borrow_mut());
+        if !late.is_empty() || !arrived.is_empty() {
+            std::mem::swap(&mut *late, batch);
+            std::mem::swap(&mut *late, &mut *arrived);
+        }
     }
 
     /// A connection that a drain has to go on with. It stays listed until [`Worklist::finish`].
@@ -73,14 +130,16 @@ impl<U> Worklist<U> {
     }
 
     /// There is nothing to flush of a connection that was retired: its share of the queues must not wait for a flush.
-    pub(crate) fn forget_dirty(&self, connection: &Connection<U>) {
-        if connection.is_dirty.replace(false) {
-            self.dirty.borrow_mut().retain(|other| other.qpn != connection.qpn);
+    pub(crate) fn forget(&self, connection: &Connection<U>) {
+        for list in [&self.dirty, &self.arrived, &self.late] {
+            list.borrow_mut().retain(|other| other.qpn != connection.qpn);
         }
+        connection.is_dirty.set(false);
+        connection.is_stale.set(false);
     }
 
     pub(crate) fn clear(&self) {
-        let connections = (self.dirty.take(), self.unfinished.take());
+        let connections = [&self.dirty, &self.arrived, &self.late, &self.unfinished].map(RefCell::take);
         let requests = self.requests.take();
         drop((connections, requests));
     }
@@ -93,6 +152,7 @@ pub(crate) struct Remote {
     pub(crate) ring_rkey: u32,
     pub(crate) published_addr: u64,
     pub(crate) published_rkey: u32,
+    pub(crate) path_mtu: u16,
 }
 
 /// The registered memory of one endpoint.
@@ -115,7 +175,10 @@ pub(crate) struct Connection<U> {
     recv_view: RingView,
     remote: Remote,
     inline_limit: u64,
+    raw: RawOperations<U>,
     is_dirty: Cell<bool>,
+    /// Something arrived since it was served.
+    is_stale: Cell<bool>,
     is_unfinished: Cell<bool>,
     timer: Cell<Timer>,
     worklist: Rc<Worklist<U>>,
@@ -162,7 +225,9 @@ impl<U> Connection<U> {
             memory,
             recv_view,
             remote,
+            raw: RawOperations::new(share.raw_operations()),
             is_dirty: Cell::new(false),
+            is_stale: Cell::new(false),
             is_unfinished: Cell::new(false),
             timer: Cell::new(Timer::NONE),
             worklist,
@@ -172,6 +237,10 @@ impl<U> Connection<U> {
 
     pub(crate) const fn qpn(&self) -> u32 {
         self.qpn
+    }
+
+    pub(crate) const fn path_mtu(&self) -> u16 {
+        self.remote.path_mtu
     }
 
     /// Different from that of every other connection of this process.
@@ -184,6 +253,7 @@ impl<U> Connection<U> {
     }
 
     /// Reads or changes the core. `f` runs no user code.
+    #[inline(always)]
     pub(crate) fn with_link<R>(&self, f: impl FnOnce(&mut Link<U>) -> R) -> R {
         f(&mut self.link.borrow_mut())
     }
@@ -219,21 +289,39 @@ impl<U> Connection<U> {
         self.with_link(|link| link.closed().is_some())
     }
 
+    /// `None` once the connection has ended.
+    #[inline]
+    fn take_request(&self) -> Option<Request> {
+        self.with_link(|link| if link.closed().is_some() { None } else { link.take_request() })
+    }
+
     /// A batch arrived. Ends calls and queues requests.
     pub(crate) fn arrive(self: &Rc<Self>, imm: u32, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         self.with_link(|link| link.on_imm(imm));
-        self.mark_dirty();
+        if !self.is_stale.replace(true) {
+            self.worklist.arrived.borrow_mut().push(Rc::clone(self));
+        }
         self.deliver(on_response);
     }
 
     /// Hands out what the core has: responses to the callback, requests to the queue.
+    #[inline]
     pub(crate) fn deliver(self: &Rc<Self>, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         let interrupted = Interrupted(self);
-        while let Some(event) = self.with_link(Link::next_event) {
+        let mut requests = 0;
+        while let Some(event) = self.with_link(|link| link.next_event()) {
             match event {
-                Event::Request(request) => self.worklist.requests.borrow_mut().push_back((Rc::clone(self), request)),
-                Event::Ended { user_data, outcome } => on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload))),
+                Event::Request => requests += 1,
+                Event::Ended { user_data, outcome } => {
+                    // What arrived before can be received in the callback.
+                    self.worklist.add_requests(self, std::mem::take(&mut requests));
+                    on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload)));
+                }
             }
+        }
+        self.worklist.add_requests(self, requests);
+        while let Some((user_data, reason)) = self.take_failed_raw() {
+            on_response(user_data, Err(reason.into()));
         }
         std::mem::forget(interrupted);
         self.note_end();
@@ -285,6 +373,11 @@ impl<U> Connection<U> {
                 self.mark_dirty();
                 self.deliver(on_response);
             }
+            Ok(()) if user == Some(RAW) => {
+                if let Some(user_data) = self.raw.end() {
+                    on_response(user_data, Ok(RecvBytes::empty()));
+                }
+            }
             // Room in the send queue: what waited for it is still on the worklist.
             Ok(()) => {}
         }
@@ -296,9 +389,18 @@ impl<U> Connection<U> {
         self.note_end();
     }
 
+    /// Serves it unless that was done since something arrived.
+    #[inline]
+    pub(crate) fn serve_if_stale(self: &Rc<Self>, now_ns: u64) {
+        if self.is_stale.get() {
+            self.serve(now_ns);
+        }
+    }
+
     /// Posts what may go, READs where starved, refreshes the published record, rings once. Stays on the worklist while work is left.
     pub(crate) fn serve(self: &Rc<Self>, now_ns: u64) {
         self.is_dirty.set(false);
+        self.is_stale.set(false);
         let mut qp = self.qp.borrow_mut();
         let Some(qp) = qp.as_mut() else { return };
         let mut link = self.link.borrow_mut();
@@ -356,6 +458,34 @@ impl<U> Connection<U> {
     fn post_read(&self, qp: &mut RcQp) -> Result<(), PostError> {
         let read = Read { addr: self.remote.published_addr, rkey: self.remote.published_rkey, into: self.memory.control.read_target() };
         qp.post(&read, Signal::Always, READ)
+    }
+
+    /// The operations of the application.
+    pub(crate) const fn raw(&self) -> &RawOperations<U> {
+        &self.raw
+    }
+
+    /// Has `post` post an operation that uses `memory`, with the word it is given. The next flush rings for it.
+    pub(crate) fn post_raw(
+        self: &Rc<Self>,
+        memory: &Rc<Mr>,
+        user_data: U,
+        post: impl FnOnce(&mut RcQp, u64) -> Result<(), PostError>,
+    ) -> Result<(), RdmaError<U>> {
+        let closed = self.with_link(|link| link.closed());
+        let mut qp = self.qp.borrow_mut();
+        let (Some(qp), None) = (qp.as_mut(), closed) else {
+            return Err(RdmaError::Closed { user_data, reason: closed.unwrap_or(CloseReason::Disconnected) });
+        };
+        self.raw.post(qp, memory, user_data, |qp| post(qp, RAW))?;
+        self.mark_dirty();
+        Ok(())
+    }
+
+    /// An operation that ends because the connection did.
+    fn take_failed_raw(&self) -> Option<(U, CloseReason)> {
+        let reason = self.with_link(|link| link.closed())?;
+        self.raw.end().map(|user_data| (user_data, reason))
     }
 
     /// Takes the connection off the device. Its memory stays while handles to its requests live.

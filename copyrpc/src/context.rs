@@ -1,6 +1,8 @@
 //! The context of one thread: a device, its queues, and the poll that drives all connections.
 
-use std::cell::{Cell, RefCell};
+mod wait;
+
+use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::rc::Rc;
 
@@ -73,7 +75,7 @@ impl ContextBuilder {
     }
 
     /// Entries of each completion queue: at least the SRQ size, and for each endpoint its
-    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + 8, or the depth of its send queue if that is less.
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + [`raw_operations`](EndpointConfig::raw_operations) + 8, or the depth of its send queue if that is less.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = entries;
@@ -122,7 +124,7 @@ impl ContextBuilder {
 /// is_send::<copyrpc::Context<()>>();
 /// ```
 pub struct Context<U> {
-    inner: Rc<Inner<U>>,
+    pub(crate) inner: Rc<Inner<U>>,
 }
 
 impl<U> fmt::Debug for Context<U> {
@@ -267,13 +269,9 @@ impl<U> Context<U> {
 
     /// The oldest request that arrived, over all endpoints.
     #[must_use]
+    #[inline]
     pub fn recv(&self) -> Option<RecvHandle<U>> {
-        while let Some((connection, request)) = self.inner.worklist.next_request() {
-            if !connection.is_closed() {
-                return Some(RecvHandle::new(connection, request));
-            }
-        }
-        None
+        self.inner.worklist.next_request().map(|(connection, request)| RecvHandle::new(connection, request))
     }
 
     /// Counters of all endpoints there were.
@@ -289,9 +287,9 @@ impl<U> Context<U> {
 
 impl<U> Inner<U> {
     /// A share of the queues for one more endpoint, whose queue pair has `send_capacity` WQEBBs.
-    pub(crate) fn share_queues(&self, batches: u32, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
+    pub(crate) fn share_queues(&self, batches: u32, raw: u32, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
         let (receives, completions) = (self.srq.borrow().depth(), self.send_cq.borrow().entries());
-        QueueShare::take(&self.used, batches, send_capacity, receives, completions)
+        QueueShare::take(&self.used, (batches, raw), send_capacity, receives, completions)
     }
 
     pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {
@@ -388,11 +386,14 @@ impl<U> Inner<U> {
     }
 
     /// Posts receives again once a third are used, in one go.
+    #[inline]
     fn refill(&self) -> Result<(), PostReceiveError> {
-        let mut srq = self.srq.borrow_mut();
-        if srq.free() * 3 <= srq.depth() {
-            return Ok(());
-        }
+        let srq = self.srq.borrow_mut();
+        if srq.free() * 3 <= srq.depth() { Ok(()) } else { Self::fill(srq) }
+    }
+
+    #[inline(never)]
+    fn fill(mut srq: RefMut<'_, Srq>) -> Result<(), PostReceiveError> {
         while srq.free() > 0 {
             srq.post(&[], 0)?;
         }
@@ -402,10 +403,23 @@ impl<U> Inner<U> {
 
     /// Serves every connection that has something to post, READ or publish. Runs no user code.
     fn flush(&self) {
+        let now_ns = self.worklist.timers().now_ns();
         let mut serving = self.serving.borrow_mut();
         self.worklist.swap_dirty(&mut serving);
-        for connection in serving.drain(..) {
-            connection.serve(self.worklist.timers().now_ns());
+        while let Some(connection) = serving.pop() {
+            connection.serve(now_ns);
+        }
+        drop(serving);
+        self.serve_late();
+    }
+
+    /// Serves the connections on which something arrived before the last call, and nothing had them served since.
+    fn serve_late(&self) {
+        let now_ns = self.worklist.timers().now_ns();
+        let mut serving = self.serving.borrow_mut();
+        self.worklist.swap_late(&mut serving);
+        while let Some(connection) = serving.pop() {
+            connection.serve_if_stale(now_ns);
         }
     }
 
@@ -418,7 +432,7 @@ impl<U> Inner<U> {
             self.retired.set(stats);
         }
         connection.retire();
-        self.worklist.forget_dirty(connection);
+        self.worklist.forget(connection);
     }
 }
 

@@ -4,14 +4,14 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use mlx5::{Access, ConnectOptions, DeviceKind, QpAddress, QpConfig, RcQp};
+use mlx5::{Access, ConnectOptions, QpAddress, QpConfig, RcQp};
 use thiserror::Error;
 
 use crate::connection::{Connection, Memory, Remote};
 use crate::context::{CreateEndpointError, Inner};
 use crate::control::ControlMemory;
 use crate::error::{CallError, CloseReason, LinkConfigError};
-use crate::exchange::{Device, ExchangeError, ExchangeRecord};
+use crate::exchange::{ExchangeError, ExchangeRecord};
 use crate::link::{CallKey, Link, LinkConfig};
 use crate::queue_share::QueueShare;
 use crate::ring::{DEFAULT_RING_SIZE, RingSize, RingView};
@@ -30,8 +30,10 @@ pub struct EndpointConfig {
     /// Response credit in bytes the peer starts with: a multiple of 32, at most a quarter of the ring. `None`: a quarter.
     pub initial_credit: Option<u64>,
     /// Batches the peer may have in flight, at least 1; this end never has more either, whatever the peer allows. All endpoints of a
-    /// context share two thirds of its SRQ, and each takes this number + 8 of its send CQ's entries. Default 32.
+    /// context share two thirds of its SRQ, and each takes this number + `raw_operations` + 8 of its send CQ's entries. Default 32.
     pub batches_in_flight: u32,
+    /// Most one-sided operations outstanding ([`Endpoint::rdma_read`], [`Endpoint::rdma_write`]). Default 16; 0 for none.
+    pub raw_operations: u32,
     /// WQEBBs of the send queue. Default 256.
     pub max_send_wr: u32,
     /// With requests unanswered, the peer is probed when nothing was heard of it for this long. Default 100 ms, resolution 10 ms.
@@ -50,6 +52,7 @@ impl Default for EndpointConfig {
             ring_size: DEFAULT_RING_SIZE,
             initial_credit: None,
             batches_in_flight: 32,
+            raw_operations: 16,
             max_send_wr: 256,
             keepalive: Duration::from_millis(100),
             stall_timeout: Duration::from_secs(5),
@@ -79,7 +82,7 @@ pub enum ConnectFailure {
 }
 
 /// A refused connection; the endpoint comes back unchanged.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[error("cannot connect: {reason}")]
 pub struct ConnectError<U> {
     /// The endpoint.
@@ -87,6 +90,12 @@ pub struct ConnectError<U> {
     /// Why.
     #[source]
     pub reason: ConnectFailure,
+}
+
+impl<U> fmt::Debug for ConnectError<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectError").field("endpoint", &self.endpoint).field("reason", &self.reason).finish()
+    }
 }
 
 /// An endpoint that is not connected. Give [`local_info`](Self::local_info) to the peer, and its record to
@@ -122,7 +131,7 @@ impl<U> PendingEndpoint<U> {
         }
         let qp =
             context.create_qp(&QpConfig { max_send_wr: config.max_send_wr, max_inline_data: MAX_INLINE_DATA, ..QpConfig::default() })?;
-        let share = context.share_queues(config.batches_in_flight, qp.send_capacity())?;
+        let share = context.share_queues(config.batches_in_flight, config.raw_operations, qp.send_capacity())?;
         let pd = context.pd();
         let bytes = ring_size.bytes() as usize;
         let memory = Memory {
@@ -130,7 +139,7 @@ impl<U> PendingEndpoint<U> {
             recv_ring: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
             control: ControlMemory::new(pd, FlowWords { credit, ..FlowWords::default() })?,
         };
-        let record = record_of(&qp.address(), &memory, ring_size, credit, config.batches_in_flight);
+        let record = record_of(qp.address(), &memory, ring_size, credit, config.batches_in_flight);
         let EndpointConfig { keepalive, stall_timeout, connect, .. } = *config;
         let parts = Parts { qp, memory, record, keepalive, stall_timeout, connect, share };
         Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
@@ -173,16 +182,7 @@ impl<U> PendingEndpoint<U> {
             stall_ns: nanoseconds(*stall_timeout),
         };
         let link = Link::new(view(&memory.send_ring, record.ring_size), view(&memory.recv_ring, record.ring_size), &config)?;
-        let address = QpAddress {
-            kind: qp.address().kind,
-            mtu: remote.mtu,
-            lid: remote.lid,
-            qpn: remote.qpn,
-            psn: remote.psn,
-            epoch: remote.epoch,
-            gid: remote.gid,
-        };
-        qp.connect(&address, connect)?;
+        qp.connect(&remote.address, connect)?;
         Ok((context, link))
     }
 
@@ -194,6 +194,7 @@ impl<U> PendingEndpoint<U> {
             ring_rkey: remote.recv_ring_rkey,
             published_addr: remote.published_addr,
             published_rkey: remote.published_rkey,
+            path_mtu: record.address.mtu.min(remote.address.mtu),
         };
         let connection = Rc::new(Connection::new(qp, link, memory, recv_view, remote, context.worklist(), share));
         context.register(Rc::clone(&connection));
@@ -208,22 +209,10 @@ fn view(ring: &mlx5::Mr, size: RingSize) -> RingView {
     unsafe { RingView::new(ring.as_ptr(), size) }
 }
 
-fn record_of(address: &QpAddress, memory: &Memory, ring_size: RingSize, initial_credit: u64, batches: u32) -> ExchangeRecord {
+fn record_of(address: QpAddress, memory: &Memory, ring_size: RingSize, initial_credit: u64, batches: u32) -> ExchangeRecord {
     let (published_addr, published_rkey) = memory.control.published();
-    let device = match address.kind {
-        DeviceKind::Soft => Device::Soft,
-        DeviceKind::Hardware => Device::Hardware,
-    };
     ExchangeRecord {
-        device,
-        mtu: address.mtu,
-        // A soft device is named by LID and epoch within its fabric; meeting another fabric's LID fails on the epoch.
-        fabric: 0,
-        epoch: address.epoch,
-        gid: address.gid,
-        lid: address.lid,
-        qpn: address.qpn,
-        psn: address.psn,
+        address,
         recv_ring_rkey: memory.recv_ring.rkey(),
         recv_ring_addr: memory.recv_ring.addr(),
         ring_size,
@@ -269,6 +258,7 @@ impl<U> Endpoint<U> {
     ///
     /// # Errors
     /// [`CallError`], with `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
+    #[inline]
     pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
         let outcome = self.connection.with_link(|link| link.call(payload, user_data, response_allowance));
         self.note_call(outcome)
@@ -296,12 +286,10 @@ impl<U> Endpoint<U> {
         self.note_call(outcome)
     }
 
+    #[inline(always)]
     fn note_call(&self, outcome: Result<CallKey, CallError<U>>) -> Result<CallToken, CallError<U>> {
-        match &outcome {
-            // A refused call wants a READ.
-            Ok(_) | Err(CallError::RingFull(_) | CallError::InsufficientCredit(_)) => self.connection.mark_dirty(),
-            Err(_) => {}
-        }
+        // A refused call too: it may want a READ.
+        self.connection.mark_dirty();
         outcome.map(|call| CallToken { connection: self.connection.serial(), call })
     }
 
@@ -343,6 +331,12 @@ impl<U> Endpoint<U> {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.connection.with_link(|link| *link.stats())
+    }
+
+    /// Most payload bytes of a packet on the way to the peer: the smaller of both ends' MTUs.
+    #[must_use]
+    pub fn path_mtu(&self) -> u16 {
+        self.connection.path_mtu()
     }
 
     /// Queue pair number of this end: unique on its device while the endpoint lives.

@@ -8,6 +8,7 @@ pub mod error;
 pub mod exchange;
 pub mod link;
 mod queue_share;
+mod raw;
 mod recv;
 pub mod ring;
 mod stats;
@@ -19,6 +20,9 @@ pub use context::{BuildError, Context, ContextBuilder, CreateEndpointError, DEFA
 pub use endpoint::{CallToken, ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord};
+/// The driver below: devices and their options, and what its errors say.
+pub use mlx5;
+pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
 pub use recv::RecvHandle;
 pub use ring::RecvBytes;
 pub use stats::Stats;

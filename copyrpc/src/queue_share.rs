@@ -23,17 +23,18 @@ pub(crate) struct Used {
 #[derive(Debug)]
 pub(crate) struct QueueShare {
     batches: u32,
+    raw_operations: u32,
     completions: u32,
     used: Rc<Used>,
 }
 
 impl QueueShare {
-    /// A share for an endpoint with `batches` in flight and `send_capacity` WQEBBs, of an SRQ of `depth` receives and a send CQ of
+    /// A share for an endpoint with `batches` and `raw` one-sided operations in flight and `send_capacity` WQEBBs, of an SRQ of `depth` receives and a send CQ of
     /// `entries`. B1: at least two thirds of the receives are posted whenever receipts are told, so that many batches may be in flight.
     /// B2: every WQE gives one completion at most.
     pub(crate) fn take(
         used: &Rc<Used>,
-        batches: u32,
+        (batches, raw): (u32, u32),
         send_capacity: usize,
         depth: usize,
         entries: u32,
@@ -43,14 +44,19 @@ impl QueueShare {
         if batches == 0 || needed > depth as u64 {
             return Err(CreateEndpointError::SrqTooSmall { wanted: batches, needed, depth });
         }
-        let completions = batches.saturating_add(SEND_CQES_BESIDE_BATCHES).min(send_capacity as u32);
+        let completions = batches.saturating_add(raw).saturating_add(SEND_CQES_BESIDE_BATCHES).min(send_capacity as u32);
         let needed = u64::from(used.completions.get()) + u64::from(completions);
         if needed > u64::from(entries) {
             return Err(CreateEndpointError::CqTooSmall { needed, entries });
         }
         used.batches.set(all_batches as u32);
         used.completions.set(needed as u32);
-        Ok(Self { batches, completions, used: Rc::clone(used) })
+        Ok(Self { batches, raw_operations: raw, completions, used: Rc::clone(used) })
+    }
+
+    /// One-sided operations it pays for.
+    pub(crate) const fn raw_operations(&self) -> u32 {
+        self.raw_operations
     }
 }
 

@@ -140,6 +140,17 @@ impl RingView {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) }
     }
 
+    /// Copies a message into the ring, as [`copy_in`](Self::copy_in) would its parts.
+    #[inline(always)]
+    pub(crate) fn write_message(&self, position: u64, header: &[u8; wire::HEADER_SIZE], payload: &[u8]) {
+        let target = self.range(position, wire::HEADER_SIZE + payload.len());
+        // SAFETY: as in `copy_in`; the payload's place begins inside or at the end of the range.
+        unsafe {
+            target.cast::<[u8; wire::HEADER_SIZE]>().write_unaligned(*header);
+            std::ptr::copy_nonoverlapping(payload.as_ptr(), target.as_ptr().add(wire::HEADER_SIZE), payload.len());
+        }
+    }
+
     /// Copies `N` bytes at `position` out of the ring, once: what is validated is the copy.
     #[inline]
     pub(crate) fn copy_out<const N: usize>(&self, position: u64) -> [u8; N] {
@@ -152,6 +163,7 @@ impl RingView {
 
     /// The received bytes at `payload`, a place this ring's core handed out.
     #[must_use]
+    #[inline]
     pub fn bytes(&self, payload: Payload) -> RecvBytes<'_> {
         RecvBytes { base: self.range(payload.position, payload.len as usize), len: payload.len as usize, ring: PhantomData }
     }
@@ -184,6 +196,12 @@ impl Payload {
         Self { position: message + wire::HEADER_SIZE as u64, len }
     }
 
+    /// Where its message is.
+    #[inline]
+    pub(crate) const fn message(&self) -> u64 {
+        self.position - wire::HEADER_SIZE as u64
+    }
+
     /// Length in bytes.
     #[must_use]
     #[inline]
@@ -210,6 +228,11 @@ pub struct RecvBytes<'a> {
 }
 
 impl<'a> RecvBytes<'a> {
+    /// No bytes.
+    pub(crate) const fn empty() -> Self {
+        Self { base: NonNull::dangling(), len: 0, ring: PhantomData }
+    }
+
     /// Length in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {

@@ -56,6 +56,17 @@ impl<T> Deadlines<T> {
         self.heap.push(Entry { at_ns, item });
     }
 
+    /// Nothing is in it, dead or alive.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+
+    /// The earliest time of an item, which may be dead.
+    pub(crate) fn first_ns(&self) -> Option<u64> {
+        self.heap.peek().map(|entry| entry.at_ns)
+    }
+
     /// Takes out the earliest item whose time is before `now_ns`. It may be dead.
     pub(crate) fn pop_before(&mut self, now_ns: u64) -> Option<T> {
         if self.heap.peek()?.at_ns >= now_ns {

@@ -1,6 +1,6 @@
 //! What comes in: batches, READs of the peer's record, and silence.
 
-use super::rx::{HeldRequest, Item};
+use super::held::HeldRequest;
 use super::watch::Verdict;
 use super::{Event, Link, Request};
 use crate::error::{CallFailure, CloseReason, ProtocolError};
@@ -74,38 +74,55 @@ impl<U> Link<U> {
 
     /// The next request or ended call in what arrived; `None` when all is parsed. On a closed connection it ends the pending calls, one
     /// by one.
+    #[inline(always)]
     pub fn next_event(&mut self) -> Option<Event<U>> {
-        while self.closed.is_none() {
-            let step = match self.rx.next_item() {
-                Ok(None) => return None,
-                Ok(Some(item)) => self.take_item(item),
-                Err(error) => Err(error),
-            };
-            match step {
+        loop {
+            if self.rx.is_between_batches() || self.closed.is_some() {
+                if self.rx.is_done() || !self.begin_batch() {
+                    return self.end_any();
+                }
+                continue;
+            }
+            match self.take_message() {
                 Ok(None) => {}
                 Ok(event) => return event,
                 Err(error) => self.close(error.into()),
             }
         }
+    }
+
+    /// Takes the words of the next batch, if one was announced. Whether to go on.
+    #[inline(never)]
+    fn begin_batch(&mut self) -> bool {
+        if self.closed.is_some() {
+            return false;
+        }
+        let heard = match self.rx.begin_batch() {
+            Ok(None) => return false,
+            Ok(Some(words)) => self.hear(words, self.heard_by_batch).map(|()| self.heard_by_batch = words),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = heard {
+            self.close(error.into());
+        }
+        true
+    }
+
+    /// On a closed connection, a call that ends with it.
+    #[inline]
+    fn end_any(&mut self) -> Option<Event<U>> {
         let reason = self.closed?;
         self.calls.take_any().map(|user_data| Event::Ended { user_data, outcome: Err(reason.into()) })
     }
 
-    fn take_item(&mut self, item: Item) -> Result<Option<Event<U>>, ProtocolError> {
-        match item {
-            Item::Flow(words) => {
-                self.hear(words, self.heard_by_batch)?;
-                self.heard_by_batch = words;
-                Ok(None)
-            }
-            Item::Message { header, position } => {
-                self.stats.messages_received += 1;
-                if header.call_id & RESPONSE_FLAG == 0 {
-                    self.take_request(&header, position).map(Some)
-                } else {
-                    self.take_response(&header, position)
-                }
-            }
+    #[inline(always)]
+    fn take_message(&mut self) -> Result<Option<Event<U>>, ProtocolError> {
+        let (header, position) = self.rx.next_message()?;
+        self.stats.messages_received += 1;
+        if header.call_id & RESPONSE_FLAG == 0 {
+            self.take_in_request(&header, position).map(Some)
+        } else {
+            self.take_response(&header, position)
         }
     }
 
@@ -115,7 +132,8 @@ impl<U> Link<U> {
         self.credit.raise(self.tx.size(), words.credit, floor.credit)
     }
 
-    fn take_request(&mut self, header: &Header, position: u64) -> Result<Event<U>, ProtocolError> {
+    #[inline(always)]
+    fn take_in_request(&mut self, header: &Header, position: u64) -> Result<Event<U>, ProtocolError> {
         let ring = self.rx.size();
         let message = padded(u64::from(header.len));
         if message > ring.max_message() {
@@ -123,11 +141,21 @@ impl<U> Link<U> {
         }
         let allowance = u64::from(header.piggyback) * ALIGNMENT;
         self.reservation.claim(ring, allowance)?;
-        let payload = Payload::of_message(position, header.len);
-        let number = self.rx.hold(HeldRequest { position, payload, call_id: header.call_id, internal_allowance: allowance });
-        Ok(Event::Request(Request { number, payload, max_reply: response_capacity(allowance) as usize }))
+        // An allowance is at most 3/16 of the largest ring.
+        let internal_allowance = allowance as u32;
+        self.rx.requests.push(HeldRequest { position, call_id: header.call_id, len: header.len, internal_allowance });
+        Ok(Event::Request)
     }
 
+    /// The next request that arrived, in the order of the calls. As many come as there were [`Event::Request`]s.
+    #[inline]
+    pub fn take_request(&mut self) -> Option<Request> {
+        let (number, held) = self.rx.requests.take()?;
+        let max_reply = response_capacity(held.internal_allowance.into()) as usize;
+        Some(Request { number, payload: Payload::of_message(held.position, held.len), max_reply })
+    }
+
+    #[inline(always)]
     fn take_response(&mut self, header: &Header, position: u64) -> Result<Option<Event<U>>, ProtocolError> {
         let status = Status::from_wire(header.piggyback).ok_or(ProtocolError::UnknownStatus(header.piggyback))?;
         let Some(answered) = self.calls.complete(CallId::from_wire(header.call_id)) else {
@@ -136,21 +164,24 @@ impl<U> Link<U> {
         };
         let max = response_capacity(answered.internal_allowance);
         let is_too_large = u64::from(header.len) > max;
-        let error = ProtocolError::ResponseTooLarge { len: header.len, max };
         let Some(user_data) = answered.user_data else {
             self.stats.late_responses += 1;
-            return if is_too_large { Err(error) } else { Ok(None) };
+            return if is_too_large { Err(ProtocolError::ResponseTooLarge { len: header.len, max }) } else { Ok(None) };
         };
-        let outcome = if is_too_large {
-            self.close(error.into());
-            Err(CallFailure::Closed(error.into()))
-        } else {
-            match status {
-                Status::Ok => Ok(Payload::of_message(position, header.len)),
-                Status::Dropped => Err(CallFailure::Dropped),
-                Status::Refused => Err(CallFailure::Refused),
-            }
+        let outcome = match status {
+            _ if is_too_large => Err(self.refuse_response(header.len, max)),
+            Status::Ok => Ok(Payload::of_message(position, header.len)),
+            Status::Dropped => Err(CallFailure::Dropped),
+            Status::Refused => Err(CallFailure::Refused),
         };
         Ok(Some(Event::Ended { user_data, outcome }))
+    }
+
+    /// A response longer than its call allowed (T7) ends that call with the connection.
+    #[cold]
+    fn refuse_response(&mut self, len: u32, max: u64) -> CallFailure {
+        let error = ProtocolError::ResponseTooLarge { len, max };
+        self.close(error.into());
+        CallFailure::Closed(error.into())
     }
 }

@@ -14,6 +14,7 @@ mod calls;
 mod config;
 mod credit;
 mod deadlines;
+mod held;
 mod incoming;
 mod rx;
 mod tx;
@@ -47,6 +48,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// The same request, for an owner that answers it once all the same.
+    pub(crate) const fn again(&self) -> Self {
+        Self { ..*self }
+    }
+
     /// Where its payload lies in the receive ring; intact until the request is answered.
     #[must_use]
     pub const fn payload(&self) -> Payload {
@@ -63,8 +69,8 @@ impl Request {
 /// What [`Link::next_event`] found.
 #[derive(Debug)]
 pub enum Event<U> {
-    /// A request arrived. Requests come in the order they were called.
-    Request(Request),
+    /// A request arrived: [`Link::take_request`] has one more.
+    Request,
     /// A call ended.
     Ended {
         /// What [`Link::call`] was given.
@@ -136,6 +142,7 @@ impl<U> Link<U> {
     ///
     /// # Errors
     /// [`CallError`], with `user_data`. `RingFull` and `InsufficientCredit` pass with time.
+    #[inline]
     pub fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
         self.call_until(payload, user_data, response_allowance, NEVER)
     }
@@ -236,23 +243,25 @@ impl<U> Link<U> {
         self.respond(request, Status::Dropped, &[])
     }
 
+    #[inline]
     fn respond(&mut self, request: Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<Request>> {
         if let Some(reason) = self.closed {
             return Err(ReplyError::Closed(reason));
         }
-        let entry = match self.rx.held(request.number) {
-            Some(entry) if entry.payload == request.payload => entry,
+        let entry = match self.rx.requests.get(request.number) {
+            Some(entry) if entry.position == request.payload.message() => entry,
             _ => return Err(ReplyError::Foreign(request)),
         };
         let message = padded(payload.len() as u64);
-        if message + METADATA_SPAN > entry.internal_allowance {
+        let allowance = u64::from(entry.internal_allowance);
+        if message + METADATA_SPAN > allowance {
             return Err(ReplyError::TooLarge { len: payload.len(), max: request.max_reply, request });
         }
         let header =
             Header { call_id: CallId::from_wire(entry.call_id).to_response(), piggyback: status as u32, len: payload.len() as u32 };
         self.tx.append(self.tx.place(message), &header, payload);
-        self.reservation.release(entry.internal_allowance);
-        self.rx.release(request.number);
+        self.reservation.release(allowance);
+        self.rx.requests.answer(request.number);
         self.stats.replies += 1;
         Ok(())
     }
@@ -267,13 +276,14 @@ impl<U> Link<U> {
         if self.closed.is_some() {
             return Ok(());
         }
-        self.offer_metadata_only();
+        // What is appended and posted below changes none of them: it was in flight before.
+        let words = self.current_words();
+        self.offer_metadata_only(words);
         while let Some(batch) = self.tx.next_batch() {
             if !self.tx.may_post() {
                 self.stats.batch_stalls += 1;
                 break;
             }
-            let words = self.current_words();
             self.rx.note_told(words);
             post(self.tx.fill(&batch, words))?;
             self.tx.commit(&batch);
@@ -289,11 +299,11 @@ impl<U> Link<U> {
 
     /// Begins a batch without messages when the peer should hear enough news and no data will
     /// carry it: 1/8 ring consumed or 1/16 ring granted, one such batch in flight (L4).
-    fn offer_metadata_only(&mut self) {
+    #[inline]
+    fn offer_metadata_only(&mut self, words: FlowWords) {
         if self.tx.has_unposted() || self.tx.metadata_only_in_flight() || !self.tx.may_post() {
             return;
         }
-        let words = self.current_words();
         let ring = self.tx.size().bytes();
         let news =
             words.consumer_pos - self.told_by_batch.consumer_pos >= ring / 8 || words.credit - self.told_by_batch.credit >= ring / 16;
@@ -342,10 +352,14 @@ impl<U> Link<U> {
         self.closed
     }
 
+    fn is_indebted(&self) -> bool {
+        self.rx.has_work() || self.tx.has_unposted()
+    }
+
     /// A new heartbeat for the published record, if this side owes the peer anything: requests it has not answered, arrivals it has not
     /// parsed, batches it has not posted (K3). Called every few milliseconds.
     pub fn beat(&mut self) -> Option<u32> {
-        if self.closed.is_some() || !(self.rx.has_work() || self.tx.has_unposted()) {
+        if self.closed.is_some() || !self.is_indebted() {
             return None;
         }
         self.heartbeat = self.heartbeat.wrapping_add(1);
@@ -369,6 +383,12 @@ impl<U> Link<U> {
     #[must_use]
     pub fn unanswered_requests(&self) -> usize {
         self.calls.unanswered()
+    }
+
+    /// Either side waits for the other, so [`Link::beat`] and [`Link::poll_read`] must be called every few milliseconds.
+    #[must_use]
+    pub fn is_timed(&self) -> bool {
+        self.closed.is_none() && (self.calls.unanswered() > 0 || self.is_indebted())
     }
 
     /// Bytes written and, as far as known, not consumed by the peer.

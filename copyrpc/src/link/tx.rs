@@ -10,7 +10,7 @@
 
 use crate::error::ProtocolError;
 use crate::ring::{RingSize, RingView};
-use crate::wire::{ALIGNMENT, FlowMetadata, FlowWords, HEADER_SIZE, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, encode_imm};
+use crate::wire::{ALIGNMENT, FlowMetadata, FlowWords, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, encode_imm};
 
 /// One RDMA WRITE with Immediate to post: `bytes` bytes at `offset` of the local send ring go to
 /// the same offset of the peer's receive ring, with immediate `imm`.
@@ -170,8 +170,7 @@ impl SendRing {
             self.begin_wrap();
         }
         self.producer += place.metadata;
-        self.view.copy_in(self.producer, &header.encode());
-        self.view.copy_in(self.producer + HEADER_SIZE as u64, payload);
+        self.view.write_message(self.producer, &header.encode(), payload);
         self.producer += place.message;
         self.open_count += 1;
         debug_assert!(self.in_flight() <= self.size().bytes(), "S2");

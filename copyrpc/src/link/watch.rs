@@ -36,7 +36,8 @@ impl Watch {
             is_answering: true,
             silent_since_ns: 0,
             idle_since_ns: 0,
-            last_look_ns: 0,
+            // No time, so that the first look is one.
+            last_look_ns: u64::MAX,
             vain_probes: 0,
         }
     }
@@ -53,7 +54,13 @@ impl Watch {
     }
 
     /// Looks at the clock. Called again and again while calls wait.
+    #[inline]
     pub(super) const fn look(&mut self, now_ns: u64) -> Verdict {
+        // Whatever there is to say was said at the first look at this time.
+        if now_ns == self.last_look_ns { Verdict::Wait } else { self.look_again(now_ns) }
+    }
+
+    const fn look_again(&mut self, now_ns: u64) -> Verdict {
         // This process was stopped, or does not look often enough to say what the peer did meanwhile.
         let was_away = now_ns.saturating_sub(self.last_look_ns) > self.stall_ns / 4;
         self.last_look_ns = now_ns;

@@ -128,11 +128,23 @@ fn a_queue_pair_that_does_not_exist_is_not_connected_to() {
     let context = net.context();
     let a = context.create_endpoint(&small()).unwrap();
     let mut nowhere = a.local_info();
-    nowhere.qpn = 0xff_ffff;
+    nowhere.address.qpn = 0xff_ffff;
     let error = a.connect(&nowhere).unwrap_err();
     assert!(matches!(error.reason, ConnectFailure::Qp(_)), "{error}");
     let (a, _b) = connect(error.endpoint, context.create_endpoint(&small()).unwrap());
     a.call(b"still usable", 1, 20).unwrap();
+}
+
+#[test]
+fn ends_of_unequal_mtus_use_the_smaller_one() {
+    let net = Net::new();
+    let context = net.context();
+    let (a, b) = (context.create_endpoint(&small()).unwrap(), context.create_endpoint(&small()).unwrap());
+    let (record_a, mut record_b) = (a.local_info(), b.local_info());
+    let mtu = record_b.address.mtu;
+    record_b.address.mtu = mtu / 2;
+    let (a, b) = (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap());
+    assert_eq!((a.path_mtu(), b.path_mtu()), (mtu / 2, mtu));
 }
 
 /// What an older or newer release, or a mistake in the transport of the record, would give.

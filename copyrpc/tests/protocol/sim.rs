@@ -174,7 +174,7 @@ impl End {
             }
             while let Some(event) = self.link.next_event() {
                 match event {
-                    Event::Request(request) => self.inbox.push_back(request),
+                    Event::Request => self.inbox.extend(self.link.take_request()),
                     Event::Ended { user_data, outcome } => {
                         ended(user_data, outcome.map(|payload| self.recv_view.bytes(payload).to_vec()));
                     }

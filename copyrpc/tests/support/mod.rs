@@ -101,7 +101,7 @@ impl Checked {
 /// Rings of 4 KiB, so that they wrap soon. A receive queue found empty is an error (B1), on every device.
 pub(crate) fn small() -> EndpointConfig {
     let connect = ConnectOptions { rnr_retry: 0, ..ConnectOptions::default() };
-    EndpointConfig { ring_size: 4096, connect, ..EndpointConfig::default() }
+    EndpointConfig { ring_size: 4096, raw_operations: 0, connect, ..EndpointConfig::default() }
 }
 
 pub(crate) fn connect(a: PendingEndpoint<u64>, b: PendingEndpoint<u64>) -> (Endpoint<u64>, Endpoint<u64>) {
