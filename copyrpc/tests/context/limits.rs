@@ -5,6 +5,8 @@ use copyrpc::{
     ExchangeRecord,
 };
 
+use mlx5::DeviceKind;
+
 use crate::support::{Net, Pair, connect, small, step_until};
 
 #[test]
@@ -95,7 +97,7 @@ fn endpoints_that_cannot_talk_refuse_and_come_back() {
     assert!(matches!(error.reason, ConnectFailure::Exchange(ExchangeError::Field { field: "receive ring address", .. })), "{error}");
     let a = error.endpoint;
     let mut other_device = a.local_info();
-    other_device.device = other(other_device.device);
+    other_device.address.kind = other(other_device.address.kind);
     let error = a.connect(&other_device).unwrap_err();
     assert!(error.to_string().ends_with("both must use the same kind of device"), "{error}");
     let a = error.endpoint;
@@ -115,10 +117,10 @@ fn endpoints_that_cannot_talk_refuse_and_come_back() {
     assert!(matches!(orphan.connect(&record).unwrap_err().reason, ConnectFailure::ContextGone));
 }
 
-const fn other(device: copyrpc::exchange::Device) -> copyrpc::exchange::Device {
-    match device {
-        copyrpc::exchange::Device::Soft => copyrpc::exchange::Device::Hardware,
-        copyrpc::exchange::Device::Hardware => copyrpc::exchange::Device::Soft,
+const fn other(kind: DeviceKind) -> DeviceKind {
+    match kind {
+        DeviceKind::Soft => DeviceKind::Hardware,
+        DeviceKind::Hardware => DeviceKind::Soft,
     }
 }
 
@@ -160,7 +162,7 @@ fn records_that_are_damaged_or_of_another_version_are_refused() {
     };
     assert_eq!(damaged(8), "exchange record version 128, this end speaks 1: use equal releases");
     assert_eq!(damaged(0), "not a copyrpc exchange record");
-    assert_eq!(damaged(12), format!("device is {} in the exchange record, legal is 1 (soft) or 2 (hardware)", bytes[12] ^ 0x81));
+    assert_eq!(damaged(16), "bytes 16..56 of the exchange record are no address of a queue pair");
     assert_eq!(damaged(74), "ring size is 8458240 in the exchange record, legal is a power of two, 4096..=268435456");
     assert!(ExchangeRecord::decode(&[0; EXCHANGE_RECORD_SIZE]).is_err());
 }
