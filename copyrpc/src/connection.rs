@@ -4,6 +4,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::fmt;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -34,7 +35,6 @@ const RAW: u64 = 2;
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Connections and requests that wait for the owner's attention, now or at a time. Shared by the context and its connections.
-#[derive(Debug)]
 pub(crate) struct Worklist<U> {
     /// Connections with something to flush, READ or publish. Each once.
     dirty: RefCell<Vec<Rc<Connection<U>>>>,
@@ -47,6 +47,13 @@ pub(crate) struct Worklist<U> {
     /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
     requests: RefCell<VecDeque<(Rc<Connection<U>>, usize)>>,
     timers: Timers<U>,
+}
+
+impl<U> fmt::Debug for Worklist<U> {
+    /// Without the connections, which have it in them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worklist").finish_non_exhaustive()
+    }
 }
 
 impl<U> Worklist<U> {

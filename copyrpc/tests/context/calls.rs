@@ -20,6 +20,16 @@ fn every_payload_size_comes_back_unchanged() {
     assert!(pair.client.stats().wraps > 10);
 }
 
+/// A connection with work to do is on a list of its context, which it knows.
+#[test]
+fn an_endpoint_can_be_printed_at_any_time() {
+    let pair = Pair::small();
+    pair.to_server.call(b"x", 1, 0).unwrap();
+    let text = format!("{:?} {:?}", pair.to_server, *pair.client);
+    assert!(text.contains("in_flight") || text.contains("producer: 64"), "{text}");
+    assert_eq!(pair.finish(1).len(), 1);
+}
+
 #[test]
 fn nothing_leaves_before_a_flush_and_then_all_in_one_write() {
     let pair = Pair::small();

@@ -59,6 +59,25 @@ fn a_peer_that_dies_silently_is_noticed_by_drains_and_flushes() {
     });
 }
 
+/// The caller is refused all the time and so has a READ in flight all the time, where a READ takes longer than a poll.
+#[test]
+fn a_peer_that_does_nothing_is_given_up_by_a_caller_that_never_stops_calling() {
+    let (keepalive, stall_timeout) = (Duration::from_millis(5), Duration::from_millis(100));
+    let pair = Pair::new(|builder| builder, &EndpointConfig { keepalive, stall_timeout, ..small() });
+    let taken = Cell::new(0);
+    let call_and_poll = || {
+        while pair.to_server.call(b"never answered", 1, 10).is_ok() {
+            taken.set(taken.get() + 1);
+        }
+        pair.client.poll_into(&pair.ended);
+    };
+    step_until(|| pair.to_server.closed().is_some(), call_and_poll);
+    assert_eq!(pair.to_server.closed(), Some(CloseReason::PeerStalled));
+    step_until(|| pair.ended.borrow().len() == taken.get(), || pair.client.poll_into(&pair.ended));
+    let stalled = |(_, outcome): &(u64, crate::support::Ended)| *outcome == Err(CallFailure::Closed(CloseReason::PeerStalled));
+    assert!(taken.get() > 0 && pair.ended.take().iter().all(stalled));
+}
+
 /// Else an owner that drains could never replace an endpoint whose peer died.
 #[test]
 fn a_drain_gives_back_the_share_of_an_endpoint_that_ended() {
