@@ -1,6 +1,6 @@
 //! The rare paths of the protocol are taken, on real queues: each is told by its counter.
 
-use crate::support::{Pair, payload, small, step_until};
+use crate::support::{Mode, Pair, mode, payload, small, step_until};
 
 /// The server answers nothing and sends nothing while the client fills its ring; only READs tell that there is room again.
 #[test]
@@ -21,6 +21,23 @@ fn a_caller_whose_peer_sends_nothing_reads_how_far_it_is() {
     assert!(client.reads > 0 && client.batch_stalls > 0, "{client:?}");
     drop(held);
     assert_eq!(pair.finish(8).len(), 8);
+}
+
+/// Else the fourth would find no receive posted: the connection would end, and its sender's device would have counted it.
+#[test]
+fn more_batches_than_the_peer_has_receives_wait_at_the_sender() {
+    let config = copyrpc::EndpointConfig { batches_in_flight: 2, ..small() };
+    let pair = Pair::new(|builder| builder.srq_size(3), &config);
+    for serial in 0..12 {
+        pair.to_server.call(b"x", serial, 0).unwrap();
+        pair.client.poll_into(&pair.ended);
+    }
+    let stats = pair.client.stats();
+    assert!(stats.batches_sent == 2 && stats.batch_stalls >= 10, "{stats:?}");
+    assert_eq!(pair.finish(12).len(), 12);
+    // What `Checked` asserts of all contexts; a NIC does not say it of one.
+    let naks = pair.client.device_info().rnr_naks;
+    assert!(naks == Some(0) || (naks.is_none() && mode() == Mode::Hardware));
 }
 
 /// Wraps: of calls at the client, of replies at the server, of messages that fit the rest of the ring exactly or not at all.

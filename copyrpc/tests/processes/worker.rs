@@ -169,7 +169,7 @@ impl Node {
         for peer in self.peers.values_mut().filter(|peer| peer.may_call) {
             peer.cancel();
             if issue {
-                peer.call(quota);
+                peer.call(&self.context, quota);
             }
         }
         let taken = self.poll();
@@ -237,7 +237,8 @@ impl Node {
 }
 
 impl Peer {
-    fn call(&mut self, quota: u64) {
+    /// Calls as often as it is let. Some calls leave at once, so that there are more batches than receives, if only B1 did not bind.
+    fn call(&mut self, context: &Context<UserData>, quota: u64) {
         let Some(endpoint) = &self.endpoint else { return };
         while endpoint.outstanding_calls() < DEPTH && self.said.issued < quota {
             let new = || self.caller.plan(self.said.issued, endpoint.max_payload(), endpoint.max_response_allowance());
@@ -250,6 +251,9 @@ impl Peer {
             match taken {
                 Ok(token) => {
                     self.said.issued += 1;
+                    if self.said.issued % 4 == 0 {
+                        context.flush_endpoints().unwrap();
+                    }
                     if let Patience::Cancels(rounds) = plan.patience {
                         self.doomed.push((token, rounds));
                     }
