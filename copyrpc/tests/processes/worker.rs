@@ -237,7 +237,7 @@ impl Node {
 }
 
 impl Peer {
-    /// Calls as often as it is let. Some calls leave at once, so that there are more batches than receives, if only B1 did not bind.
+    /// Calls as often as it is let. Most calls leave at once, so that there are more batches than receives, if only B1 did not bind.
     fn call(&mut self, context: &Context<UserData>, quota: u64) {
         let Some(endpoint) = &self.endpoint else { return };
         while endpoint.outstanding_calls() < DEPTH && self.said.issued < quota {
@@ -251,7 +251,7 @@ impl Peer {
             match taken {
                 Ok(token) => {
                     self.said.issued += 1;
-                    if self.said.issued % 4 == 0 {
+                    if self.said.issued % 8 != 0 {
                         context.flush_endpoints().unwrap();
                     }
                     if let Patience::Cancels(rounds) = plan.patience {
