@@ -119,6 +119,8 @@ struct Heard {
     said: HashMap<Pair, Said>,
     records: HashMap<Pair, String>,
     connected: HashSet<Pair>,
+    /// Children of processes, which outlive them.
+    forked: Vec<libc::pid_t>,
     totals: Totals,
 }
 
@@ -141,6 +143,15 @@ struct Process {
     ended: Arc<AtomicBool>,
     /// It was killed on purpose, and is not started again yet.
     is_dead: bool,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for child in self.heard.lock().unwrap_or_else(PoisonError::into_inner).forked.drain(..) {
+            // SAFETY: kill(2). It was forked by one of our processes and never ends by itself, so the number is its own.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+    }
 }
 
 impl Drop for Process {
@@ -179,6 +190,7 @@ impl Heard {
             ["said", node, other, ref numbers @ ..] => drop(self.said.insert(pair(node, other), Said::of_words(numbers))),
             ["record", node, other, record] => drop(self.records.insert(pair(node, other), record.to_owned())),
             ["connected", node, other] => drop(self.connected.insert(pair(node, other))),
+            ["forked", pid] => self.forked.push(pid.parse().unwrap()),
             // What it said before is of another time.
             ["stopped"] => self.said.retain(|(node, _), _| !nodes.contains(node)),
             ["totals", ref numbers @ ..] => {
@@ -272,6 +284,14 @@ impl Job {
 
     pub(crate) fn resume(&mut self, node: usize) {
         self.signal(node, libc::SIGCONT);
+    }
+
+    /// Has the process of a node fork a child, which lives as long as the job.
+    pub(crate) fn fork(&mut self, node: usize) -> libc::pid_t {
+        let before = self.heard.lock().unwrap().forked.len();
+        self.tell(node, "fork");
+        self.wait("for a child", |heard| heard.forked.len() > before);
+        self.heard.lock().unwrap().forked[before]
     }
 
     /// Kills the process of a node.

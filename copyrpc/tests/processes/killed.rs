@@ -42,3 +42,23 @@ fn calls_to_a_killed_process_end_the_others_go_on_and_its_successor_is_connected
     }
     job.finish();
 }
+
+/// It has the memory, the files and their locks of the dead; the connections were not its own.
+#[test]
+fn a_child_that_a_killed_process_forked_keeps_no_connection_alive() {
+    let mut job = Job::start("fork", 3, 1, ENDLESS);
+    let child = job.fork(2);
+    for (a, b) in with(2) {
+        job.wait_for_traffic(a, b);
+    }
+    job.kill(2);
+    job.wait_until("for the death to be noticed", &with(2), |said| said.is_over() && said.stalled == 0);
+    // SAFETY: kill(2) with no signal.
+    assert_eq!(unsafe { libc::kill(child, 0) }, 0, "the child lives");
+    job.restart(2);
+    job.connect(&with(2));
+    for (a, b) in with(2) {
+        job.wait_for_traffic(a, b);
+    }
+    job.finish();
+}

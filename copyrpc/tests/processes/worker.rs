@@ -75,6 +75,7 @@ fn process() {
                     println!("\nstopped");
                 }
                 ["exit"] => serve = false,
+                ["fork"] => println!("\nforked {}", fork()),
                 [verb, node, peer, ref rest @ ..] => {
                     nodes.get_mut(&node.parse().unwrap()).unwrap().obey(verb, peer.parse().unwrap(), rest.first().copied());
                 }
@@ -104,6 +105,24 @@ fn process() {
         let counts =
             [info.rnr_naks.unwrap_or(0), stats.wraps, stats.reads, stats.metadata_only, stats.late_responses, stats.stale_responses];
         println!("\ntotals {}", counts.map(|count| count.to_string()).join(" "));
+    }
+}
+
+/// A child that does nothing until it is killed.
+fn fork() -> libc::pid_t {
+    // SAFETY: the child calls nothing but close(2) and pause(2).
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            // Nobody shall wait for the end of its output.
+            for file in 0..3 {
+                libc::close(file);
+            }
+        }
+        while child == 0 {
+            libc::pause();
+        }
+        child
     }
 }
 
