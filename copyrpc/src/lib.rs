@@ -14,6 +14,7 @@ pub mod ring;
 mod stats;
 mod timers;
 pub mod wire;
+mod worklist;
 
 pub use connection::Outcome;
 pub use context::{BuildError, Context, ContextBuilder, CreateEndpointError, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, PollError};
