@@ -118,9 +118,9 @@ fn fork() -> libc::pid_t {
             for file in 0..3 {
                 libc::close(file);
             }
-        }
-        while child == 0 {
-            libc::pause();
+            loop {
+                libc::pause();
+            }
         }
         child
     }
