@@ -58,7 +58,7 @@ fn far_more_calls_than_receives_and_send_entries_lose_nothing() {
             match pair.to_server.call(&payload(next, next as usize % 300), next, 300) {
                 Ok(_) => next += 1,
                 Err(error) if error.is_retryable() => break,
-                Err(error) => panic!("{error}"),
+                Err(error) => panic!("{error}; at the peer {:?}", pair.to_client.closed()),
             }
         }
         ended.append(&mut pair.finish(1));
