@@ -12,6 +12,7 @@ mod closing;
 mod defects;
 mod endings;
 mod oracle;
+mod reads;
 mod sim;
 mod untrusted;
 mod window;
