@@ -13,6 +13,7 @@ mod recv;
 pub mod ring;
 mod stats;
 mod timers;
+pub mod typed;
 pub mod wire;
 
 pub use connection::Outcome;

@@ -9,6 +9,7 @@
 )]
 
 mod raw;
+mod typed;
 mod wait;
 
 use std::time::{Duration, Instant};
