@@ -3,7 +3,6 @@
 //! User code (callbacks, drops of user data) runs only while nothing here is borrowed, so it may call, reply and receive.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +15,7 @@ use crate::queue_share::QueueShare;
 use crate::raw::{RawOperations, RdmaError};
 use crate::ring::{RecvBytes, RingView};
 use crate::timers::{Timer, Timers};
+use crate::worklist::{Listing, Worklist};
 
 /// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
 const INLINE_MAX: u64 = 220;
@@ -32,118 +32,6 @@ const RAW: u64 = 2;
 
 /// Numbers the connections of this process, so that a call's token names its own.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
-
-/// Connections and requests that wait for the owner's attention, now or at a time. Shared by the context and its connections.
-#[derive(Debug)]
-pub(crate) struct Worklist<U> {
-    /// Connections with something to flush, READ or publish. Each once.
-    dirty: RefCell<Vec<Rc<Connection<U>>>>,
-    /// Connections with arrivals since the last flush, and since the one before it. Most have something to post by their next flush, and are
-    /// served then; those that do not have their record refreshed one flush later (L5). Each once.
-    arrived: RefCell<Vec<Rc<Connection<U>>>>,
-    late: RefCell<Vec<Rc<Connection<U>>>>,
-    /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
-    unfinished: RefCell<Vec<Rc<Connection<U>>>>,
-    /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
-    requests: RefCell<VecDeque<(Rc<Connection<U>>, usize)>>,
-    timers: Timers<U>,
-}
-
-impl<U> Worklist<U> {
-    pub(crate) fn new() -> Self {
-        Self {
-            dirty: RefCell::default(),
-            arrived: RefCell::default(),
-            late: RefCell::default(),
-            unfinished: RefCell::default(),
-            requests: RefCell::default(),
-            timers: Timers::start(),
-        }
-    }
-
-    pub(crate) const fn timers(&self) -> &Timers<U> {
-        &self.timers
-    }
-
-    /// The oldest request of a connection that has not ended.
-    #[inline]
-    pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
-        let mut requests = self.requests.borrow_mut();
-        while let Some((connection, left)) = requests.front_mut() {
-            let next = if *left == 0 { None } else { connection.take_request() };
-            if let Some(request) = next {
-                *left -= 1;
-                return Some((Rc::clone(connection), request));
-            }
-            // All were taken, or it has ended. Its drop finds nothing borrowed.
-            let done = requests.pop_front();
-            drop(requests);
-            drop(done);
-            requests = self.requests.borrow_mut();
-        }
-        None
-    }
-
-    #[inline]
-    fn add_requests(&self, connection: &Rc<Connection<U>>, count: usize) {
-        if count > 0 {
-            self.requests.borrow_mut().push_back((Rc::clone(connection), count));
-        }
-    }
-
-    /// Requests to be received, or connections that a drain has to go on with.
-    pub(crate) fn has_something_to_take(&self) -> bool {
-        // What was taken to the last leaves its entry behind.
-        let is_request = |(connection, left): &(Rc<Connection<U>>, usize)| *left > 0 && !connection.is_closed();
-        self.requests.borrow().iter().any(is_request) || !self.unfinished.borrow().is_empty()
-    }
-
-    /// Connections to be flushed; after a flush, those it could not flush wholly.
-    pub(crate) fn has_dirty(&self) -> bool {
-        !self.dirty.borrow().is_empty()
-    }
-
-    /// Swaps the dirty connections with an empty vector.
-    #[inline]
-    pub(crate) fn swap_dirty(&self, batch: &mut Vec<Rc<Connection<U>>>) {
-        std::mem::swap(&mut *self.dirty.borrow_mut(), batch);
-    }
-
-    /// Swaps the connections with arrivals before the last flush with an empty vector. A flush has ended.
-    #[inline]
-    pub(crate) fn swap_late(&self, batch: &mut Vec<Rc<Connection<U>>>) {
-        let (mut late, mut arrived) = (self.late.borrow_mut(), self.arrived.borrow_mut());
-        if !late.is_empty() || !arrived.is_empty() {
-            std::mem::swap(&mut *late, batch);
-            std::mem::swap(&mut *late, &mut *arrived);
-        }
-    }
-
-    /// A connection that a drain has to go on with. It stays listed until [`Worklist::finish`].
-    pub(crate) fn unfinished(&self) -> Option<Rc<Connection<U>>> {
-        self.unfinished.borrow().last().cloned()
-    }
-
-    pub(crate) fn finish(&self, connection: &Connection<U>) {
-        self.unfinished.borrow_mut().retain(|other| other.qpn != connection.qpn);
-        connection.is_unfinished.set(false);
-    }
-
-    /// There is nothing to flush of a connection that was retired: its share of the queues must not wait for a flush.
-    pub(crate) fn forget(&self, connection: &Connection<U>) {
-        for list in [&self.dirty, &self.arrived, &self.late] {
-            list.borrow_mut().retain(|other| other.qpn != connection.qpn);
-        }
-        connection.is_dirty.set(false);
-        connection.is_stale.set(false);
-    }
-
-    pub(crate) fn clear(&self) {
-        let connections = [&self.dirty, &self.arrived, &self.late, &self.unfinished].map(RefCell::take);
-        let requests = self.requests.take();
-        drop((connections, requests));
-    }
-}
 
 /// Where the peer is.
 #[derive(Clone, Copy, Debug)]
@@ -176,10 +64,7 @@ pub(crate) struct Connection<U> {
     remote: Remote,
     inline_limit: u64,
     raw: RawOperations<U>,
-    is_dirty: Cell<bool>,
-    /// Something arrived since it was served.
-    is_stale: Cell<bool>,
-    is_unfinished: Cell<bool>,
+    listing: Listing<U>,
     timer: Cell<Timer>,
     worklist: Rc<Worklist<U>>,
     /// Given back to the context when the connection is dropped.
@@ -191,7 +76,7 @@ struct Interrupted<'a, U>(&'a Rc<Connection<U>>);
 
 impl<U> Drop for Interrupted<'_, U> {
     fn drop(&mut self) {
-        self.0.mark_unfinished();
+        self.0.worklist.mark_unfinished(self.0);
     }
 }
 
@@ -226,9 +111,7 @@ impl<U> Connection<U> {
             recv_view,
             remote,
             raw: RawOperations::new(share.raw_operations()),
-            is_dirty: Cell::new(false),
-            is_stale: Cell::new(false),
-            is_unfinished: Cell::new(false),
+            listing: Listing::default(),
             timer: Cell::new(Timer::NONE),
             worklist,
             _share: share,
@@ -258,30 +141,20 @@ impl<U> Connection<U> {
         f(&mut self.link.borrow_mut())
     }
 
-    /// Has the next flush look at this connection.
+    pub(crate) const fn listing(&self) -> &Listing<U> {
+        &self.listing
+    }
+
+    /// Has the next flush serve this connection.
     #[inline]
     pub(crate) fn mark_dirty(self: &Rc<Self>) {
-        if !self.is_dirty.get() {
-            self.list_dirty();
-        }
-    }
-
-    #[inline(never)]
-    fn list_dirty(self: &Rc<Self>) {
-        self.is_dirty.set(true);
-        self.worklist.dirty.borrow_mut().push(Rc::clone(self));
-    }
-
-    fn mark_unfinished(self: &Rc<Self>) {
-        if !self.is_unfinished.replace(true) {
-            self.worklist.unfinished.borrow_mut().push(Rc::clone(self));
-        }
+        self.worklist.mark_dirty(self);
     }
 
     /// Has the next drain part with this connection if it is closed. Called after whatever can close the core.
     fn note_end(self: &Rc<Self>) {
         if self.is_closed() {
-            self.mark_unfinished();
+            self.worklist.mark_unfinished(self);
         }
     }
 
@@ -291,16 +164,14 @@ impl<U> Connection<U> {
 
     /// `None` once the connection has ended.
     #[inline]
-    fn take_request(&self) -> Option<Request> {
+    pub(crate) fn take_request(&self) -> Option<Request> {
         self.with_link(|link| if link.closed().is_some() { None } else { link.take_request() })
     }
 
     /// A batch arrived. Ends calls and queues requests.
     pub(crate) fn arrive(self: &Rc<Self>, imm: u32, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         self.with_link(|link| link.on_imm(imm));
-        if !self.is_stale.replace(true) {
-            self.worklist.arrived.borrow_mut().push(Rc::clone(self));
-        }
+        self.worklist.note_arrival(self);
         self.deliver(on_response);
     }
 
@@ -340,7 +211,7 @@ impl<U> Connection<U> {
 
     /// Has a drain look at the deadlines once `at_ns` has passed.
     pub(crate) fn arm(self: &Rc<Self>, at_ns: u64) {
-        self.worklist.timers.arm(self, at_ns);
+        self.worklist.timers().arm(self, at_ns);
     }
 
     pub(crate) const fn timer(&self) -> &Cell<Timer> {
@@ -348,7 +219,7 @@ impl<U> Connection<U> {
     }
 
     pub(crate) fn timers(&self) -> &Timers<U> {
-        &self.worklist.timers
+        self.worklist.timers()
     }
 
     /// Has a connection whose peer should be heard looked at, and tells the peer that this end lives (K1, K3).
@@ -389,18 +260,8 @@ impl<U> Connection<U> {
         self.note_end();
     }
 
-    /// Serves it unless that was done since something arrived.
-    #[inline]
-    pub(crate) fn serve_if_stale(self: &Rc<Self>, now_ns: u64) {
-        if self.is_stale.get() {
-            self.serve(now_ns);
-        }
-    }
-
     /// Posts what may go, READs where starved, refreshes the published record, rings once. Stays on the worklist while work is left.
     pub(crate) fn serve(self: &Rc<Self>, now_ns: u64) {
-        self.is_dirty.set(false);
-        self.is_stale.set(false);
         let mut qp = self.qp.borrow_mut();
         let Some(qp) = qp.as_mut() else { return };
         let mut link = self.link.borrow_mut();

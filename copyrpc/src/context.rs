@@ -9,13 +9,14 @@ use std::rc::Rc;
 use mlx5::{Cq, CreateError, Device, DeviceInfo, DeviceSpec, MonoCq, OpenError, Pd, PostReceiveError, QpConfig, RcQp, RegisterError, Srq};
 use thiserror::Error;
 
-use crate::connection::{Connection, Outcome, Worklist};
+use crate::connection::{Connection, Outcome};
 use crate::endpoint::{EndpointConfig, PendingEndpoint};
 use crate::error::CloseReason;
 use crate::queue_share::{QueueShare, Used};
 use crate::recv::RecvHandle;
 use crate::ring::RingSizeError;
 use crate::stats::Stats;
+use crate::worklist::Worklist;
 
 /// Receives of the shared receive queue unless the builder is told otherwise.
 pub const DEFAULT_SRQ_SIZE: u32 = 1024;
@@ -105,7 +106,6 @@ impl ContextBuilder {
             pd,
             device,
             is_polling: Cell::new(false),
-            serving: RefCell::new(Vec::new()),
             retired: Cell::new(Stats::default()),
         };
         inner.refill()?;
@@ -145,8 +145,6 @@ pub(crate) struct Inner<U> {
     pd: Pd,
     device: Device,
     is_polling: Cell<bool>,
-    /// The connections being served; empty between polls, kept for its memory.
-    serving: RefCell<Vec<Rc<Connection<U>>>>,
     /// Counters of connections that are closed.
     retired: Cell<Stats>,
 }
@@ -404,23 +402,7 @@ impl<U> Inner<U> {
     /// Serves every connection that has something to post, READ or publish. Runs no user code.
     fn flush(&self) {
         let now_ns = self.worklist.timers().now_ns();
-        let mut serving = self.serving.borrow_mut();
-        self.worklist.swap_dirty(&mut serving);
-        while let Some(connection) = serving.pop() {
-            connection.serve(now_ns);
-        }
-        drop(serving);
-        self.serve_late();
-    }
-
-    /// Serves the connections on which something arrived before the last call, and nothing had them served since.
-    fn serve_late(&self) {
-        let now_ns = self.worklist.timers().now_ns();
-        let mut serving = self.serving.borrow_mut();
-        self.worklist.swap_late(&mut serving);
-        while let Some(connection) = serving.pop() {
-            connection.serve_if_stale(now_ns);
-        }
+        self.worklist.flush(|connection| connection.serve(now_ns));
     }
 
     /// Forgets a connection that has ended and whose calls have.

@@ -291,8 +291,10 @@ impl<U> Endpoint<U> {
 
     #[inline(always)]
     fn note_call(&self, outcome: Result<CallKey, CallError<U>>) -> Result<CallToken, CallError<U>> {
-        // A refused call too: it may want a READ.
-        self.connection.mark_dirty();
+        // A refused call too: it may want a READ. Not one on a connection that has ended: nobody flushes that.
+        if !matches!(outcome, Err(CallError::Closed { .. })) {
+            self.connection.mark_dirty();
+        }
         outcome.map(|call| CallToken { connection: self.connection.serial(), call })
     }
 

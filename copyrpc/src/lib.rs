@@ -17,6 +17,7 @@ mod stats;
 mod timers;
 pub mod typed;
 pub mod wire;
+mod worklist;
 
 pub use connection::Outcome;
 pub use context::{BuildError, Context, ContextBuilder, CreateEndpointError, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, PollError};

@@ -40,8 +40,8 @@ impl<U> Context<U> {
 impl<U> Inner<U> {
     fn wait(&self, timeout: Option<Duration>) -> bool {
         self.flush();
-        // Nobody flushes again while this end sleeps.
-        self.serve_late();
+        // Those it passed over: nobody flushes again while this end sleeps.
+        self.flush();
         if self.worklist.has_something_to_take() {
             return true;
         }
@@ -56,7 +56,7 @@ impl<U> Inner<U> {
     fn longest_sleep(&self, timeout: Option<Duration>) -> Option<Duration> {
         let timers = self.worklist.timers();
         let is_timed = || self.connections.borrow().iter().any(|connection| connection.with_link(|link| link.is_timed()));
-        let own = if self.worklist.has_dirty() {
+        let own = if self.worklist.has_listed() {
             Some(BLOCKED_SLEEP)
         } else if is_timed() {
             Some(timers.sweep_interval())
