@@ -256,7 +256,12 @@ impl<U> Connection<U> {
 
     /// The device reported an error: the connection ends.
     pub(crate) fn fail(self: &Rc<Self>, error: CompletionError) {
-        self.with_link(|link| link.close(CloseReason::of(error)));
+        self.end(CloseReason::of(error));
+    }
+
+    /// Ends the connection; the next drain ends its calls.
+    pub(crate) fn end(self: &Rc<Self>, reason: CloseReason) {
+        self.with_link(|link| link.close(reason));
         self.note_end();
     }
 

@@ -204,16 +204,16 @@ impl AsyncContext {
     fn wake(&self, has_moved: bool) {
         let endings = self.context.inner.endings();
         let has_ended = self.endings.replace(endings) != endings;
-        self.waiting.wake(&News { has_moved, has_ended, has_requests: || self.context.inner.has_something_to_take() });
+        self.waiting.wake(&News { has_moved, has_ended, has_requests: || self.context.inner.has_requests() });
     }
 
-    /// Posts what gathered, then sleeps until there is something to poll for, as [`Context::wait`]. For loops of one's own: sleep only
-    /// while no future was woken, and poll after it.
+    /// Posts what gathered, then sleeps until there is something to poll for, as [`Context::wait`], but also over requests: a future that
+    /// waits for them was woken. For loops of one's own: sleep only while no future was woken, and poll after it.
     ///
     /// # Errors
     /// [`PollError::Reentrant`].
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool, PollError> {
-        self.context.wait(timeout)
+        self.context.inner.wait(timeout, || false)
     }
 
     /// Polls the context, and asks to be polled again at once: join or spawn it beside the futures that it is to drive. It ends only with
@@ -252,7 +252,7 @@ impl AsyncContext {
             }
             idle_polls = if self.poll()? == 0 { idle_polls + 1 } else { 0 };
             if idle_polls > self.spins && !woken.0.load(Ordering::Acquire) {
-                self.context.wait(None)?;
+                self.wait(None)?;
             }
         }
     }

@@ -120,7 +120,7 @@ impl Waiting {
         let is_head = self.queues.borrow().get(&lane).is_none_or(|queue| {
             place.as_ref().is_some_and(|place| queue.waiters.front().is_some_and(|head| Rc::ptr_eq(head, &place.waiter)))
         });
-        if is_head && let Some(value) = attempt() {
+        if let Some(value) = if is_head { attempt() } else { None } {
             *place = None;
             return Poll::Ready(value);
         }

@@ -8,6 +8,8 @@
     reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
 )]
 
+#[cfg(feature = "async")]
+mod futures;
 mod raw;
 mod typed;
 mod wait;
