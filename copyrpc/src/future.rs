@@ -81,6 +81,9 @@ use crate::stats::Stats;
 /// Polls that find nothing before [`AsyncContext::run_until`] sleeps, unless it is told otherwise.
 pub const DEFAULT_SPINS: u32 = 256;
 
+/// How long [`AsyncContext::run_until`] sleeps at a time at most, unless it is told otherwise.
+pub const DEFAULT_LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
 /// Where the end of a call or operation finds its future. The user data of the context below.
 #[derive(Debug)]
 pub struct Ticket(Rc<Progress>);
@@ -127,13 +130,14 @@ pub struct AsyncContext {
     /// Connections that had ended when the last poll woke those who wait.
     endings: Cell<u64>,
     spins: u32,
+    longest_sleep: Duration,
 }
 
 impl AsyncContext {
     /// Makes futures of what `context` does.
     #[must_use]
     pub fn new(context: Context<Ticket>) -> Self {
-        Self { context, waiting: Rc::default(), endings: Cell::new(0), spins: DEFAULT_SPINS }
+        Self { context, waiting: Rc::default(), endings: Cell::new(0), spins: DEFAULT_SPINS, longest_sleep: DEFAULT_LONGEST_SLEEP }
     }
 
     /// How many polls in a row must find nothing before [`run_until`](Self::run_until) sleeps: a message that comes meanwhile is taken in
@@ -141,6 +145,14 @@ impl AsyncContext {
     #[must_use]
     pub const fn spins(mut self, polls: u32) -> Self {
         self.spins = polls;
+        self
+    }
+
+    /// How long [`run_until`](Self::run_until) sleeps at a time at most. Messages and deadlines wake it in any case; wake-ups from other
+    /// threads are seen only after that. Default [`DEFAULT_LONGEST_SLEEP`].
+    #[must_use]
+    pub const fn longest_sleep(mut self, time: Duration) -> Self {
+        self.longest_sleep = time;
         self
     }
 
@@ -231,8 +243,7 @@ impl AsyncContext {
     /// Polls `future` to its end, whenever it is woken, and the context in between; sleeps while there is nothing to do. What `future` sent
     /// last has left when it returns. For several things at once, give it a future that joins them.
     ///
-    /// A wake-up from another thread is seen when the context wakes next, which may be never: what comes from other threads needs
-    /// [`AsyncContext::drive`], or a loop of one's own.
+    /// A wake-up from another thread does not end a sleep: it is seen after [`longest_sleep`](Self::longest_sleep).
     ///
     /// # Errors
     /// [`PollError`]; `future` is dropped then.
@@ -252,7 +263,7 @@ impl AsyncContext {
             }
             idle_polls = if self.poll()? == 0 { idle_polls + 1 } else { 0 };
             if idle_polls > self.spins && !woken.0.load(Ordering::Acquire) {
-                self.wait(None)?;
+                self.wait(Some(self.longest_sleep))?;
             }
         }
     }

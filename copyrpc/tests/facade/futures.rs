@@ -196,6 +196,11 @@ fn a_future_that_is_dropped_takes_its_call_back_in_every_state() {
     // The one that was refused above is gone, and waits for nothing. Of these, the first and one in the middle go.
     let mut waiting: Vec<_> = (0..4).map(|number| Task::new(async move { endpoint.call(&[number; 400], 100).await })).collect();
     waiting.iter_mut().for_each(|task| assert!(task.turn().is_none()));
+    // Completions of what was sent are no reason to try again; the first had one when the other was dropped.
+    (0..10).for_each(|_| pair.poll());
+    waiting.iter_mut().for_each(|task| assert!(task.turn().is_none()));
+    (0..10).for_each(|_| pair.poll());
+    assert!(waiting.iter().all(|task| !task.is_woken()), "nothing was answered, and no room came back");
     drop(waiting.remove(2));
     drop(waiting.remove(0));
     assert_eq!(waiting.iter().map(Task::is_woken).collect::<Vec<_>>(), [true, false], "the next is the first now");
@@ -409,7 +414,7 @@ fn futures_on_both_sides_of_sleeping_threads_wake_for_every_message() {
     let rounds = if std::env::var_os("MLX5_TEST_DEVICE").is_some() { 1_000 } else { 30_000 };
     watchdog();
     let fabric = LocalFabric::new();
-    let context = AsyncContext::new(builder(&fabric).build().unwrap()).spins(0);
+    let context = AsyncContext::new(builder(&fabric).build().unwrap()).spins(0).longest_sleep(Duration::MAX);
     let pending = context.create_endpoint(&small()).unwrap();
     let (record, server_builder, (to_client, from_server)) = (pending.local_info().encode(), builder(&fabric), channel());
     let (done, is_done) = channel();
@@ -451,6 +456,30 @@ fn futures_on_both_sides_of_sleeping_threads_wake_for_every_message() {
     assert!(polls.get() <= 2 * rounds, "{} polls of {rounds} calls", polls.get());
     let (context_polls, task_polls) = server.join().unwrap();
     assert!(task_polls <= rounds + 1 && context_polls <= 3 * rounds, "{task_polls} {context_polls}");
+}
+
+#[test]
+fn a_wake_up_from_another_thread_is_late_and_not_lost() {
+    watchdog();
+    let context = AsyncContext::new(builder(&LocalFabric::new()).build().unwrap()).longest_sleep(Duration::from_millis(5));
+    let (to_thread, wakers) = channel::<Waker>();
+    let is_set = Arc::new(AtomicBool::new(false));
+    let set = Arc::clone(&is_set);
+    let thread = std::thread::spawn(move || {
+        let waker = wakers.recv().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        set.store(true, Ordering::Relaxed);
+        waker.wake();
+    });
+    let other = std::future::poll_fn(|task| {
+        if is_set.load(Ordering::Relaxed) {
+            return Poll::Ready(());
+        }
+        to_thread.send(task.waker().clone()).unwrap();
+        Poll::Pending
+    });
+    context.run_until(other).unwrap();
+    thread.join().unwrap();
 }
 
 #[test]
