@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let endpoint = context.endpoint(pending.connect_over(TcpStream::connect(address)?)?);
 
     let call = |word| endpoint.call(str::as_bytes(word), ANSWER).within(Duration::from_secs(5));
-    let (mut calls, mut failure): (Vec<_>, _) = (words.iter().map(|word| (word, call(word))).collect(), None);
+    let (mut calls, mut failure) = (words.iter().map(|word| (word, call(word))).collect::<Vec<_>>(), None);
     // All at once, as the `join_all` of a library of futures would.
     context.run_until(poll_fn(|task| {
         calls.retain_mut(|(word, call)| match Pin::new(call).poll(task) {
@@ -46,5 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         if calls.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     }))?;
     println!("{} messages in {} WRITEs", context.stats().messages_sent, context.stats().batches_sent);
+    endpoint.endpoint().close();
+    context.run_until(endpoint.closed())?;
     failure.map_or(Ok(()), |error| Err(error.into()))
 }

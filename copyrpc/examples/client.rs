@@ -45,5 +45,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         })?;
     }
     println!("{} messages in {} WRITEs", endpoint.stats().messages_sent, endpoint.stats().batches_sent);
+    endpoint.close();
+    while endpoint.closed().is_none() {
+        context.wait(None)?;
+        context.poll(|_, _| ())?;
+    }
     failure.map_or(Ok(()), |error| Err(error.into()))
 }

@@ -1,7 +1,6 @@
 //! What futures wait for.
 
 use super::Inner;
-use crate::error::CloseReason;
 
 impl<U> Inner<U> {
     /// A request that nobody received.
@@ -19,10 +18,10 @@ impl<U> Inner<U> {
         self.endings.get()
     }
 
-    /// Closes all connections; the next drain ends their calls.
-    pub(crate) fn end_all(&self) {
+    /// Ends all connections; the next drain ends their calls.
+    pub(crate) fn abort_all(&self) {
         for connection in self.connections.borrow().iter() {
-            connection.end(CloseReason::ClosedHere);
+            connection.abort();
         }
     }
 }
