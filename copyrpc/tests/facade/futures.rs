@@ -407,6 +407,45 @@ fn everything_awaited_ends_when_the_context_is_dropped_or_the_peer_is_gone() {
     }
 }
 
+#[test]
+fn after_a_graceful_close_calls_have_their_replies_and_receivers_hear_of_the_end() {
+    let pair = Pair::new(&small());
+    let mut server = Task::new(async {
+        let mut served = 0;
+        while let Some(request) = pair.far.recv().await {
+            request.reply(b"yes").unwrap();
+            served += 1;
+        }
+        served
+    });
+    let mut call = Task::new(pair.endpoint.call(b"last", 8));
+    assert!(call.turn().is_none() && server.turn().is_none());
+    // The request is with the server; the answer is not on its way.
+    step_until(|| {
+        assert!(server.turn().is_none());
+        let is_served = pair.far.stats().replies == 1;
+        if !is_served {
+            pair.poll();
+        }
+        is_served
+    });
+    pair.endpoint.endpoint().close();
+    let late = pair.endpoint.call(b"late", 8);
+    let (mut reply, mut served) = (None, None);
+    let mut closed = [Task::new(pair.endpoint.closed()), Task::new(pair.peer.closed())];
+    let mut reasons = Vec::new();
+    step_until(|| {
+        pair.poll();
+        reply = reply.take().or_else(|| call.turn());
+        served = served.or_else(|| server.turn());
+        reasons.extend(closed.iter_mut().filter_map(Task::turn));
+        reasons.len() == 2 && served.is_some()
+    });
+    assert_eq!((reply, served), (Some(Ok(b"yes".to_vec())), Some(1)));
+    assert!(reasons.contains(&CloseReason::ClosedHere) && reasons.contains(&CloseReason::ClosedByPeer), "{reasons:?}");
+    assert!(matches!(pair.value(late), Err(AsyncCallError::NotTaken(CallError::Closed { .. }))));
+}
+
 /// Threads that sleep whenever there is nothing to do: the one in the loop of the library, the other in one of its own.
 #[test]
 fn futures_on_both_sides_of_sleeping_threads_wake_for_every_message() {
