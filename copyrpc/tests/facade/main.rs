@@ -8,6 +8,7 @@
     reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
 )]
 
+mod channel;
 mod fork;
 #[cfg(feature = "async")]
 mod futures;
