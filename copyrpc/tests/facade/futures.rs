@@ -131,16 +131,22 @@ fn calls_of_many_tasks_wait_for_room_and_end_with_their_own_replies() {
     const TASKS: usize = 300;
     const CALLS: usize = 20;
     let pair = Pair::new(&small());
-    let (endpoint, left) = (&pair.endpoint, &Cell::new(TASKS * CALLS));
-    let order = &RefCell::new(Vec::new());
+    let (endpoint, serial, order) = (&pair.endpoint, &Cell::new(0_u32), RefCell::new(Vec::new()));
     let call = |task: usize| async move {
         for number in 0..CALLS {
-            let payload = bytes(task, (task * 7 + number * 31) % 480);
+            let mut payload = bytes(task, 4 + (task * 7 + number * 31) % 480);
+            payload[..4].copy_from_slice(&serial.replace(serial.get() + 1).to_le_bytes());
             assert_eq!(endpoint.call(&payload, payload.len()).await, Ok(payload));
-            order.borrow_mut().push((number, task));
         }
     };
-    let mut servers = [Task::new(echo(&pair.far, left))];
+    let mut servers = [Task::new(async {
+        while order.borrow().len() < TASKS * CALLS {
+            let request = pair.far.recv().await.unwrap();
+            order.borrow_mut().push(request.data().read::<u32>().unwrap());
+            let answer = request.data().to_vec();
+            request.reply(&answer).unwrap();
+        }
+    })];
     let mut clients: Vec<_> = (0..TASKS).map(|task| Task::new(call(task))).collect();
     step_until(|| {
         clients.iter_mut().for_each(|task| _ = task.turn());
@@ -151,7 +157,7 @@ fn calls_of_many_tasks_wait_for_room_and_end_with_their_own_replies() {
     let stats = pair.near.stats();
     assert!(stats.ring_full + stats.insufficient_credit > 0, "{stats:?}");
     assert_eq!((stats.calls, stats.cancelled, endpoint.endpoint().outstanding_calls()), ((TASKS * CALLS) as u64, 0, 0));
-    // First come, first served: nobody is a round ahead.
+    // First come, first served.
     assert!(order.borrow().is_sorted(), "a call overtook others");
     // One poll to begin, one when it is the first to wait, some when there is too little room for it, one at its end.
     let polls: u64 = clients.iter().map(|task| task.polls).sum();
