@@ -1,5 +1,7 @@
 //! The context of one thread: a device, its queues, and the poll that drives all connections.
 
+#[cfg(feature = "async")]
+mod news;
 mod wait;
 
 use std::cell::{Cell, RefCell, RefMut};
@@ -108,6 +110,7 @@ impl ContextBuilder {
             device,
             is_polling: Cell::new(false),
             retired: Cell::new(Stats::default()),
+            endings: Cell::new(0),
         };
         inner.refill()?;
         Ok(Context { inner: Rc::new(inner) })
@@ -148,6 +151,8 @@ pub(crate) struct Inner<U> {
     is_polling: Cell<bool>,
     /// Counters of connections that are closed.
     retired: Cell<Stats>,
+    /// Connections that are closed.
+    endings: Cell<u64>,
 }
 
 /// Why a poll or flush did nothing.
@@ -413,6 +418,7 @@ impl<U> Inner<U> {
             let mut stats = self.retired.get();
             stats += connection.with_link(|link| *link.stats());
             self.retired.set(stats);
+            self.endings.set(self.endings.get() + 1);
         }
         connection.retire();
         self.worklist.forget(connection);

@@ -74,6 +74,9 @@ pub enum ConnectFailure {
     /// The context was dropped.
     #[error("the context of this endpoint is gone")]
     ContextGone,
+    /// The channel of [`PendingEndpoint::connect_over`] failed.
+    #[error("exchanging records: {0}")]
+    Channel(#[from] std::io::Error),
     /// The two cannot talk.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),

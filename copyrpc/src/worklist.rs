@@ -61,11 +61,16 @@ impl<U> Worklist<U> {
         }
     }
 
-    /// Requests to be received, or connections that a drain has to go on with.
-    pub(crate) fn has_something_to_take(&self) -> bool {
+    /// Requests to be received.
+    pub(crate) fn has_requests(&self) -> bool {
         // What was taken to the last leaves its entry behind.
         let is_request = |(connection, left): &(Rc<Connection<U>>, usize)| *left > 0 && !connection.is_closed();
-        self.requests.borrow().iter().any(is_request) || !self.unfinished.borrow().is_empty()
+        self.requests.borrow().iter().any(is_request)
+    }
+
+    /// Connections that a drain has to go on with.
+    pub(crate) fn has_unfinished(&self) -> bool {
+        !self.unfinished.borrow().is_empty()
     }
 
     /// Whether a flush would look at a connection.
