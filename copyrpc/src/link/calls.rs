@@ -1,6 +1,10 @@
 //! Pending calls: a slab whose slots count generations, so that a response finds its own call or
 //! none (invariant C1).
 
+#[cfg(test)]
+#[path = "explore/calls.rs"]
+mod explore;
+
 use crate::wire::CallId;
 
 /// One call that waits for its response.

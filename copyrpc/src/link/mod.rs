@@ -12,6 +12,8 @@
 mod calls;
 mod config;
 mod credit;
+#[cfg(test)]
+mod explore;
 mod rx;
 mod tx;
 
