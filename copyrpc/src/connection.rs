@@ -5,6 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5::{CompletionError, Cqe, Inline, Mr, PostError, RcQp, Read, Signal, WriteImm};
 
@@ -13,6 +14,7 @@ use crate::error::{CallFailure, CloseReason};
 use crate::link::{Emit, Event, Link, Request};
 use crate::queue_share::QueueShare;
 use crate::ring::{RecvBytes, RingView};
+use crate::timers::{Timer, Timers};
 
 /// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
 const INLINE_MAX: u64 = 220;
@@ -26,24 +28,54 @@ pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
 const WRITE: u64 = 0;
 const READ: u64 = 1;
 
-/// Connections and requests that wait for the owner's attention. Shared by the context and its connections.
+/// Numbers the connections of this process, so that a call's token names its own.
+static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Connections and requests that wait for the owner's attention, now or at a time. Shared by the context and its connections.
 #[derive(Debug)]
 pub(crate) struct Worklist<U> {
     /// Connections with something to flush, READ or publish. Each once.
     dirty: RefCell<Vec<Rc<Connection<U>>>>,
     /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
     unfinished: RefCell<Vec<Rc<Connection<U>>>>,
-    /// Requests in the order they arrived, over all connections.
-    requests: RefCell<VecDeque<(Rc<Connection<U>>, Request)>>,
+    /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
+    requests: RefCell<VecDeque<(Rc<Connection<U>>, usize)>>,
+    timers: Timers<U>,
 }
 
 impl<U> Worklist<U> {
-    pub(crate) const fn new() -> Self {
-        Self { dirty: RefCell::new(Vec::new()), unfinished: RefCell::new(Vec::new()), requests: RefCell::new(VecDeque::new()) }
+    pub(crate) fn new() -> Self {
+        Self { dirty: RefCell::default(), unfinished: RefCell::default(), requests: RefCell::default(), timers: Timers::start() }
     }
 
+    pub(crate) const fn timers(&self) -> &Timers<U> {
+        &self.timers
+    }
+
+    /// The oldest request of a connection that has not ended.
+    #[inline]
     pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
-        self.requests.borrow_mut().pop_front()
+        let mut requests = self.requests.borrow_mut();
+        while let Some((connection, left)) = requests.front_mut() {
+            let next = if *left == 0 { None } else { connection.take_request() };
+            if let Some(request) = next {
+                *left -= 1;
+                return Some((Rc::clone(connection), request));
+            }
+            // All were taken, or it has ended. Its drop finds nothing borrowed.
+            let done = requests.pop_front();
+            drop(requests);
+            drop(done);
+            requests = self.requests.borrow_mut();
+        }
+        None
+    }
+
+    #[inline]
+    fn add_requests(&self, connection: &Rc<Connection<U>>, count: usize) {
+        if count > 0 {
+            self.requests.borrow_mut().push_back((Rc::clone(connection), count));
+        }
     }
 
     /// Swaps the dirty connections with an empty vector.
@@ -59,6 +91,13 @@ impl<U> Worklist<U> {
     pub(crate) fn finish(&self, connection: &Connection<U>) {
         self.unfinished.borrow_mut().retain(|other| other.qpn != connection.qpn);
         connection.is_unfinished.set(false);
+    }
+
+    /// There is nothing to flush of a connection that was retired: its share of the queues must not wait for a flush.
+    pub(crate) fn forget_dirty(&self, connection: &Connection<U>) {
+        if connection.is_dirty.replace(false) {
+            self.dirty.borrow_mut().retain(|other| other.qpn != connection.qpn);
+        }
     }
 
     pub(crate) fn clear(&self) {
@@ -89,6 +128,7 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 pub(crate) struct Connection<U> {
     qpn: u32,
+    serial: u64,
     /// `None` once retired: then the peer can write nothing any more. Declared before the memory it uses.
     qp: RefCell<Option<RcQp>>,
     link: RefCell<Link<U>>,
@@ -98,6 +138,7 @@ pub(crate) struct Connection<U> {
     inline_limit: u64,
     is_dirty: Cell<bool>,
     is_unfinished: Cell<bool>,
+    timer: Cell<Timer>,
     worklist: Rc<Worklist<U>>,
     /// Given back to the context when the connection is dropped.
     _share: QueueShare,
@@ -109,6 +150,17 @@ struct Interrupted<'a, U>(&'a Rc<Connection<U>>);
 impl<U> Drop for Interrupted<'_, U> {
     fn drop(&mut self) {
         self.0.mark_unfinished();
+    }
+}
+
+/// Sets a connection's timer again after an expiry, also one ended by a panic of a callback.
+struct Rearm<'a, U>(&'a Rc<Connection<U>>);
+
+impl<U> Drop for Rearm<'_, U> {
+    fn drop(&mut self) {
+        if let Some(at_ns) = self.0.with_link(Link::next_deadline) {
+            self.0.arm(at_ns);
+        }
     }
 }
 
@@ -124,6 +176,7 @@ impl<U> Connection<U> {
     ) -> Self {
         Self {
             qpn: qp.qpn(),
+            serial: CONNECTIONS.fetch_add(1, Ordering::Relaxed),
             inline_limit: INLINE_MAX.min(qp.max_inline_data() as u64),
             qp: RefCell::new(Some(qp)),
             link: RefCell::new(link),
@@ -132,6 +185,7 @@ impl<U> Connection<U> {
             remote,
             is_dirty: Cell::new(false),
             is_unfinished: Cell::new(false),
+            timer: Cell::new(Timer::NONE),
             worklist,
             _share: share,
         }
@@ -141,20 +195,33 @@ impl<U> Connection<U> {
         self.qpn
     }
 
+    /// Different from that of every other connection of this process.
+    pub(crate) const fn serial(&self) -> u64 {
+        self.serial
+    }
+
     pub(crate) const fn recv_view(&self) -> &RingView {
         &self.recv_view
     }
 
     /// Reads or changes the core. `f` runs no user code.
+    #[inline(always)]
     pub(crate) fn with_link<R>(&self, f: impl FnOnce(&mut Link<U>) -> R) -> R {
         f(&mut self.link.borrow_mut())
     }
 
     /// Has the next flush look at this connection.
+    #[inline]
     pub(crate) fn mark_dirty(self: &Rc<Self>) {
-        if !self.is_dirty.replace(true) {
-            self.worklist.dirty.borrow_mut().push(Rc::clone(self));
+        if !self.is_dirty.get() {
+            self.list_dirty();
         }
+    }
+
+    #[inline(never)]
+    fn list_dirty(self: &Rc<Self>) {
+        self.is_dirty.set(true);
+        self.worklist.dirty.borrow_mut().push(Rc::clone(self));
     }
 
     fn mark_unfinished(self: &Rc<Self>) {
@@ -174,6 +241,12 @@ impl<U> Connection<U> {
         self.with_link(|link| link.closed().is_some())
     }
 
+    /// `None` once the connection has ended.
+    #[inline]
+    fn take_request(&self) -> Option<Request> {
+        self.with_link(|link| if link.closed().is_some() { None } else { link.take_request() })
+    }
+
     /// A batch arrived. Ends calls and queues requests.
     pub(crate) fn arrive(self: &Rc<Self>, imm: u32, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         self.with_link(|link| link.on_imm(imm));
@@ -182,16 +255,58 @@ impl<U> Connection<U> {
     }
 
     /// Hands out what the core has: responses to the callback, requests to the queue.
+    #[inline]
     pub(crate) fn deliver(self: &Rc<Self>, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         let interrupted = Interrupted(self);
-        while let Some(event) = self.with_link(Link::next_event) {
+        let mut requests = 0;
+        while let Some(event) = self.with_link(|link| link.next_event()) {
             match event {
-                Event::Request(request) => self.worklist.requests.borrow_mut().push_back((Rc::clone(self), request)),
-                Event::Ended { user_data, outcome } => on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload))),
+                Event::Request => requests += 1,
+                Event::Ended { user_data, outcome } => {
+                    // What arrived before can be received in the callback.
+                    self.worklist.add_requests(self, std::mem::take(&mut requests));
+                    on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload)));
+                }
             }
         }
+        self.worklist.add_requests(self, requests);
         std::mem::forget(interrupted);
         self.note_end();
+    }
+
+    /// Ends the calls whose deadlines have passed. Returns how many. Calls made by the callback have theirs after `now_ns`, so it ends.
+    pub(crate) fn expire(self: &Rc<Self>, now_ns: u64, on_response: &mut impl FnMut(U, Outcome<'_>)) -> usize {
+        let _rearm = Rearm(self);
+        let mut ended = 0;
+        while let Some(user_data) = self.with_link(|link| link.expire(now_ns)) {
+            ended += 1;
+            on_response(user_data, Err(CallFailure::DeadlineExceeded));
+        }
+        ended
+    }
+
+    /// Has a drain look at the deadlines once `at_ns` has passed.
+    pub(crate) fn arm(self: &Rc<Self>, at_ns: u64) {
+        self.worklist.timers.arm(self, at_ns);
+    }
+
+    pub(crate) const fn timer(&self) -> &Cell<Timer> {
+        &self.timer
+    }
+
+    pub(crate) fn timers(&self) -> &Timers<U> {
+        &self.worklist.timers
+    }
+
+    /// Has a connection whose peer should be heard looked at, and tells the peer that this end lives (K1, K3).
+    pub(crate) fn sweep(self: &Rc<Self>) {
+        let (heartbeat, is_watching) = self.with_link(|link| (link.beat(), link.unanswered_requests() > 0));
+        if let Some(heartbeat) = heartbeat {
+            self.memory.control.beat(heartbeat);
+        }
+        if is_watching {
+            self.mark_dirty();
+        }
     }
 
     /// A completion of the send queue.

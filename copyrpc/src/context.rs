@@ -1,9 +1,8 @@
 //! The context of one thread: a device, its queues, and the poll that drives all connections.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::rc::Rc;
-use std::time::Instant;
 
 use mlx5::{Cq, CreateError, Device, DeviceInfo, DeviceSpec, MonoCq, OpenError, Pd, PostReceiveError, QpConfig, RcQp, RegisterError, Srq};
 use thiserror::Error;
@@ -23,10 +22,6 @@ pub const DEFAULT_CQ_SIZE: u32 = 4096;
 
 /// Most completions one poll takes from each queue, so that a poll is bounded under any load.
 const POLL_BUDGET: usize = 256;
-/// Flushes look at the clock this often while there is work, and each time when the last drain found none.
-const CLOCK_INTERVAL: u32 = 64;
-/// How often connections with calls outstanding are looked at for silence.
-const SWEEP_INTERVAL_NS: u64 = 10_000_000;
 
 /// Describes a context. Plain data: send it to the thread that will own the context and build it there.
 ///
@@ -109,51 +104,10 @@ impl ContextBuilder {
             device,
             is_polling: Cell::new(false),
             serving: RefCell::new(Vec::new()),
-            clock: Clock::start(),
             retired: Cell::new(Stats::default()),
         };
         inner.refill()?;
         Ok(Context { inner: Rc::new(inner) })
-    }
-}
-
-/// Time since the context was built, read rarely.
-#[derive(Debug)]
-struct Clock {
-    base: Instant,
-    now_ns: Cell<u64>,
-    flushes_since_look: Cell<u32>,
-    /// The last drain found nothing.
-    is_idle: Cell<bool>,
-    last_sweep_ns: Cell<u64>,
-}
-
-impl Clock {
-    fn start() -> Self {
-        Self {
-            base: Instant::now(),
-            now_ns: Cell::new(0),
-            flushes_since_look: Cell::new(0),
-            is_idle: Cell::new(true),
-            last_sweep_ns: Cell::new(0),
-        }
-    }
-
-    /// Called once per flush; whether a sweep is due.
-    fn tick(&self) -> bool {
-        let flushes = self.flushes_since_look.get() + 1;
-        self.flushes_since_look.set(flushes);
-        if !self.is_idle.get() && flushes < CLOCK_INTERVAL {
-            return false;
-        }
-        self.flushes_since_look.set(0);
-        let now_ns = self.base.elapsed().as_nanos() as u64;
-        self.now_ns.set(now_ns);
-        let is_due = now_ns - self.last_sweep_ns.get() >= SWEEP_INTERVAL_NS;
-        if is_due {
-            self.last_sweep_ns.set(now_ns);
-        }
-        is_due
     }
 }
 
@@ -191,7 +145,6 @@ pub(crate) struct Inner<U> {
     is_polling: Cell<bool>,
     /// The connections being served; empty between polls, kept for its memory.
     serving: RefCell<Vec<Rc<Connection<U>>>>,
-    clock: Clock,
     /// Counters of connections that are closed.
     retired: Cell<Stats>,
 }
@@ -278,7 +231,7 @@ impl<U> Context<U> {
     }
 
     /// One bounded step: takes arrivals and completions, ends calls through `on_response`, posts what gathered. Returns how many
-    /// completions there were; 0 means that nothing moved.
+    /// completions there were, and calls that ran out of time; 0 means that nothing moved.
     ///
     /// `on_response` gets the call's user data and either the reply's bytes, valid during the callback, or why there are none. It may
     /// call, reply and receive.
@@ -301,7 +254,8 @@ impl<U> Context<U> {
         self.inner.drain(&mut on_response)
     }
 
-    /// The second half of [`Context::poll`]: posts what gathered, and probes peers that have been silent for long; takes no completions.
+    /// The second half of [`Context::poll`]: posts what gathered, and probes peers that have been silent for long; takes no completions,
+    /// and does not look at the clock: drains do.
     ///
     /// # Errors
     /// [`PollError`].
@@ -313,13 +267,9 @@ impl<U> Context<U> {
 
     /// The oldest request that arrived, over all endpoints.
     #[must_use]
+    #[inline]
     pub fn recv(&self) -> Option<RecvHandle<U>> {
-        while let Some((connection, request)) = self.inner.worklist.next_request() {
-            if !connection.is_closed() {
-                return Some(RecvHandle::new(connection, request));
-            }
-        }
-        None
+        self.inner.worklist.next_request().map(|(connection, request)| RecvHandle::new(connection, request))
     }
 
     /// Counters of all endpoints there were.
@@ -369,10 +319,9 @@ impl<U> Inner<U> {
         Ok(Polling(&self.is_polling))
     }
 
-    /// Takes what arrived and what completed, and parts with the connections that ended.
+    /// Takes what arrived and what completed, parts with the connections that ended, ends the calls that are out of time.
     fn drain(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
         let taken = self.take_completions(on_response)?;
-        self.clock.is_idle.set(taken == 0);
         while let Some(connection) = self.worklist.unfinished() {
             connection.deliver(on_response);
             if connection.is_closed() {
@@ -380,43 +329,69 @@ impl<U> Inner<U> {
             }
             self.worklist.finish(&connection);
         }
-        Ok(taken)
+        Ok(taken + self.look_at_clock(taken == 0, on_response))
     }
 
-    fn take_completions(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
-        let received = self.recv_cq.borrow_mut().poll(POLL_BUDGET, |connection, cqe| {
-            self.srq.borrow_mut().complete(cqe.wqe_counter());
-            match (connection, cqe.result()) {
-                (Some(connection), Ok(())) => connection.arrive(cqe.imm(), on_response),
-                (Some(connection), Err(error)) => connection.fail(error),
-                // A late arrival of a connection that is closed.
-                (None, _) => {}
+    /// Behind the arrivals of the same drain, so that a response that came in time wins. Returns how many calls it ended.
+    fn look_at_clock(&self, is_idle: bool, on_response: &mut impl FnMut(U, Outcome<'_>)) -> usize {
+        let timers = self.worklist.timers();
+        let mut ended = 0;
+        if timers.tick(is_idle) {
+            if timers.is_sweep_due() {
+                self.connections.borrow().iter().for_each(Connection::sweep);
             }
-        });
+            while let Some(connection) = timers.take_due() {
+                ended += connection.expire(timers.now_ns(), on_response);
+            }
+        }
+        ended
+    }
+
+    #[inline(always)]
+    fn take_completions(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
+        let received = {
+            let mut srq = self.srq.borrow_mut();
+            self.recv_cq.borrow_mut().poll(POLL_BUDGET, |connection, cqe| {
+                srq.complete(cqe.wqe_counter());
+                match (connection, cqe.result()) {
+                    (Some(connection), Ok(())) => connection.arrive(cqe.imm(), on_response),
+                    (Some(connection), Err(error)) => connection.fail(error),
+                    // A late arrival of a connection that is closed.
+                    (None, _) => {}
+                }
+            })
+        };
         self.refill()?;
+        // The poll of the other queue has given a software device its time.
+        if self.send_cq.borrow().has_completion() { Ok(received + self.take_sent(on_response)) } else { Ok(received) }
+    }
+
+    /// Takes the completions of the send queues. To the end, so that a connection retired now leaves none behind that its share does not pay
+    /// for any more; that is bounded by B2, since nothing is posted meanwhile.
+    #[inline(never)]
+    fn take_sent(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) -> usize {
         let recv_cq = self.recv_cq.borrow();
+        let mut send_cq = self.send_cq.borrow_mut();
         let mut sent = 0;
-        // To the end, so that a connection retired now leaves no completion behind that its share does not pay for any more. That is
-        // bounded by B2, since nothing is posted meanwhile.
-        loop {
-            let taken = self.send_cq.borrow_mut().poll(POLL_BUDGET, |cqe| {
+        while send_cq.has_completion() {
+            sent += send_cq.poll(POLL_BUDGET, |cqe| {
                 if let Some(connection) = recv_cq.queues().get(cqe.qpn()) {
                     connection.complete(&cqe, on_response);
                 }
             });
-            sent += taken;
-            if taken == 0 {
-                return Ok(received + sent);
-            }
         }
+        sent
     }
 
     /// Posts receives again once a third are used, in one go.
+    #[inline]
     fn refill(&self) -> Result<(), PostReceiveError> {
-        let mut srq = self.srq.borrow_mut();
-        if srq.free() * 3 <= srq.depth() {
-            return Ok(());
-        }
+        let srq = self.srq.borrow_mut();
+        if srq.free() * 3 <= srq.depth() { Ok(()) } else { Self::fill(srq) }
+    }
+
+    #[inline(never)]
+    fn fill(mut srq: RefMut<'_, Srq>) -> Result<(), PostReceiveError> {
         while srq.free() > 0 {
             srq.post(&[], 0)?;
         }
@@ -424,24 +399,12 @@ impl<U> Inner<U> {
         Ok(())
     }
 
-    /// Has every connection with calls outstanding looked at, for silence.
-    fn sweep(&self) {
-        for connection in self.connections.borrow().iter() {
-            if connection.with_link(|link| link.outstanding_calls() > 0) {
-                connection.mark_dirty();
-            }
-        }
-    }
-
     /// Serves every connection that has something to post, READ or publish. Runs no user code.
     fn flush(&self) {
-        if self.clock.tick() {
-            self.sweep();
-        }
         let mut serving = self.serving.borrow_mut();
         self.worklist.swap_dirty(&mut serving);
-        for connection in serving.drain(..) {
-            connection.serve(self.clock.now_ns.get());
+        while let Some(connection) = serving.pop() {
+            connection.serve(self.worklist.timers().now_ns());
         }
     }
 
@@ -454,6 +417,7 @@ impl<U> Inner<U> {
             self.retired.set(stats);
         }
         connection.retire();
+        self.worklist.forget_dirty(connection);
     }
 }
 

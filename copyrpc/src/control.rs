@@ -1,13 +1,13 @@
 //! The two small pieces of registered memory of an endpoint: the record its peer READs, and the
 //! place its own READs land.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mlx5::{Access, Mr, Pd, RegisterError, Sge};
 
-use crate::wire::{FLOW_METADATA_SIZE, FlowWords};
+use crate::wire::{FLOW_METADATA_SIZE, FlowWords, PublishedRecord};
 
-/// Bytes 0..32: the published record, in the layout of [`crate::wire::FlowMetadata`] with count 0. Bytes 32..64: the target of READs.
+/// Bytes 0..32: the published record, in the layout of [`PublishedRecord`]. Bytes 32..64: the target of READs.
 #[derive(Debug)]
 pub(crate) struct ControlMemory {
     memory: Mr,
@@ -34,6 +34,14 @@ impl ControlMemory {
             // Release: whoever reads the new position must find us done with the bytes before it.
             target.store(word.to_le(), Ordering::Release);
         }
+    }
+
+    /// Stores the heartbeat.
+    pub(crate) fn beat(&self, heartbeat: u32) {
+        // SAFETY: the region is page-aligned and 64 bytes long; this thread is the only writer of this word.
+        let target = unsafe { self.memory.as_ptr().byte_add(PublishedRecord::HEARTBEAT_OFFSET).cast::<AtomicU32>().as_ref() };
+        // It orders nothing: it only has to change.
+        target.store(heartbeat.to_le(), Ordering::Relaxed);
     }
 
     /// Where a READ puts the peer's record.

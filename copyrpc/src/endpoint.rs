@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use mlx5::{Access, ConnectOptions, DeviceKind, QpAddress, QpConfig, RcQp};
 use thiserror::Error;
@@ -11,10 +12,11 @@ use crate::context::{CreateEndpointError, Inner};
 use crate::control::ControlMemory;
 use crate::error::{CallError, CloseReason, LinkConfigError};
 use crate::exchange::{Device, ExchangeError, ExchangeRecord};
-use crate::link::{Link, LinkConfig};
+use crate::link::{CallKey, Link, LinkConfig};
 use crate::queue_share::QueueShare;
 use crate::ring::{DEFAULT_RING_SIZE, RingSize, RingView};
 use crate::stats::Stats;
+use crate::timers::nanoseconds;
 use crate::wire::{ALIGNMENT, FlowWords};
 
 /// Inline bytes asked of the queue pair: what fits a WQE of four WQEBBs.
@@ -32,8 +34,12 @@ pub struct EndpointConfig {
     pub batches_in_flight: u32,
     /// WQEBBs of the send queue. Default 256.
     pub max_send_wr: u32,
-    /// With calls outstanding, the peer is probed when nothing was heard of it for this long. Default 100 ms, resolution 10 ms.
-    pub keepalive_ns: u64,
+    /// With requests unanswered, the peer is probed when nothing was heard of it for this long. Default 100 ms, resolution 10 ms.
+    pub keepalive: Duration,
+    /// With requests unanswered, a peer that answers probes and does nothing else for this long is given up:
+    /// [`CloseReason::PeerStalled`]. It does something as long as it polls, however long its handlers take. Longer if three probes take
+    /// longer, and only while this end polls at least four times in that time. Default 5 s; `Duration::MAX` never.
+    pub stall_timeout: Duration,
     /// Timeouts and retries of the connection.
     pub connect: ConnectOptions,
 }
@@ -45,7 +51,8 @@ impl Default for EndpointConfig {
             initial_credit: None,
             batches_in_flight: 32,
             max_send_wr: 256,
-            keepalive_ns: 100_000_000,
+            keepalive: Duration::from_millis(100),
+            stall_timeout: Duration::from_secs(5),
             connect: ConnectOptions::default(),
         }
     }
@@ -99,7 +106,8 @@ struct Parts {
     qp: RcQp,
     memory: Memory,
     record: ExchangeRecord,
-    keepalive_ns: u64,
+    keepalive: Duration,
+    stall_timeout: Duration,
     connect: ConnectOptions,
     share: QueueShare,
 }
@@ -123,7 +131,8 @@ impl<U> PendingEndpoint<U> {
             control: ControlMemory::new(pd, FlowWords { credit, ..FlowWords::default() })?,
         };
         let record = record_of(&qp.address(), &memory, ring_size, credit, config.batches_in_flight);
-        let parts = Parts { qp, memory, record, keepalive_ns: config.keepalive_ns, connect: config.connect, share };
+        let EndpointConfig { keepalive, stall_timeout, connect, .. } = *config;
+        let parts = Parts { qp, memory, record, keepalive, stall_timeout, connect, share };
         Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
     }
 
@@ -150,7 +159,7 @@ impl<U> PendingEndpoint<U> {
         if context.is_polling() {
             return Err(ConnectFailure::Reentrant);
         }
-        let Parts { qp, memory, record, keepalive_ns, connect, .. } = &mut *self.parts;
+        let Parts { qp, memory, record, keepalive, stall_timeout, connect, .. } = &mut *self.parts;
         record.check_peer(remote)?;
         let config = LinkConfig {
             local_credit: record.initial_credit,
@@ -160,7 +169,8 @@ impl<U> PendingEndpoint<U> {
             peer_batches: remote.batches.min(record.batches),
             send_start: 0,
             recv_start: 0,
-            keepalive_ns: *keepalive_ns,
+            keepalive_ns: nanoseconds(*keepalive),
+            stall_ns: nanoseconds(*stall_timeout),
         };
         let link = Link::new(view(&memory.send_ring, record.ring_size), view(&memory.recv_ring, record.ring_size), &config)?;
         let address = QpAddress {
@@ -224,6 +234,13 @@ fn record_of(address: &QpAddress, memory: &Memory, ring_size: RingSize, initial_
     }
 }
 
+/// Names one call of one endpoint of this process, for [`Endpoint::cancel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallToken {
+    connection: u64,
+    call: CallKey,
+}
+
 /// One end of a connection. Dropping it does not close the connection: requests of the peer are still served, and calls still end,
 /// until its context is dropped or the peer is gone. Clones name the same connection.
 #[derive(Debug)]
@@ -248,18 +265,53 @@ impl<U> Eq for Endpoint<U> {}
 impl<U> Endpoint<U> {
     /// Sends `payload` as a request whose reply may have `response_allowance` bytes. Nothing leaves before the next
     /// [`Context::poll`](crate::Context::poll) or [`flush_endpoints`](crate::Context::flush_endpoints); calls made until then share one
-    /// WRITE. `user_data` comes back, exactly once, through the callback of a poll.
+    /// WRITE. `user_data` comes back, exactly once, through the callback of a poll or from [`Endpoint::cancel`].
     ///
     /// # Errors
     /// [`CallError`], with `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
-    pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<(), CallError<U>> {
+    #[inline]
+    pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
         let outcome = self.connection.with_link(|link| link.call(payload, user_data, response_allowance));
-        match &outcome {
-            // A refused call wants a READ.
-            Ok(()) | Err(CallError::RingFull(_) | CallError::InsufficientCredit(_)) => self.connection.mark_dirty(),
-            Err(_) => {}
+        self.note_call(outcome)
+    }
+
+    /// As [`Endpoint::call`], but when there is no reply after `timeout` the call ends with
+    /// [`CallFailure::DeadlineExceeded`](crate::CallFailure::DeadlineExceeded), in a later poll or drain: the first one without arrivals
+    /// that comes after it, under load one of the next 64. A reply that arrives in that same poll wins. The peer is not told, and a
+    /// reply that comes later reaches no call. Reads the clock; calls without a deadline do not.
+    ///
+    /// # Errors
+    /// As [`Endpoint::call`].
+    pub fn call_within(
+        &self,
+        payload: &[u8],
+        user_data: U,
+        response_allowance: usize,
+        timeout: Duration,
+    ) -> Result<CallToken, CallError<U>> {
+        let deadline_ns = self.connection.timers().deadline_in(timeout);
+        let outcome = self.connection.with_link(|link| link.call_until(payload, user_data, response_allowance, deadline_ns));
+        if outcome.is_ok() {
+            self.connection.arm(deadline_ns);
         }
-        outcome
+        self.note_call(outcome)
+    }
+
+    #[inline(always)]
+    fn note_call(&self, outcome: Result<CallKey, CallError<U>>) -> Result<CallToken, CallError<U>> {
+        // A refused call too: it may want a READ.
+        self.connection.mark_dirty();
+        outcome.map(|call| CallToken { connection: self.connection.serial(), call })
+    }
+
+    /// Ends a call at once: its user data comes back here, and no callback gets it. `None` when the call has ended, or was made on
+    /// another endpoint. The peer is not told, and its reply reaches no call; what the call took of ring and credit comes back with that
+    /// reply. From a callback too.
+    pub fn cancel(&self, call: CallToken) -> Option<U> {
+        if call.connection != self.connection.serial() {
+            return None;
+        }
+        self.connection.with_link(|link| link.cancel(call.call))
     }
 
     /// Largest request payload in bytes.

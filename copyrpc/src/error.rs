@@ -133,6 +133,9 @@ pub enum CloseReason {
     /// The peer broke the protocol.
     #[error("the peer broke the protocol: {0}")]
     Protocol(#[from] ProtocolError),
+    /// The peer's device answers, but its process did nothing for the stall timeout: it is stopped, or its thread does not poll.
+    #[error("the peer lives but does nothing: it is stopped or does not poll")]
+    PeerStalled,
     /// This end was closed: its context is gone.
     #[error("this end was closed")]
     ClosedHere,
@@ -217,6 +220,9 @@ pub enum CallFailure {
     /// The handler refused the request.
     #[error("the peer's handler refused the request")]
     Refused,
+    /// The deadline passed first. Whether the handler ran or will is not known; its reply reaches no call.
+    #[error("no reply before the deadline")]
+    DeadlineExceeded,
     /// The connection ended first. Whether the handler ran is not known.
     #[error("connection closed: {0}")]
     Closed(#[from] CloseReason),

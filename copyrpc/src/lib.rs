@@ -11,11 +11,12 @@ mod queue_share;
 mod recv;
 pub mod ring;
 mod stats;
+mod timers;
 pub mod wire;
 
 pub use connection::Outcome;
 pub use context::{BuildError, Context, ContextBuilder, CreateEndpointError, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, PollError};
-pub use endpoint::{ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
+pub use endpoint::{CallToken, ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord};
 pub use recv::RecvHandle;

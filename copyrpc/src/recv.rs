@@ -6,7 +6,7 @@ use crate::connection::Connection;
 use crate::endpoint::Endpoint;
 use crate::error::ReplyError;
 use crate::link::{Link, Request};
-use crate::ring::{Payload, RecvBytes};
+use crate::ring::RecvBytes;
 
 /// A request to be answered, at any time and in any order. Its bytes stay in the receive ring, unharmed, until then; the ring behind
 /// the oldest unanswered request is not reused, so do not hold one for ever.
@@ -16,28 +16,27 @@ use crate::ring::{Payload, RecvBytes};
 #[must_use = "dropping a request answers it with an error"]
 pub struct RecvHandle<U> {
     connection: Rc<Connection<U>>,
-    /// `None` once answered.
-    request: Option<Request>,
-    payload: Payload,
-    max_reply: usize,
+    request: Request,
+    is_answered: bool,
 }
 
 impl<U> RecvHandle<U> {
+    #[inline]
     pub(crate) const fn new(connection: Rc<Connection<U>>, request: Request) -> Self {
-        let (payload, max_reply) = (request.payload(), request.max_reply());
-        Self { connection, request: Some(request), payload, max_reply }
+        Self { connection, request, is_answered: false }
     }
 
     /// The request's bytes, in place.
     #[must_use]
+    #[inline]
     pub fn data(&self) -> RecvBytes<'_> {
-        self.connection.recv_view().bytes(self.payload)
+        self.connection.recv_view().bytes(self.request.payload())
     }
 
     /// Most bytes a reply may have: what the caller allowed, rounded up.
     #[must_use]
     pub const fn max_reply(&self) -> usize {
-        self.max_reply
+        self.request.max_reply()
     }
 
     /// The endpoint it came from.
@@ -50,6 +49,7 @@ impl<U> RecvHandle<U> {
     ///
     /// # Errors
     /// [`ReplyError::TooLarge`] with this handle, or the connection has ended.
+    #[inline]
     pub fn reply(self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
         self.answer(|link, request| link.reply(request, payload))
     }
@@ -62,28 +62,25 @@ impl<U> RecvHandle<U> {
         self.answer(Link::refuse)
     }
 
+    #[inline]
     fn answer(mut self, reply: impl FnOnce(&mut Link<U>, Request) -> Result<(), ReplyError<Request>>) -> Result<(), ReplyError<Self>> {
-        let Some(request) = self.request.take() else { return Ok(()) };
-        match self.connection.with_link(|link| reply(link, request)) {
+        match self.connection.with_link(|link| reply(link, self.request.again())) {
             Ok(()) => {
+                self.is_answered = true;
                 self.connection.mark_dirty();
                 Ok(())
             }
-            Err(error) => Err(error.map_request(|request| {
-                self.request = Some(request);
-                self
-            })),
+            Err(error) => Err(error.map_request(|_| self)),
         }
     }
 }
 
 impl<U> Drop for RecvHandle<U> {
+    #[inline]
     fn drop(&mut self) {
-        if let Some(request) = self.request.take() {
-            // On a connection that has ended nobody waits for the answer.
-            if self.connection.with_link(|link| link.abandon(request)).is_ok() {
-                self.connection.mark_dirty();
-            }
+        // On a connection that has ended nobody waits for the answer.
+        if !self.is_answered && self.connection.with_link(|link| link.abandon(self.request.again())).is_ok() {
+            self.connection.mark_dirty();
         }
     }
 }

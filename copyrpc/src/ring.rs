@@ -52,24 +52,28 @@ impl RingSize {
 
     /// The size in bytes.
     #[must_use]
+    #[inline]
     pub const fn bytes(self) -> u64 {
         self.0
     }
 
     /// Offset of a position in the ring.
     #[must_use]
+    #[inline]
     pub const fn offset(self, position: u64) -> u64 {
         position & (self.0 - 1)
     }
 
     /// Bytes from a position to the end of the ring, 1 ring at offset 0.
     #[must_use]
+    #[inline]
     pub const fn to_end(self, position: u64) -> u64 {
         self.0 - self.offset(position)
     }
 
     /// Largest padded request: 1/8 ring (invariant L1).
     #[must_use]
+    #[inline]
     pub const fn max_message(self) -> u64 {
         self.0 / 8
     }
@@ -82,12 +86,14 @@ impl RingSize {
 
     /// Most credit one side may have granted and not got back: 1/4 ring (invariant R1).
     #[must_use]
+    #[inline]
     pub const fn max_reservation(self) -> u64 {
         self.0 / 4
     }
 
     /// Largest internal allowance of one call: 3/16 ring (invariant L2).
     #[must_use]
+    #[inline]
     pub const fn max_internal_allowance(self) -> u64 {
         self.0 / 4 - self.0 / 16
     }
@@ -126,6 +132,7 @@ impl RingView {
 
     /// Copies `bytes` into the ring at `position`. The range must not cross the ring's end; that is
     /// the caller's arithmetic, never a peer's, so a violation is a bug and panics.
+    #[inline]
     pub(crate) fn copy_in(&self, position: u64, bytes: &[u8]) {
         let target = self.range(position, bytes.len());
         // SAFETY: `range` checked that the target lies in the memory `new` was promised; `bytes` is
@@ -133,7 +140,19 @@ impl RingView {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) }
     }
 
+    /// Copies a message into the ring, as [`copy_in`](Self::copy_in) would its parts.
+    #[inline(always)]
+    pub(crate) fn write_message(&self, position: u64, header: &[u8; wire::HEADER_SIZE], payload: &[u8]) {
+        let target = self.range(position, wire::HEADER_SIZE + payload.len());
+        // SAFETY: as in `copy_in`; the payload's place begins inside or at the end of the range.
+        unsafe {
+            target.cast::<[u8; wire::HEADER_SIZE]>().write_unaligned(*header);
+            std::ptr::copy_nonoverlapping(payload.as_ptr(), target.as_ptr().add(wire::HEADER_SIZE), payload.len());
+        }
+    }
+
     /// Copies `N` bytes at `position` out of the ring, once: what is validated is the copy.
+    #[inline]
     pub(crate) fn copy_out<const N: usize>(&self, position: u64) -> [u8; N] {
         let mut bytes = [0; N];
         let source = self.range(position, N);
@@ -144,10 +163,12 @@ impl RingView {
 
     /// The received bytes at `payload`, a place this ring's core handed out.
     #[must_use]
+    #[inline]
     pub fn bytes(&self, payload: Payload) -> RecvBytes<'_> {
         RecvBytes { base: self.range(payload.position, payload.len as usize), len: payload.len as usize, ring: PhantomData }
     }
 
+    #[inline]
     fn range(&self, position: u64, len: usize) -> NonNull<u8> {
         let offset = self.size.offset(position);
         assert!(
@@ -170,12 +191,20 @@ pub struct Payload {
 impl Payload {
     /// Payload of a message whose header is at `message`; the caller has checked that it ends
     /// before the ring does.
+    #[inline]
     pub(crate) const fn of_message(message: u64, len: u32) -> Self {
         Self { position: message + wire::HEADER_SIZE as u64, len }
     }
 
+    /// Where its message is.
+    #[inline]
+    pub(crate) const fn message(&self) -> u64 {
+        self.position - wire::HEADER_SIZE as u64
+    }
+
     /// Length in bytes.
     #[must_use]
+    #[inline]
     pub const fn len(&self) -> usize {
         self.len as usize
     }
@@ -212,6 +241,7 @@ impl<'a> RecvBytes<'a> {
     }
 
     /// Copies the first `target.len()` bytes, or all there are; returns how many.
+    #[inline]
     pub fn copy_to(&self, target: &mut [u8]) -> usize {
         let len = self.len.min(target.len());
         // SAFETY: `base` has `len` readable bytes; `target` is other memory.

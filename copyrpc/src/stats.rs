@@ -23,15 +23,23 @@ pub struct Stats {
     pub batches_received: u64,
     /// Messages parsed.
     pub messages_received: u64,
-    /// READs of the peer's published record.
+    /// READs of the peer's published record, for whatever reason.
     pub reads: u64,
+    /// Those among them that only asked whether a silent peer lives.
+    pub probes: u64,
     /// Calls refused because the ring was full.
     pub ring_full: u64,
     /// Calls refused because credit was short.
     pub insufficient_credit: u64,
     /// Flushes that stopped at the limit of batches in flight.
     pub batch_stalls: u64,
-    /// Responses to no outstanding call: late, duplicate or forged.
+    /// Calls ended by their deadline.
+    pub deadlines_exceeded: u64,
+    /// Calls cancelled.
+    pub cancelled: u64,
+    /// Responses to calls that were cancelled or had run out of time.
+    pub late_responses: u64,
+    /// Responses to no request that waits for one: duplicate or forged.
     pub stale_responses: u64,
 }
 
@@ -47,9 +55,13 @@ impl AddAssign for Stats {
         self.batches_received += other.batches_received;
         self.messages_received += other.messages_received;
         self.reads += other.reads;
+        self.probes += other.probes;
         self.ring_full += other.ring_full;
         self.insufficient_credit += other.insufficient_credit;
         self.batch_stalls += other.batch_stalls;
+        self.deadlines_exceeded += other.deadlines_exceeded;
+        self.cancelled += other.cancelled;
+        self.late_responses += other.late_responses;
         self.stale_responses += other.stale_responses;
     }
 }

@@ -20,6 +20,7 @@ pub(crate) const METADATA_SPAN: u64 = FLOW_METADATA_SIZE as u64;
 /// Ring bytes of a message with `payload_len` payload bytes: header + payload, rounded up to
 /// [`ALIGNMENT`]. Saturates instead of overflowing.
 #[must_use]
+#[inline]
 pub const fn padded(payload_len: u64) -> u64 {
     payload_len.saturating_add(HEADER_SIZE as u64 + ALIGNMENT - 1) & !(ALIGNMENT - 1)
 }
@@ -27,12 +28,14 @@ pub const fn padded(payload_len: u64) -> u64 {
 /// Credit, in bytes, that a call with this `response_allowance` (payload bytes) costs: the padded
 /// response and the metadata of the batch it may have to open (invariant R2).
 #[must_use]
+#[inline]
 pub const fn internal_allowance(response_allowance: u64) -> u64 {
     padded(response_allowance).saturating_add(METADATA_SPAN)
 }
 
 /// The largest response payload that fits an internal allowance; 0 if not even an empty one does.
 #[must_use]
+#[inline]
 pub const fn response_capacity(internal_allowance: u64) -> u64 {
     internal_allowance.saturating_sub(METADATA_SPAN + HEADER_SIZE as u64)
 }
@@ -40,12 +43,14 @@ pub const fn response_capacity(internal_allowance: u64) -> u64 {
 /// Immediate value of a batch that advances the receive ring by `span` bytes (a multiple of
 /// [`ALIGNMENT`], at most one ring).
 #[must_use]
+#[inline]
 pub const fn encode_imm(span: u64) -> u32 {
     (span / ALIGNMENT) as u32
 }
 
 /// Bytes announced by an immediate value.
 #[must_use]
+#[inline]
 pub const fn decode_imm(imm: u32) -> u64 {
     imm as u64 * ALIGNMENT
 }
@@ -64,6 +69,7 @@ pub struct Header {
 impl Header {
     /// The header's bytes.
     #[must_use]
+    #[inline]
     pub fn encode(&self) -> [u8; HEADER_SIZE] {
         let mut bytes = [0; HEADER_SIZE];
         bytes[0..4].copy_from_slice(&self.call_id.to_le_bytes());
@@ -92,8 +98,7 @@ pub struct FlowWords {
     pub batches_received: u64,
 }
 
-/// The 32 bytes that start every batch. The published record has the same layout with
-/// `message_count` 0.
+/// The 32 bytes that start every batch.
 ///
 /// | offset | field | |
 /// |---|---|---|
@@ -108,6 +113,34 @@ pub struct FlowMetadata {
     pub words: FlowWords,
     /// Messages in the batch, or [`WRAP_MESSAGE_COUNT`].
     pub message_count: u32,
+}
+
+/// The 32 bytes a peer may READ at any time: the layout of [`FlowMetadata`], with a heartbeat in the place of `message_count`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PublishedRecord {
+    /// What the owner tells about its receive side.
+    pub words: FlowWords,
+    /// Changes while the owner lives and owes the reader something (invariant K3).
+    pub heartbeat: u32,
+}
+
+impl PublishedRecord {
+    /// Offset of the heartbeat.
+    pub(crate) const HEARTBEAT_OFFSET: usize = 16;
+
+    /// The record's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
+        FlowMetadata { words: self.words, message_count: self.heartbeat }.encode()
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// As [`FlowMetadata::decode`].
+    pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, ReservedNotZero> {
+        FlowMetadata::decode(bytes).map(|metadata| Self { words: metadata.words, heartbeat: metadata.message_count })
+    }
 }
 
 /// The reserved bytes of a [`FlowMetadata`] were not zero.
@@ -163,24 +196,28 @@ impl CallId {
 
     /// Takes the id out of a header's `call_id`, whatever its response flag says.
     #[must_use]
+    #[inline]
     pub const fn from_wire(call_id: u32) -> Self {
         Self(call_id & !RESPONSE_FLAG)
     }
 
     /// `call_id` of the request.
     #[must_use]
+    #[inline]
     pub const fn to_request(self) -> u32 {
         self.0
     }
 
     /// `call_id` of the response.
     #[must_use]
+    #[inline]
     pub const fn to_response(self) -> u32 {
         self.0 | RESPONSE_FLAG
     }
 
     /// Slot of the call.
     #[must_use]
+    #[inline]
     pub const fn index(self) -> u32 {
         self.0 & (Self::MAX_CALLS - 1)
     }

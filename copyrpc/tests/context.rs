@@ -141,7 +141,7 @@ fn far_more_calls_than_receives_and_send_entries_lose_nothing() {
         }
         while next < 5_000 {
             match pair.to_server.call(&payload(next, next as usize % 300), next, 300) {
-                Ok(()) => next += 1,
+                Ok(_) => next += 1,
                 Err(error) if error.is_retryable() => break,
                 Err(error) => panic!("{error}"),
             }
@@ -276,7 +276,7 @@ fn a_context_may_move_and_when_it_is_dropped_both_ends_know() {
 
 /// With nothing left to post, only the keep-alive READ can notice.
 fn notice_a_silent_death(step: impl Fn(&Pair)) {
-    let mut pair = Pair::new(ContextBuilder::new, &EndpointConfig { keepalive_ns: 1_000_000, ..small() });
+    let mut pair = Pair::new(ContextBuilder::new, &EndpointConfig { keepalive: Duration::from_millis(1), ..small() });
     pair.to_server.call(b"never answered", 1, 10).unwrap();
     pair.client.poll(|_, _| ()).unwrap();
     pair.server.poll(|_, _| ()).unwrap();

@@ -107,7 +107,7 @@ impl Rank {
             while peer.endpoint.outstanding_calls() < DEPTH {
                 let bytes = request(rank, peer.issued);
                 match peer.endpoint.call(&bytes, (*to, peer.issued), bytes.len()) {
-                    Ok(()) => peer.issued += 1,
+                    Ok(_) => peer.issued += 1,
                     Err(error) if error.is_retryable() => break,
                     Err(_) => break, // The peer is dead; its calls end by themselves.
                 }

@@ -257,6 +257,14 @@ impl Cq {
         self.ring.arm(solicited_only);
     }
 
+    /// Whether a poll would hand out a completion now. Unlike a poll that finds nothing, it gives a software device no time: a loop must
+    /// poll some queue of the device.
+    #[must_use]
+    #[inline(always)]
+    pub fn has_completion(&self) -> bool {
+        self.ring.has_any()
+    }
+
     /// Hands up to `max` completions to `f` in the order the device wrote them, and returns how many. Their entries are free again when
     /// this returns: what `f` posts must find room for its completions beside them.
     #[inline(always)]

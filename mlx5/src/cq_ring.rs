@@ -222,7 +222,7 @@ impl CqRing {
 
     /// Whether there is a CQE to hand out. What it costs is what an empty poll costs.
     #[inline(always)]
-    fn has_any(&self) -> bool {
+    pub(crate) fn has_any(&self) -> bool {
         // SAFETY: as in `take_plain`; while no session is open, `head` is the entry of `consumer`.
         let op_own = unsafe { self.head.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
         self.session.count != 0 || is_written(op_own, self.owner)

@@ -196,7 +196,7 @@ impl<C> Link<C> {
         let End::Connected(endpoint) = &self.end else { return Ok(()) };
         while let Some((request, whom)) = self.backlog.pop_front() {
             match endpoint.call(request.as_bytes(), whom, size_of::<Response>()) {
-                Ok(()) => *backlogged -= 1,
+                Ok(_) => *backlogged -= 1,
                 Err(CallError::RingFull(whom) | CallError::InsufficientCredit(whom)) => {
                     self.backlog.push_front((request, whom));
                     return Ok(());

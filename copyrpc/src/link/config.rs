@@ -20,8 +20,10 @@ pub struct LinkConfig {
     /// First position of the receive ring, a multiple of 32: the peer's `send_start`.
     pub recv_start: u64,
     /// With calls outstanding and nothing heard for this long, the peer is READ to see that it
-    /// lives.
+    /// lives (K1).
     pub keepalive_ns: u64,
+    /// With calls outstanding and no news for this long, a peer that lives is given up (K2).
+    pub stall_ns: u64,
 }
 
 impl LinkConfig {

@@ -30,16 +30,19 @@ impl Reservation {
     }
 
     /// What is told to the peer.
+    #[inline]
     pub(super) const fn granted(&self) -> u64 {
         self.granted
     }
 
     /// R of the invariants: bytes of responses the peer may still ask for or wait for.
+    #[inline]
     pub(super) const fn outstanding(&self) -> u64 {
         self.granted - self.released
     }
 
     /// Grants all that keeps `in_flight + 2R <= C` (S1) and R within a quarter ring (R1).
+    #[inline]
     pub(super) fn top_up(&mut self, ring: RingSize, in_flight: u64) {
         let reserved = self.outstanding();
         let by_invariant = ring.bytes().saturating_sub(in_flight + GRANT_SLACK) / 2;
@@ -48,6 +51,7 @@ impl Reservation {
     }
 
     /// A request arrived that wants `wanted` bytes of internal allowance (T6).
+    #[inline]
     pub(super) fn claim(&mut self, ring: RingSize, wanted: u64) -> Result<(), ProtocolError> {
         let available = (self.granted - self.used).min(ring.max_internal_allowance());
         if wanted < internal_allowance(0) || wanted > available {
@@ -58,6 +62,7 @@ impl Reservation {
     }
 
     /// The reply that `claimed` was reserved for has been written.
+    #[inline]
     pub(super) const fn release(&mut self, claimed: u64) {
         self.released += claimed;
     }
@@ -75,11 +80,13 @@ impl PeerCredit {
         Self { granted: initial_credit, spent: 0 }
     }
 
+    #[inline]
     pub(super) const fn balance(&self) -> u64 {
         self.granted - self.spent
     }
 
     /// Pays for a call; the caller has checked the balance.
+    #[inline]
     pub(super) const fn spend(&mut self, internal_allowance: u64) {
         self.spent += internal_allowance;
     }
@@ -87,6 +94,7 @@ impl PeerCredit {
     /// The peer told its cumulative grant; `floor` is what it told before by the same channel.
     ///
     /// The peer reserves at least our balance, so a balance above its quarter ring is a lie (T5).
+    #[inline]
     pub(super) fn raise(&mut self, ring: RingSize, told: u64, floor: u64) -> Result<(), ProtocolError> {
         let ceiling = self.spent + ring.max_reservation();
         if told < floor || told > ceiling || told % ALIGNMENT != 0 {

@@ -1,36 +1,41 @@
 //! One end of a connection as a pure state machine: no queue, clock, thread or system call.
 //!
-//! Inputs: [`call`](Link::call), [`reply`](Link::reply), [`on_imm`](Link::on_imm), [`on_read_done`](Link::on_read_done),
-//! [`close`](Link::close). Outputs are values a driver turns into work: WRITEs ([`flush`](Link::flush)), a READ
-//! ([`poll_read`](Link::poll_read)), the published record ([`publish`](Link::publish)), requests and ended calls
-//! ([`next_event`](Link::next_event)). No output borrows the link, so a callback of the driver may call and reply.
+//! Inputs: [`call`](Link::call), [`cancel`](Link::cancel), [`reply`](Link::reply), [`on_imm`](Link::on_imm),
+//! [`on_read_done`](Link::on_read_done), [`close`](Link::close), and the time. Outputs are values a driver turns into work: WRITEs ([`flush`](Link::flush)), a READ
+//! ([`poll_read`](Link::poll_read)), the published record ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls
+//! ([`next_event`](Link::next_event), [`expire`](Link::expire)). No output borrows the link, so a callback of the driver may call and reply.
 //!
 //! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers,
-//! `calls` the pending calls; this file joins them and owns every decision that needs two of them.
+//! `calls` the pending calls, `deadlines` their times, `watch` the time since the peer was heard. This file and `incoming` join them
+//! and own every decision that needs two of them: this one what goes out, that one what comes in.
 //! Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
 
 mod calls;
 mod config;
 mod credit;
+mod deadlines;
 #[cfg(test)]
 mod explore;
+mod held;
+mod incoming;
 mod rx;
 mod tx;
+mod watch;
 
-use calls::{Calls, Pending};
+pub use calls::CallKey;
+use calls::{Calls, NEVER};
 pub use config::LinkConfig;
 use credit::{PeerCredit, Reservation};
-use rx::{HeldRequest, Item, RecvRing};
+pub(crate) use deadlines::Deadlines;
+use rx::RecvRing;
 pub use tx::Emit;
 use tx::SendRing;
+use watch::Watch;
 
-use crate::error::{CallError, CallFailure, CloseReason, LinkConfigError, ProtocolError, ReplyError};
+use crate::error::{CallError, CallFailure, CloseReason, LinkConfigError, ReplyError};
 use crate::ring::{Payload, RingView};
 use crate::stats::Stats;
-use crate::wire::{
-    ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, METADATA_SPAN, RESPONSE_FLAG, Status, internal_allowance,
-    padded, response_capacity,
-};
+use crate::wire::{ALIGNMENT, CallId, FlowWords, Header, METADATA_SPAN, Status, internal_allowance, padded};
 
 /// Ring bytes a call leaves alone. Twice what a grant leaves (64), so that under load grants to the
 /// peer win over own calls and neither side starves (invariant L3).
@@ -45,6 +50,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// The same request, for an owner that answers it once all the same.
+    pub(crate) const fn again(&self) -> Self {
+        Self { ..*self }
+    }
+
     /// Where its payload lies in the receive ring; intact until the request is answered.
     #[must_use]
     pub const fn payload(&self) -> Payload {
@@ -61,8 +71,8 @@ impl Request {
 /// What [`Link::next_event`] found.
 #[derive(Debug)]
 pub enum Event<U> {
-    /// A request arrived. Requests come in the order they were called.
-    Request(Request),
+    /// A request arrived: [`Link::take_request`] has one more.
+    Request,
     /// A call ended.
     Ended {
         /// What [`Link::call`] was given.
@@ -75,7 +85,6 @@ pub enum Event<U> {
 /// One end of a connection. `U` is the caller's data per call.
 #[derive(Debug)]
 pub struct Link<U> {
-    keepalive_ns: u64,
     tx: SendRing,
     rx: RecvRing,
     reservation: Reservation,
@@ -93,8 +102,11 @@ pub struct Link<U> {
     read_in_flight: bool,
     /// A call was refused, or little space was left after a batch, and nothing was heard since; neither a batch nor a READ.
     starved: bool,
-    /// When silence began to be watched; `None` while the peer is heard or no call waits.
-    silent_since_ns: Option<u64>,
+    watch: Watch,
+    /// In the published record: changes while this side owes the peer something (K3).
+    heartbeat: u32,
+    /// Last heartbeat heard by READ.
+    heard_heartbeat: u32,
     stats: Stats,
 }
 
@@ -108,7 +120,6 @@ impl<U> Link<U> {
         let told = FlowWords { consumer_pos: config.recv_start, credit: config.local_credit, batches_received: 0 };
         let heard = FlowWords { consumer_pos: config.send_start, credit: config.peer_credit, batches_received: 0 };
         Ok(Self {
-            keepalive_ns: config.keepalive_ns,
             tx: SendRing::new(send, config.send_start, config.peer_batches),
             rx: RecvRing::new(recv, config.recv_start, config.local_batches),
             reservation: Reservation::new(config.local_credit),
@@ -121,7 +132,9 @@ impl<U> Link<U> {
             heard_by_read: heard,
             read_in_flight: false,
             starved: false,
-            silent_since_ns: None,
+            watch: Watch::new(config.keepalive_ns, config.stall_ns),
+            heartbeat: 0,
+            heard_heartbeat: 0,
             stats: Stats::default(),
         })
     }
@@ -131,7 +144,24 @@ impl<U> Link<U> {
     ///
     /// # Errors
     /// [`CallError`], with `user_data`. `RingFull` and `InsufficientCredit` pass with time.
-    pub fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<(), CallError<U>> {
+    #[inline]
+    pub fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
+        self.call_until(payload, user_data, response_allowance, NEVER)
+    }
+
+    /// As [`Link::call`], but once `deadline_ns` has passed, in the clock of [`Link::expire`], the call ends there. `u64::MAX` is no
+    /// deadline.
+    ///
+    /// # Errors
+    /// As [`Link::call`].
+    #[inline]
+    pub fn call_until(
+        &mut self,
+        payload: &[u8],
+        user_data: U,
+        response_allowance: usize,
+        deadline_ns: u64,
+    ) -> Result<CallKey, CallError<U>> {
         if let Some(reason) = self.closed {
             return Err(CallError::Closed { user_data, reason });
         }
@@ -157,15 +187,38 @@ impl<U> Link<U> {
             self.stats.ring_full += 1;
             return Err(CallError::RingFull(user_data));
         }
-        if self.calls.outstanding() == 0 {
-            self.silent_since_ns = None;
+        if self.calls.unanswered() == 0 {
+            self.watch.news();
         }
         self.credit.spend(allowance);
-        let id = self.calls.insert(Pending { user_data, internal_allowance: allowance });
-        let header = Header { call_id: id.to_request(), piggyback: (allowance / ALIGNMENT) as u32, len: payload.len() as u32 };
+        let key = self.calls.insert(user_data, allowance, deadline_ns);
+        let header = Header { call_id: key.id().to_request(), piggyback: (allowance / ALIGNMENT) as u32, len: payload.len() as u32 };
         self.tx.append(place, &header, payload);
         self.stats.calls += 1;
-        Ok(())
+        Ok(key)
+    }
+
+    /// Ends a call at once: its user data comes back here and not through [`Link::next_event`]. `None` when the call has ended already.
+    /// The peer is not told; its response will be dropped (C3).
+    pub fn cancel(&mut self, call: CallKey) -> Option<U> {
+        let user_data = self.calls.abandon(call)?;
+        self.stats.cancelled += 1;
+        Some(user_data)
+    }
+
+    /// Ends one call whose deadline is before `now_ns`, with [`CallFailure::DeadlineExceeded`] (C4). Repeat it until `None`.
+    pub fn expire(&mut self, now_ns: u64) -> Option<U> {
+        if self.closed.is_some() {
+            return None;
+        }
+        let user_data = self.calls.expire(now_ns)?;
+        self.stats.deadlines_exceeded += 1;
+        Some(user_data)
+    }
+
+    /// The earliest deadline of the calls that have not ended.
+    pub fn next_deadline(&mut self) -> Option<u64> {
+        if self.closed.is_some() { None } else { self.calls.next_deadline() }
     }
 
     /// Answers a request; in any order, at any time. Never fails for want of ring space (S2).
@@ -192,23 +245,25 @@ impl<U> Link<U> {
         self.respond(request, Status::Dropped, &[])
     }
 
+    #[inline]
     fn respond(&mut self, request: Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<Request>> {
         if let Some(reason) = self.closed {
             return Err(ReplyError::Closed(reason));
         }
-        let entry = match self.rx.held(request.number) {
-            Some(entry) if entry.payload == request.payload => entry,
+        let entry = match self.rx.requests.get(request.number) {
+            Some(entry) if entry.position == request.payload.message() => entry,
             _ => return Err(ReplyError::Foreign(request)),
         };
         let message = padded(payload.len() as u64);
-        if message + METADATA_SPAN > entry.internal_allowance {
+        let allowance = u64::from(entry.internal_allowance);
+        if message + METADATA_SPAN > allowance {
             return Err(ReplyError::TooLarge { len: payload.len(), max: request.max_reply, request });
         }
         let header =
             Header { call_id: CallId::from_wire(entry.call_id).to_response(), piggyback: status as u32, len: payload.len() as u32 };
         self.tx.append(self.tx.place(message), &header, payload);
-        self.reservation.release(entry.internal_allowance);
-        self.rx.release(request.number);
+        self.reservation.release(allowance);
+        self.rx.requests.answer(request.number);
         self.stats.replies += 1;
         Ok(())
     }
@@ -223,13 +278,14 @@ impl<U> Link<U> {
         if self.closed.is_some() {
             return Ok(());
         }
-        self.offer_metadata_only();
+        // What is appended and posted below changes none of them: it was in flight before.
+        let words = self.current_words();
+        self.offer_metadata_only(words);
         while let Some(batch) = self.tx.next_batch() {
             if !self.tx.may_post() {
                 self.stats.batch_stalls += 1;
                 break;
             }
-            let words = self.current_words();
             self.rx.note_told(words);
             post(self.tx.fill(&batch, words))?;
             self.tx.commit(&batch);
@@ -245,11 +301,11 @@ impl<U> Link<U> {
 
     /// Begins a batch without messages when the peer should hear enough news and no data will
     /// carry it: 1/8 ring consumed or 1/16 ring granted, one such batch in flight (L4).
-    fn offer_metadata_only(&mut self) {
+    #[inline]
+    fn offer_metadata_only(&mut self, words: FlowWords) {
         if self.tx.has_unposted() || self.tx.metadata_only_in_flight() || !self.tx.may_post() {
             return;
         }
-        let words = self.current_words();
         let ring = self.tx.size().bytes();
         let news =
             words.consumer_pos - self.told_by_batch.consumer_pos >= ring / 8 || words.credit - self.told_by_batch.credit >= ring / 16;
@@ -282,140 +338,9 @@ impl<U> Link<U> {
         Some(words)
     }
 
-    /// Whether to READ the peer's published record now (L5): a call was refused, space is low, the
-    /// batch limit holds data back, or calls wait in silence. After posting it, call
-    /// [`Link::read_posted`].
-    pub fn poll_read(&mut self, now_ns: u64) -> bool {
-        if self.closed.is_some() || self.read_in_flight {
-            return false;
-        }
-        self.wants_read() || self.is_silent(now_ns)
-    }
-
+    /// Flow control waits for what a READ would tell (L5).
     fn wants_read(&self) -> bool {
         self.starved || (self.tx.has_unposted() && !self.tx.may_post())
-    }
-
-    fn is_silent(&mut self, now_ns: u64) -> bool {
-        if self.calls.outstanding() == 0 {
-            return false;
-        }
-        let since = *self.silent_since_ns.get_or_insert(now_ns);
-        now_ns.saturating_sub(since) >= self.keepalive_ns
-    }
-
-    /// The READ has been posted; the next one waits for its completion.
-    pub const fn read_posted(&mut self) {
-        self.read_in_flight = true;
-        self.starved = false;
-        self.stats.reads += 1;
-    }
-
-    /// The READ completed with the peer's published record.
-    pub fn on_read_done(&mut self, record: &[u8; FLOW_METADATA_SIZE]) {
-        self.read_in_flight = false;
-        self.silent_since_ns = None;
-        if self.closed.is_some() {
-            return;
-        }
-        let words = match FlowMetadata::decode(record) {
-            Ok(metadata) if metadata.message_count == 0 => metadata.words,
-            _ => return self.close(ProtocolError::ReservedNotZero.into()),
-        };
-        match self.hear(words, self.heard_by_read) {
-            Ok(()) => self.heard_by_read = words,
-            Err(error) => self.close(error.into()),
-        }
-    }
-
-    /// A receive completion with this immediate arrived. Its messages come out of [`Link::next_event`].
-    pub fn on_imm(&mut self, imm: u32) {
-        if self.closed.is_some() {
-            return;
-        }
-        self.silent_since_ns = None;
-        self.starved = false;
-        match self.rx.announce(imm) {
-            Ok(()) => self.stats.batches_received += 1,
-            Err(error) => self.close(error.into()),
-        }
-    }
-
-    /// The next request or ended call in what arrived; `None` when all is parsed. On a closed connection it ends the pending calls, one
-    /// by one.
-    pub fn next_event(&mut self) -> Option<Event<U>> {
-        while self.closed.is_none() {
-            let step = match self.rx.next_item() {
-                Ok(None) => return None,
-                Ok(Some(item)) => self.take_item(item),
-                Err(error) => Err(error),
-            };
-            match step {
-                Ok(None) => {}
-                Ok(event) => return event,
-                Err(error) => self.close(error.into()),
-            }
-        }
-        let reason = self.closed?;
-        self.calls.take_any().map(|pending| Event::Ended { user_data: pending.user_data, outcome: Err(reason.into()) })
-    }
-
-    fn take_item(&mut self, item: Item) -> Result<Option<Event<U>>, ProtocolError> {
-        match item {
-            Item::Flow(words) => {
-                self.hear(words, self.heard_by_batch)?;
-                self.heard_by_batch = words;
-                Ok(None)
-            }
-            Item::Message { header, position } => {
-                self.stats.messages_received += 1;
-                if header.call_id & RESPONSE_FLAG == 0 {
-                    self.take_request(&header, position).map(Some)
-                } else {
-                    self.take_response(&header, position)
-                }
-            }
-        }
-    }
-
-    /// The peer told its words; `floor` is what the same channel told before (F1, T5).
-    fn hear(&mut self, words: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
-        self.tx.acknowledge(words, floor)?;
-        self.credit.raise(self.tx.size(), words.credit, floor.credit)
-    }
-
-    fn take_request(&mut self, header: &Header, position: u64) -> Result<Event<U>, ProtocolError> {
-        let ring = self.rx.size();
-        let message = padded(u64::from(header.len));
-        if message > ring.max_message() {
-            return Err(ProtocolError::RequestTooLarge { padded: message, max: ring.max_message() });
-        }
-        let allowance = u64::from(header.piggyback) * ALIGNMENT;
-        self.reservation.claim(ring, allowance)?;
-        let payload = Payload::of_message(position, header.len);
-        let number = self.rx.hold(HeldRequest { position, payload, call_id: header.call_id, internal_allowance: allowance });
-        Ok(Event::Request(Request { number, payload, max_reply: response_capacity(allowance) as usize }))
-    }
-
-    fn take_response(&mut self, header: &Header, position: u64) -> Result<Option<Event<U>>, ProtocolError> {
-        let status = Status::from_wire(header.piggyback).ok_or(ProtocolError::UnknownStatus(header.piggyback))?;
-        let Some(pending) = self.calls.complete(CallId::from_wire(header.call_id)) else {
-            self.stats.stale_responses += 1;
-            return Ok(None);
-        };
-        let max = response_capacity(pending.internal_allowance);
-        let outcome = if u64::from(header.len) > max {
-            let error = ProtocolError::ResponseTooLarge { len: header.len, max };
-            self.close(error.into());
-            Err(CallFailure::Closed(error.into()))
-        } else {
-            match status {
-                Status::Ok => Ok(Payload::of_message(position, header.len)),
-                Status::Dropped => Err(CallFailure::Dropped),
-                Status::Refused => Err(CallFailure::Refused),
-            }
-        };
-        Ok(Some(Event::Ended { user_data: pending.user_data, outcome }))
     }
 
     /// Ends the connection; the first reason stays. All pending calls come out of [`Link::next_event`] as failed.
@@ -429,6 +354,16 @@ impl<U> Link<U> {
         self.closed
     }
 
+    /// A new heartbeat for the published record, if this side owes the peer anything: requests it has not answered, arrivals it has not
+    /// parsed, batches it has not posted (K3). Called every few milliseconds.
+    pub fn beat(&mut self) -> Option<u32> {
+        if self.closed.is_some() || !(self.rx.has_work() || self.tx.has_unposted()) {
+            return None;
+        }
+        self.heartbeat = self.heartbeat.wrapping_add(1);
+        Some(self.heartbeat)
+    }
+
     /// Nothing to flush and no READ wanted: until the next input only [`Link::poll_read`]'s
     /// keep-alive can ask for work.
     #[must_use]
@@ -439,7 +374,13 @@ impl<U> Link<U> {
     /// Calls that wait for their end.
     #[must_use]
     pub const fn outstanding_calls(&self) -> usize {
-        self.calls.outstanding()
+        self.calls.waiting()
+    }
+
+    /// Requests the peer has not answered: calls that wait, and calls that were cancelled or ran out of time.
+    #[must_use]
+    pub fn unanswered_requests(&self) -> usize {
+        self.calls.unanswered()
     }
 
     /// Bytes written and, as far as known, not consumed by the peer.

@@ -9,52 +9,29 @@ mod explore;
 
 use std::collections::VecDeque;
 
+use super::held::HeldRequests;
 use crate::error::ProtocolError;
-use crate::ring::{Payload, RingSize, RingView};
+use crate::ring::{RingSize, RingView};
 use crate::wire::{
     FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, METADATA_SPAN, ReservedNotZero, WRAP_MESSAGE_COUNT, decode_imm, padded,
 };
-
-/// What the parser found next.
-#[derive(Debug)]
-pub(super) enum Item {
-    /// The words of a batch, before its messages.
-    Flow(FlowWords),
-    /// A message with its place; its length is checked, its meaning is not.
-    Message { header: Header, position: u64 },
-}
-
-/// The batch being parsed.
-#[derive(Clone, Copy, Debug)]
-struct Cursor {
-    next: u64,
-    end: u64,
-    messages_left: u32,
-}
-
-/// A request the application has not answered; its bytes are needed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HeldRequest {
-    pub(super) position: u64,
-    pub(super) payload: Payload,
-    pub(super) call_id: u32,
-    pub(super) internal_allowance: u64,
-}
 
 #[derive(Debug)]
 pub(super) struct RecvRing {
     view: RingView,
     /// End of the announced batches.
     producer: u64,
-    /// Everything before is parsed and delivered.
-    parsed: u64,
+    /// Everything before is delivered: start of the message being delivered.
+    delivered: u64,
+    /// Next byte of the batch being parsed, and its end.
+    next: u64,
+    end: u64,
+    /// Messages of it not parsed; 0 between batches.
+    messages_left: u32,
     /// Bytes of the announced batches not yet begun, oldest first; at most `batch_limit`.
     announced: VecDeque<u64>,
-    cursor: Option<Cursor>,
-    /// Requests from the oldest unanswered one on, in arrival order; `None` is answered and waits for older ones.
-    requests: VecDeque<Option<HeldRequest>>,
-    /// Number of the request at the front of `requests`.
-    first_request: u64,
+    /// Their bytes are needed.
+    pub(super) requests: HeldRequests,
     batches_received: u64,
     /// Batches the peer may have sent and not been told the receipt of (B1).
     batch_limit: u32,
@@ -63,40 +40,51 @@ pub(super) struct RecvRing {
 }
 
 impl RecvRing {
-    pub(super) const fn new(view: RingView, start: u64, batch_limit: u32) -> Self {
+    pub(super) fn new(view: RingView, start: u64, batch_limit: u32) -> Self {
         Self {
             view,
             producer: start,
-            parsed: start,
+            delivered: start,
+            next: start,
+            end: start,
+            messages_left: 0,
             announced: VecDeque::new(),
-            cursor: None,
-            requests: VecDeque::new(),
-            first_request: 0,
+            requests: HeldRequests::default(),
             batches_received: 0,
             batch_limit,
             told: FlowWords { consumer_pos: start, credit: 0, batches_received: 0 },
         }
     }
 
+    #[inline]
     pub(super) const fn size(&self) -> RingSize {
         self.view.size()
     }
 
     /// Position of the oldest byte still needed: the oldest request not answered, or the message being delivered (S3).
+    #[inline]
     pub(super) fn consumer_pos(&self) -> u64 {
-        self.requests.front().copied().flatten().map_or(self.parsed, |request| request.position)
+        self.requests.oldest().map_or(self.delivered, |request| request.position)
     }
 
+    /// Requests wait for an answer, or batches to be parsed.
+    pub(super) fn has_work(&self) -> bool {
+        !self.requests.is_empty() || !self.announced.is_empty() || self.messages_left > 0
+    }
+
+    #[inline]
     pub(super) const fn batches_received(&self) -> u64 {
         self.batches_received
     }
 
     /// These words are about to be where the peer can see them.
+    #[inline]
     pub(super) const fn note_told(&mut self, words: FlowWords) {
         self.told = words;
     }
 
     /// A receive completion arrived.
+    #[inline]
     pub(super) fn announce(&mut self, imm: u32) -> Result<(), ProtocolError> {
         let span = decode_imm(imm);
         let free = self.size().bytes() - (self.producer - self.told.consumer_pos);
@@ -112,29 +100,31 @@ impl RecvRing {
         Ok(())
     }
 
-    /// The next piece of the announced batches; `None` when all are parsed. Whatever the previous
-    /// call returned counts as delivered.
-    pub(super) fn next_item(&mut self) -> Result<Option<Item>, ProtocolError> {
-        loop {
-            let Some(cursor) = self.cursor else {
-                return match self.announced.pop_front() {
-                    Some(span) => self.begin_batch(span).map(Some),
-                    None => Ok(None),
-                };
-            };
-            self.parsed = cursor.next;
-            if cursor.messages_left > 0 {
-                return self.next_message(cursor).map(Some);
-            }
-            if cursor.next != cursor.end {
-                return Err(ProtocolError::TrailingBytes { left: cursor.end - cursor.next });
-            }
-            self.cursor = None;
-        }
+    /// Every message of the batches that were begun is parsed.
+    #[inline]
+    pub(super) const fn is_between_batches(&self) -> bool {
+        self.messages_left == 0
     }
 
-    fn begin_batch(&mut self, span: u64) -> Result<Item, ProtocolError> {
-        let start = self.parsed;
+    /// As [`is_between_batches`](Self::is_between_batches), and there are no more: all is delivered.
+    #[inline]
+    pub(super) fn is_done(&mut self) -> bool {
+        let is_done = self.messages_left == 0 && self.next == self.end && self.announced.is_empty();
+        if is_done {
+            self.delivered = self.end;
+        }
+        is_done
+    }
+
+    /// Begins the next announced batch: its words come before its messages. `None` when there is none. Called between batches; the last
+    /// message counts as delivered.
+    pub(super) fn begin_batch(&mut self) -> Result<Option<FlowWords>, ProtocolError> {
+        if self.next != self.end {
+            return Err(ProtocolError::TrailingBytes { left: self.end - self.next });
+        }
+        let start = self.end;
+        self.delivered = start;
+        let Some(span) = self.announced.pop_front() else { return Ok(None) };
         let bytes = self.view.copy_out::<FLOW_METADATA_SIZE>(start);
         let metadata = FlowMetadata::decode(&bytes).map_err(|ReservedNotZero| ProtocolError::ReservedNotZero)?;
         let count = metadata.message_count;
@@ -144,56 +134,36 @@ impl RecvRing {
         if !well_placed {
             return Err(ProtocolError::Misplaced { offset: self.size().offset(start), span });
         }
-        let end = start + span;
-        self.cursor = Some(if is_marker {
-            Cursor { next: end, end, messages_left: 0 }
+        self.end = start + span;
+        if is_marker {
+            self.next = self.end;
         } else {
             if u64::from(count) > (span - METADATA_SPAN) / padded(0) {
                 return Err(ProtocolError::MessageCount { count, span });
             }
-            Cursor { next: start + METADATA_SPAN, end, messages_left: count }
-        });
-        Ok(Item::Flow(metadata.words))
+            self.next = start + METADATA_SPAN;
+            self.messages_left = count;
+        }
+        Ok(Some(metadata.words))
     }
 
-    fn next_message(&mut self, cursor: Cursor) -> Result<Item, ProtocolError> {
-        let left = cursor.end - cursor.next;
+    /// The next message of the batch and its position; its length is checked, its meaning is not. The one before counts as delivered.
+    #[inline(always)]
+    pub(super) fn next_message(&mut self) -> Result<(Header, u64), ProtocolError> {
+        debug_assert!(self.messages_left > 0);
+        let position = self.next;
+        self.delivered = position;
+        let left = self.end - position;
         if left == 0 {
             return Err(ProtocolError::MessageTooLong { len: 0, left });
         }
-        let header = Header::decode(&self.view.copy_out(cursor.next));
+        let header = Header::decode(&self.view.copy_out(position));
         let message = padded(u64::from(header.len));
         if message > left {
             return Err(ProtocolError::MessageTooLong { len: header.len, left });
         }
-        self.cursor = Some(Cursor { next: cursor.next + message, end: cursor.end, messages_left: cursor.messages_left - 1 });
-        Ok(Item::Message { header, position: cursor.next })
-    }
-
-    /// Keeps the bytes of a request until [`RecvRing::release`]. Returns the request's number.
-    pub(super) fn hold(&mut self, request: HeldRequest) -> u64 {
-        self.requests.push_back(Some(request));
-        self.first_request + self.requests.len() as u64 - 1
-    }
-
-    fn index_of(&self, number: u64) -> Option<usize> {
-        usize::try_from(number.checked_sub(self.first_request)?).ok()
-    }
-
-    /// The request with this number, if it is not answered.
-    pub(super) fn held(&self, number: u64) -> Option<HeldRequest> {
-        *self.requests.get(self.index_of(number)?)?
-    }
-
-    /// The request is answered; its bytes are free once all older ones are (S3).
-    pub(super) fn release(&mut self, number: u64) {
-        let entry = self.index_of(number).and_then(|index| self.requests.get_mut(index));
-        if let Some(entry) = entry {
-            *entry = None;
-        }
-        while let Some(None) = self.requests.front() {
-            self.requests.pop_front();
-            self.first_request += 1;
-        }
+        self.next = position + message;
+        self.messages_left -= 1;
+        Ok((header, position))
     }
 }

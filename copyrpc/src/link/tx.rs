@@ -14,7 +14,7 @@ mod explore;
 
 use crate::error::ProtocolError;
 use crate::ring::{RingSize, RingView};
-use crate::wire::{ALIGNMENT, FlowMetadata, FlowWords, HEADER_SIZE, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, encode_imm};
+use crate::wire::{ALIGNMENT, FlowMetadata, FlowWords, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, encode_imm};
 
 /// One RDMA WRITE with Immediate to post: `bytes` bytes at `offset` of the local send ring go to
 /// the same offset of the peer's receive ring, with immediate `imm`.
@@ -40,6 +40,7 @@ pub(super) struct Placement {
 }
 
 impl Placement {
+    #[inline]
     pub(super) const fn span(&self) -> u64 {
         self.waste + self.metadata + self.message
     }
@@ -116,38 +117,46 @@ impl SendRing {
         }
     }
 
+    #[inline]
     pub(super) const fn size(&self) -> RingSize {
         self.view.size()
     }
 
+    #[inline]
     pub(super) const fn in_flight(&self) -> u64 {
         self.producer - self.peer_consumer
     }
 
+    #[inline]
     pub(super) const fn free(&self) -> u64 {
         self.size().bytes() - self.in_flight()
     }
 
+    #[inline]
     pub(super) const fn has_unposted(&self) -> bool {
         self.producer != self.posted
     }
 
     /// The batch limit allows one more batch (B1).
+    #[inline]
     pub(super) const fn may_post(&self) -> bool {
         self.batches_sent - self.batches_received < self.batch_limit
     }
 
     /// Whether the peer has not yet taken the last metadata-only batch.
+    #[inline]
     pub(super) const fn metadata_only_in_flight(&self) -> bool {
         self.last_metadata_only > self.batches_received
     }
 
+    #[inline]
     fn open_start(&self) -> u64 {
         self.wrap.map_or(self.posted, |wrap| wrap.marker + self.size().to_end(wrap.marker))
     }
 
     /// Where a message of `message` padded bytes would go. The check is strict, so no data batch
     /// ends at the ring end (P2), and is made for the message and the metadata it may need.
+    #[inline]
     pub(super) fn place(&self, message: u64) -> Placement {
         let to_end = self.size().to_end(self.producer);
         let metadata = if self.producer == self.open_start() { METADATA_SPAN } else { 0 };
@@ -159,13 +168,13 @@ impl SendRing {
     }
 
     /// Writes a message where [`SendRing::place`] said; the caller has checked that S1 allows it.
+    #[inline]
     pub(super) fn append(&mut self, place: Placement, header: &Header, payload: &[u8]) {
         if place.waste > 0 {
             self.begin_wrap();
         }
         self.producer += place.metadata;
-        self.view.copy_in(self.producer, &header.encode());
-        self.view.copy_in(self.producer + HEADER_SIZE as u64, payload);
+        self.view.write_message(self.producer, &header.encode(), payload);
         self.producer += place.message;
         self.open_count += 1;
         debug_assert!(self.in_flight() <= self.size().bytes(), "S2");
@@ -190,6 +199,7 @@ impl SendRing {
     }
 
     /// The oldest batch not posted yet.
+    #[inline]
     pub(super) fn next_batch(&self) -> Option<Batch> {
         let start = self.posted;
         match self.wrap {
@@ -201,6 +211,7 @@ impl SendRing {
     }
 
     /// Writes the metadata of a batch; may be repeated until the batch is posted.
+    #[inline]
     pub(super) fn fill(&self, batch: &Batch, words: FlowWords) -> Emit {
         let metadata = FlowMetadata { words, message_count: batch.count };
         self.view.copy_in(batch.start, &metadata.encode());
@@ -208,6 +219,7 @@ impl SendRing {
     }
 
     /// The batch has been posted (F2: nothing moves before that).
+    #[inline]
     pub(super) fn commit(&mut self, batch: &Batch) {
         self.posted += batch.span;
         self.batches_sent += 1;
@@ -219,6 +231,7 @@ impl SendRing {
     }
 
     /// The peer told how far it is; `floor` is what it told before by the same channel (T5).
+    #[inline]
     pub(super) fn acknowledge(&mut self, told: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         let position = told.consumer_pos;
         if position < floor.consumer_pos || position > self.posted || position % ALIGNMENT != 0 {

@@ -9,6 +9,7 @@
 )]
 
 mod defects;
+mod endings;
 mod oracle;
 mod sim;
 mod untrusted;

@@ -97,6 +97,7 @@ impl World {
                 send_start: starts[side],
                 recv_start: starts[1 - side],
                 keepalive_ns: u64::MAX,
+                stall_ns: u64::MAX,
             };
             End::new(size, &config)
         });
@@ -123,7 +124,7 @@ impl World {
         let serial = app.next_serial;
         let payload = bytes_of(side, serial, false, wish.len);
         match self.ends[side].link.call(&payload, serial, wish.allowance) {
-            Ok(()) => {
+            Ok(_) => {
                 app.next_serial += 1;
                 app.taken.insert(serial, Taken { wish, answer: None });
                 app.in_order.push_back(serial);

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use copyrpc::link::{Emit, Event, Link, LinkConfig, Request};
 use copyrpc::ring::{RecvBytes, RingSize, RingView};
-use copyrpc::wire::{FLOW_METADATA_SIZE, FlowMetadata, FlowWords, HEADER_SIZE, Header, RESPONSE_FLAG, WRAP_MESSAGE_COUNT, padded};
+use copyrpc::wire::{FLOW_METADATA_SIZE, FlowWords, HEADER_SIZE, Header, PublishedRecord, RESPONSE_FLAG, WRAP_MESSAGE_COUNT, padded};
 
 /// Bytes tracked as one by the shadow map.
 const BLOCK: u64 = 32;
@@ -79,7 +79,7 @@ pub(crate) struct End {
     send: Memory,
     recv: Memory,
     recv_view: RingView,
-    record: [u8; FLOW_METADATA_SIZE],
+    record: PublishedRecord,
     posted: VecDeque<Operation>,
     recv_cq: VecDeque<u32>,
     read_cq: VecDeque<[u8; FLOW_METADATA_SIZE]>,
@@ -99,9 +99,9 @@ impl End {
     pub(crate) fn new(size: RingSize, config: &LinkConfig) -> Self {
         let (send, recv) = (Memory::new(size.bytes()), Memory::new(size.bytes()));
         let recv_view = recv.view(size);
-        let record = FlowMetadata {
+        let record = PublishedRecord {
             words: FlowWords { consumer_pos: config.recv_start, credit: config.local_credit, batches_received: 0 },
-            message_count: 0,
+            heartbeat: 0,
         };
         let srq_depth = (config.local_batches * 3).div_ceil(2);
         Self {
@@ -110,7 +110,7 @@ impl End {
             send,
             recv,
             recv_view,
-            record: record.encode(),
+            record,
             posted: VecDeque::new(),
             recv_cq: VecDeque::new(),
             read_cq: VecDeque::new(),
@@ -137,8 +137,14 @@ impl End {
 
     pub(crate) fn publish(&mut self) {
         if let Some(words) = self.link.publish() {
-            let record = FlowMetadata { words, message_count: 0 };
-            self.record = record.encode();
+            self.record.words = words;
+        }
+    }
+
+    /// What an owner that lives does every few milliseconds.
+    pub(crate) fn sweep(&mut self) {
+        if let Some(heartbeat) = self.link.beat() {
+            self.record.heartbeat = heartbeat;
         }
     }
 
@@ -168,7 +174,7 @@ impl End {
             }
             while let Some(event) = self.link.next_event() {
                 match event {
-                    Event::Request(request) => self.inbox.push_back(request),
+                    Event::Request => self.inbox.extend(self.link.take_request()),
                     Event::Ended { user_data, outcome } => {
                         ended(user_data, outcome.map(|payload| self.recv_view.bytes(payload).to_vec()));
                     }
@@ -260,7 +266,7 @@ pub(crate) fn execute(ends: &mut [End; 2], from: usize) -> bool {
         }
         Some(Operation::Read) => {
             let record = ends[1 - from].record;
-            ends[from].read_cq.push_back(record);
+            ends[from].read_cq.push_back(record.encode());
             true
         }
     }

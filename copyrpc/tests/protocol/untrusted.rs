@@ -2,9 +2,9 @@
 //! pending call still ends exactly once. Batches here are written by hand.
 
 use copyrpc::error::{CallFailure, CloseReason, ProtocolError};
-use copyrpc::link::{Event, Link, LinkConfig, Request};
+use copyrpc::link::{CallKey, Event, Link, LinkConfig, Request};
 use copyrpc::ring::{RingSize, RingView};
-use copyrpc::wire::{CallId, FlowMetadata, FlowWords, Header};
+use copyrpc::wire::{CallId, FlowMetadata, FlowWords, Header, PublishedRecord};
 
 use crate::sim::{Memory, OnFailure};
 
@@ -14,6 +14,8 @@ const BATCHES: u32 = 4;
 /// One honest end with two calls outstanding (allowance 20 and 200), its memory in our hands.
 struct Victim {
     link: Link<u32>,
+    /// The call with allowance 20.
+    first: CallKey,
     inbox: Vec<Request>,
     recv_view: RingView,
     recv: Memory,
@@ -38,9 +40,10 @@ impl Victim {
             send_start: 64,
             recv_start: 0,
             keepalive_ns: 0,
+            stall_ns: u64::MAX,
         };
         let mut link = Link::new(send.view(size), recv_view, &config).unwrap();
-        link.call(&[1; 20], 0, 20).unwrap();
+        let first = link.call(&[1; 20], 0, 20).unwrap();
         link.call(&[2; 50], 1, 200).unwrap();
         let mut sent = 0;
         let flushed: Result<(), ()> = link.flush(|emit| {
@@ -49,7 +52,7 @@ impl Victim {
         });
         assert_eq!(flushed, Ok(()));
         let words = FlowWords { consumer_pos: 64, credit: C / 4, batches_received: 0 };
-        Self { link, inbox: Vec::new(), recv_view, recv, _send: send, at: 0, words, sent }
+        Self { link, first, inbox: Vec::new(), recv_view, recv, _send: send, at: 0, words, sent }
     }
 
     /// Puts a batch into the ring and announces `span` bytes; returns the calls that ended.
@@ -64,7 +67,7 @@ impl Victim {
         let mut ended = Vec::new();
         while let Some(event) = self.link.next_event() {
             match event {
-                Event::Request(request) => self.inbox.push(request),
+                Event::Request => self.inbox.extend(self.link.take_request()),
                 Event::Ended { user_data, outcome } => {
                     assert!(ended.len() < 2, "more calls ended than were made");
                     ended.push((user_data, outcome.map(|payload| self.recv_view.bytes(payload).to_vec())));
@@ -268,12 +271,14 @@ fn positions_credit_and_counts_that_cannot_be_true_are_refused_in_batches() {
 
 #[test]
 fn positions_credit_and_counts_that_cannot_be_true_are_refused_in_reads() {
-    let mut records: Vec<_> = impossible_words().into_iter().map(|words| FlowMetadata { words, message_count: 0 }).collect();
-    records.push(FlowMetadata { words: Victim::new().words, message_count: 1 });
+    let mut records: Vec<_> = impossible_words().into_iter().map(|words| PublishedRecord { words, heartbeat: 7 }.encode()).collect();
+    let mut reserved = PublishedRecord { words: Victim::new().words, heartbeat: 7 }.encode();
+    reserved[23] = 1;
+    records.push(reserved);
     for record in records {
         let mut victim = Victim::new();
         victim.link.read_posted();
-        victim.link.on_read_done(&record.encode());
+        victim.link.on_read_done(&record);
         assert!(victim.link.closed().is_some(), "{record:?}");
         assert_eq!(victim.take_ended().len(), 2);
     }
@@ -284,7 +289,7 @@ fn words_that_go_backwards_are_refused_but_a_batch_older_than_a_read_is_not() {
     let mut victim = Victim::new();
     let newer = FlowWords { consumer_pos: 96, credit: C / 4 + 32, batches_received: 1 };
     let older = victim.words;
-    let record = FlowMetadata { words: newer, message_count: 0 };
+    let record = PublishedRecord { words: newer, heartbeat: 0 };
     victim.link.read_posted();
     victim.link.on_read_done(&record.encode());
     victim.deliver(&batch(older, 0, &[]), 32);
@@ -320,6 +325,18 @@ fn responses_beyond_their_limits_are_refused() {
     assert_eq!(error, ProtocolError::ResponseTooLarge { len: 21, max: 20 });
     let error = punished(|victim| whole(victim.batch(&[(response(0, 0, 3, 0), b"")])));
     assert_eq!(error, ProtocolError::UnknownStatus(3));
+}
+
+/// T7 holds for a call whose caller does not wait any more.
+#[test]
+fn a_late_response_beyond_its_limit_is_refused() {
+    let mut victim = Victim::new();
+    assert_eq!(victim.link.cancel(victim.first), Some(0));
+    let bytes = victim.batch(&[(response(0, 0, 0, 21), &[0; 21])]);
+    let ended = victim.deliver(&bytes, 96);
+    let error = ProtocolError::ResponseTooLarge { len: 21, max: 20 };
+    assert_eq!(victim.link.closed(), Some(error.into()));
+    assert_eq!(ended, [(1, Err(CallFailure::Closed(error.into())))]);
 }
 
 /// Random and nearly honest bytes in the ring, the immediate and the record: nothing panics, every

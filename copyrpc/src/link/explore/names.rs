@@ -1,7 +1,8 @@
 //! What messages say, and what their calls are named.
 
 use super::Coder;
-use crate::link::calls::{Calls, Pending};
+use crate::link::calls::Calls;
+use crate::link::held::HeldRequest;
 use crate::wire::{ALIGNMENT, CallId, Header, RESPONSE_FLAG, internal_allowance, response_capacity};
 
 /// A size of call.
@@ -43,9 +44,9 @@ impl Names {
         for (calls, met) in self.calls.iter_mut().zip(&self.met) {
             if restores {
                 let kinds = &self.kinds;
-                calls.restore(met.iter().map(|&(_, kind)| Pending { user_data: kind, internal_allowance: kinds[kind as usize].credit() }));
+                calls.restore(met.iter().map(|&(_, kind)| (kind, kinds[kind as usize].credit())));
             } else {
-                assert_eq!(calls.outstanding(), met.len(), "each outstanding call is in one place");
+                assert_eq!(calls.unanswered(), met.len(), "each outstanding call is in one place");
             }
         }
     }
@@ -58,7 +59,9 @@ impl Names {
             *id = CallId::new(met.len() as u32, 0);
         } else {
             assert!(met.iter().all(|&(index, _)| index != id.index()), "a call is in two places");
-            kind = u32::from(self.calls[caller].pending(*id).expect("a call that is not outstanding").user_data);
+            let (user_data, credit) = self.calls[caller].pending(*id).expect("a call that is not outstanding");
+            assert_eq!(credit, self.kinds[*user_data as usize].credit());
+            kind = u32::from(*user_data);
         }
         coder.count(&mut kind);
         met.push((id.index(), kind as u8));
@@ -66,13 +69,21 @@ impl Names {
     }
 
     /// Codes a request that `caller` made, by id and credit; returns its length.
-    pub(super) fn request(&mut self, coder: &mut Coder, caller: usize, call_id: &mut u32, credit: &mut u64) -> u32 {
+    fn request(&mut self, coder: &mut Coder, caller: usize, call_id: &mut u32, credit: &mut u64) -> u32 {
         let mut id = CallId::from_wire(*call_id);
         let kind = self.call(coder, caller, &mut id);
         let kind = self.kinds[kind as usize];
         assert!(coder.restores() || *credit == kind.credit(), "a request claims what its call paid");
         (*call_id, *credit) = (id.to_request(), kind.credit());
         kind.len
+    }
+
+    /// Codes a request of `caller` that is held.
+    pub(super) fn held(&mut self, coder: &mut Coder, caller: usize, held: &mut HeldRequest) {
+        let mut credit = u64::from(held.internal_allowance);
+        let len = self.request(coder, caller, &mut held.call_id, &mut credit);
+        assert!(coder.restores() || held.len == len);
+        (held.internal_allowance, held.len) = (credit as u32, len);
     }
 
     /// Codes a message that `sender` wrote.

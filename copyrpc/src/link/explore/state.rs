@@ -89,7 +89,7 @@ fn code_direction(coder: &mut Coder, names: &mut Names, links: &mut [Link<u8>; 2
     let [consumer_pos, ..] = links[side].tx.positions();
     let [batches_received, _] = links[side].tx.batches();
     let receiver = &mut links[1 - side];
-    receiver.rx.code(coder, consumer_pos, batches_received, |coder, id, credit| names.request(coder, side, id, credit));
+    receiver.rx.code(coder, consumer_pos, batches_received, |coder, held| names.held(coder, side, held));
     receiver.reservation.code(coder);
     let released = receiver.reservation.released();
     links[side].credit.code(coder, released);
@@ -111,13 +111,12 @@ fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
 
 /// What a link told and heard.
 ///
-/// Its floors of what it heard are not coded: they are for peers that lie, and that no word goes backwards is checked where it is told.
+/// There is no time here: no deadline, no keep-alive, no heartbeat. Its floors of what it heard are not coded: they are for peers that lie, and that no word goes backwards is checked where it is told.
 fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
     let (peer_knows, knows) = (known(&links[1 - side]), known(&links[side]));
     let link = &mut links[side];
     let ring = link.tx.size().bytes();
     let Link {
-        keepalive_ns: _,
         tx: _,
         rx,
         reservation,
@@ -130,7 +129,9 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
         heard_by_read,
         read_in_flight: _,
         starved,
-        silent_since_ns,
+        watch: _,
+        heartbeat: _,
+        heard_heartbeat: _,
         stats,
     } = link;
     let told = rx.told();
@@ -152,7 +153,6 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
         told_by_batch.credit = reservation.granted() - granted;
         told_by_batch.batches_received = published.batches_received;
         (*heard_by_batch, *heard_by_read) = (knows, knows);
-        *silent_since_ns = None;
         *stats = Default::default();
     }
 }

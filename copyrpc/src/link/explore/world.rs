@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 use super::Coder;
 use super::names::{Kind, Names};
 use crate::link::{Event, Link, LinkConfig, Request};
-use crate::ring::{RingSize, RingView};
-use crate::wire::{ALIGNMENT, FlowMetadata, FlowWords, decode_imm, encode_imm, padded, response_capacity};
+use crate::ring::{Payload, RingSize, RingView};
+use crate::wire::{ALIGNMENT, FlowWords, PublishedRecord, decode_imm, encode_imm, padded, response_capacity};
 
 /// What is explored.
 #[derive(Clone, Copy, Debug)]
@@ -125,6 +125,7 @@ impl World {
                 send_start: starts[side],
                 recv_start: starts[1 - side],
                 keepalive_ns: u64::MAX,
+                stall_ns: u64::MAX,
             };
             Link::new(leak_ring(setup.ring), leak_ring(setup.ring), &config).unwrap()
         });
@@ -184,12 +185,12 @@ impl World {
 
     fn reply(&mut self, side: usize, nth: usize, is_short: bool) -> Step {
         let link = &mut self.links[side];
-        let Some((number, held)) = link.rx.unanswered().nth(nth) else { return Step::Disabled };
-        let max_reply = response_capacity(held.internal_allowance) as usize;
+        let Some((number, held)) = link.rx.requests.unanswered().nth(nth) else { return Step::Disabled };
+        let max_reply = response_capacity(u64::from(held.internal_allowance)) as usize;
         if is_short && (!self.setup.short_replies || padded(max_reply as u64) == padded(0)) {
             return Step::Disabled;
         }
-        let request = Request { number, payload: held.payload, max_reply };
+        let request = Request { number, payload: Payload::of_message(held.position, held.len), max_reply };
         let payload = if is_short { &[][..] } else { &vec![0; max_reply] };
         assert!(link.reply(request, payload).is_ok(), "a reply never fails for want of space");
         Step::Done
@@ -239,8 +240,9 @@ impl World {
         let link = &mut self.links[side];
         link.on_imm(encode_imm(span));
         while let Some(event) = link.next_event() {
-            if let Event::Ended { outcome, .. } = event {
-                assert!(outcome.is_ok(), "{outcome:?}");
+            match event {
+                Event::Request => assert!(link.take_request().is_some()),
+                Event::Ended { outcome, .. } => assert!(outcome.is_ok(), "{outcome:?}"),
             }
         }
         Step::Done
@@ -256,7 +258,7 @@ impl World {
 
     fn take_read(&mut self, side: usize) -> Step {
         let Read::Executed(words) = self.reads[side] else { return Step::Disabled };
-        let record = FlowMetadata { words, message_count: 0 };
+        let record = PublishedRecord { words, heartbeat: 0 };
         self.links[side].on_read_done(&record.encode());
         self.reads[side] = Read::None;
         Step::Done
@@ -276,7 +278,7 @@ impl World {
             assert!(known <= peer.rx.consumer_pos(), "side {side}");
             // Overrun: what a side writes must not reach the bytes its peer needs still, one lap before. Checked when it is written, so that
             // it holds for the send ring too, and for every time of the post.
-            let needed = peer.rx.unanswered().map(|(_, held)| held.position).min().unwrap_or(peer.rx.parsed());
+            let needed = peer.rx.requests.unanswered().map(|(_, held)| held.position).min().unwrap_or(peer.rx.parsed());
             let [_, _, written] = link.tx.positions();
             assert!(written <= needed + ring.bytes(), "overrun by side {side}: {written} written, {needed} needed");
         }

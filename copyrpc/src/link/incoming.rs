@@ -1,0 +1,187 @@
+//! What comes in: batches, READs of the peer's record, and silence.
+
+use super::held::HeldRequest;
+use super::watch::Verdict;
+use super::{Event, Link, Request};
+use crate::error::{CallFailure, CloseReason, ProtocolError};
+use crate::ring::Payload;
+use crate::wire::{
+    ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord, RESPONSE_FLAG, ReservedNotZero, Status, padded,
+    response_capacity,
+};
+
+impl<U> Link<U> {
+    /// Whether to READ the peer's published record now (L5): a call was refused, space is low, the
+    /// batch limit holds data back, or requests wait in silence (K1). After posting it, call
+    /// [`Link::read_posted`]. Ends the connection when the peer did nothing for too long (K2).
+    pub fn poll_read(&mut self, now_ns: u64) -> bool {
+        if self.closed.is_some() {
+            return false;
+        }
+        let verdict = if self.calls.unanswered() > 0 { self.watch.look(now_ns) } else { Verdict::Wait };
+        if self.read_in_flight {
+            return false;
+        }
+        if verdict == Verdict::Stalled {
+            self.close(CloseReason::PeerStalled);
+            return false;
+        }
+        self.wants_read() || verdict == Verdict::Probe
+    }
+
+    /// The READ has been posted; the next one waits for its completion.
+    pub fn read_posted(&mut self) {
+        self.stats.reads += 1;
+        self.stats.probes += u64::from(!self.wants_read());
+        self.read_in_flight = true;
+        self.starved = false;
+    }
+
+    /// The READ completed with the peer's published record.
+    pub fn on_read_done(&mut self, record: &[u8; FLOW_METADATA_SIZE]) {
+        self.read_in_flight = false;
+        if self.closed.is_some() {
+            return;
+        }
+        let PublishedRecord { words, heartbeat } = match PublishedRecord::decode(record) {
+            Ok(record) => record,
+            Err(ReservedNotZero) => return self.close(ProtocolError::ReservedNotZero.into()),
+        };
+        if words == self.heard_by_read && heartbeat == self.heard_heartbeat {
+            self.watch.vain_probe();
+        } else {
+            self.watch.news();
+        }
+        self.heard_heartbeat = heartbeat;
+        match self.hear(words, self.heard_by_read) {
+            Ok(()) => self.heard_by_read = words,
+            Err(error) => self.close(error.into()),
+        }
+    }
+
+    /// A receive completion with this immediate arrived. Its messages come out of [`Link::next_event`].
+    pub fn on_imm(&mut self, imm: u32) {
+        if self.closed.is_some() {
+            return;
+        }
+        self.watch.news();
+        self.starved = false;
+        match self.rx.announce(imm) {
+            Ok(()) => self.stats.batches_received += 1,
+            Err(error) => self.close(error.into()),
+        }
+    }
+
+    /// The next request or ended call in what arrived; `None` when all is parsed. On a closed connection it ends the pending calls, one
+    /// by one.
+    #[inline(always)]
+    pub fn next_event(&mut self) -> Option<Event<U>> {
+        loop {
+            if self.rx.is_between_batches() || self.closed.is_some() {
+                if self.rx.is_done() || !self.begin_batch() {
+                    return self.end_any();
+                }
+                continue;
+            }
+            match self.take_message() {
+                Ok(None) => {}
+                Ok(event) => return event,
+                Err(error) => self.close(error.into()),
+            }
+        }
+    }
+
+    /// Takes the words of the next batch, if one was announced. Whether to go on.
+    #[inline(never)]
+    fn begin_batch(&mut self) -> bool {
+        if self.closed.is_some() {
+            return false;
+        }
+        let heard = match self.rx.begin_batch() {
+            Ok(None) => return false,
+            Ok(Some(words)) => self.hear(words, self.heard_by_batch).map(|()| self.heard_by_batch = words),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = heard {
+            self.close(error.into());
+        }
+        true
+    }
+
+    /// On a closed connection, a call that ends with it.
+    #[inline]
+    fn end_any(&mut self) -> Option<Event<U>> {
+        let reason = self.closed?;
+        self.calls.take_any().map(|user_data| Event::Ended { user_data, outcome: Err(reason.into()) })
+    }
+
+    #[inline(always)]
+    fn take_message(&mut self) -> Result<Option<Event<U>>, ProtocolError> {
+        let (header, position) = self.rx.next_message()?;
+        self.stats.messages_received += 1;
+        if header.call_id & RESPONSE_FLAG == 0 {
+            self.take_in_request(&header, position).map(Some)
+        } else {
+            self.take_response(&header, position)
+        }
+    }
+
+    /// The peer told its words; `floor` is what the same channel told before (F1, T5).
+    fn hear(&mut self, words: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
+        self.tx.acknowledge(words, floor)?;
+        self.credit.raise(self.tx.size(), words.credit, floor.credit)
+    }
+
+    #[inline(always)]
+    fn take_in_request(&mut self, header: &Header, position: u64) -> Result<Event<U>, ProtocolError> {
+        let ring = self.rx.size();
+        let message = padded(u64::from(header.len));
+        if message > ring.max_message() {
+            return Err(ProtocolError::RequestTooLarge { padded: message, max: ring.max_message() });
+        }
+        let allowance = u64::from(header.piggyback) * ALIGNMENT;
+        self.reservation.claim(ring, allowance)?;
+        // An allowance is at most 3/16 of the largest ring.
+        let internal_allowance = allowance as u32;
+        self.rx.requests.push(HeldRequest { position, call_id: header.call_id, len: header.len, internal_allowance });
+        Ok(Event::Request)
+    }
+
+    /// The next request that arrived, in the order of the calls. As many come as there were [`Event::Request`]s.
+    #[inline]
+    pub fn take_request(&mut self) -> Option<Request> {
+        let (number, held) = self.rx.requests.take()?;
+        let max_reply = response_capacity(held.internal_allowance.into()) as usize;
+        Some(Request { number, payload: Payload::of_message(held.position, held.len), max_reply })
+    }
+
+    #[inline(always)]
+    fn take_response(&mut self, header: &Header, position: u64) -> Result<Option<Event<U>>, ProtocolError> {
+        let status = Status::from_wire(header.piggyback).ok_or(ProtocolError::UnknownStatus(header.piggyback))?;
+        let Some(answered) = self.calls.complete(CallId::from_wire(header.call_id)) else {
+            self.stats.stale_responses += 1;
+            return Ok(None);
+        };
+        let max = response_capacity(answered.internal_allowance);
+        let is_too_large = u64::from(header.len) > max;
+        let Some(user_data) = answered.user_data else {
+            self.stats.late_responses += 1;
+            return if is_too_large { Err(ProtocolError::ResponseTooLarge { len: header.len, max }) } else { Ok(None) };
+        };
+        let outcome = match status {
+            _ if is_too_large => Err(self.refuse_response(header.len, max)),
+            Status::Ok => Ok(Payload::of_message(position, header.len)),
+            Status::Dropped => Err(CallFailure::Dropped),
+            Status::Refused => Err(CallFailure::Refused),
+        };
+        Ok(Some(Event::Ended { user_data, outcome }))
+    }
+
+    /// A response longer than its call allowed (T7) ends that call with the connection.
+    #[cold]
+    fn refuse_response(&mut self, len: u32, max: u64) -> CallFailure {
+        let error = ProtocolError::ResponseTooLarge { len, max };
+        self.close(error.into());
+        CallFailure::Closed(error.into())
+    }
+}

@@ -1,0 +1,133 @@
+//! Watches a peer that calls wait for: when to probe it (K1), and when to give it up although it answers (K2).
+
+/// READs that must have found nothing new before a peer is called stalled.
+const VAIN_PROBES: u32 = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Wait,
+    Probe,
+    Stalled,
+}
+
+#[derive(Debug)]
+pub(super) struct Watch {
+    keepalive_ns: u64,
+    stall_ns: u64,
+    /// The peer did something since the last look, or nobody watched.
+    has_news: bool,
+    /// A READ completed since the last look: the peer's device answers.
+    is_answering: bool,
+    /// Since when the peer's device has not been heard.
+    silent_since_ns: u64,
+    /// Since when the peer has done nothing.
+    idle_since_ns: u64,
+    last_look_ns: u64,
+    /// READs since then that found nothing new.
+    vain_probes: u32,
+}
+
+impl Watch {
+    pub(super) const fn new(keepalive_ns: u64, stall_ns: u64) -> Self {
+        Self {
+            keepalive_ns,
+            stall_ns,
+            has_news: true,
+            is_answering: true,
+            silent_since_ns: 0,
+            idle_since_ns: 0,
+            // No time, so that the first look is one.
+            last_look_ns: u64::MAX,
+            vain_probes: 0,
+        }
+    }
+
+    /// The peer did something; also called when the first call begins to wait.
+    pub(super) const fn news(&mut self) {
+        self.has_news = true;
+    }
+
+    /// A READ completed and found nothing new.
+    pub(super) const fn vain_probe(&mut self) {
+        self.is_answering = true;
+        self.vain_probes = self.vain_probes.saturating_add(1);
+    }
+
+    /// Looks at the clock. Called again and again while calls wait.
+    #[inline]
+    pub(super) const fn look(&mut self, now_ns: u64) -> Verdict {
+        // Whatever there is to say was said at the first look at this time.
+        if now_ns == self.last_look_ns { Verdict::Wait } else { self.look_again(now_ns) }
+    }
+
+    const fn look_again(&mut self, now_ns: u64) -> Verdict {
+        // This process was stopped, or does not look often enough to say what the peer did meanwhile.
+        let was_away = now_ns.saturating_sub(self.last_look_ns) > self.stall_ns / 4;
+        self.last_look_ns = now_ns;
+        if self.has_news || was_away {
+            self.idle_since_ns = now_ns;
+            self.vain_probes = 0;
+        }
+        if self.has_news || self.is_answering {
+            self.silent_since_ns = now_ns;
+        }
+        self.has_news = false;
+        self.is_answering = false;
+        if self.vain_probes >= VAIN_PROBES && now_ns.saturating_sub(self.idle_since_ns) >= self.stall_ns {
+            Verdict::Stalled
+        } else if now_ns.saturating_sub(self.silent_since_ns) >= self.keepalive_ns {
+            Verdict::Probe
+        } else {
+            Verdict::Wait
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks every `step`, each probe is answered at once and in vain; when the peer is called stalled, if before `end`.
+    fn stalled_at(watch: &mut Watch, from: u64, end: u64, step: u64) -> Option<u64> {
+        (from..end).step_by(step as usize).find(|now| match watch.look(*now) {
+            Verdict::Stalled => true,
+            Verdict::Wait => false,
+            Verdict::Probe => {
+                watch.vain_probe();
+                false
+            }
+        })
+    }
+
+    #[test]
+    fn a_peer_without_news_is_stalled_after_the_timeout_and_news_begin_it_again() {
+        let mut watch = Watch::new(100, 5_000);
+        assert_eq!(stalled_at(&mut watch, 10, 4_000, 10), None);
+        watch.news();
+        assert_eq!(stalled_at(&mut watch, 4_000, 20_000, 10), Some(9_000));
+    }
+
+    #[test]
+    fn time_alone_calls_nobody_stalled() {
+        let mut watch = Watch::new(100, 5_000);
+        for now in (0..100_000).step_by(10) {
+            assert_ne!(watch.look(now), Verdict::Stalled, "no probe was answered");
+        }
+        let mut watch = Watch::new(3_000, 5_000);
+        assert_eq!(stalled_at(&mut watch, 0, 20_000, 10), Some(9_030), "three probes");
+    }
+
+    #[test]
+    fn a_process_that_was_stopped_looks_again_for_the_whole_timeout() {
+        let mut watch = Watch::new(100, 5_000);
+        assert_eq!(stalled_at(&mut watch, 0, 4_990, 10), None);
+        assert_eq!(stalled_at(&mut watch, 600_000, 700_000, 10), Some(605_000));
+    }
+
+    #[test]
+    fn an_owner_that_looks_rarely_still_probes() {
+        let mut watch = Watch::new(100, 5_000);
+        watch.look(0);
+        assert_eq!(watch.look(2_000), Verdict::Probe);
+    }
+}

@@ -1,0 +1,145 @@
+//! The clock of a context, and when its connections' deadlines come.
+//!
+//! The clock is read once per drain that found nothing and at every [`CLOCK_INTERVAL`]th drain under load, and by calls that have a
+//! deadline. So a deadline is noticed at the first of these that finds it passed, and ends its call in the drain that looked: never early,
+//! late by at most as many drains. While no call has a deadline it is the kernel's coarse clock, which is some milliseconds behind and costs
+//! a tenth: all that is left to do then is done every 10 ms or more seldom.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use crate::connection::Connection;
+use crate::link::Deadlines;
+
+/// Under load every this many drains look at the clock.
+const CLOCK_INTERVAL: u32 = 64;
+/// How often connections are looked at for silence, and for requests that wait.
+const SWEEP_INTERVAL_NS: u64 = 10_000_000;
+/// No deadline.
+const NEVER: u64 = u64::MAX;
+
+/// The one timer a connection has in the heap that counts; others of it are dead.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timer {
+    at_ns: u64,
+    serial: u64,
+}
+
+impl Timer {
+    pub(crate) const NONE: Self = Self { at_ns: NEVER, serial: 0 };
+}
+
+#[derive(Debug)]
+struct Armed<U> {
+    serial: u64,
+    connection: Weak<Connection<U>>,
+}
+
+impl<U> Armed<U> {
+    fn live(&self) -> Option<Rc<Connection<U>>> {
+        self.connection.upgrade().filter(|connection| connection.timer().get().serial == self.serial)
+    }
+}
+
+/// Time in nanoseconds since the context was built.
+#[derive(Debug)]
+pub(crate) struct Timers<U> {
+    base_ns: u64,
+    now_ns: Cell<u64>,
+    drains_since_look: Cell<u32>,
+    last_sweep_ns: Cell<u64>,
+    deadlines: RefCell<Deadlines<Armed<U>>>,
+    last_serial: Cell<u64>,
+}
+
+impl<U> Timers<U> {
+    pub(crate) fn start() -> Self {
+        Self {
+            base_ns: clock_ns(libc::CLOCK_MONOTONIC),
+            now_ns: Cell::new(0),
+            drains_since_look: Cell::new(0),
+            last_sweep_ns: Cell::new(0),
+            deadlines: RefCell::new(Deadlines::new()),
+            last_serial: Cell::new(0),
+        }
+    }
+
+    /// When the clock was last read by a drain.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.now_ns.get()
+    }
+
+    /// The time `timeout` from now, for [`Timers::arm`].
+    pub(crate) fn deadline_in(&self, timeout: Duration) -> u64 {
+        self.since_base(libc::CLOCK_MONOTONIC).saturating_add(nanoseconds(timeout))
+    }
+
+    /// Called once per drain. Whether it looked at the clock.
+    pub(crate) fn tick(&self, is_idle: bool) -> bool {
+        let drains = self.drains_since_look.get() + 1;
+        if !is_idle && drains < CLOCK_INTERVAL {
+            self.drains_since_look.set(drains);
+            return false;
+        }
+        self.drains_since_look.set(0);
+        let clock = if self.deadlines.borrow().is_empty() { libc::CLOCK_MONOTONIC_COARSE } else { libc::CLOCK_MONOTONIC };
+        // The coarse clock is behind the other.
+        self.now_ns.set(self.now_ns.get().max(self.since_base(clock)));
+        true
+    }
+
+    fn since_base(&self, clock: libc::clockid_t) -> u64 {
+        clock_ns(clock).saturating_sub(self.base_ns)
+    }
+
+    /// After a look at the clock: whether the connections should be swept.
+    pub(crate) fn is_sweep_due(&self) -> bool {
+        let now_ns = self.now_ns.get();
+        let is_due = now_ns - self.last_sweep_ns.get() >= SWEEP_INTERVAL_NS;
+        if is_due {
+            self.last_sweep_ns.set(now_ns);
+        }
+        is_due
+    }
+
+    /// Has [`Timers::take_due`] give out this connection after `at_ns`, or earlier if it was to be already.
+    pub(crate) fn arm(&self, connection: &Rc<Connection<U>>, at_ns: u64) {
+        let timer = connection.timer();
+        if timer.get().at_ns <= at_ns {
+            return;
+        }
+        let serial = self.last_serial.get() + 1;
+        self.last_serial.set(serial);
+        timer.set(Timer { at_ns, serial });
+        let armed = Armed { serial, connection: Rc::downgrade(connection) };
+        self.deadlines.borrow_mut().push(at_ns, armed, |armed| armed.live().is_some());
+    }
+
+    /// A connection whose time has passed. It has no timer then.
+    pub(crate) fn take_due(&self) -> Option<Rc<Connection<U>>> {
+        let mut deadlines = self.deadlines.borrow_mut();
+        if deadlines.is_empty() {
+            return None;
+        }
+        while let Some(armed) = deadlines.pop_before(self.now_ns.get()) {
+            if let Some(connection) = armed.live() {
+                connection.timer().set(Timer::NONE);
+                return Some(connection);
+            }
+        }
+        None
+    }
+}
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid pointer to a timespec; Linux has both clocks.
+    unsafe { libc::clock_gettime(clock, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Saturates after 584 years.
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(NEVER)
+}

@@ -1,0 +1,190 @@
+//! How calls end other than by their reply: cancelled, out of time, given up with a peer that does nothing.
+
+use copyrpc::error::{CallError, CallFailure, CloseReason};
+use copyrpc::link::{CallKey, LinkConfig};
+use copyrpc::ring::RingSize;
+
+use crate::defects::{C, answer_all, config, pair, pair_of, rounds_without_read};
+use crate::sim::{End, execute};
+
+fn call(end: &mut End, serial: u64) -> CallKey {
+    end.link.call(&[], serial, 0).unwrap()
+}
+
+/// C3: the generation in a call id has 11 bits, and the slot freed last is used next. A server that holds one request while 2,048 others
+/// come and go would meet the same id again, were the slot of the cancelled call free.
+#[test]
+fn a_late_response_reaches_no_call_after_any_number_of_others() {
+    let size = RingSize::new(1 << 20).unwrap();
+    let quarter = size.max_reservation();
+    let mut ends = pair_of(size, &LinkConfig { local_credit: quarter, peer_credit: quarter, ..config() });
+    let cancelled = call(&mut ends[0], u64::MAX);
+    assert_eq!(ends[0].link.cancel(cancelled), Some(u64::MAX));
+    rounds_without_read(&mut ends, 1);
+    let held = ends[1].inbox.pop_front().unwrap();
+    for serial in 0..2_047 {
+        call(&mut ends[0], serial);
+        rounds_without_read(&mut ends, 1);
+        assert_eq!(answer_all(&mut ends[1]), 1, "{serial}");
+        let [ended, _] = rounds_without_read(&mut ends, 2);
+        assert_eq!(ended.len(), 1);
+    }
+    // The one whose id is the same but for the slot. It waits while the late response comes.
+    call(&mut ends[0], 2_047);
+    rounds_without_read(&mut ends, 1);
+    ends[1].link.reply(held, &[1]).unwrap();
+    let [ended, _] = rounds_without_read(&mut ends, 2);
+    assert_eq!(ended, []);
+    assert_eq!((ends[0].link.stats().late_responses, ends[0].link.stats().stale_responses), (1, 0));
+    assert_eq!(answer_all(&mut ends[1]), 1);
+    let [ended, _] = rounds_without_read(&mut ends, 2);
+    assert!(matches!(ended[..], [(2_047, Ok(_))]));
+}
+
+#[test]
+fn a_cancelled_call_gives_its_data_back_once_and_its_credit_when_it_is_answered() {
+    let mut ends = pair(&config());
+    let mut calls = Vec::new();
+    while let Ok(key) = ends[0].link.call(&[], calls.len() as u64, 212) {
+        calls.push(key);
+    }
+    assert_eq!(ends[0].link.cancel(calls[1]), Some(1));
+    assert_eq!(ends[0].link.cancel(calls[1]), None);
+    assert_eq!((ends[0].link.outstanding_calls(), ends[0].link.unanswered_requests()), (calls.len() - 1, calls.len()));
+    assert!(matches!(ends[0].link.call(&[], 9, 212), Err(CallError::InsufficientCredit(9))));
+    rounds_without_read(&mut ends, 1);
+    assert_eq!(answer_all(&mut ends[1]), calls.len());
+    let [ended, _] = rounds_without_read(&mut ends, 2);
+    assert_eq!(ended.iter().map(|(serial, _)| *serial).collect::<Vec<_>>(), [0]);
+    assert_eq!(ends[0].link.unanswered_requests(), 0);
+    assert_eq!(ends[0].link.credit_balance(), C / 4, "granted again");
+    assert_eq!(ends[0].link.cancel(calls[0]), None, "it was answered");
+    let stats = ends[0].link.stats();
+    assert_eq!((stats.cancelled, stats.late_responses, stats.stale_responses), (1, 1, 0));
+}
+
+#[test]
+fn a_deadline_ends_its_call_once_and_the_response_reaches_nobody() {
+    let mut ends = pair(&config());
+    for (serial, deadline_ns) in [(0, 300), (1, 100), (2, u64::MAX), (3, 200)] {
+        ends[0].link.call_until(&[], serial, 0, deadline_ns).unwrap();
+    }
+    rounds_without_read(&mut ends, 1);
+    let link = &mut ends[0].link;
+    assert_eq!((link.next_deadline(), link.expire(100)), (Some(100), None));
+    assert_eq!((link.expire(250), link.expire(250), link.expire(250)), (Some(1), Some(3), None));
+    assert_eq!(link.next_deadline(), Some(300));
+    answer_all(&mut ends[1]);
+    let [ended, _] = rounds_without_read(&mut ends, 2);
+    assert_eq!(ended.iter().map(|(serial, _)| *serial).collect::<Vec<_>>(), [0, 2]);
+    let link = &mut ends[0].link;
+    assert_eq!((link.next_deadline(), link.expire(u64::MAX)), (None, None));
+    let stats = link.stats();
+    assert_eq!((stats.deadlines_exceeded, stats.late_responses), (2, 2));
+}
+
+#[test]
+fn a_closed_connection_ends_each_call_that_waits_and_no_other() {
+    let mut ends = pair(&config());
+    let keys: Vec<_> = (0..4).map(|serial| ends[0].link.call_until(&[], serial, 0, 100).unwrap()).collect();
+    ends[0].link.cancel(keys[2]);
+    ends[0].link.close(CloseReason::Disconnected);
+    assert_eq!((ends[0].link.expire(u64::MAX), ends[0].link.next_deadline()), (None, None));
+    assert_eq!(ends[0].link.cancel(keys[0]), Some(0), "before it was handed out");
+    let mut ended = Vec::new();
+    while let Some(copyrpc::link::Event::Ended { user_data, outcome }) = ends[0].link.next_event() {
+        assert_eq!(outcome, Err(CallFailure::Closed(CloseReason::Disconnected)));
+        ended.push(user_data);
+    }
+    ended.sort_unstable();
+    assert_eq!(ended, [1, 3]);
+}
+
+const STALL_NS: u64 = 100_000;
+
+/// Side 0 looks at the clock every 100 ns, its READs are executed at once. When it gave its peer up, if within ten times the timeout.
+fn gives_up_after(ends: &mut [End; 2], mut peer: impl FnMut(&mut End, u64)) -> Option<u64> {
+    for now_ns in (0..10 * STALL_NS).step_by(100) {
+        peer(&mut ends[1], now_ns);
+        ends[0].poll(usize::MAX, 1, |_, _| ());
+        ends[0].take_read_completions();
+        assert!(ends[0].flush(|| true).is_ok());
+        ends[0].read_if_wanted(now_ns);
+        while execute(ends, 0) {}
+        if let Some(reason) = ends[0].link.closed() {
+            assert_eq!(reason, CloseReason::PeerStalled);
+            return Some(now_ns);
+        }
+    }
+    None
+}
+
+fn watchful_pair() -> [End; 2] {
+    let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
+    call(&mut ends[0], 5);
+    ends
+}
+
+#[test]
+fn a_peer_that_answers_reads_and_does_nothing_else_is_given_up() {
+    let mut ends = watchful_pair();
+    let at_ns = gives_up_after(&mut ends, |_, _| ()).unwrap();
+    assert!((STALL_NS..STALL_NS + 5_000).contains(&at_ns), "{at_ns}");
+    let ended = ends[0].link.next_event();
+    let Some(copyrpc::link::Event::Ended { user_data: 5, outcome: Err(CallFailure::Closed(CloseReason::PeerStalled)) }) = ended else {
+        panic!("{ended:?}")
+    };
+    assert!(ends[0].link.stats().probes >= 50);
+}
+
+/// Otherwise a stopped peer would be called in vain for ever by a caller whose calls all have deadlines.
+#[test]
+fn a_stalled_peer_is_given_up_also_when_no_caller_waits_any_more() {
+    let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
+    let key = call(&mut ends[0], 5);
+    ends[0].link.cancel(key);
+    assert!(gives_up_after(&mut ends, |_, _| ()).is_some());
+}
+
+#[test]
+fn a_peer_that_holds_a_request_for_long_is_alive_and_one_that_stops_then_is_not() {
+    let mut ends = watchful_pair();
+    assert_eq!(gives_up_after(&mut ends, receive_and_sweep), None);
+    let mut ends = watchful_pair();
+    let stop = |end: &mut End, now_ns| {
+        if now_ns < 3 * STALL_NS {
+            receive_and_sweep(end, now_ns);
+        }
+    };
+    let at_ns = gives_up_after(&mut ends, stop).unwrap();
+    assert!((4 * STALL_NS - 1_000..4 * STALL_NS + 5_000).contains(&at_ns), "{at_ns}");
+}
+
+fn receive_and_sweep(end: &mut End, now_ns: u64) {
+    end.poll(usize::MAX, 1, |_, _| ());
+    // A sweep is rarer than a look.
+    if now_ns % 1_000 == 0 {
+        end.sweep();
+    }
+}
+
+#[test]
+fn an_end_that_owes_nothing_has_no_heartbeat() {
+    let mut ends = pair(&config());
+    assert_eq!(ends[1].link.beat(), None);
+    call(&mut ends[0], 1);
+    assert!(ends[0].link.beat().is_some(), "a batch to post");
+    rounds_without_read(&mut ends, 1);
+    assert_eq!(ends[0].link.beat(), None, "it only waits");
+    assert_ne!(ends[1].link.beat(), ends[1].link.beat());
+    answer_all(&mut ends[1]);
+    rounds_without_read(&mut ends, 2);
+    assert_eq!(ends[1].link.beat(), None);
+}
+
+#[test]
+fn a_ring_without_calls_is_never_watched() {
+    let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
+    assert_eq!(gives_up_after(&mut ends, |_, _| ()), None);
+    assert_eq!(ends[0].link.stats().reads, 0);
+}
