@@ -90,9 +90,9 @@ pub(super) struct Graph {
 }
 
 impl Graph {
-    pub(super) fn new(setup: Setup, starts: impl Iterator<Item = [u64; 2]>) -> Self {
+    pub(super) fn new(setup: Setup, start: [u64; 2]) -> Self {
         let mut graph = Self {
-            world: World::new(setup, [0, 0]),
+            world: World::new(setup, start),
             states: States::new(),
             parents: Vec::new(),
             finishing: Vec::new(),
@@ -100,10 +100,7 @@ impl Graph {
             report: Report::default(),
             buffer: Vec::new(),
         };
-        for start in starts {
-            graph.world = World::new(setup, start);
-            graph.arrive(NONE);
-        }
+        graph.arrive(NONE);
         graph
     }
 

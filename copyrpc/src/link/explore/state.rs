@@ -34,12 +34,12 @@ impl World {
     }
 
     fn walk(&mut self, first: usize) {
-        let Self { setup: _, links, arrived, reads, turn, left, coder, names } = self;
+        let Self { setup: _, links, arrived, reads, turn, made, coder, names } = self;
         let order = [first, 1 - first];
         names.begin();
         code_turn(coder, turn, first);
         for side in order {
-            coder.count(&mut left[side]);
+            coder.count(&mut made[side]);
             std::mem::swap(&mut names.calls[side], &mut links[side].calls);
         }
         for side in order {

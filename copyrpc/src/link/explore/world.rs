@@ -5,9 +5,17 @@ use std::ptr::NonNull;
 
 use super::Coder;
 use super::names::{Kind, Names};
-use crate::link::{Event, Link, LinkConfig, Request};
+use crate::error::CallError;
+use crate::link::{CallKey, Event, Link, LinkConfig, Request};
 use crate::ring::{Payload, RingSize, RingView};
 use crate::wire::{ALIGNMENT, FlowWords, PublishedRecord, decode_imm, encode_imm, padded, response_capacity};
+
+pub(super) const EITHER: &[u8] = &[0, 1];
+pub(super) const SMALL: &[u8] = &[0];
+pub(super) const LARGE: &[u8] = &[1];
+
+/// Kinds that a side's first call, second call.. may have.
+pub(super) type Script = &'static [&'static [u8]];
 
 /// What is explored.
 #[derive(Clone, Copy, Debug)]
@@ -16,12 +24,14 @@ pub(super) struct Setup {
     pub(super) kinds: [Kind; 2],
     /// Calls a side may have outstanding.
     pub(super) calls: [usize; 2],
-    /// Calls a side may make in all, if that is limited.
-    pub(super) total: Option<[u32; 2]>,
+    /// The calls a side makes in all, if that is limited. One that wants more may be refused, and is done when it is not.
+    pub(super) scripts: Option<[Script; 2]>,
     /// Batches a side may have in flight.
     pub(super) batches: [u32; 2],
     /// Credit granted at the start.
     pub(super) credit: u64,
+    /// Each poll takes all there is.
+    pub(super) drains: bool,
     /// The fabric may execute a READ later than it is posted.
     pub(super) delays_reads: bool,
     /// Posts may be deferred.
@@ -32,12 +42,12 @@ pub(super) struct Setup {
 
 impl Setup {
     /// The mirror image of a state is as good as the state.
-    pub(super) const fn is_symmetric(&self) -> bool {
-        let [first, second] = match self.total {
-            Some(total) => total,
-            None => [0; 2],
+    pub(super) fn is_symmetric(&self) -> bool {
+        let alike = match self.scripts {
+            Some([first, second]) => first == second,
+            None => true,
         };
-        self.calls[0] == self.calls[1] && self.batches[0] == self.batches[1] && first == second
+        alike && self.calls[0] == self.calls[1] && self.batches[0] == self.batches[1]
     }
 }
 
@@ -101,8 +111,8 @@ pub(super) struct World {
     pub(super) reads: [Read; 2],
     /// Whose turn it is.
     pub(super) turn: Turn,
-    /// Calls each side may still make, if that is limited.
-    pub(super) left: [u32; 2],
+    /// Calls each side made, if that is limited.
+    pub(super) made: [u32; 2],
     pub(super) coder: Coder,
     pub(super) names: Names,
 }
@@ -130,7 +140,7 @@ impl World {
             Link::new(leak_ring(setup.ring), leak_ring(setup.ring), &config).unwrap()
         });
         let (arrived, reads) = (Default::default(), [Read::None; 2]);
-        Self { setup, links, arrived, reads, turn: Turn::Nobody, left: setup.total.unwrap_or_default(), coder: Coder::default(), names: Names::new(setup.kinds) }
+        Self { setup, links, arrived, reads, turn: Turn::Nobody, made: [0; 2], coder: Coder::default(), names: Names::new(setup.kinds) }
     }
 
     /// Does it, if it can be done, and checks what must hold after it.
@@ -141,7 +151,13 @@ impl World {
             (Turn::Takes(taker), _) => taker == side,
             (Turn::Acts(actor), _) => actor == side && action != Action::TakeBatch,
         };
-        if !may_act {
+        let must_poll = self.setup.drains
+            && match action {
+                Action::TakeBatch | Action::ExecuteRead => false,
+                Action::TakeRead => !self.arrived[side].is_empty(),
+                _ => !self.arrived[side].is_empty() || matches!(self.reads[side], Read::Executed(_)),
+            };
+        if !may_act || must_poll {
             return Step::Disabled;
         }
         let step = match action {
@@ -164,16 +180,15 @@ impl World {
     }
 
     fn call(&mut self, side: usize, kind: u8) -> Step {
+        let next = self.setup.scripts.map_or(EITHER, |scripts| scripts[side].get(self.made[side] as usize).copied().unwrap_or(LARGE));
         let link = &mut self.links[side];
-        let is_limited = self.setup.total.is_some();
-        if link.outstanding_calls() == self.setup.calls[side] {
+        if link.outstanding_calls() == self.setup.calls[side] || !next.contains(&kind) {
             return Step::Disabled;
         }
-        let Kind { len, allowance } = self.setup.kinds[kind as usize];
-        match link.call(&vec![kind; len as usize], kind, allowance) {
-            Ok(_) if is_limited && self.left[side] == 0 => Step::Outside,
+        match Self::try_call(link, self.setup.kinds[kind as usize], kind) {
+            Ok(_) if self.setup.scripts.is_some_and(|scripts| self.made[side] as usize == scripts[side].len()) => Step::Outside,
             Ok(_) => {
-                self.left[side] -= u32::from(is_limited);
+                self.made[side] += u32::from(self.setup.scripts.is_some());
                 Step::Done
             }
             Err(error) => {
@@ -181,6 +196,10 @@ impl World {
                 Step::Refused
             }
         }
+    }
+
+    fn try_call(link: &mut Link<u8>, kind: Kind, user_data: u8) -> Result<CallKey, CallError<u8>> {
+        link.call(&[0; RingSize::CORE_MIN as usize][..kind.len as usize], user_data, kind.allowance)
     }
 
     fn reply(&mut self, side: usize, nth: usize, is_short: bool) -> Step {
@@ -295,7 +314,7 @@ impl World {
         }
         [0, 1].into_iter().all(|side| {
             self.restore(state);
-            self.setup.calls[side] == 0 || matches!(self.call(side, 1), Step::Done | Step::Outside)
+            self.setup.calls[side] == 0 || Self::try_call(&mut self.links[side], self.setup.kinds[1], 1).is_ok()
         })
     }
 }
