@@ -40,7 +40,7 @@ fn main() -> ExitCode {
             let rank = exchange.rank();
             rank_process(exchange).map_err(|error| format!("rank {rank}: {error}").into())
         }
-        Ok(Role::Echo(server)) => server.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
+        Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Err(error) => Err(error.into()),
     };
     ended.unwrap_or_else(|error: Box<dyn Error>| fail(1, &error))

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use harness::affinity::{self, AffinityError, Plan, Threads};
+use harness::device::DeviceChoice;
 use harness::launcher::Launch;
 use harness::report::{self, JsonSink};
 use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
-use crate::cli::{BackendKind, Cli, DeviceChoice, Fault, RingChoice, WaitChoice};
+use crate::cli::{BackendKind, Cli, Fault, RingChoice, WaitChoice};
 use crate::message::Request;
 use crate::store::Shard;
 use crate::workload::{Distribution, Workload};

@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Instant;
 
+use copyrpc::mlx5::DeviceSpec;
 use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord};
-use mlx5::DeviceSpec;
 
 type AnyError = Box<dyn Error + Send + Sync>;
 

@@ -3,7 +3,6 @@
 //! User code (callbacks, drops of user data) runs only while nothing here is borrowed, so it may call, reply and receive.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,8 +12,10 @@ use crate::control::ControlMemory;
 use crate::error::{CallFailure, CloseReason};
 use crate::link::{Emit, Event, Link, Request};
 use crate::queue_share::QueueShare;
+use crate::raw::{RawOperations, RdmaError};
 use crate::ring::{RecvBytes, RingView};
 use crate::timers::{Timer, Timers};
+use crate::worklist::{Listing, Worklist};
 
 /// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
 const INLINE_MAX: u64 = 220;
@@ -27,85 +28,12 @@ pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
 /// What a WQE was, in the word that comes back with its completion.
 const WRITE: u64 = 0;
 const READ: u64 = 1;
+const RAW: u64 = 2;
+/// A WRITE whose completion the core waits for.
+const WINDOWED_WRITE: u64 = 3;
 
 /// Numbers the connections of this process, so that a call's token names its own.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
-
-/// Connections and requests that wait for the owner's attention, now or at a time. Shared by the context and its connections.
-#[derive(Debug)]
-pub(crate) struct Worklist<U> {
-    /// Connections with something to flush, READ or publish. Each once.
-    dirty: RefCell<Vec<Rc<Connection<U>>>>,
-    /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
-    unfinished: RefCell<Vec<Rc<Connection<U>>>>,
-    /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
-    requests: RefCell<VecDeque<(Rc<Connection<U>>, usize)>>,
-    timers: Timers<U>,
-}
-
-impl<U> Worklist<U> {
-    pub(crate) fn new() -> Self {
-        Self { dirty: RefCell::default(), unfinished: RefCell::default(), requests: RefCell::default(), timers: Timers::start() }
-    }
-
-    pub(crate) const fn timers(&self) -> &Timers<U> {
-        &self.timers
-    }
-
-    /// The oldest request of a connection that has not ended.
-    #[inline]
-    pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
-        let mut requests = self.requests.borrow_mut();
-        while let Some((connection, left)) = requests.front_mut() {
-            let next = if *left == 0 { None } else { connection.take_request() };
-            if let Some(request) = next {
-                *left -= 1;
-                return Some((Rc::clone(connection), request));
-            }
-            // All were taken, or it has ended. Its drop finds nothing borrowed.
-            let done = requests.pop_front();
-            drop(requests);
-            drop(done);
-            requests = self.requests.borrow_mut();
-        }
-        None
-    }
-
-    #[inline]
-    fn add_requests(&self, connection: &Rc<Connection<U>>, count: usize) {
-        if count > 0 {
-            self.requests.borrow_mut().push_back((Rc::clone(connection), count));
-        }
-    }
-
-    /// Swaps the dirty connections with an empty vector.
-    pub(crate) fn swap_dirty(&self, batch: &mut Vec<Rc<Connection<U>>>) {
-        std::mem::swap(&mut *self.dirty.borrow_mut(), batch);
-    }
-
-    /// A connection that a drain has to go on with. It stays listed until [`Worklist::finish`].
-    pub(crate) fn unfinished(&self) -> Option<Rc<Connection<U>>> {
-        self.unfinished.borrow().last().cloned()
-    }
-
-    pub(crate) fn finish(&self, connection: &Connection<U>) {
-        self.unfinished.borrow_mut().retain(|other| other.qpn != connection.qpn);
-        connection.is_unfinished.set(false);
-    }
-
-    /// There is nothing to flush of a connection that was retired: its share of the queues must not wait for a flush.
-    pub(crate) fn forget_dirty(&self, connection: &Connection<U>) {
-        if connection.is_dirty.replace(false) {
-            self.dirty.borrow_mut().retain(|other| other.qpn != connection.qpn);
-        }
-    }
-
-    pub(crate) fn clear(&self) {
-        let connections = (self.dirty.take(), self.unfinished.take());
-        let requests = self.requests.take();
-        drop((connections, requests));
-    }
-}
 
 /// Where the peer is.
 #[derive(Clone, Copy, Debug)]
@@ -114,6 +42,7 @@ pub(crate) struct Remote {
     pub(crate) ring_rkey: u32,
     pub(crate) published_addr: u64,
     pub(crate) published_rkey: u32,
+    pub(crate) path_mtu: u16,
 }
 
 /// The registered memory of one endpoint.
@@ -136,8 +65,8 @@ pub(crate) struct Connection<U> {
     recv_view: RingView,
     remote: Remote,
     inline_limit: u64,
-    is_dirty: Cell<bool>,
-    is_unfinished: Cell<bool>,
+    raw: RawOperations<U>,
+    listing: Listing<U>,
     timer: Cell<Timer>,
     worklist: Rc<Worklist<U>>,
     /// Given back to the context when the connection is dropped.
@@ -149,7 +78,7 @@ struct Interrupted<'a, U>(&'a Rc<Connection<U>>);
 
 impl<U> Drop for Interrupted<'_, U> {
     fn drop(&mut self) {
-        self.0.mark_unfinished();
+        self.0.worklist.mark_unfinished(self.0);
     }
 }
 
@@ -183,8 +112,8 @@ impl<U> Connection<U> {
             memory,
             recv_view,
             remote,
-            is_dirty: Cell::new(false),
-            is_unfinished: Cell::new(false),
+            raw: RawOperations::new(share.raw_operations()),
+            listing: Listing::default(),
             timer: Cell::new(Timer::NONE),
             worklist,
             _share: share,
@@ -193,6 +122,10 @@ impl<U> Connection<U> {
 
     pub(crate) const fn qpn(&self) -> u32 {
         self.qpn
+    }
+
+    pub(crate) const fn path_mtu(&self) -> u16 {
+        self.remote.path_mtu
     }
 
     /// Different from that of every other connection of this process.
@@ -210,30 +143,20 @@ impl<U> Connection<U> {
         f(&mut self.link.borrow_mut())
     }
 
-    /// Has the next flush look at this connection.
+    pub(crate) const fn listing(&self) -> &Listing<U> {
+        &self.listing
+    }
+
+    /// Has the next flush serve this connection.
     #[inline]
     pub(crate) fn mark_dirty(self: &Rc<Self>) {
-        if !self.is_dirty.get() {
-            self.list_dirty();
-        }
-    }
-
-    #[inline(never)]
-    fn list_dirty(self: &Rc<Self>) {
-        self.is_dirty.set(true);
-        self.worklist.dirty.borrow_mut().push(Rc::clone(self));
-    }
-
-    fn mark_unfinished(self: &Rc<Self>) {
-        if !self.is_unfinished.replace(true) {
-            self.worklist.unfinished.borrow_mut().push(Rc::clone(self));
-        }
+        self.worklist.mark_dirty(self);
     }
 
     /// Has the next drain part with this connection if it is closed. Called after whatever can close the core.
     fn note_end(self: &Rc<Self>) {
         if self.is_closed() {
-            self.mark_unfinished();
+            self.worklist.mark_unfinished(self);
         }
     }
 
@@ -243,14 +166,14 @@ impl<U> Connection<U> {
 
     /// `None` once the connection has ended.
     #[inline]
-    fn take_request(&self) -> Option<Request> {
+    pub(crate) fn take_request(&self) -> Option<Request> {
         self.with_link(|link| if link.closed().is_some() { None } else { link.take_request() })
     }
 
     /// A batch arrived. Ends calls and queues requests.
     pub(crate) fn arrive(self: &Rc<Self>, imm: u32, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         self.with_link(|link| link.on_imm(imm));
-        self.mark_dirty();
+        self.worklist.note_arrival(self);
         self.deliver(on_response);
     }
 
@@ -270,6 +193,9 @@ impl<U> Connection<U> {
             }
         }
         self.worklist.add_requests(self, requests);
+        while let Some((user_data, reason)) = self.take_failed_raw() {
+            on_response(user_data, Err(reason.into()));
+        }
         std::mem::forget(interrupted);
         self.note_end();
     }
@@ -287,7 +213,7 @@ impl<U> Connection<U> {
 
     /// Has a drain look at the deadlines once `at_ns` has passed.
     pub(crate) fn arm(self: &Rc<Self>, at_ns: u64) {
-        self.worklist.timers.arm(self, at_ns);
+        self.worklist.timers().arm(self, at_ns);
     }
 
     pub(crate) const fn timer(&self) -> &Cell<Timer> {
@@ -295,12 +221,12 @@ impl<U> Connection<U> {
     }
 
     pub(crate) fn timers(&self) -> &Timers<U> {
-        &self.worklist.timers
+        self.worklist.timers()
     }
 
     /// Has a connection whose peer should be heard looked at, and tells the peer that this end lives (K1, K3).
     pub(crate) fn sweep(self: &Rc<Self>) {
-        let (heartbeat, is_watching) = self.with_link(|link| (link.beat(), link.unanswered_requests() > 0));
+        let (heartbeat, is_watching) = self.with_link(|link| (link.beat(), link.is_watching()));
         if let Some(heartbeat) = heartbeat {
             self.memory.control.beat(heartbeat);
         }
@@ -320,9 +246,24 @@ impl<U> Connection<U> {
                 self.mark_dirty();
                 self.deliver(on_response);
             }
+            Ok(()) if user == Some(RAW) => {
+                if let Some(user_data) = self.raw.end() {
+                    on_response(user_data, Ok(RecvBytes::empty()));
+                }
+            }
+            Ok(()) if user == Some(WINDOWED_WRITE) => {
+                if self.with_link(Link::on_write_done) {
+                    self.mark_dirty();
+                }
+            }
             // Room in the send queue: what waited for it is still on the worklist.
             Ok(()) => {}
         }
+    }
+
+    pub(crate) fn abort(self: &Rc<Self>) {
+        self.with_link(|link| link.close(CloseReason::ClosedHere));
+        self.note_end();
     }
 
     /// The device reported an error: the connection ends.
@@ -333,7 +274,6 @@ impl<U> Connection<U> {
 
     /// Posts what may go, READs where starved, refreshes the published record, rings once. Stays on the worklist while work is left.
     pub(crate) fn serve(self: &Rc<Self>, now_ns: u64) {
-        self.is_dirty.set(false);
         let mut qp = self.qp.borrow_mut();
         let Some(qp) = qp.as_mut() else { return };
         let mut link = self.link.borrow_mut();
@@ -385,12 +325,41 @@ impl<U> Connection<U> {
             imm: emit.imm,
             payload: (Inline(head), rest),
         };
-        qp.post(&write, Signal::Reclaim, WRITE)
+        let (signal, user) = if emit.signal { (Signal::Always, WINDOWED_WRITE) } else { (Signal::Reclaim, WRITE) };
+        qp.post(&write, signal, user)
     }
 
     fn post_read(&self, qp: &mut RcQp) -> Result<(), PostError> {
         let read = Read { addr: self.remote.published_addr, rkey: self.remote.published_rkey, into: self.memory.control.read_target() };
         qp.post(&read, Signal::Always, READ)
+    }
+
+    /// The operations of the application.
+    pub(crate) const fn raw(&self) -> &RawOperations<U> {
+        &self.raw
+    }
+
+    /// Has `post` post an operation that uses `memory`, with the word it is given. The next flush rings for it.
+    pub(crate) fn post_raw(
+        self: &Rc<Self>,
+        memory: &Rc<Mr>,
+        user_data: U,
+        post: impl FnOnce(&mut RcQp, u64) -> Result<(), PostError>,
+    ) -> Result<(), RdmaError<U>> {
+        let closed = self.with_link(|link| link.closed());
+        let mut qp = self.qp.borrow_mut();
+        let (Some(qp), None) = (qp.as_mut(), closed) else {
+            return Err(RdmaError::Closed { user_data, reason: closed.unwrap_or(CloseReason::Disconnected) });
+        };
+        self.raw.post(qp, memory, user_data, |qp| post(qp, RAW))?;
+        self.mark_dirty();
+        Ok(())
+    }
+
+    /// An operation that ends because the connection did.
+    fn take_failed_raw(&self) -> Option<(U, CloseReason)> {
+        let reason = self.with_link(|link| link.closed())?;
+        self.raw.end().map(|user_data| (user_data, reason))
     }
 
     /// Takes the connection off the device. Its memory stays while handles to its requests live.

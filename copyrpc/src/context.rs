@@ -1,5 +1,7 @@
 //! The context of one thread: a device, its queues, and the poll that drives all connections.
 
+mod wait;
+
 use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::rc::Rc;
@@ -7,13 +9,14 @@ use std::rc::Rc;
 use mlx5::{Cq, CreateError, Device, DeviceInfo, DeviceSpec, MonoCq, OpenError, Pd, PostReceiveError, QpConfig, RcQp, RegisterError, Srq};
 use thiserror::Error;
 
-use crate::connection::{Connection, Outcome, Worklist};
+use crate::connection::{Connection, Outcome};
 use crate::endpoint::{EndpointConfig, PendingEndpoint};
 use crate::error::CloseReason;
-use crate::queue_share::{QueueShare, Used};
+use crate::queue_share::{Outstanding, QueueShare, Used};
 use crate::recv::RecvHandle;
 use crate::ring::RingSizeError;
 use crate::stats::Stats;
+use crate::worklist::Worklist;
 
 /// Receives of the shared receive queue unless the builder is told otherwise.
 pub const DEFAULT_SRQ_SIZE: u32 = 1024;
@@ -73,7 +76,8 @@ impl ContextBuilder {
     }
 
     /// Entries of each completion queue: at least the SRQ size, and for each endpoint its
-    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + 8, or the depth of its send queue if that is less.
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + [`raw_operations`](EndpointConfig::raw_operations) + 8 and the batches of a
+    /// [`Window::Completion`](crate::Window::Completion), or the depth of its send queue if that is less.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = entries;
@@ -103,7 +107,6 @@ impl ContextBuilder {
             pd,
             device,
             is_polling: Cell::new(false),
-            serving: RefCell::new(Vec::new()),
             retired: Cell::new(Stats::default()),
         };
         inner.refill()?;
@@ -122,7 +125,7 @@ impl ContextBuilder {
 /// is_send::<copyrpc::Context<()>>();
 /// ```
 pub struct Context<U> {
-    inner: Rc<Inner<U>>,
+    pub(crate) inner: Rc<Inner<U>>,
 }
 
 impl<U> fmt::Debug for Context<U> {
@@ -143,8 +146,6 @@ pub(crate) struct Inner<U> {
     pd: Pd,
     device: Device,
     is_polling: Cell<bool>,
-    /// The connections being served; empty between polls, kept for its memory.
-    serving: RefCell<Vec<Rc<Connection<U>>>>,
     /// Counters of connections that are closed.
     retired: Cell<Stats>,
 }
@@ -285,9 +286,9 @@ impl<U> Context<U> {
 
 impl<U> Inner<U> {
     /// A share of the queues for one more endpoint, whose queue pair has `send_capacity` WQEBBs.
-    pub(crate) fn share_queues(&self, batches: u32, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
+    pub(crate) fn share_queues(&self, outstanding: Outstanding, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
         let (receives, completions) = (self.srq.borrow().depth(), self.send_cq.borrow().entries());
-        QueueShare::take(&self.used, batches, send_capacity, receives, completions)
+        QueueShare::take(&self.used, outstanding, send_capacity, receives, completions)
     }
 
     pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {
@@ -401,11 +402,8 @@ impl<U> Inner<U> {
 
     /// Serves every connection that has something to post, READ or publish. Runs no user code.
     fn flush(&self) {
-        let mut serving = self.serving.borrow_mut();
-        self.worklist.swap_dirty(&mut serving);
-        while let Some(connection) = serving.pop() {
-            connection.serve(self.worklist.timers().now_ns());
-        }
+        let now_ns = self.worklist.timers().now_ns();
+        self.worklist.flush(|connection| connection.serve(now_ns));
     }
 
     /// Forgets a connection that has ended and whose calls have.
@@ -417,7 +415,7 @@ impl<U> Inner<U> {
             self.retired.set(stats);
         }
         connection.retire();
-        self.worklist.forget_dirty(connection);
+        self.worklist.forget(connection);
     }
 }
 

@@ -4,16 +4,16 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use mlx5::{Access, ConnectOptions, DeviceKind, QpAddress, QpConfig, RcQp};
+use mlx5::{Access, ConnectOptions, QpAddress, QpConfig, RcQp};
 use thiserror::Error;
 
 use crate::connection::{Connection, Memory, Remote};
 use crate::context::{CreateEndpointError, Inner};
 use crate::control::ControlMemory;
 use crate::error::{CallError, CloseReason, LinkConfigError};
-use crate::exchange::{Device, ExchangeError, ExchangeRecord};
-use crate::link::{CallKey, Link, LinkConfig};
-use crate::queue_share::QueueShare;
+use crate::exchange::{ExchangeError, ExchangeRecord};
+use crate::link::{CallKey, Link, LinkConfig, Window};
+use crate::queue_share::{Outstanding, QueueShare};
 use crate::ring::{DEFAULT_RING_SIZE, RingSize, RingView};
 use crate::stats::Stats;
 use crate::timers::nanoseconds;
@@ -30,8 +30,11 @@ pub struct EndpointConfig {
     /// Response credit in bytes the peer starts with: a multiple of 32, at most a quarter of the ring. `None`: a quarter.
     pub initial_credit: Option<u64>,
     /// Batches the peer may have in flight, at least 1; this end never has more either, whatever the peer allows. All endpoints of a
-    /// context share two thirds of its SRQ, and each takes this number + 8 of its send CQ's entries. Default 32.
+    /// context share two thirds of its SRQ, and each takes of its send CQ's entries this number + `raw_operations` + 8, and the batches of
+    /// a [`Window::Completion`]. Default 32.
     pub batches_in_flight: u32,
+    /// Most one-sided operations outstanding ([`Endpoint::rdma_read`], [`Endpoint::rdma_write`]). Default 16; 0 for none.
+    pub raw_operations: u32,
     /// WQEBBs of the send queue. Default 256.
     pub max_send_wr: u32,
     /// With requests unanswered, the peer is probed when nothing was heard of it for this long. Default 100 ms, resolution 10 ms.
@@ -40,6 +43,8 @@ pub struct EndpointConfig {
     /// [`CloseReason::PeerStalled`]. It does something as long as it polls, however long its handlers take. Longer if three probes take
     /// longer, and only while this end polls at least four times in that time. Default 5 s; `Duration::MAX` never.
     pub stall_timeout: Duration,
+    /// Small batches of this end under way before the next ones gather. Default [`Window::Off`].
+    pub window: Window,
     /// Timeouts and retries of the connection.
     pub connect: ConnectOptions,
 }
@@ -50,9 +55,11 @@ impl Default for EndpointConfig {
             ring_size: DEFAULT_RING_SIZE,
             initial_credit: None,
             batches_in_flight: 32,
+            raw_operations: 16,
             max_send_wr: 256,
             keepalive: Duration::from_millis(100),
             stall_timeout: Duration::from_secs(5),
+            window: Window::Off,
             connect: ConnectOptions::default(),
         }
     }
@@ -79,7 +86,7 @@ pub enum ConnectFailure {
 }
 
 /// A refused connection; the endpoint comes back unchanged.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[error("cannot connect: {reason}")]
 pub struct ConnectError<U> {
     /// The endpoint.
@@ -87,6 +94,12 @@ pub struct ConnectError<U> {
     /// Why.
     #[source]
     pub reason: ConnectFailure,
+}
+
+impl<U> fmt::Debug for ConnectError<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectError").field("endpoint", &self.endpoint).field("reason", &self.reason).finish()
+    }
 }
 
 /// An endpoint that is not connected. Give [`local_info`](Self::local_info) to the peer, and its record to
@@ -108,6 +121,7 @@ struct Parts {
     record: ExchangeRecord,
     keepalive: Duration,
     stall_timeout: Duration,
+    window: Window,
     connect: ConnectOptions,
     share: QueueShare,
 }
@@ -122,7 +136,9 @@ impl<U> PendingEndpoint<U> {
         }
         let qp =
             context.create_qp(&QpConfig { max_send_wr: config.max_send_wr, max_inline_data: MAX_INLINE_DATA, ..QpConfig::default() })?;
-        let share = context.share_queues(config.batches_in_flight, qp.send_capacity())?;
+        let outstanding =
+            Outstanding { batches: config.batches_in_flight, raw_operations: config.raw_operations, windowed: config.window.completions() };
+        let share = context.share_queues(outstanding, qp.send_capacity())?;
         let pd = context.pd();
         let bytes = ring_size.bytes() as usize;
         let memory = Memory {
@@ -130,9 +146,9 @@ impl<U> PendingEndpoint<U> {
             recv_ring: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
             control: ControlMemory::new(pd, FlowWords { credit, ..FlowWords::default() })?,
         };
-        let record = record_of(&qp.address(), &memory, ring_size, credit, config.batches_in_flight);
-        let EndpointConfig { keepalive, stall_timeout, connect, .. } = *config;
-        let parts = Parts { qp, memory, record, keepalive, stall_timeout, connect, share };
+        let record = record_of(qp.address(), &memory, ring_size, credit, config.batches_in_flight);
+        let EndpointConfig { keepalive, stall_timeout, window, connect, .. } = *config;
+        let parts = Parts { qp, memory, record, keepalive, stall_timeout, window, connect, share };
         Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
     }
 
@@ -159,7 +175,7 @@ impl<U> PendingEndpoint<U> {
         if context.is_polling() {
             return Err(ConnectFailure::Reentrant);
         }
-        let Parts { qp, memory, record, keepalive, stall_timeout, connect, .. } = &mut *self.parts;
+        let Parts { qp, memory, record, keepalive, stall_timeout, window, connect, .. } = &mut *self.parts;
         record.check_peer(remote)?;
         let config = LinkConfig {
             local_credit: record.initial_credit,
@@ -171,18 +187,10 @@ impl<U> PendingEndpoint<U> {
             recv_start: 0,
             keepalive_ns: nanoseconds(*keepalive),
             stall_ns: nanoseconds(*stall_timeout),
+            window: *window,
         };
         let link = Link::new(view(&memory.send_ring, record.ring_size), view(&memory.recv_ring, record.ring_size), &config)?;
-        let address = QpAddress {
-            kind: qp.address().kind,
-            mtu: remote.mtu,
-            lid: remote.lid,
-            qpn: remote.qpn,
-            psn: remote.psn,
-            epoch: remote.epoch,
-            gid: remote.gid,
-        };
-        qp.connect(&address, connect)?;
+        qp.connect(&remote.address, connect)?;
         Ok((context, link))
     }
 
@@ -194,6 +202,7 @@ impl<U> PendingEndpoint<U> {
             ring_rkey: remote.recv_ring_rkey,
             published_addr: remote.published_addr,
             published_rkey: remote.published_rkey,
+            path_mtu: record.address.mtu.min(remote.address.mtu),
         };
         let connection = Rc::new(Connection::new(qp, link, memory, recv_view, remote, context.worklist(), share));
         context.register(Rc::clone(&connection));
@@ -208,22 +217,10 @@ fn view(ring: &mlx5::Mr, size: RingSize) -> RingView {
     unsafe { RingView::new(ring.as_ptr(), size) }
 }
 
-fn record_of(address: &QpAddress, memory: &Memory, ring_size: RingSize, initial_credit: u64, batches: u32) -> ExchangeRecord {
+fn record_of(address: QpAddress, memory: &Memory, ring_size: RingSize, initial_credit: u64, batches: u32) -> ExchangeRecord {
     let (published_addr, published_rkey) = memory.control.published();
-    let device = match address.kind {
-        DeviceKind::Soft => Device::Soft,
-        DeviceKind::Hardware => Device::Hardware,
-    };
     ExchangeRecord {
-        device,
-        mtu: address.mtu,
-        // A soft device is named by LID and epoch within its fabric; meeting another fabric's LID fails on the epoch.
-        fabric: 0,
-        epoch: address.epoch,
-        gid: address.gid,
-        lid: address.lid,
-        qpn: address.qpn,
-        psn: address.psn,
+        address,
         recv_ring_rkey: memory.recv_ring.rkey(),
         recv_ring_addr: memory.recv_ring.addr(),
         ring_size,
@@ -299,8 +296,10 @@ impl<U> Endpoint<U> {
 
     #[inline(always)]
     fn note_call(&self, outcome: Result<CallKey, CallError<U>>) -> Result<CallToken, CallError<U>> {
-        // A refused call too: it may want a READ.
-        self.connection.mark_dirty();
+        // A refused call too: it may want a READ. Not one on a connection that has ended: nobody flushes that.
+        if !matches!(outcome, Err(CallError::Closed { .. })) {
+            self.connection.mark_dirty();
+        }
         outcome.map(|call| CallToken { connection: self.connection.serial(), call })
     }
 
@@ -332,6 +331,22 @@ impl<U> Endpoint<U> {
         self.connection.with_link(|link| link.outstanding_calls())
     }
 
+    /// Ends the connection when all is done: no more calls are taken, on either side, as soon as the peer hears of it; outstanding calls
+    /// end as they would; requests that were received may be answered. Those that were not received by the next flush, and those that
+    /// arrive later, end at the peer with [`CloseReason::ClosedByPeer`]. Both ends go on polling. When nothing is outstanding any more,
+    /// [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and `ClosedByPeer` at the other end. It takes as long as the handlers; a peer
+    /// that is stopped or dead meanwhile ends it as it ends calls. One-sided operations are not waited for: end them first.
+    pub fn close(&self) {
+        self.connection.with_link(Link::shut_down);
+        self.connection.mark_dirty();
+    }
+
+    /// Ends the connection at once: calls end with [`CloseReason::ClosedHere`] in the next poll or drain. The peer finds out as if this
+    /// process had died.
+    pub fn abort(&self) {
+        self.connection.abort();
+    }
+
     /// Why the connection ended, once it has.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
@@ -342,6 +357,12 @@ impl<U> Endpoint<U> {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.connection.with_link(|link| *link.stats())
+    }
+
+    /// Most payload bytes of a packet on the way to the peer: the smaller of both ends' MTUs.
+    #[must_use]
+    pub fn path_mtu(&self) -> u16 {
+        self.connection.path_mtu()
     }
 
     /// Queue pair number of this end: unique on its device while the endpoint lives.

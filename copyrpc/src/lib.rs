@@ -8,17 +8,23 @@ pub mod error;
 pub mod exchange;
 pub mod link;
 mod queue_share;
+mod raw;
 mod recv;
 pub mod ring;
 mod stats;
 mod timers;
 pub mod wire;
+mod worklist;
 
 pub use connection::Outcome;
 pub use context::{BuildError, Context, ContextBuilder, CreateEndpointError, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, PollError};
 pub use endpoint::{CallToken, ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord};
+pub use link::Window;
+/// The driver below: devices and their options, and what its errors say.
+pub use mlx5;
+pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
 pub use recv::RecvHandle;
 pub use ring::RecvBytes;
 pub use stats::Stats;

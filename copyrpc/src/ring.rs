@@ -228,6 +228,11 @@ pub struct RecvBytes<'a> {
 }
 
 impl<'a> RecvBytes<'a> {
+    /// No bytes.
+    pub(crate) const fn empty() -> Self {
+        Self { base: NonNull::dangling(), len: 0, ring: PhantomData }
+    }
+
     /// Length in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {

@@ -93,6 +93,22 @@ impl<U> Timers<U> {
         clock_ns(clock).saturating_sub(self.base_ns)
     }
 
+    /// Has the next drain look at the clock, after a sleep.
+    pub(crate) fn look_next(&self) {
+        self.drains_since_look.set(CLOCK_INTERVAL);
+    }
+
+    pub(crate) const fn sweep_interval(&self) -> Duration {
+        Duration::from_nanos(SWEEP_INTERVAL_NS)
+    }
+
+    /// From now until a connection is due; it may turn out that none is.
+    pub(crate) fn until_next(&self) -> Option<Duration> {
+        let at_ns = self.deadlines.borrow().first_ns()?;
+        // Due is what has passed.
+        Some(Duration::from_nanos(at_ns.saturating_add(1).saturating_sub(self.since_base(libc::CLOCK_MONOTONIC))))
+    }
+
     /// After a look at the clock: whether the connections should be swept.
     pub(crate) fn is_sweep_due(&self) -> bool {
         let now_ns = self.now_ns.get();

@@ -24,7 +24,7 @@ fn device(fabric: &LocalFabric) -> DeviceSpec {
 }
 
 fn small() -> EndpointConfig {
-    EndpointConfig { ring_size: 4096, ..EndpointConfig::default() }
+    EndpointConfig { ring_size: 4096, raw_operations: 0, ..EndpointConfig::default() }
 }
 
 fn connect(a: PendingEndpoint<u64>, b: PendingEndpoint<u64>) -> (Endpoint<u64>, Endpoint<u64>) {
@@ -478,7 +478,7 @@ fn endpoints_that_cannot_talk_refuse_and_come_back() {
     assert!(matches!(error.reason, ConnectFailure::Exchange(ExchangeError::RingSize { local: 4096, remote: 8192 })));
     let a = error.endpoint;
     let mut nowhere = a.local_info();
-    nowhere.qpn = 0xff_ffff;
+    nowhere.address.qpn = 0xff_ffff;
     let error = a.connect(&nowhere).unwrap_err();
     assert!(matches!(error.reason, ConnectFailure::Qp(_)), "{error}");
     let a = error.endpoint;
@@ -502,6 +502,17 @@ fn endpoints_that_cannot_talk_refuse_and_come_back() {
     let record = orphan.local_info();
     drop(context);
     assert!(matches!(orphan.connect(&record).unwrap_err().reason, ConnectFailure::ContextGone));
+}
+
+#[test]
+fn ends_of_unequal_mtus_use_the_smaller_one() {
+    let fabric = LocalFabric::new();
+    let context: Context<u64> = ContextBuilder::new(device(&fabric)).build().unwrap();
+    let (a, b) = (context.create_endpoint(&small()).unwrap(), context.create_endpoint(&small()).unwrap());
+    let (record_a, mut record_b) = (a.local_info(), b.local_info());
+    record_b.address.mtu = 1024;
+    let (a, b) = (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap());
+    assert_eq!((a.path_mtu(), b.path_mtu()), (1024, 4096));
 }
 
 /// A peer that is no copyrpc: its garbage ends its own connection, the other goes on.

@@ -105,7 +105,7 @@ pub enum Pages {
 pub struct Mr {
     parts: MrParts,
     control: Control,
-    _pd: Rc<PdObject>,
+    pd: Rc<PdObject>,
 }
 
 impl Drop for Mr {
@@ -142,7 +142,11 @@ pub struct OutOfBounds {
 
 impl Mr {
     pub(crate) fn new(parts: MrParts, control: Control, pd: Rc<PdObject>) -> Self {
-        Self { parts, control, _pd: pd }
+        Self { parts, control, pd }
+    }
+
+    pub(crate) fn pd(&self) -> &Rc<PdObject> {
+        &self.pd
     }
 
     /// Deregisters the region, so that its memory can be freed or used otherwise when this returns `Ok`.
@@ -157,7 +161,7 @@ impl Mr {
         // SAFETY: both fields are taken once, from a value whose `drop` will not run; the rest is plain data.
         unsafe {
             drop(core::ptr::read(&this.control));
-            drop(core::ptr::read(&this._pd));
+            drop(core::ptr::read(&this.pd));
         }
         Ok(())
     }

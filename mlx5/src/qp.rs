@@ -8,6 +8,7 @@ use crate::control::{Control, CreateError, QpParts, QpRequest, Receives};
 use crate::cq::{CqObject, Cqe};
 use crate::device::PdObject;
 use crate::doorbell::Doorbell;
+use crate::mr::Mr;
 use crate::ops::{Operation, Sge};
 use crate::rq::{PostReceiveError, ReceiveQueue};
 use crate::sq::{Flags, PostError, SendQueue};
@@ -291,6 +292,12 @@ impl<T: Transport> Qp<T> {
     #[must_use]
     pub fn address(&self) -> QpAddress {
         self.control().address(self.qpn())
+    }
+
+    /// Whether operations of this queue pair may name `region`: it is of the same protection domain.
+    #[must_use]
+    pub fn may_use(&self, region: &Mr) -> bool {
+        Rc::ptr_eq(&self.object.pd, region.pd())
     }
 
     /// Number of its protection domain.

@@ -250,8 +250,13 @@ impl fmt::Display for Plan {
         }
         f.write_str("pinned")?;
         for (rank, cores) in self.pinned.iter().enumerate() {
-            let (daemons, clients) = (CoreList(&cores.daemons), CoreList(&cores.clients));
-            write!(f, "; rank {rank}: daemons {daemons}, clients {clients}")?;
+            write!(f, "; rank {rank}:")?;
+            let threads = [(" daemons", &cores.daemons), (" clients", &cores.clients)];
+            let mut separator = "";
+            for (name, cores) in threads.into_iter().filter(|(_, cores)| !cores.is_empty()) {
+                write!(f, "{separator}{name} {}", CoreList(cores))?;
+                separator = ",";
+            }
         }
         Ok(())
     }

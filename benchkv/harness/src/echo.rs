@@ -127,7 +127,7 @@ impl Echo {
 
 /// The other process of the baseline.
 #[derive(Debug)]
-pub struct EchoServer {
+pub(crate) struct EchoServer {
     socket: UnixStream,
     reply_bytes: usize,
 }
@@ -141,7 +141,7 @@ impl EchoServer {
     ///
     /// # Errors
     /// The socket's error.
-    pub fn serve(mut self) -> io::Result<()> {
+    pub(crate) fn serve(mut self) -> io::Result<()> {
         match self.answer_all() {
             // The end of the measurement leaves replies unread, which a Unix socket reports as a reset.
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => Ok(()),

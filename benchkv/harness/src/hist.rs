@@ -19,6 +19,8 @@ pub struct LatencySummary {
     pub count: u64,
     /// Arithmetic mean.
     pub mean: f64,
+    /// Smallest value.
+    pub min: u64,
     /// Median.
     pub p50: u64,
     /// 99th percentile.
@@ -81,6 +83,7 @@ impl LatencyHistogram {
         LatencySummary {
             count: self.0.len(),
             mean: self.0.mean(),
+            min: self.0.min(),
             p50: self.0.value_at_quantile(0.5),
             p99: self.0.value_at_quantile(0.99),
             p999: self.0.value_at_quantile(0.999),
@@ -139,7 +142,7 @@ mod tests {
         let mut histogram = LatencyHistogram::new();
         (1..=1000).for_each(|value| histogram.record(value));
         let summary = histogram.summary();
-        assert_eq!((summary.count, summary.p50, summary.p99, summary.p999, summary.max), (1000, 500, 990, 999, 1000));
+        assert_eq!((summary.count, summary.min, summary.p50, summary.p99, summary.p999, summary.max), (1000, 1, 500, 990, 999, 1000));
         assert!((summary.mean - 500.5).abs() < 0.01);
     }
 

@@ -2,13 +2,15 @@
 //!
 //! In the order a run uses the files:
 //!
-//! - [`role`]: what this process is: the launcher, one rank, or the echo server of the baseline.
+//! - [`role`]: what this process is: the launcher, one rank, or the other side of a baseline.
 //! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the one that died.
 //! - [`exchange`]: what ranks need from each other outside the measured path: all-gather, barrier, a sleep that wakes when a rank dies.
 //! - [`affinity`]: the usable cores and which thread goes where.
+//! - [`device`]: the RDMA device, as it is named on a command line.
 //! - [`clock`]: a cheap nanosecond clock that says what it reads.
 //! - [`hist`]: latency histograms that merge across threads and ranks.
 //! - [`echo`]: the Unix-socket echo every result is put beside.
+//! - [`pingpong`]: the cache line that goes to and fro, below which no round trip between two cores can be.
 //! - [`environment`]: machine, kernel and commit, for the result.
 //! - [`report`]: the table a person reads and the JSON document a program reads.
 //!
@@ -19,11 +21,13 @@ compile_error!("the benchmark harness needs Linux: pidfd, signalfd and PR_SET_PD
 
 pub mod affinity;
 pub mod clock;
+pub mod device;
 pub mod echo;
 pub mod environment;
 pub mod exchange;
 pub mod hist;
 pub mod launcher;
+pub mod pingpong;
 pub mod report;
 pub mod role;
 

@@ -1,15 +1,17 @@
-//! What this process is. The launcher runs the same executable again for its ranks and for the echo server; the first thing a binary
-//! does is to ask for its [`role`].
+//! What this process is. The launcher runs the same executable again for its ranks and for the other side of the baselines; the first
+//! thing a binary does is to ask for its [`role`].
 
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
+use shm::memfd::MemfdId;
 use thiserror::Error;
 
 use crate::child::ROLE_VARIABLE;
 use crate::echo::EchoServer;
 use crate::exchange::SocketExchange;
+use crate::pingpong::PingPongPeer;
 
 /// The role of this process.
 #[derive(Debug)]
@@ -18,8 +20,31 @@ pub enum Role {
     Launcher,
     /// One rank of a job, with its way to the others.
     Rank(SocketExchange),
-    /// The peer of the baseline: serves until its socket closes.
+    /// The other side of a baseline.
+    Baseline(BaselinePeer),
+}
+
+/// The other side of a baseline, in a process of its own.
+#[derive(Debug)]
+pub struct BaselinePeer(Peer);
+
+#[derive(Debug)]
+enum Peer {
     Echo(EchoServer),
+    PingPong(PingPongPeer),
+}
+
+impl BaselinePeer {
+    /// Answers until the measurement is over.
+    ///
+    /// # Errors
+    /// The socket's or the memory's error.
+    pub fn serve(self) -> io::Result<()> {
+        match self.0 {
+            Peer::Echo(server) => server.serve(),
+            Peer::PingPong(peer) => peer.serve(),
+        }
+    }
 }
 
 /// The process was told a role it cannot take.
@@ -57,8 +82,18 @@ fn announced(value_of: impl Fn(&str) -> Option<String>) -> Option<(&'static str,
 /// What a child is told, and reads back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RoleText {
-    Rank { rank: usize, size: usize },
-    Echo { reply_bytes: usize },
+    Rank {
+        rank: usize,
+        size: usize,
+    },
+    Echo {
+        reply_bytes: usize,
+    },
+    /// Both sides yield when they wait if there is no `core` to be alone on.
+    PingPong {
+        memory: MemfdId,
+        core: Option<usize>,
+    },
 }
 
 impl RoleText {
@@ -66,21 +101,33 @@ impl RoleText {
         match self {
             Self::Rank { rank, size } => format!("rank:{rank}:{size}"),
             Self::Echo { reply_bytes } => format!("echo:{reply_bytes}"),
+            Self::PingPong { memory: MemfdId { token, bytes, pid, fd }, core } => {
+                let core = core.map_or_else(|| "any".to_owned(), |core| core.to_string());
+                format!("ping-pong:{token}:{bytes}:{pid}:{fd}:{core}")
+            }
         }
     }
 
     fn decode(text: &str) -> Option<Self> {
         let mut words = text.split(':');
         let role = words.next()?;
-        let mut number = || words.next()?.parse::<usize>().ok();
+        let mut number = || words.next()?.parse::<u64>().ok();
         let decoded = match role {
-            "rank" => Self::Rank { rank: number()?, size: number()? },
-            "echo" => Self::Echo { reply_bytes: number()? },
+            "rank" => Self::Rank { rank: number()? as usize, size: number()? as usize },
+            "echo" => Self::Echo { reply_bytes: number()? as usize },
+            "ping-pong" => {
+                let (token, bytes) = (number()?, number()?);
+                let memory = MemfdId { token, bytes, pid: number()?.try_into().ok()?, fd: number()?.try_into().ok()? };
+                let core = words.next()?;
+                Self::PingPong { memory, core: if core == "any" { None } else { Some(core.parse().ok()?) } }
+            }
             _ => return None,
         };
         let sound = match decoded {
             Self::Rank { rank, size } => rank < size,
             Self::Echo { reply_bytes } => (1..=crate::echo::MAX_MESSAGE_BYTES).contains(&reply_bytes),
+            // Attaching checks it.
+            Self::PingPong { .. } => true,
         };
         (sound && words.next().is_none()).then_some(decoded)
     }
@@ -103,7 +150,8 @@ pub fn role() -> Result<Role, RoleError> {
         RoleText::Rank { rank, size } => {
             SocketExchange::new(socket, rank, size).map(Role::Rank).map_err(|source| RoleError::Socket { source })
         }
-        RoleText::Echo { reply_bytes } => Ok(Role::Echo(EchoServer::new(socket, reply_bytes))),
+        RoleText::Echo { reply_bytes } => Ok(Role::Baseline(BaselinePeer(Peer::Echo(EchoServer::new(socket, reply_bytes))))),
+        RoleText::PingPong { memory, core } => Ok(Role::Baseline(BaselinePeer(Peer::PingPong(PingPongPeer::new(memory, core))))),
     }
 }
 
@@ -120,7 +168,9 @@ mod tests {
 
     #[test]
     fn a_role_reads_back_as_written() {
-        for text in [RoleText::Rank { rank: 3, size: 8 }, RoleText::Echo { reply_bytes: 16 }] {
+        let memory = MemfdId { token: u64::MAX, bytes: 4096, pid: 7, fd: 3 };
+        let ping_pongs = [None, Some(5)].map(|core| RoleText::PingPong { memory, core });
+        for text in [RoleText::Rank { rank: 3, size: 8 }, RoleText::Echo { reply_bytes: 16 }].into_iter().chain(ping_pongs) {
             assert_eq!(RoleText::decode(&text.encode()), Some(text));
         }
     }
@@ -136,7 +186,20 @@ mod tests {
 
     #[test]
     fn a_role_nobody_wrote_is_refused() {
-        for text in ["", "rank", "rank:1", "rank:2:2", "rank:0:2:9", "rank:-1:2", "echo:0", "echo:1:2", "launcher", "echo:9999999"] {
+        for text in [
+            "",
+            "rank",
+            "rank:1",
+            "rank:2:2",
+            "rank:0:2:9",
+            "rank:-1:2",
+            "echo:0",
+            "echo:1:2",
+            "launcher",
+            "echo:9999999",
+            "ping-pong:1:2:3:4",
+            "ping-pong:1:2:3:4:x",
+        ] {
             assert_eq!(RoleText::decode(text), None, "{text:?}");
         }
     }

@@ -225,12 +225,14 @@ fn an_illegal_number_of_ranks_is_refused() {
 }
 
 #[test]
-fn the_echo_baseline_counts_round_trips_and_leaves_no_process() {
-    let output = run(1, "echo", 0);
-    let out = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let count: u64 = out.lines().find_map(|line| line.strip_prefix("echo ")).unwrap().parse().unwrap();
-    assert!(count > 0);
+fn the_baselines_count_round_trips_and_leave_no_process() {
+    for baseline in ["echo", "ping-pong"] {
+        let output = run(1, baseline, 0);
+        let out = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let count: u64 = out.lines().find_map(|line| line.strip_prefix(baseline)).unwrap().trim().parse().unwrap();
+        assert!(count > 0);
+    }
 }
 
 #[test]

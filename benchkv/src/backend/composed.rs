@@ -9,13 +9,14 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use harness::device::DeviceChoice;
 use shm::dir::Dir;
 
 use super::daemon::KvDaemon;
 use super::paths::ClientPaths;
 use super::shards::{self, ShardNode};
 use super::{Backend, BackendError};
-use crate::cli::{BackendKind, DeviceChoice};
+use crate::cli::BackendKind;
 use crate::options::Options;
 
 /// The meaning of the shared-memory payloads: changes with [`Request`](crate::message::Request) and [`Response`](crate::message::Response).

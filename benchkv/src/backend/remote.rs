@@ -4,13 +4,10 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use copyrpc::{CallError, CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint, RecvHandle};
-use mlx5::verbs::VerbsOptions;
-use mlx5::{DeviceSpec, FabricSpec, SoftOptions};
 use zerocopy::IntoBytes;
 
 use super::BackendError;
 use super::composed::Plan;
-use crate::cli::DeviceChoice;
 use crate::message::{Request, Response};
 use crate::result::TransportReport;
 
@@ -47,18 +44,6 @@ impl<C> fmt::Debug for Remote<C> {
     }
 }
 
-fn device_spec(plan: &Plan) -> DeviceSpec {
-    match &plan.device {
-        DeviceChoice::Auto | DeviceChoice::Soft => {
-            let fabric = FabricSpec::Shared { dir: Some(plan.dir.path().to_owned()) };
-            DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })
-        }
-        DeviceChoice::Verbs { name, port } => {
-            DeviceSpec::Verbs(VerbsOptions { device: name.clone(), port: *port, ..VerbsOptions::default() })
-        }
-    }
-}
-
 impl<C> Remote<C> {
     /// Opens a device with an endpoint for each rank of `remotes`; `None` if there is none.
     pub(super) fn open(plan: &Plan, remotes: impl Iterator<Item = usize>) -> Result<Option<Self>, BackendError> {
@@ -69,7 +54,7 @@ impl<C> Remote<C> {
         let count = remotes.len() as u32;
         let receives = copyrpc::DEFAULT_SRQ_SIZE.max(count * RECEIVES_PER_ENDPOINT);
         let completions = copyrpc::DEFAULT_CQ_SIZE.max((receives + 1).next_power_of_two()).max(count * SEND_COMPLETIONS_PER_ENDPOINT);
-        let context = ContextBuilder::new(device_spec(plan)).srq_size(receives).cq_size(completions).build();
+        let context = ContextBuilder::new(plan.device.spec(Some(plan.dir.path()))).srq_size(receives).cq_size(completions).build();
         let context: Context<C> = context.map_err(|e| BackendError::setup("the RDMA context", e))?;
         let config = EndpointConfig { ring_size: plan.ring_bytes, ..EndpointConfig::default() };
         let mut links: Vec<Option<Link<C>>> = (0..plan.ranks).map(|_| None).collect();
@@ -215,6 +200,7 @@ impl<C> Link<C> {
 mod tests {
     use std::path::{Path, PathBuf};
 
+    use harness::device::DeviceChoice;
     use shm::dir::Dir;
 
     use super::*;

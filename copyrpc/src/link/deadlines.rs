@@ -62,6 +62,11 @@ impl<T> Deadlines<T> {
         self.heap.is_empty()
     }
 
+    /// The earliest time of an item, which may be dead.
+    pub(crate) fn first_ns(&self) -> Option<u64> {
+        self.heap.peek().map(|entry| entry.at_ns)
+    }
+
     /// Takes out the earliest item whose time is before `now_ns`. It may be dead.
     pub(crate) fn pop_before(&mut self, now_ns: u64) -> Option<T> {
         if self.heap.peek()?.at_ns >= now_ns {

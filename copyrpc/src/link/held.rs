@@ -35,7 +35,7 @@ pub(super) struct HeldRequests {
 
 impl HeldRequests {
     #[inline(always)]
-    const fn place(&self, number: u64) -> usize {
+    fn place(&self, number: u64) -> usize {
         number as usize & self.room.len().wrapping_sub(1)
     }
 

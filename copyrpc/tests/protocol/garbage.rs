@@ -10,7 +10,7 @@ use std::collections::{HashSet, VecDeque};
 use std::ptr::NonNull;
 
 use copyrpc::error::CloseReason;
-use copyrpc::link::{CallKey, Emit, Event, Link, LinkConfig, Request};
+use copyrpc::link::{CallKey, Emit, Event, Link, LinkConfig, Request, Window};
 use copyrpc::ring::{RingSize, RingView};
 use copyrpc::wire::{CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord};
 
@@ -80,6 +80,8 @@ struct Side {
     /// Posted by the peer and not looked at: where, which bytes, and what is announced.
     arrived: VecDeque<Emit>,
     is_read_posted: bool,
+    /// Completions of batches that the window asked for.
+    written: usize,
 }
 
 struct Pair<'a> {
@@ -92,7 +94,7 @@ struct Pair<'a> {
     now_ns: u64,
 }
 
-fn side(rings: &Rings, side: usize, starts: [u64; 2], batches: u32) -> Side {
+fn side(rings: &Rings, side: usize, starts: [u64; 2], batches: u32, window: Window) -> Side {
     let config = LinkConfig {
         local_credit: C / 4,
         peer_credit: C / 4,
@@ -102,6 +104,7 @@ fn side(rings: &Rings, side: usize, starts: [u64; 2], batches: u32) -> Side {
         recv_start: starts[1 - side],
         keepalive_ns: 1_000,
         stall_ns: u64::MAX,
+        window,
     };
     Side {
         link: Link::new(rings.send[side].view(), rings.recv[side].view(), &config).unwrap(),
@@ -114,6 +117,7 @@ fn side(rings: &Rings, side: usize, starts: [u64; 2], batches: u32) -> Side {
         },
         arrived: VecDeque::new(),
         is_read_posted: false,
+        written: 0,
     }
 }
 
@@ -122,7 +126,12 @@ impl<'a> Pair<'a> {
         let mut rng = fastrand::Rng::with_seed(seed);
         let starts: [u64; 2] = std::array::from_fn(|_| rng.u64(..1 << 40) & !31);
         let batches = rng.u32(1..6);
-        Self { sides: [0, 1].map(|index| side(rings, index, starts, batches)), rings, rng, next_call: 0, changed: 0, now_ns: 0 }
+        let window = match rng.u8(..3) {
+            0 => Window::Off,
+            1 => Window::Completion { batches: 1, exempt_bytes: 256 },
+            _ => Window::Consumption { batches: 2, exempt_bytes: 256 },
+        };
+        Self { sides: [0, 1].map(|index| side(rings, index, starts, batches, window)), rings, rng, next_call: 0, changed: 0, now_ns: 0 }
     }
 
     fn step(&mut self) {
@@ -132,7 +141,7 @@ impl<'a> Pair<'a> {
             3..=4 => self.answer(index),
             5..=6 => self.serve(index),
             7..=9 => self.take_batch(index),
-            10 => self.take_read(index),
+            10 => self.take_completions(index),
             _ => self.end_early(index),
         }
         for side in &self.sides {
@@ -184,7 +193,7 @@ impl<'a> Pair<'a> {
         let [first, second] = &mut self.sides;
         let (side, peer) = if index == 0 { (first, second) } else { (second, first) };
         let room = self.rng.usize(..6);
-        let mut posted = 0;
+        let (mut posted, mut written) = (0, 0);
         let _deferred: Result<(), ()> = side.link.flush(|emit| {
             posted += 1;
             if posted > room {
@@ -195,8 +204,10 @@ impl<'a> Pair<'a> {
             send.read(emit.offset, bytes);
             recv.write(emit.offset, bytes);
             peer.arrived.push_back(emit);
+            written += usize::from(emit.signal);
             Ok(())
         });
+        side.written += written;
         if side.link.poll_read(self.now_ns) {
             side.link.read_posted();
             side.is_read_posted = true;
@@ -284,7 +295,12 @@ impl<'a> Pair<'a> {
         }
     }
 
-    fn take_read(&mut self, index: usize) {
+    /// Takes completions: of batches, and of a READ.
+    fn take_completions(&mut self, index: usize) {
+        let side = &mut self.sides[index];
+        for _ in 0..std::mem::take(&mut side.written) {
+            side.link.on_write_done();
+        }
         if !std::mem::take(&mut self.sides[index].is_read_posted) {
             return;
         }
@@ -298,8 +314,11 @@ impl<'a> Pair<'a> {
         self.take_events(index);
     }
 
-    /// Time passes, and a call is cancelled.
+    /// Time passes, a call is cancelled, and now and then an end closes.
     fn end_early(&mut self, index: usize) {
+        if self.rng.u8(..32) == 0 {
+            self.sides[index].link.shut_down();
+        }
         self.now_ns += self.rng.u64(..500);
         let side = &mut self.sides[index];
         while let Some(data) = side.link.expire(self.now_ns) {
@@ -312,17 +331,19 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Whether either side found out.
+    /// Whether either side has closed.
     fn is_over(&self) -> bool {
         self.sides.iter().any(|side| side.link.closed().is_some())
     }
 
     /// A closed link ends all its calls, a link that was not closed is, and does so too. Whether a lie was found.
     fn finish(&mut self) -> bool {
-        let found = self.is_over();
+        let reasons = self.sides.each_ref().map(|side| side.link.closed());
+        for reason in reasons.into_iter().flatten() {
+            let is_known = matches!(reason, CloseReason::Protocol(_) | CloseReason::ClosedHere | CloseReason::ClosedByPeer);
+            assert!(is_known, "{reason:?}");
+        }
         for index in [0, 1] {
-            let is_honest = self.sides[index].link.closed().is_none_or(|reason| matches!(reason, CloseReason::Protocol(_)));
-            assert!(is_honest, "{:?}", self.sides[index].link.closed());
             self.sides[index].link.close(CloseReason::Disconnected);
             self.take_events(index);
             let side = &mut self.sides[index];
@@ -333,7 +354,7 @@ impl<'a> Pair<'a> {
                 assert!(side.link.reply(request, &[]).is_err());
             }
         }
-        found
+        reasons.into_iter().flatten().any(|reason| matches!(reason, CloseReason::Protocol(_)))
     }
 }
 

@@ -9,12 +9,14 @@
     reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
 )]
 
+mod closing;
 mod defects;
 mod endings;
 mod garbage;
 mod oracle;
 mod sim;
 mod untrusted;
+mod window;
 
 fn env_number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap())

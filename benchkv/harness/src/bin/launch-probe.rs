@@ -14,6 +14,7 @@ use harness::clock::Clock;
 use harness::echo::Echo;
 use harness::exchange::{Exchange, SocketExchange};
 use harness::launcher::Launch;
+use harness::pingpong::PingPong;
 use harness::role::{Role, role};
 
 const WITHIN: Duration = Duration::from_secs(2);
@@ -38,7 +39,7 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
     let word = |at: usize| args.get(at).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     match role()? {
         Role::Rank(exchange) => rank(exchange, &word(1), word(2).parse().unwrap_or(0)),
-        Role::Echo(server) => Ok(server.serve().map(|()| ExitCode::SUCCESS)?),
+        Role::Baseline(peer) => Ok(peer.serve().map(|()| ExitCode::SUCCESS)?),
         Role::Launcher => {
             let ranks = word(0).parse()?;
             let limit = if word(1) == "overrun" { Duration::from_millis(500) } else { Duration::from_secs(20) };
@@ -74,6 +75,10 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
         "echo" if mine => {
             let echo = Echo { depth: 8, request_bytes: 24, reply_bytes: 16, duration: Duration::from_millis(50) };
             println!("echo {}", echo.measure(&Clock::detect())?.latency_ns.count);
+        }
+        "ping-pong" if mine => {
+            let ping_pong = PingPong { cores: None, duration: Duration::from_millis(50) };
+            println!("ping-pong {}", ping_pong.measure(&Clock::detect())?.latency_ns.count);
         }
         "give-up" if mine => exchange.sleep(Duration::from_secs(15), &|| true)?,
         "leave-early" if mine => return Ok(ExitCode::SUCCESS),

@@ -16,8 +16,20 @@ impl RecvRing {
         batches: u64,
         mut code_request: impl FnMut(&mut Coder, &mut HeldRequest),
     ) {
-        let Self { view: _, producer, delivered, next, end, messages_left, announced, requests, batches_received, batch_limit: _, told: _ } =
-            self;
+        let Self {
+            view: _,
+            producer,
+            delivered,
+            next,
+            end,
+            messages_left,
+            announced,
+            requests,
+            batches_received,
+            batch_limit: _,
+            told: _,
+            heard_closing: _,
+        } = self;
         assert!(*producer == *delivered && *producer == *next && *producer == *end, "between two polls all is parsed");
         assert!(*messages_left == 0 && announced.is_empty(), "between two polls all is parsed");
         coder.span(producer, position);

@@ -50,7 +50,7 @@ impl World {
         }
         for side in order {
             code_words(coder, links, side);
-            for (start, count) in links[side].tx.unposted() {
+            for (start, count) in links[side].tx.unposted_messages() {
                 code_messages(coder, names, side, links[side].tx.view(), start, count);
             }
             code_arrived(coder, names, links, &mut arrived[1 - side], side);
@@ -80,14 +80,13 @@ fn code_turn(coder: &mut Coder, turn: &mut Turn, first: usize) {
 /// What `side` knows of its peer.
 fn known(link: &Link<u8>) -> FlowWords {
     let [consumer_pos, ..] = link.tx.positions();
-    let [batches_received, _] = link.tx.batches();
-    FlowWords { consumer_pos, credit: link.credit.granted(), batches_received }
+    FlowWords { consumer_pos, credit: link.credit.granted(), batches_received: link.tx.batches_received() }
 }
 
 /// The receiver of what `side` sends, and the credit it granted.
 fn code_direction(coder: &mut Coder, names: &mut Names, links: &mut [Link<u8>; 2], side: usize) {
     let [consumer_pos, ..] = links[side].tx.positions();
-    let [batches_received, _] = links[side].tx.batches();
+    let batches_received = links[side].tx.batches_received();
     let receiver = &mut links[1 - side];
     receiver.rx.code(coder, consumer_pos, batches_received, |coder, held| names.held(coder, side, held));
     receiver.reservation.code(coder);
@@ -111,7 +110,7 @@ fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
 
 /// What a link told and heard.
 ///
-/// There is no time here: no deadline, no keep-alive, no heartbeat. Its floors of what it heard are not coded: they are for peers that lie, and that no word goes backwards is checked where it is told.
+/// There is no time here: no deadline, no keep-alive, no heartbeat; nor a window, nor a graceful end. Its floors of what it heard are not coded: they are for peers that lie, and that no word goes backwards is checked where it is told.
 fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
     let (peer_knows, knows) = (known(&links[1 - side]), known(&links[side]));
     let link = &mut links[side];
@@ -123,12 +122,15 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
         credit: _,
         calls: _,
         closed: _,
+        ending: _,
+        closing: _,
         told_by_batch,
         published,
         heard_by_batch,
         heard_by_read,
         read_in_flight: _,
         starved,
+        window: _,
         watch: _,
         heartbeat: _,
         heard_heartbeat: _,
@@ -186,7 +188,8 @@ fn code_arrived(
     coder.count(&mut batches);
     arrived.resize(batches as usize, 0);
     for span in arrived {
-        let mut metadata = FlowMetadata::decode(&ring.copy_out(at)).unwrap_or(FlowMetadata { words: knows, message_count: 0 });
+        let mut metadata =
+            FlowMetadata::decode(&ring.copy_out(at)).unwrap_or(FlowMetadata { words: knows, message_count: 0, is_closing: false });
         let mut is_marker = metadata.message_count == WRAP_MESSAGE_COUNT;
         coder.flag(&mut is_marker);
         code_heard(coder, &mut metadata.words, knows);

@@ -18,6 +18,7 @@ impl SendRing {
             batches_received,
             batch_limit: _,
             last_metadata_only,
+            is_closing: _,
         } = self;
         coder.anchor(peer_consumer, ring);
         coder.span(posted, *peer_consumer);
@@ -43,7 +44,7 @@ impl SendRing {
     }
 
     /// Where the messages of each batch not posted begin, and how many there are.
-    pub(in crate::link) fn unposted(&self) -> [(u64, u32); 2] {
+    pub(in crate::link) fn unposted_messages(&self) -> [(u64, u32); 2] {
         let closed = self.wrap.map_or((self.posted, 0), |wrap| (self.posted, wrap.count));
         let closed_is_posted = self.wrap.is_some_and(|wrap| wrap.marker == self.posted);
         let open = (self.open_start() + METADATA_SPAN, self.open_count);
@@ -57,10 +58,5 @@ impl SendRing {
     /// Known as consumed, posted, written.
     pub(in crate::link) const fn positions(&self) -> [u64; 3] {
         [self.peer_consumer, self.posted, self.producer]
-    }
-
-    /// Known as received, sent.
-    pub(in crate::link) const fn batches(&self) -> [u64; 2] {
-        [self.batches_received, self.batches_sent]
     }
 }

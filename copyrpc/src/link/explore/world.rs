@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use super::Coder;
 use super::names::{Kind, Names};
 use crate::error::CallError;
-use crate::link::{CallKey, Event, Link, LinkConfig, Request};
+use crate::link::{CallKey, Event, Link, LinkConfig, Request, Window};
 use crate::ring::{Payload, RingSize, RingView};
 use crate::wire::{ALIGNMENT, FlowWords, PublishedRecord, decode_imm, encode_imm, padded, response_capacity};
 
@@ -136,6 +136,7 @@ impl World {
                 recv_start: starts[1 - side],
                 keepalive_ns: u64::MAX,
                 stall_ns: u64::MAX,
+                window: Window::Off,
             };
             Link::new(leak_ring(setup.ring), leak_ring(setup.ring), &config).unwrap()
         });

@@ -1,0 +1,78 @@
+//! The RDMA device a benchmark runs on, as it is named on a command line.
+
+use std::path::Path;
+
+use mlx5::verbs::VerbsOptions;
+use mlx5::{DeviceSpec, FabricSpec, SoftOptions};
+
+/// What `--device` asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The software device: hardware is taken when it is asked for.
+    Auto,
+    /// The software device.
+    Soft,
+    /// A device behind libibverbs.
+    Verbs {
+        /// Its name; `None` is the first with an active port.
+        name: Option<String>,
+        /// Its port; `None` is the first that is active.
+        port: Option<u8>,
+    },
+}
+
+impl std::str::FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let device = match text {
+            "auto" => return Ok(Self::Auto),
+            "soft" => return Ok(Self::Soft),
+            "verbs" => return Ok(Self::Verbs { name: None, port: None }),
+            text if text.starts_with("mlx5_") => text,
+            text => text
+                .strip_prefix("verbs:")
+                .filter(|name| !name.is_empty())
+                .ok_or("use auto, soft, verbs, mlx5_N[:PORT] or verbs:NAME[:PORT]")?,
+        };
+        let (name, port) = match device.split_once(':') {
+            Some((name, port)) => (name, Some(port.parse().map_err(|_| format!("{port} is no port; they are numbered from 1"))?)),
+            None => (device, None),
+        };
+        Ok(Self::Verbs { name: Some(name.to_owned()), port })
+    }
+}
+
+/// As it is typed.
+impl std::fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Soft => f.write_str("soft"),
+            Self::Verbs { name, port } => {
+                let name = name.as_deref();
+                f.write_str(if name.is_some_and(|name| name.starts_with("mlx5_")) { "" } else { "verbs" })?;
+                match name {
+                    Some(name) if name.starts_with("mlx5_") => f.write_str(name)?,
+                    Some(name) => write!(f, ":{name}")?,
+                    None => {}
+                }
+                port.map_or(Ok(()), |port| write!(f, ":{port}"))
+            }
+        }
+    }
+}
+
+impl DeviceChoice {
+    /// The device to open. Software devices meet in `shm_dir`; `None` is the directory of this user.
+    #[must_use]
+    pub fn spec(&self, shm_dir: Option<&Path>) -> DeviceSpec {
+        match self {
+            Self::Auto | Self::Soft => {
+                let fabric = FabricSpec::Shared { dir: shm_dir.map(Path::to_owned) };
+                DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })
+            }
+            Self::Verbs { name, port } => DeviceSpec::Verbs(VerbsOptions { device: name.clone(), port: *port, ..VerbsOptions::default() }),
+        }
+    }
+}

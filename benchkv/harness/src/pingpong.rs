@@ -1,0 +1,212 @@
+//! The baseline below all others: one cache line each way between two processes, with nothing but shared memory.
+//!
+//! A message is 32 bytes and a sequence word in one line, which the other side waits for; it reads the bytes and answers with a line of
+//! its own. No round trip of a message between two cores can be faster than this one.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use shm::memfd::{Memfd, MemfdId};
+use thiserror::Error;
+
+use crate::affinity::{AffinityError, pin_current_thread};
+use crate::child::OwnChild;
+use crate::clock::Clock;
+use crate::hist::{LatencyHistogram, LatencySummary};
+use crate::role::RoleText;
+
+/// Bytes of a message beside its sequence word.
+pub const MESSAGE_BYTES: usize = 32;
+
+/// Round trips between two readings of the clock.
+const BLOCK_TRIPS: u64 = 64;
+/// Looks at the line between two looks at what else may have happened.
+const LOOKS: u32 = 1 << 16;
+/// An answer that takes longer than this means that the other process is stopped.
+const ANSWER_LIMIT_NS: u64 = 5_000_000_000;
+/// The sequence number that ends the measurement.
+const END: u64 = u64::MAX;
+
+/// What to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct PingPong {
+    /// The cores of the measuring thread, which is pinned there already, and of the other process. `None`: neither is pinned, and both
+    /// give their core away while they wait.
+    pub cores: Option<(usize, usize)>,
+    /// How long to measure; as much again divided by four warms up.
+    pub duration: Duration,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PingPongResult {
+    /// Whether the two processes had a core each.
+    pub pinned: bool,
+    /// Round-trip times; each value is the mean of 64 trips.
+    pub latency_ns: LatencySummary,
+}
+
+/// The baseline could not be measured.
+#[derive(Debug, Error)]
+pub enum PingPongError {
+    /// The other process or the memory between the two failed.
+    #[error("the ping-pong baseline failed: {0}")]
+    System(#[from] io::Error),
+    /// The other process does not answer.
+    #[error("the other process of the ping-pong baseline {0}")]
+    Silent(&'static str),
+}
+
+/// A line, and the next one kept away from the processor's prefetcher.
+#[repr(C, align(128))]
+struct Line {
+    sequence: AtomicU64,
+    words: [AtomicU64; MESSAGE_BYTES / 8],
+}
+
+/// What both processes see; it starts as zero bytes.
+#[repr(C)]
+struct Shared {
+    ping: Line,
+    pong: Line,
+}
+
+const SHARED_BYTES: usize = 4096;
+const _: () = assert!(size_of::<Shared>() <= SHARED_BYTES);
+
+fn shared(memory: &Memfd) -> &Shared {
+    // SAFETY: the mapping is page-aligned, has SHARED_BYTES and lives as long as `memory`; a `Shared` is atomics only, valid for any bytes.
+    unsafe { memory.base().cast().as_ref() }
+}
+
+impl Line {
+    #[inline(always)]
+    fn send(&self, sequence: u64) {
+        for word in &self.words {
+            word.store(sequence, Ordering::Relaxed);
+        }
+        // Release: who sees the number sees the message.
+        self.sequence.store(sequence, Ordering::Release);
+    }
+
+    /// The next number, once it is there; `None` after [`LOOKS`] looks.
+    #[inline(always)]
+    fn receive(&self, last: u64, give_way: bool) -> Option<u64> {
+        for _ in 0..LOOKS {
+            let sequence = self.sequence.load(Ordering::Acquire);
+            if sequence != last {
+                return Some(sequence);
+            }
+            if give_way {
+                std::thread::yield_now();
+            }
+        }
+        None
+    }
+
+    #[inline(always)]
+    fn is_whole(&self, sequence: u64) -> bool {
+        self.words.iter().all(|word| word.load(Ordering::Relaxed) == sequence)
+    }
+}
+
+impl PingPong {
+    /// Starts the other process, measures from this thread, ends the process.
+    ///
+    /// # Errors
+    /// [`PingPongError`]; no process is left either way.
+    pub fn measure(&self, clock: &Clock) -> Result<PingPongResult, PingPongError> {
+        let memory = Memfd::create("ping-pong", SHARED_BYTES).map_err(io::Error::other)?;
+        memory.commit(0..SHARED_BYTES).map_err(io::Error::other)?;
+        let role = RoleText::PingPong { memory: memory.id(), core: self.cores.map(|(_, core)| core) }.encode();
+        // The socket only proves to the child that it was started for this.
+        let (_socket, theirs) = UnixStream::pair()?;
+        let mut peer = OwnChild::spawn(&role, &[], theirs, Stdio::null())?;
+        let result = self.run(shared(&memory), &mut peer, clock);
+        shared(&memory).ping.send(END);
+        result
+    }
+
+    fn run(&self, shared: &Shared, peer: &mut OwnChild, clock: &Clock) -> Result<PingPongResult, PingPongError> {
+        let duration_ns = self.duration.as_nanos() as u64;
+        let start_ns = clock.now_ns() + duration_ns / 4;
+        let mut latencies = LatencyHistogram::new();
+        let mut sequence = 0;
+        loop {
+            let block_ns = clock.now_ns();
+            for _ in 0..BLOCK_TRIPS {
+                sequence += 1;
+                shared.ping.send(sequence);
+                self.wait(shared, sequence, peer, clock)?;
+            }
+            let now_ns = clock.now_ns();
+            if block_ns >= start_ns {
+                latencies.record((now_ns - block_ns) / BLOCK_TRIPS);
+            }
+            if now_ns >= start_ns + duration_ns && latencies.count() > 0 {
+                return Ok(PingPongResult { pinned: self.cores.is_some(), latency_ns: latencies.summary() });
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn wait(&self, shared: &Shared, sequence: u64, peer: &mut OwnChild, clock: &Clock) -> Result<(), PingPongError> {
+        let mut since_ns = None;
+        loop {
+            match shared.pong.receive(sequence - 1, self.cores.is_none()) {
+                Some(answer) if answer == sequence && shared.pong.is_whole(sequence) => return Ok(()),
+                Some(_) => return Err(PingPongError::Silent("answered something else")),
+                None if peer.ended()?.is_some() => return Err(PingPongError::Silent("has ended")),
+                None => {
+                    let now_ns = clock.now_ns();
+                    if now_ns - *since_ns.get_or_insert(now_ns) > ANSWER_LIMIT_NS {
+                        return Err(PingPongError::Silent("does not answer"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The other process of the baseline.
+#[derive(Debug)]
+pub(crate) struct PingPongPeer {
+    memory: MemfdId,
+    core: Option<usize>,
+}
+
+impl PingPongPeer {
+    pub(crate) const fn new(memory: MemfdId, core: Option<usize>) -> Self {
+        Self { memory, core }
+    }
+
+    /// Answers until told the end; if the process that measures ends before that, the kernel ends this one.
+    pub(crate) fn serve(self) -> io::Result<()> {
+        if let Some(core) = self.core {
+            pin_current_thread(core).map_err(|error: AffinityError| io::Error::other(error))?;
+        }
+        let memory = Memfd::attach(&self.memory, true).map_err(io::Error::other)?;
+        if memory.len() < SHARED_BYTES {
+            return Err(io::Error::other("the memory is too small for a ping-pong"));
+        }
+        let shared = shared(&memory);
+        let mut last = 0;
+        loop {
+            match shared.ping.receive(last, self.core.is_none()) {
+                Some(END) => return Ok(()),
+                Some(sequence) => {
+                    // A message that is not whole is not answered, which the other side notices.
+                    if shared.ping.is_whole(sequence) {
+                        shared.pong.send(sequence);
+                    }
+                    last = sequence;
+                }
+                None => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The command line as it is typed. What it means, and whether it can be run, is decided in [`crate::options`].
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use harness::affinity::PinPolicy;
+use harness::device::DeviceChoice;
+use harness::report::JsonSink;
+use serde::{Deserialize, Serialize};
+
+/// copyrpc between two processes: round-trip times or calls per second.
+///
+/// Starts both processes itself and prints one table. Rank 0 calls, rank 1 answers. Exit status: 0 done and sound, 1 failed, 2 illegal
+/// options, 3 measured, but payloads were wrong.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "copyrpc_bench", version, args_override_self = true)]
+pub(crate) struct Cli {
+    /// What is measured: the time of each round trip, or how many calls end per second (the clock is not read per call).
+    #[arg(long, value_enum, default_value_t = Mode::Rate)]
+    pub(crate) mode: Mode,
+
+    /// Endpoints that call, 1 to 64.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) endpoints: usize,
+
+    /// Idle endpoints connected beside them, 0 to 4096.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) connected: usize,
+
+    /// Calls each endpoint keeps outstanding, 1 to 256.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) depth: usize,
+
+    /// Bytes of a request, from 0; at most an eighth of the ring less 12.
+    #[arg(long, value_name = "BYTES", default_value_t = 32)]
+    pub(crate) payload: usize,
+
+    /// Bytes of a reply, from 0; at most 3/16 of the ring less 44.
+    #[arg(long, value_name = "BYTES", default_value_t = 32)]
+    pub(crate) reply: usize,
+
+    /// Length of each measured run in seconds, 0.01 to 3600.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    pub(crate) duration: f64,
+
+    /// Calls of each measured run, 1 to 10^12, instead of a duration.
+    #[arg(long, value_name = "N", conflicts_with = "duration")]
+    pub(crate) calls: Option<u64>,
+
+    /// Load before the first run, in seconds, 0 to 3600.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.2)]
+    pub(crate) warmup: f64,
+
+    /// Measured runs, 1 to 32.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) runs: usize,
+
+    /// What a process does that finds no work: auto is busy where each has a core, else yield.
+    #[arg(long, value_enum, default_value_t = WaitChoice::Auto)]
+    pub(crate) wait: WaitChoice,
+
+    /// Cores of the caller and the answerer: auto pins where each can have its own, none never pins, or a list such as 0,1.
+    #[arg(long, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
+    pub(crate) pin: PinPolicy,
+
+    /// RDMA device: soft, which auto takes; or hardware, by the name of the device and maybe its port (mlx5_0, mlx5_0:1, verbs:NAME for
+    /// other names), or verbs for the first with an active port.
+    #[arg(long, value_name = "auto|soft|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
+    pub(crate) device: DeviceChoice,
+
+    /// Bytes of each ring: a power of two, 4096 to 268435456, or auto.
+    #[arg(long, value_name = "BYTES", default_value = "auto")]
+    pub(crate) ring_size: Choice,
+
+    /// Batches each endpoint may have in flight, from 1, or auto.
+    #[arg(long, value_name = "N", default_value = "auto")]
+    pub(crate) batches: Choice,
+
+    /// Receives of the shared receive queue, or auto.
+    #[arg(long, value_name = "N", default_value = "auto")]
+    pub(crate) srq_size: Choice,
+
+    /// Entries of each completion queue, or auto.
+    #[arg(long, value_name = "N", default_value = "auto")]
+    pub(crate) cq_size: Choice,
+
+    /// WQEBBs of each send queue [default: that of copyrpc].
+    #[arg(long, value_name = "N", default_value = "auto")]
+    pub(crate) send_wr: Choice,
+
+    /// Check every payload in both processes; the pattern and the check cost each side some tens of instructions per 32 bytes.
+    #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
+    pub(crate) verify: bool,
+
+    /// Also measure the ping-pong of a bare cache line between the two cores, before the runs.
+    #[arg(long)]
+    pub(crate) baseline: bool,
+
+    /// Directory where software devices meet [default: one of this user in /dev/shm].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) shm_dir: Option<PathBuf>,
+
+    /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<JsonSink>,
+
+    /// Breaks something on purpose, for tests.
+    #[arg(long, value_enum, hide = true)]
+    pub(crate) fault: Option<Fault>,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// The time of each round trip.
+    Latency,
+    /// Calls per second.
+    Rate,
+}
+
+/// What `--wait` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WaitChoice {
+    /// Busy where each process has a core of its own, else yield.
+    Auto,
+    /// Poll without pause.
+    Busy,
+    /// Give the core away.
+    Yield,
+    /// Sleep until there is something to do.
+    Event,
+}
+
+/// What `--fault` breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Fault {
+    /// The caller flips a bit of one request.
+    CorruptRequest,
+    /// The answerer flips a bit of one reply.
+    CorruptReply,
+}
+
+/// A number, or the one that a rule computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Choice {
+    Auto,
+    Number(u64),
+}
+
+impl std::str::FromStr for Choice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            number => number.parse().map(Self::Number).map_err(|_| "use auto, or a number".to_owned()),
+        }
+    }
+}
+
+impl Choice {
+    pub(crate) fn or(self, auto: u64) -> u64 {
+        match self {
+            Self::Auto => auto,
+            Self::Number(number) => number,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_run_needs_no_argument_and_verifies() {
+        let cli = Cli::try_parse_from(["copyrpc_bench"]).unwrap();
+        assert!(cli.verify && cli.warmup + cli.runs as f64 * cli.duration < 10.0);
+        assert!(!Cli::try_parse_from(["copyrpc_bench", "--verify=false"]).unwrap().verify);
+    }
+
+    #[test]
+    fn what_is_no_number_or_name_is_refused() {
+        for args in [["--ring-size", "big"], ["--depth", "-1"], ["--wait", "sleep"], ["--device", "eth0"], ["--mode", "both"]] {
+            assert_eq!(Cli::try_parse_from(["copyrpc_bench"].into_iter().chain(args)).unwrap_err().exit_code(), 2, "{args:?}");
+        }
+        assert!(Cli::try_parse_from(["copyrpc_bench", "--calls", "5", "--duration", "1"]).is_err());
+    }
+}

@@ -1,0 +1,270 @@
+//! `copyrpc_memory`: what an endpoint takes of memory beyond its two rings, measured.
+//!
+//! Two contexts of one process connect many endpoints with each other. Measured before and after: the bytes the program holds of its
+//! allocator, which counts here, and the pages that its memfds hold, as the kernel counts them: queues, doorbell records and registered memory
+//! of software devices. Then the parts of an endpoint are made alone in the same number: queue pairs, connected ones, and registered regions.
+//! What is left is copyrpc's own.
+
+#![allow(clippy::print_stdout, reason = "a binary's output is its result")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use clap::Parser;
+use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig};
+use harness::report::{JsonSink, Table};
+use mlx5::{Access, ConnectOptions, Device, DeviceSpec, FabricSpec, LocalFabric, QpConfig, SoftOptions};
+use serde::Serialize;
+
+/// Bytes of memory an endpoint of copyrpc takes beyond its two rings, on the software HCA.
+#[derive(Debug, Parser)]
+#[command(name = "copyrpc_memory", version)]
+struct Cli {
+    /// Connections to make, 1 to 4096; each is two endpoints.
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    connections: u32,
+
+    /// WQEBBs of each send queue, 16 to 32768 [default: that of copyrpc].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(16..=32768))]
+    send_wr: Option<u32>,
+
+    /// Also write the result as one JSON document to a file, or to standard output with -; there is no table then.
+    #[arg(long, value_name = "FILE")]
+    json: Option<JsonSink>,
+}
+
+/// Bytes of each ring: whole pages, so that none is lost to rounding.
+const RING_BYTES: u64 = 16 << 10;
+/// What the control memory of an endpoint has.
+const CONTROL_BYTES: usize = 64;
+/// Inline bytes that copyrpc asks of its queue pairs.
+const INLINE_BYTES: usize = 220;
+
+/// The system's allocator, and how much is held of it.
+struct Counting;
+
+static HELD: AtomicU64 = AtomicU64::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: every call is passed on to the system's allocator unchanged; the counter is not memory of anybody's.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HELD.fetch_add(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+/// Bytes held.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Held {
+    /// Of the allocator.
+    heap: f64,
+    /// Pages of memfds: queues and registered memory of software devices.
+    device: f64,
+}
+
+impl Held {
+    fn now() -> Result<Self, Box<dyn Error>> {
+        // Each once: two devices of a process have descriptors of each other's memory.
+        let mut memfds = BTreeMap::new();
+        for entry in fs::read_dir("/proc/self/fd")? {
+            let path = entry?.path();
+            // The descriptor of this listing is gone by now, and has no target.
+            let is_memfd = fs::read_link(&path).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:"));
+            if is_memfd {
+                let metadata = fs::metadata(&path)?;
+                // Blocks are of 512 bytes, whatever the file system.
+                memfds.insert((metadata.dev(), metadata.ino()), metadata.blocks() * 512);
+            }
+        }
+        let device: u64 = memfds.values().sum();
+        Ok(Self { heap: HELD.load(Ordering::Relaxed) as f64, device: device as f64 })
+    }
+
+    /// What came since `before`, for each of `count`.
+    fn each_since(self, before: Self, count: usize) -> Self {
+        Self { heap: (self.heap - before.heap) / count as f64, device: (self.device - before.device) / count as f64 }
+    }
+
+    const fn less(self, other: Self) -> Self {
+        Self { heap: self.heap - other.heap, device: self.device - other.device }
+    }
+
+    const fn sum(self) -> f64 {
+        self.heap + self.device
+    }
+}
+
+/// The result; its JSON form is this structure. All in bytes for each endpoint.
+#[derive(Debug, Serialize)]
+struct Memory {
+    /// Beyond the rings, connected and used once.
+    bytes_per_endpoint: f64,
+    /// The same before the first call.
+    bytes_before_first_call: f64,
+    /// Parts, which sum up to the first.
+    queue_pair: Held,
+    /// What connecting it takes: for the software HCA, its way to the other one.
+    connecting: Held,
+    control_memory: Held,
+    /// What the two rings take beside their own bytes.
+    rings: Held,
+    /// What copyrpc itself takes.
+    rest: Held,
+    endpoints: usize,
+    ring_bytes: u64,
+    send_wr: u32,
+}
+
+fn soft(fabric: &LocalFabric) -> DeviceSpec {
+    DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), ..SoftOptions::default() })
+}
+
+/// One endpoint, connected; and connected and used.
+fn endpoints(connections: usize, config: &EndpointConfig) -> Result<[Held; 2], Box<dyn Error>> {
+    let fabric = LocalFabric::new();
+    let queue_size = (connections * 9).next_power_of_two().max(4096) as u32;
+    let context =
+        || ContextBuilder::new(soft(&fabric)).srq_size((queue_size - 1).min((1 << 15) - 1)).cq_size(queue_size.max(1 << 15)).build();
+    let (caller, answerer): (Context<()>, Context<()>) = (context()?, context()?);
+    let before = Held::now()?;
+    let mut ends: Vec<[Endpoint<()>; 2]> = Vec::with_capacity(connections);
+    let vector = Held::now()?.less(before);
+    for _ in 0..connections {
+        let (a, b) = (caller.create_endpoint(config)?, answerer.create_endpoint(config)?);
+        let (of_a, of_b) = (a.local_info(), b.local_info());
+        ends.push([a.connect(&of_b).map_err(|error| error.reason)?, b.connect(&of_a).map_err(|error| error.reason)?]);
+    }
+    let each = |now: Held| {
+        let mut each = now.less(vector).each_since(before, 2 * connections);
+        each.device -= 2.0 * RING_BYTES as f64;
+        each
+    };
+    let connected = each(Held::now()?);
+    for pair in &ends {
+        for (from, to, end) in [(&caller, &answerer, &pair[0]), (&answerer, &caller, &pair[1])] {
+            end.call(&[0x5a; 32], (), 32)?;
+            let mut has_ended = false;
+            while !has_ended {
+                from.poll(|(), outcome| has_ended = outcome.is_ok())?;
+                to.poll(|(), _| ())?;
+                while let Some(request) = to.recv() {
+                    request.reply(&[0xa5; 32]).map_err(|error| error.to_string())?;
+                }
+            }
+        }
+    }
+    Ok([connected, each(Held::now()?)])
+}
+
+/// Queue pairs as copyrpc makes them, the same once connected, regions of the control memory's size, and what regions of a ring's size
+/// take beside the ring.
+fn parts(connections: usize, send_wr: u32) -> Result<[Held; 4], Box<dyn Error>> {
+    let fabric = LocalFabric::new();
+    let config = QpConfig { max_send_wr: send_wr, max_inline_data: INLINE_BYTES, ..QpConfig::default() };
+    let end = || -> Result<_, Box<dyn Error>> {
+        let device = Device::open(&soft(&fabric))?;
+        let pd = device.alloc_pd()?;
+        let (send_cq, recv_cq) = (device.create_cq(4096)?, device.create_mono_cq::<()>(4096)?);
+        let srq = pd.create_srq(1023, 0)?;
+        Ok((pd, send_cq, recv_cq, srq))
+    };
+    let ends = [end()?, end()?];
+    let count = 2 * connections;
+    let (mut qps, mut regions) = (Vec::with_capacity(count), Vec::with_capacity(2 * count));
+    let start = Held::now()?;
+    for _ in 0..connections {
+        for (pd, send_cq, recv_cq, srq) in &ends {
+            qps.push(pd.create_qp(send_cq, recv_cq, srq, &config)?);
+        }
+    }
+    let created = Held::now()?;
+    for pair in qps.chunks_exact_mut(2) {
+        let [a, b] = pair else { continue };
+        let addresses = [a.address(), b.address()];
+        a.connect(&addresses[1], &ConnectOptions::default())?;
+        b.connect(&addresses[0], &ConnectOptions::default())?;
+    }
+    let connected = Held::now()?;
+    let mut allocate = |bytes, access| (0..count).try_for_each(|at| ends[at % 2].0.alloc(bytes, access).map(|region| regions.push(region)));
+    allocate(CONTROL_BYTES, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    let control = Held::now()?;
+    allocate(RING_BYTES as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let mut ring = Held::now()?.each_since(control, count);
+    ring.device -= RING_BYTES as f64;
+    Ok([created.each_since(start, count), connected.each_since(created, count), control.each_since(connected, count), ring])
+}
+
+fn measure(cli: &Cli) -> Result<Memory, Box<dyn Error>> {
+    let connections = cli.connections as usize;
+    let mut config = EndpointConfig { ring_size: RING_BYTES, batches_in_flight: 4, raw_operations: 0, ..EndpointConfig::default() };
+    if let Some(send_wr) = cli.send_wr {
+        config.max_send_wr = send_wr;
+    }
+    let [connected, used] = endpoints(connections, &config)?;
+    let [queue_pair, connecting, control_memory, ring] = parts(connections, config.max_send_wr)?;
+    let rings = Held { heap: 2.0 * ring.heap, device: 2.0 * ring.device };
+    Ok(Memory {
+        bytes_per_endpoint: used.sum(),
+        bytes_before_first_call: connected.sum(),
+        queue_pair,
+        connecting,
+        control_memory,
+        rings,
+        rest: [queue_pair, connecting, control_memory, rings].into_iter().fold(used, Held::less),
+        endpoints: 2 * connections,
+        ring_bytes: RING_BYTES,
+        send_wr: config.max_send_wr,
+    })
+}
+
+fn table(memory: &Memory) -> Table {
+    let mut table = Table::new(["bytes per endpoint", "heap", "device", "both"]);
+    let rows = [
+        ("queue pair", memory.queue_pair),
+        ("connecting it", memory.connecting),
+        ("control memory", memory.control_memory),
+        ("beside the rings' bytes", memory.rings),
+        ("copyrpc", memory.rest),
+    ];
+    for (name, held) in rows {
+        table.row([name.to_owned(), format!("{:.0}", held.heap), format!("{:.0}", held.device), format!("{:.0}", held.sum())]);
+    }
+    table.row(["beyond the rings".to_owned(), String::new(), String::new(), format!("{:.0}", memory.bytes_per_endpoint)]);
+    table
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let cli = Cli::parse();
+    let memory = measure(&cli)?;
+    match &cli.json {
+        Some(sink) => sink.write(&memory)?,
+        None => println!("{}{} endpoints, send queues of {} WQEBBs", table(&memory), memory.endpoints, memory.send_wr),
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            use std::io::Write as _;
+            let _ = std::io::stderr().write_all(format!("copyrpc_memory: {error}\n").as_bytes());
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! From the command line to values that can be run: every range is checked, every `auto` is computed by the rule written here, and both
+//! the launcher and each rank arrive at the same values from the same arguments.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use copyrpc::ring::{DEFAULT_RING_SIZE, RingSize};
+use copyrpc::{Context, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EndpointConfig, PollError};
+use harness::affinity::{self, AffinityError, Plan, Threads};
+use harness::device::DeviceChoice;
+use harness::report::{self, JsonSink};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::cli::{Choice, Cli, Fault, Mode, WaitChoice};
+
+/// The two processes: rank 0 calls, rank 1 answers.
+pub(crate) const RANKS: usize = 2;
+
+const MAX_ENDPOINTS: usize = 64;
+const MAX_CONNECTED: usize = 4096;
+const MAX_DEPTH: usize = 256;
+/// Receives of the largest shared receive queue, on software and mlx5 devices alike.
+const MAX_SRQ_SIZE: u64 = (1 << 15) - 1;
+/// Entries of the largest completion queue, likewise.
+const MAX_CQ_SIZE: u64 = 1 << 22;
+/// Send completions an endpoint is charged with beside its batches in flight.
+const COMPLETIONS_BESIDE_BATCHES: u64 = 8;
+
+/// An option cannot be honoured.
+#[derive(Debug, Error)]
+pub(crate) enum OptionError {
+    /// A number is outside its range.
+    #[error("{flag} {given}: {why}; legal is {legal}")]
+    Range { flag: &'static str, given: String, why: &'static str, legal: String },
+    /// The cores cannot be used as asked.
+    #[error("--pin: {0}")]
+    Pin(#[from] AffinityError),
+}
+
+/// What a process does that finds no work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Wait {
+    /// It polls again at once.
+    Busy,
+    /// It gives its core away first.
+    Yield,
+    /// It sleeps until there is something to do.
+    Event,
+}
+
+/// Longest sleep, so that the end of a job is noticed.
+const LONGEST_SLEEP: Duration = Duration::from_millis(10);
+
+impl Wait {
+    /// The last poll found nothing.
+    #[inline(always)]
+    pub(crate) fn idle(self, context: &Context<u32>) -> Result<(), PollError> {
+        match self {
+            Self::Busy => {}
+            Self::Yield => std::thread::yield_now(),
+            Self::Event => {
+                context.wait(Some(LONGEST_SLEEP))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How long a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Length {
+    /// This long.
+    Seconds(f64),
+    /// This many calls.
+    Calls(u64),
+}
+
+/// What the caller and the answerer do, and with what. Recorded in the result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) mode: Mode,
+    /// Endpoints that call.
+    pub(crate) endpoints: usize,
+    /// Idle ones beside them.
+    pub(crate) connected: usize,
+    /// Calls each active endpoint keeps outstanding.
+    pub(crate) depth: usize,
+    pub(crate) payload_bytes: usize,
+    pub(crate) reply_bytes: usize,
+    pub(crate) length: Length,
+    pub(crate) warmup_s: f64,
+    pub(crate) runs: usize,
+    /// `auto`: the power of two not below four times what one endpoint has outstanding, nor below what one message needs; from 64 KiB up
+    /// to 1 MiB where messages allow it.
+    pub(crate) ring_bytes: u64,
+    /// Batches in flight of each endpoint. `auto`: copyrpc's default, or as many as the largest shared receive queue has for all.
+    pub(crate) batches: u32,
+    /// `auto`: copyrpc's default, or what the endpoints need.
+    pub(crate) srq_size: u32,
+    /// `auto`: copyrpc's default, or what the endpoints and the receives need.
+    pub(crate) cq_size: u32,
+    /// WQEBBs of each send queue. `auto`: copyrpc's default.
+    pub(crate) send_wr: u32,
+    pub(crate) wait: Wait,
+    pub(crate) verify: bool,
+    pub(crate) fault: Option<Fault>,
+}
+
+impl Job {
+    /// Endpoints of each process.
+    pub(crate) const fn all_endpoints(&self) -> usize {
+        self.endpoints + self.connected
+    }
+
+    pub(crate) fn endpoint_config(&self) -> EndpointConfig {
+        EndpointConfig {
+            ring_size: self.ring_bytes,
+            batches_in_flight: self.batches,
+            raw_operations: 0,
+            max_send_wr: self.send_wr,
+            ..EndpointConfig::default()
+        }
+    }
+}
+
+/// A job that can be run.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) job: Job,
+    pub(crate) device: DeviceChoice,
+    pub(crate) shm_dir: Option<PathBuf>,
+    /// Where the two processes run.
+    pub(crate) plan: Plan,
+    /// Measure the bare cache line too.
+    pub(crate) baseline: bool,
+    pub(crate) json: Option<JsonSink>,
+}
+
+impl Options {
+    /// Checks and computes everything. Reads the affinity mask; changes nothing.
+    pub(crate) fn resolve(cli: Cli) -> Result<Self, OptionError> {
+        check_counts(&cli)?;
+        let length = check_length(&cli)?;
+        let ring = ring_size(&cli)?;
+        let (batches, srq_size, cq_size) = queue_sizes(&cli)?;
+        if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
+            return Err(range("--fault", format!("{fault:?}"), "nothing would notice it", "only with --verify".to_owned()));
+        }
+        let plan = Plan::new(&cli.pin, affinity::usable_cores()?, Threads { ranks: RANKS, daemons: 0, clients: 1 })?;
+        let wait = match cli.wait {
+            WaitChoice::Busy => Wait::Busy,
+            WaitChoice::Yield => Wait::Yield,
+            WaitChoice::Event => Wait::Event,
+            WaitChoice::Auto if plan.usable_cores.len() >= RANKS => Wait::Busy,
+            WaitChoice::Auto => Wait::Yield,
+        };
+        let job = Job {
+            mode: cli.mode,
+            endpoints: cli.endpoints,
+            connected: cli.connected,
+            depth: cli.depth,
+            payload_bytes: cli.payload,
+            reply_bytes: cli.reply,
+            length,
+            warmup_s: cli.warmup,
+            runs: cli.runs,
+            ring_bytes: ring.bytes(),
+            batches,
+            srq_size,
+            cq_size,
+            send_wr: send_wr(cli.send_wr)?,
+            wait,
+            verify: cli.verify,
+            fault: cli.fault,
+        };
+        // Hardware is used when it is named, and never instead of something else.
+        let device = if cli.device == DeviceChoice::Auto { DeviceChoice::Soft } else { cli.device };
+        Ok(Self { job, device, shm_dir: cli.shm_dir, plan, baseline: cli.baseline, json: cli.json })
+    }
+
+    /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
+    pub(crate) fn time_limit(&self) -> Duration {
+        let measured = match self.job.length {
+            Length::Seconds(seconds) => seconds * self.job.runs as f64,
+            // Ten thousand calls a second would be slow even for two processes on one core.
+            Length::Calls(calls) => calls as f64 * self.job.runs as f64 / 1e4,
+        };
+        Duration::from_secs_f64(self.job.warmup_s + measured) + Duration::from_secs(60)
+    }
+}
+
+/// The plan of a run, printed before it starts.
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let job = &self.job;
+        let mode = if job.mode == Mode::Latency { "round-trip times" } else { "calls per second" };
+        let active = report::plural(job.endpoints, "endpoint");
+        writeln!(f, "{mode}: {active} x depth {}, {} idle, {} device", job.depth, job.connected, self.device)?;
+        let verify = if job.verify { "on" } else { "off" };
+        writeln!(f, "request {} B, reply {} B, verify {verify}, wait {:?}", job.payload_bytes, job.reply_bytes, job.wait)?;
+        let ring = report::bytes(job.ring_bytes);
+        let Job { batches, srq_size, cq_size, send_wr, .. } = job;
+        writeln!(f, "ring {ring}, {batches} batches in flight, SRQ {srq_size}, CQs {cq_size}, send queue {send_wr}")?;
+        writeln!(f, "{}", self.plan)?;
+        let length = match job.length {
+            Length::Seconds(seconds) => format!("{seconds} s"),
+            Length::Calls(calls) => format!("{calls} calls"),
+        };
+        write!(f, "warm-up {} s, {} of {length}", job.warmup_s, report::plural(job.runs, "run"))
+    }
+}
+
+fn check_counts(cli: &Cli) -> Result<(), OptionError> {
+    let counts = [
+        ("--endpoints", cli.endpoints, 1, MAX_ENDPOINTS),
+        ("--connected", cli.connected, 0, MAX_CONNECTED),
+        ("--depth", cli.depth, 1, MAX_DEPTH),
+        ("--runs", cli.runs, 1, 32),
+    ];
+    for (flag, given, least, most) in counts {
+        if !(least..=most).contains(&given) {
+            return Err(range(flag, given, "outside what is supported", format!("{least} to {most}")));
+        }
+    }
+    Ok(())
+}
+
+fn check_length(cli: &Cli) -> Result<Length, OptionError> {
+    for (flag, given, least) in [("--duration", cli.duration, 0.01), ("--warmup", cli.warmup, 0.0)] {
+        if !(least..=3600.0).contains(&given) {
+            return Err(range(flag, given, "outside what is supported", format!("{least} to 3600 seconds")));
+        }
+    }
+    match cli.calls {
+        Some(calls) if !(1..=1_000_000_000_000).contains(&calls) => {
+            Err(range("--calls", calls, "outside what is supported", "1 to 10^12".to_owned()))
+        }
+        Some(calls) => Ok(Length::Calls(calls)),
+        None => Ok(Length::Seconds(cli.duration)),
+    }
+}
+
+/// The ring: as asked, or by the rule of [`Job::ring_bytes`]; the messages must fit.
+fn ring_size(cli: &Cli) -> Result<RingSize, OptionError> {
+    let sizes = || (12..=28).filter_map(|power| RingSize::for_connection(1 << power).ok());
+    let fits = |ring: &RingSize| ring.max_payload() >= cli.payload as u64 && ring.max_response_allowance() >= cli.reply as u64;
+    let ring = match cli.ring_size {
+        Choice::Number(bytes) => RingSize::for_connection(bytes)
+            .map_err(|_| range("--ring-size", bytes, "not usable", "auto, or a power of two from 4096 to 268435456".to_owned()))?,
+        Choice::Auto => {
+            let padded = (12 + cli.payload.max(cli.reply)).next_multiple_of(32) as u64;
+            let wanted = (4 * padded * cli.depth as u64).clamp(64 << 10, DEFAULT_RING_SIZE);
+            // The largest there is, for the error below.
+            sizes()
+                .find(|ring| ring.bytes() >= wanted && fits(ring))
+                .or_else(|| sizes().next_back())
+                .map_or_else(|| Err(range("--ring-size", "auto", "no size is usable", "none".to_owned())), Ok)?
+        }
+    };
+    let limits = [("--payload", cli.payload, ring.max_payload()), ("--reply", cli.reply, ring.max_response_allowance())];
+    match limits.into_iter().find(|(_, given, most)| *given as u64 > *most) {
+        Some((flag, given, most)) => {
+            let legal = format!("0 to {most} with rings of {} bytes", ring.bytes());
+            Err(range(flag, given, "more than a ring can take", legal))
+        }
+        None => Ok(ring),
+    }
+}
+
+/// Batches in flight, SRQ and CQ, by the rules at [`Job`]. The context checks once more.
+fn queue_sizes(cli: &Cli) -> Result<(u32, u32, u32), OptionError> {
+    let all = (cli.endpoints + cli.connected) as u64;
+    let receives = match cli.srq_size {
+        Choice::Number(given) if !(1..=MAX_SRQ_SIZE).contains(&given) => {
+            return Err(range("--srq-size", given, "outside what devices have", format!("1 to {MAX_SRQ_SIZE}")));
+        }
+        choice => choice.or(MAX_SRQ_SIZE),
+    };
+    let default_batches = u64::from(EndpointConfig::default().batches_in_flight);
+    let batches = cli.batches.or(default_batches.min(receives * 2 / 3 / all).max(1));
+    let needed = (batches.saturating_mul(all).saturating_mul(3)).div_ceil(2);
+    if batches == 0 || needed > receives {
+        let legal = format!("1 to {} for {all} endpoints and {receives} receives", receives * 2 / 3 / all);
+        return Err(range("--batches", batches, "the shared receive queue cannot hold them", legal));
+    }
+    let srq_size = cli.srq_size.or(needed.max(u64::from(DEFAULT_SRQ_SIZE)));
+    // A device rounds the receives up to a power of two less one.
+    let needed = (all * (batches + COMPLETIONS_BESIDE_BATCHES)).max((srq_size + 1).next_power_of_two());
+    let cq_size = cli.cq_size.or(needed.max(u64::from(DEFAULT_CQ_SIZE)));
+    if !(1..=MAX_CQ_SIZE).contains(&cq_size) {
+        return Err(range("--cq-size", cq_size, "outside what devices have", format!("1 to {MAX_CQ_SIZE}")));
+    }
+    Ok((batches as u32, srq_size as u32, cq_size as u32))
+}
+
+fn send_wr(choice: Choice) -> Result<u32, OptionError> {
+    match choice {
+        Choice::Auto => Ok(EndpointConfig::default().max_send_wr),
+        Choice::Number(given) if (16..=32768).contains(&given) => Ok(given as u32),
+        Choice::Number(given) => Err(range("--send-wr", given, "outside what is supported", "16 to 32768".to_owned())),
+    }
+}
+
+fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> OptionError {
+    OptionError::Range { flag, given: given.to_string(), why, legal }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn resolve(args: &str) -> Result<Options, OptionError> {
+        Options::resolve(Cli::try_parse_from(std::iter::once("copyrpc_bench").chain(args.split_whitespace())).unwrap())
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_with_the_legal_ones() {
+        for (args, legal) in [
+            ("--endpoints 0", "1 to 64"),
+            ("--endpoints 65", "1 to 64"),
+            ("--connected 5000", "0 to 4096"),
+            ("--depth 0", "1 to 256"),
+            ("--depth 257", "1 to 256"),
+            ("--runs 0", "1 to 32"),
+            ("--duration 0", "0.01 to 3600"),
+            ("--warmup=-1", "0 to 3600"),
+            ("--calls 0", "1 to 10^12"),
+            ("--ring-size 5000", "a power of two from 4096"),
+            ("--ring-size 4096 --payload 501", "0 to 500"),
+            ("--ring-size 4096 --reply 725", "0 to 724"),
+            ("--payload 99999999", "0 to 33554420"),
+            ("--batches 0", "1 to"),
+            ("--batches 683 --srq-size 1024", "1 to 682"),
+            ("--srq-size 40000", "1 to 32767"),
+            ("--cq-size 5000000", "1 to 4194304"),
+            ("--send-wr 1", "16 to 32768"),
+            ("--verify=false --fault corrupt-reply", "only with --verify"),
+            ("--pin 0,60000", "usable are"),
+        ] {
+            let message = resolve(args).unwrap_err().to_string();
+            assert!(message.contains(legal), "{args}: {message}");
+        }
+    }
+
+    #[test]
+    fn automatic_sizes_follow_from_the_load() {
+        let job = |args: &str| resolve(args).unwrap().job;
+        assert_eq!(job("").ring_bytes, 64 << 10);
+        assert_eq!(job("--depth 256 --payload 1024").ring_bytes, 1 << 20);
+        assert_eq!(job("--payload 1000000").ring_bytes, 8 << 20);
+        let many = job("--connected 1023");
+        assert_eq!((many.all_endpoints(), many.batches), (1024, 21));
+        assert!(u64::from(many.srq_size) >= 1024 * 21 * 3 / 2 && many.cq_size >= 1024 * 29, "{many:?}");
+    }
+}

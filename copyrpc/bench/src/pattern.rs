@@ -1,0 +1,124 @@
+//! What requests and replies contain, so that a payload that is lost, late, doubled or torn is noticed.
+//!
+//! A request is made of its tag (endpoint and number), a reply of the tag that the request brought: 64-bit words that start with the tag
+//! (inverted in a reply) and grow by a constant. Requests below 8 bytes have as much of the tag as fits: then the answerer cannot tell
+//! whose turn it is, and only the caller checks.
+
+use copyrpc::RecvBytes;
+
+/// Odd, with its bits spread.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Names one request: which endpoint, and its how many-th.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tag(u64);
+
+impl Tag {
+    const NUMBER_BITS: u32 = 48;
+
+    pub(crate) const fn new(endpoint: usize, number: u64) -> Self {
+        Self((endpoint as u64) << Self::NUMBER_BITS | number)
+    }
+
+    pub(crate) const fn endpoint(self) -> usize {
+        (self.0 >> Self::NUMBER_BITS) as usize
+    }
+
+    pub(crate) const fn number(self) -> u64 {
+        self.0 & ((1 << Self::NUMBER_BITS) - 1)
+    }
+
+    /// The part of it that a request of `len` bytes has.
+    pub(crate) const fn within(self, len: usize) -> Self {
+        Self(if len < 8 { self.0 & ((1 << (8 * len)) - 1) } else { self.0 })
+    }
+
+    /// The tag that a request brought.
+    pub(crate) fn of_request(bytes: &[u8]) -> Self {
+        let mut word = [0; 8];
+        for (to, from) in word.iter_mut().zip(bytes) {
+            *to = *from;
+        }
+        Self(u64::from_le_bytes(word))
+    }
+}
+
+/// Bytes to be made or compared; `flip` is 0 for requests and all ones for replies.
+fn words(tag: Tag, flip: u64) -> impl Iterator<Item = [u8; 8]> {
+    std::iter::successors(Some(tag.0), |word| Some(word.wrapping_add(STEP))).map(move |word| (word ^ flip).to_le_bytes())
+}
+
+fn fill(bytes: &mut [u8], tag: Tag, flip: u64) {
+    for (to, word) in bytes.chunks_mut(8).zip(words(tag, flip)) {
+        match <&mut [u8; 8]>::try_from(&mut *to) {
+            Ok(to) => *to = word,
+            Err(_) => to.iter_mut().zip(word).for_each(|(to, byte)| *to = byte),
+        }
+    }
+}
+
+fn is_filled(bytes: &[u8], tag: Tag, flip: u64) -> bool {
+    bytes.chunks(8).zip(words(tag, flip)).all(|(bytes, word)| match <&[u8; 8]>::try_from(bytes) {
+        Ok(bytes) => *bytes == word,
+        Err(_) => bytes.iter().zip(word).all(|(byte, expected)| *byte == expected),
+    })
+}
+
+pub(crate) fn fill_request(bytes: &mut [u8], tag: Tag) {
+    fill(bytes, tag, 0);
+}
+
+pub(crate) fn is_request(bytes: &[u8], tag: Tag) -> bool {
+    is_filled(bytes, tag, 0)
+}
+
+pub(crate) fn fill_reply(bytes: &mut [u8], tag: Tag) {
+    fill(bytes, tag, u64::MAX);
+}
+
+pub(crate) fn is_reply(bytes: &[u8], tag: Tag) -> bool {
+    is_filled(bytes, tag, u64::MAX)
+}
+
+/// Copies a payload out; `None` if it has another length than `target`.
+pub(crate) fn copied<'a>(bytes: RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]> {
+    (bytes.len() == target.len()).then(|| {
+        bytes.copy_to(target);
+        &*target
+    })
+}
+
+/// Looks at a payload without judging it, as any receiver of it would.
+pub(crate) fn touch(bytes: RecvBytes<'_>) {
+    std::hint::black_box(bytes.read::<u64>());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_payload_of_any_length_is_recognised_and_any_flipped_bit_noticed() {
+        let tag = Tag::new(5, 0x1234_5678);
+        for len in [0, 1, 7, 8, 9, 31, 32, 33, 1000] {
+            let mut bytes = vec![0xa5; len];
+            fill_request(&mut bytes, tag);
+            assert!(is_request(&bytes, tag));
+            assert_eq!(Tag::of_request(&bytes), tag.within(len));
+            for bit in 0..8 * len {
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                assert!(!is_request(&bytes, tag), "bit {bit} of {len} bytes");
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+            fill_reply(&mut bytes, tag);
+            assert!(is_reply(&bytes, tag) && (len == 0 || !is_request(&bytes, tag)));
+        }
+    }
+
+    #[test]
+    fn a_tag_names_endpoint_and_number() {
+        let tag = Tag::new(63, (1 << 48) - 1);
+        assert_eq!((tag.endpoint(), tag.number(), tag.within(8)), (63, (1 << 48) - 1, tag));
+        assert_eq!(tag.within(0), Tag::new(0, 0));
+    }
+}

@@ -1,0 +1,137 @@
+//! The answerer: a thread that polls and answers, while the main thread of its process sleeps in the exchange.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+
+use copyrpc::{Context, RecvHandle, Stats};
+use harness::affinity::pin_current_thread;
+
+use crate::cli::Fault;
+use crate::options::{Job, Options};
+use crate::pattern::{self, Tag};
+use crate::setup::{Counts, JobError, Setup};
+
+/// What the main thread tells the answering one: the number of phases that are over, or [`STOP`].
+#[derive(Debug, Default)]
+pub(crate) struct Control(AtomicUsize);
+
+const STOP: usize = usize::MAX;
+
+impl Control {
+    /// Asks for what was done since the last phase ended; the caller has nothing outstanding.
+    pub(crate) fn end_phase(&self, phase: usize) {
+        self.0.store(phase, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stop(&self) {
+        self.0.store(STOP, Ordering::Relaxed);
+    }
+}
+
+/// What the answering thread tells the main one.
+pub(crate) enum News {
+    /// The records of its endpoints.
+    Open {
+        device: String,
+        records: Vec<u8>,
+    },
+    Connected,
+    /// A phase is over; what was done in it, and requests that were not the right ones since the start.
+    Phase {
+        counts: Counts,
+        bad_requests: u64,
+    },
+}
+
+/// Answers until told to stop.
+pub(crate) fn serve(
+    options: &Options,
+    core: Option<usize>,
+    control: &Control,
+    tell: &Sender<News>,
+    records: &Receiver<Vec<u8>>,
+) -> Result<(), JobError> {
+    if let Some(core) = core {
+        pin_current_thread(core)?;
+    }
+    let setup = Setup::open(options)?;
+    // Whether the main thread still listens shows in `control`.
+    let _ = tell.send(News::Open { device: setup.device(), records: setup.records() });
+    let Ok(records) = records.recv() else { return Ok(()) };
+    let (context, _endpoints) = setup.connect(&records)?;
+    let _ = tell.send(News::Connected);
+    let mut answers = Answers::new(&options.job);
+    let (mut phase, mut before) = (0, Stats::default());
+    loop {
+        if answers.step(&context)? {
+            continue;
+        }
+        match control.0.load(Ordering::Relaxed) {
+            STOP => return Ok(()),
+            now if now != phase => {
+                phase = now;
+                let after = context.stats();
+                let _ = tell.send(News::Phase { counts: Counts::between(&before, &after), bad_requests: answers.bad_requests });
+                before = after;
+            }
+            _ => {}
+        }
+        options.job.wait.idle(&context)?;
+    }
+}
+
+struct Answers<'a> {
+    job: &'a Job,
+    request: Vec<u8>,
+    reply: Vec<u8>,
+    /// The number of the next request, by endpoint.
+    next: Vec<u64>,
+    bad_requests: u64,
+}
+
+impl<'a> Answers<'a> {
+    fn new(job: &'a Job) -> Self {
+        let (request, reply) = (vec![0; job.payload_bytes], vec![0; job.reply_bytes]);
+        Self { job, request, reply, next: vec![0; job.endpoints], bad_requests: 0 }
+    }
+
+    /// Answers all that is there, and has the answers leave at once; whether anything was.
+    #[inline]
+    fn step(&mut self, context: &Context<u32>) -> Result<bool, JobError> {
+        let taken = context.drain(|_, _| ())?;
+        while let Some(request) = context.recv() {
+            self.answer(request)?;
+        }
+        context.flush_endpoints()?;
+        Ok(taken > 0)
+    }
+
+    fn answer(&mut self, request: RecvHandle<u32>) -> Result<(), JobError> {
+        let bytes = request.data();
+        if self.job.verify {
+            let tag = pattern::copied(bytes, &mut self.request).map(Tag::of_request);
+            let is_right = tag.is_some_and(|tag| pattern::is_request(&self.request, tag) && self.is_next(tag));
+            self.bad_requests += u64::from(!is_right);
+            if let Some(tag) = tag {
+                pattern::fill_reply(&mut self.reply, tag);
+                if self.job.fault == Some(Fault::CorruptReply) && tag.number() == 1 {
+                    self.reply.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+                }
+            }
+        } else {
+            pattern::touch(bytes);
+        }
+        request.reply(&self.reply).map_err(|error| JobError::Reply(error.to_string()))
+    }
+
+    /// Whether it is the turn of this request; what has less than a tag cannot be told apart.
+    fn is_next(&mut self, tag: Tag) -> bool {
+        if self.request.len() < 8 {
+            return true;
+        }
+        let Some(next) = self.next.get_mut(tag.endpoint()) else { return false };
+        let is_next = *next == tag.number();
+        *next = tag.number() + 1;
+        is_next
+    }
+}

@@ -1,0 +1,242 @@
+//! The program whose instructions `scripts/instructions` counts: caller and answerer in one thread, on two software devices of one fabric.
+//!
+//! Arguments: what to do, and how many calls. The script runs it with different counts under callgrind and divides the difference, so set-up
+//! does not count. `--list` prints one line per kind for the script: name, bound in instructions (`-` if there is none), the counts of the
+//! two runs, what to collect, and what an operation is. What to collect: `nohca`, everything but the software HCA's two entry points with
+//! all they call; `part NAME`, the function of that name with all it calls but the software HCA.
+//!
+//! Requests and replies have 32 bytes. With depth 64, all calls of a round leave in one WRITE, and so do their replies.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a program for measuring")]
+
+use std::hint::black_box;
+
+use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, RecvHandle};
+use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+
+const BYTES: usize = 32;
+
+/// What can be counted.
+struct Kind {
+    name: &'static str,
+    bound: Option<u32>,
+    collect: &'static str,
+    what: &'static str,
+    depth: usize,
+    /// Endpoints connected.
+    endpoints: usize,
+    work: Work,
+}
+
+#[derive(Clone, Copy)]
+enum Work {
+    /// Calls, the public functions one after the other.
+    Calls,
+    /// The same, each function in a frame of its own.
+    Parts,
+    /// Polls of a context that has nothing to do.
+    IdlePolls,
+}
+
+const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'static str) -> Kind {
+    Kind { name, bound: None, collect, what, depth, endpoints: 1, work: Work::Parts }
+}
+
+const KINDS: &[Kind] = &[
+    Kind {
+        name: "rpc_depth1",
+        bound: None,
+        collect: "nohca",
+        what: "copyrpc: one call and its reply, both sides, one at a time, without the software HCA",
+        depth: 1,
+        endpoints: 1,
+        work: Work::Calls,
+    },
+    Kind {
+        name: "rpc_depth64",
+        bound: None,
+        collect: "nohca",
+        what: "copyrpc: the same, 64 at a time",
+        depth: 64,
+        endpoints: 1,
+        work: Work::Calls,
+    },
+    Kind {
+        name: "rpc_depth1_of_1024",
+        bound: None,
+        collect: "nohca",
+        what: "copyrpc: as rpc_depth1, with 1,023 idle endpoints beside it",
+        depth: 1,
+        endpoints: 1024,
+        work: Work::Calls,
+    },
+    Kind {
+        name: "idle_poll",
+        bound: None,
+        collect: "nohca",
+        what: "copyrpc: one poll that finds nothing, one endpoint",
+        depth: 1,
+        endpoints: 1,
+        work: Work::IdlePolls,
+    },
+    Kind {
+        name: "idle_poll_of_1024",
+        bound: None,
+        collect: "nohca",
+        what: "copyrpc: the same with 1,024 endpoints",
+        depth: 1,
+        endpoints: 1024,
+        work: Work::IdlePolls,
+    },
+    part("depth1_call", 1, "part part_call", "copyrpc, of rpc_depth1: Endpoint::call"),
+    part("depth1_caller_flush", 1, "part part_caller_flush", "copyrpc, of rpc_depth1: the caller's flush"),
+    part("depth1_answerer_drain", 1, "part part_answerer_drain", "copyrpc, of rpc_depth1: the answerer's drain"),
+    part("depth1_recv", 1, "part part_recv", "copyrpc, of rpc_depth1: Context::recv, also the one that finds nothing"),
+    part("depth1_reply", 1, "part part_reply", "copyrpc, of rpc_depth1: RecvHandle::reply"),
+    part("depth1_answerer_flush", 1, "part part_answerer_flush", "copyrpc, of rpc_depth1: the answerer's flush"),
+    part("depth1_caller_drain", 1, "part part_caller_drain", "copyrpc, of rpc_depth1: the caller's drain, callback included"),
+    part("depth64_call", 64, "part part_call", "copyrpc, of rpc_depth64: Endpoint::call"),
+    part("depth64_caller_flush", 64, "part part_caller_flush", "copyrpc, of rpc_depth64: the caller's flush"),
+    part("depth64_answerer_drain", 64, "part part_answerer_drain", "copyrpc, of rpc_depth64: the answerer's drain"),
+    part("depth64_recv", 64, "part part_recv", "copyrpc, of rpc_depth64: Context::recv, also the one that finds nothing"),
+    part("depth64_reply", 64, "part part_reply", "copyrpc, of rpc_depth64: RecvHandle::reply"),
+    part("depth64_answerer_flush", 64, "part part_answerer_flush", "copyrpc, of rpc_depth64: the answerer's flush"),
+    part("depth64_caller_drain", 64, "part part_caller_drain", "copyrpc, of rpc_depth64: the caller's drain, callback included"),
+];
+
+/// Calls of the two runs: many laps of every ring and queue, and multiples of the depths.
+const COUNTS: (usize, usize) = (16_384, 49_152);
+
+/// The two ends, in one thread.
+struct Pair {
+    caller: Context<u64>,
+    answerer: Context<u64>,
+    /// One end of each connection. The first one calls.
+    endpoints: Vec<Endpoint<u64>>,
+    _peers: Vec<Endpoint<u64>>,
+}
+
+impl Pair {
+    fn new(endpoints: usize) -> Self {
+        let fabric = LocalFabric::new();
+        let context = || {
+            let options = SoftOptions { fabric: FabricSpec::Local(fabric.clone()), arena_bytes: 1 << 30, ..SoftOptions::default() };
+            // The same queues for any number of endpoints: 8 batches in flight for each of 1,024.
+            ContextBuilder::new(DeviceSpec::Soft(options)).srq_size(16_383).cq_size(16_384).build().unwrap()
+        };
+        let (caller, answerer): (Context<u64>, Context<u64>) = (context(), context());
+        let config = EndpointConfig { ring_size: 64 << 10, batches_in_flight: 8, raw_operations: 0, ..EndpointConfig::default() };
+        let connect = |_| {
+            let (a, b) = (caller.create_endpoint(&config).unwrap(), answerer.create_endpoint(&config).unwrap());
+            let (of_a, of_b) = (a.local_info(), b.local_info());
+            (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap())
+        };
+        let (endpoints, peers) = (0..endpoints).map(connect).unzip();
+        Self { caller, answerer, endpoints, _peers: peers }
+    }
+
+    fn run(&self, calls: usize, depth: usize, work: Work) {
+        let ended = match work {
+            Work::Calls => (0..calls / depth).map(|_| self.round(depth)).sum(),
+            Work::Parts => (0..calls / depth).map(|_| self.round_of_parts(depth)).sum(),
+            Work::IdlePolls => {
+                for _ in 0..calls {
+                    assert_eq!(self.caller.poll(|_, _| ()).unwrap(), 0);
+                }
+                calls
+            }
+        };
+        assert_eq!(ended, calls);
+    }
+
+    /// `depth` calls and their replies; how many ended well.
+    fn round(&self, depth: usize) -> usize {
+        let payload = black_box([0x5a; BYTES]);
+        for call in 0..depth as u64 {
+            self.endpoints[0].call(&payload, call, BYTES).unwrap();
+        }
+        self.caller.flush_endpoints().unwrap();
+        self.answerer.drain(|_, _| ()).unwrap();
+        while let Some(request) = self.answerer.recv() {
+            black_box(request.data().read::<u64>());
+            request.reply(&payload).unwrap();
+        }
+        self.answerer.flush_endpoints().unwrap();
+        let mut ended = 0;
+        self.caller.drain(|_, outcome| ended += usize::from(black_box(outcome.unwrap().read::<u64>()).is_some())).unwrap();
+        ended
+    }
+
+    fn round_of_parts(&self, depth: usize) -> usize {
+        let payload = black_box([0x5a; BYTES]);
+        for call in 0..depth as u64 {
+            part_call(&self.endpoints[0], &payload, call);
+        }
+        part_caller_flush(&self.caller);
+        part_answerer_drain(&self.answerer);
+        while let Some(request) = part_recv(&self.answerer) {
+            black_box(request.data().read::<u64>());
+            part_reply(request, &payload);
+        }
+        part_answerer_flush(&self.answerer);
+        let mut ended = 0;
+        part_caller_drain(&self.caller, &mut ended);
+        ended
+    }
+}
+
+#[inline(never)]
+fn part_call(endpoint: &Endpoint<u64>, payload: &[u8], user_data: u64) {
+    endpoint.call(payload, user_data, BYTES).unwrap();
+}
+
+#[inline(never)]
+fn part_caller_flush(context: &Context<u64>) {
+    context.flush_endpoints().unwrap();
+    black_box(1);
+}
+
+#[inline(never)]
+fn part_answerer_drain(context: &Context<u64>) {
+    context.drain(|_, _| ()).unwrap();
+}
+
+#[inline(never)]
+fn part_recv(context: &Context<u64>) -> Option<RecvHandle<u64>> {
+    context.recv()
+}
+
+#[inline(never)]
+fn part_reply(request: RecvHandle<u64>, payload: &[u8]) {
+    request.reply(payload).unwrap();
+}
+
+#[inline(never)]
+fn part_answerer_flush(context: &Context<u64>) {
+    context.flush_endpoints().unwrap();
+    // Keeps it apart from the caller's, which would otherwise be the same code under one name.
+    black_box(2);
+}
+
+#[inline(never)]
+fn part_caller_drain(context: &Context<u64>, ended: &mut usize) {
+    context.drain(|_, outcome| *ended += usize::from(black_box(outcome.unwrap().read::<u64>()).is_some())).unwrap();
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--list"] => {
+            for k in KINDS {
+                let bound = k.bound.map_or("-".to_owned(), |b| b.to_string());
+                println!("{}|{bound}|{}|{}|{}|{}", k.name, COUNTS.0, COUNTS.1, k.collect, k.what);
+            }
+        }
+        // `cargo bench` starts every benchmark like this.
+        [.., "--bench"] => println!("instructions: counted by scripts/instructions"),
+        [name, calls] => {
+            let kind = KINDS.iter().find(|k| k.name == name).unwrap_or_else(|| panic!("no such operation: {name}"));
+            Pair::new(kind.endpoints).run(calls.parse().unwrap(), kind.depth, kind.work);
+        }
+        _ => panic!("usage: instructions OPERATION CALLS | --list"),
+    }
+}

@@ -1,0 +1,97 @@
+//! Sleeping until there is something to poll for.
+
+use std::time::Duration;
+
+use super::{Context, Inner, PollError};
+
+/// How long to sleep at most while a connection has something to post that it could not. What it waits for mostly wakes, as a completion;
+/// a READ that is put off does not.
+const BLOCKED_SLEEP: Duration = Duration::from_millis(1);
+
+impl<U> Context<U> {
+    /// Posts what gathered, as [`Context::flush_endpoints`], then sleeps until there is something to take with [`Context::poll`],
+    /// [`Context::drain`] or [`Context::recv`], at most for `timeout` (`None`: without end). Returns whether there is; `false` also when this
+    /// context has to look at the clock: for deadlines, for peers that answer nothing, and, while peers wait for answers of this end, to
+    /// tell them that it lives. So call it again and again, with a poll in between:
+    ///
+    /// ```no_run
+    /// # fn serve(context: copyrpc::Context<()>) -> Result<(), Box<dyn std::error::Error>> {
+    /// loop {
+    ///     context.wait(None)?;
+    ///     context.poll(|(), _| ())?;
+    ///     while let Some(request) = context.recv() {
+    ///         request.reply(b"yes")?;
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// No arrival is missed: it arms both completion queues and then looks whether one holds anything. It does not sleep while a request
+    /// is there to be received. Nothing but arrivals, completions and time wakes it.
+    ///
+    /// # Errors
+    /// [`PollError::Reentrant`].
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<bool, PollError> {
+        let _polling = self.inner.enter()?;
+        Ok(self.inner.wait(timeout))
+    }
+}
+
+impl<U> Inner<U> {
+    fn wait(&self, timeout: Option<Duration>) -> bool {
+        self.flush();
+        // Those it passed over: nobody flushes again while this end sleeps.
+        self.flush();
+        if self.worklist.has_something_to_take() {
+            return true;
+        }
+        self.recv_cq.borrow_mut().arm(false);
+        self.send_cq.borrow_mut().arm(false);
+        // Who is about to sleep has time to look at all connections; who has something to do has not.
+        let is_ready = self.device.wait(Some(Duration::ZERO)) || self.device.wait(self.longest_sleep(timeout));
+        self.worklist.timers().look_next();
+        is_ready
+    }
+
+    fn longest_sleep(&self, timeout: Option<Duration>) -> Option<Duration> {
+        let timers = self.worklist.timers();
+        let is_timed = || self.connections.borrow().iter().any(|connection| connection.with_link(|link| link.is_timed()));
+        let own = if self.worklist.has_listed() {
+            Some(BLOCKED_SLEEP)
+        } else if is_timed() {
+            Some(timers.sweep_interval())
+        } else {
+            None
+        };
+        [timeout, own, timers.until_next()].into_iter().flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+
+    use super::*;
+    use crate::{ContextBuilder, EndpointConfig};
+
+    /// Only the lengths of sleeps differ, which tests from outside could but time.
+    #[test]
+    fn sleeps_are_as_long_as_the_connections_allow() {
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let context: Context<()> = ContextBuilder::new(DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).build().unwrap();
+        let pending = [(); 2].map(|()| context.create_endpoint(&EndpointConfig::default()).unwrap());
+        let records = [pending[1].local_info(), pending[0].local_info()];
+        let mut endpoints = pending.into_iter().zip(records).map(|(pending, record)| pending.connect(&record).unwrap());
+        let (endpoint, _peer) = (endpoints.next().unwrap(), endpoints.next().unwrap());
+        let longest = |timeout| context.inner.longest_sleep(timeout);
+        let (ms, hour) = (Duration::from_millis(1), Duration::from_secs(3600));
+        assert_eq!([longest(None), longest(Some(hour))], [None, Some(hour)]);
+        endpoint.call(b"", (), 0).unwrap();
+        assert_eq!(longest(Some(hour)), Some(BLOCKED_SLEEP), "not flushed");
+        context.flush_endpoints().unwrap();
+        assert_eq!([longest(None), longest(Some(ms))], [Some(10 * ms), Some(ms)]);
+        endpoint.call_within(b"", (), 0, 2 * ms).unwrap();
+        context.flush_endpoints().unwrap();
+        assert!(longest(None) <= Some(2 * ms), "{:?}", longest(None));
+    }
+}

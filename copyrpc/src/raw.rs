@@ -1,0 +1,363 @@
+//! One-sided operations of the application: memory that peers may reach, READs and WRITEs of theirs.
+//!
+//! For data above the message limit: one side puts a [`RemoteMemory`] into a small request, the other READs or WRITEs that memory and
+//! then answers. `examples/bulk.rs` does both.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use mlx5::{Access, MAX_MESSAGE_BYTES, Mr, OutOfBounds, PostError, RcQp, Read, RegisterError, Sge, Signal, Write};
+use thiserror::Error;
+
+use crate::context::Context;
+use crate::endpoint::Endpoint;
+use crate::error::CloseReason;
+
+/// Registered memory of this process. Clones are the same memory; it is deregistered with the last of them, and of the operations that
+/// use it.
+///
+/// Every peer of the context that was told its [`RemoteMemory`] may read and write it at any time, so there is no `&[u8]` of it: bytes are
+/// copied in and out.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    mr: Rc<Mr>,
+}
+
+impl Memory {
+    /// Bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
+    pub fn len(&self) -> usize {
+        self.mr.len()
+    }
+
+    /// Copies `bytes` to `offset`. What an operation sends must stay as it is until the operation ends.
+    ///
+    /// # Errors
+    /// The range is not inside.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        self.mr.write(offset, bytes)
+    }
+
+    /// Copies the bytes at `offset` out. Those of a READ are whole once it ended; those that a peer WRITEs, once a message it sent behind them
+    /// has arrived.
+    ///
+    /// # Errors
+    /// The range is not inside.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.mr.read(offset, bytes)
+    }
+
+    /// What a peer needs to reach this memory, all of it.
+    #[must_use]
+    pub fn remote(&self) -> RemoteMemory {
+        RemoteMemory { addr: self.mr.addr(), len: self.mr.len() as u64, rkey: self.mr.rkey() }
+    }
+}
+
+/// Memory of another process, as that process told it.
+///
+/// | offset | field, little-endian |
+/// |---|---|
+/// | 0 | address u64 |
+/// | 8 | bytes u64 |
+/// | 16 | rkey u32 |
+/// | 20 | zero u32 |
+///
+/// It is reached through any endpoint that is connected with the context the memory is of. Nothing but the peer's device can tell whether
+/// it is true: an operation on memory that is not there ends the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteMemory {
+    addr: u64,
+    len: u64,
+    rkey: u32,
+}
+
+/// Bytes that are no [`RemoteMemory`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RemoteMemoryError {
+    /// The last four bytes are not 0.
+    #[error("bytes 20..24 of a remote memory are {0:#x}, legal is 0")]
+    ReservedNotZero(u32),
+    /// No memory ends beyond the address space.
+    #[error("remote memory of {len} bytes at {addr:#x}: legal is at least 1 byte, and an end within 64 bits")]
+    Range {
+        /// Address.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
+}
+
+impl RemoteMemory {
+    /// Bytes of [`encode`](Self::encode).
+    pub const SIZE: usize = 24;
+
+    /// Bytes of the memory.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// For the way to the peer, usually in a request.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::SIZE] {
+        let mut bytes = [0; Self::SIZE];
+        bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.len.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.rkey.to_le_bytes());
+        bytes
+    }
+
+    /// Reads and checks what a peer encoded.
+    ///
+    /// # Errors
+    /// [`RemoteMemoryError`].
+    pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Self, RemoteMemoryError> {
+        let [addr, len, rest] = [0, 8, 16].map(|at| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i])));
+        if rest >> 32 != 0 {
+            return Err(RemoteMemoryError::ReservedNotZero((rest >> 32) as u32));
+        }
+        if len == 0 || addr.checked_add(len).is_none() {
+            return Err(RemoteMemoryError::Range { addr, len });
+        }
+        Ok(Self { addr, len, rkey: rest as u32 })
+    }
+
+    /// Address of `len` bytes from `offset`.
+    fn at(&self, offset: u64, len: usize) -> Result<u64, OutOfBounds> {
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= self.len => Ok(self.addr + offset),
+            _ => Err(OutOfBounds { offset: offset as usize, len, region: self.len as usize }),
+        }
+    }
+}
+
+/// A one-sided operation that was not taken, with the caller's data.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum RdmaError<U> {
+    /// As many operations are outstanding as [`EndpointConfig::raw_operations`](crate::EndpointConfig::raw_operations) allows, or the send
+    /// queue is full. Poll and retry.
+    #[error("too many operations outstanding; poll and retry")]
+    QueueFull(U),
+    /// The endpoint was made without room for such operations.
+    #[error("the endpoint was made with raw_operations 0")]
+    Disabled(U),
+    /// Longer than any message.
+    #[error("{len} bytes in one operation; the most is {MAX_MESSAGE_BYTES}")]
+    TooLong {
+        /// Data of the caller.
+        user_data: U,
+        /// Bytes asked for.
+        len: usize,
+    },
+    /// Outside the memory of this end.
+    #[error("local memory: {range}")]
+    LocalRange {
+        /// Data of the caller.
+        user_data: U,
+        /// The range.
+        range: OutOfBounds,
+    },
+    /// Outside the memory of the peer.
+    #[error("remote memory: {range}")]
+    RemoteRange {
+        /// Data of the caller.
+        user_data: U,
+        /// The range.
+        range: OutOfBounds,
+    },
+    /// The local memory is of another context than the endpoint.
+    #[error("the local memory is of another context")]
+    ForeignMemory(U),
+    /// The connection has ended.
+    #[error("connection closed: {reason}")]
+    Closed {
+        /// Data of the caller.
+        user_data: U,
+        /// Why it ended.
+        reason: CloseReason,
+    },
+}
+
+impl<U> RdmaError<U> {
+    /// Whether the same operation can succeed after more polls.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::QueueFull(_))
+    }
+
+    /// The caller's data.
+    #[must_use]
+    pub fn into_user_data(self) -> U {
+        match self {
+            Self::QueueFull(user_data)
+            | Self::Disabled(user_data)
+            | Self::ForeignMemory(user_data)
+            | Self::TooLong { user_data, .. }
+            | Self::LocalRange { user_data, .. }
+            | Self::RemoteRange { user_data, .. }
+            | Self::Closed { user_data, .. } => user_data,
+        }
+    }
+}
+
+impl<U> Context<U> {
+    /// `bytes` of zeroed, page-aligned memory for one-sided operations: the near end of one's own, the far end of the peers'.
+    ///
+    /// # Errors
+    /// No bytes are asked for, or there are none left.
+    pub fn alloc(&self, bytes: usize) -> Result<Memory, RegisterError> {
+        let mr = self.inner.pd().alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+        Ok(Memory { mr: Rc::new(mr) })
+    }
+}
+
+/// One-sided operations end through the callback of a poll, exactly once, as calls do: with no bytes, or with why they failed; then
+/// whether the peer's memory was written is not known. An operation is posted at once and leaves with the next flush, so what was posted
+/// before a call is done when the call arrives: a WRITE needs no waiting before the message that speaks of it. That holds on one endpoint,
+/// and not for READs, whose bytes are there when they end and not before.
+///
+/// READs of the peer's published record, which the protocol makes when it is short of something, share the connection's `max_rd_atomic`
+/// with these: a READ above that number waits in the send queue, and what is behind it too.
+impl<U> Endpoint<U> {
+    /// Copies `len` bytes at `remote_offset` of the peer's memory to `local_offset` of `local`; 0 to 2^30.
+    ///
+    /// # Errors
+    /// [`RdmaError`], with `user_data`; nothing was posted. After `QueueFull`, poll and retry.
+    pub fn rdma_read(
+        &self,
+        local: &Memory,
+        local_offset: usize,
+        remote: &RemoteMemory,
+        remote_offset: u64,
+        len: usize,
+        user_data: U,
+    ) -> Result<(), RdmaError<U>> {
+        let (addr, into, user_data) = ends(local, local_offset, remote, remote_offset, len, user_data)?;
+        let read = Read { addr, rkey: remote.rkey, into };
+        self.connection.post_raw(&local.mr, user_data, |qp, user| qp.post(&read, Signal::Always, user))
+    }
+
+    /// Copies `len` bytes at `local_offset` of `local` to `remote_offset` of the peer's memory; 0 to 2^30.
+    ///
+    /// # Errors
+    /// [`RdmaError`], with `user_data`; nothing was posted. After `QueueFull`, poll and retry.
+    pub fn rdma_write(
+        &self,
+        local: &Memory,
+        local_offset: usize,
+        remote: &RemoteMemory,
+        remote_offset: u64,
+        len: usize,
+        user_data: U,
+    ) -> Result<(), RdmaError<U>> {
+        let (addr, payload, user_data) = ends(local, local_offset, remote, remote_offset, len, user_data)?;
+        let write = Write { addr, rkey: remote.rkey, payload };
+        self.connection.post_raw(&local.mr, user_data, |qp, user| qp.post(&write, Signal::Always, user))
+    }
+
+    /// One-sided operations that have not ended.
+    #[must_use]
+    pub fn raw_rdma_pending(&self) -> usize {
+        self.connection.raw().len()
+    }
+}
+
+/// Both ends of an operation, checked.
+fn ends<U>(
+    local: &Memory,
+    local_offset: usize,
+    remote: &RemoteMemory,
+    remote_offset: u64,
+    len: usize,
+    user_data: U,
+) -> Result<(u64, Sge, U), RdmaError<U>> {
+    let Some(bytes) = u32::try_from(len).ok().filter(|bytes| u64::from(*bytes) <= MAX_MESSAGE_BYTES) else {
+        return Err(RdmaError::TooLong { user_data, len });
+    };
+    match (local.mr.sge(local_offset, bytes), remote.at(remote_offset, len)) {
+        (Ok(sge), Ok(addr)) => Ok((addr, sge, user_data)),
+        (Err(range), _) => Err(RdmaError::LocalRange { user_data, range }),
+        (_, Err(range)) => Err(RdmaError::RemoteRange { user_data, range }),
+    }
+}
+
+/// The operations of one connection that have not ended. Each is signaled, and a queue pair completes in posting order.
+#[derive(Debug)]
+pub(crate) struct RawOperations<U> {
+    /// The memory lives as long as the device may use it.
+    posted: RefCell<VecDeque<(U, Rc<Mr>)>>,
+    limit: usize,
+}
+
+impl<U> RawOperations<U> {
+    pub(crate) const fn new(limit: u32) -> Self {
+        Self { posted: RefCell::new(VecDeque::new()), limit: limit as usize }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.posted.borrow().len()
+    }
+
+    /// Takes an operation in, if there is room and `post` takes it.
+    pub(crate) fn post(
+        &self,
+        qp: &mut RcQp,
+        memory: &Rc<Mr>,
+        user_data: U,
+        post: impl FnOnce(&mut RcQp) -> Result<(), PostError>,
+    ) -> Result<(), RdmaError<U>> {
+        if self.limit == 0 {
+            return Err(RdmaError::Disabled(user_data));
+        }
+        if !qp.may_use(memory) {
+            return Err(RdmaError::ForeignMemory(user_data));
+        }
+        let mut posted = self.posted.borrow_mut();
+        if posted.len() == self.limit {
+            return Err(RdmaError::QueueFull(user_data));
+        }
+        match post(qp) {
+            Ok(()) => {
+                posted.push_back((user_data, Rc::clone(memory)));
+                Ok(())
+            }
+            Err(PostError::QueueFull { .. }) => Err(RdmaError::QueueFull(user_data)),
+            // The lengths are checked, so the queue pair has failed.
+            Err(_) => Err(RdmaError::Closed { user_data, reason: CloseReason::Disconnected }),
+        }
+    }
+
+    /// Ends the oldest operation.
+    pub(crate) fn end(&self) -> Option<U> {
+        self.posted.borrow_mut().pop_front().map(|(user_data, _)| user_data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_remote_memory_has_the_documented_bytes_and_others_are_none() {
+        let memory = RemoteMemory { addr: 0x0102_0304_0506_0708, len: 0x1112_1314_1516_1718, rkey: 0x2122_2324 };
+        #[rustfmt::skip]
+        let golden = [
+            8, 7, 6, 5, 4, 3, 2, 1,
+            0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,
+            0x24, 0x23, 0x22, 0x21, 0, 0, 0, 0,
+        ];
+        assert_eq!((memory.encode(), RemoteMemory::decode(&golden)), (golden, Ok(memory)));
+        let mut bytes = golden;
+        bytes[23] = 1;
+        assert_eq!(RemoteMemory::decode(&bytes), Err(RemoteMemoryError::ReservedNotZero(1 << 24)));
+        let mut bytes = golden;
+        bytes[8..16].fill(0);
+        assert!(matches!(RemoteMemory::decode(&bytes), Err(RemoteMemoryError::Range { len: 0, .. })));
+        bytes[8..16].fill(0xff);
+        assert!(matches!(RemoteMemory::decode(&bytes), Err(RemoteMemoryError::Range { len: u64::MAX, .. })));
+    }
+}

@@ -1,0 +1,193 @@
+//! What a context has to look at, and a connection's places in it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::rc::Rc;
+
+use crate::connection::Connection;
+use crate::link::Request;
+use crate::timers::Timers;
+
+/// Connections and requests that wait for the owner's attention, now or at a time. Shared by the context and its connections.
+pub(crate) struct Worklist<U> {
+    /// The first of the connections that flushes look at, each once; the next is in its [`Listing`].
+    first: Cell<Option<Rc<Connection<U>>>>,
+    /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
+    unfinished: RefCell<Vec<Rc<Connection<U>>>>,
+    /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
+    requests: RefCell<VecDeque<(Rc<Connection<U>>, usize)>>,
+    timers: Timers<U>,
+}
+
+impl<U> fmt::Debug for Worklist<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worklist").finish_non_exhaustive()
+    }
+}
+
+impl<U> Worklist<U> {
+    pub(crate) fn new() -> Self {
+        Self { first: Cell::new(None), unfinished: RefCell::default(), requests: RefCell::default(), timers: Timers::start() }
+    }
+
+    pub(crate) const fn timers(&self) -> &Timers<U> {
+        &self.timers
+    }
+
+    /// The oldest request of a connection that has not ended.
+    #[inline]
+    pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
+        let mut requests = self.requests.borrow_mut();
+        while let Some((connection, left)) = requests.front_mut() {
+            let next = if *left == 0 { None } else { connection.take_request() };
+            if let Some(request) = next {
+                *left -= 1;
+                return Some((Rc::clone(connection), request));
+            }
+            // All were taken, or it has ended. Its drop finds nothing borrowed.
+            let done = requests.pop_front();
+            drop(requests);
+            drop(done);
+            requests = self.requests.borrow_mut();
+        }
+        None
+    }
+
+    #[inline]
+    pub(crate) fn add_requests(&self, connection: &Rc<Connection<U>>, count: usize) {
+        if count > 0 {
+            self.requests.borrow_mut().push_back((Rc::clone(connection), count));
+        }
+    }
+
+    /// Requests to be received, or connections that a drain has to go on with.
+    pub(crate) fn has_something_to_take(&self) -> bool {
+        // What was taken to the last leaves its entry behind.
+        let is_request = |(connection, left): &(Rc<Connection<U>>, usize)| *left > 0 && !connection.is_closed();
+        self.requests.borrow().iter().any(is_request) || !self.unfinished.borrow().is_empty()
+    }
+
+    /// Whether a flush would look at a connection.
+    pub(crate) fn has_listed(&self) -> bool {
+        let first = self.first.take();
+        let has_any = first.is_some();
+        self.first.set(first);
+        has_any
+    }
+
+    #[inline(never)]
+    fn list(&self, connection: &Rc<Connection<U>>) {
+        let listing = connection.listing();
+        if !listing.is_listed.replace(true) {
+            listing.next.set(self.first.replace(Some(Rc::clone(connection))));
+        }
+    }
+
+    /// Takes all connections off the list, and hands them to `serve` that want it or on which something arrived before the last flush. The
+    /// others stay.
+    #[inline]
+    pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<Connection<U>>)) {
+        let mut next = self.first.take();
+        while let Some(connection) = next {
+            let listing = connection.listing();
+            next = listing.next.take();
+            listing.is_listed.set(false);
+            if listing.is_dirty.replace(false) | listing.is_late.replace(false) {
+                serve(&connection);
+            } else {
+                listing.is_late.set(true);
+                self.list(&connection);
+            }
+        }
+    }
+
+    /// Has the next flush serve the connection.
+    #[inline]
+    pub(crate) fn mark_dirty(&self, connection: &Rc<Connection<U>>) {
+        connection.listing().is_dirty.set(true);
+        self.note_arrival(connection);
+    }
+
+    /// Has the flush after the next serve the connection, if the next has no reason to.
+    #[inline]
+    pub(crate) fn note_arrival(&self, connection: &Rc<Connection<U>>) {
+        if !connection.listing().is_listed.get() {
+            self.list(connection);
+        }
+    }
+
+    /// Has the next drain go on with the connection.
+    pub(crate) fn mark_unfinished(&self, connection: &Rc<Connection<U>>) {
+        if !connection.listing().is_unfinished.replace(true) {
+            self.unfinished.borrow_mut().push(Rc::clone(connection));
+        }
+    }
+
+    /// A connection that a drain has to go on with. It stays listed until [`Worklist::finish`].
+    pub(crate) fn unfinished(&self) -> Option<Rc<Connection<U>>> {
+        self.unfinished.borrow().last().cloned()
+    }
+
+    pub(crate) fn finish(&self, connection: &Connection<U>) {
+        self.unfinished.borrow_mut().retain(|other| other.qpn() != connection.qpn());
+        connection.listing().is_unfinished.set(false);
+    }
+
+    /// There is nothing to flush of a connection that was retired: its share of the queues must not wait for a flush.
+    pub(crate) fn forget(&self, connection: &Connection<U>) {
+        let mut next = if connection.listing().is_listed.get() { self.first.take() } else { None };
+        while let Some(listed) = next {
+            let listing = listed.listing();
+            next = listing.next.take();
+            listing.is_listed.set(false);
+            if listed.qpn() != connection.qpn() {
+                self.list(&listed);
+            }
+        }
+    }
+
+    pub(crate) fn clear(&self) {
+        let mut next = self.first.take();
+        while let Some(connection) = next {
+            next = connection.listing().next.take();
+        }
+        drop((self.unfinished.take(), self.requests.take()));
+    }
+}
+
+/// A connection's places on the lists.
+pub(crate) struct Listing<U> {
+    next: Cell<Option<Rc<Connection<U>>>>,
+    is_listed: Cell<bool>,
+    /// It has something to post or to READ.
+    is_dirty: Cell<bool>,
+    /// It was passed over by a flush. Most connections on which something arrived have an answer to post a little later, and are served with
+    /// it; those that have none have their record refreshed a flush later (L5).
+    is_late: Cell<bool>,
+    is_unfinished: Cell<bool>,
+}
+
+impl<U> fmt::Debug for Listing<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { is_listed, is_dirty, is_late, is_unfinished, .. } = self;
+        f.debug_struct("Listing")
+            .field("is_listed", is_listed)
+            .field("is_dirty", is_dirty)
+            .field("is_late", is_late)
+            .field("is_unfinished", is_unfinished)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<U> Default for Listing<U> {
+    fn default() -> Self {
+        Self {
+            next: Cell::new(None),
+            is_listed: Cell::new(false),
+            is_dirty: Cell::new(false),
+            is_late: Cell::new(false),
+            is_unfinished: Cell::new(false),
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! What is around calls and replies: one-sided operations, waiting, typed messages, futures. On the software HCA, all ends in one process.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
+)]
+
+mod raw;
+mod wait;
+
+use std::time::{Duration, Instant};
+
+use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, RecvHandle};
+use mlx5::verbs::VerbsOptions;
+use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+
+/// Nothing here takes long; this only ends a hang.
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// A context on the software HCA, or on the device behind libibverbs that `MLX5_TEST_DEVICE` names.
+fn builder(fabric: &LocalFabric) -> ContextBuilder {
+    ContextBuilder::new(match std::env::var("MLX5_TEST_DEVICE").ok() {
+        None => DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), ..SoftOptions::default() }),
+        device => DeviceSpec::Verbs(VerbsOptions { device, ..VerbsOptions::default() }),
+    })
+}
+
+fn small() -> EndpointConfig {
+    EndpointConfig { ring_size: 4096, ..EndpointConfig::default() }
+}
+
+fn connect<U, V>(a: &Context<U>, b: &Context<V>, config: &EndpointConfig) -> (Endpoint<U>, Endpoint<V>) {
+    let (a, b) = (a.create_endpoint(config).unwrap(), b.create_endpoint(config).unwrap());
+    let (record_a, record_b) = (a.local_info(), b.local_info());
+    (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap())
+}
+
+/// Steps until `step` says that all is done; fails when that takes far longer than it needs.
+fn step_until(mut step: impl FnMut() -> bool) {
+    let watchdog = Instant::now() + WATCHDOG;
+    while !step() {
+        assert!(Instant::now() < watchdog, "watchdog");
+    }
+}
+
+/// The next request, which is on its way.
+fn next_request<U>(context: &Context<U>) -> RecvHandle<U> {
+    let mut request = context.recv();
+    step_until(|| {
+        if request.is_none() {
+            context.poll(|_, _| ()).unwrap();
+            request = context.recv();
+        }
+        request.is_some()
+    });
+    request.unwrap()
+}

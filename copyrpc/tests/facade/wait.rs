@@ -1,0 +1,246 @@
+//! A context that sleeps: it wakes for whatever it must do, and for nothing else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use copyrpc::{CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PollError};
+use mlx5::LocalFabric;
+
+use super::{WATCHDOG, builder, connect, next_request, small, step_until};
+
+/// Ends a hang in a sleep that nothing ends.
+fn watchdog() {
+    std::thread::spawn(|| {
+        std::thread::sleep(WATCHDOG);
+        eprintln!("watchdog: a sleeper was not woken");
+        std::process::abort();
+    });
+}
+
+/// Spins for a time that differs from round to round, so that it ends at every step of the other thread's way to sleep.
+fn stagger(round: u64) {
+    for _ in 0..round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53 {
+        std::hint::spin_loop();
+    }
+}
+
+/// A server in a thread of its own, which sleeps whenever there is nothing to do.
+struct Server {
+    polls: Arc<AtomicU64>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Server {
+    /// Serves until a request says "stop".
+    fn start(builder: ContextBuilder, client: &Context<u64>, config: &EndpointConfig) -> (Self, Endpoint<u64>) {
+        let polls = Arc::new(AtomicU64::new(0));
+        let (count, config) = (Arc::clone(&polls), config.clone());
+        let pending = client.create_endpoint(&config).unwrap();
+        let (record, (to_client, from_server)) = (pending.local_info().encode(), channel());
+        let thread = std::thread::spawn(move || {
+            let context: Context<()> = builder.build().unwrap();
+            let pending = context.create_endpoint(&config).unwrap();
+            to_client.send(pending.local_info().encode()).unwrap();
+            let _endpoint = pending.connect(&ExchangeRecord::decode(&record).unwrap()).unwrap();
+            let mut is_done = false;
+            while !is_done {
+                context.wait(None).unwrap();
+                context.poll(|(), _| ()).unwrap();
+                count.fetch_add(1, Ordering::Relaxed);
+                while let Some(request) = context.recv() {
+                    let data = request.data().to_vec();
+                    is_done = data == b"stop";
+                    request.reply(&data).unwrap();
+                }
+            }
+            // The last reply is on its way.
+            while Arc::strong_count(&count) > 1 {
+                context.poll(|(), _| ()).unwrap();
+            }
+        });
+        let endpoint = pending.connect(&ExchangeRecord::decode(&from_server.recv().unwrap()).unwrap()).unwrap();
+        (Self { polls, thread }, endpoint)
+    }
+
+    fn polls(&self) -> u64 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    /// Has it end, once it has been told to stop.
+    fn join(self) {
+        drop(self.polls);
+        self.thread.join().unwrap();
+    }
+}
+
+/// Sleeps and polls until a call ends; how many polls that took.
+fn sleep_until_end(context: &Context<u64>, mut on_end: impl FnMut(u64, Result<Vec<u8>, CallFailure>)) -> u64 {
+    let (mut polls, mut has_ended) = (0, false);
+    while !has_ended {
+        context.wait(None).unwrap();
+        polls += 1;
+        let end = |user, outcome: copyrpc::Outcome<'_>| {
+            has_ended = true;
+            on_end(user, outcome.map(|bytes| bytes.to_vec()));
+        };
+        context.poll(end).unwrap();
+    }
+    polls
+}
+
+#[test]
+fn sleepers_on_both_sides_wake_for_every_message_and_an_idle_server_for_nothing() {
+    // What is behind libibverbs here takes its time.
+    let rounds = if std::env::var_os("MLX5_TEST_DEVICE").is_some() { 2_000 } else { 100_000 };
+    watchdog();
+    let fabric = LocalFabric::new();
+    let client: Context<u64> = builder(&fabric).build().unwrap();
+    let (server, endpoint) = Server::start(builder(&fabric), &client, &small());
+    let mut polls = 0;
+    for round in 0..rounds {
+        stagger(round);
+        endpoint.call(&round.to_le_bytes(), round, 8).unwrap();
+        polls += sleep_until_end(&client, |user, outcome| assert_eq!((user, outcome), (round, Ok(round.to_le_bytes().to_vec()))));
+    }
+    // A wake-up for each message, some for completions of its own sends; the client's clock may add some.
+    assert!(server.polls() <= 2 * rounds, "{} polls of the server", server.polls());
+    assert!(polls <= 4 * rounds, "{polls} polls of the client");
+    // Nothing arrives: no poll, however long that lasts. The last one may be under way.
+    std::thread::sleep(Duration::from_millis(20));
+    let before = server.polls();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(server.polls(), before);
+    endpoint.call(b"stop", 0, 8).unwrap();
+    sleep_until_end(&client, |_, outcome| assert_eq!(outcome, Ok(b"stop".to_vec())));
+    server.join();
+}
+
+#[test]
+fn a_wait_posts_what_gathered_and_does_not_sleep_over_a_request() {
+    watchdog();
+    let fabric = LocalFabric::new();
+    let (near, far): (Context<u64>, Context<u64>) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
+    let (endpoint, _peer) = connect(&near, &far, &small());
+    endpoint.call(b"one", 1, 8).unwrap();
+    let second = endpoint.call(b"two", 2, 8).unwrap();
+    near.wait(Some(Duration::from_millis(1))).unwrap();
+    let one = next_request(&far);
+    // The other request came in the same batch, is taken in and not yet received.
+    assert_eq!(far.wait(None), Ok(true));
+    let two = far.recv().unwrap();
+    // All was received, though nobody asked for more.
+    step_until(|| !far.wait(Some(Duration::ZERO)).unwrap());
+    one.reply(b"first").unwrap();
+    far.wait(Some(Duration::ZERO)).unwrap();
+    let on_end = |user: u64, outcome: Result<Vec<u8>, CallFailure>| assert_eq!((user, outcome), (1, Ok(b"first".to_vec())));
+    sleep_until_end(&near, on_end);
+    endpoint.cancel(second).unwrap();
+    two.reply(b"").unwrap();
+    endpoint.call(b"", 4, 0).unwrap();
+    near.flush_endpoints().unwrap();
+    next_request(&far).reply(b"").unwrap();
+    far.flush_endpoints().unwrap();
+    let mut nested = None;
+    step_until(|| {
+        near.poll(|_, _| nested = Some(near.wait(None))).unwrap();
+        nested.is_some()
+    });
+    assert_eq!(nested, Some(Err(PollError::Reentrant)));
+}
+
+/// No arrival: the completion alone wakes.
+#[test]
+fn a_sleeper_wakes_for_the_end_of_a_one_sided_operation() {
+    watchdog();
+    let fabric = LocalFabric::new();
+    let (near, far): (Context<u64>, Context<u64>) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
+    let (endpoint, _peer) = connect(&near, &far, &small());
+    let (local, remote) = (near.alloc(8).unwrap(), far.alloc(8).unwrap());
+    endpoint.rdma_write(&local, 0, &remote.remote(), 0, 8, 3).unwrap();
+    sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (3, Ok(Vec::new()))));
+}
+
+#[test]
+fn a_sleeper_wakes_for_deadlines_dead_peers_and_stalled_ones() {
+    watchdog();
+    let fabric = LocalFabric::new();
+    let config = EndpointConfig { keepalive: Duration::from_millis(10), stall_timeout: Duration::from_millis(100), ..small() };
+    let near: Context<u64> = builder(&fabric).build().unwrap();
+    let (silent, doomed): (Context<u64>, Context<u64>) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
+    let (to_silent, _peer) = connect(&near, &silent, &config);
+    let (to_doomed, _peer) = connect(&near, &doomed, &config);
+    to_silent.call_within(b"", 1, 0, Duration::from_millis(15)).unwrap();
+    let polls = sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (1, Err(CallFailure::DeadlineExceeded))));
+    assert!(polls < 100, "{polls}");
+    to_silent.call(b"", 2, 0).unwrap();
+    let stalled = Err(CallFailure::Closed(CloseReason::PeerStalled));
+    let polls = sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (2, stalled.clone())));
+    assert!(polls < 1_000, "{polls}");
+    to_doomed.call(b"", 3, 0).unwrap();
+    near.wait(Some(Duration::ZERO)).unwrap();
+    drop(doomed);
+    let dead = Err(CallFailure::Closed(CloseReason::Disconnected));
+    sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (3, dead.clone())));
+}
+
+/// A deadline is looked for every 64 drains under load, which are few while a context sleeps between them.
+#[test]
+fn arrivals_between_sleeps_do_not_put_a_deadline_off() {
+    watchdog();
+    let fabric = LocalFabric::new();
+    let (near, far): (Context<u64>, Context<u64>) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
+    let (endpoint, _peer) = connect(&near, &far, &small());
+    near.poll(|_, _| ()).unwrap();
+    endpoint.call_within(b"", 1, 0, Duration::ZERO).unwrap();
+    endpoint.call(b"", 2, 0).unwrap();
+    near.flush_endpoints().unwrap();
+    let _held = next_request(&far);
+    next_request(&far).reply(b"").unwrap();
+    far.flush_endpoints().unwrap();
+    while !near.wait(None).unwrap() {}
+    let mut ended = Vec::new();
+    near.poll(|user, outcome| ended.push((user, outcome.is_ok()))).unwrap();
+    assert_eq!(ended, [(2, true), (1, false)]);
+}
+
+/// Its heartbeat must go on: only who does nothing is given up.
+#[test]
+fn a_server_that_sleeps_over_a_held_request_is_not_called_stalled() {
+    watchdog();
+    let fabric = LocalFabric::new();
+    let config = EndpointConfig { keepalive: Duration::from_millis(20), stall_timeout: Duration::from_millis(500), ..small() };
+    let client: Context<u64> = builder(&fabric).build().unwrap();
+    let pending = client.create_endpoint(&config).unwrap();
+    let (record, (to_client, from_server)) = (pending.local_info().encode(), channel());
+    let is_done = Arc::new(AtomicBool::new(false));
+    let (done, server_builder, server_config) = (Arc::clone(&is_done), builder(&fabric), config.clone());
+    let thread = std::thread::spawn(move || {
+        let context: Context<()> = server_builder.build().unwrap();
+        let pending = context.create_endpoint(&server_config).unwrap();
+        to_client.send(pending.local_info().encode()).unwrap();
+        let _endpoint = pending.connect(&ExchangeRecord::decode(&record).unwrap()).unwrap();
+        let mut held = Vec::new();
+        while !done.load(Ordering::Relaxed) {
+            context.wait(None).unwrap();
+            context.poll(|(), _| ()).unwrap();
+            held.extend(context.recv());
+        }
+        held.into_iter().for_each(|request| request.reply(b"late").unwrap());
+        while Arc::strong_count(&done) > 1 {
+            context.poll(|(), _| ()).unwrap();
+        }
+    });
+    let endpoint = pending.connect(&ExchangeRecord::decode(&from_server.recv().unwrap()).unwrap()).unwrap();
+    endpoint.call(b"", 1, 4).unwrap();
+    let end = std::time::Instant::now() + Duration::from_millis(1_200);
+    while std::time::Instant::now() < end {
+        client.wait(Some(Duration::from_millis(20))).unwrap();
+        client.poll(|_, outcome| panic!("{:?}", outcome.map(|bytes| bytes.to_vec()))).unwrap();
+    }
+    is_done.store(true, Ordering::Relaxed);
+    sleep_until_end(&client, |_, outcome| assert_eq!(outcome, Ok(b"late".to_vec())));
+    drop(is_done);
+    thread.join().unwrap();
+}
