@@ -1,6 +1,10 @@
 //! Calls whose request is not answered: a slab whose slots count generations, so that a response finds its own call or none (C1), and
 //! are used again only when the request was answered (C3).
 
+#[cfg(test)]
+#[path = "explore/calls.rs"]
+mod explore;
+
 use super::deadlines::Deadlines;
 use crate::wire::CallId;
 

@@ -1,6 +1,10 @@
 //! The two credit ledgers of one side: credit it granted (ring space it owes the peer's responses)
 //! and credit it was granted (responses it may ask for). Credit is bytes of internal allowance.
 
+#[cfg(test)]
+#[path = "explore/credit.rs"]
+mod explore;
+
 use crate::error::ProtocolError;
 use crate::ring::RingSize;
 use crate::wire::{ALIGNMENT, internal_allowance};

@@ -1,6 +1,10 @@
 //! Requests from their arrival to their answer. They are numbered in the order of arrival, which is the order in which the application gets
 //! them; they are answered in any order, and their bytes become free in the order of arrival (S3).
 
+#[cfg(test)]
+#[path = "explore/held.rs"]
+mod explore;
+
 /// Requests there is room for once one has arrived; doubled when it is used up.
 const FIRST_ROOM: usize = 16;
 

@@ -17,6 +17,8 @@ mod closing;
 mod config;
 mod credit;
 mod deadlines;
+#[cfg(test)]
+mod explore;
 mod held;
 mod incoming;
 mod rx;

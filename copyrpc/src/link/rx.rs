@@ -3,6 +3,10 @@
 //! Nothing a batch says is used before it is checked against what its immediate announced and what
 //! the ring can hold (T1..T4); headers and metadata are copied out once and the copy is checked.
 
+#[cfg(test)]
+#[path = "explore/rx.rs"]
+mod explore;
+
 use std::collections::VecDeque;
 
 use super::held::HeldRequests;

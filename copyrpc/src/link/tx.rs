@@ -8,6 +8,10 @@
 //! The middle two exist only while a wrap waits to be posted. There is never a second one (P4), so
 //! "closed but not posted" needs no queue and a reply always has its place.
 
+#[cfg(test)]
+#[path = "explore/tx.rs"]
+mod explore;
+
 use crate::error::ProtocolError;
 use crate::ring::{RingSize, RingView};
 use crate::wire::{ALIGNMENT, FlowMetadata, FlowWords, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, encode_imm};

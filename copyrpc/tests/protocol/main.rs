@@ -5,14 +5,25 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stderr,
+    clippy::print_stdout,
     reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
 )]
 
 mod closing;
 mod defects;
 mod endings;
+mod garbage;
 mod oracle;
 mod reads;
 mod sim;
 mod untrusted;
 mod window;
+
+fn env_number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap())
+}
+
+/// How many times as long the random tests run.
+fn scale() -> u64 {
+    env_number("COPYRPC_TEST_SCALE").unwrap_or(1)
+}

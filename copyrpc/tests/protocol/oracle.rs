@@ -7,6 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::sim::{End, Ended, OnFailure, execute};
+use crate::{env_number, scale};
 use copyrpc::Stats;
 use copyrpc::error::{CallError, CallFailure, CloseReason};
 use copyrpc::link::{Event, LinkConfig, Request, Window};
@@ -345,10 +346,6 @@ fn run(seed: u64, steps: usize) -> Stats {
     stats
 }
 
-fn env_number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|value| value.parse().ok())
-}
-
 #[test]
 fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
     const STEPS: usize = 400;
@@ -356,7 +353,7 @@ fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
         run(seed, STEPS);
         return;
     }
-    let runs = 1_500 * env_number("COPYRPC_TEST_SCALE").unwrap_or(1);
+    let runs = 1_500 * scale();
     let mut total = Stats::default();
     for seed in 0..runs {
         total += run(seed, STEPS);

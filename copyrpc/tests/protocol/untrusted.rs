@@ -344,9 +344,8 @@ fn a_late_response_beyond_its_limit_is_refused() {
 /// call ends at most once, and on a closed link exactly once.
 #[test]
 fn arbitrary_bytes_never_panic_and_never_end_a_call_twice() {
-    let scale = std::env::var("COPYRPC_TEST_SCALE").map_or(1, |scale| scale.parse().unwrap_or(1));
     let (mut closed, mut open) = (0, 0);
-    for seed in 0..20_000 * scale {
+    for seed in 0..20_000 * crate::scale() {
         let _on_failure = OnFailure(format!("arbitrary bytes, seed {seed}"));
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut victim = Victim::new();

@@ -1,0 +1,250 @@
+//! The reachable states, breadth first.
+
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use super::world::{Action, Setup, Step, World};
+
+const NONE: u32 = u32::MAX;
+
+/// States by number, in the order they were found. Whole states are kept and compared, not hashes of them.
+struct States {
+    bytes: Vec<u8>,
+    /// Where each state's bytes end.
+    ends: Vec<usize>,
+    /// Open addressing, at most half full.
+    table: Vec<u32>,
+}
+
+impl States {
+    fn new() -> Self {
+        Self { bytes: Vec::new(), ends: Vec::new(), table: vec![NONE; 1 << 16] }
+    }
+
+    const fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    fn get(&self, state: usize) -> &[u8] {
+        let start = if state == 0 { 0 } else { self.ends[state - 1] };
+        &self.bytes[start..self.ends[state]]
+    }
+
+    fn slot(&self, bytes: &[u8]) -> usize {
+        let mut hasher = DefaultHasher::new();
+        bytes.hash(&mut hasher);
+        let mask = self.table.len() - 1;
+        let mut slot = hasher.finish() as usize & mask;
+        while self.table[slot] != NONE && self.get(self.table[slot] as usize) != bytes {
+            slot = (slot + 1) & mask;
+        }
+        slot
+    }
+
+    /// The number of a state; whether it is new.
+    fn number(&mut self, bytes: &[u8]) -> (u32, bool) {
+        let slot = self.slot(bytes);
+        if self.table[slot] != NONE {
+            return (self.table[slot], false);
+        }
+        let number = self.len() as u32;
+        self.table[slot] = number;
+        self.bytes.extend_from_slice(bytes);
+        self.ends.push(self.bytes.len());
+        if self.len() * 2 > self.table.len() {
+            self.table = vec![NONE; self.table.len() * 2];
+            for state in 0..self.len() {
+                let slot = self.slot(self.get(state));
+                self.table[slot] = state as u32;
+            }
+        }
+        (number, true)
+    }
+}
+
+/// What was explored.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    pub(super) states: usize,
+    pub(super) transitions: u64,
+    pub(super) refused: u64,
+    /// States in which no call is outstanding and either side can make the largest.
+    pub(super) done: usize,
+    /// Steps from the state that is farthest from such a one.
+    pub(super) farthest: usize,
+    /// All states that can be reached were.
+    pub(super) is_complete: bool,
+}
+
+pub(super) struct Graph {
+    world: World,
+    states: States,
+    /// From which state each was found first.
+    parents: Vec<u32>,
+    /// Transitions that are no new call, as (from, to): what happens when the applications only finish.
+    finishing: Vec<(u32, u32)>,
+    done: Vec<u32>,
+    report: Report,
+    buffer: Vec<u8>,
+}
+
+impl Graph {
+    pub(super) fn new(setup: Setup, start: [u64; 2]) -> Self {
+        let mut graph = Self {
+            world: World::new(setup, start),
+            states: States::new(),
+            parents: Vec::new(),
+            finishing: Vec::new(),
+            done: Vec::new(),
+            report: Report::default(),
+            buffer: Vec::new(),
+        };
+        graph.arrive(NONE);
+        graph
+    }
+
+    /// The world is in a state that was reached from `parent`.
+    fn arrive(&mut self, parent: u32) -> u32 {
+        self.world.save(&mut self.buffer);
+        let (state, is_new) = self.states.number(&self.buffer);
+        if is_new {
+            self.parents.push(parent);
+        }
+        state
+    }
+
+    /// Finds all states, or stops at a number of them, and checks that each can still finish.
+    pub(super) fn explore(mut self, most_states: usize) -> Report {
+        let mut next = 0;
+        while next < self.states.len() && self.states.len() < most_states {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.expand(next as u32))) {
+                self.tell_way_to(next as u32);
+                resume_unwind(panic);
+            }
+            next += 1;
+        }
+        self.report.is_complete = next == self.states.len();
+        self.report.states = self.states.len();
+        self.report.done = self.done.len();
+        if self.report.is_complete {
+            self.check_that_all_finish();
+        }
+        self.report
+    }
+
+    /// Does all that can happen next in a state.
+    fn expand(&mut self, from: u32) {
+        let state = self.states.get(from as usize).to_vec();
+        self.world.restore(&state);
+        if self.world.is_done(&state) {
+            self.done.push(from);
+        }
+        self.world.restore(&state);
+        for side in [0, 1] {
+            for action in actions(self.world.setup) {
+                self.attempt(from, &state, side, action);
+            }
+            if self.world.setup.defers {
+                let mut room = 0;
+                while self.attempt(from, &state, side, Action::Serve { room }) == Step::Deferred {
+                    room += 1;
+                }
+            } else {
+                self.attempt(from, &state, side, Action::Serve { room: usize::MAX });
+            }
+        }
+    }
+
+    fn attempt(&mut self, from: u32, state: &[u8], side: usize, action: Action) -> Step {
+        let step = self.world.apply(side, action);
+        if step == Step::Outside {
+            self.world.restore(state);
+        }
+        if matches!(step, Step::Disabled | Step::Outside) {
+            return step;
+        }
+        let to = self.arrive(from);
+        self.report.transitions += 1;
+        self.report.refused += u64::from(step == Step::Refused);
+        let is_new_call = matches!(action, Action::Call { .. }) && step == Step::Done;
+        if !is_new_call && to != from {
+            self.finishing.push((from, to));
+        }
+        self.world.restore(state);
+        step
+    }
+
+    /// From each state, what happens when the applications only answer, and ask for what was refused, can lead to where all calls have
+    /// ended and the largest is taken: so there is no state in which both sides are stuck, and any schedule that is fair ends all calls.
+    fn check_that_all_finish(&mut self) {
+        let states = self.states.len();
+        let mut ends = vec![0_u32; states + 1];
+        for &(_, to) in &self.finishing {
+            ends[to as usize] += 1;
+        }
+        let mut sum = 0;
+        for end in &mut ends {
+            sum += *end;
+            *end = sum;
+        }
+        // Sources of the transitions into each state, filled from the back: `ends` become starts.
+        let mut sources = vec![0_u32; self.finishing.len()];
+        for &(from, to) in &self.finishing {
+            ends[to as usize] -= 1;
+            sources[ends[to as usize] as usize] = from;
+        }
+        let mut distance = vec![NONE; states];
+        let mut queue = VecDeque::new();
+        for &state in &self.done {
+            distance[state as usize] = 0;
+            queue.push_back(state);
+        }
+        while let Some(state) = queue.pop_front() {
+            let next = distance[state as usize] + 1;
+            self.report.farthest = next as usize - 1;
+            for &source in &sources[ends[state as usize] as usize..ends[state as usize + 1] as usize] {
+                if distance[source as usize] == NONE {
+                    distance[source as usize] = next;
+                    queue.push_back(source);
+                }
+            }
+        }
+        if let Some(stuck) = distance.iter().position(|&steps| steps == NONE) {
+            self.tell_way_to(stuck as u32);
+            panic!("stuck: no way from this state to where all calls have ended");
+        }
+    }
+
+    /// Prints how a state was reached.
+    fn tell_way_to(&mut self, state: u32) {
+        let mut way = vec![state];
+        while self.parents[way[way.len() - 1] as usize] != NONE {
+            way.push(self.parents[way[way.len() - 1] as usize]);
+        }
+        let mut world = World::new(self.world.setup, [0, 0]);
+        for pair in way.windows(2).rev() {
+            let (to, from) = (self.states.get(pair[0] as usize), self.states.get(pair[1] as usize));
+            let rooms = (0..8).chain([usize::MAX]).map(|room| Action::Serve { room });
+            for (side, action) in actions(world.setup).chain(rooms).flat_map(|action| [(0, action), (1, action)]) {
+                world.restore(from);
+                if world.apply(side, action) == Step::Disabled {
+                    continue;
+                }
+                world.save(&mut self.buffer);
+                if self.buffer == to {
+                    eprintln!("side {side}: {action:?}");
+                    break;
+                }
+            }
+        }
+        world.restore(self.states.get(state as usize));
+        eprintln!("reached: {:#?}", world.links);
+    }
+}
+
+fn actions(setup: Setup) -> impl Iterator<Item = Action> {
+    let replies = (0..setup.calls[0].max(setup.calls[1])).flat_map(|nth| [false, true].map(|is_short| Action::Reply { nth, is_short }));
+    let calls = [Action::Call { kind: 0 }, Action::Call { kind: 1 }];
+    calls.into_iter().chain(replies).chain([Action::TakeBatch, Action::ExecuteRead, Action::TakeRead])
+}

@@ -1,0 +1,131 @@
+//! Every state that two real links can reach, in the smallest ring: no overrun (S2), no missing receive (B1), each call in one place and
+//! ended once (C2), no state from which the calls cannot end (L1..L5).
+//!
+//! A `World` is two links and the memory between them. A state of it is kept as bytes in which nothing is left that decides nothing: what
+//! only grows is taken relative to what the other side knows, calls are named by where they are, payloads are dropped, mirror images are
+//! one. So runs of any length have finitely many states, and `Graph` finds them all. Nothing is a model: each step restores two links,
+//! does one thing to them, and saves them.
+//!
+//! Even so there are too many for three calls a side with all that can happen in any order. So there are three explorations, and what
+//! bounds each is in its name and its comment.
+
+mod coder;
+mod graph;
+mod names;
+mod state;
+mod world;
+
+use std::io::Write;
+
+pub(super) use coder::{Coder, RESTORED_AT};
+use graph::Graph;
+use names::Kind;
+use world::{Action, EITHER, LARGE, SMALL, Script, Setup, Step, World};
+
+use crate::ring::RingSize;
+
+/// More than any of the explorations has.
+const MOST_STATES: usize = 100_000_000;
+
+/// Two kinds of call: the smallest there is; the largest, with the largest response.
+fn setup() -> Setup {
+    let ring = RingSize::new(RingSize::CORE_MIN).unwrap();
+    let largest = Kind { len: ring.max_payload() as u32, allowance: ring.max_response_allowance() as usize };
+    Setup {
+        ring,
+        kinds: [Kind { len: 0, allowance: 0 }, largest],
+        calls: [3, 3],
+        scripts: None,
+        batches: [1, 1],
+        credit: ring.max_reservation(),
+        drains: false,
+        delays_reads: false,
+        defers: false,
+        short_replies: false,
+    }
+}
+
+/// How many times as many starts are explored.
+fn scale() -> usize {
+    std::env::var("COPYRPC_TEST_SCALE").map_or(1, |scale| scale.parse().unwrap())
+}
+
+/// Where the two directions start. In the first, the largest request and the largest response just do not fit before the ring's end,
+/// which wastes the most; the others are spread over the ring.
+fn start(nth: usize) -> [u64; 2] {
+    let blocks = RingSize::CORE_MIN / 32;
+    let nth = nth as u64;
+    [(55 + 37 * nth) % blocks * 32, (52 + 29 * nth + nth / blocks) % blocks * 32]
+}
+
+/// Explores all, and says how much it was. Not by `println`, which a test that passes does not show.
+fn explore(setup: Setup, start: [u64; 2]) {
+    let report = Graph::new(setup, start).explore(MOST_STATES);
+    assert!(report.is_complete);
+    let Setup { calls, scripts, batches, .. } = setup;
+    let what = format!("{calls:?} calls outstanding (scripts {scripts:?}), {batches:?} batches, start {start:?}");
+    writeln!(std::io::stderr(), "explored {what}: {report:?}").unwrap();
+}
+
+/// Runs of any length, which go round both rings and reach all pairs of offsets. One side calls, one call at a time. All that a fabric
+/// and a driver can do: delayed completions, delayed READs, deferred posts, two batches in flight, short replies.
+#[test]
+fn one_call_at_a_time_for_ever_at_every_offset_is_safe_and_ends() {
+    explore(Setup { calls: [1, 0], batches: [2, 1], delays_reads: true, defers: true, short_replies: true, ..setup() }, [0, 0]);
+}
+
+/// Both sides call: three calls in all, each of either kind, in any order with delayed completions and READs. From some pairs of offsets.
+#[test]
+fn two_calls_against_one_in_every_order_are_safe_and_end() {
+    for nth in 0..2 * scale() {
+        let scripts: [Script; 2] = [&[EITHER, EITHER], &[EITHER]];
+        explore(Setup { scripts: Some(scripts), delays_reads: true, ..setup() }, start(nth));
+    }
+}
+
+/// Three calls a side outstanding at once, of both kinds: replies in any order, calls and replies batched in any way, polls in any order.
+/// A poll takes all that the peer posted before, as with a device that executes at once. From one pair of offsets; the order of the kinds is
+/// given.
+#[test]
+fn three_calls_of_two_sizes_a_side_are_safe_and_end() {
+    const LARGE_FIRST: Script = &[LARGE, SMALL, SMALL];
+    const SMALL_FIRST: Script = &[SMALL, LARGE, SMALL];
+    const SMALL_ONLY: Script = &[SMALL, SMALL, SMALL];
+    let pairs = [[LARGE_FIRST, LARGE_FIRST], [SMALL_FIRST, SMALL_FIRST], [SMALL_ONLY, SMALL_ONLY], [LARGE_FIRST, SMALL_ONLY]];
+    for nth in 0..scale() {
+        let setup = Setup { scripts: Some(pairs[nth % pairs.len()]), drains: true, ..setup() };
+        explore(setup, start(nth / pairs.len()));
+    }
+}
+
+/// What is left out of a saved state decides nothing: a world that is saved and restored before each step goes through the same states as
+/// one that never is.
+#[test]
+fn a_restored_state_goes_on_as_the_one_that_was_saved() {
+    for seed in 0..50 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let setup = Setup { batches: [3, 2], delays_reads: true, defers: true, short_replies: true, ..setup() };
+        let (mut saved, mut other) = (Vec::new(), Vec::new());
+        let (mut world, mut restored) = (World::new(setup, start(seed as usize)), World::new(setup, [0, 0]));
+        world.save(&mut saved);
+        for _ in 0..2_000 {
+            restored.restore(&saved);
+            let action = match rng.u8(..6) {
+                0 => Action::Call { kind: rng.u8(..2) },
+                1 => Action::Reply { nth: rng.usize(..3), is_short: rng.bool() },
+                2 => Action::Serve { room: rng.usize(..4) },
+                3 => Action::TakeBatch,
+                4 => Action::ExecuteRead,
+                _ => Action::TakeRead,
+            };
+            let side = rng.usize(..2);
+            let step = world.apply(side, action);
+            assert_eq!(restored.apply(side, action), step, "seed {seed}");
+            if step != Step::Disabled {
+                world.save(&mut saved);
+                restored.save(&mut other);
+                assert_eq!(saved, other, "seed {seed}");
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+use super::{SendRing, Wrap};
+use crate::link::explore::Coder;
+use crate::ring::RingView;
+use crate::wire::METADATA_SPAN;
+
+impl SendRing {
+    /// Every field that decides what happens next. Positions are relative to `peer_consumer`, counts of batches to `batches_received`.
+    pub(in crate::link) fn code(&mut self, coder: &mut Coder) {
+        let ring = self.size();
+        let Self {
+            view: _,
+            producer,
+            posted,
+            peer_consumer,
+            wrap,
+            open_count,
+            batches_sent,
+            batches_received,
+            batch_limit: _,
+            last_metadata_only,
+            is_closing: _,
+        } = self;
+        coder.anchor(peer_consumer, ring);
+        coder.span(posted, *peer_consumer);
+        coder.span(producer, *peer_consumer);
+        let mut wraps = wrap.is_some();
+        coder.flag(&mut wraps);
+        if wraps {
+            let Wrap { marker, count } = wrap.get_or_insert(Wrap { marker: 0, count: 0 });
+            coder.span(marker, *peer_consumer);
+            coder.count(count);
+        } else {
+            *wrap = None;
+        }
+        coder.count(open_count);
+        if coder.restores() {
+            *batches_received = 0;
+        }
+        coder.number(batches_sent, *batches_received, 1);
+        // Its only use is whether it is above `batches_received`.
+        let mut unreceived = (*last_metadata_only).max(*batches_received);
+        coder.number(&mut unreceived, *batches_received, 1);
+        *last_metadata_only = unreceived;
+    }
+
+    /// Where the messages of each batch not posted begin, and how many there are.
+    pub(in crate::link) fn unposted_messages(&self) -> [(u64, u32); 2] {
+        let closed = self.wrap.map_or((self.posted, 0), |wrap| (self.posted, wrap.count));
+        let closed_is_posted = self.wrap.is_some_and(|wrap| wrap.marker == self.posted);
+        let open = (self.open_start() + METADATA_SPAN, self.open_count);
+        [(closed.0 + METADATA_SPAN, if closed_is_posted { 0 } else { closed.1 }), open]
+    }
+
+    pub(in crate::link) const fn view(&self) -> &RingView {
+        &self.view
+    }
+
+    /// Known as consumed, posted, written.
+    pub(in crate::link) const fn positions(&self) -> [u64; 3] {
+        [self.peer_consumer, self.posted, self.producer]
+    }
+}

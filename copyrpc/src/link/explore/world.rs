@@ -1,0 +1,321 @@
+//! Two real links joined by one-sided memory, what can happen to them next, and what must hold always.
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+
+use super::Coder;
+use super::names::{Kind, Names};
+use crate::error::CallError;
+use crate::link::{CallKey, Event, Link, LinkConfig, Request, Window};
+use crate::ring::{Payload, RingSize, RingView};
+use crate::wire::{ALIGNMENT, FlowWords, PublishedRecord, decode_imm, encode_imm, padded, response_capacity};
+
+pub(super) const EITHER: &[u8] = &[0, 1];
+pub(super) const SMALL: &[u8] = &[0];
+pub(super) const LARGE: &[u8] = &[1];
+
+/// Kinds that a side's first call, second call.. may have.
+pub(super) type Script = &'static [&'static [u8]];
+
+/// What is explored.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setup {
+    pub(super) ring: RingSize,
+    pub(super) kinds: [Kind; 2],
+    /// Calls a side may have outstanding.
+    pub(super) calls: [usize; 2],
+    /// The calls a side makes in all, if that is limited. One that wants more may be refused, and is done when it is not.
+    pub(super) scripts: Option<[Script; 2]>,
+    /// Batches a side may have in flight.
+    pub(super) batches: [u32; 2],
+    /// Credit granted at the start.
+    pub(super) credit: u64,
+    /// Each poll takes all there is.
+    pub(super) drains: bool,
+    /// The fabric may execute a READ later than it is posted.
+    pub(super) delays_reads: bool,
+    /// Posts may be deferred.
+    pub(super) defers: bool,
+    /// Replies may also be as short as can be.
+    pub(super) short_replies: bool,
+}
+
+impl Setup {
+    /// The mirror image of a state is as good as the state.
+    pub(super) fn is_symmetric(&self) -> bool {
+        let alike = match self.scripts {
+            Some([first, second]) => first == second,
+            None => true,
+        };
+        alike && self.calls[0] == self.calls[1] && self.batches[0] == self.batches[1]
+    }
+}
+
+/// One thing that a side, or the fabric for it, can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// The application calls.
+    Call { kind: u8 },
+    /// The application answers the `nth` of the requests it holds.
+    Reply { nth: usize, is_short: bool },
+    /// The application or the driver flushes, READs and publishes; the send queue takes `room` WQEs.
+    Serve { room: usize },
+    /// The driver takes a receive completion.
+    TakeBatch,
+    /// The fabric reads the peer's record.
+    ExecuteRead,
+    /// The driver takes the completion of the READ.
+    TakeRead,
+}
+
+/// What came of an [`Action`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It cannot happen now; nothing changed.
+    Disabled,
+    Done,
+    /// It led out of what is explored.
+    Outside,
+    /// A call was refused, for now.
+    Refused,
+    /// The send queue had no room for all there was.
+    Deferred,
+}
+
+/// Whose turn it is. What a side does between two serves is seen by nobody and needs nothing that could go away, so all of it may be
+/// moved to just before the second serve: only the order of the sides' turns is explored, each from its first action to its serve.
+///
+/// In a turn, batches are taken first: a call or reply before that is as well made after it, where it has no less space and credit; and
+/// what a refused call wished is fulfilled by what arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    Nobody,
+    /// This side has only taken batches.
+    Takes(usize),
+    Acts(usize),
+}
+
+/// A READ of the peer's record.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Read {
+    None,
+    Posted,
+    Executed(FlowWords),
+}
+
+pub(super) struct World {
+    pub(super) setup: Setup,
+    pub(super) links: [Link<u8>; 2],
+    /// Spans of the batches that lie in the receive ring of a side and wait for its poll.
+    pub(super) arrived: [VecDeque<u64>; 2],
+    pub(super) reads: [Read; 2],
+    /// Whose turn it is.
+    pub(super) turn: Turn,
+    /// Calls each side made, if that is limited.
+    pub(super) made: [u32; 2],
+    pub(super) coder: Coder,
+    pub(super) names: Names,
+}
+
+fn leak_ring(size: RingSize) -> RingView {
+    let bytes = vec![0_u8; size.bytes() as usize].into_boxed_slice();
+    let base = NonNull::from(Box::leak(bytes)).cast();
+    // SAFETY: the memory is never freed, and no reference to it is kept.
+    unsafe { RingView::new(base, size) }
+}
+
+impl World {
+    pub(super) fn new(setup: Setup, starts: [u64; 2]) -> Self {
+        let links = [0, 1].map(|side| {
+            let config = LinkConfig {
+                local_credit: setup.credit,
+                peer_credit: setup.credit,
+                local_batches: setup.batches[1 - side],
+                peer_batches: setup.batches[side],
+                send_start: starts[side],
+                recv_start: starts[1 - side],
+                keepalive_ns: u64::MAX,
+                stall_ns: u64::MAX,
+                window: Window::Off,
+            };
+            Link::new(leak_ring(setup.ring), leak_ring(setup.ring), &config).unwrap()
+        });
+        let (arrived, reads) = (Default::default(), [Read::None; 2]);
+        Self { setup, links, arrived, reads, turn: Turn::Nobody, made: [0; 2], coder: Coder::default(), names: Names::new(setup.kinds) }
+    }
+
+    /// Does it, if it can be done, and checks what must hold after it.
+    pub(super) fn apply(&mut self, side: usize, action: Action) -> Step {
+        let may_act = match (self.turn, action) {
+            (Turn::Nobody, _) => true,
+            (_, Action::ExecuteRead) => false,
+            (Turn::Takes(taker), _) => taker == side,
+            (Turn::Acts(actor), _) => actor == side && action != Action::TakeBatch,
+        };
+        let must_poll = self.setup.drains
+            && match action {
+                Action::TakeBatch | Action::ExecuteRead => false,
+                Action::TakeRead => !self.arrived[side].is_empty(),
+                _ => !self.arrived[side].is_empty() || matches!(self.reads[side], Read::Executed(_)),
+            };
+        if !may_act || must_poll {
+            return Step::Disabled;
+        }
+        let step = match action {
+            Action::Call { kind } => self.call(side, kind),
+            Action::Reply { nth, is_short } => self.reply(side, nth, is_short),
+            Action::Serve { room } => self.serve(side, room),
+            Action::TakeBatch => self.take_batch(side),
+            Action::ExecuteRead => self.execute_read(side),
+            Action::TakeRead => self.take_read(side),
+        };
+        if step != Step::Disabled {
+            self.turn = match action {
+                Action::ExecuteRead | Action::Serve { .. } => Turn::Nobody,
+                Action::TakeBatch => Turn::Takes(side),
+                Action::Call { .. } | Action::Reply { .. } | Action::TakeRead => Turn::Acts(side),
+            };
+            self.check();
+        }
+        step
+    }
+
+    fn call(&mut self, side: usize, kind: u8) -> Step {
+        let next = self.setup.scripts.map_or(EITHER, |scripts| scripts[side].get(self.made[side] as usize).copied().unwrap_or(LARGE));
+        let link = &mut self.links[side];
+        if link.outstanding_calls() == self.setup.calls[side] || !next.contains(&kind) {
+            return Step::Disabled;
+        }
+        match Self::try_call(link, self.setup.kinds[kind as usize], kind) {
+            Ok(_) if self.setup.scripts.is_some_and(|scripts| self.made[side] as usize == scripts[side].len()) => Step::Outside,
+            Ok(_) => {
+                self.made[side] += u32::from(self.setup.scripts.is_some());
+                Step::Done
+            }
+            Err(error) => {
+                assert!(error.is_retryable(), "{error:?}");
+                Step::Refused
+            }
+        }
+    }
+
+    fn try_call(link: &mut Link<u8>, kind: Kind, user_data: u8) -> Result<CallKey, CallError<u8>> {
+        link.call(&[0; RingSize::CORE_MIN as usize][..kind.len as usize], user_data, kind.allowance)
+    }
+
+    fn reply(&mut self, side: usize, nth: usize, is_short: bool) -> Step {
+        let link = &mut self.links[side];
+        let Some((number, held)) = link.rx.requests.unanswered().nth(nth) else { return Step::Disabled };
+        let max_reply = response_capacity(u64::from(held.internal_allowance)) as usize;
+        if is_short && (!self.setup.short_replies || padded(max_reply as u64) == padded(0)) {
+            return Step::Disabled;
+        }
+        let request = Request { number, payload: Payload::of_message(held.position, held.len), max_reply };
+        let payload = if is_short { &[][..] } else { &vec![0; max_reply] };
+        assert!(link.reply(request, payload).is_ok(), "a reply never fails for want of space");
+        Step::Done
+    }
+
+    /// What the driver does for a connection: flush, READ where starved, publish.
+    ///
+    /// A WRITE is executed at once. A block of a receive ring becomes needed by a WRITE, in order, and stops being so by what its owner
+    /// does: so a later WRITE finds fewer such blocks and more posted receives the later it is executed, and when its completion is taken
+    /// is open still.
+    fn serve(&mut self, side: usize, room: usize) -> Step {
+        let recv = *self.links[1 - side].rx.view();
+        let (link, arrived) = (&mut self.links[side], &mut self.arrived[1 - side]);
+        let (send, told, limit) = (*link.tx.view(), link.rx.told(), self.setup.batches[side] as usize);
+        let mut left = room;
+        let flushed: Result<(), ()> = link.flush(|emit| {
+            left = left.checked_sub(1).ok_or(())?;
+            // The smallest receive queue that B1 allows: a receive for each batch granted, posted anew when its completion is taken.
+            assert!(arrived.len() < limit, "RNR: a batch finds no posted receive");
+            for block in (emit.offset..emit.offset + emit.bytes).step_by(ALIGNMENT as usize) {
+                recv.copy_in(block, &send.copy_out::<{ ALIGNMENT as usize }>(block));
+            }
+            arrived.push_back(decode_imm(emit.imm));
+            Ok(())
+        });
+        let mut step = if flushed.is_ok() { Step::Done } else { Step::Deferred };
+        if flushed.is_ok() && link.poll_read(0) {
+            if left == 0 {
+                step = Step::Deferred;
+            } else {
+                link.read_posted();
+                self.reads[side] = Read::Posted;
+            }
+        }
+        link.publish();
+        let words = link.published;
+        if !self.setup.delays_reads {
+            self.execute_read(side);
+        }
+        assert!(words.consumer_pos >= told.consumer_pos && words.credit >= told.credit, "F1: {words:?} after {told:?}");
+        assert!(words.batches_received >= told.batches_received, "F1: {words:?} after {told:?}");
+        step
+    }
+
+    fn take_batch(&mut self, side: usize) -> Step {
+        let Some(span) = self.arrived[side].pop_front() else { return Step::Disabled };
+        let link = &mut self.links[side];
+        link.on_imm(encode_imm(span));
+        while let Some(event) = link.next_event() {
+            match event {
+                Event::Request => assert!(link.take_request().is_some()),
+                Event::Ended { outcome, .. } => assert!(outcome.is_ok(), "{outcome:?}"),
+            }
+        }
+        Step::Done
+    }
+
+    fn execute_read(&mut self, side: usize) -> Step {
+        if !matches!(self.reads[side], Read::Posted) {
+            return Step::Disabled;
+        }
+        self.reads[side] = Read::Executed(self.links[1 - side].published);
+        Step::Done
+    }
+
+    fn take_read(&mut self, side: usize) -> Step {
+        let Read::Executed(words) = self.reads[side] else { return Step::Disabled };
+        let record = PublishedRecord { words, heartbeat: 0 };
+        self.links[side].on_read_done(&record.encode());
+        self.reads[side] = Read::None;
+        Step::Done
+    }
+
+    /// What holds always.
+    fn check(&self) {
+        for side in [0, 1] {
+            let (link, peer) = (&self.links[side], &self.links[1 - side]);
+            let ring = self.setup.ring;
+            assert_eq!(link.closed(), None, "side {side}");
+            assert_eq!(link.stats().stale_responses, 0, "side {side}");
+            assert!(link.in_flight() + 2 * link.reserved() <= ring.bytes(), "S1, side {side}");
+            assert!(link.reserved() <= ring.max_reservation(), "R1, side {side}");
+            // F1: what a side knows of its peer is true.
+            let [known, _, _] = link.tx.positions();
+            assert!(known <= peer.rx.consumer_pos(), "side {side}");
+            // Overrun: what a side writes must not reach the bytes its peer needs still, one lap before. Checked when it is written, so that
+            // it holds for the send ring too, and for every time of the post.
+            let needed = peer.rx.requests.unanswered().map(|(_, held)| held.position).min().unwrap_or(peer.rx.parsed());
+            let [_, _, written] = link.tx.positions();
+            assert!(written <= needed + ring.bytes(), "overrun by side {side}: {written} written, {needed} needed");
+        }
+    }
+
+    /// No call is outstanding, and either side could make the largest.
+    pub(super) fn is_done(&mut self, state: &[u8]) -> bool {
+        if self.turn != Turn::Nobody {
+            return false;
+        }
+        let [first, second] = &self.links;
+        if first.outstanding_calls() + second.outstanding_calls() > 0 {
+            return false;
+        }
+        [0, 1].into_iter().all(|side| {
+            self.restore(state);
+            self.setup.calls[side] == 0 || Self::try_call(&mut self.links[side], self.setup.kinds[1], 1).is_ok()
+        })
+    }
+}
