@@ -14,6 +14,9 @@ use super::trace::What;
 use super::{Hca, State};
 use crate::wire::{CqeOpcode, ErrorCqe, ResponderCqe};
 
+/// Bytes of a cache line.
+const LINE: u64 = 64;
+
 /// The requester learns of its room this often, in messages.
 const CONSUMED_EVERY: u64 = 16;
 
@@ -77,7 +80,15 @@ impl Arrivals<'_> {
         }
         let mut taken = 0;
         while taken < budget {
-            let Some(message) = qp.lane.pop() else { break };
+            let Some(message) = qp.lane.pop() else {
+                // The peer writes the payload before the message: its lines are fetched while the message's is waited for, and not after it.
+                if taken == 0 {
+                    prefetch(qp.next_payload);
+                    prefetch(qp.next_payload.wrapping_add(LINE));
+                }
+                break;
+            };
+            qp.next_payload = message.payload.wrapping_add(message.byte_count.into());
             if IS_EXACT {
                 trace(self.hca, qp, &message);
             }

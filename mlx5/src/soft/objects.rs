@@ -331,6 +331,7 @@ impl Hca {
             is_watched: false,
             has_sq: true,
             under_way: UnderWay::with_capacity(later, self.strict),
+            next_payload: 0,
             watch: QpWatch::default(),
         }));
         entry.pd.store(place.pd, Ordering::Relaxed);

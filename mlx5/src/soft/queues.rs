@@ -98,6 +98,8 @@ pub(crate) struct SoftQp {
     pub(crate) is_odd: bool,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
+    /// Behind the last payload, where the next one goes if they go to a ring. For prefetching only.
+    pub(crate) next_payload: u64,
     pub(crate) transport: Transport,
     pub(crate) options: ConnectOptions,
     /// Its doorbells are found by looking at the record: another driver's, which may send.
