@@ -29,6 +29,8 @@ pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
 const WRITE: u64 = 0;
 const READ: u64 = 1;
 const RAW: u64 = 2;
+/// A WRITE whose completion the core waits for.
+const WINDOWED_WRITE: u64 = 3;
 
 /// Numbers the connections of this process, so that a call's token names its own.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
@@ -224,7 +226,7 @@ impl<U> Connection<U> {
 
     /// Has a connection whose peer should be heard looked at, and tells the peer that this end lives (K1, K3).
     pub(crate) fn sweep(self: &Rc<Self>) {
-        let (heartbeat, is_watching) = self.with_link(|link| (link.beat(), link.unanswered_requests() > 0));
+        let (heartbeat, is_watching) = self.with_link(|link| (link.beat(), link.is_watching()));
         if let Some(heartbeat) = heartbeat {
             self.memory.control.beat(heartbeat);
         }
@@ -249,9 +251,19 @@ impl<U> Connection<U> {
                     on_response(user_data, Ok(RecvBytes::empty()));
                 }
             }
+            Ok(()) if user == Some(WINDOWED_WRITE) => {
+                if self.with_link(Link::on_write_done) {
+                    self.mark_dirty();
+                }
+            }
             // Room in the send queue: what waited for it is still on the worklist.
             Ok(()) => {}
         }
+    }
+
+    pub(crate) fn abort(self: &Rc<Self>) {
+        self.with_link(|link| link.close(CloseReason::ClosedHere));
+        self.note_end();
     }
 
     /// The device reported an error: the connection ends.
@@ -313,7 +325,8 @@ impl<U> Connection<U> {
             imm: emit.imm,
             payload: (Inline(head), rest),
         };
-        qp.post(&write, Signal::Reclaim, WRITE)
+        let (signal, user) = if emit.signal { (Signal::Always, WINDOWED_WRITE) } else { (Signal::Reclaim, WRITE) };
+        qp.post(&write, signal, user)
     }
 
     fn post_read(&self, qp: &mut RcQp) -> Result<(), PostError> {

@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::connection::{Connection, Outcome};
 use crate::endpoint::{EndpointConfig, PendingEndpoint};
 use crate::error::CloseReason;
-use crate::queue_share::{QueueShare, Used};
+use crate::queue_share::{Outstanding, QueueShare, Used};
 use crate::recv::RecvHandle;
 use crate::ring::RingSizeError;
 use crate::stats::Stats;
@@ -76,7 +76,8 @@ impl ContextBuilder {
     }
 
     /// Entries of each completion queue: at least the SRQ size, and for each endpoint its
-    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + [`raw_operations`](EndpointConfig::raw_operations) + 8, or the depth of its send queue if that is less.
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + [`raw_operations`](EndpointConfig::raw_operations) + 8 and the batches of a
+    /// [`Window::Completion`](crate::Window::Completion), or the depth of its send queue if that is less.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = entries;
@@ -285,9 +286,9 @@ impl<U> Context<U> {
 
 impl<U> Inner<U> {
     /// A share of the queues for one more endpoint, whose queue pair has `send_capacity` WQEBBs.
-    pub(crate) fn share_queues(&self, batches: u32, raw: u32, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
+    pub(crate) fn share_queues(&self, outstanding: Outstanding, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
         let (receives, completions) = (self.srq.borrow().depth(), self.send_cq.borrow().entries());
-        QueueShare::take(&self.used, (batches, raw), send_capacity, receives, completions)
+        QueueShare::take(&self.used, outstanding, send_capacity, receives, completions)
     }
 
     pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {

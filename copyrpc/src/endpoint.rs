@@ -12,8 +12,8 @@ use crate::context::{CreateEndpointError, Inner};
 use crate::control::ControlMemory;
 use crate::error::{CallError, CloseReason, LinkConfigError};
 use crate::exchange::{ExchangeError, ExchangeRecord};
-use crate::link::{CallKey, Link, LinkConfig};
-use crate::queue_share::QueueShare;
+use crate::link::{CallKey, Link, LinkConfig, Window};
+use crate::queue_share::{Outstanding, QueueShare};
 use crate::ring::{DEFAULT_RING_SIZE, RingSize, RingView};
 use crate::stats::Stats;
 use crate::timers::nanoseconds;
@@ -30,7 +30,8 @@ pub struct EndpointConfig {
     /// Response credit in bytes the peer starts with: a multiple of 32, at most a quarter of the ring. `None`: a quarter.
     pub initial_credit: Option<u64>,
     /// Batches the peer may have in flight, at least 1; this end never has more either, whatever the peer allows. All endpoints of a
-    /// context share two thirds of its SRQ, and each takes this number + `raw_operations` + 8 of its send CQ's entries. Default 32.
+    /// context share two thirds of its SRQ, and each takes of its send CQ's entries this number + `raw_operations` + 8, and the batches of
+    /// a [`Window::Completion`]. Default 32.
     pub batches_in_flight: u32,
     /// Most one-sided operations outstanding ([`Endpoint::rdma_read`], [`Endpoint::rdma_write`]). Default 16; 0 for none.
     pub raw_operations: u32,
@@ -42,6 +43,8 @@ pub struct EndpointConfig {
     /// [`CloseReason::PeerStalled`]. It does something as long as it polls, however long its handlers take. Longer if three probes take
     /// longer, and only while this end polls at least four times in that time. Default 5 s; `Duration::MAX` never.
     pub stall_timeout: Duration,
+    /// Small batches of this end under way before the next ones gather. Default [`Window::Off`].
+    pub window: Window,
     /// Timeouts and retries of the connection.
     pub connect: ConnectOptions,
 }
@@ -56,6 +59,7 @@ impl Default for EndpointConfig {
             max_send_wr: 256,
             keepalive: Duration::from_millis(100),
             stall_timeout: Duration::from_secs(5),
+            window: Window::Off,
             connect: ConnectOptions::default(),
         }
     }
@@ -117,6 +121,7 @@ struct Parts {
     record: ExchangeRecord,
     keepalive: Duration,
     stall_timeout: Duration,
+    window: Window,
     connect: ConnectOptions,
     share: QueueShare,
 }
@@ -131,7 +136,9 @@ impl<U> PendingEndpoint<U> {
         }
         let qp =
             context.create_qp(&QpConfig { max_send_wr: config.max_send_wr, max_inline_data: MAX_INLINE_DATA, ..QpConfig::default() })?;
-        let share = context.share_queues(config.batches_in_flight, config.raw_operations, qp.send_capacity())?;
+        let outstanding =
+            Outstanding { batches: config.batches_in_flight, raw_operations: config.raw_operations, windowed: config.window.completions() };
+        let share = context.share_queues(outstanding, qp.send_capacity())?;
         let pd = context.pd();
         let bytes = ring_size.bytes() as usize;
         let memory = Memory {
@@ -140,8 +147,8 @@ impl<U> PendingEndpoint<U> {
             control: ControlMemory::new(pd, FlowWords { credit, ..FlowWords::default() })?,
         };
         let record = record_of(qp.address(), &memory, ring_size, credit, config.batches_in_flight);
-        let EndpointConfig { keepalive, stall_timeout, connect, .. } = *config;
-        let parts = Parts { qp, memory, record, keepalive, stall_timeout, connect, share };
+        let EndpointConfig { keepalive, stall_timeout, window, connect, .. } = *config;
+        let parts = Parts { qp, memory, record, keepalive, stall_timeout, window, connect, share };
         Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
     }
 
@@ -168,7 +175,7 @@ impl<U> PendingEndpoint<U> {
         if context.is_polling() {
             return Err(ConnectFailure::Reentrant);
         }
-        let Parts { qp, memory, record, keepalive, stall_timeout, connect, .. } = &mut *self.parts;
+        let Parts { qp, memory, record, keepalive, stall_timeout, window, connect, .. } = &mut *self.parts;
         record.check_peer(remote)?;
         let config = LinkConfig {
             local_credit: record.initial_credit,
@@ -180,6 +187,7 @@ impl<U> PendingEndpoint<U> {
             recv_start: 0,
             keepalive_ns: nanoseconds(*keepalive),
             stall_ns: nanoseconds(*stall_timeout),
+            window: *window,
         };
         let link = Link::new(view(&memory.send_ring, record.ring_size), view(&memory.recv_ring, record.ring_size), &config)?;
         qp.connect(&remote.address, connect)?;
@@ -321,6 +329,22 @@ impl<U> Endpoint<U> {
     #[must_use]
     pub fn outstanding_calls(&self) -> usize {
         self.connection.with_link(|link| link.outstanding_calls())
+    }
+
+    /// Ends the connection when all is done: no more calls are taken, on either side, as soon as the peer hears of it; outstanding calls
+    /// end as they would; requests that were received may be answered. Those that were not received by the next flush, and those that
+    /// arrive later, end at the peer with [`CloseReason::ClosedByPeer`]. Both ends go on polling. When nothing is outstanding any more,
+    /// [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and `ClosedByPeer` at the other end. It takes as long as the handlers; a peer
+    /// that is stopped or dead meanwhile ends it as it ends calls. One-sided operations are not waited for: end them first.
+    pub fn close(&self) {
+        self.connection.with_link(Link::shut_down);
+        self.connection.mark_dirty();
+    }
+
+    /// Ends the connection at once: calls end with [`CloseReason::ClosedHere`] in the next poll or drain. The peer finds out as if this
+    /// process had died.
+    pub fn abort(&self) {
+        self.connection.abort();
     }
 
     /// Why the connection ended, once it has.

@@ -136,9 +136,13 @@ pub enum CloseReason {
     /// The peer's device answers, but its process did nothing for the stall timeout: it is stopped, or its thread does not poll.
     #[error("the peer lives but does nothing: it is stopped or does not poll")]
     PeerStalled,
-    /// This end was closed: its context is gone.
+    /// This end was closed, or its context is gone.
     #[error("this end was closed")]
     ClosedHere,
+    /// The peer closed the connection, and everything that was outstanding has ended. Of a call: it came after that, and no handler got
+    /// it.
+    #[error("the peer closed the connection")]
+    ClosedByPeer,
 }
 
 impl CloseReason {

@@ -21,6 +21,7 @@ pub use context::{BuildError, Context, ContextBuilder, CreateEndpointError, DEFA
 pub use endpoint::{CallToken, ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord};
+pub use link::Window;
 /// The driver below: devices and their options, and what its errors say.
 pub use mlx5;
 pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};

@@ -19,6 +19,17 @@ pub(crate) struct Used {
     completions: Cell<u32>,
 }
 
+/// What an endpoint may have outstanding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outstanding {
+    /// Batches in flight.
+    pub(crate) batches: u32,
+    /// One-sided operations of the application.
+    pub(crate) raw_operations: u32,
+    /// Batches that arrived and whose completions the window waits for (W1).
+    pub(crate) windowed: u32,
+}
+
 /// One endpoint's share of the queues; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct QueueShare {
@@ -29,12 +40,11 @@ pub(crate) struct QueueShare {
 }
 
 impl QueueShare {
-    /// A share for an endpoint with `batches` and `raw` one-sided operations in flight and `send_capacity` WQEBBs, of an SRQ of `depth` receives and a send CQ of
-    /// `entries`. B1: at least two thirds of the receives are posted whenever receipts are told, so that many batches may be in flight.
+    /// A share for an endpoint with so much outstanding and `send_capacity` WQEBBs, of an SRQ of `depth` receives and a send CQ of `entries`. B1: at least two thirds of the receives are posted whenever receipts are told, so that many batches may be in flight.
     /// B2: every WQE gives one completion at most.
     pub(crate) fn take(
         used: &Rc<Used>,
-        (batches, raw): (u32, u32),
+        Outstanding { batches, raw_operations, windowed }: Outstanding,
         send_capacity: usize,
         depth: usize,
         entries: u32,
@@ -44,14 +54,15 @@ impl QueueShare {
         if batches == 0 || needed > depth as u64 {
             return Err(CreateEndpointError::SrqTooSmall { wanted: batches, needed, depth });
         }
-        let completions = batches.saturating_add(raw).saturating_add(SEND_CQES_BESIDE_BATCHES).min(send_capacity as u32);
+        let signaled = raw_operations.saturating_add(windowed);
+        let completions = batches.saturating_add(signaled).saturating_add(SEND_CQES_BESIDE_BATCHES).min(send_capacity as u32);
         let needed = u64::from(used.completions.get()) + u64::from(completions);
         if needed > u64::from(entries) {
             return Err(CreateEndpointError::CqTooSmall { needed, entries });
         }
         used.batches.set(all_batches as u32);
         used.completions.set(needed as u32);
-        Ok(Self { batches, raw_operations: raw, completions, used: Rc::clone(used) })
+        Ok(Self { batches, raw_operations, completions, used: Rc::clone(used) })
     }
 
     /// One-sided operations it pays for.

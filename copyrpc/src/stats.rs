@@ -33,6 +33,8 @@ pub struct Stats {
     pub insufficient_credit: u64,
     /// Flushes that stopped at the limit of batches in flight.
     pub batch_stalls: u64,
+    /// Flushes that stopped at the window.
+    pub window_stalls: u64,
     /// Calls ended by their deadline.
     pub deadlines_exceeded: u64,
     /// Calls cancelled.
@@ -59,6 +61,7 @@ impl AddAssign for Stats {
         self.ring_full += other.ring_full;
         self.insufficient_credit += other.insufficient_credit;
         self.batch_stalls += other.batch_stalls;
+        self.window_stalls += other.window_stalls;
         self.deadlines_exceeded += other.deadlines_exceeded;
         self.cancelled += other.cancelled;
         self.late_responses += other.late_responses;

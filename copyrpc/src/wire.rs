@@ -105,7 +105,7 @@ pub struct FlowWords {
 /// | 0 | `consumer_pos` u64 | |
 /// | 8 | `credit` u64 | |
 /// | 16 | `message_count` u32 | |
-/// | 20 | zero u32 | checked |
+/// | 20 | flags u32 | bit 0: `is_closing`; the others are 0, checked |
 /// | 24 | `batches_received` u64 | zero in the founding documents; since record version 1 |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowMetadata {
@@ -113,6 +113,8 @@ pub struct FlowMetadata {
     pub words: FlowWords,
     /// Messages in the batch, or [`WRAP_MESSAGE_COUNT`].
     pub message_count: u32,
+    /// The sender makes no more calls (invariant G1).
+    pub is_closing: bool,
 }
 
 /// The 32 bytes a peer may READ at any time: the layout of [`FlowMetadata`], with a heartbeat in the place of `message_count`.
@@ -131,21 +133,25 @@ impl PublishedRecord {
     /// The record's bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
-        FlowMetadata { words: self.words, message_count: self.heartbeat }.encode()
+        FlowMetadata { words: self.words, message_count: self.heartbeat, is_closing: false }.encode()
     }
 
     /// Reads a record.
     ///
     /// # Errors
-    /// As [`FlowMetadata::decode`].
+    /// As [`FlowMetadata::decode`]; a record has no flags.
     pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, ReservedNotZero> {
-        FlowMetadata::decode(bytes).map(|metadata| Self { words: metadata.words, heartbeat: metadata.message_count })
+        let metadata = FlowMetadata::decode(bytes)?;
+        if metadata.is_closing { Err(ReservedNotZero) } else { Ok(Self { words: metadata.words, heartbeat: metadata.message_count }) }
     }
 }
 
 /// The reserved bytes of a [`FlowMetadata`] were not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReservedNotZero;
+
+/// The flag of [`FlowMetadata::is_closing`].
+const CLOSING: u32 = 1;
 
 impl FlowMetadata {
     /// The metadata's bytes.
@@ -155,6 +161,7 @@ impl FlowMetadata {
         bytes[0..8].copy_from_slice(&self.words.consumer_pos.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.words.credit.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.message_count.to_le_bytes());
+        bytes[20..24].copy_from_slice(&u32::from(self.is_closing).to_le_bytes());
         bytes[24..32].copy_from_slice(&self.words.batches_received.to_le_bytes());
         bytes
     }
@@ -162,14 +169,16 @@ impl FlowMetadata {
     /// Reads metadata.
     ///
     /// # Errors
-    /// [`ReservedNotZero`] when bytes 20..24 are not zero: the peer speaks another version.
+    /// [`ReservedNotZero`] for a flag that this version does not know.
     pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, ReservedNotZero> {
-        if le_u32(bytes, 20) != 0 {
+        let flags = le_u32(bytes, 20);
+        if flags > CLOSING {
             return Err(ReservedNotZero);
         }
         Ok(Self {
             words: FlowWords { consumer_pos: le_u64(bytes, 0), credit: le_u64(bytes, 8), batches_received: le_u64(bytes, 24) },
             message_count: le_u32(bytes, 16),
+            is_closing: flags == CLOSING,
         })
     }
 }
@@ -232,6 +241,8 @@ pub enum Status {
     Dropped = 1,
     /// The handler refused the request.
     Refused = 2,
+    /// The responder closes the connection; no handler got the request.
+    Closing = 3,
 }
 
 impl Status {
@@ -242,6 +253,7 @@ impl Status {
             0 => Some(Self::Ok),
             1 => Some(Self::Dropped),
             2 => Some(Self::Refused),
+            3 => Some(Self::Closing),
             _ => None,
         }
     }
@@ -284,6 +296,7 @@ mod tests {
         let metadata = FlowMetadata {
             words: FlowWords { consumer_pos: 0x0000_0001_0000_0020, credit: 0x4_0000, batches_received: 0x1122_3344_5566_7788 },
             message_count: 7,
+            is_closing: true,
         };
         buffer[..FLOW_METADATA_SIZE].copy_from_slice(&metadata.encode());
         #[rustfmt::skip]
@@ -291,7 +304,7 @@ mod tests {
             0x20, 0, 0, 0, 0x01, 0, 0, 0, // consumer_pos
             0, 0, 0x04, 0, 0, 0, 0, 0, // credit
             7, 0, 0, 0, // message_count
-            0, 0, 0, 0, // zero
+            1, 0, 0, 0, // flags
             0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, // batches_received
             STALE, STALE, STALE, STALE, STALE, STALE, STALE, STALE,
         ];
@@ -303,8 +316,11 @@ mod tests {
 
     #[test]
     fn wrap_marker_has_the_documented_bytes() {
-        let marker =
-            FlowMetadata { words: FlowWords { consumer_pos: 32, credit: 64, batches_received: 1 }, message_count: WRAP_MESSAGE_COUNT };
+        let marker = FlowMetadata {
+            words: FlowWords { consumer_pos: 32, credit: 64, batches_received: 1 },
+            message_count: WRAP_MESSAGE_COUNT,
+            is_closing: false,
+        };
         #[rustfmt::skip]
         let golden = [
             32, 0, 0, 0, 0, 0, 0, 0,
@@ -317,12 +333,14 @@ mod tests {
 
     #[test]
     fn metadata_with_reserved_bytes_set_is_refused() {
-        let metadata = FlowMetadata { words: FlowWords::default(), message_count: 1 };
+        let metadata = FlowMetadata { words: FlowWords::default(), message_count: 1, is_closing: false };
         for at in 20..24 {
             let mut bytes = metadata.encode();
             bytes[at] = STALE;
             assert_eq!(FlowMetadata::decode(&bytes), Err(ReservedNotZero));
         }
+        let closing = FlowMetadata { is_closing: true, ..metadata }.encode();
+        assert_eq!(PublishedRecord::decode(&closing), Err(ReservedNotZero));
     }
 
     #[test]
@@ -367,9 +385,9 @@ mod tests {
 
     #[test]
     fn unknown_status_is_no_status() {
-        for status in [Status::Ok, Status::Dropped, Status::Refused] {
+        for status in [Status::Ok, Status::Dropped, Status::Refused, Status::Closing] {
             assert_eq!(Status::from_wire(status as u32), Some(status));
         }
-        assert_eq!(Status::from_wire(3), None);
+        assert_eq!(Status::from_wire(4), None);
     }
 }

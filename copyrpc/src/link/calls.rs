@@ -85,6 +85,7 @@ impl<U> Calls<U> {
 
     /// Takes a call in; the caller has checked [`Calls::is_full`]. Allocates only while the number of requests not answered reaches a
     /// new high.
+    #[inline(always)]
     pub(super) fn insert(&mut self, user_data: U, internal_allowance: u64, deadline_ns: u64) -> CallKey {
         self.waiting += 1;
         let internal_allowance = internal_allowance as u32;

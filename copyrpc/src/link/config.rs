@@ -1,5 +1,6 @@
 //! The numbers a link is made with.
 
+use super::window::Window;
 use crate::error::LinkConfigError;
 use crate::ring::RingSize;
 use crate::wire::ALIGNMENT;
@@ -24,6 +25,8 @@ pub struct LinkConfig {
     pub keepalive_ns: u64,
     /// With calls outstanding and no news for this long, a peer that lives is given up (K2).
     pub stall_ns: u64,
+    /// Small batches under way before the next ones gather.
+    pub window: Window,
 }
 
 impl LinkConfig {
@@ -38,7 +41,11 @@ impl LinkConfig {
                 return Err(LinkConfigError::Credit { credit, max });
             }
         }
-        if self.local_batches == 0 || self.peer_batches == 0 {
+        let window_batches = match self.window {
+            Window::Off => 1,
+            Window::Completion { batches, .. } | Window::Consumption { batches, .. } => batches,
+        };
+        if self.local_batches == 0 || self.peer_batches == 0 || window_batches == 0 {
             return Err(LinkConfigError::NoBatches);
         }
         for start in [self.send_start, self.recv_start] {

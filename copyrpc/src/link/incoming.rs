@@ -18,12 +18,13 @@ impl<U> Link<U> {
         if self.closed.is_some() {
             return false;
         }
-        let verdict = if self.calls.unanswered() > 0 { self.watch.look(now_ns) } else { Verdict::Wait };
-        if self.read_in_flight {
-            return false;
-        }
+        let verdict = if self.is_watching() { self.watch.look(now_ns) } else { Verdict::Wait };
+        // Also while a READ is in flight: a starved caller always has one.
         if verdict == Verdict::Stalled {
             self.close(CloseReason::PeerStalled);
+            return false;
+        }
+        if self.read_in_flight {
             return false;
         }
         self.wants_read() || verdict == Verdict::Probe
@@ -34,6 +35,7 @@ impl<U> Link<U> {
         self.stats.reads += 1;
         self.stats.probes += u64::from(!self.wants_read());
         self.read_in_flight = true;
+        self.note_last_read_posted();
         self.starved = false;
     }
 
@@ -57,6 +59,15 @@ impl<U> Link<U> {
             Ok(()) => self.heard_by_read = words,
             Err(error) => self.close(error.into()),
         }
+        if self.ending.is_some() {
+            self.note_read_done();
+        }
+    }
+
+    /// The WRITE of a batch with [`Emit::signal`](super::Emit::signal) completed; they do in the order they were posted. Whether
+    /// something waits that a flush may post now.
+    pub fn on_write_done(&mut self) -> bool {
+        self.window.completed()
     }
 
     /// A receive completion with this immediate arrived. Its messages come out of [`Link::next_event`].
@@ -104,6 +115,9 @@ impl<U> Link<U> {
         };
         if let Err(error) = heard {
             self.close(error.into());
+        }
+        if self.rx.has_heard_closing() && self.ending.is_none() {
+            self.begin_closing(CloseReason::ClosedByPeer);
         }
         true
     }
@@ -173,6 +187,7 @@ impl<U> Link<U> {
             Status::Ok => Ok(Payload::of_message(position, header.len)),
             Status::Dropped => Err(CallFailure::Dropped),
             Status::Refused => Err(CallFailure::Refused),
+            Status::Closing => Err(CallFailure::Closed(CloseReason::ClosedByPeer)),
         };
         Ok(Some(Event::Ended { user_data, outcome }))
     }

@@ -1,16 +1,18 @@
 //! One end of a connection as a pure state machine: no queue, clock, thread or system call.
 //!
 //! Inputs: [`call`](Link::call), [`cancel`](Link::cancel), [`reply`](Link::reply), [`on_imm`](Link::on_imm),
-//! [`on_read_done`](Link::on_read_done), [`close`](Link::close), and the time. Outputs are values a driver turns into work: WRITEs ([`flush`](Link::flush)), a READ
+//! [`on_write_done`](Link::on_write_done), [`on_read_done`](Link::on_read_done), [`shut_down`](Link::shut_down), [`close`](Link::close), and the time. Outputs are values a driver turns into work: WRITEs ([`flush`](Link::flush)), a READ
 //! ([`poll_read`](Link::poll_read)), the published record ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls
 //! ([`next_event`](Link::next_event), [`expire`](Link::expire)). No output borrows the link, so a callback of the driver may call and reply.
 //!
 //! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers,
-//! `calls` the pending calls, `deadlines` their times, `watch` the time since the peer was heard. This file and `incoming` join them
+//! `calls` the pending calls, `deadlines` their times, `watch` the time since the peer was heard, `window` the batches
+//! under way, `closing` the graceful end. This file and `incoming` join them
 //! and own every decision that needs two of them: this one what goes out, that one what comes in.
 //! Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
 
 mod calls;
+mod closing;
 mod config;
 mod credit;
 mod deadlines;
@@ -19,16 +21,20 @@ mod incoming;
 mod rx;
 mod tx;
 mod watch;
+mod window;
 
 pub use calls::CallKey;
 use calls::{Calls, NEVER};
+use closing::Closing;
 pub use config::LinkConfig;
 use credit::{PeerCredit, Reservation};
 pub(crate) use deadlines::Deadlines;
 use rx::RecvRing;
 pub use tx::Emit;
-use tx::SendRing;
+use tx::{Batch, SendRing};
 use watch::Watch;
+pub use window::Window;
+use window::{Hold, WindowState};
 
 use crate::error::{CallError, CallFailure, CloseReason, LinkConfigError, ReplyError};
 use crate::ring::{Payload, RingView};
@@ -89,6 +95,9 @@ pub struct Link<U> {
     credit: PeerCredit,
     calls: Calls<U>,
     closed: Option<CloseReason>,
+    /// Why no more calls are taken: the connection has ended, or will with this reason when all is done.
+    ending: Option<CloseReason>,
+    closing: Closing,
     /// Last words posted in a batch, which decide when a metadata-only batch is worth it.
     told_by_batch: FlowWords,
     /// Words in the published record.
@@ -98,8 +107,10 @@ pub struct Link<U> {
     /// Last words heard by READ. A channel of its own: it runs ahead of batches not yet polled.
     heard_by_read: FlowWords,
     read_in_flight: bool,
-    /// A call was refused, or little space was left after a batch, and nothing was heard since; neither a batch nor a READ.
+    /// A call was refused, or little space was left after a batch, or the window held something back that the peer's word releases; and
+    /// nothing was heard since, neither a batch nor a READ.
     starved: bool,
+    window: WindowState,
     watch: Watch,
     /// In the published record: changes while this side owes the peer something (K3).
     heartbeat: u32,
@@ -124,12 +135,15 @@ impl<U> Link<U> {
             credit: PeerCredit::new(config.peer_credit),
             calls: Calls::new(),
             closed: None,
+            ending: None,
+            closing: Closing::default(),
             told_by_batch: told,
             published: told,
             heard_by_batch: heard,
             heard_by_read: heard,
             read_in_flight: false,
             starved: false,
+            window: WindowState::new(config.window),
             watch: Watch::new(config.keepalive_ns, config.stall_ns),
             heartbeat: 0,
             heard_heartbeat: 0,
@@ -160,7 +174,7 @@ impl<U> Link<U> {
         response_allowance: usize,
         deadline_ns: u64,
     ) -> Result<CallKey, CallError<U>> {
-        if let Some(reason) = self.closed {
+        if let Some(reason) = self.ending {
             return Err(CallError::Closed { user_data, reason });
         }
         let ring = self.tx.size();
@@ -266,33 +280,79 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Hands each batch that may go to `post`, oldest first. A batch counts as sent only when
+    /// Hands each batch that may go to `post`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only when
     /// `post` succeeds; after an error everything not posted is offered again by the next flush
     /// (F2).
     ///
     /// # Errors
     /// The first error of `post`.
     pub fn flush<E>(&mut self, mut post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
-        if self.closed.is_some() {
-            return Ok(());
+        if self.ending.is_some() {
+            return self.flush_closing(&mut post);
         }
-        // What is appended and posted below changes none of them: it was in flight before.
         let words = self.current_words();
         self.offer_metadata_only(words);
-        while let Some(batch) = self.tx.next_batch() {
-            if !self.tx.may_post() {
-                self.stats.batch_stalls += 1;
-                break;
+        self.post_waiting(words, &mut post)
+    }
+
+    #[inline(always)]
+    fn post_waiting<E>(&mut self, words: FlowWords, post: &mut impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+        // What is posted here changes none of the words: it was in flight before.
+        if self.window.begin(self.tx.unposted()) {
+            return self.flush_windowed(words, post);
+        }
+        while let Some(batch) = self.next_to_post() {
+            self.post_batch(&batch, words, false, post)?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn next_to_post(&mut self) -> Option<Batch> {
+        let batch = self.tx.next_batch()?;
+        if !self.tx.may_post() {
+            self.stats.batch_stalls += 1;
+            return None;
+        }
+        Some(batch)
+    }
+
+    #[inline(always)]
+    fn post_batch<E>(
+        &mut self,
+        batch: &Batch,
+        words: FlowWords,
+        signal: bool,
+        post: &mut impl FnMut(Emit) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.rx.note_told(words);
+        post(self.tx.fill(batch, words, signal))?;
+        self.tx.commit(batch);
+        self.told_by_batch = words;
+        self.starved |= self.tx.free() < self.tx.size().bytes() / 4;
+        self.stats.batches_sent += 1;
+        self.stats.messages_sent += u64::from(batch.messages());
+        self.stats.bytes_sent += batch.bytes();
+        self.stats.wraps += u64::from(batch.is_marker());
+        Ok(())
+    }
+
+    /// The flush of what the window applies to: it waits for a place, or takes one (W1).
+    #[inline(never)]
+    fn flush_windowed<E>(&mut self, words: FlowWords, post: &mut impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+        if let Some(hold) = self.window.hold(self.tx.batches_received()) {
+            // Like a refused call: the peer's word would help (L5).
+            self.starved |= hold == Hold::PeersWord;
+            self.stats.window_stalls += 1;
+            return Ok(());
+        }
+        while let Some(batch) = self.next_to_post() {
+            // What a wrap cut in parts takes one place, with its last part (W2).
+            let takes_place = batch.span() == self.tx.unposted();
+            self.post_batch(&batch, words, takes_place && self.window.needs_completions(), post)?;
+            if takes_place {
+                self.window.posted(self.tx.batches_sent());
             }
-            self.rx.note_told(words);
-            post(self.tx.fill(&batch, words))?;
-            self.tx.commit(&batch);
-            self.told_by_batch = words;
-            self.starved |= self.tx.free() < self.tx.size().bytes() / 4;
-            self.stats.batches_sent += 1;
-            self.stats.messages_sent += u64::from(batch.messages());
-            self.stats.bytes_sent += batch.bytes();
-            self.stats.wraps += u64::from(batch.is_marker());
         }
         Ok(())
     }
@@ -343,7 +403,11 @@ impl<U> Link<U> {
 
     /// Ends the connection; the first reason stays. All pending calls come out of [`Link::next_event`] as failed.
     pub fn close(&mut self, reason: CloseReason) {
-        self.closed.get_or_insert(reason);
+        if self.closed.is_none() {
+            let reason = self.final_reason(reason);
+            self.closed = Some(reason);
+            self.ending = Some(reason);
+        }
     }
 
     /// Why the connection ended, once it has.
@@ -353,7 +417,7 @@ impl<U> Link<U> {
     }
 
     fn is_indebted(&self) -> bool {
-        self.rx.has_work() || self.tx.has_unposted()
+        self.rx.has_work() || self.tx.has_unposted() || self.owes_mark()
     }
 
     /// A new heartbeat for the published record, if this side owes the peer anything: requests it has not answered, arrivals it has not
@@ -370,7 +434,8 @@ impl<U> Link<U> {
     /// keep-alive can ask for work.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.closed.is_some() || !(self.tx.has_unposted() || self.wants_read())
+        let may_flush = self.tx.has_unposted() && !self.window.awaits_completion();
+        self.closed.is_some() || !(may_flush || self.wants_read())
     }
 
     /// Calls that wait for their end.
@@ -388,7 +453,7 @@ impl<U> Link<U> {
     /// Either side waits for the other, so [`Link::beat`] and [`Link::poll_read`] must be called every few milliseconds.
     #[must_use]
     pub fn is_timed(&self) -> bool {
-        self.closed.is_none() && (self.calls.unanswered() > 0 || self.is_indebted())
+        self.closed.is_none() && (self.is_watching() || self.is_indebted())
     }
 
     /// Bytes written and, as far as known, not consumed by the peer.

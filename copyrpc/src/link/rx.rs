@@ -29,6 +29,8 @@ pub(super) struct RecvRing {
     /// Their bytes are needed.
     pub(super) requests: HeldRequests,
     batches_received: u64,
+    /// The peer makes no more calls (G1).
+    heard_closing: bool,
     /// Batches the peer may have sent and not been told the receipt of (B1).
     batch_limit: u32,
     /// The most that the peer can know of this side; bounds what it may send.
@@ -47,6 +49,7 @@ impl RecvRing {
             announced: VecDeque::new(),
             requests: HeldRequests::default(),
             batches_received: 0,
+            heard_closing: false,
             batch_limit,
             told: FlowWords { consumer_pos: start, credit: 0, batches_received: 0 },
         }
@@ -71,6 +74,12 @@ impl RecvRing {
     #[inline]
     pub(super) const fn batches_received(&self) -> u64 {
         self.batches_received
+    }
+
+    /// A batch that was begun said that the peer makes no more calls.
+    #[inline]
+    pub(super) const fn has_heard_closing(&self) -> bool {
+        self.heard_closing
     }
 
     /// These words are about to be where the peer can see them.
@@ -123,6 +132,7 @@ impl RecvRing {
         let Some(span) = self.announced.pop_front() else { return Ok(None) };
         let bytes = self.view.copy_out::<FLOW_METADATA_SIZE>(start);
         let metadata = FlowMetadata::decode(&bytes).map_err(|ReservedNotZero| ProtocolError::ReservedNotZero)?;
+        self.heard_closing |= metadata.is_closing;
         let count = metadata.message_count;
         let to_end = self.size().to_end(start);
         let is_marker = count == WRAP_MESSAGE_COUNT;

@@ -22,6 +22,8 @@ pub struct Emit {
     pub bytes: u64,
     /// Immediate value.
     pub imm: u32,
+    /// Its completion is asked for, and to be told to [`Link::on_write_done`](super::Link::on_write_done).
+    pub signal: bool,
 }
 
 /// Where the next message goes; from [`SendRing::place`], for [`SendRing::append`].
@@ -53,6 +55,11 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// Ring bytes it covers.
+    pub(super) const fn span(&self) -> u64 {
+        self.span
+    }
+
     pub(super) const fn is_marker(&self) -> bool {
         self.count == WRAP_MESSAGE_COUNT
     }
@@ -95,6 +102,8 @@ pub(super) struct SendRing {
     batch_limit: u64,
     /// Number of the last metadata-only batch, counted as `batches_sent`.
     last_metadata_only: u64,
+    /// This end makes no more calls (G1).
+    is_closing: bool,
 }
 
 impl SendRing {
@@ -110,6 +119,7 @@ impl SendRing {
             batches_received: 0,
             batch_limit: batch_limit as u64,
             last_metadata_only: 0,
+            is_closing: false,
         }
     }
 
@@ -131,6 +141,33 @@ impl SendRing {
     #[inline]
     pub(super) const fn has_unposted(&self) -> bool {
         self.producer != self.posted
+    }
+
+    /// Bytes not posted, those a wrap skips included.
+    #[inline]
+    pub(super) const fn unposted(&self) -> u64 {
+        self.producer - self.posted
+    }
+
+    /// From here batches are marked that nothing waits behind.
+    pub(super) const fn mark_closing(&mut self) {
+        self.is_closing = true;
+    }
+
+    /// The peer is known to have taken every batch.
+    pub(super) const fn all_received(&self) -> bool {
+        self.batches_received == self.batches_sent
+    }
+
+    /// Batches the peer took, as far as known here.
+    pub(super) const fn batches_received(&self) -> u64 {
+        self.batches_received
+    }
+
+    /// Batches posted.
+    #[inline]
+    pub(super) const fn batches_sent(&self) -> u64 {
+        self.batches_sent
     }
 
     /// The batch limit allows one more batch (B1).
@@ -208,10 +245,12 @@ impl SendRing {
 
     /// Writes the metadata of a batch; may be repeated until the batch is posted.
     #[inline]
-    pub(super) fn fill(&self, batch: &Batch, words: FlowWords) -> Emit {
-        let metadata = FlowMetadata { words, message_count: batch.count };
+    pub(super) fn fill(&self, batch: &Batch, words: FlowWords, signal: bool) -> Emit {
+        // No calls are appended any more, but what waits may have some behind this batch.
+        let is_closing = self.is_closing && batch.start + batch.span == self.producer;
+        let metadata = FlowMetadata { words, message_count: batch.count, is_closing };
         self.view.copy_in(batch.start, &metadata.encode());
-        Emit { offset: self.size().offset(batch.start), bytes: batch.bytes(), imm: encode_imm(batch.span) }
+        Emit { offset: self.size().offset(batch.start), bytes: batch.bytes(), imm: encode_imm(batch.span), signal }
     }
 
     /// The batch has been posted (F2: nothing moves before that).

@@ -2,7 +2,7 @@
 //! that keeps one out. Drivers here are minimal: no READ or no batch goes unless the test says so.
 
 use copyrpc::error::{CallError, CallFailure, LinkConfigError, ReplyError};
-use copyrpc::link::{Emit, Link, LinkConfig};
+use copyrpc::link::{Emit, Link, LinkConfig, Window};
 use copyrpc::ring::RingSize;
 
 use crate::sim::{End, Ended, Memory, execute};
@@ -23,6 +23,7 @@ pub(crate) fn config() -> LinkConfig {
         recv_start: 0,
         keepalive_ns: 1_000,
         stall_ns: u64::MAX,
+        window: Window::Off,
     }
 }
 
@@ -41,6 +42,7 @@ pub(crate) fn pair_of(size: RingSize, first: &LinkConfig) -> [End; 2] {
         recv_start: first.send_start,
         keepalive_ns: first.keepalive_ns,
         stall_ns: first.stall_ns,
+        window: first.window,
     };
     [End::new(size, first), End::new(size, &second)]
 }
@@ -146,7 +148,7 @@ fn a_refused_call_makes_a_read_that_brings_new_credit() {
     assert!(ends[0].link.call(&[], 9, 212).is_err());
     assert!(!ends[0].read_if_wanted(0), "one READ in flight at most");
     execute(&mut ends, 0);
-    ends[0].take_read_completions();
+    ends[0].take_send_completions();
     assert!(ends[0].link.call(&[], 9, 212).is_ok());
 }
 
@@ -236,10 +238,10 @@ fn a_batch_never_ends_at_the_ring_end() {
         end.link.call(&[0; 20], 1, 0).unwrap();
         emits(&mut end.link)
     };
-    let data = |offset| Emit { offset, bytes: 64, imm: 2 };
+    let data = |offset| Emit { offset, bytes: 64, imm: 2, signal: false };
     assert_eq!(near_end(96), [data(C - 96)]);
     for left in [64, 32] {
-        let marker = Emit { offset: C - left, bytes: 32, imm: left as u32 / 32 };
+        let marker = Emit { offset: C - left, bytes: 32, imm: left as u32 / 32, signal: false };
         assert_eq!(near_end(left), [marker, data(0)]);
     }
 }
@@ -249,7 +251,7 @@ fn an_open_batch_is_closed_before_the_marker_and_all_three_batches_go() {
     let mut end = End::new(size(), &LinkConfig { send_start: C - 128, ..config() });
     end.link.call(&[0; 20], 1, 0).unwrap();
     end.link.call(&[0; 40], 2, 0).unwrap();
-    let emit = |offset, bytes, imm| Emit { offset, bytes, imm };
+    let emit = |offset, bytes, imm| Emit { offset, bytes, imm, signal: false };
     let expected = [emit(C - 128, 64, 2), emit(C - 64, 32, 2), emit(0, 96, 3)];
     assert_eq!(emits(&mut end.link), expected);
 }
@@ -293,7 +295,7 @@ fn replies_are_written_across_a_wrap_while_no_batch_may_go() {
         ended += rounds_without_read(&mut ends, 1)[1].len();
         ends[0].read_if_wanted(0);
         execute(&mut ends, 0);
-        ends[0].take_read_completions();
+        ends[0].take_send_completions();
     }
     assert_eq!(ended, 3);
 }
@@ -367,7 +369,7 @@ fn silence_is_broken_by_a_read_only_while_calls_wait() {
     assert!(ends[0].read_if_wanted(2_001_000));
     assert!(!ends[0].read_if_wanted(3_000_000), "one READ at a time");
     execute(&mut ends, 0);
-    ends[0].take_read_completions();
+    ends[0].take_send_completions();
     assert!(!ends[0].read_if_wanted(3_000_100), "the peer lives");
     assert!(ends[0].read_if_wanted(3_001_100));
 }

@@ -107,7 +107,7 @@ fn gives_up_after(ends: &mut [End; 2], mut peer: impl FnMut(&mut End, u64)) -> O
     for now_ns in (0..10 * STALL_NS).step_by(100) {
         peer(&mut ends[1], now_ns);
         ends[0].poll(usize::MAX, 1, |_, _| ());
-        ends[0].take_read_completions();
+        ends[0].take_send_completions();
         assert!(ends[0].flush(|| true).is_ok());
         ends[0].read_if_wanted(now_ns);
         while execute(ends, 0) {}

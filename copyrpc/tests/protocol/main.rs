@@ -8,8 +8,10 @@
     reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
 )]
 
+mod closing;
 mod defects;
 mod endings;
 mod oracle;
 mod sim;
 mod untrusted;
+mod window;

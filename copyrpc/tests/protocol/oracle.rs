@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::sim::{End, Ended, OnFailure, execute};
 use copyrpc::Stats;
 use copyrpc::error::{CallError, CallFailure, CloseReason};
-use copyrpc::link::{Event, LinkConfig, Request};
+use copyrpc::link::{Event, LinkConfig, Request, Window};
 use copyrpc::ring::RingSize;
 
 /// A call the application wants to make.
@@ -88,6 +88,14 @@ impl World {
             _ => size.max_reservation(),
         });
         let batches: [u32; 2] = std::array::from_fn(|_| [1, 2, 3, 8, 64][rng.usize(..5)]);
+        let windows: [Window; 2] = std::array::from_fn(|_| {
+            let (batches, exempt_bytes) = (rng.u32(1..4), [32, 256, 4096, u64::MAX][rng.usize(..4)]);
+            match rng.u8(..3) {
+                0 => Window::Off,
+                1 => Window::Completion { batches, exempt_bytes },
+                _ => Window::Consumption { batches, exempt_bytes },
+            }
+        });
         let ends = [0, 1].map(|side| {
             let config = LinkConfig {
                 local_credit: credits[side],
@@ -98,6 +106,7 @@ impl World {
                 recv_start: starts[1 - side],
                 keepalive_ns: u64::MAX,
                 stall_ns: u64::MAX,
+                window: windows[side],
             };
             End::new(size, &config)
         });
@@ -240,7 +249,7 @@ impl World {
             5 => (0..many).for_each(|_| _ = execute(&mut self.ends, side)),
             6 => {
                 self.ends[side].read_if_wanted(0);
-                self.ends[side].take_read_completions();
+                self.ends[side].take_send_completions();
             }
             _ => self.ends[side].publish(),
         }
@@ -270,7 +279,7 @@ impl World {
                 progress += 1;
             }
             progress += self.poll(side, usize::MAX, 1);
-            self.ends[side].take_read_completions();
+            self.ends[side].take_send_completions();
             while self.recv(side) {}
             while self.answer(side) {
                 progress += 1;
@@ -353,7 +362,9 @@ fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
     }
     // The paths that matter were taken.
     assert!(total.calls > runs * 50, "{total:#?}");
-    for taken in [total.wraps, total.reads, total.metadata_only, total.batch_stalls, total.ring_full, total.insufficient_credit] {
+    for taken in
+        [total.wraps, total.reads, total.metadata_only, total.batch_stalls, total.window_stalls, total.ring_full, total.insufficient_credit]
+    {
         assert!(taken > runs, "{total:#?}");
     }
     assert_eq!(total.stale_responses, 0);

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 
+use copyrpc::error::CloseReason;
 use copyrpc::link::{Emit, Event, Link, LinkConfig, Request};
 use copyrpc::ring::{RecvBytes, RingSize, RingView};
 use copyrpc::wire::{FLOW_METADATA_SIZE, FlowWords, HEADER_SIZE, Header, PublishedRecord, RESPONSE_FLAG, WRAP_MESSAGE_COUNT, padded};
@@ -65,6 +66,13 @@ enum Operation {
     Read,
 }
 
+/// A completion of an operation that was signaled.
+enum Completion {
+    Write,
+    Failed,
+    Read([u8; FLOW_METADATA_SIZE]),
+}
+
 /// A batch as the fabric saw it: what may be overwritten once it is parsed, and the requests in it.
 struct SeenBatch {
     offset: u64,
@@ -76,13 +84,17 @@ pub(crate) struct End {
     pub(crate) link: Link<u64>,
     /// Requests that arrived and the application has not looked at.
     pub(crate) inbox: VecDeque<Request>,
+    /// The application takes requests; if not, the core has them.
+    pub(crate) is_receiving: bool,
+    /// Requests taken, or refused by the core.
+    received: usize,
     send: Memory,
     recv: Memory,
     recv_view: RingView,
     record: PublishedRecord,
     posted: VecDeque<Operation>,
     recv_cq: VecDeque<u32>,
-    read_cq: VecDeque<[u8; FLOW_METADATA_SIZE]>,
+    send_cq: VecDeque<Completion>,
     srq_depth: u32,
     srq_posted: u32,
     /// One flag per block of the receive ring: the receiver still needs it.
@@ -107,13 +119,15 @@ impl End {
         Self {
             link: Link::new(send.view(size), recv_view, config).unwrap(),
             inbox: VecDeque::new(),
+            is_receiving: true,
+            received: 0,
             send,
             recv,
             recv_view,
             record,
             posted: VecDeque::new(),
             recv_cq: VecDeque::new(),
-            read_cq: VecDeque::new(),
+            send_cq: VecDeque::new(),
             srq_depth,
             srq_posted: srq_depth,
             live: vec![false; (size.bytes() / BLOCK) as usize],
@@ -125,14 +139,21 @@ impl End {
     /// Flushes; a post for which `accept` says no is deferred.
     pub(crate) fn flush(&mut self, mut accept: impl FnMut() -> bool) -> Result<(), Deferred> {
         let (send, posted) = (&self.send, &mut self.posted);
-        self.link.flush(|emit| {
+        let is_closing = self.link.is_closing();
+        let outcome = self.link.flush(|emit| {
             if !accept() {
                 return Err(Deferred);
             }
             let bytes = send.read(emit.offset, emit.bytes);
             posted.push_back(Operation::WriteImm(emit, bytes));
             Ok(())
-        })
+        });
+        if is_closing && !self.is_receiving {
+            // G2: what nobody received was refused.
+            (self.received..self.requests.len()).for_each(|number| self.forget_request(number));
+            self.received = self.requests.len();
+        }
+        outcome
     }
 
     pub(crate) fn publish(&mut self) {
@@ -157,9 +178,14 @@ impl End {
         wanted
     }
 
-    pub(crate) fn take_read_completions(&mut self) {
-        while let Some(record) = self.read_cq.pop_front() {
-            self.link.on_read_done(&record);
+    /// Called after [`End::poll`], as the driver does: what arrived before a failure is seen before it.
+    pub(crate) fn take_send_completions(&mut self) {
+        while let Some(completion) = self.send_cq.pop_front() {
+            match completion {
+                Completion::Write => _ = self.link.on_write_done(),
+                Completion::Failed => self.link.close(CloseReason::Disconnected),
+                Completion::Read(record) => self.link.on_read_done(&record),
+            }
         }
     }
 
@@ -174,7 +200,11 @@ impl End {
             }
             while let Some(event) = self.link.next_event() {
                 match event {
-                    Event::Request => self.inbox.extend(self.link.take_request()),
+                    Event::Request if self.is_receiving => {
+                        self.inbox.extend(self.link.take_request());
+                        self.received += 1;
+                    }
+                    Event::Request => {}
                     Event::Ended { user_data, outcome } => {
                         ended(user_data, outcome.map(|payload| self.recv_view.bytes(payload).to_vec()));
                     }
@@ -254,19 +284,29 @@ fn requests_in(offset: u64, batch: &[u8]) -> Vec<(u64, u64)> {
     requests
 }
 
-/// Executes the oldest operation that `ends[from]` posted; whether there was one.
+/// Executes the oldest operation that `ends[from]` posted; whether there was one. A connection that has ended is off the device: what it
+/// posted is lost, and what its peer posts fails.
 pub(crate) fn execute(ends: &mut [End; 2], from: usize) -> bool {
+    let is_over = ends.each_ref().map(|end| end.link.closed().is_some());
     match ends[from].posted.pop_front() {
         None => false,
+        Some(_) if is_over[from] => true,
+        Some(_) if is_over[1 - from] => {
+            ends[from].send_cq.push_back(Completion::Failed);
+            true
+        }
         Some(Operation::WriteImm(emit, bytes)) => {
             let now = ends[from].send.read(emit.offset, emit.bytes);
             assert_eq!(now, bytes, "send ring changed before {emit:?} executed");
             ends[1 - from].arrive(emit, &bytes);
+            if emit.signal {
+                ends[from].send_cq.push_back(Completion::Write);
+            }
             true
         }
         Some(Operation::Read) => {
             let record = ends[1 - from].record;
-            ends[from].read_cq.push_back(record.encode());
+            ends[from].send_cq.push_back(Completion::Read(record.encode()));
             true
         }
     }

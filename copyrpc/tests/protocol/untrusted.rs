@@ -2,7 +2,7 @@
 //! pending call still ends exactly once. Batches here are written by hand.
 
 use copyrpc::error::{CallFailure, CloseReason, ProtocolError};
-use copyrpc::link::{CallKey, Event, Link, LinkConfig, Request};
+use copyrpc::link::{CallKey, Event, Link, LinkConfig, Request, Window};
 use copyrpc::ring::{RingSize, RingView};
 use copyrpc::wire::{CallId, FlowMetadata, FlowWords, Header, PublishedRecord};
 
@@ -41,6 +41,7 @@ impl Victim {
             recv_start: 0,
             keepalive_ns: 0,
             stall_ns: u64::MAX,
+            window: Window::Off,
         };
         let mut link = Link::new(send.view(size), recv_view, &config).unwrap();
         let first = link.call(&[1; 20], 0, 20).unwrap();
@@ -84,7 +85,7 @@ impl Victim {
 }
 
 fn batch(words: FlowWords, message_count: u32, messages: &[(Header, &[u8])]) -> Vec<u8> {
-    let metadata = FlowMetadata { words, message_count };
+    let metadata = FlowMetadata { words, message_count, is_closing: false };
     let mut bytes = metadata.encode().to_vec();
     for (header, payload) in messages {
         bytes.extend(header.encode());
@@ -323,8 +324,8 @@ fn responses_beyond_their_limits_are_refused() {
     let payload = [0; 21];
     let error = punished(|victim| whole(victim.batch(&[(response(0, 0, 0, 21), &payload)])));
     assert_eq!(error, ProtocolError::ResponseTooLarge { len: 21, max: 20 });
-    let error = punished(|victim| whole(victim.batch(&[(response(0, 0, 3, 0), b"")])));
-    assert_eq!(error, ProtocolError::UnknownStatus(3));
+    let error = punished(|victim| whole(victim.batch(&[(response(0, 0, 4, 0), b"")])));
+    assert_eq!(error, ProtocolError::UnknownStatus(4));
 }
 
 /// T7 holds for a call whose caller does not wait any more.

@@ -1,0 +1,127 @@
+//! The graceful end of a connection (G1..G4): both ends say that they make no more calls, all that is outstanding ends, then both part.
+
+use super::{Emit, Link};
+use crate::error::CloseReason;
+use crate::wire::{METADATA_SPAN, Status};
+
+/// How far a graceful end has come. It begins when [`Link::is_closing`] does.
+#[derive(Debug, Default)]
+pub(super) struct Closing {
+    /// A batch with the mark was posted (G1).
+    is_told: bool,
+    /// A READ was posted after everything was settled.
+    last_read_posted: bool,
+}
+
+impl<U> Link<U> {
+    /// Ends the connection when all is done: no more calls are taken; those outstanding end, on either side; requests that the application
+    /// has may be answered, and all others are refused by the next flush. Then [`Link::closed`] is [`CloseReason::ClosedHere`].
+    pub fn shut_down(&mut self) {
+        if self.closed.is_none() {
+            self.begin_closing(CloseReason::ClosedHere);
+        }
+    }
+
+    pub(super) fn begin_closing(&mut self, reason: CloseReason) {
+        if self.ending.is_none() {
+            self.tx.mark_closing();
+            // An answer is waited for from here.
+            self.watch.news();
+        }
+        self.ending = Some(reason);
+    }
+
+    /// A graceful end has begun here or at the peer, and is not complete.
+    #[must_use]
+    pub const fn is_closing(&self) -> bool {
+        self.ending.is_some() && self.closed.is_none()
+    }
+
+    /// The peer has to hear that this end closes.
+    pub(super) const fn owes_mark(&self) -> bool {
+        self.is_closing() && !self.closing.is_told
+    }
+
+    /// The peer has to answer this end's mark with its own.
+    pub(super) const fn awaits_mark(&self) -> bool {
+        self.is_closing() && self.closing.is_told && !self.rx.has_heard_closing()
+    }
+
+    /// Nothing is outstanding on either side, and nothing more is to be sent (G3).
+    fn is_settled(&self) -> bool {
+        self.is_closing()
+            && self.closing.is_told
+            && self.rx.has_heard_closing()
+            && self.calls.unanswered() == 0
+            && !self.rx.has_work()
+            && !self.tx.has_unposted()
+    }
+
+    /// Silence of the peer means something (K1): it owes answers, or its mark.
+    #[must_use]
+    #[inline]
+    pub fn is_watching(&self) -> bool {
+        self.calls.unanswered() > 0 || (self.ending.is_some() && self.awaits_mark())
+    }
+
+    /// The flush of an end that takes no more calls.
+    #[inline(never)]
+    pub(super) fn flush_closing<E>(&mut self, post: &mut impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+        if self.closed.is_some() {
+            return Ok(());
+        }
+        // G2. A correct peer sends at most what its credit pays for, so it ends.
+        while let Some(request) = self.take_request() {
+            if self.respond(request, Status::Closing, &[]).is_err() {
+                break;
+            }
+        }
+        if self.owes_mark() && !self.tx.has_unposted() {
+            self.offer_mark();
+        }
+        let words = self.current_words();
+        let sent = self.tx.batches_sent();
+        let outcome = self.post_waiting(words, post);
+        self.closing.is_told |= self.tx.batches_sent() > sent && !self.tx.has_unposted();
+        outcome?;
+        if self.is_settled() {
+            if self.tx.all_received() {
+                self.closed = self.ending;
+            } else {
+                self.starved = !self.closing.last_read_posted;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a batch that carries the mark alone.
+    fn offer_mark(&mut self) {
+        let reserved = 2 * self.reservation.outstanding();
+        if self.tx.in_flight() + METADATA_SPAN + reserved <= self.tx.size().bytes() {
+            self.tx.append_metadata_only();
+            self.stats.metadata_only += 1;
+        } else {
+            // What the peer consumed makes room.
+            self.starved = true;
+        }
+    }
+
+    pub(super) fn note_last_read_posted(&mut self) {
+        self.closing.last_read_posted = self.is_settled();
+    }
+
+    /// A READ completed. If it was the last, all that was posted before it has arrived.
+    pub(super) fn note_read_done(&mut self) {
+        if self.closing.last_read_posted {
+            self.closed = self.ending;
+        }
+    }
+
+    /// Why a connection ends that was given up: a peer that parted first is no failure (G4).
+    pub(super) fn final_reason(&self, reason: CloseReason) -> CloseReason {
+        match (reason, self.ending) {
+            (CloseReason::Disconnected | CloseReason::Transport { .. }, Some(graceful)) if self.is_settled() => graceful,
+            _ => reason,
+        }
+    }
+}
