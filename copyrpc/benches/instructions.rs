@@ -231,8 +231,8 @@ fn main() {
                 println!("{}|{bound}|{}|{}|{}|{}", k.name, COUNTS.0, COUNTS.1, k.collect, k.what);
             }
         }
-        // `cargo bench` starts every benchmark like this.
-        [.., "--bench"] => println!("instructions: counted by scripts/instructions"),
+        // `cargo bench` starts every benchmark like this, and `cargo test --benches` without an argument.
+        [] | [.., "--bench"] => println!("instructions: counted by scripts/instructions"),
         [name, calls] => {
             let kind = KINDS.iter().find(|k| k.name == name).unwrap_or_else(|| panic!("no such operation: {name}"));
             Pair::new(kind.endpoints).run(calls.parse().unwrap(), kind.depth, kind.work);

@@ -141,8 +141,13 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Checks and computes everything. Reads the affinity mask; changes nothing.
+    /// Checks and computes everything, for processes that share this one's affinity mask. Changes nothing.
     pub(crate) fn resolve(cli: Cli) -> Result<Self, OptionError> {
+        Self::resolve_on(cli, affinity::usable_cores()?)
+    }
+
+    /// The same, for processes that may use these cores.
+    pub(crate) fn resolve_on(cli: Cli, usable_cores: Vec<usize>) -> Result<Self, OptionError> {
         check_counts(&cli)?;
         let length = check_length(&cli)?;
         let ring = ring_size(&cli)?;
@@ -150,7 +155,7 @@ impl Options {
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", format!("{fault:?}"), "nothing would notice it", "only with --verify".to_owned()));
         }
-        let plan = Plan::new(&cli.pin, affinity::usable_cores()?, Threads { ranks: RANKS, daemons: 0, clients: 1 })?;
+        let plan = Plan::new(&cli.pin, usable_cores, Threads { ranks: RANKS, daemons: 0, clients: 1 })?;
         let wait = match cli.wait {
             WaitChoice::Busy => Wait::Busy,
             WaitChoice::Yield => Wait::Yield,
