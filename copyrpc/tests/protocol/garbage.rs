@@ -15,7 +15,7 @@ use copyrpc::ring::{RingSize, RingView};
 use copyrpc::wire::{CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord};
 
 use crate::sim::OnFailure;
-use crate::{env_number, scale};
+use crate::{env_number, say, scale};
 
 /// One page, so that guard pages lie at both of its ends.
 const C: u64 = 4096;
@@ -387,6 +387,6 @@ fn arbitrary_bytes_in_the_ring_touch_nothing_outside_and_each_call_still_ends_on
         found += u64::from(was_found);
         runs += 1;
     }
-    println!("{changed} batches and records changed, {runs} pairs of links, {found} of them closed by what they found");
+    say(&format!("garbage: {changed} batches and records changed, {runs} pairs of links, {found} of them closed by what they found"));
     assert!(found > runs / 4 && found < runs, "{found} of {runs}");
 }

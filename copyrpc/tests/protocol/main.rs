@@ -5,9 +5,10 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stderr,
-    clippy::print_stdout,
     reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
 )]
+
+use std::io::Write;
 
 mod closing;
 mod defects;
@@ -26,4 +27,9 @@ fn env_number(name: &str) -> Option<u64> {
 /// How many times as long the random tests run.
 fn scale() -> u64 {
     env_number("COPYRPC_TEST_SCALE").unwrap_or(1)
+}
+
+/// Not by `println`, which a test that passes does not show.
+fn say(line: &str) {
+    std::io::stderr().write_all(format!("{line}\n").as_bytes()).unwrap();
 }

@@ -1,16 +1,18 @@
-//! Random operations on two real [`Link`]s against a small oracle: every call ends exactly once
-//! with the right bytes, requests arrive in order exactly once, held payloads stay intact, and from
-//! any state a fair schedule ends every call (liveness). The fabric's own checks are in `sim`.
+//! Random operations on two real [`Link`](copyrpc::link::Link)s against a small oracle: every call ends exactly once with the right bytes,
+//! by its answer, its deadline, a cancellation or the end of the connection; requests arrive in order exactly once; held payloads stay
+//! intact; and from any state a fair schedule ends every call (liveness), or a graceful end both sides. The fabric's own checks are in `sim`.
 //!
 //! `COPYRPC_TEST_SCALE=n` runs n times as many operations; `COPYRPC_TEST_SEED=s` runs one seed.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sim::{End, Ended, OnFailure, execute};
-use crate::{env_number, scale};
+use crate::{env_number, say, scale};
 use copyrpc::Stats;
 use copyrpc::error::{CallError, CallFailure, CloseReason};
-use copyrpc::link::{Event, LinkConfig, Request, Window};
+use copyrpc::link::{CallKey, LinkConfig, Request, Window};
 use copyrpc::ring::RingSize;
 
 /// A call the application wants to make.
@@ -22,14 +24,22 @@ struct Wish {
 
 /// A call that was taken and has not ended.
 struct Taken {
-    wish: Wish,
+    key: CallKey,
+    deadline_ns: u64,
     /// What the responder answered, once it has.
     answer: Option<Ended>,
 }
 
+/// A request, for as long as it is not answered.
+#[derive(Clone, Copy)]
+struct Sent {
+    serial: u64,
+    wish: Wish,
+}
+
 struct Held {
     request: Request,
-    serial: u64,
+    sent: Sent,
     number: usize,
 }
 
@@ -38,12 +48,13 @@ struct Held {
 struct App {
     next_serial: u64,
     taken: HashMap<u64, Taken>,
+    /// Serials of the calls that may still be cancelled, and of others that ended.
+    cancellable: Vec<u64>,
     /// Calls the other side has not received yet, in order.
-    in_order: VecDeque<u64>,
+    in_order: VecDeque<Sent>,
     refused: VecDeque<Wish>,
     held: Vec<Held>,
     received: usize,
-    ended: u64,
 }
 
 struct World {
@@ -52,6 +63,8 @@ struct World {
     rng: fastrand::Rng,
     limits: RingSize,
     mood: Mood,
+    now_ns: u64,
+    operations: u64,
 }
 
 /// Habits of one run, so that runs differ in kind and not only in detail.
@@ -59,7 +72,7 @@ struct Mood {
     small_messages: bool,
     hold_percent: u8,
     defer_percent: u8,
-    weights: [u32; 8],
+    weights: [u32; 10],
 }
 
 impl Mood {
@@ -74,14 +87,19 @@ impl Mood {
 }
 
 fn bytes_of(side: usize, serial: u64, reply: bool, len: usize) -> Vec<u8> {
-    let mut rng = fastrand::Rng::with_seed(serial << 2 | (side as u64) << 1 | u64::from(reply));
-    std::iter::repeat_with(|| rng.u8(..)).take(len).collect()
+    let seed = (serial << 2 | (side as u64) << 1 | u64::from(reply)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut bytes = Vec::with_capacity(len + 8);
+    for word in 0..len.div_ceil(8) as u64 {
+        bytes.extend_from_slice(&(seed ^ word.wrapping_mul(0xd1b5_4a32_d192_ed03)).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
 }
 
 impl World {
     fn new(seed: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let size = RingSize::new([2, 2, 4, 4, 8, 16, 64][rng.usize(..7)] << 10).unwrap();
+        let size = RingSize::new(RingSize::CORE_MIN << rng.u32(..10)).unwrap();
         let starts: [u64; 2] = std::array::from_fn(|_| rng.u64(..1 << 40) & !31);
         let credits: [u64; 2] = std::array::from_fn(|_| match rng.u8(..4) {
             0 => 0,
@@ -112,7 +130,7 @@ impl World {
             End::new(size, &config)
         });
         let mood = Mood::random(&mut rng);
-        Self { ends, apps: Default::default(), rng, limits: size, mood }
+        Self { ends, apps: Default::default(), rng, limits: size, mood, now_ns: 0, operations: 0 }
     }
 
     fn wish(&mut self) -> Wish {
@@ -120,7 +138,7 @@ impl World {
         let mut pick = |max: usize| match self.rng.u8(..8) {
             0 => 0,
             1 if !self.mood.small_messages => max,
-            2 | 3 if !self.mood.small_messages => self.rng.usize(..=max),
+            2 | 3 if !self.mood.small_messages => self.rng.usize(..=max) >> self.rng.u32(..=max.ilog2()),
             4 => self.rng.usize(..8) * 32 + 20,
             5 => self.rng.usize(..8) * 32 + 21,
             _ => self.rng.usize(..100),
@@ -128,16 +146,18 @@ impl World {
         Wish { len: pick(max_len).min(max_len), allowance: pick(max_allowance).min(max_allowance) }
     }
 
-    /// Makes the call or remembers the wish; whether it was taken.
+    /// Makes the call; whether it was taken.
     fn call(&mut self, side: usize, wish: Wish) -> bool {
+        let deadline_ns = if self.rng.u8(..4) == 0 { self.now_ns + self.rng.u64(..5_000) } else { u64::MAX };
         let app = &mut self.apps[side];
         let serial = app.next_serial;
         let payload = bytes_of(side, serial, false, wish.len);
-        match self.ends[side].link.call(&payload, serial, wish.allowance) {
-            Ok(_) => {
+        match self.ends[side].link.call_until(&payload, serial, wish.allowance, deadline_ns) {
+            Ok(key) => {
                 app.next_serial += 1;
-                app.taken.insert(serial, Taken { wish, answer: None });
-                app.in_order.push_back(serial);
+                app.taken.insert(serial, Taken { key, deadline_ns, answer: None });
+                app.cancellable.push(serial);
+                app.in_order.push_back(Sent { serial, wish });
                 true
             }
             Err(error) => {
@@ -150,12 +170,40 @@ impl World {
 
     fn poll(&mut self, side: usize, max: usize, burst: usize) -> usize {
         let app = &mut self.apps[side];
-        self.ends[side].poll(max, burst, |serial, ended| {
-            let call = app.taken.remove(&serial).expect("a call ended twice");
+        let end = &mut self.ends[side];
+        let taken = end.poll(max, burst, |serial, ended| {
+            let call = app.taken.remove(&serial).expect("a call ended twice, or after its early end");
             let answer = call.answer.expect("a call ended before its answer");
             assert_eq!(ended, answer, "call {serial} of side {side}");
-            app.ended += 1;
-        })
+        });
+        end.take_send_completions();
+        taken
+    }
+
+    /// Cancels a call, or finds that it has ended.
+    fn cancel(&mut self, side: usize) {
+        let app = &mut self.apps[side];
+        if app.cancellable.is_empty() {
+            return;
+        }
+        let serial = app.cancellable.swap_remove(self.rng.usize(..app.cancellable.len()));
+        if let Some(call) = app.taken.remove(&serial) {
+            assert_eq!(self.ends[side].link.cancel(call.key), Some(serial));
+            assert_eq!(self.ends[side].link.cancel(call.key), None, "cancelled twice");
+        }
+    }
+
+    /// Time passes: exactly the calls end whose deadline has passed.
+    fn pass_time(&mut self, side: usize) {
+        self.now_ns += self.rng.u64(..200);
+        let (app, link) = (&mut self.apps[side], &mut self.ends[side].link);
+        while let Some(serial) = link.expire(self.now_ns) {
+            let call = app.taken.remove(&serial).expect("a deadline of a call that has ended");
+            assert!(call.deadline_ns < self.now_ns);
+        }
+        let next = app.taken.values().map(|call| call.deadline_ns).filter(|deadline| *deadline != u64::MAX).min();
+        assert_eq!(link.next_deadline(), next);
+        assert!(next.is_none_or(|deadline| deadline >= self.now_ns), "a deadline did not fire");
     }
 
     /// Takes one request and checks that it is the next one, unharmed.
@@ -163,23 +211,21 @@ impl World {
         let Some(request) = self.ends[side].inbox.pop_front() else {
             return false;
         };
-        let caller = &mut self.apps[1 - side];
-        let serial = caller.in_order.pop_front().expect("a request from nowhere");
-        let wish = caller.taken[&serial].wish;
-        assert!(request.max_reply() >= wish.allowance);
+        let sent = self.apps[1 - side].in_order.pop_front().expect("a request from nowhere");
+        assert!(request.max_reply() >= sent.wish.allowance);
         let number = self.apps[side].received;
         self.apps[side].received += 1;
-        let held = Held { request, serial, number };
+        let held = Held { request, sent, number };
         self.check_payload(side, &held);
         self.apps[side].held.push(held);
         true
     }
 
     fn check_payload(&self, side: usize, held: &Held) {
-        let len = self.apps[1 - side].taken[&held.serial].wish.len;
-        let expected = bytes_of(1 - side, held.serial, false, len);
+        let Sent { serial, wish } = held.sent;
+        let expected = bytes_of(1 - side, serial, false, wish.len);
         let found = self.ends[side].payload(&held.request).to_vec();
-        assert_eq!(found, expected, "request {} of side {side}", held.serial);
+        assert!(found == expected, "request {serial} to side {side}");
     }
 
     /// Answers a random held request.
@@ -190,9 +236,9 @@ impl World {
         let pick = self.rng.usize(..self.apps[side].held.len());
         let held = self.apps[side].held.swap_remove(pick);
         self.check_payload(side, &held);
-        let call = self.apps[1 - side].taken.get_mut(&held.serial).unwrap();
+        let serial = held.sent.serial;
         let link = &mut self.ends[side].link;
-        call.answer = Some(match self.rng.u8(..10) {
+        let answer = match self.rng.u8(..10) {
             0 => {
                 link.refuse(held.request).unwrap();
                 Err(CallFailure::Refused)
@@ -204,11 +250,15 @@ impl World {
             kind => {
                 let max = held.request.max_reply();
                 let len = if kind < 6 { max } else { self.rng.usize(..=max) };
-                let payload = bytes_of(side, held.serial, true, len);
+                let payload = bytes_of(side, serial, true, len);
                 link.reply(held.request, &payload).unwrap();
                 Ok(payload)
             }
-        });
+        };
+        // Nobody waits for it when the call was cancelled or ran out of time.
+        if let Some(call) = self.apps[1 - side].taken.get_mut(&serial) {
+            call.answer = Some(answer);
+        }
         self.ends[side].forget_request(held.number);
         true
     }
@@ -227,44 +277,52 @@ impl World {
             op += 1;
         }
         let many = self.rng.usize(1..6);
-        match op {
-            0 => {
-                for _ in 0..many {
+        let times = if matches!(op, 0 | 2 | 3 | 5) { many } else { 1 };
+        let mut done = 0;
+        for _ in 0..times {
+            done += usize::from(match op {
+                0 => {
                     let wish = self.wish();
-                    if !self.call(side, wish) {
+                    let is_taken = self.call(side, wish);
+                    if !is_taken {
                         self.apps[side].refused.push_back(wish);
                     }
+                    true
                 }
-            }
-            1 => {
-                let burst = self.rng.usize(1..4);
-                self.poll(side, many, burst);
-            }
-            2 => (0..many).for_each(|_| _ = self.recv(side)),
-            3 => {
-                if self.rng.u8(..100) >= self.mood.hold_percent {
-                    (0..many).for_each(|_| _ = self.answer(side));
+                1 => {
+                    let burst = self.rng.usize(1..4);
+                    self.poll(side, many, burst);
+                    true
                 }
-            }
-            4 => self.flush(side, self.mood.defer_percent),
-            5 => (0..many).for_each(|_| _ = execute(&mut self.ends, side)),
-            6 => {
-                self.ends[side].read_if_wanted(0);
-                self.ends[side].take_send_completions();
-            }
-            _ => self.ends[side].publish(),
+                2 => self.recv(side),
+                3 => self.rng.u8(..100) >= self.mood.hold_percent && self.answer(side),
+                5 => execute(&mut self.ends, side),
+                _ => {
+                    match op {
+                        4 => self.flush(side, self.mood.defer_percent),
+                        6 => _ = self.ends[side].read_if_wanted(self.now_ns),
+                        7 => self.ends[side].publish(),
+                        8 => self.cancel(side),
+                        _ => self.pass_time(side),
+                    }
+                    true
+                }
+            });
         }
+        // What could not be done is not counted.
+        self.operations += done as u64;
         self.check_invariants();
     }
 
     /// S1 and R1, seen from outside.
     fn check_invariants(&self) {
-        for end in &self.ends {
+        for (end, app) in self.ends.iter().zip(&self.apps) {
             let link = &end.link;
             assert!(link.in_flight() + 2 * link.reserved() <= self.limits.bytes());
             assert!(link.reserved() <= self.limits.max_reservation());
             assert!(link.credit_balance() <= self.limits.max_reservation());
-            assert_eq!(link.closed(), None);
+            assert_eq!(link.outstanding_calls(), app.taken.len());
+            assert!(link.closed().is_none() || link.is_quiet());
         }
     }
 
@@ -280,13 +338,12 @@ impl World {
                 progress += 1;
             }
             progress += self.poll(side, usize::MAX, 1);
-            self.ends[side].take_send_completions();
             while self.recv(side) {}
             while self.answer(side) {
                 progress += 1;
             }
             self.flush(side, 0);
-            self.ends[side].read_if_wanted(0);
+            self.ends[side].read_if_wanted(self.now_ns);
             self.ends[side].publish();
             while execute(&mut self.ends, side) {}
             self.check_invariants();
@@ -294,76 +351,128 @@ impl World {
         progress
     }
 
-    /// Liveness: a fair schedule ends every call, also those refused before.
-    fn drain(&mut self) {
+    fn fair_rounds_until(&mut self, is_done: impl Fn(&Self) -> bool) {
         let mut idle_rounds = 0;
-        while self.apps.iter().any(|app| !app.taken.is_empty() || !app.refused.is_empty()) {
+        while !is_done(self) {
             idle_rounds = if self.fair_round() == 0 { idle_rounds + 1 } else { 0 };
             // The longest pause between READs (L5) is 64 polls.
             assert!(idle_rounds < 84, "stuck: {:#?}", self.ends[0].link);
         }
     }
 
-    /// Every pending call ends once with the reason, and nothing can be sent any more.
-    fn disconnect(&mut self, side: usize) {
-        let (end, app) = (&mut self.ends[side], &mut self.apps[side]);
-        let reason = CloseReason::Disconnected;
-        end.link.close(reason);
-        while let Some(event) = end.link.next_event() {
-            let Event::Ended { user_data, outcome } = event else { panic!("a request on a closed link") };
-            assert_eq!(outcome, Err(CallFailure::Closed(reason)));
-            assert!(app.taken.remove(&user_data).is_some(), "a call ended twice");
+    /// Liveness: a fair schedule ends every call, also those refused before, and answers every request.
+    fn drain(&mut self) {
+        self.fair_rounds_until(|world| {
+            let is_idle = |app: &App| app.taken.is_empty() && app.refused.is_empty();
+            world.apps.iter().all(is_idle) && world.ends.iter().all(|end| end.link.unanswered_requests() == 0)
+        });
+        assert!(self.ends.iter().all(|end| end.link.closed().is_none()));
+    }
+
+    /// An idle link takes the largest call, however it got here.
+    fn drain_largest(&mut self) {
+        let limits = self.limits;
+        for app in &mut self.apps {
+            app.refused.push_back(Wish { len: limits.max_payload() as usize, allowance: limits.max_response_allowance() as usize });
         }
-        assert!(app.taken.is_empty(), "a call never ended");
-        let refused = end.link.call(&[], 7, 0);
-        let expected = CallError::Closed { user_data: 7, reason };
-        assert_eq!(refused, Err(expected));
-        assert!(end.link.is_quiet());
+        self.drain();
+        for end in &self.ends {
+            let stats = end.link.stats();
+            assert_eq!(stats.late_responses, stats.cancelled + stats.deadlines_exceeded, "each is answered, to nobody");
+        }
+    }
+
+    /// One side or both end gracefully in the middle of it all: what is outstanding is still answered, then both part.
+    fn shut_down(&mut self) {
+        let closers: &[usize] = [&[0][..], &[1], &[0, 1]][self.rng.usize(..3)];
+        closers.iter().for_each(|side| self.ends[*side].link.shut_down());
+        self.apps.iter_mut().for_each(|app| app.refused.clear());
+        self.fair_rounds_until(|world| world.ends.iter().all(|end| end.link.closed().is_some()));
+        for side in [0, 1] {
+            let expected = if closers.contains(&side) { CloseReason::ClosedHere } else { CloseReason::ClosedByPeer };
+            assert_eq!(self.ends[side].link.closed(), Some(expected));
+            assert!(self.apps[side].taken.is_empty() && self.apps[side].held.is_empty());
+        }
+    }
+
+    /// A peer is gone in the middle of it all, and the other finds out by what it posts: every call that waits ends once with the reason.
+    fn disconnect(&mut self, side: usize) {
+        let reason = CloseReason::Disconnected;
+        self.ends[side].link.close(reason);
+        let survivor = &mut self.ends[1 - side];
+        if self.rng.bool() {
+            let _deferred = survivor.flush(|| true);
+            survivor.read_if_wanted(self.now_ns);
+            execute(&mut self.ends, 1 - side);
+            self.ends[1 - side].take_send_completions();
+        }
+        self.ends[1 - side].link.close(reason);
+        for (end, app) in self.ends.iter_mut().zip(&mut self.apps) {
+            while let Some(event) = end.link.next_event() {
+                let copyrpc::link::Event::Ended { user_data, outcome } = event else { panic!("a request on a closed link") };
+                assert_eq!(outcome, Err(CallFailure::Closed(reason)));
+                assert!(app.taken.remove(&user_data).is_some(), "a call ended twice");
+            }
+            assert!(app.taken.is_empty(), "a call never ended");
+            let expected = CallError::Closed { user_data: 7, reason };
+            assert_eq!(end.link.call(&[], 7, 0), Err(expected));
+            assert!(app.held.drain(..).all(|held| end.link.reply(held.request, &[]).is_err()));
+            assert!(end.link.is_quiet());
+        }
     }
 }
 
-fn run(seed: u64, steps: usize) -> Stats {
+/// Runs one seed; what it counted, and how many operations it did.
+fn run(seed: u64) -> (Stats, u64) {
     let _on_failure = OnFailure(format!("COPYRPC_TEST_SEED={seed}"));
     let mut world = World::new(seed);
+    let steps = 400 * u64::from((world.limits.bytes() / RingSize::CORE_MIN).ilog2() + 1);
     for _ in 0..steps {
         world.random_step();
     }
-    if world.rng.u8(..8) == 0 {
-        let side = world.rng.usize(..2);
-        world.disconnect(side);
-    } else {
-        world.drain();
-        // An idle link must take the largest call again, however it got here.
-        for side in 0..2 {
-            world.apps[side]
-                .refused
-                .push_back(Wish { len: world.limits.max_payload() as usize, allowance: world.limits.max_response_allowance() as usize });
+    match world.rng.u8(..8) {
+        0 => {
+            let side = world.rng.usize(..2);
+            world.disconnect(side);
         }
-        world.drain();
+        1 => world.shut_down(),
+        _ => {
+            world.drain();
+            world.drain_largest();
+        }
     }
     let mut stats = *world.ends[0].link.stats();
     stats += *world.ends[1].link.stats();
-    stats
+    (stats, world.operations)
 }
 
+/// Runs seeds 0, 1, 2.. on two threads until there were enough operations.
 #[test]
 fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
-    const STEPS: usize = 400;
     if let Some(seed) = env_number("COPYRPC_TEST_SEED") {
-        run(seed, STEPS);
+        run(seed);
         return;
     }
-    let runs = 1_500 * scale();
-    let mut total = Stats::default();
-    for seed in 0..runs {
-        total += run(seed, STEPS);
-    }
+    let target = 10_000_000 * scale();
+    let (next_seed, operations) = (AtomicU64::new(0), AtomicU64::new(0));
+    let total = Mutex::new(Stats::default());
+    std::thread::scope(|scope| {
+        let work = || {
+            while operations.load(Ordering::Relaxed) < target {
+                let (stats, more) = run(next_seed.fetch_add(1, Ordering::Relaxed));
+                operations.fetch_add(more, Ordering::Relaxed);
+                *total.lock().unwrap() += stats;
+            }
+        };
+        scope.spawn(work);
+        scope.spawn(work);
+    });
+    let (runs, total, operations) = (next_seed.into_inner(), total.into_inner().unwrap(), operations.into_inner());
+    say(&format!("oracle: {operations} operations in {runs} runs: {total:?}"));
     // The paths that matter were taken.
     assert!(total.calls > runs * 50, "{total:#?}");
-    for taken in
-        [total.wraps, total.reads, total.metadata_only, total.batch_stalls, total.window_stalls, total.ring_full, total.insufficient_credit]
-    {
-        assert!(taken > runs, "{total:#?}");
-    }
+    let flow = [total.wraps, total.reads, total.metadata_only, total.batch_stalls, total.window_stalls];
+    let endings = [total.ring_full, total.insufficient_credit, total.cancelled, total.deadlines_exceeded, total.late_responses];
+    assert!(flow.into_iter().chain(endings).all(|taken| taken > runs), "{total:#?}");
     assert_eq!(total.stale_responses, 0);
 }
