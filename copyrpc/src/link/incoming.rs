@@ -19,11 +19,12 @@ impl<U> Link<U> {
             return false;
         }
         let verdict = if self.is_watching() { self.watch.look(now_ns) } else { Verdict::Wait };
-        if self.read_in_flight {
-            return false;
-        }
+        // Also while a READ is in flight: a starved caller always has one.
         if verdict == Verdict::Stalled {
             self.close(CloseReason::PeerStalled);
+            return false;
+        }
+        if self.read_in_flight {
             return false;
         }
         verdict == Verdict::Probe || (self.wants_read() && self.backoff.ends_at_this_poll(self.rx.batches_received()))
