@@ -19,7 +19,7 @@ impl<U> Link<U> {
             return false;
         }
         let verdict = if self.is_watching() { self.watch.look(now_ns) } else { Verdict::Wait };
-        // Also while a READ is in flight: a starved caller always has one.
+        // Also while a READ is in flight: a starved caller may have one at every look.
         if verdict == Verdict::Stalled {
             self.close(CloseReason::PeerStalled);
             return false;
