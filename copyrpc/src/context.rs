@@ -118,7 +118,7 @@ impl ContextBuilder {
 ///
 /// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay valid. Methods take `&self`, so
 /// callbacks may call, reply and receive; what must not nest answers with a `Reentrant` error. When it is dropped, its connections are
-/// closed.
+/// closed, and the user data of calls and operations that have not ended is dropped.
 ///
 /// ```compile_fail
 /// fn is_send<T: Send>() {}
@@ -421,10 +421,13 @@ impl<U> Inner<U> {
 
 impl<U> Drop for Inner<U> {
     fn drop(&mut self) {
-        for connection in self.connections.take() {
+        let connections = self.connections.take();
+        for connection in &connections {
             connection.with_link(|link| link.close(CloseReason::ClosedHere));
             connection.retire();
         }
         self.worklist.clear();
+        // It may hold what holds its connection.
+        connections.iter().for_each(|connection| connection.discard());
     }
 }

@@ -10,8 +10,10 @@
 
 mod callbacks;
 mod calls;
+mod closing;
 mod deaths;
 mod garbage;
+mod lifetimes;
 mod limits;
 mod paths;
 mod requests;
