@@ -213,6 +213,16 @@ impl Drop for Polling<'_> {
     }
 }
 
+/// Dropped when a callback panics: flushes tell of what arrived, so receives must be posted for it (B1).
+struct Unfilled<'a, U>(&'a Inner<U>);
+
+impl<U> Drop for Unfilled<'_, U> {
+    fn drop(&mut self) {
+        // An error is the next drain's too.
+        let _refilled = self.0.refill();
+    }
+}
+
 impl<U> Context<U> {
     /// Name, transport and capabilities of the device in use.
     #[must_use]
@@ -350,6 +360,7 @@ impl<U> Inner<U> {
 
     #[inline(always)]
     fn take_completions(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
+        let interrupted = Unfilled(self);
         let received = {
             let mut srq = self.srq.borrow_mut();
             self.recv_cq.borrow_mut().poll(POLL_BUDGET, |connection, cqe| {
@@ -362,6 +373,7 @@ impl<U> Inner<U> {
                 }
             })
         };
+        std::mem::forget(interrupted);
         self.refill()?;
         // The poll of the other queue has given a software device its time.
         if self.send_cq.borrow().has_completion() { Ok(received + self.take_sent(on_response)) } else { Ok(received) }
