@@ -62,7 +62,10 @@ fn whoever_closes_with_calls_of_both_sides_under_way_every_call_ends_once() {
                 held.extend([pair.server.recv(), pair.client.recv()].into_iter().flatten());
             }
             if serial == 5 {
-                [(client_closes, to_server), (server_closes, to_client)].iter().filter(|(closes, _)| *closes).for_each(|(_, end)| end.close());
+                [(client_closes, to_server), (server_closes, to_client)]
+                    .iter()
+                    .filter(|(closes, _)| *closes)
+                    .for_each(|(_, end)| end.close());
             }
         }
         let received = held.len();

@@ -19,3 +19,4 @@ mod paths;
 mod requests;
 #[path = "../support/mod.rs"]
 mod support;
+mod windows;
