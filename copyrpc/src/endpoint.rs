@@ -340,8 +340,7 @@ impl<U> Endpoint<U> {
     /// [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and `ClosedByPeer` at the other end. It takes as long as the handlers; a peer
     /// that is stopped or dead meanwhile ends it as it ends calls. One-sided operations are not waited for: end them first.
     pub fn close(&self) {
-        self.connection.with_link(Link::shut_down);
-        self.connection.mark_dirty();
+        self.connection.close();
     }
 
     /// Ends the connection at once: calls end with [`CloseReason::ClosedHere`] in the next poll or drain. The peer finds out as if this

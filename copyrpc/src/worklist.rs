@@ -139,8 +139,9 @@ impl<U> Worklist<U> {
         connection.listing().is_unfinished.set(false);
     }
 
-    /// There is nothing to flush of a connection that was retired: its share of the queues must not wait for a flush.
+    /// There is nothing to flush or to receive of a connection that was retired: its share of the queues must not wait for who asks.
     pub(crate) fn forget(&self, connection: &Connection<U>) {
+        self.requests.borrow_mut().retain(|(other, _)| other.qpn() != connection.qpn());
         let mut next = if connection.listing().is_listed.get() { self.first.take() } else { None };
         while let Some(listed) = next {
             let listing = listed.listing();

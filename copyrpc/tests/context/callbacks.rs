@@ -109,3 +109,28 @@ fn a_callback_that_panics_loses_nothing_of_the_batch_it_came_in() {
     step_until(|| behind.borrow().is_some(), drain);
     assert_eq!((answered.take(), behind.take()), (vec![0, 1, 2, 3], Some(b"behind".to_vec())));
 }
+
+/// B1: what a drain told of arrivals is only true with the receives that replace them, also of one that a callback ended. With room for one
+/// endpoint; each drain takes an answer, in none of them the callback returns.
+#[test]
+fn callbacks_that_panic_in_every_drain_leave_no_receive_queue_empty() {
+    let pair = Pair::new(|builder| builder.srq_size(48), &small());
+    let answered = Cell::new(0);
+    for serial in 0..200 {
+        pair.to_server.call(b"", serial, 0).unwrap();
+        let drain = || {
+            pair.client.flush_endpoints().unwrap();
+            pair.server.poll_quietly();
+            pair.server.echo_all();
+            pair.server.flush_endpoints().unwrap();
+            let on_response = |_, outcome: Outcome<'_>| {
+                assert!(outcome.is_ok());
+                answered.set(answered.get() + 1);
+                std::panic::resume_unwind(Box::new(serial));
+            };
+            let _ = catch_unwind(AssertUnwindSafe(|| pair.client.drain(on_response)));
+        };
+        step_until(|| answered.get() == serial + 1, drain);
+    }
+    assert_eq!((pair.to_server.closed(), pair.to_client.closed()), (None, None));
+}

@@ -10,10 +10,13 @@
 
 mod callbacks;
 mod calls;
+mod closing;
 mod deaths;
 mod garbage;
+mod lifetimes;
 mod limits;
 mod paths;
 mod requests;
 #[path = "../support/mod.rs"]
 mod support;
+mod windows;

@@ -186,6 +186,12 @@ impl Pair {
         self.server.poll_into(&self.ended);
     }
 
+    /// Polls both, then does something else.
+    pub(crate) fn poll_and(&self, then: impl FnOnce()) {
+        self.poll();
+        then();
+    }
+
     /// Polls until `calls` calls have ended, with the server answering, and returns all that ended.
     pub(crate) fn finish(&self, calls: usize) -> Vec<(u64, Ended)> {
         let step = || {
