@@ -193,11 +193,15 @@ impl<U> Connection<U> {
             }
         }
         self.worklist.add_requests(self, requests);
+        std::mem::forget(interrupted);
+        self.note_end();
+    }
+
+    /// Ends the one-sided operations of a connection that was retired: nothing of them reaches their memory any more.
+    pub(crate) fn end_raw(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         while let Some((user_data, reason)) = self.take_failed_raw() {
             on_response(user_data, Err(reason.into()));
         }
-        std::mem::forget(interrupted);
-        self.note_end();
     }
 
     /// Ends the calls whose deadlines have passed. Returns how many. Calls made by the callback have theirs after `now_ns`, so it ends.

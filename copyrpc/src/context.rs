@@ -342,6 +342,7 @@ impl<U> Inner<U> {
             connection.deliver(on_response);
             if connection.is_closed() {
                 self.retire(&connection);
+                connection.end_raw(on_response);
             }
             self.worklist.finish(&connection);
         }
