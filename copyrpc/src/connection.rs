@@ -193,11 +193,15 @@ impl<U> Connection<U> {
             }
         }
         self.worklist.add_requests(self, requests);
+        std::mem::forget(interrupted);
+        self.note_end();
+    }
+
+    /// Ends the one-sided operations of a connection that was retired: nothing of them reaches their memory any more.
+    pub(crate) fn end_raw(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) {
         while let Some((user_data, reason)) = self.take_failed_raw() {
             on_response(user_data, Err(reason.into()));
         }
-        std::mem::forget(interrupted);
-        self.note_end();
     }
 
     /// Ends the calls whose deadlines have passed. Returns how many. Calls made by the callback have theirs after `now_ns`, so it ends.
@@ -261,9 +265,26 @@ impl<U> Connection<U> {
         }
     }
 
+    /// Has the next flush begin the graceful end. Nobody serves a connection that has ended, and its context may be gone.
+    pub(crate) fn close(self: &Rc<Self>) {
+        if !self.is_closed() {
+            self.with_link(Link::shut_down);
+            self.mark_dirty();
+        }
+    }
+
+    /// As [`Connection::close`], nothing is left to be done for a connection that has ended: its number may be another's.
     pub(crate) fn abort(self: &Rc<Self>) {
-        self.with_link(|link| link.close(CloseReason::ClosedHere));
-        self.note_end();
+        if !self.is_closed() {
+            self.with_link(|link| link.close(CloseReason::ClosedHere));
+            self.note_end();
+        }
+    }
+
+    /// Drops the user data of whatever has not ended, for a connection that is closed and that no poll looks at any more.
+    pub(crate) fn discard(&self) {
+        while self.with_link(Link::next_event).is_some() {}
+        while self.take_failed_raw().is_some() {}
     }
 
     /// The device reported an error: the connection ends.

@@ -1,5 +1,7 @@
 //! The context of one thread: a device, its queues, and the poll that drives all connections.
 
+#[cfg(feature = "async")]
+mod news;
 mod wait;
 
 use std::cell::{Cell, RefCell, RefMut};
@@ -108,6 +110,7 @@ impl ContextBuilder {
             device,
             is_polling: Cell::new(false),
             retired: Cell::new(Stats::default()),
+            endings: Cell::new(0),
         };
         inner.refill()?;
         Ok(Context { inner: Rc::new(inner) })
@@ -118,7 +121,7 @@ impl ContextBuilder {
 ///
 /// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay valid. Methods take `&self`, so
 /// callbacks may call, reply and receive; what must not nest answers with a `Reentrant` error. When it is dropped, its connections are
-/// closed.
+/// closed, and the user data of calls and operations that have not ended is dropped.
 ///
 /// ```compile_fail
 /// fn is_send<T: Send>() {}
@@ -148,6 +151,8 @@ pub(crate) struct Inner<U> {
     is_polling: Cell<bool>,
     /// Counters of connections that are closed.
     retired: Cell<Stats>,
+    /// Connections that are closed.
+    endings: Cell<u64>,
 }
 
 /// Why a poll or flush did nothing.
@@ -210,6 +215,16 @@ struct Polling<'a>(&'a Cell<bool>);
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         self.0.set(false);
+    }
+}
+
+/// Dropped when a callback panics: flushes tell of what arrived, so receives must be posted for it (B1).
+struct Unfilled<'a, U>(&'a Inner<U>);
+
+impl<U> Drop for Unfilled<'_, U> {
+    fn drop(&mut self) {
+        // An error is the next drain's too.
+        let _refilled = self.0.refill();
     }
 }
 
@@ -327,6 +342,7 @@ impl<U> Inner<U> {
             connection.deliver(on_response);
             if connection.is_closed() {
                 self.retire(&connection);
+                connection.end_raw(on_response);
             }
             self.worklist.finish(&connection);
         }
@@ -350,6 +366,7 @@ impl<U> Inner<U> {
 
     #[inline(always)]
     fn take_completions(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
+        let interrupted = Unfilled(self);
         let received = {
             let mut srq = self.srq.borrow_mut();
             self.recv_cq.borrow_mut().poll(POLL_BUDGET, |connection, cqe| {
@@ -362,6 +379,7 @@ impl<U> Inner<U> {
                 }
             })
         };
+        std::mem::forget(interrupted);
         self.refill()?;
         // The poll of the other queue has given a software device its time.
         if self.send_cq.borrow().has_completion() { Ok(received + self.take_sent(on_response)) } else { Ok(received) }
@@ -413,6 +431,7 @@ impl<U> Inner<U> {
             let mut stats = self.retired.get();
             stats += connection.with_link(|link| *link.stats());
             self.retired.set(stats);
+            self.endings.set(self.endings.get() + 1);
         }
         connection.retire();
         self.worklist.forget(connection);
@@ -421,10 +440,13 @@ impl<U> Inner<U> {
 
 impl<U> Drop for Inner<U> {
     fn drop(&mut self) {
-        for connection in self.connections.take() {
+        let connections = self.connections.take();
+        for connection in &connections {
             connection.with_link(|link| link.close(CloseReason::ClosedHere));
             connection.retire();
         }
         self.worklist.clear();
+        // It may hold what holds its connection.
+        connections.iter().for_each(|connection| connection.discard());
     }
 }

@@ -74,6 +74,9 @@ pub enum ConnectFailure {
     /// The context was dropped.
     #[error("the context of this endpoint is gone")]
     ContextGone,
+    /// The channel of [`PendingEndpoint::connect_over`] failed.
+    #[error("exchanging records: {0}")]
+    Channel(#[from] std::io::Error),
     /// The two cannot talk.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
@@ -337,8 +340,7 @@ impl<U> Endpoint<U> {
     /// [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and `ClosedByPeer` at the other end. It takes as long as the handlers; a peer
     /// that is stopped or dead meanwhile ends it as it ends calls. One-sided operations are not waited for: end them first.
     pub fn close(&self) {
-        self.connection.with_link(Link::shut_down);
-        self.connection.mark_dirty();
+        self.connection.close();
     }
 
     /// Ends the connection at once: calls end with [`CloseReason::ClosedHere`] in the next poll or drain. The peer finds out as if this

@@ -202,6 +202,18 @@ impl<U> CallError<U> {
         matches!(self, Self::RingFull(_) | Self::InsufficientCredit(_))
     }
 
+    /// The same error with other data.
+    #[must_use]
+    pub fn map_user_data<V>(self, into: impl FnOnce(U) -> V) -> CallError<V> {
+        match self {
+            Self::RingFull(user_data) => CallError::RingFull(into(user_data)),
+            Self::InsufficientCredit(user_data) => CallError::InsufficientCredit(into(user_data)),
+            Self::PayloadTooLarge { user_data, len, max } => CallError::PayloadTooLarge { user_data: into(user_data), len, max },
+            Self::AllowanceTooLarge { user_data, len, max } => CallError::AllowanceTooLarge { user_data: into(user_data), len, max },
+            Self::Closed { user_data, reason } => CallError::Closed { user_data: into(user_data), reason },
+        }
+    }
+
     /// The caller's data.
     #[must_use]
     pub fn into_user_data(self) -> U {

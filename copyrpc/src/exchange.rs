@@ -4,9 +4,12 @@
 //! process: [`ExchangeRecord::decode`] refuses every number the protocol cannot work with, and
 //! [`ExchangeRecord::check_peer`] every pair of endpoints that cannot talk.
 
+use std::io::{Read, Write};
+
 use mlx5::{DeviceKind, QpAddress};
 use thiserror::Error;
 
+use crate::endpoint::{ConnectFailure, Endpoint, PendingEndpoint};
 use crate::ring::RingSize;
 use crate::wire::ALIGNMENT;
 
@@ -183,6 +186,21 @@ impl ExchangeRecord {
             return Err(ExchangeError::RingSize { local: self.ring_size.bytes(), remote: remote.ring_size.bytes() });
         }
         Ok(())
+    }
+}
+
+impl<U> PendingEndpoint<U> {
+    /// Swaps records with the peer over a byte stream, such as a socket, and connects. The peer does the same; both send 128 bytes, then
+    /// take 128. It blocks if `channel` does.
+    ///
+    /// # Errors
+    /// [`ConnectFailure`]; the endpoint is gone then. To keep it, swap the records by hand and use [`PendingEndpoint::connect`].
+    pub fn connect_over(self, mut channel: impl Read + Write) -> Result<Endpoint<U>, ConnectFailure> {
+        channel.write_all(&self.local_info().encode())?;
+        channel.flush()?;
+        let mut bytes = [0; EXCHANGE_RECORD_SIZE];
+        channel.read_exact(&mut bytes)?;
+        self.connect(&ExchangeRecord::decode(&bytes)?).map_err(|error| error.reason)
     }
 }
 

@@ -6,6 +6,8 @@ mod control;
 mod endpoint;
 pub mod error;
 pub mod exchange;
+#[cfg(feature = "async")]
+pub mod future;
 pub mod link;
 mod queue_share;
 mod raw;
@@ -13,6 +15,7 @@ mod recv;
 pub mod ring;
 mod stats;
 mod timers;
+pub mod typed;
 pub mod wire;
 mod worklist;
 

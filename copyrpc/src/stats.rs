@@ -2,46 +2,51 @@
 
 use std::ops::AddAssign;
 
-/// Counters of one connection since it was made; add them up for a context.
+/// Counters of one connection since it was made; [`Context::stats`](crate::Context::stats) has their sums over all connections there were.
+///
+/// All only grow. Rates and means are their differences over a time: WRITEs per second are `batches_sent`, messages per WRITE
+/// `messages_sent / batches_sent`, bytes per WRITE `bytes_sent / batches_sent`, calls that had to wait `ring_full + insufficient_credit`.
+/// Receivers that were not ready (RNR) are counted by devices and not here; the batch limit (B1) excludes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Calls taken.
+    /// Calls taken; not those that were refused.
     pub calls: u64,
-    /// Replies written, error replies included.
+    /// Replies written, those included that say that a request was refused, dropped by its handler or met a closing end.
     pub replies: u64,
-    /// Batches posted: every WRITE with Immediate, markers and metadata-only ones included.
+    /// Batches posted: every WRITE with Immediate, wrap markers and metadata-only batches included.
     pub batches_sent: u64,
-    /// Messages in them.
+    /// Requests and responses in them.
     pub messages_sent: u64,
-    /// Bytes in them.
+    /// Bytes in them as the WRITEs carry them: 32 of metadata each, and per message its header, payload and padding. Not what a wrap skips.
     pub bytes_sent: u64,
-    /// Wrap markers among them.
+    /// Wrap markers among `batches_sent`.
     pub wraps: u64,
-    /// Batches that were begun only to tell flow-control words.
+    /// Batches begun only to tell flow-control words (L4) or that this end closes (G1). If one has to wait to be posted, messages may join
+    /// it.
     pub metadata_only: u64,
-    /// Receive completions taken.
+    /// Batches announced by receive completions, of whatever kind.
     pub batches_received: u64,
-    /// Messages parsed.
+    /// Requests and responses parsed, stale and late responses included.
     pub messages_received: u64,
-    /// READs of the peer's published record, for whatever reason.
+    /// READs posted of the peer's published record, for whatever reason.
     pub reads: u64,
-    /// Those among them that only asked whether a silent peer lives.
+    /// Those among `reads` that flow control had no wish for (L5): they asked whether a silent peer lives (K1).
     pub probes: u64,
-    /// Calls refused because the ring was full.
+    /// Calls refused because the send ring was full; each try counts.
     pub ring_full: u64,
-    /// Calls refused because credit was short.
+    /// Calls refused because credit was short, or because there were as many calls as call ids can name; each try counts.
     pub insufficient_credit: u64,
-    /// Flushes that stopped at the limit of batches in flight.
+    /// Flushes that left something unposted because of the limit of batches in flight (B1).
     pub batch_stalls: u64,
-    /// Flushes that stopped at the window.
+    /// Flushes that posted nothing because the window was full (W1).
     pub window_stalls: u64,
-    /// Calls ended by their deadline.
+    /// Calls ended by their deadlines.
     pub deadlines_exceeded: u64,
-    /// Calls cancelled.
+    /// Calls cancelled before they ended.
     pub cancelled: u64,
-    /// Responses to calls that were cancelled or had run out of time.
+    /// Responses to calls that were cancelled or out of time before (C3).
     pub late_responses: u64,
-    /// Responses to no request that waits for one: duplicate or forged.
+    /// Responses to no request that waits for one, ignored (C1): duplicate or forged.
     pub stale_responses: u64,
 }
 

@@ -61,11 +61,16 @@ impl<U> Worklist<U> {
         }
     }
 
-    /// Requests to be received, or connections that a drain has to go on with.
-    pub(crate) fn has_something_to_take(&self) -> bool {
+    /// Requests to be received.
+    pub(crate) fn has_requests(&self) -> bool {
         // What was taken to the last leaves its entry behind.
         let is_request = |(connection, left): &(Rc<Connection<U>>, usize)| *left > 0 && !connection.is_closed();
-        self.requests.borrow().iter().any(is_request) || !self.unfinished.borrow().is_empty()
+        self.requests.borrow().iter().any(is_request)
+    }
+
+    /// Connections that a drain has to go on with.
+    pub(crate) fn has_unfinished(&self) -> bool {
+        !self.unfinished.borrow().is_empty()
     }
 
     /// Whether a flush would look at a connection.
@@ -134,8 +139,9 @@ impl<U> Worklist<U> {
         connection.listing().is_unfinished.set(false);
     }
 
-    /// There is nothing to flush of a connection that was retired: its share of the queues must not wait for a flush.
+    /// There is nothing to flush or to receive of a connection that was retired: its share of the queues must not wait for who asks.
     pub(crate) fn forget(&self, connection: &Connection<U>) {
+        self.requests.borrow_mut().retain(|(other, _)| other.qpn() != connection.qpn());
         let mut next = if connection.listing().is_listed.get() { self.first.take() } else { None };
         while let Some(listed) = next {
             let listing = listed.listing();

@@ -160,6 +160,9 @@ pub struct DeviceInfo {
     pub quarantined: u64,
     /// Rules broken since [`Device::violations`], which names them, was last asked; in strict mode.
     pub violations: u64,
+    /// Times that an operation of this device found no receive posted at its target (RNR NAK) and was put off, or failed. Hardware counts per
+    /// port, for all programs (`rnr_nak_retry_err` of its counters in sysfs): `None` there.
+    pub rnr_naks: Option<u64>,
 }
 
 /// An open device. It belongs to the thread that opened it, as does everything made from it; each thread opens its own. Clones are the same

@@ -2,58 +2,15 @@
 //! not when it has to wait and try again either.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5::*;
 
-/// The system's allocator, which counts this thread's calls.
-struct Counting;
+#[path = "support/counting.rs"]
+mod counting;
 
-thread_local! {
-    static CALLS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // A thread that ends may have no counter any more.
-    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
-}
-
-// SAFETY: everything is the system allocator's.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's.
-        unsafe { System.realloc(at, layout, bytes) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count();
-        // SAFETY: the caller's.
-        unsafe { System.dealloc(at, layout) };
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Allocator calls that `f` makes.
-fn calls_of(f: impl FnOnce()) -> u64 {
-    let before = CALLS.get();
-    f();
-    CALLS.get() - before
-}
+use counting::calls_of;
 
 /// Allocator calls of `round`, many times after a first one that warms up.
 fn calls_of_rounds(mut round: impl FnMut(u32)) -> u64 {

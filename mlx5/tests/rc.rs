@@ -257,6 +257,10 @@ fn no_receive_posted_is_retried_and_then_fails_as_configured() {
     assert_eq!(a.sent(2), [(Some(2), Err(Syndrome::RnrRetryExceeded)), (Some(3), Err(Syndrome::WorkRequestFlushed))]);
     assert_eq!(a.qp.state(), QpState::Error);
     assert_eq!(a.qp.post(&write_imm(&b, 0, 4, ()), Signal::Always, 4), Err(PostError::WrongState(QpState::Error)));
+    // The first message once or more often, the second with all its retries.
+    let naks = a.device.info().rnr_naks.unwrap();
+    assert!(naks == 5 || (naks > 5 && mode() != Mode::Immediate), "{naks}");
+    assert_eq!(b.device.info().rnr_naks, Some(0));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The command line as it is typed. What it means, and whether it can be run, is decided in [`crate::options`].
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
 use harness::affinity::PinPolicy;
@@ -76,6 +78,11 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N", default_value = "auto")]
     pub(crate) batches: Choice,
 
+    /// Small batches of each endpoint under way before the next ones gather, 1 to 256, and until when one is under way: until its WRITE
+    /// completes, or until the peer has told that it was taken. Or off.
+    #[arg(long, value_name = "off|completion:N|consumption:N", default_value = "off")]
+    pub(crate) window: WindowChoice,
+
     /// Receives of the shared receive queue, or auto.
     #[arg(long, value_name = "N", default_value = "auto")]
     pub(crate) srq_size: Choice,
@@ -132,6 +139,49 @@ pub(crate) enum WaitChoice {
     Event,
 }
 
+/// What `--window` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum WindowChoice {
+    Off,
+    Completion(u32),
+    Consumption(u32),
+}
+
+impl WindowChoice {
+    /// Batches under way; none without a window.
+    pub(crate) const fn batches(self) -> Option<u32> {
+        match self {
+            Self::Off => None,
+            Self::Completion(batches) | Self::Consumption(batches) => Some(batches),
+        }
+    }
+}
+
+impl fmt::Display for WindowChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Completion(batches) => write!(f, "completion:{batches}"),
+            Self::Consumption(batches) => write!(f, "consumption:{batches}"),
+        }
+    }
+}
+
+impl FromStr for WindowChoice {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = |text: &str| text.parse().map_err(|_| "the number of batches is not a number");
+        match text.split_once(':') {
+            None if text == "off" => Ok(Self::Off),
+            Some(("completion", batches)) => number(batches).map(Self::Completion),
+            Some(("consumption", batches)) => number(batches).map(Self::Consumption),
+            _ => Err("use off, completion:N or consumption:N"),
+        }
+    }
+}
+
 /// What `--fault` breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -149,7 +199,7 @@ pub(crate) enum Choice {
     Number(u64),
 }
 
-impl std::str::FromStr for Choice {
+impl FromStr for Choice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -189,7 +239,14 @@ mod tests {
 
     #[test]
     fn what_is_no_number_or_name_is_refused() {
-        for args in [["--ring-size", "big"], ["--depth", "-1"], ["--wait", "sleep"], ["--device", "eth0"], ["--mode", "both"]] {
+        for args in [
+            ["--ring-size", "big"],
+            ["--depth", "-1"],
+            ["--wait", "sleep"],
+            ["--device", "eth0"],
+            ["--mode", "both"],
+            ["--window", "completion"],
+        ] {
             assert_eq!(Cli::try_parse_from(["copyrpc_bench"].into_iter().chain(args)).unwrap_err().exit_code(), 2, "{args:?}");
         }
         assert!(Cli::try_parse_from(["copyrpc_bench", "--calls", "5", "--duration", "1"]).is_err());

@@ -1,10 +1,13 @@
 //! `copyrpc_bench`: copyrpc between two processes.
 //!
 //! In the order a run uses the files: [`cli`] and [`options`] (what to do), [`rank`] (the order of a job), [`setup`] (device and
-//! endpoints), [`client`] and [`server`] (the two loops), [`pattern`] (what payloads contain), [`result`] (what came out).
+//! endpoints), [`client`] and [`server`] (the two loops), [`pattern`] (what payloads contain), [`result`] (what came out). With the feature
+//! `mpi`, `mpi` is the way in of processes that an MPI launcher started.
 
 mod cli;
 mod client;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod options;
 mod pattern;
 mod rank;
@@ -19,7 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use harness::exchange::{Exchange, SocketExchange};
+use harness::exchange::Exchange;
 use harness::launcher::Launch;
 use harness::report::JsonSink;
 use harness::role::{Role, foreign_launcher, role};
@@ -39,11 +42,11 @@ const GRACE: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let ended = match role() {
-        Ok(Role::Launcher) => return launch(),
-        Ok(Role::Rank(exchange)) => {
-            let rank = exchange.rank();
-            rank_process(exchange).map_err(|error| format!("rank {rank}: {error}").into())
-        }
+        Ok(Role::Launcher) => return start(),
+        Ok(Role::Rank(mut exchange)) => Options::resolve(Cli::parse())
+            .map_err(Into::into)
+            .and_then(|options| rank_process(&options, &mut exchange))
+            .map_err(|error| format!("rank {}: {error}", exchange.rank()).into()),
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Err(error) => Err(error.into()),
     };
@@ -61,15 +64,27 @@ fn say(text: &str) {
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
+/// Started by a user, or as one of several processes by a launcher of another kind.
+fn start() -> ExitCode {
+    let cli = Cli::parse();
+    match foreign_launcher() {
+        None => launch(cli),
+        #[cfg(feature = "mpi")]
+        Some(_) => mpi::run(cli),
+        #[cfg(not(feature = "mpi"))]
+        Some((name, size)) => {
+            let what = "this build has no MPI: start it alone, or build it with --features mpi";
+            fail(EXIT_OPTIONS, &format!("{name} announces {size} processes, but {what}"))
+        }
+    }
+}
+
 /// The launcher: checks everything that can be checked before a process is started, then starts both with the same arguments.
-fn launch() -> ExitCode {
-    let options = match Options::resolve(Cli::parse()) {
+fn launch(cli: Cli) -> ExitCode {
+    let options = match Options::resolve(cli) {
         Ok(options) => options,
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };
-    if let Some((name, size)) = foreign_launcher() {
-        return fail(EXIT_OPTIONS, &format!("{name} announces {size} processes, but this build has no MPI; start it alone"));
-    }
     if let Err(error) = options.json.as_ref().map_or(Ok(()), JsonSink::check) {
         return fail(EXIT_OPTIONS, &format!("--json: {error}"));
     }
@@ -81,14 +96,14 @@ fn launch() -> ExitCode {
     }
 }
 
-fn rank_process(mut exchange: SocketExchange) -> Result<ExitCode, Box<dyn Error>> {
-    let options = Options::resolve(Cli::parse())?;
-    let report = rank::run(&options, &mut exchange)?;
+/// One of the two processes, however it was started.
+fn rank_process(options: &Options, exchange: &mut dyn Exchange) -> Result<ExitCode, Box<dyn Error>> {
+    let report = rank::run(options, exchange)?;
     let parts = exchange.all_gather(&serde_json::to_vec(&report)?, REPORT_LIMIT, &|| false)?;
     if exchange.rank() != 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    show(&options, &JobResult::reduce(&options, &parts)?)
+    show(options, &JobResult::reduce(options, &parts)?)
 }
 
 /// Table to standard output and the document where it was asked for; when that is standard output, the table makes room.

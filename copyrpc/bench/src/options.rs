@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use copyrpc::ring::{DEFAULT_RING_SIZE, RingSize};
-use copyrpc::{Context, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EndpointConfig, PollError};
+use copyrpc::{Context, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EndpointConfig, PollError, Window};
 use harness::affinity::{self, AffinityError, Plan, Threads};
 use harness::device::DeviceChoice;
 use harness::report::{self, JsonSink};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::cli::{Choice, Cli, Fault, Mode, WaitChoice};
+use crate::cli::{Choice, Cli, Fault, Mode, WaitChoice, WindowChoice};
 
 /// The two processes: rank 0 calls, rank 1 answers.
 pub(crate) const RANKS: usize = 2;
@@ -21,6 +21,7 @@ pub(crate) const RANKS: usize = 2;
 const MAX_ENDPOINTS: usize = 64;
 const MAX_CONNECTED: usize = 4096;
 const MAX_DEPTH: usize = 256;
+const MAX_WINDOW: u32 = 256;
 /// Receives of the largest shared receive queue, on software and mlx5 devices alike.
 const MAX_SRQ_SIZE: u64 = (1 << 15) - 1;
 /// Entries of the largest completion queue, likewise.
@@ -99,6 +100,8 @@ pub(crate) struct Job {
     pub(crate) ring_bytes: u64,
     /// Batches in flight of each endpoint. `auto`: copyrpc's default, or as many as the largest shared receive queue has for all.
     pub(crate) batches: u32,
+    /// Of each endpoint, in both processes.
+    pub(crate) window: WindowChoice,
     /// `auto`: copyrpc's default, or what the endpoints need.
     pub(crate) srq_size: u32,
     /// `auto`: copyrpc's default, or what the endpoints and the receives need.
@@ -117,11 +120,18 @@ impl Job {
     }
 
     pub(crate) fn endpoint_config(&self) -> EndpointConfig {
+        let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
+        let window = match self.window {
+            WindowChoice::Off => Window::Off,
+            WindowChoice::Completion(batches) => Window::Completion { batches, exempt_bytes },
+            WindowChoice::Consumption(batches) => Window::Consumption { batches, exempt_bytes },
+        };
         EndpointConfig {
             ring_size: self.ring_bytes,
             batches_in_flight: self.batches,
             raw_operations: 0,
             max_send_wr: self.send_wr,
+            window,
             ..EndpointConfig::default()
         }
     }
@@ -141,8 +151,13 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Checks and computes everything. Reads the affinity mask; changes nothing.
+    /// Checks and computes everything, for processes that share this one's affinity mask. Changes nothing.
     pub(crate) fn resolve(cli: Cli) -> Result<Self, OptionError> {
+        Self::resolve_on(cli, affinity::usable_cores()?)
+    }
+
+    /// The same, for processes that may use these cores.
+    pub(crate) fn resolve_on(cli: Cli, usable_cores: Vec<usize>) -> Result<Self, OptionError> {
         check_counts(&cli)?;
         let length = check_length(&cli)?;
         let ring = ring_size(&cli)?;
@@ -150,7 +165,7 @@ impl Options {
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", format!("{fault:?}"), "nothing would notice it", "only with --verify".to_owned()));
         }
-        let plan = Plan::new(&cli.pin, affinity::usable_cores()?, Threads { ranks: RANKS, daemons: 0, clients: 1 })?;
+        let plan = Plan::new(&cli.pin, usable_cores, Threads { ranks: RANKS, daemons: 0, clients: 1 })?;
         let wait = match cli.wait {
             WaitChoice::Busy => Wait::Busy,
             WaitChoice::Yield => Wait::Yield,
@@ -170,6 +185,7 @@ impl Options {
             runs: cli.runs,
             ring_bytes: ring.bytes(),
             batches,
+            window: cli.window,
             srq_size,
             cq_size,
             send_wr: send_wr(cli.send_wr)?,
@@ -203,8 +219,8 @@ impl fmt::Display for Options {
         let verify = if job.verify { "on" } else { "off" };
         writeln!(f, "request {} B, reply {} B, verify {verify}, wait {:?}", job.payload_bytes, job.reply_bytes, job.wait)?;
         let ring = report::bytes(job.ring_bytes);
-        let Job { batches, srq_size, cq_size, send_wr, .. } = job;
-        writeln!(f, "ring {ring}, {batches} batches in flight, SRQ {srq_size}, CQs {cq_size}, send queue {send_wr}")?;
+        let Job { batches, window, srq_size, cq_size, send_wr, .. } = job;
+        writeln!(f, "ring {ring}, {batches} batches in flight, window {window}, SRQ {srq_size}, CQs {cq_size}, send queue {send_wr}")?;
         writeln!(f, "{}", self.plan)?;
         let length = match job.length {
             Length::Seconds(seconds) => format!("{seconds} s"),
@@ -225,6 +241,9 @@ fn check_counts(cli: &Cli) -> Result<(), OptionError> {
         if !(least..=most).contains(&given) {
             return Err(range(flag, given, "outside what is supported", format!("{least} to {most}")));
         }
+    }
+    if let Some(given) = cli.window.batches().filter(|batches| !(1..=MAX_WINDOW).contains(batches)) {
+        return Err(range("--window", given, "outside what is supported", format!("1 to {MAX_WINDOW} batches")));
     }
     Ok(())
 }
@@ -289,7 +308,11 @@ fn queue_sizes(cli: &Cli) -> Result<(u32, u32, u32), OptionError> {
     }
     let srq_size = cli.srq_size.or(needed.max(u64::from(DEFAULT_SRQ_SIZE)));
     // A device rounds the receives up to a power of two less one.
-    let needed = (all * (batches + COMPLETIONS_BESIDE_BATCHES)).max((srq_size + 1).next_power_of_two());
+    let windowed = match cli.window {
+        WindowChoice::Completion(batches) => batches.into(),
+        WindowChoice::Off | WindowChoice::Consumption(_) => 0,
+    };
+    let needed = (all * (batches + windowed + COMPLETIONS_BESIDE_BATCHES)).max((srq_size + 1).next_power_of_two());
     let cq_size = cli.cq_size.or(needed.max(u64::from(DEFAULT_CQ_SIZE)));
     if !(1..=MAX_CQ_SIZE).contains(&cq_size) {
         return Err(range("--cq-size", cq_size, "outside what devices have", format!("1 to {MAX_CQ_SIZE}")));
@@ -337,6 +360,8 @@ mod tests {
             ("--payload 99999999", "0 to 33554420"),
             ("--batches 0", "1 to"),
             ("--batches 683 --srq-size 1024", "1 to 682"),
+            ("--window completion:0", "1 to 256"),
+            ("--window consumption:257", "1 to 256"),
             ("--srq-size 40000", "1 to 32767"),
             ("--cq-size 5000000", "1 to 4194304"),
             ("--send-wr 1", "16 to 32768"),
@@ -346,6 +371,17 @@ mod tests {
             let message = resolve(args).unwrap_err().to_string();
             assert!(message.contains(legal), "{args}: {message}");
         }
+    }
+
+    #[test]
+    fn the_window_is_that_of_the_endpoints_and_has_completions() {
+        let job = |args: &str| resolve(args).unwrap().job;
+        let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
+        assert_eq!(job("").endpoint_config().window, Window::Off);
+        assert_eq!(job("--window consumption:3").endpoint_config().window, Window::Consumption { batches: 3, exempt_bytes });
+        let many = job("--window completion:256 --endpoints 64");
+        assert_eq!(many.endpoint_config().window, Window::Completion { batches: 256, exempt_bytes });
+        assert!(many.cq_size >= 64 * (many.batches + 256), "{many:?}");
     }
 
     #[test]

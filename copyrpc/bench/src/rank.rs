@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::client::Load;
 use crate::options::{Length, Options};
 use crate::server::{Control, News, serve};
-use crate::setup::{Counts, JobError, Setup};
+use crate::setup::{Counts, JobError, Moment, Setup};
 
 /// How long the baseline is measured.
 const BASELINE: Duration = Duration::from_millis(200);
@@ -88,12 +88,12 @@ fn call(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, Jo
         load.run(&context, Length::Seconds(job.warmup_s), false)?;
     }
     meet(exchange)?;
-    let mut before = context.stats();
+    let mut before = Moment::now(&context);
     for _ in 0..job.runs {
         let window = load.run(&context, job.length, true)?;
         caller.windows.push((window.calls, window.elapsed_ns));
         caller.latencies.push(load.take_latencies());
-        let after = context.stats();
+        let after = Moment::now(&context);
         counts.push(Counts::between(&before, &after));
         before = after;
         meet(exchange)?;

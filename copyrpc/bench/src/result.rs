@@ -150,7 +150,7 @@ impl fmt::Display for JobResult {
         let has_times = self.round_trip_ns.is_some();
         let mut header = vec!["", "calls", "calls/s", "ns/call"];
         header.extend(["rtt min", "p50", "p99", "p99.9", "max"].iter().filter(|_| has_times));
-        header.extend(["msg/WRITE out", "back", "READs", "metadata only", "stalls"]);
+        header.extend(["msg/WRITE out", "back", "READs", "metadata only", "batch stalls", "window stalls", "RNR"]);
         let mut table = Table::new(header);
         for (index, run) in self.runs.iter().enumerate() {
             let both = |value: fn(&Counts) -> u64| format!("{} + {}", value(&run.caller), value(&run.answerer));
@@ -159,7 +159,9 @@ impl fmt::Display for JobResult {
             row.extend(Self::round_trip_cells(run.round_trip_ns));
             row.push(format!("{:.2}", run.caller_messages_per_write));
             row.push(format!("{:.2}", run.answerer_messages_per_write));
-            row.extend([both(|c| c.reads), both(|c| c.metadata_only), both(|c| c.batch_stalls)]);
+            row.extend([both(|c| c.reads), both(|c| c.metadata_only), both(|c| c.batch_stalls), both(|c| c.window_stalls)]);
+            let naks = |counts: &Counts| counts.rnr_naks.map_or_else(|| "?".to_owned(), |naks| naks.to_string());
+            row.push(format!("{} + {}", naks(&run.caller), naks(&run.answerer)));
             table.row(row);
         }
         let mut row = vec!["median".to_owned(), String::new(), rate(self.calls_per_s.median), format!("{:.1}", self.ns_per_call.median)];

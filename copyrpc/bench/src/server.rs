@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
-use copyrpc::{Context, RecvHandle, Stats};
+use copyrpc::{Context, RecvHandle};
 use harness::affinity::pin_current_thread;
 
 use crate::cli::Fault;
 use crate::options::{Job, Options};
 use crate::pattern::{self, Tag};
-use crate::setup::{Counts, JobError, Setup};
+use crate::setup::{Counts, JobError, Moment, Setup};
 
 /// What the main thread tells the answering one: the number of phases that are over, or [`STOP`].
 #[derive(Debug, Default)]
@@ -61,7 +61,7 @@ pub(crate) fn serve(
     let (context, _endpoints) = setup.connect(&records)?;
     let _ = tell.send(News::Connected);
     let mut answers = Answers::new(&options.job);
-    let (mut phase, mut before) = (0, Stats::default());
+    let (mut phase, mut before) = (0, Moment::default());
     loop {
         if answers.step(&context)? {
             continue;
@@ -70,7 +70,7 @@ pub(crate) fn serve(
             STOP => return Ok(()),
             now if now != phase => {
                 phase = now;
-                let after = context.stats();
+                let after = Moment::now(&context);
                 let _ = tell.send(News::Phase { counts: Counts::between(&before, &after), bad_requests: answers.bad_requests });
                 before = after;
             }

@@ -108,11 +108,30 @@ pub(crate) struct Counts {
     pub(crate) insufficient_credit: u64,
     /// Flushes that stopped at the limit of batches in flight.
     pub(crate) batch_stalls: u64,
+    /// Flushes that stopped at the window.
+    pub(crate) window_stalls: u64,
+    /// WRITEs that found no receive posted; `None` where the device does not count them.
+    pub(crate) rnr_naks: Option<u64>,
+}
+
+/// The counters of a context at some moment.
+#[derive(Default)]
+pub(crate) struct Moment {
+    stats: Stats,
+    rnr_naks: Option<u64>,
+}
+
+impl Moment {
+    pub(crate) fn now(context: &Context<u32>) -> Self {
+        Self { stats: context.stats(), rnr_naks: context.device_info().rnr_naks }
+    }
 }
 
 impl Counts {
     /// What was done between two moments.
-    pub(crate) const fn between(before: &Stats, after: &Stats) -> Self {
+    pub(crate) fn between(before: &Moment, after: &Moment) -> Self {
+        let rnr_naks = after.rnr_naks.map(|naks| naks - before.rnr_naks.unwrap_or(0));
+        let (before, after) = (&before.stats, &after.stats);
         Self {
             calls: after.calls - before.calls,
             replies: after.replies - before.replies,
@@ -125,6 +144,8 @@ impl Counts {
             ring_full: after.ring_full - before.ring_full,
             insufficient_credit: after.insufficient_credit - before.insufficient_credit,
             batch_stalls: after.batch_stalls - before.batch_stalls,
+            window_stalls: after.window_stalls - before.window_stalls,
+            rnr_naks,
         }
     }
 

@@ -32,17 +32,22 @@ impl<U> Context<U> {
     /// # Errors
     /// [`PollError::Reentrant`].
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool, PollError> {
-        let _polling = self.inner.enter()?;
-        Ok(self.inner.wait(timeout))
+        self.inner.wait(timeout, || self.inner.worklist.has_requests())
     }
 }
 
 impl<U> Inner<U> {
-    fn wait(&self, timeout: Option<Duration>) -> bool {
+    /// Does not sleep if, after a flush, there is `something_else` to do.
+    pub(crate) fn wait(&self, timeout: Option<Duration>, something_else: impl FnOnce() -> bool) -> Result<bool, PollError> {
+        let _polling = self.enter()?;
+        Ok(self.flush_and_sleep(timeout, something_else))
+    }
+
+    fn flush_and_sleep(&self, timeout: Option<Duration>, something_else: impl FnOnce() -> bool) -> bool {
         self.flush();
         // Those it passed over: nobody flushes again while this end sleeps.
         self.flush();
-        if self.worklist.has_something_to_take() {
+        if self.worklist.has_unfinished() || something_else() {
             return true;
         }
         self.recv_cq.borrow_mut().arm(false);

@@ -12,21 +12,22 @@ use crate::wire::{
 
 impl<U> Link<U> {
     /// Whether to READ the peer's published record now (L5): a call was refused, space is low, the
-    /// batch limit holds data back, or requests wait in silence (K1). After posting it, call
-    /// [`Link::read_posted`]. Ends the connection when the peer did nothing for too long (K2).
+    /// batch limit holds data back, or requests wait in silence (K1). After READs in vain a wanted one comes at one of the next 65 calls.
+    /// After posting it, call [`Link::read_posted`]. Ends the connection when the peer did nothing for too long (K2).
     pub fn poll_read(&mut self, now_ns: u64) -> bool {
         if self.closed.is_some() {
             return false;
         }
         let verdict = if self.is_watching() { self.watch.look(now_ns) } else { Verdict::Wait };
-        if self.read_in_flight {
-            return false;
-        }
+        // Also while a READ is in flight: a starved caller may have one at every look.
         if verdict == Verdict::Stalled {
             self.close(CloseReason::PeerStalled);
             return false;
         }
-        self.wants_read() || verdict == Verdict::Probe
+        if self.read_in_flight {
+            return false;
+        }
+        verdict == Verdict::Probe || (self.wants_read() && self.backoff.ends_at_this_poll(self.rx.batches_received()))
     }
 
     /// The READ has been posted; the next one waits for its completion.
@@ -50,8 +51,10 @@ impl<U> Link<U> {
         };
         if words == self.heard_by_read && heartbeat == self.heard_heartbeat {
             self.watch.vain_probe();
+            self.backoff.vain_read();
         } else {
             self.watch.news();
+            self.backoff.news();
         }
         self.heard_heartbeat = heartbeat;
         match self.hear(words, self.heard_by_read) {

@@ -7,10 +7,11 @@
 //!
 //! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers,
 //! `calls` the pending calls, `deadlines` their times, `watch` the time since the peer was heard, `window` the batches
-//! under way, `closing` the graceful end. This file and `incoming` join them
+//! under way, `backoff` the READs, `closing` the graceful end. This file and `incoming` join them
 //! and own every decision that needs two of them: this one what goes out, that one what comes in.
 //! Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
 
+mod backoff;
 mod calls;
 mod closing;
 mod config;
@@ -25,6 +26,7 @@ mod tx;
 mod watch;
 mod window;
 
+use backoff::Backoff;
 pub use calls::CallKey;
 use calls::{Calls, NEVER};
 use closing::Closing;
@@ -112,6 +114,7 @@ pub struct Link<U> {
     /// A call was refused, or little space was left after a batch, or the window held something back that the peer's word releases; and
     /// nothing was heard since, neither a batch nor a READ.
     starved: bool,
+    backoff: Backoff,
     window: WindowState,
     watch: Watch,
     /// In the published record: changes while this side owes the peer something (K3).
@@ -145,6 +148,7 @@ impl<U> Link<U> {
             heard_by_read: heard,
             read_in_flight: false,
             starved: false,
+            backoff: Backoff::default(),
             window: WindowState::new(config.window),
             watch: Watch::new(config.keepalive_ns, config.stall_ns),
             heartbeat: 0,

@@ -8,7 +8,12 @@
     reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
 )]
 
+mod channel;
+mod fork;
+#[cfg(feature = "async")]
+mod futures;
 mod raw;
+mod typed;
 mod wait;
 
 use std::time::{Duration, Instant};

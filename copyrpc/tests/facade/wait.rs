@@ -11,7 +11,7 @@ use mlx5::LocalFabric;
 use super::{WATCHDOG, builder, connect, next_request, small, step_until};
 
 /// Ends a hang in a sleep that nothing ends.
-fn watchdog() {
+pub(super) fn watchdog() {
     std::thread::spawn(|| {
         std::thread::sleep(WATCHDOG);
         eprintln!("watchdog: a sleeper was not woken");
@@ -20,7 +20,7 @@ fn watchdog() {
 }
 
 /// Spins for a time that differs from round to round, so that it ends at every step of the other thread's way to sleep.
-fn stagger(round: u64) {
+pub(super) fn stagger(round: u64) {
     for _ in 0..round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53 {
         std::hint::spin_loop();
     }

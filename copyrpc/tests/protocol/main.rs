@@ -15,6 +15,7 @@ mod defects;
 mod endings;
 mod garbage;
 mod oracle;
+mod reads;
 mod sim;
 mod untrusted;
 mod window;

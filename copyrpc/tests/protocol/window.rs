@@ -127,6 +127,11 @@ fn what_a_wrap_cuts_takes_one_place() {
     assert!(execute(&mut ends, 0) && execute(&mut ends, 0) && execute(&mut ends, 0));
     ends[0].take_send_completions();
     assert_eq!(call_and_flush(&mut ends[0], 0, 2), (4, 3), "one completion, one place");
+    // The second place is left for one more.
+    let mut ends = pair(&LinkConfig { send_start: C - 96, ..completion(2) });
+    ends[0].link.call(&[], 0, 0).unwrap();
+    assert_eq!(call_and_flush(&mut ends[0], 0, 1), (3, 2));
+    assert_eq!(call_and_flush(&mut ends[0], 0, 2), (4, 3));
 }
 
 /// L4: what the peer misses of credit reaches it although the window is full when there are news.

@@ -215,6 +215,7 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
         WaitFor::Answer if !is_gone => now_ns,
         WaitFor::Fault => now_ns.saturating_add(fault_ns),
         WaitFor::Receive => {
+            hca.rnr_naks.set(hca.rnr_naks.get() + 1);
             match waiting.rnr_left {
                 0 => return Err(Syndrome::RnrRetryExceeded),
                 RNR_RETRY_WITHOUT_END => {}

@@ -116,6 +116,8 @@ pub(crate) struct Hca {
     hosted: Option<Port>,
     /// A queue pair failed since the last flush, or one with a receive queue of its own did at any time.
     has_failed: Cell<bool>,
+    /// Times that a WQE found no receive at its target.
+    rnr_naks: Cell<u64>,
     state: RefCell<State>,
 }
 

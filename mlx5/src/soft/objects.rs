@@ -8,6 +8,7 @@ use std::io;
 use shm::lane::LaneRx;
 use shm::memfd::{Memfd, MemfdRangeError};
 use shm::ready::{ARMED, ReadyWords};
+use shm::sync::light_barrier;
 
 use super::arena::PAGE;
 use super::cq::SoftCq;
@@ -117,6 +118,9 @@ impl Hca {
         pages.map_err(|source| OpenError::Memory { what: "the device's tables", source: io::Error::other(source) })?;
         // 0 stands for a free entry: so that the key 0 names none.
         memory.mr(0).key.store(u32::MAX, Ordering::Relaxed);
+        // The first one in a process registers it with the kernel, which in a process of several threads waits for all CPUs: up to seconds on
+        // a busy machine. Not in the first doorbell, then, where a peer would take this process for a stopped one.
+        light_barrier();
         let membership = Membership::join(&options.fabric, &memory, if hosted.is_some() { MAX_SEAT } else { MAX_LID })?;
         Ok(Self {
             membership,
@@ -132,6 +136,7 @@ impl Hca {
             null: null.copied(),
             hosted,
             has_failed: Cell::new(false),
+            rnr_naks: Cell::new(0),
             state: RefCell::new(State::new(arena_bytes, &options.faults)),
         })
     }
@@ -154,6 +159,7 @@ impl Hca {
             modes: faults::modes(self, state.injector.as_deref()),
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
+            rnr_naks: Some(self.rnr_naks.get()),
         }
     }
 

@@ -126,6 +126,7 @@ impl Context {
             dead_peer_timeout_ns: ConnectOptions::default().transport_timeout_ns(),
             quarantined: 0,
             violations: 0,
+            rnr_naks: None,
         }
     }
 

@@ -1,11 +1,13 @@
 //! What ranks tell each other outside the measured path.
 //!
-//! [`Exchange`] is the one seam: here it is a Unix socket to the launcher ([`SocketExchange`]); an MPI implementation fits behind the
-//! same trait. In data-flow order: `frame` (the bytes), `channel` (frames over a socket that never blocks), `socket` (a rank's
-//! end). The launcher's end is [`crate::launcher`].
+//! [`Exchange`] is the one seam: a Unix socket to the launcher ([`SocketExchange`]), or, with the feature `mpi`, an MPI library
+//! (`MpiExchange`). In data-flow order: `frame` (the bytes), `channel` (frames over a socket that never blocks), `socket` (a rank's
+//! end); `mpi`. The launcher's end is [`crate::launcher`].
 
 pub(crate) mod channel;
 pub(crate) mod frame;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod socket;
 
 use std::time::Duration;
@@ -13,6 +15,8 @@ use std::time::Duration;
 use thiserror::Error;
 
 pub use frame::MAX_PART_BYTES;
+#[cfg(feature = "mpi")]
+pub use mpi::{MpiError, MpiExchange};
 pub use socket::SocketExchange;
 
 /// Collective operations over all ranks of a job. Every rank calls the same operations in the same order.

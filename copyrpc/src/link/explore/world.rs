@@ -237,6 +237,8 @@ impl World {
             Ok(())
         });
         let mut step = if flushed.is_ok() { Step::Done } else { Step::Deferred };
+        // A READ that waits for others in vain comes at a later poll (L5), so what it can do it can do here, too.
+        link.backoff.news();
         if flushed.is_ok() && link.poll_read(0) {
             if left == 0 {
                 step = Step::Deferred;

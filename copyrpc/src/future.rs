@@ -1,0 +1,353 @@
+//! Calls, requests and one-sided operations as futures; feature `async`.
+//!
+//! There is no executor and no thread here: the futures of one [`AsyncContext`] live on its thread, in any executor of single threads, and
+//! end when somebody polls the context. That is one of
+//! - [`AsyncContext::run_until`], which polls one future, polls the context, and sleeps while there is nothing to do;
+//! - [`AsyncContext::drive`], a future that polls the context whenever its executor lets it: for executors that have a loop of their own.
+//!   It never sleeps, so it costs a core;
+//! - a loop of the user's own, of [`AsyncContext::poll`] and [`AsyncContext::wait`].
+//!
+//! What the plain facade refuses for want of room is awaited here: calls of an endpoint wait in the order of their first polls. A future
+//! does nothing before its first poll and borrows its payload, which is copied into the ring once there is room; nothing leaves before
+//! the next poll of the context, so futures that are polled together share WRITEs. The reply is copied out into a `Vec`.
+//!
+//! ```
+//! use copyrpc::future::AsyncContext;
+//! # use copyrpc::mlx5::DeviceSpec;
+//! # use copyrpc::{ContextBuilder, EndpointConfig, ExchangeRecord};
+//! # use std::sync::mpsc::{Receiver, Sender, channel};
+//! # type AnyError = Box<dyn std::error::Error + Send + Sync>;
+//! # type Record = [u8; 128];
+//! # fn serve(record: &Record, to_client: &Sender<Record>, served: &Sender<()>) -> Result<(), AnyError> {
+//! # let context = AsyncContext::new(ContextBuilder::new(DeviceSpec::default()).build()?);
+//! # let pending = context.create_endpoint(&EndpointConfig::default())?;
+//! # to_client.send(pending.local_info().encode())?;
+//! # pending.connect(&ExchangeRecord::decode(record)?).map_err(|error| error.reason)?;
+//! // The server, in its thread:
+//! context.run_until(async {
+//!     while let Some(request) = context.recv().await {
+//!         let mut answer = request.data().to_vec();
+//!         answer.reverse();
+//!         request.reply(&answer).map_err(|error| error.to_string())?;
+//! #       break;
+//!     }
+//!     Ok::<(), AnyError>(())
+//! })??;
+//! # served.send(())?;
+//! # Ok(())
+//! # }
+//!
+//! # fn main() -> Result<(), AnyError> {
+//! # let context = AsyncContext::new(ContextBuilder::new(DeviceSpec::default()).build()?);
+//! # let pending = context.create_endpoint(&EndpointConfig::default())?;
+//! # let record = pending.local_info().encode();
+//! # let ((to_client, from_server), (done, served)) = (channel(), channel());
+//! # let server = std::thread::spawn(move || serve(&record, &to_client, &done));
+//! # let connected = pending.connect(&ExchangeRecord::decode(&from_server.recv()?)?).map_err(|error| error.reason)?;
+//! // The client, in its own:
+//! let endpoint = context.endpoint(connected);
+//! let reply = context.run_until(endpoint.call(b"ping", 16))??;
+//! assert_eq!(reply, b"gnip");
+//! # served.recv()?;
+//! # server.join().map_err(|_| "the server panicked")??;
+//! # Ok(())
+//! # }
+//! ```
+
+mod operations;
+mod waiting;
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::time::Duration;
+
+use mlx5::{DeviceInfo, RegisterError};
+pub use operations::{AsyncCallError, CallFuture, TransferFuture};
+use waiting::{Lane, News, Waiting};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::context::{Context, CreateEndpointError, PollError};
+use crate::endpoint::{Endpoint, EndpointConfig, PendingEndpoint};
+use crate::error::{CallFailure, CloseReason};
+use crate::raw::{Memory, RemoteMemory};
+use crate::recv::RecvHandle;
+use crate::stats::Stats;
+
+/// Polls that find nothing before [`AsyncContext::run_until`] sleeps, unless it is told otherwise.
+pub const DEFAULT_SPINS: u32 = 256;
+
+/// How long [`AsyncContext::run_until`] sleeps at a time at most, unless it is told otherwise.
+pub const DEFAULT_LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+/// Where the end of a call or operation finds its future. The user data of the context below.
+#[derive(Debug)]
+pub struct Ticket(Rc<Progress>);
+
+/// A request of a peer. Its answer leaves with the next poll of the context.
+pub type AsyncRequest = RecvHandle<Ticket>;
+
+/// What a future and the end of its call share.
+#[derive(Default)]
+struct Progress {
+    outcome: Cell<Option<Result<Vec<u8>, CallFailure>>>,
+    waker: Cell<Option<Waker>>,
+}
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Progress").finish_non_exhaustive()
+    }
+}
+
+impl Progress {
+    fn end(&self, outcome: Result<Vec<u8>, CallFailure>) {
+        self.outcome.set(Some(outcome));
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn poll(&self, task: &TaskContext<'_>) -> Poll<Result<Vec<u8>, CallFailure>> {
+        if let Some(outcome) = self.outcome.take() {
+            return Poll::Ready(outcome);
+        }
+        self.waker.set(Some(task.waker().clone()));
+        Poll::Pending
+    }
+}
+
+/// A context whose calls are futures. It belongs to one thread, as they do. When it is dropped its connections are
+/// [aborted](Endpoint::abort), and what is awaited ends with that.
+#[derive(Debug)]
+pub struct AsyncContext {
+    context: Context<Ticket>,
+    waiting: Rc<Waiting>,
+    /// Connections that had ended when the last poll woke those who wait.
+    endings: Cell<u64>,
+    spins: u32,
+    longest_sleep: Duration,
+}
+
+impl AsyncContext {
+    /// Makes futures of what `context` does.
+    #[must_use]
+    pub fn new(context: Context<Ticket>) -> Self {
+        Self { context, waiting: Rc::default(), endings: Cell::new(0), spins: DEFAULT_SPINS, longest_sleep: DEFAULT_LONGEST_SLEEP }
+    }
+
+    /// How many polls in a row must find nothing before [`run_until`](Self::run_until) sleeps: a message that comes meanwhile is taken in
+    /// sooner. Default [`DEFAULT_SPINS`]; 0 sleeps at once.
+    #[must_use]
+    pub const fn spins(mut self, polls: u32) -> Self {
+        self.spins = polls;
+        self
+    }
+
+    /// How long [`run_until`](Self::run_until) sleeps at a time at most. Messages and deadlines wake it in any case; wake-ups from other
+    /// threads are seen only after that. Default [`DEFAULT_LONGEST_SLEEP`].
+    #[must_use]
+    pub const fn longest_sleep(mut self, time: Duration) -> Self {
+        self.longest_sleep = time;
+        self
+    }
+
+    /// Name, transport and capabilities of the device in use.
+    #[must_use]
+    pub fn device_info(&self) -> DeviceInfo {
+        self.context.device_info()
+    }
+
+    /// Counters of all endpoints there were.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.context.stats()
+    }
+
+    /// As [`Context::create_endpoint`]. What its connecting gives goes to [`AsyncContext::endpoint`], for calls.
+    ///
+    /// # Errors
+    /// [`CreateEndpointError`] with the legal range.
+    pub fn create_endpoint(&self, config: &EndpointConfig) -> Result<PendingEndpoint<Ticket>, CreateEndpointError> {
+        self.context.create_endpoint(config)
+    }
+
+    /// As [`Context::alloc`].
+    ///
+    /// # Errors
+    /// No bytes are asked for, or there are none left.
+    pub fn alloc(&self, bytes: usize) -> Result<Memory, RegisterError> {
+        self.context.alloc(bytes)
+    }
+
+    /// The endpoint with calls that are futures: of one that was connected, or of [`RecvHandle::endpoint`].
+    #[must_use]
+    pub fn endpoint(&self, endpoint: Endpoint<Ticket>) -> AsyncEndpoint {
+        AsyncEndpoint { endpoint, waiting: Rc::clone(&self.waiting) }
+    }
+
+    /// The oldest request that arrived, over all endpoints, once there is one; `None` once there is none and no connection from which one
+    /// could come, because all have ended or none was made. Several may wait: each request reaches one of them.
+    pub fn recv(&self) -> impl Future<Output = Option<AsyncRequest>> {
+        let mut place = None;
+        poll_fn(move |task| {
+            self.waiting.admit(&mut place, Lane::Requests, None, task, || match self.context.recv() {
+                None if self.context.inner.has_connections() => None,
+                request => Some(request),
+            })
+        })
+    }
+
+    /// One bounded step, as [`Context::poll`]: ends what has ended, posts what gathered, and wakes the futures that can go on. Returns how
+    /// many completions there were, and calls that ran out of time.
+    ///
+    /// # Errors
+    /// [`PollError`].
+    pub fn poll(&self) -> Result<usize, PollError> {
+        let moved = self.context.poll(|ticket, outcome| ticket.0.end(outcome.map(|bytes| bytes.to_vec())))?;
+        self.wake(moved > 0);
+        Ok(moved)
+    }
+
+    fn wake(&self, has_moved: bool) {
+        let endings = self.context.inner.endings();
+        let has_ended = self.endings.replace(endings) != endings;
+        self.waiting.wake(&News { has_moved, has_ended, has_requests: || self.context.inner.has_requests() });
+    }
+
+    /// Posts what gathered, then sleeps until there is something to poll for, as [`Context::wait`], but also over requests: a future that
+    /// waits for them was woken. For loops of one's own: sleep only while no future was woken, and poll after it.
+    ///
+    /// # Errors
+    /// [`PollError::Reentrant`].
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<bool, PollError> {
+        self.context.inner.wait(timeout, || false)
+    }
+
+    /// Polls the context, and asks to be polled again at once: join or spawn it beside the futures that it is to drive. It ends only with
+    /// an error.
+    pub fn drive(&self) -> impl Future<Output = PollError> {
+        poll_fn(|task| match self.poll() {
+            Ok(_) => {
+                task.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(error),
+        })
+    }
+
+    /// Polls `future` to its end, whenever it is woken, and the context in between; sleeps while there is nothing to do. What `future` sent
+    /// last has left when it returns. For several things at once, give it a future that joins them.
+    ///
+    /// A wake-up from another thread does not end a sleep: it is seen after [`longest_sleep`](Self::longest_sleep).
+    ///
+    /// # Errors
+    /// [`PollError`]; `future` is dropped then.
+    pub fn run_until<F: Future>(&self, future: F) -> Result<F::Output, PollError> {
+        let mut future = pin!(future);
+        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut task = TaskContext::from_waker(&waker);
+        let mut idle_polls = 0;
+        loop {
+            if woken.0.swap(false, Ordering::Acquire) {
+                idle_polls = 0;
+                if let Poll::Ready(output) = future.as_mut().poll(&mut task) {
+                    self.context.flush_endpoints()?;
+                    return Ok(output);
+                }
+            }
+            idle_polls = if self.poll()? == 0 { idle_polls + 1 } else { 0 };
+            if idle_polls > self.spins && !woken.0.load(Ordering::Acquire) {
+                self.wait(Some(self.longest_sleep))?;
+            }
+        }
+    }
+}
+
+impl Drop for AsyncContext {
+    fn drop(&mut self) {
+        self.context.inner.abort_all();
+        // It cannot be inside a poll, and what may fail besides is the refill of a queue that nobody needs any more.
+        let _ = self.poll();
+    }
+}
+
+/// Set by a waker, from whatever thread.
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// One end of a connection whose calls are futures. As with [`Endpoint`], dropping it does not close the connection, and clones name the
+/// same one.
+#[derive(Clone, Debug)]
+pub struct AsyncEndpoint {
+    endpoint: Endpoint<Ticket>,
+    waiting: Rc<Waiting>,
+}
+
+impl AsyncEndpoint {
+    /// The endpoint: its limits, its counters, its [`close`](Endpoint::close) and [`abort`](Endpoint::abort).
+    #[must_use]
+    pub const fn endpoint(&self) -> &Endpoint<Ticket> {
+        &self.endpoint
+    }
+
+    /// A request whose reply may have `response_allowance` bytes; gives the reply. Dropped before its end, it cancels the call: if the
+    /// request has not been taken it is never sent, else the handler may run, and its reply reaches nobody.
+    pub fn call<'a>(&'a self, payload: &'a [u8], response_allowance: usize) -> CallFuture<'a> {
+        CallFuture::new(self, payload, response_allowance)
+    }
+
+    /// As [`AsyncEndpoint::call`], of the bytes of `request`, with a reply of the bytes of a `Response`; see [`typed`](crate::typed).
+    ///
+    /// # Errors
+    /// [`AsyncCallError`]; `Size` for a reply that is no `Response`.
+    pub async fn call_typed<Request, Response>(&self, request: &Request) -> Result<Response, AsyncCallError>
+    where
+        Request: IntoBytes + Immutable,
+        Response: FromBytes + IntoBytes,
+    {
+        let reply = self.call(request.as_bytes(), size_of::<Response>()).await?;
+        Response::read_from_bytes(&reply).map_err(|_| AsyncCallError::wrong_size::<Response>(reply.len()))
+    }
+
+    /// Copies bytes of the peer's memory here, as [`Endpoint::rdma_read`].
+    pub const fn rdma_read<'a>(
+        &'a self,
+        local: &'a Memory,
+        local_offset: usize,
+        remote: &'a RemoteMemory,
+        remote_offset: u64,
+        len: usize,
+    ) -> TransferFuture<'a> {
+        TransferFuture::new(self, Endpoint::rdma_read, (local, local_offset), (remote, remote_offset), len)
+    }
+
+    /// Copies bytes to the peer's memory, as [`Endpoint::rdma_write`].
+    pub const fn rdma_write<'a>(
+        &'a self,
+        local: &'a Memory,
+        local_offset: usize,
+        remote: &'a RemoteMemory,
+        remote_offset: u64,
+        len: usize,
+    ) -> TransferFuture<'a> {
+        TransferFuture::new(self, Endpoint::rdma_write, (local, local_offset), (remote, remote_offset), len)
+    }
+
+    /// Why the connection ended, once it has. The death of a peer is noticed while it owes answers, or when something is sent to it.
+    pub fn closed(&self) -> impl Future<Output = CloseReason> {
+        let mut place = None;
+        let lane = Lane::End(self.endpoint.connection.serial());
+        poll_fn(move |task| self.waiting.admit(&mut place, lane, None, task, || self.endpoint.closed()))
+    }
+}

@@ -1,0 +1,109 @@
+//! Messages that are structs. What travels is the bytes of the struct and nothing else: a typed end works with a peer that makes the same
+//! bytes by hand.
+//!
+//! Any type whose every bit pattern is a value and that has no padding will do; the derives of [`zerocopy`] check that. Its layout must
+//! be the same at both ends, so give it `#[repr(C)]`, and fields with the byte order in their type
+//! ([`little_endian`](zerocopy::little_endian)) when the ends may be machines of different kinds. Received values are copies, so nothing
+//! that the peer does later changes them.
+//!
+//! ```
+//! # use copyrpc::mlx5::DeviceSpec;
+//! # use copyrpc::{Context, ContextBuilder, EndpointConfig};
+//! use copyrpc::typed::zerocopy::little_endian::{U32, U64};
+//! use copyrpc::typed::zerocopy::{FromBytes, Immutable, IntoBytes};
+//!
+//! #[derive(FromBytes, IntoBytes, Immutable)]
+//! #[zerocopy(crate = "copyrpc::typed::zerocopy")]
+//! #[repr(C)]
+//! struct Area {
+//!     width: U32,
+//!     height: U32,
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let client: Context<()> = ContextBuilder::new(DeviceSpec::default()).build()?;
+//! # let server: Context<()> = ContextBuilder::new(DeviceSpec::default()).build()?;
+//! # let (a, b) = (client.create_endpoint(&EndpointConfig::default())?, server.create_endpoint(&EndpointConfig::default())?);
+//! # let (record_a, record_b) = (a.local_info(), b.local_info());
+//! # let (endpoint, _peer) = (a.connect(&record_b)?, b.connect(&record_a)?);
+//! // The reply may have the bytes of a U64.
+//! endpoint.call_typed::<Area, U64>(&Area { width: 6.into(), height: 7.into() }, ())?;
+//! let mut product = None;
+//! while product.is_none() {
+//!     client.poll(|(), outcome| product = Some(outcome.map(|bytes| bytes.read_as::<U64>())))?;
+//!     server.poll(|(), _| ())?;
+//!     while let Some(request) = server.recv() {
+//!         match request.read_as::<Area>() {
+//!             Ok(area) => request.reply_typed(&U64::new(u64::from(area.width) * u64::from(area.height)))?,
+//!             Err(_) => request.refuse()?,
+//!         }
+//!     }
+//! }
+//! assert_eq!(product, Some(Ok(Ok(42.into()))));
+//! # Ok(())
+//! # }
+//! ```
+
+use thiserror::Error;
+/// The crate of the derives, for those who do not depend on it themselves.
+pub use zerocopy;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::endpoint::{CallToken, Endpoint};
+use crate::error::{CallError, ReplyError};
+use crate::recv::RecvHandle;
+use crate::ring::RecvBytes;
+
+/// A message that is not the type it was read as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("a message of {received} bytes, the type has {expected}")]
+pub struct SizeError {
+    /// Bytes of the message.
+    pub received: usize,
+    /// Bytes of the type.
+    pub expected: usize,
+}
+
+impl RecvBytes<'_> {
+    /// A copy of the message as a `T`, which has as many bytes. [`RecvBytes::read`] takes the front of a longer one.
+    ///
+    /// # Errors
+    /// [`SizeError`]: it has more bytes, or fewer.
+    pub fn read_as<T: FromBytes + IntoBytes>(&self) -> Result<T, SizeError> {
+        let error = SizeError { received: self.len(), expected: size_of::<T>() };
+        if error.received == error.expected { self.read().ok_or(error) } else { Err(error) }
+    }
+}
+
+impl<U> RecvHandle<U> {
+    /// A copy of the request as a `T`.
+    ///
+    /// # Errors
+    /// [`SizeError`]: it has more bytes, or fewer.
+    pub fn read_as<T: FromBytes + IntoBytes>(&self) -> Result<T, SizeError> {
+        self.data().read_as()
+    }
+
+    /// Answers with the bytes of `response`, as [`RecvHandle::reply`].
+    ///
+    /// # Errors
+    /// As [`RecvHandle::reply`]; `TooLarge` when the caller expects a smaller type.
+    pub fn reply_typed<T: IntoBytes + Immutable>(self, response: &T) -> Result<(), ReplyError<Self>> {
+        self.reply(response.as_bytes())
+    }
+}
+
+impl<U> Endpoint<U> {
+    /// Sends the bytes of `request`; the reply may have those of a `Response`, which [`RecvBytes::read_as`] gives. Else as
+    /// [`Endpoint::call`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::call`].
+    pub fn call_typed<Request, Response>(&self, request: &Request, user_data: U) -> Result<CallToken, CallError<U>>
+    where
+        Request: IntoBytes + Immutable,
+        Response: FromBytes + IntoBytes,
+    {
+        self.call(request.as_bytes(), user_data, size_of::<Response>())
+    }
+}

@@ -1,0 +1,139 @@
+//! Contexts that go, on purpose or not: every call ends, and nothing of the others is lost.
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use copyrpc::{CallError, CallFailure, CloseReason, CreateEndpointError, EndpointConfig, Outcome, ReplyError};
+
+use crate::support::{Net, Pair, join, small, step_until};
+
+#[test]
+fn a_context_may_move_and_when_it_is_dropped_both_ends_know() {
+    let mut pair = Pair::small();
+    let moved = Box::new(std::mem::replace(&mut pair.server, pair.net.context()));
+    pair.to_server.call(b"hello", 1, 10).unwrap();
+    let held = RefCell::new(None);
+    let step = || {
+        pair.client.poll_quietly();
+        moved.poll_quietly();
+        held.replace(moved.recv());
+    };
+    step_until(|| held.borrow().is_some(), step);
+    let held = held.take().unwrap();
+    pair.to_server.call(b"never answered", 2, 10).unwrap();
+    drop(moved);
+    assert_eq!(held.data().to_vec(), b"hello", "the bytes outlive the context");
+    assert!(matches!(held.reply(b""), Err(ReplyError::Closed(CloseReason::ClosedHere))));
+    let closed = CallError::Closed { user_data: 9, reason: CloseReason::ClosedHere };
+    assert_eq!(pair.to_client.call(b"", 9, 0), Err(closed));
+    step_until(|| pair.ended.borrow().len() == 2, || pair.poll());
+    let ended = pair.ended.take();
+    assert!(ended.iter().all(|(_, outcome)| matches!(outcome, Err(CallFailure::Closed(_)))), "{ended:?}");
+    assert!(pair.to_server.closed().is_some());
+    assert_eq!(pair.client.stats().calls, 2, "counters of closed connections are kept");
+}
+
+/// With nothing left to post, only the keep-alive READ can notice.
+fn notice_a_silent_death(step: impl Fn(&Pair)) {
+    let mut pair = Pair::new(|builder| builder, &EndpointConfig { keepalive: Duration::from_millis(1), ..small() });
+    pair.to_server.call(b"never answered", 1, 10).unwrap();
+    let held = pair.receive(1);
+    pair.server = pair.net.context();
+    drop(held);
+    step_until(|| !pair.ended.borrow().is_empty(), || step(&pair));
+    assert!(matches!(pair.ended.take()[..], [(1, Err(CallFailure::Closed(CloseReason::Disconnected)))]));
+    assert!(pair.client.stats().reads > 0);
+}
+
+#[test]
+fn a_peer_that_dies_silently_is_noticed_by_polls() {
+    notice_a_silent_death(Pair::poll);
+}
+
+#[test]
+fn a_peer_that_dies_silently_is_noticed_by_drains_and_flushes() {
+    notice_a_silent_death(|pair| {
+        let push = |serial, outcome: Outcome<'_>| pair.ended.borrow_mut().push((serial, outcome.map(|bytes| bytes.to_vec())));
+        pair.client.drain(push).unwrap();
+        pair.client.flush_endpoints().unwrap();
+    });
+}
+
+/// The caller is refused all the time and so has a READ in flight all the time, where a READ takes longer than a poll.
+#[test]
+fn a_peer_that_does_nothing_is_given_up_by_a_caller_that_never_stops_calling() {
+    let (keepalive, stall_timeout) = (Duration::from_millis(5), Duration::from_millis(100));
+    let pair = Pair::new(|builder| builder, &EndpointConfig { keepalive, stall_timeout, ..small() });
+    let taken = Cell::new(0);
+    let call_and_poll = || {
+        while pair.to_server.call(b"never answered", 1, 10).is_ok() {
+            taken.set(taken.get() + 1);
+        }
+        pair.client.poll_into(&pair.ended);
+    };
+    step_until(|| pair.to_server.closed().is_some(), call_and_poll);
+    assert_eq!(pair.to_server.closed(), Some(CloseReason::PeerStalled));
+    step_until(|| pair.ended.borrow().len() == taken.get(), || pair.client.poll_into(&pair.ended));
+    let stalled = |(_, outcome): &(u64, crate::support::Ended)| *outcome == Err(CallFailure::Closed(CloseReason::PeerStalled));
+    assert!(taken.get() > 0 && pair.ended.take().iter().all(stalled));
+}
+
+/// Else an owner that drains could never replace an endpoint whose peer died.
+#[test]
+fn a_drain_gives_back_the_share_of_an_endpoint_that_ended() {
+    let net = Net::new();
+    let (client, server) = (net.build(|builder| builder.srq_size(48)), net.context());
+    let (endpoint, _peer) = join(&client, &server, &small());
+    endpoint.call(b"never answered", 1, 0).unwrap();
+    client.flush_endpoints().unwrap();
+    assert!(matches!(client.create_endpoint(&small()), Err(CreateEndpointError::SrqTooSmall { .. })));
+    drop(server);
+    endpoint.call(b"never sent", 2, 0).unwrap();
+    client.flush_endpoints().unwrap();
+    let ended = Cell::new(0);
+    let drain = || {
+        client.drain(|_, outcome| ended.set(ended.get() + u32::from(outcome.is_err()))).unwrap();
+    };
+    step_until(|| ended.get() == 2, drain);
+    drop(endpoint);
+    client.create_endpoint(&small()).unwrap();
+}
+
+/// A queue pair that fails gives a completion for everything posted. The peers allow 32 batches in flight, this end's queue only 1 each.
+#[test]
+fn peers_that_die_with_everything_in_flight_overrun_no_completion_queue() {
+    let net = Net::new();
+    let (client, server, doomed) = (net.build(|builder| builder.srq_size(48).cq_size(64)), net.context(), net.context());
+    let mine = EndpointConfig { batches_in_flight: 1, ..small() };
+    let to = |peer: &copyrpc::Context<u64>| {
+        crate::support::connect(client.create_endpoint(&mine).unwrap(), peer.create_endpoint(&small()).unwrap()).0
+    };
+    let alive = to(&server);
+    let dead: Vec<_> = (0..6).map(|_| to(&doomed)).collect();
+    drop(doomed);
+    let mut taken = 0;
+    for _ in 0..32 {
+        for endpoint in &dead {
+            taken += usize::from(endpoint.call(b"", 0, 0).is_ok());
+        }
+        client.flush_endpoints().unwrap();
+    }
+    let (failed, answered) = (Cell::new(0), Cell::new(0));
+    let poll = || {
+        let on_response = |_, outcome: Outcome<'_>| {
+            let count = if outcome.is_ok() { &answered } else { &failed };
+            count.set(count.get() + 1);
+        };
+        client.poll(on_response).unwrap();
+        server.poll_quietly();
+        server.echo_all();
+    };
+    step_until(|| failed.get() == taken, poll);
+    assert!(dead.iter().all(|endpoint| endpoint.closed().is_some()));
+    // More than the living connection's queue holds, so that its completions must still come.
+    for call in 1..=1_000 {
+        alive.call(b"", 0, 0).unwrap();
+        step_until(|| answered.get() == call, poll);
+    }
+    assert_eq!((failed.get(), answered.get()), (taken, 1_000));
+}

@@ -1,0 +1,168 @@
+//! What cannot be is refused, with the legal range and what to do, and changes nothing.
+
+use copyrpc::{
+    CallError, CallFailure, ConnectFailure, ContextBuilder, CreateEndpointError, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeError,
+    ExchangeRecord,
+};
+
+use mlx5::DeviceKind;
+
+use crate::support::{Net, Pair, connect, small, step_until};
+
+#[test]
+fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
+    let net = Net::new();
+    let context = net.build(|builder| builder.srq_size(100));
+    let config = EndpointConfig { batches_in_flight: 50, ..small() };
+    let first = context.create_endpoint(&config).unwrap();
+    match context.create_endpoint(&config) {
+        Err(CreateEndpointError::SrqTooSmall { wanted: 50, needed: 150, depth }) => assert!((100..150).contains(&depth)),
+        other => panic!("{other:?}"),
+    }
+    drop(first);
+    let _again = context.create_endpoint(&config).unwrap();
+    let none = EndpointConfig { batches_in_flight: 0, ..small() };
+    assert!(matches!(context.create_endpoint(&none), Err(CreateEndpointError::SrqTooSmall { wanted: 0, .. })));
+    // One completion per batch in flight and 8, but never more than the send queue has entries.
+    let few = net.build(|builder| builder.srq_size(63).cq_size(64));
+    let config = EndpointConfig { batches_in_flight: 14, ..small() };
+    let (first, _second) = (few.create_endpoint(&config).unwrap(), few.create_endpoint(&config).unwrap());
+    assert!(matches!(few.create_endpoint(&config), Err(CreateEndpointError::CqTooSmall { needed: 66, entries: 64 })));
+    let _shallow = few.create_endpoint(&EndpointConfig { max_send_wr: 16, ..config.clone() }).unwrap();
+    drop(first);
+    let _again = few.create_endpoint(&config).unwrap();
+    assert!(ContextBuilder::new(net.spec()).srq_size(100).cq_size(8).build::<u64>().is_err());
+}
+
+#[test]
+fn illegal_configurations_are_refused() {
+    let net = Net::new();
+    let context = net.context();
+    for ring_size in [0, 2048, 5000, 1 << 40] {
+        let config = EndpointConfig { ring_size, ..small() };
+        let error = context.create_endpoint(&config).unwrap_err();
+        assert!(matches!(error, CreateEndpointError::RingSize(_)));
+        assert!(error.to_string().contains("4096 to 268435456"), "{error}");
+    }
+    for credit in [1025, 1056, 16] {
+        let config = EndpointConfig { initial_credit: Some(credit), ..small() };
+        assert!(matches!(context.create_endpoint(&config), Err(CreateEndpointError::InitialCredit { max: 1024, .. })));
+    }
+}
+
+#[test]
+fn calls_that_no_ring_of_their_size_can_take_are_refused_for_good() {
+    let pair = Pair::small();
+    let (payload, allowance) = (pair.to_server.max_payload(), pair.to_server.max_response_allowance());
+    for (len, allowed) in [(payload + 1, 0), (1 << 20, 0), (0, allowance + 1), (0, usize::MAX)] {
+        let error = pair.to_server.call(&vec![0; len], 7, allowed).unwrap_err();
+        assert!(!error.is_retryable());
+        let (what, limit) =
+            if len > payload { (format!("payload of {len}"), payload) } else { (format!("allowance of {allowed}"), allowance) };
+        let text = error.to_string();
+        assert!(text.contains(&what) && text.contains(&format!("limit is {limit}")) && text.contains("use a larger ring"), "{text}");
+        assert_eq!(error.into_user_data(), 7);
+    }
+    assert_eq!((pair.client.stats().calls, pair.to_server.outstanding_calls()), (0, 0));
+    pair.to_server.call(&vec![1; payload], 8, allowance).unwrap();
+    assert_eq!(pair.finish(1), [(8, Ok(vec![1; payload]))]);
+}
+
+#[test]
+fn a_call_on_a_closed_endpoint_says_why_it_is_closed() {
+    let mut pair = Pair::small();
+    pair.server = pair.net.context();
+    pair.to_server.call(b"", 1, 0).unwrap();
+    step_until(|| !pair.ended.borrow().is_empty(), || pair.poll());
+    let reason = pair.to_server.closed().unwrap();
+    assert_eq!(pair.ended.take(), [(1, Err(CallFailure::Closed(reason)))]);
+    let error = pair.to_server.call(b"", 2, 0).unwrap_err();
+    assert_eq!(error, CallError::Closed { user_data: 2, reason });
+    assert!(!error.is_retryable() && error.to_string().contains("connect again"), "{error}");
+}
+
+#[test]
+fn endpoints_that_cannot_talk_refuse_and_come_back() {
+    let net = Net::new();
+    let context = net.context();
+    let a = context.create_endpoint(&small()).unwrap();
+    let large = context.create_endpoint(&EndpointConfig { ring_size: 8192, ..small() }).unwrap();
+    let error = a.connect(&large.local_info()).unwrap_err();
+    assert_eq!(error.to_string(), "cannot connect: ring size 4096 here, 8192 at the peer: they must be equal");
+    assert!(matches!(error.reason, ConnectFailure::Exchange(ExchangeError::RingSize { local: 4096, remote: 8192 })));
+    let a = error.endpoint;
+    let mut overflowing = large.local_info();
+    (overflowing.ring_size, overflowing.recv_ring_addr) = (a.local_info().ring_size, u64::MAX - 1024);
+    let error = a.connect(&overflowing).unwrap_err();
+    assert!(matches!(error.reason, ConnectFailure::Exchange(ExchangeError::Field { field: "receive ring address", .. })), "{error}");
+    let a = error.endpoint;
+    let mut other_device = a.local_info();
+    other_device.address.kind = other(other_device.address.kind);
+    let error = a.connect(&other_device).unwrap_err();
+    assert!(error.to_string().ends_with("both must use the same kind of device"), "{error}");
+    let a = error.endpoint;
+    let b = context.create_endpoint(&small()).unwrap();
+    let (a, _b) = connect(a, b);
+    a.call(b"still usable", 1, 20).unwrap();
+    let mut answers = 0;
+    let step = || {
+        context.poll(|_, outcome| answers += usize::from(outcome.is_ok())).unwrap();
+        context.echo_all();
+    };
+    step_until(|| a.outstanding_calls() == 0, step);
+    assert_eq!(answers, 1);
+    let orphan = context.create_endpoint(&small()).unwrap();
+    let record = orphan.local_info();
+    drop(context);
+    assert!(matches!(orphan.connect(&record).unwrap_err().reason, ConnectFailure::ContextGone));
+}
+
+const fn other(kind: DeviceKind) -> DeviceKind {
+    match kind {
+        DeviceKind::Soft => DeviceKind::Hardware,
+        DeviceKind::Hardware => DeviceKind::Soft,
+    }
+}
+
+#[test]
+fn a_queue_pair_that_does_not_exist_is_not_connected_to() {
+    let net = Net::new();
+    let context = net.context();
+    let a = context.create_endpoint(&small()).unwrap();
+    let mut nowhere = a.local_info();
+    nowhere.address.qpn = 0xff_ffff;
+    let error = a.connect(&nowhere).unwrap_err();
+    assert!(matches!(error.reason, ConnectFailure::Qp(_)), "{error}");
+    let (a, _b) = connect(error.endpoint, context.create_endpoint(&small()).unwrap());
+    a.call(b"still usable", 1, 20).unwrap();
+}
+
+#[test]
+fn ends_of_unequal_mtus_use_the_smaller_one() {
+    let net = Net::new();
+    let context = net.context();
+    let (a, b) = (context.create_endpoint(&small()).unwrap(), context.create_endpoint(&small()).unwrap());
+    let (record_a, mut record_b) = (a.local_info(), b.local_info());
+    let mtu = record_b.address.mtu;
+    record_b.address.mtu = mtu / 2;
+    let (a, b) = (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap());
+    assert_eq!((a.path_mtu(), b.path_mtu()), (mtu / 2, mtu));
+}
+
+/// What an older or newer release, or a mistake in the transport of the record, would give.
+#[test]
+fn records_that_are_damaged_or_of_another_version_are_refused() {
+    let net = Net::new();
+    let context = net.context();
+    let bytes = context.create_endpoint(&small()).unwrap().local_info().encode();
+    let damaged = |at: usize| {
+        let mut other = bytes;
+        other[at] ^= 0x81;
+        ExchangeRecord::decode(&other).unwrap_err().to_string()
+    };
+    assert_eq!(damaged(8), "exchange record version 128, this end speaks 1: use equal releases");
+    assert_eq!(damaged(0), "not a copyrpc exchange record");
+    assert_eq!(damaged(16), "bytes 16..56 of the exchange record are no address of a queue pair");
+    assert_eq!(damaged(74), "ring size is 8458240 in the exchange record, legal is a power of two, 4096..=268435456");
+    assert!(ExchangeRecord::decode(&[0; EXCHANGE_RECORD_SIZE]).is_err());
+}

@@ -1,0 +1,84 @@
+//! The batch window shown taken: it stalls, and messages share WRITEs. What each flush does is tested in `window` and `protocol`.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use copyrpc::{EndpointConfig, Outcome, Window};
+
+use crate::support::{Pair, payload, small, step_until};
+
+const CALLS: u64 = 400;
+const LEN: usize = 40;
+
+/// Each call and each reply is flushed by itself, and either side sleeps when it has nothing to do. Returns stalls, batches and messages.
+fn run(window: Window) -> (u64, u64, u64) {
+    let pair = Pair::new(|builder| builder, &EndpointConfig { ring_size: 16 << 10, window, ..small() });
+    let (issued, ended) = (Cell::new(0), Cell::new(0));
+    let step = || {
+        while issued.get() < CALLS && pair.to_server.call(&payload(issued.get(), LEN), issued.get(), LEN).is_ok() {
+            issued.set(issued.get() + 1);
+            pair.client.flush_endpoints().unwrap();
+        }
+        let on_response = |serial, outcome: Outcome<'_>| {
+            assert_eq!(outcome.unwrap().to_vec(), payload(serial, LEN));
+            ended.set(ended.get() + 1);
+        };
+        pair.client.wait(Some(Duration::ZERO)).unwrap();
+        pair.client.poll(on_response).unwrap();
+        pair.server.poll_quietly();
+        while let Some(request) = pair.server.recv() {
+            let data = request.data().to_vec();
+            request.reply(&data).unwrap();
+            pair.server.flush_endpoints().unwrap();
+        }
+    };
+    step_until(|| ended.get() == CALLS, step);
+    let (client, server) = (pair.client.stats(), pair.server.stats());
+    assert_eq!((client.calls, server.replies), (CALLS, CALLS));
+    (client.window_stalls.min(server.window_stalls), client.batches_sent + server.batches_sent, client.messages_sent + server.messages_sent)
+}
+
+#[test]
+fn messages_gather_behind_a_window_of_either_clock() {
+    let (stalls, batches, messages) = run(Window::Off);
+    assert_eq!((stalls, messages), (0, 2 * CALLS));
+    let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
+    for window in [Window::Completion { batches: 1, exempt_bytes }, Window::Consumption { batches: 1, exempt_bytes }] {
+        let (stalls, windowed, messages) = run(window);
+        assert!(stalls > 0 && messages == 2 * CALLS, "{window:?}: {stalls}, {messages}");
+        assert!(windowed * 2 < batches, "{window:?}: {windowed} batches, {batches} without");
+    }
+}
+
+/// What a full window holds back is posted by nobody but a sleeper that wakes, for the completion or the peer's word.
+#[test]
+fn a_sleeper_wakes_for_the_place_that_a_window_gets() {
+    let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
+    for window in [Window::Completion { batches: 1, exempt_bytes }, Window::Consumption { batches: 1, exempt_bytes }] {
+        let pair = Pair::new(|builder| builder, &EndpointConfig { keepalive: Duration::from_secs(50), window, ..small() });
+        for serial in 0..100 {
+            pair.to_server.call(b"under way", 2 * serial, 0).unwrap();
+            pair.client.flush_endpoints().unwrap();
+            pair.to_server.call(b"held back", 2 * serial + 1, 0).unwrap();
+            // The peer answers nothing before it has both.
+            let mut requests = Vec::new();
+            let received = Cell::new(0);
+            step_until(
+                || received.get() == 2,
+                || {
+                    // As good as without a timeout: if it missed the event, the watchdog would end the test.
+                    if pair.to_server.stats().messages_sent < 2 * (serial + 1) {
+                        pair.client.wait(Some(Duration::from_secs(60))).unwrap();
+                    }
+                    pair.client.poll_quietly();
+                    pair.server.poll_quietly();
+                    requests.extend(pair.server.recv());
+                    received.set(requests.len());
+                },
+            );
+            requests.into_iter().for_each(|request| request.reply(b"").unwrap());
+            pair.finish(2);
+        }
+        assert!(pair.client.stats().window_stalls > 0, "{window:?}");
+    }
+}

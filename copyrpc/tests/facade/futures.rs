@@ -1,0 +1,556 @@
+//! Calls as futures, below an executor of a few lines: none is lost, none is woken for nothing, and a dropped one leaves no trace.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::time::Duration;
+
+use copyrpc::future::{AsyncCallError, AsyncContext, AsyncEndpoint, AsyncRequest, Ticket};
+use copyrpc::typed::SizeError;
+use copyrpc::typed::zerocopy::little_endian::{U32, U64};
+use copyrpc::{CallError, CallFailure, CloseReason, EndpointConfig, ExchangeRecord, RdmaError};
+use mlx5::LocalFabric;
+
+use super::wait::{stagger, watchdog};
+use super::{builder, connect, small, step_until};
+
+#[derive(Default)]
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A future and its waker.
+struct Task<'a, T> {
+    future: Option<Pin<Box<dyn Future<Output = T> + 'a>>>,
+    flag: Arc<Flag>,
+    polls: u64,
+}
+
+impl<'a, T> Task<'a, T> {
+    fn new(future: impl Future<Output = T> + 'a) -> Self {
+        Self { future: Some(Box::pin(future)), flag: Arc::new(Flag(AtomicBool::new(true))), polls: 0 }
+    }
+
+    fn is_woken(&self) -> bool {
+        self.flag.0.load(Ordering::Relaxed)
+    }
+
+    /// Polls it if it was woken.
+    fn turn(&mut self) -> Option<T> {
+        let future = self.future.as_mut()?;
+        if !self.flag.0.swap(false, Ordering::Relaxed) {
+            return None;
+        }
+        self.polls += 1;
+        let waker = Waker::from(Arc::clone(&self.flag));
+        match future.as_mut().poll(&mut TaskContext::from_waker(&waker)) {
+            Poll::Ready(value) => {
+                self.future = None;
+                Some(value)
+            }
+            Poll::Pending => None,
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.future.is_none()
+    }
+}
+
+struct Pair {
+    near: AsyncContext,
+    far: AsyncContext,
+    endpoint: AsyncEndpoint,
+    peer: AsyncEndpoint,
+}
+
+impl Pair {
+    fn new(config: &EndpointConfig) -> Self {
+        let fabric = LocalFabric::new();
+        let (near, far) = (builder(&fabric).build::<Ticket>().unwrap(), builder(&fabric).build::<Ticket>().unwrap());
+        let (endpoint, peer) = connect(&near, &far, config);
+        let (near, far) = (AsyncContext::new(near), AsyncContext::new(far));
+        Self { endpoint: near.endpoint(endpoint), peer: far.endpoint(peer), near, far }
+    }
+
+    fn poll(&self) {
+        self.near.poll().unwrap();
+        self.far.poll().unwrap();
+    }
+
+    /// Gives the tasks turns until all are done.
+    fn finish(&self, tasks: &mut [Task<'_, ()>]) {
+        step_until(|| {
+            tasks.iter_mut().for_each(|task| _ = task.turn());
+            self.poll();
+            tasks.iter().all(Task::is_done)
+        });
+    }
+
+    /// The value of one future.
+    fn value<T>(&self, future: impl Future<Output = T>) -> T {
+        let (mut task, mut value) = (Task::new(future), None);
+        step_until(|| {
+            value = task.turn();
+            self.poll();
+            value.is_some()
+        });
+        value.unwrap()
+    }
+
+    /// The next request at the far end.
+    fn request(&self) -> AsyncRequest {
+        self.value(self.far.recv()).unwrap()
+    }
+}
+
+fn bytes(number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (number + at) as u8).collect()
+}
+
+async fn echo(context: &AsyncContext, requests: &Cell<usize>) {
+    while requests.get() > 0 {
+        let request = context.recv().await.unwrap();
+        requests.set(requests.get() - 1);
+        let answer = request.data().to_vec();
+        request.reply(&answer).unwrap();
+    }
+}
+
+#[test]
+fn calls_of_many_tasks_wait_for_room_and_end_with_their_own_replies() {
+    const TASKS: usize = 300;
+    const CALLS: usize = 20;
+    let pair = Pair::new(&small());
+    let (endpoint, serial, order) = (&pair.endpoint, &Cell::new(0_u32), RefCell::new(Vec::new()));
+    let call = |task: usize| async move {
+        for number in 0..CALLS {
+            let mut payload = bytes(task, 4 + (task * 7 + number * 31) % 480);
+            payload[..4].copy_from_slice(&serial.replace(serial.get() + 1).to_le_bytes());
+            assert_eq!(endpoint.call(&payload, payload.len()).await, Ok(payload));
+        }
+    };
+    let mut servers = [Task::new(async {
+        while order.borrow().len() < TASKS * CALLS {
+            let request = pair.far.recv().await.unwrap();
+            order.borrow_mut().push(request.data().read::<u32>().unwrap());
+            let answer = request.data().to_vec();
+            request.reply(&answer).unwrap();
+        }
+    })];
+    let mut clients: Vec<_> = (0..TASKS).map(|task| Task::new(call(task))).collect();
+    step_until(|| {
+        clients.iter_mut().for_each(|task| _ = task.turn());
+        servers.iter_mut().for_each(|task| _ = task.turn());
+        pair.poll();
+        clients.iter().all(Task::is_done)
+    });
+    let stats = pair.near.stats();
+    assert!(stats.ring_full + stats.insufficient_credit > 0, "{stats:?}");
+    assert_eq!((stats.calls, stats.cancelled, endpoint.endpoint().outstanding_calls()), ((TASKS * CALLS) as u64, 0, 0));
+    // First come, first served.
+    assert!(order.borrow().is_sorted(), "a call overtook others");
+    // One poll to begin, one when it is the first to wait, some when there is too little room for it, one at its end.
+    let polls: u64 = clients.iter().map(|task| task.polls).sum();
+    assert!(polls <= (TASKS * CALLS * 5) as u64, "{polls} polls");
+    assert!(servers[0].is_done() && servers[0].polls <= 1 + pair.far.stats().batches_received, "{} polls", servers[0].polls);
+}
+
+#[test]
+fn both_ends_call_each_other_at_a_depth_above_their_credit() {
+    let pair = Pair::new(&small());
+    let left = [Cell::new(2_000), Cell::new(2_000)];
+    let call = |endpoint: AsyncEndpoint, number: usize| async move {
+        let payload = bytes(number, number % 400);
+        assert_eq!(endpoint.call(&payload, payload.len()).await, Ok(payload));
+    };
+    let mut tasks = vec![Task::new(echo(&pair.near, &left[0])), Task::new(echo(&pair.far, &left[1]))];
+    for number in 0..2_000 {
+        tasks.push(Task::new(call(pair.endpoint.clone(), number)));
+        tasks.push(Task::new(call(pair.peer.clone(), number)));
+    }
+    pair.finish(&mut tasks);
+}
+
+#[test]
+fn a_future_that_is_dropped_takes_its_call_back_in_every_state() {
+    let pair = Pair::new(&small());
+    let (endpoint, large) = (&pair.endpoint, [7; 500]);
+    let calls = || pair.near.stats().calls;
+    drop(endpoint.call(b"never polled", 8));
+    assert_eq!(calls(), 0);
+    // Taken, not answered; and as many as there is room for.
+    let mut sent = Vec::new();
+    loop {
+        let mut task = Task::new(endpoint.call(&large, 100));
+        let before = calls();
+        assert!(task.turn().is_none());
+        if calls() == before {
+            break;
+        }
+        sent.push(task);
+    }
+    // The one that was refused above is gone, and waits for nothing. Of these, the first and one in the middle go.
+    let mut waiting: Vec<_> = (0..4).map(|number| Task::new(async move { endpoint.call(&[number; 400], 100).await })).collect();
+    waiting.iter_mut().for_each(|task| assert!(task.turn().is_none()));
+    // Completions of what was sent are no reason to try again; the first had one when the other was dropped.
+    (0..10).for_each(|_| pair.poll());
+    waiting.iter_mut().for_each(|task| assert!(task.turn().is_none()));
+    (0..10).for_each(|_| pair.poll());
+    assert!(waiting.iter().all(|task| !task.is_woken()), "nothing was answered, and no room came back");
+    drop(waiting.remove(2));
+    drop(waiting.remove(0));
+    assert_eq!(waiting.iter().map(Task::is_woken).collect::<Vec<_>>(), [true, false], "the next is the first now");
+    let taken = sent.len();
+    drop(sent.remove(0));
+    assert_eq!((calls(), pair.near.stats().cancelled, endpoint.endpoint().outstanding_calls()), (taken as u64, 1, taken - 1));
+    let served = RefCell::new(Vec::new());
+    let mut server = Task::new(async {
+        while let Some(request) = pair.far.recv().await {
+            served.borrow_mut().push(request.data().read::<u8>());
+            request.reply(b"done").unwrap();
+        }
+    });
+    let mut replies = Vec::new();
+    step_until(|| {
+        _ = server.turn();
+        pair.poll();
+        replies.extend(sent.iter_mut().chain(&mut waiting).filter_map(Task::turn));
+        replies.len() == taken - 1 + 2
+    });
+    assert!(replies.iter().all(|reply| *reply == Ok(b"done".to_vec())));
+    assert_eq!(served.borrow()[taken..], [Some(1), Some(3)], "those that were dropped before they were taken never left");
+    assert_eq!(pair.near.stats().late_responses, 1);
+    // Its reply is there, and nobody looked at it.
+    let mut task = Task::new(endpoint.call(b"", 8));
+    assert!(task.turn().is_none());
+    step_until(|| {
+        _ = server.turn();
+        pair.poll();
+        task.is_woken()
+    });
+    drop(task);
+    let stats = pair.near.stats();
+    assert_eq!((stats.cancelled, stats.late_responses, endpoint.endpoint().outstanding_calls()), (1, 1, 0));
+}
+
+#[test]
+fn futures_dropped_at_random_neither_hold_up_nor_disturb_the_others() {
+    let pair = Pair::new(&small());
+    let endpoint = &pair.endpoint;
+    let mut rng = fastrand::Rng::with_seed(5);
+    let mut server = Task::new(async {
+        while let Some(request) = pair.far.recv().await {
+            let answer = request.data().to_vec();
+            request.reply(&answer).unwrap();
+        }
+    });
+    let (mut tasks, mut ended, mut dropped) = (Vec::new(), 0, 0);
+    for number in 0..5_000 {
+        let payload = bytes(number, rng.usize(..480));
+        tasks.push(Task::new(async move { assert_eq!(endpoint.call(&payload, payload.len()).await, Ok(payload)) }));
+        if rng.u8(..4) == 0 {
+            drop(tasks.swap_remove(rng.usize(..tasks.len())));
+            dropped += 1;
+        }
+        if rng.bool() {
+            ended += tasks.iter_mut().filter_map(Task::turn).count();
+            tasks.retain(|task| !task.is_done());
+        }
+        if rng.bool() {
+            pair.near.poll().unwrap();
+        }
+        if rng.bool() {
+            _ = server.turn();
+            pair.far.poll().unwrap();
+        }
+    }
+    step_until(|| {
+        ended += tasks.iter_mut().filter_map(Task::turn).count();
+        _ = server.turn();
+        pair.poll();
+        tasks.iter().all(Task::is_done)
+    });
+    assert_eq!((ended + dropped, endpoint.endpoint().outstanding_calls()), (5_000, 0));
+    let stats = pair.near.stats();
+    assert!(stats.cancelled > 0 && stats.calls < 5_000, "dropped both before and after they were taken: {stats:?}");
+}
+
+#[test]
+fn each_request_reaches_one_of_those_that_wait_also_when_the_first_is_dropped() {
+    let pair = Pair::new(&small());
+    let mut receivers: Vec<_> = (0..3).map(|_| Task::new(pair.far.recv())).collect();
+    receivers.iter_mut().for_each(|task| assert!(task.turn().is_none()));
+    let endpoint = &pair.endpoint;
+    let call = |number: u8| {
+        let mut task = Task::new(async move { endpoint.call(&[number], 8).await });
+        assert!(task.turn().is_none());
+        task
+    };
+    let calls = [call(1), call(2)];
+    step_until(|| {
+        pair.poll();
+        receivers[0].is_woken()
+    });
+    assert!(!receivers[1].is_woken() && !receivers[2].is_woken());
+    // It was woken and does not take the request: the next does.
+    drop(receivers.remove(0));
+    let first = receivers[0].turn().unwrap().unwrap();
+    let second = receivers[1].turn().unwrap().unwrap();
+    assert_eq!([first.data().to_vec(), second.data().to_vec()], [[1], [2]]);
+    drop(calls);
+}
+
+#[test]
+fn a_call_ends_with_its_deadline_a_refusal_or_its_failure() {
+    let pair = Pair::new(&small());
+    let endpoint = &pair.endpoint;
+    let late = pair.value(endpoint.call(b"late", 0).within(Duration::from_millis(2)));
+    assert_eq!(late, Err(AsyncCallError::Failed(CallFailure::DeadlineExceeded)));
+    let large = pair.value(endpoint.call(&[0; 501], 0));
+    assert_eq!(large, Err(AsyncCallError::NotTaken(CallError::PayloadTooLarge { user_data: (), len: 501, max: 500 })));
+    let mut call = Task::new(endpoint.call(b"refused", 0));
+    assert!(call.turn().is_none());
+    assert_eq!(pair.request().data().to_vec(), b"late");
+    pair.request().refuse().unwrap();
+    let mut refused = None;
+    step_until(|| {
+        pair.poll();
+        refused = call.turn();
+        refused.is_some()
+    });
+    assert_eq!(refused, Some(Err(AsyncCallError::Failed(CallFailure::Refused))));
+}
+
+#[test]
+fn structs_and_one_sided_operations_are_awaited_too() {
+    let pair = Pair::new(&EndpointConfig { raw_operations: 2, ..small() });
+    let endpoint = &pair.endpoint;
+    let mut server = Task::new(async {
+        while let Some(request) = pair.far.recv().await {
+            let answer = U64::new(u64::from(request.read_as::<U32>().unwrap()) + 1);
+            request.reply_typed(&answer).unwrap();
+        }
+    });
+    let mut client = Task::new(async {
+        assert_eq!(endpoint.call_typed::<U32, U64>(&U32::new(41)).await, Ok(42.into()));
+        let wrong = endpoint.call_typed::<U32, [u8; 9]>(&U32::new(1)).await;
+        assert_eq!(wrong, Err(AsyncCallError::Size(SizeError { received: 8, expected: 9 })));
+    });
+    step_until(|| {
+        _ = (client.turn(), server.turn());
+        pair.poll();
+        client.is_done()
+    });
+    let (local, back, theirs) = (pair.near.alloc(64).unwrap(), pair.near.alloc(64).unwrap(), pair.far.alloc(64).unwrap());
+    let remote = theirs.remote();
+    local.write(0, &bytes(1, 64)).unwrap();
+    let mut writes: Vec<_> = (0..8).map(|at| Task::new(endpoint.rdma_write(&local, at * 8, &remote, at as u64 * 8, 8))).collect();
+    let mut ended = Vec::new();
+    step_until(|| {
+        ended.extend(writes.iter_mut().filter_map(Task::turn));
+        assert!(endpoint.endpoint().raw_rdma_pending() <= 2);
+        pair.poll();
+        ended.len() == 8
+    });
+    assert_eq!(ended, [const { Ok(()) }; 8]);
+    assert_eq!(pair.value(endpoint.rdma_read(&back, 0, &remote, 0, 64)), Ok(()));
+    let mut copy = vec![0; 64];
+    back.read(0, &mut copy).unwrap();
+    assert_eq!(copy, bytes(1, 64));
+    let outside = pair.value(endpoint.rdma_read(&back, 60, &remote, 0, 8));
+    assert!(matches!(outside, Err(RdmaError::LocalRange { user_data: (), .. })));
+}
+
+#[test]
+fn everything_awaited_ends_when_the_context_is_dropped_or_the_peer_is_gone() {
+    for is_near_dropped in [true, false] {
+        let Pair { near, far, endpoint, peer } = Pair::new(&small());
+        let mut calls = Vec::new();
+        while calls.len() < 100 {
+            calls.push(Task::new(endpoint.call(&[1; 400], 100)));
+            assert!(calls.last_mut().unwrap().turn().is_none());
+        }
+        near.poll().unwrap();
+        let taken = near.stats().calls;
+        let mut closed = Task::new(endpoint.closed());
+        let (mut refused, mut failed, mut reason) = (0, 0, None);
+        let mut turn = |expected: CloseReason| {
+            reason = reason.or(closed.turn());
+            for outcome in calls.iter_mut().filter_map(Task::turn) {
+                match outcome {
+                    Err(AsyncCallError::Failed(CallFailure::Closed(why))) if why == expected => failed += 1,
+                    Err(AsyncCallError::NotTaken(CallError::Closed { reason: why, .. })) if why == expected => refused += 1,
+                    other => panic!("{other:?}"),
+                }
+            }
+            (refused, failed, reason)
+        };
+        assert_eq!(turn(CloseReason::ClosedHere), (0, 0, None));
+        let expected = if is_near_dropped { CloseReason::ClosedHere } else { CloseReason::Disconnected };
+        if is_near_dropped {
+            drop(near);
+            // Those that waited for room go one after the other.
+            step_until(|| turn(expected) == (100 - taken, taken, Some(expected)));
+        } else {
+            drop((far, peer));
+            step_until(|| {
+                near.poll().unwrap();
+                turn(expected) == (100 - taken, taken, Some(expected))
+            });
+            let mut recv = Task::new(near.recv());
+            assert!(recv.turn().unwrap().is_none(), "nobody is left that could call");
+        }
+    }
+}
+
+#[test]
+fn after_a_graceful_close_calls_have_their_replies_and_receivers_hear_of_the_end() {
+    let pair = Pair::new(&small());
+    let mut server = Task::new(async {
+        let mut served = 0;
+        while let Some(request) = pair.far.recv().await {
+            request.reply(b"yes").unwrap();
+            served += 1;
+        }
+        served
+    });
+    let mut call = Task::new(pair.endpoint.call(b"last", 8));
+    assert!(call.turn().is_none() && server.turn().is_none());
+    // The request is with the server; the answer is not on its way.
+    step_until(|| {
+        assert!(server.turn().is_none());
+        let is_served = pair.far.stats().replies == 1;
+        if !is_served {
+            pair.poll();
+        }
+        is_served
+    });
+    pair.endpoint.endpoint().close();
+    let late = pair.endpoint.call(b"late", 8);
+    let (mut reply, mut served) = (None, None);
+    let mut closed = [Task::new(pair.endpoint.closed()), Task::new(pair.peer.closed())];
+    let mut reasons = Vec::new();
+    step_until(|| {
+        pair.poll();
+        reply = reply.take().or_else(|| call.turn());
+        served = served.or_else(|| server.turn());
+        reasons.extend(closed.iter_mut().filter_map(Task::turn));
+        reasons.len() == 2 && served.is_some()
+    });
+    assert_eq!((reply, served), (Some(Ok(b"yes".to_vec())), Some(1)));
+    assert!(reasons.contains(&CloseReason::ClosedHere) && reasons.contains(&CloseReason::ClosedByPeer), "{reasons:?}");
+    assert!(matches!(pair.value(late), Err(AsyncCallError::NotTaken(CallError::Closed { .. }))));
+}
+
+/// Threads that sleep whenever there is nothing to do: the one in the loop of the library, the other in one of its own.
+#[test]
+fn futures_on_both_sides_of_sleeping_threads_wake_for_every_message() {
+    // What is behind libibverbs here takes its time.
+    let rounds = if std::env::var_os("MLX5_TEST_DEVICE").is_some() { 1_000 } else { 30_000 };
+    watchdog();
+    let fabric = LocalFabric::new();
+    let context = AsyncContext::new(builder(&fabric).build().unwrap()).spins(0).longest_sleep(Duration::MAX);
+    let pending = context.create_endpoint(&small()).unwrap();
+    let (record, server_builder, (to_client, from_server)) = (pending.local_info().encode(), builder(&fabric), channel());
+    let (done, is_done) = channel();
+    let server = std::thread::spawn(move || {
+        let context = AsyncContext::new(server_builder.build().unwrap());
+        let pending = context.create_endpoint(&small()).unwrap();
+        to_client.send(pending.local_info().encode()).unwrap();
+        pending.connect(&ExchangeRecord::decode(&record).unwrap()).unwrap();
+        let left = Cell::new(rounds as usize);
+        let (mut task, mut polls) = (Task::new(echo(&context, &left)), 0);
+        while task.turn().is_none() {
+            if !task.is_woken() {
+                context.wait(None).unwrap();
+            }
+            context.poll().unwrap();
+            polls += 1;
+        }
+        while is_done.try_recv().is_err() {
+            context.poll().unwrap();
+        }
+        (polls, task.polls)
+    });
+    let endpoint = context.endpoint(pending.connect(&ExchangeRecord::decode(&from_server.recv().unwrap()).unwrap()).unwrap());
+    let polls = Rc::new(Cell::new(0));
+    let client = async {
+        for round in 0..rounds {
+            stagger(round);
+            let payload = round.to_le_bytes();
+            let mut call = std::pin::pin!(endpoint.call(&payload, 8));
+            let counted = std::future::poll_fn(|task| {
+                polls.set(polls.get() + 1);
+                call.as_mut().poll(task)
+            });
+            assert_eq!(counted.await, Ok(payload.to_vec()));
+        }
+    };
+    context.run_until(client).unwrap();
+    done.send(()).unwrap();
+    assert!(polls.get() <= 2 * rounds, "{} polls of {rounds} calls", polls.get());
+    let (context_polls, task_polls) = server.join().unwrap();
+    assert!(task_polls <= rounds + 1 && context_polls <= 3 * rounds, "{task_polls} {context_polls}");
+}
+
+#[test]
+fn a_wake_up_from_another_thread_is_late_and_not_lost() {
+    watchdog();
+    let context = AsyncContext::new(builder(&LocalFabric::new()).build().unwrap()).longest_sleep(Duration::from_millis(5));
+    let (to_thread, wakers) = channel::<Waker>();
+    let is_set = Arc::new(AtomicBool::new(false));
+    let set = Arc::clone(&is_set);
+    let thread = std::thread::spawn(move || {
+        let waker = wakers.recv().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        set.store(true, Ordering::Relaxed);
+        waker.wake();
+    });
+    let other = std::future::poll_fn(|task| {
+        if is_set.load(Ordering::Relaxed) {
+            return Poll::Ready(());
+        }
+        to_thread.send(task.waker().clone()).unwrap();
+        Poll::Pending
+    });
+    context.run_until(other).unwrap();
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_driver_among_other_futures_is_enough_and_requests_nobody_waits_for_keep_no_context_awake() {
+    let pair = Pair::new(&small());
+    let (mut near, mut far) = (Task::new(pair.near.drive()), Task::new(pair.far.drive()));
+    let mut call = Task::new(pair.endpoint.call(b"driven", 8));
+    let mut recv = Task::new(pair.far.recv());
+    let mut request = None;
+    step_until(|| {
+        assert!(near.turn().is_none() && far.turn().is_none() && call.turn().is_none());
+        request = request.take().or_else(|| recv.turn());
+        request.is_some()
+    });
+    request.unwrap().unwrap().reply(b"yes").unwrap();
+    let mut reply = None;
+    step_until(|| {
+        assert!(near.turn().is_none() && far.turn().is_none());
+        reply = call.turn();
+        reply.is_some()
+    });
+    assert_eq!(reply, Some(Ok(b"yes".to_vec())));
+    let mut unheard = Task::new(pair.endpoint.call(b"unheard", 8));
+    assert!(unheard.turn().is_none());
+    pair.near.poll().unwrap();
+    step_until(|| pair.far.poll().unwrap() > 0);
+    step_until(|| pair.far.poll().unwrap() == 0 && !pair.far.wait(Some(Duration::ZERO)).unwrap());
+    assert_eq!(pair.request().data().to_vec(), b"unheard");
+}

@@ -1,0 +1,55 @@
+//! What is called, and what becomes of it.
+
+use std::time::Duration;
+
+/// A connection's end that calls: from which node, to which, and the how-manyth connection between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Caller {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) incarnation: u64,
+}
+
+/// How the caller waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// To the end.
+    Endless,
+    /// Until then, which may be before the request has left or long after the reply.
+    Deadline(Duration),
+    /// Cancels after so many rounds.
+    Cancels(u32),
+}
+
+/// One call.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) request: Vec<u8>,
+    pub(crate) allowance: usize,
+    pub(crate) reply: Vec<u8>,
+    pub(crate) patience: Patience,
+}
+
+impl Caller {
+    /// Its call number `serial`: sizes from nothing to the most that the ring takes, the small ones more often.
+    pub(crate) fn plan(self, serial: u64, max_payload: usize, max_allowance: usize) -> Plan {
+        let seed = (self.from as u64) << 56 ^ (self.to as u64) << 48 ^ self.incarnation << 32 ^ serial;
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut up_to = |max: usize| match rng.u8(..8) {
+            0 => max,
+            1 => 0,
+            2..=4 => rng.usize(..=max.min(48)),
+            _ => rng.usize(..=max),
+        };
+        let (request, allowance) = (up_to(max_payload), up_to(max_allowance));
+        let reply = up_to(allowance);
+        let mut bytes = |len| std::iter::repeat_with(|| rng.u8(..)).take(len).collect();
+        let (request, reply) = (bytes(request), bytes(reply));
+        let patience = match rng.u8(..16) {
+            0 => Patience::Deadline(Duration::from_micros(rng.u64(..2_000))),
+            1 => Patience::Cancels(rng.u32(..4)),
+            _ => Patience::Endless,
+        };
+        Plan { request, allowance, reply, patience }
+    }
+}
