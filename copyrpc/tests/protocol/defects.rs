@@ -228,6 +228,39 @@ fn a_saturated_side_does_not_starve_its_peer_of_credit() {
     }
 }
 
+/// L3: calls leave 128 bytes and grants 64. What calls leave is granted, so calls alone never keep a peer without credit.
+#[test]
+fn calls_leave_room_that_grants_take() {
+    let mut ends = pair(&LinkConfig { local_credit: 0, ..config() });
+    for _ in 0..7 {
+        ends[0].link.call(&[0; 244], 0, 0).unwrap();
+    }
+    let too_much = ends[0].link.call(&[0; 116], 9, 0);
+    assert_eq!(too_much, Err(CallError::RingFull(9)));
+    ends[0].link.call(&[0; 84], 0, 0).unwrap();
+    assert_eq!(ends[0].link.in_flight(), C - 128);
+    assert!(ends[0].flush(|| true).is_ok());
+    assert_eq!(ends[0].link.reserved(), 32);
+}
+
+/// L3: calls and grants took all they may, and the oldest request is held, so nothing of it comes back. What was consumed can still be told.
+#[test]
+fn metadata_alone_has_room_after_calls_and_grants() {
+    let mut ends = pair(&LinkConfig { local_credit: 0, ..config() });
+    for len in [244, 244, 244, 244, 244, 244, 244, 52] {
+        ends[0].link.call(&vec![0; len], 0, 20).unwrap();
+    }
+    let full = ends[0].link.call(&[0; 84], 0, 0);
+    assert!(full.is_err());
+    rounds_without_read(&mut ends, 1);
+    // Held to the end.
+    let _oldest = ends[1].inbox.pop_front();
+    assert_eq!(answer_all(&mut ends[1]), 7);
+    // An eighth of the ring in responses.
+    rounds_without_read(&mut ends, 2);
+    assert_eq!(ends[0].link.stats().metadata_only, 1);
+}
+
 /// Pitfall 2: a batch that would end exactly at the ring end wraps, and the marker before it is a
 /// WRITE of 32 bytes, never of none.
 #[test]
