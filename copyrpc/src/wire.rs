@@ -80,6 +80,7 @@ impl Header {
 
     /// Reads a header; any bytes are a header, their meaning is checked by the receiver.
     #[must_use]
+    #[inline]
     pub fn decode(bytes: &[u8; HEADER_SIZE]) -> Self {
         Self { call_id: le_u32(bytes, 0), piggyback: le_u32(bytes, 4), len: le_u32(bytes, 8) }
     }
@@ -156,6 +157,7 @@ const CLOSING: u32 = 1;
 impl FlowMetadata {
     /// The metadata's bytes.
     #[must_use]
+    #[inline]
     pub fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
         let mut bytes = [0; FLOW_METADATA_SIZE];
         bytes[0..8].copy_from_slice(&self.words.consumer_pos.to_le_bytes());
@@ -170,6 +172,7 @@ impl FlowMetadata {
     ///
     /// # Errors
     /// [`ReservedNotZero`] for a flag that this version does not know.
+    #[inline]
     pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, ReservedNotZero> {
         let flags = le_u32(bytes, 20);
         if flags > CLOSING {
@@ -259,12 +262,14 @@ impl Status {
     }
 }
 
+#[inline]
 fn le_u32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)
 }
 
+#[inline]
 fn le_u64<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
