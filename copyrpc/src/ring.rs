@@ -168,6 +168,20 @@ impl RingView {
         RecvBytes { base: self.range(payload.position, payload.len as usize), len: payload.len as usize, ring: PhantomData }
     }
 
+    /// Has the cache fetch the line at `position`.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, position: u64) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let line = self.base.as_ptr().wrapping_add(self.size.offset(position) as usize);
+            // SAFETY: a prefetch of any address has no effect but on the cache.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = position;
+    }
+
     #[inline]
     fn range(&self, position: u64, len: usize) -> NonNull<u8> {
         let offset = self.size.offset(position);

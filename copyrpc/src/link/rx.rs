@@ -16,6 +16,11 @@ use crate::wire::{
     FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, METADATA_SPAN, ReservedNotZero, WRAP_MESSAGE_COUNT, decode_imm, padded,
 };
 
+/// Bytes of a cache line.
+const LINE: u64 = 64;
+/// Bytes of a batch that are fetched ahead of the message being parsed. Another core wrote them; one at a time they cost more than all else.
+const PREFETCH_BYTES: u64 = 1024;
+
 #[derive(Debug)]
 pub(super) struct RecvRing {
     view: RingView,
@@ -134,6 +139,9 @@ impl RecvRing {
         let start = self.end;
         self.delivered = start;
         let Some(span) = self.announced.pop_front() else { return Ok(None) };
+        for line in (LINE..span.min(PREFETCH_BYTES)).step_by(LINE as usize) {
+            self.view.prefetch(start + line);
+        }
         let bytes = self.view.copy_out::<FLOW_METADATA_SIZE>(start);
         let metadata = FlowMetadata::decode(&bytes).map_err(|ReservedNotZero| ProtocolError::ReservedNotZero)?;
         self.heard_closing |= metadata.is_closing;
@@ -167,6 +175,7 @@ impl RecvRing {
         if left == 0 {
             return Err(ProtocolError::MessageTooLong { len: 0, left });
         }
+        self.view.prefetch(position + PREFETCH_BYTES);
         let header = Header::decode(&self.view.copy_out(position));
         let message = padded(u64::from(header.len));
         if message > left {
