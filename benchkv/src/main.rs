@@ -18,7 +18,7 @@ use harness::echo::{self, Echo, EchoError, EchoResult};
 use harness::environment::Environment;
 use harness::exchange::{Exchange, SocketExchange};
 use harness::launcher::Launch;
-use harness::report::JsonSink;
+use harness::report::{JsonSink, say};
 use harness::role::{Role, foreign_launcher, role};
 use shm::dir::Dir;
 
@@ -50,11 +50,6 @@ fn main() -> ExitCode {
 fn fail(code: u8, error: &dyn Display) -> ExitCode {
     say(&format!("benchkv: {error}"));
     ExitCode::from(code)
-}
-
-/// One write: ranks share standard error, and lines must not mix.
-fn say(text: &str) {
-    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
 /// The launcher: checks everything that can be checked before a process is started, then starts the ranks with the same arguments.

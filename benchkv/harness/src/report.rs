@@ -48,6 +48,12 @@ impl fmt::Display for Table {
     }
 }
 
+/// Writes a line to standard error, in one write: the processes of a job share it, and lines must not mix. That it is closed is no reason to
+/// fail.
+pub fn say(text: &str) {
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
 /// Operations per second with a unit a person reads at a glance.
 #[must_use]
 pub fn rate(per_second: f64) -> String {

@@ -24,7 +24,7 @@ use std::time::Duration;
 use clap::Parser;
 use harness::exchange::Exchange;
 use harness::launcher::Launch;
-use harness::report::JsonSink;
+use harness::report::{JsonSink, say};
 use harness::role::{Role, foreign_launcher, role};
 
 use cli::Cli;
@@ -57,11 +57,6 @@ fn main() -> ExitCode {
 fn fail(code: u8, error: &dyn Display) -> ExitCode {
     say(&format!("copyrpc_bench: {error}"));
     ExitCode::from(code)
-}
-
-/// One write: the processes share standard error, and lines must not mix.
-fn say(text: &str) {
-    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
 /// Started by a user, or as one of several processes by a launcher of another kind.

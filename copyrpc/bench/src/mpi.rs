@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use harness::affinity::usable_cores;
 use harness::exchange::{Exchange, MpiExchange};
-use harness::report::JsonSink;
+use harness::report::{JsonSink, say};
 
 use crate::cli::Cli;
 use crate::options::{Options, RANKS};
-use crate::{EXIT_OPTIONS, fail, rank_process, say};
+use crate::{EXIT_OPTIONS, fail, rank_process};
 
 /// How long the slower process may take to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
