@@ -143,7 +143,8 @@ fn a_callback_may_close_and_abort_its_own_connection_and_others() {
     let on_response = |serial: u64, outcome: Outcome<'_>| {
         ended.set(ended.get() + 1);
         if serial < 4 {
-            assert!(outcome.is_ok() || serial > 0);
+            // Any connection's answers may come first: the third's abort this one too.
+            assert_eq!(outcome.is_err(), pair.to_server.closed().is_some(), "{serial}");
             pair.to_server.abort();
             second.close();
         } else if serial < 20 {
