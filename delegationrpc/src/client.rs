@@ -1,12 +1,14 @@
 //! The calling end.
 
 use std::fmt;
+use std::time::Duration;
 
 use shm::dir::Dir;
 use shm::membership::{CallFailed, Membership, SessionEnd};
 use shm::pending::{Pending, Tag};
 use shm::plain::Plain;
 use shm::region::Region;
+use shm::sleep::{SLICE, Watch};
 
 use crate::error::{CallError, ConnectError};
 use crate::layout::{ANSWERED, Header, KIND};
@@ -82,6 +84,7 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         };
         if self.announce(tag, request) {
             self.in_flight.push(tag);
+            self.member.seats().server_sleep().wake();
             return Ok(());
         }
         match self.pending.take(tag) {
@@ -89,6 +92,15 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
             // Not reached: the tag was given out above.
             None => Ok(()),
         }
+    }
+
+    /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, or the end of the session; at most for `timeout` (`None`:
+    /// without end). Returns whether there is. Nothing spins here, and a server that dies is noticed within [`SLICE`] of the kernel's
+    /// noticing it.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        let Self { shared, in_flight, member, .. } = self;
+        let seats = *member.seats();
+        seats.client_sleep(member.seat()).is_none_or(|sleep| sleep.wait(timeout, SLICE, &mut Idle { shared, in_flight, member }))
     }
 
     /// Writes the request into the slot of `tag`, which is free, and announces it if the ring has room.
@@ -142,5 +154,24 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         self.in_flight.clear();
         self.pending.take_where(|_| true, |user_data| f(user_data, Err(CallFailed::Ended(end))));
         Err(end)
+    }
+}
+
+/// A client that waits.
+struct Idle<'a, Req, Resp> {
+    shared: &'a Shared<Req, Resp>,
+    in_flight: &'a [Tag],
+    member: &'a mut Membership,
+}
+
+impl<Req: Plain, Resp: Plain> Watch for Idle<'_, Req, Resp> {
+    fn look(&mut self, _: bool) -> bool {
+        let client = self.member.seat();
+        let is_answered = |tag: &Tag| self.shared.index(client, tag.slot()).is_some_and(|index| self.shared.is_answered(index, *tag));
+        self.in_flight.iter().any(is_answered) || self.member.end().is_some()
+    }
+
+    fn check(&mut self) -> bool {
+        self.member.check().is_some()
     }
 }

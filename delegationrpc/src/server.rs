@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shm::clients::{Patrol, Seats};
 use shm::dir::Dir;
 use shm::pending::Tag;
 use shm::plain::{Plain, TypeShape};
 use shm::region::Region;
+use shm::sleep::{SLICE, Watch};
+use shm::sync::light_barrier;
 
 use crate::error::{CreateError, ReplyError};
 use crate::layout::{ANSWERED, Header, KIND, Layout, MAGIC, REJECTED, VERSION};
@@ -89,6 +91,8 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         resp_depth: usize,
         type_tag: u64,
     ) -> Result<Self, CreateError> {
+        // Registers this process for barriers, which may take long: now, and not in the first reply.
+        light_barrier();
         let layout = Layout::new::<Req, Resp>(max_clients, ring_depth, resp_depth)?;
         let header = Header {
             magic: MAGIC,
@@ -131,18 +135,18 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         }
         let Self { shared, sessions, unanswered, seats, patrol, started, region, .. } = self;
         let now_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        patrol.pass(seats, region.lock_file(), now_ns, |client, _| {
-            if let Some(session) = sessions.get_mut(client) {
-                *session = None;
-            }
-            shared.slots_of(client).for_each(|index| {
-                if let Some(waiting) = unanswered.get_mut(index.get()) {
-                    *waiting = None;
-                }
-                shared.reset(index);
-            });
-        });
+        patrol.pass(seats, region.lock_file(), now_ns, |client, _| bury(client, shared, sessions, unanswered));
         self.available
+    }
+
+    /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), at most for `timeout` (`None`: without
+    /// end). Returns whether there is. Nothing spins here. Frees the ring words of the requests received so far first, and the places of
+    /// clients that leave or die meanwhile: it looks for the dead every [`SLICE`].
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        self.advance_tail();
+        self.patrol.slept();
+        let seats = self.seats;
+        seats.server_sleep().wait(timeout, SLICE, &mut Idle(self))
     }
 
     /// The next request that [`poll`](Self::poll) has seen, in the order in which the clients announced them.
@@ -217,6 +221,9 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         // Before the client can call again: so the words in use are never more than the calls that are unanswered.
         self.advance_tail();
         self.shared.write_response(index, tag, note, response);
+        if let Some(sleep) = self.seats.client_sleep(client) {
+            sleep.wake();
+        }
         Ok(())
     }
 
@@ -224,5 +231,35 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     #[must_use]
     pub fn region_bytes(&self) -> usize {
         self.region.view().len()
+    }
+}
+
+/// Forgets a client that is gone, and makes its slots fit for the next.
+fn bury<Req: Plain, Resp: Plain>(client: usize, shared: &Shared<Req, Resp>, sessions: &mut [Option<u32>], unanswered: &mut [Option<Tag>]) {
+    if let Some(session) = sessions.get_mut(client) {
+        *session = None;
+    }
+    shared.slots_of(client).for_each(|index| {
+        if let Some(waiting) = unanswered.get_mut(index.get()) {
+            *waiting = None;
+        }
+        shared.reset(index);
+    });
+}
+
+/// A server that waits, all it has received being released.
+struct Idle<'a, Req, Resp>(&'a mut Server<Req, Resp>);
+
+impl<Req: Plain, Resp: Plain> Watch for Idle<'_, Req, Resp> {
+    fn look(&mut self, _: bool) -> bool {
+        self.0.available > 0 || self.0.cursor.available(&self.0.shared.ring(), 1) > 0
+    }
+
+    fn check(&mut self) -> bool {
+        let Server { shared, cursor, sessions, unanswered, seats, patrol, started, region, .. } = &mut *self.0;
+        cursor.keep_order_asleep(&shared.ring());
+        let now_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        patrol.check(seats, region.lock_file(), now_ns, |client, _| bury(client, shared, sessions, unanswered));
+        false
     }
 }

@@ -142,6 +142,12 @@ impl<Req: Plain, Resp: Plain> Shared<Req, Resp> {
         (answered == tag).then(|| (note, slot.payload.with(|p| unsafe { read_plain(p) })))
     }
 
+    /// Client: whether the response to `tag` has arrived (D4).
+    #[inline(always)]
+    pub(crate) fn is_answered(&self, index: SlotIndex, tag: Tag) -> bool {
+        Tag::unpack(self.slot_at(self.responses, index).tag.load(Ordering::Acquire)).0 == tag
+    }
+
     /// All slots of one client.
     pub(crate) fn slots_of(&self, client: usize) -> impl Iterator<Item = SlotIndex> + use<'_, Req, Resp> {
         (0..self.layout.resp_depth).filter_map(move |slot| self.index(client, slot))

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use shm::lane::Slot;
 use shm::ready::{ARMED, ReadyWords};
+use shm::sleep::Sleep;
 use shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 
 use crate::error::ConfigError;
@@ -72,7 +73,13 @@ struct Inbound<T> {
     ready: Box<[AtomicU64]>,
     /// The node was dropped.
     closed: AtomicBool,
+    sleep: SleepLine,
 }
+
+/// What a node sleeps on, alone on its line: it writes there when it is about to, and the rest is read by all.
+#[derive(Default)]
+#[repr(align(64))]
+struct SleepLine(Sleep);
 
 /// Everything shared; the last node frees it.
 pub(crate) struct Mesh<T> {
@@ -98,6 +105,7 @@ impl<T> Mesh<T> {
             armed: (0..nodes).map(|_| AtomicU32::new(ARMED)).collect(),
             ready: (0..ReadyWords::words(nodes)).map(|_| AtomicU64::new(0)).collect(),
             closed: AtomicBool::new(false),
+            sleep: SleepLine::default(),
         };
         Self { nodes: (0..nodes).map(inbound).collect() }
     }
@@ -122,6 +130,10 @@ impl<T> Mesh<T> {
         let words = &*self.nodes.get(to)?.ready;
         // SAFETY: these are `words(nodes)` atomics, which live as long as the mesh, and so as long as any node.
         Some(unsafe { ReadyWords::new(NonNull::from(words).cast(), self.nodes.len()) })
+    }
+
+    pub(crate) fn sleep(&self, node: usize) -> Option<&Sleep> {
+        self.nodes.get(node).map(|inbound| &inbound.sleep.0)
     }
 
     #[inline(always)]
