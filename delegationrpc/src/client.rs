@@ -1,6 +1,7 @@
 //! The calling end.
 
 use std::fmt;
+use std::time::Duration;
 
 use shm::clients::JoinError;
 use shm::dir::Dir;
@@ -9,6 +10,7 @@ use shm::membership::{CallFailed, Membership, SessionEnd};
 use shm::pending::{Pending, Tag};
 use shm::plain::Plain;
 use shm::region::Region;
+use shm::sleep::{SLICE, Watch};
 
 use crate::error::{CallError, ConnectError};
 use crate::layout::{ANSWERED, Header, KIND, Response};
@@ -89,6 +91,7 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         };
         if self.announce(tag, request) {
             self.calls = self.calls.wrapping_add(1);
+            self.member.seats().server_sleep().wake();
             return Ok(());
         }
         match self.pending.take(tag) {
@@ -96,6 +99,15 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
             // Not reached: the tag was given out above.
             None => Ok(()),
         }
+    }
+
+    /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, or the end of the session; at most for `timeout` (`None`:
+    /// without end). Returns whether there is. Nothing spins here, and a server that dies is noticed within [`SLICE`] of the kernel's
+    /// noticing it.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        let Self { responses, member, .. } = self;
+        let seats = *member.seats();
+        seats.client_sleep(member.seat()).is_none_or(|sleep| sleep.wait(timeout, SLICE, &mut Idle { responses, member }))
     }
 
     /// Writes the request into the next slot and announces it if the ring has room. The slot is free: the call that had it before was taken
@@ -151,5 +163,21 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         }
         self.pending.take_where(|_| true, |user_data| f(user_data, Err(CallFailed::Ended(end))));
         Err(end)
+    }
+}
+
+/// A client that waits.
+struct Idle<'a, Resp> {
+    responses: &'a LaneRx<Response<Resp>>,
+    member: &'a mut Membership,
+}
+
+impl<Resp: Plain> Watch for Idle<'_, Resp> {
+    fn look(&mut self, _: bool) -> bool {
+        self.responses.is_ready() || self.member.end().is_some()
+    }
+
+    fn check(&mut self) -> bool {
+        self.member.check().is_some()
     }
 }

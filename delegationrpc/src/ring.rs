@@ -202,6 +202,8 @@ pub(crate) struct Cursor {
 
 /// Polls without a request between two looks for a gap.
 const POLLS_PER_PROBE: u64 = 64;
+/// Most words that a server looks at between two sleeps.
+const PROBES_PER_SLEEP: u64 = 4096;
 
 impl Cursor {
     /// Takes the next announced name. At most a ring's worth can be taken and not released: the word of a further position still is
@@ -261,6 +263,15 @@ impl Cursor {
         }
         self.quiet_polls = self.quiet_polls.wrapping_add(1);
         if self.quiet_polls % POLLS_PER_PROBE == 0 {
+            self.close_gap(ring, self.quiet_polls / POLLS_PER_PROBE % ring.depth);
+        }
+    }
+
+    /// As [`keep_order`](Self::keep_order), of a server that is about to sleep and will not be polled: it looks for gaps at once.
+    pub(crate) fn keep_order_asleep(&mut self, ring: &Ring<'_>) {
+        self.keep_order(ring);
+        for _ in 0..ring.depth.min(PROBES_PER_SLEEP) {
+            self.quiet_polls = self.quiet_polls.wrapping_add(POLLS_PER_PROBE);
             self.close_gap(ring, self.quiet_polls / POLLS_PER_PROBE % ring.depth);
         }
     }

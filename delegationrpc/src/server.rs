@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shm::clients::{Patrol, Seats};
 use shm::dir::Dir;
@@ -10,6 +10,8 @@ use shm::lane::LaneTx;
 use shm::pending::Tag;
 use shm::plain::{Plain, TypeShape};
 use shm::region::Region;
+use shm::sleep::{SLICE, Watch};
+use shm::sync::light_barrier;
 
 use crate::error::{CreateError, ReplyError};
 use crate::layout::{ANSWERED, Header, KIND, Layout, MAGIC, REJECTED, Response, VERSION};
@@ -96,6 +98,8 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         resp_depth: usize,
         type_tag: u64,
     ) -> Result<Self, CreateError> {
+        // Registers this process for barriers, which may take long: now, and not in the first reply.
+        light_barrier();
         let layout = Layout::new::<Req, Resp>(max_clients, ring_depth, resp_depth)?;
         let header = Header {
             magic: MAGIC,
@@ -140,15 +144,18 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
             cursor.keep_order(&shared.ring());
         }
         let now_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        patrol.pass(seats, region.lock_file(), now_ns, |client, _| {
-            if let Some(session) = sessions.get_mut(client) {
-                *session = None;
-            }
-            unanswered.chunks_exact_mut(shared.resp_depth()).nth(client).into_iter().for_each(|of_client| of_client.fill(None));
-            // SAFETY: the client is gone, and our end went with the session.
-            unsafe { shared.reset(client) };
-        });
+        patrol.pass(seats, region.lock_file(), now_ns, |client, _| bury(client, shared, sessions, unanswered));
         self.available
+    }
+
+    /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), at most for `timeout` (`None`: without
+    /// end). Returns whether there is. Nothing spins here. Frees the ring words of the requests received so far first, and the places of
+    /// clients that leave or die meanwhile: it looks for the dead every [`SLICE`].
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        self.advance_tail();
+        self.patrol.slept();
+        let seats = self.seats;
+        seats.server_sleep().wait(timeout, SLICE, &mut Idle(self))
     }
 
     /// The next request that [`poll`](Self::poll) has seen, in the order in which the clients announced them.
@@ -218,7 +225,7 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     #[inline]
     fn answer(&mut self, token: Token, note: u8, response: Resp) -> Result<(), ReplyError> {
         let (client, tag) = (token.client_id(), token.tag);
-        let Self { shared, sessions, unanswered, cursor, .. } = self;
+        let Self { shared, sessions, unanswered, seats, cursor, .. } = self;
         let session = sessions.get_mut(client).and_then(Option::as_mut);
         // A late answer to a former holder of the seat reaches nobody.
         let Some(session) = session.filter(|session| session.generation == token.generation) else {
@@ -232,6 +239,9 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         cursor.release(&shared.ring());
         // There is room: the client has at most `resp_depth` calls unanswered, counting the answers it has not taken yet.
         session.responses.publish(Response { tag: tag.pack(note), payload: response });
+        if let Some(sleep) = seats.client_sleep(client) {
+            sleep.wake();
+        }
         Ok(())
     }
 
@@ -239,5 +249,37 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     #[must_use]
     pub fn region_bytes(&self) -> usize {
         self.region.view().len()
+    }
+}
+
+/// Forgets a client that is gone, and makes its slots fit for the next.
+fn bury<Req: Plain, Resp: Plain>(
+    client: usize,
+    shared: &Shared<Req, Resp>,
+    sessions: &mut [Option<Session<Resp>>],
+    unanswered: &mut [Option<Tag>],
+) {
+    if let Some(session) = sessions.get_mut(client) {
+        *session = None;
+    }
+    unanswered.chunks_exact_mut(shared.resp_depth()).nth(client).into_iter().for_each(|of_client| of_client.fill(None));
+    // SAFETY: the client is gone, and our end went with the session.
+    unsafe { shared.reset(client) };
+}
+
+/// A server that waits, all it has received being released.
+struct Idle<'a, Req, Resp>(&'a mut Server<Req, Resp>);
+
+impl<Req: Plain, Resp: Plain> Watch for Idle<'_, Req, Resp> {
+    fn look(&mut self, _: bool) -> bool {
+        self.0.available > 0 || self.0.cursor.available(&self.0.shared.ring(), 1, |_| ()) > 0
+    }
+
+    fn check(&mut self) -> bool {
+        let Server { shared, cursor, sessions, unanswered, seats, patrol, started, region, .. } = &mut *self.0;
+        cursor.keep_order_asleep(&shared.ring());
+        let now_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        patrol.check(seats, region.lock_file(), now_ns, |client, _| bury(client, shared, sessions, unanswered));
+        false
     }
 }
