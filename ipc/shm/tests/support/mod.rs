@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 #![allow(clippy::print_stdout, reason = "helper processes talk to their test through it")]
 
+mod limits;
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +13,25 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use shm::dir::Dir;
+
+/// `SHM_TEST_SCALE`: how much longer than by default the tests with several processes run.
+pub(crate) fn scale() -> u32 {
+    limits::scale_of("SHM_TEST_SCALE")
+}
+
+/// A payload of more than one word, which shows whether it is whole: a number, and words that follow from it.
+pub type Block = [u64; 7];
+
+/// The block of a number.
+pub fn seal(number: u64) -> Block {
+    std::array::from_fn(|i| number.rotate_left(9 * i as u32) ^ i as u64)
+}
+
+/// The number of a block, which must be whole.
+pub fn unseal(block: &Block) -> u64 {
+    assert_eq!(*block, seal(block[0]), "a torn payload");
+    block[0]
+}
 
 /// How long a test waits for something that takes milliseconds. Nothing is asserted about time but this.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -128,7 +149,7 @@ pub fn next_word() -> String {
 pub fn role() -> Option<(String, Dir)> {
     let role = std::env::var("SHM_TEST_ROLE").ok()?;
     // SAFETY: no pointers are involved.
-    unsafe { libc::alarm(60) };
+    unsafe { libc::alarm(60 * scale()) };
     let path = PathBuf::from(std::env::var_os("SHM_TEST_DIR").unwrap());
     Some((role, Dir::open(Some(&path)).unwrap()))
 }
