@@ -2,6 +2,8 @@
 #![cfg(all(not(loom), target_arch = "x86_64"))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
+#[path = "../../ipc/shm/tests/support/caller.rs"]
+mod caller;
 #[allow(dead_code, unused_macros, reason = "the trait is all that is needed of it")]
 #[path = "../../ipc/shm/tests/support/conformance.rs"]
 mod conformance;

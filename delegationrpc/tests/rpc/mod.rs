@@ -2,7 +2,7 @@
 
 use delegationrpc::{CallError, Client, ConnectError, CreateError, Dir, ReplyError, Server, SessionEnd, Token};
 use shm::clients::JoinError;
-use shm::region;
+use shm::region::{self, OpenError};
 
 use crate::conformance::{Outcome, Refused, Rpc};
 use crate::support::{Block, seal, unseal};
@@ -24,7 +24,7 @@ impl Rpc for Delegation {
 
     fn connect(dir: &Dir) -> Option<Self::Client> {
         match Client::connect(dir, "s", 1) {
-            Err(ConnectError::Join(JoinError::Full { .. })) => None,
+            Err(ConnectError::Join(JoinError::Full { .. }) | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. })) => None,
             connected => Some(connected.unwrap()),
         }
     }

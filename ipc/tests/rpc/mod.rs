@@ -2,7 +2,7 @@
 
 use ipc::{CallError, Client, ConnectError, CreateError, Dir, RecvHandle, Server, SessionEnd};
 use shm::clients::JoinError;
-use shm::region;
+use shm::region::{self, OpenError};
 
 use crate::conformance::{Outcome, Refused, Rpc};
 use crate::support::{Block, seal, unseal};
@@ -23,7 +23,7 @@ impl Rpc for Ipc {
 
     fn connect(dir: &Dir) -> Option<Self::Client> {
         match Client::connect(dir, "s", 1) {
-            Err(ConnectError::Join(JoinError::Full { .. })) => None,
+            Err(ConnectError::Join(JoinError::Full { .. }) | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. })) => None,
             connected => Some(connected.unwrap()),
         }
     }

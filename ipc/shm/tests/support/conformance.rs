@@ -40,7 +40,7 @@ pub trait Rpc {
     fn create(dir: &Dir, clients: usize, depth: usize) -> Self::Server {
         Self::try_create(dir, clients, depth).expect("there is no server yet")
     }
-    /// `None` if all seats are taken.
+    /// `None` if all seats are taken, or there is no living server.
     fn connect(dir: &Dir) -> Option<Self::Client>;
     fn serve_poll(server: &mut Self::Server) -> usize;
     fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)>;

@@ -107,14 +107,25 @@ impl Helper {
         writeln!(self.child.stdin.as_mut().unwrap(), "{word}").unwrap();
     }
 
+    /// Tells the helper that there will be no more lines.
+    pub fn hang_up(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
     /// Sends the helper a signal.
     pub fn signal(&self, signal: i32) {
         // SAFETY: no pointers are involved; the child is not reaped yet, so the pid is its.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Kills and reaps the helper.
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Kills and reaps the helper, which has not ended by itself.
     pub fn kill(&mut self) {
+        assert!(!self.has_ended(), "the helper ended early");
         self.signal(libc::SIGKILL);
         self.child.wait().unwrap();
     }
@@ -143,6 +154,13 @@ pub fn next_word() -> String {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     line.trim().to_owned()
+}
+
+/// In a helper: whether the test has hung up, or is gone. (Or has sent a further line.)
+pub fn is_over() -> bool {
+    let mut stdin = libc::pollfd { fd: 0, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid `pollfd`, and no waiting.
+    unsafe { libc::poll(&raw mut stdin, 1, 0) > 0 }
 }
 
 /// In a helper: its role and directory. A watchdog is set: a helper that hangs ends, and the test that listens to it fails.

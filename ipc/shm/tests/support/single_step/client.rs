@@ -2,7 +2,8 @@
 
 use shm::dir::Dir;
 
-use super::{Caller, DEPTH, SEATS, SECONDS, STEPPED, answer, orders, start, words};
+use super::{DEPTH, SEATS, SECONDS, STEPPED, orders, start, words};
+use crate::caller::{Caller, answer};
 use crate::conformance::{Outcome, Rpc};
 use crate::support::{Scratch, wait_for};
 use crate::tracee::{Points, Tracee, Unit, hello, marker};

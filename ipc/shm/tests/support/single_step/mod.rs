@@ -16,12 +16,9 @@
 pub mod client;
 pub mod server;
 
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
-
-use shm::membership::{CallFailed, SessionEnd};
 
 use crate::conformance::{Outcome, Rpc};
 use crate::support::{self, Scratch, scale};
@@ -36,11 +33,6 @@ pub const SECONDS: u64 = 1;
 const WATCHDOG: Duration = Duration::from_secs(300);
 /// Numbers of requests of the stepped process are above it.
 pub const STEPPED: u64 = 1 << 32;
-
-/// The right answer.
-pub fn answer(number: u64) -> u64 {
-    number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17)
-}
 
 /// A process that can be stepped, in a role.
 pub fn start(role: &str, scratch: &Scratch, unit: Unit) -> Tracee {
@@ -80,47 +72,6 @@ fn orders() -> impl Iterator<Item = (String, u64)> {
         let (verb, number) = line.split_once(' ').unwrap();
         (verb.to_owned(), number.parse().unwrap())
     })
-}
-
-/// A client in the test's process that knows which of its calls have not ended.
-pub struct Caller<R: Rpc> {
-    client: R::Client,
-    waiting: BTreeSet<u64>,
-    pub answered: u64,
-    pub dropped: u64,
-    pub gone: u64,
-}
-
-impl<R: Rpc> Caller<R> {
-    pub fn new(client: R::Client) -> Self {
-        Self { client, waiting: BTreeSet::new(), answered: 0, dropped: 0, gone: 0 }
-    }
-
-    pub fn call(&mut self, number: u64) {
-        R::call(&mut self.client, number, number).unwrap();
-        assert!(self.waiting.insert(number));
-    }
-
-    pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
-    /// Polls once. A call that ends has not ended before, and ends as it may.
-    pub fn poll(&mut self) -> Result<usize, SessionEnd> {
-        let Self { client, waiting, answered, dropped, gone } = self;
-        R::poll(client, |number, outcome| {
-            assert!(waiting.remove(&number), "call {number} ends twice");
-            match outcome {
-                Ok(response) => {
-                    assert_eq!(response, answer(number), "the answer to another call than {number}");
-                    *answered += 1;
-                }
-                Err(CallFailed::Dropped) => *dropped += 1,
-                Err(CallFailed::Ended(SessionEnd::ServerGone)) => *gone += 1,
-                Err(other) => panic!("call {number}: {other}"),
-            }
-        })
-    }
 }
 
 /// What a client says of the calls that ended.

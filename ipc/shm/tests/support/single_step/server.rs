@@ -5,7 +5,8 @@ use std::collections::{HashSet, VecDeque};
 use shm::dir::Dir;
 use shm::membership::SessionEnd;
 
-use super::{Caller, DEPTH, SEATS, SECONDS, answer, orders, start};
+use super::{DEPTH, SEATS, SECONDS, orders, start};
+use crate::caller::{Caller, answer};
 use crate::conformance::Rpc;
 use crate::support::{Scratch, wait_for};
 use crate::tracee::{Points, Tracee, Unit, hello, marker};
