@@ -18,9 +18,9 @@ const DEPTH: usize = 8;
 const CLIENTS: usize = 6;
 const SEATS: usize = 8;
 /// Clients killed, times `SHM_TEST_SCALE`.
-const CLIENT_KILLS: u32 = 500;
+const CLIENT_KILLS: u32 = 600;
 /// Servers killed, times `SHM_TEST_SCALE`.
-const SERVER_KILLS: u32 = 60;
+const SERVER_KILLS: u32 = 100;
 /// A request's number: which client, and which of its calls.
 const CALL_BITS: u32 = 40;
 
@@ -94,6 +94,8 @@ fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, random: &mut fastra
 struct Serving<R: Rpc> {
     server: R::Server,
     held: Vec<(R::Held, u64)>,
+    /// Answered much later.
+    shelf: Vec<(R::Held, u64)>,
     /// By client the number of its last request.
     last: HashMap<u64, u64>,
     executed: u64,
@@ -103,7 +105,7 @@ struct Serving<R: Rpc> {
 
 impl<R: Rpc> Serving<R> {
     fn new(server: R::Server) -> Self {
-        Self { server, held: vec![], last: HashMap::new(), executed: 0, late: 0, random: fastrand::Rng::new() }
+        Self { server, held: vec![], shelf: vec![], last: HashMap::new(), executed: 0, late: 0, random: fastrand::Rng::new() }
     }
 
     fn step(&mut self) {
@@ -112,7 +114,11 @@ impl<R: Rpc> Serving<R> {
             let last = self.last.insert(number >> CALL_BITS, number);
             assert!(last.is_none_or(|last| number == last + 1), "{number:#x} after {last:#x?}");
             self.executed += 1;
-            self.held.push((request, number));
+            let to = if self.random.u8(..16) == 0 { &mut self.shelf } else { &mut self.held };
+            to.push((request, number));
+        }
+        if self.random.u16(..1000) == 0 {
+            self.held.extend(self.shelf.pop());
         }
         for _ in 0..self.random.usize(..=self.held.len()) {
             let (request, number) = self.held.swap_remove(self.random.usize(..self.held.len()));
