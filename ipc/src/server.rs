@@ -148,6 +148,11 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
 }
 
 impl<Req: Plain, Resp: Plain> Inner<Req, Resp> {
+    /// Whether this process has the region, and is not a forked child of the one that has it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.region.is_here()
+    }
+
     /// Answers a request. The answer is visible to the client when this returns.
     #[inline]
     pub(crate) fn answer(&mut self, to: &Arrived<Req>, note: u8, payload: Resp) -> Result<(), ClientGone> {

@@ -23,7 +23,9 @@ impl Rpc for Ipc {
 
     fn connect(dir: &Dir) -> Option<Self::Client> {
         match Client::connect(dir, "s", 1) {
-            Err(ConnectError::Join(JoinError::Full { .. }) | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. })) => None,
+            Err(
+                ConnectError::Join(JoinError::Full { .. }) | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
+            ) => None,
             connected => Some(connected.unwrap()),
         }
     }

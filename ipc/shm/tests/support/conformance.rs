@@ -311,8 +311,119 @@ pub fn helper_process<R: Rpc>(_: &str) {
             say("called");
             next_word();
         }
+        // Its child drops what is not its own.
+        "forking client" => {
+            let mut client = R::connect(&dir).expect("there is a free seat");
+            R::call(&mut client, 1, 1).unwrap();
+            let child = fork();
+            if child == 0 {
+                drop(client);
+                exit_child();
+            }
+            assert_eq!(wait_for_child(child), 0, "the child's status");
+            R::call(&mut client, 2, 2).unwrap();
+            let mut ended = vec![];
+            wait_for("no answer", || {
+                ended.extend(ends::<R>(&mut client));
+                ended.len() == 2
+            });
+            assert_eq!(ended, [(1, Ok(1)), (2, Ok(2))]);
+            say("answered");
+            next_word();
+        }
+        "forking server" => {
+            let mut server = R::create(&dir, 2, 8);
+            let mut client = R::connect(&dir).expect("there is a free seat");
+            R::call(&mut client, 1, 1).unwrap();
+            let requests = take_all::<R>(&mut server);
+            let child = fork();
+            if child == 0 {
+                drop((requests, server));
+                exit_child();
+            }
+            assert_eq!(wait_for_child(child), 0, "the child's status");
+            for (request, number) in requests {
+                assert!(R::reply(&mut server, request, number));
+            }
+            assert_eq!(ends::<R>(&mut client), [(1, Ok(1))]);
+            say("answered");
+            next_word();
+        }
+        // Its child is the next server.
+        "parent of the next" => {
+            let server = R::create(&dir, 2, 8);
+            if fork() > 0 {
+                say("forked");
+                next_word();
+                return;
+            }
+            // SAFETY: no pointers are involved.
+            let parent = || unsafe { libc::getppid() };
+            let of = parent();
+            assert!(R::try_create(&dir, 2, 8).is_none(), "the parent lives");
+            say("waiting");
+            wait_for("the parent does not die", || parent() != of);
+            let mut next = None;
+            wait_for("the name stays taken", || {
+                next = R::try_create(&dir, 2, 8);
+                next.is_some()
+            });
+            say("next");
+            drop((server, next));
+            exit_child();
+        }
         other => panic!("unknown role {other}"),
     }
+}
+
+fn fork() -> libc::pid_t {
+    // SAFETY: the helper has no other threads at work, which could hold locks.
+    unsafe { libc::fork() }
+}
+
+/// Ends a child without what a test does at its end.
+fn exit_child() -> ! {
+    // SAFETY: it ends the process.
+    unsafe { libc::_exit(0) }
+}
+
+fn wait_for_child(child: libc::pid_t) -> i32 {
+    let mut status = 0;
+    // SAFETY: `status` is valid for the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    status
+}
+
+pub fn forked_child_may_drop_a_client<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut server = R::create(&scratch.dir(), 1, 8);
+    let mut client = Helper::start("forking client", &scratch);
+    let mut numbers = vec![];
+    wait_for("no request", || {
+        for (request, number) in take_all::<R>(&mut server) {
+            numbers.push(number);
+            assert!(R::reply(&mut server, request, number), "the child gave the seat up");
+        }
+        numbers == [1, 2]
+    });
+    assert_eq!(client.hear(), "answered");
+}
+
+pub fn forked_child_may_drop_a_server_and_its_requests<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut server = Helper::start("forking server", &scratch);
+    assert_eq!(server.hear(), "answered");
+    assert_eq!(scratch.names().len(), 1);
+}
+
+pub fn forked_child_of_a_killed_server_can_be_the_next<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut server = Helper::start("parent of the next", &scratch);
+    let mut words = [server.hear(), server.hear()];
+    words.sort();
+    assert_eq!(words, ["forked", "waiting"]);
+    server.kill();
+    assert_eq!(server.hear(), "next");
 }
 
 pub fn calls_of_a_killed_server_end_once_and_its_successor_serves<R: Rpc>(name: &str) {
@@ -422,6 +533,9 @@ macro_rules! conformance {
             calls_of_a_killed_server_end_once_and_its_successor_serves
             seat_of_a_killed_client_is_free_again
             stopped_or_killed_client_stalls_nobody
+            forked_child_may_drop_a_client
+            forked_child_may_drop_a_server_and_its_requests
+            forked_child_of_a_killed_server_can_be_the_next
         }
     };
 }
