@@ -172,14 +172,14 @@ impl<R: Rpc> Guests<R> {
         self.callers.iter().map(|caller| caller.dropped).sum()
     }
 
-    /// The server is gone: every call ends.
-    fn end(mut self) -> (u64, u64) {
+    /// The server is gone: every call ends. How many were answered, dropped, and ended by that.
+    fn end(mut self) -> (u64, u64, u64) {
         for caller in &mut self.callers {
             wait_for("the server's end is not noticed", || caller.poll() == Err(SessionEnd::ServerGone));
             assert!(caller.is_idle(), "a call did not end");
         }
         let sum = |of: fn(&Caller<R>) -> u64| self.callers.iter().map(of).sum();
-        (sum(|caller| caller.answered), sum(|caller| caller.gone))
+        (sum(|caller| caller.answered), sum(|caller| caller.dropped), sum(|caller| caller.gone))
     }
 }
 
@@ -242,7 +242,8 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     stepped.kill();
     let mut points = Points::new(steps, SECONDS);
     let (mut answered, mut gone) = (0, 0);
-    for point in points.by_ref() {
+    // And once after the verb.
+    for point in points.by_ref().chain([usize::MAX]) {
         let mut stepped = created(&scratch, unit);
         assert_eq!(scratch.names().len(), 1);
         let mut guests = Guests::<R>::new(&scratch);
@@ -253,15 +254,19 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         guests.until_idle();
         stepped.wait_for("served");
         guests.prepare(verb, &mut stepped);
-        stepped.step(point);
+        let inside = stepped.step(point);
         stepped.kill();
-        assert!(guests.dropped() <= u64::from(verb == Verb::Reject));
         let ended = guests.end();
-        (answered, gone) = (answered + ended.0, gone + ended.1);
+        // Of four that wait, one may have been answered, or rejected; after the verb it has.
+        let expected = u64::from(matches!(verb, Verb::Reply | Verb::Reject));
+        let done = ended.0 - 3 + ended.1;
+        assert!(if inside { done <= expected } else { done == expected }, "{verb:?} at {point}: {ended:?}");
+        assert_eq!(ended.2 + done, 4);
+        (answered, gone) = (answered + ended.0, gone + ended.2);
     }
     drop(R::create(&scratch.dir(), SEATS, DEPTH));
     assert!(scratch.names().is_empty());
-    let kills = points.taken;
+    let kills = points.taken + 1;
     println!(
         "server, {verb:?}: {}, {kills} kills, {kills} next starts, {answered} calls answered and {gone} ended, 0 lost, 0 duplicated",
         points.of(unit)
