@@ -2,7 +2,7 @@
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
-#[path = "../../ipc/shm/tests/support/conformance.rs"]
+#[path = "../../ipc/shm/tests/support/conformance/mod.rs"]
 #[macro_use]
 mod conformance;
 mod rpc;

@@ -4,8 +4,8 @@
 
 #[path = "../../ipc/shm/tests/support/caller.rs"]
 mod caller;
-#[allow(dead_code, unused_macros, reason = "the trait is all that is needed of it")]
-#[path = "../../ipc/shm/tests/support/conformance.rs"]
+#[allow(dead_code, unused_imports, unused_macros, reason = "the trait is all that is needed of it")]
+#[path = "../../ipc/shm/tests/support/conformance/mod.rs"]
 mod conformance;
 mod rpc;
 #[path = "../../ipc/shm/tests/support/single_step/mod.rs"]

@@ -4,8 +4,8 @@
 
 #[path = "../shm/tests/support/caller.rs"]
 mod caller;
-#[allow(dead_code, unused_macros, reason = "the trait is all that is needed of it")]
-#[path = "../shm/tests/support/conformance.rs"]
+#[allow(dead_code, unused_imports, unused_macros, reason = "the trait is all that is needed of it")]
+#[path = "../shm/tests/support/conformance/mod.rs"]
 mod conformance;
 mod rpc;
 #[path = "../shm/tests/support/storm.rs"]

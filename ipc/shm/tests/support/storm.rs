@@ -21,6 +21,8 @@ const SEATS: usize = 8;
 const CLIENT_KILLS: u32 = 600;
 /// Servers killed, times `SHM_TEST_SCALE`.
 const SERVER_KILLS: u32 = 100;
+/// Requests that wait long for their answers.
+const SHELF: usize = 8;
 /// A request's number: which client, and which of its calls.
 const CALL_BITS: u32 = 40;
 
@@ -114,11 +116,13 @@ impl<R: Rpc> Serving<R> {
             let last = self.last.insert(number >> CALL_BITS, number);
             assert!(last.is_none_or(|last| number == last + 1), "{number:#x} after {last:#x?}");
             self.executed += 1;
-            let to = if self.random.u8(..16) == 0 { &mut self.shelf } else { &mut self.held };
+            let to = if self.random.u8(..32) == 0 { &mut self.shelf } else { &mut self.held };
             to.push((request, number));
         }
-        if self.random.u16(..1000) == 0 {
-            self.held.extend(self.shelf.pop());
+        // The calls of the living, and with time many of the dead.
+        if self.shelf.len() > SHELF || self.random.u16(..1000) == 0 && !self.shelf.is_empty() {
+            let index = self.random.usize(..self.shelf.len());
+            self.held.push(self.shelf.swap_remove(index));
         }
         for _ in 0..self.random.usize(..=self.held.len()) {
             let (request, number) = self.held.swap_remove(self.random.usize(..self.held.len()));

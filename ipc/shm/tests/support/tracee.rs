@@ -173,6 +173,13 @@ impl Tracee {
     }
 }
 
+impl Drop for Tracee {
+    /// Of a test that failed: what it started does not outlive it.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
 /// The steps `0..n` in an order in which every beginning is evenly spread, from a place that differs from run to run; as many as
 /// `seconds` allow, times [`scale`], and each once.
 pub(crate) struct Points {

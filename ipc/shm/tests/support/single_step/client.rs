@@ -2,11 +2,11 @@
 
 use shm::dir::Dir;
 
-use super::{DEPTH, SEATS, SECONDS, STEPPED, orders, start, words};
+use super::{DEPTH, SEATS, STEPPED, orders, points, start, words};
 use crate::caller::{Caller, answer};
 use crate::conformance::{Outcome, Rpc};
 use crate::support::{Scratch, wait_for};
-use crate::tracee::{Points, Tracee, Unit, hello, marker};
+use crate::tracee::{Tracee, Unit, hello, marker};
 
 /// What is stepped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,16 +158,30 @@ impl<R: Rpc> House<R> {
         joined
     }
 
-    /// All seats but the good client's can be taken, and are free again after.
+    /// All seats but the good client's can be taken, and are free again after. Who takes them gets no answers to calls of the former holder.
     fn seats_are_free(&mut self) {
-        drop(self.join(SEATS - 1));
+        let mut joined = self.join(SEATS - 1);
+        for caller in &mut joined {
+            caller.call(self.next);
+            self.next += 1;
+        }
+        R::serve_poll(&mut self.server);
+        let late = self.answer_held();
+        assert!(late.iter().all(|&is_there| !is_there), "a client that is gone is answered");
+        self.late_answers += late.len();
+        wait_for("a new client is stalled", || {
+            self.serve();
+            joined.iter_mut().for_each(|caller| assert!(caller.poll().is_ok()));
+            joined.iter().all(Caller::is_idle)
+        });
+        drop(joined);
         self.serve();
     }
 
     /// Brings the stepped process to the verb.
     fn prepare(&mut self, verb: Verb, stepped: &mut Tracee, number: u64) {
         self.from_stepped.clear();
-        self.held = (verb == Verb::PollEmpty).then(Vec::new);
+        self.held = (!matches!(verb, Verb::PollReply | Verb::Connect)).then(Vec::new);
         if matches!(verb, Verb::PollReply | Verb::PollEmpty | Verb::Leave) {
             stepped.through(&format!("call {number}"));
         }
@@ -234,7 +248,7 @@ pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let mut stepped = house.start(verb, unit);
     // The first time it does what need not be done again.
     house.steps(verb, &mut stepped, STEPPED);
-    let mut points = Points::new(house.steps(verb, &mut stepped, STEPPED + 1), SECONDS);
+    let mut points = points(house.steps(verb, &mut stepped, STEPPED + 1));
     let mut stops = 0;
     for point in points.by_ref() {
         let number = STEPPED + 2 + stops;
@@ -262,7 +276,7 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let steps = house.steps(verb, &mut stepped, STEPPED);
     stepped.kill();
     house.seats_are_free();
-    let mut points = Points::new(steps, SECONDS);
+    let mut points = points(steps);
     let (mut kills, mut came) = (0, 0);
     for point in points.by_ref() {
         let number = STEPPED + 1 + kills;
@@ -275,9 +289,6 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         house.seats_are_free();
         assert!(house.from_stepped.is_empty() || house.from_stepped == [number], "{:?} at {point}", house.from_stepped);
         came += house.from_stepped.len();
-        let late = house.answer_held();
-        assert!(late.iter().all(|&is_there| !is_there), "a dead client is answered");
-        house.late_answers += late.len();
         house.traffic();
     }
     println!(

@@ -22,13 +22,16 @@ use std::time::Duration;
 
 use crate::conformance::{Outcome, Rpc};
 use crate::support::{self, Scratch, scale};
-use crate::tracee::{Tracee, Unit};
+use crate::tracee::{Points, Tracee, Unit};
 
 pub const DEPTH: usize = 8;
 /// One is the stepped process's, or a passer-by's.
 pub const SEATS: usize = 3;
-/// Of each test, times `SHM_TEST_SCALE`; every instruction is tried at most once.
-pub const SECONDS: u64 = 1;
+/// The steps of one test. Every one is tried once, if `SHM_TEST_SCALE` times 6 s are enough; of a verb that makes system calls, and takes
+/// thousands of instructions, as many as 1 s allows.
+pub fn points(steps: usize) -> Points {
+    Points::new(steps, if steps < 1000 { 6 } else { 1 })
+}
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(300);
 /// Numbers of requests of the stepped process are above it.

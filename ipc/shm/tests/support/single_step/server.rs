@@ -5,11 +5,11 @@ use std::collections::{HashSet, VecDeque};
 use shm::dir::Dir;
 use shm::membership::SessionEnd;
 
-use super::{DEPTH, SEATS, SECONDS, orders, start};
+use super::{DEPTH, SEATS, orders, points, start};
 use crate::caller::{Caller, answer};
 use crate::conformance::Rpc;
 use crate::support::{Scratch, wait_for};
-use crate::tracee::{Points, Tracee, Unit, hello, marker};
+use crate::tracee::{Tracee, Unit, hello, marker};
 
 /// The request after which the server serves no more for now. Its low bits are free.
 const LAST: u64 = 1 << 40;
@@ -208,7 +208,7 @@ pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = created(&scratch, unit);
     let mut guests = Guests::<R>::new(&scratch);
-    let mut points = Points::new(steps(verb, &mut guests, &mut stepped), SECONDS);
+    let mut points = points(steps(verb, &mut guests, &mut stepped));
     let rejected_before = guests.dropped();
     for point in points.by_ref() {
         guests.prepare(verb, &mut stepped);
@@ -240,7 +240,7 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         steps(verb, &mut guests, &mut stepped)
     };
     stepped.kill();
-    let mut points = Points::new(steps, SECONDS);
+    let mut points = points(steps);
     let (mut answered, mut gone) = (0, 0);
     // And once after the verb.
     for point in points.by_ref().chain([usize::MAX]) {
@@ -291,7 +291,7 @@ fn create_steps(scratch: &Scratch, unit: Unit) -> usize {
 /// Killed at an instruction of a start in the place of a dead server.
 pub fn kill_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut points = Points::new(create_steps(&scratch, unit), SECONDS);
+    let mut points = points(create_steps(&scratch, unit));
     for point in points.by_ref() {
         leave_a_dead_one(&scratch);
         let mut stepped = start("server", &scratch, unit);
@@ -310,7 +310,7 @@ pub fn kill_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
 /// Stopped at an instruction of a start in the place of a dead server, while another one starts: one of them gets the name.
 pub fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut points = Points::new(create_steps(&scratch, unit), SECONDS);
+    let mut points = points(create_steps(&scratch, unit));
     let mut won = 0;
     for point in points.by_ref() {
         leave_a_dead_one(&scratch);
@@ -340,7 +340,7 @@ pub fn stop_close<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = created(&scratch, unit);
     stepped.stand("Close 0");
-    let mut points = Points::new(stepped.count(), SECONDS);
+    let mut points = points(stepped.count());
     stepped.resume();
     stepped.wait_for("closed");
     let mut started = 0;
