@@ -173,19 +173,22 @@ pub fn late_answer_to_a_former_client_reaches_nobody<R: Rpc>(name: &str) {
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     R::call(&mut client, 1, 1).unwrap();
     let (late, _) = take_all::<R>(&mut server).remove(0);
+    // One that the server has seen when the client leaves, and one that it has not.
     R::call(&mut client, 2, 2).unwrap();
+    R::serve_poll(&mut server);
+    R::call(&mut client, 3, 3).unwrap();
     assert!(R::connect(&scratch.dir()).is_none());
     drop(client);
     assert!(take_all::<R>(&mut server).is_empty(), "a request of a client that left is not worth serving");
     let mut next = connect::<R>(&scratch);
     assert_eq!(R::id(&next), 0);
-    R::call(&mut next, 3, 3).unwrap();
+    R::call(&mut next, 4, 4).unwrap();
     let (request, number) = take_all::<R>(&mut server).remove(0);
-    assert_eq!(number, 3);
+    assert_eq!(number, 4);
     assert!(!R::reply(&mut server, late, 9));
     assert_eq!(ends::<R>(&mut next), []);
-    assert!(R::reply(&mut server, request, 30));
-    assert_eq!(ends::<R>(&mut next), [(3, Ok(30))]);
+    assert!(R::reply(&mut server, request, 40));
+    assert_eq!(ends::<R>(&mut next), [(4, Ok(40))]);
 }
 
 pub fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &str) {
@@ -214,6 +217,10 @@ pub fn seats_are_reused_without_end<R: Rpc>(name: &str) {
     for n in 0..cycles {
         R::serve_poll(&mut server);
         let mut client = connect::<R>(&scratch);
+        if n % 64 == 0 {
+            let _last = connect::<R>(&scratch);
+            assert!(R::connect(&scratch.dir()).is_none());
+        }
         R::call(&mut client, n, n).unwrap();
         // Some leave with a call announced, some with one in work.
         if n % 3 > 0 {
@@ -225,9 +232,38 @@ pub fn seats_are_reused_without_end<R: Rpc>(name: &str) {
             }
         }
     }
-    let descriptor = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
-    assert!(descriptor < 1000, "descriptors are left open");
+    no_descriptors_are_left();
     println!("{cycles} connections, 0 seats, 0 descriptors left");
+}
+
+fn no_descriptors_are_left() {
+    let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+    assert!(next < 1000, "descriptors are left open");
+}
+
+pub fn servers_come_and_go_under_living_clients<R: Rpc>(name: &str) {
+    const SERVERS: u64 = 3000;
+    let scratch = Scratch::new(name);
+    // Clients of former servers, some of which never look.
+    let mut former = std::collections::VecDeque::new();
+    for n in 0..SERVERS {
+        let (mut server, mut client) = pair::<R>(&scratch, 2, 2);
+        R::call(&mut client, n, n).unwrap();
+        let (request, number) = take_all::<R>(&mut server).remove(0);
+        assert_eq!(number, n);
+        assert!(R::reply(&mut server, request, n));
+        drop(server);
+        assert!(scratch.names().is_empty());
+        former.push_back((client, n));
+        if former.len() > 64 {
+            let (mut client, n) = former.pop_front().unwrap();
+            if n % 2 == 0 {
+                assert_eq!(ends::<R>(&mut client), [(n, Ok(n))]);
+                assert_eq!(R::poll(&mut client, |_, _| {}), Err(SessionEnd::ServerGone));
+            }
+        }
+    }
+    no_descriptors_are_left();
 }
 
 pub fn threads_lose_and_repeat_nothing<R: Rpc>(name: &str) {
@@ -294,6 +330,7 @@ macro_rules! conformance {
             late_answer_to_a_former_client_reaches_nobody
             answer_that_a_former_client_did_not_take_reaches_nobody
             seats_are_reused_without_end
+            servers_come_and_go_under_living_clients
             threads_lose_and_repeat_nothing
             calls_of_a_killed_server_end_once_and_its_successor_serves
             seat_of_a_killed_client_is_free_again

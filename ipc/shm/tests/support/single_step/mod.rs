@@ -30,7 +30,7 @@ pub const SEATS: usize = 3;
 /// The steps of one test. Every one is tried once, if `SHM_TEST_SCALE` times 6 s are enough; of a verb that makes system calls, and takes
 /// thousands of instructions, as many as 1 s allows.
 pub fn points(steps: usize) -> Points {
-    Points::new(steps, if steps < 1000 { 6 } else { 1 })
+    Points::new(steps, if steps < 2000 { 6 } else { 1 })
 }
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(300);
@@ -103,6 +103,8 @@ macro_rules! single_step {
             client_killed_at_any_system_call_of_leave client::kill(Leave, SystemCall)
             server_stopped_anywhere_in_poll server::stop(Poll, Instruction)
             server_killed_anywhere_in_poll server::kill(Poll, Instruction)
+            server_stopped_anywhere_in_poll_after_a_client_left server::stop(Bury, Instruction)
+            server_killed_anywhere_in_poll_after_a_client_left server::kill(Bury, Instruction)
             server_stopped_anywhere_in_recv server::stop(Recv, Instruction)
             server_killed_anywhere_in_recv server::kill(Recv, Instruction)
             server_stopped_anywhere_in_reply server::stop(Reply, Instruction)

@@ -18,11 +18,27 @@ const LAST: u64 = 1 << 40;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     Poll,
+    /// A poll after a client left.
+    Bury,
     Recv,
     Reply,
     Reject,
     Create,
     Close,
+}
+
+impl Verb {
+    /// The process's name for it.
+    fn order(self) -> &'static str {
+        match self {
+            Self::Poll | Self::Bury => "poll",
+            Self::Recv => "recv",
+            Self::Reply => "reply",
+            Self::Reject => "reject",
+            Self::Create => "create",
+            Self::Close => "close",
+        }
+    }
 }
 
 /// The stepped process.
@@ -32,14 +48,14 @@ pub fn process<R: Rpc>(dir: &Dir) {
     let mut executed = HashSet::new();
     hello("ready");
     for (verb, _) in orders() {
-        if verb == "Create" {
+        if verb == "create" {
             marker();
-            server = R::try_create(dir, SEATS, DEPTH);
+            server = R::try_create(dir, SEATS + 1, DEPTH);
             marker();
             hello(if server.is_some() { "created" } else { "refused" });
             continue;
         }
-        if verb == "Close" {
+        if verb == "close" {
             let closing = server.take();
             marker();
             drop(closing);
@@ -49,12 +65,12 @@ pub fn process<R: Rpc>(dir: &Dir) {
         }
         let server = server.as_mut().unwrap();
         match verb.as_str() {
-            "Poll" => {
+            "poll" => {
                 marker();
                 R::serve_poll(server);
                 marker();
             }
-            "Recv" => {
+            "recv" => {
                 marker();
                 let received = R::recv(server);
                 marker();
@@ -62,20 +78,20 @@ pub fn process<R: Rpc>(dir: &Dir) {
                 assert!(executed.insert(received.1), "received twice");
                 held.push_back(received);
             }
-            "Reply" => {
+            "reply" => {
                 let (request, number) = held.pop_front().unwrap();
                 marker();
                 let is_there = R::reply(server, request, answer(number));
                 marker();
                 assert!(is_there);
             }
-            "Reject" => {
+            "reject" => {
                 let (request, _) = held.pop_front().unwrap();
                 marker();
                 R::reject(server, request);
                 marker();
             }
-            "Serve" => {
+            "serve" => {
                 let mut is_last = false;
                 while !is_last {
                     R::serve_poll(server);
@@ -108,6 +124,10 @@ impl<R: Rpc> Guests<R> {
         Self { callers: (0..2).map(|_| Caller::new(R::connect(&scratch.dir()).unwrap())).collect(), next: 0 }
     }
 
+    fn join(&self, scratch: &Scratch) -> Caller<R> {
+        Caller::new(R::connect(&scratch.dir()).expect("there is a free seat"))
+    }
+
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -134,30 +154,36 @@ impl<R: Rpc> Guests<R> {
     }
 
     /// Brings the server, which has served, to the verb.
-    fn prepare(&mut self, verb: Verb, stepped: &mut Tracee) {
+    fn prepare(&mut self, verb: Verb, stepped: &mut Tracee, scratch: &Scratch) {
         self.call_all();
         self.call_all();
         match verb {
-            Verb::Recv => stepped.through("Poll 0"),
+            Verb::Recv => stepped.through("poll 0"),
+            Verb::Bury => {
+                let mut leaver = self.join(scratch);
+                leaver.call(self.number());
+                stepped.through("poll 0");
+                drop(leaver);
+            }
             Verb::Reply | Verb::Reject => {
-                stepped.through("Poll 0");
-                stepped.through("Recv 0");
+                stepped.through("poll 0");
+                stepped.through("recv 0");
             }
             _ => {}
         }
-        stepped.stand(&format!("{verb:?} 0"));
+        stepped.stand(&format!("{} 0", verb.order()));
     }
 
     /// The clients do what they can without a server: call, poll, come and go.
     fn go_on(&mut self, scratch: &Scratch) {
-        self.callers.push(Caller::new(R::connect(&scratch.dir()).expect("there is a free seat")));
+        self.callers.push(self.join(scratch));
         self.call_all();
         self.poll_all();
     }
 
     /// After the verb: every call ends, and the third client leaves.
     fn finish(&mut self, stepped: &mut Tracee) {
-        stepped.tell("Serve 0");
+        stepped.tell("serve 0");
         self.until_idle();
         self.callers.truncate(2);
         let number = LAST + self.number();
@@ -165,7 +191,7 @@ impl<R: Rpc> Guests<R> {
         self.until_idle();
         stepped.wait_for("served");
         // It finds that the third one left.
-        stepped.through("Poll 0");
+        stepped.through("poll 0");
     }
 
     fn dropped(&self) -> u64 {
@@ -185,18 +211,18 @@ impl<R: Rpc> Guests<R> {
 
 fn created(scratch: &Scratch, unit: Unit) -> Tracee {
     let mut stepped = start("server", scratch, unit);
-    stepped.through("Create 0");
+    stepped.through("create 0");
     stepped.wait_for("created");
     stepped
 }
 
-fn steps<R: Rpc>(verb: Verb, guests: &mut Guests<R>, stepped: &mut Tracee) -> usize {
+fn steps<R: Rpc>(verb: Verb, guests: &mut Guests<R>, stepped: &mut Tracee, scratch: &Scratch) -> usize {
     // The first time it does what need not be done again.
-    guests.prepare(verb, stepped);
+    guests.prepare(verb, stepped, scratch);
     stepped.finish();
     stepped.resume();
     guests.finish(stepped);
-    guests.prepare(verb, stepped);
+    guests.prepare(verb, stepped, scratch);
     let steps = stepped.count();
     stepped.resume();
     guests.finish(stepped);
@@ -208,10 +234,10 @@ pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = created(&scratch, unit);
     let mut guests = Guests::<R>::new(&scratch);
-    let mut points = points(steps(verb, &mut guests, &mut stepped));
+    let mut points = points(steps(verb, &mut guests, &mut stepped, &scratch));
     let rejected_before = guests.dropped();
     for point in points.by_ref() {
-        guests.prepare(verb, &mut stepped);
+        guests.prepare(verb, &mut stepped, &scratch);
         // The way through the code differs a little from time to time; a step too many ends at the marker.
         let inside = stepped.step(point);
         guests.go_on(&scratch);
@@ -233,11 +259,11 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = created(&scratch, unit);
     let steps = if verb == Verb::Close {
-        stepped.stand("Close 0");
+        stepped.stand("close 0");
         stepped.count()
     } else {
         let mut guests = Guests::<R>::new(&scratch);
-        steps(verb, &mut guests, &mut stepped)
+        steps(verb, &mut guests, &mut stepped, &scratch)
     };
     stepped.kill();
     let mut points = points(steps);
@@ -248,12 +274,12 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         assert_eq!(scratch.names().len(), 1);
         let mut guests = Guests::<R>::new(&scratch);
         // It has served before.
-        stepped.tell("Serve 0");
+        stepped.tell("serve 0");
         guests.call_all();
         guests.callers[1].call(LAST);
         guests.until_idle();
         stepped.wait_for("served");
-        guests.prepare(verb, &mut stepped);
+        guests.prepare(verb, &mut stepped, &scratch);
         let inside = stepped.step(point);
         stepped.kill();
         let ended = guests.end();
@@ -282,7 +308,7 @@ fn leave_a_dead_one(scratch: &Scratch) {
 fn create_steps(scratch: &Scratch, unit: Unit) -> usize {
     leave_a_dead_one(scratch);
     let mut stepped = start("server", scratch, unit);
-    stepped.stand("Create 0");
+    stepped.stand("create 0");
     let steps = stepped.count();
     stepped.kill();
     steps
@@ -295,7 +321,7 @@ pub fn kill_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     for point in points.by_ref() {
         leave_a_dead_one(&scratch);
         let mut stepped = start("server", &scratch, unit);
-        stepped.stand("Create 0");
+        stepped.stand("create 0");
         stepped.step(point);
         stepped.kill();
         assert!(scratch.names().len() <= 1);
@@ -315,7 +341,7 @@ pub fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     for point in points.by_ref() {
         leave_a_dead_one(&scratch);
         let mut stepped = start("server", &scratch, unit);
-        stepped.stand("Create 0");
+        stepped.stand("create 0");
         let inside = stepped.step(point);
         let other = R::try_create(&scratch.dir(), SEATS, DEPTH);
         if inside {
@@ -339,17 +365,17 @@ pub fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
 pub fn stop_close<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = created(&scratch, unit);
-    stepped.stand("Close 0");
+    stepped.stand("close 0");
     let mut points = points(stepped.count());
     stepped.resume();
     stepped.wait_for("closed");
     let mut started = 0;
     for point in points.by_ref() {
-        stepped.through("Create 0");
+        stepped.through("create 0");
         stepped.wait_for("created");
         let mut guests = Guests::<R>::new(&scratch);
         guests.call_all();
-        stepped.stand("Close 0");
+        stepped.stand("close 0");
         let inside = stepped.step(point);
         for caller in &mut guests.callers {
             let _ = caller.poll();
