@@ -18,7 +18,7 @@ use std::time::Instant;
 use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
 
-use crate::support::{self, PATIENCE, Scratch};
+use crate::support::{self, PATIENCE, Scratch, wait_for};
 
 pub use processes::*;
 
@@ -288,6 +288,37 @@ pub fn threads_lose_and_repeat_nothing<R: Rpc>(name: &str) {
     });
 }
 
+pub fn threads_come_and_go_without_disturbing_each_other<R: Rpc>(name: &str) {
+    const CLIENTS: usize = 4;
+    const CYCLES: u64 = 1000;
+    let scratch = Scratch::new(name);
+    let (mut server, steady) = pair::<R>(&scratch, CLIENTS, 8);
+    std::thread::scope(|scope| {
+        let coming_and_going = || {
+            for n in 0..CYCLES {
+                let mut client = None;
+                // A seat is free again after the server's next poll.
+                wait_for("a seat stays taken", || {
+                    client = R::connect(&scratch.dir());
+                    client.is_some()
+                });
+                call_until_done::<R>(client.unwrap(), n % 10);
+            }
+        };
+        let mut clients: Vec<_> = (1..CLIENTS).map(|_| scope.spawn(coming_and_going)).collect();
+        clients.push(scope.spawn(|| call_until_done::<R>(steady, 10 * CYCLES)));
+        while clients.iter().any(|client| !client.is_finished()) {
+            let requests = take_all::<R>(&mut server);
+            if requests.is_empty() {
+                std::thread::yield_now();
+            }
+            for (request, number) in requests {
+                assert!(R::reply(&mut server, request, number + 1));
+            }
+        }
+    });
+}
+
 fn call_until_done<R: Rpc>(mut client: R::Client, calls: u64) {
     let mut returned = vec![0u8; calls as usize];
     let (mut sent, mut received, start) = (0, 0, Instant::now());
@@ -332,6 +363,7 @@ macro_rules! conformance {
             seats_are_reused_without_end
             servers_come_and_go_under_living_clients
             threads_lose_and_repeat_nothing
+            threads_come_and_go_without_disturbing_each_other
             calls_of_a_killed_server_end_once_and_its_successor_serves
             seat_of_a_killed_client_is_free_again
             stopped_or_killed_client_stalls_nobody
