@@ -17,8 +17,8 @@ use crate::wire::{CqeOpcode, ErrorCqe, ResponderCqe};
 /// Bytes of a cache line.
 const LINE: u64 = 64;
 
-/// The requester learns of its room this often, in messages.
-const CONSUMED_EVERY: u64 = 16;
+/// The requester learns of its room once per quarter of the lane, and at least this often, in messages.
+const CONSUMED_EVERY: u32 = 16;
 
 /// One bounded pass over the lanes with traffic. Returns the number of messages taken.
 #[inline(always)]
@@ -94,7 +94,8 @@ impl Arrivals<'_> {
             }
             deliver(self.hca, qp, cq, &message, 0);
             taken += 1;
-            if qp.lane.position() % CONSUMED_EVERY == 0 {
+            let told_every = (qp.lane_place.slots / 4).min(CONSUMED_EVERY);
+            if qp.lane.position() & u64::from(told_every - 1) == 0 {
                 // L2
                 self.hca.memory.qp(lane).told.consumed.store(qp.lane.position(), Ordering::Release);
             }

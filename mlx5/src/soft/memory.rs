@@ -4,12 +4,13 @@ use core::ptr::NonNull;
 use std::io;
 use std::sync::atomic::Ordering;
 
+use shm::lane::Slot;
 use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId};
 
 use shm::sync::light_barrier;
 
 use super::events::futex_wake;
-use super::layout::{ControlSegment, DatagramLane, FOREIGN, Lane, LanesSegment, MrEntry, Pop, QpEntry, RECEIVES, RqEntry};
+use super::layout::{ControlSegment, DatagramLane, FOREIGN, Lane, LanePlace, LanesSegment, Message, MrEntry, Pop, QpEntry, RECEIVES, RqEntry};
 use crate::mr::Access;
 
 /// Why an access by key is refused; also the vendor syndrome of the completion.
@@ -120,6 +121,11 @@ impl DeviceMemory {
     }
 
     #[inline(always)]
+    /// The slots of a lane at a place that [`LanePlace::unpack`] took.
+    pub(crate) fn lane_slots(&self, place: LanePlace) -> NonNull<Slot<Message>> {
+        NonNull::from(&self.lanes().slots[place.range()]).cast()
+    }
+
     pub(crate) fn datagram_lane(&self, index: usize) -> &DatagramLane {
         &self.lanes().datagrams[index]
     }
