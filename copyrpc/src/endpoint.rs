@@ -303,7 +303,7 @@ impl<U> Endpoint<U> {
     /// [`CallError`], with `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
     #[inline]
     pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
-        let outcome = self.connection.with_link(|link| link.call(payload, user_data, response_allowance));
+        let outcome = self.connection.link().call(payload, user_data, response_allowance);
         self.note_call(outcome)
     }
 
@@ -322,7 +322,7 @@ impl<U> Endpoint<U> {
         timeout: Duration,
     ) -> Result<CallToken, CallError<U>> {
         let deadline_ns = self.connection.timers().deadline_in(timeout);
-        let outcome = self.connection.with_link(|link| link.call_until(payload, user_data, response_allowance, deadline_ns));
+        let outcome = self.connection.link().call_until(payload, user_data, response_allowance, deadline_ns);
         if outcome.is_ok() {
             self.connection.arm(deadline_ns);
         }

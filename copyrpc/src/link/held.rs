@@ -6,7 +6,7 @@
 mod explore;
 
 /// Requests there is room for once one has arrived; doubled when it is used up.
-const FIRST_ROOM: usize = 16;
+const FIRST_ROOM: usize = 4;
 
 /// A request the application has not answered; its bytes are needed.
 #[derive(Clone, Copy, Debug, Default)]

@@ -11,6 +11,7 @@
 //! - [`ready`]: polling thousands of lanes at the price of the busy ones.
 //! - [`clients`]: a server's clients: seats with generations, their holders' deaths noticed.
 //! - [`membership`]: a client's side of that: its seat, and whether there is still a server.
+//! - [`cache`]: fetching ahead, and short copies.
 //! - [`plain`]: what may cross a process boundary.
 //! - [`pending`]: things that wait for an answer, found by a tag that is good once.
 //! - [`wait`]: what a loop does that found nothing to do.
@@ -18,6 +19,7 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("memfds, robust futexes, membarrier and /proc/<pid>/fd are Linux's, and the shared layouts are for 64 bits");
 
+pub mod cache;
 pub mod clients;
 pub mod dir;
 mod header;
