@@ -51,44 +51,46 @@ impl<U> RecvHandle<U> {
     /// # Errors
     /// [`ReplyError::TooLarge`] with this handle, or the connection has ended.
     #[inline]
-    pub fn reply(self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
+    pub fn reply(mut self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
         let outcome = self.connection.link().respond(&self.request, Status::Ok, payload);
-        self.end(outcome)
+        if let Err(error) = outcome {
+            return Err(error.map_request(|()| self));
+        }
+        self.note_answer();
+        Ok(())
     }
 
     /// Answers with [`CallFailure::Refused`](crate::error::CallFailure::Refused).
     ///
     /// # Errors
     /// The connection has ended.
-    pub fn refuse(self) -> Result<(), ReplyError<Self>> {
-        let outcome = self.answer_without_payload(Status::Refused);
-        self.end(outcome)
-    }
-
-    #[inline]
-    fn end(mut self, outcome: Result<(), ReplyError<()>>) -> Result<(), ReplyError<Self>> {
-        match outcome {
-            Ok(()) => {
-                self.is_answered = true;
-                self.connection.mark_dirty();
-                Ok(())
-            }
+    pub fn refuse(mut self) -> Result<(), ReplyError<Self>> {
+        match self.answer_without_payload(Status::Refused) {
+            Ok(()) => Ok(()),
             Err(error) => Err(error.map_request(|()| self)),
         }
     }
 
     #[inline(never)]
-    fn answer_without_payload(&self, status: Status) -> Result<(), ReplyError<()>> {
-        self.connection.link().respond(&self.request, status, &[])
+    fn answer_without_payload(&mut self, status: Status) -> Result<(), ReplyError<()>> {
+        self.connection.link().respond(&self.request, status, &[])?;
+        self.note_answer();
+        Ok(())
+    }
+
+    #[inline]
+    fn note_answer(&mut self) {
+        self.is_answered = true;
+        self.connection.mark_dirty();
     }
 }
 
 impl<U> Drop for RecvHandle<U> {
     #[inline]
     fn drop(&mut self) {
-        // On a connection that has ended nobody waits for the answer.
-        if !self.is_answered && self.answer_without_payload(Status::Dropped).is_ok() {
-            self.connection.mark_dirty();
+        if !self.is_answered {
+            // On a connection that has ended nobody waits for the answer.
+            let _answered = self.answer_without_payload(Status::Dropped);
         }
     }
 }

@@ -197,26 +197,40 @@ impl<U> Link<U> {
             return Ok(None);
         };
         let max = response_capacity(answered.internal_allowance);
-        let is_too_large = u64::from(header.len) > max;
-        let Some(user_data) = answered.user_data else {
-            self.stats.late_responses += 1;
-            return if is_too_large { Err(ProtocolError::ResponseTooLarge { len: header.len, max }) } else { Ok(None) };
-        };
-        let outcome = match status {
-            _ if is_too_large => Err(self.refuse_response(header.len, max)),
-            Status::Ok => Ok(Payload::of_message(position, header.len)),
-            Status::Dropped => Err(CallFailure::Dropped),
-            Status::Refused => Err(CallFailure::Refused),
-            Status::Closing => Err(CallFailure::Closed(CloseReason::ClosedByPeer)),
-        };
-        Ok(Some(Event::Ended { user_data, outcome }))
+        match answered.user_data {
+            Some(user_data) if status == Status::Ok && u64::from(header.len) <= max => {
+                Ok(Some(Event::Ended { user_data, outcome: Ok(Payload::of_message(position, header.len)) }))
+            }
+            user_data => self.take_other_response(user_data, status, header.len, max),
+        }
     }
 
-    /// A response longer than its call allowed (T7) ends that call with the connection.
+    /// A response without payload, late, or longer than its call allowed (T7), which ends that call with the connection.
     #[cold]
-    fn refuse_response(&mut self, len: u32, max: u64) -> CallFailure {
+    #[inline(never)]
+    fn take_other_response(
+        &mut self,
+        user_data: Option<U>,
+        status: Status,
+        len: u32,
+        max: u64,
+    ) -> Result<Option<Event<U>>, ProtocolError> {
         let error = ProtocolError::ResponseTooLarge { len, max };
-        self.close(error.into());
-        CallFailure::Closed(error.into())
+        let is_too_large = u64::from(len) > max;
+        let Some(user_data) = user_data else {
+            self.stats.late_responses += 1;
+            return if is_too_large { Err(error) } else { Ok(None) };
+        };
+        let failure = match status {
+            Status::Dropped if !is_too_large => CallFailure::Dropped,
+            Status::Refused if !is_too_large => CallFailure::Refused,
+            Status::Closing if !is_too_large => CallFailure::Closed(CloseReason::ClosedByPeer),
+            // A payload that fits is not for this function.
+            _ => {
+                self.close(error.into());
+                CallFailure::Closed(error.into())
+            }
+        };
+        Ok(Some(Event::Ended { user_data, outcome: Err(failure) }))
     }
 }
