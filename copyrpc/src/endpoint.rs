@@ -25,7 +25,7 @@ const BATCH_WQEBBS: u32 = 4;
 /// WQEBBs of a send queue that was not asked for by its size.
 const MAX_COMPUTED_SEND_WR: u64 = 256;
 /// Most messages that the software HCA lets wait.
-const MAX_LANE_SLOTS: u32 = 128;
+const MAX_LANE_SLOTS: u64 = 128;
 
 /// What an endpoint is made with. Both ends of a connection need equal ring sizes.
 #[derive(Clone, Debug)]
@@ -87,9 +87,9 @@ impl EndpointConfig {
 
     /// Slots of the software HCA's lane, of which it gives back a quarter at a time: no batch in flight (B1) waits for room, unless there are
     /// more than 96.
-    const fn lane_slots(&self) -> u32 {
-        let needed = (self.batches_in_flight as u64 * 4).div_ceil(3);
-        if needed < MAX_LANE_SLOTS as u64 { needed as u32 } else { MAX_LANE_SLOTS }
+    fn lane_slots(&self) -> u32 {
+        let needed = (u64::from(self.batches_in_flight) * 4).div_ceil(3);
+        needed.clamp(1, MAX_LANE_SLOTS) as u32
     }
 }
 

@@ -208,13 +208,7 @@ impl<U> Link<U> {
     /// A response without payload, late, or longer than its call allowed (T7), which ends that call with the connection.
     #[cold]
     #[inline(never)]
-    fn take_other_response(
-        &mut self,
-        user_data: Option<U>,
-        status: Status,
-        len: u32,
-        max: u64,
-    ) -> Result<Option<Event<U>>, ProtocolError> {
+    fn take_other_response(&mut self, user_data: Option<U>, status: Status, len: u32, max: u64) -> Result<Option<Event<U>>, ProtocolError> {
         let error = ProtocolError::ResponseTooLarge { len, max };
         let is_too_large = u64::from(len) > max;
         let Some(user_data) = user_data else {

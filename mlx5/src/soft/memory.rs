@@ -11,7 +11,9 @@ use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId};
 use shm::sync::light_barrier;
 
 use super::events::futex_wake;
-use super::layout::{ControlSegment, DatagramLane, FOREIGN, Lane, LanePlace, LanesSegment, Message, MrEntry, Pop, QpEntry, RECEIVES, RqEntry};
+use super::layout::{
+    ControlSegment, DatagramLane, FOREIGN, Lane, LanePlace, LanesSegment, Message, MrEntry, Pop, QpEntry, RECEIVES, RqEntry,
+};
 use crate::mr::Access;
 
 /// Why an access by key is refused; also the vendor syndrome of the completion.

@@ -210,7 +210,8 @@ impl World {
         if is_short && (!self.setup.short_replies || padded(max_reply as u64) == padded(0)) {
             return Step::Disabled;
         }
-        let request = Request { number, payload: Payload::of_message(held.position, held.len), internal_allowance: held.internal_allowance };
+        let request =
+            Request { number, payload: Payload::of_message(held.position, held.len), internal_allowance: held.internal_allowance };
         let payload = if is_short { &[][..] } else { &vec![0; max_reply] };
         assert!(link.reply(request, payload).is_ok(), "a reply never fails for want of space");
         Step::Done
