@@ -44,7 +44,7 @@ const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'s
 const KINDS: &[Kind] = &[
     Kind {
         name: "rpc_depth1",
-        bound: Some(3510),
+        bound: Some(3410),
         collect: "nohca",
         what: "copyrpc: one call and its reply, both sides, one at a time, without the software HCA",
         depth: 1,
@@ -53,7 +53,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth64",
-        bound: Some(830),
+        bound: Some(690),
         collect: "nohca",
         what: "copyrpc: the same, 64 at a time",
         depth: 64,
