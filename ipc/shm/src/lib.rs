@@ -14,6 +14,7 @@
 //! - [`cache`]: fetching ahead, and short copies.
 //! - [`plain`]: what may cross a process boundary.
 //! - [`pending`]: things that wait for an answer, found by a tag that is good once.
+//! - [`sleep`]: sleeping until a peer publishes something, and waking who sleeps.
 //! - [`wait`]: what a loop does that found nothing to do.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
@@ -32,6 +33,7 @@ pub mod plain;
 pub mod ready;
 pub mod region;
 mod robust;
+pub mod sleep;
 pub mod sync;
 mod sys;
 pub mod wait;

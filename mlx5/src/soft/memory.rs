@@ -8,9 +8,6 @@ use shm::cache::copy;
 use shm::lane::Slot;
 use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId};
 
-use shm::sync::light_barrier;
-
-use super::events::futex_wake;
 use super::layout::{
     ControlSegment, DatagramLane, FOREIGN, Lane, LanePlace, LanesSegment, Message, MrEntry, Pop, QpEntry, RECEIVES, RqEntry,
 };
@@ -150,13 +147,8 @@ impl DeviceMemory {
 
     /// Wakes the owner if it sleeps; after a ready bit was set.
     pub(crate) fn wake(&self) {
-        let sleep = &self.lanes().sleep;
         // H7
-        light_barrier();
-        if sleep.sleeping.load(Ordering::Relaxed) != 0 {
-            sleep.wakes.fetch_add(1, Ordering::Release);
-            futex_wake(&sleep.wakes);
-        }
+        self.lanes().sleep.0.wake();
     }
 
     pub(crate) fn mr(&self, key: u32) -> &MrEntry {
