@@ -24,12 +24,12 @@ fn calls(c: &mut Criterion) {
         let mut group = c.benchmark_group(format!("flux of {nodes} nodes"));
         group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
         group.throughput(Throughput::Elements(1));
-        let Network { caller, answerer, idle: _idle } = Network::new(nodes, Config::default()).unwrap();
+        let network = Network::new(nodes, Config::default()).unwrap();
         between_threads(
             two_cores().unwrap(),
             Clock::detect(),
-            || Ok(answerer),
-            || Ok(caller),
+            || Ok(network.answerer),
+            || Ok(network.caller),
             |load| {
                 for depth in DEPTHS {
                     load.check(depth, CHECKED)?;

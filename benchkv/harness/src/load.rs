@@ -46,6 +46,18 @@ pub trait Answerer {
     fn step(&mut self, f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure>;
 }
 
+impl<C: Caller> Caller for &mut C {
+    #[inline(always)]
+    fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
+        (**self).call(slot, request)
+    }
+
+    #[inline(always)]
+    fn poll(&mut self, f: impl FnMut(u32, Payload)) -> Result<usize, Failure> {
+        (**self).poll(f)
+    }
+}
+
 impl<A: Answerer> Answerer for &mut A {
     #[inline(always)]
     fn step(&mut self, f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {

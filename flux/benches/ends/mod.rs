@@ -13,14 +13,14 @@ pub(crate) struct Network {
     pub(crate) caller: FluxCaller,
     pub(crate) answerer: FluxAnswerer,
     /// They do nothing, but a node that is dropped is another matter.
-    pub(crate) idle: Vec<Node<Payload, u32>>,
+    _idle: Vec<Node<Payload, u32>>,
 }
 
 impl Network {
     pub(crate) fn new(nodes: usize, config: Config) -> Result<Self, Failure> {
         let mut nodes = network(nodes, config)?.into_iter();
         let (caller, answerer) = nodes.next().zip(nodes.next()).ok_or("a network of fewer than two nodes")?;
-        Ok(Self { caller: FluxCaller(caller), answerer: FluxAnswerer(answerer), idle: nodes.collect() })
+        Ok(Self { caller: FluxCaller(caller), answerer: FluxAnswerer(answerer), _idle: nodes.collect() })
     }
 }
 
