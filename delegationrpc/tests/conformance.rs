@@ -8,6 +8,8 @@ mod conformance;
 #[path = "../../ipc/shm/tests/support/mod.rs"]
 mod support;
 
+use std::time::Duration;
+
 use conformance::{Outcome, Refused, Rpc};
 use delegationrpc::{CallError, Client, ConnectError, Dir, ReplyError, Server, SessionEnd, Token};
 use shm::clients::JoinError;
@@ -35,6 +37,10 @@ impl Rpc for Delegation {
         server.poll()
     }
 
+    fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool {
+        server.wait(timeout)
+    }
+
     fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)> {
         server.recv().map(|entry| (entry.token, entry.payload))
     }
@@ -60,6 +66,10 @@ impl Rpc for Delegation {
 
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd> {
         client.poll(f)
+    }
+
+    fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool {
+        client.wait(timeout)
     }
 
     fn id(client: &Self::Client) -> usize {

@@ -8,6 +8,8 @@ mod conformance;
 #[path = "../shm/tests/support/mod.rs"]
 mod support;
 
+use std::time::Duration;
+
 use conformance::{Outcome, Refused, Rpc};
 use ipc::{CallError, Client, ConnectError, Dir, RecvHandle, Server, SessionEnd};
 use shm::clients::JoinError;
@@ -34,6 +36,10 @@ impl Rpc for Ipc {
         server.poll()
     }
 
+    fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool {
+        server.wait(timeout)
+    }
+
     fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)> {
         server.recv().map(|request| {
             let number = *request.data();
@@ -58,6 +64,10 @@ impl Rpc for Ipc {
 
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd> {
         client.poll(f)
+    }
+
+    fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool {
+        client.wait(timeout)
     }
 
     fn id(client: &Self::Client) -> usize {
