@@ -59,18 +59,14 @@ pub enum ConnectError {
 /// Why a call was not made. The request and the user data come back, and nothing stays claimed.
 #[derive(thiserror::Error)]
 pub enum CallError<Req, U> {
-    /// All of this client's slots, or all of the ring's words, are in use. Poll, then try again.
-    #[error(
-        "no room for another call: {in_flight} of this client's {resp_depth} slots are in use, or else the ring of all clients is full"
-    )]
+    /// As many calls as fit are unanswered. Poll, then try again.
+    #[error("all {resp_depth} calls of this client are unanswered: poll for replies, then try again")]
     QueueFull {
         /// The request.
         request: Req,
         /// The user data.
         user_data: U,
-        /// Unanswered calls of this client; below `resp_depth` if it is the ring that is full.
-        in_flight: usize,
-        /// This client's slots.
+        /// Calls that can be unanswered.
         resp_depth: usize,
     },
     /// The session is over. Permanent.
@@ -89,9 +85,7 @@ pub enum CallError<Req, U> {
 impl<Req, U> std::fmt::Debug for CallError<Req, U> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::QueueFull { in_flight, resp_depth, .. } => {
-                f.debug_struct("QueueFull").field("in_flight", in_flight).field("resp_depth", resp_depth).finish_non_exhaustive()
-            }
+            Self::QueueFull { resp_depth, .. } => f.debug_struct("QueueFull").field("resp_depth", resp_depth).finish_non_exhaustive(),
             Self::Ended { end, .. } => f.debug_struct("Ended").field("end", end).finish_non_exhaustive(),
         }
     }

@@ -1,6 +1,6 @@
 //! Where everything lies in the region of a server.
 //!
-//! Offsets and sizes in bytes; `S(T)` is `8 + size of T`, rounded up to 64.
+//! Offsets and sizes in bytes; `S(T)` is `16 + size of T`, rounded up to 64.
 //!
 //! | offset | size | what | writer | beside the seed's layout |
 //! |---|---|---|---|---|
@@ -15,26 +15,27 @@
 //! | 192 | 8 | tail | server | same place |
 //! | 256 | 8 x ring_depth | ring words, rounded up to 64 | clients, server | was slots with the payload inside; see [`ring`](crate::ring) |
 //! | then | [`Seats::bytes`] | a line for all clients and one for each | clients, server | new |
-//! | then | S(Req) x clients x resp_depth | request slots: tag @0, payload @8 | the client | new: payloads have left the ring |
-//! | then | R(Resp) x clients x resp_depth | response slots: sequence @0 (the seed's `valid`), tag @8, payload @16 | server | same place in the order |
+//! | then | S(Req) x clients x resp_depth | request slots | the client | new: payloads have left the ring |
+//! | then | S(Resp) x clients x resp_depth | response slots | server | same place in the order |
 //!
-//! `R(T)` is `16 + size of T`, rounded up to 64. The slots of client `c` are `c * resp_depth ..`. Its call number `n`, counted from 0, has its
-//! request in slot `n % resp_depth` of them; the `n`th answer that it gets, whichever call it is for, is in the same slot of the responses,
-//! which are a [lane](shm::lane): so neither side looks at a line that has nothing new for it.
+//! A slot is sequence @0 (the seed's `committed` and `valid`), tag @8, payload @16. The slots of client `c` are `c * resp_depth ..`, a
+//! [lane](shm::lane) in each direction: its call number `n`, counted from 0, has its request in slot `n % resp_depth` of them, and so has
+//! the `n`th answer that it gets, whichever call that is for. So neither side looks at a line that has nothing new for it.
 
-use std::mem::{MaybeUninit, offset_of};
+use std::mem::offset_of;
 
 use shm::clients::{CLIENTS_MAX, Seats};
-use shm::lane;
+use shm::lane::Slot;
+use shm::pending::Tagged;
 use shm::plain::{Plain, TypeShape};
-use shm::sync::{AtomicU64, UnsafeCell};
+use shm::sync::AtomicU64;
 
 /// The region's kind: "DLGRPC", the layout's version, 0.
 pub(crate) const KIND: u64 = u64::from_be_bytes(*b"DLGRPC\x02\x00");
 /// "DLGRPCV1".
 pub(crate) const MAGIC: u64 = 0x444C_4752_5043_5631;
 pub(crate) const VERSION: u32 = 2;
-/// Most slots per client: 15 bits of a ring word.
+/// Most slots per client.
 pub const RESP_DEPTH_MAX: usize = 1 << 15;
 /// Least and most words of a ring.
 pub const RING_DEPTH_MAX: usize = 1 << 27;
@@ -66,30 +67,8 @@ pub(crate) struct Control {
     pub(crate) tail: Hint,
 }
 
-/// A request slot: whole lines.
-#[repr(C, align(64))]
-pub(crate) struct Slot<T> {
-    /// The client's tag, note 0.
-    pub(crate) tag: AtomicU64,
-    pub(crate) payload: UnsafeCell<MaybeUninit<T>>,
-}
-
-/// A response as it lies in a client's lane.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Response<Resp> {
-    /// The tag of the call it answers, and how that went as its note: [`ANSWERED`] or [`REJECTED`].
-    pub(crate) tag: u64,
-    pub(crate) payload: Resp,
-}
-
-/// A response slot.
-pub(crate) type ResponseSlot<Resp> = lane::Slot<Response<Resp>>;
-
-/// Note of a response: the payload is the answer.
-pub(crate) const ANSWERED: u8 = 0;
-/// Note of a response: the request was rejected; the payload is zero.
-pub(crate) const REJECTED: u8 = 1;
+/// A slot with its message.
+type MessageSlot<T> = Slot<Tagged<T>>;
 
 const CONTROL: usize = 128;
 const WORDS: usize = 256;
@@ -111,13 +90,8 @@ const _: () = {
     assert!(CONTROL + offset_of!(Control, head) == 128);
     assert!(CONTROL + offset_of!(Control, tail) == 192);
     assert!(size_of::<AtomicU64>() == 8);
-    assert!(offset_of!(Slot<u64>, tag) == 0);
-    assert!(offset_of!(Slot<u64>, payload) == 8);
-    assert!(size_of::<Slot<[u8; 56]>>() == LINE);
-    assert!(size_of::<Slot<[u8; 57]>>() == 2 * LINE);
-    assert!(offset_of!(Response<u64>, tag) == 0 && offset_of!(Response<u64>, payload) == 8);
-    assert!(size_of::<ResponseSlot<[u8; 48]>>() == LINE);
-    assert!(size_of::<ResponseSlot<[u8; 49]>>() == 2 * LINE);
+    assert!(size_of::<MessageSlot<[u8; 48]>>() == LINE);
+    assert!(size_of::<MessageSlot<[u8; 49]>>() == 2 * LINE);
 };
 
 /// Offsets from the start of the region, in bytes.
@@ -154,7 +128,8 @@ pub enum ParameterError {
     TooLarge,
 }
 
-/// The ring that can never be full: a word for every call that can be unanswered, at least 1024, a power of two.
+/// The ring that is never full: a word for every call that can be unanswered, at least 1024, a power of two. A smaller one, of a word per
+/// client or less, works too: who finds it full is served about a millisecond later.
 #[must_use]
 pub const fn ring_depth_for(max_clients: usize, resp_depth: usize) -> usize {
     let calls = max_clients.saturating_mul(resp_depth);
@@ -181,8 +156,8 @@ impl Layout {
         let seats = WORDS + (8 * ring_depth).next_multiple_of(LINE);
         let requests = seats + Seats::bytes(max_clients);
         let ends = || {
-            let responses = slots.checked_mul(size_of::<Slot<Req>>())?.checked_add(requests)?;
-            Some((responses, slots.checked_mul(size_of::<ResponseSlot<Resp>>())?.checked_add(responses)?))
+            let responses = slots.checked_mul(size_of::<MessageSlot<Req>>())?.checked_add(requests)?;
+            Some((responses, slots.checked_mul(size_of::<MessageSlot<Resp>>())?.checked_add(responses)?))
         };
         let (responses, total) = ends().ok_or(ParameterError::TooLarge)?;
         Ok(Self { max_clients, ring_depth, resp_depth, control: CONTROL, words: WORDS, seats, requests, responses, total })
@@ -191,6 +166,16 @@ impl Layout {
     /// Number of slots of each kind.
     pub(crate) fn slots(&self) -> usize {
         self.max_clients * self.resp_depth
+    }
+
+    /// Bytes of the request slots of one client.
+    pub(crate) fn request_stride(&self) -> usize {
+        (self.responses - self.requests) / self.max_clients
+    }
+
+    /// Bytes of the response slots of one client.
+    pub(crate) fn response_stride(&self) -> usize {
+        (self.total - self.responses) / self.max_clients
     }
 }
 
@@ -205,6 +190,7 @@ mod tests {
         assert_eq!(layout.requests, layout.seats + 4 * 64);
         assert_eq!(layout.responses, layout.requests + 12 * 64);
         assert_eq!(layout.total, layout.responses + 12 * 128);
+        assert_eq!((layout.request_stride(), layout.response_stride()), (4 * 64, 4 * 128));
     }
 
     #[test]

@@ -17,7 +17,7 @@ mod views;
 pub use client::Client;
 pub use error::{CallError, ConnectError, CreateError, ParameterError, ReplyError};
 pub use layout::{RESP_DEPTH_MAX, RING_DEPTH_MAX, ring_depth_for};
-pub use server::{POLL_MAX, RecvEntry, Server, Token};
+pub use server::{RecvEntry, Server, Token};
 pub use shm::dir::Dir;
 pub use shm::membership::{CallFailed, SessionEnd};
 pub use shm::plain::Plain;

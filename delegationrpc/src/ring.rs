@@ -1,12 +1,14 @@
-//! The ring: one word per position, written by all clients, emptied by the server.
+//! The ring: one word per position, written by all clients, emptied by the server. A word names a client that has begun to call.
 //!
-//! A request is written to a slot of the client's own *before* it is announced here, by one CAS of one word. So nothing in the ring is
-//! ever half-done: a client stopped or killed at any instruction has announced its request or has not, and nobody waits for it.
+//! A request lies complete in the client's own lane *before* the client is announced here, by one CAS of one word. So nothing in the ring is
+//! ever half-done: a client stopped or killed at any instruction has announced itself or has not, and nobody waits for it. While the server
+//! polls the client's lane anyway, which is as long as it finds something there, nothing is announced: the flag `armed` of the client's seat
+//! says so ([`shm::ready`], R1). The client lowers the flag before it announces itself, so that it does so once.
 //!
 //! | word | transition | by | pairing |
 //! |---|---|---|---|
-//! | `words[p % depth]` | `free(lap)` -> `full(lap, name)` | a client, CAS | **D1**: Release / Acquire load of the server: the named request is complete |
-//! | | `full(lap, name)` -> `free(lap + 1)` | the server, store | **D2**: Release / Acquire load of a client: nothing but the word hands over |
+//! | `words[p % depth]` | `free(lap)` -> `full(lap, client)` | a client, CAS | **D1**: Release / Acquire load of the server: what the client published before is seen |
+//! | | `full(lap, client)` -> `free(lap + 1)` | the server, store | **D2**: Release / Acquire load of a client: nothing but the word hands over |
 //! | `head` | any -> a position | clients, store | a hint: where to try first |
 //! | `tail` | up | the server, store | **D3**: Release / Acquire: everything below was taken |
 //!
@@ -15,71 +17,33 @@
 //!   started at `tail` and saw every position from there to `p`. So the server, going up, misses none.
 //! - **I2** `head` and `tail` are only hints to a client: whatever they hold (a stopped client may store an old `head` much later, a broken
 //!   one anything), I1 holds, because the words decide.
-//! - **I3** The lap in a word has 24 bits, so a CAS can be fooled only by a client stopped for exactly a multiple of 2^24 laps; what
-//!   it then announces, it announces at a free position.
-//! - **I4** Garbage that a broken client writes into words, `head` or `tail` can cost calls that are announced into it, and is put right by the
-//!   server as it comes by ([`Cursor::keep_order`]); it never stops the server or later calls.
+//! - **I3** The lap in a word has 51 bits, so no CAS is fooled by a word of another lap.
+//! - **I4** Garbage that a broken client writes into words, `head` or `tail` is put right by the server as it comes by
+//!   ([`Cursor::keep_order`]). An announcement that is lost to it, or that found the ring full, leaves the flag down, which the server finds
+//!   when it goes round the seats ([`HotSet::mend`](shm::ready::HotSet::mend)): it costs a delay, and no call.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use shm::ready::Wakes;
 use shm::sync::{AtomicU64, Ordering};
 
 /// Bits of a client's number in a word.
 const CLIENT_BITS: u32 = 12;
-/// Bits of its generation.
-const GENERATION_BITS: u32 = 12;
-/// Bits of the slot.
-const SLOT_BITS: u32 = 15;
-const FULL: u64 = 1 << (CLIENT_BITS + GENERATION_BITS + SLOT_BITS);
-const LAP_SHIFT: u32 = CLIENT_BITS + GENERATION_BITS + SLOT_BITS + 1;
+const FULL: u64 = 1 << CLIENT_BITS;
+const LAP_SHIFT: u32 = CLIENT_BITS + 1;
 const LAP_MASK: u64 = u64::MAX >> LAP_SHIFT;
 
-const _: () = assert!(64 - LAP_SHIFT == 24);
-
-/// Which request a word announces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Name {
-    /// The client's number.
-    pub(crate) client: usize,
-    /// The low 12 bits of the client's generation. They tell it from earlier clients of that number well enough: a word does not stay in
-    /// the ring while thousands of clients come and go, since the server must poll for each.
-    pub(crate) generation: u32,
-    /// Which of the client's slots.
-    pub(crate) slot: usize,
-}
-
-impl Name {
-    fn bits(self) -> u64 {
-        let low = |value: u64, bits: u32| value & ((1 << bits) - 1);
-        low(self.client as u64, CLIENT_BITS) << (GENERATION_BITS + SLOT_BITS)
-            | low(u64::from(self.generation), GENERATION_BITS) << SLOT_BITS
-            | low(self.slot as u64, SLOT_BITS)
-    }
-
-    fn of_bits(word: u64) -> Self {
-        let field = |shift: u32, bits: u32| word >> shift & ((1 << bits) - 1);
-        Self {
-            client: field(GENERATION_BITS + SLOT_BITS, CLIENT_BITS) as usize,
-            generation: field(SLOT_BITS, GENERATION_BITS) as u32,
-            slot: field(0, SLOT_BITS) as usize,
-        }
-    }
-
-    /// Whether the client it names has this generation, as far as the word can tell.
-    pub(crate) fn is_of(self, generation: u32) -> bool {
-        (self.generation ^ generation) & ((1 << GENERATION_BITS) - 1) == 0
-    }
-}
+const _: () = assert!(64 - LAP_SHIFT == 51 && shm::clients::CLIENTS_MAX <= 1 << CLIENT_BITS);
 
 /// A ring word, relative to the position one looks at it from.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
     /// Free for this position.
     Free,
-    /// Announced at this position.
-    Full(Name),
+    /// Client `.0` is announced at this position.
+    Full(usize),
     /// Still in an earlier lap: the server has not taken what is here.
     Earlier,
     /// Already in a later lap: this position was taken long ago.
@@ -90,14 +54,14 @@ fn free(lap: u64) -> u64 {
     (lap & LAP_MASK) << LAP_SHIFT
 }
 
-fn full(lap: u64, name: Name) -> u64 {
-    free(lap) | FULL | name.bits()
+fn full(lap: u64, client: usize) -> u64 {
+    free(lap) | FULL | client as u64 & (FULL - 1)
 }
 
 fn see(word: u64, lap: u64) -> Seen {
     let laps_ahead = (word >> LAP_SHIFT).wrapping_sub(lap) & LAP_MASK;
     match laps_ahead {
-        0 if word & FULL != 0 => Seen::Full(Name::of_bits(word)),
+        0 if word & FULL != 0 => Seen::Full((word & (FULL - 1)) as usize),
         // The low bits of a free word are zero; anything else is no word of ours.
         0 if word == free(lap) => Seen::Free,
         0 => Seen::Earlier,
@@ -147,8 +111,8 @@ impl<'a> Ring<'a> {
         (word, see(word, self.lap(position)))
     }
 
-    /// Announces `name` at the first free position. The named request must be complete.
-    pub(crate) fn announce(&self, name: Name) -> Result<(), Full> {
+    /// Announces `client` at the first free position. What it has to say must be published.
+    pub(crate) fn announce(&self, client: usize) -> Result<(), Full> {
         let mut position = self.head.load(Ordering::Relaxed);
         // I1: the position before it must be announced or taken, or the hint is wrong. (That of position 0 is as free in lap 0 as if it
         // had been taken in the lap before.)
@@ -160,7 +124,7 @@ impl<'a> Ring<'a> {
         for _ in 0..2 * self.depth {
             match self.look(position) {
                 (seen, Seen::Free) => {
-                    let ours = full(self.lap(position), name);
+                    let ours = full(self.lap(position), client);
                     // D1; on failure somebody was faster, and the word says what to do.
                     if self.word(position).compare_exchange(seen, ours, Ordering::Release, Ordering::Relaxed).is_ok() {
                         self.head.store(position.wrapping_add(1), Ordering::Relaxed);
@@ -189,6 +153,34 @@ impl<'a> Ring<'a> {
     }
 }
 
+/// The announcements as a server takes them.
+pub(crate) struct Announced<'a> {
+    pub(crate) ring: Ring<'a>,
+    pub(crate) cursor: &'a mut Cursor,
+}
+
+impl Wakes for Announced<'_> {
+    #[inline(always)]
+    fn drain(&mut self, f: impl FnMut(usize)) {
+        if self.any() { self.take_all(f) } else { self.cursor.keep_order(&self.ring) }
+    }
+
+    #[inline(always)]
+    fn any(&self) -> bool {
+        self.cursor.any(&self.ring)
+    }
+}
+
+impl Announced<'_> {
+    #[cold]
+    fn take_all(&mut self, f: impl FnMut(usize)) {
+        let Self { ring, cursor } = self;
+        // At most a ring's worth: nothing is released meanwhile.
+        std::iter::from_fn(|| cursor.take(ring)).for_each(f);
+        cursor.release(ring);
+    }
+}
+
 /// The server's place in the ring.
 #[derive(Debug, Default)]
 pub(crate) struct Cursor {
@@ -202,35 +194,20 @@ pub(crate) struct Cursor {
 
 /// Polls without a request between two looks for a gap.
 const POLLS_PER_PROBE: u64 = 64;
-/// Most words that a server looks at between two sleeps.
-const PROBES_PER_SLEEP: u64 = 4096;
 
 impl Cursor {
-    /// Takes the next announced name. At most a ring's worth can be taken and not released: the word of a further position still is
+    /// Takes the next announced client. At most a ring's worth can be taken and not released: the word of a further position still is
     /// that of the lap before.
     #[inline]
-    pub(crate) fn take(&mut self, ring: &Ring<'_>) -> Option<Name> {
-        if self.room(ring) == 0 {
-            return None;
-        }
-        let (_, Seen::Full(name)) = ring.look(self.next) else { return None };
+    pub(crate) fn take(&mut self, ring: &Ring<'_>) -> Option<usize> {
+        let (_, Seen::Full(client)) = ring.look(self.next) else { return None };
         self.next = self.next.wrapping_add(1);
-        Some(name)
+        Some(client)
     }
 
-    fn room(&self, ring: &Ring<'_>) -> u64 {
-        ring.depth - self.next.wrapping_sub(self.released)
-    }
-
-    /// Number of names that can be taken, looking at no more than `limit`; each goes to `f`.
-    #[inline]
-    pub(crate) fn available(&self, ring: &Ring<'_>, limit: usize, f: impl FnMut(Name)) -> usize {
-        let limit = self.room(ring).min(limit as u64);
-        let name_at = |ahead: u64| match ring.look(self.next.wrapping_add(ahead)).1 {
-            Seen::Full(name) => Some(name),
-            _ => None,
-        };
-        (0..limit).map_while(name_at).map(f).count()
+    /// Whether a client is announced.
+    pub(crate) fn any(&self, ring: &Ring<'_>) -> bool {
+        matches!(ring.look(self.next).1, Seen::Full(_))
     }
 
     /// Frees what was taken for the clients' next lap.
@@ -267,17 +244,8 @@ impl Cursor {
         }
     }
 
-    /// As [`keep_order`](Self::keep_order), of a server that is about to sleep and will not be polled: it looks for gaps at once.
-    pub(crate) fn keep_order_asleep(&mut self, ring: &Ring<'_>) {
-        self.keep_order(ring);
-        for _ in 0..ring.depth.min(PROBES_PER_SLEEP) {
-            self.quiet_polls = self.quiet_polls.wrapping_add(POLLS_PER_PROBE);
-            self.close_gap(ring, self.quiet_polls / POLLS_PER_PROBE % ring.depth);
-        }
-    }
-
     /// Skips free positions before one that is announced `ahead` of the next. By I1 there are none, unless garbage in the words made a client
-    /// announce too far ahead: its call would wait for others to fill the gap. (Seeing it announced makes everything before it visible.)
+    /// announce itself too far ahead. (Seeing it announced makes everything before it visible.)
     #[cold]
     fn close_gap(&mut self, ring: &Ring<'_>, ahead: u64) {
         let announced = self.next.wrapping_add(ahead);

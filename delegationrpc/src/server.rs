@@ -1,39 +1,29 @@
 //! The serving end.
 
 use std::fmt;
-use std::marker::PhantomData;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use shm::clients::{Patrol, Seats};
 use shm::dir::Dir;
-use shm::lane::LaneTx;
-use shm::pending::Tag;
+use shm::pending::{ANSWERED, DROPPED, Tag};
 use shm::plain::{Plain, TypeShape};
 use shm::region::Region;
-use shm::sleep::{SLICE, Watch};
+use shm::sessions::{Asker, Sessions};
 use shm::sync::light_barrier;
 
 use crate::error::{CreateError, ReplyError};
-use crate::layout::{ANSWERED, Header, KIND, Layout, MAGIC, REJECTED, Response, VERSION};
-use crate::ring::{Cursor, Name};
-use crate::views::{self, Shared};
-
-/// Most requests that one [`Server::poll`] looks at.
-pub const POLL_MAX: usize = 256;
+use crate::layout::{Header, KIND, Layout, MAGIC, VERSION};
+use crate::ring::{Announced, Cursor};
+use crate::views::{self, RingView};
 
 /// Names a received request until it is answered. Plain data, 16 bytes: it can be kept anywhere, also as the user data of another call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Token {
-    client: u32,
-    generation: u32,
-    tag: Tag,
-}
+pub struct Token(Asker);
 
 impl Token {
     /// The number of the client that asks, below `max_clients`.
     #[must_use]
     pub fn client_id(&self) -> usize {
-        self.client as usize
+        self.0.client()
     }
 }
 
@@ -46,31 +36,17 @@ pub struct RecvEntry<Req> {
     pub payload: Req,
 }
 
-/// The server's end of one client's session.
-struct Session<Resp> {
-    generation: u32,
-    responses: LaneTx<Response<Resp>>,
-}
-
-/// Serves many clients through one ring, from one thread.
+/// Serves many clients, who announce themselves through one ring, from one thread.
 ///
 /// `Send`, but best created on the thread that drops it, see [`Region`]. Dropping it ends all clients' calls with
 /// [`SessionEnd::ServerGone`](crate::SessionEnd::ServerGone).
 pub struct Server<Req, Resp> {
-    shared: Shared<Req, Resp>,
+    sessions: Sessions<Req, Resp>,
     cursor: Cursor,
-    /// Requests that `poll` has seen and `recv` has not taken.
-    available: usize,
-    /// By seat, as far as this server has met its client.
-    sessions: Vec<Option<Session<Resp>>>,
-    /// By seat and slot of the tag: the tag of the request that waits for its answer.
-    unanswered: Vec<Option<Tag>>,
-    seats: Seats,
-    patrol: Patrol,
-    started: Instant,
+    ring: RingView,
+    unanswered: Unanswered,
     /// Last: everything above points into it.
     region: Region,
-    _types: PhantomData<(Req, Resp)>,
 }
 
 impl<Req, Resp> fmt::Debug for Server<Req, Resp> {
@@ -78,15 +54,47 @@ impl<Req, Resp> fmt::Debug for Server<Req, Resp> {
         f.debug_struct("Server")
             .field("name", &self.region.name())
             .field("region_bytes", &self.region.view().len())
+            .field("sessions", &self.sessions)
             .field("cursor", &self.cursor)
             .finish_non_exhaustive()
     }
 }
 
+/// The requests that were received and wait for their answer. A client has `resp_depth` slots, and gives the slot of each call in its tag.
+struct Unanswered {
+    /// By client and slot.
+    tags: Vec<Option<Tag>>,
+    resp_depth: usize,
+}
+
+impl Unanswered {
+    #[inline(always)]
+    fn place(&mut self, asker: &Asker) -> Option<&mut Option<Tag>> {
+        let slot = Some(asker.tag().slot()).filter(|&slot| slot < self.resp_depth)?;
+        self.tags.get_mut(asker.client() * self.resp_depth + slot)
+    }
+
+    /// Whether it was not there.
+    #[inline(always)]
+    fn insert(&mut self, asker: &Asker) -> bool {
+        self.place(asker).is_some_and(|place| place.replace(asker.tag()).is_none())
+    }
+
+    /// Whether it was there.
+    #[inline(always)]
+    fn remove(&mut self, asker: &Asker) -> bool {
+        self.place(asker).is_some_and(|place| place.take_if(|tag| *tag == asker.tag()).is_some())
+    }
+
+    fn forget(&mut self, client: usize) {
+        self.tags.chunks_exact_mut(self.resp_depth).nth(client).into_iter().for_each(|tags| tags.fill(None));
+    }
+}
+
 impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
-    /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `resp_depth` unanswered calls each (1 to 32768) and a
-    /// ring of `ring_depth` words (a power of two; [`ring_depth_for`](crate::ring_depth_for) gives one that is never full). `type_tag` is the
-    /// application's number for the meaning of `Req` and `Resp`; clients must have the same.
+    /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `resp_depth` unanswered calls each (a power of two, 1 to
+    /// 32768) and a ring of `ring_depth` words (a power of two; [`ring_depth_for`](crate::ring_depth_for) gives one that is never full).
+    /// `type_tag` is the application's number for the meaning of `Req` and `Resp`; clients must have the same.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
@@ -112,97 +120,50 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
             _reserved: [0; 10],
         };
         let region = Region::create(dir, name, KIND, layout.total, |view| {
-            // SAFETY: the layout starts with a header, page aligned, and nobody else has the region yet. Zero is right for all the rest.
-            unsafe { view.base().cast::<Header>().write(header) };
+            // SAFETY: the layout starts with a header, page aligned, and nobody else has the region yet.
+            let seats = unsafe {
+                view.base().cast::<Header>().write(header);
+                views::seats(view, &layout)
+            };
+            Sessions::<Req, Resp>::prepare(&seats);
         })?;
-        // SAFETY: the region was made for this layout and outlives the views (see the order of the fields).
-        let (shared, seats) = unsafe { (Shared::new(region.view(), layout), views::seats(region.view(), &layout)) };
-        Ok(Self {
-            shared,
-            cursor: Cursor::default(),
-            available: 0,
-            sessions: (0..max_clients).map(|_| None).collect(),
-            unanswered: vec![None; layout.slots()],
-            seats,
-            patrol: Patrol::default(),
-            started: Instant::now(),
-            region,
-            _types: PhantomData,
-        })
+        let view = region.view();
+        // SAFETY: the region was made for this layout and outlives the views (see the order of the fields). It has no other server.
+        let (sessions, ring) =
+            unsafe { (Sessions::new(views::seats(view, &layout), views::lanes(view, &layout)), RingView::new(view, &layout)) };
+        let unanswered = Unanswered { tags: vec![None; layout.slots()], resp_depth };
+        Ok(Self { sessions, cursor: Cursor::default(), ring, unanswered, region })
     }
 
-    /// Looks for requests and returns how many [`recv`](Self::recv) can take, at most [`POLL_MAX`]. Frees the ring words of the requests
-    /// received so far, as [`advance_tail`](Self::advance_tail) does, and the places of clients that are gone.
+    /// One bounded pass over the clients that have something to say: those that have announced themselves and those that it found calling
+    /// lately. Takes at most 16 requests from each of at most 8 of them, in rotation. Returns the number of requests ready for
+    /// [`recv`](Self::recv). Idle clients cost nothing. Frees the ring words that it takes, and the places of clients that are gone.
     #[inline]
     pub fn poll(&mut self) -> usize {
-        self.advance_tail();
-        let Self { shared, cursor, sessions, unanswered, seats, patrol, started, region, .. } = self;
-        // The names come eight to a line, the requests they name one or more lines each.
-        let fetch = |name: Name| shared.index(name.client, name.slot).into_iter().for_each(|index| shared.prefetch(index));
-        self.available = cursor.available(&shared.ring(), POLL_MAX, fetch);
-        if self.available == 0 {
-            cursor.keep_order(&shared.ring());
-        }
-        let now_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        patrol.pass(seats, region.lock_file(), now_ns, |client, _| bury(client, shared, sessions, unanswered));
-        self.available
+        let Self { sessions, cursor, ring, unanswered, region } = self;
+        sessions.pass(&mut Announced { ring: ring.ring(), cursor }, &[], region.lock_file(), |client| unanswered.forget(client));
+        sessions.waiting()
     }
 
     /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), at most for `timeout` (`None`: without
-    /// end). Returns whether there is. Nothing spins here. Frees the ring words of the requests received so far first, and the places of
-    /// clients that leave or die meanwhile: it looks for the dead every [`SLICE`].
+    /// end). Returns whether there is. Nothing spins here. The places of clients that left or died meanwhile are freed: it looks for the
+    /// dead every [`SLICE`](shm::sleep::SLICE).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        self.advance_tail();
-        self.patrol.slept();
-        let seats = self.seats;
-        seats.server_sleep().wait(timeout, SLICE, &mut Idle(self))
+        let Self { sessions, cursor, ring, unanswered, region } = self;
+        sessions.wait(&mut Announced { ring: ring.ring(), cursor }, region.lock_file(), timeout, |client| unanswered.forget(client))
     }
 
-    /// The next request that [`poll`](Self::poll) has seen, in the order in which the clients announced them.
+    /// The oldest request that [`poll`](Self::poll) has taken.
     #[inline]
     pub fn recv(&mut self) -> Option<RecvEntry<Req>> {
-        while self.available > 0 {
-            self.available -= 1;
-            let name = self.cursor.take(&self.shared.ring())?;
-            if let Some(entry) = self.read(name) {
-                return Some(entry);
+        loop {
+            let arrived = self.sessions.recv()?;
+            if self.unanswered.insert(&arrived.from) {
+                return Some(RecvEntry { token: Token(arrived.from), payload: arrived.payload });
             }
+            // It called with a tag that it cannot have, or whose call is unanswered.
+            self.sessions.evict(&arrived.from);
         }
-        None
-    }
-
-    /// Copies the request that `name` announces, unless its client is gone or broken.
-    #[inline]
-    fn read(&mut self, name: Name) -> Option<RecvEntry<Req>> {
-        let Self { shared, sessions, unanswered, seats, .. } = self;
-        let Name { client, slot, .. } = name;
-        let index = shared.index(client, slot)?;
-        let generation = seats.taken_by(client).filter(|&generation| name.is_of(generation))?;
-        let session = sessions.get_mut(client)?;
-        if session.is_none() {
-            // SAFETY: the client's slots are empty, since the creation or since the end of the session before it, whose end of the lane went
-            // with it.
-            *session = Some(Session { generation, responses: unsafe { shared.responses_to(client) }? });
-        }
-        session.as_ref().filter(|session| session.generation == generation)?;
-        let (tag, payload) = shared.read_request(index);
-        let (tag, _) = Tag::unpack(tag);
-        match shared.index(client, tag.slot()).and_then(|index| unanswered.get_mut(index.get())) {
-            Some(waiting @ None) => *waiting = Some(tag),
-            // It called with a tag that it cannot have, or whose call is unanswered: it announced a call twice, or made too many.
-            _ => {
-                seats.evict(client, generation);
-                return None;
-            }
-        }
-        Some(RecvEntry { token: Token { client: client as u32, generation, tag }, payload })
-    }
-
-    /// Frees the ring words of the requests received so far. [`poll`](Self::poll) and [`reply`](Self::reply) do it too; calling it before
-    /// lets clients of a small ring go on while requests are worked on.
-    #[inline]
-    pub fn advance_tail(&mut self) {
-        self.cursor.release(&self.shared.ring());
     }
 
     /// Answers a request. The client can see the answer when this returns; nothing has to be flushed, and nothing can be full.
@@ -211,7 +172,7 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     /// [`ReplyError`]; nobody sees the answer.
     #[inline]
     pub fn reply(&mut self, token: Token, response: Resp) -> Result<(), ReplyError> {
-        self.answer(token, ANSWERED, response)
+        self.answer(token, ANSWERED, || response)
     }
 
     /// Ends a request without an answer: the client's call ends with [`CallFailed::Dropped`](crate::CallFailed::Dropped).
@@ -219,29 +180,19 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     /// # Errors
     /// [`ReplyError`]; the call had ended.
     pub fn reject(&mut self, token: Token) -> Result<(), ReplyError> {
-        self.answer(token, REJECTED, Resp::new_zeroed())
+        self.answer(token, DROPPED, Resp::new_zeroed)
     }
 
     #[inline]
-    fn answer(&mut self, token: Token, note: u8, response: Resp) -> Result<(), ReplyError> {
-        let (client, tag) = (token.client_id(), token.tag);
-        let Self { shared, sessions, unanswered, seats, cursor, .. } = self;
-        let session = sessions.get_mut(client).and_then(Option::as_mut);
-        // A late answer to a former holder of the seat reaches nobody.
-        let Some(session) = session.filter(|session| session.generation == token.generation) else {
+    fn answer(&mut self, token: Token, note: u8, make: impl FnOnce() -> Resp) -> Result<(), ReplyError> {
+        let (Token(asker), client) = (token, token.client_id());
+        if !self.sessions.is_there(&asker) {
             return Err(ReplyError::ClientGone { client });
-        };
-        match shared.index(client, tag.slot()).and_then(|index| unanswered.get_mut(index.get())) {
-            Some(waiting) if *waiting == Some(tag) => *waiting = None,
-            _ => return Err(ReplyError::AlreadyAnswered { client }),
         }
-        // Before the client can call again: so the words in use are never more than the calls that are unanswered.
-        cursor.release(&shared.ring());
-        // There is room: the client has at most `resp_depth` calls unanswered, counting the answers it has not taken yet.
-        session.responses.publish(Response { tag: tag.pack(note), payload: response });
-        if let Some(sleep) = seats.client_sleep(client) {
-            sleep.wake();
+        if !self.unanswered.remove(&asker) {
+            return Err(ReplyError::AlreadyAnswered { client });
         }
+        self.sessions.answer(&asker, note, make);
         Ok(())
     }
 
@@ -249,37 +200,5 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     #[must_use]
     pub fn region_bytes(&self) -> usize {
         self.region.view().len()
-    }
-}
-
-/// Forgets a client that is gone, and makes its slots fit for the next.
-fn bury<Req: Plain, Resp: Plain>(
-    client: usize,
-    shared: &Shared<Req, Resp>,
-    sessions: &mut [Option<Session<Resp>>],
-    unanswered: &mut [Option<Tag>],
-) {
-    if let Some(session) = sessions.get_mut(client) {
-        *session = None;
-    }
-    unanswered.chunks_exact_mut(shared.resp_depth()).nth(client).into_iter().for_each(|of_client| of_client.fill(None));
-    // SAFETY: the client is gone, and our end went with the session.
-    unsafe { shared.reset(client) };
-}
-
-/// A server that waits, all it has received being released.
-struct Idle<'a, Req, Resp>(&'a mut Server<Req, Resp>);
-
-impl<Req: Plain, Resp: Plain> Watch for Idle<'_, Req, Resp> {
-    fn look(&mut self, _: bool) -> bool {
-        self.0.available > 0 || self.0.cursor.available(&self.0.shared.ring(), 1, |_| ()) > 0
-    }
-
-    fn check(&mut self) -> bool {
-        let Server { shared, cursor, sessions, unanswered, seats, patrol, started, region, .. } = &mut *self.0;
-        cursor.keep_order_asleep(&shared.ring());
-        let now_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        patrol.check(seats, region.lock_file(), now_ns, |client, _| bury(client, shared, sessions, unanswered));
-        false
     }
 }

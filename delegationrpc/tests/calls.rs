@@ -86,33 +86,58 @@ fn token_is_good_for_one_answer() {
 }
 
 #[test]
-fn full_ring_refuses_before_anything_is_claimed_and_advance_tail_makes_room() {
+fn ring_with_less_words_than_clients_loses_nobodys_call() {
+    const CLIENTS: usize = 40;
     let scratch = Scratch::new("dlg-ring");
-    let mut server = S::create(&scratch.dir(), "s", 2, 4, 4, 1).unwrap();
+    let mut server = S::create(&scratch.dir(), "s", CLIENTS, 2, 4, 1).unwrap();
+    let mut all: Vec<C> = (0..CLIENTS).map(|_| connect(&scratch)).collect();
+    for round in 0..3 {
+        let mut served = vec![false; CLIENTS];
+        for client in &mut all {
+            client.call(round, round).unwrap();
+        }
+        support::wait_for("a call that found the ring full is not served", || {
+            server.poll();
+            while let Some(entry) = server.recv() {
+                served[entry.token.client_id()] = true;
+                server.reply(entry.token, entry.payload).unwrap();
+            }
+            served.iter().all(|&served| served)
+        });
+        for client in &mut all {
+            assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (round, Ok(round)))), Ok(1));
+        }
+        // Long enough for the clients to be left alone again, and to a server that sleeps too.
+        assert!(!server.wait(Some(std::time::Duration::from_millis(5))));
+    }
+}
+
+#[test]
+fn clients_announce_themselves_once() {
+    let scratch = Scratch::new("dlg-once");
+    let mut server = S::create(&scratch.dir(), "s", 2, 8, 4, 1).unwrap();
     let (mut a, mut b) = (connect(&scratch), connect(&scratch));
-    for n in 0..4 {
-        a.call(n, n).unwrap();
+    let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
+    let words = region.view().array_at::<u64>(256, 8).unwrap().as_ptr();
+    // SAFETY: in bounds, and only this thread is running.
+    let full = || (0..8).filter(|&at| unsafe { words.add(at).read_volatile() } & 1 << 12 != 0).count();
+    a.call(1, 1).unwrap();
+    a.call(2, 2).unwrap();
+    assert_eq!(full(), 1);
+    b.call(3, 3).unwrap();
+    assert_eq!(full(), 2);
+    assert_eq!(server.poll(), 3);
+    assert_eq!(full(), 0);
+    // The server looks at them now by itself.
+    a.call(4, 4).unwrap();
+    assert_eq!((full(), server.poll()), (0, 4));
+    // And no longer, when it has slept.
+    while let Some(entry) = server.recv() {
+        server.reply(entry.token, 0).unwrap();
     }
-    match b.call(5, 6) {
-        Err(CallError::QueueFull { request: 5, user_data: 6, in_flight: 0, resp_depth: 4 }) => {}
-        other => panic!("{other:?}"),
-    }
-    assert_eq!(b.in_flight(), 0);
-    server.poll();
-    let first = server.recv().unwrap();
-    assert!(b.call(5, 6).is_err());
-    server.advance_tail();
-    b.call(5, 6).unwrap();
-    assert!(b.call(5, 6).is_err());
-    server.reply(first.token, 0).unwrap();
-    // In the order in which they were announced, whoever did.
-    let order: Vec<_> = std::iter::from_fn(|| {
-        server.poll();
-        server.recv()
-    })
-    .map(|entry| (entry.token.client_id(), entry.payload))
-    .collect();
-    assert_eq!(order, [(0, 1), (0, 2), (0, 3), (1, 5)]);
+    assert!(!server.wait(Some(std::time::Duration::from_millis(1))));
+    b.call(5, 5).unwrap();
+    assert_eq!((full(), server.poll()), (1, 1));
 }
 
 #[test]
@@ -124,6 +149,11 @@ fn default_ring_is_never_full() {
     for client in &mut all {
         (0..depth as u64).for_each(|n| client.call(n, n).unwrap());
     }
+    let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
+    let words = region.view().array_at::<u64>(256, ring_depth_for(clients, depth)).unwrap().as_ptr();
+    // SAFETY: in bounds, and only this thread is running.
+    let announced = (0..clients).filter(|&at| unsafe { words.add(at).read_volatile() } & 1 << 12 != 0).count();
+    assert_eq!(announced, clients);
     let mut served = 0;
     while server.poll() > 0 {
         served += std::iter::from_fn(|| server.recv()).count();
@@ -132,15 +162,17 @@ fn default_ring_is_never_full() {
 }
 
 #[test]
-fn client_that_announces_a_call_twice_loses_its_own_seat_only() {
+fn client_that_makes_a_call_twice_loses_its_own_seat_only() {
     let scratch = Scratch::new("dlg-twice");
     let mut server = S::create(&scratch.dir(), "s", 2, 8, 4, 1).unwrap();
     let (mut good, mut bad) = (connect(&scratch), connect(&scratch));
     bad.call(1, 1).unwrap();
+    bad.call(9, 9).unwrap();
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
-    let words = region.view().array_at::<u64>(256, 2).unwrap().as_ptr();
+    // Behind the ring and three seats: a slot is sequence, tag, payload. The second call gets the first's tag.
+    let slots = region.view().array_at::<u64>(256 + 64 + 3 * 64 + 4 * 64, 16).unwrap().as_ptr();
     // SAFETY: in bounds, and only this thread is running.
-    unsafe { words.add(1).write_volatile(words.read_volatile()) };
+    unsafe { slots.add(8 + 1).write_volatile(slots.add(1).read_volatile()) };
     good.call(2, 2).unwrap();
     server.poll();
     let entries: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
@@ -149,7 +181,8 @@ fn client_that_announces_a_call_twice_loses_its_own_seat_only() {
     assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(3)))), Ok(1));
     let mut failed = vec![];
     assert_eq!(bad.poll(|user, reply| failed.push((user, reply))), Err(SessionEnd::Disconnected));
-    assert_eq!(failed, [(1, Err(CallFailed::Ended(SessionEnd::Disconnected)))]);
+    let ended = Err(CallFailed::Ended(SessionEnd::Disconnected));
+    assert_eq!(failed, [(1, ended), (9, ended)]);
     assert!(matches!(bad.call(5, 6), Err(CallError::Ended { request: 5, user_data: 6, .. })));
 }
 
@@ -169,7 +202,7 @@ fn garbage_everywhere_neither_panics_nor_hangs_and_a_new_call_gets_through() {
             for _ in 0..random.usize(..20) {
                 let at = if random.bool() { random.usize(16..ring_end) } else { random.usize(slots..words) };
                 let word = region.view().at::<u64>(8 * at).unwrap();
-                let noise = if random.bool() { random.u64(..) } else { random.u64(..6) << 40 | random.u64(..2) << 39 | random.u64(..9) };
+                let noise = if random.bool() { random.u64(..) } else { random.u64(..6) << 13 | random.u64(..2) << 12 | random.u64(..9) };
                 // SAFETY: in bounds, and only this thread is running.
                 unsafe { word.as_ptr().write_volatile(noise) };
             }

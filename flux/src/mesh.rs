@@ -4,6 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use shm::lane::Slot;
+use shm::pending::Tagged;
 use shm::ready::{ARMED, ReadyWords};
 use shm::sleep::Sleep;
 use shm::sync::{AtomicBool, AtomicU32, AtomicU64};
@@ -48,21 +49,12 @@ impl Config {
     }
 }
 
-/// A message as it lies in a lane.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Message<T> {
-    /// The caller's tag, and what this is as its note.
-    pub(crate) tag: u64,
-    pub(crate) payload: T,
-}
-
 /// Note of a message: a call.
 pub(crate) const CALL: u8 = 0;
 /// Note of a message: the answer to a call.
 pub(crate) const REPLY: u8 = 1;
 
-type Lane<T> = Box<[Slot<Message<T>>]>;
+type Lane<T> = Box<[Slot<Tagged<T>>]>;
 
 /// What one node receives through.
 struct Inbound<T> {
@@ -131,7 +123,7 @@ impl<T> Mesh<T> {
     }
 
     /// The slots of the lane from one node to another; `None` for a node to itself.
-    pub(crate) fn lane(&self, from: usize, to: usize) -> Option<NonNull<Slot<Message<T>>>> {
+    pub(crate) fn lane(&self, from: usize, to: usize) -> Option<NonNull<Slot<Tagged<T>>>> {
         let lane = self.nodes.get(to)?.lanes.get(from)?;
         (!lane.is_empty()).then(|| NonNull::from(&**lane).cast())
     }

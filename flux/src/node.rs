@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shm::lane::{LaneRx, LaneTx};
-use shm::pending::{Pending, Tag};
+use shm::pending::{Pending, Tag, Tagged};
 use shm::ready::{self, HotSet, ReadyWords};
 use shm::sleep::{Sleep, Watch};
 use shm::sync::{AtomicU32, Ordering, light_barrier};
 
 use crate::error::{CallError, ConfigError, NodeGone, UnknownToken};
-use crate::mesh::{CALL, Config, Mesh, Message, REPLY};
+use crate::mesh::{CALL, Config, Mesh, REPLY};
 
 /// Empty polls between two looks for dropped nodes.
 const POLLS_PER_LOOK: u32 = 64;
@@ -61,8 +61,8 @@ struct Held {
 
 /// The two lanes to and from another node.
 struct Peer<T> {
-    tx: LaneTx<Message<T>>,
-    rx: LaneRx<Message<T>>,
+    tx: LaneTx<Tagged<T>>,
+    rx: LaneRx<Tagged<T>>,
     /// Its own ready bits.
     ready: ReadyWords,
     /// Our unanswered calls to it.
@@ -161,7 +161,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         match self.calls.insert(Call { to, user_data }) {
             Ok(tag) => {
                 peer.in_flight += 1;
-                self.publish(to, Message { tag: tag.pack(CALL), payload });
+                self.publish(to, Tagged { tag: tag.pack(CALL), payload });
                 Ok(())
             }
             Err(Call { user_data, .. }) => Err(CallError::Full { payload, user_data, to, in_flight: self.in_flight }),
@@ -170,7 +170,7 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     /// Publishes a call or a reply; M2 says that there is room.
     #[inline]
-    fn publish(&mut self, to: usize, message: Message<T>) {
+    fn publish(&mut self, to: usize, message: Tagged<T>) {
         let Some(peer) = self.peers.get_mut(to).and_then(Option::as_mut) else { return };
         peer.tx.publish(message);
         if self.mesh.armed(self.index, to).is_some_and(|armed| peer.ready.notify_if_armed(self.index, armed))
@@ -255,7 +255,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     #[inline]
     pub fn reply(&mut self, token: Token, payload: T) -> Result<(), UnknownToken<T>> {
         let Some(Held { from, tag }) = self.held.take(token.0) else { return Err(UnknownToken { payload }) };
-        self.publish(from, Message { tag: tag.pack(REPLY), payload });
+        self.publish(from, Tagged { tag: tag.pack(REPLY), payload });
         Ok(())
     }
 }

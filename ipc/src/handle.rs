@@ -4,11 +4,12 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
+use shm::pending::{ANSWERED, DROPPED};
 use shm::plain::Plain;
+use shm::sessions::Arrived;
 
 use crate::error::ClientGone;
-use crate::layout::{ANSWERED, DROPPED};
-use crate::server::{Arrived, Inner};
+use crate::server::Inner;
 
 /// A request that waits for its answer. Handles can be kept and answered in any order, also after others that came later.
 ///
@@ -21,7 +22,7 @@ pub struct RecvHandle<Req: Plain, Resp: Plain> {
 
 impl<Req: Plain + fmt::Debug, Resp: Plain> fmt::Debug for RecvHandle<Req, Resp> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecvHandle").field("client", &self.arrived.client).field("data", &self.arrived.payload).finish()
+        f.debug_struct("RecvHandle").field("client", &self.client()).field("data", &self.arrived.payload).finish()
     }
 }
 
@@ -33,7 +34,7 @@ impl<Req: Plain, Resp: Plain> RecvHandle<Req, Resp> {
     /// The number of the client that asks, below `max_clients`.
     #[must_use]
     pub fn client(&self) -> usize {
-        self.arrived.client
+        self.arrived.from.client()
     }
 
     /// The request: a copy that the client cannot change any more.
@@ -59,22 +60,21 @@ impl<Req: Plain, Resp: Plain> RecvHandle<Req, Resp> {
 
     /// The slot of the client's call; any number below 2^24, if the client is broken.
     pub(crate) fn slot(&self) -> usize {
-        self.arrived.tag.slot()
+        self.arrived.from.tag().slot()
     }
 
     /// Ends the session of the client, which has broken the protocol.
     pub(crate) fn evict(mut self) {
         if let Some(server) = self.server.take() {
-            server.borrow_mut().evict(&self.arrived);
+            server.borrow().sessions.evict(&self.arrived.from);
         }
     }
 
     #[inline]
     fn answer(&mut self, note: u8, make: impl FnOnce() -> Resp) -> Result<(), ClientGone> {
-        match self.server.take() {
-            Some(server) => server.borrow_mut().answer(&self.arrived, note, make),
-            None => Ok(()),
-        }
+        let Some(server) = self.server.take() else { return Ok(()) };
+        let is_there = server.borrow_mut().sessions.answer(&self.arrived.from, note, make);
+        if is_there { Ok(()) } else { Err(ClientGone { client: self.client() }) }
     }
 }
 

@@ -5,8 +5,8 @@
 //! | 0 | 64 | [`Header`] | server, before the region has a name |
 //! | 64 | 8 x [`ReadyWords::words`], rounded up to 64 | ready bits of the request lanes | clients, server |
 //! | then | [`Seats::bytes`] | a line for all clients and one for each: session, `armed` | clients, server |
-//! | then, per client | depth x `Slot<Request>` | request lane | the client |
-//! | | depth x `Slot<Response>` | response lane | the server |
+//! | then, per client | depth x `Slot<Tagged<Req>>` | request lane | the client |
+//! | | depth x `Slot<Tagged<Resp>>` | response lane | the server |
 //! | then, per client and slot of its calls | request bytes, rounded up to 64 | long request ([`bytes`](crate::bytes) only) | the client |
 //! | | response bytes, rounded up to 64 | long response ([`bytes`](crate::bytes) only) | the server |
 //!
@@ -18,6 +18,7 @@ use std::mem::offset_of;
 
 use shm::clients::{CLIENTS_MAX, Seats};
 use shm::lane::Slot;
+use shm::pending::Tagged;
 use shm::plain::{Plain, TypeShape};
 use shm::ready::ReadyWords;
 
@@ -45,36 +46,10 @@ const _: () = {
     assert!(offset_of!(Header, shape) == 8);
 };
 
-/// A request as it lies in its lane.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Request<Req> {
-    /// The client's tag, note 0.
-    pub(crate) tag: u64,
-    pub(crate) payload: Req,
-}
-
-/// A response as it lies in its lane.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Response<Resp> {
-    /// The request's tag, and how the call went as its note: [`ANSWERED`] or [`DROPPED`].
-    pub(crate) tag: u64,
-    pub(crate) payload: Resp,
-}
-
-/// The payload is the answer.
-pub(crate) const ANSWERED: u8 = 0;
-/// The handler dropped the request; the payload is zero.
-pub(crate) const DROPPED: u8 = 1;
-
 #[cfg(not(loom))]
 const _: () = {
-    assert!(offset_of!(Request<u64>, tag) == 0 && offset_of!(Request<u64>, payload) == 8);
-    assert!(offset_of!(Response<u64>, tag) == 0 && offset_of!(Response<u64>, payload) == 8);
-    assert!(size_of::<Slot<Request<[u8; 48]>>>() == LINE);
-    assert!(size_of::<Slot<Response<[u8; 48]>>>() == LINE);
-    assert!(size_of::<Slot<Request<[u8; 49]>>>() == 2 * LINE);
+    assert!(size_of::<Slot<Tagged<[u8; 48]>>>() == LINE);
+    assert!(size_of::<Slot<Tagged<[u8; 49]>>>() == 2 * LINE);
 };
 
 /// Offsets from the start of the region, in bytes.
@@ -135,8 +110,8 @@ impl Layout {
         let seats = ready + (8 * ReadyWords::words(max_clients)).next_multiple_of(LINE);
         let lanes = seats + Seats::bytes(max_clients);
         let sizes = || {
-            let request_lane_bytes = depth.checked_mul(size_of::<Slot<Request<Req>>>())?;
-            let response_lane_bytes = depth.checked_mul(size_of::<Slot<Response<Resp>>>())?;
+            let request_lane_bytes = depth.checked_mul(size_of::<Slot<Tagged<Req>>>())?;
+            let response_lane_bytes = depth.checked_mul(size_of::<Slot<Tagged<Resp>>>())?;
             let per_client = request_lane_bytes.checked_add(response_lane_bytes)?;
             let areas = max_clients.checked_mul(per_client)?.checked_add(lanes)?;
             let area_bytes = AreaBytes {

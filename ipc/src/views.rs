@@ -3,13 +3,13 @@
 use std::ptr::NonNull;
 
 use shm::clients::Seats;
-use shm::lane::Slot;
 use shm::plain::{Plain, TypeShape};
 use shm::ready::ReadyWords;
 use shm::region::{Region, RegionView};
+use shm::sessions::LanePairs;
 
 use crate::error::ConnectError;
-use crate::layout::{AreaBytes, Header, Layout, Request, Response};
+use crate::layout::{AreaBytes, Header, Layout};
 
 /// The layout that the header of a server's region describes, known to fit the region and these types.
 pub(crate) fn described_layout<Req: Plain, Resp: Plain>(region: &Region, type_tag: u64) -> Result<Layout, ConnectError> {
@@ -66,24 +66,12 @@ pub(crate) unsafe fn ready(view: RegionView<'_>, layout: &Layout) -> ReadyWords 
 }
 
 /// # Safety
-/// The layout fits the region and these types, and `client` is below its `max_clients`.
-pub(crate) unsafe fn request_lane<Req>(view: RegionView<'_>, layout: &Layout, client: usize) -> NonNull<Slot<Request<Req>>> {
+/// The layout fits the region and these types; the region outlives what is made from the lanes, and they were zeroed when it was created.
+pub(crate) unsafe fn lanes<Req, Resp>(view: RegionView<'_>, layout: &Layout) -> LanePairs<Req, Resp> {
+    let stride = layout.lane_pair_bytes();
     // SAFETY: contract of this function.
-    unsafe { address(view, layout.request_lane(client)) }
-}
-
-/// # Safety
-/// As [`request_lane`].
-pub(crate) unsafe fn response_lane<Resp>(view: RegionView<'_>, layout: &Layout, client: usize) -> NonNull<Slot<Response<Resp>>> {
-    // SAFETY: contract of this function.
-    unsafe { address(view, layout.response_lane(client)) }
-}
-
-/// Empties both lanes of a client.
-///
-/// # Safety
-/// As [`request_lane`]; and nobody else uses the lanes: the client is gone, and no end of this process refers to them.
-pub(crate) unsafe fn reset_lanes(view: RegionView<'_>, layout: &Layout, client: usize) {
-    // SAFETY: contract of this function; zeroed bytes are empty slots.
-    unsafe { address::<u8>(view, layout.request_lane(client)).write_bytes(0, layout.lane_pair_bytes()) };
+    unsafe {
+        let (requests, responses) = (address(view, layout.request_lane(0)), address(view, layout.response_lane(0)));
+        LanePairs::new((requests, stride), (responses, stride), layout.depth)
+    }
 }

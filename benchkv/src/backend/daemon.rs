@@ -116,7 +116,6 @@ impl KvDaemon {
                 None => drop(ring.reply(entry.token, Response::new(Outcome::Refused))),
             }
         }
-        ring.advance_tail();
         Ok(served > 0)
     }
 

@@ -1,9 +1,5 @@
 use super::*;
 
-fn name(client: usize, slot: usize) -> Name {
-    Name { client, generation: 5, slot }
-}
-
 #[cfg(not(loom))]
 mod plain {
     use super::*;
@@ -37,23 +33,21 @@ mod plain {
     }
 
     fn drain(cursor: &mut Cursor, ring: &Ring<'_>) -> Vec<usize> {
-        let names = std::iter::from_fn(|| cursor.take(ring)).map(|n| n.slot).collect();
+        let clients = std::iter::from_fn(|| cursor.take(ring)).collect();
         cursor.release(ring);
-        names
+        clients
     }
 
     #[test]
     fn words_keep_their_parts_apart() {
-        for (client, generation, slot) in [(0, 0, 0), (4095, 0, 0), (0, 4095, 0), (0, 0, 32767), (4095, 4095, 32767)] {
-            let name = Name { client, generation, slot };
+        for client in [0, 1, 4095] {
             for lap in [0, 1, LAP_MASK] {
-                assert_eq!(see(full(lap, name), lap), Seen::Full(name));
+                assert_eq!(see(full(lap, client), lap), Seen::Full(client));
                 assert_eq!(see(free(lap), lap), Seen::Free);
-                assert_eq!(see(full(lap, name), lap.wrapping_add(1)), Seen::Earlier);
+                assert_eq!(see(full(lap, client), lap.wrapping_add(1)), Seen::Earlier);
                 assert_eq!(see(free(lap.wrapping_add(1)), lap), Seen::Later);
             }
         }
-        assert!(name(0, 0).is_of(5 + 4096) && !name(0, 0).is_of(6));
     }
 
     #[test]
@@ -64,11 +58,10 @@ mod plain {
             let ring = memory.ring();
             for round in 0..6 {
                 for slot in 0..8 {
-                    assert_eq!(ring.announce(name(1, round * 8 + slot)), Ok(()), "start {start} round {round}");
+                    assert_eq!(ring.announce(round * 8 + slot), Ok(()), "start {start} round {round}");
                 }
-                assert_eq!(ring.announce(name(1, 0)), Err(Full));
-                assert_eq!(cursor.available(&ring, 100, |_| ()), 8);
-                assert_eq!(cursor.available(&ring, 3, |_| ()), 3);
+                assert_eq!(ring.announce(0), Err(Full));
+                assert!(cursor.any(&ring));
                 assert_eq!(drain(&mut cursor, &ring), (round * 8..round * 8 + 8).collect::<Vec<_>>());
             }
         }
@@ -78,13 +71,13 @@ mod plain {
     fn what_is_taken_and_not_released_is_not_taken_again() {
         let (memory, mut cursor) = Memory::at(2, 0);
         let ring = memory.ring();
-        ring.announce(name(0, 1)).unwrap();
-        ring.announce(name(0, 2)).unwrap();
-        assert_eq!((cursor.take(&ring).unwrap().slot, cursor.take(&ring).unwrap().slot), (1, 2));
-        assert_eq!((cursor.take(&ring), cursor.available(&ring, 9, |_| ())), (None, 0));
-        assert_eq!(ring.announce(name(0, 3)), Err(Full));
+        ring.announce(1).unwrap();
+        ring.announce(2).unwrap();
+        assert_eq!((cursor.take(&ring), cursor.take(&ring)), (Some(1), Some(2)));
+        assert_eq!((cursor.take(&ring), cursor.any(&ring)), (None, false));
+        assert_eq!(ring.announce(3), Err(Full));
         cursor.release(&ring);
-        ring.announce(name(0, 3)).unwrap();
+        ring.announce(3).unwrap();
         assert_eq!(drain(&mut cursor, &ring), [3]);
     }
 
@@ -94,10 +87,10 @@ mod plain {
             for taken in [0u64, 3, 8, 11] {
                 let (memory, mut cursor) = Memory::at(8, taken);
                 let ring = memory.ring();
-                ring.announce(name(0, 0)).unwrap();
-                ring.announce(name(0, 1)).unwrap();
+                ring.announce(0).unwrap();
+                ring.announce(1).unwrap();
                 memory.head.store(wrong, Ordering::Relaxed);
-                ring.announce(name(0, 2)).unwrap();
+                ring.announce(2).unwrap();
                 assert_eq!(drain(&mut cursor, &ring), [0, 1, 2], "head {wrong} after {taken}");
             }
         }
@@ -108,7 +101,7 @@ mod plain {
         let (memory, mut cursor) = Memory::at(4, 0);
         let ring = memory.ring();
         for slot in 0..1000 {
-            ring.announce(name(0, slot)).unwrap();
+            ring.announce(slot).unwrap();
             if slot % 7 == 0 {
                 memory.head.store(slot as u64 / 2, Ordering::Relaxed);
             }
@@ -118,13 +111,13 @@ mod plain {
 
     #[test]
     fn garbage_in_the_next_word_is_put_right() {
-        for garbage in [1, FULL - 1, full(3, name(0, 0)), free(77), u64::MAX] {
+        for garbage in [1, FULL - 1, full(3, 0), free(77), u64::MAX] {
             let (memory, mut cursor) = Memory::at(4, 0);
             let ring = memory.ring();
             memory.words[0].store(garbage, Ordering::Relaxed);
             assert_eq!(cursor.take(&ring), None);
             cursor.keep_order(&ring);
-            ring.announce(name(0, 9)).unwrap();
+            ring.announce(9).unwrap();
             assert_eq!(drain(&mut cursor, &ring), [9], "{garbage:#x}");
         }
     }
@@ -134,7 +127,7 @@ mod plain {
         let (memory, mut cursor) = Memory::at(8, 16);
         let ring = memory.ring();
         // What a client led astray by garbage does: position 19, with 16 to 18 free.
-        ring.word(19).store(full(ring.lap(19), name(0, 9)), Ordering::Relaxed);
+        ring.word(19).store(full(ring.lap(19), 9), Ordering::Relaxed);
         memory.head.store(20, Ordering::Relaxed);
         let found = (0..POLLS_PER_PROBE * 8 + 1).any(|_| {
             cursor.keep_order(&ring);
@@ -142,7 +135,7 @@ mod plain {
         });
         assert!(found);
         for slot in 0..20 {
-            ring.announce(name(0, slot)).unwrap();
+            ring.announce(slot).unwrap();
             assert_eq!(drain(&mut cursor, &ring), [slot]);
         }
     }
@@ -165,7 +158,7 @@ mod plain {
             // Some names may be made up, and some polls empty; but a client gets through soon, in order.
             let mut got = false;
             for _ in 0..64 {
-                let sent = ring.announce(name(7, 7)).is_ok();
+                let sent = ring.announce(7).is_ok();
                 let seen = drain(&mut cursor, &ring);
                 cursor.keep_order(&ring);
                 if sent && seen.last() == Some(&7) {
@@ -213,16 +206,16 @@ mod model {
         fn call(&self, slot: usize) -> Result<(), Full> {
             // SAFETY: the slot is this client's alone until it is announced; loom checks.
             self.requests[slot].with_mut(|p| unsafe { *p = 100 + slot as u64 });
-            self.ring().announce(name(0, slot))
+            self.ring().announce(slot)
         }
 
         /// Takes one request.
         fn serve(&self, cursor: &mut Cursor) -> Option<usize> {
-            let name = cursor.take(&self.ring())?;
+            let client = cursor.take(&self.ring())?;
             // SAFETY: announced (D1); loom checks.
-            let payload = self.requests[name.slot].with(|p| unsafe { *p });
-            assert_eq!(payload, 100 + name.slot as u64, "announced before it was written");
-            Some(name.slot)
+            let payload = self.requests[client].with(|p| unsafe { *p });
+            assert_eq!(payload, 100 + client as u64, "announced before it was written");
+            Some(client)
         }
     }
 

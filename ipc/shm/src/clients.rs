@@ -270,9 +270,10 @@ const ROUNDS_PER_PASS: usize = 8;
 
 impl Patrol {
     /// One pass; nearly always one load. `now_ns` is any monotonic clock and is read rarely. `bury(seat, generation)` must forget the
-    /// client and reset the memory of its seat; when it returns, the seat is free for others.
+    /// client and reset the memory of its seat; when it returns, the seat is free for others. Returns whether it has gone round looking for
+    /// the dead, as it does about every millisecond.
     #[inline]
-    pub fn pass(&mut self, seats: &Seats, file: &LockFile, now_ns: impl FnOnce() -> u64, mut bury: impl FnMut(usize, u32)) {
+    pub fn pass(&mut self, seats: &Seats, file: &LockFile, now_ns: impl FnOnce() -> u64, mut bury: impl FnMut(usize, u32)) -> bool {
         // C3
         let departures = seats.head().departures.load(Ordering::Acquire);
         if departures != self.departures {
@@ -280,10 +281,11 @@ impl Patrol {
             self.round(seats, file, 0, &mut bury);
         }
         self.passes += 1;
-        if self.passes >= PASSES_PER_CLOCK {
-            self.passes = 0;
-            self.catch_up(seats, file, now_ns(), ROUNDS_PER_PASS, &mut bury);
+        if self.passes < PASSES_PER_CLOCK {
+            return false;
         }
+        self.passes = 0;
+        self.catch_up(seats, file, now_ns(), ROUNDS_PER_PASS, &mut bury)
     }
 
     /// As [`pass`](Self::pass), of a server that has nothing to do: the clock is read, and all the looks are made that have become due.
@@ -297,12 +299,13 @@ impl Patrol {
         self.passes = PASSES_PER_CLOCK;
     }
 
-    fn catch_up(&mut self, seats: &Seats, file: &LockFile, now: u64, most: usize, bury: &mut impl FnMut(usize, u32)) {
+    fn catch_up(&mut self, seats: &Seats, file: &LockFile, now: u64, most: usize, bury: &mut impl FnMut(usize, u32)) -> bool {
         let due = usize::try_from(now.wrapping_sub(self.round_ns) / ROUND_NS).unwrap_or(most).min(most);
         if due > 0 {
             self.round_ns = now;
             self.round(seats, file, due.saturating_mul(LOOKS_PER_ROUND).min(seats.count), bury);
         }
+        due > 0
     }
 
     #[cold]

@@ -12,6 +12,7 @@
 //! - [`clients`]: a server's clients: seats with generations, their holders' deaths noticed.
 //! - [`membership`]: a client's side of that: its seat, and whether there is still a server.
 //! - [`cache`]: fetching ahead, and short copies.
+//! - [`sessions`], [`caller`]: a server that answers through two lanes per client, and its clients: what ipc and delegationrpc share.
 //! - [`plain`]: what may cross a process boundary.
 //! - [`pending`]: things that wait for an answer, found by a tag that is good once.
 //! - [`sleep`]: sleeping until a peer publishes something, and waking who sleeps.
@@ -21,6 +22,7 @@
 compile_error!("memfds, robust futexes, membarrier and /proc/<pid>/fd are Linux's, and the shared layouts are for 64 bits");
 
 pub mod cache;
+pub mod caller;
 pub mod clients;
 pub mod dir;
 mod header;
@@ -33,6 +35,7 @@ pub mod plain;
 pub mod ready;
 pub mod region;
 mod robust;
+pub mod sessions;
 pub mod sleep;
 pub mod sync;
 mod sys;

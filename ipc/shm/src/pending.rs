@@ -35,6 +35,23 @@ impl Tag {
     }
 }
 
+/// A message that belongs to a call, as it lies in shared memory.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Tagged<T> {
+    /// The caller's tag, with a note of what the message is: see [`Tag::pack`].
+    pub tag: u64,
+    /// The rest.
+    pub payload: T,
+}
+
+const _: () = assert!(std::mem::offset_of!(Tagged<u64>, tag) == 0 && std::mem::offset_of!(Tagged<u64>, payload) == 8);
+
+/// Note of an answer: the payload is what the handler answered.
+pub const ANSWERED: u8 = 0;
+/// Note of an answer: the handler dropped the request; the payload is zero.
+pub const DROPPED: u8 = 1;
+
 #[derive(Debug)]
 struct Entry<T> {
     /// Of the current use, or of the next one if the entry is free. Never 0.

@@ -123,6 +123,26 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     })
 }
 
+/// What tells a consumer which of its cold lanes have something in them.
+pub trait Wakes {
+    /// Takes all there is and calls `f` with each lane, maybe with one that has nothing.
+    fn drain(&mut self, f: impl FnMut(usize));
+    /// Whether there is something. After a [`heavy_barrier`] behind raising a flag, `false` means that whoever tells from now on sees the
+    /// flag.
+    fn any(&self) -> bool;
+}
+
+impl Wakes for ReadyWords {
+    #[inline(always)]
+    fn drain(&mut self, f: impl FnMut(usize)) {
+        Self::drain(self, f);
+    }
+
+    fn any(&self) -> bool {
+        Self::any(self)
+    }
+}
+
 /// The consumer's lanes, as a [`HotSet`] sees them.
 pub trait Lanes {
     /// Takes up to `budget` messages of `lane` and returns how many. 0 must mean that the lane was empty (or is gone).
@@ -172,11 +192,11 @@ impl HotSet {
         Self { hot: Vec::with_capacity(lanes), is_hot: vec![false; lanes], next: 0, epoch: 0, epoch_start_ns: 0, passes: 0 }
     }
 
-    /// One bounded pass: wakes the lanes whose ready bits are set, visits some hot lanes, and sometimes retires idle ones.
+    /// One bounded pass: takes up the lanes that `wakes` names, visits some hot lanes, and sometimes retires idle ones.
     /// Returns the number of messages taken. `now_ns` is any monotonic clock; it is read rarely.
     #[inline]
-    pub fn pass(&mut self, ready: &ReadyWords, lanes: &mut impl Lanes, now_ns: impl FnOnce() -> u64) -> usize {
-        ready.drain(|lane| self.heat(lane, lanes));
+    pub fn pass(&mut self, wakes: &mut impl Wakes, lanes: &mut impl Lanes, now_ns: impl FnOnce() -> u64) -> usize {
+        wakes.drain(|lane| self.heat(lane, lanes));
         let mut taken = 0;
         for _ in 0..self.hot.len().min(LANES_PER_PASS) {
             if self.next >= self.hot.len() {
@@ -206,6 +226,19 @@ impl HotSet {
             *is_hot = true;
             self.hot.push(Hot { lane, seen: self.epoch });
         }
+    }
+
+    /// Takes up cold lanes that are not armed, and says whether there were any. A producer may have lowered the flag to tell the consumer
+    /// once only, and then been too late to be heard, or it is garbage. A look at every lane, so do this rarely.
+    pub fn mend(&mut self, lanes: &impl Lanes) -> bool {
+        let hot_before = self.hot.len();
+        for lane in 0..self.is_hot.len() {
+            let is_armed = lanes.armed(lane).is_none_or(|armed| armed.load(Ordering::Relaxed) == ARMED);
+            if !is_armed && self.is_hot.get(lane) == Some(&false) {
+                self.heat(lane, lanes);
+            }
+        }
+        self.hot.len() > hot_before
     }
 
     /// Forgets a lane that goes away, so that its number can be used again.
@@ -324,7 +357,7 @@ mod tests {
             let n = 5000;
             let (mut lanes, words) = boxes(n);
             // SAFETY: the words outlive the view.
-            let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), n) };
+            let mut ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), n) };
             let mut set = HotSet::new(n);
             for lane in [0usize, 63, 64, 4095, 4096, n - 1] {
                 lanes.waiting[lane] = 3;
@@ -334,17 +367,17 @@ mod tests {
             let mut got = 0;
             for _ in 0..10 * PASSES_PER_CLOCK {
                 clock += 20_000;
-                got += set.pass(&ready, &mut lanes, || clock);
+                got += set.pass(&mut ready, &mut lanes, || clock);
             }
             assert_eq!(got, 18);
             assert_eq!(lanes.visits.iter().filter(|&&v| v > 0).count(), 6, "only notified lanes are visited");
             let before: usize = lanes.visits.iter().sum();
-            set.pass(&ready, &mut lanes, || clock);
+            set.pass(&mut ready, &mut lanes, || clock);
             assert_eq!(lanes.visits.iter().sum::<usize>(), before, "cold again after the idle time");
             // A lane in use is not armed, so its producer makes no atomic read-modify-write.
             lanes.waiting[7] = 1;
             assert!(ready.notify_if_armed(7, &lanes.armed[7]));
-            assert_eq!(set.pass(&ready, &mut lanes, || clock), 1);
+            assert_eq!(set.pass(&mut ready, &mut lanes, || clock), 1);
             assert!(!ready.notify_if_armed(7, &lanes.armed[7]));
         }
 
@@ -355,11 +388,11 @@ mod tests {
                 w.store(u64::MAX, Ordering::Release);
             }
             // SAFETY: the words outlive the view.
-            let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), 70) };
+            let mut ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), 70) };
             let mut seen = vec![];
             ready.drain(|lane| seen.push(lane));
             assert_eq!(seen, (0..70).collect::<Vec<_>>());
-            assert_eq!(HotSet::new(70).pass(&ready, &mut lanes, || 0), 0);
+            assert_eq!(HotSet::new(70).pass(&mut ready, &mut lanes, || 0), 0);
         }
 
         #[test]
@@ -367,14 +400,14 @@ mod tests {
             let n = 64;
             let (mut lanes, words) = boxes(n);
             // SAFETY: the words outlive the view.
-            let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), n) };
+            let mut ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), n) };
             let mut set = HotSet::new(n);
             for lane in 0..n {
                 lanes.waiting[lane] = 1_000_000;
                 ready.notify_if_armed(lane, &lanes.armed[lane]);
             }
             for _ in 0..80 {
-                set.pass(&ready, &mut lanes, || 0);
+                set.pass(&mut ready, &mut lanes, || 0);
             }
             assert!(lanes.visits.iter().all(|&v| v == 10), "{:?}", lanes.visits);
         }
@@ -406,7 +439,7 @@ mod tests {
         fn one(armed: u32) -> (ReadyWords, One) {
             let words: &'static [AtomicU64] = Box::leak((0..ReadyWords::words(1)).map(|_| AtomicU64::new(0)).collect());
             // SAFETY: the words are leaked.
-            let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), 1) };
+            let mut ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), 1) };
             (ready, One { message: Arc::new(AtomicU64::new(0)), armed: Arc::new(AtomicU32::new(armed)) })
         }
 
@@ -469,7 +502,7 @@ mod tests {
                     }
                     assert!(sleep.wait(None, SLICE, &mut Idle { set: &mut set, lanes: &lanes, ready }));
                     // The bit may come after the message was seen in a lane that is polled.
-                    let taken = set.pass(&ready, &mut lanes, || 0);
+                    let taken = set.pass(&mut ready, &mut lanes, || 0);
                     producer.join().unwrap();
                     assert_eq!(taken, 1);
                 });

@@ -9,10 +9,10 @@ use shm::region::Region;
 
 use super::error::CallError;
 use super::message::{Areas, Message, MessageBytes};
-use crate::client::Refused;
 use crate::error::ConnectError;
 use crate::layout::{BYTES_KIND, Header};
 use crate::views;
+use shm::caller::Refused;
 
 /// One client of a [`Server`](super::Server). `U` is what the caller wants back with each reply.
 ///

@@ -25,8 +25,8 @@ const CONSUMED_EVERY: u32 = 16;
 #[inline(always)]
 pub(crate) fn pass(hca: &Hca, state: &mut State) -> usize {
     let State { qps, cqs, hot, injector, .. } = state;
-    let ready = super::objects::ready_words(&hca.memory);
-    hot.pass(&ready, &mut Arrivals { hca, qps, cqs, injector }, || hca.clock.now_ns())
+    let mut ready = super::objects::ready_words(&hca.memory);
+    hot.pass(&mut ready, &mut Arrivals { hca, qps, cqs, injector }, || hca.clock.now_ns())
 }
 
 /// Everything in the lanes whose ready bits are set, in the order of the lanes. They stay armed, so that every message sets one.

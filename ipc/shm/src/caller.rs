@@ -1,0 +1,167 @@
+//! The client's side of its session: calls go out through one lane, answers come back through another.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::clients::{JoinError, Seats};
+use crate::lane::{LaneRx, LaneTx};
+use crate::membership::{CallFailed, Membership, SessionEnd};
+use crate::pending::{ANSWERED, Pending, Tag, Tagged};
+use crate::plain::Plain;
+use crate::region::Region;
+use crate::sessions::LanePairs;
+use crate::sleep::{SLICE, Watch};
+
+/// A client of the server of a region. `U` is what the caller wants back with each answer.
+pub struct Caller<Req, Resp, U> {
+    requests: LaneTx<Tagged<Req>>,
+    responses: LaneRx<Tagged<Resp>>,
+    pending: Pending<U>,
+    /// Last: everything above points into its region.
+    member: Membership,
+}
+
+/// Why a call was not made, with its user data. Nothing was sent.
+#[derive(Debug)]
+pub enum Refused<U> {
+    /// As many calls as fit are unanswered.
+    Full(U),
+    /// The session is over.
+    Ended(U, SessionEnd),
+}
+
+impl<Req, Resp, U> fmt::Debug for Caller<Req, Resp, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Caller").field("member", &self.member).field("in_flight", &self.pending.len()).finish_non_exhaustive()
+    }
+}
+
+impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
+    /// Takes a seat at the server of `region`.
+    ///
+    /// # Safety
+    /// The seats and, for each of them, the lanes lie in the region.
+    ///
+    /// # Errors
+    /// [`JoinError`].
+    pub unsafe fn join(region: Region, seats: Seats, lanes: LanePairs<Req, Resp>) -> Result<Self, JoinError> {
+        // SAFETY: contract of this function; the region outlives all views (see the order of the fields).
+        let member = unsafe { Membership::join(region, seats) }?;
+        let (seat, depth) = (member.seat(), lanes.depth());
+        // SAFETY: as above. The seat is ours alone, and its lanes are zeroed: by the creation or by the server when it freed the seat.
+        // The requests have one producer, this one; `call` publishes only while fewer than `depth` calls are unanswered, and the server
+        // takes requests in order before it answers them. Any bytes are a valid response, by `Plain`.
+        let (requests, responses) =
+            unsafe { (LaneTx::new(lanes.requests_of(seat), depth as u64, 0), LaneRx::new(lanes.responses_to(seat), depth as u64, 0)) };
+        Ok(Self { requests, responses, pending: Pending::new(depth), member })
+    }
+
+    /// This client's number at the server.
+    #[must_use]
+    #[inline(always)]
+    pub fn id(&self) -> usize {
+        self.member.seat()
+    }
+
+    /// The server's region.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        self.member.region()
+    }
+
+    /// The seats of all clients.
+    #[must_use]
+    #[inline(always)]
+    pub fn seats(&self) -> &Seats {
+        self.member.seats()
+    }
+
+    /// Calls that have not ended.
+    #[must_use]
+    #[inline(always)]
+    pub fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Calls that can be unanswered at a time.
+    #[must_use]
+    #[inline(always)]
+    pub fn depth(&self) -> usize {
+        self.pending.capacity()
+    }
+
+    /// Sends the request that `make` gives for the call's slot, a number below [`depth`](Self::depth) that is the call's until it ends. A
+    /// server that does not poll this client's lane must be told: see [`ready`](crate::ready), R1.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    #[inline(always)]
+    pub fn call(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<(), Refused<U>> {
+        if let Some(end) = self.member.end() {
+            return Err(Refused::Ended(user_data, end));
+        }
+        let tag = self.pending.insert(user_data).map_err(Refused::Full)?;
+        // There is room: fewer than `depth` earlier calls are unanswered, and requests are taken in order.
+        self.requests.publish(Tagged { tag: tag.pack(0), payload: make(tag.slot()) });
+        Ok(())
+    }
+
+    /// Sleeps until there is something to [`poll`](Self::poll) for: an answer, or the end of the session; at most for `timeout` (`None`:
+    /// without end). Returns whether there is. A server that dies is noticed within [`SLICE`] of the kernel's noticing it.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        let Self { responses, member, .. } = self;
+        let seats = *member.seats();
+        seats.client_sleep(member.seat()).is_none_or(|sleep| sleep.wait(timeout, SLICE, &mut Idle { responses, member }))
+    }
+
+    /// Hands the answers that have arrived to `f`, each with the slot of its call, at most [`depth`](Self::depth) of them, and returns how many.
+    ///
+    /// # Errors
+    /// [`SessionEnd`] when the session is over: then every unanswered call has been ended through `f`, and so it stays.
+    #[inline(always)]
+    pub fn poll(&mut self, mut f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
+        let ended = self.take_answers(&mut f);
+        if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
+    }
+
+    #[inline(always)]
+    fn take_answers(&mut self, f: &mut impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> usize {
+        let mut ended = 0;
+        for _ in 0..self.depth() {
+            let Some(response) = self.responses.pop() else { break };
+            let (tag, note) = Tag::unpack(response.tag);
+            // A tag that is not outstanding is a confused server's; it ends nobody's call.
+            let Some(user_data) = self.pending.take(tag) else { continue };
+            ended += 1;
+            f(user_data, if note == ANSWERED { Ok((tag.slot(), response.payload)) } else { Err(CallFailed::Dropped) });
+        }
+        ended
+    }
+
+    fn poll_empty(&mut self, mut f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
+        let Some(end) = self.member.end() else { return Ok(0) };
+        // What the server answered before its end is visible now, and counts.
+        let ended = self.take_answers(&mut f);
+        if ended > 0 {
+            return Ok(ended);
+        }
+        self.pending.take_where(|_| true, |user_data| f(user_data, Err(CallFailed::Ended(end))));
+        Err(end)
+    }
+}
+
+/// A client that waits.
+struct Idle<'a, Resp> {
+    responses: &'a LaneRx<Tagged<Resp>>,
+    member: &'a mut Membership,
+}
+
+impl<Resp: Plain> Watch for Idle<'_, Resp> {
+    fn look(&mut self, _: bool) -> bool {
+        self.responses.is_ready() || self.member.end().is_some()
+    }
+
+    fn check(&mut self) -> bool {
+        self.member.check().is_some()
+    }
+}
