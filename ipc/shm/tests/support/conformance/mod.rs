@@ -6,15 +6,23 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    clippy::print_stdout,
     reason = "a test says what failed by panicking"
 )]
 
+mod processes;
+mod waiting;
+
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
 
-use crate::support::{self, Helper, PATIENCE, Scratch, next_word, say, wait_for};
+use crate::support::{self, PATIENCE, Scratch, wait_for};
+
+pub use processes::*;
+pub use waiting::*;
 
 /// Why a call was not made, with what came back: request and user data.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,15 +34,19 @@ pub enum Refused {
 /// The end of a call, as a client sees it.
 pub type Outcome = Result<u64, CallFailed>;
 
-/// An RPC from `u64` to `u64`, with `u64` as user data.
+/// An RPC from `u64` to `u64` (as a [`Block`](support::Block)), with `u64` as user data.
 pub trait Rpc {
     type Server;
     type Client: Send;
     /// A received request.
     type Held;
 
-    fn create(dir: &Dir, clients: usize, depth: usize) -> Self::Server;
-    /// `None` if all seats are taken.
+    /// `None` if there is a server already, or somebody is about to remove a dead one.
+    fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server>;
+    fn create(dir: &Dir, clients: usize, depth: usize) -> Self::Server {
+        Self::try_create(dir, clients, depth).expect("there is no server yet")
+    }
+    /// `None` if all seats are taken, or there is no living server.
     fn connect(dir: &Dir) -> Option<Self::Client>;
     fn serve_poll(server: &mut Self::Server) -> usize;
     fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool;
@@ -99,7 +111,7 @@ pub fn rejected_request_ends_its_call<R: Rpc>(name: &str) {
 }
 
 pub fn replies_in_any_order_at_full_depth_bring_every_token_back_once<R: Rpc>(name: &str) {
-    const CALLS: u64 = 200_000;
+    const CALLS: u64 = 10_000_000;
     let seed = 0x5eed_0002;
     let mut random = fastrand::Rng::with_seed(seed);
     let scratch = Scratch::new(name);
@@ -129,6 +141,7 @@ pub fn replies_in_any_order_at_full_depth_bring_every_token_back_once<R: Rpc>(na
         assert!(empty < 1000, "seed {seed:#x}: stuck at {received}");
     }
     assert!(returned.iter().all(|&n| n == 1));
+    println!("{received} calls answered in any order, 0 lost, 0 repeated");
 }
 
 pub fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc>(name: &str) {
@@ -164,19 +177,22 @@ pub fn late_answer_to_a_former_client_reaches_nobody<R: Rpc>(name: &str) {
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     R::call(&mut client, 1, 1).unwrap();
     let (late, _) = take_all::<R>(&mut server).remove(0);
+    // One that the server has seen when the client leaves, and one that it has not.
     R::call(&mut client, 2, 2).unwrap();
+    R::serve_poll(&mut server);
+    R::call(&mut client, 3, 3).unwrap();
     assert!(R::connect(&scratch.dir()).is_none());
     drop(client);
     assert!(take_all::<R>(&mut server).is_empty(), "a request of a client that left is not worth serving");
     let mut next = connect::<R>(&scratch);
     assert_eq!(R::id(&next), 0);
-    R::call(&mut next, 3, 3).unwrap();
+    R::call(&mut next, 4, 4).unwrap();
     let (request, number) = take_all::<R>(&mut server).remove(0);
-    assert_eq!(number, 3);
+    assert_eq!(number, 4);
     assert!(!R::reply(&mut server, late, 9));
     assert_eq!(ends::<R>(&mut next), []);
-    assert!(R::reply(&mut server, request, 30));
-    assert_eq!(ends::<R>(&mut next), [(3, Ok(30))]);
+    assert!(R::reply(&mut server, request, 40));
+    assert_eq!(ends::<R>(&mut next), [(4, Ok(40))]);
 }
 
 pub fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &str) {
@@ -201,9 +217,14 @@ pub fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &st
 pub fn seats_are_reused_without_end<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 2, 2);
-    for n in 0..20_000 {
+    let cycles = 100_000 * u64::from(support::scale()).min(10);
+    for n in 0..cycles {
         R::serve_poll(&mut server);
         let mut client = connect::<R>(&scratch);
+        if n % 64 == 0 {
+            let _last = connect::<R>(&scratch);
+            assert!(R::connect(&scratch.dir()).is_none());
+        }
         R::call(&mut client, n, n).unwrap();
         // Some leave with a call announced, some with one in work.
         if n % 3 > 0 {
@@ -215,6 +236,38 @@ pub fn seats_are_reused_without_end<R: Rpc>(name: &str) {
             }
         }
     }
+    no_descriptors_are_left();
+    println!("{cycles} connections, 0 seats, 0 descriptors left");
+}
+
+fn no_descriptors_are_left() {
+    let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+    assert!(next < 1000, "descriptors are left open");
+}
+
+pub fn servers_come_and_go_under_living_clients<R: Rpc>(name: &str) {
+    const SERVERS: u64 = 3000;
+    let scratch = Scratch::new(name);
+    // Clients of former servers, some of which never look.
+    let mut former = std::collections::VecDeque::new();
+    for n in 0..SERVERS {
+        let (mut server, mut client) = pair::<R>(&scratch, 2, 2);
+        R::call(&mut client, n, n).unwrap();
+        let (request, number) = take_all::<R>(&mut server).remove(0);
+        assert_eq!(number, n);
+        assert!(R::reply(&mut server, request, n));
+        drop(server);
+        assert!(scratch.names().is_empty());
+        former.push_back((client, n));
+        if former.len() > 64 {
+            let (mut client, n) = former.pop_front().unwrap();
+            if n % 2 == 0 {
+                assert_eq!(ends::<R>(&mut client), [(n, Ok(n))]);
+                assert_eq!(R::poll(&mut client, |_, _| {}), Err(SessionEnd::ServerGone));
+            }
+        }
+    }
+    no_descriptors_are_left();
 }
 
 pub fn threads_lose_and_repeat_nothing<R: Rpc>(name: &str) {
@@ -233,6 +286,37 @@ pub fn threads_lose_and_repeat_nothing<R: Rpc>(name: &str) {
             }
             // Youngest first.
             while let Some((request, number)) = requests.pop() {
+                assert!(R::reply(&mut server, request, number + 1));
+            }
+        }
+    });
+}
+
+pub fn threads_come_and_go_without_disturbing_each_other<R: Rpc>(name: &str) {
+    const CLIENTS: usize = 4;
+    const CYCLES: u64 = 1000;
+    let scratch = Scratch::new(name);
+    let (mut server, steady) = pair::<R>(&scratch, CLIENTS, 8);
+    std::thread::scope(|scope| {
+        let coming_and_going = || {
+            for n in 0..CYCLES {
+                let mut client = None;
+                // A seat is free again after the server's next poll.
+                wait_for("a seat stays taken", || {
+                    client = R::connect(&scratch.dir());
+                    client.is_some()
+                });
+                call_until_done::<R>(client.unwrap(), n % 10);
+            }
+        };
+        let mut clients: Vec<_> = (1..CLIENTS).map(|_| scope.spawn(coming_and_going)).collect();
+        clients.push(scope.spawn(|| call_until_done::<R>(steady, 10 * CYCLES)));
+        while clients.iter().any(|client| !client.is_finished()) {
+            let requests = take_all::<R>(&mut server);
+            if requests.is_empty() {
+                std::thread::yield_now();
+            }
+            for (request, number) in requests {
                 assert!(R::reply(&mut server, request, number + 1));
             }
         }
@@ -260,252 +344,6 @@ fn call_until_done<R: Rpc>(mut client: R::Client, calls: u64) {
     assert!(returned.iter().all(|&n| n == 1));
 }
 
-/// The other side of the tests below. Run as a test, without a role, it has nothing to check.
-pub fn helper_process<R: Rpc>(_: &str) {
-    let Some((role, dir)) = support::role() else { return };
-    match role.as_str() {
-        // Answers even numbers only, until it is killed.
-        "server" => {
-            let mut server = R::create(&dir, 2, 8);
-            say("ready");
-            let mut odd = vec![];
-            loop {
-                let requests = take_all::<R>(&mut server);
-                if requests.is_empty() {
-                    std::thread::yield_now();
-                }
-                for (request, number) in requests {
-                    if number % 2 == 0 {
-                        assert!(R::reply(&mut server, request, number));
-                    } else {
-                        odd.push(request);
-                    }
-                }
-            }
-        }
-        "caller" => {
-            let mut client = R::connect(&dir).expect("there is a free seat");
-            let mut number = 0;
-            say("connected");
-            loop {
-                while R::call(&mut client, number, number).is_ok() {
-                    number += 1;
-                }
-                if R::poll(&mut client, |_, _| {}).is_err() {
-                    return;
-                }
-            }
-        }
-        "idle" => {
-            let mut client = R::connect(&dir).expect("there is a free seat");
-            R::call(&mut client, 1, 1).unwrap();
-            say("called");
-            next_word();
-        }
-        other => panic!("unknown role {other}"),
-    }
-}
-
-pub fn calls_of_a_killed_server_end_once_and_its_successor_serves<R: Rpc>(name: &str) {
-    let scratch = Scratch::new(name);
-    for _ in 0..3 {
-        let mut server = Helper::start("server", &scratch);
-        server.hear();
-        let mut client = connect::<R>(&scratch);
-        let mut ended = vec![];
-        for n in 0..8 {
-            R::call(&mut client, n, n).unwrap();
-        }
-        wait_for("the server does not answer", || {
-            R::poll(&mut client, |user, outcome| ended.push((user, outcome))).unwrap();
-            ended.len() == 4
-        });
-        server.kill();
-        wait_for("the death was not noticed", || {
-            R::poll(&mut client, |user, outcome| ended.push((user, outcome))) == Err(SessionEnd::ServerGone)
-        });
-        ended.sort_by_key(|(user, _)| *user);
-        let gone = Err(CallFailed::Ended(SessionEnd::ServerGone));
-        assert_eq!(ended, (0..8).map(|n| (n, if n % 2 == 0 { Ok(n) } else { gone })).collect::<Vec<_>>());
-        assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::ServerGone)));
-    }
-    assert_eq!(scratch.dir().sweep().unwrap(), 1);
-    assert!(scratch.names().is_empty());
-}
-
-pub fn seat_of_a_killed_client_is_free_again<R: Rpc>(name: &str) {
-    let scratch = Scratch::new(name);
-    let mut server = R::create(&scratch.dir(), 1, 8);
-    for _ in 0..5 {
-        let mut client = Helper::start("idle", &scratch);
-        assert_eq!(client.hear(), "called");
-        assert!(R::connect(&scratch.dir()).is_none());
-        let (late, _) = take_all::<R>(&mut server).remove(0);
-        client.kill();
-        let mut next = None;
-        wait_for("the seat stays taken", || {
-            R::serve_poll(&mut server);
-            next = R::connect(&scratch.dir());
-            next.is_some()
-        });
-        assert!(!R::reply(&mut server, late, 1));
-        drop(next);
-        R::serve_poll(&mut server);
-    }
-}
-
-pub fn stopped_or_killed_client_stalls_nobody<R: Rpc>(name: &str) {
-    let scratch = Scratch::new(name);
-    let mut server = R::create(&scratch.dir(), 3, 8);
-    let mut good = connect::<R>(&scratch);
-    let mut serve = |rounds: u64| {
-        for n in 0..rounds {
-            R::call(&mut good, n, n).unwrap();
-            let mut ended = vec![];
-            wait_for("a good client is stalled", || {
-                for (request, number) in take_all::<R>(&mut server) {
-                    // A client that was killed may be known to be gone.
-                    R::reply(&mut server, request, number);
-                }
-                ended.extend(ends::<R>(&mut good));
-                !ended.is_empty()
-            });
-            assert_eq!(ended, [(n, Ok(n))]);
-        }
-    };
-    for round in 0..40 {
-        let mut caller = Helper::start("caller", &scratch);
-        caller.hear();
-        serve(20 + round * 7);
-        caller.signal(libc::SIGSTOP);
-        serve(200);
-        if round % 2 == 0 {
-            caller.signal(libc::SIGCONT);
-            serve(50);
-        }
-        caller.kill();
-        serve(600);
-    }
-}
-
-pub fn wait_ends_with_something_to_poll_for_or_with_its_time<R: Rpc>(name: &str) {
-    const SHORT: Option<Duration> = Some(Duration::from_millis(3));
-    let scratch = Scratch::new(name);
-    let (mut server, mut client) = pair::<R>(&scratch, 2, 4);
-    for timeout in [Some(Duration::ZERO), SHORT] {
-        assert!(!R::serve_wait(&mut server, timeout) && !R::wait(&mut client, timeout));
-    }
-    for n in 0..100 {
-        R::call(&mut client, n, n).unwrap();
-        assert!(!R::wait(&mut client, Some(Duration::ZERO)), "a call is no reply");
-        assert!(R::serve_wait(&mut server, None) && R::serve_wait(&mut server, None), "a wait takes nothing");
-        R::serve_poll(&mut server);
-        assert!(R::serve_wait(&mut server, None), "polled is not received");
-        let (request, number) = R::recv(&mut server).unwrap();
-        assert_eq!(number, n);
-        assert!(!R::serve_wait(&mut server, Some(Duration::ZERO)), "received is nothing to poll for");
-        assert!(R::reply(&mut server, request, n));
-        assert!(R::wait(&mut client, None) && R::wait(&mut client, None));
-        assert_eq!(ends::<R>(&mut client), [(n, Ok(n))]);
-        assert!(!R::wait(&mut client, Some(Duration::ZERO)));
-    }
-}
-
-/// A sleeper looks by itself ten times a second; so many wake-ups that were lost would exceed everybody's patience.
-pub fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: &str) {
-    const CLIENTS: u64 = 2;
-    const CALLS: u64 = 1000;
-    let scratch = Scratch::new(name);
-    let mut server = R::create(&scratch.dir(), CLIENTS as usize, 4);
-    std::thread::scope(|scope| {
-        for _ in 0..CLIENTS {
-            scope.spawn(|| {
-                let (mut client, start) = (connect::<R>(&scratch), Instant::now());
-                for n in 0..CALLS {
-                    R::call(&mut client, n, n).unwrap();
-                    let mut ended = vec![];
-                    while ended.is_empty() {
-                        assert!(R::wait(&mut client, Some(PATIENCE)) && start.elapsed() < PATIENCE, "not woken");
-                        ended = ends::<R>(&mut client);
-                    }
-                    assert_eq!(ended, [(n, Ok(n + 1))]);
-                }
-            });
-        }
-        let (mut served, start) = (0, Instant::now());
-        while served < CLIENTS * CALLS {
-            assert!(R::serve_wait(&mut server, Some(PATIENCE)) && start.elapsed() < PATIENCE, "not woken");
-            for (request, number) in take_all::<R>(&mut server) {
-                assert!(R::reply(&mut server, request, number + 1));
-                served += 1;
-            }
-        }
-    });
-}
-
-/// Who spins or yields switches to no other thread by its own will, and who sleeps for short does so more often.
-pub fn idle_sleepers_hardly_run<R: Rpc>(name: &str) {
-    const LONG: Option<Duration> = Some(Duration::from_millis(500));
-    let scratch = Scratch::new(name);
-    let (mut server, mut client) = pair::<R>(&scratch, 2, 4);
-    // Both are warm: the server has polled this client's lane.
-    R::call(&mut client, 1, 1).unwrap();
-    let (request, _) = take_all::<R>(&mut server).remove(0);
-    assert!(R::reply(&mut server, request, 1));
-    assert_eq!(ends::<R>(&mut client).len(), 1);
-    let before = support::voluntary_switches();
-    assert!(!R::serve_wait(&mut server, LONG));
-    let between = support::voluntary_switches();
-    assert!(!R::wait(&mut client, LONG));
-    let after = support::voluntary_switches();
-    for switches in [between - before, after - between] {
-        assert!((1..=40).contains(&switches), "{switches} context switches");
-    }
-}
-
-pub fn sleeping_client_learns_of_its_servers_end<R: Rpc>(name: &str) {
-    let scratch = Scratch::new(name);
-    let mut server = Helper::start("server", &scratch);
-    server.hear();
-    let mut client = connect::<R>(&scratch);
-    R::call(&mut client, 1, 1).unwrap();
-    assert!(!R::wait(&mut client, Some(Duration::from_millis(250))), "odd numbers are not answered");
-    std::thread::scope(|scope| {
-        let watch = scope.spawn(|| {
-            assert!(R::wait(&mut client, Some(PATIENCE)), "the death was not noticed");
-            let mut ended = vec![];
-            let polled = R::poll(&mut client, |user, outcome| ended.push((user, outcome)));
-            (polled, ended, R::wait(&mut client, None))
-        });
-        server.kill();
-        let gone = Err(CallFailed::Ended(SessionEnd::ServerGone));
-        assert_eq!(watch.join().unwrap(), (Err(SessionEnd::ServerGone), vec![(1, gone)], true));
-    });
-    // One that closes in good order.
-    let (server, mut client) = pair::<R>(&scratch, 1, 4);
-    drop(server);
-    assert!(R::wait(&mut client, None));
-    assert_eq!(R::poll(&mut client, |_, _| {}), Err(SessionEnd::ServerGone));
-}
-
-pub fn sleeping_server_frees_the_seat_of_a_killed_client<R: Rpc>(name: &str) {
-    let scratch = Scratch::new(name);
-    let mut server = R::create(&scratch.dir(), 1, 8);
-    let mut client = Helper::start("idle", &scratch);
-    assert_eq!(client.hear(), "called");
-    assert_eq!(take_all::<R>(&mut server).len(), 1);
-    client.kill();
-    wait_for("the seat stays taken", || {
-        R::serve_wait(&mut server, Some(Duration::from_millis(50)));
-        R::connect(&scratch.dir()).is_some()
-    });
-    // One that leaves wakes it.
-    assert!(!R::serve_wait(&mut server, Some(Duration::from_millis(1))));
-    drop(connect::<R>(&scratch));
-    assert!(!R::serve_wait(&mut server, Some(Duration::from_millis(1))));
-    connect::<R>(&scratch);
-}
-
 /// Makes the suite's tests for an implementation of [`Rpc`].
 macro_rules! conformance {
     ($rpc:ty, $($test:ident)*) => {
@@ -527,7 +365,9 @@ macro_rules! conformance {
             late_answer_to_a_former_client_reaches_nobody
             answer_that_a_former_client_did_not_take_reaches_nobody
             seats_are_reused_without_end
+            servers_come_and_go_under_living_clients
             threads_lose_and_repeat_nothing
+            threads_come_and_go_without_disturbing_each_other
             calls_of_a_killed_server_end_once_and_its_successor_serves
             seat_of_a_killed_client_is_free_again
             stopped_or_killed_client_stalls_nobody
@@ -536,6 +376,9 @@ macro_rules! conformance {
             idle_sleepers_hardly_run
             sleeping_client_learns_of_its_servers_end
             sleeping_server_frees_the_seat_of_a_killed_client
+            forked_child_may_drop_a_client
+            forked_child_may_drop_a_server_and_its_requests
+            forked_child_of_a_killed_server_can_be_the_next
         }
     };
 }
