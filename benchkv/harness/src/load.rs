@@ -445,14 +445,19 @@ mod tests {
         }
     }
 
-    fn run<R>(
+    /// In a thread of its own, so that a load that never ends fails the test.
+    fn run<R: Send + 'static>(
         fails_at: Option<u64>,
         wrong: bool,
-        with: impl FnOnce(&mut Load<'_, ChannelCaller>) -> Result<R, Failure>,
+        with: impl FnOnce(&mut Load<'_, ChannelCaller>) -> Result<R, Failure> + Send + 'static,
     ) -> Result<R, Failure> {
-        let ((to, requests), (replies, from)) = (mpsc::channel(), mpsc::channel());
-        let answerer = || Ok(ChannelAnswerer { ends: (requests, replies), fails_at, wrong });
-        between_threads(None, Clock::detect(), answerer, || Ok(ChannelCaller(to, from)), with)
+        let (done, is_done) = mpsc::channel();
+        std::thread::spawn(move || {
+            let ((to, requests), (replies, from)) = (mpsc::channel(), mpsc::channel());
+            let answerer = || Ok(ChannelAnswerer { ends: (requests, replies), fails_at, wrong });
+            done.send(between_threads(None, Clock::detect(), answerer, || Ok(ChannelCaller(to, from)), with))
+        });
+        is_done.recv_timeout(Duration::from_secs(60)).expect("the load has ended")
     }
 
     #[test]
