@@ -13,6 +13,7 @@ use std::time::Duration;
 use conformance::{Outcome, Refused, Rpc};
 use delegationrpc::{CallError, Client, ConnectError, Dir, ReplyError, Server, SessionEnd, Token};
 use shm::clients::JoinError;
+use shm::region::Region;
 
 struct Delegation;
 
@@ -74,6 +75,11 @@ impl Rpc for Delegation {
 
     fn id(client: &Self::Client) -> usize {
         client.id()
+    }
+
+    fn seats(dir: &Dir) -> (Region, usize) {
+        // A ring of 4 words takes one line.
+        (Region::open(dir, "s", u64::from_be_bytes(*b"DLGRPC\x02\x00"), 256).unwrap(), 256 + 64)
     }
 }
 

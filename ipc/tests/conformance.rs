@@ -13,6 +13,7 @@ use std::time::Duration;
 use conformance::{Outcome, Refused, Rpc};
 use ipc::{CallError, Client, ConnectError, Dir, RecvHandle, Server, SessionEnd};
 use shm::clients::JoinError;
+use shm::region::Region;
 
 struct Ipc;
 
@@ -72,6 +73,10 @@ impl Rpc for Ipc {
 
     fn id(client: &Self::Client) -> usize {
         client.id()
+    }
+
+    fn seats(dir: &Dir) -> (Region, usize) {
+        (Region::open(dir, "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap(), 128)
     }
 }
 

@@ -15,6 +15,7 @@ use conformance::{Outcome, Refused, Rpc};
 use ipc::bytes::{CallError, Client, MessageBytes, RecvHandle, ReplyError, Server};
 use ipc::{ConnectError, Dir, SessionEnd};
 use shm::clients::JoinError;
+use shm::region::Region;
 
 struct Bytes;
 
@@ -95,6 +96,10 @@ impl Rpc for Bytes {
 
     fn id(client: &Self::Client) -> usize {
         client.id()
+    }
+
+    fn seats(dir: &Dir) -> (Region, usize) {
+        (Region::open(dir, "s", u64::from_be_bytes(*b"ipcBYTE\x01"), 64).unwrap(), 128)
     }
 }
 

@@ -9,10 +9,13 @@
     reason = "a test says what failed by panicking"
 )]
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
+use shm::region::Region;
+use shm::sync::AtomicU32;
 
 use crate::support::{self, Helper, PATIENCE, Scratch, next_word, say, wait_for};
 
@@ -46,6 +49,8 @@ pub trait Rpc {
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
     fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
     fn id(client: &Self::Client) -> usize;
+    /// The region of a server for one client with depth 4, and where its seats begin.
+    fn seats(dir: &Dir) -> (Region, usize);
 }
 
 fn pair<R: Rpc>(scratch: &Scratch, clients: usize, depth: usize) -> (R::Server, R::Client) {
@@ -506,6 +511,45 @@ pub fn sleeping_server_frees_the_seat_of_a_killed_client<R: Rpc>(name: &str) {
     connect::<R>(&scratch);
 }
 
+pub fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str) {
+    // Each may take two slices.
+    const CALLS: u64 = 8;
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
+    let (region, seats) = R::seats(&scratch.dir());
+    let words = [seats + 8, seats + 12, seats + 64 + 16, seats + 64 + 20];
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = fastrand::Rng::with_seed(6);
+            while !done.load(Ordering::Acquire) {
+                for word in words {
+                    // SAFETY: in bounds, and all access to these words is atomic.
+                    let word = unsafe { region.view().at::<AtomicU32>(word).unwrap().as_ref() };
+                    word.store(if random.bool() { 0 } else { random.u32(..) }, Ordering::Relaxed);
+                }
+                std::thread::yield_now();
+            }
+        });
+        let caller = scope.spawn(|| {
+            for n in 0..CALLS {
+                R::call(&mut client, n, n).unwrap();
+                assert!(R::wait(&mut client, Some(PATIENCE)), "the client was not woken");
+                assert_eq!(ends::<R>(&mut client), [(n, Ok(n))]);
+            }
+        });
+        for _ in 0..CALLS {
+            let is_woken = R::serve_wait(&mut server, Some(PATIENCE));
+            for (request, number) in take_all::<R>(&mut server) {
+                assert!(is_woken && R::reply(&mut server, request, number));
+            }
+        }
+        let outcome = caller.join();
+        done.store(true, Ordering::Release);
+        outcome.unwrap();
+    });
+}
+
 /// Makes the suite's tests for an implementation of [`Rpc`].
 macro_rules! conformance {
     ($rpc:ty, $($test:ident)*) => {
@@ -536,6 +580,7 @@ macro_rules! conformance {
             idle_sleepers_hardly_run
             sleeping_client_learns_of_its_servers_end
             sleeping_server_frees_the_seat_of_a_killed_client
+            garbage_in_the_words_of_sleepers_stalls_nobody
         }
     };
 }
