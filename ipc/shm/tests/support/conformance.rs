@@ -504,11 +504,29 @@ pub fn sleeping_server_frees_the_seat_of_a_killed_client<R: Rpc>(name: &str) {
         R::serve_wait(&mut server, Some(Duration::from_millis(50)));
         R::connect(&scratch.dir()).is_some()
     });
-    // One that leaves wakes it.
-    assert!(!R::serve_wait(&mut server, Some(Duration::from_millis(1))));
-    drop(connect::<R>(&scratch));
-    assert!(!R::serve_wait(&mut server, Some(Duration::from_millis(1))));
-    connect::<R>(&scratch);
+}
+
+/// It looks by itself ten times a second; so many clients that wake nobody would exceed everybody's patience.
+pub fn sleeping_server_frees_the_seat_of_a_client_that_leaves<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut server = R::create(&scratch.dir(), 1, 4);
+    std::thread::scope(|scope| {
+        let clients = scope.spawn(|| {
+            let mut last = None;
+            for _ in 0..1000 {
+                last = None;
+                wait_for("the seat stays taken", || {
+                    last = R::connect(&scratch.dir());
+                    last.is_some()
+                });
+            }
+            R::call(last.as_mut().unwrap(), 7, 7).unwrap();
+            last
+        });
+        assert!(R::serve_wait(&mut server, Some(2 * PATIENCE)));
+        let _last = clients.join().unwrap();
+        assert_eq!(take_all::<R>(&mut server)[0].1, 7);
+    });
 }
 
 pub fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str) {
@@ -580,6 +598,7 @@ macro_rules! conformance {
             idle_sleepers_hardly_run
             sleeping_client_learns_of_its_servers_end
             sleeping_server_frees_the_seat_of_a_killed_client
+            sleeping_server_frees_the_seat_of_a_client_that_leaves
             garbage_in_the_words_of_sleepers_stalls_nobody
         }
     };
