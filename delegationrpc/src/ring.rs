@@ -222,11 +222,15 @@ impl Cursor {
         ring.depth - self.next.wrapping_sub(self.released)
     }
 
-    /// Number of names that can be taken, looking at no more than `limit`.
+    /// Number of names that can be taken, looking at no more than `limit`; each goes to `f`.
     #[inline]
-    pub(crate) fn available(&self, ring: &Ring<'_>, limit: usize) -> usize {
+    pub(crate) fn available(&self, ring: &Ring<'_>, limit: usize, f: impl FnMut(Name)) -> usize {
         let limit = self.room(ring).min(limit as u64);
-        (0..limit).take_while(|ahead| matches!(ring.look(self.next.wrapping_add(*ahead)).1, Seen::Full(_))).count()
+        let name_at = |ahead: u64| match ring.look(self.next.wrapping_add(ahead)).1 {
+            Seen::Full(name) => Some(name),
+            _ => None,
+        };
+        (0..limit).map_while(name_at).map(f).count()
     }
 
     /// Frees what was taken for the clients' next lap.

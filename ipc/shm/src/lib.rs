@@ -9,6 +9,7 @@
 //! - [`sync`]: atomics (loom's under `--cfg loom`) and the asymmetric barrier pair.
 //! - [`lane`]: one producer, one consumer, lap-stamped slots: the only ring in the workspace.
 //! - [`ready`]: polling thousands of lanes at the price of the busy ones.
+//! - [`cache`]: fetching ahead.
 //! - [`clients`]: a server's clients: seats with generations, their holders' deaths noticed.
 //! - [`membership`]: a client's side of that: its seat, and whether there is still a server.
 //! - [`plain`]: what may cross a process boundary.
@@ -19,6 +20,7 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("memfds, robust futexes, membarrier and /proc/<pid>/fd are Linux's, and the shared layouts are for 64 bits");
 
+pub mod cache;
 pub mod clients;
 pub mod dir;
 mod header;
