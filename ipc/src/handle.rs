@@ -80,6 +80,10 @@ impl<Req: Plain, Resp: Plain> RecvHandle<Req, Resp> {
 
 impl<Req: Plain, Resp: Plain> Drop for RecvHandle<Req, Resp> {
     fn drop(&mut self) {
+        // In a forked child the memory is not there, and the request is the parent's.
+        if self.server.as_ref().is_none_or(|server| !server.borrow().is_here()) {
+            return;
+        }
         // A client that is gone needs no answer.
         let _ = self.answer(DROPPED, Resp::new_zeroed);
     }

@@ -203,6 +203,11 @@ impl<Req: Plain, Resp: Plain> Watch for Inner<Req, Resp> {
 }
 
 impl<Req: Plain, Resp: Plain> Inner<Req, Resp> {
+    /// Whether this process has the region, and is not a forked child of the one that has it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.region.is_here()
+    }
+
     /// Answers a request with what `make` gives, which is called while the place of the answer is the server's. The answer is visible to
     /// the client when this returns.
     #[inline]

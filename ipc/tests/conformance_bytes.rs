@@ -3,7 +3,7 @@
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
-#[path = "../shm/tests/support/conformance.rs"]
+#[path = "../shm/tests/support/conformance/mod.rs"]
 #[macro_use]
 mod conformance;
 #[path = "../shm/tests/support/mod.rs"]
@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use conformance::{Outcome, Refused, Rpc};
 use ipc::bytes::{CallError, Client, MessageBytes, RecvHandle, ReplyError, Server};
-use ipc::{ConnectError, Dir, SessionEnd};
+use ipc::{ConnectError, CreateError, Dir, SessionEnd};
 use shm::clients::JoinError;
-use shm::region::Region;
+use shm::region::{self, OpenError, Region};
 
 struct Bytes;
 
@@ -40,13 +40,18 @@ impl Rpc for Bytes {
     type Client = Client<u64>;
     type Held = RecvHandle;
 
-    fn create(dir: &Dir, clients: usize, depth: usize) -> Self::Server {
-        Server::create(dir, "s", clients, depth, MOST, 1).unwrap()
+    fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
+        match Server::create(dir, "s", clients, depth, MOST, 1) {
+            Err(CreateError::Region(region::CreateError::Exists { .. } | region::CreateError::Busy { .. })) => None,
+            created => Some(created.unwrap()),
+        }
     }
 
     fn connect(dir: &Dir) -> Option<Self::Client> {
         match Client::connect(dir, "s", 1) {
-            Err(ConnectError::Join(JoinError::Full { .. })) => None,
+            Err(
+                ConnectError::Join(JoinError::Full { .. }) | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
+            ) => None,
             connected => Some(connected.unwrap()),
         }
     }

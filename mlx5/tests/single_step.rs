@@ -18,7 +18,7 @@ mod stepped;
 mod support;
 #[path = "support/time.rs"]
 mod time;
-#[path = "support/tracee.rs"]
+#[path = "../../ipc/shm/tests/support/tracee.rs"]
 mod tracee;
 
 use std::path::{Path, PathBuf};

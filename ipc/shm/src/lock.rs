@@ -5,7 +5,8 @@
 //! - closing *any* descriptor of a file drops *all* locks this process has on it. So a process opens a file
 //!   exactly once: a registry keyed by (device, inode) hands out the one descriptor. A file's identity is looked
 //!   up through an `O_PATH` descriptor, whose closing drops nothing.
-//! - `F_GETLK` does not report the locks of the asking process. So the registry remembers them.
+//! - `F_GETLK` does not report the locks of the asking process. So the registry remembers them; in a forked child, which has a copy of
+//!   the registry and none of the locks, it forgets them.
 //!
 //! Code outside this crate that opens and closes the same file still drops the locks; that is why a lock that
 //! is free proves a death only together with the robust word of [`crate::region`].
@@ -44,8 +45,26 @@ struct OpenFile {
     /// Borrowed from the registry's entry, which outlives every [`LockFile`].
     fd: RawFd,
     key: Key,
-    /// Bytes this process holds; `F_GETLK` does not tell.
-    held: Mutex<BTreeSet<u64>>,
+    held: Mutex<Held>,
+}
+
+/// Bytes that the process `pid` holds; `F_GETLK` does not tell.
+#[derive(Debug, Default)]
+struct Held {
+    pid: u32,
+    bytes: BTreeSet<u64>,
+}
+
+impl OpenFile {
+    /// What this process holds.
+    fn held(&self) -> MutexGuard<'_, Held> {
+        let mut held = unpoisoned(&self.held);
+        let pid = std::process::id();
+        if held.pid != pid {
+            *held = Held { pid, bytes: BTreeSet::new() };
+        }
+        held
+    }
 }
 
 #[derive(Debug)]
@@ -120,8 +139,8 @@ impl LockFile {
     /// # Errors
     /// [`LockError::Held`] when any process, this one included, holds the byte; [`LockError::Io`] otherwise.
     pub fn try_lock(&self, byte: u64) -> Result<ByteLock, LockError> {
-        let mut held = unpoisoned(&self.file.held);
-        if held.contains(&byte) {
+        let mut held = self.file.held();
+        if held.bytes.contains(&byte) {
             return Err(LockError::Held { byte });
         }
         let mut lock = flock(libc::F_WRLCK, byte);
@@ -129,9 +148,10 @@ impl LockFile {
         // SAFETY: `lock` is a valid `flock` for the whole call.
         match sys::retry(|| unsafe { libc::fcntl(fd, libc::F_SETLK, &mut lock) }) {
             Ok(_) => {
-                held.insert(byte);
+                held.bytes.insert(byte);
+                let pid = held.pid;
                 drop(held);
-                Ok(ByteLock { file: self.clone(), byte })
+                Ok(ByteLock { file: self.clone(), byte, pid })
             }
             Err(source) => match source.raw_os_error() {
                 Some(libc::EAGAIN | libc::EACCES) => Err(LockError::Held { byte }),
@@ -143,7 +163,7 @@ impl LockFile {
     /// Whether any process, this one included, holds the byte. When the kernel does not say, the answer is
     /// `true`: death must be proven, not presumed. About 200 ns.
     pub fn is_held(&self, byte: u64) -> bool {
-        if unpoisoned(&self.file.held).contains(&byte) {
+        if self.file.held().bytes.contains(&byte) {
             return true;
         }
         let mut lock = flock(libc::F_WRLCK, byte);
@@ -212,11 +232,13 @@ impl Drop for LockFile {
     }
 }
 
-/// One locked byte of a [`LockFile`]; dropping it unlocks the byte.
+/// One locked byte of a [`LockFile`]; dropping it unlocks the byte, except in a forked child of the process that locked it.
 #[derive(Debug)]
 pub struct ByteLock {
     file: LockFile,
     byte: u64,
+    /// Whose it is.
+    pid: u32,
 }
 
 impl ByteLock {
@@ -228,10 +250,13 @@ impl ByteLock {
 
 impl Drop for ByteLock {
     fn drop(&mut self) {
-        let mut held = unpoisoned(&self.file.file.held);
+        let mut held = self.file.file.held();
+        if held.pid != self.pid {
+            return;
+        }
         let mut lock = flock(libc::F_UNLCK, self.byte);
         // SAFETY: `lock` is a valid `flock` for the whole call.
         let _ = unsafe { libc::fcntl(self.file.file.fd, libc::F_SETLK, &mut lock) };
-        held.remove(&self.byte);
+        held.bytes.remove(&self.byte);
     }
 }

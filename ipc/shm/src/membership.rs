@@ -29,7 +29,7 @@ pub enum CallFailed {
     Ended(SessionEnd),
 }
 
-/// A client's place at a server, given up on drop.
+/// A client's place at a server, given up on drop; a forked child that drops its copy gives nothing up.
 pub struct Membership {
     seats: Seats,
     seat: usize,
@@ -115,7 +115,9 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        if let Some(session) = self.session.take() {
+        let session = self.session.take();
+        // In a forked child the seat is the parent's, and its memory is not there.
+        if let Some(session) = session.filter(|_| self.region.is_here()) {
             self.seats.leave(session);
         }
     }

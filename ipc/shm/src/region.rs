@@ -227,6 +227,12 @@ impl Region {
         self.epoch
     }
 
+    /// Whether this process has the memory. A forked child has not: it must not touch what [`view`](Self::view) gives. A system call.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.map.is_here()
+    }
+
     /// The region's file, for locks of one's own: byte 0 is the owner's, the others are free for use.
     #[must_use]
     pub fn lock_file(&self) -> &LockFile {
@@ -259,7 +265,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: this is the only place that takes it, and `self` is not used as a region after.
         let map = |map: &mut ManuallyDrop<Mapping>| unsafe { ManuallyDrop::take(map) };
-        if self.owner.is_none() || !self.map.is_here() {
+        if self.owner.is_none() || !self.is_here() {
             drop(map(&mut self.map));
             return;
         }

@@ -13,7 +13,7 @@ mod requester;
 #[allow(dead_code, reason = "each test uses what it needs")]
 #[path = "../support/mod.rs"]
 mod support;
-#[path = "../support/tracee.rs"]
+#[path = "../../../ipc/shm/tests/support/tracee.rs"]
 mod tracee;
 
 use std::collections::VecDeque;

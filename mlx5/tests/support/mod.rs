@@ -1,17 +1,11 @@
 //! What the tests with several processes share.
 
-use std::time::Duration;
+#[path = "../../../ipc/shm/tests/support/limits.rs"]
+mod limits;
 
 use mlx5::QpAddress;
 
-/// Ends the test process, and so the test, if it hangs.
-pub(crate) fn watchdog(limit: Duration) {
-    std::thread::spawn(move || {
-        std::thread::sleep(limit);
-        eprintln!("watchdog: the test hangs");
-        std::process::abort();
-    });
-}
+pub(crate) use limits::watchdog;
 
 /// A line that one process tells another: LID, QPN and epoch of a queue pair, address and rkey of a region.
 pub(crate) fn describe(qp: &QpAddress, addr: u64, rkey: u32) -> String {
@@ -26,5 +20,5 @@ pub(crate) fn parse(line: &str) -> (QpAddress, u64, u32) {
 
 /// `MLX5_TEST_SCALE`: how much longer than by default the tests with several processes run.
 pub(crate) fn scale() -> u32 {
-    std::env::var("MLX5_TEST_SCALE").map_or(1, |s| s.parse().unwrap())
+    limits::scale_of("MLX5_TEST_SCALE")
 }

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 #![allow(clippy::print_stdout, reason = "helper processes talk to their test through it")]
 
+mod limits;
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +13,25 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use shm::dir::Dir;
+
+/// `SHM_TEST_SCALE`: how much longer than by default the tests with several processes run.
+pub(crate) fn scale() -> u32 {
+    limits::scale_of("SHM_TEST_SCALE")
+}
+
+/// A payload of more than one word, which shows whether it is whole: a number, and words that follow from it.
+pub type Block = [u64; 7];
+
+/// The block of a number.
+pub fn seal(number: u64) -> Block {
+    std::array::from_fn(|i| number.rotate_left(9 * i as u32) ^ i as u64)
+}
+
+/// The number of a block, which must be whole.
+pub fn unseal(block: &Block) -> u64 {
+    assert_eq!(*block, seal(block[0]), "a torn payload");
+    block[0]
+}
 
 /// How long a test waits for something that takes milliseconds. Nothing is asserted about time but this.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -86,14 +107,25 @@ impl Helper {
         writeln!(self.child.stdin.as_mut().unwrap(), "{word}").unwrap();
     }
 
+    /// Tells the helper that there will be no more lines.
+    pub fn hang_up(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
     /// Sends the helper a signal.
     pub fn signal(&self, signal: i32) {
         // SAFETY: no pointers are involved; the child is not reaped yet, so the pid is its.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Kills and reaps the helper.
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Kills and reaps the helper, which has not ended by itself.
     pub fn kill(&mut self) {
+        assert!(!self.has_ended(), "the helper ended early");
         self.signal(libc::SIGKILL);
         self.child.wait().unwrap();
     }
@@ -124,11 +156,18 @@ pub fn next_word() -> String {
     line.trim().to_owned()
 }
 
+/// In a helper: whether the test has hung up, or is gone. (Or has sent a further line.)
+pub fn is_over() -> bool {
+    let mut stdin = libc::pollfd { fd: 0, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid `pollfd`, and no waiting.
+    unsafe { libc::poll(&raw mut stdin, 1, 0) > 0 }
+}
+
 /// In a helper: its role and directory. A watchdog is set: a helper that hangs ends, and the test that listens to it fails.
 pub fn role() -> Option<(String, Dir)> {
     let role = std::env::var("SHM_TEST_ROLE").ok()?;
     // SAFETY: no pointers are involved.
-    unsafe { libc::alarm(60) };
+    unsafe { libc::alarm(60 * scale()) };
     let path = PathBuf::from(std::env::var_os("SHM_TEST_DIR").unwrap());
     Some((role, Dir::open(Some(&path)).unwrap()))
 }

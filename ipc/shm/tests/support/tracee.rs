@@ -21,8 +21,17 @@ pub(crate) fn marker() {
     unsafe { libc::raise(libc::SIGUSR1) };
 }
 
+/// What a step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Instruction,
+    /// To the beginning, or to the end, of the next system call.
+    SystemCall,
+}
+
 /// The helper process, seen by its tracer.
 pub(crate) struct Tracee {
+    unit: Unit,
     child: Child,
     tid: libc::pid_t,
     stdin: ChildStdin,
@@ -46,15 +55,15 @@ impl Tracee {
             .spawn()
             .unwrap();
         let (output, stdin) = (BufReader::new(child.stdout.take().unwrap()), child.stdin.take().unwrap());
-        let mut tracee = Self { child, tid: 0, stdin, output };
-        let line = tracee.hello();
+        let mut tracee = Self { unit: Unit::Instruction, child, tid: 0, stdin, output };
+        let line = tracee.line();
         let (tid, words) = line.split_once(' ').unwrap();
         tracee.tid = tid.parse().unwrap();
         (tracee, words.to_owned())
     }
 
     /// Its thread and words of its next [`hello`].
-    fn hello(&mut self) -> String {
+    fn line(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
@@ -67,8 +76,14 @@ impl Tracee {
 
     /// Waits for its next [`hello`], not attached yet.
     pub(crate) fn wait_for(&mut self, words: &str) {
-        let line = self.hello();
+        let line = self.line();
         assert!(line.ends_with(words), "{line}");
+    }
+
+    /// The words of its next [`hello`].
+    pub(crate) fn hear(&mut self) -> String {
+        let line = self.line();
+        line.split_once(' ').unwrap().1.to_owned()
     }
 
     /// Writes it a line.
@@ -106,17 +121,33 @@ impl Tracee {
         assert_eq!(self.wait(), Stop::Marker);
     }
 
-    /// Executes up to `n` instructions; false if the second marker came before.
+    /// What its steps are from now on; instructions at first.
+    pub(crate) fn step_by(&mut self, unit: Unit) {
+        self.unit = unit;
+    }
+
+    /// Executes up to `n` steps; false if the second marker came before.
     pub(crate) fn step(&self, n: usize) -> bool {
+        let request = match self.unit {
+            Unit::Instruction => libc::PTRACE_SINGLESTEP,
+            Unit::SystemCall => libc::PTRACE_SYSCALL,
+        };
         (0..n).all(|_| {
-            self.ptrace(libc::PTRACE_SINGLESTEP, 0);
+            self.ptrace(request, 0);
             self.wait() == Stop::Step
         })
     }
 
-    /// The instructions to the second marker, where it stands then.
+    /// The steps to the second marker, where it stands then.
     pub(crate) fn count(&self) -> usize {
         (0..).find(|_| !self.step(1)).unwrap()
+    }
+
+    /// Tells it something that is done between its markers, and lets it go on.
+    pub(crate) fn through(&mut self, line: &str) {
+        self.stand(line);
+        self.finish();
+        self.resume();
     }
 
     /// From between the markers to the second.
@@ -142,8 +173,15 @@ impl Tracee {
     }
 }
 
-/// The instructions `0..n` in an order in which every beginning is evenly spread, from a place that differs from run to run; as many as
-/// `seconds` allow, times `MLX5_TEST_SCALE`, and each once.
+impl Drop for Tracee {
+    /// Of a test that failed: what it started does not outlive it.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
+/// The steps `0..n` in an order in which every beginning is evenly spread, from a place that differs from run to run; as many as
+/// `seconds` allow, times [`scale`], and each once.
 pub(crate) struct Points {
     n: usize,
     step: usize,
@@ -166,6 +204,15 @@ impl Points {
         let offset = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().subsec_nanos() as usize % n;
         let end = Instant::now() + Duration::from_secs(seconds) * scale();
         Self { n, step, next: offset, taken: 0, end }
+    }
+
+    /// In words: how many were taken, of how many.
+    pub(crate) fn of(&self, unit: Unit) -> String {
+        let unit = match unit {
+            Unit::Instruction => "instructions",
+            Unit::SystemCall => "beginnings and ends of system calls",
+        };
+        format!("{} of {} {unit}", self.taken, self.n)
     }
 }
 

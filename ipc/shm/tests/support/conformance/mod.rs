@@ -1,0 +1,389 @@
+//! What every shared-memory RPC of the workspace promises, whatever its rings look like: one suite, run by `ipc` and by `delegationrpc`.
+//! A test file implements [`Rpc`] and calls `conformance!` with its type.
+#![allow(
+    unreachable_pub,
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test says what failed by panicking"
+)]
+
+mod processes;
+mod waiting;
+
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use shm::dir::Dir;
+use shm::membership::{CallFailed, SessionEnd};
+use shm::region::Region;
+
+use crate::support::{self, PATIENCE, Scratch, wait_for};
+
+pub use processes::*;
+pub use waiting::*;
+
+/// Why a call was not made, with what came back: request and user data.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused {
+    Full(u64, u64),
+    Ended(u64, u64, SessionEnd),
+}
+
+/// The end of a call, as a client sees it.
+pub type Outcome = Result<u64, CallFailed>;
+
+/// An RPC from `u64` to `u64` (as a [`Block`](support::Block)), with `u64` as user data.
+pub trait Rpc {
+    type Server;
+    type Client: Send;
+    /// A received request.
+    type Held;
+
+    /// `None` if there is a server already, or somebody is about to remove a dead one.
+    fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server>;
+    fn create(dir: &Dir, clients: usize, depth: usize) -> Self::Server {
+        Self::try_create(dir, clients, depth).expect("there is no server yet")
+    }
+    /// `None` if all seats are taken, or there is no living server.
+    fn connect(dir: &Dir) -> Option<Self::Client>;
+    fn serve_poll(server: &mut Self::Server) -> usize;
+    fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool;
+    fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)>;
+    /// Whether the client was still there.
+    fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool;
+    fn reject(server: &mut Self::Server, held: Self::Held);
+    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<(), Refused>;
+    fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
+    fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
+    fn id(client: &Self::Client) -> usize;
+    /// The region of a server for one client with depth 4, and where its seats begin.
+    fn seats(dir: &Dir) -> (Region, usize);
+}
+
+fn pair<R: Rpc>(scratch: &Scratch, clients: usize, depth: usize) -> (R::Server, R::Client) {
+    (R::create(&scratch.dir(), clients, depth), connect::<R>(scratch))
+}
+
+fn connect<R: Rpc>(scratch: &Scratch) -> R::Client {
+    R::connect(&scratch.dir()).expect("there is a free seat")
+}
+
+/// Polls once and takes everything there is.
+fn take_all<R: Rpc>(server: &mut R::Server) -> Vec<(R::Held, u64)> {
+    R::serve_poll(server);
+    std::iter::from_fn(|| R::recv(server)).collect()
+}
+
+fn ends<R: Rpc>(client: &mut R::Client) -> Vec<(u64, Outcome)> {
+    let mut ended = vec![];
+    let polled = R::poll(client, |user, outcome| ended.push((user, outcome)));
+    assert_eq!(polled, Ok(ended.len()));
+    ended
+}
+
+pub fn full_queue_gives_everything_back_and_a_reply_makes_room<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
+    for n in 0..4 {
+        R::call(&mut client, n, n).unwrap();
+    }
+    assert_eq!(R::call(&mut client, 77, 88), Err(Refused::Full(77, 88)));
+    let mut requests = take_all::<R>(&mut server);
+    assert_eq!(requests.len(), 4);
+    assert!(R::call(&mut client, 0, 0).is_err(), "taken is not answered");
+    let (first, _) = requests.remove(0);
+    assert!(R::reply(&mut server, first, 100));
+    assert!(R::call(&mut client, 0, 0).is_err(), "answered is not polled");
+    assert_eq!(ends::<R>(&mut client), [(0, Ok(100))]);
+    R::call(&mut client, 4, 4).unwrap();
+    assert!(R::call(&mut client, 5, 5).is_err());
+}
+
+pub fn rejected_request_ends_its_call<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
+    R::call(&mut client, 1, 10).unwrap();
+    R::call(&mut client, 2, 20).unwrap();
+    let mut requests = take_all::<R>(&mut server).into_iter();
+    R::reject(&mut server, requests.next().unwrap().0);
+    assert!(R::reply(&mut server, requests.next().unwrap().0, 5));
+    assert_eq!(ends::<R>(&mut client), [(10, Err(CallFailed::Dropped)), (20, Ok(5))]);
+}
+
+pub fn replies_in_any_order_at_full_depth_bring_every_token_back_once<R: Rpc>(name: &str) {
+    const CALLS: u64 = 10_000_000;
+    let seed = 0x5eed_0002;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 2, 16);
+    let mut returned = vec![0u8; CALLS as usize];
+    let (mut sent, mut expected, mut received, mut held, mut empty) = (0, 0, 0, vec![], 0);
+    while received < CALLS {
+        while sent < CALLS && R::call(&mut client, sent, sent).is_ok() {
+            sent += 1;
+        }
+        for (request, number) in take_all::<R>(&mut server) {
+            assert_eq!(number, expected, "requests of a client come in order");
+            expected += 1;
+            held.push((request, number));
+        }
+        for _ in 0..random.usize(..=held.len()) {
+            let (request, number) = held.swap_remove(random.usize(..held.len()));
+            assert!(R::reply(&mut server, request, !number));
+        }
+        let ended = ends::<R>(&mut client);
+        for (user, outcome) in &ended {
+            assert_eq!(*outcome, Ok(!user), "seed {seed:#x}");
+            returned[*user as usize] += 1;
+            received += 1;
+        }
+        empty = if ended.is_empty() { empty + 1 } else { 0 };
+        assert!(empty < 1000, "seed {seed:#x}: stuck at {received}");
+    }
+    assert!(returned.iter().all(|&n| n == 1));
+    println!("{received} calls answered in any order, 0 lost, 0 repeated");
+}
+
+pub fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 8);
+    for n in 0..5 {
+        R::call(&mut client, n, n).unwrap();
+    }
+    let mut requests = take_all::<R>(&mut server).into_iter();
+    assert!(R::reply(&mut server, requests.next().unwrap().0, 100));
+    R::reject(&mut server, requests.next().unwrap().0);
+    // What is held goes first, as it does when a daemon ends.
+    let rest = requests.count() as u64;
+    drop(server);
+    let mut ended = vec![];
+    let mut polled = Ok(0);
+    for _ in 0..3 {
+        polled = R::poll(&mut client, |user, outcome| ended.push((user, outcome)));
+    }
+    assert_eq!(polled, Err(SessionEnd::ServerGone));
+    assert_eq!(ended[..2], [(0, Ok(100)), (1, Err(CallFailed::Dropped))]);
+    assert_eq!(ended[2..].iter().map(|(user, _)| *user).collect::<Vec<_>>(), (2..2 + rest).collect::<Vec<_>>());
+    assert!(ended[2..].iter().all(|(_, outcome)| outcome.is_err()));
+    assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::ServerGone)));
+    assert!(scratch.names().is_empty());
+    // A server of the same name is another one.
+    let _next = R::create(&scratch.dir(), 1, 8);
+    assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::ServerGone)));
+}
+
+pub fn late_answer_to_a_former_client_reaches_nobody<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
+    R::call(&mut client, 1, 1).unwrap();
+    let (late, _) = take_all::<R>(&mut server).remove(0);
+    // One that the server has seen when the client leaves, and one that it has not.
+    R::call(&mut client, 2, 2).unwrap();
+    R::serve_poll(&mut server);
+    R::call(&mut client, 3, 3).unwrap();
+    assert!(R::connect(&scratch.dir()).is_none());
+    drop(client);
+    assert!(take_all::<R>(&mut server).is_empty(), "a request of a client that left is not worth serving");
+    let mut next = connect::<R>(&scratch);
+    assert_eq!(R::id(&next), 0);
+    R::call(&mut next, 4, 4).unwrap();
+    let (request, number) = take_all::<R>(&mut server).remove(0);
+    assert_eq!(number, 4);
+    assert!(!R::reply(&mut server, late, 9));
+    assert_eq!(ends::<R>(&mut next), []);
+    assert!(R::reply(&mut server, request, 40));
+    assert_eq!(ends::<R>(&mut next), [(4, Ok(40))]);
+}
+
+pub fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
+    for n in 0..4 {
+        R::call(&mut client, n, n).unwrap();
+    }
+    for (request, number) in take_all::<R>(&mut server) {
+        assert!(R::reply(&mut server, request, number));
+    }
+    drop(client);
+    R::serve_poll(&mut server);
+    let mut next = connect::<R>(&scratch);
+    for n in 10..14 {
+        R::call(&mut next, n, n).unwrap();
+    }
+    assert_eq!(ends::<R>(&mut next), []);
+    assert_eq!(take_all::<R>(&mut server).iter().map(|(_, number)| *number).collect::<Vec<_>>(), [10, 11, 12, 13]);
+}
+
+pub fn seats_are_reused_without_end<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut server = R::create(&scratch.dir(), 2, 2);
+    let cycles = 100_000 * u64::from(support::scale()).min(10);
+    for n in 0..cycles {
+        R::serve_poll(&mut server);
+        let mut client = connect::<R>(&scratch);
+        if n % 64 == 0 {
+            let _last = connect::<R>(&scratch);
+            assert!(R::connect(&scratch.dir()).is_none());
+        }
+        R::call(&mut client, n, n).unwrap();
+        // Some leave with a call announced, some with one in work.
+        if n % 3 > 0 {
+            let (request, number) = take_all::<R>(&mut server).remove(0);
+            assert_eq!(number, n);
+            if n % 3 == 1 {
+                assert!(R::reply(&mut server, request, n));
+                assert_eq!(ends::<R>(&mut client), [(n, Ok(n))]);
+            }
+        }
+    }
+    no_descriptors_are_left();
+    println!("{cycles} connections, 0 seats, 0 descriptors left");
+}
+
+fn no_descriptors_are_left() {
+    let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+    assert!(next < 1000, "descriptors are left open");
+}
+
+pub fn servers_come_and_go_under_living_clients<R: Rpc>(name: &str) {
+    const SERVERS: u64 = 3000;
+    let scratch = Scratch::new(name);
+    // Clients of former servers, some of which never look.
+    let mut former = std::collections::VecDeque::new();
+    for n in 0..SERVERS {
+        let (mut server, mut client) = pair::<R>(&scratch, 2, 2);
+        R::call(&mut client, n, n).unwrap();
+        let (request, number) = take_all::<R>(&mut server).remove(0);
+        assert_eq!(number, n);
+        assert!(R::reply(&mut server, request, n));
+        drop(server);
+        assert!(scratch.names().is_empty());
+        former.push_back((client, n));
+        if former.len() > 64 {
+            let (mut client, n) = former.pop_front().unwrap();
+            if n % 2 == 0 {
+                assert_eq!(ends::<R>(&mut client), [(n, Ok(n))]);
+                assert_eq!(R::poll(&mut client, |_, _| {}), Err(SessionEnd::ServerGone));
+            }
+        }
+    }
+    no_descriptors_are_left();
+}
+
+pub fn threads_lose_and_repeat_nothing<R: Rpc>(name: &str) {
+    const CLIENTS: usize = 4;
+    const CALLS: u64 = 30_000;
+    let scratch = Scratch::new(name);
+    let mut server = R::create(&scratch.dir(), CLIENTS, 8);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(|| call_until_done::<R>(connect::<R>(&scratch), CALLS))).collect();
+        let start = Instant::now();
+        while clients.iter().any(|client| !client.is_finished()) {
+            assert!(start.elapsed() < 2 * PATIENCE, "stuck");
+            let mut requests = take_all::<R>(&mut server);
+            if requests.is_empty() {
+                std::thread::yield_now();
+            }
+            // Youngest first.
+            while let Some((request, number)) = requests.pop() {
+                assert!(R::reply(&mut server, request, number + 1));
+            }
+        }
+    });
+}
+
+pub fn threads_come_and_go_without_disturbing_each_other<R: Rpc>(name: &str) {
+    const CLIENTS: usize = 4;
+    const CYCLES: u64 = 1000;
+    let scratch = Scratch::new(name);
+    let (mut server, steady) = pair::<R>(&scratch, CLIENTS, 8);
+    std::thread::scope(|scope| {
+        let coming_and_going = || {
+            for n in 0..CYCLES {
+                let mut client = None;
+                // A seat is free again after the server's next poll.
+                wait_for("a seat stays taken", || {
+                    client = R::connect(&scratch.dir());
+                    client.is_some()
+                });
+                call_until_done::<R>(client.unwrap(), n % 10);
+            }
+        };
+        let mut clients: Vec<_> = (1..CLIENTS).map(|_| scope.spawn(coming_and_going)).collect();
+        clients.push(scope.spawn(|| call_until_done::<R>(steady, 10 * CYCLES)));
+        while clients.iter().any(|client| !client.is_finished()) {
+            let requests = take_all::<R>(&mut server);
+            if requests.is_empty() {
+                std::thread::yield_now();
+            }
+            for (request, number) in requests {
+                assert!(R::reply(&mut server, request, number + 1));
+            }
+        }
+    });
+}
+
+fn call_until_done<R: Rpc>(mut client: R::Client, calls: u64) {
+    let mut returned = vec![0u8; calls as usize];
+    let (mut sent, mut received, start) = (0, 0, Instant::now());
+    while received < calls {
+        while sent < calls && R::call(&mut client, sent, sent).is_ok() {
+            sent += 1;
+        }
+        let ended = ends::<R>(&mut client);
+        for (user, outcome) in &ended {
+            assert_eq!(*outcome, Ok(user + 1));
+            returned[*user as usize] += 1;
+            received += 1;
+        }
+        if ended.is_empty() {
+            std::thread::yield_now();
+        }
+        assert!(start.elapsed() < PATIENCE, "stuck at {received}");
+    }
+    assert!(returned.iter().all(|&n| n == 1));
+}
+
+/// Makes the suite's tests for an implementation of [`Rpc`].
+macro_rules! conformance {
+    ($rpc:ty, $($test:ident)*) => {
+        $(
+            #[test]
+            fn $test() {
+                conformance::$test::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test)));
+            }
+        )*
+    };
+    ($rpc:ty) => {
+        conformance! {
+            $rpc,
+            helper_process
+            full_queue_gives_everything_back_and_a_reply_makes_room
+            rejected_request_ends_its_call
+            replies_in_any_order_at_full_depth_bring_every_token_back_once
+            calls_of_a_server_that_ends_end_once_after_what_it_answered
+            late_answer_to_a_former_client_reaches_nobody
+            answer_that_a_former_client_did_not_take_reaches_nobody
+            seats_are_reused_without_end
+            servers_come_and_go_under_living_clients
+            threads_lose_and_repeat_nothing
+            threads_come_and_go_without_disturbing_each_other
+            calls_of_a_killed_server_end_once_and_its_successor_serves
+            seat_of_a_killed_client_is_free_again
+            stopped_or_killed_client_stalls_nobody
+            wait_ends_with_something_to_poll_for_or_with_its_time
+            sleepers_are_woken_by_every_request_and_every_reply
+            idle_sleepers_hardly_run
+            sleeping_client_learns_of_its_servers_end
+            sleeping_server_frees_the_seat_of_a_killed_client
+            sleeping_server_frees_the_seat_of_a_client_that_leaves
+            garbage_in_the_words_of_sleepers_stalls_nobody
+            forked_child_may_drop_a_client
+            forked_child_may_drop_a_server_and_its_requests
+            forked_child_of_a_killed_server_can_be_the_next
+        }
+    };
+}

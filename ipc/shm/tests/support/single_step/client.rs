@@ -1,0 +1,301 @@
+//! The stepped process is a client. The server, and the clients that it must not disturb, are in the test's process.
+
+use shm::dir::Dir;
+
+use super::{DEPTH, SEATS, STEPPED, orders, points, start, words};
+use crate::caller::{Caller, answer};
+use crate::conformance::{Outcome, Rpc};
+use crate::support::{Scratch, wait_for};
+use crate::tracee::{Tracee, Unit, hello, marker};
+
+/// What is stepped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    Call,
+    PollReply,
+    PollEmpty,
+    Connect,
+    Leave,
+}
+
+impl Verb {
+    /// The process's name for it.
+    fn order(self) -> &'static str {
+        match self {
+            Self::Call => "call",
+            Self::PollReply | Self::PollEmpty => "poll",
+            Self::Connect => "connect",
+            Self::Leave => "leave",
+        }
+    }
+}
+
+/// The stepped process.
+pub fn process<R: Rpc>(dir: &Dir) {
+    let mut connected: Option<R::Client> = None;
+    let mut ended: Vec<(u64, Outcome)> = Vec::with_capacity(2 * DEPTH);
+    hello("ready");
+    for (verb, number) in orders() {
+        if verb == "connect" {
+            marker();
+            connected = R::connect(dir);
+            marker();
+            continue;
+        }
+        if verb == "leave" {
+            let leaving = connected.take();
+            marker();
+            drop(leaving);
+            marker();
+            continue;
+        }
+        let client = connected.as_mut().expect("there was a free seat");
+        match verb.as_str() {
+            "call" => {
+                marker();
+                let called = R::call(client, number, number);
+                marker();
+                called.unwrap();
+            }
+            "poll" => {
+                marker();
+                let polled = R::poll(client, |number, outcome| ended.push((number, outcome)));
+                marker();
+                polled.unwrap();
+            }
+            // Until so many calls have ended; and then none ends once more.
+            "settle" => {
+                while ended.len() < number as usize {
+                    R::poll(client, |number, outcome| ended.push((number, outcome))).unwrap();
+                    std::thread::yield_now();
+                }
+                for _ in 0..10 {
+                    R::poll(client, |number, outcome| ended.push((number, outcome))).unwrap();
+                }
+                hello(&words(&ended));
+                ended.clear();
+            }
+            other => panic!("unknown verb {other}"),
+        }
+    }
+}
+
+/// The server, a client that goes on whatever happens, and what the stepped process did.
+struct House<R: Rpc> {
+    scratch: Scratch,
+    server: R::Server,
+    good: Option<Caller<R>>,
+    next: u64,
+    from_stepped: Vec<u64>,
+    /// Requests of the stepped process that are answered later.
+    held: Option<Vec<(R::Held, u64)>>,
+    late_answers: usize,
+}
+
+impl<R: Rpc> House<R> {
+    fn new(name: &str) -> Self {
+        let scratch = Scratch::new(name);
+        let server = R::create(&scratch.dir(), SEATS, DEPTH);
+        let good = Some(Caller::new(R::connect(&scratch.dir()).unwrap()));
+        Self { scratch, server, good, next: 0, from_stepped: vec![], held: None, late_answers: 0 }
+    }
+
+    fn serve(&mut self) {
+        R::serve_poll(&mut self.server);
+        while let Some((request, number)) = R::recv(&mut self.server) {
+            if number < STEPPED {
+                assert!(R::reply(&mut self.server, request, answer(number)), "client of {number} is gone");
+                continue;
+            }
+            self.from_stepped.push(number);
+            match &mut self.held {
+                Some(held) => held.push((request, number)),
+                None => drop(R::reply(&mut self.server, request, answer(number))),
+            }
+        }
+    }
+
+    /// Serves until the stepped process has been heard.
+    fn serve_stepped(&mut self) {
+        wait_for("the stepped process's call does not come", || {
+            self.serve();
+            !self.from_stepped.is_empty()
+        });
+    }
+
+    fn round_trips(&mut self, caller: &mut Caller<R>) {
+        for _ in 0..3 {
+            caller.call(self.next);
+            self.next += 1;
+            wait_for("a third party is stalled", || {
+                self.serve();
+                caller.poll().unwrap();
+                caller.is_idle()
+            });
+        }
+    }
+
+    /// The good client goes on, and another one comes and goes.
+    fn traffic(&mut self) {
+        let mut good = self.good.take().unwrap();
+        self.round_trips(&mut good);
+        self.good = Some(good);
+        let mut passer_by = self.join(1).remove(0);
+        self.round_trips(&mut passer_by);
+    }
+
+    /// So many clients at a time.
+    fn join(&mut self, seats: usize) -> Vec<Caller<R>> {
+        let mut joined = vec![];
+        wait_for("a seat stays taken", || {
+            // A dead client is found after some polls.
+            for _ in 0..64 {
+                self.serve();
+            }
+            joined.extend(R::connect(&self.scratch.dir()).map(Caller::new));
+            joined.len() == seats
+        });
+        joined
+    }
+
+    /// All seats but the good client's can be taken, and are free again after. Who takes them gets no answers to calls of the former holder.
+    fn seats_are_free(&mut self) {
+        let mut joined = self.join(SEATS - 1);
+        for caller in &mut joined {
+            caller.call(self.next);
+            self.next += 1;
+        }
+        R::serve_poll(&mut self.server);
+        let late = self.answer_held();
+        assert!(late.iter().all(|&is_there| !is_there), "a client that is gone is answered");
+        self.late_answers += late.len();
+        wait_for("a new client is stalled", || {
+            self.serve();
+            joined.iter_mut().for_each(|caller| assert!(caller.poll().is_ok()));
+            joined.iter().all(Caller::is_idle)
+        });
+        drop(joined);
+        self.serve();
+    }
+
+    /// Brings the stepped process to the verb.
+    fn prepare(&mut self, verb: Verb, stepped: &mut Tracee, number: u64) {
+        self.from_stepped.clear();
+        self.held = (!matches!(verb, Verb::PollReply | Verb::Connect)).then(Vec::new);
+        if matches!(verb, Verb::PollReply | Verb::PollEmpty | Verb::Leave) {
+            stepped.through(&format!("call {number}"));
+        }
+        if matches!(verb, Verb::PollReply | Verb::PollEmpty) {
+            self.serve_stepped();
+        }
+        stepped.stand(&format!("{} {number}", verb.order()));
+    }
+
+    fn answer_held(&mut self) -> Vec<bool> {
+        let held = self.held.take().into_iter().flatten();
+        held.map(|(request, number)| R::reply(&mut self.server, request, answer(number))).collect()
+    }
+
+    /// After the verb: the stepped process's call has come once and ends once.
+    fn finish(&mut self, verb: Verb, stepped: &mut Tracee, number: u64) {
+        match verb {
+            Verb::Connect => stepped.through(&format!("call {number}")),
+            Verb::Leave => {
+                assert!(self.from_stepped.len() <= 1);
+                self.seats_are_free();
+                return stepped.through("connect 0");
+            }
+            _ => {}
+        }
+        self.serve_stepped();
+        assert!(self.answer_held().iter().all(|&is_there| is_there));
+        stepped.tell("settle 1");
+        assert_eq!(stepped.hear(), words(&[(number, Ok(answer(number)))]));
+        self.serve();
+        assert_eq!(self.from_stepped, [number], "every request comes once");
+        if verb == Verb::Connect {
+            stepped.through("leave 0");
+            self.seats_are_free();
+        }
+    }
+
+    fn start(&self, verb: Verb, unit: Unit) -> Tracee {
+        let mut stepped = start("client", &self.scratch, unit);
+        if verb != Verb::Connect {
+            stepped.through("connect 0");
+        }
+        stepped
+    }
+
+    fn steps(&mut self, verb: Verb, stepped: &mut Tracee, number: u64) -> usize {
+        self.prepare(verb, stepped, number);
+        let steps = stepped.count();
+        stepped.resume();
+        self.finish(verb, stepped, number);
+        steps
+    }
+
+    fn end(self) {
+        let Self { scratch, server, good, .. } = self;
+        drop((server, good));
+        assert!(scratch.names().is_empty());
+    }
+}
+
+/// Stopped at an instruction while others go on, and continued.
+pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
+    let mut house = House::<R>::new(name);
+    let mut stepped = house.start(verb, unit);
+    // The first time it does what need not be done again.
+    house.steps(verb, &mut stepped, STEPPED);
+    let mut points = points(house.steps(verb, &mut stepped, STEPPED + 1));
+    let mut stops = 0;
+    for point in points.by_ref() {
+        let number = STEPPED + 2 + stops;
+        house.prepare(verb, &mut stepped, number);
+        // The way through the code differs a little from time to time; a step too many ends at the marker.
+        let inside = stepped.step(point);
+        house.traffic();
+        if inside {
+            stepped.finish();
+        }
+        stepped.resume();
+        house.finish(verb, &mut stepped, number);
+        stops += 1;
+    }
+    println!("client, {verb:?}: {}, {stops} stops, 0 stalls, 0 lost, 0 duplicated", points.of(unit));
+    stepped.kill();
+    house.seats_are_free();
+    house.end();
+}
+
+/// Killed at an instruction while others go on.
+pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
+    let mut house = House::<R>::new(name);
+    let mut stepped = house.start(verb, unit);
+    let steps = house.steps(verb, &mut stepped, STEPPED);
+    stepped.kill();
+    house.seats_are_free();
+    let mut points = points(steps);
+    let (mut kills, mut came) = (0, 0);
+    for point in points.by_ref() {
+        let number = STEPPED + 1 + kills;
+        let mut stepped = house.start(verb, unit);
+        house.prepare(verb, &mut stepped, number);
+        stepped.step(point);
+        stepped.kill();
+        kills += 1;
+        house.traffic();
+        house.seats_are_free();
+        assert!(house.from_stepped.is_empty() || house.from_stepped == [number], "{:?} at {point}", house.from_stepped);
+        came += house.from_stepped.len();
+        house.traffic();
+    }
+    println!(
+        "client, {verb:?}: {}, {kills} kills, {came} calls of theirs came, {} late answers dropped, \
+         {kills} seats recovered, 0 stalls, 0 lost, 0 duplicated",
+        points.of(unit),
+        house.late_answers
+    );
+    house.end();
+}

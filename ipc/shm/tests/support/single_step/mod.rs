@@ -1,0 +1,141 @@
+//! A process is single-stepped through one verb of a shared-memory RPC and stopped, or killed, after every instruction: as a client and as the
+//! server. Whatever it was doing, the others go on; every call of who lives ends once, with the right answer or because the server is gone;
+//! a request of a killed client is there whole or not at all; seats, and the name of a server, can be taken again.
+//!
+//! A test file calls `single_step!` with its implementation of [`Rpc`](crate::conformance::Rpc).
+#![allow(
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test"
+)]
+
+pub mod client;
+pub mod server;
+
+use std::ffi::OsStr;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+use crate::conformance::{Outcome, Rpc};
+use crate::support::{self, Scratch, scale};
+use crate::tracee::{Points, Tracee, Unit};
+
+pub const DEPTH: usize = 8;
+/// One is the stepped process's, or a passer-by's.
+pub const SEATS: usize = 3;
+/// The steps of one test. Every one is tried once, if `SHM_TEST_SCALE` times 6 s are enough; of a verb that makes system calls, and takes
+/// thousands of instructions, as many as 1 s allows.
+pub fn points(steps: usize) -> Points {
+    Points::new(steps, if steps < 2000 { 6 } else { 1 })
+}
+/// Nothing here takes long; this only ends a hang.
+const WATCHDOG: Duration = Duration::from_secs(300);
+/// Numbers of requests of the stepped process are above it.
+pub const STEPPED: u64 = 1 << 32;
+
+/// A process that can be stepped, in a role.
+pub fn start(role: &str, scratch: &Scratch, unit: Unit) -> Tracee {
+    let (mut stepped, _) = Tracee::start(&[("SHM_TEST_ROLE", OsStr::new(role)), ("SHM_TEST_DIR", scratch.path().as_os_str())]);
+    stepped.attach();
+    stepped.step_by(unit);
+    stepped
+}
+
+/// Runs a test, and ends the process if it hangs.
+pub fn limited(test: impl FnOnce()) {
+    let (ended, end) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if end.recv_timeout(WATCHDOG * scale()) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("watchdog: the test hangs");
+            std::process::abort();
+        }
+    });
+    test();
+    drop(ended);
+}
+
+/// The stepped process. It is told, line by line, a verb and a number.
+pub fn stepped_process<R: Rpc>() {
+    let (role, dir) = support::role().expect("started by the tests");
+    match role.as_str() {
+        "client" => client::process::<R>(&dir),
+        "server" => server::process::<R>(&dir),
+        other => panic!("unknown role {other}"),
+    }
+}
+
+/// Verbs and numbers from the test.
+fn orders() -> impl Iterator<Item = (String, u64)> {
+    std::io::stdin().lines().map(|line| {
+        let line = line.unwrap();
+        let (verb, number) = line.split_once(' ').unwrap();
+        (verb.to_owned(), number.parse().unwrap())
+    })
+}
+
+/// What a client says of the calls that ended.
+fn words(ended: &[(u64, Outcome)]) -> String {
+    format!("{ended:?}")
+}
+
+/// Makes the tests.
+macro_rules! single_step {
+    ($rpc:ty) => {
+        single_step! {
+            $rpc,
+            client_stopped_anywhere_in_call client::stop(Call, Instruction)
+            client_killed_anywhere_in_call client::kill(Call, Instruction)
+            client_stopped_anywhere_in_poll_with_a_reply client::stop(PollReply, Instruction)
+            client_killed_anywhere_in_poll_with_a_reply client::kill(PollReply, Instruction)
+            client_stopped_anywhere_in_poll_without_a_reply client::stop(PollEmpty, Instruction)
+            client_killed_anywhere_in_poll_without_a_reply client::kill(PollEmpty, Instruction)
+            client_stopped_anywhere_in_connect client::stop(Connect, Instruction)
+            client_stopped_at_any_system_call_of_connect client::stop(Connect, SystemCall)
+            client_killed_anywhere_in_connect client::kill(Connect, Instruction)
+            client_killed_at_any_system_call_of_connect client::kill(Connect, SystemCall)
+            client_stopped_anywhere_in_leave client::stop(Leave, Instruction)
+            client_stopped_at_any_system_call_of_leave client::stop(Leave, SystemCall)
+            client_killed_anywhere_in_leave client::kill(Leave, Instruction)
+            client_killed_at_any_system_call_of_leave client::kill(Leave, SystemCall)
+            server_stopped_anywhere_in_poll server::stop(Poll, Instruction)
+            server_killed_anywhere_in_poll server::kill(Poll, Instruction)
+            server_stopped_anywhere_in_poll_after_a_client_left server::stop(Bury, Instruction)
+            server_killed_anywhere_in_poll_after_a_client_left server::kill(Bury, Instruction)
+            server_stopped_anywhere_in_recv server::stop(Recv, Instruction)
+            server_killed_anywhere_in_recv server::kill(Recv, Instruction)
+            server_stopped_anywhere_in_reply server::stop(Reply, Instruction)
+            server_killed_anywhere_in_reply server::kill(Reply, Instruction)
+            server_stopped_anywhere_in_reject server::stop(Reject, Instruction)
+            server_killed_anywhere_in_reject server::kill(Reject, Instruction)
+            server_stopped_anywhere_in_create server::stop_create(Create, Instruction)
+            server_stopped_at_any_system_call_of_create server::stop_create(Create, SystemCall)
+            server_killed_anywhere_in_create server::kill_create(Create, Instruction)
+            server_killed_at_any_system_call_of_create server::kill_create(Create, SystemCall)
+            server_stopped_anywhere_in_close server::stop_close(Close, Instruction)
+            server_stopped_at_any_system_call_of_close server::stop_close(Close, SystemCall)
+            server_killed_anywhere_in_close server::kill(Close, Instruction)
+            server_killed_at_any_system_call_of_close server::kill(Close, SystemCall)
+        }
+    };
+    ($rpc:ty, $($test:ident $role:ident::$how:ident($verb:ident, $unit:ident))*) => {
+        /// Not a test of its own: the process that the tests below stop and kill.
+        #[test]
+        #[ignore = "helper process of the other tests, started by them"]
+        fn stepped_process() {
+            single_step::stepped_process::<$rpc>();
+        }
+
+        $(
+            #[test]
+            fn $test() {
+                use single_step::$role::{$how, Verb};
+                let name = concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test));
+                single_step::limited(|| $how::<$rpc>(Verb::$verb, tracee::Unit::$unit, name));
+            }
+        )*
+    };
+}

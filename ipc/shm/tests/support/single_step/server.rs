@@ -1,0 +1,398 @@
+//! The stepped process is the server. Its clients are in the test's process.
+
+use std::collections::{HashSet, VecDeque};
+
+use shm::dir::Dir;
+use shm::membership::SessionEnd;
+
+use super::{DEPTH, SEATS, orders, points, start};
+use crate::caller::{Caller, answer};
+use crate::conformance::Rpc;
+use crate::support::{Scratch, wait_for};
+use crate::tracee::{Tracee, Unit, hello, marker};
+
+/// The request after which the server serves no more for now. Its low bits are free.
+const LAST: u64 = 1 << 40;
+
+/// What is stepped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    Poll,
+    /// A poll after a client left.
+    Bury,
+    Recv,
+    Reply,
+    Reject,
+    Create,
+    Close,
+}
+
+impl Verb {
+    /// The process's name for it.
+    fn order(self) -> &'static str {
+        match self {
+            Self::Poll | Self::Bury => "poll",
+            Self::Recv => "recv",
+            Self::Reply => "reply",
+            Self::Reject => "reject",
+            Self::Create => "create",
+            Self::Close => "close",
+        }
+    }
+}
+
+/// The stepped process.
+pub fn process<R: Rpc>(dir: &Dir) {
+    let mut server: Option<R::Server> = None;
+    let mut held = VecDeque::new();
+    let mut executed = HashSet::new();
+    hello("ready");
+    for (verb, _) in orders() {
+        if verb == "create" {
+            marker();
+            server = R::try_create(dir, SEATS + 1, DEPTH);
+            marker();
+            hello(if server.is_some() { "created" } else { "refused" });
+            continue;
+        }
+        if verb == "close" {
+            let closing = server.take();
+            marker();
+            drop(closing);
+            marker();
+            hello("closed");
+            continue;
+        }
+        let server = server.as_mut().unwrap();
+        match verb.as_str() {
+            "poll" => {
+                marker();
+                R::serve_poll(server);
+                marker();
+            }
+            "recv" => {
+                marker();
+                let received = R::recv(server);
+                marker();
+                let received = received.unwrap();
+                assert!(executed.insert(received.1), "received twice");
+                held.push_back(received);
+            }
+            "reply" => {
+                let (request, number) = held.pop_front().unwrap();
+                marker();
+                let is_there = R::reply(server, request, answer(number));
+                marker();
+                assert!(is_there);
+            }
+            "reject" => {
+                let (request, _) = held.pop_front().unwrap();
+                marker();
+                R::reject(server, request);
+                marker();
+            }
+            "serve" => {
+                let mut is_last = false;
+                while !is_last {
+                    R::serve_poll(server);
+                    while let Some(received) = R::recv(server) {
+                        assert!(executed.insert(received.1), "received twice");
+                        held.push_back(received);
+                    }
+                    // Youngest first.
+                    while let Some((request, number)) = held.pop_back() {
+                        R::reply(server, request, answer(number));
+                        is_last |= number >= LAST;
+                    }
+                    std::thread::yield_now();
+                }
+                hello("served");
+            }
+            other => panic!("unknown verb {other}"),
+        }
+    }
+}
+
+/// The clients.
+struct Guests<R: Rpc> {
+    callers: Vec<Caller<R>>,
+    next: u64,
+}
+
+impl<R: Rpc> Guests<R> {
+    fn new(scratch: &Scratch) -> Self {
+        Self { callers: (0..2).map(|_| Caller::new(R::connect(&scratch.dir()).unwrap())).collect(), next: 0 }
+    }
+
+    fn join(&self, scratch: &Scratch) -> Caller<R> {
+        Caller::new(R::connect(&scratch.dir()).expect("there is a free seat"))
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn call_all(&mut self) {
+        for index in 0..self.callers.len() {
+            let number = self.number();
+            self.callers[index].call(number);
+        }
+    }
+
+    fn poll_all(&mut self) {
+        for caller in &mut self.callers {
+            caller.poll().unwrap();
+        }
+    }
+
+    fn until_idle(&mut self) {
+        wait_for("an answer does not come", || {
+            self.poll_all();
+            self.callers.iter().all(Caller::is_idle)
+        });
+    }
+
+    /// Brings the server, which has served, to the verb.
+    fn prepare(&mut self, verb: Verb, stepped: &mut Tracee, scratch: &Scratch) {
+        self.call_all();
+        self.call_all();
+        match verb {
+            Verb::Recv => stepped.through("poll 0"),
+            Verb::Bury => {
+                let mut leaver = self.join(scratch);
+                leaver.call(self.number());
+                stepped.through("poll 0");
+                drop(leaver);
+            }
+            Verb::Reply | Verb::Reject => {
+                stepped.through("poll 0");
+                stepped.through("recv 0");
+            }
+            _ => {}
+        }
+        stepped.stand(&format!("{} 0", verb.order()));
+    }
+
+    /// The clients do what they can without a server: call, poll, come and go.
+    fn go_on(&mut self, scratch: &Scratch) {
+        self.callers.push(self.join(scratch));
+        self.call_all();
+        self.poll_all();
+    }
+
+    /// After the verb: every call ends, and the third client leaves.
+    fn finish(&mut self, stepped: &mut Tracee) {
+        stepped.tell("serve 0");
+        self.until_idle();
+        self.callers.truncate(2);
+        let number = LAST + self.number();
+        self.callers[0].call(number);
+        self.until_idle();
+        stepped.wait_for("served");
+        // It finds that the third one left.
+        stepped.through("poll 0");
+    }
+
+    fn dropped(&self) -> u64 {
+        self.callers.iter().map(|caller| caller.dropped).sum()
+    }
+
+    /// The server is gone: every call ends. How many were answered, dropped, and ended by that.
+    fn end(mut self) -> (u64, u64, u64) {
+        for caller in &mut self.callers {
+            wait_for("the server's end is not noticed", || caller.poll() == Err(SessionEnd::ServerGone));
+            assert!(caller.is_idle(), "a call did not end");
+        }
+        let sum = |of: fn(&Caller<R>) -> u64| self.callers.iter().map(of).sum();
+        (sum(|caller| caller.answered), sum(|caller| caller.dropped), sum(|caller| caller.gone))
+    }
+}
+
+fn created(scratch: &Scratch, unit: Unit) -> Tracee {
+    let mut stepped = start("server", scratch, unit);
+    stepped.through("create 0");
+    stepped.wait_for("created");
+    stepped
+}
+
+fn steps<R: Rpc>(verb: Verb, guests: &mut Guests<R>, stepped: &mut Tracee, scratch: &Scratch) -> usize {
+    // The first time it does what need not be done again.
+    guests.prepare(verb, stepped, scratch);
+    stepped.finish();
+    stepped.resume();
+    guests.finish(stepped);
+    guests.prepare(verb, stepped, scratch);
+    let steps = stepped.count();
+    stepped.resume();
+    guests.finish(stepped);
+    steps
+}
+
+/// Stopped at an instruction while clients go on, and continued.
+pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
+    let scratch = Scratch::new(name);
+    let mut stepped = created(&scratch, unit);
+    let mut guests = Guests::<R>::new(&scratch);
+    let mut points = points(steps(verb, &mut guests, &mut stepped, &scratch));
+    let rejected_before = guests.dropped();
+    for point in points.by_ref() {
+        guests.prepare(verb, &mut stepped, &scratch);
+        // The way through the code differs a little from time to time; a step too many ends at the marker.
+        let inside = stepped.step(point);
+        guests.go_on(&scratch);
+        if inside {
+            stepped.finish();
+        }
+        stepped.resume();
+        guests.finish(&mut stepped);
+    }
+    let rejected = if verb == Verb::Reject { points.taken as u64 } else { 0 };
+    assert_eq!(guests.dropped() - rejected_before, rejected, "no call is dropped but those that were rejected");
+    println!("server, {verb:?}: {}, {} stops, 0 stalls, 0 lost, 0 duplicated", points.of(unit), points.taken);
+    stepped.kill();
+    guests.end();
+}
+
+/// Killed at an instruction; then a server of that name starts.
+pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
+    let scratch = Scratch::new(name);
+    let mut stepped = created(&scratch, unit);
+    let steps = if verb == Verb::Close {
+        stepped.stand("close 0");
+        stepped.count()
+    } else {
+        let mut guests = Guests::<R>::new(&scratch);
+        steps(verb, &mut guests, &mut stepped, &scratch)
+    };
+    stepped.kill();
+    let mut points = points(steps);
+    let (mut answered, mut gone) = (0, 0);
+    // And once after the verb.
+    for point in points.by_ref().chain([usize::MAX]) {
+        let mut stepped = created(&scratch, unit);
+        assert_eq!(scratch.names().len(), 1);
+        let mut guests = Guests::<R>::new(&scratch);
+        // It has served before.
+        stepped.tell("serve 0");
+        guests.call_all();
+        guests.callers[1].call(LAST);
+        guests.until_idle();
+        stepped.wait_for("served");
+        guests.prepare(verb, &mut stepped, &scratch);
+        let inside = stepped.step(point);
+        stepped.kill();
+        let ended = guests.end();
+        // Of four that wait, one may have been answered, or rejected; after the verb it has.
+        let expected = u64::from(matches!(verb, Verb::Reply | Verb::Reject));
+        let done = ended.0 - 3 + ended.1;
+        assert!(if inside { done <= expected } else { done == expected }, "{verb:?} at {point}: {ended:?}");
+        assert_eq!(ended.2 + done, 4);
+        (answered, gone) = (answered + ended.0, gone + ended.2);
+    }
+    drop(R::create(&scratch.dir(), SEATS, DEPTH));
+    assert!(scratch.names().is_empty());
+    let kills = points.taken + 1;
+    println!(
+        "server, {verb:?}: {}, {kills} kills, {kills} next starts, {answered} calls answered and {gone} ended, 0 lost, 0 duplicated",
+        points.of(unit)
+    );
+}
+
+/// Leaves the region of a killed server behind.
+fn leave_a_dead_one(scratch: &Scratch) {
+    created(scratch, Unit::Instruction).kill();
+    assert_eq!(scratch.names().len(), 1);
+}
+
+fn create_steps(scratch: &Scratch, unit: Unit) -> usize {
+    leave_a_dead_one(scratch);
+    let mut stepped = start("server", scratch, unit);
+    stepped.stand("create 0");
+    let steps = stepped.count();
+    stepped.kill();
+    steps
+}
+
+/// Killed at an instruction of a start in the place of a dead server.
+pub fn kill_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
+    let scratch = Scratch::new(name);
+    let mut points = points(create_steps(&scratch, unit));
+    for point in points.by_ref() {
+        leave_a_dead_one(&scratch);
+        let mut stepped = start("server", &scratch, unit);
+        stepped.stand("create 0");
+        stepped.step(point);
+        stepped.kill();
+        assert!(scratch.names().len() <= 1);
+        let next = R::create(&scratch.dir(), SEATS, DEPTH);
+        R::connect(&scratch.dir()).expect("the next server is whole");
+        drop(next);
+        assert!(scratch.names().is_empty());
+    }
+    println!("server, Create: {0}, {1} kills, {1} next starts", points.of(unit), points.taken);
+}
+
+/// Stopped at an instruction of a start in the place of a dead server, while another one starts: one of them gets the name.
+pub fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
+    let scratch = Scratch::new(name);
+    let mut points = points(create_steps(&scratch, unit));
+    let mut won = 0;
+    for point in points.by_ref() {
+        leave_a_dead_one(&scratch);
+        let mut stepped = start("server", &scratch, unit);
+        stepped.stand("create 0");
+        let inside = stepped.step(point);
+        let other = R::try_create(&scratch.dir(), SEATS, DEPTH);
+        if inside {
+            stepped.finish();
+        }
+        stepped.resume();
+        let words = stepped.hear();
+        assert_eq!(words == "created", other.is_none(), "stopped at instruction {point}");
+        won += u64::from(other.is_none());
+        assert_eq!(scratch.names().len(), 1);
+        R::connect(&scratch.dir()).expect("there is a server");
+        stepped.kill();
+        drop(other);
+        drop(R::create(&scratch.dir(), SEATS, DEPTH));
+        assert!(scratch.names().is_empty());
+    }
+    println!("server, Create: {}, {} stops, {won} won", points.of(unit), points.taken);
+}
+
+/// Stopped at an instruction of its end, while clients look and another server starts.
+pub fn stop_close<R: Rpc>(_: Verb, unit: Unit, name: &str) {
+    let scratch = Scratch::new(name);
+    let mut stepped = created(&scratch, unit);
+    stepped.stand("close 0");
+    let mut points = points(stepped.count());
+    stepped.resume();
+    stepped.wait_for("closed");
+    let mut started = 0;
+    for point in points.by_ref() {
+        stepped.through("create 0");
+        stepped.wait_for("created");
+        let mut guests = Guests::<R>::new(&scratch);
+        guests.call_all();
+        stepped.stand("close 0");
+        let inside = stepped.step(point);
+        for caller in &mut guests.callers {
+            let _ = caller.poll();
+        }
+        let next = R::try_create(&scratch.dir(), SEATS, DEPTH);
+        started += usize::from(next.is_some());
+        if inside {
+            stepped.finish();
+        }
+        stepped.resume();
+        stepped.wait_for("closed");
+        guests.end();
+        let next = next.unwrap_or_else(|| R::create(&scratch.dir(), SEATS, DEPTH));
+        R::connect(&scratch.dir()).expect("the next server is there");
+        drop(next);
+        assert!(scratch.names().is_empty());
+    }
+    println!("server, Close: {}, {} stops, {started} next starts meanwhile", points.of(unit), points.taken);
+    stepped.kill();
+}

@@ -1,0 +1,319 @@
+//! Processes killed at random moments, and stopped and continued: clients of a server that lives, and servers with clients that live. The
+//! survivors neither hang nor lose an answer nor get one twice; seats can be taken again; the next server starts; nothing is left.
+//!
+//! A test file calls `storm!` with its implementation of [`Rpc`].
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use shm::dir::Dir;
+use shm::membership::SessionEnd;
+
+use crate::caller::{Caller, answer};
+use crate::conformance::Rpc;
+use crate::support::{self, Helper, PATIENCE, Scratch, is_over, next_word, say, scale, wait_for};
+
+const DEPTH: usize = 8;
+const CLIENTS: usize = 6;
+const SEATS: usize = 8;
+/// Clients killed, times `SHM_TEST_SCALE`.
+const CLIENT_KILLS: u32 = 600;
+/// Servers killed, times `SHM_TEST_SCALE`.
+const SERVER_KILLS: u32 = 100;
+/// Requests that wait long for their answers.
+const SHELF: usize = 8;
+/// A request's number: which client, and which of its calls.
+const CALL_BITS: u32 = 40;
+
+/// The other side of the tests. Run as a test, without a role, it has nothing to check.
+pub fn helper_process<R: Rpc>() {
+    let Some((role, dir)) = support::role() else { return };
+    match role.as_str() {
+        "client" => client::<R>(&dir),
+        "server" => server::<R>(&dir),
+        other => panic!("unknown role {other}"),
+    }
+}
+
+/// How the calls of a client ended.
+#[derive(Default)]
+struct Tally {
+    answered: u64,
+    gone: u64,
+}
+
+/// Calls until the test hangs up, and connects again whenever the server is gone.
+fn client<R: Rpc>(dir: &Dir) {
+    let mut number = next_word().parse::<u64>().unwrap() << CALL_BITS;
+    let mut random = fastrand::Rng::with_seed(number);
+    let mut tally = Tally::default();
+    while !is_over() {
+        let Some(connected) = R::connect(dir) else {
+            std::thread::yield_now();
+            continue;
+        };
+        let mut caller = Caller::<R>::new(connected);
+        session(&mut caller, &mut number, &mut random);
+        assert!(caller.is_idle(), "calls that did not end");
+        assert_eq!(caller.dropped, 0);
+        tally.answered += caller.answered;
+        tally.gone += caller.gone;
+    }
+    say(format_args!("{} {}", tally.answered, tally.gone));
+}
+
+/// Until the server is gone, or the test hung up and all answers are there.
+fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, random: &mut fastrand::Rng) {
+    let (mut depth, mut ends, mut progress) = (1, false, Instant::now());
+    for round in 0u64.. {
+        if round % 64 == 0 {
+            ends = ends || is_over();
+            depth = random.usize(1..=DEPTH);
+        }
+        while !ends && caller.waiting() < depth && caller.try_call(*number) {
+            *number += 1;
+        }
+        match caller.poll() {
+            Ok(0) if caller.is_idle() => {}
+            Ok(0) => {
+                assert!(progress.elapsed() < PATIENCE, "{} calls hang", caller.waiting());
+                std::thread::yield_now();
+                continue;
+            }
+            Ok(_) => {}
+            Err(SessionEnd::ServerGone) => return,
+            Err(other) => panic!("{other}"),
+        }
+        progress = Instant::now();
+        if ends && caller.is_idle() {
+            return;
+        }
+    }
+}
+
+/// A server that makes sure that each client's calls come once and in order, and answers them in any.
+struct Serving<R: Rpc> {
+    server: R::Server,
+    held: Vec<(R::Held, u64)>,
+    /// Answered much later.
+    shelf: Vec<(R::Held, u64)>,
+    /// By client the number of its last request.
+    last: HashMap<u64, u64>,
+    executed: u64,
+    late: u64,
+    random: fastrand::Rng,
+}
+
+impl<R: Rpc> Serving<R> {
+    fn new(server: R::Server) -> Self {
+        Self { server, held: vec![], shelf: vec![], last: HashMap::new(), executed: 0, late: 0, random: fastrand::Rng::new() }
+    }
+
+    fn step(&mut self) {
+        let mut is_idle = R::serve_poll(&mut self.server) == 0;
+        while let Some((request, number)) = R::recv(&mut self.server) {
+            let last = self.last.insert(number >> CALL_BITS, number);
+            assert!(last.is_none_or(|last| number == last + 1), "{number:#x} after {last:#x?}");
+            self.executed += 1;
+            let to = if self.random.u8(..32) == 0 { &mut self.shelf } else { &mut self.held };
+            to.push((request, number));
+        }
+        // The calls of the living, and with time many of the dead.
+        if self.shelf.len() > SHELF || self.random.u16(..1000) == 0 && !self.shelf.is_empty() {
+            let index = self.random.usize(..self.shelf.len());
+            self.held.push(self.shelf.swap_remove(index));
+        }
+        for _ in 0..self.random.usize(..=self.held.len()) {
+            let (request, number) = self.held.swap_remove(self.random.usize(..self.held.len()));
+            self.late += u64::from(!R::reply(&mut self.server, request, answer(number)));
+            is_idle = false;
+        }
+        if is_idle {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Serves until the test hangs up.
+fn server<R: Rpc>(dir: &Dir) {
+    let mut created = None;
+    wait_for("the name stays taken", || {
+        created = R::try_create(dir, SEATS, DEPTH);
+        created.is_some()
+    });
+    let mut serving = Serving::<R>::new(created.unwrap());
+    say("ready");
+    while !is_over() {
+        for _ in 0..64 {
+            serving.step();
+        }
+    }
+}
+
+/// The clients, some of them stopped.
+struct Crowd {
+    clients: Vec<(u64, Helper, bool)>,
+    next: u64,
+    kills: u32,
+    stops: u32,
+    random: fastrand::Rng,
+}
+
+impl Crowd {
+    fn new(scratch: &Scratch) -> Self {
+        let mut crowd = Self { clients: vec![], next: 0, kills: 0, stops: 0, random: fastrand::Rng::new() };
+        (0..CLIENTS).for_each(|_| crowd.start(scratch));
+        crowd
+    }
+
+    fn start(&mut self, scratch: &Scratch) {
+        let mut client = Helper::start("client", scratch);
+        client.tell(&self.next.to_string());
+        self.clients.push((self.next, client, false));
+        self.next += 1;
+    }
+
+    /// Something happens to one of the clients for which `who` holds.
+    fn strike(&mut self, scratch: &Scratch, who: impl Fn(u64) -> bool) {
+        let index = self.random.usize(..self.clients.len());
+        let (number, client, is_stopped) = &mut self.clients[index];
+        if !who(*number) {
+            return;
+        }
+        match self.random.u8(..4) {
+            0 if *is_stopped => {
+                client.signal(libc::SIGCONT);
+                *is_stopped = false;
+            }
+            0 => {
+                client.signal(libc::SIGSTOP);
+                *is_stopped = true;
+                self.stops += 1;
+            }
+            _ => {
+                client.kill();
+                self.clients.swap_remove(index);
+                self.kills += 1;
+                self.start(scratch);
+            }
+        }
+    }
+
+    /// All are to end, and do so while `meanwhile`.
+    fn end(mut self, mut meanwhile: impl FnMut()) -> Tally {
+        for (_, client, _) in &mut self.clients {
+            client.signal(libc::SIGCONT);
+            client.hang_up();
+        }
+        let mut tally = Tally::default();
+        for (_, client, _) in &mut self.clients {
+            wait_for("a client hangs", || {
+                meanwhile();
+                client.has_ended()
+            });
+            let line = client.hear();
+            let (answered, gone) = line.split_once(' ').unwrap();
+            tally.answered += answered.parse::<u64>().unwrap();
+            tally.gone += gone.parse::<u64>().unwrap();
+            client.wait();
+        }
+        tally
+    }
+}
+
+pub fn clients_killed_at_random_moments_disturb_nobody<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut serving = Serving::<R>::new(R::create(&scratch.dir(), SEATS, DEPTH));
+    let mut crowd = Crowd::new(&scratch);
+    let mut random = fastrand::Rng::new();
+    let mut progress = Instant::now();
+    while crowd.kills < CLIENT_KILLS * scale() {
+        for _ in 0..random.u32(..400) {
+            serving.step();
+        }
+        let kills = crowd.kills;
+        // Nearly always one that has called; sometimes one that is starting.
+        let any = random.u8(..16) == 0;
+        crowd.strike(&scratch, |client| any || serving.last.contains_key(&client));
+        if crowd.kills > kills {
+            progress = Instant::now();
+        }
+        assert!(progress.elapsed() < PATIENCE, "no client can call");
+    }
+    let (kills, stops) = (crowd.kills, crowd.stops);
+    let tally = crowd.end(|| serving.step());
+    let mut seats = vec![];
+    wait_for("a seat stays taken", || {
+        (0..64).for_each(|_| serving.step());
+        seats.extend(R::connect(&scratch.dir()));
+        seats.len() == SEATS
+    });
+    println!(
+        "{kills} clients killed, {stops} stopped, {} calls executed, {} of them for the dead; survivors: {} answered, {} ended, 0 lost, \
+         0 duplicated; all {SEATS} seats recovered",
+        serving.executed, serving.late, tally.answered, tally.gone
+    );
+    assert_eq!(tally.gone, 0);
+    drop((serving, seats));
+    assert!(scratch.names().is_empty());
+}
+
+pub fn servers_killed_at_random_moments_are_replaced<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut crowd = Crowd::new(&scratch);
+    let mut random = fastrand::Rng::new();
+    let kills = SERVER_KILLS * scale();
+    let mut ready = 0;
+    for _ in 0..kills {
+        let mut server = Helper::start("server", &scratch);
+        // Sometimes it is killed while it starts.
+        if random.u8(..4) > 0 {
+            assert_eq!(server.hear(), "ready");
+            ready += 1;
+        }
+        for _ in 0..random.u8(..6) {
+            std::thread::sleep(Duration::from_micros(random.u64(..5000)));
+            crowd.strike(&scratch, |_| true);
+            if random.u8(..4) == 0 {
+                server.signal(libc::SIGSTOP);
+                std::thread::sleep(Duration::from_micros(random.u64(..2000)));
+                server.signal(libc::SIGCONT);
+            }
+        }
+        server.kill();
+        assert!(scratch.names().len() <= 1);
+    }
+    let mut server = Helper::start("server", &scratch);
+    assert_eq!(server.hear(), "ready");
+    let (client_kills, stops) = (crowd.kills, crowd.stops);
+    let tally = crowd.end(std::thread::yield_now);
+    println!(
+        "{kills} servers killed, {ready} of them serving, all replaced; {client_kills} clients killed, {stops} stopped; survivors: {} answered, \
+         {} ended, 0 lost, 0 duplicated",
+        tally.answered, tally.gone
+    );
+    server.hang_up();
+    server.wait();
+    assert!(scratch.names().is_empty());
+}
+
+/// Makes the tests.
+macro_rules! storm {
+    ($rpc:ty) => {
+        #[test]
+        fn helper_process() {
+            storm::helper_process::<$rpc>();
+        }
+
+        #[test]
+        fn clients_killed_at_random_moments_disturb_nobody() {
+            storm::clients_killed_at_random_moments_disturb_nobody::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-clients"));
+        }
+
+        #[test]
+        fn servers_killed_at_random_moments_are_replaced() {
+            storm::servers_killed_at_random_moments_are_replaced::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-servers"));
+        }
+    };
+}

@@ -1,0 +1,80 @@
+//! The crate as the tests of all shared-memory RPCs see it.
+
+use std::time::Duration;
+
+use ipc::{CallError, Client, ConnectError, CreateError, Dir, RecvHandle, Server, SessionEnd};
+use shm::clients::JoinError;
+use shm::region::{self, OpenError, Region};
+
+use crate::conformance::{Outcome, Refused, Rpc};
+use crate::support::{Block, seal, unseal};
+
+pub(crate) struct Ipc;
+
+impl Rpc for Ipc {
+    type Server = Server<Block, Block>;
+    type Client = Client<Block, Block, u64>;
+    type Held = RecvHandle<Block, Block>;
+
+    fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
+        match Server::create(dir, "s", clients, depth, 1) {
+            Err(CreateError::Region(region::CreateError::Exists { .. } | region::CreateError::Busy { .. })) => None,
+            created => Some(created.unwrap()),
+        }
+    }
+
+    fn connect(dir: &Dir) -> Option<Self::Client> {
+        match Client::connect(dir, "s", 1) {
+            Err(
+                ConnectError::Join(JoinError::Full { .. }) | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
+            ) => None,
+            connected => Some(connected.unwrap()),
+        }
+    }
+
+    fn serve_poll(server: &mut Self::Server) -> usize {
+        server.poll()
+    }
+
+    fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool {
+        server.wait(timeout)
+    }
+
+    fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)> {
+        server.recv().map(|request| {
+            let number = unseal(request.data());
+            (request, number)
+        })
+    }
+
+    fn reply(_: &mut Self::Server, held: Self::Held, response: u64) -> bool {
+        held.reply(seal(response)).is_ok()
+    }
+
+    fn reject(_: &mut Self::Server, held: Self::Held) {
+        drop(held);
+    }
+
+    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<(), Refused> {
+        client.call(seal(request), user_data).map_err(|error| match error {
+            CallError::QueueFull { request, user_data, .. } => Refused::Full(unseal(&request), user_data),
+            CallError::Ended { request, user_data, end } => Refused::Ended(unseal(&request), user_data, end),
+        })
+    }
+
+    fn poll(client: &mut Self::Client, mut f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd> {
+        client.poll(|user_data, outcome| f(user_data, outcome.map(|block| unseal(&block))))
+    }
+
+    fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool {
+        client.wait(timeout)
+    }
+
+    fn id(client: &Self::Client) -> usize {
+        client.id()
+    }
+
+    fn seats(dir: &Dir) -> (Region, usize) {
+        (Region::open(dir, "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap(), 128)
+    }
+}
