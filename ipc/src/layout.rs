@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | 0 | 64 | [`Header`] | server, before the region has a name |
 //! | 64 | 8 x [`ReadyWords::words`], rounded up to 64 | ready bits of the request lanes | clients, server |
-//! | then | [`Seats::bytes`] | a line for all clients and one for each: session, `armed` | clients, server |
+//! | then | [`Seats::bytes`] | a line for all clients and one for each: session, `armed`, what they sleep on | clients, server |
 //! | then, per client | depth x `Slot<Tagged<Req>>` | request lane | the client |
 //! | | depth x `Slot<Tagged<Resp>>` | response lane | the server |
 //! | then, per client and slot of its calls | request bytes, rounded up to 64 | long request ([`bytes`](crate::bytes) only) | the client |

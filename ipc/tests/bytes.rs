@@ -88,7 +88,7 @@ fn message_above_the_bound_is_refused_and_nothing_is_lost() {
         server.poll();
         let request = server.recv().unwrap();
         let request = match request.reply(&vec![0; response_max + 1]) {
-            Err(ReplyError::TooLarge { request, bytes, max }) if (bytes, max) == (response_max + 1, response_max) => request,
+            Err(ReplyError::TooLarge { request, bytes }) if (bytes, request.response_max()) == (response_max + 1, response_max) => request,
             other => panic!("{other:?}"),
         };
         assert_eq!(client.poll(|_, _| {}), Ok(0));

@@ -15,7 +15,7 @@ use conformance::{Outcome, Refused, Rpc};
 use ipc::bytes::{CallError, Client, MessageBytes, RecvHandle, ReplyError, Server};
 use ipc::{ConnectError, CreateError, Dir, SessionEnd};
 use shm::clients::JoinError;
-use shm::region::{self, OpenError};
+use shm::region::{self, OpenError, Region};
 
 struct Bytes;
 
@@ -101,6 +101,10 @@ impl Rpc for Bytes {
 
     fn id(client: &Self::Client) -> usize {
         client.id()
+    }
+
+    fn seats(dir: &Dir) -> (Region, usize) {
+        (Region::open(dir, "s", u64::from_be_bytes(*b"ipcBYTE\x01"), 64).unwrap(), 128)
     }
 }
 

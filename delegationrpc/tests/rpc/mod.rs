@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use delegationrpc::{CallError, Client, ConnectError, CreateError, Dir, ReplyError, Server, SessionEnd, Token};
 use shm::clients::JoinError;
-use shm::region::{self, OpenError};
+use shm::region::{self, OpenError, Region};
 
 use crate::conformance::{Outcome, Refused, Rpc};
 use crate::support::{Block, seal, unseal};
@@ -74,5 +74,10 @@ impl Rpc for Delegation {
 
     fn id(client: &Self::Client) -> usize {
         client.id()
+    }
+
+    fn seats(dir: &Dir) -> (Region, usize) {
+        // A ring of 4 words takes one line.
+        (Region::open(dir, "s", u64::from_be_bytes(*b"DLGRPC\x02\x00"), 256).unwrap(), 256 + 64)
     }
 }

@@ -48,8 +48,8 @@ impl<T> UnsafeCell<T> {
 
 #[cfg(not(loom))]
 mod barrier {
-    use std::sync::OnceLock;
-    use std::sync::atomic::{Ordering, compiler_fence, fence};
+    use std::sync::Once;
+    use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
 
     // linux/membarrier.h
     const CMD_GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
@@ -60,10 +60,20 @@ mod barrier {
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 
-    /// Whether this process is registered to receive expedited barriers (once per process, then a load).
-    fn registered() -> bool {
-        static REGISTERED: OnceLock<bool> = OnceLock::new();
-        *REGISTERED.get_or_init(|| membarrier(CMD_REGISTER_GLOBAL_EXPEDITED))
+    /// This process is registered to receive expedited barriers. Set once.
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+
+    /// Whether it is registered now, having tried once.
+    #[cold]
+    fn register() -> bool {
+        static TRIED: Once = Once::new();
+        TRIED.call_once(|| REGISTERED.store(membarrier(CMD_REGISTER_GLOBAL_EXPEDITED), Ordering::Release));
+        REGISTERED.load(Ordering::Acquire)
+    }
+
+    #[inline(always)]
+    fn is_registered() -> bool {
+        REGISTERED.load(Ordering::Relaxed) || register()
     }
 
     /// The producer's half of the store-load barrier: call it between publishing and reading a flag the consumer may raise.
@@ -72,7 +82,7 @@ mod barrier {
     /// hardware fence at the moment it matters); elsewhere it is a full fence. Pairs with [`heavy_barrier`].
     #[inline(always)]
     pub fn light_barrier() {
-        if registered() {
+        if is_registered() {
             compiler_fence(Ordering::SeqCst);
         } else {
             fence(Ordering::SeqCst);
@@ -86,7 +96,7 @@ mod barrier {
     #[must_use]
     pub fn heavy_barrier() -> bool {
         fence(Ordering::SeqCst);
-        registered() && membarrier(CMD_GLOBAL_EXPEDITED)
+        is_registered() && membarrier(CMD_GLOBAL_EXPEDITED)
     }
 }
 

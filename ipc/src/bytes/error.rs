@@ -54,13 +54,11 @@ pub enum ReplyError {
     #[error(transparent)]
     ClientGone(#[from] ClientGone),
     /// A longer answer than the server was made for. The request still waits for one.
-    #[error("an answer of {bytes} bytes: this server was created for at most {max}")]
+    #[error("an answer of {bytes} bytes: this server was created for at most {}", request.response_max())]
     TooLarge {
         /// The request.
         request: RecvHandle,
         /// Length of the answer.
         bytes: usize,
-        /// Longest answer.
-        max: usize,
     },
 }

@@ -31,7 +31,7 @@ impl MessageBytes {
     pub(super) fn areas(self) -> Result<AreaBytes, ParameterError> {
         let area = |bytes| match bytes {
             0..=INLINE_MAX => Ok(0),
-            ..=MESSAGE_MAX => Ok(bytes),
+            _ if bytes <= MESSAGE_MAX => Ok(bytes),
             _ => Err(ParameterError::MessageBytes(bytes)),
         };
         Ok(AreaBytes { request: area(self.request)?, response: area(self.response)? })

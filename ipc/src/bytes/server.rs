@@ -18,16 +18,21 @@ use crate::layout::BYTES_KIND;
 /// [`SessionEnd::ServerGone`](crate::SessionEnd::ServerGone), once the last [`RecvHandle`] is gone too.
 pub struct Server {
     inner: crate::Server<Message, Message>,
-    areas: Areas,
-    pool: Pool,
+    shared: Rc<Shared>,
 }
 
-/// Buffers of requests that were answered, for later ones: as many as long requests were ever held at a time, of `most.request` bytes each.
-type Pool = Rc<RefCell<Vec<Vec<u8>>>>;
+/// What handles need of their server.
+#[derive(Debug)]
+struct Shared {
+    areas: Areas,
+    /// Buffers of requests that were answered, for later ones: as many as long requests were ever held at a time, of `most.request` bytes
+    /// each.
+    pool: RefCell<Vec<Vec<u8>>>,
+}
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("inner", &self.inner).field("areas", &self.areas).finish_non_exhaustive()
+        f.debug_struct("Server").field("inner", &self.inner).field("areas", &self.shared.areas).finish_non_exhaustive()
     }
 }
 
@@ -45,7 +50,7 @@ impl Server {
         let inner = crate::Server::create_as(dir, name, BYTES_KIND, layout, most.shape(type_tag))?;
         // SAFETY: the region was made for this layout, and `inner` and its handles keep it.
         let areas = unsafe { Areas::new(inner.base(), layout, most) };
-        Ok(Self { inner, areas, pool: Pool::default() })
+        Ok(Self { inner, shared: Rc::new(Shared { areas, pool: RefCell::default() }) })
     }
 
     /// As the typed server's [`poll`](crate::Server::poll).
@@ -71,12 +76,12 @@ impl Server {
     pub fn recv(&mut self) -> Option<RecvHandle> {
         loop {
             let inner = self.inner.recv()?;
-            let mut copy = Copied { buffer: Vec::new(), pool: None };
+            let mut copy = Copied { buffer: Vec::new(), shared: Rc::clone(&self.shared) };
             if inner.data().inline().is_none() {
-                copy = Copied::new(&self.pool, self.areas.most.request);
+                copy.take_buffer();
             }
-            if self.areas.read_request(inner.client(), inner.slot(), inner.data(), &mut copy.buffer).is_some() {
-                return Some(RecvHandle { inner, copy, areas: self.areas });
+            if self.shared.areas.read_request(inner.client(), inner.slot(), inner.data(), &mut copy.buffer).is_some() {
+                return Some(RecvHandle { inner, copy });
             }
             inner.evict();
         }
@@ -85,7 +90,7 @@ impl Server {
     /// How long messages can be.
     #[must_use]
     pub fn message_bytes(&self) -> MessageBytes {
-        self.areas.most
+        self.shared.areas.most
     }
 
     /// Size of the shared-memory region in bytes.
@@ -95,23 +100,23 @@ impl Server {
     }
 }
 
-/// A buffer that goes back to its pool, if it has one.
+/// The copy of a long request, whose buffer goes back to the pool; that of a short one has none.
 struct Copied {
     buffer: Vec<u8>,
-    pool: Option<Pool>,
+    shared: Rc<Shared>,
 }
 
 impl Copied {
-    fn new(pool: &Pool, capacity: usize) -> Self {
-        let buffer = pool.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(capacity));
-        Self { buffer, pool: Some(Rc::clone(pool)) }
+    fn take_buffer(&mut self) {
+        let Shared { areas, pool } = &*self.shared;
+        self.buffer = pool.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(areas.most.request));
     }
 }
 
 impl Drop for Copied {
     fn drop(&mut self) {
-        if let Some(pool) = &self.pool {
-            pool.borrow_mut().push(std::mem::take(&mut self.buffer));
+        if self.buffer.capacity() > 0 {
+            self.shared.pool.borrow_mut().push(std::mem::take(&mut self.buffer));
         }
     }
 }
@@ -122,7 +127,6 @@ impl Drop for Copied {
 pub struct RecvHandle {
     inner: crate::RecvHandle<Message, Message>,
     copy: Copied,
-    areas: Areas,
 }
 
 impl fmt::Debug for RecvHandle {
@@ -145,21 +149,26 @@ impl RecvHandle {
         self.inner.data().inline().unwrap_or(&self.copy.buffer)
     }
 
-    /// Answers the request, of which only the answer's bytes are copied. The client can see the answer when this returns; nothing has to be
+    /// Longest answer in bytes.
+    #[must_use]
+    pub fn response_max(&self) -> usize {
+        self.copy.shared.areas.most.response
+    }
+
+    /// Answers the request, copying the answer's bytes and no more. The client can see the answer when this returns; nothing has to be
     /// flushed, and nothing can be full.
     ///
     /// # Errors
     /// [`ReplyError`]: the client left or died meanwhile and the server knows; or the answer is too long, and the request comes back.
     #[inline]
     pub fn reply(self, response: &[u8]) -> Result<(), ReplyError> {
-        let max = self.areas.most.response;
-        if response.len() > max {
-            return Err(ReplyError::TooLarge { request: self, bytes: response.len(), max });
+        if response.len() > self.response_max() {
+            return Err(ReplyError::TooLarge { request: self, bytes: response.len() });
         }
-        let Self { inner, areas, .. } = self;
+        let Self { inner, copy } = self;
         let (client, slot) = (inner.client(), inner.slot());
         // SAFETY: the response is not too long, and it is called while the client waits for it.
-        inner.reply_with(|| unsafe { areas.write_response(client, slot, response) })?;
+        inner.reply_with(|| unsafe { copy.shared.areas.write_response(client, slot, response) })?;
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ipc::{CallError, Client, ConnectError, CreateError, Dir, RecvHandle, Server, SessionEnd};
 use shm::clients::JoinError;
-use shm::region::{self, OpenError};
+use shm::region::{self, OpenError, Region};
 
 use crate::conformance::{Outcome, Refused, Rpc};
 use crate::support::{Block, seal, unseal};
@@ -72,5 +72,9 @@ impl Rpc for Ipc {
 
     fn id(client: &Self::Client) -> usize {
         client.id()
+    }
+
+    fn seats(dir: &Dir) -> (Region, usize) {
+        (Region::open(dir, "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap(), 128)
     }
 }

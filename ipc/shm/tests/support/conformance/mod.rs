@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
+use shm::region::Region;
 
 use crate::support::{self, PATIENCE, Scratch, wait_for};
 
@@ -58,6 +59,8 @@ pub trait Rpc {
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
     fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
     fn id(client: &Self::Client) -> usize;
+    /// The region of a server for one client with depth 4, and where its seats begin.
+    fn seats(dir: &Dir) -> (Region, usize);
 }
 
 fn pair<R: Rpc>(scratch: &Scratch, clients: usize, depth: usize) -> (R::Server, R::Client) {
@@ -376,6 +379,8 @@ macro_rules! conformance {
             idle_sleepers_hardly_run
             sleeping_client_learns_of_its_servers_end
             sleeping_server_frees_the_seat_of_a_killed_client
+            sleeping_server_frees_the_seat_of_a_client_that_leaves
+            garbage_in_the_words_of_sleepers_stalls_nobody
             forked_child_may_drop_a_client
             forked_child_may_drop_a_server_and_its_requests
             forked_child_of_a_killed_server_can_be_the_next

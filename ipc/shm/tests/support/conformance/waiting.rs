@@ -1,8 +1,10 @@
 //! The part of the suite that sleeps.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use shm::membership::{CallFailed, SessionEnd};
+use shm::sync::AtomicU32;
 
 use super::{Rpc, connect, ends, pair, take_all};
 use crate::support::{self, Helper, PATIENCE, Scratch, wait_for};
@@ -118,9 +120,66 @@ pub fn sleeping_server_frees_the_seat_of_a_killed_client<R: Rpc>(name: &str) {
         R::serve_wait(&mut server, Some(Duration::from_millis(50)));
         R::connect(&scratch.dir()).is_some()
     });
-    // One that leaves wakes it.
-    assert!(!R::serve_wait(&mut server, Some(Duration::from_millis(1))));
-    drop(connect::<R>(&scratch));
-    assert!(!R::serve_wait(&mut server, Some(Duration::from_millis(1))));
-    connect::<R>(&scratch);
+}
+
+/// It looks by itself ten times a second; so many clients that wake nobody would exceed everybody's patience.
+pub fn sleeping_server_frees_the_seat_of_a_client_that_leaves<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut server = R::create(&scratch.dir(), 1, 4);
+    std::thread::scope(|scope| {
+        let clients = scope.spawn(|| {
+            let mut last = None;
+            for _ in 0..1000 {
+                last = None;
+                wait_for("the seat stays taken", || {
+                    last = R::connect(&scratch.dir());
+                    last.is_some()
+                });
+            }
+            R::call(last.as_mut().unwrap(), 7, 7).unwrap();
+            last
+        });
+        assert!(R::serve_wait(&mut server, Some(2 * PATIENCE)));
+        let _last = clients.join().unwrap();
+        assert_eq!(take_all::<R>(&mut server)[0].1, 7);
+    });
+}
+
+pub fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str) {
+    // Each may take two slices.
+    const CALLS: u64 = 8;
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
+    let (region, seats) = R::seats(&scratch.dir());
+    let words = [seats + 8, seats + 12, seats + 64 + 16, seats + 64 + 20];
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = fastrand::Rng::with_seed(6);
+            while !done.load(Ordering::Acquire) {
+                for word in words {
+                    // SAFETY: in bounds, and all access to these words is atomic.
+                    let word = unsafe { region.view().at::<AtomicU32>(word).unwrap().as_ref() };
+                    word.store(if random.bool() { 0 } else { random.u32(..) }, Ordering::Relaxed);
+                }
+                std::thread::yield_now();
+            }
+        });
+        let caller = scope.spawn(|| {
+            for n in 0..CALLS {
+                R::call(&mut client, n, n).unwrap();
+                assert!(R::wait(&mut client, Some(PATIENCE)), "the client was not woken");
+                assert_eq!(ends::<R>(&mut client), [(n, Ok(n))]);
+            }
+        });
+        for _ in 0..CALLS {
+            let is_woken = R::serve_wait(&mut server, Some(PATIENCE));
+            for (request, number) in take_all::<R>(&mut server) {
+                assert!(is_woken && R::reply(&mut server, request, number));
+            }
+        }
+        let outcome = caller.join();
+        done.store(true, Ordering::Release);
+        outcome.unwrap();
+    });
 }
