@@ -167,7 +167,7 @@ pub fn is_over() -> bool {
 pub fn role() -> Option<(String, Dir)> {
     let role = std::env::var("SHM_TEST_ROLE").ok()?;
     // SAFETY: no pointers are involved.
-    unsafe { libc::alarm(60 * scale()) };
+    unsafe { libc::alarm(120 * scale()) };
     let path = PathBuf::from(std::env::var_os("SHM_TEST_DIR").unwrap());
     Some((role, Dir::open(Some(&path)).unwrap()))
 }
