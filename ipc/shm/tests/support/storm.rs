@@ -308,12 +308,16 @@ macro_rules! storm {
 
         #[test]
         fn clients_killed_at_random_moments_disturb_nobody() {
-            storm::clients_killed_at_random_moments_disturb_nobody::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-clients"));
+            support::limited(|| {
+                storm::clients_killed_at_random_moments_disturb_nobody::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-clients"))
+            });
         }
 
         #[test]
         fn servers_killed_at_random_moments_are_replaced() {
-            storm::servers_killed_at_random_moments_are_replaced::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-servers"));
+            support::limited(|| {
+                storm::servers_killed_at_random_moments_are_replaced::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-servers"))
+            });
         }
     };
 }
