@@ -245,7 +245,7 @@ impl<B: Backend> Rank<'_, B> {
                 Ok(true) => waiter.busy(),
                 Ok(false) => {
                     report.empty_loops += 1;
-                    waiter.idle();
+                    waiter.idle(no_event);
                 }
                 Err(failure) => {
                     // Recorded before the daemon is dropped: its clients fail as a consequence.
@@ -288,7 +288,7 @@ impl<B: Backend> Rank<'_, B> {
         let step = client.step(phase, || self.clock.now_ns())?;
         match step {
             Step::Busy => waiter.busy(),
-            Step::Idle | Step::Drained => waiter.idle(),
+            Step::Idle | Step::Drained => waiter.idle(no_event),
         }
         Ok(step)
     }
@@ -311,6 +311,11 @@ impl<B: Backend> Rank<'_, B> {
         }
         Err(RankError::NotReady { thread: who })
     }
+}
+
+/// How an idle thread sleeps: not at all. It polls several things, none of which ends a sleep on another, so `--wait` offers no events.
+fn no_event() {
+    std::thread::yield_now();
 }
 
 /// Joins workers that are about to end. One without a report has failed and recorded why.

@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use delegationrpc::{Client, Dir, Server, ring_depth_for};
 use shm::wait::WaitStrategy;
@@ -12,6 +12,8 @@ use shm::wait::WaitStrategy;
 const CLIENTS: usize = 2;
 const DEPTH: usize = 32;
 const CALLS: u64 = 500_000;
+/// How often a sleeping server looks whether it is to stop.
+const STOP_INTERVAL: Duration = Duration::from_millis(10);
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -19,7 +21,11 @@ fn main() -> Result<(), Failure> {
     let dir = Dir::open(None)?;
     dir.sweep()?;
     let name = format!("daemon-{}", std::process::id());
-    let wait = WaitStrategy::auto(CLIENTS + 1, std::thread::available_parallelism()?.get());
+    // `daemon event`, `daemon yield`, `daemon busy`, or what suits this machine.
+    let wait = match std::env::args().nth(1) {
+        Some(strategy) => strategy.parse()?,
+        None => WaitStrategy::auto(CLIENTS + 1, std::thread::available_parallelism()?.get()),
+    };
     let mut server = Server::<u64, u64>::create(&dir, &name, CLIENTS, ring_depth_for(CLIENTS, DEPTH), DEPTH, 0)?;
 
     let stop = Arc::new(AtomicBool::new(false));
@@ -42,7 +48,7 @@ fn main() -> Result<(), Failure> {
     let mut waiter = wait.waiter();
     while !stop.load(Ordering::Relaxed) {
         if server.poll() == 0 {
-            waiter.idle();
+            waiter.idle(|| server.wait(Some(STOP_INTERVAL)));
             continue;
         }
         waiter.busy();
@@ -72,7 +78,7 @@ fn run_client(dir: &Dir, name: &str, wait: WaitStrategy) -> Result<(), Failure> 
         let ended = client.poll(|number, reply| assert_eq!(reply, Ok(number + 1)))? as u64;
         received += ended;
         if ended == 0 {
-            waiter.idle();
+            waiter.idle(|| client.wait(None));
         } else {
             waiter.busy();
         }

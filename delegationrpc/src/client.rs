@@ -1,34 +1,41 @@
 //! The calling end.
 
 use std::fmt;
+use std::time::Duration;
 
+use shm::clients::JoinError;
 use shm::dir::Dir;
+use shm::lane::LaneRx;
 use shm::membership::{CallFailed, Membership, SessionEnd};
 use shm::pending::{Pending, Tag};
 use shm::plain::Plain;
 use shm::region::Region;
+use shm::sleep::{SLICE, Watch};
 
 use crate::error::{CallError, ConnectError};
-use crate::layout::{ANSWERED, Header, KIND};
+use crate::layout::{ANSWERED, Header, KIND, Response};
 use crate::ring::Name;
 use crate::views::{self, Shared};
+
+/// How many calls ahead the line of a request is fetched.
+const SLOTS_AHEAD: usize = 4;
 
 /// One client of a [`Server`](crate::Server). `U` is what the caller wants back with each reply.
 ///
 /// `Send`, not shared between threads: a client per thread. Dropping it leaves the server; calls that are unanswered then are forgotten.
 pub struct Client<Req, Resp, U> {
     shared: Shared<Req, Resp>,
-    /// A tag's slot is the number of the call's request and response slot.
+    responses: LaneRx<Response<Resp>>,
     pending: Pending<U>,
-    /// Calls that wait for their response, oldest first: the slots worth looking at.
-    in_flight: Vec<Tag>,
+    /// Calls announced so far.
+    calls: usize,
     /// Last: `shared` points into its region.
     member: Membership,
 }
 
 impl<Req, Resp, U> fmt::Debug for Client<Req, Resp, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("member", &self.member).field("in_flight", &self.in_flight.len()).finish_non_exhaustive()
+        f.debug_struct("Client").field("member", &self.member).field("in_flight", &self.pending.len()).finish_non_exhaustive()
     }
 }
 
@@ -44,8 +51,10 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         let (shared, seats) = unsafe { (Shared::new(region.view(), layout), views::seats(region.view(), &layout)) };
         // SAFETY: the seats lie in the region.
         let member = unsafe { Membership::join(region, seats) }?;
-        let depth = layout.resp_depth;
-        Ok(Self { shared, pending: Pending::new(depth), in_flight: Vec::with_capacity(depth), member })
+        // SAFETY: the seat is ours alone, and its slots are zeroed: by the creation or by the server when it freed the seat.
+        let responses = unsafe { shared.responses_of(member.seat()) };
+        let responses = responses.ok_or(ConnectError::Join(JoinError::Full { max_clients: layout.max_clients }))?;
+        Ok(Self { shared, responses, pending: Pending::new(layout.resp_depth), calls: 0, member })
     }
 
     /// This client's number at the server, below its `max_clients`.
@@ -57,7 +66,7 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     /// Calls that have not ended.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.in_flight.len()
+        self.pending.len()
     }
 
     /// Calls that can be unanswered at a time: the server's `resp_depth`.
@@ -81,7 +90,8 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
             Err(user_data) => return Err(self.full(request, user_data)),
         };
         if self.announce(tag, request) {
-            self.in_flight.push(tag);
+            self.calls = self.calls.wrapping_add(1);
+            self.member.seats().server_sleep().wake();
             return Ok(());
         }
         match self.pending.take(tag) {
@@ -91,21 +101,35 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         }
     }
 
-    /// Writes the request into the slot of `tag`, which is free, and announces it if the ring has room.
+    /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, or the end of the session; at most for `timeout` (`None`:
+    /// without end). Returns whether there is. Nothing spins here, and a server that dies is noticed within [`SLICE`] of the kernel's
+    /// noticing it.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        let Self { responses, member, .. } = self;
+        let seats = *member.seats();
+        seats.client_sleep(member.seat()).is_none_or(|sleep| sleep.wait(timeout, SLICE, &mut Idle { responses, member }))
+    }
+
+    /// Writes the request into the next slot and announces it if the ring has room. The slot is free: the call that had it before was taken
+    /// in before any later one, and one of those has been answered, as fewer than `resp_depth` are unanswered.
     #[inline]
     fn announce(&self, tag: Tag, request: Req) -> bool {
-        let (client, slot) = (self.member.seat(), tag.slot());
+        let (client, mask) = (self.member.seat(), self.resp_depth() - 1);
+        let slot = self.calls & mask;
         let Some(index) = self.shared.index(client, slot) else { return false };
         self.shared.write_request(index, tag, request);
+        if let Some(soon) = self.shared.index(client, (slot + SLOTS_AHEAD) & mask) {
+            self.shared.prefetch_to_write(soon);
+        }
         self.shared.ring().announce(Name { client, generation: self.member.generation(), slot }).is_ok()
     }
 
     #[cold]
     fn full(&self, request: Req, user_data: U) -> CallError<Req, U> {
-        CallError::QueueFull { request, user_data, in_flight: self.in_flight.len(), resp_depth: self.resp_depth() }
+        CallError::QueueFull { request, user_data, in_flight: self.pending.len(), resp_depth: self.resp_depth() }
     }
 
-    /// Hands the replies that have arrived to `f`, oldest call first, and returns how many. Looks at the slots in flight only.
+    /// Hands the replies that have arrived to `f`, at most [`resp_depth`](Self::resp_depth) of them, and returns how many.
     ///
     /// # Errors
     /// [`SessionEnd`] when the session is over: then every unanswered call has been ended through `f`, and so it stays. A dead server is
@@ -118,18 +142,16 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
 
     #[inline]
     fn take_replies(&mut self, f: &mut impl FnMut(U, Result<Resp, CallFailed>)) -> usize {
-        let Self { shared, pending, in_flight, member } = self;
-        let client = member.seat();
-        let before = in_flight.len();
-        in_flight.retain(|&tag| {
-            let response = shared.index(client, tag.slot()).and_then(|index| shared.read_response(index, tag));
-            let Some((note, response)) = response else { return true };
-            if let Some(user_data) = pending.take(tag) {
-                f(user_data, if note == ANSWERED { Ok(response) } else { Err(CallFailed::Dropped) });
-            }
-            false
-        });
-        before - in_flight.len()
+        let mut ended = 0;
+        for _ in 0..self.resp_depth() {
+            let Some(response) = self.responses.pop() else { break };
+            let (tag, note) = Tag::unpack(response.tag);
+            // A tag that is not outstanding is a confused server's; it ends nobody's call.
+            let Some(user_data) = self.pending.take(tag) else { continue };
+            ended += 1;
+            f(user_data, if note == ANSWERED { Ok(response.payload) } else { Err(CallFailed::Dropped) });
+        }
+        ended
     }
 
     fn poll_empty(&mut self, mut f: impl FnMut(U, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
@@ -139,8 +161,23 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         if ended > 0 {
             return Ok(ended);
         }
-        self.in_flight.clear();
         self.pending.take_where(|_| true, |user_data| f(user_data, Err(CallFailed::Ended(end))));
         Err(end)
+    }
+}
+
+/// A client that waits.
+struct Idle<'a, Resp> {
+    responses: &'a LaneRx<Response<Resp>>,
+    member: &'a mut Membership,
+}
+
+impl<Resp: Plain> Watch for Idle<'_, Resp> {
+    fn look(&mut self, _: bool) -> bool {
+        self.responses.is_ready() || self.member.end().is_some()
+    }
+
+    fn check(&mut self) -> bool {
+        self.member.check().is_some()
     }
 }

@@ -8,7 +8,7 @@
 //! | 8 | 4 | version, 2 | | was 1 |
 //! | 12 | 4 | max_clients | | same |
 //! | 16 | 4 | ring_depth, a power of two | | same |
-//! | 20 | 4 | resp_depth: slots per client | | same; any number |
+//! | 20 | 4 | resp_depth: slots of each kind per client, a power of two | | same |
 //! | 24 | 24 | types: sizes, alignments, tag | | new; `next_client_id` is superseded by the seats, `server_alive` by the region's own liveness |
 //! | 48 | 80 | zero | | |
 //! | 128 | 8 | head: a hint | clients | same place |
@@ -16,13 +16,16 @@
 //! | 256 | 8 x ring_depth | ring words, rounded up to 64 | clients, server | was slots with the payload inside; see [`ring`](crate::ring) |
 //! | then | [`Seats::bytes`] | a line for all clients and one for each | clients, server | new |
 //! | then | S(Req) x clients x resp_depth | request slots: tag @0, payload @8 | the client | new: payloads have left the ring |
-//! | then | S(Resp) x clients x resp_depth | response slots: tag @0 (the seed's `valid`), payload @8 | server | same place in the order, same index |
+//! | then | R(Resp) x clients x resp_depth | response slots: sequence @0 (the seed's `valid`), tag @8, payload @16 | server | same place in the order |
 //!
-//! The slots of client `c` are `c * resp_depth ..`; request slot and response slot of the same index belong together.
+//! `R(T)` is `16 + size of T`, rounded up to 64. The slots of client `c` are `c * resp_depth ..`. Its call number `n`, counted from 0, has its
+//! request in slot `n % resp_depth` of them; the `n`th answer that it gets, whichever call it is for, is in the same slot of the responses,
+//! which are a [lane](shm::lane): so neither side looks at a line that has nothing new for it.
 
 use std::mem::{MaybeUninit, offset_of};
 
 use shm::clients::{CLIENTS_MAX, Seats};
+use shm::lane;
 use shm::plain::{Plain, TypeShape};
 use shm::sync::{AtomicU64, UnsafeCell};
 
@@ -63,13 +66,25 @@ pub(crate) struct Control {
     pub(crate) tail: Hint,
 }
 
-/// A request or response slot: whole lines.
+/// A request slot: whole lines.
 #[repr(C, align(64))]
 pub(crate) struct Slot<T> {
-    /// In a request slot the client's tag, note 0. In a response slot the tag of the call it answers, and how that went as its note.
+    /// The client's tag, note 0.
     pub(crate) tag: AtomicU64,
     pub(crate) payload: UnsafeCell<MaybeUninit<T>>,
 }
+
+/// A response as it lies in a client's lane.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Response<Resp> {
+    /// The tag of the call it answers, and how that went as its note: [`ANSWERED`] or [`REJECTED`].
+    pub(crate) tag: u64,
+    pub(crate) payload: Resp,
+}
+
+/// A response slot.
+pub(crate) type ResponseSlot<Resp> = lane::Slot<Response<Resp>>;
 
 /// Note of a response: the payload is the answer.
 pub(crate) const ANSWERED: u8 = 0;
@@ -100,6 +115,9 @@ const _: () = {
     assert!(offset_of!(Slot<u64>, payload) == 8);
     assert!(size_of::<Slot<[u8; 56]>>() == LINE);
     assert!(size_of::<Slot<[u8; 57]>>() == 2 * LINE);
+    assert!(offset_of!(Response<u64>, tag) == 0 && offset_of!(Response<u64>, payload) == 8);
+    assert!(size_of::<ResponseSlot<[u8; 48]>>() == LINE);
+    assert!(size_of::<ResponseSlot<[u8; 49]>>() == 2 * LINE);
 };
 
 /// Offsets from the start of the region, in bytes.
@@ -126,7 +144,7 @@ pub enum ParameterError {
     #[error("ring_depth is {0}: it must be a power of two from 1 to {RING_DEPTH_MAX}")]
     RingDepth(usize),
     /// Not a legal number of slots.
-    #[error("resp_depth is {0}: it must be 1 to {RESP_DEPTH_MAX}")]
+    #[error("resp_depth is {0}: it must be a power of two from 1 to {RESP_DEPTH_MAX}")]
     RespDepth(usize),
     /// The payloads ask for more alignment than a cache line has.
     #[error("payloads are aligned to {0} bytes: at most {LINE} are possible")]
@@ -152,7 +170,7 @@ impl Layout {
         if !ring_depth.is_power_of_two() || ring_depth > RING_DEPTH_MAX {
             return Err(ParameterError::RingDepth(ring_depth));
         }
-        if !(1..=RESP_DEPTH_MAX).contains(&resp_depth) {
+        if !resp_depth.is_power_of_two() || resp_depth > RESP_DEPTH_MAX {
             return Err(ParameterError::RespDepth(resp_depth));
         }
         let align = align_of::<Req>().max(align_of::<Resp>());
@@ -164,7 +182,7 @@ impl Layout {
         let requests = seats + Seats::bytes(max_clients);
         let ends = || {
             let responses = slots.checked_mul(size_of::<Slot<Req>>())?.checked_add(requests)?;
-            Some((responses, slots.checked_mul(size_of::<Slot<Resp>>())?.checked_add(responses)?))
+            Some((responses, slots.checked_mul(size_of::<ResponseSlot<Resp>>())?.checked_add(responses)?))
         };
         let (responses, total) = ends().ok_or(ParameterError::TooLarge)?;
         Ok(Self { max_clients, ring_depth, resp_depth, control: CONTROL, words: WORDS, seats, requests, responses, total })
@@ -182,11 +200,11 @@ mod tests {
 
     #[test]
     fn parts_follow_each_other() {
-        let layout = Layout::new::<[u8; 24], [u8; 100]>(3, 1024, 5).unwrap();
+        let layout = Layout::new::<[u8; 24], [u8; 100]>(3, 1024, 4).unwrap();
         assert_eq!((layout.control, layout.words, layout.seats), (128, 256, 256 + 8192));
         assert_eq!(layout.requests, layout.seats + 4 * 64);
-        assert_eq!(layout.responses, layout.requests + 15 * 64);
-        assert_eq!(layout.total, layout.responses + 15 * 128);
+        assert_eq!(layout.responses, layout.requests + 12 * 64);
+        assert_eq!(layout.total, layout.responses + 12 * 128);
     }
 
     #[test]
@@ -197,7 +215,7 @@ mod tests {
         for depth in [0, 3, RING_DEPTH_MAX * 2] {
             assert_eq!(L::new::<u8, u8>(1, depth, 8), Err(ParameterError::RingDepth(depth)));
         }
-        for depth in [0, RESP_DEPTH_MAX + 1] {
+        for depth in [0, 5, RESP_DEPTH_MAX * 2] {
             assert_eq!(L::new::<u8, u8>(1, 8, depth), Err(ParameterError::RespDepth(depth)));
         }
     }

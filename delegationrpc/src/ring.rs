@@ -202,6 +202,8 @@ pub(crate) struct Cursor {
 
 /// Polls without a request between two looks for a gap.
 const POLLS_PER_PROBE: u64 = 64;
+/// Most words that a server looks at between two sleeps.
+const PROBES_PER_SLEEP: u64 = 4096;
 
 impl Cursor {
     /// Takes the next announced name. At most a ring's worth can be taken and not released: the word of a further position still is
@@ -220,11 +222,15 @@ impl Cursor {
         ring.depth - self.next.wrapping_sub(self.released)
     }
 
-    /// Number of names that can be taken, looking at no more than `limit`.
+    /// Number of names that can be taken, looking at no more than `limit`; each goes to `f`.
     #[inline]
-    pub(crate) fn available(&self, ring: &Ring<'_>, limit: usize) -> usize {
+    pub(crate) fn available(&self, ring: &Ring<'_>, limit: usize, f: impl FnMut(Name)) -> usize {
         let limit = self.room(ring).min(limit as u64);
-        (0..limit).take_while(|ahead| matches!(ring.look(self.next.wrapping_add(*ahead)).1, Seen::Full(_))).count()
+        let name_at = |ahead: u64| match ring.look(self.next.wrapping_add(ahead)).1 {
+            Seen::Full(name) => Some(name),
+            _ => None,
+        };
+        (0..limit).map_while(name_at).map(f).count()
     }
 
     /// Frees what was taken for the clients' next lap.
@@ -257,6 +263,15 @@ impl Cursor {
         }
         self.quiet_polls = self.quiet_polls.wrapping_add(1);
         if self.quiet_polls % POLLS_PER_PROBE == 0 {
+            self.close_gap(ring, self.quiet_polls / POLLS_PER_PROBE % ring.depth);
+        }
+    }
+
+    /// As [`keep_order`](Self::keep_order), of a server that is about to sleep and will not be polled: it looks for gaps at once.
+    pub(crate) fn keep_order_asleep(&mut self, ring: &Ring<'_>) {
+        self.keep_order(ring);
+        for _ in 0..ring.depth.min(PROBES_PER_SLEEP) {
+            self.quiet_polls = self.quiet_polls.wrapping_add(POLLS_PER_PROBE);
             self.close_gap(ring, self.quiet_polls / POLLS_PER_PROBE % ring.depth);
         }
     }

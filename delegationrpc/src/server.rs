@@ -2,16 +2,19 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shm::clients::{Patrol, Seats};
 use shm::dir::Dir;
+use shm::lane::LaneTx;
 use shm::pending::Tag;
 use shm::plain::{Plain, TypeShape};
 use shm::region::Region;
+use shm::sleep::{SLICE, Watch};
+use shm::sync::light_barrier;
 
 use crate::error::{CreateError, ReplyError};
-use crate::layout::{ANSWERED, Header, KIND, Layout, MAGIC, REJECTED, VERSION};
+use crate::layout::{ANSWERED, Header, KIND, Layout, MAGIC, REJECTED, Response, VERSION};
 use crate::ring::{Cursor, Name};
 use crate::views::{self, Shared};
 
@@ -43,6 +46,12 @@ pub struct RecvEntry<Req> {
     pub payload: Req,
 }
 
+/// The server's end of one client's session.
+struct Session<Resp> {
+    generation: u32,
+    responses: LaneTx<Response<Resp>>,
+}
+
 /// Serves many clients through one ring, from one thread.
 ///
 /// `Send`, but best created on the thread that drops it, see [`Region`]. Dropping it ends all clients' calls with
@@ -52,9 +61,9 @@ pub struct Server<Req, Resp> {
     cursor: Cursor,
     /// Requests that `poll` has seen and `recv` has not taken.
     available: usize,
-    /// Generation of the client in each seat, as far as this server has met it.
-    sessions: Vec<Option<u32>>,
-    /// Per slot the tag of the request that waits for its answer.
+    /// By seat, as far as this server has met its client.
+    sessions: Vec<Option<Session<Resp>>>,
+    /// By seat and slot of the tag: the tag of the request that waits for its answer.
     unanswered: Vec<Option<Tag>>,
     seats: Seats,
     patrol: Patrol,
@@ -89,6 +98,8 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         resp_depth: usize,
         type_tag: u64,
     ) -> Result<Self, CreateError> {
+        // Registers this process for barriers, which may take long: now, and not in the first reply.
+        light_barrier();
         let layout = Layout::new::<Req, Resp>(max_clients, ring_depth, resp_depth)?;
         let header = Header {
             magic: MAGIC,
@@ -110,7 +121,7 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
             shared,
             cursor: Cursor::default(),
             available: 0,
-            sessions: vec![None; max_clients],
+            sessions: (0..max_clients).map(|_| None).collect(),
             unanswered: vec![None; layout.slots()],
             seats,
             patrol: Patrol::default(),
@@ -125,24 +136,26 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     #[inline]
     pub fn poll(&mut self) -> usize {
         self.advance_tail();
-        self.available = self.cursor.available(&self.shared.ring(), POLL_MAX);
+        let Self { shared, cursor, sessions, unanswered, seats, patrol, started, region, .. } = self;
+        // The names come eight to a line, the requests they name one or more lines each.
+        let fetch = |name: Name| shared.index(name.client, name.slot).into_iter().for_each(|index| shared.prefetch(index));
+        self.available = cursor.available(&shared.ring(), POLL_MAX, fetch);
         if self.available == 0 {
-            self.cursor.keep_order(&self.shared.ring());
+            cursor.keep_order(&shared.ring());
         }
-        let Self { shared, sessions, unanswered, seats, patrol, started, region, .. } = self;
         let now_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        patrol.pass(seats, region.lock_file(), now_ns, |client, _| {
-            if let Some(session) = sessions.get_mut(client) {
-                *session = None;
-            }
-            shared.slots_of(client).for_each(|index| {
-                if let Some(waiting) = unanswered.get_mut(index.get()) {
-                    *waiting = None;
-                }
-                shared.reset(index);
-            });
-        });
+        patrol.pass(seats, region.lock_file(), now_ns, |client, _| bury(client, shared, sessions, unanswered));
         self.available
+    }
+
+    /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), at most for `timeout` (`None`: without
+    /// end). Returns whether there is. Nothing spins here. Frees the ring words of the requests received so far first, and the places of
+    /// clients that leave or die meanwhile: it looks for the dead every [`SLICE`].
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        self.advance_tail();
+        self.patrol.slept();
+        let seats = self.seats;
+        seats.server_sleep().wait(timeout, SLICE, &mut Idle(self))
     }
 
     /// The next request that [`poll`](Self::poll) has seen, in the order in which the clients announced them.
@@ -161,19 +174,27 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     /// Copies the request that `name` announces, unless its client is gone or broken.
     #[inline]
     fn read(&mut self, name: Name) -> Option<RecvEntry<Req>> {
+        let Self { shared, sessions, unanswered, seats, .. } = self;
         let Name { client, slot, .. } = name;
-        let index = self.shared.index(client, slot)?;
-        let generation = self.seats.taken_by(client).filter(|&generation| name.is_of(generation))?;
-        *self.sessions.get_mut(client)? = Some(generation);
-        let (tag, payload) = self.shared.read_request(index);
-        let waiting = self.unanswered.get_mut(index.get())?;
-        let (tag, _) = Tag::unpack(tag);
-        if waiting.is_some() || tag.slot() != slot {
-            // It announced a slot whose call is unanswered, or another one than it wrote.
-            self.seats.evict(client, generation);
-            return None;
+        let index = shared.index(client, slot)?;
+        let generation = seats.taken_by(client).filter(|&generation| name.is_of(generation))?;
+        let session = sessions.get_mut(client)?;
+        if session.is_none() {
+            // SAFETY: the client's slots are empty, since the creation or since the end of the session before it, whose end of the lane went
+            // with it.
+            *session = Some(Session { generation, responses: unsafe { shared.responses_to(client) }? });
         }
-        *waiting = Some(tag);
+        session.as_ref().filter(|session| session.generation == generation)?;
+        let (tag, payload) = shared.read_request(index);
+        let (tag, _) = Tag::unpack(tag);
+        match shared.index(client, tag.slot()).and_then(|index| unanswered.get_mut(index.get())) {
+            Some(waiting @ None) => *waiting = Some(tag),
+            // It called with a tag that it cannot have, or whose call is unanswered: it announced a call twice, or made too many.
+            _ => {
+                seats.evict(client, generation);
+                return None;
+            }
+        }
         Some(RecvEntry { token: Token { client: client as u32, generation, tag }, payload })
     }
 
@@ -204,19 +225,23 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     #[inline]
     fn answer(&mut self, token: Token, note: u8, response: Resp) -> Result<(), ReplyError> {
         let (client, tag) = (token.client_id(), token.tag);
+        let Self { shared, sessions, unanswered, seats, cursor, .. } = self;
+        let session = sessions.get_mut(client).and_then(Option::as_mut);
         // A late answer to a former holder of the seat reaches nobody.
-        if self.sessions.get(client) != Some(&Some(token.generation)) {
+        let Some(session) = session.filter(|session| session.generation == token.generation) else {
             return Err(ReplyError::ClientGone { client });
-        }
-        let already = ReplyError::AlreadyAnswered { client };
-        let index = self.shared.index(client, tag.slot()).ok_or(already)?;
-        match self.unanswered.get_mut(index.get()) {
+        };
+        match shared.index(client, tag.slot()).and_then(|index| unanswered.get_mut(index.get())) {
             Some(waiting) if *waiting == Some(tag) => *waiting = None,
-            _ => return Err(already),
+            _ => return Err(ReplyError::AlreadyAnswered { client }),
         }
         // Before the client can call again: so the words in use are never more than the calls that are unanswered.
-        self.advance_tail();
-        self.shared.write_response(index, tag, note, response);
+        cursor.release(&shared.ring());
+        // There is room: the client has at most `resp_depth` calls unanswered, counting the answers it has not taken yet.
+        session.responses.publish(Response { tag: tag.pack(note), payload: response });
+        if let Some(sleep) = seats.client_sleep(client) {
+            sleep.wake();
+        }
         Ok(())
     }
 
@@ -224,5 +249,37 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     #[must_use]
     pub fn region_bytes(&self) -> usize {
         self.region.view().len()
+    }
+}
+
+/// Forgets a client that is gone, and makes its slots fit for the next.
+fn bury<Req: Plain, Resp: Plain>(
+    client: usize,
+    shared: &Shared<Req, Resp>,
+    sessions: &mut [Option<Session<Resp>>],
+    unanswered: &mut [Option<Tag>],
+) {
+    if let Some(session) = sessions.get_mut(client) {
+        *session = None;
+    }
+    unanswered.chunks_exact_mut(shared.resp_depth()).nth(client).into_iter().for_each(|of_client| of_client.fill(None));
+    // SAFETY: the client is gone, and our end went with the session.
+    unsafe { shared.reset(client) };
+}
+
+/// A server that waits, all it has received being released.
+struct Idle<'a, Req, Resp>(&'a mut Server<Req, Resp>);
+
+impl<Req: Plain, Resp: Plain> Watch for Idle<'_, Req, Resp> {
+    fn look(&mut self, _: bool) -> bool {
+        self.0.available > 0 || self.0.cursor.available(&self.0.shared.ring(), 1, |_| ()) > 0
+    }
+
+    fn check(&mut self) -> bool {
+        let Server { shared, cursor, sessions, unanswered, seats, patrol, started, region, .. } = &mut *self.0;
+        cursor.keep_order_asleep(&shared.ring());
+        let now_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        patrol.check(seats, region.lock_file(), now_ns, |client, _| bury(client, shared, sessions, unanswered));
+        false
     }
 }

@@ -1,16 +1,18 @@
 //! The parts of a region, as typed views. The only file that turns offsets into addresses.
 
 use std::mem::MaybeUninit;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
+use shm::cache;
 use shm::clients::Seats;
+use shm::lane::{LaneRx, LaneTx};
 use shm::pending::Tag;
 use shm::plain::{Plain, TypeShape};
 use shm::region::{Region, RegionView};
 use shm::sync::{AtomicU64, Ordering};
 
 use crate::error::ConnectError;
-use crate::layout::{Control, Header, Layout, MAGIC, Slot, VERSION};
+use crate::layout::{Control, Header, Layout, MAGIC, Response, ResponseSlot, Slot, VERSION};
 use crate::ring::Ring;
 
 /// The layout that the header of a server's region describes, known to fit the region and these types.
@@ -44,7 +46,7 @@ pub(crate) unsafe fn seats(view: RegionView<'_>, layout: &Layout) -> Seats {
     unsafe { Seats::new(view.base().add(layout.seats), layout.max_clients) }
 }
 
-/// Number of a request slot and of the response slot that belongs to it, known to exist. Made by [`Shared::index`] only.
+/// Number of a request slot, known to exist. Made by [`Shared::index`] only.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SlotIndex(usize);
 
@@ -60,7 +62,7 @@ pub(crate) struct Shared<Req, Resp> {
     control: NonNull<Control>,
     words: NonNull<AtomicU64>,
     requests: NonNull<Slot<Req>>,
-    responses: NonNull<Slot<Resp>>,
+    responses: NonNull<ResponseSlot<Resp>>,
     layout: Layout,
 }
 
@@ -99,57 +101,83 @@ impl<Req: Plain, Resp: Plain> Shared<Req, Resp> {
         in_range.then(|| SlotIndex(client * self.layout.resp_depth + slot))
     }
 
+    /// Slots of each kind per client.
+    pub(crate) fn resp_depth(&self) -> usize {
+        self.layout.resp_depth
+    }
+
     #[inline(always)]
-    fn slot_at<T>(&self, slots: NonNull<Slot<T>>, index: SlotIndex) -> &Slot<T> {
-        // SAFETY: an index was checked against the number of slots of either kind (contract of `new`).
-        unsafe { slots.add(index.0).as_ref() }
+    fn request(&self, index: SlotIndex) -> &Slot<Req> {
+        // SAFETY: an index was checked against the number of slots (contract of `new`).
+        unsafe { self.requests.add(index.0).as_ref() }
     }
 
     /// Client: writes a request into its slot. Nobody looks there before the slot is announced (D1).
     #[inline(always)]
     pub(crate) fn write_request(&self, index: SlotIndex, tag: Tag, request: Req) {
-        let slot = self.slot_at(self.requests, index);
+        let slot = self.request(index);
         slot.tag.store(tag.pack(0), Ordering::Relaxed);
         // SAFETY: the slot's last call has been answered, so the server is done with it, and it is this client's alone.
         slot.payload.with_mut(|p| unsafe { (*p).write(request) });
     }
 
+    /// Client: fetches the line of a slot that it will write soon. The announcement waits for all earlier stores, so without this it would
+    /// wait for that line to come from the server's core.
+    #[inline(always)]
+    pub(crate) fn prefetch_to_write(&self, index: SlotIndex) {
+        cache::prefetch_to_write(ptr::from_ref(self.request(index)).addr());
+    }
+
+    /// Server: fetches the line of a request that it will read soon.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, index: SlotIndex) {
+        cache::prefetch(ptr::from_ref(self.request(index)).addr());
+    }
+
     /// Server: copies an announced request (D1).
     #[inline(always)]
     pub(crate) fn read_request(&self, index: SlotIndex) -> (u64, Req) {
-        let slot = self.slot_at(self.requests, index);
+        let slot = self.request(index);
         let tag = slot.tag.load(Ordering::Relaxed);
         // SAFETY: shared memory is never uninitialised, any bytes are a valid `Req`, and a client does not write to a slot that it has
         // announced and that is not answered. (One that does gets nonsense for an answer; nothing else comes of it.)
         (tag, slot.payload.with(|p| unsafe { read_plain(p) }))
     }
 
-    /// Server: publishes a response. **D4**: Release / Acquire of `tag`: the payload is complete.
-    #[inline(always)]
-    pub(crate) fn write_response(&self, index: SlotIndex, tag: Tag, note: u8, response: Resp) {
-        let slot = self.slot_at(self.responses, index);
-        // SAFETY: the call of this slot is unanswered, so the client does not read there yet.
-        slot.payload.with_mut(|p| unsafe { (*p).write(response) });
-        slot.tag.store(tag.pack(note), Ordering::Release);
+    /// The responses to a client, a lane that begins at position 0; `None` unless there is such a client.
+    fn lane(&self, client: usize) -> Option<NonNull<ResponseSlot<Resp>>> {
+        let index = self.index(client, 0)?;
+        // SAFETY: there are as many response slots as request slots (contract of `new`).
+        Some(unsafe { self.responses.add(index.0) })
     }
 
-    /// Client: the note and the response to `tag`, if it has arrived (D4).
-    #[inline(always)]
-    pub(crate) fn read_response(&self, index: SlotIndex, tag: Tag) -> Option<(u8, Resp)> {
-        let slot = self.slot_at(self.responses, index);
-        let (answered, note) = Tag::unpack(slot.tag.load(Ordering::Acquire));
-        // SAFETY: the server is done with the slot until this client calls again from it; any bytes are a valid `Resp`.
-        (answered == tag).then(|| (note, slot.payload.with(|p| unsafe { read_plain(p) })))
+    /// Server: its end of the responses to a client. D4 is the lane's L1.
+    ///
+    /// # Safety
+    /// There is no other in use, and the client's slots are empty: since the region's creation, or by [`reset`](Self::reset).
+    pub(crate) unsafe fn responses_to(&self, client: usize) -> Option<LaneTx<Response<Resp>>> {
+        // SAFETY: contract of this function; a client has at most `resp_depth` calls unanswered or answers not taken, so there is room.
+        Some(unsafe { LaneTx::new(self.lane(client)?, self.layout.resp_depth as u64, 0) })
     }
 
-    /// All slots of one client.
-    pub(crate) fn slots_of(&self, client: usize) -> impl Iterator<Item = SlotIndex> + use<'_, Req, Resp> {
-        (0..self.layout.resp_depth).filter_map(move |slot| self.index(client, slot))
+    /// Client: its end of the same.
+    ///
+    /// # Safety
+    /// There is no other in use, and the slots are empty.
+    pub(crate) unsafe fn responses_of(&self, client: usize) -> Option<LaneRx<Response<Resp>>> {
+        // SAFETY: contract of this function; any bytes are a valid `Response`, by `Plain`.
+        Some(unsafe { LaneRx::new(self.lane(client)?, self.layout.resp_depth as u64, 0) })
     }
 
-    /// Server: makes a slot of a client that is gone fit for the next. The seat's release publishes it.
-    pub(crate) fn reset(&self, index: SlotIndex) {
-        self.slot_at(self.responses, index).tag.store(0, Ordering::Relaxed);
+    /// Server: makes the slots of a client that is gone fit for the next. The seat's release publishes it.
+    ///
+    /// # Safety
+    /// Nobody uses them: the client is gone, and so is the server's end of its lane.
+    pub(crate) unsafe fn reset(&self, client: usize) {
+        if let Some(lane) = self.lane(client) {
+            // SAFETY: contract of this function; zeroed bytes are empty slots.
+            unsafe { lane.write_bytes(0, self.layout.resp_depth) };
+        }
     }
 }
 

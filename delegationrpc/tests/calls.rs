@@ -60,7 +60,7 @@ fn damaged_header_is_refused() {
     assert!(matches!(attempt(12, 0), ConnectError::Damaged(ParameterError::MaxClients(0))));
     assert!(matches!(attempt(16, 6), ConnectError::Damaged(ParameterError::RingDepth(6))));
     assert!(matches!(attempt(20, u32::MAX), ConnectError::Damaged(ParameterError::RespDepth(_))));
-    assert!(matches!(attempt(20, 1000), ConnectError::Truncated { .. }));
+    assert!(matches!(attempt(20, 1024), ConnectError::Truncated { .. }));
     connect(&scratch);
 }
 

@@ -2,7 +2,7 @@
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flux::{Config, Node, network};
 use shm::wait::WaitStrategy;
@@ -10,10 +10,16 @@ use shm::wait::WaitStrategy;
 const NODES: usize = 4;
 const CALLS: u64 = 200_000;
 const IN_FLIGHT: usize = 64;
+/// How often a sleeping node looks whether all have finished.
+const STOP_INTERVAL: Duration = Duration::from_millis(10);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cores = std::thread::available_parallelism()?.get();
-    let wait = WaitStrategy::auto(NODES, cores);
+    // `ring event`, `ring yield`, `ring busy`, or what suits this machine.
+    let wait = match std::env::args().nth(1) {
+        Some(strategy) => strategy.parse()?,
+        None => WaitStrategy::auto(NODES, cores),
+    };
     let finished = AtomicUsize::new(0);
     let start = Instant::now();
     std::thread::scope(|scope| {
@@ -50,7 +56,7 @@ fn run(mut node: Node<u64, u64>, wait: WaitStrategy, finished: &AtomicUsize) {
             finished.fetch_add(1, Ordering::Release);
         }
         if taken == 0 {
-            waiter.idle();
+            waiter.idle(|| node.wait(Some(STOP_INTERVAL)));
         } else {
             waiter.busy();
         }

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use shm::lane::Slot;
 use shm::ready::{ARMED, ReadyWords};
+use shm::sleep::Sleep;
 use shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 
 use crate::error::ConfigError;
@@ -68,11 +69,33 @@ struct Inbound<T> {
     /// By sender.
     lanes: Box<[Lane<T>]>,
     /// By sender: whether to set a ready bit.
-    armed: Box<[AtomicU32]>,
-    ready: Box<[AtomicU64]>,
+    armed: Box<[Line<AtomicU32>]>,
+    ready: Box<[Line<AtomicU64>]>,
     /// The node was dropped.
     closed: AtomicBool,
+    sleep: SleepLine,
 }
+
+/// Words of one array on lines of their own. They are looked at with every message and nearly never written, so they must not lie beside
+/// anything else that is written. (Loom's atomics are larger, and have no lines.)
+#[cfg_attr(not(loom), repr(C, align(64)))]
+#[cfg_attr(loom, repr(C))]
+struct Line<W>([W; WORDS_PER_LINE]);
+
+const WORDS_PER_LINE: usize = 8;
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Line<AtomicU64>>() == 64 && size_of::<Line<AtomicU32>>() == 64);
+
+/// As many lines as `words` words need.
+fn lines<W>(words: usize, word: impl Fn() -> W) -> Box<[Line<W>]> {
+    (0..words.div_ceil(WORDS_PER_LINE)).map(|_| Line(std::array::from_fn(|_| word()))).collect()
+}
+
+/// What a node sleeps on, alone on its line: it writes there when it is about to, and the rest is read by all.
+#[derive(Default)]
+#[repr(align(64))]
+struct SleepLine(Sleep);
 
 /// Everything shared; the last node frees it.
 pub(crate) struct Mesh<T> {
@@ -95,9 +118,10 @@ impl<T> Mesh<T> {
         let inbound = |to: usize| Inbound {
             // Nobody calls itself, so that lane is empty.
             lanes: (0..nodes).map(|from| (0..if from == to { 0 } else { capacity }).map(|_| Slot::empty()).collect()).collect(),
-            armed: (0..nodes).map(|_| AtomicU32::new(ARMED)).collect(),
-            ready: (0..ReadyWords::words(nodes)).map(|_| AtomicU64::new(0)).collect(),
+            armed: lines(nodes, || AtomicU32::new(ARMED)),
+            ready: lines(ReadyWords::words(nodes), || AtomicU64::new(0)),
             closed: AtomicBool::new(false),
+            sleep: SleepLine::default(),
         };
         Self { nodes: (0..nodes).map(inbound).collect() }
     }
@@ -114,14 +138,19 @@ impl<T> Mesh<T> {
 
     #[inline(always)]
     pub(crate) fn armed(&self, from: usize, to: usize) -> Option<&AtomicU32> {
-        self.nodes.get(to)?.armed.get(from)
+        self.nodes.get(to)?.armed.get(from / WORDS_PER_LINE)?.0.get(from % WORDS_PER_LINE)
     }
 
     /// The ready bits of what `to` receives.
     pub(crate) fn ready(&self, to: usize) -> Option<ReadyWords> {
         let words = &*self.nodes.get(to)?.ready;
-        // SAFETY: these are `words(nodes)` atomics, which live as long as the mesh, and so as long as any node.
+        // SAFETY: these are at least `words(nodes)` atomics, one behind the other as a line is full of them, which live as long as the mesh, and
+        // so as long as any node.
         Some(unsafe { ReadyWords::new(NonNull::from(words).cast(), self.nodes.len()) })
+    }
+
+    pub(crate) fn sleep(&self, node: usize) -> Option<&Sleep> {
+        self.nodes.get(node).map(|inbound| &inbound.sleep.0)
     }
 
     #[inline(always)]

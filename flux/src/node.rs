@@ -10,12 +10,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shm::lane::{LaneRx, LaneTx};
 use shm::pending::{Pending, Tag};
 use shm::ready::{self, HotSet, ReadyWords};
-use shm::sync::{AtomicU32, Ordering};
+use shm::sleep::{Sleep, Watch};
+use shm::sync::{AtomicU32, Ordering, light_barrier};
 
 use crate::error::{CallError, ConfigError, NodeGone, UnknownToken};
 use crate::mesh::{CALL, Config, Mesh, Message, REPLY};
@@ -88,6 +89,8 @@ impl<T, U> fmt::Debug for Node<T, U> {
 /// [`ConfigError`].
 pub fn network<T: Copy + Send, U>(nodes: usize, config: Config) -> Result<Vec<Node<T, U>>, ConfigError> {
     config.check(nodes)?;
+    // Registers this process for barriers, which may take long: now, and not in the first call.
+    light_barrier();
     let mesh = Arc::new(Mesh::new(nodes, config.capacity));
     Ok((0..nodes).filter_map(|index| Node::new(index, config, Arc::clone(&mesh))).collect())
 }
@@ -170,8 +173,10 @@ impl<T: Copy + Send, U> Node<T, U> {
     fn publish(&mut self, to: usize, message: Message<T>) {
         let Some(peer) = self.peers.get_mut(to).and_then(Option::as_mut) else { return };
         peer.tx.publish(message);
-        if let Some(armed) = self.mesh.armed(self.index, to) {
-            peer.ready.notify_if_armed(self.index, armed);
+        if self.mesh.armed(self.index, to).is_some_and(|armed| peer.ready.notify_if_armed(self.index, armed))
+            && let Some(sleep) = self.mesh.sleep(to)
+        {
+            sleep.wake();
         }
     }
 
@@ -195,6 +200,21 @@ impl<T: Copy + Send, U> Node<T, U> {
         taken
     }
 
+    /// Sleeps until there is something to [`poll`](Self::poll) for or to take with [`try_recv_raw`](Self::try_recv_raw), the end of a node
+    /// that was called included; at most for `timeout` (`None`: without end). Returns whether there is. Nothing spins here.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        let mesh = Arc::clone(&self.mesh);
+        // Everything that ends a sleep wakes; there is nothing to look for in between.
+        mesh.sleep(self.index).is_none_or(|sleep| sleep.wait(timeout, Duration::MAX, &mut Idle(self)))
+    }
+
+    fn is_a_called_node_gone(&self) -> bool {
+        // M3
+        let is_closed = |node| self.mesh.closed(node).is_some_and(|closed| closed.load(Ordering::Acquire));
+        let is_waited_for = |peer: &Peer<T>| !peer.gone && peer.in_flight > 0;
+        !self.calls.is_empty() && (0..).zip(&self.peers).any(|(node, peer)| peer.as_ref().is_some_and(is_waited_for) && is_closed(node))
+    }
+
     #[cold]
     fn end_calls_to_the_gone(&mut self, f: &mut impl FnMut(U, Result<T, NodeGone>)) -> usize {
         let Self { peers, calls, held, inbox, mesh, index, .. } = self;
@@ -205,7 +225,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             if !is_gone || peers.get(to).and_then(Option::as_ref).is_none_or(|peer| peer.gone) {
                 continue;
             }
-            let mut round = Round { index: *index, mesh, peers, calls, held, inbox, f };
+            let mut round = Round { index: *index, mesh, peers, calls, held, inbox, f: &mut *f };
             ended += ready::Lanes::visit(&mut round, to, usize::MAX);
             calls.take_where(
                 |call| call.to == to,
@@ -246,6 +266,7 @@ impl<T, U> Drop for Node<T, U> {
             // M3
             closed.store(true, Ordering::Release);
         }
+        (0..self.mesh.len()).filter_map(|node| self.mesh.sleep(node)).for_each(Sleep::wake);
     }
 }
 
@@ -257,7 +278,7 @@ struct Round<'a, T, U, F> {
     calls: &'a mut Pending<Call<U>>,
     held: &'a mut Pending<Held>,
     inbox: &'a mut VecDeque<(usize, Token, T)>,
-    f: &'a mut F,
+    f: F,
 }
 
 impl<T: Copy + Send, U, F: FnMut(U, Result<T, NodeGone>)> ready::Lanes for Round<'_, T, U, F> {
@@ -288,6 +309,39 @@ impl<T: Copy + Send, U, F: FnMut(U, Result<T, NodeGone>)> ready::Lanes for Round
 
     fn armed(&self, from: usize) -> Option<&AtomicU32> {
         self.mesh.armed(from, self.index)
+    }
+}
+
+/// A node that waits.
+struct Idle<'a, T, U>(&'a mut Node<T, U>);
+
+impl<T: Copy + Send, U> Idle<'_, T, U> {
+    /// The lanes, of which nothing is taken here.
+    fn lanes(&mut self) -> (&mut HotSet, impl ready::Lanes) {
+        let Node { index, mesh, peers, calls, held, inbox, hot, .. } = &mut *self.0;
+        (hot, Round { index: *index, mesh, peers, calls, held, inbox, f: |_, _| () })
+    }
+}
+
+impl<T: Copy + Send, U> Watch for Idle<'_, T, U> {
+    fn arm(&mut self) {
+        let (hot, lanes) = self.lanes();
+        hot.arm(&lanes);
+    }
+
+    fn look(&mut self, is_told: bool) -> bool {
+        let is_cool = {
+            let (hot, lanes) = self.lanes();
+            hot.cool(&lanes, is_told)
+        };
+        if !is_cool || !self.0.inbox.is_empty() || self.0.ready.any() {
+            return true;
+        }
+        if !self.0.is_a_called_node_gone() {
+            return false;
+        }
+        self.0.polls_to_look = 1;
+        true
     }
 }
 

@@ -241,3 +241,100 @@ fn all_to_all_between_threads_loses_and_repeats_nothing() {
     });
     println!("{} calls answered in any order, 0 lost, 0 repeated", CALLS * (NODES * (NODES - 1)) as u64);
 }
+
+#[test]
+fn wait_ends_with_something_to_poll_for_or_with_its_time() {
+    let (mut a, mut b) = pair(Config::default());
+    for timeout in [Duration::ZERO, Duration::from_millis(3)] {
+        assert!(!a.wait(Some(timeout)) && !b.wait(Some(timeout)));
+    }
+    for n in 0..100 {
+        a.call(1, n, n).unwrap();
+        assert!(!a.wait(Some(Duration::ZERO)), "a call is no reply");
+        assert!(b.wait(None) && b.wait(None), "a wait takes nothing");
+        b.poll(no_reply);
+        assert!(b.wait(None), "polled is not received");
+        let (_, token, _) = b.try_recv_raw().unwrap();
+        assert!(!b.wait(Some(Duration::ZERO)), "received is nothing to poll for");
+        b.reply(token, n).unwrap();
+        assert!(a.wait(None));
+        assert_eq!(a.poll(|user, reply| assert_eq!((user, reply), (n, Ok(n)))), 1);
+    }
+}
+
+/// Here nobody looks by itself, so a wake-up that is lost is a hang: the main thread has the watch.
+#[test]
+fn sleepers_are_woken_by_every_call_and_every_reply() {
+    const NODES: usize = 3;
+    const CALLS: u64 = 3000;
+    let threads: Vec<_> = network::<u64, u64>(NODES, Config { capacity: 16, in_flight: 4 })
+        .unwrap()
+        .into_iter()
+        .map(|mut node| {
+            std::thread::spawn(move || {
+                let next = (node.index() + 1) % NODES;
+                let (mut sent, mut received, mut served) = (0, 0, 0);
+                while received < CALLS || served < CALLS {
+                    while sent < CALLS && node.call(next, sent, sent).is_ok() {
+                        sent += 1;
+                    }
+                    assert!(node.wait(None));
+                    node.poll(|user, reply| {
+                        assert_eq!(reply, Ok(user + 1));
+                        received += 1;
+                    });
+                    while let Some((_, token, payload)) = node.try_recv_raw() {
+                        node.reply(token, payload + 1).unwrap();
+                        served += 1;
+                    }
+                }
+            })
+        })
+        .collect();
+    let start = Instant::now();
+    while !threads.iter().all(|thread| thread.is_finished()) {
+        assert!(start.elapsed() < PATIENCE, "a node was not woken");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn sleeper_learns_of_the_end_of_a_node_it_called_and_of_no_other() {
+    let mut nodes = network::<u64, u64>(3, Config::default()).unwrap();
+    let (c, b, mut a) = (nodes.pop().unwrap(), nodes.pop().unwrap(), nodes.pop().unwrap());
+    a.call(1, 1, 1).unwrap();
+    drop(c);
+    assert!(!a.wait(Some(Duration::from_millis(1))));
+    let sleeper = std::thread::spawn(move || {
+        assert!(a.wait(Some(PATIENCE)), "not woken");
+        let mut ended = vec![];
+        let taken = a.poll(|user, reply| ended.push((user, reply)));
+        (taken, ended, a.wait(Some(Duration::ZERO)))
+    });
+    drop(b);
+    assert_eq!(sleeper.join().unwrap(), (1, vec![(1, Err(NodeGone { to: 1 }))], false));
+}
+
+/// Who spins or yields switches to no other thread by its own will.
+#[test]
+fn idle_sleeper_hardly_runs() {
+    let (mut a, mut b) = pair(Config::default());
+    a.call(1, 1, 1).unwrap();
+    b.poll(no_reply);
+    b.try_recv_raw().unwrap();
+    let before = voluntary_switches();
+    assert!(!b.wait(Some(Duration::from_millis(300))));
+    let switches = voluntary_switches() - before;
+    assert!((1..=20).contains(&switches), "{switches} context switches");
+}
+
+fn voluntary_switches() -> i64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel writes one `rusage` into the buffer, and zeroed bytes are one too.
+    let usage = unsafe {
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()), 0);
+        usage.assume_init()
+    };
+    usage.ru_nvcsw
+}

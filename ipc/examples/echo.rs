@@ -4,18 +4,24 @@
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipc::{Client, Dir, Server};
 use shm::wait::WaitStrategy;
 
 const CALLS: u64 = 200_000;
+/// How often a sleeping server looks whether it is to stop.
+const STOP_INTERVAL: Duration = Duration::from_millis(10);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let dir = Dir::open(None)?;
     dir.sweep()?;
     let name = format!("echo-{}", std::process::id());
-    let wait = WaitStrategy::auto(2, std::thread::available_parallelism()?.get());
+    // `echo event`, `echo yield`, `echo busy`, or what suits this machine.
+    let wait = match std::env::args().nth(1) {
+        Some(strategy) => strategy.parse()?,
+        None => WaitStrategy::auto(2, std::thread::available_parallelism()?.get()),
+    };
 
     let stop = Arc::new(AtomicBool::new(false));
     let server = std::thread::spawn({
@@ -26,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let mut waiter = wait.waiter();
             while !stop.load(Ordering::Relaxed) {
                 if server.poll() == 0 {
-                    waiter.idle();
+                    waiter.idle(|| server.wait(Some(STOP_INTERVAL)));
                     continue;
                 }
                 waiter.busy();
@@ -57,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let ended = client.poll(|number, reply| assert_eq!(reply, Ok(number)))? as u64;
         received += ended;
         if ended == 0 {
-            waiter.idle();
+            waiter.idle(|| client.wait(None));
         } else {
             waiter.busy();
         }

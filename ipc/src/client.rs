@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::time::Duration;
 
 use shm::dir::Dir;
 use shm::lane::{LaneRx, LaneTx};
@@ -10,6 +11,7 @@ use shm::pending::{Pending, Tag};
 use shm::plain::Plain;
 use shm::ready::ReadyWords;
 use shm::region::Region;
+use shm::sleep::{SLICE, Watch};
 
 use crate::error::{CallError, ConnectError};
 use crate::layout::{ANSWERED, Header, KIND, Request, Response};
@@ -94,10 +96,20 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         // There is room: fewer than `depth` earlier calls are unanswered, and requests are taken in order.
         self.requests.publish(Request { tag: tag.pack(0), payload: request });
         let seat = self.member.seat();
-        if let Some(armed) = self.member.seats().armed(seat) {
-            self.ready.notify_if_armed(seat, armed);
+        let seats = self.member.seats();
+        if seats.armed(seat).is_some_and(|armed| self.ready.notify_if_armed(seat, armed)) {
+            seats.server_sleep().wake();
         }
         Ok(())
+    }
+
+    /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, or the end of the session; at most for `timeout` (`None`:
+    /// without end). Returns whether there is. Nothing spins here, and a server that dies is noticed within [`SLICE`] of the kernel's
+    /// noticing it.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        let Self { responses, member, .. } = self;
+        let seats = *member.seats();
+        seats.client_sleep(member.seat()).is_none_or(|sleep| sleep.wait(timeout, SLICE, &mut Idle { responses, member }))
     }
 
     /// Hands the replies that have arrived to `f`, at most [`depth`](Self::depth) of them, and returns how many.
@@ -134,5 +146,21 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         }
         self.pending.take_where(|_| true, |user_data| f(user_data, Err(CallFailed::Ended(end))));
         Err(end)
+    }
+}
+
+/// A client that waits.
+struct Idle<'a, Resp> {
+    responses: &'a LaneRx<Response<Resp>>,
+    member: &'a mut Membership,
+}
+
+impl<Resp: Plain> Watch for Idle<'_, Resp> {
+    fn look(&mut self, _: bool) -> bool {
+        self.responses.is_ready() || self.member.end().is_some()
+    }
+
+    fn check(&mut self) -> bool {
+        self.member.check().is_some()
     }
 }

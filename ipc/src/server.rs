@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shm::clients::{Patrol, Seats};
 use shm::dir::Dir;
@@ -13,7 +13,8 @@ use shm::pending::Tag;
 use shm::plain::{Plain, TypeShape};
 use shm::ready::{self, ARMED, HotSet, ReadyWords};
 use shm::region::{Region, RegionView};
-use shm::sync::{AtomicU32, Ordering};
+use shm::sleep::{SLICE, Watch};
+use shm::sync::{AtomicU32, Ordering, light_barrier};
 
 use crate::error::{ClientGone, CreateError};
 use crate::handle::RecvHandle;
@@ -85,6 +86,8 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
     pub fn create(dir: &Dir, name: &str, max_clients: usize, depth: usize, type_tag: u64) -> Result<Self, CreateError> {
+        // Registers this process for barriers, which may take long: now, and not in the first reply.
+        light_barrier();
         let layout = Layout::new::<Req, Resp>(max_clients, depth)?;
         let header = Header { max_clients: max_clients as u32, depth: depth as u32, shape: TypeShape::of::<Req, Resp>(type_tag) };
         let region = Region::create(dir, name, KIND, layout.total, |view| {
@@ -125,12 +128,18 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         let view = region.view();
         hot.pass(ready, &mut Round { lines, inbox, mask, view }, now_ns);
         let seats = lines.seats;
-        patrol.pass(&seats, region.lock_file(), now_ns, |client, _| {
-            hot.remove(client);
-            inbox.retain(|arrived| arrived.client != client);
-            lines.bury(client, view);
-        });
+        patrol.pass(&seats, region.lock_file(), now_ns, |client, _| bury(client, hot, inbox, lines, view));
         inbox.len()
+    }
+
+    /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), at most for `timeout` (`None`: without
+    /// end). Returns whether there is. Nothing spins here. The places of clients that left or died meanwhile are freed: it looks for the
+    /// dead every [`SLICE`]. A request of a client that was left out of a poll counts.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        let inner = &mut *self.inner.borrow_mut();
+        inner.patrol.slept();
+        let seats = inner.lines.seats;
+        seats.server_sleep().wait(timeout, SLICE, inner)
     }
 
     /// The oldest request that [`poll`](Self::poll) has taken.
@@ -144,6 +153,40 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     #[must_use]
     pub fn region_bytes(&self) -> usize {
         self.inner.borrow().region.view().len()
+    }
+}
+
+/// Forgets a client that is gone.
+fn bury<Req: Plain, Resp: Plain>(
+    client: usize,
+    hot: &mut HotSet,
+    inbox: &mut VecDeque<Arrived<Req>>,
+    lines: &mut Lines<Req, Resp>,
+    view: RegionView<'_>,
+) {
+    hot.remove(client);
+    inbox.retain(|arrived| arrived.client != client);
+    lines.bury(client, view);
+}
+
+impl<Req: Plain, Resp: Plain> Watch for Inner<Req, Resp> {
+    fn arm(&mut self) {
+        let Self { hot, lines, inbox, region, .. } = self;
+        hot.arm(&Round { lines, inbox, mask: &[], view: region.view() });
+    }
+
+    fn look(&mut self, is_told: bool) -> bool {
+        let Self { hot, lines, inbox, ready, region, .. } = self;
+        let is_quiet = inbox.is_empty() && !ready.any();
+        !(hot.cool(&Round { lines, inbox, mask: &[], view: region.view() }, is_told) && is_quiet)
+    }
+
+    fn check(&mut self) -> bool {
+        let Self { hot, patrol, lines, inbox, started, region, .. } = self;
+        let (seats, view) = (lines.seats, region.view());
+        let now_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        patrol.check(&seats, region.lock_file(), now_ns, |client, _| bury(client, hot, inbox, lines, view));
+        false
     }
 }
 
@@ -164,6 +207,9 @@ impl<Req: Plain, Resp: Plain> Inner<Req, Resp> {
         line.held = line.held.saturating_sub(1);
         // There is room: the client has at most `depth` unanswered calls, counting the answers it has not taken yet.
         line.responses.publish(Response { tag: to.tag.pack(note), payload });
+        if let Some(sleep) = self.lines.seats.client_sleep(to.client) {
+            sleep.wake();
+        }
         Ok(())
     }
 }
@@ -235,7 +281,6 @@ impl<Req: Plain, Resp: Plain> ready::Lanes for Round<'_, Req, Resp> {
         }
         taken
     }
-
     fn is_ready(&self, client: usize) -> bool {
         let line = self.lines.lines.get(client).and_then(Option::as_ref);
         // A session not begun has never been visited.

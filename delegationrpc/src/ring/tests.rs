@@ -67,8 +67,8 @@ mod plain {
                     assert_eq!(ring.announce(name(1, round * 8 + slot)), Ok(()), "start {start} round {round}");
                 }
                 assert_eq!(ring.announce(name(1, 0)), Err(Full));
-                assert_eq!(cursor.available(&ring, 100), 8);
-                assert_eq!(cursor.available(&ring, 3), 3);
+                assert_eq!(cursor.available(&ring, 100, |_| ()), 8);
+                assert_eq!(cursor.available(&ring, 3, |_| ()), 3);
                 assert_eq!(drain(&mut cursor, &ring), (round * 8..round * 8 + 8).collect::<Vec<_>>());
             }
         }
@@ -81,7 +81,7 @@ mod plain {
         ring.announce(name(0, 1)).unwrap();
         ring.announce(name(0, 2)).unwrap();
         assert_eq!((cursor.take(&ring).unwrap().slot, cursor.take(&ring).unwrap().slot), (1, 2));
-        assert_eq!((cursor.take(&ring), cursor.available(&ring, 9)), (None, 0));
+        assert_eq!((cursor.take(&ring), cursor.available(&ring, 9, |_| ())), (None, 0));
         assert_eq!(ring.announce(name(0, 3)), Err(Full));
         cursor.release(&ring);
         ring.announce(name(0, 3)).unwrap();

@@ -1,5 +1,7 @@
 //! The crate as the tests of all shared-memory RPCs see it.
 
+use std::time::Duration;
+
 use delegationrpc::{CallError, Client, ConnectError, CreateError, Dir, ReplyError, Server, SessionEnd, Token};
 use shm::clients::JoinError;
 use shm::region::{self, OpenError};
@@ -35,6 +37,10 @@ impl Rpc for Delegation {
         server.poll()
     }
 
+    fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool {
+        server.wait(timeout)
+    }
+
     fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)> {
         server.recv().map(|entry| (entry.token, unseal(&entry.payload)))
     }
@@ -60,6 +66,10 @@ impl Rpc for Delegation {
 
     fn poll(client: &mut Self::Client, mut f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd> {
         client.poll(|user_data, outcome| f(user_data, outcome.map(|block| unseal(&block))))
+    }
+
+    fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool {
+        client.wait(timeout)
     }
 
     fn id(client: &Self::Client) -> usize {

@@ -14,6 +14,7 @@
 use std::ptr::NonNull;
 
 use crate::lock::{ByteLock, LockError, LockFile};
+use crate::sleep::Sleep;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Most clients of one server: delegationrpc has 12 bits for one.
@@ -38,6 +39,8 @@ struct Seat {
     armed: AtomicU32,
     /// For people who look at the memory; no decision is made by it.
     pid: AtomicU32,
+    /// The client sleeps here.
+    sleep: Sleep,
 }
 
 /// The line before the seats, 64 B.
@@ -45,6 +48,8 @@ struct Seat {
 #[repr(C, align(64))]
 struct Head {
     departures: AtomicU64,
+    /// The server sleeps here.
+    sleep: Sleep,
 }
 
 #[cfg(not(loom))]
@@ -54,6 +59,8 @@ const _: () = {
     assert!(std::mem::offset_of!(Seat, session) == 0);
     assert!(std::mem::offset_of!(Seat, armed) == 8);
     assert!(std::mem::offset_of!(Seat, pid) == 12);
+    assert!(std::mem::offset_of!(Seat, sleep) == 16);
+    assert!(std::mem::offset_of!(Head, sleep) == 8);
 };
 
 /// Why a client got no seat.
@@ -183,6 +190,7 @@ impl Seats {
         if seat.session.compare_exchange(taken, left, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             // C3
             self.head().departures.fetch_add(1, Ordering::Release);
+            self.head().sleep.wake();
         }
     }
 
@@ -191,6 +199,20 @@ impl Seats {
     #[inline(always)]
     pub fn armed(&self, seat: usize) -> Option<&AtomicU32> {
         self.seat(seat).map(|seat| &seat.armed)
+    }
+
+    /// What the server sleeps on; clients wake it after what it must be told of.
+    #[must_use]
+    #[inline(always)]
+    pub fn server_sleep(&self) -> &Sleep {
+        &self.head().sleep
+    }
+
+    /// What the client of `seat` sleeps on; the server wakes it after a reply.
+    #[must_use]
+    #[inline(always)]
+    pub fn client_sleep(&self, seat: usize) -> Option<&Sleep> {
+        self.seat(seat).map(|seat| &seat.sleep)
     }
 
     /// Server: the generation of the client in `seat`, or `None` if there is none (any more).
@@ -208,6 +230,7 @@ impl Seats {
             let (taken, evicted) = (word(generation, TAKEN), word(generation, EVICTED));
             // C2; if the client left meanwhile, all the better.
             let _ = seat.session.compare_exchange(taken, evicted, Ordering::AcqRel, Ordering::Relaxed);
+            seat.sleep.wake();
         }
     }
 
@@ -228,7 +251,7 @@ impl Seats {
 }
 
 /// The server's round of the seats, which finds the clients that are gone: who left, at the next pass; who died, within a time that
-/// grows with the number of clients, a millisecond for every [`LOOKS_PER_ROUND`] of them.
+/// grows with the number of clients, a millisecond for every [`LOOKS_PER_ROUND`] of them (a server that sleeps: and [`SLICE`](crate::sleep::SLICE)).
 #[derive(Debug, Default)]
 pub struct Patrol {
     next: usize,
@@ -242,6 +265,8 @@ pub const LOOKS_PER_ROUND: usize = 8;
 const ROUND_NS: u64 = 1_000_000;
 /// The clock is read once in this many passes.
 const PASSES_PER_CLOCK: u32 = 256;
+/// Rounds that one pass makes up for, of a server that polls rarely.
+const ROUNDS_PER_PASS: usize = 8;
 
 impl Patrol {
     /// One pass; nearly always one load. `now_ns` is any monotonic clock and is read rarely. `bury(seat, generation)` must forget the
@@ -257,11 +282,26 @@ impl Patrol {
         self.passes += 1;
         if self.passes >= PASSES_PER_CLOCK {
             self.passes = 0;
-            let now = now_ns();
-            if now.wrapping_sub(self.round_ns) >= ROUND_NS {
-                self.round_ns = now;
-                self.round(seats, file, LOOKS_PER_ROUND, &mut bury);
-            }
+            self.catch_up(seats, file, now_ns(), ROUNDS_PER_PASS, &mut bury);
+        }
+    }
+
+    /// As [`pass`](Self::pass), of a server that has nothing to do: the clock is read, and all the looks are made that have become due.
+    pub fn check(&mut self, seats: &Seats, file: &LockFile, now_ns: u64, mut bury: impl FnMut(usize, u32)) {
+        self.pass(seats, file, || now_ns, &mut bury);
+        self.catch_up(seats, file, now_ns, seats.count, &mut bury);
+    }
+
+    /// Makes the next [`pass`](Self::pass) read the clock: the server has slept.
+    pub fn slept(&mut self) {
+        self.passes = PASSES_PER_CLOCK;
+    }
+
+    fn catch_up(&mut self, seats: &Seats, file: &LockFile, now: u64, most: usize, bury: &mut impl FnMut(usize, u32)) {
+        let due = usize::try_from(now.wrapping_sub(self.round_ns) / ROUND_NS).unwrap_or(most).min(most);
+        if due > 0 {
+            self.round_ns = now;
+            self.round(seats, file, due.saturating_mul(LOOKS_PER_ROUND).min(seats.count), bury);
         }
     }
 
@@ -277,6 +317,7 @@ impl Patrol {
             }
             if let (Some(generation), Some(seat)) = (departed, seats.seat(index)) {
                 bury(index, generation);
+                seat.sleep.reset();
                 // C2
                 seat.session.store(word(generation, FREE), Ordering::Release);
             }

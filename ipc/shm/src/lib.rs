@@ -9,15 +9,18 @@
 //! - [`sync`]: atomics (loom's under `--cfg loom`) and the asymmetric barrier pair.
 //! - [`lane`]: one producer, one consumer, lap-stamped slots: the only ring in the workspace.
 //! - [`ready`]: polling thousands of lanes at the price of the busy ones.
+//! - [`cache`]: fetching ahead.
 //! - [`clients`]: a server's clients: seats with generations, their holders' deaths noticed.
 //! - [`membership`]: a client's side of that: its seat, and whether there is still a server.
 //! - [`plain`]: what may cross a process boundary.
 //! - [`pending`]: things that wait for an answer, found by a tag that is good once.
+//! - [`sleep`]: sleeping until a peer publishes something, and waking who sleeps.
 //! - [`wait`]: what a loop does that found nothing to do.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("memfds, robust futexes, membarrier and /proc/<pid>/fd are Linux's, and the shared layouts are for 64 bits");
 
+pub mod cache;
 pub mod clients;
 pub mod dir;
 mod header;
@@ -30,6 +33,7 @@ pub mod plain;
 pub mod ready;
 pub mod region;
 mod robust;
+pub mod sleep;
 pub mod sync;
 mod sys;
 pub mod wait;

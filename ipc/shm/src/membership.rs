@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::clients::{JoinError, Seats, Session};
 use crate::region::{OwnerWatch, Region};
+use crate::sync::light_barrier;
 
 /// How a session ended. Permanent: connect anew when there is a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -59,6 +60,8 @@ impl Membership {
     /// # Errors
     /// [`JoinError`].
     pub unsafe fn join(region: Region, seats: Seats) -> Result<Self, JoinError> {
+        // Registers this process for barriers, which may take long: now, and not in the first call.
+        light_barrier();
         let session = seats.join(region.lock_file())?;
         Ok(Self { seats, seat: session.seat(), session: Some(session), watch: OwnerWatch::default(), end: None, region })
     }
@@ -101,6 +104,12 @@ impl Membership {
             }
         }
         self.end
+    }
+
+    /// As [`end`](Self::end), and as sure as the kernel is by now. For a client that has time: a system call, while the server may be gone.
+    pub fn check(&mut self) -> Option<SessionEnd> {
+        self.watch.look_next();
+        self.end()
     }
 }
 

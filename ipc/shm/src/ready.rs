@@ -216,27 +216,33 @@ impl HotSet {
         }
     }
 
-    /// Arms every lane, before the consumer sleeps. `true`: all are empty, and whoever publishes from now on sets a ready bit. `false`: go on
-    /// polling.
-    #[must_use]
-    pub fn arm_all(&mut self, lanes: &impl Lanes) -> bool {
-        for hot in &self.hot {
-            if let Some(armed) = lanes.armed(hot.lane) {
-                armed.store(ARMED, Ordering::Relaxed);
-            }
+    /// Arms every lane, before the consumer sleeps. A [`heavy_barrier`] and [`cool`](Self::cool) must follow.
+    pub fn arm(&self, lanes: &impl Lanes) {
+        for armed in self.hot.iter().filter_map(|hot| lanes.armed(hot.lane)) {
+            armed.store(ARMED, Ordering::Relaxed);
         }
-        // R1
-        let may_cool = heavy_barrier();
-        let is_hot = &mut self.is_hot;
+    }
+
+    /// Whether all hot lanes are empty. Those that are go cold if `may_cool`, which says that they were [armed](Self::arm) and that a
+    /// [`heavy_barrier`] returned `true` since (R1): whoever publishes there from now on sets a ready bit. The others are polled on.
+    #[must_use]
+    pub fn cool(&mut self, lanes: &impl Lanes, may_cool: bool) -> bool {
+        let (is_hot, mut all_empty) = (&mut self.is_hot, true);
         self.hot.retain(|hot| {
-            let armed = lanes.armed(hot.lane).filter(|_| !may_cool || lanes.is_ready(hot.lane));
-            if let Some(armed) = armed {
+            let Some(armed) = lanes.armed(hot.lane) else {
+                is_hot[hot.lane] = false;
+                return false;
+            };
+            let is_ready = lanes.is_ready(hot.lane);
+            all_empty &= !is_ready;
+            let keep = is_ready || !may_cool;
+            if keep {
                 armed.store(HOT, Ordering::Relaxed);
             }
-            is_hot[hot.lane] = armed.is_some();
-            armed.is_some()
+            is_hot[hot.lane] = keep;
+            keep
         });
-        self.hot.is_empty()
+        all_empty
     }
 
     #[cold]
@@ -374,15 +380,17 @@ mod tests {
         }
     }
 
-    /// The hand-over from hot to cold loses no message: either the consumer's second look or the ready bit finds it.
     #[cfg(loom)]
-    #[test]
-    fn loom_no_wake_up_is_lost_when_a_lane_goes_cold() {
+    mod model {
+        use super::*;
+        use crate::sleep::{SLICE, Sleep, Watch};
         use loom::sync::Arc;
+
         struct One {
             message: Arc<AtomicU64>,
             armed: Arc<AtomicU32>,
         }
+
         impl Lanes for One {
             fn visit(&mut self, _: usize, _: usize) -> usize {
                 self.message.swap(0, Ordering::AcqRel) as usize
@@ -394,81 +402,78 @@ mod tests {
                 Some(&self.armed)
             }
         }
-        loom::model(|| {
+
+        fn one(armed: u32) -> (ReadyWords, One) {
             let words: &'static [AtomicU64] = Box::leak((0..ReadyWords::words(1)).map(|_| AtomicU64::new(0)).collect());
             // SAFETY: the words are leaked.
             let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), 1) };
-            let message = Arc::new(AtomicU64::new(0));
-            let armed = Arc::new(AtomicU32::new(HOT));
-            let (m, a) = (message.clone(), armed.clone());
-            let producer = loom::thread::spawn(move || {
-                m.store(1, Ordering::Release);
-                ready.notify_if_armed(0, &a);
-            });
-            let mut lanes = One { message, armed };
-            let mut set = HotSet::new(1);
-            set.heat(0, &lanes);
-            set.epoch = 5;
-            set.tick(&lanes, EPOCH_NS);
-            let was_cold = set.hot.is_empty();
-            let early = lanes.visit(0, 1);
-            producer.join().unwrap();
-            let mut woken = false;
-            ready.drain(|_| woken = true);
-            let waiting = lanes.is_ready(0);
-            assert!(early == 1 || !waiting || !was_cold || woken, "a message waits in a cold lane nobody will look at");
-        });
-    }
+            (ready, One { message: Arc::new(AtomicU64::new(0)), armed: Arc::new(AtomicU32::new(armed)) })
+        }
 
-    /// Whoever sleeps after [`HotSet::arm_all`] and a look at the ready bits is woken by what is published from then on: the producer sees
-    /// that it sleeps, and counts a wake that it did not know of.
-    #[cfg(loom)]
-    #[test]
-    fn loom_no_wake_up_is_lost_when_the_consumer_sleeps() {
-        use loom::sync::Arc;
-        struct One {
-            message: Arc<AtomicU64>,
-            armed: Arc<AtomicU32>,
-        }
-        impl Lanes for One {
-            fn visit(&mut self, _: usize, _: usize) -> usize {
-                self.message.swap(0, Ordering::AcqRel) as usize
-            }
-            fn is_ready(&self, _: usize) -> bool {
-                self.message.load(Ordering::Acquire) != 0
-            }
-            fn armed(&self, _: usize) -> Option<&AtomicU32> {
-                Some(&self.armed)
-            }
-        }
-        for is_hot in [true, false] {
-            loom::model(move || {
-                let words: &'static [AtomicU64] = Box::leak((0..ReadyWords::words(1)).map(|_| AtomicU64::new(0)).collect());
-                // SAFETY: the words are leaked.
-                let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), 1) };
-                let (message, armed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU32::new(if is_hot { HOT } else { ARMED })));
-                let (sleeping, wakes) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
-                let (m, a, s, w) = (message.clone(), armed.clone(), sleeping.clone(), wakes.clone());
+        /// The hand-over from hot to cold loses no message: either the consumer's second look or the ready bit finds it.
+        #[test]
+        fn loom_no_wake_up_is_lost_when_a_lane_goes_cold() {
+            loom::model(|| {
+                let (ready, mut lanes) = one(HOT);
+                let (m, a) = (lanes.message.clone(), lanes.armed.clone());
                 let producer = loom::thread::spawn(move || {
                     m.store(1, Ordering::Release);
-                    if ready.notify_if_armed(0, &a) {
-                        light_barrier();
-                        if s.load(Ordering::Relaxed) != 0 {
-                            w.fetch_add(1, Ordering::Release);
-                        }
-                    }
+                    ready.notify_if_armed(0, &a);
                 });
-                let lanes = One { message, armed };
                 let mut set = HotSet::new(1);
-                if is_hot {
-                    set.heat(0, &lanes);
-                }
-                let known = wakes.load(Ordering::Acquire);
-                sleeping.store(1, Ordering::Relaxed);
-                let sleeps = set.arm_all(&lanes) && !ready.any();
+                set.heat(0, &lanes);
+                set.epoch = 5;
+                set.tick(&lanes, EPOCH_NS);
+                let was_cold = set.hot.is_empty();
+                let early = lanes.visit(0, 1);
                 producer.join().unwrap();
-                assert!(!sleeps || wakes.load(Ordering::Acquire) != known, "it sleeps on a message");
+                let mut woken = false;
+                ready.drain(|_| woken = true);
+                let waiting = lanes.is_ready(0);
+                assert!(early == 1 || !waiting || !was_cold || woken, "a message waits in a cold lane nobody will look at");
             });
+        }
+
+        struct Idle<'a> {
+            set: &'a mut HotSet,
+            lanes: &'a One,
+            ready: ReadyWords,
+        }
+
+        impl Watch for Idle<'_> {
+            fn arm(&mut self) {
+                self.set.arm(self.lanes);
+            }
+            fn look(&mut self, is_told: bool) -> bool {
+                !self.set.cool(self.lanes, is_told) || self.ready.any()
+            }
+        }
+
+        /// R1, W1, W2 together: a consumer that sleeps when its lane is empty is woken by what is published there, and finds it.
+        #[test]
+        fn loom_no_wake_up_is_lost_when_the_consumer_sleeps() {
+            for armed in [HOT, ARMED] {
+                loom::model(move || {
+                    let (ready, mut lanes) = one(armed);
+                    let sleep = Arc::new(Sleep::default());
+                    let (m, a, s) = (lanes.message.clone(), lanes.armed.clone(), sleep.clone());
+                    let producer = loom::thread::spawn(move || {
+                        m.store(1, Ordering::Release);
+                        if ready.notify_if_armed(0, &a) {
+                            s.wake();
+                        }
+                    });
+                    let mut set = HotSet::new(1);
+                    if armed == HOT {
+                        set.heat(0, &lanes);
+                    }
+                    assert!(sleep.wait(None, SLICE, &mut Idle { set: &mut set, lanes: &lanes, ready }));
+                    // The bit may come after the message was seen in a lane that is polled.
+                    let taken = set.pass(&ready, &mut lanes, || 0);
+                    producer.join().unwrap();
+                    assert_eq!(taken, 1);
+                });
+            }
         }
     }
 }

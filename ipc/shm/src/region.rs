@@ -298,6 +298,11 @@ impl OwnerWatch {
         self.is_gone || (region.owner_hint() && self.look(region))
     }
 
+    /// Makes the next [`is_gone`](Self::is_gone) look if the hint is up.
+    pub fn look_next(&mut self) {
+        self.calls_to_look = 0;
+    }
+
     #[cold]
     fn look(&mut self, region: &Region) -> bool {
         if self.calls_to_look > 0 {

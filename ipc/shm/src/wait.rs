@@ -18,6 +18,9 @@ pub enum WaitStrategy {
     /// Give the core to another thread after a few empty rounds: for more threads than cores, where a polling thread would otherwise
     /// hold the core for a whole scheduler slice while the thread it waits for could run.
     Yield,
+    /// Sleep after a few empty rounds, until there is something to do: the least load, for threads that are mostly idle. Waking up takes a
+    /// system call on either side.
+    Event,
 }
 
 impl WaitStrategy {
@@ -40,13 +43,14 @@ impl fmt::Display for WaitStrategy {
         f.write_str(match self {
             Self::Busy => "busy",
             Self::Yield => "yield",
+            Self::Event => "event",
         })
     }
 }
 
 /// The text names no wait strategy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown wait strategy {0:?}: use busy or yield")]
+#[error("unknown wait strategy {0:?}: use busy, yield or event")]
 pub struct ParseWaitError(pub String);
 
 impl FromStr for WaitStrategy {
@@ -56,13 +60,14 @@ impl FromStr for WaitStrategy {
         match text {
             "busy" => Ok(Self::Busy),
             "yield" => Ok(Self::Yield),
+            "event" => Ok(Self::Event),
             _ => Err(ParseWaitError(text.to_owned())),
         }
     }
 }
 
 /// The wait strategy of one loop: call [`busy`](Self::busy) after a round that found work and [`idle`](Self::idle) after one that did
-/// not. It never sleeps.
+/// not.
 #[derive(Debug, Clone)]
 pub struct Waiter {
     strategy: WaitStrategy,
@@ -76,17 +81,44 @@ impl Waiter {
         self.empty_rounds = 0;
     }
 
-    /// The round found nothing.
+    /// The round found nothing. `sleep` is how this loop sleeps until there is something: the `wait` of what it polls, with a timeout if it
+    /// has more to look after; what it returns does not matter. It is called under [`WaitStrategy::Event`] only.
     #[inline]
-    pub fn idle(&mut self) {
+    pub fn idle<R>(&mut self, sleep: impl FnOnce() -> R) {
         match self.strategy {
             WaitStrategy::Busy => spin_loop(),
-            WaitStrategy::Yield if self.empty_rounds < SPIN_ROUNDS => {
+            _ if self.empty_rounds < SPIN_ROUNDS => {
                 self.empty_rounds += 1;
                 spin_loop();
             }
-            // Further empty rounds yield at once, until there is work again.
+            // Further empty rounds do this at once, until there is work again.
             WaitStrategy::Yield => yield_now(),
+            WaitStrategy::Event => drop(sleep()),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strategy_reads_as_it_is_written() {
+        for strategy in [WaitStrategy::Busy, WaitStrategy::Yield, WaitStrategy::Event] {
+            assert_eq!(strategy.to_string().parse(), Ok(strategy));
+        }
+        assert_eq!("sleep".parse::<WaitStrategy>(), Err(ParseWaitError("sleep".to_owned())));
+    }
+
+    #[test]
+    fn only_event_sleeps_and_not_in_the_first_empty_round() {
+        for (strategy, sleeps) in [(WaitStrategy::Busy, 0), (WaitStrategy::Yield, 0), (WaitStrategy::Event, 2)] {
+            let (mut waiter, mut slept) = (strategy.waiter(), 0);
+            for _ in 0..2 {
+                waiter.busy();
+                (0..SPIN_ROUNDS + 1).for_each(|_| waiter.idle(|| slept += 1));
+            }
+            assert_eq!(slept, sleeps, "{strategy}");
         }
     }
 }

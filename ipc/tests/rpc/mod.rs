@@ -1,5 +1,7 @@
 //! The crate as the tests of all shared-memory RPCs see it.
 
+use std::time::Duration;
+
 use ipc::{CallError, Client, ConnectError, CreateError, Dir, RecvHandle, Server, SessionEnd};
 use shm::clients::JoinError;
 use shm::region::{self, OpenError};
@@ -34,6 +36,10 @@ impl Rpc for Ipc {
         server.poll()
     }
 
+    fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool {
+        server.wait(timeout)
+    }
+
     fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)> {
         server.recv().map(|request| {
             let number = unseal(request.data());
@@ -58,6 +64,10 @@ impl Rpc for Ipc {
 
     fn poll(client: &mut Self::Client, mut f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd> {
         client.poll(|user_data, outcome| f(user_data, outcome.map(|block| unseal(&block))))
+    }
+
+    fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool {
+        client.wait(timeout)
     }
 
     fn id(client: &Self::Client) -> usize {

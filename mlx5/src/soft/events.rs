@@ -1,8 +1,9 @@
 //! Sleeping until something happens, and waking who sleeps.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
 
-use shm::sync::heavy_barrier;
+use shm::ready::HotSet;
+use shm::sleep::Watch;
 
 use super::arrive::Arrivals;
 use super::{Clock, Hca, State, datagram};
@@ -10,22 +11,26 @@ use super::{Clock, Hca, State, datagram};
 /// How often a sleeper looks by itself, in ns: for peers that died with one of its receives, which wake nobody. In this crate's own tests never,
 /// so that a lost wake-up is a hang and not a delay.
 const LONGEST_SLEEP_NS: u64 = if cfg!(test) { u64::MAX } else { 100_000_000 };
-/// The same where it cannot know when it has something to do, because somebody else moves its clock; and where the system has no membarrier(2),
-/// so that a wake-up may be missed.
+/// The same where it cannot know when it has something to do, because somebody else moves its clock.
 const SHORT_SLEEP_NS: u64 = 1_000_000;
 /// What is due sooner is slept for all the same: a full lane is tried again at once, and its consumer may be stopped.
 const SHORTEST_SLEEP_NS: u64 = 20_000;
 
-/// Wakes who waits on `word`, in whatever process.
-pub(crate) fn futex_wake(word: &AtomicU32) {
-    // SAFETY: the address is valid; the kernel only looks for sleepers on it.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+/// What ends a sleep: anything to be taken from a lane, or announced by a ready bit.
+struct Idle<'a> {
+    hot: &'a mut HotSet,
+    arrivals: Arrivals<'a>,
 }
 
-fn futex_wait(word: &AtomicU32, expected: u32, timeout_ns: u64) {
-    let timeout = libc::timespec { tv_sec: (timeout_ns / 1_000_000_000) as _, tv_nsec: (timeout_ns % 1_000_000_000) as _ };
-    // SAFETY: both addresses are valid for the call. Any return is only a reason to look again.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const timeout) };
+impl Watch for Idle<'_> {
+    fn arm(&mut self) {
+        self.hot.arm(&self.arrivals);
+    }
+
+    fn look(&mut self, is_told: bool) -> bool {
+        let memory = &self.arrivals.hca.memory;
+        !self.hot.cool(&self.arrivals, is_told) || super::objects::ready_words(memory).any() || datagram::any_ready(memory)
+    }
 }
 
 impl Hca {
@@ -64,19 +69,9 @@ impl Hca {
     }
 
     fn sleep(&self, state: &mut State, longest_ns: u64) {
-        let sleep = &self.memory.lanes().sleep;
-        let wakes = sleep.wakes.load(Ordering::Acquire);
-        sleep.sleeping.store(1, Ordering::Relaxed);
         let State { qps, cqs, hot, injector, .. } = state;
-        // H7, R1: `arm_all` has the barrier. From there on who sends sees the flags, or what it sent is seen below.
-        let ready = super::objects::ready_words(&self.memory);
-        let is_idle = hot.arm_all(&Arrivals { hca: self, qps, cqs, injector });
-        if is_idle && !ready.any() && !datagram::any_ready(&self.memory) {
-            futex_wait(&sleep.wakes, wakes, longest_ns);
-        } else if !heavy_barrier() {
-            // Without membarrier(2) the lanes stay hot, so that a message in one would not wake us.
-            futex_wait(&sleep.wakes, wakes, longest_ns.min(SHORT_SLEEP_NS));
-        }
-        sleep.sleeping.store(0, Ordering::Relaxed);
+        // H7, R1
+        let mut idle = Idle { hot, arrivals: Arrivals { hca: self, qps, cqs, injector } };
+        self.memory.lanes().sleep.0.sleep(Duration::from_nanos(longest_ns), &mut idle);
     }
 }

@@ -9,7 +9,7 @@
 //! | arena | rw | rw | registered memory |
 //!
 //! Its SQs, CQs, UAR and every counter not listed are private to its process. What more than one process writes is single words only:
-//! `Pop::word` (compare and swap), the ready words (fetch_or) and `Sleep::wakes` (fetch_add); everything else has one writer.
+//! `Pop::word` (compare and swap), the ready words (fetch_or) and the wakes of `OwnerSleep` (fetch_add); everything else has one writer.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
@@ -21,8 +21,7 @@
 //! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes |
 //! | `Pop::word` | requesters, and the owner in repair, CAS | requesters | **H4** AcqRel: a popped receive is this requester's |
 //! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `shm::lane` |
-//! | `Sleep::wakes` | requesters, fetch_add | owner | **H7** after a ready bit; the owner looks at the bits between reading it and sleeping on it |
-//! | `Sleep::sleeping` | owner | requesters | **H7** heavy/light barrier: a requester sees it, or its ready bit is seen |
+//! | `OwnerSleep` | requesters, fetch_add; owner | both | **H7** W1 and W2 of `shm::sleep`, after a ready bit: a requester sees that the owner sleeps, or its ready bit is seen |
 //! | `AtomicRequest` | the lane's requester | owner | L1 of the message that says that it is there; written again after H8 only |
 //! | `Lane::intent` | the lane's requester | owner in repair | **H5** Release/Acquire: set before the pop, cleared after the slot is published |
 //! | `RqEntry::record` | owner's driver | requesters | device format; Release/Acquire: the WQEs below it |
@@ -31,6 +30,7 @@
 use shm::lane::Slot;
 use shm::memfd::MemfdId;
 use shm::ready::ReadyWords;
+use shm::sleep::Sleep;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
 use crate::ud_qp::GRH_BYTES;
@@ -302,17 +302,12 @@ pub(crate) struct LanesSegment {
     /// By LID: that device has datagrams for this one.
     pub(crate) datagram_ready: [AtomicU64; ReadyWords::words(MAX_LIDS)],
     pub(crate) datagrams: [DatagramLane; MAX_DATAGRAM_LANES],
-    pub(crate) sleep: Sleep,
+    pub(crate) sleep: OwnerSleep,
 }
 
-/// How a device whose owner sleeps is woken.
+/// What a device's owner sleeps on, alone on its line.
 #[repr(C, align(64))]
-pub(crate) struct Sleep {
-    /// Counts the wakes; the owner sleeps on it.
-    pub(crate) wakes: AtomicU32,
-    /// Whether the owner sleeps, or is about to.
-    pub(crate) sleeping: AtomicU32,
-}
+pub(crate) struct OwnerSleep(pub(crate) Sleep);
 
 /// The user bytes of a device's control file: where its segments are. Written before the file has a name, never changed.
 #[derive(Clone, Copy)]

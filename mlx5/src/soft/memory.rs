@@ -6,9 +6,6 @@ use std::sync::atomic::Ordering;
 
 use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId};
 
-use shm::sync::light_barrier;
-
-use super::events::futex_wake;
 use super::layout::{ControlSegment, DatagramLane, FOREIGN, Lane, LanesSegment, MrEntry, Pop, QpEntry, RECEIVES, RqEntry};
 use crate::mr::Access;
 
@@ -141,13 +138,8 @@ impl DeviceMemory {
 
     /// Wakes the owner if it sleeps; after a ready bit was set.
     pub(crate) fn wake(&self) {
-        let sleep = &self.lanes().sleep;
         // H7
-        light_barrier();
-        if sleep.sleeping.load(Ordering::Relaxed) != 0 {
-            sleep.wakes.fetch_add(1, Ordering::Release);
-            futex_wake(&sleep.wakes);
-        }
+        self.lanes().sleep.0.wake();
     }
 
     pub(crate) fn mr(&self, key: u32) -> &MrEntry {

@@ -189,6 +189,17 @@ pub fn limited(test: impl FnOnce()) {
     drop(ended);
 }
 
+/// How often the calling thread has given its core away by its own will.
+pub fn voluntary_switches() -> i64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel writes one `rusage` into the buffer, and zeroed bytes are one too.
+    let usage = unsafe {
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()), 0);
+        usage.assume_init()
+    };
+    usage.ru_nvcsw
+}
+
 /// Waits until `done`, or fails.
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();

@@ -11,9 +11,10 @@
 )]
 
 mod processes;
+mod waiting;
 
 use std::os::fd::AsRawFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
@@ -21,6 +22,7 @@ use shm::membership::{CallFailed, SessionEnd};
 use crate::support::{self, PATIENCE, Scratch, wait_for};
 
 pub use processes::*;
+pub use waiting::*;
 
 /// Why a call was not made, with what came back: request and user data.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,12 +49,14 @@ pub trait Rpc {
     /// `None` if all seats are taken, or there is no living server.
     fn connect(dir: &Dir) -> Option<Self::Client>;
     fn serve_poll(server: &mut Self::Server) -> usize;
+    fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool;
     fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)>;
     /// Whether the client was still there.
     fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool;
     fn reject(server: &mut Self::Server, held: Self::Held);
     fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<(), Refused>;
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
+    fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
     fn id(client: &Self::Client) -> usize;
 }
 
@@ -367,6 +371,11 @@ macro_rules! conformance {
             calls_of_a_killed_server_end_once_and_its_successor_serves
             seat_of_a_killed_client_is_free_again
             stopped_or_killed_client_stalls_nobody
+            wait_ends_with_something_to_poll_for_or_with_its_time
+            sleepers_are_woken_by_every_request_and_every_reply
+            idle_sleepers_hardly_run
+            sleeping_client_learns_of_its_servers_end
+            sleeping_server_frees_the_seat_of_a_killed_client
             forked_child_may_drop_a_client
             forked_child_may_drop_a_server_and_its_requests
             forked_child_of_a_killed_server_can_be_the_next

@@ -1,0 +1,50 @@
+//! flux: node 0 calls node 1.
+
+use flux::{CallError, Config, Node, network};
+
+use crate::load::{Answerer, Caller, Failure, Payload};
+
+/// A node that only calls node 1.
+pub(crate) struct FluxCaller(Node<Payload, u32>);
+/// A node that only answers.
+pub(crate) struct FluxAnswerer(Node<Payload, u32>);
+
+/// Nodes 0 and 1 of a network of `nodes`, and the others, which do nothing but must stay.
+pub(crate) fn pair(nodes: usize, config: Config) -> Result<(FluxCaller, FluxAnswerer, Vec<Node<Payload, u32>>), Failure> {
+    let mut nodes = network(nodes, config)?.into_iter();
+    let (caller, answerer) = nodes.next().zip(nodes.next()).ok_or("a network of fewer than two nodes")?;
+    Ok((FluxCaller(caller), FluxAnswerer(answerer), nodes.collect()))
+}
+
+impl Answerer for FluxAnswerer {
+    #[inline]
+    fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
+        let taken = self.0.poll(|_, _| {});
+        while let Some((_, token, request)) = self.0.try_recv_raw() {
+            let reply = f(&request);
+            self.0.reply(token, reply).map_err(|_| "an unknown token")?;
+        }
+        Ok(taken)
+    }
+}
+
+impl Caller for FluxCaller {
+    #[inline]
+    fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
+        match self.0.call(1, request, slot) {
+            Ok(()) => Ok(true),
+            Err(CallError::Full { .. }) => Ok(false),
+            Err(_) => Err("node 1 is gone".into()),
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, mut f: impl FnMut(u32, Payload)) -> Result<usize, Failure> {
+        let mut failed = None;
+        let taken = self.0.poll(|slot, outcome| match outcome {
+            Ok(reply) => f(slot, reply),
+            Err(gone) => failed = Some(gone),
+        });
+        failed.map_or(Ok(taken), |gone| Err(gone.into()))
+    }
+}

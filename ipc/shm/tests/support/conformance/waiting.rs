@@ -1,0 +1,126 @@
+//! The part of the suite that sleeps.
+
+use std::time::{Duration, Instant};
+
+use shm::membership::{CallFailed, SessionEnd};
+
+use super::{Rpc, connect, ends, pair, take_all};
+use crate::support::{self, Helper, PATIENCE, Scratch, wait_for};
+
+pub fn wait_ends_with_something_to_poll_for_or_with_its_time<R: Rpc>(name: &str) {
+    const SHORT: Option<Duration> = Some(Duration::from_millis(3));
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 2, 4);
+    for timeout in [Some(Duration::ZERO), SHORT] {
+        assert!(!R::serve_wait(&mut server, timeout) && !R::wait(&mut client, timeout));
+    }
+    for n in 0..100 {
+        R::call(&mut client, n, n).unwrap();
+        assert!(!R::wait(&mut client, Some(Duration::ZERO)), "a call is no reply");
+        assert!(R::serve_wait(&mut server, None) && R::serve_wait(&mut server, None), "a wait takes nothing");
+        R::serve_poll(&mut server);
+        assert!(R::serve_wait(&mut server, None), "polled is not received");
+        let (request, number) = R::recv(&mut server).unwrap();
+        assert_eq!(number, n);
+        assert!(!R::serve_wait(&mut server, Some(Duration::ZERO)), "received is nothing to poll for");
+        assert!(R::reply(&mut server, request, n));
+        assert!(R::wait(&mut client, None) && R::wait(&mut client, None));
+        assert_eq!(ends::<R>(&mut client), [(n, Ok(n))]);
+        assert!(!R::wait(&mut client, Some(Duration::ZERO)));
+    }
+}
+
+/// A sleeper looks by itself ten times a second; so many wake-ups that were lost would exceed everybody's patience.
+pub fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: &str) {
+    const CLIENTS: u64 = 2;
+    const CALLS: u64 = 1000;
+    let scratch = Scratch::new(name);
+    let mut server = R::create(&scratch.dir(), CLIENTS as usize, 4);
+    std::thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| {
+                let (mut client, start) = (connect::<R>(&scratch), Instant::now());
+                for n in 0..CALLS {
+                    R::call(&mut client, n, n).unwrap();
+                    let mut ended = vec![];
+                    while ended.is_empty() {
+                        assert!(R::wait(&mut client, Some(PATIENCE)) && start.elapsed() < PATIENCE, "not woken");
+                        ended = ends::<R>(&mut client);
+                    }
+                    assert_eq!(ended, [(n, Ok(n + 1))]);
+                }
+            });
+        }
+        let (mut served, start) = (0, Instant::now());
+        while served < CLIENTS * CALLS {
+            assert!(R::serve_wait(&mut server, Some(PATIENCE)) && start.elapsed() < PATIENCE, "not woken");
+            for (request, number) in take_all::<R>(&mut server) {
+                assert!(R::reply(&mut server, request, number + 1));
+                served += 1;
+            }
+        }
+    });
+}
+
+/// Who spins or yields switches to no other thread by its own will, and who sleeps for short does so more often.
+pub fn idle_sleepers_hardly_run<R: Rpc>(name: &str) {
+    const LONG: Option<Duration> = Some(Duration::from_millis(500));
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 2, 4);
+    // Both are warm: the server has polled this client's lane.
+    R::call(&mut client, 1, 1).unwrap();
+    let (request, _) = take_all::<R>(&mut server).remove(0);
+    assert!(R::reply(&mut server, request, 1));
+    assert_eq!(ends::<R>(&mut client).len(), 1);
+    let before = support::voluntary_switches();
+    assert!(!R::serve_wait(&mut server, LONG));
+    let between = support::voluntary_switches();
+    assert!(!R::wait(&mut client, LONG));
+    let after = support::voluntary_switches();
+    for switches in [between - before, after - between] {
+        assert!((1..=40).contains(&switches), "{switches} context switches");
+    }
+}
+
+pub fn sleeping_client_learns_of_its_servers_end<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut server = Helper::start("server", &scratch);
+    server.hear();
+    let mut client = connect::<R>(&scratch);
+    R::call(&mut client, 1, 1).unwrap();
+    assert!(!R::wait(&mut client, Some(Duration::from_millis(250))), "odd numbers are not answered");
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            assert!(R::wait(&mut client, Some(PATIENCE)), "the death was not noticed");
+            let mut ended = vec![];
+            let polled = R::poll(&mut client, |user, outcome| ended.push((user, outcome)));
+            (polled, ended, R::wait(&mut client, None))
+        });
+        server.kill();
+        let gone = Err(CallFailed::Ended(SessionEnd::ServerGone));
+        assert_eq!(watch.join().unwrap(), (Err(SessionEnd::ServerGone), vec![(1, gone)], true));
+    });
+    // One that closes in good order.
+    let (server, mut client) = pair::<R>(&scratch, 1, 4);
+    drop(server);
+    assert!(R::wait(&mut client, None));
+    assert_eq!(R::poll(&mut client, |_, _| {}), Err(SessionEnd::ServerGone));
+}
+
+pub fn sleeping_server_frees_the_seat_of_a_killed_client<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut server = R::create(&scratch.dir(), 1, 8);
+    let mut client = Helper::start("idle", &scratch);
+    assert_eq!(client.hear(), "called");
+    assert_eq!(take_all::<R>(&mut server).len(), 1);
+    client.kill();
+    wait_for("the seat stays taken", || {
+        R::serve_wait(&mut server, Some(Duration::from_millis(50)));
+        R::connect(&scratch.dir()).is_some()
+    });
+    // One that leaves wakes it.
+    assert!(!R::serve_wait(&mut server, Some(Duration::from_millis(1))));
+    drop(connect::<R>(&scratch));
+    assert!(!R::serve_wait(&mut server, Some(Duration::from_millis(1))));
+    connect::<R>(&scratch);
+}
