@@ -44,7 +44,7 @@ const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'s
 const KINDS: &[Kind] = &[
     Kind {
         name: "rpc_depth1",
-        bound: Some(3510),
+        bound: Some(3410),
         collect: "nohca",
         what: "copyrpc: one call and its reply, both sides, one at a time, without the software HCA",
         depth: 1,
@@ -53,7 +53,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth64",
-        bound: Some(830),
+        bound: Some(690),
         collect: "nohca",
         what: "copyrpc: the same, 64 at a time",
         depth: 64,
@@ -124,7 +124,10 @@ impl Pair {
             ContextBuilder::new(DeviceSpec::Soft(options)).srq_size(16_383).cq_size(16_384).build().unwrap()
         };
         let (caller, answerer): (Context<u64>, Context<u64>) = (context(), context());
-        let config = EndpointConfig { ring_size: 64 << 10, batches_in_flight: 8, raw_operations: 0, ..EndpointConfig::default() };
+        // Send queues as those of the default number of batches in flight.
+        let max_send_wr = Some(EndpointConfig::default().send_queue_wqebbs());
+        let config =
+            EndpointConfig { ring_size: 64 << 10, batches_in_flight: 8, raw_operations: 0, max_send_wr, ..EndpointConfig::default() };
         let connect = |_| {
             let (a, b) = (caller.create_endpoint(&config).unwrap(), answerer.create_endpoint(&config).unwrap());
             let (of_a, of_b) = (a.local_info(), b.local_info());

@@ -2,7 +2,7 @@
 //!
 //! User code (callbacks, drops of user data) runs only while nothing here is borrowed, so it may call, reply and receive.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -137,6 +137,12 @@ impl<U> Connection<U> {
         &self.recv_view
     }
 
+    /// The core, for a call or an answer. No user code runs while it is borrowed.
+    #[inline(always)]
+    pub(crate) fn link(&self) -> RefMut<'_, Link<U>> {
+        self.link.borrow_mut()
+    }
+
     /// Reads or changes the core. `f` runs no user code.
     #[inline(always)]
     pub(crate) fn with_link<R>(&self, f: impl FnOnce(&mut Link<U>) -> R) -> R {
@@ -167,7 +173,8 @@ impl<U> Connection<U> {
     /// `None` once the connection has ended.
     #[inline]
     pub(crate) fn take_request(&self) -> Option<Request> {
-        self.with_link(|link| if link.closed().is_some() { None } else { link.take_request() })
+        let mut link = self.link();
+        if link.closed().is_some() { None } else { link.take_request() }
     }
 
     /// A batch arrived. Ends calls and queues requests.
@@ -184,7 +191,7 @@ impl<U> Connection<U> {
         let mut requests = 0;
         while let Some(event) = self.with_link(|link| link.next_event()) {
             match event {
-                Event::Request => requests += 1,
+                Event::Requests(count) => requests += count,
                 Event::Ended { user_data, outcome } => {
                     // What arrived before can be received in the callback.
                     self.worklist.add_requests(self, std::mem::take(&mut requests));

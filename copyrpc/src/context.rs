@@ -12,12 +12,14 @@ use mlx5::{Cq, CreateError, Device, DeviceInfo, DeviceSpec, MonoCq, OpenError, P
 use thiserror::Error;
 
 use crate::connection::{Connection, Outcome};
+use crate::control::{ControlMemory, ControlRegions};
 use crate::endpoint::{EndpointConfig, PendingEndpoint};
 use crate::error::CloseReason;
 use crate::queue_share::{Outstanding, QueueShare, Used};
 use crate::recv::RecvHandle;
 use crate::ring::RingSizeError;
 use crate::stats::Stats;
+use crate::wire::FlowWords;
 use crate::worklist::Worklist;
 
 /// Receives of the shared receive queue unless the builder is told otherwise.
@@ -101,6 +103,7 @@ impl ContextBuilder {
         }
         let inner = Inner {
             worklist: Rc::new(Worklist::new()),
+            control_regions: ControlRegions::default(),
             connections: RefCell::new(Vec::new()),
             used: Rc::default(),
             recv_cq: RefCell::new(recv_cq),
@@ -146,6 +149,7 @@ pub(crate) struct Inner<U> {
     recv_cq: RefCell<MonoCq<Rc<Connection<U>>>>,
     send_cq: RefCell<Cq>,
     srq: RefCell<Srq>,
+    control_regions: ControlRegions,
     pd: Pd,
     device: Device,
     is_polling: Cell<bool>,
@@ -235,7 +239,8 @@ impl<U> Context<U> {
         self.inner.device.info()
     }
 
-    /// Makes one end of a connection. Memory: two rings of `ring_size` and 64 bytes, registered.
+    /// Makes one end of a connection. Memory: two rings of `ring_size`, and 64 bytes of a region that 64 endpoints share, registered; the
+    /// send queue ([`EndpointConfig::send_queue_wqebbs`]), and some 2 KiB.
     ///
     /// # Errors
     /// [`CreateEndpointError`] with the legal range.
@@ -312,6 +317,10 @@ impl<U> Inner<U> {
 
     pub(crate) const fn pd(&self) -> &Pd {
         &self.pd
+    }
+
+    pub(crate) fn create_control_memory(&self, words: FlowWords) -> Result<ControlMemory, RegisterError> {
+        ControlMemory::new(&self.control_regions, &self.pd, words)
     }
 
     pub(crate) fn worklist(&self) -> Rc<Worklist<U>> {

@@ -1,36 +1,89 @@
 //! The two small pieces of registered memory of an endpoint: the record its peer READs, and the
-//! place its own READs land.
+//! place its own READs land. The endpoints of a context share regions: one each would take a page and a key.
 
+use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mlx5::{Access, Mr, Pd, RegisterError, Sge};
 
 use crate::wire::{FLOW_METADATA_SIZE, FlowWords, PublishedRecord};
 
-/// Bytes 0..32: the published record, in the layout of [`PublishedRecord`]. Bytes 32..64: the target of READs.
+/// Bytes of one endpoint: a cache line.
+const PLACE_BYTES: usize = 2 * FLOW_METADATA_SIZE;
+/// Endpoints of one region.
+const PLACES: usize = u64::BITS as usize;
+
+/// The regions of one context. Each lives as long as an endpoint has a place in it.
+#[derive(Debug, Default)]
+pub(crate) struct ControlRegions {
+    regions: RefCell<Vec<Weak<Region>>>,
+}
+
+#[derive(Debug)]
+struct Region {
+    memory: Mr,
+    /// A bit for each place.
+    taken: Cell<u64>,
+}
+
+impl ControlRegions {
+    /// A region with a free place; all of them are of `pd`.
+    fn vacant(&self, pd: &Pd) -> Result<Rc<Region>, RegisterError> {
+        let mut regions = self.regions.borrow_mut();
+        regions.retain(|region| region.strong_count() > 0);
+        if let Some(region) = regions.iter().filter_map(Weak::upgrade).find(|region| region.taken.get() != u64::MAX) {
+            return Ok(region);
+        }
+        let memory = pd.alloc(PLACES * PLACE_BYTES, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+        let region = Rc::new(Region { memory, taken: Cell::new(0) });
+        regions.push(Rc::downgrade(&region));
+        Ok(region)
+    }
+}
+
+/// One place. Bytes 0..32: the published record, in the layout of [`PublishedRecord`]. Bytes 32..64: the target of READs. Given back when
+/// dropped: the queue pair that READs into it, and the one that is READ through, must be gone by then.
 #[derive(Debug)]
 pub(crate) struct ControlMemory {
-    memory: Mr,
+    region: Rc<Region>,
+    place: usize,
 }
 
 impl ControlMemory {
-    pub(crate) fn new(pd: &Pd, words: FlowWords) -> Result<Self, RegisterError> {
-        let memory = pd.alloc(2 * FLOW_METADATA_SIZE, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
-        let control = Self { memory };
+    pub(crate) fn new(regions: &ControlRegions, pd: &Pd, words: FlowWords) -> Result<Self, RegisterError> {
+        let region = regions.vacant(pd)?;
+        let taken = region.taken.get();
+        let place = taken.trailing_ones() as usize;
+        region.taken.set(taken | 1 << place);
+        let control = Self { region, place };
+        let cleared = control.region.memory.write(control.offset(), &[0; PLACE_BYTES]);
+        debug_assert!(cleared.is_ok(), "the region has {PLACES} places");
         control.publish(words);
         Ok(control)
     }
 
+    const fn offset(&self) -> usize {
+        self.place * PLACE_BYTES
+    }
+
+    #[inline]
+    fn at(&self, offset: usize) -> NonNull<u8> {
+        // SAFETY: the region has `PLACES` places, and `offset` is inside of one.
+        unsafe { self.region.memory.as_ptr().add(self.offset() + offset) }
+    }
+
     /// Address and key of the published record, for the peer.
     pub(crate) fn published(&self) -> (u64, u32) {
-        (self.memory.addr(), self.memory.rkey())
+        (self.region.memory.addr() + self.offset() as u64, self.region.memory.rkey())
     }
 
     /// Stores the words. A READ meanwhile may see old and new ones mixed; each word is true by itself (F1).
     pub(crate) fn publish(&self, words: FlowWords) {
         for (index, word) in [(0, words.consumer_pos), (1, words.credit), (3, words.batches_received)] {
-            // SAFETY: the region is page-aligned and 64 bytes long; this thread is the only writer of these words.
-            let target = unsafe { self.memory.as_ptr().cast::<AtomicU64>().add(index).as_ref() };
+            // SAFETY: the region is page-aligned, a place 64 bytes long; this thread is the only writer of these words.
+            let target = unsafe { self.at(8 * index).cast::<AtomicU64>().as_ref() };
             // Release: whoever reads the new position must find us done with the bytes before it.
             target.store(word.to_le(), Ordering::Release);
         }
@@ -38,22 +91,63 @@ impl ControlMemory {
 
     /// Stores the heartbeat.
     pub(crate) fn beat(&self, heartbeat: u32) {
-        // SAFETY: the region is page-aligned and 64 bytes long; this thread is the only writer of this word.
-        let target = unsafe { self.memory.as_ptr().byte_add(PublishedRecord::HEARTBEAT_OFFSET).cast::<AtomicU32>().as_ref() };
+        // SAFETY: as in `publish`.
+        let target = unsafe { self.at(PublishedRecord::HEARTBEAT_OFFSET).cast::<AtomicU32>().as_ref() };
         // It orders nothing: it only has to change.
         target.store(heartbeat.to_le(), Ordering::Relaxed);
     }
 
     /// Where a READ puts the peer's record.
     pub(crate) fn read_target(&self) -> Sge {
-        Sge { addr: self.memory.addr() + FLOW_METADATA_SIZE as u64, len: FLOW_METADATA_SIZE as u32, lkey: self.memory.lkey() }
+        let memory = &self.region.memory;
+        Sge { addr: memory.addr() + (self.offset() + FLOW_METADATA_SIZE) as u64, len: FLOW_METADATA_SIZE as u32, lkey: memory.lkey() }
     }
 
     /// The record a completed READ brought.
     pub(crate) fn take_read(&self) -> [u8; FLOW_METADATA_SIZE] {
         let mut record = [0; FLOW_METADATA_SIZE];
-        let read = self.memory.read(FLOW_METADATA_SIZE, &mut record);
-        debug_assert!(read.is_ok(), "the region has 64 bytes");
+        let read = self.region.memory.read(self.offset() + FLOW_METADATA_SIZE, &mut record);
+        debug_assert!(read.is_ok(), "a place has 64 bytes");
         record
+    }
+}
+
+impl Drop for ControlMemory {
+    fn drop(&mut self) {
+        self.region.taken.set(self.region.taken.get() & !(1 << self.place));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mlx5::{Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+
+    use super::*;
+
+    #[test]
+    fn places_are_apart_cleared_and_used_again_and_regions_go_with_their_last_one() {
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let device = Device::open(&DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let regions = ControlRegions::default();
+        let make = |credit| ControlMemory::new(&regions, &pd, FlowWords { credit, ..FlowWords::default() }).unwrap();
+        let mut all: Vec<_> = (0..2 * PLACES as u64 + 1).map(make).collect();
+        assert_eq!(regions.regions.borrow().len(), 3);
+        let mut places: Vec<_> = all.iter().map(|control| control.published().0).collect();
+        places.sort_unstable();
+        assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= PLACE_BYTES as u64));
+        all[70].beat(9);
+        let place = all[70].published();
+        all.remove(70);
+        let again = make(7);
+        assert_eq!(again.published(), place);
+        let mut bytes = [0; PLACE_BYTES];
+        again.region.memory.read(again.offset(), &mut bytes).unwrap();
+        let mut expected = [0; PLACE_BYTES];
+        expected[8] = 7;
+        assert_eq!(bytes, expected);
+        drop((all, again));
+        let _last = make(1);
+        assert_eq!(regions.regions.borrow().len(), 1);
     }
 }

@@ -9,7 +9,6 @@ use thiserror::Error;
 
 use crate::connection::{Connection, Memory, Remote};
 use crate::context::{CreateEndpointError, Inner};
-use crate::control::ControlMemory;
 use crate::error::{CallError, CloseReason, LinkConfigError};
 use crate::exchange::{ExchangeError, ExchangeRecord};
 use crate::link::{CallKey, Link, LinkConfig, Window};
@@ -21,6 +20,12 @@ use crate::wire::{ALIGNMENT, FlowWords};
 
 /// Inline bytes asked of the queue pair: what fits a WQE of four WQEBBs.
 const MAX_INLINE_DATA: usize = 220;
+/// WQEBBs of the WQE of a batch that is as long as that.
+const BATCH_WQEBBS: u32 = 4;
+/// WQEBBs of a send queue that was not asked for by its size.
+const MAX_COMPUTED_SEND_WR: u64 = 256;
+/// Most messages that the software HCA lets wait.
+const MAX_LANE_SLOTS: u64 = 128;
 
 /// What an endpoint is made with. Both ends of a connection need equal ring sizes.
 #[derive(Clone, Debug)]
@@ -35,8 +40,8 @@ pub struct EndpointConfig {
     pub batches_in_flight: u32,
     /// Most one-sided operations outstanding ([`Endpoint::rdma_read`], [`Endpoint::rdma_write`]). Default 16; 0 for none.
     pub raw_operations: u32,
-    /// WQEBBs of the send queue. Default 256.
-    pub max_send_wr: u32,
+    /// WQEBBs of the send queue, 64 bytes each and 8 beside. `None`, the default: [`EndpointConfig::send_queue_wqebbs`].
+    pub max_send_wr: Option<u32>,
     /// With requests unanswered, the peer is probed when nothing was heard of it for this long. Default 100 ms, resolution 10 ms.
     pub keepalive: Duration,
     /// With requests unanswered, a peer that answers probes and does nothing else for this long is given up:
@@ -56,12 +61,35 @@ impl Default for EndpointConfig {
             initial_credit: None,
             batches_in_flight: 32,
             raw_operations: 16,
-            max_send_wr: 256,
+            max_send_wr: None,
             keepalive: Duration::from_millis(100),
             stall_timeout: Duration::from_secs(5),
             window: Window::Off,
             connect: ConnectOptions::default(),
         }
+    }
+}
+
+impl EndpointConfig {
+    /// WQEBBs of the send queue: `max_send_wr`, or as many as the batches in flight and the one-sided operations take, and at most 256. The
+    /// device rounds up to a power of two.
+    #[must_use]
+    pub fn send_queue_wqebbs(&self) -> u32 {
+        self.max_send_wr.unwrap_or_else(|| {
+            // A READ or WRITE of the application has one, and so has the READ of the peer's record.
+            let in_flight = self.batches_in_flight.saturating_mul(BATCH_WQEBBS).saturating_add(self.raw_operations).saturating_add(1);
+            // NOPs in front of the ring's end, where the largest WQE does not fit.
+            let needed = u64::from(in_flight) + u64::from(BATCH_WQEBBS) - 1;
+            // One completion in a quarter of the queue: so much may be done without this end being told.
+            (needed * 4).div_ceil(3).min(MAX_COMPUTED_SEND_WR) as u32
+        })
+    }
+
+    /// Slots of the software HCA's lane, of which it gives back a quarter at a time: no batch in flight (B1) waits for room, unless there are
+    /// more than 96.
+    fn lane_slots(&self) -> u32 {
+        let needed = (u64::from(self.batches_in_flight) * 4).div_ceil(3);
+        needed.clamp(1, MAX_LANE_SLOTS) as u32
     }
 }
 
@@ -137,8 +165,12 @@ impl<U> PendingEndpoint<U> {
         if credit > max || credit % ALIGNMENT != 0 {
             return Err(CreateEndpointError::InitialCredit { credit, max });
         }
-        let qp =
-            context.create_qp(&QpConfig { max_send_wr: config.max_send_wr, max_inline_data: MAX_INLINE_DATA, ..QpConfig::default() })?;
+        let qp = context.create_qp(&QpConfig {
+            max_send_wr: config.send_queue_wqebbs(),
+            max_inline_data: MAX_INLINE_DATA,
+            lane_slots: config.lane_slots(),
+            ..QpConfig::default()
+        })?;
         let outstanding =
             Outstanding { batches: config.batches_in_flight, raw_operations: config.raw_operations, windowed: config.window.completions() };
         let share = context.share_queues(outstanding, qp.send_capacity())?;
@@ -147,7 +179,7 @@ impl<U> PendingEndpoint<U> {
         let memory = Memory {
             send_ring: pd.alloc(bytes, Access::empty())?,
             recv_ring: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
-            control: ControlMemory::new(pd, FlowWords { credit, ..FlowWords::default() })?,
+            control: context.create_control_memory(FlowWords { credit, ..FlowWords::default() })?,
         };
         let record = record_of(qp.address(), &memory, ring_size, credit, config.batches_in_flight);
         let EndpointConfig { keepalive, stall_timeout, window, connect, .. } = *config;
@@ -271,7 +303,7 @@ impl<U> Endpoint<U> {
     /// [`CallError`], with `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
     #[inline]
     pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
-        let outcome = self.connection.with_link(|link| link.call(payload, user_data, response_allowance));
+        let outcome = self.connection.link().call(payload, user_data, response_allowance);
         self.note_call(outcome)
     }
 
@@ -290,7 +322,7 @@ impl<U> Endpoint<U> {
         timeout: Duration,
     ) -> Result<CallToken, CallError<U>> {
         let deadline_ns = self.connection.timers().deadline_in(timeout);
-        let outcome = self.connection.with_link(|link| link.call_until(payload, user_data, response_allowance, deadline_ns));
+        let outcome = self.connection.link().call_until(payload, user_data, response_allowance, deadline_ns);
         if outcome.is_ok() {
             self.connection.arm(deadline_ns);
         }

@@ -5,8 +5,9 @@ use std::rc::Rc;
 use crate::connection::Connection;
 use crate::endpoint::Endpoint;
 use crate::error::ReplyError;
-use crate::link::{Link, Request};
+use crate::link::Request;
 use crate::ring::RecvBytes;
+use crate::wire::Status;
 
 /// A request to be answered, at any time and in any order. Its bytes stay in the receive ring, unharmed, until then; the ring behind
 /// the oldest unanswered request is not reused, so do not hold one for ever.
@@ -50,37 +51,46 @@ impl<U> RecvHandle<U> {
     /// # Errors
     /// [`ReplyError::TooLarge`] with this handle, or the connection has ended.
     #[inline]
-    pub fn reply(self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
-        self.answer(|link, request| link.reply(request, payload))
+    pub fn reply(mut self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
+        let outcome = self.connection.link().respond(&self.request, Status::Ok, payload);
+        if let Err(error) = outcome {
+            return Err(error.map_request(|()| self));
+        }
+        self.note_answer();
+        Ok(())
     }
 
     /// Answers with [`CallFailure::Refused`](crate::error::CallFailure::Refused).
     ///
     /// # Errors
     /// The connection has ended.
-    pub fn refuse(self) -> Result<(), ReplyError<Self>> {
-        self.answer(Link::refuse)
+    pub fn refuse(mut self) -> Result<(), ReplyError<Self>> {
+        match self.answer_without_payload(Status::Refused) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(error.map_request(|()| self)),
+        }
+    }
+
+    #[inline(never)]
+    fn answer_without_payload(&mut self, status: Status) -> Result<(), ReplyError<()>> {
+        self.connection.link().respond(&self.request, status, &[])?;
+        self.note_answer();
+        Ok(())
     }
 
     #[inline]
-    fn answer(mut self, reply: impl FnOnce(&mut Link<U>, Request) -> Result<(), ReplyError<Request>>) -> Result<(), ReplyError<Self>> {
-        match self.connection.with_link(|link| reply(link, self.request.again())) {
-            Ok(()) => {
-                self.is_answered = true;
-                self.connection.mark_dirty();
-                Ok(())
-            }
-            Err(error) => Err(error.map_request(|_| self)),
-        }
+    fn note_answer(&mut self) {
+        self.is_answered = true;
+        self.connection.mark_dirty();
     }
 }
 
 impl<U> Drop for RecvHandle<U> {
     #[inline]
     fn drop(&mut self) {
-        // On a connection that has ended nobody waits for the answer.
-        if !self.is_answered && self.connection.with_link(|link| link.abandon(self.request.again())).is_ok() {
-            self.connection.mark_dirty();
+        if !self.is_answered {
+            // On a connection that has ended nobody waits for the answer.
+            let _answered = self.answer_without_payload(Status::Dropped);
         }
     }
 }

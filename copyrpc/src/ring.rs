@@ -7,6 +7,8 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use shm::cache::{copy, prefetch};
+
 use crate::wire::{self, ALIGNMENT};
 
 /// Smallest ring that connections may use. The core itself goes down to [`RingSize::CORE_MIN`], so
@@ -147,7 +149,7 @@ impl RingView {
         // SAFETY: as in `copy_in`; the payload's place begins inside or at the end of the range.
         unsafe {
             target.cast::<[u8; wire::HEADER_SIZE]>().write_unaligned(*header);
-            std::ptr::copy_nonoverlapping(payload.as_ptr(), target.as_ptr().add(wire::HEADER_SIZE), payload.len());
+            copy(target.as_ptr().add(wire::HEADER_SIZE), payload.as_ptr(), payload.len());
         }
     }
 
@@ -171,28 +173,24 @@ impl RingView {
     /// Has the cache fetch the line at `position`.
     #[inline(always)]
     pub(crate) fn prefetch(&self, position: u64) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let line = self.base.as_ptr().wrapping_add(self.size.offset(position) as usize);
-            // SAFETY: a prefetch of any address has no effect but on the cache.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = position;
+        prefetch(self.base.addr().get() + self.size.offset(position) as usize);
     }
 
     #[inline]
     fn range(&self, position: u64, len: usize) -> NonNull<u8> {
         let offset = self.size.offset(position);
-        assert!(
-            len as u64 <= self.size.bytes() - offset,
-            "{len} bytes at offset {offset} cross the end of a ring of {} bytes",
-            self.size.bytes()
-        );
+        if len as u64 > self.size.bytes() - offset {
+            crosses_end(len, offset, self.size.bytes());
+        }
         // SAFETY: offset + len <= size, inside the one object `new` was promised.
         unsafe { self.base.add(offset as usize) }
     }
+}
+
+#[cold]
+#[expect(clippy::panic, reason = "a bug of this crate, before it harms memory")]
+fn crosses_end(len: usize, offset: u64, ring: u64) -> ! {
+    panic!("{len} bytes at offset {offset} cross the end of a ring of {ring} bytes");
 }
 
 /// Where a validated payload lies in the receive ring.
@@ -264,7 +262,7 @@ impl<'a> RecvBytes<'a> {
     pub fn copy_to(&self, target: &mut [u8]) -> usize {
         let len = self.len.min(target.len());
         // SAFETY: `base` has `len` readable bytes; `target` is other memory.
-        unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr(), target.as_mut_ptr(), len) }
+        unsafe { copy(target.as_mut_ptr(), self.base.as_ptr(), len) }
         len
     }
 

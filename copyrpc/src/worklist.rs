@@ -38,20 +38,26 @@ impl<U> Worklist<U> {
     /// The oldest request of a connection that has not ended.
     #[inline]
     pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
-        let mut requests = self.requests.borrow_mut();
-        while let Some((connection, left)) = requests.front_mut() {
-            let next = if *left == 0 { None } else { connection.take_request() };
-            if let Some(request) = next {
-                *left -= 1;
-                return Some((Rc::clone(connection), request));
+        loop {
+            let mut requests = self.requests.borrow_mut();
+            let (connection, left) = requests.front_mut()?;
+            if *left > 0 {
+                if let Some(request) = connection.take_request() {
+                    *left -= 1;
+                    return Some((Rc::clone(connection), request));
+                }
             }
-            // All were taken, or it has ended. Its drop finds nothing borrowed.
-            let done = requests.pop_front();
             drop(requests);
-            drop(done);
-            requests = self.requests.borrow_mut();
+            self.leave_first();
         }
-        None
+    }
+
+    /// All requests of the first connection were taken, or it has ended.
+    #[inline(never)]
+    fn leave_first(&self) {
+        let done = self.requests.borrow_mut().pop_front();
+        // Its drop finds nothing borrowed.
+        drop(done);
     }
 
     #[inline]

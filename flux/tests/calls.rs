@@ -312,6 +312,8 @@ fn sleeper_learns_of_the_end_of_a_node_it_called_and_of_no_other() {
         let taken = a.poll(|user, reply| ended.push((user, reply)));
         (taken, ended, a.wait(Some(Duration::ZERO)))
     });
+    // Most likely it is asleep by then.
+    std::thread::sleep(Duration::from_millis(20));
     drop(b);
     assert_eq!(sleeper.join().unwrap(), (1, vec![(1, Err(NodeGone { to: 1 }))], false));
 }

@@ -14,7 +14,7 @@ use shm::region::Region;
 use shm::sleep::{SLICE, Watch};
 
 use crate::error::{CallError, ConnectError};
-use crate::layout::{ANSWERED, Header, KIND, Request, Response};
+use crate::layout::{ANSWERED, Header, KIND, Layout, Request, Response};
 use crate::views;
 
 /// One client of a [`Server`](crate::Server). `U` is what the caller wants back with each reply.
@@ -44,8 +44,17 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     pub fn connect(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
         let region = Region::open(dir, name, KIND, size_of::<Header>())?;
         let layout = views::described_layout::<Req, Resp>(&region, type_tag)?;
-        // SAFETY: `described_layout` made sure that the layout fits the region, which outlives all views (see the order of the fields).
-        let (seats, ready) = unsafe { (views::seats(region.view(), &layout), views::ready(region.view(), &layout)) };
+        // SAFETY: `described_layout` made sure of it.
+        unsafe { Self::join(region, &layout) }
+    }
+
+    /// Takes a seat at the server of `region`.
+    ///
+    /// # Safety
+    /// The layout fits the region and these types.
+    pub(crate) unsafe fn join(region: Region, layout: &Layout) -> Result<Self, ConnectError> {
+        // SAFETY: contract of this function; the region outlives all views (see the order of the fields).
+        let (seats, ready) = unsafe { (views::seats(region.view(), layout), views::ready(region.view(), layout)) };
         // SAFETY: as above.
         let member = unsafe { Membership::join(region, seats) }?;
         let (seat, view, depth) = (member.seat(), member.region().view(), layout.depth as u64);
@@ -54,8 +63,8 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         // takes requests in order before it answers them. Any bytes are a valid `Response`, by `Plain`.
         let (requests, responses) = unsafe {
             (
-                LaneTx::new(views::request_lane(view, &layout, seat), depth, 0),
-                LaneRx::new(views::response_lane(view, &layout, seat), depth, 0),
+                LaneTx::new(views::request_lane(view, layout, seat), depth, 0),
+                LaneRx::new(views::response_lane(view, layout, seat), depth, 0),
             )
         };
         Ok(Self { requests, responses, pending: Pending::new(layout.depth), ready, member, _types: PhantomData })
@@ -86,15 +95,21 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     /// [`CallError`], with the request and the user data; nothing was sent.
     #[inline]
     pub fn call(&mut self, request: Req, user_data: U) -> Result<(), CallError<Req, U>> {
+        self.call_with(user_data, |_| request).map_err(|refused| match refused {
+            Refused::Full(user_data) => CallError::QueueFull { request, user_data, depth: self.depth() },
+            Refused::Ended(user_data, end) => CallError::Ended { request, user_data, end },
+        })
+    }
+
+    /// Sends the request that `make` gives for the call's slot, a number below [`depth`](Self::depth) that is the call's until it ends.
+    #[inline(always)]
+    pub(crate) fn call_with(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<(), Refused<U>> {
         if let Some(end) = self.member.end() {
-            return Err(CallError::Ended { request, user_data, end });
+            return Err(Refused::Ended(user_data, end));
         }
-        let tag = match self.pending.insert(user_data) {
-            Ok(tag) => tag,
-            Err(user_data) => return Err(CallError::QueueFull { request, user_data, depth: self.depth() }),
-        };
+        let tag = self.pending.insert(user_data).map_err(Refused::Full)?;
         // There is room: fewer than `depth` earlier calls are unanswered, and requests are taken in order.
-        self.requests.publish(Request { tag: tag.pack(0), payload: request });
+        self.requests.publish(Request { tag: tag.pack(0), payload: make(tag.slot()) });
         let seat = self.member.seat();
         let seats = self.member.seats();
         if seats.armed(seat).is_some_and(|armed| self.ready.notify_if_armed(seat, armed)) {
@@ -119,12 +134,18 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     /// is noticed within 64 empty polls of the kernel's noticing it (about a millisecond).
     #[inline]
     pub fn poll(&mut self, mut f: impl FnMut(U, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
+        self.poll_slots(|user_data, outcome| f(user_data, outcome.map(|(_, response)| response)))
+    }
+
+    /// As [`poll`](Self::poll), with the slot of each answered call before its response.
+    #[inline(always)]
+    pub(crate) fn poll_slots(&mut self, mut f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
         let ended = self.take_replies(&mut f);
         if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
     }
 
-    #[inline]
-    fn take_replies(&mut self, f: &mut impl FnMut(U, Result<Resp, CallFailed>)) -> usize {
+    #[inline(always)]
+    fn take_replies(&mut self, f: &mut impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> usize {
         let mut ended = 0;
         for _ in 0..self.depth() {
             let Some(response) = self.responses.pop() else { break };
@@ -132,12 +153,12 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
             // A tag that is not outstanding is a confused server's; it ends nobody's call.
             let Some(user_data) = self.pending.take(tag) else { continue };
             ended += 1;
-            f(user_data, if note == ANSWERED { Ok(response.payload) } else { Err(CallFailed::Dropped) });
+            f(user_data, if note == ANSWERED { Ok((tag.slot(), response.payload)) } else { Err(CallFailed::Dropped) });
         }
         ended
     }
 
-    fn poll_empty(&mut self, mut f: impl FnMut(U, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
+    fn poll_empty(&mut self, mut f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
         let Some(end) = self.member.end() else { return Ok(0) };
         // What the server answered before its end is visible now, and counts.
         let ended = self.take_replies(&mut f);
@@ -147,6 +168,12 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         self.pending.take_where(|_| true, |user_data| f(user_data, Err(CallFailed::Ended(end))));
         Err(end)
     }
+}
+
+/// Why a call was not made, with its user data.
+pub(crate) enum Refused<U> {
+    Full(U),
+    Ended(U, SessionEnd),
 }
 
 /// A client that waits.

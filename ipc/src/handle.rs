@@ -47,14 +47,32 @@ impl<Req: Plain, Resp: Plain> RecvHandle<Req, Resp> {
     /// # Errors
     /// [`ClientGone`] if the client left or died meanwhile and the server knows.
     #[inline]
-    pub fn reply(mut self, response: Resp) -> Result<(), ClientGone> {
-        self.answer(ANSWERED, response)
+    pub fn reply(self, response: Resp) -> Result<(), ClientGone> {
+        self.reply_with(|| response)
+    }
+
+    /// Answers with what `make` gives, which is called if the client is there and while the place of the answer is the server's.
+    #[inline]
+    pub(crate) fn reply_with(mut self, make: impl FnOnce() -> Resp) -> Result<(), ClientGone> {
+        self.answer(ANSWERED, make)
+    }
+
+    /// The slot of the client's call; any number below 2^24, if the client is broken.
+    pub(crate) fn slot(&self) -> usize {
+        self.arrived.tag.slot()
+    }
+
+    /// Ends the session of the client, which has broken the protocol.
+    pub(crate) fn evict(mut self) {
+        if let Some(server) = self.server.take() {
+            server.borrow_mut().evict(&self.arrived);
+        }
     }
 
     #[inline]
-    fn answer(&mut self, note: u8, response: Resp) -> Result<(), ClientGone> {
+    fn answer(&mut self, note: u8, make: impl FnOnce() -> Resp) -> Result<(), ClientGone> {
         match self.server.take() {
-            Some(server) => server.borrow_mut().answer(&self.arrived, note, response),
+            Some(server) => server.borrow_mut().answer(&self.arrived, note, make),
             None => Ok(()),
         }
     }
@@ -67,6 +85,6 @@ impl<Req: Plain, Resp: Plain> Drop for RecvHandle<Req, Resp> {
             return;
         }
         // A client that is gone needs no answer.
-        let _ = self.answer(DROPPED, Resp::new_zeroed());
+        let _ = self.answer(DROPPED, Resp::new_zeroed);
     }
 }

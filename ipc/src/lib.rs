@@ -5,8 +5,10 @@
 //! - `layout`, `views`: what lies where in the region, and the only place that turns offsets into addresses.
 //! - `server`: a bounded, fair pass over the lanes that have something in them.
 //! - `handle`: a received request, answered once, in any order.
+//! - [`bytes`]: the same for messages of any length up to a bound: long ones lie beside the lanes.
 //! - `error`: what can go wrong, one type per verb.
 
+pub mod bytes;
 mod client;
 mod error;
 mod handle;

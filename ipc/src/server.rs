@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
+use std::ptr::NonNull;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use shm::sync::{AtomicU32, Ordering, light_barrier};
 
 use crate::error::{ClientGone, CreateError};
 use crate::handle::RecvHandle;
-use crate::layout::{Header, KIND, Layout, Request, Response};
+use crate::layout::{AreaBytes, Header, KIND, Layout, Request, Response};
 use crate::views;
 
 /// Serves any number of clients up to `max_clients` from one thread.
@@ -58,7 +59,7 @@ pub(crate) struct Inner<Req: Plain, Resp: Plain> {
 pub(crate) struct Arrived<Req> {
     pub(crate) client: usize,
     generation: u32,
-    tag: Tag,
+    pub(crate) tag: Tag,
     pub(crate) payload: Req,
 }
 
@@ -86,11 +87,17 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
     pub fn create(dir: &Dir, name: &str, max_clients: usize, depth: usize, type_tag: u64) -> Result<Self, CreateError> {
+        let layout = Layout::new::<Req, Resp>(max_clients, depth, AreaBytes::default())?;
+        Self::create_as(dir, name, KIND, layout, TypeShape::of::<Req, Resp>(type_tag))
+    }
+
+    /// Creates a server of this layout, which is of these types.
+    pub(crate) fn create_as(dir: &Dir, name: &str, kind: u64, layout: Layout, shape: TypeShape) -> Result<Self, CreateError> {
         // Registers this process for barriers, which may take long: now, and not in the first reply.
         light_barrier();
-        let layout = Layout::new::<Req, Resp>(max_clients, depth)?;
-        let header = Header { max_clients: max_clients as u32, depth: depth as u32, shape: TypeShape::of::<Req, Resp>(type_tag) };
-        let region = Region::create(dir, name, KIND, layout.total, |view| {
+        let max_clients = layout.max_clients;
+        let header = Header { max_clients: max_clients as u32, depth: layout.depth as u32, shape };
+        let region = Region::create(dir, name, kind, layout.total, |view| {
             // SAFETY: the region is made for this layout, which starts with a header; nobody else has it yet.
             let seats = unsafe {
                 view.base().cast::<Header>().write(header);
@@ -154,6 +161,11 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     pub fn region_bytes(&self) -> usize {
         self.inner.borrow().region.view().len()
     }
+
+    /// The start of the region, which is mapped as long as this server or one of its handles lives.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.inner.borrow().region.view().base()
+    }
 }
 
 /// Forgets a client that is gone.
@@ -196,9 +208,10 @@ impl<Req: Plain, Resp: Plain> Inner<Req, Resp> {
         self.region.is_here()
     }
 
-    /// Answers a request. The answer is visible to the client when this returns.
+    /// Answers a request with what `make` gives, which is called while the place of the answer is the server's. The answer is visible to
+    /// the client when this returns.
     #[inline]
-    pub(crate) fn answer(&mut self, to: &Arrived<Req>, note: u8, payload: Resp) -> Result<(), ClientGone> {
+    pub(crate) fn answer(&mut self, to: &Arrived<Req>, note: u8, make: impl FnOnce() -> Resp) -> Result<(), ClientGone> {
         let line = self.lines.lines.get_mut(to.client).and_then(Option::as_mut);
         // A late answer to a former holder of the seat reaches nobody.
         let Some(line) = line.filter(|line| line.generation == to.generation) else {
@@ -206,11 +219,16 @@ impl<Req: Plain, Resp: Plain> Inner<Req, Resp> {
         };
         line.held = line.held.saturating_sub(1);
         // There is room: the client has at most `depth` unanswered calls, counting the answers it has not taken yet.
-        line.responses.publish(Response { tag: to.tag.pack(note), payload });
+        line.responses.publish(Response { tag: to.tag.pack(note), payload: make() });
         if let Some(sleep) = self.lines.seats.client_sleep(to.client) {
             sleep.wake();
         }
         Ok(())
+    }
+
+    /// Ends the session of a client that asked for something that breaks the protocol.
+    pub(crate) fn evict(&mut self, from: &Arrived<Req>) {
+        self.lines.seats.evict(from.client, from.generation);
     }
 }
 

@@ -9,22 +9,33 @@ use shm::ready::ReadyWords;
 use shm::region::{Region, RegionView};
 
 use crate::error::ConnectError;
-use crate::layout::{Header, Layout, Request, Response};
+use crate::layout::{AreaBytes, Header, Layout, Request, Response};
 
 /// The layout that the header of a server's region describes, known to fit the region and these types.
 pub(crate) fn described_layout<Req: Plain, Resp: Plain>(region: &Region, type_tag: u64) -> Result<Layout, ConnectError> {
+    let header = header(region)?;
+    let client = TypeShape::of::<Req, Resp>(type_tag);
+    if header.shape != client {
+        return Err(ConnectError::Types { server: header.shape, client });
+    }
+    layout_in::<Req, Resp>(region, &header, AreaBytes::default())
+}
+
+/// A copy of the header of a server's region, of which nothing is known yet.
+pub(crate) fn header(region: &Region) -> Result<Header, ConnectError> {
     let have = region.view().len();
     let Some(header) = region.view().at::<Header>(0) else {
         return Err(ConnectError::Truncated { need: size_of::<Header>(), have });
     };
     // SAFETY: in bounds and aligned. It is written before the region can be opened; every field is an integer, so a peer that breaks that
     // rule gives us a wrong number, which is checked below, once, in this copy.
-    let header = unsafe { header.as_ptr().read_volatile() };
-    let client = TypeShape::of::<Req, Resp>(type_tag);
-    if header.shape != client {
-        return Err(ConnectError::Types { server: header.shape, client });
-    }
-    let layout = Layout::new::<Req, Resp>(header.max_clients as usize, header.depth as usize).map_err(ConnectError::Damaged)?;
+    Ok(unsafe { header.as_ptr().read_volatile() })
+}
+
+/// The layout of a region with this header and these areas, known to fit the region.
+pub(crate) fn layout_in<Req: Plain, Resp: Plain>(region: &Region, header: &Header, areas: AreaBytes) -> Result<Layout, ConnectError> {
+    let have = region.view().len();
+    let layout = Layout::new::<Req, Resp>(header.max_clients as usize, header.depth as usize, areas).map_err(ConnectError::Damaged)?;
     if layout.total > have {
         return Err(ConnectError::Truncated { need: layout.total, have });
     }

@@ -4,6 +4,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::rc::Rc;
 
+use shm::cache::prefetch;
+
 use crate::address::DeviceKind;
 use crate::control::{Control, CqParts, CreateError};
 use crate::cq::{Beside, CqConfig, CqObject, Cqe};
@@ -264,7 +266,7 @@ impl CqRing {
                 // SAFETY: there is an entry behind it.
                 place = unsafe { place.add(stride) };
             }
-            prefetch(place);
+            prefetch(place.addr().get());
             // Before the callback: should it panic, the entry is not handed out again.
             self.consumer = self.consumer.wrapping_add(1);
             f(find(cqe.qpn()), cqe);
@@ -389,18 +391,6 @@ impl Drop for Leaving<'_> {
 /// Marks its caller's branch as the unlikely one.
 #[cold]
 fn rarely() {}
-
-#[inline(always)]
-fn prefetch(place: NonNull<u8>) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch of any address has no effect but on the cache.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.as_ptr().cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
-}
 
 #[cfg(test)]
 mod tests {

@@ -139,11 +139,14 @@ pub struct QpConfig {
     /// The device may put the data of a SEND of up to 32 bytes, 64 with large CQEs, into the CQE instead of the receive's buffer
     /// ([`Cqe::inline_data`]); that buffer is then not written. Reliable connections only.
     pub scatter_to_cqe: bool,
+    /// Messages of the peer that may wait on the software HCA until this end polls, 1..=128; rounded up to a power of two, at least 16. Each
+    /// takes 64 bytes. The peer's operations wait for room; its queue pair's depth need not be the same. Hardware does not look at it.
+    pub lane_slots: u32,
 }
 
 impl Default for QpConfig {
     fn default() -> Self {
-        Self { max_send_wr: 256, max_inline_data: 64, scatter_to_cqe: false }
+        Self { max_send_wr: 256, max_inline_data: 64, scatter_to_cqe: false, lane_slots: 128 }
     }
 }
 

@@ -60,7 +60,7 @@ impl End {
         let mut recv_cq = device.create_mono_cq(shape.cq).unwrap();
         let srq = (!shape.owns_receives).then(|| pd.create_srq(15, 2).unwrap());
         let own = ReceiveSource::Own { depth: 16, max_sge: 2 };
-        let config = QpConfig { max_send_wr: 64, max_inline_data: 220, scatter_to_cqe: shape.scatter_to_cqe };
+        let config = QpConfig { max_send_wr: 64, max_inline_data: 220, scatter_to_cqe: shape.scatter_to_cqe, ..QpConfig::default() };
         let qp = pd.create_qp(&send_cq, &recv_cq, srq.as_ref().map_or(own, ReceiveSource::Shared), &config).unwrap();
         recv_cq.register(qp.qpn(), 7);
         let mr = pd.alloc(16384, ACCESS).unwrap();

@@ -447,6 +447,41 @@ fn objects_can_be_dropped_in_any_order() {
     }
 }
 
+/// Lanes lie side by side. Each sender has far more for its receiver than there is room for.
+#[test]
+fn short_lanes_hold_senders_up_and_neither_lose_nor_mix_anything() {
+    const MESSAGES: usize = 200;
+    let world = world();
+    let (mut a, mut b) = (world.end(1023, 1023, 16), world.end(1023, 1023, 16));
+    let mut pairs = Vec::new();
+    for lane_slots in [1, 128, 17, 16] {
+        let config = QpConfig { max_send_wr: 512, max_inline_data: 4, lane_slots, ..QpConfig::default() };
+        let [mut from, mut to] = [&a, &b].map(|end| end.pd.create_qp(&end.send_cq, &end.recv_cq, &end.srq, &config).unwrap());
+        let addresses = [from.address(), to.address()];
+        from.connect(&addresses[1], &ConnectOptions::default()).unwrap();
+        to.connect(&addresses[0], &ConnectOptions::default()).unwrap();
+        b.recv_cq.register(to.qpn(), ());
+        pairs.push((from, to));
+    }
+    b.post_receives(1023);
+    for (at, (from, _)) in pairs.iter_mut().enumerate() {
+        for number in 0..MESSAGES {
+            from.post(&write_imm(&b, 0, (at * MESSAGES + number) as u32, ()), Signal::Reclaim, 0).unwrap();
+        }
+        from.ring();
+    }
+    let mut next: Vec<_> = (0..pairs.len()).map(|at| at * MESSAGES).collect();
+    world.net.settle(|| {
+        a.poll_sent();
+        for (imm, _) in b.poll_received() {
+            let next = &mut next[imm as usize / MESSAGES];
+            assert_eq!(imm as usize, *next);
+            *next += 1;
+        }
+        (0..pairs.len()).all(|at| next[at] == (at + 1) * MESSAGES)
+    });
+}
+
 #[test]
 fn sizes_out_of_range_are_refused_with_the_range() {
     let world = world();
@@ -461,6 +496,10 @@ fn sizes_out_of_range_are_refused_with_the_range() {
     };
     assert!(message(qp(0, 0)).contains("1..=32768"));
     assert!(message(qp(1, 221)).contains("0..=220"));
+    for lane_slots in [0, 129] {
+        let config = QpConfig { lane_slots, ..QpConfig::default() };
+        assert!(message(e.pd.create_qp(&e.send_cq, &e.recv_cq, &e.srq, &config).map(drop)).contains("1..=128"));
+    }
     assert!(matches!(e.pd.alloc(0, RKEYS), Err(RegisterError::Empty)));
     assert!(matches!(e.pd.alloc(64, Access::REMOTE_WRITE), Err(RegisterError::RemoteWithoutLocalWrite)));
     assert!(matches!(e.pd.alloc(2 << 30, RKEYS), Err(RegisterError::Memory { .. })));

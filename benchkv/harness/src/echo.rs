@@ -2,7 +2,8 @@
 //!
 //! It is what the same exchange costs through the kernel, measured on the same machine minutes or seconds apart from the run it is
 //! compared with, with as many requests outstanding. The socket keeps message borders (`SOCK_SEQPACKET`), so a request cannot travel in the
-//! system call of another, just as no RPC over a socket may assume it can. Neither process is pinned.
+//! system call of another, just as no RPC over a socket may assume it can. The server may use the cores that the
+//! measuring thread may use: if that is pinned, both share its core, where the two take turns and no other core has to be woken.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;

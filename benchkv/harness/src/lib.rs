@@ -11,22 +11,25 @@
 //! - [`hist`]: latency histograms that merge across threads and ranks.
 //! - [`echo`]: the Unix-socket echo every result is put beside.
 //! - [`pingpong`]: the cache line that goes to and fro, below which no round trip between two cores can be.
+//! - [`load`]: callers and answerers under load, and [`counted`]: operations one after the other, for whatever carries calls.
 //! - [`environment`]: machine, kernel and commit, for the result.
 //! - [`report`]: the table a person reads and the JSON document a program reads.
 //!
-//! Waiting here is waiting for other processes, outside any measured window; nothing in this crate starts a thread.
+//! Waiting here is waiting for other processes, outside any measured window; only [`load`] starts a thread.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("the benchmark harness needs Linux: pidfd, signalfd and PR_SET_PDEATHSIG tie the life of ranks to their launcher");
 
 pub mod affinity;
 pub mod clock;
+pub mod counted;
 pub mod device;
 pub mod echo;
 pub mod environment;
 pub mod exchange;
 pub mod hist;
 pub mod launcher;
+pub mod load;
 pub mod pingpong;
 pub mod report;
 pub mod role;

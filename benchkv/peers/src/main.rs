@@ -1,9 +1,10 @@
-//! `shm-peers`: ipc, delegationrpc and flux beside their rivals, by turns in one run on one pair of cores.
+//! `shm-peers`: ipc, delegationrpc and flux beside their rivals, by turns in one run on one pair of cores. `scripts/peers shm` runs it.
 //!
-//! In the order a run uses the files: [`measures`] (what is measured, in which order, by which of the two processes), [`load`] (the one
-//! loop of callers and the one of answerers), [`ours`] and [`rivals`] (the ends that are put below it), [`result`] (what came out).
+//! In the order a run uses the files: [`measures`] (the rounds: what is measured, in which order, by which of the two processes),
+//! [`crowd`] (ipc beside delegationrpc with several clients), [`ours`] and [`rivals`] (the ends that are put below the one load,
+//! `harness::load`), [`result`] (what came out).
 
-mod load;
+mod crowd;
 mod measures;
 mod ours;
 mod result;
@@ -14,13 +15,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use harness::affinity::usable_cores;
 use harness::exchange::Exchange;
 use harness::launcher::Launch;
+use harness::load::{Failure, two_cores};
 use harness::report::{JsonSink, say};
 use harness::role::{Role, role};
 
-use load::Failure;
+use rivals::iceoryx::Place;
 
 /// The shared-memory crates beside their rivals: rank 0 calls, rank 1 answers; rivals within a process run in rank 0.
 #[derive(Debug, Parser)]
@@ -30,13 +31,17 @@ struct Cli {
     #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
 
-    /// Milliseconds of each measurement, after a quarter as much to warm up.
-    #[arg(long, value_name = "MS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    /// Milliseconds of each measurement, after a quarter as much to warm up; four times as long with several clients.
+    #[arg(long, value_name = "MS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=2000))]
     milliseconds: u64,
 
     /// The cores of caller and answerer [default: the first two of this process].
     #[arg(long, value_name = "A,B", value_parser = parse_cores)]
     cores: Option<(usize, usize)>,
+
+    /// What the names of iceoryx2's files begin with in /dev/shm, and its directory's name in the temporary directory. It leaves some.
+    #[arg(long, value_name = "NAME", default_value = "copyrpc-peers-")]
+    iceoryx2_prefix: String,
 
     /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
     #[arg(long, value_name = "FILE")]
@@ -53,13 +58,26 @@ fn parse_cores(text: &str) -> Result<(usize, usize), &'static str> {
 struct Job {
     rounds: u32,
     duration: Duration,
+    /// Of caller and answerer.
     cores: (usize, usize),
+    iceoryx2: Place,
 }
 
-/// How long the whole run may take at most.
-fn time_limit(job: &Job) -> Duration {
-    // A round has fewer than 100 measurements.
-    Duration::from_secs(60) + job.duration * job.rounds * 200
+impl Job {
+    fn new(cli: &Cli) -> Result<Self, Failure> {
+        let cores = match cli.cores {
+            Some(cores) => cores,
+            None => two_cores()?.ok_or("two cores are needed")?,
+        };
+        let iceoryx2 = Place { prefix: cli.iceoryx2_prefix.clone() };
+        Ok(Self { rounds: cli.rounds, duration: Duration::from_millis(cli.milliseconds), cores, iceoryx2 })
+    }
+
+    /// How long the whole run may take at most.
+    fn time_limit(&self) -> Duration {
+        // A round has fewer than 40 measurements; those with several clients are fewer than 20, four times as long.
+        Duration::from_secs(60) + self.duration * self.rounds * 300
+    }
 }
 
 fn main() -> ExitCode {
@@ -78,24 +96,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn job(cli: &Cli) -> Result<Job, Failure> {
-    let cores = match (cli.cores, usable_cores()?.as_slice()) {
-        (Some(cores), _) => cores,
-        (None, [a, b, ..]) => (*a, *b),
-        (None, _) => return Err("two cores are needed".into()),
-    };
-    Ok(Job { rounds: cli.rounds, duration: Duration::from_millis(cli.milliseconds), cores })
-}
-
 fn launch(cli: &Cli) -> Result<(), Failure> {
-    let job = job(cli)?;
+    let job = Job::new(cli)?;
     cli.json.as_ref().map_or(Ok(()), JsonSink::check)?;
     let args = std::env::args_os().skip(1).collect();
-    Ok(Launch { ranks: 2, args, time_limit: time_limit(&job), grace: Duration::from_secs(5) }.run()?)
+    Ok(Launch { ranks: 2, args, time_limit: job.time_limit(), grace: Duration::from_secs(5) }.run()?)
 }
 
 fn rank(cli: &Cli, exchange: &mut dyn Exchange) -> Result<(), Failure> {
-    let job = job(cli)?;
+    let job = Job::new(cli)?;
     if exchange.rank() == 1 {
         return measures::answer(&job, exchange);
     }

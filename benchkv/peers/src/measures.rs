@@ -1,5 +1,4 @@
-//! What is measured, in which order, and which process does what. Both ranks go through the same list; they meet before each measurement
-//! that needs both, and rank 1 sleeps during the others.
+//! The rounds. Both ranks go through [`ROUND`]; they meet before each measurement that needs both, and rank 1 sleeps during the others.
 
 use std::time::Duration;
 
@@ -8,42 +7,60 @@ use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
 use harness::echo::Echo;
 use harness::exchange::Exchange;
+use harness::load::{Answerer, Caller, Failure, Load, Payload, Wait, Window, between_threads, serve};
 use harness::pingpong::PingPong;
 use ipc::Dir;
 
 use crate::Job;
-use crate::load::{Answerer, Caller, Failure, Load, Payload, Wait, Window, serve};
+use crate::crowd;
 use crate::ours::delegation::{DelegationClient, DelegationServer};
-use crate::ours::flux as ours_flux;
+use crate::ours::flux::Network;
 use crate::ours::ipc::{IpcClient, IpcServer};
-use crate::result::{Comparison, Figures, Regions, TableRow};
+use crate::result::{Comparison, Figures};
 use crate::rivals::array_queue::{QueueAnswerer, QueueCaller, Queues};
 use crate::rivals::iceoryx::{IceoryxClient, IceoryxServer};
 use crate::rivals::{channel, rings};
 
-const TAG: u64 = 0x7065_6572;
 /// Unanswered calls that a client of ipc and delegationrpc can have, and has where it streams.
-const DEPTH: u32 = 32;
+pub(crate) const DEPTH: u32 = 32;
 /// Unanswered calls of the streaming node of flux.
 const FLUX_DEPTH: u32 = 64;
 /// The smallest lanes of flux that carry [`FLUX_DEPTH`].
 const FLUX: Config = Config { capacity: 256, in_flight: FLUX_DEPTH as usize };
 /// Clients of the server with many.
 const MANY: usize = 1024;
-/// Clients of the comparison of ipc and delegationrpc.
-const TABLE_CLIENTS: [usize; 4] = [1, 2, 4, 8];
 /// Calls that are checked before something is measured.
-const CHECKED: u64 = 10_000;
+pub(crate) const CHECKED: u64 = 10_000;
 /// How long the ranks wait for each other.
-const MEET_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const MEET_LIMIT: Duration = Duration::from_secs(60);
 
-fn meet(exchange: &mut dyn Exchange) -> Result<(), Failure> {
+/// What of rank 1 answers.
+#[derive(Debug, Clone, Copy)]
+enum Ends {
+    /// ipc, one client.
+    Alone,
+    /// ipc, 1,024 clients.
+    Among,
+    Iceoryx,
+}
+
+/// Measured between the two processes in a round: the ends, how many calls are unanswered, what the figure is called.
+const ROUND: [(Ends, u32, &str); 5] = [
+    (Ends::Alone, 1, "ipc"),
+    (Ends::Iceoryx, 1, "iceoryx2"),
+    (Ends::Alone, DEPTH, "ipc"),
+    // The same twice, next to each other.
+    (Ends::Alone, 1, "ipc_1_of_1"),
+    (Ends::Among, 1, "ipc_1_of_1024"),
+];
+
+pub(crate) fn meet(exchange: &mut dyn Exchange) -> Result<(), Failure> {
     Ok(exchange.barrier(MEET_LIMIT, &|| false)?)
 }
 
 /// Names of this run: rank 1's process is in them.
-struct Names {
-    dir: Dir,
+pub(crate) struct Names {
+    pub(crate) dir: Dir,
     run: String,
 }
 
@@ -51,10 +68,12 @@ impl Names {
     fn agree(exchange: &mut dyn Exchange) -> Result<Self, Failure> {
         let parts = exchange.all_gather(std::process::id().to_string().as_bytes(), MEET_LIMIT, &|| false)?;
         let run = parts.get(1).map(|part| String::from_utf8_lossy(part).into_owned()).unwrap_or_default();
-        Ok(Self { dir: Dir::open(None)?, run })
+        let dir = Dir::open(None)?;
+        dir.sweep()?;
+        Ok(Self { dir, run })
     }
 
-    fn of(&self, what: &str) -> String {
+    pub(crate) fn of(&self, what: &str) -> String {
         format!("peers-{}-{what}", self.run)
     }
 }
@@ -63,61 +82,24 @@ impl Names {
 pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Failure> {
     pin_current_thread(job.cores.1)?;
     let names = Names::agree(exchange)?;
-    let create = |what, clients| IpcServer::create(&names.dir, &names.of(what), clients, DEPTH as usize, TAG);
-    let (mut alone, mut among) = (create("alone", 1)?, create("among", MANY)?);
-    let mut rival = IceoryxServer::create(&names.of("iceoryx"))?;
+    let mut alone = IpcServer::create(&names.dir, &names.of("alone"), 1, DEPTH)?;
+    let mut among = IpcServer::create(&names.dir, &names.of("among"), MANY, DEPTH)?;
+    let mut iceoryx = IceoryxServer::create(&job.iceoryx2, &names.of("iceoryx"))?;
     meet(exchange)?;
     // All clients connect meanwhile.
     meet(exchange)?;
-    let answer = |exchange: &mut dyn Exchange, server: Server<'_>| {
-        meet(exchange)?;
-        match server {
-            Server::Ipc(server) => serve(server, 1, Wait::Busy),
-            Server::Iceoryx(server) => serve(server, 1, Wait::Busy),
-        }
-    };
-    // The checks, then the rounds.
-    for server in [Server::Ipc(&mut alone), Server::Ipc(&mut among), Server::Iceoryx(&mut rival)] {
-        answer(exchange, server)?;
-    }
-    for _ in 0..job.rounds {
-        answer(exchange, Server::Ipc(&mut alone))?;
-        answer(exchange, Server::Iceoryx(&mut rival))?;
-        answer(exchange, Server::Ipc(&mut alone))?;
-        answer(exchange, Server::Ipc(&mut alone))?;
-        answer(exchange, Server::Ipc(&mut among))?;
-    }
-    for round in 0..table_rounds(job) {
-        for clients in TABLE_CLIENTS {
-            let name = names.of(&format!("ipc-{clients}-{round}"));
-            let mut server = IpcServer::create(&names.dir, &name, clients, DEPTH as usize, TAG)?;
-            table_serve(exchange, &mut server, clients)?;
-            let name = names.of(&format!("delegation-{clients}-{round}"));
-            let mut server = delegation_server(&names.dir, &name, clients)?;
-            table_serve(exchange, &mut server, clients)?;
+    // The first time all are checked.
+    for _ in 0..=job.rounds {
+        for (ends, ..) in ROUND {
+            meet(exchange)?;
+            match ends {
+                Ends::Alone => serve(&mut alone, 1, Wait::BUSY),
+                Ends::Among => serve(&mut among, 1, Wait::BUSY),
+                Ends::Iceoryx => serve(&mut iceoryx, 1, Wait::BUSY),
+            }?;
         }
     }
-    Ok(())
-}
-
-enum Server<'a> {
-    Ipc(&'a mut IpcServer),
-    Iceoryx(&'a mut IceoryxServer),
-}
-
-const fn table_rounds(job: &Job) -> u32 {
-    if job.rounds < 3 { job.rounds } else { 3 }
-}
-
-fn delegation_server(dir: &Dir, name: &str, clients: usize) -> Result<DelegationServer, Failure> {
-    let depth = DEPTH as usize;
-    Ok(DelegationServer::create(dir, name, clients, delegationrpc::ring_depth_for(clients, depth), depth, TAG)?)
-}
-
-fn table_serve(exchange: &mut dyn Exchange, server: &mut impl Answerer, clients: usize) -> Result<(), Failure> {
-    meet(exchange)?;
-    serve(server, clients, Wait::Yield)?;
-    meet(exchange)
+    crowd::answer(job, exchange, &names)
 }
 
 /// Rank 0: measures.
@@ -126,145 +108,156 @@ pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange) -> Result<Comparison,
     let clock = Clock::detect();
     let names = Names::agree(exchange)?;
     meet(exchange)?;
-    let connect = |what| IpcClient::connect(&names.dir, &names.of(what), TAG);
-    let mut alone = connect("alone")?;
-    let mut many = (0..MANY).map(|_| connect("among")).collect::<Result<Vec<_>, _>>()?;
-    // Neither the first nor the last of the seats.
-    let mut among = many.swap_remove(MANY / 2);
-    let mut rival = IceoryxClient::connect(&names.of("iceoryx"))?;
+    let mut across = Across::connect(job, clock, &names)?;
     meet(exchange)?;
+    across.round(exchange, None)?;
 
-    let mut across = Across { exchange, clock, duration: job.duration };
-    across.check(&mut alone, DEPTH)?;
-    across.check(&mut among, DEPTH)?;
-    across.check(&mut rival, 1)?;
-    let within = Within { clock, job };
-    let queues = Queues::new(1, delegationrpc::ring_depth_for(1, DEPTH as usize), DEPTH as usize);
-    let name = names.of("delegation");
-    let mut delegation = delegation_server(&names.dir, &name, 1)?;
-    let mut delegate = DelegationClient::connect(&names.dir, &name, TAG)?;
-    let (mut flux_caller, mut flux_answerer, _none) = ours_flux::pair(2, FLUX)?;
-    let (mut of_eight_caller, mut of_eight_answerer, _idle) = ours_flux::pair(8, FLUX)?;
-    let (mut channel_caller, mut channel_answerer) = channel::pair(FLUX_DEPTH as usize);
-    let (mut ring_caller, mut ring_answerer) = rings::pair(FLUX_DEPTH as usize);
-
+    let mut within = Within::new(job, clock, &names)?;
     let mut figures = Figures::default();
     for _ in 0..job.rounds {
-        let raw = PingPong { cores: Some(job.cores), duration: job.duration * 2 }.measure(&clock)?;
-        figures.push("raw_cacheline_rtt_ns", raw.latency_ns.p50 as f64);
-        figures.push("ipc_rtt_ns", across.run(&mut alone, 1)?.block_ns);
-        figures.push("iceoryx2_rtt_ns", across.run(&mut rival, 1)?.block_ns);
-        let echo = Echo { depth: 1, request_bytes: size_of::<Payload>(), reply_bytes: size_of::<Payload>(), duration: job.duration };
-        let echo = echo.measure(&clock)?;
-        figures.push("uds_echo_rate", echo.rps);
-        figures.push("uds_echo_rtt_p50_ns", echo.latency_ns.p50 as f64);
-        figures.deep("ipc", across.run(&mut alone, DEPTH)?);
-        figures.push("ipc_ns_1_of_1", across.run(&mut alone, 1)?.block_ns);
-        figures.push("ipc_ns_1_of_1024", across.run(&mut among, 1)?.block_ns);
-
-        figures.both("delegation", within.run(&mut delegate, &mut delegation, DEPTH)?);
-        figures.both("array_queue", within.run(&mut QueueCaller(&queues, 0), &mut QueueAnswerer(&queues), DEPTH)?);
-        figures.both("flux", within.run(&mut flux_caller, &mut flux_answerer, FLUX_DEPTH)?);
-        figures.both("crossbeam_channel", within.run(&mut channel_caller, &mut channel_answerer, FLUX_DEPTH)?);
-        figures.both("rtrb", within.run(&mut ring_caller, &mut ring_answerer, FLUX_DEPTH)?);
-        figures.both("flux_of_8", within.run(&mut of_eight_caller, &mut of_eight_answerer, FLUX_DEPTH)?);
+        baselines(job, clock, &mut figures)?;
+        across.round(exchange, Some(&mut figures))?;
+        within.round(&mut figures)?;
     }
-    let Across { exchange, .. } = across;
-    let table = table(job, exchange, clock, &names)?;
-    let regions = Regions { delegation_1: delegation.region_bytes() };
-    Ok(Comparison::new(job, &figures, table, regions))
+    let crowds = crowd::call(job, exchange, clock, &names)?;
+    let regions =
+        [("delegation_1_client", within.delegation.0.region_bytes()), ("flux_2_nodes", lanes_bytes(2)), ("flux_8_nodes", lanes_bytes(8))];
+    Ok(Comparison::new(job, &figures, &crowds, regions.into()))
 }
 
-/// Measurements between the two processes.
-struct Across<'a> {
-    exchange: &'a mut dyn Exchange,
+/// Bytes of the lanes of a network of flux, as its documentation has it: a slot is 16 B and the payload, rounded up to 64 B.
+fn lanes_bytes(nodes: usize) -> usize {
+    nodes * (nodes - 1) * FLUX.capacity * (16 + size_of::<Payload>()).next_multiple_of(64)
+}
+
+/// What is below everything, and what everybody has.
+fn baselines(job: &Job, clock: Clock, figures: &mut Figures) -> Result<(), Failure> {
+    let raw = PingPong { cores: Some(job.cores), duration: job.duration * 2 }.measure(&clock)?;
+    figures.put("raw_cacheline_rtt_ns", raw.latency_ns.p50 as f64);
+    let bytes = size_of::<Payload>();
+    let echo = Echo { depth: 1, request_bytes: bytes, reply_bytes: bytes, duration: job.duration }.measure(&clock)?;
+    figures.put("uds_echo_rate", echo.rps);
+    figures.put("uds_echo_rtt_p50_ns", echo.latency_ns.p50 as f64);
+    Ok(())
+}
+
+/// Rank 0's ends of what is measured between the two processes.
+struct Across {
     clock: Clock,
     duration: Duration,
+    alone: IpcClient,
+    among: IpcClient,
+    _idle: Vec<IpcClient>,
+    iceoryx: IceoryxClient,
 }
 
-impl Across<'_> {
-    fn check(&mut self, caller: &mut impl Caller, depth: u32) -> Result<(), Failure> {
-        meet(self.exchange)?;
-        let mut load = Load::new(caller, self.clock, Wait::Busy);
-        load.check(depth, CHECKED)?;
-        load.stop()
+impl Across {
+    fn connect(job: &Job, clock: Clock, names: &Names) -> Result<Self, Failure> {
+        let connect = |what| IpcClient::connect(&names.dir, &names.of(what));
+        let mut idle = (0..MANY).map(|_| connect("among")).collect::<Result<Vec<_>, _>>()?;
+        // Neither the first nor the last of the seats.
+        let among = idle.swap_remove(MANY / 2);
+        let iceoryx = IceoryxClient::connect(&job.iceoryx2, &names.of("iceoryx"))?;
+        Ok(Self { clock, duration: job.duration, alone: connect("alone")?, among, _idle: idle, iceoryx })
     }
 
-    fn run(&mut self, caller: &mut impl Caller, depth: u32) -> Result<Window, Failure> {
-        meet(self.exchange)?;
-        let mut load = Load::new(caller, self.clock, Wait::Busy);
-        let window = load.run(depth, self.duration)?;
-        load.stop()?;
-        Ok(window)
+    /// Measures; or checks, if there is nowhere to put figures.
+    fn round(&mut self, exchange: &mut dyn Exchange, mut figures: Option<&mut Figures>) -> Result<(), Failure> {
+        let (clock, duration) = (self.clock, self.duration);
+        for (ends, depth, name) in ROUND {
+            meet(exchange)?;
+            let figures = figures.as_deref_mut();
+            match ends {
+                Ends::Alone => one(&mut self.alone, clock, duration, depth, name, figures),
+                Ends::Among => one(&mut self.among, clock, duration, depth, name, figures),
+                Ends::Iceoryx => one(&mut self.iceoryx, clock, duration, depth, name, figures),
+            }?;
+        }
+        Ok(())
     }
 }
 
-/// Measurements between two threads of this process.
-struct Within<'a> {
+fn one(
+    caller: &mut impl Caller,
     clock: Clock,
-    job: &'a Job,
+    duration: Duration,
+    depth: u32,
+    name: &str,
+    figures: Option<&mut Figures>,
+) -> Result<(), Failure> {
+    let mut load = Load::new(caller, clock, Wait::BUSY);
+    match figures {
+        Some(figures) => figures.push(name, depth, load.run(depth, duration)?),
+        None => load.check(depth, CHECKED)?,
+    }
+    load.stop()
 }
 
-impl Within<'_> {
-    /// At depth 1, and at `depth`, after checking.
-    fn run(&self, caller: &mut impl Caller, answerer: &mut (impl Answerer + Send), depth: u32) -> Result<[Window; 2], Failure> {
-        std::thread::scope(|scope| {
-            let answering = scope.spawn(|| {
-                pin_current_thread(self.job.cores.1)?;
-                serve(answerer, 1, Wait::Busy)
-            });
-            let mut load = Load::new(caller, self.clock, Wait::Busy);
-            load.check(depth, CHECKED)?;
-            let windows = [load.run(1, self.job.duration)?, load.run(depth, self.job.duration)?];
-            load.stop()?;
-            answering.join().unwrap_or_else(|_| Err("the answerer panicked".into()))?;
-            Ok(windows)
+/// What is measured between two threads of rank 0.
+struct Within<'a> {
+    job: &'a Job,
+    clock: Clock,
+    delegation: (DelegationServer, DelegationClient),
+    queues: Queues,
+    flux: Network,
+    flux_of_8: Network,
+    channels: (channel::ChannelCaller, channel::ChannelAnswerer),
+    rings: (rings::RingCaller, rings::RingAnswerer),
+}
+
+impl<'a> Within<'a> {
+    fn new(job: &'a Job, clock: Clock, names: &Names) -> Result<Self, Failure> {
+        let name = names.of("delegation");
+        let server = DelegationServer::create(&names.dir, &name, 1, DEPTH)?;
+        let depth = DEPTH as usize;
+        Ok(Self {
+            job,
+            clock,
+            delegation: (server, DelegationClient::connect(&names.dir, &name)?),
+            // As large as those of delegationrpc.
+            queues: Queues::new(1, delegationrpc::ring_depth_for(1, depth), depth),
+            flux: Network::new(2, FLUX)?,
+            flux_of_8: Network::new(8, FLUX)?,
+            channels: channel::pair(FLUX_DEPTH as usize),
+            rings: rings::pair(FLUX_DEPTH as usize),
         })
     }
-}
 
-/// The comparison of ipc and delegationrpc.
-fn table(job: &Job, exchange: &mut dyn Exchange, clock: Clock, names: &Names) -> Result<Vec<TableRow>, Failure> {
-    let mut rows = Vec::new();
-    for round in 0..table_rounds(job) {
-        for clients in TABLE_CLIENTS {
-            for protocol in ["ipc", "delegationrpc"] {
-                meet(exchange)?;
-                let rates = if protocol == "ipc" {
-                    let name = names.of(&format!("ipc-{clients}-{round}"));
-                    clients_at_once(job, clock, clients, || Ok(IpcClient::connect(&names.dir, &name, TAG)?))?
-                } else {
-                    let name = names.of(&format!("delegation-{clients}-{round}"));
-                    clients_at_once(job, clock, clients, || Ok(DelegationClient::connect(&names.dir, &name, TAG)?))?
-                };
-                meet(exchange)?;
-                rows.push(TableRow::new(protocol, clients, &rates));
-            }
-        }
+    fn round(&mut self, figures: &mut Figures) -> Result<(), Failure> {
+        let Self { job, clock, delegation, queues, flux, flux_of_8, channels, rings } = self;
+        let mut pair = Pair { job, clock: *clock, figures };
+        pair.run("delegation", DEPTH, &mut delegation.1, &mut delegation.0)?;
+        pair.run("array_queue", DEPTH, &mut QueueCaller(queues, 0), &mut QueueAnswerer(queues))?;
+        pair.run("flux", FLUX_DEPTH, &mut flux.caller, &mut flux.answerer)?;
+        pair.run("crossbeam_channel", FLUX_DEPTH, &mut channels.0, &mut channels.1)?;
+        pair.run("rtrb", FLUX_DEPTH, &mut rings.0, &mut rings.1)?;
+        pair.run("flux_of_8", FLUX_DEPTH, &mut flux_of_8.caller, &mut flux_of_8.answerer)
     }
-    Ok(rows)
 }
 
-/// The rates of `clients` at depth 32 that share this process's core.
-fn clients_at_once<C: Caller + Send>(
-    job: &Job,
+struct Pair<'a> {
+    job: &'a Job,
     clock: Clock,
-    clients: usize,
-    connect: impl Fn() -> Result<C, Failure>,
-) -> Result<Vec<f64>, Failure> {
-    let callers = (0..clients).map(|_| connect()).collect::<Result<Vec<_>, _>>()?;
-    let start = std::sync::Barrier::new(clients);
-    let one = |mut caller: C| {
-        let mut load = Load::new(&mut caller, clock, Wait::Yield);
-        start.wait();
-        load.check(DEPTH, CHECKED)?;
-        start.wait();
-        let window = load.run(DEPTH, job.duration * 3)?;
-        load.stop()?;
-        Ok::<f64, Failure>(window.rate)
-    };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = callers.into_iter().map(|caller| scope.spawn(|| one(caller))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a client panicked".into()))).collect()
-    })
+    figures: &'a mut Figures,
+}
+
+impl Pair<'_> {
+    /// Checks, then measures at depth 1 and at `depth`.
+    fn run<C: Caller>(&mut self, name: &str, depth: u32, caller: &mut C, answerer: &mut (impl Answerer + Send)) -> Result<(), Failure> {
+        let Self { job, clock, .. } = *self;
+        let windows = between_threads(
+            Some(job.cores),
+            clock,
+            || Ok(answerer),
+            || Ok(caller),
+            |load| {
+                load.check(depth, CHECKED)?;
+                Ok::<[Window; 2], Failure>([load.run(1, job.duration)?, load.run(depth, job.duration)?])
+            },
+        )?;
+        for (window, depth) in windows.into_iter().zip([1, depth]) {
+            self.figures.push(name, depth, window);
+        }
+        Ok(())
+    }
 }

@@ -4,30 +4,28 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use harness::environment::Environment;
+use harness::load::Window;
 use serde::Serialize;
 
 use crate::Job;
-use crate::load::Window;
 
 /// The figures of each round, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Figures(BTreeMap<String, Vec<f64>>);
 
 impl Figures {
-    pub(crate) fn push(&mut self, name: &str, value: f64) {
+    pub(crate) fn put(&mut self, name: &str, value: f64) {
         self.0.entry(name.to_owned()).or_default().push(value);
     }
 
-    /// Of depth 1 and of a larger one.
-    pub(crate) fn both(&mut self, name: &str, [one, deep]: [Window; 2]) {
-        self.push(&format!("{name}_rtt_ns"), one.block_ns);
-        self.deep(name, deep);
-    }
-
-    /// Of streaming: over the whole window, and by the median of the blocks.
-    pub(crate) fn deep(&mut self, name: &str, deep: Window) {
-        self.push(&format!("{name}_rate"), deep.rate);
-        self.push(&format!("{name}_rate_of_blocks"), 1e9 / deep.block_ns);
+    /// Of depth 1 a round trip; of others the rate, over the whole window and by the median of the blocks.
+    pub(crate) fn push(&mut self, name: &str, depth: u32, window: Window) {
+        if depth == 1 {
+            self.put(&format!("{name}_rtt_ns"), window.block_ns);
+        } else {
+            self.put(&format!("{name}_rate"), window.rate);
+            self.put(&format!("{name}_rate_of_blocks"), 1e9 / window.block_ns);
+        }
     }
 
     fn of(&self, name: &str) -> &[f64] {
@@ -58,26 +56,63 @@ impl Spread {
     }
 }
 
-/// Sizes of regions in bytes.
-#[derive(Debug, Serialize)]
-pub(crate) struct Regions {
-    pub(crate) delegation_1: usize,
+/// What each round of the crowds found, by set and number of clients.
+#[derive(Debug, Default)]
+pub(crate) struct Crowds(BTreeMap<&'static str, BTreeMap<usize, CrowdFigures>>);
+
+#[derive(Debug, Default)]
+struct CrowdFigures {
+    /// Of all clients together.
+    rates: Vec<f64>,
+    fairness: Vec<f64>,
+    region_bytes: u64,
 }
 
-/// One run of the comparison of ipc and delegationrpc.
-#[derive(Debug, Serialize)]
-pub(crate) struct TableRow {
-    protocol: &'static str,
-    clients: usize,
-    rate: f64,
-    fairness: f64,
-}
-
-impl TableRow {
-    pub(crate) fn new(protocol: &'static str, clients: usize, rates: &[f64]) -> Self {
+impl Crowds {
+    pub(crate) fn push(&mut self, set: &'static str, clients: usize, rates: &[f64], region_bytes: u64) {
+        let figures = self.0.entry(set).or_default().entry(clients).or_default();
         let Spread { min, max, .. } = Spread::of(rates.to_vec());
-        Self { protocol, clients, rate: rates.iter().sum(), fairness: min / max }
+        figures.rates.push(rates.iter().sum());
+        figures.fairness.push(min / max);
+        figures.region_bytes = region_bytes;
     }
+
+    fn results(&self) -> BTreeMap<&'static str, CrowdResult> {
+        let result = |by_clients: &BTreeMap<usize, CrowdFigures>| {
+            let single = by_clients.get(&1).map_or(&[][..], |one| &one.rates);
+            let least_of_round = |(round, single): (usize, &f64)| {
+                let rates = by_clients.values().filter_map(|figures| figures.rates.get(round));
+                rates.fold(f64::INFINITY, |least, rate| least.min(rate / single))
+            };
+            let clients = by_clients.iter().map(|(clients, figures)| {
+                let CrowdFigures { rates, fairness, region_bytes } = figures;
+                let row = Crowd { rate: Spread::of(rates.clone()), fairness: Spread::of(fairness.clone()), region_bytes: *region_bytes };
+                (*clients, row)
+            });
+            CrowdResult {
+                least_vs_1_client: Spread::of(single.iter().enumerate().map(least_of_round).collect()),
+                clients: clients.collect(),
+            }
+        };
+        self.0.iter().map(|(set, by_clients)| (*set, result(by_clients))).collect()
+    }
+}
+
+/// One set of crowds.
+#[derive(Debug, Serialize)]
+struct CrowdResult {
+    /// The least rate, of any number of clients, in the rate of the one client of the same round.
+    least_vs_1_client: Spread,
+    clients: BTreeMap<usize, Crowd>,
+}
+
+#[derive(Debug, Serialize)]
+struct Crowd {
+    /// Calls per second of all clients together.
+    rate: Spread,
+    /// Of the slowest client in that of the fastest.
+    fairness: Spread,
+    region_bytes: u64,
 }
 
 /// The result; its JSON form is this structure.
@@ -85,34 +120,38 @@ impl TableRow {
 pub(crate) struct Comparison {
     ratios: BTreeMap<&'static str, Spread>,
     figures: BTreeMap<String, Spread>,
-    table: Vec<TableRow>,
-    regions: Regions,
+    crowds: BTreeMap<&'static str, CrowdResult>,
+    region_bytes: BTreeMap<&'static str, usize>,
     rounds: u32,
     cores: (usize, usize),
     environment: Environment,
 }
 
+/// Ours, theirs. `of_blocks` is the median of the blocks, on both sides: what is measured between threads, where a moment without a core
+/// would make one window many times slower.
+const RATIOS: [(&str, &str, &str); 12] = [
+    ("ipc_rtt_vs_raw_cacheline", "ipc_rtt_ns", "raw_cacheline_rtt_ns"),
+    ("ipc_rtt_vs_iceoryx2", "ipc_rtt_ns", "iceoryx2_rtt_ns"),
+    ("ipc_rate_depth32_vs_uds_echo", "ipc_rate", "uds_echo_rate"),
+    ("ipc_idle_clients_cost", "ipc_1_of_1024_rtt_ns", "ipc_1_of_1_rtt_ns"),
+    ("delegation_rate_vs_arrayqueue", "delegation_rate_of_blocks", "array_queue_rate_of_blocks"),
+    ("flux_rate_vs_crossbeam_channel", "flux_rate_of_blocks", "crossbeam_channel_rate_of_blocks"),
+    ("flux_rate_vs_rtrb", "flux_rate_of_blocks", "rtrb_rate_of_blocks"),
+    // Times, so theirs is the network without idle nodes.
+    ("flux_idle_nodes_cost", "flux_rate_of_blocks", "flux_of_8_rate_of_blocks"),
+    ("delegation_rate_vs_arrayqueue_of_windows", "delegation_rate", "array_queue_rate"),
+    ("flux_rate_vs_crossbeam_channel_of_windows", "flux_rate", "crossbeam_channel_rate"),
+    ("flux_rate_vs_rtrb_of_windows", "flux_rate", "rtrb_rate"),
+    ("flux_idle_nodes_cost_of_windows", "flux_rate", "flux_of_8_rate"),
+];
+
 impl Comparison {
-    pub(crate) fn new(job: &Job, figures: &Figures, table: Vec<TableRow>, regions: Regions) -> Self {
-        let ratios = [
-            ("ipc_rtt_vs_raw_cacheline", "ipc_rtt_ns", "raw_cacheline_rtt_ns"),
-            ("ipc_rtt_vs_iceoryx2", "ipc_rtt_ns", "iceoryx2_rtt_ns"),
-            ("ipc_rate_depth32_vs_uds_echo", "ipc_rate", "uds_echo_rate"),
-            ("ipc_idle_clients_cost", "ipc_ns_1_of_1024", "ipc_ns_1_of_1"),
-            ("delegation_rate_vs_arrayqueue_of_blocks", "delegation_rate_of_blocks", "array_queue_rate_of_blocks"),
-            ("flux_rate_vs_crossbeam_channel_of_blocks", "flux_rate_of_blocks", "crossbeam_channel_rate_of_blocks"),
-            ("flux_rate_vs_rtrb_of_blocks", "flux_rate_of_blocks", "rtrb_rate_of_blocks"),
-            ("flux_idle_nodes_cost_of_blocks", "flux_rate_of_blocks", "flux_of_8_rate_of_blocks"),
-            ("delegation_rate_vs_arrayqueue", "delegation_rate", "array_queue_rate"),
-            ("flux_rate_vs_crossbeam_channel", "flux_rate", "crossbeam_channel_rate"),
-            ("flux_rate_vs_rtrb", "flux_rate", "rtrb_rate"),
-            ("flux_idle_nodes_cost", "flux_rate", "flux_of_8_rate"),
-        ];
+    pub(crate) fn new(job: &Job, figures: &Figures, crowds: &Crowds, region_bytes: BTreeMap<&'static str, usize>) -> Self {
         Self {
-            ratios: ratios.into_iter().map(|(name, ours, theirs)| (name, figures.ratio(ours, theirs))).collect(),
+            ratios: RATIOS.into_iter().map(|(name, ours, theirs)| (name, figures.ratio(ours, theirs))).collect(),
             figures: figures.0.iter().map(|(name, values)| (name.clone(), Spread::of(values.clone()))).collect(),
-            table,
-            regions,
+            crowds: crowds.results(),
+            region_bytes,
             rounds: job.rounds,
             cores: job.cores,
             environment: Environment::detect(),
@@ -123,13 +162,20 @@ impl Comparison {
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, Spread { median, min, max }) in &self.ratios {
-            writeln!(f, "{name:<42} {median:>8.3}  ({min:.3} to {max:.3})")?;
+            writeln!(f, "{name:<42} {median:>12.3}  ({min:.3} to {max:.3})")?;
         }
         for (name, Spread { median, min, max }) in &self.figures {
             writeln!(f, "{name:<42} {median:>12.0}  ({min:.0} to {max:.0})")?;
         }
-        for TableRow { protocol, clients, rate, fairness } in &self.table {
-            writeln!(f, "{protocol:<14} {clients} clients {rate:>12.0} /s fairness {fairness:.3}")?;
+        for (set, CrowdResult { least_vs_1_client, clients }) in &self.crowds {
+            writeln!(f, "{:<42} {:>12.3}", format!("{set}, least / 1 client"), least_vs_1_client.median)?;
+            for (clients, Crowd { rate, fairness, region_bytes }) in clients {
+                let name = format!("{set}, {clients} clients");
+                writeln!(f, "{name:<42} {:>12.0}  fairness {:.3}, region {region_bytes} B", rate.median, fairness.median)?;
+            }
+        }
+        for (name, bytes) in &self.region_bytes {
+            writeln!(f, "{name:<42} {bytes:>12} B")?;
         }
         Ok(())
     }

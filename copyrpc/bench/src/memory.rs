@@ -40,8 +40,11 @@ struct Cli {
 
 /// Bytes of each ring: whole pages, so that none is lost to rounding.
 const RING_BYTES: u64 = 16 << 10;
-/// What the control memory of an endpoint has.
+/// What the control memory of an endpoint has, and how many share a region.
 const CONTROL_BYTES: usize = 64;
+const CONTROL_PLACES: usize = 64;
+/// Slots of its lane on the software HCA.
+const LANE_SLOTS: u32 = 16;
 /// Inline bytes that copyrpc asks of its queue pairs.
 const INLINE_BYTES: usize = 220;
 
@@ -173,9 +176,9 @@ fn endpoints(connections: usize, config: &EndpointConfig) -> Result<[Held; 2], B
 
 /// Queue pairs as copyrpc makes them, the same once connected, regions of the control memory's size, and what regions of a ring's size
 /// take beside the ring.
-fn parts(connections: usize, send_wr: u32) -> Result<[Held; 4], Box<dyn Error>> {
+fn parts(connections: usize, send_wr: u32, lane_slots: u32) -> Result<[Held; 4], Box<dyn Error>> {
     let fabric = LocalFabric::new();
-    let config = QpConfig { max_send_wr: send_wr, max_inline_data: INLINE_BYTES, ..QpConfig::default() };
+    let config = QpConfig { max_send_wr: send_wr, max_inline_data: INLINE_BYTES, lane_slots, ..QpConfig::default() };
     let end = || -> Result<_, Box<dyn Error>> {
         let device = Device::open(&soft(&fabric))?;
         let pd = device.alloc_pd()?;
@@ -200,10 +203,12 @@ fn parts(connections: usize, send_wr: u32) -> Result<[Held; 4], Box<dyn Error>> 
         b.connect(&addresses[0], &ConnectOptions::default())?;
     }
     let connected = Held::now()?;
-    let mut allocate = |bytes, access| (0..count).try_for_each(|at| ends[at % 2].0.alloc(bytes, access).map(|region| regions.push(region)));
-    allocate(CONTROL_BYTES, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    let mut allocate =
+        |count, bytes, access| (0..count).try_for_each(|at| ends[at % 2].0.alloc(bytes, access).map(|region| regions.push(region)));
+    // Each end has its own.
+    allocate(2 * connections.div_ceil(CONTROL_PLACES), CONTROL_PLACES * CONTROL_BYTES, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
     let control = Held::now()?;
-    allocate(RING_BYTES as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    allocate(count, RING_BYTES as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let mut ring = Held::now()?.each_since(control, count);
     ring.device -= RING_BYTES as f64;
     Ok([created.each_since(start, count), connected.each_since(created, count), control.each_since(connected, count), ring])
@@ -212,11 +217,10 @@ fn parts(connections: usize, send_wr: u32) -> Result<[Held; 4], Box<dyn Error>> 
 fn measure(cli: &Cli) -> Result<Memory, Box<dyn Error>> {
     let connections = cli.connections as usize;
     let mut config = EndpointConfig { ring_size: RING_BYTES, batches_in_flight: 4, raw_operations: 0, ..EndpointConfig::default() };
-    if let Some(send_wr) = cli.send_wr {
-        config.max_send_wr = send_wr;
-    }
+    config.max_send_wr = cli.send_wr;
+    let send_wr = config.send_queue_wqebbs();
     let [connected, used] = endpoints(connections, &config)?;
-    let [queue_pair, connecting, control_memory, ring] = parts(connections, config.max_send_wr)?;
+    let [queue_pair, connecting, control_memory, ring] = parts(connections, send_wr, LANE_SLOTS)?;
     let rings = Held { heap: 2.0 * ring.heap, device: 2.0 * ring.device };
     Ok(Memory {
         bytes_per_endpoint: used.sum(),
@@ -228,7 +232,7 @@ fn measure(cli: &Cli) -> Result<Memory, Box<dyn Error>> {
         rest: [queue_pair, connecting, control_memory, rings].into_iter().fold(used, Held::less),
         endpoints: 2 * connections,
         ring_bytes: RING_BYTES,
-        send_wr: config.max_send_wr,
+        send_wr: send_wr.next_power_of_two(),
     })
 }
 

@@ -130,7 +130,7 @@ impl Job {
             ring_size: self.ring_bytes,
             batches_in_flight: self.batches,
             raw_operations: 0,
-            max_send_wr: self.send_wr,
+            max_send_wr: Some(self.send_wr),
             window,
             ..EndpointConfig::default()
         }
@@ -188,7 +188,7 @@ impl Options {
             window: cli.window,
             srq_size,
             cq_size,
-            send_wr: send_wr(cli.send_wr)?,
+            send_wr: send_wr(cli.send_wr, batches)?,
             wait,
             verify: cli.verify,
             fault: cli.fault,
@@ -320,9 +320,12 @@ fn queue_sizes(cli: &Cli) -> Result<(u32, u32, u32), OptionError> {
     Ok((batches as u32, srq_size as u32, cq_size as u32))
 }
 
-fn send_wr(choice: Choice) -> Result<u32, OptionError> {
+fn send_wr(choice: Choice, batches: u32) -> Result<u32, OptionError> {
     match choice {
-        Choice::Auto => Ok(EndpointConfig::default().max_send_wr),
+        Choice::Auto => {
+            let config = EndpointConfig { batches_in_flight: batches, raw_operations: 0, ..EndpointConfig::default() };
+            Ok(config.send_queue_wqebbs().next_power_of_two())
+        }
         Choice::Number(given) if (16..=32768).contains(&given) => Ok(given as u32),
         Choice::Number(given) => Err(range("--send-wr", given, "outside what is supported", "16 to 32768".to_owned())),
     }

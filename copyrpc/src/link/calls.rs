@@ -111,22 +111,25 @@ impl<U> Calls<U> {
     }
 
     /// The request with this id was answered. `None` for an id that names no unanswered request: duplicate or forged.
+    #[inline(always)]
     pub(super) fn complete(&mut self, id: CallId) -> Option<Answered<U>> {
         let slot = self.slots.get_mut(id.index() as usize)?;
         if id != CallId::new(id.index(), slot.generation) {
             return None;
         }
         let internal_allowance = u64::from(slot.internal_allowance);
-        let user_data = match std::mem::replace(&mut slot.state, State::Free) {
-            State::Free => return None,
-            State::Abandoned => None,
+        let state = std::mem::replace(&mut slot.state, State::Free);
+        if matches!(state, State::Free) {
+            return None;
+        }
+        self.free.push(id.index());
+        match state {
             State::Waiting(user_data) => {
                 self.waiting -= 1;
-                Some(user_data)
+                Some(Answered { user_data: Some(user_data), internal_allowance })
             }
-        };
-        self.free.push(id.index());
-        Some(Answered { user_data, internal_allowance })
+            State::Free | State::Abandoned => Some(Answered { user_data: None, internal_allowance }),
+        }
     }
 
     /// Ends a call before its request is answered. `None` for one that has ended.

@@ -72,7 +72,7 @@ impl<U> Link<U> {
         }
         // G2. A correct peer sends at most what its credit pays for, so it ends.
         while let Some(request) = self.take_request() {
-            if self.respond(request, Status::Closing, &[]).is_err() {
+            if self.respond(&request, Status::Closing, &[]).is_err() {
                 break;
             }
         }

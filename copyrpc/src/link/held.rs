@@ -6,7 +6,7 @@
 mod explore;
 
 /// Requests there is room for once one has arrived; doubled when it is used up.
-const FIRST_ROOM: usize = 16;
+const FIRST_ROOM: usize = 4;
 
 /// A request the application has not answered; its bytes are needed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,10 +93,14 @@ impl HeldRequests {
     /// The request, which [`HeldRequests::get`] gave, is answered.
     #[inline(always)]
     pub(super) fn answer(&mut self, number: u64) {
-        let place = self.place(number);
-        self.room[place].internal_allowance = 0;
-        while self.oldest().is_some_and(|request| request.internal_allowance == 0) {
+        if number == self.oldest {
             self.oldest += 1;
+            while self.oldest().is_some_and(|request| request.internal_allowance == 0) {
+                self.oldest += 1;
+            }
+        } else {
+            let place = self.place(number);
+            self.room[place].internal_allowance = 0;
         }
     }
 }

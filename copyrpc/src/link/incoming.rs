@@ -85,7 +85,7 @@ impl<U> Link<U> {
         }
     }
 
-    /// The next request or ended call in what arrived; `None` when all is parsed. On a closed connection it ends the pending calls, one
+    /// The next requests or ended call in what arrived; `None` when all is parsed. On a closed connection it ends the pending calls, one
     /// by one.
     #[inline(always)]
     pub fn next_event(&mut self) -> Option<Event<U>> {
@@ -96,7 +96,7 @@ impl<U> Link<U> {
                 }
                 continue;
             }
-            match self.take_message() {
+            match self.take_messages() {
                 Ok(None) => {}
                 Ok(event) => return event,
                 Err(error) => self.close(error.into()),
@@ -131,15 +131,34 @@ impl<U> Link<U> {
         self.calls.take_any().map(|user_data| Event::Ended { user_data, outcome: Err(reason.into()) })
     }
 
+    /// Takes requests up to the next response, or that response. What cannot be taken behind requests is found by the next call.
     #[inline(always)]
-    fn take_message(&mut self) -> Result<Option<Event<U>>, ProtocolError> {
-        let (header, position) = self.rx.next_message()?;
-        self.stats.messages_received += 1;
-        if header.call_id & RESPONSE_FLAG == 0 {
-            self.take_in_request(&header, position).map(Some)
-        } else {
-            self.take_response(&header, position)
-        }
+    fn take_messages(&mut self) -> Result<Option<Event<U>>, ProtocolError> {
+        let mut requests = 0;
+        let outcome = loop {
+            let (header, position) = match self.rx.next_message() {
+                Ok(next) => next,
+                Err(error) => break Err(error),
+            };
+            if header.call_id & RESPONSE_FLAG != 0 {
+                if requests > 0 {
+                    break Ok(None);
+                }
+                self.rx.advance(&header);
+                self.stats.messages_received += 1;
+                return self.take_response(&header, position);
+            }
+            if let Err(error) = self.take_in_request(&header, position) {
+                break Err(error);
+            }
+            self.rx.advance(&header);
+            requests += 1;
+            if self.rx.is_between_batches() {
+                break Ok(None);
+            }
+        };
+        self.stats.messages_received += requests as u64;
+        if requests > 0 { Ok(Some(Event::Requests(requests))) } else { outcome }
     }
 
     /// The peer told its words; `floor` is what the same channel told before (F1, T5).
@@ -149,7 +168,7 @@ impl<U> Link<U> {
     }
 
     #[inline(always)]
-    fn take_in_request(&mut self, header: &Header, position: u64) -> Result<Event<U>, ProtocolError> {
+    fn take_in_request(&mut self, header: &Header, position: u64) -> Result<(), ProtocolError> {
         let ring = self.rx.size();
         let message = padded(u64::from(header.len));
         if message > ring.max_message() {
@@ -160,15 +179,14 @@ impl<U> Link<U> {
         // An allowance is at most 3/16 of the largest ring.
         let internal_allowance = allowance as u32;
         self.rx.requests.push(HeldRequest { position, call_id: header.call_id, len: header.len, internal_allowance });
-        Ok(Event::Request)
+        Ok(())
     }
 
-    /// The next request that arrived, in the order of the calls. As many come as there were [`Event::Request`]s.
+    /// The next request that arrived, in the order of the calls. As many come as [`Event::Requests`] said.
     #[inline]
     pub fn take_request(&mut self) -> Option<Request> {
         let (number, held) = self.rx.requests.take()?;
-        let max_reply = response_capacity(held.internal_allowance.into()) as usize;
-        Some(Request { number, payload: Payload::of_message(held.position, held.len), max_reply })
+        Some(Request { number, payload: Payload::of_message(held.position, held.len), internal_allowance: held.internal_allowance })
     }
 
     #[inline(always)]
@@ -179,26 +197,34 @@ impl<U> Link<U> {
             return Ok(None);
         };
         let max = response_capacity(answered.internal_allowance);
-        let is_too_large = u64::from(header.len) > max;
-        let Some(user_data) = answered.user_data else {
-            self.stats.late_responses += 1;
-            return if is_too_large { Err(ProtocolError::ResponseTooLarge { len: header.len, max }) } else { Ok(None) };
-        };
-        let outcome = match status {
-            _ if is_too_large => Err(self.refuse_response(header.len, max)),
-            Status::Ok => Ok(Payload::of_message(position, header.len)),
-            Status::Dropped => Err(CallFailure::Dropped),
-            Status::Refused => Err(CallFailure::Refused),
-            Status::Closing => Err(CallFailure::Closed(CloseReason::ClosedByPeer)),
-        };
-        Ok(Some(Event::Ended { user_data, outcome }))
+        match answered.user_data {
+            Some(user_data) if status == Status::Ok && u64::from(header.len) <= max => {
+                Ok(Some(Event::Ended { user_data, outcome: Ok(Payload::of_message(position, header.len)) }))
+            }
+            user_data => self.take_other_response(user_data, status, header.len, max),
+        }
     }
 
-    /// A response longer than its call allowed (T7) ends that call with the connection.
+    /// A response without payload, late, or longer than its call allowed (T7), which ends that call with the connection.
     #[cold]
-    fn refuse_response(&mut self, len: u32, max: u64) -> CallFailure {
+    #[inline(never)]
+    fn take_other_response(&mut self, user_data: Option<U>, status: Status, len: u32, max: u64) -> Result<Option<Event<U>>, ProtocolError> {
         let error = ProtocolError::ResponseTooLarge { len, max };
-        self.close(error.into());
-        CallFailure::Closed(error.into())
+        let is_too_large = u64::from(len) > max;
+        let Some(user_data) = user_data else {
+            self.stats.late_responses += 1;
+            return if is_too_large { Err(error) } else { Ok(None) };
+        };
+        let failure = match status {
+            Status::Dropped if !is_too_large => CallFailure::Dropped,
+            Status::Refused if !is_too_large => CallFailure::Refused,
+            Status::Closing if !is_too_large => CallFailure::Closed(CloseReason::ClosedByPeer),
+            // A payload that fits is not for this function.
+            _ => {
+                self.close(error.into());
+                CallFailure::Closed(error.into())
+            }
+        };
+        Ok(Some(Event::Ended { user_data, outcome: Err(failure) }))
     }
 }

@@ -43,7 +43,7 @@ use window::{Hold, WindowState};
 use crate::error::{CallError, CallFailure, CloseReason, LinkConfigError, ReplyError};
 use crate::ring::{Payload, RingView};
 use crate::stats::Stats;
-use crate::wire::{ALIGNMENT, CallId, FlowWords, Header, METADATA_SPAN, Status, internal_allowance, padded};
+use crate::wire::{ALIGNMENT, CallId, FlowWords, Header, METADATA_SPAN, Status, internal_allowance, padded, response_capacity};
 
 /// Ring bytes a call leaves alone. Twice what a grant leaves (64), so that under load grants to the
 /// peer win over own calls and neither side starves (invariant L3).
@@ -54,15 +54,11 @@ const CALL_SLACK: u64 = 128;
 pub struct Request {
     number: u64,
     payload: Payload,
-    max_reply: usize,
+    /// Bytes.
+    internal_allowance: u32,
 }
 
 impl Request {
-    /// The same request, for an owner that answers it once all the same.
-    pub(crate) const fn again(&self) -> Self {
-        Self { ..*self }
-    }
-
     /// Where its payload lies in the receive ring; intact until the request is answered.
     #[must_use]
     pub const fn payload(&self) -> Payload {
@@ -72,15 +68,15 @@ impl Request {
     /// Most payload bytes a reply may have.
     #[must_use]
     pub const fn max_reply(&self) -> usize {
-        self.max_reply
+        response_capacity(self.internal_allowance as u64) as usize
     }
 }
 
 /// What [`Link::next_event`] found.
 #[derive(Debug)]
 pub enum Event<U> {
-    /// A request arrived: [`Link::take_request`] has one more.
-    Request,
+    /// So many requests arrived, at least one: [`Link::take_request`] has as many more.
+    Requests(usize),
     /// A call ended.
     Ended {
         /// What [`Link::call`] was given.
@@ -162,7 +158,7 @@ impl<U> Link<U> {
     ///
     /// # Errors
     /// [`CallError`], with `user_data`. `RingFull` and `InsufficientCredit` pass with time.
-    #[inline]
+    #[inline(always)]
     pub fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
         self.call_until(payload, user_data, response_allowance, NEVER)
     }
@@ -172,7 +168,7 @@ impl<U> Link<U> {
     ///
     /// # Errors
     /// As [`Link::call`].
-    #[inline]
+    #[inline(always)]
     pub fn call_until(
         &mut self,
         payload: &[u8],
@@ -244,7 +240,7 @@ impl<U> Link<U> {
     /// # Errors
     /// [`ReplyError`]; a payload above [`Request::max_reply`] gives the request back.
     pub fn reply(&mut self, request: Request, payload: &[u8]) -> Result<(), ReplyError<Request>> {
-        self.respond(request, Status::Ok, payload)
+        self.respond(&request, Status::Ok, payload).map_err(|error| error.map_request(|()| request))
     }
 
     /// Answers a request with [`CallFailure::Refused`].
@@ -252,7 +248,7 @@ impl<U> Link<U> {
     /// # Errors
     /// [`ReplyError`] when the connection has ended.
     pub fn refuse(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
-        self.respond(request, Status::Refused, &[])
+        self.respond(&request, Status::Refused, &[]).map_err(|error| error.map_request(|()| request))
     }
 
     /// Answers a request that its handler dropped with [`CallFailure::Dropped`].
@@ -260,22 +256,23 @@ impl<U> Link<U> {
     /// # Errors
     /// [`ReplyError`] when the connection has ended.
     pub fn abandon(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
-        self.respond(request, Status::Dropped, &[])
+        self.respond(&request, Status::Dropped, &[]).map_err(|error| error.map_request(|()| request))
     }
 
-    #[inline]
-    fn respond(&mut self, request: Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<Request>> {
+    /// Answers a request whose owner keeps it, and does so once all the same.
+    #[inline(always)]
+    pub(crate) fn respond(&mut self, request: &Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
         if let Some(reason) = self.closed {
             return Err(ReplyError::Closed(reason));
         }
         let entry = match self.rx.requests.get(request.number) {
             Some(entry) if entry.position == request.payload.message() => entry,
-            _ => return Err(ReplyError::Foreign(request)),
+            _ => return Err(ReplyError::Foreign(())),
         };
         let message = padded(payload.len() as u64);
         let allowance = u64::from(entry.internal_allowance);
         if message + METADATA_SPAN > allowance {
-            return Err(ReplyError::TooLarge { len: payload.len(), max: request.max_reply, request });
+            return Err(ReplyError::TooLarge { len: payload.len(), max: request.max_reply(), request: () });
         }
         let header =
             Header { call_id: CallId::from_wire(entry.call_id).to_response(), piggyback: status as u32, len: payload.len() as u32 };

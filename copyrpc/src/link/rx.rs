@@ -165,7 +165,8 @@ impl RecvRing {
         Ok(Some(metadata.words))
     }
 
-    /// The next message of the batch and its position; its length is checked, its meaning is not. The one before counts as delivered.
+    /// The next message of the batch and its position; its length is checked, its meaning is not. The one before counts as delivered. It
+    /// stays the next until [`RecvRing::advance`].
     #[inline(always)]
     pub(super) fn next_message(&mut self) -> Result<(Header, u64), ProtocolError> {
         debug_assert!(self.messages_left > 0);
@@ -181,8 +182,13 @@ impl RecvRing {
         if message > left {
             return Err(ProtocolError::MessageTooLong { len: header.len, left });
         }
-        self.next = position + message;
-        self.messages_left -= 1;
         Ok((header, position))
+    }
+
+    /// Goes on behind the message with this header, which [`RecvRing::next_message`] gave.
+    #[inline(always)]
+    pub(super) fn advance(&mut self, header: &Header) {
+        self.next += padded(u64::from(header.len));
+        self.messages_left -= 1;
     }
 }

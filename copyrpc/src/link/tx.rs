@@ -99,6 +99,8 @@ pub(super) struct SendRing {
     wrap: Option<Wrap>,
     /// Messages in the open batch.
     open_count: u32,
+    /// What the next message takes beside its own bytes: 32 if it opens a batch, else 0.
+    opening: u64,
     batches_sent: u64,
     /// Batches the peer took, as far as known here; lags (F1).
     batches_received: u64,
@@ -119,6 +121,7 @@ impl SendRing {
             peer_consumer: start,
             wrap: None,
             open_count: 0,
+            opening: METADATA_SPAN,
             batches_sent: 0,
             batches_received: 0,
             batch_limit: batch_limit as u64,
@@ -186,17 +189,12 @@ impl SendRing {
         self.last_metadata_only > self.batches_received
     }
 
-    #[inline]
-    fn open_start(&self) -> u64 {
-        self.wrap.map_or(self.posted, |wrap| wrap.marker + self.size().to_end(wrap.marker))
-    }
-
     /// Where a message of `message` padded bytes would go. The check is strict, so no data batch
     /// ends at the ring end (P2), and is made for the message and the metadata it may need.
     #[inline]
     pub(super) fn place(&self, message: u64) -> Placement {
         let to_end = self.size().to_end(self.producer);
-        let metadata = if self.producer == self.open_start() { METADATA_SPAN } else { 0 };
+        let metadata = self.opening;
         if metadata + message < to_end {
             Placement { waste: 0, metadata, message }
         } else {
@@ -214,6 +212,7 @@ impl SendRing {
         self.view.write_message(self.producer, &header.encode(), payload);
         self.producer += place.message;
         self.open_count += 1;
+        self.opening = 0;
         debug_assert!(self.in_flight() <= self.size().bytes(), "S2");
     }
 
@@ -225,6 +224,7 @@ impl SendRing {
             self.begin_wrap();
         } else {
             self.producer += METADATA_SPAN;
+            self.opening = 0;
         }
     }
 
@@ -232,6 +232,7 @@ impl SendRing {
         debug_assert!(self.wrap.is_none(), "P4");
         self.wrap = Some(Wrap { marker: self.producer, count: self.open_count });
         self.open_count = 0;
+        self.opening = METADATA_SPAN;
         self.producer += self.size().to_end(self.producer);
     }
 
@@ -266,6 +267,7 @@ impl SendRing {
             self.wrap = None;
         } else if self.wrap.is_none() {
             self.open_count = 0;
+            self.opening = METADATA_SPAN;
         }
     }
 

@@ -50,7 +50,7 @@ fn nothing_leaves_before_a_flush_and_then_all_in_one_write() {
 
 #[test]
 fn far_more_calls_than_receives_and_send_entries_lose_nothing() {
-    let config = EndpointConfig { batches_in_flight: 2, max_send_wr: 8, ..small() };
+    let config = EndpointConfig { batches_in_flight: 2, max_send_wr: Some(8), ..small() };
     let pair = Pair::new(|builder| builder.srq_size(3), &config);
     let (mut next, mut ended) = (0, Vec::new());
     while ended.len() < 5_000 {

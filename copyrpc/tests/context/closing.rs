@@ -108,6 +108,8 @@ fn an_abort_ends_all_at_once_also_what_a_graceful_end_waits_for() {
         let held = pair.receive(1);
         if is_closing {
             pair.to_server.close();
+            // The server has heard of it, and says so in a batch of its own.
+            step_until(|| pair.server.stats().metadata_only > 0, || pair.poll());
             step_a_while(|| pair.poll());
             assert_eq!(reasons(&pair), [None, None]);
         }

@@ -28,7 +28,7 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
     let config = EndpointConfig { batches_in_flight: 14, ..small() };
     let (first, _second) = (few.create_endpoint(&config).unwrap(), few.create_endpoint(&config).unwrap());
     assert!(matches!(few.create_endpoint(&config), Err(CreateEndpointError::CqTooSmall { needed: 66, entries: 64 })));
-    let _shallow = few.create_endpoint(&EndpointConfig { max_send_wr: 16, ..config.clone() }).unwrap();
+    let _shallow = few.create_endpoint(&EndpointConfig { max_send_wr: Some(16), ..config.clone() }).unwrap();
     drop(first);
     let _again = few.create_endpoint(&config).unwrap();
     assert!(ContextBuilder::new(net.spec()).srq_size(100).cq_size(8).build::<u64>().is_err());

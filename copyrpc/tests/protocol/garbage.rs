@@ -282,7 +282,7 @@ impl<'a> Pair<'a> {
         let side = &mut self.sides[index];
         while let Some(event) = side.link.next_event() {
             match event {
-                Event::Request => side.held.extend(side.link.take_request()),
+                Event::Requests(count) => side.held.extend((0..count).map(|_| side.link.take_request().unwrap())),
                 Event::Ended { user_data, outcome } => {
                     assert!(side.open.remove(&user_data), "a call ended that was not outstanding");
                     if let Ok(payload) = outcome {

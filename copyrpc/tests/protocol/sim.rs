@@ -200,11 +200,11 @@ impl End {
             }
             while let Some(event) = self.link.next_event() {
                 match event {
-                    Event::Request if self.is_receiving => {
-                        self.inbox.extend(self.link.take_request());
-                        self.received += 1;
+                    Event::Requests(count) if self.is_receiving => {
+                        self.inbox.extend((0..count).map(|_| self.link.take_request().unwrap()));
+                        self.received += count;
                     }
-                    Event::Request => {}
+                    Event::Requests(_) => {}
                     Event::Ended { user_data, outcome } => {
                         ended(user_data, outcome.map(|payload| self.recv_view.bytes(payload).to_vec()));
                     }

@@ -9,9 +9,9 @@
 //! - [`sync`]: atomics (loom's under `--cfg loom`) and the asymmetric barrier pair.
 //! - [`lane`]: one producer, one consumer, lap-stamped slots: the only ring in the workspace.
 //! - [`ready`]: polling thousands of lanes at the price of the busy ones.
-//! - [`cache`]: fetching ahead.
 //! - [`clients`]: a server's clients: seats with generations, their holders' deaths noticed.
 //! - [`membership`]: a client's side of that: its seat, and whether there is still a server.
+//! - [`cache`]: fetching ahead, and short copies.
 //! - [`plain`]: what may cross a process boundary.
 //! - [`pending`]: things that wait for an answer, found by a tag that is good once.
 //! - [`sleep`]: sleeping until a peer publishes something, and waking who sleeps.

@@ -20,7 +20,7 @@ impl Arena {
         self.take_aligned(bytes, PAGE)
     }
 
-    /// Takes `bytes`, a multiple of [`PAGE`], at a multiple of `align`, which is one too.
+    /// Takes `bytes` at a multiple of `align`, a power of two; both are multiples of what the others take and give.
     pub(crate) fn take_aligned(&mut self, bytes: usize, align: usize) -> Option<usize> {
         let gap = |start: usize| start.next_multiple_of(align) - start;
         let (&start, &len) = self.free.iter().find(|&(&start, &len)| len >= gap(start) && len - gap(start) >= bytes)?;

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use shm::cache::prefetch;
 use shm::ready::Lanes;
 
 use super::atomics;
@@ -17,8 +18,8 @@ use crate::wire::{CqeOpcode, ErrorCqe, ResponderCqe};
 /// Bytes of a cache line.
 const LINE: u64 = 64;
 
-/// The requester learns of its room this often, in messages.
-const CONSUMED_EVERY: u64 = 16;
+/// The requester learns of its room once per quarter of the lane, and at least this often, in messages.
+const CONSUMED_EVERY: u32 = 16;
 
 /// One bounded pass over the lanes with traffic. Returns the number of messages taken.
 #[inline(always)]
@@ -83,8 +84,8 @@ impl Arrivals<'_> {
             let Some(message) = qp.lane.pop() else {
                 // The peer writes the payload before the message: its lines are fetched while the message's is waited for, and not after it.
                 if taken == 0 {
-                    prefetch(qp.next_payload);
-                    prefetch(qp.next_payload.wrapping_add(LINE));
+                    prefetch(qp.next_payload as usize);
+                    prefetch(qp.next_payload.wrapping_add(LINE) as usize);
                 }
                 break;
             };
@@ -94,7 +95,8 @@ impl Arrivals<'_> {
             }
             deliver(self.hca, qp, cq, &message, 0);
             taken += 1;
-            if qp.lane.position() % CONSUMED_EVERY == 0 {
+            let told_every = (qp.lane_place.slots / 4).min(CONSUMED_EVERY);
+            if qp.lane.position() & u64::from(told_every - 1) == 0 {
                 // L2
                 self.hca.memory.qp(lane).told.consumed.store(qp.lane.position(), Ordering::Release);
             }
@@ -130,7 +132,7 @@ pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
 /// A message becomes a CQE.
 #[inline(always)]
 pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message, source_qpn: u32) {
-    prefetch(message.payload);
+    prefetch(message.payload as usize);
     let Some(opcode) = receive_opcode(message) else { return deliver_other(hca, qp, cq, message) };
     // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
     if !qp.taken.account(message.wqe_index, message.pop) {
@@ -180,16 +182,4 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
     // An overrun CQ tells nobody anything more.
     let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
     qp.fail(hca);
-}
-
-#[inline(always)]
-fn prefetch(addr: u64) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch of any address has no effect but on the cache.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(addr as *const i8) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = addr;
 }

@@ -4,6 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::io;
 
+use super::arena::PAGE;
 use super::private::PrivateMemory;
 use super::rule::Rule;
 use crate::cq::CqConfig;
@@ -47,7 +48,7 @@ const CQ_BUFFER: usize = 4096;
 impl SoftCq {
     /// A queue of untouched entries. `config.entries` is a power of two and `config.cqe_bytes` 64 or 128: the caller has checked them.
     pub(crate) fn new(config: &CqConfig) -> io::Result<Self> {
-        let memory = PrivateMemory::new(CQ_BUFFER + config.entries as usize * config.cqe_bytes as usize)?;
+        let memory = PrivateMemory::new(CQ_BUFFER + config.entries as usize * config.cqe_bytes as usize, PAGE)?;
         // SAFETY: both stay where they are as long as `memory`, which the queue keeps.
         let cq = unsafe { Self::elsewhere(memory.at(CQ_BUFFER), memory.at(CQ_RECORD), config) };
         for i in 0..config.entries {

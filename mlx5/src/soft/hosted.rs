@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use std::rc::Rc;
 
 use super::cq::SoftCq;
-use super::layout::QpEntry;
+use super::layout::{LANE_SLOTS, QpEntry};
 use super::memory::foreign_memory_reachable;
 use super::mirror::Mirror;
 use super::objects::{MAX_CQE, MAX_SEND_WR, QpPlace, qp_index};
@@ -152,6 +152,7 @@ impl Hca {
             is_datagram,
             scatters: memory.scatter_to_cqe && !is_datagram,
             user_index: memory.user_index,
+            lane_slots: LANE_SLOTS as u32,
             // SAFETY: the caller's.
             sq: unsafe { SqPlace::elsewhere(sq.buffer, sq.record, wqe_cnt as u16) },
         };
@@ -226,7 +227,7 @@ impl Hca {
         super::arrive::drain(self, qp, &mut state.cqs);
         qp_generations[index] = super::objects::next_generation(qp_generations[index]);
         // SAFETY: committed when it was made; the peer was waited for.
-        qp.lane = unsafe { self.clear_lane(self.memory.lane(index)) };
+        qp.lane = unsafe { self.clear_lane(index, qp.lane_place) };
         qp.generation = qp_generations[index];
         (qp.sq_consumer, qp.sq_limit, qp.flushed, qp.answered) = (0, 0, 0, 0);
         (qp.failed, qp.is_odd, qp.is_watched) = (false, state.injector.is_some(), false);

@@ -8,12 +8,15 @@ mod hosted;
 
 use std::sync::atomic::Ordering;
 
-use super::layout::{ATOMIC, LANE_SLOTS, Message};
+use super::layout::{ATOMIC, LANE_SLOTS, LanePlace, Message};
 use super::random::Random;
 use super::{LocalFabric, NicModel, NicParameters, Timing};
 use crate::*;
 
 const ANY: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// Of the first queue pair.
+const FIRST_LANE: LanePlace = LanePlace { first: 0, slots: LANE_SLOTS as u32 };
 
 /// One word of what peers of `device` may write becomes nonsense.
 fn spoil(device: &Device, random: &mut Random) {
@@ -32,7 +35,7 @@ fn spoil(device: &Device, random: &mut Random) {
                 word.store(garbage, Ordering::Relaxed);
             }
             let position = device.control().soft().unwrap().state.borrow().qps[0].as_ref().map_or(0, |qp| qp.lane.position());
-            let slots = core::ptr::NonNull::from(&memory.lane(0).slots).cast();
+            let slots = memory.lane_slots(FIRST_LANE);
             // SAFETY: the lane's slots; its other producer is this thread too, and not in the middle of anything.
             let mut tx = unsafe { shm::lane::LaneTx::new(slots, LANE_SLOTS as u64, position) };
             tx.publish(Message { opcode: ATOMIC, imm: garbage as u32, ..Message::default() });
@@ -42,9 +45,8 @@ fn spoil(device: &Device, random: &mut Random) {
         2 => memory.lanes().ready[0].store(garbage, Ordering::Relaxed),
         3 => memory.lanes().datagram_ready[random.below(4) as usize].store(garbage, Ordering::Relaxed),
         _ => {
-            let word = random.below(size_of_val(&memory.lane(0).slots) as u64 / 8) as usize;
-            let slots = memory.lanes_memfd().base().as_ptr().wrapping_add(core::mem::offset_of!(super::layout::LanesSegment, lanes));
-            let at = slots.wrapping_add(core::mem::offset_of!(super::layout::Lane, slots)).cast::<u64>().wrapping_add(word);
+            let word = random.below(LANE_SLOTS as u64 * 8) as usize;
+            let at = memory.lane_slots(FIRST_LANE).as_ptr().cast::<u64>().wrapping_add(word);
             // SAFETY: a word of the first lane's slots, which no reference is held to: nothing of this thread runs in between.
             unsafe { at.write_volatile(garbage) };
         }

@@ -63,10 +63,13 @@ fn spoil_lanes(end: &End, random: &mut Random) {
 
 /// Puts a message where the owner looks next, whatever state its queue pair is in.
 fn publish(hca: &Hca, index: usize, message: Message) {
-    let position = hca.state.borrow().qps[index].as_ref().map_or(0, |qp| qp.lane.position());
-    let slots = std::ptr::NonNull::from(&hca.memory.lane(index).slots).cast();
+    let state = hca.state.borrow();
+    let Some(qp) = &state.qps[index] else { return };
+    let (position, place) = (qp.lane.position(), qp.lane_place);
+    let slots = hca.memory.lane_slots(place);
+    drop(state);
     // SAFETY: the lane's slots; its other producer is this thread too, and not in the middle of anything.
-    let mut tx = unsafe { shm::lane::LaneTx::new(slots, super::super::layout::LANE_SLOTS as u64, position) };
+    let mut tx = unsafe { shm::lane::LaneTx::new(slots, place.slots.into(), position) };
     tx.publish(message);
     objects::ready_words(&hca.memory).notify(index);
 }

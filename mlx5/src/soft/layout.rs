@@ -5,7 +5,7 @@
 //! | segment | owner | peers | holds |
 //! |---|---|---|---|
 //! | control | rw | **ro** | header, queue pair table, memory region table, receive queue table, receive rings and doorbell records |
-//! | lanes | rw | rw | ready words, pop words, one lane per queue pair |
+//! | lanes | rw | rw | ready words, pop words, one lane per queue pair and its slots |
 //! | arena | rw | rw | registered memory |
 //!
 //! Its SQs, CQs, UAR and every counter not listed are private to its process. What more than one process writes is single words only:
@@ -14,7 +14,7 @@
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
 //! | `QpEntry::identity` | owner | requester | **H1** Release/Acquire: the entry's other fields |
-//! | `Told::consumed` | owner, every 16 messages | requester | L2 of `shm::lane` |
+//! | `Told::consumed` | owner, every quarter of the lane, at least every 16 messages | requester | L2 of `shm::lane` |
 //! | `Told::answered` | owner | requester | **H8** Release/Acquire: the old value of the atomic it answers |
 //! | `QpEntry::armed` | owner | requester | R1 of `shm::ready` |
 //! | `MrEntry::key` | owner | requesters | **H2** Release/Acquire: the entry's other fields |
@@ -37,7 +37,7 @@ use crate::ud_qp::GRH_BYTES;
 use crate::wire::Syndrome;
 
 /// What the control file's `kind` says; its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC06");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC07");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -53,8 +53,10 @@ pub(crate) const DATAGRAM_SLOTS: usize = 32;
 pub(crate) const MAX_DATAGRAM_LANES: usize = 256;
 /// LIDs are 16 bits.
 pub(crate) const MAX_LIDS: usize = 1 << 16;
-/// Messages that may wait in a lane.
+/// Messages that may wait in a lane, at most: a power of two.
 pub(crate) const LANE_SLOTS: usize = 128;
+/// And at least.
+pub(crate) const MIN_LANE_SLOTS: usize = 16;
 /// Address space for receive rings.
 pub(crate) const QUEUE_BYTES: usize = 256 << 20;
 
@@ -80,6 +82,8 @@ pub(crate) struct QpEntry {
     pub(crate) pd: AtomicU32,
     /// Receive queue.
     pub(crate) rqn: AtomicU32,
+    /// Where the slots of its lane are: [`LanePlace::pack`].
+    pub(crate) lane: AtomicU64,
     pub(crate) told: Told,
 }
 
@@ -274,13 +278,43 @@ pub(crate) struct DatagramLane {
     pub(crate) payloads: [UnsafeCell<[u8; GRH_BYTES + MAX_MTU]>; DATAGRAM_SLOTS],
 }
 
-/// Where the one requester of a queue pair delivers to it.
+/// Which of a device's slots are those of one lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LanePlace {
+    /// Number of the first.
+    pub(crate) first: u32,
+    /// How many: a power of two.
+    pub(crate) slots: u32,
+}
+
+impl LanePlace {
+    /// For [`QpEntry::lane`].
+    pub(crate) const fn pack(self) -> u64 {
+        (self.first as u64) << 32 | self.slots as u64
+    }
+
+    /// `None` if no lane is there: another process wrote it.
+    pub(crate) fn unpack(word: u64) -> Option<Self> {
+        let place = Self { first: (word >> 32) as u32, slots: word as u32 };
+        let is_size = place.slots.is_power_of_two() && (MIN_LANE_SLOTS..=LANE_SLOTS).contains(&(place.slots as usize));
+        (is_size && place.range().end <= ALL_LANE_SLOTS).then_some(place)
+    }
+
+    /// The same as indices.
+    pub(crate) fn range(self) -> core::ops::Range<usize> {
+        self.first as usize..self.first as usize + self.slots as usize
+    }
+}
+
+/// Slots of all lanes together.
+pub(crate) const ALL_LANE_SLOTS: usize = MAX_QPS * LANE_SLOTS;
+
+/// Where the one requester of a queue pair delivers to it, beside the lane's slots.
 #[repr(C, align(64))]
 pub(crate) struct Lane {
     /// Pop word of a receive being taken, plus [`Pop::ONE`]; 0 when none is.
     pub(crate) intent: AtomicU64,
     pub(crate) atomic: AtomicRequest,
-    pub(crate) slots: [Slot<Message>; LANE_SLOTS],
 }
 
 /// The control segment.
@@ -299,6 +333,7 @@ pub(crate) struct LanesSegment {
     pub(crate) ready: [AtomicU64; ReadyWords::words(MAX_QPS)],
     pub(crate) pops: [Pop; MAX_RQS],
     pub(crate) lanes: [Lane; MAX_QPS],
+    pub(crate) slots: [Slot<Message>; ALL_LANE_SLOTS],
     /// By LID: that device has datagrams for this one.
     pub(crate) datagram_ready: [AtomicU64; ReadyWords::words(MAX_LIDS)],
     pub(crate) datagrams: [DatagramLane; MAX_DATAGRAM_LANES],
@@ -326,9 +361,10 @@ const _: () = {
     assert!(size_of::<RqEntry>() == 64 && offset_of!(RqEntry, record) == 16);
     assert!(size_of::<Pop>() == 64);
     assert!(size_of::<Message>() == 24 && size_of::<Slot<Message>>() == 64);
-    assert!(size_of::<Lane>() == 64 + 64 * LANE_SLOTS);
+    assert!(size_of::<Lane>() == 64);
     assert!(offset_of!(ControlSegment, mrs) == 64);
     assert!(offset_of!(ControlSegment, qps) == 64 + 64 * MAX_MRS);
     assert!(offset_of!(LanesSegment, pops) % 64 == 0 && offset_of!(LanesSegment, lanes) % 64 == 0);
+    assert!(offset_of!(LanesSegment, slots) % 64 == 0);
     assert!(size_of::<Publication>() == 8 + 3 * 24);
 };

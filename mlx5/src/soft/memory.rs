@@ -4,9 +4,13 @@ use core::ptr::NonNull;
 use std::io;
 use std::sync::atomic::Ordering;
 
+use shm::cache::copy;
+use shm::lane::Slot;
 use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId};
 
-use super::layout::{ControlSegment, DatagramLane, FOREIGN, Lane, LanesSegment, MrEntry, Pop, QpEntry, RECEIVES, RqEntry};
+use super::layout::{
+    ControlSegment, DatagramLane, FOREIGN, Lane, LanePlace, LanesSegment, Message, MrEntry, Pop, QpEntry, RECEIVES, RqEntry,
+};
 use crate::mr::Access;
 
 /// Why an access by key is refused; also the vendor syndrome of the completion.
@@ -117,6 +121,11 @@ impl DeviceMemory {
     }
 
     #[inline(always)]
+    /// The slots of a lane at a place that [`LanePlace::unpack`] took.
+    pub(crate) fn lane_slots(&self, place: LanePlace) -> NonNull<Slot<Message>> {
+        NonNull::from(&self.lanes().slots[place.range()]).cast()
+    }
+
     pub(crate) fn datagram_lane(&self, index: usize) -> &DatagramLane {
         &self.lanes().datagrams[index]
     }
@@ -216,38 +225,6 @@ impl Span {
             Self::Foreign { pid, addr } => cross_process(Direction::Read, pid, addr + offset, to, len)?,
         }
         Ok(())
-    }
-}
-
-/// Copies `len` bytes, which may overlap. Short ones here, all read before any is written: a call costs as much as the copy.
-///
-/// # Safety
-/// `from` is readable and `to` writable for `len` bytes.
-#[inline(always)]
-pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
-    /// Two parts from the start and two from the end; `T` is not longer than half of `len`, nor shorter than a quarter.
-    #[inline(always)]
-    unsafe fn four<T: Copy>(to: *mut u8, from: *const u8, len: usize) {
-        let (second, third, last) = (size_of::<T>(), len - 2 * size_of::<T>(), len - size_of::<T>());
-        // SAFETY: all four parts are inside the `len` bytes.
-        unsafe {
-            let a = from.cast::<T>().read_unaligned();
-            let b = from.add(second).cast::<T>().read_unaligned();
-            let c = from.add(third).cast::<T>().read_unaligned();
-            let d = from.add(last).cast::<T>().read_unaligned();
-            to.cast::<T>().write_unaligned(a);
-            to.add(second).cast::<T>().write_unaligned(b);
-            to.add(third).cast::<T>().write_unaligned(c);
-            to.add(last).cast::<T>().write_unaligned(d);
-        }
-    }
-    // SAFETY: the caller's.
-    unsafe {
-        match len {
-            32..=64 => four::<u128>(to, from, len),
-            16..=31 => four::<u64>(to, from, len),
-            _ => from.copy_to(to, len),
-        }
     }
 }
 

@@ -80,9 +80,10 @@ use self::cq::SoftCq;
 use self::deferred::Deferred;
 use self::fabric::Membership;
 use self::faults::Injector;
-use self::layout::{MAX_QPS, QUEUE_BYTES};
+use self::layout::{ALL_LANE_SLOTS, MAX_QPS, QUEUE_BYTES};
 use self::links::Links;
 use self::memory::DeviceMemory;
+use self::objects::LANE_SLOT_BYTES;
 use self::queues::SoftQp;
 use self::trace::Trace;
 use crate::device::NullOptions;
@@ -148,6 +149,8 @@ struct State {
     polls_to_patrol: u32,
     arena: Arena,
     queue_area: Arena,
+    /// In bytes of the slots of all lanes.
+    lane_area: Arena,
     next_pd: u32,
 }
 
@@ -172,6 +175,7 @@ impl State {
             polls_to_patrol: POLLS_PER_PATROL,
             arena: Arena::new(arena_bytes),
             queue_area: Arena::new(QUEUE_BYTES),
+            lane_area: Arena::new(ALL_LANE_SLOTS * LANE_SLOT_BYTES),
             next_pd: 1,
         }
     }

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
 use std::io;
 
-use shm::lane::LaneRx;
+use shm::lane::{LaneRx, Slot};
 use shm::memfd::{Memfd, MemfdRangeError};
 use shm::ready::{ARMED, ReadyWords};
 use shm::sync::light_barrier;
@@ -15,7 +15,7 @@ use super::cq::SoftCq;
 use super::execute::LANE_RETRY_NS;
 use super::fabric::{MAX_LID, Membership};
 use super::faults;
-use super::layout::{DATAGRAM, LANE_SLOTS, Lane, MAX_MRS, MAX_QPS, Message, QP_INDEX_BITS, QpEntry, RECEIVES};
+use super::layout::{DATAGRAM, LANE_SLOTS, LanePlace, MAX_MRS, MAX_QPS, MIN_LANE_SLOTS, Message, QP_INDEX_BITS, QpEntry, RECEIVES};
 use super::memory::DeviceMemory;
 use super::private::PrivateMemory;
 use super::queues::{REGISTER_BYTES, Remote, SQ_BUFFER, SoftQp, SqPlace, Transport};
@@ -35,6 +35,7 @@ use crate::wire::{CQE_BYTES, CQE128_BYTES, WQEBB};
 pub(crate) const MAX_SEND_WR: u32 = 1 << 15;
 pub(crate) const MAX_CQE: u32 = 1 << 22;
 const MAX_CQS: usize = 1 << 16;
+pub(crate) const LANE_SLOT_BYTES: usize = size_of::<Slot<Message>>();
 /// 16 + 16 + align16(4 + 220) = 256 bytes: the longest inline WRITE that fits one BlueFlame register.
 const MAX_INLINE: usize = 220;
 /// All ones in the 10 generation bits of a QPN.
@@ -87,6 +88,8 @@ pub(crate) struct QpPlace {
     pub(crate) is_datagram: bool,
     pub(crate) scatters: bool,
     pub(crate) user_index: u32,
+    /// Messages that may wait in its lane, [`QpConfig::lane_slots`](crate::QpConfig::lane_slots).
+    pub(crate) lane_slots: u32,
     pub(crate) sq: SqPlace,
 }
 
@@ -97,6 +100,7 @@ pub(crate) fn publish_reset(entry: &QpEntry, qp: &SoftQp) {
     entry.told.consumed.store(0, Ordering::Relaxed);
     entry.told.answered.store(0, Ordering::Relaxed);
     entry.armed.store(ARMED, Ordering::Relaxed);
+    entry.lane.store(qp.lane_place.pack(), Ordering::Relaxed);
     // H1
     entry.identity.store(qp.identity(if qp.is_datagram() { DATAGRAM } else { 0 }), Ordering::Release);
 }
@@ -214,9 +218,9 @@ impl Hca {
         }
     }
 
-    /// A place for a queue pair, its pages committed: the index.
-    fn free_qp(&self, state: &mut State) -> Result<usize, CreateError> {
-        let State { qps, qp_generations, .. } = state;
+    /// A place for a queue pair with at least so many slots in its lane, its pages committed: the index, and where the slots are.
+    fn free_qp(&self, state: &mut State, lane_slots: u32) -> Result<(usize, LanePlace), CreateError> {
+        let State { qps, qp_generations, lane_area, .. } = state;
         let free = |(qp, generation): (&Option<Box<SoftQp>>, &u16)| qp.is_none() && *generation != QUARANTINED;
         let index = match qps.iter().zip(qp_generations.iter()).position(free) {
             Some(index) => index,
@@ -229,7 +233,16 @@ impl Hca {
         };
         commit(self.memory.control_memfd(), self.memory.qp(index)).map_err(memory_error("a queue pair"))?;
         commit(self.memory.lanes_memfd(), self.memory.lane(index)).map_err(memory_error("a lane"))?;
-        Ok(index)
+        let slots = lane_slots.next_power_of_two().max(MIN_LANE_SLOTS as u32);
+        let at = lane_area
+            .take_aligned(slots as usize * LANE_SLOT_BYTES, LANE_SLOT_BYTES)
+            .ok_or(CreateError::Exhausted { what: "lane", max: MAX_QPS as u64 })?;
+        let lane_place = LanePlace { first: (at / LANE_SLOT_BYTES) as u32, slots };
+        commit(self.memory.lanes_memfd(), &self.memory.lanes().slots[lane_place.range()]).map_err(|error| {
+            lane_area.give(at, slots as usize * LANE_SLOT_BYTES);
+            memory_error("a lane")(error)
+        })?;
+        Ok((index, lane_place))
     }
 
     pub(crate) fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
@@ -247,9 +260,10 @@ impl Hca {
         let config = request.config;
         check("max_send_wr", config.max_send_wr.into(), 1, MAX_SEND_WR.into())?;
         check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
+        check("lane_slots", config.lane_slots.into(), 1, LANE_SLOTS as u64)?;
         // The longest WQE, 220 B inline and an SGE, takes 5; with the NOPs in front of the ring's end it may need 9.
         let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
-        let memory = PrivateMemory::new(SQ_BUFFER + wqe_cnt as usize * WQEBB)
+        let memory = PrivateMemory::new(SQ_BUFFER + wqe_cnt as usize * WQEBB, REGISTER_BYTES)
             .map_err(|source| CreateError::Memory { what: "a send queue", source })?;
         let register = memory.at(0);
         let kind = self.null.unwrap_or_default().register;
@@ -262,6 +276,7 @@ impl Hca {
             is_datagram: request.is_datagram,
             scatters: config.scatter_to_cqe && !request.is_datagram,
             user_index: rqn,
+            lane_slots: config.lane_slots,
             sq: SqPlace::own(memory, wqe_cnt as u16),
         };
         let state = &mut *self.state.borrow_mut();
@@ -282,17 +297,17 @@ impl Hca {
         u32::from(upper) << QP_INDEX_BITS | index as u32
     }
 
-    /// Empties a lane.
+    /// Empties the lane of queue pair `index`, which is at `place`.
     ///
     /// # Safety
     /// It is committed and no peer accesses it.
-    pub(crate) unsafe fn clear_lane(&self, lane: &Lane) -> LaneRx<Message> {
-        let slots = NonNull::from(&lane.slots);
+    pub(crate) unsafe fn clear_lane(&self, index: usize, place: LanePlace) -> LaneRx<Message> {
+        let slots = self.memory.lane_slots(place);
         // SAFETY: the caller's. Zero bytes are empty slots.
-        unsafe { self.memory.clear_lanes(slots.cast(), size_of_val(&lane.slots)) };
-        lane.intent.store(0, Ordering::Relaxed);
+        unsafe { self.memory.clear_lanes(slots.cast(), place.slots as usize * LANE_SLOT_BYTES) };
+        self.memory.lane(index).intent.store(0, Ordering::Relaxed);
         // SAFETY: the slots live as long as the device, this is the only consuming end, and they are empty.
-        unsafe { LaneRx::new(slots.cast(), LANE_SLOTS as u64, 0) }
+        unsafe { LaneRx::new(slots, place.slots.into(), 0) }
     }
 
     /// A queue pair on existing queues, in the state RESET.
@@ -301,11 +316,11 @@ impl Hca {
         let Some(rq) = state.rqs.get(place.rqn as usize).and_then(Option::as_ref) else { return Err(no_rq) };
         let taken = rq.taken.clone();
         let Some(receives) = Receives::of(&self.memory, place.rqn) else { return Err(no_rq) };
-        let index = self.free_qp(state)?;
+        let (index, lane_place) = self.free_qp(state, place.lane_slots)?;
         let generation = state.qp_generations[index];
-        let (entry, lane) = (self.memory.qp(index), self.memory.lane(index));
-        // SAFETY: committed by `free_qp`. No peer has this place: it never had, or `destroy_qp` waited until it was out.
-        let lane = unsafe { self.clear_lane(lane) };
+        let entry = self.memory.qp(index);
+        // SAFETY: committed by `free_qp`. No peer has this place, nor these slots: it never had, or `destroy_qp` waited until it was out.
+        let lane = unsafe { self.clear_lane(index, lane_place) };
         // So that nothing is allocated when they have to wait.
         let count = state.qps.len();
         state.deferred.reserve(count);
@@ -332,6 +347,7 @@ impl Hca {
             is_odd: state.injector.is_some(),
             waiting: None,
             lane,
+            lane_place,
             transport: if place.is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) },
             options: crate::ConnectOptions::default(),
             is_watched: false,
@@ -421,7 +437,10 @@ impl Hca {
         arrive::drain(self, &mut qp, &mut state.cqs);
         state.hot.remove(index);
         state.qp_generations[index] = if quiet { next_generation(state.qp_generations[index]) } else { QUARANTINED };
-        if !quiet {
+        if quiet {
+            let LanePlace { first, slots } = qp.lane_place;
+            state.lane_area.give(first as usize * LANE_SLOT_BYTES, slots as usize * LANE_SLOT_BYTES);
+        } else {
             state.quarantined += 1;
             if let Some(rq) = state.rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut) {
                 rq.is_quarantined = true;

@@ -4,15 +4,16 @@ use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
 
-/// Zeroed, 4096-aligned memory, as a driver would map it for a queue.
+/// Zeroed memory, as a driver would map it for a queue.
 pub(crate) struct PrivateMemory {
     base: NonNull<u8>,
     layout: Layout,
 }
 
 impl PrivateMemory {
-    pub(crate) fn new(bytes: usize) -> io::Result<Self> {
-        let layout = Layout::from_size_align(bytes.max(1), 4096).map_err(io::Error::other)?;
+    /// `bytes` at a multiple of `align`, a power of two.
+    pub(crate) fn new(bytes: usize, align: usize) -> io::Result<Self> {
+        let layout = Layout::from_size_align(bytes.max(1), align).map_err(io::Error::other)?;
         // SAFETY: the layout's size is not 0.
         let base = unsafe { alloc_zeroed(layout) };
         let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;

@@ -9,7 +9,7 @@ use shm::ready::ReadyWords;
 
 use super::Hca;
 use super::fabric::Peer;
-use super::layout::{AtomicRequest, DATAGRAM, LANE_SLOTS, Message, QpEntry, RECEIVES, Told};
+use super::layout::{AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, Told};
 use super::objects::{qp_index, ready_words};
 use super::private::PrivateMemory;
 use super::receive::{Receives, Taken, Taking};
@@ -19,9 +19,9 @@ use crate::doorbell::BF_BYTES;
 use crate::qp::ConnectOptions;
 use crate::wire::{WQEBB, queue_record_index};
 
-/// Where things are in a queue pair's private memory: the BlueFlame register, the doorbell record, the SQ.
+/// Where things are in a queue pair's private memory: the BlueFlame register, which is aligned to its size, the doorbell record, the SQ.
 const SQ_RECORD: usize = REGISTER_BYTES;
-pub(crate) const SQ_BUFFER: usize = 4096;
+pub(crate) const SQ_BUFFER: usize = SQ_RECORD + WQEBB;
 
 /// A BlueFlame register: two halves.
 pub(crate) const REGISTER_BYTES: usize = 2 * BF_BYTES;
@@ -98,6 +98,7 @@ pub(crate) struct SoftQp {
     pub(crate) is_odd: bool,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
+    pub(crate) lane_place: LanePlace,
     /// Behind the last payload, where the next one goes if they go to a ring. For prefetching only.
     pub(crate) next_payload: u64,
     pub(crate) transport: Transport,
@@ -186,6 +187,7 @@ impl Remote {
         let rqn = entry.rqn.load(Ordering::Relaxed);
         let receives = Receives::of(memory, rqn)?;
         let lane = memory.lane(index);
+        let place = LanePlace::unpack(entry.lane.load(Ordering::Relaxed))?;
         Some(Self {
             index,
             rqn,
@@ -201,7 +203,7 @@ impl Remote {
             pd: entry.pd.load(Ordering::Relaxed),
             // SAFETY: the slots live as long as `peer`; they are this queue pair's alone once the peer's `peer` word names it, which is
             // checked before every message, and `has_room` before every publish.
-            lane: unsafe { LaneTx::new(NonNull::from(&lane.slots).cast(), LANE_SLOTS as u64, 0) },
+            lane: unsafe { LaneTx::new(memory.lane_slots(place), place.slots.into(), 0) },
             ready: ready_words(memory),
             published: false,
             peer: Rc::clone(peer),

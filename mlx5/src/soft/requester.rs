@@ -1,10 +1,12 @@
 //! The requester: what one WQE does, verb by verb, to memory and to the peer's lane.
 
+use shm::cache::copy;
+
 use super::atomics;
 use super::datagram;
 use super::gather::{Data, Piece, scatter};
 use super::layout::{Message, SOLICITED};
-use super::memory::{Fault, Span, copy};
+use super::memory::{Fault, Span};
 use super::queues::{Remote, SoftQp, Transport, WaitFor};
 use super::receive::Taking;
 use super::vendor::Limit;

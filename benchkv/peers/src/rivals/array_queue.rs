@@ -2,7 +2,7 @@
 
 use crossbeam_queue::ArrayQueue;
 
-use crate::load::{Answerer, Caller, Failure, Payload};
+use harness::load::{Answerer, Caller, Failure, Payload};
 
 /// The two queues.
 pub(crate) struct Queues {

@@ -2,7 +2,7 @@
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
 
-use crate::load::{Answerer, Caller, Failure, Payload};
+use harness::load::{Answerer, Caller, Failure, Payload};
 
 type Message = (u32, Payload);
 

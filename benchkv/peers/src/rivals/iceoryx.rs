@@ -1,13 +1,17 @@
 //! iceoryx2's request/response between two processes, one call at a time.
 
+use std::path::PathBuf;
+
+use iceoryx2::config::Config;
 use iceoryx2::pending_response::PendingResponse;
 use iceoryx2::port::client::Client;
 use iceoryx2::port::server::Server;
 use iceoryx2::prelude::{Node, NodeBuilder, ipc};
 use iceoryx2::service::port_factory::request_response::PortFactory;
 
-use crate::load::{Answerer, Caller, Failure, Payload};
+use harness::load::{Answerer, Caller, Failure, Payload};
 
+type Pending = PendingResponse<ipc::Service, Payload, (), Payload, ()>;
 type Factory = PortFactory<ipc::Service, Payload, (), Payload, ()>;
 
 /// The serving process.
@@ -19,28 +23,49 @@ pub(crate) struct IceoryxServer {
 
 /// The calling process, with at most one call unanswered.
 pub(crate) struct IceoryxClient {
-    pending: Option<(u32, PendingResponse<ipc::Service, Payload, (), Payload, ()>)>,
+    pending: Option<(u32, Pending)>,
     client: Client<ipc::Service, Payload, (), Payload, ()>,
     _service: Factory,
     _node: Node<ipc::Service>,
 }
 
-fn service(name: &str) -> Result<(Node<ipc::Service>, Factory), Failure> {
-    let node = NodeBuilder::new().create::<ipc::Service>()?;
+/// Where iceoryx2 keeps its files, some of which it leaves behind: below a name of their own, so that they can be told from other programs'.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// What the names of its shared memory begin with.
+    pub(crate) prefix: String,
+}
+
+impl Place {
+    /// Its directory.
+    fn root(&self) -> PathBuf {
+        std::env::temp_dir().join(&self.prefix)
+    }
+
+    fn config(&self) -> Result<Config, Failure> {
+        let mut config = Config::default();
+        config.global.prefix = self.prefix.as_str().try_into()?;
+        config.global.set_root_path(&self.root().to_str().ok_or("the temporary directory's name is not UTF-8")?.try_into()?);
+        Ok(config)
+    }
+}
+
+fn service(place: &Place, name: &str) -> Result<(Node<ipc::Service>, Factory), Failure> {
+    let node = NodeBuilder::new().config(&place.config()?).create::<ipc::Service>()?;
     let service = node.service_builder(&name.try_into()?).request_response::<Payload, Payload>().open_or_create()?;
     Ok((node, service))
 }
 
 impl IceoryxServer {
-    pub(crate) fn create(name: &str) -> Result<Self, Failure> {
-        let (node, service) = service(name)?;
+    pub(crate) fn create(place: &Place, name: &str) -> Result<Self, Failure> {
+        let (node, service) = service(place, name)?;
         Ok(Self { server: service.server_builder().create()?, _service: service, _node: node })
     }
 }
 
 impl IceoryxClient {
-    pub(crate) fn connect(name: &str) -> Result<Self, Failure> {
-        let (node, service) = service(name)?;
+    pub(crate) fn connect(place: &Place, name: &str) -> Result<Self, Failure> {
+        let (node, service) = service(place, name)?;
         Ok(Self { pending: None, client: service.client_builder().create()?, _service: service, _node: node })
     }
 }

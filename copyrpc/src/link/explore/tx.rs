@@ -14,6 +14,7 @@ impl SendRing {
             peer_consumer,
             wrap,
             open_count,
+            opening: _,
             batches_sent,
             batches_received,
             batch_limit: _,
@@ -41,6 +42,13 @@ impl SendRing {
         let mut unreceived = (*last_metadata_only).max(*batches_received);
         coder.number(&mut unreceived, *batches_received, 1);
         *last_metadata_only = unreceived;
+        let opening = if self.producer == self.open_start() { METADATA_SPAN } else { 0 };
+        assert!(coder.restores() || self.opening == opening, "{self:?}");
+        self.opening = opening;
+    }
+
+    fn open_start(&self) -> u64 {
+        self.wrap.map_or(self.posted, |wrap| wrap.marker + self.size().to_end(wrap.marker))
     }
 
     /// Where the messages of each batch not posted begin, and how many there are.

@@ -210,7 +210,8 @@ impl World {
         if is_short && (!self.setup.short_replies || padded(max_reply as u64) == padded(0)) {
             return Step::Disabled;
         }
-        let request = Request { number, payload: Payload::of_message(held.position, held.len), max_reply };
+        let request =
+            Request { number, payload: Payload::of_message(held.position, held.len), internal_allowance: held.internal_allowance };
         let payload = if is_short { &[][..] } else { &vec![0; max_reply] };
         assert!(link.reply(request, payload).is_ok(), "a reply never fails for want of space");
         Step::Done
@@ -263,7 +264,7 @@ impl World {
         link.on_imm(encode_imm(span));
         while let Some(event) = link.next_event() {
             match event {
-                Event::Request => assert!(link.take_request().is_some()),
+                Event::Requests(count) => assert!((0..count).all(|_| link.take_request().is_some())),
                 Event::Ended { outcome, .. } => assert!(outcome.is_ok(), "{outcome:?}"),
             }
         }

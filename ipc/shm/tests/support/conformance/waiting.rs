@@ -33,7 +33,7 @@ pub fn wait_ends_with_something_to_poll_for_or_with_its_time<R: Rpc>(name: &str)
 /// A sleeper looks by itself ten times a second; so many wake-ups that were lost would exceed everybody's patience.
 pub fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: &str) {
     const CLIENTS: u64 = 2;
-    const CALLS: u64 = 1000;
+    const CALLS: u64 = 3000;
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), CLIENTS as usize, 4);
     std::thread::scope(|scope| {

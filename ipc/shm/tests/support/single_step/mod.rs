@@ -68,6 +68,7 @@ macro_rules! single_step {
             client_stopped_anywhere_in_poll_with_a_reply client::stop(PollReply, Instruction)
             client_killed_anywhere_in_poll_with_a_reply client::kill(PollReply, Instruction)
             client_stopped_anywhere_in_poll_without_a_reply client::stop(PollEmpty, Instruction)
+            client_stopped_anywhere_in_poll_when_the_server_ends client::stop_at_the_end(PollEmpty, Instruction)
             client_killed_anywhere_in_poll_without_a_reply client::kill(PollEmpty, Instruction)
             client_stopped_anywhere_in_connect client::stop(Connect, Instruction)
             client_stopped_at_any_system_call_of_connect client::stop(Connect, SystemCall)

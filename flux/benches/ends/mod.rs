@@ -1,19 +1,27 @@
-//! flux: node 0 calls node 1.
+//! flux below the load of `harness`, for the benchmarks here and in `benchkv/peers`: node 0 calls node 1.
 
 use flux::{CallError, Config, Node, network};
-
-use crate::load::{Answerer, Caller, Failure, Payload};
+use harness::load::{Answerer, Caller, Failure, Payload};
 
 /// A node that only calls node 1.
 pub(crate) struct FluxCaller(Node<Payload, u32>);
 /// A node that only answers.
 pub(crate) struct FluxAnswerer(Node<Payload, u32>);
 
-/// Nodes 0 and 1 of a network of `nodes`, and the others, which do nothing but must stay.
-pub(crate) fn pair(nodes: usize, config: Config) -> Result<(FluxCaller, FluxAnswerer, Vec<Node<Payload, u32>>), Failure> {
-    let mut nodes = network(nodes, config)?.into_iter();
-    let (caller, answerer) = nodes.next().zip(nodes.next()).ok_or("a network of fewer than two nodes")?;
-    Ok((FluxCaller(caller), FluxAnswerer(answerer), nodes.collect()))
+/// A network in which two nodes work.
+pub(crate) struct Network {
+    pub(crate) caller: FluxCaller,
+    pub(crate) answerer: FluxAnswerer,
+    /// They do nothing, but a node that is dropped is another matter.
+    _idle: Vec<Node<Payload, u32>>,
+}
+
+impl Network {
+    pub(crate) fn new(nodes: usize, config: Config) -> Result<Self, Failure> {
+        let mut nodes = network(nodes, config)?.into_iter();
+        let (caller, answerer) = nodes.next().zip(nodes.next()).ok_or("a network of fewer than two nodes")?;
+        Ok(Self { caller: FluxCaller(caller), answerer: FluxAnswerer(answerer), _idle: nodes.collect() })
+    }
 }
 
 impl Answerer for FluxAnswerer {

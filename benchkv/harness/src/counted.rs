@@ -1,0 +1,114 @@
+//! The programs whose instructions `scripts/instructions` counts. Each does one of its operations so many times, in one thread.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use crate::report::say;
+
+/// Something that can be counted.
+pub struct Operation {
+    /// The first word that the program is started with.
+    pub name: &'static str,
+    /// Most instructions it may take; `None` if it may take any.
+    pub bound: Option<u32>,
+    /// How often the script has it done: twice, where the difference counts.
+    pub counts: (u64, u64),
+    /// What the script collects, in its words: `all`, or `in NAME`, the function of that name with all it calls.
+    pub collect: &'static str,
+    /// What it is, in words.
+    pub what: &'static str,
+    /// Does it so many times.
+    pub run: fn(u64),
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation").field("name", &self.name).field("collect", &self.collect).finish_non_exhaustive()
+    }
+}
+
+/// The whole of such a program: lists `operations`, or does one of them. Says on standard error what it was asked for in vain.
+pub fn main(operations: &[Operation]) -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match ask(operations, &args.iter().map(String::as_str).collect::<Vec<_>>()) {
+        Ok(Answer::Text(text)) => match io::stdout().write_all(text.as_bytes()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        },
+        Ok(Answer::Work(operation, count)) => {
+            (operation.run)(count);
+            ExitCode::SUCCESS
+        }
+        Err(Unknown) => {
+            say(&format!("instructions: use --list, or one of its operations and how many, not {args:?}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What to do for the arguments.
+enum Answer<'a> {
+    Text(String),
+    Work(&'a Operation, u64),
+}
+
+#[derive(Debug)]
+struct Unknown;
+
+fn ask<'a>(operations: &'a [Operation], args: &[&str]) -> Result<Answer<'a>, Unknown> {
+    match args {
+        ["--list"] => Ok(Answer::Text(operations.iter().map(line).collect())),
+        // `cargo bench` starts every benchmark like this, and `cargo test --benches` without an argument.
+        [] | [.., "--bench"] => Ok(Answer::Text("instructions: counted by scripts/instructions\n".to_owned())),
+        [name, count] => {
+            let operation = operations.iter().find(|operation| operation.name == *name).ok_or(Unknown)?;
+            Ok(Answer::Work(operation, count.parse().map_err(|_| Unknown)?))
+        }
+        _ => Err(Unknown),
+    }
+}
+
+/// As the script reads it.
+fn line(operation: &Operation) -> String {
+    let Operation { name, bound, counts: (first, second), collect, what, .. } = operation;
+    let bound = bound.map_or("-".to_owned(), |bound| bound.to_string());
+    format!("{name}|{bound}|{first}|{second}|{collect}|{what}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPERATIONS: &[Operation] = &[
+        Operation { name: "one", bound: Some(7), counts: (1, 2), collect: "all", what: "the first", run: |_| () },
+        Operation { name: "two", bound: None, counts: (3, 4), collect: "in f", what: "the second", run: |_| () },
+    ];
+
+    fn text(args: &[&str]) -> Option<String> {
+        match ask(OPERATIONS, args) {
+            Ok(Answer::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn operations_are_listed_as_the_script_reads_them() {
+        assert_eq!(text(&["--list"]).unwrap(), "one|7|1|2|all|the first\ntwo|-|3|4|in f|the second\n");
+    }
+
+    #[test]
+    fn cargo_bench_and_test_do_no_work() {
+        for args in [&[][..], &["--bench"], &["--test", "--bench"]] {
+            assert!(text(args).is_some(), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn work_is_found_by_name_and_anything_else_refused() {
+        assert!(matches!(ask(OPERATIONS, &["two", "9"]), Ok(Answer::Work(Operation { name: "two", .. }, 9))));
+        for args in [&["three", "9"][..], &["two"], &["two", "x"], &["two", "9", "9"]] {
+            assert!(ask(OPERATIONS, args).is_err(), "{args:?}");
+        }
+    }
+}

@@ -1,0 +1,488 @@
+//! The load that calls are put under, whoever carries them: a caller that keeps some calls unanswered, and an answerer that answers what
+//! there is. One loop of each for everything that is measured, so that two things differ in nothing else.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use crate::affinity::{pin_current_thread, usable_cores};
+use crate::clock::Clock;
+use crate::hist::LatencyHistogram;
+
+/// What goes to and fro: 32 bytes, as in [`pingpong`](crate::pingpong).
+pub type Payload = [u64; 4];
+/// Whatever went wrong; the measurement is over.
+pub type Failure = Box<dyn Error + Send + Sync>;
+
+/// First word of a request that ends the answerer's loop.
+const STOP: u64 = u64::MAX;
+/// Calls at depth 1 between two readings of the clock.
+const BLOCK_TRIPS: u64 = 64;
+/// The same at any other depth, at least: so many that the blocks' median counts calls, not polls.
+const BLOCK_CALLS: u64 = 1024;
+
+/// The side that calls.
+pub trait Caller {
+    /// Calls, with `slot` to come back with the reply; false if there is no room for now.
+    ///
+    /// # Errors
+    /// That of what carries the calls.
+    fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure>;
+    /// Takes the replies that have arrived, and says how many.
+    ///
+    /// # Errors
+    /// That of what carries the calls.
+    fn poll(&mut self, f: impl FnMut(u32, Payload)) -> Result<usize, Failure>;
+}
+
+/// The side that answers.
+pub trait Answerer {
+    /// Answers what has arrived, and says how much that was.
+    ///
+    /// # Errors
+    /// That of what carries the calls.
+    fn step(&mut self, f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure>;
+}
+
+impl<C: Caller> Caller for &mut C {
+    #[inline(always)]
+    fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
+        (**self).call(slot, request)
+    }
+
+    #[inline(always)]
+    fn poll(&mut self, f: impl FnMut(u32, Payload)) -> Result<usize, Failure> {
+        (**self).poll(f)
+    }
+}
+
+impl<A: Answerer> Answerer for &mut A {
+    #[inline(always)]
+    fn step(&mut self, f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
+        (**self).step(f)
+    }
+}
+
+/// The thread at the other end has failed, and says itself why.
+#[derive(Debug)]
+struct OtherEndFailed;
+
+impl fmt::Display for OtherEndFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the other end has failed")
+    }
+}
+
+impl Error for OtherEndFailed {}
+
+/// What a side does that finds nothing to do.
+#[derive(Debug, Clone, Copy)]
+pub struct Wait<'a> {
+    gives_way: bool,
+    /// Set when the other end will never do anything again.
+    failed: Option<&'a AtomicBool>,
+}
+
+impl Wait<'_> {
+    /// Looks again at once.
+    pub const BUSY: Self = Self { gives_way: false, failed: None };
+    /// Gives its core away first.
+    pub const YIELD: Self = Self { gives_way: true, failed: None };
+
+    #[inline(always)]
+    fn idle(self) -> Result<(), Failure> {
+        if self.gives_way {
+            std::thread::yield_now();
+        }
+        match self.failed {
+            Some(failed) if failed.load(Ordering::Relaxed) => Err(OtherEndFailed.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What one measurement found.
+#[derive(Debug, Clone, Copy)]
+pub struct Window {
+    /// Calls per second.
+    pub rate: f64,
+    /// Median over blocks of at least 64 (depth 1) or 1,024 calls of their nanoseconds per call: what a moment without a core does not
+    /// change.
+    pub block_ns: f64,
+}
+
+fn answer_to(request: &Payload) -> Payload {
+    request.map(|word| !word)
+}
+
+/// Answers until `callers` have told the [end](Load::stop).
+///
+/// # Errors
+/// The answerer's.
+pub fn serve(answerer: &mut impl Answerer, callers: usize, wait: Wait<'_>) -> Result<(), Failure> {
+    let mut stopped = 0;
+    while stopped < callers {
+        let answered = answerer.step(|request| {
+            stopped += usize::from(request[0] == STOP);
+            answer_to(request)
+        })?;
+        if answered == 0 {
+            wait.idle()?;
+        }
+    }
+    Ok(())
+}
+
+/// A caller under load.
+#[derive(Debug)]
+pub struct Load<'a, C> {
+    caller: &'a mut C,
+    clock: Clock,
+    wait: Wait<'a>,
+    /// Slots whose call has ended, to call again.
+    ended: Vec<u32>,
+}
+
+impl<'a, C: Caller> Load<'a, C> {
+    /// A caller that has no call unanswered.
+    pub fn new(caller: &'a mut C, clock: Clock, wait: Wait<'a>) -> Self {
+        Self { caller, clock, wait, ended: Vec::with_capacity(1024) }
+    }
+
+    #[inline(always)]
+    fn call_when_there_is_room(&mut self, slot: u32, request: Payload) -> Result<(), Failure> {
+        while !self.caller.call(slot, request)? {
+            self.wait.idle()?;
+        }
+        Ok(())
+    }
+
+    /// Calls `count` times with payloads that all differ, and checks each reply: the right one, of a call that was unanswered.
+    ///
+    /// # Errors
+    /// The caller's, or how many replies were wrong.
+    pub fn check(&mut self, depth: u32, count: u64) -> Result<(), Failure> {
+        let mut unanswered: Vec<Option<Payload>> = vec![None; depth as usize];
+        let (mut sent, mut answered, mut wrong) = (0u64, 0, 0);
+        while answered < count {
+            for (slot, unanswered) in unanswered.iter_mut().enumerate() {
+                let request = [sent, sent.rotate_left(17), sent.wrapping_mul(0x9e37_79b9_7f4a_7c15), !sent];
+                if unanswered.is_none() && sent < count && self.caller.call(slot as u32, request)? {
+                    *unanswered = Some(request);
+                    sent += 1;
+                }
+            }
+            let taken = self.caller.poll(|slot, reply| {
+                let request = unanswered.get_mut(slot as usize).and_then(Option::take);
+                wrong += u64::from(request.map(|request| answer_to(&request)) != Some(reply));
+                answered += 1;
+            })?;
+            if taken == 0 {
+                self.wait.idle()?;
+            }
+        }
+        if wrong == 0 { Ok(()) } else { Err(format!("{wrong} of {count} replies were not the right ones").into()) }
+    }
+
+    /// Keeps `depth` calls unanswered for `duration` after a warm-up of a quarter of it. No call is unanswered at the end.
+    ///
+    /// # Errors
+    /// The caller's.
+    pub fn run(&mut self, depth: u32, duration: Duration) -> Result<Window, Failure> {
+        if depth == 1 { self.trips(duration) } else { self.stream(depth, duration) }
+    }
+
+    fn trips(&mut self, duration: Duration) -> Result<Window, Failure> {
+        let mut window = Measure::new(self.clock, duration);
+        let mut number = 0;
+        loop {
+            for _ in 0..BLOCK_TRIPS {
+                number += 1;
+                self.call_when_there_is_room(0, [number; 4])?;
+                let mut reply = 0;
+                while self.caller.poll(|_, payload| reply = payload[3])? == 0 {
+                    self.wait.idle()?;
+                }
+                std::hint::black_box(reply);
+            }
+            if window.is_over(BLOCK_TRIPS) {
+                return Ok(window.result());
+            }
+        }
+    }
+
+    fn stream(&mut self, depth: u32, duration: Duration) -> Result<Window, Failure> {
+        let mut sent = 0;
+        self.begin(depth, u64::MAX, &mut sent)?;
+        let mut window = Measure::new(self.clock, duration);
+        loop {
+            let before = sent;
+            while sent - before < BLOCK_CALLS {
+                self.turn(u64::MAX, &mut sent)?;
+            }
+            if window.is_over(sent - before) {
+                break;
+            }
+        }
+        let mut unanswered = u64::from(depth);
+        while unanswered > 0 {
+            unanswered = unanswered.checked_sub(self.turn(0, &mut sent)?).ok_or("more replies than calls")?;
+        }
+        Ok(window.result())
+    }
+
+    /// How long `calls` calls take of which `depth` are kept unanswered, from the first call to the last reply.
+    ///
+    /// # Errors
+    /// The caller's.
+    pub fn time(&mut self, depth: u32, calls: u64) -> Result<Duration, Failure> {
+        let start_ns = self.clock.now_ns();
+        let (mut sent, mut unanswered) = (0, calls);
+        self.begin(depth, calls, &mut sent)?;
+        while unanswered > 0 {
+            unanswered = unanswered.checked_sub(self.turn(calls, &mut sent)?).ok_or("more replies than calls")?;
+        }
+        Ok(Duration::from_nanos(self.clock.now_ns() - start_ns))
+    }
+
+    /// The first calls, one from each of `depth` slots while fewer than `limit` were `sent`.
+    fn begin(&mut self, depth: u32, limit: u64, sent: &mut u64) -> Result<(), Failure> {
+        for slot in 0..depth {
+            if *sent == limit {
+                break;
+            }
+            self.call_when_there_is_room(slot, [*sent; 4])?;
+            *sent += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes the replies there are, and calls again from their slots while fewer than `limit` were `sent`. How many replies there were.
+    #[inline(always)]
+    fn turn(&mut self, limit: u64, sent: &mut u64) -> Result<u64, Failure> {
+        let Self { caller, ended, .. } = self;
+        ended.clear();
+        let taken = caller.poll(|slot, reply| {
+            std::hint::black_box(reply[3]);
+            ended.push(slot);
+        })?;
+        if taken == 0 {
+            self.wait.idle()?;
+        }
+        while *sent < limit {
+            let Some(slot) = self.ended.pop() else { break };
+            self.call_when_there_is_room(slot, [*sent; 4])?;
+            *sent += 1;
+        }
+        Ok(taken as u64)
+    }
+
+    /// Ends the answerer's loop, when nothing is unanswered.
+    ///
+    /// # Errors
+    /// The caller's.
+    pub fn stop(&mut self) -> Result<(), Failure> {
+        self.call_when_there_is_room(0, [STOP; 4])?;
+        while self.caller.poll(|_, _| {})? == 0 {
+            self.wait.idle()?;
+        }
+        Ok(())
+    }
+}
+
+/// Two cores of this process, if it has them.
+///
+/// # Errors
+/// That of [`usable_cores`].
+pub fn two_cores() -> Result<Option<(usize, usize)>, Failure> {
+    Ok(usable_cores()?.first_chunk().map(|&[a, b]| (a, b)))
+}
+
+/// Tells the other end that this one has failed, unless it is disarmed.
+struct Alarm<'a>(&'a AtomicBool);
+
+impl Alarm<'_> {
+    fn disarm(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Puts the load that `with` describes on a caller in this thread and an answerer in another one, each of which is made by its thread, the
+/// answerer first. They get one of `cores` each; with `None` they are not pinned, and give their core away while they wait.
+///
+/// # Errors
+/// That of whichever end failed. Neither waits for an end that has failed.
+pub fn between_threads<A: Answerer, C: Caller, R>(
+    cores: Option<(usize, usize)>,
+    clock: Clock,
+    answerer: impl FnOnce() -> Result<A, Failure> + Send,
+    caller: impl FnOnce() -> Result<C, Failure>,
+    with: impl FnOnce(&mut Load<'_, C>) -> Result<R, Failure>,
+) -> Result<R, Failure> {
+    let failed = AtomicBool::new(false);
+    let wait = Wait { gives_way: cores.is_none(), failed: Some(&failed) };
+    let (made, is_made) = mpsc::channel();
+    let answer = || {
+        let alarm = Alarm(&failed);
+        cores.map_or(Ok(()), |(_, core)| pin_current_thread(core))?;
+        let mut answerer = answerer()?;
+        made.send(())?;
+        serve(&mut answerer, 1, wait)?;
+        alarm.disarm();
+        Ok::<(), Failure>(())
+    };
+    let call = || {
+        let alarm = Alarm(&failed);
+        cores.map_or(Ok(()), |(core, _)| pin_current_thread(core))?;
+        // Only fails if the answerer did.
+        is_made.recv().map_err(|_| OtherEndFailed)?;
+        let mut caller = caller()?;
+        let mut load = Load::new(&mut caller, clock, wait);
+        let result = with(&mut load)?;
+        load.stop()?;
+        alarm.disarm();
+        Ok::<R, Failure>(result)
+    };
+    std::thread::scope(|scope| {
+        let answering = scope.spawn(answer);
+        let result = call();
+        let answered = answering.join().unwrap_or_else(|_| Err("the answerer panicked".into()));
+        match answered {
+            // The caller says why.
+            Err(error) if result.is_ok() || !error.is::<OtherEndFailed>() => Err(error),
+            _ => result,
+        }
+    })
+}
+
+/// The clock of a measurement.
+struct Measure {
+    clock: Clock,
+    start_ns: u64,
+    end_ns: u64,
+    /// When the block began; the first counted one begins at `began_ns`.
+    block_ns: u64,
+    began_ns: Option<u64>,
+    calls: u64,
+    /// Picoseconds per call of each block.
+    blocks: LatencyHistogram,
+}
+
+impl Measure {
+    fn new(clock: Clock, duration: Duration) -> Self {
+        let (now_ns, duration_ns) = (clock.now_ns(), duration.as_nanos() as u64);
+        let start_ns = now_ns + duration_ns / 4;
+        Self {
+            clock,
+            start_ns,
+            end_ns: start_ns + duration_ns,
+            block_ns: now_ns,
+            began_ns: None,
+            calls: 0,
+            blocks: LatencyHistogram::new(),
+        }
+    }
+
+    /// Counts a block of `calls` that ends now.
+    fn is_over(&mut self, calls: u64) -> bool {
+        let (now_ns, block_ns) = (self.clock.now_ns(), self.block_ns);
+        self.block_ns = now_ns;
+        if block_ns >= self.start_ns {
+            self.began_ns.get_or_insert(block_ns);
+            self.calls += calls;
+            self.blocks.record((now_ns - block_ns) * 1000 / calls);
+        }
+        now_ns >= self.end_ns && self.calls > 0
+    }
+
+    fn result(&self) -> Window {
+        let elapsed_ns = self.block_ns - self.began_ns.unwrap_or(self.block_ns);
+        Window { rate: self.calls as f64 * 1e9 / elapsed_ns.max(1) as f64, block_ns: self.blocks.summary().p50 as f64 / 1000.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Message = (u32, Payload);
+
+    struct ChannelCaller(mpsc::Sender<Message>, mpsc::Receiver<Message>);
+    struct ChannelAnswerer {
+        ends: (mpsc::Receiver<Message>, mpsc::Sender<Message>),
+        fails_at: Option<u64>,
+        wrong: bool,
+    }
+
+    impl Caller for ChannelCaller {
+        fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
+            // A dead answerer is for the loop to notice.
+            Ok(self.0.send((slot, request)).is_ok())
+        }
+
+        fn poll(&mut self, mut f: impl FnMut(u32, Payload)) -> Result<usize, Failure> {
+            Ok(self.1.try_iter().map(|(slot, reply)| f(slot, reply)).count())
+        }
+    }
+
+    impl Answerer for ChannelAnswerer {
+        fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
+            let Ok((slot, request)) = self.ends.0.try_recv() else { return Ok(0) };
+            if self.fails_at.is_some_and(|at| request[0] == at) {
+                return Err("broken answerer".into());
+            }
+            let reply = if self.wrong { request } else { f(&request) };
+            self.ends.1.send((slot, reply))?;
+            Ok(1)
+        }
+    }
+
+    fn run<R>(
+        fails_at: Option<u64>,
+        wrong: bool,
+        with: impl FnOnce(&mut Load<'_, ChannelCaller>) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        let ((to, requests), (replies, from)) = (mpsc::channel(), mpsc::channel());
+        let answerer = || Ok(ChannelAnswerer { ends: (requests, replies), fails_at, wrong });
+        between_threads(None, Clock::detect(), answerer, || Ok(ChannelCaller(to, from)), with)
+    }
+
+    #[test]
+    fn calls_are_all_made_and_nothing_is_left() {
+        let calls = run(None, false, |load| {
+            for depth in [1, 7, 64] {
+                load.check(depth, 1000)?;
+                for calls in [0, 1, 6, 500] {
+                    load.time(depth, calls)?;
+                }
+                let window = load.run(depth, Duration::from_millis(1))?;
+                assert!(window.rate > 0.0 && window.block_ns > 0.0);
+                assert_eq!(load.caller.1.try_recv(), Err(mpsc::TryRecvError::Empty));
+            }
+            Ok(1)
+        });
+        assert_eq!(calls.unwrap(), 1);
+    }
+
+    #[test]
+    fn wrong_replies_are_counted() {
+        let failure = run(None, true, |load| load.check(4, 100)).unwrap_err();
+        assert_eq!(failure.to_string(), "100 of 100 replies were not the right ones");
+    }
+
+    #[test]
+    fn failed_end_is_named_and_not_waited_for() {
+        let failure = run(Some(50), false, |load| load.check(4, 100)).unwrap_err();
+        assert_eq!(failure.to_string(), "broken answerer");
+        let failure = run(None, false, |_| Err::<(), _>("broken caller".into())).unwrap_err();
+        assert_eq!(failure.to_string(), "broken caller");
+    }
+}

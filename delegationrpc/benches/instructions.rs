@@ -1,0 +1,143 @@
+//! The program whose instructions `scripts/instructions` counts: a server and its clients in one thread, requests and replies of 32 bytes.
+//!
+//! Bounds are about a tenth above what was counted; with 1,024 clients more, since the server looks for dead ones once in a millisecond, and so
+//! more often the slower the machine.
+#![allow(missing_docs, clippy::unwrap_used, reason = "a program for measuring")]
+
+use std::hint::black_box;
+use std::process::ExitCode;
+
+use delegationrpc::{Client, Dir, RecvEntry, Server, Token, ring_depth_for};
+use harness::counted::{self, Operation};
+
+type Payload = [u64; 4];
+
+const DEPTH: usize = 32;
+/// Several laps of the ring, and multiples of the depth.
+const COUNTS: (u64, u64) = (4096, 20_480);
+
+const fn operation(name: &'static str, bound: u32, collect: &'static str, what: &'static str, run: fn(u64)) -> Operation {
+    Operation { name, bound: Some(bound), counts: COUNTS, collect, what, run }
+}
+
+const OPERATIONS: &[Operation] = &[
+    operation("delegation_rpc_depth1", 830, "all", "delegationrpc: one call and its reply, both sides, one at a time", |calls| {
+        Pair::new(1).calls(calls, 1)
+    }),
+    operation("delegation_rpc_depth32", 670, "all", "delegationrpc: the same, 32 at a time", |calls| Pair::new(1).calls(calls, DEPTH)),
+    operation("delegation_rpc_depth1_of_1024", 1150, "all", "delegationrpc: as delegation_rpc_depth1, among 1,023 idle clients", |calls| {
+        Pair::new(1024).calls(calls, 1);
+    }),
+    operation("delegation_call", 242, "in part_call", "delegationrpc, of delegation_rpc_depth1: Client::call", parts),
+    operation(
+        "delegation_server_poll",
+        166,
+        "in part_server_poll",
+        "delegationrpc, of delegation_rpc_depth1: Server::poll that finds a request",
+        parts,
+    ),
+    operation("delegation_recv", 167, "in part_recv", "delegationrpc, of delegation_rpc_depth1: Server::recv", parts),
+    operation("delegation_reply", 115, "in part_reply", "delegationrpc, of delegation_rpc_depth1: Server::reply", parts),
+    operation(
+        "delegation_client_poll",
+        112,
+        "in part_client_poll",
+        "delegationrpc, of delegation_rpc_depth1: Client::poll that finds a reply",
+        parts,
+    ),
+    operation("delegation_client_poll_empty", 86, "all", "delegationrpc: Client::poll that finds nothing, a call in flight", |polls| {
+        let mut pair = Pair::new(1);
+        pair.client.call([1; 4], 0).unwrap();
+        (0..polls).for_each(|_| assert_eq!(pair.client.poll(|_, _| ()), Ok(0)));
+    }),
+    operation("delegation_server_poll_empty", 170, "all", "delegationrpc: Server::poll that finds nothing, one client", |polls| {
+        Pair::new(1).empty_polls(polls)
+    }),
+    operation("delegation_server_poll_empty_of_1024", 270, "all", "delegationrpc: the same with 1,024 clients", |polls| {
+        Pair::new(1024).empty_polls(polls)
+    }),
+];
+
+/// Both ends. The client that calls is in the middle.
+struct Pair {
+    client: Client<Payload, Payload, u32>,
+    _idle: Vec<Client<Payload, Payload, u32>>,
+    server: Server<Payload, Payload>,
+}
+
+impl Pair {
+    fn new(clients: usize) -> Self {
+        let (dir, name) = (Dir::open(None).unwrap(), format!("instructions-{}", std::process::id()));
+        let server = Server::create(&dir, &name, clients, ring_depth_for(clients, DEPTH), DEPTH, 0).unwrap();
+        let mut clients: Vec<_> = (0..clients).map(|_| Client::connect(&dir, &name, 0).unwrap()).collect();
+        Self { client: clients.swap_remove(clients.len() / 2), _idle: clients, server }
+    }
+
+    fn calls(&mut self, calls: u64, depth: usize) {
+        let mut ended = 0;
+        for _ in 0..calls / depth as u64 {
+            for slot in 0..depth as u32 {
+                self.client.call(black_box([0x5a; 4]), slot).unwrap();
+            }
+            let mut answered = 0;
+            while answered < depth {
+                self.server.poll();
+                while let Some(request) = self.server.recv() {
+                    self.server.reply(request.token, black_box(request.payload)).unwrap();
+                    answered += 1;
+                }
+            }
+            self.client.poll(|slot, reply| ended += u64::from(black_box((slot, reply)).1.is_ok())).unwrap();
+        }
+        assert_eq!(ended, calls);
+    }
+
+    fn empty_polls(&mut self, polls: u64) {
+        (0..polls).for_each(|_| assert_eq!(self.server.poll(), 0));
+    }
+}
+
+/// The calls of `delegation_rpc_depth1`, each function in a frame of its own.
+fn parts(calls: u64) {
+    let Pair { mut client, mut server, _idle } = Pair::new(1);
+    for _ in 0..calls {
+        part_call(&mut client, black_box([0x5a; 4]));
+        assert_eq!(part_server_poll(&mut server), 1);
+        let request = part_recv(&mut server).unwrap();
+        part_reply(&mut server, request.token, black_box(request.payload));
+        assert_eq!(part_client_poll(&mut client), 1);
+    }
+}
+
+#[inline(never)]
+fn part_call(client: &mut Client<Payload, Payload, u32>, request: Payload) {
+    client.call(request, 0).unwrap();
+}
+
+#[inline(never)]
+fn part_server_poll(server: &mut Server<Payload, Payload>) -> usize {
+    server.poll()
+}
+
+#[inline(never)]
+fn part_recv(server: &mut Server<Payload, Payload>) -> Option<RecvEntry<Payload>> {
+    server.recv()
+}
+
+#[inline(never)]
+fn part_reply(server: &mut Server<Payload, Payload>, token: Token, response: Payload) {
+    server.reply(token, response).unwrap();
+}
+
+#[inline(never)]
+fn part_client_poll(client: &mut Client<Payload, Payload, u32>) -> usize {
+    client
+        .poll(|slot, reply| {
+            black_box((slot, reply.unwrap()));
+        })
+        .unwrap()
+}
+
+fn main() -> ExitCode {
+    counted::main(OPERATIONS)
+}

@@ -1,0 +1,60 @@
+//! ipc below the load of `harness`, for the benchmarks here and in `benchkv/peers`.
+
+use harness::load::{Answerer, Caller, Failure, Payload};
+use ipc::{CallError, Client, Dir, Server};
+
+/// What both ends must have in common.
+const TAG: u64 = 0x7065_6572;
+
+pub(crate) struct IpcServer(Server<Payload, Payload>);
+pub(crate) struct IpcClient(Client<Payload, Payload, u32>);
+
+impl IpcServer {
+    pub(crate) fn create(dir: &Dir, name: &str, clients: usize, depth: u32) -> Result<Self, Failure> {
+        Ok(Self(Server::create(dir, name, clients, depth as usize, TAG)?))
+    }
+
+    #[allow(dead_code, reason = "not of interest to every program")]
+    pub(crate) fn region_bytes(&self) -> usize {
+        self.0.region_bytes()
+    }
+}
+
+impl IpcClient {
+    pub(crate) fn connect(dir: &Dir, name: &str) -> Result<Self, Failure> {
+        Ok(Self(Client::connect(dir, name, TAG)?))
+    }
+}
+
+impl Answerer for IpcServer {
+    #[inline]
+    fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
+        let waiting = self.0.poll();
+        while let Some(request) = self.0.recv() {
+            let response = f(request.data());
+            request.reply(response)?;
+        }
+        Ok(waiting)
+    }
+}
+
+impl Caller for IpcClient {
+    #[inline]
+    fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
+        match self.0.call(request, slot) {
+            Ok(()) => Ok(true),
+            Err(CallError::QueueFull { .. }) => Ok(false),
+            Err(CallError::Ended { end, .. }) => Err(end.into()),
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, mut f: impl FnMut(u32, Payload)) -> Result<usize, Failure> {
+        let mut failed = None;
+        let taken = self.0.poll(|slot, outcome| match outcome {
+            Ok(response) => f(slot, response),
+            Err(failure) => failed = Some(failure),
+        })?;
+        failed.map_or(Ok(taken), |failure| Err(failure.into()))
+    }
+}

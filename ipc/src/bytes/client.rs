@@ -1,0 +1,121 @@
+//! The calling end.
+
+use std::fmt;
+use std::time::Duration;
+
+use shm::dir::Dir;
+use shm::membership::{CallFailed, SessionEnd};
+use shm::region::Region;
+
+use super::error::CallError;
+use super::message::{Areas, Message, MessageBytes};
+use crate::client::Refused;
+use crate::error::ConnectError;
+use crate::layout::{BYTES_KIND, Header};
+use crate::views;
+
+/// One client of a [`Server`](super::Server). `U` is what the caller wants back with each reply.
+///
+/// `Send`, not shared between threads: a client per thread. Dropping it leaves the server; calls that are unanswered then are forgotten.
+pub struct Client<U> {
+    inner: crate::Client<Message, Message, U>,
+    areas: Areas,
+    /// Where long replies are copied to.
+    reply: Vec<u8>,
+}
+
+impl<U> fmt::Debug for Client<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("inner", &self.inner).field("areas", &self.areas).finish_non_exhaustive()
+    }
+}
+
+impl<U> Client<U> {
+    /// Connects to the server `name` in `dir`. `type_tag` must be the server's; the lengths of messages are its choice.
+    ///
+    /// # Errors
+    /// [`ConnectError`]. A server that is not there yet (`NotFound`, `OwnerGone`) and a full one may be tried again.
+    pub fn connect(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
+        let region = Region::open(dir, name, BYTES_KIND, size_of::<Header>())?;
+        let header = views::header(&region)?;
+        let most = MessageBytes::of_shape(&header.shape);
+        let client = most.shape(type_tag);
+        if header.shape != client {
+            return Err(ConnectError::Types { server: header.shape, client });
+        }
+        let layout = views::layout_in::<Message, Message>(&region, &header, most.areas().map_err(ConnectError::Damaged)?)?;
+        let base = region.view().base();
+        // SAFETY: `layout_in` made sure that the layout, made for these lengths, fits the region, which the client keeps.
+        let (inner, areas) = unsafe { (crate::Client::join(region, &layout)?, Areas::new(base, layout, most)) };
+        Ok(Self { inner, areas, reply: Vec::with_capacity(most.response) })
+    }
+
+    /// This client's number at the server, below its `max_clients`.
+    #[must_use]
+    pub fn id(&self) -> usize {
+        self.inner.id()
+    }
+
+    /// Calls that have not ended.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    /// Calls that can be unanswered at a time: the server's `depth`.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    /// How long messages can be.
+    #[must_use]
+    pub fn message_bytes(&self) -> MessageBytes {
+        self.areas.most
+    }
+
+    /// Sends one request, of which only its bytes are copied. The server sees it at once and in the order of the calls;
+    /// [`poll`](Self::poll) gives `user_data` back with the reply, exactly once, in whatever order the server answers.
+    ///
+    /// # Errors
+    /// [`CallError`], with the user data; nothing was sent.
+    #[inline]
+    pub fn call(&mut self, request: &[u8], user_data: U) -> Result<(), CallError<U>> {
+        let (client, areas) = (self.inner.id(), self.areas);
+        let max = areas.most.request;
+        if request.len() > max {
+            return Err(CallError::TooLarge { user_data, bytes: request.len(), max });
+        }
+        let depth = self.depth();
+        // SAFETY: the request is not too long, and the slot is this call's until the client has seen it end.
+        let write = |slot| unsafe { areas.write_request(client, slot, request) };
+        self.inner.call_with(user_data, write).map_err(|refused| match refused {
+            Refused::Full(user_data) => CallError::QueueFull { user_data, depth },
+            Refused::Ended(user_data, end) => CallError::Ended { user_data, end },
+        })
+    }
+
+    /// Hands the replies that have arrived to `f`, at most [`depth`](Self::depth) of them, and returns how many. A long reply is copied out
+    /// of shared memory first. One that is longer than the server's own bound, which a broken server alone can send, counts as
+    /// [`CallFailed::Dropped`].
+    ///
+    /// # Errors
+    /// As the typed client's [`poll`](crate::Client::poll).
+    #[inline]
+    pub fn poll(&mut self, mut f: impl FnMut(U, Result<&[u8], CallFailed>)) -> Result<usize, SessionEnd> {
+        let Self { inner, areas, reply } = self;
+        let client = inner.id();
+        inner.poll_slots(|user_data, outcome| match outcome {
+            Ok((slot, message)) => match areas.read_response(client, slot, &message, reply) {
+                Some(bytes) => f(user_data, Ok(bytes)),
+                None => f(user_data, Err(CallFailed::Dropped)),
+            },
+            Err(failed) => f(user_data, Err(failed)),
+        })
+    }
+
+    /// As the typed client's [`wait`](crate::Client::wait).
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        self.inner.wait(timeout)
+    }
+}

@@ -1,0 +1,178 @@
+//! How a message of bytes lies in shared memory.
+
+use std::fmt;
+use std::ptr::{self, NonNull};
+
+use shm::plain::TypeShape;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::layout::{AreaBytes, Layout, ParameterError};
+
+/// Longest message that lies in its lane, in one cache line with everything else.
+pub const INLINE_MAX: usize = 44;
+/// Longest message that there can be: 1 MiB.
+pub const MESSAGE_MAX: usize = 1 << 20;
+
+/// How long the messages of a server can be, in bytes. Beyond [`INLINE_MAX`] each of the `max_clients x depth` calls has a place of that
+/// many bytes, rounded up to 64, for its request, and one for its response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MessageBytes {
+    /// Longest request, 0 to [`MESSAGE_MAX`].
+    pub request: usize,
+    /// Longest response, 0 to [`MESSAGE_MAX`].
+    pub response: usize,
+}
+
+impl MessageBytes {
+    pub(super) fn layout(self, max_clients: usize, depth: usize) -> Result<Layout, ParameterError> {
+        Layout::new::<Message, Message>(max_clients, depth, self.areas()?)
+    }
+
+    pub(super) fn areas(self) -> Result<AreaBytes, ParameterError> {
+        let area = |bytes| match bytes {
+            0..=INLINE_MAX => Ok(0),
+            ..=MESSAGE_MAX => Ok(bytes),
+            _ => Err(ParameterError::MessageBytes(bytes)),
+        };
+        Ok(AreaBytes { request: area(self.request)?, response: area(self.response)? })
+    }
+
+    /// For the region's header: bytes have no alignment and no other type.
+    pub(super) fn shape(self, tag: u64) -> TypeShape {
+        // At most `MESSAGE_MAX`, as the layout knows.
+        TypeShape { request_bytes: self.request as u32, request_align: 1, response_bytes: self.response as u32, response_align: 1, tag }
+    }
+
+    pub(super) fn of_shape(shape: &TypeShape) -> Self {
+        Self { request: shape.request_bytes as usize, response: shape.response_bytes as usize }
+    }
+}
+
+/// A message as it lies in a lane.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct Message {
+    len: u32,
+    /// The message and zeros, if it is that short.
+    inline: [u8; INLINE_MAX],
+}
+
+const _: () = assert!(size_of::<Message>() == 48);
+
+impl Message {
+    const EMPTY: Self = Self { len: 0, inline: [0; INLINE_MAX] };
+
+    /// Writes `bytes` into the message, or into `area` if they are too long.
+    ///
+    /// # Safety
+    /// `area` is as long as `bytes`, if they are longer than [`INLINE_MAX`], and nobody else uses it until the message is published.
+    #[inline]
+    pub(super) unsafe fn write(bytes: &[u8], area: NonNull<u8>) -> Self {
+        let mut inline = [0; INLINE_MAX];
+        match inline.get_mut(..bytes.len()) {
+            Some(front) => front.copy_from_slice(bytes),
+            // SAFETY: contract of this function; shared memory does not overlap a slice of this process's own.
+            None => unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), area.as_ptr(), bytes.len()) },
+        }
+        Self { len: bytes.len() as u32, inline }
+    }
+
+    /// The message, if it lies in its lane.
+    #[inline]
+    pub(super) fn inline(&self) -> Option<&[u8]> {
+        self.inline.get(..self.len as usize)
+    }
+
+    /// The message, copied to `buffer` unless it lies in its lane; `None` if it is longer than `most`.
+    ///
+    /// # Safety
+    /// `area` is at least `most` bytes of shared memory, if `most` is more than [`INLINE_MAX`].
+    #[inline]
+    pub(super) unsafe fn read<'a>(&'a self, area: NonNull<u8>, most: usize, buffer: &'a mut Vec<u8>) -> Option<&'a [u8]> {
+        let len = self.len as usize;
+        if len > most {
+            return None;
+        }
+        if let Some(bytes) = self.inline() {
+            return Some(bytes);
+        }
+        buffer.clear();
+        buffer.reserve(len);
+        // SAFETY: contract of this function, and `len` is at most `most`; the buffer has room. The peer that wrote the bytes does not write
+        // there now; one that does garbles its own message, of which any bytes are valid.
+        unsafe {
+            ptr::copy_nonoverlapping(area.as_ptr(), buffer.as_mut_ptr(), len);
+            buffer.set_len(len);
+        }
+        Some(buffer)
+    }
+}
+
+/// The places of long messages in a region.
+#[derive(Clone, Copy)]
+pub(super) struct Areas {
+    base: NonNull<u8>,
+    layout: Layout,
+    pub(super) most: MessageBytes,
+}
+
+impl fmt::Debug for Areas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Areas").field("most", &self.most).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: an address in shared memory, which is used under the rules of `Message`.
+unsafe impl Send for Areas {}
+
+impl Areas {
+    /// # Safety
+    /// The layout is that of the region at `base`, made for `most`, and fits it. The region outlives what is made from this value.
+    pub(super) unsafe fn new(base: NonNull<u8>, layout: Layout, most: MessageBytes) -> Self {
+        Self { base, layout, most }
+    }
+
+    #[inline]
+    fn at(&self, offset: usize) -> NonNull<u8> {
+        // SAFETY: an offset of the layout lies inside the region, or at its end if it has no bytes (contract of `new`).
+        unsafe { self.base.add(offset) }
+    }
+
+    /// Writes a client's request. One for a slot that it does not have is empty.
+    ///
+    /// # Safety
+    /// `bytes` are at most `most.request`, and the slot's request is the caller's to write.
+    #[inline]
+    pub(super) unsafe fn write_request(&self, client: usize, slot: usize, bytes: &[u8]) -> Message {
+        let offset = self.layout.request_area(client, slot);
+        // SAFETY: contract of this function; the layout was made for `most`.
+        offset.map_or(Message::EMPTY, |offset| unsafe { Message::write(bytes, self.at(offset)) })
+    }
+
+    /// Writes the response to a client's call, as [`write_request`](Self::write_request).
+    ///
+    /// # Safety
+    /// `bytes` are at most `most.response`, and the slot's response is the caller's to write.
+    #[inline]
+    pub(super) unsafe fn write_response(&self, client: usize, slot: usize, bytes: &[u8]) -> Message {
+        let offset = self.layout.response_area(client, slot);
+        // SAFETY: contract of this function; the layout was made for `most`.
+        offset.map_or(Message::EMPTY, |offset| unsafe { Message::write(bytes, self.at(offset)) })
+    }
+
+    /// A client's request, copied to `buffer` if it is long; `None` if the client does not have that slot, or the length is wrong.
+    #[inline]
+    pub(super) fn read_request<'a>(&self, client: usize, slot: usize, message: &'a Message, buffer: &'a mut Vec<u8>) -> Option<&'a [u8]> {
+        let area = self.at(self.layout.request_area(client, slot)?);
+        // SAFETY: the layout was made for `most`.
+        unsafe { message.read(area, self.most.request, buffer) }
+    }
+
+    /// The response to a client's call, as [`read_request`](Self::read_request).
+    #[inline]
+    pub(super) fn read_response<'a>(&self, client: usize, slot: usize, message: &'a Message, buffer: &'a mut Vec<u8>) -> Option<&'a [u8]> {
+        let area = self.at(self.layout.response_area(client, slot)?);
+        // SAFETY: the layout was made for `most`.
+        unsafe { message.read(area, self.most.response, buffer) }
+    }
+}

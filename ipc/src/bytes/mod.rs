@@ -1,0 +1,39 @@
+//! Messages of any length up to a bound that is chosen when the server is created: a [`Server`] and its [`Client`]s, which exchange
+//! `&[u8]` where those at the top of this crate exchange values of one type.
+//!
+//! They *are* those, with a message of 48 B in each slot of the lanes. One of up to [`INLINE_MAX`] bytes lies in there and costs no more
+//! than a value; a longer one lies in a place beside the lanes that belongs to its call, and what is copied is its bytes and no more:
+//! once into shared memory, once out of it, since what a peer can still write is never handed out as a slice.
+//!
+//! ```
+//! use ipc::Dir;
+//! use ipc::bytes::{Client, MessageBytes, Server};
+//!
+//! # let path = std::env::temp_dir().join(format!("ipc-bytes-doc-{}", std::process::id()));
+//! # std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path)?;
+//! # let dir = Dir::open(Some(&path))?;
+//! let most = MessageBytes { request: 4096, response: 1 << 16 };
+//! let mut server = Server::create(&dir, "twice", 8, 32, most, 1)?;
+//! let mut client = Client::<&str>::connect(&dir, "twice", 1)?;
+//!
+//! client.call(b"ab", "who asked")?;
+//! server.poll();
+//! while let Some(request) = server.recv() {
+//!     let twice = request.data().repeat(2);
+//!     request.reply(&twice)?;
+//! }
+//! client.poll(|user, answer| assert_eq!((user, answer), ("who asked", Ok(&b"abab"[..]))))?;
+//! # drop(server);
+//! # std::fs::remove_dir(&path)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod client;
+mod error;
+mod message;
+mod server;
+
+pub use client::Client;
+pub use error::{CallError, ReplyError};
+pub use message::{INLINE_MAX, MESSAGE_MAX, MessageBytes};
+pub use server::{RecvHandle, Server};

@@ -1,0 +1,165 @@
+//! The serving end.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+use shm::dir::Dir;
+
+use super::error::ReplyError;
+use super::message::{Areas, Message, MessageBytes};
+use crate::error::CreateError;
+use crate::layout::BYTES_KIND;
+
+/// Serves any number of clients up to `max_clients` from one thread, as the typed [`Server`](crate::Server) does.
+///
+/// `!Send`: create it on the thread that polls it. Dropping it ends all clients' calls with
+/// [`SessionEnd::ServerGone`](crate::SessionEnd::ServerGone), once the last [`RecvHandle`] is gone too.
+pub struct Server {
+    inner: crate::Server<Message, Message>,
+    areas: Areas,
+    pool: Pool,
+}
+
+/// Buffers of requests that were answered, for later ones: as many as long requests were ever held at a time, of `most.request` bytes each.
+type Pool = Rc<RefCell<Vec<Vec<u8>>>>;
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("inner", &self.inner).field("areas", &self.areas).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth` unanswered calls each (a power of two, 1 to
+    /// 32768) whose messages are at most as long as `most` says. `type_tag` is the application's number for the meaning of the messages;
+    /// clients must have the same.
+    ///
+    /// The region takes `max_clients x depth` times 128 B, and the places of long messages as [`MessageBytes`] says.
+    ///
+    /// # Errors
+    /// [`CreateError`]; nothing is left behind.
+    pub fn create(dir: &Dir, name: &str, max_clients: usize, depth: usize, most: MessageBytes, type_tag: u64) -> Result<Self, CreateError> {
+        let layout = most.layout(max_clients, depth)?;
+        let inner = crate::Server::create_as(dir, name, BYTES_KIND, layout, most.shape(type_tag))?;
+        // SAFETY: the region was made for this layout, and `inner` and its handles keep it.
+        let areas = unsafe { Areas::new(inner.base(), layout, most) };
+        Ok(Self { inner, areas, pool: Pool::default() })
+    }
+
+    /// As the typed server's [`poll`](crate::Server::poll).
+    #[inline]
+    pub fn poll(&mut self) -> usize {
+        self.inner.poll()
+    }
+
+    /// As the typed server's [`poll_with_skip`](crate::Server::poll_with_skip).
+    #[inline]
+    pub fn poll_with_skip(&mut self, mask: &[u64]) -> usize {
+        self.inner.poll_with_skip(mask)
+    }
+
+    /// As the typed server's [`wait`](crate::Server::wait).
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        self.inner.wait(timeout)
+    }
+
+    /// The oldest request that [`poll`](Self::poll) has taken, copied out of shared memory. A client whose message cannot be, because its
+    /// length or its place is wrong, loses its session.
+    #[inline]
+    pub fn recv(&mut self) -> Option<RecvHandle> {
+        loop {
+            let inner = self.inner.recv()?;
+            let mut copy = Copied { buffer: Vec::new(), pool: None };
+            if inner.data().inline().is_none() {
+                copy = Copied::new(&self.pool, self.areas.most.request);
+            }
+            if self.areas.read_request(inner.client(), inner.slot(), inner.data(), &mut copy.buffer).is_some() {
+                return Some(RecvHandle { inner, copy, areas: self.areas });
+            }
+            inner.evict();
+        }
+    }
+
+    /// How long messages can be.
+    #[must_use]
+    pub fn message_bytes(&self) -> MessageBytes {
+        self.areas.most
+    }
+
+    /// Size of the shared-memory region in bytes.
+    #[must_use]
+    pub fn region_bytes(&self) -> usize {
+        self.inner.region_bytes()
+    }
+}
+
+/// A buffer that goes back to its pool, if it has one.
+struct Copied {
+    buffer: Vec<u8>,
+    pool: Option<Pool>,
+}
+
+impl Copied {
+    fn new(pool: &Pool, capacity: usize) -> Self {
+        let buffer = pool.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(capacity));
+        Self { buffer, pool: Some(Rc::clone(pool)) }
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        if let Some(pool) = &self.pool {
+            pool.borrow_mut().push(std::mem::take(&mut self.buffer));
+        }
+    }
+}
+
+/// A request that waits for its answer. Handles can be kept and answered in any order, also after others that came later.
+///
+/// Dropping one without an answer ends the client's call with [`CallFailed::Dropped`](crate::CallFailed::Dropped).
+pub struct RecvHandle {
+    inner: crate::RecvHandle<Message, Message>,
+    copy: Copied,
+    areas: Areas,
+}
+
+impl fmt::Debug for RecvHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecvHandle").field("client", &self.client()).field("bytes", &self.data().len()).finish()
+    }
+}
+
+impl RecvHandle {
+    /// The number of the client that asks, below `max_clients`.
+    #[must_use]
+    pub fn client(&self) -> usize {
+        self.inner.client()
+    }
+
+    /// The request: a copy that the client cannot change any more.
+    #[must_use]
+    #[inline]
+    pub fn data(&self) -> &[u8] {
+        self.inner.data().inline().unwrap_or(&self.copy.buffer)
+    }
+
+    /// Answers the request, of which only the answer's bytes are copied. The client can see the answer when this returns; nothing has to be
+    /// flushed, and nothing can be full.
+    ///
+    /// # Errors
+    /// [`ReplyError`]: the client left or died meanwhile and the server knows; or the answer is too long, and the request comes back.
+    #[inline]
+    pub fn reply(self, response: &[u8]) -> Result<(), ReplyError> {
+        let max = self.areas.most.response;
+        if response.len() > max {
+            return Err(ReplyError::TooLarge { request: self, bytes: response.len(), max });
+        }
+        let Self { inner, areas, .. } = self;
+        let (client, slot) = (inner.client(), inner.slot());
+        // SAFETY: the response is not too long, and it is called while the client waits for it.
+        inner.reply_with(|| unsafe { areas.write_response(client, slot, response) })?;
+        Ok(())
+    }
+}
