@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use shm::membership::{CallFailed, SessionEnd};
 
 use crate::conformance::{Refused, Rpc};
+use crate::support::PATIENCE;
 
 /// The right answer.
 pub fn answer(number: u64) -> u64 {
@@ -40,6 +41,11 @@ impl<R: Rpc> Caller<R> {
             Err(Refused::Full(..) | Refused::Ended(_, _, SessionEnd::ServerGone)) => false,
             Err(other) => panic!("call {number}: {other:?}"),
         }
+    }
+
+    /// Sleeps until there is something to poll for; false if that takes too long.
+    pub fn sleep(&mut self) -> bool {
+        R::wait(&mut self.client, Some(PATIENCE))
     }
 
     pub fn waiting(&self) -> usize {

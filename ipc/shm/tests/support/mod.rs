@@ -2,7 +2,7 @@
 //! file that uses helpers has a test `helper_process` that plays the role [`role`] names, and does nothing without one.
 #![allow(unreachable_pub, dead_code, reason = "not every test file uses all of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
-#![allow(clippy::print_stdout, reason = "helper processes talk to their test through it")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "helper processes talk to their test through it")]
 
 mod limits;
 
@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use shm::dir::Dir;
@@ -35,6 +36,9 @@ pub fn unseal(block: &Block) -> u64 {
 
 /// How long a test waits for something that takes milliseconds. Nothing is asserted about time but this.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A hang of a test with many processes; nothing there takes long.
+const HANG: Duration = Duration::from_secs(300);
 
 /// A directory of regions that is removed at the end of the test.
 #[derive(Debug)]
@@ -167,9 +171,22 @@ pub fn is_over() -> bool {
 pub fn role() -> Option<(String, Dir)> {
     let role = std::env::var("SHM_TEST_ROLE").ok()?;
     // SAFETY: no pointers are involved.
-    unsafe { libc::alarm(60 * scale()) };
+    unsafe { libc::alarm(120 * scale()) };
     let path = PathBuf::from(std::env::var_os("SHM_TEST_DIR").unwrap());
     Some((role, Dir::open(Some(&path)).unwrap()))
+}
+
+/// Runs a test, and ends the process if it hangs.
+pub fn limited(test: impl FnOnce()) {
+    let (ended, end) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if end.recv_timeout(HANG * scale()) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("watchdog: the test hangs");
+            std::process::abort();
+        }
+    });
+    test();
+    drop(ended);
 }
 
 /// How often the calling thread has given its core away by its own will.

@@ -1,4 +1,4 @@
-//! Processes killed at random moments, and stopped and continued: clients of a server that lives, and servers with clients that live. The
+//! Processes that poll and sleep by turns, killed at random moments, and stopped and continued: clients of a server that lives, and servers with clients that live. The
 //! survivors neither hang nor lose an answer nor get one twice; seats can be taken again; the next server starts; nothing is left.
 //!
 //! A test file calls `storm!` with its implementation of [`Rpc`].
@@ -65,11 +65,12 @@ fn client<R: Rpc>(dir: &Dir) {
 
 /// Until the server is gone, or the test hung up and all answers are there.
 fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, random: &mut fastrand::Rng) {
-    let (mut depth, mut ends, mut progress) = (1, false, Instant::now());
+    let (mut depth, mut sleeps, mut ends, mut progress) = (1, false, false, Instant::now());
     for round in 0u64.. {
         if round % 64 == 0 {
             ends = ends || is_over();
             depth = random.usize(1..=DEPTH);
+            sleeps = random.bool();
         }
         while !ends && caller.waiting() < depth && caller.try_call(*number) {
             *number += 1;
@@ -78,7 +79,11 @@ fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, random: &mut fastra
             Ok(0) if caller.is_idle() => {}
             Ok(0) => {
                 assert!(progress.elapsed() < PATIENCE, "{} calls hang", caller.waiting());
-                std::thread::yield_now();
+                if sleeps {
+                    assert!(caller.sleep(), "{} calls hang", caller.waiting());
+                } else {
+                    std::thread::yield_now();
+                }
                 continue;
             }
             Ok(_) => {}
@@ -129,7 +134,9 @@ impl<R: Rpc> Serving<R> {
             self.late += u64::from(!R::reply(&mut self.server, request, answer(number)));
             is_idle = false;
         }
-        if is_idle {
+        if is_idle && self.random.bool() {
+            R::serve_wait(&mut self.server, Some(Duration::from_micros(100)));
+        } else if is_idle {
             std::thread::yield_now();
         }
     }
@@ -308,12 +315,16 @@ macro_rules! storm {
 
         #[test]
         fn clients_killed_at_random_moments_disturb_nobody() {
-            storm::clients_killed_at_random_moments_disturb_nobody::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-clients"));
+            support::limited(|| {
+                storm::clients_killed_at_random_moments_disturb_nobody::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-clients"))
+            });
         }
 
         #[test]
         fn servers_killed_at_random_moments_are_replaced() {
-            storm::servers_killed_at_random_moments_are_replaced::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-servers"));
+            support::limited(|| {
+                storm::servers_killed_at_random_moments_are_replaced::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-servers"))
+            });
         }
     };
 }

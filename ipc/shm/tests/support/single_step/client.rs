@@ -57,11 +57,19 @@ pub fn process<R: Rpc>(dir: &Dir) {
                 marker();
                 called.unwrap();
             }
+            // Its error is permanent.
             "poll" => {
                 marker();
-                let polled = R::poll(client, |number, outcome| ended.push((number, outcome)));
+                let _ = R::poll(client, |number, outcome| ended.push((number, outcome)));
                 marker();
-                polled.unwrap();
+            }
+            // Until the server is gone.
+            "end" => {
+                while R::poll(client, |number, outcome| ended.push((number, outcome))).is_ok() {
+                    std::thread::yield_now();
+                }
+                hello(&words(&ended));
+                ended.clear();
             }
             // Until so many calls have ended; and then none ends once more.
             "settle" => {
@@ -267,6 +275,37 @@ pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     stepped.kill();
     house.seats_are_free();
     house.end();
+}
+
+/// Stopped at an instruction of a poll, while the server answers and then ends: the answer counts.
+pub fn stop_at_the_end<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
+    let scratch = Scratch::new(name);
+    let mut stepped = start("client", &scratch, unit);
+    let mut round = |point: Option<usize>| {
+        let mut server = R::create(&scratch.dir(), SEATS, DEPTH);
+        stepped.through("connect 0");
+        stepped.through("call 1");
+        R::serve_poll(&mut server);
+        let (request, number) = R::recv(&mut server).unwrap();
+        stepped.stand(&format!("{} 0", verb.order()));
+        let steps = point.is_none().then(|| stepped.count());
+        let inside = point.is_some_and(|point| stepped.step(point));
+        assert!(R::reply(&mut server, request, answer(number)));
+        drop(server);
+        if inside {
+            stepped.finish();
+        }
+        stepped.resume();
+        stepped.tell("end 1");
+        assert_eq!(stepped.hear(), words(&[(1, Ok(answer(1)))]), "stopped at {point:?}");
+        stepped.through("leave 0");
+        steps
+    };
+    let mut points = points(round(None).unwrap());
+    for point in points.by_ref() {
+        round(Some(point));
+    }
+    println!("client, poll at the server's end: {}, {} stops, 0 answers lost", points.of(unit), points.taken);
 }
 
 /// Killed at an instruction while others go on.

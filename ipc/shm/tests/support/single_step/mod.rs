@@ -3,39 +3,28 @@
 //! a request of a killed client is there whole or not at all; seats, and the name of a server, can be taken again.
 //!
 //! A test file calls `single_step!` with its implementation of [`Rpc`](crate::conformance::Rpc).
-#![allow(
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a test"
-)]
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 pub mod client;
 pub mod server;
 
 use std::ffi::OsStr;
-use std::sync::mpsc::RecvTimeoutError;
-use std::time::Duration;
 
 use crate::conformance::{Outcome, Rpc};
-use crate::support::{self, Scratch, scale};
+use crate::support::{self, Scratch};
 use crate::tracee::{Points, Tracee, Unit};
 
 pub const DEPTH: usize = 8;
 /// One is the stepped process's, or a passer-by's.
 pub const SEATS: usize = 3;
+/// Numbers of requests of the stepped process are above it.
+pub const STEPPED: u64 = 1 << 32;
+
 /// The steps of one test. Every one is tried once, if `SHM_TEST_SCALE` times 6 s are enough; of a verb that makes system calls, and takes
 /// thousands of instructions, as many as 1 s allows.
 pub fn points(steps: usize) -> Points {
     Points::new(steps, if steps < 2000 { 6 } else { 1 })
 }
-/// Nothing here takes long; this only ends a hang.
-const WATCHDOG: Duration = Duration::from_secs(300);
-/// Numbers of requests of the stepped process are above it.
-pub const STEPPED: u64 = 1 << 32;
 
 /// A process that can be stepped, in a role.
 pub fn start(role: &str, scratch: &Scratch, unit: Unit) -> Tracee {
@@ -43,19 +32,6 @@ pub fn start(role: &str, scratch: &Scratch, unit: Unit) -> Tracee {
     stepped.attach();
     stepped.step_by(unit);
     stepped
-}
-
-/// Runs a test, and ends the process if it hangs.
-pub fn limited(test: impl FnOnce()) {
-    let (ended, end) = std::sync::mpsc::channel::<()>();
-    std::thread::spawn(move || {
-        if end.recv_timeout(WATCHDOG * scale()) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("watchdog: the test hangs");
-            std::process::abort();
-        }
-    });
-    test();
-    drop(ended);
 }
 
 /// The stepped process. It is told, line by line, a verb and a number.
@@ -92,6 +68,7 @@ macro_rules! single_step {
             client_stopped_anywhere_in_poll_with_a_reply client::stop(PollReply, Instruction)
             client_killed_anywhere_in_poll_with_a_reply client::kill(PollReply, Instruction)
             client_stopped_anywhere_in_poll_without_a_reply client::stop(PollEmpty, Instruction)
+            client_stopped_anywhere_in_poll_when_the_server_ends client::stop_at_the_end(PollEmpty, Instruction)
             client_killed_anywhere_in_poll_without_a_reply client::kill(PollEmpty, Instruction)
             client_stopped_anywhere_in_connect client::stop(Connect, Instruction)
             client_stopped_at_any_system_call_of_connect client::stop(Connect, SystemCall)
@@ -134,7 +111,7 @@ macro_rules! single_step {
             fn $test() {
                 use single_step::$role::{$how, Verb};
                 let name = concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test));
-                single_step::limited(|| $how::<$rpc>(Verb::$verb, tracee::Unit::$unit, name));
+                support::limited(|| $how::<$rpc>(Verb::$verb, tracee::Unit::$unit, name));
             }
         )*
     };
