@@ -92,7 +92,7 @@ fn ring_with_less_words_than_clients_loses_nobodys_call() {
     let mut server = S::create(&scratch.dir(), "s", CLIENTS, 2, 4, 1).unwrap();
     let mut all: Vec<C> = (0..CLIENTS).map(|_| connect(&scratch)).collect();
     for round in 0..3 {
-        let mut served = vec![false; CLIENTS];
+        let mut served = [false; CLIENTS];
         for client in &mut all {
             client.call(round, round).unwrap();
         }

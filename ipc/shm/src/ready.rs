@@ -439,7 +439,7 @@ mod tests {
         fn one(armed: u32) -> (ReadyWords, One) {
             let words: &'static [AtomicU64] = Box::leak((0..ReadyWords::words(1)).map(|_| AtomicU64::new(0)).collect());
             // SAFETY: the words are leaked.
-            let mut ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), 1) };
+            let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), 1) };
             (ready, One { message: Arc::new(AtomicU64::new(0)), armed: Arc::new(AtomicU32::new(armed)) })
         }
 
@@ -487,7 +487,7 @@ mod tests {
         fn loom_no_wake_up_is_lost_when_the_consumer_sleeps() {
             for armed in [HOT, ARMED] {
                 loom::model(move || {
-                    let (ready, mut lanes) = one(armed);
+                    let (mut ready, mut lanes) = one(armed);
                     let sleep = Arc::new(Sleep::default());
                     let (m, a, s) = (lanes.message.clone(), lanes.armed.clone(), sleep.clone());
                     let producer = loom::thread::spawn(move || {
