@@ -162,7 +162,7 @@ pub(crate) struct Announced<'a> {
 impl Wakes for Announced<'_> {
     #[inline(always)]
     fn drain(&mut self, f: impl FnMut(usize)) {
-        if self.any() { self.take_all(f) } else { self.cursor.keep_order(&self.ring) }
+        if self.any() { self.take_all(f) } else { self.cursor.quiet(&self.ring) }
     }
 
     #[inline(always)]
@@ -188,11 +188,11 @@ pub(crate) struct Cursor {
     next: u64,
     /// Positions below are free again.
     released: u64,
-    /// Polls that found nothing, for [`Cursor::keep_order`].
+    /// Polls that found nothing.
     quiet_polls: u64,
 }
 
-/// Polls without a request between two looks for a gap.
+/// Polls that find nothing between two looks for damage.
 const POLLS_PER_PROBE: u64 = 64;
 
 impl Cursor {
@@ -226,27 +226,32 @@ impl Cursor {
         ring.tail.store(self.released, Ordering::Release);
     }
 
-    /// Puts right what only a broken client can have damaged, so that the others can go on: the next word, `tail`, and gaps. For polls that
-    /// find nothing, when everything taken is released; nearly always two loads of lines that are at hand.
-    #[inline]
-    pub(crate) fn keep_order(&mut self, ring: &Ring<'_>) {
+    /// Counts a poll that found nothing, and now and then [keeps order](Self::keep_order).
+    #[inline(always)]
+    fn quiet(&mut self, ring: &Ring<'_>) {
+        self.quiet_polls = self.quiet_polls.wrapping_add(1);
+        if self.quiet_polls % POLLS_PER_PROBE == 0 {
+            self.keep_order(ring, self.quiet_polls / POLLS_PER_PROBE % ring.depth);
+        }
+    }
+
+    /// Puts right what only a broken client can have damaged, so that the others can go on: the next word, `tail`, and a gap before the word that
+    /// many places `ahead`. For when everything taken is released.
+    #[cold]
+    fn keep_order(&mut self, ring: &Ring<'_>, ahead: u64) {
         if let (garbage, Seen::Earlier | Seen::Later) = ring.look(self.next) {
-            // Whether it succeeds or the word has changed meanwhile: the next poll looks again.
+            // Whether it succeeds or the word has changed meanwhile: a later poll looks again.
             let free = free(ring.lap(self.next));
             let _ = ring.word(self.next).compare_exchange(garbage, free, Ordering::AcqRel, Ordering::Relaxed);
         }
         if ring.tail.load(Ordering::Relaxed) != self.released {
             ring.tail.store(self.released, Ordering::Release);
         }
-        self.quiet_polls = self.quiet_polls.wrapping_add(1);
-        if self.quiet_polls % POLLS_PER_PROBE == 0 {
-            self.close_gap(ring, self.quiet_polls / POLLS_PER_PROBE % ring.depth);
-        }
+        self.close_gap(ring, ahead);
     }
 
     /// Skips free positions before one that is announced `ahead` of the next. By I1 there are none, unless garbage in the words made a client
     /// announce itself too far ahead. (Seeing it announced makes everything before it visible.)
-    #[cold]
     fn close_gap(&mut self, ring: &Ring<'_>, ahead: u64) {
         let announced = self.next.wrapping_add(ahead);
         if self.next != self.released || !matches!(ring.look(announced).1, Seen::Full(_)) {

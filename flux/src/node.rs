@@ -173,6 +173,9 @@ impl<T: Copy + Send, U> Node<T, U> {
     fn publish(&mut self, to: usize, message: Tagged<T>) {
         let Some(peer) = self.peers.get_mut(to).and_then(Option::as_mut) else { return };
         peer.tx.publish(message);
+        if peer.in_flight > 1 || !self.held.is_empty() {
+            peer.tx.fetch_ahead();
+        }
         if self.mesh.armed(self.index, to).is_some_and(|armed| peer.ready.notify_if_armed(self.index, armed))
             && let Some(sleep) = self.mesh.sleep(to)
         {

@@ -103,6 +103,9 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
         let tag = self.pending.insert(user_data).map_err(Refused::Full)?;
         // There is room: fewer than `depth` earlier calls are unanswered, and requests are taken in order.
         self.requests.publish(Tagged { tag: tag.pack(0), payload: make(tag.slot()) });
+        if self.pending.len() > 1 {
+            self.requests.fetch_ahead();
+        }
         Ok(())
     }
 

@@ -13,7 +13,11 @@
 
 use core::{fmt, marker::PhantomData, mem::MaybeUninit, ptr::NonNull};
 
+use crate::cache;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
+
+/// How far [`LaneTx::fetch_ahead`] looks ahead.
+const SLOTS_AHEAD: u64 = 3;
 
 /// One slot: the sequence word and the body, a whole number of 64 B lines. All-zero bytes are an empty slot.
 #[repr(C, align(64))]
@@ -147,6 +151,15 @@ impl<T: Copy> LaneTx<T> {
         self.next = self.next.wrapping_add(1);
         // L1
         slot.seq.store(self.next, Ordering::Release);
+    }
+}
+
+impl<T> LaneTx<T> {
+    /// Fetches the line of a message that will be published soon, which the other end has read: for a producer that has several on the way.
+    /// With one at a time it would only add to what the lines have to travel.
+    #[inline(always)]
+    pub fn fetch_ahead(&self) {
+        cache::prefetch_to_write(core::ptr::from_ref(self.slots.at(self.next.wrapping_add(SLOTS_AHEAD))).addr());
     }
 }
 

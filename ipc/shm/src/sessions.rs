@@ -228,6 +228,9 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         session.held = session.held.saturating_sub(1);
         // There is room: the client has at most `depth` unanswered calls, counting the answers it has not taken yet.
         session.responses.publish(Tagged { tag: to.tag.pack(note), payload: make() });
+        if session.held > 0 {
+            session.responses.fetch_ahead();
+        }
         if let Some(sleep) = self.table.seats.client_sleep(to.client()) {
             sleep.wake();
         }
