@@ -15,8 +15,8 @@
 //! | 192 | 8 | tail | server | same place |
 //! | 256 | 8 x ring_depth | ring words, rounded up to 64 | clients, server | was slots with the payload inside; see [`ring`](crate::ring) |
 //! | then | [`Seats::bytes`] | a line for all clients and one for each | clients, server | new |
-//! | then | S(Req) x clients x resp_depth | request slots | the client | new: payloads have left the ring |
-//! | then | S(Resp) x clients x resp_depth | response slots | server | same place in the order |
+//! | then | S(Req) x clients x resp_depth | request lanes | the client | new: payloads have left the ring |
+//! | then | S(Resp) x clients x resp_depth | response lanes | server | same place in the order |
 //!
 //! A slot is sequence @0 (the seed's `committed` and `valid`), tag @8, payload @16. The slots of client `c` are `c * resp_depth ..`, a
 //! [lane](shm::lane) in each direction: its call number `n`, counted from 0, has its request in slot `n % resp_depth` of them, and so has

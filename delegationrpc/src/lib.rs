@@ -1,9 +1,9 @@
 #![doc = include_str!("../README.md")]
 //!
 //! # The files, in the order a call passes them
-//! - `client`: writes a request into a slot of its own, announces it, and collects the reply.
-//! - `ring`: the one word per request that all clients share; its invariants.
-//! - `server`: takes requests in order, answers them in any.
+//! - `client`: calls through its lane, announces itself if the server does not look there, and collects the replies.
+//! - `ring`: the words that all clients share, in which they announce themselves; its invariants.
+//! - `server`: takes each client's requests in order, answers them in any.
 //! - `layout`, `views`: what lies where in the region, and the only place that turns offsets into addresses.
 //! - `error`: what can go wrong, one type per verb.
 

@@ -12,7 +12,7 @@
 //! | `head` | any -> a position | clients, store | a hint: where to try first |
 //! | `tail` | up | the server, store | **D3**: Release / Acquire: everything below was taken |
 //!
-//! Invariants, `lap(p) = p / depth`:
+//! Invariants, `lap(p) = p / depth` (`docs/shm-protocols.md` has them all):
 //! - **I1** Positions are announced without gaps: a client announces `p` only after it saw `p - 1` announced or taken in the lap before, or
 //!   started at `tail` and saw every position from there to `p`. So the server, going up, misses none.
 //! - **I2** `head` and `tail` are only hints to a client: whatever they hold (a stopped client may store an old `head` much later, a broken
@@ -20,7 +20,7 @@
 //! - **I3** The lap in a word has 51 bits, so no CAS is fooled by a word of another lap.
 //! - **I4** Garbage that a broken client writes into words, `head` or `tail` is put right by the server as it comes by
 //!   ([`Cursor::keep_order`]). An announcement that is lost to it, or that found the ring full, leaves the flag down, which the server finds
-//!   when it goes round the seats ([`HotSet::mend`](shm::ready::HotSet::mend)): it costs a delay, and no call.
+//!   when it goes round the seats (R4, [`HotSet::mend`](shm::ready::HotSet::mend)): it costs a delay, and no call.
 
 use std::fmt;
 use std::marker::PhantomData;

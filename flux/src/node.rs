@@ -6,6 +6,8 @@
 //!   than `F` are calls: one of them was answered, so `b` took it, and all before it. Or more than `F` are replies: `b` made a later call
 //!   with fewer than `F` others unanswered, after it had taken one of them, and all before it. Either way what `a` received from `b` by the
 //!   lane's L1 pairing happened after `b` was done with the slot.
+//! - **M3** `closed` is stored (Release) after a node's last message and loaded (Acquire) before its lane is emptied for the last time, so
+//!   what a node answered before it was dropped counts.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -101,7 +101,7 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
             return Err(Refused::Ended(user_data, end));
         }
         let tag = self.pending.insert(user_data).map_err(Refused::Full)?;
-        // There is room: fewer than `depth` earlier calls are unanswered, and requests are taken in order.
+        // L3: there is room, as fewer than `depth` earlier calls are unanswered, and requests are taken in order.
         self.requests.publish(Tagged { tag: tag.pack(0), payload: make(tag.slot()) });
         if self.pending.len() > 1 {
             self.requests.fetch_ahead();
@@ -133,7 +133,7 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
         for _ in 0..self.depth() {
             let Some(response) = self.responses.pop() else { break };
             let (tag, note) = Tag::unpack(response.tag);
-            // A tag that is not outstanding is a confused server's; it ends nobody's call.
+            // C5: a tag that is not outstanding is a confused server's; it ends nobody's call.
             let Some(user_data) = self.pending.take(tag) else { continue };
             ended += 1;
             f(user_data, if note == ANSWERED { Ok((tag.slot(), response.payload)) } else { Err(CallFailed::Dropped) });

@@ -6,8 +6,8 @@
 //! | `Seat::session` taken or left -> evicted or free | server | clients | **C2**: Release store or CAS / Acquire load: the seat's memory is reset |
 //! | `departures` | clients `fetch_add` after leaving | server | **C3**: Release / Acquire: the departed seat is seen |
 //!
-//! A client takes the byte lock `1 + seat` of the region's file first and the seat second, so a taken seat whose lock is free belongs to
-//! a dead client. A client stopped or killed at any instruction affects its own seat only, and only the server makes a seat free again,
+//! **C4**: a client takes the byte lock `1 + seat` of the region's file first and the seat second, so a taken seat whose lock is free belongs
+//! to a dead client. A client stopped or killed at any instruction affects its own seat only, and only the server makes a seat free again,
 //! after it has dealt with what the client left. (A client whose own process opens and closes the region's file by other means loses
 //! its lock, is taken for dead, and finds itself [disconnected](Seats::holds).)
 

@@ -54,7 +54,7 @@ impl Header {
         self.robust.owner_died() || self.is_closed()
     }
 
-    /// Whether the owner closed the region. Acquire: what the owner wrote before closing is visible.
+    /// Whether the owner closed the region. Acquire (O3): what the owner wrote before closing is visible.
     #[inline(always)]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire) != 0
@@ -89,7 +89,7 @@ impl Claim {
         }))
     }
 
-    /// Proof of death needs both: the lock free, which another part of the process may have caused by closing the file, and the
+    /// O2: proof of death needs both: the lock free, which another part of the process may have caused by closing the file, and the
     /// word, which the end of a mere thread may have caused (or the owner's own good-bye).
     pub(crate) fn is_dead(&self, file: &LockFile) -> bool {
         (self.owner_died || self.closed) && !file.is_held(OWNER_BYTE)

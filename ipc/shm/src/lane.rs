@@ -9,7 +9,7 @@
 //! | `Slot::seq` | producer | consumer | **L1**: Release store / Acquire load, guards `body` for the consumer |
 //! | `consumed` (the user's, anywhere) | consumer | producer | **L2**: Release store / Acquire load, guards `body` for its reuse |
 //!
-//! A protocol in which a reply proves that the slot is free (at most `capacity` unanswered requests) needs no `consumed` word.
+//! **L3**: a protocol in which a reply proves that the slot is free (at most `capacity` unanswered requests) needs no `consumed` word.
 
 use core::{fmt, marker::PhantomData, mem::MaybeUninit, ptr::NonNull};
 

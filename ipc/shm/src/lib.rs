@@ -7,7 +7,7 @@
 //! - [`region`]: named memory that appears whole and whose owner's death is noticed (its `header`, with the `robust` word, is private).
 //! - [`memfd`]: bulk memory that peers find through `/proc` and that leaves nothing behind.
 //! - [`sync`]: atomics (loom's under `--cfg loom`) and the asymmetric barrier pair.
-//! - [`lane`]: one producer, one consumer, lap-stamped slots: the only ring in the workspace.
+//! - [`lane`]: one producer, one consumer, lap-stamped slots.
 //! - [`ready`]: polling thousands of lanes at the price of the busy ones.
 //! - [`clients`]: a server's clients: seats with generations, their holders' deaths noticed.
 //! - [`membership`]: a client's side of that: its seat, and whether there is still a server.

@@ -3,7 +3,7 @@
 //! POSIX locks (`F_SETLK`) and not OFD locks, because a forked child keeps an OFD lock alive after its owner's
 //! death. Their price is two traps, which this file closes:
 //! - closing *any* descriptor of a file drops *all* locks this process has on it. So a process opens a file
-//!   exactly once: a registry keyed by (device, inode) hands out the one descriptor. A file's identity is looked
+//!   exactly once (O4): a registry keyed by (device, inode) hands out the one descriptor. A file's identity is looked
 //!   up through an `O_PATH` descriptor, whose closing drops nothing.
 //! - `F_GETLK` does not report the locks of the asking process. So the registry remembers them; in a forked child, which has a copy of
 //!   the registry and none of the locks, it forgets them.

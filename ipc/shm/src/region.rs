@@ -1,9 +1,9 @@
 //! A named piece of shared memory that appears whole, and whose owner's death is noticed and cleaned up after.
 //!
-//! The file is made without a name (`O_TMPFILE`), gets its space, its lock, its header and its contents, and only then its name.
+//! **O1**: the file is made without a name (`O_TMPFILE`), gets its space, its lock, its header and its contents, and only then its name.
 //! So whoever can open it sees a finished region, and an owner killed half-way leaves nothing.
 //!
-//! **Death.** The owner holds the record lock of byte 0 ([`crate::lock`]) and a robust futex word; the kernel drops the first and marks
+//! **O2**: the owner holds the record lock of byte 0 ([`crate::lock`]) and a robust futex word; the kernel drops the first and marks
 //! the second when it ends, `SIGKILL` included. Each alone can lie: the lock is lost when another part of the process opens and closes
 //! the file, the word is marked when the *thread* that created the region ends. Dead is an owner of which both say so (or that said
 //! good-bye and has let go of the lock). Noticed within about a millisecond of the `SIGKILL`.
@@ -149,6 +149,7 @@ impl Region {
         let header = unsafe { header.as_ref() };
         // SAFETY: zeroed and not shared yet; `drop` below unlocks it, or leaves its page mapped for good.
         unsafe { header.robust.lock_new() }.map_err(io_error)?;
+        // O1
         header.magic.store(MAGIC, Ordering::Release);
         let Fresh { file, lock, temporary } = fresh;
         let name = name.to_owned();
@@ -270,6 +271,7 @@ impl Drop for Region {
             return;
         }
         // Once closed and unlocked, anybody may remove the name. So it is taken away before the lock goes, with the fields below.
+        // O3
         self.header().closed.store(1, Ordering::Release);
         let _ = self.dir.unlink_if_same(&self.name, &self.file);
         // SAFETY: `create` locked it in this process.
@@ -326,7 +328,7 @@ fn is_valid_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(legal) && !name.starts_with('.')
 }
 
-/// Checks what the file claims and returns the number of its user bytes.
+/// O5: checks what the file claims and returns the number of its user bytes.
 fn check(file: &LockFile, path: &Path, kind: u64, min_bytes: u64) -> Result<usize, OpenError> {
     let io_error = |source| OpenError::Io { path: path.to_owned(), source };
     let path = || path.to_owned();

@@ -223,10 +223,10 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     #[inline]
     pub fn answer(&mut self, to: &Asker, note: u8, make: impl FnOnce() -> Resp) -> bool {
         let session = self.table.sessions.get_mut(to.client()).and_then(Option::as_mut);
-        // A late answer to a former holder of the seat reaches nobody.
+        // C5: a late answer to a former holder of the seat reaches nobody.
         let Some(session) = session.filter(|session| session.generation == to.generation) else { return false };
         session.held = session.held.saturating_sub(1);
-        // There is room: the client has at most `depth` unanswered calls, counting the answers it has not taken yet.
+        // L3: there is room, as the client has at most `depth` unanswered calls, counting the answers it has not taken yet.
         session.responses.publish(Tagged { tag: to.tag.pack(note), payload: make() });
         if session.held > 0 {
             session.responses.fetch_ahead();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU32, Ordering, heavy_barrier, light_barrier};
 
-/// How long a waiter sleeps at most before it looks by itself for what wakes nobody: a dead peer, or garbage in the words.
+/// W3: how long a waiter sleeps at most before it looks by itself for what wakes nobody: a dead peer, or garbage in the words.
 pub const SLICE: Duration = Duration::from_millis(100);
 /// The same where the system has no membarrier(2), so that a wake-up may be missed.
 const SHORT_SLICE: Duration = Duration::from_millis(1);
