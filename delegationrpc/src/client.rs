@@ -7,9 +7,7 @@ use shm::caller::{Caller, Refused};
 use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
 use shm::plain::Plain;
-use shm::ready::{ARMED, HOT};
 use shm::region::Region;
-use shm::sync::{Ordering, light_barrier};
 
 use crate::error::{CallError, ConnectError};
 use crate::layout::{Header, KIND};
@@ -74,26 +72,11 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
             Refused::Full(user_data) => CallError::QueueFull { request, user_data, resp_depth: self.resp_depth() },
             Refused::Ended(user_data, end) => CallError::Ended { request, user_data, end },
         })?;
-        // R1
-        light_barrier();
-        let armed = self.caller.seats().armed(self.caller.id());
-        if armed.is_some_and(|armed| armed.load(Ordering::Relaxed) == ARMED) {
-            self.announce();
-        }
-        Ok(())
-    }
-
-    /// Tells the server, which does not poll this client's lane, to do so.
-    #[cold]
-    fn announce(&self) {
         let (client, seats) = (self.caller.id(), self.caller.seats());
         if let Some(armed) = seats.armed(client) {
-            // Once is enough. If this client is stopped here, or the ring is full, the server finds the flag down (I4).
-            armed.store(HOT, Ordering::Relaxed);
+            self.ring.ring().notify_if_armed(client, armed, seats.server_sleep());
         }
-        // A full ring does not matter: see above.
-        let _ = self.ring.ring().announce(client);
-        seats.server_sleep().wake();
+        Ok(())
     }
 
     /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, or the end of the session; at most for `timeout` (`None`:

@@ -26,8 +26,9 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use shm::ready::Wakes;
-use shm::sync::{AtomicU64, Ordering};
+use shm::ready::{ARMED, HOT, Wakes};
+use shm::sleep::Sleep;
+use shm::sync::{AtomicU32, AtomicU64, Ordering, light_barrier};
 
 /// Bits of a client's number in a word.
 const CLIENT_BITS: u32 = 12;
@@ -109,6 +110,25 @@ impl<'a> Ring<'a> {
         // D1 for the server, D2 for clients.
         let word = self.word(position).load(Ordering::Acquire);
         (word, see(word, self.lap(position)))
+    }
+
+    /// Client: after publishing, tells a server that does not poll its lane, and wakes it if it sleeps.
+    #[inline(always)]
+    pub(crate) fn notify_if_armed(&self, client: usize, armed: &AtomicU32, server: &Sleep) {
+        // R1
+        light_barrier();
+        if armed.load(Ordering::Relaxed) == ARMED {
+            self.notify(client, armed, server);
+        }
+    }
+
+    #[cold]
+    fn notify(&self, client: usize, armed: &AtomicU32, server: &Sleep) {
+        // Once is enough. If this client is stopped here, or the ring is full, the server finds the flag down (I4).
+        armed.store(HOT, Ordering::Relaxed);
+        // A full ring does not matter: see above.
+        let _ = self.announce(client);
+        server.wake();
     }
 
     /// Announces `client` at the first free position. What it has to say must be published.

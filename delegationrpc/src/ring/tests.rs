@@ -174,6 +174,8 @@ mod plain {
 #[cfg(loom)]
 mod model {
     use super::*;
+    use shm::ready::{HotSet, Lanes};
+    use shm::sleep::{SLICE, Watch};
     use shm::sync::{UnsafeCell, yield_now};
 
     struct Memory {
@@ -235,6 +237,103 @@ mod model {
             taken.extend(std::iter::from_fn(|| memory.serve(&mut cursor)));
             taken.sort_unstable();
             assert_eq!(taken, [0, 1]);
+        });
+    }
+
+    /// The lanes of two clients, of which only the messages are counted.
+    struct Counted {
+        messages: [AtomicU64; 2],
+        armed: [AtomicU32; 2],
+        ring: loom::sync::Arc<Memory>,
+        server: Sleep,
+    }
+
+    impl Counted {
+        fn new(armed: [u32; 2], depth: usize) -> loom::sync::Arc<Self> {
+            let messages = [AtomicU64::new(0), AtomicU64::new(0)];
+            loom::sync::Arc::new(Self { messages, armed: armed.map(AtomicU32::new), ring: memory(depth, 0), server: Sleep::default() })
+        }
+
+        fn call(&self, client: usize) {
+            self.messages[client].fetch_add(1, Ordering::Release);
+            self.ring.ring().notify_if_armed(client, &self.armed[client], &self.server);
+        }
+
+        fn announced<'a>(&'a self, cursor: &'a mut Cursor) -> Announced<'a> {
+            Announced { ring: self.ring.ring(), cursor }
+        }
+    }
+
+    impl Lanes for &Counted {
+        fn visit(&mut self, client: usize, _: usize) -> usize {
+            self.messages[client].swap(0, Ordering::AcqRel) as usize
+        }
+        fn is_ready(&self, client: usize) -> bool {
+            self.messages[client].load(Ordering::Acquire) != 0
+        }
+        fn armed(&self, client: usize) -> Option<&AtomicU32> {
+            self.armed.get(client)
+        }
+    }
+
+    struct Idle<'a> {
+        set: &'a mut HotSet,
+        lanes: &'a Counted,
+        cursor: &'a mut Cursor,
+    }
+
+    impl Watch for Idle<'_> {
+        fn arm(&mut self) {
+            self.set.arm(&self.lanes);
+        }
+        fn look(&mut self, is_told: bool) -> bool {
+            !self.set.cool(&self.lanes, is_told) || self.lanes.announced(self.cursor).any()
+        }
+    }
+
+    /// R1, D1, W1 and W2 together. The second call finds the flag down that the first has lowered, or up again, as the server fell asleep between
+    /// them. A call that is lost is a model that does not end.
+    #[test]
+    fn no_call_is_lost_when_a_client_announces_itself_to_a_server_that_falls_asleep() {
+        for armed in [HOT, ARMED] {
+            let mut model = loom::model::Builder::new();
+            model.preemption_bound = Some(3);
+            model.check(move || {
+                let shared = Counted::new([armed, ARMED], 2);
+                let calls = shared.clone();
+                let client = loom::thread::spawn(move || (0..2).for_each(|_| calls.call(0)));
+                let (mut set, mut cursor, mut taken) = (HotSet::new(2), Cursor::default(), 0);
+                // A lane whose flag is down is one that the server polls.
+                set.mend(&&*shared, 0);
+                while taken < 2 {
+                    let mut idle = Idle { set: &mut set, lanes: &shared, cursor: &mut cursor };
+                    assert!(shared.server.wait(None, SLICE, &mut idle));
+                    taken += set.pass(&mut shared.announced(&mut cursor), &mut &*shared, || 0);
+                }
+                client.join().unwrap();
+                assert_eq!(taken, 2);
+            });
+        }
+    }
+
+    /// R4: of two clients that announce themselves in a ring of one word, one may find it full. A call that is lost is a model that does not end.
+    #[test]
+    fn no_call_is_lost_when_the_ring_is_full() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let shared = Counted::new([ARMED, ARMED], 1);
+            shared.call(0);
+            let calls = shared.clone();
+            let client = loom::thread::spawn(move || calls.call(1));
+            let (mut set, mut cursor, mut taken) = (HotSet::new(2), Cursor::default(), 0);
+            while taken < 2 {
+                taken += set.pass(&mut shared.announced(&mut cursor), &mut &*shared, || 0);
+                if !set.mend(&&*shared, 0) {
+                    yield_now();
+                }
+            }
+            client.join().unwrap();
         });
     }
 

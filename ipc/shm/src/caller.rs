@@ -109,6 +109,18 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
         Ok(())
     }
 
+    /// What a `SIGKILL` leaves in the middle of a call, for models: a request that is not published.
+    #[cfg(all(test, loom))]
+    pub(crate) fn call_half(&self, request: Req) {
+        self.requests.publish_half(Tagged { tag: 0, payload: request });
+    }
+
+    /// What a `SIGKILL` leaves, for models.
+    #[cfg(all(test, loom))]
+    pub(crate) fn die(self) {
+        self.member.die();
+    }
+
     /// Sleeps until there is something to [`poll`](Self::poll) for: an answer, or the end of the session; at most for `timeout` (`None`:
     /// without end). Returns whether there is. A server that dies is noticed within [`SLICE`] of the kernel's noticing it.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {

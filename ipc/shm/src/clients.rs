@@ -129,6 +129,18 @@ impl Seats {
         Self { head: base.cast(), count }
     }
 
+    /// One free seat, for models.
+    #[cfg(all(test, loom))]
+    pub(crate) fn leaked() -> Self {
+        #[repr(C)]
+        struct One(Head, Seat);
+        let head = Head { departures: AtomicU64::new(0), sleep: Sleep::default() };
+        let (session, armed, pid) = (AtomicU64::new(0), AtomicU32::new(0), AtomicU32::new(0));
+        let one = Box::leak(Box::new(One(head, Seat { session, armed, pid, sleep: Sleep::default() })));
+        // SAFETY: leaked, and one behind the other, as both are whole lines.
+        unsafe { Self::new(NonNull::from(one).cast(), 1) }
+    }
+
     fn head(&self) -> &Head {
         // SAFETY: contract of `new`.
         unsafe { self.head.as_ref() }

@@ -39,6 +39,18 @@ impl<T> Slot<T> {
     pub fn empty() -> Self {
         Self { seq: AtomicU64::new(0), body: UnsafeCell::new(MaybeUninit::uninit()) }
     }
+
+    /// Makes the slot empty again, for another pair of ends; nothing of its message is left.
+    ///
+    /// # Safety
+    /// Nobody uses the slot, and what makes the next ends happens after.
+    pub(crate) unsafe fn clear(&self) {
+        self.seq.store(0, Ordering::Relaxed);
+        self.body.with_mut(|p| {
+            // SAFETY: contract of this function; any bytes are a `MaybeUninit`.
+            unsafe { p.write_bytes(0, 1) };
+        });
+    }
 }
 
 impl<T> Default for Slot<T> {
@@ -155,6 +167,13 @@ impl<T: Copy> LaneTx<T> {
 }
 
 impl<T> LaneTx<T> {
+    /// [`publish`](Self::publish) as far as a producer comes that is killed in it, for models.
+    #[cfg(all(test, loom))]
+    pub(crate) fn publish_half(&self, body: T) {
+        // SAFETY: as in `publish`.
+        self.slots.at(self.next).body.with_mut(|p| unsafe { *p = MaybeUninit::new(body) });
+    }
+
     /// Fetches the line of a message that will be published soon, which the other end has read: for a producer that has several on the way.
     /// With one at a time it would only add to what the lines have to travel.
     #[inline(always)]

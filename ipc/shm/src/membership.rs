@@ -106,6 +106,12 @@ impl Membership {
         self.end
     }
 
+    /// What a `SIGKILL` leaves, for models: the lock is free, and the seat taken.
+    #[cfg(all(test, loom))]
+    pub(crate) fn die(mut self) {
+        self.session = None;
+    }
+
     /// As [`end`](Self::end), and as sure as the kernel is by now. For a client that has time: a system call, while the server may be gone.
     pub fn check(&mut self) -> Option<SessionEnd> {
         self.watch.look_next();

@@ -165,6 +165,8 @@ pub struct HotSet {
     hot: Vec<Hot>,
     is_hot: Vec<bool>,
     next: usize,
+    /// The lane that [`mend`](Self::mend) looks into next.
+    next_look: usize,
     epoch: u32,
     epoch_start_ns: u64,
     passes: u32,
@@ -189,7 +191,7 @@ impl HotSet {
     /// A set for lanes `0..lanes`, all cold. Allocates here and never again.
     #[must_use]
     pub fn new(lanes: usize) -> Self {
-        Self { hot: Vec::with_capacity(lanes), is_hot: vec![false; lanes], next: 0, epoch: 0, epoch_start_ns: 0, passes: 0 }
+        Self { hot: Vec::with_capacity(lanes), is_hot: vec![false; lanes], next: 0, next_look: 0, epoch: 0, epoch_start_ns: 0, passes: 0 }
     }
 
     /// One bounded pass: takes up the lanes that `wakes` names, visits some hot lanes, and sometimes retires idle ones.
@@ -228,13 +230,21 @@ impl HotSet {
         }
     }
 
-    /// Takes up cold lanes that are not armed, and says whether there were any. A producer may have lowered the flag to tell the consumer
-    /// once only, and then been too late to be heard, or it is garbage. A look at every lane, so do this rarely.
-    pub fn mend(&mut self, lanes: &impl Lanes) -> bool {
-        let hot_before = self.hot.len();
-        for lane in 0..self.is_hot.len() {
+    /// R4: takes up cold lanes that are not armed, and says whether there were any. A producer may have lowered the flag to tell the consumer
+    /// once only, and then been too late to be heard, or it is garbage. Besides looks into `looks` of the lanes, in turn: what told of
+    /// them may have been overwritten. Costs a line of each lane's `armed` and each look, so do this rarely.
+    pub fn mend(&mut self, lanes: &impl Lanes, looks: usize) -> bool {
+        let (hot_before, count) = (self.hot.len(), self.is_hot.len());
+        for lane in 0..count {
             let is_armed = lanes.armed(lane).is_none_or(|armed| armed.load(Ordering::Relaxed) == ARMED);
             if !is_armed && self.is_hot.get(lane) == Some(&false) {
+                self.heat(lane, lanes);
+            }
+        }
+        for _ in 0..looks.min(count) {
+            let lane = self.next_look % count;
+            self.next_look = lane + 1;
+            if self.is_hot.get(lane) == Some(&false) && lanes.is_ready(lane) {
                 self.heat(lane, lanes);
             }
         }

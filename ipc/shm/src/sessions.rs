@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use crate::clients::{Patrol, Seats};
+use crate::clients::{LOOKS_PER_ROUND, Patrol, Seats};
 use crate::lane::{LaneRx, LaneTx, Slot};
 use crate::lock::LockFile;
 use crate::pending::{Tag, Tagged};
@@ -83,10 +83,12 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// # Safety
     /// There is a client of this number, and nobody uses its lanes: it is gone, and no end of this process refers to them.
     unsafe fn reset(&self, client: usize) {
-        // SAFETY: contract of this function; zeroed bytes are empty slots.
-        unsafe {
-            self.requests_of(client).write_bytes(0, self.depth);
-            self.responses_to(client).write_bytes(0, self.depth);
+        for slot in 0..self.depth {
+            // SAFETY: contract of this function.
+            unsafe {
+                self.requests_of(client).add(slot).as_ref().clear();
+                self.responses_to(client).add(slot).as_ref().clear();
+            }
         }
     }
 }
@@ -208,7 +210,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
             bury(client);
         });
         if was_round {
-            hot.mend(&Round { table, inbox, mask: &[] });
+            hot.mend(&Round { table, inbox, mask: &[] }, LOOKS_PER_ROUND);
         }
     }
 
@@ -288,7 +290,20 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
                 unsafe { (LaneRx::new(self.lanes.requests_of(client), depth, 0), LaneTx::new(self.lanes.responses_to(client), depth, 0)) };
             *session = Some(Session { generation, requests, responses, held: 0 });
         }
-        session.as_mut().filter(|session| session.generation == generation)
+        let session = session.as_mut()?;
+        if session.generation != generation {
+            // C5: somebody has overwritten the seat. What the new holder sends would be taken for its predecessor's.
+            self.seats.evict(client, generation);
+            return None;
+        }
+        Some(session)
+    }
+
+    /// Whether the first request of a session not begun is there.
+    fn first_is_ready(&self, client: usize) -> bool {
+        // SAFETY: as in `current`; the seat is taken, so there is such a client, and nothing is consumed here.
+        let requests = unsafe { LaneRx::new(self.lanes.requests_of(client), self.lanes.depth as u64, 0) };
+        requests.is_ready()
     }
 }
 
@@ -326,9 +341,11 @@ impl<Req: Plain, Resp: Plain> Lanes for Round<'_, Req, Resp> {
     }
 
     fn is_ready(&self, client: usize) -> bool {
-        let session = self.table.sessions.get(client).and_then(Option::as_ref);
-        // A session not begun has never been visited.
-        self.table.seats.taken_by(client).is_some() && session.is_none_or(|session| session.requests.is_ready())
+        if self.table.seats.taken_by(client).is_none() {
+            return false;
+        }
+        let begun = self.table.sessions.get(client).and_then(Option::as_ref);
+        begun.map_or_else(|| self.table.first_is_ready(client), |session| session.requests.is_ready())
     }
 
     fn armed(&self, client: usize) -> Option<&AtomicU32> {
@@ -364,6 +381,9 @@ impl<Req: Plain, Resp: Plain, W: Wakes, B: FnMut(usize)> Watch for Idle<'_, Req,
             forget(client, hot, inbox, table);
             bury(client);
         });
-        hot.mend(&Round { table, inbox, mask: &[] })
+        hot.mend(&Round { table, inbox, mask: &[] }, usize::MAX)
     }
 }
+
+#[cfg(all(test, loom))]
+mod model;

@@ -1,0 +1,214 @@
+//! A whole server and its clients, one after the other on one seat, with lanes of one slot: everything is used again at once.
+//!
+//! Seats, lanes and bits are loom's. The region is a real one, for the locks that prove clients alive: the models see the kernel's part, that a
+//! process's last store comes before the end of its lock, as one atomic.
+
+use super::*;
+use crate::caller::Caller;
+use crate::dir::Dir;
+use crate::pending::ANSWERED;
+use crate::ready::ReadyWords;
+use crate::region::Region;
+use crate::sync::{AtomicBool, AtomicU64, yield_now};
+use loom::sync::Arc;
+use std::os::unix::fs::DirBuilderExt;
+
+const KIND: u64 = 1;
+
+/// A server's directory with its region, for one test.
+struct Home {
+    dir: Dir,
+    region: Region,
+}
+
+impl Home {
+    fn new(name: &str) -> std::sync::Arc<Self> {
+        let path = std::path::PathBuf::from(format!("/dev/shm/shm-model-{name}-{}", std::process::id()));
+        std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        let dir = Dir::open(Some(&path)).unwrap();
+        let region = Region::create(&dir, "r", KIND, 1, |_| {}).unwrap();
+        std::sync::Arc::new(Self { dir, region })
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(self.dir.path());
+    }
+}
+
+/// The shared memory: one seat, two lanes of one slot.
+#[derive(Clone, Copy)]
+struct Memory {
+    seats: Seats,
+    lanes: LanePairs<u64, u64>,
+    ready: ReadyWords,
+}
+
+impl Memory {
+    fn new() -> Self {
+        let slot = || NonNull::from(Box::leak(Box::new(Slot::<Tagged<u64>>::empty()))).cast();
+        let words: &'static [AtomicU64] = Box::leak((0..ReadyWords::words(1)).map(|_| AtomicU64::new(0)).collect());
+        // SAFETY: all of it is leaked; slots of one lane each, which is as many as there are clients.
+        let (lanes, ready) = unsafe { (LanePairs::new((slot(), 0), (slot(), 0), 1), ReadyWords::new(NonNull::from(words).cast(), 1)) };
+        let seats = Seats::leaked();
+        Sessions::<u64, u64>::prepare(&seats);
+        Self { seats, lanes, ready }
+    }
+
+    fn server(self) -> Sessions<u64, u64> {
+        // SAFETY: leaked, and the only server.
+        unsafe { Sessions::new(self.seats, self.lanes) }
+    }
+
+    fn join(self, home: &Home) -> Option<Caller<u64, u64, u64>> {
+        let region = Region::open(&home.dir, "r", KIND, 1).unwrap();
+        // SAFETY: the memory is leaked, and so outlives the region it should lie in.
+        unsafe { Caller::join(region, self.seats, self.lanes) }.ok()
+    }
+
+    /// What clients of ipc do after publishing.
+    fn notify(self) {
+        if self.ready.notify_if_armed(0, self.seats.armed(0).unwrap()) {
+            self.seats.server_sleep().wake();
+        }
+    }
+
+    fn call(self, caller: &mut Caller<u64, u64, u64>, request: u64) {
+        caller.call(request, |_| request).unwrap();
+        self.notify();
+    }
+
+    fn answer_to(caller: &mut Caller<u64, u64, u64>, request: u64) {
+        while caller.poll(|user, outcome| assert_eq!((user, outcome), (request, Ok((0, 10 * request))))).unwrap() == 0 {
+            yield_now();
+        }
+    }
+}
+
+/// L3: both lanes go round with every call, and what says that a slot is free again is an answer, or the next call.
+#[test]
+fn loom_a_lane_pair_of_one_slot_is_reused_by_answers() {
+    const CALLS: u64 = 3;
+    let home = Home::new("reuse");
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.max_branches = 10_000;
+    model.check(move || {
+        let memory = Memory::new();
+        let (mut server, mut wakes) = (memory.server(), memory.ready);
+        let mut caller = memory.join(&home).unwrap();
+        let client = loom::thread::spawn(move || {
+            for n in 1..=CALLS {
+                memory.call(&mut caller, n);
+                Memory::answer_to(&mut caller, n);
+            }
+            caller
+        });
+        let mut answered = 0;
+        while answered < CALLS {
+            server.pass(&mut wakes, &[], home.region.lock_file(), |_| panic!("it lives"));
+            let Some(arrived) = server.recv() else {
+                yield_now();
+                continue;
+            };
+            answered += 1;
+            assert_eq!(arrived.payload, answered);
+            assert!(server.answer(&arrived.from, ANSWERED, || 10 * answered));
+        }
+        client.join().unwrap();
+    });
+}
+
+/// How far the former client of the seat comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Joined,
+    HalfWritten,
+    Published,
+    Notified,
+    Answered,
+}
+
+/// C1 to C5: the seat of a client that is gone, wherever it was, is the next one's with empty lanes, and the answer to the former is nobody's.
+fn recover(name: &str, stage: Stage, is_killed: bool) {
+    let home = Home::new(name);
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.max_branches = 10_000;
+    model.check(move || {
+        let memory = Memory::new();
+        let (mut server, mut wakes) = (memory.server(), memory.ready);
+        let mut former = memory.join(&home).unwrap();
+        let is_dead = Arc::new(AtomicBool::new(false));
+        let (dies, also_home) = (Arc::clone(&is_dead), std::sync::Arc::clone(&home));
+        let clients = loom::thread::spawn(move || {
+            match stage {
+                Stage::Joined => {}
+                Stage::HalfWritten => former.call_half(1),
+                Stage::Published => former.call(1, |_| 1).unwrap(),
+                Stage::Notified | Stage::Answered => memory.call(&mut former, 1),
+            }
+            if stage == Stage::Answered {
+                Memory::answer_to(&mut former, 1);
+            }
+            if is_killed {
+                former.die();
+                dies.store(true, Ordering::Release);
+            } else {
+                drop(former);
+            }
+            let mut next = loop {
+                if let Some(next) = memory.join(&also_home) {
+                    break next;
+                }
+                yield_now();
+            };
+            memory.call(&mut next, 2);
+            Memory::answer_to(&mut next, 2);
+            next
+        });
+        let (mut former, mut buried) = (None, 0);
+        loop {
+            let must_look = is_dead.load(Ordering::Acquire) && buried == 0;
+            server.pass(&mut wakes, &[], home.region.lock_file(), |_| buried += 1);
+            if must_look && buried == 0 {
+                let Sessions { hot, patrol, table, inbox, .. } = &mut server;
+                let seats = table.seats;
+                patrol.check(&seats, home.region.lock_file(), 1 << 40, |client, _| {
+                    forget(client, hot, inbox, table);
+                    buried += 1;
+                });
+            }
+            let Some(arrived) = server.recv() else {
+                yield_now();
+                continue;
+            };
+            if arrived.payload == 2 {
+                assert_eq!(buried, 1);
+                let reached = former.is_some_and(|from| server.answer(&from, ANSWERED, || 10));
+                assert!(!reached, "an answer to the former client reached the next");
+                assert!(server.answer(&arrived.from, ANSWERED, || 20));
+                break;
+            }
+            assert!(arrived.payload == 1 && former.is_none() && buried == 0, "a call of the former client arrived late or twice");
+            if stage == Stage::Answered {
+                assert!(server.answer(&arrived.from, ANSWERED, || 10));
+            }
+            former = Some(arrived.from);
+        }
+        clients.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_the_next_client_of_a_seat_gets_its_own_answer_only() {
+    for stage in [Stage::Joined, Stage::HalfWritten, Stage::Published, Stage::Notified, Stage::Answered] {
+        for is_killed in [true, false] {
+            // Nobody leaves in the middle of a call.
+            if is_killed || stage != Stage::HalfWritten {
+                recover(&format!("{stage:?}-{is_killed}"), stage, is_killed);
+            }
+        }
+    }
+}
