@@ -6,106 +6,10 @@
 #[path = "../shm/tests/support/conformance/mod.rs"]
 #[macro_use]
 mod conformance;
+mod rpc_bytes;
 #[path = "../shm/tests/support/mod.rs"]
 mod support;
 
-use std::time::Duration;
-
-use conformance::{Outcome, Refused, Rpc};
-use ipc::bytes::{CallError, Client, MessageBytes, RecvHandle, ReplyError, Server};
-use ipc::{ConnectError, CreateError, Dir, SessionEnd};
-use shm::clients::JoinError;
-use shm::region::{self, OpenError, Region};
-
-struct Bytes;
-
-const LENGTHS: u64 = 121;
-const MOST: MessageBytes = MessageBytes { request: 128, response: 128 };
-
-/// A message that stands for a number, of a length that depends on it.
-fn message(number: u64) -> Vec<u8> {
-    let mut bytes = number.to_le_bytes().to_vec();
-    bytes.resize(8 + (number % LENGTHS) as usize, number as u8);
-    bytes
-}
-
-fn number(bytes: &[u8]) -> u64 {
-    let number = u64::from_le_bytes(*bytes.first_chunk().unwrap());
-    assert_eq!(bytes, message(number), "not the message that was sent");
-    number
-}
-
-impl Rpc for Bytes {
-    type Server = Server;
-    type Client = Client<u64>;
-    type Held = RecvHandle;
-
-    fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
-        match Server::create(dir, "s", clients, depth, MOST, 1) {
-            Err(CreateError::Region(region::CreateError::Exists { .. } | region::CreateError::Busy { .. })) => None,
-            created => Some(created.unwrap()),
-        }
-    }
-
-    fn connect(dir: &Dir) -> Option<Self::Client> {
-        match Client::connect(dir, "s", 1) {
-            Err(
-                ConnectError::Join(JoinError::Full { .. }) | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
-            ) => None,
-            connected => Some(connected.unwrap()),
-        }
-    }
-
-    fn serve_poll(server: &mut Self::Server) -> usize {
-        server.poll()
-    }
-
-    fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool {
-        server.wait(timeout)
-    }
-
-    fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)> {
-        server.recv().map(|request| {
-            let number = number(request.data());
-            (request, number)
-        })
-    }
-
-    fn reply(_: &mut Self::Server, held: Self::Held, response: u64) -> bool {
-        match held.reply(&message(response)) {
-            Ok(()) => true,
-            Err(ReplyError::ClientGone(_)) => false,
-            Err(other) => panic!("{other}"),
-        }
-    }
-
-    fn reject(_: &mut Self::Server, held: Self::Held) {
-        drop(held);
-    }
-
-    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<(), Refused> {
-        client.call(&message(request), user_data).map_err(|error| match error {
-            CallError::QueueFull { user_data, .. } => Refused::Full(request, user_data),
-            CallError::Ended { user_data, end } => Refused::Ended(request, user_data, end),
-            CallError::TooLarge { .. } => panic!("{error}"),
-        })
-    }
-
-    fn poll(client: &mut Self::Client, mut f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd> {
-        client.poll(|user, outcome| f(user, outcome.map(number)))
-    }
-
-    fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool {
-        client.wait(timeout)
-    }
-
-    fn id(client: &Self::Client) -> usize {
-        client.id()
-    }
-
-    fn seats(dir: &Dir) -> (Region, usize) {
-        (Region::open(dir, "s", u64::from_be_bytes(*b"ipcBYTE\x01"), 64).unwrap(), 128)
-    }
-}
+use rpc_bytes::Bytes;
 
 conformance!(Bytes);

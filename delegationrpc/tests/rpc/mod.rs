@@ -76,6 +76,22 @@ impl Rpc for Delegation {
         client.id()
     }
 
+    const WAKES: usize = 128;
+
+    fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError {
+        match Self::Server::create(dir, "s", clients, (clients * depth).next_power_of_two(), depth, 1) {
+            Err(CreateError::Region(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn connect_refused(dir: &Dir) -> OpenError {
+        match Self::Client::connect(dir, "s", 1) {
+            Err(ConnectError::Region(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+
     fn seats(dir: &Dir) -> (Region, usize) {
         // A ring of 4 words takes one line.
         (Region::open(dir, "s", u64::from_be_bytes(*b"DLGRPC\x02\x00"), 256).unwrap(), 256 + 64)

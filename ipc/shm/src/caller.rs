@@ -46,9 +46,9 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
     /// [`JoinError`].
     pub unsafe fn join(region: Region, seats: Seats, lanes: LanePairs<Req, Resp>) -> Result<Self, JoinError> {
         // SAFETY: contract of this function; the region outlives all views (see the order of the fields).
-        let member = unsafe { Membership::join(region, seats) }?;
+        let member = unsafe { Membership::join(region, seats, |seat| lanes.are_unused(seat)) }?;
         let (seat, depth) = (member.seat(), lanes.depth());
-        // SAFETY: as above. The seat is ours alone, and its lanes are zeroed: by the creation or by the server when it freed the seat.
+        // SAFETY: as above. The seat is ours alone, and its lanes are empty (C2).
         // The requests have one producer, this one; `call` publishes only while fewer than `depth` calls are unanswered, and the server
         // takes requests in order before it answers them. Any bytes are a valid response, by `Plain`.
         let (requests, responses) =

@@ -40,6 +40,11 @@ impl<T> Slot<T> {
         Self { seq: AtomicU64::new(0), body: UnsafeCell::new(MaybeUninit::uninit()) }
     }
 
+    /// Whether no message has ever been here, or it was [cleared](Self::clear) since. Nothing may be read on the strength of it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.seq.load(Ordering::Relaxed) == 0
+    }
+
     /// Makes the slot empty again, for another pair of ends; nothing of its message is left.
     ///
     /// # Safety

@@ -52,17 +52,23 @@ impl fmt::Debug for Membership {
 }
 
 impl Membership {
-    /// Takes a seat.
+    /// Takes a seat that `is_fit`. Others are given back to the server: only garbage makes a seat free that it has not made fit.
     ///
     /// # Safety
     /// `seats` lie in `region`.
     ///
     /// # Errors
     /// [`JoinError`].
-    pub unsafe fn join(region: Region, seats: Seats) -> Result<Self, JoinError> {
+    pub unsafe fn join(region: Region, seats: Seats, is_fit: impl Fn(usize) -> bool) -> Result<Self, JoinError> {
         // Registers this process for barriers, which may take long: now, and not in the first call.
         light_barrier();
-        let session = seats.join(region.lock_file())?;
+        let session = loop {
+            let session = seats.join(region.lock_file())?;
+            if is_fit(session.seat()) {
+                break session;
+            }
+            seats.leave(session);
+        };
         Ok(Self { seats, seat: session.seat(), session: Some(session), watch: OwnerWatch::default(), end: None, region })
     }
 

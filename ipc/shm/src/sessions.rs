@@ -78,6 +78,15 @@ impl<Req, Resp> LanePairs<Req, Resp> {
         unsafe { self.responses.add(client * self.response_stride).cast() }
     }
 
+    /// Whether the client has made no call yet. The first request lies in the first slot.
+    ///
+    /// # Safety
+    /// There is a client of this number.
+    pub(crate) unsafe fn are_unused(&self, client: usize) -> bool {
+        // SAFETY: contract of this function and of `new`.
+        unsafe { self.requests_of(client).as_ref().is_empty() }
+    }
+
     /// Empties both lanes of a client.
     ///
     /// # Safety

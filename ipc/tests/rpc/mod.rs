@@ -74,6 +74,22 @@ impl Rpc for Ipc {
         client.id()
     }
 
+    const WAKES: usize = 64;
+
+    fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError {
+        match Self::Server::create(dir, "s", clients, depth, 1) {
+            Err(CreateError::Region(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn connect_refused(dir: &Dir) -> OpenError {
+        match Self::Client::connect(dir, "s", 1) {
+            Err(ConnectError::Region(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+
     fn seats(dir: &Dir) -> (Region, usize) {
         (Region::open(dir, "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap(), 128)
     }

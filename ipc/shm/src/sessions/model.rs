@@ -130,8 +130,19 @@ enum Stage {
     Answered,
 }
 
+/// How it ends, and how the server learns of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Killed,
+    /// By the count of departures (C3).
+    Left,
+    /// By that or by a look at the seat (C1).
+    LeftBeforeRound,
+}
+
 /// C1 to C5: the seat of a client that is gone, wherever it was, is the next one's with empty lanes, and the answer to the former is nobody's.
-fn recover(name: &str, stage: Stage, is_killed: bool) {
+fn recover(name: &str, stage: Stage, end: End) {
+    let (is_killed, finds_left) = (end == End::Killed, end == End::LeftBeforeRound);
     let home = Home::new(name);
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
@@ -172,13 +183,17 @@ fn recover(name: &str, stage: Stage, is_killed: bool) {
         loop {
             let must_look = is_dead.load(Ordering::Acquire) && buried == 0;
             server.pass(&mut wakes, &[], home.region.lock_file(), |_| buried += 1);
-            if must_look && buried == 0 {
-                let Sessions { hot, patrol, table, inbox, .. } = &mut server;
-                let seats = table.seats;
-                patrol.check(&seats, home.region.lock_file(), 1 << 40, |client, _| {
-                    forget(client, hot, inbox, table);
-                    buried += 1;
-                });
+            let Sessions { hot, patrol, table, inbox, .. } = &mut server;
+            let (seats, file) = (table.seats, home.region.lock_file());
+            let bury = |client, _| {
+                forget(client, hot, inbox, table);
+                buried += 1;
+            };
+            // The rounds that time brings.
+            if must_look {
+                patrol.check(&seats, file, 1 << 40, bury);
+            } else if finds_left {
+                patrol.find_left(&seats, file, bury);
             }
             let Some(arrived) = server.recv() else {
                 yield_now();
@@ -204,10 +219,10 @@ fn recover(name: &str, stage: Stage, is_killed: bool) {
 #[test]
 fn loom_the_next_client_of_a_seat_gets_its_own_answer_only() {
     for stage in [Stage::Joined, Stage::HalfWritten, Stage::Published, Stage::Notified, Stage::Answered] {
-        for is_killed in [true, false] {
+        for end in [End::Killed, End::Left, End::LeftBeforeRound] {
             // Nobody leaves in the middle of a call.
-            if is_killed || stage != Stage::HalfWritten {
-                recover(&format!("{stage:?}-{is_killed}"), stage, is_killed);
+            if end == End::Killed || stage != Stage::HalfWritten {
+                recover(&format!("{stage:?}-{end:?}"), stage, end);
             }
         }
     }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
-use shm::region::Region;
+use shm::region::{self, Region};
 
 use crate::support::{self, PATIENCE, Scratch, wait_for};
 
@@ -59,8 +59,14 @@ pub trait Rpc {
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
     fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
     fn id(client: &Self::Client) -> usize;
-    /// The region of a server for one client with depth 4, and where its seats begin.
+    /// The region of a server with at most 8 calls in all, and where its seats begin.
     fn seats(dir: &Dir) -> (Region, usize);
+    /// Where the words begin by which clients tell that server that they call. They reach to the seats.
+    const WAKES: usize;
+    /// Why there is no server `s`.
+    fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError;
+    /// Why there is no client of `s`.
+    fn connect_refused(dir: &Dir) -> region::OpenError;
 }
 
 fn pair<R: Rpc>(scratch: &Scratch, clients: usize, depth: usize) -> (R::Server, R::Client) {
