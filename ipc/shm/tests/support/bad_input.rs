@@ -2,8 +2,10 @@
 //! A test file implements [`Rpc`](crate::conformance::Rpc) and calls `bad_input!` with its type.
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
+use std::ffi::{CStr, CString};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::os::unix::process::CommandExt;
 
 use shm::dir::Dir;
 use shm::membership::SessionEnd;
@@ -127,8 +129,6 @@ pub fn helper_process<R: Rpc>(_: &str) {
             serve_one::<R>(&dir);
         }
         "full" => {
-            mount_small(dir.path());
-            let dir = Dir::open(Some(dir.path())).unwrap();
             let error = R::create_refused(&dir, 8, 512);
             say(matches!(error, CreateError::NoSpace { need: SMALL.., have: 1..=SMALL, .. }));
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the failed creation left something");
@@ -148,24 +148,30 @@ fn serve_one<R: Rpc>(dir: &Dir) {
 
 const SMALL: u64 = 256 << 10;
 
-/// Mounts a small file system on `path`, for this process only.
-fn mount_small(path: &Path) {
-    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: all strings end with NUL and outlive the calls.
-    unsafe {
-        let user = libc::getuid();
-        assert_eq!(libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS), 0, "unshare: {}", std::io::Error::last_os_error());
-        // The same user inside as outside.
-        std::fs::write("/proc/self/uid_map", format!("{user} {user} 1")).unwrap();
-        let tmpfs = c"tmpfs".as_ptr();
-        let mounted = libc::mount(tmpfs, path.as_ptr(), tmpfs, 0, c"size=256k,mode=700".as_ptr().cast());
-        assert_eq!(mounted, 0, "mount: {}", std::io::Error::last_os_error());
-    }
+/// Mounts a small file system on `path`, for this process only, which must have one thread.
+fn mount_small(path: &CStr) -> io::Result<()> {
+    let done = |code| if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+    // SAFETY: no pointers are involved.
+    let (user, group, alone) = unsafe { (libc::getuid(), libc::getgid(), libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)) };
+    done(alone)?;
+    // The same user and group inside as outside.
+    std::fs::write("/proc/self/setgroups", "deny")?;
+    std::fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
+    std::fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;
+    let (tmpfs, options) = (c"tmpfs".as_ptr(), c"size=256k,mode=700".as_ptr().cast());
+    // SAFETY: all strings end with NUL and outlive the call.
+    done(unsafe { libc::mount(tmpfs, path.as_ptr(), tmpfs, 0, options) })
 }
 
 fn create_in_a_helper(role: &str, name: &str) {
     let scratch = Scratch::new(name);
-    let mut helper = Helper::start(role, &scratch);
+    let path = CString::new(scratch.path().to_str().unwrap()).unwrap();
+    let is_full = role == "full";
+    let mount = move || if is_full { mount_small(&path) } else { Ok(()) };
+    let mut helper = Helper::start_with(role, &scratch, |command| {
+        // SAFETY: it makes system calls, of a child that has the parent's memory to itself and one thread.
+        unsafe { command.pre_exec(mount) };
+    });
     assert_eq!(helper.hear(), "true", "a server that is too large is not refused as such");
     assert_eq!(helper.hear(), "true", "a small one does not serve");
     helper.tell("end");

@@ -83,14 +83,20 @@ pub struct Helper {
 impl Helper {
     /// Starts this test binary in a role, with a scratch directory.
     pub fn start(role: &str, scratch: &Scratch) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::start_with(role, scratch, |_| ())
+    }
+
+    /// As [`start`](Self::start), with changes to its command.
+    pub fn start_with(role: &str, scratch: &Scratch, change: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args(["--exact", "helper_process", "--nocapture", "--test-threads=1"])
             .env("SHM_TEST_ROLE", role)
             .env("SHM_TEST_DIR", scratch.path())
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .stdout(Stdio::piped());
+        change(&mut command);
+        let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         Self { child, lines }
     }

@@ -35,6 +35,7 @@ pub enum Refused {
 /// The end of a call, as a client sees it.
 pub type Outcome = Result<u64, CallFailed>;
 
+#[allow(dead_code, reason = "some is for bad_input only")]
 /// An RPC from `u64` to `u64` (as a [`Block`](support::Block)), with `u64` as user data.
 pub trait Rpc {
     type Server;
