@@ -5,6 +5,7 @@
 
 use harness::hist::LatencyHistogram;
 
+use crate::activity::WorkerReport;
 use crate::backend::{BackendError, Ending, IssueError, Paths};
 use crate::control::Phase;
 use crate::message::{Outcome, Request};
@@ -41,6 +42,13 @@ pub struct Counts {
     pub not_found: u64,
 }
 
+impl Counts {
+    /// Operations issued, and operations ended.
+    const fn moves(&self) -> u64 {
+        self.issued + self.completed + self.errors
+    }
+}
+
 /// Everything a client found out.
 #[derive(Debug)]
 pub struct ClientReport {
@@ -52,13 +60,15 @@ pub struct ClientReport {
     pub windows: Vec<Window>,
     /// With `--verify`.
     pub verdict: Option<Verdict>,
+    /// How its thread spent its time, and what its own connections to other ranks did.
+    pub worker: WorkerReport,
 }
 
 /// What a step has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Something was issued or ended.
-    Busy,
+    /// So many operations were issued or ended; an operation that was both counts twice.
+    Busy(usize),
     /// Nothing to do.
     Idle,
     /// Draining, and nothing is outstanding.
@@ -154,23 +164,30 @@ impl<P: Paths> Client<P> {
             let issue_ns = now_ns();
             book.count_outstanding(issue_ns);
             book.issue_all(paths, issue_ns)?;
+            paths.flush()?;
         }
-        Ok(match book.counts == before {
-            false => Step::Busy,
-            true if phase == Phase::Drain && book.in_flight() == 0 => Step::Drained,
-            true => Step::Idle,
+        Ok(match book.counts.moves() - before.moves() {
+            0 if phase == Phase::Drain && book.in_flight() == 0 => Step::Drained,
+            0 => Step::Idle,
+            moves => Step::Busy(moves as usize),
         })
     }
 
-    /// Ends the client; what is still outstanding is lost.
+    /// The way its requests take.
+    pub fn paths_mut(&mut self) -> &mut P {
+        &mut self.paths
+    }
+
+    /// Ends the client; what is still outstanding is lost. `worker` is what its thread has noted.
     #[must_use]
-    pub fn report(self) -> ClientReport {
+    pub fn report(self, worker: WorkerReport) -> ClientReport {
         let book = self.book;
         ClientReport {
             lost: book.in_flight(),
             counts: book.counts,
             windows: book.windows,
             verdict: book.spec.verifier.map(Verifier::verdict),
+            worker,
         }
     }
 }
@@ -312,6 +329,7 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
+    use crate::backend::Endpoints;
     use crate::message::Response;
     use crate::store::Shard;
     use crate::workload::{Distribution, Workload};
@@ -325,6 +343,8 @@ mod tests {
         serve: Rc<Cell<usize>>,
         ending: Option<Ending>,
     }
+
+    impl Endpoints for Loopback {}
 
     impl Paths for Loopback {
         fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
@@ -402,7 +422,7 @@ mod tests {
         steps(&mut client, &clock, Phase::Between, 5);
         steps(&mut client, &clock, Phase::Window(1), 20_000);
         drain(&mut client, &clock);
-        let report = client.report();
+        let report = client.report(WorkerReport::default());
         assert_eq!(report.counts.issued, report.counts.completed);
         assert_eq!((report.counts.errors, report.lost), (0, 0));
         let ops = |window: &Window| window.local.summary().count + window.remote.summary().count;
@@ -420,7 +440,7 @@ mod tests {
         steps(&mut client, &clock, Phase::WarmUp, 5);
         steps(&mut client, &clock, Phase::Window(0), 10_000);
         steps(&mut client, &clock, Phase::Between, 1);
-        let report = client.report();
+        let report = client.report(WorkerReport::default());
         let window = &report.windows[0];
         let span = (window.ended_ns - window.started_ns) as f64;
         let (local, remote) = (window.local.summary(), window.remote.summary());
@@ -436,7 +456,7 @@ mod tests {
         drain(&mut client, &clock);
         let waiting = usize::from(client.book.refused.is_some());
         assert_eq!(client.book.free.len() + waiting, 8, "a refused request keeps its token and nothing else does");
-        let report = client.report();
+        let report = client.report(WorkerReport::default());
         assert!(report.counts.issued >= 3 * 4999);
         assert_eq!((report.counts.completed, report.lost), (report.counts.issued, 0));
         assert_eq!(report.verdict.unwrap().failures, 0);
@@ -449,7 +469,7 @@ mod tests {
         let (clock, mut client) = (Cell::new(1), client(paths.clone(), false));
         steps(&mut client, &clock, Phase::WarmUp, 50);
         assert_eq!(paths.queue.borrow().len(), 8);
-        let report = client.report();
+        let report = client.report(WorkerReport::default());
         assert_eq!((report.counts.issued, report.lost), (8, 8), "what never ended is lost");
     }
 
@@ -461,7 +481,7 @@ mod tests {
             let (clock, mut client) = (Cell::new(1), client(paths, false));
             steps(&mut client, &clock, Phase::Window(0), 100);
             drain(&mut client, &clock);
-            let report = client.report();
+            let report = client.report(WorkerReport::default());
             assert!(report.counts.issued > 700);
             assert_eq!((report.counts.errors, report.counts.completed), (report.counts.issued, 0));
             assert_eq!(report.windows[0].errors, report.counts.errors - 8, "the last eight ended in the drain");
@@ -472,7 +492,7 @@ mod tests {
     fn one_corrupted_value_is_caught() {
         let (clock, mut client) = (Cell::new(1), client(loopback(100), true));
         steps(&mut client, &clock, Phase::WarmUp, 1000);
-        assert_eq!(client.report().verdict.unwrap().failures, 1);
+        assert_eq!(client.report(WorkerReport::default()).verdict.unwrap().failures, 1);
     }
 
     #[test]
