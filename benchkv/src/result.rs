@@ -42,6 +42,7 @@ struct Tally {
     remote_rps: f64,
     errors: u64,
     outstanding: f64,
+    carried: f64,
     local: LatencyHistogram,
     remote: LatencyHistogram,
 }
@@ -131,6 +132,7 @@ impl Tally {
         self.remote_rps += client.remote.count() as f64 * 1e9 / span_ns;
         self.errors += client.errors;
         self.outstanding += client.outstanding_ns as f64 / span_ns;
+        self.carried += client.carried_ns as f64 / span_ns;
         // Histograms of one process have the same bounds.
         let _ = self.local.merge(&client.local).and_then(|()| self.remote.merge(&client.remote));
     }
@@ -142,6 +144,7 @@ impl Tally {
             sum.remote_rps += tally.remote_rps;
             sum.errors += tally.errors;
             sum.outstanding += tally.outstanding;
+            sum.carried += tally.carried;
             sum.local.merge(&tally.local)?;
             sum.remote.merge(&tally.remote)?;
         }
@@ -247,16 +250,19 @@ pub struct LittlesLaw {
     pub outstanding: f64,
     /// Operations per second times mean latency.
     pub throughput_times_latency: f64,
-    /// Their difference over the first. An operation counts where it ends, with all of its latency, so it is not 0 where windows are not
-    /// much longer than latencies, or load has not settled.
+    /// What the windows' edges add to the second. An operation counts where it ends, with all of its latency; this is the age of what was
+    /// outstanding at the ends of windows, less that at their beginnings, over their length. Small where windows are long and load is steady.
+    pub carried: f64,
+    /// How far the first is from the sum of the others, over the first. What a client ends in time and books rightly leaves nothing but the
+    /// precision of the histograms.
     pub deviation: f64,
 }
 
 impl LittlesLaw {
-    fn new(outstanding: f64, rps: f64, latency_ns: f64) -> Self {
+    fn new(outstanding: f64, rps: f64, latency_ns: f64, carried: f64) -> Self {
         let throughput_times_latency = rps * latency_ns / 1e9;
-        let deviation = (throughput_times_latency - outstanding).abs() / outstanding.max(f64::MIN_POSITIVE);
-        Self { outstanding, throughput_times_latency, deviation }
+        let deviation = (throughput_times_latency + carried - outstanding).abs() / outstanding.max(f64::MIN_POSITIVE);
+        Self { outstanding, throughput_times_latency, carried, deviation }
     }
 }
 
@@ -411,7 +417,7 @@ impl JobResult {
             latency_ns,
             local_latency_ns: all.local.summary(),
             remote_latency_ns: all.remote.summary(),
-            littles_law: LittlesLaw::new(all.outstanding * per_run, local_rps + remote_rps, latency_ns.mean),
+            littles_law: LittlesLaw::new(all.outstanding * per_run, local_rps + remote_rps, latency_ns.mean, all.carried * per_run),
             unix_echo: conditions.unix_echo.into_iter().map(baseline).collect(),
             runs,
             per_rank,

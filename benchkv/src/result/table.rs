@@ -20,8 +20,9 @@ impl fmt::Display for JobResult {
             writeln!(f, "{transport}")?;
         }
         let law = self.littles_law;
-        let (product, apart) = (law.throughput_times_latency, law.deviation * 100.0);
-        writeln!(f, "Little's law: {:.1} outstanding, throughput x latency {product:.1}, {apart:.1} % apart", law.outstanding)?;
+        let (outstanding, product, apart) = (law.outstanding, law.throughput_times_latency, law.deviation * 100.0);
+        write!(f, "Little's law: {outstanding:.1} outstanding, throughput x latency {product:.1}, ")?;
+        writeln!(f, "carried over the edges of windows {:.1}: {apart:.1} % apart", law.carried)?;
         for EchoBaseline { echo, remote_ratio } in &self.unix_echo {
             let (rps, p50) = (rate(echo.rps), nanos(echo.latency_ns.p50 as f64));
             writeln!(f, "Unix-socket echo, depth {}: {rps}, p50 {p50}; remote operations are {remote_ratio:.1} x that", echo.depth)?;

@@ -29,7 +29,15 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
         histogram
     };
     let outstanding_ns = u128::from((local + remote) * 1_000_000);
-    let window = Window { started_ns: 5, ended_ns: 5 + SECOND, outstanding_ns, local: record(local), remote: record(remote), errors: 1 };
+    let window = Window {
+        started_ns: 5,
+        ended_ns: 5 + SECOND,
+        outstanding_ns,
+        carried_ns: 0,
+        local: record(local),
+        remote: record(remote),
+        errors: 1,
+    };
     let completed = 2 * (local + remote) + 10;
     ClientReport {
         counts: Counts { issued: completed + 3, completed, errors: 2, not_found: 4 },
@@ -141,7 +149,7 @@ fn the_table_shows_both_ranks_percentiles_and_the_baseline() {
 
 #[test]
 fn littles_law_shows_how_far_its_sides_are_apart() {
-    let law = LittlesLaw::new(50.0, 1e6, 45_000.0);
-    assert!((law.throughput_times_latency - 45.0).abs() < 1e-9 && (law.deviation - 0.1).abs() < 1e-9, "{law:?}");
-    assert_eq!(LittlesLaw::new(0.0, 0.0, 0.0).deviation, 0.0);
+    let law = LittlesLaw::new(50.0, 1e6, 45_000.0, 2.0);
+    assert!((law.throughput_times_latency - 45.0).abs() < 1e-9 && (law.deviation - 0.06).abs() < 1e-9, "{law:?}");
+    assert_eq!(LittlesLaw::new(0.0, 0.0, 0.0, 0.0).deviation, 0.0);
 }
