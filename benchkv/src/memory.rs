@@ -133,9 +133,10 @@ mod tests {
 
     #[test]
     fn it_grows_with_ranks_squared_and_with_what_is_asked_for() {
-        let base = memory("--backend direct --ranks 4").connections_bytes;
-        assert!(memory("--backend direct --ranks 16").connections_bytes > 3 * 4 * base);
-        assert!(memory("--backend direct --ranks 4 --ring-size 1048576").connections_bytes > 8 * base);
+        let of = |args: &str| memory(&format!("--backend direct {args}")).connections_bytes;
+        let base = of("--ranks 32");
+        assert!(of("--ranks 64") > 3 * base && of("--ranks 32 --client-threads 4") > 3 * base);
+        assert!(of("--ranks 32 --ring-size 1048576") > 8 * base);
         let stores = memory("--ranks 3 --key-range 1000000 --verify=false").stores_bytes;
         assert_eq!(stores, 3 * 16 * 1_000_000);
         assert!(memory("--verify=false").clients_bytes < memory("--verify").clients_bytes);

@@ -20,7 +20,7 @@ use shm::wait::Waiter;
 use thiserror::Error;
 
 use crate::activity::{ActivityLog, WorkerReport};
-use crate::backend::{Backend, BackendError, Daemon, Endpoints, Paths, Peer, Worker};
+use crate::backend::{Backend, BackendError, Daemon, Endpoints, Paths, Records, Worker};
 use crate::client::{Client, ClientReport, ClientSpec, Step};
 use crate::control::{Control, Phase};
 use crate::options::Options;
@@ -99,14 +99,14 @@ enum News {
 /// A worker's side of the set-up.
 struct Post {
     tell: Sender<News>,
-    mailbox: Receiver<Vec<(Peer, Vec<u8>)>>,
+    mailbox: Receiver<Records>,
 }
 
 /// The main thread's side of the set-up.
 struct Assembly {
     tell: Sender<News>,
     news: Receiver<News>,
-    mailboxes: HashMap<Worker, Sender<Vec<(Peer, Vec<u8>)>>>,
+    mailboxes: HashMap<Worker, Sender<Records>>,
     records: Vec<Record>,
 }
 

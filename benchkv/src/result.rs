@@ -42,6 +42,7 @@ struct Tally {
     remote_rps: f64,
     errors: u64,
     outstanding: f64,
+    waited: f64,
     carried: f64,
     local: LatencyHistogram,
     remote: LatencyHistogram,
@@ -132,6 +133,8 @@ impl Tally {
         self.remote_rps += client.remote.count() as f64 * 1e9 / span_ns;
         self.errors += client.errors;
         self.outstanding += client.outstanding_ns as f64 / span_ns;
+        let waited_ns = [&client.local, &client.remote].map(LatencyHistogram::summary).map(|all| all.mean * all.count as f64);
+        self.waited += waited_ns.iter().sum::<f64>() / span_ns;
         self.carried += client.carried_ns as f64 / span_ns;
         // Histograms of one process have the same bounds.
         let _ = self.local.merge(&client.local).and_then(|()| self.remote.merge(&client.remote));
@@ -144,6 +147,7 @@ impl Tally {
             sum.remote_rps += tally.remote_rps;
             sum.errors += tally.errors;
             sum.outstanding += tally.outstanding;
+            sum.waited += tally.waited;
             sum.carried += tally.carried;
             sum.local.merge(&tally.local)?;
             sum.remote.merge(&tally.remote)?;
@@ -248,7 +252,7 @@ pub struct JobResult {
 pub struct LittlesLaw {
     /// Operations outstanding, integrated over time.
     pub outstanding: f64,
-    /// Operations per second times mean latency.
+    /// Operations per second times mean latency, the sum over clients.
     pub throughput_times_latency: f64,
     /// What the windows' edges add to the second. An operation counts where it ends, with all of its latency; this is the age of what was
     /// outstanding at the ends of windows, less that at their beginnings, over their length. Small where windows are long and load is steady.
@@ -259,8 +263,7 @@ pub struct LittlesLaw {
 }
 
 impl LittlesLaw {
-    fn new(outstanding: f64, rps: f64, latency_ns: f64, carried: f64) -> Self {
-        let throughput_times_latency = rps * latency_ns / 1e9;
+    fn new(outstanding: f64, throughput_times_latency: f64, carried: f64) -> Self {
         let deviation = (throughput_times_latency + carried - outstanding).abs() / outstanding.max(f64::MIN_POSITIVE);
         Self { outstanding, throughput_times_latency, carried, deviation }
     }
@@ -417,7 +420,7 @@ impl JobResult {
             latency_ns,
             local_latency_ns: all.local.summary(),
             remote_latency_ns: all.remote.summary(),
-            littles_law: LittlesLaw::new(all.outstanding * per_run, local_rps + remote_rps, latency_ns.mean, all.carried * per_run),
+            littles_law: LittlesLaw::new(all.outstanding * per_run, all.waited * per_run, all.carried * per_run),
             unix_echo: conditions.unix_echo.into_iter().map(baseline).collect(),
             runs,
             per_rank,

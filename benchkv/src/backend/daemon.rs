@@ -10,7 +10,7 @@ use super::composed::TYPE_TAG;
 use super::plan::Plan;
 use super::remote::Remote;
 use super::shards::{Hop, ShardNode, Shards};
-use super::{BackendError, Daemon, Endpoints, Peer, Worker};
+use super::{BackendError, Daemon, Endpoints, Peer, Records, Worker};
 use crate::activity::TransportReport;
 use crate::message::{Outcome, Request, Response};
 use crate::store::{Shard, owner_of};
@@ -220,7 +220,7 @@ fn answer_daemon(shards: &mut Shards<Waiting>, token: flux::Token, hop: Hop) {
 }
 
 impl Endpoints for KvDaemon {
-    fn records(&self) -> Vec<(Peer, Vec<u8>)> {
+    fn records(&self) -> Records {
         self.remote.as_ref().map_or_else(Vec::new, Remote::records)
     }
 

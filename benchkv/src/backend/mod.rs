@@ -41,10 +41,13 @@ pub trait Backend: Sync {
     fn open_client(&self, client: usize) -> Result<Self::Paths, BackendError>;
 }
 
+/// Connection records, each with the thread at the other end.
+pub type Records = Vec<(Peer, Vec<u8>)>;
+
 /// The endpoints that a daemon or client has to threads of other ranks. A thread without any leaves it at what is written here.
 pub trait Endpoints {
     /// The connection records of the endpoints, each with whom it is for.
-    fn records(&self) -> Vec<(Peer, Vec<u8>)> {
+    fn records(&self) -> Records {
         Vec::new()
     }
 

@@ -3,7 +3,7 @@
 use super::composed::TYPE_TAG;
 use super::plan::{Plan, Topology};
 use super::remote::Remote;
-use super::{BackendError, Ending, Endpoints, IssueError, Paths, Peer, Worker};
+use super::{BackendError, Ending, Endpoints, IssueError, Paths, Peer, Records, Worker};
 use crate::activity::TransportReport;
 use crate::message::{Request, Response};
 use crate::store::owner_of;
@@ -43,7 +43,7 @@ impl ClientPaths {
 }
 
 impl Endpoints for ClientPaths {
-    fn records(&self) -> Vec<(Peer, Vec<u8>)> {
+    fn records(&self) -> Records {
         self.remote.as_ref().map_or_else(Vec::new, Remote::records)
     }
 

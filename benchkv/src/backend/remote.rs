@@ -7,7 +7,7 @@ use copyrpc::{CallError, CallFailure, Context, ContextBuilder, Endpoint, Endpoin
 use zerocopy::IntoBytes;
 
 use super::plan::{Plan, Topology};
-use super::{BackendError, Peer, Worker};
+use super::{BackendError, Peer, Records, Worker};
 use crate::activity::TransportReport;
 use crate::message::{Request, Response};
 
@@ -76,7 +76,7 @@ impl<C> Remote<C> {
     }
 
     /// Connection records, each with whom it is for.
-    pub(super) fn records(&self) -> Vec<(Peer, Vec<u8>)> {
+    pub(super) fn records(&self) -> Records {
         let record = |link: &Link<C>| match &link.end {
             End::Pending(pending) => Some((link.peer, pending.local_info().encode().to_vec())),
             End::Connected(_) | End::Broken => None,

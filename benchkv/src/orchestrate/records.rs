@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::backend::{Peer, Worker};
+use crate::backend::{Peer, Records, Worker};
 
 const HEADER_BYTES: usize = 16;
 
@@ -18,7 +18,7 @@ pub(super) struct Record {
 }
 
 /// By thread: the records that other ranks made for its endpoints, each with who made it.
-pub(super) type Mail = HashMap<Worker, Vec<(Peer, Vec<u8>)>>;
+pub(super) type Mail = HashMap<Worker, Records>;
 
 pub(super) fn encode(records: &[Record]) -> Vec<u8> {
     let mut part = Vec::with_capacity(records.iter().map(|record| HEADER_BYTES + record.bytes.len()).sum());

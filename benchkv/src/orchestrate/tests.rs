@@ -9,7 +9,7 @@ use clap::Parser;
 use harness::clock::Clock;
 
 use super::*;
-use crate::backend::{Ending, IssueError};
+use crate::backend::{Ending, IssueError, Peer};
 use crate::cli::Cli;
 use crate::message::Request;
 use crate::result::{Conditions, JobResult};
@@ -190,7 +190,7 @@ fn letter(from: Peer, to: Peer) -> Vec<u8> {
     format!("{from} to {to}").into_bytes()
 }
 
-fn letters(me: Peer, peers: &[Peer]) -> Vec<(Peer, Vec<u8>)> {
+fn letters(me: Peer, peers: &[Peer]) -> Records {
     peers.iter().map(|peer| (*peer, letter(me, *peer))).collect()
 }
 
@@ -205,7 +205,7 @@ impl ChannelDaemon {
 }
 
 impl Endpoints for ChannelDaemon {
-    fn records(&self) -> Vec<(Peer, Vec<u8>)> {
+    fn records(&self) -> Records {
         letters(self.me(), &self.peers)
     }
 
@@ -216,7 +216,7 @@ impl Endpoints for ChannelDaemon {
 }
 
 impl Endpoints for ChannelPaths {
-    fn records(&self) -> Vec<(Peer, Vec<u8>)> {
+    fn records(&self) -> Records {
         letters(self.me, &self.peers)
     }
 
