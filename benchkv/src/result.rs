@@ -11,6 +11,7 @@ use thiserror::Error;
 use crate::activity::{Activity, ActivityRates, WorkerReport};
 use crate::cli::BackendKind;
 use crate::client::{ClientReport, Window};
+use crate::memory::Memory;
 use crate::options::{Options, Recorded, Sizes};
 use crate::verify::never_issued;
 
@@ -201,6 +202,8 @@ pub struct JobResult {
     pub options: Recorded,
     /// Sizes computed from them.
     pub sizes: Sizes,
+    /// What the job was expected to take of the memory.
+    pub memory: Memory,
     /// Where the threads of rank 0's host ran.
     pub placement: Plan,
     /// What latencies were measured with.
@@ -402,6 +405,7 @@ impl JobResult {
             seed: options.workload.seed,
             options: Recorded::from(options),
             sizes: options.sizes,
+            memory: options.memory,
             placement: options.plan.clone(),
             clock: conditions.clock,
             environment: conditions.environment,
