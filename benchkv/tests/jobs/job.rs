@@ -14,6 +14,9 @@ use serde_json::Value;
 
 pub(crate) const BACKENDS: [&str; 4] = ["meta", "delegation", "sharded", "direct"];
 
+/// For what does not depend on the backend: the default, and the one whose clients have endpoints.
+pub(crate) const TWO_BACKENDS: [&str; 2] = ["delegation", "direct"];
+
 /// A job as short as it can be and still do something on a loaded machine.
 pub(crate) const SHORT: [&str; 6] = ["--duration", "0.2", "--runs", "1", "--warmup", "0.1"];
 

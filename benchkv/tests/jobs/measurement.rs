@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::job::{BACKENDS, Job, SHORT, Scratch, benchkv, run, turn};
+use crate::job::{BACKENDS, Job, SHORT, Scratch, TWO_BACKENDS, benchkv, run, turn};
 
 /// Runs a short job alone; it has to be sound and to leave nothing.
 fn measure(args: &[&str]) -> Value {
@@ -84,7 +84,7 @@ fn assert_remote_by_rdma(result: &Value) {
 
 #[test]
 fn every_rank_makes_local_and_remote_operations() {
-    each(&[], |result| {
+    each_of(&TWO_BACKENDS, &[], |result| {
         assert_eq!(list(result, "per_rank").len(), 2);
         for rank in list(result, "per_rank") {
             assert!(count(rank, "local_ops") > 0 && count(rank, "remote_ops") > 0, "{rank}");
@@ -124,7 +124,7 @@ fn daemons_that_own_their_connections_need_no_other() {
 
 #[test]
 fn clients_of_a_rank_work_side_by_side() {
-    each(&["--client-threads", "2", "--queue-depth", "16"], |result| {
+    each_of(&TWO_BACKENDS, &["--client-threads", "2", "--queue-depth", "16"], |result| {
         let outstanding = number(&result["littles_law"], "outstanding");
         assert!(outstanding > 1.5 * 2.0 * 16.0, "one client per rank would explain {outstanding} operations outstanding");
     });
@@ -160,7 +160,7 @@ fn many_ranks_that_overrun_their_rings_do_not_wait_for_each_other() {
 
 #[test]
 fn all_operations_can_be_remote() {
-    each(&["--remote-ratio", "1"], |result| {
+    each_of(&TWO_BACKENDS, &["--remote-ratio", "1"], |result| {
         assert_eq!(count(result, "local_ops"), 0);
         assert!(count(result, "remote_ops") > 0);
         assert_remote_by_rdma(result);
@@ -169,7 +169,7 @@ fn all_operations_can_be_remote() {
 
 #[test]
 fn all_operations_can_be_local() {
-    each(&["--remote-ratio", "0"], |result| {
+    each_of(&TWO_BACKENDS, &["--remote-ratio", "0"], |result| {
         assert!(count(result, "local_ops") > 0);
         assert_eq!((count(result, "remote_ops"), transport(result, "messages")), (0, 0));
     });
