@@ -74,6 +74,11 @@ pub struct Cli {
     #[arg(long, value_name = "BYTES", default_value = "auto")]
     pub ring_size: RingChoice,
 
+    /// Most bytes of memory that the ranks of this host may be expected to take together; a job that needs more is refused [default: what the
+    /// host has].
+    #[arg(long, value_name = "BYTES")]
+    pub memory_limit: Option<u64>,
+
     /// What a thread does that finds no work: auto is busy where every thread has a core, else yield.
     #[arg(long, value_enum, default_value_t = WaitChoice::Auto)]
     pub wait: WaitChoice,
@@ -111,6 +116,10 @@ pub enum BackendKind {
     Meta,
     /// Client to daemon 0 through one shared ring, by copyrpc to the peer.
     Delegation,
+    /// Client to the daemon of the key's number through its ring, by copyrpc to the daemon of that number, which owns the key.
+    Sharded,
+    /// Client by copyrpc to the daemon that owns the key: an endpoint for each client and remote daemon.
+    Direct,
 }
 
 /// What `--wait` asks for.
@@ -215,7 +224,7 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         for (args, known) in [
-            ("--backend tcp", "meta, delegation"),
+            ("--backend tcp", "meta, delegation, sharded, direct"),
             ("--wait sleep", "auto, busy, yield"),
             ("--device eth0", "auto, soft, verbs, mlx5_N[:PORT]"),
         ] {

@@ -9,12 +9,16 @@
 //! - [`backend`]: the seam to the transports: what a topology provides.
 //! - [`store`]: the shard that a daemon serves.
 //! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
+//! - [`activity`]: how the threads spent their time.
+//! - [`memory`]: what a job will take of it.
 //! - [`result`]: what all ranks measured, as a table and as JSON.
 
+pub mod activity;
 pub mod backend;
 pub mod cli;
 pub mod client;
 pub mod control;
+pub mod memory;
 pub mod message;
 pub mod options;
 pub mod orchestrate;

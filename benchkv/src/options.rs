@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use harness::affinity::{self, AffinityError, Plan, Threads};
 use harness::device::DeviceChoice;
+use harness::environment::Environment;
 use harness::launcher::Launch;
 use harness::report::{self, JsonSink};
 use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
+use crate::backend::plan::Topology;
 use crate::cli::{BackendKind, Cli, Fault, RingChoice, WaitChoice};
+use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
 use crate::store::Shard;
 use crate::workload::{Distribution, Workload};
@@ -43,12 +46,15 @@ pub enum OptionError {
     /// The cores cannot be used as asked.
     #[error("--pin: {0}")]
     Pin(#[from] AffinityError),
+    /// The job would not fit.
+    #[error(transparent)]
+    Memory(#[from] OverLimit),
 }
 
 /// Sizes computed from the options; printed before the start and recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// Bytes of each ring of a connection between ranks. `auto`: the power of two not below 4 x operations in flight x padded message.
+    /// Bytes of each ring of a connection between ranks. `auto`: the power of two not below 4 x operations in flight on it x padded message.
     pub ring_bytes: u64,
     /// Slots of the delegation ring: the power of two not below all operations of the rank's clients, at least 1024.
     pub ring_slots: usize,
@@ -59,15 +65,17 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    fn compute(ring: RingChoice, ranks: usize, clients: usize, queue_depth: usize) -> Self {
-        let in_flight = clients * queue_depth;
+    fn compute(ring: RingChoice, topology: &Topology, queue_depth: usize) -> Self {
+        let in_flight = topology.clients * queue_depth;
+        // A client's own connection carries what that client has in flight, any other what all clients of the rank have.
+        let in_flight_per_ring = if topology.kind == BackendKind::Direct { queue_depth } else { in_flight };
         // The header of 12 bytes is copyrpc's; messages are padded to 32.
         let padded_message = (12 + size_of::<Request>()).next_multiple_of(32);
         let ring_bytes = match ring {
             RingChoice::Bytes(bytes) => bytes,
-            RingChoice::Auto => ((4 * in_flight * padded_message) as u64).next_power_of_two().max(*RING_BYTES.start()),
+            RingChoice::Auto => ((4 * in_flight_per_ring * padded_message) as u64).next_power_of_two().max(*RING_BYTES.start()),
         };
-        let flux_in_flight = (ranks * in_flight).next_power_of_two().clamp(256, 65_536);
+        let flux_in_flight = (topology.ranks * in_flight).next_power_of_two().clamp(256, 65_536);
         Self {
             ring_bytes,
             ring_slots: in_flight.next_power_of_two().max(1024),
@@ -98,6 +106,8 @@ pub struct Options {
     pub workload: Workload,
     /// Computed sizes.
     pub sizes: Sizes,
+    /// What all ranks will take of the memory.
+    pub memory: Memory,
     /// What an idle thread does.
     pub wait: WaitStrategy,
     /// Where threads run.
@@ -133,6 +143,10 @@ impl Options {
             verify: cli.verify,
             seed: cli.seed,
         };
+        let topology = Topology { kind: cli.backend, ranks: cli.ranks, daemons: cli.server_threads, clients: cli.client_threads };
+        let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
+        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs);
+        memory.check(cli.memory_limit.unwrap_or_else(|| Environment::detect().memory_bytes))?;
         let threads = Threads { ranks: cli.ranks, daemons: cli.server_threads, clients: cli.client_threads };
         let plan = Plan::new(&cli.pin, affinity::usable_cores()?, threads)?;
         let wait = match cli.wait {
@@ -150,13 +164,20 @@ impl Options {
             runs: cli.runs,
             warmup: Duration::from_secs_f64(cli.warmup),
             workload,
-            sizes: Sizes::compute(cli.ring_size, cli.ranks, cli.client_threads, cli.queue_depth),
+            sizes,
+            memory,
             wait,
             plan,
             shm_dir: cli.shm_dir,
             json: cli.json,
             fault: cli.fault,
         })
+    }
+
+    /// The threads of the job and the connections between them.
+    #[must_use]
+    pub const fn topology(&self) -> Topology {
+        Topology { kind: self.backend, ranks: self.workload.ranks, daemons: self.server_threads, clients: self.workload.clients }
     }
 
     /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
@@ -199,6 +220,7 @@ impl fmt::Display for Options {
             sizes.flux_in_flight,
             self.wait
         )?;
+        writeln!(f, "{}", self.memory)?;
         writeln!(f, "{}", self.plan)?;
         let (warmup, runs, duration) = (self.warmup, self.runs, self.duration);
         write!(f, "warm-up {warmup:?}, {} of {duration:?}", report::plural(runs, "run"))
@@ -363,7 +385,7 @@ mod tests {
     #[test]
     fn values_at_the_borders_are_legal() {
         for args in [
-            "--ranks 256 --client-threads 255",
+            "--ranks 256 --client-threads 255 --memory-limit 1099511627776",
             "--duration 0.01 --warmup 0",
             "--ring-size 4096",
             "--read-ratio 0",

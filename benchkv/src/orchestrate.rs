@@ -1,10 +1,13 @@
 //! One rank of a job: its threads, and the order of a run.
 //!
-//! Servers and endpoints, exchange of connection records, connections, clients, ready barrier over all ranks; then warm-up, R times (barrier,
+//! Servers, clients, their endpoints, exchange of connection records, connections, ready barrier over all ranks; then warm-up, R times (barrier,
 //! window), drain, barrier, stop, join. A window never includes a barrier: load goes on while ranks meet, and is not counted. Daemons run until the
 //! clients of *all* ranks have drained.
 
+mod records;
+
 use std::any::Any;
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
@@ -16,12 +19,14 @@ use harness::exchange::{Exchange, ExchangeError};
 use shm::wait::Waiter;
 use thiserror::Error;
 
-use crate::backend::{Backend, BackendError, Daemon, Paths};
+use crate::activity::{ActivityLog, WorkerReport};
+use crate::backend::{Backend, BackendError, Daemon, Endpoints, Paths, Records, Worker};
 use crate::client::{Client, ClientReport, ClientSpec, Step};
 use crate::control::{Control, Phase};
 use crate::options::Options;
-use crate::result::{DaemonReport, RankReport};
+use crate::result::RankReport;
 use crate::verify::Verifier;
+use records::Record;
 
 /// How long the slowest rank may take to make and connect its transports.
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
@@ -85,10 +90,37 @@ struct Rank<'a, B> {
 
 /// What a worker tells the main thread while it gets ready.
 enum News {
-    /// Daemon `.0` is open and has these records.
-    Open(usize, Vec<(usize, Vec<u8>)>),
-    /// A daemon or client can take part.
+    /// A worker is open and has these records.
+    Open(Vec<Record>),
+    /// A worker can take part.
     Ready,
+}
+
+/// A worker's side of the set-up.
+struct Post {
+    tell: Sender<News>,
+    mailbox: Receiver<Records>,
+}
+
+/// The main thread's side of the set-up.
+struct Assembly {
+    tell: Sender<News>,
+    news: Receiver<News>,
+    mailboxes: HashMap<Worker, Sender<Records>>,
+    records: Vec<Record>,
+}
+
+impl Assembly {
+    fn new() -> Self {
+        let (tell, news) = channel();
+        Self { tell, news, mailboxes: HashMap::new(), records: Vec::new() }
+    }
+
+    fn post_for(&mut self, worker: Worker) -> Post {
+        let (letters, mailbox) = channel();
+        self.mailboxes.insert(worker, letters);
+        Post { tell: self.tell.clone(), mailbox }
+    }
 }
 
 /// Runs this rank's part of the job and returns what it measured.
@@ -115,17 +147,19 @@ pub fn run_rank<B: Backend>(options: &Options, backend: &B, exchange: &mut dyn E
     }
 }
 
-type Worker<'scope, T> = ScopedJoinHandle<'scope, Option<T>>;
+type Thread<'scope, T> = ScopedJoinHandle<'scope, Option<T>>;
 
 impl<B: Backend> Rank<'_, B> {
     /// The order of the run, on the main thread.
     fn conduct<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, exchange: &mut dyn Exchange) -> Result<RankReport, RankError> {
         let (control, options) = (&self.control, self.options);
         let give_up = || control.is_stopped();
-        let (tell, news) = channel();
-        let daemons = self.start_daemons(scope, exchange, &tell, &news)?;
-        let clients = self.start_clients(scope, &tell)?;
-        self.await_ready(&news, clients.len(), "a client")?;
+        let mut assembly = Assembly::new();
+        let daemons = self.start(scope, &mut assembly, (0..options.server_threads).map(Worker::Daemon), Self::daemon_thread)?;
+        self.await_open(&mut assembly, daemons.len(), "a daemon")?;
+        let clients = self.start(scope, &mut assembly, (0..options.workload.clients).map(Worker::Client), Self::client_thread)?;
+        self.await_open(&mut assembly, clients.len(), "a client")?;
+        self.exchange_records(assembly, exchange)?;
         exchange.barrier(SETUP_LIMIT, &give_up)?;
 
         control.set_phase(Phase::WarmUp);
@@ -144,61 +178,35 @@ impl<B: Backend> Rank<'_, B> {
         Ok(RankReport::new(self.rank, options, clients, daemons))
     }
 
-    /// Starts the daemons and connects their endpoints to those of all other ranks.
-    fn start_daemons<'scope>(
+    /// Starts a thread for each of `workers`.
+    fn start<'scope, T: Send + 'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        exchange: &mut dyn Exchange,
-        tell: &Sender<News>,
-        news: &Receiver<News>,
-    ) -> Result<Vec<Worker<'scope, DaemonReport>>, RankError> {
-        let count = self.options.server_threads;
-        let (mut threads, mut mailboxes) = (Vec::new(), Vec::new());
-        for daemon in 0..count {
-            let (mailbox, records) = channel();
-            let tell = tell.clone();
-            threads.push(self.spawn(scope, format!("daemon-{daemon}"), move || self.daemon_thread(daemon, &tell, &records))?);
-            mailboxes.push(mailbox);
-        }
-        let mut mine = vec![None; exchange.size()];
-        let mut owners = vec![None; exchange.size()];
-        for _ in 0..count {
-            let News::Open(daemon, records) = self.next_news(news, "a daemon")? else { continue };
-            for (remote, record) in records {
-                if let (Some(slot), Some(owner)) = (mine.get_mut(remote), owners.get_mut(remote)) {
-                    (*slot, *owner) = (Some(record), Some(daemon));
-                }
-            }
-        }
-        let part = serde_json::to_vec(&mine).map_err(|_| RankError::Records { rank: self.rank })?;
-        let all = exchange.all_gather(&part, SETUP_LIMIT, &|| self.control.is_stopped())?;
-        let mut theirs: Vec<Vec<(usize, Vec<u8>)>> = vec![Vec::new(); count];
-        for (remote, part) in all.iter().enumerate() {
-            let Some(owner) = owners.get(remote).copied().flatten() else { continue };
-            let mut records: Vec<Option<Vec<u8>>> = serde_json::from_slice(part).map_err(|_| RankError::Records { rank: remote })?;
-            let for_me = records.get_mut(self.rank).and_then(Option::take).ok_or(RankError::Records { rank: remote })?;
-            if let Some(records) = theirs.get_mut(owner) {
-                records.push((remote, for_me));
-            }
-        }
-        for (mailbox, records) in mailboxes.iter().zip(theirs) {
-            // A daemon that has ended has recorded why.
-            let _ = mailbox.send(records);
-        }
-        self.await_ready(news, count, "a daemon")?;
-        Ok(threads)
+        assembly: &mut Assembly,
+        workers: impl Iterator<Item = Worker>,
+        work: fn(&Self, usize, &Post) -> Result<T, RankError>,
+    ) -> Result<Vec<Thread<'scope, T>>, RankError> {
+        let start = |worker| {
+            let post = assembly.post_for(worker);
+            let (kind, number) = match worker {
+                Worker::Daemon(number) => ("daemon", number),
+                Worker::Client(number) => ("client", number),
+            };
+            self.spawn(scope, format!("{kind}-{number}"), move || work(self, number, &post))
+        };
+        workers.map(start).collect()
     }
 
-    fn start_clients<'scope>(
-        &'scope self,
-        scope: &'scope Scope<'scope, '_>,
-        tell: &Sender<News>,
-    ) -> Result<Vec<Worker<'scope, ClientReport>>, RankError> {
-        let start = |client| {
-            let tell = tell.clone();
-            self.spawn(scope, format!("client-{client}"), move || self.client_thread(client, &tell))
-        };
-        (0..self.options.workload.clients).map(start).collect()
+    /// Gives the records of all endpoints of this rank to the other ranks, and theirs to the endpoints.
+    fn exchange_records(&self, assembly: Assembly, exchange: &mut dyn Exchange) -> Result<(), RankError> {
+        let Assembly { news, mailboxes, records: mine, .. } = assembly;
+        let parts = exchange.all_gather(&records::encode(&mine), SETUP_LIMIT, &|| self.control.is_stopped())?;
+        let mut mail = records::deliver(self.rank, &mine, &parts).map_err(|rank| RankError::Records { rank })?;
+        for (worker, mailbox) in &mailboxes {
+            // A worker that has ended has recorded why.
+            let _ = mailbox.send(mail.remove(worker).unwrap_or_default());
+        }
+        (0..mailboxes.len()).try_for_each(|_| self.next_news(&news, "a connection").map(drop))
     }
 
     /// Starts a worker whose failure or panic stops the rank.
@@ -207,7 +215,7 @@ impl<B: Backend> Rank<'_, B> {
         scope: &'scope Scope<'scope, '_>,
         thread: String,
         work: impl FnOnce() -> Result<T, RankError> + Send + 'scope,
-    ) -> Result<Worker<'scope, T>, RankError> {
+    ) -> Result<Thread<'scope, T>, RankError> {
         let name = thread.clone();
         let guarded = move || {
             let ended = catch_unwind(AssertUnwindSafe(work));
@@ -222,30 +230,33 @@ impl<B: Backend> Rank<'_, B> {
         Builder::new().name(thread.clone()).spawn_scoped(scope, guarded).map_err(|source| RankError::Thread { thread, source })
     }
 
-    fn daemon_thread(
-        &self,
-        number: usize,
-        tell: &Sender<News>,
-        mailbox: &Receiver<Vec<(usize, Vec<u8>)>>,
-    ) -> Result<DaemonReport, RankError> {
+    /// Connects the endpoints of a worker that is open. `false`: the rank has given up.
+    fn connect(&self, worker: Worker, endpoints: &mut impl Endpoints, post: &Post) -> Result<bool, RankError> {
+        let records = endpoints.records().into_iter().map(|(to, bytes)| Record { from: worker, to, bytes }).collect();
+        // The main thread hangs up only when the job is over.
+        let _ = post.tell.send(News::Open(records));
+        let Ok(records) = post.mailbox.recv() else { return Ok(false) };
+        endpoints.connect(&records)?;
+        let _ = post.tell.send(News::Ready);
+        Ok(true)
+    }
+
+    fn daemon_thread(&self, number: usize, post: &Post) -> Result<WorkerReport, RankError> {
         if let Some(core) = self.options.plan.daemon_core(self.rank, number) {
             pin_current_thread(core)?;
         }
         let mut daemon = self.backend.open_daemon(number)?;
-        // The main thread hangs up only when the job is over.
-        let _ = tell.send(News::Open(number, daemon.records()));
-        let Ok(records) = mailbox.recv() else { return Ok(DaemonReport::default()) };
-        daemon.connect(records)?;
-        let _ = tell.send(News::Ready);
-
-        let (mut waiter, mut report) = (self.options.wait.waiter(), DaemonReport::default());
+        if !self.connect(Worker::Daemon(number), &mut daemon, post)? {
+            return Ok(WorkerReport::default());
+        }
+        let mut waiter = self.options.wait.waiter();
+        let mut log = ActivityLog::new(self.options.runs, self.clock.now_ns());
         while !self.control.is_stopped() {
-            report.loops += 1;
+            log.enter(self.control.phase(), || self.clock.now_ns(), &mut daemon);
             match daemon.step() {
-                Ok(true) => waiter.busy(),
-                Ok(false) => {
-                    report.empty_loops += 1;
-                    waiter.idle(no_event);
+                Ok(moved) => {
+                    log.note(moved);
+                    if moved > 0 { waiter.busy() } else { waiter.idle(no_event) }
                 }
                 Err(failure) => {
                     // Recorded before the daemon is dropped: its clients fail as a consequence.
@@ -254,11 +265,10 @@ impl<B: Backend> Rank<'_, B> {
                 }
             }
         }
-        report.transport = daemon.transport();
-        Ok(report)
+        Ok(log.report(self.clock.now_ns(), &mut daemon))
     }
 
-    fn client_thread(&self, number: usize, tell: &Sender<News>) -> Result<ClientReport, RankError> {
+    fn client_thread(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {
         let (options, workload) = (self.options, &self.options.workload);
         if let Some(core) = options.plan.client_core(self.rank, number) {
             pin_current_thread(core)?;
@@ -267,34 +277,55 @@ impl<B: Backend> Rank<'_, B> {
         let writer = self.rank * workload.clients + number;
         let verifier = workload.verify.then(|| Verifier::new(writer as u16, workload.ranks * workload.clients, pattern.read_keys));
         let corrupt_one = options.fault.is_some() && writer == 0;
+        let mut paths = self.backend.open_client(number)?;
+        let is_wanted = self.connect(Worker::Client(number), &mut paths, post)?;
         let spec =
             ClientSpec { rank: self.rank as u16, queue_depth: options.queue_depth, runs: options.runs, pattern, verifier, corrupt_one };
-        let mut client = Client::new(spec, self.backend.connect_client(number)?);
-        let _ = tell.send(News::Ready);
+        let mut client = Client::new(spec, paths);
+        let mut log = ActivityLog::new(options.runs, self.clock.now_ns());
         let mut waiter = options.wait.waiter();
-        while !self.control.is_stopped() && self.control.phase() != Phase::Drain {
-            self.client_step(&mut client, self.control.phase(), &mut waiter)?;
+        while is_wanted && !self.control.is_stopped() && self.control.phase() != Phase::Drain {
+            self.client_step(&mut client, self.control.phase(), &mut log, &mut waiter)?;
         }
         let give_up_ns = self.clock.now_ns() + DRAIN_LIMIT.as_nanos() as u64;
         while !self.control.is_stopped() && self.clock.now_ns() < give_up_ns {
-            if self.client_step(&mut client, Phase::Drain, &mut waiter)? == Step::Drained {
+            if self.client_step(&mut client, Phase::Drain, &mut log, &mut waiter)? == Step::Drained {
                 break;
             }
         }
-        Ok(client.report())
+        let worker = log.report(self.clock.now_ns(), client.paths_mut());
+        Ok(client.report(worker))
     }
 
-    fn client_step<P: Paths>(&self, client: &mut Client<P>, phase: Phase, waiter: &mut Waiter) -> Result<Step, RankError> {
+    fn client_step<P: Paths>(
+        &self,
+        client: &mut Client<P>,
+        phase: Phase,
+        log: &mut ActivityLog,
+        waiter: &mut Waiter,
+    ) -> Result<Step, RankError> {
+        log.enter(phase, || self.clock.now_ns(), client.paths_mut());
         let step = client.step(phase, || self.clock.now_ns())?;
         match step {
-            Step::Busy => waiter.busy(),
-            Step::Idle | Step::Drained => waiter.idle(no_event),
+            Step::Busy(operations) => {
+                log.note(operations);
+                waiter.busy();
+            }
+            Step::Idle | Step::Drained => {
+                log.note(0);
+                waiter.idle(no_event);
+            }
         }
         Ok(step)
     }
 
-    fn await_ready(&self, news: &Receiver<News>, count: usize, who: &'static str) -> Result<(), RankError> {
-        (0..count).try_for_each(|_| self.next_news(news, who).map(drop))
+    fn await_open(&self, assembly: &mut Assembly, count: usize, who: &'static str) -> Result<(), RankError> {
+        for _ in 0..count {
+            if let News::Open(records) = self.next_news(&assembly.news, who)? {
+                assembly.records.extend(records);
+            }
+        }
+        Ok(())
     }
 
     /// Waits for a worker, and gives up when any has failed.
@@ -319,8 +350,8 @@ fn no_event() {
 }
 
 /// Joins workers that are about to end. One without a report has failed and recorded why.
-fn join_all<T>(workers: Vec<Worker<'_, T>>) -> Result<Vec<T>, RankError> {
-    let join = |worker: Worker<'_, T>| worker.join().ok().flatten().ok_or(RankError::Exchange(ExchangeError::GivenUp));
+fn join_all<T>(workers: Vec<Thread<'_, T>>) -> Result<Vec<T>, RankError> {
+    let join = |worker: Thread<'_, T>| worker.join().ok().flatten().ok_or(RankError::Exchange(ExchangeError::GivenUp));
     workers.into_iter().map(join).collect()
 }
 

@@ -5,14 +5,17 @@ use harness::clock::ClockSource;
 use harness::echo::EchoResult;
 use harness::environment::{Environment, peak_rss_bytes};
 use harness::hist::{HistogramError, LatencyHistogram, LatencySummary};
-use harness::report::{Table, bytes, nanos, plural, rate};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::activity::{Activity, ActivityRates, WorkerReport};
 use crate::cli::BackendKind;
 use crate::client::{ClientReport, Window};
+use crate::memory::Memory;
 use crate::options::{Options, Recorded, Sizes};
 use crate::verify::never_issued;
+
+mod table;
 
 /// Raised whenever a field of [`JobResult`] changes its meaning, its type or its name.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -28,7 +31,8 @@ pub struct RankReport {
     not_found: u64,
     windows: Vec<Tally>,
     verdict: Option<RankVerdict>,
-    daemons: Vec<DaemonReport>,
+    daemons: Vec<WorkerReport>,
+    clients: Vec<WorkerReport>,
     peak_rss_bytes: u64,
 }
 
@@ -39,6 +43,8 @@ struct Tally {
     remote_rps: f64,
     errors: u64,
     outstanding: f64,
+    waited: f64,
+    carried: f64,
     local: LatencyHistogram,
     remote: LatencyHistogram,
 }
@@ -54,40 +60,10 @@ struct RankVerdict {
     highest: Vec<u32>,
 }
 
-/// How a daemon spent its time.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DaemonReport {
-    /// Rounds over all phases.
-    pub loops: u64,
-    /// Of these: rounds that found nothing to do.
-    pub empty_loops: u64,
-    /// Its connections to other ranks, if it has any.
-    pub transport: Option<TransportReport>,
-}
-
-/// What a daemon's connections to other ranks did, from their set-up to their end.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TransportReport {
-    /// The device that was really opened, for example `soft:lid=3`.
-    pub device: String,
-    /// How its peers are reached.
-    pub reached_by: String,
-    /// RDMA WRITEs with immediate posted.
-    pub writes: u64,
-    /// Messages in them.
-    pub messages: u64,
-    /// READs of a peer's published record.
-    pub reads: u64,
-    /// Calls that had to wait for ring space or credit.
-    pub waits: u64,
-    /// Most requests that waited at a time, for ring space or credit, or for room on the way to another daemon.
-    pub backlog_peak: u64,
-}
-
 impl RankReport {
     /// Puts the reports of a rank's threads together.
     #[must_use]
-    pub fn new(rank: usize, options: &Options, clients: Vec<ClientReport>, daemons: Vec<DaemonReport>) -> Self {
+    pub fn new(rank: usize, options: &Options, clients: Vec<ClientReport>, daemons: Vec<WorkerReport>) -> Self {
         let mut report = Self {
             rank,
             issued: 0,
@@ -98,6 +74,7 @@ impl RankReport {
             windows: vec![Tally::default(); options.runs],
             verdict: None,
             daemons,
+            clients: Vec::with_capacity(clients.len()),
             peak_rss_bytes: peak_rss_bytes(),
         };
         for client in clients {
@@ -107,6 +84,7 @@ impl RankReport {
             report.not_found += client.counts.not_found;
             report.lost += client.lost;
             report.windows.iter_mut().zip(&client.windows).for_each(|(window, client)| window.add(client));
+            report.clients.push(client.worker);
             let Some(verdict) = client.verdict else { continue };
             let none = RankVerdict { failures: 0, first: None, issued: Vec::new(), highest: vec![0; verdict.highest.len()] };
             let all = report.verdict.get_or_insert(none);
@@ -118,8 +96,9 @@ impl RankReport {
         report
     }
 
-    fn result(&self, per_run: f64) -> Result<RankResult, HistogramError> {
+    fn result(&self, options: &Options) -> Result<RankResult, HistogramError> {
         let all = Tally::sum(self.windows.iter())?;
+        let per_run = 1.0 / options.runs as f64;
         Ok(RankResult {
             rank: self.rank,
             total_rps: (all.local_rps + all.remote_rps) * per_run,
@@ -132,10 +111,20 @@ impl RankReport {
             errors: self.errors,
             lost: self.lost,
             verify_failures: self.verdict.as_ref().map(|verdict| verdict.failures),
+            activity: ActivityRates::new(
+                windows_of(&self.daemons),
+                windows_of(&self.clients),
+                options.duration.as_secs_f64() * options.runs as f64,
+            ),
             daemons: self.daemons.clone(),
+            clients: self.clients.clone(),
             peak_rss_bytes: self.peak_rss_bytes,
         })
     }
+}
+
+fn windows_of(workers: &[WorkerReport]) -> impl Iterator<Item = &Activity> {
+    workers.iter().flat_map(|worker| &worker.windows)
 }
 
 impl Tally {
@@ -145,6 +134,9 @@ impl Tally {
         self.remote_rps += client.remote.count() as f64 * 1e9 / span_ns;
         self.errors += client.errors;
         self.outstanding += client.outstanding_ns as f64 / span_ns;
+        let waited_ns = [&client.local, &client.remote].map(LatencyHistogram::summary).map(|all| all.mean * all.count as f64);
+        self.waited += waited_ns.iter().sum::<f64>() / span_ns;
+        self.carried += client.carried_ns as f64 / span_ns;
         // Histograms of one process have the same bounds.
         let _ = self.local.merge(&client.local).and_then(|()| self.remote.merge(&client.remote));
     }
@@ -156,6 +148,8 @@ impl Tally {
             sum.remote_rps += tally.remote_rps;
             sum.errors += tally.errors;
             sum.outstanding += tally.outstanding;
+            sum.waited += tally.waited;
+            sum.carried += tally.carried;
             sum.local.merge(&tally.local)?;
             sum.remote.merge(&tally.remote)?;
         }
@@ -169,7 +163,7 @@ impl Tally {
         Ok(all.summary())
     }
 
-    fn run_result(&self) -> Result<RunResult, HistogramError> {
+    fn run_result(&self, activity: ActivityRates) -> Result<RunResult, HistogramError> {
         Ok(RunResult {
             total_rps: self.local_rps + self.remote_rps,
             local_rps: self.local_rps,
@@ -178,6 +172,7 @@ impl Tally {
             remote_ops: self.remote.count(),
             errors: self.errors,
             latency_ns: self.latency()?,
+            activity,
         })
     }
 }
@@ -207,6 +202,8 @@ pub struct JobResult {
     pub options: Recorded,
     /// Sizes computed from them.
     pub sizes: Sizes,
+    /// What the job was expected to take of the memory.
+    pub memory: Memory,
     /// Where the threads of rank 0's host ran.
     pub placement: Plan,
     /// What latencies were measured with.
@@ -258,8 +255,21 @@ pub struct JobResult {
 pub struct LittlesLaw {
     /// Operations outstanding, integrated over time.
     pub outstanding: f64,
-    /// Operations per second times mean latency.
+    /// Operations per second times mean latency, the sum over clients.
     pub throughput_times_latency: f64,
+    /// What the windows' edges add to the second. An operation counts where it ends, with all of its latency; this is the age of what was
+    /// outstanding at the ends of windows, less that at their beginnings, over their length. Small where windows are long and load is steady.
+    pub carried: f64,
+    /// How far the first is from the sum of the others, over the first. What a client ends in time and books rightly leaves nothing but the
+    /// precision of the histograms.
+    pub deviation: f64,
+}
+
+impl LittlesLaw {
+    fn new(outstanding: f64, throughput_times_latency: f64, carried: f64) -> Self {
+        let deviation = (throughput_times_latency + carried - outstanding).abs() / outstanding.max(f64::MIN_POSITIVE);
+        Self { outstanding, throughput_times_latency, carried, deviation }
+    }
 }
 
 /// The echo, and how the job compares with it.
@@ -289,6 +299,8 @@ pub struct RunResult {
     pub errors: u64,
     /// Round trips.
     pub latency_ns: LatencySummary,
+    /// What daemons and connections did.
+    pub activity: ActivityRates,
 }
 
 /// One rank, all runs together.
@@ -316,8 +328,12 @@ pub struct RankResult {
     pub lost: u64,
     /// Checks of `--verify` that failed; null when values were not checked.
     pub verify_failures: Option<u64>,
+    /// What its daemons and connections did in measured windows.
+    pub activity: ActivityRates,
     /// Its daemons.
-    pub daemons: Vec<DaemonReport>,
+    pub daemons: Vec<WorkerReport>,
+    /// Its clients.
+    pub clients: Vec<WorkerReport>,
     /// Most memory resident, shared memory it touched included.
     pub peak_rss_bytes: u64,
 }
@@ -359,10 +375,19 @@ impl JobResult {
             |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice(part).map_err(|source| ReduceError::Malformed { rank, source });
         let reports: Vec<RankReport> = parts.iter().enumerate().map(decode).collect::<Result<_, _>>()?;
         let windows = |run: usize| reports.iter().filter_map(move |report| report.windows.get(run));
-        let runs = (0..options.runs).map(|run| Tally::sum(windows(run))?.run_result()).collect::<Result<_, HistogramError>>()?;
+        let runs = (0..options.runs)
+            .map(|run| {
+                let of = |workers: fn(&RankReport) -> &[WorkerReport]| {
+                    reports.iter().flat_map(workers).filter_map(move |worker| worker.windows.get(run))
+                };
+                let seconds = options.duration.as_secs_f64();
+                let activity = ActivityRates::new(of(|report| &report.daemons), of(|report| &report.clients), seconds);
+                Tally::sum(windows(run))?.run_result(activity)
+            })
+            .collect::<Result<_, HistogramError>>()?;
         let all = Tally::sum((0..options.runs).flat_map(windows))?;
         let per_run = 1.0 / options.runs as f64;
-        let per_rank = reports.iter().map(|report| report.result(per_run)).collect::<Result<_, HistogramError>>()?;
+        let per_rank = reports.iter().map(|report| report.result(options)).collect::<Result<_, HistogramError>>()?;
         let (failures, first_verify_failure) = judge(&reports);
         let total = |field: fn(&RankReport) -> u64| reports.iter().map(field).sum();
         let (local_rps, remote_rps) = (all.local_rps * per_run, all.remote_rps * per_run);
@@ -380,6 +405,7 @@ impl JobResult {
             seed: options.workload.seed,
             options: Recorded::from(options),
             sizes: options.sizes,
+            memory: options.memory,
             placement: options.plan.clone(),
             clock: conditions.clock,
             environment: conditions.environment,
@@ -398,10 +424,7 @@ impl JobResult {
             latency_ns,
             local_latency_ns: all.local.summary(),
             remote_latency_ns: all.remote.summary(),
-            littles_law: LittlesLaw {
-                outstanding: all.outstanding * per_run,
-                throughput_times_latency: (local_rps + remote_rps) * latency_ns.mean / 1e9,
-            },
+            littles_law: LittlesLaw::new(all.outstanding * per_run, all.waited * per_run, all.carried * per_run),
             unix_echo: conditions.unix_echo.into_iter().map(baseline).collect(),
             runs,
             per_rank,
@@ -415,7 +438,7 @@ impl JobResult {
     }
 }
 
-/// The kind of device all daemons opened: a device name is `kind:details`.
+/// The kind of device all threads opened: a device name is `kind:details`.
 fn device_of(reports: &[RankReport]) -> String {
     let mut opened = reports.iter().flat_map(|report| &report.daemons).filter_map(|daemon| daemon.transport.as_ref());
     let kind = opened.next().and_then(|transport| transport.device.split(':').next());
@@ -430,83 +453,6 @@ fn judge(reports: &[RankReport]) -> (u64, Option<String>) {
     let failures = verdicts.iter().map(|verdict| verdict.failures).sum::<u64>() + invented.len() as u64;
     let first = verdicts.iter().find_map(|verdict| verdict.first.clone());
     (failures, first.or_else(|| invented.first().map(ToString::to_string)))
-}
-
-/// The table a person reads.
-impl std::fmt::Display for JobResult {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (ranks, daemons) = (plural(self.ranks, "rank"), plural(self.server_threads, "daemon"));
-        let (clients, runs) = (plural(self.client_threads, "client"), plural(self.options.runs, "run"));
-        write!(f, "benchkv {}: {ranks} x ({daemons} + {clients}), depth {}, ", self.backend, self.queue_depth)?;
-        writeln!(f, "{} device, {runs} of {} s", self.device, self.options.duration_s)?;
-        writeln!(f, "\n{}", self.rank_table())?;
-        writeln!(f, "{}", self.latency_table())?;
-        if let Some(transport) = self.transport_line() {
-            writeln!(f, "{transport}")?;
-        }
-        let law = self.littles_law;
-        writeln!(f, "Little's law: {:.1} outstanding, throughput x latency {:.1}", law.outstanding, law.throughput_times_latency)?;
-        for EchoBaseline { echo, remote_ratio } in &self.unix_echo {
-            let (rps, p50) = (rate(echo.rps), nanos(echo.latency_ns.p50 as f64));
-            writeln!(f, "Unix-socket echo, depth {}: {rps}, p50 {p50}; remote operations are {remote_ratio:.1} x that", echo.depth)?;
-        }
-        let (environment, commit) = (&self.environment, &self.environment.git_commit);
-        writeln!(f, "{}, {} cores, {}", environment.cpu_model, environment.cores_online, environment.kernel)?;
-        write!(f, "{} build of commit {commit}, wait {}, clock {}", environment.build_profile, self.options.wait, self.clock)?;
-        if let Some(failure) = &self.first_verify_failure {
-            write!(f, "\nfirst verify failure: {failure}")?;
-        }
-        Ok(())
-    }
-}
-
-impl JobResult {
-    fn rank_table(&self) -> Table {
-        let mut table =
-            Table::new(["rank", "local", "remote", "total", "issued", "errors", "lost", "verify failures", "empty loops", "memory"]);
-        let failures = |failures: Option<u64>| failures.map_or_else(|| "off".to_owned(), |count| count.to_string());
-        for rank in &self.per_rank {
-            let (loops, empty) =
-                rank.daemons.iter().fold((0, 0), |(loops, empty), daemon| (loops + daemon.loops, empty + daemon.empty_loops));
-            table.row([
-                rank.rank.to_string(),
-                rate(rank.local_rps),
-                rate(rank.remote_rps),
-                rate(rank.total_rps),
-                rank.issued.to_string(),
-                rank.errors.to_string(),
-                rank.lost.to_string(),
-                failures(rank.verify_failures),
-                format!("{:.0} %", 100.0 * empty as f64 / loops.max(1) as f64),
-                bytes(rank.peak_rss_bytes),
-            ]);
-        }
-        let rates = [rate(self.local_rps), rate(self.remote_rps), rate(self.total_rps)];
-        let counts = [self.issued.to_string(), self.errors.to_string(), self.lost.to_string(), failures(self.verify_failures)];
-        table.row(["all".to_owned()].into_iter().chain(rates).chain(counts));
-        table
-    }
-
-    /// One line about the connections between ranks, all daemons together.
-    fn transport_line(&self) -> Option<String> {
-        let all = || self.per_rank.iter().flat_map(|rank| &rank.daemons).filter_map(|daemon| daemon.transport.as_ref());
-        let (sum, first) = (|field: fn(&TransportReport) -> u64| all().map(field).sum::<u64>(), all().next()?);
-        let (writes, messages) = (sum(|t| t.writes), sum(|t| t.messages));
-        let per_write = messages as f64 / writes.max(1) as f64;
-        let peak = all().map(|t| t.backlog_peak).max().unwrap_or(0);
-        let (waits, reads, reached_by) = (sum(|t| t.waits), sum(|t| t.reads), &first.reached_by);
-        Some(format!("{writes} WRITEs of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
-    }
-
-    fn latency_table(&self) -> Table {
-        let mut table = Table::new(["round trip", "operations", "mean", "p50", "p99", "p99.9", "max"]);
-        let kinds = [("local", &self.local_latency_ns), ("remote", &self.remote_latency_ns), ("all", &self.latency_ns)];
-        for (kind, summary) in kinds.into_iter().filter(|(_, summary)| summary.count > 0) {
-            let times = [summary.mean, summary.p50 as f64, summary.p99 as f64, summary.p999 as f64, summary.max as f64];
-            table.row([kind.to_owned(), summary.count.to_string()].into_iter().chain(times.map(nanos)));
-        }
-        table
-    }
 }
 
 #[cfg(test)]

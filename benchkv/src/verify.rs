@@ -11,7 +11,7 @@
 use thiserror::Error;
 
 use crate::message::Outcome;
-use crate::workload::{Access, PRIVATE_KEYS};
+use crate::workload::{Access, PATTERN_LEN, PRIVATE_KEYS};
 
 /// Sequence numbers remembered per client for check 3: 8 MiB. With more keys times writers than this, the first keys are judged.
 const REMEMBERED: usize = 1 << 20;
@@ -134,6 +134,13 @@ impl Verifier {
             failures: 0,
             first: None,
         }
+    }
+
+    /// Most bytes that the judge of a client takes in a job with `writers` clients.
+    #[must_use]
+    pub const fn bytes(writers: usize) -> u64 {
+        let fewest = if PATTERN_LEN * writers < REMEMBERED { PATTERN_LEN * writers } else { REMEMBERED };
+        (fewest * size_of::<Seen>() + PATTERN_LEN * size_of::<Option<u32>>() + writers * size_of::<u32>()) as u64
     }
 
     /// A value never used before, for a key of `rank`.

@@ -6,12 +6,13 @@
 use copyrpc::RecvHandle;
 use zerocopy::IntoBytes;
 
-use super::composed::{Plan, TYPE_TAG};
+use super::composed::TYPE_TAG;
+use super::plan::Plan;
 use super::remote::Remote;
 use super::shards::{Hop, ShardNode, Shards};
-use super::{BackendError, Daemon};
+use super::{BackendError, Daemon, Endpoints, Peer, Records, Worker};
+use crate::activity::TransportReport;
 use crate::message::{Outcome, Request, Response};
-use crate::result::TransportReport;
 use crate::store::{Shard, owner_of};
 
 /// Requests a phase takes in one step.
@@ -55,25 +56,26 @@ pub struct KvDaemon {
 
 impl KvDaemon {
     pub(super) fn open(plan: &Plan, daemon: usize, node: ShardNode) -> Result<Self, BackendError> {
+        let topology = plan.topology;
         let name = plan.server_name(&format!("ipc{daemon}"));
-        let clients = ipc::Server::create(&plan.dir, &name, plan.clients, plan.depth, TYPE_TAG)
+        let clients = ipc::Server::create(&plan.dir, &name, topology.clients, plan.depth, TYPE_TAG)
             .map_err(|e| BackendError::setup(format!("the local server of daemon {daemon}"), e))?;
-        let ring = if plan.has_ring(daemon) { Some(open_ring(plan)?) } else { None };
+        let ring = if daemon < topology.rings() { Some(open_ring(plan, daemon)?) } else { None };
         Ok(Self {
             daemon,
-            store: Shard::new(daemon, plan.daemons, plan.store_keys),
+            store: Shard::new(daemon, topology.daemons, plan.store_keys),
             clients,
             ring,
-            shards: Shards::new(node, plan.daemons),
-            remote: Remote::open(plan, plan.remotes_of(daemon))?,
+            shards: Shards::new(node, topology.daemons),
+            remote: Remote::open(plan, Worker::Daemon(daemon))?,
             backlog_peak: 0,
             plan: plan.clone(),
         })
     }
 
     /// Answers of other ranks, to those who asked; then their requests.
-    fn serve_remote(&mut self) -> Result<bool, BackendError> {
-        let Self { remote: Some(remote), ring, shards, .. } = self else { return Ok(false) };
+    fn serve_remote(&mut self) -> Result<usize, BackendError> {
+        let Self { remote: Some(remote), ring, shards, .. } = self else { return Ok(0) };
         let answers = remote.poll(|caller, response| answer_caller(caller, response, ring.as_mut(), shards))?;
         let mut served = 0;
         while served < BUDGET {
@@ -81,7 +83,7 @@ impl KvDaemon {
             served += 1;
             self.serve_request_of_rank(handle)?;
         }
-        Ok(answers + served > 0)
+        Ok(answers + served)
     }
 
     fn serve_request_of_rank(&mut self, handle: RecvHandle<Caller>) -> Result<(), BackendError> {
@@ -92,7 +94,7 @@ impl KvDaemon {
             answer_waiting(Waiting::Remote(handle), None);
             return Ok(());
         };
-        match owner_of(request.key(), self.plan.daemons) {
+        match owner_of(request.key(), self.plan.topology.daemons) {
             owner if owner == self.daemon => {
                 answer_waiting(Waiting::Remote(handle), Some(self.store.apply(&request)));
                 Ok(())
@@ -102,25 +104,25 @@ impl KvDaemon {
     }
 
     /// Remote requests of the clients' shared ring.
-    fn serve_ring(&mut self) -> Result<bool, BackendError> {
-        let Self { ring: Some(ring), remote, .. } = self else { return Ok(false) };
+    fn serve_ring(&mut self) -> Result<usize, BackendError> {
+        let Self { ring: Some(ring), remote, .. } = self else { return Ok(0) };
         ring.poll();
         let mut served = 0;
         while served < BUDGET {
             let Some(entry) = ring.recv() else { break };
             served += 1;
-            let rank = entry.payload.rank() as usize;
-            match remote.as_mut().filter(|remote| remote.carries(rank)) {
-                Some(remote) => remote.call(rank, entry.payload, Caller::Ring(entry.token))?,
+            let link = remote.as_mut().and_then(|remote| Some((remote.link_for(&entry.payload)?, remote)));
+            match link {
+                Some((link, remote)) => remote.call(link, entry.payload, Caller::Ring(entry.token))?,
                 // The client may be gone; then nobody waits.
                 None => drop(ring.reply(entry.token, Response::new(Outcome::Refused))),
             }
         }
-        Ok(served > 0)
+        Ok(served)
     }
 
     /// Requests of clients that came through ipc: for this shard, and with meta for other ranks.
-    fn serve_clients(&mut self) -> Result<bool, BackendError> {
+    fn serve_clients(&mut self) -> Result<usize, BackendError> {
         self.clients.poll();
         let mut served = 0;
         while served < BUDGET {
@@ -128,21 +130,23 @@ impl KvDaemon {
             served += 1;
             let request = *handle.data();
             let rank = request.rank() as usize;
-            if rank == self.plan.rank || rank >= self.plan.ranks {
+            if rank == self.plan.rank || rank >= self.plan.topology.ranks {
                 // The store refuses what it does not own.
                 answer_waiting(Waiting::Ipc(handle), Some(self.store.apply(&request)));
                 continue;
             }
-            match &mut self.remote {
-                Some(remote) if remote.carries(rank) => remote.call(rank, request, Caller::Ipc(handle))?,
-                _ => self.shards.call(self.plan.carrier_of(rank), request, Waiting::Ipc(handle))?,
+            let carrier = self.plan.topology.carrier_of(rank);
+            match (self.link_for(&request), carrier) {
+                (Some((link, remote)), _) => remote.call(link, request, Caller::Ipc(handle))?,
+                (None, Some(carrier)) => self.shards.call(carrier, request, Waiting::Ipc(handle))?,
+                (None, None) => answer_waiting(Waiting::Ipc(handle), Some(Response::new(Outcome::Refused))),
             }
         }
-        Ok(served > 0)
+        Ok(served)
     }
 
     /// Answers of the rank's other daemons, to those who asked; then their requests.
-    fn serve_daemons(&mut self) -> Result<bool, BackendError> {
+    fn serve_daemons(&mut self) -> Result<usize, BackendError> {
         let taken = self.shards.poll(answer_waiting);
         let mut served = 0;
         while served < BUDGET {
@@ -152,28 +156,37 @@ impl KvDaemon {
                 answer_daemon(&mut self.shards, token, Hop::Failed);
                 continue;
             };
-            let rank = request.rank() as usize;
-            match &mut self.remote {
-                Some(remote) if remote.carries(rank) => remote.call(rank, request, Caller::Daemon(token))?,
-                _ => answer_daemon(&mut self.shards, token, Hop::Response(self.store.apply(&request))),
+            match self.link_for(&request) {
+                Some((link, remote)) => remote.call(link, request, Caller::Daemon(token))?,
+                None => answer_daemon(&mut self.shards, token, Hop::Response(self.store.apply(&request))),
             }
         }
-        Ok(taken + served > 0)
+        Ok(taken + served)
     }
 
-    fn retry_backlogs(&mut self) -> Result<bool, BackendError> {
-        let remote = self.remote.as_mut().map_or(Ok(false), Remote::retry)?;
+    /// Requests that wait on their way out of this daemon.
+    fn backlogged(&self) -> usize {
+        self.shards.backlogged() + self.remote.as_ref().map_or(0, Remote::backlogged)
+    }
+
+    /// The connection through which a request goes, if it goes from this daemon.
+    fn link_for(&mut self, request: &Request) -> Option<(usize, &mut Remote<Caller>)> {
+        let remote = self.remote.as_mut()?;
+        Some((remote.link_for(request)?, remote))
+    }
+
+    fn retry_backlogs(&mut self) -> Result<usize, BackendError> {
+        let remote = self.remote.as_mut().map_or(Ok(0), Remote::retry)?;
         let shards = self.shards.retry()?;
-        let waiting = self.shards.backlogged() + self.remote.as_ref().map_or(0, Remote::backlogged);
-        self.backlog_peak = self.backlog_peak.max(waiting);
-        Ok(remote || shards)
+        self.backlog_peak = self.backlog_peak.max(self.backlogged());
+        Ok(remote + shards)
     }
 }
 
-fn open_ring(plan: &Plan) -> Result<RingServer, BackendError> {
-    let name = plan.server_name("ring");
-    delegationrpc::Server::create(&plan.dir, &name, plan.clients, plan.ring_slots, plan.depth, TYPE_TAG)
-        .map_err(|e| BackendError::setup("the delegation ring", e))
+fn open_ring(plan: &Plan, daemon: usize) -> Result<RingServer, BackendError> {
+    let name = plan.server_name(&format!("ring{daemon}"));
+    delegationrpc::Server::create(&plan.dir, &name, plan.topology.clients, plan.ring_slots, plan.depth, TYPE_TAG)
+        .map_err(|e| BackendError::setup(format!("the delegation ring of daemon {daemon}"), e))
 }
 
 /// Passes an answer of another rank on. `None`: it could not be had.
@@ -206,30 +219,33 @@ fn answer_daemon(shards: &mut Shards<Waiting>, token: flux::Token, hop: Hop) {
     drop(shards.node.reply(token, hop));
 }
 
-impl Daemon for KvDaemon {
-    fn records(&self) -> Vec<(usize, Vec<u8>)> {
+impl Endpoints for KvDaemon {
+    fn records(&self) -> Records {
         self.remote.as_ref().map_or_else(Vec::new, Remote::records)
     }
 
-    fn connect(&mut self, records: Vec<(usize, Vec<u8>)>) -> Result<(), BackendError> {
-        let Some(remote) = &mut self.remote else { return Ok(()) };
-        records.iter().try_for_each(|(rank, record)| remote.connect(*rank, record))
+    fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
+        self.remote.as_mut().map_or(Ok(()), |remote| remote.connect(records))
     }
 
-    fn step(&mut self) -> Result<bool, BackendError> {
+    fn transport(&mut self) -> Option<TransportReport> {
+        let backlogged = self.backlogged();
+        let backlog_peak = std::mem::replace(&mut self.backlog_peak, backlogged) as u64;
+        let report = self.remote.as_mut()?.report();
+        Some(TransportReport { backlog_peak: report.backlog_peak.max(backlog_peak), ..report })
+    }
+}
+
+impl Daemon for KvDaemon {
+    fn step(&mut self) -> Result<usize, BackendError> {
         let mut moved = self.serve_remote()?;
-        moved |= self.serve_ring()?;
-        moved |= self.serve_clients()?;
-        moved |= self.serve_daemons()?;
-        moved |= self.retry_backlogs()?;
-        if let Some(remote) = self.remote.as_ref().filter(|_| moved) {
+        moved += self.serve_ring()?;
+        moved += self.serve_clients()?;
+        moved += self.serve_daemons()?;
+        moved += self.retry_backlogs()?;
+        if let Some(remote) = self.remote.as_ref().filter(|_| moved > 0) {
             remote.flush()?;
         }
         Ok(moved)
-    }
-
-    fn transport(&self) -> Option<TransportReport> {
-        let report = self.remote.as_ref()?.report();
-        Some(TransportReport { backlog_peak: self.backlog_peak as u64, ..report })
     }
 }

@@ -2,19 +2,22 @@
 //!
 //! The [`orchestrate`](crate::orchestrate) module owns the threads, the order of the run and the measurement; a backend owns the transports.
 //!
-//! [`composed`] is the one backend so far: ipc, delegationrpc, flux and copyrpc put together after one of two topologies. Its parts: `daemon`
-//! (a daemon's phases), `remote` (its connections to other ranks), `shards` (its channel to the other daemons of the rank), `paths` (a client).
+//! [`composed`] is the one backend so far: ipc, delegationrpc, flux and copyrpc put together after one of four topologies, which [`plan`] has.
+//! Its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks), `shards` (a daemon's channel to the other daemons
+//! of the rank), `paths` (a client).
 
 pub mod composed;
 mod daemon;
 mod paths;
+pub mod plan;
 mod remote;
 mod shards;
 
+pub use plan::{Peer, Worker};
 use thiserror::Error;
 
+use crate::activity::TransportReport;
 use crate::message::{Request, Response};
-use crate::result::TransportReport;
 
 /// A topology. One value per rank, shared by its threads.
 pub trait Backend: Sync {
@@ -30,37 +33,50 @@ pub trait Backend: Sync {
     /// Why the transports could not be made: space, permission, device.
     fn open_daemon(&self, daemon: usize) -> Result<Self::Daemon, BackendError>;
 
-    /// Connects client `client` of this rank to the daemons. Called once per client, on the client's thread, after every daemon of the rank
-    /// is open.
+    /// Connects client `client` of this rank to the daemons of this rank, and makes its endpoints, not yet connected. Called once per client,
+    /// on the client's thread, after every daemon of the rank is open.
     ///
     /// # Errors
-    /// Why a daemon could not be reached.
-    fn connect_client(&self, client: usize) -> Result<Self::Paths, BackendError>;
+    /// Why a daemon could not be reached, or an endpoint not be made.
+    fn open_client(&self, client: usize) -> Result<Self::Paths, BackendError>;
 }
 
-/// A daemon: shard owner, and carrier of remote requests where the topology says so.
-pub trait Daemon {
-    /// The connection records of this daemon's endpoints, each with the remote rank it is for.
-    fn records(&self) -> Vec<(usize, Vec<u8>)>;
+/// Connection records, each with the thread at the other end.
+pub type Records = Vec<(Peer, Vec<u8>)>;
 
-    /// Connects the endpoints to those of the peers: the records that each remote rank made for this one. Bytes of a peer: untrusted.
+/// The endpoints that a daemon or client has to threads of other ranks. A thread without any leaves it at what is written here.
+pub trait Endpoints {
+    /// The connection records of the endpoints, each with whom it is for.
+    fn records(&self) -> Records {
+        Vec::new()
+    }
+
+    /// Connects the endpoints: the records that the other ends made for them, one for each of [`records`](Self::records). Bytes of a peer:
+    /// untrusted.
     ///
     /// # Errors
     /// [`BackendError::Setup`] when a record does not fit.
-    fn connect(&mut self, records: Vec<(usize, Vec<u8>)>) -> Result<(), BackendError>;
+    fn connect(&mut self, _records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
+        Ok(())
+    }
 
-    /// One bounded round over all phases. `Ok(true)`: something was done.
+    /// What its connections to other ranks did; `None` if it has none. `backlog_peak` is that since the last call.
+    fn transport(&mut self) -> Option<TransportReport> {
+        None
+    }
+}
+
+/// A daemon: shard owner, and carrier of remote requests where the topology says so.
+pub trait Daemon: Endpoints {
+    /// One bounded round over all phases. Returns the messages it took in or sent after they had waited; 0: nothing was to be done.
     ///
     /// # Errors
     /// [`BackendError::PeerGone`] when a remote rank is dead. The daemon is of no use after an error.
-    fn step(&mut self) -> Result<bool, BackendError>;
-
-    /// What its connections to other ranks did; `None` if it has none.
-    fn transport(&self) -> Option<TransportReport>;
+    fn step(&mut self) -> Result<usize, BackendError>;
 }
 
 /// How a client's requests reach a store.
-pub trait Paths {
+pub trait Paths: Endpoints {
     /// Offers a request; its end is reported by [`poll`](Self::poll) with the same token. Nothing is kept of a request that is refused. Requests
     /// for one key are executed in the order in which they were accepted.
     ///
@@ -73,6 +89,14 @@ pub trait Paths {
     /// # Errors
     /// A daemon is gone; what is outstanding will not end.
     fn poll(&mut self, ended: impl FnMut(u32, Ending)) -> Result<(), BackendError>;
+
+    /// Sends what was issued and may have been gathered. Called after the last of several issues.
+    ///
+    /// # Errors
+    /// The path is of no more use.
+    fn flush(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
 }
 
 /// How an operation ended.

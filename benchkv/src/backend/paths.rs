@@ -1,47 +1,77 @@
-//! A client's ways to the daemons of its rank.
+//! A client's ways to the daemons of its rank, and to those of other ranks.
 
-use super::composed::{Plan, TYPE_TAG};
-use super::{BackendError, Ending, IssueError, Paths};
-use crate::cli::BackendKind;
+use super::composed::TYPE_TAG;
+use super::plan::{Plan, Topology};
+use super::remote::Remote;
+use super::{BackendError, Ending, Endpoints, IssueError, Paths, Peer, Records, Worker};
+use crate::activity::TransportReport;
 use crate::message::{Request, Response};
 use crate::store::owner_of;
 
-/// An ipc connection to every daemon, and with delegation a seat at the ring.
+/// Connections to the daemons of the rank, and what the topology has beside them.
 #[derive(Debug)]
 pub struct ClientPaths {
     rank: usize,
+    topology: Topology,
+    /// By daemon: its ipc server.
     shards: Vec<ipc::Client<Request, Response, u32>>,
-    ring: Option<delegationrpc::Client<Request, Response, u32>>,
+    /// By daemon: a seat at its ring, where it has one.
+    rings: Vec<delegationrpc::Client<Request, Response, u32>>,
+    /// Endpoints of the client's own, where it has any.
+    remote: Option<Remote<u32>>,
 }
 
 impl ClientPaths {
-    pub(super) fn connect(plan: &Plan) -> Result<Self, BackendError> {
-        let connect = |daemon| {
+    pub(super) fn open(plan: &Plan, client: usize) -> Result<Self, BackendError> {
+        let topology = plan.topology;
+        let shard = |daemon| {
             let name = plan.server_name(&format!("ipc{daemon}"));
             ipc::Client::connect(&plan.dir, &name, TYPE_TAG).map_err(|e| BackendError::setup(format!("connecting to {name}"), e))
         };
-        let shards = (0..plan.daemons).map(connect).collect::<Result<_, _>>()?;
-        let ring = match plan.topology {
-            BackendKind::Meta => None,
-            BackendKind::Delegation => {
-                let name = plan.server_name("ring");
-                let ring = delegationrpc::Client::connect(&plan.dir, &name, TYPE_TAG);
-                Some(ring.map_err(|e| BackendError::setup(format!("connecting to {name}"), e))?)
-            }
+        let ring = |daemon| {
+            let name = plan.server_name(&format!("ring{daemon}"));
+            delegationrpc::Client::connect(&plan.dir, &name, TYPE_TAG).map_err(|e| BackendError::setup(format!("connecting to {name}"), e))
         };
-        Ok(Self { rank: plan.rank, shards, ring })
+        Ok(Self {
+            rank: plan.rank,
+            topology,
+            shards: (0..topology.daemons).map(shard).collect::<Result<_, _>>()?,
+            rings: (0..topology.rings()).map(ring).collect::<Result<_, _>>()?,
+            remote: Remote::open(plan, Worker::Client(client))?,
+        })
     }
 }
 
+impl Endpoints for ClientPaths {
+    fn records(&self) -> Records {
+        self.remote.as_ref().map_or_else(Vec::new, Remote::records)
+    }
+
+    fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
+        self.remote.as_mut().map_or(Ok(()), |remote| remote.connect(records))
+    }
+
+    fn transport(&mut self) -> Option<TransportReport> {
+        self.remote.as_mut().map(Remote::report)
+    }
+}
+
+/// Requests of a client for one key take one path, so they keep their order.
 impl Paths for ClientPaths {
     fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
-        if let Some(ring) = self.ring.as_mut().filter(|_| request.rank() as usize != self.rank) {
-            return ring.call(*request, token).map_err(|error| match error {
-                delegationrpc::CallError::QueueFull { .. } => IssueError::Full,
-                delegationrpc::CallError::Ended { end, .. } => BackendError::transport("the path to daemon 0", end).into(),
-            });
+        if request.rank() as usize != self.rank {
+            if let Some((link, remote)) = self.remote.as_mut().and_then(|remote| Some((remote.link_for(request)?, remote))) {
+                // What finds no room waits there; the queue depth bounds it.
+                return remote.call(link, *request, token).map_err(IssueError::Down);
+            }
+            let far_daemon = self.topology.far_daemon(self.rank, request.key());
+            if let Some(ring) = self.rings.get_mut(far_daemon) {
+                return ring.call(*request, token).map_err(|error| match error {
+                    delegationrpc::CallError::QueueFull { .. } => IssueError::Full,
+                    delegationrpc::CallError::Ended { end, .. } => BackendError::transport("the path to a daemon's ring", end).into(),
+                });
+            }
         }
-        // Requests of a client for one key take one path, so they keep their order.
         let owner = owner_of(request.key(), self.shards.len());
         let Some(shard) = self.shards.get_mut(owner) else { return Err(IssueError::Full) };
         shard.call(*request, token).map_err(|error| match error {
@@ -55,10 +85,16 @@ impl Paths for ClientPaths {
             let polled = shard.poll(|token, outcome| ended(token, outcome.map_or(Ending::Error, Ending::Reply)));
             polled.map_err(|end| BackendError::transport("the path to a daemon", end))?;
         }
-        if let Some(ring) = &mut self.ring {
+        for ring in &mut self.rings {
             let polled = ring.poll(|token, outcome| ended(token, outcome.map_or(Ending::Error, Ending::Reply)));
-            polled.map_err(|end| BackendError::transport("the path to daemon 0", end))?;
+            polled.map_err(|end| BackendError::transport("the path to a daemon's ring", end))?;
         }
-        Ok(())
+        let Some(remote) = &mut self.remote else { return Ok(()) };
+        remote.poll(|token, response| ended(token, response.map_or(Ending::Error, Ending::Reply)))?;
+        if remote.retry()? > 0 { remote.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), BackendError> {
+        self.remote.as_ref().map_or(Ok(()), Remote::flush)
     }
 }

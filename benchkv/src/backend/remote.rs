@@ -1,31 +1,36 @@
-//! A daemon's connections to other ranks: copyrpc, and the requests that wait for ring space or credit.
+//! A thread's connections to other ranks: copyrpc, and the requests that wait for ring space or credit.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 
 use copyrpc::{CallError, CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint, RecvHandle};
 use zerocopy::IntoBytes;
 
-use super::BackendError;
-use super::composed::Plan;
+use super::plan::{Plan, Topology};
+use super::{BackendError, Peer, Records, Worker};
+use crate::activity::TransportReport;
 use crate::message::{Request, Response};
-use crate::result::TransportReport;
 
 /// Receives per endpoint: what it grants its peer in batches, and half of that again.
 const RECEIVES_PER_ENDPOINT: u32 = 48;
 /// Send completions per endpoint: those batches, and 8.
 const SEND_COMPLETIONS_PER_ENDPOINT: u32 = 40;
 
-/// The connections of one daemon. `C` is whom to answer, kept per call.
+/// The connections of one daemon or client. `C` is whom to answer, kept per call.
 pub(super) struct Remote<C> {
     context: Context<C>,
-    /// By rank; `None` for ranks that another daemon carries, and for this one.
-    links: Vec<Option<Link<C>>>,
+    topology: Topology,
+    rank: usize,
+    links: Vec<Link<C>>,
+    /// By daemon of the job, rank after rank: the link to it.
+    routes: Vec<Option<usize>>,
     backlogged: usize,
+    /// Most that was backlogged since somebody asked.
+    backlog_peak: usize,
 }
 
 struct Link<C> {
-    rank: usize,
+    peer: Peer,
     end: End<C>,
     /// In order: requests for which there was no ring space or credit.
     backlog: VecDeque<(Request, C)>,
@@ -45,54 +50,54 @@ impl<C> fmt::Debug for Remote<C> {
 }
 
 impl<C> Remote<C> {
-    /// Opens a device with an endpoint for each rank of `remotes`; `None` if there is none.
-    pub(super) fn open(plan: &Plan, remotes: impl Iterator<Item = usize>) -> Result<Option<Self>, BackendError> {
-        let remotes: Vec<usize> = remotes.collect();
-        if remotes.is_empty() {
+    /// Opens a device with the endpoints that `worker` has in the topology; `None` if it has none.
+    pub(super) fn open(plan: &Plan, worker: Worker) -> Result<Option<Self>, BackendError> {
+        let topology = plan.topology;
+        let peers = topology.peers_of(plan.rank, worker);
+        if peers.is_empty() {
             return Ok(None);
         }
-        let count = remotes.len() as u32;
+        let count = peers.len() as u32;
         let receives = copyrpc::DEFAULT_SRQ_SIZE.max(count * RECEIVES_PER_ENDPOINT);
         let completions = copyrpc::DEFAULT_CQ_SIZE.max((receives + 1).next_power_of_two()).max(count * SEND_COMPLETIONS_PER_ENDPOINT);
         let context = ContextBuilder::new(plan.device.spec(Some(plan.dir.path()))).srq_size(receives).cq_size(completions).build();
         let context: Context<C> = context.map_err(|e| BackendError::setup("the RDMA context", e))?;
         let config = EndpointConfig { ring_size: plan.ring_bytes, ..EndpointConfig::default() };
-        let mut links: Vec<Option<Link<C>>> = (0..plan.ranks).map(|_| None).collect();
-        for rank in remotes {
-            let pending = context.create_endpoint(&config).map_err(|e| BackendError::setup(format!("the endpoint to rank {rank}"), e))?;
-            if let Some(link) = links.get_mut(rank) {
-                *link = Some(Link { rank, end: End::Pending(pending), backlog: VecDeque::new() });
+        let mut routes = vec![None; topology.ranks * topology.daemons];
+        let mut links = Vec::with_capacity(peers.len());
+        for peer in peers {
+            let pending = context.create_endpoint(&config).map_err(|e| BackendError::setup(format!("the endpoint to {peer}"), e))?;
+            if let Worker::Daemon(daemon) = peer.worker {
+                routes.get_mut(peer.rank * topology.daemons + daemon).into_iter().for_each(|route| *route = Some(links.len()));
             }
+            links.push(Link { peer, end: End::Pending(pending), backlog: VecDeque::new() });
         }
-        Ok(Some(Self { context, links, backlogged: 0 }))
+        Ok(Some(Self { context, topology, rank: plan.rank, links, routes, backlogged: 0, backlog_peak: 0 }))
     }
 
-    /// Connection records by remote rank.
-    pub(super) fn records(&self) -> Vec<(usize, Vec<u8>)> {
+    /// Connection records, each with whom it is for.
+    pub(super) fn records(&self) -> Records {
         let record = |link: &Link<C>| match &link.end {
-            End::Pending(pending) => Some((link.rank, pending.local_info().encode().to_vec())),
+            End::Pending(pending) => Some((link.peer, pending.local_info().encode().to_vec())),
             End::Connected(_) | End::Broken => None,
         };
-        self.links.iter().flatten().filter_map(record).collect()
+        self.links.iter().filter_map(record).collect()
     }
 
-    /// Connects the endpoint to `rank` with the record that rank made for this one.
-    pub(super) fn connect(&mut self, rank: usize, record: &[u8]) -> Result<(), BackendError> {
-        let what = || format!("connecting to rank {rank}");
-        let record = record.try_into().map_err(|_| BackendError::setup(what(), "its record has another length"))?;
-        let record = ExchangeRecord::decode(record).map_err(|e| BackendError::setup(what(), e))?;
-        let link = self.links.get_mut(rank).and_then(Option::as_mut);
-        let link = link.ok_or_else(|| BackendError::setup(what(), "another daemon carries that rank"))?;
-        let End::Pending(pending) = std::mem::replace(&mut link.end, End::Broken) else {
-            return Err(BackendError::setup(what(), "it is connected already"));
-        };
-        link.end = End::Connected(pending.connect(&record).map_err(|e| BackendError::setup(what(), e.reason))?);
-        Ok(())
+    /// Connects each endpoint with the record that its other end made for it.
+    pub(super) fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
+        let mut links: HashMap<Peer, &mut Link<C>> = self.links.iter_mut().map(|link| (link.peer, link)).collect();
+        records.iter().try_for_each(|(peer, record)| {
+            let link =
+                links.get_mut(peer).ok_or_else(|| BackendError::setup(format!("connecting to {peer}"), "there is no endpoint for it"))?;
+            link.connect(record)
+        })
     }
 
-    /// Whether requests to `rank` go through here.
-    pub(super) fn carries(&self, rank: usize) -> bool {
-        matches!(self.links.get(rank), Some(Some(_)))
+    /// The link through which this request goes, if it goes from here.
+    pub(super) fn link_for(&self, request: &Request) -> Option<usize> {
+        let far_daemon = self.topology.far_daemon(self.rank, request.key());
+        self.routes.get(request.rank() as usize * self.topology.daemons + far_daemon).copied().flatten()
     }
 
     /// Requests that wait for ring space or credit.
@@ -100,25 +105,27 @@ impl<C> Remote<C> {
         self.backlogged
     }
 
-    /// Sends a request to a rank that is carried, behind those that wait.
-    pub(super) fn call(&mut self, rank: usize, request: Request, whom: C) -> Result<(), BackendError> {
-        let Some(Some(link)) = self.links.get_mut(rank) else {
-            return Err(BackendError::transport("a call to another rank", format!("rank {rank} is not carried here")));
+    /// Sends a request through a link, behind those that wait.
+    pub(super) fn call(&mut self, link: usize, request: Request, whom: C) -> Result<(), BackendError> {
+        let Some(link) = self.links.get_mut(link) else {
+            return Err(BackendError::transport("a call to another rank", format!("there is no link {link}")));
         };
         link.backlog.push_back((request, whom));
         self.backlogged += 1;
-        link.send(&mut self.backlogged)
+        link.send(&mut self.backlogged)?;
+        self.backlog_peak = self.backlog_peak.max(self.backlogged);
+        Ok(())
     }
 
-    /// Tries again what waits. Whether something was sent.
-    pub(super) fn retry(&mut self) -> Result<bool, BackendError> {
+    /// Tries again what waits. Returns how much of it was sent.
+    pub(super) fn retry(&mut self) -> Result<usize, BackendError> {
         let before = self.backlogged;
         if before > 0 {
-            for link in self.links.iter_mut().flatten() {
+            for link in &mut self.links {
                 link.send(&mut self.backlogged)?;
             }
         }
-        Ok(self.backlogged < before)
+        Ok(before - self.backlogged)
     }
 
     /// Takes in what arrived, and hands responses to `answer` with whom they are for. Returns how many there were.
@@ -135,7 +142,7 @@ impl<C> Remote<C> {
         });
         polled.map_err(|e| BackendError::transport("the RDMA context", e))?;
         if is_closed {
-            self.links.iter().flatten().try_for_each(Link::check)?;
+            self.links.iter().try_for_each(Link::check)?;
         }
         Ok(answers)
     }
@@ -150,7 +157,9 @@ impl<C> Remote<C> {
         self.context.flush_endpoints().map_err(|e| BackendError::transport("the RDMA context", e))
     }
 
-    pub(super) fn report(&self) -> TransportReport {
+    /// Counters since the start, and the most that waited since the last report.
+    pub(super) fn report(&mut self) -> TransportReport {
+        let backlog_peak = std::mem::replace(&mut self.backlog_peak, self.backlogged) as u64;
         let (info, stats) = (self.context.device_info(), self.context.stats());
         TransportReport {
             device: info.name,
@@ -159,17 +168,28 @@ impl<C> Remote<C> {
             messages: stats.messages_sent,
             reads: stats.reads,
             waits: stats.ring_full + stats.insufficient_credit,
-            backlog_peak: 0,
+            backlog_peak,
         }
     }
 }
 
 impl<C> Link<C> {
+    fn connect(&mut self, record: &[u8]) -> Result<(), BackendError> {
+        let what = || format!("connecting to {}", self.peer);
+        let record = record.try_into().map_err(|_| BackendError::setup(what(), "its record has another length"))?;
+        let record = ExchangeRecord::decode(record).map_err(|e| BackendError::setup(what(), e))?;
+        let End::Pending(pending) = std::mem::replace(&mut self.end, End::Broken) else {
+            return Err(BackendError::setup(what(), "it is connected already"));
+        };
+        self.end = End::Connected(pending.connect(&record).map_err(|e| BackendError::setup(what(), e.reason))?);
+        Ok(())
+    }
+
     /// Whether the connection still stands.
     fn check(&self) -> Result<(), BackendError> {
         match &self.end {
             End::Connected(endpoint) => match endpoint.closed() {
-                Some(reason) => Err(BackendError::PeerGone { rank: self.rank, how: reason.to_string() }),
+                Some(reason) => Err(BackendError::PeerGone { rank: self.peer.rank, how: reason.to_string() }),
                 None => Ok(()),
             },
             End::Pending(_) | End::Broken => Ok(()),
@@ -187,7 +207,7 @@ impl<C> Link<C> {
                     return Ok(());
                 }
                 Err(CallError::Closed { reason, .. }) => {
-                    return Err(BackendError::PeerGone { rank: self.rank, how: reason.to_string() });
+                    return Err(BackendError::PeerGone { rank: self.peer.rank, how: reason.to_string() });
                 }
                 Err(error) => return Err(BackendError::transport("a call to another rank", error.to_string())),
             }
@@ -227,11 +247,8 @@ mod tests {
     fn pair(dir: &Dir) -> [Remote<usize>; 2] {
         let open = |rank| {
             let plan = Plan {
-                topology: BackendKind::Delegation,
+                topology: Topology { kind: BackendKind::Delegation, ranks: 2, daemons: 1, clients: 1 },
                 rank,
-                ranks: 2,
-                daemons: 1,
-                clients: 1,
                 depth: 32,
                 ring_slots: 1024,
                 ring_bytes: 4096,
@@ -239,12 +256,13 @@ mod tests {
                 device: DeviceChoice::Soft,
                 dir: dir.clone(),
             };
-            Remote::open(&plan, plan.remotes_of(0)).unwrap().unwrap()
+            Remote::open(&plan, Worker::Daemon(0)).unwrap().unwrap()
         };
         let mut pair = [open(0), open(1)];
         let records = [0, 1].map(|rank: usize| pair[rank].records());
         for rank in [0, 1] {
-            pair[rank].connect(1 - rank, &records[1 - rank][0].1).unwrap();
+            let far_end = Peer { rank: 1 - rank, worker: Worker::Daemon(0) };
+            pair[rank].connect(&[(far_end, records[1 - rank][0].1.clone())]).unwrap();
         }
         pair
     }
@@ -257,10 +275,11 @@ mod tests {
         let scratch = Scratch::new();
         let [mut asking, mut answering] = pair(&Dir::open(Some(&scratch.0)).unwrap());
         for number in 0..REQUESTS {
-            asking.call(1, Request::put(1, number as u64, 7), number).unwrap();
+            let request = Request::put(1, number as u64, 7);
+            asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
         }
         let rounds = |asking: &mut Remote<usize>| {
-            let moved = (0..100).filter(|_| asking.retry().unwrap() | (asking.poll(|_, _| ()).unwrap() > 0));
+            let moved = (0..100).filter(|_| asking.retry().unwrap() + asking.poll(|_, _| ()).unwrap() > 0);
             moved.count()
         };
         rounds(&mut asking);

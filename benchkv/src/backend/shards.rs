@@ -75,15 +75,15 @@ impl<W> Shards<W> {
         Ok(())
     }
 
-    /// Tries again what waits for room. Whether something was sent.
-    pub(super) fn retry(&mut self) -> Result<bool, BackendError> {
+    /// Tries again what waits for room. Returns how much of it was sent.
+    pub(super) fn retry(&mut self) -> Result<usize, BackendError> {
         let before = self.backlogged;
         if before > 0 {
             for daemon in 0..self.backlog.len() {
                 self.send(daemon)?;
             }
         }
-        Ok(self.backlogged < before)
+        Ok(before - self.backlogged)
     }
 
     /// Takes in what arrived, and hands answers to `answer` with whom they are for. Returns how many there were.

@@ -9,10 +9,10 @@ use clap::Parser;
 use harness::clock::Clock;
 
 use super::*;
-use crate::backend::{Ending, IssueError};
+use crate::backend::{Ending, IssueError, Peer};
 use crate::cli::Cli;
 use crate::message::Request;
-use crate::result::{Conditions, JobResult, TransportReport};
+use crate::result::{Conditions, JobResult};
 use crate::store::{Shard, owner_of};
 
 /// No wait of a test is longer.
@@ -135,7 +135,7 @@ struct Channels {
 struct ChannelDaemon {
     rank: usize,
     number: usize,
-    peers: Vec<usize>,
+    peers: Vec<Peer>,
     inbox: Receiver<Parcel>,
     shard: Shard,
     flaw: Flaw,
@@ -144,6 +144,10 @@ struct ChannelDaemon {
 }
 
 struct ChannelPaths {
+    me: Peer,
+    peers: Vec<Peer>,
+    all: Network,
+    /// Complete when the endpoints of all ranks are connected.
     network: HashMap<(usize, usize), Sender<Parcel>>,
     shards: usize,
     reply_to: Sender<(u32, Ending)>,
@@ -161,31 +165,70 @@ impl Backend for Channels {
         let (sender, inbox) = channel();
         self.network.lock().unwrap().insert((self.rank, daemon), sender);
         let (workload, shards) = (&self.options.workload, self.options.server_threads);
-        let peers = (0..workload.ranks).filter(|peer| *peer != self.rank && peer % shards == daemon).collect();
+        let peers = self.options.topology().peers_of(self.rank, Worker::Daemon(daemon));
         let shard = Shard::new(daemon, shards, workload.store_keys());
         Ok(ChannelDaemon { rank: self.rank, number: daemon, peers, inbox, shard, flaw: self.flaw, gate: self.gate.clone(), steps: 0 })
     }
 
-    fn connect_client(&self, _: usize) -> Result<ChannelPaths, BackendError> {
+    fn open_client(&self, client: usize) -> Result<ChannelPaths, BackendError> {
         let (reply_to, replies) = channel();
-        let network = self.network.lock().unwrap().clone();
-        Ok(ChannelPaths { network, shards: self.options.server_threads, reply_to, replies })
+        let worker = Worker::Client(client);
+        Ok(ChannelPaths {
+            me: Peer { rank: self.rank, worker },
+            peers: self.options.topology().peers_of(self.rank, worker),
+            all: self.network.clone(),
+            network: HashMap::new(),
+            shards: self.options.server_threads,
+            reply_to,
+            replies,
+        })
+    }
+}
+
+/// What a thread writes into the record for a peer: both ends.
+fn letter(from: Peer, to: Peer) -> Vec<u8> {
+    format!("{from} to {to}").into_bytes()
+}
+
+fn letters(me: Peer, peers: &[Peer]) -> Records {
+    peers.iter().map(|peer| (*peer, letter(me, *peer))).collect()
+}
+
+fn assert_answered(me: Peer, peers: &[Peer], records: &[(Peer, Vec<u8>)]) {
+    assert_eq!(records, peers.iter().map(|peer| (*peer, letter(*peer, me))).collect::<Vec<_>>());
+}
+
+impl ChannelDaemon {
+    fn me(&self) -> Peer {
+        Peer { rank: self.rank, worker: Worker::Daemon(self.number) }
+    }
+}
+
+impl Endpoints for ChannelDaemon {
+    fn records(&self) -> Records {
+        letters(self.me(), &self.peers)
+    }
+
+    fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
+        assert_answered(self.me(), &self.peers, records);
+        Ok(())
+    }
+}
+
+impl Endpoints for ChannelPaths {
+    fn records(&self) -> Records {
+        letters(self.me, &self.peers)
+    }
+
+    fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
+        assert_answered(self.me, &self.peers, records);
+        self.network = self.all.lock().unwrap().clone();
+        Ok(())
     }
 }
 
 impl Daemon for ChannelDaemon {
-    fn records(&self) -> Vec<(usize, Vec<u8>)> {
-        self.peers.iter().map(|peer| (*peer, vec![self.rank as u8, *peer as u8, self.number as u8])).collect()
-    }
-
-    fn connect(&mut self, records: Vec<(usize, Vec<u8>)>) -> Result<(), BackendError> {
-        let expected = |peer: &usize| (*peer, vec![*peer as u8, self.rank as u8]);
-        let got: Vec<_> = records.into_iter().map(|(peer, record)| (peer, record[..2].to_vec())).collect();
-        assert_eq!(got, self.peers.iter().map(expected).collect::<Vec<_>>());
-        Ok(())
-    }
-
-    fn step(&mut self) -> Result<bool, BackendError> {
+    fn step(&mut self) -> Result<usize, BackendError> {
         self.steps += 1;
         match self.flaw {
             Flaw::DaemonSeesDeadPeer if self.steps > 2000 => {
@@ -195,11 +238,11 @@ impl Daemon for ChannelDaemon {
             _ => {}
         }
         if self.gate.as_ref().is_some_and(|gate| !gate.open.load(Ordering::Acquire)) {
-            return Ok(false);
+            return Ok(0);
         }
-        let mut busy = false;
+        let mut moved = 0;
         for (request, token, reply_to) in self.inbox.try_iter().take(16) {
-            busy = true;
+            moved += 1;
             let response = self.shard.apply(&request);
             if let Some(gate) = &self.gate {
                 gate.answered.fetch_add(1, Ordering::AcqRel);
@@ -208,11 +251,7 @@ impl Daemon for ChannelDaemon {
                 let _ = reply_to.send((token, Ending::Reply(response)));
             }
         }
-        Ok(busy)
-    }
-
-    fn transport(&self) -> Option<TransportReport> {
-        None
+        Ok(moved)
     }
 }
 
@@ -265,7 +304,13 @@ fn reduce((options, outcomes): (Options, Vec<Result<RankReport, RankError>>)) ->
 
 #[test]
 fn a_whole_job_ends_with_nothing_lost_and_every_value_right() {
-    for args in ["--ranks 1", "--ranks 2", "--ranks 3 --server-threads 2 --client-threads 2 --distribution zipfian"] {
+    for args in [
+        "--ranks 1",
+        "--ranks 2",
+        "--ranks 3 --server-threads 2 --client-threads 2 --distribution zipfian",
+        "--ranks 3 --server-threads 2 --backend meta",
+        "--ranks 2 --server-threads 2 --client-threads 3 --backend direct",
+    ] {
         // Long enough that a loaded machine gives each thread its turn in some window.
         let result = result(&format!("{args} --duration 0.3"), Flaw::None);
         assert!(result.is_sound(), "{args}: {:?}", result.first_verify_failure);

@@ -2,6 +2,7 @@ use clap::Parser;
 use harness::clock::Clock;
 
 use super::*;
+use crate::activity::TransportReport;
 use crate::cli::Cli;
 use crate::client::Counts;
 use crate::verify::Verdict;
@@ -28,13 +29,22 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
         histogram
     };
     let outstanding_ns = u128::from((local + remote) * 1_000_000);
-    let window = Window { started_ns: 5, ended_ns: 5 + SECOND, outstanding_ns, local: record(local), remote: record(remote), errors: 1 };
+    let window = Window {
+        started_ns: 5,
+        ended_ns: 5 + SECOND,
+        outstanding_ns,
+        carried_ns: 0,
+        local: record(local),
+        remote: record(remote),
+        errors: 1,
+    };
     let completed = 2 * (local + remote) + 10;
     ClientReport {
         counts: Counts { issued: completed + 3, completed, errors: 2, not_found: 4 },
         lost: 1,
         windows: vec![window; 2],
         verdict,
+        worker: WorkerReport::default(),
     }
 }
 
@@ -50,7 +60,8 @@ fn reduced(verdicts: [Verdict; 2]) -> JobResult {
         .enumerate()
         .map(|(rank, client)| {
             let transport = TransportReport { device: format!("soft:lid={rank}"), writes: 10, messages: 25, ..TransportReport::default() };
-            let daemon = DaemonReport { loops: 10, empty_loops: 5, transport: Some(transport) };
+            let window = Activity { span_ns: SECOND, loops: 4, moved: 2, transport: Some(transport.clone()), ..Activity::default() };
+            let daemon = WorkerReport { loops: 10, empty_loops: 5, transport: Some(transport), windows: vec![window; 2] };
             serde_json::to_vec(&RankReport::new(rank, &options, vec![client], vec![daemon])).unwrap()
         })
         .collect();
@@ -66,6 +77,10 @@ fn figures_add_up_over_ranks_and_average_over_runs() {
     assert_eq!(result.issued, result.completed + result.errors + result.lost);
     assert_eq!((result.errors, result.lost, result.not_found, result.verify_failures), (4, 2, 8, Some(0)));
     assert_eq!(result.per_rank.iter().map(|rank| rank.remote_ops).collect::<Vec<_>>(), [600, 800]);
+    let run = result.runs[1].activity;
+    assert_eq!((run.loops_per_s, run.messages_per_loop, run.writes_per_s, run.messages_per_write), (4.0, 0.5, 20.0, 2.5));
+    let rank = result.per_rank[1].activity;
+    assert_eq!((rank.loops_per_s, rank.messages_per_loop, rank.writes_per_s, rank.messages_per_write), (4.0, 0.5, 10.0, 2.5));
     let law = result.littles_law;
     assert!((law.outstanding - 1.0).abs() < 1e-6 && (law.throughput_times_latency - 1.0).abs() < 1e-3, "{law:?}");
     assert!((result.unix_echo[0].remote_ratio - 7.0).abs() < 1e-9);
@@ -130,4 +145,11 @@ fn the_table_shows_both_ranks_percentiles_and_the_baseline() {
     ] {
         assert!(text.contains(part), "{part} is missing:\n{text}");
     }
+}
+
+#[test]
+fn littles_law_shows_how_far_its_sides_are_apart() {
+    let law = LittlesLaw::new(50.0, 45.0, 2.0);
+    assert!((law.deviation - 0.06).abs() < 1e-9, "{law:?}");
+    assert_eq!(LittlesLaw::new(0.0, 0.0, 0.0).deviation, 0.0);
 }

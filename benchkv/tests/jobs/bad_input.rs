@@ -27,7 +27,7 @@ fn directory_refused(path: &Path, parts: &[&str]) {
 
 #[test]
 fn illegal_options_are_refused_with_the_legal_ones() {
-    refused(&["--backend", "tcp"], &["tcp", "meta", "delegation"]);
+    refused(&["--backend", "tcp"], &["tcp", "meta", "delegation", "sharded", "direct"]);
     refused(&["--device", "eth0"], &["eth0", "auto", "soft", "mlx5_N"]);
     for flag in ["--ranks", "--server-threads", "--client-threads", "--queue-depth", "--runs", "--key-range"] {
         refused(&[flag, "0"], &[flag, "legal is 1 to"]);
@@ -40,6 +40,12 @@ fn illegal_options_are_refused_with_the_legal_ones() {
     refused(&["--remote-ratio", "0.5", "--ranks", "1"], &["--remote-ratio", "no other"]);
     refused(&["--distribution", "zipfian:99"], &["at most 10"]);
     refused(&["--pin", "60000"], &["core 60000", "usable are"]);
+}
+
+#[test]
+fn a_job_that_needs_more_memory_than_it_may_take_is_refused_with_both() {
+    let args = ["--backend", "direct", "--ranks", "24", "--client-threads", "46", "--memory-limit", "1000000000"];
+    refused(&args, &["the job needs about ", " and may take 1000000000 ", "connections between ranks", "--memory-limit", "--ring-size"]);
 }
 
 #[test]

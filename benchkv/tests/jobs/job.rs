@@ -12,7 +12,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-pub(crate) const BACKENDS: [&str; 2] = ["meta", "delegation"];
+pub(crate) const BACKENDS: [&str; 4] = ["meta", "delegation", "sharded", "direct"];
+
+/// For what does not depend on the backend: the default, and the one whose clients have endpoints.
+pub(crate) const TWO_BACKENDS: [&str; 2] = ["delegation", "direct"];
 
 /// A job as short as it can be and still do something on a loaded machine.
 pub(crate) const SHORT: [&str; 6] = ["--duration", "0.2", "--runs", "1", "--warmup", "0.1"];
@@ -37,9 +40,9 @@ pub(crate) fn benchkv(args: &[&str]) -> Command {
     command
 }
 
-/// A short job in the directory `dir`, to its end.
+/// A short job in the directory `dir`, to its end; `args` may make it longer.
 pub(crate) fn run(dir: &Scratch, args: &[&str]) -> Ended {
-    Job::start(benchkv(args).args(SHORT).arg("--shm-dir").arg(dir.path())).end()
+    Job::start(benchkv(&SHORT).args(args).arg("--shm-dir").arg(dir.path())).end()
 }
 
 /// A running job. Dropping it kills all of its processes.

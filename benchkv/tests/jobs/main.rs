@@ -1,7 +1,7 @@
 //! Whole jobs, started as a user starts them: what they print, what they refuse, and how they end when something dies.
 //!
 //! - `job`: starting the binary with a watchdog, and signals for its processes.
-//! - `measurement`: the main job of both backends, over the options that change its paths.
+//! - `measurement`: the main job of all backends, over the options that change its paths.
 //! - `output`: the table and the JSON document.
 //! - `bad_input`: what cannot be run is refused.
 //! - `death`: ranks and launchers that are killed.

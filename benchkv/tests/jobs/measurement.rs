@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::job::{BACKENDS, Job, SHORT, Scratch, benchkv, run, turn};
+use crate::job::{BACKENDS, Job, SHORT, Scratch, TWO_BACKENDS, benchkv, run, turn};
 
 /// Runs a short job alone; it has to be sound and to leave nothing.
 fn measure(args: &[&str]) -> Value {
@@ -13,11 +13,15 @@ fn measure(args: &[&str]) -> Value {
     result
 }
 
-/// Both backends, with the same further arguments.
+/// All backends, with the same further arguments.
 fn each(args: &[&str], check: impl Fn(&Value)) {
-    for backend in BACKENDS {
+    each_of(&BACKENDS, args, check);
+}
+
+fn each_of(backends: &[&str], args: &[&str], check: impl Fn(&Value)) {
+    for backend in backends {
         let result = measure(&[&["--backend", backend], args].concat());
-        assert_eq!(result["backend"], backend);
+        assert_eq!(result["backend"], *backend);
         check(&result);
     }
 }
@@ -26,11 +30,16 @@ fn count(value: &Value, field: &str) -> u64 {
     value[field].as_u64().unwrap_or_else(|| panic!("{field} is no count: {value}"))
 }
 
+fn number(value: &Value, field: &str) -> f64 {
+    value[field].as_f64().unwrap_or_else(|| panic!("{field} is no number: {value}"))
+}
+
 fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().unwrap_or_else(|| panic!("{field} is no list: {value}"))
 }
 
-/// Every operation of the job, and of each rank, ended with the answer of a store, and every value read was right.
+/// Every operation of the job, and of each rank, ended with the answer of a store, every value read was right, and the clients' books agree
+/// with the law that binds all of them.
 #[track_caller]
 fn assert_sound(result: &Value) {
     for whose in list(result, "per_rank").iter().chain([result]) {
@@ -41,6 +50,8 @@ fn assert_sound(result: &Value) {
             assert_eq!(count(whose, "verify_failures"), 0, "{result}");
         }
     }
+    let law = &result["littles_law"];
+    assert!(number(law, "deviation") < 0.05, "{law}");
     for field in ["issued", "completed", "local_ops", "remote_ops"] {
         let sum: u64 = list(result, "per_rank").iter().map(|rank| count(rank, field)).sum();
         assert_eq!(sum, count(result, field), "{field} of all ranks");
@@ -51,9 +62,15 @@ fn daemons(result: &Value) -> impl Iterator<Item = &Value> {
     list(result, "per_rank").iter().flat_map(|rank| list(rank, "daemons"))
 }
 
-/// Sum of a statistic over the connections of all daemons.
+/// The connections of all threads that have any.
+fn transports(result: &Value) -> impl Iterator<Item = &Value> {
+    let clients = list(result, "per_rank").iter().flat_map(|rank| list(rank, "clients"));
+    daemons(result).chain(clients).map(|worker| &worker["transport"]).filter(|transport| !transport.is_null())
+}
+
+/// Sum of a statistic over them.
 fn transport(result: &Value, field: &str) -> u64 {
-    daemons(result).map(|daemon| &daemon["transport"]).filter(|transport| !transport.is_null()).map(|all| count(all, field)).sum()
+    transports(result).map(|all| count(all, field)).sum()
 }
 
 /// A request and its response are a message each, and go from rank to rank in WRITEs of the device.
@@ -67,7 +84,7 @@ fn assert_remote_by_rdma(result: &Value) {
 
 #[test]
 fn every_rank_makes_local_and_remote_operations() {
-    each(&[], |result| {
+    each_of(&TWO_BACKENDS, &[], |result| {
         assert_eq!(list(result, "per_rank").len(), 2);
         for rank in list(result, "per_rank") {
             assert!(count(rank, "local_ops") > 0 && count(rank, "remote_ops") > 0, "{rank}");
@@ -80,7 +97,7 @@ fn every_rank_makes_local_and_remote_operations() {
 /// round; a request that is not passed on to where it belongs is refused, which is an error.
 #[test]
 fn daemons_of_a_rank_pass_requests_on_to_each_other() {
-    each(&["--server-threads", "2", "--remote-ratio", "1"], |result| {
+    each_of(&["meta", "delegation"], &["--server-threads", "2", "--remote-ratio", "1"], |result| {
         assert_remote_by_rdma(result);
         for rank in list(result, "per_rank") {
             let (carriers, others): (Vec<_>, Vec<_>) = list(rank, "daemons").iter().partition(|daemon| !daemon["transport"].is_null());
@@ -90,10 +107,25 @@ fn daemons_of_a_rank_pass_requests_on_to_each_other() {
     });
 }
 
+/// One client, two daemons: the daemon of a request's key is reached without another's help, by a connection that begins at the daemon of the
+/// same number, or at the client.
+#[test]
+fn daemons_that_own_their_connections_need_no_other() {
+    for (backend, connected_clients) in [("sharded", 0), ("direct", 1)] {
+        let result = measure(&["--backend", backend, "--server-threads", "2", "--remote-ratio", "1"]);
+        assert_remote_by_rdma(&result);
+        for rank in list(&result, "per_rank") {
+            assert!(list(rank, "daemons").iter().all(|daemon| count(&daemon["transport"], "writes") > 0), "{rank}");
+            let clients = list(rank, "clients").iter().filter(|client| client["transport"]["writes"].as_u64() > Some(0));
+            assert_eq!(clients.count(), connected_clients, "{rank}");
+        }
+    }
+}
+
 #[test]
 fn clients_of_a_rank_work_side_by_side() {
-    each(&["--client-threads", "2", "--queue-depth", "16"], |result| {
-        let outstanding = result["littles_law"]["outstanding"].as_f64().unwrap();
+    each_of(&TWO_BACKENDS, &["--client-threads", "2", "--queue-depth", "16"], |result| {
+        let outstanding = number(&result["littles_law"], "outstanding");
         assert!(outstanding > 1.5 * 2.0 * 16.0, "one client per rank would explain {outstanding} operations outstanding");
     });
 }
@@ -113,7 +145,7 @@ fn zipfian_keys_are_hit_again_where_uniform_ones_are_not() {
 fn a_ring_too_small_for_what_is_in_flight_makes_requests_wait_and_loses_none() {
     each(&["--ring-size", "4096", "--queue-depth", "256"], |result| {
         assert!(transport(result, "waits") > 0, "{result}");
-        assert!(daemons(result).any(|daemon| count(&daemon["transport"], "backlog_peak") > 0), "{result}");
+        assert!(transports(result).any(|transport| count(transport, "backlog_peak") > 0), "{result}");
         assert!(count(result, "remote_ops") > 0, "{result}");
     });
 }
@@ -128,7 +160,7 @@ fn many_ranks_that_overrun_their_rings_do_not_wait_for_each_other() {
 
 #[test]
 fn all_operations_can_be_remote() {
-    each(&["--remote-ratio", "1"], |result| {
+    each_of(&TWO_BACKENDS, &["--remote-ratio", "1"], |result| {
         assert_eq!(count(result, "local_ops"), 0);
         assert!(count(result, "remote_ops") > 0);
         assert_remote_by_rdma(result);
@@ -137,27 +169,65 @@ fn all_operations_can_be_remote() {
 
 #[test]
 fn all_operations_can_be_local() {
-    each(&["--remote-ratio", "0"], |result| {
+    each_of(&TWO_BACKENDS, &["--remote-ratio", "0"], |result| {
         assert!(count(result, "local_ops") > 0);
         assert_eq!((count(result, "remote_ops"), transport(result, "messages")), (0, 0));
     });
 }
 
+/// Every backend on 1, 2, 4 and 8 ranks, with keys of both kinds and one operation outstanding or many: a selection in which each backend
+/// meets each of them, and all of it, for longer, where `BENCHKV_TEST_SCALE` says how much longer.
 #[test]
-fn one_rank_works_without_a_device() {
-    each(&["--ranks", "1"], |result| {
-        assert!(count(result, "local_ops") > 0);
-        assert_eq!((count(result, "remote_ops"), &result["device"]), (0, &Value::from("none")));
-    });
+fn every_backend_is_sound_on_any_number_of_ranks() {
+    let scale: f64 = std::env::var("BENCHKV_TEST_SCALE").map_or(1.0, |scale| scale.parse().unwrap());
+    let duration = (0.2 * scale).min(5.0).to_string();
+    for (at, backend) in BACKENDS.into_iter().enumerate() {
+        for (number, ranks) in [1, 2, 4, 8].into_iter().enumerate() {
+            for (kind, distribution) in ["uniform", "zipfian"].into_iter().enumerate() {
+                for (depth, queue_depth) in ["1", "32"].into_iter().enumerate() {
+                    let selected = ((at + number) % 2, (at + number / 2) % 2) == (kind, depth);
+                    if scale > 1.0 || selected {
+                        let args = ["--backend", backend, "--distribution", distribution, "--queue-depth", queue_depth];
+                        is_sound_on(ranks, &[&args[..], &["--duration", &duration]].concat());
+                    }
+                }
+            }
+        }
+    }
 }
 
+fn is_sound_on(ranks: usize, args: &[&str]) {
+    let result = measure(&[args, &["--ranks", &ranks.to_string(), "--server-threads", "2"]].concat());
+    assert_eq!(list(&result, "per_rank").len(), ranks, "{result}");
+    assert!(list(&result, "per_rank").iter().all(|rank| count(rank, "completed") > 0), "{result}");
+    if ranks > 1 {
+        assert_remote_by_rdma(&result);
+    } else {
+        assert_eq!((count(&result, "remote_ops"), &result["device"]), (0, &Value::from("none")));
+    }
+}
+
+/// Per run and per rank, over windows only: what the whole job did is more.
 #[test]
-fn eight_ranks_on_few_cores_lose_nothing() {
-    each(&["--ranks", "8"], |result| {
-        assert_eq!(list(result, "per_rank").len(), 8);
-        assert!(list(result, "per_rank").iter().all(|rank| count(rank, "completed") > 0), "{result}");
-        assert_remote_by_rdma(result);
-    });
+fn what_daemons_and_connections_do_is_told_for_each_run_and_rank() {
+    let result = measure(&["--runs", "2", "--duration", "0.1", "--warmup", "0.3", "--remote-ratio", "1"]);
+    let activities = || list(&result, "runs").iter().chain(list(&result, "per_rank")).map(|whose| &whose["activity"]);
+    assert_eq!(activities().count(), 4);
+    for activity in activities() {
+        for field in ["loops_per_s", "messages_per_loop", "writes_per_s"] {
+            assert!(number(activity, field) > 0.0, "{field}: {activity}");
+        }
+        assert!(number(activity, "messages_per_write") >= 1.0, "{activity}");
+        let shares: f64 = list(activity, "loops_by_messages").iter().map(|share| share.as_f64().unwrap()).sum();
+        assert!((shares - 1.0).abs() < 1e-6, "{activity}");
+    }
+    let in_windows: f64 = list(&result, "runs").iter().map(|run| 0.1 * number(&run["activity"], "writes_per_s")).sum();
+    assert!(in_windows < transport(&result, "writes") as f64, "warm-up and drain are not in a window: {result}");
+    for daemon in daemons(&result) {
+        let windows = list(daemon, "windows");
+        let loops: u64 = windows.iter().map(|window| count(window, "loops")).sum();
+        assert!(windows.len() == 2 && loops > 0 && loops < count(daemon, "loops"), "{daemon}");
+    }
 }
 
 #[test]
@@ -171,7 +241,7 @@ fn writes_only_and_reads_only_work() {
 }
 
 #[test]
-fn two_jobs_at_once_share_a_directory() {
+fn jobs_at_once_share_a_directory() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let start = |backend| Job::start(benchkv(&["--backend", backend, "--json", "-"]).args(SHORT).arg("--shm-dir").arg(dir.path()));
     let jobs = BACKENDS.map(start);
@@ -181,10 +251,11 @@ fn two_jobs_at_once_share_a_directory() {
     dir.assert_empty();
 }
 
-/// A value is corrupted on its way to a store of the same rank, and on its way to another.
+/// A value is corrupted on its way to another rank, whichever way that is, and on its way to a store of the same rank.
 #[test]
 fn one_corrupted_value_is_seen() {
-    for (backend, remote_ratio) in BACKENDS.into_iter().flat_map(|backend| [(backend, "0"), (backend, "1")]) {
+    let all_remote = BACKENDS.into_iter().map(|backend| (backend, "1"));
+    for (backend, remote_ratio) in all_remote.chain([("delegation", "0")]) {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let args = ["--backend", backend, "--remote-ratio", remote_ratio, "--fault", "corrupt-value", "--json", "-"];
         let ended = run(&dir, &args);

@@ -3,7 +3,7 @@
 use benchkv::result::JobResult;
 use serde_json::Value;
 
-use crate::job::{BACKENDS, Scratch, run, turn};
+use crate::job::{Scratch, TWO_BACKENDS, run, turn};
 
 /// The cells that show, for a row of the ranks' table: three rates of two words, then counts.
 fn cells(stdout: &str, rank: &str) -> Vec<String> {
@@ -13,7 +13,7 @@ fn cells(stdout: &str, rank: &str) -> Vec<String> {
 
 #[test]
 fn the_table_goes_to_standard_output_and_the_plan_to_standard_error() {
-    for backend in BACKENDS {
+    for backend in TWO_BACKENDS {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let ended = run(&dir, &["--backend", backend]);
         assert!(ended.status.success(), "{}", ended.stderr);
@@ -57,7 +57,7 @@ fn assert_complete(result: &Value) {
 
 #[test]
 fn json_to_standard_output_is_exactly_one_document() {
-    for backend in BACKENDS {
+    for backend in TWO_BACKENDS {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let ended = run(&dir, &["--backend", backend, "--ranks", "2", "--verify", "--json", "-"]);
         let result = ended.result();

@@ -1,0 +1,210 @@
+//! Which thread has an endpoint to which, and which way a request goes: the whole of what tells the topologies apart.
+//!
+//! | | meta | delegation | sharded | direct |
+//! |---|---|---|---|---|
+//! | remote key: client | -ipc-> the daemon that owns such keys -flux-> the carrier | -ring-> daemon 0 | -ring-> the daemon of the key's number | |
+//! | -copyrpc-> | a daemon of the peer | its daemon 0 | its daemon of the same number | its daemon that owns the key |
+//! | there -flux-> | the daemon that owns the key | the same | | |
+//! | endpoints of a rank | N - 1 | N - 1 | D (N - 1) | 2 C D (N - 1): its clients' to daemons, its daemons' to clients |
+//!
+//! N ranks, D daemons and C clients of each. The carrier of rank r is daemon r mod D. A local key: client -ipc-> the daemon that owns it.
+
+use std::fmt;
+
+use harness::device::DeviceChoice;
+use shm::dir::Dir;
+
+use crate::cli::BackendKind;
+use crate::store::owner_of;
+
+/// A thread of a rank that can have endpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Worker {
+    /// The daemon of this number.
+    Daemon(usize),
+    /// The client of this number.
+    Client(usize),
+}
+
+/// A thread of another rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Peer {
+    /// The rank.
+    pub rank: usize,
+    /// Its thread.
+    pub worker: Worker,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.worker {
+            Worker::Daemon(daemon) => write!(f, "daemon {daemon} of rank {}", self.rank),
+            Worker::Client(client) => write!(f, "client {client} of rank {}", self.rank),
+        }
+    }
+}
+
+/// A topology: the threads of a job and the connections between them. Plain numbers, equal on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Topology {
+    /// Which one.
+    pub kind: BackendKind,
+    /// Ranks of the job.
+    pub ranks: usize,
+    /// Daemons of each rank.
+    pub daemons: usize,
+    /// Clients of each rank.
+    pub clients: usize,
+}
+
+impl Topology {
+    /// The daemon with the endpoint to rank `remote`, on any rank, where one daemon has it for all keys.
+    fn carrier(&self, remote: usize) -> Option<usize> {
+        match self.kind {
+            BackendKind::Meta => Some(remote % self.daemons),
+            BackendKind::Delegation => Some(0),
+            BackendKind::Sharded | BackendKind::Direct => None,
+        }
+    }
+
+    /// The daemon to which the others of its rank pass requests for rank `rank` on. `None`: they get none.
+    #[must_use]
+    pub fn carrier_of(&self, rank: usize) -> Option<usize> {
+        self.carrier(rank).filter(|_| self.kind == BackendKind::Meta)
+    }
+
+    /// The daemon of another rank to which rank `rank` sends a request for `key`.
+    #[must_use]
+    #[inline]
+    pub fn far_daemon(&self, rank: usize, key: u64) -> usize {
+        self.carrier(rank).unwrap_or_else(|| owner_of(key, self.daemons))
+    }
+
+    /// Number of shared rings of a rank, each served by the daemon of its number.
+    #[must_use]
+    pub const fn rings(&self) -> usize {
+        match self.kind {
+            BackendKind::Meta | BackendKind::Direct => 0,
+            BackendKind::Delegation => 1,
+            BackendKind::Sharded => self.daemons,
+        }
+    }
+
+    /// The threads of other ranks to which `worker` of rank `rank` has an endpoint.
+    #[must_use]
+    pub fn peers_of(&self, rank: usize, worker: Worker) -> Vec<Peer> {
+        let others = (0..self.ranks).filter(|remote| *remote != rank);
+        let to_daemon = |number: usize| move |remote| Peer { rank: remote, worker: Worker::Daemon(number) };
+        match (self.kind, worker) {
+            (BackendKind::Meta | BackendKind::Delegation, Worker::Daemon(daemon)) => {
+                // The other end is chosen by the same rule from the other side.
+                let far_end = self.far_daemon(rank, 0);
+                others.filter(|remote| self.carrier(*remote) == Some(daemon)).map(to_daemon(far_end)).collect()
+            }
+            (BackendKind::Sharded, Worker::Daemon(daemon)) => others.map(to_daemon(daemon)).collect(),
+            (BackendKind::Direct, Worker::Daemon(_)) => others
+                .flat_map(|remote| (0..self.clients).map(move |client| Peer { rank: remote, worker: Worker::Client(client) }))
+                .collect(),
+            (BackendKind::Direct, Worker::Client(_)) => others
+                .flat_map(|remote| (0..self.daemons).map(move |daemon| Peer { rank: remote, worker: Worker::Daemon(daemon) }))
+                .collect(),
+            (_, Worker::Client(_)) => Vec::new(),
+        }
+    }
+
+    /// Threads of a rank that have endpoints.
+    #[must_use]
+    pub const fn threads_with_endpoints(&self) -> u64 {
+        let threads = match self.kind {
+            _ if self.ranks == 1 => 0,
+            BackendKind::Meta if self.ranks <= self.daemons => self.ranks,
+            BackendKind::Meta | BackendKind::Sharded => self.daemons,
+            BackendKind::Delegation => 1,
+            BackendKind::Direct => self.daemons + self.clients,
+        };
+        threads as u64
+    }
+
+    /// Endpoints of a rank, all its threads together.
+    #[must_use]
+    pub const fn endpoints(&self) -> u64 {
+        let others = self.ranks as u64 - 1;
+        match self.kind {
+            BackendKind::Meta | BackendKind::Delegation => others,
+            BackendKind::Sharded => self.daemons as u64 * others,
+            BackendKind::Direct => 2 * self.clients as u64 * self.daemons as u64 * others,
+        }
+    }
+}
+
+/// What daemons and clients of a rank have to know.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) topology: Topology,
+    pub(super) rank: usize,
+    /// Operations of a client, rounded up to a power of two.
+    pub(super) depth: usize,
+    pub(super) ring_slots: usize,
+    pub(super) ring_bytes: u64,
+    pub(super) store_keys: u64,
+    pub(super) device: DeviceChoice,
+    pub(super) dir: Dir,
+}
+
+impl Plan {
+    /// Name of a server of this rank. The process id keeps ranks and jobs apart; what a dead process left under it is replaced.
+    pub(super) fn server_name(&self, what: &str) -> String {
+        format!("benchkv-{}-{what}", std::process::id())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KINDS: [BackendKind; 4] = [BackendKind::Meta, BackendKind::Delegation, BackendKind::Sharded, BackendKind::Direct];
+
+    fn workers(topology: &Topology) -> Vec<Worker> {
+        (0..topology.daemons).map(Worker::Daemon).chain((0..topology.clients).map(Worker::Client)).collect()
+    }
+
+    #[test]
+    fn every_endpoint_has_one_at_its_other_end_and_they_are_counted() {
+        for (kind, ranks, daemons, clients) in KINDS.into_iter().flat_map(|kind| [(kind, 1, 2, 2), (kind, 2, 1, 1), (kind, 5, 3, 2)]) {
+            let topology = Topology { kind, ranks, daemons, clients };
+            for rank in 0..ranks {
+                let mut endpoints = 0;
+                for worker in workers(&topology) {
+                    for peer in topology.peers_of(rank, worker) {
+                        let back = topology.peers_of(peer.rank, peer.worker);
+                        assert_eq!(
+                            back.iter().filter(|there| **there == Peer { rank, worker }).count(),
+                            1,
+                            "{topology:?}: {worker:?}, {peer:?}"
+                        );
+                        endpoints += 1;
+                    }
+                }
+                assert_eq!(endpoints, topology.endpoints(), "{topology:?}");
+            }
+        }
+    }
+
+    /// From the thread that sends it, whichever that is, every request has an endpoint to the daemon that is to have it.
+    #[test]
+    fn every_remote_key_can_be_sent() {
+        for kind in KINDS {
+            let topology = Topology { kind, ranks: 5, daemons: 3, clients: 2 };
+            for (rank, remote, key) in (0..5).flat_map(|rank| (0..5).flat_map(move |remote| (0..6).map(move |key| (rank, remote, key)))) {
+                let sender = match kind {
+                    BackendKind::Meta => Worker::Daemon(topology.carrier_of(remote).unwrap()),
+                    BackendKind::Delegation => Worker::Daemon(0),
+                    BackendKind::Sharded => Worker::Daemon(owner_of(key, 3)),
+                    BackendKind::Direct => Worker::Client(1),
+                };
+                let far_end = Peer { rank: remote, worker: Worker::Daemon(topology.far_daemon(rank, key)) };
+                assert_eq!(topology.peers_of(rank, sender).contains(&far_end), rank != remote, "{kind}: {rank} to {remote}, key {key}");
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The result as a person reads it.
+
+use std::fmt;
+
+use harness::report::{Table, bytes, nanos, plural, rate};
+
+use super::{EchoBaseline, JobResult};
+use crate::activity::TransportReport;
+
+/// The table a person reads.
+impl fmt::Display for JobResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ranks, daemons) = (plural(self.ranks, "rank"), plural(self.server_threads, "daemon"));
+        let (clients, runs) = (plural(self.client_threads, "client"), plural(self.options.runs, "run"));
+        write!(f, "benchkv {}: {ranks} x ({daemons} + {clients}), depth {}, ", self.backend, self.queue_depth)?;
+        writeln!(f, "{} device, {runs} of {} s", self.device, self.options.duration_s)?;
+        writeln!(f, "\n{}", self.rank_table())?;
+        writeln!(f, "{}", self.latency_table())?;
+        if let Some(transport) = self.transport_line() {
+            writeln!(f, "{transport}")?;
+        }
+        let law = self.littles_law;
+        let (outstanding, product, apart) = (law.outstanding, law.throughput_times_latency, law.deviation * 100.0);
+        write!(f, "Little's law: {outstanding:.1} outstanding, throughput x latency {product:.1}, ")?;
+        writeln!(f, "carried over the edges of windows {:.1}: {apart:.1} % apart", law.carried)?;
+        for EchoBaseline { echo, remote_ratio } in &self.unix_echo {
+            let (rps, p50) = (rate(echo.rps), nanos(echo.latency_ns.p50 as f64));
+            writeln!(f, "Unix-socket echo, depth {}: {rps}, p50 {p50}; remote operations are {remote_ratio:.1} x that", echo.depth)?;
+        }
+        let (environment, commit) = (&self.environment, &self.environment.git_commit);
+        writeln!(f, "{}, {} cores, {}", environment.cpu_model, environment.cores_online, environment.kernel)?;
+        write!(f, "{} build of commit {commit}, wait {}, clock {}", environment.build_profile, self.options.wait, self.clock)?;
+        if let Some(failure) = &self.first_verify_failure {
+            write!(f, "\nfirst verify failure: {failure}")?;
+        }
+        Ok(())
+    }
+}
+
+impl JobResult {
+    fn rank_table(&self) -> Table {
+        let mut table =
+            Table::new(["rank", "local", "remote", "total", "issued", "errors", "lost", "verify failures", "empty loops", "memory"]);
+        let failures = |failures: Option<u64>| failures.map_or_else(|| "off".to_owned(), |count| count.to_string());
+        for rank in &self.per_rank {
+            let (loops, empty) =
+                rank.daemons.iter().fold((0, 0), |(loops, empty), daemon| (loops + daemon.loops, empty + daemon.empty_loops));
+            table.row([
+                rank.rank.to_string(),
+                rate(rank.local_rps),
+                rate(rank.remote_rps),
+                rate(rank.total_rps),
+                rank.issued.to_string(),
+                rank.errors.to_string(),
+                rank.lost.to_string(),
+                failures(rank.verify_failures),
+                format!("{:.0} %", 100.0 * empty as f64 / loops.max(1) as f64),
+                bytes(rank.peak_rss_bytes),
+            ]);
+        }
+        let rates = [rate(self.local_rps), rate(self.remote_rps), rate(self.total_rps)];
+        let counts = [self.issued.to_string(), self.errors.to_string(), self.lost.to_string(), failures(self.verify_failures)];
+        table.row(["all".to_owned()].into_iter().chain(rates).chain(counts));
+        table
+    }
+
+    /// One line about the connections between ranks, all threads together.
+    fn transport_line(&self) -> Option<String> {
+        let workers = || self.per_rank.iter().flat_map(|rank| rank.daemons.iter().chain(&rank.clients));
+        let all = || workers().filter_map(|worker| worker.transport.as_ref());
+        let (sum, first) = (|field: fn(&TransportReport) -> u64| all().map(field).sum::<u64>(), all().next()?);
+        let (writes, messages) = (sum(|t| t.writes), sum(|t| t.messages));
+        let per_write = messages as f64 / writes.max(1) as f64;
+        let peak = all().map(|t| t.backlog_peak).max().unwrap_or(0);
+        let (waits, reads, reached_by) = (sum(|t| t.waits), sum(|t| t.reads), &first.reached_by);
+        Some(format!("{writes} WRITEs of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
+    }
+
+    fn latency_table(&self) -> Table {
+        let mut table = Table::new(["round trip", "operations", "mean", "p50", "p99", "p99.9", "max"]);
+        let kinds = [("local", &self.local_latency_ns), ("remote", &self.remote_latency_ns), ("all", &self.latency_ns)];
+        for (kind, summary) in kinds.into_iter().filter(|(_, summary)| summary.count > 0) {
+            let times = [summary.mean, summary.p50 as f64, summary.p99 as f64, summary.p999 as f64, summary.max as f64];
+            table.row([kind.to_owned(), summary.count.to_string()].into_iter().chain(times.map(nanos)));
+        }
+        table
+    }
+}
