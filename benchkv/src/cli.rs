@@ -12,7 +12,7 @@ use crate::workload::Distribution;
 
 /// Distributed key-value benchmark of the copyrpc stack.
 ///
-/// Starts the ranks itself, as processes on this host, and prints one table. Exit status: 0 done and sound, 1 failed, 2 illegal options,
+/// Starts the ranks itself, as processes on this host, or is started as several by mpirun or srun, and prints one table. Exit status: 0 done and sound, 1 failed, 2 illegal options,
 /// 3 measured, but operations were lost or values were wrong.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "benchkv", version, args_override_self = true)]
@@ -21,9 +21,9 @@ pub struct Cli {
     #[arg(long, value_enum, default_value_t = BackendKind::Delegation)]
     pub backend: BackendKind,
 
-    /// Rank processes to start, 1 to 256.
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub ranks: usize,
+    /// Rank processes to start, 1 to 256 [default: 2]. Below mpirun there are as many as it started.
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
 
     /// RDMA device: soft, which auto takes; or hardware, by the name of the device and maybe its port (mlx5_0, mlx5_0:1, verbs:NAME for other
     /// names), or verbs for the first with an active port.
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn a_run_needs_no_argument() {
         let cli = parse("").unwrap();
-        assert_eq!((cli.backend, cli.ranks, cli.verify), (BackendKind::Delegation, 2, true));
+        assert_eq!((cli.backend, cli.ranks, cli.verify), (BackendKind::Delegation, None, true));
         assert!(cli.warmup + cli.runs as f64 * cli.duration < 10.0, "the default run has to end within 15 s with its set-up");
     }
 

@@ -118,6 +118,11 @@ pub fn run_rank<B: Backend>(options: &Options, backend: &B, exchange: &mut dyn E
 type Worker<'scope, T> = ScopedJoinHandle<'scope, Option<T>>;
 
 impl<B: Backend> Rank<'_, B> {
+    /// The place of this rank among those of its host, by which it has its cores.
+    fn local_rank(&self) -> Option<usize> {
+        self.options.launcher.local_rank(self.rank)
+    }
+
     /// The order of the run, on the main thread.
     fn conduct<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, exchange: &mut dyn Exchange) -> Result<RankReport, RankError> {
         let (control, options) = (&self.control, self.options);
@@ -228,7 +233,7 @@ impl<B: Backend> Rank<'_, B> {
         tell: &Sender<News>,
         mailbox: &Receiver<Vec<(usize, Vec<u8>)>>,
     ) -> Result<DaemonReport, RankError> {
-        if let Some(core) = self.options.plan.daemon_core(self.rank, number) {
+        if let Some(core) = self.local_rank().and_then(|rank| self.options.plan.daemon_core(rank, number)) {
             pin_current_thread(core)?;
         }
         let mut daemon = self.backend.open_daemon(number)?;
@@ -260,7 +265,7 @@ impl<B: Backend> Rank<'_, B> {
 
     fn client_thread(&self, number: usize, tell: &Sender<News>) -> Result<ClientReport, RankError> {
         let (options, workload) = (self.options, &self.options.workload);
-        if let Some(core) = options.plan.client_core(self.rank, number) {
+        if let Some(core) = self.local_rank().and_then(|rank| options.plan.client_core(rank, number)) {
             pin_current_thread(core)?;
         }
         let pattern = workload.pattern(self.rank, number);

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::cli::BackendKind;
 use crate::client::{ClientReport, Window};
+use crate::launcher::Launcher;
 use crate::options::{Options, Recorded, Sizes};
 use crate::verify::never_issued;
 
@@ -207,6 +208,8 @@ pub struct JobResult {
     pub options: Recorded,
     /// Sizes computed from them.
     pub sizes: Sizes,
+    /// Who started the ranks, and where.
+    pub launcher: Launcher,
     /// Where the threads of rank 0's host ran.
     pub placement: Plan,
     /// What latencies were measured with.
@@ -380,6 +383,7 @@ impl JobResult {
             seed: options.workload.seed,
             options: Recorded::from(options),
             sizes: options.sizes,
+            launcher: options.launcher.clone(),
             placement: options.plan.clone(),
             clock: conditions.clock,
             environment: conditions.environment,

@@ -5,6 +5,7 @@
 //! - [`role`]: what this process is: the launcher, one rank, or the other side of a baseline.
 //! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the one that died.
 //! - [`exchange`]: what ranks need from each other outside the measured path: all-gather, barrier, a sleep that wakes when a rank dies.
+//! - [`hosts`]: where the ranks are, and the cores that those of a host share.
 //! - [`affinity`]: the usable cores and which thread goes where.
 //! - [`device`]: the RDMA device, as it is named on a command line.
 //! - [`clock`]: a cheap nanosecond clock that says what it reads.
@@ -28,6 +29,7 @@ pub mod echo;
 pub mod environment;
 pub mod exchange;
 pub mod hist;
+pub mod hosts;
 pub mod launcher;
 pub mod load;
 pub mod pingpong;

@@ -72,6 +72,14 @@ impl MpiExchange {
         Ok(Self { universe, rank, size, tag: 0, over: None })
     }
 
+    /// The MPI library, by the name and version it gives itself.
+    #[must_use]
+    pub fn library(&self) -> String {
+        let version = mpi::environment::library_version().unwrap_or_default();
+        // Open MPI goes on about how it was built.
+        version.split([',', '\n', '\0']).next().unwrap_or_default().trim().to_owned()
+    }
+
     /// Ends all ranks of the job; the launcher reports `status`.
     pub fn abort(&self, status: u8) -> ! {
         self.universe.world().abort(status.into())
