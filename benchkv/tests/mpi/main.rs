@@ -12,6 +12,9 @@ use std::process::Command;
 use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, run, turn};
 use serde_json::Value;
 
+/// Some ranks of a job, with arguments of their own.
+type Part<'a> = (usize, &'a [&'a str]);
+
 /// A rank that has used so much processor time in a client thread is in mid-run.
 const TICKS_OF_LOAD: u64 = 5;
 
@@ -26,8 +29,8 @@ impl Dirs {
         Self { shm: Scratch::in_memory(), mpi: Scratch::in_memory() }
     }
 
-    /// An mpirun with `parts`, each some ranks with arguments of their own.
-    fn mpirun(&self, parts: &[(usize, &[&str])]) -> Command {
+    /// An mpirun with these parts.
+    fn mpirun(&self, parts: &[Part<'_>]) -> Command {
         let mut command = Command::new("mpirun");
         for variable in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"] {
             command.env(variable, "1");
@@ -41,7 +44,7 @@ impl Dirs {
         command
     }
 
-    fn end(&self, parts: &[(usize, &[&str])]) -> Ended {
+    fn end(&self, parts: &[Part<'_>]) -> Ended {
         Job::start(&mut self.mpirun(parts)).end()
     }
 
@@ -120,7 +123,7 @@ fn the_plan_says_who_started_the_ranks_and_which_cores_they_share() {
 }
 
 /// Jobs that are refused before there is any load, at the same time: mpirun takes seconds to end one that failed.
-fn refused(jobs: &[(&[(usize, &[&str])], &[&str])]) {
+fn refused(jobs: &[(&[Part<'_>], &[&str])]) {
     let _turn = turn();
     std::thread::scope(|scope| {
         for (parts, said) in jobs {
@@ -176,27 +179,23 @@ fn wrong_values_have_their_status() {
 
 #[test]
 fn a_killed_rank_ends_the_job_and_the_next_one_cleans() {
-    for (backend, dead, ranks) in [(BACKENDS[0], 0, 2), (BACKENDS[1], 1, 4)] {
-        let (_turn, dirs) = (turn(), Dirs::new());
-        let (job, processes) = dirs.load(ranks, backend);
-        processes[dead].signal(libc::SIGKILL);
-        let ended = job.end();
-        assert!(!ended.status.success(), "{}", ended.stderr);
-        assert!(processes.iter().all(|rank| rank.has_ended()), "{}", ended.stderr);
-        dirs.assert_next_job_cleans(backend);
-    }
+    let (_turn, dirs) = (turn(), Dirs::new());
+    let (job, ranks) = dirs.load(4, "delegation");
+    ranks[1].signal(libc::SIGKILL);
+    let ended = job.end();
+    assert!(!ended.status.success(), "{}", ended.stderr);
+    assert!(ranks.iter().all(|rank| rank.has_ended()), "{}", ended.stderr);
+    dirs.assert_next_job_cleans("meta");
 }
 
 #[test]
 fn ranks_do_not_outlive_a_killed_mpirun() {
-    for backend in BACKENDS {
-        let (_turn, dirs) = (turn(), Dirs::new());
-        let (job, processes) = dirs.load(2, backend);
-        job.launcher().signal(libc::SIGKILL);
-        for process in processes {
-            job.until("every rank has ended", || process.has_ended().then_some(()));
-        }
-        assert_eq!(job.end().status.code(), None);
-        dirs.assert_next_job_cleans(backend);
+    let (_turn, dirs) = (turn(), Dirs::new());
+    let (job, ranks) = dirs.load(2, "delegation");
+    job.launcher().signal(libc::SIGKILL);
+    for rank in ranks {
+        job.until("every rank has ended", || rank.has_ended().then_some(()));
     }
+    assert_eq!(job.end().status.code(), None);
+    dirs.assert_next_job_cleans("delegation");
 }
