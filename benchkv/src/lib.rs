@@ -10,6 +10,7 @@
 //! - [`backend`]: the seam to the transports: what a topology provides.
 //! - [`store`]: the shard that a daemon serves.
 //! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
+//! - [`doctor`]: what this machine lacks, instead of a job.
 //! - [`result`]: what all ranks measured, as a table and as JSON.
 
 pub mod agreement;
@@ -17,6 +18,7 @@ pub mod backend;
 pub mod cli;
 pub mod client;
 pub mod control;
+pub mod doctor;
 pub mod launcher;
 pub mod message;
 pub mod options;

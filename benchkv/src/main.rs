@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use benchkv::agreement::{AgreementError, agree};
 use benchkv::backend::composed::Composed;
-use benchkv::cli::Cli;
+use benchkv::cli::{Cli, Command, DoctorArgs};
+use benchkv::doctor::{Diagnosis, probe};
 use benchkv::launcher::LauncherKind;
 use benchkv::message::{Request, Response};
 use benchkv::options::Options;
@@ -27,6 +28,7 @@ use harness::hosts::Hosts;
 use harness::launcher::Launch;
 use harness::report::{JsonSink, say};
 use harness::role::{Role, foreign_launcher, role};
+use serde::Serialize;
 use shm::dir::Dir;
 
 /// Exit status for options that cannot be honoured; clap uses the same for those it refuses.
@@ -64,6 +66,9 @@ fn fail(code: u8, error: &dyn Display) -> ExitCode {
 /// Started by a user, or as one of several processes by a launcher of another kind.
 fn start() -> ExitCode {
     let cli = Cli::parse();
+    if let Some(Command::Doctor(args)) = &cli.command {
+        return doctor(args).unwrap_or_else(|error| fail(1, &error));
+    }
     match foreign_launcher() {
         None => launch(cli),
         #[cfg(feature = "mpi")]
@@ -74,6 +79,13 @@ fn start() -> ExitCode {
             fail(EXIT_OPTIONS, &format!("{name} announces {size} processes, but {what}"))
         }
     }
+}
+
+/// Looks at this machine. What is missing is a finding, not a failure.
+fn doctor(args: &DoctorArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let diagnosis = Diagnosis::of(&probe::probe(args.shm_dir.as_deref()));
+    print(&diagnosis, &diagnosis.to_string(), args.json.as_ref())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The launcher: checks everything that can be checked before a process is started, then starts the ranks with the same arguments.
@@ -171,18 +183,21 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoEr
     depths.into_iter().map(|depth| Echo { depth, request_bytes, reply_bytes, duration: ECHO_DURATION }.measure(clock)).collect()
 }
 
-/// Table to standard output and the document where it was asked for; when that is standard output, the table makes room.
+/// Shows the result; an unsound one has a status of its own.
 fn show(options: &Options, result: &JobResult) -> Result<ExitCode, Box<dyn Error>> {
-    match &options.json {
-        Some(JsonSink::Stdout) => say(&result.to_string()),
-        _ => writeln!(std::io::stdout(), "{result}")?,
-    }
-    if let Some(sink) = &options.json {
-        sink.write(result)?;
-    }
+    print(result, &result.to_string(), options.json.as_ref())?;
     if result.is_sound() {
         return Ok(ExitCode::SUCCESS);
     }
     let failures = result.verify_failures.unwrap_or(0);
     Ok(fail(EXIT_UNSOUND, &format!("the result is unsound: {} operations lost, {failures} verify failures", result.lost)))
+}
+
+/// Text to standard output and the document where it was asked for; when that is standard output, the text makes room.
+fn print(document: &impl Serialize, text: &str, json: Option<&JsonSink>) -> Result<(), Box<dyn Error>> {
+    match json {
+        Some(JsonSink::Stdout) => say(text),
+        _ => writeln!(std::io::stdout(), "{text}")?,
+    }
+    json.map_or(Ok(()), |sink| Ok(sink.write(document)?))
 }

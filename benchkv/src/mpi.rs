@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 
 use benchkv::cli::Cli;
-use harness::exchange::{Exchange, MpiExchange};
+use harness::exchange::{Exchange, MpiExchange, mpi_library};
 
 use crate::{EXIT_OPTIONS, fail, rank_process};
 
@@ -16,8 +16,8 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Ok(exchange) => exchange,
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };
-    let (rank, library) = (exchange.rank(), exchange.library());
-    match rank_process(cli, &mut exchange, Some(library)) {
+    let rank = exchange.rank();
+    match rank_process(cli, &mut exchange, Some(mpi_library())) {
         Ok(code) => code,
         Err(error) => {
             fail(1, &format!("rank {rank}: {error}"));

@@ -14,6 +14,7 @@
 //! - [`pingpong`]: the cache line that goes to and fro, below which no round trip between two cores can be.
 //! - [`load`]: callers and answerers under load, and [`counted`]: operations one after the other, for whatever carries calls.
 //! - [`environment`]: machine, kernel and commit, for the result.
+//! - [`machine`]: libraries, limits and programs, for those who ask what is missing.
 //! - [`report`]: the table a person reads and the JSON document a program reads.
 //!
 //! Waiting here is waiting for other processes, outside any measured window; only [`load`] starts a thread.
@@ -32,6 +33,7 @@ pub mod hist;
 pub mod hosts;
 pub mod launcher;
 pub mod load;
+pub mod machine;
 pub mod pingpong;
 pub mod report;
 pub mod role;
