@@ -408,10 +408,13 @@ mod tests {
         }
     }
 
-    /// As rank 2 of ranks on these hosts sees it; each has cores 0 to 7.
+    /// As rank 2 of ranks on these hosts sees it; the launcher bound each to four cores, rank 0 to the first.
     fn resolve_on(hosts: &[&str], args: &str) -> Result<Options, OptionError> {
-        let place = |host: &&str| serde_json::json!({"boot_id": host, "host": host, "cores": [0, 1, 2, 3, 4, 5, 6, 7]}).to_string();
-        let hosts = Hosts::gather(&mut Places(hosts.iter().map(|host| place(host).into_bytes()).collect()), Duration::ZERO).unwrap();
+        let place = |(rank, host): (usize, &&str)| {
+            let cores: Vec<usize> = (4 * rank..4 * rank + 4).collect();
+            serde_json::json!({"boot_id": host, "host": host, "cores": cores}).to_string().into_bytes()
+        };
+        let hosts = Hosts::gather(&mut Places(hosts.iter().enumerate().map(place).collect()), Duration::ZERO).unwrap();
         let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
         Options::resolve_on(cli, &hosts, Some("an MPI".to_owned()))
     }
@@ -436,10 +439,11 @@ mod tests {
     #[test]
     fn cores_are_given_out_by_the_place_of_a_rank_on_its_host() {
         let options = resolve_on(&["a", "b", "a"], "--device mlx5_0").unwrap();
-        // Ranks 0 and 2 are the two here: four threads on eight cores.
+        // Ranks 0 and 2 are the two here: two threads each, on cores 0 to 3 and 8 to 11.
         assert_eq!((options.launcher.local_rank(2), options.launcher.local_rank(1), options.plan.threads), (Some(1), None, 4));
-        assert_eq!(options.plan.daemon_core(1, 0), Some(2));
-        assert!(options.to_string().contains("an MPI: hosts a, b; on this one ranks [0, 2]"), "{options}");
+        assert_eq!([options.plan.daemon_core(0, 0), options.plan.client_core(0, 0)], [Some(0), Some(1)]);
+        assert_eq!([options.plan.daemon_core(1, 0), options.plan.client_core(1, 0)], [Some(8), Some(9)]);
+        assert!(options.to_string().contains("an MPI: hosts a, b; on this one ranks [0, 2], bound to cores by"), "{options}");
     }
 
     #[test]

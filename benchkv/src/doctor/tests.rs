@@ -136,3 +136,14 @@ fn this_machine_is_looked_at() {
     let missing = probe::probe(Some(std::path::Path::new("/nonexistent")));
     assert!(missing.shm.unwrap_err().contains("/nonexistent does not exist"));
 }
+
+#[test]
+#[ignore = "needs an mlx5 device with an active port; mlx5-run makes one"]
+fn a_device_of_this_machine_is_described_with_the_way_to_reach_it() {
+    let devices = probe::probe(None).devices.unwrap();
+    let ports: Vec<&Port> = devices.iter().filter_map(|device| device.ports.as_ref().ok()).flatten().collect();
+    let active = ports.into_iter().find(|port| port.is_active).unwrap();
+    assert!(active.text.starts_with("Active, ") && active.text.contains(", MTU "), "{active:?}");
+    let reached_by = active.reached_by.as_ref().unwrap().as_ref().unwrap();
+    assert!(["InfiniBand, LID ", "RoCE v"].iter().any(|start| reached_by.starts_with(start)), "{active:?}");
+}
