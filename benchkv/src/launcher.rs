@@ -59,6 +59,6 @@ impl fmt::Display for Launcher {
             [host] => write!(f, "{} on host {host}", report::plural(ranks_here.len(), "rank"))?,
             hosts => write!(f, "hosts {}; on this one ranks {ranks_here:?}", hosts.join(", "))?,
         }
-        f.write_str(if self.bound { ", bound to cores by their launcher" } else { "" })
+        f.write_str(if self.bound { ", bound to cores by their launcher (mpirun --bind-to none leaves them all)" } else { "" })
     }
 }
