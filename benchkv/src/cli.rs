@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use harness::affinity::PinPolicy;
 use harness::device::DeviceChoice;
 use harness::report::JsonSink;
@@ -12,18 +12,22 @@ use crate::workload::Distribution;
 
 /// Distributed key-value benchmark of the copyrpc stack.
 ///
-/// Starts the ranks itself, as processes on this host, and prints one table. Exit status: 0 done and sound, 1 failed, 2 illegal options,
+/// Starts the ranks itself, as processes on this host, or is started as several by mpirun or srun, and prints one table. Exit status: 0 done and sound, 1 failed, 2 illegal options,
 /// 3 measured, but operations were lost or values were wrong.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "benchkv", version, args_override_self = true)]
+#[command(name = "benchkv", version, args_override_self = true, args_conflicts_with_subcommands = true)]
 pub struct Cli {
+    /// Something else than a job.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
     /// How requests travel to other ranks.
     #[arg(long, value_enum, default_value_t = BackendKind::Delegation)]
     pub backend: BackendKind,
 
-    /// Rank processes to start, 1 to 256.
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub ranks: usize,
+    /// Rank processes to start, 1 to 256 [default: 2]. Below mpirun there are as many as it started.
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
 
     /// RDMA device: soft, which auto takes; or hardware, by the name of the device and maybe its port (mlx5_0, mlx5_0:1, verbs:NAME for other
     /// names), or verbs for the first with an active port.
@@ -106,6 +110,25 @@ pub struct Cli {
     /// Breaks something on purpose, for tests.
     #[arg(long, value_enum, hide = true)]
     pub fault: Option<Fault>,
+}
+
+/// What benchkv does instead of running a job.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Says what this machine has of what a job can use, what is missing, and how to get it. The exit status is 0 whatever is missing.
+    Doctor(DoctorArgs),
+}
+
+/// Options of `benchkv doctor`.
+#[derive(Debug, Clone, Args)]
+pub struct DoctorArgs {
+    /// Also write the checks as one JSON document to a file, or to standard output with -; the text then goes to standard error.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<JsonSink>,
+
+    /// Directory for shared memory, as jobs would be given it.
+    #[arg(long, value_name = "DIR")]
+    pub shm_dir: Option<PathBuf>,
 }
 
 /// The topologies.
@@ -191,7 +214,7 @@ mod tests {
     #[test]
     fn a_run_needs_no_argument() {
         let cli = parse("").unwrap();
-        assert_eq!((cli.backend, cli.ranks, cli.verify), (BackendKind::Delegation, 2, true));
+        assert_eq!((cli.backend, cli.ranks, cli.verify), (BackendKind::Delegation, None, true));
         assert!(cli.warmup + cli.runs as f64 * cli.duration < 10.0, "the default run has to end within 15 s with its set-up");
     }
 

@@ -3,6 +3,7 @@
 //! The binary is thin; this library half lets tests, and other drivers of the same code, link it. In data-flow order:
 //!
 //! - [`cli`], [`options`]: the command line, checked once into values that can be run.
+//! - [`launcher`]: who started the ranks, and where; [`agreement`]: that they all run the same.
 //! - [`workload`], [`zipf`]: the accesses of every client, generated before the run.
 //! - [`message`]: the bytes of a request and its response.
 //! - [`client`]: the closed loop that issues them; [`verify`] judges what comes back.
@@ -11,13 +12,17 @@
 //! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
 //! - [`activity`]: how the threads spent their time.
 //! - [`memory`]: what a job will take of it.
+//! - [`doctor`]: what this machine lacks, instead of a job.
 //! - [`result`]: what all ranks measured, as a table and as JSON.
 
 pub mod activity;
+pub mod agreement;
 pub mod backend;
 pub mod cli;
 pub mod client;
 pub mod control;
+pub mod doctor;
+pub mod launcher;
 pub mod memory;
 pub mod message;
 pub mod options;

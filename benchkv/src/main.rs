@@ -1,4 +1,8 @@
-//! The binary: what this process is, what is printed, which exit status.
+//! The binary: what this process is, what is printed, which exit status. With the feature `mpi`, `mpi` is the way in of processes that an MPI
+//! launcher started.
+
+#[cfg(feature = "mpi")]
+mod mpi;
 
 use std::error::Error;
 use std::fmt::Display;
@@ -6,8 +10,11 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use benchkv::agreement::{AgreementError, agree};
 use benchkv::backend::composed::Composed;
-use benchkv::cli::Cli;
+use benchkv::cli::{Cli, Command, DoctorArgs};
+use benchkv::doctor::{Diagnosis, probe};
+use benchkv::launcher::LauncherKind;
 use benchkv::message::{Request, Response};
 use benchkv::options::Options;
 use benchkv::orchestrate::run_rank;
@@ -16,10 +23,12 @@ use clap::Parser;
 use harness::clock::Clock;
 use harness::echo::{self, Echo, EchoError, EchoResult};
 use harness::environment::Environment;
-use harness::exchange::{Exchange, SocketExchange};
+use harness::exchange::Exchange;
+use harness::hosts::Hosts;
 use harness::launcher::Launch;
 use harness::report::{JsonSink, say};
 use harness::role::{Role, foreign_launcher, role};
+use serde::Serialize;
 use shm::dir::Dir;
 
 /// Exit status for options that cannot be honoured; clap uses the same for those it refuses.
@@ -28,6 +37,8 @@ const EXIT_OPTIONS: u8 = 2;
 const EXIT_UNSOUND: u8 = 3;
 /// How long each echo baseline is measured.
 const ECHO_DURATION: Duration = Duration::from_millis(250);
+/// How long the slowest rank may take to start.
+const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long ranks wait for rank 0 to measure the baselines, and for each other's reports.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(30);
 /// How long ranks may take to end by themselves when the job has failed.
@@ -35,10 +46,10 @@ const GRACE: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let ended = match role() {
-        Ok(Role::Launcher) => return launch(),
-        Ok(Role::Rank(exchange)) => {
+        Ok(Role::Launcher) => return start(),
+        Ok(Role::Rank(mut exchange)) => {
             let rank = exchange.rank();
-            rank_process(exchange).map_err(|error| format!("rank {rank}: {error}").into())
+            rank_process(Cli::parse(), &mut exchange, None).map_err(|error| format!("rank {rank}: {error}").into())
         }
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Err(error) => Err(error.into()),
@@ -52,26 +63,39 @@ fn fail(code: u8, error: &dyn Display) -> ExitCode {
     ExitCode::from(code)
 }
 
+/// Started by a user, or as one of several processes by a launcher of another kind.
+fn start() -> ExitCode {
+    let cli = Cli::parse();
+    if let Some(Command::Doctor(args)) = &cli.command {
+        return doctor(args).unwrap_or_else(|error| fail(1, &error));
+    }
+    match foreign_launcher() {
+        None => launch(cli),
+        #[cfg(feature = "mpi")]
+        Some(_) => mpi::run(cli),
+        #[cfg(not(feature = "mpi"))]
+        Some((name, size)) => {
+            let what = format!("this build has no MPI: build it with --features mpi, or start it alone, with --ranks {size}");
+            fail(EXIT_OPTIONS, &format!("{name} announces {size} processes, but {what}"))
+        }
+    }
+}
+
+/// Looks at this machine. What is missing is a finding, not a failure.
+fn doctor(args: &DoctorArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let diagnosis = Diagnosis::of(&probe::probe(args.shm_dir.as_deref()));
+    print(&diagnosis, &diagnosis.to_string(), args.json.as_ref())?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// The launcher: checks everything that can be checked before a process is started, then starts the ranks with the same arguments.
-fn launch() -> ExitCode {
-    let options = match Options::resolve(Cli::parse()) {
+fn launch(cli: Cli) -> ExitCode {
+    let options = match Options::resolve(cli) {
         Ok(options) => options,
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };
-    if let Some((name, size)) = foreign_launcher() {
-        return fail(
-            EXIT_OPTIONS,
-            &format!("{name} announces {size} processes, but this build has no MPI; start it alone, with --ranks {size}"),
-        );
-    }
-    if let Err(error) = options.json.as_ref().map_or(Ok(()), JsonSink::check) {
-        return fail(EXIT_OPTIONS, &format!("--json: {error}"));
-    }
-    // What a killed job left behind is removed here, by the next one.
-    match Dir::open(options.shm_dir.as_deref()).and_then(|dir| dir.sweep()) {
-        Ok(0) => {}
-        Ok(count) => say(&format!("removed {count} shared-memory regions of dead processes")),
-        Err(error) => return fail(EXIT_OPTIONS, &format!("--shm-dir: {error}")),
+    if let Err(error) = check_output(&options).and_then(|()| sweep(&options)) {
+        return fail(EXIT_OPTIONS, &error);
     }
     say(&options.to_string());
     let args = std::env::args_os().skip(1).collect();
@@ -82,21 +106,73 @@ fn launch() -> ExitCode {
     }
 }
 
-/// One rank. Rank 0 measures the baselines first and shows the result at the end.
-fn rank_process(mut exchange: SocketExchange) -> Result<ExitCode, Box<dyn Error>> {
-    let options = Options::resolve(Cli::parse())?;
+/// Whether the result can be written at the end.
+fn check_output(options: &Options) -> Result<(), String> {
+    options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))
+}
+
+/// What a killed job left behind is removed here, by the next one on the host.
+fn sweep(options: &Options) -> Result<(), String> {
+    match Dir::open(options.shm_dir.as_deref()).and_then(|dir| dir.sweep()) {
+        Ok(0) => {}
+        Ok(count) => say(&format!("removed {count} shared-memory regions of dead processes")),
+        Err(error) => return Err(format!("--shm-dir: {error}")),
+    }
+    Ok(())
+}
+
+/// One rank, however it was started: `library` is the MPI that did it. Rank 0 says what all refuse, measures the baselines first and shows
+/// the result at the end.
+fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) -> Result<ExitCode, Box<dyn Error>> {
+    let rank = exchange.rank();
+    let hosts = Hosts::gather(exchange, START_LIMIT)?;
+    let resolved = Options::resolve_on(cli, &hosts, library).map_err(|error| error.to_string());
+    let options = match agree(exchange, resolved.and_then(|options| prepare(options, rank))) {
+        Ok(options) => options,
+        Err(AgreementError::Refused(why)) => {
+            if rank == 0 {
+                fail(EXIT_OPTIONS, &why);
+            }
+            // A launcher may end rank 0 as soon as another has failed.
+            exchange.barrier(EXCHANGE_LIMIT, &|| false)?;
+            return Ok(ExitCode::from(EXIT_OPTIONS));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    announce(&options, rank);
     let never = || false;
     let clock = Clock::detect();
-    let unix_echo = if exchange.rank() == 0 { baselines(&options, &clock)? } else { Vec::new() };
+    let unix_echo = if rank == 0 { baselines(&options, &clock)? } else { Vec::new() };
     exchange.barrier(EXCHANGE_LIMIT, &never)?;
-    let backend = Composed::new(&options, exchange.rank())?;
-    let report = run_rank(&options, &backend, &mut exchange, clock)?;
+    let backend = Composed::new(&options, rank)?;
+    let report = run_rank(&options, &backend, exchange, clock)?;
     let parts = exchange.all_gather(&serde_json::to_vec(&report)?, EXCHANGE_LIMIT, &never)?;
-    if exchange.rank() != 0 {
+    if rank != 0 {
         return Ok(ExitCode::SUCCESS);
     }
     let conditions = Conditions { clock: clock.source(), environment: Environment::detect(), unix_echo };
     show(&options, &JobResult::reduce(&options, conditions, &parts)?)
+}
+
+/// What the local launcher does before it starts ranks, done by the ranks where there is none.
+fn prepare(options: Options, rank: usize) -> Result<Options, String> {
+    if options.launcher.kind == LauncherKind::Mpi {
+        if rank == 0 {
+            check_output(&options)?;
+        }
+        if options.launcher.local_rank(rank) == Some(0) {
+            sweep(&options)?;
+        }
+    }
+    Ok(options)
+}
+
+/// Prints the plan, and that of each further host. The local launcher has done so.
+fn announce(options: &Options, rank: usize) {
+    let Options { launcher, plan, .. } = options;
+    if launcher.kind == LauncherKind::Mpi && launcher.local_rank(rank) == Some(0) {
+        say(&if rank == 0 { options.to_string() } else { format!("rank {rank}: {launcher}\n{plan}") });
+    }
 }
 
 /// The Unix-socket echo one at a time, and as deep as the job where the socket allows it.
@@ -107,18 +183,21 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoEr
     depths.into_iter().map(|depth| Echo { depth, request_bytes, reply_bytes, duration: ECHO_DURATION }.measure(clock)).collect()
 }
 
-/// Table to standard output and the document where it was asked for; when that is standard output, the table makes room.
+/// Shows the result; an unsound one has a status of its own.
 fn show(options: &Options, result: &JobResult) -> Result<ExitCode, Box<dyn Error>> {
-    match &options.json {
-        Some(JsonSink::Stdout) => say(&result.to_string()),
-        _ => writeln!(std::io::stdout(), "{result}")?,
-    }
-    if let Some(sink) = &options.json {
-        sink.write(result)?;
-    }
+    print(result, &result.to_string(), options.json.as_ref())?;
     if result.is_sound() {
         return Ok(ExitCode::SUCCESS);
     }
     let failures = result.verify_failures.unwrap_or(0);
     Ok(fail(EXIT_UNSOUND, &format!("the result is unsound: {} operations lost, {failures} verify failures", result.lost)))
+}
+
+/// Text to standard output and the document where it was asked for; when that is standard output, the text makes room.
+fn print(document: &impl Serialize, text: &str, json: Option<&JsonSink>) -> Result<(), Box<dyn Error>> {
+    match json {
+        Some(JsonSink::Stdout) => say(text),
+        _ => writeln!(std::io::stdout(), "{text}")?,
+    }
+    json.map_or(Ok(()), |sink| Ok(sink.write(document)?))
 }

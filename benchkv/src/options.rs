@@ -5,9 +5,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use harness::affinity::{self, AffinityError, Plan, Threads};
+use harness::affinity::{AffinityError, PinPolicy, Plan, Threads};
 use harness::device::DeviceChoice;
 use harness::environment::Environment;
+use harness::hosts::{Hosts, HostsError};
 use harness::launcher::Launch;
 use harness::report::{self, JsonSink};
 use serde::{Deserialize, Serialize};
@@ -16,11 +17,14 @@ use thiserror::Error;
 
 use crate::backend::plan::Topology;
 use crate::cli::{BackendKind, Cli, Fault, RingChoice, WaitChoice};
+use crate::launcher::Launcher;
 use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
 use crate::store::Shard;
 use crate::workload::{Distribution, Workload};
 
+/// Ranks that the local launcher starts unless told.
+const DEFAULT_RANKS: usize = 2;
 /// Most keys of a rank's store: 1 GiB of [`Shard`] tables.
 const MAX_KEYS: u64 = 1 << 26;
 /// Smallest and largest ring of a connection between ranks.
@@ -49,6 +53,29 @@ pub enum OptionError {
     /// The job would not fit.
     #[error(transparent)]
     Memory(#[from] OverLimit),
+    /// The ranks' hosts cannot be found out.
+    #[error(transparent)]
+    Hosts(#[from] HostsError),
+    /// A launcher has started another number of ranks.
+    #[error("--ranks {given}: {started} were started; leave --ranks out, or have {given} started (mpirun -n {given})")]
+    Ranks {
+        /// What `--ranks` says.
+        given: usize,
+        /// How many there are.
+        started: usize,
+    },
+    /// The software device does not connect hosts.
+    #[error(
+        "--device {device}: it connects the processes of one host, and the ranks are on {}: {}; name a device, such as mlx5_0, or start all \
+         ranks on one host",
+        .hosts.len(), .hosts.join(", ")
+    )]
+    SeveralHosts {
+        /// The device.
+        device: DeviceChoice,
+        /// The hosts' names.
+        hosts: Vec<String>,
+    },
 }
 
 /// Sizes computed from the options; printed before the start and recorded.
@@ -110,7 +137,11 @@ pub struct Options {
     pub memory: Memory,
     /// What an idle thread does.
     pub wait: WaitStrategy,
-    /// Where threads run.
+    /// Who started the ranks, and where.
+    pub launcher: Launcher,
+    /// What `--pin` asks for.
+    pub pin: PinPolicy,
+    /// Where the threads of this host run.
     pub plan: Plan,
     /// Directory for shared memory; `None` is the user's own.
     pub shm_dir: Option<PathBuf>,
@@ -121,42 +152,61 @@ pub struct Options {
 }
 
 impl Options {
-    /// Checks and computes everything. Reads the affinity mask; changes nothing.
+    /// Checks and computes everything, for ranks that this process starts. Reads the affinity mask; changes nothing.
     ///
     /// # Errors
     /// The first option that cannot be honoured.
     pub fn resolve(cli: Cli) -> Result<Self, OptionError> {
-        check_counts(&cli)?;
+        let ranks = cli.ranks.unwrap_or(DEFAULT_RANKS);
+        check_count("--ranks", ranks as u64, Launch::MAX_RANKS as u64, "a job needs a rank")?;
+        Self::resolve_on(cli, &Hosts::one(ranks)?, None)
+    }
+
+    /// The same, for ranks that are started already, by an MPI launcher if its `library` is given.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn resolve_on(cli: Cli, hosts: &Hosts, library: Option<String>) -> Result<Self, OptionError> {
+        let ranks = hosts.ranks();
+        if let Some(given) = cli.ranks.filter(|given| *given != ranks) {
+            return Err(OptionError::Ranks { given, started: ranks });
+        }
+        let launcher = Launcher::new(library, hosts);
+        check_counts(&cli, ranks)?;
         check_times(&cli)?;
-        check_ratios(&cli)?;
+        check_ratios(&cli, ranks)?;
         check_ring(cli.ring_size)?;
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
         }
+        // Hardware is used when it is named, and never instead of something else.
+        let device = if cli.device == DeviceChoice::Auto { DeviceChoice::Soft } else { cli.device };
+        if device == DeviceChoice::Soft && launcher.hosts.len() > 1 {
+            return Err(OptionError::SeveralHosts { device, hosts: launcher.hosts });
+        }
         let workload = Workload {
-            ranks: cli.ranks,
+            ranks,
             clients: cli.client_threads,
             key_range: cli.key_range,
             read_ratio: cli.read_ratio,
-            remote_ratio: cli.remote_ratio.unwrap_or((cli.ranks - 1) as f64 / cli.ranks as f64),
+            remote_ratio: cli.remote_ratio.unwrap_or((ranks - 1) as f64 / ranks as f64),
             distribution: cli.distribution,
             verify: cli.verify,
             seed: cli.seed,
         };
-        let topology = Topology { kind: cli.backend, ranks: cli.ranks, daemons: cli.server_threads, clients: cli.client_threads };
+        let topology = Topology { kind: cli.backend, ranks, daemons: cli.server_threads, clients: cli.client_threads };
         let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
         let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs);
         memory.check(cli.memory_limit.unwrap_or_else(|| Environment::detect().memory_bytes))?;
-        let threads = Threads { ranks: cli.ranks, daemons: cli.server_threads, clients: cli.client_threads };
-        let plan = Plan::new(&cli.pin, affinity::usable_cores()?, threads)?;
+        let threads = Threads { ranks: launcher.ranks_here.len(), daemons: cli.server_threads, clients: cli.client_threads };
+        let plan = Plan::new(&cli.pin, hosts.cores_here(cli.server_threads + cli.client_threads), threads)?;
         let wait = match cli.wait {
             WaitChoice::Busy => WaitStrategy::Busy,
             WaitChoice::Yield => WaitStrategy::Yield,
             WaitChoice::Auto => WaitStrategy::auto(threads.total(), plan.usable_cores.len()),
         };
         Ok(Self {
-            // Hardware is used when it is named, and never instead of something else.
-            device: if cli.device == DeviceChoice::Auto { DeviceChoice::Soft } else { cli.device },
+            device,
             backend: cli.backend,
             server_threads: cli.server_threads,
             queue_depth: cli.queue_depth,
@@ -167,6 +217,8 @@ impl Options {
             sizes,
             memory,
             wait,
+            launcher,
+            pin: cli.pin,
             plan,
             shm_dir: cli.shm_dir,
             json: cli.json,
@@ -221,15 +273,22 @@ impl fmt::Display for Options {
             self.wait
         )?;
         writeln!(f, "{}", self.memory)?;
-        writeln!(f, "{}", self.plan)?;
+        writeln!(f, "{}\n{}", self.launcher, self.plan)?;
         let (warmup, runs, duration) = (self.warmup, self.runs, self.duration);
         write!(f, "warm-up {warmup:?}, {} of {duration:?}", report::plural(runs, "run"))
     }
 }
 
-fn check_counts(cli: &Cli) -> Result<(), OptionError> {
+fn check_count(flag: &'static str, given: u64, limit: u64, need: &'static str) -> Result<(), OptionError> {
+    match given {
+        0 => Err(range(flag, given, need, format!("1 to {limit}"))),
+        _ if given > limit => Err(range(flag, given, "more than is supported", format!("1 to {limit}"))),
+        _ => Ok(()),
+    }
+}
+
+fn check_counts(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     let counts = [
-        ("--ranks", cli.ranks as u64, Launch::MAX_RANKS as u64, "a job needs a rank"),
         ("--server-threads", cli.server_threads as u64, 64, "a rank needs a daemon to hold its keys"),
         ("--client-threads", cli.client_threads as u64, 256, "a rank needs a client to make requests"),
         ("--queue-depth", cli.queue_depth as u64, 4096, "a client needs an operation outstanding"),
@@ -237,14 +296,9 @@ fn check_counts(cli: &Cli) -> Result<(), OptionError> {
         ("--key-range", cli.key_range, MAX_KEYS, "a store needs a key"),
     ];
     for (flag, given, limit, need) in counts {
-        if given == 0 {
-            return Err(range(flag, given, need, format!("1 to {limit}")));
-        }
-        if given > limit {
-            return Err(range(flag, given, "more than is supported", format!("1 to {limit}")));
-        }
+        check_count(flag, given, limit, need)?;
     }
-    let clients = cli.ranks * cli.client_threads;
+    let clients = ranks * cli.client_threads;
     if cli.verify && clients > usize::from(u16::MAX) {
         let what = "with --ranks it makes more clients than 16 bits can number in a verified value";
         return Err(range("--client-threads", cli.client_threads, what, "fewer clients, or --verify=false".to_owned()));
@@ -266,14 +320,14 @@ fn check_times(cli: &Cli) -> Result<(), OptionError> {
     Ok(())
 }
 
-fn check_ratios(cli: &Cli) -> Result<(), OptionError> {
+fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     for (flag, given) in [("--read-ratio", Some(cli.read_ratio)), ("--remote-ratio", cli.remote_ratio)] {
         if let Some(given) = given.filter(|given| !(0.0..=1.0).contains(given)) {
             return Err(range(flag, given, "a share lies between none and all", "0 to 1".to_owned()));
         }
     }
     match cli.remote_ratio {
-        Some(given) if given > 0.0 && cli.ranks == 1 => {
+        Some(given) if given > 0.0 && ranks == 1 => {
             Err(range("--remote-ratio", given, "one rank has no other to talk to", "0, or --ranks of 2 and more".to_owned()))
         }
         _ => Ok(()),
@@ -316,6 +370,8 @@ pub struct Recorded {
     pub verify: bool,
     /// What an idle thread did: `busy`, `yield`.
     pub wait: String,
+    /// What `--pin` asked for.
+    pub pin: String,
     /// Directory for shared memory, if one was named.
     pub shm_dir: Option<PathBuf>,
     /// What was broken on purpose.
@@ -335,6 +391,7 @@ impl From<&Options> for Recorded {
             distribution: workload.distribution,
             verify: workload.verify,
             wait: options.wait.to_string(),
+            pin: options.pin.to_string(),
             shm_dir: options.shm_dir.clone(),
             fault: options.fault,
         }
@@ -344,11 +401,71 @@ impl From<&Options> for Recorded {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use harness::exchange::{Exchange, ExchangeError};
 
     use super::*;
 
     fn resolve(args: &str) -> Result<Options, OptionError> {
         Options::resolve(Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap())
+    }
+
+    /// What the ranks of a job said of where they are.
+    struct Places(Vec<Vec<u8>>);
+
+    impl Exchange for Places {
+        fn rank(&self) -> usize {
+            2
+        }
+
+        fn size(&self) -> usize {
+            self.0.len()
+        }
+
+        fn all_gather(&mut self, _: &[u8], _: Duration, _: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+            Ok(self.0.clone())
+        }
+
+        fn sleep(&mut self, _: Duration, _: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
+            Ok(())
+        }
+    }
+
+    /// As rank 2 of ranks on these hosts sees it; the launcher bound each to four cores, rank 0 to the first.
+    fn resolve_on(hosts: &[&str], args: &str) -> Result<Options, OptionError> {
+        let place = |(rank, host): (usize, &&str)| {
+            let cores: Vec<usize> = (4 * rank..4 * rank + 4).collect();
+            serde_json::json!({"boot_id": host, "host": host, "cores": cores}).to_string().into_bytes()
+        };
+        let hosts = Hosts::gather(&mut Places(hosts.iter().enumerate().map(place).collect()), Duration::ZERO).unwrap();
+        let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
+        Options::resolve_on(cli, &hosts, Some("an MPI".to_owned()))
+    }
+
+    #[test]
+    fn a_launcher_that_started_another_number_is_contradicted() {
+        assert_eq!(resolve_on(&["a"; 4], "").unwrap().workload.ranks, 4);
+        assert_eq!(resolve_on(&["a"; 4], "--ranks 4").unwrap().workload.ranks, 4);
+        let refused = resolve_on(&["a"; 4], "--ranks 2").unwrap_err().to_string();
+        assert!(refused.starts_with("--ranks 2: 4 were started;") && refused.contains("mpirun -n 2"), "{refused}");
+    }
+
+    #[test]
+    fn the_software_device_does_not_connect_hosts() {
+        for device in ["auto", "soft"] {
+            let refused = resolve_on(&["a", "b", "a"], &format!("--device {device}")).unwrap_err().to_string();
+            assert!(refused.starts_with("--device soft: ") && refused.contains("on 2: a, b; name a device"), "{refused}");
+        }
+        resolve_on(&["a", "b", "a"], "--device mlx5_0").unwrap();
+    }
+
+    #[test]
+    fn cores_are_given_out_by_the_place_of_a_rank_on_its_host() {
+        let options = resolve_on(&["a", "b", "a"], "--device mlx5_0").unwrap();
+        // Ranks 0 and 2 are the two here: two threads each, on cores 0 to 3 and 8 to 11.
+        assert_eq!((options.launcher.local_rank(2), options.launcher.local_rank(1), options.plan.threads), (Some(1), None, 4));
+        assert_eq!([options.plan.daemon_core(0, 0), options.plan.client_core(0, 0)], [Some(0), Some(1)]);
+        assert_eq!([options.plan.daemon_core(1, 0), options.plan.client_core(1, 0)], [Some(8), Some(9)]);
+        assert!(options.to_string().contains("an MPI: hosts a, b; on this one ranks [0, 2], bound to cores by"), "{options}");
     }
 
     #[test]

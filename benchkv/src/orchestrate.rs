@@ -150,6 +150,11 @@ pub fn run_rank<B: Backend>(options: &Options, backend: &B, exchange: &mut dyn E
 type Thread<'scope, T> = ScopedJoinHandle<'scope, Option<T>>;
 
 impl<B: Backend> Rank<'_, B> {
+    /// The place of this rank among those of its host, by which it has its cores.
+    fn local_rank(&self) -> Option<usize> {
+        self.options.launcher.local_rank(self.rank)
+    }
+
     /// The order of the run, on the main thread.
     fn conduct<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, exchange: &mut dyn Exchange) -> Result<RankReport, RankError> {
         let (control, options) = (&self.control, self.options);
@@ -242,7 +247,7 @@ impl<B: Backend> Rank<'_, B> {
     }
 
     fn daemon_thread(&self, number: usize, post: &Post) -> Result<WorkerReport, RankError> {
-        if let Some(core) = self.options.plan.daemon_core(self.rank, number) {
+        if let Some(core) = self.local_rank().and_then(|rank| self.options.plan.daemon_core(rank, number)) {
             pin_current_thread(core)?;
         }
         let mut daemon = self.backend.open_daemon(number)?;
@@ -270,7 +275,7 @@ impl<B: Backend> Rank<'_, B> {
 
     fn client_thread(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {
         let (options, workload) = (self.options, &self.options.workload);
-        if let Some(core) = options.plan.client_core(self.rank, number) {
+        if let Some(core) = self.local_rank().and_then(|rank| options.plan.client_core(rank, number)) {
             pin_current_thread(core)?;
         }
         let pattern = workload.pattern(self.rank, number);

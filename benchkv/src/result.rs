@@ -11,6 +11,7 @@ use thiserror::Error;
 use crate::activity::{Activity, ActivityRates, WorkerReport};
 use crate::cli::BackendKind;
 use crate::client::{ClientReport, Window};
+use crate::launcher::Launcher;
 use crate::memory::Memory;
 use crate::options::{Options, Recorded, Sizes};
 use crate::verify::never_issued;
@@ -204,6 +205,8 @@ pub struct JobResult {
     pub sizes: Sizes,
     /// What the job was expected to take of the memory.
     pub memory: Memory,
+    /// Who started the ranks, and where.
+    pub launcher: Launcher,
     /// Where the threads of rank 0's host ran.
     pub placement: Plan,
     /// What latencies were measured with.
@@ -406,6 +409,7 @@ impl JobResult {
             options: Recorded::from(options),
             sizes: options.sizes,
             memory: options.memory,
+            launcher: options.launcher.clone(),
             placement: options.plan.clone(),
             clock: conditions.clock,
             environment: conditions.environment,

@@ -5,6 +5,7 @@
 //! - [`role`]: what this process is: the launcher, one rank, or the other side of a baseline.
 //! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the one that died.
 //! - [`exchange`]: what ranks need from each other outside the measured path: all-gather, barrier, a sleep that wakes when a rank dies.
+//! - [`hosts`]: where the ranks are, and the cores that those of a host share.
 //! - [`affinity`]: the usable cores and which thread goes where.
 //! - [`device`]: the RDMA device, as it is named on a command line.
 //! - [`clock`]: a cheap nanosecond clock that says what it reads.
@@ -13,6 +14,7 @@
 //! - [`pingpong`]: the cache line that goes to and fro, below which no round trip between two cores can be.
 //! - [`load`]: callers and answerers under load, and [`counted`]: operations one after the other, for whatever carries calls.
 //! - [`environment`]: machine, kernel and commit, for the result.
+//! - [`machine`]: libraries, limits and programs, for those who ask what is missing.
 //! - [`report`]: the table a person reads and the JSON document a program reads.
 //!
 //! Waiting here is waiting for other processes, outside any measured window; only [`load`] starts a thread.
@@ -28,8 +30,10 @@ pub mod echo;
 pub mod environment;
 pub mod exchange;
 pub mod hist;
+pub mod hosts;
 pub mod launcher;
 pub mod load;
+pub mod machine;
 pub mod pingpong;
 pub mod report;
 pub mod role;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use clap::Parser;
+use harness::affinity::RankCores;
 use harness::clock::Clock;
 
 use super::*;
@@ -289,6 +290,22 @@ fn run_gated(args: &str, flaw: Flaw, gate: Option<Arc<Gate>>) -> (Options, Vec<R
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
     (options, outcomes)
+}
+
+/// Nothing can be pinned to core 1023, so that a rank that would have it fails.
+#[test]
+fn threads_have_the_cores_of_their_ranks_place_on_its_host() {
+    let core = harness::affinity::usable_cores().unwrap()[0];
+    for (daemon, client) in [(1023, core), (core, 1023)] {
+        let mut options = Options::resolve(Cli::try_parse_from(["benchkv", "--ranks", "1"]).unwrap()).unwrap();
+        // Rank 0 is the second here.
+        options.launcher.ranks_here = vec![7, 0];
+        options.plan.pinned = [(core, core), (daemon, client)].map(|(d, c)| RankCores { daemons: vec![d], clients: vec![c] }).into();
+        let backend = Channels { rank: 0, options, network: Network::default(), flaw: Flaw::None, gate: None };
+        let mut exchange = ThreadExchange { rank: 0, size: 1, meeting: Arc::default(), gate: None };
+        let outcome = run_rank(&backend.options, &backend, &mut exchange, Clock::monotonic());
+        assert!(matches!(outcome, Err(RankError::Affinity(AffinityError::Refused { core: 1023 }))), "{outcome:?}");
+    }
 }
 
 fn result(args: &str, flaw: Flaw) -> JobResult {

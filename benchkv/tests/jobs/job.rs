@@ -84,8 +84,12 @@ impl Job {
 
     /// The process of a rank, as soon as there is one.
     pub(crate) fn rank(&self, rank: usize) -> Process {
-        let role = format!("BENCH_HARNESS_ROLE=rank:{rank}:");
-        self.until("a rank is started", || self.launcher().children().into_iter().find(|child| child.has_variable(&role)))
+        self.child_with(&format!("BENCH_HARNESS_ROLE=rank:{rank}:"))
+    }
+
+    /// The launcher's child with an environment variable that starts like this.
+    pub(crate) fn child_with(&self, variable: &str) -> Process {
+        self.until("a rank is started", || self.launcher().children().into_iter().find(|child| child.has_variable(variable)))
     }
 
     /// Waits for a state of the job; a job without end fails the test.

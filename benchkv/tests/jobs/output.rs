@@ -3,7 +3,7 @@
 use benchkv::result::JobResult;
 use serde_json::Value;
 
-use crate::job::{Scratch, TWO_BACKENDS, run, turn};
+use crate::job::{Job, Scratch, TWO_BACKENDS, benchkv, run, turn};
 
 /// The cells that show, for a row of the ranks' table: three rates of two words, then counts.
 fn cells(stdout: &str, rank: &str) -> Vec<String> {
@@ -81,4 +81,34 @@ fn json_to_a_file_replaces_it_and_leaves_the_table_where_it_was() {
     assert_complete(&result);
     assert_eq!(cells(&ended.stdout, "all")[7], result["issued"].to_string(), "table and document are of the same job");
     assert_eq!(files.names(), ["result.json"]);
+}
+
+/// Nothing that is missing is a failure, on a machine without anything as on any other.
+#[test]
+fn the_doctor_says_what_is_missing_and_succeeds() {
+    let doctor = |args: &[&str]| Job::start(benchkv(&["doctor"]).args(args).env("PATH", "/nonexistent")).end();
+    let text = doctor(&["--shm-dir", "/nonexistent"]);
+    assert!(text.status.success() && text.stderr.is_empty(), "{}: {}", text.status, text.stderr);
+    let json = doctor(&["--json", "-"]);
+    let checks = json.result()["checks"].as_array().unwrap().clone();
+    assert!(json.stderr.contains("-> "), "the text makes room: {}", json.stderr);
+    let status = |name: &str| checks.iter().find(|check| check["name"] == name).map(|check| check["status"].clone());
+    assert_eq!((status("mpirun"), status("shared memory")), (Some("missing".into()), Some("ok".into())), "{checks:?}");
+    let says = |name: &str, status: &str| {
+        let mut lines = text.stdout.lines().skip_while(|line| !line.contains(&format!(" {name}  ")));
+        let (line, advice) = (lines.next().unwrap(), lines.next().unwrap());
+        assert!(line.starts_with(status) && advice.trim_start().starts_with("-> "), "{line}: {advice}");
+    };
+    says("mpirun", "missing");
+    says("shared memory", "missing");
+    for check in checks {
+        assert!(text.stdout.contains(check["name"].as_str().unwrap()), "{check}");
+        assert_eq!(check["advice"].is_null(), check["status"] == "ok", "{check}");
+    }
+}
+
+#[test]
+fn the_doctor_takes_no_options_of_a_job() {
+    let ended = Job::start(&mut benchkv(&["--ranks", "2", "doctor"])).end();
+    ended.assert_failed(2, &["doctor"]);
 }

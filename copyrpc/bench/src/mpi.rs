@@ -1,12 +1,11 @@
 //! The two processes as an MPI launcher started them, on one host or two. Rank 0 speaks for both, except about its peer's failures.
 
 use std::error::Error;
-use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use harness::affinity::usable_cores;
 use harness::exchange::{Exchange, MpiExchange};
+use harness::hosts::Hosts;
 use harness::report::{JsonSink, say};
 
 use crate::cli::Cli;
@@ -30,7 +29,9 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
             _ => ExitCode::from(EXIT_OPTIONS),
         };
     }
-    let options = match cores(&mut exchange).and_then(|cores| Ok(Options::resolve_on(cli, cores)?)) {
+    // Each process has one thread.
+    let hosts = Hosts::gather(&mut exchange, START_LIMIT).map_err(Box::<dyn Error>::from);
+    let options = match hosts.and_then(|hosts| Ok(Options::resolve_on(cli, hosts.cores_here(1))?)) {
         Ok(options) => options,
         Err(error) => {
             fail(EXIT_OPTIONS, &format!("rank {rank}: {error}"));
@@ -52,20 +53,4 @@ fn job(options: &Options, exchange: &mut MpiExchange) -> Result<ExitCode, Box<dy
         say(&options.to_string());
     }
     rank_process(options, exchange)
-}
-
-/// The cores that the ranks of this host may use, together: launchers give each rank its own.
-fn cores(exchange: &mut MpiExchange) -> Result<Vec<usize>, Box<dyn Error>> {
-    let host = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    let part = serde_json::to_vec(&(&host, usable_cores()?))?;
-    let mut cores = Vec::new();
-    for part in exchange.all_gather(&part, START_LIMIT, &|| false)? {
-        let (of, usable): (String, Vec<usize>) = serde_json::from_slice(&part)?;
-        if of == host {
-            cores.extend(usable);
-        }
-    }
-    cores.sort_unstable();
-    cores.dedup();
-    Ok(cores)
 }

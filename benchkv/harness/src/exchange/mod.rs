@@ -16,7 +16,7 @@ use thiserror::Error;
 
 pub use frame::MAX_PART_BYTES;
 #[cfg(feature = "mpi")]
-pub use mpi::{MpiError, MpiExchange};
+pub use mpi::{MpiError, MpiExchange, mpi_library};
 pub use socket::SocketExchange;
 
 /// Collective operations over all ranks of a job. Every rank calls the same operations in the same order.

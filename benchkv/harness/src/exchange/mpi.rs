@@ -53,6 +53,14 @@ pub enum MpiError {
     },
 }
 
+/// The MPI library, by the name and version it gives itself. MPI need not be initialized.
+#[must_use]
+pub fn mpi_library() -> String {
+    let version = mpi::environment::library_version().unwrap_or_default();
+    // Open MPI goes on about how it was built.
+    version.split([',', '\n', '\0']).next().unwrap_or_default().trim().to_owned()
+}
+
 impl MpiExchange {
     /// Initializes MPI. The calling thread must be the main thread, and alone uses the exchange.
     ///

@@ -1,0 +1,184 @@
+//! Which hosts the ranks of a job are on, and which cores they may use there.
+//!
+//! A launcher may bind each rank to cores of its own; together they are what the ranks of a host have to share out. Ranks of one host are
+//! those that were told the same boot, whatever the host calls itself.
+
+use std::time::Duration;
+use std::{fs, io};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::affinity::{AffinityError, usable_cores};
+use crate::exchange::{Exchange, ExchangeError};
+
+/// The hosts of a job, as one of its ranks sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hosts {
+    /// By rank.
+    places: Vec<Place>,
+    rank: usize,
+}
+
+/// Where one rank is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Place {
+    boot_id: String,
+    host: String,
+    /// Those of one NUMA node together.
+    cores: Vec<usize>,
+}
+
+/// The ranks do not know where they are.
+#[derive(Debug, Error)]
+pub enum HostsError {
+    /// The kernel does not say which boot this is, or what the host is called.
+    #[error("{path} cannot be read: {source}")]
+    Unnamed {
+        /// What was asked.
+        path: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The affinity mask of this rank.
+    #[error(transparent)]
+    Affinity(#[from] AffinityError),
+    /// The ranks could not tell each other.
+    #[error(transparent)]
+    Exchange(#[from] ExchangeError),
+    /// A rank sent something else.
+    #[error("rank {rank} does not say where it is: {source}")]
+    Malformed {
+        /// The rank.
+        rank: usize,
+        /// Why it cannot be read.
+        source: serde_json::Error,
+    },
+}
+
+/// The name of this host.
+///
+/// # Errors
+/// [`HostsError::Unnamed`].
+pub fn host_name() -> Result<String, HostsError> {
+    kernel_says("/proc/sys/kernel/hostname")
+}
+
+fn kernel_says(path: &'static str) -> Result<String, HostsError> {
+    fs::read_to_string(path).map(|text| text.trim().to_owned()).map_err(|source| HostsError::Unnamed { path, source })
+}
+
+impl Place {
+    fn mine() -> Result<Self, HostsError> {
+        Ok(Self { boot_id: kernel_says("/proc/sys/kernel/random/boot_id")?, host: host_name()?, cores: usable_cores()? })
+    }
+}
+
+impl Hosts {
+    /// All of `ranks` are started by this process, here.
+    ///
+    /// # Errors
+    /// Where this is cannot be found out.
+    pub fn one(ranks: usize) -> Result<Self, HostsError> {
+        Ok(Self { places: vec![Place::mine()?; ranks], rank: 0 })
+    }
+
+    /// Asks every rank where it is. A collective operation.
+    ///
+    /// # Errors
+    /// [`HostsError`]; those of the exchange when a rank has not called within `within` of the first.
+    pub fn gather(exchange: &mut dyn Exchange, within: Duration) -> Result<Self, HostsError> {
+        let part = serde_json::to_vec(&Place::mine()?).map_err(|source| HostsError::Malformed { rank: exchange.rank(), source })?;
+        let parts = exchange.all_gather(&part, within, &|| false)?;
+        let read = |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice(part).map_err(|source| HostsError::Malformed { rank, source });
+        Ok(Self { places: parts.iter().enumerate().map(read).collect::<Result<_, _>>()?, rank: exchange.rank() })
+    }
+
+    /// Ranks of the job.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The hosts' names, each host once, by their first rank.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let is_first = |(rank, place): &(usize, &Place)| !self.places.iter().take(*rank).any(|other| other.boot_id == place.boot_id);
+        self.places.iter().enumerate().filter(is_first).map(|(_, place)| place.host.clone()).collect()
+    }
+
+    /// The ranks on this rank's host: the place of a rank in this list is its node-local rank.
+    #[must_use]
+    pub fn ranks_here(&self) -> Vec<usize> {
+        self.here().map(|(rank, _)| rank).collect()
+    }
+
+    /// The cores that the ranks of this host may use together, in the order in which they are given out: `threads` to the first rank, and so on.
+    ///
+    /// Where the launcher gave each rank enough cores of its own, each is given those; else they are one pool.
+    #[must_use]
+    pub fn cores_here(&self, threads: usize) -> Vec<usize> {
+        let masks: Vec<&[usize]> = self.here().map(|(_, place)| place.cores.as_slice()).collect();
+        share_out(&masks, threads)
+    }
+
+    /// Whether the launcher bound ranks of this host to different cores. Threads that are not pinned stay where it bound their rank.
+    #[must_use]
+    pub fn is_bound(&self) -> bool {
+        let mut masks = self.here().map(|(_, place)| &place.cores);
+        let first = masks.next();
+        masks.any(|mask| Some(mask) != first)
+    }
+
+    fn here(&self) -> impl Iterator<Item = (usize, &Place)> {
+        let boot_id = self.places.get(self.rank).map(|place| &place.boot_id);
+        self.places.iter().enumerate().filter(move |(_, place)| Some(&place.boot_id) == boot_id)
+    }
+}
+
+fn share_out(masks: &[&[usize]], threads: usize) -> Vec<usize> {
+    let own: Vec<usize> = masks.iter().filter_map(|mask| mask.get(..threads)).flatten().copied().collect();
+    let is_split = own.len() == masks.len() * threads && unique(own.iter().copied()).len() == own.len();
+    unique(own.into_iter().filter(|_| is_split).chain(masks.iter().copied().flatten().copied()))
+}
+
+/// Each once, in the order of their first appearance.
+fn unique(cores: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut seen = std::collections::BTreeSet::new();
+    cores.filter(|core| seen.insert(*core)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(boot_id: &str, host: &str, cores: std::ops::Range<usize>) -> Place {
+        Place { boot_id: boot_id.to_owned(), host: host.to_owned(), cores: cores.collect() }
+    }
+
+    #[test]
+    fn ranks_are_counted_by_host_and_hosts_named_once() {
+        let places = vec![place("x", "a", 0..2), place("y", "b", 0..8), place("x", "a", 2..4), place("z", "b", 0..2)];
+        let hosts = |rank| Hosts { places: places.clone(), rank };
+        assert_eq!(hosts(0).names(), ["a", "b", "b"]);
+        assert_eq!((hosts(0).ranks_here(), hosts(2).ranks_here(), hosts(3).ranks_here()), (vec![0, 2], vec![0, 2], vec![3]));
+        assert_eq!((hosts(2).cores_here(2), hosts(1).cores_here(2)), ((0..4).collect(), (0..8).collect()));
+        assert!(hosts(0).is_bound() && !hosts(1).is_bound());
+    }
+
+    #[test]
+    fn ranks_keep_the_cores_they_were_bound_to_where_those_are_enough() {
+        assert_eq!(share_out(&[&[0, 1, 2, 3], &[4, 5, 6, 7]], 3), [0, 1, 2, 4, 5, 6, 3, 7]);
+        // One core each, two threads each: one pool. The same for masks that overlap.
+        assert_eq!(share_out(&[&[3], &[1]], 2), [3, 1]);
+        assert_eq!(share_out(&[&[0, 1, 2, 3], &[0, 1, 2, 3]], 2), [0, 1, 2, 3]);
+        assert_eq!(share_out(&[&[2, 3, 0], &[0, 2, 1]], 1), [2, 0, 3, 1]);
+    }
+
+    #[test]
+    fn ranks_started_here_are_all_here() {
+        let hosts = Hosts::one(3).unwrap();
+        assert_eq!((hosts.ranks(), hosts.ranks_here(), hosts.names()), (3, vec![0, 1, 2], vec![host_name().unwrap()]));
+        assert_eq!((hosts.cores_here(1), hosts.is_bound()), (usable_cores().unwrap(), false));
+    }
+}

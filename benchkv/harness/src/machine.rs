@@ -1,0 +1,201 @@
+//! What a machine offers to a job: libraries, limits, memory, programs. Probes only; what they mean is for others to say.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{fs, io};
+
+/// A shared library that could be loaded. It stays loaded to the end of the process.
+#[derive(Debug)]
+pub struct Library {
+    handle: *mut libc::c_void,
+    /// Its file, links followed: the name ends with the version.
+    pub file: PathBuf,
+}
+
+impl Library {
+    /// Loads the library called `name`, by the loader's rules, and runs its initializers.
+    ///
+    /// # Errors
+    /// The loader's reason.
+    pub fn load(name: &str) -> Result<Self, String> {
+        let c_name = CString::new(name).map_err(|error| error.to_string())?;
+        // SAFETY: the name is a live string. The initializers of a system library ask nothing of their caller.
+        let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            // SAFETY: dlerror returns null or a string that lives until the thread's next call of this family.
+            let reason = unsafe { libc::dlerror().as_ref().map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()) };
+            return Err(reason.unwrap_or_else(|| format!("{name} cannot be loaded")));
+        }
+        Ok(Self { handle, file: mapped_file(name).unwrap_or_else(|| PathBuf::from(name)) })
+    }
+
+    /// The text that its function `symbol` returns, which takes nothing; `None` if it has no such function.
+    ///
+    /// # Safety
+    /// `symbol` must be a function without arguments that returns null or a string that lives as long as the library.
+    #[must_use]
+    pub unsafe fn text_of(&self, symbol: &CStr) -> Option<String> {
+        // SAFETY: the handle is that of a loaded library, and the name a live string.
+        let function = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) };
+        if function.is_null() {
+            return None;
+        }
+        // SAFETY: the caller says that this is its type.
+        let function: unsafe extern "C" fn() -> *const libc::c_char = unsafe { std::mem::transmute(function) };
+        // SAFETY: the caller says that it may be called, and what it returns.
+        let text = unsafe { function().as_ref().map(|text| CStr::from_ptr(text)) };
+        text.map(|text| text.to_string_lossy().into_owned())
+    }
+
+    /// The name of its file.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        self.file.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+}
+
+/// The file mapped into this process whose name, or the name of a link to it, is `name`.
+fn mapped_file(name: &str) -> Option<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let paths = maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..)).map(Path::new));
+    let is_it = |path: &&Path| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name));
+    paths.map(|path| path.to_owned()).find(|path| is_it(&path.as_path())).map(|path| fs::canonicalize(&path).unwrap_or(path))
+}
+
+/// Bytes of memory that this process may lock (`RLIMIT_MEMLOCK`); `None` is without limit.
+#[must_use]
+pub fn memlock_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is live and writable. It stays at 0 should the kernel refuse.
+    unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Room in a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes in all.
+    pub size_bytes: u64,
+    /// Bytes that this user may still take.
+    pub free_bytes: u64,
+    /// Whether it is a tmpfs: files in memory.
+    pub is_memory: bool,
+}
+
+/// Room in the file system that `path` is in.
+///
+/// # Errors
+/// The system's reason.
+pub fn space(path: &Path) -> io::Result<Space> {
+    let path = CString::new(path.as_os_str().as_encoded_bytes())?;
+    // SAFETY: statfs is plain numbers, for which all zeros is a valid value.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is a live string and `found` is live and writable.
+    if unsafe { libc::statfs(path.as_ptr(), &raw mut found) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let block = found.f_bsize as u64;
+    let is_memory = found.f_type == libc::TMPFS_MAGIC;
+    Ok(Space { size_bytes: found.f_blocks * block, free_bytes: found.f_bavail * block, is_memory })
+}
+
+/// Huge pages of the default size, and what the kernel does by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HugePages {
+    /// Bytes of a page; 0 where the kernel has none.
+    pub page_bytes: u64,
+    /// Pages set aside.
+    pub reserved: u64,
+    /// The setting for transparent huge pages in shared memory: `never`, `advise`, ...; empty where there is none.
+    pub shared: String,
+}
+
+/// Reads the huge pages' state.
+#[must_use]
+pub fn huge_pages() -> HugePages {
+    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let number = |field: &str| {
+        let rest = info.lines().find_map(|line| line.strip_prefix(field))?;
+        rest.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let choices = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+    HugePages {
+        page_bytes: number("Hugepagesize:").unwrap_or(0) * 1024,
+        reserved: number("HugePages_Total:").unwrap_or(0),
+        shared: chosen(&choices).to_owned(),
+    }
+}
+
+/// Of the kernel's `always [advise] never` the word in brackets.
+fn chosen(choices: &str) -> &str {
+    choices.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(word, _)| word)
+}
+
+/// A program of the search path, and the first line it prints for `--version`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it says; or why it does not.
+    pub version: Result<String, String>,
+}
+
+/// Looks for `name` in the search path and asks it.
+#[must_use]
+pub fn program(name: &str) -> Option<Program> {
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let path = find_program(name, &search)?;
+    let output = Command::new(&path).arg("--version").stdin(Stdio::null()).output();
+    let version = output.map_err(|error| error.to_string()).and_then(|output| {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().find(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned()).ok_or_else(|| output.status.to_string())
+    });
+    Some(Program { path, version })
+}
+
+fn find_program(name: &str, search: &OsStr) -> Option<PathBuf> {
+    std::env::split_paths(search).map(|dir| dir.join(name)).find(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_is_loaded_with_the_file_it_is_or_the_loaders_reason() {
+        let libc = Library::load("libc.so.6").unwrap();
+        assert!(libc.file.is_absolute() && libc.file_name().starts_with("libc"), "{libc:?}");
+        // SAFETY: gnu_get_libc_version(3) is of that type.
+        let version = unsafe { libc.text_of(c"gnu_get_libc_version") };
+        assert!(version.is_some_and(|version| version.starts_with("2.")));
+        // SAFETY: there is no such function.
+        assert_eq!(unsafe { libc.text_of(c"no_such_function") }, None);
+        assert!(Library::load("libnonesuch.so.7").unwrap_err().contains("libnonesuch.so.7"));
+    }
+
+    #[test]
+    fn room_and_limits_are_those_of_the_kernel() {
+        let shm = space(Path::new("/dev/shm")).unwrap();
+        assert!(shm.size_bytes >= shm.free_bytes && shm.size_bytes > 0, "{shm:?}");
+        assert!(!space(Path::new("/proc")).unwrap().is_memory);
+        assert_eq!(space(Path::new("/nonexistent")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let limits = fs::read_to_string("/proc/self/limits").unwrap();
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory")).unwrap();
+        let soft = line.split_whitespace().next().unwrap();
+        assert_eq!(memlock_limit().map_or_else(|| "unlimited".to_owned(), |bytes| bytes.to_string()), soft);
+    }
+
+    #[test]
+    fn the_chosen_word_is_the_one_in_brackets() {
+        assert_eq!((chosen("always within_size [advise] never deny force\n"), chosen("")), ("advise", ""));
+    }
+
+    #[test]
+    fn programs_are_found_in_the_search_path_and_asked() {
+        let found = program("cargo").or_else(|| program("cat")).unwrap();
+        assert!(found.version.is_ok_and(|version| !version.is_empty()));
+        assert_eq!(find_program("cat", OsStr::new("/nonexistent:/proc")), None);
+        assert_eq!(program("no-such-program"), None);
+    }
+}

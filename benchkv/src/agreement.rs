@@ -1,0 +1,241 @@
+//! That all ranks run the same job, found out before any transport is made.
+//!
+//! Each rank states what it would run, or why it cannot: its build and its options, name by name. The ranks compare digests; only where those
+//! differ do they exchange the statements, and then each difference is named, with the ranks. The outcome is the same on all ranks.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use copyrpc::exchange::EXCHANGE_VERSION;
+use harness::environment::Environment;
+use harness::exchange::{Exchange, ExchangeError};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::options::{Options, Recorded};
+use crate::result::SCHEMA_VERSION;
+
+/// How long the slowest rank may take to get here.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What has to be equal on all ranks, by names that a user knows.
+type Facts = BTreeMap<String, String>;
+
+/// The ranks do not run.
+#[derive(Debug, Error)]
+pub enum AgreementError {
+    /// They could not ask each other.
+    #[error(transparent)]
+    Exchange(#[from] ExchangeError),
+    /// A rank cannot run its options, or ranks differ. The text is the same on all ranks.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// What one rank says.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+enum Statement {
+    Runs(Facts),
+    Refuses(String),
+}
+
+/// Returns this rank's `options` if every rank has some that it can run, and all have the same. A collective operation.
+///
+/// # Errors
+/// [`AgreementError::Refused`] names what is wrong and on which ranks.
+pub fn agree(exchange: &mut dyn Exchange, options: Result<Options, String>) -> Result<Options, AgreementError> {
+    let mine = match &options {
+        Ok(options) => Statement::Runs(facts(options)),
+        Err(refusal) => Statement::Refuses(refusal.clone()),
+    };
+    settle(exchange, &mine)?;
+    options.map_err(AgreementError::Refused)
+}
+
+fn settle(exchange: &mut dyn Exchange, mine: &Statement) -> Result<(), AgreementError> {
+    let mut hasher = DefaultHasher::new();
+    mine.hash(&mut hasher);
+    let digests = exchange.all_gather(&hasher.finish().to_le_bytes(), LIMIT, &|| false)?;
+    if digests.windows(2).all(|pair| matches!(pair, [a, b] if a == b)) {
+        return Ok(());
+    }
+    let unreadable = || Statement::Refuses("states its options in another form: it is of another version".to_owned());
+    let parts = exchange.all_gather(&serde_json::to_vec(mine).unwrap_or_default(), LIMIT, &|| false)?;
+    let statements: Vec<Statement> = parts.iter().map(|part| serde_json::from_slice(part).unwrap_or_else(|_| unreadable())).collect();
+    match compare(&statements).as_slice() {
+        // Digests of different builds may differ over the same statement.
+        [] => Ok(()),
+        complaints => Err(AgreementError::Refused(complaints.join("\n"))),
+    }
+}
+
+/// What an unsound job should not start with: refusals if there are any, else differences.
+fn compare(statements: &[Statement]) -> Vec<String> {
+    let refusals = statements.iter().map(|statement| match statement {
+        Statement::Runs(_) => None,
+        Statement::Refuses(refusal) => Some(refusal.as_str()),
+    });
+    let refusals = by_value(refusals);
+    if !refusals.is_empty() {
+        return refusals.iter().map(|(refusal, ranks)| format!("{}: {refusal}", rank_list(ranks))).collect();
+    }
+    let facts: Vec<&Facts> = statements.iter().filter_map(|it| if let Statement::Runs(facts) = it { Some(facts) } else { None }).collect();
+    let names: std::collections::BTreeSet<&String> = facts.iter().flat_map(|facts| facts.keys()).collect();
+    let difference = |name: &String| {
+        let values = by_value(facts.iter().map(|facts| Some(facts.get(name).map_or("unknown", String::as_str))));
+        let each = values.iter().map(|(value, ranks)| format!("{value} on {}", rank_list(ranks))).collect::<Vec<_>>();
+        (values.len() > 1).then(|| format!("the ranks disagree on {name}: {}", each.join("; ")))
+    };
+    names.into_iter().filter_map(difference).collect()
+}
+
+/// The ranks of each value, values in the order of their first rank.
+fn by_value<'a>(values: impl Iterator<Item = Option<&'a str>>) -> Vec<(&'a str, Vec<usize>)> {
+    let mut ranks_of: Vec<(&str, Vec<usize>)> = Vec::new();
+    for (rank, value) in values.enumerate() {
+        let Some(value) = value else { continue };
+        match ranks_of.iter_mut().find(|(known, _)| *known == value) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => ranks_of.push((value, vec![rank])),
+        }
+    }
+    ranks_of
+}
+
+fn rank_list(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
+}
+
+/// Everything that decides what a rank sends, expects and measures. Placement is not part of it: hosts may differ.
+fn facts(options: &Options) -> Facts {
+    let environment = Environment::detect();
+    let (workload, mut facts) = (&options.workload, Facts::new());
+    let mut add = |name: &str, value: &dyn Display| facts.insert(name.to_owned(), value.to_string());
+    add("the version of benchkv", &env!("CARGO_PKG_VERSION"));
+    add("the commit of the build", &environment.git_commit);
+    add("the profile of the build", &environment.build_profile);
+    add("the version of connection records", &EXCHANGE_VERSION);
+    add("the version of results", &SCHEMA_VERSION);
+    add("--backend", &options.backend);
+    add("--device", &options.device);
+    add("--server-threads", &options.server_threads);
+    add("--client-threads", &workload.clients);
+    add("--queue-depth", &options.queue_depth);
+    add("--seed", &workload.seed);
+    for (key, value) in fields(&Recorded::from(options)) {
+        add(&format!("--{}", key.trim_end_matches("_s").replace('_', "-")), &value);
+    }
+    for (key, value) in fields(&options.sizes) {
+        add(&format!("the computed {key}"), &value);
+    }
+    facts
+}
+
+/// The fields of a flat struct.
+fn fields(of: &impl Serialize) -> Vec<(String, serde_json::Value)> {
+    match serde_json::to_value(of) {
+        Ok(serde_json::Value::Object(fields)) => fields.into_iter().collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    /// The other ranks' parts are scripted, for each all-gather.
+    struct Scripted {
+        others: Vec<Vec<Vec<u8>>>,
+        rounds: usize,
+    }
+
+    impl Exchange for Scripted {
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn size(&self) -> usize {
+            2
+        }
+
+        fn all_gather(&mut self, part: &[u8], _: Duration, _: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+            self.rounds += 1;
+            let others = if self.others.is_empty() { vec![part.to_vec()] } else { self.others.remove(0) };
+            Ok(std::iter::once(part.to_vec()).chain(others).collect())
+        }
+
+        fn sleep(&mut self, _: Duration, _: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
+            Ok(())
+        }
+    }
+
+    fn runs(args: &str) -> Statement {
+        let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
+        Statement::Runs(facts(&Options::resolve(cli).unwrap()))
+    }
+
+    #[test]
+    fn equal_ranks_agree_with_one_exchange() {
+        let mut exchange = Scripted { others: Vec::new(), rounds: 0 };
+        settle(&mut exchange, &runs("")).unwrap();
+        assert_eq!(exchange.rounds, 1);
+        // Of another build, whose digests are others.
+        let statement = serde_json::to_vec(&runs("")).unwrap();
+        let mut exchange = Scripted { others: vec![vec![vec![0; 8]], vec![statement]], rounds: 0 };
+        settle(&mut exchange, &runs("")).unwrap();
+        assert_eq!(exchange.rounds, 2);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_of_another_version() {
+        let mut exchange = Scripted { others: vec![vec![vec![0; 8]], vec![b"\xa5".to_vec()]], rounds: 0 };
+        let refused = settle(&mut exchange, &runs("")).unwrap_err().to_string();
+        assert_eq!(refused, "rank 1: states its options in another form: it is of another version");
+    }
+
+    #[test]
+    fn every_difference_is_named_with_its_ranks() {
+        for (one, other, complaint) in [
+            ("", "--seed 2", "--seed: 1 on ranks 0, 2; 2 on rank 1"),
+            ("", "--backend meta", "--backend: delegation on ranks 0, 2; meta on rank 1"),
+            ("", "--device mlx5_0", "--device: soft on ranks 0, 2; mlx5_0 on rank 1"),
+            ("", "--duration 3", "--duration: 2.0 on ranks 0, 2; 3.0 on rank 1"),
+            ("", "--ring-size 4096", "the computed ring_bytes: 8192 on ranks 0, 2; 4096 on rank 1"),
+            ("--verify=false", "", "--verify: false on ranks 0, 2; true on rank 1"),
+            ("", "--queue-depth 31", "--queue-depth: 32 on ranks 0, 2; 31 on rank 1"),
+            ("", "--server-threads 2", "--server-threads: 1 on"),
+            ("", "--client-threads 2", "--client-threads: 1 on"),
+            ("", "--shm-dir /dev/shm", "--shm-dir: null on"),
+            ("", "--pin none", "--pin: "),
+        ] {
+            let complaints = compare(&[runs(one), runs(other), runs(one)]);
+            assert!(complaints.iter().any(|it| it.starts_with(&format!("the ranks disagree on {complaint}"))), "{complaints:?}");
+        }
+        assert_eq!(compare(&[runs("--seed 3"), runs("--seed 3")]), [""; 0]);
+    }
+
+    #[test]
+    fn other_builds_are_named() {
+        let (mut older, names) = (runs(""), ["the version of benchkv", "the commit of the build", "the version of connection records"]);
+        let Statement::Runs(facts) = &mut older else { panic!("it runs") };
+        names.iter().for_each(|name| *facts.get_mut(*name).unwrap() = "older".to_owned());
+        let complaints = compare(&[runs(""), older]);
+        for name in names {
+            let start = format!("the ranks disagree on {name}: ");
+            assert!(complaints.iter().any(|it| it.starts_with(&start) && it.ends_with("; older on rank 1")), "{complaints:?}");
+        }
+        assert_eq!(complaints.len(), 3);
+    }
+
+    #[test]
+    fn a_refusal_outweighs_differences_and_is_said_once() {
+        let refuses = || Statement::Refuses("--pin: no".to_owned());
+        assert_eq!(compare(&[runs(""), refuses(), runs("--seed 2"), refuses()]), ["ranks 1, 3: --pin: no"]);
+    }
+}

@@ -1,0 +1,64 @@
+//! Who started the ranks of a job, and where: printed with the plan, recorded in the result.
+
+use std::fmt;
+
+use harness::hosts::Hosts;
+use harness::report;
+use serde::{Deserialize, Serialize};
+
+/// The launcher of a job, as one of its ranks sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launcher {
+    /// Which kind.
+    pub kind: LauncherKind,
+    /// The MPI library, by the name and version it gives itself; null without one.
+    pub library: Option<String>,
+    /// The hosts' names, each host once, by their first rank.
+    pub hosts: Vec<String>,
+    /// The ranks on this rank's host; in a result, on rank 0's. A rank's place here is its node-local rank, by which cores are given out.
+    pub ranks_here: Vec<usize>,
+    /// Whether ranks of this host were bound to different cores. Threads that are not pinned stay where their rank was bound.
+    pub bound: bool,
+}
+
+/// The kinds of launchers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LauncherKind {
+    /// benchkv itself, on this host.
+    Local,
+    /// An MPI launcher: mpirun, srun.
+    Mpi,
+}
+
+impl Launcher {
+    /// What started the ranks on these hosts; `library` is that of MPI.
+    #[must_use]
+    pub fn new(library: Option<String>, hosts: &Hosts) -> Self {
+        Self {
+            kind: if library.is_some() { LauncherKind::Mpi } else { LauncherKind::Local },
+            library,
+            hosts: hosts.names(),
+            ranks_here: hosts.ranks_here(),
+            bound: hosts.is_bound(),
+        }
+    }
+
+    /// The place of `rank` among the ranks of this host.
+    #[must_use]
+    pub fn local_rank(&self, rank: usize) -> Option<usize> {
+        self.ranks_here.iter().position(|here| *here == rank)
+    }
+}
+
+impl fmt::Display for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { hosts, ranks_here, .. } = self;
+        write!(f, "{}: ", self.library.as_deref().unwrap_or("local launcher"))?;
+        match hosts.as_slice() {
+            [host] => write!(f, "{} on host {host}", report::plural(ranks_here.len(), "rank"))?,
+            hosts => write!(f, "hosts {}; on this one ranks {ranks_here:?}", hosts.join(", "))?,
+        }
+        f.write_str(if self.bound { ", bound to cores by their launcher (mpirun --bind-to none leaves them all)" } else { "" })
+    }
+}

@@ -1,0 +1,201 @@
+//! Jobs that `mpirun` starts: the same results as with the local launcher, what is refused, and how they end when something is killed.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failing test panics; clippy's exemption covers #[test] functions only")]
+
+#[path = "../jobs/job.rs"]
+#[allow(dead_code, reason = "the other tests use more of it")]
+mod job;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, run, turn};
+use serde_json::Value;
+
+/// Some ranks of a job, with arguments of their own.
+type Part<'a> = (usize, &'a [&'a str]);
+
+/// A rank that has used so much processor time in a client thread is in mid-run.
+const TICKS_OF_LOAD: u64 = 5;
+
+/// Directories of a job: shared memory of ours, and what MPI itself leaves behind when it is killed.
+struct Dirs {
+    shm: Scratch,
+    mpi: Scratch,
+}
+
+impl Dirs {
+    fn new() -> Self {
+        Self { shm: Scratch::in_memory(), mpi: Scratch::in_memory() }
+    }
+
+    /// An mpirun with these parts.
+    fn mpirun(&self, parts: &[Part<'_>]) -> Command {
+        let mut command = Command::new("mpirun");
+        for variable in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"] {
+            command.env(variable, "1");
+        }
+        command.env("TMPDIR", self.mpi.path()).env("OMPI_MCA_btl_vader_backing_directory", self.mpi.path());
+        for (number, (ranks, args)) in parts.iter().enumerate() {
+            command.args((number > 0).then_some(":"));
+            command.args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_benchkv"), "--shm-dir"]).arg(self.shm.path());
+            command.args(*args);
+        }
+        command
+    }
+
+    fn end(&self, parts: &[Part<'_>]) -> Ended {
+        Job::start(&mut self.mpirun(parts)).end()
+    }
+
+    /// The result of a short job.
+    fn measure(&self, ranks: usize, args: &[&str]) -> Value {
+        self.end(&[(ranks, &[&SHORT, args, &["--json", "-"]].concat())]).result()
+    }
+
+    /// A long job whose ranks are all under load, and those ranks.
+    fn load(&self, ranks: usize, backend: &str) -> (Job, Vec<Process>) {
+        let args = ["--backend", backend, "--duration", "60", "--runs", "1", "--warmup", "0"];
+        let job = Job::start(&mut self.mpirun(&[(ranks, &args)]));
+        let processes: Vec<Process> = (0..ranks).map(|rank| job.child_with(&format!("OMPI_COMM_WORLD_RANK={rank}"))).collect();
+        for process in &processes {
+            job.until("every client has work", || process.thread_ticks("client-0").filter(|ticks| *ticks >= TICKS_OF_LOAD));
+        }
+        (job, processes)
+    }
+
+    /// Whatever was left behind, the next job removes it.
+    #[track_caller]
+    fn assert_next_job_cleans(&self, backend: &str) {
+        assert_ne!(self.shm.names(), [""; 0], "there is something to clean");
+        assert_sound(&self.measure(2, &["--backend", backend]), 2);
+        self.shm.assert_empty();
+    }
+}
+
+#[track_caller]
+fn assert_sound(result: &Value, ranks: usize) {
+    assert!(result["issued"].as_u64().unwrap() > 0 && result["remote_ops"].as_u64().unwrap() > 0, "{result}");
+    assert_eq!((&result["issued"], &result["lost"], &result["verify_failures"]), (&result["completed"], &0.into(), &0.into()), "{result}");
+    assert_eq!((&result["ranks"], result["per_rank"].as_array().unwrap().len()), (&ranks.into(), ranks));
+}
+
+/// The paths of all members, whatever their values; those of list elements without their place.
+fn members(value: &Value, path: &str, into: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(name, value)| members(value, &format!("{path}.{name}"), into)),
+        Value::Array(elements) => elements.iter().for_each(|element| members(element, &format!("{path}[]"), into)),
+        _ => _ = into.insert(path.to_owned()),
+    }
+}
+
+#[test]
+fn every_backend_runs_below_mpirun_and_its_result_has_the_members_of_a_local_one() {
+    let _turn = turn();
+    for backend in BACKENDS {
+        let (dirs, mut local) = (Dirs::new(), BTreeSet::new());
+        let result = run(&dirs.shm, &["--backend", backend, "--json", "-"]).result();
+        assert_eq!((&result["launcher"]["kind"], &result["launcher"]["library"]), (&"local".into(), &Value::Null));
+        members(&result, "", &mut local);
+        for ranks in [2, 4] {
+            let (result, mut found) = (dirs.measure(ranks, &["--backend", backend]), BTreeSet::new());
+            assert_sound(&result, ranks);
+            assert_eq!((&result["backend"], &result["device"]), (&backend.into(), &"soft".into()));
+            members(&result, "", &mut found);
+            assert_eq!(found, local);
+            let launcher = &result["launcher"];
+            assert_eq!((&launcher["kind"], launcher["hosts"].as_array().unwrap().len()), (&"mpi".into(), 1), "{launcher}");
+            assert!(launcher["library"].as_str().unwrap().chars().any(|digit| digit.is_ascii_digit()), "its version: {launcher}");
+            assert_eq!(launcher["ranks_here"], (0..ranks).collect::<Value>());
+        }
+        dirs.shm.assert_empty();
+    }
+}
+
+#[test]
+fn the_plan_says_who_started_the_ranks_and_which_cores_they_share() {
+    let (_turn, dirs) = (turn(), Dirs::new());
+    let ended = dirs.end(&[(2, &[SHORT.as_slice(), &["--ranks", "2"]].concat())]);
+    assert!(ended.status.success() && ended.stdout.contains("round trip"), "{}", ended.stderr);
+    for part in ["MPI", "2 ranks on host ", "2 ranks x (1 daemon + 1 client)", "4 threads, usable cores "] {
+        assert!(ended.stderr.contains(part), "{part:?} is missing: {}", ended.stderr);
+    }
+}
+
+/// Jobs that are refused before there is any load, at the same time: mpirun takes seconds to end one that failed.
+fn refused(jobs: &[(&[Part<'_>], &[&str])]) {
+    let _turn = turn();
+    std::thread::scope(|scope| {
+        for (parts, said) in jobs {
+            scope.spawn(move || {
+                let dirs = Dirs::new();
+                let ended = dirs.end(parts);
+                ended.assert_failed(2, said);
+                assert_eq!(ended.stderr.matches("benchkv: ").count(), 1, "it is said once: {}", ended.stderr);
+                assert_eq!(ended.stdout, "");
+                dirs.shm.assert_empty();
+            });
+        }
+    });
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_once() {
+    refused(&[
+        (&[(2, &["--ranks", "4"])], &["benchkv: --ranks 4: 2 were started", "mpirun -n 4"]),
+        (&[(4, &["--queue-depth", "0"])], &["benchkv: --queue-depth 0: ", "legal is 1 to 4096"]),
+        (&[(2, &["--json", "/nonexistent/result"])], &["benchkv: rank 0: --json: ", "No such file"]),
+        (&[(2, &["--shm-dir", "/nonexistent"])], &["benchkv: rank 0: --shm-dir: ", "does not exist"]),
+        // One rank of two.
+        (&[(1, &[]), (1, &["--runs", "0"])], &["benchkv: rank 1: --runs 0: "]),
+    ]);
+}
+
+#[test]
+fn ranks_that_would_run_different_jobs_are_named_with_every_difference() {
+    refused(&[(
+        &[(1, &[]), (2, &["--seed", "7", "--backend", "meta", "--device", "mlx5_0"])],
+        &[
+            "the ranks disagree on --seed: 1 on rank 0; 7 on ranks 1, 2",
+            "the ranks disagree on --backend: delegation on rank 0; meta on ranks 1, 2",
+            "the ranks disagree on --device: soft on rank 0; mlx5_0 on ranks 1, 2",
+        ],
+    )]);
+}
+
+#[test]
+fn a_failing_rank_ends_the_job_with_its_reason() {
+    let (_turn, dirs) = (turn(), Dirs::new());
+    let args = [SHORT.as_slice(), &["--device", "mlx5_99"]].concat();
+    dirs.end(&[(2, &args)]).assert_failed(1, &["benchkv: rank ", "mlx5_99"]);
+}
+
+#[test]
+fn wrong_values_have_their_status() {
+    let (_turn, dirs) = (turn(), Dirs::new());
+    let args = [SHORT.as_slice(), &["--fault", "corrupt-value"]].concat();
+    dirs.end(&[(2, &args)]).assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures"]);
+}
+
+#[test]
+fn a_killed_rank_ends_the_job_and_the_next_one_cleans() {
+    let (_turn, dirs) = (turn(), Dirs::new());
+    let (job, ranks) = dirs.load(4, "delegation");
+    ranks[1].signal(libc::SIGKILL);
+    let ended = job.end();
+    assert!(!ended.status.success(), "{}", ended.stderr);
+    assert!(ranks.iter().all(|rank| rank.has_ended()), "{}", ended.stderr);
+    dirs.assert_next_job_cleans("meta");
+}
+
+#[test]
+fn ranks_do_not_outlive_a_killed_mpirun() {
+    let (_turn, dirs) = (turn(), Dirs::new());
+    let (job, ranks) = dirs.load(2, "delegation");
+    job.launcher().signal(libc::SIGKILL);
+    for rank in ranks {
+        job.until("every rank has ended", || rank.has_ended().then_some(()));
+    }
+    assert_eq!(job.end().status.code(), None);
+    dirs.assert_next_job_cleans("delegation");
+}
