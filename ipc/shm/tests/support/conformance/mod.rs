@@ -59,8 +59,8 @@ pub trait Rpc {
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
     fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
     fn id(client: &Self::Client) -> usize;
-    /// The region of a server for one client with depth 4, and where its seats begin.
-    fn seats(dir: &Dir) -> (Region, usize);
+    /// The region of a server for at most 512 clients with so many calls together, and where its seats begin.
+    fn seats(dir: &Dir, calls: usize) -> (Region, usize);
 }
 
 fn pair<R: Rpc>(scratch: &Scratch, clients: usize, depth: usize) -> (R::Server, R::Client) {
@@ -220,7 +220,7 @@ pub fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &st
 pub fn seats_are_reused_without_end<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 2, 2);
-    let cycles = 100_000 * u64::from(support::scale()).min(10);
+    let cycles = 50_000 * u64::from(support::scale()).min(20);
     for n in 0..cycles {
         R::serve_poll(&mut server);
         let mut client = connect::<R>(&scratch);
