@@ -92,8 +92,8 @@ impl Rpc for Delegation {
         }
     }
 
-    fn seats(dir: &Dir) -> (Region, usize) {
-        // A ring of 4 words takes one line.
-        (Region::open(dir, "s", u64::from_be_bytes(*b"DLGRPC\x02\x00"), 256).unwrap(), 256 + 64)
+    fn seats(dir: &Dir, calls: usize) -> (Region, usize) {
+        let ring_bytes = (8 * calls.next_power_of_two()).next_multiple_of(64);
+        (Region::open(dir, "s", u64::from_be_bytes(*b"DLGRPC\x02\x00"), 256).unwrap(), 256 + ring_bytes)
     }
 }

@@ -90,7 +90,7 @@ impl Rpc for Ipc {
         }
     }
 
-    fn seats(dir: &Dir) -> (Region, usize) {
+    fn seats(dir: &Dir, _: usize) -> (Region, usize) {
         (Region::open(dir, "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap(), 128)
     }
 }

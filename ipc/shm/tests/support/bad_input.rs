@@ -193,7 +193,7 @@ pub fn garbled_announcements_cost_a_delay_and_no_call<R: Rpc>(name: &str) {
     let dir = scratch.dir();
     let mut server = R::create(&dir, CLIENTS, 1);
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| R::connect(&dir).unwrap()).collect();
-    let (region, seats) = R::seats(&dir);
+    let (region, seats) = R::seats(&dir, 8);
     let mut random = fastrand::Rng::with_seed(0xbad_0001);
     for n in 0..40 {
         let garbage: Box<dyn Fn(u64) -> u64> = match n % 4 {
@@ -234,7 +234,7 @@ pub fn overwritten_seat_costs_its_own_session_only<R: Rpc>(name: &str) {
     let dir = scratch.dir();
     let mut server = R::create(&dir, CLIENTS, 1);
     let mut bystander = R::connect(&dir).unwrap();
-    let (region, seats) = R::seats(&dir);
+    let (region, seats) = R::seats(&dir, 8);
     // Free, taken, left, evicted, and no state; of another generation and of the same.
     for garbage in [77 << 32, 77 << 32 | 1, 2, 3, 9, 77 << 32 | 9, u64::MAX] {
         let mut victim = R::connect(&dir).unwrap();

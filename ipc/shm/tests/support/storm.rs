@@ -18,9 +18,9 @@ const DEPTH: usize = 8;
 const CLIENTS: usize = 6;
 const SEATS: usize = 8;
 /// Clients killed, times `SHM_TEST_SCALE`.
-const CLIENT_KILLS: u32 = 600;
+const CLIENT_KILLS: u32 = 500;
 /// Servers killed, times `SHM_TEST_SCALE`.
-const SERVER_KILLS: u32 = 100;
+const SERVER_KILLS: u32 = 50;
 /// Requests that wait long for their answers.
 const SHELF: usize = 8;
 /// A request's number: which client, and which of its calls.

@@ -21,6 +21,27 @@ pub(crate) fn marker() {
     unsafe { libc::raise(libc::SIGUSR1) };
 }
 
+/// In the helper: does `work` in a child, and in another one whenever a child is killed, until one ends by itself. A child has one thread, so
+/// it starts much faster than a program: the kernel need not wait for all cores to register it for barriers.
+pub(crate) fn again_and_again(mut work: impl FnMut()) {
+    loop {
+        // SAFETY: the helper's other threads do nothing but wait for this one.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut work));
+            // SAFETY: it ends the process.
+            unsafe { libc::_exit(outcome.is_err().into()) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` is valid for the call.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        if libc::WIFEXITED(status) {
+            assert_eq!(libc::WEXITSTATUS(status), 0, "the child's status");
+            return;
+        }
+    }
+}
+
 /// What a step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
@@ -29,12 +50,15 @@ pub(crate) enum Unit {
     SystemCall,
 }
 
-/// The helper process, seen by its tracer.
+/// The helper process, or its child of the moment, seen by its tracer.
 pub(crate) struct Tracee {
     unit: Unit,
     child: Child,
+    /// The helper steps nothing itself but works [`again_and_again`].
+    forks: bool,
     tid: libc::pid_t,
-    stdin: ChildStdin,
+    /// `None` when it is to hear no more.
+    stdin: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
@@ -54,12 +78,25 @@ impl Tracee {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (output, stdin) = (BufReader::new(child.stdout.take().unwrap()), child.stdin.take().unwrap());
-        let mut tracee = Self { unit: Unit::Instruction, child, tid: 0, stdin, output };
-        let line = tracee.line();
+        let (output, stdin) = (BufReader::new(child.stdout.take().unwrap()), child.stdin.take());
+        let mut tracee = Self { unit: Unit::Instruction, child, forks: false, tid: 0, stdin, output };
+        let words = tracee.meet();
+        (tracee, words)
+    }
+
+    /// As [`start`](Self::start), of a helper that works [`again_and_again`].
+    pub(crate) fn start_forking(variables: &[(&str, &OsStr)]) -> Self {
+        let (mut tracee, _) = Self::start(variables);
+        tracee.forks = true;
+        tracee
+    }
+
+    /// Its first [`hello`].
+    fn meet(&mut self) -> String {
+        let line = self.line();
         let (tid, words) = line.split_once(' ').unwrap();
-        tracee.tid = tid.parse().unwrap();
-        (tracee, words.to_owned())
+        self.tid = tid.parse().unwrap();
+        words.to_owned()
     }
 
     /// Its thread and words of its next [`hello`].
@@ -88,7 +125,7 @@ impl Tracee {
 
     /// Writes it a line.
     pub(crate) fn tell(&mut self, line: &str) {
-        writeln!(self.stdin, "{line}").unwrap();
+        writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
     /// From now on it can be stepped.
@@ -161,22 +198,51 @@ impl Tracee {
         self.ptrace(libc::PTRACE_CONT, 0);
     }
 
+    /// Ends it for good.
     pub(crate) fn kill(mut self) {
-        self.child.kill().unwrap();
-        // Its traced thread is reaped by its tracer first.
+        if self.forks {
+            // Its successor hears nothing, and ends.
+            self.kill_child();
+            drop(self.stdin.take());
+        } else {
+            self.child.kill().unwrap();
+        }
+        self.reap();
+        self.child.wait().unwrap();
+    }
+
+    /// Kills it. Another one, forked by the same helper and attached as this one was, takes its place.
+    pub(crate) fn replace(&mut self) {
+        self.kill_child();
+        self.reap();
+        self.meet();
+        self.attach();
+    }
+
+    fn kill_child(&self) {
+        // SAFETY: no pointers are involved; nobody has reaped it yet, so the number is its.
+        unsafe { libc::kill(self.tid, libc::SIGKILL) };
+    }
+
+    /// Its traced thread is reaped by its tracer first.
+    fn reap(&mut self) {
         let mut status = 0;
         while !libc::WIFSIGNALED(status) {
             // SAFETY: `status` is valid for the call.
             assert_eq!(unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) }, self.tid);
         }
-        self.child.wait().unwrap();
     }
 }
 
 impl Drop for Tracee {
     /// Of a test that failed: what it started does not outlive it.
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            if self.forks {
+                self.kill_child();
+            }
+        }
     }
 }
 
@@ -192,6 +258,11 @@ pub(crate) struct Points {
 
 impl Points {
     pub(crate) fn new(n: usize, seconds: u64) -> Self {
+        Self::within(n, Duration::from_secs(seconds))
+    }
+
+    /// As [`new`](Self::new), for a time other than whole seconds.
+    pub(crate) fn within(n: usize, time: Duration) -> Self {
         let gcd = |mut a: usize, mut b: usize| {
             while b > 0 {
                 (a, b) = (b, a % b);
@@ -202,7 +273,7 @@ impl Points {
         let start = (n as f64 * 0.618_034) as usize;
         let step = (start.max(1)..).find(|&step| gcd(step, n) == 1).unwrap();
         let offset = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().subsec_nanos() as usize % n;
-        let end = Instant::now() + Duration::from_secs(seconds) * scale();
+        let end = Instant::now() + time * scale();
         Self { n, step, next: offset, taken: 0, end }
     }
 

@@ -60,8 +60,8 @@ pub trait Rpc {
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
     fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
     fn id(client: &Self::Client) -> usize;
-    /// The region of a server with at most 8 calls in all, and where its seats begin.
-    fn seats(dir: &Dir) -> (Region, usize);
+    /// The region of a server for at most 512 clients with so many calls together, and where its seats begin.
+    fn seats(dir: &Dir, calls: usize) -> (Region, usize);
     /// Where the words begin by which clients tell that server that they call. They reach to the seats.
     const WAKES: usize;
     /// Why there is no server `s`.
@@ -227,7 +227,7 @@ pub fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &st
 pub fn seats_are_reused_without_end<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 2, 2);
-    let cycles = 100_000 * u64::from(support::scale()).min(10);
+    let cycles = 50_000 * u64::from(support::scale()).min(20);
     for n in 0..cycles {
         R::serve_poll(&mut server);
         let mut client = connect::<R>(&scratch);

@@ -150,7 +150,7 @@ pub fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str) {
     const CALLS: u64 = 8;
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
-    let (region, seats) = R::seats(&scratch.dir());
+    let (region, seats) = R::seats(&scratch.dir(), 4);
     let words = [seats + 8, seats + 12, seats + 64 + 16, seats + 64 + 20];
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -1,8 +1,10 @@
 //! The stepped process is a client. The server, and the clients that it must not disturb, are in the test's process.
 
+use std::time::Duration;
+
 use shm::dir::Dir;
 
-use super::{DEPTH, SEATS, STEPPED, orders, points, start, words};
+use super::{DEPTH, SEATS, STEPPED, Words, orders, points, start, words};
 use crate::caller::{Caller, answer};
 use crate::conformance::{Outcome, Rpc};
 use crate::support::{Scratch, wait_for};
@@ -11,7 +13,12 @@ use crate::tracee::{Tracee, Unit, hello, marker};
 /// What is stepped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
+    /// While the server polls the client's lane.
     Call,
+    /// While it does not, and sleeps.
+    WakingCall,
+    /// Without a reply.
+    Wait,
     PollReply,
     PollEmpty,
     Connect,
@@ -22,11 +29,17 @@ impl Verb {
     /// The process's name for it.
     fn order(self) -> &'static str {
         match self {
-            Self::Call => "call",
+            Self::Call | Self::WakingCall => "call",
+            Self::Wait => "wait",
             Self::PollReply | Self::PollEmpty => "poll",
             Self::Connect => "connect",
             Self::Leave => "leave",
         }
+    }
+
+    /// No part of a call.
+    fn is_rare(self) -> bool {
+        matches!(self, Self::Wait | Self::Connect | Self::Leave)
     }
 }
 
@@ -56,6 +69,11 @@ pub fn process<R: Rpc>(dir: &Dir) {
                 let called = R::call(client, number, number);
                 marker();
                 called.unwrap();
+            }
+            "wait" => {
+                marker();
+                R::wait(client, Some(Duration::from_millis(1)));
+                marker();
             }
             // Its error is permanent.
             "poll" => {
@@ -92,20 +110,27 @@ pub fn process<R: Rpc>(dir: &Dir) {
 struct House<R: Rpc> {
     scratch: Scratch,
     server: R::Server,
+    words: Words,
     good: Option<Caller<R>>,
     next: u64,
     from_stepped: Vec<u64>,
     /// Requests of the stepped process that are answered later.
     held: Option<Vec<(R::Held, u64)>>,
     late_answers: usize,
+    /// How often the server was woken before the verb.
+    wakes_before: u32,
 }
+
+/// The good client has seat 0, and this one is free whenever a stepped process connects.
+const SEAT: usize = 1;
 
 impl<R: Rpc> House<R> {
     fn new(name: &str) -> Self {
         let scratch = Scratch::new(name);
         let server = R::create(&scratch.dir(), SEATS, DEPTH);
         let good = Some(Caller::new(R::connect(&scratch.dir()).unwrap()));
-        Self { scratch, server, good, next: 0, from_stepped: vec![], held: None, late_answers: 0 }
+        let words = Words::new::<R>(&scratch.dir(), SEATS * DEPTH);
+        Self { scratch, server, words, good, next: 0, from_stepped: vec![], held: None, late_answers: 0, wakes_before: 0 }
     }
 
     fn serve(&mut self) {
@@ -150,6 +175,8 @@ impl<R: Rpc> House<R> {
         self.good = Some(good);
         let mut passer_by = self.join(1).remove(0);
         self.round_trips(&mut passer_by);
+        drop(passer_by);
+        self.serve();
     }
 
     /// So many clients at a time.
@@ -186,14 +213,40 @@ impl<R: Rpc> House<R> {
         self.serve();
     }
 
+    /// The server has just served the stepped process.
+    fn warm_up(&mut self, stepped: &mut Tracee, number: u64) {
+        self.from_stepped.clear();
+        stepped.through(&format!("call {number}"));
+        self.serve_stepped();
+        stepped.tell("settle 1");
+        assert_eq!(stepped.hear(), words(&[(number, Ok(answer(number)))]));
+        assert!(!self.words.is_armed(SEAT));
+    }
+
+    /// The server goes to sleep, and looks asleep from then on, whatever it does. It wants to be told of every call.
+    fn doze(&mut self) -> u32 {
+        wait_for("the server finds no sleep", || {
+            self.serve();
+            !R::serve_wait(&mut self.server, Some(Duration::from_micros(1)))
+        });
+        assert!(self.words.is_armed(SEAT));
+        self.words.lull_server()
+    }
+
     /// Brings the stepped process to the verb.
     fn prepare(&mut self, verb: Verb, stepped: &mut Tracee, number: u64) {
+        self.held = None;
+        match verb {
+            Verb::Call => self.warm_up(stepped, 2 * number),
+            Verb::WakingCall => self.wakes_before = self.doze(),
+            _ => {}
+        }
         self.from_stepped.clear();
         self.held = (!matches!(verb, Verb::PollReply | Verb::Connect)).then(Vec::new);
-        if matches!(verb, Verb::PollReply | Verb::PollEmpty | Verb::Leave) {
+        if matches!(verb, Verb::PollReply | Verb::PollEmpty | Verb::Wait | Verb::Leave) {
             stepped.through(&format!("call {number}"));
         }
-        if matches!(verb, Verb::PollReply | Verb::PollEmpty) {
+        if matches!(verb, Verb::PollReply | Verb::PollEmpty | Verb::Wait) {
             self.serve_stepped();
         }
         stepped.stand(&format!("{} {number}", verb.order()));
@@ -213,6 +266,20 @@ impl<R: Rpc> House<R> {
                 self.seats_are_free();
                 return stepped.through("connect 0");
             }
+            Verb::WakingCall => {
+                assert_ne!(self.words.lull_server(), self.wakes_before, "the server was not woken");
+                self.serve();
+                assert_eq!(self.from_stepped, [number], "the server was not told");
+                assert_eq!(self.answer_held(), [true]);
+                // And it is told of the next one, or polls the lane.
+                stepped.through(&format!("call {}", 2 * number));
+                self.serve();
+                assert_eq!(self.from_stepped, [number, 2 * number], "the server was not told");
+                stepped.tell("settle 2");
+                let ended = [number, 2 * number].map(|number| (number, Ok(answer(number))));
+                assert_eq!(stepped.hear(), words(&ended));
+                return;
+            }
             _ => {}
         }
         self.serve_stepped();
@@ -227,12 +294,11 @@ impl<R: Rpc> House<R> {
         }
     }
 
-    fn start(&self, verb: Verb, unit: Unit) -> Tracee {
-        let mut stepped = start("client", &self.scratch, unit);
+    /// Its connection, if that is not what is to be stepped.
+    fn connect(verb: Verb, stepped: &mut Tracee) {
         if verb != Verb::Connect {
             stepped.through("connect 0");
         }
-        stepped
     }
 
     fn steps(&mut self, verb: Verb, stepped: &mut Tracee, number: u64) -> usize {
@@ -253,10 +319,11 @@ impl<R: Rpc> House<R> {
 /// Stopped at an instruction while others go on, and continued.
 pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let mut house = House::<R>::new(name);
-    let mut stepped = house.start(verb, unit);
+    let mut stepped = start("client", &house.scratch, unit);
+    House::<R>::connect(verb, &mut stepped);
     // The first time it does what need not be done again.
     house.steps(verb, &mut stepped, STEPPED);
-    let mut points = points(house.steps(verb, &mut stepped, STEPPED + 1));
+    let mut points = points(house.steps(verb, &mut stepped, STEPPED + 1), unit, verb.is_rare());
     let mut stops = 0;
     for point in points.by_ref() {
         let number = STEPPED + 2 + stops;
@@ -264,6 +331,11 @@ pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         // The way through the code differs a little from time to time; a step too many ends at the marker.
         let inside = stepped.step(point);
         house.traffic();
+        match verb {
+            Verb::WakingCall => _ = house.doze(),
+            Verb::Wait => assert_eq!(house.answer_held(), [true]),
+            _ => {}
+        }
         if inside {
             stepped.finish();
         }
@@ -301,7 +373,7 @@ pub fn stop_at_the_end<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         stepped.through("leave 0");
         steps
     };
-    let mut points = points(round(None).unwrap());
+    let mut points = points(round(None).unwrap(), unit, verb.is_rare());
     for point in points.by_ref() {
         round(Some(point));
     }
@@ -311,18 +383,19 @@ pub fn stop_at_the_end<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
 /// Killed at an instruction while others go on.
 pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let mut house = House::<R>::new(name);
-    let mut stepped = house.start(verb, unit);
+    let mut stepped = start("client", &house.scratch, unit);
+    House::<R>::connect(verb, &mut stepped);
     let steps = house.steps(verb, &mut stepped, STEPPED);
-    stepped.kill();
+    stepped.replace();
     house.seats_are_free();
-    let mut points = points(steps);
+    let mut points = points(steps, unit, verb.is_rare());
     let (mut kills, mut came) = (0, 0);
     for point in points.by_ref() {
         let number = STEPPED + 1 + kills;
-        let mut stepped = house.start(verb, unit);
+        House::<R>::connect(verb, &mut stepped);
         house.prepare(verb, &mut stepped, number);
         stepped.step(point);
-        stepped.kill();
+        stepped.replace();
         kills += 1;
         house.traffic();
         house.seats_are_free();
@@ -336,5 +409,6 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         points.of(unit),
         house.late_answers
     );
+    stepped.kill();
     house.end();
 }

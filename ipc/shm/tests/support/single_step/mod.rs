@@ -9,10 +9,17 @@ pub mod client;
 pub mod server;
 
 use std::ffi::OsStr;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use shm::dir::Dir;
+use shm::ready::ARMED;
+use shm::region::Region;
+use shm::sync::{AtomicU32, Ordering};
 
 use crate::conformance::{Outcome, Rpc};
 use crate::support::{self, Scratch};
-use crate::tracee::{Points, Tracee, Unit};
+use crate::tracee::{Points, Tracee, Unit, again_and_again};
 
 pub const DEPTH: usize = 8;
 /// One is the stepped process's, or a passer-by's.
@@ -20,15 +27,52 @@ pub const SEATS: usize = 3;
 /// Numbers of requests of the stepped process are above it.
 pub const STEPPED: u64 = 1 << 32;
 
-/// The steps of one test. Every one is tried once, if `SHM_TEST_SCALE` times 6 s are enough; of a verb that makes system calls, and takes
-/// thousands of instructions, as many as 1 s allows.
-pub fn points(steps: usize) -> Points {
-    Points::new(steps, if steps < 2000 { 6 } else { 1 })
+/// The steps of one test: every one is tried once. Of a verb that is rare, and takes thousands of instructions, as many as 0.3 s, times
+/// `SHM_TEST_SCALE`, allow.
+pub fn points(steps: usize, unit: Unit, is_rare: bool) -> Points {
+    let is_sampled = is_rare && unit == Unit::Instruction;
+    Points::within(steps, if is_sampled { Duration::from_millis(300) } else { Duration::from_secs(6) })
 }
 
-/// A process that can be stepped, in a role.
+/// The words of the sleepers in a server's region, and the flags of its lanes.
+pub struct Words {
+    region: Region,
+    seats: usize,
+}
+
+impl Words {
+    /// Of a server for so many calls.
+    pub fn new<R: Rpc>(dir: &Dir, calls: usize) -> Self {
+        let (region, seats) = R::seats(dir, calls);
+        Self { region, seats }
+    }
+
+    fn at(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: the region lives as long as `self`, and all access to these words is atomic.
+        unsafe { self.region.view().at::<AtomicU32>(self.seats + offset).unwrap().as_ref() }
+    }
+
+    /// Whether the client of this seat must tell the server that it calls.
+    pub fn is_armed(&self, seat: usize) -> bool {
+        self.at(64 + 64 * seat + 8).load(Ordering::Relaxed) == ARMED
+    }
+
+    /// Makes the server look as if it slept, and says how often it was woken.
+    pub fn lull_server(&self) -> u32 {
+        self.at(12).store(1, Ordering::Relaxed);
+        self.at(8).load(Ordering::Relaxed)
+    }
+
+    /// Makes the client of this seat look as if it slept, and says how often it was woken.
+    pub fn lull_client(&self, seat: usize) -> u32 {
+        self.at(64 + 64 * seat + 20).store(1, Ordering::Relaxed);
+        self.at(64 + 64 * seat + 16).load(Ordering::Relaxed)
+    }
+}
+
+/// A process that can be stepped, in a role. It can be [replaced](Tracee::replace).
 pub fn start(role: &str, scratch: &Scratch, unit: Unit) -> Tracee {
-    let (mut stepped, _) = Tracee::start(&[("SHM_TEST_ROLE", OsStr::new(role)), ("SHM_TEST_DIR", scratch.path().as_os_str())]);
+    let mut stepped = Tracee::start_forking(&[("SHM_TEST_ROLE", OsStr::new(role)), ("SHM_TEST_DIR", scratch.path().as_os_str())]);
     stepped.attach();
     stepped.step_by(unit);
     stepped
@@ -36,12 +80,42 @@ pub fn start(role: &str, scratch: &Scratch, unit: Unit) -> Tracee {
 
 /// The stepped process. It is told, line by line, a verb and a number.
 pub fn stepped_process<R: Rpc>() {
-    let (role, dir) = support::role().expect("started by the tests");
-    match role.as_str() {
-        "client" => client::process::<R>(&dir),
-        "server" => server::process::<R>(&dir),
-        other => panic!("unknown role {other}"),
+    again_and_again(|| {
+        let (role, dir) = support::role().expect("started by the tests");
+        match role.as_str() {
+            "client" => client::process::<R>(&dir),
+            "server" => server::process::<R>(&dir),
+            other => panic!("unknown role {other}"),
+        }
+    });
+}
+
+/// Runs a test on one core, which its processes inherit: to switch between two that go by turns is cheaper than to wake another core.
+pub fn on_one_core(test: impl FnOnce()) {
+    static TAKEN: Mutex<Vec<usize>> = Mutex::new(vec![]);
+    // SAFETY: zeroed bytes are an empty set of cores; both calls are about this thread, with a valid set of that size.
+    let set = |cores: &[usize]| unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        cores.iter().for_each(|&core| libc::CPU_SET(core, &mut set));
+        libc::sched_setaffinity(0, size_of_val(&set), &raw const set)
+    };
+    // SAFETY: as above.
+    let allowed: Vec<usize> = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        assert_eq!(libc::sched_getaffinity(0, size_of_val(&set), &raw mut set), 0);
+        (0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set)).collect()
+    };
+    let core = {
+        let mut taken = TAKEN.lock().unwrap();
+        let free = allowed.iter().copied().find(|core| !taken.contains(core));
+        taken.extend(free);
+        free
+    };
+    if let Some(core) = core {
+        assert_eq!(set(&[core]), 0);
     }
+    test();
+    TAKEN.lock().unwrap().retain(|&taken| Some(taken) != core);
 }
 
 /// Verbs and numbers from the test.
@@ -65,6 +139,12 @@ macro_rules! single_step {
             $rpc,
             client_stopped_anywhere_in_call client::stop(Call, Instruction)
             client_killed_anywhere_in_call client::kill(Call, Instruction)
+            client_stopped_anywhere_in_call_to_a_sleeper client::stop(WakingCall, Instruction)
+            client_killed_anywhere_in_call_to_a_sleeper client::kill(WakingCall, Instruction)
+            client_stopped_anywhere_in_wait client::stop(Wait, Instruction)
+            client_stopped_at_any_system_call_of_wait client::stop(Wait, SystemCall)
+            client_killed_anywhere_in_wait client::kill(Wait, Instruction)
+            client_killed_at_any_system_call_of_wait client::kill(Wait, SystemCall)
             client_stopped_anywhere_in_poll_with_a_reply client::stop(PollReply, Instruction)
             client_killed_anywhere_in_poll_with_a_reply client::kill(PollReply, Instruction)
             client_stopped_anywhere_in_poll_without_a_reply client::stop(PollEmpty, Instruction)
@@ -86,6 +166,12 @@ macro_rules! single_step {
             server_killed_anywhere_in_recv server::kill(Recv, Instruction)
             server_stopped_anywhere_in_reply server::stop(Reply, Instruction)
             server_killed_anywhere_in_reply server::kill(Reply, Instruction)
+            server_stopped_anywhere_in_reply_to_a_sleeper server::stop(WakingReply, Instruction)
+            server_killed_anywhere_in_reply_to_a_sleeper server::kill(WakingReply, Instruction)
+            server_stopped_anywhere_in_wait server::stop(Wait, Instruction)
+            server_stopped_at_any_system_call_of_wait server::stop(Wait, SystemCall)
+            server_killed_anywhere_in_wait server::kill(Wait, Instruction)
+            server_killed_at_any_system_call_of_wait server::kill(Wait, SystemCall)
             server_stopped_anywhere_in_reject server::stop(Reject, Instruction)
             server_killed_anywhere_in_reject server::kill(Reject, Instruction)
             server_stopped_anywhere_in_create server::stop_create(Create, Instruction)
@@ -111,7 +197,7 @@ macro_rules! single_step {
             fn $test() {
                 use single_step::$role::{$how, Verb};
                 let name = concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test));
-                support::limited(|| $how::<$rpc>(Verb::$verb, tracee::Unit::$unit, name));
+                support::limited(|| single_step::on_one_core(|| $how::<$rpc>(Verb::$verb, tracee::Unit::$unit, name)));
             }
         )*
     };

@@ -1,11 +1,12 @@
 //! The stepped process is the server. Its clients are in the test's process.
 
 use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
 
 use shm::dir::Dir;
 use shm::membership::SessionEnd;
 
-use super::{DEPTH, SEATS, orders, points, start};
+use super::{DEPTH, SEATS, Words, orders, points, start};
 use crate::caller::{Caller, answer};
 use crate::conformance::Rpc;
 use crate::support::{Scratch, wait_for};
@@ -20,8 +21,12 @@ pub enum Verb {
     Poll,
     /// A poll after a client left.
     Bury,
+    /// With nothing to wait for.
+    Wait,
     Recv,
     Reply,
+    /// To a client that sleeps.
+    WakingReply,
     Reject,
     Create,
     Close,
@@ -33,11 +38,17 @@ impl Verb {
         match self {
             Self::Poll | Self::Bury => "poll",
             Self::Recv => "recv",
-            Self::Reply => "reply",
+            Self::Wait => "wait",
+            Self::Reply | Self::WakingReply => "reply",
             Self::Reject => "reject",
             Self::Create => "create",
             Self::Close => "close",
         }
+    }
+
+    /// No part of a call.
+    fn is_rare(self) -> bool {
+        matches!(self, Self::Bury | Self::Wait | Self::Reject | Self::Create | Self::Close)
     }
 }
 
@@ -68,6 +79,11 @@ pub fn process<R: Rpc>(dir: &Dir) {
             "poll" => {
                 marker();
                 R::serve_poll(server);
+                marker();
+            }
+            "wait" => {
+                marker();
+                R::serve_wait(server, Some(Duration::from_millis(1)));
                 marker();
             }
             "recv" => {
@@ -117,15 +133,23 @@ pub fn process<R: Rpc>(dir: &Dir) {
 struct Guests<R: Rpc> {
     callers: Vec<Caller<R>>,
     next: u64,
+    /// How often the first two were woken before the verb.
+    wakes_before: u32,
 }
 
 impl<R: Rpc> Guests<R> {
     fn new(scratch: &Scratch) -> Self {
-        Self { callers: (0..2).map(|_| Caller::new(R::connect(&scratch.dir()).unwrap())).collect(), next: 0 }
+        Self { callers: (0..2).map(|_| Caller::new(R::connect(&scratch.dir()).unwrap())).collect(), next: 0, wakes_before: 0 }
     }
 
     fn join(&self, scratch: &Scratch) -> Caller<R> {
         Caller::new(R::connect(&scratch.dir()).expect("there is a free seat"))
+    }
+
+    /// Makes the first two look as if they slept, and says how often they were woken.
+    fn wakes(&self, scratch: &Scratch) -> u32 {
+        let words = Words::new::<R>(&scratch.dir(), (SEATS + 1) * DEPTH);
+        (0..2).map(|seat| words.lull_client(seat)).sum()
     }
 
     fn number(&mut self) -> u64 {
@@ -155,8 +179,10 @@ impl<R: Rpc> Guests<R> {
 
     /// Brings the server, which has served, to the verb.
     fn prepare(&mut self, verb: Verb, stepped: &mut Tracee, scratch: &Scratch) {
-        self.call_all();
-        self.call_all();
+        if verb != Verb::Wait {
+            self.call_all();
+            self.call_all();
+        }
         match verb {
             Verb::Recv => stepped.through("poll 0"),
             Verb::Bury => {
@@ -165,11 +191,14 @@ impl<R: Rpc> Guests<R> {
                 stepped.through("poll 0");
                 drop(leaver);
             }
-            Verb::Reply | Verb::Reject => {
+            Verb::Reply | Verb::WakingReply | Verb::Reject => {
                 stepped.through("poll 0");
                 stepped.through("recv 0");
             }
             _ => {}
+        }
+        if verb == Verb::WakingReply {
+            self.wakes_before = self.wakes(scratch);
         }
         stepped.stand(&format!("{} 0", verb.order()));
     }
@@ -182,7 +211,10 @@ impl<R: Rpc> Guests<R> {
     }
 
     /// After the verb: every call ends, and the third client leaves.
-    fn finish(&mut self, stepped: &mut Tracee) {
+    fn finish(&mut self, verb: Verb, stepped: &mut Tracee, scratch: &Scratch) {
+        if verb == Verb::WakingReply {
+            assert_ne!(self.wakes(scratch), self.wakes_before, "the client was not woken");
+        }
         stepped.tell("serve 0");
         self.until_idle();
         self.callers.truncate(2);
@@ -209,11 +241,9 @@ impl<R: Rpc> Guests<R> {
     }
 }
 
-fn created(scratch: &Scratch, unit: Unit) -> Tracee {
-    let mut stepped = start("server", scratch, unit);
+fn create(stepped: &mut Tracee) {
     stepped.through("create 0");
     stepped.wait_for("created");
-    stepped
 }
 
 fn steps<R: Rpc>(verb: Verb, guests: &mut Guests<R>, stepped: &mut Tracee, scratch: &Scratch) -> usize {
@@ -221,20 +251,21 @@ fn steps<R: Rpc>(verb: Verb, guests: &mut Guests<R>, stepped: &mut Tracee, scrat
     guests.prepare(verb, stepped, scratch);
     stepped.finish();
     stepped.resume();
-    guests.finish(stepped);
+    guests.finish(verb, stepped, scratch);
     guests.prepare(verb, stepped, scratch);
     let steps = stepped.count();
     stepped.resume();
-    guests.finish(stepped);
+    guests.finish(verb, stepped, scratch);
     steps
 }
 
 /// Stopped at an instruction while clients go on, and continued.
 pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut stepped = created(&scratch, unit);
+    let mut stepped = start("server", &scratch, unit);
+    create(&mut stepped);
     let mut guests = Guests::<R>::new(&scratch);
-    let mut points = points(steps(verb, &mut guests, &mut stepped, &scratch));
+    let mut points = points(steps(verb, &mut guests, &mut stepped, &scratch), unit, verb.is_rare());
     let rejected_before = guests.dropped();
     for point in points.by_ref() {
         guests.prepare(verb, &mut stepped, &scratch);
@@ -245,7 +276,7 @@ pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
             stepped.finish();
         }
         stepped.resume();
-        guests.finish(&mut stepped);
+        guests.finish(verb, &mut stepped, &scratch);
     }
     let rejected = if verb == Verb::Reject { points.taken as u64 } else { 0 };
     assert_eq!(guests.dropped() - rejected_before, rejected, "no call is dropped but those that were rejected");
@@ -257,7 +288,8 @@ pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
 /// Killed at an instruction; then a server of that name starts.
 pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut stepped = created(&scratch, unit);
+    let mut stepped = start("server", &scratch, unit);
+    create(&mut stepped);
     let steps = if verb == Verb::Close {
         stepped.stand("close 0");
         stepped.count()
@@ -265,12 +297,12 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         let mut guests = Guests::<R>::new(&scratch);
         steps(verb, &mut guests, &mut stepped, &scratch)
     };
-    stepped.kill();
-    let mut points = points(steps);
+    stepped.replace();
+    let mut points = points(steps, unit, verb.is_rare());
     let (mut answered, mut gone) = (0, 0);
     // And once after the verb.
     for point in points.by_ref().chain([usize::MAX]) {
-        let mut stepped = created(&scratch, unit);
+        create(&mut stepped);
         assert_eq!(scratch.names().len(), 1);
         let mut guests = Guests::<R>::new(&scratch);
         // It has served before.
@@ -281,15 +313,17 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         stepped.wait_for("served");
         guests.prepare(verb, &mut stepped, &scratch);
         let inside = stepped.step(point);
-        stepped.kill();
+        stepped.replace();
         let ended = guests.end();
         // Of four that wait, one may have been answered, or rejected; after the verb it has.
-        let expected = u64::from(matches!(verb, Verb::Reply | Verb::Reject));
+        let expected = u64::from(matches!(verb, Verb::Reply | Verb::WakingReply | Verb::Reject));
+        let waited = if verb == Verb::Wait { 0 } else { 4 };
         let done = ended.0 - 3 + ended.1;
         assert!(if inside { done <= expected } else { done == expected }, "{verb:?} at {point}: {ended:?}");
-        assert_eq!(ended.2 + done, 4);
+        assert_eq!(ended.2 + done, waited);
         (answered, gone) = (answered + ended.0, gone + ended.2);
     }
+    stepped.kill();
     drop(R::create(&scratch.dir(), SEATS, DEPTH));
     assert!(scratch.names().is_empty());
     let kills = points.taken + 1;
@@ -300,47 +334,48 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
 }
 
 /// Leaves the region of a killed server behind.
-fn leave_a_dead_one(scratch: &Scratch) {
-    created(scratch, Unit::Instruction).kill();
+fn leave_a_dead_one(stepped: &mut Tracee, scratch: &Scratch) {
+    create(stepped);
+    stepped.replace();
     assert_eq!(scratch.names().len(), 1);
 }
 
-fn create_steps(scratch: &Scratch, unit: Unit) -> usize {
-    leave_a_dead_one(scratch);
-    let mut stepped = start("server", scratch, unit);
+fn create_steps(stepped: &mut Tracee, scratch: &Scratch) -> usize {
+    leave_a_dead_one(stepped, scratch);
     stepped.stand("create 0");
     let steps = stepped.count();
-    stepped.kill();
+    stepped.replace();
     steps
 }
 
 /// Killed at an instruction of a start in the place of a dead server.
 pub fn kill_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut points = points(create_steps(&scratch, unit));
+    let mut stepped = start("server", &scratch, unit);
+    let mut points = points(create_steps(&mut stepped, &scratch), unit, true);
     for point in points.by_ref() {
-        leave_a_dead_one(&scratch);
-        let mut stepped = start("server", &scratch, unit);
+        leave_a_dead_one(&mut stepped, &scratch);
         stepped.stand("create 0");
         stepped.step(point);
-        stepped.kill();
+        stepped.replace();
         assert!(scratch.names().len() <= 1);
         let next = R::create(&scratch.dir(), SEATS, DEPTH);
         R::connect(&scratch.dir()).expect("the next server is whole");
         drop(next);
         assert!(scratch.names().is_empty());
     }
+    stepped.kill();
     println!("server, Create: {0}, {1} kills, {1} next starts", points.of(unit), points.taken);
 }
 
 /// Stopped at an instruction of a start in the place of a dead server, while another one starts: one of them gets the name.
 pub fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut points = points(create_steps(&scratch, unit));
+    let mut stepped = start("server", &scratch, unit);
+    let mut points = points(create_steps(&mut stepped, &scratch), unit, true);
     let mut won = 0;
     for point in points.by_ref() {
-        leave_a_dead_one(&scratch);
-        let mut stepped = start("server", &scratch, unit);
+        leave_a_dead_one(&mut stepped, &scratch);
         stepped.stand("create 0");
         let inside = stepped.step(point);
         let other = R::try_create(&scratch.dir(), SEATS, DEPTH);
@@ -353,20 +388,22 @@ pub fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
         won += u64::from(other.is_none());
         assert_eq!(scratch.names().len(), 1);
         R::connect(&scratch.dir()).expect("there is a server");
-        stepped.kill();
+        stepped.replace();
         drop(other);
         drop(R::create(&scratch.dir(), SEATS, DEPTH));
         assert!(scratch.names().is_empty());
     }
+    stepped.kill();
     println!("server, Create: {}, {} stops, {won} won", points.of(unit), points.taken);
 }
 
 /// Stopped at an instruction of its end, while clients look and another server starts.
 pub fn stop_close<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut stepped = created(&scratch, unit);
+    let mut stepped = start("server", &scratch, unit);
+    create(&mut stepped);
     stepped.stand("close 0");
-    let mut points = points(stepped.count());
+    let mut points = points(stepped.count(), unit, true);
     stepped.resume();
     stepped.wait_for("closed");
     let mut started = 0;
