@@ -11,6 +11,7 @@ use shm::region::Region;
 
 use crate::error::{CallError, ConnectError};
 use crate::layout::{Header, KIND};
+use crate::ring;
 use crate::views::{self, RingView};
 
 /// One client of a [`Server`](crate::Server). `U` is what the caller wants back with each reply.
@@ -72,11 +73,18 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
             Refused::Full(user_data) => CallError::QueueFull { request, user_data, resp_depth: self.resp_depth() },
             Refused::Ended(user_data, end) => CallError::Ended { request, user_data, end },
         })?;
-        let (client, seats) = (self.caller.id(), self.caller.seats());
-        if let Some(armed) = seats.armed(client) {
-            self.ring.ring().notify_if_armed(client, armed, seats.server_sleep());
+        if self.caller.seats().armed(self.caller.id()).is_some_and(ring::is_armed) {
+            self.notify();
         }
         Ok(())
+    }
+
+    #[cold]
+    fn notify(&self) {
+        let (client, seats) = (self.caller.id(), self.caller.seats());
+        if let Some(armed) = seats.armed(client) {
+            self.ring.ring().notify(client, armed, seats.server_sleep());
+        }
     }
 
     /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, or the end of the session; at most for `timeout` (`None`:

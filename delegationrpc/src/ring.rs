@@ -91,6 +91,14 @@ impl fmt::Debug for Ring<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Full;
 
+/// Client, after publishing: whether the server does not poll its lane, and must be [notified](Ring::notify).
+#[inline(always)]
+pub(crate) fn is_armed(armed: &AtomicU32) -> bool {
+    // R1
+    light_barrier();
+    armed.load(Ordering::Relaxed) == ARMED
+}
+
 impl<'a> Ring<'a> {
     pub(crate) fn new(head: &'a AtomicU64, tail: &'a AtomicU64, words: &'a [AtomicU64]) -> Self {
         debug_assert!(words.len().is_power_of_two());
@@ -112,18 +120,8 @@ impl<'a> Ring<'a> {
         (word, see(word, self.lap(position)))
     }
 
-    /// Client: after publishing, tells a server that does not poll its lane, and wakes it if it sleeps.
-    #[inline(always)]
-    pub(crate) fn notify_if_armed(&self, client: usize, armed: &AtomicU32, server: &Sleep) {
-        // R1
-        light_barrier();
-        if armed.load(Ordering::Relaxed) == ARMED {
-            self.notify(client, armed, server);
-        }
-    }
-
-    #[cold]
-    fn notify(&self, client: usize, armed: &AtomicU32, server: &Sleep) {
+    /// Client: tells a server that does not poll its lane, and wakes it if it sleeps.
+    pub(crate) fn notify(&self, client: usize, armed: &AtomicU32, server: &Sleep) {
         // Once is enough. If this client is stopped here, or the ring is full, the server finds the flag down (I4).
         armed.store(HOT, Ordering::Relaxed);
         // A full ring does not matter: see above.

@@ -256,7 +256,9 @@ mod model {
 
         fn call(&self, client: usize) {
             self.messages[client].fetch_add(1, Ordering::Release);
-            self.ring.ring().notify_if_armed(client, &self.armed[client], &self.server);
+            if is_armed(&self.armed[client]) {
+                self.ring.ring().notify(client, &self.armed[client], &self.server);
+            }
         }
 
         fn announced<'a>(&'a self, cursor: &'a mut Cursor) -> Announced<'a> {
