@@ -358,6 +358,8 @@ mod tests {
         room: usize,
         serve: Rc<Cell<usize>>,
         ending: Option<Ending>,
+        /// Of those in the queue, sent.
+        flushed: Rc<Cell<usize>>,
     }
 
     impl Endpoints for Loopback {}
@@ -386,6 +388,11 @@ mod tests {
             served.into_iter().rev().for_each(|(token, ending)| ended(token, ending));
             Ok(())
         }
+
+        fn flush(&mut self) -> Result<(), BackendError> {
+            self.flushed.set(self.queue.borrow().len());
+            Ok(())
+        }
     }
 
     const WORKLOAD: Workload = Workload {
@@ -407,6 +414,7 @@ mod tests {
             room,
             serve: Rc::new(Cell::new(usize::MAX)),
             ending: None,
+            flushed: Rc::default(),
         }
     }
 
@@ -494,6 +502,7 @@ mod tests {
         let (clock, mut client) = (Cell::new(1), client(paths.clone(), false));
         steps(&mut client, &clock, Phase::WarmUp, 50);
         assert_eq!(paths.queue.borrow().len(), 8);
+        assert_eq!(paths.flushed.get(), 8, "what a step has issued is sent before it ends");
         let report = client.report(WorkerReport::default());
         assert_eq!((report.counts.issued, report.lost), (8, 8), "what never ended is lost");
     }
