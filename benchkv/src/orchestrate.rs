@@ -34,6 +34,8 @@ const SETUP_LIMIT: Duration = Duration::from_secs(30);
 const BARRIER_LIMIT: Duration = Duration::from_secs(15);
 /// How long clients wait for what is outstanding at the end; what has not ended by then is lost.
 const DRAIN_LIMIT: Duration = Duration::from_secs(3);
+/// How often they look for it at least: a thread, or a whole machine, that stood still for that long has not waited.
+const DRAIN_STEPS: u32 = 10_000;
 /// How often the main thread looks whether a worker failed while it waits for another.
 const WATCH_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -293,7 +295,9 @@ impl<B: Backend> Rank<'_, B> {
             self.client_step(&mut client, self.control.phase(), &mut log, &mut waiter)?;
         }
         let give_up_ns = self.clock.now_ns() + DRAIN_LIMIT.as_nanos() as u64;
-        while !self.control.is_stopped() && self.clock.now_ns() < give_up_ns {
+        let mut steps = 0;
+        while !self.control.is_stopped() && (steps < DRAIN_STEPS || self.clock.now_ns() < give_up_ns) {
+            steps += 1;
             if self.client_step(&mut client, Phase::Drain, &mut log, &mut waiter)? == Step::Drained {
                 break;
             }

@@ -21,23 +21,23 @@ const fn operation(name: &'static str, bound: u32, collect: &'static str, what: 
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("delegation_rpc_depth1", 830, "all", "delegationrpc: one call and its reply, both sides, one at a time", |calls| {
+    operation("delegation_rpc_depth1", 620, "all", "delegationrpc: one call and its reply, both sides, one at a time", |calls| {
         Pair::new(1).calls(calls, 1)
     }),
-    operation("delegation_rpc_depth32", 670, "all", "delegationrpc: the same, 32 at a time", |calls| Pair::new(1).calls(calls, DEPTH)),
-    operation("delegation_rpc_depth1_of_1024", 1150, "all", "delegationrpc: as delegation_rpc_depth1, among 1,023 idle clients", |calls| {
+    operation("delegation_rpc_depth32", 410, "all", "delegationrpc: the same, 32 at a time", |calls| Pair::new(1).calls(calls, DEPTH)),
+    operation("delegation_rpc_depth1_of_1024", 900, "all", "delegationrpc: as delegation_rpc_depth1, among 1,023 idle clients", |calls| {
         Pair::new(1024).calls(calls, 1);
     }),
-    operation("delegation_call", 242, "in part_call", "delegationrpc, of delegation_rpc_depth1: Client::call", parts),
+    operation("delegation_call", 115, "in part_call", "delegationrpc, of delegation_rpc_depth1: Client::call", parts),
     operation(
         "delegation_server_poll",
-        166,
+        245,
         "in part_server_poll",
         "delegationrpc, of delegation_rpc_depth1: Server::poll that finds a request",
         parts,
     ),
-    operation("delegation_recv", 167, "in part_recv", "delegationrpc, of delegation_rpc_depth1: Server::recv", parts),
-    operation("delegation_reply", 115, "in part_reply", "delegationrpc, of delegation_rpc_depth1: Server::reply", parts),
+    operation("delegation_recv", 80, "in part_recv", "delegationrpc, of delegation_rpc_depth1: Server::recv", parts),
+    operation("delegation_reply", 80, "in part_reply", "delegationrpc, of delegation_rpc_depth1: Server::reply", parts),
     operation(
         "delegation_client_poll",
         112,
@@ -50,10 +50,10 @@ const OPERATIONS: &[Operation] = &[
         pair.client.call([1; 4], 0).unwrap();
         (0..polls).for_each(|_| assert_eq!(pair.client.poll(|_, _| ()), Ok(0)));
     }),
-    operation("delegation_server_poll_empty", 170, "all", "delegationrpc: Server::poll that finds nothing, one client", |polls| {
+    operation("delegation_server_poll_empty", 120, "all", "delegationrpc: Server::poll that finds nothing, one client", |polls| {
         Pair::new(1).empty_polls(polls)
     }),
-    operation("delegation_server_poll_empty_of_1024", 270, "all", "delegationrpc: the same with 1,024 clients", |polls| {
+    operation("delegation_server_poll_empty_of_1024", 230, "all", "delegationrpc: the same with 1,024 clients", |polls| {
         Pair::new(1024).empty_polls(polls)
     }),
 ];
