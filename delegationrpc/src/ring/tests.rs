@@ -330,8 +330,10 @@ mod model {
             let client = loom::thread::spawn(move || calls.call(1));
             let (mut set, mut cursor, mut taken) = (HotSet::new(2), Cursor::default(), 0);
             while taken < 2 {
-                taken += set.pass(&mut shared.announced(&mut cursor), &mut &*shared, || 0);
-                if !set.mend(&&*shared, 0) {
+                let now = set.pass(&mut shared.announced(&mut cursor), &mut &*shared, || 0);
+                taken += now;
+                set.mend(&&*shared, 0);
+                if now == 0 {
                     yield_now();
                 }
             }

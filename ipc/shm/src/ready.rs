@@ -230,11 +230,11 @@ impl HotSet {
         }
     }
 
-    /// R4: takes up cold lanes that are not armed, and says whether there were any. A producer may have lowered the flag to tell the consumer
+    /// R4: takes up cold lanes that are not armed. A producer may have lowered the flag to tell the consumer
     /// once only, and then been too late to be heard, or it is garbage. Besides looks into `looks` of the lanes, in turn: what told of
     /// them may have been overwritten. Costs a line of each lane's `armed` and each look, so do this rarely.
-    pub fn mend(&mut self, lanes: &impl Lanes, looks: usize) -> bool {
-        let (hot_before, count) = (self.hot.len(), self.is_hot.len());
+    pub fn mend(&mut self, lanes: &impl Lanes, looks: usize) {
+        let count = self.is_hot.len();
         for lane in 0..count {
             let is_armed = lanes.armed(lane).is_none_or(|armed| armed.load(Ordering::Relaxed) == ARMED);
             if !is_armed && self.is_hot.get(lane) == Some(&false) {
@@ -248,7 +248,6 @@ impl HotSet {
                 self.heat(lane, lanes);
             }
         }
-        self.hot.len() > hot_before
     }
 
     /// Forgets a lane that goes away, so that its number can be used again.

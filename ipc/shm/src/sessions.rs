@@ -390,7 +390,9 @@ impl<Req: Plain, Resp: Plain, W: Wakes, B: FnMut(usize)> Watch for Idle<'_, Req,
             forget(client, hot, inbox, table);
             bury(client);
         });
-        hot.mend(&Round { table, inbox, mask: &[] }, usize::MAX)
+        // What it takes up is looked at again, and may be empty.
+        hot.mend(&Round { table, inbox, mask: &[] }, usize::MAX);
+        false
     }
 }
 

@@ -387,6 +387,7 @@ macro_rules! conformance {
             sleeping_client_learns_of_its_servers_end
             sleeping_server_frees_the_seat_of_a_killed_client
             sleeping_server_frees_the_seat_of_a_client_that_leaves
+            flag_that_is_down_over_an_empty_lane_ends_no_wait
             garbage_in_the_words_of_sleepers_stalls_nobody
             forked_child_may_drop_a_client
             forked_child_may_drop_a_server_and_its_requests

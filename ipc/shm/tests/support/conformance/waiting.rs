@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use shm::membership::{CallFailed, SessionEnd};
+use shm::ready::{ARMED, HOT};
 use shm::sync::AtomicU32;
 
 use super::{Rpc, connect, ends, pair, take_all};
@@ -116,10 +117,18 @@ pub fn sleeping_server_frees_the_seat_of_a_killed_client<R: Rpc>(name: &str) {
     assert_eq!(client.hear(), "called");
     assert_eq!(take_all::<R>(&mut server).len(), 1);
     client.kill();
+    let mut next = None;
     wait_for("the seat stays taken", || {
         R::serve_wait(&mut server, Some(Duration::from_millis(50)));
-        R::connect(&scratch.dir()).is_some()
+        next = R::connect(&scratch.dir());
+        next.is_some()
     });
+    // Its first call has the tag of the dead one's, which was not answered.
+    let mut next = next.unwrap();
+    R::call(&mut next, 2, 2).unwrap();
+    let (request, number) = take_all::<R>(&mut server).remove(0);
+    assert!(number == 2 && R::reply(&mut server, request, 3));
+    assert_eq!(ends::<R>(&mut next), [(2, Ok(3))]);
 }
 
 /// It looks by itself ten times a second; so many clients that wake nobody would exceed everybody's patience.
@@ -182,4 +191,20 @@ pub fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str) {
         done.store(true, Ordering::Release);
         outcome.unwrap();
     });
+}
+
+/// The server takes that lane up, and finds nothing in it.
+pub fn flag_that_is_down_over_an_empty_lane_ends_no_wait<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
+    let (region, seats) = R::seats(&scratch.dir(), 4);
+    // SAFETY: in bounds, and all access to this word is atomic.
+    let armed = unsafe { region.view().at::<AtomicU32>(seats + 64 + 8).unwrap().as_ref() };
+    assert_eq!(armed.load(Ordering::Relaxed), ARMED);
+    armed.store(HOT, Ordering::Relaxed);
+    // Longer than a slice.
+    assert!(!R::serve_wait(&mut server, Some(Duration::from_millis(150))));
+    R::call(&mut client, 1, 1).unwrap();
+    assert!(R::serve_wait(&mut server, Some(PATIENCE)));
+    assert_eq!(take_all::<R>(&mut server)[0].1, 1);
 }
