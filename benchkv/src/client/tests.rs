@@ -1,0 +1,193 @@
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use super::*;
+use crate::backend::Endpoints;
+use crate::message::Response;
+use crate::store::Shard;
+use crate::workload::{Distribution, Workload};
+
+/// Two stores behind one queue, served last-in first-out so that replies come out of order; accepts `room` requests at a time.
+#[derive(Clone)]
+struct Loopback {
+    stores: Rc<RefCell<[Shard; 2]>>,
+    queue: Rc<RefCell<VecDeque<(u32, Request)>>>,
+    room: usize,
+    serve: Rc<Cell<usize>>,
+    ending: Option<Ending>,
+    /// Of those in the queue, sent.
+    flushed: Rc<Cell<usize>>,
+}
+
+impl Endpoints for Loopback {}
+
+impl Paths for Loopback {
+    fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
+        let mut queue = self.queue.borrow_mut();
+        if queue.len() == self.room {
+            return Err(IssueError::Full);
+        }
+        queue.push_back((token, *request));
+        Ok(())
+    }
+
+    fn poll(&mut self, mut ended: impl FnMut(u32, Ending)) -> Result<(), BackendError> {
+        let mut queue = self.queue.borrow_mut();
+        let count = queue.len().min(self.serve.get());
+        // Executed in order, answered in reverse.
+        let served: Vec<_> = queue
+            .drain(..count)
+            .map(|(token, request)| {
+                let response = self.stores.borrow_mut()[request.rank() as usize].apply(&request);
+                (token, self.ending.unwrap_or(Ending::Reply(response)))
+            })
+            .collect();
+        served.into_iter().rev().for_each(|(token, ending)| ended(token, ending));
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), BackendError> {
+        self.flushed.set(self.queue.borrow().len());
+        Ok(())
+    }
+}
+
+const WORKLOAD: Workload = Workload {
+    ranks: 2,
+    clients: 1,
+    key_range: 50,
+    read_ratio: 0.5,
+    remote_ratio: 0.25,
+    distribution: Distribution::Uniform,
+    verify: true,
+    seed: 3,
+};
+
+fn loopback(room: usize) -> Loopback {
+    let keys = WORKLOAD.store_keys();
+    Loopback {
+        stores: Rc::new(RefCell::new([Shard::new(0, 1, keys), Shard::new(0, 1, keys)])),
+        queue: Rc::default(),
+        room,
+        serve: Rc::new(Cell::new(usize::MAX)),
+        ending: None,
+        flushed: Rc::default(),
+    }
+}
+
+fn client(paths: Loopback, corrupt_one: bool) -> Client<Loopback> {
+    let pattern = WORKLOAD.pattern(0, 0);
+    let verifier = Some(Verifier::new(0, 2, pattern.read_keys));
+    Client::new(ClientSpec { rank: 0, queue_depth: 8, runs: 2, pattern, verifier, corrupt_one }, paths)
+}
+
+/// Steps in a phase with a clock that ticks 100 ns per reading.
+fn steps(client: &mut Client<Loopback>, clock: &Cell<u64>, phase: Phase, count: usize) {
+    for _ in 0..count {
+        client.step(phase, || clock.replace(clock.get() + 100)).unwrap();
+    }
+}
+
+fn drain(client: &mut Client<Loopback>, clock: &Cell<u64>) {
+    let drained = (0..100).any(|_| client.step(Phase::Drain, || clock.get()).unwrap() == Step::Drained);
+    assert!(drained);
+}
+
+#[test]
+fn every_operation_ends_once_and_windows_hold_what_ended_in_them() {
+    let (clock, mut client) = (Cell::new(1), client(loopback(100), false));
+    steps(&mut client, &clock, Phase::Ready, 3);
+    assert_eq!(client.book.counts.issued, 0);
+    steps(&mut client, &clock, Phase::WarmUp, 5);
+    steps(&mut client, &clock, Phase::Window(0), 10_000);
+    steps(&mut client, &clock, Phase::Between, 5);
+    steps(&mut client, &clock, Phase::Window(1), 20_000);
+    drain(&mut client, &clock);
+    let report = client.report(WorkerReport::default());
+    assert_eq!(report.counts.issued, report.counts.completed);
+    assert_eq!((report.counts.errors, report.lost), (0, 0));
+    let ops = |window: &Window| window.local.summary().count + window.remote.summary().count;
+    assert_eq!(report.windows.iter().map(ops).collect::<Vec<_>>(), [80_000, 160_000]);
+    let remote = report.windows[0].remote.summary().count as f64 / 80_000.0;
+    assert!((remote - 0.25).abs() < 0.02, "{remote}");
+    let verdict = report.verdict.unwrap();
+    assert_eq!((verdict.failures, verdict.first), (0, None));
+    assert!(verdict.issued > 80_000);
+}
+
+/// To the precision of the histograms, however short the window and however uneven the service.
+#[test]
+fn littles_law_holds_in_a_window() {
+    for (room, served, count) in [(100, usize::MAX, 10_000), (100, 1, 40), (3, 2, 30), (100, 0, 5)] {
+        let paths = loopback(room);
+        let (clock, mut client) = (Cell::new(1), client(paths.clone(), false));
+        steps(&mut client, &clock, Phase::WarmUp, 5);
+        paths.serve.set(served);
+        steps(&mut client, &clock, Phase::Window(0), count);
+        paths.serve.set(usize::MAX);
+        steps(&mut client, &clock, Phase::Between, 1);
+        let report = client.report(WorkerReport::default());
+        let window = &report.windows[0];
+        let (local, remote) = (window.local.summary(), window.remote.summary());
+        let latency_sum = local.mean * local.count as f64 + remote.mean * remote.count as f64;
+        let (measured, computed) = (window.outstanding_ns as f64, latency_sum + window.carried_ns as f64);
+        assert!((measured - computed).abs() / measured < 0.01, "{served} served: {measured}, {computed} of which {}", window.carried_ns);
+    }
+}
+
+#[test]
+fn a_full_path_delays_requests_and_loses_none() {
+    let (clock, mut client) = (Cell::new(1), client(loopback(3), false));
+    steps(&mut client, &clock, Phase::WarmUp, 5000);
+    drain(&mut client, &clock);
+    let waiting = usize::from(client.book.refused.is_some());
+    assert_eq!(client.book.free.len() + waiting, 8, "a refused request keeps its token and nothing else does");
+    let report = client.report(WorkerReport::default());
+    assert!(report.counts.issued >= 3 * 4999);
+    assert_eq!((report.counts.completed, report.lost), (report.counts.issued, 0));
+    assert_eq!(report.verdict.unwrap().failures, 0);
+}
+
+#[test]
+fn the_queue_depth_is_never_exceeded() {
+    let paths = loopback(100);
+    paths.serve.set(0);
+    let (clock, mut client) = (Cell::new(1), client(paths.clone(), false));
+    steps(&mut client, &clock, Phase::WarmUp, 50);
+    assert_eq!(paths.queue.borrow().len(), 8);
+    assert_eq!(paths.flushed.get(), 8, "what a step has issued is sent before it ends");
+    let report = client.report(WorkerReport::default());
+    assert_eq!((report.counts.issued, report.lost), (8, 8), "what never ended is lost");
+}
+
+#[test]
+fn errors_and_nonsense_replies_are_counted_as_errors() {
+    let put_to_get = Ending::Reply(Response::new(Outcome::Refused));
+    for ending in [Ending::Error, put_to_get] {
+        let paths = Loopback { ending: Some(ending), ..loopback(100) };
+        let (clock, mut client) = (Cell::new(1), client(paths, false));
+        steps(&mut client, &clock, Phase::Window(0), 100);
+        drain(&mut client, &clock);
+        let report = client.report(WorkerReport::default());
+        assert!(report.counts.issued > 700);
+        assert_eq!((report.counts.errors, report.counts.completed), (report.counts.issued, 0));
+        assert_eq!(report.windows[0].errors, report.counts.errors - 8, "the last eight ended in the drain");
+    }
+}
+
+#[test]
+fn one_corrupted_value_is_caught() {
+    let (clock, mut client) = (Cell::new(1), client(loopback(100), true));
+    steps(&mut client, &clock, Phase::WarmUp, 1000);
+    assert_eq!(client.report(WorkerReport::default()).verdict.unwrap().failures, 1);
+}
+
+#[test]
+fn an_ending_nobody_waits_for_changes_nothing() {
+    let mut client = client(loopback(100), false);
+    for token in [0, 7, 8, u32::MAX] {
+        client.book.end(token, Ending::Error, 1);
+    }
+    assert_eq!((client.book.counts, client.book.free.len()), (Counts::default(), 8));
+}

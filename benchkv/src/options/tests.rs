@@ -1,0 +1,138 @@
+use clap::Parser;
+use harness::exchange::{Exchange, ExchangeError};
+
+use super::*;
+
+fn resolve(args: &str) -> Result<Options, OptionError> {
+    Options::resolve(Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap())
+}
+
+/// What the ranks of a job said of where they are.
+struct Places(Vec<Vec<u8>>);
+
+impl Exchange for Places {
+    fn rank(&self) -> usize {
+        2
+    }
+
+    fn size(&self) -> usize {
+        self.0.len()
+    }
+
+    fn all_gather(&mut self, _: &[u8], _: Duration, _: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        Ok(self.0.clone())
+    }
+
+    fn sleep(&mut self, _: Duration, _: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
+        Ok(())
+    }
+}
+
+/// As rank 2 of ranks on these hosts sees it; the launcher bound each to four cores, rank 0 to the first.
+fn resolve_on(hosts: &[&str], args: &str) -> Result<Options, OptionError> {
+    let place = |(rank, host): (usize, &&str)| {
+        let cores: Vec<usize> = (4 * rank..4 * rank + 4).collect();
+        serde_json::json!({"boot_id": host, "host": host, "cores": cores}).to_string().into_bytes()
+    };
+    let hosts = Hosts::gather(&mut Places(hosts.iter().enumerate().map(place).collect()), Duration::ZERO).unwrap();
+    let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
+    Options::resolve_on(cli, &hosts, Some("an MPI".to_owned()))
+}
+
+#[test]
+fn a_launcher_that_started_another_number_is_contradicted() {
+    assert_eq!(resolve_on(&["a"; 4], "").unwrap().workload.ranks, 4);
+    assert_eq!(resolve_on(&["a"; 4], "--ranks 4").unwrap().workload.ranks, 4);
+    let refused = resolve_on(&["a"; 4], "--ranks 2").unwrap_err().to_string();
+    assert!(refused.starts_with("--ranks 2: 4 were started;") && refused.contains("mpirun -n 2"), "{refused}");
+}
+
+#[test]
+fn the_software_device_does_not_connect_hosts() {
+    for device in ["auto", "soft"] {
+        let refused = resolve_on(&["a", "b", "a"], &format!("--device {device}")).unwrap_err().to_string();
+        assert!(refused.starts_with("--device soft: ") && refused.contains("on 2: a, b; name a device"), "{refused}");
+    }
+    resolve_on(&["a", "b", "a"], "--device mlx5_0").unwrap();
+}
+
+#[test]
+fn cores_are_given_out_by_the_place_of_a_rank_on_its_host() {
+    let options = resolve_on(&["a", "b", "a"], "--device mlx5_0").unwrap();
+    // Ranks 0 and 2 are the two here: two threads each, on cores 0 to 3 and 8 to 11.
+    assert_eq!((options.launcher.local_rank(2), options.launcher.local_rank(1), options.plan.threads), (Some(1), None, 4));
+    assert_eq!([options.plan.daemon_core(0, 0), options.plan.client_core(0, 0)], [Some(0), Some(1)]);
+    assert_eq!([options.plan.daemon_core(1, 0), options.plan.client_core(1, 0)], [Some(8), Some(9)]);
+    assert!(options.to_string().contains("an MPI: hosts a, b; on this one ranks [0, 2], bound to cores by"), "{options}");
+}
+
+#[test]
+fn illegal_values_are_refused_with_reason_and_range() {
+    for (args, expected) in [
+        ("--ranks 0", "--ranks 0: a job needs a rank; legal is 1 to 256"),
+        ("--ranks 257", "--ranks 257: more than is supported; legal is 1 to 256"),
+        ("--server-threads 0", "a rank needs a daemon to hold its keys; legal is 1 to 64"),
+        ("--client-threads 0", "a rank needs a client to make requests; legal is 1 to 256"),
+        ("--queue-depth 0", "a client needs an operation outstanding; legal is 1 to 4096"),
+        ("--runs 0", "legal is 1 to 32"),
+        ("--key-range 0", "a store needs a key; legal is 1 to 67108864"),
+        ("--duration 0", "legal is 0.01 to 3600 seconds"),
+        ("--duration nan", "legal is 0.01 to 3600 seconds"),
+        ("--warmup 1e9", "legal is 0 to 3600 seconds"),
+        ("--duration 300 --runs 3", "600 seconds in all, or --verify=false"),
+        ("--read-ratio 1.5", "--read-ratio 1.5: a share lies between none and all; legal is 0 to 1"),
+        ("--read-ratio=-0.1", "legal is 0 to 1"),
+        ("--read-ratio nan", "legal is 0 to 1"),
+        ("--remote-ratio 2", "legal is 0 to 1"),
+        ("--ranks 1 --remote-ratio 0.5", "one rank has no other to talk to"),
+        ("--ring-size 2048", "--ring-size 2048: too small to hold a batch; legal is auto, or a power of two from 4096 to 1073741824"),
+        ("--ring-size 5000", "not a power of two"),
+        ("--ring-size 2147483648", "more than is supported"),
+        ("--ranks 256 --client-threads 256", "fewer clients, or --verify=false"),
+        ("--pin 65535", "--pin: core 65535 may not be used by this process"),
+        ("--fault corrupt-value --verify=false", "legal is only with --verify"),
+    ] {
+        let message = resolve(args).unwrap_err().to_string();
+        assert!(message.contains(expected), "{args}: {message}");
+    }
+}
+
+#[test]
+fn values_at_the_borders_are_legal() {
+    for args in [
+        "--ranks 256 --client-threads 255 --memory-limit 1099511627776",
+        "--duration 0.01 --warmup 0",
+        "--ring-size 4096",
+        "--read-ratio 0",
+        "--read-ratio 1",
+        "--ranks 1 --remote-ratio 0",
+    ] {
+        resolve(args).unwrap();
+    }
+    resolve("--duration 3600 --runs 32 --verify=false").unwrap();
+}
+
+#[test]
+fn auto_values_follow_their_rules() {
+    let sizes = resolve("--ranks 2 --client-threads 46 --queue-depth 32").unwrap().sizes;
+    // 46 x 32 = 1472 operations of 64 bytes, times 4, is 376,832.
+    assert_eq!((sizes.ring_bytes, sizes.ring_slots, sizes.flux_in_flight, sizes.flux_capacity), (524_288, 2048, 4096, 16_384));
+    let small = resolve("--ranks 1 --queue-depth 1").unwrap();
+    assert_eq!((small.sizes.ring_bytes, small.sizes.ring_slots, small.sizes.flux_in_flight), (4096, 1024, 256));
+    assert_eq!(small.workload.remote_ratio, 0.0);
+    assert_eq!(resolve("--ranks 8").unwrap().workload.remote_ratio, 0.875);
+}
+
+#[test]
+fn more_threads_than_cores_yield() {
+    assert_eq!(resolve("--ranks 256").unwrap().wait, WaitStrategy::Yield);
+    assert_eq!(resolve("--ranks 256 --wait busy").unwrap().wait, WaitStrategy::Busy);
+}
+
+#[test]
+fn the_plan_names_every_computed_value() {
+    let text = resolve("--ranks 2").unwrap().to_string();
+    for part in ["soft device", "ring 8.0 KiB", "delegation ring 1024 slots", "flux 256 in flight", "wait ", "usable cores", "seed 1"] {
+        assert!(text.contains(part), "{part} is missing: {text}");
+    }
+}
