@@ -1,0 +1,131 @@
+//! Responses and events: found in memory that the server writes, checked, acted on.
+
+use std::collections::VecDeque;
+
+use super::fetch::Fetch;
+use super::{Client, ClientOp, State, bits};
+use crate::config::ReplyMode;
+use crate::error::{CallFailure, ProtocolError};
+use crate::memory::Memory;
+use crate::wire::{EVENT_SLOT_BYTES, Event, HEADER_BYTES, ReqId, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
+
+/// The newest events that one look found.
+#[derive(Clone, Copy, Debug, Default)]
+struct Events {
+    activate: Option<(u32, ZoneId)>,
+    switch: Option<u32>,
+}
+
+impl Events {
+    fn add(&mut self, event: Option<Event>, closed_epoch: u32) {
+        // Wrapping: epochs are compared as in a ring, of which 2^31 are later.
+        let is_new = |epoch: u32| epoch != closed_epoch && epoch.wrapping_sub(closed_epoch) < 1 << 31;
+        match event {
+            Some(Event::Activate { epoch, zone }) if is_new(epoch) => self.activate = Some((epoch, zone)),
+            Some(Event::Switch { epoch }) if is_new(epoch) => self.switch = Some(epoch),
+            _ => {}
+        }
+    }
+}
+
+impl<M: Memory> Client<M> {
+    /// Takes responses and events. All responses first: what an announcement offers was not answered.
+    pub(super) fn take_arrivals(&mut self, out: &mut VecDeque<ClientOp>) -> Result<(), ProtocolError> {
+        let mut events = Events::default();
+        for slot in bits(self.pending) {
+            self.take_response(slot, &mut events)?;
+        }
+        for start in [self.layout.activate_slot(), self.layout.switch_slot()] {
+            self.take_bare_event(start, &mut events)?;
+        }
+        if let Some((epoch, zone)) = events.activate {
+            if usize::from(zone.zone) >= self.layout.zones {
+                return Err(ProtocolError::Zone(zone.zone));
+            }
+            // S9: the pool is that of the epoch.
+            if self.state != State::Warmup || u32::from(zone.pool) != epoch % 2 {
+                return Err(ProtocolError::Event);
+            }
+            self.activate(epoch, zone, out);
+        }
+        match (events.switch, self.state) {
+            (None, _) => Ok(()),
+            (Some(epoch), State::Process { epoch: current, .. }) if epoch == current => {
+                self.switch(epoch, out);
+                Ok(())
+            }
+            (Some(epoch), State::Warmup) => {
+                self.switch(epoch, out);
+                Ok(())
+            }
+            (Some(_), _) => Err(ProtocolError::Event),
+        }
+    }
+
+    fn take_response(&mut self, slot: usize, events: &mut Events) -> Result<(), ProtocolError> {
+        // One that is READ is whole when its READ is, and not when its trailer is seen.
+        if self.layout.reply_mode == ReplyMode::ClientReads && self.calls[slot].fetch != Fetch::Here {
+            return Ok(());
+        }
+        let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
+        let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
+        let id = ReqId { slot: slot as u8, sequence: self.calls[slot].sequence };
+        if trailer.valid != valid(id.sequence) {
+            return Ok(());
+        }
+        let len = trailer.len as usize;
+        if !(HEADER_BYTES..=self.layout.trailer_at()).contains(&len) {
+            return Err(ProtocolError::Length(trailer.len));
+        }
+        let mut bytes = [0; HEADER_BYTES];
+        self.memory.responses.read(trailer_at - len, &mut bytes);
+        let header = ResponseHeader::decode(&bytes)?;
+        if header.req_id != id.to_wire() {
+            return Err(ProtocolError::ReqId(header.req_id));
+        }
+        if header.payload_len as usize != len - HEADER_BYTES {
+            return Err(ProtocolError::Length(header.payload_len));
+        }
+        events.add(header.event, self.closed_epoch);
+        let outcome = match header.status {
+            Status::Ok => Ok(header.payload_len as usize),
+            Status::UnknownType => Err(CallFailure::UnknownType),
+            Status::Failed => Err(CallFailure::HandlerFailed),
+            Status::ResponseTooLarge => Err(CallFailure::ResponseTooLarge),
+            Status::Busy => Err(CallFailure::Busy),
+        };
+        self.end_call(slot, outcome);
+        Ok(())
+    }
+
+    fn take_bare_event(&mut self, start: usize, events: &mut Events) -> Result<(), ProtocolError> {
+        let trailer_at = start + EVENT_SLOT_BYTES - TRAILER_BYTES;
+        let word = self.memory.responses.load(trailer_at);
+        if word == 0 {
+            return Ok(());
+        }
+        self.memory.responses.store(trailer_at, 0);
+        let trailer = Trailer::from_word(word);
+        if trailer.len as usize != HEADER_BYTES {
+            return Err(ProtocolError::Length(trailer.len));
+        }
+        let mut bytes = [0; HEADER_BYTES];
+        self.memory.responses.read(trailer_at - HEADER_BYTES, &mut bytes);
+        let header = ResponseHeader::decode(&bytes)?;
+        let (Some(Event::Activate { epoch, .. } | Event::Switch { epoch }), 0) = (header.event, header.req_id) else {
+            return Err(ProtocolError::Malformed);
+        };
+        if trailer.valid != valid(epoch) {
+            return Err(ProtocolError::Malformed);
+        }
+        events.add(header.event, self.closed_epoch);
+        Ok(())
+    }
+
+    /// Before the release (S12).
+    pub(super) fn clear_events(&mut self) {
+        for start in [self.layout.activate_slot(), self.layout.switch_slot()] {
+            self.memory.responses.store(start + EVENT_SLOT_BYTES - TRAILER_BYTES, 0);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Calls: made, ended once, and what is left of them.
+
+use std::collections::VecDeque;
+
+use super::fetch::Fetch;
+use super::{Client, ClientOp, State, bits};
+use crate::error::{CallError, CallFailure, CloseReason};
+use crate::memory::Memory;
+use crate::pool::SlotState;
+use crate::wire::{HEADER_BYTES, ReqId, RequestHeader, TRAILER_BYTES, Trailer, valid};
+
+/// Names a call until its completion was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallHandle(pub(crate) ReqId);
+
+/// How a call ended: payload bytes of the response, or why there are none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Completion {
+    /// Which call.
+    pub handle: CallHandle,
+    /// How.
+    pub outcome: Result<usize, CallFailure>,
+}
+
+/// What a slot was used for last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Call {
+    pub(super) sequence: u32,
+    /// Bytes of the message, trailer included.
+    pub(super) len: u32,
+    /// The server may have it: it was announced, or written.
+    pub(super) is_offered: bool,
+    pub(super) deadline_ns: u64,
+    pub(super) fetch: Fetch,
+}
+
+/// The right to write straight into the pool. While it lives the client is in PROCESS: it takes no events, so it does not leave. Dropping it
+/// gives the right back.
+#[derive(Debug)]
+pub struct Permit<'a, M: Memory> {
+    client: &'a mut Client<M>,
+}
+
+impl<M: Memory> Permit<'_, M> {
+    /// As [`Client::call`]; the request leaves at once.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn call(&mut self, rpc_type: u16, payload: &[u8], now_ns: u64, out: &mut VecDeque<ClientOp>) -> Result<CallHandle, CallError> {
+        self.client.call(rpc_type, payload, now_ns, out)
+    }
+}
+
+impl<M: Memory> Client<M> {
+    /// Makes a call (the paper's AsyncCall). In PROCESS the request leaves at once; else it waits in its slot until the server fetches it. The call
+    /// ends in [`poll_completion`](Self::poll_completion), at latest, if polled, when the timeout is over.
+    ///
+    /// # Errors
+    /// [`CallError`]; nothing was done.
+    pub fn call(&mut self, rpc_type: u16, payload: &[u8], now_ns: u64, out: &mut VecDeque<ClientOp>) -> Result<CallHandle, CallError> {
+        if let State::Closed(reason) = self.state {
+            return Err(CallError::Closed(reason));
+        }
+        let max = self.layout.max_payload();
+        if payload.len() > max {
+            return Err(CallError::PayloadTooLarge { len: payload.len(), max });
+        }
+        let slot = self.slots.allocate().ok_or(CallError::NoSlot)? as usize;
+        let sequence = self.calls[slot].sequence.wrapping_add(1);
+        let id = ReqId { slot: slot as u8, sequence };
+        let len = (HEADER_BYTES + payload.len() + TRAILER_BYTES) as u32;
+        let deadline_ns = now_ns.saturating_add(self.timeout_ns);
+        self.calls[slot] = Call { sequence, len, is_offered: false, deadline_ns, fetch: Fetch::Unasked };
+        let header = RequestHeader {
+            rpc_type,
+            req_id: id.to_wire(),
+            client_slot_addr: self.responses_addr.wrapping_add(self.layout.client_slot(slot) as u64),
+            client_slot_rkey: self.responses_rkey,
+            payload_len: payload.len() as u32,
+        };
+        let end = self.layout.client_slot(slot) + self.layout.slot_bytes;
+        let start = end - len as usize;
+        self.memory.requests.write(start, &header.encode());
+        self.memory.requests.write(start + HEADER_BYTES, payload);
+        let trailer = Trailer { len: len - TRAILER_BYTES as u32, valid: valid(sequence) };
+        self.memory.requests.store(end - TRAILER_BYTES, trailer.to_word());
+        self.pending |= 1 << slot;
+        self.stats.calls += 1;
+        if let State::Process { zone, .. } = self.state {
+            self.write_request(slot, zone, out);
+        }
+        Ok(CallHandle(id))
+    }
+
+    /// The right to write straight into the pool, if the server serves this client now. Does not wait.
+    ///
+    /// # Errors
+    /// [`CallError::NotActive`], or the connection has ended.
+    pub fn try_activate(&mut self) -> Result<Permit<'_, M>, CallError> {
+        match self.state {
+            State::Process { .. } => Ok(Permit { client: self }),
+            State::Closed(reason) => Err(CallError::Closed(reason)),
+            State::Idle | State::Warmup => Err(CallError::NotActive),
+        }
+    }
+
+    /// The next call that has ended; as much of its response's payload as fits is copied to `into` (the paper's PollCompletion).
+    pub fn poll_completion(&mut self, into: &mut [u8]) -> Option<Completion> {
+        let completion = self.ended.pop_front()?;
+        let slot = usize::from(completion.handle.0.slot);
+        if let Ok(len) = completion.outcome {
+            let at = self.layout.client_slot(slot) + self.layout.trailer_at() - len;
+            let copied = len.min(into.len());
+            self.memory.responses.read(at, &mut into[..copied]);
+        }
+        if self.slots.state(slot as u32) == SlotState::ResponseReady {
+            self.free_slot(slot);
+        }
+        Some(completion)
+    }
+
+    /// The response of a slot came. `outcome` is that of its call, which may have ended.
+    pub(super) fn end_call(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
+        self.pending &= !(1 << slot);
+        if self.slots.state(slot as u32) == SlotState::Quarantined {
+            return self.free_slot(slot);
+        }
+        // In use: its response was awaited.
+        let _ready = self.slots.set(slot as u32, SlotState::ResponseReady);
+        self.push_ended(slot, outcome);
+    }
+
+    fn push_ended(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
+        let handle = CallHandle(ReqId { slot: slot as u8, sequence: self.calls[slot].sequence });
+        self.ended.push_back(Completion { handle, outcome });
+    }
+
+    /// Ends the calls whose time is over. Their slots wait for the response (S14), unless nobody was asked for one.
+    pub(super) fn expire(&mut self, now_ns: u64) {
+        for slot in bits(self.pending) {
+            let Call { deadline_ns, is_offered, .. } = self.calls[slot];
+            if deadline_ns > now_ns || self.slots.state(slot as u32) == SlotState::Quarantined {
+                continue;
+            }
+            if is_offered {
+                // In use: its call has not ended.
+                let _quarantined = self.slots.quarantine(slot as u32);
+                self.push_ended(slot, Err(CallFailure::DeadlineExceeded));
+            } else {
+                self.end_call(slot, Err(CallFailure::DeadlineExceeded));
+            }
+        }
+    }
+
+    /// Ends all calls. No slot is used again.
+    pub(super) fn fail_all(&mut self, reason: CloseReason) {
+        for slot in bits(std::mem::take(&mut self.pending)) {
+            if self.slots.state(slot as u32) != SlotState::Quarantined {
+                self.push_ended(slot, Err(CallFailure::Closed(reason)));
+            }
+        }
+    }
+
+    /// A slot that nothing is left of can be used again, once it is not lent any more (S6).
+    fn free_slot(&mut self, slot: usize) {
+        if self.lent >> slot & 1 != 0 {
+            self.lent_free |= 1 << slot;
+        } else {
+            // In use, or in quarantine: its response came, or its call was never offered.
+            let _freed = self.slots.release(slot as u32);
+        }
+    }
+
+    /// The announcement is closed: the server READs no slot any more.
+    pub(super) fn take_back_slots(&mut self) {
+        self.lent = 0;
+        for slot in bits(std::mem::take(&mut self.lent_free)) {
+            let _freed = self.slots.release(slot as u32);
+        }
+    }
+
+    /// When [`poll`](Self::poll) will have something to do without anything arriving.
+    #[must_use]
+    pub fn next_event_ns(&self) -> Option<u64> {
+        let is_alive = |slot: &usize| self.slots.state(*slot as u32) != SlotState::Quarantined;
+        let deadlines = bits(self.pending).filter(is_alive).map(|slot| self.calls[slot].deadline_ns);
+        deadlines.chain(self.next_fetch_ns()).min()
+    }
+}

@@ -1,0 +1,69 @@
+//! IDLE, WARMUP, PROCESS: what the client writes to the server. The table is in `docs/scalerpc.md`.
+
+use std::collections::VecDeque;
+
+use super::{Client, ClientOp, State, bits};
+use crate::memory::Memory;
+use crate::wire::{Announcement, Release, ZoneId};
+
+impl<M: Memory> Client<M> {
+    /// WRITEs a request into the client's zone.
+    pub(super) fn write_request(&mut self, slot: usize, zone: ZoneId, out: &mut VecDeque<ClientOp>) {
+        let len = self.calls[slot].len;
+        let skipped = self.layout.slot_bytes - len as usize;
+        let addr = self.server.pools_addr.wrapping_add((self.layout.pool_slot(zone, slot) + skipped) as u64);
+        let from = self.layout.client_slot(slot) + skipped;
+        self.calls[slot].is_offered = true;
+        self.stats.direct += 1;
+        out.push_back(ClientOp::WriteRequest { addr, rkey: self.server.pools_rkey, from, len });
+    }
+
+    /// PROCESS begins. What was announced was READ; the rest is written.
+    pub(super) fn activate(&mut self, epoch: u32, zone: ZoneId, out: &mut VecDeque<ClientOp>) {
+        self.state = State::Process { epoch, zone };
+        self.stats.activations += 1;
+        let unread = self.pending & !self.lent;
+        self.take_back_slots();
+        for slot in bits(unread) {
+            self.write_request(slot, zone, out);
+        }
+    }
+
+    /// The slice is over. Releases the zone, and announces what was not answered.
+    pub(super) fn switch(&mut self, epoch: u32, out: &mut VecDeque<ClientOp>) {
+        self.closed_epoch = epoch;
+        self.state = State::Idle;
+        self.take_back_slots();
+        self.clear_events();
+        self.announce(Some(Release { client: u32::from(self.server.client.0), epoch }), out);
+    }
+
+    /// Writes the entry: a release, an announcement of everything unanswered if there is anything, or both.
+    pub(super) fn announce(&mut self, release: Option<Release>, out: &mut VecDeque<ClientOp>) {
+        let mut bytes = [0; Release::BYTES + Announcement::BYTES];
+        let (mut start, mut end) = (Release::BYTES, Release::BYTES);
+        if let Some(release) = release {
+            bytes[..Release::BYTES].copy_from_slice(&release.encode());
+            start = 0;
+        }
+        if self.pending != 0 {
+            self.announcements = self.announcements.wrapping_add(1);
+            let announcement = Announcement {
+                req_addr: self.requests_addr,
+                slots: self.pending,
+                client: u32::from(self.server.client.0),
+                number: self.announcements,
+                longest: bits(self.pending).map(|slot| self.calls[slot].len).max().unwrap_or(0),
+            };
+            bytes[Announcement::AT..].copy_from_slice(&announcement.encode());
+            end = bytes.len();
+            bits(self.pending).for_each(|slot| self.calls[slot].is_offered = true);
+            self.lent = self.pending;
+            self.state = State::Warmup;
+            self.stats.announcements += 1;
+        }
+        bytes.copy_within(start..end, 0);
+        let addr = self.server.entry_addr.wrapping_add(start as u64);
+        out.push_back(ClientOp::WriteEntry { addr, rkey: self.server.entry_rkey, bytes, len: (end - start) as u8 });
+    }
+}

@@ -1,0 +1,166 @@
+//! Global synchronisation of slices: how far this server's clock is from the leader's. As NTP: four timestamps, and of the last eight
+//! exchanges the one with the shortest round trip counts.
+
+/// Time between probes, in ns.
+pub const SYNC_INTERVAL_NS: u64 = 100_000_000;
+/// Exchanges that are looked at.
+pub const SAMPLES: usize = 8;
+
+/// Asks the leader for its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// When it was sent, by this clock.
+    pub sent_ns: u64,
+}
+
+/// The leader's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeReply {
+    /// The probe's.
+    pub sent_ns: u64,
+    /// When the probe came, by the leader's clock.
+    pub received_ns: u64,
+    /// When the answer left, by the leader's clock.
+    pub answered_ns: u64,
+}
+
+impl Probe {
+    /// The leader's part.
+    #[must_use]
+    pub const fn answer(self, received_ns: u64, answered_ns: u64) -> ProbeReply {
+        ProbeReply { sent_ns: self.sent_ns, received_ns, answered_ns }
+    }
+}
+
+/// What was found: `global = local + offset_ns`, give or take `error_ns`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offset {
+    /// To be added to this clock.
+    pub offset_ns: i64,
+    /// Half the round trip: how wrong it can be.
+    pub error_ns: u64,
+}
+
+/// Why an answer was not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReplyRefused {
+    /// To no probe that is outstanding: late, twice, or of somebody else.
+    #[error("an answer to no outstanding probe")]
+    Unasked,
+    /// Its times cannot be: it left before it came, or stayed longer than the exchange took.
+    #[error("the times of the answer contradict each other")]
+    Impossible,
+}
+
+/// One server's view of the leader's clock.
+#[derive(Clone, Debug, Default)]
+pub struct ClockSync {
+    samples: [Option<Offset>; SAMPLES],
+    next: usize,
+    due_ns: u64,
+    outstanding: Option<Probe>,
+}
+
+impl ClockSync {
+    /// Nothing known.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The next probe, if its time has come. One that was not answered by then is given up.
+    pub fn poll(&mut self, now_ns: u64) -> Option<Probe> {
+        if now_ns < self.due_ns {
+            return None;
+        }
+        self.due_ns = now_ns.saturating_add(SYNC_INTERVAL_NS);
+        self.outstanding = Some(Probe { sent_ns: now_ns });
+        self.outstanding
+    }
+
+    /// An answer came.
+    ///
+    /// # Errors
+    /// It is not believed; nothing changed.
+    pub fn on_reply(&mut self, reply: ProbeReply, now_ns: u64) -> Result<(), ReplyRefused> {
+        if self.outstanding != Some(Probe { sent_ns: reply.sent_ns }) {
+            return Err(ReplyRefused::Unasked);
+        }
+        let total = now_ns.checked_sub(reply.sent_ns).ok_or(ReplyRefused::Impossible)?;
+        let stay = reply.answered_ns.checked_sub(reply.received_ns).ok_or(ReplyRefused::Impossible)?;
+        let round_trip = total.checked_sub(stay).ok_or(ReplyRefused::Impossible)?;
+        // In 128 bits nothing overflows; the mean of two differences of u64 may still not fit an i64.
+        let there = i128::from(reply.received_ns) - i128::from(reply.sent_ns);
+        let back = i128::from(reply.answered_ns) - i128::from(now_ns);
+        let offset_ns = i64::try_from((there + back) / 2).map_err(|_| ReplyRefused::Impossible)?;
+        self.outstanding = None;
+        self.samples[self.next] = Some(Offset { offset_ns, error_ns: round_trip.div_ceil(2) });
+        self.next = (self.next + 1) % SAMPLES;
+        Ok(())
+    }
+
+    /// The best of the last [`SAMPLES`] exchanges; `None` before the first.
+    #[must_use]
+    pub fn offset(&self) -> Option<Offset> {
+        self.samples.iter().flatten().min_by_key(|sample| sample.error_ns).copied()
+    }
+}
+
+/// The end of a slice that begins now: the next multiple of `slice_ns` in global time that is at least half a slice away.
+#[must_use]
+pub fn aligned_end(now_ns: u64, slice_ns: u64, offset_ns: i64) -> u64 {
+    let slice = i128::from(slice_ns.max(1));
+    let global = i128::from(now_ns) + i128::from(offset_ns);
+    let earliest = global + slice / 2;
+    let end = earliest + (slice - earliest.rem_euclid(slice)) % slice;
+    u64::try_from(end - i128::from(offset_ns)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sample_with_the_shortest_round_trip_counts_and_is_right_within_its_error() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        let (mut sync, mut now) = (ClockSync::new(), 1_000);
+        let skew: i64 = -777_000;
+        let at_leader = |local: u64| local.checked_add_signed(skew + 1_000_000).unwrap();
+        for exchange in 0..50 {
+            let probe = sync.poll(now).unwrap();
+            assert_eq!(sync.poll(now + SYNC_INTERVAL_NS - 1), None);
+            let (there, stay, back) = (rng.u64(1..5_000), rng.u64(..100), rng.u64(1..5_000));
+            let reply = probe.answer(at_leader(now + there), at_leader(now + there + stay));
+            sync.on_reply(reply, now + there + stay + back).unwrap();
+            let offset = sync.offset().unwrap();
+            assert!(offset.offset_ns.abs_diff(skew + 1_000_000) <= offset.error_ns, "exchange {exchange}: {offset:?}");
+            now += SYNC_INTERVAL_NS;
+        }
+        assert!(sync.offset().unwrap().error_ns < 3_000, "of eight, one is better than most");
+    }
+
+    #[test]
+    fn an_answer_that_cannot_be_is_refused() {
+        let mut sync = ClockSync::new();
+        let probe = sync.poll(100).unwrap();
+        assert_eq!(sync.on_reply(Probe { sent_ns: 99 }.answer(5, 6), 200), Err(ReplyRefused::Unasked));
+        assert_eq!(sync.on_reply(probe.answer(7, 6), 200), Err(ReplyRefused::Impossible));
+        assert_eq!(sync.on_reply(probe.answer(0, 101), 200), Err(ReplyRefused::Impossible));
+        assert_eq!(sync.on_reply(probe.answer(u64::MAX, u64::MAX), 200), Err(ReplyRefused::Impossible));
+        assert_eq!(sync.offset(), None);
+        sync.on_reply(probe.answer(1_000, 1_000), 200).unwrap();
+        assert_eq!(sync.on_reply(probe.answer(1_000, 1_000), 200), Err(ReplyRefused::Unasked), "twice");
+        assert_eq!(sync.offset(), Some(Offset { offset_ns: 850, error_ns: 50 }));
+    }
+
+    #[test]
+    fn slices_of_servers_with_different_clocks_end_at_the_same_global_time() {
+        for (now, offset) in [(1_000_000, 0), (1_000_321, -321), (999_000, 1_000), (400, 999_600)] {
+            let end = aligned_end(now, 100, offset);
+            assert_eq!(end.checked_add_signed(offset).unwrap(), 1_000_100, "now {now}");
+        }
+        assert_eq!(aligned_end(149, 100, 0), 200);
+        assert_eq!(aligned_end(151, 100, 0), 300, "not shorter than half a slice");
+        assert_eq!(aligned_end(u64::MAX, 100, 0), u64::MAX);
+    }
+}

@@ -1,0 +1,258 @@
+//! The numbers a server is made with, and where everything lies that follows from them.
+
+use thiserror::Error;
+
+use crate::groups::{DEFAULT_GROUP_SIZE, MAX_ACTIVE_PER_GROUP};
+use crate::wire::{ENTRY_BYTES, EVENT_SLOT_BYTES, HEADER_BYTES, TRAILER_BYTES, ZoneId};
+
+/// Length of a time slice, in ns, unless told otherwise.
+pub const DEFAULT_SLICE_NS: u64 = 100_000;
+/// How long a call may take, and how long a zone is waited for before its client is evicted, in ns, unless told otherwise.
+pub const DEFAULT_TIMEOUT_NS: u64 = 5_000_000_000;
+/// Bytes of a slot unless told otherwise.
+pub const DEFAULT_SLOT_BYTES: u32 = 4096;
+/// Slots of a client unless told otherwise.
+pub const DEFAULT_DEPTH: u32 = 8;
+/// Most slots of a client: they are bits of a word.
+pub const MAX_DEPTH: u32 = 64;
+/// Most clients of a server.
+pub const MAX_CLIENTS: u32 = 32_768;
+
+/// How responses come to the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ReplyMode {
+    /// The server WRITEs them.
+    #[default]
+    ServerWrites,
+    /// The client READs them. Costs the server `depth * slot_bytes` of memory for each client.
+    ClientReads,
+}
+
+/// The numbers of a server. [`ServerConfig::check`] has their ranges.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Clients at most, 1..=32,768.
+    pub max_clients: u32,
+    /// Slots of a client, which is its calls under way at most, 1..=64.
+    pub depth: u32,
+    /// Bytes of a slot, a multiple of 64 in 128..=65,536. A payload has 40 less.
+    pub slot_bytes: u32,
+    /// Clients of a group, 1..=50.
+    pub group_size: u32,
+    /// Zones of a pool beyond those of the largest group, 0..=1,024: as many stopped clients cost nobody anything.
+    pub spare_zones: u32,
+    /// Length of a time slice, in ns, 1,000..=1,000,000,000.
+    pub slice_ns: u64,
+    /// Responses under way at most, legacy ones included; `legacy_capacity` + 1 ..= 65,535.
+    pub response_buffers: u32,
+    /// Requests in the legacy lane at most, 0..=65,534.
+    pub legacy_capacity: u32,
+    /// A client that does not release its zone for this long is evicted, in ns; at least a slice.
+    pub drain_ns: u64,
+    /// How responses come to the client.
+    pub reply_mode: ReplyMode,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            max_clients: 1024,
+            depth: DEFAULT_DEPTH,
+            slot_bytes: DEFAULT_SLOT_BYTES,
+            group_size: DEFAULT_GROUP_SIZE,
+            spare_zones: 4,
+            slice_ns: DEFAULT_SLICE_NS,
+            response_buffers: 512,
+            legacy_capacity: 64,
+            drain_ns: DEFAULT_TIMEOUT_NS,
+            reply_mode: ReplyMode::ServerWrites,
+        }
+    }
+}
+
+/// A number outside its range.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{field} is {value}; legal is {legal}")]
+pub struct ConfigError {
+    /// Which.
+    pub field: &'static str,
+    /// What was asked for.
+    pub value: u64,
+    /// The range.
+    pub legal: &'static str,
+}
+
+impl ServerConfig {
+    /// Refuses what a server cannot work with.
+    ///
+    /// # Errors
+    /// The first number outside its range.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let check = |is_legal: bool, field, value: u64, legal| if is_legal { Ok(()) } else { Err(ConfigError { field, value, legal }) };
+        let in_range = |value: u32, low: u32, high: u32| (low..=high).contains(&value);
+        check(in_range(self.max_clients, 1, MAX_CLIENTS), "max_clients", self.max_clients.into(), "1..=32768")?;
+        check(in_range(self.depth, 1, MAX_DEPTH), "depth", self.depth.into(), "1..=64")?;
+        let is_slot = in_range(self.slot_bytes, 128, 65_536) && self.slot_bytes % 64 == 0;
+        check(is_slot, "slot_bytes", self.slot_bytes.into(), "a multiple of 64 in 128..=65536")?;
+        check(in_range(self.group_size, 1, MAX_ACTIVE_PER_GROUP), "group_size", self.group_size.into(), "1..=50")?;
+        check(self.spare_zones <= 1024, "spare_zones", self.spare_zones.into(), "0..=1024")?;
+        check((1_000..=1_000_000_000).contains(&self.slice_ns), "slice_ns", self.slice_ns, "1000..=1000000000")?;
+        check(self.legacy_capacity <= 65_534, "legacy_capacity", self.legacy_capacity.into(), "0..=65534")?;
+        let are_buffers = in_range(self.response_buffers, self.legacy_capacity + 1, 65_535);
+        check(are_buffers, "response_buffers", self.response_buffers.into(), "legacy_capacity + 1 ..= 65535")?;
+        check(self.drain_ns >= self.slice_ns, "drain_ns", self.drain_ns, "slice_ns and more")
+    }
+
+    /// Where everything lies.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn layout(&self) -> Result<Layout, ConfigError> {
+        self.check()?;
+        Ok(Layout {
+            depth: self.depth as usize,
+            slot_bytes: self.slot_bytes as usize,
+            zones: (self.group_size + self.group_size / 2 + self.spare_zones) as usize,
+            reply_mode: self.reply_mode,
+        })
+    }
+
+    /// Bytes of the endpoint entries.
+    #[must_use]
+    pub const fn entries_bytes(&self) -> usize {
+        self.max_clients as usize * ENTRY_BYTES
+    }
+
+    /// Bytes of the response buffers, or of the area that clients READ.
+    #[must_use]
+    pub const fn responses_bytes(&self) -> usize {
+        let slots = match self.reply_mode {
+            ReplyMode::ServerWrites => self.response_buffers as usize,
+            ReplyMode::ClientReads => self.max_clients as usize * self.depth as usize,
+        };
+        slots * self.slot_bytes as usize
+    }
+}
+
+/// Offsets and sizes that both ends know. All offsets of slots are multiples of 64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// Slots of a client.
+    pub depth: usize,
+    /// Bytes of a slot.
+    pub slot_bytes: usize,
+    /// Zones of a pool.
+    pub zones: usize,
+    /// How responses come to the client.
+    pub reply_mode: ReplyMode,
+}
+
+impl Layout {
+    /// Most payload bytes of a request or response.
+    #[must_use]
+    pub const fn max_payload(&self) -> usize {
+        self.slot_bytes - HEADER_BYTES - TRAILER_BYTES
+    }
+
+    /// Bytes of the slots of one client.
+    #[must_use]
+    pub const fn zone_bytes(&self) -> usize {
+        self.depth * self.slot_bytes
+    }
+
+    /// Bytes of both pools.
+    #[must_use]
+    pub const fn pools_bytes(&self) -> usize {
+        2 * self.zones * self.zone_bytes()
+    }
+
+    /// First byte of a slot in the pools.
+    #[must_use]
+    pub const fn pool_slot(&self, zone: ZoneId, slot: usize) -> usize {
+        (zone.pool as usize * self.zones + zone.zone as usize) * self.zone_bytes() + slot * self.slot_bytes
+    }
+
+    /// First byte of a slot at a client: in its requests and in its responses.
+    #[must_use]
+    pub const fn client_slot(&self, slot: usize) -> usize {
+        slot * self.slot_bytes
+    }
+
+    /// Offset of the trailer in a slot.
+    #[must_use]
+    pub const fn trailer_at(&self) -> usize {
+        self.slot_bytes - TRAILER_BYTES
+    }
+
+    /// Bytes of a client's requests.
+    #[must_use]
+    pub const fn requests_bytes(&self) -> usize {
+        self.zone_bytes()
+    }
+
+    /// First byte of the event slot for activations, in a client's responses; the one for switches follows.
+    #[must_use]
+    pub const fn activate_slot(&self) -> usize {
+        self.zone_bytes()
+    }
+
+    /// First byte of the event slot for switches, in a client's responses.
+    #[must_use]
+    pub const fn switch_slot(&self) -> usize {
+        self.zone_bytes() + EVENT_SLOT_BYTES
+    }
+
+    /// Where the trailer of a response lands that a client READs, in its responses.
+    #[must_use]
+    pub const fn read_trailer(&self, slot: usize) -> usize {
+        self.zone_bytes() + 2 * EVENT_SLOT_BYTES + slot * TRAILER_BYTES
+    }
+
+    /// Bytes of a client's responses, event slots, and, if it READs, landed trailers.
+    #[must_use]
+    pub const fn client_responses_bytes(&self) -> usize {
+        match self.reply_mode {
+            ReplyMode::ServerWrites => self.read_trailer(0),
+            ReplyMode::ClientReads => self.read_trailer(self.depth),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_follow_the_formulas_of_the_page() {
+        let config = ServerConfig::default();
+        let layout = config.layout().unwrap();
+        assert_eq!((layout.zones, layout.pools_bytes()), (64, 2 * 64 * 8 * 4096));
+        assert_eq!((config.entries_bytes(), config.responses_bytes()), (1024 * 64, 512 * 4096));
+        assert_eq!((layout.requests_bytes(), layout.client_responses_bytes()), (8 * 4096, 8 * 4096 + 128));
+        let founding = ServerConfig { depth: 64, ..config.clone() };
+        assert_eq!(founding.layout().unwrap().pools_bytes(), 8192 * 4096);
+        let reads = ServerConfig { reply_mode: ReplyMode::ClientReads, ..config };
+        assert_eq!((reads.responses_bytes(), reads.layout().unwrap().client_responses_bytes()), (1024 * 8 * 4096, 8 * 4096 + 128 + 64));
+        assert_eq!(layout.pool_slot(ZoneId { pool: 1, zone: 2 }, 3), (64 + 2) * 8 * 4096 + 3 * 4096);
+    }
+
+    #[test]
+    fn each_number_outside_its_range_is_refused_by_name() {
+        let good = ServerConfig::default();
+        let cases: [(&str, ServerConfig); 10] = [
+            ("max_clients", ServerConfig { max_clients: 0, ..good.clone() }),
+            ("depth", ServerConfig { depth: 65, ..good.clone() }),
+            ("slot_bytes", ServerConfig { slot_bytes: 130, ..good.clone() }),
+            ("slot_bytes", ServerConfig { slot_bytes: 64, ..good.clone() }),
+            ("group_size", ServerConfig { group_size: 51, ..good.clone() }),
+            ("spare_zones", ServerConfig { spare_zones: 1025, ..good.clone() }),
+            ("slice_ns", ServerConfig { slice_ns: 999, ..good.clone() }),
+            ("legacy_capacity", ServerConfig { legacy_capacity: 65_535, ..good.clone() }),
+            ("response_buffers", ServerConfig { response_buffers: 64, ..good.clone() }),
+            ("drain_ns", ServerConfig { drain_ns: 99_999, ..good }),
+        ];
+        for (field, config) in cases {
+            assert_eq!(config.layout().unwrap_err().field, field);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What can go wrong with a call. Retryable and permanent errors never share a variant.
+
+use thiserror::Error;
+
+use crate::wire::DecodeError;
+
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+pub enum CloseReason {
+    /// The server's device does not answer, or it evicted this client.
+    #[error("the server is gone, or has evicted this client; connect again")]
+    Disconnected,
+    /// The server broke the protocol.
+    #[error("the server broke the protocol: {0}")]
+    Protocol(ProtocolError),
+    /// This end was closed.
+    #[error("this end was closed")]
+    ClosedHere,
+}
+
+/// What the server sent that it must not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+pub enum ProtocolError {
+    /// A message that arrived is none.
+    #[error("a response or event that is none")]
+    Malformed,
+    /// Its length is not that of any message.
+    #[error("a message of {0} bytes")]
+    Length(u32),
+    /// It answers another request than the one of its slot.
+    #[error("response to request {0:#x} in the slot of another")]
+    ReqId(u64),
+    /// An activation names a zone that no pool has.
+    #[error("zone {0} does not exist")]
+    Zone(u16),
+    /// An event for a client in another state.
+    #[error("an event that the client's state does not allow")]
+    Event,
+}
+
+impl From<DecodeError> for ProtocolError {
+    fn from(_: DecodeError) -> Self {
+        Self::Malformed
+    }
+}
+
+/// A call that was not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum CallError {
+    /// All slots hold calls, or wait for the responses of calls that ran out of time. Poll, take completions, then retry.
+    #[error("no free slot now: poll, take completions, then retry")]
+    NoSlot,
+    /// The client may not write into the pool now. Only [`Client::try_activate`](crate::Client::try_activate) says so.
+    #[error("the server serves another group now: retry, or make an ordinary call, which waits at the client")]
+    NotActive,
+    /// No slot is that large.
+    #[error("payload of {len} bytes, the limit is {max}: split it, or give the server larger slots")]
+    PayloadTooLarge {
+        /// Payload bytes asked for.
+        len: usize,
+        /// Most that a slot holds.
+        max: usize,
+    },
+    /// The connection has ended.
+    #[error("connection closed: {0}")]
+    Closed(CloseReason),
+}
+
+impl CallError {
+    /// Whether the same call can succeed after more polls.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::NoSlot | Self::NotActive)
+    }
+}
+
+/// A call that was made and ended without its handler's response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+pub enum CallFailure {
+    /// The server has no handler of that type.
+    #[error("the server has no handler of this type")]
+    UnknownType,
+    /// The handler failed.
+    #[error("the handler failed")]
+    HandlerFailed,
+    /// The handler's response is larger than a slot.
+    #[error("the handler's response is larger than a slot")]
+    ResponseTooLarge,
+    /// The legacy lane is full, and the handler did not run. Call again later.
+    #[error("the server's lane for long requests is full: call again later")]
+    Busy,
+    /// The deadline passed first. Whether the handler ran or will is not known; its response reaches no call.
+    #[error("no response before the deadline")]
+    DeadlineExceeded,
+    /// The connection ended first. Whether the handler ran is not known.
+    #[error("connection closed: {0}")]
+    Closed(CloseReason),
+}
+
+impl CallFailure {
+    /// Whether the handler did not run, and may if the call is made again.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::Busy)
+    }
+}

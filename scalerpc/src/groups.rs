@@ -1,0 +1,275 @@
+//! Which client is in which group: sizes, lazy split and merge, priorities.
+
+use crate::mapping::ClientId;
+
+/// Clients of a group unless told otherwise.
+pub const DEFAULT_GROUP_SIZE: u32 = 40;
+/// Largest configured group size.
+pub const MAX_ACTIVE_PER_GROUP: u32 = 50;
+/// Queue-pair contexts that a ConnectX-3 caches.
+pub const QPC_CACHE_CONNECTX3: u32 = 400;
+/// Queue-pair contexts that a ConnectX-5 caches, estimated.
+pub const QPC_CACHE_CONNECTX5: u32 = 1000;
+/// How much of the cache groups may take, in percent.
+pub const SAFE_CACHE_PERCENT: u32 = 80;
+/// Groups whose queue pairs are in use at a time: the current one, and the one that is warmed.
+pub const GROUPS_IN_CACHE: u32 = 2;
+
+/// Largest group size for a cache of so many contexts, with `threads` servers on the NIC; 1..=[`MAX_ACTIVE_PER_GROUP`].
+#[must_use]
+pub const fn max_group_size(cache_entries: u32, threads: u32) -> u32 {
+    let threads = if threads == 0 { 1 } else { threads };
+    let size = (cache_entries as u64 * SAFE_CACHE_PERCENT as u64 / 100 / threads as u64 / GROUPS_IN_CACHE as u64) as u32;
+    match size {
+        0 => 1,
+        1..=MAX_ACTIVE_PER_GROUP => size,
+        _ => MAX_ACTIVE_PER_GROUP,
+    }
+}
+
+/// Factor of 1, in the unit of slice factors.
+pub const PER_MILLE: u64 = 1000;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Group {
+    clients: Vec<ClientId>,
+    /// Slice length by the base length, 500..=1500.
+    slice_per_mille: u64,
+}
+
+impl Group {
+    fn of(clients: Vec<ClientId>) -> Self {
+        Self { clients, slice_per_mille: PER_MILLE }
+    }
+}
+
+/// The groups, in the order they are served. There is always at least one; only the first may be empty.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GroupManager {
+    size: usize,
+    groups: Vec<Group>,
+}
+
+impl GroupManager {
+    /// No clients. `size` is that of [`ServerConfig::group_size`](crate::ServerConfig::group_size).
+    #[must_use]
+    pub fn new(size: u32) -> Self {
+        Self { size: size.max(1) as usize, groups: vec![Group::of(Vec::new())] }
+    }
+
+    /// Most clients of a group: 1.5 sizes.
+    #[must_use]
+    pub const fn largest(&self) -> usize {
+        self.size + self.size / 2
+    }
+
+    /// Groups.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// The clients of a group; none of one that does not exist.
+    #[must_use]
+    pub fn clients(&self, group: usize) -> &[ClientId] {
+        self.groups.get(group).map_or(&[], |group| &group.clients)
+    }
+
+    /// A group's slice, in thousandths of the base length, 500..=1500.
+    #[must_use]
+    pub fn slice_per_mille(&self, group: usize) -> u64 {
+        self.groups.get(group).map_or(PER_MILLE, |group| group.slice_per_mille)
+    }
+
+    /// The group of a client.
+    #[must_use]
+    pub fn group_of(&self, client: ClientId) -> Option<usize> {
+        self.groups.iter().position(|group| group.clients.contains(&client))
+    }
+
+    /// Adds a client, to the smallest group. One that grows above 1.5 sizes is split: its second half becomes the last group.
+    pub fn join(&mut self, client: ClientId) {
+        let Some(smallest) = (0..self.groups.len()).min_by_key(|group| self.groups[*group].clients.len()) else { return };
+        self.groups[smallest].clients.push(client);
+        self.split_if_large(smallest);
+    }
+
+    /// Removes a client. A group that falls below half a size is merged with the smallest other one. `current` is the group being served,
+    /// and what it is afterwards is returned: merging moves clients into it rather than out of it.
+    pub fn leave(&mut self, client: ClientId, current: usize) -> usize {
+        let Some(group) = self.group_of(client) else { return current };
+        self.groups[group].clients.retain(|member| *member != client);
+        if self.groups.len() == 1 || 2 * self.groups[group].clients.len() >= self.size {
+            return current;
+        }
+        let others = (0..self.groups.len()).filter(|other| *other != group);
+        let Some(other) = others.min_by_key(|other| self.groups[*other].clients.len()) else { return current };
+        let (into, from) = if group == current { (group, other) } else { (other, group) };
+        let moved = self.groups.remove(from);
+        let into = if from < into { into - 1 } else { into };
+        self.groups[into].clients.extend(moved.clients);
+        self.split_if_large(into);
+        if from < current { current - 1 } else { current.min(self.groups.len() - 1) }
+    }
+
+    fn split_if_large(&mut self, group: usize) {
+        let clients = &mut self.groups[group].clients;
+        if clients.len() > self.size + self.size / 2 {
+            let second = clients.split_off(clients.len().div_ceil(2));
+            self.groups.push(Group::of(second));
+        }
+    }
+
+    /// Sorts the clients of all groups but `keep`, the one being served, by `priority`: those of high priority get smaller groups and longer
+    /// slices. `keep` becomes group 0, as it is.
+    pub fn regroup(&mut self, keep: usize, priority: impl Fn(ClientId) -> u64) {
+        if keep >= self.groups.len() {
+            return;
+        }
+        let kept = self.groups.remove(keep);
+        let mut clients: Vec<_> = self.groups.drain(..).flat_map(|group| group.clients).collect();
+        self.groups.push(kept);
+        // Stable, and ties by number: equal priorities keep their groups.
+        clients.sort_by_key(|client| (std::cmp::Reverse(priority(*client)), *client));
+        let total: u128 = clients.iter().map(|client| u128::from(priority(*client))).sum();
+        let mean = total / clients.len().max(1) as u128;
+        let spread = spread_per_mille(&clients, &priority);
+        let mut rest = clients.as_slice();
+        let parts = group_count(clients.len(), self.size);
+        for part in 0..parts {
+            let len = part_len(rest.len(), part, parts, spread, self.size);
+            let (head, tail) = rest.split_at(len);
+            rest = tail;
+            let sum: u128 = head.iter().map(|client| u128::from(priority(*client))).sum();
+            let slice_per_mille = if total == 0 { PER_MILLE as u128 } else { sum * 1000 / (mean.max(1) * head.len().max(1) as u128) };
+            self.groups.push(Group { clients: head.to_vec(), slice_per_mille: slice_per_mille.clamp(500, 1500) as u64 });
+        }
+    }
+}
+
+/// Groups for so many clients: the nearest whole number of sizes, so that equal groups are within 0.5..1.5 of it.
+fn group_count(clients: usize, size: usize) -> usize {
+    if clients == 0 { 0 } else { ((clients + size / 2) / size).max(1) }
+}
+
+/// How unequal priorities are: 0, all the same, to 500.
+fn spread_per_mille(sorted: &[ClientId], priority: impl Fn(ClientId) -> u64) -> usize {
+    let (Some(highest), Some(lowest)) = (sorted.first(), sorted.last()) else { return 0 };
+    let (highest, lowest) = (u128::from(priority(*highest)), u128::from(priority(*lowest)));
+    (500 * (highest - lowest) / (highest + lowest).max(1)) as usize
+}
+
+/// Clients of the group `part` of `parts`, out of those that are left: the first groups are smaller by up to `spread`, the last ones larger. What
+/// is left for the groups behind it is within their limits.
+fn part_len(left: usize, part: usize, parts: usize, spread: usize, size: usize) -> usize {
+    let behind = parts - part - 1;
+    if behind == 0 {
+        return left;
+    }
+    let mean = left / (behind + 1);
+    let wanted = mean - mean * spread * behind / (1000 * (parts - 1));
+    let (least, most) = (size.div_ceil(2), size + size / 2);
+    let low = least.max(left.saturating_sub(behind * most)).min(left);
+    let high = most.min(left.saturating_sub(behind * least)).max(low);
+    wanted.clamp(low, high)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manager(size: u32, clients: u16) -> GroupManager {
+        let mut groups = GroupManager::new(size);
+        (0..clients).for_each(|client| groups.join(ClientId(client)));
+        groups
+    }
+
+    fn check(groups: &GroupManager, clients: usize) {
+        let mut all: Vec<_> = (0..groups.count()).flat_map(|group| groups.clients(group)).collect();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), clients, "each client is in one group");
+        for group in 0..groups.count() {
+            let len = groups.clients(group).len();
+            assert!(len <= groups.largest(), "group of {len}");
+            assert!((500..=1500).contains(&groups.slice_per_mille(group)));
+        }
+    }
+
+    #[test]
+    fn the_cache_bounds_a_group_and_two_are_in_it() {
+        assert_eq!(max_group_size(QPC_CACHE_CONNECTX3, 1), 50);
+        assert_eq!(max_group_size(QPC_CACHE_CONNECTX3, 4), 40);
+        assert_eq!(max_group_size(QPC_CACHE_CONNECTX3, 8), 20);
+        assert_eq!(max_group_size(QPC_CACHE_CONNECTX5, 16), 25);
+        assert_eq!((max_group_size(0, 0), max_group_size(400, 1000)), (1, 1));
+    }
+
+    #[test]
+    fn joining_splits_above_one_and_a_half_and_leaving_merges_below_a_half() {
+        let mut groups = manager(4, 6);
+        assert_eq!(groups.count(), 1);
+        groups.join(ClientId(6));
+        assert_eq!((groups.count(), groups.clients(0).len(), groups.clients(1).len()), (2, 4, 3));
+        for client in 0..2 {
+            groups.leave(ClientId(client), 0);
+        }
+        assert_eq!(groups.count(), 2, "two of four are not below a half");
+        groups.leave(ClientId(2), 0);
+        assert_eq!((groups.count(), groups.clients(0).len()), (1, 4));
+        check(&groups, 4);
+    }
+
+    #[test]
+    fn a_group_of_one_client_is_legal() {
+        let mut groups = manager(1, 3);
+        assert_eq!(groups.count(), 3);
+        groups.leave(ClientId(1), 0);
+        assert_eq!(groups.count(), 2);
+        check(&groups, 2);
+    }
+
+    #[test]
+    fn high_priority_gets_smaller_groups_and_longer_slices() {
+        let mut groups = manager(8, 32);
+        groups.regroup(0, |_| 5);
+        check(&groups, 32);
+        assert!((1..groups.count()).all(|group| groups.slice_per_mille(group) == 1000));
+        let kept = groups.clients(0).to_vec();
+        groups.regroup(0, |client| if client.0 < 16 { 1000 } else { 10 });
+        check(&groups, 32);
+        assert_eq!(groups.clients(0), kept, "the group being served stays as it is");
+        let last = groups.count() - 1;
+        assert!(groups.clients(1).len() < groups.clients(last).len(), "{groups:?}");
+        assert!(groups.slice_per_mille(1) > 1000 && groups.slice_per_mille(last) < 1000, "{groups:?}");
+    }
+
+    /// Random joins, leaves and regroupings: everybody stays in one group, sizes stay within their limits.
+    #[test]
+    fn every_history_keeps_the_groups_within_their_limits() {
+        for seed in 0..200 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let size = rng.u32(1..9);
+            let (mut groups, mut clients, mut current) = (GroupManager::new(size), Vec::new(), 0);
+            for next in 0..200 {
+                match rng.u8(..5) {
+                    0 | 1 => {
+                        groups.join(ClientId(next));
+                        clients.push(ClientId(next));
+                    }
+                    2 if !clients.is_empty() => {
+                        current = groups.leave(clients.swap_remove(rng.usize(..clients.len())), current);
+                    }
+                    3 => current = rng.usize(..groups.count()),
+                    _ => {
+                        let salt = rng.u64(1..1 << 40);
+                        groups.regroup(current, |client| salt.rotate_left(u32::from(client.0)) % 1000);
+                        current = 0;
+                    }
+                }
+                assert!(current < groups.count(), "seed {seed}");
+                check(&groups, clients.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The legacy lane: requests whose handlers take longer than a slice, copied out of the pool so that they pin no zone.
+
+use std::collections::VecDeque;
+
+use crate::pool::MessagePool;
+use crate::server::Request;
+
+/// The types whose handlers were seen to take longer than a slice: a bit each.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct LongTypes(Box<[u64; 1024]>);
+
+impl std::fmt::Debug for LongTypes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries((0..=u16::MAX).filter(|rpc_type| self.contains(*rpc_type))).finish()
+    }
+}
+
+impl LongTypes {
+    pub(crate) fn new() -> Self {
+        Self(Box::new([0; 1024]))
+    }
+
+    pub(crate) fn insert(&mut self, rpc_type: u16) {
+        self.0[usize::from(rpc_type) / 64] |= 1 << (rpc_type % 64);
+    }
+
+    pub(crate) fn contains(&self, rpc_type: u16) -> bool {
+        self.0[usize::from(rpc_type) / 64] >> (rpc_type % 64) & 1 != 0
+    }
+}
+
+/// A queue of fixed length with the requests' bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LegacyLane {
+    places: MessagePool,
+    queue: VecDeque<(Request, u32)>,
+    bytes: Vec<u8>,
+    place_bytes: usize,
+}
+
+impl LegacyLane {
+    pub(crate) fn new(capacity: u32, place_bytes: usize) -> Self {
+        Self {
+            places: MessagePool::new(capacity),
+            queue: VecDeque::with_capacity(capacity as usize),
+            bytes: vec![0; capacity as usize * place_bytes],
+            place_bytes,
+        }
+    }
+
+    /// Copies a request in. `false` if the lane is full.
+    pub(crate) fn push(&mut self, request: Request, payload: &[u8]) -> bool {
+        let payload = &payload[..payload.len().min(self.place_bytes)];
+        let Some(place) = self.places.allocate() else { return false };
+        let at = place as usize * self.place_bytes;
+        self.bytes[at..at + payload.len()].copy_from_slice(payload);
+        self.queue.push_back((request, place));
+        true
+    }
+
+    /// The oldest request; as much of its payload as fits is copied to `into`.
+    pub(crate) fn pop(&mut self, into: &mut [u8]) -> Option<Request> {
+        let (request, place) = self.queue.pop_front()?;
+        let at = place as usize * self.place_bytes;
+        let len = request.len.min(into.len());
+        into[..len].copy_from_slice(&self.bytes[at..at + len]);
+        // Allocated by `push`, and freed nowhere else.
+        let _freed = self.places.release(place);
+        Some(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::ClientId;
+    use crate::wire::ReqId;
+
+    #[test]
+    fn a_lane_keeps_order_and_bytes_and_is_bounded() {
+        let request =
+            |slot, len| Request { client: ClientId(1), generation: 1, id: ReqId { slot, sequence: 1 }, rpc_type: 2, len, buffer: None };
+        let mut lane = LegacyLane::new(2, 4);
+        for round in 0..5_u8 {
+            assert!(lane.push(request(round, 3), &[round, 2, 3]));
+            assert!(lane.push(request(round + 1, 4), &[4, 5, 6, round]));
+            assert!(!lane.push(request(9, 1), &[1]), "full");
+            let mut bytes = [0; 4];
+            assert_eq!((lane.pop(&mut bytes), bytes), (Some(request(round, 3)), [round, 2, 3, 0]));
+            assert_eq!((lane.pop(&mut bytes), bytes), (Some(request(round + 1, 4)), [4, 5, 6, round]));
+            assert_eq!(lane.pop(&mut bytes), None);
+        }
+    }
+
+    #[test]
+    fn a_type_is_long_once_it_was_marked_and_no_other_is() {
+        let mut types = LongTypes::new();
+        [0, 63, 64, u16::MAX].into_iter().for_each(|rpc_type| types.insert(rpc_type));
+        assert_eq!(format!("{types:?}"), "{0, 63, 64, 65535}");
+    }
+}

@@ -1,0 +1,30 @@
+#![doc = include_str!("../README.md")]
+
+pub mod choice;
+pub mod client;
+pub mod clock_sync;
+mod config;
+mod error;
+pub mod groups;
+pub mod handlers;
+mod legacy;
+mod mapping;
+mod memory;
+pub mod pool;
+mod scheduler;
+pub mod server;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+pub use client::{CallHandle, Client, ClientMemory, ClientOp, Completion, Permit, ServerRegions, State};
+pub use config::{
+    ConfigError, DEFAULT_DEPTH, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES, DEFAULT_TIMEOUT_NS, Layout, MAX_CLIENTS, MAX_DEPTH, ReplyMode,
+    ServerConfig,
+};
+pub use error::{CallError, CallFailure, CloseReason, ProtocolError};
+pub use handlers::{Handler, HandlerError, Handlers};
+pub use mapping::{Bound, ClientId, VirtualMapping};
+pub use memory::{HeapMemory, Memory};
+pub use scheduler::{Scheduler, Turn};
+pub use server::{ClientRegions, JoinError, ReplyFailure, Request, Server, ServerMemory, ServerOp};

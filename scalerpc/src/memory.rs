@@ -1,0 +1,112 @@
+//! Memory that a device, and through it a peer, may write at any time: what the core needs of it, and nothing that makes a reference to it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A registered region. Ranges outside of `0..len()` are the caller's mistake: reads give zeros, writes nothing; the core asks for none.
+///
+/// A message becomes visible by its trailer: [`load`](Self::load) acquires what was placed before the word it finds, and
+/// [`store`](Self::store) releases what was written before.
+pub trait Memory {
+    /// Bytes.
+    fn len(&self) -> usize;
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// The 8 bytes at `offset`, a multiple of 8, little-endian, in one access; Acquire.
+    fn load(&self, offset: usize) -> u64;
+    /// Stores 8 bytes at `offset`, a multiple of 8, in one access; Release.
+    fn store(&self, offset: usize, word: u64);
+    /// Replaces `old` at `offset`, a multiple of 8, by `new`; whether it was `old`.
+    fn exchange(&self, offset: usize, old: u64, new: u64) -> bool;
+    /// Copies bytes out.
+    fn read(&self, offset: usize, into: &mut [u8]);
+    /// Copies bytes in.
+    fn write(&self, offset: usize, from: &[u8]);
+}
+
+/// Ordinary memory: the regions of tests and simulations, where nothing else writes.
+#[derive(Debug)]
+pub struct HeapMemory(Vec<AtomicU64>);
+
+impl HeapMemory {
+    /// `bytes` zero bytes, rounded up to a multiple of 8.
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
+        Self((0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// The words, for who compares states.
+    pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
+        self.0.iter().map(|word| word.load(Ordering::Relaxed))
+    }
+
+    fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        debug_assert!(offset % 8 == 0, "a word at {offset}");
+        self.0.get(offset / 8)
+    }
+}
+
+impl Clone for HeapMemory {
+    fn clone(&self) -> Self {
+        Self(self.words().map(AtomicU64::new).collect())
+    }
+}
+
+impl Memory for HeapMemory {
+    fn len(&self) -> usize {
+        self.0.len() * 8
+    }
+
+    fn load(&self, offset: usize) -> u64 {
+        self.word(offset).map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
+    }
+
+    fn store(&self, offset: usize, word: u64) {
+        if let Some(place) = self.word(offset) {
+            place.store(word.to_le(), Ordering::Release);
+        }
+    }
+
+    fn exchange(&self, offset: usize, old: u64, new: u64) -> bool {
+        let exchange = |place: &AtomicU64| place.compare_exchange(old.to_le(), new.to_le(), Ordering::AcqRel, Ordering::Acquire).is_ok();
+        self.word(offset).is_some_and(exchange)
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        for (at, byte) in into.iter_mut().enumerate().map(|(i, byte)| (offset + i, byte)) {
+            let word = self.0.get(at / 8).map_or(0, |word| word.load(Ordering::Relaxed));
+            *byte = word.to_ne_bytes()[at % 8];
+        }
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) {
+        for (at, byte) in from.iter().enumerate().map(|(i, byte)| (offset + i, byte)) {
+            if let Some(place) = self.0.get(at / 8) {
+                let mut bytes = place.load(Ordering::Relaxed).to_ne_bytes();
+                bytes[at % 8] = *byte;
+                place.store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_and_words_are_the_same_memory_and_nothing_is_outside() {
+        let memory = HeapMemory::new(20);
+        assert_eq!(memory.len(), 24);
+        memory.write(3, &[1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(memory.load(0), 0x0504_0302_0100_0000);
+        assert!(!memory.exchange(8, 1, 9));
+        assert!(memory.exchange(8, 0x0706, 9));
+        memory.store(16, 0x1122);
+        memory.write(24, &[1]);
+        let mut bytes = [0xa5; 10];
+        memory.read(16, &mut bytes);
+        assert_eq!(bytes, [0x22, 0x11, 0, 0, 0, 0, 0, 0, 0, 0]);
+    }
+}

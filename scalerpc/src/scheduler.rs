@@ -1,0 +1,210 @@
+//! Whose slice it is, when it ends, and which group is warmed for the next one.
+
+use crate::clock_sync::aligned_end;
+use crate::groups::{GroupManager, PER_MILLE};
+use crate::mapping::ClientId;
+
+/// What a step decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// The slice goes on, or nobody was ever served.
+    Same,
+    /// A new slice began.
+    Switched,
+}
+
+/// Slices, one after the other. Epochs count them, 1 first; 0 is before the first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Scheduler {
+    slice_ns: u64,
+    epoch: u32,
+    current: usize,
+    next: Option<usize>,
+    slice_end_ns: u64,
+    /// What makes this clock the global one, if slices are synchronised.
+    offset_ns: Option<i64>,
+    has_regrouped: bool,
+}
+
+impl Scheduler {
+    /// Before the first slice.
+    #[must_use]
+    pub const fn new(slice_ns: u64) -> Self {
+        Self { slice_ns, epoch: 0, current: 0, next: None, slice_end_ns: 0, offset_ns: None, has_regrouped: false }
+    }
+
+    /// The slice.
+    #[must_use]
+    pub const fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// The group that is served.
+    #[must_use]
+    pub const fn current(&self) -> usize {
+        self.current
+    }
+
+    /// The group that is warmed, if one was found.
+    #[must_use]
+    pub const fn next(&self) -> Option<usize> {
+        self.next
+    }
+
+    /// When the slice may end.
+    #[must_use]
+    pub const fn slice_end_ns(&self) -> u64 {
+        self.slice_end_ns
+    }
+
+    /// Has slices end at multiples of their length in global time, or not (`None`).
+    pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
+        self.offset_ns = offset_ns;
+    }
+
+    /// Whether the groups were formed anew since this was asked last.
+    pub(crate) const fn take_regrouped(&mut self) -> bool {
+        std::mem::replace(&mut self.has_regrouped, false)
+    }
+
+    /// Groups have changed: these are the numbers of the current group and of the one that is warmed, which may have become one; without a
+    /// warmed one the next is chosen anew.
+    pub(crate) const fn renumber(&mut self, current: usize, next: Option<usize>) {
+        self.current = current;
+        self.next = next;
+    }
+
+    /// Chooses the next group, and switches to it when the slice is over, or `is_vacant`: nobody has anything of it. `waits` says whether a
+    /// client has announced requests and has no zone. Without another group in which somebody waits there is no switch (S16).
+    pub fn step(
+        &mut self,
+        now_ns: u64,
+        groups: &mut GroupManager,
+        waits: impl Fn(ClientId) -> bool,
+        priority: impl Fn(ClientId) -> u64,
+        is_vacant: bool,
+    ) -> Turn {
+        let is_first = self.epoch == 0;
+        if self.next.is_none() {
+            self.next = if is_first { first_waiting(groups, 0..groups.count(), &waits) } else { self.choose(groups, &waits, priority) };
+        }
+        let Some(next) = self.next else { return Turn::Same };
+        if !is_first && !is_vacant && now_ns < self.slice_end_ns {
+            return Turn::Same;
+        }
+        self.next = None;
+        self.current = next;
+        self.epoch = self.epoch.wrapping_add(1);
+        self.slice_end_ns = match self.offset_ns {
+            Some(offset_ns) => aligned_end(now_ns, self.slice_ns, offset_ns),
+            None => now_ns.saturating_add(self.slice_ns.saturating_mul(groups.slice_per_mille(next)) / PER_MILLE),
+        };
+        Turn::Switched
+    }
+
+    /// The first group behind the current one in which somebody waits. Behind the last group a rotation ends, and the groups are formed anew
+    /// (S17).
+    fn choose(
+        &mut self,
+        groups: &mut GroupManager,
+        waits: &impl Fn(ClientId) -> bool,
+        priority: impl Fn(ClientId) -> u64,
+    ) -> Option<usize> {
+        let behind = first_waiting(groups, self.current + 1..groups.count(), waits);
+        if behind.is_some() {
+            return behind;
+        }
+        first_waiting(groups, 0..self.current, waits)?;
+        groups.regroup(self.current, priority);
+        self.current = 0;
+        self.has_regrouped = true;
+        first_waiting(groups, 1..groups.count(), waits)
+    }
+}
+
+#[cfg(test)]
+impl Scheduler {
+    /// Makes `now_ns` the time 0, and all times before it too.
+    pub(crate) fn rebase(&mut self, now_ns: u64) {
+        self.slice_end_ns = self.slice_end_ns.saturating_sub(now_ns);
+    }
+}
+
+fn first_waiting(groups: &GroupManager, mut range: std::ops::Range<usize>, waits: &impl Fn(ClientId) -> bool) -> Option<usize> {
+    range.find(|group| groups.clients(*group).iter().any(|client| waits(*client)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLICE: u64 = 1_000;
+
+    fn groups_of_one(clients: u16) -> GroupManager {
+        let mut groups = GroupManager::new(1);
+        (0..clients).for_each(|client| groups.join(ClientId(client)));
+        groups
+    }
+
+    #[test]
+    fn a_single_group_never_switches() {
+        let mut groups = GroupManager::new(4);
+        (0..4).for_each(|client| groups.join(ClientId(client)));
+        let mut scheduler = Scheduler::new(SLICE);
+        assert_eq!(scheduler.step(0, &mut groups, |_| true, |_| 0, true), Turn::Switched, "the first slice begins");
+        for now in (0..100 * SLICE).step_by(300) {
+            assert_eq!(scheduler.step(now, &mut groups, |_| true, |_| 0, false), Turn::Same);
+        }
+        assert_eq!((scheduler.epoch(), scheduler.next()), (1, None));
+    }
+
+    #[test]
+    fn a_slice_goes_on_until_somebody_of_another_group_waits_and_then_ends_by_time() {
+        let mut groups = groups_of_one(3);
+        let mut scheduler = Scheduler::new(SLICE);
+        scheduler.step(0, &mut groups, |client| client.0 == 0, |_| 0, true);
+        assert_eq!(scheduler.step(5 * SLICE, &mut groups, |_| false, |_| 0, false), Turn::Same);
+        assert_eq!(scheduler.step(5 * SLICE, &mut groups, |client| client.0 == 2, |_| 0, false), Turn::Switched);
+        assert_eq!((scheduler.current(), scheduler.slice_end_ns()), (2, 6 * SLICE), "group 1 is passed over");
+        assert_eq!(scheduler.step(6 * SLICE - 1, &mut groups, |client| client.0 == 0, |_| 0, false), Turn::Same);
+        assert!(scheduler.next().is_some(), "chosen early, to be warmed");
+        assert_eq!(scheduler.step(6 * SLICE, &mut groups, |_| false, |_| 0, false), Turn::Switched);
+    }
+
+    #[test]
+    fn an_empty_slice_ends_early() {
+        let mut groups = groups_of_one(2);
+        let mut scheduler = Scheduler::new(SLICE);
+        scheduler.step(0, &mut groups, |client| client.0 == 0, |_| 0, true);
+        assert_eq!(scheduler.step(1, &mut groups, |client| client.0 == 1, |_| 0, true), Turn::Switched);
+    }
+
+    /// Random sets of waiting clients, with priorities that move them about: nobody waits for more than two rotations (S17).
+    #[test]
+    fn who_waits_is_served_within_two_rotations() {
+        for seed in 0..100 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let clients = rng.u16(2..12);
+            let mut groups = GroupManager::new(rng.u32(1..4));
+            (0..clients).for_each(|client| groups.join(ClientId(client)));
+            let mut scheduler = Scheduler::new(SLICE);
+            let mut waiting = vec![0_usize; usize::from(clients)];
+            for now in 0..2_000_u64 {
+                let salt = rng.u64(..);
+                let turn = scheduler.step(now * SLICE * 2, &mut groups, |c| waiting[c.index()] > 0, |c| salt >> (c.0 % 8) & 0xff, false);
+                if turn == Turn::Switched {
+                    waiting.iter_mut().filter(|since| **since > 0).for_each(|since| *since += 1);
+                    for client in groups.clients(scheduler.current()) {
+                        waiting[client.index()] = 0;
+                    }
+                    let longest = waiting.iter().max().unwrap();
+                    assert!(*longest <= 2 * groups.count() + 1, "seed {seed}: {longest} switches with {} groups", groups.count());
+                }
+                let client = rng.usize(..waiting.len());
+                if waiting[client] == 0 && !groups.clients(scheduler.current()).contains(&ClientId(client as u16)) {
+                    waiting[client] = 1;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Endpoint entries: releases and announcements, taken out of memory that clients write.
+
+use super::{SWEEP, Server};
+use crate::mapping::ClientId;
+use crate::memory::Memory;
+use crate::wire::{Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TRAILER_BYTES, Trailer, valid};
+
+impl<M: Memory> Server<M> {
+    /// Looks at the entries of the current and the next group, and at some others (S19).
+    pub(super) fn take_entries(&mut self) {
+        for group in [Some(self.scheduler.current()), self.scheduler.next()].into_iter().flatten() {
+            for nth in 0..self.groups.clients(group).len() {
+                let client = self.groups.clients(group)[nth];
+                self.take_entry(client);
+            }
+        }
+        for _ in 0..SWEEP.min(self.clients.len()) {
+            self.take_entry(ClientId(self.sweep as u16));
+            self.sweep = (self.sweep + 1) % self.clients.len();
+        }
+    }
+
+    pub(super) fn clear_entry(&mut self, client: ClientId) {
+        let entry = client.index() * ENTRY_BYTES;
+        self.memory.entries.store(entry + Release::TRAILER_AT, 0);
+        self.memory.entries.store(entry + Announcement::TRAILER_AT, 0);
+    }
+
+    fn take_entry(&mut self, client: ClientId) {
+        if self.client(client).is_none() {
+            return;
+        }
+        let entry = client.index() * ENTRY_BYTES;
+        let at = entry + Release::TRAILER_AT;
+        let word = self.memory.entries.load(at);
+        if word != 0 {
+            let mut body = [0; Release::TRAILER_AT];
+            self.memory.entries.read(entry, &mut body);
+            self.memory.entries.exchange(at, word, 0);
+            self.on_release(client, Release::decode(&body), Trailer::from_word(word));
+        }
+        let at = entry + Announcement::TRAILER_AT;
+        let word = self.memory.entries.load(at);
+        if word != 0 {
+            let mut body = [0; Announcement::BODY_BYTES];
+            self.memory.entries.read(entry + Announcement::AT, &mut body);
+            self.memory.entries.exchange(at, word, 0);
+            self.on_announcement(client, Announcement::decode(&body), Trailer::from_word(word));
+        }
+    }
+
+    fn on_release(&mut self, client: ClientId, release: Release, trailer: Trailer) {
+        let zone = self.mapping.zone(client).filter(|zone| self.zone(*zone).awaits_release(release.epoch));
+        let is_good = trailer == Release::trailer(release.epoch) && release.client == u32::from(client.0);
+        match zone {
+            Some(zone) if is_good => self.release_zone(zone),
+            _ => self.stats.garbage += 1,
+        }
+    }
+
+    fn on_announcement(&mut self, client: ClientId, announcement: Option<Announcement>, trailer: Trailer) {
+        let (depth, slot_bytes) = (self.layout.depth, self.layout.slot_bytes);
+        let Some(record) = self.clients[client.index()].as_mut() else { return };
+        let is_good = |announcement: &Announcement| {
+            trailer == Trailer { len: Announcement::BODY_BYTES as u32, valid: valid(announcement.number) }
+                && announcement.client == u32::from(client.0)
+                && announcement.req_addr == record.regions.requests_addr
+                && announcement.slots != 0
+                && announcement.slots.checked_shr(depth as u32).unwrap_or(0) == 0
+                && (HEADER_BYTES + TRAILER_BYTES..=slot_bytes).contains(&(announcement.longest as usize))
+        };
+        match announcement.filter(is_good) {
+            // One is taken and not closed: no correct client sends another (S7).
+            Some(announcement) if record.waiting.is_none() => record.waiting = Some(announcement),
+            _ => self.stats.garbage += 1,
+        }
+    }
+}

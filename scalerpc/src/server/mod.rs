@@ -1,0 +1,437 @@
+//! The server as a state machine: entries and messages found in its memory, completions, and the time go in; operations come out.
+//!
+//! [`Server::poll`] does everything but the requests themselves: `entries` takes releases and announcements, `zones` warms, activates, ends
+//! and frees, `intake` accepts requests from active zones. [`Server::take`] and [`Server::reply`] are the worker's side.
+
+mod entries;
+mod intake;
+mod replies;
+#[cfg(test)]
+mod state;
+mod zones;
+
+use std::collections::VecDeque;
+
+use thiserror::Error;
+
+pub use replies::ReplyFailure;
+
+use crate::config::{ConfigError, Layout, ReplyMode, ServerConfig};
+use crate::groups::GroupManager;
+use crate::legacy::{LegacyLane, LongTypes};
+use crate::mapping::{ClientId, VirtualMapping};
+use crate::memory::Memory;
+use crate::pool::MessagePool;
+use crate::scheduler::{Scheduler, Turn};
+use crate::wire::{Announcement, HEADER_BYTES, ReqId, TRAILER_BYTES, ZoneId};
+use intake::Queued;
+use zones::Zone;
+
+/// Entries of other groups that a poll looks at (S19).
+const SWEEP: usize = 64;
+
+/// The regions of a server. Their sizes: [`ServerConfig::entries_bytes`], [`Layout::pools_bytes`], [`ServerConfig::responses_bytes`].
+#[derive(Clone, Debug)]
+pub struct ServerMemory<M> {
+    /// Endpoint entries; clients WRITE.
+    pub entries: M,
+    /// Both pools; clients WRITE.
+    pub pools: M,
+    /// Response buffers, or the area that clients READ.
+    pub responses: M,
+}
+
+/// Where a client's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ClientRegions {
+    /// Address of its staging slots.
+    pub requests_addr: u64,
+    /// Key of them.
+    pub requests_rkey: u32,
+    /// Address of its response slots.
+    pub responses_addr: u64,
+    /// Key of them.
+    pub responses_rkey: u32,
+}
+
+/// Names a READ of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReadToken {
+    pub(crate) client: ClientId,
+    pub(crate) generation: u32,
+    pub(crate) zone: ZoneId,
+}
+
+/// What the server wants done, on the queue pair of `client`, in the order given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ServerOp {
+    /// READ `len` bytes at `addr` to byte `into` of the pools; then [`Server::on_read_done`].
+    Read {
+        /// Whose queue pair.
+        client: ClientId,
+        /// Where in the client's memory.
+        addr: u64,
+        /// Its key.
+        rkey: u32,
+        /// Offset in the pools.
+        into: usize,
+        /// Bytes.
+        len: u32,
+        /// For the completion.
+        token: ReadToken,
+    },
+    /// WRITE `len` bytes from byte `from` of the responses to `addr`; then [`Server::on_write_done`], also if it failed or was never posted.
+    WriteResponse {
+        /// Whose queue pair.
+        client: ClientId,
+        /// Where in the client's memory.
+        addr: u64,
+        /// Its key.
+        rkey: u32,
+        /// Offset in the responses.
+        from: usize,
+        /// Bytes.
+        len: u32,
+        /// For the completion.
+        buffer: u32,
+    },
+    /// WRITE these bytes to `addr`.
+    WriteEvent {
+        /// Whose queue pair.
+        client: ClientId,
+        /// Where in the client's memory.
+        addr: u64,
+        /// Its key.
+        rkey: u32,
+        /// What.
+        bytes: [u8; HEADER_BYTES + TRAILER_BYTES],
+    },
+    /// The client did not release its zone: destroy its queue pair, then [`Server::leave`].
+    Evict {
+        /// Who.
+        client: ClientId,
+    },
+}
+
+impl ServerOp {
+    /// Whose queue pair it is for.
+    #[must_use]
+    pub const fn client(&self) -> ClientId {
+        match self {
+            Self::Read { client, .. } | Self::WriteResponse { client, .. } | Self::WriteEvent { client, .. } | Self::Evict { client } => {
+                *client
+            }
+        }
+    }
+}
+
+/// A request that a worker has; to be answered by [`Server::reply`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Request {
+    pub(crate) client: ClientId,
+    pub(crate) generation: u32,
+    pub(crate) id: ReqId,
+    pub(crate) rpc_type: u16,
+    pub(crate) len: usize,
+    /// Where its response will be; `None` if clients READ.
+    pub(crate) buffer: Option<u32>,
+}
+
+impl Request {
+    /// Which handler.
+    #[must_use]
+    pub const fn rpc_type(&self) -> u16 {
+        self.rpc_type
+    }
+
+    /// Who asks.
+    #[must_use]
+    pub const fn client(&self) -> ClientId {
+        self.client
+    }
+
+    /// Payload bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the payload has no bytes.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// Why a client was not admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum JoinError {
+    /// Every endpoint entry is in use. A client that leaves makes room.
+    #[error("all {max} endpoint entries are in use: raise max_clients, or wait for a client to leave")]
+    Full {
+        /// Entries.
+        max: u32,
+    },
+}
+
+/// Why a server could not be made.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NewServerError {
+    /// A number is outside its range.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A region is too small.
+    #[error("the {region} have {bytes} bytes; {needed} are needed")]
+    Region {
+        /// Which.
+        region: &'static str,
+        /// Its size.
+        bytes: usize,
+        /// The size it must have.
+        needed: usize,
+    },
+}
+
+/// What was done since the server was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct ServerStats {
+    /// Requests accepted.
+    pub accepted: u64,
+    /// Requests offered again after they had been accepted, and dropped (S4).
+    pub duplicates: u64,
+    /// Messages and entries that failed a check, and were removed (S2).
+    pub garbage: u64,
+    /// Slices begun.
+    pub slices: u64,
+    /// READs of announced requests.
+    pub reads: u64,
+    /// Events that no response carried.
+    pub bare_events: u64,
+    /// Clients evicted.
+    pub evictions: u64,
+    /// Requests that went to the legacy lane.
+    pub legacy: u64,
+}
+
+/// One client, as the server knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct ClientRecord {
+    regions: ClientRegions,
+    /// Different for each client that ever had this entry.
+    generation: u32,
+    /// Requests that wait at the client.
+    waiting: Option<Announcement>,
+    /// Since the groups were formed: for the priority.
+    requests: u64,
+    bytes: u64,
+}
+
+impl ClientRecord {
+    /// P = T/S: requests over their mean size, in thousandths.
+    fn priority(&self) -> u64 {
+        let priority = u128::from(self.requests) * u128::from(self.requests) * 1000 / u128::from(self.bytes.max(1));
+        u64::try_from(priority).unwrap_or(u64::MAX)
+    }
+}
+
+/// A server of one thread.
+#[derive(Clone, Debug)]
+pub struct Server<M> {
+    memory: ServerMemory<M>,
+    layout: Layout,
+    slice_ns: u64,
+    drain_ns: u64,
+    /// Numbers of clients.
+    ids: MessagePool,
+    clients: Vec<Option<ClientRecord>>,
+    generation: u32,
+    /// Last accepted sequence number of each slot of each client (S4).
+    accepted: Vec<u32>,
+    groups: GroupManager,
+    scheduler: Scheduler,
+    mapping: VirtualMapping,
+    pools: [MessagePool; 2],
+    zones: [Vec<Zone>; 2],
+    /// Zones that are not free, in no order.
+    busy: Vec<ZoneId>,
+    /// Accepted requests that no worker has taken.
+    dispatch: VecDeque<Queued>,
+    buffers: MessagePool,
+    long_types: LongTypes,
+    legacy: LegacyLane,
+    /// The next entry to look at.
+    sweep: usize,
+    stats: ServerStats,
+}
+
+impl<M: Memory> Server<M> {
+    /// A server without clients. The regions must be all zeros.
+    ///
+    /// # Errors
+    /// A number outside its range, or a region too small.
+    pub fn new(config: &ServerConfig, memory: ServerMemory<M>) -> Result<Self, NewServerError> {
+        let layout = config.layout()?;
+        let regions = [
+            ("entries", memory.entries.len(), config.entries_bytes()),
+            ("pools", memory.pools.len(), layout.pools_bytes()),
+            ("responses", memory.responses.len(), config.responses_bytes()),
+        ];
+        if let Some((region, bytes, needed)) = regions.into_iter().find(|(_, bytes, needed)| bytes < needed) {
+            return Err(NewServerError::Region { region, bytes, needed });
+        }
+        let clients = config.max_clients as usize;
+        let zones = vec![Zone::default(); layout.zones];
+        Ok(Self {
+            memory,
+            slice_ns: config.slice_ns,
+            drain_ns: config.drain_ns,
+            ids: MessagePool::new(config.max_clients),
+            clients: vec![None; clients],
+            generation: 0,
+            accepted: vec![0; clients * layout.depth],
+            groups: GroupManager::new(config.group_size),
+            scheduler: Scheduler::new(config.slice_ns),
+            mapping: VirtualMapping::new(clients, layout.zones),
+            pools: [MessagePool::new(layout.zones as u32), MessagePool::new(layout.zones as u32)],
+            zones: [zones.clone(), zones],
+            busy: Vec::with_capacity(2 * layout.zones),
+            dispatch: VecDeque::with_capacity(2 * layout.zones * layout.depth),
+            buffers: MessagePool::new(if layout.reply_mode == ReplyMode::ServerWrites { config.response_buffers } else { 0 }),
+            long_types: LongTypes::new(),
+            legacy: LegacyLane::new(config.legacy_capacity, layout.max_payload()),
+            sweep: 0,
+            stats: ServerStats::default(),
+            layout,
+        })
+    }
+
+    /// Admits a client whose queue pair is connected. Its entry, and what it may have left of an earlier client, is cleared.
+    ///
+    /// # Errors
+    /// There are as many clients as entries.
+    pub fn join(&mut self, regions: ClientRegions) -> Result<ClientId, JoinError> {
+        let Some(id) = self.ids.allocate() else { return Err(JoinError::Full { max: self.clients.len() as u32 }) };
+        let client = ClientId(id as u16);
+        self.clear_entry(client);
+        self.generation = self.generation.wrapping_add(1);
+        let first = client.index() * self.layout.depth;
+        self.accepted[first..first + self.layout.depth].fill(0);
+        self.clear_response_area(client);
+        let record = ClientRecord { regions, generation: self.generation, waiting: None, requests: 0, bytes: 0 };
+        self.clients[client.index()] = Some(record);
+        self.groups.join(client);
+        // A split moves clients out of a group, and none between others: numbers stay as they are.
+        Ok(client)
+    }
+
+    /// The client's queue pair is gone: nothing of it is under way, and it can write nothing any more. Requests of it that a worker has may still
+    /// be answered, in vain.
+    pub fn leave(&mut self, client: ClientId) {
+        if self.clients.get_mut(client.index()).and_then(Option::take).is_none() {
+            return;
+        }
+        if let Some(zone) = self.mapping.zone(client) {
+            self.free_zone(zone);
+        }
+        let current = self.groups.leave(client, self.scheduler.current());
+        // Who was warmed for the next slice gets it, whatever its group is now.
+        let epoch = self.scheduler.epoch().wrapping_add(1);
+        let warmed = self.busy.iter().find(|zone| self.zone(**zone).is_of(epoch)).and_then(|zone| self.mapping.client(*zone));
+        self.scheduler.renumber(current, warmed.and_then(|client| self.groups.group_of(client)));
+        // Allocated by `join`, and freed nowhere else.
+        let _freed = self.ids.release(u32::from(client.0));
+    }
+
+    /// One bounded step (S19). Operations are appended to `out`.
+    pub fn poll(&mut self, now_ns: u64, out: &mut VecDeque<ServerOp>) {
+        self.take_entries();
+        self.accept_active();
+        let Self { scheduler, groups, clients, mapping, .. } = self;
+        let record = |client: ClientId| clients.get(client.index()).and_then(Option::as_ref);
+        let waits = |client: ClientId| record(client).is_some_and(|record| record.waiting.is_some()) && mapping.zone(client).is_none();
+        let priority = |client: ClientId| record(client).map_or(0, ClientRecord::priority);
+        let epoch = scheduler.epoch();
+        let is_vacant = !self.busy.iter().any(|zone| self.zones[usize::from(zone.pool)][usize::from(zone.zone)].is_of(epoch));
+        if scheduler.step(now_ns, groups, waits, priority, is_vacant) == Turn::Switched {
+            self.switch(now_ns);
+        }
+        if self.scheduler.take_regrouped() {
+            // What is measured next decides the next regrouping.
+            self.clients.iter_mut().flatten().for_each(|record| (record.requests, record.bytes) = (0, 0));
+        }
+        self.warm(out);
+        self.tell_zones(now_ns, out);
+    }
+
+    /// When [`poll`](Self::poll) will have something to do without anything arriving.
+    #[must_use]
+    pub fn next_event_ns(&self) -> Option<u64> {
+        let slice_end = self.scheduler.next().map(|_| self.scheduler.slice_end_ns());
+        self.busy.iter().filter_map(|zone| self.zone(*zone).deadline_ns()).chain(slice_end).min()
+    }
+
+    /// Marks the handler of a type as taking longer than a slice: its requests go to the legacy lane from now on.
+    pub fn mark_long(&mut self, rpc_type: u16) {
+        self.long_types.insert(rpc_type);
+    }
+
+    /// Has slices end at multiples of their length in global time; `None` ends that.
+    pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
+        self.scheduler.synchronise(offset_ns);
+    }
+
+    /// Length of a slice of factor 1.
+    #[must_use]
+    pub const fn slice_ns(&self) -> u64 {
+        self.slice_ns
+    }
+
+    /// Where everything lies.
+    #[must_use]
+    pub const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The regions.
+    #[must_use]
+    pub const fn memory(&self) -> &ServerMemory<M> {
+        &self.memory
+    }
+
+    /// The groups.
+    #[must_use]
+    pub const fn groups(&self) -> &GroupManager {
+        &self.groups
+    }
+
+    /// The slices.
+    #[must_use]
+    pub const fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// Zones in quarantine.
+    #[must_use]
+    pub const fn quarantined(&self) -> u32 {
+        self.pools[0].quarantined() + self.pools[1].quarantined()
+    }
+
+    /// What was done.
+    #[must_use]
+    pub const fn stats(&self) -> &ServerStats {
+        &self.stats
+    }
+
+    fn client(&self, client: ClientId) -> Option<&ClientRecord> {
+        self.clients.get(client.index())?.as_ref()
+    }
+
+    fn zone(&self, zone: ZoneId) -> &Zone {
+        &self.zones[usize::from(zone.pool)][usize::from(zone.zone)]
+    }
+
+    fn zone_mut(&mut self, zone: ZoneId) -> &mut Zone {
+        &mut self.zones[usize::from(zone.pool)][usize::from(zone.zone)]
+    }
+}

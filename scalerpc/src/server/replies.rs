@@ -1,0 +1,91 @@
+//! Responses: written into a buffer, or where the client READs them, with an event if there is one to tell.
+
+use std::collections::VecDeque;
+
+use thiserror::Error;
+
+use super::{Request, Server, ServerOp};
+use crate::mapping::ClientId;
+use crate::memory::Memory;
+use crate::wire::{HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, valid};
+
+/// Why a request was not answered as asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ReplyFailure {
+    /// The response is larger than a slot. The caller was told so.
+    #[error("response of {len} bytes, the limit is {max}; the caller was told that it is too large")]
+    TooLarge {
+        /// Payload bytes of the response.
+        len: usize,
+        /// Most that a slot holds.
+        max: usize,
+    },
+    /// The client has left.
+    #[error("the client that asked has left")]
+    Gone,
+}
+
+impl<M: Memory> Server<M> {
+    /// Answers a request: with a payload, or with a status other than `Ok`.
+    ///
+    /// # Errors
+    /// [`ReplyFailure`]. The request has ended all the same.
+    pub fn reply(
+        &mut self,
+        request: Request,
+        outcome: Result<&[u8], Status>,
+        now_ns: u64,
+        out: &mut VecDeque<ServerOp>,
+    ) -> Result<(), ReplyFailure> {
+        let max = self.layout.max_payload();
+        let (status, payload, result) = match outcome {
+            Ok(payload) if payload.len() > max => {
+                (Status::ResponseTooLarge, &[][..], Err(ReplyFailure::TooLarge { len: payload.len(), max }))
+            }
+            Ok(payload) => (Status::Ok, payload, Ok(())),
+            Err(status) => (status, &[][..], Ok(())),
+        };
+        let Request { client, generation, id, buffer, .. } = request;
+        let regions = self.client(client).filter(|record| record.generation == generation).map(|record| record.regions);
+        let Some(regions) = regions else {
+            if let Some(buffer) = buffer {
+                self.on_write_done(buffer);
+            }
+            return Err(ReplyFailure::Gone);
+        };
+        let event = self.event_for(client, now_ns);
+        let header = ResponseHeader { status, req_id: id.to_wire(), payload_len: payload.len() as u32, event };
+        let slot = usize::from(id.slot);
+        let place = buffer.map_or(client.index() * self.layout.depth + slot, |buffer| buffer as usize);
+        let trailer_at = place * self.layout.slot_bytes + self.layout.trailer_at();
+        let len = HEADER_BYTES + payload.len();
+        let start = trailer_at - len;
+        self.memory.responses.store(trailer_at, 0);
+        self.memory.responses.write(start, &header.encode());
+        self.memory.responses.write(start + HEADER_BYTES, payload);
+        self.memory.responses.store(trailer_at, Trailer { len: len as u32, valid: valid(id.sequence) }.to_word());
+        if let Some(buffer) = buffer {
+            let len = len + TRAILER_BYTES;
+            let at = self.layout.client_slot(slot) + self.layout.slot_bytes - len;
+            let addr = regions.responses_addr.wrapping_add(at as u64);
+            out.push_back(ServerOp::WriteResponse { client, addr, rkey: regions.responses_rkey, from: start, len: len as u32, buffer });
+        }
+        result
+    }
+
+    /// The WRITE of a response has ended: its buffer is free.
+    pub fn on_write_done(&mut self, buffer: u32) {
+        // Every buffer that is under way was allocated by `take`; a number that names none changes nothing.
+        let _freed = self.buffers.release(buffer);
+    }
+
+    /// A new client must not find responses to an old one in its part of the area.
+    pub(super) fn clear_response_area(&mut self, client: ClientId) {
+        if self.layout.reply_mode == super::ReplyMode::ClientReads {
+            for slot in 0..self.layout.depth {
+                let place = client.index() * self.layout.depth + slot;
+                self.memory.responses.store(place * self.layout.slot_bytes + self.layout.trailer_at(), 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What the exploration of all states needs of a server: times that are relative, and a hash of everything that decides something.
+
+use std::hash::{Hash, Hasher};
+
+use super::Server;
+use super::zones::{Zone, ZoneState};
+use crate::mapping::ClientId;
+use crate::memory::HeapMemory;
+use crate::wire::ZoneId;
+
+impl Zone {
+    fn rebase(&mut self, now_ns: u64) {
+        match &mut self.state {
+            ZoneState::Ended { tell_by_ns: at_ns } | ZoneState::Draining { evict_ns: at_ns } => *at_ns = at_ns.saturating_sub(now_ns),
+            _ => {}
+        }
+    }
+
+    /// Without the time of an eviction, which the exploration does not reach.
+    fn hash_state(mut self, hasher: &mut impl Hasher) {
+        if let ZoneState::Draining { evict_ns } = &mut self.state {
+            *evict_ns = 0;
+        }
+        self.hash(hasher);
+    }
+}
+
+impl Server<HeapMemory> {
+    /// Makes `now_ns` the time 0, and all times before it too.
+    pub(crate) fn rebase(&mut self, now_ns: u64) {
+        self.scheduler.rebase(now_ns);
+        self.zones.iter_mut().flatten().for_each(|zone| zone.rebase(now_ns));
+    }
+
+    pub(crate) fn hash_state(&self, hasher: &mut impl Hasher) {
+        let Self { memory, clients, generation, accepted, groups, scheduler, mapping, pools, zones, busy, dispatch, buffers, .. } = self;
+        (clients, generation, accepted, groups, scheduler, mapping, pools, busy, dispatch, buffers).hash(hasher);
+        zones.iter().flatten().for_each(|zone| zone.hash_state(hasher));
+        memory.entries.words().chain(memory.pools.words()).chain(memory.responses.words()).for_each(|word| word.hash(hasher));
+    }
+
+    /// Whether a client has announced, and has no zone.
+    pub(crate) fn waits(&self, client: ClientId) -> bool {
+        self.client(client).is_some_and(|record| record.waiting.is_some()) && self.mapping.zone(client).is_none()
+    }
+
+    /// The zone that a client may write into.
+    pub(crate) fn zone_of(&self, client: ClientId) -> Option<ZoneId> {
+        self.mapping.zone(client)
+    }
+
+    /// What must hold in every state: places, bindings and lists say the same.
+    pub(crate) fn check_consistency(&self) {
+        let mut queued = vec![0; 2 * self.layout.zones];
+        let nth = |zone: ZoneId| usize::from(zone.pool) * self.layout.zones + usize::from(zone.zone);
+        for entry in self.dispatch.iter().filter_map(|entry| entry.zone_if_current(self)) {
+            queued[nth(entry)] += 1;
+        }
+        for (pool, zones) in self.zones.iter().enumerate() {
+            for (zone, state) in zones.iter().enumerate() {
+                let id = ZoneId { pool: pool as u8, zone: zone as u16 };
+                let is_free = state.state == ZoneState::Free;
+                assert_eq!(self.mapping.client(id).is_none(), is_free, "{id:?}");
+                assert_eq!(self.busy.iter().filter(|busy| **busy == id).count(), usize::from(!is_free), "{id:?}");
+                assert_eq!(state.queued, queued[nth(id)], "{id:?}");
+            }
+            let used = zones.iter().filter(|zone| zone.state != ZoneState::Free).count();
+            assert_eq!(self.pools[pool].free() + used, zones.len());
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The life of a zone: warmed, active, ended, drained, free. The table is in `docs/scalerpc.md`.
+
+use std::collections::VecDeque;
+
+use super::{ReadToken, Server, ServerOp};
+use crate::mapping::ClientId;
+use crate::memory::Memory;
+use crate::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
+
+/// How much of a slice an ended zone waits for a response that carries the event: a tenth.
+const TELL_DIVISOR: u64 = 10;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) enum ZoneState {
+    #[default]
+    Free,
+    /// READs are under way.
+    Warming,
+    /// Its slice has not begun.
+    Ready,
+    Active,
+    /// Its slice is over; the client was not told yet, and is at `tell_by_ns`.
+    Ended {
+        tell_by_ns: u64,
+    },
+    /// The client was told; it is evicted at `evict_ns`.
+    Draining {
+        evict_ns: u64,
+    },
+    /// The client did not answer; its eviction was asked for.
+    Quarantined,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Zone {
+    pub(super) state: ZoneState,
+    epoch: u32,
+    reads_left: u32,
+    /// Accepted requests in it that no worker has copied out.
+    pub(super) queued: u32,
+    /// *Activate* was told.
+    pub(super) is_told: bool,
+    /// The release was taken; `queued` keeps it.
+    is_released: bool,
+}
+
+impl Zone {
+    /// Whether it is used in this slice.
+    pub(super) const fn is_of(&self, epoch: u32) -> bool {
+        self.epoch == epoch && matches!(self.state, ZoneState::Warming | ZoneState::Ready | ZoneState::Active)
+    }
+
+    pub(super) const fn awaits_release(&self, epoch: u32) -> bool {
+        self.epoch == epoch && !self.is_released && matches!(self.state, ZoneState::Draining { .. } | ZoneState::Quarantined)
+    }
+
+    pub(super) const fn deadline_ns(&self) -> Option<u64> {
+        match self.state {
+            ZoneState::Ended { tell_by_ns } => Some(tell_by_ns),
+            ZoneState::Draining { evict_ns } if !self.is_released => Some(evict_ns),
+            _ => None,
+        }
+    }
+}
+
+impl<M: Memory> Server<M> {
+    /// Gives zones to the clients that wait, of the current group for this slice, of the next one for the next, and READs what they announced.
+    pub(super) fn warm(&mut self, out: &mut VecDeque<ServerOp>) {
+        let epoch = self.scheduler.epoch();
+        if epoch == 0 {
+            return;
+        }
+        let next = self.scheduler.next().map(|group| (group, epoch.wrapping_add(1)));
+        for (group, epoch) in [Some((self.scheduler.current(), epoch)), next].into_iter().flatten() {
+            let len = self.groups.clients(group).len();
+            for nth in 0..len {
+                // From another client in each slice: if zones are short, it is not always the same ones that get none.
+                let client = self.groups.clients(group)[(nth + epoch as usize) % len];
+                self.warm_client(client, epoch, out);
+            }
+        }
+    }
+
+    fn warm_client(&mut self, client: ClientId, epoch: u32, out: &mut VecDeque<ServerOp>) {
+        let pool = (epoch % 2) as u8;
+        let Some(record) = self.clients.get_mut(client.index()).and_then(Option::as_mut) else { return };
+        if record.waiting.is_none() || self.mapping.zone(client).is_some() {
+            return;
+        }
+        let Some(place) = self.pools[usize::from(pool)].allocate() else { return };
+        let Some(announcement) = record.waiting.take() else { return };
+        let (regions, generation) = (record.regions, record.generation);
+        let zone = ZoneId { pool, zone: place as u16 };
+        // Neither is bound: the zone was free, and the client was asked above.
+        let _bound = self.mapping.bind(client, zone);
+        self.busy.push(zone);
+        let reads_left = announcement.slots.count_ones();
+        *self.zone_mut(zone) = Zone { state: ZoneState::Warming, epoch, reads_left, ..Zone::default() };
+        for slot in 0..self.layout.depth {
+            self.memory.pools.store(self.layout.pool_slot(zone, slot) + self.layout.trailer_at(), 0);
+            if announcement.slots >> slot & 1 != 0 {
+                let skipped = self.layout.slot_bytes - announcement.longest as usize;
+                self.stats.reads += 1;
+                out.push_back(ServerOp::Read {
+                    client,
+                    addr: regions.requests_addr.wrapping_add((self.layout.client_slot(slot) + skipped) as u64),
+                    rkey: regions.requests_rkey,
+                    into: self.layout.pool_slot(zone, slot) + skipped,
+                    len: announcement.longest,
+                    token: ReadToken { client, generation, zone },
+                });
+            }
+        }
+    }
+
+    /// A READ has completed, successfully. One that failed ends the client: its queue pair is in error.
+    pub fn on_read_done(&mut self, token: ReadToken, now_ns: u64) {
+        let is_current = self.client(token.client).is_some_and(|record| record.generation == token.generation);
+        if !is_current || self.mapping.zone(token.client) != Some(token.zone) {
+            return;
+        }
+        let epoch = self.scheduler.epoch();
+        let zone = self.zone_mut(token.zone);
+        if zone.state != ZoneState::Warming {
+            return;
+        }
+        zone.reads_left = zone.reads_left.saturating_sub(1);
+        if zone.reads_left > 0 {
+            return;
+        }
+        if zone.epoch == epoch.wrapping_add(1) {
+            zone.state = ZoneState::Ready;
+            return;
+        }
+        zone.state = ZoneState::Active;
+        let is_late = zone.epoch != epoch;
+        self.accept_zone(token.zone);
+        if is_late {
+            self.end_zone(token.zone, now_ns);
+        }
+    }
+
+    /// The context switch: the scheduler has begun a slice.
+    pub(super) fn switch(&mut self, now_ns: u64) {
+        self.stats.slices += 1;
+        let epoch = self.scheduler.epoch();
+        for nth in 0..self.busy.len() {
+            let id = self.busy[nth];
+            match self.zone(id).state {
+                ZoneState::Active => self.end_zone(id, now_ns),
+                ZoneState::Ready if self.zone(id).epoch == epoch => {
+                    self.zone_mut(id).state = ZoneState::Active;
+                    self.accept_zone(id);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn end_zone(&mut self, zone: ZoneId, now_ns: u64) {
+        let tell_by_ns = now_ns.saturating_add(self.slice_ns / TELL_DIVISOR);
+        self.zone_mut(zone).state = ZoneState::Ended { tell_by_ns };
+    }
+
+    /// The event that a response to the client carries, if there is one to tell. It is told thereby.
+    pub(super) fn event_for(&mut self, client: ClientId, now_ns: u64) -> Option<Event> {
+        let id = self.mapping.zone(client)?;
+        let evict_ns = now_ns.saturating_add(self.drain_ns);
+        let zone = self.zone_mut(id);
+        let epoch = zone.epoch;
+        match zone.state {
+            ZoneState::Active if !zone.is_told => {
+                zone.is_told = true;
+                Some(Event::Activate { epoch, zone: id })
+            }
+            ZoneState::Ended { .. } => {
+                zone.state = ZoneState::Draining { evict_ns };
+                Some(Event::Switch { epoch })
+            }
+            _ => None,
+        }
+    }
+
+    /// Tells what no response will tell in time, and evicts who does not answer.
+    pub(super) fn tell_zones(&mut self, now_ns: u64, out: &mut VecDeque<ServerOp>) {
+        for nth in 0..self.busy.len() {
+            let id = self.busy[nth];
+            let Some(client) = self.mapping.client(id) else { continue };
+            let zone = self.zone_mut(id);
+            match zone.state {
+                ZoneState::Active if !zone.is_told && zone.queued == 0 => self.tell_bare(client, now_ns, out),
+                ZoneState::Ended { tell_by_ns } if zone.queued == 0 || now_ns >= tell_by_ns => self.tell_bare(client, now_ns, out),
+                ZoneState::Draining { evict_ns } if !zone.is_released && now_ns >= evict_ns => {
+                    zone.state = ZoneState::Quarantined;
+                    self.stats.evictions += 1;
+                    // In use, so it can be quarantined.
+                    let _quarantined = self.pools[usize::from(id.pool)].quarantine(u32::from(id.zone));
+                    out.push_back(ServerOp::Evict { client });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn tell_bare(&mut self, client: ClientId, now_ns: u64, out: &mut VecDeque<ServerOp>) {
+        let Some(event) = self.event_for(client, now_ns) else { return };
+        let Some(regions) = self.client(client).map(|record| record.regions) else { return };
+        self.stats.bare_events += 1;
+        let (slot, epoch) = match event {
+            Event::Activate { epoch, .. } => (self.layout.activate_slot(), epoch),
+            Event::Switch { epoch } => (self.layout.switch_slot(), epoch),
+        };
+        let header = ResponseHeader { status: Status::Ok, req_id: 0, payload_len: 0, event: Some(event) };
+        let mut bytes = [0; HEADER_BYTES + TRAILER_BYTES];
+        bytes[..HEADER_BYTES].copy_from_slice(&header.encode());
+        let trailer = Trailer { len: HEADER_BYTES as u32, valid: valid(epoch) };
+        bytes[HEADER_BYTES..].copy_from_slice(&trailer.to_word().to_le_bytes());
+        let addr = regions.responses_addr.wrapping_add((slot + crate::wire::EVENT_SLOT_BYTES - bytes.len()) as u64);
+        out.push_back(ServerOp::WriteEvent { client, addr, rkey: regions.responses_rkey, bytes });
+    }
+
+    /// The client will write nothing more into the zone.
+    pub(super) fn release_zone(&mut self, zone: ZoneId) {
+        self.zone_mut(zone).is_released = true;
+        self.free_if_unused(zone);
+    }
+
+    /// An accepted request was copied out of the zone, or dropped.
+    pub(super) fn unpin(&mut self, zone: ZoneId) {
+        self.zone_mut(zone).queued -= 1;
+        self.free_if_unused(zone);
+    }
+
+    fn free_if_unused(&mut self, zone: ZoneId) {
+        if self.zone(zone).is_released && self.zone(zone).queued == 0 {
+            self.free_zone(zone);
+        }
+    }
+
+    /// Frees a zone that nobody writes into (S8).
+    pub(super) fn free_zone(&mut self, id: ZoneId) {
+        if let Some(client) = self.mapping.client(id) {
+            self.mapping.unbind(client);
+        }
+        *self.zone_mut(id) = Zone::default();
+        self.busy.retain(|busy| *busy != id);
+        // Allocated by `warm_client`, and unbound once.
+        let _freed = self.pools[usize::from(id.pool)].release(u32::from(id.zone));
+    }
+}

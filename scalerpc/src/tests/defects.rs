@@ -1,0 +1,525 @@
+//! One test for each mistake that earlier designs made, and for each way in which a peer or a worker can misbehave.
+
+use std::collections::VecDeque;
+
+use super::world::{World, responses_addr, small};
+use crate::memory::Memory;
+use crate::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, valid};
+use crate::{
+    CallError, CallFailure, ClientOp, ClientRegions, CloseReason, HandlerError, Handlers, JoinError, ReplyMode, ServerConfig, ServerOp,
+    State,
+};
+
+/// A world whose only client is in PROCESS, with nothing outstanding.
+fn active_world(config: &ServerConfig, clients: usize) -> World {
+    let mut world = World::new(config, clients);
+    world.call(0).unwrap();
+    assert!(world.run(20) < 20);
+    assert!(matches!(world.sides[0].client.state(), State::Process { .. }));
+    world
+}
+
+/// The next operation of a client that writes into the pool: where, and the bytes.
+fn take_write(world: &mut World) -> (usize, Vec<u8>) {
+    let Some(ClientOp::WriteRequest { addr, from, len, .. }) = world.sides[0].to_server.pop_front() else { panic!("no WRITE") };
+    let mut bytes = vec![0; len as usize];
+    world.sides[0].client.memory().requests.read(from, &mut bytes);
+    ((addr & 0xffff_ffff) as usize, bytes)
+}
+
+fn accepted(world: &World) -> u64 {
+    world.server.stats().accepted
+}
+
+/// A magic that is polled first is there before the rest. Here the request comes byte by byte.
+#[test]
+fn a_torn_message_is_not_taken_whatever_part_of_it_is_there() {
+    let mut world = active_world(&small(), 1);
+    world.call(0).unwrap();
+    let (at, bytes) = take_write(&mut world);
+    let before = accepted(&world);
+    for (nth, byte) in bytes.iter().enumerate() {
+        assert_eq!(accepted(&world), before, "{nth} of {} bytes", bytes.len());
+        world.server.memory().pools.write(at + nth, &[*byte]);
+        // The trailer is loaded in one access, and is whole or not there: its bytes come together.
+        if nth + 8 < bytes.len() || nth + 1 == bytes.len() {
+            world.poll_server();
+        }
+    }
+    assert_eq!((accepted(&world), world.server.stats().garbage), (before + 1, 0));
+}
+
+/// Cleared after the reply, the slot may hold the client's next request already.
+#[test]
+fn the_slot_is_cleared_before_the_reply_so_the_next_request_is_not() {
+    let mut world = active_world(&small(), 1);
+    for _ in 0..5 {
+        world.call(0).unwrap();
+        world.deliver_to_server(0);
+        world.poll_server();
+        let zone = world.server.zone_of(world.sides[0].id).unwrap();
+        let layout = *world.server.layout();
+        assert_eq!(world.server.memory().pools.load(layout.pool_slot(zone, 0) + layout.trailer_at()), 0, "before the reply");
+        assert!(world.take() && world.reply());
+        while world.deliver_to_client(0) {}
+        world.poll_client(0);
+    }
+    assert_eq!(world.sides[0].ended, [1; 6]);
+}
+
+/// A call that ran out of time: its response comes all the same, and its slot holds no other call until then.
+#[test]
+fn the_slot_of_a_call_that_timed_out_is_not_used_before_its_response_came() {
+    let mut world = active_world(&small(), 1);
+    world.sides[0].client.set_timeout_ns(1_000);
+    world.call(0).unwrap();
+    world.deliver_to_server(0);
+    world.poll_server();
+    assert!(world.take());
+    world.now_ns += 1_000;
+    let (now_ns, side) = (world.now_ns, &mut world.sides[0]);
+    side.client.poll(now_ns, &mut side.to_server);
+    assert_eq!(world.take_completion(0).unwrap().outcome, Err(CallFailure::DeadlineExceeded));
+    assert_eq!(world.call(0), None, "the server can still write into the only slot");
+    assert!(world.reply() && world.deliver_to_client(0));
+    world.poll_client(0);
+    assert_eq!(world.take_completion(0), None, "the late response ends no call");
+    world.call(0).unwrap();
+    assert!(world.run(20) < 20);
+    assert_eq!((&world.sides[0].executed[..], &world.sides[0].ended[..]), (&[1, 1, 1][..], &[1, 0, 1][..]));
+}
+
+#[test]
+fn a_call_that_was_never_offered_times_out_and_gives_its_slot_back() {
+    let mut world = World::new(&small(), 1);
+    world.sides[0].client.set_timeout_ns(0);
+    world.call(0).unwrap();
+    world.poll_client(0);
+    assert_eq!(world.sides[0].to_server.len(), 0, "nothing is announced");
+    assert!(world.call(0).is_some());
+}
+
+/// The founding header had 16 bits for the length.
+#[test]
+fn payloads_of_64_kib_and_more_keep_their_length_and_larger_than_a_slot_are_refused() {
+    let config = ServerConfig { slot_bytes: 65_536, max_clients: 1, response_buffers: 2, group_size: 1, ..small() };
+    let mut world = active_world(&config, 1);
+    let max = world.server.layout().max_payload();
+    assert_eq!(max, 65_496);
+    let side = &mut world.sides[0];
+    let refused = side.client.call(7, &vec![1; max + 1], 0, &mut side.to_server);
+    assert_eq!(refused, Err(CallError::PayloadTooLarge { len: max + 1, max }));
+    assert!(!refused.unwrap_err().is_retryable());
+    let payload: Vec<u8> = (0..max).map(|i| i as u8).collect();
+    side.client.call(7, &payload, 0, &mut side.to_server).unwrap();
+    world.deliver_to_server(0);
+    world.poll_server();
+    let (mut ops, mut into) = (VecDeque::new(), vec![0; max]);
+    let request = world.server.take(&mut into, 0, &mut ops).unwrap();
+    assert_eq!((request.len(), into == payload), (max, true));
+    world.server.reply(request, Ok(&into), 0, &mut ops).unwrap();
+    let side = &mut world.sides[0];
+    side.to_client.append(&mut ops);
+    world.deliver_to_client(0);
+    let side = &mut world.sides[0];
+    side.client.poll(0, &mut side.to_server);
+    let mut back = vec![0; max];
+    assert_eq!(side.client.poll_completion(&mut back).unwrap().outcome, Ok(max));
+    assert_eq!(back, payload);
+}
+
+/// Pitfall: a context switch with one group only stops everybody for nothing.
+#[test]
+fn a_single_group_is_served_for_ever_in_one_slice() {
+    let config = ServerConfig { depth: 2, ..small() };
+    let mut world = World::new(&config, 3);
+    for _ in 0..20 {
+        world.call_all();
+        world.now_ns += 5_000;
+        assert!(world.run(20) < 20);
+    }
+    assert_eq!((world.server.scheduler().epoch(), world.server.stats().slices), (1, 1));
+    assert_eq!(world.server.stats().reads, 3, "one warm-up each; then requests are written");
+}
+
+/// Pitfall: after a swap, a response that names the pool from before.
+#[test]
+fn each_activation_names_a_zone_of_the_pool_of_its_slice() {
+    let mut world = World::of_two_groups(&small());
+    let mut pools = Vec::new();
+    for round in 0..200 {
+        world.call_all();
+        world.run(1);
+        for side in &world.sides {
+            if let State::Process { epoch, zone } = side.client.state() {
+                assert_eq!(u32::from(zone.pool), epoch % 2, "round {round}");
+                pools.push(zone.pool);
+            }
+        }
+    }
+    assert!(pools.contains(&0) && pools.contains(&1) && world.server.stats().slices > 5, "{:?}", world.server.stats());
+}
+
+/// Pitfall: the switch overtakes, or is overtaken by, the response that it would ride on.
+#[test]
+fn a_context_switch_that_races_a_response_loses_neither() {
+    let mut world = World::of_two_groups(&small());
+    // Client 0 is in PROCESS; client 2, of the other group, waits.
+    world.call(0).unwrap();
+    world.run(10);
+    world.call(2).unwrap();
+    world.poll_client(2);
+    world.deliver_to_server(2);
+    world.call(0).unwrap();
+    world.deliver_to_server(0);
+    world.poll_server();
+    assert!(world.take(), "a worker has the request of client 0");
+    while world.deliver_to_client(2) {}
+    // The slice ends, and the tenth of a slice in which the response could have carried the event.
+    for _ in 0..3 {
+        world.now_ns += 1_000;
+        world.poll_server();
+    }
+    assert!(matches!(world.sides[0].to_client.back(), Some(ServerOp::WriteEvent { .. })), "{:?}", world.sides[0].to_client);
+    world.reply();
+    // The event alone: the client releases, and offers its request again.
+    world.deliver_to_client(0);
+    world.poll_client(0);
+    assert_eq!(world.sides[0].client.state(), State::Warmup);
+    world.deliver_to_client(0);
+    assert!(world.run(100) < 100);
+    assert_eq!((&world.sides[0].executed[..], &world.sides[0].ended[..]), (&[1, 1][..], &[1, 1][..]));
+    assert_eq!(world.server.stats().garbage, 0);
+}
+
+/// Pitfall: what an earlier use left in a slot is taken for a request. A zone is cleared when it is given out, and its messages are numbered.
+#[test]
+fn what_is_left_in_a_zone_is_not_taken_for_a_request_of_its_next_client() {
+    let mut world = World::new(&ServerConfig { group_size: 1, ..small() }, 3);
+    let layout = *world.server.layout();
+    world.call(0).unwrap();
+    world.run(10);
+    let (zone, id) = (world.server.zone_of(world.sides[0].id).unwrap(), world.sides[0].id);
+    // Client 0 writes, and leaves before the server looks. The next client gets the zone.
+    world.call(0).unwrap();
+    world.deliver_to_server(0);
+    world.sides[0].is_alive = false;
+    world.leave(0);
+    assert_eq!(world.server.zone_of(id), None);
+    assert_ne!(world.server.memory().pools.load(layout.pool_slot(zone, 0) + layout.trailer_at()), 0, "the message is there");
+    for nth in [1, 2] {
+        world.call(nth).unwrap();
+        assert!(world.run(100) < 100);
+    }
+    assert_eq!((world.server.stats().accepted, world.server.stats().garbage), (3, 0));
+}
+
+/// One key covers the pool, so a client with a wrong address can write anywhere in it.
+#[test]
+fn a_request_in_the_slot_of_another_client_is_not_served_as_that_clients() {
+    let mut world = active_world(&small(), 2);
+    world.call(1).unwrap();
+    assert!(world.run(20) < 20);
+    let layout = *world.server.layout();
+    let (mine, theirs) = (world.server.zone_of(world.sides[0].id).unwrap(), world.server.zone_of(world.sides[1].id).unwrap());
+    world.call(0).unwrap();
+    let (at, bytes) = take_write(&mut world);
+    // Sequence number and slot are right for the victim, too.
+    world.server.memory().pools.write(at - layout.pool_slot(mine, 0) + layout.pool_slot(theirs, 0), &bytes);
+    world.poll_server();
+    assert_eq!((world.server.stats().garbage, world.take()), (1, false));
+    // Removed, so it is not in the victim's way.
+    world.call(1).unwrap();
+    world.deliver_to_server(1);
+    world.poll_server();
+    assert!(world.take());
+}
+
+#[test]
+fn every_field_of_a_request_is_checked() {
+    let good = RequestHeader {
+        rpc_type: 7,
+        req_id: ReqId { slot: 0, sequence: 2 }.to_wire(),
+        client_slot_addr: responses_addr(0),
+        client_slot_rkey: 200,
+        payload_len: 0,
+    };
+    let good_trailer = Trailer { len: HEADER_BYTES as u32, valid: valid(2) };
+    let bad = [
+        (RequestHeader { req_id: ReqId { slot: 1, sequence: 2 }.to_wire(), ..good }, good_trailer),
+        (RequestHeader { req_id: ReqId { slot: 0, sequence: 3 }.to_wire(), ..good }, good_trailer),
+        (RequestHeader { client_slot_addr: responses_addr(1), ..good }, good_trailer),
+        (RequestHeader { client_slot_rkey: 201, ..good }, good_trailer),
+        (RequestHeader { payload_len: 1, ..good }, good_trailer),
+        (good, Trailer { len: 31, ..good_trailer }),
+        (good, Trailer { len: u32::MAX, ..good_trailer }),
+        (good, Trailer { valid: valid(3), ..good_trailer }),
+        (good, Trailer { valid: 1, ..good_trailer }),
+    ];
+    let mut world = active_world(&small(), 1);
+    let layout = *world.server.layout();
+    let start = layout.pool_slot(world.server.zone_of(world.sides[0].id).unwrap(), 0);
+    let put = |world: &World, header: RequestHeader, trailer: Trailer| {
+        let pools = &world.server.memory().pools;
+        pools.write(start + layout.trailer_at() - HEADER_BYTES, &header.encode());
+        pools.store(start + layout.trailer_at(), trailer.to_word());
+    };
+    for (nth, (header, trailer)) in bad.into_iter().enumerate() {
+        put(&world, header, trailer);
+        world.poll_server();
+        assert_eq!((world.server.stats().garbage, accepted(&world)), (nth as u64 + 1, 1), "case {nth}");
+    }
+    put(&world, good, good_trailer);
+    world.poll_server();
+    assert_eq!(accepted(&world), 2);
+}
+
+/// Whatever is in memory that clients write: no panic, no read outside of it, nothing executed.
+#[test]
+fn random_bytes_in_pools_and_entries_are_counted_and_do_no_harm() {
+    let mut garbage = 0;
+    for seed in 0..20 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut world = active_world(&ServerConfig { depth: 2, ..small() }, 2);
+        for _ in 0..200 {
+            let memory = if rng.bool() { &world.server.memory().pools } else { &world.server.memory().entries };
+            let word = if rng.bool() { rng.u64(..) } else { u64::from(rng.u32(..3)) << 32 | 1 << 63 | rng.u64(..200) };
+            memory.store(rng.usize(..memory.len() / 8) * 8, word);
+            world.now_ns += 100;
+            world.poll_server();
+            // Operations that garbage caused would go to the client's memory, and fail there.
+            world.sides.iter_mut().for_each(|side| side.to_client.clear());
+        }
+        garbage += world.server.stats().garbage;
+        assert!(!world.take(), "seed {seed}");
+    }
+    assert!(garbage > 100, "{garbage}");
+}
+
+/// The same for a client: it ends its connection, and no more.
+#[test]
+fn random_bytes_in_a_clients_memory_end_its_connection_at_most() {
+    let mut closed = 0;
+    for seed in 0..200 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut world = active_world(&small(), 1);
+        world.call(0).unwrap();
+        let side = &mut world.sides[0];
+        for _ in 0..50 {
+            let memory = &side.client.memory().responses;
+            let word = if rng.bool() { rng.u64(..) } else { 1 << 63 | u64::from(rng.u32(..4)) << 32 | 32 };
+            memory.store(rng.usize(..memory.len() / 8) * 8, word);
+            side.client.poll(0, &mut side.to_server);
+        }
+        if let State::Closed(reason) = side.client.state() {
+            closed += 1;
+            assert!(matches!(reason, CloseReason::Protocol(_)));
+            let completion = side.client.poll_completion(&mut []).unwrap();
+            assert_eq!(completion.outcome, Err(CallFailure::Closed(reason)));
+            assert_eq!(side.client.call(7, &[], 0, &mut side.to_server), Err(CallError::Closed(reason)));
+        }
+    }
+    assert!(closed > 150, "{closed}");
+}
+
+/// A client that stops while it has a zone: the zone is not given to anybody, a spare one is; in the end it is evicted.
+#[test]
+fn the_zone_of_a_stopped_client_is_not_reused_before_its_eviction() {
+    let config = ServerConfig { group_size: 1, spare_zones: 1, drain_ns: 20_000, ..small() };
+    let mut world = World::new(&config, 3);
+    world.call(0).unwrap();
+    world.run(10);
+    let zone = world.server.zone_of(world.sides[0].id).unwrap();
+    // It makes no more polls, but its process lives.
+    let mut rounds = 0;
+    while world.server.stats().evictions == 0 {
+        rounds += 1;
+        assert!(rounds < 200, "{:?}", world.server);
+        for nth in [1, 2] {
+            world.call(nth);
+            world.poll_client(nth);
+            while world.deliver_to_server(nth) {}
+            assert_ne!(world.server.zone_of(world.sides[nth].id), Some(zone), "round {rounds}");
+        }
+        world.now_ns += 400;
+        world.poll_server();
+        while world.take() && world.reply() {}
+        for nth in [1, 2] {
+            while world.deliver_to_client(nth) {}
+        }
+    }
+    assert!(world.sides[1].ended.len() > 3 && world.sides[2].ended.len() > 3);
+    assert_eq!(world.server.quarantined(), 1);
+    assert!(matches!(world.sides[0].to_client.back(), Some(ServerOp::Evict { .. })));
+    while world.deliver_to_client(0) {}
+    assert_eq!((world.server.quarantined(), world.server.zone_of(world.sides[0].id)), (0, None));
+}
+
+#[test]
+fn more_clients_than_entries_are_refused_until_one_leaves() {
+    let mut world = World::new(&small(), 4);
+    let regions = ClientRegions { requests_addr: 1, requests_rkey: 2, responses_addr: 3, responses_rkey: 4 };
+    assert_eq!(world.server.join(regions), Err(JoinError::Full { max: 4 }));
+    world.sides[2].is_alive = false;
+    world.leave(2);
+    assert_eq!(world.server.join(regions), Ok(world.sides[2].id));
+}
+
+/// What a request of a client that has left still holds goes back; its number may be another's by then.
+#[test]
+fn a_client_that_leaves_while_its_request_is_worked_on_costs_nothing() {
+    let mut world = World::new(&ServerConfig { max_clients: 1, response_buffers: 2, ..small() }, 1);
+    for _ in 0..10 {
+        let nth = world.sides.len() - 1;
+        let made = world.call(nth);
+        assert!(made.is_some());
+        world.poll_client(nth);
+        world.deliver_to_server(nth);
+        for _ in 0..3 {
+            world.poll_server();
+            while world.deliver_to_client(nth) {}
+        }
+        assert!(world.take());
+        world.sides[nth].is_alive = false;
+        world.leave(nth);
+        world.waited.push(0);
+        world.join();
+        world.reply();
+        let now = world.sides.len() - 1;
+        assert_eq!(world.sides[now].to_client.len(), 0, "the successor gets no response");
+    }
+}
+
+#[test]
+fn a_permit_is_had_in_process_only_and_keeps_the_client_there() {
+    let mut world = World::new(&ServerConfig { depth: 2, ..small() }, 1);
+    assert_eq!(world.sides[0].client.try_activate().unwrap_err(), CallError::NotActive);
+    world.call(0).unwrap();
+    world.run(20);
+    let side = &mut world.sides[0];
+    let mut permit = side.client.try_activate().unwrap();
+    permit.call(7, &[0, 1, 0x5a, 0xa5], 0, &mut side.to_server).unwrap();
+    assert!(matches!(side.to_server.back(), Some(ClientOp::WriteRequest { .. })), "left at once");
+    side.client.close(CloseReason::ClosedHere);
+    assert_eq!(side.client.try_activate().unwrap_err(), CallError::Closed(CloseReason::ClosedHere));
+}
+
+/// Handlers of a world with one active client: calls of these types, answered by `handlers` whose clock is `clock`.
+fn answer(world: &mut World, handlers: &mut Handlers, rpc_type: u16, clock: impl FnMut() -> u64) -> Option<Result<usize, CallFailure>> {
+    let side = &mut world.sides[0];
+    side.client.call(rpc_type, &[1, 2, 3], 0, &mut side.to_server).unwrap();
+    world.deliver_to_server(0);
+    world.poll_server();
+    let mut ops = VecDeque::new();
+    handlers.step(&mut world.server, 8, clock, &mut ops);
+    deliver(world, ops)
+}
+
+fn deliver(world: &mut World, mut ops: VecDeque<ServerOp>) -> Option<Result<usize, CallFailure>> {
+    let side = &mut world.sides[0];
+    side.to_client.append(&mut ops);
+    while world.deliver_to_client(0) {}
+    let side = &mut world.sides[0];
+    side.client.poll(0, &mut side.to_server);
+    side.client.poll_completion(&mut []).map(|completion| completion.outcome)
+}
+
+#[test]
+fn unknown_types_failures_and_responses_that_are_too_large_are_told_to_the_caller() {
+    let mut world = active_world(&small(), 1);
+    let mut handlers = Handlers::new(world.server.layout().max_payload());
+    handlers.insert(1, |request: &[u8], response: &mut [u8]| {
+        response[..request.len()].copy_from_slice(request);
+        Ok(request.len())
+    });
+    handlers.insert(2, |_: &[u8], _: &mut [u8]| Err(HandlerError));
+    handlers.insert(3, |_: &[u8], response: &mut [u8]| Ok(response.len() + 1));
+    let expected =
+        [(1, Ok(3)), (2, Err(CallFailure::HandlerFailed)), (3, Err(CallFailure::ResponseTooLarge)), (4, Err(CallFailure::UnknownType))];
+    for (rpc_type, outcome) in expected {
+        assert_eq!(answer(&mut world, &mut handlers, rpc_type, || 0), Some(outcome));
+    }
+}
+
+#[test]
+fn a_handler_that_panics_answers_that_it_failed() {
+    let mut world = active_world(&small(), 1);
+    let mut handlers = Handlers::new(8);
+    handlers.insert(1, |_: &[u8], _: &mut [u8]| panic!("on purpose"));
+    let side = &mut world.sides[0];
+    side.client.call(1, &[], 0, &mut side.to_server).unwrap();
+    world.deliver_to_server(0);
+    world.poll_server();
+    let mut ops = VecDeque::new();
+    let step = std::panic::AssertUnwindSafe(|| handlers.step(&mut world.server, 1, || 0, &mut ops));
+    assert!(std::panic::catch_unwind(step).is_err());
+    assert_eq!(deliver(&mut world, ops), Some(Err(CallFailure::HandlerFailed)));
+}
+
+#[test]
+fn a_handler_that_takes_longer_than_a_slice_is_served_from_the_legacy_lane_and_a_full_lane_says_so() {
+    let config = ServerConfig { depth: 3, ..small() };
+    let mut world = active_world(&config, 1);
+    let mut handlers = Handlers::new(world.server.layout().max_payload());
+    handlers.insert(1, |_: &[u8], _: &mut [u8]| Ok(0));
+    let mut now_ns = 0;
+    let mut slow = || {
+        now_ns += 1_001;
+        now_ns
+    };
+    assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), Some(Ok(0)), "the first time it is answered like any");
+    assert_eq!(world.server.stats().legacy, 0);
+    assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), None, "then it waits in the lane");
+    assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), Some(Err(CallFailure::Busy)), "which has one place");
+    let mut ops = VecDeque::new();
+    assert!(handlers.step_legacy(&mut world.server, &mut slow, &mut ops));
+    assert_eq!(deliver(&mut world, ops), Some(Ok(0)), "of its own slot, whenever it comes");
+    assert!(!handlers.step_legacy(&mut world.server, &mut slow, &mut VecDeque::new()));
+    assert_eq!(world.server.stats().legacy, 2);
+}
+
+/// Without a buffer for its response a request is not taken; it stays where it is.
+#[test]
+fn requests_wait_for_response_buffers() {
+    let config = ServerConfig { depth: 2, response_buffers: 1, legacy_capacity: 0, ..small() };
+    let mut world = active_world(&config, 1);
+    world.call(0).unwrap();
+    world.call(0).unwrap();
+    while world.deliver_to_server(0) {}
+    world.poll_server();
+    assert!(world.take() && !world.take());
+    assert!(world.reply() && !world.take(), "the WRITE is under way");
+    assert!(world.deliver_to_client(0) && world.take());
+}
+
+/// Both ways of the response, deep and with many clients, in every order that a seed gives.
+#[test]
+fn random_orders_of_many_clients_lose_and_repeat_nothing() {
+    for seed in 0..40 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let reply_mode = if seed % 2 == 0 { ReplyMode::ServerWrites } else { ReplyMode::ClientReads };
+        let depth = rng.u32(1..4);
+        let config = ServerConfig { max_clients: 12, depth, group_size: 3, response_buffers: 16, reply_mode, ..small() };
+        let mut world = World::new(&config, 12);
+        for _ in 0..20_000 {
+            let nth = rng.usize(..12);
+            world.now_ns += rng.u64(..20);
+            match rng.u8(..8) {
+                0 if world.sides[nth].made < 250 => {
+                    world.call(nth);
+                }
+                1 | 2 => drop(world.deliver_to_server(nth)),
+                3 | 4 => drop(world.deliver_to_client(nth)),
+                5 => world.poll_client(nth),
+                6 => world.poll_server(),
+                _ => drop(if rng.bool() { world.take() } else { world.reply() }),
+            }
+        }
+        assert!(world.run(500) < 500, "seed {seed}");
+        world.server.check_consistency();
+        let made: usize = world.sides.iter().map(|side| side.made).sum();
+        assert!(world.sides.iter().all(|side| side.executed.iter().chain(&side.ended).all(|count| *count == 1)), "seed {seed}");
+        assert!(made > 150 && world.server.stats().slices > 10, "seed {seed}: {made} calls, {:?}", world.server.stats());
+        assert_eq!(world.server.stats().garbage, 0);
+    }
+}

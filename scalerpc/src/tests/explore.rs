@@ -1,0 +1,200 @@
+//! Every state that a real server and three real clients in two groups can reach with few calls, whatever order operations are executed in:
+//! each may be held for as long as others like, and a client may die at any point.
+//!
+//! In each state: nothing is executed or ended twice, nobody writes where it must not (S6, S7, S8, S12), nobody waits for more than two
+//! rotations (S17); and from each, everything that was called ends in a bounded number of fair rounds.
+
+use std::collections::HashSet;
+use std::io::Write;
+use std::rc::Rc;
+
+use super::world::{World, small};
+use crate::{ReplyMode, ServerConfig};
+
+/// What can happen. A client looks at its memory after each operation that reached it, or after all that wait; that it does not look for a while
+/// is the same as that the operations are held.
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Call(usize),
+    ToServer(usize),
+    ToClient(usize),
+    AllToClient(usize),
+    PollServer,
+    /// At the time at which it has something to do.
+    PollServerLater,
+    Take,
+    Reply,
+    Die(usize),
+    Leave(usize),
+}
+
+#[derive(Clone, Copy)]
+struct Setup {
+    /// Calls of each client.
+    calls: [usize; 3],
+    /// Who may die, once.
+    mortal: Option<usize>,
+    /// Slices at most: while a request is kept, groups may go on taking turns for ever.
+    slices: u32,
+    /// A worker may keep a request while other things happen; else each poll is followed by all answers.
+    keeps_requests: bool,
+}
+
+fn actions(world: &World, setup: Setup) -> Vec<Action> {
+    let mut all = vec![Action::PollServer, Action::PollServerLater];
+    if setup.keeps_requests {
+        all.extend([Action::Take, Action::Reply]);
+    }
+    for (nth, side) in world.sides.iter().enumerate() {
+        if !side.is_alive {
+            if !side.has_left {
+                all.push(Action::Leave(nth));
+            }
+            continue;
+        }
+        if side.made < setup.calls[nth] {
+            all.push(Action::Call(nth));
+        }
+        all.extend([Action::ToServer(nth), Action::ToClient(nth)]);
+        if side.to_client.len() > 1 {
+            all.push(Action::AllToClient(nth));
+        }
+        if setup.mortal == Some(nth) {
+            all.push(Action::Die(nth));
+        }
+    }
+    all
+}
+
+/// Whether it was possible.
+fn apply(world: &mut World, action: Action, setup: Setup) -> bool {
+    let is_possible = match action {
+        Action::Call(nth) => {
+            let is_made = world.call(nth).is_some();
+            world.poll_client(nth);
+            is_made
+        }
+        Action::ToServer(nth) => world.deliver_to_server(nth),
+        Action::ToClient(nth) => {
+            let is_delivered = world.deliver_to_client(nth);
+            world.poll_client(nth);
+            is_delivered
+        }
+        Action::AllToClient(nth) => {
+            while world.deliver_to_client(nth) {}
+            world.poll_client(nth);
+            true
+        }
+        Action::PollServer | Action::PollServerLater => {
+            let is_possible = matches!(action, Action::PollServer) || world.tick();
+            world.poll_server();
+            while !setup.keeps_requests && world.take() {
+                world.reply();
+            }
+            is_possible
+        }
+        Action::Take => world.take(),
+        Action::Reply => world.reply(),
+        Action::Die(nth) => {
+            world.sides[nth].is_alive = false;
+            true
+        }
+        Action::Leave(nth) => {
+            world.leave(nth);
+            true
+        }
+    };
+    world.rebase();
+    is_possible
+}
+
+fn check(world: &World, path: &Path, is_fair_checked: bool) {
+    world.server.check_consistency();
+    let groups = world.server.groups().count();
+    let longest = world.waited.iter().max().copied().unwrap_or(0);
+    assert!(longest <= 2 * groups, "S17: waited for {longest} switches of {groups} groups: {path:?}");
+    assert_eq!(world.server.stats().garbage, 0, "a correct client's message is garbage: {path:?}");
+    if !is_fair_checked {
+        return;
+    }
+    let mut fair = world.clone();
+    let rounds = fair.run(MOST_ROUNDS);
+    assert!(rounds < MOST_ROUNDS, "calls do not end: {path:?}\n{:?}", fair.server);
+    for side in fair.sides.iter().filter(|side| side.is_alive) {
+        assert!(side.executed.iter().chain(&side.ended).all(|count| *count == 1), "lost: {path:?}");
+    }
+}
+
+/// Of a fair run, each of 100 ns; a slice is 1,000 ns.
+const MOST_ROUNDS: usize = 100;
+/// The fair run is made from one in so many states: it costs as much as some hundred transitions, and the states of its own way are among
+/// those explored.
+const FAIR_RUN_OF: usize = 8;
+
+/// How a state was reached.
+#[derive(Clone, Debug)]
+struct Path(#[expect(dead_code, reason = "for the message of a failure")] Option<Rc<(Action, Path)>>);
+
+fn explore(name: &str, config: &ServerConfig, setup: Setup) {
+    let mut seen = HashSet::new();
+    let root = World::of_two_groups(config);
+    seen.insert(root.hash());
+    let mut stack = vec![(root, Path(None))];
+    let mut transitions = 0_u64;
+    while let Some((world, path)) = stack.pop() {
+        for action in actions(&world, setup) {
+            let mut next = world.clone();
+            if !apply(&mut next, action, setup) {
+                continue;
+            }
+            transitions += 1;
+            if next.server.scheduler().epoch() > setup.slices {
+                continue;
+            }
+            if seen.insert(next.hash()) {
+                let path = Path(Some(Rc::new((action, path.clone()))));
+                check(&next, &path, seen.len() % FAIR_RUN_OF == 0);
+                stack.push((next, path));
+            }
+        }
+    }
+    // Not by `println`, which a test that passes does not show.
+    std::io::stderr().write_all(format!("explored {name}: {} states, {transitions} transitions\n", seen.len()).as_bytes()).unwrap();
+}
+
+const ALL: u32 = u32::MAX;
+
+/// Longer forms, for `COPYRPC_TEST_SCALE` above 1.
+fn is_long() -> bool {
+    std::env::var("COPYRPC_TEST_SCALE").is_ok_and(|scale| scale.parse().is_ok_and(|scale: u32| scale > 1))
+}
+
+#[test]
+fn one_call_of_each_client_is_executed_and_ends_once() {
+    let calls = if is_long() { [1, 1, 1] } else { [1, 0, 1] };
+    explore("one call each", &small(), Setup { calls, mortal: None, slices: ALL, keeps_requests: false });
+}
+
+/// The second call finds the client in whatever state the first has left it in.
+#[test]
+fn a_second_call_is_executed_and_ends_once_in_whatever_state_it_finds_the_client() {
+    let calls = if is_long() { [2, 1, 1] } else { [2, 0, 1] };
+    explore("a second call", &small(), Setup { calls, mortal: None, slices: 4, keeps_requests: false });
+}
+
+#[test]
+fn the_others_go_on_when_a_client_dies_in_whatever_state() {
+    let calls = if is_long() { [1, 1, 1] } else { [1, 0, 1] };
+    explore("a client dies", &small(), Setup { calls, mortal: Some(0), slices: 4, keeps_requests: false });
+}
+
+#[test]
+fn a_request_that_a_worker_keeps_while_groups_take_turns_is_answered_once() {
+    explore("a worker keeps requests", &small(), Setup { calls: [1, 0, 1], mortal: None, slices: 3, keeps_requests: true });
+}
+
+#[test]
+fn responses_that_clients_read_are_neither_lost_nor_repeated() {
+    let config = ServerConfig { reply_mode: ReplyMode::ClientReads, ..small() };
+    explore("clients READ", &config, Setup { calls: [1, 0, 1], mortal: None, slices: 3, keeps_requests: false });
+}

@@ -1,0 +1,5 @@
+//! Real servers and real clients in a world of plain memory, in which every operation is executed when the test says so.
+
+mod defects;
+mod explore;
+mod world;

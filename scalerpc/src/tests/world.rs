@@ -1,0 +1,402 @@
+//! One server, some clients, and the queue pairs between them: one queue of operations in each direction, executed in order (RC).
+
+use std::collections::VecDeque;
+use std::hash::{Hash, Hasher};
+
+use crate::mapping::ClientId;
+use crate::memory::{HeapMemory, Memory};
+use crate::server::ReadToken;
+use crate::{
+    CallHandle, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Request, Server, ServerConfig, ServerMemory,
+    ServerOp, ServerRegions,
+};
+
+const POOLS: u64 = 0x1_0000_0000;
+const ENTRIES: u64 = 0x2_0000_0000;
+const AREA: u64 = 0x3_0000_0000;
+const POOLS_RKEY: u32 = 11;
+const ENTRIES_RKEY: u32 = 12;
+const AREA_RKEY: u32 = 13;
+
+pub(super) const fn requests_addr(client: usize) -> u64 {
+    0x10_0000_0000 + ((client as u64) << 28)
+}
+
+pub(super) const fn responses_addr(client: usize) -> u64 {
+    0x20_0000_0000 + ((client as u64) << 28)
+}
+
+/// The smallest server: one slot a client, and room for three zones a pool.
+pub(super) fn small() -> ServerConfig {
+    ServerConfig {
+        max_clients: 4,
+        depth: 1,
+        slot_bytes: 128,
+        group_size: 2,
+        spare_zones: 0,
+        slice_ns: 1_000,
+        response_buffers: 4,
+        legacy_capacity: 1,
+        drain_ns: 1 << 40,
+        ..ServerConfig::default()
+    }
+}
+
+/// One end of a client.
+#[derive(Clone, Debug)]
+pub(super) struct Side {
+    pub(super) id: ClientId,
+    pub(super) client: Client<HeapMemory>,
+    pub(super) to_server: VecDeque<ClientOp>,
+    pub(super) to_client: VecDeque<ServerOp>,
+    /// Its process runs. A dead one's memory is gone with its queue pair.
+    pub(super) is_alive: bool,
+    /// The server was told that the queue pair is gone.
+    pub(super) has_left: bool,
+    pub(super) made: usize,
+    /// How often the handler ran, and how often a call ended, for each call.
+    pub(super) executed: Vec<u8>,
+    pub(super) ended: Vec<u8>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct World {
+    pub(super) server: Server<HeapMemory>,
+    pub(super) sides: Vec<Side>,
+    /// Requests that a worker has.
+    pub(super) working: VecDeque<(Request, [u8; 4])>,
+    pub(super) now_ns: u64,
+    /// Switches since each client began to wait, with a free zone in reach.
+    pub(super) waited: Vec<usize>,
+    ops: VecDeque<ServerOp>,
+}
+
+impl World {
+    pub(super) fn new(config: &ServerConfig, clients: usize) -> Self {
+        let layout = config.layout().unwrap();
+        let memory = ServerMemory {
+            entries: HeapMemory::new(config.entries_bytes()),
+            pools: HeapMemory::new(layout.pools_bytes()),
+            responses: HeapMemory::new(config.responses_bytes()),
+        };
+        let server = Server::new(config, memory).unwrap();
+        let mut world =
+            Self { server, sides: Vec::new(), working: VecDeque::new(), now_ns: 0, waited: vec![0; clients], ops: VecDeque::new() };
+        (0..clients).for_each(|_| world.join());
+        world
+    }
+
+    /// Three clients in two groups: of two, and of one.
+    pub(super) fn of_two_groups(config: &ServerConfig) -> Self {
+        let mut world = Self::new(config, 4);
+        world.sides[3].is_alive = false;
+        world.leave(3);
+        world.sides.pop();
+        world.waited.pop();
+        let groups = world.server.groups();
+        assert_eq!((groups.count(), groups.clients(0).len(), groups.clients(1).len()), (2, 2, 1));
+        world
+    }
+
+    pub(super) fn join(&mut self) {
+        let nth = self.sides.len();
+        let (requests_addr, responses_addr) = (requests_addr(nth), responses_addr(nth));
+        let regions = ClientRegions { requests_addr, requests_rkey: 100 + nth as u32, responses_addr, responses_rkey: 200 + nth as u32 };
+        let id = self.server.join(regions).unwrap();
+        let layout = *self.server.layout();
+        let server = ServerRegions {
+            client: id,
+            pools_addr: POOLS,
+            pools_rkey: POOLS_RKEY,
+            entry_addr: ENTRIES + u64::from(id.0) * 64,
+            entry_rkey: ENTRIES_RKEY,
+            responses_addr: AREA + (usize::from(id.0) * layout.zone_bytes()) as u64,
+            responses_rkey: AREA_RKEY,
+        };
+        let memory = ClientMemory {
+            requests: HeapMemory::new(layout.requests_bytes()),
+            responses: HeapMemory::new(layout.client_responses_bytes()),
+        };
+        let client = Client::new(layout, memory, server, requests_addr, responses_addr, regions.responses_rkey);
+        self.sides.push(Side {
+            id,
+            client,
+            to_server: VecDeque::new(),
+            to_client: VecDeque::new(),
+            is_alive: true,
+            has_left: false,
+            made: 0,
+            executed: Vec::new(),
+            ended: Vec::new(),
+        });
+    }
+
+    /// A call whose payload says which it is.
+    pub(super) fn call(&mut self, nth: usize) -> Option<CallHandle> {
+        let (now_ns, side) = (self.now_ns, &mut self.sides[nth]);
+        let payload = [nth as u8, side.made as u8, 0x5a, 0xa5];
+        let handle = side.client.call(7, &payload, now_ns, &mut side.to_server).ok()?;
+        side.made += 1;
+        side.executed.push(0);
+        side.ended.push(0);
+        Some(handle)
+    }
+
+    /// A call of each client that can make one.
+    pub(super) fn call_all(&mut self) {
+        for nth in 0..self.sides.len() {
+            self.call(nth);
+        }
+    }
+
+    pub(super) fn poll_server(&mut self) {
+        let epoch = self.server.scheduler().epoch();
+        let waits: Vec<_> = self.sides.iter().map(|side| self.server.waits(side.id)).collect();
+        self.server.poll(self.now_ns, &mut self.ops);
+        self.distribute();
+        if self.server.scheduler().epoch() != epoch {
+            for (nth, waited) in waits.into_iter().enumerate() {
+                self.waited[nth] = if waited && self.server.waits(self.sides[nth].id) { self.waited[nth] + 1 } else { 0 };
+            }
+        }
+    }
+
+    fn distribute(&mut self) {
+        for op in std::mem::take(&mut self.ops) {
+            let side = self.sides.iter_mut().find(|side| side.id == op.client() && !side.has_left).unwrap();
+            side.to_client.push_back(op);
+        }
+    }
+
+    /// A worker takes a request, and runs its handler.
+    pub(super) fn take(&mut self) -> bool {
+        let mut payload = [0; 128];
+        let Some(request) = self.server.take(&mut payload, self.now_ns, &mut self.ops) else { return false };
+        let bytes = [payload[0], payload[1], payload[2], payload[3]];
+        assert_eq!((request.len(), bytes[2..].to_vec()), (4, vec![0x5a, 0xa5]), "the payload came whole");
+        let side = &mut self.sides[usize::from(bytes[0])];
+        assert_eq!(side.id, request.client(), "served as whose it is");
+        side.executed[usize::from(bytes[1])] += 1;
+        assert_eq!(side.executed[usize::from(bytes[1])], 1, "executed twice");
+        self.working.push_back((request, bytes));
+        self.distribute();
+        true
+    }
+
+    pub(super) fn reply(&mut self) -> bool {
+        let Some((request, bytes)) = self.working.pop_front() else { return false };
+        let _maybe_gone = self.server.reply(request, Ok(&bytes), self.now_ns, &mut self.ops);
+        self.distribute();
+        true
+    }
+
+    pub(super) fn poll_client(&mut self, nth: usize) {
+        let side = &mut self.sides[nth];
+        side.client.poll(self.now_ns, &mut side.to_server);
+        while let Some(completion) = self.take_completion(nth) {
+            assert!(
+                completion.outcome == Ok(4) || matches!(completion.outcome, Err(crate::CallFailure::DeadlineExceeded)),
+                "{completion:?}"
+            );
+        }
+    }
+
+    pub(super) fn take_completion(&mut self, nth: usize) -> Option<Completion> {
+        let side = &mut self.sides[nth];
+        let mut payload = [0; 4];
+        let completion = side.client.poll_completion(&mut payload)?;
+        let depth = side.client.layout().depth;
+        if completion.outcome.is_ok() {
+            assert_eq!((payload[0], &payload[2..]), (nth as u8, &[0x5a, 0xa5][..]), "another's response");
+            let call = usize::from(payload[1]);
+            side.ended[call] += 1;
+            assert_eq!(side.ended[call], 1, "ended twice");
+            assert!(depth > 1 || completion.handle.0.sequence as usize == call + 1, "another call's response");
+        }
+        Some(completion)
+    }
+
+    /// Executes the next operation of a client; whether there was one.
+    pub(super) fn deliver_to_server(&mut self, nth: usize) -> bool {
+        let side = &mut self.sides[nth];
+        let Some(op) = side.to_server.pop_front() else { return false };
+        match op {
+            ClientOp::WriteRequest { addr, rkey, from, len } => {
+                assert_eq!(rkey, POOLS_RKEY);
+                let at = (addr - POOLS) as usize;
+                let layout = self.server.layout();
+                let zone = self.server.zone_of(side.id).expect("S8: a write into a zone that is not the client's any more");
+                assert_eq!(at / layout.zone_bytes(), layout.pool_slot(zone, 0) / layout.zone_bytes(), "S8: a write into another's zone");
+                copy(&side.client.memory().requests, from, &self.server.memory().pools, at, len as usize);
+            }
+            ClientOp::WriteEntry { addr, rkey, bytes, len } => {
+                assert_eq!(rkey, ENTRIES_RKEY);
+                let at = (addr - ENTRIES) as usize;
+                assert_eq!(at / 64, usize::from(side.id.0), "its own entry");
+                for trailer in [8, 48] {
+                    let start = at % 64;
+                    if (start..start + usize::from(len)).contains(&trailer) {
+                        let entry = usize::from(side.id.0) * 64;
+                        assert_eq!(self.server.memory().entries.load(entry + trailer), 0, "S7: an entry is overwritten unread");
+                    }
+                }
+                self.server.memory().entries.write(at, &bytes[..usize::from(len)]);
+            }
+            ClientOp::Read { addr, rkey, into, len, slot } => {
+                assert_eq!(rkey, AREA_RKEY);
+                copy(&self.server.memory().responses, (addr - AREA) as usize, &side.client.memory().responses, into, len as usize);
+                side.client.on_read_done(slot);
+            }
+        }
+        true
+    }
+
+    /// Executes the next operation of the server towards a client; whether there was one.
+    pub(super) fn deliver_to_client(&mut self, nth: usize) -> bool {
+        let side = &mut self.sides[nth];
+        let Some(op) = side.to_client.pop_front() else { return false };
+        match op {
+            ServerOp::Read { addr, into, len, token, .. } => {
+                let from = (addr - requests_addr(nth)) as usize;
+                assert!(side.client.is_lent(from / side.client.layout().slot_bytes), "S6: READ of a slot that is not lent");
+                copy(&side.client.memory().requests, from, &self.server.memory().pools, into, len as usize);
+                self.read_done(token);
+            }
+            ServerOp::WriteResponse { addr, from, len, buffer, .. } => {
+                let to = (addr - responses_addr(nth)) as usize;
+                copy(&self.server.memory().responses, from, &side.client.memory().responses, to, len as usize);
+                self.server.on_write_done(buffer);
+            }
+            ServerOp::WriteEvent { addr, bytes, .. } => {
+                let to = (addr - responses_addr(nth)) as usize;
+                let trailer = to + bytes.len() - 8;
+                assert_eq!(side.client.memory().responses.load(trailer), 0, "S12: an event is overwritten unread");
+                side.client.memory().responses.write(to, &bytes);
+            }
+            ServerOp::Evict { .. } => {
+                side.client.close(CloseReason::Disconnected);
+                side.is_alive = false;
+                self.leave(nth);
+            }
+        }
+        true
+    }
+
+    fn read_done(&mut self, token: ReadToken) {
+        self.server.on_read_done(token, self.now_ns);
+    }
+
+    /// The server's device has noticed that a queue pair is gone.
+    pub(super) fn leave(&mut self, nth: usize) {
+        let side = &mut self.sides[nth];
+        side.to_server.clear();
+        for op in std::mem::take(&mut side.to_client) {
+            if let ServerOp::WriteResponse { buffer, .. } = op {
+                self.server.on_write_done(buffer);
+            }
+        }
+        side.has_left = true;
+        self.server.leave(side.id);
+    }
+
+    /// Lets the time come at which the server has something to do; whether there is one, and not only an eviction.
+    pub(super) fn tick(&mut self) -> bool {
+        match self.server.next_event_ns() {
+            Some(at_ns) if at_ns > self.now_ns && at_ns - self.now_ns < 1 << 30 => {
+                self.now_ns = at_ns;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Everything happens in turn, for so many rounds or until no call is outstanding; how many were needed.
+    pub(super) fn run(&mut self, rounds: usize) -> usize {
+        for round in 0..rounds {
+            if self.is_done() {
+                return round;
+            }
+            self.now_ns += 100;
+            for nth in 0..self.sides.len() {
+                if self.sides[nth].is_alive {
+                    self.poll_client(nth);
+                    while self.deliver_to_server(nth) {}
+                } else if !self.sides[nth].has_left {
+                    self.leave(nth);
+                }
+            }
+            self.poll_server();
+            while self.take() {}
+            while self.reply() {}
+            for nth in 0..self.sides.len() {
+                while self.sides[nth].is_alive && self.deliver_to_client(nth) {}
+            }
+        }
+        rounds
+    }
+
+    /// No call of a living client is outstanding, or not told.
+    pub(super) fn is_done(&self) -> bool {
+        self.sides.iter().all(|side| !side.is_alive || side.client.outstanding() == 0)
+    }
+
+    /// Makes now the time 0.
+    pub(super) fn rebase(&mut self) {
+        self.server.rebase(self.now_ns);
+        self.now_ns = 0;
+    }
+
+    /// Of everything that decides something.
+    pub(super) fn hash(&self) -> u128 {
+        let mut hasher = Wide::default();
+        self.server.hash_state(&mut hasher);
+        for side in &self.sides {
+            side.client.hash_state(&mut hasher);
+            let Side { to_server, to_client, is_alive, has_left, made, executed, ended, .. } = side;
+            (to_server, to_client, is_alive, has_left, made, executed, ended).hash(&mut hasher);
+        }
+        (&self.working, &self.waited).hash(&mut hasher);
+        hasher.0
+    }
+}
+
+/// 128 bits, so that of some millions of states no two are taken for one. A few multiplications a word.
+#[derive(Default)]
+struct Wide(u128);
+
+impl Hasher for Wide {
+    fn finish(&self) -> u64 {
+        self.0 as u64
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(47) ^ u128::from(word).wrapping_add(1)).wrapping_mul(0x2d99_787a_f3b4_61c5_9e37_79b9_7f4a_7c15);
+    }
+
+    fn write_u8(&mut self, byte: u8) {
+        self.write_u64(byte.into());
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(word.into());
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
+}
+
+fn copy(from: &HeapMemory, at: usize, to: &HeapMemory, into: usize, len: usize) {
+    assert!(at + len <= from.len() && into + len <= to.len(), "outside of a region");
+    let mut bytes = vec![0; len];
+    from.read(at, &mut bytes);
+    to.write(into, &bytes);
+}

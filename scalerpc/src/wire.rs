@@ -1,0 +1,466 @@
+//! Every byte format, and nothing else: pure functions and plain values.
+//!
+//! All integers are little-endian. The tables are in `docs/scalerpc.md` ("Wire format"); the goldens below are written from those tables
+//! by hand.
+
+/// Bytes of a request header, and of a response header.
+pub const HEADER_BYTES: usize = 32;
+/// Bytes of the trailer that ends every message.
+pub const TRAILER_BYTES: usize = 8;
+/// Bytes of an endpoint entry.
+pub const ENTRY_BYTES: usize = 64;
+/// Bytes of an event slot.
+pub const EVENT_SLOT_BYTES: usize = 64;
+/// Magic of a request.
+pub const REQUEST_MAGIC: u32 = 0xDEAD_BEEF;
+/// Magic of a response.
+pub const RESPONSE_MAGIC: u32 = 0xBEEF_DEAD;
+
+const VALID: u32 = 1 << 31;
+
+/// The last eight bytes of a slot: its arrival proves the message (S1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trailer {
+    /// Bytes of header and payload.
+    pub len: u32,
+    /// [`valid`] of the message's sequence number; 0 says that nothing is here.
+    pub valid: u32,
+}
+
+impl Trailer {
+    /// As one word.
+    #[must_use]
+    #[inline]
+    pub const fn to_word(self) -> u64 {
+        self.len as u64 | (self.valid as u64) << 32
+    }
+
+    /// The reverse of [`to_word`](Self::to_word).
+    #[must_use]
+    #[inline]
+    pub const fn from_word(word: u64) -> Self {
+        Self { len: word as u32, valid: (word >> 32) as u32 }
+    }
+}
+
+/// `Valid` of a sequence number: never 0, and another one for the next 2^31 numbers.
+#[must_use]
+#[inline]
+pub const fn valid(sequence: u32) -> u32 {
+    VALID | sequence
+}
+
+/// Names one request of one client: a slot and how often it was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReqId {
+    /// The slot, of client and zone.
+    pub slot: u8,
+    /// Number of the request in its slot, 1 first.
+    pub sequence: u32,
+}
+
+impl ReqId {
+    /// As on the wire.
+    #[must_use]
+    pub const fn to_wire(self) -> u64 {
+        self.slot as u64 | (self.sequence as u64) << 8
+    }
+
+    /// `None` for a number that names no request.
+    #[must_use]
+    pub const fn from_wire(req_id: u64) -> Option<Self> {
+        if req_id >> 40 != 0 { None } else { Some(Self { slot: req_id as u8, sequence: (req_id >> 8) as u32 }) }
+    }
+}
+
+/// Starts every request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestHeader {
+    /// Which handler.
+    pub rpc_type: u16,
+    /// Slot and sequence number.
+    pub req_id: u64,
+    /// Where the response goes: also proves whose request this is (S2).
+    pub client_slot_addr: u64,
+    /// Key of that memory.
+    pub client_slot_rkey: u32,
+    /// Bytes behind the header.
+    pub payload_len: u32,
+}
+
+/// Bytes that are no message of this protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// The magic is another one.
+    #[error("magic {0:#010x}")]
+    Magic(u32),
+    /// A flag that this version does not know.
+    #[error("flags {0:#06x} are not 0")]
+    Flags(u16),
+    /// An event that this version does not know.
+    #[error("unknown event {0}")]
+    Event(u32),
+    /// A status that this version does not know.
+    #[error("unknown status {0}")]
+    Status(u32),
+}
+
+impl RequestHeader {
+    /// The header's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        put(&mut bytes, 0, &REQUEST_MAGIC.to_le_bytes());
+        put(&mut bytes, 4, &self.rpc_type.to_le_bytes());
+        put(&mut bytes, 8, &self.req_id.to_le_bytes());
+        put(&mut bytes, 16, &self.client_slot_addr.to_le_bytes());
+        put(&mut bytes, 24, &self.client_slot_rkey.to_le_bytes());
+        put(&mut bytes, 28, &self.payload_len.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// Magic or flags are wrong. What the other fields mean is the receiver's to check.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, DecodeError> {
+        match (le_u32(bytes, 0), le_u16(bytes, 6)) {
+            (REQUEST_MAGIC, 0) => {}
+            (REQUEST_MAGIC, flags) => return Err(DecodeError::Flags(flags)),
+            (magic, _) => return Err(DecodeError::Magic(magic)),
+        }
+        Ok(Self {
+            rpc_type: le_u16(bytes, 4),
+            req_id: le_u64(bytes, 8),
+            client_slot_addr: le_u64(bytes, 16),
+            client_slot_rkey: le_u32(bytes, 24),
+            payload_len: le_u32(bytes, 28),
+        })
+    }
+}
+
+/// How a request ended at the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// The payload is the handler's.
+    Ok = 0,
+    /// No handler of that type.
+    UnknownType = 1,
+    /// The handler failed.
+    Failed = 2,
+    /// The handler's response is larger than a slot.
+    ResponseTooLarge = 3,
+    /// The legacy lane is full; the call may be tried again.
+    Busy = 4,
+}
+
+impl Status {
+    const fn from_wire(status: u32) -> Option<Self> {
+        match status {
+            0 => Some(Self::Ok),
+            1 => Some(Self::UnknownType),
+            2 => Some(Self::Failed),
+            3 => Some(Self::ResponseTooLarge),
+            4 => Some(Self::Busy),
+            _ => None,
+        }
+    }
+}
+
+/// A zone: pool and place in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ZoneId {
+    /// 0 or 1.
+    pub pool: u8,
+    /// Below the zones of a pool.
+    pub zone: u16,
+}
+
+impl ZoneId {
+    const POOL: u32 = 1 << 31;
+
+    fn to_wire(self) -> u32 {
+        u32::from(self.zone) | if self.pool == 0 { 0 } else { Self::POOL }
+    }
+
+    /// A zone that no pool has becomes the last one there can be, which no pool has either.
+    fn from_wire(zone: u32) -> Self {
+        Self { pool: u8::from(zone & Self::POOL != 0), zone: u16::try_from(zone & !Self::POOL).unwrap_or(u16::MAX) }
+    }
+}
+
+/// What a response tells beside its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// The client may WRITE into this zone.
+    Activate {
+        /// The slice.
+        epoch: u32,
+        /// The client's zone in it.
+        zone: ZoneId,
+    },
+    /// The slice is over; the zone is to be released.
+    Switch {
+        /// The slice.
+        epoch: u32,
+    },
+}
+
+/// Starts every response. A bare event is one with `req_id` 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResponseHeader {
+    /// How the request ended.
+    pub status: Status,
+    /// The request's.
+    pub req_id: u64,
+    /// Bytes behind the header.
+    pub payload_len: u32,
+    /// What else there is to tell.
+    pub event: Option<Event>,
+}
+
+impl ResponseHeader {
+    /// The header's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let (event, epoch, zone) = match self.event {
+            None => (0_u32, 0, 0),
+            Some(Event::Activate { epoch, zone }) => (1, epoch, zone.to_wire()),
+            Some(Event::Switch { epoch }) => (2, epoch, 0),
+        };
+        let mut bytes = [0; HEADER_BYTES];
+        put(&mut bytes, 0, &RESPONSE_MAGIC.to_le_bytes());
+        put(&mut bytes, 4, &(self.status as u32).to_le_bytes());
+        put(&mut bytes, 8, &self.req_id.to_le_bytes());
+        put(&mut bytes, 16, &self.payload_len.to_le_bytes());
+        put(&mut bytes, 20, &event.to_le_bytes());
+        put(&mut bytes, 24, &epoch.to_le_bytes());
+        put(&mut bytes, 28, &zone.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// Magic, status or event are none of this version's.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, DecodeError> {
+        let magic = le_u32(bytes, 0);
+        if magic != RESPONSE_MAGIC {
+            return Err(DecodeError::Magic(magic));
+        }
+        let status = le_u32(bytes, 4);
+        let epoch = le_u32(bytes, 24);
+        let event = match le_u32(bytes, 20) {
+            0 => None,
+            1 => Some(Event::Activate { epoch, zone: ZoneId::from_wire(le_u32(bytes, 28)) }),
+            2 => Some(Event::Switch { epoch }),
+            event => return Err(DecodeError::Event(event)),
+        };
+        let status = Status::from_wire(status).ok_or(DecodeError::Status(status))?;
+        Ok(Self { status, req_id: le_u64(bytes, 8), payload_len: le_u32(bytes, 16), event })
+    }
+}
+
+/// First half of an entry: the client writes nothing more into the zone of this epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Release {
+    /// The client.
+    pub client: u32,
+    /// The slice.
+    pub epoch: u32,
+}
+
+impl Release {
+    /// Offset of the trailer in the entry.
+    pub const TRAILER_AT: usize = 8;
+    /// Bytes, the trailer included.
+    pub const BYTES: usize = Self::TRAILER_AT + TRAILER_BYTES;
+
+    /// The trailer of the release of an epoch.
+    #[must_use]
+    pub const fn trailer(epoch: u32) -> Trailer {
+        Trailer { len: Self::TRAILER_AT as u32, valid: valid(epoch) }
+    }
+
+    /// The release's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        put(&mut bytes, 0, &self.client.to_le_bytes());
+        put(&mut bytes, 4, &self.epoch.to_le_bytes());
+        put(&mut bytes, Self::TRAILER_AT, &Self::trailer(self.epoch).to_word().to_le_bytes());
+        bytes
+    }
+
+    /// Reads a release; any bytes are one.
+    #[must_use]
+    pub fn decode(bytes: &[u8; Self::TRAILER_AT]) -> Self {
+        Self { client: le_u32(bytes, 0), epoch: le_u32(bytes, 4) }
+    }
+}
+
+/// Second half of an entry: requests that wait at the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Announcement {
+    /// Address of the client's first staging slot.
+    pub req_addr: u64,
+    /// Bit i: slot i is offered.
+    pub slots: u64,
+    /// The client.
+    pub client: u32,
+    /// Number of the announcement, 1 first.
+    pub number: u32,
+    /// Bytes of the longest message offered, trailer included.
+    pub longest: u32,
+}
+
+impl Announcement {
+    /// Offset in the entry.
+    pub const AT: usize = Release::BYTES;
+    /// Offset of the trailer in the entry.
+    pub const TRAILER_AT: usize = Self::AT + Self::BODY_BYTES;
+    /// Bytes without the trailer.
+    pub const BODY_BYTES: usize = 32;
+    /// Bytes, the trailer included.
+    pub const BYTES: usize = Self::BODY_BYTES + TRAILER_BYTES;
+
+    /// The announcement's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        put(&mut bytes, 0, &self.req_addr.to_le_bytes());
+        put(&mut bytes, 8, &self.slots.to_le_bytes());
+        put(&mut bytes, 16, &self.client.to_le_bytes());
+        put(&mut bytes, 20, &self.number.to_le_bytes());
+        put(&mut bytes, 24, &self.slots.count_ones().to_le_bytes());
+        put(&mut bytes, 28, &self.longest.to_le_bytes());
+        let trailer = Trailer { len: Self::BODY_BYTES as u32, valid: valid(self.number) };
+        put(&mut bytes, Self::BODY_BYTES, &trailer.to_word().to_le_bytes());
+        bytes
+    }
+
+    /// Reads an announcement; `None` if `batch_size` is not the number of slots.
+    #[must_use]
+    pub fn decode(bytes: &[u8; Self::BODY_BYTES]) -> Option<Self> {
+        let slots = le_u64(bytes, 8);
+        (le_u32(bytes, 24) == slots.count_ones()).then_some(Self {
+            req_addr: le_u64(bytes, 0),
+            slots,
+            client: le_u32(bytes, 16),
+            number: le_u32(bytes, 20),
+            longest: le_u32(bytes, 28),
+        })
+    }
+}
+
+const _: () = assert!(HEADER_BYTES == 32 && Release::BYTES + Announcement::BYTES == 56 && ENTRY_BYTES >= 56);
+const _: () = assert!(Announcement::TRAILER_AT == 48 && Announcement::TRAILER_AT % 8 == 0 && Release::TRAILER_AT % 8 == 0);
+const _: () = assert!(HEADER_BYTES + TRAILER_BYTES <= EVENT_SLOT_BYTES);
+
+fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
+    bytes[at..at + field.len()].copy_from_slice(field);
+}
+
+fn le_u16<const N: usize>(bytes: &[u8; N], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+pub(crate) fn le_u32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+pub(crate) fn le_u64<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Formats are written over this, so that a byte the encoder forgets is seen.
+    const STALE: u8 = 0xa5;
+
+    #[test]
+    fn a_request_header_has_the_documented_bytes() {
+        let header = RequestHeader {
+            rpc_type: 0x1122,
+            req_id: ReqId { slot: 7, sequence: 0x8765_4321 }.to_wire(),
+            client_slot_addr: 0x0102_0304_0506_0708,
+            client_slot_rkey: 0xa1b2_c3d4,
+            payload_len: 0x0001_0002,
+        };
+        #[rustfmt::skip]
+        let golden = [
+            0xef, 0xbe, 0xad, 0xde, 0x22, 0x11, 0, 0,
+            7, 0x21, 0x43, 0x65, 0x87, 0, 0, 0,
+            8, 7, 6, 5, 4, 3, 2, 1,
+            0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 1, 0,
+        ];
+        assert_eq!(header.encode(), golden);
+        assert_eq!(RequestHeader::decode(&golden), Ok(header));
+        let mut bad = golden;
+        bad[6] = 1;
+        assert_eq!(RequestHeader::decode(&bad), Err(DecodeError::Flags(1)));
+        assert_eq!(RequestHeader::decode(&[STALE; 32]), Err(DecodeError::Magic(0xa5a5_a5a5)));
+    }
+
+    #[test]
+    fn a_response_header_has_the_documented_bytes() {
+        let event = Some(Event::Activate { epoch: 0x0a0b_0c0d, zone: ZoneId { pool: 1, zone: 0x123 } });
+        let header = ResponseHeader { status: Status::Busy, req_id: 0x0305, payload_len: 9, event };
+        #[rustfmt::skip]
+        let golden = [
+            0xad, 0xde, 0xef, 0xbe, 4, 0, 0, 0,
+            5, 3, 0, 0, 0, 0, 0, 0,
+            9, 0, 0, 0, 1, 0, 0, 0,
+            0x0d, 0x0c, 0x0b, 0x0a, 0x23, 1, 0, 0x80,
+        ];
+        assert_eq!(header.encode(), golden);
+        assert_eq!(ResponseHeader::decode(&golden), Ok(header));
+        for (at, error) in [(0, DecodeError::Magic(0xbeef_de07)), (4, DecodeError::Status(7)), (20, DecodeError::Event(7))] {
+            let mut bad = golden;
+            bad[at] = 7;
+            assert_eq!(ResponseHeader::decode(&bad), Err(error));
+        }
+        let switch = ResponseHeader { event: Some(Event::Switch { epoch: 3 }), ..header };
+        assert_eq!(ResponseHeader::decode(&switch.encode()), Ok(switch));
+        let mut far = golden;
+        far[30] = 1;
+        let zone = ZoneId { pool: 1, zone: u16::MAX };
+        assert_eq!(ResponseHeader::decode(&far).unwrap().event, Some(Event::Activate { epoch: 0x0a0b_0c0d, zone }));
+    }
+
+    #[test]
+    fn an_entry_has_the_documented_bytes() {
+        let release = Release { client: 0x0102, epoch: 0x0304 };
+        assert_eq!(release.encode(), [2, 1, 0, 0, 4, 3, 0, 0, 8, 0, 0, 0, 4, 3, 0, 0x80]);
+        assert_eq!(Release::decode(&[2, 1, 0, 0, 4, 3, 0, 0]), release);
+        let announcement = Announcement { req_addr: 0x1000, slots: 0b1011, client: 5, number: 6, longest: 64 };
+        #[rustfmt::skip]
+        let golden = [
+            0, 0x10, 0, 0, 0, 0, 0, 0,
+            0b1011, 0, 0, 0, 0, 0, 0, 0,
+            5, 0, 0, 0, 6, 0, 0, 0,
+            3, 0, 0, 0, 64, 0, 0, 0,
+            32, 0, 0, 0, 6, 0, 0, 0x80,
+        ];
+        assert_eq!(announcement.encode(), golden);
+        let mut body = [0; 32];
+        body.copy_from_slice(&golden[..32]);
+        assert_eq!(Announcement::decode(&body), Some(announcement));
+        body[24] = 2;
+        assert_eq!(Announcement::decode(&body), None);
+    }
+
+    #[test]
+    fn a_request_number_is_slot_and_sequence() {
+        let id = ReqId { slot: 63, sequence: u32::MAX };
+        assert_eq!((id.to_wire(), ReqId::from_wire(id.to_wire())), (0xff_ffff_ff3f, Some(id)));
+        assert_eq!(ReqId::from_wire(1 << 40), None);
+        assert_eq!(Trailer::from_word(Trailer { len: 40, valid: valid(1) }.to_word()), Trailer { len: 40, valid: 0x8000_0001 });
+    }
+}
