@@ -16,9 +16,18 @@ pub struct HandlerError;
 pub trait Handler: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError> {}
 impl<F: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError>> Handler for F {}
 
+/// So many runs in a row that take longer than a slice make a type long: a single one may be the operating system's doing.
+pub const LONG_RUNS: u8 = 3;
+
+struct Entry {
+    handler: Box<dyn Handler>,
+    /// Runs in a row that were longer than a slice.
+    long_runs: u8,
+}
+
 /// Handlers by `rpc_type`, and the buffers of one worker.
 pub struct Handlers {
-    table: HashMap<u16, Box<dyn Handler>>,
+    table: HashMap<u16, Entry>,
     request: Vec<u8>,
     response: Vec<u8>,
 }
@@ -61,11 +70,11 @@ impl Handlers {
 
     /// Has requests of this type answered by `handler`, instead of another one if there was one.
     pub fn insert(&mut self, rpc_type: u16, handler: impl Handler + 'static) {
-        self.table.insert(rpc_type, Box::new(handler));
+        self.table.insert(rpc_type, Entry { handler: Box::new(handler), long_runs: 0 });
     }
 
-    /// Answers at most `budget` requests of the pool; how many. `clock` gives the time in ns: a handler that takes longer than a slice has its
-    /// type marked, and later requests of it are for [`step_legacy`](Self::step_legacy).
+    /// Answers at most `budget` requests of the pool; how many. `clock` gives the time in ns: a handler that takes longer than a slice
+    /// [`LONG_RUNS`] times in a row has its type marked, and later requests of it are for [`step_legacy`](Self::step_legacy).
     pub fn step<M: Memory>(
         &mut self,
         server: &mut Server<M>,
@@ -78,7 +87,10 @@ impl Handlers {
             let Some(request) = server.take(&mut self.request, now_ns, out) else { return done };
             let rpc_type = request.rpc_type();
             let end_ns = self.run(server, request, now_ns, &mut clock, out);
-            if end_ns.saturating_sub(now_ns) > server.slice_ns() {
+            let Some(entry) = self.table.get_mut(&rpc_type) else { continue };
+            let is_long = end_ns.saturating_sub(now_ns) > server.slice_ns();
+            entry.long_runs = if is_long { entry.long_runs.saturating_add(1) } else { 0 };
+            if entry.long_runs >= LONG_RUNS {
                 server.mark_long(rpc_type);
             }
         }
@@ -104,11 +116,11 @@ impl Handlers {
     ) -> u64 {
         let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
         let mut running = Running { server, out, request: Some(request), now_ns };
-        let Some(handler) = self.table.get_mut(&rpc_type) else {
+        let Some(entry) = self.table.get_mut(&rpc_type) else {
             running.end(Err(Status::UnknownType), now_ns);
             return now_ns;
         };
-        let answer = handler(&self.request[..len], &mut self.response);
+        let answer = (entry.handler)(&self.request[..len], &mut self.response);
         let end_ns = clock();
         let outcome = match answer {
             Ok(bytes) => self.response.get(..bytes).ok_or(Status::ResponseTooLarge),

@@ -11,6 +11,7 @@ mod legacy;
 mod mapping;
 mod memory;
 pub mod pool;
+pub mod rdma;
 mod scheduler;
 pub mod server;
 #[cfg(test)]
@@ -26,5 +27,8 @@ pub use error::{CallError, CallFailure, CloseReason, ProtocolError};
 pub use handlers::{Handler, HandlerError, Handlers};
 pub use mapping::{Bound, ClientId, VirtualMapping};
 pub use memory::{HeapMemory, Memory};
+/// The driver below: devices and their options.
+pub use mlx5;
+pub use rdma::{RdmaClient, RdmaServer};
 pub use scheduler::{Scheduler, Turn};
 pub use server::{ClientRegions, JoinError, ReplyFailure, Request, Server, ServerMemory, ServerOp};

@@ -6,7 +6,7 @@ use super::atomics;
 use super::datagram;
 use super::gather::{Data, Piece, scatter};
 use super::layout::{Message, SOLICITED};
-use super::memory::{Fault, Span};
+use super::memory::{Fault, Span, place};
 use super::queues::{Remote, SoftQp, Transport, WaitFor};
 use super::receive::Taking;
 use super::vendor::Limit;
@@ -120,7 +120,7 @@ impl PlainWrite {
             return Some(Outcome::Done(0));
         }
         // SAFETY: as above.
-        unsafe { copy(to.as_ptr(), at, len) };
+        unsafe { place(to.as_ptr(), at, len) };
         Some(Outcome::Done(0))
     }
 }

@@ -29,13 +29,14 @@ impl Events {
 }
 
 impl<M: Memory> Client<M> {
-    /// Takes responses and events. All responses first: what an announcement offers was not answered.
+    /// Takes responses and events. All responses first: what an announcement offers was not answered. The slot of activations last: an
+    /// activation is posted before everything else that tells of its slice, so it is there, and is cleared, when that is seen (S12).
     pub(super) fn take_arrivals(&mut self, out: &mut VecDeque<ClientOp>) -> Result<(), ProtocolError> {
         let mut events = Events::default();
         for slot in bits(self.pending) {
             self.take_response(slot, &mut events)?;
         }
-        for start in [self.layout.activate_slot(), self.layout.switch_slot()] {
+        for start in [self.layout.switch_slot(), self.layout.activate_slot()] {
             self.take_bare_event(start, &mut events)?;
         }
         if let Some((epoch, zone)) = events.activate {
@@ -120,12 +121,5 @@ impl<M: Memory> Client<M> {
         }
         events.add(header.event, self.closed_epoch);
         Ok(())
-    }
-
-    /// Before the release (S12).
-    pub(super) fn clear_events(&mut self) {
-        for start in [self.layout.activate_slot(), self.layout.switch_slot()] {
-            self.memory.responses.store(start + EVENT_SLOT_BYTES - TRAILER_BYTES, 0);
-        }
     }
 }

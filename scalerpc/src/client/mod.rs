@@ -18,7 +18,7 @@ use crate::config::{DEFAULT_TIMEOUT_NS, Layout, ReplyMode};
 use crate::error::CloseReason;
 use crate::mapping::ClientId;
 use crate::memory::Memory;
-use crate::pool::MessagePool;
+use crate::pool::{MessagePool, SlotState};
 use crate::wire::{Announcement, Release, ZoneId};
 use calls::Call;
 
@@ -230,6 +230,19 @@ impl<M: Memory> Client<M> {
     #[must_use]
     pub fn free_slots(&self) -> usize {
         self.slots.free()
+    }
+
+    /// Whether a call has not ended, or its end was not taken.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        let is_alive = |slot: usize| self.slots.state(slot as u32) != SlotState::Quarantined;
+        !self.ended.is_empty() || bits(self.pending).any(is_alive)
+    }
+
+    /// How long calls may take, in ns.
+    #[must_use]
+    pub const fn timeout_ns(&self) -> u64 {
+        self.timeout_ns
     }
 
     /// Where everything lies.

@@ -34,7 +34,6 @@ impl<M: Memory> Client<M> {
         self.closed_epoch = epoch;
         self.state = State::Idle;
         self.take_back_slots();
-        self.clear_events();
         self.announce(Some(Release { client: u32::from(self.server.client.0), epoch }), out);
     }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::world::{World, responses_addr, small};
+use crate::handlers::LONG_RUNS;
 use crate::memory::Memory;
 use crate::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, valid};
 use crate::{
@@ -190,6 +191,71 @@ fn a_context_switch_that_races_a_response_loses_neither() {
     assert!(world.run(100) < 100);
     assert_eq!((&world.sides[0].executed[..], &world.sides[0].ended[..]), (&[1, 1][..], &[1, 1][..]));
     assert_eq!(world.server.stats().garbage, 0);
+}
+
+/// A READ that completes when its slice is over: the request is served, and its client told that the slice is over, and not that it begins.
+#[test]
+fn a_late_warm_up_is_served_and_its_slice_ended_at_once() {
+    let mut world = World::of_two_groups(&small());
+    world.call(0).unwrap();
+    world.poll_client(0);
+    world.deliver_to_server(0);
+    world.poll_server();
+    world.poll_server();
+    assert!(matches!(world.sides[0].to_client.front(), Some(ServerOp::Read { .. })));
+    // The other group's turn comes and goes.
+    world.call(2).unwrap();
+    world.poll_client(2);
+    world.deliver_to_server(2);
+    world.now_ns += 2_000;
+    world.poll_server();
+    assert_eq!((world.server.scheduler().epoch(), accepted(&world)), (2, 0));
+    world.deliver_to_client(0);
+    assert_eq!(accepted(&world), 1);
+    assert!(world.take() && world.reply() && world.deliver_to_client(0));
+    world.poll_client(0);
+    assert_eq!((world.sides[0].client.state(), &world.sides[0].ended[..]), (State::Idle, &[1][..]));
+    assert!(matches!(world.sides[0].to_server.front(), Some(ClientOp::WriteEntry { len: 16, .. })), "it releases");
+    assert_eq!(world.sides[0].client.stats().activations, 0);
+}
+
+/// Nothing else switches, so what is not written at the activation would never leave.
+#[test]
+fn a_call_that_was_made_in_warm_up_leaves_with_the_activation() {
+    let mut world = World::new(&ServerConfig { depth: 2, ..small() }, 1);
+    world.call(0).unwrap();
+    world.poll_client(0);
+    world.call(0).unwrap();
+    assert!(world.run(20) < 20);
+    assert_eq!((world.server.stats().reads, world.sides[0].client.stats().direct), (1, 1));
+}
+
+/// A client whose requests all were accepted in an earlier slice gets no response that could carry the activation.
+#[test]
+fn a_client_without_a_response_under_way_is_activated_by_a_bare_event() {
+    let mut world = World::of_two_groups(&small());
+    world.call(0).unwrap();
+    world.poll_client(0);
+    world.deliver_to_server(0);
+    world.poll_server();
+    world.poll_server();
+    world.deliver_to_client(0);
+    assert!(world.take(), "a worker has the request, and keeps it");
+    let mut activations = 0;
+    for _ in 0..60 {
+        world.now_ns += 500;
+        world.call(2);
+        for nth in [0, 2] {
+            while world.deliver_to_client(nth) {}
+            world.poll_client(nth);
+            while world.deliver_to_server(nth) {}
+        }
+        world.poll_server();
+        activations = world.sides[0].client.stats().activations;
+    }
+    assert!(activations > 1 && world.server.stats().duplicates > 0, "{:?}", world.server.stats());
+    assert!(world.reply() && world.run(100) < 100);
+    assert_eq!((world.sides[0].executed[0], world.sides[0].ended[0]), (1, 1));
 }
 
 /// Pitfall: what an earlier use left in a slot is taken for a request. A zone is cleared when it is given out, and its messages are numbered.
@@ -467,9 +533,11 @@ fn a_handler_that_takes_longer_than_a_slice_is_served_from_the_legacy_lane_and_a
         now_ns += 1_001;
         now_ns
     };
-    assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), Some(Ok(0)), "the first time it is answered like any");
-    assert_eq!(world.server.stats().legacy, 0);
-    assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), None, "then it waits in the lane");
+    for _ in 0..LONG_RUNS {
+        assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), Some(Ok(0)), "at first it is answered like any");
+        assert_eq!(world.server.stats().legacy, 0);
+    }
+    assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), None, "then they wait in the lane");
     assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), Some(Err(CallFailure::Busy)), "which has one place");
     let mut ops = VecDeque::new();
     assert!(handlers.step_legacy(&mut world.server, &mut slow, &mut ops));

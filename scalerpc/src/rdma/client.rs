@@ -1,0 +1,205 @@
+//! A client on a device.
+
+use std::collections::VecDeque;
+
+use mlx5::{Access, ConnectOptions, DeviceInfo, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use thiserror::Error;
+
+use super::exchange::{Accept, Admission, Offer};
+use super::port::{Port, post_write};
+use super::{COMPLETION_BATCH, Clock, DOORBELL_BATCH, SEND_QUEUE_SIZE, SetupError, is_full};
+use crate::client::{CallHandle, Client, ClientMemory, ClientOp, Completion};
+use crate::config::Layout;
+use crate::error::{CallError, CallFailure, CloseReason};
+use crate::server::ClientRegions;
+
+/// The word of a WRITE; that of a READ is its slot.
+const WRITE: u64 = u64::MAX;
+
+/// Why a [`RdmaClient::call_sync`] has no response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum SyncCallError {
+    /// The call was not made.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The call ended without a response.
+    #[error(transparent)]
+    Failure(#[from] CallFailure),
+}
+
+/// A client that has not been admitted.
+#[derive(Debug)]
+pub struct PendingClient {
+    qp: RcQp,
+    memory: ClientMemory<Mr>,
+    port: Port,
+    layout: Layout,
+}
+
+impl PendingClient {
+    /// Opens the device, registers the client's memory, and connects to the queue pair that was offered.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub fn new(device: &DeviceSpec, offer: &Offer) -> Result<Self, SetupError> {
+        let port = Port::open(device, 2 * SEND_QUEUE_SIZE)?;
+        let layout = offer.layout;
+        let memory = ClientMemory {
+            requests: port.alloc(layout.requests_bytes(), Access::REMOTE_READ)?,
+            responses: port.alloc(layout.client_responses_bytes(), Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+        };
+        let mut qp = port.create_qp()?;
+        qp.connect(&offer.address, &ConnectOptions::default())?;
+        Ok(Self { qp, memory, port, layout })
+    }
+
+    /// What the server must be told.
+    #[must_use]
+    pub fn record(&self) -> Accept {
+        let ClientMemory { requests, responses } = &self.memory;
+        let regions = ClientRegions {
+            requests_addr: requests.addr(),
+            requests_rkey: requests.rkey(),
+            responses_addr: responses.addr(),
+            responses_rkey: responses.rkey(),
+        };
+        Accept { address: self.qp.address(), regions }
+    }
+
+    /// The server has admitted this client.
+    #[must_use]
+    pub fn admitted(self, admission: &Admission) -> RdmaClient {
+        let regions = self.record().regions;
+        let Self { qp, memory, mut port, layout } = self;
+        port.cq.register(qp.qpn(), 0);
+        let core = Client::new(layout, memory, admission.0, regions.requests_addr, regions.responses_addr, regions.responses_rkey);
+        RdmaClient { qp, core, port, ops: VecDeque::with_capacity(2 * layout.depth + 1), clock: Clock::start() }
+    }
+}
+
+/// A client on a device, of one thread.
+#[derive(Debug)]
+pub struct RdmaClient {
+    /// Declared before the memory it uses.
+    qp: RcQp,
+    core: Client<Mr>,
+    port: Port,
+    ops: VecDeque<ClientOp>,
+    clock: Clock,
+}
+
+impl RdmaClient {
+    /// Makes a call; see [`Client::call`]. It leaves with the next [`poll`](Self::poll), together with others.
+    ///
+    /// # Errors
+    /// [`CallError`]; nothing was done.
+    pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallHandle, CallError> {
+        self.core.call(rpc_type, payload, self.clock.now_ns(), &mut self.ops)
+    }
+
+    /// One bounded step: takes completions and arrivals, posts.
+    pub fn poll(&mut self) {
+        let Self { port, qp, core, .. } = self;
+        let mut is_broken = false;
+        port.cq.poll(COMPLETION_BATCH, |_, cqe| {
+            is_broken |= cqe.result().is_err();
+            if !is_broken {
+                qp.complete_each(&cqe, |word| {
+                    if word != WRITE {
+                        core.on_read_done(word as u8);
+                    }
+                });
+            }
+        });
+        self.core.poll(self.clock.now_ns(), &mut self.ops);
+        if is_broken || self.post().is_err() {
+            self.core.close(CloseReason::Disconnected);
+        }
+    }
+
+    /// The next call that has ended; see [`Client::poll_completion`].
+    pub fn poll_completion(&mut self, into: &mut [u8]) -> Option<Completion> {
+        self.core.poll_completion(into)
+    }
+
+    /// Makes a call and waits for its end, while no other call is outstanding (the paper's SyncCall). Returns the response's payload bytes, of
+    /// which as many as fit are in `into`. Between two polls `idle` is called: it may spin, yield, or step a server.
+    ///
+    /// # Errors
+    /// [`SyncCallError`]. [`CallError::NoSlot`] with other calls outstanding, or if all slots still wait for late responses when the timeout is over.
+    pub fn call_sync(&mut self, rpc_type: u16, payload: &[u8], into: &mut [u8], mut idle: impl FnMut()) -> Result<usize, SyncCallError> {
+        if self.core.is_busy() {
+            return Err(CallError::NoSlot.into());
+        }
+        let deadline_ns = self.clock.now_ns().saturating_add(self.core.timeout_ns());
+        let handle = loop {
+            match self.call(rpc_type, payload) {
+                // Lent, until the next event.
+                Err(CallError::NoSlot) if self.clock.now_ns() < deadline_ns => {
+                    self.poll();
+                    idle();
+                }
+                made => break made?,
+            }
+        };
+        loop {
+            self.poll();
+            while let Some(completion) = self.poll_completion(into) {
+                if completion.handle == handle {
+                    return Ok(completion.outcome?);
+                }
+            }
+            idle();
+        }
+    }
+
+    /// The core: its state and statistics.
+    #[must_use]
+    pub const fn core(&self) -> &Client<Mr> {
+        &self.core
+    }
+
+    /// How long calls may take, in ns, from now on.
+    pub const fn set_timeout_ns(&mut self, timeout_ns: u64) {
+        self.core.set_timeout_ns(timeout_ns);
+    }
+
+    /// Name, transport and capabilities of the device in use.
+    #[must_use]
+    pub fn device_info(&self) -> DeviceInfo {
+        self.port.info()
+    }
+
+    fn post(&mut self) -> Result<(), PostError> {
+        let mut unrung = 0;
+        while let Some(op) = self.ops.front() {
+            match post_op(&mut self.qp, self.core.memory(), op) {
+                Ok(()) => {}
+                Err(error) if is_full(&error) => break,
+                Err(error) => return Err(error),
+            }
+            self.ops.pop_front();
+            unrung += 1;
+            if unrung % DOORBELL_BATCH == 0 {
+                self.qp.ring();
+            }
+        }
+        self.qp.ring();
+        Ok(())
+    }
+}
+
+fn post_op(qp: &mut RcQp, memory: &ClientMemory<Mr>, op: &ClientOp) -> Result<(), PostError> {
+    match *op {
+        ClientOp::WriteRequest { addr, rkey, from, len } => {
+            post_write(qp, &memory.requests, from, len, (addr, rkey), Signal::Reclaim, WRITE)
+        }
+        ClientOp::WriteEntry { addr, rkey, ref bytes, len } => {
+            qp.post(&Write { addr, rkey, payload: Inline(&bytes[..usize::from(len)]) }, Signal::Reclaim, WRITE)
+        }
+        ClientOp::Read { addr, rkey, into, len, slot } => {
+            let into = Sge { addr: memory.responses.addr() + into as u64, len, lkey: memory.responses.lkey() };
+            qp.post(&Read { addr, rkey, into }, Signal::Always, slot.into())
+        }
+    }
+}

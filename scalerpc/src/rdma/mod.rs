@@ -1,0 +1,122 @@
+//! The binding to `mlx5`: a reliable-connected queue pair for each client and server, over which the operations of the core are posted.
+//!
+//! [`exchange`] has the three records by which two ends meet, `port` what both ends have of a device, `server` and `client` the ends.
+
+mod client;
+pub mod exchange;
+mod port;
+mod server;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use mlx5::{ConnectError, CreateError, Mr, OpenError, PostError, QpConfig, RegisterError};
+use thiserror::Error;
+
+pub use client::{PendingClient, RdmaClient, SyncCallError};
+pub use server::{PendingPeer, RdmaServer};
+
+use crate::config::ConfigError;
+use crate::memory::Memory;
+use crate::server::{JoinError, NewServerError};
+
+/// WQEs that share a doorbell at most.
+pub const DOORBELL_BATCH: usize = 16;
+/// Completions that one step takes at most.
+pub const COMPLETION_BATCH: usize = 32;
+/// Send WQEBBs of a queue pair.
+pub const SEND_QUEUE_SIZE: u32 = 128;
+/// Longest message that is carried in its WQE.
+pub const MAX_INLINE_BYTES: usize = 60;
+
+/// Why an end could not be made, or not be connected.
+#[derive(Debug, Error)]
+pub enum SetupError {
+    /// A number outside its range.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The device could not be opened.
+    #[error("opening the device: {0}")]
+    Open(#[from] OpenError),
+    /// A queue could not be made.
+    #[error("creating a queue: {0}")]
+    Queue(#[from] CreateError),
+    /// Memory could not be had.
+    #[error("registering memory: {0}")]
+    Memory(#[from] RegisterError),
+    /// The queue pair could not be connected.
+    #[error("connecting: {0}")]
+    Connect(#[from] ConnectError),
+    /// The core refused.
+    #[error(transparent)]
+    Server(#[from] NewServerError),
+    /// The server is full.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+}
+
+/// The queue pairs of both ends. Nothing is received, so the receive queue is as small as there is; nor does anything wait in a lane.
+const QP_CONFIG: QpConfig =
+    QpConfig { max_send_wr: SEND_QUEUE_SIZE, max_inline_data: MAX_INLINE_BYTES, scatter_to_cqe: false, lane_slots: 16 };
+
+/// A full send queue drains by itself: the operation is posted later. Any other refusal means that the queue pair is broken.
+const fn is_full(error: &PostError) -> bool {
+    matches!(error, PostError::QueueFull { .. })
+}
+
+/// Time since some moment, in ns.
+#[derive(Clone, Copy, Debug)]
+struct Clock(Instant);
+
+impl Clock {
+    fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    fn now_ns(self) -> u64 {
+        u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Memory for Mr {
+    fn len(&self) -> usize {
+        Self::len(self)
+    }
+
+    fn load(&self, offset: usize) -> u64 {
+        word(self, offset).map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
+    }
+
+    fn store(&self, offset: usize, value: u64) {
+        if let Some(word) = word(self, offset) {
+            word.store(value.to_le(), Ordering::Release);
+        }
+    }
+
+    fn exchange(&self, offset: usize, old: u64, new: u64) -> bool {
+        let exchange = |word: &AtomicU64| word.compare_exchange(old.to_le(), new.to_le(), Ordering::AcqRel, Ordering::Acquire).is_ok();
+        word(self, offset).is_some_and(exchange)
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        // The only error is a range outside of the region.
+        if Self::read(self, offset, into).is_err() {
+            into.fill(0);
+        }
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) {
+        // The only error is a range outside of the region, where nothing is to be written.
+        let _in_range = Self::write(self, offset, from);
+    }
+}
+
+/// The word at `offset`, if there is one.
+fn word(region: &Mr, offset: usize) -> Option<&AtomicU64> {
+    if offset % 8 != 0 || offset.checked_add(8)? > region.len() {
+        return None;
+    }
+    // SAFETY: inside the region, whose memory lives as long as it does, and aligned, since regions begin at a page. The device and peers
+    // access it as memory that is shared; this process makes no reference to it but atomics, and copies.
+    Some(unsafe { AtomicU64::from_ptr(region.as_ptr().as_ptr().add(offset).cast()) })
+}

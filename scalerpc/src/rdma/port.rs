@@ -1,0 +1,59 @@
+//! What both ends have of a device: it, its protection domain, and the queue of their completions.
+
+use mlx5::{Access, Device, DeviceInfo, DeviceSpec, Inline, MonoCq, Mr, Pd, PostError, RcQp, ReceiveSource, Signal, Write};
+
+use super::{MAX_INLINE_BYTES, QP_CONFIG, SetupError};
+
+/// Declared so that queues go before the domain, and that before the device.
+#[derive(Debug)]
+pub(super) struct Port {
+    /// Completions, with the number of the peer.
+    pub(super) cq: MonoCq<usize>,
+    pd: Pd,
+    device: Device,
+}
+
+impl Port {
+    pub(super) fn open(spec: &DeviceSpec, cq_entries: u32) -> Result<Self, SetupError> {
+        let device = Device::open(spec)?;
+        let pd = device.alloc_pd()?;
+        Ok(Self { cq: device.create_mono_cq(cq_entries)?, pd, device })
+    }
+
+    pub(super) fn info(&self) -> DeviceInfo {
+        self.device.info()
+    }
+
+    pub(super) fn alloc(&self, bytes: usize, access: Access) -> Result<Mr, SetupError> {
+        Ok(self.pd.alloc(bytes, access)?)
+    }
+
+    pub(super) fn alloc_huge(&self, bytes: usize, access: Access) -> Result<Mr, SetupError> {
+        Ok(self.pd.alloc_huge(bytes, access)?)
+    }
+
+    pub(super) fn create_qp(&self) -> Result<RcQp, SetupError> {
+        Ok(self.pd.create_qp(&self.cq, &self.cq, ReceiveSource::Own { depth: 1, max_sge: 0 }, &QP_CONFIG)?)
+    }
+}
+
+/// WRITEs `len` bytes from byte `from` of a region: within the WQE if they are few.
+pub(super) fn post_write(
+    qp: &mut RcQp,
+    region: &Mr,
+    from: usize,
+    len: u32,
+    to: (u64, u32),
+    signal: Signal,
+    user: u64,
+) -> Result<(), PostError> {
+    let (addr, rkey) = to;
+    let mut bytes = [0; MAX_INLINE_BYTES];
+    if let Some(bytes) = bytes.get_mut(..len as usize) {
+        if region.read(from, bytes).is_ok() {
+            return qp.post(&Write { addr, rkey, payload: Inline(bytes) }, signal, user);
+        }
+    }
+    let payload = mlx5::Sge { addr: region.addr() + from as u64, len, lkey: region.lkey() };
+    qp.post(&Write { addr, rkey, payload }, signal, user)
+}

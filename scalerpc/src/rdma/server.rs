@@ -1,0 +1,373 @@
+//! A server on a device.
+
+use std::collections::VecDeque;
+
+use mlx5::{Access, ConnectOptions, DeviceInfo, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+
+use super::exchange::{Accept, Admission, Offer};
+use super::port::{Port, post_write};
+use super::{COMPLETION_BATCH, Clock, DOORBELL_BATCH, SetupError, is_full};
+use crate::client::ServerRegions;
+use crate::config::{ReplyMode, ServerConfig};
+use crate::handlers::Handlers;
+use crate::mapping::ClientId;
+use crate::server::{ReadToken, Server, ServerMemory, ServerOp};
+use crate::wire::{ENTRY_BYTES, ZoneId};
+
+/// Entries of the completion queue, and operations under way at most.
+const CQ_ENTRIES: u32 = 4096;
+
+/// Each client that nothing is posted to is probed once in this time, in ns (S20).
+const PROBE_NS: u64 = 1_000_000_000;
+
+/// What an operation was, in the word that comes back with its completion: kind in bits 0..2, and what belongs to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Posted {
+    /// An event, or a probe.
+    Event,
+    Response {
+        buffer: u32,
+    },
+    Read {
+        zone: ZoneId,
+        generation: u32,
+    },
+}
+
+impl Posted {
+    fn to_word(self) -> u64 {
+        match self {
+            Self::Event => 0,
+            Self::Response { buffer } => 1 | u64::from(buffer) << 32,
+            Self::Read { zone, generation } => 2 | u64::from(zone.pool) << 2 | u64::from(zone.zone) << 3 | u64::from(generation) << 32,
+        }
+    }
+
+    const fn from_word(word: u64) -> Self {
+        match word & 3 {
+            0 => Self::Event,
+            1 => Self::Response { buffer: (word >> 32) as u32 },
+            _ => {
+                let zone = ZoneId { pool: (word >> 2 & 1) as u8, zone: (word >> 3) as u16 };
+                Self::Read { zone, generation: (word >> 32) as u32 }
+            }
+        }
+    }
+}
+
+/// The queue pair of one client.
+#[derive(Debug)]
+struct Peer {
+    qp: RcQp,
+    /// Operations that wait for room, in order.
+    backlog: VecDeque<ServerOp>,
+    /// Response buffers under way, in the order posted: they complete in it, or all go back when the queue pair is gone.
+    buffers: VecDeque<u32>,
+    /// Operations posted and not completed.
+    under_way: usize,
+    /// Where a WRITE of no bytes goes.
+    probe_at: (u64, u32),
+    is_broken: bool,
+}
+
+/// A client that was made an offer.
+#[derive(Debug)]
+pub struct PendingPeer {
+    qp: RcQp,
+    offer: Offer,
+}
+
+impl PendingPeer {
+    /// What the client must be told.
+    #[must_use]
+    pub const fn record(&self) -> &Offer {
+        &self.offer
+    }
+}
+
+/// A server on a device, of one thread.
+#[derive(Debug)]
+pub struct RdmaServer {
+    /// By client; declared before the memory they use.
+    peers: Vec<Option<Peer>>,
+    core: Server<Mr>,
+    port: Port,
+    ops: VecDeque<ServerOp>,
+    /// Clients with something in their backlog, or to be parted with.
+    unserved: Vec<ClientId>,
+    /// Operations under way, and those of queue pairs that are gone while their completions may be in the queue.
+    under_way: usize,
+    of_the_gone: usize,
+    /// The next client to be probed, and when.
+    probe: usize,
+    probe_ns: u64,
+    clock: Clock,
+}
+
+impl RdmaServer {
+    /// Opens the device and registers the server's memory: entries, both pools, responses.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub fn new(device: &DeviceSpec, config: &ServerConfig) -> Result<Self, SetupError> {
+        let layout = config.layout()?;
+        let port = Port::open(device, CQ_ENTRIES)?;
+        let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let responses = if config.reply_mode == ReplyMode::ClientReads { Access::REMOTE_READ } else { Access::empty() };
+        let memory = ServerMemory {
+            entries: port.alloc(config.entries_bytes(), written)?,
+            pools: port.alloc_huge(layout.pools_bytes(), written)?,
+            responses: port.alloc(config.responses_bytes(), responses)?,
+        };
+        let core = Server::new(config, memory)?;
+        let peers = (0..config.max_clients).map(|_| None).collect();
+        let (ops, unserved, clock) = (VecDeque::new(), Vec::new(), Clock::start());
+        Ok(Self { peers, core, port, ops, unserved, under_way: 0, of_the_gone: 0, probe: 0, probe_ns: PROBE_NS, clock })
+    }
+
+    /// Makes a queue pair for one more client.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub fn offer(&self) -> Result<PendingPeer, SetupError> {
+        let qp = self.port.create_qp()?;
+        let offer = Offer { address: qp.address(), layout: *self.core.layout() };
+        Ok(PendingPeer { qp, offer })
+    }
+
+    /// Connects to a client that accepted, and admits it.
+    ///
+    /// # Errors
+    /// [`SetupError`]; the client was not admitted.
+    pub fn admit(&mut self, pending: PendingPeer, accept: &Accept) -> Result<Admission, SetupError> {
+        let mut qp = pending.qp;
+        qp.connect(&accept.address, &ConnectOptions::default())?;
+        let client = self.core.join(accept.regions)?;
+        let layout = self.core.layout();
+        let (backlog, buffers) = (VecDeque::with_capacity(2 * layout.depth + 2), VecDeque::with_capacity(layout.depth));
+        let memory = self.core.memory();
+        let responses_addr = match layout.reply_mode {
+            ReplyMode::ServerWrites => 0,
+            ReplyMode::ClientReads => memory.responses.addr() + (client.index() * layout.zone_bytes()) as u64,
+        };
+        let regions = ServerRegions {
+            client,
+            pools_addr: memory.pools.addr(),
+            pools_rkey: memory.pools.rkey(),
+            entry_addr: memory.entries.addr() + (client.index() * ENTRY_BYTES) as u64,
+            entry_rkey: memory.entries.rkey(),
+            responses_addr,
+            responses_rkey: memory.responses.rkey(),
+        };
+        let probe_at = (accept.regions.responses_addr, accept.regions.responses_rkey);
+        self.port.cq.register(qp.qpn(), client.index());
+        self.peers[client.index()] = Some(Peer { qp, backlog, buffers, under_way: 0, probe_at, is_broken: false });
+        Ok(Admission(regions))
+    }
+
+    /// One bounded step: takes completions and arrivals, answers at most `budget` requests, or one of the legacy lane if there are none, posts.
+    /// Returns how many completions and requests there were; 0 means that nothing moved.
+    pub fn step(&mut self, handlers: &mut Handlers, budget: usize) -> usize {
+        let completions = self.take_completions();
+        let clock = self.clock;
+        self.core.poll(clock.now_ns(), &mut self.ops);
+        let mut answered = handlers.step(&mut self.core, budget, || clock.now_ns(), &mut self.ops);
+        if answered == 0 {
+            answered += usize::from(handlers.step_legacy(&mut self.core, || clock.now_ns(), &mut self.ops));
+        }
+        self.post();
+        self.probe(clock.now_ns());
+        completions + answered
+    }
+
+    /// Answers one request of the legacy lane; whether there was one. A server that is never idle calls this now and then.
+    pub fn step_legacy(&mut self, handlers: &mut Handlers) -> bool {
+        let clock = self.clock;
+        let is_answered = handlers.step_legacy(&mut self.core, || clock.now_ns(), &mut self.ops);
+        self.post();
+        is_answered
+    }
+
+    /// The core: groups, slices, statistics.
+    #[must_use]
+    pub const fn core(&self) -> &Server<Mr> {
+        &self.core
+    }
+
+    /// Has slices end at multiples of their length in global time; see [`clock_sync`](crate::clock_sync).
+    pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
+        self.core.synchronise(offset_ns);
+    }
+
+    /// Clients that are connected.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.peers.iter().flatten().count()
+    }
+
+    /// Name, transport and capabilities of the device in use.
+    #[must_use]
+    pub fn device_info(&self) -> DeviceInfo {
+        self.port.info()
+    }
+
+    fn take_completions(&mut self) -> usize {
+        let Self { port, peers, core, unserved, under_way, of_the_gone, clock, .. } = self;
+        let now_ns = clock.now_ns();
+        let taken = port.cq.poll(COMPLETION_BATCH, |nth, cqe| {
+            let Some((client, peer)) = nth.and_then(|nth| Some((ClientId(*nth as u16), peers[*nth].as_mut()?))) else { return };
+            if cqe.result().is_err() {
+                peer.is_broken = true;
+                unserved.push(client);
+                return;
+            }
+            let (mut ended, buffers) = (0, &mut peer.buffers);
+            peer.qp.complete_each(&cqe, |word| {
+                ended += 1;
+                match Posted::from_word(word) {
+                    Posted::Event => {}
+                    Posted::Response { buffer } => {
+                        buffers.pop_front();
+                        core.on_write_done(buffer);
+                    }
+                    Posted::Read { zone, generation } => core.on_read_done(ReadToken { client, generation, zone }, now_ns),
+                }
+            });
+            peer.under_way -= ended;
+            *under_way -= ended;
+        });
+        if taken < COMPLETION_BATCH {
+            // The queue was empty, so nothing of the queue pairs that are gone is in it.
+            *under_way -= std::mem::take(of_the_gone);
+        }
+        taken
+    }
+
+    /// Posts what there is, and parts with the clients that are broken or evicted.
+    fn post(&mut self) {
+        while let Some(op) = self.ops.pop_front() {
+            let client = op.client();
+            match self.peers.get_mut(client.index()).and_then(Option::as_mut) {
+                Some(peer) => {
+                    if peer.backlog.is_empty() {
+                        self.unserved.push(client);
+                    }
+                    peer.backlog.push_back(op);
+                }
+                None => {
+                    if let ServerOp::WriteResponse { buffer, .. } = op {
+                        self.core.on_write_done(buffer);
+                    }
+                }
+            }
+        }
+        let count = self.unserved.len();
+        for nth in 0..count {
+            self.serve(self.unserved[nth]);
+        }
+        // What found no room is behind them.
+        self.unserved.drain(..count);
+    }
+
+    fn serve(&mut self, client: ClientId) {
+        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
+        let mut unrung = 0;
+        while let Some(op) = peer.backlog.front() {
+            if peer.is_broken || self.under_way >= CQ_ENTRIES as usize {
+                break;
+            }
+            if matches!(op, ServerOp::Evict { .. }) {
+                peer.is_broken = true;
+                break;
+            }
+            match post_op(&mut peer.qp, self.core.memory(), op) {
+                Ok(()) => {
+                    if let ServerOp::WriteResponse { buffer, .. } = op {
+                        peer.buffers.push_back(*buffer);
+                    }
+                    peer.backlog.pop_front();
+                    peer.under_way += 1;
+                    self.under_way += 1;
+                    unrung += 1;
+                    if unrung % DOORBELL_BATCH == 0 {
+                        peer.qp.ring();
+                    }
+                }
+                Err(error) if is_full(&error) => break,
+                Err(_) => peer.is_broken = true,
+            }
+        }
+        peer.qp.ring();
+        if peer.is_broken {
+            self.part_with(client);
+        } else if !peer.backlog.is_empty() {
+            self.unserved.push(client);
+        }
+    }
+
+    /// Probes one client, if it is time.
+    fn probe(&mut self, now_ns: u64) {
+        if now_ns < self.probe_ns {
+            return;
+        }
+        self.probe_ns = now_ns + PROBE_NS / self.peers.len() as u64;
+        self.probe = (self.probe + 1) % self.peers.len();
+        let Some(peer) = self.peers[self.probe].as_mut() else { return };
+        if peer.under_way > 0 || self.under_way >= CQ_ENTRIES as usize {
+            return;
+        }
+        let (addr, rkey) = peer.probe_at;
+        match peer.qp.post(&Write { addr, rkey, payload: () }, Signal::Always, Posted::Event.to_word()) {
+            Ok(()) => {
+                peer.under_way += 1;
+                self.under_way += 1;
+                peer.qp.ring();
+            }
+            // Nothing is under way, so there is room.
+            Err(_) => self.part_with(ClientId(self.probe as u16)),
+        }
+    }
+
+    fn part_with(&mut self, client: ClientId) {
+        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::take) else { return };
+        self.port.cq.unregister(peer.qp.qpn());
+        let Peer { qp, backlog, buffers, under_way, .. } = peer;
+        // Nothing of the client is under way from here on.
+        drop(qp);
+        self.of_the_gone += under_way;
+        let waiting = backlog.iter().filter_map(|op| if let ServerOp::WriteResponse { buffer, .. } = op { Some(*buffer) } else { None });
+        buffers.iter().copied().chain(waiting).for_each(|buffer| self.core.on_write_done(buffer));
+        self.core.leave(client);
+    }
+}
+
+fn post_op(qp: &mut RcQp, memory: &ServerMemory<Mr>, op: &ServerOp) -> Result<(), PostError> {
+    match *op {
+        ServerOp::Read { addr, rkey, into, len, token, .. } => {
+            let into = Sge { addr: memory.pools.addr() + into as u64, len, lkey: memory.pools.lkey() };
+            let posted = Posted::Read { zone: token.zone, generation: token.generation };
+            qp.post(&Read { addr, rkey, into }, Signal::Always, posted.to_word())
+        }
+        ServerOp::WriteResponse { addr, rkey, from, len, buffer, .. } => {
+            post_write(qp, &memory.responses, from, len, (addr, rkey), Signal::Always, Posted::Response { buffer }.to_word())
+        }
+        ServerOp::WriteEvent { addr, rkey, bytes, .. } => {
+            qp.post(&Write { addr, rkey, payload: Inline(&bytes) }, Signal::Always, Posted::Event.to_word())
+        }
+        // Its owner parts with the client.
+        ServerOp::Evict { .. } => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_posted_is_known_by_its_word() {
+        let zone = ZoneId { pool: 1, zone: 0x1098 };
+        for posted in [Posted::Event, Posted::Response { buffer: u32::MAX }, Posted::Read { zone, generation: u32::MAX }] {
+            assert_eq!(Posted::from_word(posted.to_word()), posted);
+        }
+    }
+}

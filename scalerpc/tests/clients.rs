@@ -1,0 +1,221 @@
+//! A server and its clients on the software HCA, in one process and in two.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
+)]
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use scalerpc::mlx5::DeviceSpec;
+use scalerpc::rdma::{PendingClient, SyncCallError};
+use scalerpc::{CallFailure, CloseReason, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig, State};
+
+const SUM: u16 = 1;
+const WATCHDOG: Duration = Duration::from_secs(60);
+const SOCKET: &str = "SCALERPC_TEST_SOCKET";
+
+/// Two groups of four for eight clients, so that slices end all the time.
+fn config(reply_mode: ReplyMode) -> ServerConfig {
+    ServerConfig { max_clients: 8, depth: 4, group_size: 4, slice_ns: 20_000, reply_mode, ..ServerConfig::default() }
+}
+
+/// Answers with the sum of the payload's bytes, and with the payload.
+fn handlers(server: &RdmaServer) -> Handlers {
+    let mut handlers = Handlers::new(server.core().layout().max_payload());
+    handlers.insert(SUM, |request: &[u8], response: &mut [u8]| {
+        let sum: u64 = request.iter().map(|byte| u64::from(*byte)).sum();
+        response[..8].copy_from_slice(&sum.to_le_bytes());
+        response[8..8 + request.len()].copy_from_slice(request);
+        Ok(8 + request.len())
+    });
+    handlers
+}
+
+/// A client that calls with payloads of all lengths, and checks each response.
+struct Caller {
+    client: RdmaClient,
+    nth: u64,
+    calls: u64,
+    called: u64,
+    outstanding: Vec<(scalerpc::CallHandle, Vec<u8>)>,
+}
+
+impl Caller {
+    fn new(client: RdmaClient, nth: u64, calls: u64) -> Self {
+        Self { client, nth, calls, called: 0, outstanding: Vec::new() }
+    }
+
+    /// Calls what can be called, takes what has ended.
+    fn step(&mut self) {
+        while self.called < self.calls {
+            let len = (self.called * 37 + self.nth * 101) % 1_500;
+            let payload: Vec<u8> = (0..len).map(|at| (at * 7 + self.called + self.nth * 13) as u8).collect();
+            let Ok(handle) = self.client.call(SUM, &payload) else { break };
+            self.called += 1;
+            self.outstanding.push((handle, payload));
+        }
+        self.client.poll();
+        let mut response = [0; 4096];
+        while let Some(completion) = self.client.poll_completion(&mut response) {
+            let at = self.outstanding.iter().position(|(handle, _)| *handle == completion.handle).expect("ended twice");
+            let (_, payload) = self.outstanding.swap_remove(at);
+            assert_eq!(completion.outcome, Ok(8 + payload.len()), "client {}", self.nth);
+            assert!(response[8..8 + payload.len()] == payload, "client {}", self.nth);
+            let sum: u64 = payload.iter().map(|byte| u64::from(*byte)).sum();
+            assert_eq!(response[..8], sum.to_le_bytes());
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.called == self.calls && self.outstanding.is_empty()
+    }
+}
+
+fn connect(server: &mut RdmaServer) -> RdmaClient {
+    let offered = server.offer().unwrap();
+    let client = PendingClient::new(&DeviceSpec::default(), offered.record()).unwrap();
+    let admission = server.admit(offered, &client.record()).unwrap();
+    client.admitted(&admission)
+}
+
+fn eight_clients(reply_mode: ReplyMode) {
+    let mut server = RdmaServer::new(&DeviceSpec::default(), &config(reply_mode)).unwrap();
+    let mut handlers = handlers(&server);
+    let mut callers: Vec<_> = (0..8).map(|nth| Caller::new(connect(&mut server), nth, 300)).collect();
+    assert_eq!(server.core().groups().count(), 2);
+    let start = Instant::now();
+    while !callers.iter().all(Caller::is_done) {
+        assert!(start.elapsed() < WATCHDOG, "{:?}", server.core().stats());
+        callers.iter_mut().for_each(Caller::step);
+        server.step(&mut handlers, 16);
+    }
+    let stats = server.core().stats();
+    assert_eq!((stats.accepted, stats.garbage), (8 * 300, 0));
+    assert!(stats.slices > 3, "{stats:?}");
+    let direct: u64 = callers.iter().map(|caller| caller.client.core().stats().direct).sum();
+    assert!(direct > 100, "requests are written in PROCESS: {direct} of 2400");
+}
+
+#[test]
+fn eight_clients_of_two_groups_get_every_response_written() {
+    eight_clients(ReplyMode::ServerWrites);
+}
+
+#[test]
+fn eight_clients_of_two_groups_read_every_response() {
+    eight_clients(ReplyMode::ClientReads);
+}
+
+#[test]
+fn a_synchronous_call_ends_with_its_response_or_says_why() {
+    let mut server = RdmaServer::new(&DeviceSpec::default(), &config(ReplyMode::ServerWrites)).unwrap();
+    let mut handlers = handlers(&server);
+    let mut client = connect(&mut server);
+    let mut response = [0; 16];
+    let mut serve = || {
+        server.step(&mut handlers, 1);
+    };
+    for _ in 0..10 {
+        let len = client.call_sync(SUM, &[1, 2, 3], &mut response, &mut serve).unwrap();
+        assert_eq!((len, response[0], &response[8..11]), (11, 6, &[1, 2, 3][..]));
+    }
+    let failure = client.call_sync(99, &[], &mut response, &mut serve);
+    assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::UnknownType)));
+}
+
+/// Kills it when the test ends, however.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// Not a test of its own.
+#[test]
+#[ignore = "the other process, started by the test of two"]
+fn four_clients_of_the_other_process() {
+    let Some(path) = std::env::var_os(SOCKET) else { return };
+    let mut channels: Vec<UnixStream> = (0..4).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    let mut connect = |nth: u64| {
+        let channel = &mut channels[nth as usize];
+        Caller::new(RdmaClient::connect_over(&DeviceSpec::default(), channel).unwrap(), nth, 1_000)
+    };
+    let mut callers: Vec<_> = (0..4).map(&mut connect).collect();
+    let start = Instant::now();
+    while !callers.iter().all(Caller::is_done) {
+        assert!(start.elapsed() < WATCHDOG);
+        callers.iter_mut().for_each(Caller::step);
+        std::thread::yield_now();
+    }
+    // Calls for ever, until the other end has seen enough and kills this process in the middle of it.
+    channels[0].write_all(b"done").unwrap();
+    callers.iter_mut().for_each(|caller| caller.calls = u64::MAX);
+    while start.elapsed() < WATCHDOG {
+        callers.iter_mut().for_each(Caller::step);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn clients_of_another_process_get_every_response_and_their_death_is_noticed() {
+    let path = std::env::temp_dir().join(format!("scalerpc-{}", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--ignored", "--exact", "four_clients_of_the_other_process", "--nocapture"]).env(SOCKET, &path);
+    let mut process = Process(child.spawn().unwrap());
+
+    let config = ServerConfig { group_size: 2, drain_ns: 500_000_000, ..config(ReplyMode::ServerWrites) };
+    let mut server = RdmaServer::new(&DeviceSpec::default(), &config).unwrap();
+    let mut handlers = handlers(&server);
+    let mut channels: Vec<_> = (0..4).map(|_| listener.accept().unwrap().0).collect();
+    std::fs::remove_file(&path).unwrap();
+    for channel in &mut channels {
+        server.accept_over(channel).unwrap();
+    }
+    let mut here = Caller::new(connect(&mut server), 7, 500);
+
+    channels[0].set_nonblocking(true).unwrap();
+    let start = Instant::now();
+    let mut said = [0; 4];
+    while channels[0].read(&mut said).is_err() || !here.is_done() {
+        assert!(start.elapsed() < WATCHDOG, "{:?}", server.core().stats());
+        here.step();
+        if server.step(&mut handlers, 16) == 0 {
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!((&said, server.core().stats().garbage), (b"done", 0));
+    assert!(server.core().stats().accepted >= 4 * 1_000 + 500);
+
+    process.0.kill().unwrap();
+    process.0.wait().unwrap();
+    here.calls += 500;
+    while server.clients() > 1 || !here.is_done() {
+        assert!(start.elapsed() < WATCHDOG, "{} clients, {:?}", server.clients(), server.core().stats());
+        here.step();
+        server.step(&mut handlers, 16);
+    }
+    assert_eq!(server.core().quarantined(), 0, "their zones are free");
+}
+
+#[test]
+fn a_client_whose_server_is_gone_is_disconnected() {
+    let mut server = RdmaServer::new(&DeviceSpec::default(), &config(ReplyMode::ServerWrites)).unwrap();
+    let mut client = connect(&mut server);
+    client.call(SUM, &[1]).unwrap();
+    drop(server);
+    let start = Instant::now();
+    while client.core().state() != State::Closed(CloseReason::Disconnected) {
+        assert!(start.elapsed() < WATCHDOG);
+        client.poll();
+    }
+    let completion = client.poll_completion(&mut []).unwrap();
+    assert_eq!(completion.outcome, Err(CallFailure::Closed(CloseReason::Disconnected)));
+}
