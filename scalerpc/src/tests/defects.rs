@@ -219,6 +219,37 @@ fn a_late_warm_up_is_served_and_its_slice_ended_at_once() {
     assert_eq!(world.sides[0].client.stats().activations, 0);
 }
 
+/// While a READ is under way its bytes come in any order; the trailer among them proves nothing.
+#[test]
+fn a_response_that_the_client_reads_is_not_taken_before_the_read_is_complete() {
+    let mut world = World::new(&ServerConfig { reply_mode: ReplyMode::ClientReads, ..small() }, 1);
+    world.call(0).unwrap();
+    // Until the next operation of the client is the READ of the message.
+    let slot = loop {
+        world.now_ns += 10_000;
+        world.poll_client(0);
+        if let Some(ClientOp::Read { into: 0..128, slot, .. }) = world.sides[0].to_server.front() {
+            break *slot;
+        }
+        while world.deliver_to_server(0) {}
+        world.poll_server();
+        while world.take() && world.reply() {}
+        while world.deliver_to_client(0) {}
+    };
+    let trailer = Trailer { len: 36, valid: valid(1) };
+    world.sides[0].client.memory().responses.store(120, trailer.to_word());
+    world.poll_client(0);
+    assert_eq!(world.sides[0].ended, [0]);
+    assert!(
+        matches!(world.sides[0].client.state(), State::Idle | State::Warmup | State::Process { .. }),
+        "nor is it taken for a wrong one"
+    );
+    assert_eq!(slot, 0);
+    assert!(world.deliver_to_server(0));
+    world.poll_client(0);
+    assert_eq!(world.sides[0].ended, [1]);
+}
+
 /// Nothing else switches, so what is not written at the activation would never leave.
 #[test]
 fn a_call_that_was_made_in_warm_up_leaves_with_the_activation() {
