@@ -36,7 +36,8 @@ impl Composed {
             ring_slots: options.sizes.ring_slots,
             ring_bytes: options.sizes.ring_bytes,
             store_keys: options.workload.store_keys(),
-            device: options.device.clone(),
+            window: options.sizes.window,
+            device: options.device.spec(Some(dir.path())),
             dir,
         };
         let nodes = shards::mesh(options.server_threads, &options.sizes)?;
