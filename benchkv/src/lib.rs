@@ -11,6 +11,7 @@
 //! - [`store`]: the shard that a daemon serves.
 //! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
 //! - [`activity`]: how the threads spent their time.
+//! - [`trace`]: what a daemon was doing, over time.
 //! - [`memory`]: what a job will take of it.
 //! - [`doctor`]: what this machine lacks, instead of a job.
 //! - [`result`]: what all ranks measured, as a table and as JSON.
@@ -29,6 +30,7 @@ pub mod options;
 pub mod orchestrate;
 pub mod result;
 pub mod store;
+pub mod trace;
 pub mod verify;
 pub mod workload;
 pub mod zipf;
