@@ -13,7 +13,7 @@
 //! - [`activity`]: how the threads spent their time.
 //! - [`memory`]: what a job will take of it.
 //! - [`doctor`]: what this machine lacks, instead of a job.
-//! - [`result`]: what all ranks measured, as a table and as JSON.
+//! - [`result`]: what all ranks measured, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet.
 
 pub mod activity;
 pub mod agreement;
@@ -27,6 +27,7 @@ pub mod memory;
 pub mod message;
 pub mod options;
 pub mod orchestrate;
+pub mod output;
 pub mod result;
 pub mod store;
 pub mod verify;
