@@ -60,7 +60,7 @@ impl<C> Remote<C> {
         let count = peers.len() as u32;
         let receives = copyrpc::DEFAULT_SRQ_SIZE.max(count * RECEIVES_PER_ENDPOINT);
         let completions = copyrpc::DEFAULT_CQ_SIZE.max((receives + 1).next_power_of_two()).max(count * SEND_COMPLETIONS_PER_ENDPOINT);
-        let context = ContextBuilder::new(plan.device.spec(Some(plan.dir.path()))).srq_size(receives).cq_size(completions).build();
+        let context = ContextBuilder::new(plan.device.clone()).srq_size(receives).cq_size(completions).build();
         let context: Context<C> = context.map_err(|e| BackendError::setup("the RDMA context", e))?;
         let config = EndpointConfig { ring_size: plan.ring_bytes, ..EndpointConfig::default() };
         let mut routes = vec![None; topology.ranks * topology.daemons];
@@ -253,7 +253,7 @@ mod tests {
                 ring_slots: 1024,
                 ring_bytes: 4096,
                 store_keys: 1,
-                device: DeviceChoice::Soft,
+                device: DeviceChoice::Soft.spec(Some(dir.path())),
                 dir: dir.clone(),
             };
             Remote::open(&plan, Worker::Daemon(0)).unwrap().unwrap()

@@ -86,10 +86,13 @@ impl<W> Shards<W> {
         Ok(before - self.backlogged)
     }
 
-    /// Takes in what arrived, and hands answers to `answer` with whom they are for. Returns how many there were.
+    /// Takes in what arrived, and hands answers to `answer` with whom they are for. Returns how many there were: requests are counted by who takes
+    /// them from the node.
     pub(super) fn poll(&mut self, mut answer: impl FnMut(W, Option<Response>)) -> usize {
         let Self { node, waiting, .. } = self;
+        let mut answers = 0;
         node.poll(|key, outcome: Result<Hop, NodeGone>| {
+            answers += 1;
             if let Some(whom) = waiting.try_remove(key) {
                 let response = match outcome {
                     Ok(Hop::Response(response)) => Some(response),
@@ -97,6 +100,7 @@ impl<W> Shards<W> {
                 };
                 answer(whom, response);
             }
-        })
+        });
+        answers
     }
 }
