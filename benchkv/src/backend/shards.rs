@@ -54,9 +54,17 @@ impl<W> Shards<W> {
         let Some(queue) = self.backlog.get_mut(daemon) else {
             return Err(BackendError::transport("the channel between daemons", format!("there is no daemon {daemon}")));
         };
-        queue.push_back((request, self.waiting.insert(whom)));
+        let key = self.waiting.insert(whom);
+        if queue.is_empty() {
+            match self.node.call(daemon, Hop::Request(request), key) {
+                Ok(()) => return Ok(()),
+                Err(CallError::Full { .. }) => {}
+                Err(error) => return Err(BackendError::transport("the channel between daemons", error.to_string())),
+            }
+        }
+        queue.push_back((request, key));
         self.backlogged += 1;
-        self.send(daemon)
+        Ok(())
     }
 
     /// Sends as much of a daemon's queue as there is room for.
