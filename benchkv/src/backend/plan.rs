@@ -162,9 +162,10 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Name of a server of this rank. The process id keeps ranks and jobs apart; what a dead process left under it is replaced.
+    /// Name of a server of this rank. The process id keeps jobs apart, the rank those that share a process; what a dead process left under it
+    /// is replaced.
     pub(super) fn server_name(&self, what: &str) -> String {
-        format!("benchkv-{}-{what}", std::process::id())
+        format!("benchkv-{}-{}-{what}", std::process::id(), self.rank)
     }
 }
 

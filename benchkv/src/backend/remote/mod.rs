@@ -137,9 +137,17 @@ impl<C> Remote<C> {
         let Some(backlog) = self.backlogs.get_mut(link) else {
             return Err(BackendError::transport("a call to another rank", format!("there is no link {link}")));
         };
+        let whom = if backlog.is_empty() {
+            match self.carrier.send(link, &request, whom) {
+                Ok(()) => return Ok(()),
+                Err(SendError::Full(whom)) => whom,
+                Err(SendError::Down(error)) => return Err(error),
+            }
+        } else {
+            whom
+        };
         backlog.push_back((request, whom));
         self.backlogged += 1;
-        self.send(link)?;
         self.backlog_peak = self.backlog_peak.max(self.backlogged);
         Ok(())
     }
@@ -220,6 +228,7 @@ impl<C> Carrier<C> {
     /// A link for each of `peers`, not yet connected.
     fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
         match plan.topology.kind {
+            BackendKind::UcxAm => Err(BackendError::setup("ucx-am", "it is not in this build")),
             BackendKind::RcSend => rc_send::Links::open(plan, peers).map(|links| Self::RcSend(Box::new(links))),
             _ => copyrpc::Links::open(plan, peers).map(Self::Copyrpc),
         }
