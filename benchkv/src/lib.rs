@@ -15,7 +15,7 @@
 //! - [`trace`]: what a daemon was doing, over time.
 //! - [`memory`]: what a job will take of it.
 //! - [`doctor`]: what this machine lacks, instead of a job.
-//! - [`result`]: what all ranks measured, as a table and as JSON.
+//! - [`result`]: what all ranks measured, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet.
 
 pub mod activity;
 pub mod agreement;
@@ -29,6 +29,7 @@ pub mod memory;
 pub mod message;
 pub mod options;
 pub mod orchestrate;
+pub mod output;
 pub mod policy;
 pub mod result;
 pub mod store;

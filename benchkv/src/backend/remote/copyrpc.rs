@@ -40,7 +40,7 @@ impl<C> Links<C> {
         let count = peers.len() as u32;
         let receives = copyrpc::DEFAULT_SRQ_SIZE.max(count * RECEIVES_PER_ENDPOINT);
         let completions = copyrpc::DEFAULT_CQ_SIZE.max((receives + 1).next_power_of_two()).max(count * SEND_COMPLETIONS_PER_ENDPOINT);
-        let context = ContextBuilder::new(plan.device.spec(Some(plan.dir.path()))).srq_size(receives).cq_size(completions).build();
+        let context = ContextBuilder::new(plan.device.clone()).srq_size(receives).cq_size(completions).build();
         let context: Context<C> = context.map_err(|e| BackendError::setup("the RDMA context", e))?;
         let config = EndpointConfig { ring_size: plan.ring_bytes, ..EndpointConfig::default() };
         let link = |peer: &Peer| match context.create_endpoint(&config) {

@@ -121,9 +121,17 @@ impl<C> Remote<C> {
         let Some(backlog) = self.backlogs.get_mut(link) else {
             return Err(BackendError::transport("a call to another rank", format!("there is no link {link}")));
         };
+        let whom = if backlog.is_empty() {
+            match self.carrier.send(link, &request, whom) {
+                Ok(()) => return Ok(()),
+                Err(SendError::Full(whom)) => whom,
+                Err(SendError::Down(error)) => return Err(error),
+            }
+        } else {
+            whom
+        };
         backlog.push_back((request, whom));
         self.backlogged += 1;
-        self.send(link)?;
         self.backlog_peak = self.backlog_peak.max(self.backlogged);
         Ok(())
     }

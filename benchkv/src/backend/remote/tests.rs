@@ -35,7 +35,7 @@ fn pair(dir: &Dir) -> [Remote<usize>; 2] {
             ring_slots: 1024,
             ring_bytes: 4096,
             store_keys: 1,
-            device: DeviceChoice::Auto,
+            device: DeviceChoice::Auto.spec(Some(dir.path())),
             dir: dir.clone(),
         };
         Remote::open(&plan, Worker::Daemon(0)).unwrap().unwrap()
