@@ -9,6 +9,8 @@ use harness::report::JsonSink;
 use serde::{Deserialize, Serialize};
 
 use crate::output::OutputArgs;
+use crate::policy::PolicyOptions;
+use crate::trace::TraceArgs;
 use crate::workload::Distribution;
 
 /// Distributed key-value benchmark of the copyrpc stack.
@@ -31,8 +33,10 @@ pub struct Cli {
     pub ranks: Option<usize>,
 
     /// RDMA device: soft, which auto takes; or hardware, by the name of the device and maybe its port (mlx5_0, mlx5_0:1, verbs:NAME for other
-    /// names), or verbs for the first with an active port.
-    #[arg(long, value_name = "auto|soft|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
+    /// names), or verbs for the first with an active port. Of soft: rtt_us=US (0 to 100000 [default: 0]), of a request and its response;
+    /// jitter_us=US (the same), by which every second operation is late; seed=N [default: 1]; fault=rnr:PERMILLE, fault=reorder:PERMILLE,
+    /// fault=drop:OPERATION.
+    #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
 
     /// Daemon threads of each rank, 1 to 64; each owns one shard of the rank's store.
@@ -95,6 +99,14 @@ pub struct Cli {
     /// Directory for shared memory [default: one of this user in /dev/shm].
     #[arg(long, value_name = "DIR")]
     pub shm_dir: Option<PathBuf>,
+
+    /// What daemons and connections leave for later.
+    #[command(flatten)]
+    pub policies: PolicyOptions,
+
+    /// Time series of the daemons.
+    #[command(flatten)]
+    pub trace: TraceArgs,
 
     /// Check every value read; costs some nanoseconds per operation, and 1 in 16 operations goes to keys of the client's own.
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
@@ -208,6 +220,7 @@ named_by_value_enum!(BackendKind, WaitChoice, Fault);
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use harness::device::SoftDevice;
 
     use super::*;
 
@@ -238,7 +251,8 @@ mod tests {
         let verbs = |name: Option<&str>, port| DeviceChoice::Verbs { name: name.map(str::to_owned), port };
         for (text, device) in [
             ("auto", DeviceChoice::Auto),
-            ("soft", DeviceChoice::Soft),
+            ("soft", DeviceChoice::Soft(SoftDevice::default())),
+            ("soft:rtt_us=6", DeviceChoice::Soft(SoftDevice { rtt_ns: 6000, ..SoftDevice::default() })),
             ("verbs", verbs(None, None)),
             ("mlx5_0", verbs(Some("mlx5_0"), None)),
             ("mlx5_1:2", verbs(Some("mlx5_1"), Some(2))),
@@ -258,7 +272,8 @@ mod tests {
         for (args, known) in [
             ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am"),
             ("--wait sleep", "auto, busy, yield"),
-            ("--device eth0", "auto, soft, verbs, mlx5_N[:PORT]"),
+            ("--device eth0", "auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT]"),
+            ("--device soft:rtt=6", "rtt=6: known are rtt_us, jitter_us, seed and fault"),
         ] {
             let message = parse(args).unwrap_err().to_string();
             assert!(message.contains(known), "{message}");

@@ -21,7 +21,9 @@ use crate::launcher::Launcher;
 use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
 use crate::output::OutputFile;
+use crate::policy::PolicyOptions;
 use crate::store::Shard;
+use crate::trace::TraceOptions;
 use crate::workload::{Distribution, Workload};
 
 /// Ranks that the local launcher starts unless told.
@@ -144,6 +146,10 @@ pub struct Options {
     pub sizes: Sizes,
     /// What all ranks will take of the memory.
     pub memory: Memory,
+    /// What daemons and connections leave for later.
+    pub policies: PolicyOptions,
+    /// Time series of the daemons, if they are wanted.
+    pub trace: Option<TraceOptions>,
     /// What an idle thread does.
     pub wait: WaitStrategy,
     /// Who started the ranks, and where.
@@ -190,9 +196,8 @@ impl Options {
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
         }
-        // Hardware is used when it is named, and never instead of something else.
-        let device = if cli.device == DeviceChoice::Auto { DeviceChoice::Soft } else { cli.device };
-        if device == DeviceChoice::Soft && launcher.hosts.len() > 1 {
+        let device = cli.device.resolve();
+        if device.is_soft() && launcher.hosts.len() > 1 {
             return Err(OptionError::SeveralHosts { device, hosts: launcher.hosts });
         }
         let workload = Workload {
@@ -206,6 +211,8 @@ impl Options {
             seed: cli.seed,
         };
         let topology = Topology { kind: cli.backend, ranks, daemons: cli.server_threads, clients: cli.client_threads };
+        cli.policies.check(&topology)?;
+        cli.trace.check()?;
         let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
         let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs);
         memory.check(cli.memory_limit.unwrap_or_else(|| Environment::detect().memory_bytes))?;
@@ -227,6 +234,8 @@ impl Options {
             workload,
             sizes,
             memory,
+            policies: cli.policies,
+            trace: cli.trace.options(),
             wait,
             launcher,
             pin: cli.pin,
@@ -285,6 +294,12 @@ impl fmt::Display for Options {
             "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
+        if self.policies != PolicyOptions::default() {
+            writeln!(f, "policies: {}", self.policies)?;
+        }
+        if let Some(trace) = &self.trace {
+            writeln!(f, "traces to {}, a sample every {} rounds", trace.dir.display(), trace.interval)?;
+        }
         writeln!(f, "{}", self.memory)?;
         writeln!(f, "{}\n{}", self.launcher, self.plan)?;
         let (warmup, runs, duration) = (self.warmup, self.runs, self.duration);
@@ -361,13 +376,15 @@ fn check_ring(ring: RingChoice, backend: BackendKind) -> Result<(), OptionError>
     }
 }
 
-fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> OptionError {
+pub(crate) fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> OptionError {
     OptionError::Range { flag, given: given.to_string(), why, legal }
 }
 
 /// What was asked for, as recorded in a result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Recorded {
+    /// What carried requests to other ranks, as it can be asked for.
+    pub device: String,
     /// Seconds of a measured run.
     pub duration_s: f64,
     /// Seconds of load before the first.
@@ -384,6 +401,11 @@ pub struct Recorded {
     pub distribution: Distribution,
     /// Whether values were checked.
     pub verify: bool,
+    /// What daemons and connections left for later.
+    #[serde(flatten)]
+    pub policies: PolicyOptions,
+    /// Where time series of the daemons went, if they were wanted.
+    pub trace: Option<TraceOptions>,
     /// What an idle thread did: `busy`, `yield`.
     pub wait: String,
     /// What `--pin` asked for.
@@ -398,6 +420,9 @@ impl From<&Options> for Recorded {
     fn from(options: &Options) -> Self {
         let workload = &options.workload;
         Self {
+            device: options.device.to_string(),
+            policies: options.policies.clone(),
+            trace: options.trace.clone(),
             duration_s: options.duration.as_secs_f64(),
             warmup_s: options.warmup.as_secs_f64(),
             runs: options.runs,

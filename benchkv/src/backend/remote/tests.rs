@@ -48,7 +48,7 @@ fn pair(dir: &Dir, kind: BackendKind) -> [Remote<usize>; 2] {
             ring_bytes: 4096,
             store_keys: 1,
             window: WINDOW,
-            device: DeviceChoice::Soft.spec(Some(dir.path())),
+            device: DeviceChoice::Auto.spec(Some(dir.path())),
             dir: dir.clone(),
         };
         Remote::open(&plan, Worker::Daemon(0)).unwrap().unwrap()
