@@ -75,7 +75,7 @@ pub struct Cli {
     #[arg(long, value_name = "NAME", default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
 
-    /// Bytes of each ring of a connection between ranks: a power of two, 4096 to 1073741824, or auto.
+    /// Bytes of each ring of a connection between ranks: a power of two, 4096 to 1073741824, or auto. rc-send and ucx-am have none.
     #[arg(long, value_name = "BYTES", default_value = "auto")]
     pub ring_size: RingChoice,
 
@@ -138,7 +138,7 @@ pub struct DoctorArgs {
 
 /// The topologies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum BackendKind {
     /// Client to daemon by ipc, by flux to the daemon that owns the connection, by copyrpc to the peer.
     Meta,
@@ -148,6 +148,10 @@ pub enum BackendKind {
     Sharded,
     /// Client by copyrpc to the daemon that owns the key: an endpoint for each client and remote daemon.
     Direct,
+    /// As delegation, with a SEND for each message in the place of copyrpc: the baseline of two-sided verbs.
+    RcSend,
+    /// As delegation, with a UCX active message for each message in the place of copyrpc. Needs libucp, and no RDMA device.
+    UcxAm,
 }
 
 /// What `--wait` asks for.
@@ -252,7 +256,7 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         for (args, known) in [
-            ("--backend tcp", "meta, delegation, sharded, direct"),
+            ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am"),
             ("--wait sleep", "auto, busy, yield"),
             ("--device eth0", "auto, soft, verbs, mlx5_N[:PORT]"),
         ] {

@@ -82,8 +82,13 @@ pub enum OptionError {
 /// Sizes computed from the options; printed before the start and recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// Bytes of each ring of a connection between ranks. `auto`: the power of two not below 4 x operations in flight on it x padded message.
+    /// Bytes of each ring of a connection between ranks, 0 where there are none (`rc-send`, `ucx-am`). `auto`: the power of two not below 4 x
+    /// operations in flight on it x padded message.
     pub ring_bytes: u64,
+    /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with other backends: the power of two not below
+    /// all operations of the rank's clients, 16 to 1024, and fewer where a rank's connections would have more than 32768 together. What exceeds
+    /// it waits in the daemon's backlog.
+    pub window: usize,
     /// Slots of the delegation ring: the power of two not below all operations of the rank's clients, at least 1024.
     pub ring_slots: usize,
     /// Requests in flight on a flux channel: the power of two not below the operations of all ranks, 256 to 65536. What exceeds it waits in the daemon's backlog.
@@ -100,12 +105,15 @@ impl Sizes {
         // The header of 12 bytes is copyrpc's; messages are padded to 32.
         let padded_message = (12 + size_of::<Request>()).next_multiple_of(32);
         let ring_bytes = match ring {
+            _ if topology.is_by_message() => 0,
             RingChoice::Bytes(bytes) => bytes,
             RingChoice::Auto => ((4 * in_flight_per_ring * padded_message) as u64).next_power_of_two().max(*RING_BYTES.start()),
         };
+        let window = in_flight.next_power_of_two().min(1 << (32_768 / topology.ranks).ilog2()).clamp(16, 1024);
         let flux_in_flight = (topology.ranks * in_flight).next_power_of_two().clamp(256, 65_536);
         Self {
             ring_bytes,
+            window: if topology.is_by_message() { window } else { 0 },
             ring_slots: in_flight.next_power_of_two().max(1024),
             flux_in_flight,
             flux_capacity: (4 * flux_in_flight).max(1024),
@@ -178,7 +186,7 @@ impl Options {
         check_counts(&cli, ranks)?;
         check_times(&cli)?;
         check_ratios(&cli, ranks)?;
-        check_ring(cli.ring_size)?;
+        check_ring(cli.ring_size, cli.backend)?;
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
         }
@@ -268,13 +276,14 @@ impl fmt::Display for Options {
             workload.seed,
             if workload.verify { "on" } else { "off" }
         )?;
+        let connection = match sizes.window {
+            0 => format!("ring {}", report::bytes(sizes.ring_bytes)),
+            window => format!("window {window} requests"),
+        };
         writeln!(
             f,
-            "ring {}, delegation ring {} slots, flux {} in flight, wait {}",
-            report::bytes(sizes.ring_bytes),
-            sizes.ring_slots,
-            sizes.flux_in_flight,
-            self.wait
+            "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
+            sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
         writeln!(f, "{}", self.memory)?;
         writeln!(f, "{}\n{}", self.launcher, self.plan)?;
@@ -338,10 +347,13 @@ fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     }
 }
 
-fn check_ring(ring: RingChoice) -> Result<(), OptionError> {
+fn check_ring(ring: RingChoice, backend: BackendKind) -> Result<(), OptionError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
     let legal = format!("auto, or a power of two from {} to {}", RING_BYTES.start(), RING_BYTES.end());
     match given {
+        _ if matches!(backend, BackendKind::RcSend | BackendKind::UcxAm) => {
+            Err(range("--ring-size", given, "messages of this --backend are not written into rings", "none; leave it out".to_owned()))
+        }
         _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),
         _ if given > *RING_BYTES.end() => Err(range("--ring-size", given, "more than is supported", legal)),
         _ if !given.is_power_of_two() => Err(range("--ring-size", given, "not a power of two", legal)),
