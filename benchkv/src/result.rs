@@ -13,10 +13,13 @@ use crate::cli::BackendKind;
 use crate::client::{ClientReport, Window};
 use crate::launcher::Launcher;
 use crate::memory::Memory;
-use crate::options::{Options, Recorded, Sizes};
+use crate::options::{Options, Recorded, SHORTEST_RUN_S, Sizes};
 use crate::verify::never_issued;
 
+mod open_loop;
 mod table;
+
+pub use open_loop::OpenLoop;
 
 /// Raised whenever a field of [`JobResult`] changes its meaning, its type or its name.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -30,11 +33,21 @@ pub struct RankReport {
     errors: u64,
     lost: u64,
     not_found: u64,
+    course: Course,
     windows: Vec<Tally>,
     verdict: Option<RankVerdict>,
     daemons: Vec<WorkerReport>,
     clients: Vec<WorkerReport>,
     peak_rss_bytes: u64,
+}
+
+/// The windows of a job as they came to pass on one rank.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Course {
+    /// Length of each window that was begun, in seconds.
+    pub windows_s: Vec<f64>,
+    /// The user ended the job before its last window was complete.
+    pub is_interrupted: bool,
 }
 
 /// What was measured in a window, or in several: sums over clients, ranks or runs.
@@ -46,8 +59,19 @@ struct Tally {
     outstanding: f64,
     waited: f64,
     carried: f64,
+    open_loop: OpenTally,
     local: LatencyHistogram,
     remote: LatencyHistogram,
+}
+
+/// See [`OpenWindow`](crate::client::OpenWindow).
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+struct OpenTally {
+    offered_rps: f64,
+    due: u64,
+    backlog_before: u64,
+    backlog: u64,
+    held: f64,
 }
 
 /// What `--verify` found on one rank.
@@ -64,7 +88,7 @@ struct RankVerdict {
 impl RankReport {
     /// Puts the reports of a rank's threads together.
     #[must_use]
-    pub fn new(rank: usize, options: &Options, clients: Vec<ClientReport>, daemons: Vec<WorkerReport>) -> Self {
+    pub fn new(rank: usize, course: Course, clients: Vec<ClientReport>, daemons: Vec<WorkerReport>) -> Self {
         let mut report = Self {
             rank,
             issued: 0,
@@ -72,7 +96,8 @@ impl RankReport {
             errors: 0,
             lost: 0,
             not_found: 0,
-            windows: vec![Tally::default(); options.runs],
+            windows: vec![Tally::default(); course.windows_s.len()],
+            course,
             verdict: None,
             daemons,
             clients: Vec::with_capacity(clients.len()),
@@ -97,14 +122,26 @@ impl RankReport {
         report
     }
 
-    fn result(&self, options: &Options) -> Result<RankResult, HistogramError> {
-        let all = Tally::sum(self.windows.iter())?;
-        let per_run = 1.0 / options.runs as f64;
+    /// Leaves out what came after the first `count` windows.
+    fn truncate(&mut self, count: usize) {
+        self.course.windows_s.truncate(count);
+        self.windows.truncate(count);
+        self.daemons.iter_mut().chain(&mut self.clients).for_each(|worker| worker.windows.truncate(count));
+    }
+
+    /// Windows, each with its weight in a mean over all of them: its share of their length.
+    fn weighted(&self) -> impl Iterator<Item = (&Tally, f64)> {
+        let total_s: f64 = self.course.windows_s.iter().sum();
+        self.windows.iter().zip(self.course.windows_s.iter().map(move |length_s| length_s / total_s))
+    }
+
+    fn result(&self) -> Result<RankResult, HistogramError> {
+        let all = Tally::sum(self.weighted())?;
         Ok(RankResult {
             rank: self.rank,
-            total_rps: (all.local_rps + all.remote_rps) * per_run,
-            local_rps: all.local_rps * per_run,
-            remote_rps: all.remote_rps * per_run,
+            total_rps: all.local_rps + all.remote_rps,
+            local_rps: all.local_rps,
+            remote_rps: all.remote_rps,
             local_ops: all.local.count(),
             remote_ops: all.remote.count(),
             issued: self.issued,
@@ -112,11 +149,7 @@ impl RankReport {
             errors: self.errors,
             lost: self.lost,
             verify_failures: self.verdict.as_ref().map(|verdict| verdict.failures),
-            activity: ActivityRates::new(
-                windows_of(&self.daemons),
-                windows_of(&self.clients),
-                options.duration.as_secs_f64() * options.runs as f64,
-            ),
+            activity: ActivityRates::new(windows_of(&self.daemons), windows_of(&self.clients), self.course.windows_s.iter().sum()),
             daemons: self.daemons.clone(),
             clients: self.clients.clone(),
             peak_rss_bytes: self.peak_rss_bytes,
@@ -136,21 +169,33 @@ impl Tally {
         self.errors += client.errors;
         self.outstanding += client.outstanding_ns as f64 / span_ns;
         let waited_ns = [&client.local, &client.remote].map(LatencyHistogram::summary).map(|all| all.mean * all.count as f64);
-        self.waited += waited_ns.iter().sum::<f64>() / span_ns;
+        let held_ns = client.open_loop.held_ns as f64;
+        self.waited += (waited_ns.iter().sum::<f64>() - held_ns) / span_ns;
         self.carried += client.carried_ns as f64 / span_ns;
+        self.open_loop.offered_rps += client.open_loop.due as f64 * 1e9 / span_ns;
+        self.open_loop.due += client.open_loop.due;
+        self.open_loop.backlog_before += client.open_loop.backlog_before;
+        self.open_loop.backlog += client.open_loop.backlog;
+        self.open_loop.held += held_ns / span_ns;
         // Histograms of one process have the same bounds.
         let _ = self.local.merge(&client.local).and_then(|()| self.remote.merge(&client.remote));
     }
 
-    fn sum<'a>(tallies: impl Iterator<Item = &'a Self>) -> Result<Self, HistogramError> {
+    /// Adds up counts and histograms, and rates and means with the weight of each: 1 for ranks, which measure side by side.
+    fn sum<'a>(tallies: impl Iterator<Item = (&'a Self, f64)>) -> Result<Self, HistogramError> {
         let mut sum = Self::default();
-        for tally in tallies {
-            sum.local_rps += tally.local_rps;
-            sum.remote_rps += tally.remote_rps;
+        for (tally, weight) in tallies {
+            sum.local_rps += weight * tally.local_rps;
+            sum.remote_rps += weight * tally.remote_rps;
             sum.errors += tally.errors;
-            sum.outstanding += tally.outstanding;
-            sum.waited += tally.waited;
-            sum.carried += tally.carried;
+            sum.outstanding += weight * tally.outstanding;
+            sum.waited += weight * tally.waited;
+            sum.carried += weight * tally.carried;
+            sum.open_loop.offered_rps += weight * tally.open_loop.offered_rps;
+            sum.open_loop.due += tally.open_loop.due;
+            sum.open_loop.backlog_before += tally.open_loop.backlog_before;
+            sum.open_loop.backlog += tally.open_loop.backlog;
+            sum.open_loop.held += weight * tally.open_loop.held;
             sum.local.merge(&tally.local)?;
             sum.remote.merge(&tally.remote)?;
         }
@@ -164,8 +209,10 @@ impl Tally {
         Ok(all.summary())
     }
 
-    fn run_result(&self, activity: ActivityRates) -> Result<RunResult, HistogramError> {
+    /// `open_depth`: what all clients of an open loop may have outstanding.
+    fn run_result(&self, duration_s: f64, open_depth: Option<u64>, activity: ActivityRates) -> Result<RunResult, HistogramError> {
         Ok(RunResult {
+            duration_s,
             total_rps: self.local_rps + self.remote_rps,
             local_rps: self.local_rps,
             remote_rps: self.remote_rps,
@@ -173,6 +220,7 @@ impl Tally {
             remote_ops: self.remote.count(),
             errors: self.errors,
             latency_ns: self.latency()?,
+            open_loop: open_depth.map(|depth| OpenLoop::of_run(self, depth)),
             activity,
         })
     }
@@ -213,6 +261,9 @@ pub struct JobResult {
     pub clock: ClockSource,
     /// What it was measured on.
     pub environment: Environment,
+    /// The user ended the job before its last run was complete: `runs` has those that were, and the last one as far as it came, which counts
+    /// in means by its length.
+    pub interrupted: bool,
     /// Operations per second: the mean over runs of the sum over ranks.
     pub total_rps: f64,
     /// Of these, on the rank that issued them.
@@ -243,6 +294,8 @@ pub struct JobResult {
     pub local_latency_ns: LatencySummary,
     /// Of the remote ones.
     pub remote_latency_ns: LatencySummary,
+    /// With `--rate`: whether it was reached; null for a closed loop.
+    pub open_loop: Option<OpenLoop>,
     /// L = X W.
     pub littles_law: LittlesLaw,
     /// The Unix-socket echo measured in the same job.
@@ -253,12 +306,12 @@ pub struct JobResult {
     pub per_rank: Vec<RankResult>,
 }
 
-/// Little's law: what a closed loop measures must satisfy it.
+/// Little's law: what clients measure must satisfy it. It is about operations from their issue to their end, in open loops too.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LittlesLaw {
     /// Operations outstanding, integrated over time.
     pub outstanding: f64,
-    /// Operations per second times mean latency, the sum over clients.
+    /// Operations per second times mean latency from the issue, the sum over clients.
     pub throughput_times_latency: f64,
     /// What the windows' edges add to the second. An operation counts where it ends, with all of its latency; this is the age of what was
     /// outstanding at the ends of windows, less that at their beginnings, over their length. Small where windows are long and load is steady.
@@ -288,6 +341,8 @@ pub struct EchoBaseline {
 /// One measured run, all ranks together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
+    /// Length of its window, the mean over ranks.
+    pub duration_s: f64,
     /// Operations per second.
     pub total_rps: f64,
     /// Of these local.
@@ -302,6 +357,8 @@ pub struct RunResult {
     pub errors: u64,
     /// Round trips.
     pub latency_ns: LatencySummary,
+    /// With `--rate`: whether it was reached.
+    pub open_loop: Option<OpenLoop>,
     /// What daemons and connections did.
     pub activity: ActivityRates,
 }
@@ -376,24 +433,27 @@ impl JobResult {
     pub fn reduce(options: &Options, conditions: Conditions, parts: &[Vec<u8>]) -> Result<Self, ReduceError> {
         let decode =
             |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice(part).map_err(|source| ReduceError::Malformed { rank, source });
-        let reports: Vec<RankReport> = parts.iter().enumerate().map(decode).collect::<Result<_, _>>()?;
+        let mut reports: Vec<RankReport> = parts.iter().enumerate().map(decode).collect::<Result<_, _>>()?;
+        let count = complete(&reports);
+        reports.iter_mut().for_each(|report| report.truncate(count));
         let windows = |run: usize| reports.iter().filter_map(move |report| report.windows.get(run));
-        let runs = (0..options.runs)
+        let depth = options.workload.ranks * options.workload.clients * options.queue_depth;
+        let open_depth = options.pace.map(|_| depth as u64);
+        let runs = (0..count)
             .map(|run| {
                 let of = |workers: fn(&RankReport) -> &[WorkerReport]| {
                     reports.iter().flat_map(workers).filter_map(move |worker| worker.windows.get(run))
                 };
-                let seconds = options.duration.as_secs_f64();
+                let seconds = reports.iter().filter_map(|report| report.course.windows_s.get(run)).sum::<f64>() / reports.len() as f64;
                 let activity = ActivityRates::new(of(|report| &report.daemons), of(|report| &report.clients), seconds);
-                Tally::sum(windows(run))?.run_result(activity)
+                Tally::sum(windows(run).map(|window| (window, 1.0)))?.run_result(seconds, open_depth, activity)
             })
-            .collect::<Result<_, HistogramError>>()?;
-        let all = Tally::sum((0..options.runs).flat_map(windows))?;
-        let per_run = 1.0 / options.runs as f64;
-        let per_rank = reports.iter().map(|report| report.result(options)).collect::<Result<_, HistogramError>>()?;
+            .collect::<Result<Vec<RunResult>, HistogramError>>()?;
+        let all = Tally::sum(reports.iter().flat_map(RankReport::weighted))?;
+        let per_rank = reports.iter().map(RankReport::result).collect::<Result<_, HistogramError>>()?;
         let (failures, first_verify_failure) = judge(&reports);
         let total = |field: fn(&RankReport) -> u64| reports.iter().map(field).sum();
-        let (local_rps, remote_rps) = (all.local_rps * per_run, all.remote_rps * per_run);
+        let Tally { local_rps, remote_rps, .. } = all;
         let latency_ns = all.latency()?;
         let baseline = |echo: EchoResult| EchoBaseline { echo, remote_ratio: remote_rps / echo.rps.max(1e-9) };
         Ok(Self {
@@ -413,6 +473,7 @@ impl JobResult {
             placement: options.plan.clone(),
             clock: conditions.clock,
             environment: conditions.environment,
+            interrupted: reports.iter().any(|report| report.course.is_interrupted),
             total_rps: local_rps + remote_rps,
             local_rps,
             remote_rps,
@@ -428,7 +489,8 @@ impl JobResult {
             latency_ns,
             local_latency_ns: all.local.summary(),
             remote_latency_ns: all.remote.summary(),
-            littles_law: LittlesLaw::new(all.outstanding * per_run, all.waited * per_run, all.carried * per_run),
+            open_loop: options.pace.map(|_| OpenLoop::of_job(&all, runs.iter().filter_map(|run| run.open_loop))),
+            littles_law: LittlesLaw::new(all.outstanding, all.waited, all.carried),
             unix_echo: conditions.unix_echo.into_iter().map(baseline).collect(),
             runs,
             per_rank,
@@ -440,6 +502,14 @@ impl JobResult {
     pub fn is_sound(&self) -> bool {
         self.lost == 0 && self.verify_failures.unwrap_or(0) == 0
     }
+}
+
+/// The windows that count: all that were begun, but the last of an interrupted job only if it became as long as a run may be.
+fn complete(reports: &[RankReport]) -> usize {
+    let begun = reports.iter().map(|report| report.course.windows_s.len()).min().unwrap_or(0);
+    let is_interrupted = reports.iter().any(|report| report.course.is_interrupted);
+    let lasts = |report: &RankReport| report.course.windows_s.get(begun.wrapping_sub(1)).is_none_or(|length| *length >= SHORTEST_RUN_S);
+    if is_interrupted && !reports.iter().all(lasts) { begun - 1 } else { begun }
 }
 
 /// The kind of device all threads opened: a device name is `kind:details`.
