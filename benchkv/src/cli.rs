@@ -8,6 +8,7 @@ use harness::device::DeviceChoice;
 use harness::report::JsonSink;
 use serde::{Deserialize, Serialize};
 
+use crate::output::OutputArgs;
 use crate::pace::{Arrivals, PaceArgs};
 use crate::workload::Distribution;
 
@@ -107,6 +108,10 @@ pub struct Cli {
     /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
     #[arg(long, value_name = "FILE")]
     pub json: Option<JsonSink>,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub output: OutputArgs,
 
     /// Seed of the access patterns.
     #[arg(long, value_name = "N", default_value_t = 1)]

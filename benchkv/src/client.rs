@@ -79,6 +79,8 @@ pub struct ClientReport {
     pub windows: Vec<Window>,
     /// With `--verify`.
     pub verdict: Option<Verdict>,
+    /// [`Pattern::digest`] of the accesses it was given.
+    pub pattern_hash: u64,
     /// How its thread spent its time, and what its own connections to other ranks did.
     pub worker: WorkerReport,
 }
@@ -222,6 +224,7 @@ impl<P: Paths> Client<P> {
             counts: book.counts,
             windows: book.windows,
             verdict: book.spec.verifier.map(Verifier::verdict),
+            pattern_hash: book.spec.pattern.digest(),
             worker,
         }
     }

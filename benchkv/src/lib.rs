@@ -11,9 +11,10 @@
 //! - [`store`]: the shard that a daemon serves.
 //! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
 //! - [`activity`]: how the threads spent their time.
+//! - [`trace`]: what a daemon was doing, over time.
 //! - [`memory`]: what a job will take of it.
 //! - [`doctor`]: what this machine lacks, instead of a job.
-//! - [`result`]: what all ranks measured, as a table and as JSON.
+//! - [`result`]: what all ranks measured, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet.
 
 pub mod activity;
 pub mod agreement;
@@ -27,9 +28,11 @@ pub mod memory;
 pub mod message;
 pub mod options;
 pub mod orchestrate;
+pub mod output;
 pub mod pace;
 pub mod result;
 pub mod store;
+pub mod trace;
 pub mod verify;
 pub mod workload;
 pub mod zipf;

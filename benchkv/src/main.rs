@@ -7,6 +7,7 @@ mod mpi;
 use std::error::Error;
 use std::fmt::Display;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,9 +19,11 @@ use benchkv::launcher::LauncherKind;
 use benchkv::message::{Request, Response};
 use benchkv::options::Options;
 use benchkv::orchestrate::run_rank;
+use benchkv::output::OutputFile;
 use benchkv::result::{Conditions, JobResult};
 use clap::Parser;
 use harness::clock::Clock;
+use harness::counters::{self, PortCounters};
 use harness::echo::{self, Echo, EchoError, EchoResult};
 use harness::environment::Environment;
 use harness::exchange::Exchange;
@@ -110,7 +113,8 @@ fn launch(cli: Cli) -> ExitCode {
 
 /// Whether the result can be written at the end.
 fn check_output(options: &Options) -> Result<(), String> {
-    options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))
+    options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
+    options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))
 }
 
 /// What a killed job left behind is removed here, by the next one on the host.
@@ -147,7 +151,11 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     let unix_echo = if rank == 0 { baselines(&options, &clock)? } else { Vec::new() };
     exchange.barrier(EXCHANGE_LIMIT, &never)?;
     let backend = Composed::new(&options, rank)?;
-    let report = run_rank(&options, &backend, exchange, clock)?;
+    let is_first_here = options.launcher.local_rank(rank) == Some(0);
+    let look = || if is_first_here { counters::read(Path::new(counters::SYSFS)) } else { PortCounters::new() };
+    let before = look();
+    let mut report = run_rank(&options, &backend, exchange, clock)?;
+    report.add_hardware_counters(before, look());
     let parts = exchange.all_gather(&serde_json::to_vec(&report)?, EXCHANGE_LIMIT, &never)?;
     if rank != 0 {
         return Ok(ExitCode::SUCCESS);
@@ -192,6 +200,9 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoEr
 /// Shows the result; an unsound one and an interrupted one have statuses of their own.
 fn show(options: &Options, result: &JobResult) -> Result<ExitCode, Box<dyn Error>> {
     print(result, &result.to_string(), options.json.as_ref())?;
+    if let Some(file) = &options.output {
+        file.write(result)?;
+    }
     let code = if result.interrupted { ExitCode::from(EXIT_INTERRUPTED) } else { ExitCode::SUCCESS };
     if result.is_sound() {
         return Ok(code);

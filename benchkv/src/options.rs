@@ -20,6 +20,7 @@ use crate::cli::{BackendKind, Cli, Fault, RingChoice, WaitChoice};
 use crate::launcher::Launcher;
 use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
+use crate::output::OutputFile;
 use crate::pace::{Arrivals, Pace};
 use crate::store::Shard;
 use crate::workload::{Distribution, Workload};
@@ -152,6 +153,8 @@ pub struct Options {
     pub shm_dir: Option<PathBuf>,
     /// Where the JSON document goes.
     pub json: Option<JsonSink>,
+    /// Where the flat table goes.
+    pub output: Option<OutputFile>,
     /// What is broken on purpose.
     pub fault: Option<Fault>,
 }
@@ -229,6 +232,7 @@ impl Options {
             plan,
             shm_dir: cli.shm_dir,
             json: cli.json,
+            output: cli.output.output,
             fault: cli.fault,
         })
     }

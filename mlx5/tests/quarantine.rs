@@ -56,7 +56,7 @@ fn begin() -> MutexGuard<'static, ()> {
 
 /// How many instructions a doorbell takes that writes `region`.
 fn instructions(dir: &Path, target: &mut End, kind: Kind, region: (u64, u32)) -> usize {
-    let mut stepped = Stepped::start(dir, target, 0, kind, region);
+    let mut stepped = Stepped::start(Stepped::helper(dir, kind), target, 0, kind, region);
     let instructions = stepped.count(1);
     stepped.kill();
     target.remove(0);
@@ -66,7 +66,7 @@ fn instructions(dir: &Path, target: &mut End, kind: Kind, region: (u64, u32)) ->
 
 /// A requester that stands at instruction `point` of the doorbell; whether it is inside.
 fn stopped_at(dir: &Path, target: &mut End, name: u32, region: (u64, u32), point: usize) -> (Stepped, bool) {
-    let mut stepped = Stepped::start(dir, target, name, Kind::Write, region);
+    let mut stepped = Stepped::start(Stepped::helper(dir, Kind::Write), target, name, Kind::Write, region);
     stepped.go(1);
     let inside = stepped.step(point);
     (stepped, inside)
@@ -151,7 +151,7 @@ fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
     let look = || written(unsafe { core::slice::from_raw_parts(at.as_ptr(), WRITE) });
     let mr = register(&target);
     // The kernel copies all of it in one instruction. The points before that come first.
-    let mut stepped = Stepped::start(&dir, &mut target, 0, Kind::Write, region_of(&mr));
+    let mut stepped = Stepped::start(Stepped::helper(&dir, Kind::Write), &mut target, 0, Kind::Write, region_of(&mr));
     stepped.go(1);
     let copy = (1..).take_while(|_| stepped.step(1) && look() == 0).last().unwrap();
     stepped.kill();
@@ -249,7 +249,7 @@ fn next_queues_are_their_own(kind: Kind) {
     let mut third = End::open(&dir);
     let mut quarantined = 0;
     for point in points.by_ref() {
-        let mut stepped = Stepped::start(&dir, &mut target, 0, kind, region);
+        let mut stepped = Stepped::start(Stepped::helper(&dir, kind), &mut target, 0, kind, region);
         while target.arrived(true).is_empty() && kind == Kind::Datagram {}
         stepped.go(1);
         let inside = stepped.step(point);

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use fabric::{new_dir, remove_dir};
 use stepped::{End, Kind, RECEIVES, Stepped, run_process};
 use support::{scale, watchdog};
-use tracee::Points;
+use tracee::{Helper, Points, on_one_core};
 
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(240);
@@ -53,6 +53,8 @@ fn begin() -> MutexGuard<'static, ()> {
 /// The target, and a third party connected to it by queue pair 1.
 struct World {
     dir: PathBuf,
+    /// Of processes that are stepped; `None` while one is alive.
+    helper: Option<Helper>,
     kind: Kind,
     target: End,
     third: End,
@@ -65,7 +67,8 @@ struct World {
 
 impl World {
     fn new(name: &str, kind: Kind) -> Self {
-        Self::connect(&new_dir(&format!("{name}-{kind:?}")), kind)
+        let dir = new_dir(&format!("{name}-{kind:?}"));
+        Self { helper: Some(Stepped::helper(&dir, kind)), ..Self::connect(&dir, kind) }
     }
 
     fn connect(dir: &Path, kind: Kind) -> Self {
@@ -73,12 +76,13 @@ impl World {
         let (target_qp, third_qp) = (target.add(1, Kind::Send), third.add(1, Kind::Send));
         target.connect(1, &third_qp);
         third.connect(1, &target_qp);
-        Self { dir: dir.to_owned(), kind, target, third, sent: 0, received: 0, from_stepped: vec![], flushed: 0 }
+        Self { dir: dir.to_owned(), helper: None, kind, target, third, sent: 0, received: 0, from_stepped: vec![], flushed: 0 }
     }
 
     fn start(&mut self) -> Stepped {
         let region = (self.target.mr.addr(), self.target.mr.rkey());
-        let stepped = Stepped::start(&self.dir, &mut self.target, 0, self.kind, region);
+        let helper = self.helper.take().unwrap();
+        let stepped = Stepped::start(helper, &mut self.target, 0, self.kind, region);
         if self.kind == Kind::Datagram {
             self.until("the first datagram", |world| world.from_stepped.len() == 1);
             self.from_stepped.clear();
@@ -95,9 +99,13 @@ impl World {
         instructions
     }
 
+    fn kill(&mut self, stepped: Stepped) {
+        self.helper = Some(stepped.kill());
+    }
+
     /// Kills `stepped`, and forgets it.
     fn end(&mut self, stepped: Stepped) {
-        stepped.kill();
+        self.kill(stepped);
         self.target.remove(0);
         self.take(true);
         self.from_stepped.clear();
@@ -158,7 +166,7 @@ impl World {
         lost -= (self.received - before) as usize;
         if lost > 0 {
             let from_stepped = core::mem::take(&mut self.from_stepped);
-            *self = Self { from_stepped, ..Self::connect(&self.dir, self.kind) };
+            *self = Self { from_stepped, helper: self.helper.take(), ..Self::connect(&self.dir, self.kind) };
         } else {
             self.third.reap();
             self.target.refill();
@@ -219,7 +227,7 @@ fn kill(kind: Kind) {
         let mut stepped = world.start();
         stepped.go(1);
         stepped.step(point);
-        stepped.kill();
+        world.kill(stepped);
         kills += 1;
         world.traffic();
         if kind == Kind::Own {
@@ -247,7 +255,7 @@ fn kill(kind: Kind) {
         let mut stepped = world.start();
         stepped.go(1);
         stepped.step(instructions);
-        stepped.kill();
+        world.kill(stepped);
         world.traffic();
         world.take(true);
         assert_eq!(world.from_stepped.len(), 1, "killed after its doorbell: what it sent arrives");
@@ -289,7 +297,7 @@ fn destroy(kind: Kind) {
             world.target.patrol();
             leaked += world.receives_lost();
         }
-        stepped.kill();
+        world.kill(stepped);
         world.target.patrol();
         leaked += world.receives_lost();
         assert!(world.from_stepped.is_sorted_by(|a, b| a < b), "delivered twice");
@@ -307,45 +315,45 @@ fn destroy(kind: Kind) {
 
 #[test]
 fn a_requester_of_write_imm_stopped_anywhere_stalls_nobody_and_delivers_once() {
-    stop(Kind::WriteImm);
+    on_one_core(|| stop(Kind::WriteImm));
 }
 
 #[test]
 fn a_requester_of_send_stopped_anywhere_stalls_nobody_and_delivers_once() {
-    stop(Kind::Send);
+    on_one_core(|| stop(Kind::Send));
 }
 
 #[test]
 fn a_sender_of_datagrams_stopped_anywhere_stalls_nobody_and_delivers_once() {
-    stop(Kind::Datagram);
+    on_one_core(|| stop(Kind::Datagram));
 }
 
 #[test]
 fn a_requester_of_write_imm_killed_anywhere_stalls_nobody_and_leaks_nothing() {
-    kill(Kind::WriteImm);
+    on_one_core(|| kill(Kind::WriteImm));
 }
 
 #[test]
 fn a_requester_of_send_killed_anywhere_stalls_nobody_and_leaks_nothing() {
-    kill(Kind::Send);
+    on_one_core(|| kill(Kind::Send));
 }
 
 #[test]
 fn a_sender_of_datagrams_killed_anywhere_stalls_nobody_and_leaks_nothing() {
-    kill(Kind::Datagram);
+    on_one_core(|| kill(Kind::Datagram));
 }
 
 #[test]
 fn own_receives_of_a_requester_killed_anywhere_all_complete_in_order() {
-    kill(Kind::Own);
+    on_one_core(|| kill(Kind::Own));
 }
 
 #[test]
 fn a_queue_pair_destroyed_under_a_requester_of_write_imm_takes_no_receives_with_it() {
-    destroy(Kind::WriteImm);
+    on_one_core(|| destroy(Kind::WriteImm));
 }
 
 #[test]
 fn a_queue_pair_destroyed_under_a_requester_of_send_takes_no_receives_with_it() {
-    destroy(Kind::Send);
+    on_one_core(|| destroy(Kind::Send));
 }

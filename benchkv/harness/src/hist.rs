@@ -1,7 +1,9 @@
 //! Latency histograms: recorded per thread without allocation, serialised, merged over ranks.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use hdrhistogram::Histogram;
-use hdrhistogram::serialization::{Deserializer, Serializer, V2Serializer};
+use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -9,7 +11,7 @@ use thiserror::Error;
 pub const MAX_NS: u64 = 60_000_000_000;
 
 /// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all of it allocated by [`new`](Self::new).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LatencyHistogram(Histogram<u64>);
 
 /// The figures of a histogram that go into a result, in nanoseconds. All are 0 when `count` is 0.
@@ -91,13 +93,19 @@ impl LatencyHistogram {
         }
     }
 
-    /// The HdrHistogram V2 encoding: runs of empty buckets take a byte or two.
+    /// The smallest latency that at least the share `quantile` (0 to 1) of all values does not exceed; 0 when there are none.
+    #[must_use]
+    pub fn value_at(&self, quantile: f64) -> u64 {
+        self.0.value_at_quantile(quantile)
+    }
+
+    /// The compressed HdrHistogram V2 encoding, which the tools of other languages read.
     ///
     /// # Errors
     /// [`HistogramError::Unserialisable`] with the encoder's reason.
     pub fn to_bytes(&self) -> Result<Vec<u8>, HistogramError> {
         let mut bytes = Vec::new();
-        V2Serializer::new().serialize(&self.0, &mut bytes).map_err(|error| HistogramError::Unserialisable(error.to_string()))?;
+        V2DeflateSerializer::new().serialize(&self.0, &mut bytes).map_err(|error| HistogramError::Unserialisable(error.to_string()))?;
         Ok(bytes)
     }
 
@@ -110,19 +118,17 @@ impl LatencyHistogram {
     }
 }
 
-/// As text a histogram is the hexadecimal form of [`to_bytes`](LatencyHistogram::to_bytes).
+/// As text a histogram is [`to_bytes`](LatencyHistogram::to_bytes) in base64: the form of HdrHistogram's own logs (`HISTF...`).
 impl Serialize for LatencyHistogram {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let bytes = self.to_bytes().map_err(serde::ser::Error::custom)?;
-        serializer.serialize_str(&bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+        serializer.serialize_str(&BASE64.encode(self.to_bytes().map_err(serde::ser::Error::custom)?))
     }
 }
 
 impl<'de> Deserialize<'de> for LatencyHistogram {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let pairs = text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
-        let bytes = pairs.collect::<Option<Vec<u8>>>().ok_or_else(|| serde::de::Error::custom("not hexadecimal"))?;
+        let bytes = BASE64.decode(text).map_err(serde::de::Error::custom)?;
         Self::from_bytes(&bytes).map_err(serde::de::Error::custom)
     }
 }
@@ -176,12 +182,23 @@ mod tests {
         assert_eq!(merged.summary(), whole.summary());
     }
 
+    /// Written by the Python package hdrhistogram 0.10.8 with the same bounds.
+    #[test]
+    fn histograms_of_other_tools_are_read() {
+        let theirs = "\"HISTFAAAACx4nJNpmSzMwMDAwwABzFCaEYh5f7hHMNh/gAowneZneV/H9H0OExMAmFcIEQ==\"";
+        let mut ours = LatencyHistogram::new();
+        [1, 1000, 1000, 250_000, 59_000_000_000].into_iter().for_each(|value| ours.record(value));
+        assert_eq!(serde_json::from_str::<LatencyHistogram>(theirs).unwrap(), ours);
+        assert!(serde_json::to_string(&ours).unwrap().starts_with("\"HISTF"));
+        assert_eq!([0.2, 0.6, 0.61].map(|quantile| ours.value_at(quantile)), [1, 1000, 250_111]);
+    }
+
     #[test]
     fn garbage_is_not_a_histogram() {
         let good = LatencyHistogram::new().to_bytes().unwrap();
         assert!(LatencyHistogram::from_bytes(&[]).is_err());
         assert!(LatencyHistogram::from_bytes(&[0xa5; 64]).is_err());
         assert!(LatencyHistogram::from_bytes(&good[..good.len() / 2]).is_err());
-        assert!(serde_json::from_str::<LatencyHistogram>("\"5g\"").is_err());
+        assert!(serde_json::from_str::<LatencyHistogram>("\"HISTF\"").is_err());
     }
 }

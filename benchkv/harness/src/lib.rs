@@ -13,9 +13,9 @@
 //! - [`echo`]: the Unix-socket echo every result is put beside.
 //! - [`pingpong`]: the cache line that goes to and fro, below which no round trip between two cores can be.
 //! - [`load`]: callers and answerers under load, and [`counted`]: operations one after the other, for whatever carries calls.
-//! - [`environment`]: machine, kernel and commit, for the result.
+//! - [`environment`]: machine, kernel and commit, for the result; [`counters`]: what the NIC counted meanwhile.
 //! - [`machine`]: libraries, limits and programs, for those who ask what is missing.
-//! - [`report`]: the table a person reads and the JSON document a program reads.
+//! - [`report`]: the table a person reads and the JSON document a program reads; [`file`]: where they are kept.
 //!
 //! Waiting here is waiting for other processes, outside any measured window; only [`load`] starts a thread.
 
@@ -25,10 +25,12 @@ compile_error!("the benchmark harness needs Linux: pidfd, signalfd and PR_SET_PD
 pub mod affinity;
 pub mod clock;
 pub mod counted;
+pub mod counters;
 pub mod device;
 pub mod echo;
 pub mod environment;
 pub mod exchange;
+pub mod file;
 pub mod hist;
 pub mod hosts;
 pub mod launcher;

@@ -11,7 +11,7 @@
 
 use std::fmt;
 
-use harness::device::DeviceChoice;
+use mlx5::DeviceSpec;
 use shm::dir::Dir;
 
 use crate::cli::BackendKind;
@@ -147,14 +147,15 @@ pub(super) struct Plan {
     pub(super) ring_slots: usize,
     pub(super) ring_bytes: u64,
     pub(super) store_keys: u64,
-    pub(super) device: DeviceChoice,
+    pub(super) device: DeviceSpec,
     pub(super) dir: Dir,
 }
 
 impl Plan {
-    /// Name of a server of this rank. The process id keeps ranks and jobs apart; what a dead process left under it is replaced.
+    /// Name of a server of this rank. The process id keeps jobs apart, the rank those that share a process; what a dead process left under it
+    /// is replaced.
     pub(super) fn server_name(&self, what: &str) -> String {
-        format!("benchkv-{}-{what}", std::process::id())
+        format!("benchkv-{}-{}-{what}", std::process::id(), self.rank)
     }
 }
 

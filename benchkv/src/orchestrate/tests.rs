@@ -344,9 +344,9 @@ fn a_whole_job_ends_with_nothing_lost_and_every_value_right() {
         let result = result(&format!("{args} --duration 0.3"), Flaw::None);
         assert!(result.is_sound(), "{args}: {:?}", result.first_verify_failure);
         assert_eq!((result.errors, result.issued), (0, result.completed), "{args}");
-        assert_eq!(result.remote_ops > 0, result.ranks > 1, "{args}");
-        assert!(result.local_ops > 0, "{args}");
-        assert!(result.local_ops + result.remote_ops < result.completed, "{args}: warm-up and drain are not measured");
+        assert_eq!(result.measured.remote_ops > 0, result.ranks > 1, "{args}");
+        assert!(result.measured.local_ops > 0, "{args}");
+        assert!(result.measured.local_ops + result.measured.remote_ops < result.completed, "{args}: warm-up and drain are not measured");
     }
 }
 
@@ -355,7 +355,11 @@ fn a_window_never_includes_a_barrier() {
     let result = reduce(run_as("--ranks 1 --runs 3", Flaw::None, Some(Arc::default()), &[]));
     assert!(result.completed as usize >= 3 * Gate::ANSWERS, "load goes on while ranks meet");
     // What was answered as a barrier ended may be collected in the window that follows, or in one step more of the window before.
-    assert!(result.local_ops <= 3 * 3 * 4, "{} operations that ended in barriers were counted in windows", result.local_ops);
+    assert!(
+        result.measured.local_ops <= 3 * 3 * 4,
+        "{} operations that ended in barriers were counted in windows",
+        result.measured.local_ops
+    );
 }
 
 /// Ranks find out in different windows, or not at all before they meet: all leave after the same one.
@@ -365,7 +369,7 @@ fn an_interrupted_job_ends_together_with_what_it_has() {
         let result = reduce(run_as("--ranks 2 --runs 3 --duration 0.1", Flaw::None, None, interrupts));
         assert!(result.is_sound() && result.interrupted, "{:?}", result.first_verify_failure);
         assert_eq!((result.issued, result.errors), (result.completed, 0));
-        assert!(result.runs.iter().all(|run| run.local_ops > 0 && run.remote_ops > 0), "{:?}", result.runs);
+        assert!(result.runs.iter().all(|run| run.measured.local_ops > 0 && run.measured.remote_ops > 0), "{:?}", result.runs);
         result.runs.len()
     };
     assert_eq!(windows(&[Some(0), None]), 0, "in the warm-up");

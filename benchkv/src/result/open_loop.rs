@@ -5,7 +5,8 @@ use std::fmt;
 use harness::report::{nanos, rate};
 use serde::{Deserialize, Serialize};
 
-use super::Tally;
+use super::reduce::Tally;
+use crate::client::OpenWindow;
 
 /// One operation of so many that became due in a window may stay behind. More is a rate that was not reached.
 const TOLERATED: u64 = 100;
@@ -26,6 +27,35 @@ pub struct OpenLoop {
     pub kept_up: bool,
     /// From an operation's intended start to its issue, the mean in nanoseconds. It is part of each latency.
     pub issue_delay_ns: f64,
+}
+
+/// See [`OpenWindow`]: sums over clients or ranks, and over runs what can be added up.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(super) struct OpenTally {
+    offered_rps: f64,
+    due: u64,
+    backlog_before: u64,
+    backlog: u64,
+    /// Operations held before their issue, the mean over time.
+    held: f64,
+}
+
+impl OpenTally {
+    pub(super) fn add(&mut self, window: &OpenWindow, span_ns: f64) {
+        self.offered_rps += window.due as f64 * 1e9 / span_ns;
+        self.due += window.due;
+        self.backlog_before += window.backlog_before;
+        self.backlog += window.backlog;
+        self.held += window.held_ns as f64 / span_ns;
+    }
+
+    pub(super) fn add_tally(&mut self, other: &Self, weight: f64) {
+        self.offered_rps += weight * other.offered_rps;
+        self.due += other.due;
+        self.backlog_before += other.backlog_before;
+        self.backlog += other.backlog;
+        self.held += weight * other.held;
+    }
 }
 
 impl OpenLoop {

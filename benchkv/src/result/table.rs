@@ -53,9 +53,9 @@ impl JobResult {
                 rank.daemons.iter().fold((0, 0), |(loops, empty), daemon| (loops + daemon.loops, empty + daemon.empty_loops));
             table.row([
                 rank.rank.to_string(),
-                rate(rank.local_rps),
-                rate(rank.remote_rps),
-                rate(rank.total_rps),
+                rate(rank.measured.local_rps),
+                rate(rank.measured.remote_rps),
+                rate(rank.measured.total_rps),
                 rank.issued.to_string(),
                 rank.errors.to_string(),
                 rank.lost.to_string(),
@@ -64,7 +64,7 @@ impl JobResult {
                 bytes(rank.peak_rss_bytes),
             ]);
         }
-        let rates = [rate(self.local_rps), rate(self.remote_rps), rate(self.total_rps)];
+        let rates = [rate(self.measured.local_rps), rate(self.measured.remote_rps), rate(self.measured.total_rps)];
         let counts = [self.issued.to_string(), self.errors.to_string(), self.lost.to_string(), failures(self.verify_failures)];
         table.row(["all".to_owned()].into_iter().chain(rates).chain(counts));
         table
@@ -84,7 +84,8 @@ impl JobResult {
 
     fn latency_table(&self) -> Table {
         let mut table = Table::new(["round trip", "operations", "mean", "p50", "p99", "p99.9", "max"]);
-        let kinds = [("local", &self.local_latency_ns), ("remote", &self.remote_latency_ns), ("all", &self.latency_ns)];
+        let kinds =
+            [("local", &self.measured.local_latency_ns), ("remote", &self.measured.remote_latency_ns), ("all", &self.measured.latency_ns)];
         for (kind, summary) in kinds.into_iter().filter(|(_, summary)| summary.count > 0) {
             let times = [summary.mean, summary.p50 as f64, summary.p99 as f64, summary.p999 as f64, summary.max as f64];
             table.row([kind.to_owned(), summary.count.to_string()].into_iter().chain(times.map(nanos)));

@@ -2,9 +2,10 @@ use clap::Parser;
 use harness::clock::Clock;
 
 use super::*;
-use crate::activity::TransportReport;
+use crate::activity::{Activity, TransportReport};
 use crate::cli::Cli;
-use crate::client::{Counts, OpenWindow};
+use crate::client::{ClientReport, Counts, OpenWindow, Window};
+use crate::options::Options;
 use crate::verify::Verdict;
 
 const SECOND: u64 = 1_000_000_000;
@@ -45,6 +46,7 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
         lost: 1,
         windows: vec![window; 2],
         verdict,
+        pattern_hash: local,
         worker: WorkerReport::default(),
     }
 }
@@ -77,16 +79,30 @@ fn reduced(verdicts: [Verdict; 2]) -> JobResult {
 #[test]
 fn figures_add_up_over_ranks_and_average_over_runs() {
     let result = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]);
-    assert_eq!((result.local_ops, result.remote_ops), (600, 1400));
-    assert!((result.local_rps - 300.0).abs() < 1e-6 && (result.remote_rps - 700.0).abs() < 1e-6, "{result:?}");
-    assert_eq!(result.runs.iter().map(|run| (run.local_ops, run.remote_ops, run.errors)).collect::<Vec<_>>(), [(300, 700, 2); 2]);
+    assert_eq!((result.measured.local_ops, result.measured.remote_ops), (600, 1400));
+    assert!((result.measured.local_rps - 300.0).abs() < 1e-6 && (result.measured.remote_rps - 700.0).abs() < 1e-6, "{result:?}");
+    assert_eq!(
+        result.runs.iter().map(|run| (run.measured.local_ops, run.measured.remote_ops, run.errors)).collect::<Vec<_>>(),
+        [(300, 700, 2); 2]
+    );
     assert_eq!(result.issued, result.completed + result.errors + result.lost);
     assert_eq!((result.errors, result.lost, result.not_found, result.verify_failures), (4, 2, 8, Some(0)));
-    assert_eq!(result.per_rank.iter().map(|rank| rank.remote_ops).collect::<Vec<_>>(), [600, 800]);
-    let run = result.runs[1].activity;
+    assert_eq!(result.per_rank.iter().map(|rank| rank.measured.remote_ops).collect::<Vec<_>>(), [600, 800]);
+    let run = result.runs[1].measured.activity;
     assert_eq!((run.loops_per_s, run.messages_per_loop, run.writes_per_s, run.messages_per_write), (4.0, 0.5, 20.0, 2.5));
-    let rank = result.per_rank[1].activity;
+    let rank = result.per_rank[1].measured.activity;
     assert_eq!((rank.loops_per_s, rank.messages_per_loop, rank.writes_per_s, rank.messages_per_write), (4.0, 0.5, 10.0, 2.5));
+    assert_eq!(result.measured.activity.writes_per_s, 20.0, "of all ranks, over all runs");
+    let [first, second] = &result.per_rank[..] else { panic!("two ranks: {result:?}") };
+    assert_ne!(first.pattern_hash, second.pattern_hash);
+    let merged = |of: fn(&Measured) -> &LatencyHistogram| {
+        let mut all = of(&first.measured).clone();
+        all.merge(of(&second.measured)).unwrap();
+        all
+    };
+    assert_eq!(merged(|of| &of.histograms_ns.local), result.measured.histograms_ns.local);
+    assert_eq!(merged(|of| &of.histograms_ns.remote), result.measured.histograms_ns.remote);
+    assert_eq!((result.over_runs.total_rps.max, result.over_runs.total_rps.std_dev), (1000.0, Some(0.0)));
     let law = result.littles_law;
     assert!((law.outstanding - 1.0).abs() < 1e-6 && (law.throughput_times_latency - 1.0).abs() < 1e-3, "{law:?}");
     assert!((result.unix_echo[0].remote_ratio - 7.0).abs() < 1e-9);
@@ -114,7 +130,7 @@ fn the_document_parses_back_and_has_the_promised_fields() {
     for field in ["mean", "p50", "p99", "p999", "max"] {
         assert!(document["latency_ns"][field].is_number(), "{field}");
     }
-    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(1)));
+    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(2)));
     assert_eq!((document["runs"].as_array().unwrap().len(), document["per_rank"].as_array().unwrap().len()), (2, 2));
 }
 
@@ -160,6 +176,36 @@ fn littles_law_shows_how_far_its_sides_are_apart() {
     assert_eq!(LittlesLaw::new(0.0, 0.0, 0.0).deviation, 0.0);
 }
 
+#[test]
+fn the_spread_is_that_of_a_sample() {
+    let spread = Spread::of(&[2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]);
+    assert_eq!((spread.min, spread.max), (2.0, 9.0));
+    assert!((spread.std_dev.unwrap() - (32.0f64 / 7.0).sqrt()).abs() < 1e-12, "{spread:?}");
+    assert_eq!(Spread::of(&[3.0]), Spread { min: 3.0, max: 3.0, std_dev: None }, "one run says nothing of the next");
+    assert_eq!(Spread::of(&[]), Spread::default());
+}
+
+#[test]
+fn counters_are_those_of_the_ports_that_were_used() {
+    let options = options("--ranks 1 --runs 2");
+    let ports = |value| {
+        let counters = |value| BTreeMap::from([("out_of_buffer".to_owned(), value)]);
+        BTreeMap::from([("mlx5_0:1".to_owned(), counters(value)), ("mlx5_1:1".to_owned(), counters(0))])
+    };
+    let counted = |device: &str| {
+        let transport = TransportReport { device: device.to_owned(), ..TransportReport::default() };
+        let daemon = WorkerReport { transport: Some(transport), ..WorkerReport::default() };
+        let mut report = RankReport::new(0, course(&[1.0, 1.0]), vec![client(1, 0, None)], vec![daemon.clone(), daemon]);
+        report.add_hardware_counters(ports(5), ports(12));
+        let result = JobResult::reduce(&options, conditions(), &[serde_json::to_vec(&report).unwrap()]).unwrap();
+        result
+            .hardware_counters
+            .map(|ports| ports.iter().map(|port| (port.port.clone(), port.counted("out_of_buffer"))).collect::<Vec<_>>())
+    };
+    assert_eq!(counted("mlx5_0:1"), Some(vec![("mlx5_0:1".to_owned(), Some(7))]), "two daemons, one port");
+    assert_eq!(counted("soft:lid=1"), None);
+}
+
 /// A job of one rank in which `change` has been made to the client's report.
 fn measured(args: &str, course: Course, change: impl FnOnce(&mut ClientReport)) -> JobResult {
     let mut report = client(100, 0, None);
@@ -182,13 +228,16 @@ fn an_interrupted_job_has_its_complete_windows_and_the_cut_one_by_its_length() {
     };
     let result = interrupted(&[1.0, 0.25]);
     assert!(result.interrupted);
-    let runs = result.runs.iter().map(|run| (run.duration_s, run.local_ops, run.total_rps.round())).collect::<Vec<_>>();
+    let runs = result.runs.iter().map(|run| (run.duration_s, run.measured.local_ops, run.measured.total_rps.round())).collect::<Vec<_>>();
     assert_eq!(runs, [(1.0, 100, 100.0), (0.25, 50, 200.0)]);
-    assert!((result.total_rps - 120.0).abs() < 1e-6 && (result.per_rank[0].total_rps - 120.0).abs() < 1e-6, "150 in 1.25 s: {result:?}");
+    assert!(
+        (result.measured.total_rps - 120.0).abs() < 1e-6 && (result.per_rank[0].measured.total_rps - 120.0).abs() < 1e-6,
+        "150 in 1.25 s: {result:?}"
+    );
     assert!(result.to_string().contains("2 of 3 runs, interrupted"), "{result}");
     // Too short to be a run.
     assert_eq!((interrupted(&[1.0, 0.009]).runs.len(), interrupted(&[1.0]).runs.len(), interrupted(&[]).runs.len()), (1, 1, 0));
-    assert!((interrupted(&[1.0, 0.009]).total_rps - 100.0).abs() < 1e-6);
+    assert!((interrupted(&[1.0, 0.009]).measured.total_rps - 100.0).abs() < 1e-6);
     assert_eq!(measured("", course(&[1.0, 0.009]), |_| ()).runs.len(), 2, "a run that was not cut counts, however long it was");
 }
 

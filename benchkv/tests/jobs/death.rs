@@ -143,7 +143,7 @@ fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
         let result: JobResult = serde_json::from_str(&ended.stdout).unwrap();
         assert!(result.interrupted && result.is_sound() && result.issued == result.completed, "{}", ended.stdout);
         let [run] = &result.runs[..] else { panic!("one run: {}", ended.stdout) };
-        assert!(run.duration_s < 60.0 && run.local_ops > 0 && run.remote_ops > 0, "{}", ended.stdout);
+        assert!(run.duration_s < 60.0 && run.measured.local_ops > 0 && run.measured.remote_ops > 0, "{}", ended.stdout);
         dir.assert_empty();
     }
 }

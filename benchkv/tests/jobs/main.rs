@@ -3,6 +3,7 @@
 //! - `job`: starting the binary with a watchdog, and signals for its processes.
 //! - `measurement`: the main job of all backends, over the options that change its paths.
 //! - `output`: the table and the JSON document.
+//! - `tables`: the flat form, in each format.
 //! - `bad_input`: what cannot be run is refused.
 //! - `death`: ranks and launchers that are killed.
 
@@ -19,3 +20,4 @@ mod death;
 mod job;
 mod measurement;
 mod output;
+mod tables;

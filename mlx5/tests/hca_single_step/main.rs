@@ -26,7 +26,7 @@ use mlx5::hca::Service;
 use mlx5::wire::*;
 use mlx5::{CqeOpcode, Syndrome};
 use support::{scale, watchdog};
-use tracee::{Points, Tracee};
+use tracee::{Helper, Points, Tracee, again_and_again, on_one_core};
 
 const DIR: &str = "MLX5_TEST_HCA_DIR";
 const ROLE: &str = "MLX5_TEST_HCA_ROLE";
@@ -116,12 +116,14 @@ fn numbers(line: &str) -> Vec<u64> {
 #[ignore = "helper process of the other tests, started by them"]
 fn stepped_process() {
     let Some(dir) = std::env::var_os(DIR) else { return };
-    watchdog(WATCHDOG * scale());
-    let world = World::shared(Path::new(&dir));
-    match ROLES[std::env::var(ROLE).unwrap().parse::<usize>().unwrap()] {
-        Role::Owner => process::own(&world),
-        role => process::ask(&world, role),
-    }
+    let role = ROLES[std::env::var(ROLE).unwrap().parse::<usize>().unwrap()];
+    again_and_again(|| {
+        let world = World::shared(Path::new(&dir));
+        match role {
+            Role::Owner => process::own(&world),
+            _ => process::ask(&world, role),
+        }
+    });
 }
 
 // ---- the others ----
@@ -147,10 +149,10 @@ fn remove_dir(dir: &Path) {
     std::fs::remove_dir(dir).unwrap();
 }
 
-fn start(dir: &Path, role: Role) -> (Tracee, Vec<u64>) {
+/// Who forks processes of this role.
+fn helper(dir: &Path, role: Role) -> Helper {
     let number = ROLES.iter().position(|&r| r == role).unwrap().to_string();
-    let (tracee, words) = Tracee::start(&[(DIR, dir.as_os_str()), (ROLE, number.as_ref())]);
-    (tracee, numbers(&words))
+    Helper::start(&[(DIR, dir.as_os_str()), (ROLE, number.as_ref())])
 }
 
 /// Does `work` until it says that it is done.
@@ -163,30 +165,30 @@ fn until(what: &str, mut work: impl FnMut() -> bool) {
 
 #[test]
 fn who_asks_for_an_atomic_stopped_anywhere_stalls_nobody_and_has_it_once() {
-    requester::stop(Role::Asker);
+    on_one_core(|| requester::stop(Role::Asker));
 }
 
 #[test]
 fn who_takes_an_answer_stopped_anywhere_stalls_nobody_and_has_it_once() {
-    requester::stop(Role::Taker);
+    on_one_core(|| requester::stop(Role::Taker));
 }
 
 #[test]
 fn who_asks_for_an_atomic_killed_anywhere_stalls_nobody_and_has_it_at_most_once() {
-    requester::kill(Role::Asker);
+    on_one_core(|| requester::kill(Role::Asker));
 }
 
 #[test]
 fn who_takes_an_answer_killed_anywhere_stalls_nobody() {
-    requester::kill(Role::Taker);
+    on_one_core(|| requester::kill(Role::Taker));
 }
 
 #[test]
 fn an_owner_stopped_anywhere_stops_its_atomics_and_nothing_else() {
-    owner::stop();
+    on_one_core(owner::stop);
 }
 
 #[test]
 fn the_atomics_of_an_owner_killed_anywhere_end() {
-    owner::kill();
+    on_one_core(owner::kill);
 }

@@ -6,6 +6,8 @@ use super::*;
 /// An owner in another process, one device that wants its atomics, and one that sends to it.
 struct Users {
     dir: PathBuf,
+    /// `None` while an owner is alive.
+    helper: Option<Helper>,
     asker: End,
     third: End,
     sent: u32,
@@ -15,11 +17,12 @@ impl Users {
     fn new(dir: PathBuf) -> Self {
         let world = World::shared(&dir);
         let [asker, third] = [(); 2].map(|()| End::new(&world, Service::Connected, false, ALL));
-        Self { dir, asker, third, sent: 0 }
+        Self { helper: Some(helper(&dir, Role::Owner)), dir, asker, third, sent: 0 }
     }
 
     fn start(&mut self) -> (Tracee, Vec<u64>) {
-        let (mut tracee, owner) = start(&self.dir, Role::Owner);
+        let (mut tracee, words) = self.helper.take().unwrap().fork();
+        let owner = numbers(&words);
         for end in [&mut self.asker, &mut self.third] {
             end.poll();
             end.reset();
@@ -72,7 +75,7 @@ impl Users {
         self.traffic(&owner, 3);
         tracee.stand("go");
         let n = tracee.count();
-        tracee.kill();
+        self.helper = Some(tracee.kill());
         self.end_of_asker();
         n
     }
@@ -150,7 +153,7 @@ pub(crate) fn kill() {
         users.traffic(&owner, 3);
         // A peer that is dead has not answered, whatever it said before.
         let is_answered = (0..100).any(|_| users.atomic().is_some());
-        tracee.kill();
+        users.helper = Some(tracee.kill());
         kills += 1;
         others.traffic();
         answered += u32::from(is_answered || users.end_of_asker());

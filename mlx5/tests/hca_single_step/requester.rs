@@ -5,6 +5,8 @@ use super::*;
 /// A target in this process, whose receives a third party and the stepped process share.
 pub(crate) struct Target {
     dir: PathBuf,
+    /// Of those that are stepped; `None` while one is alive, and before the first.
+    helper: Option<Helper>,
     target: End,
     third: End,
     receives: Receives,
@@ -22,11 +24,23 @@ impl Target {
         third.connect(target.qpn);
         let receives = Receives::new(&mut target);
         target.hca.poll();
-        Self { dir, target, third, receives, next_of_third: OF_THIRD, arrived_of_third: OF_THIRD, of_stepped: vec![], sent: 0 }
+        Self {
+            dir,
+            helper: None,
+            target,
+            third,
+            receives,
+            next_of_third: OF_THIRD,
+            arrived_of_third: OF_THIRD,
+            of_stepped: vec![],
+            sent: 0,
+        }
     }
 
     fn start(&mut self, role: Role) -> (Tracee, u32) {
-        let (mut tracee, words) = start(&self.dir, role);
+        let helper = self.helper.take().unwrap_or_else(|| helper(&self.dir, role));
+        let (mut tracee, words) = helper.fork();
+        let words = numbers(&words);
         let receiver = self.target.add_receiver();
         self.target.connect_receiver(receiver, words[0] as u32);
         tracee.tell(&describe(&self.target, receiver));
@@ -125,7 +139,7 @@ fn instructions(world: &mut Target, role: Role) -> usize {
         role == Role::Asker || world.word() == 1
     });
     let n = tracee.count();
-    tracee.kill();
+    world.helper = Some(tracee.kill());
     world.target.hca.destroy_qp(receiver);
     world.patrol();
     world.of_stepped.clear();
@@ -185,7 +199,7 @@ pub(crate) fn kill(role: Role) {
             });
         }
         tracee.step(point);
-        tracee.kill();
+        world.helper = Some(tracee.kill());
         kills += 1;
         world.traffic();
         // Found by the patrol, or when the queue pair is destroyed.

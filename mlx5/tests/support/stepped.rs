@@ -3,13 +3,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::time::Duration;
 
 use mlx5::*;
 
 use super::fabric::options;
-use super::support::{describe, parse, scale, watchdog};
-use super::tracee::{Tracee, hello, marker};
+use super::support::{describe, parse};
+use super::tracee::{Helper, Tracee, again_and_again, hello, marker};
 
 const DIR: &str = "MLX5_TEST_STEPPED_DIR";
 const KIND: &str = "MLX5_TEST_STEPPED_KIND";
@@ -22,8 +21,6 @@ pub(crate) const MESSAGE: usize = 64;
 /// Bytes of a [`Kind::Write`].
 pub(crate) const WRITE: usize = 4096;
 const QKEY: u32 = 0x1234;
-/// Nothing here takes long; this only ends a hang.
-const WATCHDOG: Duration = Duration::from_secs(120);
 /// By name: places for WRITEs in flight.
 const PLACES: u32 = 32;
 
@@ -254,8 +251,12 @@ impl End {
 pub(crate) fn run_process() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let kind = KINDS[std::env::var(KIND).unwrap().parse::<usize>().unwrap()];
-    watchdog(WATCHDOG * scale());
-    let mut end = End::open(Path::new(&dir));
+    again_and_again(|| send(Path::new(&dir), kind));
+}
+
+/// Each line is how many messages to send, the first is where to.
+fn send(dir: &Path, kind: Kind) {
+    let mut end = End::open(dir);
     end.mr.write(0, &[0xee; WRITE]).unwrap();
     let address = end.add(0, if kind == Kind::Own { Kind::WriteImm } else { kind });
     hello(&end.describe(&address));
@@ -307,10 +308,15 @@ impl core::ops::Deref for Stepped {
 }
 
 impl Stepped {
-    /// Starts it, connects it to queue pair `name` of `target`, and attaches to it. Its WRITEs go to `region`.
-    pub(crate) fn start(dir: &Path, target: &mut End, name: u32, kind: Kind, region: (u64, u32)) -> Self {
+    /// Who forks processes that send in this way.
+    pub(crate) fn helper(dir: &Path, kind: Kind) -> Helper {
         let number = KINDS.iter().position(|&k| k == kind).unwrap().to_string();
-        let (mut tracee, words) = Tracee::start(&[(DIR, dir.as_os_str()), (KIND, number.as_ref())]);
+        Helper::start(&[(DIR, dir.as_os_str()), (KIND, number.as_ref())])
+    }
+
+    /// Forks it, connects it to queue pair `name` of `target`, and attaches to it. Its WRITEs go to `region`.
+    pub(crate) fn start(helper: Helper, target: &mut End, name: u32, kind: Kind, region: (u64, u32)) -> Self {
+        let (mut tracee, words) = helper.fork();
         let (address, ..) = parse(&words);
         let own = target.add(name, kind);
         if kind != Kind::Datagram {
@@ -341,7 +347,7 @@ impl Stepped {
         instructions
     }
 
-    pub(crate) fn kill(self) {
-        self.tracee.kill();
+    pub(crate) fn kill(self) -> Helper {
+        self.tracee.kill()
     }
 }

@@ -1,9 +1,10 @@
-//! A helper process that is single-stepped from one of its markers to the next.
+//! A process that is single-stepped from one of its markers to the next.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::support::scale;
@@ -21,13 +22,18 @@ pub(crate) fn marker() {
     unsafe { libc::raise(libc::SIGUSR1) };
 }
 
-/// In the helper: does `work` in a child, and in another one whenever a child is killed, until one ends by itself. A child has one thread, so
-/// it starts much faster than a program: the kernel need not wait for all cores to register it for barriers.
+/// In the helper: does `work` in a child whenever its tracer [asks for one](Helper::fork), until that hangs up. A child has one thread, so it
+/// starts much faster than a program: the kernel need not wait for all cores to register it for barriers. It neither hangs nor outlives the helper.
 pub(crate) fn again_and_again(mut work: impl FnMut()) {
-    loop {
+    while is_asked_for_a_child() {
         // SAFETY: the helper's other threads do nothing but wait for this one.
         let child = unsafe { libc::fork() };
         if child == 0 {
+            // SAFETY: no pointers are involved.
+            unsafe {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                libc::alarm(120 * scale());
+            }
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut work));
             // SAFETY: it ends the process.
             unsafe { libc::_exit(outcome.is_err().into()) };
@@ -37,10 +43,25 @@ pub(crate) fn again_and_again(mut work: impl FnMut()) {
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         if libc::WIFEXITED(status) {
             assert_eq!(libc::WEXITSTATUS(status), 0, "the child's status");
-            return;
         }
     }
 }
+
+/// Passes over what a killed child has not read.
+fn is_asked_for_a_child() -> bool {
+    let mut byte = 0;
+    loop {
+        // SAFETY: one byte is valid for the call. Whatever is buffered above would be lost to the child.
+        match unsafe { libc::read(0, (&raw mut byte).cast(), 1) } {
+            1 if byte == FORK => return true,
+            1 => {}
+            _ => return false,
+        }
+    }
+}
+
+/// Asks a helper for a child; in no line.
+const FORK: u8 = 1;
 
 /// What a step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,16 +71,19 @@ pub(crate) enum Unit {
     SystemCall,
 }
 
-/// The helper process, or its child of the moment, seen by its tracer.
-pub(crate) struct Tracee {
-    unit: Unit,
-    child: Child,
-    /// The helper steps nothing itself but works [`again_and_again`].
-    forks: bool,
-    tid: libc::pid_t,
+/// A process that forks those which are stepped, one at a time.
+pub(crate) struct Helper {
+    process: Child,
     /// `None` when it is to hear no more.
     stdin: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
+}
+
+/// A child of the helper, seen by its tracer.
+pub(crate) struct Tracee {
+    unit: Unit,
+    helper: Helper,
+    tid: libc::pid_t,
 }
 
 #[derive(Debug, PartialEq)]
@@ -68,38 +92,34 @@ enum Stop {
     Marker,
 }
 
-impl Tracee {
-    /// Starts the test called `stepped_process`, which is not a test of its own, with these variables. What it says in [`hello`] is returned too.
-    pub(crate) fn start(variables: &[(&str, &OsStr)]) -> (Self, String) {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+impl Helper {
+    /// Starts the test called `stepped_process`, which is not a test of its own, with these variables. It works [`again_and_again`].
+    pub(crate) fn start(variables: &[(&str, &OsStr)]) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "stepped_process", "--ignored", "--nocapture"])
             .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (output, stdin) = (BufReader::new(child.stdout.take().unwrap()), child.stdin.take());
-        let mut tracee = Self { unit: Unit::Instruction, child, forks: false, tid: 0, stdin, output };
-        let words = tracee.meet();
-        (tracee, words)
+        let (output, stdin) = (BufReader::new(process.stdout.take().unwrap()), process.stdin.take());
+        Self { process, stdin, output }
     }
 
-    /// As [`start`](Self::start), of a helper that works [`again_and_again`].
-    pub(crate) fn start_forking(variables: &[(&str, &OsStr)]) -> Self {
-        let (mut tracee, _) = Self::start(variables);
-        tracee.forks = true;
-        tracee
+    /// A child, not attached yet, and what it says in its first [`hello`].
+    pub(crate) fn fork(mut self) -> (Tracee, String) {
+        let (tid, words) = self.child();
+        (Tracee { unit: Unit::Instruction, tid, helper: self }, words)
     }
 
-    /// Its first [`hello`].
-    fn meet(&mut self) -> String {
+    fn child(&mut self) -> (libc::pid_t, String) {
+        self.stdin.as_mut().unwrap().write_all(&[FORK]).unwrap();
         let line = self.line();
         let (tid, words) = line.split_once(' ').unwrap();
-        self.tid = tid.parse().unwrap();
-        words.to_owned()
+        (tid.parse().unwrap(), words.to_owned())
     }
 
-    /// Its thread and words of its next [`hello`].
+    /// Thread and words of the next [`hello`].
     fn line(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -110,22 +130,33 @@ impl Tracee {
             }
         }
     }
+}
 
+impl Drop for Helper {
+    /// It and its child, if there is one, do not outlive the test.
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Tracee {
     /// Waits for its next [`hello`], not attached yet.
     pub(crate) fn wait_for(&mut self, words: &str) {
-        let line = self.line();
+        let line = self.helper.line();
         assert!(line.ends_with(words), "{line}");
     }
 
     /// The words of its next [`hello`].
     pub(crate) fn hear(&mut self) -> String {
-        let line = self.line();
+        let line = self.helper.line();
         line.split_once(' ').unwrap().1.to_owned()
     }
 
     /// Writes it a line.
     pub(crate) fn tell(&mut self, line: &str) {
-        writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
+        writeln!(self.helper.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
     /// From now on it can be stepped.
@@ -198,52 +229,58 @@ impl Tracee {
         self.ptrace(libc::PTRACE_CONT, 0);
     }
 
-    /// Ends it for good.
-    pub(crate) fn kill(mut self) {
-        if self.forks {
-            // Its successor hears nothing, and ends.
-            self.kill_child();
-            drop(self.stdin.take());
-        } else {
-            self.child.kill().unwrap();
-        }
-        self.reap();
-        self.child.wait().unwrap();
+    /// Kills it. Its helper can fork another one.
+    pub(crate) fn kill(self) -> Helper {
+        self.end();
+        self.helper
     }
 
-    /// Kills it. Another one, forked by the same helper and attached as this one was, takes its place.
+    /// Kills it. Another one of the same helper, attached as this one was, takes its place.
     pub(crate) fn replace(&mut self) {
-        self.kill_child();
-        self.reap();
-        self.meet();
+        self.end();
+        self.tid = self.helper.child().0;
         self.attach();
     }
 
-    fn kill_child(&self) {
+    fn end(&self) {
         // SAFETY: no pointers are involved; nobody has reaped it yet, so the number is its.
         unsafe { libc::kill(self.tid, libc::SIGKILL) };
-    }
-
-    /// Its traced thread is reaped by its tracer first.
-    fn reap(&mut self) {
         let mut status = 0;
         while !libc::WIFSIGNALED(status) {
+            // Its tracer comes before its parent.
             // SAFETY: `status` is valid for the call.
             assert_eq!(unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) }, self.tid);
         }
     }
 }
 
-impl Drop for Tracee {
-    /// Of a test that failed: what it started does not outlive it.
-    fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) {
-            let _ = self.child.kill();
-            if self.forks {
-                self.kill_child();
-            }
-        }
+/// Runs a test on one core, which its processes inherit: to switch between two that go by turns is cheaper than to wake another core.
+pub(crate) fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
+    static TAKEN: Mutex<Vec<usize>> = Mutex::new(vec![]);
+    // SAFETY: zeroed bytes are an empty set of cores; both calls are about this thread, with a valid set of that size.
+    let set = |cores: &[usize]| unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        cores.iter().for_each(|&core| libc::CPU_SET(core, &mut set));
+        libc::sched_setaffinity(0, size_of_val(&set), &raw const set)
+    };
+    // SAFETY: as above.
+    let allowed: Vec<usize> = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        assert_eq!(libc::sched_getaffinity(0, size_of_val(&set), &raw mut set), 0);
+        (0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set)).collect()
+    };
+    let core = {
+        let mut taken = TAKEN.lock().unwrap();
+        let free = allowed.iter().copied().find(|core| !taken.contains(core));
+        taken.extend(free);
+        free
+    };
+    if let Some(core) = core {
+        assert_eq!(set(&[core]), 0);
     }
+    let result = test();
+    TAKEN.lock().unwrap().retain(|&taken| Some(taken) != core);
+    result
 }
 
 /// The steps `0..n` in an order in which every beginning is evenly spread, from a place that differs from run to run; as many as

@@ -9,7 +9,6 @@ pub mod client;
 pub mod server;
 
 use std::ffi::OsStr;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use shm::dir::Dir;
@@ -19,7 +18,7 @@ use shm::sync::{AtomicU32, Ordering};
 
 use crate::conformance::{Outcome, Rpc};
 use crate::support::{self, Scratch};
-use crate::tracee::{Points, Tracee, Unit, again_and_again};
+use crate::tracee::{Helper, Points, Tracee, Unit, again_and_again};
 
 pub const DEPTH: usize = 8;
 /// One is the stepped process's, or a passer-by's.
@@ -72,7 +71,8 @@ impl Words {
 
 /// A process that can be stepped, in a role. It can be [replaced](Tracee::replace).
 pub fn start(role: &str, scratch: &Scratch, unit: Unit) -> Tracee {
-    let mut stepped = Tracee::start_forking(&[("SHM_TEST_ROLE", OsStr::new(role)), ("SHM_TEST_DIR", scratch.path().as_os_str())]);
+    let helper = Helper::start(&[("SHM_TEST_ROLE", OsStr::new(role)), ("SHM_TEST_DIR", scratch.path().as_os_str())]);
+    let (mut stepped, _) = helper.fork();
     stepped.attach();
     stepped.step_by(unit);
     stepped
@@ -88,34 +88,6 @@ pub fn stepped_process<R: Rpc>() {
             other => panic!("unknown role {other}"),
         }
     });
-}
-
-/// Runs a test on one core, which its processes inherit: to switch between two that go by turns is cheaper than to wake another core.
-pub fn on_one_core(test: impl FnOnce()) {
-    static TAKEN: Mutex<Vec<usize>> = Mutex::new(vec![]);
-    // SAFETY: zeroed bytes are an empty set of cores; both calls are about this thread, with a valid set of that size.
-    let set = |cores: &[usize]| unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        cores.iter().for_each(|&core| libc::CPU_SET(core, &mut set));
-        libc::sched_setaffinity(0, size_of_val(&set), &raw const set)
-    };
-    // SAFETY: as above.
-    let allowed: Vec<usize> = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        assert_eq!(libc::sched_getaffinity(0, size_of_val(&set), &raw mut set), 0);
-        (0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set)).collect()
-    };
-    let core = {
-        let mut taken = TAKEN.lock().unwrap();
-        let free = allowed.iter().copied().find(|core| !taken.contains(core));
-        taken.extend(free);
-        free
-    };
-    if let Some(core) = core {
-        assert_eq!(set(&[core]), 0);
-    }
-    test();
-    TAKEN.lock().unwrap().retain(|&taken| Some(taken) != core);
 }
 
 /// Verbs and numbers from the test.
@@ -197,7 +169,7 @@ macro_rules! single_step {
             fn $test() {
                 use single_step::$role::{$how, Verb};
                 let name = concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test));
-                support::limited(|| single_step::on_one_core(|| $how::<$rpc>(Verb::$verb, tracee::Unit::$unit, name)));
+                support::limited(|| tracee::on_one_core(|| $how::<$rpc>(Verb::$verb, tracee::Unit::$unit, name)));
             }
         )*
     };
