@@ -264,6 +264,12 @@ impl<B: Backend> Rank<'_, B> {
         let _ = post.tell.send(News::Open(records));
         let Ok(records) = post.mailbox.recv() else { return Ok(false) };
         endpoints.connect(&records)?;
+        while !endpoints.settle()? {
+            if self.control.is_stopped() {
+                return Ok(false);
+            }
+            std::thread::yield_now();
+        }
         let _ = post.tell.send(News::Ready);
         Ok(true)
     }

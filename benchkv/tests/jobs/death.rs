@@ -7,22 +7,29 @@ use benchkv::result::JobResult;
 
 use crate::job::{BACKENDS, Job, Process, Scratch, TWO_BACKENDS, benchkv, run, turn};
 
-/// A rank that has used so much processor time in a client thread is in mid-run.
+/// A rank that has used so much processor time in a client and in a daemon, which has nothing to do before the run, is in mid-run.
 const TICKS_OF_LOAD: u64 = 5;
 
 /// A job that would run for a minute.
-fn start(dir: &Scratch, backend: &str, ranks: usize) -> Job {
+fn start(dir: &Scratch, args: &[&str], ranks: usize) -> Job {
     let ranks = ranks.to_string();
-    let args = ["--backend", backend, "--ranks", &ranks, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
-    Job::start(benchkv(&args).arg("--shm-dir").arg(dir.path()))
+    let all = ["--ranks", &ranks, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
+    Job::start(benchkv(&all).args(args).arg("--shm-dir").arg(dir.path()))
 }
 
 /// A long job whose ranks are all under load, and those ranks.
 fn start_and_load(dir: &Scratch, backend: &str, ranks: usize) -> (Job, Vec<Process>) {
-    let job = start(dir, backend, ranks);
+    start_and_load_with(dir, &["--backend", backend], ranks)
+}
+
+/// The same with these arguments.
+pub(crate) fn start_and_load_with(dir: &Scratch, args: &[&str], ranks: usize) -> (Job, Vec<Process>) {
+    let job = start(dir, args, ranks);
     let processes: Vec<Process> = (0..ranks).map(|rank| job.rank(rank)).collect();
     for process in &processes {
-        job.until("every client has work", || process.thread_ticks("client-0").filter(|ticks| *ticks >= TICKS_OF_LOAD));
+        for thread in ["client-0", "daemon-0"] {
+            job.until("every thread has work", || process.thread_ticks(thread).filter(|ticks| *ticks >= TICKS_OF_LOAD));
+        }
     }
     (job, processes)
 }
@@ -88,8 +95,8 @@ fn a_rank_that_dies_at_the_start_ends_the_job() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let moments = [0, 3, 10, 30, 100, 300, 600, 700].map(Duration::from_millis);
     for (number, moment) in moments.into_iter().enumerate() {
-        let (backend, dead) = (BACKENDS[number % 4], number / 4);
-        let job = start(&dir, backend, 2);
+        let (backend, dead) = (BACKENDS[number % BACKENDS.len()], number / 4);
+        let job = start(&dir, &["--backend", backend], 2);
         let rank = job.rank(dead);
         std::thread::sleep(moment);
         rank.signal(libc::SIGKILL);
@@ -189,7 +196,7 @@ fn in_the_warm_up_an_interrupt_leaves_no_result() {
 fn ctrl_c_before_the_run_ends_a_job_and_leaves_nothing() {
     for moment in [0, 50, 400].map(Duration::from_millis) {
         let (_turn, dir) = (turn(), Scratch::in_memory());
-        let job = start(&dir, "delegation", 2);
+        let job = start(&dir, &["--backend", "delegation"], 2);
         let ranks = [job.rank(0), job.rank(1)];
         std::thread::sleep(moment);
         job.interrupt();

@@ -6,6 +6,7 @@
 //! - `tables`: the flat form, in each format.
 //! - `bad_input`: what cannot be run is refused.
 //! - `death`: ranks and launchers that are killed.
+//! - `ucx`: the backend that needs a library. `hardware`: all backends on an mlx5 device. What they need is not everywhere: ignored unless asked for.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,7 +18,9 @@
 
 mod bad_input;
 mod death;
+mod hardware;
 mod job;
 mod measurement;
 mod output;
 mod tables;
+mod ucx;

@@ -22,7 +22,7 @@ fn each_of(backends: &[&str], args: &[&str], check: impl Fn(&Value)) {
     }
 }
 
-fn count(value: &Value, field: &str) -> u64 {
+pub(crate) fn count(value: &Value, field: &str) -> u64 {
     value[field].as_u64().unwrap_or_else(|| panic!("{field} is no count: {value}"))
 }
 
@@ -30,14 +30,14 @@ fn number(value: &Value, field: &str) -> f64 {
     value[field].as_f64().unwrap_or_else(|| panic!("{field} is no number: {value}"))
 }
 
-fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
+pub(crate) fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().unwrap_or_else(|| panic!("{field} is no list: {value}"))
 }
 
 /// Every operation of the job, and of each rank, ended with the answer of a store, every value read was right, and the clients' books agree
 /// with the law that binds all of them.
 #[track_caller]
-fn assert_sound(result: &Value) {
+pub(crate) fn assert_sound(result: &Value) {
     for whose in list(result, "per_rank").iter().chain([result]) {
         assert!(count(whose, "issued") > 0, "{whose}");
         assert_eq!(count(whose, "issued"), count(whose, "completed"), "{whose}");
@@ -59,7 +59,7 @@ fn daemons(result: &Value) -> impl Iterator<Item = &Value> {
 }
 
 /// The connections of all threads that have any.
-fn transports(result: &Value) -> impl Iterator<Item = &Value> {
+pub(crate) fn transports(result: &Value) -> impl Iterator<Item = &Value> {
     let clients = list(result, "per_rank").iter().flat_map(|rank| list(rank, "clients"));
     daemons(result).chain(clients).map(|worker| &worker["transport"]).filter(|transport| !transport.is_null())
 }

@@ -91,8 +91,18 @@ fn members(value: &Value, path: &str, into: &mut BTreeSet<String>) {
 
 #[test]
 fn every_backend_runs_below_mpirun_and_its_result_has_the_members_of_a_local_one() {
+    run_below_mpirun(&BACKENDS, "soft");
+}
+
+#[test]
+#[ignore = "needs libucx0"]
+fn ucx_runs_below_mpirun_and_its_result_has_the_members_of_a_local_one() {
+    run_below_mpirun(&["ucx-am"], "ucx");
+}
+
+fn run_below_mpirun(backends: &[&str], device: &str) {
     let _turn = turn();
-    for backend in BACKENDS {
+    for backend in backends.iter().copied() {
         let (dirs, mut local) = (Dirs::new(), BTreeSet::new());
         let result = run(&dirs.shm, &["--backend", backend, "--json", "-"]).result();
         assert_eq!((&result["launcher"]["kind"], &result["launcher"]["library"]), (&"local".into(), &Value::Null));
@@ -100,7 +110,7 @@ fn every_backend_runs_below_mpirun_and_its_result_has_the_members_of_a_local_one
         for ranks in [2, 4] {
             let (result, mut found) = (dirs.measure(ranks, &["--backend", backend]), BTreeSet::new());
             assert_sound(&result, ranks);
-            assert_eq!((&result["backend"], &result["device"]), (&backend.into(), &"soft".into()));
+            assert_eq!((&result["backend"], &result["device"]), (&backend.into(), &device.into()));
             members(&result, "", &mut found);
             assert_eq!(found, local);
             let launcher = &result["launcher"];
