@@ -15,6 +15,7 @@ use mlx5::DeviceSpec;
 use shm::dir::Dir;
 
 use crate::cli::BackendKind;
+use crate::policy::PolicyOptions;
 use crate::store::owner_of;
 
 /// A thread of a rank that can have endpoints.
@@ -147,6 +148,7 @@ pub(super) struct Plan {
     pub(super) ring_slots: usize,
     pub(super) ring_bytes: u64,
     pub(super) store_keys: u64,
+    pub(super) policies: PolicyOptions,
     pub(super) device: DeviceSpec,
     pub(super) dir: Dir,
 }

@@ -10,7 +10,7 @@ use harness::affinity::RankCores;
 use harness::clock::Clock;
 
 use super::*;
-use crate::backend::{Ending, IssueError, Peer};
+use crate::backend::{self, Ending, IssueError, Peer};
 use crate::cli::Cli;
 use crate::message::Request;
 use crate::result::{Conditions, JobResult};
@@ -229,7 +229,7 @@ impl Endpoints for ChannelPaths {
 }
 
 impl Daemon for ChannelDaemon {
-    fn step(&mut self) -> Result<usize, BackendError> {
+    fn step(&mut self, _: impl FnOnce() -> u64) -> Result<backend::Round, BackendError> {
         self.steps += 1;
         match self.flaw {
             Flaw::DaemonSeesDeadPeer if self.steps > 2000 => {
@@ -239,7 +239,7 @@ impl Daemon for ChannelDaemon {
             _ => {}
         }
         if self.gate.as_ref().is_some_and(|gate| !gate.open.load(Ordering::Acquire)) {
-            return Ok(0);
+            return Ok(backend::Round::default());
         }
         let mut moved = 0;
         for (request, token, reply_to) in self.inbox.try_iter().take(16) {
@@ -252,7 +252,7 @@ impl Daemon for ChannelDaemon {
                 let _ = reply_to.send((token, Ending::Reply(response)));
             }
         }
-        Ok(moved)
+        Ok(backend::Round { moved, ..backend::Round::default() })
     }
 }
 
