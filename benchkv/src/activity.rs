@@ -44,13 +44,13 @@ pub struct TransportReport {
     pub modes: String,
     /// How its peers are reached.
     pub reached_by: String,
-    /// RDMA WRITEs with immediate posted.
+    /// RDMA WRITEs with immediate posted; of `rc-send` SENDs, of `ucx-am` active messages.
     pub writes: u64,
     /// Messages in them.
     pub messages: u64,
     /// READs of a peer's published record.
     pub reads: u64,
-    /// Calls that had to wait for ring space or credit.
+    /// Calls that had to wait for ring space, credit, or a place in the window.
     pub waits: u64,
     /// Of these: for credit.
     pub credit_waits: u64,
@@ -58,7 +58,7 @@ pub struct TransportReport {
     pub window_stalls: u64,
     /// Times that the device found no receive posted at a target and tried again; `None`: it does not count them.
     pub rnr_naks: Option<u64>,
-    /// Most requests that waited at a time, for ring space or credit, or for room on the way to another daemon.
+    /// Most requests that waited at a time, for one of these, or for room on the way to another daemon.
     pub backlog_peak: u64,
 }
 

@@ -9,6 +9,7 @@ use harness::report::JsonSink;
 use serde::{Deserialize, Serialize};
 
 use crate::output::OutputArgs;
+use crate::pace::{Arrivals, PaceArgs};
 use crate::policy::PolicyOptions;
 use crate::trace::TraceArgs;
 use crate::workload::Distribution;
@@ -16,7 +17,7 @@ use crate::workload::Distribution;
 /// Distributed key-value benchmark of the copyrpc stack.
 ///
 /// Starts the ranks itself, as processes on this host, or is started as several by mpirun or srun, and prints one table. Exit status: 0 done and sound, 1 failed, 2 illegal options,
-/// 3 measured, but operations were lost or values were wrong.
+/// 3 measured, but operations were lost or values were wrong; 130 interrupted by Ctrl-C (128 + signal), and the result is of what was measured until then.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "benchkv", version, args_override_self = true, args_conflicts_with_subcommands = true)]
 pub struct Cli {
@@ -51,6 +52,10 @@ pub struct Cli {
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub queue_depth: usize,
 
+    /// How load is offered.
+    #[command(flatten)]
+    pub pace: PaceArgs,
+
     /// Length of each measured run in seconds, 0.01 to 3600.
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     pub duration: f64,
@@ -79,7 +84,7 @@ pub struct Cli {
     #[arg(long, value_name = "NAME", default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
 
-    /// Bytes of each ring of a connection between ranks: a power of two, 4096 to 1073741824, or auto.
+    /// Bytes of each ring of a connection between ranks: a power of two, 4096 to 1073741824, or auto. rc-send and ucx-am have none.
     #[arg(long, value_name = "BYTES", default_value = "auto")]
     pub ring_size: RingChoice,
 
@@ -150,7 +155,7 @@ pub struct DoctorArgs {
 
 /// The topologies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum BackendKind {
     /// Client to daemon by ipc, by flux to the daemon that owns the connection, by copyrpc to the peer.
     Meta,
@@ -160,6 +165,10 @@ pub enum BackendKind {
     Sharded,
     /// Client by copyrpc to the daemon that owns the key: an endpoint for each client and remote daemon.
     Direct,
+    /// As delegation, with a SEND for each message in the place of copyrpc: the baseline of two-sided verbs.
+    RcSend,
+    /// As delegation, with a UCX active message for each message in the place of copyrpc. Needs libucp, and no RDMA device.
+    UcxAm,
 }
 
 /// What `--wait` asks for.
@@ -211,7 +220,7 @@ macro_rules! named_by_value_enum {
     )*};
 }
 
-named_by_value_enum!(BackendKind, WaitChoice, Fault);
+named_by_value_enum!(Arrivals, BackendKind, WaitChoice, Fault);
 
 #[cfg(test)]
 mod tests {
@@ -266,7 +275,7 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         for (args, known) in [
-            ("--backend tcp", "meta, delegation, sharded, direct"),
+            ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am"),
             ("--wait sleep", "auto, busy, yield"),
             ("--device eth0", "auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT]"),
             ("--device soft:rtt=6", "rtt=6: known are rtt_us, jitter_us, seed and fault"),
@@ -274,7 +283,17 @@ mod tests {
             let message = parse(args).unwrap_err().to_string();
             assert!(message.contains(known), "{message}");
         }
-        for args in ["--distribution zipf", "--pin 0..3", "--ring-size big", "--ranks two", "--ranks -1", "--nonsense"] {
+        for args in [
+            "--arrivals poisson",
+            "--rate 1000 --arrivals bursts",
+            "--rate fast",
+            "--distribution zipf",
+            "--pin 0..3",
+            "--ring-size big",
+            "--ranks two",
+            "--ranks -1",
+            "--nonsense",
+        ] {
             assert_eq!(parse(args).unwrap_err().exit_code(), 2, "{args}");
         }
     }

@@ -21,6 +21,7 @@ use crate::launcher::Launcher;
 use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
 use crate::output::OutputFile;
+use crate::pace::{Arrivals, Pace};
 use crate::policy::PolicyOptions;
 use crate::store::Shard;
 use crate::trace::TraceOptions;
@@ -32,6 +33,8 @@ const DEFAULT_RANKS: usize = 2;
 const MAX_KEYS: u64 = 1 << 26;
 /// Smallest and largest ring of a connection between ranks.
 const RING_BYTES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
+/// Shortest window, in seconds.
+pub const SHORTEST_RUN_S: f64 = 0.01;
 /// Verified runs stay below this: a client would otherwise run out of 32-bit sequence numbers (at 7 million writes per second).
 const MAX_VERIFIED_SECONDS: f64 = 600.0;
 
@@ -84,8 +87,13 @@ pub enum OptionError {
 /// Sizes computed from the options; printed before the start and recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// Bytes of each ring of a connection between ranks. `auto`: the power of two not below 4 x operations in flight on it x padded message.
+    /// Bytes of each ring of a connection between ranks, 0 where there are none (`rc-send`, `ucx-am`). `auto`: the power of two not below 4 x
+    /// operations in flight on it x padded message.
     pub ring_bytes: u64,
+    /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with other backends: the power of two not below
+    /// all operations of the rank's clients, 16 to 1024, and fewer where a rank's connections would have more than 32768 together. What exceeds
+    /// it waits in the daemon's backlog.
+    pub window: usize,
     /// Slots of the delegation ring: the power of two not below all operations of the rank's clients, at least 1024.
     pub ring_slots: usize,
     /// Requests in flight on a flux channel: the power of two not below the operations of all ranks, 256 to 65536. What exceeds it waits in the daemon's backlog.
@@ -102,12 +110,15 @@ impl Sizes {
         // The header of 12 bytes is copyrpc's; messages are padded to 32.
         let padded_message = (12 + size_of::<Request>()).next_multiple_of(32);
         let ring_bytes = match ring {
+            _ if topology.is_by_message() => 0,
             RingChoice::Bytes(bytes) => bytes,
             RingChoice::Auto => ((4 * in_flight_per_ring * padded_message) as u64).next_power_of_two().max(*RING_BYTES.start()),
         };
+        let window = in_flight.next_power_of_two().min(1 << (32_768 / topology.ranks).ilog2()).clamp(16, 1024);
         let flux_in_flight = (topology.ranks * in_flight).next_power_of_two().clamp(256, 65_536);
         Self {
             ring_bytes,
+            window: if topology.is_by_message() { window } else { 0 },
             ring_slots: in_flight.next_power_of_two().max(1024),
             flux_in_flight,
             flux_capacity: (4 * flux_in_flight).max(1024),
@@ -126,6 +137,8 @@ pub struct Options {
     pub server_threads: usize,
     /// Operations each client keeps outstanding.
     pub queue_depth: usize,
+    /// The open loop; `None`: closed.
+    pub pace: Option<Pace>,
     /// Length of a measured run.
     pub duration: Duration,
     /// Measured runs.
@@ -184,7 +197,8 @@ impl Options {
         check_counts(&cli, ranks)?;
         check_times(&cli)?;
         check_ratios(&cli, ranks)?;
-        check_ring(cli.ring_size)?;
+        check_ring(cli.ring_size, cli.backend)?;
+        let pace = cli.pace.resolve()?;
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
         }
@@ -220,6 +234,7 @@ impl Options {
             backend: cli.backend,
             server_threads: cli.server_threads,
             queue_depth: cli.queue_depth,
+            pace,
             duration: Duration::from_secs_f64(cli.duration),
             runs: cli.runs,
             warmup: Duration::from_secs_f64(cli.warmup),
@@ -277,19 +292,23 @@ impl fmt::Display for Options {
             workload.seed,
             if workload.verify { "on" } else { "off" }
         )?;
+        let connection = match sizes.window {
+            0 => format!("ring {}", report::bytes(sizes.ring_bytes)),
+            window => format!("window {window} requests"),
+        };
         writeln!(
             f,
-            "ring {}, delegation ring {} slots, flux {} in flight, wait {}",
-            report::bytes(sizes.ring_bytes),
-            sizes.ring_slots,
-            sizes.flux_in_flight,
-            self.wait
+            "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
+            sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
         if self.policies != PolicyOptions::default() {
             writeln!(f, "policies: {}", self.policies)?;
         }
         if let Some(trace) = &self.trace {
             writeln!(f, "traces to {}, a sample every {} rounds", trace.dir.display(), trace.interval)?;
+        }
+        if let Some(Pace { rate, arrivals }) = self.pace {
+            writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
         }
         writeln!(f, "{}", self.memory)?;
         writeln!(f, "{}\n{}", self.launcher, self.plan)?;
@@ -326,7 +345,7 @@ fn check_counts(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
 }
 
 fn check_times(cli: &Cli) -> Result<(), OptionError> {
-    for (flag, given, least) in [("--duration", cli.duration, 0.01), ("--warmup", cli.warmup, 0.0)] {
+    for (flag, given, least) in [("--duration", cli.duration, SHORTEST_RUN_S), ("--warmup", cli.warmup, 0.0)] {
         if !(least..=3600.0).contains(&given) {
             return Err(range(flag, given, "outside what is supported", format!("{least} to 3600 seconds")));
         }
@@ -353,10 +372,13 @@ fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     }
 }
 
-fn check_ring(ring: RingChoice) -> Result<(), OptionError> {
+fn check_ring(ring: RingChoice, backend: BackendKind) -> Result<(), OptionError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
     let legal = format!("auto, or a power of two from {} to {}", RING_BYTES.start(), RING_BYTES.end());
     match given {
+        _ if matches!(backend, BackendKind::RcSend | BackendKind::UcxAm) => {
+            Err(range("--ring-size", given, "messages of this --backend are not written into rings", "none; leave it out".to_owned()))
+        }
         _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),
         _ if given > *RING_BYTES.end() => Err(range("--ring-size", given, "more than is supported", legal)),
         _ if !given.is_power_of_two() => Err(range("--ring-size", given, "not a power of two", legal)),
@@ -394,6 +416,10 @@ pub struct Recorded {
     pub policies: PolicyOptions,
     /// Where time series of the daemons went, if they were wanted.
     pub trace: Option<TraceOptions>,
+    /// Operations per second that all clients together were to start; null for a closed loop.
+    pub rate: Option<f64>,
+    /// How their starts were to be spread; null for a closed loop.
+    pub arrivals: Option<Arrivals>,
     /// What an idle thread did: `busy`, `yield`.
     pub wait: String,
     /// What `--pin` asked for.
@@ -419,6 +445,8 @@ impl From<&Options> for Recorded {
             remote_ratio: workload.remote_ratio,
             distribution: workload.distribution,
             verify: workload.verify,
+            rate: options.pace.map(|pace| pace.rate),
+            arrivals: options.pace.map(|pace| pace.arrivals),
             wait: options.wait.to_string(),
             pin: options.pin.to_string(),
             shm_dir: options.shm_dir.clone(),

@@ -47,6 +47,7 @@ impl Composed {
             ring_bytes: options.sizes.ring_bytes,
             store_keys: options.workload.store_keys(),
             policies: options.policies.clone(),
+            window: options.sizes.window,
             device: device(dir.path()),
             dir,
         };
