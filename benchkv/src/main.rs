@@ -21,6 +21,7 @@ use benchkv::options::Options;
 use benchkv::orchestrate::run_rank;
 use benchkv::output::OutputFile;
 use benchkv::result::{Conditions, JobResult};
+use benchkv::trace::TraceOptions;
 use clap::Parser;
 use harness::clock::Clock;
 use harness::counters::{self, PortCounters};
@@ -123,7 +124,8 @@ fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
 /// Whether the result can be written at the end.
 fn check_output(options: &Options) -> Result<(), String> {
     options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
-    options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))
+    options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
+    options.trace.as_ref().map_or(Ok(()), TraceOptions::prepare).map_err(|error| format!("--trace: {error}"))
 }
 
 /// Whether what carries requests can be loaded.
