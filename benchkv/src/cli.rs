@@ -9,6 +9,7 @@ use harness::report::JsonSink;
 use serde::{Deserialize, Serialize};
 
 use crate::output::OutputArgs;
+use crate::report::ReportArgs;
 use crate::workload::Distribution;
 
 /// Distributed key-value benchmark of the copyrpc stack.
@@ -122,6 +123,8 @@ pub struct Cli {
 pub enum Command {
     /// Says what this machine has of what a job can use, what is missing, and how to get it. The exit status is 0 whatever is missing.
     Doctor(DoctorArgs),
+    /// Makes one HTML page, with plots, out of the results of one or many jobs. It needs no network and no other file.
+    Report(ReportArgs),
 }
 
 /// Options of `benchkv doctor`.

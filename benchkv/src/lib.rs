@@ -13,7 +13,7 @@
 //! - [`activity`]: how the threads spent their time.
 //! - [`memory`]: what a job will take of it.
 //! - [`doctor`]: what this machine lacks, instead of a job.
-//! - [`result`]: what all ranks measured, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet.
+//! - [`result`]: what all ranks measured, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet; [`report`]: a page with plots out of many.
 
 pub mod activity;
 pub mod agreement;
@@ -28,6 +28,7 @@ pub mod message;
 pub mod options;
 pub mod orchestrate;
 pub mod output;
+pub mod report;
 pub mod result;
 pub mod store;
 pub mod verify;

@@ -4,6 +4,7 @@
 //! - `measurement`: the main job of all backends, over the options that change its paths.
 //! - `output`: the table and the JSON document.
 //! - `tables`: the flat form, in each format.
+//! - `page`: what `benchkv report` draws.
 //! - `bad_input`: what cannot be run is refused.
 //! - `death`: ranks and launchers that are killed.
 
@@ -20,4 +21,5 @@ mod death;
 mod job;
 mod measurement;
 mod output;
+mod page;
 mod tables;
