@@ -97,8 +97,9 @@ fn doctor(args: &DoctorArgs) -> Result<ExitCode, Box<dyn Error>> {
 /// Makes a page out of results.
 fn report(args: &ReportArgs) -> ExitCode {
     match benchkv::report::run(args) {
+        Ok(()) if args.check => ExitCode::SUCCESS,
         Ok(()) => {
-            say(&format!("{} is the page", args.output.display()));
+            say(&format!("the page is {}", args.output.display()));
             ExitCode::SUCCESS
         }
         Err(error) => fail(EXIT_OPTIONS, &error),

@@ -119,10 +119,10 @@ fn prefix_of(prefixes: &[Prefix], value: f64) -> Prefix {
     fits.or(prefixes.last()).copied().unwrap_or(("", 1.0))
 }
 
-/// 1, 2 or 5 times a power of ten, not below `least`.
+/// 1, 2, 2.5 or 5 times a power of ten, not below `least`.
 fn round_step(least: f64) -> f64 {
     let decade = 10f64.powf(least.log10().floor());
-    [1.0, 2.0, 5.0].map(|digit| digit * decade).into_iter().find(|step| *step >= least * (1.0 - 1e-9)).unwrap_or(10.0 * decade)
+    [1.0, 2.0, 2.5, 5.0].map(|digit| digit * decade).into_iter().find(|step| *step >= least * (1.0 - 1e-9)).unwrap_or(10.0 * decade)
 }
 
 /// A number as short as it can be: at most four digits after the point, thousands kept apart.
@@ -156,8 +156,8 @@ mod tests {
         assert_eq!((axis.place(0.0), axis.place(1e6), axis.place(3e6)), (0.0, 0.5, 1.0));
         let axis = Axis::times_from_zero("hold", [4_200.0].into_iter());
         assert_eq!((axis.title.as_str(), labels(&axis)), ("hold (\u{b5}s)", vec!["0", "2", "4", "6"]));
-        assert_eq!(labels(&Axis::plain("share (%)", [100.0].into_iter())), ["0", "50", "100"]);
-        assert_eq!(labels(&Axis::plain("nothing (count)", [].into_iter())), ["0", "0.5", "1"]);
+        assert_eq!(labels(&Axis::plain("share (%)", [100.0].into_iter())), ["0", "25", "50", "75", "100"]);
+        assert_eq!(labels(&Axis::plain("nothing (count)", [].into_iter())), ["0", "0.25", "0.5", "0.75", "1"]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What differs between results: the settings that tell them apart, and which of these is an axis.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
@@ -65,18 +66,15 @@ impl Comparison {
         let telling = telling(&settings, names.iter().filter(differs));
         let axis = telling.iter().copied().find(|name| settings.iter().all(|all| all.get(*name).is_some_and(Value::is_number)));
         let panel = panel(&settings, &telling, axis);
-        let mut groups: Vec<Group> = Vec::new();
-        let mut place = BTreeMap::new();
-        for (member, all) in settings.iter().enumerate() {
-            let values: Vec<String> = telling.iter().map(|name| text(all.get(*name))).collect();
-            let at = *place.entry(values).or_insert(groups.len());
-            if at == groups.len() {
-                groups.push(group(all, &telling, axis, panel));
-            }
-            groups.iter_mut().skip(at).take(1).for_each(|group| group.members.push(member));
-        }
         // As they are read: by panel, then by series, then along the axis.
-        groups.sort_by(|a, b| (&a.panel, &a.series).cmp(&(&b.panel, &b.series)).then(a.x.unwrap_or(0.0).total_cmp(&b.x.unwrap_or(0.0))));
+        let keys: Vec<&String> = panel.into_iter().chain(telling.iter().copied().filter(|name| Some(*name) != axis)).chain(axis).collect();
+        let mut members: Vec<(usize, &Settings)> = settings.iter().enumerate().collect();
+        members.sort_by(|(_, a), (_, b)| keys.iter().map(|name| by_size(a.get(*name), b.get(*name))).fold(Ordering::Equal, Ordering::then));
+        let mut groups: Vec<Group> = Vec::new();
+        for alike in members.chunk_by(|(_, a), (_, b)| telling.iter().all(|name| a.get(*name) == b.get(*name))) {
+            let members = alike.iter().map(|(member, _)| *member).collect();
+            groups.extend(alike.first().map(|(_, all)| group(members, all, &telling, axis, panel)));
+        }
         let common = names.iter().filter(|name| !differs(name));
         let of_first = |name: &String| Some((title(name), text(settings.first()?.get(name))));
         Self { groups, axis: axis.map(|name| with_unit(name)), common: common.filter_map(of_first).collect() }
@@ -150,7 +148,18 @@ fn panel<'a>(settings: &[Settings], telling: &[&'a String], axis: Option<&String
     easy.max_by_key(|name| series_without(Some(name))).or_else(|| others.iter().copied().min_by_key(|name| series_without(Some(name))))
 }
 
-fn group(all: &Settings, telling: &[&String], axis: Option<&String>, panel: Option<&String>) -> Group {
+/// Numbers by their value, before texts.
+fn by_size(a: Option<&Value>, b: Option<&Value>) -> Ordering {
+    let number = |value: Option<&Value>| value.and_then(Value::as_f64);
+    match (number(a), number(b)) {
+        (Some(a), Some(b)) => a.total_cmp(&b),
+        (Some(_), None) => Ordering::Less,
+        (None, Some(_)) => Ordering::Greater,
+        (None, None) => text(a).cmp(&text(b)),
+    }
+}
+
+fn group(members: Vec<usize>, all: &Settings, telling: &[&String], axis: Option<&String>, panel: Option<&String>) -> Group {
     let described = |keep: &dyn Fn(&String) -> bool| {
         let parts: Vec<String> = telling.iter().filter(|name| keep(name)).map(|name| described(name, all.get(*name))).collect();
         parts.join(", ")
@@ -158,7 +167,7 @@ fn group(all: &Settings, telling: &[&String], axis: Option<&String>, panel: Opti
     let backend = || text(all.get("backend"));
     let named = |text: String| if text.is_empty() { backend() } else { text };
     Group {
-        members: Vec::new(),
+        members,
         label: named(described(&|_| true)),
         x: axis.and_then(|name| all.get(name)?.as_f64()),
         series: named(described(&|name| Some(name) != axis && Some(name) != panel)),

@@ -69,13 +69,12 @@ fn tops(series: &[Series]) -> impl Iterator<Item = f64> {
     series.iter().flat_map(|series| &series.points).map(|point| point.spread.map_or(point.y, |(_, high)| high.max(point.y)))
 }
 
-/// Charts over the setting that differs; bars where none is a number.
-pub(super) fn comparison(comparison: &Comparison, groups: &[Measurements<'_>]) -> Vec<String> {
+/// Charts over the setting that differs; bars where none is a number. Those of a panel are together.
+pub(super) fn comparison(comparison: &Comparison, groups: &[Measurements<'_>]) -> Vec<Vec<String>> {
     let Some(axis) = &comparison.axis else {
-        return groups.chunks(MOST_BARS).flat_map(|chunk| [throughput_bars(chunk), latency_bars(chunk)]).collect();
+        return groups.chunks(MOST_BARS).map(|chunk| vec![throughput_bars(chunk), latency_bars(chunk)]).collect();
     };
-    let mut figures = Vec::new();
-    for (panel, groups) in panels(groups) {
+    let charts = |(panel, groups): (&str, &[Measurements<'_>])| {
         let xs: Vec<f64> = groups.iter().filter_map(|group| group.group.x).collect();
         let lines = |title: &str, note: &str, figure: fn(&Measured) -> f64, y: fn(&[Series]) -> Axis| {
             let series: Vec<Series> = by_series(groups).map(|(name, groups)| over_axis(name, groups, figure)).collect();
@@ -85,14 +84,15 @@ pub(super) fn comparison(comparison: &Comparison, groups: &[Measurements<'_>]) -
         let spread = "Mean over runs; whiskers: the slowest and the fastest run.";
         let rates: fn(&[Series]) -> Axis = |series| Axis::rates("throughput", "operations/s", tops(series));
         let times: fn(&[Series]) -> Axis = |series| Axis::times_from_zero("round trip", tops(series));
-        figures.push(lines("Throughput, all ranks", spread, |run| run.total_rps, rates));
-        figures.push(lines("Remote throughput, all ranks", spread, |run| run.remote_rps, rates));
-        figures.push(lines("Median round trip", spread, |run| run.latency_ns.p50 as f64, times));
-        figures.push(lines("99th percentile of round trips", spread, |run| run.latency_ns.p99 as f64, times));
         let messages: fn(&[Series]) -> Axis = |series| Axis::plain("batch (messages per WRITE)", tops(series));
-        figures.push(lines("Messages in a WRITE", spread, |run| run.activity.messages_per_write, messages));
-    }
-    figures
+        vec![
+            lines("Throughput, all ranks", spread, |run| run.total_rps, rates),
+            lines("Median round trip", spread, |run| run.latency_ns.p50 as f64, times),
+            lines("99th percentile of round trips", spread, |run| run.latency_ns.p99 as f64, times),
+            lines("Messages in a WRITE", spread, |run| run.activity.messages_per_write, messages),
+        ]
+    };
+    panels(groups).map(charts).collect()
 }
 
 /// Neighbours of one series.

@@ -38,6 +38,10 @@ pub struct ReportArgs {
     /// The page to write; one that exists is replaced.
     #[arg(short, long, value_name = "FILE.html", default_value = "report.html")]
     pub output: PathBuf,
+
+    /// Only find out whether the files can be read; no page is written.
+    #[arg(long)]
+    pub check: bool,
 }
 
 /// There is no page.
@@ -51,13 +55,17 @@ pub enum ReportError {
     Write(#[from] harness::file::WriteError),
 }
 
-/// Reads the results and writes the page.
+/// Reads the results and writes the page; with `--check` only the former.
 ///
 /// # Errors
 /// The first file that is no result of this version, or the system's reason why the page cannot be written.
 pub fn run(args: &ReportArgs) -> Result<(), ReportError> {
+    let read = || args.files.iter().map(|file| JobResult::read(file)).collect::<Result<Vec<_>, _>>();
+    if args.check {
+        return Ok(read().map(drop)?);
+    }
     harness::file::check(&args.output)?;
-    let results = args.files.iter().map(|file| JobResult::read(file)).collect::<Result<Vec<_>, _>>()?;
+    let results = read()?;
     let names: Vec<String> = args.files.iter().map(|file| file.display().to_string()).collect();
     Ok(harness::file::write(&args.output, page(&names, &results).as_bytes())?)
 }
@@ -84,7 +92,7 @@ pub fn page(names: &[String], results: &[JobResult]) -> String {
     page.table(&header, &rows);
     if comparison.groups.len() > 1 {
         page.heading("Comparison", "By what differs between the results.");
-        page.charts(&figures::comparison(&comparison, &groups));
+        figures::comparison(&comparison, &groups).iter().for_each(|charts| page.charts(charts));
     }
     page.heading("Latency", "Round trips by the share of operations that are faster: the further to the right, the rarer.");
     page.charts(&figures::latencies(&groups));

@@ -5,6 +5,7 @@
 //! - `output`: the table and the JSON document.
 //! - `tables`: the flat form, in each format.
 //! - `page`: what `benchkv report` draws.
+//! - `sweep`: the script that measures at many points.
 //! - `bad_input`: what cannot be run is refused.
 //! - `death`: ranks and launchers that are killed.
 
@@ -22,4 +23,5 @@ mod job;
 mod measurement;
 mod output;
 mod page;
+mod sweep;
 mod tables;
