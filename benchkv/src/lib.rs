@@ -6,11 +6,13 @@
 //! - [`launcher`]: who started the ranks, and where; [`agreement`]: that they all run the same.
 //! - [`workload`], [`zipf`]: the accesses of every client, generated before the run.
 //! - [`message`]: the bytes of a request and its response.
-//! - [`client`]: the closed loop that issues them; [`verify`] judges what comes back.
+//! - [`client`]: the loop that issues them, closed or after the schedule of [`pace`]; [`verify`] judges what comes back.
 //! - [`backend`]: the seam to the transports: what a topology provides.
 //! - [`store`]: the shard that a daemon serves.
+//! - [`policy`]: what daemons leave for later, so that batches become larger.
 //! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
 //! - [`activity`]: how the threads spent their time.
+//! - [`trace`]: what a daemon was doing, over time.
 //! - [`memory`]: what a job will take of it.
 //! - [`doctor`]: what this machine lacks, instead of a job.
 //! - [`result`]: what all ranks measured, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet; [`report`]: a page with plots out of many.
@@ -28,9 +30,12 @@ pub mod message;
 pub mod options;
 pub mod orchestrate;
 pub mod output;
+pub mod pace;
+pub mod policy;
 pub mod report;
 pub mod result;
 pub mod store;
+pub mod trace;
 pub mod verify;
 pub mod workload;
 pub mod zipf;

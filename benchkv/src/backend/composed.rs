@@ -1,7 +1,9 @@
 //! One rank of any topology made of ipc, delegationrpc, flux and copyrpc: what its threads share until each has opened its part.
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use mlx5::DeviceSpec;
 use shm::dir::Dir;
 
 use super::daemon::KvDaemon;
@@ -28,6 +30,14 @@ impl Composed {
     /// # Errors
     /// [`BackendError::Setup`] with the cause.
     pub fn new(options: &Options, rank: usize) -> Result<Self, BackendError> {
+        Self::on(options, rank, |dir| options.device.spec(Some(dir)))
+    }
+
+    /// The same on another device than that of `options`: `device` is given the shared-memory directory.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn on(options: &Options, rank: usize, device: impl FnOnce(&Path) -> DeviceSpec) -> Result<Self, BackendError> {
         let dir = Dir::open(options.shm_dir.as_deref()).map_err(|e| BackendError::setup("the shared-memory directory", e))?;
         let plan = Plan {
             topology: options.topology(),
@@ -36,7 +46,8 @@ impl Composed {
             ring_slots: options.sizes.ring_slots,
             ring_bytes: options.sizes.ring_bytes,
             store_keys: options.workload.store_keys(),
-            device: options.device.clone(),
+            window: options.sizes.window,
+            device: device(dir.path()),
             dir,
         };
         let nodes = shards::mesh(options.server_threads, &options.sizes)?;

@@ -3,12 +3,9 @@
 //! No phase waits for another: a request that cannot go on now joins a queue in front of its way, and the next steps try again. Answers are
 //! never held up, because every transport keeps room for them.
 
-use copyrpc::RecvHandle;
-use zerocopy::IntoBytes;
-
 use super::composed::TYPE_TAG;
 use super::plan::Plan;
-use super::remote::Remote;
+use super::remote::{Incoming, Remote};
 use super::shards::{Hop, ShardNode, Shards};
 use super::{BackendError, Daemon, Endpoints, Peer, Records, Worker};
 use crate::activity::TransportReport;
@@ -38,7 +35,7 @@ enum Waiting {
     /// A client that asked through ipc.
     Ipc(IpcHandle),
     /// Another rank.
-    Remote(RecvHandle<Caller>),
+    Remote(Incoming<Caller>),
 }
 
 /// One daemon of a composed topology.
@@ -79,27 +76,26 @@ impl KvDaemon {
         let answers = remote.poll(|caller, response| answer_caller(caller, response, ring.as_mut(), shards))?;
         let mut served = 0;
         while served < BUDGET {
-            let Some(handle) = self.remote.as_ref().and_then(Remote::recv) else { break };
+            let Some((request, incoming)) = self.remote.as_mut().and_then(Remote::recv) else { break };
             served += 1;
-            self.serve_request_of_rank(handle)?;
+            self.serve_request_of_rank(request, incoming)?;
         }
         Ok(answers + served)
     }
 
-    fn serve_request_of_rank(&mut self, handle: RecvHandle<Caller>) -> Result<(), BackendError> {
-        let bytes = handle.data();
-        let request: Option<Request> = if bytes.len() == size_of::<Request>() { bytes.read() } else { None };
+    fn serve_request_of_rank(&mut self, request: Option<Request>, incoming: Incoming<Caller>) -> Result<(), BackendError> {
+        let Some(remote) = &mut self.remote else { return Ok(()) };
         // Bytes of a peer: what is no request for this rank is refused.
         let Some(request) = request.filter(|request| request.rank() as usize == self.plan.rank) else {
-            answer_waiting(Waiting::Remote(handle), None);
+            remote.answer(incoming, None);
             return Ok(());
         };
         match owner_of(request.key(), self.plan.topology.daemons) {
             owner if owner == self.daemon => {
-                answer_waiting(Waiting::Remote(handle), Some(self.store.apply(&request)));
+                remote.answer(incoming, Some(self.store.apply(&request)));
                 Ok(())
             }
-            owner => self.shards.call(owner, request, Waiting::Remote(handle)),
+            owner => self.shards.call(owner, request, Waiting::Remote(incoming)),
         }
     }
 
@@ -132,14 +128,14 @@ impl KvDaemon {
             let rank = request.rank() as usize;
             if rank == self.plan.rank || rank >= self.plan.topology.ranks {
                 // The store refuses what it does not own.
-                answer_waiting(Waiting::Ipc(handle), Some(self.store.apply(&request)));
+                answer_client(handle, Some(self.store.apply(&request)));
                 continue;
             }
             let carrier = self.plan.topology.carrier_of(rank);
             match (self.link_for(&request), carrier) {
                 (Some((link, remote)), _) => remote.call(link, request, Caller::Ipc(handle))?,
                 (None, Some(carrier)) => self.shards.call(carrier, request, Waiting::Ipc(handle))?,
-                (None, None) => answer_waiting(Waiting::Ipc(handle), Some(Response::new(Outcome::Refused))),
+                (None, None) => answer_client(handle, Some(Response::new(Outcome::Refused))),
             }
         }
         Ok(served)
@@ -147,7 +143,8 @@ impl KvDaemon {
 
     /// Answers of the rank's other daemons, to those who asked; then their requests.
     fn serve_daemons(&mut self) -> Result<usize, BackendError> {
-        let taken = self.shards.poll(answer_waiting);
+        let Self { shards, remote, .. } = self;
+        let taken = shards.poll(|waiting, response| answer_waiting(waiting, response, remote.as_mut()));
         let mut served = 0;
         while served < BUDGET {
             let Some((_, token, hop)) = self.shards.node.try_recv_raw() else { break };
@@ -192,7 +189,7 @@ fn open_ring(plan: &Plan, daemon: usize) -> Result<RingServer, BackendError> {
 /// Passes an answer of another rank on. `None`: it could not be had.
 fn answer_caller(caller: Caller, response: Option<Response>, ring: Option<&mut RingServer>, shards: &mut Shards<Waiting>) {
     match (caller, ring) {
-        (Caller::Ipc(handle), _) => answer_waiting(Waiting::Ipc(handle), response),
+        (Caller::Ipc(handle), _) => answer_client(handle, response),
         (Caller::Daemon(token), _) => answer_daemon(shards, token, response.map_or(Hop::Failed, Hop::Response)),
         // A client that is gone needs no answer.
         (Caller::Ring(token), Some(ring)) => match response {
@@ -203,14 +200,21 @@ fn answer_caller(caller: Caller, response: Option<Response>, ring: Option<&mut R
     }
 }
 
-/// Passes an answer of another daemon, or of this one's store, on. `None`: it could not be had.
-fn answer_waiting(waiting: Waiting, response: Option<Response>) {
-    // Whoever is gone needs no answer, and dropping a handle answers with an error.
-    match (waiting, response) {
-        (Waiting::Ipc(handle), Some(response)) => drop(handle.reply(response)),
-        (Waiting::Remote(handle), Some(response)) => drop(handle.reply(response.as_bytes())),
-        (Waiting::Remote(handle), None) => drop(handle.refuse()),
-        (Waiting::Ipc(handle), None) => drop(handle),
+/// Passes an answer of another daemon on. `None`: it could not be had.
+fn answer_waiting(waiting: Waiting, response: Option<Response>, remote: Option<&mut Remote<Caller>>) {
+    match (waiting, remote) {
+        (Waiting::Ipc(handle), _) => answer_client(handle, response),
+        (Waiting::Remote(incoming), Some(remote)) => remote.answer(incoming, response),
+        (Waiting::Remote(_), None) => {}
+    }
+}
+
+/// Answers a client that asked through ipc, with an error if there is no response. One that is gone needs no answer.
+fn answer_client(handle: IpcHandle, response: Option<Response>) {
+    match response {
+        Some(response) => drop(handle.reply(response)),
+        // Dropped unanswered, it answers with an error.
+        None => drop(handle),
     }
 }
 
@@ -243,7 +247,7 @@ impl Daemon for KvDaemon {
         moved += self.serve_clients()?;
         moved += self.serve_daemons()?;
         moved += self.retry_backlogs()?;
-        if let Some(remote) = self.remote.as_ref().filter(|_| moved > 0) {
+        if let Some(remote) = self.remote.as_mut().filter(|_| moved > 0) {
             remote.flush()?;
         }
         Ok(moved)

@@ -95,6 +95,6 @@ impl Paths for ClientPaths {
     }
 
     fn flush(&mut self) -> Result<(), BackendError> {
-        self.remote.as_ref().map_or(Ok(()), Remote::flush)
+        self.remote.as_mut().map_or(Ok(()), Remote::flush)
     }
 }

@@ -14,7 +14,7 @@ const SETTINGS: [&str; 13] = [
     "queue_depth",
     "client_threads",
     "server_threads",
-    "device",
+    "options.device",
     "options",
     "sizes.ring_bytes",
     "launcher.kind",

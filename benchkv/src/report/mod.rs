@@ -39,7 +39,7 @@ pub struct ReportArgs {
     #[arg(short, long, value_name = "FILE.html", default_value = "report.html")]
     pub output: PathBuf,
 
-    /// Only find out whether the files can be read; no page is written.
+    /// Only find out whether the files can be read, and are of jobs that were not interrupted; no page is written.
     #[arg(long)]
     pub check: bool,
 }
@@ -50,6 +50,12 @@ pub enum ReportError {
     /// A result cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
+    /// With `--check`: a result is not all that was to be measured.
+    #[error("{} is of a job that was interrupted; repeat it", path.display())]
+    Interrupted {
+        /// The file.
+        path: PathBuf,
+    },
     /// The page cannot be written.
     #[error("--output: {0}")]
     Write(#[from] harness::file::WriteError),
@@ -62,7 +68,8 @@ pub enum ReportError {
 pub fn run(args: &ReportArgs) -> Result<(), ReportError> {
     let read = || args.files.iter().map(|file| JobResult::read(file)).collect::<Result<Vec<_>, _>>();
     if args.check {
-        return Ok(read().map(drop)?);
+        let cut = args.files.iter().zip(read()?).find(|(_, result)| result.interrupted);
+        return cut.map_or(Ok(()), |(path, _)| Err(ReportError::Interrupted { path: path.clone() }));
     }
     harness::file::check(&args.output)?;
     let results = read()?;
@@ -117,8 +124,12 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
         };
         Some(format!("{what}: {which}."))
     };
-    let checks: [(&str, Is); 6] = [
+    let checks: [(&str, Is); 8] = [
         ("Operations were lost, or values were wrong", |result| !result.is_sound()),
+        ("The job was interrupted: there are fewer runs, or a shorter one", |result| result.interrupted),
+        ("The rate that was asked for was not reached: requests were late, and the latencies are of a queue that grew", |result| {
+            result.open_loop.as_ref().is_some_and(|open| !open.kept_up)
+        }),
         ("Over-subscribed: more polling threads than cores, so that latencies and rates contain the scheduler's", |result| {
             result.placement.threads > result.placement.usable_cores.len()
         }),

@@ -77,7 +77,7 @@ fn a_sweep_is_drawn_with_axes_legends_and_colours_that_can_be_told_apart() {
         result.backend = clap::ValueEnum::from_str(backends[number % 4], false).unwrap();
         result.ranks = 2 << (number / 4 % 3);
         result.queue_depth = if number < 12 { 1 } else { 32 };
-        result.device = EVIL.to_owned();
+        result.options.pin = EVIL.to_owned();
         for rps in result.runs.iter_mut().map(|run| &mut run.measured.total_rps) {
             *rps *= (number + 1) as f64;
         }

@@ -87,13 +87,13 @@ fn a_killed_sweep_goes_on_where_it_was_and_repeats_only_what_is_broken() {
     );
     assert!(fs::read_to_string(sweep.file("report.html")).unwrap().contains("3 results"));
 
-    let [torn, of_another_version, sound] = POINTS;
+    let [torn, cut, sound] = POINTS;
     let text = fs::read_to_string(sweep.result(torn)).unwrap();
     fs::write(sweep.result(torn), &text[..text.len() / 2]).unwrap();
-    fs::write(sweep.result(of_another_version), text.replace("\"schema_version\": ", "\"schema_version\": 9")).unwrap();
+    fs::write(sweep.result(cut), text.replace("\"interrupted\": false", "\"interrupted\": true")).unwrap();
     let repaired = sweep.complete();
     assert!(repaired.status.success() && repaired.stdout.contains("2 measured, 1 there before"), "{}", repaired.stdout);
-    assert_eq!(sweep.starts(), BTreeMap::from([(torn, 2), (of_another_version, 2), (sound, 1)]));
+    assert_eq!(sweep.starts(), BTreeMap::from([(torn, 2), (cut, 2), (sound, 1)]));
 }
 
 #[test]
@@ -102,7 +102,11 @@ fn a_sweep_that_would_mix_results_or_has_no_grid_is_refused() {
     let dry = sweep.start(&["--dry-run", "--policies", "none= short=--duration,0.05"]).end();
     assert!(dry.status.success() && sweep.starts().values().all(|count| *count == 0) && !sweep.file("").exists(), "{}", dry.stderr);
     assert_eq!(dry.stdout.lines().count(), 6, "{}", dry.stdout);
-    assert!(dry.stdout.lines().filter(|line| line.contains("--duration 0.1") && line.contains("--duration 0.05 --json")).count() == 3, "{}", dry.stdout);
+    assert!(
+        dry.stdout.lines().filter(|line| line.contains("--duration 0.1") && line.contains("--duration 0.05 --json")).count() == 3,
+        "{}",
+        dry.stdout
+    );
     fs::create_dir(sweep.file("")).unwrap();
     fs::write(sweep.file("conditions"), "launcher local\nflag --duration\nflag 9\npolicy none=\n").unwrap();
     sweep.start(&[]).end().assert_failed(2, &["other options", "< flag 9", "> flag 0.1", "another --name"]);
