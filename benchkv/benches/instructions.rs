@@ -160,6 +160,7 @@ impl Rank {
                 queue_depth: options.queue_depth,
                 runs: options.runs,
                 pattern,
+                schedule: None,
                 verifier,
                 corrupt_one: false,
             };

@@ -9,12 +9,13 @@ use harness::report::JsonSink;
 use serde::{Deserialize, Serialize};
 
 use crate::output::OutputArgs;
+use crate::pace::{Arrivals, PaceArgs};
 use crate::workload::Distribution;
 
 /// Distributed key-value benchmark of the copyrpc stack.
 ///
 /// Starts the ranks itself, as processes on this host, or is started as several by mpirun or srun, and prints one table. Exit status: 0 done and sound, 1 failed, 2 illegal options,
-/// 3 measured, but operations were lost or values were wrong.
+/// 3 measured, but operations were lost or values were wrong; 130 interrupted by Ctrl-C (128 + signal), and the result is of what was measured until then.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "benchkv", version, args_override_self = true, args_conflicts_with_subcommands = true)]
 pub struct Cli {
@@ -46,6 +47,10 @@ pub struct Cli {
     /// Operations each client keeps outstanding, 1 to 4096.
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub queue_depth: usize,
+
+    /// How load is offered.
+    #[command(flatten)]
+    pub pace: PaceArgs,
 
     /// Length of each measured run in seconds, 0.01 to 3600.
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
@@ -203,7 +208,7 @@ macro_rules! named_by_value_enum {
     )*};
 }
 
-named_by_value_enum!(BackendKind, WaitChoice, Fault);
+named_by_value_enum!(Arrivals, BackendKind, WaitChoice, Fault);
 
 #[cfg(test)]
 mod tests {
@@ -263,7 +268,17 @@ mod tests {
             let message = parse(args).unwrap_err().to_string();
             assert!(message.contains(known), "{message}");
         }
-        for args in ["--distribution zipf", "--pin 0..3", "--ring-size big", "--ranks two", "--ranks -1", "--nonsense"] {
+        for args in [
+            "--arrivals poisson",
+            "--rate 1000 --arrivals bursts",
+            "--rate fast",
+            "--distribution zipf",
+            "--pin 0..3",
+            "--ring-size big",
+            "--ranks two",
+            "--ranks -1",
+            "--nonsense",
+        ] {
             assert_eq!(parse(args).unwrap_err().exit_code(), 2, "{args}");
         }
     }

@@ -1,4 +1,5 @@
-//! A closed-loop client: as many requests outstanding as the queue depth says, each issued as soon as another has ended.
+//! A client: a closed loop with as many requests outstanding as the queue depth says, each issued as soon as another has ended; or an open
+//! one, which issues each at its intended start, or as soon after as the queue depth allows.
 //!
 //! It is stepped and knows neither thread nor transport. Time stamps are taken once per step for all operations found ended, and once
 //! for all issued in their place: the error is below the length of a step and has no sign.
@@ -9,6 +10,7 @@ use crate::activity::WorkerReport;
 use crate::backend::{BackendError, Ending, IssueError, Paths};
 use crate::control::Phase;
 use crate::message::{Outcome, Request};
+use crate::pace::Schedule;
 use crate::verify::{PrivateStep, Verdict, Verifier};
 use crate::workload::{Access, AccessKind, Pattern};
 
@@ -19,16 +21,31 @@ pub struct Window {
     pub started_ns: u64,
     /// When it saw it end.
     pub ended_ns: u64,
-    /// Sum over time of the operations outstanding, in operations times nanoseconds.
+    /// Sum over time of the operations outstanding, in operations times nanoseconds. What is due and not issued is not outstanding.
     pub outstanding_ns: u128,
     /// Age of what was outstanding when this client saw the window end, less that when it saw it begin, in operations times nanoseconds.
     pub carried_ns: i128,
-    /// Round trips to this rank's own store. An operation counts in the window in which it ends.
+    /// Round trips to this rank's own store, in an open loop from the intended start. An operation counts in the window in which it ends.
     pub local: LatencyHistogram,
     /// Round trips to other ranks.
     pub remote: LatencyHistogram,
     /// Operations that ended in an error.
     pub errors: u64,
+    /// How far the client could follow its schedule.
+    pub open_loop: OpenWindow,
+}
+
+/// What an open loop adds to a window; all 0 in a closed one.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OpenWindow {
+    /// Operations whose intended start lay in the window.
+    pub due: u64,
+    /// Operations due and not issued when the window began.
+    pub backlog_before: u64,
+    /// The same when it ended.
+    pub backlog: u64,
+    /// From the intended start to the issue: the sum over the round trips of the window, in nanoseconds. Latencies have it in them.
+    pub held_ns: u128,
 }
 
 /// The fate of every operation of a client, warm-up and drain included.
@@ -90,6 +107,8 @@ pub struct ClientSpec {
     pub runs: usize,
     /// The accesses, at least one.
     pub pattern: Pattern,
+    /// When operations start; `None`: closed loop.
+    pub schedule: Option<Schedule>,
     /// The judge, with `--verify`.
     pub verifier: Option<Verifier>,
     /// Flips one bit of one written value, which `--verify` has to notice.
@@ -122,6 +141,8 @@ struct Book {
 #[derive(Debug, Clone, Copy)]
 struct Outstanding {
     access: Access,
+    /// Where latency counts from: the issue, in an open loop the intended start.
+    intended_ns: u64,
     issued_ns: u64,
     moment: u32,
     is_put: bool,
@@ -150,6 +171,7 @@ impl<P: Paths> Client<P> {
             local: LatencyHistogram::new(),
             remote: LatencyHistogram::new(),
             errors: 0,
+            open_loop: OpenWindow::default(),
         };
         let book = Book {
             next_access: 0,
@@ -175,7 +197,7 @@ impl<P: Paths> Client<P> {
         book.enter(phase, begin_ns);
         let before = book.counts;
         paths.poll(|token, ending| book.end(token, ending, begin_ns))?;
-        if phase.is_loading() && !book.free.is_empty() {
+        if phase.is_loading() && book.wants_to_issue(begin_ns) {
             let issue_ns = now_ns();
             book.count_outstanding(issue_ns);
             book.issue_all(paths, issue_ns)?;
@@ -231,11 +253,36 @@ impl Book {
             window.ended_ns = now_ns;
             window.carried_ns += age_ns;
         }
+        self.turn_open_loop(now_ns, |open_loop, due, backlog| {
+            open_loop.due = due - open_loop.due;
+            open_loop.backlog = backlog;
+        });
         self.phase = phase;
+        if let Some(schedule) = self.spec.schedule.as_mut().filter(|_| phase.is_loading()) {
+            schedule.begin(now_ns);
+        }
         if let Some(window) = self.window() {
             window.started_ns = now_ns;
             window.carried_ns -= age_ns;
         }
+        // Until the window ends, `due` is what had been due before it.
+        self.turn_open_loop(now_ns, |open_loop, due, backlog| (open_loop.due, open_loop.backlog_before) = (due, backlog));
+    }
+
+    /// Notes at an edge of a window what is due by then, and how much of it is not issued.
+    fn turn_open_loop(&mut self, now_ns: u64, note: impl FnOnce(&mut OpenWindow, u64, u64)) {
+        let Some((due, backlog)) = self.spec.schedule.as_ref().map(|schedule| (schedule.due(now_ns), schedule.backlog(now_ns))) else {
+            return;
+        };
+        if let Some(window) = self.window() {
+            note(&mut window.open_loop, due, backlog);
+        }
+    }
+
+    /// Whether there is something to issue, and a token for it.
+    fn wants_to_issue(&self, now_ns: u64) -> bool {
+        let is_due = || self.spec.schedule.as_ref().is_none_or(|schedule| schedule.due_ns(now_ns).is_some());
+        self.refused.is_some() || (!self.free.is_empty() && is_due())
     }
 
     fn count_outstanding(&mut self, now_ns: u64) {
@@ -249,7 +296,7 @@ impl Book {
 
     fn issue_all<P: Paths>(&mut self, paths: &mut P, now_ns: u64) -> Result<(), BackendError> {
         // Bounded by the queue depth: each turn takes a free token or ends the loop.
-        while let Some((token, request)) = self.refused.take().or_else(|| self.prepare()) {
+        while let Some((token, request)) = self.refused.take().or_else(|| self.prepare(now_ns)) {
             match paths.issue(&request, token) {
                 Ok(()) => {}
                 Err(IssueError::Full) => {
@@ -261,20 +308,24 @@ impl Book {
             self.counts.issued += 1;
             if let Some(Some(outstanding)) = self.outstanding.get_mut(token as usize) {
                 outstanding.issued_ns = now_ns;
+                outstanding.intended_ns = outstanding.intended_ns.min(now_ns);
             }
         }
         Ok(())
     }
 
-    /// Takes a token for the next access that can be made.
-    fn prepare(&mut self) -> Option<(u32, Request)> {
+    /// Takes a token for the next access that can be made and is due.
+    fn prepare(&mut self, now_ns: u64) -> Option<(u32, Request)> {
         let token = *self.free.last()?;
+        // In a closed loop the issue decides.
+        let intended_ns = self.spec.schedule.as_ref().map_or(Some(u64::MAX), |schedule| schedule.due_ns(now_ns))?;
         // A private key with an operation outstanding is passed over. There are fewer private accesses in a row than this.
         let (access, request, is_put) = (0..4).find_map(|_| self.next_request())?;
         self.free.pop();
+        self.spec.schedule.as_mut().into_iter().for_each(Schedule::take);
         let moment = self.spec.verifier.as_mut().map_or(0, Verifier::issue);
         let slot = self.outstanding.get_mut(token as usize)?;
-        *slot = Some(Outstanding { access, issued_ns: NOT_ISSUED, moment, is_put });
+        *slot = Some(Outstanding { access, intended_ns, issued_ns: NOT_ISSUED, moment, is_put });
         Some((token, request))
     }
 
@@ -298,10 +349,8 @@ impl Book {
 
     /// Books the end of an operation. A token that is not outstanding is a transport's fault; it must not end another operation.
     fn end(&mut self, token: u32, ending: Ending, now_ns: u64) {
-        let Some(Outstanding { access, issued_ns, moment, is_put }) = self.outstanding.get_mut(token as usize).and_then(Option::take)
-        else {
-            return;
-        };
+        let ended = self.outstanding.get_mut(token as usize).and_then(Option::take);
+        let Some(Outstanding { access, intended_ns, issued_ns, moment, is_put }) = ended else { return };
         self.free.push(token);
         let outcome = match ending {
             Ending::Reply(response) => response.outcome().filter(|outcome| answers(*outcome, is_put)),
@@ -327,7 +376,8 @@ impl Book {
         self.counts.not_found += u64::from(outcome == Outcome::NotFound);
         if let Some(window) = self.window() {
             let histogram = if is_local { &mut window.local } else { &mut window.remote };
-            histogram.record(now_ns.saturating_sub(issued_ns));
+            histogram.record(now_ns.saturating_sub(intended_ns));
+            window.open_loop.held_ns += u128::from(issued_ns.saturating_sub(intended_ns));
         }
     }
 }

@@ -6,7 +6,7 @@
 //! - [`launcher`]: who started the ranks, and where; [`agreement`]: that they all run the same.
 //! - [`workload`], [`zipf`]: the accesses of every client, generated before the run.
 //! - [`message`]: the bytes of a request and its response.
-//! - [`client`]: the closed loop that issues them; [`verify`] judges what comes back.
+//! - [`client`]: the loop that issues them, closed or after the schedule of [`pace`]; [`verify`] judges what comes back.
 //! - [`backend`]: the seam to the transports: what a topology provides.
 //! - [`store`]: the shard that a daemon serves.
 //! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
@@ -29,6 +29,7 @@ pub mod message;
 pub mod options;
 pub mod orchestrate;
 pub mod output;
+pub mod pace;
 pub mod result;
 pub mod store;
 pub mod trace;

@@ -38,14 +38,16 @@ use shm::dir::Dir;
 const EXIT_OPTIONS: u8 = 2;
 /// Exit status for a result with lost operations or wrong values.
 const EXIT_UNSOUND: u8 = 3;
+/// Exit status when the user has ended the job.
+const EXIT_INTERRUPTED: u8 = 130;
 /// How long each echo baseline is measured.
 const ECHO_DURATION: Duration = Duration::from_millis(250);
 /// How long the slowest rank may take to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long ranks wait for rank 0 to measure the baselines, and for each other's reports.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(30);
-/// How long ranks may take to end by themselves when the job has failed.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long ranks may take to end by themselves when the job has failed, or to drain and report when it is interrupted.
+const GRACE: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     let ended = match role() {
@@ -159,7 +161,11 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
         return Ok(ExitCode::SUCCESS);
     }
     let conditions = Conditions { clock: clock.source(), environment: Environment::detect(), unix_echo };
-    show(&options, &JobResult::reduce(&options, conditions, &parts)?)
+    let result = JobResult::reduce(&options, conditions, &parts)?;
+    if result.runs.is_empty() {
+        return Ok(fail(EXIT_INTERRUPTED, &"interrupted before anything was measured: there is no result"));
+    }
+    show(&options, &result)
 }
 
 /// What the local launcher does before it starts ranks, done by the ranks where there is none.
@@ -191,17 +197,19 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoEr
     depths.into_iter().map(|depth| Echo { depth, request_bytes, reply_bytes, duration: ECHO_DURATION }.measure(clock)).collect()
 }
 
-/// Shows the result; an unsound one has a status of its own.
+/// Shows the result; an unsound one and an interrupted one have statuses of their own.
 fn show(options: &Options, result: &JobResult) -> Result<ExitCode, Box<dyn Error>> {
     print(result, &result.to_string(), options.json.as_ref())?;
     if let Some(file) = &options.output {
         file.write(result)?;
     }
+    let code = if result.interrupted { ExitCode::from(EXIT_INTERRUPTED) } else { ExitCode::SUCCESS };
     if result.is_sound() {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(code);
     }
     let failures = result.verify_failures.unwrap_or(0);
-    Ok(fail(EXIT_UNSOUND, &format!("the result is unsound: {} operations lost, {failures} verify failures", result.lost)))
+    let unsound = fail(EXIT_UNSOUND, &format!("the result is unsound: {} operations lost, {failures} verify failures", result.lost));
+    Ok(if result.interrupted { code } else { unsound })
 }
 
 /// Text to standard output and the document where it was asked for; when that is standard output, the text makes room.

@@ -21,6 +21,7 @@ use crate::launcher::Launcher;
 use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
 use crate::output::OutputFile;
+use crate::pace::{Arrivals, Pace};
 use crate::store::Shard;
 use crate::workload::{Distribution, Workload};
 
@@ -30,6 +31,8 @@ const DEFAULT_RANKS: usize = 2;
 const MAX_KEYS: u64 = 1 << 26;
 /// Smallest and largest ring of a connection between ranks.
 const RING_BYTES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
+/// Shortest window, in seconds.
+pub const SHORTEST_RUN_S: f64 = 0.01;
 /// Verified runs stay below this: a client would otherwise run out of 32-bit sequence numbers (at 7 million writes per second).
 const MAX_VERIFIED_SECONDS: f64 = 600.0;
 
@@ -132,6 +135,8 @@ pub struct Options {
     pub server_threads: usize,
     /// Operations each client keeps outstanding.
     pub queue_depth: usize,
+    /// The open loop; `None`: closed.
+    pub pace: Option<Pace>,
     /// Length of a measured run.
     pub duration: Duration,
     /// Measured runs.
@@ -187,6 +192,7 @@ impl Options {
         check_times(&cli)?;
         check_ratios(&cli, ranks)?;
         check_ring(cli.ring_size, cli.backend)?;
+        let pace = cli.pace.resolve()?;
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
         }
@@ -221,6 +227,7 @@ impl Options {
             backend: cli.backend,
             server_threads: cli.server_threads,
             queue_depth: cli.queue_depth,
+            pace,
             duration: Duration::from_secs_f64(cli.duration),
             runs: cli.runs,
             warmup: Duration::from_secs_f64(cli.warmup),
@@ -285,6 +292,9 @@ impl fmt::Display for Options {
             "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
+        if let Some(Pace { rate, arrivals }) = self.pace {
+            writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
+        }
         writeln!(f, "{}", self.memory)?;
         writeln!(f, "{}\n{}", self.launcher, self.plan)?;
         let (warmup, runs, duration) = (self.warmup, self.runs, self.duration);
@@ -320,7 +330,7 @@ fn check_counts(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
 }
 
 fn check_times(cli: &Cli) -> Result<(), OptionError> {
-    for (flag, given, least) in [("--duration", cli.duration, 0.01), ("--warmup", cli.warmup, 0.0)] {
+    for (flag, given, least) in [("--duration", cli.duration, SHORTEST_RUN_S), ("--warmup", cli.warmup, 0.0)] {
         if !(least..=3600.0).contains(&given) {
             return Err(range(flag, given, "outside what is supported", format!("{least} to 3600 seconds")));
         }
@@ -384,6 +394,10 @@ pub struct Recorded {
     pub distribution: Distribution,
     /// Whether values were checked.
     pub verify: bool,
+    /// Operations per second that all clients together were to start; null for a closed loop.
+    pub rate: Option<f64>,
+    /// How their starts were to be spread; null for a closed loop.
+    pub arrivals: Option<Arrivals>,
     /// What an idle thread did: `busy`, `yield`.
     pub wait: String,
     /// What `--pin` asked for.
@@ -406,6 +420,8 @@ impl From<&Options> for Recorded {
             remote_ratio: workload.remote_ratio,
             distribution: workload.distribution,
             verify: workload.verify,
+            rate: options.pace.map(|pace| pace.rate),
+            arrivals: options.pace.map(|pace| pace.arrivals),
             wait: options.wait.to_string(),
             pin: options.pin.to_string(),
             shm_dir: options.shm_dir.clone(),

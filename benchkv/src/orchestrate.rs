@@ -3,6 +3,8 @@
 //! Servers, clients, their endpoints, exchange of connection records, connections, ready barrier over all ranks; then warm-up, R times (barrier,
 //! window), drain, barrier, stop, join. A window never includes a barrier: load goes on while ranks meet, and is not counted. Daemons run until the
 //! clients of *all* ranks have drained.
+//!
+//! When the user interrupts the job, ranks cut what they are at short, agree on that where they would next have met, and drain.
 
 mod records;
 
@@ -24,7 +26,7 @@ use crate::backend::{Backend, BackendError, Daemon, Endpoints, Paths, Records, W
 use crate::client::{Client, ClientReport, ClientSpec, Step};
 use crate::control::{Control, Phase};
 use crate::options::Options;
-use crate::result::RankReport;
+use crate::result::{Course, RankReport};
 use crate::verify::Verifier;
 use records::Record;
 
@@ -169,20 +171,38 @@ impl<B: Backend> Rank<'_, B> {
         self.exchange_records(assembly, exchange)?;
         exchange.barrier(SETUP_LIMIT, &give_up)?;
 
-        control.set_phase(Phase::WarmUp);
-        exchange.sleep(options.warmup, &give_up)?;
-        for run in 0..options.runs {
-            control.set_phase(Phase::Between);
-            exchange.barrier(BARRIER_LIMIT, &give_up)?;
-            control.set_phase(Phase::Window(run as u16));
-            exchange.sleep(options.duration, &give_up)?;
-        }
+        let course = self.load(exchange)?;
         control.set_phase(Phase::Drain);
         let clients: Vec<ClientReport> = join_all(clients)?;
         exchange.barrier(BARRIER_LIMIT + DRAIN_LIMIT, &give_up)?;
         control.stop();
         let daemons = join_all(daemons)?;
-        Ok(RankReport::new(self.rank, options, clients, daemons))
+        Ok(RankReport::new(self.rank, course, clients, daemons))
+    }
+
+    /// Warm-up and windows, as far as the user lets them go.
+    fn load(&self, exchange: &mut dyn Exchange) -> Result<Course, RankError> {
+        let (control, options) = (&self.control, self.options);
+        let give_up = || control.is_stopped();
+        let mut course = Course::default();
+        exchange.catch_interrupts()?;
+        control.set_phase(Phase::WarmUp);
+        exchange.sleep(options.warmup, &give_up)?;
+        for run in 0..options.runs {
+            control.set_phase(Phase::Between);
+            // All decide by the same answers, or some would wait for others that have gone on.
+            let interrupted = exchange.all_gather(&[exchange.is_interrupted().into()], BARRIER_LIMIT, &give_up)?;
+            if interrupted.iter().any(|part| part != &[0]) {
+                course.is_interrupted = true;
+                break;
+            }
+            let begin_ns = self.clock.now_ns();
+            control.set_phase(Phase::Window(run as u16));
+            exchange.sleep(options.duration, &give_up)?;
+            course.windows_s.push((self.clock.now_ns() - begin_ns) as f64 / 1e9);
+            course.is_interrupted = exchange.is_interrupted();
+        }
+        Ok(course)
     }
 
     /// Starts a thread for each of `workers`.
@@ -281,13 +301,20 @@ impl<B: Backend> Rank<'_, B> {
             pin_current_thread(core)?;
         }
         let pattern = workload.pattern(self.rank, number);
-        let writer = self.rank * workload.clients + number;
-        let verifier = workload.verify.then(|| Verifier::new(writer as u16, workload.ranks * workload.clients, pattern.read_keys));
+        let (writer, clients) = (self.rank * workload.clients + number, workload.ranks * workload.clients);
+        let verifier = workload.verify.then(|| Verifier::new(writer as u16, clients, pattern.read_keys));
         let corrupt_one = options.fault.is_some() && writer == 0;
         let mut paths = self.backend.open_client(number)?;
         let is_wanted = self.connect(Worker::Client(number), &mut paths, post)?;
-        let spec =
-            ClientSpec { rank: self.rank as u16, queue_depth: options.queue_depth, runs: options.runs, pattern, verifier, corrupt_one };
+        let spec = ClientSpec {
+            rank: self.rank as u16,
+            queue_depth: options.queue_depth,
+            runs: options.runs,
+            pattern,
+            schedule: options.pace.map(|pace| pace.schedule(writer, clients, workload.seed)),
+            verifier,
+            corrupt_one,
+        };
         let mut client = Client::new(spec, paths);
         let mut log = ActivityLog::new(options.runs, self.clock.now_ns());
         let mut waiter = options.wait.waiter();

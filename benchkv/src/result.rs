@@ -1,5 +1,6 @@
 //! What was measured, as a document: [`JobResult`] is the JSON that `--json` writes. Beside it:
 //!
+//! - `open_loop`: what `--rate` asked for and got.
 //! - `reduce`: each rank's report, and all of them made one result.
 //! - `table`: the result as a person reads it.
 //! - `rows`: the same flat, a row for the job and for each run and rank: what `--output` writes.
@@ -20,13 +21,15 @@ use crate::launcher::Launcher;
 use crate::memory::Memory;
 use crate::options::{Recorded, Sizes};
 
+mod open_loop;
 mod read;
 mod reduce;
 mod rows;
 mod table;
 
+pub use open_loop::OpenLoop;
 pub use read::ReadError;
-pub use reduce::{Conditions, RankReport, ReduceError};
+pub use reduce::{Conditions, Course, RankReport, ReduceError};
 pub use rows::{Cell, Column, Row, columns, rows};
 
 /// What [`JobResult::schema`] says.
@@ -71,6 +74,9 @@ pub struct JobResult {
     pub clock: ClockSource,
     /// What it was measured on.
     pub environment: Environment,
+    /// The user ended the job before its last run was complete: `runs` has those that were, and the last one as far as it came, which counts
+    /// in means by its length.
+    pub interrupted: bool,
     /// All ranks and runs together; rates are means over runs.
     #[serde(flatten)]
     pub measured: Measured,
@@ -90,6 +96,8 @@ pub struct JobResult {
     pub verify_failures: Option<u64>,
     /// The first of them, in words.
     pub first_verify_failure: Option<String>,
+    /// With `--rate`: whether it was reached; null for a closed loop.
+    pub open_loop: Option<OpenLoop>,
     /// L = X W.
     pub littles_law: LittlesLaw,
     /// Counters of the NICs' ports; null where no NIC was used.
@@ -196,12 +204,12 @@ impl HardwareCounters {
     }
 }
 
-/// Little's law: what a closed loop measures must satisfy it.
+/// Little's law: what clients measure must satisfy it. It is about operations from their issue to their end, in open loops too.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LittlesLaw {
     /// Operations outstanding, integrated over time.
     pub outstanding: f64,
-    /// Operations per second times mean latency, the sum over clients.
+    /// Operations per second times mean latency from the issue, the sum over clients.
     pub throughput_times_latency: f64,
     /// What the windows' edges add to the second. An operation counts where it ends, with all of its latency; this is the age of what was
     /// outstanding at the ends of windows, less that at their beginnings, over their length. Small where windows are long and load is steady.
@@ -231,11 +239,15 @@ pub struct EchoBaseline {
 /// One measured run, all ranks together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
+    /// Length of its window in seconds, the mean over ranks.
+    pub duration_s: f64,
     /// What it measured.
     #[serde(flatten)]
     pub measured: Measured,
     /// Operations that ended with an error.
     pub errors: u64,
+    /// With `--rate`: whether it was reached.
+    pub open_loop: Option<OpenLoop>,
 }
 
 /// One rank, all runs together.

@@ -10,13 +10,14 @@ use harness::hist::{HistogramError, LatencyHistogram, LatencySummary};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::open_loop::OpenTally;
 use super::{
-    EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, RankResult, RunResult, SCHEMA, SCHEMA_VERSION, Spread,
-    SpreadOverRuns,
+    EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, OpenLoop, RankResult, RunResult, SCHEMA, SCHEMA_VERSION,
+    Spread, SpreadOverRuns,
 };
 use crate::activity::{ActivityRates, WorkerReport};
 use crate::client::{ClientReport, Window};
-use crate::options::{Options, Recorded};
+use crate::options::{Options, Recorded, SHORTEST_RUN_S};
 use crate::verify::never_issued;
 
 /// What one rank measured, as it travels to the others.
@@ -28,6 +29,7 @@ pub struct RankReport {
     errors: u64,
     lost: u64,
     not_found: u64,
+    course: Course,
     windows: Vec<Tally>,
     verdict: Option<RankVerdict>,
     daemons: Vec<WorkerReport>,
@@ -37,15 +39,25 @@ pub struct RankReport {
     hardware_counters: Vec<HardwareCounters>,
 }
 
+/// The windows of a job as they came to pass on one rank.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Course {
+    /// Length of each window that was begun, in seconds.
+    pub windows_s: Vec<f64>,
+    /// The user ended the job before its last window was complete.
+    pub is_interrupted: bool,
+}
+
 /// What was measured in a window, or in several: sums over clients, ranks or runs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Tally {
-    local_rps: f64,
-    remote_rps: f64,
+pub(super) struct Tally {
+    pub(super) local_rps: f64,
+    pub(super) remote_rps: f64,
     errors: u64,
     outstanding: f64,
     waited: f64,
     carried: f64,
+    pub(super) open_loop: OpenTally,
     local: LatencyHistogram,
     remote: LatencyHistogram,
 }
@@ -64,7 +76,7 @@ struct RankVerdict {
 impl RankReport {
     /// Puts the reports of a rank's threads together.
     #[must_use]
-    pub fn new(rank: usize, options: &Options, clients: Vec<ClientReport>, daemons: Vec<WorkerReport>) -> Self {
+    pub fn new(rank: usize, course: Course, clients: Vec<ClientReport>, daemons: Vec<WorkerReport>) -> Self {
         let mut report = Self {
             rank,
             issued: 0,
@@ -72,7 +84,8 @@ impl RankReport {
             errors: 0,
             lost: 0,
             not_found: 0,
-            windows: vec![Tally::default(); options.runs],
+            windows: vec![Tally::default(); course.windows_s.len()],
+            course,
             verdict: None,
             daemons,
             clients: Vec::with_capacity(clients.len()),
@@ -112,11 +125,24 @@ impl RankReport {
         self.hardware_counters = counters.collect();
     }
 
-    fn result(&self, options: &Options) -> Result<RankResult, HistogramError> {
-        let activity = activity_of(&[self], options, None);
+    /// Leaves out what came after the first `count` windows.
+    fn truncate(&mut self, count: usize) {
+        self.course.windows_s.truncate(count);
+        self.windows.truncate(count);
+        self.daemons.iter_mut().chain(&mut self.clients).for_each(|worker| worker.windows.truncate(count));
+    }
+
+    /// Windows, each with its weight in a mean over all of them: its share of their length.
+    fn weighted(&self) -> impl Iterator<Item = (&Tally, f64)> {
+        let total_s: f64 = self.course.windows_s.iter().sum();
+        self.windows.iter().zip(self.course.windows_s.iter().map(move |length_s| length_s / total_s))
+    }
+
+    fn result(&self) -> Result<RankResult, HistogramError> {
+        let activity = activity_of(&[self], None);
         Ok(RankResult {
             rank: self.rank,
-            measured: Tally::sum(self.windows.iter())?.measured(options.runs, activity)?,
+            measured: Tally::sum(self.weighted())?.measured(activity)?,
             pattern_hash: format!("{:016x}", self.pattern_hash),
             issued: self.issued,
             completed: self.completed,
@@ -131,7 +157,8 @@ impl RankReport {
 }
 
 /// What the threads of `reports` did, in one run or in all.
-fn activity_of(reports: &[&RankReport], options: &Options, run: Option<usize>) -> ActivityRates {
+fn activity_of(reports: &[&RankReport], run: Option<usize>) -> ActivityRates {
+    let seconds = seconds_of(reports, run);
     let windows = |workers: fn(&RankReport) -> &[WorkerReport]| {
         let workers = reports.iter().copied().flat_map(workers);
         workers.flat_map(move |worker| {
@@ -139,9 +166,18 @@ fn activity_of(reports: &[&RankReport], options: &Options, run: Option<usize>) -
             worker.windows.get(range).into_iter().flatten()
         })
     };
-    let runs = if run.is_some() { 1 } else { options.runs };
-    let seconds = options.duration.as_secs_f64() * runs as f64;
     ActivityRates::new(windows(|report| &report.daemons), windows(|report| &report.clients), seconds)
+}
+
+/// Length of one window or of all, the mean over ranks.
+fn seconds_of(reports: &[&RankReport], run: Option<usize>) -> f64 {
+    let windows_s = |report: &RankReport| -> f64 {
+        match run {
+            Some(run) => report.course.windows_s.get(run).copied().unwrap_or_default(),
+            None => report.course.windows_s.iter().sum(),
+        }
+    };
+    reports.iter().map(|report| windows_s(report)).sum::<f64>() / reports.len().max(1) as f64
 }
 
 impl Tally {
@@ -152,21 +188,25 @@ impl Tally {
         self.errors += client.errors;
         self.outstanding += client.outstanding_ns as f64 / span_ns;
         let waited_ns = [&client.local, &client.remote].map(LatencyHistogram::summary).map(|all| all.mean * all.count as f64);
-        self.waited += waited_ns.iter().sum::<f64>() / span_ns;
+        let held_ns = client.open_loop.held_ns as f64;
+        self.waited += (waited_ns.iter().sum::<f64>() - held_ns) / span_ns;
+        self.open_loop.add(&client.open_loop, span_ns);
         self.carried += client.carried_ns as f64 / span_ns;
         // Histograms of one process have the same bounds.
         let _ = self.local.merge(&client.local).and_then(|()| self.remote.merge(&client.remote));
     }
 
-    fn sum<'a>(tallies: impl Iterator<Item = &'a Self>) -> Result<Self, HistogramError> {
+    /// Adds up counts and histograms, and rates and means with the weight of each: 1 for ranks, which measure side by side.
+    fn sum<'a>(tallies: impl Iterator<Item = (&'a Self, f64)>) -> Result<Self, HistogramError> {
         let mut sum = Self::default();
-        for tally in tallies {
-            sum.local_rps += tally.local_rps;
-            sum.remote_rps += tally.remote_rps;
+        for (tally, weight) in tallies {
+            sum.local_rps += weight * tally.local_rps;
+            sum.remote_rps += weight * tally.remote_rps;
             sum.errors += tally.errors;
-            sum.outstanding += tally.outstanding;
-            sum.waited += tally.waited;
-            sum.carried += tally.carried;
+            sum.outstanding += weight * tally.outstanding;
+            sum.waited += weight * tally.waited;
+            sum.carried += weight * tally.carried;
+            sum.open_loop.add_tally(&tally.open_loop, weight);
             sum.local.merge(&tally.local)?;
             sum.remote.merge(&tally.remote)?;
         }
@@ -180,13 +220,11 @@ impl Tally {
         Ok(all.summary())
     }
 
-    /// The sum of `runs` windows as a result.
-    fn measured(self, runs: usize, activity: ActivityRates) -> Result<Measured, HistogramError> {
-        let per_run = 1.0 / runs as f64;
+    fn measured(self, activity: ActivityRates) -> Result<Measured, HistogramError> {
         Ok(Measured {
-            total_rps: (self.local_rps + self.remote_rps) * per_run,
-            local_rps: self.local_rps * per_run,
-            remote_rps: self.remote_rps * per_run,
+            total_rps: self.local_rps + self.remote_rps,
+            local_rps: self.local_rps,
+            remote_rps: self.remote_rps,
             local_ops: self.local.count(),
             remote_ops: self.remote.count(),
             latency_ns: self.latency()?,
@@ -246,20 +284,24 @@ impl JobResult {
     pub fn reduce(options: &Options, conditions: Conditions, parts: &[Vec<u8>]) -> Result<Self, ReduceError> {
         let decode =
             |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice(part).map_err(|source| ReduceError::Malformed { rank, source });
-        let reports: Vec<RankReport> = parts.iter().enumerate().map(decode).collect::<Result<_, _>>()?;
+        let mut reports: Vec<RankReport> = parts.iter().enumerate().map(decode).collect::<Result<_, _>>()?;
+        let count = complete(&reports);
+        reports.iter_mut().for_each(|report| report.truncate(count));
         let all_reports: Vec<&RankReport> = reports.iter().collect();
         let windows = |run: usize| reports.iter().filter_map(move |report| report.windows.get(run));
+        let depth = (options.workload.ranks * options.workload.clients * options.queue_depth) as u64;
         let run_result = |run| {
-            let tally = Tally::sum(windows(run))?;
-            let errors = tally.errors;
-            Ok(RunResult { measured: tally.measured(1, activity_of(&all_reports, options, Some(run)))?, errors })
+            let tally = Tally::sum(windows(run).map(|window| (window, 1.0)))?;
+            let (errors, open_loop) = (tally.errors, options.pace.map(|_| OpenLoop::of_run(&tally, depth)));
+            let (duration_s, activity) = (seconds_of(&all_reports, Some(run)), activity_of(&all_reports, Some(run)));
+            Ok(RunResult { duration_s, measured: tally.measured(activity)?, errors, open_loop })
         };
-        let runs: Vec<RunResult> = (0..options.runs).map(run_result).collect::<Result<_, HistogramError>>()?;
-        let all = Tally::sum((0..options.runs).flat_map(windows))?;
-        let per_run = 1.0 / options.runs as f64;
-        let littles_law = LittlesLaw::new(all.outstanding * per_run, all.waited * per_run, all.carried * per_run);
-        let measured = all.measured(options.runs, activity_of(&all_reports, options, None))?;
-        let per_rank = reports.iter().map(|report| report.result(options)).collect::<Result<_, HistogramError>>()?;
+        let runs: Vec<RunResult> = (0..count).map(run_result).collect::<Result<_, HistogramError>>()?;
+        let all = Tally::sum(reports.iter().flat_map(RankReport::weighted))?;
+        let littles_law = LittlesLaw::new(all.outstanding, all.waited, all.carried);
+        let open_loop = options.pace.map(|_| OpenLoop::of_job(&all, runs.iter().filter_map(|run| run.open_loop)));
+        let measured = all.measured(activity_of(&all_reports, None))?;
+        let per_rank = reports.iter().map(RankReport::result).collect::<Result<_, HistogramError>>()?;
         let (failures, first_verify_failure) = judge(&reports);
         let total = |field: fn(&RankReport) -> u64| reports.iter().map(field).sum();
         let baseline = |echo: EchoResult| EchoBaseline { echo, remote_ratio: measured.remote_rps / echo.rps.max(1e-9) };
@@ -283,6 +325,7 @@ impl JobResult {
             placement: options.plan.clone(),
             clock: conditions.clock,
             environment: conditions.environment,
+            interrupted: reports.iter().any(|report| report.course.is_interrupted),
             measured,
             over_runs: SpreadOverRuns::of(&runs),
             issued: total(|report| report.issued),
@@ -292,6 +335,7 @@ impl JobResult {
             not_found: total(|report| report.not_found),
             verify_failures: options.workload.verify.then_some(failures),
             first_verify_failure,
+            open_loop,
             littles_law,
             hardware_counters: (!counters.is_empty()).then_some(counters),
             unix_echo,
@@ -299,6 +343,14 @@ impl JobResult {
             per_rank,
         })
     }
+}
+
+/// The windows that count: all that were begun, but the last of an interrupted job only if it became as long as a run may be.
+fn complete(reports: &[RankReport]) -> usize {
+    let begun = reports.iter().map(|report| report.course.windows_s.len()).min().unwrap_or(0);
+    let is_interrupted = reports.iter().any(|report| report.course.is_interrupted);
+    let lasts = |report: &RankReport| report.course.windows_s.get(begun.wrapping_sub(1)).is_none_or(|length| *length >= SHORTEST_RUN_S);
+    if is_interrupted && !reports.iter().all(lasts) { begun - 1 } else { begun }
 }
 
 /// The kind of device all threads opened: a device name is `kind:details`.

@@ -3,7 +3,7 @@
 
 use harness::hist::LatencySummary;
 
-use super::{HardwareCounters, JobResult, Measured, RankResult, RunResult};
+use super::{HardwareCounters, JobResult, Measured, OpenLoop, RankResult, RunResult};
 
 /// A row: what it is about, in the job it is of.
 #[derive(Debug, Clone, Copy)]
@@ -76,6 +76,15 @@ impl Row<'_> {
     /// Figures of the job as a whole.
     fn of_job<'b, T>(&'b self, figure: impl FnOnce(&'b JobResult) -> T) -> Option<T> {
         matches!(self.scope, Scope::Job).then(|| figure(self.job))
+    }
+
+    /// What an open loop came to, in the job or in one run.
+    fn open_loop(&self) -> Option<&OpenLoop> {
+        match self.scope {
+            Scope::Job => self.job.open_loop.as_ref(),
+            Scope::Run(_, run) => run.open_loop.as_ref(),
+            Scope::Rank(_) => None,
+        }
     }
 
     /// How far a counter of all NICs went on.
@@ -192,9 +201,20 @@ const FATE: &[Column] = columns! {
     Count "local_ack_timeout_err": |row| row.hardware("local_ack_timeout_err");
 };
 
+const COURSE: &[Column] = columns! {
+    Text "interrupted": |row| Some(row.job.interrupted.to_string());
+    Number "window_s": |row| match row.scope { Scope::Run(_, run) => Some(run.duration_s), _ => None };
+    Number "rate": |row| row.job.options.rate;
+    Text "arrivals": |row| row.job.options.arrivals.map(|arrivals| arrivals.to_string());
+    Number "offered_rps": |row| row.open_loop().map(|open| open.offered_rps);
+    Count "due_backlog": |row| row.open_loop().map(|open| open.backlog);
+    Text "kept_up": |row| row.open_loop().map(|open| open.kept_up.to_string());
+    Number "issue_delay_ns": |row| row.open_loop().map(|open| open.issue_delay_ns);
+};
+
 /// All columns, in their order.
 pub fn columns() -> impl Iterator<Item = &'static Column> {
-    [ABOUT, OPTIONS, RATES, LATENCIES, ACTIVITY, FATE].into_iter().flatten()
+    [ABOUT, OPTIONS, COURSE, RATES, LATENCIES, ACTIVITY, FATE].into_iter().flatten()
 }
 
 #[cfg(test)]

@@ -12,9 +12,12 @@ use crate::cli::BackendKind;
 impl fmt::Display for JobResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ranks, daemons) = (plural(self.ranks, "rank"), plural(self.server_threads, "daemon"));
-        let (clients, runs) = (plural(self.client_threads, "client"), plural(self.options.runs, "run"));
+        let clients = plural(self.client_threads, "client");
         write!(f, "benchkv {}: {ranks} x ({daemons} + {clients}), depth {}, ", self.backend, self.queue_depth)?;
-        writeln!(f, "{} device, {runs} of {} s", self.device, self.options.duration_s)?;
+        match (plural(self.options.runs, "run"), self.options.duration_s) {
+            (runs, _) if self.interrupted => writeln!(f, "{} device, {} of {runs}, interrupted", self.device, self.runs.len())?,
+            (runs, duration_s) => writeln!(f, "{} device, {runs} of {duration_s} s", self.device)?,
+        }
         writeln!(f, "\n{}", self.rank_table())?;
         writeln!(f, "{}", self.latency_table())?;
         if let Some(transport) = self.transport_line() {
@@ -22,6 +25,9 @@ impl fmt::Display for JobResult {
         }
         let law = self.littles_law;
         let (outstanding, product, apart) = (law.outstanding, law.throughput_times_latency, law.deviation * 100.0);
+        if let Some(open_loop) = &self.open_loop {
+            writeln!(f, "{open_loop}")?;
+        }
         write!(f, "Little's law: {outstanding:.1} outstanding, throughput x latency {product:.1}, ")?;
         writeln!(f, "carried over the edges of windows {:.1}: {apart:.1} % apart", law.carried)?;
         for EchoBaseline { echo, remote_ratio } in &self.unix_echo {

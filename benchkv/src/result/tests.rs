@@ -4,7 +4,7 @@ use harness::clock::Clock;
 use super::*;
 use crate::activity::{Activity, TransportReport};
 use crate::cli::Cli;
-use crate::client::{ClientReport, Counts, Window};
+use crate::client::{ClientReport, Counts, OpenWindow, Window};
 use crate::options::Options;
 use crate::verify::Verdict;
 
@@ -38,6 +38,7 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
         local: record(local),
         remote: record(remote),
         errors: 1,
+        open_loop: OpenWindow::default(),
     };
     let completed = 2 * (local + remote) + 10;
     ClientReport {
@@ -48,6 +49,11 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
         pattern_hash: local,
         worker: WorkerReport::default(),
     }
+}
+
+/// Windows of these lengths, in seconds.
+fn course(windows_s: &[f64]) -> Course {
+    Course { windows_s: windows_s.to_vec(), is_interrupted: false }
 }
 
 fn verdict(failures: u64, issued: u32, highest: [u32; 2]) -> Verdict {
@@ -64,7 +70,7 @@ fn reduced(verdicts: [Verdict; 2]) -> JobResult {
             let transport = TransportReport { device: format!("soft:lid={rank}"), writes: 10, messages: 25, ..TransportReport::default() };
             let window = Activity { span_ns: SECOND, loops: 4, moved: 2, transport: Some(transport.clone()), ..Activity::default() };
             let daemon = WorkerReport { loops: 10, empty_loops: 5, transport: Some(transport), windows: vec![window; 2] };
-            serde_json::to_vec(&RankReport::new(rank, &options, vec![client], vec![daemon])).unwrap()
+            serde_json::to_vec(&RankReport::new(rank, course(&[1.0, 1.0]), vec![client], vec![daemon])).unwrap()
         })
         .collect();
     JobResult::reduce(&options, conditions(), &parts).unwrap()
@@ -131,7 +137,7 @@ fn the_document_parses_back_and_has_the_promised_fields() {
 #[test]
 fn unchecked_values_are_not_reported_as_correct() {
     let options = options("--ranks 1 --runs 2 --verify=false");
-    let part = serde_json::to_vec(&RankReport::new(0, &options, vec![client(1, 0, None)], Vec::new())).unwrap();
+    let part = serde_json::to_vec(&RankReport::new(0, course(&[1.0, 1.0]), vec![client(1, 0, None)], Vec::new())).unwrap();
     let result = JobResult::reduce(&options, conditions(), &[part]).unwrap();
     assert_eq!(result.verify_failures, None);
     assert!(result.to_string().contains("off"));
@@ -140,7 +146,7 @@ fn unchecked_values_are_not_reported_as_correct() {
 #[test]
 fn a_report_that_cannot_be_read_names_its_rank() {
     let options = options("--ranks 2");
-    let good = serde_json::to_vec(&RankReport::new(0, &options, Vec::new(), Vec::new())).unwrap();
+    let good = serde_json::to_vec(&RankReport::new(0, Course::default(), Vec::new(), Vec::new())).unwrap();
     let error = JobResult::reduce(&options, conditions(), &[good, b"{}".to_vec()]).unwrap_err();
     assert!(error.to_string().contains("rank 1"), "{error}");
 }
@@ -189,7 +195,7 @@ fn counters_are_those_of_the_ports_that_were_used() {
     let counted = |device: &str| {
         let transport = TransportReport { device: device.to_owned(), ..TransportReport::default() };
         let daemon = WorkerReport { transport: Some(transport), ..WorkerReport::default() };
-        let mut report = RankReport::new(0, &options, vec![client(1, 0, None)], vec![daemon.clone(), daemon]);
+        let mut report = RankReport::new(0, course(&[1.0, 1.0]), vec![client(1, 0, None)], vec![daemon.clone(), daemon]);
         report.add_hardware_counters(ports(5), ports(12));
         let result = JobResult::reduce(&options, conditions(), &[serde_json::to_vec(&report).unwrap()]).unwrap();
         result
@@ -198,4 +204,61 @@ fn counters_are_those_of_the_ports_that_were_used() {
     };
     assert_eq!(counted("mlx5_0:1"), Some(vec![("mlx5_0:1".to_owned(), Some(7))]), "two daemons, one port");
     assert_eq!(counted("soft:lid=1"), None);
+}
+
+/// A job of one rank in which `change` has been made to the client's report.
+fn measured(args: &str, course: Course, change: impl FnOnce(&mut ClientReport)) -> JobResult {
+    let mut report = client(100, 0, None);
+    change(&mut report);
+    let part = serde_json::to_vec(&RankReport::new(0, course, vec![report], Vec::new())).unwrap();
+    JobResult::reduce(&options(&format!("--ranks 1 --runs 3 --verify=false {args}")), conditions(), &[part]).unwrap()
+}
+
+#[test]
+fn an_interrupted_job_has_its_complete_windows_and_the_cut_one_by_its_length() {
+    let interrupted = |windows_s: &[f64]| {
+        let course = Course { is_interrupted: true, ..course(windows_s) };
+        // The second window: 50 operations in a quarter of a second.
+        measured("", course, |client| {
+            let [_, cut] = &mut client.windows[..] else { panic!("two windows") };
+            cut.ended_ns = cut.started_ns + SECOND / 4;
+            cut.local = LatencyHistogram::new();
+            (0..50).for_each(|_| cut.local.record(1_000_000));
+        })
+    };
+    let result = interrupted(&[1.0, 0.25]);
+    assert!(result.interrupted);
+    let runs = result.runs.iter().map(|run| (run.duration_s, run.measured.local_ops, run.measured.total_rps.round())).collect::<Vec<_>>();
+    assert_eq!(runs, [(1.0, 100, 100.0), (0.25, 50, 200.0)]);
+    assert!(
+        (result.measured.total_rps - 120.0).abs() < 1e-6 && (result.per_rank[0].measured.total_rps - 120.0).abs() < 1e-6,
+        "150 in 1.25 s: {result:?}"
+    );
+    assert!(result.to_string().contains("2 of 3 runs, interrupted"), "{result}");
+    // Too short to be a run.
+    assert_eq!((interrupted(&[1.0, 0.009]).runs.len(), interrupted(&[1.0]).runs.len(), interrupted(&[]).runs.len()), (1, 1, 0));
+    assert!((interrupted(&[1.0, 0.009]).measured.total_rps - 100.0).abs() < 1e-6);
+    assert_eq!(measured("", course(&[1.0, 0.009]), |_| ()).runs.len(), 2, "a run that was not cut counts, however long it was");
+}
+
+#[test]
+fn a_rate_that_is_not_reached_is_said_in_words() {
+    let open_loop = |due, backlog| {
+        let result = measured("--rate 1000 --queue-depth 1", course(&[1.0, 1.0]), |client| {
+            let of = |window: &mut Window| window.open_loop = OpenWindow { due, backlog_before: 7, backlog, held_ns: 30_000_000 };
+            client.windows.iter_mut().for_each(of);
+        });
+        assert_eq!(result.runs.len(), 2);
+        (result.open_loop.unwrap(), result.to_string(), result.littles_law)
+    };
+    let (kept, text, law) = open_loop(200, 9);
+    assert_eq!((kept.due, kept.backlog, kept.kept_up), (400, 9, true), "a hundredth may stay behind");
+    assert!((kept.offered_rps - 200.0).abs() < 1e-6 && (kept.reached_rps - 100.0).abs() < 1e-6, "{kept:?}");
+    assert!((kept.issue_delay_ns - 300_000.0).abs() < 1e-3, "30 ms for 100 operations: {kept:?}");
+    assert!((law.throughput_times_latency - 0.07).abs() < 1e-3, "an operation is outstanding from its issue: {law:?}");
+    assert!(text.contains("offered 200 /s, reached 100 /s") && !text.contains("NOT REACHED"), "{text}");
+    let (behind, text, _) = open_loop(200, 10);
+    assert!(open_loop(1, 8).0.kept_up, "what can be issued at once is no sign of it");
+    assert!(!behind.kept_up && text.contains("THE RATE WAS NOT REACHED: 10 operations were due"), "{text}");
+    assert_eq!(measured("", course(&[1.0]), |_| ()).open_loop, None);
 }

@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use benchkv::result::JobResult;
+
 use crate::job::{BACKENDS, Job, Process, Scratch, TWO_BACKENDS, benchkv, run, turn};
 
 /// A rank that has used so much processor time in a client thread is in mid-run.
@@ -11,7 +13,7 @@ const TICKS_OF_LOAD: u64 = 5;
 /// A job that would run for a minute.
 fn start(dir: &Scratch, backend: &str, ranks: usize) -> Job {
     let ranks = ranks.to_string();
-    let args = ["--backend", backend, "--ranks", &ranks, "--duration", "60", "--runs", "1", "--warmup", "0"];
+    let args = ["--backend", backend, "--ranks", &ranks, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
     Job::start(benchkv(&args).arg("--shm-dir").arg(dir.path()))
 }
 
@@ -124,16 +126,63 @@ fn what_a_killed_job_left_is_removed_by_the_next_launcher() {
     dir.assert_empty();
 }
 
+/// A terminal signals every process of the job, a batch system maybe the launcher only.
 #[test]
-fn ctrl_c_ends_a_job_and_leaves_nothing() {
-    for backend in TWO_BACKENDS {
+fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
+    for (backend, signal, code) in [("delegation", libc::SIGINT, 130), ("direct", libc::SIGTERM, 143)] {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let (job, ranks) = start_and_load(&dir, backend, 2);
-        job.interrupt();
-        job.end().assert_failed(130, &["benchkv: interrupted by signal 2 (SIGINT)"]);
+        if signal == libc::SIGINT {
+            job.interrupt()
+        } else {
+            job.launcher().signal(signal)
+        }
+        let ended = job.end();
+        ended.assert_failed(code, &["1 of 1 run, interrupted", &format!("benchkv: interrupted by signal {signal} (SIG")]);
         assert!(ranks.iter().all(|rank| rank.has_ended()));
+        let result: JobResult = serde_json::from_str(&ended.stdout).unwrap();
+        assert!(result.interrupted && result.is_sound() && result.issued == result.completed, "{}", ended.stdout);
+        let [run] = &result.runs[..] else { panic!("one run: {}", ended.stdout) };
+        assert!(run.duration_s < 60.0 && run.measured.local_ops > 0 && run.measured.remote_ops > 0, "{}", ended.stdout);
         dir.assert_empty();
     }
+}
+
+/// In the windows, while ranks meet between them, in the drain, after it.
+#[test]
+fn an_interrupt_at_any_moment_of_the_run_ends_a_job_in_order() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    for moment in [0, 40, 80, 120, 160, 240].map(Duration::from_millis) {
+        let args = ["--duration", "0.02", "--runs", "5", "--warmup", "0.02", "--json", "-", "--shm-dir"];
+        let job = Job::start(benchkv(&args).arg(dir.path()));
+        let rank = job.rank(0);
+        job.until("the client has started", || rank.thread_ticks("client-0"));
+        std::thread::sleep(moment);
+        if !job.launcher().has_ended() {
+            job.interrupt();
+        }
+        let ended = job.end();
+        assert!(matches!(ended.status.code(), Some(0 | 130)), "{}: {}", ended.status, ended.stderr);
+        if !ended.stdout.is_empty() {
+            let result: JobResult = serde_json::from_str(&ended.stdout).unwrap();
+            assert!(result.is_sound() && (1..=5).contains(&result.runs.len()), "{}", ended.stdout);
+            assert!(result.interrupted || result.runs.len() == 5, "{}", ended.stdout);
+        }
+        dir.assert_empty();
+    }
+}
+
+#[test]
+fn in_the_warm_up_an_interrupt_leaves_no_result() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let job = Job::start(benchkv(&["--warmup", "60", "--json", "-", "--shm-dir"]).arg(dir.path()));
+    let rank = job.rank(0);
+    job.until("every client has work", || rank.thread_ticks("client-0").filter(|ticks| *ticks >= TICKS_OF_LOAD));
+    job.interrupt();
+    let ended = job.end();
+    ended.assert_failed(130, &["benchkv: interrupted before anything was measured: there is no result"]);
+    assert_eq!(ended.stdout, "");
+    dir.assert_empty();
 }
 
 #[test]

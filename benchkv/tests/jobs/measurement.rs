@@ -270,3 +270,17 @@ fn one_corrupted_value_is_seen() {
         assert!(result["first_verify_failure"].is_string(), "{result}");
     }
 }
+
+/// The rate that is asked for is kept, or the result says that it was not.
+#[test]
+fn an_open_loop_offers_its_rate() {
+    let result = measure(&["--rate", "2000", "--queue-depth", "256", "--duration", "0.3"]);
+    let open_loop = &result["open_loop"];
+    let due = count(open_loop, "due");
+    assert!((500..=700).contains(&due), "0.3 s of 2,000 per second: {open_loop}");
+    assert!(open_loop["kept_up"] == true && count(&result, "local_ops") + count(&result, "remote_ops") < due + 512, "{result}");
+    let result = measure(&["--rate", "1e9", "--arrivals", "poisson", "--queue-depth", "1"]);
+    let open_loop = &result["open_loop"];
+    assert!(open_loop["kept_up"] == false && count(open_loop, "backlog") > 100_000_000, "{open_loop}");
+    assert!(number(open_loop, "reached_rps") < number(open_loop, "offered_rps") / 10.0, "{open_loop}");
+}

@@ -43,7 +43,8 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
         Role::Launcher => {
             let ranks = word(0).parse()?;
             let limit = if word(1) == "overrun" { Duration::from_millis(500) } else { Duration::from_secs(20) };
-            let launch = Launch { ranks, args, time_limit: limit, grace: Duration::from_millis(500) };
+            let grace = Duration::from_millis(if word(1) == "defy" { 60_000 } else { 500 });
+            let launch = Launch { ranks, args, time_limit: limit, grace };
             Ok(launch.run().map_or_else(
                 |error| {
                     say(&format!("launcher: {error}"));
@@ -60,6 +61,9 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
     let mine = me == doer;
     if mine && deed == "die-at-start" {
         return Ok(ExitCode::from(3));
+    }
+    if deed == "wind-down" {
+        exchange.catch_interrupts()?;
     }
     let pids = exchange.all_gather(std::process::id().to_string().as_bytes(), WITHIN, &never)?;
     let pids: Vec<String> = pids.into_iter().map(String::from_utf8).collect::<Result<_, _>>()?;
@@ -85,9 +89,15 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
         "fail" if mine => return Ok(ExitCode::from(7)),
         "wait" | "overrun" => exchange.sleep(Duration::from_secs(15), &never)?,
         // Longer than the watchdog of the tests: only being killed ends this in time.
-        "ignore" => {
+        "ignore" | "defy" => {
             println!("rank {me} ignores everything");
             std::thread::sleep(Duration::from_secs(60));
+        }
+        "wind-down" => {
+            exchange.sleep(Duration::from_secs(15), &never)?;
+            exchange.sleep(Duration::from_secs(15), &never)?;
+            let all = exchange.all_gather(&[exchange.is_interrupted().into()], WITHIN, &never)?;
+            println!("rank {me} interrupted: {all:?}");
         }
         "pause" => exchange.sleep(Duration::from_secs(1), &never)?,
         "babble" if mine => {
