@@ -25,15 +25,15 @@ pub struct TransportReport {
     pub device: String,
     /// How its peers are reached.
     pub reached_by: String,
-    /// RDMA WRITEs with immediate posted.
+    /// RDMA WRITEs with immediate posted; of `rc-send` SENDs, of `ucx-am` active messages.
     pub writes: u64,
     /// Messages in them.
     pub messages: u64,
     /// READs of a peer's published record.
     pub reads: u64,
-    /// Calls that had to wait for ring space or credit.
+    /// Calls that had to wait for ring space, credit, or a place in the window.
     pub waits: u64,
-    /// Most requests that waited at a time, for ring space or credit, or for room on the way to another daemon.
+    /// Most requests that waited at a time, for one of these, or for room on the way to another daemon.
     pub backlog_peak: u64,
 }
 

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::output::OutputArgs;
 use crate::pace::{Arrivals, PaceArgs};
+use crate::policy::PolicyOptions;
+use crate::trace::TraceArgs;
 use crate::workload::Distribution;
 
 /// Distributed key-value benchmark of the copyrpc stack.
@@ -32,8 +34,10 @@ pub struct Cli {
     pub ranks: Option<usize>,
 
     /// RDMA device: soft, which auto takes; or hardware, by the name of the device and maybe its port (mlx5_0, mlx5_0:1, verbs:NAME for other
-    /// names), or verbs for the first with an active port.
-    #[arg(long, value_name = "auto|soft|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
+    /// names), or verbs for the first with an active port. Of soft: rtt_us=US (0 to 100000 [default: 0]), of a request and its response;
+    /// jitter_us=US (the same), by which every second operation is late; seed=N [default: 1]; fault=rnr:PERMILLE, fault=reorder:PERMILLE,
+    /// fault=drop:OPERATION.
+    #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
 
     /// Daemon threads of each rank, 1 to 64; each owns one shard of the rank's store.
@@ -80,7 +84,7 @@ pub struct Cli {
     #[arg(long, value_name = "NAME", default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
 
-    /// Bytes of each ring of a connection between ranks: a power of two, 4096 to 1073741824, or auto.
+    /// Bytes of each ring of a connection between ranks: a power of two, 4096 to 1073741824, or auto. rc-send and ucx-am have none.
     #[arg(long, value_name = "BYTES", default_value = "auto")]
     pub ring_size: RingChoice,
 
@@ -100,6 +104,14 @@ pub struct Cli {
     /// Directory for shared memory [default: one of this user in /dev/shm].
     #[arg(long, value_name = "DIR")]
     pub shm_dir: Option<PathBuf>,
+
+    /// What daemons and connections leave for later.
+    #[command(flatten)]
+    pub policies: PolicyOptions,
+
+    /// Time series of the daemons.
+    #[command(flatten)]
+    pub trace: TraceArgs,
 
     /// Check every value read; costs some nanoseconds per operation, and 1 in 16 operations goes to keys of the client's own.
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
@@ -143,7 +155,7 @@ pub struct DoctorArgs {
 
 /// The topologies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum BackendKind {
     /// Client to daemon by ipc, by flux to the daemon that owns the connection, by copyrpc to the peer.
     Meta,
@@ -153,6 +165,10 @@ pub enum BackendKind {
     Sharded,
     /// Client by copyrpc to the daemon that owns the key: an endpoint for each client and remote daemon.
     Direct,
+    /// As delegation, with a SEND for each message in the place of copyrpc: the baseline of two-sided verbs.
+    RcSend,
+    /// As delegation, with a UCX active message for each message in the place of copyrpc. Needs libucp, and no RDMA device.
+    UcxAm,
 }
 
 /// What `--wait` asks for.
@@ -209,6 +225,7 @@ named_by_value_enum!(Arrivals, BackendKind, WaitChoice, Fault);
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use harness::device::SoftDevice;
 
     use super::*;
 
@@ -239,7 +256,8 @@ mod tests {
         let verbs = |name: Option<&str>, port| DeviceChoice::Verbs { name: name.map(str::to_owned), port };
         for (text, device) in [
             ("auto", DeviceChoice::Auto),
-            ("soft", DeviceChoice::Soft),
+            ("soft", DeviceChoice::Soft(SoftDevice::default())),
+            ("soft:rtt_us=6", DeviceChoice::Soft(SoftDevice { rtt_ns: 6000, ..SoftDevice::default() })),
             ("verbs", verbs(None, None)),
             ("mlx5_0", verbs(Some("mlx5_0"), None)),
             ("mlx5_1:2", verbs(Some("mlx5_1"), Some(2))),
@@ -257,9 +275,10 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         for (args, known) in [
-            ("--backend tcp", "meta, delegation, sharded, direct"),
+            ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am"),
             ("--wait sleep", "auto, busy, yield"),
-            ("--device eth0", "auto, soft, verbs, mlx5_N[:PORT]"),
+            ("--device eth0", "auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT]"),
+            ("--device soft:rtt=6", "rtt=6: known are rtt_us, jitter_us, seed and fault"),
         ] {
             let message = parse(args).unwrap_err().to_string();
             assert!(message.contains(known), "{message}");

@@ -9,6 +9,7 @@
 //! - [`client`]: the loop that issues them, closed or after the schedule of [`pace`]; [`verify`] judges what comes back.
 //! - [`backend`]: the seam to the transports: what a topology provides.
 //! - [`store`]: the shard that a daemon serves.
+//! - [`policy`]: what daemons leave for later, so that batches become larger.
 //! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
 //! - [`activity`]: how the threads spent their time.
 //! - [`trace`]: what a daemon was doing, over time.
@@ -30,6 +31,7 @@ pub mod options;
 pub mod orchestrate;
 pub mod output;
 pub mod pace;
+pub mod policy;
 pub mod result;
 pub mod store;
 pub mod trace;

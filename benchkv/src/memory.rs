@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::backend::plan::Topology;
+use crate::cli::BackendKind;
 use crate::options::Sizes;
 use crate::store::Shard;
 use crate::verify::Verifier;
@@ -14,12 +15,17 @@ use crate::workload::{Access, PATTERN_LEN, Workload};
 
 /// A message of the shared-memory crates: 16 bytes and a payload of at most 48.
 const SLOT_BYTES: u64 = 64;
-/// Beside its two rings an endpoint has a send queue, its bookkeeping, and the lane of the software device: what 1,000 of them took.
+/// Beside its two rings an endpoint of copyrpc has a send queue, its bookkeeping, and the lane of the software device: what 1,000 of them took.
 const QUEUE_BYTES_PER_ENDPOINT: u64 = 112 << 10;
 /// Completion queues, receive queue and tables of a thread with endpoints, of the default sizes, which hold what 21 endpoints need.
 const CONTEXT_BYTES: u64 = 1 << 20;
 /// The same for each endpoint beyond: 48 receives, and 64 completions in each of two queues.
 const CONTEXT_BYTES_PER_ENDPOINT: u64 = 48 * 64 + 2 * 64 * 64 + 2 * 64 * 32;
+/// A message under way on a connection of rc-send, a window of requests and of answers in each direction: its WQE and completion at one end, the
+/// receive with 64 bytes and its completion at the other, what is kept of the call.
+const BYTES_PER_SEND: u64 = 64 + 8 + 64 + 64 + 32 + 64 + 32;
+/// Beside these such a connection has the lane of the software device, and its tables.
+const SEND_QUEUE_BYTES: u64 = 16 << 10;
 /// A histogram of latencies; a client has two for each run.
 const HISTOGRAM_BYTES: u64 = 240 << 10;
 /// Code, stacks and allocator of a rank process.
@@ -70,7 +76,7 @@ impl Memory {
         let endpoints = ranks * topology.endpoints();
         let memory = Self {
             endpoints,
-            connections_bytes: endpoints * (2 * sizes.ring_bytes + QUEUE_BYTES_PER_ENDPOINT + CONTEXT_BYTES_PER_ENDPOINT)
+            connections_bytes: endpoints * Self::connection_bytes(topology, sizes)
                 + ranks * topology.threads_with_endpoints() * CONTEXT_BYTES,
             stores_bytes: ranks * workload.store_keys() * Shard::BYTES_PER_KEY as u64,
             channels_bytes: ranks * channels,
@@ -79,6 +85,14 @@ impl Memory {
         };
         let parts = [memory.connections_bytes, memory.stores_bytes, memory.channels_bytes, memory.clients_bytes];
         Self { total_bytes: ranks * PROCESS_BYTES + parts.iter().sum::<u64>(), ..memory }
+    }
+
+    /// One end of a connection between ranks.
+    const fn connection_bytes(topology: &Topology, sizes: &Sizes) -> u64 {
+        match topology.kind {
+            BackendKind::RcSend => 2 * sizes.window as u64 * BYTES_PER_SEND + SEND_QUEUE_BYTES,
+            _ => 2 * sizes.ring_bytes + QUEUE_BYTES_PER_ENDPOINT + CONTEXT_BYTES_PER_ENDPOINT,
+        }
     }
 
     /// # Errors
@@ -128,6 +142,9 @@ mod tests {
         assert!(direct.connections_bytes > direct.endpoints * 2 * 65_536);
         assert!(direct.connections_bytes > 50 * sharded.connections_bytes && sharded.connections_bytes > meta.connections_bytes);
         assert_eq!(meta.stores_bytes, direct.stores_bytes);
+        let rc_send = memory("--backend rc-send --ranks 8 --server-threads 2 --client-threads 46");
+        assert_eq!((rc_send.endpoints, rc_send.channels_bytes), (delegation.endpoints, delegation.channels_bytes));
+        assert!(rc_send.connections_bytes > 56 * 2 * 1024 * 128, "a window of 1024 requests and as many answers, at least 128 bytes each");
         assert!(delegation.channels_bytes > meta.channels_bytes && sharded.channels_bytes > delegation.channels_bytes, "rings");
     }
 

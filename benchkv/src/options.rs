@@ -22,7 +22,9 @@ use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
 use crate::output::OutputFile;
 use crate::pace::{Arrivals, Pace};
+use crate::policy::PolicyOptions;
 use crate::store::Shard;
+use crate::trace::TraceOptions;
 use crate::workload::{Distribution, Workload};
 
 /// Ranks that the local launcher starts unless told.
@@ -85,8 +87,13 @@ pub enum OptionError {
 /// Sizes computed from the options; printed before the start and recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// Bytes of each ring of a connection between ranks. `auto`: the power of two not below 4 x operations in flight on it x padded message.
+    /// Bytes of each ring of a connection between ranks, 0 where there are none (`rc-send`, `ucx-am`). `auto`: the power of two not below 4 x
+    /// operations in flight on it x padded message.
     pub ring_bytes: u64,
+    /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with other backends: the power of two not below
+    /// all operations of the rank's clients, 16 to 1024, and fewer where a rank's connections would have more than 32768 together. What exceeds
+    /// it waits in the daemon's backlog.
+    pub window: usize,
     /// Slots of the delegation ring: the power of two not below all operations of the rank's clients, at least 1024.
     pub ring_slots: usize,
     /// Requests in flight on a flux channel: the power of two not below the operations of all ranks, 256 to 65536. What exceeds it waits in the daemon's backlog.
@@ -103,12 +110,15 @@ impl Sizes {
         // The header of 12 bytes is copyrpc's; messages are padded to 32.
         let padded_message = (12 + size_of::<Request>()).next_multiple_of(32);
         let ring_bytes = match ring {
+            _ if topology.is_by_message() => 0,
             RingChoice::Bytes(bytes) => bytes,
             RingChoice::Auto => ((4 * in_flight_per_ring * padded_message) as u64).next_power_of_two().max(*RING_BYTES.start()),
         };
+        let window = in_flight.next_power_of_two().min(1 << (32_768 / topology.ranks).ilog2()).clamp(16, 1024);
         let flux_in_flight = (topology.ranks * in_flight).next_power_of_two().clamp(256, 65_536);
         Self {
             ring_bytes,
+            window: if topology.is_by_message() { window } else { 0 },
             ring_slots: in_flight.next_power_of_two().max(1024),
             flux_in_flight,
             flux_capacity: (4 * flux_in_flight).max(1024),
@@ -141,6 +151,10 @@ pub struct Options {
     pub sizes: Sizes,
     /// What all ranks will take of the memory.
     pub memory: Memory,
+    /// What daemons and connections leave for later.
+    pub policies: PolicyOptions,
+    /// Time series of the daemons, if they are wanted.
+    pub trace: Option<TraceOptions>,
     /// What an idle thread does.
     pub wait: WaitStrategy,
     /// Who started the ranks, and where.
@@ -183,14 +197,13 @@ impl Options {
         check_counts(&cli, ranks)?;
         check_times(&cli)?;
         check_ratios(&cli, ranks)?;
-        check_ring(cli.ring_size)?;
+        check_ring(cli.ring_size, cli.backend)?;
         let pace = cli.pace.resolve()?;
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
         }
-        // Hardware is used when it is named, and never instead of something else.
-        let device = if cli.device == DeviceChoice::Auto { DeviceChoice::Soft } else { cli.device };
-        if device == DeviceChoice::Soft && launcher.hosts.len() > 1 {
+        let device = cli.device.resolve();
+        if device.is_soft() && launcher.hosts.len() > 1 {
             return Err(OptionError::SeveralHosts { device, hosts: launcher.hosts });
         }
         let workload = Workload {
@@ -204,6 +217,8 @@ impl Options {
             seed: cli.seed,
         };
         let topology = Topology { kind: cli.backend, ranks, daemons: cli.server_threads, clients: cli.client_threads };
+        cli.policies.check(&topology)?;
+        cli.trace.check()?;
         let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
         let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs);
         memory.check(cli.memory_limit.unwrap_or_else(|| Environment::detect().memory_bytes))?;
@@ -226,6 +241,8 @@ impl Options {
             workload,
             sizes,
             memory,
+            policies: cli.policies,
+            trace: cli.trace.options(),
             wait,
             launcher,
             pin: cli.pin,
@@ -275,14 +292,21 @@ impl fmt::Display for Options {
             workload.seed,
             if workload.verify { "on" } else { "off" }
         )?;
+        let connection = match sizes.window {
+            0 => format!("ring {}", report::bytes(sizes.ring_bytes)),
+            window => format!("window {window} requests"),
+        };
         writeln!(
             f,
-            "ring {}, delegation ring {} slots, flux {} in flight, wait {}",
-            report::bytes(sizes.ring_bytes),
-            sizes.ring_slots,
-            sizes.flux_in_flight,
-            self.wait
+            "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
+            sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
+        if self.policies != PolicyOptions::default() {
+            writeln!(f, "policies: {}", self.policies)?;
+        }
+        if let Some(trace) = &self.trace {
+            writeln!(f, "traces to {}, a sample every {} rounds", trace.dir.display(), trace.interval)?;
+        }
         if let Some(Pace { rate, arrivals }) = self.pace {
             writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
         }
@@ -348,10 +372,13 @@ fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     }
 }
 
-fn check_ring(ring: RingChoice) -> Result<(), OptionError> {
+fn check_ring(ring: RingChoice, backend: BackendKind) -> Result<(), OptionError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
     let legal = format!("auto, or a power of two from {} to {}", RING_BYTES.start(), RING_BYTES.end());
     match given {
+        _ if matches!(backend, BackendKind::RcSend | BackendKind::UcxAm) => {
+            Err(range("--ring-size", given, "messages of this --backend are not written into rings", "none; leave it out".to_owned()))
+        }
         _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),
         _ if given > *RING_BYTES.end() => Err(range("--ring-size", given, "more than is supported", legal)),
         _ if !given.is_power_of_two() => Err(range("--ring-size", given, "not a power of two", legal)),
@@ -359,13 +386,15 @@ fn check_ring(ring: RingChoice) -> Result<(), OptionError> {
     }
 }
 
-fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> OptionError {
+pub(crate) fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> OptionError {
     OptionError::Range { flag, given: given.to_string(), why, legal }
 }
 
 /// What was asked for, as recorded in a result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Recorded {
+    /// What carried requests to other ranks, as it can be asked for.
+    pub device: String,
     /// Seconds of a measured run.
     pub duration_s: f64,
     /// Seconds of load before the first.
@@ -382,6 +411,11 @@ pub struct Recorded {
     pub distribution: Distribution,
     /// Whether values were checked.
     pub verify: bool,
+    /// What daemons and connections left for later.
+    #[serde(flatten)]
+    pub policies: PolicyOptions,
+    /// Where time series of the daemons went, if they were wanted.
+    pub trace: Option<TraceOptions>,
     /// Operations per second that all clients together were to start; null for a closed loop.
     pub rate: Option<f64>,
     /// How their starts were to be spread; null for a closed loop.
@@ -400,6 +434,9 @@ impl From<&Options> for Recorded {
     fn from(options: &Options) -> Self {
         let workload = &options.workload;
         Self {
+            device: options.device.to_string(),
+            policies: options.policies.clone(),
+            trace: options.trace.clone(),
             duration_s: options.duration.as_secs_f64(),
             warmup_s: options.warmup.as_secs_f64(),
             runs: options.runs,

@@ -46,6 +46,7 @@ impl Composed {
             ring_slots: options.sizes.ring_slots,
             ring_bytes: options.sizes.ring_bytes,
             store_keys: options.workload.store_keys(),
+            window: options.sizes.window,
             device: device(dir.path()),
             dir,
         };

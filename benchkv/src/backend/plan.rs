@@ -8,6 +8,8 @@
 //! | endpoints of a rank | N - 1 | N - 1 | D (N - 1) | 2 C D (N - 1): its clients' to daemons, its daemons' to clients |
 //!
 //! N ranks, D daemons and C clients of each. The carrier of rank r is daemon r mod D. A local key: client -ipc-> the daemon that owns it.
+//!
+//! `rc-send` and `ucx-am` are as delegation, but for what the one arrow between ranks is: a SEND, or a UCX active message, for each message.
 
 use std::fmt;
 
@@ -62,7 +64,7 @@ impl Topology {
     fn carrier(&self, remote: usize) -> Option<usize> {
         match self.kind {
             BackendKind::Meta => Some(remote % self.daemons),
-            BackendKind::Delegation => Some(0),
+            BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => Some(0),
             BackendKind::Sharded | BackendKind::Direct => None,
         }
     }
@@ -80,12 +82,18 @@ impl Topology {
         self.carrier(rank).unwrap_or_else(|| owner_of(key, self.daemons))
     }
 
+    /// Whether connections between ranks carry each message by itself, and not in copyrpc's rings.
+    #[must_use]
+    pub const fn is_by_message(&self) -> bool {
+        matches!(self.kind, BackendKind::RcSend | BackendKind::UcxAm)
+    }
+
     /// Number of shared rings of a rank, each served by the daemon of its number.
     #[must_use]
     pub const fn rings(&self) -> usize {
         match self.kind {
             BackendKind::Meta | BackendKind::Direct => 0,
-            BackendKind::Delegation => 1,
+            BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => 1,
             BackendKind::Sharded => self.daemons,
         }
     }
@@ -96,7 +104,7 @@ impl Topology {
         let others = (0..self.ranks).filter(|remote| *remote != rank);
         let to_daemon = |number: usize| move |remote| Peer { rank: remote, worker: Worker::Daemon(number) };
         match (self.kind, worker) {
-            (BackendKind::Meta | BackendKind::Delegation, Worker::Daemon(daemon)) => {
+            (BackendKind::Meta | BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm, Worker::Daemon(daemon)) => {
                 // The other end is chosen by the same rule from the other side.
                 let far_end = self.far_daemon(rank, 0);
                 others.filter(|remote| self.carrier(*remote) == Some(daemon)).map(to_daemon(far_end)).collect()
@@ -119,7 +127,7 @@ impl Topology {
             _ if self.ranks == 1 => 0,
             BackendKind::Meta if self.ranks <= self.daemons => self.ranks,
             BackendKind::Meta | BackendKind::Sharded => self.daemons,
-            BackendKind::Delegation => 1,
+            BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => 1,
             BackendKind::Direct => self.daemons + self.clients,
         };
         threads as u64
@@ -130,7 +138,7 @@ impl Topology {
     pub const fn endpoints(&self) -> u64 {
         let others = self.ranks as u64 - 1;
         match self.kind {
-            BackendKind::Meta | BackendKind::Delegation => others,
+            BackendKind::Meta | BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => others,
             BackendKind::Sharded => self.daemons as u64 * others,
             BackendKind::Direct => 2 * self.clients as u64 * self.daemons as u64 * others,
         }
@@ -147,6 +155,8 @@ pub(super) struct Plan {
     pub(super) ring_slots: usize,
     pub(super) ring_bytes: u64,
     pub(super) store_keys: u64,
+    /// Requests, and answers, of each end under way on a connection that carries each by itself.
+    pub(super) window: usize,
     pub(super) device: DeviceSpec,
     pub(super) dir: Dir,
 }
@@ -163,7 +173,8 @@ impl Plan {
 mod tests {
     use super::*;
 
-    const KINDS: [BackendKind; 4] = [BackendKind::Meta, BackendKind::Delegation, BackendKind::Sharded, BackendKind::Direct];
+    const KINDS: [BackendKind; 6] =
+        [BackendKind::Meta, BackendKind::Delegation, BackendKind::Sharded, BackendKind::Direct, BackendKind::RcSend, BackendKind::UcxAm];
 
     fn workers(topology: &Topology) -> Vec<Worker> {
         (0..topology.daemons).map(Worker::Daemon).chain((0..topology.clients).map(Worker::Client)).collect()
@@ -199,7 +210,7 @@ mod tests {
             for (rank, remote, key) in (0..5).flat_map(|rank| (0..5).flat_map(move |remote| (0..6).map(move |key| (rank, remote, key)))) {
                 let sender = match kind {
                     BackendKind::Meta => Worker::Daemon(topology.carrier_of(remote).unwrap()),
-                    BackendKind::Delegation => Worker::Daemon(0),
+                    BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => Worker::Daemon(0),
                     BackendKind::Sharded => Worker::Daemon(owner_of(key, 3)),
                     BackendKind::Direct => Worker::Client(1),
                 };

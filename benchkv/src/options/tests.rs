@@ -127,6 +127,20 @@ fn auto_values_follow_their_rules() {
 }
 
 #[test]
+fn a_window_holds_what_is_in_flight_and_what_a_rank_can_have_receives_for() {
+    let sizes = |args: &str| resolve(&format!("--backend rc-send --memory-limit 1099511627776 {args}")).unwrap().sizes;
+    let window = |args: &str| sizes(args).window;
+    assert_eq!([window("--queue-depth 1"), window("--client-threads 3"), window("--queue-depth 4096")], [16, 128, 1024]);
+    assert_eq!(
+        [window("--queue-depth 4096 --ranks 32"), window("--queue-depth 4096 --ranks 33"), window("--queue-depth 4096 --ranks 256")],
+        [1024, 512, 128]
+    );
+    assert_eq!((sizes("").ring_bytes, resolve("").unwrap().sizes.window), (0, 0), "rings or windows, not both");
+    let refused = resolve("--backend rc-send --ring-size 4096").unwrap_err().to_string();
+    assert!(refused.starts_with("--ring-size 4096: ") && refused.contains("leave it out"), "{refused}");
+}
+
+#[test]
 fn more_threads_than_cores_yield() {
     assert_eq!(resolve("--ranks 256").unwrap().wait, WaitStrategy::Yield);
     assert_eq!(resolve("--ranks 256 --wait busy").unwrap().wait, WaitStrategy::Busy);
@@ -138,4 +152,6 @@ fn the_plan_names_every_computed_value() {
     for part in ["soft device", "ring 8.0 KiB", "delegation ring 1024 slots", "flux 256 in flight", "wait ", "usable cores", "seed 1"] {
         assert!(text.contains(part), "{part} is missing: {text}");
     }
+    let text = resolve("--backend rc-send").unwrap().to_string();
+    assert!(text.contains("\nwindow 32 requests, delegation ring") && !text.contains("\nring"), "{text}");
 }

@@ -6,6 +6,7 @@ use harness::report::{Table, bytes, nanos, plural, rate};
 
 use super::{EchoBaseline, JobResult};
 use crate::activity::TransportReport;
+use crate::cli::BackendKind;
 
 /// The table a person reads.
 impl fmt::Display for JobResult {
@@ -79,7 +80,12 @@ impl JobResult {
         let per_write = messages as f64 / writes.max(1) as f64;
         let peak = all().map(|t| t.backlog_peak).max().unwrap_or(0);
         let (waits, reads, reached_by) = (sum(|t| t.waits), sum(|t| t.reads), &first.reached_by);
-        Some(format!("{writes} WRITEs of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
+        let operations = match self.backend {
+            BackendKind::RcSend => "SENDs",
+            BackendKind::UcxAm => "active messages",
+            _ => "WRITEs",
+        };
+        Some(format!("{writes} {operations} of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
     }
 
     fn latency_table(&self) -> Table {

@@ -12,7 +12,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-pub(crate) const BACKENDS: [&str; 4] = ["meta", "delegation", "sharded", "direct"];
+/// Those that need nothing but this build; `ucx-am` has tests of its own.
+pub(crate) const BACKENDS: [&str; 5] = ["meta", "delegation", "sharded", "direct", "rc-send"];
+
+/// Those whose messages are written into rings.
+pub(crate) const WITH_RINGS: [&str; 4] = ["meta", "delegation", "sharded", "direct"];
 
 /// For what does not depend on the backend: the default, and the one whose clients have endpoints.
 pub(crate) const TWO_BACKENDS: [&str; 2] = ["delegation", "direct"];

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::job::{BACKENDS, Job, SHORT, Scratch, TWO_BACKENDS, benchkv, run, turn};
+use crate::job::{BACKENDS, Job, SHORT, Scratch, TWO_BACKENDS, WITH_RINGS, benchkv, run, turn};
 
 /// Runs a short job alone; it has to be sound and to leave nothing.
 fn measure(args: &[&str]) -> Value {
@@ -13,11 +13,7 @@ fn measure(args: &[&str]) -> Value {
     result
 }
 
-/// All backends, with the same further arguments.
-fn each(args: &[&str], check: impl Fn(&Value)) {
-    each_of(&BACKENDS, args, check);
-}
-
+/// Several backends, with the same further arguments.
 fn each_of(backends: &[&str], args: &[&str], check: impl Fn(&Value)) {
     for backend in backends {
         let result = measure(&[&["--backend", backend], args].concat());
@@ -143,7 +139,7 @@ fn zipfian_keys_are_hit_again_where_uniform_ones_are_not() {
 
 #[test]
 fn a_ring_too_small_for_what_is_in_flight_makes_requests_wait_and_loses_none() {
-    each(&["--ring-size", "4096", "--queue-depth", "256"], |result| {
+    each_of(&WITH_RINGS, &["--ring-size", "4096", "--queue-depth", "256"], |result| {
         assert!(transport(result, "waits") > 0, "{result}");
         assert!(transports(result).any(|transport| count(transport, "backlog_peak") > 0), "{result}");
         assert!(count(result, "remote_ops") > 0, "{result}");
@@ -153,8 +149,17 @@ fn a_ring_too_small_for_what_is_in_flight_makes_requests_wait_and_loses_none() {
 /// All-to-all far above the credit: daemons that wait for each other in a circle would stand still for ever.
 #[test]
 fn many_ranks_that_overrun_their_rings_do_not_wait_for_each_other() {
-    each(&["--ranks", "4", "--remote-ratio", "1", "--ring-size", "4096", "--queue-depth", "512"], |result| {
+    each_of(&WITH_RINGS, &["--ranks", "4", "--remote-ratio", "1", "--ring-size", "4096", "--queue-depth", "512"], |result| {
         assert!(transport(result, "waits") > 0, "{result}");
+    });
+}
+
+/// The same of windows: with two clients of so many operations each, and two connections.
+#[test]
+fn many_ranks_that_overrun_their_windows_do_not_wait_for_each_other() {
+    each_of(&["rc-send"], &["--ranks", "3", "--remote-ratio", "1", "--client-threads", "2", "--queue-depth", "2048"], |result| {
+        assert!(transport(result, "waits") > 0, "{result}");
+        assert!(transports(result).all(|transport| count(transport, "messages") == count(transport, "writes")), "{result}");
     });
 }
 

@@ -1,9 +1,14 @@
 //! A thread's connections to other ranks, and the requests that wait for room on them.
 //!
-//! What carries a request is a [`Carrier`], of which [`copyrpc`] is one kind. A carrier has one link for each peer of the thread, numbered as the
+//! What carries a request is a [`Carrier`]: [`copyrpc`], or [`rc_send`], which sends each message by itself (`frame`: its bytes, `dialogue`: what
+//! each end keeps of it, `calls`: who waits for an answer). A carrier has one link for each peer of the thread, numbered as the
 //! topology lists them, and knows nothing of topologies; [`Remote`] finds the link of a request and keeps what finds no room, in order.
 
+mod calls;
 mod copyrpc;
+mod dialogue;
+mod frame;
+mod rc_send;
 #[cfg(test)]
 mod tests;
 
@@ -13,6 +18,7 @@ use std::fmt;
 use super::plan::{Plan, Topology};
 use super::{BackendError, Peer, Records, Worker};
 use crate::activity::TransportReport;
+use crate::cli::BackendKind;
 use crate::message::{Request, Response};
 
 /// The connections of one daemon or client. `C` is whom to answer, kept per call.
@@ -35,12 +41,22 @@ pub(super) struct Remote<C> {
 /// would go through daemons, clients and the job for the sake of a branch that always goes the same way.
 enum Carrier<C> {
     Copyrpc(copyrpc::Links<C>),
+    RcSend(Box<rc_send::Links<C>>),
 }
 
 /// A request of another rank, to be answered once, at any time, with [`Remote::answer`].
 pub(super) enum Incoming<C> {
     /// Of a copyrpc connection.
     Copyrpc(copyrpc::Handle<C>),
+    /// Of a link that carries each message by itself.
+    Message(Ticket),
+}
+
+/// Where an answer goes, and the id it has to bring back.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ticket {
+    link: usize,
+    call: u32,
 }
 
 /// A link did not take a request.
@@ -168,6 +184,7 @@ impl<C> Remote<C> {
     pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>)) -> Result<usize, BackendError> {
         match &mut self.carrier {
             Carrier::Copyrpc(links) => links.poll(answer),
+            Carrier::RcSend(links) => links.poll(answer),
         }
     }
 
@@ -175,13 +192,16 @@ impl<C> Remote<C> {
     pub(super) fn recv(&mut self) -> Option<(Option<Request>, Incoming<C>)> {
         match &mut self.carrier {
             Carrier::Copyrpc(links) => links.recv().map(|(request, handle)| (request, Incoming::Copyrpc(handle))),
+            Carrier::RcSend(links) => links.recv().map(|(request, ticket)| (Some(request), Incoming::Message(ticket))),
         }
     }
 
     /// Answers a request of another rank, or refuses it. There is always room for answers; that nobody waits any more is no error here.
     pub(super) fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>) {
-        match incoming {
-            Incoming::Copyrpc(handle) => copyrpc::answer(handle, response),
+        match (incoming, &mut self.carrier) {
+            (Incoming::Copyrpc(handle), _) => copyrpc::answer(handle, response),
+            (Incoming::Message(ticket), Carrier::RcSend(links)) => links.answer(ticket, response),
+            (Incoming::Message(_), Carrier::Copyrpc(_)) => {}
         }
     }
 
@@ -189,6 +209,7 @@ impl<C> Remote<C> {
     pub(super) fn flush(&mut self) -> Result<(), BackendError> {
         match &mut self.carrier {
             Carrier::Copyrpc(links) => links.flush(),
+            Carrier::RcSend(links) => links.flush(),
         }
     }
 
@@ -197,6 +218,7 @@ impl<C> Remote<C> {
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, self.backlogged) as u64;
         let report = match &self.carrier {
             Carrier::Copyrpc(links) => links.report(),
+            Carrier::RcSend(links) => links.report(),
         };
         TransportReport { backlog_peak, ..report }
     }
@@ -205,13 +227,18 @@ impl<C> Remote<C> {
 impl<C> Carrier<C> {
     /// A link for each of `peers`, not yet connected.
     fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
-        copyrpc::Links::open(plan, peers).map(Self::Copyrpc)
+        match plan.topology.kind {
+            BackendKind::UcxAm => Err(BackendError::setup("ucx-am", "it is not in this build")),
+            BackendKind::RcSend => rc_send::Links::open(plan, peers).map(|links| Self::RcSend(Box::new(links))),
+            _ => copyrpc::Links::open(plan, peers).map(Self::Copyrpc),
+        }
     }
 
     /// What the other end of a link needs to connect; `None` if it is connected.
     fn record(&self, link: usize) -> Option<Vec<u8>> {
         match self {
             Self::Copyrpc(links) => links.record(link),
+            Self::RcSend(links) => links.record(link),
         }
     }
 
@@ -219,6 +246,7 @@ impl<C> Carrier<C> {
     fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         match self {
             Self::Copyrpc(links) => links.connect(link, record),
+            Self::RcSend(links) => links.connect(link, record),
         }
     }
 
@@ -227,6 +255,7 @@ impl<C> Carrier<C> {
     fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
         match self {
             Self::Copyrpc(links) => links.send(link, request, whom),
+            Self::RcSend(links) => links.send(link, request, whom),
         }
     }
 }
