@@ -18,7 +18,7 @@ use benchkv::doctor::{Diagnosis, probe};
 use benchkv::launcher::LauncherKind;
 use benchkv::message::{Request, Response};
 use benchkv::options::Options;
-use benchkv::orchestrate::run_rank;
+use benchkv::orchestrate::{process, run_rank};
 use benchkv::output::OutputFile;
 use benchkv::result::{Conditions, JobResult};
 use clap::Parser;
@@ -56,6 +56,7 @@ fn main() -> ExitCode {
             let rank = exchange.rank();
             rank_process(Cli::parse(), &mut exchange, None).map_err(|error| format!("rank {rank}: {error}").into())
         }
+        Ok(Role::Helper(owner)) => process::serve(Cli::parse(), owner).map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Err(error) => Err(error.into()),
     };

@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use crate::backend::plan::Topology;
 use crate::cli::BackendKind;
+use crate::cli::ClientKind;
 use crate::options::Sizes;
 use crate::store::Shard;
 use crate::verify::Verifier;
@@ -28,7 +29,7 @@ const BYTES_PER_SEND: u64 = 64 + 8 + 64 + 64 + 32 + 64 + 32;
 const SEND_QUEUE_BYTES: u64 = 16 << 10;
 /// A histogram of latencies; a client has two for each run.
 const HISTOGRAM_BYTES: u64 = 240 << 10;
-/// Code, stacks and allocator of a rank process.
+/// Code, stacks and allocator of a rank or client process.
 const PROCESS_BYTES: u64 = 8 << 20;
 
 /// Bytes, of all ranks together.
@@ -92,6 +93,17 @@ impl Memory {
         match topology.kind {
             BackendKind::RcSend => 2 * sizes.window as u64 * BYTES_PER_SEND + SEND_QUEUE_BYTES,
             _ => 2 * sizes.ring_bytes + QUEUE_BYTES_PER_ENDPOINT + CONTEXT_BYTES_PER_ENDPOINT,
+        }
+    }
+
+    /// The same with what the processes of clients take, where they have some.
+    #[must_use]
+    pub const fn with_clients(self, kind: ClientKind, topology: &Topology) -> Self {
+        match kind {
+            ClientKind::Threads => self,
+            ClientKind::Processes => {
+                Self { total_bytes: self.total_bytes + (topology.ranks * topology.clients) as u64 * PROCESS_BYTES, ..self }
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use shm::wait::WaitStrategy;
 use thiserror::Error;
 
 use crate::backend::plan::Topology;
-use crate::cli::{BackendKind, Cli, Fault, RingChoice, WaitChoice};
+use crate::cli::{BackendKind, Cli, ClientKind, Fault, RingChoice, WaitChoice};
 use crate::launcher::Launcher;
 use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
@@ -135,6 +135,8 @@ pub struct Options {
     pub device: DeviceChoice,
     /// Daemon threads per rank.
     pub server_threads: usize,
+    /// What its clients are.
+    pub clients: ClientKind,
     /// Operations each client keeps outstanding.
     pub queue_depth: usize,
     /// The open loop; `None`: closed.
@@ -159,6 +161,8 @@ pub struct Options {
     pub wait: WaitStrategy,
     /// Who started the ranks, and where.
     pub launcher: Launcher,
+    /// Where the ranks are, from which `launcher` and `plan` follow.
+    pub hosts: Hosts,
     /// What `--pin` asks for.
     pub pin: PinPolicy,
     /// Where the threads of this host run.
@@ -220,7 +224,7 @@ impl Options {
         cli.policies.check(&topology)?;
         cli.trace.check()?;
         let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
-        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs);
+        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs).with_clients(cli.clients, &topology);
         memory.check(cli.memory_limit.unwrap_or_else(|| Environment::detect().memory_bytes))?;
         let threads = Threads { ranks: launcher.ranks_here.len(), daemons: cli.server_threads, clients: cli.client_threads };
         let plan = Plan::new(&cli.pin, hosts.cores_here(cli.server_threads + cli.client_threads), threads)?;
@@ -233,6 +237,7 @@ impl Options {
             device,
             backend: cli.backend,
             server_threads: cli.server_threads,
+            clients: cli.clients,
             queue_depth: cli.queue_depth,
             pace,
             duration: Duration::from_secs_f64(cli.duration),
@@ -245,6 +250,7 @@ impl Options {
             trace: cli.trace.options(),
             wait,
             launcher,
+            hosts: hosts.clone(),
             pin: cli.pin,
             plan,
             shm_dir: cli.shm_dir,
@@ -306,6 +312,9 @@ impl fmt::Display for Options {
         }
         if let Some(trace) = &self.trace {
             writeln!(f, "traces to {}, a sample every {} rounds", trace.dir.display(), trace.interval)?;
+        }
+        if self.clients == ClientKind::Processes {
+            writeln!(f, "each client is a process of its own")?;
         }
         if let Some(Pace { rate, arrivals }) = self.pace {
             writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
@@ -411,6 +420,8 @@ pub struct Recorded {
     pub distribution: Distribution,
     /// Whether values were checked.
     pub verify: bool,
+    /// What clients were.
+    pub clients: ClientKind,
     /// What daemons and connections left for later.
     #[serde(flatten)]
     pub policies: PolicyOptions,
@@ -445,6 +456,7 @@ impl From<&Options> for Recorded {
             remote_ratio: workload.remote_ratio,
             distribution: workload.distribution,
             verify: workload.verify,
+            clients: options.clients,
             rate: options.pace.map(|pace| pace.rate),
             arrivals: options.pace.map(|pace| pace.arrivals),
             wait: options.wait.to_string(),

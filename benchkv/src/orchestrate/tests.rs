@@ -10,7 +10,7 @@ use harness::affinity::RankCores;
 use harness::clock::Clock;
 
 use super::*;
-use crate::backend::{Ending, IssueError, Peer};
+use crate::backend::{Ending, IssueError, Paths, Peer};
 use crate::cli::Cli;
 use crate::message::Request;
 use crate::result::{Conditions, JobResult};

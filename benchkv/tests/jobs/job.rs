@@ -93,7 +93,16 @@ impl Job {
 
     /// The launcher's child with an environment variable that starts like this.
     pub(crate) fn child_with(&self, variable: &str) -> Process {
-        self.until("a rank is started", || self.launcher().children().into_iter().find(|child| child.has_variable(variable)))
+        self.child_of(self.launcher(), variable)
+    }
+
+    /// A client of a rank that is a process of its own.
+    pub(crate) fn client_of(&self, rank: Process) -> Process {
+        self.child_of(rank, "BENCH_HARNESS_ROLE=helper")
+    }
+
+    fn child_of(&self, parent: Process, variable: &str) -> Process {
+        self.until("a child is started", || parent.children().into_iter().find(|child| child.has_variable(variable)))
     }
 
     /// Waits for a state of the job; a job without end fails the test.
@@ -180,6 +189,11 @@ impl Process {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).ok()?;
         let stats = tasks.filter_map(|task| Stat::read(&task.ok()?.path()));
         stats.into_iter().find(|stat| stat.name == name).map(|stat| stat.ticks)
+    }
+
+    /// Clock ticks that all of its threads have used.
+    pub(crate) fn ticks(self) -> Option<u64> {
+        self.stat().map(|stat| stat.ticks)
     }
 
     fn children(self) -> Vec<Self> {
