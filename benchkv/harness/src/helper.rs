@@ -48,7 +48,7 @@ impl Helper {
     /// [`HelperError::System`].
     pub fn start(args: &[OsString]) -> Result<Self, HelperError> {
         let (ours, theirs) = UnixStream::pair()?;
-        let child = OwnChild::spawn(&RoleText::Helper.encode(), args, theirs, Stdio::null())?;
+        let child = OwnChild::spawn(&RoleText::Helper.encode(), args, &[], theirs, Stdio::null())?;
         Ok(Self { child, channel: Channel::new(ours)? })
     }
 

@@ -19,6 +19,7 @@ use shm::dir::Dir;
 
 use crate::cli::BackendKind;
 use crate::store::owner_of;
+use crate::ucx::PeerErrors;
 
 /// A thread of a rank that can have endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -160,6 +161,8 @@ pub(super) struct Plan {
     pub(super) store_keys: u64,
     /// Requests, and answers, of each end under way on a connection that carries each by itself.
     pub(super) window: usize,
+    /// Whether UCX notices dead peers.
+    pub(super) ucx_errors: PeerErrors,
     pub(super) device: DeviceSpec,
     pub(super) dir: Dir,
 }

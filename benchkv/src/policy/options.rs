@@ -125,6 +125,11 @@ impl PolicyOptions {
         if let Some(flag) = self.of_carriers().chain(window).next().filter(|_| topology.ranks == 1) {
             return Err(range(flag, "with 1 rank", "it has no other to exchange anything with", "--ranks of 2 and more".to_owned()));
         }
+        let gathering = window.or((self.flush_every > 1 && topology.kind == BackendKind::UcxAm).then_some("--flush-every"));
+        if let Some(flag) = gathering.filter(|_| topology.is_by_message()) {
+            let (why, what) = ("each message goes by itself: nothing gathers", "--backend meta, delegation or sharded".to_owned());
+            return Err(range(flag, format!("with --backend {}", topology.kind), why, what));
+        }
         match self.of_carriers().next().filter(|_| topology.kind == BackendKind::Direct) {
             Some(flag) => {
                 let why = "its clients have connections of their own, and no daemon sends for them";
