@@ -20,6 +20,7 @@ use benchkv::message::{Request, Response};
 use benchkv::options::Options;
 use benchkv::orchestrate::{process, run_rank};
 use benchkv::output::OutputFile;
+use benchkv::progress::Progress;
 use benchkv::result::{Conditions, JobResult};
 use clap::Parser;
 use harness::clock::Clock;
@@ -172,7 +173,10 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     let is_first_here = options.launcher.local_rank(rank) == Some(0);
     let look = || if is_first_here { counters::read(Path::new(counters::SYSFS)) } else { PortCounters::new() };
     let before = look();
-    let mut report = run_rank(&options, &backend, exchange, clock)?;
+    let Options { warmup, runs, duration, .. } = options;
+    let progress = if rank == 0 { Progress::on_terminal(warmup, runs, duration) } else { Progress::hidden() };
+    let mut report = run_rank(&options, &backend, exchange, clock, &progress)?;
+    drop(progress);
     report.add_hardware_counters(before, look());
     let parts = exchange.all_gather(&serde_json::to_vec(&report)?, EXCHANGE_LIMIT, &never)?;
     if rank != 0 {

@@ -33,6 +33,7 @@ use crate::cli::ClientKind;
 use crate::client::ClientReport;
 use crate::control::{Control, Phase};
 use crate::options::Options;
+use crate::progress::Progress;
 use crate::result::{Course, RankReport};
 use process::{ClientNews, ClientProcess};
 use records::Record;
@@ -113,6 +114,7 @@ struct Rank<'a, B> {
     options: &'a Options,
     backend: &'a B,
     clock: Clock,
+    progress: &'a Progress,
     control: Control<RankError>,
     rank: usize,
 }
@@ -154,12 +156,18 @@ impl Assembly {
 
 /// Runs this rank's part of the job and returns what it measured.
 ///
-/// Starts one thread per daemon and client; all have ended when this returns.
+/// Starts one thread per daemon and client; all have ended when this returns. `progress` shows how far it is.
 ///
 /// # Errors
 /// The first failure of this rank, or the news of another's.
-pub fn run_rank<B: Backend>(options: &Options, backend: &B, exchange: &mut dyn Exchange, clock: Clock) -> Result<RankReport, RankError> {
-    let rank = Rank { options, backend, clock, control: Control::new()?, rank: exchange.rank() };
+pub fn run_rank<B: Backend>(
+    options: &Options,
+    backend: &B,
+    exchange: &mut dyn Exchange,
+    clock: Clock,
+    progress: &Progress,
+) -> Result<RankReport, RankError> {
+    let rank = Rank { options, backend, clock, progress, control: Control::new()?, rank: exchange.rank() };
     let outcome = std::thread::scope(|scope| {
         let outcome = rank.conduct(scope, exchange);
         // On success everything has ended already; on failure this ends it, and the scope waits for it.
@@ -188,6 +196,7 @@ impl<B: Backend> Rank<'_, B> {
     fn conduct<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, exchange: &mut dyn Exchange) -> Result<RankReport, RankError> {
         let (control, options) = (&self.control, self.options);
         let give_up = || control.is_stopped();
+        self.progress.enter(Phase::Ready);
         let mut assembly = Assembly::new();
         let daemons = self.start(scope, &mut assembly, (0..options.server_threads).map(Worker::Daemon), Self::daemon_thread)?;
         self.await_open(&mut assembly, daemons.len(), "a daemon")?;
@@ -198,7 +207,7 @@ impl<B: Backend> Rank<'_, B> {
         exchange.barrier(SETUP_LIMIT, &give_up)?;
 
         let course = self.load(exchange)?;
-        control.set_phase(Phase::Drain);
+        self.enter(Phase::Drain);
         let clients: Vec<ClientReport> = join_all(clients)?;
         exchange.barrier(BARRIER_LIMIT + DRAIN_LIMIT, &give_up)?;
         control.stop();
@@ -208,14 +217,18 @@ impl<B: Backend> Rank<'_, B> {
 
     /// Warm-up and windows, as far as the user lets them go.
     fn load(&self, exchange: &mut dyn Exchange) -> Result<Course, RankError> {
-        let (control, options) = (&self.control, self.options);
-        let give_up = || control.is_stopped();
+        let (control, options, load_ns) = (&self.control, self.options, self.clock.now_ns());
+        // Asked again and again, so it is what moves the progress on.
+        let give_up = || {
+            self.progress.advance(Duration::from_nanos(self.clock.now_ns() - load_ns));
+            control.is_stopped()
+        };
         let mut course = Course::default();
         exchange.catch_interrupts()?;
-        control.set_phase(Phase::WarmUp);
+        self.enter(Phase::WarmUp);
         exchange.sleep(options.warmup, &give_up)?;
         for run in 0..options.runs {
-            control.set_phase(Phase::Between);
+            self.enter(Phase::Between);
             // All decide by the same answers, or some would wait for others that have gone on.
             let interrupted = exchange.all_gather(&[exchange.is_interrupted().into()], BARRIER_LIMIT, &give_up)?;
             if interrupted.iter().any(|part| part != &[0]) {
@@ -223,12 +236,18 @@ impl<B: Backend> Rank<'_, B> {
                 break;
             }
             let begin_ns = self.clock.now_ns();
-            control.set_phase(Phase::Window(run as u16));
+            self.enter(Phase::Window(run as u16));
             exchange.sleep(options.duration, &give_up)?;
             course.windows_s.push((self.clock.now_ns() - begin_ns) as f64 / 1e9);
             course.is_interrupted = exchange.is_interrupted();
         }
         Ok(course)
+    }
+
+    /// Starts a phase.
+    fn enter(&self, phase: Phase) {
+        self.control.set_phase(phase);
+        self.progress.enter(phase);
     }
 
     /// Starts a thread for each of `workers`.

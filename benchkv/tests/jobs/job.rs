@@ -72,8 +72,19 @@ impl Job {
 
     /// Fails where the process cannot be started as `command` says.
     pub(crate) fn try_start(command: &mut Command) -> io::Result<Self> {
-        let (stdout, stderr) = (nameless_file(), nameless_file());
-        command.stdin(Stdio::null()).stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap()).process_group(0);
+        let stderr = nameless_file();
+        command.stderr(stderr.try_clone().unwrap());
+        Self::spawn(command, stderr)
+    }
+
+    /// With a terminal for standard error; what is written there is the test's to read.
+    pub(crate) fn start_on(terminal: File, command: &mut Command) -> Self {
+        Self::spawn(command.stderr(terminal), nameless_file()).unwrap()
+    }
+
+    fn spawn(command: &mut Command, stderr: File) -> io::Result<Self> {
+        let stdout = nameless_file();
+        command.stdin(Stdio::null()).stdout(stdout.try_clone().unwrap()).process_group(0);
         Ok(Self { launcher: command.spawn()?, stdout, stderr, is_reaped: false })
     }
 
