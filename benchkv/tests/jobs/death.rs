@@ -5,10 +5,7 @@ use std::time::{Duration, Instant};
 
 use benchkv::result::JobResult;
 
-use crate::job::{BACKENDS, Job, Process, Scratch, TWO_BACKENDS, benchkv, run, turn};
-
-/// A rank that has used so much processor time in a client thread is in mid-run.
-const TICKS_OF_LOAD: u64 = 5;
+use crate::job::{BACKENDS, Job, Process, Scratch, TICKS_OF_LOAD, TWO_BACKENDS, benchkv, run, turn};
 
 /// A job that would run for a minute.
 fn start(dir: &Scratch, backend: &str, ranks: usize) -> Job {
@@ -206,7 +203,7 @@ fn load_processes(dir: &Scratch, backend: &str) -> (Job, [Process; 2], [Process;
     let ranks = [0, 1].map(|rank| job.rank(rank));
     let clients = ranks.map(|rank| job.client_of(rank));
     for client in clients {
-        job.until("every client has work", || client.ticks().filter(|ticks| *ticks >= 4 * TICKS_OF_LOAD));
+        job.until("every client has work", || client.ticks().filter(|ticks| *ticks >= 2 * TICKS_OF_LOAD));
     }
     (job, ranks, clients)
 }

@@ -26,6 +26,9 @@ pub(crate) const SHORT: [&str; 6] = ["--duration", "0.2", "--runs", "1", "--warm
 
 /// No job of a test takes this long; one that does is killed and fails the test.
 const WATCHDOG: Duration = Duration::from_secs(60);
+/// A rank that has used so much processor time in a client thread is in mid-run: the accesses are made, and ranks meet as soon as they are.
+pub(crate) const TICKS_OF_LOAD: u64 = 25;
+
 /// No state that a test waits for takes this long to come.
 const STATE_WATCHDOG: Duration = Duration::from_secs(20);
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
