@@ -12,6 +12,7 @@ use crate::output::OutputArgs;
 use crate::pace::{Arrivals, PaceArgs};
 use crate::policy::PolicyOptions;
 use crate::port::PortOptions;
+use crate::report::ReportArgs;
 use crate::trace::TraceArgs;
 use crate::ucx::{PeerErrorsChoice, UcxArgs};
 use crate::workload::Distribution;
@@ -153,6 +154,8 @@ pub struct Cli {
 pub enum Command {
     /// Says what this machine has of what a job can use, what is missing, and how to get it. The exit status is 0 whatever is missing.
     Doctor(DoctorArgs),
+    /// Makes one HTML page, with plots, out of the results of one or many jobs. It needs no network and no other file.
+    Report(ReportArgs),
 }
 
 /// Options of `benchkv doctor`.

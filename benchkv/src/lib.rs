@@ -17,7 +17,7 @@
 //! - [`trace`]: what a daemon was doing, over time.
 //! - [`memory`]: what a job will take of it.
 //! - [`doctor`]: what this machine lacks, instead of a job.
-//! - [`result`]: what all ranks measured, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet.
+//! - [`result`]: what all ranks measured, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet; [`report`]: a page with plots out of many.
 
 pub mod activity;
 pub mod agreement;
@@ -36,6 +36,7 @@ pub mod pace;
 pub mod policy;
 pub mod port;
 pub mod progress;
+pub mod report;
 pub mod result;
 pub mod store;
 pub mod trace;

@@ -21,7 +21,9 @@ use benchkv::options::Options;
 use benchkv::orchestrate::{process, run_rank};
 use benchkv::output::OutputFile;
 use benchkv::progress::Progress;
+use benchkv::report::ReportArgs;
 use benchkv::result::{Conditions, JobResult};
+use benchkv::trace::TraceOptions;
 use clap::Parser;
 use harness::clock::Clock;
 use harness::counters::{self, PortCounters};
@@ -73,8 +75,10 @@ fn fail(code: u8, error: &dyn Display) -> ExitCode {
 /// Started by a user, or as one of several processes by a launcher of another kind.
 fn start() -> ExitCode {
     let cli = Cli::parse();
-    if let Some(Command::Doctor(args)) = &cli.command {
-        return doctor(args).unwrap_or_else(|error| fail(1, &error));
+    match &cli.command {
+        Some(Command::Doctor(args)) => return doctor(args).unwrap_or_else(|error| fail(1, &error)),
+        Some(Command::Report(args)) => return report(args),
+        None => {}
     }
     match foreign_launcher() {
         None => launch(cli),
@@ -93,6 +97,18 @@ fn doctor(args: &DoctorArgs) -> Result<ExitCode, Box<dyn Error>> {
     let diagnosis = Diagnosis::of(&probe::probe(args.shm_dir.as_deref()));
     print(&diagnosis, &diagnosis.to_string(), args.json.as_ref())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes a page out of results.
+fn report(args: &ReportArgs) -> ExitCode {
+    match benchkv::report::run(args) {
+        Ok(()) if args.check => ExitCode::SUCCESS,
+        Ok(()) => {
+            say(&format!("the page is {}", args.output.display()));
+            ExitCode::SUCCESS
+        }
+        Err(error) => fail(EXIT_OPTIONS, &error),
+    }
 }
 
 /// The launcher: checks everything that can be checked before a process is started, then starts the ranks with the same arguments.
@@ -125,7 +141,8 @@ fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
 /// Whether the result can be written at the end.
 fn check_output(options: &Options) -> Result<(), String> {
     options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
-    options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))
+    options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
+    options.trace.as_ref().map_or(Ok(()), TraceOptions::prepare).map_err(|error| format!("--trace: {error}"))
 }
 
 /// Whether what carries requests can be loaded.

@@ -63,6 +63,7 @@ impl Composed {
             ring_slots: options.sizes.ring_slots,
             ring_bytes: options.sizes.ring_bytes,
             store_keys: options.workload.store_keys(),
+            policies: options.policies.clone(),
             window: options.sizes.window,
             ucx_errors: options.ucx_errors.unwrap_or(PeerErrors::None),
             device: device(dir.path()),

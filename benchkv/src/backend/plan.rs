@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use shm::dir::Dir;
 
 use crate::cli::BackendKind;
+use crate::policy::PolicyOptions;
 use crate::store::owner_of;
 use crate::ucx::PeerErrors;
 
@@ -159,6 +160,7 @@ pub(super) struct Plan {
     pub(super) ring_slots: usize,
     pub(super) ring_bytes: u64,
     pub(super) store_keys: u64,
+    pub(super) policies: PolicyOptions,
     /// Requests, and answers, of each end under way on a connection that carries each by itself.
     pub(super) window: usize,
     /// Whether UCX notices dead peers.

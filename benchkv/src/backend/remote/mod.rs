@@ -21,6 +21,7 @@ use super::{BackendError, Peer, Records, Worker};
 use crate::activity::TransportReport;
 use crate::cli::BackendKind;
 use crate::message::{Request, Response};
+use crate::trace::Sample;
 
 /// The connections of one daemon or client. `C` is whom to answer, kept per call.
 pub(super) struct Remote<C> {
@@ -36,6 +37,21 @@ pub(super) struct Remote<C> {
     backlogged: usize,
     /// Most that was backlogged since somebody asked.
     backlog_peak: usize,
+    /// Requests sent since the start, and answers to them.
+    sent: u64,
+    answered: u64,
+    /// Links numbered below this may send; requests for the others wait.
+    open_links: usize,
+}
+
+/// What a poll found.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Polled {
+    /// Answers. They count as work, and completions do not: while credit is missing each round brings one, of a READ that looks for it, and a
+    /// daemon that took that for work would keep the core from the peer it waits for.
+    pub(super) answers: usize,
+    /// Completions.
+    pub(super) cqes: usize,
 }
 
 /// What carries requests and responses. The step of a thread chooses between kinds once for each of its phases and messages; a type parameter
@@ -101,9 +117,12 @@ impl<C> Remote<C> {
             rank: plan.rank,
             routes,
             backlogs: peers.iter().map(|_| VecDeque::new()).collect(),
+            open_links: peers.len(),
             peers,
             backlogged: 0,
             backlog_peak: 0,
+            sent: 0,
+            answered: 0,
         }))
     }
 
@@ -134,14 +153,38 @@ impl<C> Remote<C> {
         self.backlogged
     }
 
+    /// Requests that were sent and are not answered yet.
+    #[inline]
+    pub(super) fn outstanding(&self) -> usize {
+        (self.sent - self.answered) as usize
+    }
+
+    /// Requests sent since the start.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Links, open or not.
+    pub(super) fn links(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Lets the first `count` links send, and no others. What waits for one is sent by the next [`retry`](Self::retry).
+    pub(super) fn open_links(&mut self, count: usize) {
+        self.open_links = count;
+    }
+
     /// Sends a request through a link, behind those that wait.
     pub(super) fn call(&mut self, link: usize, request: Request, whom: C) -> Result<(), BackendError> {
         let Some(backlog) = self.backlogs.get_mut(link) else {
             return Err(BackendError::transport("a call to another rank", format!("there is no link {link}")));
         };
-        let whom = if backlog.is_empty() {
+        let whom = if backlog.is_empty() && link < self.open_links {
             match self.carrier.send(link, &request, whom) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.sent += 1;
+                    return Ok(());
+                }
                 Err(SendError::Full(whom)) => whom,
                 Err(SendError::Down(error)) => return Err(error),
             }
@@ -158,7 +201,7 @@ impl<C> Remote<C> {
     pub(super) fn retry(&mut self) -> Result<usize, BackendError> {
         let before = self.backlogged;
         if before > 0 {
-            (0..self.backlogs.len()).try_for_each(|link| self.send(link))?;
+            (0..self.backlogs.len().min(self.open_links)).try_for_each(|link| self.send(link))?;
         }
         Ok(before - self.backlogged)
     }
@@ -168,7 +211,10 @@ impl<C> Remote<C> {
         let Some(backlog) = self.backlogs.get_mut(link) else { return Ok(()) };
         while let Some((request, whom)) = backlog.pop_front() {
             match self.carrier.send(link, &request, whom) {
-                Ok(()) => self.backlogged -= 1,
+                Ok(()) => {
+                    self.backlogged -= 1;
+                    self.sent += 1;
+                }
                 Err(SendError::Full(whom)) => {
                     backlog.push_front((request, whom));
                     return Ok(());
@@ -179,16 +225,15 @@ impl<C> Remote<C> {
         Ok(())
     }
 
-    /// Takes in what arrived, and hands responses to `answer` with whom they are for. Returns how many there were.
-    ///
-    /// Completions do not count: while credit is missing each round brings one, of a READ that looks for it, and a daemon that took that
-    /// for work would keep the core from the peer it waits for.
-    pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>)) -> Result<usize, BackendError> {
-        match &mut self.carrier {
+    /// Takes in what arrived, and hands responses to `answer` with whom they are for. Sends nothing: whoever polls flushes as well, work or not.
+    pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
+        let polled = match &mut self.carrier {
             Carrier::Copyrpc(links) => links.poll(answer),
             Carrier::RcSend(links) => links.poll(answer),
             Carrier::UcxAm(links) => links.poll(answer),
-        }
+        }?;
+        self.answered += polled.answers as u64;
+        Ok(polled)
     }
 
     /// The oldest request of another rank. `None` in its place: bytes that are no request, to be refused.
@@ -210,13 +255,22 @@ impl<C> Remote<C> {
         }
     }
 
-    /// Posts what the phases of this step have gathered.
+    /// Posts what the phases of this step have gathered, and what connections have to tell by themselves.
     pub(super) fn flush(&mut self) -> Result<(), BackendError> {
         match &mut self.carrier {
             Carrier::Copyrpc(links) => links.flush(),
             Carrier::RcSend(links) => links.flush(),
             // It gathers nothing.
             Carrier::UcxAm(_) => Ok(()),
+        }
+    }
+
+    /// Counters since the start, for the series of a daemon: messages, WRITEs, and flushes that the batch window stopped.
+    pub(super) fn counters(&self) -> Sample {
+        match &self.carrier {
+            Carrier::Copyrpc(links) => links.counters(),
+            Carrier::RcSend(links) => links.counters(),
+            Carrier::UcxAm(links) => links.counters(),
         }
     }
 

@@ -10,6 +10,7 @@ use shm::dir::Dir;
 use super::*;
 use crate::cli::BackendKind;
 use crate::message::Outcome;
+use crate::policy::PolicyOptions;
 use crate::ucx::PeerErrors;
 
 /// More than rings or windows hold.
@@ -49,6 +50,7 @@ fn pair(dir: &Dir, kind: BackendKind) -> [Remote<usize>; 2] {
             ring_slots: 1024,
             ring_bytes: 4096,
             store_keys: 1,
+            policies: PolicyOptions::default(),
             window: WINDOW,
             ucx_errors: PeerErrors::Peer,
             device: DeviceChoice::Auto.spec(Some(dir.path())),
@@ -90,12 +92,16 @@ fn answer_all(asking: &mut Remote<usize>, answering: &mut Remote<usize>) {
         asking.flush().unwrap();
     }
     assert_eq!(answered, (0..REQUESTS).map(|number| (number, number % 3 > 0)).collect::<Vec<_>>(), "each once, in order");
-    assert_eq!(asking.backlogged(), 0);
+    assert_eq!((asking.backlogged(), asking.outstanding(), asking.sent()), (0, 0, REQUESTS as u64));
 }
 
 /// Rounds in which something moved, of a hundred.
 fn moving_rounds(asking: &mut Remote<usize>) -> usize {
-    let moved = (0..100).filter(|_| asking.retry().unwrap() + asking.poll(|_, _| ()).unwrap() > 0);
+    let moved = (0..100).filter(|_| {
+        let moved = asking.retry().unwrap() + asking.poll(|_, _| ()).unwrap().answers;
+        asking.flush().unwrap();
+        moved > 0
+    });
     moved.count()
 }
 
@@ -168,6 +174,7 @@ fn misses_the_dead(kinds: &[BackendKind]) {
             if let Err(gone) = asking.poll(|_, _| ()) {
                 break gone;
             }
+            asking.flush().unwrap();
         };
         assert!(matches!(gone, BackendError::PeerGone { rank: 1, .. }), "{kind}: {gone}");
     }

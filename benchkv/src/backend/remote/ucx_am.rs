@@ -8,9 +8,10 @@ use super::super::plan::Plan;
 use super::super::{BackendError, Peer};
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{SendError, Ticket};
+use super::{Polled, SendError, Ticket};
 use crate::activity::TransportReport;
 use crate::message::{Request, Response};
+use crate::trace::Sample;
 use crate::ucx::UcxError;
 use crate::ucx::worker::{Message, Worker};
 
@@ -96,17 +97,18 @@ impl<C> Links<C> {
         link.post(&mut self.worker, &message).map_err(|error| SendError::Down(link.gone(error.to_string())))
     }
 
-    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>)) -> Result<usize, BackendError> {
+    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
         self.worker.progress();
-        let mut answers = 0;
+        let mut found = Polled::default();
         for _ in 0..POLL_BUDGET {
             let Some(message) = self.worker.next_message() else { break };
+            found.cqes += 1;
             let Some((number, link)) = find(&mut self.links, &message) else {
                 return Err(BackendError::transport("UCX", "a message came that is of no connection of this rank"));
             };
             match link.take(&message) {
                 Ok(Arrival::Answer(whom, response)) => {
-                    answers += 1;
+                    found.answers += 1;
                     answer(whom, response);
                 }
                 Ok(Arrival::Request(request, call)) => self.arrived.push_back((request, Ticket { link: number, call })),
@@ -117,7 +119,7 @@ impl<C> Links<C> {
         if self.polls % POLLS_PER_LOOK == 0 {
             self.links.iter().try_for_each(|link| link.check(&self.worker))?;
         }
-        Ok(answers)
+        Ok(found)
     }
 
     pub(super) fn recv(&mut self) -> Option<(Request, Ticket)> {
@@ -134,6 +136,10 @@ impl<C> Links<C> {
         }
     }
 
+    pub(super) fn counters(&self) -> Sample {
+        Sample { messages: self.messages, writes: self.messages, ..Sample::default() }
+    }
+
     pub(super) fn report(&self) -> TransportReport {
         let setting = |name: &str| std::env::var(name).map_or_else(|_| format!("{name} unset"), |value| format!("{name}={value}"));
         let transports = self.worker.transports().join(", ");
@@ -142,9 +148,8 @@ impl<C> Links<C> {
             reached_by: format!("UCX {} by {transports}; {}, {}", self.worker.version(), setting("UCX_TLS"), setting("UCX_NET_DEVICES")),
             writes: self.messages,
             messages: self.messages,
-            reads: 0,
             waits: self.waits,
-            backlog_peak: 0,
+            ..TransportReport::default()
         }
     }
 }
