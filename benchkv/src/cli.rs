@@ -11,8 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::output::OutputArgs;
 use crate::pace::{Arrivals, PaceArgs};
 use crate::policy::PolicyOptions;
+use crate::port::PortOptions;
 use crate::report::ReportArgs;
 use crate::trace::TraceArgs;
+use crate::ucx::{PeerErrorsChoice, UcxArgs};
 use crate::workload::Distribution;
 
 /// Distributed key-value benchmark of the copyrpc stack.
@@ -40,6 +42,14 @@ pub struct Cli {
     /// fault=drop:OPERATION.
     #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub port: PortOptions,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub ucx: UcxArgs,
 
     /// Daemon threads of each rank, 1 to 64; each owns one shard of the rank's store.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -223,7 +233,7 @@ macro_rules! named_by_value_enum {
     )*};
 }
 
-named_by_value_enum!(Arrivals, BackendKind, WaitChoice, Fault);
+named_by_value_enum!(Arrivals, BackendKind, WaitChoice, Fault, PeerErrorsChoice);
 
 #[cfg(test)]
 mod tests {

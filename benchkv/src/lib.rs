@@ -8,6 +8,7 @@
 //! - [`message`]: the bytes of a request and its response.
 //! - [`client`]: the loop that issues them, closed or after the schedule of [`pace`]; [`verify`] judges what comes back.
 //! - [`backend`]: the seam to the transports: what a topology provides.
+//! - [`ucx`]: the library of one of them.
 //! - [`store`]: the shard that a daemon serves.
 //! - [`policy`]: what daemons leave for later, so that batches become larger.
 //! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
@@ -32,10 +33,12 @@ pub mod orchestrate;
 pub mod output;
 pub mod pace;
 pub mod policy;
+pub mod port;
 pub mod report;
 pub mod result;
 pub mod store;
 pub mod trace;
+pub mod ucx;
 pub mod verify;
 pub mod workload;
 pub mod zipf;

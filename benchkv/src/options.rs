@@ -2,7 +2,7 @@
 //! the launcher and each rank arrive at the same values from the same arguments.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use harness::affinity::{AffinityError, PinPolicy, Plan, Threads};
@@ -11,6 +11,7 @@ use harness::environment::Environment;
 use harness::hosts::{Hosts, HostsError};
 use harness::launcher::Launch;
 use harness::report::{self, JsonSink};
+use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 use thiserror::Error;
@@ -23,8 +24,10 @@ use crate::message::Request;
 use crate::output::OutputFile;
 use crate::pace::{Arrivals, Pace};
 use crate::policy::PolicyOptions;
+use crate::port::PortOptions;
 use crate::store::Shard;
 use crate::trace::TraceOptions;
+use crate::ucx::{PeerErrors, PeerErrorsChoice};
 use crate::workload::{Distribution, Workload};
 
 /// Ranks that the local launcher starts unless told.
@@ -131,8 +134,12 @@ impl Sizes {
 pub struct Options {
     /// The topology.
     pub backend: BackendKind,
-    /// What carries requests to other ranks.
+    /// What carries requests to other ranks, but for `ucx-am`.
     pub device: DeviceChoice,
+    /// What is asked of its port.
+    pub port: PortOptions,
+    /// Whether UCX notices dead peers; `None` with other backends than `ucx-am`.
+    pub ucx_errors: Option<PeerErrors>,
     /// Daemon threads per rank.
     pub server_threads: usize,
     /// Operations each client keeps outstanding.
@@ -202,8 +209,10 @@ impl Options {
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
         }
+        let ucx_errors = check_ucx(&cli, launcher.hosts.len())?;
         let device = cli.device.resolve();
-        if device.is_soft() && launcher.hosts.len() > 1 {
+        cli.port.check(&device)?;
+        if ucx_errors.is_none() && device.is_soft() && launcher.hosts.len() > 1 {
             return Err(OptionError::SeveralHosts { device, hosts: launcher.hosts });
         }
         let workload = Workload {
@@ -231,6 +240,8 @@ impl Options {
         };
         Ok(Self {
             device,
+            port: cli.port,
+            ucx_errors,
             backend: cli.backend,
             server_threads: cli.server_threads,
             queue_depth: cli.queue_depth,
@@ -260,6 +271,17 @@ impl Options {
         Topology { kind: self.backend, ranks: self.workload.ranks, daemons: self.server_threads, clients: self.workload.clients }
     }
 
+    /// The device to open; software devices meet in `shm_dir`.
+    #[must_use]
+    pub fn device_spec(&self, shm_dir: &Path) -> DeviceSpec {
+        self.port.on(self.device.spec(Some(shm_dir)))
+    }
+
+    /// What carries requests to other ranks, as it can be asked for; UCX chooses by itself.
+    fn carried_by(&self) -> String {
+        if self.backend == BackendKind::UcxAm { "ucx".to_owned() } else { self.device.to_string() }
+    }
+
     /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
     #[must_use]
     pub fn time_limit(&self) -> Duration {
@@ -275,7 +297,7 @@ impl fmt::Display for Options {
             f,
             "backend {}, {} device, {} x ({} + {}), depth {}",
             self.backend,
-            self.device,
+            self.carried_by(),
             report::plural(workload.ranks, "rank"),
             report::plural(self.server_threads, "daemon"),
             report::plural(workload.clients, "client"),
@@ -301,6 +323,12 @@ impl fmt::Display for Options {
             "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
+        if self.port != PortOptions::default() {
+            writeln!(f, "port: {}", self.port)?;
+        }
+        if let Some(errors) = self.ucx_errors {
+            writeln!(f, "errors of UCX's endpoints: {errors}")?;
+        }
         if self.policies != PolicyOptions::default() {
             writeln!(f, "policies: {}", self.policies)?;
         }
@@ -372,6 +400,22 @@ fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     }
 }
 
+/// Whether UCX is to notice dead peers; `None` where UCX has no part.
+fn check_ucx(cli: &Cli, hosts: usize) -> Result<Option<PeerErrors>, OptionError> {
+    let choice = cli.ucx.ucx_errors;
+    match cli.backend {
+        BackendKind::UcxAm if cli.device != DeviceChoice::Auto || cli.port != PortOptions::default() => {
+            let (why, what) = ("UCX chooses its transports itself", "none with ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX");
+            Err(range("--device", format!("{} {}", cli.device, cli.port).trim_end(), why, what.to_owned()))
+        }
+        BackendKind::UcxAm => Ok(Some(choice.resolve(hosts))),
+        _ if choice != PeerErrorsChoice::Auto => {
+            Err(range("--ucx-errors", choice, "this --backend has no part in UCX", "none without --backend ucx-am".to_owned()))
+        }
+        _ => Ok(None),
+    }
+}
+
 fn check_ring(ring: RingChoice, backend: BackendKind) -> Result<(), OptionError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
     let legal = format!("auto, or a power of two from {} to {}", RING_BYTES.start(), RING_BYTES.end());
@@ -395,6 +439,11 @@ pub(crate) fn range(flag: &'static str, given: impl ToString, why: &'static str,
 pub struct Recorded {
     /// What carried requests to other ranks, as it can be asked for.
     pub device: String,
+    /// What was asked of its port; null where nothing was.
+    #[serde(flatten)]
+    pub port: PortOptions,
+    /// Whether UCX noticed dead peers; null with other backends than `ucx-am`.
+    pub ucx_errors: Option<PeerErrors>,
     /// Seconds of a measured run.
     pub duration_s: f64,
     /// Seconds of load before the first.
@@ -434,7 +483,9 @@ impl From<&Options> for Recorded {
     fn from(options: &Options) -> Self {
         let workload = &options.workload;
         Self {
-            device: options.device.to_string(),
+            device: options.carried_by(),
+            port: options.port,
+            ucx_errors: options.ucx_errors,
             policies: options.policies.clone(),
             trace: options.trace.clone(),
             duration_s: options.duration.as_secs_f64(),

@@ -300,6 +300,16 @@ impl TraceOptions {
         File::create_new(&probe).and_then(|_| fs::remove_file(&probe)).map_err(failed)?;
         if TraceFile::all_in(&self.dir)?.is_empty() { Ok(()) } else { Err(TraceError::Occupied { dir: self.dir.clone() }) }
     }
+
+    /// Writes the series of a rank's daemons, in their order.
+    ///
+    /// # Errors
+    /// The first file that could not be written.
+    pub fn write<'a>(&self, rank: usize, series: impl Iterator<Item = &'a [Sample]>) -> Result<(), TraceError> {
+        // On a further host nobody has made it yet.
+        fs::create_dir_all(&self.dir).map_err(|source| TraceError::Io { path: self.dir.clone(), source })?;
+        series.enumerate().try_for_each(|(daemon, samples)| TraceFile::new(&self.dir, rank, daemon).write(samples))
+    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use super::hold::{Hold, HoldRule, Release};
 use super::options::{DEFAULT_HOLD_US, PolicyOptions, nanos};
 use super::pace::{Coalesce, FlushEvery, SkipIdle, Stagger};
 use super::rtt::RttProbe;
+use crate::trace::Sample;
 
 /// Weight of the newest round trip: in what the hold is a multiple of, and in what the budget is chosen by.
 const HOLD_RTT_ALPHA: f64 = 0.125;
@@ -110,6 +111,13 @@ impl Governor {
     pub fn report(&self) -> PolicyReport {
         let (hold_ns, rtt_ns) = (self.hold_ns(), self.rtt_ns());
         PolicyReport { hold_ns, rtt_ns, poll_budget: self.extra_polls(), ..self.report }
+    }
+
+    /// How its controllers stand, for the series of the daemon.
+    #[must_use]
+    pub fn gauges(&self) -> Sample {
+        let (hold_ns, rtt_ns) = (self.hold_ns(), self.rtt_ns());
+        Sample { hold_ns, rtt_ns, poll_budget: self.extra_polls().into(), ..Sample::default() }
     }
 
     /// How long answers are held at most now; 0: not.

@@ -125,10 +125,18 @@ impl PolicyOptions {
         if let Some(flag) = self.of_carriers().chain(window).next().filter(|_| topology.ranks == 1) {
             return Err(range(flag, "with 1 rank", "it has no other to exchange anything with", "--ranks of 2 and more".to_owned()));
         }
+        if let Some(flag) = window.filter(|_| topology.is_by_message()) {
+            let (why, legal) = ("the window is one of copyrpc's batches", "--backend meta, delegation, sharded or direct".to_owned());
+            return Err(range(flag, format!("with --backend {}", topology.kind), why, legal));
+        }
+        if self.flush_every > 1 && topology.kind == BackendKind::UcxAm {
+            let (why, legal) = ("UCX sends each message at once", "--backend meta, delegation, sharded or rc-send".to_owned());
+            return Err(range("--flush-every", "with --backend ucx-am", why, legal));
+        }
         match self.of_carriers().next().filter(|_| topology.kind == BackendKind::Direct) {
             Some(flag) => {
                 let why = "its clients have connections of their own, and no daemon sends for them";
-                Err(range(flag, "with --backend direct", why, "--backend meta, delegation or sharded".to_owned()))
+                Err(range(flag, "with --backend direct", why, "another --backend".to_owned()))
             }
             None => Ok(()),
         }
@@ -277,6 +285,9 @@ mod tests {
         }
         assert!(resolve("--ranks 1 --batch-window completion:1").unwrap_err().starts_with("--batch-window with 1 rank: "));
         resolve("--backend direct --batch-window completion:1").unwrap();
+        assert!(
+            resolve("--backend rc-send --batch-window completion:1").unwrap_err().starts_with("--batch-window with --backend rc-send: ")
+        );
         resolve("--ranks 1 --ipc-skip-idle 2").unwrap();
     }
 }
