@@ -119,16 +119,20 @@ fn page(names: &[String], results: &[JobResult], traces: &[Trace]) -> String {
     page.heading("Results", "Each file. The spread is the standard deviation over its runs, and the slowest and the fastest of them.");
     let (header, rows) = table(names, results, &comparison);
     page.table(&header, &rows);
+    let (latencies, runs, activity) = (figures::latencies(&groups), figures::runs(&groups), figures::activity(&groups));
     if comparison.groups.len() > 1 {
         page.heading("Comparison", "By what differs between the results.");
         figures::comparison(&comparison, &groups).iter().for_each(|charts| page.charts(charts));
+        page.heading("Latency", "Round trips by the share of operations that are faster: the further to the right, the rarer.");
+        page.charts(&latencies);
+        page.heading("Runs", "Runs of one result are measured one after the other in the same processes.");
+        page.charts(&runs);
+        page.heading("Daemons", "A daemon polls in rounds; the more messages a round finds, the less each costs.");
+        page.charts(&activity);
+    } else {
+        page.heading("Measurements", "Round trips by the share of operations that are faster; runs, in their order; rounds of daemons.");
+        page.charts(&[latencies, runs, activity].concat());
     }
-    page.heading("Latency", "Round trips by the share of operations that are faster: the further to the right, the rarer.");
-    page.charts(&figures::latencies(&groups));
-    page.heading("Runs", "Runs of one result are measured one after the other in the same processes.");
-    page.charts(&figures::runs(&groups));
-    page.heading("Daemons", "A daemon polls in rounds; the more messages a round finds, the less each costs.");
-    page.charts(&figures::activity(&groups));
     if !traces.is_empty() {
         page.heading("Daemons over time", "Of the job whose traces were given.");
         page.charts(&traces::figures(traces));
@@ -242,4 +246,23 @@ fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (V
     };
     let members = comparison.groups.iter().flat_map(|group| group.members.iter().map(|member| (group.label.as_str(), *member)));
     (header, members.filter_map(|(label, member)| row(label, member)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_without_traces_is_refused_with_what_to_do() {
+        let dir = std::env::temp_dir().join(format!("benchkv-report-{}", std::process::id()));
+        let refused = |dir: &Path| read_traces(dir).unwrap_err().to_string();
+        assert!(refused(&dir).contains("No such file"));
+        std::fs::create_dir(&dir).unwrap();
+        let empty = refused(&dir);
+        std::fs::write(dir.join("rank-0-daemon-0.csv"), "a,b\n").unwrap();
+        let other = refused(&dir);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(empty.contains("rank-R-daemon-D.csv") && empty.contains("--trace DIR"), "{empty}");
+        assert!(other.contains("no trace of this version"), "{other}");
+    }
 }

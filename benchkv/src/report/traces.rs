@@ -25,7 +25,7 @@ struct Bin {
     time_ns: f64,
     /// Its last sample, which has the counters.
     last: Sample,
-    /// The one before the first of its samples.
+    /// The one before the first of its samples; of the first bin, that first sample.
     before: Sample,
     /// Means over its samples.
     outstanding: f64,
@@ -38,8 +38,9 @@ struct Bin {
 
 impl Bin {
     /// How far a counter went on per second.
-    fn per_s(&self, counter: fn(&Sample) -> u64) -> f64 {
-        self.grown(counter) * 1e9 / self.last.time_ns.saturating_sub(self.before.time_ns).max(1) as f64
+    fn per_s(&self, counter: fn(&Sample) -> u64) -> Option<f64> {
+        let elapsed_ns = self.last.time_ns.saturating_sub(self.before.time_ns);
+        (elapsed_ns > 0).then(|| self.grown(counter) * 1e9 / elapsed_ns as f64)
     }
 
     fn grown(&self, counter: fn(&Sample) -> u64) -> f64 {
@@ -56,7 +57,7 @@ impl Trace {
     fn new(name: String, samples: &[Sample]) -> Self {
         let end_ns = samples.iter().map(|sample| sample.time_ns).max().unwrap_or(0).saturating_add(1);
         let bin_of = |sample: &Sample| (u128::from(sample.time_ns) * BINS as u128 / u128::from(end_ns)) as usize;
-        let mut before = Sample::default();
+        let mut before = samples.first().copied().unwrap_or_default();
         let mut bins = Vec::new();
         for alike in samples.chunk_by(|a, b| bin_of(a) == bin_of(b)) {
             let Some(last) = alike.last().copied() else { continue };
@@ -80,22 +81,22 @@ impl Trace {
     }
 }
 
-/// A chart over time: its title, what is drawn, and the axis of it.
+/// A chart over time: its title, what is drawn where it is known, and the axis of it.
 struct Course {
     title: &'static str,
-    value: fn(&Bin) -> f64,
+    value: fn(&Bin) -> Option<f64>,
     axis: fn(Vec<f64>) -> Axis,
 }
 
 const COURSES: [Course; 9] = [
     Course {
         title: "Requests outstanding to other ranks",
-        value: |bin| bin.outstanding,
+        value: |bin| Some(bin.outstanding),
         axis: |values| Axis::plain("outstanding (requests)", values.into_iter()),
     },
     Course {
         title: "Messages in a WRITE",
-        value: |bin| bin.grown(|sample| sample.messages) / bin.grown(|sample| sample.writes).max(1.0),
+        value: |bin| Some(bin.grown(|sample| sample.messages) / Some(bin.grown(|sample| sample.writes)).filter(|writes| *writes > 0.0)?),
         axis: |values| Axis::plain("batch (messages per WRITE)", values.into_iter()),
     },
     Course {
@@ -108,17 +109,17 @@ const COURSES: [Course; 9] = [
         value: |bin| bin.per_s(|sample| sample.loops),
         axis: |values| Axis::rates("rate", "rounds/s", values.into_iter()),
     },
-    Course { title: "Hold of answers", value: |bin| bin.hold_ns, axis: |values| Axis::times_from_zero("hold", values.into_iter()) },
-    Course { title: "Answers held", value: |bin| bin.held, axis: |values| Axis::plain("held (answers)", values.into_iter()) },
+    Course { title: "Hold of answers", value: |bin| Some(bin.hold_ns), axis: |values| Axis::times_from_zero("hold", values.into_iter()) },
+    Course { title: "Answers held", value: |bin| Some(bin.held), axis: |values| Axis::plain("held (answers)", values.into_iter()) },
     Course {
         title: "Polls added to an empty round",
-        value: |bin| bin.poll_budget,
+        value: |bin| Some(bin.poll_budget),
         axis: |values| Axis::plain("budget (polls)", values.into_iter()),
     },
-    Course { title: "Backlog", value: |bin| bin.backlog, axis: |values| Axis::plain("waiting (requests)", values.into_iter()) },
+    Course { title: "Backlog", value: |bin| Some(bin.backlog), axis: |values| Axis::plain("waiting (requests)", values.into_iter()) },
     Course {
         title: "From a flush to the next completion",
-        value: |bin| bin.rtt_ns,
+        value: |bin| Some(bin.rtt_ns),
         axis: |values| Axis::times_from_zero("smoothed time", values.into_iter()),
     },
 ];
@@ -133,7 +134,7 @@ pub(super) fn figures(traces: &[Trace]) -> Vec<String> {
             Lines {
                 title: course.title.to_owned(),
                 note: format!("Means of {BINS} bins. Shaded: measured runs."),
-                x: Axis::times_from_zero("since the warm-up began", times.into_iter()),
+                x: Axis::elapsed("since the warm-up began", times.into_iter()),
                 y: (course.axis)(values),
                 bands: traces.first().map(|trace| trace.runs.clone()).unwrap_or_default(),
                 series,
@@ -144,8 +145,8 @@ pub(super) fn figures(traces: &[Trace]) -> Vec<String> {
     traces.chunks(TOGETHER).flat_map(|traces| COURSES.iter().filter_map(move |course| chart(course, traces))).collect()
 }
 
-fn over_time(trace: &Trace, value: fn(&Bin) -> f64) -> Series {
-    Series { name: trace.name.clone(), points: trace.bins.iter().map(|bin| Point::new(bin.time_ns, value(bin))).collect() }
+fn over_time(trace: &Trace, value: fn(&Bin) -> Option<f64>) -> Series {
+    Series { name: trace.name.clone(), points: trace.bins.iter().filter_map(|bin| Some(Point::new(bin.time_ns, value(bin)?))).collect() }
 }
 
 #[cfg(test)]
@@ -164,11 +165,11 @@ mod tests {
             sample(239_999, None, 101, 0),
         ];
         let trace = Trace::new("rank 0, daemon 0".to_owned(), &samples);
-        let points = |value: fn(&Bin) -> f64| over_time(&trace, value).points.iter().map(|point| (point.x, point.y)).collect::<Vec<_>>();
-        assert_eq!(points(|bin| bin.outstanding), [(1e3, 4.0), (2e3, 8.0), (120e3, 2.0), (240e3, 0.0)]);
+        let points = |value| over_time(&trace, value).points.iter().map(|point| (point.x, point.y)).collect::<Vec<_>>();
+        assert_eq!(points(|bin| Some(bin.outstanding)), [(1e3, 4.0), (2e3, 8.0), (120e3, 2.0), (240e3, 0.0)]);
         let of = |course: usize| points(COURSES[course].value).into_iter().map(|(_, y)| y).collect::<Vec<_>>();
-        assert_eq!(of(1), [3.0; 4], "messages per WRITE");
-        assert!((of(2)[1] - 30e9 / 901.0).abs() < 1.0, "WRITEs per second: {:?}", of(2));
+        assert_eq!(of(1), [3.0; 3], "messages per WRITE, which the first sample cannot say");
+        assert!((of(2)[0] - 30e9 / 901.0).abs() < 1.0, "WRITEs per second: {:?}", of(2));
         assert_eq!(trace.runs, [(1e3, 119e3)]);
         assert_eq!(figures(&[trace]).len(), 3, "what is zero all the time is not drawn");
     }
