@@ -6,6 +6,7 @@
 //! - `tables`: the flat form, in each format.
 //! - `bad_input`: what cannot be run is refused.
 //! - `death`: ranks and launchers that are killed.
+//! - `memory`: what a job takes of it beside what was reckoned.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,5 +20,6 @@ mod bad_input;
 mod death;
 mod job;
 mod measurement;
+mod memory;
 mod output;
 mod tables;
