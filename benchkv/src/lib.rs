@@ -9,7 +9,7 @@
 //! - [`client`]: the loop that issues them, closed or after the schedule of [`pace`]; [`verify`] judges what comes back.
 //! - [`backend`]: the seam to the transports: what a topology provides.
 //! - [`store`]: the shard that a daemon serves.
-//! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
+//! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run; [`drain`]: when its clients give up at the end.
 //! - [`activity`]: how the threads spent their time.
 //! - [`trace`]: what a daemon was doing, over time.
 //! - [`memory`]: what a job will take of it.
@@ -23,6 +23,7 @@ pub mod cli;
 pub mod client;
 pub mod control;
 pub mod doctor;
+pub mod drain;
 pub mod launcher;
 pub mod memory;
 pub mod message;

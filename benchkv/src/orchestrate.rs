@@ -25,6 +25,7 @@ use crate::activity::{ActivityLog, WorkerReport};
 use crate::backend::{Backend, BackendError, Daemon, Endpoints, Paths, Records, Worker};
 use crate::client::{Client, ClientReport, ClientSpec, Step};
 use crate::control::{Control, Phase};
+use crate::drain::{Drain, Patience, STALL_LIMIT};
 use crate::options::Options;
 use crate::result::{Course, RankReport};
 use crate::verify::Verifier;
@@ -34,10 +35,6 @@ use records::Record;
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
 /// How long ranks may take to meet during the run.
 const BARRIER_LIMIT: Duration = Duration::from_secs(15);
-/// How long clients wait for what is outstanding at the end; what has not ended by then is lost.
-const DRAIN_LIMIT: Duration = Duration::from_secs(3);
-/// How often they look for it at least: a thread, or a whole machine, that stood still for that long has not waited.
-const DRAIN_STEPS: u32 = 10_000;
 /// How often the main thread looks whether a worker failed while it waits for another.
 const WATCH_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -89,6 +86,7 @@ struct Rank<'a, B> {
     backend: &'a B,
     clock: Clock,
     control: Control<RankError>,
+    drain: Drain,
     rank: usize,
 }
 
@@ -134,7 +132,7 @@ impl Assembly {
 /// # Errors
 /// The first failure of this rank, or the news of another's.
 pub fn run_rank<B: Backend>(options: &Options, backend: &B, exchange: &mut dyn Exchange, clock: Clock) -> Result<RankReport, RankError> {
-    let rank = Rank { options, backend, clock, control: Control::new(), rank: exchange.rank() };
+    let rank = Rank { options, backend, clock, control: Control::new(), drain: Drain::new(options.server_threads), rank: exchange.rank() };
     let outcome = std::thread::scope(|scope| {
         let outcome = rank.conduct(scope, exchange);
         // On success everything has ended already; on failure this ends it, and the scope waits for it.
@@ -174,7 +172,7 @@ impl<B: Backend> Rank<'_, B> {
         let course = self.load(exchange)?;
         control.set_phase(Phase::Drain);
         let clients: Vec<ClientReport> = join_all(clients)?;
-        exchange.barrier(BARRIER_LIMIT + DRAIN_LIMIT, &give_up)?;
+        exchange.barrier(BARRIER_LIMIT + STALL_LIMIT, &give_up)?;
         control.stop();
         let daemons = join_all(daemons)?;
         Ok(RankReport::new(self.rank, course, clients, daemons))
@@ -279,9 +277,13 @@ impl<B: Backend> Rank<'_, B> {
         let mut waiter = self.options.wait.waiter();
         let mut log = ActivityLog::new(self.options.runs, self.clock.now_ns());
         while !self.control.is_stopped() {
-            log.enter(self.control.phase(), || self.clock.now_ns(), &mut daemon);
+            let phase = self.control.phase();
+            log.enter(phase, || self.clock.now_ns(), &mut daemon);
             match daemon.step() {
                 Ok(moved) => {
+                    if phase == Phase::Drain {
+                        self.drain.note_round(number);
+                    }
                     log.note(moved);
                     if moved > 0 { waiter.busy() } else { waiter.idle(no_event) }
                 }
@@ -321,10 +323,9 @@ impl<B: Backend> Rank<'_, B> {
         while is_wanted && !self.control.is_stopped() && self.control.phase() != Phase::Drain {
             self.client_step(&mut client, self.control.phase(), &mut log, &mut waiter)?;
         }
-        let give_up_ns = self.clock.now_ns() + DRAIN_LIMIT.as_nanos() as u64;
-        let mut steps = 0;
-        while !self.control.is_stopped() && (steps < DRAIN_STEPS || self.clock.now_ns() < give_up_ns) {
-            steps += 1;
+        let mut patience = Patience::new(self.clock.now_ns());
+        while !self.control.is_stopped() && !self.drain.is_over(&patience) {
+            patience.look(self.clock.now_ns());
             if self.client_step(&mut client, Phase::Drain, &mut log, &mut waiter)? == Step::Drained {
                 break;
             }
