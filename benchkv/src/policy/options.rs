@@ -285,9 +285,6 @@ mod tests {
         }
         assert!(resolve("--ranks 1 --batch-window completion:1").unwrap_err().starts_with("--batch-window with 1 rank: "));
         resolve("--backend direct --batch-window completion:1").unwrap();
-        assert!(
-            resolve("--backend rc-send --batch-window completion:1").unwrap_err().starts_with("--batch-window with --backend rc-send: ")
-        );
         resolve("--ranks 1 --ipc-skip-idle 2").unwrap();
     }
 
@@ -298,7 +295,7 @@ mod tests {
         {
             let refused = resolve(&format!("--backend {backend} {flag}")).unwrap_err();
             let name = flag.split(' ').next().unwrap();
-            assert!(refused.starts_with(&format!("{name} with --backend {backend}: each message goes by itself")), "{refused}");
+            assert!(refused.starts_with(&format!("{name} with --backend {backend}: ")), "{refused}");
         }
         resolve("--backend rc-send --flush-every 2 --batch-hold-us 5").unwrap();
     }
