@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use crate::backend::plan::Topology;
 use crate::cli::BackendKind;
+use crate::cli::ClientKind;
 use crate::options::Sizes;
 use crate::store::Shard;
 use crate::verify::Verifier;
@@ -31,7 +32,7 @@ const UCX_BYTES_PER_ENDPOINT: u64 = 384 << 10;
 const UCX_WORKER_BYTES: u64 = 8 << 20;
 /// A histogram of latencies; a client has two for each run.
 const HISTOGRAM_BYTES: u64 = 240 << 10;
-/// Code, stacks and allocator of a rank process.
+/// Code, stacks and allocator of a rank or client process.
 const PROCESS_BYTES: u64 = 8 << 20;
 
 /// Bytes, of all ranks together.
@@ -104,6 +105,17 @@ impl Memory {
         match topology.kind {
             BackendKind::UcxAm => UCX_WORKER_BYTES,
             _ => CONTEXT_BYTES,
+        }
+    }
+
+    /// The same with what the processes of clients take, where they have some.
+    #[must_use]
+    pub const fn with_clients(self, kind: ClientKind, topology: &Topology) -> Self {
+        match kind {
+            ClientKind::Threads => self,
+            ClientKind::Processes => {
+                Self { total_bytes: self.total_bytes + (topology.ranks * topology.clients) as u64 * PROCESS_BYTES, ..self }
+            }
         }
     }
 

@@ -284,3 +284,23 @@ fn an_open_loop_offers_its_rate() {
     assert!(open_loop["kept_up"] == false && count(open_loop, "backlog") > 100_000_000, "{open_loop}");
     assert!(number(open_loop, "reached_rps") < number(open_loop, "offered_rps") / 10.0, "{open_loop}");
 }
+
+#[test]
+fn clients_can_be_processes_of_their_own() {
+    each_of(&BACKENDS, &["--clients", "processes", "--client-threads", "2", "--queue-depth", "16"], |result| {
+        assert_eq!((&result["options"]["clients"], list(result, "per_rank").len()), (&"processes".into(), 2));
+        for rank in list(result, "per_rank") {
+            let loops = list(rank, "clients").iter().map(|client| count(client, "loops"));
+            assert!(loops.clone().count() == 2 && loops.min() > Some(0), "{rank}");
+            assert!(count(rank, "local_ops") > 0 && count(rank, "remote_ops") > 0, "{rank}");
+        }
+        assert_remote_by_rdma(result);
+    });
+}
+
+#[test]
+fn a_value_corrupted_in_a_client_process_is_seen() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let ended = run(&dir, &["--clients", "processes", "--fault", "corrupt-value", "--json", "-"]);
+    ended.assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures", "first verify failure"]);
+}

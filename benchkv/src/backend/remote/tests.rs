@@ -45,6 +45,7 @@ fn pair(dir: &Dir, kind: BackendKind) -> [Remote<usize>; 2] {
         let plan = Plan {
             topology: Topology { kind, ranks: 2, daemons: 1, clients: 1 },
             rank,
+            process: std::process::id(),
             depth: 32,
             ring_slots: 1024,
             ring_bytes: 4096,
