@@ -285,9 +285,6 @@ mod tests {
         }
         assert!(resolve("--ranks 1 --batch-window completion:1").unwrap_err().starts_with("--batch-window with 1 rank: "));
         resolve("--backend direct --batch-window completion:1").unwrap();
-        assert!(
-            resolve("--backend rc-send --batch-window completion:1").unwrap_err().starts_with("--batch-window with --backend rc-send: ")
-        );
         resolve("--ranks 1 --ipc-skip-idle 2").unwrap();
     }
 
