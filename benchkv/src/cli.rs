@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::output::OutputArgs;
 use crate::pace::{Arrivals, PaceArgs};
 use crate::policy::PolicyOptions;
+use crate::port::PortOptions;
+use crate::report::ReportArgs;
 use crate::trace::TraceArgs;
+use crate::ucx::{PeerErrorsChoice, UcxArgs};
 use crate::workload::Distribution;
 
 /// Distributed key-value benchmark of the copyrpc stack.
@@ -40,6 +43,14 @@ pub struct Cli {
     #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
 
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub port: PortOptions,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub ucx: UcxArgs,
+
     /// Daemon threads of each rank, 1 to 64; each owns one shard of the rank's store.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub server_threads: usize,
@@ -47,6 +58,10 @@ pub struct Cli {
     /// Client threads of each rank, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub client_threads: usize,
+
+    /// What a client is: threads of the rank, or processes of their own, which the rank starts.
+    #[arg(long, value_enum, default_value_t = ClientKind::Threads)]
+    pub clients: ClientKind,
 
     /// Operations each client keeps outstanding, 1 to 4096.
     #[arg(long, value_name = "N", default_value_t = 32)]
@@ -139,6 +154,8 @@ pub struct Cli {
 pub enum Command {
     /// Says what this machine has of what a job can use, what is missing, and how to get it. The exit status is 0 whatever is missing.
     Doctor(DoctorArgs),
+    /// Makes one HTML page, with plots, out of the results of one or many jobs. It needs no network and no other file.
+    Report(ReportArgs),
 }
 
 /// Options of `benchkv doctor`.
@@ -169,6 +186,16 @@ pub enum BackendKind {
     RcSend,
     /// As delegation, with a UCX active message for each message in the place of copyrpc. Needs libucp, and no RDMA device.
     UcxAm,
+}
+
+/// What `--clients` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientKind {
+    /// Threads of the rank process.
+    Threads,
+    /// Children of the rank process.
+    Processes,
 }
 
 /// What `--wait` asks for.
@@ -220,7 +247,7 @@ macro_rules! named_by_value_enum {
     )*};
 }
 
-named_by_value_enum!(Arrivals, BackendKind, WaitChoice, Fault);
+named_by_value_enum!(Arrivals, BackendKind, ClientKind, WaitChoice, Fault, PeerErrorsChoice);
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 //! the launcher and each rank arrive at the same values from the same arguments.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use harness::affinity::{AffinityError, PinPolicy, Plan, Threads};
@@ -11,20 +11,23 @@ use harness::environment::Environment;
 use harness::hosts::{Hosts, HostsError};
 use harness::launcher::Launch;
 use harness::report::{self, JsonSink};
+use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
 use crate::backend::plan::Topology;
-use crate::cli::{BackendKind, Cli, Fault, RingChoice, WaitChoice};
+use crate::cli::{BackendKind, Cli, ClientKind, Fault, RingChoice, WaitChoice};
 use crate::launcher::Launcher;
 use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
 use crate::output::OutputFile;
 use crate::pace::{Arrivals, Pace};
 use crate::policy::PolicyOptions;
+use crate::port::PortOptions;
 use crate::store::Shard;
 use crate::trace::TraceOptions;
+use crate::ucx::{PeerErrors, PeerErrorsChoice};
 use crate::workload::{Distribution, Workload};
 
 /// Ranks that the local launcher starts unless told.
@@ -131,10 +134,16 @@ impl Sizes {
 pub struct Options {
     /// The topology.
     pub backend: BackendKind,
-    /// What carries requests to other ranks.
+    /// What carries requests to other ranks, but for `ucx-am`.
     pub device: DeviceChoice,
+    /// What is asked of its port.
+    pub port: PortOptions,
+    /// Whether UCX notices dead peers; `None` with other backends than `ucx-am`.
+    pub ucx_errors: Option<PeerErrors>,
     /// Daemon threads per rank.
     pub server_threads: usize,
+    /// What its clients are.
+    pub clients: ClientKind,
     /// Operations each client keeps outstanding.
     pub queue_depth: usize,
     /// The open loop; `None`: closed.
@@ -159,6 +168,8 @@ pub struct Options {
     pub wait: WaitStrategy,
     /// Who started the ranks, and where.
     pub launcher: Launcher,
+    /// Where the ranks are, from which `launcher` and `plan` follow.
+    pub hosts: Hosts,
     /// What `--pin` asks for.
     pub pin: PinPolicy,
     /// Where the threads of this host run.
@@ -202,8 +213,10 @@ impl Options {
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
         }
+        let ucx_errors = check_ucx(&cli, launcher.hosts.len())?;
         let device = cli.device.resolve();
-        if device.is_soft() && launcher.hosts.len() > 1 {
+        cli.port.check(&device)?;
+        if ucx_errors.is_none() && device.is_soft() && launcher.hosts.len() > 1 {
             return Err(OptionError::SeveralHosts { device, hosts: launcher.hosts });
         }
         let workload = Workload {
@@ -220,7 +233,7 @@ impl Options {
         cli.policies.check(&topology)?;
         cli.trace.check()?;
         let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
-        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs);
+        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs).with_clients(cli.clients, &topology);
         memory.check(cli.memory_limit.unwrap_or_else(|| Environment::detect().memory_bytes))?;
         let threads = Threads { ranks: launcher.ranks_here.len(), daemons: cli.server_threads, clients: cli.client_threads };
         let plan = Plan::new(&cli.pin, hosts.cores_here(cli.server_threads + cli.client_threads), threads)?;
@@ -231,8 +244,11 @@ impl Options {
         };
         Ok(Self {
             device,
+            port: cli.port,
+            ucx_errors,
             backend: cli.backend,
             server_threads: cli.server_threads,
+            clients: cli.clients,
             queue_depth: cli.queue_depth,
             pace,
             duration: Duration::from_secs_f64(cli.duration),
@@ -245,6 +261,7 @@ impl Options {
             trace: cli.trace.options(),
             wait,
             launcher,
+            hosts: hosts.clone(),
             pin: cli.pin,
             plan,
             shm_dir: cli.shm_dir,
@@ -258,6 +275,17 @@ impl Options {
     #[must_use]
     pub const fn topology(&self) -> Topology {
         Topology { kind: self.backend, ranks: self.workload.ranks, daemons: self.server_threads, clients: self.workload.clients }
+    }
+
+    /// The device to open; software devices meet in `shm_dir`.
+    #[must_use]
+    pub fn device_spec(&self, shm_dir: &Path) -> DeviceSpec {
+        self.port.on(self.device.spec(Some(shm_dir)))
+    }
+
+    /// What carries requests to other ranks, as it can be asked for; UCX chooses by itself.
+    fn carried_by(&self) -> String {
+        if self.backend == BackendKind::UcxAm { "ucx".to_owned() } else { self.device.to_string() }
     }
 
     /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
@@ -275,7 +303,7 @@ impl fmt::Display for Options {
             f,
             "backend {}, {} device, {} x ({} + {}), depth {}",
             self.backend,
-            self.device,
+            self.carried_by(),
             report::plural(workload.ranks, "rank"),
             report::plural(self.server_threads, "daemon"),
             report::plural(workload.clients, "client"),
@@ -301,11 +329,20 @@ impl fmt::Display for Options {
             "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
+        if self.port != PortOptions::default() {
+            writeln!(f, "port: {}", self.port)?;
+        }
+        if let Some(errors) = self.ucx_errors {
+            writeln!(f, "errors of UCX's endpoints: {errors}")?;
+        }
         if self.policies != PolicyOptions::default() {
             writeln!(f, "policies: {}", self.policies)?;
         }
         if let Some(trace) = &self.trace {
             writeln!(f, "traces to {}, a sample every {} rounds", trace.dir.display(), trace.interval)?;
+        }
+        if self.clients == ClientKind::Processes {
+            writeln!(f, "each client is a process of its own")?;
         }
         if let Some(Pace { rate, arrivals }) = self.pace {
             writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
@@ -372,6 +409,22 @@ fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     }
 }
 
+/// Whether UCX is to notice dead peers; `None` where UCX has no part.
+fn check_ucx(cli: &Cli, hosts: usize) -> Result<Option<PeerErrors>, OptionError> {
+    let choice = cli.ucx.ucx_errors;
+    match cli.backend {
+        BackendKind::UcxAm if cli.device != DeviceChoice::Auto || cli.port != PortOptions::default() => {
+            let (why, what) = ("UCX chooses its transports itself", "none with ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX");
+            Err(range("--device", format!("{} {}", cli.device, cli.port).trim_end(), why, what.to_owned()))
+        }
+        BackendKind::UcxAm => Ok(Some(choice.resolve(hosts))),
+        _ if choice != PeerErrorsChoice::Auto => {
+            Err(range("--ucx-errors", choice, "this --backend has no part in UCX", "none without --backend ucx-am".to_owned()))
+        }
+        _ => Ok(None),
+    }
+}
+
 fn check_ring(ring: RingChoice, backend: BackendKind) -> Result<(), OptionError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
     let legal = format!("auto, or a power of two from {} to {}", RING_BYTES.start(), RING_BYTES.end());
@@ -395,6 +448,11 @@ pub(crate) fn range(flag: &'static str, given: impl ToString, why: &'static str,
 pub struct Recorded {
     /// What carried requests to other ranks, as it can be asked for.
     pub device: String,
+    /// What was asked of its port; null where nothing was.
+    #[serde(flatten)]
+    pub port: PortOptions,
+    /// Whether UCX noticed dead peers; null with other backends than `ucx-am`.
+    pub ucx_errors: Option<PeerErrors>,
     /// Seconds of a measured run.
     pub duration_s: f64,
     /// Seconds of load before the first.
@@ -411,6 +469,8 @@ pub struct Recorded {
     pub distribution: Distribution,
     /// Whether values were checked.
     pub verify: bool,
+    /// What clients were.
+    pub clients: ClientKind,
     /// What daemons and connections left for later.
     #[serde(flatten)]
     pub policies: PolicyOptions,
@@ -434,7 +494,9 @@ impl From<&Options> for Recorded {
     fn from(options: &Options) -> Self {
         let workload = &options.workload;
         Self {
-            device: options.device.to_string(),
+            device: options.carried_by(),
+            port: options.port,
+            ucx_errors: options.ucx_errors,
             policies: options.policies.clone(),
             trace: options.trace.clone(),
             duration_s: options.duration.as_secs_f64(),
@@ -445,6 +507,7 @@ impl From<&Options> for Recorded {
             remote_ratio: workload.remote_ratio,
             distribution: workload.distribution,
             verify: workload.verify,
+            clients: options.clients,
             rate: options.pace.map(|pace| pace.rate),
             arrivals: options.pace.map(|pace| pace.arrivals),
             wait: options.wait.to_string(),

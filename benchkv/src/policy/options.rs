@@ -126,9 +126,12 @@ impl PolicyOptions {
             return Err(range(flag, "with 1 rank", "it has no other to exchange anything with", "--ranks of 2 and more".to_owned()));
         }
         if let Some(flag) = window.filter(|_| topology.is_by_message()) {
-            let why = "the window is one of copyrpc's batches";
-            let legal = "--backend meta, delegation, sharded or direct";
-            return Err(range(flag, format!("with --backend {}", topology.kind), why, legal.to_owned()));
+            let (why, legal) = ("the window is one of copyrpc's batches", "--backend meta, delegation, sharded or direct".to_owned());
+            return Err(range(flag, format!("with --backend {}", topology.kind), why, legal));
+        }
+        if self.flush_every > 1 && topology.kind == BackendKind::UcxAm {
+            let (why, legal) = ("UCX sends each message at once", "--backend meta, delegation, sharded or rc-send".to_owned());
+            return Err(range("--flush-every", "with --backend ucx-am", why, legal));
         }
         match self.of_carriers().next().filter(|_| topology.kind == BackendKind::Direct) {
             Some(flag) => {
@@ -286,5 +289,17 @@ mod tests {
             resolve("--backend rc-send --batch-window completion:1").unwrap_err().starts_with("--batch-window with --backend rc-send: ")
         );
         resolve("--ranks 1 --ipc-skip-idle 2").unwrap();
+    }
+
+    #[test]
+    fn what_gathers_messages_needs_messages_that_gather() {
+        for (backend, flag) in
+            [("rc-send", "--batch-window completion:1"), ("ucx-am", "--batch-window completion:1"), ("ucx-am", "--flush-every 2")]
+        {
+            let refused = resolve(&format!("--backend {backend} {flag}")).unwrap_err();
+            let name = flag.split(' ').next().unwrap();
+            assert!(refused.starts_with(&format!("{name} with --backend {backend}: each message goes by itself")), "{refused}");
+        }
+        resolve("--backend rc-send --flush-every 2 --batch-hold-us 5").unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! A thread's connections to other ranks, and the requests that wait for room on them.
 //!
-//! What carries a request is a [`Carrier`]: [`copyrpc`], or [`rc_send`], which sends each message by itself (`frame`: its bytes, `dialogue`: what
+//! What carries a request is a [`Carrier`]: [`copyrpc`], or [`rc_send`] or [`ucx_am`], which send each message by itself (`frame`: its bytes, `dialogue`: what
 //! each end keeps of it, `calls`: who waits for an answer). A carrier has one link for each peer of the thread, numbered as the
 //! topology lists them, and knows nothing of topologies; [`Remote`] finds the link of a request and keeps what finds no room, in order.
 
@@ -11,6 +11,7 @@ mod frame;
 mod rc_send;
 #[cfg(test)]
 mod tests;
+mod ucx_am;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -58,6 +59,7 @@ pub(super) struct Polled {
 enum Carrier<C> {
     Copyrpc(copyrpc::Links<C>),
     RcSend(Box<rc_send::Links<C>>),
+    UcxAm(Box<ucx_am::Links<C>>),
 }
 
 /// A request of another rank, to be answered once, at any time, with [`Remote::answer`].
@@ -138,6 +140,14 @@ impl<C> Remote<C> {
             let link = links.get(peer).ok_or_else(|| BackendError::setup(what(), "there is no endpoint for it"))?;
             self.carrier.connect(*link, record).map_err(|source| BackendError::Setup { what: what(), source })
         })
+    }
+
+    /// Lets connections come about that take both ends. Returns whether all stand.
+    pub(super) fn settle(&mut self) -> Result<bool, BackendError> {
+        match &mut self.carrier {
+            Carrier::UcxAm(links) => links.settle(),
+            Carrier::Copyrpc(_) | Carrier::RcSend(_) => Ok(true),
+        }
     }
 
     /// The link through which this request goes, if it goes from here.
@@ -228,6 +238,7 @@ impl<C> Remote<C> {
         let polled = match &mut self.carrier {
             Carrier::Copyrpc(links) => links.poll(answer),
             Carrier::RcSend(links) => links.poll(answer),
+            Carrier::UcxAm(links) => links.poll(answer),
         }?;
         self.answered += polled.answers as u64;
         Ok(polled)
@@ -238,6 +249,7 @@ impl<C> Remote<C> {
         match &mut self.carrier {
             Carrier::Copyrpc(links) => links.recv().map(|(request, handle)| (request, Incoming::Copyrpc(handle))),
             Carrier::RcSend(links) => links.recv().map(|(request, ticket)| (Some(request), Incoming::Message(ticket))),
+            Carrier::UcxAm(links) => links.recv().map(|(request, ticket)| (Some(request), Incoming::Message(ticket))),
         }
     }
 
@@ -246,6 +258,7 @@ impl<C> Remote<C> {
         match (incoming, &mut self.carrier) {
             (Incoming::Copyrpc(handle), _) => copyrpc::answer(handle, response),
             (Incoming::Message(ticket), Carrier::RcSend(links)) => links.answer(ticket, response),
+            (Incoming::Message(ticket), Carrier::UcxAm(links)) => links.answer(ticket, response),
             (Incoming::Message(_), Carrier::Copyrpc(_)) => {}
         }
     }
@@ -255,6 +268,8 @@ impl<C> Remote<C> {
         match &mut self.carrier {
             Carrier::Copyrpc(links) => links.flush(),
             Carrier::RcSend(links) => links.flush(),
+            // It gathers nothing.
+            Carrier::UcxAm(_) => Ok(()),
         }
     }
 
@@ -263,6 +278,7 @@ impl<C> Remote<C> {
         match &self.carrier {
             Carrier::Copyrpc(links) => links.counters(),
             Carrier::RcSend(links) => links.counters(),
+            Carrier::UcxAm(links) => links.counters(),
         }
     }
 
@@ -272,6 +288,7 @@ impl<C> Remote<C> {
         let report = match &self.carrier {
             Carrier::Copyrpc(links) => links.report(),
             Carrier::RcSend(links) => links.report(),
+            Carrier::UcxAm(links) => links.report(),
         };
         TransportReport { backlog_peak, ..report }
     }
@@ -281,7 +298,7 @@ impl<C> Carrier<C> {
     /// A link for each of `peers`, not yet connected.
     fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
         match plan.topology.kind {
-            BackendKind::UcxAm => Err(BackendError::setup("ucx-am", "it is not in this build")),
+            BackendKind::UcxAm => ucx_am::Links::open(plan, peers).map(|links| Self::UcxAm(Box::new(links))),
             BackendKind::RcSend => rc_send::Links::open(plan, peers).map(|links| Self::RcSend(Box::new(links))),
             _ => copyrpc::Links::open(plan, peers).map(Self::Copyrpc),
         }
@@ -292,6 +309,7 @@ impl<C> Carrier<C> {
         match self {
             Self::Copyrpc(links) => links.record(link),
             Self::RcSend(links) => links.record(link),
+            Self::UcxAm(links) => links.record(link),
         }
     }
 
@@ -300,6 +318,7 @@ impl<C> Carrier<C> {
         match self {
             Self::Copyrpc(links) => links.connect(link, record),
             Self::RcSend(links) => links.connect(link, record),
+            Self::UcxAm(links) => links.connect(link, record),
         }
     }
 
@@ -309,6 +328,7 @@ impl<C> Carrier<C> {
         match self {
             Self::Copyrpc(links) => links.send(link, request, whom),
             Self::RcSend(links) => links.send(link, request, whom),
+            Self::UcxAm(links) => links.send(link, request, whom),
         }
     }
 }

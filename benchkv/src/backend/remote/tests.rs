@@ -11,6 +11,7 @@ use super::*;
 use crate::cli::BackendKind;
 use crate::message::Outcome;
 use crate::policy::PolicyOptions;
+use crate::ucx::PeerErrors;
 
 /// More than rings or windows hold.
 const REQUESTS: usize = 1000;
@@ -44,12 +45,14 @@ fn pair(dir: &Dir, kind: BackendKind) -> [Remote<usize>; 2] {
         let plan = Plan {
             topology: Topology { kind, ranks: 2, daemons: 1, clients: 1 },
             rank,
+            process: std::process::id(),
             depth: 32,
             ring_slots: 1024,
             ring_bytes: 4096,
             store_keys: 1,
             policies: PolicyOptions::default(),
             window: WINDOW,
+            ucx_errors: PeerErrors::Peer,
             device: DeviceChoice::Auto.spec(Some(dir.path())),
             dir: dir.clone(),
         };
@@ -131,10 +134,34 @@ fn no_more_sends_are_under_way_than_receives_are_posted() {
     assert!(asked.waits > 0, "{asked:?}");
 }
 
+#[test]
+#[ignore = "needs libucx0"]
+fn no_more_messages_of_ucx_wait_for_answers_than_the_window_has_places() {
+    let scratch = Scratch::new();
+    let [mut asking, mut answering] = scratch.pair(BackendKind::UcxAm);
+    call_all(&mut asking);
+    moving_rounds(&mut asking);
+    assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
+    answer_all(&mut asking, &mut answering);
+    let report = asking.report();
+    assert!(report.messages == REQUESTS as u64 && report.waits > 0, "{report:?}");
+    assert!(report.device.starts_with("ucx:1.") && report.reached_by.contains(" by tcp/"), "{report:?}");
+}
+
+#[test]
+#[ignore = "needs libucx0"]
+fn a_dead_peer_of_ucx_is_missed() {
+    misses_the_dead(&[BackendKind::UcxAm]);
+}
+
 /// Nothing is sent that could fail: the peer has taken what it was sent, and owes answers.
 #[test]
 fn a_dead_peer_is_missed_although_nothing_is_sent_to_it() {
-    for kind in [BackendKind::Delegation, BackendKind::RcSend] {
+    misses_the_dead(&[BackendKind::Delegation, BackendKind::RcSend]);
+}
+
+fn misses_the_dead(kinds: &[BackendKind]) {
+    for kind in kinds.iter().copied() {
         let scratch = Scratch::new();
         let [mut asking, mut answering] = scratch.pair(kind);
         call_all(&mut asking);
