@@ -4,7 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::Policy;
 use super::budget::{BudgetController, Observed};
 use super::hold::{Hold, HoldRule, Release};
 use super::options::{DEFAULT_HOLD_US, PolicyOptions, nanos};
@@ -186,8 +185,9 @@ impl Governor {
     }
 }
 
-impl Policy for Governor {
-    fn open_links(&mut self, links: usize, has_work: bool) -> Option<usize> {
+/// What [`Policy`](super::Policy) asks; see there.
+impl Governor {
+    pub(super) fn open_links(&mut self, links: usize, has_work: bool) -> Option<usize> {
         let open = self.stagger.as_mut()?.open(self.now_ns, has_work);
         self.report.staggered_rounds += u64::from(has_work);
         if open >= links {
@@ -196,20 +196,20 @@ impl Policy for Governor {
         Some(open)
     }
 
-    fn extra_polls(&self) -> u32 {
+    pub(super) fn extra_polls(&self) -> u32 {
         match &self.budget {
             Budget::Fixed(polls) => *polls,
             Budget::Adaptive(controller) => controller.polls(),
         }
     }
 
-    fn keeps_answer(&mut self) -> bool {
+    pub(super) fn keeps_answer(&mut self) -> bool {
         let keeps = self.hold.as_mut().is_some_and(|hold| hold.keeps(self.now_ns));
         self.report.held += u64::from(keeps);
         keeps
     }
 
-    fn polled(&mut self, polls: u32, cqes: usize, passed: usize) {
+    pub(super) fn polled(&mut self, polls: u32, cqes: usize, passed: usize) {
         self.report.extra_polls += u64::from(polls.saturating_sub(1));
         if cqes > 0 {
             self.note_round_trip();
@@ -225,7 +225,7 @@ impl Policy for Governor {
         self.report.poll_budget_peak = self.report.poll_budget_peak.max(self.extra_polls());
     }
 
-    fn releases(&mut self) -> bool {
+    pub(super) fn releases(&mut self) -> bool {
         match self.hold.as_mut().and_then(|hold| hold.release(self.now_ns)) {
             Some(Release::Full) => self.report.full_releases += 1,
             Some(Release::Late) => self.report.late_releases += 1,
@@ -234,31 +234,31 @@ impl Policy for Governor {
         true
     }
 
-    fn takes_requests(&mut self, outstanding: usize) -> bool {
+    pub(super) fn takes_requests(&mut self, outstanding: usize) -> bool {
         let gathers = self.coalesce.as_mut().is_some_and(|coalesce| coalesce.gathers(self.now_ns, outstanding));
         self.report.gathering_rounds += u64::from(gathers);
         !gathers
     }
 
-    fn looks_at_clients(&mut self) -> bool {
+    pub(super) fn looks_at_clients(&mut self) -> bool {
         let looks = self.skip_idle.as_mut().is_none_or(SkipIdle::looks);
         self.report.skipped_looks += u64::from(!looks);
         looks
     }
 
-    fn looked_at_clients(&mut self, found: usize) {
+    pub(super) fn looked_at_clients(&mut self, found: usize) {
         if let Some(skip_idle) = &mut self.skip_idle {
             skip_idle.looked(found);
         }
     }
 
-    fn flushes(&mut self, has_moved: bool) -> bool {
+    pub(super) fn flushes(&mut self, has_moved: bool) -> bool {
         let flushes = self.flush_every.as_mut().is_none_or(|policy| policy.flushes(has_moved));
         self.report.delayed_flushes += u64::from(!flushes);
         flushes
     }
 
-    fn flushed(&mut self, sent: u64) {
+    pub(super) fn flushed(&mut self, sent: u64) {
         if std::mem::replace(&mut self.sent, sent) == sent {
             return;
         }
