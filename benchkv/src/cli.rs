@@ -59,6 +59,10 @@ pub struct Cli {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub client_threads: usize,
 
+    /// What a client is: threads of the rank, or processes of their own, which the rank starts.
+    #[arg(long, value_enum, default_value_t = ClientKind::Threads)]
+    pub clients: ClientKind,
+
     /// Operations each client keeps outstanding, 1 to 4096.
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub queue_depth: usize,
@@ -184,6 +188,16 @@ pub enum BackendKind {
     UcxAm,
 }
 
+/// What `--clients` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientKind {
+    /// Threads of the rank process.
+    Threads,
+    /// Children of the rank process.
+    Processes,
+}
+
 /// What `--wait` asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum WaitChoice {
@@ -233,7 +247,7 @@ macro_rules! named_by_value_enum {
     )*};
 }
 
-named_by_value_enum!(Arrivals, BackendKind, WaitChoice, Fault, PeerErrorsChoice);
+named_by_value_enum!(Arrivals, BackendKind, ClientKind, WaitChoice, Fault, PeerErrorsChoice);
 
 #[cfg(test)]
 mod tests {

@@ -5,6 +5,7 @@
 //! for all issued in their place: the error is below the length of a step and has no sign.
 
 use harness::hist::LatencyHistogram;
+use serde::{Deserialize, Serialize};
 
 use crate::activity::WorkerReport;
 use crate::backend::{BackendError, Ending, IssueError, Paths};
@@ -15,7 +16,7 @@ use crate::verify::{PrivateStep, Verdict, Verifier};
 use crate::workload::{Access, AccessKind, Pattern};
 
 /// What one client measured between the begin and the end of a window, by its own clock readings.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Window {
     /// When this client saw the window begin.
     pub started_ns: u64,
@@ -36,7 +37,7 @@ pub struct Window {
 }
 
 /// What an open loop adds to a window; all 0 in a closed one.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct OpenWindow {
     /// Operations whose intended start lay in the window.
     pub due: u64,
@@ -49,7 +50,7 @@ pub struct OpenWindow {
 }
 
 /// The fate of every operation of a client, warm-up and drain included.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Accepted by the transport.
     pub issued: u64,
@@ -69,7 +70,7 @@ impl Counts {
 }
 
 /// Everything a client found out.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct ClientReport {
     /// Fate of the operations.
     pub counts: Counts,
@@ -83,6 +84,8 @@ pub struct ClientReport {
     pub pattern_hash: u64,
     /// How its thread spent its time, and what its own connections to other ranks did.
     pub worker: WorkerReport,
+    /// Most memory resident of its process, where it has one of its own; 0 where it is that of the rank.
+    pub process_rss_bytes: u64,
 }
 
 /// What a step has done.
@@ -226,6 +229,7 @@ impl<P: Paths> Client<P> {
             verdict: book.spec.verifier.map(Verifier::verdict),
             pattern_hash: book.spec.pattern.digest(),
             worker,
+            process_rss_bytes: 0,
         }
     }
 }

@@ -12,6 +12,7 @@
 //! - [`store`]: the shard that a daemon serves.
 //! - [`policy`]: what daemons leave for later, so that batches become larger.
 //! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
+//! - [`progress`]: what a terminal shows of it meanwhile.
 //! - [`activity`]: how the threads spent their time.
 //! - [`trace`]: what a daemon was doing, over time.
 //! - [`memory`]: what a job will take of it.
@@ -34,6 +35,7 @@ pub mod output;
 pub mod pace;
 pub mod policy;
 pub mod port;
+pub mod progress;
 pub mod report;
 pub mod result;
 pub mod store;

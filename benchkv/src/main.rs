@@ -18,8 +18,9 @@ use benchkv::doctor::{Diagnosis, probe};
 use benchkv::launcher::LauncherKind;
 use benchkv::message::{Request, Response};
 use benchkv::options::Options;
-use benchkv::orchestrate::run_rank;
+use benchkv::orchestrate::{process, run_rank};
 use benchkv::output::OutputFile;
+use benchkv::progress::Progress;
 use benchkv::report::ReportArgs;
 use benchkv::result::{Conditions, JobResult};
 use benchkv::trace::TraceOptions;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
             let rank = exchange.rank();
             rank_process(Cli::parse(), &mut exchange, None).map_err(|error| format!("rank {rank}: {error}").into())
         }
+        Ok(Role::Helper(owner)) => process::serve(Cli::parse(), owner).map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Err(error) => Err(error.into()),
     };
@@ -188,7 +190,10 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     let is_first_here = options.launcher.local_rank(rank) == Some(0);
     let look = || if is_first_here { counters::read(Path::new(counters::SYSFS)) } else { PortCounters::new() };
     let before = look();
-    let mut report = run_rank(&options, &backend, exchange, clock)?;
+    let Options { warmup, runs, duration, .. } = options;
+    let progress = if rank == 0 { Progress::on_terminal(warmup, runs, duration) } else { Progress::hidden() };
+    let mut report = run_rank(&options, &backend, exchange, clock, &progress)?;
+    drop(progress);
     report.add_hardware_counters(before, look());
     let parts = exchange.all_gather(&serde_json::to_vec(&report)?, EXCHANGE_LIMIT, &never)?;
     if rank != 0 {

@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use crate::backend::plan::Topology;
 use crate::cli::BackendKind;
+use crate::cli::ClientKind;
 use crate::options::Sizes;
 use crate::store::Shard;
 use crate::verify::Verifier;
@@ -26,9 +27,12 @@ const CONTEXT_BYTES_PER_ENDPOINT: u64 = 48 * 64 + 2 * 64 * 64 + 2 * 64 * 32;
 const BYTES_PER_SEND: u64 = 64 + 8 + 64 + 64 + 32 + 64 + 32;
 /// Beside these such a connection has the lane of the software device, and its tables.
 const SEND_QUEUE_BYTES: u64 = 16 << 10;
+/// An endpoint of UCX, and beside these its library and worker: what UCX 1.13 took over shared memory. Its transports decide.
+const UCX_BYTES_PER_ENDPOINT: u64 = 384 << 10;
+const UCX_WORKER_BYTES: u64 = 8 << 20;
 /// A histogram of latencies; a client has two for each run.
 const HISTOGRAM_BYTES: u64 = 240 << 10;
-/// Code, stacks and allocator of a rank process.
+/// Code, stacks and allocator of a rank or client process.
 const PROCESS_BYTES: u64 = 8 << 20;
 
 /// Bytes, of all ranks together.
@@ -77,7 +81,7 @@ impl Memory {
         let memory = Self {
             endpoints,
             connections_bytes: endpoints * Self::connection_bytes(topology, sizes)
-                + ranks * topology.threads_with_endpoints() * CONTEXT_BYTES,
+                + ranks * topology.threads_with_endpoints() * Self::context_bytes(topology),
             stores_bytes: ranks * workload.store_keys() * Shard::BYTES_PER_KEY as u64,
             channels_bytes: ranks * channels,
             clients_bytes: ranks * clients * client,
@@ -91,7 +95,27 @@ impl Memory {
     const fn connection_bytes(topology: &Topology, sizes: &Sizes) -> u64 {
         match topology.kind {
             BackendKind::RcSend => 2 * sizes.window as u64 * BYTES_PER_SEND + SEND_QUEUE_BYTES,
+            BackendKind::UcxAm => UCX_BYTES_PER_ENDPOINT,
             _ => 2 * sizes.ring_bytes + QUEUE_BYTES_PER_ENDPOINT + CONTEXT_BYTES_PER_ENDPOINT,
+        }
+    }
+
+    /// A thread with connections, without these.
+    const fn context_bytes(topology: &Topology) -> u64 {
+        match topology.kind {
+            BackendKind::UcxAm => UCX_WORKER_BYTES,
+            _ => CONTEXT_BYTES,
+        }
+    }
+
+    /// The same with what the processes of clients take, where they have some.
+    #[must_use]
+    pub const fn with_clients(self, kind: ClientKind, topology: &Topology) -> Self {
+        match kind {
+            ClientKind::Threads => self,
+            ClientKind::Processes => {
+                Self { total_bytes: self.total_bytes + (topology.ranks * topology.clients) as u64 * PROCESS_BYTES, ..self }
+            }
         }
     }
 
@@ -144,6 +168,8 @@ mod tests {
         assert_eq!(meta.stores_bytes, direct.stores_bytes);
         let rc_send = memory("--backend rc-send --ranks 8 --server-threads 2 --client-threads 46");
         assert_eq!((rc_send.endpoints, rc_send.channels_bytes), (delegation.endpoints, delegation.channels_bytes));
+        let ucx = memory("--backend ucx-am --ranks 8 --server-threads 2 --client-threads 46");
+        assert_eq!((ucx.endpoints, ucx.connections_bytes), (56, 56 * UCX_BYTES_PER_ENDPOINT + 8 * UCX_WORKER_BYTES));
         assert!(rc_send.connections_bytes > 56 * 2 * 1024 * 128, "a window of 1024 requests and as many answers, at least 128 bytes each");
         assert!(delegation.channels_bytes > meta.channels_bytes && sharded.channels_bytes > delegation.channels_bytes, "rings");
     }

@@ -17,7 +17,7 @@ use shm::wait::WaitStrategy;
 use thiserror::Error;
 
 use crate::backend::plan::Topology;
-use crate::cli::{BackendKind, Cli, Fault, RingChoice, WaitChoice};
+use crate::cli::{BackendKind, Cli, ClientKind, Fault, RingChoice, WaitChoice};
 use crate::launcher::Launcher;
 use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
@@ -142,6 +142,8 @@ pub struct Options {
     pub ucx_errors: Option<PeerErrors>,
     /// Daemon threads per rank.
     pub server_threads: usize,
+    /// What its clients are.
+    pub clients: ClientKind,
     /// Operations each client keeps outstanding.
     pub queue_depth: usize,
     /// The open loop; `None`: closed.
@@ -166,6 +168,8 @@ pub struct Options {
     pub wait: WaitStrategy,
     /// Who started the ranks, and where.
     pub launcher: Launcher,
+    /// Where the ranks are, from which `launcher` and `plan` follow.
+    pub hosts: Hosts,
     /// What `--pin` asks for.
     pub pin: PinPolicy,
     /// Where the threads of this host run.
@@ -229,7 +233,7 @@ impl Options {
         cli.policies.check(&topology)?;
         cli.trace.check()?;
         let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
-        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs);
+        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs).with_clients(cli.clients, &topology);
         memory.check(cli.memory_limit.unwrap_or_else(|| Environment::detect().memory_bytes))?;
         let threads = Threads { ranks: launcher.ranks_here.len(), daemons: cli.server_threads, clients: cli.client_threads };
         let plan = Plan::new(&cli.pin, hosts.cores_here(cli.server_threads + cli.client_threads), threads)?;
@@ -244,6 +248,7 @@ impl Options {
             ucx_errors,
             backend: cli.backend,
             server_threads: cli.server_threads,
+            clients: cli.clients,
             queue_depth: cli.queue_depth,
             pace,
             duration: Duration::from_secs_f64(cli.duration),
@@ -256,6 +261,7 @@ impl Options {
             trace: cli.trace.options(),
             wait,
             launcher,
+            hosts: hosts.clone(),
             pin: cli.pin,
             plan,
             shm_dir: cli.shm_dir,
@@ -334,6 +340,9 @@ impl fmt::Display for Options {
         }
         if let Some(trace) = &self.trace {
             writeln!(f, "traces to {}, a sample every {} rounds", trace.dir.display(), trace.interval)?;
+        }
+        if self.clients == ClientKind::Processes {
+            writeln!(f, "each client is a process of its own")?;
         }
         if let Some(Pace { rate, arrivals }) = self.pace {
             writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
@@ -460,6 +469,8 @@ pub struct Recorded {
     pub distribution: Distribution,
     /// Whether values were checked.
     pub verify: bool,
+    /// What clients were.
+    pub clients: ClientKind,
     /// What daemons and connections left for later.
     #[serde(flatten)]
     pub policies: PolicyOptions,
@@ -496,6 +507,7 @@ impl From<&Options> for Recorded {
             remote_ratio: workload.remote_ratio,
             distribution: workload.distribution,
             verify: workload.verify,
+            clients: options.clients,
             rate: options.pace.map(|pace| pace.rate),
             arrivals: options.pace.map(|pace| pace.arrivals),
             wait: options.wait.to_string(),

@@ -85,6 +85,11 @@ impl OwnChild {
         }
     }
 
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// How it ended, once it has. Does not block.
     pub(crate) fn ended(&mut self) -> io::Result<Option<Ended>> {
         Ok(self.child.try_wait()?.map(Ended::from))

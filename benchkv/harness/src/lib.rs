@@ -2,7 +2,8 @@
 //!
 //! In the order a run uses the files:
 //!
-//! - [`role`]: what this process is: the launcher, one rank, or the other side of a baseline.
+//! - [`role`]: what this process is: the launcher, one rank, a rank's helper, or the other side of a baseline.
+//! - [`helper`]: a process that does part of another's work.
 //! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the one that died.
 //! - [`exchange`]: what ranks need from each other outside the measured path: all-gather, barrier, a sleep that wakes when a rank dies.
 //! - [`hosts`]: where the ranks are, and the cores that those of a host share.
@@ -31,6 +32,7 @@ pub mod echo;
 pub mod environment;
 pub mod exchange;
 pub mod file;
+pub mod helper;
 pub mod hist;
 pub mod hosts;
 pub mod launcher;

@@ -265,6 +265,14 @@ fn the_baselines_count_round_trips_and_leave_no_process() {
     }
 }
 
+/// Large messages in both directions, silence, the last message of one that ends, and how it ended.
+#[test]
+fn a_helper_answers_and_its_end_is_told_after_its_last_message() {
+    let output = run(1, "helper", 0);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(out.contains("helper: 3145728 bytes, None, last last last , exited with status 9, other gone: true"), "{out}{err}");
+}
+
 #[test]
 fn a_role_without_its_socket_is_refused() {
     let output =

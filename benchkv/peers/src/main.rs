@@ -84,6 +84,7 @@ fn main() -> ExitCode {
     let ended = match role() {
         Ok(Role::Launcher) => launch(&Cli::parse()),
         Ok(Role::Rank(mut exchange)) => rank(&Cli::parse(), &mut exchange),
+        Ok(Role::Helper(_)) => Err("this program starts no helpers".into()),
         Ok(Role::Baseline(peer)) => peer.serve().map_err(Into::into),
         Err(error) => Err(error.into()),
     };

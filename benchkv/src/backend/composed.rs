@@ -39,10 +39,26 @@ impl Composed {
     /// # Errors
     /// Likewise.
     pub fn on(options: &Options, rank: usize, device: impl FnOnce(&Path) -> DeviceSpec) -> Result<Self, BackendError> {
+        let plan = Self::plan(options, rank, std::process::id(), device)?;
+        let nodes = shards::mesh(options.server_threads, &options.sizes)?;
+        Ok(Self { plan, nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
+    }
+
+    /// The rank's backend in a client process of it: opens clients, of the daemons in `process`, and no daemon.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn for_clients(options: &Options, rank: usize, process: u32) -> Result<Self, BackendError> {
+        let plan = Self::plan(options, rank, process, |dir| options.device.spec(Some(dir)))?;
+        Ok(Self { plan, nodes: Mutex::default() })
+    }
+
+    fn plan(options: &Options, rank: usize, process: u32, device: impl FnOnce(&Path) -> DeviceSpec) -> Result<Plan, BackendError> {
         let dir = Dir::open(options.shm_dir.as_deref()).map_err(|e| BackendError::setup("the shared-memory directory", e))?;
-        let plan = Plan {
+        Ok(Plan {
             topology: options.topology(),
             rank,
+            process,
             depth: options.queue_depth.next_power_of_two(),
             ring_slots: options.sizes.ring_slots,
             ring_bytes: options.sizes.ring_bytes,
@@ -52,9 +68,7 @@ impl Composed {
             ucx_errors: options.ucx_errors.unwrap_or(PeerErrors::None),
             device: device(dir.path()),
             dir,
-        };
-        let nodes = shards::mesh(options.server_threads, &options.sizes)?;
-        Ok(Self { plan, nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
+        })
     }
 }
 

@@ -297,6 +297,10 @@ impl Endpoints for KvDaemon {
         self.remote.as_mut().map_or(Ok(()), |remote| remote.connect(records))
     }
 
+    fn settle(&mut self) -> Result<bool, BackendError> {
+        self.remote.as_mut().map_or(Ok(true), Remote::settle)
+    }
+
     fn transport(&mut self) -> Option<TransportReport> {
         let backlogged = self.backlogged();
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, backlogged) as u64;

@@ -62,6 +62,15 @@ pub trait Endpoints {
         Ok(())
     }
 
+    /// Lets connections come about for which connecting both ends is not enough, without waiting. Returns whether all stand; called until then,
+    /// before anything is sent.
+    ///
+    /// # Errors
+    /// One cannot come about.
+    fn settle(&mut self) -> Result<bool, BackendError> {
+        Ok(true)
+    }
+
     /// What its connections to other ranks did; `None` if it has none. `backlog_peak` is that since the last call.
     fn transport(&mut self) -> Option<TransportReport> {
         None

@@ -14,6 +14,7 @@
 use std::fmt;
 
 use mlx5::DeviceSpec;
+use serde::{Deserialize, Serialize};
 use shm::dir::Dir;
 
 use crate::cli::BackendKind;
@@ -22,7 +23,7 @@ use crate::store::owner_of;
 use crate::ucx::PeerErrors;
 
 /// A thread of a rank that can have endpoints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Worker {
     /// The daemon of this number.
     Daemon(usize),
@@ -31,7 +32,7 @@ pub enum Worker {
 }
 
 /// A thread of another rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Peer {
     /// The rank.
     pub rank: usize,
@@ -152,6 +153,8 @@ impl Topology {
 pub(super) struct Plan {
     pub(super) topology: Topology,
     pub(super) rank: usize,
+    /// The process of the rank's daemons.
+    pub(super) process: u32,
     /// Operations of a client, rounded up to a power of two.
     pub(super) depth: usize,
     pub(super) ring_slots: usize,
@@ -170,7 +173,7 @@ impl Plan {
     /// Name of a server of this rank. The process id keeps jobs apart, the rank those that share a process; what a dead process left under it
     /// is replaced.
     pub(super) fn server_name(&self, what: &str) -> String {
-        format!("benchkv-{}-{}-{what}", std::process::id(), self.rank)
+        format!("benchkv-{}-{}-{what}", self.process, self.rank)
     }
 }
 

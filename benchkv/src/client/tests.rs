@@ -235,6 +235,27 @@ fn a_full_path_delays_requests_and_loses_none() {
     assert_eq!(report.verdict.unwrap().failures, 0);
 }
 
+/// It may be the only one, with nothing outstanding whose end would make room.
+#[test]
+fn a_refused_request_that_holds_the_last_token_is_tried_again() {
+    let (clock, mut client) = (Cell::new(1), client(loopback(0), false));
+    client.book.free.truncate(1);
+    steps(&mut client, &clock, Phase::WarmUp, 3);
+    assert_eq!((client.book.counts.issued, client.book.free.len()), (0, 0));
+    client.paths.room = 1;
+    steps(&mut client, &clock, Phase::WarmUp, 3);
+    assert!(client.book.counts.completed > 0);
+}
+
+#[test]
+fn an_open_loop_reads_the_clock_once_while_nothing_is_due() {
+    let (clock, mut client) = (Cell::new(1), open_loop(loopback(100), 1.0));
+    steps(&mut client, &clock, Phase::WarmUp, 2);
+    let before_ns = clock.get();
+    steps(&mut client, &clock, Phase::WarmUp, 3);
+    assert_eq!(clock.get() - before_ns, 3 * 100);
+}
+
 #[test]
 fn the_queue_depth_is_never_exceeded() {
     let paths = loopback(100);

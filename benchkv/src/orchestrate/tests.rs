@@ -10,7 +10,7 @@ use harness::affinity::RankCores;
 use harness::clock::Clock;
 
 use super::*;
-use crate::backend::{self, Ending, IssueError, Peer};
+use crate::backend::{self, Ending, IssueError, Paths, Peer};
 use crate::cli::Cli;
 use crate::message::Request;
 use crate::result::{Conditions, JobResult};
@@ -296,7 +296,7 @@ fn run_as(args: &str, flaw: Flaw, gate: Option<Arc<Gate>>, interrupts: &[Option<
             let mut exchange = ThreadExchange { rank, size, meeting: meeting.clone(), gate: gate.clone(), interrupt_in, sleeps: 0 };
             let flaw = if rank == 0 { flaw } else { Flaw::None };
             let backend = Channels { rank, options: options.clone(), network: network.clone(), flaw, gate: gate.clone() };
-            scope.spawn(move || run_rank(&backend.options, &backend, &mut exchange, Clock::monotonic()))
+            scope.spawn(move || run_rank(&backend.options, &backend, &mut exchange, Clock::monotonic(), &Progress::hidden()))
         };
         let ranks: Vec<_> = (0..size).map(start).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -315,7 +315,7 @@ fn threads_have_the_cores_of_their_ranks_place_on_its_host() {
         options.plan.pinned = [(core, core), (daemon, client)].map(|(d, c)| RankCores { daemons: vec![d], clients: vec![c] }).into();
         let backend = Channels { rank: 0, options, network: Network::default(), flaw: Flaw::None, gate: None };
         let mut exchange = ThreadExchange { rank: 0, size: 1, meeting: Arc::default(), gate: None, interrupt_in: None, sleeps: 0 };
-        let outcome = run_rank(&backend.options, &backend, &mut exchange, Clock::monotonic());
+        let outcome = run_rank(&backend.options, &backend, &mut exchange, Clock::monotonic(), &Progress::hidden());
         assert!(matches!(outcome, Err(RankError::Affinity(AffinityError::Refused { core: 1023 }))), "{outcome:?}");
     }
 }

@@ -1,5 +1,7 @@
 //! The policies of one daemon, put together.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::Policy;
@@ -68,6 +70,49 @@ pub struct PolicyReport {
     pub staggered_rounds: u64,
     /// From a flush to the next completion, smoothed; 0: not measured.
     pub rtt_ns: u64,
+}
+
+impl PolicyReport {
+    /// Adds what another daemon did; of what can be compared only, the larger.
+    pub fn add(&mut self, other: &Self) {
+        self.held += other.held;
+        self.full_releases += other.full_releases;
+        self.late_releases += other.late_releases;
+        self.hold_ns = self.hold_ns.max(other.hold_ns);
+        self.extra_polls += other.extra_polls;
+        self.poll_budget = self.poll_budget.max(other.poll_budget);
+        self.poll_budget_peak = self.poll_budget_peak.max(other.poll_budget_peak);
+        self.gathering_rounds += other.gathering_rounds;
+        self.delayed_flushes += other.delayed_flushes;
+        self.skipped_looks += other.skipped_looks;
+        self.staggered_rounds += other.staggered_rounds;
+        self.rtt_ns = self.rtt_ns.max(other.rtt_ns);
+    }
+}
+
+/// What was done, in words; what was not is left out.
+impl fmt::Display for PolicyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let holds = format!(
+            "{} answers held, released {} times full and {} times late, hold {} ns at the end",
+            self.held, self.full_releases, self.late_releases, self.hold_ns
+        );
+        let parts = [
+            (self.held, holds),
+            (
+                self.extra_polls,
+                format!("{} polls added, budget {} at the end, peak {}", self.extra_polls, self.poll_budget, self.poll_budget_peak),
+            ),
+            (self.gathering_rounds, format!("{} rounds for answers only", self.gathering_rounds)),
+            (self.delayed_flushes, format!("{} flushes delayed", self.delayed_flushes)),
+            (self.skipped_looks, format!("{} looks at clients left out", self.skipped_looks)),
+            (self.staggered_rounds, format!("{} staggered rounds", self.staggered_rounds)),
+            (self.rtt_ns, format!("round trip {} ns", self.rtt_ns)),
+        ];
+        let done: Vec<String> = parts.into_iter().filter_map(|(count, text)| (count > 0).then_some(text)).collect();
+        f.write_str(if done.is_empty() { "nothing to do" } else { "" })?;
+        f.write_str(&done.join(", "))
+    }
 }
 
 impl Governor {
@@ -248,6 +293,16 @@ mod tests {
         governor.polled(4, 1, 1);
         let report = governor.report();
         assert_eq!(report, PolicyReport { extra_polls: 3, poll_budget: 3, poll_budget_peak: 3, ..PolicyReport::default() });
+    }
+
+    #[test]
+    fn reports_add_up_and_say_what_was_done() {
+        let mut sum = PolicyReport::default();
+        assert_eq!(sum.to_string(), "nothing to do");
+        for hold_ns in [500, 9_000, 700] {
+            sum.add(&PolicyReport { held: 2, late_releases: 1, hold_ns, delayed_flushes: 5, ..PolicyReport::default() });
+        }
+        assert_eq!(sum.to_string(), "6 answers held, released 0 times full and 3 times late, hold 9000 ns at the end, 15 flushes delayed");
     }
 
     #[test]

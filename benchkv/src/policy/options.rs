@@ -290,4 +290,16 @@ mod tests {
         );
         resolve("--ranks 1 --ipc-skip-idle 2").unwrap();
     }
+
+    #[test]
+    fn what_gathers_messages_needs_messages_that_gather() {
+        for (backend, flag) in
+            [("rc-send", "--batch-window completion:1"), ("ucx-am", "--batch-window completion:1"), ("ucx-am", "--flush-every 2")]
+        {
+            let refused = resolve(&format!("--backend {backend} {flag}")).unwrap_err();
+            let name = flag.split(' ').next().unwrap();
+            assert!(refused.starts_with(&format!("{name} with --backend {backend}: each message goes by itself")), "{refused}");
+        }
+        resolve("--backend rc-send --flush-every 2 --batch-hold-us 5").unwrap();
+    }
 }

@@ -103,6 +103,7 @@ impl RankReport {
             report.lost += client.lost;
             report.windows.iter_mut().zip(&client.windows).for_each(|(window, client)| window.add(client));
             report.clients.push(client.worker);
+            report.peak_rss_bytes += client.process_rss_bytes;
             let Some(verdict) = client.verdict else { continue };
             let none = RankVerdict { failures: 0, first: None, issued: Vec::new(), highest: vec![0; verdict.highest.len()] };
             let all = report.verdict.get_or_insert(none);

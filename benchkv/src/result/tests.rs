@@ -48,6 +48,7 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
         verdict,
         pattern_hash: local,
         worker: WorkerReport::default(),
+        process_rss_bytes: 0,
     }
 }
 

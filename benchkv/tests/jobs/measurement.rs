@@ -37,7 +37,7 @@ pub(crate) fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
 /// Every operation of the job, and of each rank, ended with the answer of a store, every value read was right, and the clients' books agree
 /// with the law that binds all of them.
 #[track_caller]
-fn assert_sound(result: &Value) {
+pub(crate) fn assert_sound(result: &Value) {
     for whose in list(result, "per_rank").iter().chain([result]) {
         assert!(count(whose, "issued") > 0, "{whose}");
         assert_eq!(count(whose, "issued"), count(whose, "completed"), "{whose}");
@@ -59,7 +59,7 @@ pub(crate) fn daemons(result: &Value) -> impl Iterator<Item = &Value> {
 }
 
 /// The connections of all threads that have any.
-fn transports(result: &Value) -> impl Iterator<Item = &Value> {
+pub(crate) fn transports(result: &Value) -> impl Iterator<Item = &Value> {
     let clients = list(result, "per_rank").iter().flat_map(|rank| list(rank, "clients"));
     daemons(result).chain(clients).map(|worker| &worker["transport"]).filter(|transport| !transport.is_null())
 }
@@ -283,4 +283,24 @@ fn an_open_loop_offers_its_rate() {
     let open_loop = &result["open_loop"];
     assert!(open_loop["kept_up"] == false && count(open_loop, "backlog") > 100_000_000, "{open_loop}");
     assert!(number(open_loop, "reached_rps") < number(open_loop, "offered_rps") / 10.0, "{open_loop}");
+}
+
+#[test]
+fn clients_can_be_processes_of_their_own() {
+    each_of(&BACKENDS, &["--clients", "processes", "--client-threads", "2", "--queue-depth", "16"], |result| {
+        assert_eq!((&result["options"]["clients"], list(result, "per_rank").len()), (&"processes".into(), 2));
+        for rank in list(result, "per_rank") {
+            let loops = list(rank, "clients").iter().map(|client| count(client, "loops"));
+            assert!(loops.clone().count() == 2 && loops.min() > Some(0), "{rank}");
+            assert!(count(rank, "local_ops") > 0 && count(rank, "remote_ops") > 0, "{rank}");
+        }
+        assert_remote_by_rdma(result);
+    });
+}
+
+#[test]
+fn a_value_corrupted_in_a_client_process_is_seen() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let ended = run(&dir, &["--clients", "processes", "--fault", "corrupt-value", "--json", "-"]);
+    ended.assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures", "first verify failure"]);
 }

@@ -130,6 +130,7 @@ fn end_of_job(frame: Frame) -> ExchangeError {
         Frame::Interrupted => ExchangeError::Interrupted,
         Frame::Gathered { round, parts } => ExchangeError::Protocol(format!("{} parts for round {round}", parts.len())),
         Frame::Part { .. } => ExchangeError::Protocol("a frame that only ranks send".to_owned()),
+        Frame::Message(_) => ExchangeError::Protocol("a message of a helper".to_owned()),
     }
 }
 

@@ -45,6 +45,7 @@ fn pair(dir: &Dir, kind: BackendKind) -> [Remote<usize>; 2] {
         let plan = Plan {
             topology: Topology { kind, ranks: 2, daemons: 1, clients: 1 },
             rank,
+            process: std::process::id(),
             depth: 32,
             ring_slots: 1024,
             ring_bytes: 4096,
@@ -135,7 +136,7 @@ fn no_more_sends_are_under_way_than_receives_are_posted() {
 
 #[test]
 #[ignore = "needs libucx0"]
-fn no_more_active_messages_wait_for_answers_than_the_window_has_places() {
+fn no_more_messages_of_ucx_wait_for_answers_than_the_window_has_places() {
     let scratch = Scratch::new();
     let [mut asking, mut answering] = scratch.pair(BackendKind::UcxAm);
     call_all(&mut asking);
