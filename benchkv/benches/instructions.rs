@@ -135,7 +135,7 @@ impl Job {
                     }
                 }
                 for daemon in &mut rank.daemons {
-                    moved.by_daemons += daemon.step().unwrap() as u64;
+                    moved.by_daemons += daemon.step(|| self.clock.now_ns()).unwrap().moved as u64;
                 }
             }
         }

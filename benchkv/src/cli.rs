@@ -10,6 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::output::OutputArgs;
 use crate::pace::{Arrivals, PaceArgs};
+use crate::policy::PolicyOptions;
+use crate::port::PortOptions;
+use crate::report::ReportArgs;
+use crate::trace::TraceArgs;
+use crate::ucx::{PeerErrorsChoice, UcxArgs};
 use crate::workload::Distribution;
 
 /// Distributed key-value benchmark of the copyrpc stack.
@@ -32,9 +37,19 @@ pub struct Cli {
     pub ranks: Option<usize>,
 
     /// RDMA device: soft, which auto takes; or hardware, by the name of the device and maybe its port (mlx5_0, mlx5_0:1, verbs:NAME for other
-    /// names), or verbs for the first with an active port.
-    #[arg(long, value_name = "auto|soft|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
+    /// names), or verbs for the first with an active port. Of soft: rtt_us=US (0 to 100000 [default: 0]), of a request and its response;
+    /// jitter_us=US (the same), by which every second operation is late; seed=N [default: 1]; fault=rnr:PERMILLE, fault=reorder:PERMILLE,
+    /// fault=drop:OPERATION.
+    #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub port: PortOptions,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub ucx: UcxArgs,
 
     /// Daemon threads of each rank, 1 to 64; each owns one shard of the rank's store.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -101,6 +116,14 @@ pub struct Cli {
     #[arg(long, value_name = "DIR")]
     pub shm_dir: Option<PathBuf>,
 
+    /// What daemons and connections leave for later.
+    #[command(flatten)]
+    pub policies: PolicyOptions,
+
+    /// Time series of the daemons.
+    #[command(flatten)]
+    pub trace: TraceArgs,
+
     /// Check every value read; costs some nanoseconds per operation, and 1 in 16 operations goes to keys of the client's own.
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
     pub verify: bool,
@@ -127,6 +150,8 @@ pub struct Cli {
 pub enum Command {
     /// Says what this machine has of what a job can use, what is missing, and how to get it. The exit status is 0 whatever is missing.
     Doctor(DoctorArgs),
+    /// Makes one HTML page, with plots, out of the results of one or many jobs. It needs no network and no other file.
+    Report(ReportArgs),
 }
 
 /// Options of `benchkv doctor`.
@@ -208,11 +233,12 @@ macro_rules! named_by_value_enum {
     )*};
 }
 
-named_by_value_enum!(Arrivals, BackendKind, WaitChoice, Fault);
+named_by_value_enum!(Arrivals, BackendKind, WaitChoice, Fault, PeerErrorsChoice);
 
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use harness::device::SoftDevice;
 
     use super::*;
 
@@ -243,7 +269,8 @@ mod tests {
         let verbs = |name: Option<&str>, port| DeviceChoice::Verbs { name: name.map(str::to_owned), port };
         for (text, device) in [
             ("auto", DeviceChoice::Auto),
-            ("soft", DeviceChoice::Soft),
+            ("soft", DeviceChoice::Soft(SoftDevice::default())),
+            ("soft:rtt_us=6", DeviceChoice::Soft(SoftDevice { rtt_ns: 6000, ..SoftDevice::default() })),
             ("verbs", verbs(None, None)),
             ("mlx5_0", verbs(Some("mlx5_0"), None)),
             ("mlx5_1:2", verbs(Some("mlx5_1"), Some(2))),
@@ -263,7 +290,8 @@ mod tests {
         for (args, known) in [
             ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am"),
             ("--wait sleep", "auto, busy, yield"),
-            ("--device eth0", "auto, soft, verbs, mlx5_N[:PORT]"),
+            ("--device eth0", "auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT]"),
+            ("--device soft:rtt=6", "rtt=6: known are rtt_us, jitter_us, seed and fault"),
         ] {
             let message = parse(args).unwrap_err().to_string();
             assert!(message.contains(known), "{message}");

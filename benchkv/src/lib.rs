@@ -8,13 +8,15 @@
 //! - [`message`]: the bytes of a request and its response.
 //! - [`client`]: the loop that issues them, closed or after the schedule of [`pace`]; [`verify`] judges what comes back.
 //! - [`backend`]: the seam to the transports: what a topology provides.
+//! - [`ucx`]: the library of one of them.
 //! - [`store`]: the shard that a daemon serves.
+//! - [`policy`]: what daemons leave for later, so that batches become larger.
 //! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run; [`drain`]: when its clients give up at the end.
 //! - [`activity`]: how the threads spent their time.
 //! - [`trace`]: what a daemon was doing, over time.
 //! - [`memory`]: what a job will take of it.
 //! - [`doctor`]: what this machine lacks, instead of a job.
-//! - [`result`]: what all ranks measured, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet.
+//! - [`result`]: what all ranks measured, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet; [`report`]: a page with plots out of many.
 
 pub mod activity;
 pub mod agreement;
@@ -31,9 +33,13 @@ pub mod options;
 pub mod orchestrate;
 pub mod output;
 pub mod pace;
+pub mod policy;
+pub mod port;
+pub mod report;
 pub mod result;
 pub mod store;
 pub mod trace;
+pub mod ucx;
 pub mod verify;
 pub mod workload;
 pub mod zipf;

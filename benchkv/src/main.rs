@@ -13,14 +13,16 @@ use std::time::Duration;
 
 use benchkv::agreement::{AgreementError, agree};
 use benchkv::backend::composed::Composed;
-use benchkv::cli::{Cli, Command, DoctorArgs};
+use benchkv::cli::{BackendKind, Cli, Command, DoctorArgs};
 use benchkv::doctor::{Diagnosis, probe};
 use benchkv::launcher::LauncherKind;
 use benchkv::message::{Request, Response};
 use benchkv::options::Options;
 use benchkv::orchestrate::run_rank;
 use benchkv::output::OutputFile;
+use benchkv::report::ReportArgs;
 use benchkv::result::{Conditions, JobResult};
+use benchkv::trace::TraceOptions;
 use clap::Parser;
 use harness::clock::Clock;
 use harness::counters::{self, PortCounters};
@@ -71,8 +73,10 @@ fn fail(code: u8, error: &dyn Display) -> ExitCode {
 /// Started by a user, or as one of several processes by a launcher of another kind.
 fn start() -> ExitCode {
     let cli = Cli::parse();
-    if let Some(Command::Doctor(args)) = &cli.command {
-        return doctor(args).unwrap_or_else(|error| fail(1, &error));
+    match &cli.command {
+        Some(Command::Doctor(args)) => return doctor(args).unwrap_or_else(|error| fail(1, &error)),
+        Some(Command::Report(args)) => return report(args),
+        None => {}
     }
     match foreign_launcher() {
         None => launch(cli),
@@ -93,28 +97,58 @@ fn doctor(args: &DoctorArgs) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Makes a page out of results.
+fn report(args: &ReportArgs) -> ExitCode {
+    match benchkv::report::run(args) {
+        Ok(()) if args.check => ExitCode::SUCCESS,
+        Ok(()) => {
+            say(&format!("the page is {}", args.output.display()));
+            ExitCode::SUCCESS
+        }
+        Err(error) => fail(EXIT_OPTIONS, &error),
+    }
+}
+
 /// The launcher: checks everything that can be checked before a process is started, then starts the ranks with the same arguments.
 fn launch(cli: Cli) -> ExitCode {
     let options = match Options::resolve(cli) {
         Ok(options) => options,
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };
-    if let Err(error) = check_output(&options).and_then(|()| sweep(&options)) {
+    let checked = check_output(&options).and_then(|()| check_library(&options)).and_then(|()| sweep(&options));
+    if let Err(error) = checked {
         return fail(EXIT_OPTIONS, &error);
     }
     say(&options.to_string());
     let args = std::env::args_os().skip(1).collect();
-    let launch = Launch { ranks: options.workload.ranks, args, time_limit: options.time_limit(), grace: GRACE };
+    let launch =
+        Launch { ranks: options.workload.ranks, args, environment: environment(&options), time_limit: options.time_limit(), grace: GRACE };
     match launch.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(error.exit_code(), &error),
     }
 }
 
+/// Variables of the ranks. UCX writes its messages to standard output, which is for the result, unless it is told otherwise.
+fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
+    const LOG: &str = "UCX_LOG_FILE";
+    let is_wanted = options.backend == BackendKind::UcxAm && std::env::var_os(LOG).is_none();
+    if is_wanted { vec![(LOG, "stderr")] } else { Vec::new() }
+}
+
 /// Whether the result can be written at the end.
 fn check_output(options: &Options) -> Result<(), String> {
     options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
-    options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))
+    options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
+    options.trace.as_ref().map_or(Ok(()), TraceOptions::prepare).map_err(|error| format!("--trace: {error}"))
+}
+
+/// Whether what carries requests can be loaded.
+fn check_library(options: &Options) -> Result<(), String> {
+    match options.backend {
+        BackendKind::UcxAm => benchkv::ucx::load().map(drop).map_err(|error| error.to_string()),
+        _ => Ok(()),
+    }
 }
 
 /// What a killed job left behind is removed here, by the next one on the host.
@@ -174,6 +208,7 @@ fn prepare(options: Options, rank: usize) -> Result<Options, String> {
         if rank == 0 {
             check_output(&options)?;
         }
+        check_library(&options)?;
         if options.launcher.local_rank(rank) == Some(0) {
             sweep(&options)?;
         }

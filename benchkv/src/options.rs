@@ -2,7 +2,7 @@
 //! the launcher and each rank arrive at the same values from the same arguments.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use harness::affinity::{AffinityError, PinPolicy, Plan, Threads};
@@ -11,6 +11,7 @@ use harness::environment::Environment;
 use harness::hosts::{Hosts, HostsError};
 use harness::launcher::Launch;
 use harness::report::{self, JsonSink};
+use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 use thiserror::Error;
@@ -22,7 +23,11 @@ use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
 use crate::output::OutputFile;
 use crate::pace::{Arrivals, Pace};
+use crate::policy::PolicyOptions;
+use crate::port::PortOptions;
 use crate::store::Shard;
+use crate::trace::TraceOptions;
+use crate::ucx::{PeerErrors, PeerErrorsChoice};
 use crate::workload::{Distribution, Workload};
 
 /// Ranks that the local launcher starts unless told.
@@ -129,8 +134,12 @@ impl Sizes {
 pub struct Options {
     /// The topology.
     pub backend: BackendKind,
-    /// What carries requests to other ranks.
+    /// What carries requests to other ranks, but for `ucx-am`.
     pub device: DeviceChoice,
+    /// What is asked of its port.
+    pub port: PortOptions,
+    /// Whether UCX notices dead peers; `None` with other backends than `ucx-am`.
+    pub ucx_errors: Option<PeerErrors>,
     /// Daemon threads per rank.
     pub server_threads: usize,
     /// Operations each client keeps outstanding.
@@ -149,6 +158,10 @@ pub struct Options {
     pub sizes: Sizes,
     /// What all ranks will take of the memory.
     pub memory: Memory,
+    /// What daemons and connections leave for later.
+    pub policies: PolicyOptions,
+    /// Time series of the daemons, if they are wanted.
+    pub trace: Option<TraceOptions>,
     /// What an idle thread does.
     pub wait: WaitStrategy,
     /// Who started the ranks, and where.
@@ -196,9 +209,10 @@ impl Options {
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
         }
-        // Hardware is used when it is named, and never instead of something else.
-        let device = if cli.device == DeviceChoice::Auto { DeviceChoice::Soft } else { cli.device };
-        if device == DeviceChoice::Soft && launcher.hosts.len() > 1 {
+        let ucx_errors = check_ucx(&cli, launcher.hosts.len())?;
+        let device = cli.device.resolve();
+        cli.port.check(&device)?;
+        if ucx_errors.is_none() && device.is_soft() && launcher.hosts.len() > 1 {
             return Err(OptionError::SeveralHosts { device, hosts: launcher.hosts });
         }
         let workload = Workload {
@@ -212,6 +226,8 @@ impl Options {
             seed: cli.seed,
         };
         let topology = Topology { kind: cli.backend, ranks, daemons: cli.server_threads, clients: cli.client_threads };
+        cli.policies.check(&topology)?;
+        cli.trace.check()?;
         let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
         let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs);
         memory.check(cli.memory_limit.unwrap_or_else(|| Environment::detect().memory_bytes))?;
@@ -224,6 +240,8 @@ impl Options {
         };
         Ok(Self {
             device,
+            port: cli.port,
+            ucx_errors,
             backend: cli.backend,
             server_threads: cli.server_threads,
             queue_depth: cli.queue_depth,
@@ -234,6 +252,8 @@ impl Options {
             workload,
             sizes,
             memory,
+            policies: cli.policies,
+            trace: cli.trace.options(),
             wait,
             launcher,
             pin: cli.pin,
@@ -251,6 +271,17 @@ impl Options {
         Topology { kind: self.backend, ranks: self.workload.ranks, daemons: self.server_threads, clients: self.workload.clients }
     }
 
+    /// The device to open; software devices meet in `shm_dir`.
+    #[must_use]
+    pub fn device_spec(&self, shm_dir: &Path) -> DeviceSpec {
+        self.port.on(self.device.spec(Some(shm_dir)))
+    }
+
+    /// What carries requests to other ranks, as it can be asked for; UCX chooses by itself.
+    fn carried_by(&self) -> String {
+        if self.backend == BackendKind::UcxAm { "ucx".to_owned() } else { self.device.to_string() }
+    }
+
     /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
     #[must_use]
     pub fn time_limit(&self) -> Duration {
@@ -266,7 +297,7 @@ impl fmt::Display for Options {
             f,
             "backend {}, {} device, {} x ({} + {}), depth {}",
             self.backend,
-            self.device,
+            self.carried_by(),
             report::plural(workload.ranks, "rank"),
             report::plural(self.server_threads, "daemon"),
             report::plural(workload.clients, "client"),
@@ -292,6 +323,18 @@ impl fmt::Display for Options {
             "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
+        if self.port != PortOptions::default() {
+            writeln!(f, "port: {}", self.port)?;
+        }
+        if let Some(errors) = self.ucx_errors {
+            writeln!(f, "errors of UCX's endpoints: {errors}")?;
+        }
+        if self.policies != PolicyOptions::default() {
+            writeln!(f, "policies: {}", self.policies)?;
+        }
+        if let Some(trace) = &self.trace {
+            writeln!(f, "traces to {}, a sample every {} rounds", trace.dir.display(), trace.interval)?;
+        }
         if let Some(Pace { rate, arrivals }) = self.pace {
             writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
         }
@@ -357,6 +400,22 @@ fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     }
 }
 
+/// Whether UCX is to notice dead peers; `None` where UCX has no part.
+fn check_ucx(cli: &Cli, hosts: usize) -> Result<Option<PeerErrors>, OptionError> {
+    let choice = cli.ucx.ucx_errors;
+    match cli.backend {
+        BackendKind::UcxAm if cli.device != DeviceChoice::Auto || cli.port != PortOptions::default() => {
+            let (why, what) = ("UCX chooses its transports itself", "none with ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX");
+            Err(range("--device", format!("{} {}", cli.device, cli.port).trim_end(), why, what.to_owned()))
+        }
+        BackendKind::UcxAm => Ok(Some(choice.resolve(hosts))),
+        _ if choice != PeerErrorsChoice::Auto => {
+            Err(range("--ucx-errors", choice, "this --backend has no part in UCX", "none without --backend ucx-am".to_owned()))
+        }
+        _ => Ok(None),
+    }
+}
+
 fn check_ring(ring: RingChoice, backend: BackendKind) -> Result<(), OptionError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
     let legal = format!("auto, or a power of two from {} to {}", RING_BYTES.start(), RING_BYTES.end());
@@ -371,13 +430,20 @@ fn check_ring(ring: RingChoice, backend: BackendKind) -> Result<(), OptionError>
     }
 }
 
-fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> OptionError {
+pub(crate) fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> OptionError {
     OptionError::Range { flag, given: given.to_string(), why, legal }
 }
 
 /// What was asked for, as recorded in a result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Recorded {
+    /// What carried requests to other ranks, as it can be asked for.
+    pub device: String,
+    /// What was asked of its port; null where nothing was.
+    #[serde(flatten)]
+    pub port: PortOptions,
+    /// Whether UCX noticed dead peers; null with other backends than `ucx-am`.
+    pub ucx_errors: Option<PeerErrors>,
     /// Seconds of a measured run.
     pub duration_s: f64,
     /// Seconds of load before the first.
@@ -394,6 +460,11 @@ pub struct Recorded {
     pub distribution: Distribution,
     /// Whether values were checked.
     pub verify: bool,
+    /// What daemons and connections left for later.
+    #[serde(flatten)]
+    pub policies: PolicyOptions,
+    /// Where time series of the daemons went, if they were wanted.
+    pub trace: Option<TraceOptions>,
     /// Operations per second that all clients together were to start; null for a closed loop.
     pub rate: Option<f64>,
     /// How their starts were to be spread; null for a closed loop.
@@ -412,6 +483,11 @@ impl From<&Options> for Recorded {
     fn from(options: &Options) -> Self {
         let workload = &options.workload;
         Self {
+            device: options.carried_by(),
+            port: options.port,
+            ucx_errors: options.ucx_errors,
+            policies: options.policies.clone(),
+            trace: options.trace.clone(),
             duration_s: options.duration.as_secs_f64(),
             warmup_s: options.warmup.as_secs_f64(),
             runs: options.runs,

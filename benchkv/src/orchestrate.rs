@@ -28,6 +28,8 @@ use crate::control::{Control, Phase};
 use crate::drain::{Drain, Patience, STALL_LIMIT};
 use crate::options::Options;
 use crate::result::{Course, RankReport};
+use crate::trace::TraceError;
+use crate::trace::recorder::Recorder;
 use crate::verify::Verifier;
 use records::Record;
 
@@ -50,6 +52,9 @@ pub enum RankError {
     /// A thread could not be placed as planned.
     #[error(transparent)]
     Affinity(#[from] AffinityError),
+    /// A time series could not be written.
+    #[error("--trace: {0}")]
+    Trace(#[from] TraceError),
     /// A thread could not be started.
     #[error("thread {thread} could not be started: {source}")]
     Thread {
@@ -174,7 +179,10 @@ impl<B: Backend> Rank<'_, B> {
         let clients: Vec<ClientReport> = join_all(clients)?;
         exchange.barrier(BARRIER_LIMIT + STALL_LIMIT, &give_up)?;
         control.stop();
-        let daemons = join_all(daemons)?;
+        let (daemons, series): (Vec<WorkerReport>, Vec<Option<Recorder>>) = join_all(daemons)?.into_iter().unzip();
+        if let Some(trace) = &options.trace {
+            trace.write(self.rank, series.iter().flatten().map(Recorder::samples))?;
+        }
         Ok(RankReport::new(self.rank, course, clients, daemons))
     }
 
@@ -266,26 +274,31 @@ impl<B: Backend> Rank<'_, B> {
         Ok(true)
     }
 
-    fn daemon_thread(&self, number: usize, post: &Post) -> Result<WorkerReport, RankError> {
+    fn daemon_thread(&self, number: usize, post: &Post) -> Result<(WorkerReport, Option<Recorder>), RankError> {
         if let Some(core) = self.local_rank().and_then(|rank| self.options.plan.daemon_core(rank, number)) {
             pin_current_thread(core)?;
         }
         let mut daemon = self.backend.open_daemon(number)?;
         if !self.connect(Worker::Daemon(number), &mut daemon, post)? {
-            return Ok(WorkerReport::default());
+            return Ok((WorkerReport::default(), None));
         }
         let mut waiter = self.options.wait.waiter();
-        let mut log = ActivityLog::new(self.options.runs, self.clock.now_ns());
+        let now_ns = || self.clock.now_ns();
+        let mut log = ActivityLog::new(self.options.runs, now_ns());
+        let mut series = self.options.trace.as_ref().map(|trace| Recorder::new(trace.interval));
         while !self.control.is_stopped() {
             let phase = self.control.phase();
-            log.enter(phase, || self.clock.now_ns(), &mut daemon);
-            match daemon.step() {
-                Ok(moved) => {
+            log.enter(phase, now_ns, &mut daemon);
+            match daemon.step(now_ns) {
+                Ok(round) => {
                     if phase == Phase::Drain {
                         self.drain.note_round(number);
                     }
-                    log.note(moved);
-                    if moved > 0 { waiter.busy() } else { waiter.idle(no_event) }
+                    log.note_round(round, now_ns);
+                    if let Some(series) = &mut series {
+                        series.note(phase, round, now_ns, || daemon.gauges());
+                    }
+                    if round.moved > 0 { waiter.busy() } else { waiter.idle(no_event) }
                 }
                 Err(failure) => {
                     // Recorded before the daemon is dropped: its clients fail as a consequence.
@@ -294,7 +307,8 @@ impl<B: Backend> Rank<'_, B> {
                 }
             }
         }
-        Ok(log.report(self.clock.now_ns(), &mut daemon))
+        let report = log.report(now_ns(), &mut daemon);
+        Ok((WorkerReport { policy: daemon.policy(), trace: series.as_ref().map(Recorder::report), ..report }, series))
     }
 
     fn client_thread(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {

@@ -11,6 +11,8 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::options::{OptionError, range};
+
 pub mod recorder;
 
 /// The header line: names with units, in the order of the fields of [`Sample`]. Counters grow from the start of the warm-up; the others say how
@@ -32,6 +34,8 @@ pub const COLUMNS: [&str; 14] = [
     "rtt_ns",
 ];
 
+/// Longest distance of samples that can be asked for.
+const MAX_INTERVAL: u64 = 1_000_000_000;
 /// Place of the one column that may be empty.
 const RUN: usize = 1;
 
@@ -114,10 +118,19 @@ pub struct TraceOptions {
 }
 
 impl TraceArgs {
-    /// Longest distance of samples that can be asked for.
-    pub const MAX_INTERVAL: u64 = 1_000_000_000;
+    /// Whether that can be done; of the directory, see [`TraceOptions::prepare`].
+    ///
+    /// # Errors
+    /// The range.
+    pub fn check(&self) -> Result<(), OptionError> {
+        if (1..=MAX_INTERVAL).contains(&self.trace_interval) {
+            return Ok(());
+        }
+        let legal = format!("1 to {MAX_INTERVAL} rounds");
+        Err(range("--trace-interval", self.trace_interval, "outside what is supported", legal))
+    }
 
-    /// What is to be done; the range is checked by the caller.
+    /// What is to be done.
     #[must_use]
     pub fn options(self) -> Option<TraceOptions> {
         self.trace.map(|dir| TraceOptions { dir, interval: self.trace_interval })
@@ -286,6 +299,16 @@ impl TraceOptions {
         let probe = self.dir.join(format!(".benchkv-{}", std::process::id()));
         File::create_new(&probe).and_then(|_| fs::remove_file(&probe)).map_err(failed)?;
         if TraceFile::all_in(&self.dir)?.is_empty() { Ok(()) } else { Err(TraceError::Occupied { dir: self.dir.clone() }) }
+    }
+
+    /// Writes the series of a rank's daemons, in their order.
+    ///
+    /// # Errors
+    /// The first file that could not be written.
+    pub fn write<'a>(&self, rank: usize, series: impl Iterator<Item = &'a [Sample]>) -> Result<(), TraceError> {
+        // On a further host nobody has made it yet.
+        fs::create_dir_all(&self.dir).map_err(|source| TraceError::Io { path: self.dir.clone(), source })?;
+        series.enumerate().try_for_each(|(daemon, samples)| TraceFile::new(&self.dir, rank, daemon).write(samples))
     }
 }
 

@@ -2,6 +2,8 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use std::fmt;
+
 use hdrhistogram::Histogram;
 use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer};
 use serde::{Deserialize, Serialize};
@@ -11,8 +13,15 @@ use thiserror::Error;
 pub const MAX_NS: u64 = 60_000_000_000;
 
 /// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all of it allocated by [`new`](Self::new).
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct LatencyHistogram(Histogram<u64>);
+
+/// As its summary: the buckets are tens of thousands.
+impl fmt::Debug for LatencyHistogram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LatencyHistogram").field(&self.summary()).finish()
+    }
+}
 
 /// The figures of a histogram that go into a result, in nanoseconds. All are 0 when `count` is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]

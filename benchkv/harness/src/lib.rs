@@ -7,7 +7,7 @@
 //! - [`exchange`]: what ranks need from each other outside the measured path: all-gather, barrier, a sleep that wakes when a rank dies.
 //! - [`hosts`]: where the ranks are, and the cores that those of a host share.
 //! - [`affinity`]: the usable cores and which thread goes where.
-//! - [`device`]: the RDMA device, as it is named on a command line.
+//! - [`device`]: the RDMA device, as it is named on a command line; [`window`]: copyrpc's window of batches.
 //! - [`clock`]: a cheap nanosecond clock that says what it reads.
 //! - [`hist`]: latency histograms that merge across threads and ranks.
 //! - [`echo`]: the Unix-socket echo every result is put beside.
@@ -39,6 +39,7 @@ pub mod machine;
 pub mod pingpong;
 pub mod report;
 pub mod role;
+pub mod window;
 
 mod child;
 mod sys;

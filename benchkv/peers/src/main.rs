@@ -100,7 +100,7 @@ fn launch(cli: &Cli) -> Result<(), Failure> {
     let job = Job::new(cli)?;
     cli.json.as_ref().map_or(Ok(()), JsonSink::check)?;
     let args = std::env::args_os().skip(1).collect();
-    Ok(Launch { ranks: 2, args, time_limit: job.time_limit(), grace: Duration::from_secs(5) }.run()?)
+    Ok(Launch { ranks: 2, args, environment: Vec::new(), time_limit: job.time_limit(), grace: Duration::from_secs(5) }.run()?)
 }
 
 fn rank(cli: &Cli, exchange: &mut dyn Exchange) -> Result<(), Failure> {

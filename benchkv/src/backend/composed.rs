@@ -12,6 +12,7 @@ use super::plan::Plan;
 use super::shards::{self, ShardNode};
 use super::{Backend, BackendError};
 use crate::options::Options;
+use crate::ucx::PeerErrors;
 
 /// The meaning of the shared-memory payloads: changes with [`Request`](crate::message::Request) and [`Response`](crate::message::Response).
 pub(super) const TYPE_TAG: u64 = u64::from_be_bytes(*b"BENCHKV1");
@@ -30,7 +31,7 @@ impl Composed {
     /// # Errors
     /// [`BackendError::Setup`] with the cause.
     pub fn new(options: &Options, rank: usize) -> Result<Self, BackendError> {
-        Self::on(options, rank, |dir| options.device.spec(Some(dir)))
+        Self::on(options, rank, |dir| options.device_spec(dir))
     }
 
     /// The same on another device than that of `options`: `device` is given the shared-memory directory.
@@ -46,7 +47,9 @@ impl Composed {
             ring_slots: options.sizes.ring_slots,
             ring_bytes: options.sizes.ring_bytes,
             store_keys: options.workload.store_keys(),
+            policies: options.policies.clone(),
             window: options.sizes.window,
+            ucx_errors: options.ucx_errors.unwrap_or(PeerErrors::None),
             device: device(dir.path()),
             dir,
         };

@@ -1,16 +1,18 @@
 //! A daemon: owner of a shard, carrier of requests, stepped through bounded phases.
 //!
 //! No phase waits for another: a request that cannot go on now joins a queue in front of its way, and the next steps try again. Answers are
-//! never held up, because every transport keeps room for them.
+//! never held up for want of room, because every transport keeps room for them; a [`Policy`] may hold them, for a time.
 
 use super::composed::TYPE_TAG;
 use super::plan::Plan;
 use super::remote::{Incoming, Remote};
 use super::shards::{Hop, ShardNode, Shards};
-use super::{BackendError, Daemon, Endpoints, Peer, Records, Worker};
+use super::{BackendError, Daemon, Endpoints, Peer, Records, Round, Worker};
 use crate::activity::TransportReport;
 use crate::message::{Outcome, Request, Response};
+use crate::policy::{Governor, Policy, PolicyReport, Unrestricted};
 use crate::store::{Shard, owner_of};
+use crate::trace::Sample;
 
 /// Requests a phase takes in one step.
 const BUDGET: usize = 256;
@@ -48,6 +50,10 @@ pub struct KvDaemon {
     ring: Option<RingServer>,
     shards: Shards<Waiting>,
     remote: Option<Remote<Caller>>,
+    /// Answers of other ranks that the policy holds back.
+    held: Vec<(Caller, Option<Response>)>,
+    /// `None`: nothing is left for later.
+    governor: Option<Box<Governor>>,
     backlog_peak: usize,
 }
 
@@ -65,22 +71,75 @@ impl KvDaemon {
             ring,
             shards: Shards::new(node, topology.daemons),
             remote: Remote::open(plan, Worker::Daemon(daemon))?,
+            held: Vec::new(),
+            governor: Governor::new(&plan.policies, topology.ranks),
             backlog_peak: 0,
             plan: plan.clone(),
         })
     }
 
-    /// Answers of other ranks, to those who asked; then their requests.
-    fn serve_remote(&mut self) -> Result<usize, BackendError> {
-        let Self { remote: Some(remote), ring, shards, .. } = self else { return Ok(0) };
-        let answers = remote.poll(|caller, response| answer_caller(caller, response, ring.as_mut(), shards))?;
+    /// All phases.
+    fn round<P: Policy>(&mut self, policy: &mut P) -> Result<Round, BackendError> {
+        let mut round = self.take_answers(policy)?;
+        if policy.takes_requests(self.outstanding()) {
+            round.moved += self.serve_ranks()?;
+            round.moved += self.serve_ring()?;
+            if policy.looks_at_clients() {
+                let found = self.serve_clients()?;
+                policy.looked_at_clients(found);
+                round.moved += found;
+            }
+            round.moved += self.serve_daemons()?;
+            round.moved += self.retry_backlogs()?;
+        }
+        if let Some(remote) = &mut self.remote {
+            if policy.flushes(round.moved > 0) {
+                remote.flush()?;
+                policy.flushed(remote.sent());
+            }
+        }
+        round.outstanding = self.outstanding();
+        Ok(round)
+    }
+
+    /// Answers of other ranks, to those who asked.
+    fn take_answers<P: Policy>(&mut self, policy: &mut P) -> Result<Round, BackendError> {
+        let Self { remote: Some(remote), ring, shards, held, .. } = self else { return Ok(Round::default()) };
+        if let Some(open) = policy.open_links(remote.links(), remote.sent() > 0 || remote.backlogged() > 0) {
+            remote.open_links(open);
+        }
+        let (mut round, mut passed, mut polls) = (Round::default(), 0, 0);
+        // Bounded by the policy.
+        while round.cqes == 0 && polls <= policy.extra_polls() {
+            let polled = remote.poll(|caller, response| {
+                if policy.keeps_answer() {
+                    held.push((caller, response));
+                } else {
+                    passed += 1;
+                    answer_caller(caller, response, ring.as_mut(), shards);
+                }
+            })?;
+            polls += 1;
+            round.cqes += polled.cqes;
+            round.moved += polled.answers;
+        }
+        policy.polled(polls, round.cqes, passed);
+        if policy.releases() {
+            round.moved += held.len();
+            held.drain(..).for_each(|(caller, response)| answer_caller(caller, response, ring.as_mut(), shards));
+        }
+        Ok(round)
+    }
+
+    /// Requests of other ranks.
+    fn serve_ranks(&mut self) -> Result<usize, BackendError> {
         let mut served = 0;
         while served < BUDGET {
             let Some((request, incoming)) = self.remote.as_mut().and_then(Remote::recv) else { break };
             served += 1;
             self.serve_request_of_rank(request, incoming)?;
         }
-        Ok(answers + served)
+        Ok(served)
     }
 
     fn serve_request_of_rank(&mut self, request: Option<Request>, incoming: Incoming<Caller>) -> Result<(), BackendError> {
@@ -166,6 +225,12 @@ impl KvDaemon {
         self.shards.backlogged() + self.remote.as_ref().map_or(0, Remote::backlogged)
     }
 
+    /// Requests to other ranks that are not answered yet.
+    #[inline]
+    fn outstanding(&self) -> usize {
+        self.remote.as_ref().map_or(0, Remote::outstanding)
+    }
+
     /// The connection through which a request goes, if it goes from this daemon.
     fn link_for(&mut self, request: &Request) -> Option<(usize, &mut Remote<Caller>)> {
         let remote = self.remote.as_mut()?;
@@ -241,15 +306,27 @@ impl Endpoints for KvDaemon {
 }
 
 impl Daemon for KvDaemon {
-    fn step(&mut self) -> Result<usize, BackendError> {
-        let mut moved = self.serve_remote()?;
-        moved += self.serve_ring()?;
-        moved += self.serve_clients()?;
-        moved += self.serve_daemons()?;
-        moved += self.retry_backlogs()?;
-        if let Some(remote) = self.remote.as_mut().filter(|_| moved > 0) {
-            remote.flush()?;
-        }
-        Ok(moved)
+    fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError> {
+        // Of a daemon that asks nobody the compiler makes a round of its own.
+        let Some(mut governor) = self.governor.take() else { return self.round(&mut Unrestricted) };
+        governor.begin(now_ns(), self.outstanding());
+        let round = self.round(&mut *governor);
+        self.governor = Some(governor);
+        round
+    }
+
+    fn gauges(&self) -> Sample {
+        let (outstanding, backlog, held) = (self.outstanding() as u64, self.backlogged() as u64, self.held.len() as u64);
+        let counters = self.remote.as_ref().map_or_else(Sample::default, Remote::counters);
+        let governed = self.governor.as_ref().map_or_else(Sample::default, |governor| governor.gauges());
+        let Sample { messages, writes, window_stalls, .. } = counters;
+        Sample { messages, writes, window_stalls, outstanding, backlog, held, ..governed }
+    }
+
+    fn policy(&self) -> Option<PolicyReport> {
+        self.governor.as_ref().map(|governor| governor.report())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,6 +18,8 @@ use thiserror::Error;
 
 use crate::activity::TransportReport;
 use crate::message::{Request, Response};
+use crate::policy::PolicyReport;
+use crate::trace::Sample;
 
 /// A topology. One value per rank, shared by its threads.
 pub trait Backend: Sync {
@@ -68,11 +70,32 @@ pub trait Endpoints {
 
 /// A daemon: shard owner, and carrier of remote requests where the topology says so.
 pub trait Daemon: Endpoints {
-    /// One bounded round over all phases. Returns the messages it took in or sent after they had waited; 0: nothing was to be done.
+    /// One bounded round over all phases. `now_ns` is the time; it is read by daemons whose policies need it.
     ///
     /// # Errors
     /// [`BackendError::PeerGone`] when a remote rank is dead. The daemon is of no use after an error.
-    fn step(&mut self) -> Result<usize, BackendError>;
+    fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError>;
+
+    /// How it stands, for a time series: all but time, run and the counters of rounds.
+    fn gauges(&self) -> Sample {
+        Sample::default()
+    }
+
+    /// What its policies did; `None` if it has none.
+    fn policy(&self) -> Option<PolicyReport> {
+        None
+    }
+}
+
+/// What one round of a daemon did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Round {
+    /// Messages it took in, or sent after they had waited; 0: nothing was to be done.
+    pub moved: usize,
+    /// Completions it took.
+    pub cqes: usize,
+    /// Requests to other ranks that were not answered at its end.
+    pub outstanding: usize,
 }
 
 /// How a client's requests reach a store.

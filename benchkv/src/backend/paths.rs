@@ -91,7 +91,8 @@ impl Paths for ClientPaths {
         }
         let Some(remote) = &mut self.remote else { return Ok(()) };
         remote.poll(|token, response| ended(token, response.map_or(Ending::Error, Ending::Reply)))?;
-        if remote.retry()? > 0 { remote.flush() } else { Ok(()) }
+        remote.retry()?;
+        remote.flush()
     }
 
     fn flush(&mut self) -> Result<(), BackendError> {

@@ -17,7 +17,9 @@ use mlx5::DeviceSpec;
 use shm::dir::Dir;
 
 use crate::cli::BackendKind;
+use crate::policy::PolicyOptions;
 use crate::store::owner_of;
+use crate::ucx::PeerErrors;
 
 /// A thread of a rank that can have endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -155,8 +157,11 @@ pub(super) struct Plan {
     pub(super) ring_slots: usize,
     pub(super) ring_bytes: u64,
     pub(super) store_keys: u64,
+    pub(super) policies: PolicyOptions,
     /// Requests, and answers, of each end under way on a connection that carries each by itself.
     pub(super) window: usize,
+    /// Whether UCX notices dead peers.
+    pub(super) ucx_errors: PeerErrors,
     pub(super) device: DeviceSpec,
     pub(super) dir: Dir,
 }

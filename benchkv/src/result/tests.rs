@@ -69,7 +69,8 @@ fn reduced(verdicts: [Verdict; 2]) -> JobResult {
         .map(|(rank, client)| {
             let transport = TransportReport { device: format!("soft:lid={rank}"), writes: 10, messages: 25, ..TransportReport::default() };
             let window = Activity { span_ns: SECOND, loops: 4, moved: 2, transport: Some(transport.clone()), ..Activity::default() };
-            let daemon = WorkerReport { loops: 10, empty_loops: 5, transport: Some(transport), windows: vec![window; 2] };
+            let daemon =
+                WorkerReport { loops: 10, empty_loops: 5, transport: Some(transport), windows: vec![window; 2], ..WorkerReport::default() };
             serde_json::to_vec(&RankReport::new(rank, course(&[1.0, 1.0]), vec![client], vec![daemon])).unwrap()
         })
         .collect();

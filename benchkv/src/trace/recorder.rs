@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Sample;
+use crate::backend::Round;
 use crate::control::Phase;
 
 /// Samples kept of a daemon: 4 MiB.
@@ -11,15 +12,6 @@ const CAPACITY: usize = 1 << 15;
 const IDLE_INTERVAL_NS: u64 = 1_000_000;
 /// Rounds without work between two looks at the clock.
 const IDLE_ROUNDS_PER_LOOK: u32 = 64;
-
-/// What a daemon's round did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Did {
-    /// Messages it moved.
-    pub moved: u64,
-    /// Completions it took.
-    pub cqes: u64,
-}
 
 /// A series while it is recorded. Where it would not fit, every second sample is dropped and the distance of the next ones doubles: a series
 /// covers the whole job, and is as dense as the memory allows.
@@ -75,16 +67,15 @@ impl Recorder {
     }
 
     /// Notes a round. `gauges` has what a daemon knows: all but time, run and the counters of rounds; those that count are as they stand.
-    pub fn note(&mut self, phase: Phase, did: Did, now_ns: impl FnOnce() -> u64, gauges: impl FnOnce() -> Sample) {
+    pub fn note(&mut self, phase: Phase, round: Round, now_ns: impl FnOnce() -> u64, gauges: impl FnOnce() -> Sample) {
         if self.started_ns.is_none() && phase == Phase::Ready {
             return;
         }
         self.run = if let Phase::Window(run) = phase { Some(run) } else { None };
         self.sum.loops += 1;
-        self.sum.cqes += did.cqes;
-        self.sum.moved += did.moved;
-        let is_busy = did.moved > 0;
-        if is_busy {
+        self.sum.cqes += round.cqes as u64;
+        self.sum.moved += round.moved as u64;
+        if round.moved > 0 {
             self.busy += 1;
         } else {
             self.idle += 1;
@@ -139,8 +130,8 @@ impl Recorder {
 mod tests {
     use super::*;
 
-    const BUSY: Did = Did { moved: 3, cqes: 1 };
-    const IDLE: Did = Did { moved: 0, cqes: 0 };
+    const BUSY: Round = Round { moved: 3, cqes: 1, outstanding: 0 };
+    const IDLE: Round = Round { moved: 0, cqes: 0, outstanding: 0 };
 
     fn times(recorder: &Recorder) -> Vec<u64> {
         recorder.samples().iter().map(|sample| sample.time_ns).collect()

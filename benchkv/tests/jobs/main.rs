@@ -4,6 +4,9 @@
 //! - `measurement`: the main job of all backends, over the options that change its paths.
 //! - `output`: the table and the JSON document.
 //! - `tables`: the flat form, in each format.
+//! - `policies`: what daemons leave for later, and the series of what they do.
+//! - `page`: what `benchkv report` draws.
+//! - `sweep`: the script that measures at many points.
 //! - `bad_input`: what cannot be run is refused.
 //! - `death`: ranks and launchers that are killed.
 //! - `memory`: what a job takes of it beside what was reckoned.
@@ -22,4 +25,7 @@ mod job;
 mod measurement;
 mod memory;
 mod output;
+mod page;
+mod policies;
+mod sweep;
 mod tables;

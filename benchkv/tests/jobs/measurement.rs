@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::job::{BACKENDS, Job, SHORT, Scratch, TWO_BACKENDS, WITH_RINGS, benchkv, run, turn};
 
 /// Runs a short job alone; it has to be sound and to leave nothing.
-fn measure(args: &[&str]) -> Value {
+pub(crate) fn measure(args: &[&str]) -> Value {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let result = run(&dir, &[args, &["--json", "-"]].concat()).result();
     assert_sound(&result);
@@ -22,15 +22,15 @@ fn each_of(backends: &[&str], args: &[&str], check: impl Fn(&Value)) {
     }
 }
 
-fn count(value: &Value, field: &str) -> u64 {
+pub(crate) fn count(value: &Value, field: &str) -> u64 {
     value[field].as_u64().unwrap_or_else(|| panic!("{field} is no count: {value}"))
 }
 
-fn number(value: &Value, field: &str) -> f64 {
+pub(crate) fn number(value: &Value, field: &str) -> f64 {
     value[field].as_f64().unwrap_or_else(|| panic!("{field} is no number: {value}"))
 }
 
-fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
+pub(crate) fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().unwrap_or_else(|| panic!("{field} is no list: {value}"))
 }
 
@@ -54,7 +54,7 @@ fn assert_sound(result: &Value) {
     }
 }
 
-fn daemons(result: &Value) -> impl Iterator<Item = &Value> {
+pub(crate) fn daemons(result: &Value) -> impl Iterator<Item = &Value> {
     list(result, "per_rank").iter().flat_map(|rank| list(rank, "daemons"))
 }
 

@@ -85,7 +85,7 @@ fn launch(cli: Cli) -> ExitCode {
     }
     say(&options.to_string());
     let args = std::env::args_os().skip(1).collect();
-    match (Launch { ranks: RANKS, args, time_limit: options.time_limit(), grace: GRACE }).run() {
+    match (Launch { ranks: RANKS, args, environment: Vec::new(), time_limit: options.time_limit(), grace: GRACE }).run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(error.exit_code(), &error),
     }

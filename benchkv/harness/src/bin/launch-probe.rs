@@ -44,7 +44,7 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
             let ranks = word(0).parse()?;
             let limit = if word(1) == "overrun" { Duration::from_millis(500) } else { Duration::from_secs(20) };
             let grace = Duration::from_millis(if word(1) == "defy" { 60_000 } else { 500 });
-            let launch = Launch { ranks, args, time_limit: limit, grace };
+            let launch = Launch { ranks, args, environment: Vec::new(), time_limit: limit, grace };
             Ok(launch.run().map_or_else(
                 |error| {
                     say(&format!("launcher: {error}"));

@@ -36,6 +36,8 @@ pub struct Launch {
     pub ranks: usize,
     /// Arguments of every rank, without the program's name.
     pub args: Vec<OsString>,
+    /// Environment variables of every rank, beside those of this process.
+    pub environment: Vec<(&'static str, &'static str)>,
     /// The job is ended when it takes longer than this.
     pub time_limit: Duration,
     /// How long ranks may take to end by themselves after one has failed or the user has interrupted.
@@ -175,7 +177,7 @@ impl RankProcess {
             _ => Stdio::from(io::stderr().as_fd().try_clone_to_owned().map_err(failed)?),
         };
         let role = RoleText::Rank { rank, size: launch.ranks }.encode();
-        let child = OwnChild::spawn(&role, &launch.args, theirs, stdout).map_err(failed)?;
+        let child = OwnChild::spawn(&role, &launch.args, &launch.environment, theirs, stdout).map_err(failed)?;
         Ok(Self { child, channel: Channel::new(ours).map_err(failed)?, ended: None })
     }
 }

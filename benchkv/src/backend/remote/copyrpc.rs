@@ -5,9 +5,10 @@ use zerocopy::IntoBytes;
 
 use super::super::plan::Plan;
 use super::super::{BackendError, Peer};
-use super::SendError;
+use super::{Polled, SendError};
 use crate::activity::TransportReport;
 use crate::message::{Request, Response};
+use crate::trace::Sample;
 
 /// Receives per endpoint: what it grants its peer in batches, and half of that again.
 const RECEIVES_PER_ENDPOINT: u32 = 48;
@@ -39,10 +40,13 @@ impl<C> Links<C> {
     pub(super) fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
         let count = peers.len() as u32;
         let receives = copyrpc::DEFAULT_SRQ_SIZE.max(count * RECEIVES_PER_ENDPOINT);
-        let completions = copyrpc::DEFAULT_CQ_SIZE.max((receives + 1).next_power_of_two()).max(count * SEND_COMPLETIONS_PER_ENDPOINT);
+        let completions = copyrpc::DEFAULT_CQ_SIZE
+            .max((receives + 1).next_power_of_two())
+            .max(count * (SEND_COMPLETIONS_PER_ENDPOINT + plan.policies.batch_window.completions()));
         let context = ContextBuilder::new(plan.device.clone()).srq_size(receives).cq_size(completions).build();
         let context: Context<C> = context.map_err(|e| BackendError::setup("the RDMA context", e))?;
-        let config = EndpointConfig { ring_size: plan.ring_bytes, ..EndpointConfig::default() };
+        let config =
+            EndpointConfig { ring_size: plan.ring_bytes, window: plan.policies.batch_window.window(), ..EndpointConfig::default() };
         let link = |peer: &Peer| match context.create_endpoint(&config) {
             Ok(pending) => Ok(Link { peer: *peer, end: End::Pending(pending) }),
             Err(error) => Err(BackendError::setup(format!("the endpoint to {peer}"), error)),
@@ -82,19 +86,19 @@ impl<C> Links<C> {
         }
     }
 
-    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>)) -> Result<usize, BackendError> {
+    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
         let (mut is_closed, mut answers) = (false, 0);
-        let polled = self.context.poll(|whom, outcome| {
+        let drained = self.context.drain(|whom, outcome| {
             answers += 1;
             is_closed |= matches!(outcome, Err(CallFailure::Closed(_)));
             // A response of another length is no response.
             answer(whom, outcome.ok().filter(|bytes| bytes.len() == size_of::<Response>()).and_then(|bytes| bytes.read()));
         });
-        polled.map_err(|e| BackendError::transport("the RDMA context", e))?;
+        let cqes = drained.map_err(|e| BackendError::transport("the RDMA context", e))?;
         if is_closed {
             self.links.iter().try_for_each(Link::check)?;
         }
-        Ok(answers)
+        Ok(Polled { answers, cqes })
     }
 
     pub(super) fn recv(&self) -> Option<(Option<Request>, Handle<C>)> {
@@ -108,15 +112,25 @@ impl<C> Links<C> {
         self.context.flush_endpoints().map_err(|e| BackendError::transport("the RDMA context", e))
     }
 
+    pub(super) fn counters(&self) -> Sample {
+        let stats = self.context.stats();
+        let (messages, writes, window_stalls) = (stats.messages_sent, stats.batches_sent, stats.window_stalls);
+        Sample { messages, writes, window_stalls, ..Sample::default() }
+    }
+
     pub(super) fn report(&self) -> TransportReport {
         let (info, stats) = (self.context.device_info(), self.context.stats());
         TransportReport {
             device: info.name,
+            modes: info.modes,
             reached_by: info.transport,
             writes: stats.batches_sent,
             messages: stats.messages_sent,
             reads: stats.reads,
             waits: stats.ring_full + stats.insufficient_credit,
+            credit_waits: stats.insufficient_credit,
+            window_stalls: stats.window_stalls,
+            rnr_naks: info.rnr_naks,
             backlog_peak: 0,
         }
     }

@@ -1,6 +1,6 @@
 //! A thread's connections to other ranks, and the requests that wait for room on them.
 //!
-//! What carries a request is a [`Carrier`]: [`copyrpc`], or [`rc_send`], which sends each message by itself (`frame`: its bytes, `dialogue`: what
+//! What carries a request is a [`Carrier`]: [`copyrpc`], or [`rc_send`] or [`ucx_am`], which send each message by itself (`frame`: its bytes, `dialogue`: what
 //! each end keeps of it, `calls`: who waits for an answer). A carrier has one link for each peer of the thread, numbered as the
 //! topology lists them, and knows nothing of topologies; [`Remote`] finds the link of a request and keeps what finds no room, in order.
 
@@ -11,6 +11,7 @@ mod frame;
 mod rc_send;
 #[cfg(test)]
 mod tests;
+mod ucx_am;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -20,6 +21,7 @@ use super::{BackendError, Peer, Records, Worker};
 use crate::activity::TransportReport;
 use crate::cli::BackendKind;
 use crate::message::{Request, Response};
+use crate::trace::Sample;
 
 /// The connections of one daemon or client. `C` is whom to answer, kept per call.
 pub(super) struct Remote<C> {
@@ -35,6 +37,21 @@ pub(super) struct Remote<C> {
     backlogged: usize,
     /// Most that was backlogged since somebody asked.
     backlog_peak: usize,
+    /// Requests sent since the start, and answers to them.
+    sent: u64,
+    answered: u64,
+    /// Links numbered below this may send; requests for the others wait.
+    open_links: usize,
+}
+
+/// What a poll found.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Polled {
+    /// Answers. They count as work, and completions do not: while credit is missing each round brings one, of a READ that looks for it, and a
+    /// daemon that took that for work would keep the core from the peer it waits for.
+    pub(super) answers: usize,
+    /// Completions.
+    pub(super) cqes: usize,
 }
 
 /// What carries requests and responses. The step of a thread chooses between kinds once for each of its phases and messages; a type parameter
@@ -42,6 +59,7 @@ pub(super) struct Remote<C> {
 enum Carrier<C> {
     Copyrpc(copyrpc::Links<C>),
     RcSend(Box<rc_send::Links<C>>),
+    UcxAm(Box<ucx_am::Links<C>>),
 }
 
 /// A request of another rank, to be answered once, at any time, with [`Remote::answer`].
@@ -99,9 +117,12 @@ impl<C> Remote<C> {
             rank: plan.rank,
             routes,
             backlogs: peers.iter().map(|_| VecDeque::new()).collect(),
+            open_links: peers.len(),
             peers,
             backlogged: 0,
             backlog_peak: 0,
+            sent: 0,
+            answered: 0,
         }))
     }
 
@@ -132,14 +153,38 @@ impl<C> Remote<C> {
         self.backlogged
     }
 
+    /// Requests that were sent and are not answered yet.
+    #[inline]
+    pub(super) fn outstanding(&self) -> usize {
+        (self.sent - self.answered) as usize
+    }
+
+    /// Requests sent since the start.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Links, open or not.
+    pub(super) fn links(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Lets the first `count` links send, and no others. What waits for one is sent by the next [`retry`](Self::retry).
+    pub(super) fn open_links(&mut self, count: usize) {
+        self.open_links = count;
+    }
+
     /// Sends a request through a link, behind those that wait.
     pub(super) fn call(&mut self, link: usize, request: Request, whom: C) -> Result<(), BackendError> {
         let Some(backlog) = self.backlogs.get_mut(link) else {
             return Err(BackendError::transport("a call to another rank", format!("there is no link {link}")));
         };
-        let whom = if backlog.is_empty() {
+        let whom = if backlog.is_empty() && link < self.open_links {
             match self.carrier.send(link, &request, whom) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.sent += 1;
+                    return Ok(());
+                }
                 Err(SendError::Full(whom)) => whom,
                 Err(SendError::Down(error)) => return Err(error),
             }
@@ -156,7 +201,7 @@ impl<C> Remote<C> {
     pub(super) fn retry(&mut self) -> Result<usize, BackendError> {
         let before = self.backlogged;
         if before > 0 {
-            (0..self.backlogs.len()).try_for_each(|link| self.send(link))?;
+            (0..self.backlogs.len().min(self.open_links)).try_for_each(|link| self.send(link))?;
         }
         Ok(before - self.backlogged)
     }
@@ -166,7 +211,10 @@ impl<C> Remote<C> {
         let Some(backlog) = self.backlogs.get_mut(link) else { return Ok(()) };
         while let Some((request, whom)) = backlog.pop_front() {
             match self.carrier.send(link, &request, whom) {
-                Ok(()) => self.backlogged -= 1,
+                Ok(()) => {
+                    self.backlogged -= 1;
+                    self.sent += 1;
+                }
                 Err(SendError::Full(whom)) => {
                     backlog.push_front((request, whom));
                     return Ok(());
@@ -177,15 +225,15 @@ impl<C> Remote<C> {
         Ok(())
     }
 
-    /// Takes in what arrived, and hands responses to `answer` with whom they are for. Returns how many there were.
-    ///
-    /// Completions do not count: while credit is missing each round brings one, of a READ that looks for it, and a daemon that took that
-    /// for work would keep the core from the peer it waits for.
-    pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>)) -> Result<usize, BackendError> {
-        match &mut self.carrier {
+    /// Takes in what arrived, and hands responses to `answer` with whom they are for. Sends nothing: whoever polls flushes as well, work or not.
+    pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
+        let polled = match &mut self.carrier {
             Carrier::Copyrpc(links) => links.poll(answer),
             Carrier::RcSend(links) => links.poll(answer),
-        }
+            Carrier::UcxAm(links) => links.poll(answer),
+        }?;
+        self.answered += polled.answers as u64;
+        Ok(polled)
     }
 
     /// The oldest request of another rank. `None` in its place: bytes that are no request, to be refused.
@@ -193,6 +241,7 @@ impl<C> Remote<C> {
         match &mut self.carrier {
             Carrier::Copyrpc(links) => links.recv().map(|(request, handle)| (request, Incoming::Copyrpc(handle))),
             Carrier::RcSend(links) => links.recv().map(|(request, ticket)| (Some(request), Incoming::Message(ticket))),
+            Carrier::UcxAm(links) => links.recv().map(|(request, ticket)| (Some(request), Incoming::Message(ticket))),
         }
     }
 
@@ -201,15 +250,27 @@ impl<C> Remote<C> {
         match (incoming, &mut self.carrier) {
             (Incoming::Copyrpc(handle), _) => copyrpc::answer(handle, response),
             (Incoming::Message(ticket), Carrier::RcSend(links)) => links.answer(ticket, response),
+            (Incoming::Message(ticket), Carrier::UcxAm(links)) => links.answer(ticket, response),
             (Incoming::Message(_), Carrier::Copyrpc(_)) => {}
         }
     }
 
-    /// Posts what the phases of this step have gathered.
+    /// Posts what the phases of this step have gathered, and what connections have to tell by themselves.
     pub(super) fn flush(&mut self) -> Result<(), BackendError> {
         match &mut self.carrier {
             Carrier::Copyrpc(links) => links.flush(),
             Carrier::RcSend(links) => links.flush(),
+            // It gathers nothing.
+            Carrier::UcxAm(_) => Ok(()),
+        }
+    }
+
+    /// Counters since the start, for the series of a daemon: messages, WRITEs, and flushes that the batch window stopped.
+    pub(super) fn counters(&self) -> Sample {
+        match &self.carrier {
+            Carrier::Copyrpc(links) => links.counters(),
+            Carrier::RcSend(links) => links.counters(),
+            Carrier::UcxAm(links) => links.counters(),
         }
     }
 
@@ -219,6 +280,7 @@ impl<C> Remote<C> {
         let report = match &self.carrier {
             Carrier::Copyrpc(links) => links.report(),
             Carrier::RcSend(links) => links.report(),
+            Carrier::UcxAm(links) => links.report(),
         };
         TransportReport { backlog_peak, ..report }
     }
@@ -228,7 +290,7 @@ impl<C> Carrier<C> {
     /// A link for each of `peers`, not yet connected.
     fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
         match plan.topology.kind {
-            BackendKind::UcxAm => Err(BackendError::setup("ucx-am", "it is not in this build")),
+            BackendKind::UcxAm => ucx_am::Links::open(plan, peers).map(|links| Self::UcxAm(Box::new(links))),
             BackendKind::RcSend => rc_send::Links::open(plan, peers).map(|links| Self::RcSend(Box::new(links))),
             _ => copyrpc::Links::open(plan, peers).map(Self::Copyrpc),
         }
@@ -239,6 +301,7 @@ impl<C> Carrier<C> {
         match self {
             Self::Copyrpc(links) => links.record(link),
             Self::RcSend(links) => links.record(link),
+            Self::UcxAm(links) => links.record(link),
         }
     }
 
@@ -247,6 +310,7 @@ impl<C> Carrier<C> {
         match self {
             Self::Copyrpc(links) => links.connect(link, record),
             Self::RcSend(links) => links.connect(link, record),
+            Self::UcxAm(links) => links.connect(link, record),
         }
     }
 
@@ -256,6 +320,7 @@ impl<C> Carrier<C> {
         match self {
             Self::Copyrpc(links) => links.send(link, request, whom),
             Self::RcSend(links) => links.send(link, request, whom),
+            Self::UcxAm(links) => links.send(link, request, whom),
         }
     }
 }

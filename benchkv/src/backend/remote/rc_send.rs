@@ -15,9 +15,10 @@ use super::super::plan::Plan;
 use super::super::{BackendError, Peer};
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{SendError, Ticket};
+use super::{Polled, SendError, Ticket};
 use crate::activity::TransportReport;
 use crate::message::{Request, Response};
+use crate::trace::Sample;
 
 /// Bytes of a receive: a message, at an address that no other shares a cache line with.
 const RECEIVE_BYTES: usize = Frame::MAX_BYTES.next_multiple_of(64);
@@ -144,10 +145,10 @@ impl<C> Links<C> {
         }
     }
 
-    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>)) -> Result<usize, BackendError> {
+    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
         let Self { recv_cq, send_cq, links, receives, arrived, .. } = self;
         let (mut answers, mut has_failed) = (0, false);
-        recv_cq.poll(POLL_BUDGET, |number, cqe| {
+        let mut cqes = recv_cq.poll(POLL_BUDGET, |number, cqe| {
             let Some((number, link)) = number.and_then(|number| Some((*number, links.get_mut(*number)?))) else { return };
             match link.receive(number, receives, &cqe) {
                 Ok(Arrival::Answer(whom, response)) => {
@@ -162,7 +163,7 @@ impl<C> Links<C> {
             }
         });
         if send_cq.has_completion() {
-            send_cq.poll(POLL_BUDGET, |cqe| {
+            cqes += send_cq.poll(POLL_BUDGET, |cqe| {
                 let number = recv_cq.queues().get(cqe.qpn()).copied();
                 let Some(link) = number.and_then(|number| links.get_mut(number)) else { return };
                 has_failed |= !link.complete(&cqe);
@@ -176,8 +177,7 @@ impl<C> Links<C> {
         if has_failed {
             self.links.iter().try_for_each(Link::check)?;
         }
-        self.flush()?;
-        Ok(answers)
+        Ok(Polled { answers, cqes })
     }
 
     pub(super) fn recv(&mut self) -> Option<(Request, Ticket)> {
@@ -206,10 +206,23 @@ impl<C> Links<C> {
         Ok(())
     }
 
+    pub(super) fn counters(&self) -> Sample {
+        Sample { messages: self.counters.sends, writes: self.counters.sends, ..Sample::default() }
+    }
+
     pub(super) fn report(&self) -> TransportReport {
         let info = self.device.info();
         let Counters { sends, waits } = self.counters;
-        TransportReport { device: info.name, reached_by: info.transport, writes: sends, messages: sends, reads: 0, waits, backlog_peak: 0 }
+        TransportReport {
+            device: info.name,
+            modes: info.modes,
+            reached_by: info.transport,
+            writes: sends,
+            messages: sends,
+            waits,
+            rnr_naks: info.rnr_naks,
+            ..TransportReport::default()
+        }
     }
 }
 

@@ -10,6 +10,8 @@ use shm::dir::Dir;
 use super::*;
 use crate::cli::BackendKind;
 use crate::message::Outcome;
+use crate::policy::PolicyOptions;
+use crate::ucx::PeerErrors;
 
 /// More than rings or windows hold.
 const REQUESTS: usize = 1000;
@@ -47,8 +49,10 @@ fn pair(dir: &Dir, kind: BackendKind) -> [Remote<usize>; 2] {
             ring_slots: 1024,
             ring_bytes: 4096,
             store_keys: 1,
+            policies: PolicyOptions::default(),
             window: WINDOW,
-            device: DeviceChoice::Soft.spec(Some(dir.path())),
+            ucx_errors: PeerErrors::Peer,
+            device: DeviceChoice::Auto.spec(Some(dir.path())),
             dir: dir.clone(),
         };
         Remote::open(&plan, Worker::Daemon(0)).unwrap().unwrap()
@@ -87,12 +91,16 @@ fn answer_all(asking: &mut Remote<usize>, answering: &mut Remote<usize>) {
         asking.flush().unwrap();
     }
     assert_eq!(answered, (0..REQUESTS).map(|number| (number, number % 3 > 0)).collect::<Vec<_>>(), "each once, in order");
-    assert_eq!(asking.backlogged(), 0);
+    assert_eq!((asking.backlogged(), asking.outstanding(), asking.sent()), (0, 0, REQUESTS as u64));
 }
 
 /// Rounds in which something moved, of a hundred.
 fn moving_rounds(asking: &mut Remote<usize>) -> usize {
-    let moved = (0..100).filter(|_| asking.retry().unwrap() + asking.poll(|_, _| ()).unwrap() > 0);
+    let moved = (0..100).filter(|_| {
+        let moved = asking.retry().unwrap() + asking.poll(|_, _| ()).unwrap().answers;
+        asking.flush().unwrap();
+        moved > 0
+    });
     moved.count()
 }
 
@@ -125,10 +133,34 @@ fn no_more_sends_are_under_way_than_receives_are_posted() {
     assert!(asked.waits > 0, "{asked:?}");
 }
 
+#[test]
+#[ignore = "needs libucx0"]
+fn no_more_active_messages_wait_for_answers_than_the_window_has_places() {
+    let scratch = Scratch::new();
+    let [mut asking, mut answering] = scratch.pair(BackendKind::UcxAm);
+    call_all(&mut asking);
+    moving_rounds(&mut asking);
+    assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
+    answer_all(&mut asking, &mut answering);
+    let report = asking.report();
+    assert!(report.messages == REQUESTS as u64 && report.waits > 0, "{report:?}");
+    assert!(report.device.starts_with("ucx:1.") && report.reached_by.contains(" by tcp/"), "{report:?}");
+}
+
+#[test]
+#[ignore = "needs libucx0"]
+fn a_dead_peer_of_ucx_is_missed() {
+    misses_the_dead(&[BackendKind::UcxAm]);
+}
+
 /// Nothing is sent that could fail: the peer has taken what it was sent, and owes answers.
 #[test]
 fn a_dead_peer_is_missed_although_nothing_is_sent_to_it() {
-    for kind in [BackendKind::Delegation, BackendKind::RcSend] {
+    misses_the_dead(&[BackendKind::Delegation, BackendKind::RcSend]);
+}
+
+fn misses_the_dead(kinds: &[BackendKind]) {
+    for kind in kinds.iter().copied() {
         let scratch = Scratch::new();
         let [mut asking, mut answering] = scratch.pair(kind);
         call_all(&mut asking);
@@ -141,6 +173,7 @@ fn a_dead_peer_is_missed_although_nothing_is_sent_to_it() {
             if let Err(gone) = asking.poll(|_, _| ()) {
                 break gone;
             }
+            asking.flush().unwrap();
         };
         assert!(matches!(gone, BackendError::PeerGone { rank: 1, .. }), "{kind}: {gone}");
     }
