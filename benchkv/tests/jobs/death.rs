@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use benchkv::result::JobResult;
 
-use crate::job::{BACKENDS, Job, Process, Scratch, TICKS_OF_LOAD, TWO_BACKENDS, benchkv, run, turn};
+use crate::job::{BACKENDS, Job, Process, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, TWO_BACKENDS, benchkv, run, turn};
 
 /// A job that would run for a minute.
 fn start(dir: &Scratch, backend: &str, ranks: usize) -> Job {
@@ -19,7 +19,7 @@ fn start_and_load(dir: &Scratch, backend: &str, ranks: usize) -> (Job, Vec<Proce
     let job = start(dir, backend, ranks);
     let processes: Vec<Process> = (0..ranks).map(|rank| job.rank(rank)).collect();
     for process in &processes {
-        job.until("every client has work", || process.thread_ticks("client-0").filter(|ticks| *ticks >= TICKS_OF_LOAD));
+        job.until_client_used(*process, TICKS_OF_LOAD);
     }
     (job, processes)
 }
@@ -129,6 +129,7 @@ fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
     for (backend, signal, code) in [("delegation", libc::SIGINT, 130), ("direct", libc::SIGTERM, 143)] {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let (job, ranks) = start_and_load(&dir, backend, 2);
+        ranks.iter().for_each(|rank| job.until_client_used(*rank, TICKS_OF_RUN));
         if signal == libc::SIGINT {
             job.interrupt()
         } else {
@@ -174,7 +175,7 @@ fn in_the_warm_up_an_interrupt_leaves_no_result() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let job = Job::start(benchkv(&["--warmup", "60", "--json", "-", "--shm-dir"]).arg(dir.path()));
     let rank = job.rank(0);
-    job.until("every client has work", || rank.thread_ticks("client-0").filter(|ticks| *ticks >= TICKS_OF_LOAD));
+    job.until_client_used(rank, TICKS_OF_RUN);
     job.interrupt();
     let ended = job.end();
     ended.assert_failed(130, &["benchkv: interrupted before anything was measured: there is no result"]);
@@ -203,7 +204,7 @@ fn load_processes(dir: &Scratch, backend: &str) -> (Job, [Process; 2], [Process;
     let ranks = [0, 1].map(|rank| job.rank(rank));
     let clients = ranks.map(|rank| job.client_of(rank));
     for client in clients {
-        job.until("every client has work", || client.ticks().filter(|ticks| *ticks >= 2 * TICKS_OF_LOAD));
+        job.until("every client has work", || client.ticks().filter(|ticks| *ticks >= 2 * TICKS_OF_RUN));
     }
     (job, ranks, clients)
 }
