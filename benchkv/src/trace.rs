@@ -15,8 +15,7 @@ use crate::options::{OptionError, range};
 
 pub mod recorder;
 
-/// The header line: names with units, in the order of the fields of [`Sample`]. Counters grow from the start of the warm-up; the others say how
-/// things stood at the time of the sample.
+/// The header line: names with units, in the order of the fields of [`Sample`].
 pub const COLUMNS: [&str; 14] = [
     "time_ns",
     "run",

@@ -10,7 +10,7 @@ use super::shards::{Hop, ShardNode, Shards};
 use super::{BackendError, Daemon, Endpoints, Peer, Records, Round, Worker};
 use crate::activity::TransportReport;
 use crate::message::{Outcome, Request, Response};
-use crate::policy::{Governor, Policy, PolicyReport, Unrestricted};
+use crate::policy::{Policy, PolicyReport};
 use crate::store::{Shard, owner_of};
 use crate::trace::Sample;
 
@@ -52,8 +52,7 @@ pub struct KvDaemon {
     remote: Option<Remote<Caller>>,
     /// Answers of other ranks that the policy holds back.
     held: Vec<(Caller, Option<Response>)>,
-    /// `None`: nothing is left for later.
-    governor: Option<Box<Governor>>,
+    policy: Policy,
     backlog_peak: usize,
 }
 
@@ -72,30 +71,30 @@ impl KvDaemon {
             shards: Shards::new(node, topology.daemons),
             remote: Remote::open(plan, Worker::Daemon(daemon))?,
             held: Vec::new(),
-            governor: Governor::new(&plan.policies, topology.ranks),
+            policy: Policy::new(&plan.policies, topology.ranks),
             backlog_peak: 0,
             plan: plan.clone(),
         })
     }
 
     /// All phases.
-    fn round<P: Policy>(&mut self, policy: &mut P) -> Result<Round, BackendError> {
-        let mut round = self.take_answers(policy)?;
-        if policy.takes_requests(self.outstanding()) {
+    fn round(&mut self) -> Result<Round, BackendError> {
+        let mut round = self.take_answers()?;
+        if self.policy.takes_requests(self.outstanding()) {
             round.moved += self.serve_ranks()?;
             round.moved += self.serve_ring()?;
-            if policy.looks_at_clients() {
+            if self.policy.looks_at_clients() {
                 let found = self.serve_clients()?;
-                policy.looked_at_clients(found);
+                self.policy.looked_at_clients(found);
                 round.moved += found;
             }
             round.moved += self.serve_daemons()?;
             round.moved += self.retry_backlogs()?;
         }
         if let Some(remote) = &mut self.remote {
-            if policy.flushes(round.moved > 0) {
+            if self.policy.flushes(round.moved > 0) {
                 remote.flush()?;
-                policy.flushed(remote.sent());
+                self.policy.flushed(remote.sent());
             }
         }
         round.outstanding = self.outstanding();
@@ -103,8 +102,8 @@ impl KvDaemon {
     }
 
     /// Answers of other ranks, to those who asked.
-    fn take_answers<P: Policy>(&mut self, policy: &mut P) -> Result<Round, BackendError> {
-        let Self { remote: Some(remote), ring, shards, held, .. } = self else { return Ok(Round::default()) };
+    fn take_answers(&mut self) -> Result<Round, BackendError> {
+        let Self { remote: Some(remote), ring, shards, held, policy, .. } = self else { return Ok(Round::default()) };
         if let Some(open) = policy.open_links(remote.links(), remote.sent() > 0 || remote.backlogged() > 0) {
             remote.open_links(open);
         }
@@ -123,8 +122,7 @@ impl KvDaemon {
             round.cqes += polled.cqes;
             round.moved += polled.answers;
         }
-        policy.polled(polls, round.cqes, passed);
-        if policy.releases() {
+        if policy.releases(polls, round.cqes, passed) {
             round.moved += held.len();
             held.drain(..).for_each(|(caller, response)| answer_caller(caller, response, ring.as_mut(), shards));
         }
@@ -297,6 +295,10 @@ impl Endpoints for KvDaemon {
         self.remote.as_mut().map_or(Ok(()), |remote| remote.connect(records))
     }
 
+    fn settle(&mut self) -> Result<bool, BackendError> {
+        self.remote.as_mut().map_or(Ok(true), Remote::settle)
+    }
+
     fn transport(&mut self) -> Option<TransportReport> {
         let backlogged = self.backlogged();
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, backlogged) as u64;
@@ -307,24 +309,19 @@ impl Endpoints for KvDaemon {
 
 impl Daemon for KvDaemon {
     fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError> {
-        // Of a daemon that asks nobody the compiler makes a round of its own.
-        let Some(mut governor) = self.governor.take() else { return self.round(&mut Unrestricted) };
-        governor.begin(now_ns(), self.outstanding());
-        let round = self.round(&mut *governor);
-        self.governor = Some(governor);
-        round
+        self.policy.begin(now_ns, self.outstanding());
+        self.round()
     }
 
     fn gauges(&self) -> Sample {
         let (outstanding, backlog, held) = (self.outstanding() as u64, self.backlogged() as u64, self.held.len() as u64);
         let counters = self.remote.as_ref().map_or_else(Sample::default, Remote::counters);
-        let governed = self.governor.as_ref().map_or_else(Sample::default, |governor| governor.gauges());
         let Sample { messages, writes, window_stalls, .. } = counters;
-        Sample { messages, writes, window_stalls, outstanding, backlog, held, ..governed }
+        Sample { messages, writes, window_stalls, outstanding, backlog, held, ..self.policy.gauges() }
     }
 
     fn policy(&self) -> Option<PolicyReport> {
-        self.governor.as_ref().map(|governor| governor.report())
+        self.policy.report()
     }
 }
 

@@ -51,6 +51,10 @@ impl Endpoints for ClientPaths {
         self.remote.as_mut().map_or(Ok(()), |remote| remote.connect(records))
     }
 
+    fn settle(&mut self) -> Result<bool, BackendError> {
+        self.remote.as_mut().map_or(Ok(true), Remote::settle)
+    }
+
     fn transport(&mut self) -> Option<TransportReport> {
         self.remote.as_mut().map(Remote::report)
     }

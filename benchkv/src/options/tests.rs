@@ -141,6 +141,26 @@ fn a_window_holds_what_is_in_flight_and_what_a_rank_can_have_receives_for() {
 }
 
 #[test]
+fn ucx_notices_dead_peers_where_that_costs_no_shared_memory_or_it_is_told_to() {
+    let errors = |hosts: &[&str], args: &str| resolve_on(hosts, args).unwrap().ucx_errors;
+    assert_eq!(errors(&["a", "b", "a"], "--backend ucx-am"), Some(PeerErrors::Peer), "and the software device is no reason to refuse them");
+    assert_eq!(errors(&["a", "b", "a"], "--backend ucx-am --ucx-errors none"), Some(PeerErrors::None));
+    assert_eq!(errors(&["a"; 3], "--backend ucx-am"), Some(PeerErrors::None));
+    assert_eq!(errors(&["a"; 3], "--backend ucx-am --ucx-errors peer"), Some(PeerErrors::Peer));
+    assert_eq!(errors(&["a"; 3], ""), None);
+    for (args, said) in [
+        ("--ucx-errors peer", "--ucx-errors peer: this --backend has no part in UCX; "),
+        ("--backend ucx-am --device soft", "--device soft: UCX chooses its transports itself; legal is none with ucx-am; UCX_TLS and "),
+        ("--backend ucx-am --sl 1", "--device auto --sl 1: UCX chooses "),
+    ] {
+        let refused = resolve(args).unwrap_err().to_string();
+        assert!(refused.starts_with(said), "{refused}");
+    }
+    let plan = resolve("--backend ucx-am").unwrap().to_string();
+    assert!(plan.contains("backend ucx-am, ucx device") && plan.contains("errors of UCX's endpoints: none"), "{plan}");
+}
+
+#[test]
 fn more_threads_than_cores_yield() {
     assert_eq!(resolve("--ranks 256").unwrap().wait, WaitStrategy::Yield);
     assert_eq!(resolve("--ranks 256 --wait busy").unwrap().wait, WaitStrategy::Busy);

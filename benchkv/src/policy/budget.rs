@@ -277,6 +277,14 @@ mod tests {
     }
 
     #[test]
+    fn long_rounds_that_often_find_nothing_keep_their_polls() {
+        let mut controller = identified(1, 5);
+        // Every second one.
+        (0..1000).for_each(|at| controller.note(round(if at % 2 == 0 { 10 } else { 0 }, 40_000)));
+        assert_eq!(controller.polls(), PROBE);
+    }
+
+    #[test]
     fn between_the_thresholds_nothing_changes_and_counting_starts_again() {
         let mut controller = identified(1, 5);
         assert_eq!(until_change(&mut controller, round(1, 6_000), 1000), None);

@@ -1,8 +1,9 @@
 //! The policies of one daemon, put together.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
-use super::Policy;
 use super::budget::{BudgetController, Observed};
 use super::hold::{Hold, HoldRule, Release};
 use super::options::{DEFAULT_HOLD_US, PolicyOptions, nanos};
@@ -68,6 +69,49 @@ pub struct PolicyReport {
     pub staggered_rounds: u64,
     /// From a flush to the next completion, smoothed; 0: not measured.
     pub rtt_ns: u64,
+}
+
+impl PolicyReport {
+    /// Adds what another daemon did; of what can be compared only, the larger.
+    pub fn add(&mut self, other: &Self) {
+        self.held += other.held;
+        self.full_releases += other.full_releases;
+        self.late_releases += other.late_releases;
+        self.hold_ns = self.hold_ns.max(other.hold_ns);
+        self.extra_polls += other.extra_polls;
+        self.poll_budget = self.poll_budget.max(other.poll_budget);
+        self.poll_budget_peak = self.poll_budget_peak.max(other.poll_budget_peak);
+        self.gathering_rounds += other.gathering_rounds;
+        self.delayed_flushes += other.delayed_flushes;
+        self.skipped_looks += other.skipped_looks;
+        self.staggered_rounds += other.staggered_rounds;
+        self.rtt_ns = self.rtt_ns.max(other.rtt_ns);
+    }
+}
+
+/// What was done, in words; what was not is left out.
+impl fmt::Display for PolicyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let holds = format!(
+            "{} answers held, released {} times full and {} times late, hold {} ns at the end",
+            self.held, self.full_releases, self.late_releases, self.hold_ns
+        );
+        let parts = [
+            (self.held, holds),
+            (
+                self.extra_polls,
+                format!("{} polls added, budget {} at the end, peak {}", self.extra_polls, self.poll_budget, self.poll_budget_peak),
+            ),
+            (self.gathering_rounds, format!("{} rounds for answers only", self.gathering_rounds)),
+            (self.delayed_flushes, format!("{} flushes delayed", self.delayed_flushes)),
+            (self.skipped_looks, format!("{} looks at clients left out", self.skipped_looks)),
+            (self.staggered_rounds, format!("{} staggered rounds", self.staggered_rounds)),
+            (self.rtt_ns, format!("round trip {} ns", self.rtt_ns)),
+        ];
+        let done: Vec<String> = parts.into_iter().filter_map(|(count, text)| (count > 0).then_some(text)).collect();
+        f.write_str(if done.is_empty() { "nothing to do" } else { "" })?;
+        f.write_str(&done.join(", "))
+    }
 }
 
 impl Governor {
@@ -141,8 +185,9 @@ impl Governor {
     }
 }
 
-impl Policy for Governor {
-    fn open_links(&mut self, links: usize, has_work: bool) -> Option<usize> {
+/// What [`Policy`](super::Policy) asks; see there.
+impl Governor {
+    pub(super) fn open_links(&mut self, links: usize, has_work: bool) -> Option<usize> {
         let open = self.stagger.as_mut()?.open(self.now_ns, has_work);
         self.report.staggered_rounds += u64::from(has_work);
         if open >= links {
@@ -151,20 +196,20 @@ impl Policy for Governor {
         Some(open)
     }
 
-    fn extra_polls(&self) -> u32 {
+    pub(super) fn extra_polls(&self) -> u32 {
         match &self.budget {
             Budget::Fixed(polls) => *polls,
             Budget::Adaptive(controller) => controller.polls(),
         }
     }
 
-    fn keeps_answer(&mut self) -> bool {
+    pub(super) fn keeps_answer(&mut self) -> bool {
         let keeps = self.hold.as_mut().is_some_and(|hold| hold.keeps(self.now_ns));
         self.report.held += u64::from(keeps);
         keeps
     }
 
-    fn polled(&mut self, polls: u32, cqes: usize, passed: usize) {
+    pub(super) fn polled(&mut self, polls: u32, cqes: usize, passed: usize) {
         self.report.extra_polls += u64::from(polls.saturating_sub(1));
         if cqes > 0 {
             self.note_round_trip();
@@ -180,7 +225,7 @@ impl Policy for Governor {
         self.report.poll_budget_peak = self.report.poll_budget_peak.max(self.extra_polls());
     }
 
-    fn releases(&mut self) -> bool {
+    pub(super) fn releases(&mut self) -> bool {
         match self.hold.as_mut().and_then(|hold| hold.release(self.now_ns)) {
             Some(Release::Full) => self.report.full_releases += 1,
             Some(Release::Late) => self.report.late_releases += 1,
@@ -189,31 +234,31 @@ impl Policy for Governor {
         true
     }
 
-    fn takes_requests(&mut self, outstanding: usize) -> bool {
+    pub(super) fn takes_requests(&mut self, outstanding: usize) -> bool {
         let gathers = self.coalesce.as_mut().is_some_and(|coalesce| coalesce.gathers(self.now_ns, outstanding));
         self.report.gathering_rounds += u64::from(gathers);
         !gathers
     }
 
-    fn looks_at_clients(&mut self) -> bool {
+    pub(super) fn looks_at_clients(&mut self) -> bool {
         let looks = self.skip_idle.as_mut().is_none_or(SkipIdle::looks);
         self.report.skipped_looks += u64::from(!looks);
         looks
     }
 
-    fn looked_at_clients(&mut self, found: usize) {
+    pub(super) fn looked_at_clients(&mut self, found: usize) {
         if let Some(skip_idle) = &mut self.skip_idle {
             skip_idle.looked(found);
         }
     }
 
-    fn flushes(&mut self, has_moved: bool) -> bool {
+    pub(super) fn flushes(&mut self, has_moved: bool) -> bool {
         let flushes = self.flush_every.as_mut().is_none_or(|policy| policy.flushes(has_moved));
         self.report.delayed_flushes += u64::from(!flushes);
         flushes
     }
 
-    fn flushed(&mut self, sent: u64) {
+    pub(super) fn flushed(&mut self, sent: u64) {
         if std::mem::replace(&mut self.sent, sent) == sent {
             return;
         }
@@ -248,6 +293,16 @@ mod tests {
         governor.polled(4, 1, 1);
         let report = governor.report();
         assert_eq!(report, PolicyReport { extra_polls: 3, poll_budget: 3, poll_budget_peak: 3, ..PolicyReport::default() });
+    }
+
+    #[test]
+    fn reports_add_up_and_say_what_was_done() {
+        let mut sum = PolicyReport::default();
+        assert_eq!(sum.to_string(), "nothing to do");
+        for hold_ns in [500, 9_000, 700] {
+            sum.add(&PolicyReport { held: 2, late_releases: 1, hold_ns, delayed_flushes: 5, ..PolicyReport::default() });
+        }
+        assert_eq!(sum.to_string(), "6 answers held, released 0 times full and 3 times late, hold 9000 ns at the end, 15 flushes delayed");
     }
 
     #[test]

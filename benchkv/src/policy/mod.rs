@@ -18,85 +18,99 @@ pub mod rtt;
 pub use governor::{Governor, PolicyReport};
 pub use options::PolicyOptions;
 
-/// What a round of a daemon asks, in this order. Whatever it is told to leave for later it may leave: each answer is bounded in time.
-pub trait Policy {
-    /// How many connections may send, of `links`; `has_work`: a request waits for one, or was sent. `None`: all, as before.
-    fn open_links(&mut self, links: usize, has_work: bool) -> Option<usize>;
+use crate::trace::Sample;
+
+/// What a daemon asks in its rounds, in the order of these methods. Whatever it is told to leave for later it may leave: each answer is bounded in
+/// time. Without a governor everything is done at once, and a question costs one branch that always goes the same way.
+#[derive(Debug, Default)]
+pub struct Policy(Option<Box<Governor>>);
+
+impl Policy {
+    /// That of a daemon in a job of `ranks`.
+    #[must_use]
+    pub fn new(options: &PolicyOptions, ranks: usize) -> Self {
+        Self(Governor::new(options, ranks))
+    }
+
+    /// A round begins, with so many requests `outstanding` at other ranks.
+    #[inline]
+    pub fn begin(&mut self, now_ns: impl FnOnce() -> u64, outstanding: usize) {
+        if let Some(governor) = &mut self.0 {
+            governor.begin(now_ns(), outstanding);
+        }
+    }
+
+    /// How many connections may send, of `links`; `has_work`: a request waits for one, or was sent. `None`: as before.
+    #[inline]
+    pub fn open_links(&mut self, links: usize, has_work: bool) -> Option<usize> {
+        self.0.as_mut()?.open_links(links, has_work)
+    }
 
     /// How many polls to add while they find nothing.
-    fn extra_polls(&self) -> u32;
+    #[inline]
+    #[must_use]
+    pub fn extra_polls(&self) -> u32 {
+        self.0.as_ref().map_or(0, |governor| governor.extra_polls())
+    }
 
     /// Whether an answer that a poll brings is to be kept for [`releases`](Self::releases).
-    fn keeps_answer(&mut self) -> bool;
+    #[inline]
+    pub fn keeps_answer(&mut self) -> bool {
+        self.0.as_mut().is_some_and(|governor| governor.keeps_answer())
+    }
 
-    /// The polls of this round were `polls` and found so much; `passed` answers were not kept.
-    fn polled(&mut self, polls: u32, cqes: usize, passed: usize);
-
-    /// Whether what is kept is to be passed on now.
-    fn releases(&mut self) -> bool;
+    /// The polls of this round were `polls` and found so much; `passed` answers were not kept. Whether what is kept is to be passed on now.
+    #[inline]
+    pub fn releases(&mut self, polls: u32, cqes: usize, passed: usize) -> bool {
+        self.0.as_mut().is_some_and(|governor| {
+            governor.polled(polls, cqes, passed);
+            governor.releases()
+        })
+    }
 
     /// Whether this round takes requests, with so many `outstanding` at other ranks.
-    fn takes_requests(&mut self, outstanding: usize) -> bool;
+    #[inline]
+    pub fn takes_requests(&mut self, outstanding: usize) -> bool {
+        self.0.as_mut().is_none_or(|governor| governor.takes_requests(outstanding))
+    }
 
     /// Whether this round looks at the clients that come through ipc.
-    fn looks_at_clients(&mut self) -> bool;
+    #[inline]
+    pub fn looks_at_clients(&mut self) -> bool {
+        self.0.as_mut().is_none_or(|governor| governor.looks_at_clients())
+    }
 
     /// Such a look found so many requests.
-    fn looked_at_clients(&mut self, found: usize);
+    #[inline]
+    pub fn looked_at_clients(&mut self, found: usize) {
+        if let Some(governor) = &mut self.0 {
+            governor.looked_at_clients(found);
+        }
+    }
 
     /// Whether this round flushes, after it has moved something or not.
-    fn flushes(&mut self, has_moved: bool) -> bool;
+    #[inline]
+    pub fn flushes(&mut self, has_moved: bool) -> bool {
+        self.0.as_mut().is_none_or(|governor| governor.flushes(has_moved))
+    }
 
     /// A flush is done; `sent` requests were sent to other ranks since the start.
-    fn flushed(&mut self, sent: u64);
-}
-
-/// The policy of a daemon without any: everything at once. The compiler leaves nothing of it.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Unrestricted;
-
-impl Policy for Unrestricted {
-    #[inline(always)]
-    fn open_links(&mut self, _: usize, _: bool) -> Option<usize> {
-        None
+    #[inline]
+    pub fn flushed(&mut self, sent: u64) {
+        if let Some(governor) = &mut self.0 {
+            governor.flushed(sent);
+        }
     }
 
-    #[inline(always)]
-    fn extra_polls(&self) -> u32 {
-        0
+    /// How its controllers stand, for the series of the daemon.
+    #[must_use]
+    pub fn gauges(&self) -> Sample {
+        self.0.as_ref().map_or_else(Sample::default, |governor| governor.gauges())
     }
 
-    #[inline(always)]
-    fn keeps_answer(&mut self) -> bool {
-        false
+    /// What was done so far; `None` without policies.
+    #[must_use]
+    pub fn report(&self) -> Option<PolicyReport> {
+        self.0.as_ref().map(|governor| governor.report())
     }
-
-    #[inline(always)]
-    fn polled(&mut self, _: u32, _: usize, _: usize) {}
-
-    #[inline(always)]
-    fn releases(&mut self) -> bool {
-        false
-    }
-
-    #[inline(always)]
-    fn takes_requests(&mut self, _: usize) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    fn looks_at_clients(&mut self) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    fn looked_at_clients(&mut self, _: usize) {}
-
-    #[inline(always)]
-    fn flushes(&mut self, _: bool) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    fn flushed(&mut self, _: u64) {}
 }

@@ -47,6 +47,17 @@ impl Axis {
         Self::from_zero(format!("{what} ({unit})"), high, factor)
     }
 
+    /// Times in nanoseconds, from zero to the last of `values` and no further.
+    pub(super) fn elapsed(what: &str, values: impl Iterator<Item = f64>) -> Self {
+        let last = largest(values);
+        let mut axis = Self::times_from_zero(what, [last].into_iter());
+        if last > 0.0 {
+            axis.high = last;
+            axis.ticks.retain(|(value, _)| *value <= last);
+        }
+        axis
+    }
+
     /// Times in nanoseconds by their logarithm. What is below 1 ns lies at 1 ns.
     pub(super) fn log_times(what: &str, values: impl Iterator<Item = f64>) -> Self {
         let values: Vec<f64> = values.map(|value| value.max(1.0)).collect();
@@ -156,6 +167,8 @@ mod tests {
         assert_eq!((axis.place(0.0), axis.place(1e6), axis.place(3e6)), (0.0, 0.5, 1.0));
         let axis = Axis::times_from_zero("hold", [4_200.0].into_iter());
         assert_eq!((axis.title.as_str(), labels(&axis)), ("hold (\u{b5}s)", vec!["0", "2", "4", "6"]));
+        let axis = Axis::elapsed("since", [4_200.0].into_iter());
+        assert_eq!((labels(&axis), axis.place(4_200.0)), (vec!["0", "2", "4"], 1.0));
         assert_eq!(labels(&Axis::plain("share (%)", [100.0].into_iter())), ["0", "25", "50", "75", "100"]);
         assert_eq!(labels(&Axis::plain("nothing (count)", [].into_iter())), ["0", "0.25", "0.5", "0.75", "1"]);
     }

@@ -54,6 +54,8 @@ pub(super) struct Lines {
     pub(super) note: String,
     pub(super) x: Axis,
     pub(super) y: Axis,
+    /// Ranges of the x axis that are shaded.
+    pub(super) bands: Vec<(f64, f64)>,
     pub(super) series: Vec<Series>,
 }
 
@@ -104,6 +106,12 @@ impl Area {
         format!(r#"<rect class="frame" x="{left:.1}" y="{top:.1}" width="{width:.1}" height="{height:.1}"/>"#)
     }
 
+    fn band(&self, axis: &Axis, from: f64, to: f64) -> String {
+        let (left, right) = (self.x(axis, from), self.x(axis, to));
+        let (top, width, height) = (self.top, right - left, self.height);
+        format!(r#"<rect class="band" x="{left:.1}" y="{top:.1}" width="{:.1}" height="{height:.1}"/>"#, width.max(0.0))
+    }
+
     /// Grid, labels and title of the x axis. Labels that would touch the one before are left out.
     fn x_axis(&self, axis: &Axis) -> String {
         let (mut svg, mut free_from) = (String::new(), f64::NEG_INFINITY);
@@ -145,7 +153,8 @@ impl Lines {
     pub(super) fn figure(&self) -> String {
         let left = LEFT + self.y.ticks.iter().map(|(_, label)| width(label)).fold(0.0, f64::max);
         let area = Area { left, top: TOP, width: WIDTH - left - RIGHT, height: HEIGHT - TOP - BOTTOM };
-        let mut svg = area.x_axis(&self.x) + &area.y_axis(&self.y) + &area.frame();
+        let mut svg: String = self.bands.iter().map(|(from, to)| area.band(&self.x, *from, *to)).collect();
+        svg += &(area.x_axis(&self.x) + &area.y_axis(&self.y) + &area.frame());
         let drawn = || self.series.iter().take(MOST).enumerate();
         for (number, series) in drawn() {
             svg += &self.line(&area, series, style(number));

@@ -79,7 +79,7 @@ pub(super) fn comparison(comparison: &Comparison, groups: &[Measurements<'_>]) -
         let lines = |title: &str, note: &str, figure: fn(&Measured) -> f64, y: fn(&[Series]) -> Axis| {
             let series: Vec<Series> = by_series(groups).map(|(name, groups)| over_axis(name, groups, figure)).collect();
             let x = Axis::settings(axis.clone(), &xs);
-            Lines { title: titled(title, panel), note: note.to_owned(), x, y: y(&series), series }.figure()
+            Lines { title: titled(title, panel), note: note.to_owned(), x, y: y(&series), bands: Vec::new(), series }.figure()
         };
         let spread = "Mean over runs; whiskers: the slowest and the fastest run.";
         let rates: fn(&[Series]) -> Axis = |series| Axis::rates("throughput", "operations/s", tops(series));
@@ -165,8 +165,15 @@ fn curve_chart(title: String, curves: &[(String, &LatencyHistogram)]) -> String 
     let series: Vec<Series> = with_values.map(|(name, histogram)| Series { name: name.clone(), points: curve(histogram) }).collect();
     let operations = curves.iter().map(|(_, histogram)| histogram.count()).max().unwrap_or(0);
     let y = Axis::log_times("round trip", series.iter().flat_map(|series| &series.points).map(|point| point.y));
-    Lines { title, note: "Each curve ends at its slowest operation.".to_owned(), x: Axis::percentiles(operations as f64), y, series }
-        .figure()
+    Lines {
+        title,
+        note: "Each curve ends at its slowest operation.".to_owned(),
+        x: Axis::percentiles(operations as f64),
+        y,
+        bands: Vec::new(),
+        series,
+    }
+    .figure()
 }
 
 /// From the fastest operation to the slowest, evenly by the logarithm of those that are slower.
@@ -187,7 +194,7 @@ pub(super) fn runs(groups: &[Measurements<'_>]) -> Vec<String> {
         let numbers: Vec<f64> = series.iter().flat_map(|series| &series.points).map(|point| point.x).collect();
         let x = Axis::settings("run (number)".to_owned(), &numbers);
         let y = Axis::rates("throughput", "operations/s", tops(&series));
-        Lines { title: titled("Throughput of each run", panel), note: String::new(), x, y, series }.figure()
+        Lines { title: titled("Throughput of each run", panel), note: String::new(), x, y, bands: Vec::new(), series }.figure()
     };
     panels.map(chart).collect()
 }

@@ -2,9 +2,10 @@
 //!
 //! - `compare`: what differs between the results.
 //! - `figures`: which charts there are; `chart`, `axis`, `palette`: how they are drawn.
+//! - `traces`: the charts over time.
 //! - `page`: the HTML around them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use harness::report::{nanos, plural, rate};
@@ -12,9 +13,11 @@ use thiserror::Error;
 
 use crate::options::Recorded;
 use crate::result::{JobResult, ReadError};
+use crate::trace::{TraceError, TraceFile};
 use compare::Comparison;
 use figures::Measurements;
 use page::{Cell, Page};
+use traces::Trace;
 
 mod axis;
 mod chart;
@@ -22,6 +25,7 @@ mod compare;
 mod figures;
 mod page;
 mod palette;
+mod traces;
 
 /// Runs of one result that differ by more than this, as a share of their mean (standard deviation), are warned of.
 const WIDE_SPREAD: f64 = 0.2;
@@ -38,6 +42,10 @@ pub struct ReportArgs {
     /// The page to write; one that exists is replaced.
     #[arg(short, long, value_name = "FILE.html", default_value = "report.html")]
     pub output: PathBuf,
+
+    /// Also draw what daemons did over time, from the directory that `benchkv --trace DIR` wrote.
+    #[arg(long, value_name = "DIR")]
+    pub trace: Option<PathBuf>,
 
     /// Only find out whether the files can be read, and are of jobs that were not interrupted; no page is written.
     #[arg(long)]
@@ -56,6 +64,15 @@ pub enum ReportError {
         /// The file.
         path: PathBuf,
     },
+    /// A time series cannot be read.
+    #[error("--trace: {0}")]
+    Trace(#[from] TraceError),
+    /// There is none.
+    #[error("--trace: {} has no rank-R-daemon-D.csv; name a directory that `benchkv --trace DIR` wrote", dir.display())]
+    NoTrace {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// The page cannot be written.
     #[error("--output: {0}")]
     Write(#[from] harness::file::WriteError),
@@ -73,13 +90,18 @@ pub fn run(args: &ReportArgs) -> Result<(), ReportError> {
     }
     harness::file::check(&args.output)?;
     let results = read()?;
+    let traces = args.trace.as_deref().map(read_traces).transpose()?.unwrap_or_default();
     let names: Vec<String> = args.files.iter().map(|file| file.display().to_string()).collect();
-    Ok(harness::file::write(&args.output, page(&names, &results).as_bytes())?)
+    Ok(harness::file::write(&args.output, page(&names, &results, &traces).as_bytes())?)
+}
+
+fn read_traces(dir: &Path) -> Result<Vec<Trace>, ReportError> {
+    let traces: Vec<Trace> = TraceFile::all_in(dir)?.iter().map(Trace::read).collect::<Result<_, _>>()?;
+    if traces.is_empty() { Err(ReportError::NoTrace { dir: dir.to_owned() }) } else { Ok(traces) }
 }
 
 /// The page about `results`, which were read from files of these names.
-#[must_use]
-pub fn page(names: &[String], results: &[JobResult]) -> String {
+fn page(names: &[String], results: &[JobResult], traces: &[Trace]) -> String {
     let comparison = Comparison::of(results);
     let groups = Measurements::of(&comparison, results);
     let title = format!("benchkv: {}", plural(results.len(), "result"));
@@ -97,16 +119,24 @@ pub fn page(names: &[String], results: &[JobResult]) -> String {
     page.heading("Results", "Each file. The spread is the standard deviation over its runs, and the slowest and the fastest of them.");
     let (header, rows) = table(names, results, &comparison);
     page.table(&header, &rows);
+    let (latencies, runs, activity) = (figures::latencies(&groups), figures::runs(&groups), figures::activity(&groups));
     if comparison.groups.len() > 1 {
         page.heading("Comparison", "By what differs between the results.");
         figures::comparison(&comparison, &groups).iter().for_each(|charts| page.charts(charts));
+        page.heading("Latency", "Round trips by the share of operations that are faster: the further to the right, the rarer.");
+        page.charts(&latencies);
+        page.heading("Runs", "Runs of one result are measured one after the other in the same processes.");
+        page.charts(&runs);
+        page.heading("Daemons", "A daemon polls in rounds; the more messages a round finds, the less each costs.");
+        page.charts(&activity);
+    } else {
+        page.heading("Measurements", "Round trips by the share of operations that are faster; runs, in their order; rounds of daemons.");
+        page.charts(&[latencies, runs, activity].concat());
     }
-    page.heading("Latency", "Round trips by the share of operations that are faster: the further to the right, the rarer.");
-    page.charts(&figures::latencies(&groups));
-    page.heading("Runs", "Runs of one result are measured one after the other in the same processes.");
-    page.charts(&figures::runs(&groups));
-    page.heading("Daemons", "A daemon polls in rounds; the more messages a round finds, the less each costs.");
-    page.charts(&figures::activity(&groups));
+    if !traces.is_empty() {
+        page.heading("Daemons over time", "Of the job whose traces were given.");
+        page.charts(&traces::figures(traces));
+    }
     page.end(&title)
 }
 
@@ -216,4 +246,23 @@ fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (V
     };
     let members = comparison.groups.iter().flat_map(|group| group.members.iter().map(|member| (group.label.as_str(), *member)));
     (header, members.filter_map(|(label, member)| row(label, member)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_without_traces_is_refused_with_what_to_do() {
+        let dir = std::env::temp_dir().join(format!("benchkv-report-{}", std::process::id()));
+        let refused = |dir: &Path| read_traces(dir).unwrap_err().to_string();
+        assert!(refused(&dir).contains("No such file"));
+        std::fs::create_dir(&dir).unwrap();
+        let empty = refused(&dir);
+        std::fs::write(dir.join("rank-0-daemon-0.csv"), "a,b\n").unwrap();
+        let other = refused(&dir);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(empty.contains("rank-R-daemon-D.csv") && empty.contains("--trace DIR"), "{empty}");
+        assert!(other.contains("no trace of this version"), "{other}");
+    }
 }

@@ -145,6 +145,7 @@ const OPTIONS: &[Column] = options! {
     Count "ring_bytes": |job| job.sizes.ring_bytes;
     Text "verify": |job| job.options.verify.to_string();
     Text "wait": |job| job.options.wait.clone();
+    Text "policies": |job| job.options.policies.to_string();
     Text "options_json": |job| serde_json::to_string(&job.options).unwrap_or_default();
     Text "hosts": |job| job.launcher.hosts.join(" ");
     Count "threads": |job| job.placement.threads as u64;
@@ -173,10 +174,15 @@ const ACTIVITY: &[Column] = measured! {
     Number "loops_per_s": |of| of.activity.loops_per_s;
     Number "empty_loops_ratio": |of| of.activity.empty_loops;
     Number "messages_per_loop": |of| of.activity.messages_per_loop;
+    Number "cqes_per_loop": |of| of.activity.cqes_per_loop;
+    Number "outstanding_mean": |of| of.activity.outstanding_mean;
+    Count "outstanding_peak": |of| of.activity.outstanding_peak.outstanding;
     Number "writes_per_s": |of| of.activity.writes_per_s;
     Number "messages_per_write": |of| of.activity.messages_per_write;
     Number "reads_per_s": |of| of.activity.reads_per_s;
     Number "waits_per_s": |of| of.activity.waits_per_s;
+    Number "credit_waits_per_s": |of| of.activity.credit_waits_per_s;
+    Number "window_stalls_per_s": |of| of.activity.window_stalls_per_s;
     Count "backlog_peak": |of| of.activity.backlog_peak;
 };
 

@@ -5,8 +5,9 @@ use std::fmt;
 use harness::report::{Table, bytes, nanos, plural, rate};
 
 use super::{EchoBaseline, JobResult};
-use crate::activity::TransportReport;
+use crate::activity::{TransportReport, WorkerReport};
 use crate::cli::BackendKind;
+use crate::policy::PolicyReport;
 
 /// The table a person reads.
 impl fmt::Display for JobResult {
@@ -22,6 +23,9 @@ impl fmt::Display for JobResult {
         writeln!(f, "{}", self.latency_table())?;
         if let Some(transport) = self.transport_line() {
             writeln!(f, "{transport}")?;
+        }
+        for line in [self.policy_line(), self.trace_line()].into_iter().flatten() {
+            writeln!(f, "{line}")?;
         }
         let law = self.littles_law;
         let (outstanding, product, apart) = (law.outstanding, law.throughput_times_latency, law.deviation * 100.0);
@@ -86,6 +90,27 @@ impl JobResult {
             _ => "WRITEs",
         };
         Some(format!("{writes} {operations} of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
+    }
+
+    fn daemons(&self) -> impl Iterator<Item = &WorkerReport> {
+        self.per_rank.iter().flat_map(|rank| &rank.daemons)
+    }
+
+    /// One line about what policies did, all daemons together.
+    fn policy_line(&self) -> Option<String> {
+        let mut sum: Option<PolicyReport> = None;
+        self.daemons().filter_map(|daemon| daemon.policy.as_ref()).for_each(|report| sum.get_or_insert_default().add(report));
+        Some(format!("policies: {}; {}", self.options.policies, sum?))
+    }
+
+    /// One line about the series of daemons, and what of them was dropped.
+    fn trace_line(&self) -> Option<String> {
+        let dir = self.options.trace.as_ref()?.dir.display();
+        let all = || self.daemons().filter_map(|daemon| daemon.trace.as_ref());
+        let (samples, thinned) = all().fold((0, 0), |(samples, thinned), one| (samples + one.samples, thinned + one.thinned));
+        let interval = all().map(|one| one.interval).max()?;
+        let dropped = if thinned > 0 { format!("; {thinned} more were dropped so that they fit") } else { String::new() };
+        Some(format!("traces in {dir}: {samples} samples, {interval} rounds apart at most{dropped}"))
     }
 
     fn latency_table(&self) -> Table {

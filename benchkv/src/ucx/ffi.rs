@@ -145,6 +145,7 @@ functions! {
     ucp_worker_set_am_recv_handler(Handle, *const HandlerParams) -> Status;
     ucp_worker_progress(Handle) -> c_uint;
     ucp_ep_create(Handle, *const EndpointParams, *mut Handle) -> Status;
+    ucp_ep_flush_nbx(Handle, *const RequestParams) -> *mut c_void;
     ucp_ep_close_nbx(Handle, *const RequestParams) -> *mut c_void;
     ucp_ep_print_info(Handle, *mut libc::FILE) -> ();
     ucp_am_send_nbx(Handle, c_uint, *const c_void, usize, *const c_void, usize, *const RequestParams) -> *mut c_void;

@@ -17,6 +17,7 @@ SAME(ucp_worker_release_address, void (*)(ucp_worker_h, ucp_address_t *));
 SAME(ucp_worker_set_am_recv_handler, ucs_status_t (*)(ucp_worker_h, const ucp_am_handler_param_t *));
 SAME(ucp_worker_progress, unsigned (*)(ucp_worker_h));
 SAME(ucp_ep_create, ucs_status_t (*)(ucp_worker_h, const ucp_ep_params_t *, ucp_ep_h *));
+SAME(ucp_ep_flush_nbx, void *(*)(ucp_ep_h, const ucp_request_param_t *));
 SAME(ucp_ep_close_nbx, void *(*)(ucp_ep_h, const ucp_request_param_t *));
 SAME(ucp_ep_print_info, void (*)(ucp_ep_h, FILE *));
 SAME(ucp_am_send_nbx, void *(*)(ucp_ep_h, unsigned, const void *, size_t, const void *, size_t, const ucp_request_param_t *));

@@ -57,6 +57,26 @@ struct Endpoint {
     failure: NonNull<Status>,
     /// In the order in which they were sent: requests that the library has not finished, and their messages.
     going: VecDeque<(NonNull<c_void>, Box<[u8; Message::MAX_BYTES]>)>,
+    /// A flush, which ends when the connection stands.
+    connecting: Option<NonNull<c_void>>,
+}
+
+impl Endpoint {
+    /// Takes the end of an operation. Returns whether it has ended.
+    fn has_ended(&self, api: &Api, request: NonNull<c_void>) -> bool {
+        // SAFETY: a request of this worker that was not freed.
+        let status = unsafe { (api.functions.ucp_request_check_status)(request.as_ptr()) };
+        if status == UCS_INPROGRESS {
+            return false;
+        }
+        // SAFETY: as above; it is freed once, because the caller forgets it now.
+        unsafe { (api.functions.ucp_request_free)(request.as_ptr()) };
+        if status != UCS_OK {
+            // SAFETY: lives as long as the worker, and no callback runs now.
+            unsafe { self.failure.write(status) };
+        }
+        true
+    }
 }
 
 /// The worker. It belongs to the thread that opened it.
@@ -130,7 +150,7 @@ impl Worker {
         Ok(bytes)
     }
 
-    /// Makes an endpoint to the worker with this address, and returns its number. The connection comes about when both make progress.
+    /// Makes an endpoint to the worker with this address, and returns its number. The connection comes about while both make progress.
     ///
     /// # Safety
     /// `address` is what [`address`](Self::address) of a worker returned: the library reads it without knowing its length.
@@ -159,8 +179,25 @@ impl Worker {
             drop(unsafe { Box::from_raw(failure.as_ptr()) });
             return Err(error);
         }
-        self.endpoints.push(Endpoint { handle, failure, going: VecDeque::new() });
-        Ok(self.endpoints.len() - 1)
+        let options = RequestParams::default();
+        // SAFETY: the endpoint; options, of which none is set, that live through the call.
+        let flush = Started::of(unsafe { (self.api.functions.ucp_ep_flush_nbx)(handle, &raw const options) });
+        let connecting = if let Started::Going(request) = flush { Some(request) } else { None };
+        self.endpoints.push(Endpoint { handle, failure, going: VecDeque::new(), connecting });
+        if let Started::Failed(status) = flush { Err(UcxError::Peer(self.api.text(status))) } else { Ok(self.endpoints.len() - 1) }
+    }
+
+    /// Lets the library work. Returns whether all connections stand.
+    ///
+    /// # Errors
+    /// [`UcxError::Peer`]: one cannot come about.
+    pub(crate) fn settle(&mut self) -> Result<bool, UcxError> {
+        self.progress();
+        for endpoint in &mut self.endpoints {
+            endpoint.connecting = endpoint.connecting.filter(|request| !endpoint.has_ended(self.api, *request));
+        }
+        (0..self.endpoints.len()).try_for_each(|endpoint| self.check(endpoint))?;
+        Ok(self.endpoints.iter().all(|endpoint| endpoint.connecting.is_none()))
     }
 
     /// Sends a message of these parts, of at most [`Message::MAX_BYTES`] bytes together. What the library cannot send at once it keeps, without bound.
@@ -209,19 +246,11 @@ impl Worker {
         }
         for endpoint in &mut self.endpoints {
             while let Some((request, message)) = endpoint.going.pop_front() {
-                // SAFETY: a request of this worker that was not freed.
-                let status = unsafe { (self.api.functions.ucp_request_check_status)(request.as_ptr()) };
-                if status == UCS_INPROGRESS {
+                if !endpoint.has_ended(self.api, request) {
                     endpoint.going.push_front((request, message));
                     break;
                 }
-                // SAFETY: as above; it is freed once, and the library is done with the message.
-                unsafe { (self.api.functions.ucp_request_free)(request.as_ptr()) };
                 self.spare.push(message);
-                if status != UCS_OK {
-                    // SAFETY: lives as long as the worker, and no callback runs now.
-                    unsafe { endpoint.failure.write(status) };
-                }
             }
         }
         rounds > 0
@@ -274,7 +303,7 @@ impl Worker {
     }
 
     /// Closes all endpoints: at once where errors are handled, else as soon as what was sent has gone, which takes both ends.
-    fn close(&mut self) {
+    fn close(&self) {
         let force = self.errors == PeerErrors::Peer;
         let flags = if force { UCP_EP_CLOSE_FLAG_FORCE } else { 0 };
         let params = RequestParams { op_attr_mask: UCP_OP_ATTR_FIELD_FLAGS, flags, ..RequestParams::default() };
@@ -296,7 +325,8 @@ impl Worker {
             std::thread::yield_now();
         }
         let sends = self.endpoints.iter().flat_map(|endpoint| endpoint.going.iter().map(|(request, _)| *request));
-        for request in sends.chain(closing) {
+        let flushes = self.endpoints.iter().filter_map(|endpoint| endpoint.connecting);
+        for request in sends.chain(flushes).chain(closing) {
             // SAFETY: a request of this worker, freed once; it may be under way.
             unsafe { (self.api.functions.ucp_request_free)(request.as_ptr()) };
         }

@@ -8,18 +8,25 @@ use benchkv::result::JobResult;
 use crate::job::{BACKENDS, Job, Process, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, TWO_BACKENDS, benchkv, run, turn};
 
 /// A job that would run for a minute.
-fn start(dir: &Scratch, backend: &str, ranks: usize) -> Job {
+fn start(dir: &Scratch, args: &[&str], ranks: usize) -> Job {
     let ranks = ranks.to_string();
-    let args = ["--backend", backend, "--ranks", &ranks, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
-    Job::start(benchkv(&args).arg("--shm-dir").arg(dir.path()))
+    let all = ["--ranks", &ranks, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
+    Job::start(benchkv(&all).args(args).arg("--shm-dir").arg(dir.path()))
 }
 
 /// A long job whose ranks are all under load, and those ranks.
 fn start_and_load(dir: &Scratch, backend: &str, ranks: usize) -> (Job, Vec<Process>) {
-    let job = start(dir, backend, ranks);
+    start_and_load_with(dir, &["--backend", backend], ranks)
+}
+
+/// The same with these arguments.
+pub(crate) fn start_and_load_with(dir: &Scratch, args: &[&str], ranks: usize) -> (Job, Vec<Process>) {
+    let job = start(dir, args, ranks);
     let processes: Vec<Process> = (0..ranks).map(|rank| job.rank(rank)).collect();
     for process in &processes {
-        job.until_client_used(*process, TICKS_OF_LOAD);
+        for thread in ["client-0", "daemon-0"] {
+            job.until_used(*process, thread, TICKS_OF_LOAD);
+        }
     }
     (job, processes)
 }
@@ -85,8 +92,8 @@ fn a_rank_that_dies_at_the_start_ends_the_job() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let moments = [0, 3, 10, 30, 100, 300, 600, 700].map(Duration::from_millis);
     for (number, moment) in moments.into_iter().enumerate() {
-        let (backend, dead) = (BACKENDS[number % 4], number / 4);
-        let job = start(&dir, backend, 2);
+        let (backend, dead) = (BACKENDS[number % BACKENDS.len()], number / 4);
+        let job = start(&dir, &["--backend", backend], 2);
         let rank = job.rank(dead);
         std::thread::sleep(moment);
         rank.signal(libc::SIGKILL);
@@ -129,7 +136,7 @@ fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
     for (backend, signal, code) in [("delegation", libc::SIGINT, 130), ("direct", libc::SIGTERM, 143)] {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let (job, ranks) = start_and_load(&dir, backend, 2);
-        ranks.iter().for_each(|rank| job.until_client_used(*rank, TICKS_OF_RUN));
+        ranks.iter().for_each(|rank| job.until_used(*rank, "client-0", TICKS_OF_RUN));
         if signal == libc::SIGINT {
             job.interrupt()
         } else {
@@ -175,7 +182,7 @@ fn in_the_warm_up_an_interrupt_leaves_no_result() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let job = Job::start(benchkv(&["--warmup", "60", "--json", "-", "--shm-dir"]).arg(dir.path()));
     let rank = job.rank(0);
-    job.until_client_used(rank, TICKS_OF_RUN);
+    job.until_used(rank, "client-0", TICKS_OF_RUN);
     job.interrupt();
     let ended = job.end();
     ended.assert_failed(130, &["benchkv: interrupted before anything was measured: there is no result"]);
@@ -187,7 +194,7 @@ fn in_the_warm_up_an_interrupt_leaves_no_result() {
 fn ctrl_c_before_the_run_ends_a_job_and_leaves_nothing() {
     for moment in [0, 50, 400].map(Duration::from_millis) {
         let (_turn, dir) = (turn(), Scratch::in_memory());
-        let job = start(&dir, "delegation", 2);
+        let job = start(&dir, &["--backend", "delegation"], 2);
         let ranks = [job.rank(0), job.rank(1)];
         std::thread::sleep(moment);
         job.interrupt();

@@ -37,7 +37,7 @@ pub(crate) fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
 /// Every operation of the job, and of each rank, ended with the answer of a store, every value read was right, and the clients' books agree
 /// with the law that binds all of them.
 #[track_caller]
-fn assert_sound(result: &Value) {
+pub(crate) fn assert_sound(result: &Value) {
     for whose in list(result, "per_rank").iter().chain([result]) {
         assert!(count(whose, "issued") > 0, "{whose}");
         assert_eq!(count(whose, "issued"), count(whose, "completed"), "{whose}");
@@ -59,7 +59,7 @@ pub(crate) fn daemons(result: &Value) -> impl Iterator<Item = &Value> {
 }
 
 /// The connections of all threads that have any.
-fn transports(result: &Value) -> impl Iterator<Item = &Value> {
+pub(crate) fn transports(result: &Value) -> impl Iterator<Item = &Value> {
     let clients = list(result, "per_rank").iter().flat_map(|rank| list(rank, "clients"));
     daemons(result).chain(clients).map(|worker| &worker["transport"]).filter(|transport| !transport.is_null())
 }

@@ -12,10 +12,11 @@ use crate::job::{Job, Scratch, benchkv, run, turn};
 /// Text that would break a page into which it were put as it is.
 const EVIL: &str = "<script>throw 'evil'</script>\"'&";
 
-/// A short job's result, in as many files as `change` makes different ones of it.
-fn write_results(dir: &Path, count: usize, change: impl Fn(usize, &mut JobResult)) -> Vec<String> {
+/// The result of a short job with these flags, in as many files as `change` makes different ones of it.
+fn write_results(dir: &Path, flags: &[&str], count: usize, change: impl Fn(usize, &mut JobResult)) -> Vec<String> {
     let (_turn, shm) = (turn(), Scratch::in_memory());
-    let result: JobResult = serde_json::from_value(run(&shm, &["--runs", "3", "--duration", "0.1", "--json", "-"]).result()).unwrap();
+    let result: JobResult =
+        serde_json::from_value(run(&shm, &[&["--runs", "3", "--duration", "0.1", "--json", "-"], flags].concat()).result()).unwrap();
     let write = |number| {
         let mut changed = result.clone();
         change(number, &mut changed);
@@ -26,10 +27,9 @@ fn write_results(dir: &Path, count: usize, change: impl Fn(usize, &mut JobResult
     (0..count).map(write).collect()
 }
 
-/// The page about these results.
-fn report(files: &[String], page: &Path) -> String {
-    let args: Vec<&str> = ["report", "--output", page.to_str().unwrap()].into_iter().chain(files.iter().map(String::as_str)).collect();
-    let ended = Job::start(&mut benchkv(&args)).end();
+/// The page about these results, made with these flags.
+fn report(files: &[String], flags: &[&str], page: &Path) -> String {
+    let ended = Job::start(benchkv(&["report", "--output"]).arg(page).args(files).args(flags)).end();
     assert!(ended.status.success(), "{}", ended.stderr);
     fs::read_to_string(page).unwrap()
 }
@@ -73,7 +73,7 @@ fn assert_well_drawn(found: &Value) -> &Vec<Value> {
 fn a_sweep_is_drawn_with_axes_legends_and_colours_that_can_be_told_apart() {
     let dir = Scratch::on_disk();
     let backends = ["meta", "delegation", "sharded", "direct"];
-    let files = write_results(dir.path(), 24, |number, result| {
+    let files = write_results(dir.path(), &[], 24, |number, result| {
         result.backend = clap::ValueEnum::from_str(backends[number % 4], false).unwrap();
         result.ranks = 2 << (number / 4 % 3);
         result.queue_depth = if number < 12 { 1 } else { 32 };
@@ -82,7 +82,7 @@ fn a_sweep_is_drawn_with_axes_legends_and_colours_that_can_be_told_apart() {
             *rps *= (number + 1) as f64;
         }
     });
-    let page = report(&files, &dir.path().join("page.html"));
+    let page = report(&files, &[], &dir.path().join("page.html"));
     let found = inspect(dir.path(), &page);
     for view in assert_well_drawn(&found) {
         for chart in
@@ -98,14 +98,19 @@ fn a_sweep_is_drawn_with_axes_legends_and_colours_that_can_be_told_apart() {
 #[ignore = "needs chromium"]
 fn one_result_and_results_that_differ_in_no_number_are_drawn() {
     let dir = Scratch::on_disk();
-    let files = write_results(dir.path(), 3, |number, result| {
+    let trace = dir.path().join("trace");
+    let flags = ["--trace", trace.to_str().unwrap()];
+    let files = write_results(dir.path(), &flags, 3, |number, result| {
         result.backend = clap::ValueEnum::from_str(["meta", "delegation", "direct"][number], false).unwrap();
         result.options.pin = "a very long list of cores ".repeat(number + 1);
     });
-    for files in [&files[..1], &files[..]] {
-        let page = report(files, &dir.path().join("page.html"));
-        assert_well_drawn(&inspect(dir.path(), &page));
-    }
+    let page = dir.path().join("page.html");
+    let counted = |files: &[String], flags: &[&str]| {
+        let found = inspect(dir.path(), &report(files, flags, &page));
+        assert_well_drawn(&found)[0]["charts"].as_array().unwrap().len()
+    };
+    let (one, traced, three) = (counted(&files[..1], &[]), counted(&files[..1], &flags), counted(&files, &[]));
+    assert!(traced >= one + 4 && three > one, "charts: {one} of a result, {traced} with its trace, {three} of three results");
 }
 
 #[test]

@@ -58,7 +58,7 @@ impl Dirs {
         let job = Job::start(&mut self.mpirun(&[(ranks, &args)]));
         let processes: Vec<Process> = (0..ranks).map(|rank| job.child_with(&format!("OMPI_COMM_WORLD_RANK={rank}"))).collect();
         for process in &processes {
-            job.until_client_used(*process, TICKS_OF_LOAD);
+            job.until_used(*process, "client-0", TICKS_OF_LOAD);
         }
         (job, processes)
     }
@@ -95,8 +95,18 @@ fn members(value: &Value, path: &str, into: &mut BTreeSet<String>) {
 
 #[test]
 fn every_backend_runs_below_mpirun_and_its_result_has_the_members_of_a_local_one() {
+    run_below_mpirun(&BACKENDS, "soft");
+}
+
+#[test]
+#[ignore = "needs libucx0"]
+fn ucx_runs_below_mpirun_and_its_result_has_the_members_of_a_local_one() {
+    run_below_mpirun(&["ucx-am"], "ucx");
+}
+
+fn run_below_mpirun(backends: &[&str], device: &str) {
     let _turn = turn();
-    for backend in BACKENDS {
+    for backend in backends.iter().copied() {
         let (dirs, mut local) = (Dirs::new(), BTreeSet::new());
         let result = run(&dirs.shm, &["--backend", backend, "--json", "-"]).result();
         assert_eq!((&result["launcher"]["kind"], &result["launcher"]["library"]), (&"local".into(), &Value::Null));
@@ -104,7 +114,7 @@ fn every_backend_runs_below_mpirun_and_its_result_has_the_members_of_a_local_one
         for ranks in [2, 4] {
             let (result, mut found) = (dirs.measure(ranks, &["--backend", backend]), BTreeSet::new());
             assert_sound(&result, ranks);
-            assert_eq!((&result["backend"], &result["device"]), (&backend.into(), &"soft".into()));
+            assert_eq!((&result["backend"], &result["device"]), (&backend.into(), &device.into()));
             members(&result, "", &mut found);
             assert_eq!(found, local);
             let launcher = &result["launcher"];
@@ -211,7 +221,7 @@ fn an_interrupted_job_writes_what_it_has_measured() {
     for (signal, to_rank) in [(libc::SIGINT, None), (libc::SIGTERM, Some(1))] {
         let dirs = Dirs::new();
         let (job, ranks) = dirs.load(2, "delegation");
-        ranks.iter().for_each(|rank| job.until_client_used(*rank, TICKS_OF_RUN));
+        ranks.iter().for_each(|rank| job.until_used(*rank, "client-0", TICKS_OF_RUN));
         to_rank.map_or(job.launcher(), |rank: usize| ranks[rank]).signal(signal);
         let ended = job.end();
         assert!(!ended.status.success(), "{}", ended.stderr);

@@ -142,6 +142,14 @@ impl<C> Remote<C> {
         })
     }
 
+    /// Lets connections come about that take both ends. Returns whether all stand.
+    pub(super) fn settle(&mut self) -> Result<bool, BackendError> {
+        match &mut self.carrier {
+            Carrier::UcxAm(links) => links.settle(),
+            Carrier::Copyrpc(_) | Carrier::RcSend(_) => Ok(true),
+        }
+    }
+
     /// The link through which this request goes, if it goes from here.
     pub(super) fn link_for(&self, request: &Request) -> Option<usize> {
         let far_daemon = self.topology.far_daemon(self.rank, request.key());

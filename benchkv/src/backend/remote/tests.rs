@@ -136,7 +136,7 @@ fn no_more_sends_are_under_way_than_receives_are_posted() {
 
 #[test]
 #[ignore = "needs libucx0"]
-fn no_more_active_messages_wait_for_answers_than_the_window_has_places() {
+fn no_more_messages_of_ucx_wait_for_answers_than_the_window_has_places() {
     let scratch = Scratch::new();
     let [mut asking, mut answering] = scratch.pair(BackendKind::UcxAm);
     call_all(&mut asking);

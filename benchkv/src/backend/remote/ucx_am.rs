@@ -83,6 +83,16 @@ impl<C> Links<C> {
         Ok(())
     }
 
+    pub(super) fn settle(&mut self) -> Result<bool, BackendError> {
+        match self.worker.settle() {
+            Ok(is_settled) => Ok(is_settled),
+            Err(error) => {
+                self.links.iter().try_for_each(|link| link.check(&self.worker))?;
+                Err(BackendError::transport("UCX", error))
+            }
+        }
+    }
+
     #[inline]
     pub(super) fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
         let Some(link) = self.links.get_mut(link) else { return Err(SendError::Full(whom)) };
