@@ -84,7 +84,8 @@ impl Steering {
     /// # Errors
     /// Why it cannot be mapped.
     pub fn attach(id: &MemfdId) -> Result<Self, MemfdAttachError> {
-        Memfd::attach(id, false).map(Self)
+        // Of another size it is none of these, and is refused.
+        Memfd::attach(&MemfdId { bytes: BYTES as u64, ..*id }, false).map(Self)
     }
 
     /// Where other processes find it.
@@ -95,8 +96,8 @@ impl Steering {
 
     #[inline]
     fn words(&self) -> &Words {
-        // SAFETY: the mapping is page-aligned, has BYTES (a peer's is refused if it has not the size announced, which is never 0, and a page at
-        // least) and lives as long as `self`; a `Words` is atomics only, valid for any bytes.
+        // SAFETY: the mapping is page-aligned, has BYTES (a peer's of another size is refused) and lives as long as `self`; a
+        // `Words` is atomics only, valid for any bytes.
         unsafe { self.0.base().cast().as_ref() }
     }
 
@@ -192,6 +193,12 @@ mod tests {
         }
         control.stop();
         assert!(seen.is_stopped());
+    }
+
+    #[test]
+    fn memory_of_another_size_is_not_attached() {
+        let short = Memfd::create("short", 4096).unwrap();
+        assert!(Steering::attach(&short.id()).is_err());
     }
 
     #[test]

@@ -24,8 +24,9 @@ pub(crate) fn start_and_load_with(dir: &Scratch, args: &[&str], ranks: usize) ->
     let job = start(dir, args, ranks);
     let processes: Vec<Process> = (0..ranks).map(|rank| job.rank(rank)).collect();
     for process in &processes {
-        job.until_client_used(*process, TICKS_OF_LOAD);
-        job.until("its daemon has work", || process.thread_ticks("daemon-0").filter(|ticks| *ticks >= TICKS_OF_LOAD));
+        for thread in ["client-0", "daemon-0"] {
+            job.until_used(*process, thread, TICKS_OF_LOAD);
+        }
     }
     (job, processes)
 }
@@ -135,7 +136,7 @@ fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
     for (backend, signal, code) in [("delegation", libc::SIGINT, 130), ("direct", libc::SIGTERM, 143)] {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let (job, ranks) = start_and_load(&dir, backend, 2);
-        ranks.iter().for_each(|rank| job.until_client_used(*rank, TICKS_OF_RUN));
+        ranks.iter().for_each(|rank| job.until_used(*rank, "client-0", TICKS_OF_RUN));
         if signal == libc::SIGINT {
             job.interrupt()
         } else {
@@ -181,7 +182,7 @@ fn in_the_warm_up_an_interrupt_leaves_no_result() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let job = Job::start(benchkv(&["--warmup", "60", "--json", "-", "--shm-dir"]).arg(dir.path()));
     let rank = job.rank(0);
-    job.until_client_used(rank, TICKS_OF_RUN);
+    job.until_used(rank, "client-0", TICKS_OF_RUN);
     job.interrupt();
     let ended = job.end();
     ended.assert_failed(130, &["benchkv: interrupted before anything was measured: there is no result"]);

@@ -133,9 +133,9 @@ impl Job {
         }
     }
 
-    /// Waits until the client of a rank has used so much processor time.
-    pub(crate) fn until_client_used(&self, rank: Process, ticks: u64) {
-        self.until("every client has work", || rank.thread_ticks("client-0").filter(|used| *used >= ticks));
+    /// Waits until a thread of a rank has used so much processor time.
+    pub(crate) fn until_used(&self, rank: Process, thread: &str, ticks: u64) {
+        self.until("every thread has work", || rank.thread_ticks(thread).filter(|used| *used >= ticks));
     }
 
     /// Everything on standard error so far.

@@ -58,7 +58,7 @@ impl Dirs {
         let job = Job::start(&mut self.mpirun(&[(ranks, &args)]));
         let processes: Vec<Process> = (0..ranks).map(|rank| job.child_with(&format!("OMPI_COMM_WORLD_RANK={rank}"))).collect();
         for process in &processes {
-            job.until_client_used(*process, TICKS_OF_LOAD);
+            job.until_used(*process, "client-0", TICKS_OF_LOAD);
         }
         (job, processes)
     }
@@ -221,7 +221,7 @@ fn an_interrupted_job_writes_what_it_has_measured() {
     for (signal, to_rank) in [(libc::SIGINT, None), (libc::SIGTERM, Some(1))] {
         let dirs = Dirs::new();
         let (job, ranks) = dirs.load(2, "delegation");
-        ranks.iter().for_each(|rank| job.until_client_used(*rank, TICKS_OF_RUN));
+        ranks.iter().for_each(|rank| job.until_used(*rank, "client-0", TICKS_OF_RUN));
         to_rank.map_or(job.launcher(), |rank: usize| ranks[rank]).signal(signal);
         let ended = job.end();
         assert!(!ended.status.success(), "{}", ended.stderr);
