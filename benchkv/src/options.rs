@@ -28,7 +28,7 @@ use crate::policy::PolicyOptions;
 use crate::port::PortOptions;
 use crate::store::Shard;
 use crate::trace::TraceOptions;
-use crate::ucx::{PeerErrors, PeerErrorsChoice};
+use crate::ucx::PeerErrors;
 use crate::workload::{Distribution, Workload};
 
 /// Ranks that the local launcher starts unless told.
@@ -214,7 +214,7 @@ impl Options {
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
         }
-        let ucx_errors = check_ucx(&cli, launcher.hosts.len())?;
+        let ucx_errors = cli.ucx.resolve(&cli, launcher.hosts.len())?;
         let device = cli.device.resolve();
         cli.port.check(&device)?;
         if ucx_errors.is_none() && device.is_soft() && launcher.hosts.len() > 1 {
@@ -407,22 +407,6 @@ fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
             Err(range("--remote-ratio", given, "one rank has no other to talk to", "0, or --ranks of 2 and more".to_owned()))
         }
         _ => Ok(()),
-    }
-}
-
-/// Whether UCX is to notice dead peers; `None` where UCX has no part.
-fn check_ucx(cli: &Cli, hosts: usize) -> Result<Option<PeerErrors>, OptionError> {
-    let choice = cli.ucx.ucx_errors;
-    match cli.backend {
-        BackendKind::UcxAm if cli.device != DeviceChoice::Auto || cli.port != PortOptions::default() => {
-            let (why, what) = ("UCX chooses its transports itself", "none with ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX");
-            Err(range("--device", format!("{} {}", cli.device, cli.port).trim_end(), why, what.to_owned()))
-        }
-        BackendKind::UcxAm => Ok(Some(choice.resolve(hosts))),
-        _ if choice != PeerErrorsChoice::Auto => {
-            Err(range("--ucx-errors", choice, "this --backend has no part in UCX", "none without --backend ucx-am".to_owned()))
-        }
-        _ => Ok(None),
     }
 }
 

@@ -10,8 +10,13 @@ pub(crate) mod worker;
 use std::fmt;
 
 use clap::{Args, ValueEnum};
+use harness::device::DeviceChoice;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::cli::{BackendKind, Cli};
+use crate::options::{OptionError, range};
+use crate::port::PortOptions;
 
 /// The oldest version with what is used: active messages with `ucp_am_send_nbx`.
 const OLDEST: (u32, u32) = (1, 10);
@@ -24,6 +29,27 @@ pub struct UcxArgs {
     /// what started the ranks; auto is none for ranks on one host, else peer.
     #[arg(long, value_enum, default_value_t = PeerErrorsChoice::Auto)]
     pub ucx_errors: PeerErrorsChoice,
+}
+
+impl UcxArgs {
+    /// Whether UCX is to notice dead peers on so many hosts; `None` where UCX has no part.
+    ///
+    /// # Errors
+    /// UCX is told what another backend is, or the other way round.
+    pub fn resolve(self, cli: &Cli, hosts: usize) -> Result<Option<PeerErrors>, OptionError> {
+        match cli.backend {
+            BackendKind::UcxAm if cli.device != DeviceChoice::Auto || cli.port != PortOptions::default() => {
+                let (why, what) = ("UCX chooses its transports itself", "none with ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX");
+                Err(range("--device", format!("{} {}", cli.device, cli.port).trim_end(), why, what.to_owned()))
+            }
+            BackendKind::UcxAm => Ok(Some(self.ucx_errors.resolve(hosts))),
+            _ if self.ucx_errors != PeerErrorsChoice::Auto => {
+                let (why, what) = ("this --backend has no part in UCX", "none without --backend ucx-am");
+                Err(range("--ucx-errors", self.ucx_errors, why, what.to_owned()))
+            }
+            _ => Ok(None),
+        }
+    }
 }
 
 /// What `--ucx-errors` asks for.
@@ -39,8 +65,7 @@ pub enum PeerErrorsChoice {
 
 impl PeerErrorsChoice {
     /// The mode for ranks on so many hosts.
-    #[must_use]
-    pub const fn resolve(self, hosts: usize) -> PeerErrors {
+    const fn resolve(self, hosts: usize) -> PeerErrors {
         match self {
             Self::Peer => PeerErrors::Peer,
             Self::None => PeerErrors::None,
