@@ -304,6 +304,7 @@ mod tests {
         for (args, known) in [
             ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am"),
             ("--wait sleep", "auto, busy, yield"),
+            ("--clients fibres", "threads, processes"),
             ("--device eth0", "auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT]"),
             ("--device soft:rtt=6", "rtt=6: known are rtt_us, jitter_us, seed and fault"),
         ] {

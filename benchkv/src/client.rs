@@ -136,9 +136,21 @@ struct Book {
     /// Accepted by nobody yet.
     refused: Option<(u32, Request)>,
     counts: Counts,
+    /// The last round trips of this step, not yet recorded.
+    alike: Alike,
     windows: Vec<Window>,
     phase: Phase,
     counted_to_ns: u64,
+}
+
+/// Round trips of the same length, one after the other: what was issued in one step and ended in another is recorded at once.
+#[derive(Debug, Clone, Copy, Default)]
+struct Alike {
+    latency_ns: u64,
+    is_local: bool,
+    count: u64,
+    /// From the intended starts to the issues.
+    held_ns: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -182,6 +194,7 @@ impl<P: Paths> Client<P> {
             free: (0..depth as u32).rev().collect(),
             refused: None,
             counts: Counts::default(),
+            alike: Alike::default(),
             windows: vec![window; spec.runs],
             phase: Phase::Ready,
             counted_to_ns: 0,
@@ -199,7 +212,9 @@ impl<P: Paths> Client<P> {
         let begin_ns = now_ns();
         book.enter(phase, begin_ns);
         let before = book.counts;
-        paths.poll(|token, ending| book.end(token, ending, begin_ns))?;
+        let polled = paths.poll(|token, ending| book.end(token, ending, begin_ns));
+        book.record();
+        polled?;
         if phase.is_loading() && book.wants_to_issue(begin_ns) {
             let issue_ns = now_ns();
             book.count_outstanding(issue_ns);
@@ -299,43 +314,68 @@ impl Book {
     }
 
     fn issue_all<P: Paths>(&mut self, paths: &mut P, now_ns: u64) -> Result<(), BackendError> {
-        // Bounded by the queue depth: each turn takes a free token or ends the loop.
-        while let Some((token, request)) = self.refused.take().or_else(|| self.prepare(now_ns)) {
-            match paths.issue(&request, token) {
-                Ok(()) => {}
-                Err(IssueError::Full) => {
-                    self.refused = Some((token, request));
-                    return Ok(());
-                }
-                Err(IssueError::Down(error)) => return Err(error),
-            }
-            self.counts.issued += 1;
+        if let Some((token, request)) = self.refused.take() {
+            let is_closed_loop = self.spec.schedule.is_none();
             if let Some(Some(outstanding)) = self.outstanding.get_mut(token as usize) {
                 outstanding.issued_ns = now_ns;
-                outstanding.intended_ns = outstanding.intended_ns.min(now_ns);
+                if is_closed_loop {
+                    outstanding.intended_ns = now_ns;
+                }
+            }
+            if !self.issue(paths, token, request)? {
+                return Ok(());
+            }
+        }
+        // Bounded by the queue depth: each turn takes a free token or ends the loop.
+        while let Some((token, request)) = self.prepare(now_ns) {
+            if !self.issue(paths, token, request)? {
+                return Ok(());
             }
         }
         Ok(())
     }
 
+    /// Offers a request. `false`: there is no room for it now.
+    #[inline]
+    fn issue<P: Paths>(&mut self, paths: &mut P, token: u32, request: Request) -> Result<bool, BackendError> {
+        match paths.issue(&request, token) {
+            Ok(()) => {
+                self.counts.issued += 1;
+                Ok(true)
+            }
+            Err(IssueError::Full) => {
+                if let Some(Some(outstanding)) = self.outstanding.get_mut(token as usize) {
+                    outstanding.issued_ns = NOT_ISSUED;
+                }
+                self.refused = Some((token, request));
+                Ok(false)
+            }
+            Err(IssueError::Down(error)) => Err(error),
+        }
+    }
+
     /// Takes a token for the next access that can be made and is due.
+    #[inline]
     fn prepare(&mut self, now_ns: u64) -> Option<(u32, Request)> {
         let token = *self.free.last()?;
-        // In a closed loop the issue decides.
-        let intended_ns = self.spec.schedule.as_ref().map_or(Some(u64::MAX), |schedule| schedule.due_ns(now_ns))?;
+        let intended_ns = self.spec.schedule.as_ref().map_or(Some(now_ns), |schedule| schedule.due_ns(now_ns))?;
         // A private key with an operation outstanding is passed over. There are fewer private accesses in a row than this.
         let (access, request, is_put) = (0..4).find_map(|_| self.next_request())?;
         self.free.pop();
-        self.spec.schedule.as_mut().into_iter().for_each(Schedule::take);
+        if let Some(schedule) = &mut self.spec.schedule {
+            schedule.take();
+        }
         let moment = self.spec.verifier.as_mut().map_or(0, Verifier::issue);
         let slot = self.outstanding.get_mut(token as usize)?;
-        *slot = Some(Outstanding { access, intended_ns, issued_ns: NOT_ISSUED, moment, is_put });
+        *slot = Some(Outstanding { access, intended_ns, issued_ns: now_ns, moment, is_put });
         Some((token, request))
     }
 
+    #[inline]
     fn next_request(&mut self) -> Option<(Access, Request, bool)> {
-        let access = *self.spec.pattern.accesses.get(self.next_access)?;
-        self.next_access = (self.next_access + 1) % self.spec.pattern.accesses.len();
+        let accesses = &self.spec.pattern.accesses;
+        let access = *accesses.get(self.next_access)?;
+        self.next_access = if self.next_access + 1 < accesses.len() { self.next_access + 1 } else { 0 };
         let rank = u32::from(access.rank);
         let verifier = self.spec.verifier.as_mut();
         let put = match (access.kind, verifier) {
@@ -378,10 +418,22 @@ impl Book {
         };
         self.counts.completed += 1;
         self.counts.not_found += u64::from(outcome == Outcome::NotFound);
-        if let Some(window) = self.window() {
+        let latency_ns = now_ns.saturating_sub(intended_ns);
+        if (latency_ns, is_local) != (self.alike.latency_ns, self.alike.is_local) {
+            self.record();
+            (self.alike.latency_ns, self.alike.is_local) = (latency_ns, is_local);
+        }
+        self.alike.count += 1;
+        self.alike.held_ns += issued_ns.saturating_sub(intended_ns);
+    }
+
+    /// Records the round trips of [`alike`](Self::alike), if they ended in a window.
+    fn record(&mut self) {
+        let Alike { latency_ns, is_local, count, held_ns } = std::mem::take(&mut self.alike);
+        if let Some(window) = self.window().filter(|_| count > 0) {
             let histogram = if is_local { &mut window.local } else { &mut window.remote };
-            histogram.record(now_ns.saturating_sub(intended_ns));
-            window.open_loop.held_ns += u128::from(issued_ns.saturating_sub(intended_ns));
+            histogram.record_many(latency_ns, count);
+            window.open_loop.held_ns += u128::from(held_ns);
         }
     }
 }

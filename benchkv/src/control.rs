@@ -57,9 +57,17 @@ struct Words {
     phase: AtomicU32,
     /// Not 0: every worker has to end.
     stopped: AtomicU32,
+    /// By daemon: rounds since the drain began.
+    drain_rounds: [DrainRounds; MAX_DAEMONS],
 }
 
-const BYTES: usize = 4096;
+/// Only its daemon writes it; a line of its own.
+#[repr(C, align(64))]
+struct DrainRounds(AtomicU32);
+
+/// Most daemons of a rank.
+pub const MAX_DAEMONS: usize = 64;
+const BYTES: usize = 8192;
 const _: () = assert!(size_of::<Words>() <= BYTES && Phase::Ready.encode() == 0);
 
 impl Steering {
@@ -97,6 +105,11 @@ impl Steering {
     #[must_use]
     pub fn phase(&self) -> Phase {
         Phase::decode(self.words().phase.load(Ordering::Acquire))
+    }
+
+    /// How often each of the first `daemons` daemons has looked since the drain began.
+    pub fn drain_rounds(&self, daemons: usize) -> impl Iterator<Item = u32> {
+        self.words().drain_rounds.iter().take(daemons).map(|rounds| rounds.0.load(Ordering::Relaxed))
     }
 
     /// Whether every worker has to end at once.
@@ -138,6 +151,13 @@ impl<E> Control<E> {
     /// Starts a phase.
     pub fn set_phase(&self, phase: Phase) {
         self.steering.words().phase.store(phase.encode(), Ordering::Release);
+    }
+
+    /// A daemon has looked once more while clients drain.
+    pub fn note_drain_round(&self, daemon: usize) {
+        if let Some(rounds) = self.steering.words().drain_rounds.get(daemon) {
+            rounds.0.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Ends every worker.

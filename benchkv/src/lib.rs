@@ -11,7 +11,7 @@
 //! - [`ucx`]: the library of one of them.
 //! - [`store`]: the shard that a daemon serves.
 //! - [`policy`]: what daemons leave for later, so that batches become larger.
-//! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run.
+//! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run; [`drain`]: when its clients give up at the end.
 //! - [`progress`]: what a terminal shows of it meanwhile.
 //! - [`activity`]: how the threads spent their time.
 //! - [`trace`]: what a daemon was doing, over time.
@@ -26,6 +26,7 @@ pub mod cli;
 pub mod client;
 pub mod control;
 pub mod doctor;
+pub mod drain;
 pub mod launcher;
 pub mod memory;
 pub mod message;

@@ -16,8 +16,9 @@ use crate::workload::{Access, PATTERN_LEN, Workload};
 
 /// A message of the shared-memory crates: 16 bytes and a payload of at most 48.
 const SLOT_BYTES: u64 = 64;
-/// Beside its two rings an endpoint of copyrpc has a send queue, its bookkeeping, and the lane of the software device: what 1,000 of them took.
-const QUEUE_BYTES_PER_ENDPOINT: u64 = 112 << 10;
+/// Beside its two rings an endpoint of copyrpc has a send queue of 256 WQEBBs, its bookkeeping, and the lane of the software device: what `copyrpc_memory
+/// --send-wr 256` measures.
+const QUEUE_BYTES_PER_ENDPOINT: u64 = 23 << 10;
 /// Completion queues, receive queue and tables of a thread with endpoints, of the default sizes, which hold what 21 endpoints need.
 const CONTEXT_BYTES: u64 = 1 << 20;
 /// The same for each endpoint beyond: 48 receives, and 64 completions in each of two queues.

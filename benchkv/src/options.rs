@@ -18,6 +18,7 @@ use thiserror::Error;
 
 use crate::backend::plan::Topology;
 use crate::cli::{BackendKind, Cli, ClientKind, Fault, RingChoice, WaitChoice};
+use crate::control::MAX_DAEMONS;
 use crate::launcher::Launcher;
 use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
@@ -364,7 +365,7 @@ fn check_count(flag: &'static str, given: u64, limit: u64, need: &'static str) -
 
 fn check_counts(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     let counts = [
-        ("--server-threads", cli.server_threads as u64, 64, "a rank needs a daemon to hold its keys"),
+        ("--server-threads", cli.server_threads as u64, MAX_DAEMONS as u64, "a rank needs a daemon to hold its keys"),
         ("--client-threads", cli.client_threads as u64, 256, "a rank needs a client to make requests"),
         ("--queue-depth", cli.queue_depth as u64, 4096, "a client needs an operation outstanding"),
         ("--runs", cli.runs as u64, 32, "a result needs a run"),

@@ -32,6 +32,7 @@ use crate::backend::{Backend, BackendError, Daemon, Endpoints, Records, Worker};
 use crate::cli::ClientKind;
 use crate::client::ClientReport;
 use crate::control::{Control, Phase};
+use crate::drain::STALL_LIMIT;
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::result::{Course, RankReport};
@@ -39,7 +40,7 @@ use crate::trace::TraceError;
 use crate::trace::recorder::Recorder;
 use process::{ClientNews, ClientProcess};
 use records::Record;
-use seat::{DRAIN_LIMIT, Seat, no_event};
+use seat::{Seat, no_event};
 
 /// How long the slowest rank may take to make and connect its transports.
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
@@ -214,7 +215,7 @@ impl<B: Backend> Rank<'_, B> {
         let course = self.load(exchange)?;
         self.enter(Phase::Drain);
         let clients: Vec<ClientReport> = join_all(clients)?;
-        exchange.barrier(BARRIER_LIMIT + DRAIN_LIMIT, &give_up)?;
+        exchange.barrier(BARRIER_LIMIT + STALL_LIMIT, &give_up)?;
         control.stop();
         let (daemons, series): (Vec<WorkerReport>, Vec<Option<Recorder>>) = join_all(daemons)?.into_iter().unzip();
         if let Some(trace) = &options.trace {
@@ -349,6 +350,9 @@ impl<B: Backend> Rank<'_, B> {
             log.enter(phase, now_ns, &mut daemon);
             match daemon.step(now_ns) {
                 Ok(round) => {
+                    if phase == Phase::Drain {
+                        self.control.note_drain_round(number);
+                    }
                     log.note_round(round, now_ns);
                     if let Some(series) = &mut series {
                         series.note(phase, round, now_ns, || daemon.gauges());

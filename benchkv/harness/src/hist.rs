@@ -71,6 +71,12 @@ impl LatencyHistogram {
         self.0.saturating_record(latency_ns);
     }
 
+    /// Counts `count` latencies of the same length, as [`record`](Self::record) counts each.
+    #[inline]
+    pub fn record_many(&mut self, latency_ns: u64, count: u64) {
+        self.0.saturating_record_n(latency_ns, count);
+    }
+
     /// Values recorded.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -151,6 +157,16 @@ impl Default for LatencyHistogram {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_of_a_length_count_as_if_recorded_one_by_one() {
+        let (mut one_by_one, mut at_once) = (LatencyHistogram::new(), LatencyHistogram::new());
+        for (latency_ns, count) in [(0, 3), (1234, 32), (u64::MAX, 2), (77, 0)] {
+            (0..count).for_each(|_| one_by_one.record(latency_ns));
+            at_once.record_many(latency_ns, count);
+        }
+        assert_eq!((at_once.summary(), at_once.count()), (one_by_one.summary(), 37));
+    }
 
     #[test]
     fn percentiles_are_those_of_the_values() {

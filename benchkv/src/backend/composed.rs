@@ -1,4 +1,4 @@
-//! One rank of any topology made of ipc, delegationrpc, flux and copyrpc: what its threads share until each has opened its part.
+//! One rank of any topology made of ipc, delegationrpc, flux and a carrier between ranks: what its threads share until each has opened its part.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};

@@ -2,9 +2,9 @@
 //!
 //! The [`orchestrate`](crate::orchestrate) module owns the threads, the order of the run and the measurement; a backend owns the transports.
 //!
-//! [`composed`] is the one backend so far: ipc, delegationrpc, flux and copyrpc put together after one of four topologies, which [`plan`] has.
-//! Its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks), `shards` (a daemon's channel to the other daemons
-//! of the rank), `paths` (a client).
+//! [`composed`] is the one backend so far: ipc, delegationrpc, flux and what carries messages between ranks, put together after one of the
+//! topologies that [`plan`] has. Its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks: copyrpc, SENDs, UCX),
+//! `shards` (a daemon's channel to the other daemons of the rank), `paths` (a client).
 
 pub mod composed;
 mod daemon;

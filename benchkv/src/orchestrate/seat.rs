@@ -1,7 +1,5 @@
 //! A client from its first connection to its report: the same in a thread of its rank and in a process of its own.
 
-use std::time::Duration;
-
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
 use shm::wait::Waiter;
@@ -11,13 +9,9 @@ use crate::activity::ActivityLog;
 use crate::backend::{Backend, Paths};
 use crate::client::{Client, ClientReport, ClientSpec, Step};
 use crate::control::{Phase, Steering};
+use crate::drain::Patience;
 use crate::options::Options;
 use crate::verify::Verifier;
-
-/// How long clients wait for what is outstanding at the end; what has not ended by then is lost.
-pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(3);
-/// How often they look for it at least: a thread, or a whole machine, that stood still for that long has not waited.
-const DRAIN_STEPS: u32 = 10_000;
 
 /// What a client needs to know of its rank.
 #[derive(Debug)]
@@ -50,10 +44,9 @@ impl<B: Backend> Seat<'_, B> {
         while is_wanted && !self.steering.is_stopped() && self.steering.phase() != Phase::Drain {
             self.step(&mut client, self.steering.phase(), &mut log, &mut waiter)?;
         }
-        let give_up_ns = self.clock.now_ns() + DRAIN_LIMIT.as_nanos() as u64;
-        let mut steps = 0;
-        while !self.steering.is_stopped() && (steps < DRAIN_STEPS || self.clock.now_ns() < give_up_ns) {
-            steps += 1;
+        let mut patience = Patience::new(self.clock.now_ns());
+        while !self.steering.is_stopped() && !patience.is_over(self.steering.drain_rounds(options.server_threads)) {
+            patience.look(self.clock.now_ns());
             if self.step(&mut client, Phase::Drain, &mut log, &mut waiter)? == Step::Drained {
                 break;
             }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use benchkv::result::JobResult;
 
-use crate::job::{BACKENDS, Job, Process, Scratch, TICKS_OF_LOAD, TWO_BACKENDS, benchkv, run, turn};
+use crate::job::{BACKENDS, Job, Process, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, TWO_BACKENDS, benchkv, run, turn};
 
 /// A job that would run for a minute.
 fn start(dir: &Scratch, args: &[&str], ranks: usize) -> Job {
@@ -24,9 +24,8 @@ pub(crate) fn start_and_load_with(dir: &Scratch, args: &[&str], ranks: usize) ->
     let job = start(dir, args, ranks);
     let processes: Vec<Process> = (0..ranks).map(|rank| job.rank(rank)).collect();
     for process in &processes {
-        for thread in ["client-0", "daemon-0"] {
-            job.until("every thread has work", || process.thread_ticks(thread).filter(|ticks| *ticks >= TICKS_OF_LOAD));
-        }
+        job.until_client_used(*process, TICKS_OF_LOAD);
+        job.until("its daemon has work", || process.thread_ticks("daemon-0").filter(|ticks| *ticks >= TICKS_OF_LOAD));
     }
     (job, processes)
 }
@@ -136,6 +135,7 @@ fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
     for (backend, signal, code) in [("delegation", libc::SIGINT, 130), ("direct", libc::SIGTERM, 143)] {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let (job, ranks) = start_and_load(&dir, backend, 2);
+        ranks.iter().for_each(|rank| job.until_client_used(*rank, TICKS_OF_RUN));
         if signal == libc::SIGINT {
             job.interrupt()
         } else {
@@ -181,7 +181,7 @@ fn in_the_warm_up_an_interrupt_leaves_no_result() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let job = Job::start(benchkv(&["--warmup", "60", "--json", "-", "--shm-dir"]).arg(dir.path()));
     let rank = job.rank(0);
-    job.until("every client has work", || rank.thread_ticks("client-0").filter(|ticks| *ticks >= TICKS_OF_LOAD));
+    job.until_client_used(rank, TICKS_OF_RUN);
     job.interrupt();
     let ended = job.end();
     ended.assert_failed(130, &["benchkv: interrupted before anything was measured: there is no result"]);
@@ -210,7 +210,7 @@ fn load_processes(dir: &Scratch, backend: &str) -> (Job, [Process; 2], [Process;
     let ranks = [0, 1].map(|rank| job.rank(rank));
     let clients = ranks.map(|rank| job.client_of(rank));
     for client in clients {
-        job.until("every client has work", || client.ticks().filter(|ticks| *ticks >= 2 * TICKS_OF_LOAD));
+        job.until("every client has work", || client.ticks().filter(|ticks| *ticks >= 2 * TICKS_OF_RUN));
     }
     (job, ranks, clients)
 }

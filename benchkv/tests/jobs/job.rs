@@ -26,8 +26,10 @@ pub(crate) const SHORT: [&str; 6] = ["--duration", "0.2", "--runs", "1", "--warm
 
 /// No job of a test takes this long; one that does is killed and fails the test.
 const WATCHDOG: Duration = Duration::from_secs(60);
-/// A rank that has used so much processor time in a client thread is in mid-run: the accesses are made, and ranks meet as soon as they are.
-pub(crate) const TICKS_OF_LOAD: u64 = 25;
+/// A rank that has used so much processor time in a client thread is about to run, or runs.
+pub(crate) const TICKS_OF_LOAD: u64 = 5;
+/// With so much it is in mid-run: the accesses are made, and ranks have met, for which they need next to none.
+pub(crate) const TICKS_OF_RUN: u64 = 25;
 
 /// No state that a test waits for takes this long to come.
 const STATE_WATCHDOG: Duration = Duration::from_secs(20);
@@ -129,6 +131,11 @@ impl Job {
             assert!(start.elapsed() < STATE_WATCHDOG, "it never came to this: {state}; {}", self.stderr());
             std::thread::sleep(LOOK_INTERVAL);
         }
+    }
+
+    /// Waits until the client of a rank has used so much processor time.
+    pub(crate) fn until_client_used(&self, rank: Process, ticks: u64) {
+        self.until("every client has work", || rank.thread_ticks("client-0").filter(|used| *used >= ticks));
     }
 
     /// Everything on standard error so far.

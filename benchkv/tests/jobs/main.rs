@@ -10,6 +10,7 @@
 //! - `bad_input`: what cannot be run is refused.
 //! - `death`: ranks and launchers that are killed.
 //! - `ucx`: the backend that needs a library. `hardware`: all backends on an mlx5 device. What they need is not everywhere: ignored unless asked for.
+//! - `memory`: what a job takes of it beside what was reckoned.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,6 +25,7 @@ mod death;
 mod hardware;
 mod job;
 mod measurement;
+mod memory;
 mod output;
 mod page;
 mod policies;

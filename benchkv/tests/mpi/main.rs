@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
-use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, TICKS_OF_LOAD, run, turn};
+use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, run, turn};
 use serde_json::Value;
 
 /// Some ranks of a job, with arguments of their own.
@@ -58,7 +58,7 @@ impl Dirs {
         let job = Job::start(&mut self.mpirun(&[(ranks, &args)]));
         let processes: Vec<Process> = (0..ranks).map(|rank| job.child_with(&format!("OMPI_COMM_WORLD_RANK={rank}"))).collect();
         for process in &processes {
-            job.until("every client has work", || process.thread_ticks("client-0").filter(|ticks| *ticks >= TICKS_OF_LOAD));
+            job.until_client_used(*process, TICKS_OF_LOAD);
         }
         (job, processes)
     }
@@ -221,6 +221,7 @@ fn an_interrupted_job_writes_what_it_has_measured() {
     for (signal, to_rank) in [(libc::SIGINT, None), (libc::SIGTERM, Some(1))] {
         let dirs = Dirs::new();
         let (job, ranks) = dirs.load(2, "delegation");
+        ranks.iter().for_each(|rank| job.until_client_used(*rank, TICKS_OF_RUN));
         to_rank.map_or(job.launcher(), |rank: usize| ranks[rank]).signal(signal);
         let ended = job.end();
         assert!(!ended.status.success(), "{}", ended.stderr);
@@ -241,7 +242,7 @@ fn client_processes_do_not_outlive_a_killed_mpirun() {
     let job = Job::start(&mut dirs.mpirun(&[(2, &args)]));
     let clients = [0, 1].map(|rank| job.client_of(job.child_with(&format!("OMPI_COMM_WORLD_RANK={rank}"))));
     for client in clients {
-        job.until("every client has work", || client.ticks().filter(|ticks| *ticks >= 2 * TICKS_OF_LOAD));
+        job.until("every client has work", || client.ticks().filter(|ticks| *ticks >= 2 * TICKS_OF_RUN));
     }
     job.launcher().signal(libc::SIGKILL);
     for client in clients {
