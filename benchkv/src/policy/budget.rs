@@ -9,7 +9,7 @@ use super::ewma::Ewma;
 /// Weights of the newest batch, empty round and length of a round.
 const ROUND_ALPHA: f64 = 0.05;
 /// Rounds of each of the two steps of the identification.
-const IDENTIFY_ROUNDS: u32 = 256;
+const IDENTIFY_ROUNDS: u32 = 128;
 /// Polls added in the second of them.
 const PROBE: u32 = 8;
 /// Below this ratio of the length of a round to the round trip, rounds are too short; above the other, there is time to spare.
