@@ -112,14 +112,14 @@ impl Area {
         format!(r#"<rect class="band" x="{left:.1}" y="{top:.1}" width="{:.1}" height="{height:.1}"/>"#, width.max(0.0))
     }
 
-    /// Grid, labels and title of the x axis. Labels that would touch the one before are left out.
+    /// Grid, labels and title of the x axis. Labels that would touch the one before, or the edge, are left out.
     fn x_axis(&self, axis: &Axis) -> String {
         let (mut svg, mut free_from) = (String::new(), f64::NEG_INFINITY);
         for (value, label) in &axis.ticks {
             let at = self.x(axis, *value);
             let _ = write!(svg, r#"<line class="grid" x1="{at:.1}" x2="{at:.1}" y1="{:.1}" y2="{:.1}"/>"#, self.top, self.bottom());
             let half = width(label) / 2.0;
-            if at - half >= free_from {
+            if at - half >= free_from && at + half <= WIDTH {
                 let _ = write!(svg, r#"<text x="{at:.1}" y="{:.1}" text-anchor="middle">{}</text>"#, self.bottom() + 17.0, escape(label));
                 free_from = at + half + GAP;
             }
