@@ -72,7 +72,8 @@ fn controllers_find_their_numbers() {
     assert!(policy(&result, "poll_budget_peak") > 0 && policy(&result, "rtt_ns") >= 6_000, "{result}");
     // From the unaided daemon to the probe.
     assert!(any(&series, |at| at.poll_budget == 0) && any(&series, |at| at.poll_budget >= 8), "{result}");
-    assert!(any(&series, |at| at.rtt_ns > 0 && at.hold_ns > 0), "{result}");
+    // The hold is on at first; a full batch, which these are sooner or later, ends it.
+    assert!(policy(&result, "held") > 0 && any(&series, |at| at.rtt_ns > 0), "{result}");
 }
 
 #[test]
