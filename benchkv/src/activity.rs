@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::Endpoints;
+use crate::backend::{Endpoints, Round};
 use crate::control::Phase;
+use crate::policy::PolicyReport;
+use crate::trace::recorder::TraceReport;
 
 /// How a daemon or client spent its time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +18,21 @@ pub struct WorkerReport {
     pub transport: Option<TransportReport>,
     /// What it did in each measured window.
     pub windows: Vec<Activity>,
+    /// Of a daemon: its first requests to other ranks.
+    pub first_burst: Option<Burst>,
+    /// Of a daemon: what its policies did, if it has any.
+    pub policy: Option<PolicyReport>,
+    /// Of a daemon: its time series, if it was wanted.
+    pub trace: Option<TraceReport>,
+}
+
+/// Requests under way at a time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Burst {
+    /// When, since the rank's warm-up began.
+    pub at_ns: u64,
+    /// How many.
+    pub outstanding: u64,
 }
 
 /// What a thread's connections to other ranks did.
@@ -23,17 +40,25 @@ pub struct WorkerReport {
 pub struct TransportReport {
     /// The device that was really opened, for example `soft:lid=3`.
     pub device: String,
+    /// When that device executes, by which clock, and which faults it makes.
+    pub modes: String,
     /// How its peers are reached.
     pub reached_by: String,
-    /// RDMA WRITEs with immediate posted.
+    /// RDMA WRITEs with immediate posted; of `rc-send` SENDs, of `ucx-am` active messages.
     pub writes: u64,
     /// Messages in them.
     pub messages: u64,
     /// READs of a peer's published record.
     pub reads: u64,
-    /// Calls that had to wait for ring space or credit.
+    /// Calls that had to wait for ring space, credit, or a place in the window.
     pub waits: u64,
-    /// Most requests that waited at a time, for ring space or credit, or for room on the way to another daemon.
+    /// Of these: for credit.
+    pub credit_waits: u64,
+    /// Flushes that posted nothing because the batch window was full.
+    pub window_stalls: u64,
+    /// Times that the device found no receive posted at a target and tried again; `None`: it does not count them.
+    pub rnr_naks: Option<u64>,
+    /// Most requests that waited at a time, for one of these, or for room on the way to another daemon.
     pub backlog_peak: u64,
 }
 
@@ -46,6 +71,9 @@ impl TransportReport {
             messages: self.messages - before.messages,
             reads: self.reads - before.reads,
             waits: self.waits - before.waits,
+            credit_waits: self.credit_waits - before.credit_waits,
+            window_stalls: self.window_stalls - before.window_stalls,
+            rnr_naks: self.rnr_naks.map(|naks| naks.saturating_sub(before.rnr_naks.unwrap_or(0))),
             ..self.clone()
         }
     }
@@ -53,12 +81,18 @@ impl TransportReport {
     fn add(&mut self, other: &Self) {
         if self.device.is_empty() {
             self.device.clone_from(&other.device);
+            self.modes.clone_from(&other.modes);
             self.reached_by.clone_from(&other.reached_by);
         }
         self.writes += other.writes;
         self.messages += other.messages;
         self.reads += other.reads;
         self.waits += other.waits;
+        self.credit_waits += other.credit_waits;
+        self.window_stalls += other.window_stalls;
+        if let Some(naks) = other.rnr_naks {
+            *self.rnr_naks.get_or_insert(0) += naks;
+        }
         self.backlog_peak = self.backlog_peak.max(other.backlog_peak);
     }
 }
@@ -74,8 +108,27 @@ pub struct Activity {
     pub loops_by_messages: [u64; 5],
     /// Messages that the rounds moved: of clients, of daemons of this rank, of other ranks.
     pub moved: u64,
+    /// Completions that the rounds of a daemon took.
+    pub cqes: u64,
+    /// Rounds of a daemon by these: 0, 1, 2 to 10, 11 to 100, more.
+    pub loops_by_cqes: [u64; 5],
+    /// Sum over the rounds of a daemon: requests to other ranks that were not answered at their ends.
+    pub outstanding_sum: u64,
+    /// The most of them, and when it was reached.
+    pub outstanding_peak: Burst,
     /// Its connections, if it has any: differences of counters, and the peak of the backlog.
     pub transport: Option<TransportReport>,
+}
+
+/// Rounds are counted by how much they did: none, one, some, many, very many.
+const fn class_of(count: usize) -> usize {
+    match count {
+        0 => 0,
+        1 => 1,
+        2..=10 => 2,
+        11..=100 => 3,
+        _ => 4,
+    }
 }
 
 /// Follows a thread through the phases of the job.
@@ -89,6 +142,9 @@ pub struct ActivityLog {
     before: Option<TransportReport>,
     total: Activity,
     windows: Vec<Activity>,
+    /// When the warm-up began.
+    load_ns: u64,
+    first_burst: Option<Burst>,
 }
 
 impl ActivityLog {
@@ -96,7 +152,8 @@ impl ActivityLog {
     #[must_use]
     pub fn new(runs: usize, now_ns: u64) -> Self {
         let none = Activity::default();
-        Self { phase: Phase::Ready, since_ns: now_ns, now: none.clone(), before: None, total: none.clone(), windows: vec![none; runs] }
+        let (total, windows) = (none.clone(), vec![none.clone(); runs]);
+        Self { phase: Phase::Ready, since_ns: now_ns, now: none, before: None, total, windows, load_ns: now_ns, first_burst: None }
     }
 
     /// Notes a round that moved `messages`.
@@ -104,14 +161,26 @@ impl ActivityLog {
     pub fn note(&mut self, messages: usize) {
         self.now.loops += 1;
         self.now.moved += messages as u64;
-        let class = match messages {
-            0 => 0,
-            1 => 1,
-            2..=10 => 2,
-            11..=100 => 3,
-            _ => 4,
-        };
-        self.now.loops_by_messages[class] += 1;
+        self.now.loops_by_messages[class_of(messages)] += 1;
+    }
+
+    /// Notes a round of a daemon. The clock is read for what is seen first only.
+    #[inline]
+    pub fn note_round(&mut self, round: Round, now_ns: impl FnOnce() -> u64) {
+        self.note(round.moved);
+        self.now.cqes += round.cqes as u64;
+        self.now.loops_by_cqes[class_of(round.cqes)] += 1;
+        self.now.outstanding_sum += round.outstanding as u64;
+        if round.outstanding as u64 > self.now.outstanding_peak.outstanding {
+            self.note_peak(round.outstanding as u64, now_ns());
+        }
+    }
+
+    #[cold]
+    fn note_peak(&mut self, outstanding: u64, now_ns: u64) {
+        let burst = Burst { at_ns: now_ns.saturating_sub(self.load_ns), outstanding };
+        self.now.outstanding_peak = burst;
+        self.first_burst.get_or_insert(burst);
     }
 
     /// Follows the thread into `phase`; cheap while it is the same.
@@ -132,6 +201,9 @@ impl ActivityLog {
         if let Phase::Window(run) = self.phase {
             self.windows.get_mut(usize::from(run)).into_iter().for_each(|window| *window = ended.clone());
         }
+        if phase == Phase::WarmUp {
+            self.load_ns = now_ns;
+        }
         (self.phase, self.since_ns, self.before) = (phase, now_ns, counters);
     }
 
@@ -140,7 +212,8 @@ impl ActivityLog {
     pub fn report(mut self, now_ns: u64, endpoints: &mut impl Endpoints) -> WorkerReport {
         self.turn(Phase::Drain, now_ns, endpoints);
         let [empty_loops, ..] = self.total.loops_by_messages;
-        WorkerReport { loops: self.total.loops, empty_loops, transport: self.total.transport, windows: self.windows }
+        let Self { total: Activity { loops, transport, .. }, windows, first_burst, .. } = self;
+        WorkerReport { loops, empty_loops, transport, windows, first_burst, policy: None, trace: None }
     }
 }
 
@@ -151,6 +224,12 @@ impl Activity {
         self.loops += other.loops;
         self.moved += other.moved;
         self.loops_by_messages.iter_mut().zip(other.loops_by_messages).for_each(|(sum, other)| *sum += other);
+        self.cqes += other.cqes;
+        self.loops_by_cqes.iter_mut().zip(other.loops_by_cqes).for_each(|(sum, other)| *sum += other);
+        self.outstanding_sum += other.outstanding_sum;
+        if other.outstanding_peak.outstanding > self.outstanding_peak.outstanding {
+            self.outstanding_peak = other.outstanding_peak;
+        }
         if let Some(other) = &other.transport {
             self.transport.get_or_insert_default().add(other);
         }
@@ -168,6 +247,14 @@ pub struct ActivityRates {
     pub loops_by_messages: [f64; 5],
     /// Messages moved per round.
     pub messages_per_loop: f64,
+    /// Completions per round of the daemons that have connections.
+    pub cqes_per_loop: f64,
+    /// Shares of these rounds by their completions: 0, 1, 2 to 10, 11 to 100, more.
+    pub loops_by_cqes: [f64; 5],
+    /// Requests to other ranks not answered yet, in one such daemon: mean over rounds.
+    pub outstanding_mean: f64,
+    /// The most of them, and when.
+    pub outstanding_peak: Burst,
     /// WRITEs posted to other ranks per second, by daemons and clients together.
     pub writes_per_s: f64,
     /// Messages in a WRITE.
@@ -176,6 +263,12 @@ pub struct ActivityRates {
     pub reads_per_s: f64,
     /// Calls per second that had to wait for ring space or credit; each try counts.
     pub waits_per_s: f64,
+    /// Of these: for credit.
+    pub credit_waits_per_s: f64,
+    /// Flushes per second that posted nothing because the batch window was full.
+    pub window_stalls_per_s: f64,
+    /// Times per second that a device found no receive posted at a target; `None`: devices do not count them.
+    pub rnr_naks_per_s: Option<f64>,
     /// Most requests that waited in one thread at a time.
     pub backlog_peak: u64,
 }
@@ -184,23 +277,36 @@ impl ActivityRates {
     /// Of threads observed side by side: `daemons` and `clients` each with what they did in windows that are `seconds` long in all.
     #[must_use]
     pub fn new<'a>(daemons: impl Iterator<Item = &'a Activity>, clients: impl Iterator<Item = &'a Activity>, seconds: f64) -> Self {
-        let (mut stepped, mut all) = (Activity::default(), Activity::default());
-        daemons.for_each(|daemon| stepped.add(daemon));
+        let (mut stepped, mut carriers, mut all) = (Activity::default(), Activity::default(), Activity::default());
+        for daemon in daemons {
+            stepped.add(daemon);
+            if daemon.transport.is_some() {
+                carriers.add(daemon);
+            }
+        }
         clients.for_each(|client| all.add(client));
         all.add(&stepped);
         let transport = all.transport.unwrap_or_default();
         let loops = stepped.loops.max(1) as f64;
         let loops_by_messages = stepped.loops_by_messages.map(|count| count as f64 / loops);
+        let carrier_loops = carriers.loops.max(1) as f64;
         let per_s = |count: u64| count as f64 / seconds;
         Self {
             loops_per_s: stepped.loops as f64 * 1e9 / stepped.span_ns.max(1) as f64,
             empty_loops: loops_by_messages[0],
             loops_by_messages,
             messages_per_loop: stepped.moved as f64 / loops,
+            cqes_per_loop: carriers.cqes as f64 / carrier_loops,
+            loops_by_cqes: carriers.loops_by_cqes.map(|count| count as f64 / carrier_loops),
+            outstanding_mean: carriers.outstanding_sum as f64 / carrier_loops,
+            outstanding_peak: carriers.outstanding_peak,
             writes_per_s: per_s(transport.writes),
             messages_per_write: transport.messages as f64 / transport.writes.max(1) as f64,
             reads_per_s: per_s(transport.reads),
             waits_per_s: per_s(transport.waits),
+            credit_waits_per_s: per_s(transport.credit_waits),
+            window_stalls_per_s: per_s(transport.window_stalls),
+            rnr_naks_per_s: transport.rnr_naks.map(per_s),
             backlog_peak: transport.backlog_peak,
         }
     }
@@ -245,11 +351,56 @@ mod tests {
     }
 
     #[test]
+    fn requests_under_way_are_told_with_their_peak_and_their_first_burst() {
+        let (mut endpoints, mut log) = (Counting::default(), ActivityLog::new(1, 50));
+        log.enter(Phase::WarmUp, || 1_000, &mut endpoints);
+        let round = |cqes, outstanding| Round { moved: 1, cqes, outstanding };
+        log.note_round(round(0, 0), || unreachable!("nothing is seen first"));
+        log.note_round(round(0, 7), || 1_300);
+        log.enter(Phase::Window(0), || 2_000, &mut endpoints);
+        for (now_ns, cqes, outstanding) in [(2_100, 0, 3), (2_200, 1, 9), (2_300, 10, 9), (2_400, 11, 3), (2_500, 101, 1)] {
+            log.note_round(round(cqes, outstanding), || now_ns);
+        }
+        let report = log.report(3_000, &mut endpoints);
+        assert_eq!(report.first_burst, Some(Burst { at_ns: 300, outstanding: 7 }));
+        let window = &report.windows[0];
+        assert_eq!((window.cqes, window.loops_by_cqes, window.outstanding_sum), (123, [1, 1, 1, 1, 1], 25));
+        assert_eq!(window.outstanding_peak, Burst { at_ns: 1_200, outstanding: 9 }, "when it was reached first");
+        // A daemon without connections has nothing to say of them.
+        let idle = Activity { span_ns: 1_000, loops: 95, ..Activity::default() };
+        let rates = ActivityRates::new([window, &idle].into_iter(), [].into_iter(), 1e-6);
+        assert_eq!((rates.cqes_per_loop, rates.outstanding_mean, rates.outstanding_peak.outstanding), (24.6, 5.0, 9));
+        assert_eq!(rates.loops_by_cqes, [0.2; 5]);
+    }
+
+    #[test]
+    fn counters_of_connections_are_differences_and_sums() {
+        let at = |count: u64| TransportReport {
+            credit_waits: count,
+            window_stalls: 2 * count,
+            rnr_naks: Some(3 * count),
+            ..TransportReport::default()
+        };
+        let mut sum = at(10).since(Some(&at(4)));
+        assert_eq!(sum, at(6));
+        sum.add(&at(1));
+        assert_eq!(sum, at(7));
+        sum.add(&TransportReport::default());
+        assert_eq!(sum, at(7), "a device that does not count adds nothing");
+    }
+
+    #[test]
     fn rates_are_per_second_and_daemon_and_writes_those_of_all_threads() {
         let transport =
             |writes, backlog_peak| Some(TransportReport { writes, messages: 4 * writes, backlog_peak, ..TransportReport::default() });
-        let daemon =
-            Activity { span_ns: 2_000_000_000, loops: 100, loops_by_messages: [25, 75, 0, 0, 0], moved: 75, transport: transport(30, 4) };
+        let daemon = Activity {
+            span_ns: 2_000_000_000,
+            loops: 100,
+            loops_by_messages: [25, 75, 0, 0, 0],
+            moved: 75,
+            transport: transport(30, 4),
+            ..Activity::default()
+        };
         let client = Activity { transport: transport(10, 9), ..daemon.clone() };
         let rates = ActivityRates::new([&daemon, &daemon].into_iter(), [&client].into_iter(), 2.0);
         assert_eq!((rates.loops_per_s, rates.empty_loops, rates.messages_per_loop), (50.0, 0.25, 0.75));

@@ -120,13 +120,13 @@ fn facts(options: &Options) -> Facts {
     add("the version of connection records", &EXCHANGE_VERSION);
     add("the version of results", &SCHEMA_VERSION);
     add("--backend", &options.backend);
-    add("--device", &options.device);
     add("--server-threads", &options.server_threads);
     add("--client-threads", &workload.clients);
     add("--queue-depth", &options.queue_depth);
     add("--seed", &workload.seed);
     for (key, value) in fields(&Recorded::from(options)) {
-        add(&format!("--{}", key.trim_end_matches("_s").replace('_', "-")), &value);
+        let flag = format!("--{}", key.trim_end_matches("_s").replace('_', "-"));
+        add(&flag, &value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     }
     for (key, value) in fields(&options.sizes) {
         add(&format!("the computed {key}"), &value);
@@ -205,6 +205,11 @@ mod tests {
             ("", "--seed 2", "--seed: 1 on ranks 0, 2; 2 on rank 1"),
             ("", "--backend meta", "--backend: delegation on ranks 0, 2; meta on rank 1"),
             ("", "--device mlx5_0", "--device: soft on ranks 0, 2; mlx5_0 on rank 1"),
+            ("", "--device soft:rtt_us=6", "--device: soft on ranks 0, 2; soft:rtt_us=6 on rank 1"),
+            ("--poll-budget 3", "", "--poll-budget: 3 on ranks 0, 2; 0 on rank 1"),
+            ("", "--batch-window completion:2", "--batch-window: off on ranks 0, 2; "),
+            ("", "--batch-hold-us 20", "--batch-hold-us: null on ranks 0, 2; 20.0 on rank 1"),
+            ("", "--trace /tmp", "--trace: null on ranks 0, 2; "),
             ("", "--duration 3", "--duration: 2.0 on ranks 0, 2; 3.0 on rank 1"),
             ("", "--ring-size 4096", "the computed ring_bytes: 8192 on ranks 0, 2; 4096 on rank 1"),
             ("--verify=false", "", "--verify: false on ranks 0, 2; true on rank 1"),

@@ -8,12 +8,19 @@ use harness::device::DeviceChoice;
 use harness::report::JsonSink;
 use serde::{Deserialize, Serialize};
 
+use crate::output::OutputArgs;
+use crate::pace::{Arrivals, PaceArgs};
+use crate::policy::PolicyOptions;
+use crate::port::PortOptions;
+use crate::report::ReportArgs;
+use crate::trace::TraceArgs;
+use crate::ucx::{PeerErrorsChoice, UcxArgs};
 use crate::workload::Distribution;
 
 /// Distributed key-value benchmark of the copyrpc stack.
 ///
 /// Starts the ranks itself, as processes on this host, or is started as several by mpirun or srun, and prints one table. Exit status: 0 done and sound, 1 failed, 2 illegal options,
-/// 3 measured, but operations were lost or values were wrong.
+/// 3 measured, but operations were lost or values were wrong; 130 interrupted by Ctrl-C (128 + signal), and the result is of what was measured until then.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "benchkv", version, args_override_self = true, args_conflicts_with_subcommands = true)]
 pub struct Cli {
@@ -30,9 +37,19 @@ pub struct Cli {
     pub ranks: Option<usize>,
 
     /// RDMA device: soft, which auto takes; or hardware, by the name of the device and maybe its port (mlx5_0, mlx5_0:1, verbs:NAME for other
-    /// names), or verbs for the first with an active port.
-    #[arg(long, value_name = "auto|soft|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
+    /// names), or verbs for the first with an active port. Of soft: rtt_us=US (0 to 100000 [default: 0]), of a request and its response;
+    /// jitter_us=US (the same), by which every second operation is late; seed=N [default: 1]; fault=rnr:PERMILLE, fault=reorder:PERMILLE,
+    /// fault=drop:OPERATION.
+    #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub port: PortOptions,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub ucx: UcxArgs,
 
     /// Daemon threads of each rank, 1 to 64; each owns one shard of the rank's store.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -42,9 +59,17 @@ pub struct Cli {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub client_threads: usize,
 
+    /// What a client is: threads of the rank, or processes of their own, which the rank starts.
+    #[arg(long, value_enum, default_value_t = ClientKind::Threads)]
+    pub clients: ClientKind,
+
     /// Operations each client keeps outstanding, 1 to 4096.
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub queue_depth: usize,
+
+    /// How load is offered.
+    #[command(flatten)]
+    pub pace: PaceArgs,
 
     /// Length of each measured run in seconds, 0.01 to 3600.
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
@@ -74,7 +99,7 @@ pub struct Cli {
     #[arg(long, value_name = "NAME", default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
 
-    /// Bytes of each ring of a connection between ranks: a power of two, 4096 to 1073741824, or auto.
+    /// Bytes of each ring of a connection between ranks: a power of two, 4096 to 1073741824, or auto. rc-send and ucx-am have none.
     #[arg(long, value_name = "BYTES", default_value = "auto")]
     pub ring_size: RingChoice,
 
@@ -95,6 +120,14 @@ pub struct Cli {
     #[arg(long, value_name = "DIR")]
     pub shm_dir: Option<PathBuf>,
 
+    /// What daemons and connections leave for later.
+    #[command(flatten)]
+    pub policies: PolicyOptions,
+
+    /// Time series of the daemons.
+    #[command(flatten)]
+    pub trace: TraceArgs,
+
     /// Check every value read; costs some nanoseconds per operation, and 1 in 16 operations goes to keys of the client's own.
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
     pub verify: bool,
@@ -102,6 +135,10 @@ pub struct Cli {
     /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
     #[arg(long, value_name = "FILE")]
     pub json: Option<JsonSink>,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub output: OutputArgs,
 
     /// Seed of the access patterns.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -117,6 +154,8 @@ pub struct Cli {
 pub enum Command {
     /// Says what this machine has of what a job can use, what is missing, and how to get it. The exit status is 0 whatever is missing.
     Doctor(DoctorArgs),
+    /// Makes one HTML page, with plots, out of the results of one or many jobs. It needs no network and no other file.
+    Report(ReportArgs),
 }
 
 /// Options of `benchkv doctor`.
@@ -133,7 +172,7 @@ pub struct DoctorArgs {
 
 /// The topologies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum BackendKind {
     /// Client to daemon by ipc, by flux to the daemon that owns the connection, by copyrpc to the peer.
     Meta,
@@ -143,6 +182,20 @@ pub enum BackendKind {
     Sharded,
     /// Client by copyrpc to the daemon that owns the key: an endpoint for each client and remote daemon.
     Direct,
+    /// As delegation, with a SEND for each message in the place of copyrpc: the baseline of two-sided verbs.
+    RcSend,
+    /// As delegation, with a UCX active message for each message in the place of copyrpc. Needs libucp, and no RDMA device.
+    UcxAm,
+}
+
+/// What `--clients` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientKind {
+    /// Threads of the rank process.
+    Threads,
+    /// Children of the rank process.
+    Processes,
 }
 
 /// What `--wait` asks for.
@@ -194,11 +247,12 @@ macro_rules! named_by_value_enum {
     )*};
 }
 
-named_by_value_enum!(BackendKind, WaitChoice, Fault);
+named_by_value_enum!(Arrivals, BackendKind, ClientKind, WaitChoice, Fault, PeerErrorsChoice);
 
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use harness::device::SoftDevice;
 
     use super::*;
 
@@ -229,7 +283,8 @@ mod tests {
         let verbs = |name: Option<&str>, port| DeviceChoice::Verbs { name: name.map(str::to_owned), port };
         for (text, device) in [
             ("auto", DeviceChoice::Auto),
-            ("soft", DeviceChoice::Soft),
+            ("soft", DeviceChoice::Soft(SoftDevice::default())),
+            ("soft:rtt_us=6", DeviceChoice::Soft(SoftDevice { rtt_ns: 6000, ..SoftDevice::default() })),
             ("verbs", verbs(None, None)),
             ("mlx5_0", verbs(Some("mlx5_0"), None)),
             ("mlx5_1:2", verbs(Some("mlx5_1"), Some(2))),
@@ -247,14 +302,26 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         for (args, known) in [
-            ("--backend tcp", "meta, delegation, sharded, direct"),
+            ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am"),
             ("--wait sleep", "auto, busy, yield"),
-            ("--device eth0", "auto, soft, verbs, mlx5_N[:PORT]"),
+            ("--clients fibres", "threads, processes"),
+            ("--device eth0", "auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT]"),
+            ("--device soft:rtt=6", "rtt=6: known are rtt_us, jitter_us, seed and fault"),
         ] {
             let message = parse(args).unwrap_err().to_string();
             assert!(message.contains(known), "{message}");
         }
-        for args in ["--distribution zipf", "--pin 0..3", "--ring-size big", "--ranks two", "--ranks -1", "--nonsense"] {
+        for args in [
+            "--arrivals poisson",
+            "--rate 1000 --arrivals bursts",
+            "--rate fast",
+            "--distribution zipf",
+            "--pin 0..3",
+            "--ring-size big",
+            "--ranks two",
+            "--ranks -1",
+            "--nonsense",
+        ] {
             assert_eq!(parse(args).unwrap_err().exit_code(), 2, "{args}");
         }
     }

@@ -1,38 +1,56 @@
-//! A closed-loop client: as many requests outstanding as the queue depth says, each issued as soon as another has ended.
+//! A client: a closed loop with as many requests outstanding as the queue depth says, each issued as soon as another has ended; or an open
+//! one, which issues each at its intended start, or as soon after as the queue depth allows.
 //!
 //! It is stepped and knows neither thread nor transport. Time stamps are taken once per step for all operations found ended, and once
 //! for all issued in their place: the error is below the length of a step and has no sign.
 
 use harness::hist::LatencyHistogram;
+use serde::{Deserialize, Serialize};
 
 use crate::activity::WorkerReport;
 use crate::backend::{BackendError, Ending, IssueError, Paths};
 use crate::control::Phase;
 use crate::message::{Outcome, Request};
+use crate::pace::Schedule;
 use crate::verify::{PrivateStep, Verdict, Verifier};
 use crate::workload::{Access, AccessKind, Pattern};
 
 /// What one client measured between the begin and the end of a window, by its own clock readings.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Window {
     /// When this client saw the window begin.
     pub started_ns: u64,
     /// When it saw it end.
     pub ended_ns: u64,
-    /// Sum over time of the operations outstanding, in operations times nanoseconds.
+    /// Sum over time of the operations outstanding, in operations times nanoseconds. What is due and not issued is not outstanding.
     pub outstanding_ns: u128,
     /// Age of what was outstanding when this client saw the window end, less that when it saw it begin, in operations times nanoseconds.
     pub carried_ns: i128,
-    /// Round trips to this rank's own store. An operation counts in the window in which it ends.
+    /// Round trips to this rank's own store, in an open loop from the intended start. An operation counts in the window in which it ends.
     pub local: LatencyHistogram,
     /// Round trips to other ranks.
     pub remote: LatencyHistogram,
     /// Operations that ended in an error.
     pub errors: u64,
+    /// How far the client could follow its schedule.
+    pub open_loop: OpenWindow,
+}
+
+/// What an open loop adds to a window; all 0 in a closed one.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct OpenWindow {
+    /// Operations whose intended start lay in the window.
+    pub due: u64,
+    /// Operations due and not issued when the window began.
+    pub backlog_before: u64,
+    /// The same when it ended.
+    pub backlog: u64,
+    /// From the intended start to the issue: the sum over the round trips of the window, in nanoseconds. Latencies have it in them.
+    pub held_ns: u128,
 }
 
 /// The fate of every operation of a client, warm-up and drain included.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Accepted by the transport.
     pub issued: u64,
@@ -52,7 +70,7 @@ impl Counts {
 }
 
 /// Everything a client found out.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct ClientReport {
     /// Fate of the operations.
     pub counts: Counts,
@@ -62,8 +80,12 @@ pub struct ClientReport {
     pub windows: Vec<Window>,
     /// With `--verify`.
     pub verdict: Option<Verdict>,
+    /// [`Pattern::digest`] of the accesses it was given.
+    pub pattern_hash: u64,
     /// How its thread spent its time, and what its own connections to other ranks did.
     pub worker: WorkerReport,
+    /// Most memory resident of its process, where it has one of its own; 0 where it is that of the rank.
+    pub process_rss_bytes: u64,
 }
 
 /// What a step has done.
@@ -88,6 +110,8 @@ pub struct ClientSpec {
     pub runs: usize,
     /// The accesses, at least one.
     pub pattern: Pattern,
+    /// When operations start; `None`: closed loop.
+    pub schedule: Option<Schedule>,
     /// The judge, with `--verify`.
     pub verifier: Option<Verifier>,
     /// Flips one bit of one written value, which `--verify` has to notice.
@@ -112,14 +136,28 @@ struct Book {
     /// Accepted by nobody yet.
     refused: Option<(u32, Request)>,
     counts: Counts,
+    /// The last round trips of this step, not yet recorded.
+    alike: Alike,
     windows: Vec<Window>,
     phase: Phase,
     counted_to_ns: u64,
 }
 
+/// Round trips of the same length, one after the other: what was issued in one step and ended in another is recorded at once.
+#[derive(Debug, Clone, Copy, Default)]
+struct Alike {
+    latency_ns: u64,
+    is_local: bool,
+    count: u64,
+    /// From the intended starts to the issues.
+    held_ns: u64,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Outstanding {
     access: Access,
+    /// Where latency counts from: the issue, in an open loop the intended start.
+    intended_ns: u64,
     issued_ns: u64,
     moment: u32,
     is_put: bool,
@@ -148,6 +186,7 @@ impl<P: Paths> Client<P> {
             local: LatencyHistogram::new(),
             remote: LatencyHistogram::new(),
             errors: 0,
+            open_loop: OpenWindow::default(),
         };
         let book = Book {
             next_access: 0,
@@ -155,6 +194,7 @@ impl<P: Paths> Client<P> {
             free: (0..depth as u32).rev().collect(),
             refused: None,
             counts: Counts::default(),
+            alike: Alike::default(),
             windows: vec![window; spec.runs],
             phase: Phase::Ready,
             counted_to_ns: 0,
@@ -172,8 +212,10 @@ impl<P: Paths> Client<P> {
         let begin_ns = now_ns();
         book.enter(phase, begin_ns);
         let before = book.counts;
-        paths.poll(|token, ending| book.end(token, ending, begin_ns))?;
-        if phase.is_loading() && !book.free.is_empty() {
+        let polled = paths.poll(|token, ending| book.end(token, ending, begin_ns));
+        book.record();
+        polled?;
+        if phase.is_loading() && book.wants_to_issue(begin_ns) {
             let issue_ns = now_ns();
             book.count_outstanding(issue_ns);
             book.issue_all(paths, issue_ns)?;
@@ -200,7 +242,9 @@ impl<P: Paths> Client<P> {
             counts: book.counts,
             windows: book.windows,
             verdict: book.spec.verifier.map(Verifier::verdict),
+            pattern_hash: book.spec.pattern.digest(),
             worker,
+            process_rss_bytes: 0,
         }
     }
 }
@@ -228,11 +272,36 @@ impl Book {
             window.ended_ns = now_ns;
             window.carried_ns += age_ns;
         }
+        self.turn_open_loop(now_ns, |open_loop, due, backlog| {
+            open_loop.due = due - open_loop.due;
+            open_loop.backlog = backlog;
+        });
         self.phase = phase;
+        if let Some(schedule) = self.spec.schedule.as_mut().filter(|_| phase.is_loading()) {
+            schedule.begin(now_ns);
+        }
         if let Some(window) = self.window() {
             window.started_ns = now_ns;
             window.carried_ns -= age_ns;
         }
+        // Until the window ends, `due` is what had been due before it.
+        self.turn_open_loop(now_ns, |open_loop, due, backlog| (open_loop.due, open_loop.backlog_before) = (due, backlog));
+    }
+
+    /// Notes at an edge of a window what is due by then, and how much of it is not issued.
+    fn turn_open_loop(&mut self, now_ns: u64, note: impl FnOnce(&mut OpenWindow, u64, u64)) {
+        let Some((due, backlog)) = self.spec.schedule.as_ref().map(|schedule| (schedule.due(now_ns), schedule.backlog(now_ns))) else {
+            return;
+        };
+        if let Some(window) = self.window() {
+            note(&mut window.open_loop, due, backlog);
+        }
+    }
+
+    /// Whether there is something to issue, and a token for it.
+    fn wants_to_issue(&self, now_ns: u64) -> bool {
+        let is_due = || self.spec.schedule.as_ref().is_none_or(|schedule| schedule.due_ns(now_ns).is_some());
+        self.refused.is_some() || (!self.free.is_empty() && is_due())
     }
 
     fn count_outstanding(&mut self, now_ns: u64) {
@@ -245,39 +314,68 @@ impl Book {
     }
 
     fn issue_all<P: Paths>(&mut self, paths: &mut P, now_ns: u64) -> Result<(), BackendError> {
-        // Bounded by the queue depth: each turn takes a free token or ends the loop.
-        while let Some((token, request)) = self.refused.take().or_else(|| self.prepare()) {
-            match paths.issue(&request, token) {
-                Ok(()) => {}
-                Err(IssueError::Full) => {
-                    self.refused = Some((token, request));
-                    return Ok(());
-                }
-                Err(IssueError::Down(error)) => return Err(error),
-            }
-            self.counts.issued += 1;
+        if let Some((token, request)) = self.refused.take() {
+            let is_closed_loop = self.spec.schedule.is_none();
             if let Some(Some(outstanding)) = self.outstanding.get_mut(token as usize) {
                 outstanding.issued_ns = now_ns;
+                if is_closed_loop {
+                    outstanding.intended_ns = now_ns;
+                }
+            }
+            if !self.issue(paths, token, request)? {
+                return Ok(());
+            }
+        }
+        // Bounded by the queue depth: each turn takes a free token or ends the loop.
+        while let Some((token, request)) = self.prepare(now_ns) {
+            if !self.issue(paths, token, request)? {
+                return Ok(());
             }
         }
         Ok(())
     }
 
-    /// Takes a token for the next access that can be made.
-    fn prepare(&mut self) -> Option<(u32, Request)> {
+    /// Offers a request. `false`: there is no room for it now.
+    #[inline]
+    fn issue<P: Paths>(&mut self, paths: &mut P, token: u32, request: Request) -> Result<bool, BackendError> {
+        match paths.issue(&request, token) {
+            Ok(()) => {
+                self.counts.issued += 1;
+                Ok(true)
+            }
+            Err(IssueError::Full) => {
+                if let Some(Some(outstanding)) = self.outstanding.get_mut(token as usize) {
+                    outstanding.issued_ns = NOT_ISSUED;
+                }
+                self.refused = Some((token, request));
+                Ok(false)
+            }
+            Err(IssueError::Down(error)) => Err(error),
+        }
+    }
+
+    /// Takes a token for the next access that can be made and is due.
+    #[inline]
+    fn prepare(&mut self, now_ns: u64) -> Option<(u32, Request)> {
         let token = *self.free.last()?;
+        let intended_ns = self.spec.schedule.as_ref().map_or(Some(now_ns), |schedule| schedule.due_ns(now_ns))?;
         // A private key with an operation outstanding is passed over. There are fewer private accesses in a row than this.
         let (access, request, is_put) = (0..4).find_map(|_| self.next_request())?;
         self.free.pop();
+        if let Some(schedule) = &mut self.spec.schedule {
+            schedule.take();
+        }
         let moment = self.spec.verifier.as_mut().map_or(0, Verifier::issue);
         let slot = self.outstanding.get_mut(token as usize)?;
-        *slot = Some(Outstanding { access, issued_ns: NOT_ISSUED, moment, is_put });
+        *slot = Some(Outstanding { access, intended_ns, issued_ns: now_ns, moment, is_put });
         Some((token, request))
     }
 
+    #[inline]
     fn next_request(&mut self) -> Option<(Access, Request, bool)> {
-        let access = *self.spec.pattern.accesses.get(self.next_access)?;
-        self.next_access = (self.next_access + 1) % self.spec.pattern.accesses.len();
+        let accesses = &self.spec.pattern.accesses;
+        let access = *accesses.get(self.next_access)?;
+        self.next_access = if self.next_access + 1 < accesses.len() { self.next_access + 1 } else { 0 };
         let rank = u32::from(access.rank);
         let verifier = self.spec.verifier.as_mut();
         let put = match (access.kind, verifier) {
@@ -295,10 +393,8 @@ impl Book {
 
     /// Books the end of an operation. A token that is not outstanding is a transport's fault; it must not end another operation.
     fn end(&mut self, token: u32, ending: Ending, now_ns: u64) {
-        let Some(Outstanding { access, issued_ns, moment, is_put }) = self.outstanding.get_mut(token as usize).and_then(Option::take)
-        else {
-            return;
-        };
+        let ended = self.outstanding.get_mut(token as usize).and_then(Option::take);
+        let Some(Outstanding { access, intended_ns, issued_ns, moment, is_put }) = ended else { return };
         self.free.push(token);
         let outcome = match ending {
             Ending::Reply(response) => response.outcome().filter(|outcome| answers(*outcome, is_put)),
@@ -322,9 +418,22 @@ impl Book {
         };
         self.counts.completed += 1;
         self.counts.not_found += u64::from(outcome == Outcome::NotFound);
-        if let Some(window) = self.window() {
+        let latency_ns = now_ns.saturating_sub(intended_ns);
+        if (latency_ns, is_local) != (self.alike.latency_ns, self.alike.is_local) {
+            self.record();
+            (self.alike.latency_ns, self.alike.is_local) = (latency_ns, is_local);
+        }
+        self.alike.count += 1;
+        self.alike.held_ns += issued_ns.saturating_sub(intended_ns);
+    }
+
+    /// Records the round trips of [`alike`](Self::alike), if they ended in a window.
+    fn record(&mut self) {
+        let Alike { latency_ns, is_local, count, held_ns } = std::mem::take(&mut self.alike);
+        if let Some(window) = self.window().filter(|_| count > 0) {
             let histogram = if is_local { &mut window.local } else { &mut window.remote };
-            histogram.record(now_ns.saturating_sub(issued_ns));
+            histogram.record_many(latency_ns, count);
+            window.open_loop.held_ns += u128::from(held_ns);
         }
     }
 }

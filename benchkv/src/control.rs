@@ -1,7 +1,9 @@
 //! How the main thread of a rank steers its workers, and how a worker's failure stops them all.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId};
 
 /// What clients do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,41 +48,122 @@ impl Phase {
     }
 }
 
-/// Shared by the threads of one rank. `E` is why a worker failed.
+/// The words by which workers are steered, in memory that client processes map as well; they cannot write there. It starts as zero bytes.
+#[derive(Debug)]
+pub struct Steering(Memfd);
+
+#[repr(C)]
+struct Words {
+    phase: AtomicU32,
+    /// Not 0: every worker has to end.
+    stopped: AtomicU32,
+    /// By daemon: rounds since the drain began.
+    drain_rounds: [DrainRounds; MAX_DAEMONS],
+}
+
+/// Only its daemon writes it; a line of its own.
+#[repr(C, align(64))]
+struct DrainRounds(AtomicU32);
+
+/// Most daemons of a rank.
+pub const MAX_DAEMONS: usize = 64;
+const BYTES: usize = 8192;
+const _: () = assert!(size_of::<Words>() <= BYTES && Phase::Ready.encode() == 0);
+
+impl Steering {
+    /// In [`Phase::Ready`].
+    ///
+    /// # Errors
+    /// Why there is no such memory.
+    pub fn create() -> Result<Self, MemfdCreateError> {
+        Memfd::create("benchkv-steering", BYTES).map(Self)
+    }
+
+    /// That of another process. It may be looked at only.
+    ///
+    /// # Errors
+    /// Why it cannot be mapped.
+    pub fn attach(id: &MemfdId) -> Result<Self, MemfdAttachError> {
+        // Of another size it is none of these, and is refused.
+        Memfd::attach(&MemfdId { bytes: BYTES as u64, ..*id }, false).map(Self)
+    }
+
+    /// Where other processes find it.
+    #[must_use]
+    pub fn id(&self) -> MemfdId {
+        self.0.id()
+    }
+
+    #[inline]
+    fn words(&self) -> &Words {
+        // SAFETY: the mapping is page-aligned, has BYTES (a peer's of another size is refused) and lives as long as `self`; a
+        // `Words` is atomics only, valid for any bytes.
+        unsafe { self.0.base().cast().as_ref() }
+    }
+
+    /// The phase clients are in.
+    #[inline]
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        Phase::decode(self.words().phase.load(Ordering::Acquire))
+    }
+
+    /// How often each of the first `daemons` daemons has looked since the drain began.
+    pub fn drain_rounds(&self, daemons: usize) -> impl Iterator<Item = u32> {
+        self.words().drain_rounds.iter().take(daemons).map(|rounds| rounds.0.load(Ordering::Relaxed))
+    }
+
+    /// Whether every worker has to end at once.
+    #[inline]
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.words().stopped.load(Ordering::Acquire) != 0
+    }
+}
+
+/// How a rank steers its workers, and what they say of failures. `E` is why a worker failed.
 #[derive(Debug)]
 pub struct Control<E> {
-    phase: AtomicU32,
-    stopped: AtomicBool,
+    steering: Steering,
     failure: Mutex<Option<E>>,
 }
 
 impl<E> Control<E> {
     /// In [`Phase::Ready`].
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { phase: AtomicU32::new(Phase::Ready.encode()), stopped: AtomicBool::new(false), failure: Mutex::new(None) }
+    ///
+    /// # Errors
+    /// Why there is no memory for the words.
+    pub fn new() -> Result<Self, MemfdCreateError> {
+        Ok(Self { steering: Steering::create()?, failure: Mutex::new(None) })
     }
 
-    /// The phase clients are in.
-    #[inline]
-    pub fn phase(&self) -> Phase {
-        Phase::decode(self.phase.load(Ordering::Acquire))
+    /// What workers look at.
+    #[must_use]
+    pub const fn steering(&self) -> &Steering {
+        &self.steering
+    }
+
+    /// Whether every worker has to end at once.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.steering.is_stopped()
     }
 
     /// Starts a phase.
     pub fn set_phase(&self, phase: Phase) {
-        self.phase.store(phase.encode(), Ordering::Release);
+        self.steering.words().phase.store(phase.encode(), Ordering::Release);
     }
 
-    /// Whether every worker has to end at once.
-    #[inline]
-    pub fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+    /// A daemon has looked once more while clients drain.
+    pub fn note_drain_round(&self, daemon: usize) {
+        if let Some(rounds) = self.steering.words().drain_rounds.get(daemon) {
+            rounds.0.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Ends every worker.
     pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
+        self.steering.words().stopped.store(1, Ordering::Release);
     }
 
     /// Ends every worker because of `failure`. The first failure is kept: the others follow from it.
@@ -95,29 +178,32 @@ impl<E> Control<E> {
     }
 }
 
-impl<E> Default for Control<E> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn phases_survive_the_shared_word() {
-        let control = Control::<()>::new();
-        assert_eq!(control.phase(), Phase::Ready);
+        let control = Control::<()>::new().unwrap();
+        let seen = Steering::attach(&control.steering().id()).unwrap();
+        assert_eq!((seen.phase(), seen.is_stopped()), (Phase::Ready, false));
         for phase in [Phase::WarmUp, Phase::Between, Phase::Window(0), Phase::Window(u16::MAX), Phase::Drain] {
             control.set_phase(phase);
-            assert_eq!(control.phase(), phase);
+            assert_eq!((control.steering().phase(), seen.phase()), (phase, phase));
         }
+        control.stop();
+        assert!(seen.is_stopped());
+    }
+
+    #[test]
+    fn memory_of_another_size_is_not_attached() {
+        let short = Memfd::create("short", 4096).unwrap();
+        assert!(Steering::attach(&short.id()).is_err());
     }
 
     #[test]
     fn the_first_failure_is_the_one_reported() {
-        let control = Control::new();
+        let control = Control::new().unwrap();
         control.fail("peer gone");
         control.fail("server gone");
         assert!(control.is_stopped());

@@ -7,20 +7,26 @@ mod mpi;
 use std::error::Error;
 use std::fmt::Display;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use benchkv::agreement::{AgreementError, agree};
 use benchkv::backend::composed::Composed;
-use benchkv::cli::{Cli, Command, DoctorArgs};
+use benchkv::cli::{BackendKind, Cli, Command, DoctorArgs};
 use benchkv::doctor::{Diagnosis, probe};
 use benchkv::launcher::LauncherKind;
 use benchkv::message::{Request, Response};
 use benchkv::options::Options;
-use benchkv::orchestrate::run_rank;
+use benchkv::orchestrate::{process, run_rank};
+use benchkv::output::OutputFile;
+use benchkv::progress::Progress;
+use benchkv::report::ReportArgs;
 use benchkv::result::{Conditions, JobResult};
+use benchkv::trace::TraceOptions;
 use clap::Parser;
 use harness::clock::Clock;
+use harness::counters::{self, PortCounters};
 use harness::echo::{self, Echo, EchoError, EchoResult};
 use harness::environment::Environment;
 use harness::exchange::Exchange;
@@ -35,14 +41,16 @@ use shm::dir::Dir;
 const EXIT_OPTIONS: u8 = 2;
 /// Exit status for a result with lost operations or wrong values.
 const EXIT_UNSOUND: u8 = 3;
+/// Exit status when the user has ended the job.
+const EXIT_INTERRUPTED: u8 = 130;
 /// How long each echo baseline is measured.
 const ECHO_DURATION: Duration = Duration::from_millis(250);
 /// How long the slowest rank may take to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long ranks wait for rank 0 to measure the baselines, and for each other's reports.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(30);
-/// How long ranks may take to end by themselves when the job has failed.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long ranks may take to end by themselves when the job has failed, or to drain and report when it is interrupted.
+const GRACE: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     let ended = match role() {
@@ -51,6 +59,7 @@ fn main() -> ExitCode {
             let rank = exchange.rank();
             rank_process(Cli::parse(), &mut exchange, None).map_err(|error| format!("rank {rank}: {error}").into())
         }
+        Ok(Role::Helper(owner)) => process::serve(Cli::parse(), owner).map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Err(error) => Err(error.into()),
     };
@@ -66,8 +75,10 @@ fn fail(code: u8, error: &dyn Display) -> ExitCode {
 /// Started by a user, or as one of several processes by a launcher of another kind.
 fn start() -> ExitCode {
     let cli = Cli::parse();
-    if let Some(Command::Doctor(args)) = &cli.command {
-        return doctor(args).unwrap_or_else(|error| fail(1, &error));
+    match &cli.command {
+        Some(Command::Doctor(args)) => return doctor(args).unwrap_or_else(|error| fail(1, &error)),
+        Some(Command::Report(args)) => return report(args),
+        None => {}
     }
     match foreign_launcher() {
         None => launch(cli),
@@ -88,27 +99,58 @@ fn doctor(args: &DoctorArgs) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Makes a page out of results.
+fn report(args: &ReportArgs) -> ExitCode {
+    match benchkv::report::run(args) {
+        Ok(()) if args.check => ExitCode::SUCCESS,
+        Ok(()) => {
+            say(&format!("the page is {}", args.output.display()));
+            ExitCode::SUCCESS
+        }
+        Err(error) => fail(EXIT_OPTIONS, &error),
+    }
+}
+
 /// The launcher: checks everything that can be checked before a process is started, then starts the ranks with the same arguments.
 fn launch(cli: Cli) -> ExitCode {
     let options = match Options::resolve(cli) {
         Ok(options) => options,
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };
-    if let Err(error) = check_output(&options).and_then(|()| sweep(&options)) {
+    let checked = check_output(&options).and_then(|()| check_library(&options)).and_then(|()| sweep(&options));
+    if let Err(error) = checked {
         return fail(EXIT_OPTIONS, &error);
     }
     say(&options.to_string());
     let args = std::env::args_os().skip(1).collect();
-    let launch = Launch { ranks: options.workload.ranks, args, time_limit: options.time_limit(), grace: GRACE };
+    let launch =
+        Launch { ranks: options.workload.ranks, args, environment: environment(&options), time_limit: options.time_limit(), grace: GRACE };
     match launch.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(error.exit_code(), &error),
     }
 }
 
+/// Variables of the ranks. UCX writes its messages to standard output, which is for the result, unless it is told otherwise.
+fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
+    const LOG: &str = "UCX_LOG_FILE";
+    let is_wanted = options.backend == BackendKind::UcxAm && std::env::var_os(LOG).is_none();
+    if is_wanted { vec![(LOG, "stderr")] } else { Vec::new() }
+}
+
 /// Whether the result can be written at the end.
 fn check_output(options: &Options) -> Result<(), String> {
-    options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))
+    options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
+    options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
+    options.trace.as_ref().map_or(Ok(()), TraceOptions::prepare).map_err(|error| format!("--trace: {error}"))
+}
+
+/// Whether what carries requests can be loaded.
+fn check_library(options: &Options) -> Result<(), String> {
+    match options.backend {
+        BackendKind::UcxAm => benchkv::ucx::load().map(drop).map_err(|error| error.to_string()),
+        _ => Ok(()),
+    }
 }
 
 /// What a killed job left behind is removed here, by the next one on the host.
@@ -145,13 +187,24 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     let unix_echo = if rank == 0 { baselines(&options, &clock)? } else { Vec::new() };
     exchange.barrier(EXCHANGE_LIMIT, &never)?;
     let backend = Composed::new(&options, rank)?;
-    let report = run_rank(&options, &backend, exchange, clock)?;
+    let is_first_here = options.launcher.local_rank(rank) == Some(0);
+    let look = || if is_first_here { counters::read(Path::new(counters::SYSFS)) } else { PortCounters::new() };
+    let before = look();
+    let Options { warmup, runs, duration, .. } = options;
+    let progress = if rank == 0 { Progress::on_terminal(warmup, runs, duration) } else { Progress::hidden() };
+    let mut report = run_rank(&options, &backend, exchange, clock, &progress)?;
+    drop(progress);
+    report.add_hardware_counters(before, look());
     let parts = exchange.all_gather(&serde_json::to_vec(&report)?, EXCHANGE_LIMIT, &never)?;
     if rank != 0 {
         return Ok(ExitCode::SUCCESS);
     }
     let conditions = Conditions { clock: clock.source(), environment: Environment::detect(), unix_echo };
-    show(&options, &JobResult::reduce(&options, conditions, &parts)?)
+    let result = JobResult::reduce(&options, conditions, &parts)?;
+    if result.runs.is_empty() {
+        return Ok(fail(EXIT_INTERRUPTED, &"interrupted before anything was measured: there is no result"));
+    }
+    show(&options, &result)
 }
 
 /// What the local launcher does before it starts ranks, done by the ranks where there is none.
@@ -160,6 +213,7 @@ fn prepare(options: Options, rank: usize) -> Result<Options, String> {
         if rank == 0 {
             check_output(&options)?;
         }
+        check_library(&options)?;
         if options.launcher.local_rank(rank) == Some(0) {
             sweep(&options)?;
         }
@@ -183,14 +237,19 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoEr
     depths.into_iter().map(|depth| Echo { depth, request_bytes, reply_bytes, duration: ECHO_DURATION }.measure(clock)).collect()
 }
 
-/// Shows the result; an unsound one has a status of its own.
+/// Shows the result; an unsound one and an interrupted one have statuses of their own.
 fn show(options: &Options, result: &JobResult) -> Result<ExitCode, Box<dyn Error>> {
     print(result, &result.to_string(), options.json.as_ref())?;
+    if let Some(file) = &options.output {
+        file.write(result)?;
+    }
+    let code = if result.interrupted { ExitCode::from(EXIT_INTERRUPTED) } else { ExitCode::SUCCESS };
     if result.is_sound() {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(code);
     }
     let failures = result.verify_failures.unwrap_or(0);
-    Ok(fail(EXIT_UNSOUND, &format!("the result is unsound: {} operations lost, {failures} verify failures", result.lost)))
+    let unsound = fail(EXIT_UNSOUND, &format!("the result is unsound: {} operations lost, {failures} verify failures", result.lost));
+    Ok(if result.interrupted { code } else { unsound })
 }
 
 /// Text to standard output and the document where it was asked for; when that is standard output, the text makes room.

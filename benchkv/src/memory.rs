@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::backend::plan::Topology;
+use crate::cli::BackendKind;
+use crate::cli::ClientKind;
 use crate::options::Sizes;
 use crate::store::Shard;
 use crate::verify::Verifier;
@@ -14,15 +16,24 @@ use crate::workload::{Access, PATTERN_LEN, Workload};
 
 /// A message of the shared-memory crates: 16 bytes and a payload of at most 48.
 const SLOT_BYTES: u64 = 64;
-/// Beside its two rings an endpoint has a send queue, its bookkeeping, and the lane of the software device: what 1,000 of them took.
-const QUEUE_BYTES_PER_ENDPOINT: u64 = 112 << 10;
+/// Beside its two rings an endpoint of copyrpc has a send queue of 256 WQEBBs, its bookkeeping, and the lane of the software device: what `copyrpc_memory
+/// --send-wr 256` measures.
+const QUEUE_BYTES_PER_ENDPOINT: u64 = 23 << 10;
 /// Completion queues, receive queue and tables of a thread with endpoints, of the default sizes, which hold what 21 endpoints need.
 const CONTEXT_BYTES: u64 = 1 << 20;
 /// The same for each endpoint beyond: 48 receives, and 64 completions in each of two queues.
 const CONTEXT_BYTES_PER_ENDPOINT: u64 = 48 * 64 + 2 * 64 * 64 + 2 * 64 * 32;
+/// A message under way on a connection of rc-send, a window of requests and of answers in each direction: its WQE and completion at one end, the
+/// receive with 64 bytes and its completion at the other, what is kept of the call.
+const BYTES_PER_SEND: u64 = 64 + 8 + 64 + 64 + 32 + 64 + 32;
+/// Beside these such a connection has the lane of the software device, and its tables.
+const SEND_QUEUE_BYTES: u64 = 16 << 10;
+/// An endpoint of UCX, and beside these its library and worker: what UCX 1.13 took over shared memory. Its transports decide.
+const UCX_BYTES_PER_ENDPOINT: u64 = 384 << 10;
+const UCX_WORKER_BYTES: u64 = 8 << 20;
 /// A histogram of latencies; a client has two for each run.
 const HISTOGRAM_BYTES: u64 = 240 << 10;
-/// Code, stacks and allocator of a rank process.
+/// Code, stacks and allocator of a rank or client process.
 const PROCESS_BYTES: u64 = 8 << 20;
 
 /// Bytes, of all ranks together.
@@ -70,8 +81,8 @@ impl Memory {
         let endpoints = ranks * topology.endpoints();
         let memory = Self {
             endpoints,
-            connections_bytes: endpoints * (2 * sizes.ring_bytes + QUEUE_BYTES_PER_ENDPOINT + CONTEXT_BYTES_PER_ENDPOINT)
-                + ranks * topology.threads_with_endpoints() * CONTEXT_BYTES,
+            connections_bytes: endpoints * Self::connection_bytes(topology, sizes)
+                + ranks * topology.threads_with_endpoints() * Self::context_bytes(topology),
             stores_bytes: ranks * workload.store_keys() * Shard::BYTES_PER_KEY as u64,
             channels_bytes: ranks * channels,
             clients_bytes: ranks * clients * client,
@@ -79,6 +90,34 @@ impl Memory {
         };
         let parts = [memory.connections_bytes, memory.stores_bytes, memory.channels_bytes, memory.clients_bytes];
         Self { total_bytes: ranks * PROCESS_BYTES + parts.iter().sum::<u64>(), ..memory }
+    }
+
+    /// One end of a connection between ranks.
+    const fn connection_bytes(topology: &Topology, sizes: &Sizes) -> u64 {
+        match topology.kind {
+            BackendKind::RcSend => 2 * sizes.window as u64 * BYTES_PER_SEND + SEND_QUEUE_BYTES,
+            BackendKind::UcxAm => UCX_BYTES_PER_ENDPOINT,
+            _ => 2 * sizes.ring_bytes + QUEUE_BYTES_PER_ENDPOINT + CONTEXT_BYTES_PER_ENDPOINT,
+        }
+    }
+
+    /// A thread with connections, without these.
+    const fn context_bytes(topology: &Topology) -> u64 {
+        match topology.kind {
+            BackendKind::UcxAm => UCX_WORKER_BYTES,
+            _ => CONTEXT_BYTES,
+        }
+    }
+
+    /// The same with what the processes of clients take, where they have some.
+    #[must_use]
+    pub const fn with_clients(self, kind: ClientKind, topology: &Topology) -> Self {
+        match kind {
+            ClientKind::Threads => self,
+            ClientKind::Processes => {
+                Self { total_bytes: self.total_bytes + (topology.ranks * topology.clients) as u64 * PROCESS_BYTES, ..self }
+            }
+        }
     }
 
     /// # Errors
@@ -128,6 +167,11 @@ mod tests {
         assert!(direct.connections_bytes > direct.endpoints * 2 * 65_536);
         assert!(direct.connections_bytes > 50 * sharded.connections_bytes && sharded.connections_bytes > meta.connections_bytes);
         assert_eq!(meta.stores_bytes, direct.stores_bytes);
+        let rc_send = memory("--backend rc-send --ranks 8 --server-threads 2 --client-threads 46");
+        assert_eq!((rc_send.endpoints, rc_send.channels_bytes), (delegation.endpoints, delegation.channels_bytes));
+        let ucx = memory("--backend ucx-am --ranks 8 --server-threads 2 --client-threads 46");
+        assert_eq!((ucx.endpoints, ucx.connections_bytes), (56, 56 * UCX_BYTES_PER_ENDPOINT + 8 * UCX_WORKER_BYTES));
+        assert!(rc_send.connections_bytes > 56 * 2 * 1024 * 128, "a window of 1024 requests and as many answers, at least 128 bytes each");
         assert!(delegation.channels_bytes > meta.channels_bytes && sharded.channels_bytes > delegation.channels_bytes, "rings");
     }
 

@@ -2,7 +2,7 @@
 //! the launcher and each rank arrive at the same values from the same arguments.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use harness::affinity::{AffinityError, PinPolicy, Plan, Threads};
@@ -11,16 +11,24 @@ use harness::environment::Environment;
 use harness::hosts::{Hosts, HostsError};
 use harness::launcher::Launch;
 use harness::report::{self, JsonSink};
+use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
 use crate::backend::plan::Topology;
-use crate::cli::{BackendKind, Cli, Fault, RingChoice, WaitChoice};
+use crate::cli::{BackendKind, Cli, ClientKind, Fault, RingChoice, WaitChoice};
+use crate::control::MAX_DAEMONS;
 use crate::launcher::Launcher;
 use crate::memory::{Memory, OverLimit};
 use crate::message::Request;
+use crate::output::OutputFile;
+use crate::pace::{Arrivals, Pace};
+use crate::policy::PolicyOptions;
+use crate::port::PortOptions;
 use crate::store::Shard;
+use crate::trace::TraceOptions;
+use crate::ucx::PeerErrors;
 use crate::workload::{Distribution, Workload};
 
 /// Ranks that the local launcher starts unless told.
@@ -29,6 +37,8 @@ const DEFAULT_RANKS: usize = 2;
 const MAX_KEYS: u64 = 1 << 26;
 /// Smallest and largest ring of a connection between ranks.
 const RING_BYTES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
+/// Shortest window, in seconds.
+pub const SHORTEST_RUN_S: f64 = 0.01;
 /// Verified runs stay below this: a client would otherwise run out of 32-bit sequence numbers (at 7 million writes per second).
 const MAX_VERIFIED_SECONDS: f64 = 600.0;
 
@@ -81,8 +91,13 @@ pub enum OptionError {
 /// Sizes computed from the options; printed before the start and recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// Bytes of each ring of a connection between ranks. `auto`: the power of two not below 4 x operations in flight on it x padded message.
+    /// Bytes of each ring of a connection between ranks, 0 where there are none (`rc-send`, `ucx-am`). `auto`: the power of two not below 4 x
+    /// operations in flight on it x padded message.
     pub ring_bytes: u64,
+    /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with other backends: the power of two not below
+    /// all operations of the rank's clients, 16 to 1024, and fewer where a rank's connections would have more than 32768 together. What exceeds
+    /// it waits in the daemon's backlog.
+    pub window: usize,
     /// Slots of the delegation ring: the power of two not below all operations of the rank's clients, at least 1024.
     pub ring_slots: usize,
     /// Requests in flight on a flux channel: the power of two not below the operations of all ranks, 256 to 65536. What exceeds it waits in the daemon's backlog.
@@ -99,12 +114,15 @@ impl Sizes {
         // The header of 12 bytes is copyrpc's; messages are padded to 32.
         let padded_message = (12 + size_of::<Request>()).next_multiple_of(32);
         let ring_bytes = match ring {
+            _ if topology.is_by_message() => 0,
             RingChoice::Bytes(bytes) => bytes,
             RingChoice::Auto => ((4 * in_flight_per_ring * padded_message) as u64).next_power_of_two().max(*RING_BYTES.start()),
         };
+        let window = in_flight.next_power_of_two().min(1 << (32_768 / topology.ranks).ilog2()).clamp(16, 1024);
         let flux_in_flight = (topology.ranks * in_flight).next_power_of_two().clamp(256, 65_536);
         Self {
             ring_bytes,
+            window: if topology.is_by_message() { window } else { 0 },
             ring_slots: in_flight.next_power_of_two().max(1024),
             flux_in_flight,
             flux_capacity: (4 * flux_in_flight).max(1024),
@@ -117,12 +135,20 @@ impl Sizes {
 pub struct Options {
     /// The topology.
     pub backend: BackendKind,
-    /// What carries requests to other ranks.
+    /// What carries requests to other ranks, but for `ucx-am`.
     pub device: DeviceChoice,
+    /// What is asked of its port.
+    pub port: PortOptions,
+    /// Whether UCX notices dead peers; `None` with other backends than `ucx-am`.
+    pub ucx_errors: Option<PeerErrors>,
     /// Daemon threads per rank.
     pub server_threads: usize,
+    /// What its clients are.
+    pub clients: ClientKind,
     /// Operations each client keeps outstanding.
     pub queue_depth: usize,
+    /// The open loop; `None`: closed.
+    pub pace: Option<Pace>,
     /// Length of a measured run.
     pub duration: Duration,
     /// Measured runs.
@@ -135,10 +161,16 @@ pub struct Options {
     pub sizes: Sizes,
     /// What all ranks will take of the memory.
     pub memory: Memory,
+    /// What daemons and connections leave for later.
+    pub policies: PolicyOptions,
+    /// Time series of the daemons, if they are wanted.
+    pub trace: Option<TraceOptions>,
     /// What an idle thread does.
     pub wait: WaitStrategy,
     /// Who started the ranks, and where.
     pub launcher: Launcher,
+    /// Where the ranks are, from which `launcher` and `plan` follow.
+    pub hosts: Hosts,
     /// What `--pin` asks for.
     pub pin: PinPolicy,
     /// Where the threads of this host run.
@@ -147,6 +179,8 @@ pub struct Options {
     pub shm_dir: Option<PathBuf>,
     /// Where the JSON document goes.
     pub json: Option<JsonSink>,
+    /// Where the flat table goes.
+    pub output: Option<OutputFile>,
     /// What is broken on purpose.
     pub fault: Option<Fault>,
 }
@@ -175,13 +209,15 @@ impl Options {
         check_counts(&cli, ranks)?;
         check_times(&cli)?;
         check_ratios(&cli, ranks)?;
-        check_ring(cli.ring_size)?;
+        check_ring(cli.ring_size, cli.backend)?;
+        let pace = cli.pace.resolve()?;
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
         }
-        // Hardware is used when it is named, and never instead of something else.
-        let device = if cli.device == DeviceChoice::Auto { DeviceChoice::Soft } else { cli.device };
-        if device == DeviceChoice::Soft && launcher.hosts.len() > 1 {
+        let ucx_errors = cli.ucx.resolve(&cli, launcher.hosts.len())?;
+        let device = cli.device.resolve();
+        cli.port.check(&device)?;
+        if ucx_errors.is_none() && device.is_soft() && launcher.hosts.len() > 1 {
             return Err(OptionError::SeveralHosts { device, hosts: launcher.hosts });
         }
         let workload = Workload {
@@ -195,8 +231,10 @@ impl Options {
             seed: cli.seed,
         };
         let topology = Topology { kind: cli.backend, ranks, daemons: cli.server_threads, clients: cli.client_threads };
+        cli.policies.check(&topology)?;
+        cli.trace.check()?;
         let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
-        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs);
+        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs).with_clients(cli.clients, &topology);
         memory.check(cli.memory_limit.unwrap_or_else(|| Environment::detect().memory_bytes))?;
         let threads = Threads { ranks: launcher.ranks_here.len(), daemons: cli.server_threads, clients: cli.client_threads };
         let plan = Plan::new(&cli.pin, hosts.cores_here(cli.server_threads + cli.client_threads), threads)?;
@@ -207,21 +245,29 @@ impl Options {
         };
         Ok(Self {
             device,
+            port: cli.port,
+            ucx_errors,
             backend: cli.backend,
             server_threads: cli.server_threads,
+            clients: cli.clients,
             queue_depth: cli.queue_depth,
+            pace,
             duration: Duration::from_secs_f64(cli.duration),
             runs: cli.runs,
             warmup: Duration::from_secs_f64(cli.warmup),
             workload,
             sizes,
             memory,
+            policies: cli.policies,
+            trace: cli.trace.options(),
             wait,
             launcher,
+            hosts: hosts.clone(),
             pin: cli.pin,
             plan,
             shm_dir: cli.shm_dir,
             json: cli.json,
+            output: cli.output.output,
             fault: cli.fault,
         })
     }
@@ -230,6 +276,17 @@ impl Options {
     #[must_use]
     pub const fn topology(&self) -> Topology {
         Topology { kind: self.backend, ranks: self.workload.ranks, daemons: self.server_threads, clients: self.workload.clients }
+    }
+
+    /// The device to open; software devices meet in `shm_dir`.
+    #[must_use]
+    pub fn device_spec(&self, shm_dir: &Path) -> DeviceSpec {
+        self.port.on(self.device.spec(Some(shm_dir)))
+    }
+
+    /// What carries requests to other ranks, as it can be asked for; UCX chooses by itself.
+    fn carried_by(&self) -> String {
+        if self.backend == BackendKind::UcxAm { "ucx".to_owned() } else { self.device.to_string() }
     }
 
     /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
@@ -247,7 +304,7 @@ impl fmt::Display for Options {
             f,
             "backend {}, {} device, {} x ({} + {}), depth {}",
             self.backend,
-            self.device,
+            self.carried_by(),
             report::plural(workload.ranks, "rank"),
             report::plural(self.server_threads, "daemon"),
             report::plural(workload.clients, "client"),
@@ -264,14 +321,33 @@ impl fmt::Display for Options {
             workload.seed,
             if workload.verify { "on" } else { "off" }
         )?;
+        let connection = match sizes.window {
+            0 => format!("ring {}", report::bytes(sizes.ring_bytes)),
+            window => format!("window {window} requests"),
+        };
         writeln!(
             f,
-            "ring {}, delegation ring {} slots, flux {} in flight, wait {}",
-            report::bytes(sizes.ring_bytes),
-            sizes.ring_slots,
-            sizes.flux_in_flight,
-            self.wait
+            "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
+            sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
+        if self.port != PortOptions::default() {
+            writeln!(f, "port: {}", self.port)?;
+        }
+        if let Some(errors) = self.ucx_errors {
+            writeln!(f, "errors of UCX's endpoints: {errors}")?;
+        }
+        if self.policies != PolicyOptions::default() {
+            writeln!(f, "policies: {}", self.policies)?;
+        }
+        if let Some(trace) = &self.trace {
+            writeln!(f, "traces to {}, a sample every {} rounds", trace.dir.display(), trace.interval)?;
+        }
+        if self.clients == ClientKind::Processes {
+            writeln!(f, "each client is a process of its own")?;
+        }
+        if let Some(Pace { rate, arrivals }) = self.pace {
+            writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
+        }
         writeln!(f, "{}", self.memory)?;
         writeln!(f, "{}\n{}", self.launcher, self.plan)?;
         let (warmup, runs, duration) = (self.warmup, self.runs, self.duration);
@@ -289,7 +365,7 @@ fn check_count(flag: &'static str, given: u64, limit: u64, need: &'static str) -
 
 fn check_counts(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     let counts = [
-        ("--server-threads", cli.server_threads as u64, 64, "a rank needs a daemon to hold its keys"),
+        ("--server-threads", cli.server_threads as u64, MAX_DAEMONS as u64, "a rank needs a daemon to hold its keys"),
         ("--client-threads", cli.client_threads as u64, 256, "a rank needs a client to make requests"),
         ("--queue-depth", cli.queue_depth as u64, 4096, "a client needs an operation outstanding"),
         ("--runs", cli.runs as u64, 32, "a result needs a run"),
@@ -307,7 +383,7 @@ fn check_counts(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
 }
 
 fn check_times(cli: &Cli) -> Result<(), OptionError> {
-    for (flag, given, least) in [("--duration", cli.duration, 0.01), ("--warmup", cli.warmup, 0.0)] {
+    for (flag, given, least) in [("--duration", cli.duration, SHORTEST_RUN_S), ("--warmup", cli.warmup, 0.0)] {
         if !(least..=3600.0).contains(&given) {
             return Err(range(flag, given, "outside what is supported", format!("{least} to 3600 seconds")));
         }
@@ -334,10 +410,13 @@ fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     }
 }
 
-fn check_ring(ring: RingChoice) -> Result<(), OptionError> {
+fn check_ring(ring: RingChoice, backend: BackendKind) -> Result<(), OptionError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
     let legal = format!("auto, or a power of two from {} to {}", RING_BYTES.start(), RING_BYTES.end());
     match given {
+        _ if matches!(backend, BackendKind::RcSend | BackendKind::UcxAm) => {
+            Err(range("--ring-size", given, "messages of this --backend are not written into rings", "none; leave it out".to_owned()))
+        }
         _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),
         _ if given > *RING_BYTES.end() => Err(range("--ring-size", given, "more than is supported", legal)),
         _ if !given.is_power_of_two() => Err(range("--ring-size", given, "not a power of two", legal)),
@@ -345,13 +424,20 @@ fn check_ring(ring: RingChoice) -> Result<(), OptionError> {
     }
 }
 
-fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> OptionError {
+pub(crate) fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> OptionError {
     OptionError::Range { flag, given: given.to_string(), why, legal }
 }
 
 /// What was asked for, as recorded in a result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Recorded {
+    /// What carried requests to other ranks, as it can be asked for.
+    pub device: String,
+    /// What was asked of its port; null where nothing was.
+    #[serde(flatten)]
+    pub port: PortOptions,
+    /// Whether UCX noticed dead peers; null with other backends than `ucx-am`.
+    pub ucx_errors: Option<PeerErrors>,
     /// Seconds of a measured run.
     pub duration_s: f64,
     /// Seconds of load before the first.
@@ -368,6 +454,17 @@ pub struct Recorded {
     pub distribution: Distribution,
     /// Whether values were checked.
     pub verify: bool,
+    /// What clients were.
+    pub clients: ClientKind,
+    /// What daemons and connections left for later.
+    #[serde(flatten)]
+    pub policies: PolicyOptions,
+    /// Where time series of the daemons went, if they were wanted.
+    pub trace: Option<TraceOptions>,
+    /// Operations per second that all clients together were to start; null for a closed loop.
+    pub rate: Option<f64>,
+    /// How their starts were to be spread; null for a closed loop.
+    pub arrivals: Option<Arrivals>,
     /// What an idle thread did: `busy`, `yield`.
     pub wait: String,
     /// What `--pin` asked for.
@@ -382,6 +479,11 @@ impl From<&Options> for Recorded {
     fn from(options: &Options) -> Self {
         let workload = &options.workload;
         Self {
+            device: options.carried_by(),
+            port: options.port,
+            ucx_errors: options.ucx_errors,
+            policies: options.policies.clone(),
+            trace: options.trace.clone(),
             duration_s: options.duration.as_secs_f64(),
             warmup_s: options.warmup.as_secs_f64(),
             runs: options.runs,
@@ -390,6 +492,9 @@ impl From<&Options> for Recorded {
             remote_ratio: workload.remote_ratio,
             distribution: workload.distribution,
             verify: workload.verify,
+            clients: options.clients,
+            rate: options.pace.map(|pace| pace.rate),
+            arrivals: options.pace.map(|pace| pace.arrivals),
             wait: options.wait.to_string(),
             pin: options.pin.to_string(),
             shm_dir: options.shm_dir.clone(),

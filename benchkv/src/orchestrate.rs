@@ -1,10 +1,17 @@
-//! One rank of a job: its threads, and the order of a run.
+//! One rank of a job: its threads, and the order of a run. Beside it:
+//!
+//! - `seat`: what a client does from its first connection to its report; [`process`]: clients that are processes of their own.
+//! - `records`: the connection records of all endpoints.
 //!
 //! Servers, clients, their endpoints, exchange of connection records, connections, ready barrier over all ranks; then warm-up, R times (barrier,
 //! window), drain, barrier, stop, join. A window never includes a barrier: load goes on while ranks meet, and is not counted. Daemons run until the
 //! clients of *all* ranks have drained.
+//!
+//! When the user interrupts the job, ranks cut what they are at short, agree on that where they would next have met, and drain.
 
+pub mod process;
 mod records;
+mod seat;
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -16,26 +23,29 @@ use std::time::Duration;
 use harness::affinity::{AffinityError, pin_current_thread};
 use harness::clock::Clock;
 use harness::exchange::{Exchange, ExchangeError};
-use shm::wait::Waiter;
+use harness::helper::HelperError;
+use shm::memfd::MemfdCreateError;
 use thiserror::Error;
 
 use crate::activity::{ActivityLog, WorkerReport};
-use crate::backend::{Backend, BackendError, Daemon, Endpoints, Paths, Records, Worker};
-use crate::client::{Client, ClientReport, ClientSpec, Step};
+use crate::backend::{Backend, BackendError, Daemon, Endpoints, Records, Worker};
+use crate::cli::ClientKind;
+use crate::client::ClientReport;
 use crate::control::{Control, Phase};
+use crate::drain::STALL_LIMIT;
 use crate::options::Options;
-use crate::result::RankReport;
-use crate::verify::Verifier;
+use crate::progress::Progress;
+use crate::result::{Course, RankReport};
+use crate::trace::TraceError;
+use crate::trace::recorder::Recorder;
+use process::{ClientNews, ClientProcess};
 use records::Record;
+use seat::{Seat, no_event};
 
 /// How long the slowest rank may take to make and connect its transports.
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
 /// How long ranks may take to meet during the run.
 const BARRIER_LIMIT: Duration = Duration::from_secs(15);
-/// How long clients wait for what is outstanding at the end; what has not ended by then is lost.
-const DRAIN_LIMIT: Duration = Duration::from_secs(3);
-/// How often they look for it at least: a thread, or a whole machine, that stood still for that long has not waited.
-const DRAIN_STEPS: u32 = 10_000;
 /// How often the main thread looks whether a worker failed while it waits for another.
 const WATCH_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -51,6 +61,30 @@ pub enum RankError {
     /// A thread could not be placed as planned.
     #[error(transparent)]
     Affinity(#[from] AffinityError),
+    /// There is no memory for what threads share.
+    #[error(transparent)]
+    Memory(#[from] MemfdCreateError),
+    /// A client that is a process of its own failed, or ended.
+    #[error("client {client}, process {pid}: {how}")]
+    ClientProcess {
+        /// Its number in the rank.
+        client: usize,
+        /// Its process id.
+        pid: u32,
+        /// What it said, or how it ended.
+        how: String,
+    },
+    /// The process of a client could not be started.
+    #[error("the process of client {client} could not be started: {source}")]
+    ClientStart {
+        /// Its number in the rank.
+        client: usize,
+        /// The system's reason.
+        source: HelperError,
+    },
+    /// A time series could not be written.
+    #[error("--trace: {0}")]
+    Trace(#[from] TraceError),
     /// A thread could not be started.
     #[error("thread {thread} could not be started: {source}")]
     Thread {
@@ -86,6 +120,7 @@ struct Rank<'a, B> {
     options: &'a Options,
     backend: &'a B,
     clock: Clock,
+    progress: &'a Progress,
     control: Control<RankError>,
     rank: usize,
 }
@@ -127,12 +162,18 @@ impl Assembly {
 
 /// Runs this rank's part of the job and returns what it measured.
 ///
-/// Starts one thread per daemon and client; all have ended when this returns.
+/// Starts one thread per daemon and client; all have ended when this returns. `progress` shows how far it is.
 ///
 /// # Errors
 /// The first failure of this rank, or the news of another's.
-pub fn run_rank<B: Backend>(options: &Options, backend: &B, exchange: &mut dyn Exchange, clock: Clock) -> Result<RankReport, RankError> {
-    let rank = Rank { options, backend, clock, control: Control::new(), rank: exchange.rank() };
+pub fn run_rank<B: Backend>(
+    options: &Options,
+    backend: &B,
+    exchange: &mut dyn Exchange,
+    clock: Clock,
+    progress: &Progress,
+) -> Result<RankReport, RankError> {
+    let rank = Rank { options, backend, clock, progress, control: Control::new()?, rank: exchange.rank() };
     let outcome = std::thread::scope(|scope| {
         let outcome = rank.conduct(scope, exchange);
         // On success everything has ended already; on failure this ends it, and the scope waits for it.
@@ -161,28 +202,61 @@ impl<B: Backend> Rank<'_, B> {
     fn conduct<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, exchange: &mut dyn Exchange) -> Result<RankReport, RankError> {
         let (control, options) = (&self.control, self.options);
         let give_up = || control.is_stopped();
+        self.progress.enter(Phase::Ready);
         let mut assembly = Assembly::new();
         let daemons = self.start(scope, &mut assembly, (0..options.server_threads).map(Worker::Daemon), Self::daemon_thread)?;
         self.await_open(&mut assembly, daemons.len(), "a daemon")?;
-        let clients = self.start(scope, &mut assembly, (0..options.workload.clients).map(Worker::Client), Self::client_thread)?;
+        let work = if options.clients == ClientKind::Processes { Self::client_process } else { Self::client_thread };
+        let clients = self.start(scope, &mut assembly, (0..options.workload.clients).map(Worker::Client), work)?;
         self.await_open(&mut assembly, clients.len(), "a client")?;
         self.exchange_records(assembly, exchange)?;
         exchange.barrier(SETUP_LIMIT, &give_up)?;
 
-        control.set_phase(Phase::WarmUp);
+        let course = self.load(exchange)?;
+        self.enter(Phase::Drain);
+        let clients: Vec<ClientReport> = join_all(clients)?;
+        exchange.barrier(BARRIER_LIMIT + STALL_LIMIT, &give_up)?;
+        control.stop();
+        let (daemons, series): (Vec<WorkerReport>, Vec<Option<Recorder>>) = join_all(daemons)?.into_iter().unzip();
+        if let Some(trace) = &options.trace {
+            trace.write(self.rank, series.iter().flatten().map(Recorder::samples))?;
+        }
+        Ok(RankReport::new(self.rank, course, clients, daemons))
+    }
+
+    /// Warm-up and windows, as far as the user lets them go.
+    fn load(&self, exchange: &mut dyn Exchange) -> Result<Course, RankError> {
+        let (control, options, load_ns) = (&self.control, self.options, self.clock.now_ns());
+        // Asked again and again, so it is what moves the progress on.
+        let give_up = || {
+            self.progress.advance(Duration::from_nanos(self.clock.now_ns() - load_ns));
+            control.is_stopped()
+        };
+        let mut course = Course::default();
+        exchange.catch_interrupts()?;
+        self.enter(Phase::WarmUp);
         exchange.sleep(options.warmup, &give_up)?;
         for run in 0..options.runs {
-            control.set_phase(Phase::Between);
-            exchange.barrier(BARRIER_LIMIT, &give_up)?;
-            control.set_phase(Phase::Window(run as u16));
+            self.enter(Phase::Between);
+            // All decide by the same answers, or some would wait for others that have gone on.
+            let interrupted = exchange.all_gather(&[exchange.is_interrupted().into()], BARRIER_LIMIT, &give_up)?;
+            if interrupted.iter().any(|part| part != &[0]) {
+                course.is_interrupted = true;
+                break;
+            }
+            let begin_ns = self.clock.now_ns();
+            self.enter(Phase::Window(run as u16));
             exchange.sleep(options.duration, &give_up)?;
+            course.windows_s.push((self.clock.now_ns() - begin_ns) as f64 / 1e9);
+            course.is_interrupted = exchange.is_interrupted();
         }
-        control.set_phase(Phase::Drain);
-        let clients: Vec<ClientReport> = join_all(clients)?;
-        exchange.barrier(BARRIER_LIMIT + DRAIN_LIMIT, &give_up)?;
-        control.stop();
-        let daemons = join_all(daemons)?;
-        Ok(RankReport::new(self.rank, options, clients, daemons))
+        Ok(course)
+    }
+
+    /// Starts a phase.
+    fn enter(&self, phase: Phase) {
+        self.control.set_phase(phase);
+        self.progress.enter(phase);
     }
 
     /// Starts a thread for each of `workers`.
@@ -239,31 +313,51 @@ impl<B: Backend> Rank<'_, B> {
 
     /// Connects the endpoints of a worker that is open. `false`: the rank has given up.
     fn connect(&self, worker: Worker, endpoints: &mut impl Endpoints, post: &Post) -> Result<bool, RankError> {
-        let records = endpoints.records().into_iter().map(|(to, bytes)| Record { from: worker, to, bytes }).collect();
-        // The main thread hangs up only when the job is over.
-        let _ = post.tell.send(News::Open(records));
-        let Ok(records) = post.mailbox.recv() else { return Ok(false) };
+        let Some(records) = Self::trade(worker, endpoints.records(), post) else { return Ok(false) };
         endpoints.connect(&records)?;
+        while !endpoints.settle()? {
+            if self.control.is_stopped() {
+                return Ok(false);
+            }
+            std::thread::yield_now();
+        }
         let _ = post.tell.send(News::Ready);
         Ok(true)
     }
 
-    fn daemon_thread(&self, number: usize, post: &Post) -> Result<WorkerReport, RankError> {
+    /// Gives the records of a worker's endpoints for those of their other ends. `None`: the rank has given up.
+    fn trade(worker: Worker, records: Records, post: &Post) -> Option<Records> {
+        let records = records.into_iter().map(|(to, bytes)| Record { from: worker, to, bytes }).collect();
+        // The main thread hangs up only when the job is over.
+        let _ = post.tell.send(News::Open(records));
+        post.mailbox.recv().ok()
+    }
+
+    fn daemon_thread(&self, number: usize, post: &Post) -> Result<(WorkerReport, Option<Recorder>), RankError> {
         if let Some(core) = self.local_rank().and_then(|rank| self.options.plan.daemon_core(rank, number)) {
             pin_current_thread(core)?;
         }
         let mut daemon = self.backend.open_daemon(number)?;
         if !self.connect(Worker::Daemon(number), &mut daemon, post)? {
-            return Ok(WorkerReport::default());
+            return Ok((WorkerReport::default(), None));
         }
         let mut waiter = self.options.wait.waiter();
-        let mut log = ActivityLog::new(self.options.runs, self.clock.now_ns());
+        let now_ns = || self.clock.now_ns();
+        let mut log = ActivityLog::new(self.options.runs, now_ns());
+        let mut series = self.options.trace.as_ref().map(|trace| Recorder::new(trace.interval));
         while !self.control.is_stopped() {
-            log.enter(self.control.phase(), || self.clock.now_ns(), &mut daemon);
-            match daemon.step() {
-                Ok(moved) => {
-                    log.note(moved);
-                    if moved > 0 { waiter.busy() } else { waiter.idle(no_event) }
+            let phase = self.control.steering().phase();
+            log.enter(phase, now_ns, &mut daemon);
+            match daemon.step(now_ns) {
+                Ok(round) => {
+                    if phase == Phase::Drain {
+                        self.control.note_drain_round(number);
+                    }
+                    log.note_round(round, now_ns);
+                    if let Some(series) = &mut series {
+                        series.note(phase, round, now_ns, || daemon.gauges());
+                    }
+                    if round.moved > 0 { waiter.busy() } else { waiter.idle(no_event) }
                 }
                 Err(failure) => {
                     // Recorded before the daemon is dropped: its clients fail as a consequence.
@@ -272,60 +366,33 @@ impl<B: Backend> Rank<'_, B> {
                 }
             }
         }
-        Ok(log.report(self.clock.now_ns(), &mut daemon))
+        let report = log.report(now_ns(), &mut daemon);
+        Ok((WorkerReport { policy: daemon.policy(), trace: series.as_ref().map(Recorder::report), ..report }, series))
+    }
+
+    /// What the clients of this rank need, in whichever process they are.
+    fn seat(&self) -> Seat<'_, B> {
+        Seat { options: self.options, backend: self.backend, clock: self.clock, rank: self.rank, steering: self.control.steering() }
     }
 
     fn client_thread(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {
-        let (options, workload) = (self.options, &self.options.workload);
-        if let Some(core) = self.local_rank().and_then(|rank| options.plan.client_core(rank, number)) {
-            pin_current_thread(core)?;
-        }
-        let pattern = workload.pattern(self.rank, number);
-        let writer = self.rank * workload.clients + number;
-        let verifier = workload.verify.then(|| Verifier::new(writer as u16, workload.ranks * workload.clients, pattern.read_keys));
-        let corrupt_one = options.fault.is_some() && writer == 0;
-        let mut paths = self.backend.open_client(number)?;
-        let is_wanted = self.connect(Worker::Client(number), &mut paths, post)?;
-        let spec =
-            ClientSpec { rank: self.rank as u16, queue_depth: options.queue_depth, runs: options.runs, pattern, verifier, corrupt_one };
-        let mut client = Client::new(spec, paths);
-        let mut log = ActivityLog::new(options.runs, self.clock.now_ns());
-        let mut waiter = options.wait.waiter();
-        while is_wanted && !self.control.is_stopped() && self.control.phase() != Phase::Drain {
-            self.client_step(&mut client, self.control.phase(), &mut log, &mut waiter)?;
-        }
-        let give_up_ns = self.clock.now_ns() + DRAIN_LIMIT.as_nanos() as u64;
-        let mut steps = 0;
-        while !self.control.is_stopped() && (steps < DRAIN_STEPS || self.clock.now_ns() < give_up_ns) {
-            steps += 1;
-            if self.client_step(&mut client, Phase::Drain, &mut log, &mut waiter)? == Step::Drained {
-                break;
-            }
-        }
-        let worker = log.report(self.clock.now_ns(), client.paths_mut());
-        Ok(client.report(worker))
+        self.seat().run(number, |paths| self.connect(Worker::Client(number), paths, post))
     }
 
-    fn client_step<P: Paths>(
-        &self,
-        client: &mut Client<P>,
-        phase: Phase,
-        log: &mut ActivityLog,
-        waiter: &mut Waiter,
-    ) -> Result<Step, RankError> {
-        log.enter(phase, || self.clock.now_ns(), client.paths_mut());
-        let step = client.step(phase, || self.clock.now_ns())?;
-        match step {
-            Step::Busy(operations) => {
-                log.note(operations);
-                waiter.busy();
-            }
-            Step::Idle | Step::Drained => {
-                log.note(0);
-                waiter.idle(no_event);
+    /// Stands for a client that is a process of its own: passes its news, records and report on.
+    fn client_process(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {
+        let worker = Worker::Client(number);
+        let mut process = ClientProcess::start(self.rank, number, self.options, self.control.steering())?;
+        loop {
+            match process.next_news(&|| self.control.is_stopped())? {
+                ClientNews::Open(records) => {
+                    let Some(records) = Self::trade(worker, records, post) else { return Err(process.give_up()) };
+                    process.connect(records)?;
+                }
+                ClientNews::Ready => _ = post.tell.send(News::Ready),
+                ClientNews::Done(report) => return Ok(*report),
             }
         }
-        Ok(step)
     }
 
     fn await_open(&self, assembly: &mut Assembly, count: usize, who: &'static str) -> Result<(), RankError> {
@@ -351,11 +418,6 @@ impl<B: Backend> Rank<'_, B> {
         }
         Err(RankError::NotReady { thread: who })
     }
-}
-
-/// How an idle thread sleeps: not at all. It polls several things, none of which ends a sleep on another, so `--wait` offers no events.
-fn no_event() {
-    std::thread::yield_now();
 }
 
 /// Joins workers that are about to end. One without a report has failed and recorded why.

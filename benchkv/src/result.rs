@@ -1,186 +1,47 @@
-//! What was measured: each rank's report, reduced over all ranks to one result, shown as a table and written as JSON.
+//! What was measured, as a document: [`JobResult`] is the JSON that `--json` writes. Beside it:
+//!
+//! - `open_loop`: what `--rate` asked for and got.
+//! - `reduce`: each rank's report, and all of them made one result.
+//! - `table`: the result as a person reads it.
+//! - `rows`: the same flat, a row for the job and for each run and rank: what `--output` writes.
+//! - `read`: documents read back, those of other versions refused.
+
+use std::collections::BTreeMap;
 
 use harness::affinity::Plan;
 use harness::clock::ClockSource;
 use harness::echo::EchoResult;
-use harness::environment::{Environment, peak_rss_bytes};
-use harness::hist::{HistogramError, LatencyHistogram, LatencySummary};
+use harness::environment::Environment;
+use harness::hist::{LatencyHistogram, LatencySummary};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use crate::activity::{Activity, ActivityRates, WorkerReport};
+use crate::activity::{ActivityRates, WorkerReport};
 use crate::cli::BackendKind;
-use crate::client::{ClientReport, Window};
 use crate::launcher::Launcher;
 use crate::memory::Memory;
-use crate::options::{Options, Recorded, Sizes};
-use crate::verify::never_issued;
+use crate::options::{Recorded, Sizes};
 
+mod open_loop;
+mod read;
+mod reduce;
+mod rows;
 mod table;
 
+pub use open_loop::OpenLoop;
+pub use read::ReadError;
+pub use reduce::{Conditions, Course, RankReport, ReduceError};
+pub use rows::{Cell, Column, Row, columns, rows};
+
+/// What [`JobResult::schema`] says.
+pub const SCHEMA: &str = "benchkv-result";
 /// Raised whenever a field of [`JobResult`] changes its meaning, its type or its name.
-pub const SCHEMA_VERSION: u32 = 1;
-
-/// What one rank measured, as it travels to the others.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct RankReport {
-    rank: usize,
-    issued: u64,
-    completed: u64,
-    errors: u64,
-    lost: u64,
-    not_found: u64,
-    windows: Vec<Tally>,
-    verdict: Option<RankVerdict>,
-    daemons: Vec<WorkerReport>,
-    clients: Vec<WorkerReport>,
-    peak_rss_bytes: u64,
-}
-
-/// What was measured in a window, or in several: sums over clients, ranks or runs.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Tally {
-    local_rps: f64,
-    remote_rps: f64,
-    errors: u64,
-    outstanding: f64,
-    waited: f64,
-    carried: f64,
-    local: LatencyHistogram,
-    remote: LatencyHistogram,
-}
-
-/// What `--verify` found on one rank.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct RankVerdict {
-    failures: u64,
-    first: Option<String>,
-    /// By client of this rank.
-    issued: Vec<u32>,
-    /// By writer of the job.
-    highest: Vec<u32>,
-}
-
-impl RankReport {
-    /// Puts the reports of a rank's threads together.
-    #[must_use]
-    pub fn new(rank: usize, options: &Options, clients: Vec<ClientReport>, daemons: Vec<WorkerReport>) -> Self {
-        let mut report = Self {
-            rank,
-            issued: 0,
-            completed: 0,
-            errors: 0,
-            lost: 0,
-            not_found: 0,
-            windows: vec![Tally::default(); options.runs],
-            verdict: None,
-            daemons,
-            clients: Vec::with_capacity(clients.len()),
-            peak_rss_bytes: peak_rss_bytes(),
-        };
-        for client in clients {
-            report.issued += client.counts.issued;
-            report.completed += client.counts.completed;
-            report.errors += client.counts.errors;
-            report.not_found += client.counts.not_found;
-            report.lost += client.lost;
-            report.windows.iter_mut().zip(&client.windows).for_each(|(window, client)| window.add(client));
-            report.clients.push(client.worker);
-            let Some(verdict) = client.verdict else { continue };
-            let none = RankVerdict { failures: 0, first: None, issued: Vec::new(), highest: vec![0; verdict.highest.len()] };
-            let all = report.verdict.get_or_insert(none);
-            all.failures += verdict.failures;
-            all.first = all.first.take().or_else(|| verdict.first.map(|failure| failure.to_string()));
-            all.issued.push(verdict.issued);
-            all.highest.iter_mut().zip(verdict.highest).for_each(|(highest, other)| *highest = other.max(*highest));
-        }
-        report
-    }
-
-    fn result(&self, options: &Options) -> Result<RankResult, HistogramError> {
-        let all = Tally::sum(self.windows.iter())?;
-        let per_run = 1.0 / options.runs as f64;
-        Ok(RankResult {
-            rank: self.rank,
-            total_rps: (all.local_rps + all.remote_rps) * per_run,
-            local_rps: all.local_rps * per_run,
-            remote_rps: all.remote_rps * per_run,
-            local_ops: all.local.count(),
-            remote_ops: all.remote.count(),
-            issued: self.issued,
-            completed: self.completed,
-            errors: self.errors,
-            lost: self.lost,
-            verify_failures: self.verdict.as_ref().map(|verdict| verdict.failures),
-            activity: ActivityRates::new(
-                windows_of(&self.daemons),
-                windows_of(&self.clients),
-                options.duration.as_secs_f64() * options.runs as f64,
-            ),
-            daemons: self.daemons.clone(),
-            clients: self.clients.clone(),
-            peak_rss_bytes: self.peak_rss_bytes,
-        })
-    }
-}
-
-fn windows_of(workers: &[WorkerReport]) -> impl Iterator<Item = &Activity> {
-    workers.iter().flat_map(|worker| &worker.windows)
-}
-
-impl Tally {
-    fn add(&mut self, client: &Window) {
-        let span_ns = client.ended_ns.saturating_sub(client.started_ns).max(1) as f64;
-        self.local_rps += client.local.count() as f64 * 1e9 / span_ns;
-        self.remote_rps += client.remote.count() as f64 * 1e9 / span_ns;
-        self.errors += client.errors;
-        self.outstanding += client.outstanding_ns as f64 / span_ns;
-        let waited_ns = [&client.local, &client.remote].map(LatencyHistogram::summary).map(|all| all.mean * all.count as f64);
-        self.waited += waited_ns.iter().sum::<f64>() / span_ns;
-        self.carried += client.carried_ns as f64 / span_ns;
-        // Histograms of one process have the same bounds.
-        let _ = self.local.merge(&client.local).and_then(|()| self.remote.merge(&client.remote));
-    }
-
-    fn sum<'a>(tallies: impl Iterator<Item = &'a Self>) -> Result<Self, HistogramError> {
-        let mut sum = Self::default();
-        for tally in tallies {
-            sum.local_rps += tally.local_rps;
-            sum.remote_rps += tally.remote_rps;
-            sum.errors += tally.errors;
-            sum.outstanding += tally.outstanding;
-            sum.waited += tally.waited;
-            sum.carried += tally.carried;
-            sum.local.merge(&tally.local)?;
-            sum.remote.merge(&tally.remote)?;
-        }
-        Ok(sum)
-    }
-
-    /// Round trips of local and remote operations together.
-    fn latency(&self) -> Result<LatencySummary, HistogramError> {
-        let mut all = self.local.clone();
-        all.merge(&self.remote)?;
-        Ok(all.summary())
-    }
-
-    fn run_result(&self, activity: ActivityRates) -> Result<RunResult, HistogramError> {
-        Ok(RunResult {
-            total_rps: self.local_rps + self.remote_rps,
-            local_rps: self.local_rps,
-            remote_rps: self.remote_rps,
-            local_ops: self.local.count(),
-            remote_ops: self.remote.count(),
-            errors: self.errors,
-            latency_ns: self.latency()?,
-            activity,
-        })
-    }
-}
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// The result of a job: the JSON document. Rates are per second, latencies round trips in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobResult {
+    /// [`SCHEMA`].
+    pub schema: String,
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
     /// Version of benchkv.
@@ -213,16 +74,14 @@ pub struct JobResult {
     pub clock: ClockSource,
     /// What it was measured on.
     pub environment: Environment,
-    /// Operations per second: the mean over runs of the sum over ranks.
-    pub total_rps: f64,
-    /// Of these, on the rank that issued them.
-    pub local_rps: f64,
-    /// Of these, on another rank.
-    pub remote_rps: f64,
-    /// Local operations that ended in a measured window.
-    pub local_ops: u64,
-    /// Remote operations that ended in a measured window.
-    pub remote_ops: u64,
+    /// The user ended the job before its last run was complete: `runs` has those that were, and the last one as far as it came, which counts
+    /// in means by its length.
+    pub interrupted: bool,
+    /// All ranks and runs together; rates are means over runs.
+    #[serde(flatten)]
+    pub measured: Measured,
+    /// How far the runs are apart.
+    pub over_runs: SpreadOverRuns,
     /// Operations of the whole job, warm-up and drain included: `issued = completed + errors + lost`.
     pub issued: u64,
     /// Answered by a store.
@@ -237,14 +96,12 @@ pub struct JobResult {
     pub verify_failures: Option<u64>,
     /// The first of them, in words.
     pub first_verify_failure: Option<String>,
-    /// Round trips of all operations in measured windows.
-    pub latency_ns: LatencySummary,
-    /// Of the local ones.
-    pub local_latency_ns: LatencySummary,
-    /// Of the remote ones.
-    pub remote_latency_ns: LatencySummary,
+    /// With `--rate`: whether it was reached; null for a closed loop.
+    pub open_loop: Option<OpenLoop>,
     /// L = X W.
     pub littles_law: LittlesLaw,
+    /// Counters of the NICs' ports; null where no NIC was used.
+    pub hardware_counters: Option<Vec<HardwareCounters>>,
     /// The Unix-socket echo measured in the same job.
     pub unix_echo: Vec<EchoBaseline>,
     /// Each measured run.
@@ -253,12 +110,106 @@ pub struct JobResult {
     pub per_rank: Vec<RankResult>,
 }
 
-/// Little's law: what a closed loop measures must satisfy it.
+/// What was measured in a run, on a rank, or in all.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Operations per second, of all ranks meant; over several runs the mean.
+    pub total_rps: f64,
+    /// Of these, on the rank that issued them.
+    pub local_rps: f64,
+    /// Of these, on another rank.
+    pub remote_rps: f64,
+    /// Local operations that ended in a measured window.
+    pub local_ops: u64,
+    /// Remote operations that ended in a measured window.
+    pub remote_ops: u64,
+    /// Round trips of these operations together.
+    pub latency_ns: LatencySummary,
+    /// Of the local ones.
+    pub local_latency_ns: LatencySummary,
+    /// Of the remote ones.
+    pub remote_latency_ns: LatencySummary,
+    /// All of these round trips.
+    pub histograms_ns: Histograms,
+    /// What daemons and connections did in measured windows.
+    pub activity: ActivityRates,
+}
+
+/// Round trips in nanoseconds, as HdrHistograms: compressed V2 in base64.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Histograms {
+    /// Operations on the rank that issued them.
+    pub local: LatencyHistogram,
+    /// Operations on another rank.
+    pub remote: LatencyHistogram,
+}
+
+/// How far the runs of a job are apart.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SpreadOverRuns {
+    /// Operations per second.
+    pub total_rps: Spread,
+    /// Of these local.
+    pub local_rps: Spread,
+    /// Of these remote.
+    pub remote_rps: Spread,
+    /// Median round trip of all operations.
+    pub p50_ns: Spread,
+    /// 99th percentile.
+    pub p99_ns: Spread,
+}
+
+/// Of some values; all 0 without one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+    /// Standard deviation of what the values are a sample of (divided by n - 1); null for fewer than two.
+    pub std_dev: Option<f64>,
+}
+
+impl Spread {
+    /// The spread of `values`.
+    #[must_use]
+    pub fn of(values: &[f64]) -> Self {
+        let Some(min) = values.iter().copied().reduce(f64::min) else { return Self::default() };
+        let max = values.iter().copied().fold(min, f64::max);
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+        let std_dev = (values.len() > 1).then(|| (squares / (values.len() - 1) as f64).sqrt());
+        Self { min, max, std_dev }
+    }
+}
+
+/// The counters of one NIC's port: `hw_counters` of the kernel, which count for all users of the port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HardwareCounters {
+    /// The first rank on its host.
+    pub rank: usize,
+    /// The port: `mlx5_0:1`.
+    pub port: String,
+    /// By name, before the rank opened it.
+    pub before: BTreeMap<String, u64>,
+    /// By name, after the rank had closed it.
+    pub after: BTreeMap<String, u64>,
+}
+
+impl HardwareCounters {
+    /// How far a counter went on; `None` for a NIC that has no such counter.
+    #[must_use]
+    pub fn counted(&self, name: &str) -> Option<u64> {
+        Some(self.after.get(name)?.saturating_sub(*self.before.get(name)?))
+    }
+}
+
+/// Little's law: what clients measure must satisfy it. It is about operations from their issue to their end, in open loops too.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LittlesLaw {
     /// Operations outstanding, integrated over time.
     pub outstanding: f64,
-    /// Operations per second times mean latency, the sum over clients.
+    /// Operations per second times mean latency from the issue, the sum over clients.
     pub throughput_times_latency: f64,
     /// What the windows' edges add to the second. An operation counts where it ends, with all of its latency; this is the age of what was
     /// outstanding at the ends of windows, less that at their beginnings, over their length. Small where windows are long and load is steady.
@@ -288,22 +239,15 @@ pub struct EchoBaseline {
 /// One measured run, all ranks together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
-    /// Operations per second.
-    pub total_rps: f64,
-    /// Of these local.
-    pub local_rps: f64,
-    /// Of these remote.
-    pub remote_rps: f64,
-    /// Local operations.
-    pub local_ops: u64,
-    /// Remote operations.
-    pub remote_ops: u64,
+    /// Length of its window in seconds, the mean over ranks.
+    pub duration_s: f64,
+    /// What it measured.
+    #[serde(flatten)]
+    pub measured: Measured,
     /// Operations that ended with an error.
     pub errors: u64,
-    /// Round trips.
-    pub latency_ns: LatencySummary,
-    /// What daemons and connections did.
-    pub activity: ActivityRates,
+    /// With `--rate`: whether it was reached.
+    pub open_loop: Option<OpenLoop>,
 }
 
 /// One rank, all runs together.
@@ -311,16 +255,11 @@ pub struct RunResult {
 pub struct RankResult {
     /// The rank.
     pub rank: usize,
-    /// Operations per second, mean over runs.
-    pub total_rps: f64,
-    /// Of these local.
-    pub local_rps: f64,
-    /// Of these remote.
-    pub remote_rps: f64,
-    /// Local operations in measured windows.
-    pub local_ops: u64,
-    /// Remote operations in measured windows.
-    pub remote_ops: u64,
+    /// What it measured; rates are means over runs.
+    #[serde(flatten)]
+    pub measured: Measured,
+    /// Digest of the accesses its clients had to make, in order, as 16 hexadecimal digits: equal for equal options and seed.
+    pub pattern_hash: String,
     /// Operations of the whole job.
     pub issued: u64,
     /// Answered by a store.
@@ -331,132 +270,20 @@ pub struct RankResult {
     pub lost: u64,
     /// Checks of `--verify` that failed; null when values were not checked.
     pub verify_failures: Option<u64>,
-    /// What its daemons and connections did in measured windows.
-    pub activity: ActivityRates,
     /// Its daemons.
     pub daemons: Vec<WorkerReport>,
     /// Its clients.
     pub clients: Vec<WorkerReport>,
-    /// Most memory resident, shared memory it touched included.
+    /// Most memory resident, shared memory it touched included: of the rank process and its client processes, each of which counts what they share.
     pub peak_rss_bytes: u64,
 }
 
-/// The reports do not fit together.
-#[derive(Debug, Error)]
-pub enum ReduceError {
-    /// A rank's report cannot be read.
-    #[error("the report of rank {rank} cannot be read: {source}")]
-    Malformed {
-        /// The rank.
-        rank: usize,
-        /// Why.
-        source: serde_json::Error,
-    },
-    /// A rank's histograms cannot be merged.
-    #[error("a histogram of some rank cannot be merged: {0}")]
-    Histogram(#[from] HistogramError),
-}
-
-/// What surrounds the measurement.
-#[derive(Debug, Clone)]
-pub struct Conditions {
-    /// What latencies were measured with.
-    pub clock: ClockSource,
-    /// The machine.
-    pub environment: Environment,
-    /// The baseline.
-    pub unix_echo: Vec<EchoResult>,
-}
-
 impl JobResult {
-    /// Reduces the encoded reports of all ranks.
-    ///
-    /// # Errors
-    /// [`ReduceError`] names the rank whose report is of no use.
-    pub fn reduce(options: &Options, conditions: Conditions, parts: &[Vec<u8>]) -> Result<Self, ReduceError> {
-        let decode =
-            |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice(part).map_err(|source| ReduceError::Malformed { rank, source });
-        let reports: Vec<RankReport> = parts.iter().enumerate().map(decode).collect::<Result<_, _>>()?;
-        let windows = |run: usize| reports.iter().filter_map(move |report| report.windows.get(run));
-        let runs = (0..options.runs)
-            .map(|run| {
-                let of = |workers: fn(&RankReport) -> &[WorkerReport]| {
-                    reports.iter().flat_map(workers).filter_map(move |worker| worker.windows.get(run))
-                };
-                let seconds = options.duration.as_secs_f64();
-                let activity = ActivityRates::new(of(|report| &report.daemons), of(|report| &report.clients), seconds);
-                Tally::sum(windows(run))?.run_result(activity)
-            })
-            .collect::<Result<_, HistogramError>>()?;
-        let all = Tally::sum((0..options.runs).flat_map(windows))?;
-        let per_run = 1.0 / options.runs as f64;
-        let per_rank = reports.iter().map(|report| report.result(options)).collect::<Result<_, HistogramError>>()?;
-        let (failures, first_verify_failure) = judge(&reports);
-        let total = |field: fn(&RankReport) -> u64| reports.iter().map(field).sum();
-        let (local_rps, remote_rps) = (all.local_rps * per_run, all.remote_rps * per_run);
-        let latency_ns = all.latency()?;
-        let baseline = |echo: EchoResult| EchoBaseline { echo, remote_ratio: remote_rps / echo.rps.max(1e-9) };
-        Ok(Self {
-            schema_version: SCHEMA_VERSION,
-            benchkv_version: env!("CARGO_PKG_VERSION").to_owned(),
-            backend: options.backend,
-            device: device_of(&reports),
-            ranks: options.workload.ranks,
-            server_threads: options.server_threads,
-            client_threads: options.workload.clients,
-            queue_depth: options.queue_depth,
-            seed: options.workload.seed,
-            options: Recorded::from(options),
-            sizes: options.sizes,
-            memory: options.memory,
-            launcher: options.launcher.clone(),
-            placement: options.plan.clone(),
-            clock: conditions.clock,
-            environment: conditions.environment,
-            total_rps: local_rps + remote_rps,
-            local_rps,
-            remote_rps,
-            local_ops: all.local.count(),
-            remote_ops: all.remote.count(),
-            issued: total(|report| report.issued),
-            completed: total(|report| report.completed),
-            errors: total(|report| report.errors),
-            lost: total(|report| report.lost),
-            not_found: total(|report| report.not_found),
-            verify_failures: options.workload.verify.then_some(failures),
-            first_verify_failure,
-            latency_ns,
-            local_latency_ns: all.local.summary(),
-            remote_latency_ns: all.remote.summary(),
-            littles_law: LittlesLaw::new(all.outstanding * per_run, all.waited * per_run, all.carried * per_run),
-            unix_echo: conditions.unix_echo.into_iter().map(baseline).collect(),
-            runs,
-            per_rank,
-        })
-    }
-
     /// Whether every operation ended and every check passed.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         self.lost == 0 && self.verify_failures.unwrap_or(0) == 0
     }
-}
-
-/// The kind of device all threads opened: a device name is `kind:details`.
-fn device_of(reports: &[RankReport]) -> String {
-    let mut opened = reports.iter().flat_map(|report| &report.daemons).filter_map(|daemon| daemon.transport.as_ref());
-    let kind = opened.next().and_then(|transport| transport.device.split(':').next());
-    kind.unwrap_or("none").to_owned()
-}
-
-/// Counts the failures of all ranks, and adds what only shows over all of them: sequence numbers read that nobody issued.
-fn judge(reports: &[RankReport]) -> (u64, Option<String>) {
-    let verdicts: Vec<&RankVerdict> = reports.iter().filter_map(|report| report.verdict.as_ref()).collect();
-    let issued: Vec<u32> = verdicts.iter().flat_map(|verdict| &verdict.issued).copied().collect();
-    let invented: Vec<_> = verdicts.iter().flat_map(|verdict| never_issued(&verdict.highest, &issued)).collect();
-    let failures = verdicts.iter().map(|verdict| verdict.failures).sum::<u64>() + invented.len() as u64;
-    let first = verdicts.iter().find_map(|verdict| verdict.first.clone());
-    (failures, first.or_else(|| invented.first().map(ToString::to_string)))
 }
 
 #[cfg(test)]

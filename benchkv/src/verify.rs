@@ -8,6 +8,7 @@
 //!    the order of one client's requests for one key. Judged are values recorded before the read was issued: replies may overtake each other;
 //! 4. a client's private key reads back as the last write that was acknowledged.
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::message::Outcome;
@@ -17,7 +18,7 @@ use crate::workload::{Access, PATTERN_LEN, PRIVATE_KEYS};
 const REMEMBERED: usize = 1 << 20;
 
 /// A result that cannot have come from a sound system. Keys are those of the rank named.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum VerifyFailure {
     #[error("rank {rank} key {key}: value {value:#018x} was written for another key, or is corrupt")]
@@ -105,7 +106,7 @@ pub struct Verifier {
 }
 
 /// What a [`Verifier`] found.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Checks that failed.
     pub failures: u64,

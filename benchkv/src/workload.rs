@@ -118,6 +118,15 @@ pub struct Pattern {
     pub read_keys: usize,
 }
 
+impl Pattern {
+    /// A digest of the accesses in their order (FNV-1a): the same on every machine and in every version.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let words = self.accesses.iter().flat_map(|access| [access.key, u64::from(access.rank), access.kind as u64]);
+        words.fold(0xcbf2_9ce4_8422_2325, |digest, word| (digest ^ word).wrapping_mul(0x0000_0100_0000_01b3))
+    }
+}
+
 impl Workload {
     /// Keys of each rank's store, private ones included.
     #[must_use]
@@ -221,6 +230,14 @@ mod tests {
         assert_eq!(keys(&plain, 0), keys(&plain, 0));
         assert_ne!(keys(&plain, 0), keys(&plain, 1));
         assert_ne!(keys(&plain, 0), keys(&Workload { seed: 2, ..plain }, 0));
+        let mut pattern = BASE.pattern(0, 0);
+        let digest = pattern.digest();
+        assert_eq!(digest, BASE.pattern(0, 0).digest());
+        for other in [Workload { seed: 2, ..BASE }, Workload { read_ratio: 0.7, ..BASE }, Workload { remote_ratio: 0.4, ..BASE }] {
+            assert_ne!(digest, other.pattern(0, 0).digest(), "{other:?}");
+        }
+        pattern.accesses.swap(1, 2);
+        assert_ne!(digest, pattern.digest(), "the order counts");
     }
 
     #[test]

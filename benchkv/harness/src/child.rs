@@ -56,17 +56,23 @@ pub(crate) struct OwnChild {
 }
 
 impl OwnChild {
-    /// Starts this executable with `args`, told `role`, with `socket` as its standard input.
+    /// Starts this executable with `args`, told `role` and what `environment` adds, with `socket` as its standard input.
     ///
     /// The child is killed when the calling *thread* ends, which is the reach of `PR_SET_PDEATHSIG`.
-    pub(crate) fn spawn(role: &str, args: &[OsString], socket: UnixStream, stdout: Stdio) -> io::Result<Self> {
+    pub(crate) fn spawn(
+        role: &str,
+        args: &[OsString],
+        environment: &[(&str, &str)],
+        socket: UnixStream,
+        stdout: Stdio,
+    ) -> io::Result<Self> {
         let parent = std::process::id();
         // The link rather than a path: it stays right when the file is replaced by a new build during the run.
         let mut command = Command::new("/proc/self/exe");
         if let Some(name) = std::env::args_os().next() {
             command.arg0(name);
         }
-        command.args(args).env(ROLE_VARIABLE, role).stdin(OwnedFd::from(socket)).stdout(stdout);
+        command.args(args).envs(environment.iter().copied()).env(ROLE_VARIABLE, role).stdin(OwnedFd::from(socket)).stdout(stdout);
         // SAFETY: the closure only makes async-signal-safe system calls, as a multi-threaded parent demands.
         unsafe { command.pre_exec(move || sys::tie_to_parent(parent)) };
         let mut child = command.spawn()?;
@@ -77,6 +83,11 @@ impl OwnChild {
                 Err(error)
             }
         }
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// How it ended, once it has. Does not block.

@@ -1,9 +1,12 @@
 //! The RDMA device a benchmark runs on, as it is named on a command line.
 
+mod soft;
+
 use std::path::Path;
 
 use mlx5::verbs::VerbsOptions;
 use mlx5::{DeviceSpec, FabricSpec, SoftOptions};
+pub use soft::SoftDevice;
 
 /// What `--device` asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,7 +14,7 @@ pub enum DeviceChoice {
     /// The software device: hardware is taken when it is asked for.
     Auto,
     /// The software device.
-    Soft,
+    Soft(SoftDevice),
     /// A device behind libibverbs.
     Verbs {
         /// Its name; `None` is the first with an active port.
@@ -27,13 +30,14 @@ impl std::str::FromStr for DeviceChoice {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let device = match text {
             "auto" => return Ok(Self::Auto),
-            "soft" => return Ok(Self::Soft),
+            "soft" => return Ok(Self::Soft(SoftDevice::default())),
             "verbs" => return Ok(Self::Verbs { name: None, port: None }),
             text if text.starts_with("mlx5_") => text,
-            text => text
-                .strip_prefix("verbs:")
-                .filter(|name| !name.is_empty())
-                .ok_or("use auto, soft, verbs, mlx5_N[:PORT] or verbs:NAME[:PORT]")?,
+            text => match (text.strip_prefix("soft:"), text.strip_prefix("verbs:").filter(|name| !name.is_empty())) {
+                (Some(options), _) => return options.parse().map(Self::Soft),
+                (None, Some(name)) => name,
+                (None, None) => return Err("use auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT] or verbs:NAME[:PORT]".to_owned()),
+            },
         };
         let (name, port) = match device.split_once(':') {
             Some((name, port)) => (name, Some(port.parse().map_err(|_| format!("{port} is no port; they are numbered from 1"))?)),
@@ -48,7 +52,7 @@ impl std::fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
-            Self::Soft => f.write_str("soft"),
+            Self::Soft(options) => options.fmt(f),
             Self::Verbs { name, port } => {
                 let name = name.as_deref();
                 f.write_str(if name.is_some_and(|name| name.starts_with("mlx5_")) { "" } else { "verbs" })?;
@@ -64,13 +68,26 @@ impl std::fmt::Display for DeviceChoice {
 }
 
 impl DeviceChoice {
+    /// What `auto` stands for: hardware is used when it is named, and never instead of something else.
+    #[must_use]
+    pub fn resolve(self) -> Self {
+        if self == Self::Auto { Self::Soft(SoftDevice::default()) } else { self }
+    }
+
+    /// Whether it connects the processes of one host only.
+    #[must_use]
+    pub const fn is_soft(&self) -> bool {
+        matches!(self, Self::Auto | Self::Soft(_))
+    }
+
     /// The device to open. Software devices meet in `shm_dir`; `None` is the directory of this user.
     #[must_use]
     pub fn spec(&self, shm_dir: Option<&Path>) -> DeviceSpec {
         match self {
-            Self::Auto | Self::Soft => {
+            Self::Auto => Self::Soft(SoftDevice::default()).spec(shm_dir),
+            Self::Soft(options) => {
                 let fabric = FabricSpec::Shared { dir: shm_dir.map(Path::to_owned) };
-                DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })
+                DeviceSpec::Soft(SoftOptions { fabric, timing: options.timing(), faults: options.faults(), ..SoftOptions::default() })
             }
             Self::Verbs { name, port } => DeviceSpec::Verbs(VerbsOptions { device: name.clone(), port: *port, ..VerbsOptions::default() }),
         }

@@ -84,7 +84,7 @@ impl Echo {
         socket.set_read_timeout(Some(REPLY_TIMEOUT))?;
         socket.set_write_timeout(Some(REPLY_TIMEOUT))?;
         let role = RoleText::Echo { reply_bytes: self.reply_bytes }.encode();
-        let server = OwnChild::spawn(&role, &[], theirs, Stdio::null())?;
+        let server = OwnChild::spawn(&role, &[], &[], theirs, Stdio::null())?;
         let result = self.run(socket, clock);
         drop(server);
         Ok(result?)

@@ -1,7 +1,11 @@
 //! Latency histograms: recorded per thread without allocation, serialised, merged over ranks.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use std::fmt;
+
 use hdrhistogram::Histogram;
-use hdrhistogram::serialization::{Deserializer, Serializer, V2Serializer};
+use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -9,8 +13,15 @@ use thiserror::Error;
 pub const MAX_NS: u64 = 60_000_000_000;
 
 /// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all of it allocated by [`new`](Self::new).
-#[derive(Debug, Clone)]
+#[derive(Clone, PartialEq)]
 pub struct LatencyHistogram(Histogram<u64>);
+
+/// As its summary: the buckets are tens of thousands.
+impl fmt::Debug for LatencyHistogram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LatencyHistogram").field(&self.summary()).finish()
+    }
+}
 
 /// The figures of a histogram that go into a result, in nanoseconds. All are 0 when `count` is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -60,6 +71,12 @@ impl LatencyHistogram {
         self.0.saturating_record(latency_ns);
     }
 
+    /// Counts `count` latencies of the same length, as [`record`](Self::record) counts each.
+    #[inline]
+    pub fn record_many(&mut self, latency_ns: u64, count: u64) {
+        self.0.saturating_record_n(latency_ns, count);
+    }
+
     /// Values recorded.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -91,13 +108,19 @@ impl LatencyHistogram {
         }
     }
 
-    /// The HdrHistogram V2 encoding: runs of empty buckets take a byte or two.
+    /// The smallest latency that at least the share `quantile` (0 to 1) of all values does not exceed; 0 when there are none.
+    #[must_use]
+    pub fn value_at(&self, quantile: f64) -> u64 {
+        self.0.value_at_quantile(quantile)
+    }
+
+    /// The compressed HdrHistogram V2 encoding, which the tools of other languages read.
     ///
     /// # Errors
     /// [`HistogramError::Unserialisable`] with the encoder's reason.
     pub fn to_bytes(&self) -> Result<Vec<u8>, HistogramError> {
         let mut bytes = Vec::new();
-        V2Serializer::new().serialize(&self.0, &mut bytes).map_err(|error| HistogramError::Unserialisable(error.to_string()))?;
+        V2DeflateSerializer::new().serialize(&self.0, &mut bytes).map_err(|error| HistogramError::Unserialisable(error.to_string()))?;
         Ok(bytes)
     }
 
@@ -110,19 +133,17 @@ impl LatencyHistogram {
     }
 }
 
-/// As text a histogram is the hexadecimal form of [`to_bytes`](LatencyHistogram::to_bytes).
+/// As text a histogram is [`to_bytes`](LatencyHistogram::to_bytes) in base64: the form of HdrHistogram's own logs (`HISTF...`).
 impl Serialize for LatencyHistogram {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let bytes = self.to_bytes().map_err(serde::ser::Error::custom)?;
-        serializer.serialize_str(&bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+        serializer.serialize_str(&BASE64.encode(self.to_bytes().map_err(serde::ser::Error::custom)?))
     }
 }
 
 impl<'de> Deserialize<'de> for LatencyHistogram {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let pairs = text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
-        let bytes = pairs.collect::<Option<Vec<u8>>>().ok_or_else(|| serde::de::Error::custom("not hexadecimal"))?;
+        let bytes = BASE64.decode(text).map_err(serde::de::Error::custom)?;
         Self::from_bytes(&bytes).map_err(serde::de::Error::custom)
     }
 }
@@ -136,6 +157,16 @@ impl Default for LatencyHistogram {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_of_a_length_count_as_if_recorded_one_by_one() {
+        let (mut one_by_one, mut at_once) = (LatencyHistogram::new(), LatencyHistogram::new());
+        for (latency_ns, count) in [(0, 3), (1234, 32), (u64::MAX, 2), (77, 0)] {
+            (0..count).for_each(|_| one_by_one.record(latency_ns));
+            at_once.record_many(latency_ns, count);
+        }
+        assert_eq!((at_once.summary(), at_once.count()), (one_by_one.summary(), 37));
+    }
 
     #[test]
     fn percentiles_are_those_of_the_values() {
@@ -176,12 +207,23 @@ mod tests {
         assert_eq!(merged.summary(), whole.summary());
     }
 
+    /// Written by the Python package hdrhistogram 0.10.8 with the same bounds.
+    #[test]
+    fn histograms_of_other_tools_are_read() {
+        let theirs = "\"HISTFAAAACx4nJNpmSzMwMDAwwABzFCaEYh5f7hHMNh/gAowneZneV/H9H0OExMAmFcIEQ==\"";
+        let mut ours = LatencyHistogram::new();
+        [1, 1000, 1000, 250_000, 59_000_000_000].into_iter().for_each(|value| ours.record(value));
+        assert_eq!(serde_json::from_str::<LatencyHistogram>(theirs).unwrap(), ours);
+        assert!(serde_json::to_string(&ours).unwrap().starts_with("\"HISTF"));
+        assert_eq!([0.2, 0.6, 0.61].map(|quantile| ours.value_at(quantile)), [1, 1000, 250_111]);
+    }
+
     #[test]
     fn garbage_is_not_a_histogram() {
         let good = LatencyHistogram::new().to_bytes().unwrap();
         assert!(LatencyHistogram::from_bytes(&[]).is_err());
         assert!(LatencyHistogram::from_bytes(&[0xa5; 64]).is_err());
         assert!(LatencyHistogram::from_bytes(&good[..good.len() / 2]).is_err());
-        assert!(serde_json::from_str::<LatencyHistogram>("\"5g\"").is_err());
+        assert!(serde_json::from_str::<LatencyHistogram>("\"HISTF\"").is_err());
     }
 }

@@ -13,7 +13,7 @@ use crate::affinity::{AffinityError, usable_cores};
 use crate::exchange::{Exchange, ExchangeError};
 
 /// The hosts of a job, as one of its ranks sees them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hosts {
     /// By rank.
     places: Vec<Place>,

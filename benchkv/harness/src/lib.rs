@@ -2,20 +2,21 @@
 //!
 //! In the order a run uses the files:
 //!
-//! - [`role`]: what this process is: the launcher, one rank, or the other side of a baseline.
+//! - [`role`]: what this process is: the launcher, one rank, a rank's helper, or the other side of a baseline.
+//! - [`helper`]: a process that does part of another's work.
 //! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the one that died.
 //! - [`exchange`]: what ranks need from each other outside the measured path: all-gather, barrier, a sleep that wakes when a rank dies.
 //! - [`hosts`]: where the ranks are, and the cores that those of a host share.
 //! - [`affinity`]: the usable cores and which thread goes where.
-//! - [`device`]: the RDMA device, as it is named on a command line.
+//! - [`device`]: the RDMA device, as it is named on a command line; [`window`]: copyrpc's window of batches.
 //! - [`clock`]: a cheap nanosecond clock that says what it reads.
 //! - [`hist`]: latency histograms that merge across threads and ranks.
 //! - [`echo`]: the Unix-socket echo every result is put beside.
 //! - [`pingpong`]: the cache line that goes to and fro, below which no round trip between two cores can be.
 //! - [`load`]: callers and answerers under load, and [`counted`]: operations one after the other, for whatever carries calls.
-//! - [`environment`]: machine, kernel and commit, for the result.
+//! - [`environment`]: machine, kernel and commit, for the result; [`counters`]: what the NIC counted meanwhile.
 //! - [`machine`]: libraries, limits and programs, for those who ask what is missing.
-//! - [`report`]: the table a person reads and the JSON document a program reads.
+//! - [`report`]: the table a person reads and the JSON document a program reads; [`file`]: where they are kept.
 //!
 //! Waiting here is waiting for other processes, outside any measured window; only [`load`] starts a thread.
 
@@ -25,10 +26,13 @@ compile_error!("the benchmark harness needs Linux: pidfd, signalfd and PR_SET_PD
 pub mod affinity;
 pub mod clock;
 pub mod counted;
+pub mod counters;
 pub mod device;
 pub mod echo;
 pub mod environment;
 pub mod exchange;
+pub mod file;
+pub mod helper;
 pub mod hist;
 pub mod hosts;
 pub mod launcher;
@@ -37,6 +41,7 @@ pub mod machine;
 pub mod pingpong;
 pub mod report;
 pub mod role;
+pub mod window;
 
 mod child;
 mod sys;

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, OsStr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::ptr::NonNull;
 use std::{fs, io};
 
 /// A shared library that could be loaded. It stays loaded to the end of the process.
@@ -30,19 +31,21 @@ impl Library {
         Ok(Self { handle, file: mapped_file(name).unwrap_or_else(|| PathBuf::from(name)) })
     }
 
+    /// The address of a function or object of the library, or of a library that it depends on.
+    #[must_use]
+    pub fn symbol(&self, symbol: &CStr) -> Option<NonNull<libc::c_void>> {
+        // SAFETY: the handle is that of a loaded library, and the name a live string.
+        NonNull::new(unsafe { libc::dlsym(self.handle, symbol.as_ptr()) })
+    }
+
     /// The text that its function `symbol` returns, which takes nothing; `None` if it has no such function.
     ///
     /// # Safety
     /// `symbol` must be a function without arguments that returns null or a string that lives as long as the library.
     #[must_use]
     pub unsafe fn text_of(&self, symbol: &CStr) -> Option<String> {
-        // SAFETY: the handle is that of a loaded library, and the name a live string.
-        let function = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) };
-        if function.is_null() {
-            return None;
-        }
         // SAFETY: the caller says that this is its type.
-        let function: unsafe extern "C" fn() -> *const libc::c_char = unsafe { std::mem::transmute(function) };
+        let function: unsafe extern "C" fn() -> *const libc::c_char = unsafe { std::mem::transmute(self.symbol(symbol)?) };
         // SAFETY: the caller says that it may be called, and what it returns.
         let text = unsafe { function().as_ref().map(|text| CStr::from_ptr(text)) };
         text.map(|text| text.to_string_lossy().into_owned())

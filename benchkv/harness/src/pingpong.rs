@@ -154,7 +154,7 @@ impl PingPong {
         let role = RoleText::PingPong { memory: memory.id(), core: self.cores.map(|(_, core)| core) }.encode();
         // The socket only proves to the child that it was started for this.
         let (_socket, theirs) = UnixStream::pair()?;
-        let mut peer = OwnChild::spawn(&role, &[], theirs, Stdio::null())?;
+        let mut peer = OwnChild::spawn(&role, &[], &[], theirs, Stdio::null())?;
         let result = self.run(shared, &mut peer, clock);
         shared.ping.iter().for_each(|line| line.send(END));
         result

@@ -1,13 +1,14 @@
 //! The two forms of a result: a table for people, one JSON document for programs.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::Serialize;
 use thiserror::Error;
+
+use crate::file::{self, WriteError};
 
 /// Columns aligned under a header: the first to the left, the others to the right.
 #[derive(Debug, Clone, Default)]
@@ -105,14 +106,12 @@ pub enum JsonSink {
 /// The JSON document cannot be written.
 #[derive(Debug, Error)]
 pub enum JsonError {
-    /// The destination refused.
-    #[error("the JSON result cannot be written to {}: {source}; name a file in a directory you may write to, or -", place.display())]
-    Write {
-        /// The destination.
-        place: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
+    /// The file refused.
+    #[error("the JSON result: {0}, or -")]
+    File(#[from] WriteError),
+    /// Standard output refused.
+    #[error("the JSON result cannot be written to standard output: {0}")]
+    Stdout(#[source] io::Error),
     /// The value has no JSON form.
     #[error("the result has no JSON form: {0}")]
     Encode(#[from] serde_json::Error),
@@ -130,16 +129,12 @@ impl JsonSink {
     /// Finds out before a long run whether the result can be written at its end. Changes nothing.
     ///
     /// # Errors
-    /// [`JsonError::Write`] with the system's reason.
+    /// [`JsonError::File`] with the system's reason.
     pub fn check(&self) -> Result<(), JsonError> {
-        let Self::File(path) = self else { return Ok(()) };
-        let probed = if is_replaceable(path) {
-            let partial = partial_name(path);
-            create_new(&partial).and_then(|_| fs::remove_file(&partial))
-        } else {
-            OpenOptions::new().write(true).open(path).map(drop)
-        };
-        probed.map_err(|source| self.failed(source))
+        match self {
+            Self::Stdout => Ok(()),
+            Self::File(path) => Ok(file::check(path)?),
+        }
     }
 
     /// Writes `value` and a newline.
@@ -149,57 +144,20 @@ impl JsonSink {
     pub fn write(&self, value: &impl Serialize) -> Result<(), JsonError> {
         let mut text = serde_json::to_vec_pretty(value)?;
         text.push(b'\n');
-        let written = match self {
+        match self {
             Self::Stdout => {
                 let mut out = io::stdout().lock();
-                out.write_all(&text).and_then(|()| out.flush())
+                out.write_all(&text).and_then(|()| out.flush()).map_err(JsonError::Stdout)
             }
-            Self::File(path) if is_replaceable(path) => replace(path, &text),
-            Self::File(path) => OpenOptions::new().write(true).truncate(true).open(path).and_then(|mut file| file.write_all(&text)),
-        };
-        written.map_err(|source| self.failed(source))
+            Self::File(path) => Ok(file::write(path, &text)?),
+        }
     }
-
-    fn failed(&self, source: io::Error) -> JsonError {
-        let place = match self {
-            Self::Stdout => PathBuf::from("standard output"),
-            Self::File(path) => path.clone(),
-        };
-        JsonError::Write { place, source }
-    }
-}
-
-/// Whether `path` is absent or a regular file, so that a new file may take its name. A symbolic link counts as what it points to and
-/// is written through, not replaced.
-fn is_replaceable(path: &Path) -> bool {
-    match fs::symlink_metadata(path) {
-        Ok(found) => found.is_file(),
-        Err(_) => true,
-    }
-}
-
-fn partial_name(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.partial", std::process::id()));
-    path.with_file_name(name)
-}
-
-fn create_new(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create_new(true).open(path)
-}
-
-fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
-    let partial = partial_name(path);
-    let outcome = create_new(&partial).and_then(|mut file| file.write_all(text)).and_then(|()| fs::rename(&partial, path));
-    if outcome.is_err() {
-        // The first error is the one to report; the leftover may not even exist.
-        let _ = fs::remove_file(&partial);
-    }
-    outcome
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn scratch(name: &str) -> PathBuf {

@@ -11,6 +11,7 @@ use thiserror::Error;
 use crate::child::ROLE_VARIABLE;
 use crate::echo::EchoServer;
 use crate::exchange::SocketExchange;
+use crate::helper::Owner;
 use crate::pingpong::PingPongPeer;
 
 /// The role of this process.
@@ -20,6 +21,8 @@ pub enum Role {
     Launcher,
     /// One rank of a job, with its way to the others.
     Rank(SocketExchange),
+    /// Does part of the work of a rank, which is at the other end.
+    Helper(Owner),
     /// The other side of a baseline.
     Baseline(BaselinePeer),
 }
@@ -86,6 +89,7 @@ pub(crate) enum RoleText {
         rank: usize,
         size: usize,
     },
+    Helper,
     Echo {
         reply_bytes: usize,
     },
@@ -100,6 +104,7 @@ impl RoleText {
     pub(crate) fn encode(self) -> String {
         match self {
             Self::Rank { rank, size } => format!("rank:{rank}:{size}"),
+            Self::Helper => "helper".to_owned(),
             Self::Echo { reply_bytes } => format!("echo:{reply_bytes}"),
             Self::PingPong { memory: MemfdId { token, bytes, pid, fd }, core } => {
                 let core = core.map_or_else(|| "any".to_owned(), |core| core.to_string());
@@ -114,6 +119,7 @@ impl RoleText {
         let mut number = || words.next()?.parse::<u64>().ok();
         let decoded = match role {
             "rank" => Self::Rank { rank: number()? as usize, size: number()? as usize },
+            "helper" => Self::Helper,
             "echo" => Self::Echo { reply_bytes: number()? as usize },
             "ping-pong" => {
                 let (token, bytes) = (number()?, number()?);
@@ -127,7 +133,7 @@ impl RoleText {
             Self::Rank { rank, size } => rank < size,
             Self::Echo { reply_bytes } => (1..=crate::echo::MAX_MESSAGE_BYTES).contains(&reply_bytes),
             // Attaching checks it.
-            Self::PingPong { .. } => true,
+            Self::Helper | Self::PingPong { .. } => true,
         };
         (sound && words.next().is_none()).then_some(decoded)
     }
@@ -150,6 +156,7 @@ pub fn role() -> Result<Role, RoleError> {
         RoleText::Rank { rank, size } => {
             SocketExchange::new(socket, rank, size).map(Role::Rank).map_err(|source| RoleError::Socket { source })
         }
+        RoleText::Helper => Owner::new(socket).map(Role::Helper).map_err(|source| RoleError::Socket { source }),
         RoleText::Echo { reply_bytes } => Ok(Role::Baseline(BaselinePeer(Peer::Echo(EchoServer::new(socket, reply_bytes))))),
         RoleText::PingPong { memory, core } => Ok(Role::Baseline(BaselinePeer(Peer::PingPong(PingPongPeer::new(memory, core))))),
     }
@@ -170,7 +177,9 @@ mod tests {
     fn a_role_reads_back_as_written() {
         let memory = MemfdId { token: u64::MAX, bytes: 4096, pid: 7, fd: 3 };
         let ping_pongs = [None, Some(5)].map(|core| RoleText::PingPong { memory, core });
-        for text in [RoleText::Rank { rank: 3, size: 8 }, RoleText::Echo { reply_bytes: 16 }].into_iter().chain(ping_pongs) {
+        for text in
+            [RoleText::Rank { rank: 3, size: 8 }, RoleText::Helper, RoleText::Echo { reply_bytes: 16 }].into_iter().chain(ping_pongs)
+        {
             assert_eq!(RoleText::decode(&text.encode()), Some(text));
         }
     }
@@ -193,6 +202,7 @@ mod tests {
             "rank:2:2",
             "rank:0:2:9",
             "rank:-1:2",
+            "helper:1",
             "echo:0",
             "echo:1:2",
             "launcher",

@@ -201,6 +201,36 @@ fn ctrl_c_reaches_ranks_through_the_launcher_only() {
 }
 
 #[test]
+fn ranks_that_catch_interrupts_meet_once_more_unless_one_dies() {
+    for dies in [false, true] {
+        let mut launcher = start(2, "wind-down", 0);
+        let ranks = pids(&mut launcher);
+        if dies {
+            send_signal(ranks[1], libc::SIGSTOP);
+        }
+        send_signal(launcher.id() as libc::pid_t, libc::SIGINT);
+        let output = finish(launcher);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(130), "{err}");
+        assert_eq!(out.contains("rank 0 interrupted: [[1], [1]]"), !dies, "{out}{err}");
+        assert_gone(&ranks);
+    }
+}
+
+#[test]
+fn a_second_interrupt_kills() {
+    let mut launcher = start(2, "defy", 0);
+    let ranks = pids(&mut launcher);
+    assert_eq!(line(&mut launcher), "rank 0 ignores everything");
+    (0..2).for_each(|_| {
+        send_signal(launcher.id() as libc::pid_t, libc::SIGINT);
+        std::thread::sleep(Duration::from_millis(50));
+    });
+    assert_eq!(finish(launcher).status.code(), Some(130));
+    assert_gone(&ranks);
+}
+
+#[test]
 fn a_job_over_its_time_limit_is_ended_and_says_who_ran() {
     let output = run(2, "overrun", 0);
     let err = text(&output.stderr);
@@ -233,6 +263,14 @@ fn the_baselines_count_round_trips_and_leave_no_process() {
         let count: u64 = out.lines().find_map(|line| line.strip_prefix(baseline)).unwrap().trim().parse().unwrap();
         assert!(count > 0);
     }
+}
+
+/// Large messages in both directions, silence, the last message of one that ends, and how it ended.
+#[test]
+fn a_helper_answers_and_its_end_is_told_after_its_last_message() {
+    let output = run(1, "helper", 0);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(out.contains("helper: 3145728 bytes, None, last last last , exited with status 9, other gone: true"), "{out}{err}");
 }
 
 #[test]

@@ -84,6 +84,7 @@ fn main() -> ExitCode {
     let ended = match role() {
         Ok(Role::Launcher) => launch(&Cli::parse()),
         Ok(Role::Rank(mut exchange)) => rank(&Cli::parse(), &mut exchange),
+        Ok(Role::Helper(_)) => Err("this program starts no helpers".into()),
         Ok(Role::Baseline(peer)) => peer.serve().map_err(Into::into),
         Err(error) => Err(error.into()),
     };
@@ -100,7 +101,7 @@ fn launch(cli: &Cli) -> Result<(), Failure> {
     let job = Job::new(cli)?;
     cli.json.as_ref().map_or(Ok(()), JsonSink::check)?;
     let args = std::env::args_os().skip(1).collect();
-    Ok(Launch { ranks: 2, args, time_limit: job.time_limit(), grace: Duration::from_secs(5) }.run()?)
+    Ok(Launch { ranks: 2, args, environment: Vec::new(), time_limit: job.time_limit(), grace: Duration::from_secs(5) }.run()?)
 }
 
 fn rank(cli: &Cli, exchange: &mut dyn Exchange) -> Result<(), Failure> {

@@ -1,7 +1,9 @@
-//! One rank of any topology made of ipc, delegationrpc, flux and copyrpc: what its threads share until each has opened its part.
+//! One rank of any topology made of ipc, delegationrpc, flux and a carrier between ranks: what its threads share until each has opened its part.
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use mlx5::DeviceSpec;
 use shm::dir::Dir;
 
 use super::daemon::KvDaemon;
@@ -10,6 +12,7 @@ use super::plan::Plan;
 use super::shards::{self, ShardNode};
 use super::{Backend, BackendError};
 use crate::options::Options;
+use crate::ucx::PeerErrors;
 
 /// The meaning of the shared-memory payloads: changes with [`Request`](crate::message::Request) and [`Response`](crate::message::Response).
 pub(super) const TYPE_TAG: u64 = u64::from_be_bytes(*b"BENCHKV1");
@@ -28,19 +31,44 @@ impl Composed {
     /// # Errors
     /// [`BackendError::Setup`] with the cause.
     pub fn new(options: &Options, rank: usize) -> Result<Self, BackendError> {
+        Self::on(options, rank, |dir| options.device_spec(dir))
+    }
+
+    /// The same on another device than that of `options`: `device` is given the shared-memory directory.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn on(options: &Options, rank: usize, device: impl FnOnce(&Path) -> DeviceSpec) -> Result<Self, BackendError> {
+        let plan = Self::plan(options, rank, std::process::id(), device)?;
+        let nodes = shards::mesh(options.server_threads, &options.sizes)?;
+        Ok(Self { plan, nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
+    }
+
+    /// The rank's backend in a client process of it: opens clients, of the daemons in `process`, and no daemon.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn for_clients(options: &Options, rank: usize, process: u32) -> Result<Self, BackendError> {
+        let plan = Self::plan(options, rank, process, |dir| options.device.spec(Some(dir)))?;
+        Ok(Self { plan, nodes: Mutex::default() })
+    }
+
+    fn plan(options: &Options, rank: usize, process: u32, device: impl FnOnce(&Path) -> DeviceSpec) -> Result<Plan, BackendError> {
         let dir = Dir::open(options.shm_dir.as_deref()).map_err(|e| BackendError::setup("the shared-memory directory", e))?;
-        let plan = Plan {
+        Ok(Plan {
             topology: options.topology(),
             rank,
+            process,
             depth: options.queue_depth.next_power_of_two(),
             ring_slots: options.sizes.ring_slots,
             ring_bytes: options.sizes.ring_bytes,
             store_keys: options.workload.store_keys(),
-            device: options.device.clone(),
+            policies: options.policies.clone(),
+            window: options.sizes.window,
+            ucx_errors: options.ucx_errors.unwrap_or(PeerErrors::None),
+            device: device(dir.path()),
             dir,
-        };
-        let nodes = shards::mesh(options.server_threads, &options.sizes)?;
-        Ok(Self { plan, nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
+        })
     }
 }
 

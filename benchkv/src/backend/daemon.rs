@@ -1,19 +1,18 @@
 //! A daemon: owner of a shard, carrier of requests, stepped through bounded phases.
 //!
 //! No phase waits for another: a request that cannot go on now joins a queue in front of its way, and the next steps try again. Answers are
-//! never held up, because every transport keeps room for them.
-
-use copyrpc::RecvHandle;
-use zerocopy::IntoBytes;
+//! never held up for want of room, because every transport keeps room for them; a [`Policy`] may hold them, for a time.
 
 use super::composed::TYPE_TAG;
 use super::plan::Plan;
-use super::remote::Remote;
+use super::remote::{Incoming, Remote};
 use super::shards::{Hop, ShardNode, Shards};
-use super::{BackendError, Daemon, Endpoints, Peer, Records, Worker};
+use super::{BackendError, Daemon, Endpoints, Peer, Records, Round, Worker};
 use crate::activity::TransportReport;
 use crate::message::{Outcome, Request, Response};
+use crate::policy::{Policy, PolicyReport};
 use crate::store::{Shard, owner_of};
+use crate::trace::Sample;
 
 /// Requests a phase takes in one step.
 const BUDGET: usize = 256;
@@ -38,7 +37,7 @@ enum Waiting {
     /// A client that asked through ipc.
     Ipc(IpcHandle),
     /// Another rank.
-    Remote(RecvHandle<Caller>),
+    Remote(Incoming<Caller>),
 }
 
 /// One daemon of a composed topology.
@@ -51,6 +50,9 @@ pub struct KvDaemon {
     ring: Option<RingServer>,
     shards: Shards<Waiting>,
     remote: Option<Remote<Caller>>,
+    /// Answers of other ranks that the policy holds back.
+    held: Vec<(Caller, Option<Response>)>,
+    policy: Policy,
     backlog_peak: usize,
 }
 
@@ -68,38 +70,89 @@ impl KvDaemon {
             ring,
             shards: Shards::new(node, topology.daemons),
             remote: Remote::open(plan, Worker::Daemon(daemon))?,
+            held: Vec::new(),
+            policy: Policy::new(&plan.policies, topology.ranks),
             backlog_peak: 0,
             plan: plan.clone(),
         })
     }
 
-    /// Answers of other ranks, to those who asked; then their requests.
-    fn serve_remote(&mut self) -> Result<usize, BackendError> {
-        let Self { remote: Some(remote), ring, shards, .. } = self else { return Ok(0) };
-        let answers = remote.poll(|caller, response| answer_caller(caller, response, ring.as_mut(), shards))?;
-        let mut served = 0;
-        while served < BUDGET {
-            let Some(handle) = self.remote.as_ref().and_then(Remote::recv) else { break };
-            served += 1;
-            self.serve_request_of_rank(handle)?;
+    /// All phases.
+    fn round(&mut self) -> Result<Round, BackendError> {
+        let mut round = self.take_answers()?;
+        if self.policy.takes_requests(self.outstanding()) {
+            round.moved += self.serve_ranks()?;
+            round.moved += self.serve_ring()?;
+            if self.policy.looks_at_clients() {
+                let found = self.serve_clients()?;
+                self.policy.looked_at_clients(found);
+                round.moved += found;
+            }
+            round.moved += self.serve_daemons()?;
+            round.moved += self.retry_backlogs()?;
         }
-        Ok(answers + served)
+        if let Some(remote) = &mut self.remote {
+            if self.policy.flushes(round.moved > 0) {
+                remote.flush()?;
+                self.policy.flushed(remote.sent());
+            }
+        }
+        round.outstanding = self.outstanding();
+        Ok(round)
     }
 
-    fn serve_request_of_rank(&mut self, handle: RecvHandle<Caller>) -> Result<(), BackendError> {
-        let bytes = handle.data();
-        let request: Option<Request> = if bytes.len() == size_of::<Request>() { bytes.read() } else { None };
+    /// Answers of other ranks, to those who asked.
+    fn take_answers(&mut self) -> Result<Round, BackendError> {
+        let Self { remote: Some(remote), ring, shards, held, policy, .. } = self else { return Ok(Round::default()) };
+        if let Some(open) = policy.open_links(remote.links(), remote.sent() > 0 || remote.backlogged() > 0) {
+            remote.open_links(open);
+        }
+        let (mut round, mut passed, mut polls) = (Round::default(), 0, 0);
+        // Bounded by the policy.
+        while round.cqes == 0 && polls <= policy.extra_polls() {
+            let polled = remote.poll(|caller, response| {
+                if policy.keeps_answer() {
+                    held.push((caller, response));
+                } else {
+                    passed += 1;
+                    answer_caller(caller, response, ring.as_mut(), shards);
+                }
+            })?;
+            polls += 1;
+            round.cqes += polled.cqes;
+            round.moved += polled.answers;
+        }
+        if policy.releases(polls, round.cqes, passed) {
+            round.moved += held.len();
+            held.drain(..).for_each(|(caller, response)| answer_caller(caller, response, ring.as_mut(), shards));
+        }
+        Ok(round)
+    }
+
+    /// Requests of other ranks.
+    fn serve_ranks(&mut self) -> Result<usize, BackendError> {
+        let mut served = 0;
+        while served < BUDGET {
+            let Some((request, incoming)) = self.remote.as_mut().and_then(Remote::recv) else { break };
+            served += 1;
+            self.serve_request_of_rank(request, incoming)?;
+        }
+        Ok(served)
+    }
+
+    fn serve_request_of_rank(&mut self, request: Option<Request>, incoming: Incoming<Caller>) -> Result<(), BackendError> {
+        let Some(remote) = &mut self.remote else { return Ok(()) };
         // Bytes of a peer: what is no request for this rank is refused.
         let Some(request) = request.filter(|request| request.rank() as usize == self.plan.rank) else {
-            answer_waiting(Waiting::Remote(handle), None);
+            remote.answer(incoming, None);
             return Ok(());
         };
         match owner_of(request.key(), self.plan.topology.daemons) {
             owner if owner == self.daemon => {
-                answer_waiting(Waiting::Remote(handle), Some(self.store.apply(&request)));
+                remote.answer(incoming, Some(self.store.apply(&request)));
                 Ok(())
             }
-            owner => self.shards.call(owner, request, Waiting::Remote(handle)),
+            owner => self.shards.call(owner, request, Waiting::Remote(incoming)),
         }
     }
 
@@ -132,14 +185,14 @@ impl KvDaemon {
             let rank = request.rank() as usize;
             if rank == self.plan.rank || rank >= self.plan.topology.ranks {
                 // The store refuses what it does not own.
-                answer_waiting(Waiting::Ipc(handle), Some(self.store.apply(&request)));
+                answer_client(handle, Some(self.store.apply(&request)));
                 continue;
             }
             let carrier = self.plan.topology.carrier_of(rank);
             match (self.link_for(&request), carrier) {
                 (Some((link, remote)), _) => remote.call(link, request, Caller::Ipc(handle))?,
                 (None, Some(carrier)) => self.shards.call(carrier, request, Waiting::Ipc(handle))?,
-                (None, None) => answer_waiting(Waiting::Ipc(handle), Some(Response::new(Outcome::Refused))),
+                (None, None) => answer_client(handle, Some(Response::new(Outcome::Refused))),
             }
         }
         Ok(served)
@@ -147,7 +200,8 @@ impl KvDaemon {
 
     /// Answers of the rank's other daemons, to those who asked; then their requests.
     fn serve_daemons(&mut self) -> Result<usize, BackendError> {
-        let taken = self.shards.poll(answer_waiting);
+        let Self { shards, remote, .. } = self;
+        let taken = shards.poll(|waiting, response| answer_waiting(waiting, response, remote.as_mut()));
         let mut served = 0;
         while served < BUDGET {
             let Some((_, token, hop)) = self.shards.node.try_recv_raw() else { break };
@@ -167,6 +221,12 @@ impl KvDaemon {
     /// Requests that wait on their way out of this daemon.
     fn backlogged(&self) -> usize {
         self.shards.backlogged() + self.remote.as_ref().map_or(0, Remote::backlogged)
+    }
+
+    /// Requests to other ranks that are not answered yet.
+    #[inline]
+    fn outstanding(&self) -> usize {
+        self.remote.as_ref().map_or(0, Remote::outstanding)
     }
 
     /// The connection through which a request goes, if it goes from this daemon.
@@ -192,7 +252,7 @@ fn open_ring(plan: &Plan, daemon: usize) -> Result<RingServer, BackendError> {
 /// Passes an answer of another rank on. `None`: it could not be had.
 fn answer_caller(caller: Caller, response: Option<Response>, ring: Option<&mut RingServer>, shards: &mut Shards<Waiting>) {
     match (caller, ring) {
-        (Caller::Ipc(handle), _) => answer_waiting(Waiting::Ipc(handle), response),
+        (Caller::Ipc(handle), _) => answer_client(handle, response),
         (Caller::Daemon(token), _) => answer_daemon(shards, token, response.map_or(Hop::Failed, Hop::Response)),
         // A client that is gone needs no answer.
         (Caller::Ring(token), Some(ring)) => match response {
@@ -203,14 +263,21 @@ fn answer_caller(caller: Caller, response: Option<Response>, ring: Option<&mut R
     }
 }
 
-/// Passes an answer of another daemon, or of this one's store, on. `None`: it could not be had.
-fn answer_waiting(waiting: Waiting, response: Option<Response>) {
-    // Whoever is gone needs no answer, and dropping a handle answers with an error.
-    match (waiting, response) {
-        (Waiting::Ipc(handle), Some(response)) => drop(handle.reply(response)),
-        (Waiting::Remote(handle), Some(response)) => drop(handle.reply(response.as_bytes())),
-        (Waiting::Remote(handle), None) => drop(handle.refuse()),
-        (Waiting::Ipc(handle), None) => drop(handle),
+/// Passes an answer of another daemon on. `None`: it could not be had.
+fn answer_waiting(waiting: Waiting, response: Option<Response>, remote: Option<&mut Remote<Caller>>) {
+    match (waiting, remote) {
+        (Waiting::Ipc(handle), _) => answer_client(handle, response),
+        (Waiting::Remote(incoming), Some(remote)) => remote.answer(incoming, response),
+        (Waiting::Remote(_), None) => {}
+    }
+}
+
+/// Answers a client that asked through ipc, with an error if there is no response. One that is gone needs no answer.
+fn answer_client(handle: IpcHandle, response: Option<Response>) {
+    match response {
+        Some(response) => drop(handle.reply(response)),
+        // Dropped unanswered, it answers with an error.
+        None => drop(handle),
     }
 }
 
@@ -228,6 +295,10 @@ impl Endpoints for KvDaemon {
         self.remote.as_mut().map_or(Ok(()), |remote| remote.connect(records))
     }
 
+    fn settle(&mut self) -> Result<bool, BackendError> {
+        self.remote.as_mut().map_or(Ok(true), Remote::settle)
+    }
+
     fn transport(&mut self) -> Option<TransportReport> {
         let backlogged = self.backlogged();
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, backlogged) as u64;
@@ -237,15 +308,22 @@ impl Endpoints for KvDaemon {
 }
 
 impl Daemon for KvDaemon {
-    fn step(&mut self) -> Result<usize, BackendError> {
-        let mut moved = self.serve_remote()?;
-        moved += self.serve_ring()?;
-        moved += self.serve_clients()?;
-        moved += self.serve_daemons()?;
-        moved += self.retry_backlogs()?;
-        if let Some(remote) = self.remote.as_ref().filter(|_| moved > 0) {
-            remote.flush()?;
-        }
-        Ok(moved)
+    fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError> {
+        self.policy.begin(now_ns, self.outstanding());
+        self.round()
+    }
+
+    fn gauges(&self) -> Sample {
+        let (outstanding, backlog, held) = (self.outstanding() as u64, self.backlogged() as u64, self.held.len() as u64);
+        let counters = self.remote.as_ref().map_or_else(Sample::default, Remote::counters);
+        let Sample { messages, writes, window_stalls, .. } = counters;
+        Sample { messages, writes, window_stalls, outstanding, backlog, held, ..self.policy.gauges() }
+    }
+
+    fn policy(&self) -> Option<PolicyReport> {
+        self.policy.report()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,9 +2,9 @@
 //!
 //! The [`orchestrate`](crate::orchestrate) module owns the threads, the order of the run and the measurement; a backend owns the transports.
 //!
-//! [`composed`] is the one backend so far: ipc, delegationrpc, flux and copyrpc put together after one of four topologies, which [`plan`] has.
-//! Its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks), `shards` (a daemon's channel to the other daemons
-//! of the rank), `paths` (a client).
+//! [`composed`] is the one backend so far: ipc, delegationrpc, flux and what carries messages between ranks, put together after one of the
+//! topologies that [`plan`] has. Its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks: copyrpc, SENDs, UCX),
+//! `shards` (a daemon's channel to the other daemons of the rank), `paths` (a client).
 
 pub mod composed;
 mod daemon;
@@ -18,6 +18,8 @@ use thiserror::Error;
 
 use crate::activity::TransportReport;
 use crate::message::{Request, Response};
+use crate::policy::PolicyReport;
+use crate::trace::Sample;
 
 /// A topology. One value per rank, shared by its threads.
 pub trait Backend: Sync {
@@ -60,6 +62,15 @@ pub trait Endpoints {
         Ok(())
     }
 
+    /// Lets connections come about for which connecting both ends is not enough, without waiting. Returns whether all stand; called until then,
+    /// before anything is sent.
+    ///
+    /// # Errors
+    /// One cannot come about.
+    fn settle(&mut self) -> Result<bool, BackendError> {
+        Ok(true)
+    }
+
     /// What its connections to other ranks did; `None` if it has none. `backlog_peak` is that since the last call.
     fn transport(&mut self) -> Option<TransportReport> {
         None
@@ -68,11 +79,32 @@ pub trait Endpoints {
 
 /// A daemon: shard owner, and carrier of remote requests where the topology says so.
 pub trait Daemon: Endpoints {
-    /// One bounded round over all phases. Returns the messages it took in or sent after they had waited; 0: nothing was to be done.
+    /// One bounded round over all phases. `now_ns` is the time; it is read by daemons whose policies need it.
     ///
     /// # Errors
     /// [`BackendError::PeerGone`] when a remote rank is dead. The daemon is of no use after an error.
-    fn step(&mut self) -> Result<usize, BackendError>;
+    fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError>;
+
+    /// How it stands, for a time series: all but time, run and the counters of rounds.
+    fn gauges(&self) -> Sample {
+        Sample::default()
+    }
+
+    /// What its policies did; `None` if it has none.
+    fn policy(&self) -> Option<PolicyReport> {
+        None
+    }
+}
+
+/// What one round of a daemon did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Round {
+    /// Messages it took in, or sent after they had waited; 0: nothing was to be done.
+    pub moved: usize,
+    /// Completions it took.
+    pub cqes: usize,
+    /// Requests to other ranks that were not answered at its end.
+    pub outstanding: usize,
 }
 
 /// How a client's requests reach a store.

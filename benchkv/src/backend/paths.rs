@@ -51,6 +51,10 @@ impl Endpoints for ClientPaths {
         self.remote.as_mut().map_or(Ok(()), |remote| remote.connect(records))
     }
 
+    fn settle(&mut self) -> Result<bool, BackendError> {
+        self.remote.as_mut().map_or(Ok(true), Remote::settle)
+    }
+
     fn transport(&mut self) -> Option<TransportReport> {
         self.remote.as_mut().map(Remote::report)
     }
@@ -91,10 +95,11 @@ impl Paths for ClientPaths {
         }
         let Some(remote) = &mut self.remote else { return Ok(()) };
         remote.poll(|token, response| ended(token, response.map_or(Ending::Error, Ending::Reply)))?;
-        if remote.retry()? > 0 { remote.flush() } else { Ok(()) }
+        remote.retry()?;
+        remote.flush()
     }
 
     fn flush(&mut self) -> Result<(), BackendError> {
-        self.remote.as_ref().map_or(Ok(()), Remote::flush)
+        self.remote.as_mut().map_or(Ok(()), Remote::flush)
     }
 }

@@ -8,17 +8,22 @@
 //! | endpoints of a rank | N - 1 | N - 1 | D (N - 1) | 2 C D (N - 1): its clients' to daemons, its daemons' to clients |
 //!
 //! N ranks, D daemons and C clients of each. The carrier of rank r is daemon r mod D. A local key: client -ipc-> the daemon that owns it.
+//!
+//! `rc-send` and `ucx-am` are as delegation, but for what the one arrow between ranks is: a SEND, or a UCX active message, for each message.
 
 use std::fmt;
 
-use harness::device::DeviceChoice;
+use mlx5::DeviceSpec;
+use serde::{Deserialize, Serialize};
 use shm::dir::Dir;
 
 use crate::cli::BackendKind;
+use crate::policy::PolicyOptions;
 use crate::store::owner_of;
+use crate::ucx::PeerErrors;
 
 /// A thread of a rank that can have endpoints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Worker {
     /// The daemon of this number.
     Daemon(usize),
@@ -27,7 +32,7 @@ pub enum Worker {
 }
 
 /// A thread of another rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Peer {
     /// The rank.
     pub rank: usize,
@@ -62,7 +67,7 @@ impl Topology {
     fn carrier(&self, remote: usize) -> Option<usize> {
         match self.kind {
             BackendKind::Meta => Some(remote % self.daemons),
-            BackendKind::Delegation => Some(0),
+            BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => Some(0),
             BackendKind::Sharded | BackendKind::Direct => None,
         }
     }
@@ -80,12 +85,18 @@ impl Topology {
         self.carrier(rank).unwrap_or_else(|| owner_of(key, self.daemons))
     }
 
+    /// Whether connections between ranks carry each message by itself, and not in copyrpc's rings.
+    #[must_use]
+    pub const fn is_by_message(&self) -> bool {
+        matches!(self.kind, BackendKind::RcSend | BackendKind::UcxAm)
+    }
+
     /// Number of shared rings of a rank, each served by the daemon of its number.
     #[must_use]
     pub const fn rings(&self) -> usize {
         match self.kind {
             BackendKind::Meta | BackendKind::Direct => 0,
-            BackendKind::Delegation => 1,
+            BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => 1,
             BackendKind::Sharded => self.daemons,
         }
     }
@@ -96,7 +107,7 @@ impl Topology {
         let others = (0..self.ranks).filter(|remote| *remote != rank);
         let to_daemon = |number: usize| move |remote| Peer { rank: remote, worker: Worker::Daemon(number) };
         match (self.kind, worker) {
-            (BackendKind::Meta | BackendKind::Delegation, Worker::Daemon(daemon)) => {
+            (BackendKind::Meta | BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm, Worker::Daemon(daemon)) => {
                 // The other end is chosen by the same rule from the other side.
                 let far_end = self.far_daemon(rank, 0);
                 others.filter(|remote| self.carrier(*remote) == Some(daemon)).map(to_daemon(far_end)).collect()
@@ -119,7 +130,7 @@ impl Topology {
             _ if self.ranks == 1 => 0,
             BackendKind::Meta if self.ranks <= self.daemons => self.ranks,
             BackendKind::Meta | BackendKind::Sharded => self.daemons,
-            BackendKind::Delegation => 1,
+            BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => 1,
             BackendKind::Direct => self.daemons + self.clients,
         };
         threads as u64
@@ -130,7 +141,7 @@ impl Topology {
     pub const fn endpoints(&self) -> u64 {
         let others = self.ranks as u64 - 1;
         match self.kind {
-            BackendKind::Meta | BackendKind::Delegation => others,
+            BackendKind::Meta | BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => others,
             BackendKind::Sharded => self.daemons as u64 * others,
             BackendKind::Direct => 2 * self.clients as u64 * self.daemons as u64 * others,
         }
@@ -142,19 +153,27 @@ impl Topology {
 pub(super) struct Plan {
     pub(super) topology: Topology,
     pub(super) rank: usize,
+    /// The process of the rank's daemons.
+    pub(super) process: u32,
     /// Operations of a client, rounded up to a power of two.
     pub(super) depth: usize,
     pub(super) ring_slots: usize,
     pub(super) ring_bytes: u64,
     pub(super) store_keys: u64,
-    pub(super) device: DeviceChoice,
+    pub(super) policies: PolicyOptions,
+    /// Requests, and answers, of each end under way on a connection that carries each by itself.
+    pub(super) window: usize,
+    /// Whether UCX notices dead peers.
+    pub(super) ucx_errors: PeerErrors,
+    pub(super) device: DeviceSpec,
     pub(super) dir: Dir,
 }
 
 impl Plan {
-    /// Name of a server of this rank. The process id keeps ranks and jobs apart; what a dead process left under it is replaced.
+    /// Name of a server of this rank. The process id keeps jobs apart, the rank those that share a process; what a dead process left under it
+    /// is replaced.
     pub(super) fn server_name(&self, what: &str) -> String {
-        format!("benchkv-{}-{what}", std::process::id())
+        format!("benchkv-{}-{}-{what}", self.process, self.rank)
     }
 }
 
@@ -162,7 +181,8 @@ impl Plan {
 mod tests {
     use super::*;
 
-    const KINDS: [BackendKind; 4] = [BackendKind::Meta, BackendKind::Delegation, BackendKind::Sharded, BackendKind::Direct];
+    const KINDS: [BackendKind; 6] =
+        [BackendKind::Meta, BackendKind::Delegation, BackendKind::Sharded, BackendKind::Direct, BackendKind::RcSend, BackendKind::UcxAm];
 
     fn workers(topology: &Topology) -> Vec<Worker> {
         (0..topology.daemons).map(Worker::Daemon).chain((0..topology.clients).map(Worker::Client)).collect()
@@ -198,7 +218,7 @@ mod tests {
             for (rank, remote, key) in (0..5).flat_map(|rank| (0..5).flat_map(move |remote| (0..6).map(move |key| (rank, remote, key)))) {
                 let sender = match kind {
                     BackendKind::Meta => Worker::Daemon(topology.carrier_of(remote).unwrap()),
-                    BackendKind::Delegation => Worker::Daemon(0),
+                    BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => Worker::Daemon(0),
                     BackendKind::Sharded => Worker::Daemon(owner_of(key, 3)),
                     BackendKind::Direct => Worker::Client(1),
                 };

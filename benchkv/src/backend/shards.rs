@@ -54,9 +54,17 @@ impl<W> Shards<W> {
         let Some(queue) = self.backlog.get_mut(daemon) else {
             return Err(BackendError::transport("the channel between daemons", format!("there is no daemon {daemon}")));
         };
-        queue.push_back((request, self.waiting.insert(whom)));
+        let key = self.waiting.insert(whom);
+        if queue.is_empty() {
+            match self.node.call(daemon, Hop::Request(request), key) {
+                Ok(()) => return Ok(()),
+                Err(CallError::Full { .. }) => {}
+                Err(error) => return Err(BackendError::transport("the channel between daemons", error.to_string())),
+            }
+        }
+        queue.push_back((request, key));
         self.backlogged += 1;
-        self.send(daemon)
+        Ok(())
     }
 
     /// Sends as much of a daemon's queue as there is room for.
@@ -86,10 +94,13 @@ impl<W> Shards<W> {
         Ok(before - self.backlogged)
     }
 
-    /// Takes in what arrived, and hands answers to `answer` with whom they are for. Returns how many there were.
+    /// Takes in what arrived, and hands answers to `answer` with whom they are for. Returns how many there were: requests are counted by who takes
+    /// them from the node.
     pub(super) fn poll(&mut self, mut answer: impl FnMut(W, Option<Response>)) -> usize {
         let Self { node, waiting, .. } = self;
+        let mut answers = 0;
         node.poll(|key, outcome: Result<Hop, NodeGone>| {
+            answers += 1;
             if let Some(whom) = waiting.try_remove(key) {
                 let response = match outcome {
                     Ok(Hop::Response(response)) => Some(response),
@@ -97,6 +108,7 @@ impl<W> Shards<W> {
                 };
                 answer(whom, response);
             }
-        })
+        });
+        answers
     }
 }

@@ -85,6 +85,9 @@ fn illegal_values_are_refused_with_reason_and_range() {
         ("--read-ratio nan", "legal is 0 to 1"),
         ("--remote-ratio 2", "legal is 0 to 1"),
         ("--ranks 1 --remote-ratio 0.5", "one rank has no other to talk to"),
+        ("--rate 0", "--rate 0: no rate that clients could be asked for; legal is 1 to 1e9 operations per second"),
+        ("--rate 2e9", "legal is 1 to 1e9 operations per second"),
+        ("--rate nan", "legal is 1 to 1e9 operations per second"),
         ("--ring-size 2048", "--ring-size 2048: too small to hold a batch; legal is auto, or a power of two from 4096 to 1073741824"),
         ("--ring-size 5000", "not a power of two"),
         ("--ring-size 2147483648", "more than is supported"),
@@ -124,6 +127,40 @@ fn auto_values_follow_their_rules() {
 }
 
 #[test]
+fn a_window_holds_what_is_in_flight_and_what_a_rank_can_have_receives_for() {
+    let sizes = |args: &str| resolve(&format!("--backend rc-send --memory-limit 1099511627776 {args}")).unwrap().sizes;
+    let window = |args: &str| sizes(args).window;
+    assert_eq!([window("--queue-depth 1"), window("--client-threads 3"), window("--queue-depth 4096")], [16, 128, 1024]);
+    assert_eq!(
+        [window("--queue-depth 4096 --ranks 32"), window("--queue-depth 4096 --ranks 33"), window("--queue-depth 4096 --ranks 256")],
+        [1024, 512, 128]
+    );
+    assert_eq!((sizes("").ring_bytes, resolve("").unwrap().sizes.window), (0, 0), "rings or windows, not both");
+    let refused = resolve("--backend rc-send --ring-size 4096").unwrap_err().to_string();
+    assert!(refused.starts_with("--ring-size 4096: ") && refused.contains("leave it out"), "{refused}");
+}
+
+#[test]
+fn ucx_notices_dead_peers_where_that_costs_no_shared_memory_or_it_is_told_to() {
+    let errors = |hosts: &[&str], args: &str| resolve_on(hosts, args).unwrap().ucx_errors;
+    assert_eq!(errors(&["a", "b", "a"], "--backend ucx-am"), Some(PeerErrors::Peer), "and the software device is no reason to refuse them");
+    assert_eq!(errors(&["a", "b", "a"], "--backend ucx-am --ucx-errors none"), Some(PeerErrors::None));
+    assert_eq!(errors(&["a"; 3], "--backend ucx-am"), Some(PeerErrors::None));
+    assert_eq!(errors(&["a"; 3], "--backend ucx-am --ucx-errors peer"), Some(PeerErrors::Peer));
+    assert_eq!(errors(&["a"; 3], ""), None);
+    for (args, said) in [
+        ("--ucx-errors peer", "--ucx-errors peer: this --backend has no part in UCX; "),
+        ("--backend ucx-am --device soft", "--device soft: UCX chooses its transports itself; legal is none with ucx-am; UCX_TLS and "),
+        ("--backend ucx-am --sl 1", "--device auto --sl 1: UCX chooses "),
+    ] {
+        let refused = resolve(args).unwrap_err().to_string();
+        assert!(refused.starts_with(said), "{refused}");
+    }
+    let plan = resolve("--backend ucx-am").unwrap().to_string();
+    assert!(plan.contains("backend ucx-am, ucx device") && plan.contains("errors of UCX's endpoints: none"), "{plan}");
+}
+
+#[test]
 fn more_threads_than_cores_yield() {
     assert_eq!(resolve("--ranks 256").unwrap().wait, WaitStrategy::Yield);
     assert_eq!(resolve("--ranks 256 --wait busy").unwrap().wait, WaitStrategy::Busy);
@@ -135,4 +172,6 @@ fn the_plan_names_every_computed_value() {
     for part in ["soft device", "ring 8.0 KiB", "delegation ring 1024 slots", "flux 256 in flight", "wait ", "usable cores", "seed 1"] {
         assert!(text.contains(part), "{part} is missing: {text}");
     }
+    let text = resolve("--backend rc-send").unwrap().to_string();
+    assert!(text.contains("\nwindow 32 requests, delegation ring") && !text.contains("\nring"), "{text}");
 }

@@ -5,22 +5,33 @@ use std::fmt;
 use harness::report::{Table, bytes, nanos, plural, rate};
 
 use super::{EchoBaseline, JobResult};
-use crate::activity::TransportReport;
+use crate::activity::{TransportReport, WorkerReport};
+use crate::cli::BackendKind;
+use crate::policy::PolicyReport;
 
 /// The table a person reads.
 impl fmt::Display for JobResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ranks, daemons) = (plural(self.ranks, "rank"), plural(self.server_threads, "daemon"));
-        let (clients, runs) = (plural(self.client_threads, "client"), plural(self.options.runs, "run"));
+        let clients = plural(self.client_threads, "client");
         write!(f, "benchkv {}: {ranks} x ({daemons} + {clients}), depth {}, ", self.backend, self.queue_depth)?;
-        writeln!(f, "{} device, {runs} of {} s", self.device, self.options.duration_s)?;
+        match (plural(self.options.runs, "run"), self.options.duration_s) {
+            (runs, _) if self.interrupted => writeln!(f, "{} device, {} of {runs}, interrupted", self.device, self.runs.len())?,
+            (runs, duration_s) => writeln!(f, "{} device, {runs} of {duration_s} s", self.device)?,
+        }
         writeln!(f, "\n{}", self.rank_table())?;
         writeln!(f, "{}", self.latency_table())?;
         if let Some(transport) = self.transport_line() {
             writeln!(f, "{transport}")?;
         }
+        for line in [self.policy_line(), self.trace_line()].into_iter().flatten() {
+            writeln!(f, "{line}")?;
+        }
         let law = self.littles_law;
         let (outstanding, product, apart) = (law.outstanding, law.throughput_times_latency, law.deviation * 100.0);
+        if let Some(open_loop) = &self.open_loop {
+            writeln!(f, "{open_loop}")?;
+        }
         write!(f, "Little's law: {outstanding:.1} outstanding, throughput x latency {product:.1}, ")?;
         writeln!(f, "carried over the edges of windows {:.1}: {apart:.1} % apart", law.carried)?;
         for EchoBaseline { echo, remote_ratio } in &self.unix_echo {
@@ -47,9 +58,9 @@ impl JobResult {
                 rank.daemons.iter().fold((0, 0), |(loops, empty), daemon| (loops + daemon.loops, empty + daemon.empty_loops));
             table.row([
                 rank.rank.to_string(),
-                rate(rank.local_rps),
-                rate(rank.remote_rps),
-                rate(rank.total_rps),
+                rate(rank.measured.local_rps),
+                rate(rank.measured.remote_rps),
+                rate(rank.measured.total_rps),
                 rank.issued.to_string(),
                 rank.errors.to_string(),
                 rank.lost.to_string(),
@@ -58,7 +69,7 @@ impl JobResult {
                 bytes(rank.peak_rss_bytes),
             ]);
         }
-        let rates = [rate(self.local_rps), rate(self.remote_rps), rate(self.total_rps)];
+        let rates = [rate(self.measured.local_rps), rate(self.measured.remote_rps), rate(self.measured.total_rps)];
         let counts = [self.issued.to_string(), self.errors.to_string(), self.lost.to_string(), failures(self.verify_failures)];
         table.row(["all".to_owned()].into_iter().chain(rates).chain(counts));
         table
@@ -73,12 +84,39 @@ impl JobResult {
         let per_write = messages as f64 / writes.max(1) as f64;
         let peak = all().map(|t| t.backlog_peak).max().unwrap_or(0);
         let (waits, reads, reached_by) = (sum(|t| t.waits), sum(|t| t.reads), &first.reached_by);
-        Some(format!("{writes} WRITEs of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
+        let operations = match self.backend {
+            BackendKind::RcSend => "SENDs",
+            BackendKind::UcxAm => "active messages",
+            _ => "WRITEs",
+        };
+        Some(format!("{writes} {operations} of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
+    }
+
+    fn daemons(&self) -> impl Iterator<Item = &WorkerReport> {
+        self.per_rank.iter().flat_map(|rank| &rank.daemons)
+    }
+
+    /// One line about what policies did, all daemons together.
+    fn policy_line(&self) -> Option<String> {
+        let mut sum: Option<PolicyReport> = None;
+        self.daemons().filter_map(|daemon| daemon.policy.as_ref()).for_each(|report| sum.get_or_insert_default().add(report));
+        Some(format!("policies: {}; {}", self.options.policies, sum?))
+    }
+
+    /// One line about the series of daemons, and what of them was dropped.
+    fn trace_line(&self) -> Option<String> {
+        let dir = self.options.trace.as_ref()?.dir.display();
+        let all = || self.daemons().filter_map(|daemon| daemon.trace.as_ref());
+        let (samples, thinned) = all().fold((0, 0), |(samples, thinned), one| (samples + one.samples, thinned + one.thinned));
+        let interval = all().map(|one| one.interval).max()?;
+        let dropped = if thinned > 0 { format!("; {thinned} more were dropped so that they fit") } else { String::new() };
+        Some(format!("traces in {dir}: {samples} samples, {interval} rounds apart at most{dropped}"))
     }
 
     fn latency_table(&self) -> Table {
         let mut table = Table::new(["round trip", "operations", "mean", "p50", "p99", "p99.9", "max"]);
-        let kinds = [("local", &self.local_latency_ns), ("remote", &self.remote_latency_ns), ("all", &self.latency_ns)];
+        let kinds =
+            [("local", &self.measured.local_latency_ns), ("remote", &self.measured.remote_latency_ns), ("all", &self.measured.latency_ns)];
         for (kind, summary) in kinds.into_iter().filter(|(_, summary)| summary.count > 0) {
             let times = [summary.mean, summary.p50 as f64, summary.p99 as f64, summary.p999 as f64, summary.max as f64];
             table.row([kind.to_owned(), summary.count.to_string()].into_iter().chain(times.map(nanos)));

@@ -2,9 +2,10 @@ use clap::Parser;
 use harness::clock::Clock;
 
 use super::*;
-use crate::activity::TransportReport;
+use crate::activity::{Activity, TransportReport};
 use crate::cli::Cli;
-use crate::client::Counts;
+use crate::client::{ClientReport, Counts, OpenWindow, Window};
+use crate::options::Options;
 use crate::verify::Verdict;
 
 const SECOND: u64 = 1_000_000_000;
@@ -37,6 +38,7 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
         local: record(local),
         remote: record(remote),
         errors: 1,
+        open_loop: OpenWindow::default(),
     };
     let completed = 2 * (local + remote) + 10;
     ClientReport {
@@ -44,8 +46,15 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
         lost: 1,
         windows: vec![window; 2],
         verdict,
+        pattern_hash: local,
         worker: WorkerReport::default(),
+        process_rss_bytes: 0,
     }
+}
+
+/// Windows of these lengths, in seconds.
+fn course(windows_s: &[f64]) -> Course {
+    Course { windows_s: windows_s.to_vec(), is_interrupted: false }
 }
 
 fn verdict(failures: u64, issued: u32, highest: [u32; 2]) -> Verdict {
@@ -61,8 +70,9 @@ fn reduced(verdicts: [Verdict; 2]) -> JobResult {
         .map(|(rank, client)| {
             let transport = TransportReport { device: format!("soft:lid={rank}"), writes: 10, messages: 25, ..TransportReport::default() };
             let window = Activity { span_ns: SECOND, loops: 4, moved: 2, transport: Some(transport.clone()), ..Activity::default() };
-            let daemon = WorkerReport { loops: 10, empty_loops: 5, transport: Some(transport), windows: vec![window; 2] };
-            serde_json::to_vec(&RankReport::new(rank, &options, vec![client], vec![daemon])).unwrap()
+            let daemon =
+                WorkerReport { loops: 10, empty_loops: 5, transport: Some(transport), windows: vec![window; 2], ..WorkerReport::default() };
+            serde_json::to_vec(&RankReport::new(rank, course(&[1.0, 1.0]), vec![client], vec![daemon])).unwrap()
         })
         .collect();
     JobResult::reduce(&options, conditions(), &parts).unwrap()
@@ -71,16 +81,30 @@ fn reduced(verdicts: [Verdict; 2]) -> JobResult {
 #[test]
 fn figures_add_up_over_ranks_and_average_over_runs() {
     let result = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]);
-    assert_eq!((result.local_ops, result.remote_ops), (600, 1400));
-    assert!((result.local_rps - 300.0).abs() < 1e-6 && (result.remote_rps - 700.0).abs() < 1e-6, "{result:?}");
-    assert_eq!(result.runs.iter().map(|run| (run.local_ops, run.remote_ops, run.errors)).collect::<Vec<_>>(), [(300, 700, 2); 2]);
+    assert_eq!((result.measured.local_ops, result.measured.remote_ops), (600, 1400));
+    assert!((result.measured.local_rps - 300.0).abs() < 1e-6 && (result.measured.remote_rps - 700.0).abs() < 1e-6, "{result:?}");
+    assert_eq!(
+        result.runs.iter().map(|run| (run.measured.local_ops, run.measured.remote_ops, run.errors)).collect::<Vec<_>>(),
+        [(300, 700, 2); 2]
+    );
     assert_eq!(result.issued, result.completed + result.errors + result.lost);
     assert_eq!((result.errors, result.lost, result.not_found, result.verify_failures), (4, 2, 8, Some(0)));
-    assert_eq!(result.per_rank.iter().map(|rank| rank.remote_ops).collect::<Vec<_>>(), [600, 800]);
-    let run = result.runs[1].activity;
+    assert_eq!(result.per_rank.iter().map(|rank| rank.measured.remote_ops).collect::<Vec<_>>(), [600, 800]);
+    let run = result.runs[1].measured.activity;
     assert_eq!((run.loops_per_s, run.messages_per_loop, run.writes_per_s, run.messages_per_write), (4.0, 0.5, 20.0, 2.5));
-    let rank = result.per_rank[1].activity;
+    let rank = result.per_rank[1].measured.activity;
     assert_eq!((rank.loops_per_s, rank.messages_per_loop, rank.writes_per_s, rank.messages_per_write), (4.0, 0.5, 10.0, 2.5));
+    assert_eq!(result.measured.activity.writes_per_s, 20.0, "of all ranks, over all runs");
+    let [first, second] = &result.per_rank[..] else { panic!("two ranks: {result:?}") };
+    assert_ne!(first.pattern_hash, second.pattern_hash);
+    let merged = |of: fn(&Measured) -> &LatencyHistogram| {
+        let mut all = of(&first.measured).clone();
+        all.merge(of(&second.measured)).unwrap();
+        all
+    };
+    assert_eq!(merged(|of| &of.histograms_ns.local), result.measured.histograms_ns.local);
+    assert_eq!(merged(|of| &of.histograms_ns.remote), result.measured.histograms_ns.remote);
+    assert_eq!((result.over_runs.total_rps.max, result.over_runs.total_rps.std_dev), (1000.0, Some(0.0)));
     let law = result.littles_law;
     assert!((law.outstanding - 1.0).abs() < 1e-6 && (law.throughput_times_latency - 1.0).abs() < 1e-3, "{law:?}");
     assert!((result.unix_echo[0].remote_ratio - 7.0).abs() < 1e-9);
@@ -108,14 +132,14 @@ fn the_document_parses_back_and_has_the_promised_fields() {
     for field in ["mean", "p50", "p99", "p999", "max"] {
         assert!(document["latency_ns"][field].is_number(), "{field}");
     }
-    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(1)));
+    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(2)));
     assert_eq!((document["runs"].as_array().unwrap().len(), document["per_rank"].as_array().unwrap().len()), (2, 2));
 }
 
 #[test]
 fn unchecked_values_are_not_reported_as_correct() {
     let options = options("--ranks 1 --runs 2 --verify=false");
-    let part = serde_json::to_vec(&RankReport::new(0, &options, vec![client(1, 0, None)], Vec::new())).unwrap();
+    let part = serde_json::to_vec(&RankReport::new(0, course(&[1.0, 1.0]), vec![client(1, 0, None)], Vec::new())).unwrap();
     let result = JobResult::reduce(&options, conditions(), &[part]).unwrap();
     assert_eq!(result.verify_failures, None);
     assert!(result.to_string().contains("off"));
@@ -124,7 +148,7 @@ fn unchecked_values_are_not_reported_as_correct() {
 #[test]
 fn a_report_that_cannot_be_read_names_its_rank() {
     let options = options("--ranks 2");
-    let good = serde_json::to_vec(&RankReport::new(0, &options, Vec::new(), Vec::new())).unwrap();
+    let good = serde_json::to_vec(&RankReport::new(0, Course::default(), Vec::new(), Vec::new())).unwrap();
     let error = JobResult::reduce(&options, conditions(), &[good, b"{}".to_vec()]).unwrap_err();
     assert!(error.to_string().contains("rank 1"), "{error}");
 }
@@ -152,4 +176,91 @@ fn littles_law_shows_how_far_its_sides_are_apart() {
     let law = LittlesLaw::new(50.0, 45.0, 2.0);
     assert!((law.deviation - 0.06).abs() < 1e-9, "{law:?}");
     assert_eq!(LittlesLaw::new(0.0, 0.0, 0.0).deviation, 0.0);
+}
+
+#[test]
+fn the_spread_is_that_of_a_sample() {
+    let spread = Spread::of(&[2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]);
+    assert_eq!((spread.min, spread.max), (2.0, 9.0));
+    assert!((spread.std_dev.unwrap() - (32.0f64 / 7.0).sqrt()).abs() < 1e-12, "{spread:?}");
+    assert_eq!(Spread::of(&[3.0]), Spread { min: 3.0, max: 3.0, std_dev: None }, "one run says nothing of the next");
+    assert_eq!(Spread::of(&[]), Spread::default());
+}
+
+#[test]
+fn counters_are_those_of_the_ports_that_were_used() {
+    let options = options("--ranks 1 --runs 2");
+    let ports = |value| {
+        let counters = |value| BTreeMap::from([("out_of_buffer".to_owned(), value)]);
+        BTreeMap::from([("mlx5_0:1".to_owned(), counters(value)), ("mlx5_1:1".to_owned(), counters(0))])
+    };
+    let counted = |device: &str| {
+        let transport = TransportReport { device: device.to_owned(), ..TransportReport::default() };
+        let daemon = WorkerReport { transport: Some(transport), ..WorkerReport::default() };
+        let mut report = RankReport::new(0, course(&[1.0, 1.0]), vec![client(1, 0, None)], vec![daemon.clone(), daemon]);
+        report.add_hardware_counters(ports(5), ports(12));
+        let result = JobResult::reduce(&options, conditions(), &[serde_json::to_vec(&report).unwrap()]).unwrap();
+        result
+            .hardware_counters
+            .map(|ports| ports.iter().map(|port| (port.port.clone(), port.counted("out_of_buffer"))).collect::<Vec<_>>())
+    };
+    assert_eq!(counted("mlx5_0:1"), Some(vec![("mlx5_0:1".to_owned(), Some(7))]), "two daemons, one port");
+    assert_eq!(counted("soft:lid=1"), None);
+}
+
+/// A job of one rank in which `change` has been made to the client's report.
+fn measured(args: &str, course: Course, change: impl FnOnce(&mut ClientReport)) -> JobResult {
+    let mut report = client(100, 0, None);
+    change(&mut report);
+    let part = serde_json::to_vec(&RankReport::new(0, course, vec![report], Vec::new())).unwrap();
+    JobResult::reduce(&options(&format!("--ranks 1 --runs 3 --verify=false {args}")), conditions(), &[part]).unwrap()
+}
+
+#[test]
+fn an_interrupted_job_has_its_complete_windows_and_the_cut_one_by_its_length() {
+    let interrupted = |windows_s: &[f64]| {
+        let course = Course { is_interrupted: true, ..course(windows_s) };
+        // The second window: 50 operations in a quarter of a second.
+        measured("", course, |client| {
+            let [_, cut] = &mut client.windows[..] else { panic!("two windows") };
+            cut.ended_ns = cut.started_ns + SECOND / 4;
+            cut.local = LatencyHistogram::new();
+            (0..50).for_each(|_| cut.local.record(1_000_000));
+        })
+    };
+    let result = interrupted(&[1.0, 0.25]);
+    assert!(result.interrupted);
+    let runs = result.runs.iter().map(|run| (run.duration_s, run.measured.local_ops, run.measured.total_rps.round())).collect::<Vec<_>>();
+    assert_eq!(runs, [(1.0, 100, 100.0), (0.25, 50, 200.0)]);
+    assert!(
+        (result.measured.total_rps - 120.0).abs() < 1e-6 && (result.per_rank[0].measured.total_rps - 120.0).abs() < 1e-6,
+        "150 in 1.25 s: {result:?}"
+    );
+    assert!(result.to_string().contains("2 of 3 runs, interrupted"), "{result}");
+    // Too short to be a run.
+    assert_eq!((interrupted(&[1.0, 0.009]).runs.len(), interrupted(&[1.0]).runs.len(), interrupted(&[]).runs.len()), (1, 1, 0));
+    assert!((interrupted(&[1.0, 0.009]).measured.total_rps - 100.0).abs() < 1e-6);
+    assert_eq!(measured("", course(&[1.0, 0.009]), |_| ()).runs.len(), 2, "a run that was not cut counts, however long it was");
+}
+
+#[test]
+fn a_rate_that_is_not_reached_is_said_in_words() {
+    let open_loop = |due, backlog| {
+        let result = measured("--rate 1000 --queue-depth 1", course(&[1.0, 1.0]), |client| {
+            let of = |window: &mut Window| window.open_loop = OpenWindow { due, backlog_before: 7, backlog, held_ns: 30_000_000 };
+            client.windows.iter_mut().for_each(of);
+        });
+        assert_eq!(result.runs.len(), 2);
+        (result.open_loop.unwrap(), result.to_string(), result.littles_law)
+    };
+    let (kept, text, law) = open_loop(200, 9);
+    assert_eq!((kept.due, kept.backlog, kept.kept_up), (400, 9, true), "a hundredth may stay behind");
+    assert!((kept.offered_rps - 200.0).abs() < 1e-6 && (kept.reached_rps - 100.0).abs() < 1e-6, "{kept:?}");
+    assert!((kept.issue_delay_ns - 300_000.0).abs() < 1e-3, "30 ms for 100 operations: {kept:?}");
+    assert!((law.throughput_times_latency - 0.07).abs() < 1e-3, "an operation is outstanding from its issue: {law:?}");
+    assert!(text.contains("offered 200 /s, reached 100 /s") && !text.contains("NOT REACHED"), "{text}");
+    let (behind, text, _) = open_loop(200, 10);
+    assert!(open_loop(1, 8).0.kept_up, "what can be issued at once is no sign of it");
+    assert!(!behind.kept_up && text.contains("THE RATE WAS NOT REACHED: 10 operations were due"), "{text}");
+    assert_eq!(measured("", course(&[1.0]), |_| ()).open_loop, None);
 }

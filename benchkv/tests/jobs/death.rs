@@ -3,24 +3,30 @@
 
 use std::time::{Duration, Instant};
 
-use crate::job::{BACKENDS, Job, Process, Scratch, TWO_BACKENDS, benchkv, run, turn};
+use benchkv::result::JobResult;
 
-/// A rank that has used so much processor time in a client thread is in mid-run.
-const TICKS_OF_LOAD: u64 = 5;
+use crate::job::{BACKENDS, Job, Process, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, TWO_BACKENDS, benchkv, run, turn};
 
 /// A job that would run for a minute.
-fn start(dir: &Scratch, backend: &str, ranks: usize) -> Job {
+fn start(dir: &Scratch, args: &[&str], ranks: usize) -> Job {
     let ranks = ranks.to_string();
-    let args = ["--backend", backend, "--ranks", &ranks, "--duration", "60", "--runs", "1", "--warmup", "0"];
-    Job::start(benchkv(&args).arg("--shm-dir").arg(dir.path()))
+    let all = ["--ranks", &ranks, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
+    Job::start(benchkv(&all).args(args).arg("--shm-dir").arg(dir.path()))
 }
 
 /// A long job whose ranks are all under load, and those ranks.
 fn start_and_load(dir: &Scratch, backend: &str, ranks: usize) -> (Job, Vec<Process>) {
-    let job = start(dir, backend, ranks);
+    start_and_load_with(dir, &["--backend", backend], ranks)
+}
+
+/// The same with these arguments.
+pub(crate) fn start_and_load_with(dir: &Scratch, args: &[&str], ranks: usize) -> (Job, Vec<Process>) {
+    let job = start(dir, args, ranks);
     let processes: Vec<Process> = (0..ranks).map(|rank| job.rank(rank)).collect();
     for process in &processes {
-        job.until("every client has work", || process.thread_ticks("client-0").filter(|ticks| *ticks >= TICKS_OF_LOAD));
+        for thread in ["client-0", "daemon-0"] {
+            job.until_used(*process, thread, TICKS_OF_LOAD);
+        }
     }
     (job, processes)
 }
@@ -86,8 +92,8 @@ fn a_rank_that_dies_at_the_start_ends_the_job() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let moments = [0, 3, 10, 30, 100, 300, 600, 700].map(Duration::from_millis);
     for (number, moment) in moments.into_iter().enumerate() {
-        let (backend, dead) = (BACKENDS[number % 4], number / 4);
-        let job = start(&dir, backend, 2);
+        let (backend, dead) = (BACKENDS[number % BACKENDS.len()], number / 4);
+        let job = start(&dir, &["--backend", backend], 2);
         let rank = job.rank(dead);
         std::thread::sleep(moment);
         rank.signal(libc::SIGKILL);
@@ -124,23 +130,71 @@ fn what_a_killed_job_left_is_removed_by_the_next_launcher() {
     dir.assert_empty();
 }
 
+/// A terminal signals every process of the job, a batch system maybe the launcher only.
 #[test]
-fn ctrl_c_ends_a_job_and_leaves_nothing() {
-    for backend in TWO_BACKENDS {
+fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
+    for (backend, signal, code) in [("delegation", libc::SIGINT, 130), ("direct", libc::SIGTERM, 143)] {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let (job, ranks) = start_and_load(&dir, backend, 2);
-        job.interrupt();
-        job.end().assert_failed(130, &["benchkv: interrupted by signal 2 (SIGINT)"]);
+        ranks.iter().for_each(|rank| job.until_used(*rank, "client-0", TICKS_OF_RUN));
+        if signal == libc::SIGINT {
+            job.interrupt()
+        } else {
+            job.launcher().signal(signal)
+        }
+        let ended = job.end();
+        ended.assert_failed(code, &["1 of 1 run, interrupted", &format!("benchkv: interrupted by signal {signal} (SIG")]);
         assert!(ranks.iter().all(|rank| rank.has_ended()));
+        let result: JobResult = serde_json::from_str(&ended.stdout).unwrap();
+        assert!(result.interrupted && result.is_sound() && result.issued == result.completed, "{}", ended.stdout);
+        let [run] = &result.runs[..] else { panic!("one run: {}", ended.stdout) };
+        assert!(run.duration_s < 60.0 && run.measured.local_ops > 0 && run.measured.remote_ops > 0, "{}", ended.stdout);
         dir.assert_empty();
     }
+}
+
+/// In the windows, while ranks meet between them, in the drain, after it.
+#[test]
+fn an_interrupt_at_any_moment_of_the_run_ends_a_job_in_order() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    for moment in [0, 40, 80, 120, 160, 240].map(Duration::from_millis) {
+        let args = ["--duration", "0.02", "--runs", "5", "--warmup", "0.02", "--json", "-", "--shm-dir"];
+        let job = Job::start(benchkv(&args).arg(dir.path()));
+        let rank = job.rank(0);
+        job.until("the client has started", || rank.thread_ticks("client-0"));
+        std::thread::sleep(moment);
+        if !job.launcher().has_ended() {
+            job.interrupt();
+        }
+        let ended = job.end();
+        assert!(matches!(ended.status.code(), Some(0 | 130)), "{}: {}", ended.status, ended.stderr);
+        if !ended.stdout.is_empty() {
+            let result: JobResult = serde_json::from_str(&ended.stdout).unwrap();
+            assert!(result.is_sound() && (1..=5).contains(&result.runs.len()), "{}", ended.stdout);
+            assert!(result.interrupted || result.runs.len() == 5, "{}", ended.stdout);
+        }
+        dir.assert_empty();
+    }
+}
+
+#[test]
+fn in_the_warm_up_an_interrupt_leaves_no_result() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let job = Job::start(benchkv(&["--warmup", "60", "--json", "-", "--shm-dir"]).arg(dir.path()));
+    let rank = job.rank(0);
+    job.until_used(rank, "client-0", TICKS_OF_RUN);
+    job.interrupt();
+    let ended = job.end();
+    ended.assert_failed(130, &["benchkv: interrupted before anything was measured: there is no result"]);
+    assert_eq!(ended.stdout, "");
+    dir.assert_empty();
 }
 
 #[test]
 fn ctrl_c_before_the_run_ends_a_job_and_leaves_nothing() {
     for moment in [0, 50, 400].map(Duration::from_millis) {
         let (_turn, dir) = (turn(), Scratch::in_memory());
-        let job = start(&dir, "delegation", 2);
+        let job = start(&dir, &["--backend", "delegation"], 2);
         let ranks = [job.rank(0), job.rank(1)];
         std::thread::sleep(moment);
         job.interrupt();
@@ -148,4 +202,59 @@ fn ctrl_c_before_the_run_ends_a_job_and_leaves_nothing() {
         assert!(ranks.iter().all(|rank| rank.has_ended()));
         dir.assert_empty();
     }
+}
+
+/// A long job of two ranks with clients that are processes, all under load: its ranks, and the client of each.
+fn load_processes(dir: &Scratch, backend: &str) -> (Job, [Process; 2], [Process; 2]) {
+    let args = ["--backend", backend, "--clients", "processes", "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
+    let job = Job::start(benchkv(&args).arg("--shm-dir").arg(dir.path()));
+    let ranks = [0, 1].map(|rank| job.rank(rank));
+    let clients = ranks.map(|rank| job.client_of(rank));
+    for client in clients {
+        job.until("every client has work", || client.ticks().filter(|ticks| *ticks >= 2 * TICKS_OF_RUN));
+    }
+    (job, ranks, clients)
+}
+
+#[test]
+fn a_killed_client_process_ends_the_job_and_is_named() {
+    for backend in TWO_BACKENDS {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let (job, ranks, clients) = load_processes(&dir, backend);
+        clients[1].signal(libc::SIGKILL);
+        let ended = job.end();
+        ended.assert_failed(1, &["benchkv: rank 1: client 0, process ", "was killed by signal 9 (SIGKILL)"]);
+        assert!(ranks.iter().chain(&clients).all(|process| process.has_ended()), "{}", ended.stderr);
+        assert_eq!(ended.stdout, "");
+        assert_next_job_cleans(&dir, backend);
+    }
+}
+
+/// The launcher, a rank: whatever is killed, what it has started goes with it.
+#[test]
+fn client_processes_do_not_outlive_their_rank_or_its_launcher() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let (job, ranks, clients) = load_processes(&dir, "direct");
+    job.launcher().signal(libc::SIGKILL);
+    assert_all_end(&job, &[ranks, clients].concat());
+    assert_eq!(job.end().status.code(), None);
+
+    let (job, ranks, clients) = load_processes(&dir, "delegation");
+    ranks[0].signal(libc::SIGKILL);
+    job.end().assert_failed(1, &["benchkv: rank 0 was killed by signal 9 (SIGKILL)"]);
+    assert!(ranks.iter().chain(&clients).all(|process| process.has_ended()));
+    assert_next_job_cleans(&dir, "delegation");
+}
+
+#[test]
+fn ctrl_c_lets_client_processes_report() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let (job, ranks, clients) = load_processes(&dir, "direct");
+    job.interrupt();
+    let ended = job.end();
+    ended.assert_failed(130, &["1 of 1 run, interrupted"]);
+    let result: JobResult = serde_json::from_str(&ended.stdout).unwrap();
+    assert!(result.interrupted && result.is_sound() && result.runs[0].measured.remote_ops > 0, "{}", ended.stdout);
+    assert!(ranks.iter().chain(&clients).all(|process| process.has_ended()));
+    dir.assert_empty();
 }

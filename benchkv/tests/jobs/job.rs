@@ -12,7 +12,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-pub(crate) const BACKENDS: [&str; 4] = ["meta", "delegation", "sharded", "direct"];
+/// Those that need nothing but this build; `ucx-am` has tests of its own.
+pub(crate) const BACKENDS: [&str; 5] = ["meta", "delegation", "sharded", "direct", "rc-send"];
+
+/// Those whose messages are written into rings.
+pub(crate) const WITH_RINGS: [&str; 4] = ["meta", "delegation", "sharded", "direct"];
 
 /// For what does not depend on the backend: the default, and the one whose clients have endpoints.
 pub(crate) const TWO_BACKENDS: [&str; 2] = ["delegation", "direct"];
@@ -22,6 +26,11 @@ pub(crate) const SHORT: [&str; 6] = ["--duration", "0.2", "--runs", "1", "--warm
 
 /// No job of a test takes this long; one that does is killed and fails the test.
 const WATCHDOG: Duration = Duration::from_secs(60);
+/// A rank that has used so much processor time in a client thread is about to run, or runs.
+pub(crate) const TICKS_OF_LOAD: u64 = 5;
+/// With so much it is in mid-run: the accesses are made, and ranks have met, for which they need next to none.
+pub(crate) const TICKS_OF_RUN: u64 = 25;
+
 /// No state that a test waits for takes this long to come.
 const STATE_WATCHDOG: Duration = Duration::from_secs(20);
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
@@ -68,8 +77,19 @@ impl Job {
 
     /// Fails where the process cannot be started as `command` says.
     pub(crate) fn try_start(command: &mut Command) -> io::Result<Self> {
-        let (stdout, stderr) = (nameless_file(), nameless_file());
-        command.stdin(Stdio::null()).stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap()).process_group(0);
+        let stderr = nameless_file();
+        command.stderr(stderr.try_clone().unwrap());
+        Self::spawn(command, stderr)
+    }
+
+    /// With a terminal for standard error; what is written there is the test's to read.
+    pub(crate) fn start_on(terminal: File, command: &mut Command) -> Self {
+        Self::spawn(command.stderr(terminal), nameless_file()).unwrap()
+    }
+
+    fn spawn(command: &mut Command, stderr: File) -> io::Result<Self> {
+        let stdout = nameless_file();
+        command.stdin(Stdio::null()).stdout(stdout.try_clone().unwrap()).process_group(0);
         Ok(Self { launcher: command.spawn()?, stdout, stderr, is_reaped: false })
     }
 
@@ -89,7 +109,16 @@ impl Job {
 
     /// The launcher's child with an environment variable that starts like this.
     pub(crate) fn child_with(&self, variable: &str) -> Process {
-        self.until("a rank is started", || self.launcher().children().into_iter().find(|child| child.has_variable(variable)))
+        self.child_of(self.launcher(), variable)
+    }
+
+    /// A client of a rank that is a process of its own.
+    pub(crate) fn client_of(&self, rank: Process) -> Process {
+        self.child_of(rank, "BENCH_HARNESS_ROLE=helper")
+    }
+
+    fn child_of(&self, parent: Process, variable: &str) -> Process {
+        self.until("a child is started", || parent.children().into_iter().find(|child| child.has_variable(variable)))
     }
 
     /// Waits for a state of the job; a job without end fails the test.
@@ -102,6 +131,11 @@ impl Job {
             assert!(start.elapsed() < STATE_WATCHDOG, "it never came to this: {state}; {}", self.stderr());
             std::thread::sleep(LOOK_INTERVAL);
         }
+    }
+
+    /// Waits until a thread of a rank has used so much processor time.
+    pub(crate) fn until_used(&self, rank: Process, thread: &str, ticks: u64) {
+        self.until("every thread has work", || rank.thread_ticks(thread).filter(|used| *used >= ticks));
     }
 
     /// Everything on standard error so far.
@@ -176,6 +210,11 @@ impl Process {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).ok()?;
         let stats = tasks.filter_map(|task| Stat::read(&task.ok()?.path()));
         stats.into_iter().find(|stat| stat.name == name).map(|stat| stat.ticks)
+    }
+
+    /// Clock ticks that all of its threads have used.
+    pub(crate) fn ticks(self) -> Option<u64> {
+        self.stat().map(|stat| stat.ticks)
     }
 
     fn children(self) -> Vec<Self> {

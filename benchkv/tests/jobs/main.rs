@@ -3,8 +3,14 @@
 //! - `job`: starting the binary with a watchdog, and signals for its processes.
 //! - `measurement`: the main job of all backends, over the options that change its paths.
 //! - `output`: the table and the JSON document.
+//! - `tables`: the flat form, in each format.
+//! - `policies`: what daemons leave for later, and the series of what they do.
+//! - `page`: what `benchkv report` draws.
+//! - `sweep`: the script that measures at many points.
 //! - `bad_input`: what cannot be run is refused.
 //! - `death`: ranks and launchers that are killed.
+//! - `ucx`: the backend that needs a library. `hardware`: all backends on an mlx5 device. What they need is not everywhere: ignored unless asked for.
+//! - `memory`: what a job takes of it beside what was reckoned.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,6 +22,13 @@
 
 mod bad_input;
 mod death;
+mod hardware;
 mod job;
 mod measurement;
+mod memory;
 mod output;
+mod page;
+mod policies;
+mod sweep;
+mod tables;
+mod ucx;

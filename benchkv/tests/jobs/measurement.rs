@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use crate::job::{BACKENDS, Job, SHORT, Scratch, TWO_BACKENDS, benchkv, run, turn};
+use crate::job::{BACKENDS, Job, SHORT, Scratch, TWO_BACKENDS, WITH_RINGS, benchkv, run, turn};
 
 /// Runs a short job alone; it has to be sound and to leave nothing.
-fn measure(args: &[&str]) -> Value {
+pub(crate) fn measure(args: &[&str]) -> Value {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let result = run(&dir, &[args, &["--json", "-"]].concat()).result();
     assert_sound(&result);
@@ -13,11 +13,7 @@ fn measure(args: &[&str]) -> Value {
     result
 }
 
-/// All backends, with the same further arguments.
-fn each(args: &[&str], check: impl Fn(&Value)) {
-    each_of(&BACKENDS, args, check);
-}
-
+/// Several backends, with the same further arguments.
 fn each_of(backends: &[&str], args: &[&str], check: impl Fn(&Value)) {
     for backend in backends {
         let result = measure(&[&["--backend", backend], args].concat());
@@ -26,22 +22,22 @@ fn each_of(backends: &[&str], args: &[&str], check: impl Fn(&Value)) {
     }
 }
 
-fn count(value: &Value, field: &str) -> u64 {
+pub(crate) fn count(value: &Value, field: &str) -> u64 {
     value[field].as_u64().unwrap_or_else(|| panic!("{field} is no count: {value}"))
 }
 
-fn number(value: &Value, field: &str) -> f64 {
+pub(crate) fn number(value: &Value, field: &str) -> f64 {
     value[field].as_f64().unwrap_or_else(|| panic!("{field} is no number: {value}"))
 }
 
-fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
+pub(crate) fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().unwrap_or_else(|| panic!("{field} is no list: {value}"))
 }
 
 /// Every operation of the job, and of each rank, ended with the answer of a store, every value read was right, and the clients' books agree
 /// with the law that binds all of them.
 #[track_caller]
-fn assert_sound(result: &Value) {
+pub(crate) fn assert_sound(result: &Value) {
     for whose in list(result, "per_rank").iter().chain([result]) {
         assert!(count(whose, "issued") > 0, "{whose}");
         assert_eq!(count(whose, "issued"), count(whose, "completed"), "{whose}");
@@ -58,12 +54,12 @@ fn assert_sound(result: &Value) {
     }
 }
 
-fn daemons(result: &Value) -> impl Iterator<Item = &Value> {
+pub(crate) fn daemons(result: &Value) -> impl Iterator<Item = &Value> {
     list(result, "per_rank").iter().flat_map(|rank| list(rank, "daemons"))
 }
 
 /// The connections of all threads that have any.
-fn transports(result: &Value) -> impl Iterator<Item = &Value> {
+pub(crate) fn transports(result: &Value) -> impl Iterator<Item = &Value> {
     let clients = list(result, "per_rank").iter().flat_map(|rank| list(rank, "clients"));
     daemons(result).chain(clients).map(|worker| &worker["transport"]).filter(|transport| !transport.is_null())
 }
@@ -143,7 +139,7 @@ fn zipfian_keys_are_hit_again_where_uniform_ones_are_not() {
 
 #[test]
 fn a_ring_too_small_for_what_is_in_flight_makes_requests_wait_and_loses_none() {
-    each(&["--ring-size", "4096", "--queue-depth", "256"], |result| {
+    each_of(&WITH_RINGS, &["--ring-size", "4096", "--queue-depth", "256"], |result| {
         assert!(transport(result, "waits") > 0, "{result}");
         assert!(transports(result).any(|transport| count(transport, "backlog_peak") > 0), "{result}");
         assert!(count(result, "remote_ops") > 0, "{result}");
@@ -153,8 +149,17 @@ fn a_ring_too_small_for_what_is_in_flight_makes_requests_wait_and_loses_none() {
 /// All-to-all far above the credit: daemons that wait for each other in a circle would stand still for ever.
 #[test]
 fn many_ranks_that_overrun_their_rings_do_not_wait_for_each_other() {
-    each(&["--ranks", "4", "--remote-ratio", "1", "--ring-size", "4096", "--queue-depth", "512"], |result| {
+    each_of(&WITH_RINGS, &["--ranks", "4", "--remote-ratio", "1", "--ring-size", "4096", "--queue-depth", "512"], |result| {
         assert!(transport(result, "waits") > 0, "{result}");
+    });
+}
+
+/// The same of windows: with two clients of so many operations each, and two connections.
+#[test]
+fn many_ranks_that_overrun_their_windows_do_not_wait_for_each_other() {
+    each_of(&["rc-send"], &["--ranks", "3", "--remote-ratio", "1", "--client-threads", "2", "--queue-depth", "2048"], |result| {
+        assert!(transport(result, "waits") > 0, "{result}");
+        assert!(transports(result).all(|transport| count(transport, "messages") == count(transport, "writes")), "{result}");
     });
 }
 
@@ -264,4 +269,38 @@ fn one_corrupted_value_is_seen() {
         assert_eq!((count(&result, "verify_failures"), count(&result, "lost")), (1, 0), "{result}");
         assert!(result["first_verify_failure"].is_string(), "{result}");
     }
+}
+
+/// The rate that is asked for is kept, or the result says that it was not.
+#[test]
+fn an_open_loop_offers_its_rate() {
+    let result = measure(&["--rate", "2000", "--queue-depth", "256", "--duration", "0.3"]);
+    let open_loop = &result["open_loop"];
+    let due = count(open_loop, "due");
+    assert!((500..=700).contains(&due), "0.3 s of 2,000 per second: {open_loop}");
+    assert!(open_loop["kept_up"] == true && count(&result, "local_ops") + count(&result, "remote_ops") < due + 512, "{result}");
+    let result = measure(&["--rate", "1e9", "--arrivals", "poisson", "--queue-depth", "1"]);
+    let open_loop = &result["open_loop"];
+    assert!(open_loop["kept_up"] == false && count(open_loop, "backlog") > 100_000_000, "{open_loop}");
+    assert!(number(open_loop, "reached_rps") < number(open_loop, "offered_rps") / 10.0, "{open_loop}");
+}
+
+#[test]
+fn clients_can_be_processes_of_their_own() {
+    each_of(&BACKENDS, &["--clients", "processes", "--client-threads", "2", "--queue-depth", "16"], |result| {
+        assert_eq!((&result["options"]["clients"], list(result, "per_rank").len()), (&"processes".into(), 2));
+        for rank in list(result, "per_rank") {
+            let loops = list(rank, "clients").iter().map(|client| count(client, "loops"));
+            assert!(loops.clone().count() == 2 && loops.min() > Some(0), "{rank}");
+            assert!(count(rank, "local_ops") > 0 && count(rank, "remote_ops") > 0, "{rank}");
+        }
+        assert_remote_by_rdma(result);
+    });
+}
+
+#[test]
+fn a_value_corrupted_in_a_client_process_is_seen() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let ended = run(&dir, &["--clients", "processes", "--fault", "corrupt-value", "--json", "-"]);
+    ended.assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures", "first verify failure"]);
 }

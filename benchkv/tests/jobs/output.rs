@@ -1,9 +1,13 @@
 //! What a person reads and what a program reads.
 
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::FromRawFd;
+
 use benchkv::result::JobResult;
 use serde_json::Value;
 
-use crate::job::{Job, Scratch, TWO_BACKENDS, benchkv, run, turn};
+use crate::job::{Job, SHORT, Scratch, TWO_BACKENDS, benchkv, run, turn};
 
 /// The cells that show, for a row of the ranks' table: three rates of two words, then counts.
 fn cells(stdout: &str, rank: &str) -> Vec<String> {
@@ -33,6 +37,11 @@ fn the_table_goes_to_standard_output_and_the_plan_to_standard_error() {
             assert!(ended.stderr.contains(part), "{part:?} is missing: {}", ended.stderr);
         }
         assert!(!ended.stderr.contains("benchkv:"), "a success has no complaint: {}", ended.stderr);
+        assert!(
+            !ended.stderr.contains("run 1 of 1") && !ended.stderr.contains(['\r', '\u{1b}']),
+            "no progress in a file: {}",
+            ended.stderr
+        );
     }
 }
 
@@ -67,6 +76,42 @@ fn json_to_standard_output_is_exactly_one_document() {
         let typed: JobResult = serde_json::from_str(&ended.stdout).unwrap();
         assert_eq!(serde_json::to_value(&typed).unwrap(), result, "what is written reads back as the same");
     }
+}
+
+/// A pseudo-terminal: what it shows, and where a process writes to it.
+fn terminal() -> (File, File) {
+    let (mut screen, mut end) = (0, 0);
+    let none = std::ptr::null_mut();
+    // SAFETY: both descriptors are written to live variables; name, attributes and size are left to the system.
+    let status = unsafe { libc::openpty(&raw mut screen, &raw mut end, none, none.cast(), none.cast()) };
+    assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the call succeeded, so both are open descriptors that nobody else owns.
+    unsafe { (File::from_raw_fd(screen), File::from_raw_fd(end)) }
+}
+
+#[test]
+fn progress_is_shown_on_a_terminal_and_gone_before_the_table() {
+    let (_turn, dir, (mut screen, end)) = (turn(), Scratch::in_memory(), terminal());
+    let reader = std::thread::spawn(move || {
+        let (mut shown, mut some) = (Vec::new(), [0; 1024]);
+        // An error is the end: all processes have closed it.
+        while let Ok(count @ 1..) = screen.read(&mut some) {
+            shown.extend_from_slice(&some[..count]);
+        }
+        String::from_utf8_lossy(&shown).into_owned()
+    });
+    let mut command = benchkv(&["--json", "-"]);
+    let job = Job::start_on(end, command.args(SHORT).arg("--shm-dir").arg(dir.path()));
+    drop(command);
+    let ended = job.end();
+    let shown = reader.join().unwrap();
+    assert_complete(&ended.result());
+    let at = |part: &str| shown.rfind(part).unwrap_or_else(|| panic!("{part:?} is missing: {shown}"));
+    assert!(at("warming up") < at("run 1 of 1") && at("run 1 of 1") < at("round trip"), "{shown}");
+    assert!(at(" left") < at("round trip"), "{shown}");
+    let table = shown.lines().find(|line| line.contains("benchkv delegation:")).unwrap();
+    // The line is erased, and the table begins where it began.
+    assert!(table.rsplit('\u{1b}').next().unwrap().trim_start_matches("[2K").starts_with("benchkv delegation:"), "{table:?}");
 }
 
 #[test]

@@ -7,16 +7,14 @@
 mod job;
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::Command;
 
-use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, run, turn};
+use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, run, turn};
 use serde_json::Value;
 
 /// Some ranks of a job, with arguments of their own.
 type Part<'a> = (usize, &'a [&'a str]);
-
-/// A rank that has used so much processor time in a client thread is in mid-run.
-const TICKS_OF_LOAD: u64 = 5;
 
 /// Directories of a job: shared memory of ours, and what MPI itself leaves behind when it is killed.
 struct Dirs {
@@ -55,13 +53,19 @@ impl Dirs {
 
     /// A long job whose ranks are all under load, and those ranks.
     fn load(&self, ranks: usize, backend: &str) -> (Job, Vec<Process>) {
-        let args = ["--backend", backend, "--duration", "60", "--runs", "1", "--warmup", "0"];
+        let json = self.result();
+        let args = ["--backend", backend, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", json.to_str().unwrap()];
         let job = Job::start(&mut self.mpirun(&[(ranks, &args)]));
         let processes: Vec<Process> = (0..ranks).map(|rank| job.child_with(&format!("OMPI_COMM_WORLD_RANK={rank}"))).collect();
         for process in &processes {
-            job.until("every client has work", || process.thread_ticks("client-0").filter(|ticks| *ticks >= TICKS_OF_LOAD));
+            job.until_used(*process, "client-0", TICKS_OF_LOAD);
         }
         (job, processes)
+    }
+
+    /// Where a long job writes its result.
+    fn result(&self) -> PathBuf {
+        self.mpi.path().join("result.json")
     }
 
     /// Whatever was left behind, the next job removes it.
@@ -91,8 +95,18 @@ fn members(value: &Value, path: &str, into: &mut BTreeSet<String>) {
 
 #[test]
 fn every_backend_runs_below_mpirun_and_its_result_has_the_members_of_a_local_one() {
+    run_below_mpirun(&BACKENDS, "soft");
+}
+
+#[test]
+#[ignore = "needs libucx0"]
+fn ucx_runs_below_mpirun_and_its_result_has_the_members_of_a_local_one() {
+    run_below_mpirun(&["ucx-am"], "ucx");
+}
+
+fn run_below_mpirun(backends: &[&str], device: &str) {
     let _turn = turn();
-    for backend in BACKENDS {
+    for backend in backends.iter().copied() {
         let (dirs, mut local) = (Dirs::new(), BTreeSet::new());
         let result = run(&dirs.shm, &["--backend", backend, "--json", "-"]).result();
         assert_eq!((&result["launcher"]["kind"], &result["launcher"]["library"]), (&"local".into(), &Value::Null));
@@ -100,7 +114,7 @@ fn every_backend_runs_below_mpirun_and_its_result_has_the_members_of_a_local_one
         for ranks in [2, 4] {
             let (result, mut found) = (dirs.measure(ranks, &["--backend", backend]), BTreeSet::new());
             assert_sound(&result, ranks);
-            assert_eq!((&result["backend"], &result["device"]), (&backend.into(), &"soft".into()));
+            assert_eq!((&result["backend"], &result["device"]), (&backend.into(), &device.into()));
             members(&result, "", &mut found);
             assert_eq!(found, local);
             let launcher = &result["launcher"];
@@ -198,4 +212,42 @@ fn ranks_do_not_outlive_a_killed_mpirun() {
     }
     assert_eq!(job.end().status.code(), None);
     dirs.assert_next_job_cleans("delegation");
+}
+
+/// mpirun passes on what it is told, as SIGTERM, and kills a second later; a rank that alone is told tells the others.
+#[test]
+fn an_interrupted_job_writes_what_it_has_measured() {
+    let _turn = turn();
+    for (signal, to_rank) in [(libc::SIGINT, None), (libc::SIGTERM, Some(1))] {
+        let dirs = Dirs::new();
+        let (job, ranks) = dirs.load(2, "delegation");
+        ranks.iter().for_each(|rank| job.until_used(*rank, "client-0", TICKS_OF_RUN));
+        to_rank.map_or(job.launcher(), |rank: usize| ranks[rank]).signal(signal);
+        let ended = job.end();
+        assert!(!ended.status.success(), "{}", ended.stderr);
+        let text = std::fs::read_to_string(dirs.result()).unwrap_or_else(|error| panic!("no result: {error}: {}", ended.stderr));
+        let result: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&result["interrupted"], result["runs"].as_array().unwrap().len()), (&true.into(), 1));
+        assert!(result["runs"][0]["duration_s"].as_f64().unwrap() < 60.0, "{text}");
+        assert_sound(&result, 2);
+        dirs.shm.assert_empty();
+    }
+}
+
+/// Ranks die with mpirun, and clients with their ranks.
+#[test]
+fn client_processes_do_not_outlive_a_killed_mpirun() {
+    let (_turn, dirs) = (turn(), Dirs::new());
+    let args = ["--clients", "processes", "--duration", "60", "--warmup", "0"];
+    let job = Job::start(&mut dirs.mpirun(&[(2, &args)]));
+    let clients = [0, 1].map(|rank| job.client_of(job.child_with(&format!("OMPI_COMM_WORLD_RANK={rank}"))));
+    for client in clients {
+        job.until("every client has work", || client.ticks().filter(|ticks| *ticks >= 2 * TICKS_OF_RUN));
+    }
+    job.launcher().signal(libc::SIGKILL);
+    for client in clients {
+        job.until("every client has ended", || client.has_ended().then_some(()));
+    }
+    assert_eq!(job.end().status.code(), None);
+    dirs.assert_next_job_cleans("direct");
 }

@@ -1,6 +1,5 @@
 //! The command line as it is typed. What it means, and whether it can be run, is decided in [`crate::options`].
 
-use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -8,6 +7,7 @@ use clap::{Parser, ValueEnum};
 use harness::affinity::PinPolicy;
 use harness::device::DeviceChoice;
 use harness::report::JsonSink;
+use harness::window::WindowChoice;
 use serde::{Deserialize, Serialize};
 
 /// copyrpc between two processes: round-trip times or calls per second.
@@ -65,9 +65,9 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
     pub(crate) pin: PinPolicy,
 
-    /// RDMA device: soft, which auto takes; or hardware, by the name of the device and maybe its port (mlx5_0, mlx5_0:1, verbs:NAME for
-    /// other names), or verbs for the first with an active port.
-    #[arg(long, value_name = "auto|soft|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
+    /// RDMA device: soft, which auto takes (see the help of benchkv for soft:KEY=VALUE); or hardware, by the name of the device and maybe its
+    /// port (mlx5_0, mlx5_0:1, verbs:NAME for other names), or verbs for the first with an active port.
+    #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     pub(crate) device: DeviceChoice,
 
     /// Bytes of each ring: a power of two, 4096 to 268435456, or auto.
@@ -137,49 +137,6 @@ pub(crate) enum WaitChoice {
     Yield,
     /// Sleep until there is something to do.
     Event,
-}
-
-/// What `--window` asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum WindowChoice {
-    Off,
-    Completion(u32),
-    Consumption(u32),
-}
-
-impl WindowChoice {
-    /// Batches under way; none without a window.
-    pub(crate) const fn batches(self) -> Option<u32> {
-        match self {
-            Self::Off => None,
-            Self::Completion(batches) | Self::Consumption(batches) => Some(batches),
-        }
-    }
-}
-
-impl fmt::Display for WindowChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Off => f.write_str("off"),
-            Self::Completion(batches) => write!(f, "completion:{batches}"),
-            Self::Consumption(batches) => write!(f, "consumption:{batches}"),
-        }
-    }
-}
-
-impl FromStr for WindowChoice {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let number = |text: &str| text.parse().map_err(|_| "the number of batches is not a number");
-        match text.split_once(':') {
-            None if text == "off" => Ok(Self::Off),
-            Some(("completion", batches)) => number(batches).map(Self::Completion),
-            Some(("consumption", batches)) => number(batches).map(Self::Consumption),
-            _ => Err("use off, completion:N or consumption:N"),
-        }
-    }
 }
 
 /// What `--fault` breaks.

@@ -47,6 +47,7 @@ fn main() -> ExitCode {
             .map_err(Into::into)
             .and_then(|options| rank_process(&options, &mut exchange))
             .map_err(|error| format!("rank {}: {error}", exchange.rank()).into()),
+        Ok(Role::Helper(_)) => Err("this program starts no helpers".into()),
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Err(error) => Err(error.into()),
     };
@@ -85,7 +86,7 @@ fn launch(cli: Cli) -> ExitCode {
     }
     say(&options.to_string());
     let args = std::env::args_os().skip(1).collect();
-    match (Launch { ranks: RANKS, args, time_limit: options.time_limit(), grace: GRACE }).run() {
+    match (Launch { ranks: RANKS, args, environment: Vec::new(), time_limit: options.time_limit(), grace: GRACE }).run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(error.exit_code(), &error),
     }

@@ -6,14 +6,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use copyrpc::ring::{DEFAULT_RING_SIZE, RingSize};
-use copyrpc::{Context, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EndpointConfig, PollError, Window};
+use copyrpc::{Context, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EndpointConfig, PollError};
 use harness::affinity::{self, AffinityError, Plan, Threads};
 use harness::device::DeviceChoice;
 use harness::report::{self, JsonSink};
+use harness::window::WindowChoice;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::cli::{Choice, Cli, Fault, Mode, WaitChoice, WindowChoice};
+use crate::cli::{Choice, Cli, Fault, Mode, WaitChoice};
 
 /// The two processes: rank 0 calls, rank 1 answers.
 pub(crate) const RANKS: usize = 2;
@@ -21,7 +22,6 @@ pub(crate) const RANKS: usize = 2;
 const MAX_ENDPOINTS: usize = 64;
 const MAX_CONNECTED: usize = 4096;
 const MAX_DEPTH: usize = 256;
-const MAX_WINDOW: u32 = 256;
 /// Receives of the largest shared receive queue, on software and mlx5 devices alike.
 const MAX_SRQ_SIZE: u64 = (1 << 15) - 1;
 /// Entries of the largest completion queue, likewise.
@@ -120,18 +120,12 @@ impl Job {
     }
 
     pub(crate) fn endpoint_config(&self) -> EndpointConfig {
-        let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
-        let window = match self.window {
-            WindowChoice::Off => Window::Off,
-            WindowChoice::Completion(batches) => Window::Completion { batches, exempt_bytes },
-            WindowChoice::Consumption(batches) => Window::Consumption { batches, exempt_bytes },
-        };
         EndpointConfig {
             ring_size: self.ring_bytes,
             batches_in_flight: self.batches,
             raw_operations: 0,
             max_send_wr: Some(self.send_wr),
-            window,
+            window: self.window.window(),
             ..EndpointConfig::default()
         }
     }
@@ -193,9 +187,7 @@ impl Options {
             verify: cli.verify,
             fault: cli.fault,
         };
-        // Hardware is used when it is named, and never instead of something else.
-        let device = if cli.device == DeviceChoice::Auto { DeviceChoice::Soft } else { cli.device };
-        Ok(Self { job, device, shm_dir: cli.shm_dir, plan, baseline: cli.baseline, json: cli.json })
+        Ok(Self { job, device: cli.device.resolve(), shm_dir: cli.shm_dir, plan, baseline: cli.baseline, json: cli.json })
     }
 
     /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
@@ -242,8 +234,8 @@ fn check_counts(cli: &Cli) -> Result<(), OptionError> {
             return Err(range(flag, given, "outside what is supported", format!("{least} to {most}")));
         }
     }
-    if let Some(given) = cli.window.batches().filter(|batches| !(1..=MAX_WINDOW).contains(batches)) {
-        return Err(range("--window", given, "outside what is supported", format!("1 to {MAX_WINDOW} batches")));
+    if let Some(given) = cli.window.batches().filter(|batches| !(1..=WindowChoice::MAX_BATCHES).contains(batches)) {
+        return Err(range("--window", given, "outside what is supported", format!("1 to {} batches", WindowChoice::MAX_BATCHES)));
     }
     Ok(())
 }
@@ -308,10 +300,7 @@ fn queue_sizes(cli: &Cli) -> Result<(u32, u32, u32), OptionError> {
     }
     let srq_size = cli.srq_size.or(needed.max(u64::from(DEFAULT_SRQ_SIZE)));
     // A device rounds the receives up to a power of two less one.
-    let windowed = match cli.window {
-        WindowChoice::Completion(batches) => batches.into(),
-        WindowChoice::Off | WindowChoice::Consumption(_) => 0,
-    };
+    let windowed = u64::from(cli.window.completions());
     let needed = (all * (batches + windowed + COMPLETIONS_BESIDE_BATCHES)).max((srq_size + 1).next_power_of_two());
     let cq_size = cli.cq_size.or(needed.max(u64::from(DEFAULT_CQ_SIZE)));
     if !(1..=MAX_CQ_SIZE).contains(&cq_size) {
@@ -379,11 +368,11 @@ mod tests {
     #[test]
     fn the_window_is_that_of_the_endpoints_and_has_completions() {
         let job = |args: &str| resolve(args).unwrap().job;
-        let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
-        assert_eq!(job("").endpoint_config().window, Window::Off);
-        assert_eq!(job("--window consumption:3").endpoint_config().window, Window::Consumption { batches: 3, exempt_bytes });
+        let exempt_bytes = copyrpc::Window::DEFAULT_EXEMPT_BYTES;
+        assert_eq!(job("").endpoint_config().window, copyrpc::Window::Off);
+        assert_eq!(job("--window consumption:3").endpoint_config().window, copyrpc::Window::Consumption { batches: 3, exempt_bytes });
         let many = job("--window completion:256 --endpoints 64");
-        assert_eq!(many.endpoint_config().window, Window::Completion { batches: 256, exempt_bytes });
+        assert_eq!(many.endpoint_config().window, copyrpc::Window::Completion { batches: 256, exempt_bytes });
         assert!(many.cq_size >= 64 * (many.batches + 256), "{many:?}");
     }
 

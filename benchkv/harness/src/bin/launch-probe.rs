@@ -13,6 +13,7 @@ use std::time::Duration;
 use harness::clock::Clock;
 use harness::echo::Echo;
 use harness::exchange::{Exchange, SocketExchange};
+use harness::helper::{Helper, Owner};
 use harness::launcher::Launch;
 use harness::pingpong::PingPong;
 use harness::role::{Role, role};
@@ -39,11 +40,13 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
     let word = |at: usize| args.get(at).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     match role()? {
         Role::Rank(exchange) => rank(exchange, &word(1), word(2).parse().unwrap_or(0)),
+        Role::Helper(owner) => help(owner),
         Role::Baseline(peer) => Ok(peer.serve().map(|()| ExitCode::SUCCESS)?),
         Role::Launcher => {
             let ranks = word(0).parse()?;
             let limit = if word(1) == "overrun" { Duration::from_millis(500) } else { Duration::from_secs(20) };
-            let launch = Launch { ranks, args, time_limit: limit, grace: Duration::from_millis(500) };
+            let grace = Duration::from_millis(if word(1) == "defy" { 60_000 } else { 500 });
+            let launch = Launch { ranks, args, environment: Vec::new(), time_limit: limit, grace };
             Ok(launch.run().map_or_else(
                 |error| {
                     say(&format!("launcher: {error}"));
@@ -55,11 +58,43 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
     }
 }
 
+/// Sends back what it is sent, thrice as long; ends with status 9 when told to.
+fn help(mut owner: Owner) -> Result<ExitCode, Box<dyn Error>> {
+    loop {
+        match owner.receive()?.as_slice() {
+            b"end" => return Ok(ExitCode::from(9)),
+            message => owner.send(message.repeat(3))?,
+        }
+    }
+}
+
+/// What a helper does for its owner, in words.
+fn with_helper() -> Result<String, Box<dyn Error>> {
+    let mut helper = Helper::start(&[])?;
+    // Far more than the socket holds, in both directions.
+    helper.send(vec![7; 1 << 20])?;
+    let large = helper.receive(WITHIN)?.ok_or("no answer")?;
+    let silent = helper.receive(Duration::from_millis(20))?;
+    helper.send(b"last ".to_vec())?;
+    helper.send(b"end".to_vec())?;
+    let last = helper.receive(WITHIN)?.ok_or("no last answer")?;
+    let ended = helper.receive(WITHIN);
+    let other = Helper::start(&[])?;
+    let pid = other.pid();
+    other.end(WITHIN);
+    let is_gone = !std::path::Path::new(&format!("/proc/{pid}")).exists();
+    let (last, ended) = (String::from_utf8(last)?, ended.map_or_else(|error| error.to_string(), |_| "alive".to_owned()));
+    Ok(format!("{} bytes, {silent:?}, {last}, {ended}, other gone: {is_gone}", large.iter().filter(|byte| **byte == 7).count()))
+}
+
 fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCode, Box<dyn Error>> {
     let (me, never) = (exchange.rank(), || false);
     let mine = me == doer;
     if mine && deed == "die-at-start" {
         return Ok(ExitCode::from(3));
+    }
+    if deed == "wind-down" {
+        exchange.catch_interrupts()?;
     }
     let pids = exchange.all_gather(std::process::id().to_string().as_bytes(), WITHIN, &never)?;
     let pids: Vec<String> = pids.into_iter().map(String::from_utf8).collect::<Result<_, _>>()?;
@@ -76,6 +111,7 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
             let echo = Echo { depth: 8, request_bytes: 24, reply_bytes: 16, duration: Duration::from_millis(50) };
             println!("echo {}", echo.measure(&Clock::detect())?.latency_ns.count);
         }
+        "helper" if mine => println!("helper: {}", with_helper()?),
         "ping-pong" if mine => {
             let ping_pong = PingPong { cores: None, duration: Duration::from_millis(50) };
             println!("ping-pong {}", ping_pong.measure(&Clock::detect())?.latency_ns.count);
@@ -85,9 +121,15 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
         "fail" if mine => return Ok(ExitCode::from(7)),
         "wait" | "overrun" => exchange.sleep(Duration::from_secs(15), &never)?,
         // Longer than the watchdog of the tests: only being killed ends this in time.
-        "ignore" => {
+        "ignore" | "defy" => {
             println!("rank {me} ignores everything");
             std::thread::sleep(Duration::from_secs(60));
+        }
+        "wind-down" => {
+            exchange.sleep(Duration::from_secs(15), &never)?;
+            exchange.sleep(Duration::from_secs(15), &never)?;
+            let all = exchange.all_gather(&[exchange.is_interrupted().into()], WITHIN, &never)?;
+            println!("rank {me} interrupted: {all:?}");
         }
         "pause" => exchange.sleep(Duration::from_secs(1), &never)?,
         "babble" if mine => {

@@ -58,8 +58,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives what is there, at most [`PULL_BYTES`].
-    pub(crate) fn pull(&mut self) -> io::Result<()> {
+    /// Receives what is there, at most [`PULL_BYTES`]. `false`: nothing.
+    pub(crate) fn pull(&mut self) -> io::Result<bool> {
         let before = self.inbound.len();
         self.inbound.resize(before + PULL_BYTES, 0);
         let outcome = self.stream.read(self.inbound.get_mut(before..).unwrap_or_default());
@@ -70,7 +70,7 @@ impl Channel {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             Err(error) => return Err(error),
         }
-        Ok(())
+        Ok(self.inbound.len() > before)
     }
 
     /// The next whole frame that has been pulled.

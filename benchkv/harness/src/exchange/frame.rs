@@ -1,4 +1,4 @@
-//! The bytes between a rank and the launcher: a 16-byte header, then the body. Numbers are little-endian.
+//! The bytes between a rank and the launcher, and between a helper and its owner: a 16-byte header, then the body. Numbers are little-endian.
 //!
 //! | offset | size | field |
 //! |---|---|---|
@@ -32,6 +32,8 @@ pub(crate) enum Frame {
     Died { rank: u32, how: String },
     /// Launcher to rank: the user wants the job to end.
     Interrupted,
+    /// Between a helper and its owner: bytes of their own.
+    Message(Vec<u8>),
 }
 
 /// The bytes are no frame.
@@ -74,6 +76,10 @@ impl Frame {
                 (4, 0)
             }
             Self::Interrupted => (5, 0),
+            Self::Message(bytes) => {
+                body.extend(bytes);
+                (6, 0)
+            }
         };
         let header = [MAGIC, kind, round, body.len() as u32];
         header.iter().flat_map(|word| word.to_le_bytes()).chain(body).collect()
@@ -89,7 +95,7 @@ impl Frame {
         if magic != MAGIC {
             return Err(FrameError::Magic(magic));
         }
-        if !(1..=5).contains(&kind) {
+        if !(1..=6).contains(&kind) {
             return Err(FrameError::Kind(kind));
         }
         if length > MAX_BODY_BYTES {
@@ -125,6 +131,7 @@ impl Frame {
             }
             4 => Self::Died { rank: take_u32(&mut body)?, how: String::from_utf8(body.to_vec()).ok()? },
             5 => body.is_empty().then_some(Self::Interrupted)?,
+            6 => Self::Message(body.to_vec()),
             _ => return None,
         })
     }
@@ -152,6 +159,7 @@ mod tests {
             Frame::Missing { round: 7, within_ms: 1500, ranks: vec![1, 4] },
             Frame::Died { rank: 2, how: "exited with status 3".to_owned() },
             Frame::Interrupted,
+            Frame::Message(vec![0xa5; 7]),
         ]
     }
 

@@ -36,11 +36,27 @@ pub trait Exchange {
     /// [`ExchangeError::Missing`] names the ranks that had not called within `within` of the first that did; the other variants say who died.
     fn all_gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError>;
 
-    /// Sleeps for `time`, or until it is known that the job is over.
+    /// Sleeps for `time`, or until it is known that the job is over; once the user wants it to be, see
+    /// [`catch_interrupts`](Self::catch_interrupts), it returns early.
     ///
     /// # Errors
     /// Why the job is over.
     fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError>;
+
+    /// From now on an interrupt by the user (Ctrl-C, SIGTERM) is no error: [`sleep`](Self::sleep) ends early, other operations go on, and
+    /// [`is_interrupted`](Self::is_interrupted) says so. What ends ranks at once is a second interrupt.
+    ///
+    /// # Errors
+    /// The signals cannot be caught.
+    fn catch_interrupts(&mut self) -> Result<(), ExchangeError> {
+        Ok(())
+    }
+
+    /// Whether the user wants the job to end. All ranks find out, but not at the same time: they have to ask each other before they act on it
+    /// together.
+    fn is_interrupted(&self) -> bool {
+        false
+    }
 
     /// Returns when every rank has called it.
     ///
@@ -82,7 +98,7 @@ pub enum ExchangeError {
     /// This rank's own `give_up` ended the wait.
     #[error("this rank gave up")]
     GivenUp,
-    /// The user asked for the end.
+    /// The user asked for the end, and interrupts were not to be caught.
     #[error("interrupted")]
     Interrupted,
     /// The part is larger than the exchange carries.
@@ -94,6 +110,9 @@ pub enum ExchangeError {
     /// The other end of the socket sent what this version does not send.
     #[error("the launcher's socket carries something else: {0}")]
     Protocol(String),
+    /// Signals cannot be caught.
+    #[error("signals cannot be caught: {0}")]
+    Signals(String),
     /// The socket failed.
     #[error("the launcher's socket failed: {0}")]
     Socket(String),

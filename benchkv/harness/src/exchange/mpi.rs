@@ -1,13 +1,18 @@
 //! The exchange of ranks that an MPI launcher started.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::point_to_point::MatchedReceiveVec;
+use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator, Destination, Source};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use thiserror::Error;
 
 use super::frame::MAX_PART_BYTES;
@@ -17,12 +22,17 @@ use super::{Exchange, ExchangeError};
 const MAX_RANKS: usize = 128;
 /// What MPI may take of the send buffer for each message, with ample room.
 const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
+/// Exit status of a rank that is interrupted again.
+const EXIT_INTERRUPTED: i32 = 130;
 /// Every MPI has at least these tags.
 const TAGS: i32 = 1 << 15;
 /// Pauses between two looks for messages: the first, and the longest. A rank that waits for a run to end must not take its core.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
 
 /// [`Exchange`] over MPI, for one thread: MPI is initialized with `MPI_THREAD_FUNNELED`.
+///
+/// A part travels with a byte behind it that says whether its sender is interrupted: a rank that sleeps looks for the parts of the next operation,
+/// so that all wake up when one of them was told to end.
 ///
 /// `within` counts from this rank's own arrival. MPI ends the other ranks when one dies, so [`ExchangeError::RankDied`] does not occur. A rank
 /// that fails must end the job with [`abort`](Self::abort); after an error of the exchange, dropping it does so with status 1, because
@@ -32,6 +42,12 @@ pub struct MpiExchange {
     rank: usize,
     size: usize,
     tag: i32,
+    /// Parts of the next operation that are here already.
+    early: Vec<Option<Vec<u8>>>,
+    /// Set by signals once they are caught; the next signal then ends the process.
+    signalled: Arc<AtomicBool>,
+    /// Another rank has said that it is interrupted.
+    told: bool,
     /// Why the job is over, once it is.
     over: Option<ExchangeError>,
 }
@@ -76,8 +92,8 @@ impl MpiExchange {
         if size > MAX_RANKS {
             return Err(MpiError::Ranks { ranks: size });
         }
-        universe.set_buffer_size(size * (MAX_PART_BYTES + 2 * MESSAGE_OVERHEAD_BYTES));
-        Ok(Self { universe, rank, size, tag: 0, over: None })
+        universe.set_buffer_size(size * (1 + MAX_PART_BYTES + 2 * MESSAGE_OVERHEAD_BYTES));
+        Ok(Self { universe, rank, size, tag: 0, early: vec![None; size], signalled: Arc::default(), told: false, over: None })
     }
 
     /// Ends all ranks of the job; the launcher reports `status`.
@@ -88,19 +104,19 @@ impl MpiExchange {
     /// Gives `part` to every rank and takes theirs. Sends are buffered, so nothing is pending here when a rank is given up.
     fn swap(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
         let world = self.universe.world();
-        self.tag = (self.tag + 1) % TAGS;
+        let tag = self.next_tag();
+        let flagged = [part, &[self.is_interrupted().into()]].concat();
         for other in (0..self.size).filter(|other| *other != self.rank) {
-            world.process_at_rank(other as i32).buffered_send_with_tag(part, self.tag);
+            world.process_at_rank(other as i32).buffered_send_with_tag(&flagged, tag);
         }
-        let mut parts: Vec<Option<Vec<u8>>> = (0..self.size).map(|rank| (rank == self.rank).then(|| part.to_vec())).collect();
+        let mut parts = std::mem::replace(&mut self.early, vec![None; self.size]);
+        parts.iter_mut().skip(self.rank).take(1).for_each(|mine| *mine = Some(part.to_vec()));
         let end = Instant::now() + within;
         let (mut pause, longest) = PAUSES;
         loop {
-            for (rank, place) in parts.iter_mut().enumerate().filter(|(_, part)| part.is_none()) {
-                let message = world.process_at_rank(rank as i32).immediate_matched_probe_with_tag(self.tag);
-                *place = message.map(|message| message.matched_receive_vec().0);
-            }
+            self.told |= self.take_parts(&world, tag, &mut parts);
             if parts.iter().all(Option::is_some) {
+                self.tag = tag;
                 return Ok(parts.into_iter().flatten().collect());
             }
             if give_up() {
@@ -115,6 +131,23 @@ impl MpiExchange {
         }
     }
 
+    const fn next_tag(&self) -> i32 {
+        (self.tag + 1) % TAGS
+    }
+
+    /// Takes the parts that have arrived and are still missing. Returns whether one of their senders is interrupted.
+    fn take_parts(&self, world: &SimpleCommunicator, tag: i32, parts: &mut [Option<Vec<u8>>]) -> bool {
+        let mut interrupted = false;
+        let is_missing = |(rank, part): &(usize, &mut Option<Vec<u8>>)| *rank != self.rank && part.is_none();
+        for (rank, place) in parts.iter_mut().enumerate().filter(is_missing) {
+            let message = world.process_at_rank(rank as i32).immediate_matched_probe_with_tag(tag);
+            let Some(mut part) = message.map(|message| message.matched_receive_vec::<u8>().0) else { continue };
+            interrupted |= part.pop() == Some(1);
+            *place = Some(part);
+        }
+        interrupted
+    }
+
     fn gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
         if part.len() > MAX_PART_BYTES {
             return Err(ExchangeError::TooLarge { bytes: part.len() });
@@ -125,9 +158,15 @@ impl MpiExchange {
         Ok(parts)
     }
 
-    fn doze(time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
-        let end = Instant::now() + time;
+    fn doze(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
+        let (world, end) = (self.universe.world(), Instant::now() + time);
         loop {
+            let mut early = std::mem::take(&mut self.early);
+            self.told |= self.take_parts(&world, self.next_tag(), &mut early);
+            self.early = early;
+            if self.is_interrupted() {
+                return Ok(());
+            }
             if give_up() {
                 return Err(ExchangeError::GivenUp);
             }
@@ -161,8 +200,22 @@ impl Exchange for MpiExchange {
 
     fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
         self.over.clone().map_or(Ok(()), Err)?;
-        let outcome = Self::doze(time, give_up);
+        let outcome = self.doze(time, give_up);
         self.outcome(outcome)
+    }
+
+    fn catch_interrupts(&mut self) -> Result<(), ExchangeError> {
+        for signal in [SIGINT, SIGTERM] {
+            // In this order: the first signal finds the flag down, and sets it.
+            let caught = flag::register_conditional_shutdown(signal, EXIT_INTERRUPTED, self.signalled.clone())
+                .and_then(|_| flag::register(signal, self.signalled.clone()));
+            caught.map_err(|error| ExchangeError::Signals(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.told || self.signalled.load(Ordering::Relaxed)
     }
 }
 

@@ -22,21 +22,30 @@ pub struct SocketExchange {
     rank: usize,
     size: usize,
     round: u32,
+    /// Whether an interrupt is no error.
+    catches: bool,
+    interrupted: bool,
     /// Why the job is over, once it is.
     over: Option<ExchangeError>,
 }
 
 impl SocketExchange {
     pub(crate) fn new(socket: UnixStream, rank: usize, size: usize) -> io::Result<Self> {
-        Ok(Self { channel: Channel::new(socket)?, rank, size, round: 0, over: None })
+        Ok(Self { channel: Channel::new(socket)?, rank, size, round: 0, catches: false, interrupted: false, over: None })
     }
 
-    /// Waits up to `time` for one frame. `Ok(None)`: none came.
-    fn receive(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<Option<Frame>, ExchangeError> {
+    /// Waits up to `time` for one frame. `Ok(None)`: none came, or an interrupt ended a wait that is no more than a sleep.
+    fn receive(&mut self, time: Duration, is_sleep: bool, give_up: &dyn Fn() -> bool) -> Result<Option<Frame>, ExchangeError> {
         let end = Instant::now() + time;
         loop {
-            if let Some(frame) = self.channel.next().map_err(|error| ExchangeError::Protocol(error.to_string()))? {
-                return Ok(Some(frame));
+            match self.channel.next().map_err(|error| ExchangeError::Protocol(error.to_string()))? {
+                Some(Frame::Interrupted) if self.catches => {
+                    self.interrupted = true;
+                    continue;
+                }
+                Some(frame) => return Ok(Some(frame)),
+                None if is_sleep && self.interrupted => return Ok(None),
+                None => {}
             }
             if self.channel.is_closed() {
                 return Err(ExchangeError::LauncherGone);
@@ -66,7 +75,7 @@ impl SocketExchange {
         self.round += 1;
         let mine = Frame::Part { round: self.round, within_ms, part: part.to_vec() };
         self.channel.send(&mine).map_err(socket_failed)?;
-        match self.receive(within + ANSWER_GRACE, give_up)? {
+        match self.receive(within + ANSWER_GRACE, false, give_up)? {
             Some(Frame::Gathered { round, parts }) if round == self.round && parts.len() == self.size => Ok(parts),
             Some(frame) => Err(end_of_job(frame)),
             None => Err(ExchangeError::NoAnswer { within: within + ANSWER_GRACE }),
@@ -96,7 +105,17 @@ impl Exchange for SocketExchange {
     }
 
     fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
-        self.attempt(|exchange| exchange.receive(time, give_up)?.map_or(Ok(()), |frame| Err(end_of_job(frame))))
+        self.attempt(|exchange| exchange.receive(time, true, give_up)?.map_or(Ok(()), |frame| Err(end_of_job(frame))))
+    }
+
+    /// The launcher takes the signals and tells all ranks.
+    fn catch_interrupts(&mut self) -> Result<(), ExchangeError> {
+        self.catches = true;
+        Ok(())
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.interrupted
     }
 }
 
@@ -111,6 +130,7 @@ fn end_of_job(frame: Frame) -> ExchangeError {
         Frame::Interrupted => ExchangeError::Interrupted,
         Frame::Gathered { round, parts } => ExchangeError::Protocol(format!("{} parts for round {round}", parts.len())),
         Frame::Part { .. } => ExchangeError::Protocol("a frame that only ranks send".to_owned()),
+        Frame::Message(_) => ExchangeError::Protocol("a message of a helper".to_owned()),
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! The launcher is no rank. Its ranks are its direct children, run the same executable with the same arguments, and have a socket to
 //! the launcher as standard input; nothing with a name is created. It relays their exchange (`relay`), and when one of them ends badly it tells
-//! the others which and how, gives them a grace period to end by themselves, then kills what is left. If the launcher is killed, the
-//! kernel kills the ranks.
+//! the others which and how, gives them a grace period to end by themselves, then kills what is left. The same when the user interrupts it,
+//! with the difference that ranks may go on exchanging what they still want to; a second interrupt kills them. If the launcher is killed,
+//! the kernel kills the ranks.
 //!
 //! Only rank 0 has the launcher's standard output; that of the other ranks goes to standard error.
 
@@ -35,6 +36,8 @@ pub struct Launch {
     pub ranks: usize,
     /// Arguments of every rank, without the program's name.
     pub args: Vec<OsString>,
+    /// Environment variables of every rank, beside those of this process.
+    pub environment: Vec<(&'static str, &'static str)>,
     /// The job is ended when it takes longer than this.
     pub time_limit: Duration,
     /// How long ranks may take to end by themselves after one has failed or the user has interrupted.
@@ -136,7 +139,16 @@ impl Launch {
         let ranks = (0..self.ranks).map(|rank| RankProcess::start(rank, self)).collect::<Result<Vec<_>, _>>()?;
         let clock = Clock::monotonic();
         let limit_ns = clock.now_ns().saturating_add(as_ns(self.time_limit));
-        let mut job = Job { ranks, relay: Relay::new(self.ranks), signals, clock, grace: self.grace, failure: None, kill_at_ns: None };
+        let mut job = Job {
+            ranks,
+            relay: Relay::new(self.ranks),
+            signals,
+            clock,
+            grace: self.grace,
+            interrupt: None,
+            failure: None,
+            kill_at_ns: None,
+        };
         while job.is_running() {
             job.wait(limit_ns)?;
             job.take_signals();
@@ -144,7 +156,8 @@ impl Launch {
             job.reap()?;
             job.keep_time(limit_ns, self.time_limit);
         }
-        job.failure.map_or(Ok(()), Err)
+        // What fails after an interrupt may do so because of it.
+        job.interrupt.map(|signal| LaunchError::Interrupted { signal }).or(job.failure).map_or(Ok(()), Err)
     }
 }
 
@@ -164,7 +177,7 @@ impl RankProcess {
             _ => Stdio::from(io::stderr().as_fd().try_clone_to_owned().map_err(failed)?),
         };
         let role = RoleText::Rank { rank, size: launch.ranks }.encode();
-        let child = OwnChild::spawn(&role, &launch.args, theirs, stdout).map_err(failed)?;
+        let child = OwnChild::spawn(&role, &launch.args, &launch.environment, theirs, stdout).map_err(failed)?;
         Ok(Self { child, channel: Channel::new(ours).map_err(failed)?, ended: None })
     }
 }
@@ -175,9 +188,11 @@ struct Job {
     signals: EndSignals,
     clock: Clock,
     grace: Duration,
+    /// The signal by which the user asked for the end, before anything went wrong.
+    interrupt: Option<i32>,
     /// The first thing that went wrong.
     failure: Option<LaunchError>,
-    /// When the ranks still running are killed; set together with `failure`.
+    /// When the ranks still running are killed; set by an interrupt or failure.
     kill_at_ns: Option<u64>,
 }
 
@@ -202,11 +217,13 @@ impl Job {
 
     fn take_signals(&mut self) {
         while let Some(signal) = self.signals.next() {
-            if self.failure.is_some() {
+            if self.kill_at_ns.is_some() {
                 // The user asks again: no more grace.
                 self.kill_at_ns = Some(0);
+            } else {
+                self.interrupt = Some(signal);
+                self.end_with(&Frame::Interrupted);
             }
-            self.fail(LaunchError::Interrupted { signal }, Frame::Interrupted);
         }
     }
 
@@ -286,9 +303,14 @@ impl Job {
             return;
         }
         self.failure = Some(failure);
-        self.kill_at_ns = Some(self.clock.now_ns().saturating_add(as_ns(self.grace)));
+        self.end_with(&news);
+    }
+
+    /// Tells every rank why the job ends, and starts the grace period unless it has begun.
+    fn end_with(&mut self, news: &Frame) {
+        self.kill_at_ns.get_or_insert(self.clock.now_ns().saturating_add(as_ns(self.grace)));
         // A socket that fails belongs to a rank about to be killed.
-        let _ = self.broadcast(&news);
+        let _ = self.broadcast(news);
     }
 
     fn broadcast(&mut self, frame: &Frame) -> io::Result<()> {

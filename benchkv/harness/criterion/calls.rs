@@ -1,0 +1,35 @@
+//! The benchmark that `ipc`, `delegationrpc` and `flux` have in common, included by each: it needs criterion, which the harness does not.
+//!
+//! Calls of one caller, as many unanswered as each depth says, each to be answered before the next is made from its slot: both ends in two
+//! threads, on a core each if there are two. Requests and replies of 32 bytes, first checked to be the right ones.
+
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput};
+use harness::clock::Clock;
+use harness::load::{Answerer, Caller, Failure, between_threads, two_cores};
+
+/// Calls that are checked before they are measured.
+const CHECKED: u64 = 10_000;
+
+/// Makes each end on its thread, and measures calls at each depth.
+pub(crate) fn bench_calls<A: Answerer, C: Caller>(
+    c: &mut Criterion,
+    name: &str,
+    depths: &[u32],
+    answerer: impl FnOnce() -> Result<A, Failure> + Send,
+    caller: impl FnOnce() -> Result<C, Failure>,
+) {
+    let mut group = c.benchmark_group(name);
+    group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+    group.throughput(Throughput::Elements(1));
+    between_threads(two_cores().unwrap(), Clock::detect(), answerer, caller, |load| {
+        for &depth in depths {
+            load.check(depth, CHECKED)?;
+            group.bench_function(BenchmarkId::new("calls", depth), |b| b.iter_custom(|calls| load.time(depth, calls).unwrap()));
+        }
+        Ok(())
+    })
+    .unwrap();
+    group.finish();
+}

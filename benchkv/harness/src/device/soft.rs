@@ -1,0 +1,210 @@
+//! Options of the software device, as they are named on a command line: `soft:KEY=VALUE,...`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use mlx5::{Faults, Timing};
+
+/// Longest times that can be asked for, in us.
+const MAX_US: f64 = 100_000.0;
+/// Of the random numbers, unless it is given.
+const DEFAULT_SEED: u64 = 1;
+/// Operations in a thousand that jitter delays.
+const JITTER_PERMILLE: u16 = 500;
+
+/// How the software device takes its time, and what goes wrong on purpose. All devices of a job are alike.
+///
+/// Time is the system's, which all processes share; that leaves out whatever needs to know what other devices do: rates of receivers, and
+/// connections that share a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SoftDevice {
+    /// Of a request and its response: each has its effect half of this after its doorbell, in a poll of the device it was posted to. 0: in the
+    /// doorbell.
+    pub rtt_ns: u64,
+    /// Every second operation, at random, begins this much later.
+    pub jitter_ns: u64,
+    /// Of the random numbers.
+    pub seed: u64,
+    /// Messages in a thousand that find no receive at the first try.
+    pub rnr_permille: u16,
+    /// Lanes in a thousand that are passed over when messages are taken, so that those of different connections change places.
+    pub reorder_permille: u16,
+    /// From the operation with this number on, no peer answers.
+    pub drop_after: Option<u64>,
+}
+
+impl Default for SoftDevice {
+    fn default() -> Self {
+        Self { rtt_ns: 0, jitter_ns: 0, seed: DEFAULT_SEED, rnr_permille: 0, reorder_permille: 0, drop_after: None }
+    }
+}
+
+impl SoftDevice {
+    /// When operations are executed.
+    #[must_use]
+    pub const fn timing(&self) -> Timing {
+        match self.rtt_ns {
+            0 => Timing::Immediate,
+            rtt_ns => Timing::Delay { ns: rtt_ns.div_ceil(2) },
+        }
+    }
+
+    /// What goes wrong.
+    #[must_use]
+    pub fn faults(&self) -> Faults {
+        Faults {
+            seed: self.seed,
+            delay_permille: if self.jitter_ns == 0 { 0 } else { JITTER_PERMILLE },
+            delay_ns: self.jitter_ns,
+            rnr_permille: self.rnr_permille,
+            reorder_permille: self.reorder_permille,
+            fail: None,
+            drop_peers_after: self.drop_after,
+        }
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        match key {
+            "rtt_us" => self.rtt_ns = nanos(value)?,
+            "jitter_us" => self.jitter_ns = nanos(value)?,
+            "seed" => self.seed = value.parse().map_err(|_| "a seed is a number from 0 to 18446744073709551615")?,
+            "fault" => self.set_fault(value)?,
+            "rx_wimm_per_s" => {
+                return Err(
+                    "the rate of a receiver needs a model of its NIC, which all processes would have to share; there is none".into()
+                );
+            }
+            _ => return Err("known are rtt_us, jitter_us, seed and fault".into()),
+        }
+        Ok(())
+    }
+
+    fn set_fault(&mut self, fault: &str) -> Result<(), String> {
+        let permille = |number: &str| match number.parse() {
+            Ok(permille @ 0..=1000) => Ok(permille),
+            _ => Err("it happens 0 to 1000 times in a thousand".to_owned()),
+        };
+        match fault.split_once(':') {
+            Some(("rnr", number)) => self.rnr_permille = permille(number)?,
+            Some(("reorder", number)) => self.reorder_permille = permille(number)?,
+            Some(("drop", number)) => self.drop_after = Some(number.parse().map_err(|_| "an operation is a number, from 0")?),
+            _ => return Err("use rnr:PERMILLE, reorder:PERMILLE or drop:OPERATION".into()),
+        }
+        Ok(())
+    }
+}
+
+/// A time in us, to the ns.
+fn nanos(us: &str) -> Result<u64, String> {
+    match us.parse::<f64>() {
+        Ok(us) if (0.0..=MAX_US).contains(&us) => Ok((us * 1000.0).round() as u64),
+        _ => Err(format!("it takes 0 to {MAX_US} us")),
+    }
+}
+
+/// What comes behind `soft:`.
+impl FromStr for SoftDevice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (mut device, mut seen) = (Self::default(), Vec::new());
+        for part in text.split(',') {
+            let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is no KEY=VALUE"))?;
+            // Each kind of fault once.
+            let name = if key == "fault" { value.split(':').next().unwrap_or(value) } else { key };
+            if seen.contains(&(key, name)) {
+                return Err(format!("{part}: {name} is given twice"));
+            }
+            seen.push((key, name));
+            device.set(key, value).map_err(|why| format!("{part}: {why}"))?;
+        }
+        Ok(device)
+    }
+}
+
+/// As it is typed; what is not printed is the default.
+impl fmt::Display for SoftDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = |ns: u64| (ns > 0).then_some(ns as f64 / 1000.0);
+        let parts = [
+            us(self.rtt_ns).map(|us| format!("rtt_us={us}")),
+            us(self.jitter_ns).map(|us| format!("jitter_us={us}")),
+            (self.seed != DEFAULT_SEED).then(|| format!("seed={}", self.seed)),
+            (self.rnr_permille > 0).then(|| format!("fault=rnr:{}", self.rnr_permille)),
+            (self.reorder_permille > 0).then(|| format!("fault=reorder:{}", self.reorder_permille)),
+            self.drop_after.map(|operation| format!("fault=drop:{operation}")),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        f.write_str("soft")?;
+        if parts.is_empty() { Ok(()) } else { write!(f, ":{}", parts.join(",")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_parses_back() {
+        for (text, device) in [
+            ("rtt_us=6", SoftDevice { rtt_ns: 6_000, ..SoftDevice::default() }),
+            ("rtt_us=0.001,jitter_us=2.5,seed=0", SoftDevice { rtt_ns: 1, jitter_ns: 2_500, seed: 0, ..SoftDevice::default() }),
+            ("rtt_us=100000", SoftDevice { rtt_ns: 100_000_000, ..SoftDevice::default() }),
+            (
+                "fault=rnr:5,fault=reorder:1000,fault=drop:0",
+                SoftDevice { rnr_permille: 5, reorder_permille: 1000, drop_after: Some(0), ..SoftDevice::default() },
+            ),
+        ] {
+            assert_eq!(text.parse(), Ok(device));
+            assert_eq!(device.to_string(), format!("soft:{text}"));
+        }
+        // Other ways to say the same.
+        for (text, printed) in [("fault=drop:3,rtt_us=2.0", "soft:rtt_us=2,fault=drop:3"), ("rtt_us=0,seed=1,fault=rnr:0", "soft")] {
+            assert_eq!(text.parse::<SoftDevice>().unwrap().to_string(), printed);
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_part_that_is_wrong_and_what_is_legal() {
+        for (text, parts) in [
+            ("", ["\"\"", "KEY=VALUE"]),
+            ("rtt_us", ["\"rtt_us\"", "KEY=VALUE"]),
+            ("rtt_us=6,", ["\"\"", "KEY=VALUE"]),
+            ("rtt_us=six", ["rtt_us=six: ", "0 to 100000 us"]),
+            ("rtt_us=-1", ["rtt_us=-1: ", "0 to 100000 us"]),
+            ("rtt_us=NaN", ["rtt_us=NaN: ", "0 to 100000 us"]),
+            ("seed=1,jitter_us=100001", ["jitter_us=100001: ", "0 to 100000 us"]),
+            ("seed=-1", ["seed=-1: ", "0 to 18446744073709551615"]),
+            ("rtt=6", ["rtt=6: ", "known are rtt_us, jitter_us, seed and fault"]),
+            ("rx_wimm_per_s=1900000", ["rx_wimm_per_s=1900000: ", "model of its NIC"]),
+            ("fault=rnr", ["fault=rnr: ", "rnr:PERMILLE"]),
+            ("fault=rnr:1001", ["fault=rnr:1001: ", "0 to 1000 times"]),
+            ("fault=drop:x", ["fault=drop:x: ", "a number, from 0"]),
+            ("fault=fire:1", ["fault=fire:1: ", "reorder:PERMILLE"]),
+            ("rtt_us=1,rtt_us=2", ["rtt_us=2: ", "rtt_us is given twice"]),
+            ("fault=rnr:1,fault=rnr:2", ["fault=rnr:2: ", "rnr is given twice"]),
+        ] {
+            let refused = text.parse::<SoftDevice>().unwrap_err();
+            assert!(parts.iter().all(|part| refused.contains(part)), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn options_are_those_of_the_device() {
+        assert!(matches!(SoftDevice::default().timing(), Timing::Immediate));
+        assert_eq!(SoftDevice::default().faults(), Faults { seed: 1, ..Faults::default() });
+        let device: SoftDevice = "rtt_us=6,jitter_us=2,seed=9,fault=rnr:10,fault=reorder:20,fault=drop:30".parse().unwrap();
+        // There and back.
+        assert!(matches!(device.timing(), Timing::Delay { ns: 3_000 }));
+        let expected = Faults {
+            seed: 9,
+            delay_permille: 500,
+            delay_ns: 2_000,
+            rnr_permille: 10,
+            reorder_permille: 20,
+            fail: None,
+            drop_peers_after: Some(30),
+        };
+        assert_eq!(device.faults(), expected);
+    }
+}

@@ -1,0 +1,97 @@
+//! copyrpc's window of batches under way, as it is named on a command line.
+
+use std::fmt;
+use std::str::FromStr;
+
+use copyrpc::Window;
+use serde::{Deserialize, Serialize};
+
+/// What a window flag asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WindowChoice {
+    /// No window.
+    Off,
+    /// So many batches until their WRITEs complete.
+    Completion(u32),
+    /// So many batches until the peer has told that it took them.
+    Consumption(u32),
+}
+
+impl WindowChoice {
+    /// Most batches that a benchmark lets be asked for.
+    pub const MAX_BATCHES: u32 = 256;
+
+    /// Batches under way; none without a window.
+    #[must_use]
+    pub const fn batches(self) -> Option<u32> {
+        match self {
+            Self::Off => None,
+            Self::Completion(batches) | Self::Consumption(batches) => Some(batches),
+        }
+    }
+
+    /// Send completions that it adds to those of an endpoint.
+    #[must_use]
+    pub const fn completions(self) -> u32 {
+        match self {
+            Self::Completion(batches) => batches,
+            Self::Off | Self::Consumption(_) => 0,
+        }
+    }
+
+    /// That of an endpoint.
+    #[must_use]
+    pub const fn window(self) -> Window {
+        let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
+        match self {
+            Self::Off => Window::Off,
+            Self::Completion(batches) => Window::Completion { batches, exempt_bytes },
+            Self::Consumption(batches) => Window::Consumption { batches, exempt_bytes },
+        }
+    }
+}
+
+impl fmt::Display for WindowChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Completion(batches) => write!(f, "completion:{batches}"),
+            Self::Consumption(batches) => write!(f, "consumption:{batches}"),
+        }
+    }
+}
+
+impl FromStr for WindowChoice {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = |text: &str| text.parse().map_err(|_| "the number of batches is not a number");
+        match text.split_once(':') {
+            None if text == "off" => Ok(Self::Off),
+            Some(("completion", batches)) => number(batches).map(Self::Completion),
+            Some(("consumption", batches)) => number(batches).map(Self::Consumption),
+            _ => Err("use off, completion:N or consumption:N"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_are_named_as_they_are_printed() {
+        for (text, window) in [
+            ("off", Window::Off),
+            ("completion:2", Window::Completion { batches: 2, exempt_bytes: 4096 }),
+            ("consumption:3", Window::Consumption { batches: 3, exempt_bytes: 4096 }),
+        ] {
+            let choice: WindowChoice = text.parse().unwrap();
+            assert_eq!((choice.to_string().as_str(), choice.window()), (text, window));
+        }
+        for text in ["", "on", "completion", "completion:", "completion:-1", "consumption:x"] {
+            text.parse::<WindowChoice>().unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Two ranks in one thread, on a clock that the test sets.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
+use super::super::composed::Composed;
+use super::super::paths::ClientPaths;
+use super::super::{Backend, Ending, Paths};
+use super::*;
+use crate::cli::Cli;
+use crate::options::Options;
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = Path::new("/dev/shm").join(format!("benchkv-daemon-{}-{name}", std::process::id()));
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Rank 0 has a client and asks; the others answer.
+struct Job {
+    asking: KvDaemon,
+    answering: Vec<KvDaemon>,
+    client: ClientPaths,
+    now_ns: Cell<u64>,
+    _dir: Scratch,
+}
+
+impl Job {
+    /// `policies` apply to rank 0.
+    fn new(name: &str, ranks: usize, policies: &str) -> Self {
+        let dir = Scratch::new(name);
+        let shm_dir = dir.0.to_str().unwrap();
+        let open = |rank: usize| {
+            let policies = if rank == 0 { policies } else { "" };
+            let args = format!("benchkv --ranks {ranks} --shm-dir {shm_dir} {policies}");
+            let options = Options::resolve(Cli::try_parse_from(args.split_whitespace()).unwrap()).unwrap();
+            let backend = Composed::new(&options, rank).unwrap();
+            let daemon = backend.open_daemon(0).unwrap();
+            (daemon, backend.open_client(0).unwrap())
+        };
+        let mut ends: Vec<(KvDaemon, ClientPaths)> = (0..ranks).map(open).collect();
+        let records: Vec<Records> = ends.iter().map(|(daemon, _)| daemon.records()).collect();
+        for (rank, (daemon, _)) in ends.iter_mut().enumerate() {
+            let of_peer = |from: usize| {
+                let (_, bytes) = records[from].iter().find(|(to, _)| to.rank == rank).unwrap();
+                (Peer { rank: from, worker: Worker::Daemon(0) }, bytes.clone())
+            };
+            let mine: Records = (0..ranks).filter(|from| *from != rank).map(of_peer).collect();
+            daemon.connect(&mine).unwrap();
+        }
+        let mut ends = ends.into_iter();
+        let (asking, client) = ends.next().unwrap();
+        Self { asking, answering: ends.map(|(daemon, _)| daemon).collect(), client, now_ns: Cell::new(1_000_000), _dir: dir }
+    }
+
+    fn ask(&mut self, rank: u32, token: u32) {
+        self.client.issue(&Request::get(rank, u64::from(token)), token).unwrap();
+    }
+
+    fn step(&mut self) -> Round {
+        self.asking.step(|| self.now_ns.get()).unwrap()
+    }
+
+    fn advance(&self, ns: u64) {
+        self.now_ns.set(self.now_ns.get() + ns);
+    }
+
+    /// Everything that the others have to do.
+    fn let_answer(&mut self) {
+        for _ in 0..10 {
+            for daemon in &mut self.answering {
+                daemon.step(|| unreachable!("no policy asks for the time")).unwrap();
+            }
+        }
+    }
+
+    /// What the client has been told since the last look.
+    fn ended(&mut self) -> Vec<u32> {
+        let mut ended = Vec::new();
+        self.client
+            .poll(|token, ending| {
+                assert!(matches!(ending, Ending::Reply(_)), "{token}");
+                ended.push(token);
+            })
+            .unwrap();
+        ended.sort_unstable();
+        ended
+    }
+
+    /// Asks, and has the answers arrive at the daemon.
+    fn fetch(&mut self, rank: u32, tokens: std::ops::Range<u32>) {
+        tokens.for_each(|token| self.ask(rank, token));
+        self.step();
+        self.let_answer();
+        self.step();
+    }
+}
+
+#[test]
+fn without_a_policy_an_answer_goes_on_in_the_step_that_finds_it_and_no_clock_is_read() {
+    let mut job = Job::new("none", 2, "");
+    job.ask(1, 5);
+    let round = job.asking.step(|| unreachable!("nobody asks")).unwrap();
+    assert_eq!((round.moved, round.outstanding), (1, 1));
+    job.let_answer();
+    let round = job.asking.step(|| unreachable!("nobody asks")).unwrap();
+    assert_eq!((round.moved, round.cqes > 0, round.outstanding), (1, true, 0));
+    assert_eq!(job.ended(), [5]);
+    assert!(job.asking.policy().is_none());
+}
+
+#[test]
+fn a_held_answer_is_released_when_there_are_enough() {
+    let mut job = Job::new("full", 2, "--batch-hold-us 50");
+    job.fetch(1, 0..1);
+    assert_eq!((job.ended(), job.asking.gauges().held), (vec![], 1));
+    job.fetch(1, 1..2);
+    assert_eq!((job.ended(), job.asking.gauges().held), (vec![0, 1], 0), "as many as ranks");
+    assert_eq!(job.asking.gauges().hold_ns, 0, "such batches need no hold");
+    let report = job.asking.policy().unwrap();
+    assert_eq!((report.held, report.full_releases, report.late_releases), (2, 1, 0));
+    job.fetch(1, 2..3);
+    assert_eq!((job.ended(), job.asking.gauges().hold_ns), (vec![2], 50_000), "a smaller one does");
+}
+
+#[test]
+fn a_held_answer_is_released_by_a_step_without_work_when_its_time_has_come() {
+    for (name, policy) in [("late", "--batch-hold-us 50"), ("late-adaptive", "--adaptive-hold --batch-hold-us 50")] {
+        let mut job = Job::new(name, 4, policy);
+        job.fetch(1, 0..1);
+        job.advance(49_999);
+        assert_eq!((job.step().moved, job.ended()), (0, vec![]), "{name}");
+        job.advance(1);
+        assert_eq!((job.step().moved, job.ended()), (1, vec![0]), "{name}");
+        assert_eq!(job.asking.policy().unwrap().late_releases, 1);
+    }
+}
+
+/// Every policy at once: when nobody asks any more, everything ends.
+#[test]
+fn a_load_that_stops_drains() {
+    let policies = "--adaptive-hold --coalesce-rtt-us 20 --adaptive-budget --flush-every 64 --initial-stagger-us 100 --ipc-skip-idle 9";
+    let mut job = Job::new("drain", 4, &format!("{policies} --batch-window completion:1"));
+    for token in 0..30 {
+        job.ask(1 + token % 3, token);
+    }
+    let mut ended = Vec::new();
+    // Bounded: 1 ms in steps of 1 us.
+    for round in 0..1000 {
+        job.advance(1_000);
+        job.step();
+        if round % 4 == 0 {
+            job.let_answer();
+        }
+        ended.extend(job.ended());
+    }
+    ended.sort_unstable();
+    assert_eq!(ended, (0..30).collect::<Vec<_>>());
+    let Sample { outstanding, backlog, held, .. } = job.asking.gauges();
+    assert_eq!((outstanding, backlog, held), (0, 0, 0));
+    let report = job.asking.policy().unwrap();
+    assert!(report.held > 0 && report.staggered_rounds > 0 && report.gathering_rounds > 0 && report.skipped_looks > 0, "{report:?}");
+}
+
+#[test]
+fn connections_begin_one_after_the_other() {
+    let mut job = Job::new("stagger", 4, "--initial-stagger-us 100");
+    (1..4).for_each(|rank| job.ask(rank, rank));
+    let mut sent = Vec::new();
+    for _ in 0..4 {
+        job.step();
+        sent.push(job.asking.gauges().outstanding);
+        job.advance(100_000);
+    }
+    // Time counts from the step behind the first request.
+    assert_eq!(sent, [1, 1, 2, 3]);
+}
+
+#[test]
+fn requests_wait_while_answers_gather() {
+    let mut job = Job::new("coalesce", 2, "--coalesce-rtt-us 6");
+    job.ask(1, 0);
+    job.step();
+    job.ask(1, 1);
+    assert_eq!(job.step(), Round { outstanding: 1, ..Round::default() }, "the ring is left alone");
+    job.advance(6_000);
+    assert_eq!(job.step(), Round { moved: 1, cqes: 0, outstanding: 2 });
+    job.let_answer();
+    job.step();
+    assert_eq!(job.ended(), [0, 1]);
+}
+
+#[test]
+fn a_flush_waits_for_rounds_with_work_or_one_without() {
+    let mut job = Job::new("flush", 2, "--flush-every 3");
+    let writes = |job: &mut Job| {
+        job.step();
+        job.asking.gauges().writes
+    };
+    let before = writes(&mut job);
+    for (token, sent) in [(0, 0), (1, 0), (2, 1), (3, 1)] {
+        job.ask(1, token);
+        assert_eq!(writes(&mut job) - before, sent);
+    }
+    assert_eq!(writes(&mut job) - before, 2, "nothing to do: what is there goes");
+}
+
+#[test]
+fn polls_are_added_until_one_finds_something() {
+    let mut job = Job::new("budget", 2, "--poll-budget 5");
+    job.step();
+    assert_eq!(job.asking.policy().unwrap().extra_polls, 5);
+    job.fetch(1, 0..1);
+    let report = job.asking.policy().unwrap();
+    assert_eq!((job.ended(), report.extra_polls, report.poll_budget), (vec![0], 10, 5));
+}
+
+#[test]
+fn local_clients_are_left_out_for_so_many_rounds() {
+    let mut job = Job::new("skip", 1, "--ipc-skip-idle 2");
+    job.step();
+    job.ask(0, 7);
+    let found = [(); 3].map(|()| job.step().moved);
+    assert_eq!((found, job.ended()), ([0, 0, 1], vec![7]));
+}
+
+/// A window of one batch: the second waits for the first.
+#[test]
+fn the_batch_window_is_that_of_the_connections() {
+    let mut job = Job::new("window", 2, "--batch-window consumption:1");
+    for token in 0..2 {
+        job.ask(1, token);
+        job.step();
+    }
+    let Sample { window_stalls, writes, .. } = job.asking.gauges();
+    assert!(window_stalls > 0 && writes == 1, "{window_stalls} stalls, {writes} writes");
+    assert!(job.asking.transport().unwrap().window_stalls > 0);
+}

@@ -1,0 +1,87 @@
+//! The calls of a link that wait for their answers, by the id that the answer brings back.
+//!
+//! An id is a place (low 16 bits) and how often the place was used before (high 16): a second answer to a call finds nothing, also when another
+//! call has its place. Ids come back from a peer: untrusted.
+
+/// Calls that have not been answered. `C` is whom to answer.
+pub(super) struct Calls<C> {
+    places: Vec<Place<C>>,
+    free: Vec<u16>,
+}
+
+struct Place<C> {
+    uses: u16,
+    whom: Option<C>,
+}
+
+impl<C> Calls<C> {
+    /// Room for `window` calls, at most 65536.
+    pub(super) fn new(window: usize) -> Self {
+        let window = window.min(1 << 16);
+        let places = (0..window).map(|_| Place { uses: 0, whom: None }).collect();
+        Self { places, free: (0..window).rev().map(|place| place as u16).collect() }
+    }
+
+    /// Whether none waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.free.len() == self.places.len()
+    }
+
+    /// Adds a call and returns its id.
+    ///
+    /// # Errors
+    /// There is no room; `whom` comes back.
+    #[inline]
+    pub(super) fn insert(&mut self, whom: C) -> Result<u32, C> {
+        let Some(number) = self.free.pop() else { return Err(whom) };
+        let Some(place) = self.places.get_mut(usize::from(number)) else { return Err(whom) };
+        place.whom = Some(whom);
+        Ok(u32::from(place.uses) << 16 | u32::from(number))
+    }
+
+    /// Ends the call of this id. `None`: no such call waits.
+    #[inline]
+    pub(super) fn take(&mut self, id: u32) -> Option<C> {
+        let number = id as u16;
+        let place = self.places.get_mut(usize::from(number)).filter(|place| u32::from(place.uses) == id >> 16)?;
+        let whom = place.whom.take()?;
+        place.uses = place.uses.wrapping_add(1);
+        self.free.push(number);
+        Some(whom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_call_ends_once_in_any_order_and_no_more_fit_than_the_window() {
+        let mut calls = Calls::new(3);
+        let ids: Vec<u32> = (0..3).map(|whom| calls.insert(whom).unwrap()).collect();
+        assert_eq!(calls.insert(9), Err(9));
+        assert_eq!([1, 0, 2].map(|call: usize| calls.take(ids[call])), [Some(1), Some(0), Some(2)]);
+        assert!(calls.is_empty());
+        assert_eq!(ids.iter().filter_map(|id| calls.take(*id)).count(), 0, "answered already");
+    }
+
+    #[test]
+    fn a_second_answer_does_not_end_the_call_that_has_the_place_now() {
+        let mut calls = Calls::new(1);
+        let first = calls.insert("first").unwrap();
+        assert_eq!(calls.take(first), Some("first"));
+        let second = calls.insert("second").unwrap();
+        assert_eq!(calls.take(first), None);
+        assert_eq!(calls.take(second), Some("second"));
+    }
+
+    #[test]
+    fn ids_of_a_peer_may_be_anything() {
+        let mut calls = Calls::new(2);
+        let id = calls.insert(()).unwrap();
+        for forged in [id + 1, id + 2, id | 1 << 16, id | 1 << 31, u32::MAX] {
+            assert_eq!(calls.take(forged), None, "{forged:#x}");
+        }
+        assert!(calls.take(id).is_some());
+    }
+}

@@ -1,0 +1,127 @@
+//! The two sides of a link that carries each message by itself: calls of this end that wait for answers, and requests of the peer that wait
+//! for theirs. No more than a window of each: so much room each end keeps for what the other may send.
+
+use super::calls::Calls;
+use super::frame::{Content, Frame, FrameBytes};
+use crate::message::{Request, Response};
+
+/// The state of one link. `C` is whom to answer.
+pub(super) struct Dialogue<C> {
+    calls: Calls<C>,
+    window: usize,
+    /// Requests of the peer that are not answered.
+    unanswered: usize,
+}
+
+/// What a message of the peer was.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Arrival<C> {
+    /// The answer to a call; `None`: it was refused.
+    Answer(C, Option<Response>),
+    /// A request, and the id that its answer has to bring back.
+    Request(Request, u32),
+}
+
+/// What a peer did that no sound peer does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Violation {
+    #[error("it sent {0} bytes that are no message")]
+    NoMessage(usize),
+    #[error("it answered call {0:#x}, which does not wait for an answer")]
+    NoCall(u32),
+    #[error("it sent more than the {0} requests that it may have unanswered")]
+    TooMany(usize),
+}
+
+impl<C> Dialogue<C> {
+    pub(super) fn new(window: usize) -> Self {
+        Self { calls: Calls::new(window), window, unanswered: 0 }
+    }
+
+    /// Whether an answer of the peer is missing.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
+    /// The message of a call.
+    ///
+    /// # Errors
+    /// A window of them waits; `whom` comes back.
+    #[inline]
+    pub(super) fn call(&mut self, request: &Request, whom: C) -> Result<(u32, FrameBytes), C> {
+        let call = self.calls.insert(whom)?;
+        Ok((call, Frame { call, content: Content::Request(*request) }.encode()))
+    }
+
+    /// Takes back a call whose message was not sent.
+    pub(super) fn take_back(&mut self, call: u32) -> Option<C> {
+        self.calls.take(call)
+    }
+
+    /// The message that answers, or refuses, the request of this id.
+    #[inline]
+    pub(super) fn answer(&mut self, call: u32, response: Option<Response>) -> FrameBytes {
+        self.unanswered = self.unanswered.saturating_sub(1);
+        Frame { call, content: response.map_or(Content::Refusal, Content::Response) }.encode()
+    }
+
+    /// What the peer sent.
+    ///
+    /// # Errors
+    /// [`Violation`]: nothing it sends can be trusted.
+    #[inline]
+    pub(super) fn arrive(&mut self, bytes: &[u8]) -> Result<Arrival<C>, Violation> {
+        let Frame { call, content } = Frame::decode(bytes).ok_or(Violation::NoMessage(bytes.len()))?;
+        let response = match content {
+            Content::Request(_) if self.unanswered == self.window => return Err(Violation::TooMany(self.window)),
+            Content::Request(request) => {
+                self.unanswered += 1;
+                return Ok(Arrival::Request(request, call));
+            }
+            Content::Response(response) => Some(response),
+            Content::Refusal => None,
+        };
+        let whom = self.calls.take(call).ok_or(Violation::NoCall(call))?;
+        Ok(Arrival::Answer(whom, response))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Outcome;
+
+    const REQUEST: Request = Request::get(1, 2);
+
+    fn request(call: u32) -> FrameBytes {
+        Frame { call, content: Content::Request(REQUEST) }.encode()
+    }
+
+    #[test]
+    fn a_call_is_answered_or_refused_and_its_room_is_free_again() {
+        let (mut asking, mut answering) = (Dialogue::new(1), Dialogue::<()>::new(1));
+        for (whom, response) in [(7, Some(Response::new(Outcome::PutOk))), (8, None)] {
+            let (_, message) = asking.call(&REQUEST, whom).unwrap();
+            assert!(asking.is_waiting() && asking.call(&REQUEST, 9).is_err());
+            let Ok(Arrival::Request(REQUEST, call)) = answering.arrive(message.as_bytes()) else { panic!("no request") };
+            let answer = answering.answer(call, response);
+            assert_eq!(asking.arrive(answer.as_bytes()), Ok(Arrival::Answer(whom, response)));
+            assert!(!asking.is_waiting());
+        }
+    }
+
+    #[test]
+    fn what_no_sound_peer_sends_is_a_violation() {
+        let mut link = Dialogue::new(2);
+        let (call, _) = link.call(&REQUEST, ()).unwrap();
+        assert_eq!(link.arrive(&[1; 9]), Err(Violation::NoMessage(9)));
+        let answer = Dialogue::<()>::new(1).answer(call + 1, None);
+        assert_eq!(link.arrive(answer.as_bytes()), Err(Violation::NoCall(call + 1)));
+        for call in [5, 6] {
+            assert_eq!(link.arrive(request(call).as_bytes()), Ok(Arrival::Request(REQUEST, call)));
+        }
+        assert_eq!(link.arrive(request(7).as_bytes()), Err(Violation::TooMany(2)));
+        link.answer(6, None);
+        assert!(link.arrive(request(7).as_bytes()).is_ok(), "one is answered");
+    }
+}

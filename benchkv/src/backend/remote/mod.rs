@@ -1,0 +1,334 @@
+//! A thread's connections to other ranks, and the requests that wait for room on them.
+//!
+//! What carries a request is a [`Carrier`]: [`copyrpc`], or [`rc_send`] or [`ucx_am`], which send each message by itself (`frame`: its bytes, `dialogue`: what
+//! each end keeps of it, `calls`: who waits for an answer). A carrier has one link for each peer of the thread, numbered as the
+//! topology lists them, and knows nothing of topologies; [`Remote`] finds the link of a request and keeps what finds no room, in order.
+
+mod calls;
+mod copyrpc;
+mod dialogue;
+mod frame;
+mod rc_send;
+#[cfg(test)]
+mod tests;
+mod ucx_am;
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+
+use super::plan::{Plan, Topology};
+use super::{BackendError, Peer, Records, Worker};
+use crate::activity::TransportReport;
+use crate::cli::BackendKind;
+use crate::message::{Request, Response};
+use crate::trace::Sample;
+
+/// The connections of one daemon or client. `C` is whom to answer, kept per call.
+pub(super) struct Remote<C> {
+    carrier: Carrier<C>,
+    topology: Topology,
+    rank: usize,
+    /// By link: who is at its other end.
+    peers: Vec<Peer>,
+    /// By daemon of the job, rank after rank: the link to it.
+    routes: Vec<Option<usize>>,
+    /// By link, in order: requests for which it had no room.
+    backlogs: Vec<VecDeque<(Request, C)>>,
+    backlogged: usize,
+    /// Most that was backlogged since somebody asked.
+    backlog_peak: usize,
+    /// Requests sent since the start, and answers to them.
+    sent: u64,
+    answered: u64,
+    /// Links numbered below this may send; requests for the others wait.
+    open_links: usize,
+}
+
+/// What a poll found.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Polled {
+    /// Answers. They count as work, and completions do not: while credit is missing each round brings one, of a READ that looks for it, and a
+    /// daemon that took that for work would keep the core from the peer it waits for.
+    pub(super) answers: usize,
+    /// Completions.
+    pub(super) cqes: usize,
+}
+
+/// What carries requests and responses. The step of a thread chooses between kinds once for each of its phases and messages; a type parameter
+/// would go through daemons, clients and the job for the sake of a branch that always goes the same way.
+enum Carrier<C> {
+    Copyrpc(copyrpc::Links<C>),
+    RcSend(Box<rc_send::Links<C>>),
+    UcxAm(Box<ucx_am::Links<C>>),
+}
+
+/// A request of another rank, to be answered once, at any time, with [`Remote::answer`].
+pub(super) enum Incoming<C> {
+    /// Of a copyrpc connection.
+    Copyrpc(copyrpc::Handle<C>),
+    /// Of a link that carries each message by itself.
+    Message(Ticket),
+}
+
+/// Where an answer goes, and the id it has to bring back.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ticket {
+    link: usize,
+    call: u32,
+}
+
+/// A link did not take a request.
+enum SendError<C> {
+    /// No room or credit now: try again, with what it was given, after a poll.
+    Full(C),
+    /// Never again.
+    Down(BackendError),
+}
+
+impl<C> fmt::Debug for Remote<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("peers", &self.peers).field("backlogged", &self.backlogged).finish_non_exhaustive()
+    }
+}
+
+impl<C> fmt::Debug for Incoming<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Incoming")
+    }
+}
+
+impl<C> Remote<C> {
+    /// Opens a device with the endpoints that `worker` has in the topology; `None` if it has none.
+    pub(super) fn open(plan: &Plan, worker: Worker) -> Result<Option<Self>, BackendError> {
+        let topology = plan.topology;
+        let peers = topology.peers_of(plan.rank, worker);
+        if peers.is_empty() {
+            return Ok(None);
+        }
+        let mut routes = vec![None; topology.ranks * topology.daemons];
+        for (link, peer) in peers.iter().enumerate() {
+            if let Worker::Daemon(daemon) = peer.worker {
+                routes.get_mut(peer.rank * topology.daemons + daemon).into_iter().for_each(|route| *route = Some(link));
+            }
+        }
+        Ok(Some(Self {
+            carrier: Carrier::open(plan, &peers)?,
+            topology,
+            rank: plan.rank,
+            routes,
+            backlogs: peers.iter().map(|_| VecDeque::new()).collect(),
+            open_links: peers.len(),
+            peers,
+            backlogged: 0,
+            backlog_peak: 0,
+            sent: 0,
+            answered: 0,
+        }))
+    }
+
+    /// Connection records, each with whom it is for.
+    pub(super) fn records(&self) -> Records {
+        let record = |(link, peer): (usize, &Peer)| Some((*peer, self.carrier.record(link)?));
+        self.peers.iter().enumerate().filter_map(record).collect()
+    }
+
+    /// Connects each link with the record that its other end made for it.
+    pub(super) fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
+        let links: HashMap<Peer, usize> = self.peers.iter().enumerate().map(|(link, peer)| (*peer, link)).collect();
+        records.iter().try_for_each(|(peer, record)| {
+            let what = || format!("connecting to {peer}");
+            let link = links.get(peer).ok_or_else(|| BackendError::setup(what(), "there is no endpoint for it"))?;
+            self.carrier.connect(*link, record).map_err(|source| BackendError::Setup { what: what(), source })
+        })
+    }
+
+    /// Lets connections come about that take both ends. Returns whether all stand.
+    pub(super) fn settle(&mut self) -> Result<bool, BackendError> {
+        match &mut self.carrier {
+            Carrier::UcxAm(links) => links.settle(),
+            Carrier::Copyrpc(_) | Carrier::RcSend(_) => Ok(true),
+        }
+    }
+
+    /// The link through which this request goes, if it goes from here.
+    pub(super) fn link_for(&self, request: &Request) -> Option<usize> {
+        let far_daemon = self.topology.far_daemon(self.rank, request.key());
+        self.routes.get(request.rank() as usize * self.topology.daemons + far_daemon).copied().flatten()
+    }
+
+    /// Requests that wait for room.
+    pub(super) fn backlogged(&self) -> usize {
+        self.backlogged
+    }
+
+    /// Requests that were sent and are not answered yet.
+    #[inline]
+    pub(super) fn outstanding(&self) -> usize {
+        (self.sent - self.answered) as usize
+    }
+
+    /// Requests sent since the start.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Links, open or not.
+    pub(super) fn links(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Lets the first `count` links send, and no others. What waits for one is sent by the next [`retry`](Self::retry).
+    pub(super) fn open_links(&mut self, count: usize) {
+        self.open_links = count;
+    }
+
+    /// Sends a request through a link, behind those that wait.
+    pub(super) fn call(&mut self, link: usize, request: Request, whom: C) -> Result<(), BackendError> {
+        let Some(backlog) = self.backlogs.get_mut(link) else {
+            return Err(BackendError::transport("a call to another rank", format!("there is no link {link}")));
+        };
+        let whom = if backlog.is_empty() && link < self.open_links {
+            match self.carrier.send(link, &request, whom) {
+                Ok(()) => {
+                    self.sent += 1;
+                    return Ok(());
+                }
+                Err(SendError::Full(whom)) => whom,
+                Err(SendError::Down(error)) => return Err(error),
+            }
+        } else {
+            whom
+        };
+        backlog.push_back((request, whom));
+        self.backlogged += 1;
+        self.backlog_peak = self.backlog_peak.max(self.backlogged);
+        Ok(())
+    }
+
+    /// Tries again what waits. Returns how much of it was sent.
+    pub(super) fn retry(&mut self) -> Result<usize, BackendError> {
+        let before = self.backlogged;
+        if before > 0 {
+            (0..self.backlogs.len().min(self.open_links)).try_for_each(|link| self.send(link))?;
+        }
+        Ok(before - self.backlogged)
+    }
+
+    /// Sends as much of a link's backlog as there is room for.
+    fn send(&mut self, link: usize) -> Result<(), BackendError> {
+        let Some(backlog) = self.backlogs.get_mut(link) else { return Ok(()) };
+        while let Some((request, whom)) = backlog.pop_front() {
+            match self.carrier.send(link, &request, whom) {
+                Ok(()) => {
+                    self.backlogged -= 1;
+                    self.sent += 1;
+                }
+                Err(SendError::Full(whom)) => {
+                    backlog.push_front((request, whom));
+                    return Ok(());
+                }
+                Err(SendError::Down(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what arrived, and hands responses to `answer` with whom they are for. Sends nothing: whoever polls flushes as well, work or not.
+    pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
+        let polled = match &mut self.carrier {
+            Carrier::Copyrpc(links) => links.poll(answer),
+            Carrier::RcSend(links) => links.poll(answer),
+            Carrier::UcxAm(links) => links.poll(answer),
+        }?;
+        self.answered += polled.answers as u64;
+        Ok(polled)
+    }
+
+    /// The oldest request of another rank. `None` in its place: bytes that are no request, to be refused.
+    pub(super) fn recv(&mut self) -> Option<(Option<Request>, Incoming<C>)> {
+        match &mut self.carrier {
+            Carrier::Copyrpc(links) => links.recv().map(|(request, handle)| (request, Incoming::Copyrpc(handle))),
+            Carrier::RcSend(links) => links.recv().map(|(request, ticket)| (Some(request), Incoming::Message(ticket))),
+            Carrier::UcxAm(links) => links.recv().map(|(request, ticket)| (Some(request), Incoming::Message(ticket))),
+        }
+    }
+
+    /// Answers a request of another rank, or refuses it. There is always room for answers; that nobody waits any more is no error here.
+    pub(super) fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>) {
+        match (incoming, &mut self.carrier) {
+            (Incoming::Copyrpc(handle), _) => copyrpc::answer(handle, response),
+            (Incoming::Message(ticket), Carrier::RcSend(links)) => links.answer(ticket, response),
+            (Incoming::Message(ticket), Carrier::UcxAm(links)) => links.answer(ticket, response),
+            (Incoming::Message(_), Carrier::Copyrpc(_)) => {}
+        }
+    }
+
+    /// Posts what the phases of this step have gathered, and what connections have to tell by themselves.
+    pub(super) fn flush(&mut self) -> Result<(), BackendError> {
+        match &mut self.carrier {
+            Carrier::Copyrpc(links) => links.flush(),
+            Carrier::RcSend(links) => links.flush(),
+            // It gathers nothing.
+            Carrier::UcxAm(_) => Ok(()),
+        }
+    }
+
+    /// Counters since the start, for the series of a daemon: messages, WRITEs, and flushes that the batch window stopped.
+    pub(super) fn counters(&self) -> Sample {
+        match &self.carrier {
+            Carrier::Copyrpc(links) => links.counters(),
+            Carrier::RcSend(links) => links.counters(),
+            Carrier::UcxAm(links) => links.counters(),
+        }
+    }
+
+    /// Counters since the start, and the most that waited since the last report.
+    pub(super) fn report(&mut self) -> TransportReport {
+        let backlog_peak = std::mem::replace(&mut self.backlog_peak, self.backlogged) as u64;
+        let report = match &self.carrier {
+            Carrier::Copyrpc(links) => links.report(),
+            Carrier::RcSend(links) => links.report(),
+            Carrier::UcxAm(links) => links.report(),
+        };
+        TransportReport { backlog_peak, ..report }
+    }
+}
+
+impl<C> Carrier<C> {
+    /// A link for each of `peers`, not yet connected.
+    fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
+        match plan.topology.kind {
+            BackendKind::UcxAm => ucx_am::Links::open(plan, peers).map(|links| Self::UcxAm(Box::new(links))),
+            BackendKind::RcSend => rc_send::Links::open(plan, peers).map(|links| Self::RcSend(Box::new(links))),
+            _ => copyrpc::Links::open(plan, peers).map(Self::Copyrpc),
+        }
+    }
+
+    /// What the other end of a link needs to connect; `None` if it is connected.
+    fn record(&self, link: usize) -> Option<Vec<u8>> {
+        match self {
+            Self::Copyrpc(links) => links.record(link),
+            Self::RcSend(links) => links.record(link),
+            Self::UcxAm(links) => links.record(link),
+        }
+    }
+
+    /// Connects a link. Bytes of a peer: untrusted.
+    fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        match self {
+            Self::Copyrpc(links) => links.connect(link, record),
+            Self::RcSend(links) => links.connect(link, record),
+            Self::UcxAm(links) => links.connect(link, record),
+        }
+    }
+
+    /// Sends a request.
+    #[inline]
+    fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
+        match self {
+            Self::Copyrpc(links) => links.send(link, request, whom),
+            Self::RcSend(links) => links.send(link, request, whom),
+            Self::UcxAm(links) => links.send(link, request, whom),
+        }
+    }
+}

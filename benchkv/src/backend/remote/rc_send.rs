@@ -1,0 +1,361 @@
+//! Requests carried by SEND: one message, one receive, one completion each. The baseline that copyrpc's batches in rings are compared with.
+//!
+//! No credits travel: each end keeps a receive posted for every request and every answer that the peer may have under way, a window of each, and
+//! posts it again before it answers what came in it. A message that finds no room in the send queue waits: a request in the backlog, an
+//! answer here.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use mlx5::{
+    Access, ConnectOptions, Cq, Cqe, Device, Inline, MonoCq, Mr, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Send, Signal, Write,
+};
+
+use super::super::plan::Plan;
+use super::super::{BackendError, Peer};
+use super::dialogue::{Arrival, Dialogue};
+use super::frame::{Frame, FrameBytes};
+use super::{Polled, SendError, Ticket};
+use crate::activity::TransportReport;
+use crate::message::{Request, Response};
+use crate::trace::Sample;
+
+/// Bytes of a receive: a message, at an address that no other shares a cache line with.
+const RECEIVE_BYTES: usize = Frame::MAX_BYTES.next_multiple_of(64);
+/// Completions one poll takes from each queue, so that a poll is bounded.
+const POLL_BUDGET: usize = 256;
+/// A peer that owes an answer and was silent for this long is probed, with a WRITE of nothing, which its device answers without its CPU: of a
+/// dead one that fails.
+const PROBE_AFTER: Duration = Duration::from_millis(100);
+/// Polls from one look at the clock to the next.
+const POLLS_PER_LOOK: u32 = 64;
+/// What is attached to a probe in the send queue.
+const PROBE: u64 = 1;
+const MESSAGE: u64 = 0;
+
+/// A device with a queue pair for each peer, and one queue each for all their completions.
+pub(super) struct Links<C> {
+    device: Device,
+    send_cq: Cq,
+    recv_cq: MonoCq<usize>,
+    links: Vec<Link<C>>,
+    receives: Receives,
+    /// Requests, in the order in which they came.
+    arrived: VecDeque<(Request, Ticket)>,
+    /// Links with something to post or to ring.
+    unflushed: Vec<usize>,
+    polls: u32,
+    counters: Counters,
+}
+
+/// The memory of all receives: those of a link side by side.
+struct Receives {
+    region: Mr,
+    per_link: usize,
+}
+
+#[derive(Default)]
+struct Counters {
+    sends: u64,
+    waits: u64,
+}
+
+struct Link<C> {
+    peer: Peer,
+    qp: RcQp,
+    dialogue: Dialogue<C>,
+    /// Answers for which the send queue had no room.
+    answers: VecDeque<FrameBytes>,
+    is_unflushed: bool,
+    /// Why it is of no more use.
+    failure: Option<String>,
+    watch: Watch,
+}
+
+/// Whether a silent peer lives.
+struct Watch {
+    was_heard: bool,
+    heard_at: Instant,
+    is_probing: bool,
+}
+
+impl<C> Links<C> {
+    pub(super) fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
+        let device = Device::open(&plan.device).map_err(|e| BackendError::setup("the RDMA device", e))?;
+        let pd = device.alloc_pd().map_err(|e| BackendError::setup("a protection domain", e))?;
+        let per_link = 2 * plan.window;
+        // One completion for each WQE at most, and for each receive; those posted again while a poll takes others need places of their own.
+        let completions = (per_link * peers.len()) as u32;
+        let send_cq = device.create_cq(completions).map_err(|e| BackendError::setup("the send completion queue", e))?;
+        let recv_cq = device.create_mono_cq(completions + POLL_BUDGET as u32);
+        let mut recv_cq = recv_cq.map_err(|e| BackendError::setup("the receive completion queue", e))?;
+        let region = pd.alloc(per_link * peers.len() * RECEIVE_BYTES, Access::LOCAL_WRITE);
+        let receives = Receives { region: region.map_err(|e| BackendError::setup("the memory of the receives", e))?, per_link };
+        let config = QpConfig { max_send_wr: per_link as u32, max_inline_data: Frame::MAX_BYTES, ..QpConfig::default() };
+        let own = ReceiveSource::Own { depth: per_link as u32, max_sge: 1 };
+        let mut links = Vec::with_capacity(peers.len());
+        for (number, peer) in peers.iter().enumerate() {
+            let what = || format!("the queue pair to {peer}");
+            let mut qp = pd.create_qp(&send_cq, &recv_cq, own, &config).map_err(|e| BackendError::setup(what(), e))?;
+            qp.initialize().map_err(|e| BackendError::setup(what(), e))?;
+            (0..per_link).try_for_each(|place| receives.post(&mut qp, number, place)).map_err(|why| BackendError::setup(what(), why))?;
+            qp.ring_receives();
+            recv_cq.register(qp.qpn(), number);
+            links.push(Link::new(*peer, qp, plan.window));
+        }
+        let (arrived, unflushed) = (VecDeque::new(), Vec::with_capacity(links.len()));
+        Ok(Self { device, send_cq, recv_cq, links, receives, arrived, unflushed, polls: 0, counters: Counters::default() })
+    }
+
+    pub(super) fn record(&self, link: usize) -> Option<Vec<u8>> {
+        Some(self.links.get(link)?.qp.address().to_bytes().to_vec())
+    }
+
+    pub(super) fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + std::marker::Send + Sync>> {
+        let link = self.links.get_mut(link).ok_or("there is no queue pair for it")?;
+        let address = record.try_into().ok().and_then(QpAddress::from_bytes).ok_or("its record is no address of a queue pair")?;
+        Ok(link.qp.connect(&address, &ConnectOptions::default())?)
+    }
+
+    #[inline]
+    pub(super) fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
+        let Self { links, counters, unflushed, .. } = self;
+        let Some((number, link)) = links.get_mut(link).map(|found| (link, found)) else { return Err(SendError::Full(whom)) };
+        let (call, message) = match link.dialogue.call(request, whom) {
+            Ok(message) => message,
+            Err(whom) => {
+                counters.waits += 1;
+                return Err(SendError::Full(whom));
+            }
+        };
+        match link.qp.post(&Send { payload: Inline(message.as_bytes()) }, Signal::Reclaim, MESSAGE) {
+            Ok(()) => {
+                counters.sends += 1;
+                link.note_unflushed(number, unflushed);
+                Ok(())
+            }
+            Err(PostError::QueueFull { .. }) => {
+                counters.waits += 1;
+                match link.dialogue.take_back(call) {
+                    Some(whom) => Err(SendError::Full(whom)),
+                    None => Ok(()),
+                }
+            }
+            Err(error) => Err(SendError::Down(link.gone(error.to_string()))),
+        }
+    }
+
+    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
+        let Self { recv_cq, send_cq, links, receives, arrived, .. } = self;
+        let (mut answers, mut has_failed) = (0, false);
+        let mut cqes = recv_cq.poll(POLL_BUDGET, |number, cqe| {
+            let Some((number, link)) = number.and_then(|number| Some((*number, links.get_mut(*number)?))) else { return };
+            match link.receive(number, receives, &cqe) {
+                Ok(Arrival::Answer(whom, response)) => {
+                    answers += 1;
+                    answer(whom, response);
+                }
+                Ok(Arrival::Request(request, call)) => arrived.push_back((request, Ticket { link: number, call })),
+                Err(why) => {
+                    link.failure.get_or_insert(why);
+                    has_failed = true;
+                }
+            }
+        });
+        if send_cq.has_completion() {
+            cqes += send_cq.poll(POLL_BUDGET, |cqe| {
+                let number = recv_cq.queues().get(cqe.qpn()).copied();
+                let Some(link) = number.and_then(|number| links.get_mut(number)) else { return };
+                has_failed |= !link.complete(&cqe);
+            });
+        }
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls % POLLS_PER_LOOK == 0 {
+            let now = Instant::now();
+            self.links.iter_mut().for_each(|link| link.look(now));
+        }
+        if has_failed {
+            self.links.iter().try_for_each(Link::check)?;
+        }
+        Ok(Polled { answers, cqes })
+    }
+
+    pub(super) fn recv(&mut self) -> Option<(Request, Ticket)> {
+        self.arrived.pop_front()
+    }
+
+    /// A failure shows at the next poll.
+    pub(super) fn answer(&mut self, ticket: Ticket, response: Option<Response>) {
+        let Some(link) = self.links.get_mut(ticket.link) else { return };
+        let message = link.dialogue.answer(ticket.call, response);
+        link.answers.push_back(message);
+        self.counters.sends += link.post_answers();
+        link.note_unflushed(ticket.link, &mut self.unflushed);
+    }
+
+    /// Rings the doorbell of each queue pair once for all that a step has posted.
+    pub(super) fn flush(&mut self) -> Result<(), BackendError> {
+        let Self { links, unflushed, counters, .. } = self;
+        unflushed.retain(|number| {
+            let Some(link) = links.get_mut(*number) else { return false };
+            counters.sends += link.post_answers();
+            link.qp.ring();
+            link.is_unflushed = !link.answers.is_empty();
+            link.is_unflushed
+        });
+        Ok(())
+    }
+
+    pub(super) fn counters(&self) -> Sample {
+        Sample { messages: self.counters.sends, writes: self.counters.sends, ..Sample::default() }
+    }
+
+    pub(super) fn report(&self) -> TransportReport {
+        let info = self.device.info();
+        let Counters { sends, waits } = self.counters;
+        TransportReport {
+            device: info.name,
+            modes: info.modes,
+            reached_by: info.transport,
+            writes: sends,
+            messages: sends,
+            waits,
+            rnr_naks: info.rnr_naks,
+            ..TransportReport::default()
+        }
+    }
+}
+
+impl Receives {
+    /// Posts the receive of this place among a link's. The queue has one for each place, so there is always room.
+    #[inline]
+    fn post(&self, qp: &mut RcQp, link: usize, place: usize) -> Result<(), String> {
+        let sge = self.region.sge(self.offset(link, place), RECEIVE_BYTES as u32).map_err(|e| e.to_string())?;
+        qp.post_receive(&[sge], place as u64).map_err(|e| e.to_string())
+    }
+
+    #[inline]
+    fn offset(&self, link: usize, place: usize) -> usize {
+        (link * self.per_link + place) * RECEIVE_BYTES
+    }
+}
+
+impl<C> Link<C> {
+    fn new(peer: Peer, qp: RcQp, window: usize) -> Self {
+        Self {
+            peer,
+            qp,
+            dialogue: Dialogue::new(window),
+            answers: VecDeque::new(),
+            is_unflushed: false,
+            failure: None,
+            watch: Watch { was_heard: true, heard_at: Instant::now(), is_probing: false },
+        }
+    }
+
+    /// Takes what one receive holds, and posts it again.
+    #[inline]
+    fn receive(&mut self, number: usize, receives: &Receives, cqe: &Cqe<'_>) -> Result<Arrival<C>, String> {
+        let place = self.qp.complete_receive(cqe).ok_or("a receive completed that was not posted")? as usize;
+        cqe.result().map_err(|error| error.to_string())?;
+        let mut bytes = [0; RECEIVE_BYTES];
+        let bytes = bytes.get_mut(..cqe.byte_count() as usize).ok_or("it sent more bytes than a receive holds")?;
+        receives.region.read(receives.offset(number, place), bytes).map_err(|error| error.to_string())?;
+        receives.post(&mut self.qp, number, place)?;
+        self.qp.ring_receives();
+        self.watch.was_heard = true;
+        self.dialogue.arrive(bytes).map_err(|violation| violation.to_string())
+    }
+
+    /// Takes a completion of the send queue; `false`: the link has failed.
+    fn complete(&mut self, cqe: &Cqe<'_>) -> bool {
+        let watch = &mut self.watch;
+        self.qp.complete_each(cqe, |what| {
+            if what == PROBE {
+                (watch.was_heard, watch.is_probing) = (true, false);
+            }
+        });
+        let Err(error) = cqe.result() else { return true };
+        self.failure.get_or_insert(error.to_string());
+        false
+    }
+
+    /// Posts answers that wait, as long as there is room. Returns how many. What else keeps them from being posted comes as a completion.
+    #[inline]
+    fn post_answers(&mut self) -> u64 {
+        let mut posted = 0;
+        while let Some(message) = self.answers.front() {
+            if self.qp.post(&Send { payload: Inline(message.as_bytes()) }, Signal::Reclaim, MESSAGE).is_err() {
+                break;
+            }
+            self.answers.pop_front();
+            posted += 1;
+        }
+        posted
+    }
+
+    #[inline]
+    fn note_unflushed(&mut self, number: usize, unflushed: &mut Vec<usize>) {
+        if !self.is_unflushed {
+            self.is_unflushed = true;
+            unflushed.push(number);
+        }
+    }
+
+    /// Probes a peer that owes an answer and is silent.
+    fn look(&mut self, now: Instant) {
+        if std::mem::take(&mut self.watch.was_heard) || !self.dialogue.is_waiting() {
+            self.watch.heard_at = now;
+        } else if !self.watch.is_probing && now.duration_since(self.watch.heard_at) > PROBE_AFTER {
+            // A WRITE of no bytes names no memory. If the queue is full, what fills it tells as much.
+            let probe = Write { addr: 0, rkey: 0, payload: () };
+            self.watch.is_probing = self.qp.post(&probe, Signal::Always, PROBE).is_ok();
+            self.qp.ring();
+        }
+    }
+
+    /// Whether it is still of use.
+    fn check(&self) -> Result<(), BackendError> {
+        self.failure.as_ref().map_or(Ok(()), |why| Err(self.gone(why.clone())))
+    }
+
+    fn gone(&self, how: String) -> BackendError {
+        BackendError::PeerGone { rank: self.peer.rank, how }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Scratch;
+    use super::super::{Carrier, Remote};
+    use super::*;
+    use crate::cli::BackendKind;
+
+    fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {
+        let Carrier::RcSend(links) = &mut remote.carrier else { panic!("another carrier") };
+        links
+    }
+
+    /// Sends `bytes` as a peer that is not sound, and returns what the other end says of it.
+    fn forge(bytes: &[u8]) -> String {
+        let scratch = Scratch::new();
+        let [mut forging, mut taking] = scratch.pair(BackendKind::RcSend);
+        let link = &mut links(&mut forging).links[0];
+        link.qp.post(&Send { payload: Inline(bytes) }, Signal::Always, MESSAGE).unwrap();
+        link.qp.ring();
+        for _ in 0..1000 {
+            if let Err(gone) = taking.poll(|_, _| ()) {
+                assert!(matches!(gone, BackendError::PeerGone { rank: 0, .. }));
+                return gone.to_string();
+            }
+        }
+        panic!("it was taken for sound");
+    }
+
+    #[test]
+    fn what_is_no_message_ends_the_connection() {
+        assert!(forge(&[1; 9]).ends_with("it sent 9 bytes that are no message"));
+        assert!(forge(&[]).ends_with("it sent 0 bytes that are no message"));
+        assert!(forge(&[[7, 0, 0, 0, 3, 0, 0, 0]].concat()).ends_with("it answered call 0x7, which does not wait for an answer"));
+    }
+}

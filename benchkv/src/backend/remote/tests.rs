@@ -1,0 +1,181 @@
+//! The connections of two ranks, in one process.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use harness::device::DeviceChoice;
+use shm::dir::Dir;
+
+use super::*;
+use crate::cli::BackendKind;
+use crate::message::Outcome;
+use crate::policy::PolicyOptions;
+use crate::ucx::PeerErrors;
+
+/// More than rings or windows hold.
+const REQUESTS: usize = 1000;
+const WINDOW: usize = 16;
+
+pub(super) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(super) fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = Path::new("/dev/shm").join(format!("benchkv-remote-{}-{number}", std::process::id()));
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path).unwrap();
+        Self(path)
+    }
+
+    pub(super) fn pair(&self, kind: BackendKind) -> [Remote<usize>; 2] {
+        pair(&Dir::open(Some(&self.0)).unwrap(), kind)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The connection of each of two ranks to the other, with the smallest ring.
+fn pair(dir: &Dir, kind: BackendKind) -> [Remote<usize>; 2] {
+    let open = |rank| {
+        let plan = Plan {
+            topology: Topology { kind, ranks: 2, daemons: 1, clients: 1 },
+            rank,
+            process: std::process::id(),
+            depth: 32,
+            ring_slots: 1024,
+            ring_bytes: 4096,
+            store_keys: 1,
+            policies: PolicyOptions::default(),
+            window: WINDOW,
+            ucx_errors: PeerErrors::Peer,
+            device: DeviceChoice::Auto.spec(Some(dir.path())),
+            dir: dir.clone(),
+        };
+        Remote::open(&plan, Worker::Daemon(0)).unwrap().unwrap()
+    };
+    let mut pair = [open(0), open(1)];
+    let records = [0, 1].map(|rank: usize| pair[rank].records());
+    for rank in [0, 1] {
+        let far_end = Peer { rank: 1 - rank, worker: Worker::Daemon(0) };
+        pair[rank].connect(&[(far_end, records[1 - rank][0].1.clone())]).unwrap();
+    }
+    pair
+}
+
+/// Offers so many requests at once: more than find room.
+fn call_all(asking: &mut Remote<usize>) {
+    for number in 0..REQUESTS {
+        let request = Request::put(1, number as u64, 7);
+        asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
+    }
+}
+
+/// Both ends go on until all are answered, in order, each once; every third is refused.
+fn answer_all(asking: &mut Remote<usize>, answering: &mut Remote<usize>) {
+    let (mut answered, mut arrived) = (Vec::new(), 0);
+    // Bounded: a round carries several requests.
+    for _ in 0..10 * REQUESTS {
+        answering.poll(|_, _| ()).unwrap();
+        while let Some((request, incoming)) = answering.recv() {
+            assert_eq!(request, Some(Request::put(1, arrived, 7)));
+            answering.answer(incoming, (arrived % 3 > 0).then_some(Response::new(Outcome::PutOk)));
+            arrived += 1;
+        }
+        answering.flush().unwrap();
+        asking.poll(|number, response| answered.push((number, response.is_some()))).unwrap();
+        asking.retry().unwrap();
+        asking.flush().unwrap();
+    }
+    assert_eq!(answered, (0..REQUESTS).map(|number| (number, number % 3 > 0)).collect::<Vec<_>>(), "each once, in order");
+    assert_eq!((asking.backlogged(), asking.outstanding(), asking.sent()), (0, 0, REQUESTS as u64));
+}
+
+/// Rounds in which something moved, of a hundred.
+fn moving_rounds(asking: &mut Remote<usize>) -> usize {
+    let moved = (0..100).filter(|_| {
+        let moved = asking.retry().unwrap() + asking.poll(|_, _| ()).unwrap().answers;
+        asking.flush().unwrap();
+        moved > 0
+    });
+    moved.count()
+}
+
+/// With more threads than cores a daemon that thinks it has work keeps its core from the peer that could give it credit: jobs became
+/// a hundred times slower.
+#[test]
+fn waiting_for_credit_is_not_work_and_ends_with_it() {
+    let scratch = Scratch::new();
+    let [mut asking, mut answering] = scratch.pair(BackendKind::Delegation);
+    call_all(&mut asking);
+    moving_rounds(&mut asking);
+    let (waiting, reads) = (asking.backlogged(), asking.report().reads);
+    assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, waiting), "nobody answers, so nothing moves");
+    assert!(waiting > 0 && asking.report().reads > reads, "it went on looking for credit");
+    answer_all(&mut asking, &mut answering);
+}
+
+/// No more are under way than the peer has receives for, so that none is ever sent twice; the rest waits, and takes the places of those that are
+/// answered.
+#[test]
+fn no_more_sends_are_under_way_than_receives_are_posted() {
+    let scratch = Scratch::new();
+    let [mut asking, mut answering] = scratch.pair(BackendKind::RcSend);
+    call_all(&mut asking);
+    moving_rounds(&mut asking);
+    assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
+    answer_all(&mut asking, &mut answering);
+    let [asked, answered] = [asking, answering].map(|mut end| end.report());
+    assert_eq!([asked.messages, answered.messages], [REQUESTS as u64; 2]);
+    assert!(asked.waits > 0, "{asked:?}");
+}
+
+#[test]
+#[ignore = "needs libucx0"]
+fn no_more_messages_of_ucx_wait_for_answers_than_the_window_has_places() {
+    let scratch = Scratch::new();
+    let [mut asking, mut answering] = scratch.pair(BackendKind::UcxAm);
+    call_all(&mut asking);
+    moving_rounds(&mut asking);
+    assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
+    answer_all(&mut asking, &mut answering);
+    let report = asking.report();
+    assert!(report.messages == REQUESTS as u64 && report.waits > 0, "{report:?}");
+    assert!(report.device.starts_with("ucx:1.") && report.reached_by.contains(" by tcp/"), "{report:?}");
+}
+
+#[test]
+#[ignore = "needs libucx0"]
+fn a_dead_peer_of_ucx_is_missed() {
+    misses_the_dead(&[BackendKind::UcxAm]);
+}
+
+/// Nothing is sent that could fail: the peer has taken what it was sent, and owes answers.
+#[test]
+fn a_dead_peer_is_missed_although_nothing_is_sent_to_it() {
+    misses_the_dead(&[BackendKind::Delegation, BackendKind::RcSend]);
+}
+
+fn misses_the_dead(kinds: &[BackendKind]) {
+    for kind in kinds.iter().copied() {
+        let scratch = Scratch::new();
+        let [mut asking, mut answering] = scratch.pair(kind);
+        call_all(&mut asking);
+        asking.flush().unwrap();
+        answering.poll(|_, _| ()).unwrap();
+        drop(answering);
+        let start = Instant::now();
+        let gone = loop {
+            assert!(start.elapsed() < Duration::from_secs(20), "{kind}: it was never missed");
+            if let Err(gone) = asking.poll(|_, _| ()) {
+                break gone;
+            }
+            asking.flush().unwrap();
+        };
+        assert!(matches!(gone, BackendError::PeerGone { rank: 1, .. }), "{kind}: {gone}");
+    }
+}

@@ -1,0 +1,239 @@
+//! Requests carried by UCX active messages, one each.
+//!
+//! A record is a key and the address of a worker. A message is the key that its receiver gave to its sender, which tells it the link, and a frame.
+
+use std::collections::VecDeque;
+
+use super::super::plan::Plan;
+use super::super::{BackendError, Peer};
+use super::dialogue::{Arrival, Dialogue};
+use super::frame::{Frame, FrameBytes};
+use super::{Polled, SendError, Ticket};
+use crate::activity::TransportReport;
+use crate::message::{Request, Response};
+use crate::trace::Sample;
+use crate::ucx::UcxError;
+use crate::ucx::worker::{Message, Worker};
+
+const KEY_BYTES: usize = 8;
+const _: () = assert!(KEY_BYTES + Frame::MAX_BYTES <= Message::MAX_BYTES);
+/// Messages one poll takes, so that a poll is bounded.
+const POLL_BUDGET: usize = 256;
+/// Polls from one look at all links to the next.
+const POLLS_PER_LOOK: u32 = 64;
+
+/// A worker and its endpoints.
+pub(super) struct Links<C> {
+    worker: Worker,
+    address: Vec<u8>,
+    links: Vec<Link<C>>,
+    /// Requests, in the order in which they came.
+    arrived: VecDeque<(Request, Ticket)>,
+    polls: u32,
+    messages: u64,
+    waits: u64,
+}
+
+struct Link<C> {
+    peer: Peer,
+    /// What the peer's messages begin with: the number of the link, and a number that others do not know.
+    key: u64,
+    end: Option<End>,
+    dialogue: Dialogue<C>,
+    /// Why it is of no more use.
+    failure: Option<String>,
+}
+
+/// A connection: its endpoint, and what messages to the peer begin with.
+#[derive(Clone, Copy)]
+struct End {
+    endpoint: usize,
+    key: [u8; KEY_BYTES],
+}
+
+impl<C> Links<C> {
+    pub(super) fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
+        let failed = |error: UcxError| BackendError::setup("the UCX worker", error);
+        let worker = Worker::open(plan.ucx_errors).map_err(failed)?;
+        let address = worker.address().map_err(failed)?;
+        let mut random = fastrand::Rng::new();
+        let link = |(number, peer): (usize, &Peer)| Link {
+            peer: *peer,
+            key: u64::from(random.u32(..)) << 32 | number as u64,
+            end: None,
+            dialogue: Dialogue::new(plan.window),
+            failure: None,
+        };
+        let links = peers.iter().enumerate().map(link).collect();
+        Ok(Self { worker, address, links, arrived: VecDeque::new(), polls: 0, messages: 0, waits: 0 })
+    }
+
+    pub(super) fn record(&self, link: usize) -> Option<Vec<u8>> {
+        Some([&self.links.get(link)?.key.to_le_bytes(), &self.address[..]].concat())
+    }
+
+    pub(super) fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let link = self.links.get_mut(link).ok_or("there is no link for it")?;
+        let (key, address) =
+            record.split_first_chunk().filter(|(_, address)| !address.is_empty()).ok_or("its record is no address of a worker")?;
+        // SAFETY: the peer's `record`, unchanged: it came over the exchange of the job, in whose ranks UCX makes it trust. The library checks no
+        // address, and cannot be given its length.
+        let endpoint = unsafe { self.worker.connect(address) }?;
+        link.end = Some(End { endpoint, key: *key });
+        Ok(())
+    }
+
+    pub(super) fn settle(&mut self) -> Result<bool, BackendError> {
+        match self.worker.settle() {
+            Ok(is_settled) => Ok(is_settled),
+            Err(error) => {
+                self.links.iter().try_for_each(|link| link.check(&self.worker))?;
+                Err(BackendError::transport("UCX", error))
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
+        let Some(link) = self.links.get_mut(link) else { return Err(SendError::Full(whom)) };
+        let (_, message) = match link.dialogue.call(request, whom) {
+            Ok(message) => message,
+            Err(whom) => {
+                self.waits += 1;
+                return Err(SendError::Full(whom));
+            }
+        };
+        self.messages += 1;
+        link.post(&mut self.worker, &message).map_err(|error| SendError::Down(link.gone(error.to_string())))
+    }
+
+    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
+        self.worker.progress();
+        let mut found = Polled::default();
+        for _ in 0..POLL_BUDGET {
+            let Some(message) = self.worker.next_message() else { break };
+            found.cqes += 1;
+            let Some((number, link)) = find(&mut self.links, &message) else {
+                return Err(BackendError::transport("UCX", "a message came that is of no connection of this rank"));
+            };
+            match link.take(&message) {
+                Ok(Arrival::Answer(whom, response)) => {
+                    found.answers += 1;
+                    answer(whom, response);
+                }
+                Ok(Arrival::Request(request, call)) => self.arrived.push_back((request, Ticket { link: number, call })),
+                Err(why) => return Err(link.gone(why)),
+            }
+        }
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls % POLLS_PER_LOOK == 0 {
+            self.links.iter().try_for_each(|link| link.check(&self.worker))?;
+        }
+        Ok(found)
+    }
+
+    pub(super) fn recv(&mut self) -> Option<(Request, Ticket)> {
+        self.arrived.pop_front()
+    }
+
+    /// A failure shows at one of the next polls.
+    pub(super) fn answer(&mut self, ticket: Ticket, response: Option<Response>) {
+        let Some(link) = self.links.get_mut(ticket.link) else { return };
+        let message = link.dialogue.answer(ticket.call, response);
+        self.messages += 1;
+        if let Err(error) = link.post(&mut self.worker, &message) {
+            link.failure.get_or_insert(error.to_string());
+        }
+    }
+
+    pub(super) fn counters(&self) -> Sample {
+        Sample { messages: self.messages, writes: self.messages, ..Sample::default() }
+    }
+
+    pub(super) fn report(&self) -> TransportReport {
+        let setting = |name: &str| std::env::var(name).map_or_else(|_| format!("{name} unset"), |value| format!("{name}={value}"));
+        let transports = self.worker.transports().join(", ");
+        TransportReport {
+            device: format!("ucx:{}", self.worker.version()),
+            reached_by: format!("UCX {} by {transports}; {}, {}", self.worker.version(), setting("UCX_TLS"), setting("UCX_NET_DEVICES")),
+            writes: self.messages,
+            messages: self.messages,
+            waits: self.waits,
+            ..TransportReport::default()
+        }
+    }
+}
+
+/// The link that a message is of, by its key.
+#[inline]
+fn find<'a, C>(links: &'a mut [Link<C>], message: &Message) -> Option<(usize, &'a mut Link<C>)> {
+    let key = u64::from_le_bytes(*message.head().first_chunk()?);
+    let number = key as u32 as usize;
+    links.get_mut(number).filter(|link| link.key == key).map(|link| (number, link))
+}
+
+impl<C> Link<C> {
+    #[inline]
+    fn post(&self, worker: &mut Worker, message: &FrameBytes) -> Result<(), UcxError> {
+        let Some(End { endpoint, key }) = self.end else { return Ok(()) };
+        worker.send(endpoint, &[&key, message.as_bytes()])
+    }
+
+    #[inline]
+    fn take(&mut self, message: &Message) -> Result<Arrival<C>, String> {
+        let bytes = message.bytes().map_err(|length| format!("it sent {length} bytes that are no message"))?;
+        self.dialogue.arrive(bytes.get(KEY_BYTES..).unwrap_or_default()).map_err(|violation| violation.to_string())
+    }
+
+    /// Whether it is still of use.
+    fn check(&self, worker: &Worker) -> Result<(), BackendError> {
+        match (&self.failure, self.end.map_or(Ok(()), |end| worker.check(end.endpoint))) {
+            (Some(why), _) => Err(self.gone(why.clone())),
+            (None, Err(error)) => Err(self.gone(error.to_string())),
+            (None, Ok(())) => Ok(()),
+        }
+    }
+
+    fn gone(&self, how: String) -> BackendError {
+        BackendError::PeerGone { rank: self.peer.rank, how }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Scratch;
+    use super::super::{Carrier, Remote};
+    use super::*;
+    use crate::cli::BackendKind;
+
+    fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {
+        let Carrier::UcxAm(links) = &mut remote.carrier else { panic!("another carrier") };
+        links
+    }
+
+    /// Sends `bytes`, behind the key if they are to have it, as a peer that is not sound, and returns what the other end says of it.
+    fn forge(has_key: bool, bytes: &[u8]) -> String {
+        let scratch = Scratch::new();
+        let [mut forging, mut taking] = scratch.pair(BackendKind::UcxAm);
+        let links = links(&mut forging);
+        let End { endpoint, key } = links.links[0].end.unwrap();
+        links.worker.send(endpoint, &[if has_key { &key } else { &[] }, bytes]).unwrap();
+        for _ in 0..100_000 {
+            forging.poll(|_, _| ()).unwrap();
+            if let Err(gone) = taking.poll(|_, _| ()) {
+                return gone.to_string();
+            }
+        }
+        panic!("it was taken for sound");
+    }
+
+    #[test]
+    #[ignore = "needs libucx0"]
+    fn what_is_no_message_ends_the_connection() {
+        assert_eq!(forge(true, &[1; 9]), "rank 0 is gone: it sent 9 bytes that are no message");
+        assert_eq!(forge(true, &[7, 0, 0, 0, 3, 0, 0, 0]), "rank 0 is gone: it answered call 0x7, which does not wait for an answer");
+        for stray in [&[][..], &[0; 8], &[0; 40]] {
+            assert_eq!(forge(false, stray), "UCX failed: a message came that is of no connection of this rank");
+        }
+    }
+}

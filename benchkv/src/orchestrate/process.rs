@@ -1,0 +1,145 @@
+//! Clients that are processes of their own, children of their rank.
+//!
+//! A rank starts this executable once for each client, with its own arguments and the words that steer its workers. The process makes of them
+//! the same options, opens its paths to the rank's daemons, passes records and report on through its rank, and is steered by the words alone while
+//! it measures. It ends with its rank, whatever ends that.
+
+use std::time::Duration;
+
+use harness::clock::Clock;
+use harness::environment::peak_rss_bytes;
+use harness::exchange::ExchangeError;
+use harness::helper::{Helper, HelperError, Owner};
+use harness::hosts::Hosts;
+use serde::{Deserialize, Serialize};
+use shm::memfd::MemfdId;
+
+use super::RankError;
+use super::seat::Seat;
+use crate::backend::composed::Composed;
+use crate::backend::{Backend, Endpoints, Records};
+use crate::cli::Cli;
+use crate::client::ClientReport;
+use crate::control::Steering;
+use crate::options::Options;
+
+/// How often a rank asks, while it waits for a client, whether to give up.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a client may take to end when it is told to.
+const END_LIMIT: Duration = Duration::from_secs(2);
+
+/// The first message to a client process: what it is.
+#[derive(Debug, Serialize, Deserialize)]
+struct Task {
+    rank: usize,
+    client: usize,
+    /// The process of its rank.
+    process: u32,
+    hosts: Hosts,
+    /// The MPI library, if the rank has one.
+    library: Option<String>,
+    /// A [`MemfdId`].
+    steering: (u64, u64, u32, u32),
+}
+
+/// What a client process says, in this order; the second and last message to it is the records of the other ends of its endpoints.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum ClientNews {
+    /// It has its paths, and these records.
+    Open(Records),
+    /// Its endpoints are connected.
+    Ready,
+    /// It has ended its part.
+    Done(Box<ClientReport>),
+}
+
+/// A rank's end.
+pub(super) struct ClientProcess {
+    helper: Helper,
+    client: usize,
+}
+
+impl ClientProcess {
+    /// Starts it. It is killed when the calling thread ends.
+    pub(super) fn start(rank: usize, client: usize, options: &Options, steering: &Steering) -> Result<Self, RankError> {
+        let args: Vec<_> = std::env::args_os().skip(1).collect();
+        let helper = Helper::start(&args).map_err(|source| RankError::ClientStart { client, source })?;
+        let mut process = Self { helper, client };
+        let MemfdId { token, bytes, pid, fd } = steering.id();
+        let (hosts, library) = (options.hosts.clone(), options.launcher.library.clone());
+        process.send(&Task { rank, client, process: std::process::id(), hosts, library, steering: (token, bytes, pid, fd) })?;
+        Ok(process)
+    }
+
+    fn failed(&self, how: impl ToString) -> RankError {
+        RankError::ClientProcess { client: self.client, pid: self.helper.pid(), how: how.to_string() }
+    }
+
+    fn send(&mut self, message: &impl Serialize) -> Result<(), RankError> {
+        let bytes = serde_json::to_vec(message).map_err(|error| self.failed(error))?;
+        self.helper.send(bytes).map_err(|error| self.failed(error))
+    }
+
+    /// Gives it the records of the other ends.
+    pub(super) fn connect(&mut self, records: Records) -> Result<(), RankError> {
+        self.send(&records)
+    }
+
+    /// Waits for what it says next.
+    pub(super) fn next_news(&mut self, is_over: &dyn Fn() -> bool) -> Result<ClientNews, RankError> {
+        loop {
+            if let Some(message) = self.helper.receive(LOOK_INTERVAL).map_err(|error| self.failed(error))? {
+                let said: Result<ClientNews, String> = serde_json::from_slice(&message).map_err(|error| self.failed(error))?;
+                return said.map_err(|why| self.failed(why));
+            }
+            if is_over() {
+                // The words tell it, too: it closes what it has and says so, or is killed.
+                let _ = self.helper.receive(END_LIMIT);
+                return Err(ExchangeError::GivenUp.into());
+            }
+        }
+    }
+
+    /// Lets it end.
+    pub(super) fn give_up(self) -> RankError {
+        self.helper.end(END_LIMIT);
+        ExchangeError::GivenUp.into()
+    }
+}
+
+/// A client process's end: does what `owner` has started it for, with the arguments of the job.
+///
+/// # Errors
+/// The owner is gone. Every other failure is told to it.
+pub fn serve(cli: Cli, mut owner: Owner) -> Result<(), HelperError> {
+    match work(cli, &mut owner) {
+        Ok(report) => say(&mut owner, &Ok(ClientNews::Done(Box::new(report)))),
+        Err(why) => say(&mut owner, &Err(why)),
+    }
+}
+
+fn say(owner: &mut Owner, news: &Result<ClientNews, String>) -> Result<(), HelperError> {
+    owner.send(serde_json::to_vec(news).map_err(|error| HelperError::Protocol(error.to_string()))?)
+}
+
+fn work(cli: Cli, owner: &mut Owner) -> Result<ClientReport, String> {
+    fn text(error: impl ToString) -> String {
+        error.to_string()
+    }
+    let task: Task = serde_json::from_slice(&owner.receive().map_err(text)?).map_err(text)?;
+    let (token, bytes, pid, fd) = task.steering;
+    let steering = Steering::attach(&MemfdId { token, bytes, pid, fd }).map_err(text)?;
+    let options = Options::resolve_on(cli, &task.hosts, task.library).map_err(text)?;
+    let backend = Composed::for_clients(&options, task.rank, task.process).map_err(text)?;
+    let seat = Seat { options: &options, backend: &backend, clock: Clock::detect(), rank: task.rank, steering: &steering };
+    let connect = |paths: &mut <Composed as Backend>::Paths| {
+        let lost = |error: HelperError| ExchangeError::Protocol(error.to_string());
+        say(owner, &Ok(ClientNews::Open(paths.records()))).map_err(lost)?;
+        let records: Records = serde_json::from_slice(&owner.receive().map_err(lost)?).map_err(|e| ExchangeError::Protocol(text(e)))?;
+        paths.connect(&records)?;
+        say(owner, &Ok(ClientNews::Ready)).map_err(lost)?;
+        Ok(true)
+    };
+    let report = seat.run(task.client, connect).map_err(text)?;
+    Ok(ClientReport { process_rss_bytes: peak_rss_bytes(), ..report })
+}

@@ -1,0 +1,93 @@
+//! A client from its first connection to its report: the same in a thread of its rank and in a process of its own.
+
+use harness::affinity::pin_current_thread;
+use harness::clock::Clock;
+use shm::wait::Waiter;
+
+use super::RankError;
+use crate::activity::ActivityLog;
+use crate::backend::{Backend, Paths};
+use crate::client::{Client, ClientReport, ClientSpec, Step};
+use crate::control::{Phase, Steering};
+use crate::drain::Patience;
+use crate::options::Options;
+use crate::verify::Verifier;
+
+/// What a client needs to know of its rank.
+#[derive(Debug)]
+pub(super) struct Seat<'a, B> {
+    pub(super) options: &'a Options,
+    pub(super) backend: &'a B,
+    pub(super) clock: Clock,
+    pub(super) rank: usize,
+    pub(super) steering: &'a Steering,
+}
+
+impl<B: Backend> Seat<'_, B> {
+    /// Client `number` of the rank, on the calling thread. `connect` sees to the records of its endpoints, and returns `false` when the rank has
+    /// given up.
+    pub(super) fn run(
+        &self,
+        number: usize,
+        connect: impl FnOnce(&mut B::Paths) -> Result<bool, RankError>,
+    ) -> Result<ClientReport, RankError> {
+        let options = self.options;
+        if let Some(core) = options.launcher.local_rank(self.rank).and_then(|rank| options.plan.client_core(rank, number)) {
+            pin_current_thread(core)?;
+        }
+        let spec = self.spec(number);
+        let mut paths = self.backend.open_client(number)?;
+        let is_wanted = connect(&mut paths)?;
+        let mut client = Client::new(spec, paths);
+        let mut log = ActivityLog::new(options.runs, self.clock.now_ns());
+        let mut waiter = options.wait.waiter();
+        while is_wanted && !self.steering.is_stopped() && self.steering.phase() != Phase::Drain {
+            self.step(&mut client, self.steering.phase(), &mut log, &mut waiter)?;
+        }
+        let mut patience = Patience::new(self.clock.now_ns());
+        while !self.steering.is_stopped() && !patience.is_over(self.steering.drain_rounds(options.server_threads)) {
+            patience.look(self.clock.now_ns());
+            if self.step(&mut client, Phase::Drain, &mut log, &mut waiter)? == Step::Drained {
+                break;
+            }
+        }
+        let worker = log.report(self.clock.now_ns(), client.paths_mut());
+        Ok(client.report(worker))
+    }
+
+    fn spec(&self, number: usize) -> ClientSpec {
+        let (options, workload) = (self.options, &self.options.workload);
+        let pattern = workload.pattern(self.rank, number);
+        let (writer, clients) = (self.rank * workload.clients + number, workload.ranks * workload.clients);
+        ClientSpec {
+            rank: self.rank as u16,
+            queue_depth: options.queue_depth,
+            runs: options.runs,
+            schedule: options.pace.map(|pace| pace.schedule(writer, clients, workload.seed)),
+            verifier: workload.verify.then(|| Verifier::new(writer as u16, clients, pattern.read_keys)),
+            corrupt_one: options.fault.is_some() && writer == 0,
+            pattern,
+        }
+    }
+
+    fn step<P: Paths>(&self, client: &mut Client<P>, phase: Phase, log: &mut ActivityLog, waiter: &mut Waiter) -> Result<Step, RankError> {
+        log.enter(phase, || self.clock.now_ns(), client.paths_mut());
+        let step = client.step(phase, || self.clock.now_ns())?;
+        match step {
+            Step::Busy(operations) => {
+                log.note(operations);
+                waiter.busy();
+            }
+            Step::Idle | Step::Drained => {
+                log.note(0);
+                waiter.idle(no_event);
+            }
+        }
+        Ok(step)
+    }
+}
+
+/// How an idle thread sleeps: not at all. It polls several things, none of which ends a sleep on another, so `--wait` offers no events.
+pub(super) fn no_event() {
+    std::thread::yield_now();
+}

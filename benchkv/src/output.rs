@@ -1,0 +1,139 @@
+//! `--output`: the flat form of a result in a file, as CSV or Parquet. One job is one file, which a later job with the same name replaces:
+//! appending would make a table of which nobody knows how much is of one job, and of one version.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::Args;
+use harness::file::{self, WriteError};
+use thiserror::Error;
+
+use crate::result::{Cell, JobResult, columns, rows};
+
+#[cfg(feature = "parquet")]
+mod parquet;
+
+/// Options for it.
+#[derive(Debug, Clone, Args)]
+pub struct OutputArgs {
+    /// Also write the result as a flat table: a row for the job, for each run and for each rank. The name ends in .csv, or in .parquet where
+    /// benchkv is built with the feature parquet; a file of that name is replaced.
+    #[arg(long, value_name = "FILE.csv|FILE.parquet")]
+    pub output: Option<OutputFile>,
+}
+
+/// Where the table goes, and as what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutputFile {
+    path: PathBuf,
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Csv,
+    #[cfg(feature = "parquet")]
+    Parquet,
+}
+
+/// The table cannot be written.
+#[derive(Debug, Error)]
+pub enum OutputError {
+    /// The file cannot.
+    #[error(transparent)]
+    File(#[from] WriteError),
+    /// The table has no such form.
+    #[error("the result cannot be encoded: {0}")]
+    Encode(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl OutputError {
+    fn encode(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::Encode(Box::new(error))
+    }
+}
+
+impl FromStr for OutputFile {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let path = PathBuf::from(text);
+        let format = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("csv") => Format::Csv,
+            #[cfg(feature = "parquet")]
+            Some("parquet") => Format::Parquet,
+            #[cfg(not(feature = "parquet"))]
+            Some("parquet") => {
+                return Err(
+                    "this build writes no Parquet: build benchkv with --features parquet, or name a file that ends in .csv".to_owned()
+                );
+            }
+            _ => return Err("the name says the format: it has to end in .csv or .parquet".to_owned()),
+        };
+        Ok(Self { path, format })
+    }
+}
+
+impl OutputFile {
+    /// Finds out before a long run whether the table can be written at its end. Changes nothing.
+    ///
+    /// # Errors
+    /// The system's reason.
+    pub fn check(&self) -> Result<(), OutputError> {
+        Ok(file::check(&self.path)?)
+    }
+
+    /// Writes the table of `result`, in place of what the file was.
+    ///
+    /// # Errors
+    /// The system's reason; a partly written file is not left behind.
+    pub fn write(&self, result: &JobResult) -> Result<(), OutputError> {
+        let content = match self.format {
+            Format::Csv => csv(result)?,
+            #[cfg(feature = "parquet")]
+            Format::Parquet => parquet::encode(result).map_err(OutputError::encode)?,
+        };
+        Ok(file::write(&self.path, &content)?)
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// RFC 4180 with a header. A cell without a value is empty; numbers read back as they were.
+fn csv(result: &JobResult) -> Result<Vec<u8>, OutputError> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(columns().map(|column| column.name)).map_err(OutputError::encode)?;
+    for row in rows(result) {
+        let cells = columns().map(|column| match column.cell {
+            Cell::Text(get) => get(&row),
+            Cell::Count(get) => get(&row).map(|count| count.to_string()),
+            Cell::Number(get) => get(&row).map(|number| number.to_string()),
+        });
+        writer.write_record(cells.map(Option::unwrap_or_default)).map_err(OutputError::encode)?;
+    }
+    writer.into_inner().map_err(|error| OutputError::encode(error.into_error()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_says_the_format_and_others_are_refused_with_what_to_do() {
+        assert_eq!("dir/x.csv".parse::<OutputFile>().unwrap().path(), Path::new("dir/x.csv"));
+        for name in ["x", "x.json", ".csv", "x.csv.gz", ""] {
+            let error = name.parse::<OutputFile>().unwrap_err();
+            assert!(error.contains(".csv or .parquet"), "{name}: {error}");
+        }
+        let parquet = "x.parquet".parse::<OutputFile>();
+        if cfg!(feature = "parquet") {
+            assert!(parquet.is_ok());
+        } else {
+            assert!(parquet.unwrap_err().contains("--features parquet"));
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Exponentially weighted moving averages.
+
+/// Of samples of one kind; the newest has the weight `alpha`.
+#[derive(Debug, Clone, Copy)]
+pub struct Ewma {
+    alpha: f64,
+    mean: Option<f64>,
+}
+
+impl Ewma {
+    /// Of no sample yet; the first one is the mean.
+    #[must_use]
+    pub const fn new(alpha: f64) -> Self {
+        Self { alpha, mean: None }
+    }
+
+    /// That begins as if it had always seen `mean`.
+    #[must_use]
+    pub const fn starting_at(mean: f64, alpha: f64) -> Self {
+        Self { alpha, mean: Some(mean) }
+    }
+
+    /// Takes a sample in; one that is no number is none.
+    pub fn add(&mut self, sample: f64) {
+        if sample.is_finite() {
+            self.mean = Some(self.mean.map_or(sample, |mean| mean + self.alpha * (sample - mean)));
+        }
+    }
+
+    /// The mean; `None` without a sample.
+    #[must_use]
+    pub const fn mean(&self) -> Option<f64> {
+        self.mean
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_sample_has_the_weight_asked_for() {
+        let mut ewma = Ewma::new(0.125);
+        assert_eq!(ewma.mean(), None);
+        ewma.add(8.0);
+        ewma.add(16.0);
+        assert_eq!(ewma.mean(), Some(9.0));
+        let mut ewma = Ewma::starting_at(8.0, 0.125);
+        ewma.add(16.0);
+        assert_eq!(ewma.mean(), Some(9.0));
+    }
+
+    #[test]
+    fn what_is_no_number_does_not_spoil_the_mean() {
+        let mut ewma = Ewma::starting_at(8.0, 0.5);
+        for sample in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            ewma.add(sample);
+        }
+        assert_eq!(ewma.mean(), Some(8.0));
+    }
+}

@@ -1,0 +1,305 @@
+//! The flags of the policies.
+
+use std::fmt;
+
+use clap::Args;
+use harness::window::WindowChoice;
+use serde::{Deserialize, Serialize};
+
+use super::hold::HOLD_NS;
+use crate::backend::plan::Topology;
+use crate::cli::BackendKind;
+use crate::options::{OptionError, range};
+
+/// How long an adaptive hold, or one of round trips, holds at first.
+pub const DEFAULT_HOLD_US: f64 = 10.0;
+/// Longest of the times that can be asked for.
+const MAX_US: f64 = 1_000_000.0;
+/// Most polls added to a round.
+const MAX_POLLS: u32 = 4096;
+/// Most rounds between flushes, or between looks at clients.
+const MAX_ROUNDS: u32 = 4096;
+
+/// What a job asks of its daemons, and of its connections, as it is given; times in us.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Args)]
+#[command(next_help_heading = "Policies")]
+pub struct PolicyOptions {
+    /// Answers of other ranks are held back until there are as many as ranks, or for this many us, 0.5 to 100, and released together; off while
+    /// batches are that large by themselves.
+    #[arg(long, value_name = "US")]
+    pub batch_hold_us: Option<f64>,
+
+    /// The hold follows the rate at which answers come, from 0.5 to 100 us; it begins with --batch-hold-us [default: 10].
+    #[arg(long)]
+    pub adaptive_hold: bool,
+
+    /// The hold is this many round trips, 0.1 to 100. Was found useless: answers are further apart than a round trip is long.
+    #[arg(long, value_name = "FACTOR")]
+    pub hold_rtt_multiplier: Option<f64>,
+
+    /// After sending requests take nothing but answers for this many us, 0.1 to 1000000. Was found useless: with few operations outstanding it
+    /// stops the requests whose answers it waits for.
+    #[arg(long, value_name = "US")]
+    pub coalesce_rtt_us: Option<f64>,
+
+    /// Polls added to a round while they find nothing, 0 to 4096. Helps a few ranks and slows many down.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub poll_budget: u32,
+
+    /// Polls are added by a controller that learns what they bring, up to 64. Was found to be no better than a hold.
+    #[arg(long)]
+    pub adaptive_budget: bool,
+
+    /// Send after every N rounds that did something, 1 to 4096, and after one that did nothing. Was found useless: answers come back too soon for
+    /// batches to last.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub flush_every: u32,
+
+    /// The connections of a daemon begin to send this many us after each other, 0.1 to 1000000.
+    #[arg(long, value_name = "US")]
+    pub initial_stagger_us: Option<f64>,
+
+    /// After a look at local clients that found nothing, leave them out for N rounds, 0 to 4096. Was found useless: local requests starve.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub ipc_skip_idle: u32,
+
+    /// Small batches of each connection under way before the next ones gather, 1 to 256, and until when one is under way: until its WRITE
+    /// completes, or until the peer has told that it was taken. Or off.
+    #[arg(long, value_name = "off|completion:N|consumption:N", default_value_t = WindowChoice::Off)]
+    pub batch_window: WindowChoice,
+}
+
+impl Default for PolicyOptions {
+    fn default() -> Self {
+        Self {
+            batch_hold_us: None,
+            adaptive_hold: false,
+            hold_rtt_multiplier: None,
+            coalesce_rtt_us: None,
+            poll_budget: 0,
+            adaptive_budget: false,
+            flush_every: 1,
+            initial_stagger_us: None,
+            ipc_skip_idle: 0,
+            batch_window: WindowChoice::Off,
+        }
+    }
+}
+
+/// A time in ns; it was checked.
+pub(super) fn nanos(us: f64) -> u64 {
+    (us * 1000.0).round() as u64
+}
+
+impl PolicyOptions {
+    /// Whether daemons have something to ask a policy for.
+    #[must_use]
+    pub fn govern(&self) -> bool {
+        *self != Self { batch_window: self.batch_window, ..Self::default() }
+    }
+
+    /// The flags given that apply to what daemons exchange with other ranks.
+    fn of_carriers(&self) -> impl Iterator<Item = &'static str> {
+        [
+            ("--batch-hold-us", self.batch_hold_us.is_some()),
+            ("--adaptive-hold", self.adaptive_hold),
+            ("--hold-rtt-multiplier", self.hold_rtt_multiplier.is_some()),
+            ("--coalesce-rtt-us", self.coalesce_rtt_us.is_some()),
+            ("--poll-budget", self.poll_budget > 0),
+            ("--adaptive-budget", self.adaptive_budget),
+            ("--flush-every", self.flush_every > 1),
+            ("--initial-stagger-us", self.initial_stagger_us.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(flag, is_given)| is_given.then_some(flag))
+    }
+
+    /// Whether a job can do what is asked.
+    ///
+    /// # Errors
+    /// The first that it cannot, and what is legal.
+    pub fn check(&self, topology: &Topology) -> Result<(), OptionError> {
+        self.check_ranges()?;
+        self.check_pairs()?;
+        let window = self.batch_window.batches().map(|_| "--batch-window");
+        if let Some(flag) = self.of_carriers().chain(window).next().filter(|_| topology.ranks == 1) {
+            return Err(range(flag, "with 1 rank", "it has no other to exchange anything with", "--ranks of 2 and more".to_owned()));
+        }
+        if let Some(flag) = window.filter(|_| topology.is_by_message()) {
+            let (why, legal) = ("the window is one of copyrpc's batches", "--backend meta, delegation, sharded or direct".to_owned());
+            return Err(range(flag, format!("with --backend {}", topology.kind), why, legal));
+        }
+        if self.flush_every > 1 && topology.kind == BackendKind::UcxAm {
+            let (why, legal) = ("UCX sends each message at once", "--backend meta, delegation, sharded or rc-send".to_owned());
+            return Err(range("--flush-every", "with --backend ucx-am", why, legal));
+        }
+        match self.of_carriers().next().filter(|_| topology.kind == BackendKind::Direct) {
+            Some(flag) => {
+                let why = "its clients have connections of their own, and no daemon sends for them";
+                Err(range(flag, "with --backend direct", why, "another --backend".to_owned()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_ranges(&self) -> Result<(), OptionError> {
+        let hold_us = HOLD_NS.start() / 1000.0..=HOLD_NS.end() / 1000.0;
+        let us = 0.1..=MAX_US;
+        for (flag, given, legal, unit) in [
+            ("--batch-hold-us", self.batch_hold_us, hold_us, " us"),
+            ("--hold-rtt-multiplier", self.hold_rtt_multiplier, 0.1..=100.0, ""),
+            ("--coalesce-rtt-us", self.coalesce_rtt_us, us.clone(), " us"),
+            ("--initial-stagger-us", self.initial_stagger_us, us, " us"),
+        ] {
+            if let Some(given) = given.filter(|given| !legal.contains(given)) {
+                return Err(range(flag, given, "outside what is supported", format!("{} to {}{unit}", legal.start(), legal.end())));
+            }
+        }
+        for (flag, given, legal) in [
+            ("--poll-budget", self.poll_budget, 0..=MAX_POLLS),
+            ("--flush-every", self.flush_every, 1..=MAX_ROUNDS),
+            ("--ipc-skip-idle", self.ipc_skip_idle, 0..=MAX_ROUNDS),
+            ("--batch-window", self.batch_window.batches().unwrap_or(1), 1..=WindowChoice::MAX_BATCHES),
+        ] {
+            if !legal.contains(&given) {
+                return Err(range(flag, given, "outside what is supported", format!("{} to {}", legal.start(), legal.end())));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_pairs(&self) -> Result<(), OptionError> {
+        if let Some(given) = self.hold_rtt_multiplier.filter(|_| self.adaptive_hold) {
+            let why = "with --adaptive-hold there are two rules for one time";
+            return Err(range("--hold-rtt-multiplier", given, why, "one of them".to_owned()));
+        }
+        if self.poll_budget > 0 && self.adaptive_budget {
+            let why = "with --adaptive-budget there are two rules for one number";
+            return Err(range("--poll-budget", self.poll_budget, why, "one of them".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+/// What differs from the defaults, as it is typed.
+impl fmt::Display for PolicyOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |flag: &str, given: Option<f64>| given.map(|given| format!("{flag} {given}"));
+        let count = |flag: &str, given: u32, default: u32| (given != default).then(|| format!("{flag} {given}"));
+        let switch = |flag: &str, is_given: bool| is_given.then(|| flag.to_owned());
+        let given = [
+            number("batch-hold-us", self.batch_hold_us),
+            switch("adaptive-hold", self.adaptive_hold),
+            number("hold-rtt-multiplier", self.hold_rtt_multiplier),
+            number("coalesce-rtt-us", self.coalesce_rtt_us),
+            count("poll-budget", self.poll_budget, 0),
+            switch("adaptive-budget", self.adaptive_budget),
+            count("flush-every", self.flush_every, 1),
+            number("initial-stagger-us", self.initial_stagger_us),
+            count("ipc-skip-idle", self.ipc_skip_idle, 0),
+            self.batch_window.batches().map(|_| format!("batch-window {}", self.batch_window)),
+        ];
+        f.write_str(&given.into_iter().flatten().collect::<Vec<_>>().join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::Cli;
+    use crate::options::Options;
+
+    fn resolve(args: &str) -> Result<Options, String> {
+        let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).map_err(|e| e.to_string())?;
+        Options::resolve(cli).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_command_line_and_ask_for_nothing() {
+        let options = resolve("").unwrap();
+        assert_eq!(options.policies, PolicyOptions::default());
+        assert!(!options.policies.govern() && options.policies.to_string().is_empty());
+        assert!(!options.to_string().contains("polic"), "{options}");
+    }
+
+    #[test]
+    fn what_is_asked_for_is_in_the_plan() {
+        let args = "--batch-hold-us 12.5 --adaptive-hold --poll-budget 16 --flush-every 4 --ipc-skip-idle 3 --batch-window completion:2";
+        let options = resolve(args).unwrap();
+        let listed =
+            "policies: batch-hold-us 12.5, adaptive-hold, poll-budget 16, flush-every 4, ipc-skip-idle 3, batch-window completion:2";
+        assert!(options.policies.govern() && options.to_string().contains(listed), "{options}");
+        assert!(!resolve("--batch-window consumption:2").unwrap().policies.govern(), "that is the connections' own");
+    }
+
+    #[test]
+    fn ranges_end_where_they_say() {
+        for (flag, legal, illegal, says) in [
+            ("batch-hold-us", ["0.5", "100"], ["0.4", "100.1"], "0.5 to 100 us"),
+            ("hold-rtt-multiplier", ["0.1", "100"], ["0", "NaN"], "0.1 to 100"),
+            ("coalesce-rtt-us", ["0.1", "1000000"], ["0", "1000001"], "0.1 to 1000000 us"),
+            ("initial-stagger-us", ["0.1", "1000000"], ["inf", "1000001"], "0.1 to 1000000 us"),
+            ("poll-budget", ["0", "4096"], ["4097", "5000"], "0 to 4096"),
+            ("flush-every", ["1", "4096"], ["0", "4097"], "1 to 4096"),
+            ("ipc-skip-idle", ["0", "4096"], ["4097", "5000"], "0 to 4096"),
+            ("batch-window", ["completion:1", "consumption:256"], ["completion:0", "consumption:257"], "1 to 256"),
+        ] {
+            for value in legal {
+                resolve(&format!("--{flag} {value}")).unwrap();
+            }
+            for value in illegal {
+                let refused = resolve(&format!("--{flag} {value}")).unwrap_err();
+                assert!(refused.starts_with(&format!("--{flag} ")) && refused.ends_with(&format!("legal is {says}")), "{refused}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_rules_for_one_thing_are_refused() {
+        let refused = resolve("--adaptive-hold --hold-rtt-multiplier 2").unwrap_err();
+        assert!(refused.contains("--hold-rtt-multiplier 2: with --adaptive-hold there are two rules"), "{refused}");
+        let refused = resolve("--adaptive-budget --poll-budget 2").unwrap_err();
+        assert!(refused.contains("--poll-budget 2: with --adaptive-budget there are two rules"), "{refused}");
+    }
+
+    #[test]
+    fn what_daemons_do_with_other_ranks_needs_daemons_that_do_and_other_ranks() {
+        let flags = [
+            "--batch-hold-us 10",
+            "--adaptive-hold",
+            "--hold-rtt-multiplier 2",
+            "--coalesce-rtt-us 2",
+            "--poll-budget 2",
+            "--adaptive-budget",
+            "--flush-every 2",
+            "--initial-stagger-us 2",
+        ];
+        for flag in flags {
+            let name = flag.split(' ').next().unwrap();
+            let refused = resolve(&format!("--ranks 1 {flag}")).unwrap_err();
+            assert!(refused.starts_with(&format!("{name} with 1 rank: ")), "{refused}");
+            let refused = resolve(&format!("--backend direct {flag}")).unwrap_err();
+            assert!(refused.starts_with(&format!("{name} with --backend direct: ")), "{refused}");
+        }
+        assert!(resolve("--ranks 1 --batch-window completion:1").unwrap_err().starts_with("--batch-window with 1 rank: "));
+        resolve("--backend direct --batch-window completion:1").unwrap();
+        resolve("--ranks 1 --ipc-skip-idle 2").unwrap();
+    }
+
+    #[test]
+    fn what_gathers_messages_needs_messages_that_gather() {
+        let window = "the window is one of copyrpc's batches";
+        for (backend, flag, why) in [
+            ("rc-send", "--batch-window completion:1", window),
+            ("ucx-am", "--batch-window completion:1", window),
+            ("ucx-am", "--flush-every 2", "UCX sends each message at once"),
+        ] {
+            let refused = resolve(&format!("--backend {backend} {flag}")).unwrap_err();
+            let name = flag.split(' ').next().unwrap();
+            assert!(refused.starts_with(&format!("{name} with --backend {backend}: {why}; legal is --backend ")), "{refused}");
+        }
+        resolve("--backend rc-send --flush-every 2 --batch-hold-us 5").unwrap();
+    }
+}

@@ -1,0 +1,71 @@
+//! What the job is doing, on one line of a terminal, while it runs.
+//!
+//! Only where standard error is a terminal: a file or pipe gets nothing of it. The line goes away before anything else is printed.
+
+use std::time::Duration;
+
+use harness::report::plural;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::control::Phase;
+
+/// The line is drawn at most so often per second: the core it is drawn on is one that is measured.
+const DRAWS_PER_SECOND: u8 = 4;
+
+/// The line. It is cleared when this is dropped.
+#[derive(Debug)]
+pub struct Progress {
+    bar: ProgressBar,
+    runs: usize,
+}
+
+impl Progress {
+    /// On standard error, of a job with so much to measure: `warmup`, then `runs` of `duration`.
+    #[must_use]
+    pub fn on_terminal(warmup: Duration, runs: usize, duration: Duration) -> Self {
+        let target = ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND);
+        let bar = ProgressBar::with_draw_target(Some(millis(warmup + duration * runs as u32)), target);
+        let style = ProgressStyle::with_template("{msg:>12} [{bar:40}] {prefix}");
+        Self { bar: bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")), runs }
+    }
+
+    /// Nowhere.
+    #[must_use]
+    pub fn hidden() -> Self {
+        Self { bar: ProgressBar::hidden(), runs: 0 }
+    }
+
+    /// A phase begins.
+    pub fn enter(&self, phase: Phase) {
+        self.bar.set_message(match phase {
+            Phase::Ready => "setting up".to_owned(),
+            Phase::WarmUp => "warming up".to_owned(),
+            Phase::Window(run) => format!("run {} of {}", run + 1, self.runs),
+            // Too short to be told.
+            Phase::Between => return,
+            Phase::Drain => "draining".to_owned(),
+        });
+    }
+
+    /// So long ago load began.
+    pub fn advance(&self, elapsed: Duration) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        let total_ms = self.bar.length().unwrap_or(0);
+        let elapsed_ms = millis(elapsed).min(total_ms);
+        let left_s = (total_ms - elapsed_ms).div_ceil(1000);
+        self.bar.set_prefix(format!("{} left", plural(left_s as usize, "second")));
+        self.bar.set_position(elapsed_ms);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

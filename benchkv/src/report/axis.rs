@@ -1,0 +1,208 @@
+//! One axis of a chart: where a value lies, which ticks are labelled, and the unit that its title names.
+
+/// How values are spread along the axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scale {
+    /// Evenly.
+    Linear,
+    /// By their logarithm; all are positive.
+    Log,
+}
+
+/// An axis: a range of values that is not empty, and its ticks.
+#[derive(Debug, Clone)]
+pub(super) struct Axis {
+    /// What it shows, with the unit in parentheses.
+    pub(super) title: String,
+    scale: Scale,
+    low: f64,
+    high: f64,
+    /// Values, in rising order, with their labels.
+    pub(super) ticks: Vec<(f64, String)>,
+}
+
+/// A prefix to a unit, and what it multiplies by.
+type Prefix = (&'static str, f64);
+
+const RATES: [Prefix; 4] = [("G ", 1e9), ("M ", 1e6), ("k ", 1e3), ("", 1.0)];
+const TIMES: [Prefix; 4] = [("s", 1e9), ("ms", 1e6), ("\u{b5}s", 1e3), ("ns", 1.0)];
+
+impl Axis {
+    /// Rates, from zero to the largest of `values`.
+    pub(super) fn rates(what: &str, unit: &str, values: impl Iterator<Item = f64>) -> Self {
+        let high = largest(values);
+        let (prefix, factor) = prefix_of(&RATES, high);
+        Self::from_zero(format!("{what} ({prefix}{unit})"), high, factor)
+    }
+
+    /// Counts, shares and whatever else has no prefix, from zero; `what` names the unit.
+    pub(super) fn plain(what: &str, values: impl Iterator<Item = f64>) -> Self {
+        Self::from_zero(what.to_owned(), largest(values), 1.0)
+    }
+
+    /// Times in nanoseconds, from zero.
+    pub(super) fn times_from_zero(what: &str, values: impl Iterator<Item = f64>) -> Self {
+        let high = largest(values);
+        let (unit, factor) = prefix_of(&TIMES, high);
+        Self::from_zero(format!("{what} ({unit})"), high, factor)
+    }
+
+    /// Times in nanoseconds, from zero to the last of `values` and no further.
+    pub(super) fn elapsed(what: &str, values: impl Iterator<Item = f64>) -> Self {
+        let last = largest(values);
+        let mut axis = Self::times_from_zero(what, [last].into_iter());
+        if last > 0.0 {
+            axis.high = last;
+            axis.ticks.retain(|(value, _)| *value <= last);
+        }
+        axis
+    }
+
+    /// Times in nanoseconds by their logarithm. What is below 1 ns lies at 1 ns.
+    pub(super) fn log_times(what: &str, values: impl Iterator<Item = f64>) -> Self {
+        let values: Vec<f64> = values.map(|value| value.max(1.0)).collect();
+        let high = largest(values.iter().copied()).max(1.0);
+        let low = values.into_iter().fold(high, f64::min);
+        let (unit, factor) = prefix_of(&TIMES, (low * high).sqrt());
+        let (low, high) = (10f64.powf(low.log10().floor()), 10f64.powf((high.log10() + 1e-9).ceil()).max(low * 10.0));
+        let decades = (low.log10().round() as i32)..=(high.log10().round() as i32);
+        let ticks = decades.map(|decade| (10f64.powi(decade), number(10f64.powi(decade) / factor))).collect();
+        Self { title: format!("{what} ({unit}, log scale)"), scale: Scale::Log, low, high, ticks }
+    }
+
+    /// Settings of which each has a tick; evenly spread by their logarithm where they span a factor of four.
+    pub(super) fn settings(title: String, values: &[f64]) -> Self {
+        let mut sorted: Vec<f64> = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        sorted.dedup();
+        let (first, last) = (sorted.first().copied().unwrap_or(0.0), sorted.last().copied().unwrap_or(1.0));
+        let scale = if first > 0.0 && last >= 4.0 * first { Scale::Log } else { Scale::Linear };
+        let (low, high) = match scale {
+            _ if first == last => (first - 1.0, last + 1.0),
+            Scale::Linear => (first - 0.05 * (last - first), last + 0.05 * (last - first)),
+            Scale::Log => (first / (last / first).powf(0.05), last * (last / first).powf(0.05)),
+        };
+        let ticks = sorted.into_iter().map(|value| (value, number(value))).collect();
+        Self { title, scale, low, high, ticks }
+    }
+
+    /// Shares of all operations, from none to all but one in `operations`, by the logarithm of the rest: 90 %, 99 %, 99.9 % are evenly spread. A
+    /// value on this axis is 1 / (1 - share).
+    pub(super) fn percentiles(operations: f64) -> Self {
+        let decades = (operations.max(10.0).log10().ceil() as i32).max(1);
+        let label = |decade| match decade {
+            0 => "0".to_owned(),
+            1 => "90".to_owned(),
+            2 => "99".to_owned(),
+            more => format!("99.{}", "9".repeat(more as usize - 2)),
+        };
+        let ticks = (0..=decades).map(|decade| (10f64.powi(decade), label(decade))).collect();
+        let title = "operations that are faster (%, log scale of the rest)".to_owned();
+        Self { title, scale: Scale::Log, low: 1.0, high: 10f64.powi(decades), ticks }
+    }
+
+    /// Where `value` lies: 0 at the low end, 1 at the high one, never outside.
+    pub(super) fn place(&self, value: f64) -> f64 {
+        let place = match self.scale {
+            Scale::Linear => (value - self.low) / (self.high - self.low),
+            Scale::Log => (value.max(f64::MIN_POSITIVE) / self.low).ln() / (self.high / self.low).ln(),
+        };
+        if place.is_nan() { 0.0 } else { place.clamp(0.0, 1.0) }
+    }
+
+    /// From zero to a round number above `high`; labels are values over `factor`.
+    fn from_zero(title: String, high: f64, factor: f64) -> Self {
+        let high = if high > 0.0 { high / factor } else { 1.0 };
+        let step = round_step(high / 4.0);
+        let steps = (high / step - 1e-9).ceil().max(1.0) as u32;
+        let ticks = (0..=steps).map(|count| f64::from(count) * step).map(|value| (value * factor, number(value))).collect();
+        Self { title, scale: Scale::Linear, low: 0.0, high: f64::from(steps) * step * factor, ticks }
+    }
+}
+
+/// The largest finite value; 0 without one.
+fn largest(values: impl Iterator<Item = f64>) -> f64 {
+    values.filter(|value| value.is_finite()).fold(0.0, f64::max)
+}
+
+fn prefix_of(prefixes: &[Prefix], value: f64) -> Prefix {
+    let fits = prefixes.iter().find(|(_, factor)| value >= *factor);
+    fits.or(prefixes.last()).copied().unwrap_or(("", 1.0))
+}
+
+/// 1, 2, 2.5 or 5 times a power of ten, not below `least`.
+fn round_step(least: f64) -> f64 {
+    let decade = 10f64.powf(least.log10().floor());
+    [1.0, 2.0, 2.5, 5.0].map(|digit| digit * decade).into_iter().find(|step| *step >= least * (1.0 - 1e-9)).unwrap_or(10.0 * decade)
+}
+
+/// A number as short as it can be: at most four digits after the point, thousands kept apart.
+pub(super) fn number(value: f64) -> String {
+    let text = format!("{value:.4}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    let (whole, fraction) = text.split_once('.').map_or((text, ""), |(whole, fraction)| (whole, fraction));
+    let digits = whole.trim_start_matches('-');
+    let mut grouped = String::from(if whole.starts_with('-') { "-" } else { "" });
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    if fraction.is_empty() { grouped } else { format!("{grouped}.{fraction}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(axis: &Axis) -> Vec<&str> {
+        axis.ticks.iter().map(|(_, label)| label.as_str()).collect()
+    }
+
+    #[test]
+    fn ticks_are_round_and_in_the_unit_of_the_title() {
+        let axis = Axis::rates("throughput", "operations/s", [3e5, 1.7e6].into_iter());
+        assert_eq!((axis.title.as_str(), labels(&axis)), ("throughput (M operations/s)", vec!["0", "0.5", "1", "1.5", "2"]));
+        assert_eq!((axis.place(0.0), axis.place(1e6), axis.place(3e6)), (0.0, 0.5, 1.0));
+        let axis = Axis::times_from_zero("hold", [4_200.0].into_iter());
+        assert_eq!((axis.title.as_str(), labels(&axis)), ("hold (\u{b5}s)", vec!["0", "2", "4", "6"]));
+        let axis = Axis::elapsed("since", [4_200.0].into_iter());
+        assert_eq!((labels(&axis), axis.place(4_200.0)), (vec!["0", "2", "4"], 1.0));
+        assert_eq!(labels(&Axis::plain("share (%)", [100.0].into_iter())), ["0", "25", "50", "75", "100"]);
+        assert_eq!(labels(&Axis::plain("nothing (count)", [].into_iter())), ["0", "0.25", "0.5", "0.75", "1"]);
+    }
+
+    #[test]
+    fn logarithmic_times_are_whole_decades() {
+        let axis = Axis::log_times("round trip", [230.0, 41_000.0].into_iter());
+        assert_eq!(axis.title, "round trip (\u{b5}s, log scale)");
+        assert_eq!(labels(&axis), ["0.1", "1", "10", "100"]);
+        assert!((axis.place(1e3) - 1.0 / 3.0).abs() < 1e-9 && axis.place(0.0) == 0.0);
+        assert_eq!(labels(&Axis::log_times("round trip", [1000.0].into_iter())), ["1", "10"], "a range is never empty");
+    }
+
+    #[test]
+    fn percentiles_leave_equal_room_to_each_nine() {
+        let axis = Axis::percentiles(52_000.0);
+        assert_eq!(labels(&axis), ["0", "90", "99", "99.9", "99.99", "99.999"]);
+        assert!((axis.place(1.0 / (1.0 - 0.99)) - 0.4).abs() < 1e-9);
+    }
+
+    #[test]
+    fn settings_have_a_tick_each() {
+        let axis = Axis::settings("ranks (processes)".into(), &[8.0, 2.0, 4.0, 2.0]);
+        assert_eq!((labels(&axis), axis.scale), (vec!["2", "4", "8"], Scale::Log));
+        assert!((axis.place(4.0) - 0.5).abs() < 1e-9);
+        assert_eq!(Axis::settings(String::new(), &[0.0, 0.5, 1.0]).scale, Scale::Linear);
+        assert_eq!(Axis::settings(String::new(), &[3.0]).place(3.0), 0.5);
+    }
+
+    #[test]
+    fn numbers_are_short_and_readable() {
+        assert_eq!(
+            [0.0, 0.25, 1e3, 1_234_567.0, 0.1 + 0.2, -1500.0].map(number),
+            ["0", "0.25", "1,000", "1,234,567", "0.3", "-1,500"].map(str::to_owned)
+        );
+    }
+}

@@ -1,0 +1,277 @@
+//! What differs between results: the settings that tell them apart, and which of these is an axis.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use crate::result::JobResult;
+
+/// Members of the document that are settings, the most telling ones first; `options` stands for all within.
+const SETTINGS: [&str; 13] = [
+    "backend",
+    "ranks",
+    "queue_depth",
+    "client_threads",
+    "server_threads",
+    "options.device",
+    "options",
+    "sizes.ring_bytes",
+    "launcher.kind",
+    "environment.cpu_model",
+    "environment.build_profile",
+    "environment.git_commit",
+    "launcher.hosts",
+];
+
+/// How long it is measured makes results more or less exact, not different; and directories make no difference.
+const IRRELEVANT: [&str; 5] = ["options.duration_s", "options.warmup_s", "options.runs", "options.shm_dir", "options.trace"];
+
+/// Series that are easily told apart in one chart.
+const EASY: usize = 7;
+
+/// Settings by name; what is within others has their names before its own.
+type Settings = BTreeMap<String, Value>;
+
+/// Results that differ in no setting: repeats of a measurement.
+#[derive(Debug, Clone)]
+pub(super) struct Group {
+    /// Which results, by their place.
+    pub(super) members: Vec<usize>,
+    /// What tells it from the others; the backend if nothing has to.
+    pub(super) label: String,
+    /// Where it lies, if there is an axis.
+    pub(super) x: Option<f64>,
+    /// What tells it from others at the same place.
+    pub(super) series: String,
+    /// What tells its chart from others.
+    pub(super) panel: String,
+}
+
+/// How results compare.
+#[derive(Debug, Clone)]
+pub(super) struct Comparison {
+    pub(super) groups: Vec<Group>,
+    /// The setting on the x axis, with its unit, if a number differs.
+    pub(super) axis: Option<String>,
+    /// Settings that all have in common.
+    pub(super) common: Vec<(String, String)>,
+}
+
+impl Comparison {
+    pub(super) fn of(results: &[JobResult]) -> Self {
+        let settings: Vec<Settings> = results.iter().map(settings).collect();
+        let names = ordered(&settings);
+        let differs = |name: &&String| settings.windows(2).any(|pair| matches!(pair, [a, b] if a.get(*name) != b.get(*name)));
+        let telling = telling(&settings, names.iter().filter(differs));
+        let axis = telling.iter().copied().find(|name| settings.iter().all(|all| all.get(*name).is_some_and(Value::is_number)));
+        let panel = panel(&settings, &telling, axis);
+        // As they are read: by panel, then by series, then along the axis.
+        let keys: Vec<&String> = panel.into_iter().chain(telling.iter().copied().filter(|name| Some(*name) != axis)).chain(axis).collect();
+        let mut members: Vec<(usize, &Settings)> = settings.iter().enumerate().collect();
+        members.sort_by(|(_, a), (_, b)| keys.iter().map(|name| by_size(a.get(*name), b.get(*name))).fold(Ordering::Equal, Ordering::then));
+        let mut groups: Vec<Group> = Vec::new();
+        for alike in members.chunk_by(|(_, a), (_, b)| telling.iter().all(|name| a.get(*name) == b.get(*name))) {
+            let members = alike.iter().map(|(member, _)| *member).collect();
+            groups.extend(alike.first().map(|(_, all)| group(members, all, &telling, axis, panel)));
+        }
+        let common = names.iter().filter(|name| !differs(name));
+        let of_first = |name: &String| Some((title(name), text(settings.first()?.get(name))));
+        Self { groups, axis: axis.map(|name| with_unit(name)), common: common.filter_map(of_first).collect() }
+    }
+}
+
+fn settings(result: &JobResult) -> Settings {
+    let document = serde_json::to_value(result).unwrap_or_default();
+    let mut all = Settings::new();
+    for path in SETTINGS {
+        let value = path.split('.').fold(&document, |value, member| &value[member]);
+        flatten(path, value, &mut all);
+    }
+    all.retain(|name, _| !IRRELEVANT.iter().any(|irrelevant| is_within(name, irrelevant)));
+    all
+}
+
+fn flatten(name: &str, value: &Value, all: &mut Settings) {
+    match value {
+        Value::Object(members) => members.iter().for_each(|(member, value)| flatten(&format!("{name}.{member}"), value, all)),
+        value => {
+            all.insert(name.to_owned(), value.clone());
+        }
+    }
+}
+
+/// Whether the setting `name` is `outer` or lies within it.
+fn is_within(name: &str, outer: &str) -> bool {
+    name.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The names of all settings, the most telling ones first.
+fn ordered(settings: &[Settings]) -> Vec<String> {
+    let names: BTreeSet<&String> = settings.iter().flat_map(BTreeMap::keys).collect();
+    let rank = |name: &str| SETTINGS.iter().position(|setting| is_within(name, setting));
+    let mut names: Vec<String> = names.into_iter().cloned().collect();
+    names.sort_by_key(|name| rank(name));
+    names
+}
+
+/// Of the settings that differ, those that tell apart what the ones before them do not: others follow from these.
+fn telling<'a>(settings: &[Settings], differing: impl Iterator<Item = &'a String>) -> Vec<&'a String> {
+    let kinds = |names: &[&String]| {
+        let values = settings.iter().map(|all| names.iter().map(|name| text(all.get(*name))).collect::<Vec<_>>());
+        values.collect::<BTreeSet<_>>().len()
+    };
+    let mut telling = Vec::new();
+    for name in differing {
+        let before = kinds(&telling);
+        telling.push(name);
+        if kinds(&telling) == before {
+            telling.pop();
+        }
+    }
+    telling
+}
+
+/// The setting by which results are put into several charts, where one would have too many series: the one that leaves most of those that
+/// are easily told apart together; else the one that leaves fewest.
+fn panel<'a>(settings: &[Settings], telling: &[&'a String], axis: Option<&String>) -> Option<&'a String> {
+    let others: Vec<&String> = telling.iter().copied().filter(|name| Some(*name) != axis).collect();
+    let series_without = |left_out: Option<&String>| {
+        let names = others.iter().filter(|name| Some(**name) != left_out);
+        let values = settings.iter().map(|all| names.clone().map(|name| text(all.get(*name))).collect::<Vec<_>>());
+        values.collect::<BTreeSet<_>>().len()
+    };
+    if others.len() < 2 || series_without(None) <= EASY {
+        return None;
+    }
+    let easy = others.iter().copied().filter(|name| series_without(Some(name)) <= EASY);
+    easy.max_by_key(|name| series_without(Some(name))).or_else(|| others.iter().copied().min_by_key(|name| series_without(Some(name))))
+}
+
+/// Numbers by their value, before texts.
+fn by_size(a: Option<&Value>, b: Option<&Value>) -> Ordering {
+    let number = |value: Option<&Value>| value.and_then(Value::as_f64);
+    match (number(a), number(b)) {
+        (Some(a), Some(b)) => a.total_cmp(&b),
+        (Some(_), None) => Ordering::Less,
+        (None, Some(_)) => Ordering::Greater,
+        (None, None) => text(a).cmp(&text(b)),
+    }
+}
+
+fn group(members: Vec<usize>, all: &Settings, telling: &[&String], axis: Option<&String>, panel: Option<&String>) -> Group {
+    let described = |keep: &dyn Fn(&String) -> bool| {
+        let parts: Vec<String> = telling.iter().filter(|name| keep(name)).map(|name| described(name, all.get(*name))).collect();
+        parts.join(", ")
+    };
+    let backend = || text(all.get("backend"));
+    let named = |text: String| if text.is_empty() { backend() } else { text };
+    Group {
+        members,
+        label: named(described(&|_| true)),
+        x: axis.and_then(|name| all.get(name)?.as_f64()),
+        series: named(described(&|name| Some(name) != axis && Some(name) != panel)),
+        panel: described(&|name| Some(name) == panel),
+    }
+}
+
+/// A setting in a few words. The name of a backend needs none.
+fn described(name: &str, value: Option<&Value>) -> String {
+    match (name, text(value)) {
+        ("backend", value) => value,
+        (_, value) => format!("{} {value}", title(name)),
+    }
+}
+
+fn title(name: &str) -> String {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    match last {
+        "queue_depth" => "depth".to_owned(),
+        "server_threads" => "daemons".to_owned(),
+        "client_threads" => "clients".to_owned(),
+        "git_commit" => "commit".to_owned(),
+        "kind" if name.starts_with("launcher") => "launcher".to_owned(),
+        "kind" if name.contains("distribution") => "distribution".to_owned(),
+        last => last.replace('_', " "),
+    }
+}
+
+fn with_unit(name: &str) -> String {
+    let (title, last) = (title(name), name.rsplit('.').next().unwrap_or(name));
+    let suffixed = |suffix: &str| last.rsplit('_').next().is_some_and(|end| end == suffix);
+    let unit = match last {
+        "ranks" => "processes",
+        "queue_depth" => "operations outstanding per client",
+        "server_threads" | "client_threads" => "threads per rank",
+        "key_range" => "keys per rank",
+        _ if suffixed("ratio") => "share",
+        _ => ["bytes", "s", "ms", "us", "ns"].into_iter().find(|unit| suffixed(unit)).unwrap_or("count"),
+    };
+    format!("{} ({unit})", title.trim_end_matches(&format!(" {unit}")))
+}
+
+/// A value in words.
+fn text(value: Option<&Value>) -> String {
+    match value {
+        None | Some(Value::Null) => "none".to_owned(),
+        Some(Value::String(text)) if text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+            text.chars().take(12).collect()
+        }
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Bool(is)) => (if *is { "on" } else { "off" }).to_owned(),
+        Some(Value::Array(parts)) => parts.iter().map(|part| text(Some(part))).collect::<Vec<_>>().join(" "),
+        Some(other) => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn all(results: &[Value]) -> Vec<Settings> {
+        let flat = |result: &Value| {
+            let mut settings = Settings::new();
+            result.as_object().unwrap().iter().for_each(|(name, value)| flatten(name, value, &mut settings));
+            settings
+        };
+        results.iter().map(flat).collect()
+    }
+
+    fn telling_names(results: &[Settings]) -> Vec<String> {
+        telling(results, ordered(results).iter()).into_iter().cloned().collect()
+    }
+
+    #[test]
+    fn what_follows_from_other_settings_tells_nothing() {
+        let results = all(&[
+            json!({ "backend": "meta", "ranks": 2, "options": { "remote_ratio": 0.5, "hold": { "us": 1 } } }),
+            json!({ "backend": "meta", "ranks": 4, "options": { "remote_ratio": 0.75, "hold": { "us": 1 } } }),
+            json!({ "backend": "direct", "ranks": 4, "options": { "remote_ratio": 0.75, "hold": { "us": 1 } } }),
+        ]);
+        assert_eq!(telling_names(&results), ["backend", "ranks"]);
+        let hold = |us: u64| json!({ "backend": "meta", "ranks": 2, "options": { "hold": { "us": us } } });
+        assert_eq!(telling_names(&all(&[hold(1), hold(4)])), ["options.hold.us"]);
+        assert_eq!(telling_names(&all(&[hold(1), hold(1)])), Vec::<String>::new(), "repeats");
+    }
+
+    #[test]
+    fn charts_with_many_series_are_parted_where_most_stay_together() {
+        let backends = ["meta", "direct", "sharded", "delegation"];
+        let point =
+            |number: usize| json!({ "backend": backends[number % 4], "ranks": 2 << (number / 8), "queue_depth": 1 + number / 4 % 2 });
+        let results = all(&(0..16).map(point).collect::<Vec<_>>());
+        let names = telling_names(&results);
+        let names: Vec<&String> = names.iter().collect();
+        let axis = names[1];
+        assert_eq!((axis.as_str(), panel(&results, &names, Some(axis)).unwrap().as_str()), ("ranks", "queue_depth"));
+        assert_eq!(panel(&results[..4], &names, Some(axis)), None, "four series fit");
+    }
+
+    #[test]
+    fn axes_name_units() {
+        let named = ["ranks", "options.remote_ratio", "options.hold_ns", "sizes.ring_bytes", "options.flush_every"].map(with_unit);
+        assert_eq!(named, ["ranks (processes)", "remote ratio (share)", "hold (ns)", "ring (bytes)", "flush every (count)"]);
+    }
+}

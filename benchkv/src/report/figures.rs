@@ -1,0 +1,217 @@
+//! Which charts a page has, made of the results of each group.
+
+use harness::hist::LatencyHistogram;
+
+use super::axis::Axis;
+use super::chart::{Bar, Bars, Lines, Point, Series};
+use super::compare::{Comparison, Group};
+use crate::result::{Histograms, JobResult, Measured};
+
+/// Points of a latency curve for each decade of its x axis.
+const POINTS_PER_DECADE: u32 = 12;
+/// Bars that one chart can have.
+const MOST_BARS: usize = 16;
+
+/// A group with what its results measured.
+#[derive(Debug)]
+pub(super) struct Measurements<'a> {
+    group: &'a Group,
+    /// The measured runs of all results.
+    runs: Vec<&'a Measured>,
+    histograms: Histograms,
+}
+
+impl<'a> Measurements<'a> {
+    /// Of each group, in their order.
+    pub(super) fn of(comparison: &'a Comparison, results: &'a [JobResult]) -> Vec<Self> {
+        let of_group = |group: &'a Group| {
+            let members = || group.members.iter().filter_map(|member| results.get(*member));
+            let merged = |of: Of| {
+                let mut all = LatencyHistogram::new();
+                for member in members() {
+                    // A file may hold one of a larger range, which is then left out of the curve.
+                    let _ = all.merge(of(&member.measured.histograms_ns));
+                }
+                all
+            };
+            Self {
+                group,
+                runs: members().flat_map(|member| &member.runs).map(|run| &run.measured).collect(),
+                histograms: Histograms { local: merged(|all| &all.local), remote: merged(|all| &all.remote) },
+            }
+        };
+        comparison.groups.iter().map(of_group).collect()
+    }
+
+    fn mean(&self, figure: impl Fn(&Measured) -> f64) -> f64 {
+        self.runs.iter().map(|run| figure(run)).sum::<f64>() / self.runs.len().max(1) as f64
+    }
+
+    /// The mean over runs, and the smallest and the largest of them.
+    fn point(&self, x: f64, figure: impl Fn(&Measured) -> f64) -> Point {
+        let values = || self.runs.iter().map(|run| figure(run));
+        let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+        Point { spread: (self.runs.len() > 1).then_some((low, high)), ..Point::new(x, self.mean(&figure)) }
+    }
+}
+
+/// The groups of each chart, with what its title adds.
+fn panels<'a, 'b>(groups: &'b [Measurements<'a>]) -> impl Iterator<Item = (&'a str, &'b [Measurements<'a>])> {
+    let chunks = groups.chunk_by(|a, b| a.group.panel == b.group.panel);
+    chunks.map(|chunk| (chunk.first().map_or("", |first| first.group.panel.as_str()), chunk))
+}
+
+fn titled(title: &str, panel: &str) -> String {
+    if panel.is_empty() { title.to_owned() } else { format!("{title}, {panel}") }
+}
+
+fn tops(series: &[Series]) -> impl Iterator<Item = f64> {
+    series.iter().flat_map(|series| &series.points).map(|point| point.spread.map_or(point.y, |(_, high)| high.max(point.y)))
+}
+
+/// Charts over the setting that differs; bars where none is a number. Those of a panel are together.
+pub(super) fn comparison(comparison: &Comparison, groups: &[Measurements<'_>]) -> Vec<Vec<String>> {
+    let Some(axis) = &comparison.axis else {
+        return groups.chunks(MOST_BARS).map(|chunk| vec![throughput_bars(chunk), latency_bars(chunk)]).collect();
+    };
+    let charts = |(panel, groups): (&str, &[Measurements<'_>])| {
+        let xs: Vec<f64> = groups.iter().filter_map(|group| group.group.x).collect();
+        let lines = |title: &str, note: &str, figure: fn(&Measured) -> f64, y: fn(&[Series]) -> Axis| {
+            let series: Vec<Series> = by_series(groups).map(|(name, groups)| over_axis(name, groups, figure)).collect();
+            let x = Axis::settings(axis.clone(), &xs);
+            Lines { title: titled(title, panel), note: note.to_owned(), x, y: y(&series), bands: Vec::new(), series }.figure()
+        };
+        let spread = "Mean over runs; whiskers: the slowest and the fastest run.";
+        let rates: fn(&[Series]) -> Axis = |series| Axis::rates("throughput", "operations/s", tops(series));
+        let times: fn(&[Series]) -> Axis = |series| Axis::times_from_zero("round trip", tops(series));
+        let messages: fn(&[Series]) -> Axis = |series| Axis::plain("batch (messages per WRITE)", tops(series));
+        vec![
+            lines("Throughput, all ranks", spread, |run| run.total_rps, rates),
+            lines("Median round trip", spread, |run| run.latency_ns.p50 as f64, times),
+            lines("99th percentile of round trips", spread, |run| run.latency_ns.p99 as f64, times),
+            lines("Messages in a WRITE", spread, |run| run.activity.messages_per_write, messages),
+        ]
+    };
+    panels(groups).map(charts).collect()
+}
+
+/// Neighbours of one series.
+fn by_series<'a, 'b>(groups: &'b [Measurements<'a>]) -> impl Iterator<Item = (&'a str, &'b [Measurements<'a>])> {
+    let chunks = groups.chunk_by(|a, b| a.group.series == b.group.series);
+    chunks.map(|chunk| (chunk.first().map_or("", |first| first.group.series.as_str()), chunk))
+}
+
+fn over_axis(name: &str, groups: &[Measurements<'_>], figure: fn(&Measured) -> f64) -> Series {
+    let points = groups.iter().filter_map(|group| Some(group.point(group.group.x?, figure))).collect();
+    Series { name: name.to_owned(), points }
+}
+
+fn throughput_bars(groups: &[Measurements<'_>]) -> String {
+    let bars: Vec<Bar> = groups
+        .iter()
+        .map(|group| Bar {
+            label: group.group.label.clone(),
+            parts: vec![group.mean(|run| run.local_rps), group.mean(|run| run.remote_rps)],
+            spread: group.point(0.0, |run| run.total_rps).spread,
+        })
+        .collect();
+    let tops = bars.iter().map(|bar| bar.spread.map_or(0.0, |(_, high)| high).max(bar.parts.iter().sum()));
+    let x = Axis::rates("throughput", "operations/s", tops);
+    let note = "Mean over runs; whiskers: the slowest and the fastest run.".to_owned();
+    let parts = vec!["local".to_owned(), "remote".to_owned()];
+    Bars { title: "Throughput, all ranks".to_owned(), note, what: "results (settings)".to_owned(), x, parts, bars }.figure()
+}
+
+fn latency_bars(groups: &[Measurements<'_>]) -> String {
+    let bars: Vec<Bar> = groups
+        .iter()
+        .map(|group| {
+            let (p50, p99) = (group.mean(|run| run.latency_ns.p50 as f64), group.mean(|run| run.latency_ns.p99 as f64));
+            let spread = group.point(0.0, |run| run.latency_ns.p99 as f64).spread;
+            Bar { label: group.group.label.clone(), parts: vec![p50, (p99 - p50).max(0.0)], spread }
+        })
+        .collect();
+    let tops = bars.iter().map(|bar| bar.spread.map_or(0.0, |(_, high)| high).max(bar.parts.iter().sum()));
+    let x = Axis::times_from_zero("round trip", tops);
+    let note = "Mean over runs; whiskers: the 99th percentile of the runs.".to_owned();
+    let parts = vec!["up to the median".to_owned(), "from there to the 99th percentile".to_owned()];
+    Bars { title: "Round trips".to_owned(), note, what: "results (settings)".to_owned(), x, parts, bars }.figure()
+}
+
+/// The round trips of a kind.
+type Of = fn(&Histograms) -> &LatencyHistogram;
+
+/// Round trips against the share of operations that are faster.
+pub(super) fn latencies(groups: &[Measurements<'_>]) -> Vec<String> {
+    let kinds: [(&str, Of); 2] = [("remote", |all| &all.remote), ("local", |all| &all.local)];
+    if let [only] = groups {
+        let curves = kinds.map(|(name, of)| (name.to_owned(), of(&only.histograms)));
+        return vec![curve_chart("Round trips".to_owned(), &curves)];
+    }
+    let mut figures = Vec::new();
+    for (panel, groups) in panels(groups).flat_map(|(panel, groups)| groups.chunks(7).map(move |chunk| (panel, chunk))) {
+        for (kind, of) in kinds {
+            let curves: Vec<_> = groups.iter().map(|group| (group.group.label.clone(), of(&group.histograms))).collect();
+            if curves.iter().any(|(_, histogram)| histogram.count() > 0) {
+                figures.push(curve_chart(titled(&format!("Round trips, {kind}"), panel), &curves));
+            }
+        }
+    }
+    figures
+}
+
+fn curve_chart(title: String, curves: &[(String, &LatencyHistogram)]) -> String {
+    let with_values = curves.iter().filter(|(_, histogram)| histogram.count() > 0);
+    let series: Vec<Series> = with_values.map(|(name, histogram)| Series { name: name.clone(), points: curve(histogram) }).collect();
+    let operations = curves.iter().map(|(_, histogram)| histogram.count()).max().unwrap_or(0);
+    let y = Axis::log_times("round trip", series.iter().flat_map(|series| &series.points).map(|point| point.y));
+    Lines {
+        title,
+        note: "Each curve ends at its slowest operation.".to_owned(),
+        x: Axis::percentiles(operations as f64),
+        y,
+        bands: Vec::new(),
+        series,
+    }
+    .figure()
+}
+
+/// From the fastest operation to the slowest, evenly by the logarithm of those that are slower.
+fn curve(histogram: &LatencyHistogram) -> Vec<Point> {
+    let operations = histogram.count().max(1) as f64;
+    let steps = (operations.log10() * f64::from(POINTS_PER_DECADE)).floor() as u32;
+    let xs = (0..=steps).map(|step| 10f64.powf(f64::from(step) / f64::from(POINTS_PER_DECADE))).chain([operations]);
+    xs.map(|x| Point::new(x, histogram.value_at(1.0 - 1.0 / x) as f64)).collect()
+}
+
+/// Throughput of each run: what the spread consists of.
+pub(super) fn runs(groups: &[Measurements<'_>]) -> Vec<String> {
+    let panels = panels(groups).flat_map(|(panel, groups)| groups.chunks(7).map(move |chunk| (panel, chunk)));
+    let chart = |(panel, groups): (&str, &[Measurements<'_>])| {
+        let numbered = |runs: &[&Measured]| (1u32..).zip(runs).map(|(number, run)| Point::new(f64::from(number), run.total_rps)).collect();
+        let series: Vec<Series> =
+            groups.iter().map(|group| Series { name: group.group.label.clone(), points: numbered(&group.runs) }).collect();
+        let numbers: Vec<f64> = series.iter().flat_map(|series| &series.points).map(|point| point.x).collect();
+        let x = Axis::settings("run (number)".to_owned(), &numbers);
+        let y = Axis::rates("throughput", "operations/s", tops(&series));
+        Lines { title: titled("Throughput of each run", panel), note: String::new(), x, y, bands: Vec::new(), series }.figure()
+    };
+    panels.map(chart).collect()
+}
+
+/// What daemons did with their rounds.
+pub(super) fn activity(groups: &[Measurements<'_>]) -> Vec<String> {
+    let classes = ["no message", "1", "2 to 10", "11 to 100", "more than 100"].map(str::to_owned);
+    let chart = |groups: &[Measurements<'_>]| {
+        let shares = |group: &Measurements<'_>| {
+            (0..classes.len())
+                .map(|class| 100.0 * group.mean(|run| run.activity.loops_by_messages.get(class).copied().unwrap_or(0.0)))
+                .collect()
+        };
+        let bars = groups.iter().map(|group| Bar { label: group.group.label.clone(), parts: shares(group), spread: None }).collect();
+        let x = Axis::plain("share of rounds (%)", [100.0].into_iter());
+        let (title, what) = ("Messages that a daemon's round moved".to_owned(), "results (settings)".to_owned());
+        Bars { title, note: "Mean over daemons and runs.".to_owned(), what, x, parts: classes.to_vec(), bars }.figure()
+    };
+    groups.chunks(MOST_BARS).map(chart).collect()
+}

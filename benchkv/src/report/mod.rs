@@ -1,0 +1,268 @@
+//! `benchkv report`: one page out of the results of one or many jobs, that needs no network, no script and no other file.
+//!
+//! - `compare`: what differs between the results.
+//! - `figures`: which charts there are; `chart`, `axis`, `palette`: how they are drawn.
+//! - `traces`: the charts over time.
+//! - `page`: the HTML around them.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use harness::report::{nanos, plural, rate};
+use thiserror::Error;
+
+use crate::options::Recorded;
+use crate::result::{JobResult, ReadError};
+use crate::trace::{TraceError, TraceFile};
+use compare::Comparison;
+use figures::Measurements;
+use page::{Cell, Page};
+use traces::Trace;
+
+mod axis;
+mod chart;
+mod compare;
+mod figures;
+mod page;
+mod palette;
+mod traces;
+
+/// Runs of one result that differ by more than this, as a share of their mean (standard deviation), are warned of.
+const WIDE_SPREAD: f64 = 0.2;
+/// The same for the sides of Little's law.
+const LAW_LIMIT: f64 = 0.05;
+
+/// Options of `benchkv report`.
+#[derive(Debug, Clone, Args)]
+pub struct ReportArgs {
+    /// Results, as `benchkv --json FILE` writes them. Those with the same options are taken together, as repeats.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// The page to write; one that exists is replaced.
+    #[arg(short, long, value_name = "FILE.html", default_value = "report.html")]
+    pub output: PathBuf,
+
+    /// Also draw what daemons did over time, from the directory that `benchkv --trace DIR` wrote.
+    #[arg(long, value_name = "DIR")]
+    pub trace: Option<PathBuf>,
+
+    /// Only find out whether the files can be read, and are of jobs that were not interrupted; no page is written.
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// There is no page.
+#[derive(Debug, Error)]
+pub enum ReportError {
+    /// A result cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// With `--check`: a result is not all that was to be measured.
+    #[error("{} is of a job that was interrupted; repeat it", path.display())]
+    Interrupted {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A time series cannot be read.
+    #[error("--trace: {0}")]
+    Trace(#[from] TraceError),
+    /// There is none.
+    #[error("--trace: {} has no rank-R-daemon-D.csv; name a directory that `benchkv --trace DIR` wrote", dir.display())]
+    NoTrace {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The page cannot be written.
+    #[error("--output: {0}")]
+    Write(#[from] harness::file::WriteError),
+}
+
+/// Reads the results and writes the page; with `--check` only the former.
+///
+/// # Errors
+/// The first file that is no result of this version, or the system's reason why the page cannot be written.
+pub fn run(args: &ReportArgs) -> Result<(), ReportError> {
+    let read = || args.files.iter().map(|file| JobResult::read(file)).collect::<Result<Vec<_>, _>>();
+    if args.check {
+        let cut = args.files.iter().zip(read()?).find(|(_, result)| result.interrupted);
+        return cut.map_or(Ok(()), |(path, _)| Err(ReportError::Interrupted { path: path.clone() }));
+    }
+    harness::file::check(&args.output)?;
+    let results = read()?;
+    let traces = args.trace.as_deref().map(read_traces).transpose()?.unwrap_or_default();
+    let names: Vec<String> = args.files.iter().map(|file| file.display().to_string()).collect();
+    Ok(harness::file::write(&args.output, page(&names, &results, &traces).as_bytes())?)
+}
+
+fn read_traces(dir: &Path) -> Result<Vec<Trace>, ReportError> {
+    let traces: Vec<Trace> = TraceFile::all_in(dir)?.iter().map(Trace::read).collect::<Result<_, _>>()?;
+    if traces.is_empty() { Err(ReportError::NoTrace { dir: dir.to_owned() }) } else { Ok(traces) }
+}
+
+/// The page about `results`, which were read from files of these names.
+fn page(names: &[String], results: &[JobResult], traces: &[Trace]) -> String {
+    let comparison = Comparison::of(results);
+    let groups = Measurements::of(&comparison, results);
+    let title = format!("benchkv: {}", plural(results.len(), "result"));
+    let repeats = results.len() - comparison.groups.len();
+    let about = match repeats {
+        0 => "Rates are of all ranks together, latencies are round trips.".to_owned(),
+        repeats => format!(
+            "Rates are of all ranks together, latencies are round trips. {repeats} of the files repeat others and are drawn with them."
+        ),
+    };
+    let mut page = Page::new(&title, &about);
+    page.warnings(&warnings(names, results));
+    page.heading("Conditions", "What all results have in common.");
+    page.conditions(&conditions(&comparison, results));
+    page.heading("Results", "Each file. The spread is the standard deviation over its runs, and the slowest and the fastest of them.");
+    let (header, rows) = table(names, results, &comparison);
+    page.table(&header, &rows);
+    let (latencies, runs, activity) = (figures::latencies(&groups), figures::runs(&groups), figures::activity(&groups));
+    if comparison.groups.len() > 1 {
+        page.heading("Comparison", "By what differs between the results.");
+        figures::comparison(&comparison, &groups).iter().for_each(|charts| page.charts(charts));
+        page.heading("Latency", "Round trips by the share of operations that are faster: the further to the right, the rarer.");
+        page.charts(&latencies);
+        page.heading("Runs", "Runs of one result are measured one after the other in the same processes.");
+        page.charts(&runs);
+        page.heading("Daemons", "A daemon polls in rounds; the more messages a round finds, the less each costs.");
+        page.charts(&activity);
+    } else {
+        page.heading("Measurements", "Round trips by the share of operations that are faster; runs, in their order; rounds of daemons.");
+        page.charts(&[latencies, runs, activity].concat());
+    }
+    if !traces.is_empty() {
+        page.heading("Daemons over time", "Of the job whose traces were given.");
+        page.charts(&traces::figures(traces));
+    }
+    page.end(&title)
+}
+
+/// Whether a warning concerns a result.
+type Is = fn(&JobResult) -> bool;
+
+/// Why figures may mean less than they seem to.
+fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
+    let concerned = |what: &str, is: Is| {
+        let found: Vec<&str> = names.iter().zip(results).filter(|(_, result)| is(result)).map(|(name, _)| name.as_str()).collect();
+        let which = match found.as_slice() {
+            [] => return None,
+            all if all.len() == results.len() => "all results".to_owned(),
+            some => some.join(", "),
+        };
+        Some(format!("{what}: {which}."))
+    };
+    let checks: [(&str, Is); 8] = [
+        ("Operations were lost, or values were wrong", |result| !result.is_sound()),
+        ("The job was interrupted: there are fewer runs, or a shorter one", |result| result.interrupted),
+        ("The rate that was asked for was not reached: requests were late, and the latencies are of a queue that grew", |result| {
+            result.open_loop.as_ref().is_some_and(|open| !open.kept_up)
+        }),
+        ("Over-subscribed: more polling threads than cores, so that latencies and rates contain the scheduler's", |result| {
+            result.placement.threads > result.placement.usable_cores.len()
+        }),
+        ("Debug build, whose figures mean nothing", |result| result.environment.build_profile != "release"),
+        ("Software device: the protocol is the real one, the NIC and the network are not", |result| result.device == "soft"),
+        ("Runs are far apart (standard deviation above 20 %)", |result| {
+            result.over_runs.total_rps.std_dev.is_some_and(|deviation| deviation > WIDE_SPREAD * result.measured.total_rps)
+        }),
+        ("Little's law does not hold within 5 %: outstanding operations, throughput and latency do not fit together", |result| {
+            result.littles_law.deviation > LAW_LIMIT
+        }),
+    ];
+    checks.into_iter().filter_map(|(what, is)| concerned(what, is)).collect()
+}
+
+/// Polling threads of rank 0's host, and the cores they could use.
+fn threads_on_cores(result: &JobResult) -> String {
+    format!("{} on {}", result.placement.threads, result.placement.usable_cores.len())
+}
+
+/// A condition in words.
+type Condition = fn(&JobResult) -> String;
+
+fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, String)> {
+    let mut conditions = Vec::new();
+    if let Some(first) = results.first() {
+        let same = |of: fn(&JobResult) -> String| {
+            let value = of(first);
+            if results.iter().all(|result| of(result) == value) { value } else { "differs".to_owned() }
+        };
+        let others: [(&str, Condition); 5] = [
+            ("threads on cores", threads_on_cores),
+            ("kernel", |result| result.environment.kernel.clone()),
+            ("clock", |result| result.clock.to_string()),
+            ("measured", |result| {
+                let Recorded { runs, duration_s, warmup_s, .. } = &result.options;
+                format!("{} of {duration_s} s after {warmup_s} s", plural(*runs, "run"))
+            }),
+            ("benchkv", |result| result.benchkv_version.clone()),
+        ];
+        conditions.extend(others.map(|(name, of)| (name.to_owned(), same(of))));
+    }
+    // What the options leave to benchkv is not worth a line.
+    let telling = comparison.common.iter().filter(|(_, value)| value != "none");
+    telling.cloned().chain(conditions).collect()
+}
+
+fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (Vec<Cell>, Vec<Vec<Cell>>) {
+    let text = |text: &str| Cell::Text(text.to_owned());
+    let figures = [
+        "total",
+        "\u{b1}",
+        "slowest run",
+        "fastest run",
+        "remote",
+        "p50",
+        "p99",
+        "p99.9",
+        "messages per WRITE",
+        "empty rounds",
+        "lost",
+        "threads on cores",
+    ];
+    let header = [text("settings")].into_iter().chain(figures.map(|name| Cell::Figure(name.to_owned()))).chain([text("file")]).collect();
+    let row = |label: &str, member: usize| {
+        let (result, name) = (results.get(member)?, names.get(member)?);
+        let (of, spread, latency) = (&result.measured, result.over_runs.total_rps, &result.measured.latency_ns);
+        let share = |deviation: f64| format!("{:.1} %", 100.0 * deviation / of.total_rps.max(1e-9));
+        let figures = [
+            rate(of.total_rps),
+            spread.std_dev.map_or_else(|| "-".to_owned(), share),
+            rate(spread.min),
+            rate(spread.max),
+            rate(of.remote_rps),
+            nanos(latency.p50 as f64),
+            nanos(latency.p99 as f64),
+            nanos(latency.p999 as f64),
+            format!("{:.1}", of.activity.messages_per_write),
+            format!("{:.0} %", 100.0 * of.activity.empty_loops),
+            result.lost.to_string(),
+            threads_on_cores(result),
+        ];
+        Some([text(label)].into_iter().chain(figures.map(Cell::Figure)).chain([text(name)]).collect())
+    };
+    let members = comparison.groups.iter().flat_map(|group| group.members.iter().map(|member| (group.label.as_str(), *member)));
+    (header, members.filter_map(|(label, member)| row(label, member)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_without_traces_is_refused_with_what_to_do() {
+        let dir = std::env::temp_dir().join(format!("benchkv-report-{}", std::process::id()));
+        let refused = |dir: &Path| read_traces(dir).unwrap_err().to_string();
+        assert!(refused(&dir).contains("No such file"));
+        std::fs::create_dir(&dir).unwrap();
+        let empty = refused(&dir);
+        std::fs::write(dir.join("rank-0-daemon-0.csv"), "a,b\n").unwrap();
+        let other = refused(&dir);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(empty.contains("rank-R-daemon-D.csv") && empty.contains("--trace DIR"), "{empty}");
+        assert!(other.contains("no trace of this version"), "{other}");
+    }
+}

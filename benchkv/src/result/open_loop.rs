@@ -1,0 +1,99 @@
+//! What an open loop asked for and what it got.
+
+use std::fmt;
+
+use harness::report::{nanos, rate};
+use serde::{Deserialize, Serialize};
+
+use super::reduce::Tally;
+use crate::client::OpenWindow;
+
+/// One operation of so many that became due in a window may stay behind. More is a rate that was not reached.
+const TOLERATED: u64 = 100;
+
+/// An open loop, in one run or in all.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct OpenLoop {
+    /// Operations per second that became due.
+    pub offered_rps: f64,
+    /// Operations per second that ended: `total_rps` of the same run or job.
+    pub reached_rps: f64,
+    /// Operations that became due.
+    pub due: u64,
+    /// Operations due and not issued when the window ended; of several windows the most.
+    pub backlog: u64,
+    /// Whether the clients followed their schedules: in no window did the backlog grow by more than a hundredth of what became due, or than what
+    /// the clients could issue at once, which is that of a hiccup at its end.
+    pub kept_up: bool,
+    /// From an operation's intended start to its issue, the mean in nanoseconds. It is part of each latency.
+    pub issue_delay_ns: f64,
+}
+
+/// See [`OpenWindow`]: sums over clients or ranks, and over runs what can be added up.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(super) struct OpenTally {
+    offered_rps: f64,
+    due: u64,
+    backlog_before: u64,
+    backlog: u64,
+    /// Operations held before their issue, the mean over time.
+    held: f64,
+}
+
+impl OpenTally {
+    pub(super) fn add(&mut self, window: &OpenWindow, span_ns: f64) {
+        self.offered_rps += window.due as f64 * 1e9 / span_ns;
+        self.due += window.due;
+        self.backlog_before += window.backlog_before;
+        self.backlog += window.backlog;
+        self.held += window.held_ns as f64 / span_ns;
+    }
+
+    pub(super) fn add_tally(&mut self, other: &Self, weight: f64) {
+        self.offered_rps += weight * other.offered_rps;
+        self.due += other.due;
+        self.backlog_before += other.backlog_before;
+        self.backlog += other.backlog;
+        self.held += weight * other.held;
+    }
+}
+
+impl OpenLoop {
+    /// Of one run, all ranks together, whose clients may have `depth` operations outstanding.
+    pub(super) fn of_run(run: &Tally, depth: u64) -> Self {
+        let (all, reached_rps) = (&run.open_loop, run.local_rps + run.remote_rps);
+        Self {
+            offered_rps: all.offered_rps,
+            reached_rps,
+            due: all.due,
+            backlog: all.backlog,
+            kept_up: all.backlog <= all.backlog_before + depth.max(all.due / TOLERATED),
+            issue_delay_ns: if reached_rps > 0.0 { all.held / reached_rps * 1e9 } else { 0.0 },
+        }
+    }
+
+    /// Of all runs: `mean` has their means, `runs` what was found of each.
+    pub(super) fn of_job(mean: &Tally, runs: impl Iterator<Item = Self> + Clone) -> Self {
+        Self {
+            backlog: runs.clone().map(|run| run.backlog).max().unwrap_or(0),
+            kept_up: runs.clone().all(|run| run.kept_up),
+            ..Self::of_run(mean, 0)
+        }
+    }
+}
+
+/// A line of the table.
+impl fmt::Display for OpenLoop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (offered, reached, delay) = (rate(self.offered_rps), rate(self.reached_rps), nanos(self.issue_delay_ns));
+        write!(f, "open loop: offered {offered}, reached {reached}; latency from the intended start, {delay} of it before the issue")?;
+        if self.kept_up {
+            return Ok(());
+        }
+        write!(
+            f,
+            "\nTHE RATE WAS NOT REACHED: {} operations were due and not issued at the end of a window, so latencies tell how long it was",
+            self.backlog
+        )
+    }
+}

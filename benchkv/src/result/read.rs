@@ -1,0 +1,145 @@
+//! Results read back. A file is whatever a user named: every way in which it is no result of this version has its own words.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use thiserror::Error;
+
+use super::{JobResult, SCHEMA, SCHEMA_VERSION};
+
+/// Largest file read: a result of 256 ranks and 32 runs has some megabytes.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// A file is no result that can be read.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// The system refuses it.
+    #[error("{} cannot be read: {source}; name a file that `benchkv --json FILE` wrote", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// It is too long to be a result.
+    #[error("{} is longer than {MAX_BYTES} bytes, which no result is; name a file that `benchkv --json FILE` wrote", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is not JSON, or only the beginning of it.
+    #[error("{} is not JSON ({source}); name a file that `benchkv --json FILE` wrote, or repeat the job if this is a part of one", path.display())]
+    NotJson {
+        /// The file.
+        path: PathBuf,
+        /// Where it ceases to be JSON.
+        source: serde_json::Error,
+    },
+    /// It is JSON of another kind.
+    #[error("{} is {found}, and what is read is {SCHEMA:?} of version {SCHEMA_VERSION}; name a file that `benchkv --json FILE` wrote", path.display())]
+    OtherSchema {
+        /// The file.
+        path: PathBuf,
+        /// What it says it is.
+        found: String,
+    },
+    /// It is a result of another version.
+    #[error(
+        "{} is a result of schema version {found}, written by benchkv {writer}, and this benchkv reads version {SCHEMA_VERSION}; \
+         repeat the job, or use the benchkv that wrote it",
+        path.display()
+    )]
+    OtherVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+        /// Version of benchkv that wrote it.
+        writer: String,
+    },
+    /// It says that it is what is read, and is not.
+    #[error("{} says it is a result of schema version {SCHEMA_VERSION}, but: {source}; repeat the job", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+}
+
+impl JobResult {
+    /// Reads a document that `--json` wrote.
+    ///
+    /// # Errors
+    /// [`ReadError`] says what was found in its place, what is read, and what to do.
+    pub fn read(path: &Path) -> Result<Self, ReadError> {
+        let mut text = Vec::new();
+        let opened = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut text));
+        opened.map_err(|source| ReadError::Io { path: path.to_owned(), source })?;
+        if text.len() as u64 > MAX_BYTES {
+            return Err(ReadError::TooLong { path: path.to_owned() });
+        }
+        Self::parse(path, &text)
+    }
+
+    fn parse(path: &Path, text: &[u8]) -> Result<Self, ReadError> {
+        let path = || path.to_owned();
+        let document: Value = serde_json::from_slice(text).map_err(|source| ReadError::NotJson { path: path(), source })?;
+        let Some(found) = document["schema_version"].as_u64() else {
+            return Err(ReadError::OtherSchema { path: path(), found: "JSON without a schema version".to_owned() });
+        };
+        let schema = &document["schema"];
+        // Version 1 had no name yet, but this member.
+        if schema != SCHEMA && !(schema.is_null() && document["per_rank"].is_array()) {
+            let name = schema.as_str().map_or_else(|| "without a schema name".to_owned(), |name| format!("of the schema {name:?}"));
+            return Err(ReadError::OtherSchema { path: path(), found: format!("JSON {name}") });
+        }
+        if found != u64::from(SCHEMA_VERSION) {
+            let writer = document["benchkv_version"].as_str().unwrap_or("unknown").to_owned();
+            return Err(ReadError::OtherVersion { path: path(), found, writer });
+        }
+        serde_json::from_value(document).map_err(|source| ReadError::Malformed { path: path(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> String {
+        JobResult::parse(Path::new("some.json"), text.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_no_result_of_this_version_is_refused_with_what_was_found() {
+        for (text, parts) in [
+            ("", ["not JSON", "line 1", "--json FILE"]),
+            ("{\"schema\": \"benchkv-result\", \"schema_ver", ["not JSON", "EOF", "repeat the job"]),
+            ("[1, 2]", ["without a schema version", "benchkv-result", "version 2"]),
+            ("{\"schema_version\": 2}", ["without a schema name", "benchkv-result", "--json FILE"]),
+            ("{\"schema\": \"other\", \"schema_version\": 2}", ["\"other\"", "benchkv-result", "--json FILE"]),
+            (
+                "{\"schema_version\": 1, \"per_rank\": [], \"benchkv_version\": \"0.0.9\"}",
+                ["schema version 1, written by benchkv 0.0.9", "reads version 2", "repeat the job"],
+            ),
+            ("{\"schema\": \"benchkv-result\", \"schema_version\": 3}", ["version 3", "reads version 2", "the benchkv that wrote it"]),
+            ("{\"schema\": \"benchkv-result\", \"schema_version\": 2}", ["version 2, but", "missing field", "repeat the job"]),
+        ] {
+            let error = refused(text);
+            assert!(error.starts_with("some.json "), "{error}");
+            for part in parts {
+                assert!(error.contains(part), "{part:?} is missing: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_opened_or_has_no_end_is_refused() {
+        let error = |path| JobResult::read(Path::new(path)).unwrap_err().to_string();
+        assert!(error("/nonexistent/x.json").contains("No such file"));
+        assert!(error("/").contains("cannot be read"));
+        assert!(error("/dev/zero").contains("longer than"));
+    }
+}

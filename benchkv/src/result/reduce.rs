@@ -1,0 +1,372 @@
+//! From the reports of all ranks to one result.
+
+use std::collections::BTreeSet;
+
+use harness::clock::ClockSource;
+use harness::counters::PortCounters;
+use harness::echo::EchoResult;
+use harness::environment::{Environment, peak_rss_bytes};
+use harness::hist::{HistogramError, LatencyHistogram, LatencySummary};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::open_loop::OpenTally;
+use super::{
+    EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, OpenLoop, RankResult, RunResult, SCHEMA, SCHEMA_VERSION,
+    Spread, SpreadOverRuns,
+};
+use crate::activity::{ActivityRates, WorkerReport};
+use crate::client::{ClientReport, Window};
+use crate::options::{Options, Recorded, SHORTEST_RUN_S};
+use crate::verify::never_issued;
+
+/// What one rank measured, as it travels to the others.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RankReport {
+    rank: usize,
+    issued: u64,
+    completed: u64,
+    errors: u64,
+    lost: u64,
+    not_found: u64,
+    course: Course,
+    windows: Vec<Tally>,
+    verdict: Option<RankVerdict>,
+    daemons: Vec<WorkerReport>,
+    clients: Vec<WorkerReport>,
+    peak_rss_bytes: u64,
+    pattern_hash: u64,
+    hardware_counters: Vec<HardwareCounters>,
+}
+
+/// The windows of a job as they came to pass on one rank.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Course {
+    /// Length of each window that was begun, in seconds.
+    pub windows_s: Vec<f64>,
+    /// The user ended the job before its last window was complete.
+    pub is_interrupted: bool,
+}
+
+/// What was measured in a window, or in several: sums over clients, ranks or runs.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct Tally {
+    pub(super) local_rps: f64,
+    pub(super) remote_rps: f64,
+    errors: u64,
+    outstanding: f64,
+    waited: f64,
+    carried: f64,
+    pub(super) open_loop: OpenTally,
+    local: LatencyHistogram,
+    remote: LatencyHistogram,
+}
+
+/// What `--verify` found on one rank.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct RankVerdict {
+    failures: u64,
+    first: Option<String>,
+    /// By client of this rank.
+    issued: Vec<u32>,
+    /// By writer of the job.
+    highest: Vec<u32>,
+}
+
+impl RankReport {
+    /// Puts the reports of a rank's threads together.
+    #[must_use]
+    pub fn new(rank: usize, course: Course, clients: Vec<ClientReport>, daemons: Vec<WorkerReport>) -> Self {
+        let mut report = Self {
+            rank,
+            issued: 0,
+            completed: 0,
+            errors: 0,
+            lost: 0,
+            not_found: 0,
+            windows: vec![Tally::default(); course.windows_s.len()],
+            course,
+            verdict: None,
+            daemons,
+            clients: Vec::with_capacity(clients.len()),
+            peak_rss_bytes: peak_rss_bytes(),
+            pattern_hash: 0,
+            hardware_counters: Vec::new(),
+        };
+        for client in clients {
+            // The order of clients matters.
+            report.pattern_hash = report.pattern_hash.rotate_left(1) ^ client.pattern_hash;
+            report.issued += client.counts.issued;
+            report.completed += client.counts.completed;
+            report.errors += client.counts.errors;
+            report.not_found += client.counts.not_found;
+            report.lost += client.lost;
+            report.windows.iter_mut().zip(&client.windows).for_each(|(window, client)| window.add(client));
+            report.clients.push(client.worker);
+            report.peak_rss_bytes += client.process_rss_bytes;
+            let Some(verdict) = client.verdict else { continue };
+            let none = RankVerdict { failures: 0, first: None, issued: Vec::new(), highest: vec![0; verdict.highest.len()] };
+            let all = report.verdict.get_or_insert(none);
+            all.failures += verdict.failures;
+            all.first = all.first.take().or_else(|| verdict.first.map(|failure| failure.to_string()));
+            all.issued.push(verdict.issued);
+            all.highest.iter_mut().zip(verdict.highest).for_each(|(highest, other)| *highest = other.max(*highest));
+        }
+        report
+    }
+
+    /// Adds what the ports that this rank used counted between two looks at all ports of its host. One rank of each host does this.
+    pub fn add_hardware_counters(&mut self, mut before: PortCounters, mut after: PortCounters) {
+        let workers = self.daemons.iter().chain(&self.clients);
+        let ports: BTreeSet<&String> = workers.filter_map(|worker| Some(&worker.transport.as_ref()?.device)).collect();
+        let counters = ports.into_iter().filter_map(|port| {
+            let (before, after) = (before.remove(port)?, after.remove(port)?);
+            Some(HardwareCounters { rank: self.rank, port: port.clone(), before, after })
+        });
+        self.hardware_counters = counters.collect();
+    }
+
+    /// Leaves out what came after the first `count` windows.
+    fn truncate(&mut self, count: usize) {
+        self.course.windows_s.truncate(count);
+        self.windows.truncate(count);
+        self.daemons.iter_mut().chain(&mut self.clients).for_each(|worker| worker.windows.truncate(count));
+    }
+
+    /// Windows, each with its weight in a mean over all of them: its share of their length.
+    fn weighted(&self) -> impl Iterator<Item = (&Tally, f64)> {
+        let total_s: f64 = self.course.windows_s.iter().sum();
+        self.windows.iter().zip(self.course.windows_s.iter().map(move |length_s| length_s / total_s))
+    }
+
+    fn result(&self) -> Result<RankResult, HistogramError> {
+        let activity = activity_of(&[self], None);
+        Ok(RankResult {
+            rank: self.rank,
+            measured: Tally::sum(self.weighted())?.measured(activity)?,
+            pattern_hash: format!("{:016x}", self.pattern_hash),
+            issued: self.issued,
+            completed: self.completed,
+            errors: self.errors,
+            lost: self.lost,
+            verify_failures: self.verdict.as_ref().map(|verdict| verdict.failures),
+            daemons: self.daemons.clone(),
+            clients: self.clients.clone(),
+            peak_rss_bytes: self.peak_rss_bytes,
+        })
+    }
+}
+
+/// What the threads of `reports` did, in one run or in all.
+fn activity_of(reports: &[&RankReport], run: Option<usize>) -> ActivityRates {
+    let seconds = seconds_of(reports, run);
+    let windows = |workers: fn(&RankReport) -> &[WorkerReport]| {
+        let workers = reports.iter().copied().flat_map(workers);
+        workers.flat_map(move |worker| {
+            let range = run.map_or(0..worker.windows.len(), |run| run..run + 1);
+            worker.windows.get(range).into_iter().flatten()
+        })
+    };
+    ActivityRates::new(windows(|report| &report.daemons), windows(|report| &report.clients), seconds)
+}
+
+/// Length of one window or of all, the mean over ranks.
+fn seconds_of(reports: &[&RankReport], run: Option<usize>) -> f64 {
+    let windows_s = |report: &RankReport| -> f64 {
+        match run {
+            Some(run) => report.course.windows_s.get(run).copied().unwrap_or_default(),
+            None => report.course.windows_s.iter().sum(),
+        }
+    };
+    reports.iter().map(|report| windows_s(report)).sum::<f64>() / reports.len().max(1) as f64
+}
+
+impl Tally {
+    fn add(&mut self, client: &Window) {
+        let span_ns = client.ended_ns.saturating_sub(client.started_ns).max(1) as f64;
+        self.local_rps += client.local.count() as f64 * 1e9 / span_ns;
+        self.remote_rps += client.remote.count() as f64 * 1e9 / span_ns;
+        self.errors += client.errors;
+        self.outstanding += client.outstanding_ns as f64 / span_ns;
+        let waited_ns = [&client.local, &client.remote].map(LatencyHistogram::summary).map(|all| all.mean * all.count as f64);
+        let held_ns = client.open_loop.held_ns as f64;
+        self.waited += (waited_ns.iter().sum::<f64>() - held_ns) / span_ns;
+        self.open_loop.add(&client.open_loop, span_ns);
+        self.carried += client.carried_ns as f64 / span_ns;
+        // Histograms of one process have the same bounds.
+        let _ = self.local.merge(&client.local).and_then(|()| self.remote.merge(&client.remote));
+    }
+
+    /// Adds up counts and histograms, and rates and means with the weight of each: 1 for ranks, which measure side by side.
+    fn sum<'a>(tallies: impl Iterator<Item = (&'a Self, f64)>) -> Result<Self, HistogramError> {
+        let mut sum = Self::default();
+        for (tally, weight) in tallies {
+            sum.local_rps += weight * tally.local_rps;
+            sum.remote_rps += weight * tally.remote_rps;
+            sum.errors += tally.errors;
+            sum.outstanding += weight * tally.outstanding;
+            sum.waited += weight * tally.waited;
+            sum.carried += weight * tally.carried;
+            sum.open_loop.add_tally(&tally.open_loop, weight);
+            sum.local.merge(&tally.local)?;
+            sum.remote.merge(&tally.remote)?;
+        }
+        Ok(sum)
+    }
+
+    /// Round trips of local and remote operations together.
+    fn latency(&self) -> Result<LatencySummary, HistogramError> {
+        let mut all = self.local.clone();
+        all.merge(&self.remote)?;
+        Ok(all.summary())
+    }
+
+    fn measured(self, activity: ActivityRates) -> Result<Measured, HistogramError> {
+        Ok(Measured {
+            total_rps: self.local_rps + self.remote_rps,
+            local_rps: self.local_rps,
+            remote_rps: self.remote_rps,
+            local_ops: self.local.count(),
+            remote_ops: self.remote.count(),
+            latency_ns: self.latency()?,
+            local_latency_ns: self.local.summary(),
+            remote_latency_ns: self.remote.summary(),
+            histograms_ns: Histograms { local: self.local, remote: self.remote },
+            activity,
+        })
+    }
+}
+
+impl SpreadOverRuns {
+    fn of(runs: &[RunResult]) -> Self {
+        let of = |figure: fn(&Measured) -> f64| Spread::of(&runs.iter().map(|run| figure(&run.measured)).collect::<Vec<_>>());
+        Self {
+            total_rps: of(|run| run.total_rps),
+            local_rps: of(|run| run.local_rps),
+            remote_rps: of(|run| run.remote_rps),
+            p50_ns: of(|run| run.latency_ns.p50 as f64),
+            p99_ns: of(|run| run.latency_ns.p99 as f64),
+        }
+    }
+}
+
+/// The reports do not fit together.
+#[derive(Debug, Error)]
+pub enum ReduceError {
+    /// A rank's report cannot be read.
+    #[error("the report of rank {rank} cannot be read: {source}")]
+    Malformed {
+        /// The rank.
+        rank: usize,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// A rank's histograms cannot be merged.
+    #[error("a histogram of some rank cannot be merged: {0}")]
+    Histogram(#[from] HistogramError),
+}
+
+/// What surrounds the measurement.
+#[derive(Debug, Clone)]
+pub struct Conditions {
+    /// What latencies were measured with.
+    pub clock: ClockSource,
+    /// The machine.
+    pub environment: Environment,
+    /// The baseline.
+    pub unix_echo: Vec<EchoResult>,
+}
+
+impl JobResult {
+    /// Reduces the encoded reports of all ranks.
+    ///
+    /// # Errors
+    /// [`ReduceError`] names the rank whose report is of no use.
+    pub fn reduce(options: &Options, conditions: Conditions, parts: &[Vec<u8>]) -> Result<Self, ReduceError> {
+        let decode =
+            |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice(part).map_err(|source| ReduceError::Malformed { rank, source });
+        let mut reports: Vec<RankReport> = parts.iter().enumerate().map(decode).collect::<Result<_, _>>()?;
+        let count = complete(&reports);
+        reports.iter_mut().for_each(|report| report.truncate(count));
+        let all_reports: Vec<&RankReport> = reports.iter().collect();
+        let windows = |run: usize| reports.iter().filter_map(move |report| report.windows.get(run));
+        let depth = (options.workload.ranks * options.workload.clients * options.queue_depth) as u64;
+        let run_result = |run| {
+            let tally = Tally::sum(windows(run).map(|window| (window, 1.0)))?;
+            let (errors, open_loop) = (tally.errors, options.pace.map(|_| OpenLoop::of_run(&tally, depth)));
+            let (duration_s, activity) = (seconds_of(&all_reports, Some(run)), activity_of(&all_reports, Some(run)));
+            Ok(RunResult { duration_s, measured: tally.measured(activity)?, errors, open_loop })
+        };
+        let runs: Vec<RunResult> = (0..count).map(run_result).collect::<Result<_, HistogramError>>()?;
+        let all = Tally::sum(reports.iter().flat_map(RankReport::weighted))?;
+        let littles_law = LittlesLaw::new(all.outstanding, all.waited, all.carried);
+        let open_loop = options.pace.map(|_| OpenLoop::of_job(&all, runs.iter().filter_map(|run| run.open_loop)));
+        let measured = all.measured(activity_of(&all_reports, None))?;
+        let per_rank = reports.iter().map(RankReport::result).collect::<Result<_, HistogramError>>()?;
+        let (failures, first_verify_failure) = judge(&reports);
+        let total = |field: fn(&RankReport) -> u64| reports.iter().map(field).sum();
+        let baseline = |echo: EchoResult| EchoBaseline { echo, remote_ratio: measured.remote_rps / echo.rps.max(1e-9) };
+        let unix_echo = conditions.unix_echo.into_iter().map(baseline).collect();
+        let counters: Vec<HardwareCounters> = reports.iter().flat_map(|report| &report.hardware_counters).cloned().collect();
+        Ok(Self {
+            schema: SCHEMA.to_owned(),
+            schema_version: SCHEMA_VERSION,
+            benchkv_version: env!("CARGO_PKG_VERSION").to_owned(),
+            backend: options.backend,
+            device: device_of(&reports),
+            ranks: options.workload.ranks,
+            server_threads: options.server_threads,
+            client_threads: options.workload.clients,
+            queue_depth: options.queue_depth,
+            seed: options.workload.seed,
+            options: Recorded::from(options),
+            sizes: options.sizes,
+            memory: options.memory,
+            launcher: options.launcher.clone(),
+            placement: options.plan.clone(),
+            clock: conditions.clock,
+            environment: conditions.environment,
+            interrupted: reports.iter().any(|report| report.course.is_interrupted),
+            measured,
+            over_runs: SpreadOverRuns::of(&runs),
+            issued: total(|report| report.issued),
+            completed: total(|report| report.completed),
+            errors: total(|report| report.errors),
+            lost: total(|report| report.lost),
+            not_found: total(|report| report.not_found),
+            verify_failures: options.workload.verify.then_some(failures),
+            first_verify_failure,
+            open_loop,
+            littles_law,
+            hardware_counters: (!counters.is_empty()).then_some(counters),
+            unix_echo,
+            runs,
+            per_rank,
+        })
+    }
+}
+
+/// The windows that count: all that were begun, but the last of an interrupted job only if it became as long as a run may be.
+fn complete(reports: &[RankReport]) -> usize {
+    let begun = reports.iter().map(|report| report.course.windows_s.len()).min().unwrap_or(0);
+    let is_interrupted = reports.iter().any(|report| report.course.is_interrupted);
+    let lasts = |report: &RankReport| report.course.windows_s.get(begun.wrapping_sub(1)).is_none_or(|length| *length >= SHORTEST_RUN_S);
+    if is_interrupted && !reports.iter().all(lasts) { begun - 1 } else { begun }
+}
+
+/// The kind of device all threads opened: a device name is `kind:details`.
+fn device_of(reports: &[RankReport]) -> String {
+    let mut opened = reports.iter().flat_map(|report| &report.daemons).filter_map(|daemon| daemon.transport.as_ref());
+    let kind = opened.next().and_then(|transport| transport.device.split(':').next());
+    kind.unwrap_or("none").to_owned()
+}
+
+/// Counts the failures of all ranks, and adds what only shows over all of them: sequence numbers read that nobody issued.
+fn judge(reports: &[RankReport]) -> (u64, Option<String>) {
+    let verdicts: Vec<&RankVerdict> = reports.iter().filter_map(|report| report.verdict.as_ref()).collect();
+    let issued: Vec<u32> = verdicts.iter().flat_map(|verdict| &verdict.issued).copied().collect();
+    let invented: Vec<_> = verdicts.iter().flat_map(|verdict| never_issued(&verdict.highest, &issued)).collect();
+    let failures = verdicts.iter().map(|verdict| verdict.failures).sum::<u64>() + invented.len() as u64;
+    let first = verdicts.iter().find_map(|verdict| verdict.first.clone());
+    (failures, first.or_else(|| invented.first().map(ToString::to_string)))
+}

@@ -1,0 +1,241 @@
+//! The result as a flat table: a row for the job, one for each run, one for each rank; the options repeated on each, so that a row stands alone
+//! and tables of several jobs can be put below one another.
+
+use harness::hist::LatencySummary;
+
+use super::{HardwareCounters, JobResult, Measured, OpenLoop, RankResult, RunResult};
+
+/// A row: what it is about, in the job it is of.
+#[derive(Debug, Clone, Copy)]
+pub struct Row<'a> {
+    job: &'a JobResult,
+    scope: Scope<'a>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Scope<'a> {
+    Job,
+    Run(usize, &'a RunResult),
+    Rank(&'a RankResult),
+}
+
+/// A column: its name, with the unit in it, its type, and how a row has it. A row that has no such value has none, which is not zero.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    /// The name.
+    pub name: &'static str,
+    /// The type, and the value in a row.
+    pub cell: Cell,
+}
+
+/// The value that a row has in a column, by its type.
+#[derive(Debug, Clone, Copy)]
+pub enum Cell {
+    /// A word or a text.
+    Text(fn(&Row<'_>) -> Option<String>),
+    /// A whole number.
+    Count(fn(&Row<'_>) -> Option<u64>),
+    /// Any other number.
+    Number(fn(&Row<'_>) -> Option<f64>),
+}
+
+/// The rows of a job: the job, its runs, its ranks.
+#[must_use]
+pub fn rows(job: &JobResult) -> Vec<Row<'_>> {
+    let runs = job.runs.iter().enumerate().map(|(number, run)| Scope::Run(number, run));
+    let ranks = job.per_rank.iter().map(Scope::Rank);
+    [Scope::Job].into_iter().chain(runs).chain(ranks).map(|scope| Row { job, scope }).collect()
+}
+
+impl Row<'_> {
+    fn measured(&self) -> &Measured {
+        match self.scope {
+            Scope::Job => &self.job.measured,
+            Scope::Run(_, run) => &run.measured,
+            Scope::Rank(rank) => &rank.measured,
+        }
+    }
+
+    fn scope(&self) -> &'static str {
+        match self.scope {
+            Scope::Job => "job",
+            Scope::Run(..) => "run",
+            Scope::Rank(_) => "rank",
+        }
+    }
+
+    /// What is counted over the whole job, drain included, has no value in a run: of all ranks, or of one.
+    fn fate(&self, job: fn(&JobResult) -> u64, rank: fn(&RankResult) -> u64) -> Option<u64> {
+        match self.scope {
+            Scope::Job => Some(job(self.job)),
+            Scope::Rank(this) => Some(rank(this)),
+            Scope::Run(..) => None,
+        }
+    }
+
+    /// Figures of the job as a whole.
+    fn of_job<'b, T>(&'b self, figure: impl FnOnce(&'b JobResult) -> T) -> Option<T> {
+        matches!(self.scope, Scope::Job).then(|| figure(self.job))
+    }
+
+    /// What an open loop came to, in the job or in one run.
+    fn open_loop(&self) -> Option<&OpenLoop> {
+        match self.scope {
+            Scope::Job => self.job.open_loop.as_ref(),
+            Scope::Run(_, run) => run.open_loop.as_ref(),
+            Scope::Rank(_) => None,
+        }
+    }
+
+    /// How far a counter of all NICs went on.
+    fn hardware(&self, name: &str) -> Option<u64> {
+        let counters = self.of_job(|job| job.hardware_counters.as_ref())??;
+        counters.iter().filter_map(|port: &HardwareCounters| port.counted(name)).reduce(|sum, more| sum + more)
+    }
+}
+
+/// The latencies of no operation are none.
+fn latency(summary: &LatencySummary, figure: fn(&LatencySummary) -> f64) -> Option<f64> {
+    (summary.count > 0).then(|| figure(summary))
+}
+
+macro_rules! columns {
+    ($($kind:ident $name:literal: $get:expr;)*) => { &[$(Column { name: $name, cell: Cell::$kind($get) }),*] };
+}
+
+macro_rules! options {
+    ($($kind:ident $name:literal: $get:expr;)*) => { columns! { $($kind $name: |row| { let get: fn(&JobResult) -> _ = $get; Some(get(row.job)) };)* } };
+}
+
+macro_rules! measured {
+    ($($kind:ident $name:literal: $get:expr;)*) => { columns! { $($kind $name: |row| { let get: fn(&Measured) -> _ = $get; Some(get(row.measured())) };)* } };
+}
+
+macro_rules! latencies {
+    ($($summary:ident: $mean:literal $min:literal $p50:literal $p99:literal $p999:literal $max:literal;)*) => { columns! { $(
+        Number $mean: |row| latency(&row.measured().$summary, |all| all.mean);
+        Number $min: |row| latency(&row.measured().$summary, |all| all.min as f64);
+        Number $p50: |row| latency(&row.measured().$summary, |all| all.p50 as f64);
+        Number $p99: |row| latency(&row.measured().$summary, |all| all.p99 as f64);
+        Number $p999: |row| latency(&row.measured().$summary, |all| all.p999 as f64);
+        Number $max: |row| latency(&row.measured().$summary, |all| all.max as f64);
+    )* } };
+}
+
+const ABOUT: &[Column] = columns! {
+    Text "scope": |row| Some(row.scope().to_owned());
+    Count "run": |row| match row.scope { Scope::Run(number, _) => Some(number as u64), _ => None };
+    Count "rank": |row| match row.scope { Scope::Rank(rank) => Some(rank.rank as u64), _ => None };
+};
+
+const OPTIONS: &[Column] = options! {
+    Text "backend": |job| job.backend.to_string();
+    Text "device": |job| job.device.clone();
+    Count "ranks": |job| job.ranks as u64;
+    Count "server_threads": |job| job.server_threads as u64;
+    Count "client_threads": |job| job.client_threads as u64;
+    Count "queue_depth": |job| job.queue_depth as u64;
+    Count "seed": |job| job.seed;
+    Number "duration_s": |job| job.options.duration_s;
+    Number "warmup_s": |job| job.options.warmup_s;
+    Count "key_range": |job| job.options.key_range;
+    Number "read_ratio": |job| job.options.read_ratio;
+    Number "remote_ratio": |job| job.options.remote_ratio;
+    Text "distribution": |job| job.options.distribution.to_string();
+    Count "ring_bytes": |job| job.sizes.ring_bytes;
+    Text "verify": |job| job.options.verify.to_string();
+    Text "wait": |job| job.options.wait.clone();
+    Text "policies": |job| job.options.policies.to_string();
+    Text "options_json": |job| serde_json::to_string(&job.options).unwrap_or_default();
+    Text "hosts": |job| job.launcher.hosts.join(" ");
+    Count "threads": |job| job.placement.threads as u64;
+    Count "usable_cores": |job| job.placement.usable_cores.len() as u64;
+    Text "cpu_model": |job| job.environment.cpu_model.clone();
+    Text "kernel": |job| job.environment.kernel.clone();
+    Text "git_commit": |job| job.environment.git_commit.clone();
+    Text "build_profile": |job| job.environment.build_profile.clone();
+};
+
+const RATES: &[Column] = measured! {
+    Number "total_rps": |of| of.total_rps;
+    Number "local_rps": |of| of.local_rps;
+    Number "remote_rps": |of| of.remote_rps;
+    Count "local_ops": |of| of.local_ops;
+    Count "remote_ops": |of| of.remote_ops;
+};
+
+const LATENCIES: &[Column] = latencies! {
+    latency_ns: "latency_mean_ns" "latency_min_ns" "latency_p50_ns" "latency_p99_ns" "latency_p999_ns" "latency_max_ns";
+    local_latency_ns: "local_mean_ns" "local_min_ns" "local_p50_ns" "local_p99_ns" "local_p999_ns" "local_max_ns";
+    remote_latency_ns: "remote_mean_ns" "remote_min_ns" "remote_p50_ns" "remote_p99_ns" "remote_p999_ns" "remote_max_ns";
+};
+
+const ACTIVITY: &[Column] = measured! {
+    Number "loops_per_s": |of| of.activity.loops_per_s;
+    Number "empty_loops_ratio": |of| of.activity.empty_loops;
+    Number "messages_per_loop": |of| of.activity.messages_per_loop;
+    Number "cqes_per_loop": |of| of.activity.cqes_per_loop;
+    Number "outstanding_mean": |of| of.activity.outstanding_mean;
+    Count "outstanding_peak": |of| of.activity.outstanding_peak.outstanding;
+    Number "writes_per_s": |of| of.activity.writes_per_s;
+    Number "messages_per_write": |of| of.activity.messages_per_write;
+    Number "reads_per_s": |of| of.activity.reads_per_s;
+    Number "waits_per_s": |of| of.activity.waits_per_s;
+    Number "credit_waits_per_s": |of| of.activity.credit_waits_per_s;
+    Number "window_stalls_per_s": |of| of.activity.window_stalls_per_s;
+    Count "backlog_peak": |of| of.activity.backlog_peak;
+};
+
+const FATE: &[Column] = columns! {
+    Count "issued": |row| row.fate(|job| job.issued, |rank| rank.issued);
+    Count "completed": |row| row.fate(|job| job.completed, |rank| rank.completed);
+    Count "errors": |row| match row.scope { Scope::Run(_, run) => Some(run.errors), _ => row.fate(|job| job.errors, |rank| rank.errors) };
+    Count "lost": |row| row.fate(|job| job.lost, |rank| rank.lost);
+    Count "verify_failures": |row| match row.scope {
+        Scope::Job => row.job.verify_failures,
+        Scope::Rank(rank) => rank.verify_failures,
+        Scope::Run(..) => None,
+    };
+    Text "pattern_hash": |row| match row.scope { Scope::Rank(rank) => Some(rank.pattern_hash.clone()), _ => None };
+    Count "peak_rss_bytes": |row| match row.scope { Scope::Rank(rank) => Some(rank.peak_rss_bytes), _ => None };
+    Number "total_rps_std_dev": |row| row.of_job(|job| job.over_runs.total_rps.std_dev)?;
+    Number "total_rps_min": |row| row.of_job(|job| job.over_runs.total_rps.min);
+    Number "total_rps_max": |row| row.of_job(|job| job.over_runs.total_rps.max);
+    Number "littles_law_deviation_ratio": |row| row.of_job(|job| job.littles_law.deviation);
+    Count "rnr_nak_retry_err": |row| row.hardware("rnr_nak_retry_err");
+    Count "out_of_buffer": |row| row.hardware("out_of_buffer");
+    Count "local_ack_timeout_err": |row| row.hardware("local_ack_timeout_err");
+};
+
+const COURSE: &[Column] = columns! {
+    Text "interrupted": |row| Some(row.job.interrupted.to_string());
+    Number "window_s": |row| match row.scope { Scope::Run(_, run) => Some(run.duration_s), _ => None };
+    Number "rate": |row| row.job.options.rate;
+    Text "arrivals": |row| row.job.options.arrivals.map(|arrivals| arrivals.to_string());
+    Number "offered_rps": |row| row.open_loop().map(|open| open.offered_rps);
+    Count "due_backlog": |row| row.open_loop().map(|open| open.backlog);
+    Text "kept_up": |row| row.open_loop().map(|open| open.kept_up.to_string());
+    Number "issue_delay_ns": |row| row.open_loop().map(|open| open.issue_delay_ns);
+};
+
+/// All columns, in their order.
+pub fn columns() -> impl Iterator<Item = &'static Column> {
+    [ABOUT, OPTIONS, COURSE, RATES, LATENCIES, ACTIVITY, FATE].into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_column_has_a_name_of_its_own_and_is_documented() {
+        let guide = include_str!("../../../docs/benchmarking.md");
+        let names: Vec<&str> = columns().map(|column| column.name).collect();
+        assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{names:?}");
+        for name in names {
+            assert!(guide.contains(&format!("`{name}`")), "docs/benchmarking.md does not explain the column {name}");
+        }
+    }
+}

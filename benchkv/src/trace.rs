@@ -1,0 +1,315 @@
+//! What a daemon was doing, sampled over time: `--trace`, and the files it writes.
+//!
+//! A file for each daemon, `rank-R-daemon-D.csv`: the line of [`COLUMNS`], then a line for each [`Sample`]. Only this module knows the format.
+//! The [`recorder`] takes the samples while the job runs, and writes nothing; files are written when all daemons have ended.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::options::{OptionError, range};
+
+pub mod recorder;
+
+/// The header line: names with units, in the order of the fields of [`Sample`].
+pub const COLUMNS: [&str; 14] = [
+    "time_ns",
+    "run",
+    "loops",
+    "cqes",
+    "moved",
+    "messages",
+    "writes",
+    "window_stalls",
+    "outstanding",
+    "backlog",
+    "held",
+    "hold_ns",
+    "poll_budget",
+    "rtt_ns",
+];
+
+/// Longest distance of samples that can be asked for.
+const MAX_INTERVAL: u64 = 1_000_000_000;
+/// Place of the one column that may be empty.
+const RUN: usize = 1;
+
+/// How a daemon stood at a time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Since this rank's warm-up began.
+    pub time_ns: u64,
+    /// The measured run it lies in, from 0; `None` (an empty field): in none.
+    pub run: Option<u16>,
+    /// Counter: rounds over all phases.
+    pub loops: u64,
+    /// Counter: completions taken.
+    pub cqes: u64,
+    /// Counter: messages that rounds moved, of clients, daemons and other ranks.
+    pub moved: u64,
+    /// Counter: messages in WRITEs to other ranks.
+    pub messages: u64,
+    /// Counter: WRITEs posted to other ranks.
+    pub writes: u64,
+    /// Counter: flushes that posted nothing because copyrpc's batch window was full.
+    pub window_stalls: u64,
+    /// Requests sent to other ranks and not answered yet.
+    pub outstanding: u64,
+    /// Requests that wait on their way out of the daemon.
+    pub backlog: u64,
+    /// Answers of other ranks that wait to be released together.
+    pub held: u64,
+    /// How long answers are held at most; 0: not.
+    pub hold_ns: u64,
+    /// Polls added to a round while they find nothing.
+    pub poll_budget: u64,
+    /// From a flush to the next completion, smoothed; 0 while no policy asks for it.
+    pub rtt_ns: u64,
+}
+
+impl Sample {
+    /// In the order of [`COLUMNS`].
+    fn fields(&self) -> [Option<u64>; COLUMNS.len()] {
+        let Self { time_ns, run, loops, cqes, moved, messages, writes, window_stalls, .. } = *self;
+        let Self { outstanding, backlog, held, hold_ns, poll_budget, rtt_ns, .. } = *self;
+        let head = [time_ns, 0, loops, cqes, moved, messages, writes, window_stalls];
+        let tail = [outstanding, backlog, held, hold_ns, poll_budget, rtt_ns];
+        let mut fields = [None; COLUMNS.len()];
+        fields.iter_mut().zip(head.into_iter().chain(tail)).for_each(|(field, value)| *field = Some(value));
+        fields[RUN] = run.map(u64::from);
+        fields
+    }
+
+    /// The inverse of [`fields`](Self::fields); what is missing is 0.
+    fn from_fields(fields: [Option<u64>; COLUMNS.len()]) -> Self {
+        let run = fields[RUN].map(|run| run as u16);
+        let [time_ns, _, loops, cqes, moved, messages, writes, window_stalls, rest @ ..] = fields.map(Option::unwrap_or_default);
+        let [outstanding, backlog, held, hold_ns, poll_budget, rtt_ns] = rest;
+        Self { time_ns, run, loops, cqes, moved, messages, writes, window_stalls, outstanding, backlog, held, hold_ns, poll_budget, rtt_ns }
+    }
+}
+
+/// The flags.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Traces")]
+pub struct TraceArgs {
+    /// Directory for a time series of each daemon, rank-R-daemon-D.csv; made if it is missing. It must not hold those of another job.
+    #[arg(long, value_name = "DIR")]
+    pub trace: Option<PathBuf>,
+
+    /// Rounds of a daemon that did something between two samples, 1 to 1000000000; it grows where a series would not fit into memory. An idle
+    /// daemon is sampled every millisecond.
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "trace")]
+    pub trace_interval: u64,
+}
+
+/// Where the series go, and how close their samples are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceOptions {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Rounds that did something between two samples.
+    pub interval: u64,
+}
+
+impl TraceArgs {
+    /// Whether that can be done; of the directory, see [`TraceOptions::prepare`].
+    ///
+    /// # Errors
+    /// The range.
+    pub fn check(&self) -> Result<(), OptionError> {
+        if (1..=MAX_INTERVAL).contains(&self.trace_interval) {
+            return Ok(());
+        }
+        let legal = format!("1 to {MAX_INTERVAL} rounds");
+        Err(range("--trace-interval", self.trace_interval, "outside what is supported", legal))
+    }
+
+    /// What is to be done.
+    #[must_use]
+    pub fn options(self) -> Option<TraceOptions> {
+        self.trace.map(|dir| TraceOptions { dir, interval: self.trace_interval })
+    }
+}
+
+/// A trace cannot be written or read.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    /// The system refuses.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Series of several jobs would be taken for those of one.
+    #[error("{} has the traces of another job: name another directory, or remove them", dir.display())]
+    Occupied {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// Not a trace, or one of another version.
+    #[error("{} is no trace of this version: line 1 is {found:?}, not {:?}", path.display(), COLUMNS.join(","))]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// Its first line.
+        found: String,
+    },
+    /// A line has too few or too many fields.
+    #[error("{}, line {line}: {found} fields, not {}", path.display(), COLUMNS.len())]
+    Fields {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// A field is not what its column holds.
+    #[error("{}, line {line}, column {column}: {found:?} is no number from 0 to {most}", path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The column.
+        column: &'static str,
+        /// What is there.
+        found: String,
+        /// The largest legal value.
+        most: u64,
+    },
+}
+
+/// A file with the series of a daemon.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TraceFile {
+    /// The rank.
+    pub rank: usize,
+    /// Its daemon.
+    pub daemon: usize,
+    /// The file.
+    pub path: PathBuf,
+}
+
+impl TraceFile {
+    /// Of a daemon, in `dir`.
+    #[must_use]
+    pub fn new(dir: &Path, rank: usize, daemon: usize) -> Self {
+        Self { rank, daemon, path: dir.join(format!("rank-{rank}-daemon-{daemon}.csv")) }
+    }
+
+    /// Those in `dir`, by rank and daemon.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`] if it cannot be listed.
+    pub fn all_in(dir: &Path) -> Result<Vec<Self>, TraceError> {
+        let failed = |source| TraceError::Io { path: dir.to_owned(), source };
+        let mut files = Vec::new();
+        for entry in fs::read_dir(dir).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            files.extend(Self::named(&path).map(|(rank, daemon)| Self { rank, daemon, path }));
+        }
+        files.sort();
+        Ok(files)
+    }
+
+    fn named(path: &Path) -> Option<(usize, usize)> {
+        let (rank, daemon) = path.file_name()?.to_str()?.strip_prefix("rank-")?.strip_suffix(".csv")?.split_once("-daemon-")?;
+        Some((rank.parse().ok()?, daemon.parse().ok()?))
+    }
+
+    /// Writes a series.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`]; a part of the file may be left.
+    pub fn write(&self, samples: &[Sample]) -> Result<(), TraceError> {
+        let write = || {
+            let mut out = BufWriter::new(File::create(&self.path)?);
+            writeln!(out, "{}", COLUMNS.join(","))?;
+            for sample in samples {
+                for (at, field) in sample.fields().into_iter().enumerate() {
+                    let comma = if at == 0 { "" } else { "," };
+                    match field {
+                        Some(value) => write!(out, "{comma}{value}")?,
+                        None => write!(out, "{comma}")?,
+                    }
+                }
+                writeln!(out)?;
+            }
+            out.flush()
+        };
+        write().map_err(|source| self.failed(source))
+    }
+
+    /// Reads it back. The file may be anybody's: nothing in it is trusted.
+    ///
+    /// # Errors
+    /// [`TraceError`] names the file, the line and the column.
+    pub fn read(&self) -> Result<Vec<Sample>, TraceError> {
+        let mut lines = BufReader::new(File::open(&self.path).map_err(|source| self.failed(source))?).lines();
+        let header = lines.next().transpose().map_err(|source| self.failed(source))?.unwrap_or_default();
+        if !header.split(',').eq(COLUMNS) {
+            return Err(TraceError::Header { path: self.path.clone(), found: header.chars().take(200).collect() });
+        }
+        let parse = |(at, line): (usize, io::Result<String>)| self.parse(at + 2, &line.map_err(|source| self.failed(source))?);
+        lines.enumerate().map(parse).collect()
+    }
+
+    fn parse(&self, line: usize, text: &str) -> Result<Sample, TraceError> {
+        let found = text.split(',').count();
+        if found != COLUMNS.len() {
+            return Err(TraceError::Fields { path: self.path.clone(), line, found });
+        }
+        let mut fields = [None; COLUMNS.len()];
+        for (at, ((field, column), text)) in fields.iter_mut().zip(COLUMNS).zip(text.split(',')).enumerate() {
+            let most = if at == RUN { u64::from(u16::MAX) } else { u64::MAX };
+            *field = match text.parse::<u64>() {
+                Ok(value) if value <= most => Some(value),
+                Err(_) if at == RUN && text.is_empty() => None,
+                _ => {
+                    let found = text.chars().take(40).collect();
+                    return Err(TraceError::Value { path: self.path.clone(), line, column, found, most });
+                }
+            };
+        }
+        Ok(Sample::from_fields(fields))
+    }
+
+    fn failed(&self, source: io::Error) -> TraceError {
+        TraceError::Io { path: self.path.clone(), source }
+    }
+}
+
+impl TraceOptions {
+    /// Makes the directory if it is missing, and finds out whether files can be made there.
+    ///
+    /// # Errors
+    /// [`TraceError`] if not, or if there are traces already.
+    pub fn prepare(&self) -> Result<(), TraceError> {
+        let failed = |source| TraceError::Io { path: self.dir.clone(), source };
+        fs::create_dir_all(&self.dir).map_err(failed)?;
+        let probe = self.dir.join(format!(".benchkv-{}", std::process::id()));
+        File::create_new(&probe).and_then(|_| fs::remove_file(&probe)).map_err(failed)?;
+        if TraceFile::all_in(&self.dir)?.is_empty() { Ok(()) } else { Err(TraceError::Occupied { dir: self.dir.clone() }) }
+    }
+
+    /// Writes the series of a rank's daemons, in their order.
+    ///
+    /// # Errors
+    /// The first file that could not be written.
+    pub fn write<'a>(&self, rank: usize, series: impl Iterator<Item = &'a [Sample]>) -> Result<(), TraceError> {
+        // On a further host nobody has made it yet.
+        fs::create_dir_all(&self.dir).map_err(|source| TraceError::Io { path: self.dir.clone(), source })?;
+        series.enumerate().try_for_each(|(daemon, samples)| TraceFile::new(&self.dir, rank, daemon).write(samples))
+    }
+}
+
+#[cfg(test)]
+mod tests;

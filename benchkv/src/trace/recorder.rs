@@ -1,0 +1,190 @@
+//! Takes the samples of one daemon into memory that is there from the start.
+
+use serde::{Deserialize, Serialize};
+
+use super::Sample;
+use crate::backend::Round;
+use crate::control::Phase;
+
+/// Samples kept of a daemon: 4 MiB.
+const CAPACITY: usize = 1 << 15;
+/// Shortest time between two samples of a daemon that has nothing to do.
+const IDLE_INTERVAL_NS: u64 = 1_000_000;
+/// Rounds without work between two looks at the clock.
+const IDLE_ROUNDS_PER_LOOK: u32 = 64;
+
+/// A series while it is recorded. Where it would not fit, every second sample is dropped and the distance of the next ones doubles: a series
+/// covers the whole job, and is as dense as the memory allows.
+#[derive(Debug)]
+pub struct Recorder {
+    interval: u64,
+    idle_interval_ns: u64,
+    capacity: usize,
+    /// When the warm-up began; `None`: it has not.
+    started_ns: Option<u64>,
+    run: Option<u16>,
+    /// Counters since then.
+    sum: Sample,
+    /// Rounds since the last sample that did something.
+    busy: u64,
+    /// Rounds since the last look at the clock that did nothing.
+    idle: u32,
+    samples: Vec<Sample>,
+    thinned: u64,
+}
+
+/// What became of a series.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceReport {
+    /// Samples written.
+    pub samples: u64,
+    /// Samples taken and dropped again, so that the rest fits.
+    pub thinned: u64,
+    /// Rounds that did something between two samples, at the end.
+    pub interval: u64,
+}
+
+impl Recorder {
+    /// A sample every `interval` rounds that did something.
+    #[must_use]
+    pub fn new(interval: u64) -> Self {
+        Self::with_capacity(interval, CAPACITY)
+    }
+
+    fn with_capacity(interval: u64, capacity: usize) -> Self {
+        Self {
+            interval,
+            idle_interval_ns: IDLE_INTERVAL_NS,
+            capacity,
+            started_ns: None,
+            run: None,
+            sum: Sample::default(),
+            busy: 0,
+            idle: 0,
+            samples: Vec::with_capacity(capacity),
+            thinned: 0,
+        }
+    }
+
+    /// Notes a round. `gauges` has what a daemon knows: all but time, run and the counters of rounds; those that count are as they stand.
+    pub fn note(&mut self, phase: Phase, round: Round, now_ns: impl FnOnce() -> u64, gauges: impl FnOnce() -> Sample) {
+        if self.started_ns.is_none() && phase == Phase::Ready {
+            return;
+        }
+        self.run = if let Phase::Window(run) = phase { Some(run) } else { None };
+        self.sum.loops += 1;
+        self.sum.cqes += round.cqes as u64;
+        self.sum.moved += round.moved as u64;
+        if round.moved > 0 {
+            self.busy += 1;
+        } else {
+            self.idle += 1;
+        }
+        if self.samples.is_empty() || self.busy >= self.interval || self.idle >= IDLE_ROUNDS_PER_LOOK {
+            self.look(now_ns(), gauges);
+        }
+    }
+
+    #[cold]
+    fn look(&mut self, now_ns: u64, gauges: impl FnOnce() -> Sample) {
+        self.idle = 0;
+        let time_ns = now_ns.saturating_sub(*self.started_ns.get_or_insert(now_ns));
+        let is_quiet = self.samples.last().is_some_and(|last| time_ns.saturating_sub(last.time_ns) < self.idle_interval_ns);
+        if self.busy < self.interval && is_quiet {
+            return;
+        }
+        self.busy = 0;
+        if self.samples.len() == self.capacity {
+            self.thin();
+        }
+        let Sample { loops, cqes, moved, .. } = self.sum;
+        self.samples.push(Sample { time_ns, run: self.run, loops, cqes, moved, ..gauges() });
+    }
+
+    fn thin(&mut self) {
+        let before = self.samples.len();
+        let mut is_kept = false;
+        self.samples.retain(|_| {
+            is_kept = !is_kept;
+            is_kept
+        });
+        self.thinned += (before - self.samples.len()) as u64;
+        self.interval *= 2;
+        self.idle_interval_ns *= 2;
+    }
+
+    /// The series, in the order of time.
+    #[must_use]
+    pub fn samples(&self) -> &[Sample] {
+        &self.samples
+    }
+
+    /// What became of it.
+    #[must_use]
+    pub fn report(&self) -> TraceReport {
+        TraceReport { samples: self.samples.len() as u64, thinned: self.thinned, interval: self.interval }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUSY: Round = Round { moved: 3, cqes: 1, outstanding: 0 };
+    const IDLE: Round = Round { moved: 0, cqes: 0, outstanding: 0 };
+
+    fn times(recorder: &Recorder) -> Vec<u64> {
+        recorder.samples().iter().map(|sample| sample.time_ns).collect()
+    }
+
+    #[test]
+    fn a_sample_is_taken_every_so_many_rounds_that_did_something() {
+        let mut recorder = Recorder::new(3);
+        recorder.note(Phase::Ready, BUSY, || unreachable!("nothing is recorded before the warm-up"), Sample::default);
+        for now_ns in 100..110 {
+            let phase = if now_ns < 104 { Phase::WarmUp } else { Phase::Window(2) };
+            recorder.note(phase, BUSY, || now_ns, || Sample { writes: now_ns, held: 7, ..Sample::default() });
+        }
+        assert_eq!(times(&recorder), [0, 3, 6, 9], "the first round, then each third");
+        let [first, .., last] = recorder.samples() else { panic!("some") };
+        assert_eq!((first.run, last.run), (None, Some(2)));
+        assert_eq!((last.loops, last.moved, last.cqes, last.writes, last.held), (10, 30, 10, 109, 7));
+    }
+
+    #[test]
+    fn an_idle_daemon_is_sampled_by_time() {
+        let mut recorder = Recorder::new(1000);
+        let mut looks = 0;
+        for round in 0..640_u64 {
+            let now_ns = || {
+                looks += 1;
+                round * 10_000
+            };
+            recorder.note(Phase::WarmUp, IDLE, now_ns, Sample::default);
+        }
+        assert_eq!(looks, 10, "the clock is not read in every round");
+        let spaced = times(&recorder).windows(2).all(|pair| pair[1] - pair[0] >= IDLE_INTERVAL_NS);
+        assert!(spaced && recorder.samples().len() == 5, "{:?}", times(&recorder));
+    }
+
+    #[test]
+    fn a_series_that_would_not_fit_is_thinned_over_all_of_its_length() {
+        let mut recorder = Recorder::with_capacity(1, 8);
+        let memory = recorder.samples.as_ptr();
+        for now_ns in 0..100 {
+            recorder.note(Phase::WarmUp, BUSY, || now_ns, Sample::default);
+        }
+        assert_eq!(times(&recorder), [0, 16, 32, 48, 64, 80, 96]);
+        assert_eq!(recorder.report(), TraceReport { samples: 7, thinned: 16, interval: 16 });
+        assert_eq!(recorder.samples.as_ptr(), memory, "nothing was allocated");
+    }
+
+    #[test]
+    fn time_that_stands_still_or_goes_back_is_no_harm() {
+        let mut recorder = Recorder::new(1);
+        for now_ns in [50, 50, 20, 60] {
+            recorder.note(Phase::WarmUp, BUSY, || now_ns, Sample::default);
+        }
+        assert_eq!(times(&recorder), [0, 0, 0, 10]);
+    }
+}

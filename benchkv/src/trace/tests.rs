@@ -1,0 +1,103 @@
+use super::*;
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("benchkv-trace-{}-{name}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn file(&self, text: &str) -> TraceFile {
+        let file = TraceFile::new(&self.0, 0, 1);
+        fs::write(&file.path, text).unwrap();
+        file
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Every field has a value of its own, so that none can be taken for another.
+fn sample(from: u64, run: Option<u16>) -> Sample {
+    let mut fields = [None; COLUMNS.len()];
+    fields.iter_mut().zip(from..).for_each(|(field, value)| *field = Some(value));
+    Sample { run, ..Sample::from_fields(fields) }
+}
+
+#[test]
+fn a_series_reads_back_as_it_was_written() {
+    let dir = Scratch::new("roundtrip");
+    let samples = [sample(1, None), sample(100, Some(3)), Sample { time_ns: u64::MAX, ..sample(u64::MAX - 20, Some(u16::MAX)) }];
+    let file = TraceFile::new(&dir.0, 3, 12);
+    file.write(&samples).unwrap();
+    assert_eq!(file.read().unwrap(), samples);
+    let text = fs::read_to_string(&file.path).unwrap();
+    assert_eq!(text.lines().take(2).collect::<Vec<_>>(), [&COLUMNS.join(","), "1,,3,4,5,6,7,8,9,10,11,12,13,14"]);
+    assert!(text.ends_with('\n') && text.lines().count() == 4);
+    assert_eq!((samples[0].rtt_ns, samples[0].outstanding, samples[0].window_stalls), (14, 9, 8), "columns are where the header says");
+    file.write(&[]).unwrap();
+    assert_eq!(file.read().unwrap(), []);
+}
+
+#[test]
+fn files_are_found_by_rank_and_daemon() {
+    let dir = Scratch::new("find");
+    for (rank, daemon) in [(10, 0), (2, 1), (2, 0)] {
+        TraceFile::new(&dir.0, rank, daemon).write(&[]).unwrap();
+    }
+    for other in ["rank-1-daemon-.csv", "rank-x-daemon-0.csv", "rank-1-daemon-0.csv.gz", "result.json"] {
+        fs::write(dir.0.join(other), "").unwrap();
+    }
+    let found: Vec<_> = TraceFile::all_in(&dir.0).unwrap().into_iter().map(|file| (file.rank, file.daemon)).collect();
+    assert_eq!(found, [(2, 0), (2, 1), (10, 0)]);
+}
+
+#[test]
+fn what_is_no_trace_is_refused_with_file_line_and_column() {
+    let dir = Scratch::new("malformed");
+    let header = COLUMNS.join(",");
+    let good = "1,,3,4,5,6,7,8,9,10,11,12,13,14";
+    for (text, parts) in [
+        (String::new(), ["is no trace of this version", "line 1 is \"\""]),
+        ("a,b\n1,2\n".to_owned(), ["is no trace of this version", "\"a,b\""]),
+        (format!("{header},more\n"), ["is no trace of this version", "more"]),
+        (format!("{header}\n{good}\n1,2\n"), ["line 3: 2 fields", "not 14"]),
+        (format!("{header}\n{good},15\n"), ["line 2: 15 fields", "not 14"]),
+        (format!("{header}\n{good}\n\n"), ["line 3: 1 fields", "not 14"]),
+        (format!("{header}\n{}\n", good.replace(",3,", ",-3,")), ["line 2, column loops: \"-3\"", "from 0 to 18446744073709551615"]),
+        (format!("{header}\n{}\n", good.replace(",,", ",65536,")), ["line 2, column run: \"65536\"", "from 0 to 65535"]),
+        (format!("{header}\n{}\n", good.replace("13,", ",")), ["line 2, column poll_budget: \"\"", "is no number"]),
+    ] {
+        let refused = dir.file(&text).read().unwrap_err().to_string();
+        assert!(refused.contains("rank-0-daemon-1.csv"), "{refused}");
+        assert!(parts.iter().all(|part| refused.contains(part)), "{text:?}: {refused}");
+    }
+    let missing = TraceFile::new(&dir.0, 7, 7).read().unwrap_err().to_string();
+    assert!(missing.contains("rank-7-daemon-7.csv: No such file"), "{missing}");
+    fs::write(&TraceFile::new(&dir.0, 0, 1).path, [0xff, 0xfe, b'\n']).unwrap();
+    let binary = TraceFile::new(&dir.0, 0, 1).read().unwrap_err().to_string();
+    assert!(binary.contains("UTF-8"), "{binary}");
+}
+
+#[test]
+fn a_directory_is_made_and_one_that_cannot_be_used_is_refused() {
+    let dir = Scratch::new("prepare");
+    let options = |dir: PathBuf| TraceOptions { dir, interval: 1 };
+    let new = options(dir.0.join("deep/er"));
+    new.prepare().unwrap();
+    new.prepare().unwrap();
+    assert_eq!(fs::read_dir(&new.dir).unwrap().count(), 0, "the probe is gone");
+    TraceFile::new(&new.dir, 0, 0).write(&[]).unwrap();
+    let occupied = new.prepare().unwrap_err().to_string();
+    assert!(occupied.contains("deep/er has the traces of another job"), "{occupied}");
+    let file = dir.file("").path;
+    for unusable in [file.clone(), file.join("below"), PathBuf::from("/proc/benchkv")] {
+        let refused = options(unusable.clone()).prepare().unwrap_err().to_string();
+        assert!(refused.starts_with(unusable.to_str().unwrap()), "{refused}");
+    }
+}

@@ -1,0 +1,472 @@
+//! A worker of one thread with its endpoints: active messages of a few bytes, sent and received.
+//!
+//! What the library is given stays where it is until the library is done with it: a message from the call to the end of its request, the inbox until
+//! the worker is destroyed. No reference to the inbox is held across a call of the library, because callbacks write to it; they run
+//! inside such calls, on this thread, copy some bytes, call nothing back and cannot panic.
+
+use core::ffi::{c_char, c_uint, c_void};
+use core::ptr::NonNull;
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use super::ffi::*;
+use super::{OLDEST, PeerErrors, UcxError};
+
+/// The number by which handlers are told apart; there is one.
+const MESSAGE_ID: c_uint = 1;
+/// Rounds of progress that one call makes at most.
+const PROGRESS_ROUNDS: usize = 16;
+/// How long endpoints may take to close.
+const CLOSE_LIMIT: Duration = Duration::from_millis(200);
+
+/// A message, as it came.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Message {
+    bytes: [u8; Self::MAX_BYTES],
+    length: usize,
+}
+
+impl Message {
+    /// Bytes of the longest that is kept whole.
+    pub(crate) const MAX_BYTES: usize = 64;
+
+    /// The first bytes; zeros where it was shorter, and of one that was longer.
+    pub(crate) fn head(&self) -> &[u8; Self::MAX_BYTES] {
+        &self.bytes
+    }
+
+    /// Its bytes.
+    ///
+    /// # Errors
+    /// It was longer than the longest; its length.
+    pub(crate) fn bytes(&self) -> Result<&[u8], usize> {
+        self.bytes.get(..self.length).ok_or(self.length)
+    }
+}
+
+/// What callbacks write.
+#[derive(Default)]
+struct Inbox {
+    messages: VecDeque<Message>,
+}
+
+struct Endpoint {
+    handle: Handle,
+    /// The status with which it failed; `UCS_OK` while it has not. Written by the error callback.
+    failure: NonNull<Status>,
+    /// In the order in which they were sent: requests that the library has not finished, and their messages.
+    going: VecDeque<(NonNull<c_void>, Box<[u8; Message::MAX_BYTES]>)>,
+    /// A flush, which ends when the connection stands.
+    connecting: Option<NonNull<c_void>>,
+}
+
+impl Endpoint {
+    /// Takes the end of an operation. Returns whether it has ended.
+    fn has_ended(&self, api: &Api, request: NonNull<c_void>) -> bool {
+        // SAFETY: a request of this worker that was not freed.
+        let status = unsafe { (api.functions.ucp_request_check_status)(request.as_ptr()) };
+        if status == UCS_INPROGRESS {
+            return false;
+        }
+        // SAFETY: as above; it is freed once, because the caller forgets it now.
+        unsafe { (api.functions.ucp_request_free)(request.as_ptr()) };
+        if status != UCS_OK {
+            // SAFETY: lives as long as the worker, and no callback runs now.
+            unsafe { self.failure.write(status) };
+        }
+        true
+    }
+}
+
+/// The worker. It belongs to the thread that opened it.
+pub(crate) struct Worker {
+    api: &'static Api,
+    context: Handle,
+    handle: Handle,
+    inbox: NonNull<Inbox>,
+    errors: PeerErrors,
+    endpoints: Vec<Endpoint>,
+    /// Memory for messages, which must not move while the library reads it.
+    #[expect(clippy::vec_box, reason = "see above")]
+    spare: Vec<Box<[u8; Message::MAX_BYTES]>>,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("endpoints", &self.endpoints.len()).field("errors", &self.errors).finish_non_exhaustive()
+    }
+}
+
+impl Worker {
+    /// A worker without endpoints, on the transports that UCX chooses (`UCX_TLS`, `UCX_NET_DEVICES`).
+    pub(crate) fn open(errors: PeerErrors) -> Result<Self, UcxError> {
+        let api = Api::get()?;
+        let params = Params { field_mask: UCP_PARAM_FIELD_FEATURES, features: UCP_FEATURE_AM, ..Params::default() };
+        let mut context: Handle = core::ptr::null_mut();
+        // SAFETY: parameters that live through the call, no configuration but the environment's, a place for the answer.
+        let status =
+            unsafe { (api.functions.ucp_init_version)(OLDEST.0, OLDEST.1, &raw const params, core::ptr::null(), &raw mut context) };
+        api.check("ucp_init", status)?;
+        let (params, mut handle) = (WorkerParams::default(), core::ptr::null_mut());
+        // SAFETY: a context; parameters and a place as above.
+        let status = unsafe { (api.functions.ucp_worker_create)(context, &raw const params, &raw mut handle) };
+        if let Err(error) = api.check("ucp_worker_create", status) {
+            // SAFETY: a context with no worker.
+            unsafe { (api.functions.ucp_cleanup)(context) };
+            return Err(error);
+        }
+        let inbox = NonNull::from(Box::leak(Box::<Inbox>::default()));
+        // From here on dropping it destroys what there is.
+        let worker = Self { api, context, handle, inbox, errors, endpoints: Vec::new(), spare: Vec::new() };
+        let handler = HandlerParams {
+            field_mask: UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+            id: MESSAGE_ID,
+            flags: 0,
+            cb: Some(receive),
+            arg: inbox.as_ptr().cast(),
+        };
+        // SAFETY: a worker; a callback of the type asked for, whose argument lives until the worker is destroyed.
+        let status = unsafe { (api.functions.ucp_worker_set_am_recv_handler)(handle, &raw const handler) };
+        api.check("ucp_worker_set_am_recv_handler", status)?;
+        Ok(worker)
+    }
+
+    /// Version of the library.
+    pub(crate) fn version(&self) -> String {
+        self.api.version()
+    }
+
+    /// What peers need to reach it.
+    pub(crate) fn address(&self) -> Result<Vec<u8>, UcxError> {
+        let (mut address, mut length) = (core::ptr::null_mut(), 0);
+        // SAFETY: a worker, and places for the answers.
+        let status = unsafe { (self.api.functions.ucp_worker_get_address)(self.handle, &raw mut address, &raw mut length) };
+        self.api.check("ucp_worker_get_address", status)?;
+        // SAFETY: as many bytes as it said, until they are released.
+        let bytes = unsafe { core::slice::from_raw_parts(address, length) }.to_vec();
+        // SAFETY: of this worker, and released once.
+        unsafe { (self.api.functions.ucp_worker_release_address)(self.handle, address) };
+        Ok(bytes)
+    }
+
+    /// Makes an endpoint to the worker with this address, and returns its number. The connection comes about while both make progress.
+    ///
+    /// # Safety
+    /// `address` is what [`address`](Self::address) of a worker returned: the library reads it without knowing its length.
+    pub(crate) unsafe fn connect(&mut self, address: &[u8]) -> Result<usize, UcxError> {
+        let failure = NonNull::from(Box::leak(Box::new(UCS_OK)));
+        let (mode, callback): (_, Option<ErrorCallback>) = match self.errors {
+            PeerErrors::Peer => (UCP_ERR_HANDLING_MODE_PEER, Some(fail)),
+            PeerErrors::None => (UCP_ERR_HANDLING_MODE_NONE, None),
+        };
+        let mut params = EndpointParams {
+            field_mask: UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+            address: address.as_ptr(),
+            err_mode: mode,
+            err_handler_cb: callback,
+            err_handler_arg: failure.as_ptr().cast(),
+            unused: [0; 8],
+        };
+        if callback.is_some() {
+            params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER;
+        }
+        let mut handle = core::ptr::null_mut();
+        // SAFETY: a worker; an address (caller); a callback of the type asked for, whose argument lives as long as the worker.
+        let status = unsafe { (self.api.functions.ucp_ep_create)(self.handle, &raw const params, &raw mut handle) };
+        if let Err(error) = self.api.check("ucp_ep_create", status) {
+            // SAFETY: leaked above, and given to no endpoint that exists.
+            drop(unsafe { Box::from_raw(failure.as_ptr()) });
+            return Err(error);
+        }
+        let options = RequestParams::default();
+        // SAFETY: the endpoint; options, of which none is set, that live through the call.
+        let flush = Started::of(unsafe { (self.api.functions.ucp_ep_flush_nbx)(handle, &raw const options) });
+        let connecting = if let Started::Going(request) = flush { Some(request) } else { None };
+        self.endpoints.push(Endpoint { handle, failure, going: VecDeque::new(), connecting });
+        if let Started::Failed(status) = flush { Err(UcxError::Peer(self.api.text(status))) } else { Ok(self.endpoints.len() - 1) }
+    }
+
+    /// Lets the library work. Returns whether all connections stand.
+    ///
+    /// # Errors
+    /// [`UcxError::Peer`]: one cannot come about.
+    pub(crate) fn settle(&mut self) -> Result<bool, UcxError> {
+        self.progress();
+        for endpoint in &mut self.endpoints {
+            endpoint.connecting = endpoint.connecting.filter(|request| !endpoint.has_ended(self.api, *request));
+        }
+        (0..self.endpoints.len()).try_for_each(|endpoint| self.check(endpoint))?;
+        Ok(self.endpoints.iter().all(|endpoint| endpoint.connecting.is_none()))
+    }
+
+    /// Sends a message of these parts, of at most [`Message::MAX_BYTES`] bytes together. What the library cannot send at once it keeps, without bound.
+    ///
+    /// # Errors
+    /// [`UcxError::Peer`] or [`UcxError::Call`]: the endpoint is of no more use.
+    #[inline]
+    pub(crate) fn send(&mut self, endpoint: usize, parts: &[&[u8]]) -> Result<(), UcxError> {
+        self.check(endpoint)?;
+        let refuse = |status: &str| UcxError::Call { call: "ucp_am_send_nbx", status: status.to_owned() };
+        let endpoint = self.endpoints.get_mut(endpoint).ok_or_else(|| refuse("no such endpoint"))?;
+        let mut message = self.spare.pop().unwrap_or_else(|| Box::new([0; Message::MAX_BYTES]));
+        let mut length = 0;
+        for part in parts {
+            let place = message.get_mut(length..length + part.len()).ok_or_else(|| refuse("a longer message than any"))?;
+            place.copy_from_slice(part);
+            length += part.len();
+        }
+        let params = RequestParams { op_attr_mask: UCP_OP_ATTR_FIELD_FLAGS, flags: UCP_AM_SEND_FLAG_EAGER, ..RequestParams::default() };
+        // SAFETY: an endpoint; no header; a message that stays where it is until its request has ended, or the worker.
+        let started = Started::of(unsafe {
+            (self.api.functions.ucp_am_send_nbx)(
+                endpoint.handle,
+                MESSAGE_ID,
+                core::ptr::null(),
+                0,
+                message.as_ptr().cast(),
+                length,
+                &raw const params,
+            )
+        });
+        match started {
+            Started::Done => self.spare.push(message),
+            Started::Going(request) => endpoint.going.push_back((request, message)),
+            Started::Failed(status) => return Err(UcxError::Peer(self.api.text(status))),
+        }
+        Ok(())
+    }
+
+    /// Lets the library work, for a bounded time. Returns whether it did.
+    pub(crate) fn progress(&mut self) -> bool {
+        let mut rounds = 0;
+        // SAFETY: a worker, and no reference to what callbacks write.
+        while rounds < PROGRESS_ROUNDS && unsafe { (self.api.functions.ucp_worker_progress)(self.handle) } > 0 {
+            rounds += 1;
+        }
+        for endpoint in &mut self.endpoints {
+            while let Some((request, message)) = endpoint.going.pop_front() {
+                if !endpoint.has_ended(self.api, request) {
+                    endpoint.going.push_front((request, message));
+                    break;
+                }
+                self.spare.push(message);
+            }
+        }
+        rounds > 0
+    }
+
+    /// The next message, of any peer.
+    #[inline]
+    pub(crate) fn next_message(&mut self) -> Option<Message> {
+        // SAFETY: lives as long as the worker; callbacks run inside calls of the library only, and this is none.
+        unsafe { self.inbox.as_mut() }.messages.pop_front()
+    }
+
+    /// Whether an endpoint is still of use.
+    ///
+    /// # Errors
+    /// [`UcxError::Peer`] with UCX's reason.
+    #[inline]
+    pub(crate) fn check(&self, endpoint: usize) -> Result<(), UcxError> {
+        let Some(endpoint) = self.endpoints.get(endpoint) else { return Ok(()) };
+        // SAFETY: lives as long as the worker; callbacks run inside calls of the library only, and this is none.
+        let status = unsafe { endpoint.failure.read() };
+        if status == UCS_OK { Ok(()) } else { Err(UcxError::Peer(self.api.text(status))) }
+    }
+
+    /// The transports that its endpoints use, each once: `posix/memory`, `rc_mlx5/mlx5_0:1`. From what UCX prints of an endpoint, the only place
+    /// where all versions say it.
+    pub(crate) fn transports(&self) -> Vec<String> {
+        let mut found: Vec<String> = self.endpoints.iter().flat_map(|endpoint| lanes(&self.print(endpoint))).collect();
+        found.sort();
+        found.dedup();
+        found
+    }
+
+    fn print(&self, endpoint: &Endpoint) -> String {
+        let (mut text, mut length): (*mut c_char, usize) = (core::ptr::null_mut(), 0);
+        // SAFETY: places that live until the stream is closed.
+        let Some(stream) = NonNull::new(unsafe { libc::open_memstream(&raw mut text, &raw mut length) }) else { return String::new() };
+        // SAFETY: an endpoint, and an open stream.
+        unsafe { (self.api.functions.ucp_ep_print_info)(endpoint.handle, stream.as_ptr()) };
+        // SAFETY: open, and closed once.
+        unsafe { libc::fclose(stream.as_ptr()) };
+        if text.is_null() {
+            return String::new();
+        }
+        // SAFETY: closing has made it as many bytes as it says.
+        let printed = String::from_utf8_lossy(unsafe { core::slice::from_raw_parts(text.cast(), length) }).into_owned();
+        // SAFETY: allocated by the stream for its owner, and freed once.
+        unsafe { libc::free(text.cast()) };
+        printed
+    }
+
+    /// Closes all endpoints: at once where errors are handled, else as soon as what was sent has gone, which takes both ends.
+    fn close(&self) {
+        let force = self.errors == PeerErrors::Peer;
+        let flags = if force { UCP_EP_CLOSE_FLAG_FORCE } else { 0 };
+        let params = RequestParams { op_attr_mask: UCP_OP_ATTR_FIELD_FLAGS, flags, ..RequestParams::default() };
+        let close = |endpoint: &Endpoint| {
+            // SAFETY: an endpoint, closed once; its messages live until the worker is destroyed.
+            match Started::of(unsafe { (self.api.functions.ucp_ep_close_nbx)(endpoint.handle, &raw const params) }) {
+                Started::Going(request) => Some(request),
+                Started::Done | Started::Failed(_) => None,
+            }
+        };
+        let closing: Vec<NonNull<c_void>> = self.endpoints.iter().filter_map(close).collect();
+        let start = Instant::now();
+        // SAFETY: requests of this worker that were not freed.
+        let is_going =
+            |request: &NonNull<c_void>| unsafe { (self.api.functions.ucp_request_check_status)(request.as_ptr()) } == UCS_INPROGRESS;
+        while closing.iter().any(is_going) && start.elapsed() < CLOSE_LIMIT {
+            // SAFETY: a worker, and no reference to what callbacks write.
+            unsafe { (self.api.functions.ucp_worker_progress)(self.handle) };
+            std::thread::yield_now();
+        }
+        let sends = self.endpoints.iter().flat_map(|endpoint| endpoint.going.iter().map(|(request, _)| *request));
+        let flushes = self.endpoints.iter().filter_map(|endpoint| endpoint.connecting);
+        for request in sends.chain(flushes).chain(closing) {
+            // SAFETY: a request of this worker, freed once; it may be under way.
+            unsafe { (self.api.functions.ucp_request_free)(request.as_ptr()) };
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.close();
+        // SAFETY: a worker whose endpoints are closed, or go with it, and then its context.
+        unsafe {
+            (self.api.functions.ucp_worker_destroy)(self.handle);
+            (self.api.functions.ucp_cleanup)(self.context);
+        }
+        // SAFETY: leaked when it was opened; nothing of the library is left that could write to it.
+        drop(unsafe { Box::from_raw(self.inbox.as_ptr()) });
+        for endpoint in &self.endpoints {
+            // SAFETY: leaked when the endpoint was made, likewise.
+            drop(unsafe { Box::from_raw(endpoint.failure.as_ptr()) });
+        }
+    }
+}
+
+/// Takes a message: `ucp_am_recv_callback_t`. What came by rendezvous is not there yet, and never asked for: too long.
+unsafe extern "C" fn receive(
+    arg: *mut c_void,
+    _header: *const c_void,
+    header_length: usize,
+    data: *mut c_void,
+    length: usize,
+    param: *const ReceiveParams,
+) -> Status {
+    // SAFETY: the library's, valid during the call.
+    let is_rendezvous = unsafe { param.as_ref() }.is_some_and(|param| param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV != 0);
+    let mut message = Message { bytes: [0; Message::MAX_BYTES], length };
+    match message.bytes.get_mut(..length) {
+        // SAFETY: as many bytes of the library's, valid during the call.
+        Some(bytes) if !is_rendezvous && header_length == 0 => unsafe {
+            data.cast::<u8>().copy_to_nonoverlapping(bytes.as_mut_ptr(), length)
+        },
+        // Not what any sound peer sends: without bytes, and with a length that says so.
+        _ => message.length = length.max(Message::MAX_BYTES + 1),
+    }
+    // SAFETY: the inbox of the worker that lives and to which nobody holds a reference.
+    if let Some(inbox) = unsafe { arg.cast::<Inbox>().as_mut() } {
+        inbox.messages.push_back(message);
+    }
+    UCS_OK
+}
+
+/// Notes why an endpoint failed: `ucp_err_handler_cb_t`.
+unsafe extern "C" fn fail(arg: *mut c_void, _endpoint: Handle, status: Status) {
+    // SAFETY: the place made for that endpoint, which lives as long as the worker.
+    unsafe { arg.cast::<Status>().write(status) };
+}
+
+/// The transports in what `ucp_ep_print_info` prints: `lane[0]:  2:posix/memory.0 md[1] ...`, one line for each lane.
+fn lanes(text: &str) -> Vec<String> {
+    let lane = |line: &str| {
+        let (_, rest) = line.split_once("lane[")?;
+        let (_, rest) = rest.split_once("]:")?;
+        let word = rest.split_whitespace().next()?;
+        let name = word.split_once(':').map_or(word, |(_, name)| name);
+        // Behind the last dot is the place of the device in UCX's list.
+        Some(name.rsplit_once('.').filter(|(_, place)| place.parse::<u32>().is_ok()).map_or(name, |(name, _)| name).to_owned())
+    };
+    text.lines().filter_map(lane).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_transports_are_found_in_what_ucx_prints() {
+        let text = "# UCP endpoint \n#  peer: <no debug data>\n\
+            #    lane[0]:  1:tcp/lo.0 md[1]                -> md[1]/tcp/sysdev[255] am am_bw#0 keepalive wireup\n\
+            #    lane[1]:  6:rc_mlx5/mlx5_0:1.0 md[5]    -> md[5]/ib/sysdev[0] rma_bw#0\n\
+            #    lane[2]:  cm rdmacm\n#    am_send: 0..<egr/short>..8185\n";
+        assert_eq!(lanes(text), ["tcp/lo", "rc_mlx5/mlx5_0:1", "cm"]);
+        assert_eq!(lanes("another form"), [""; 0]);
+    }
+
+    fn pair(errors: PeerErrors) -> [Worker; 2] {
+        let mut pair = [Worker::open(errors).unwrap(), Worker::open(errors).unwrap()];
+        let addresses = [0, 1].map(|end: usize| pair[end].address().unwrap());
+        for end in [0, 1] {
+            // SAFETY: the other worker's.
+            assert_eq!(unsafe { pair[end].connect(&addresses[1 - end]) }, Ok(0));
+        }
+        pair
+    }
+
+    fn until<T>(pair: &mut [Worker; 2], mut look: impl FnMut(&mut [Worker; 2]) -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            if let Some(found) = look(pair) {
+                return found;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "it never came");
+            pair.iter_mut().for_each(|end| _ = end.progress());
+        }
+    }
+
+    #[test]
+    #[ignore = "needs libucx0"]
+    fn messages_arrive_whole_and_in_order() {
+        for errors in [PeerErrors::Peer, PeerErrors::None] {
+            let mut pair = pair(errors);
+            for number in 0..2000_u32 {
+                pair[0].send(0, &[&number.to_le_bytes()]).unwrap();
+            }
+            let mut next = 0_u32;
+            until(&mut pair, |[_, taking]| {
+                while let Some(message) = taking.next_message() {
+                    assert_eq!(message.bytes(), Ok(&next.to_le_bytes()[..]));
+                    next += 1;
+                }
+                (next == 2000).then_some(())
+            });
+            assert_eq!(pair[0].check(0), Ok(()));
+            assert!(!pair[0].transports().is_empty(), "what it prints has another form");
+            assert!(pair[0].send(0, &[&[7; Message::MAX_BYTES], &[7]]).is_err());
+        }
+    }
+
+    /// As the library calls it, for what no sound peer sends.
+    #[test]
+    fn a_message_that_is_longer_or_not_there_yet_has_its_length_and_no_bytes() {
+        let mut inbox = Inbox::default();
+        let mut data = [7; Message::MAX_BYTES + 1];
+        for (length, recv_attr, header_length) in [(data.len(), 0, 0), (8, UCP_AM_RECV_ATTR_FLAG_RNDV, 0), (8, 0, 4), (8, 0, 0), (0, 0, 0)]
+        {
+            let param = ReceiveParams { recv_attr, reply_ep: core::ptr::null_mut() };
+            let arg = (&raw mut inbox).cast();
+            // SAFETY: an inbox, and as many bytes as are said.
+            unsafe { receive(arg, core::ptr::null(), header_length, data.as_mut_ptr().cast(), length, &raw const param) };
+        }
+        let lengths: Vec<_> = inbox.messages.iter().map(|message| message.bytes().map(<[u8]>::len)).collect();
+        assert_eq!(lengths, [Err(65), Err(65), Err(65), Ok(8), Ok(0)]);
+        assert_eq!(inbox.messages[0].head(), &[0; Message::MAX_BYTES]);
+    }
+}

@@ -1,0 +1,56 @@
+//! Every backend on a device behind libibverbs: a NIC, or the software HCA below the real libraries.
+//!
+//! `mlx5-run cargo test -p benchkv --test jobs -- --ignored hardware`; on a NIC without `mlx5-run`, and with `BENCHKV_TEST_DEVICE` where it is not
+//! mlx5_0.
+
+use crate::job::{BACKENDS, Job, SHORT, Scratch, benchkv, turn};
+use crate::measurement::{assert_sound, list, transports};
+
+fn device() -> String {
+    std::env::var("BENCHKV_TEST_DEVICE").unwrap_or_else(|_| "mlx5_0".to_owned())
+}
+
+/// A short job of two ranks, with variables for UCX. Returns how the first rank reached the other.
+fn measure(variables: &[(&str, &str)], args: &[&str]) -> String {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let mut command = benchkv(&["--verify", "--server-threads", "2", "--json", "-"]);
+    command.args(SHORT).args(args).arg("--shm-dir").arg(dir.path()).envs(variables.iter().copied());
+    let result = Job::start(&mut command).end().result();
+    assert_sound(&result);
+    for rank in list(&result, "per_rank") {
+        assert!(rank["remote_ops"].as_u64() > Some(0), "{rank}");
+    }
+    dir.assert_empty();
+    let first = transports(&result).next().unwrap();
+    format!("{} by {}", first["device"].as_str().unwrap(), first["reached_by"].as_str().unwrap())
+}
+
+#[test]
+#[ignore = "needs an mlx5 device, or mlx5-run"]
+fn every_backend_is_sound_on_hardware() {
+    let device = device();
+    for backend in BACKENDS {
+        let way = measure(&[], &["--backend", backend, "--device", &device]);
+        assert!(way.starts_with(&device), "{backend}: {way}");
+    }
+}
+
+/// Options that name the port as it is anyway, and a smaller MTU, reach the device.
+#[test]
+#[ignore = "needs an mlx5 device, or mlx5-run"]
+fn options_of_the_port_reach_the_hardware() {
+    let args = ["--backend", "rc-send", "--device", &device(), "--port", "1", "--gid-index", "0", "--sl", "1", "--traffic-class", "104"];
+    let way = measure(&[], &[&args[..], &["--mtu", "256"]].concat());
+    assert!(way.contains("GID index 0"), "{way}");
+}
+
+#[test]
+#[ignore = "needs an mlx5 device and libucx0, or mlx5-run"]
+fn ucx_is_sound_on_hardware() {
+    let device = format!("{}:1", device());
+    let variables = [("UCX_TLS", "rc_x,ud_x"), ("UCX_NET_DEVICES", device.as_str()), ("UCX_IB_MLX5_DEVX", "n")];
+    for errors in ["none", "peer"] {
+        let way = measure(&variables, &["--backend", "ucx-am", "--ucx-errors", errors]);
+        assert!(way.contains(&format!(" by rc_mlx5/{device}")), "{way}");
+    }
+}

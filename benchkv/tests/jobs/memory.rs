@@ -1,0 +1,40 @@
+//! What the connections of a job take of the memory, beside what the plan says.
+
+use benchkv::backend::composed::Composed;
+use benchkv::backend::{Backend, Endpoints, Peer, Records, Worker};
+use benchkv::cli::Cli;
+use benchkv::options::Options;
+use clap::Parser;
+
+use crate::job::Scratch;
+
+/// Bytes that this process holds in memory of its own, each page once however often it is mapped.
+fn held() -> u64 {
+    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// The daemons of 24 ranks in this process, each connected to the 23 others: a factor between the two shows which constant is wrong, and the
+/// job that is refused for it.
+#[test]
+fn connections_take_about_what_was_reckoned() {
+    const RANKS: usize = 24;
+    let dir = Scratch::in_memory();
+    let args = ["benchkv", "--backend", "delegation", "--ranks", &RANKS.to_string(), "--key-range", "1", "--shm-dir"];
+    let options = Options::resolve(Cli::try_parse_from(args.iter().copied().chain([dir.path().to_str().unwrap()])).unwrap()).unwrap();
+    let before = held();
+    let mut daemons: Vec<_> = (0..RANKS).map(|rank| Composed::new(&options, rank).unwrap().open_daemon(0).unwrap()).collect();
+    let records: Vec<Records> = daemons.iter().map(Endpoints::records).collect();
+    let daemon_of = |rank| Peer { rank, worker: Worker::Daemon(0) };
+    for (rank, daemon) in daemons.iter_mut().enumerate() {
+        let for_it = |(from, records): (usize, &Records)| {
+            let record = records.iter().find(|(to, _)| *to == daemon_of(rank))?;
+            Some((daemon_of(from), record.1.clone()))
+        };
+        daemon.connect(&records.iter().enumerate().filter_map(for_it).collect::<Records>()).unwrap();
+    }
+    let (taken, reckoned) = (held() - before, options.memory.connections_bytes);
+    // Rings and completion queues that nothing was written to yet take nothing.
+    assert!(taken < reckoned * 5 / 4 && taken > reckoned / 2, "{taken} bytes taken, {reckoned} reckoned");
+}

@@ -1,0 +1,113 @@
+//! The flat form of a result: the same numbers as in the document, whatever the format.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use benchkv::result::{Cell, columns};
+use serde_json::Value;
+
+use crate::job::{Scratch, run, turn};
+
+/// A table by rows: each cell a number or a text, or nothing.
+type Table = Vec<BTreeMap<String, Value>>;
+
+fn read_csv(path: &Path) -> Table {
+    let mut reader = csv::Reader::from_path(path).unwrap();
+    let names = reader.headers().unwrap().clone();
+    assert_eq!(names.iter().collect::<Vec<_>>(), columns().map(|column| column.name).collect::<Vec<_>>());
+    let typed = |(column, text): (&benchkv::result::Column, &str)| {
+        let value = match column.cell {
+            _ if text.is_empty() => Value::Null,
+            Cell::Text(_) => text.into(),
+            Cell::Count(_) => text.parse::<u64>().unwrap().into(),
+            Cell::Number(_) => text.parse::<f64>().unwrap().into(),
+        };
+        (column.name.to_owned(), value)
+    };
+    reader.records().map(|row| columns().zip(&row.unwrap()).map(typed).collect()).collect()
+}
+
+#[cfg(feature = "parquet")]
+fn read_parquet(path: &Path) -> Table {
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+    use parquet::record::Field;
+
+    let reader = SerializedFileReader::new(std::fs::File::open(path).unwrap()).unwrap();
+    let cell = |field: &Field| match field {
+        Field::Null => Value::Null,
+        Field::Str(text) => text.as_str().into(),
+        Field::ULong(count) => (*count).into(),
+        Field::Double(number) => (*number).into(),
+        other => panic!("a cell of type {other:?}"),
+    };
+    let rows = reader.get_row_iter(None).unwrap();
+    rows.map(|row| row.unwrap().get_column_iter().map(|(name, field)| (name.clone(), cell(field))).collect()).collect()
+}
+
+/// Each row, beside the member of the document it is about.
+fn beside<'a>(table: &'a Table, document: &'a Value) -> Vec<(&'a BTreeMap<String, Value>, &'a Value)> {
+    let (runs, ranks) = (document["runs"].as_array().unwrap(), document["per_rank"].as_array().unwrap());
+    let members: Vec<_> = [document].into_iter().chain(runs).chain(ranks).collect();
+    assert_eq!(table.len(), members.len());
+    let scopes = ["job"].into_iter().chain(runs.iter().map(|_| "run")).chain(ranks.iter().map(|_| "rank"));
+    assert!(table.iter().map(|row| &row["scope"]).eq(scopes), "{table:?}");
+    table.iter().zip(members).collect()
+}
+
+#[track_caller]
+fn assert_same_numbers(table: &Table, document: &Value) {
+    for (row, member) in beside(table, document) {
+        for name in ["total_rps", "local_rps", "remote_rps", "local_ops", "remote_ops"] {
+            assert_eq!(row[name], member[name], "{name}: {row:?}");
+        }
+        for name in ["loops_per_s", "messages_per_write", "writes_per_s", "backlog_peak"] {
+            assert_eq!(row[name], member["activity"][name], "{name}: {row:?}");
+        }
+        for (columns, summary) in [("latency", "latency_ns"), ("local", "local_latency_ns"), ("remote", "remote_latency_ns")] {
+            for figure in ["mean", "min", "p50", "p99", "p999", "max"] {
+                let cell = row[&format!("{columns}_{figure}_ns")].as_f64();
+                assert_eq!(cell, member[summary][figure].as_f64(), "{summary} {figure}: {row:?}");
+            }
+        }
+        for name in ["issued", "completed", "lost", "pattern_hash", "peak_rss_bytes"] {
+            assert_eq!(row[name], member[name], "{name}: absent where the document has none: {row:?}");
+        }
+        for name in ["backend", "device", "ranks", "queue_depth", "seed"] {
+            assert_eq!(row[name], document[name], "{name}: repeated on each row: {row:?}");
+        }
+        assert_eq!(serde_json::from_str::<Value>(row["options_json"].as_str().unwrap()).unwrap(), document["options"]);
+    }
+}
+
+#[test]
+fn the_same_seed_issues_the_same_operations_and_all_formats_say_the_same() {
+    let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
+    let table = |name: &str| files.path().join(name);
+    let with = |seed: &str, file: &str| {
+        std::fs::write(table(file), "an older and longer table\n".repeat(10_000)).unwrap();
+        run(&dir, &["--seed", seed, "--runs", "2", "--json", "-", "--output", table(file).to_str().unwrap()]).result()
+    };
+    let first = with("7", "first.csv");
+    let rows = read_csv(&table("first.csv"));
+    assert_same_numbers(&rows, &first);
+    let format = if cfg!(feature = "parquet") { "second.parquet" } else { "second.csv" };
+    let second = with("7", format);
+    #[cfg(feature = "parquet")]
+    assert_same_numbers(&read_parquet(&table(format)), &second);
+    let hashes =
+        |result: &Value| result["per_rank"].as_array().unwrap().iter().map(|rank| rank["pattern_hash"].clone()).collect::<Vec<_>>();
+    assert_eq!(hashes(&first), hashes(&second));
+    let other = with("8", "other.csv");
+    assert!(hashes(&first).iter().zip(hashes(&other)).all(|(first, other)| *first != other), "{other}");
+    assert_eq!(files.names().len(), 3, "nothing else is left: {:?}", files.names());
+}
+
+#[test]
+fn a_table_that_cannot_be_written_is_refused_before_the_run() {
+    let dir = Scratch::in_memory();
+    run(&dir, &["--output", "/nonexistent/x.csv"]).assert_failed(2, &["--output", "/nonexistent/x.csv", "a directory you may write to"]);
+    run(&dir, &["--output", "x.json"]).assert_failed(2, &["--output", "x.json", ".csv or .parquet"]);
+    if !cfg!(feature = "parquet") {
+        run(&dir, &["--output", "x.parquet"]).assert_failed(2, &["x.parquet", "--features parquet"]);
+    }
+}

@@ -1,0 +1,167 @@
+//! Does it matter in which order the links of a shared receive queue lead through its memory? A NIC that finds the next WQE where it follows
+//! the one before can fetch several at a time; one that has to follow links cannot. WRITEs with immediate go from a queue pair to another
+//! of the same device, in one thread: once with a queue that is linked in order, once with one whose links were shuffled, by turns.
+//!
+//! `cargo bench -p mlx5 --bench srq_order -- [DEVICE] [ROUNDS]`: messages per second on DEVICE (`mlx5_0`, or `soft`, which is the default and to
+//! which the order means nothing), medians of ROUNDS (11) rounds, and the ratio. Without `--bench`, as `cargo test` runs it, one short round.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
+
+use std::time::{Duration, Instant};
+
+use mlx5::verbs::VerbsOptions;
+use mlx5::{
+    Access, ConnectOptions, Cq, Device, DeviceSpec, FabricSpec, Inline, LocalFabric, Mr, QpConfig, RcQp, Signal, SoftOptions, Srq, WriteImm,
+};
+
+/// Receives of the shared queue.
+const DEPTH: usize = 1023;
+/// Messages on their way at a time.
+const IN_FLIGHT: usize = 256;
+/// Messages of one doorbell.
+const BATCH: usize = 16;
+
+/// A sender, a receiver and their queues.
+struct Pair {
+    sender: RcQp,
+    _receiver: RcQp,
+    send_cq: Cq,
+    recv_cq: Cq,
+    srq: Srq,
+    target: Mr,
+    /// Entries of receives, in the order in which the device took them.
+    taken: Vec<u16>,
+    in_flight: usize,
+}
+
+impl Pair {
+    fn new(device: &Device) -> Self {
+        let pd = device.alloc_pd().unwrap();
+        let (send_cq, recv_cq) = (device.create_cq(1024).unwrap(), device.create_cq(2048).unwrap());
+        let (srq, own) = (pd.create_srq(DEPTH as u32, 0).unwrap(), pd.create_srq(1, 0).unwrap());
+        let config = QpConfig { max_send_wr: 1024, ..QpConfig::default() };
+        let mut sender = pd.create_qp(&send_cq, &send_cq, &own, &config).unwrap();
+        let mut receiver = pd.create_qp(&recv_cq, &recv_cq, &srq, &config).unwrap();
+        receiver.connect(&sender.address(), &ConnectOptions::default()).unwrap();
+        sender.connect(&receiver.address(), &ConnectOptions::default()).unwrap();
+        let target = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let mut pair = Self { sender, _receiver: receiver, send_cq, recv_cq, srq, target, taken: Vec::new(), in_flight: 0 };
+        pair.post_receives();
+        pair
+    }
+
+    fn post_receives(&mut self) {
+        while self.srq.free() > 0 {
+            self.srq.post(&[], 0).unwrap();
+        }
+        self.srq.ring();
+    }
+
+    /// Sends messages until so many are on their way, or the send queue is full.
+    fn send(&mut self, in_flight: usize) {
+        let (addr, rkey) = (self.target.addr(), self.target.rkey());
+        while self.in_flight < in_flight {
+            let batch = BATCH.min(in_flight - self.in_flight);
+            let operation = |imm: usize| WriteImm { addr, rkey, imm: imm as u32, payload: Inline(&[0x5a; 8]) };
+            let posted = (0..batch).take_while(|imm| self.sender.post(&operation(*imm), Signal::Reclaim, 0).is_ok()).count();
+            self.sender.ring();
+            self.in_flight += posted;
+            let Self { sender, send_cq, .. } = self;
+            send_cq.poll(64, |cqe| {
+                cqe.result().unwrap();
+                sender.complete(&cqe);
+            });
+            if posted < batch {
+                return;
+            }
+        }
+    }
+
+    /// Takes the messages that have arrived.
+    fn receive(&mut self) -> usize {
+        let taken = &mut self.taken;
+        let received = self.recv_cq.poll(64, |cqe| {
+            cqe.result().unwrap();
+            taken.push(cqe.wqe_counter());
+        });
+        self.in_flight -= received;
+        received
+    }
+
+    /// Puts the entries taken back into the list, in this order.
+    fn put_back(&mut self) {
+        let Self { srq, taken, .. } = self;
+        taken.drain(..).for_each(|entry| assert!(srq.complete(entry).is_some(), "each entry is taken once"));
+    }
+
+    /// Uses up all receives and links them anew, in the order of a generator with a fixed seed.
+    fn shuffle(&mut self) {
+        while self.taken.len() < DEPTH {
+            self.send((DEPTH - self.taken.len()).min(IN_FLIGHT));
+            self.receive();
+        }
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        for last in (1..DEPTH).rev() {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            self.taken.swap(last, (state >> 33) as usize % (last + 1));
+        }
+        self.put_back();
+        self.post_receives();
+    }
+
+    /// Messages per second. The order of the links stays what it is: entries come back in the order in which they were taken.
+    fn rate(&mut self, duration: Duration) -> f64 {
+        let (start, mut messages) = (Instant::now(), 0);
+        while start.elapsed() < duration {
+            for _ in 0..16 {
+                self.send(IN_FLIGHT);
+                messages += self.receive();
+                self.put_back();
+                self.post_receives();
+            }
+        }
+        messages as f64 / start.elapsed().as_secs_f64()
+    }
+
+    /// Share of entries whose successor in time is also the next in memory, once round.
+    fn in_order(&mut self) -> f64 {
+        let mut entries = Vec::new();
+        while entries.len() < DEPTH {
+            self.send(IN_FLIGHT);
+            self.receive();
+            entries.extend_from_slice(&self.taken);
+            self.put_back();
+            self.post_receives();
+        }
+        let followed = entries.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count();
+        followed as f64 / (entries.len() - 1) as f64
+    }
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let is_bench = std::env::args().any(|arg| arg == "--bench");
+    let device = args.first().map_or("soft", String::as_str);
+    let spec = match device {
+        "soft" => DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() }),
+        name => DeviceSpec::Verbs(VerbsOptions { device: Some(name.to_owned()), ..VerbsOptions::default() }),
+    };
+    let (rounds, duration) = if is_bench { (args.get(1).map_or(11, |n| n.parse().unwrap()), 200) } else { (1, 10) };
+    let duration = Duration::from_millis(duration);
+    let device = Device::open(&spec).unwrap();
+    let (mut sequential, mut shuffled) = (Pair::new(&device), Pair::new(&device));
+    shuffled.shuffle();
+    let orders = [sequential.in_order(), shuffled.in_order()];
+    assert!(orders[0] > 0.99 && orders[1] < 0.1, "the queues are what they are said to be: {orders:?}");
+    let rates: Vec<[f64; 2]> = (0..rounds).map(|_| [sequential.rate(duration), shuffled.rate(duration)]).collect();
+    println!("messages per second on {}, SRQ of {DEPTH}, {rounds} rounds", device.info().name);
+    println!("links in order:  {:.0}", median(rates.iter().map(|rate| rate[0]).collect()));
+    println!("links shuffled:  {:.0}", median(rates.iter().map(|rate| rate[1]).collect()));
+    println!("shuffled / in order: {:.3}", median(rates.iter().map(|rate| rate[1] / rate[0]).collect()));
+    let orders = [sequential.in_order(), shuffled.in_order()];
+    assert!(orders[0] > 0.99 && orders[1] < 0.1, "they stayed what they were: {orders:?}");
+}
