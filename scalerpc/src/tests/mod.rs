@@ -2,4 +2,5 @@
 
 mod defects;
 mod explore;
+mod workers;
 mod world;
