@@ -10,7 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use scalerpc::mlx5::DeviceSpec;
+use scalerpc::mlx5::{DeviceSpec, Rule, SoftOptions, Timing};
 use scalerpc::rdma::{PendingClient, SyncCallError};
 use scalerpc::{CallFailure, CloseReason, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig, State};
 
@@ -76,16 +76,20 @@ impl Caller {
 }
 
 fn connect(server: &mut RdmaServer) -> RdmaClient {
+    connect_on(&DeviceSpec::default(), server)
+}
+
+fn connect_on(device: &DeviceSpec, server: &mut RdmaServer) -> RdmaClient {
     let offered = server.offer().unwrap();
-    let client = PendingClient::new(&DeviceSpec::default(), offered.record()).unwrap();
+    let client = PendingClient::new(device, offered.record()).unwrap();
     let admission = server.admit(offered, &client.record()).unwrap();
     client.admitted(&admission)
 }
 
-fn eight_clients(reply_mode: ReplyMode) {
-    let mut server = RdmaServer::new(&DeviceSpec::default(), &config(reply_mode)).unwrap();
+fn eight_clients(device: &DeviceSpec, reply_mode: ReplyMode) -> (RdmaServer, Vec<Caller>) {
+    let mut server = RdmaServer::new(device, &config(reply_mode)).unwrap();
     let mut handlers = handlers(&server);
-    let mut callers: Vec<_> = (0..8).map(|nth| Caller::new(connect(&mut server), nth, 300)).collect();
+    let mut callers: Vec<_> = (0..8).map(|nth| Caller::new(connect_on(device, &mut server), nth, 300)).collect();
     assert_eq!(server.core().groups().count(), 2);
     let start = Instant::now();
     while !callers.iter().all(Caller::is_done) {
@@ -98,16 +102,32 @@ fn eight_clients(reply_mode: ReplyMode) {
     assert!(stats.slices > 3, "{stats:?}");
     let direct: u64 = callers.iter().map(|caller| caller.client.core().stats().direct).sum();
     assert!(direct > 100, "requests are written in PROCESS: {direct} of 2400");
+    (server, callers)
 }
 
 #[test]
 fn eight_clients_of_two_groups_get_every_response_written() {
-    eight_clients(ReplyMode::ServerWrites);
+    eight_clients(&DeviceSpec::default(), ReplyMode::ServerWrites);
 }
 
 #[test]
 fn eight_clients_of_two_groups_read_every_response() {
-    eight_clients(ReplyMode::ClientReads);
+    eight_clients(&DeviceSpec::default(), ReplyMode::ClientReads);
+}
+
+/// Buffers are gathered late, and results come late: one reused too early would be sent wrongly, and is named. A staging slot is reused when its
+/// response came, which may be before the completion of the request's WRITE (S21); nothing else is.
+#[test]
+fn no_buffer_is_reused_while_the_device_may_still_read_it() {
+    for reply_mode in [ReplyMode::ServerWrites, ReplyMode::ClientReads] {
+        let options = SoftOptions { timing: Timing::Delay { ns: 3_000 }, strict: true, ..SoftOptions::default() };
+        let (server, callers) = eight_clients(&DeviceSpec::Soft(options), reply_mode);
+        assert_eq!(server.violations(), []);
+        for caller in &callers {
+            let violations = caller.client.violations();
+            assert!(violations.iter().all(|violation| violation.rule == Rule::SourceChanged), "{violations:?}");
+        }
+    }
 }
 
 #[test]

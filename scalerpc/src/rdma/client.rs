@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use mlx5::{Access, ConnectOptions, DeviceInfo, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{Access, ConnectOptions, DeviceInfo, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Violation, Write};
 use thiserror::Error;
 
 use super::exchange::{Accept, Admission, Offer};
@@ -162,6 +162,12 @@ impl RdmaClient {
     /// How long calls may take, in ns, from now on.
     pub const fn set_timeout_ns(&mut self, timeout_ns: u64) {
         self.core.set_timeout_ns(timeout_ns);
+    }
+
+    /// What strict mode of the software HCA has found (`SoftOptions::strict`).
+    #[must_use]
+    pub fn violations(&self) -> Vec<Violation> {
+        self.port.violations()
     }
 
     /// Name, transport and capabilities of the device in use.

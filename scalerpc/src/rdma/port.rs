@@ -1,6 +1,6 @@
 //! What both ends have of a device: it, its protection domain, and the queue of their completions.
 
-use mlx5::{Access, Device, DeviceInfo, DeviceSpec, Inline, MonoCq, Mr, Pd, PostError, RcQp, ReceiveSource, Signal, Write};
+use mlx5::{Access, Device, DeviceInfo, DeviceSpec, Inline, MonoCq, Mr, Pd, PostError, RcQp, ReceiveSource, Signal, Violation, Write};
 
 use super::{MAX_INLINE_BYTES, QP_CONFIG, SetupError};
 
@@ -22,6 +22,10 @@ impl Port {
 
     pub(super) fn info(&self) -> DeviceInfo {
         self.device.info()
+    }
+
+    pub(super) fn violations(&self) -> Vec<Violation> {
+        self.device.violations()
     }
 
     pub(super) fn alloc(&self, bytes: usize, access: Access) -> Result<Mr, SetupError> {

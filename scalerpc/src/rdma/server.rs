@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use mlx5::{Access, ConnectOptions, DeviceInfo, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{Access, ConnectOptions, DeviceInfo, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Violation, Write};
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, post_write};
@@ -203,6 +203,12 @@ impl RdmaServer {
     #[must_use]
     pub fn clients(&self) -> usize {
         self.peers.iter().flatten().count()
+    }
+
+    /// What strict mode of the software HCA has found (`SoftOptions::strict`).
+    #[must_use]
+    pub fn violations(&self) -> Vec<Violation> {
+        self.port.violations()
     }
 
     /// Name, transport and capabilities of the device in use.
