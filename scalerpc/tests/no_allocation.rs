@@ -1,0 +1,68 @@
+//! After warm-up nothing is allocated for a call, at either end. (Groups take memory when they are formed anew, once in a rotation at most.)
+#![allow(clippy::unwrap_used, reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use scalerpc::mlx5::DeviceSpec;
+use scalerpc::rdma::PendingClient;
+use scalerpc::{Handlers, RdmaClient, RdmaServer, ServerConfig};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: the system's allocator, and a count.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn connect(server: &mut RdmaServer) -> RdmaClient {
+    let offered = server.offer().unwrap();
+    let client = PendingClient::new(&DeviceSpec::default(), offered.record()).unwrap();
+    let admission = server.admit(offered, &client.record()).unwrap();
+    client.admitted(&admission)
+}
+
+#[test]
+fn calls_allocate_nothing() {
+    let config = ServerConfig { max_clients: 2, group_size: 2, ..ServerConfig::default() };
+    let mut server = RdmaServer::new(&DeviceSpec::default(), &config).unwrap();
+    let mut handlers = Handlers::new(server.core().layout().max_payload());
+    handlers.insert(1, |request: &[u8], _: &mut [u8]| Ok(request.len()));
+    let mut clients = [connect(&mut server), connect(&mut server)];
+    let mut round = |calls: u64| {
+        let (mut called, mut ended) = ([0; 2], 0);
+        while ended < 2 * calls {
+            for (client, called) in clients.iter_mut().zip(&mut called) {
+                while *called < calls && client.call(1, &[7; 100]).is_ok() {
+                    *called += 1;
+                }
+                client.poll();
+                while let Some(completion) = client.poll_completion(&mut []) {
+                    assert!(completion.outcome.is_ok());
+                    ended += 1;
+                }
+            }
+            server.step(&mut handlers, 16);
+        }
+    };
+    round(500);
+    let before = ALLOCATIONS.with(Cell::get);
+    round(500);
+    assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0, "allocations in 1,000 calls");
+}
