@@ -16,7 +16,7 @@
 //! - [`load`]: callers and answerers under load, and [`counted`]: operations one after the other, for whatever carries calls.
 //! - [`environment`]: machine, kernel and commit, for the result; [`counters`]: what the NIC counted meanwhile.
 //! - [`machine`]: libraries, limits and programs, for those who ask what is missing.
-//! - [`report`]: the table a person reads and the JSON document a program reads; [`file`]: where they are kept.
+//! - [`report`]: the table a person reads and the JSON document a program reads; [`mod@file`]: where they are kept.
 //!
 //! Waiting here is waiting for other processes, outside any measured window; only [`load`] starts a thread.
 
