@@ -1,6 +1,6 @@
 //! UCX's active messages through libucp, which is opened at run time: nothing of UCX is needed to build.
 //!
-//! - `ffi`: functions, structs and constants of `ucp/api/ucp.h`, and the library. - [`worker`]: a safe worker with its endpoints.
+//! - `ffi`: functions, structs and constants of `ucp/api/ucp.h`, and the library. - `worker`: a safe worker with its endpoints.
 
 mod ffi;
 #[cfg(test)]
