@@ -33,7 +33,7 @@ use tracee::{Helper, Points, on_one_core};
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(240);
 /// Of each test, times `MLX5_TEST_SCALE`; every instruction is tried at most once.
-const SECONDS: u64 = 5;
+const SECONDS: u64 = 2;
 
 /// Not a test of its own: the process that the tests below stop and kill.
 #[test]

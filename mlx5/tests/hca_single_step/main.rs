@@ -33,7 +33,7 @@ const ROLE: &str = "MLX5_TEST_HCA_ROLE";
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(240);
 /// Of each test, times `MLX5_TEST_SCALE`; every instruction is tried at most once.
-const SECONDS: u64 = 5;
+const SECONDS: u64 = 2;
 /// Receives that a target keeps posted: one WQE of a list is its end.
 const RECEIVES: usize = ENTRIES as usize - 1;
 /// The word of atomics, where WRITEs go, and where receives have their buffers.
