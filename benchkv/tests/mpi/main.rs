@@ -111,7 +111,8 @@ fn run_below_mpirun(backends: &[&str], device: &str) {
         let result = run(&dirs.shm, &["--backend", backend, "--json", "-"]).result();
         assert_eq!((&result["launcher"]["kind"], &result["launcher"]["library"]), (&"local".into(), &Value::Null));
         members(&result, "", &mut local);
-        for ranks in [2, 4] {
+        // Two ranks of one backend: the others differ in nothing that a launcher sees.
+        for ranks in [4, 2].into_iter().take(if backend == "delegation" { 2 } else { 1 }) {
             let (result, mut found) = (dirs.measure(ranks, &["--backend", backend]), BTreeSet::new());
             assert_sound(&result, ranks);
             assert_eq!((&result["backend"], &result["device"]), (&backend.into(), &device.into()));
