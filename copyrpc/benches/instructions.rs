@@ -62,7 +62,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth1_of_1024",
-        bound: Some(5000),
+        bound: Some(3740),
         collect: "nohca",
         what: "copyrpc: as rpc_depth1, with 1,023 idle endpoints beside it",
         depth: 1,
@@ -80,7 +80,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "idle_poll_of_1024",
-        bound: Some(500),
+        bound: Some(266),
         collect: "nohca",
         what: "copyrpc: the same with 1,024 endpoints",
         depth: 1,
