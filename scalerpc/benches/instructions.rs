@@ -1,0 +1,206 @@
+//! The program whose instructions `scripts/instructions` counts: a server and its clients in one thread, on software devices of one fabric.
+//!
+//! Arguments: what to do, and how often. The script runs it with different counts under callgrind and divides the difference, so set-up
+//! does not count. `--list` prints one line per kind for the script: name, bound in instructions (`-` if there is none), the counts of the
+//! two runs, what to collect, and what an operation is. What to collect: `nohca`, everything but the software HCA's two entry points with
+//! all they call; `part NAME`, the function of that name with all it calls but the software HCA.
+//!
+//! Requests and responses have 32 bytes. The client that calls is in PROCESS and stays there: nobody of another group waits. The clock of all
+//! devices stands still, so nothing is done because its time has come.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a program for measuring")]
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use scalerpc::mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+use scalerpc::rdma::PendingClient;
+use scalerpc::{Handlers, RdmaClient, RdmaServer, ServerConfig, State};
+
+const ECHO: u16 = 1;
+const BYTES: usize = 32;
+/// Requests answered in a step.
+const BUDGET: usize = 64;
+
+/// What can be counted.
+struct Kind {
+    name: &'static str,
+    bound: Option<u32>,
+    collect: &'static str,
+    what: &'static str,
+    /// Clients connected, and how many of them are in PROCESS. The first one calls.
+    clients: usize,
+    active: usize,
+    work: Work,
+}
+
+#[derive(Clone, Copy)]
+enum Work {
+    /// Calls, so many at a time.
+    Calls(usize),
+    /// The same, each function in a frame of its own.
+    Parts(usize),
+    /// Polls of a client that find nothing.
+    ClientPolls,
+    /// Steps of the server that find nothing.
+    ServerSteps,
+}
+
+const fn kind(name: &'static str, bound: u32, clients: usize, active: usize, work: Work, what: &'static str) -> Kind {
+    Kind { name, bound: Some(bound), collect: "nohca", what, clients, active, work }
+}
+
+const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'static str) -> Kind {
+    Kind { name, bound: None, collect, what, clients: 1, active: 1, work: Work::Parts(depth) }
+}
+
+const KINDS: &[Kind] = &[
+    kind("scale_rpc", 1, 1, 1, Work::Calls(1), "scalerpc: a call in PROCESS and its response, both sides, without the software HCA"),
+    kind("scale_rpc_depth8", 1, 1, 1, Work::Calls(8), "scalerpc: the same, 8 at a time"),
+    kind("scale_rpc_of_40", 1, 40, 40, Work::Calls(1), "scalerpc: as scale_rpc, with 39 clients in PROCESS that do not call"),
+    kind("scale_rpc_of_256", 1, 256, 1, Work::Calls(1), "scalerpc: as scale_rpc, with 255 IDLE clients"),
+    kind("scale_client_poll", 1, 1, 1, Work::ClientPolls, "scalerpc: a client's poll that finds nothing"),
+    kind("scale_server_step", 1, 1, 1, Work::ServerSteps, "scalerpc: a server's step that finds nothing, one client in PROCESS"),
+    kind("scale_server_step_of_40", 1, 40, 40, Work::ServerSteps, "scalerpc: the same with 40"),
+    part("scale_call", 1, "part part_call", "scalerpc, of scale_rpc: RdmaClient::call"),
+    part("scale_post", 1, "part part_post", "scalerpc, of scale_rpc: the client's poll that posts the request"),
+    part("scale_serve", 1, "part part_serve", "scalerpc, of scale_rpc: the server's step"),
+    part("scale_take", 1, "part part_take", "scalerpc, of scale_rpc: the client's poll that finds the response, and poll_completion"),
+    part("scale_depth8_call", 8, "part part_call", "scalerpc, of scale_rpc_depth8: RdmaClient::call"),
+    part("scale_depth8_post", 8, "part part_post", "scalerpc, of scale_rpc_depth8: the client's poll that posts the requests"),
+    part("scale_depth8_serve", 8, "part part_serve", "scalerpc, of scale_rpc_depth8: the server's step"),
+    part(
+        "scale_depth8_take",
+        8,
+        "part part_take",
+        "scalerpc, of scale_rpc_depth8: the client's poll that finds the responses, and poll_completion",
+    ),
+];
+
+/// Operations of the two runs: many laps of every queue, and multiples of the depths.
+const COUNTS: (usize, usize) = (8_192, 24_576);
+
+/// Both sides, in one thread.
+struct Room {
+    server: RdmaServer,
+    handlers: Handlers,
+    clients: Vec<RdmaClient>,
+}
+
+impl Room {
+    fn new(clients: usize, active: usize) -> Self {
+        let (fabric, clock) = (LocalFabric::new(), Clock::Manual(Arc::default()));
+        let options = || SoftOptions {
+            fabric: FabricSpec::Local(fabric.clone()),
+            clock: clock.clone(),
+            arena_bytes: 64 << 20,
+            ..SoftOptions::default()
+        };
+        let config = ServerConfig { max_clients: clients as u32, ..ServerConfig::default() };
+        let mut server = RdmaServer::new(&DeviceSpec::Soft(options()), &config).unwrap();
+        let mut handlers = Handlers::new(server.core().layout().max_payload());
+        handlers.insert(ECHO, |request: &[u8], response: &mut [u8]| {
+            response[..request.len()].copy_from_slice(request);
+            Ok(request.len())
+        });
+        let connect = |_| {
+            let offered = server.offer().unwrap();
+            let client = PendingClient::new(&DeviceSpec::Soft(options()), offered.record()).unwrap();
+            let admission = server.admit(offered, &client.record()).unwrap();
+            client.admitted(&admission)
+        };
+        let clients = (0..clients).map(connect).collect();
+        let mut room = Self { server, handlers, clients };
+        (0..active).for_each(|nth| room.activate(nth));
+        room
+    }
+
+    fn activate(&mut self, nth: usize) {
+        self.clients[nth].call(ECHO, &[0; BYTES]).unwrap();
+        while !matches!(self.clients[nth].core().state(), State::Process { .. }) || self.clients[nth].core().is_busy() {
+            self.clients[nth].poll();
+            while self.clients[nth].poll_completion(&mut []).is_some() {}
+            self.server.step(&mut self.handlers, BUDGET);
+        }
+    }
+
+    fn run(&mut self, count: usize, work: Work) {
+        match work {
+            Work::Calls(depth) => assert_eq!((0..count / depth).map(|_| self.round(depth)).sum::<usize>(), count),
+            Work::Parts(depth) => assert_eq!((0..count / depth).map(|_| self.round_of_parts(depth)).sum::<usize>(), count),
+            Work::ClientPolls => (0..count).for_each(|_| black_box(&mut self.clients[0]).poll()),
+            Work::ServerSteps => assert_eq!((0..count).map(|_| self.server.step(&mut self.handlers, BUDGET)).sum::<usize>(), 0),
+        }
+    }
+
+    /// `depth` calls and their responses; how many ended well.
+    fn round(&mut self, depth: usize) -> usize {
+        let payload = black_box([0x5a; BYTES]);
+        let client = &mut self.clients[0];
+        for _ in 0..depth {
+            client.call(ECHO, &payload).unwrap();
+        }
+        client.poll();
+        self.server.step(&mut self.handlers, BUDGET);
+        client.poll();
+        let (mut ended, mut response) = (0, [0; BYTES]);
+        while let Some(completion) = client.poll_completion(&mut response) {
+            ended += usize::from(black_box(completion.outcome) == Ok(BYTES) && black_box(response) == payload);
+        }
+        ended
+    }
+
+    fn round_of_parts(&mut self, depth: usize) -> usize {
+        let payload = black_box([0x5a; BYTES]);
+        for _ in 0..depth {
+            part_call(&mut self.clients[0], &payload);
+        }
+        part_post(&mut self.clients[0]);
+        part_serve(&mut self.server, &mut self.handlers);
+        part_take(&mut self.clients[0])
+    }
+}
+
+#[inline(never)]
+fn part_call(client: &mut RdmaClient, payload: &[u8]) {
+    client.call(ECHO, payload).unwrap();
+}
+
+#[inline(never)]
+fn part_post(client: &mut RdmaClient) {
+    client.poll();
+    black_box(1);
+}
+
+#[inline(never)]
+fn part_serve(server: &mut RdmaServer, handlers: &mut Handlers) {
+    server.step(handlers, BUDGET);
+}
+
+#[inline(never)]
+fn part_take(client: &mut RdmaClient) -> usize {
+    client.poll();
+    let (mut ended, mut response) = (0, [0; BYTES]);
+    while let Some(completion) = client.poll_completion(&mut response) {
+        ended += usize::from(black_box(completion.outcome) == Ok(BYTES));
+    }
+    ended
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--list"] => {
+            for k in KINDS {
+                let bound = k.bound.map_or("-".to_owned(), |b| b.to_string());
+                println!("{}|{bound}|{}|{}|{}|{}", k.name, COUNTS.0, COUNTS.1, k.collect, k.what);
+            }
+        }
+        // `cargo bench` starts every benchmark like this, and `cargo test --benches` without an argument.
+        [] | [.., "--bench"] => println!("instructions: counted by scripts/instructions"),
+        [name, count] => {
+            let kind = KINDS.iter().find(|k| k.name == name).unwrap_or_else(|| panic!("no such operation: {name}"));
+            Room::new(kind.clients, kind.active).run(count.parse().unwrap(), kind.work);
+        }
+        _ => panic!("usage: instructions OPERATION COUNT | --list"),
+    }
+}
