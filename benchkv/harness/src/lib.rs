@@ -14,6 +14,7 @@
 //! - [`echo`]: the Unix-socket echo every result is put beside.
 //! - [`pingpong`]: the cache line that goes to and fro, below which no round trip between two cores can be.
 //! - [`load`]: callers and answerers under load, and [`counted`]: operations one after the other, for whatever carries calls.
+//! - [`pattern`]: what requests and replies contain, so that a wrong one is noticed.
 //! - [`environment`]: machine, kernel and commit, for the result; [`counters`]: what the NIC counted meanwhile.
 //! - [`machine`]: libraries, limits and programs, for those who ask what is missing.
 //! - [`report`]: the table a person reads and the JSON document a program reads; [`mod@file`]: where they are kept.
@@ -38,6 +39,7 @@ pub mod hosts;
 pub mod launcher;
 pub mod load;
 pub mod machine;
+pub mod pattern;
 pub mod pingpong;
 pub mod report;
 pub mod role;
