@@ -21,7 +21,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Compare(compare::Options),
+    Compare(Box<compare::Options>),
     Scale(scale::Options),
 }
 

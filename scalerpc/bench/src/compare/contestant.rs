@@ -141,11 +141,11 @@ impl Answers {
         self.payload_bytes
     }
 
-    pub(crate) const fn answered(&self) -> u64 {
+    pub(crate) fn answered(&self) -> u64 {
         self.answered.get()
     }
 
-    pub(crate) const fn bad_requests(&self) -> u64 {
+    pub(crate) fn bad_requests(&self) -> u64 {
         self.bad_requests.get()
     }
 }

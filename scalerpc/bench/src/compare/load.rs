@@ -13,8 +13,6 @@ use super::options::Fault;
 
 /// Rounds without anything between two looks at what else may have happened.
 const IDLE_ROUNDS: u32 = 4096;
-/// When nothing came for this long although calls are unanswered, nothing will.
-const SILENCE: Duration = Duration::from_secs(10);
 
 /// What one measurement found.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -38,6 +36,8 @@ pub(crate) struct Pace {
     pub(crate) clock: Clock,
     pub(crate) wait: WaitStrategy,
     pub(crate) duration: Duration,
+    /// When nothing came for this long although calls are unanswered, nothing will.
+    pub(crate) silence: Duration,
 }
 
 /// One client and its calls.
@@ -114,7 +114,7 @@ struct Load<'a, C> {
     idle_rounds: u32,
     /// When nothing came for the first time since something did.
     silent_since_ns: Option<u64>,
-    /// Whether the measurement has come to its end for another reason.
+    /// Asked when nothing comes: whether the job has come to its end, and why.
     watch: &'a mut dyn FnMut() -> Result<(), Failure>,
 }
 
@@ -147,7 +147,7 @@ impl<C: Client> Load<'_, C> {
         let now_ns = self.pace.clock.now_ns();
         let since_ns = *self.silent_since_ns.get_or_insert(now_ns);
         let silence = Duration::from_nanos(now_ns.saturating_sub(since_ns));
-        if silence < SILENCE {
+        if silence < self.pace.silence {
             return Ok(());
         }
         Err(format!("no reply for {silence:?} with {} calls unanswered: lost, or the server is stopped", self.unanswered()).into())
@@ -176,7 +176,6 @@ pub(crate) fn run<C: Client>(
         while ended < block {
             ended += load.round(false)?;
         }
-        (load.watch)()?;
         if measure.is_over(ended) {
             break;
         }
@@ -195,4 +194,119 @@ pub(crate) fn run<C: Client>(
         bad_replies: sum(|seat| seat.bad_replies),
         refused: sum(|seat| seat.refused),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use mlx5::DeviceSpec;
+
+    use super::super::contestant::Kind;
+    use super::*;
+
+    /// What becomes of the calls whose number is a multiple of ten; all others get their reply.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Tenth {
+        Answered,
+        Spoilt,
+        Short,
+        Doubled,
+        OfAnother,
+        Refused,
+        Lost,
+    }
+
+    struct Fake {
+        tenth: Tenth,
+        calls: u64,
+        replies: VecDeque<(u32, Option<Vec<u8>>)>,
+    }
+
+    impl Client for Fake {
+        type Pending = ();
+
+        fn open(_: &Case, _: &DeviceSpec, _: usize, _: &[u8]) -> Result<((), Vec<u8>), Failure> {
+            Ok(((), Vec::new()))
+        }
+
+        fn admitted((): (), _: &[u8]) -> Result<Self, Failure> {
+            Err("made by the test".into())
+        }
+
+        /// Every third time there is no room.
+        fn issue(&mut self, slot: u32, request: &[u8]) -> Result<bool, Failure> {
+            self.calls += 1;
+            if self.calls % 3 == 0 {
+                return Ok(false);
+            }
+            let (tag, mut reply) = (Tag::of_request(request), vec![0; request.len()]);
+            assert!(pattern::is_request(request, tag));
+            pattern::fill_reply(&mut reply, tag);
+            let replies = &mut self.replies;
+            match self.tenth {
+                _ if tag.number() % 10 != 0 => {}
+                Tenth::Answered => {}
+                Tenth::Spoilt => reply[0] ^= 1,
+                Tenth::Short => drop(reply.pop()),
+                Tenth::Doubled => replies.push_back((slot, Some(reply.clone()))),
+                Tenth::OfAnother => pattern::fill_reply(&mut reply, Tag::new(tag.endpoint() + 1, tag.number())),
+                Tenth::Refused => {
+                    replies.push_back((slot, None));
+                    return Ok(true);
+                }
+                Tenth::Lost => return Ok(true),
+            }
+            replies.push_back((slot, Some(reply)));
+            Ok(true)
+        }
+
+        fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<usize, Failure> {
+            let taken = self.replies.len();
+            self.replies.drain(..).for_each(|(slot, reply)| ended(slot, reply.as_deref()));
+            Ok(taken)
+        }
+    }
+
+    fn run_with(tenth: Tenth, watch: &mut dyn FnMut() -> Result<(), Failure>) -> Result<Measured, Failure> {
+        let case = Case { kind: Kind::RcSend, clients: 2, depth: 3, payload_bytes: 40, group_size: 1, fault: None };
+        let time = Duration::from_millis(5);
+        let pace = Pace { clock: Clock::monotonic(), wait: WaitStrategy::Busy, duration: time, silence: time };
+        let clients = (0..2).map(|_| Fake { tenth, calls: 0, replies: VecDeque::new() }).collect();
+        run(clients, &case, &pace, watch)
+    }
+
+    #[test]
+    fn every_call_is_made_and_ends_and_is_checked() {
+        for (tenth, is_bad) in
+            [(Tenth::Answered, false), (Tenth::Spoilt, true), (Tenth::Short, true), (Tenth::Doubled, true), (Tenth::OfAnother, true)]
+        {
+            let measured = run_with(tenth, &mut || Ok(())).unwrap();
+            assert!(measured.calls >= BLOCK_CALLS && measured.calls_per_s > 0.0);
+            assert!((0.9..=1.0).contains(&measured.slowest_vs_fastest), "{measured:?}");
+            // One in ten of each client's, from its first on.
+            let tenths = measured.calls.div_ceil(10)..=measured.calls / 10 + 2;
+            assert_eq!((measured.bad_replies > 0, measured.refused), (is_bad, 0));
+            assert!(!is_bad || tenths.contains(&measured.bad_replies), "{measured:?}");
+        }
+    }
+
+    #[test]
+    fn a_call_that_was_not_executed_is_made_again() {
+        let measured = run_with(Tenth::Refused, &mut || Ok(())).unwrap();
+        assert_eq!(measured.bad_replies, 0);
+        assert!(measured.refused >= measured.calls / 10, "{measured:?}");
+    }
+
+    #[test]
+    fn calls_without_a_reply_end_the_measurement() {
+        let failure = run_with(Tenth::Lost, &mut || Ok(())).unwrap_err().to_string();
+        assert!(failure.contains("with 6 calls unanswered"), "{failure}");
+    }
+
+    #[test]
+    fn a_job_that_is_over_ends_the_measurement() {
+        let failure = run_with(Tenth::Lost, &mut || Err("rank 1 has died".into())).unwrap_err();
+        assert_eq!(failure.to_string(), "rank 1 has died");
+    }
 }

@@ -24,6 +24,8 @@ use super::send::{RcPort, SendClient, SendServer, UdPort};
 const SETUP_LIMIT: Duration = Duration::from_secs(60);
 /// How long the server may take to say what it did.
 const MEET_LIMIT: Duration = Duration::from_secs(15);
+/// How long the server may be silent with calls unanswered.
+const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
 /// The server's account of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
@@ -52,7 +54,7 @@ pub(crate) fn call_all(
     mut take: impl FnMut(&str, Kind, Outcome),
 ) -> Result<(), Failure> {
     job.placement.client_core(0, 0).map_or(Ok(()), pin_current_thread)?;
-    let pace = Pace { clock, wait: job.wait, duration: job.duration() };
+    let pace = Pace { clock, wait: job.wait, duration: job.duration(), silence: SILENCE_LIMIT };
     for (load, kind) in job.measurements() {
         let case = job.case(kind, load);
         let outcome = match kind {

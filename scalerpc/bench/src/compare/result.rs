@@ -205,3 +205,69 @@ impl fmt::Display for Comparison {
         write!(f, "{cpu_model}, {kernel}; commit {git_commit}, {build_profile} build")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::load::Measured;
+    use super::super::options::Options;
+    use super::super::rank::Account;
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn job() -> Job {
+        let args = "compare --rounds 2 --depth 2 --clients 3,5 --contestants scalerpc,copyrpc";
+        Job::resolve(&Cli::try_parse_from(args.split_whitespace()).unwrap().options).unwrap()
+    }
+
+    /// One round: 100 calls at this rate, of which the server executed so many.
+    fn outcome(calls_per_s: f64, answered: u64, registered_bytes: u64) -> Outcome {
+        let ns_per_call_of_blocks = 1e9 / calls_per_s;
+        let measured = Measured { calls_per_s, ns_per_call_of_blocks, slowest_vs_fastest: 1.0, calls: 100, bad_replies: 0, refused: 0 };
+        let counters = Counters::from([("slices".to_owned(), 4)]);
+        Outcome { measured, account: Account { device: "a device".to_owned(), answered, bad_requests: 0, registered_bytes, counters } }
+    }
+
+    /// ScaleRPC at rates 2 and 9, copyrpc at 4 and 3; memory grows by ten bytes a client.
+    fn outcomes(job: &Job, answered: u64) -> Outcomes {
+        let mut outcomes = Outcomes::default();
+        for load in &job.loads {
+            for (kind, rates) in [(Kind::Scalerpc, [2.0, 9.0]), (Kind::Copyrpc, [4.0, 3.0])] {
+                for rate in rates {
+                    outcomes.put(&load.name, kind, outcome(rate, answered, 50 + 10 * load.clients as u64));
+                }
+            }
+        }
+        outcomes
+    }
+
+    #[test]
+    fn ratios_are_those_of_each_round_and_memory_that_of_a_client_more() {
+        let job = job();
+        let result = Comparison::new(&job, &outcomes(&job, 100), ClockSource::Monotonic);
+        assert_eq!(result.defect(), None);
+        let ratio = |load: &str| result.ratios[load]["copyrpc"];
+        // Rates are ours over theirs, and so are times.
+        assert_eq!(ratio("rate_3x2"), Spread { median: 1.75, min: 0.5, max: 3.0 });
+        assert!((ratio("round_trip").max - 2.0).abs() < 1e-9 && (ratio("round_trip").min - 1.0 / 3.0).abs() < 1e-9);
+        assert_eq!(result.server_registered_bytes_per_further_client["copyrpc"], 10.0);
+        assert_eq!(result.figures["rate_5x2"]["scalerpc"].counters["slices"], 8);
+        let text = result.to_string();
+        assert!(text.contains("One client more has the server register: copyrpc 10 B, scalerpc 10 B."), "{text}");
+    }
+
+    #[test]
+    fn a_call_that_was_executed_twice_or_not_at_all_spoils_the_result() {
+        let job = job();
+        for answered in [99, 101] {
+            let result = Comparison::new(&job, &outcomes(&job, answered), ClockSource::Monotonic);
+            assert_eq!(result.defect().as_deref(), Some("12 calls were not executed exactly once"));
+        }
+    }
+}
