@@ -1,6 +1,14 @@
 //! Global synchronisation of slices: how far this server's clock is from the leader's. As NTP: four timestamps, and of the last eight
 //! exchanges the one with the shortest round trip counts.
+//!
+//! A probe travels as a call: any server is the leader that has a [`time_handler`] for [`PROBE_TYPE`], and the others are its clients
+//! ([`TimeFollower`](crate::rdma::TimeFollower)).
 
+use crate::handlers::{Handler, HandlerError};
+use crate::wire::le_u64;
+
+/// The `rpc_type` of probes.
+pub const PROBE_TYPE: u16 = u16::MAX;
 /// Time between probes, in ns.
 pub const SYNC_INTERVAL_NS: u64 = 100_000_000;
 /// Exchanges that are looked at.
@@ -25,10 +33,58 @@ pub struct ProbeReply {
 }
 
 impl Probe {
+    /// Bytes of the request.
+    pub const BYTES: usize = 8;
+
+    /// The request's payload: the time, little-endian.
+    #[must_use]
+    pub const fn encode(self) -> [u8; Self::BYTES] {
+        self.sent_ns.to_le_bytes()
+    }
+
+    /// Reads a payload; `None` if it is of another length.
+    #[must_use]
+    pub fn decode(payload: &[u8]) -> Option<Self> {
+        Some(Self { sent_ns: u64::from_le_bytes(payload.try_into().ok()?) })
+    }
+
     /// The leader's part.
     #[must_use]
     pub const fn answer(self, received_ns: u64, answered_ns: u64) -> ProbeReply {
         ProbeReply { sent_ns: self.sent_ns, received_ns, answered_ns }
+    }
+}
+
+impl ProbeReply {
+    /// Bytes of the response.
+    pub const BYTES: usize = 24;
+
+    /// The response's payload: the three times in the order of the fields, little-endian.
+    #[must_use]
+    pub fn encode(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        for (nth, time) in [self.sent_ns, self.received_ns, self.answered_ns].into_iter().enumerate() {
+            bytes[8 * nth..8 * nth + 8].copy_from_slice(&time.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads a payload. What it says is judged by [`ClockSync::on_reply`].
+    #[must_use]
+    pub fn decode(payload: &[u8; Self::BYTES]) -> Self {
+        Self { sent_ns: le_u64(payload, 0), received_ns: le_u64(payload, 8), answered_ns: le_u64(payload, 16) }
+    }
+}
+
+/// The leader's handler for [`PROBE_TYPE`]. `clock` is the time that all slices end by, in ns.
+pub fn time_handler(mut clock: impl FnMut() -> u64) -> impl Handler {
+    move |request: &[u8], response: &mut [u8]| {
+        let received_ns = clock();
+        let probe = Probe::decode(request).ok_or(HandlerError)?;
+        let payload = probe.answer(received_ns, clock()).encode();
+        // The smallest slot has room for it.
+        response.get_mut(..payload.len()).ok_or(HandlerError)?.copy_from_slice(&payload);
+        Ok(payload.len())
     }
 }
 
@@ -151,6 +207,23 @@ mod tests {
         sync.on_reply(probe.answer(1_000, 1_000), 200).unwrap();
         assert_eq!(sync.on_reply(probe.answer(1_000, 1_000), 200), Err(ReplyRefused::Unasked), "twice");
         assert_eq!(sync.offset(), Some(Offset { offset_ns: 850, error_ns: 50 }));
+    }
+
+    #[test]
+    fn a_probe_and_its_answer_travel_as_payloads() {
+        let mut now_ns = 100;
+        let mut handler = time_handler(move || {
+            now_ns += 50;
+            now_ns
+        });
+        let mut response = [0xa5; ProbeReply::BYTES + 1];
+        let probe = Probe { sent_ns: 7 };
+        assert_eq!(handler(&probe.encode(), &mut response), Ok(ProbeReply::BYTES));
+        let payload: [u8; ProbeReply::BYTES] = response[..ProbeReply::BYTES].try_into().unwrap();
+        assert_eq!(ProbeReply::decode(&payload), ProbeReply { sent_ns: 7, received_ns: 150, answered_ns: 200 });
+        for bad in [&[][..], &[0; 7], &[0; 9]] {
+            assert_eq!(handler(bad, &mut response), Err(HandlerError), "a probe of {} bytes", bad.len());
+        }
     }
 
     #[test]

@@ -1,22 +1,21 @@
-//! A server and its clients on the software HCA, in one process and in two.
+//! A server and its clients on the software HCA, in one thread.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
 )]
 
-use std::io::{Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::{Child, Command};
+mod support;
+
 use std::time::{Duration, Instant};
 
 use scalerpc::mlx5::{DeviceSpec, Rule, SoftOptions, Timing};
-use scalerpc::rdma::{PendingClient, SyncCallError};
+use scalerpc::rdma::SyncCallError;
 use scalerpc::{CallFailure, CloseReason, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig, State};
+use support::connect;
 
 const SUM: u16 = 1;
 const WATCHDOG: Duration = Duration::from_secs(60);
-const SOCKET: &str = "SCALERPC_TEST_SOCKET";
 
 /// Two groups of four for eight clients, so that slices end all the time.
 fn config(reply_mode: ReplyMode) -> ServerConfig {
@@ -75,21 +74,10 @@ impl Caller {
     }
 }
 
-fn connect(server: &mut RdmaServer) -> RdmaClient {
-    connect_on(&DeviceSpec::default(), server)
-}
-
-fn connect_on(device: &DeviceSpec, server: &mut RdmaServer) -> RdmaClient {
-    let offered = server.offer().unwrap();
-    let client = PendingClient::new(device, offered.record()).unwrap();
-    let admission = server.admit(offered, &client.record()).unwrap();
-    client.admitted(&admission)
-}
-
 fn eight_clients(device: &DeviceSpec, reply_mode: ReplyMode) -> (RdmaServer, Vec<Caller>) {
     let mut server = RdmaServer::new(device, &config(reply_mode)).unwrap();
     let mut handlers = handlers(&server);
-    let mut callers: Vec<_> = (0..8).map(|nth| Caller::new(connect_on(device, &mut server), nth, 300)).collect();
+    let mut callers: Vec<_> = (0..8).map(|nth| Caller::new(connect(device, &mut server), nth, 300)).collect();
     assert_eq!(server.core().groups().count(), 2);
     let start = Instant::now();
     while !callers.iter().all(Caller::is_done) {
@@ -134,7 +122,7 @@ fn no_buffer_is_reused_while_the_device_may_still_read_it() {
 fn a_synchronous_call_ends_with_its_response_or_says_why() {
     let mut server = RdmaServer::new(&DeviceSpec::default(), &config(ReplyMode::ServerWrites)).unwrap();
     let mut handlers = handlers(&server);
-    let mut client = connect(&mut server);
+    let mut client = connect(&DeviceSpec::default(), &mut server);
     let mut response = [0; 16];
     let mut serve = || {
         server.step(&mut handlers, 1);
@@ -147,88 +135,10 @@ fn a_synchronous_call_ends_with_its_response_or_says_why() {
     assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::UnknownType)));
 }
 
-/// Kills it when the test ends, however.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _gone = self.0.kill();
-        let _reaped = self.0.wait();
-    }
-}
-
-/// Not a test of its own.
-#[test]
-#[ignore = "the other process, started by the test of two"]
-fn four_clients_of_the_other_process() {
-    let Some(path) = std::env::var_os(SOCKET) else { return };
-    let mut channels: Vec<UnixStream> = (0..4).map(|_| UnixStream::connect(&path).unwrap()).collect();
-    let mut connect = |nth: u64| {
-        let channel = &mut channels[nth as usize];
-        Caller::new(RdmaClient::connect_over(&DeviceSpec::default(), channel).unwrap(), nth, 1_000)
-    };
-    let mut callers: Vec<_> = (0..4).map(&mut connect).collect();
-    let start = Instant::now();
-    while !callers.iter().all(Caller::is_done) {
-        assert!(start.elapsed() < WATCHDOG);
-        callers.iter_mut().for_each(Caller::step);
-        std::thread::yield_now();
-    }
-    // Calls for ever, until the other end has seen enough and kills this process in the middle of it.
-    channels[0].write_all(b"done").unwrap();
-    callers.iter_mut().for_each(|caller| caller.calls = u64::MAX);
-    while start.elapsed() < WATCHDOG {
-        callers.iter_mut().for_each(Caller::step);
-        std::thread::yield_now();
-    }
-}
-
-#[test]
-fn clients_of_another_process_get_every_response_and_their_death_is_noticed() {
-    let path = std::env::temp_dir().join(format!("scalerpc-{}", std::process::id()));
-    let listener = UnixListener::bind(&path).unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--ignored", "--exact", "four_clients_of_the_other_process", "--nocapture"]).env(SOCKET, &path);
-    let mut process = Process(child.spawn().unwrap());
-
-    let config = ServerConfig { group_size: 2, drain_ns: 500_000_000, ..config(ReplyMode::ServerWrites) };
-    let mut server = RdmaServer::new(&DeviceSpec::default(), &config).unwrap();
-    let mut handlers = handlers(&server);
-    let mut channels: Vec<_> = (0..4).map(|_| listener.accept().unwrap().0).collect();
-    std::fs::remove_file(&path).unwrap();
-    for channel in &mut channels {
-        server.accept_over(channel).unwrap();
-    }
-    let mut here = Caller::new(connect(&mut server), 7, 500);
-
-    channels[0].set_nonblocking(true).unwrap();
-    let start = Instant::now();
-    let mut said = [0; 4];
-    while channels[0].read(&mut said).is_err() || !here.is_done() {
-        assert!(start.elapsed() < WATCHDOG, "{:?}", server.core().stats());
-        here.step();
-        if server.step(&mut handlers, 16) == 0 {
-            std::thread::yield_now();
-        }
-    }
-    assert_eq!((&said, server.core().stats().garbage), (b"done", 0));
-    assert!(server.core().stats().accepted >= 4 * 1_000 + 500);
-
-    process.0.kill().unwrap();
-    process.0.wait().unwrap();
-    here.calls += 500;
-    while server.clients() > 1 || !here.is_done() {
-        assert!(start.elapsed() < WATCHDOG, "{} clients, {:?}", server.clients(), server.core().stats());
-        here.step();
-        server.step(&mut handlers, 16);
-    }
-    assert_eq!(server.core().quarantined(), 0, "their zones are free");
-}
-
 #[test]
 fn a_client_whose_server_is_gone_is_disconnected() {
     let mut server = RdmaServer::new(&DeviceSpec::default(), &config(ReplyMode::ServerWrites)).unwrap();
-    let mut client = connect(&mut server);
+    let mut client = connect(&DeviceSpec::default(), &mut server);
     client.call(SUM, &[1]).unwrap();
     drop(server);
     let start = Instant::now();

@@ -1,12 +1,14 @@
 //! After warm-up nothing is allocated for a call, at either end. (Groups take memory when they are formed anew, once in a rotation at most.)
 #![allow(clippy::unwrap_used, reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests")]
 
+mod support;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use scalerpc::mlx5::DeviceSpec;
-use scalerpc::rdma::PendingClient;
-use scalerpc::{Handlers, RdmaClient, RdmaServer, ServerConfig};
+use scalerpc::{Handlers, RdmaServer, ServerConfig};
+use support::connect;
 
 struct Counting;
 
@@ -31,20 +33,13 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn connect(server: &mut RdmaServer) -> RdmaClient {
-    let offered = server.offer().unwrap();
-    let client = PendingClient::new(&DeviceSpec::default(), offered.record()).unwrap();
-    let admission = server.admit(offered, &client.record()).unwrap();
-    client.admitted(&admission)
-}
-
 #[test]
 fn calls_allocate_nothing() {
     let config = ServerConfig { max_clients: 2, group_size: 2, ..ServerConfig::default() };
     let mut server = RdmaServer::new(&DeviceSpec::default(), &config).unwrap();
     let mut handlers = Handlers::new(server.core().layout().max_payload());
     handlers.insert(1, |request: &[u8], _: &mut [u8]| Ok(request.len()));
-    let mut clients = [connect(&mut server), connect(&mut server)];
+    let mut clients = [connect(&DeviceSpec::default(), &mut server), connect(&DeviceSpec::default(), &mut server)];
     let mut round = |calls: u64| {
         let (mut called, mut ended) = ([0; 2], 0);
         while ended < 2 * calls {

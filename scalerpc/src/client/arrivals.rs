@@ -71,6 +71,7 @@ impl<M: Memory> Client<M> {
         let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
         let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
         let id = ReqId { slot: slot as u8, sequence: self.calls[slot].sequence };
+        // Of an earlier call of the slot, which has ended (S15).
         if trailer.valid != valid(id.sequence) {
             return Ok(());
         }

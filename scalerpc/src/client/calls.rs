@@ -119,7 +119,7 @@ impl<M: Memory> Client<M> {
         Some(completion)
     }
 
-    /// The response of a slot came. `outcome` is that of its call, which may have ended.
+    /// The response of a slot came, into the slot of that number (S13). `outcome` is that of its call, which may have ended.
     pub(super) fn end_call(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
         self.pending &= !(1 << slot);
         if self.slots.state(slot as u32) == SlotState::Quarantined {

@@ -29,7 +29,7 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// The slice is over. Releases the zone, and announces what was not answered.
+    /// The slice is over. Releases the zone, and announces what was not answered, so that nothing of it is lost (S5).
     pub(super) fn switch(&mut self, epoch: u32, out: &mut VecDeque<ClientOp>) {
         self.closed_epoch = epoch;
         self.state = State::Idle;

@@ -1,9 +1,11 @@
 //! The binding to `mlx5`: a reliable-connected queue pair for each client and server, over which the operations of the core are posted.
 //!
 //! [`exchange`] has the three records by which two ends meet, `port` what both ends have of a device, `server` and `client` the ends.
+//! `follower` keeps a server's slices in step with those of others.
 
 mod client;
 pub mod exchange;
+mod follower;
 mod port;
 mod server;
 
@@ -14,6 +16,7 @@ use mlx5::{ConnectError, CreateError, Mr, OpenError, PostError, QpConfig, Regist
 use thiserror::Error;
 
 pub use client::{PendingClient, RdmaClient, SyncCallError};
+pub use follower::TimeFollower;
 pub use server::{PendingPeer, RdmaServer};
 
 use crate::config::ConfigError;

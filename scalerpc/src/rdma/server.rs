@@ -194,7 +194,14 @@ impl RdmaServer {
         &self.core
     }
 
-    /// Has slices end at multiples of their length in global time; see [`clock_sync`](crate::clock_sync).
+    /// The time that slices are measured by, in ns since some moment.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    /// Has slices end at multiples of their length in global time, which is [`now_ns`](Self::now_ns) and this offset; `None` ends that. A
+    /// [`TimeFollower`](super::TimeFollower) does it.
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.core.synchronise(offset_ns);
     }

@@ -411,6 +411,18 @@ impl<M: Memory> Server<M> {
         &self.scheduler
     }
 
+    /// Zones that are nobody's, of both pools.
+    #[must_use]
+    pub fn free_zones(&self) -> usize {
+        self.pools[0].free() + self.pools[1].free()
+    }
+
+    /// Response buffers that hold nothing; there are none if clients READ.
+    #[must_use]
+    pub fn free_buffers(&self) -> usize {
+        self.buffers.free()
+    }
+
     /// Zones in quarantine.
     #[must_use]
     pub const fn quarantined(&self) -> u32 {

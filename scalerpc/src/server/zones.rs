@@ -140,7 +140,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// The context switch: the scheduler has begun a slice.
+    /// The context switch: the scheduler has begun a slice. Who has not answered, and what was not READ, is not waited for (S18).
     pub(super) fn switch(&mut self, now_ns: u64) {
         self.stats.slices += 1;
         let epoch = self.scheduler.epoch();
@@ -181,7 +181,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Tells what no response will tell in time, and evicts who does not answer.
+    /// Tells what no response will tell in time, and evicts who does not answer: only the end of its queue pair frees its zone (S10).
     pub(super) fn tell_zones(&mut self, now_ns: u64, out: &mut VecDeque<ServerOp>) {
         for nth in 0..self.busy.len() {
             let id = self.busy[nth];

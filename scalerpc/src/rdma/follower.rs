@@ -1,0 +1,66 @@
+//! A server whose slices end when those of others do.
+
+use super::{RdmaClient, RdmaServer};
+use crate::clock_sync::{ClockSync, Offset, PROBE_TYPE, Probe, ProbeReply, SYNC_INTERVAL_NS};
+use crate::error::{CallError, CallFailure};
+
+/// What a server has of the leader's time: a client of the leader, which asks it every [`SYNC_INTERVAL_NS`]. The leader is any server with
+/// a [`time_handler`](crate::clock_sync::time_handler); one with few clients is best, since a probe that waits for its group's turn tells less.
+#[derive(Debug)]
+pub struct TimeFollower {
+    client: RdmaClient,
+    sync: ClockSync,
+}
+
+impl TimeFollower {
+    /// `client` is a client of the leader, and used for nothing else.
+    #[must_use]
+    pub fn new(mut client: RdmaClient) -> Self {
+        // Then the next probe is sent, and an answer to this one would not be believed.
+        client.set_timeout_ns(SYNC_INTERVAL_NS);
+        Self { client, sync: ClockSync::new() }
+    }
+
+    /// One bounded step, beside each of `server`, which is always the same: takes an answer, sends a probe if its time has come. From the first
+    /// answer on the slices of `server` are synchronised. A probe that is not answered in time is followed by the next one.
+    ///
+    /// # Errors
+    /// The leader cannot tell its time ([`CallFailure::UnknownType`], [`CallFailure::HandlerFailed`]), or the connection to it has ended. The slices of `server` stay
+    /// synchronised by what is known; [`RdmaServer::synchronise`] can end that.
+    pub fn step(&mut self, server: &mut RdmaServer) -> Result<(), CallFailure> {
+        self.client.poll();
+        let mut payload = [0; ProbeReply::BYTES];
+        while let Some(completion) = self.client.poll_completion(&mut payload) {
+            match completion.outcome {
+                Ok(ProbeReply::BYTES) => {
+                    // One that is refused changes nothing.
+                    let _believed = self.sync.on_reply(ProbeReply::decode(&payload), server.now_ns());
+                    server.synchronise(self.sync.offset().map(|offset| offset.offset_ns));
+                }
+                // Whatever answered that, it was no `time_handler`.
+                Ok(_) => return Err(CallFailure::HandlerFailed),
+                Err(CallFailure::DeadlineExceeded) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        self.probe(server.now_ns())
+    }
+
+    /// How far `server` is from the leader; `None` before the first answer.
+    #[must_use]
+    pub fn offset(&self) -> Option<Offset> {
+        self.sync.offset()
+    }
+
+    fn probe(&mut self, now_ns: u64) -> Result<(), CallFailure> {
+        let Some(probe) = self.sync.poll(now_ns) else { return Ok(()) };
+        match self.client.call(PROBE_TYPE, &Probe::encode(probe)) {
+            Err(CallError::Closed(reason)) => Err(CallFailure::Closed(reason)),
+            // Not in the next step: the time of the probe is now. Without a free slot it is not sent.
+            _ => {
+                self.client.poll();
+                Ok(())
+            }
+        }
+    }
+}

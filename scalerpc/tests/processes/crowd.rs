@@ -1,0 +1,55 @@
+//! A process of many clients: each makes some thousand calls, leaves, and another joins in its place.
+
+use std::time::{Duration, Instant};
+
+use crate::caller::Caller;
+use crate::desk::{device_in, socket_in};
+use crate::helpers::is_over;
+
+/// Clients at a time.
+pub(crate) const SIZE: usize = 100;
+/// Calls of a client before it leaves.
+const QUOTA: std::ops::Range<u64> = 500..4_000;
+/// Before the next attempt to join, if the server had no room.
+const PAUSE: Duration = Duration::from_millis(5);
+/// Rounds without work before the process gives its core away.
+const SPINS: u32 = 8;
+
+/// Until the test hangs up; then all clients leave.
+pub(crate) fn run() {
+    let (device, socket) = (device_in(), socket_in());
+    let mut places: Vec<Option<(Caller, u64)>> = (0..SIZE).map(|_| None).collect();
+    let (mut rng, mut ends, mut next_attempt, mut idle_rounds) = (fastrand::Rng::new(), false, Instant::now(), 0);
+    while !ends || places.iter().any(Option::is_some) {
+        let mut moved = 0;
+        for place in &mut places {
+            match place {
+                Some((caller, quota)) => {
+                    moved += step(caller, if ends { 0 } else { *quota });
+                    if caller.outstanding() == 0 && (ends || caller.made() >= *quota) {
+                        place.take().into_iter().for_each(|(caller, _)| caller.say_farewell());
+                    }
+                }
+                None if !ends && Instant::now() >= next_attempt => match Caller::connect(&device, &socket) {
+                    Some(caller) => *place = Some((caller, rng.u64(QUOTA))),
+                    None => next_attempt = Instant::now() + PAUSE,
+                },
+                None => {}
+            }
+        }
+        ends = ends || is_over();
+        idle_rounds = if moved > 0 { 0 } else { idle_rounds + 1 };
+        if idle_rounds > SPINS {
+            std::thread::sleep(Duration::from_micros(10));
+        }
+    }
+}
+
+/// Calls as often as the depth lets it; how many calls were made and how many ended.
+fn step(caller: &mut Caller, quota: u64) -> usize {
+    let mut moved = 0;
+    while caller.made() < quota && caller.call() {
+        moved += 1;
+    }
+    moved + caller.poll()
+}

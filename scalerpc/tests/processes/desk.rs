@@ -1,0 +1,203 @@
+//! The server of a test: admits who connects, serves, and keeps the books.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use scalerpc::mlx5::{Device, DeviceSpec, FabricSpec, SoftOptions, Timing};
+use scalerpc::rdma::SetupError;
+use scalerpc::rdma::exchange::MeetError;
+use scalerpc::{HandlerError, Handlers, JoinError, RdmaServer, ServerConfig};
+
+use crate::caller::Caller;
+use crate::helpers::Scratch;
+use crate::plan::{SLOT_BYTES, WORK, name_and_number, request, response};
+use crate::support::connect;
+use crate::time::{Mode, Net, mode};
+
+/// Requests answered in a step.
+const BUDGET: usize = 64;
+
+/// Of the scratch directory, which helpers are told.
+pub(crate) fn socket_in() -> PathBuf {
+    scratch().join("server")
+}
+
+/// A device of the test's fabric, in immediate time or delayed as `MLX5_TEST_TIME` says. Its memory is small, so that hundreds fit in one
+/// process.
+pub(crate) fn device_in() -> DeviceSpec {
+    device(&scratch())
+}
+
+fn scratch() -> PathBuf {
+    PathBuf::from(std::env::var_os("SHM_TEST_DIR").unwrap())
+}
+
+fn device(scratch: &Path) -> DeviceSpec {
+    let fabric = FabricSpec::Shared { dir: Some(scratch.join("fabric")) };
+    let timing = if mode() == Mode::Delay { Net::new().options().timing } else { Timing::Immediate };
+    DeviceSpec::Soft(SoftOptions { fabric, timing, arena_bytes: 16 << 20, ..SoftOptions::default() })
+}
+
+/// Which requests the handler has run for.
+#[derive(Debug, Default)]
+struct Books {
+    /// A bit for each number, by name.
+    executed: HashMap<u64, Vec<u64>>,
+    total: u64,
+}
+
+impl Books {
+    /// Runs for each request once, and for nothing that is not one.
+    fn execute(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let (name, number) = name_and_number(bytes).expect("a request");
+        assert!(bytes == request(name, number), "request {number} of client {name} came as {bytes:?}");
+        let bits = self.executed.entry(name).or_default();
+        let (word, bit) = ((number / 64) as usize, 1 << (number % 64));
+        bits.resize(bits.len().max(word + 1), 0);
+        assert_eq!(bits[word] & bit, 0, "request {number} of client {name} ran twice");
+        bits[word] |= bit;
+        self.total += 1;
+        response(name, number)
+    }
+
+    /// A client has left that made so many calls, and got a response to each.
+    fn close(&mut self, name: u64, made: u64) {
+        let executed = self.executed.remove(&name).unwrap_or_default();
+        let count: u32 = executed.iter().map(|word| word.count_ones()).sum();
+        assert_eq!(u64::from(count), made, "requests of client {name} that ran, and calls that it made");
+    }
+}
+
+/// A client that is connected, or was when it was looked at last.
+struct Guest {
+    channel: UnixStream,
+    name: u64,
+}
+
+pub(crate) struct Desk {
+    pub(crate) server: RdmaServer,
+    handlers: Handlers,
+    books: Rc<RefCell<Books>>,
+    device: DeviceSpec,
+    listener: UnixListener,
+    guests: Vec<Guest>,
+    named: u64,
+    steps: u64,
+    /// Clients that left when all their calls had been answered, and these calls.
+    pub(crate) farewells: u64,
+    pub(crate) answered: u64,
+    /// Clients that had no room, or were gone before they were admitted.
+    pub(crate) refused: u64,
+}
+
+impl Desk {
+    pub(crate) fn new(scratch: &Scratch, config: &ServerConfig) -> Self {
+        assert_eq!(config.slot_bytes, SLOT_BYTES);
+        std::fs::DirBuilder::new().mode(0o700).create(scratch.path().join("fabric")).unwrap();
+        let listener = UnixListener::bind(scratch.path().join("server")).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let device = device(scratch.path());
+        let server = RdmaServer::new(&device, config).unwrap();
+        let mut handlers = Handlers::new(server.core().layout().max_payload());
+        let books = Rc::<RefCell<Books>>::default();
+        let kept = Rc::clone(&books);
+        handlers.insert(WORK, move |request: &[u8], response: &mut [u8]| {
+            let bytes = kept.borrow_mut().execute(request);
+            response.get_mut(..bytes.len()).ok_or(HandlerError)?.copy_from_slice(&bytes);
+            Ok(bytes.len())
+        });
+        let guests = Vec::new();
+        Self { server, handlers, books, device, listener, guests, named: 0, steps: 0, farewells: 0, answered: 0, refused: 0 }
+    }
+
+    /// A client of this process.
+    pub(crate) fn join_here(&mut self) -> Caller {
+        let client = connect(&self.device, &mut self.server);
+        let (here, there) = UnixStream::pair().unwrap();
+        Caller::new(client, here, self.add(there))
+    }
+
+    /// One step; whether a request was answered or a completion came.
+    pub(crate) fn step(&mut self) -> bool {
+        let moved = self.server.step(&mut self.handlers, BUDGET) > 0;
+        self.steps += 1;
+        if !moved || self.steps % 16 == 0 {
+            self.look();
+        }
+        moved
+    }
+
+    /// Admits one client, and hears another one.
+    fn look(&mut self) {
+        if let Ok((channel, _)) = self.listener.accept() {
+            self.admit(channel);
+        }
+        if !self.guests.is_empty() {
+            self.hear(self.steps as usize % self.guests.len());
+        }
+    }
+
+    fn admit(&mut self, mut channel: UnixStream) {
+        match self.server.accept_over(&mut channel) {
+            Ok(_) => {
+                // Unless it is gone, which shows when it is looked at.
+                let _sent = channel.write_all(&(self.named + 1).to_le_bytes());
+                self.add(channel);
+            }
+            Err(MeetError::Setup(SetupError::Join(JoinError::Full { .. })) | MeetError::Channel(_)) => self.refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The name of a client that was admitted.
+    fn add(&mut self, channel: UnixStream) -> u64 {
+        channel.set_nonblocking(true).unwrap();
+        self.named += 1;
+        self.guests.push(Guest { channel, name: self.named });
+        self.named
+    }
+
+    fn hear(&mut self, nth: usize) {
+        let mut made = [0; 8];
+        match self.guests[nth].channel.read(&mut made) {
+            Ok(8) => {
+                let guest = self.guests.swap_remove(nth);
+                self.books.borrow_mut().close(guest.name, u64::from_le_bytes(made));
+                self.farewells += 1;
+                self.answered += u64::from_le_bytes(made);
+            }
+            Ok(0) => drop(self.guests.swap_remove(nth)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => drop(self.guests.swap_remove(nth)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Requests that the handler has run for.
+    pub(crate) fn executed(&self) -> u64 {
+        self.books.borrow().total
+    }
+
+    /// Clients whose channels are open.
+    pub(crate) fn guests(&self) -> usize {
+        self.guests.len()
+    }
+
+    /// All clients have left, or died: everything that was theirs is free, and nothing came that was no request.
+    pub(crate) fn close(self, scratch: &Scratch) {
+        let Self { server, device, .. } = self;
+        let (core, layout) = (server.core(), *server.core().layout());
+        assert_eq!((server.clients(), core.queued(), core.quarantined(), core.stats().garbage), (0, 0, 0, 0));
+        assert_eq!(core.free_zones(), 2 * layout.zones, "zones");
+        assert_eq!(core.free_buffers(), ServerConfig::default().response_buffers as usize, "response buffers");
+        drop(server);
+        // Whoever comes next finds and leaves a clean directory.
+        drop(Device::open(&device).unwrap());
+        std::fs::remove_dir(scratch.path().join("fabric")).expect("nothing is left behind");
+    }
+}

@@ -1,0 +1,81 @@
+//! Two processes of a hundred clients each.
+
+use scalerpc::ServerConfig;
+
+use crate::crowd::SIZE;
+use crate::desk::Desk;
+use crate::helpers::{Helper, Scratch, limited, scale};
+use crate::plan::SLOT_BYTES;
+
+/// Entries beside those of the clients of both processes: for clients that have left, until the server notices.
+const SPARE: usize = 32;
+/// Processes killed, one after the other, while calls are made.
+const KILLS: u64 = 5;
+/// More requests than the pools can hold of clients that were killed.
+const MORE: u64 = 5_000;
+
+fn crowd(scratch: &Scratch) -> Helper {
+    Helper::start("crowd", scratch)
+}
+
+/// Steps until `done`; fails if a process ends first, whose clients have then said why.
+fn step_until(desk: &mut Desk, crowds: &mut [Helper], mut done: impl FnMut(&Desk) -> bool) {
+    for step in 0_u64.. {
+        if done(desk) {
+            return;
+        }
+        if !desk.step() {
+            std::thread::yield_now();
+        }
+        assert!(step % 4096 != 0 || !crowds.iter_mut().any(Helper::has_ended), "a process of clients has ended");
+    }
+}
+
+/// Each request runs once, and each response is that of its call; those of the clients that were killed run at most once. What the killed
+/// ones had comes back (S20), and the processes that take their places join with it: without it there is no room for them.
+#[test]
+fn two_hundred_clients_lose_and_repeat_nothing_while_they_join_and_leave_and_are_killed() {
+    limited(|| {
+        let calls = 1_000_000 * u64::from(scale());
+        let scratch = Scratch::new("scalerpc-load");
+        let max_clients = (2 * SIZE + SPARE) as u32;
+        let config = ServerConfig {
+            max_clients,
+            slot_bytes: SLOT_BYTES,
+            // Some rounds of a process that polls a hundred clients, so that requests are written as well as READ.
+            slice_ns: 1_000_000,
+            // Nobody is stopped for so long.
+            drain_ns: 100_000_000_000,
+            ..ServerConfig::default()
+        };
+        let mut desk = Desk::new(&scratch, &config);
+        let mut crowds = [crowd(&scratch), crowd(&scratch)];
+        let mut most = 0;
+        for kill in 0..KILLS {
+            step_until(&mut desk, &mut crowds, |desk| {
+                most = most.max(desk.guests());
+                desk.executed() >= (kill + 1) * calls / (KILLS + 1) && most >= 2 * SIZE
+            });
+            let dead = kill as usize % 2;
+            crowds[dead].kill();
+            let (living, before) = (&mut crowds[1 - dead..2 - dead], desk.executed());
+            step_until(&mut desk, living, |desk| desk.executed() > before + MORE);
+            step_until(&mut desk, living, |desk| desk.server.clients() <= SIZE + SPARE);
+            crowds[dead] = crowd(&scratch);
+        }
+        step_until(&mut desk, &mut crowds, |desk| desk.executed() >= calls && desk.guests() >= 2 * SIZE);
+        crowds.iter_mut().for_each(Helper::hang_up);
+        step_until(&mut desk, &mut [], |desk| desk.guests() == 0 && crowds.iter_mut().all(Helper::has_ended));
+        crowds.iter_mut().for_each(Helper::wait);
+        step_until(&mut desk, &mut [], |desk| desk.server.clients() == 0);
+
+        let (stats, executed) = (*desk.server.core().stats(), desk.executed());
+        eprintln!("{executed} requests ran; {} of them of {} clients that left; {KILLS} processes killed", desk.answered, desk.farewells);
+        eprintln!("{} times no room; {stats:?}", desk.refused);
+        assert!(desk.answered > calls / 4 && desk.farewells > 2 * SIZE as u64 && stats.slices > 100 && stats.evictions == 0);
+        assert!(stats.reads > executed / 100 && stats.reads < executed, "requests were READ, and written");
+        // Accepted requests of clients that were gone before a worker took them did not run.
+        assert!(executed <= stats.accepted);
+        desk.close(&scratch);
+    });
+}

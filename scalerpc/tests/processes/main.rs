@@ -1,0 +1,39 @@
+//! Clients in processes of their own: hundreds at once, which join, leave, are stopped and are killed.
+//!
+//! A test has the server ([`desk`]); its helper processes execute this binary again, as a [`crowd`] of clients or as one client that stops
+//! or dies in a [`states`] of its own choice. What a request and its response are follows from whose they are and the how-manyth ([`plan`]),
+//! so that both ends check every byte, and each request carries its name into the server's books.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
+)]
+
+mod caller;
+mod crowd;
+mod desk;
+#[path = "../../../ipc/shm/tests/support/mod.rs"]
+mod helpers;
+mod load;
+mod plan;
+mod states;
+#[path = "../support/mod.rs"]
+mod support;
+#[path = "../../../mlx5/tests/support/time.rs"]
+mod time;
+
+/// Not a test of its own: what the helper processes of the others do.
+#[test]
+fn helper_process() {
+    let Ok(role) = std::env::var("SHM_TEST_ROLE") else { return };
+    // Sets the watchdog.
+    let _dir = helpers::role();
+    match role.split(' ').collect::<Vec<_>>()[..] {
+        ["crowd"] => crowd::run(),
+        [deed, state] => states::run(deed, state),
+        _ => panic!("no role is called {role}"),
+    }
+}

@@ -1,0 +1,211 @@
+//! One client that stops or dies when it is IDLE, in WARMUP or in PROCESS, beside five that go on.
+
+use scalerpc::{ServerConfig, State};
+
+use crate::caller::Caller;
+use crate::desk::{Desk, device_in, socket_in};
+use crate::helpers::{Helper, Scratch, limited, say, scale};
+use crate::plan::SLOT_BYTES;
+use crate::time::{Mode, mode};
+
+const STATES: [&str; 3] = ["idle", "warmup", "process"];
+/// Clients of the test's own process.
+const OTHERS: usize = 5;
+/// Nobody is stopped for so long.
+const NEVER_NS: u64 = 100_000_000_000;
+/// Slices that the others are watched for.
+const WATCHED: u64 = 300;
+
+/// In the helper: gets into a state, and stops or dies there. If it is continued, it calls on, and says how that went.
+pub(crate) fn run(deed: &str, state: &str) {
+    let mut caller = Caller::connect(&device_in(), &socket_in()).expect("there is room");
+    match state {
+        // Back in it, after a slice of its own.
+        "idle" => {
+            caller.call();
+            while caller.outstanding() > 0 || caller.state() != State::Idle {
+                caller.poll();
+            }
+        }
+        "warmup" => {
+            caller.call();
+            while caller.state() != State::Warmup {
+                caller.poll();
+            }
+        }
+        // With a request that was just written into the pool.
+        "process" => {
+            while !matches!(caller.state(), State::Process { .. }) || caller.outstanding() == 0 {
+                caller.call();
+                caller.poll();
+            }
+        }
+        _ => panic!("no state is called {state}"),
+    }
+    let signal = if deed == "dies" { libc::SIGKILL } else { libc::SIGSTOP };
+    // SAFETY: no pointers are involved.
+    unsafe { libc::raise(signal) };
+
+    let quota = caller.made() + 50;
+    while !matches!(caller.state(), State::Closed(_)) && (caller.made() < quota || caller.outstanding() > 0) {
+        if caller.made() < quota {
+            caller.call();
+        }
+        caller.poll();
+        std::thread::yield_now();
+    }
+    if matches!(caller.state(), State::Closed(_)) {
+        caller.poll();
+        assert_eq!(caller.outstanding(), 0, "each call has ended");
+        return say("was evicted");
+    }
+    caller.say_farewell();
+    say("went on");
+}
+
+/// A client of the test's own process, with one call at a time.
+struct Local {
+    caller: Caller,
+    /// Slices when the call was made.
+    since: u64,
+}
+
+/// A server, and the clients that go on.
+struct Room {
+    scratch: Scratch,
+    desk: Desk,
+    locals: Vec<Local>,
+    /// Most slices from a call to its response.
+    farthest: u64,
+}
+
+impl Room {
+    fn new(name: &str, drain_ns: u64) -> Self {
+        let scratch = Scratch::new(name);
+        let max_clients = OTHERS as u32 + 1;
+        let config = ServerConfig {
+            max_clients,
+            slot_bytes: SLOT_BYTES,
+            depth: 2,
+            group_size: 2,
+            spare_zones: 1,
+            slice_ns: 20_000,
+            drain_ns,
+            ..ServerConfig::default()
+        };
+        let mut desk = Desk::new(&scratch, &config);
+        let locals = (0..OTHERS).map(|_| Local { caller: desk.join_here(), since: 0 }).collect();
+        Self { scratch, desk, locals, farthest: 0 }
+    }
+
+    fn slices(&self) -> u64 {
+        self.desk.server.core().stats().slices
+    }
+
+    fn step(&mut self) {
+        self.desk.step();
+        let now = self.slices();
+        for Local { caller, since } in &mut self.locals {
+            if caller.outstanding() == 0 {
+                caller.call();
+                *since = now;
+            }
+            if caller.poll() > 0 {
+                self.farthest = self.farthest.max(now - *since);
+            }
+        }
+    }
+
+    fn step_until(&mut self, mut done: impl FnMut(&Self) -> bool) {
+        while !done(self) {
+            self.step();
+        }
+    }
+
+    /// The others are served, each within two rotations of the groups (S17).
+    fn watch(&mut self) {
+        let (slices, made) = (self.slices(), self.made());
+        self.farthest = 0;
+        self.step_until(|room| room.slices() > slices + WATCHED);
+        assert!(self.made().iter().zip(made).all(|(now, before)| *now > before + WATCHED / 10), "{:?}", self.made());
+        let groups = self.desk.server.core().groups().count() as u64;
+        assert!(self.farthest <= 2 * groups + 1, "{} slices with {groups} groups", self.farthest);
+    }
+
+    fn made(&self) -> Vec<u64> {
+        self.locals.iter().map(|local| local.caller.made()).collect()
+    }
+
+    /// The others leave too.
+    fn close(mut self) {
+        while let Some(mut local) = self.locals.pop() {
+            while local.caller.outstanding() > 0 {
+                self.desk.step();
+                local.caller.poll();
+            }
+            local.caller.say_farewell();
+        }
+        while self.desk.guests() > 0 || self.desk.server.clients() > 0 {
+            self.desk.step();
+        }
+        self.desk.close(&self.scratch);
+    }
+}
+
+#[test]
+fn a_client_that_stops_in_whatever_state_keeps_nobody_from_being_served_and_goes_on_when_it_is_continued() {
+    limited(|| {
+        let mut room = Room::new("scalerpc-stops", NEVER_NS);
+        for state in STATES.repeat(scale() as usize) {
+            let mut helper = Helper::start(&format!("stops {state}"), &room.scratch);
+            room.step_until(|_| helper.is_stopped());
+            room.watch();
+            helper.signal(libc::SIGCONT);
+            room.step_until(|_| helper.has_ended());
+            assert_eq!(helper.hear(), "went on", "{state}");
+            helper.wait();
+            room.step_until(|room| room.desk.server.clients() == OTHERS);
+        }
+        assert_eq!(room.desk.server.core().stats().evictions, 0);
+        room.close();
+    });
+}
+
+/// In WARMUP it has a zone as soon as the server has taken its announcement. In delayed time that may not have left when the client stops.
+#[test]
+fn a_client_that_stops_with_a_zone_and_for_too_long_is_evicted_and_told_so() {
+    limited(|| {
+        // Longer than a busy machine keeps the helper from running before it stops by itself.
+        let mut room = Room::new("scalerpc-evicted", 500_000_000);
+        let states: &[_] = if mode() == Mode::Delay { &["process"] } else { &["warmup", "process"] };
+        for (round, state) in states.repeat(scale() as usize).into_iter().enumerate() {
+            let mut helper = Helper::start(&format!("stops {state}"), &room.scratch);
+            room.step_until(|_| helper.is_stopped());
+            room.watch();
+            room.step_until(|room| room.desk.server.clients() == OTHERS);
+            assert_eq!(room.desk.server.core().stats().evictions, round as u64 + 1);
+            room.watch();
+            helper.signal(libc::SIGCONT);
+            room.step_until(|_| helper.has_ended());
+            assert_eq!(helper.hear(), "was evicted", "{state}");
+            helper.wait();
+        }
+        room.close();
+    });
+}
+
+/// The next one joins with what this one leaves: there is one entry more than others.
+#[test]
+fn what_a_client_had_that_dies_in_whatever_state_is_its_successors() {
+    limited(|| {
+        let mut room = Room::new("scalerpc-dies", NEVER_NS);
+        for state in STATES.repeat(2 * scale() as usize) {
+            let mut helper = Helper::start(&format!("dies {state}"), &room.scratch);
+            room.step_until(|_| helper.has_ended());
+            room.watch();
+            room.step_until(|room| room.desk.server.clients() == OTHERS);
+        }
+        assert_eq!(room.desk.server.core().stats().evictions, 0);
+        room.close();
+    });
+}
