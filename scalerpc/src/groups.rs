@@ -51,7 +51,7 @@ pub struct GroupManager {
 }
 
 impl GroupManager {
-    /// No clients. `size` is that of [`ServerConfig::group_size`](crate::ServerConfig::group_size).
+    /// No clients. `size` is that of [`ServerConfig::clients_per_group`](crate::ServerConfig::clients_per_group).
     #[must_use]
     pub fn new(size: u32) -> Self {
         Self { size: size.max(1) as usize, groups: vec![Group::of(Vec::new())] }

@@ -290,7 +290,7 @@ impl<M: Memory> Server<M> {
             clients: vec![None; clients],
             generation: 0,
             accepted: vec![0; clients * layout.depth],
-            groups: GroupManager::new(config.group_size),
+            groups: GroupManager::new(config.clients_per_group()),
             scheduler: Scheduler::new(config.slice_ns),
             mapping: VirtualMapping::new(clients, layout.zones),
             pools: [MessagePool::new(layout.zones as u32), MessagePool::new(layout.zones as u32)],
