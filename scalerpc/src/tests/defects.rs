@@ -154,6 +154,24 @@ fn with_grouping_off_every_client_keeps_its_zone() {
     assert_eq!(world.server.stats().reads, 60, "one warm-up each; then requests are written");
 }
 
+/// Pitfall: the READs of a whole group in one burst, behind which the responses of the group that is served have to wait.
+#[test]
+fn the_next_group_is_warmed_one_client_a_poll_and_the_current_one_at_once() {
+    let mut world = World::new(&ServerConfig { max_clients: 6, group_size: 3, ..small() }, 6);
+    world.call_all();
+    for nth in 0..6 {
+        world.poll_client(nth);
+        assert!(world.deliver_to_server(nth), "an announcement");
+    }
+    let mut reads = Vec::new();
+    for _ in 0..5 {
+        world.poll_server();
+        reads.push(world.server.stats().reads);
+    }
+    assert_eq!((world.server.scheduler().epoch(), world.server.groups().count()), (1, 2));
+    assert_eq!(reads, [3, 4, 5, 6, 6], "the next group is chosen in the poll after the switch");
+}
+
 /// Pitfall: after a swap, a response that names the pool from before.
 #[test]
 fn each_activation_names_a_zone_of_the_pool_of_its_slice() {
