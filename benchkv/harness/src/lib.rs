@@ -17,7 +17,8 @@
 //! - [`pattern`]: what requests and replies contain, so that a wrong one is noticed.
 //! - [`environment`]: machine, kernel and commit, for the result; [`counters`]: what the NIC counted meanwhile.
 //! - [`machine`]: libraries, limits and programs, for those who ask what is missing.
-//! - [`report`]: the table a person reads and the JSON document a program reads; [`mod@file`]: where they are kept.
+//! - [`report`]: the table a person reads and the JSON document a program reads; [`mod@file`]: where they are kept; [`chart`]: the
+//!   figures of a page or a file.
 //!
 //! Waiting here is waiting for other processes, outside any measured window; only [`load`] starts a thread.
 
@@ -25,6 +26,7 @@
 compile_error!("the benchmark harness needs Linux: pidfd, signalfd and PR_SET_PDEATHSIG tie the life of ranks to their launcher");
 
 pub mod affinity;
+pub mod chart;
 pub mod clock;
 pub mod counted;
 pub mod counters;

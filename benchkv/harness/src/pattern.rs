@@ -16,19 +16,19 @@ pub struct Tag(u64);
 impl Tag {
     const NUMBER_BITS: u32 = 48;
 
-    /// The tag of an endpoint's call `number`, below 2^48.
+    /// The tag of the request `number`, below 2^48, of `endpoint`, below 2^16.
     #[must_use]
     pub const fn new(endpoint: usize, number: u64) -> Self {
         Self((endpoint as u64) << Self::NUMBER_BITS | number)
     }
 
-    /// Which endpoint.
+    /// Whose request it is.
     #[must_use]
     pub const fn endpoint(self) -> usize {
         (self.0 >> Self::NUMBER_BITS) as usize
     }
 
-    /// Its how many-th call.
+    /// Its how many-th.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0 & ((1 << Self::NUMBER_BITS) - 1)
@@ -77,7 +77,7 @@ pub fn fill_request(bytes: &mut [u8], tag: Tag) {
     fill(bytes, tag, 0);
 }
 
-/// Whether it is the request of this tag.
+/// Whether these are the bytes of the request.
 #[must_use]
 pub fn is_request(bytes: &[u8], tag: Tag) -> bool {
     is_filled(bytes, tag, 0)
@@ -88,13 +88,14 @@ pub fn fill_reply(bytes: &mut [u8], tag: Tag) {
     fill(bytes, tag, u64::MAX);
 }
 
-/// Whether it is the reply to the request of this tag.
+/// Whether these are the bytes of the reply.
 #[must_use]
 pub fn is_reply(bytes: &[u8], tag: Tag) -> bool {
     is_filled(bytes, tag, u64::MAX)
 }
 
 /// Copies a payload out; `None` if it has another length than `target`.
+#[must_use]
 pub fn copied<'a>(bytes: RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]> {
     (bytes.len() == target.len()).then(|| {
         bytes.copy_to(target);
