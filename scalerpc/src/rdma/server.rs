@@ -196,7 +196,7 @@ impl RdmaServer {
     /// The time that slices are measured by, in ns since some moment.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
-        self.clock.now_ns()
+        self.port.now_ns()
     }
 
     /// Has slices end at multiples of their length in global time, which is [`now_ns`](Self::now_ns) and this offset; `None` ends that. A
