@@ -16,7 +16,7 @@ use crate::device::DeviceInfo;
 use crate::mmio::RegisterKind;
 use crate::mr::{Access, RegisterError};
 use crate::qp::ConnectError;
-use crate::soft::{Hca, Violation};
+use crate::soft::{Clock, Hca, Violation};
 use crate::verbs::Context;
 use crate::wire::{AddressVector, CqArm};
 
@@ -223,6 +223,14 @@ impl Control {
         match self {
             Self::Soft(hca) => hca.trace_hash(),
             Self::Verbs(_) => None,
+        }
+    }
+
+    /// The time on the device's clock.
+    pub(crate) fn now_ns(&self) -> u64 {
+        match self {
+            Self::Soft(hca) => hca.now_ns(),
+            Self::Verbs(_) => Clock::System.now_ns(),
         }
     }
 

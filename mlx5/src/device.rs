@@ -38,7 +38,7 @@ pub struct SoftOptions {
     pub arena_bytes: usize,
     /// After this long without an answer from a peer proven dead, its operations fail, in ns. Default 10 ms.
     pub dead_peer_timeout_ns: u64,
-    /// Where retry times come from.
+    /// Where [`Device::now_ns`] and retry times come from.
     pub clock: Clock,
     /// When operations are executed.
     pub timing: Timing,
@@ -230,6 +230,13 @@ impl Device {
     #[must_use]
     pub fn trace_hash(&self) -> Option<u64> {
         self.control.trace_hash()
+    }
+
+    /// The time on the device's clock, in ns since an arbitrary moment: what its retries and delays are measured by. A program whose own
+    /// deadlines are measured by it runs in virtual time as it is. Hardware has the system's monotonic clock.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        self.control.now_ns()
     }
 
     /// When, on its clock, the device has something to do by itself: a retry, a delayed operation. For steppers of virtual time.

@@ -48,7 +48,7 @@ pub use qp::{ConnectError, ConnectOptions, Qp, QpConfig, QpState, ReceiveSource,
 pub use rc_qp::{Connected, RcQp};
 pub use rq::PostReceiveError;
 pub use simulation::{Actor, Did, ForeignDevice, Simulation};
-pub use soft::{Clock, Faults, LocalFabric, NicModel, NicParameters, NullDevice, Queue, Rule, Timing, Violation};
+pub use soft::{Clock, ContextUses, Faults, LocalFabric, NicModel, NicParameters, NullDevice, Queue, Rule, Timing, Violation};
 pub use sq::{Flags, PostError, Signal};
 pub use srq::Srq;
 pub use ud_qp::{Datagram, GRH_BYTES, MAX_DATAGRAM_BYTES, UdQp};

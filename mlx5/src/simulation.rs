@@ -7,8 +7,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+mod due;
+
+use self::due::DueTimes;
 use crate::device::{Device, DeviceSpec, FabricSpec, OpenError, SoftOptions};
-use crate::soft::{Clock, EVERY_LID, Hca, LocalFabric, NicModel, NicParameters, Timing, hash_of};
+use crate::soft::{Clock, ContextUses, EVERY_LID, Hca, LocalFabric, NicModel, NicParameters, Timing, hash_of};
 
 /// What an actor did in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +44,6 @@ pub struct ForeignDevice;
 
 struct Node {
     hca: Rc<Hca>,
-    /// When it has something to do, as of its last look.
-    next_ns: Option<u64>,
     /// CQEs it had written then.
     produced: u32,
     /// Bound to it, by number.
@@ -94,6 +95,8 @@ pub struct Simulation<'a> {
     model: NicModel,
     /// By index; LIDs are given in this order.
     nodes: Vec<Node>,
+    /// When each of them has something to do, as of its last look.
+    due: DueTimes,
     /// Where a LID is in `nodes`. Asked for single keys only.
     places: HashMap<u16, usize>,
     actors: Vec<Bound<'a>>,
@@ -124,6 +127,7 @@ impl<'a> Simulation<'a> {
             now_ns: Arc::default(),
             model: NicModel::new(parameters),
             nodes: Vec::new(),
+            due: DueTimes::default(),
             places: HashMap::new(),
             actors: Vec::new(),
             turns: BinaryHeap::new(),
@@ -191,7 +195,8 @@ impl<'a> Simulation<'a> {
         let lid = hca.lid();
         if !self.places.contains_key(&lid) {
             self.places.insert(lid, self.nodes.len());
-            self.nodes.push(Node { hca: Rc::clone(hca), next_ns: None, produced: hca.produced(), actors: Vec::new() });
+            self.nodes.push(Node { hca: Rc::clone(hca), produced: hca.produced(), actors: Vec::new() });
+            self.due.push();
         }
     }
 
@@ -201,6 +206,7 @@ impl<'a> Simulation<'a> {
         let Ok(hca) = self.of_this_network(device) else { return };
         if let Some(place) = self.places.remove(&hca.lid()) {
             self.nodes.remove(place);
+            self.due.remove(place);
             self.places.values_mut().filter(|p| **p > place).for_each(|p| *p -= 1);
         }
     }
@@ -272,6 +278,14 @@ impl<'a> Simulation<'a> {
         hash_of([self.now_ns(), self.steps].into_iter().chain(devices))
     }
 
+    /// How often the NIC of `device` needed the context of a queue pair so far, and did not hold it.
+    ///
+    /// # Errors
+    /// The device is of another network.
+    pub fn context_uses(&self, device: &Device) -> Result<ContextUses, ForeignDevice> {
+        Ok(self.model.context_uses(self.of_this_network(device)?.lid()))
+    }
+
     /// The program may have used its devices outside of its actors.
     fn look_at_all(&mut self) {
         for place in 0..self.nodes.len() {
@@ -289,13 +303,12 @@ impl<'a> Simulation<'a> {
         }
         // The end of time does not come.
         let actor = self.turns.peek().map(|&Reverse((at_ns, ..))| at_ns).filter(|&at_ns| at_ns < u64::MAX);
-        let device = self.nodes.iter().filter_map(|node| node.next_ns).min();
-        [actor, device].into_iter().flatten().min().map(|at_ns| at_ns.max(self.now_ns()))
+        [actor, self.due.first_ns()].into_iter().flatten().min().map(|at_ns| at_ns.max(self.now_ns()))
     }
 
     fn run_at(&mut self, at_ns: u64) {
         self.now_ns.fetch_max(at_ns, Ordering::Relaxed);
-        match self.nodes.iter().position(|node| node.next_ns.is_some_and(|next_ns| next_ns <= at_ns)) {
+        match self.due.first_due(at_ns) {
             Some(place) => self.look(place, None),
             None => self.step_actor(),
         }
@@ -332,7 +345,7 @@ impl<'a> Simulation<'a> {
         let after = node.hca.advance(&mut self.touched);
         let (is_news, is_own) = (after != node.produced, after == before);
         node.produced = after;
-        node.next_ns = node.hca.next_event_ns();
+        self.due.set(place, node.hca.next_event_ns());
         if is_news {
             self.wake(place, stepped.filter(|_| is_own));
         }

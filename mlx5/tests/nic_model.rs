@@ -221,7 +221,7 @@ fn each_receive_of_a_burst_costs_what_its_own_neighbour_says_and_all_queue_pairs
 
 #[test]
 fn more_queue_pairs_in_rotation_than_contexts_cost_a_miss_for_every_message() {
-    let round_ns = |qps: usize| {
+    let round = |qps: usize| {
         let mut simulation = Simulation::new(NicParameters { doorbell_ns: 0, send_ns: 100, link_ns: 0, context_miss_ns: 300, ..NIC });
         let (server, client) = (End::new(&simulation.device().unwrap()), End::new(&simulation.device().unwrap()));
         let config = QpConfig { max_send_wr: 64, max_inline_data: 0, ..QpConfig::default() };
@@ -233,23 +233,28 @@ fn more_queue_pairs_in_rotation_than_contexts_cost_a_miss_for_every_message() {
                 (qp, peer)
             })
             .collect();
-        let mut round_ns = 0;
+        let (mut round_ns, mut misses) = (0, (0, 0));
         // The first round fetches every context.
         for _ in 0..2 {
             let start_ns = simulation.now_ns();
+            let [sender, target] = [&server, &client].map(|end| simulation.context_uses(&end.device).unwrap());
             for (qp, _) in &mut pairs {
                 qp.post(&Write { addr: client.mr.addr(), rkey: client.mr.rkey(), payload: () }, Signal::Reclaim, 0).unwrap();
                 qp.ring();
             }
             simulation.run(u64::MAX);
             round_ns = simulation.now_ns() - start_ns;
+            let [sends, arrivals] = [&server, &client].map(|end| simulation.context_uses(&end.device).unwrap());
+            assert_eq!((sends.sends - sender.sends, arrivals.arrivals - target.arrivals), (qps as u64, qps as u64));
+            assert_eq!((sends.arrivals, arrivals.sends), (0, 0));
+            misses = (sends.send_misses - sender.send_misses, arrivals.arrival_misses - target.arrival_misses);
         }
-        round_ns
+        (round_ns, misses)
     };
-    assert_eq!(round_ns(8), 8 * 100, "as many as there are contexts");
+    assert_eq!(round(8), (8 * 100, (0, 0)), "as many as there are contexts");
     // Least recently used, in rotation: the one that is needed next is the one that went. Both ends miss; the peer's only delays the last.
-    assert_eq!(round_ns(9), 9 * (100 + 300) + 300);
-    assert_eq!(round_ns(64), 64 * (100 + 300) + 300);
+    assert_eq!(round(9), (9 * (100 + 300) + 300, (9, 9)));
+    assert_eq!(round(64), (64 * (100 + 300) + 300, (64, 64)));
 }
 
 #[test]

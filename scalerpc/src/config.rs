@@ -28,6 +28,17 @@ pub enum ReplyMode {
     ClientReads,
 }
 
+/// Whether clients take turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Grouping {
+    /// In groups of [`ServerConfig::group_size`], one for each time slice.
+    #[default]
+    On,
+    /// They do not: all are one group, whose slice never ends (S16), and each keeps a zone of its own. The rest is the same code, so this is what
+    /// grouping is measured against. The pools grow with `max_clients`, and the NIC is used through all queue pairs at once.
+    Off,
+}
+
 /// The numbers of a server. [`ServerConfig::check`] has their ranges.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -37,7 +48,9 @@ pub struct ServerConfig {
     pub depth: u32,
     /// Bytes of a slot, a multiple of 64 in 128..=65,536. A payload has 40 less.
     pub slot_bytes: u32,
-    /// Clients of a group, 1..=50.
+    /// Whether clients take turns.
+    pub grouping: Grouping,
+    /// Clients of a group, 1..=50. Not used with grouping off.
     pub group_size: u32,
     /// Zones of a pool beyond those of the largest group, 0..=1,024: as many stopped clients cost nobody anything.
     pub spare_zones: u32,
@@ -59,6 +72,7 @@ impl Default for ServerConfig {
             max_clients: 1024,
             depth: DEFAULT_DEPTH,
             slot_bytes: DEFAULT_SLOT_BYTES,
+            grouping: Grouping::On,
             group_size: DEFAULT_GROUP_SIZE,
             spare_zones: 4,
             slice_ns: DEFAULT_SLICE_NS,
@@ -112,9 +126,26 @@ impl ServerConfig {
         Ok(Layout {
             depth: self.depth as usize,
             slot_bytes: self.slot_bytes as usize,
-            zones: (self.group_size + self.group_size / 2 + self.spare_zones) as usize,
+            zones: (self.largest_group() + self.spare_zones) as usize,
             reply_mode: self.reply_mode,
         })
+    }
+
+    /// Clients of a group that is neither split nor merged.
+    #[must_use]
+    pub const fn clients_per_group(&self) -> u32 {
+        match self.grouping {
+            Grouping::On => self.group_size,
+            Grouping::Off => self.max_clients,
+        }
+    }
+
+    /// Clients of the largest group there can be.
+    const fn largest_group(&self) -> u32 {
+        match self.grouping {
+            Grouping::On => self.group_size + self.group_size / 2,
+            Grouping::Off => self.max_clients,
+        }
     }
 
     /// Bytes of the endpoint entries.
@@ -229,6 +260,8 @@ mod tests {
         assert_eq!((layout.zones, layout.pools_bytes()), (64, 2 * 64 * 8 * 4096));
         assert_eq!((config.entries_bytes(), config.responses_bytes()), (1024 * 64, 512 * 4096));
         assert_eq!((layout.requests_bytes(), layout.client_responses_bytes()), (8 * 4096, 8 * 4096 + 128));
+        let off = ServerConfig { grouping: Grouping::Off, ..config.clone() };
+        assert_eq!((off.clients_per_group(), off.layout().unwrap().zones), (1024, 1024 + 4), "a zone for each client");
         let founding = ServerConfig { depth: 64, ..config.clone() };
         assert_eq!(founding.layout().unwrap().pools_bytes(), 8192 * 4096);
         let reads = ServerConfig { reply_mode: ReplyMode::ClientReads, ..config };

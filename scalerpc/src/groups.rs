@@ -51,7 +51,7 @@ pub struct GroupManager {
 }
 
 impl GroupManager {
-    /// No clients. `size` is that of [`ServerConfig::group_size`](crate::ServerConfig::group_size).
+    /// No clients. `size` is that of [`ServerConfig::clients_per_group`](crate::ServerConfig::clients_per_group).
     #[must_use]
     pub fn new(size: u32) -> Self {
         Self { size: size.max(1) as usize, groups: vec![Group::of(Vec::new())] }
@@ -120,31 +120,51 @@ impl GroupManager {
         }
     }
 
-    /// Sorts the clients of all groups but `keep`, the one being served, by `priority`: those of high priority get smaller groups and longer
+    /// Sorts the clients of all groups but `keep`, the one being served, by priority: those of high priority get smaller groups and longer
     /// slices. `keep` becomes group 0, as it is.
+    ///
+    /// `priority` is by what a client did in the rotation that ends. It is compared with the share of the time that the client had, which is its
+    /// group's slice over the clients in it: else those with the larger share would get more done, and a still larger share for that.
     pub fn regroup(&mut self, keep: usize, priority: impl Fn(ClientId) -> u64) {
         if keep >= self.groups.len() {
             return;
         }
         let kept = self.groups.remove(keep);
-        let mut clients: Vec<_> = self.groups.drain(..).flat_map(|group| group.clients).collect();
+        let mut ranked = Vec::new();
+        for Group { clients, slice_per_mille } in self.groups.drain(..) {
+            let by_share =
+                |client| u128::from(priority(client)) * clients.len() as u128 * u128::from(PER_MILLE) / u128::from(slice_per_mille);
+            ranked.extend(clients.iter().map(|client| Ranked { priority: by_share(*client), client: *client }));
+        }
         self.groups.push(kept);
-        // Stable, and ties by number: equal priorities keep their groups.
-        clients.sort_by_key(|client| (std::cmp::Reverse(priority(*client)), *client));
-        let total: u128 = clients.iter().map(|client| u128::from(priority(*client))).sum();
-        let mean = total / clients.len().max(1) as u128;
-        let spread = spread_per_mille(&clients, &priority);
-        let mut rest = clients.as_slice();
-        let parts = group_count(clients.len(), self.size);
+        // Ties by number: equal priorities keep their groups.
+        ranked.sort_by_key(|ranked| (std::cmp::Reverse(ranked.priority), ranked.client));
+        let total = sum(&ranked);
+        let mean = total / ranked.len().max(1) as u128;
+        let spread = spread_per_mille(&ranked);
+        let mut rest = ranked.as_slice();
+        let parts = group_count(ranked.len(), self.size);
         for part in 0..parts {
             let len = part_len(rest.len(), part, parts, spread, self.size);
             let (head, tail) = rest.split_at(len);
             rest = tail;
-            let sum: u128 = head.iter().map(|client| u128::from(priority(*client))).sum();
-            let slice_per_mille = if total == 0 { PER_MILLE as u128 } else { sum * 1000 / (mean.max(1) * head.len().max(1) as u128) };
-            self.groups.push(Group { clients: head.to_vec(), slice_per_mille: slice_per_mille.clamp(500, 1500) as u64 });
+            let per_mille = u128::from(PER_MILLE);
+            let slice_per_mille = if total == 0 { per_mille } else { sum(head) * per_mille / (mean.max(1) * head.len().max(1) as u128) };
+            let clients = head.iter().map(|ranked| ranked.client).collect();
+            self.groups.push(Group { clients, slice_per_mille: slice_per_mille.clamp(500, 1500) as u64 });
         }
     }
+}
+
+/// A client, and what it is sorted by.
+#[derive(Clone, Copy, Debug)]
+struct Ranked {
+    priority: u128,
+    client: ClientId,
+}
+
+fn sum(ranked: &[Ranked]) -> u128 {
+    ranked.iter().map(|ranked| ranked.priority).fold(0, u128::saturating_add)
 }
 
 /// Groups for so many clients: the nearest whole number of sizes, so that equal groups are within 0.5..1.5 of it.
@@ -153,9 +173,9 @@ fn group_count(clients: usize, size: usize) -> usize {
 }
 
 /// How unequal priorities are: 0, all the same, to 500.
-fn spread_per_mille(sorted: &[ClientId], priority: impl Fn(ClientId) -> u64) -> usize {
+fn spread_per_mille(sorted: &[Ranked]) -> usize {
     let (Some(highest), Some(lowest)) = (sorted.first(), sorted.last()) else { return 0 };
-    let (highest, lowest) = (u128::from(priority(*highest)), u128::from(priority(*lowest)));
+    let (highest, lowest) = (highest.priority, lowest.priority);
     (500 * (highest - lowest) / (highest + lowest).max(1)) as usize
 }
 
@@ -229,19 +249,45 @@ mod tests {
         check(&groups, 2);
     }
 
+    /// What each client gets done that makes use of all its share, by number.
+    fn full_use(groups: &GroupManager, clients: usize) -> Vec<u64> {
+        let mut done = vec![0; clients];
+        for group in 0..groups.count() {
+            let members = groups.clients(group);
+            members.iter().for_each(|client| done[client.index()] = 1_000 * groups.slice_per_mille(group) / members.len() as u64);
+        }
+        done
+    }
+
     #[test]
     fn high_priority_gets_smaller_groups_and_longer_slices() {
         let mut groups = manager(8, 32);
-        groups.regroup(0, |_| 5);
-        check(&groups, 32);
-        assert!((1..groups.count()).all(|group| groups.slice_per_mille(group) == 1000));
         let kept = groups.clients(0).to_vec();
-        groups.regroup(0, |client| if client.0 < 16 { 1000 } else { 10 });
+        let done = full_use(&groups, 32);
+        groups.regroup(0, |client| if client.0 % 2 == 0 { done[client.index()] } else { done[client.index()] / 100 });
         check(&groups, 32);
         assert_eq!(groups.clients(0), kept, "the group being served stays as it is");
         let last = groups.count() - 1;
         assert!(groups.clients(1).len() < groups.clients(last).len(), "{groups:?}");
         assert!(groups.slice_per_mille(1) > 1000 && groups.slice_per_mille(last) < 1000, "{groups:?}");
+    }
+
+    /// Pitfall: who has a long slice in a small group gets more done, and is given a longer one in a smaller group for it.
+    #[test]
+    fn clients_that_all_want_the_same_have_the_same_share_after_some_rotations_whatever_it_was_before() {
+        let mut groups = manager(8, 64);
+        groups.regroup(0, |client| u64::from(client.0 + 1) * 100);
+        let unequal = full_use(&groups, 64);
+        assert!(unequal.iter().max() > unequal.iter().min().map(|least| 3 * least).as_ref(), "{groups:?}");
+        for keep in [3, 1, 2, 1] {
+            let done = full_use(&groups, 64);
+            groups.regroup(keep, |client| done[client.index()]);
+            check(&groups, 64);
+        }
+        for group in 1..groups.count() {
+            assert!((990..=1010).contains(&groups.slice_per_mille(group)), "{groups:?}");
+            assert!((7..=10).contains(&groups.clients(group).len()), "{groups:?}");
+        }
     }
 
     /// Random joins, leaves and regroupings: everybody stays in one group, sizes stay within their limits.

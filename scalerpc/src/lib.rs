@@ -20,8 +20,8 @@ pub mod wire;
 
 pub use client::{CallHandle, Client, ClientMemory, ClientOp, Completion, Permit, ServerRegions, State};
 pub use config::{
-    ConfigError, DEFAULT_DEPTH, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES, DEFAULT_TIMEOUT_NS, Layout, MAX_CLIENTS, MAX_DEPTH, ReplyMode,
-    ServerConfig,
+    ConfigError, DEFAULT_DEPTH, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES, DEFAULT_TIMEOUT_NS, Grouping, Layout, MAX_CLIENTS, MAX_DEPTH,
+    ReplyMode, ServerConfig,
 };
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError};
 pub use handlers::{Handler, HandlerError, Handlers};

@@ -14,9 +14,11 @@
 //! - [`echo`]: the Unix-socket echo every result is put beside.
 //! - [`pingpong`]: the cache line that goes to and fro, below which no round trip between two cores can be.
 //! - [`load`]: callers and answerers under load, and [`counted`]: operations one after the other, for whatever carries calls.
+//! - [`pattern`]: what requests and replies contain, so that a wrong one is noticed.
 //! - [`environment`]: machine, kernel and commit, for the result; [`counters`]: what the NIC counted meanwhile.
 //! - [`machine`]: libraries, limits and programs, for those who ask what is missing.
-//! - [`report`]: the table a person reads and the JSON document a program reads; [`mod@file`]: where they are kept.
+//! - [`report`]: the table a person reads and the JSON document a program reads; [`mod@file`]: where they are kept; [`chart`]: the
+//!   figures of a page or a file.
 //!
 //! Waiting here is waiting for other processes, outside any measured window; only [`load`] starts a thread.
 
@@ -24,6 +26,7 @@
 compile_error!("the benchmark harness needs Linux: pidfd, signalfd and PR_SET_PDEATHSIG tie the life of ranks to their launcher");
 
 pub mod affinity;
+pub mod chart;
 pub mod clock;
 pub mod counted;
 pub mod counters;
@@ -38,6 +41,7 @@ pub mod hosts;
 pub mod launcher;
 pub mod load;
 pub mod machine;
+pub mod pattern;
 pub mod pingpong;
 pub mod report;
 pub mod role;

@@ -19,9 +19,9 @@ pub type Failure = Box<dyn Error + Send + Sync>;
 /// First word of a request that ends the answerer's loop.
 const STOP: u64 = u64::MAX;
 /// Calls at depth 1 between two readings of the clock.
-const BLOCK_TRIPS: u64 = 64;
+pub const BLOCK_TRIPS: u64 = 64;
 /// The same at any other depth, at least: so many that the blocks' median counts calls, not polls.
-const BLOCK_CALLS: u64 = 1024;
+pub const BLOCK_CALLS: u64 = 1024;
 
 /// The side that calls.
 pub trait Caller {
@@ -363,8 +363,9 @@ pub fn between_threads<A: Answerer, C: Caller, R>(
     })
 }
 
-/// The clock of a measurement.
-struct Measure {
+/// The clock of a measurement: what it is told in the first fifth of its time warms up, and does not count.
+#[derive(Debug)]
+pub struct Measure {
     clock: Clock,
     start_ns: u64,
     end_ns: u64,
@@ -377,7 +378,9 @@ struct Measure {
 }
 
 impl Measure {
-    fn new(clock: Clock, duration: Duration) -> Self {
+    /// It runs from now on, for `duration` after a warm-up of a quarter of it.
+    #[must_use]
+    pub fn new(clock: Clock, duration: Duration) -> Self {
         let (now_ns, duration_ns) = (clock.now_ns(), duration.as_nanos() as u64);
         let start_ns = now_ns + duration_ns / 4;
         Self {
@@ -391,19 +394,21 @@ impl Measure {
         }
     }
 
-    /// Counts a block of `calls` that ends now.
-    fn is_over(&mut self, calls: u64) -> bool {
+    /// Counts a block of `calls` that ends now. Whether the time is over.
+    pub fn is_over(&mut self, calls: u64) -> bool {
         let (now_ns, block_ns) = (self.clock.now_ns(), self.block_ns);
         self.block_ns = now_ns;
         if block_ns >= self.start_ns {
             self.began_ns.get_or_insert(block_ns);
             self.calls += calls;
-            self.blocks.record((now_ns - block_ns) * 1000 / calls);
+            self.blocks.record((now_ns - block_ns) * 1000 / calls.max(1));
         }
         now_ns >= self.end_ns && self.calls > 0
     }
 
-    fn result(&self) -> Window {
+    /// What the blocks so far say.
+    #[must_use]
+    pub fn result(&self) -> Window {
         let elapsed_ns = self.block_ns - self.began_ns.unwrap_or(self.block_ns);
         Window { rate: self.calls as f64 * 1e9 / elapsed_ns.max(1) as f64, block_ns: self.blocks.summary().p50 as f64 / 1000.0 }
     }

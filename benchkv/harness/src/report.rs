@@ -94,6 +94,29 @@ pub fn plural(count: usize, noun: &str) -> String {
     format!("{count} {noun}{ending}")
 }
 
+/// Median, least and most of some values; all 0 without one.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    /// The one in the middle, or the mean of the two there.
+    pub median: f64,
+    /// The least.
+    pub min: f64,
+    /// The most.
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of these.
+    #[must_use]
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
+        let last = values.len().saturating_sub(1);
+        Self { median: f64::midpoint(at(last / 2), at(last.div_ceil(2))), min: at(0), max: at(last) }
+    }
+}
+
 /// Where the JSON document goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JsonSink {
@@ -180,6 +203,13 @@ mod tests {
         assert_eq!((nanos(999.0), nanos(1e3), nanos(2.5e6)), ("999 ns".into(), "1.00 us".into(), "2.50 ms".into()));
         assert_eq!((plural(1, "rank"), plural(2, "rank")), ("1 rank".into(), "2 ranks".into()));
         assert_eq!((bytes(1023), bytes(1024), bytes(1 << 20)), ("1023 B".into(), "1.0 KiB".into(), "1.0 MiB".into()));
+    }
+
+    #[test]
+    fn a_spread_is_of_the_values_in_their_order() {
+        assert_eq!(Spread::of([3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
+        assert_eq!(Spread::of([4.0, 1.0]), Spread { median: 2.5, min: 1.0, max: 4.0 });
+        assert_eq!(Spread::of([]), Spread { median: 0.0, min: 0.0, max: 0.0 });
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Which charts a page has, made of the results of each group.
 
+use harness::chart::axis::Axis;
+use harness::chart::{Bar, Bars, Lines, Point, Series};
 use harness::hist::LatencyHistogram;
 
-use super::axis::Axis;
-use super::chart::{Bar, Bars, Lines, Point, Series};
 use super::compare::{Comparison, Group};
 use crate::result::{Histograms, JobResult, Measured};
 

@@ -1,7 +1,7 @@
 //! `benchkv report`: one page out of the results of one or many jobs, that needs no network, no script and no other file.
 //!
 //! - `compare`: what differs between the results.
-//! - `figures`: which charts there are; `chart`, `axis`, `palette`: how they are drawn.
+//! - `figures`: which charts there are; [`harness::chart`]: how they are drawn.
 //! - `traces`: the charts over time.
 //! - `page`: the HTML around them.
 
@@ -19,12 +19,9 @@ use figures::Measurements;
 use page::{Cell, Page};
 use traces::Trace;
 
-mod axis;
-mod chart;
 mod compare;
 mod figures;
 mod page;
-mod palette;
 mod traces;
 
 /// Runs of one result that differ by more than this, as a share of their mean (standard deviation), are warned of.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use harness::chart::text::escape;
+
 /// A page under construction.
 #[derive(Debug)]
 pub(super) struct Page {
@@ -69,31 +71,12 @@ impl Page {
     }
 }
 
-/// Text as it may stand between tags and in attributes; characters that have no place in a page become U+FFFD.
-pub(super) fn escape(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => safe += "&amp;",
-            '<' => safe += "&lt;",
-            '>' => safe += "&gt;",
-            '"' => safe += "&quot;",
-            '\'' => safe += "&#39;",
-            '\n' | '\t' => safe.push(' '),
-            control if control.is_control() => safe.push('\u{fffd}'),
-            other => safe.push(other),
-        }
-    }
-    safe
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn text_of_results_is_only_text() {
-        assert_eq!(escape("<b a=\"1\" c='&'>\u{0}\n\u{b5}"), "&lt;b a=&quot;1&quot; c=&#39;&amp;&#39;&gt;\u{fffd} \u{b5}");
         let evil = "</title><script>alert(1)</script>";
         let mut page = Page::new(evil, evil);
         page.heading(evil, evil);

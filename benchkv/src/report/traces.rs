@@ -1,8 +1,8 @@
 //! Time series of daemons, as `--trace` wrote them: each put into as many bins as a chart can show.
 
-use super::axis::Axis;
-use super::chart::{Lines, Point, Series};
 use crate::trace::{Sample, TraceError, TraceFile};
+use harness::chart::axis::Axis;
+use harness::chart::{Lines, Point, Series};
 
 /// Bins of a series.
 const BINS: usize = 240;

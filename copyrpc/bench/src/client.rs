@@ -4,10 +4,10 @@
 use copyrpc::{Context, Endpoint, Outcome};
 use harness::clock::Clock;
 use harness::hist::LatencyHistogram;
+use harness::pattern::{self, Tag};
 
 use crate::cli::{Fault, Mode};
 use crate::options::{Job, Length};
-use crate::pattern::{self, Tag};
 use crate::setup::JobError;
 
 /// Polls between two looks at the clock.

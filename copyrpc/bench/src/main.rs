@@ -1,7 +1,7 @@
 //! `copyrpc_bench`: copyrpc between two processes.
 //!
 //! In the order a run uses the files: [`cli`] and [`options`] (what to do), [`rank`] (the order of a job), [`setup`] (device and
-//! endpoints), [`client`] and [`server`] (the two loops), [`pattern`] (what payloads contain), [`result`] (what came out). With the feature
+//! endpoints), [`client`] and [`server`] (the two loops), [`result`] (what came out). With the feature
 //! `mpi`, `mpi` is the way in of processes that an MPI launcher started.
 
 mod cli;
@@ -9,7 +9,6 @@ mod client;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod options;
-mod pattern;
 mod rank;
 mod result;
 mod server;

@@ -7,7 +7,7 @@ use harness::clock::ClockSource;
 use harness::environment::Environment;
 use harness::hist::{HistogramError, LatencyHistogram, LatencySummary};
 use harness::pingpong::PingPongResult;
-use harness::report::{Table, nanos, rate};
+use harness::report::{Spread, Table, nanos, rate};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -25,24 +25,6 @@ pub(crate) enum ResultError {
     Histogram(#[from] HistogramError),
     #[error("the two processes report different things")]
     Mismatch,
-}
-
-/// Median, least and most over the runs.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
-impl Spread {
-    fn of(values: impl Iterator<Item = f64>) -> Self {
-        let mut values: Vec<f64> = values.collect();
-        values.sort_by(f64::total_cmp);
-        let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
-        let last = values.len().saturating_sub(1);
-        Self { median: f64::midpoint(at(last / 2), at(last.div_ceil(2))), min: at(0), max: at(last) }
-    }
 }
 
 /// One run.
@@ -119,7 +101,7 @@ impl JobResult {
             ns_per_call: spread(|run| run.elapsed_ns as f64 / run.calls.max(1) as f64),
             ns_per_call_of_blocks: (options.job.mode == Mode::Rate).then(|| all.summary().p50 as f64 / 1e3),
             round_trip_ns: (options.job.mode == Mode::Latency).then(|| all.summary()),
-            round_trip_p50_ns: (!medians.is_empty()).then(|| Spread::of(medians.into_iter())),
+            round_trip_p50_ns: (!medians.is_empty()).then(|| Spread::of(medians)),
             caller_messages_per_write: spread(|run| run.caller_messages_per_write),
             answerer_messages_per_write: spread(|run| run.answerer_messages_per_write),
             raw_cacheline: measured.raw_cacheline,

@@ -5,10 +5,10 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use copyrpc::{Context, RecvHandle};
 use harness::affinity::pin_current_thread;
+use harness::pattern::{self, Tag};
 
 use crate::cli::Fault;
 use crate::options::{Job, Options};
-use crate::pattern::{self, Tag};
 use crate::setup::{Counts, JobError, Moment, Setup};
 
 /// What the main thread tells the answering one: the number of phases that are over, or [`STOP`].

@@ -49,7 +49,7 @@ mod objects;
 mod private;
 mod queues;
 mod quiesce;
-mod random;
+pub(crate) mod random;
 mod receive;
 mod regions;
 mod repair;
@@ -68,7 +68,7 @@ pub use clock::Clock;
 pub(crate) use complete::EVERY_LID;
 pub use fabric::LocalFabric;
 pub use faults::Faults;
-pub use nic::{NicModel, NicParameters};
+pub use nic::{ContextUses, NicModel, NicParameters};
 pub use null::NullDevice;
 pub use rule::{Queue, Rule, Violation};
 pub use timing::Timing;
@@ -248,6 +248,11 @@ impl Hca {
     pub(crate) fn produced(&self) -> u32 {
         let state = self.state.borrow();
         state.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
+    }
+
+    /// The time on its clock.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
     }
 
     /// Whether it is a device of `fabric`.

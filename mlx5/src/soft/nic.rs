@@ -76,11 +76,28 @@ struct Nics {
     random: Random,
 }
 
+/// How often a NIC needed the context of a queue pair, and did not hold it.
+///
+/// Messages it sends, responses to READs and atomics included, are counted apart from those that arrive: it sends one at a time, so that a
+/// context fetched for one of them delays all that are behind it, whereas one fetched for an arrival delays that message only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContextUses {
+    /// Messages sent.
+    pub sends: u64,
+    /// Of these, with a context that had to be fetched.
+    pub send_misses: u64,
+    /// Messages that arrived.
+    pub arrivals: u64,
+    /// Of these, with a context that had to be fetched.
+    pub arrival_misses: u64,
+}
+
 #[derive(Default)]
 struct Nic {
     send_free_ns: u64,
     receive_free_ns: u64,
     contexts: ContextCache,
+    uses: ContextUses,
     /// By receive queue.
     receives: HashMap<u32, NextReceive>,
 }
@@ -123,14 +140,31 @@ fn sum_ns<const N: usize>(start_ns: u64, costs: [u64; N]) -> u64 {
 }
 
 impl Nic {
-    fn context_ns(&mut self, qpn: u32, parameters: &NicParameters) -> u64 {
-        if self.contexts.look(qpn, parameters.context_entries) { 0 } else { parameters.context_miss_ns }
+    /// Looks at a context. Returns 1 if it has to be fetched, or else 0; and what that costs.
+    fn look(&mut self, qpn: u32, parameters: &NicParameters) -> (u64, u64) {
+        if self.contexts.look(qpn, parameters.context_entries) { (0, 0) } else { (1, parameters.context_miss_ns) }
+    }
+
+    /// What the context costs a message that arrives.
+    fn arrival_context_ns(&mut self, qpn: u32, parameters: &NicParameters) -> u64 {
+        let (misses, ns) = self.look(qpn, parameters);
+        self.uses.arrivals += 1;
+        self.uses.arrival_misses += misses;
+        ns
+    }
+
+    /// What the context costs a message that is sent.
+    fn send_context_ns(&mut self, qpn: u32, parameters: &NicParameters) -> u64 {
+        let (misses, ns) = self.look(qpn, parameters);
+        self.uses.sends += 1;
+        self.uses.send_misses += misses;
+        ns
     }
 
     /// Sends a message from `start_ns` on; returns when its last byte has left.
     fn send(&mut self, start_ns: u64, bytes: u64, qpn: u32, parameters: &NicParameters) -> u64 {
         let bytes_ns = bytes.saturating_mul(parameters.byte_ps) / 1000;
-        let costs = [parameters.send_ns, bytes_ns, self.context_ns(qpn, parameters)];
+        let costs = [parameters.send_ns, bytes_ns, self.send_context_ns(qpn, parameters)];
         self.send_free_ns = sum_ns(start_ns.max(self.send_free_ns), costs);
         self.send_free_ns
     }
@@ -157,6 +191,12 @@ impl NicModel {
         Self { parameters, nics: Arc::new(Mutex::new(nics)) }
     }
 
+    /// What the NIC of a LID did so far.
+    pub(crate) fn context_uses(&self, lid: u16) -> ContextUses {
+        let nics = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
+        nics.by_lid.get(&lid).map_or_else(ContextUses::default, |nic| nic.uses)
+    }
+
     pub(crate) fn times(&self, request: &Request<'_>) -> Times {
         let Self { parameters, nics } = self;
         let Nics { by_lid, random } = &mut *nics.lock().unwrap_or_else(PoisonError::into_inner);
@@ -169,7 +209,7 @@ impl NicModel {
             return Times { effect_ns: arrived_ns, acknowledged_ns: arrived_ns };
         };
         let target = by_lid.entry(lid).or_default();
-        let mut effect_ns = sum_ns(arrived_ns, [target.context_ns(qpn, parameters)]);
+        let mut effect_ns = sum_ns(arrived_ns, [target.arrival_context_ns(qpn, parameters)]);
         if let Some((rqn, receives)) = request.receives {
             effect_ns = sum_ns(effect_ns.max(target.receive_free_ns), [target.receive_ns(rqn, receives, parameters)]);
             target.receive_free_ns = effect_ns;

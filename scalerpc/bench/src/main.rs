@@ -4,36 +4,38 @@
 mod compare;
 mod scale;
 
-use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use harness::report::say;
 
-/// ScaleRPC, measured.
+/// ScaleRPC, measured. Without a command: `compare`, whose options may be given.
 #[derive(Debug, Parser)]
-#[command(name = "scalerpc_bench", version, args_override_self = true)]
+#[command(name = "scalerpc_bench", version, args_override_self = true, args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
+    #[command(flatten)]
+    compare: compare::Options,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Compare(compare::Options),
+    Compare(Box<compare::Options>),
     Scale(scale::Options),
 }
 
 fn main() -> ExitCode {
-    let ended: Result<(), Box<dyn Error>> = match Cli::parse().command {
-        Command::Compare(options) => compare::run(&options),
-        Command::Scale(options) => scale::run(&options),
-    };
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            say(&format!("scalerpc_bench: {error}"));
-            ExitCode::FAILURE
-        }
+    let Cli { command, compare: options } = Cli::parse();
+    match command {
+        None => compare::run(&options),
+        Some(Command::Compare(options)) => compare::run(&options),
+        Some(Command::Scale(options)) => match scale::run(&options) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                say(&format!("scalerpc_bench: {error}"));
+                ExitCode::FAILURE
+            }
+        },
     }
 }

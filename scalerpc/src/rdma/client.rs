@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use mlx5::{Access, ConnectOptions, DeviceInfo, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Violation, Write};
+use mlx5::{Access, ConnectOptions, Device, DeviceInfo, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Violation, Write};
 use thiserror::Error;
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, post_write};
-use super::{COMPLETION_BATCH, Clock, DOORBELL_BATCH, SEND_QUEUE_SIZE, SetupError, is_full};
+use super::{COMPLETION_BATCH, DOORBELL_BATCH, SEND_QUEUE_SIZE, SetupError, is_full};
 use crate::client::{CallHandle, Client, ClientMemory, ClientOp, Completion};
 use crate::config::Layout;
 use crate::error::{CallError, CallFailure, CloseReason};
@@ -73,7 +73,7 @@ impl PendingClient {
         let Self { qp, memory, mut port, layout } = self;
         port.cq.register(qp.qpn(), 0);
         let core = Client::new(layout, memory, admission.0, regions.requests_addr, regions.responses_addr, regions.responses_rkey);
-        RdmaClient { qp, core, port, ops: VecDeque::with_capacity(2 * layout.depth + 1), clock: Clock::start() }
+        RdmaClient { qp, core, port, ops: VecDeque::with_capacity(2 * layout.depth + 1) }
     }
 }
 
@@ -85,7 +85,6 @@ pub struct RdmaClient {
     core: Client<Mr>,
     port: Port,
     ops: VecDeque<ClientOp>,
-    clock: Clock,
 }
 
 impl RdmaClient {
@@ -94,7 +93,7 @@ impl RdmaClient {
     /// # Errors
     /// [`CallError`]; nothing was done.
     pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallHandle, CallError> {
-        self.core.call(rpc_type, payload, self.clock.now_ns(), &mut self.ops)
+        self.core.call(rpc_type, payload, self.port.now_ns(), &mut self.ops)
     }
 
     /// One bounded step: takes completions and arrivals, posts.
@@ -111,7 +110,7 @@ impl RdmaClient {
                 });
             }
         });
-        self.core.poll(self.clock.now_ns(), &mut self.ops);
+        self.core.poll(self.port.now_ns(), &mut self.ops);
         if is_broken || self.post().is_err() {
             self.core.close(CloseReason::Disconnected);
         }
@@ -131,11 +130,11 @@ impl RdmaClient {
         if self.core.is_busy() {
             return Err(CallError::NoSlot.into());
         }
-        let deadline_ns = self.clock.now_ns().saturating_add(self.core.timeout_ns());
+        let deadline_ns = self.port.now_ns().saturating_add(self.core.timeout_ns());
         let handle = loop {
             match self.call(rpc_type, payload) {
                 // Lent, until the next event.
-                Err(CallError::NoSlot) if self.clock.now_ns() < deadline_ns => {
+                Err(CallError::NoSlot) if self.port.now_ns() < deadline_ns => {
                     self.poll();
                     idle();
                 }
@@ -168,6 +167,12 @@ impl RdmaClient {
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
         self.port.violations()
+    }
+
+    /// The device in use. Its clock is the one that deadlines are measured by, so that a simulation drives this end with its time.
+    #[must_use]
+    pub const fn device(&self) -> &Device {
+        self.port.device()
     }
 
     /// Name, transport and capabilities of the device in use.

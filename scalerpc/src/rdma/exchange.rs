@@ -8,14 +8,14 @@ use thiserror::Error;
 
 use super::{PendingClient, RdmaClient, RdmaServer, SetupError};
 use crate::client::ServerRegions;
-use crate::config::{Layout, MAX_DEPTH, ReplyMode};
+use crate::config::{Layout, MAX_CLIENTS, MAX_DEPTH, ReplyMode};
 use crate::mapping::ClientId;
 use crate::server::ClientRegions;
 use crate::wire::{le_u32, le_u64};
 
 const VERSION: u32 = 1;
-/// Most zones a legal configuration has.
-const MAX_ZONES: u32 = 75 + 1024;
+/// Most zones a legal configuration has: with grouping off, and all spare ones.
+const MAX_ZONES: u32 = MAX_CLIENTS + 1024;
 
 /// What a server tells a client first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl Offer {
         let depth = field(12, "depth", |depth| (1..=MAX_DEPTH).contains(&depth), "1..=64")?;
         let is_slot = |bytes: u32| (128..=65_536).contains(&bytes) && bytes % 64 == 0;
         let slot_bytes = field(16, "slot_bytes", is_slot, "a multiple of 64 in 128..=65536")?;
-        let zones = field(20, "zones", |zones| (1..=MAX_ZONES).contains(&zones), "1..=1099")?;
+        let zones = field(20, "zones", |zones| (1..=MAX_ZONES).contains(&zones), "1..=33792")?;
         let reads = field(24, "reply mode", |reads| reads <= 1, "0 or 1")?;
         field(28, "reserved word", |word| word == 0, "0")?;
         let reply_mode = if reads == 1 { ReplyMode::ClientReads } else { ReplyMode::ServerWrites };

@@ -10,7 +10,6 @@ mod port;
 mod server;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use mlx5::{ConnectError, CreateError, Mr, OpenError, PostError, QpConfig, RegisterError};
 use thiserror::Error;
@@ -65,20 +64,6 @@ const QP_CONFIG: QpConfig =
 /// A full send queue drains by itself: the operation is posted later. Any other refusal means that the queue pair is broken.
 const fn is_full(error: &PostError) -> bool {
     matches!(error, PostError::QueueFull { .. })
-}
-
-/// Time since some moment, in ns.
-#[derive(Clone, Copy, Debug)]
-struct Clock(Instant);
-
-impl Clock {
-    fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    fn now_ns(self) -> u64 {
-        u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX)
-    }
 }
 
 impl Memory for Mr {

@@ -20,6 +20,15 @@ impl Port {
         Ok(Self { cq: device.create_mono_cq(cq_entries)?, pd, device })
     }
 
+    pub(super) const fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The time of everything this end does: its device's, so that virtual time is that of both.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.device.now_ns()
+    }
+
     pub(super) fn info(&self) -> DeviceInfo {
         self.device.info()
     }

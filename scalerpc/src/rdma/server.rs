@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use mlx5::{Access, ConnectOptions, DeviceInfo, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Violation, Write};
+use mlx5::{Access, ConnectOptions, Device, DeviceInfo, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Violation, Write};
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, post_write};
-use super::{COMPLETION_BATCH, Clock, DOORBELL_BATCH, SetupError, is_full};
+use super::{COMPLETION_BATCH, DOORBELL_BATCH, SetupError, is_full};
 use crate::client::ServerRegions;
 use crate::config::{ReplyMode, ServerConfig};
 use crate::handlers::Handlers;
@@ -101,7 +101,6 @@ pub struct RdmaServer {
     /// The next client to be probed, and when.
     probe: usize,
     probe_ns: u64,
-    clock: Clock,
 }
 
 impl RdmaServer {
@@ -121,8 +120,8 @@ impl RdmaServer {
         };
         let core = Server::new(config, memory)?;
         let peers = (0..config.max_clients).map(|_| None).collect();
-        let (ops, unserved, clock) = (VecDeque::new(), Vec::new(), Clock::start());
-        Ok(Self { peers, core, port, ops, unserved, under_way: 0, of_the_gone: 0, probe: 0, probe_ns: PROBE_NS, clock })
+        let (ops, unserved, probe_ns) = (VecDeque::new(), Vec::new(), port.now_ns().saturating_add(PROBE_NS));
+        Ok(Self { peers, core, port, ops, unserved, under_way: 0, of_the_gone: 0, probe: 0, probe_ns })
     }
 
     /// Makes a queue pair for one more client.
@@ -169,21 +168,21 @@ impl RdmaServer {
     /// Returns how many completions and requests there were; 0 means that nothing moved.
     pub fn step(&mut self, handlers: &mut Handlers, budget: usize) -> usize {
         let completions = self.take_completions();
-        let clock = self.clock;
-        self.core.poll(clock.now_ns(), &mut self.ops);
-        let mut answered = handlers.step(&mut self.core, budget, || clock.now_ns(), &mut self.ops);
+        let Self { core, port, ops, .. } = self;
+        core.poll(port.now_ns(), ops);
+        let mut answered = handlers.step(core, budget, || port.now_ns(), ops);
         if answered == 0 {
-            answered += usize::from(handlers.step_legacy(&mut self.core, || clock.now_ns(), &mut self.ops));
+            answered += usize::from(handlers.step_legacy(core, || port.now_ns(), ops));
         }
         self.post();
-        self.probe(clock.now_ns());
+        self.probe(self.port.now_ns());
         completions + answered
     }
 
     /// Answers one request of the legacy lane; whether there was one. A server that is never idle calls this now and then.
     pub fn step_legacy(&mut self, handlers: &mut Handlers) -> bool {
-        let clock = self.clock;
-        let is_answered = handlers.step_legacy(&mut self.core, || clock.now_ns(), &mut self.ops);
+        let Self { core, port, ops, .. } = self;
+        let is_answered = handlers.step_legacy(core, || port.now_ns(), ops);
         self.post();
         is_answered
     }
@@ -197,7 +196,7 @@ impl RdmaServer {
     /// The time that slices are measured by, in ns since some moment.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
-        self.clock.now_ns()
+        self.port.now_ns()
     }
 
     /// Has slices end at multiples of their length in global time, which is [`now_ns`](Self::now_ns) and this offset; `None` ends that. A
@@ -218,6 +217,12 @@ impl RdmaServer {
         self.port.violations()
     }
 
+    /// The device in use. Its clock is the one that deadlines are measured by, so that a simulation drives this end with its time.
+    #[must_use]
+    pub const fn device(&self) -> &Device {
+        self.port.device()
+    }
+
     /// Name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> DeviceInfo {
@@ -225,8 +230,8 @@ impl RdmaServer {
     }
 
     fn take_completions(&mut self) -> usize {
-        let Self { port, peers, core, unserved, under_way, of_the_gone, clock, .. } = self;
-        let now_ns = clock.now_ns();
+        let Self { port, peers, core, unserved, under_way, of_the_gone, .. } = self;
+        let now_ns = port.now_ns();
         let taken = port.cq.poll(COMPLETION_BATCH, |nth, cqe| {
             let Some((client, peer)) = nth.and_then(|nth| Some((ClientId(*nth as u16), peers[*nth].as_mut()?))) else { return };
             if cqe.result().is_err() {

@@ -290,7 +290,7 @@ impl<M: Memory> Server<M> {
             clients: vec![None; clients],
             generation: 0,
             accepted: vec![0; clients * layout.depth],
-            groups: GroupManager::new(config.group_size),
+            groups: GroupManager::new(config.clients_per_group()),
             scheduler: Scheduler::new(config.slice_ns),
             mapping: VirtualMapping::new(clients, layout.zones),
             pools: [MessagePool::new(layout.zones as u32), MessagePool::new(layout.zones as u32)],
@@ -364,7 +364,8 @@ impl<M: Memory> Server<M> {
         self.tell_zones(now_ns, out);
     }
 
-    /// When [`poll`](Self::poll) will have something to do without anything arriving.
+    /// When [`poll`](Self::poll) will have something to do without anything arriving. As it is bounded, it may leave something for the next one:
+    /// before its caller sleeps, it has been called until it had nothing to do.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
         let slice_end = self.scheduler.next().map(|_| self.scheduler.slice_end_ns());

@@ -10,6 +10,10 @@ use crate::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Tr
 /// How much of a slice an ended zone waits for a response that carries the event: a tenth.
 const TELL_DIVISOR: u64 = 10;
 
+/// Clients of the next group that a poll warms at most. Fetching a context holds up all that the NIC sends after it: so the READs of a group go
+/// out among the responses of many polls, and do not hold up those responses as one burst. The current group is not made to wait.
+const WARM_PER_POLL: usize = 1;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum ZoneState {
     #[default]
@@ -73,22 +77,27 @@ impl<M: Memory> Server<M> {
         let next = self.scheduler.next().map(|group| (group, epoch.wrapping_add(1)));
         for (group, epoch) in [Some((self.scheduler.current(), epoch)), next].into_iter().flatten() {
             let len = self.groups.clients(group).len();
+            let mut left = if epoch == self.scheduler.epoch() { len } else { WARM_PER_POLL };
             for nth in 0..len {
                 // From another client in each slice: if zones are short, it is not always the same ones that get none.
                 let client = self.groups.clients(group)[(nth + epoch as usize) % len];
-                self.warm_client(client, epoch, out);
+                left -= usize::from(self.warm_client(client, epoch, out));
+                if left == 0 {
+                    break;
+                }
             }
         }
     }
 
-    fn warm_client(&mut self, client: ClientId, epoch: u32, out: &mut VecDeque<ServerOp>) {
+    /// Whether the client waited and was given a zone.
+    fn warm_client(&mut self, client: ClientId, epoch: u32, out: &mut VecDeque<ServerOp>) -> bool {
         let pool = (epoch % 2) as u8;
-        let Some(record) = self.clients.get_mut(client.index()).and_then(Option::as_mut) else { return };
+        let Some(record) = self.clients.get_mut(client.index()).and_then(Option::as_mut) else { return false };
         if record.waiting.is_none() || self.mapping.zone(client).is_some() {
-            return;
+            return false;
         }
-        let Some(place) = self.pools[usize::from(pool)].allocate() else { return };
-        let Some(announcement) = record.waiting.take() else { return };
+        let Some(place) = self.pools[usize::from(pool)].allocate() else { return false };
+        let Some(announcement) = record.waiting.take() else { return false };
         let (regions, generation) = (record.regions, record.generation);
         let zone = ZoneId { pool, zone: place as u16 };
         // Neither is bound: the zone was free, and the client was asked above.
@@ -111,6 +120,7 @@ impl<M: Memory> Server<M> {
                 });
             }
         }
+        true
     }
 
     /// A READ has completed, successfully. One that failed ends the client: its queue pair is in error.

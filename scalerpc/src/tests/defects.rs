@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::world::{World, responses_addr, small};
 use crate::memory::Memory;
 use crate::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, valid};
-use crate::{CallError, CallFailure, ClientOp, ClientRegions, CloseReason, JoinError, ReplyMode, ServerConfig, ServerOp, State};
+use crate::{CallError, CallFailure, ClientOp, ClientRegions, CloseReason, Grouping, JoinError, ReplyMode, ServerConfig, ServerOp, State};
 
 /// A world whose only client is in PROCESS, with nothing outstanding.
 pub(super) fn active_world(config: &ServerConfig, clients: usize) -> World {
@@ -137,6 +137,39 @@ fn a_single_group_is_served_for_ever_in_one_slice() {
     }
     assert_eq!((world.server.scheduler().epoch(), world.server.stats().slices), (1, 1));
     assert_eq!(world.server.stats().reads, 3, "one warm-up each; then requests are written");
+}
+
+/// More clients than a group may have, and than the cache rule allows: with grouping off they are one group all the same.
+#[test]
+fn with_grouping_off_every_client_keeps_its_zone() {
+    let config = ServerConfig { max_clients: 60, depth: 2, response_buffers: 16, grouping: Grouping::Off, ..small() };
+    let mut world = World::new(&config, 60);
+    for _ in 0..20 {
+        world.call_all();
+        world.now_ns += 5_000;
+        assert!(world.run(50) < 50);
+        assert!(world.sides.iter().all(|side| matches!(side.client.state(), State::Process { epoch: 1, .. })));
+    }
+    assert_eq!((world.server.groups().count(), world.server.stats().slices), (1, 1));
+    assert_eq!(world.server.stats().reads, 60, "one warm-up each; then requests are written");
+}
+
+/// Pitfall: the READs of a whole group in one burst, behind which the responses of the group that is served have to wait.
+#[test]
+fn the_next_group_is_warmed_one_client_a_poll_and_the_current_one_at_once() {
+    let mut world = World::new(&ServerConfig { max_clients: 6, group_size: 3, ..small() }, 6);
+    world.call_all();
+    for nth in 0..6 {
+        world.poll_client(nth);
+        assert!(world.deliver_to_server(nth), "an announcement");
+    }
+    let mut reads = Vec::new();
+    for _ in 0..5 {
+        world.poll_server();
+        reads.push(world.server.stats().reads);
+    }
+    assert_eq!((world.server.scheduler().epoch(), world.server.groups().count()), (1, 2));
+    assert_eq!(reads, [3, 4, 5, 6, 6], "the next group is chosen in the poll after the switch");
 }
 
 /// Pitfall: after a swap, a response that names the pool from before.

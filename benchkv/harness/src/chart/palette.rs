@@ -2,25 +2,28 @@
 //! differ in their marks, and from the eighth on in their dashes, too.
 
 /// Colours on white: some of Okabe and Ito's, and others found by search for the largest distance to the nearest.
-pub(super) const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#222222", "#8f39e5", "#cc79a7", "#7f2f1f", "#332288"];
+pub const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#222222", "#8f39e5", "#cc79a7", "#7f2f1f", "#332288"];
 
 /// Dashes, for as many series in each colour.
-pub(super) const DASHES: [&str; 3] = ["", "6 3", "2 3"];
+pub const DASHES: [&str; 3] = ["", "6 3", "2 3"];
 
 /// How a series is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Style {
-    pub(super) colour: &'static str,
-    pub(super) dash: &'static str,
+pub struct Style {
+    /// As SVG has it.
+    pub colour: &'static str,
+    /// As SVG has it; empty is a line without gaps.
+    pub dash: &'static str,
     /// The shape of its marks.
-    pub(super) shape: usize,
+    pub shape: usize,
 }
 
 /// Series that one chart can show.
-pub(super) const MOST: usize = COLOURS.len() * DASHES.len();
+pub const MOST: usize = COLOURS.len() * DASHES.len();
 
 /// The style of the series with this number.
-pub(super) const fn style(number: usize) -> Style {
+#[must_use]
+pub const fn style(number: usize) -> Style {
     let colour = COLOURS[number % COLOURS.len()];
     Style { colour, dash: DASHES[(number / COLOURS.len()) % DASHES.len()], shape: number % COLOURS.len() }
 }

@@ -1,10 +1,16 @@
-//! Charts as figures of a page: SVG with two axes, and a legend below it that wraps as the page needs it.
+//! Charts: SVG with two axes, as the figure of a page, with a legend below it that wraps as the page needs it, or as a file of its own.
+//!
+//! [`axis`]: where a value lies; [`palette`]: how series are told apart; [`text`]: what may stand in a page.
 
 use std::fmt::Write;
 
-use super::axis::Axis;
-use super::page::escape;
-use super::palette::{MOST, Style, style};
+use axis::Axis;
+use palette::{MOST, Style, style};
+use text::escape;
+
+pub mod axis;
+pub mod palette;
+pub mod text;
 
 /// Size of the SVG's own coordinates; the page scales it to its column.
 const WIDTH: f64 = 460.0;
@@ -24,59 +30,83 @@ const GAP: f64 = 8.0;
 const LONGEST: usize = 24;
 /// Marks on a line of many points, by which it is found in the legend.
 const MARKS: usize = 8;
+/// Height of a line of text in a file; in a page, the page decides.
+const FILE_LINE: f64 = 18.0;
+/// What a page's style says for the charts in it.
+const FILE_STYLE: &str = "text { font: 12.5px system-ui, 'DejaVu Sans', sans-serif; fill: #333 } .title { font-weight: 600; font-size: 14px } \
+     .note { fill: #555; font-size: 11.5px } .grid { stroke: #e3e3e3 } .band { fill: #eaf1f7 } .frame { stroke: #777; fill: none }";
 
 /// A value, and how far it was spread.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Point {
-    pub(super) x: f64,
-    pub(super) y: f64,
-    pub(super) spread: Option<(f64, f64)>,
+pub struct Point {
+    /// On the x axis.
+    pub x: f64,
+    /// On the y axis.
+    pub y: f64,
+    /// Least and most, on the y axis.
+    pub spread: Option<(f64, f64)>,
 }
 
 impl Point {
-    pub(super) const fn new(x: f64, y: f64) -> Self {
+    /// A value without spread.
+    #[must_use]
+    pub const fn new(x: f64, y: f64) -> Self {
         Self { x, y, spread: None }
     }
 }
 
 /// A line, with its name in the legend.
 #[derive(Debug, Clone)]
-pub(super) struct Series {
-    pub(super) name: String,
-    pub(super) points: Vec<Point>,
+pub struct Series {
+    /// Its name.
+    pub name: String,
+    /// From left to right.
+    pub points: Vec<Point>,
 }
 
 /// Lines over two axes.
 #[derive(Debug, Clone)]
-pub(super) struct Lines {
-    pub(super) title: String,
+pub struct Lines {
+    /// What is shown.
+    pub title: String,
     /// What else a reader has to know.
-    pub(super) note: String,
-    pub(super) x: Axis,
-    pub(super) y: Axis,
+    pub note: String,
+    /// The axis at the bottom.
+    pub x: Axis,
+    /// The axis at the left.
+    pub y: Axis,
     /// Ranges of the x axis that are shaded.
-    pub(super) bands: Vec<(f64, f64)>,
-    pub(super) series: Vec<Series>,
+    pub bands: Vec<(f64, f64)>,
+    /// The lines.
+    pub series: Vec<Series>,
 }
 
 /// A bar of parts that lie end to end, one for each name of the legend.
 #[derive(Debug, Clone)]
-pub(super) struct Bar {
-    pub(super) label: String,
-    pub(super) parts: Vec<f64>,
-    pub(super) spread: Option<(f64, f64)>,
+pub struct Bar {
+    /// Its name, at the left.
+    pub label: String,
+    /// Lengths of its parts.
+    pub parts: Vec<f64>,
+    /// Least and most of its whole length.
+    pub spread: Option<(f64, f64)>,
 }
 
 /// Bars from left to right, below each other.
 #[derive(Debug, Clone)]
-pub(super) struct Bars {
-    pub(super) title: String,
-    pub(super) note: String,
+pub struct Bars {
+    /// What is shown.
+    pub title: String,
+    /// What else a reader has to know.
+    pub note: String,
     /// What the bars are, as the title of the other axis.
-    pub(super) what: String,
-    pub(super) x: Axis,
-    pub(super) parts: Vec<String>,
-    pub(super) bars: Vec<Bar>,
+    pub what: String,
+    /// The axis at the bottom.
+    pub x: Axis,
+    /// Names of the parts.
+    pub parts: Vec<String>,
+    /// From top to bottom.
+    pub bars: Vec<Bar>,
 }
 
 /// The part of the SVG between the axes.
@@ -149,22 +179,63 @@ impl Area {
 }
 
 impl Lines {
-    /// The figure. Series beyond those that can be told apart are not drawn, which the note says.
-    pub(super) fn figure(&self) -> String {
+    /// The figure of a page. Series beyond those that can be told apart are not drawn, which the note says.
+    #[must_use]
+    pub fn figure(&self) -> String {
+        let names = self.drawn().map(|(number, series)| (series.name.as_str(), sample(style(number))));
+        figure(&self.title, self.whole_note().trim(), HEIGHT, &self.drawing(), &legend(names))
+    }
+
+    /// The chart as an SVG document that needs no other file: title, note, chart and legend, one below the other.
+    #[must_use]
+    pub fn document(&self) -> String {
+        let note = self.whole_note();
+        let notes = wrapped(note.trim(), (WIDTH / CHARACTER) as usize);
+        let chart_top = FILE_LINE * (2.0 + notes.len() as f64);
+        let legend_top = chart_top + HEIGHT + FILE_LINE / 2.0;
+        let height = legend_top + FILE_LINE * self.drawn().count() as f64 + FILE_LINE / 2.0;
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{:.0}\" height=\"{:.0}\" role=\"img\">\n\
+             <title>{}</title>\n<style>{FILE_STYLE}</style>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
+             <text class=\"title\" x=\"8\" y=\"{FILE_LINE}\">{}</text>\n",
+            2.0 * WIDTH,
+            2.0 * height,
+            escape(&self.title),
+            escape(&self.title)
+        );
+        for (row, note) in notes.iter().enumerate() {
+            let _ = writeln!(svg, r#"<text class="note" x="8" y="{:.0}">{}</text>"#, FILE_LINE * (2.0 + row as f64), escape(note));
+        }
+        let _ = writeln!(svg, r#"<g transform="translate(0 {chart_top:.0})">{}</g>"#, self.drawing());
+        for (number, series) in self.drawn() {
+            let top = legend_top + FILE_LINE * number as f64;
+            let (sample, name) = (sample(style(number)), escape(&series.name));
+            let _ = writeln!(svg, r#"<g transform="translate(8 {top:.0})">{sample}<text x="38" y="10.5">{name}</text></g>"#);
+        }
+        svg + "</svg>\n"
+    }
+
+    fn drawn(&self) -> impl Iterator<Item = (usize, &Series)> {
+        self.series.iter().take(MOST).enumerate()
+    }
+
+    fn whole_note(&self) -> String {
+        match self.series.len() {
+            all if all > MOST => format!("{} Only the first {MOST} of {all} series are drawn.", self.note),
+            _ => self.note.clone(),
+        }
+    }
+
+    /// What is between the borders of the SVG.
+    fn drawing(&self) -> String {
         let left = LEFT + self.y.ticks.iter().map(|(_, label)| width(label)).fold(0.0, f64::max);
         let area = Area { left, top: TOP, width: WIDTH - left - RIGHT, height: HEIGHT - TOP - BOTTOM };
         let mut svg: String = self.bands.iter().map(|(from, to)| area.band(&self.x, *from, *to)).collect();
         svg += &(area.x_axis(&self.x) + &area.y_axis(&self.y) + &area.frame());
-        let drawn = || self.series.iter().take(MOST).enumerate();
-        for (number, series) in drawn() {
+        for (number, series) in self.drawn() {
             svg += &self.line(&area, series, style(number));
         }
-        let names = drawn().map(|(number, series)| (series.name.as_str(), sample(style(number))));
-        let note = match self.series.len() {
-            all if all > MOST => format!("{} Only the first {MOST} of {all} series are drawn.", self.note),
-            _ => self.note.clone(),
-        };
-        figure(&self.title, note.trim(), HEIGHT, &svg, &legend(names))
+        svg
     }
 
     fn line(&self, area: &Area, series: &Series, Style { colour, dash, shape }: Style) -> String {
@@ -191,8 +262,9 @@ impl Lines {
 }
 
 impl Bars {
-    /// The figure: as high as it has bars.
-    pub(super) fn figure(&self) -> String {
+    /// The figure of a page: as high as it has bars.
+    #[must_use]
+    pub fn figure(&self) -> String {
         let labels: Vec<String> = self.bars.iter().map(|bar| shortened(&bar.label)).collect();
         let left = LEFT + labels.iter().map(|label| width(label)).fold(0.0, f64::max);
         let rows = self.bars.len().max(self.what.chars().count().div_ceil(3)) as f64;
@@ -276,4 +348,46 @@ fn width(label: &str) -> f64 {
 
 fn shortened(label: &str) -> String {
     if label.chars().count() <= LONGEST { label.to_owned() } else { label.chars().take(LONGEST - 1).chain(['\u{2026}']).collect() }
+}
+
+/// Lines of at most `most` characters, broken between words.
+fn wrapped(text: &str, most: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= most => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_has_all_that_a_reader_needs_and_nothing_from_elsewhere() {
+        let series = |name: &str| Series { name: name.to_owned(), points: vec![Point::new(1.0, 2.0), Point::new(3.0, 4.0)] };
+        let lines = Lines {
+            title: "A & B".to_owned(),
+            note: "word ".repeat(40),
+            x: Axis::settings("clients (count)".to_owned(), &[1.0, 3.0]),
+            y: Axis::rates("throughput", "requests/s", [4.0].into_iter()),
+            bands: vec![(1.0, 2.0)],
+            series: vec![series("first"), series("second")],
+        };
+        let svg = lines.document();
+        for part in
+            ["<svg xmlns=", "A &amp; B", "clients (count)", "throughput (requests/s)", ">first</text>", ">second</text>", "class=\"band\""]
+        {
+            assert!(svg.contains(part), "{part}: {svg}");
+        }
+        assert_eq!(svg.matches("class=\"note\"").count(), 4, "200 characters, 60 to a line: {svg}");
+        assert!(!svg.contains("href") && !svg.contains("url(") && svg.ends_with("</svg>\n"));
+        assert_eq!(svg.matches("<g").count(), svg.matches("</g>").count());
+    }
 }

@@ -2,7 +2,7 @@
 
 /// How values are spread along the axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scale {
+enum Scale {
     /// Evenly.
     Linear,
     /// By their logarithm; all are positive.
@@ -11,14 +11,14 @@ pub(super) enum Scale {
 
 /// An axis: a range of values that is not empty, and its ticks.
 #[derive(Debug, Clone)]
-pub(super) struct Axis {
+pub struct Axis {
     /// What it shows, with the unit in parentheses.
-    pub(super) title: String,
+    pub title: String,
     scale: Scale,
     low: f64,
     high: f64,
     /// Values, in rising order, with their labels.
-    pub(super) ticks: Vec<(f64, String)>,
+    pub ticks: Vec<(f64, String)>,
 }
 
 /// A prefix to a unit, and what it multiplies by.
@@ -29,26 +29,30 @@ const TIMES: [Prefix; 4] = [("s", 1e9), ("ms", 1e6), ("\u{b5}s", 1e3), ("ns", 1.
 
 impl Axis {
     /// Rates, from zero to the largest of `values`.
-    pub(super) fn rates(what: &str, unit: &str, values: impl Iterator<Item = f64>) -> Self {
+    #[must_use]
+    pub fn rates(what: &str, unit: &str, values: impl Iterator<Item = f64>) -> Self {
         let high = largest(values);
         let (prefix, factor) = prefix_of(&RATES, high);
         Self::from_zero(format!("{what} ({prefix}{unit})"), high, factor)
     }
 
     /// Counts, shares and whatever else has no prefix, from zero; `what` names the unit.
-    pub(super) fn plain(what: &str, values: impl Iterator<Item = f64>) -> Self {
+    #[must_use]
+    pub fn plain(what: &str, values: impl Iterator<Item = f64>) -> Self {
         Self::from_zero(what.to_owned(), largest(values), 1.0)
     }
 
     /// Times in nanoseconds, from zero.
-    pub(super) fn times_from_zero(what: &str, values: impl Iterator<Item = f64>) -> Self {
+    #[must_use]
+    pub fn times_from_zero(what: &str, values: impl Iterator<Item = f64>) -> Self {
         let high = largest(values);
         let (unit, factor) = prefix_of(&TIMES, high);
         Self::from_zero(format!("{what} ({unit})"), high, factor)
     }
 
     /// Times in nanoseconds, from zero to the last of `values` and no further.
-    pub(super) fn elapsed(what: &str, values: impl Iterator<Item = f64>) -> Self {
+    #[must_use]
+    pub fn elapsed(what: &str, values: impl Iterator<Item = f64>) -> Self {
         let last = largest(values);
         let mut axis = Self::times_from_zero(what, [last].into_iter());
         if last > 0.0 {
@@ -59,7 +63,8 @@ impl Axis {
     }
 
     /// Times in nanoseconds by their logarithm. What is below 1 ns lies at 1 ns.
-    pub(super) fn log_times(what: &str, values: impl Iterator<Item = f64>) -> Self {
+    #[must_use]
+    pub fn log_times(what: &str, values: impl Iterator<Item = f64>) -> Self {
         let values: Vec<f64> = values.map(|value| value.max(1.0)).collect();
         let high = largest(values.iter().copied()).max(1.0);
         let low = values.into_iter().fold(high, f64::min);
@@ -71,7 +76,8 @@ impl Axis {
     }
 
     /// Settings of which each has a tick; evenly spread by their logarithm where they span a factor of four.
-    pub(super) fn settings(title: String, values: &[f64]) -> Self {
+    #[must_use]
+    pub fn settings(title: String, values: &[f64]) -> Self {
         let mut sorted: Vec<f64> = values.to_vec();
         sorted.sort_by(f64::total_cmp);
         sorted.dedup();
@@ -88,7 +94,8 @@ impl Axis {
 
     /// Shares of all operations, from none to all but one in `operations`, by the logarithm of the rest: 90 %, 99 %, 99.9 % are evenly spread. A
     /// value on this axis is 1 / (1 - share).
-    pub(super) fn percentiles(operations: f64) -> Self {
+    #[must_use]
+    pub fn percentiles(operations: f64) -> Self {
         let decades = (operations.max(10.0).log10().ceil() as i32).max(1);
         let label = |decade| match decade {
             0 => "0".to_owned(),
@@ -102,7 +109,8 @@ impl Axis {
     }
 
     /// Where `value` lies: 0 at the low end, 1 at the high one, never outside.
-    pub(super) fn place(&self, value: f64) -> f64 {
+    #[must_use]
+    pub fn place(&self, value: f64) -> f64 {
         let place = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
             Scale::Log => (value.max(f64::MIN_POSITIVE) / self.low).ln() / (self.high / self.low).ln(),
@@ -137,7 +145,8 @@ fn round_step(least: f64) -> f64 {
 }
 
 /// A number as short as it can be: at most four digits after the point, thousands kept apart.
-pub(super) fn number(value: f64) -> String {
+#[must_use]
+pub fn number(value: f64) -> String {
     let text = format!("{value:.4}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     let (whole, fraction) = text.split_once('.').map_or((text, ""), |(whole, fraction)| (whole, fraction));

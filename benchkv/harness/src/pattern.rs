@@ -11,30 +11,38 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Names one request: which endpoint, and its how many-th.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Tag(u64);
+pub struct Tag(u64);
 
 impl Tag {
     const NUMBER_BITS: u32 = 48;
 
-    pub(crate) const fn new(endpoint: usize, number: u64) -> Self {
+    /// The tag of the request `number`, below 2^48, of `endpoint`, below 2^16.
+    #[must_use]
+    pub const fn new(endpoint: usize, number: u64) -> Self {
         Self((endpoint as u64) << Self::NUMBER_BITS | number)
     }
 
-    pub(crate) const fn endpoint(self) -> usize {
+    /// Whose request it is.
+    #[must_use]
+    pub const fn endpoint(self) -> usize {
         (self.0 >> Self::NUMBER_BITS) as usize
     }
 
-    pub(crate) const fn number(self) -> u64 {
+    /// Its how many-th.
+    #[must_use]
+    pub const fn number(self) -> u64 {
         self.0 & ((1 << Self::NUMBER_BITS) - 1)
     }
 
     /// The part of it that a request of `len` bytes has.
-    pub(crate) const fn within(self, len: usize) -> Self {
+    #[must_use]
+    pub const fn within(self, len: usize) -> Self {
         Self(if len < 8 { self.0 & ((1 << (8 * len)) - 1) } else { self.0 })
     }
 
     /// The tag that a request brought.
-    pub(crate) fn of_request(bytes: &[u8]) -> Self {
+    #[must_use]
+    pub fn of_request(bytes: &[u8]) -> Self {
         let mut word = [0; 8];
         for (to, from) in word.iter_mut().zip(bytes) {
             *to = *from;
@@ -64,24 +72,31 @@ fn is_filled(bytes: &[u8], tag: Tag, flip: u64) -> bool {
     })
 }
 
-pub(crate) fn fill_request(bytes: &mut [u8], tag: Tag) {
+/// Makes a request.
+pub fn fill_request(bytes: &mut [u8], tag: Tag) {
     fill(bytes, tag, 0);
 }
 
-pub(crate) fn is_request(bytes: &[u8], tag: Tag) -> bool {
+/// Whether these are the bytes of the request.
+#[must_use]
+pub fn is_request(bytes: &[u8], tag: Tag) -> bool {
     is_filled(bytes, tag, 0)
 }
 
-pub(crate) fn fill_reply(bytes: &mut [u8], tag: Tag) {
+/// Makes the reply to the request of this tag.
+pub fn fill_reply(bytes: &mut [u8], tag: Tag) {
     fill(bytes, tag, u64::MAX);
 }
 
-pub(crate) fn is_reply(bytes: &[u8], tag: Tag) -> bool {
+/// Whether these are the bytes of the reply.
+#[must_use]
+pub fn is_reply(bytes: &[u8], tag: Tag) -> bool {
     is_filled(bytes, tag, u64::MAX)
 }
 
 /// Copies a payload out; `None` if it has another length than `target`.
-pub(crate) fn copied<'a>(bytes: RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]> {
+#[must_use]
+pub fn copied<'a>(bytes: RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]> {
     (bytes.len() == target.len()).then(|| {
         bytes.copy_to(target);
         &*target
@@ -89,7 +104,7 @@ pub(crate) fn copied<'a>(bytes: RecvBytes<'_>, target: &'a mut [u8]) -> Option<&
 }
 
 /// Looks at a payload without judging it, as any receiver of it would.
-pub(crate) fn touch(bytes: RecvBytes<'_>) {
+pub fn touch(bytes: RecvBytes<'_>) {
     std::hint::black_box(bytes.read::<u64>());
 }
 

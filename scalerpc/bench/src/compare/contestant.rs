@@ -1,0 +1,185 @@
+//! What is compared: the contestants by name, one load, and the seam behind which each of them is a server and some clients. One loop puts all
+//! of them under load ([`super::load`]), one check looks at all payloads ([`harness::pattern`]).
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use clap::ValueEnum;
+use harness::load::Failure;
+use harness::pattern::{self, Tag};
+use mlx5::{DeviceInfo, DeviceSpec};
+use serde::{Deserialize, Serialize};
+
+use super::options::Fault;
+
+/// What carries the calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    /// ScaleRPC; the server WRITEs replies.
+    Scalerpc,
+    /// ScaleRPC; clients READ replies.
+    ScalerpcRead,
+    /// copyrpc: WRITE with immediate into rings, several messages in one.
+    Copyrpc,
+    /// A SEND for each message on reliable connections; the server has one shared receive queue.
+    RcSend,
+    /// A SEND for each message as datagrams, in sessions with credits as eRPC has them; not eRPC.
+    UdSend,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 5] = [Self::Scalerpc, Self::ScalerpcRead, Self::Copyrpc, Self::RcSend, Self::UdSend];
+
+    /// For the reader of a table.
+    pub(crate) const fn what(self) -> &'static str {
+        match self {
+            Self::Scalerpc => "ScaleRPC: groups and time slices; the server WRITEs replies",
+            Self::ScalerpcRead => "ScaleRPC, clients READ replies",
+            Self::Copyrpc => "WRITE with immediate into a ring for each client, messages gather",
+            Self::RcSend => "a SEND for each message, one reliable connection for each client, shared receive queue",
+            Self::UdSend => "a SEND for each message, datagrams, as eRPC uses them; not eRPC",
+        }
+    }
+}
+
+/// As it is typed.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Scalerpc => "scalerpc",
+            Self::ScalerpcRead => "scalerpc-read",
+            Self::Copyrpc => "copyrpc",
+            Self::RcSend => "rc-send",
+            Self::UdSend => "ud-send",
+        })
+    }
+}
+
+/// What one measurement puts a contestant under. Both processes know it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Case {
+    pub(crate) kind: Kind,
+    pub(crate) clients: usize,
+    /// Calls that each client keeps unanswered.
+    pub(crate) depth: usize,
+    /// Bytes of a request, and of its reply.
+    pub(crate) payload_bytes: usize,
+    /// Of ScaleRPC.
+    pub(crate) group_size: u32,
+    pub(crate) fault: Option<Fault>,
+}
+
+/// Counts that only one contestant has, by name.
+pub(crate) type Counters = BTreeMap<String, u64>;
+
+/// The side that answers: one device, and what it needs for each client.
+pub(crate) trait Server: Sized {
+    /// Makes everything but the connections; and what each client must be told first, by client.
+    fn open(case: &Case, device: &DeviceSpec, answers: Answers) -> Result<(Self, Vec<Vec<u8>>), Failure>;
+    /// Connects to the clients, which said this; and what each must be told at last.
+    fn admit(&mut self, said: &[&[u8]]) -> Result<Vec<Vec<u8>>, Failure>;
+    /// One bounded step: answers what has arrived. 0: nothing moved.
+    fn step(&mut self) -> Result<usize, Failure>;
+    fn answers(&self) -> &Answers;
+    /// Memory that it has registered with the device.
+    fn registered_bytes(&self) -> u64;
+    fn device_info(&self) -> DeviceInfo;
+    fn counters(&self) -> Counters {
+        Counters::new()
+    }
+}
+
+/// One client, with a device of its own.
+pub(crate) trait Client: Sized {
+    /// Before it is admitted.
+    type Pending;
+
+    /// Makes everything for client `number`, which the server offered this; and what the server must be told.
+    fn open(case: &Case, device: &DeviceSpec, number: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure>;
+    /// The server has admitted it.
+    fn admitted(pending: Self::Pending, admission: &[u8]) -> Result<Self, Failure>;
+    /// Makes a call from `slot`, below the depth, which has none unanswered. It leaves with the next poll. False: not now.
+    fn issue(&mut self, slot: u32, request: &[u8]) -> Result<bool, Failure>;
+    /// One bounded step: hands out the calls that have ended, by slot, with their replies; `None` if the server did not execute it, and it is to
+    /// be made again. 0: nothing moved.
+    fn poll(&mut self, ended: impl FnMut(u32, Option<&[u8]>)) -> Result<usize, Failure>;
+}
+
+/// What the server makes of requests, and counts.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    clients: usize,
+    payload_bytes: usize,
+    fault: Option<Fault>,
+    answered: Cell<u64>,
+    bad_requests: Cell<u64>,
+}
+
+impl Answers {
+    pub(crate) const fn new(case: &Case) -> Self {
+        let Case { clients, payload_bytes, fault, .. } = *case;
+        Self { clients, payload_bytes, fault, answered: Cell::new(0), bad_requests: Cell::new(0) }
+    }
+
+    /// Checks a request, and makes its reply, which has as many bytes.
+    #[inline]
+    pub(crate) fn answer(&self, request: &[u8], reply: &mut [u8]) {
+        let tag = Tag::of_request(request);
+        let is_right = request.len() == self.payload_bytes && tag.endpoint() < self.clients && pattern::is_request(request, tag);
+        self.bad_requests.set(self.bad_requests.get() + u64::from(!is_right));
+        pattern::fill_reply(reply, tag);
+        if self.fault == Some(Fault::CorruptReply) && tag.number() == 1 {
+            reply.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+        }
+        self.answered.set(self.answered.get() + 1);
+    }
+
+    /// Bytes of every request and reply.
+    pub(crate) const fn payload_bytes(&self) -> usize {
+        self.payload_bytes
+    }
+
+    pub(crate) fn answered(&self) -> u64 {
+        self.answered.get()
+    }
+
+    pub(crate) fn bad_requests(&self) -> u64 {
+        self.bad_requests.get()
+    }
+}
+
+/// The bytes of a record of fixed size.
+pub(crate) fn record<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], Failure> {
+    bytes.try_into().map_err(|_| format!("a record of {} bytes where one of {N} was due", bytes.len()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_that_are_typed() {
+        for kind in Kind::ALL {
+            assert_eq!(Kind::from_str(&kind.to_string(), false), Ok(kind));
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.to_string());
+        }
+    }
+
+    #[test]
+    fn a_request_that_is_not_the_clients_own_is_counted() {
+        let case = Case { kind: Kind::RcSend, clients: 2, depth: 1, payload_bytes: 32, group_size: 1, fault: None };
+        let answers = Answers::new(&case);
+        let (mut request, mut reply) = ([0; 32], [0; 32]);
+        for (tag, spoilt, bad) in [(Tag::new(1, 5), 0, 0), (Tag::new(2, 5), 0, 1), (Tag::new(0, 5), 1, 2)] {
+            pattern::fill_request(&mut request, tag);
+            request[31] ^= spoilt;
+            answers.answer(&request, &mut reply);
+            assert_eq!(answers.bad_requests(), bad);
+            assert!(pattern::is_reply(&reply, tag));
+        }
+        answers.answer(&request[..31], &mut reply);
+        assert_eq!((answers.bad_requests(), answers.answered()), (3, 4));
+    }
+}

@@ -1,0 +1,312 @@
+//! The load, whoever carries it: each client keeps its calls unanswered, and every reply is checked. One thread turns all clients.
+
+use std::time::Duration;
+
+use harness::clock::Clock;
+use harness::load::{BLOCK_CALLS, BLOCK_TRIPS, Failure, Measure};
+use harness::pattern::{self, Tag};
+use serde::{Deserialize, Serialize};
+use shm::wait::{WaitStrategy, Waiter};
+
+use super::contestant::{Case, Client};
+use super::options::Fault;
+
+/// Rounds without anything between two looks at what else may have happened.
+const IDLE_ROUNDS: u32 = 4096;
+
+/// What one measurement found.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    /// Of all clients together.
+    pub(crate) calls_per_s: f64,
+    /// Median over blocks of calls; with one call at a time a round trip. A moment without a core does not change it.
+    pub(crate) ns_per_call_of_blocks: f64,
+    /// Calls of the client that had fewest, over those of the one that had most.
+    pub(crate) slowest_vs_fastest: f64,
+    /// All calls that were made; each has ended.
+    pub(crate) calls: u64,
+    pub(crate) bad_replies: u64,
+    /// Calls that the server did not execute, and that were made again.
+    pub(crate) refused: u64,
+}
+
+/// How a measurement waits, and for how long it measures.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    pub(crate) clock: Clock,
+    pub(crate) wait: WaitStrategy,
+    pub(crate) duration: Duration,
+    /// When nothing came for this long although calls are unanswered, nothing will.
+    pub(crate) silence: Duration,
+}
+
+/// One client and its calls.
+struct Seat<C> {
+    client: C,
+    number: usize,
+    /// What is unanswered, by slot.
+    tags: Vec<Option<Tag>>,
+    /// Slots with nothing unanswered.
+    free: Vec<u32>,
+    /// Number of the next call.
+    next: u64,
+    ended: u64,
+    bad_replies: u64,
+    refused: u64,
+}
+
+impl<C: Client> Seat<C> {
+    fn new(number: usize, client: C, depth: usize) -> Self {
+        let (tags, free) = (vec![None; depth], (0..depth as u32).rev().collect());
+        Self { client, number, tags, free, next: 0, ended: 0, bad_replies: 0, refused: 0 }
+    }
+
+    /// Calls from every free slot, unless no more calls are wanted, and takes what has ended. How many calls that was.
+    #[inline]
+    fn turn(&mut self, fault: Option<Fault>, request: &mut [u8], is_over: bool) -> Result<u64, Failure> {
+        while let Some(&slot) = self.free.last().filter(|_| !is_over) {
+            let tag = Tag::new(self.number, self.next);
+            pattern::fill_request(request, tag);
+            if fault == Some(Fault::CorruptRequest) && self.next == 1 {
+                request.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+            }
+            if !self.client.issue(slot, request)? {
+                break;
+            }
+            self.free.pop();
+            self.next += 1;
+            if let Some(place) = self.tags.get_mut(slot as usize) {
+                *place = Some(tag);
+            }
+        }
+        let Self { client, tags, free, bad_replies, refused, .. } = self;
+        let mut ended = 0;
+        client.poll(|slot, reply| {
+            let Some(tag) = tags.get_mut(slot as usize).and_then(Option::take) else {
+                *bad_replies += 1;
+                return;
+            };
+            free.push(slot);
+            match reply {
+                Some(reply) => {
+                    *bad_replies += u64::from(reply.len() != request.len() || !pattern::is_reply(reply, tag));
+                    ended += 1;
+                }
+                None => *refused += 1,
+            }
+        })?;
+        self.ended += ended;
+        Ok(ended)
+    }
+
+    fn unanswered(&self) -> usize {
+        self.tags.len() - self.free.len()
+    }
+}
+
+/// The load of all clients of a measurement.
+struct Load<'a, C> {
+    seats: Vec<Seat<C>>,
+    fault: Option<Fault>,
+    request: Vec<u8>,
+    pace: &'a Pace,
+    waiter: Waiter,
+    idle_rounds: u32,
+    /// When nothing came for the first time since something did.
+    silent_since_ns: Option<u64>,
+    /// Asked when nothing comes: whether the job has come to its end, and why.
+    watch: &'a mut dyn FnMut() -> Result<(), Failure>,
+}
+
+impl<C: Client> Load<'_, C> {
+    /// One turn of each client; how many calls have ended.
+    #[inline]
+    fn round(&mut self, is_over: bool) -> Result<u64, Failure> {
+        let Self { seats, fault, request, .. } = self;
+        let mut ended = 0;
+        for seat in seats {
+            ended += seat.turn(*fault, request, is_over)?;
+        }
+        if ended > 0 {
+            self.waiter.busy();
+            (self.idle_rounds, self.silent_since_ns) = (0, None);
+        } else {
+            self.waiter.idle(|| ());
+            self.idle_rounds += 1;
+            if self.idle_rounds % IDLE_ROUNDS == 0 {
+                self.look()?;
+            }
+        }
+        Ok(ended)
+    }
+
+    /// Nothing has come for a while.
+    #[cold]
+    fn look(&mut self) -> Result<(), Failure> {
+        (self.watch)()?;
+        let now_ns = self.pace.clock.now_ns();
+        let since_ns = *self.silent_since_ns.get_or_insert(now_ns);
+        let silence = Duration::from_nanos(now_ns.saturating_sub(since_ns));
+        if silence < self.pace.silence {
+            return Ok(());
+        }
+        Err(format!("no reply for {silence:?} with {} calls unanswered: lost, or the server is stopped", self.unanswered()).into())
+    }
+
+    fn unanswered(&self) -> usize {
+        self.seats.iter().map(Seat::unanswered).sum()
+    }
+}
+
+/// Keeps every client at its depth for a warm-up and the measured time, then lets all calls end.
+pub(crate) fn run<C: Client>(
+    clients: Vec<C>,
+    case: &Case,
+    pace: &Pace,
+    watch: &mut dyn FnMut() -> Result<(), Failure>,
+) -> Result<Measured, Failure> {
+    let block = if case.clients * case.depth == 1 { BLOCK_TRIPS } else { BLOCK_CALLS };
+    let seats = clients.into_iter().enumerate().map(|(number, client)| Seat::new(number, client, case.depth)).collect();
+    let request = vec![0; case.payload_bytes];
+    let (fault, waiter) = (case.fault, pace.wait.waiter());
+    let mut load = Load { seats, fault, request, pace, waiter, idle_rounds: 0, silent_since_ns: None, watch };
+    let mut measure = Measure::new(pace.clock, pace.duration);
+    loop {
+        let mut ended = 0;
+        while ended < block {
+            ended += load.round(false)?;
+        }
+        if measure.is_over(ended) {
+            break;
+        }
+    }
+    while load.unanswered() > 0 {
+        load.round(true)?;
+    }
+    let window = measure.result();
+    let sum = |count: fn(&Seat<C>) -> u64| load.seats.iter().map(count).sum();
+    let ended = || load.seats.iter().map(|seat| seat.ended);
+    Ok(Measured {
+        calls_per_s: window.rate,
+        ns_per_call_of_blocks: window.block_ns,
+        slowest_vs_fastest: ended().min().unwrap_or(0) as f64 / ended().max().unwrap_or(0).max(1) as f64,
+        calls: sum(|seat| seat.ended),
+        bad_replies: sum(|seat| seat.bad_replies),
+        refused: sum(|seat| seat.refused),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use mlx5::DeviceSpec;
+
+    use super::super::contestant::Kind;
+    use super::*;
+
+    /// What becomes of the calls whose number is a multiple of ten; all others get their reply.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Tenth {
+        Answered,
+        Spoilt,
+        Short,
+        Doubled,
+        OfAnother,
+        Refused,
+        Lost,
+    }
+
+    struct Fake {
+        tenth: Tenth,
+        calls: u64,
+        replies: VecDeque<(u32, Option<Vec<u8>>)>,
+    }
+
+    impl Client for Fake {
+        type Pending = ();
+
+        fn open(_: &Case, _: &DeviceSpec, _: usize, _: &[u8]) -> Result<((), Vec<u8>), Failure> {
+            Ok(((), Vec::new()))
+        }
+
+        fn admitted((): (), _: &[u8]) -> Result<Self, Failure> {
+            Err("made by the test".into())
+        }
+
+        /// Every third time there is no room.
+        fn issue(&mut self, slot: u32, request: &[u8]) -> Result<bool, Failure> {
+            self.calls += 1;
+            if self.calls % 3 == 0 {
+                return Ok(false);
+            }
+            let (tag, mut reply) = (Tag::of_request(request), vec![0; request.len()]);
+            assert!(pattern::is_request(request, tag));
+            pattern::fill_reply(&mut reply, tag);
+            let replies = &mut self.replies;
+            match self.tenth {
+                _ if tag.number() % 10 != 0 => {}
+                Tenth::Answered => {}
+                Tenth::Spoilt => reply[0] ^= 1,
+                Tenth::Short => drop(reply.pop()),
+                Tenth::Doubled => replies.push_back((slot, Some(reply.clone()))),
+                Tenth::OfAnother => pattern::fill_reply(&mut reply, Tag::new(tag.endpoint() + 1, tag.number())),
+                Tenth::Refused => {
+                    replies.push_back((slot, None));
+                    return Ok(true);
+                }
+                Tenth::Lost => return Ok(true),
+            }
+            replies.push_back((slot, Some(reply)));
+            Ok(true)
+        }
+
+        fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<usize, Failure> {
+            let taken = self.replies.len();
+            self.replies.drain(..).for_each(|(slot, reply)| ended(slot, reply.as_deref()));
+            Ok(taken)
+        }
+    }
+
+    fn run_with(tenth: Tenth, watch: &mut dyn FnMut() -> Result<(), Failure>) -> Result<Measured, Failure> {
+        let case = Case { kind: Kind::RcSend, clients: 2, depth: 3, payload_bytes: 40, group_size: 1, fault: None };
+        let time = Duration::from_millis(5);
+        let pace = Pace { clock: Clock::monotonic(), wait: WaitStrategy::Busy, duration: time, silence: time };
+        let clients = (0..2).map(|_| Fake { tenth, calls: 0, replies: VecDeque::new() }).collect();
+        run(clients, &case, &pace, watch)
+    }
+
+    #[test]
+    fn every_call_is_made_and_ends_and_is_checked() {
+        for (tenth, is_bad) in
+            [(Tenth::Answered, false), (Tenth::Spoilt, true), (Tenth::Short, true), (Tenth::Doubled, true), (Tenth::OfAnother, true)]
+        {
+            let measured = run_with(tenth, &mut || Ok(())).unwrap();
+            assert!(measured.calls >= BLOCK_CALLS && measured.calls_per_s > 0.0);
+            assert!((0.9..=1.0).contains(&measured.slowest_vs_fastest), "{measured:?}");
+            // One in ten of each client's, from its first on.
+            let tenths = measured.calls.div_ceil(10)..=measured.calls / 10 + 2;
+            assert_eq!((measured.bad_replies > 0, measured.refused), (is_bad, 0));
+            assert!(!is_bad || tenths.contains(&measured.bad_replies), "{measured:?}");
+        }
+    }
+
+    #[test]
+    fn a_call_that_was_not_executed_is_made_again() {
+        let measured = run_with(Tenth::Refused, &mut || Ok(())).unwrap();
+        assert_eq!(measured.bad_replies, 0);
+        assert!(measured.refused >= measured.calls / 10, "{measured:?}");
+    }
+
+    #[test]
+    fn calls_without_a_reply_end_the_measurement() {
+        let failure = run_with(Tenth::Lost, &mut || Ok(())).unwrap_err().to_string();
+        assert!(failure.contains("with 6 calls unanswered"), "{failure}");
+    }
+
+    #[test]
+    fn a_job_that_is_over_ends_the_measurement() {
+        let failure = run_with(Tenth::Lost, &mut || Err("rank 1 has died".into())).unwrap_err();
+        assert_eq!(failure.to_string(), "rank 1 has died");
+    }
+}

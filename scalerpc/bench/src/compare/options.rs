@@ -1,0 +1,317 @@
+//! From the command line to a job that can be run: every range is checked, every `auto` computed, before a process is started; launcher and ranks
+//! arrive at the same values from the same arguments.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use harness::affinity::{self, AffinityError, PinPolicy, Plan, Threads};
+use harness::device::DeviceChoice;
+use harness::report::{JsonSink, bytes, plural};
+use serde::{Deserialize, Serialize};
+use shm::wait::WaitStrategy;
+use thiserror::Error;
+
+use super::contestant::{Case, Kind};
+use super::scale_rpc;
+
+/// The two processes: rank 0 has the clients, rank 1 the server.
+pub(crate) const RANKS: usize = 2;
+
+/// Most clients: each has a device of its own, which takes 8 descriptors of the 1,024 that a process usually may have.
+const MAX_CLIENTS: usize = 112;
+/// Numbers of clients that one run takes, at most.
+const MAX_LOADS: usize = 8;
+/// Most calls that a client keeps unanswered: as many datagrams wait from one software device to another, and none of them is to be lost.
+const MAX_DEPTH: usize = 32;
+/// Least and most payload: what names a call, and what fits a datagram with the header of either SEND, and a slot of 4 KiB of ScaleRPC.
+const PAYLOAD_BYTES: (usize, usize) = (8, 4056);
+
+/// Round trip and rate of ScaleRPC beside copyrpc, SEND on reliable connections and SEND on datagrams, by turns in one run.
+///
+/// Starts both processes itself and prints one table for each load. Exit status: 0 done and sound, 1 failed, 2 illegal options, 3 measured, but
+/// payloads were wrong, or calls executed more or less than once.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Options {
+    /// What is compared.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...", default_values_t = Kind::ALL)]
+    contestants: Vec<Kind>,
+
+    /// Numbers of clients for rates, 1 to 112 each, 8 of them at most: up to 1.5 times the group size are one group of ScaleRPC, more are several.
+    #[arg(long, value_delimiter = ',', value_name = "N,...", default_values_t = [8, 64])]
+    clients: Vec<usize>,
+
+    /// Calls that each client keeps unanswered for rates, 1 to 32.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    depth: usize,
+
+    /// Bytes of a request and of its reply, 8 to 4056.
+    #[arg(long, value_name = "BYTES", default_value_t = 32)]
+    payload: usize,
+
+    /// Clients of a group of ScaleRPC, 1 to 50.
+    #[arg(long, value_name = "N", default_value_t = scalerpc::groups::DEFAULT_GROUP_SIZE)]
+    group: u32,
+
+    /// Rounds, each of them everything once, 1 to 99.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: usize,
+
+    /// Length of each measurement in seconds, 0.01 to 60; a quarter of it warms up before.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.2)]
+    duration: f64,
+
+    /// What a process does that finds nothing: auto is busy where each has a core, else yield.
+    #[arg(long, value_enum, default_value_t = WaitChoice::Auto)]
+    wait: WaitChoice,
+
+    /// Cores of the clients and the server: auto pins where each can have its own, none never pins, or a list such as 0,1.
+    #[arg(long, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
+    pin: PinPolicy,
+
+    /// RDMA device: soft, which auto takes (see the help of benchkv for soft:KEY=VALUE); or hardware, by the name of the device and maybe its
+    /// port (mlx5_0, mlx5_0:1, verbs:NAME for other names), or verbs for the first with an active port.
+    #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
+    device: DeviceChoice,
+
+    /// Directory where software devices meet [default: one of this user in /dev/shm].
+    #[arg(long, value_name = "DIR")]
+    shm_dir: Option<PathBuf>,
+
+    /// Also write the result as one JSON document to a file, or to standard output with -; the tables then go to standard error.
+    #[arg(long, value_name = "FILE")]
+    json: Option<JsonSink>,
+
+    /// Breaks something on purpose, for tests.
+    #[arg(long, value_enum, hide = true)]
+    fault: Option<Fault>,
+}
+
+/// What `--wait` asks for. Clients of one-sided RPC have nothing to sleep on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum WaitChoice {
+    /// Busy where each process has a core of its own, else yield.
+    Auto,
+    /// Poll without pause.
+    Busy,
+    /// Give the core away.
+    Yield,
+}
+
+/// What `--fault` breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Fault {
+    /// Clients flip a bit of one request.
+    CorruptRequest,
+    /// The server flips a bit of one reply.
+    CorruptReply,
+}
+
+/// An option cannot be honoured.
+#[derive(Debug, Error)]
+pub(crate) enum OptionError {
+    /// It is outside its range.
+    #[error("{flag} {given}: legal is {legal}")]
+    Range { flag: &'static str, given: String, legal: String },
+    /// ScaleRPC cannot have it.
+    #[error("scalerpc: {0}")]
+    ScaleRpc(#[from] scalerpc::ConfigError),
+    /// The cores cannot be used as asked.
+    #[error("--pin: {0}")]
+    Pin(#[from] AffinityError),
+    /// The result has nowhere to go.
+    #[error("--json: {0}")]
+    Json(#[from] harness::report::JsonError),
+}
+
+/// What every contestant is put under.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Load {
+    pub(crate) name: String,
+    pub(crate) clients: usize,
+    pub(crate) depth: usize,
+}
+
+impl Load {
+    /// Whether it is one call at a time of one client: then the time counts, else the rate.
+    pub(crate) const fn is_round_trip(&self) -> bool {
+        self.clients * self.depth == 1
+    }
+}
+
+/// A job that can be run. Its JSON form is part of the result.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Job {
+    pub(crate) contestants: Vec<Kind>,
+    pub(crate) loads: Vec<Load>,
+    pub(crate) payload_bytes: usize,
+    pub(crate) group_size: u32,
+    pub(crate) rounds: usize,
+    pub(crate) duration_s: f64,
+    /// What was asked for, as it is typed.
+    #[serde(serialize_with = "as_typed")]
+    pub(crate) device: DeviceChoice,
+    #[serde(serialize_with = "as_typed")]
+    pub(crate) wait: WaitStrategy,
+    pub(crate) fault: Option<Fault>,
+    #[serde(skip)]
+    pub(crate) shm_dir: Option<PathBuf>,
+    #[serde(skip)]
+    pub(crate) json: Option<JsonSink>,
+    /// Where the two processes run.
+    pub(crate) placement: Plan,
+}
+
+fn as_typed<S: serde::Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+impl Job {
+    /// Checks and computes everything; changes nothing.
+    pub(crate) fn resolve(options: &Options) -> Result<Self, OptionError> {
+        let Options { contestants, clients, depth, payload, group, rounds, duration, .. } = options;
+        in_range("--depth", *depth, (1, MAX_DEPTH))?;
+        in_range("--payload", *payload, PAYLOAD_BYTES)?;
+        in_range("--rounds", *rounds, (1, 99))?;
+        if !(0.01..=60.0).contains(duration) {
+            return Err(range("--duration", duration, "0.01 to 60 seconds"));
+        }
+        in_range("--contestants", contestants.len(), (1, Kind::ALL.len()))?;
+        in_range("--clients", clients.len(), (1, MAX_LOADS)).map_err(|_| range("--clients", clients.len(), "1 to 8 numbers of clients"))?;
+        let mut loads = vec![Load { name: "round_trip".to_owned(), clients: 1, depth: 1 }];
+        for &clients in clients {
+            in_range("--clients", clients, (1, MAX_CLIENTS))?;
+            loads.push(Load { name: format!("rate_{clients}x{depth}"), clients, depth: *depth });
+        }
+        if let Some(twice) = first_twice(contestants) {
+            return Err(range("--contestants", twice, "each once"));
+        }
+        if let Some(twice) = first_twice(clients) {
+            return Err(range("--clients", twice, "each once"));
+        }
+        let placement = Plan::new(&options.pin, affinity::usable_cores()?, Threads { ranks: RANKS, daemons: 0, clients: 1 })?;
+        let wait = match options.wait {
+            WaitChoice::Busy => WaitStrategy::Busy,
+            WaitChoice::Yield => WaitStrategy::Yield,
+            WaitChoice::Auto => WaitStrategy::auto(RANKS, placement.usable_cores.len()),
+        };
+        let job = Self {
+            contestants: contestants.clone(),
+            loads,
+            payload_bytes: *payload,
+            group_size: *group,
+            rounds: *rounds,
+            duration_s: *duration,
+            device: options.device.clone().resolve(),
+            wait,
+            fault: options.fault,
+            shm_dir: options.shm_dir.clone(),
+            json: options.json.clone(),
+            placement,
+        };
+        // Checks the group size.
+        job.loads.iter().try_for_each(|load| scale_rpc::config(&job.case(Kind::Scalerpc, load)).check())?;
+        Ok(job)
+    }
+
+    pub(crate) const fn case(&self, kind: Kind, load: &Load) -> Case {
+        let Self { payload_bytes, group_size, fault, .. } = *self;
+        Case { kind, clients: load.clients, depth: load.depth, payload_bytes, group_size, fault }
+    }
+
+    pub(crate) fn duration(&self) -> Duration {
+        Duration::from_secs_f64(self.duration_s)
+    }
+
+    /// What is measured in the order in which it is: everything once in each round, and each contestant first now and then.
+    pub(crate) fn measurements(&self) -> impl Iterator<Item = (&Load, Kind)> {
+        let count = self.contestants.len();
+        (0..self.rounds).flat_map(move |round| {
+            let of_load = move |load| (0..count).filter_map(move |nth| Some((load, *self.contestants.get((round + nth) % count)?)));
+            self.loads.iter().flat_map(of_load)
+        })
+    }
+
+    /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
+    pub(crate) fn time_limit(&self) -> Duration {
+        let each = self.duration() * 5 / 4 + Duration::from_secs(5);
+        each * (self.rounds * self.loads.len() * self.contestants.len()) as u32 + Duration::from_secs(60)
+    }
+}
+
+/// The plan of a run, printed before it starts.
+impl fmt::Display for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let contestants: Vec<String> = self.contestants.iter().map(Kind::to_string).collect();
+        let (rounds, loads) = (plural(self.rounds, "round"), plural(self.loads.len(), "load"));
+        writeln!(f, "{} by turns, {rounds} of {loads}, {} s each", contestants.join(", "), self.duration_s)?;
+        let payload = bytes(self.payload_bytes as u64);
+        writeln!(f, "requests and replies of {payload}, groups of {}, {} device, wait {}", self.group_size, self.device, self.wait)?;
+        write!(f, "{}", self.placement)
+    }
+}
+
+fn first_twice<T: PartialEq>(items: &[T]) -> Option<&T> {
+    items.iter().enumerate().find(|(at, item)| items.iter().take(*at).any(|other| other == *item)).map(|(_, item)| item)
+}
+
+fn in_range(flag: &'static str, given: usize, (least, most): (usize, usize)) -> Result<(), OptionError> {
+    if (least..=most).contains(&given) { Ok(()) } else { Err(range(flag, given, &format!("{least} to {most}"))) }
+}
+
+fn range(flag: &'static str, given: impl ToString, legal: &str) -> OptionError {
+    OptionError::Range { flag, given: given.to_string(), legal: legal.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn resolve(args: &str) -> Result<Job, OptionError> {
+        Job::resolve(&Cli::try_parse_from(std::iter::once("compare").chain(args.split_whitespace())).unwrap().options)
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_with_the_legal_ones() {
+        for (args, legal) in [
+            ("--clients 0", "1 to 112"),
+            ("--clients 8,113", "1 to 112"),
+            ("--clients 1,2,3,4,5,6,7,8,9", "1 to 8 numbers"),
+            ("--clients 8,8", "each once"),
+            ("--contestants copyrpc,copyrpc", "each once"),
+            ("--depth 0", "1 to 32"),
+            ("--depth 33", "1 to 32"),
+            ("--payload 7", "8 to 4056"),
+            ("--payload 4057", "8 to 4056"),
+            ("--group 0", "1..=50"),
+            ("--group 51", "1..=50"),
+            ("--rounds 0", "1 to 99"),
+            ("--duration 0", "0.01 to 60"),
+            ("--duration nan", "0.01 to 60"),
+            ("--pin 0,60000", "usable are"),
+        ] {
+            let message = resolve(args).unwrap_err().to_string();
+            assert!(message.contains(legal), "{args}: {message}");
+        }
+    }
+
+    #[test]
+    fn each_round_has_everything_once_and_begins_with_another_contestant() {
+        let job = resolve("--contestants scalerpc,copyrpc --clients 4 --rounds 3 --depth 2").unwrap();
+        let order: Vec<_> = job.measurements().map(|(load, kind)| (load.name.as_str(), kind)).collect();
+        let (ours, theirs) = (Kind::Scalerpc, Kind::Copyrpc);
+        let of_even = [("round_trip", ours), ("round_trip", theirs), ("rate_4x2", ours), ("rate_4x2", theirs)];
+        let of_odd = [("round_trip", theirs), ("round_trip", ours), ("rate_4x2", theirs), ("rate_4x2", ours)];
+        assert_eq!(order, [of_even, of_odd, of_even].concat());
+    }
+}

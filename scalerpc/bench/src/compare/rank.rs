@@ -1,0 +1,206 @@
+//! One of the two processes, and the order of a job. A measurement makes a server and its clients anew: the server's process says what each
+//! client must know, the clients' process answers, the server admits them; then the load, and when nothing is unanswered the server's account.
+//! The server has a thread of its own, while the main thread of its process sleeps in the exchange. No meeting is inside a measured window.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::ScopedJoinHandle;
+use std::time::Duration;
+
+use harness::affinity::pin_current_thread;
+use harness::clock::Clock;
+use harness::exchange::Exchange;
+use harness::load::Failure;
+use serde::{Deserialize, Serialize};
+
+use super::contestant::{Answers, Case, Client, Counters, Kind, Server};
+use super::copy_rpc::{CopyClient, CopyServer};
+use super::load::{self, Measured, Pace};
+use super::options::Job;
+use super::scale_rpc::{ScaleClient, ScaleServer};
+use super::send::{RcPort, SendClient, SendServer, UdPort};
+
+/// How long the slower process may take to make and connect its ends.
+const SETUP_LIMIT: Duration = Duration::from_secs(60);
+/// How long the server may take to say what it did.
+const MEET_LIMIT: Duration = Duration::from_secs(15);
+/// How long the server may be silent with calls unanswered.
+const SILENCE_LIMIT: Duration = Duration::from_secs(10);
+
+/// The server's account of a measurement.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Account {
+    /// Name, transport and modes of its device.
+    pub(crate) device: String,
+    /// Requests executed.
+    pub(crate) answered: u64,
+    pub(crate) bad_requests: u64,
+    pub(crate) registered_bytes: u64,
+    pub(crate) counters: Counters,
+}
+
+/// One measurement.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) measured: Measured,
+    pub(crate) account: Account,
+}
+
+/// Has all measurements made, as the process with the clients, and hands each to `take`.
+pub(crate) fn call_all(
+    job: &Job,
+    exchange: &mut dyn Exchange,
+    clock: Clock,
+    mut take: impl FnMut(&str, Kind, Outcome),
+) -> Result<(), Failure> {
+    job.placement.client_core(0, 0).map_or(Ok(()), pin_current_thread)?;
+    let pace = Pace { clock, wait: job.wait, duration: job.duration(), silence: SILENCE_LIMIT };
+    for (load, kind) in job.measurements() {
+        let case = job.case(kind, load);
+        let outcome = match kind {
+            Kind::Scalerpc | Kind::ScalerpcRead => call::<ScaleClient>(job, &case, &pace, exchange),
+            Kind::Copyrpc => call::<CopyClient>(job, &case, &pace, exchange),
+            Kind::RcSend => call::<SendClient<RcPort>>(job, &case, &pace, exchange),
+            Kind::UdSend => call::<SendClient<UdPort>>(job, &case, &pace, exchange),
+        };
+        take(&load.name, kind, outcome.map_err(|error| format!("{kind}, {}: {error}", load.name))?);
+    }
+    Ok(())
+}
+
+/// The same as the process with the server.
+pub(crate) fn serve_all(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Failure> {
+    for (load, kind) in job.measurements() {
+        let case = job.case(kind, load);
+        let served = match kind {
+            Kind::Scalerpc | Kind::ScalerpcRead => serve::<ScaleServer>(job, &case, exchange),
+            Kind::Copyrpc => serve::<CopyServer>(job, &case, exchange),
+            Kind::RcSend => serve::<SendServer<RcPort>>(job, &case, exchange),
+            Kind::UdSend => serve::<SendServer<UdPort>>(job, &case, exchange),
+        };
+        served.map_err(|error| format!("{kind}, {}: {error}", load.name))?;
+    }
+    Ok(())
+}
+
+/// Gives `part`, and returns that of the other process.
+fn swap(exchange: &mut dyn Exchange, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<u8>, Failure> {
+    let other = 1 - exchange.rank();
+    let mut parts = exchange.all_gather(part, within, give_up)?;
+    // One part of each rank.
+    Ok(if other < parts.len() { parts.swap_remove(other) } else { Vec::new() })
+}
+
+const fn never() -> bool {
+    false
+}
+
+/// The parts of all clients, which are of one length.
+fn split(records: &[u8], clients: usize) -> Result<Vec<&[u8]>, Failure> {
+    if records.len() % clients != 0 {
+        return Err(format!("{} bytes of records for {clients} clients", records.len()).into());
+    }
+    match records.len() / clients {
+        0 => Ok(vec![&[]; clients]),
+        bytes => Ok(records.chunks_exact(bytes).collect()),
+    }
+}
+
+fn call<C: Client>(job: &Job, case: &Case, pace: &Pace, exchange: &mut dyn Exchange) -> Result<Outcome, Failure> {
+    let device = job.device.spec(job.shm_dir.as_deref());
+    let offers = swap(exchange, &[], SETUP_LIMIT, &never)?;
+    let open = |(number, offer)| C::open(case, &device, number, offer);
+    let pending = split(&offers, case.clients)?.into_iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
+    let (pending, said): (Vec<_>, Vec<_>) = pending.into_iter().unzip();
+    let _nothing = swap(exchange, &said.concat(), SETUP_LIMIT, &never)?;
+    let admissions = swap(exchange, &[], SETUP_LIMIT, &never)?;
+    let admissions = split(&admissions, case.clients)?.into_iter();
+    let clients = pending.into_iter().zip(admissions).map(|(pending, admission)| C::admitted(pending, admission));
+    let clients = clients.collect::<Result<Vec<_>, _>>()?;
+
+    let mut watch = || Ok(exchange.sleep(Duration::ZERO, &never)?);
+    let measured = load::run(clients, case, pace, &mut watch)?;
+    exchange.barrier(MEET_LIMIT, &never)?;
+    let account = swap(exchange, &[], MEET_LIMIT, &never)?;
+    Ok(Outcome { measured, account: serde_json::from_slice(&account)? })
+}
+
+type ServerThread<'scope> = ScopedJoinHandle<'scope, Result<Account, Failure>>;
+
+fn serve<S: Server>(job: &Job, case: &Case, exchange: &mut dyn Exchange) -> Result<(), Failure> {
+    let stop = &AtomicBool::new(false);
+    let account = std::thread::scope(|scope| {
+        let (tell, told) = channel();
+        let (mailbox, said) = channel();
+        let work = move || answer::<S>(job, case, stop, &tell, &said);
+        let thread = std::thread::Builder::new().name("server".to_owned()).spawn_scoped(scope, work)?;
+        let conducted = conduct(job, exchange, &thread, &told, &mailbox);
+        let is_the_cause = thread.is_finished();
+        stop.store(true, Ordering::Relaxed);
+        drop(mailbox);
+        let account = thread.join().unwrap_or_else(|_| Err("the server's thread panicked: this is a defect, please report it".into()));
+        if is_the_cause { account } else { conducted.and(account) }
+    })?;
+    swap(exchange, &serde_json::to_vec(&account)?, MEET_LIMIT, &never)?;
+    Ok(())
+}
+
+/// The main thread of the server's process: passes on what the ends tell each other, and waits for the end of the load.
+fn conduct(
+    job: &Job,
+    exchange: &mut dyn Exchange,
+    thread: &ServerThread<'_>,
+    told: &Receiver<Vec<u8>>,
+    mailbox: &Sender<Vec<u8>>,
+) -> Result<(), Failure> {
+    let has_ended = || thread.is_finished();
+    swap(exchange, &told.recv()?, SETUP_LIMIT, &has_ended)?;
+    mailbox.send(swap(exchange, &[], SETUP_LIMIT, &has_ended)?)?;
+    swap(exchange, &told.recv()?, SETUP_LIMIT, &has_ended)?;
+    Ok(exchange.barrier(job.time_limit(), &has_ended)?)
+}
+
+/// The server's thread: answers until told to stop, when nothing is unanswered.
+fn answer<S: Server>(
+    job: &Job,
+    case: &Case,
+    stop: &AtomicBool,
+    tell: &Sender<Vec<u8>>,
+    said: &Receiver<Vec<u8>>,
+) -> Result<Account, Failure> {
+    job.placement.client_core(1, 0).map_or(Ok(()), pin_current_thread)?;
+    let (mut server, offers) = S::open(case, &job.device.spec(job.shm_dir.as_deref()), Answers::new(case))?;
+    tell.send(offers.concat())?;
+    let admissions = server.admit(&split(&said.recv()?, case.clients)?)?;
+    tell.send(admissions.concat())?;
+    let mut waiter = job.wait.waiter();
+    loop {
+        if server.step()? > 0 {
+            waiter.busy();
+        } else if stop.load(Ordering::Relaxed) {
+            break;
+        } else {
+            waiter.idle(|| ());
+        }
+    }
+    let info = server.device_info();
+    Ok(Account {
+        device: format!("{}, {}, {}", info.name, info.transport, info.modes),
+        answered: server.answers().answered(),
+        bad_requests: server.answers().bad_requests(),
+        registered_bytes: server.registered_bytes(),
+        counters: server.counters(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_shared_out_to_the_clients() {
+        assert_eq!(split(b"abcd", 2).unwrap(), [b"ab", b"cd"]);
+        assert_eq!(split(b"", 2).unwrap(), [b"", b""]);
+        assert!(split(b"abc", 2).is_err());
+    }
+}

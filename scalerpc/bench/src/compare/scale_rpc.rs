@@ -1,0 +1,141 @@
+//! ScaleRPC as a contestant, with either way of the reply.
+
+use std::rc::Rc;
+
+use harness::load::Failure;
+use mlx5::{DeviceInfo, DeviceSpec};
+use scalerpc::rdma::exchange::{Accept, Admission, Offer};
+use scalerpc::rdma::{PendingClient, PendingPeer};
+use scalerpc::{CallHandle, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
+
+use super::contestant::{Answers, Case, Client, Counters, Kind, Server, record};
+
+/// The only type of request.
+const ECHO: u16 = 1;
+/// Requests of one step at most.
+const BUDGET: usize = 64;
+/// What a slot holds beside the payload.
+const OVERHEAD_BYTES: usize = 40;
+
+/// The server's numbers: slots no larger than they must be; all else as scalerpc has it unless told otherwise.
+pub(crate) fn config(case: &Case) -> ServerConfig {
+    let reply_mode = if case.kind == Kind::ScalerpcRead { ReplyMode::ClientReads } else { ReplyMode::ServerWrites };
+    ServerConfig {
+        max_clients: case.clients as u32,
+        depth: case.depth as u32,
+        slot_bytes: (case.payload_bytes + OVERHEAD_BYTES).next_multiple_of(64).max(128) as u32,
+        group_size: case.group_size,
+        reply_mode,
+        ..ServerConfig::default()
+    }
+}
+
+pub(crate) struct ScaleServer {
+    server: RdmaServer,
+    handlers: Handlers,
+    /// Those that were made an offer.
+    pending: Vec<PendingPeer>,
+    /// Also held by the handler.
+    answers: Rc<Answers>,
+}
+
+impl Server for ScaleServer {
+    fn open(case: &Case, device: &DeviceSpec, answers: Answers) -> Result<(Self, Vec<Vec<u8>>), Failure> {
+        let server = RdmaServer::new(device, &config(case))?;
+        let answers = Rc::new(answers);
+        let mut handlers = Handlers::new(server.core().layout().max_payload());
+        let of_handler = Rc::clone(&answers);
+        handlers.insert(ECHO, move |request: &[u8], reply: &mut [u8]| {
+            let bytes = of_handler.payload_bytes();
+            of_handler.answer(request, &mut reply[..bytes]);
+            Ok(bytes)
+        });
+        let pending = (0..case.clients).map(|_| server.offer()).collect::<Result<Vec<_>, _>>()?;
+        let offers = pending.iter().map(|peer| peer.record().encode().to_vec()).collect();
+        Ok((Self { server, handlers, pending, answers }, offers))
+    }
+
+    fn admit(&mut self, said: &[&[u8]]) -> Result<Vec<Vec<u8>>, Failure> {
+        let Self { server, pending, .. } = self;
+        let admit = |(peer, said): (PendingPeer, &&[u8])| -> Result<Vec<u8>, Failure> {
+            Ok(server.admit(peer, &Accept::decode(record(said)?)?)?.encode().to_vec())
+        };
+        pending.drain(..).zip(said).map(admit).collect()
+    }
+
+    fn step(&mut self) -> Result<usize, Failure> {
+        Ok(self.server.step(&mut self.handlers, BUDGET))
+    }
+
+    fn answers(&self) -> &Answers {
+        &self.answers
+    }
+
+    fn registered_bytes(&self) -> u64 {
+        let memory = self.server.core().memory();
+        [&memory.entries, &memory.pools, &memory.responses].map(|region| region.len() as u64).iter().sum()
+    }
+
+    fn device_info(&self) -> DeviceInfo {
+        self.server.device_info()
+    }
+
+    fn counters(&self) -> Counters {
+        let (stats, groups) = (self.server.core().stats(), self.server.core().groups().count() as u64);
+        let counters = [("groups", groups), ("slices", stats.slices), ("fetched", stats.reads), ("legacy", stats.legacy)];
+        counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
+    }
+}
+
+pub(crate) struct ScaleClient {
+    client: RdmaClient,
+    /// Calls that have not ended, with their slots; as many as the depth.
+    calls: Vec<(CallHandle, u32)>,
+    reply: Vec<u8>,
+}
+
+impl Client for ScaleClient {
+    type Pending = PendingClient;
+
+    fn open(_: &Case, device: &DeviceSpec, _: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure> {
+        let pending = PendingClient::new(device, &Offer::decode(record(offer)?)?)?;
+        let accept = pending.record().encode().to_vec();
+        Ok((pending, accept))
+    }
+
+    fn admitted(pending: Self::Pending, admission: &[u8]) -> Result<Self, Failure> {
+        let client = pending.admitted(&Admission::decode(record(admission)?)?);
+        let layout = *client.core().layout();
+        Ok(Self { client, calls: Vec::with_capacity(layout.depth), reply: vec![0; layout.max_payload()] })
+    }
+
+    #[inline]
+    fn issue(&mut self, slot: u32, request: &[u8]) -> Result<bool, Failure> {
+        match self.client.call(ECHO, request) {
+            Ok(handle) => {
+                self.calls.push((handle, slot));
+                Ok(true)
+            }
+            Err(error) if error.is_retryable() => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<usize, Failure> {
+        let Self { client, calls, reply } = self;
+        client.poll();
+        let mut taken = 0;
+        while let Some(completion) = client.poll_completion(reply) {
+            let found = calls.iter().position(|(handle, _)| *handle == completion.handle);
+            let (_, slot) = calls.swap_remove(found.ok_or("a call has ended that was not under way")?);
+            taken += 1;
+            match completion.outcome {
+                Ok(bytes) => ended(slot, reply.get(..bytes)),
+                Err(failure) if failure.is_retryable() => ended(slot, None),
+                Err(failure) => return Err(failure.into()),
+            }
+        }
+        Ok(taken)
+    }
+}

@@ -1,0 +1,316 @@
+//! SEND as a contestant: one message, one receive, one completion each. On reliable connections ([`rc`]) and as datagrams ([`ud`]) all is the
+//! same but the queue pairs, which are behind [`Port`].
+//!
+//! A client has a session with the server: as many slots as calls that it may have unanswered, each of which is one credit. For each slot of each
+//! session a receive is posted at either end, and posted again before the slot can be used again, so no message meets a queue without
+//! receives, and no credits travel. As in eRPC a request has the number of its session, of its slot, and its own; unlike there nothing is sent
+//! again: the software device loses no datagram of sessions of up to 32 slots, and what a network loses ends the measurement.
+//!
+//! A slot's buffers are used again when its reply came, or its next request: the other end has what was in them, so the device has read them.
+
+mod rc;
+mod ud;
+
+use std::collections::VecDeque;
+
+use harness::load::Failure;
+use mlx5::{Access, DeviceInfo, DeviceSpec, Inline, Mr, Payload, Pd, Sge};
+pub(crate) use rc::RcPort;
+pub(crate) use ud::UdPort;
+
+use super::contestant::{Answers, Case, Client, Server};
+
+/// Longest message that is carried in its WQE.
+const MAX_INLINE_BYTES: usize = 64;
+/// Completions that one poll takes from a queue, so that it is bounded.
+const POLL_BUDGET: usize = 64;
+
+/// The sizes of one end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    /// Sessions.
+    peers: usize,
+    /// Slots of each.
+    depth: usize,
+    /// Header and payload.
+    message_bytes: usize,
+}
+
+impl Shape {
+    const fn new(case: &Case, peers: usize) -> Self {
+        Self { peers, depth: case.depth, message_bytes: Header::BYTES + case.payload_bytes }
+    }
+
+    /// Messages that may be under way in either direction.
+    const fn messages(&self) -> usize {
+        self.peers * self.depth
+    }
+
+    /// Bytes of a send buffer: no two share a cache line.
+    const fn buffer_bytes(&self) -> usize {
+        self.message_bytes.next_multiple_of(64)
+    }
+}
+
+/// A message that arrived.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arrival {
+    /// Whose it is, if the queue pair says so.
+    peer: Option<usize>,
+    /// The receive it is in.
+    place: usize,
+    /// Bytes of the receive that were written.
+    bytes: usize,
+}
+
+/// A device and the queue pairs of one end.
+pub(crate) trait Port: Sized {
+    /// Bytes in a receive in front of the message.
+    const HEADROOM_BYTES: usize;
+
+    /// Opens a device of its own.
+    fn open(device: &DeviceSpec, shape: &Shape) -> Result<Self, Failure>;
+    fn pd(&self) -> &Pd;
+    fn device_info(&self) -> DeviceInfo;
+    /// What that peer must know to reach this end.
+    fn record(&self, peer: usize) -> Vec<u8>;
+    fn connect(&mut self, peer: usize, record: &[u8]) -> Result<(), Failure>;
+    /// Posts a receive, which is there by the next [`ring`](Self::ring). There is room for one for each slot.
+    fn post_receive(&mut self, buffer: Sge, place: usize) -> Result<(), Failure>;
+    /// Posts a message; false if there is no room for now.
+    fn post(&mut self, peer: usize, message: impl Payload) -> Result<bool, Failure>;
+    /// Rings for what was posted.
+    fn ring(&mut self);
+    /// Takes completions, and hands out the messages that arrived. How many completions.
+    fn take(&mut self, arrived: &mut Vec<Arrival>) -> Result<usize, Failure>;
+}
+
+/// What a message starts with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Header {
+    session: u16,
+    slot: u16,
+    /// Of the request, within its session.
+    number: u32,
+}
+
+impl Header {
+    const BYTES: usize = 8;
+
+    const fn encode(self) -> [u8; Self::BYTES] {
+        let ([a, b], [c, d], [e, f, g, h]) = (self.session.to_le_bytes(), self.slot.to_le_bytes(), self.number.to_le_bytes());
+        [a, b, c, d, e, f, g, h]
+    }
+
+    /// The header and what follows it.
+    fn decode(message: &[u8]) -> Option<(Self, &[u8])> {
+        let (&[a, b, c, d, e, f, g, h], rest) = message.split_first_chunk()?;
+        let (session, slot) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
+        Some((Self { session, slot, number: u32::from_le_bytes([e, f, g, h]) }, rest))
+    }
+}
+
+/// One end: the port, and the memory of its messages.
+struct End<P> {
+    port: P,
+    shape: Shape,
+    receives: Mr,
+    sends: Mr,
+    /// Places of messages that found no room, and their peers.
+    unsent: VecDeque<(usize, usize)>,
+    arrived: Vec<Arrival>,
+    /// The message that is being read.
+    message: Vec<u8>,
+}
+
+impl<P: Port> End<P> {
+    fn open(device: &DeviceSpec, shape: Shape) -> Result<Self, Failure> {
+        let mut port = P::open(device, &shape)?;
+        let message_bytes = P::HEADROOM_BYTES + shape.message_bytes;
+        let receives = port.pd().alloc(shape.messages() * Self::receive_bytes(&shape), Access::LOCAL_WRITE)?;
+        let sends = port.pd().alloc(shape.messages() * shape.buffer_bytes(), Access::empty())?;
+        for place in 0..shape.messages() {
+            port.post_receive(receives.sge(place * Self::receive_bytes(&shape), message_bytes as u32)?, place)?;
+        }
+        port.ring();
+        let (unsent, arrived) = (VecDeque::with_capacity(shape.messages()), Vec::with_capacity(POLL_BUDGET));
+        Ok(Self { port, shape, receives, sends, unsent, arrived, message: vec![0; message_bytes] })
+    }
+
+    /// Bytes of a receive's buffer.
+    const fn receive_bytes(shape: &Shape) -> usize {
+        (P::HEADROOM_BYTES + shape.message_bytes).next_multiple_of(64)
+    }
+
+    /// Sends what is in a slot's buffer once [`write`](Self::write) put it there.
+    #[inline]
+    fn send(&mut self, peer: usize, place: usize) -> Result<(), Failure> {
+        self.unsent.push_back((peer, place));
+        self.post()
+    }
+
+    /// Posts what there is room for.
+    #[inline]
+    fn post(&mut self) -> Result<(), Failure> {
+        while let Some(&(peer, place)) = self.unsent.front() {
+            let (at, bytes) = (place * self.shape.buffer_bytes(), self.shape.message_bytes);
+            let mut inline = [0; MAX_INLINE_BYTES];
+            let is_posted = match inline.get_mut(..bytes) {
+                Some(inline) => {
+                    self.sends.read(at, inline)?;
+                    self.port.post(peer, Inline(inline))?
+                }
+                None => self.port.post(peer, self.sends.sge(at, bytes as u32)?)?,
+            };
+            if !is_posted {
+                break;
+            }
+            self.unsent.pop_front();
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn write(&self, place: usize, header: Header, payload: &[u8]) -> Result<(), Failure> {
+        let at = place * self.shape.buffer_bytes();
+        self.sends.write(at, &header.encode())?;
+        Ok(self.sends.write(at + Header::BYTES, payload)?)
+    }
+
+    /// Copies a message out, posts its receive again, and gives the header and payload.
+    #[inline]
+    fn read(&mut self, arrival: Arrival) -> Result<(Header, &[u8]), Failure> {
+        let Self { port, shape, receives, message, .. } = self;
+        let at = arrival.place * Self::receive_bytes(shape);
+        let bytes = message.get_mut(..arrival.bytes).ok_or("a message that is longer than a receive")?;
+        receives.read(at, bytes)?;
+        port.post_receive(receives.sge(at, (P::HEADROOM_BYTES + shape.message_bytes) as u32)?, arrival.place)?;
+        let (header, payload) = bytes.get(P::HEADROOM_BYTES..).and_then(Header::decode).ok_or("a message without a header")?;
+        let is_of_peer = arrival.peer.is_none_or(|peer| peer == usize::from(header.session));
+        if !is_of_peer || usize::from(header.slot) >= shape.depth || payload.len() != shape.message_bytes - Header::BYTES {
+            return Err(format!("a message that is none: {header:?} and {} bytes", payload.len()).into());
+        }
+        Ok((header, payload))
+    }
+}
+
+pub(crate) struct SendServer<P> {
+    end: End<P>,
+    answers: Answers,
+    reply: Vec<u8>,
+}
+
+impl<P: Port> Server for SendServer<P> {
+    fn open(case: &Case, device: &DeviceSpec, answers: Answers) -> Result<(Self, Vec<Vec<u8>>), Failure> {
+        let end = End::<P>::open(device, Shape::new(case, case.clients))?;
+        let offers = (0..case.clients).map(|peer| end.port.record(peer)).collect();
+        let reply = vec![0; answers.payload_bytes()];
+        Ok((Self { end, answers, reply }, offers))
+    }
+
+    fn admit(&mut self, said: &[&[u8]]) -> Result<Vec<Vec<u8>>, Failure> {
+        said.iter().enumerate().try_for_each(|(peer, said)| self.end.port.connect(peer, said))?;
+        Ok(vec![Vec::new(); said.len()])
+    }
+
+    #[inline]
+    fn step(&mut self) -> Result<usize, Failure> {
+        let Self { end, answers, reply } = self;
+        let mut arrived = std::mem::take(&mut end.arrived);
+        let taken = end.port.take(&mut arrived)?;
+        for arrival in arrived.drain(..) {
+            let (header, request) = end.read(arrival)?;
+            answers.answer(request, reply);
+            let session = usize::from(header.session);
+            if session >= end.shape.peers {
+                return Err(format!("a request of session {session}, of {}", end.shape.peers).into());
+            }
+            let place = session * end.shape.depth + usize::from(header.slot);
+            end.write(place, header, reply)?;
+            end.send(session, place)?;
+        }
+        end.arrived = arrived;
+        end.post()?;
+        end.port.ring();
+        Ok(taken)
+    }
+
+    fn answers(&self) -> &Answers {
+        &self.answers
+    }
+
+    fn registered_bytes(&self) -> u64 {
+        (self.end.receives.len() + self.end.sends.len()) as u64
+    }
+
+    fn device_info(&self) -> DeviceInfo {
+        self.end.port.device_info()
+    }
+}
+
+pub(crate) struct SendClient<P> {
+    end: End<P>,
+    session: u16,
+    next: u32,
+    /// Numbers of the requests that are unanswered, by slot.
+    unanswered: Vec<Option<u32>>,
+}
+
+impl<P: Port> Client for SendClient<P> {
+    type Pending = Self;
+
+    fn open(case: &Case, device: &DeviceSpec, number: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure> {
+        let mut end = End::<P>::open(device, Shape::new(case, 1))?;
+        let said = end.port.record(0);
+        end.port.connect(0, offer)?;
+        Ok((Self { end, session: number as u16, next: 0, unanswered: vec![None; case.depth] }, said))
+    }
+
+    fn admitted(pending: Self::Pending, _: &[u8]) -> Result<Self, Failure> {
+        Ok(pending)
+    }
+
+    #[inline]
+    fn issue(&mut self, slot: u32, request: &[u8]) -> Result<bool, Failure> {
+        let number = self.next;
+        let place = slot as usize;
+        *self.unanswered.get_mut(place).ok_or("there is no such slot")? = Some(number);
+        self.next = number.wrapping_add(1);
+        self.end.write(place, Header { session: self.session, slot: slot as u16, number }, request)?;
+        self.end.send(0, place)?;
+        Ok(true)
+    }
+
+    #[inline]
+    fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<usize, Failure> {
+        let Self { end, session, unanswered, .. } = self;
+        end.post()?;
+        end.port.ring();
+        let mut arrived = std::mem::take(&mut end.arrived);
+        let taken = end.port.take(&mut arrived)?;
+        for arrival in arrived.drain(..) {
+            // The only peer of this end is the server, whatever the session is.
+            let (header, reply) = end.read(Arrival { peer: None, ..arrival })?;
+            let waits = unanswered.get_mut(usize::from(header.slot)).and_then(Option::take);
+            if header.session != *session || waits != Some(header.number) {
+                return Err(format!("a reply that nothing waits for: {header:?}").into());
+            }
+            ended(header.slot.into(), Some(reply));
+        }
+        end.arrived = arrived;
+        Ok(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_reads_back_as_written() {
+        let header = Header { session: 0x1234, slot: 0x5678, number: 0x9abc_def0 };
+        let message = [&header.encode()[..], b"payload"].concat();
+        assert_eq!(Header::decode(&message), Some((header, &b"payload"[..])));
+        assert_eq!(Header::decode(&message[..7]), None);
+    }
+}

@@ -1,0 +1,206 @@
+//! Whole comparisons: both processes, the result, and what happens when something is wrong.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "tests; helpers are not covered by clippy's allow-*")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const CONTESTANTS: [&str; 5] = ["scalerpc", "scalerpc-read", "copyrpc", "rc-send", "ud-send"];
+/// A state that a job does not come to within this long fails the test.
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// The processes of a job meet in a directory of their own.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("scalerpc-bench-{}-{number}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        Self(dir)
+    }
+
+    /// The job of these arguments; its own time limit ends one that hangs.
+    fn command(&self, args: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_scalerpc_bench"));
+        command.args(args.split_whitespace()).arg("--shm-dir").arg(&self.0);
+        command
+    }
+
+    fn files(&self) -> usize {
+        fs::read_dir(&self.0).unwrap().count()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _gone = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs a job that leaves nothing behind.
+fn run(args: &str) -> Output {
+    let scratch = Scratch::new();
+    let output = scratch.command(args).output().unwrap();
+    assert_eq!(scratch.files(), 0, "{}", stderr(&output));
+    output
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The document of a job that has to be sound. Nothing else is on standard output.
+fn result(args: &str) -> Value {
+    let output = run(&format!("{args} --json -"));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[track_caller]
+fn assert_sound(result: &Value, load: &str) {
+    for contestant in CONTESTANTS {
+        let figures = &result["figures"][load][contestant];
+        assert!(figures["calls"].as_u64() > Some(0), "{load}, {contestant}: {figures}");
+        for defect in ["not_executed_once", "bad_payloads"] {
+            assert_eq!(figures[defect], 0, "{load}, {contestant}: {figures}");
+        }
+        for figure in ["calls_per_s", "ns_per_call_of_blocks", "slowest_vs_fastest"] {
+            assert!(figures[figure]["min"].as_f64() > Some(0.0), "{load}, {contestant}: {figures}");
+        }
+    }
+}
+
+/// Without a command it is `compare`.
+#[test]
+fn each_contestant_executes_every_call_once_and_is_put_beside_scalerpc() {
+    let result = result("--rounds 2 --duration 0.02 --clients 2,6 --group 2 --depth 3 --payload 100");
+    assert_eq!((&result["schema"], &result["schema_version"]), (&"scalerpc_bench.compare".into(), &1.into()));
+    for load in ["round_trip", "rate_2x3", "rate_6x3"] {
+        assert_sound(&result, load);
+        let ratios = result["ratios"][load].as_object().unwrap();
+        assert!(ratios.values().all(|ratio| ratio["median"].as_f64() > Some(0.0)), "{ratios:?}");
+        assert_eq!(ratios.keys().map(String::as_str).collect::<Vec<_>>(), ["copyrpc", "rc-send", "scalerpc-read", "ud-send"]);
+    }
+    for contestant in ["scalerpc", "scalerpc-read"] {
+        let count = |load: &str, counter: &str| result["figures"][load][contestant]["counters"][counter].as_u64().unwrap();
+        // One group has one slice in each round; of several groups each has some.
+        assert_eq!((count("rate_2x3", "groups"), count("rate_2x3", "slices")), (2, 2), "{contestant}: {result}");
+        assert!(count("rate_6x3", "groups") >= 4 && count("rate_6x3", "slices") > 4, "{contestant}: {result}");
+    }
+    // An endpoint entry; two rings; and of the last two a message for each slot and direction.
+    let further = |contestant: &str| result["server_registered_bytes_per_further_client"][contestant].as_f64();
+    assert_eq!((further("scalerpc"), further("copyrpc")), (Some(64.0), Some(131_072.0)));
+    assert_eq!((further("rc-send"), further("ud-send")), (Some(3.0 * 2.0 * 128.0), Some(3.0 * (128.0 + 192.0))));
+    assert!(result["environment"]["kernel"].as_str().unwrap().starts_with("Linux"));
+}
+
+/// In the WQE and gathered from memory, the least and the most.
+#[test]
+fn payloads_of_every_kind_of_length_are_right() {
+    for bytes in [8, 56, 57, 333, 4056] {
+        let result = result(&format!("compare --rounds 1 --duration 0.01 --clients 3 --depth 32 --payload {bytes}"));
+        assert_sound(&result, "rate_3x32");
+    }
+}
+
+#[test]
+fn a_wrong_bit_in_a_request_or_a_reply_is_noticed() {
+    for contestant in CONTESTANTS {
+        for fault in ["corrupt-request", "corrupt-reply"] {
+            let output = run(&format!("compare --contestants {contestant} --rounds 1 --duration 0.01 --clients 2 --fault {fault}"));
+            assert_eq!(output.status.code(), Some(3), "{contestant}, {fault}: {}", stderr(&output));
+            assert!(stderr(&output).contains("payloads were not the right ones"), "{contestant}, {fault}: {}", stderr(&output));
+        }
+    }
+}
+
+#[test]
+fn options_that_cannot_be_honoured_are_refused_before_anything_starts() {
+    for (args, legal) in [
+        ("--depth 33", "1 to 32"),
+        ("--clients 8,200", "1 to 112"),
+        ("compare --group 51", "1..=50"),
+        ("--json /nowhere/x", "--json"),
+        ("--contestants erpc", "ud-send"),
+        ("--wait event", "yield"),
+    ] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{args}");
+        let said = stderr(&output);
+        assert!(said.contains(legal) && !said.contains("by turns"), "{args}: {said}");
+    }
+}
+
+#[test]
+fn one_of_several_processes_does_not_start_a_job_of_its_own() {
+    let output = Command::new(env!("CARGO_BIN_EXE_scalerpc_bench")).env("OMPI_COMM_WORLD_SIZE", "2").output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true));
+    assert!(stderr(&output).contains("announces 2 processes"), "{}", stderr(&output));
+}
+
+/// A job that is ended with the test, however that ends.
+struct Job(Child);
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        match look() {
+            Some(found) => return found,
+            None => assert!(start.elapsed() < WATCHDOG, "it never came to this: {what}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+impl Job {
+    /// The process of a rank of the job.
+    fn rank(&self, rank: usize) -> u32 {
+        let is_rank = |pid: &u32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let role = format!("BENCH_HARNESS_ROLE=rank:{rank}:");
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            status.contains(&format!("\nPPid:\t{}\n", self.0.id()))
+                && environment.split(|byte| *byte == 0).any(|variable| variable.starts_with(role.as_bytes()))
+        };
+        let pids = || fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        until("the rank has a process", || pids().find(is_rank))
+    }
+}
+
+#[test]
+fn a_killed_server_ends_the_clients_which_say_so_and_nothing_stays() {
+    for contestant in CONTESTANTS {
+        let scratch = Scratch::new();
+        let args = format!("compare --contestants {contestant} --rounds 1 --duration 60 --clients 2");
+        let mut job = Job(scratch.command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+        // A device of the server, and one of the first client.
+        until("both processes have a device", || (scratch.files() >= 2).then_some(()));
+        let server = job.rank(1);
+        assert!(Command::new("kill").args(["-KILL", &server.to_string()]).status().unwrap().success());
+        let status = until("the job has ended", || job.0.try_wait().unwrap());
+        let mut said = String::new();
+        std::io::Read::read_to_string(job.0.stderr.as_mut().unwrap(), &mut said).unwrap();
+        assert_eq!(status.code(), Some(1), "{contestant}: {said}");
+        assert!(said.contains("scalerpc_bench: rank 1 was killed by signal 9 (SIGKILL)"), "{contestant}: {said}");
+        // The clients have not been killed with it.
+        assert!(said.contains(&format!("scalerpc_bench: rank 0: {contestant}, round_trip: ")), "{contestant}: {said}");
+
+        // What the dead process left is gone with the next job.
+        let next = scratch.command("--contestants scalerpc --rounds 1 --duration 0.01 --clients 1").output().unwrap();
+        assert!(next.status.success(), "{contestant}: {}", stderr(&next));
+        assert_eq!(scratch.files(), 0, "{contestant}");
+    }
+}
