@@ -1,23 +1,32 @@
-//! Slices of several servers, synchronised by the time of one of them.
+//! Slices of several servers, synchronised by the time of one of them. Each has a clock of its own, which the test moves.
 #![allow(clippy::unwrap_used, reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests")]
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use scalerpc::clock_sync::{PROBE_TYPE, time_handler};
-use scalerpc::mlx5::DeviceSpec;
+use scalerpc::clock_sync::{PROBE_TYPE, SYNC_INTERVAL_NS, time_handler};
+use scalerpc::mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::TimeFollower;
 use scalerpc::{CallFailure, CloseReason, Handlers, RdmaClient, RdmaServer, ServerConfig};
 use support::connect;
 
 const ECHO: u16 = 1;
-const SLICE_NS: u64 = 500_000;
-const WATCHDOG: Duration = Duration::from_secs(60);
+const SLICE_NS: u64 = 50_000;
+/// What passes between two steps.
+const STEP_NS: u64 = 1_000;
+/// Far more than any of this needs; it only ends a hang.
+const STEPS: u64 = 5_000_000;
 
-fn server() -> (RdmaServer, Handlers) {
+fn device(fabric: &LocalFabric, clock: &Arc<AtomicU64>) -> DeviceSpec {
+    let (fabric, clock) = (FabricSpec::Local(fabric.clone()), Clock::Manual(Arc::clone(clock)));
+    DeviceSpec::Soft(SoftOptions { fabric, clock, ..SoftOptions::default() })
+}
+
+fn server(device: &DeviceSpec) -> (RdmaServer, Handlers) {
     let config = ServerConfig { max_clients: 4, depth: 2, group_size: 1, slice_ns: SLICE_NS, ..ServerConfig::default() };
-    let server = RdmaServer::new(&DeviceSpec::default(), &config).unwrap();
+    let server = RdmaServer::new(device, &config).unwrap();
     let mut handlers = Handlers::new(server.core().layout().max_payload());
     handlers.insert(ECHO, |request: &[u8], _: &mut [u8]| Ok(request.len()));
     (server, handlers)
@@ -25,6 +34,7 @@ fn server() -> (RdmaServer, Handlers) {
 
 /// A server with two groups that always have work, so that each of its slices ends in time.
 struct Following {
+    clock: Arc<AtomicU64>,
     server: RdmaServer,
     handlers: Handlers,
     clients: Vec<RdmaClient>,
@@ -34,14 +44,16 @@ struct Following {
 }
 
 impl Following {
-    fn new(leader: &mut RdmaServer) -> Self {
-        let follower = TimeFollower::new(connect(&DeviceSpec::default(), leader));
-        let (mut server, handlers) = server();
-        let clients = (0..2).map(|_| connect(&DeviceSpec::default(), &mut server)).collect();
-        Self { server, handlers, clients, follower, synchronised: 0 }
+    fn new(fabric: &LocalFabric, now_ns: u64, leader: &mut RdmaServer) -> Self {
+        let clock = Arc::new(AtomicU64::new(now_ns));
+        let device = device(fabric, &clock);
+        let follower = TimeFollower::new(connect(&device, leader));
+        let (mut server, handlers) = server(&device);
+        let clients = (0..2).map(|_| connect(&device, &mut server)).collect();
+        Self { clock, server, handlers, clients, follower, synchronised: 0 }
     }
 
-    fn step(&mut self) {
+    fn step(&mut self, leader_ns: u64) {
         for client in &mut self.clients {
             while client.call(ECHO, &[]).is_ok() {}
             client.poll();
@@ -51,60 +63,63 @@ impl Following {
         let before = self.server.core().stats().slices;
         self.server.step(&mut self.handlers, 16);
         let Some(offset) = self.follower.offset() else { return };
+        let global_ns = self.clock.load(Ordering::Relaxed).checked_add_signed(offset.offset_ns).unwrap();
+        assert!(global_ns.abs_diff(leader_ns) <= offset.error_ns, "{global_ns} {leader_ns} {offset:?}");
         if self.server.core().stats().slices > before {
             self.synchronised += 1;
             let end_ns = self.server.core().scheduler().slice_end_ns();
             assert_eq!(end_ns.checked_add_signed(offset.offset_ns).unwrap() % SLICE_NS, 0, "slice {before} with {offset:?}");
         }
     }
-
-    /// What the leader's clock shows lies between two looks at it, give or take the error that is claimed.
-    fn check_time(&self, leader_ns: impl Fn() -> u64) {
-        let offset = self.follower.offset().unwrap();
-        let before_ns = leader_ns();
-        let global_ns = self.server.now_ns().checked_add_signed(offset.offset_ns).unwrap();
-        let after_ns = leader_ns();
-        assert!(before_ns <= global_ns + offset.error_ns && global_ns <= after_ns + offset.error_ns, "{offset:?}");
-    }
 }
 
 #[test]
 fn two_servers_end_their_slices_by_the_time_of_a_third() {
-    let origin = Instant::now();
-    // Far from the time of either.
-    let leader_ns = move || 3_600_000_000_000 + u64::try_from(origin.elapsed().as_nanos()).unwrap();
-    let (mut leader, mut handlers) = server();
-    handlers.insert(PROBE_TYPE, time_handler(leader_ns));
-    let mut servers = [Following::new(&mut leader), Following::new(&mut leader)];
-    while servers.iter().any(|following| following.synchronised < 50) {
-        assert!(origin.elapsed() < WATCHDOG, "{:?}", servers.map(|following| *following.server.core().stats()));
+    let (fabric, clock) = (LocalFabric::new(), Arc::new(AtomicU64::new(123_456_789)));
+    let (mut leader, mut handlers) = server(&device(&fabric, &clock));
+    let handler_clock = Arc::clone(&clock);
+    handlers.insert(PROBE_TYPE, time_handler(move || handler_clock.load(Ordering::Relaxed)));
+    // One clock is behind the leader's, one is ahead by an hour.
+    let mut servers = [77, 3_600_123_456_789].map(|now_ns| Following::new(&fabric, now_ns, &mut leader));
+    // Some exchanges, and many slices.
+    for _ in 0..4 * SYNC_INTERVAL_NS / STEP_NS {
         leader.step(&mut handlers, 16);
-        servers.iter_mut().for_each(Following::step);
+        let leader_ns = clock.load(Ordering::Relaxed);
+        servers.iter_mut().for_each(|following| following.step(leader_ns));
+        for clock in servers.iter().map(|following| &following.clock).chain([&clock]) {
+            clock.fetch_add(STEP_NS, Ordering::Relaxed);
+        }
     }
-    servers.iter().for_each(|following| following.check_time(leader_ns));
+    for following in &servers {
+        assert!(following.synchronised > SYNC_INTERVAL_NS / SLICE_NS, "{:?}", following.server.core().stats());
+        assert!(following.follower.offset().unwrap().error_ns <= 2 * STEP_NS, "{:?}", following.follower.offset());
+    }
 }
 
 /// A server that tells no time is not silently followed, nor is one that is gone.
 #[test]
 fn a_leader_without_a_clock_and_one_that_is_gone_are_told() {
-    let start = Instant::now();
-    let (mut leader, mut handlers) = server();
-    let (mut here, _) = server();
-    let mut follow = |leader: &mut Option<RdmaServer>, follower: &mut TimeFollower| {
-        loop {
-            assert!(start.elapsed() < WATCHDOG);
-            if let Some(leader) = leader {
+    let (fabric, clock) = (LocalFabric::new(), Arc::new(AtomicU64::new(0)));
+    let device = device(&fabric, &clock);
+    let ((mut leader, mut handlers), (mut here, _)) = (server(&device), server(&device));
+    let mut follower = TimeFollower::new(connect(&device, &mut leader));
+    let mut follow = |leader: Option<&mut RdmaServer>| {
+        let mut leader = leader;
+        let mut failure = None;
+        for _ in 0..STEPS {
+            clock.fetch_add(STEP_NS, Ordering::Relaxed);
+            if let Some(leader) = &mut leader {
                 leader.step(&mut handlers, 16);
             }
-            if let Err(failure) = follower.step(&mut here) {
-                return failure;
+            failure = follower.step(&mut here).err();
+            if failure.is_some() {
+                break;
             }
         }
+        assert_eq!(follower.offset(), None);
+        failure
     };
-    let mut follower = TimeFollower::new(connect(&DeviceSpec::default(), &mut leader));
-    let mut leader = Some(leader);
-    assert_eq!(follow(&mut leader, &mut follower), CallFailure::UnknownType);
-    drop(leader.take());
-    assert_eq!(follow(&mut leader, &mut follower), CallFailure::Closed(CloseReason::Disconnected));
-    assert_eq!(follower.offset(), None);
+    assert_eq!(follow(Some(&mut leader)), Some(CallFailure::UnknownType));
+    drop(leader);
+    assert_eq!(follow(None), Some(CallFailure::Closed(CloseReason::Disconnected)));
 }

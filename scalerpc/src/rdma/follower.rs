@@ -34,7 +34,7 @@ impl TimeFollower {
             match completion.outcome {
                 Ok(ProbeReply::BYTES) => {
                     // One that is refused changes nothing.
-                    let _believed = self.sync.on_reply(ProbeReply::decode(&payload), server.now_ns());
+                    let _believed = self.sync.on_reply(ProbeReply::decode(&payload), server.device().now_ns());
                     server.synchronise(self.sync.offset().map(|offset| offset.offset_ns));
                 }
                 // Whatever answered that, it was no `time_handler`.
@@ -43,7 +43,7 @@ impl TimeFollower {
                 Err(failure) => return Err(failure),
             }
         }
-        self.probe(server.now_ns())
+        self.probe(server.device().now_ns())
     }
 
     /// How far `server` is from the leader; `None` before the first answer.

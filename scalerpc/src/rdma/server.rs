@@ -193,14 +193,8 @@ impl RdmaServer {
         &self.core
     }
 
-    /// The time that slices are measured by, in ns since some moment.
-    #[must_use]
-    pub fn now_ns(&self) -> u64 {
-        self.port.now_ns()
-    }
-
-    /// Has slices end at multiples of their length in global time, which is [`now_ns`](Self::now_ns) and this offset; `None` ends that. A
-    /// [`TimeFollower`](super::TimeFollower) does it.
+    /// Has slices end at multiples of their length in global time, which is that of [`device`](Self::device) and this offset; `None` ends that.
+    /// A [`TimeFollower`](super::TimeFollower) does it.
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.core.synchronise(offset_ns);
     }
@@ -217,7 +211,7 @@ impl RdmaServer {
         self.port.violations()
     }
 
-    /// The device in use. Its clock is the one that deadlines are measured by, so that a simulation drives this end with its time.
+    /// The device in use. Its clock is the one that slices are measured by, so that a simulation drives this end with its time.
     #[must_use]
     pub const fn device(&self) -> &Device {
         self.port.device()
