@@ -7,100 +7,68 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use scalerpc::mlx5::{DeviceSpec, Rule, SoftOptions, Timing};
+use scalerpc::mlx5::{Clock, DeviceSpec, Rule, SoftOptions, Timing};
 use scalerpc::rdma::SyncCallError;
-use scalerpc::{CallFailure, CloseReason, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig, State};
+use scalerpc::{CallError, CallFailure, CloseReason, HandlerError, RdmaServer, ReplyMode, ServerConfig, State};
+use support::books::handlers;
+use support::caller::Caller;
 use support::connect;
+use support::plan::{SLOT_BYTES, WORK, request, response};
 
-const SUM: u16 = 1;
+/// Handlers of some tests, beside [`WORK`].
+const FAILS: u16 = 2;
+const LONG: u16 = 3;
+/// Calls of each client.
+const QUOTA: u64 = 300;
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// Two groups of four for eight clients, so that slices end all the time.
 fn config(reply_mode: ReplyMode) -> ServerConfig {
-    ServerConfig { max_clients: 8, depth: 4, group_size: 4, slice_ns: 20_000, reply_mode, ..ServerConfig::default() }
+    let base = ServerConfig { max_clients: 8, depth: 4, slot_bytes: SLOT_BYTES, ..ServerConfig::default() };
+    ServerConfig { group_size: 4, slice_ns: 20_000, reply_mode, ..base }
 }
 
-/// Answers with the sum of the payload's bytes, and with the payload.
-fn handlers(server: &RdmaServer) -> Handlers {
-    let mut handlers = Handlers::new(server.core().layout().max_payload());
-    handlers.insert(SUM, |request: &[u8], response: &mut [u8]| {
-        let sum: u64 = request.iter().map(|byte| u64::from(*byte)).sum();
-        response[..8].copy_from_slice(&sum.to_le_bytes());
-        response[8..8 + request.len()].copy_from_slice(request);
-        Ok(8 + request.len())
-    });
-    handlers
-}
-
-/// A client that calls with payloads of all lengths, and checks each response.
-struct Caller {
-    client: RdmaClient,
-    nth: u64,
-    calls: u64,
-    called: u64,
-    outstanding: Vec<(scalerpc::CallHandle, Vec<u8>)>,
-}
-
-impl Caller {
-    fn new(client: RdmaClient, nth: u64, calls: u64) -> Self {
-        Self { client, nth, calls, called: 0, outstanding: Vec::new() }
-    }
-
-    /// Calls what can be called, takes what has ended.
-    fn step(&mut self) {
-        while self.called < self.calls {
-            let len = (self.called * 37 + self.nth * 101) % 1_500;
-            let payload: Vec<u8> = (0..len).map(|at| (at * 7 + self.called + self.nth * 13) as u8).collect();
-            let Ok(handle) = self.client.call(SUM, &payload) else { break };
-            self.called += 1;
-            self.outstanding.push((handle, payload));
-        }
-        self.client.poll();
-        let mut response = [0; 4096];
-        while let Some(completion) = self.client.poll_completion(&mut response) {
-            let at = self.outstanding.iter().position(|(handle, _)| *handle == completion.handle).expect("ended twice");
-            let (_, payload) = self.outstanding.swap_remove(at);
-            assert_eq!(completion.outcome, Ok(8 + payload.len()), "client {}", self.nth);
-            assert!(response[8..8 + payload.len()] == payload, "client {}", self.nth);
-            let sum: u64 = payload.iter().map(|byte| u64::from(*byte)).sum();
-            assert_eq!(response[..8], sum.to_le_bytes());
-        }
-    }
-
-    fn is_done(&self) -> bool {
-        self.called == self.calls && self.outstanding.is_empty()
-    }
-}
-
-fn eight_clients(device: &DeviceSpec, reply_mode: ReplyMode) -> (RdmaServer, Vec<Caller>) {
-    let mut server = RdmaServer::new(device, &config(reply_mode)).unwrap();
-    let mut handlers = handlers(&server);
-    let mut callers: Vec<_> = (0..8).map(|nth| Caller::new(connect(device, &mut server), nth, 300)).collect();
-    assert_eq!(server.core().groups().count(), 2);
+/// Eight clients make all their calls, and each gets its responses.
+fn eight_clients(device: &DeviceSpec, config: &ServerConfig) -> (RdmaServer, Vec<Caller>) {
+    let mut server = RdmaServer::new(device, config).unwrap();
+    let (mut handlers, books) = handlers(&server);
+    let mut callers: Vec<_> = (0..8).map(|name| Caller::new(connect(device, &mut server), name)).collect();
+    assert_eq!(server.core().groups().count(), 8 / config.group_size as usize);
     let start = Instant::now();
-    while !callers.iter().all(Caller::is_done) {
+    while callers.iter().any(|caller| caller.made() < QUOTA || caller.outstanding() > 0) {
         assert!(start.elapsed() < WATCHDOG, "{:?}", server.core().stats());
-        callers.iter_mut().for_each(Caller::step);
+        for caller in &mut callers {
+            caller.step(QUOTA);
+        }
         server.step(&mut handlers, 16);
     }
+    callers.iter().for_each(|caller| assert_eq!(caller.failures, []));
+    callers.iter().for_each(|caller| books.borrow_mut().close(caller.name, QUOTA));
     let stats = server.core().stats();
-    assert_eq!((stats.accepted, stats.garbage), (8 * 300, 0));
+    assert_eq!((stats.accepted, stats.garbage), (8 * QUOTA, 0));
     assert!(stats.slices > 3, "{stats:?}");
     let direct: u64 = callers.iter().map(|caller| caller.client.core().stats().direct).sum();
-    assert!(direct > 100, "requests are written in PROCESS: {direct} of 2400");
+    assert!(direct > 100, "requests are written in PROCESS: {direct} of {}", 8 * QUOTA);
     (server, callers)
 }
 
 #[test]
 fn eight_clients_of_two_groups_get_every_response_written() {
-    eight_clients(&DeviceSpec::default(), ReplyMode::ServerWrites);
+    eight_clients(&DeviceSpec::default(), &config(ReplyMode::ServerWrites));
 }
 
 #[test]
 fn eight_clients_of_two_groups_read_every_response() {
-    eight_clients(&DeviceSpec::default(), ReplyMode::ClientReads);
+    eight_clients(&DeviceSpec::default(), &config(ReplyMode::ClientReads));
+}
+
+#[test]
+fn groups_of_one_client_take_turns() {
+    eight_clients(&DeviceSpec::default(), &ServerConfig { group_size: 1, ..config(ReplyMode::ServerWrites) });
 }
 
 /// Buffers are gathered late, and results come late: one reused too early would be sent wrongly, and is named. A staging slot is reused when its
@@ -109,7 +77,7 @@ fn eight_clients_of_two_groups_read_every_response() {
 fn no_buffer_is_reused_while_the_device_may_still_read_it() {
     for reply_mode in [ReplyMode::ServerWrites, ReplyMode::ClientReads] {
         let options = SoftOptions { timing: Timing::Delay { ns: 3_000 }, strict: true, ..SoftOptions::default() };
-        let (server, callers) = eight_clients(&DeviceSpec::Soft(options), reply_mode);
+        let (server, callers) = eight_clients(&DeviceSpec::Soft(options), &config(reply_mode));
         assert_eq!(server.violations(), []);
         for caller in &callers {
             let violations = caller.client.violations();
@@ -121,31 +89,99 @@ fn no_buffer_is_reused_while_the_device_may_still_read_it() {
 #[test]
 fn a_synchronous_call_ends_with_its_response_or_says_why() {
     let mut server = RdmaServer::new(&DeviceSpec::default(), &config(ReplyMode::ServerWrites)).unwrap();
-    let mut handlers = handlers(&server);
+    let (mut handlers, _books) = handlers(&server);
+    handlers.insert(FAILS, |_: &[u8], _: &mut [u8]| Err(HandlerError));
     let mut client = connect(&DeviceSpec::default(), &mut server);
-    let mut response = [0; 16];
+    let mut bytes = [0; SLOT_BYTES as usize];
     let mut serve = || {
         server.step(&mut handlers, 1);
     };
-    for _ in 0..10 {
-        let len = client.call_sync(SUM, &[1, 2, 3], &mut response, &mut serve).unwrap();
-        assert_eq!((len, response[0], &response[8..11]), (11, 6, &[1, 2, 3][..]));
+    let max = client.core().layout().max_payload();
+    for number in 0..10 {
+        let len = client.call_sync(WORK, &request(1, number), &mut bytes, &mut serve).unwrap();
+        assert_eq!(bytes[..len], response(1, number));
+        // None of these is in the way of the next call.
+        let failure = client.call_sync(99, &[], &mut bytes, &mut serve);
+        assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::UnknownType)));
+        let failure = client.call_sync(FAILS, &[], &mut bytes, &mut serve);
+        assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::HandlerFailed)));
+        let refused = client.call_sync(WORK, &vec![0; max + 1], &mut bytes, &mut serve);
+        assert_eq!(refused, Err(SyncCallError::Call(CallError::PayloadTooLarge { len: max + 1, max })));
     }
-    let failure = client.call_sync(99, &[], &mut response, &mut serve);
-    assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::UnknownType)));
+}
+
+/// The server does nothing until all calls have ended by their deadline: those of the first round were announced, those of later ones written
+/// into the pool. Their responses come then, and end no call; but each gives its slot back.
+#[test]
+fn late_responses_end_no_call_and_give_the_slots_back() {
+    const STEP_NS: u64 = 10_000;
+    const TIMEOUT_NS: u64 = 100 * STEP_NS;
+    for reply_mode in [ReplyMode::ServerWrites, ReplyMode::ClientReads] {
+        let now_ns = Arc::new(AtomicU64::new(0));
+        let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
+        let config = config(reply_mode);
+        let mut server = RdmaServer::new(&device, &config).unwrap();
+        let (mut handlers, books) = handlers(&server);
+        let mut caller = Caller::new(connect(&device, &mut server), 1);
+        caller.client.set_timeout_ns(TIMEOUT_NS);
+        let depth = config.depth as usize;
+        for round in 1..=5 {
+            assert_eq!(caller.step(u64::MAX), depth, "calls are made, and none has ended");
+            assert_eq!(matches!(caller.state(), State::Process { .. }), round > 1);
+            now_ns.fetch_add(TIMEOUT_NS, Ordering::Relaxed);
+            assert_eq!(caller.poll(), depth);
+            assert_eq!((caller.failures.len(), caller.call()), (round * depth, false), "no slot is free before the late responses");
+            while caller.client.core().free_slots() < depth {
+                server.step(&mut handlers, 16);
+                assert_eq!(caller.poll(), 0, "a late response ends no call");
+                assert!(now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < 100 * TIMEOUT_NS, "the responses do not come");
+            }
+        }
+        assert!(caller.failures.iter().all(|failure| *failure == CallFailure::DeadlineExceeded), "{:?}", caller.failures);
+        // All ran, though late.
+        books.borrow_mut().close(1, 5 * u64::from(config.depth));
+    }
+}
+
+/// A handler that takes longer than a slice is served apart from the others, which go on; each of its callers gets its response.
+#[test]
+fn requests_of_a_handler_that_takes_longer_than_a_slice_go_to_the_legacy_lane() {
+    let config = config(ReplyMode::ServerWrites);
+    let mut server = RdmaServer::new(&DeviceSpec::default(), &config).unwrap();
+    let (mut handlers, _books) = handlers(&server);
+    let slice = Duration::from_nanos(config.slice_ns);
+    handlers.insert(LONG, move |request: &[u8], response: &mut [u8]| {
+        std::thread::sleep(2 * slice);
+        response[..request.len()].copy_from_slice(request);
+        Ok(request.len())
+    });
+    let mut patient = connect(&DeviceSpec::default(), &mut server);
+    let mut caller = Caller::new(connect(&DeviceSpec::default(), &mut server), 1);
+    let mut bytes = [0; 8];
+    for number in 0..20_u64 {
+        let mut serve = || {
+            caller.step(u64::MAX);
+            server.step(&mut handlers, 16);
+        };
+        assert_eq!(patient.call_sync(LONG, &number.to_le_bytes(), &mut bytes, &mut serve), Ok(8));
+        assert_eq!(u64::from_le_bytes(bytes), number);
+    }
+    // But for the first three, which had to be seen.
+    assert_eq!(server.core().stats().legacy, 17);
+    assert!(caller.made() > 20 && caller.failures.is_empty());
 }
 
 #[test]
 fn a_client_whose_server_is_gone_is_disconnected() {
     let mut server = RdmaServer::new(&DeviceSpec::default(), &config(ReplyMode::ServerWrites)).unwrap();
-    let mut client = connect(&DeviceSpec::default(), &mut server);
-    client.call(SUM, &[1]).unwrap();
+    let mut caller = Caller::new(connect(&DeviceSpec::default(), &mut server), 1);
+    caller.call();
     drop(server);
     let start = Instant::now();
-    while client.core().state() != State::Closed(CloseReason::Disconnected) {
+    while caller.state() != State::Closed(CloseReason::Disconnected) {
         assert!(start.elapsed() < WATCHDOG);
-        client.poll();
+        caller.poll();
     }
-    let completion = client.poll_completion(&mut []).unwrap();
-    assert_eq!(completion.outcome, Err(CallFailure::Closed(CloseReason::Disconnected)));
+    caller.poll();
+    assert_eq!((caller.outstanding(), &caller.failures[..]), (0, &[CallFailure::Closed(CloseReason::Disconnected)][..]));
 }

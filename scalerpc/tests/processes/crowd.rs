@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::caller::Caller;
 use crate::desk::{device_in, socket_in};
+use crate::guest::Guest;
 use crate::helpers::is_over;
 
 /// Clients at a time.
@@ -18,20 +18,20 @@ const SPINS: u32 = 8;
 /// Until the test hangs up; then all clients leave.
 pub(crate) fn run() {
     let (device, socket) = (device_in(), socket_in());
-    let mut places: Vec<Option<(Caller, u64)>> = (0..SIZE).map(|_| None).collect();
+    let mut places: Vec<Option<(Guest, u64)>> = (0..SIZE).map(|_| None).collect();
     let (mut rng, mut ends, mut next_attempt, mut idle_rounds) = (fastrand::Rng::new(), false, Instant::now(), 0);
     while !ends || places.iter().any(Option::is_some) {
         let mut moved = 0;
         for place in &mut places {
             match place {
-                Some((caller, quota)) => {
-                    moved += step(caller, if ends { 0 } else { *quota });
+                Some((Guest { caller, .. }, quota)) => {
+                    moved += caller.step(if ends { 0 } else { *quota });
                     if caller.outstanding() == 0 && (ends || caller.made() >= *quota) {
-                        place.take().into_iter().for_each(|(caller, _)| caller.say_farewell());
+                        place.take().into_iter().for_each(|(guest, _)| guest.say_farewell());
                     }
                 }
-                None if !ends && Instant::now() >= next_attempt => match Caller::connect(&device, &socket) {
-                    Some(caller) => *place = Some((caller, rng.u64(QUOTA))),
+                None if !ends && Instant::now() >= next_attempt => match Guest::connect(&device, &socket) {
+                    Some(guest) => *place = Some((guest, rng.u64(QUOTA))),
                     None => next_attempt = Instant::now() + PAUSE,
                 },
                 None => {}
@@ -43,13 +43,4 @@ pub(crate) fn run() {
             std::thread::sleep(Duration::from_micros(10));
         }
     }
-}
-
-/// Calls as often as the depth lets it; how many calls were made and how many ended.
-fn step(caller: &mut Caller, quota: u64) -> usize {
-    let mut moved = 0;
-    while caller.made() < quota && caller.call() {
-        moved += 1;
-    }
-    moved + caller.poll()
 }

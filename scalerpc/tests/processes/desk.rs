@@ -1,7 +1,6 @@
 //! The server of a test: admits who connects, serves, and keeps the books.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,12 +10,13 @@ use std::rc::Rc;
 use scalerpc::mlx5::{Device, DeviceSpec, FabricSpec, SoftOptions, Timing};
 use scalerpc::rdma::SetupError;
 use scalerpc::rdma::exchange::MeetError;
-use scalerpc::{HandlerError, Handlers, JoinError, RdmaServer, ServerConfig};
+use scalerpc::{Handlers, JoinError, RdmaServer, ServerConfig};
 
-use crate::caller::Caller;
+use crate::guest::Guest;
 use crate::helpers::Scratch;
-use crate::plan::{SLOT_BYTES, WORK, name_and_number, request, response};
+use crate::support::books::{Books, handlers};
 use crate::support::connect;
+use crate::support::plan::SLOT_BYTES;
 use crate::time::{Mode, Net, mode};
 
 /// Requests answered in a step.
@@ -43,38 +43,8 @@ fn device(scratch: &Path) -> DeviceSpec {
     DeviceSpec::Soft(SoftOptions { fabric, timing, arena_bytes: 16 << 20, ..SoftOptions::default() })
 }
 
-/// Which requests the handler has run for.
-#[derive(Debug, Default)]
-struct Books {
-    /// A bit for each number, by name.
-    executed: HashMap<u64, Vec<u64>>,
-    total: u64,
-}
-
-impl Books {
-    /// Runs for each request once, and for nothing that is not one.
-    fn execute(&mut self, bytes: &[u8]) -> Vec<u8> {
-        let (name, number) = name_and_number(bytes).expect("a request");
-        assert!(bytes == request(name, number), "request {number} of client {name} came as {bytes:?}");
-        let bits = self.executed.entry(name).or_default();
-        let (word, bit) = ((number / 64) as usize, 1 << (number % 64));
-        bits.resize(bits.len().max(word + 1), 0);
-        assert_eq!(bits[word] & bit, 0, "request {number} of client {name} ran twice");
-        bits[word] |= bit;
-        self.total += 1;
-        response(name, number)
-    }
-
-    /// A client has left that made so many calls, and got a response to each.
-    fn close(&mut self, name: u64, made: u64) {
-        let executed = self.executed.remove(&name).unwrap_or_default();
-        let count: u32 = executed.iter().map(|word| word.count_ones()).sum();
-        assert_eq!(u64::from(count), made, "requests of client {name} that ran, and calls that it made");
-    }
-}
-
 /// A client that is connected, or was when it was looked at last.
-struct Guest {
+struct Present {
     channel: UnixStream,
     name: u64,
 }
@@ -85,7 +55,7 @@ pub(crate) struct Desk {
     books: Rc<RefCell<Books>>,
     device: DeviceSpec,
     listener: UnixListener,
-    guests: Vec<Guest>,
+    guests: Vec<Present>,
     named: u64,
     steps: u64,
     /// Clients that left when all their calls had been answered, and these calls.
@@ -103,23 +73,16 @@ impl Desk {
         listener.set_nonblocking(true).unwrap();
         let device = device(scratch.path());
         let server = RdmaServer::new(&device, config).unwrap();
-        let mut handlers = Handlers::new(server.core().layout().max_payload());
-        let books = Rc::<RefCell<Books>>::default();
-        let kept = Rc::clone(&books);
-        handlers.insert(WORK, move |request: &[u8], response: &mut [u8]| {
-            let bytes = kept.borrow_mut().execute(request);
-            response.get_mut(..bytes.len()).ok_or(HandlerError)?.copy_from_slice(&bytes);
-            Ok(bytes.len())
-        });
+        let (handlers, books) = handlers(&server);
         let guests = Vec::new();
         Self { server, handlers, books, device, listener, guests, named: 0, steps: 0, farewells: 0, answered: 0, refused: 0 }
     }
 
     /// A client of this process.
-    pub(crate) fn join_here(&mut self) -> Caller {
+    pub(crate) fn join_here(&mut self) -> Guest {
         let client = connect(&self.device, &mut self.server);
         let (here, there) = UnixStream::pair().unwrap();
-        Caller::new(client, here, self.add(there))
+        Guest::new(client, here, self.add(there))
     }
 
     /// One step; whether a request was answered or a completion came.
@@ -158,7 +121,7 @@ impl Desk {
     fn add(&mut self, channel: UnixStream) -> u64 {
         channel.set_nonblocking(true).unwrap();
         self.named += 1;
-        self.guests.push(Guest { channel, name: self.named });
+        self.guests.push(Present { channel, name: self.named });
         self.named
     }
 
@@ -180,7 +143,7 @@ impl Desk {
 
     /// Requests that the handler has run for.
     pub(crate) fn executed(&self) -> u64 {
-        self.books.borrow().total
+        self.books.borrow().total()
     }
 
     /// Clients whose channels are open.

@@ -5,7 +5,7 @@ use scalerpc::ServerConfig;
 use crate::crowd::SIZE;
 use crate::desk::Desk;
 use crate::helpers::{Helper, Scratch, limited, scale};
-use crate::plan::SLOT_BYTES;
+use crate::support::plan::SLOT_BYTES;
 
 /// Entries beside those of the clients of both processes: for clients that have left, until the server notices.
 const SPARE: usize = 32;

@@ -1,8 +1,7 @@
 //! Clients in processes of their own: hundreds at once, which join, leave, are stopped and are killed.
 //!
 //! A test has the server ([`desk`]); its helper processes execute this binary again, as a [`crowd`] of clients or as one client that stops
-//! or dies in a [`states`] of its own choice. What a request and its response are follows from whose they are and the how-manyth ([`plan`]),
-//! so that both ends check every byte, and each request carries its name into the server's books.
+//! or dies in a [state](states) of its own choice.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -12,13 +11,12 @@
     reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
 )]
 
-mod caller;
 mod crowd;
 mod desk;
+mod guest;
 #[path = "../../../ipc/shm/tests/support/mod.rs"]
 mod helpers;
 mod load;
-mod plan;
 mod states;
 #[path = "../support/mod.rs"]
 mod support;

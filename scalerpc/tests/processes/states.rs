@@ -2,10 +2,10 @@
 
 use scalerpc::{ServerConfig, State};
 
-use crate::caller::Caller;
 use crate::desk::{Desk, device_in, socket_in};
+use crate::guest::Guest;
 use crate::helpers::{Helper, Scratch, limited, say, scale};
-use crate::plan::SLOT_BYTES;
+use crate::support::plan::SLOT_BYTES;
 use crate::time::{Mode, mode};
 
 const STATES: [&str; 3] = ["idle", "warmup", "process"];
@@ -18,7 +18,8 @@ const WATCHED: u64 = 300;
 
 /// In the helper: gets into a state, and stops or dies there. If it is continued, it calls on, and says how that went.
 pub(crate) fn run(deed: &str, state: &str) {
-    let mut caller = Caller::connect(&device_in(), &socket_in()).expect("there is room");
+    let mut guest = Guest::connect(&device_in(), &socket_in()).expect("there is room");
+    let caller = &mut guest.caller;
     match state {
         // Back in it, after a slice of its own.
         "idle" => {
@@ -48,24 +49,19 @@ pub(crate) fn run(deed: &str, state: &str) {
 
     let quota = caller.made() + 50;
     while !matches!(caller.state(), State::Closed(_)) && (caller.made() < quota || caller.outstanding() > 0) {
-        if caller.made() < quota {
-            caller.call();
-        }
-        caller.poll();
+        caller.step(quota);
         std::thread::yield_now();
     }
-    if matches!(caller.state(), State::Closed(_)) {
-        caller.poll();
-        assert_eq!(caller.outstanding(), 0, "each call has ended");
+    if guest.was_evicted() {
         return say("was evicted");
     }
-    caller.say_farewell();
+    guest.say_farewell();
     say("went on");
 }
 
 /// A client of the test's own process, with one call at a time.
 struct Local {
-    caller: Caller,
+    guest: Guest,
     /// Slices when the call was made.
     since: u64,
 }
@@ -94,7 +90,7 @@ impl Room {
             ..ServerConfig::default()
         };
         let mut desk = Desk::new(&scratch, &config);
-        let locals = (0..OTHERS).map(|_| Local { caller: desk.join_here(), since: 0 }).collect();
+        let locals = (0..OTHERS).map(|_| Local { guest: desk.join_here(), since: 0 }).collect();
         Self { scratch, desk, locals, farthest: 0 }
     }
 
@@ -105,7 +101,7 @@ impl Room {
     fn step(&mut self) {
         self.desk.step();
         let now = self.slices();
-        for Local { caller, since } in &mut self.locals {
+        for Local { guest: Guest { caller, .. }, since } in &mut self.locals {
             if caller.outstanding() == 0 {
                 caller.call();
                 *since = now;
@@ -133,17 +129,17 @@ impl Room {
     }
 
     fn made(&self) -> Vec<u64> {
-        self.locals.iter().map(|local| local.caller.made()).collect()
+        self.locals.iter().map(|local| local.guest.caller.made()).collect()
     }
 
     /// The others leave too.
     fn close(mut self) {
         while let Some(mut local) = self.locals.pop() {
-            while local.caller.outstanding() > 0 {
+            while local.guest.caller.outstanding() > 0 {
                 self.desk.step();
-                local.caller.poll();
+                local.guest.caller.poll();
             }
-            local.caller.say_farewell();
+            local.guest.say_farewell();
         }
         while self.desk.guests() > 0 || self.desk.server.clients() > 0 {
             self.desk.step();

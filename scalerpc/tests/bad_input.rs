@@ -1,0 +1,346 @@
+//! Peers that are wrong: records that are none, clients that know another layout, clients that write where they should not.
+#![allow(clippy::unwrap_used, reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests")]
+
+mod support;
+
+use std::io::{self, Cursor, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use scalerpc::mlx5::{
+    Access, ConnectOptions, Device, DeviceSpec, Inline, MonoCq, Pd, QpAddress, QpConfig, RcQp, Read as RdmaRead, ReceiveSource, Sge,
+    Signal, Write as RdmaWrite,
+};
+use scalerpc::rdma::exchange::{Accept, Admission, MeetError, Offer, RecordError};
+use scalerpc::rdma::{PendingClient, SetupError};
+use scalerpc::wire::{Release, Trailer, valid};
+use scalerpc::{
+    CallFailure, ClientRegions, Handlers, JoinError, Layout, RdmaClient, RdmaServer, ReplyMode, ServerConfig, ServerRegions, State,
+};
+use support::books::handlers;
+use support::caller::Caller;
+use support::connect;
+use support::plan::SLOT_BYTES;
+
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// Clients that know what they do, in groups of two.
+const GOOD: u64 = 5;
+
+fn config() -> ServerConfig {
+    let base = ServerConfig { max_clients: 16, depth: 4, slot_bytes: SLOT_BYTES, ..ServerConfig::default() };
+    ServerConfig { group_size: 2, slice_ns: 20_000, ..base }
+}
+
+/// A server and clients that go on, whatever is done to them.
+struct Room {
+    device: DeviceSpec,
+    server: RdmaServer,
+    handlers: Handlers,
+    callers: Vec<Caller>,
+    start: Instant,
+}
+
+impl Room {
+    fn new() -> Self {
+        let device = DeviceSpec::default();
+        let mut server = RdmaServer::new(&device, &config()).unwrap();
+        // The books panic if the handler runs for anything that is not a request of a caller, or twice.
+        let (handlers, _books) = handlers(&server);
+        let callers = (0..GOOD).map(|name| Caller::new(connect(&device, &mut server), name)).collect();
+        Self { device, server, handlers, callers, start: Instant::now() }
+    }
+
+    fn step(&mut self) {
+        assert!(self.start.elapsed() < WATCHDOG, "{:?}", self.server.core().stats());
+        for caller in &mut self.callers {
+            caller.step(u64::MAX);
+        }
+        self.server.step(&mut self.handlers, 16);
+    }
+
+    fn made(&self) -> u64 {
+        self.callers.iter().map(Caller::made).sum()
+    }
+
+    /// Until the good ones have made so many further calls.
+    fn go_on(&mut self, calls: u64) {
+        let before = self.made();
+        while self.made() < before + calls {
+            self.step();
+        }
+    }
+
+    /// Only the good clients are left, none of them was harmed, and a further one can join.
+    fn check_unharmed(mut self) {
+        while self.server.clients() > self.callers.len() {
+            self.step();
+        }
+        let client = connect(&self.device, &mut self.server);
+        self.callers.push(Caller::new(client, GOOD));
+        self.go_on(1_000);
+        for caller in &self.callers {
+            assert_eq!(caller.failures, [], "client {}", caller.name);
+            assert!(caller.made() > 10, "client {}", caller.name);
+        }
+    }
+}
+
+/// A channel whose other end has sent these bytes, and reads nothing.
+struct Said(Cursor<Vec<u8>>);
+
+impl Read for Said {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into)
+    }
+}
+
+impl Write for Said {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        Ok(from.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn said(bytes: &[u8]) -> Said {
+    Said(Cursor::new(bytes.to_vec()))
+}
+
+/// A record of a peer that never was.
+fn accept_of_nobody() -> Accept {
+    let regions = ClientRegions { requests_addr: 1 << 20, requests_rkey: 1, responses_addr: 2 << 20, responses_rkey: 2 };
+    Accept { address: QpAddress::soft(65_000, 1, 1), regions }
+}
+
+#[test]
+fn records_that_are_none_are_refused_and_whoever_sent_them_is_not_admitted() {
+    let mut room = Room::new();
+    let good = accept_of_nobody().encode();
+    let mut of_another_version = good;
+    of_another_version[8] = 9;
+    for _ in 0..3 {
+        let refused = room.server.accept_over(&mut said(&[0xa5; Accept::BYTES])).unwrap_err();
+        assert!(matches!(refused, MeetError::Record(RecordError::Magic("accept"))), "{refused}");
+        let refused = room.server.accept_over(&mut said(&of_another_version)).unwrap_err();
+        assert!(matches!(refused, MeetError::Record(RecordError::Version(9))), "{refused}");
+        let refused = room.server.accept_over(&mut said(&good[..Accept::BYTES - 1])).unwrap_err();
+        assert!(matches!(&refused, MeetError::Channel(error) if error.kind() == ErrorKind::UnexpectedEof), "{refused}");
+        let refused = room.server.accept_over(&mut said(&good)).unwrap_err();
+        assert!(matches!(refused, MeetError::Setup(SetupError::Connect(_))), "{refused}");
+        room.go_on(100);
+    }
+    room.check_unharmed();
+}
+
+#[test]
+fn a_client_is_not_made_of_a_wrong_offer_or_admission() {
+    let device = DeviceSpec::default();
+    let layout = config().layout().unwrap();
+    let nobody = Offer { address: QpAddress::soft(65_000, 1, 1), layout }.encode();
+    let refused = RdmaClient::connect_over(&device, &mut said(&[0xa5; Offer::BYTES])).unwrap_err();
+    assert!(matches!(refused, MeetError::Record(RecordError::Magic("offer"))), "{refused}");
+    let refused = RdmaClient::connect_over(&device, &mut said(&nobody)).unwrap_err();
+    assert!(matches!(refused, MeetError::Setup(SetupError::Connect(_))), "{refused}");
+
+    let room = Room::new();
+    let offered = room.server.offer().unwrap();
+    let wrong = [&offered.record().encode()[..], &[0xa5; Admission::BYTES]].concat();
+    let refused = RdmaClient::connect_over(&device, &mut said(&wrong)).unwrap_err();
+    assert!(matches!(refused, MeetError::Record(RecordError::Magic("admission"))), "{refused}");
+    drop(offered);
+    room.check_unharmed();
+}
+
+/// The one without an entry hears it through the channel; it is admitted when another has left.
+#[test]
+fn more_clients_than_entries_are_told_so_until_one_leaves() {
+    let device = DeviceSpec::default();
+    let mut server = RdmaServer::new(&device, &ServerConfig { max_clients: 1, ..config() }).unwrap();
+    let (mut handlers, _books) = handlers(&server);
+    let first = connect(&device, &mut server);
+    let meet = |server: &mut RdmaServer| {
+        let (mut here, mut there) = UnixStream::pair().unwrap();
+        let other = std::thread::spawn(move || RdmaClient::connect_over(&DeviceSpec::default(), &mut there).map(drop));
+        let met = server.accept_over(&mut here);
+        drop(here);
+        (met, other.join().unwrap())
+    };
+    for _ in 0..3 {
+        let (met, told) = meet(&mut server);
+        assert!(matches!(met, Err(MeetError::Setup(SetupError::Join(JoinError::Full { max: 1 })))), "{met:?}");
+        assert!(matches!(&told, Err(MeetError::Channel(error)) if error.kind() == ErrorKind::UnexpectedEof), "{told:?}");
+    }
+    drop(first);
+    let start = Instant::now();
+    while server.clients() > 0 {
+        assert!(start.elapsed() < WATCHDOG);
+        server.step(&mut handlers, 1);
+    }
+    let (met, told) = meet(&mut server);
+    assert!(met.is_ok() && told.is_ok(), "{met:?} {told:?}");
+}
+
+/// It writes into slots that are not its own, or outside of the pools; it may look for responses where none come. Nothing it sends is executed
+/// as another's, and what it destroys of the others' is offered again at the end of their slice (S2, S5).
+#[test]
+fn a_client_that_knows_another_layout_keeps_nobody_else_from_being_served() {
+    let layout = config().layout().unwrap();
+    let layouts = [
+        Layout { depth: 8, ..layout },
+        Layout { depth: 1, ..layout },
+        Layout { slot_bytes: 2 * layout.slot_bytes, ..layout },
+        Layout { slot_bytes: 128, ..layout },
+        Layout { zones: layout.zones + 7, ..layout },
+        Layout { zones: 1, ..layout },
+        Layout { reply_mode: ReplyMode::ClientReads, ..layout },
+    ];
+    let mut room = Room::new();
+    for layout in layouts {
+        let offered = room.server.offer().unwrap();
+        let mistaken = PendingClient::new(&room.device, &Offer { layout, ..*offered.record() }).unwrap();
+        let admission = room.server.admit(offered, &mistaken.record()).unwrap();
+        let mut client = mistaken.admitted(&admission);
+        client.set_timeout_ns(2_000_000);
+        let before = room.made();
+        while room.made() < before + 2_000 && !matches!(client.core().state(), State::Closed(_)) {
+            // A type that nobody answers, and no bytes: in whatever slot it comes, it is no request of a caller.
+            let _maybe = client.call(u16::MAX, &[]);
+            client.poll();
+            while let Some(completion) = client.poll_completion(&mut []) {
+                assert!(completion.outcome.is_err(), "{layout:?}");
+            }
+            room.step();
+        }
+    }
+    room.check_unharmed();
+}
+
+/// A queue pair that a server takes for a client's, with which a test does what it likes.
+struct Wild {
+    qp: RcQp,
+    cq: MonoCq<()>,
+    pd: Pd,
+    _device: Device,
+    server: ServerRegions,
+    is_broken: bool,
+}
+
+impl Wild {
+    fn new(room: &mut Room) -> Self {
+        let device = Device::open(&room.device).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let mut cq = device.create_mono_cq(256).unwrap();
+        let config = QpConfig { max_send_wr: 128, max_inline_data: 60, ..QpConfig::default() };
+        let mut qp = pd.create_qp(&cq, &cq, ReceiveSource::Own { depth: 1, max_sge: 0 }, &config).unwrap();
+        let offered = room.server.offer().unwrap();
+        qp.connect(&offered.record().address, &ConnectOptions::default()).unwrap();
+        let accept = Accept { address: qp.address(), ..accept_of_nobody() };
+        let Admission(server) = room.server.admit(offered, &accept).unwrap();
+        cq.register(qp.qpn(), ());
+        Self { qp, cq, pd, _device: device, server, is_broken: false }
+    }
+
+    fn write(&mut self, addr: u64, rkey: u32, bytes: &[u8]) {
+        // Refused once the queue pair is in error.
+        let _posted = self.qp.post(&RdmaWrite { addr, rkey, payload: Inline(bytes) }, Signal::Always, 0);
+        self.qp.ring();
+        self.poll();
+    }
+
+    fn poll(&mut self) {
+        let Self { qp, cq, is_broken, .. } = self;
+        cq.poll(64, |_, cqe| {
+            *is_broken |= cqe.result().is_err();
+            if !*is_broken {
+                qp.complete_each(&cqe, |_| ());
+            }
+        });
+    }
+}
+
+/// Random words, and such as look like trailers, into the trailers of all slots and everywhere in the entries of all. Requests of others are
+/// destroyed by it, and entries, so that others may be evicted or not be served: their calls end all the same, each once, and nothing that was
+/// not asked for is run. (What it writes into the rest of a message that has arrived nobody can tell from the message.)
+#[test]
+fn a_client_that_writes_garbage_has_nothing_executed_and_it_ends_with_its_queue_pair() {
+    let mut room = Room::new();
+    for caller in &mut room.callers {
+        caller.client.set_timeout_ns(50_000_000);
+    }
+    let mut wild = Wild::new(&mut room);
+    let (layout, max_clients) = (*room.server.core().layout(), u64::from(config().max_clients));
+    let first_entry = wild.server.entry_addr - u64::from(wild.server.client.0) * 64;
+    let mut rng = fastrand::Rng::with_seed(7);
+    let garbage_before = room.server.core().stats().garbage;
+    for _ in 0..20_000 {
+        let (addr, rkey) = if rng.bool() {
+            let slot = rng.usize(..layout.pools_bytes() / layout.slot_bytes);
+            (wild.server.pools_addr + (slot * layout.slot_bytes + layout.trailer_at()) as u64, wild.server.pools_rkey)
+        } else {
+            (first_entry + rng.u64(..max_clients * 8) * 8, wild.server.entry_rkey)
+        };
+        let epoch = room.server.core().scheduler().epoch();
+        let word = match rng.u8(..4) {
+            0 => rng.u64(..),
+            1 => Release::trailer(epoch).to_word(),
+            2 => u64::from(rng.u32(..8)) | u64::from(epoch) << 32,
+            _ => Trailer { len: rng.u32(..600), valid: valid(rng.u32(..500)) }.to_word(),
+        };
+        wild.write(addr, rkey, &word.to_le_bytes());
+        room.step();
+    }
+    assert!(!wild.is_broken, "it has done nothing that its keys do not allow");
+    assert!(room.server.core().stats().garbage > garbage_before + 1_000, "{:?}", room.server.core().stats());
+    drop(wild);
+    // The calls of the harmed end too.
+    while room.callers.iter().any(|caller| caller.outstanding() > 0) {
+        assert!(room.start.elapsed() < WATCHDOG);
+        for caller in &mut room.callers {
+            caller.poll();
+        }
+        room.server.step(&mut room.handlers, 16);
+    }
+    for caller in &room.callers {
+        let is_typed = |failure: &CallFailure| matches!(failure, CallFailure::DeadlineExceeded | CallFailure::Closed(_));
+        assert!(caller.failures.iter().all(is_typed), "{:?}", caller.failures);
+    }
+    // Others take their places.
+    room.callers.clear();
+    while room.server.clients() > 0 {
+        room.step();
+    }
+    let (core, zones) = (room.server.core(), 2 * layout.zones);
+    assert_eq!((core.queued(), core.free_zones(), core.free_buffers()), (0, zones, config().response_buffers as usize));
+    room.callers = (0..GOOD).map(|name| Caller::new(connect(&room.device, &mut room.server), 100 + name)).collect();
+    room.check_unharmed();
+}
+
+/// What the keys do not allow: to READ others' requests, and to touch what lies behind the regions. It ends who tries, and nobody else.
+#[test]
+fn a_client_that_reaches_beyond_its_rights_loses_its_own_connection() {
+    let mut room = Room::new();
+    let pools_bytes = room.server.core().layout().pools_bytes() as u64;
+    for deed in ["reads the pools", "writes behind the pools", "writes with another key"] {
+        let mut wild = Wild::new(&mut room);
+        let ServerRegions { pools_addr, pools_rkey, entry_rkey, .. } = wild.server;
+        match deed {
+            "reads the pools" => {
+                let memory = wild.pd.alloc(4096, Access::LOCAL_WRITE).unwrap();
+                let into = Sge { addr: memory.addr(), len: 64, lkey: memory.lkey() };
+                wild.qp.post(&RdmaRead { addr: pools_addr, rkey: pools_rkey, into }, Signal::Always, 0).unwrap();
+                wild.qp.ring();
+            }
+            "writes behind the pools" => wild.write(pools_addr + pools_bytes - 4, pools_rkey, &[0xa5; 8]),
+            _ => wild.write(pools_addr, entry_rkey, &[0xa5; 8]),
+        }
+        while !wild.is_broken {
+            wild.poll();
+            room.step();
+        }
+        room.go_on(500);
+    }
+    room.check_unharmed();
+}

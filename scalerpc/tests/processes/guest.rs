@@ -1,0 +1,57 @@
+//! A client that met its server through a socket, and says farewell by it.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use scalerpc::mlx5::DeviceSpec;
+use scalerpc::rdma::exchange::MeetError;
+use scalerpc::{CallFailure, CloseReason, RdmaClient, State};
+
+use crate::support::caller::Caller;
+
+/// Longer than any call takes unless the client was stopped.
+const TIMEOUT_NS: u64 = 100_000_000_000;
+
+pub(crate) struct Guest {
+    pub(crate) caller: Caller,
+    channel: UnixStream,
+}
+
+impl Guest {
+    /// A client of the server behind a socket, which gives it its name. `None` if the server has no room now.
+    pub(crate) fn connect(device: &DeviceSpec, socket: &Path) -> Option<Self> {
+        let mut channel = UnixStream::connect(socket).unwrap();
+        let client = match RdmaClient::connect_over(device, &mut channel) {
+            Ok(client) => client,
+            // It hung up instead of admitting.
+            Err(MeetError::Channel(_)) => return None,
+            Err(error) => panic!("{error}"),
+        };
+        let mut name = [0; 8];
+        channel.read_exact(&mut name).unwrap();
+        Some(Self::new(client, channel, u64::from_le_bytes(name)))
+    }
+
+    pub(crate) fn new(mut client: RdmaClient, channel: UnixStream, name: u64) -> Self {
+        client.set_timeout_ns(TIMEOUT_NS);
+        Self { caller: Caller::new(client, name), channel }
+    }
+
+    /// Whether the server has ended the connection. All calls have ended with it, then.
+    pub(crate) fn was_evicted(&mut self) -> bool {
+        let State::Closed(reason) = self.caller.state() else { return false };
+        self.caller.poll();
+        assert_eq!((reason, self.caller.outstanding()), (CloseReason::Disconnected, 0));
+        assert!(self.caller.failures.iter().all(|failure| *failure == CallFailure::Closed(reason)), "{:?}", self.caller.failures);
+        true
+    }
+
+    /// Leaves: every call that was made has been answered.
+    pub(crate) fn say_farewell(mut self) {
+        let Caller { name, failures, .. } = &self.caller;
+        assert!(self.caller.outstanding() == 0 && failures.is_empty(), "client {name}: {failures:?}");
+        assert!(!matches!(self.caller.state(), State::Closed(_)), "client {name}: {:?}", self.caller.state());
+        self.channel.write_all(&self.caller.made().to_le_bytes()).unwrap();
+    }
+}

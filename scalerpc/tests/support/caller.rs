@@ -1,0 +1,68 @@
+//! A client that checks each response.
+
+use scalerpc::{CallError, CallFailure, CallHandle, RdmaClient, State};
+
+use super::plan::{SLOT_BYTES, WORK, request, response};
+
+pub(crate) struct Caller {
+    pub(crate) client: RdmaClient,
+    pub(crate) name: u64,
+    made: u64,
+    outstanding: Vec<(CallHandle, u64)>,
+    /// Of the calls that ended without a response.
+    pub(crate) failures: Vec<CallFailure>,
+}
+
+impl Caller {
+    pub(crate) fn new(client: RdmaClient, name: u64) -> Self {
+        Self { client, name, made: 0, outstanding: Vec::new(), failures: Vec::new() }
+    }
+
+    /// Makes one call, if there is a slot and a connection.
+    pub(crate) fn call(&mut self) -> bool {
+        match self.client.call(WORK, &request(self.name, self.made)) {
+            Ok(handle) => self.outstanding.push((handle, self.made)),
+            Err(CallError::NoSlot | CallError::Closed(_)) => return false,
+            Err(error) => panic!("client {}: {error}", self.name),
+        }
+        self.made += 1;
+        true
+    }
+
+    /// Calls as often as the depth lets it until it has made `quota` calls, then takes what came; how many calls were made and how many ended.
+    pub(crate) fn step(&mut self, quota: u64) -> usize {
+        let mut made = 0;
+        while self.made < quota && self.call() {
+            made += 1;
+        }
+        made + self.poll()
+    }
+
+    /// Takes and checks what came; how many calls ended.
+    pub(crate) fn poll(&mut self) -> usize {
+        self.client.poll();
+        let (mut bytes, mut ended) = ([0; SLOT_BYTES as usize], 0);
+        while let Some(completion) = self.client.poll_completion(&mut bytes) {
+            let at = self.outstanding.iter().position(|(handle, _)| *handle == completion.handle).expect("ended twice");
+            let (_, number) = self.outstanding.swap_remove(at);
+            match completion.outcome {
+                Ok(len) => assert!(bytes[..len] == response(self.name, number), "response to call {number} of client {}", self.name),
+                Err(failure) => self.failures.push(failure),
+            }
+            ended += 1;
+        }
+        ended
+    }
+
+    pub(crate) fn made(&self) -> u64 {
+        self.made
+    }
+
+    pub(crate) fn outstanding(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.client.core().state()
+    }
+}
