@@ -17,6 +17,8 @@ use scalerpc::{HandlerError, Handlers, RdmaServer, ServerConfig};
 const UPPERCASE: u16 = 1;
 /// Requests answered in one step.
 const BUDGET: usize = 64;
+/// How long a client that connects may keep the others from being served.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Between two steps while there is nothing to do.
 const NAP: Duration = Duration::from_micros(50);
 
@@ -44,6 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         match listener.accept() {
             Ok((mut stream, peer)) => {
                 stream.set_nonblocking(false)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
                 match server.accept_over(&mut stream) {
                     Ok(_) => println!("connected with {peer}, on {}", server.device_info().name),
                     Err(error) => println!("{peer}: {error}"),

@@ -85,14 +85,7 @@ impl Handlers {
         for done in 0..budget {
             let now_ns = clock();
             let Some(request) = server.take(&mut self.request, now_ns, out) else { return done };
-            let rpc_type = request.rpc_type();
-            let end_ns = self.run(server, request, now_ns, &mut clock, out);
-            let Some(entry) = self.table.get_mut(&rpc_type) else { continue };
-            let is_long = end_ns.saturating_sub(now_ns) > server.slice_ns();
-            entry.long_runs = if is_long { entry.long_runs.saturating_add(1) } else { 0 };
-            if entry.long_runs >= LONG_RUNS {
-                server.mark_long(rpc_type);
-            }
+            self.run(server, request, now_ns, &mut clock, out);
         }
         budget
     }
@@ -105,7 +98,7 @@ impl Handlers {
         true
     }
 
-    /// Answers one request; when.
+    /// Answers one request. One of the legacy lane is of a type that is marked already, which stays so.
     fn run<M: Memory>(
         &mut self,
         server: &mut Server<M>,
@@ -113,20 +106,21 @@ impl Handlers {
         now_ns: u64,
         clock: &mut impl FnMut() -> u64,
         out: &mut VecDeque<ServerOp>,
-    ) -> u64 {
+    ) {
         let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
         let mut running = Running { server, out, request: Some(request), now_ns };
-        let Some(entry) = self.table.get_mut(&rpc_type) else {
-            running.end(Err(Status::UnknownType), now_ns);
-            return now_ns;
-        };
+        let Some(entry) = self.table.get_mut(&rpc_type) else { return running.end(Err(Status::UnknownType), now_ns) };
         let answer = (entry.handler)(&self.request[..len], &mut self.response);
         let end_ns = clock();
+        let is_long = end_ns.saturating_sub(now_ns) > running.server.slice_ns();
+        entry.long_runs = if is_long { entry.long_runs.saturating_add(1) } else { 0 };
+        if entry.long_runs >= LONG_RUNS {
+            running.server.mark_long(rpc_type);
+        }
         let outcome = match answer {
             Ok(bytes) => self.response.get(..bytes).ok_or(Status::ResponseTooLarge),
             Err(HandlerError) => Err(Status::Failed),
         };
         running.end(outcome, end_ns);
-        end_ns
     }
 }

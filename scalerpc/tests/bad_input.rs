@@ -130,6 +130,10 @@ fn records_that_are_none_are_refused_and_whoever_sent_them_is_not_admitted() {
         assert!(matches!(&refused, MeetError::Channel(error) if error.kind() == ErrorKind::UnexpectedEof), "{refused}");
         let refused = room.server.accept_over(&mut said(&good)).unwrap_err();
         assert!(matches!(refused, MeetError::Setup(SetupError::Connect(_))), "{refused}");
+        let (mut here, _silent) = UnixStream::pair().unwrap();
+        here.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let refused = room.server.accept_over(&mut here).unwrap_err();
+        assert!(matches!(&refused, MeetError::Channel(error) if error.kind() == ErrorKind::WouldBlock), "{refused}");
         room.go_on(100);
     }
     room.check_unharmed();

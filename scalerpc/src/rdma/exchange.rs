@@ -233,7 +233,9 @@ fn receive<const N: usize>(channel: &mut impl Read) -> Result<[u8; N], Error> {
 }
 
 impl RdmaServer {
-    /// Admits the client at the other end of a byte channel, which calls [`RdmaClient::connect_over`]. Waits for it.
+    /// Admits the client at the other end of a byte channel, which calls [`RdmaClient::connect_over`]. Waits for it as long as the channel's reads
+    /// do, and serves nobody meanwhile: a server with other clients gives the channel a read timeout, or carries the records itself between
+    /// [`offer`](Self::offer) and [`admit`](Self::admit).
     ///
     /// # Errors
     /// [`MeetError`]; the client was not admitted.
