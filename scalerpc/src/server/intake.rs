@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::zones::ZoneState;
 use super::{ReplyMode, Request, Server, ServerOp};
+use crate::config::Layout;
 use crate::mapping::ClientId;
 use crate::memory::Memory;
 use crate::wire::{HEADER_BYTES, ReqId, RequestHeader, Status, Trailer, ZoneId, valid};
@@ -40,18 +41,20 @@ impl<M: Memory> Server<M> {
 
     pub(super) fn accept_zone(&mut self, zone: ZoneId) {
         let Some(client) = self.mapping.client(zone) else { return };
-        for slot in 0..self.layout.depth {
-            self.accept_slot(client, zone, slot);
+        // What most polls of most zones do, so nothing is reckoned twice.
+        let Layout { depth, slot_bytes, .. } = self.layout;
+        let mut trailer_at = self.layout.pool_slot(zone, 0) + self.layout.trailer_at();
+        for slot in 0..depth {
+            let word = self.memory.pools.load(trailer_at);
+            if word != 0 {
+                self.accept_slot(client, zone, slot, trailer_at, word);
+            }
+            trailer_at += slot_bytes;
         }
     }
 
-    fn accept_slot(&mut self, client: ClientId, zone: ZoneId, slot: usize) {
-        let start = self.layout.pool_slot(zone, slot);
-        let trailer_at = start + self.layout.trailer_at();
-        let word = self.memory.pools.load(trailer_at);
-        if word == 0 {
-            return;
-        }
+    /// Something is in a slot: `word` was found as its trailer.
+    fn accept_slot(&mut self, client: ClientId, zone: ZoneId, slot: usize, trailer_at: usize, word: u64) {
         let nth = client.index() * self.layout.depth + slot;
         let trailer = Trailer::from_word(word);
         let last = self.accepted[nth];
@@ -61,7 +64,7 @@ impl<M: Memory> Server<M> {
             return;
         }
         let id = ReqId { slot: slot as u8, sequence: last.wrapping_add(1) };
-        let request = self.check(client, start, id, trailer);
+        let request = self.check(client, trailer_at, id, trailer);
         // Before the reply, after which the client may write here again (S3).
         self.memory.pools.exchange(trailer_at, word, 0);
         let Some(header) = request else {
@@ -79,13 +82,13 @@ impl<M: Memory> Server<M> {
     }
 
     /// S1, S2. The header, if everything about the message is as it must be.
-    fn check(&self, client: ClientId, start: usize, id: ReqId, trailer: Trailer) -> Option<RequestHeader> {
+    fn check(&self, client: ClientId, trailer_at: usize, id: ReqId, trailer: Trailer) -> Option<RequestHeader> {
         let len = trailer.len as usize;
         if trailer.valid != valid(id.sequence) || !(HEADER_BYTES..=self.layout.trailer_at()).contains(&len) {
             return None;
         }
         let mut bytes = [0; HEADER_BYTES];
-        self.memory.pools.read(start + self.layout.trailer_at() - len, &mut bytes);
+        self.memory.pools.read(trailer_at - len, &mut bytes);
         let header = RequestHeader::decode(&bytes).ok()?;
         let regions = &self.client(client)?.regions;
         let slot_addr = regions.responses_addr.wrapping_add(self.layout.client_slot(usize::from(id.slot)) as u64);
