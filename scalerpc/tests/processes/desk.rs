@@ -58,6 +58,8 @@ pub(crate) struct Desk {
     guests: Vec<Present>,
     named: u64,
     steps: u64,
+    /// Which guest is heard next.
+    next: usize,
     /// Clients that left when all their calls had been answered, and these calls.
     pub(crate) farewells: u64,
     pub(crate) answered: u64,
@@ -75,7 +77,7 @@ impl Desk {
         let server = RdmaServer::new(&device, config).unwrap();
         let (handlers, books) = handlers(&server);
         let guests = Vec::new();
-        Self { server, handlers, books, device, listener, guests, named: 0, steps: 0, farewells: 0, answered: 0, refused: 0 }
+        Self { server, handlers, books, device, listener, guests, named: 0, steps: 0, next: 0, farewells: 0, answered: 0, refused: 0 }
     }
 
     /// A client of this process.
@@ -101,7 +103,8 @@ impl Desk {
             self.admit(channel);
         }
         if !self.guests.is_empty() {
-            self.hear(self.steps as usize % self.guests.len());
+            self.next = (self.next + 1) % self.guests.len();
+            self.hear(self.next);
         }
     }
 
