@@ -93,9 +93,12 @@ fn each_contestant_executes_every_call_once_and_is_put_beside_scalerpc() {
         assert_eq!((count("rate_2x3", "groups"), count("rate_2x3", "slices")), (2, 2), "{contestant}: {result}");
         assert!(count("rate_6x3", "groups") >= 4 && count("rate_6x3", "slices") > 4, "{contestant}: {result}");
     }
-    // An endpoint entry; two rings; and of the last two a message for each slot and direction.
+    // An endpoint entry, and a slot for each reply that is READ; two rings; and of the last two a message for each slot and direction.
     let further = |contestant: &str| result["server_registered_bytes_per_further_client"][contestant].as_f64();
-    assert_eq!((further("scalerpc"), further("copyrpc")), (Some(64.0), Some(131_072.0)));
+    assert_eq!(
+        (further("scalerpc"), further("scalerpc-read"), further("copyrpc")),
+        (Some(64.0), Some(64.0 + 3.0 * 192.0), Some(131_072.0))
+    );
     assert_eq!((further("rc-send"), further("ud-send")), (Some(3.0 * 2.0 * 128.0), Some(3.0 * (128.0 + 192.0))));
     assert!(result["environment"]["kernel"].as_str().unwrap().starts_with("Linux"));
 }
