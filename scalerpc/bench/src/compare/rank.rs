@@ -116,10 +116,11 @@ fn call<C: Client>(job: &Job, case: &Case, pace: &Pace, exchange: &mut dyn Excha
     let admissions = swap(exchange, &[], SETUP_LIMIT, &never)?;
     let admissions = split(&admissions, case.clients)?.into_iter();
     let clients = pending.into_iter().zip(admissions).map(|(pending, admission)| C::admitted(pending, admission));
-    let clients = clients.collect::<Result<Vec<_>, _>>()?;
+    let mut clients = clients.collect::<Result<Vec<_>, _>>()?;
 
     let mut watch = || Ok(exchange.sleep(Duration::ZERO, &never)?);
-    let measured = load::run(clients, case, pace, &mut watch)?;
+    let measured = load::run(&mut clients, case, pace, &mut watch)?;
+    // The clients live until the server has given its account.
     exchange.barrier(MEET_LIMIT, &never)?;
     let account = swap(exchange, &[], MEET_LIMIT, &never)?;
     Ok(Outcome { measured, account: serde_json::from_slice(&account)? })

@@ -6,6 +6,7 @@ use harness::load::Failure;
 use mlx5::{DeviceInfo, DeviceSpec};
 use scalerpc::rdma::exchange::{Accept, Admission, Offer};
 use scalerpc::rdma::{PendingClient, PendingPeer};
+use scalerpc::wire::{HEADER_BYTES, TRAILER_BYTES};
 use scalerpc::{CallHandle, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
 
 use super::contestant::{Answers, Case, Client, Counters, Kind, Server, record};
@@ -14,8 +15,6 @@ use super::contestant::{Answers, Case, Client, Counters, Kind, Server, record};
 const ECHO: u16 = 1;
 /// Requests of one step at most.
 const BUDGET: usize = 64;
-/// What a slot holds beside the payload.
-const OVERHEAD_BYTES: usize = 40;
 
 /// The server's numbers: slots no larger than they must be; all else as scalerpc has it unless told otherwise.
 pub(crate) fn config(case: &Case) -> ServerConfig {
@@ -23,7 +22,7 @@ pub(crate) fn config(case: &Case) -> ServerConfig {
     ServerConfig {
         max_clients: case.clients as u32,
         depth: case.depth as u32,
-        slot_bytes: (case.payload_bytes + OVERHEAD_BYTES).next_multiple_of(64).max(128) as u32,
+        slot_bytes: (HEADER_BYTES + case.payload_bytes + TRAILER_BYTES).next_multiple_of(64).max(128) as u32,
         group_size: case.group_size,
         reply_mode,
         ..ServerConfig::default()
