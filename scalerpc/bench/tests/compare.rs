@@ -13,6 +13,8 @@ use serde_json::Value;
 const CONTESTANTS: [&str; 5] = ["scalerpc", "scalerpc-read", "copyrpc", "rc-send", "ud-send"];
 /// A state that a job does not come to within this long fails the test.
 const WATCHDOG: Duration = Duration::from_secs(60);
+/// Clock ticks that the clients use before they can be said to be under load: several times what it takes to set them up.
+const TICKS_OF_LOAD: u64 = 20;
 
 /// The processes of a job meet in a directory of their own, and have the cores to themselves.
 struct Scratch {
@@ -200,15 +202,23 @@ impl Job {
     }
 }
 
+/// Clock ticks that a process has used; see proc_pid_stat(5).
+fn ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name is in parentheses and may hold any.
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    let number = |field: usize| fields.get(field)?.parse::<u64>().ok();
+    Some(number(11)? + number(12)?)
+}
+
 #[test]
 fn a_killed_server_ends_the_clients_which_say_so_and_nothing_stays() {
     for contestant in CONTESTANTS {
         let scratch = Scratch::new();
         let args = format!("compare --contestants {contestant} --rounds 1 --duration 60 --clients 2");
         let mut job = Job(scratch.command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
-        // A device of the server, and one of the first client.
-        until("both processes have a device", || (scratch.files() >= 2).then_some(()));
-        let server = job.rank(1);
+        let (clients, server) = (job.rank(0), job.rank(1));
+        until("the clients are under load", || ticks(clients).filter(|used| *used >= TICKS_OF_LOAD));
         assert!(Command::new("kill").args(["-KILL", &server.to_string()]).status().unwrap().success());
         let status = until("the job has ended", || job.0.try_wait().unwrap());
         let mut said = String::new();
