@@ -99,15 +99,15 @@ impl Room {
         panic!("{left} calls have not ended");
     }
 
-    /// Each call with bytes of its own; whether the groups took turns.
-    fn check(&mut self, switches: bool) {
+    /// Each call with bytes of its own; and that there are so many groups, which take turns if they are several.
+    fn check(&mut self, expected: usize) {
         let mut calls = Checked { next: 0, tag: Tag::new(0, 0), unanswered: Vec::new() };
         for _ in 0..CHECKED {
             self.round(&mut calls);
             assert!(calls.unanswered.is_empty());
         }
         let (groups, slices) = (self.server.core().groups().count(), self.server.core().stats().slices);
-        assert_eq!((groups > 1, slices > CHECKED / 2), (switches, switches), "{groups} groups, {slices} slices");
+        assert_eq!((groups, slices > CHECKED / 2), (expected, expected > 1), "{slices} slices");
     }
 }
 
@@ -163,19 +163,16 @@ impl Calls for Checked {
 }
 
 fn calls(c: &mut Criterion) {
-    for (name, clients, depth, group_size) in [
-        ("round trip", 1, 1, CLIENTS),
-        ("8 clients of one group", CLIENTS, DEPTH, CLIENTS),
-        ("8 clients of two groups", CLIENTS, DEPTH, CLIENTS / 2),
-    ] {
+    for (clients, depth, groups) in [(1, 1, 1), (CLIENTS, DEPTH, 1), (CLIENTS, DEPTH, 2)] {
+        let name = format!("{clients} x {depth} calls, groups: {groups}");
         let calls = (clients * depth) as usize;
         let mut group = c.benchmark_group(name);
         group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
         group.throughput(Throughput::Elements(calls as u64));
         for (way, reply_mode) in [("written", ReplyMode::ServerWrites), ("read", ReplyMode::ClientReads)] {
             for bytes in SIZES {
-                let mut room = Room::new(clients, depth, group_size, reply_mode, bytes);
-                room.check(clients > group_size);
+                let mut room = Room::new(clients, depth, CLIENTS / groups, reply_mode, bytes);
+                room.check(groups as usize);
                 let mut round = || {
                     let mut measured = Measured(0);
                     room.round(&mut measured);
