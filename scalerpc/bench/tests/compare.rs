@@ -160,6 +160,18 @@ fn options_that_cannot_be_honoured_are_refused_before_anything_starts() {
 }
 
 #[test]
+fn a_server_that_cannot_be_made_says_why() {
+    for contestant in CONTESTANTS {
+        let output = run(&format!("--device mlx5_none --contestants {contestant}"));
+        assert_eq!(output.status.code(), Some(1), "{contestant}: {}", stderr(&output));
+        let said = stderr(&output);
+        let of_server = said.lines().find(|line| line.starts_with(&format!("scalerpc_bench: rank 1: {contestant}, round_trip: ")));
+        // What is missing, the device or its library, and not that a thread has gone.
+        assert!(of_server.is_some_and(|line| line.contains("mlx5_none") || line.contains("libibverbs")), "{contestant}: {said}");
+    }
+}
+
+#[test]
 fn one_of_several_processes_does_not_start_a_job_of_its_own() {
     let output = Command::new(env!("CARGO_BIN_EXE_scalerpc_bench")).env("OMPI_COMM_WORLD_SIZE", "2").output().unwrap();
     assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true));

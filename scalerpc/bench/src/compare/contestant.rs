@@ -96,8 +96,8 @@ pub(crate) trait Client: Sized {
     /// Makes a call from `slot`, below the depth, which has none unanswered. It leaves with the next poll. False: not now.
     fn issue(&mut self, slot: u32, request: &[u8]) -> Result<bool, Failure>;
     /// One bounded step: hands out the calls that have ended, by slot, with their replies; `None` if the server did not execute it, and it is to
-    /// be made again. 0: nothing moved.
-    fn poll(&mut self, ended: impl FnMut(u32, Option<&[u8]>)) -> Result<usize, Failure>;
+    /// be made again.
+    fn poll(&mut self, ended: impl FnMut(u32, Option<&[u8]>)) -> Result<(), Failure>;
 }
 
 /// What the server makes of requests, and counts.

@@ -261,10 +261,9 @@ mod tests {
             Ok(true)
         }
 
-        fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<usize, Failure> {
-            let taken = self.replies.len();
+        fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<(), Failure> {
             self.replies.drain(..).for_each(|(slot, reply)| ended(slot, reply.as_deref()));
-            Ok(taken)
+            Ok(())
         }
     }
 

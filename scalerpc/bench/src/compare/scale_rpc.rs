@@ -121,20 +121,18 @@ impl Client for ScaleClient {
     }
 
     #[inline]
-    fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<usize, Failure> {
+    fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<(), Failure> {
         let Self { client, calls, reply } = self;
         client.poll();
-        let mut taken = 0;
         while let Some(completion) = client.poll_completion(reply) {
             let found = calls.iter().position(|(handle, _)| *handle == completion.handle);
             let (_, slot) = calls.swap_remove(found.ok_or("a call has ended that was not under way")?);
-            taken += 1;
             match completion.outcome {
                 Ok(bytes) => ended(slot, reply.get(..bytes)),
                 Err(failure) if failure.is_retryable() => ended(slot, None),
                 Err(failure) => return Err(failure.into()),
             }
         }
-        Ok(taken)
+        Ok(())
     }
 }
