@@ -21,6 +21,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(args_override_self = true)]
     Compare(Box<compare::Options>),
     Scale(scale::Options),
 }
