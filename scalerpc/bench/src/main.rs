@@ -8,7 +8,12 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use harness::held::Counting;
 use harness::report::say;
+
+/// Counts what a server takes ([`scale`]).
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// ScaleRPC, measured.
 #[derive(Debug, Parser)]
