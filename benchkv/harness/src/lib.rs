@@ -16,7 +16,7 @@
 //! - [`load`]: callers and answerers under load, and [`counted`]: operations one after the other, for whatever carries calls.
 //! - [`pattern`]: what requests and replies contain, so that a wrong one is noticed.
 //! - [`environment`]: machine, kernel and commit, for the result; [`counters`]: what the NIC counted meanwhile.
-//! - [`machine`]: libraries, limits and programs, for those who ask what is missing.
+//! - [`machine`]: libraries, limits and programs, for those who ask what is missing; [`held`]: memory the program holds.
 //! - [`report`]: the table a person reads and the JSON document a program reads; [`mod@file`]: where they are kept; [`chart`]: the
 //!   figures of a page or a file.
 //!
@@ -35,6 +35,7 @@ pub mod echo;
 pub mod environment;
 pub mod exchange;
 pub mod file;
+pub mod held;
 pub mod helper;
 pub mod hist;
 pub mod hosts;

@@ -75,6 +75,34 @@ pub fn memlock_limit() -> Option<u64> {
     (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
+/// Too few descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{needed} open files are needed and at most {limit} are allowed: raise the hard limit (ulimit -Hn)")]
+pub struct TooFewFiles {
+    /// Descriptors asked for.
+    pub needed: u64,
+    /// `RLIMIT_NOFILE`, the hard limit.
+    pub limit: u64,
+}
+
+/// Lets this process open so many files at a time, if its hard limit allows it. The soft limit, 1,024 on many systems, is raised and never
+/// lowered.
+///
+/// # Errors
+/// The hard limit is lower.
+pub fn allow_open_files(needed: u64) -> Result<(), TooFewFiles> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is live and writable. It stays at 0 should the kernel refuse.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    if limit.rlim_cur >= needed {
+        return Ok(());
+    }
+    let raised = libc::rlimit { rlim_cur: needed, ..limit };
+    // SAFETY: `raised` is live.
+    let is_raised = needed <= limit.rlim_max && unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0;
+    if is_raised { Ok(()) } else { Err(TooFewFiles { needed, limit: limit.rlim_max }) }
+}
+
 /// Room in a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
@@ -175,6 +203,13 @@ mod tests {
         // SAFETY: there is no such function.
         assert_eq!(unsafe { libc.text_of(c"no_such_function") }, None);
         assert!(Library::load("libnonesuch.so.7").unwrap_err().contains("libnonesuch.so.7"));
+    }
+
+    #[test]
+    fn more_open_files_than_the_system_has_are_refused_with_both_numbers() {
+        assert_eq!(allow_open_files(1), Ok(()));
+        let error = allow_open_files(u64::MAX - 1).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("{} open files", u64::MAX - 1)) && error.limit > 0, "{error}");
     }
 
     #[test]

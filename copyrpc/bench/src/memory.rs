@@ -7,16 +7,12 @@
 
 #![allow(clippy::print_stdout, reason = "a binary's output is its result")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::collections::BTreeMap;
 use std::error::Error;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::Parser;
 use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig};
+use harness::held::{Counting, Held};
 use harness::report::{JsonSink, Table};
 use mlx5::{Access, ConnectOptions, Device, DeviceSpec, FabricSpec, LocalFabric, QpConfig, SoftOptions};
 use serde::Serialize;
@@ -48,69 +44,8 @@ const LANE_SLOTS: u32 = 16;
 /// Inline bytes that copyrpc asks of its queue pairs.
 const INLINE_BYTES: usize = 220;
 
-/// The system's allocator, and how much is held of it.
-struct Counting;
-
-static HELD: AtomicU64 = AtomicU64::new(0);
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-// SAFETY: every call is passed on to the system's allocator unchanged; the counter is not memory of anybody's.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        HELD.fetch_add(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-/// Bytes held.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-struct Held {
-    /// Of the allocator.
-    heap: f64,
-    /// Pages of memfds: queues and registered memory of software devices.
-    device: f64,
-}
-
-impl Held {
-    fn now() -> Result<Self, Box<dyn Error>> {
-        // Each once: two devices of a process have descriptors of each other's memory.
-        let mut memfds = BTreeMap::new();
-        for entry in fs::read_dir("/proc/self/fd")? {
-            let path = entry?.path();
-            // The descriptor of this listing is gone by now, and has no target.
-            let is_memfd = fs::read_link(&path).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:"));
-            if is_memfd {
-                let metadata = fs::metadata(&path)?;
-                // Blocks are of 512 bytes, whatever the file system.
-                memfds.insert((metadata.dev(), metadata.ino()), metadata.blocks() * 512);
-            }
-        }
-        let device: u64 = memfds.values().sum();
-        Ok(Self { heap: HELD.load(Ordering::Relaxed) as f64, device: device as f64 })
-    }
-
-    /// What came since `before`, for each of `count`.
-    fn each_since(self, before: Self, count: usize) -> Self {
-        Self { heap: (self.heap - before.heap) / count as f64, device: (self.device - before.device) / count as f64 }
-    }
-
-    const fn less(self, other: Self) -> Self {
-        Self { heap: self.heap - other.heap, device: self.device - other.device }
-    }
-
-    const fn sum(self) -> f64 {
-        self.heap + self.device
-    }
-}
 
 /// The result; its JSON form is this structure. All in bytes for each endpoint.
 #[derive(Debug, Serialize)]

@@ -7,7 +7,12 @@ mod scale;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use harness::held::Counting;
 use harness::report::say;
+
+/// Counts what a server takes ([`scale`]).
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// ScaleRPC, measured. Without a command: `compare`, whose options may be given.
 #[derive(Debug, Parser)]
@@ -21,6 +26,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(args_override_self = true)]
     Compare(Box<compare::Options>),
     Scale(scale::Options),
 }

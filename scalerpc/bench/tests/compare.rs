@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -12,9 +13,14 @@ use serde_json::Value;
 const CONTESTANTS: [&str; 5] = ["scalerpc", "scalerpc-read", "copyrpc", "rc-send", "ud-send"];
 /// A state that a job does not come to within this long fails the test.
 const WATCHDOG: Duration = Duration::from_secs(60);
+/// Clock ticks that the clients use before they can be said to be under load: several times what it takes to set them up.
+const TICKS_OF_LOAD: u64 = 20;
 
-/// The processes of a job meet in a directory of their own.
-struct Scratch(PathBuf);
+/// The processes of a job meet in a directory of their own, and have the cores to themselves.
+struct Scratch {
+    dir: PathBuf,
+    _turn: MutexGuard<'static, ()>,
+}
 
 impl Scratch {
     fn new() -> Self {
@@ -22,24 +28,25 @@ impl Scratch {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("scalerpc-bench-{}-{number}", std::process::id()));
         fs::create_dir(&dir).unwrap();
-        Self(dir)
+        static TURN: Mutex<()> = Mutex::new(());
+        Self { dir, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
     /// The job of these arguments; its own time limit ends one that hangs.
     fn command(&self, args: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_scalerpc_bench"));
-        command.args(args.split_whitespace()).arg("--shm-dir").arg(&self.0);
+        command.args(args.split_whitespace()).args(["--wait", "yield", "--shm-dir"]).arg(&self.dir);
         command
     }
 
     fn files(&self) -> usize {
-        fs::read_dir(&self.0).unwrap().count()
+        fs::read_dir(&self.dir).unwrap().count()
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _gone = fs::remove_dir_all(&self.0);
+        let _gone = fs::remove_dir_all(&self.dir);
     }
 }
 
@@ -93,9 +100,12 @@ fn each_contestant_executes_every_call_once_and_is_put_beside_scalerpc() {
         assert_eq!((count("rate_2x3", "groups"), count("rate_2x3", "slices")), (2, 2), "{contestant}: {result}");
         assert!(count("rate_6x3", "groups") >= 4 && count("rate_6x3", "slices") > 4, "{contestant}: {result}");
     }
-    // An endpoint entry; two rings; and of the last two a message for each slot and direction.
+    // An endpoint entry, and a slot for each reply that is READ; two rings; and of the last two a message for each slot and direction.
     let further = |contestant: &str| result["server_registered_bytes_per_further_client"][contestant].as_f64();
-    assert_eq!((further("scalerpc"), further("copyrpc")), (Some(64.0), Some(131_072.0)));
+    assert_eq!(
+        (further("scalerpc"), further("scalerpc-read"), further("copyrpc")),
+        (Some(64.0), Some(64.0 + 3.0 * 192.0), Some(131_072.0))
+    );
     assert_eq!((further("rc-send"), further("ud-send")), (Some(3.0 * 2.0 * 128.0), Some(3.0 * (128.0 + 192.0))));
     assert!(result["environment"]["kernel"].as_str().unwrap().starts_with("Linux"));
 }
@@ -107,6 +117,18 @@ fn payloads_of_every_kind_of_length_are_right() {
         let result = result(&format!("compare --rounds 1 --duration 0.01 --clients 3 --depth 32 --payload {bytes}"));
         assert_sound(&result, "rate_3x32");
     }
+}
+
+/// On a device behind libibverbs: a NIC, or the software HCA below the real libraries.
+#[test]
+#[ignore = "needs an mlx5 device, or mlx5-run"]
+fn each_contestant_is_sound_on_hardware() {
+    let device = std::env::var("SCALERPC_TEST_DEVICE").unwrap_or_else(|_| "mlx5_0".to_owned());
+    let result = result(&format!("--device {device} --rounds 1 --duration 0.01 --clients 2,5 --group 2 --payload 100"));
+    for load in ["round_trip", "rate_2x8", "rate_5x8"] {
+        assert_sound(&result, load);
+    }
+    assert!(result["device"].as_str().unwrap().starts_with(&device), "{result}");
 }
 
 #[test]
@@ -134,6 +156,18 @@ fn options_that_cannot_be_honoured_are_refused_before_anything_starts() {
         assert_eq!(output.status.code(), Some(2), "{args}");
         let said = stderr(&output);
         assert!(said.contains(legal) && !said.contains("by turns"), "{args}: {said}");
+    }
+}
+
+#[test]
+fn a_server_that_cannot_be_made_says_why() {
+    for contestant in CONTESTANTS {
+        let output = run(&format!("--device mlx5_none --contestants {contestant}"));
+        assert_eq!(output.status.code(), Some(1), "{contestant}: {}", stderr(&output));
+        let said = stderr(&output);
+        let of_server = said.lines().find(|line| line.starts_with(&format!("scalerpc_bench: rank 1: {contestant}, round_trip: ")));
+        // What is missing, the device or its library, and not that a thread has gone.
+        assert!(of_server.is_some_and(|line| line.contains("mlx5_none") || line.contains("libibverbs")), "{contestant}: {said}");
     }
 }
 
@@ -180,15 +214,23 @@ impl Job {
     }
 }
 
+/// Clock ticks that a process has used; see proc_pid_stat(5).
+fn ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name is in parentheses and may hold any.
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    let number = |field: usize| fields.get(field)?.parse::<u64>().ok();
+    Some(number(11)? + number(12)?)
+}
+
 #[test]
 fn a_killed_server_ends_the_clients_which_say_so_and_nothing_stays() {
     for contestant in CONTESTANTS {
         let scratch = Scratch::new();
         let args = format!("compare --contestants {contestant} --rounds 1 --duration 60 --clients 2");
         let mut job = Job(scratch.command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
-        // A device of the server, and one of the first client.
-        until("both processes have a device", || (scratch.files() >= 2).then_some(()));
-        let server = job.rank(1);
+        let (clients, server) = (job.rank(0), job.rank(1));
+        until("the clients are under load", || ticks(clients).filter(|used| *used >= TICKS_OF_LOAD));
         assert!(Command::new("kill").args(["-KILL", &server.to_string()]).status().unwrap().success());
         let status = until("the job has ended", || job.0.try_wait().unwrap());
         let mut said = String::new();

@@ -123,13 +123,13 @@ impl Client for CopyClient {
     }
 
     #[inline]
-    fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<usize, Failure> {
+    fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<(), Failure> {
         let Self { context, reply, .. } = self;
         let mut failed = None;
-        let taken = context.poll(|slot, outcome| match outcome {
+        context.poll(|slot, outcome| match outcome {
             Ok(bytes) => ended(slot, Some(pattern::copied(bytes, reply).unwrap_or_default())),
             Err(failure) => failed = Some(failure),
         })?;
-        failed.map_or(Ok(taken), |failure| Err(failure.into()))
+        failed.map_or(Ok(()), |failure| Err(failure.into()))
     }
 }

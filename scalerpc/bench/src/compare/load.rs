@@ -41,8 +41,8 @@ pub(crate) struct Pace {
 }
 
 /// One client and its calls.
-struct Seat<C> {
-    client: C,
+struct Seat<'a, C> {
+    client: &'a mut C,
     number: usize,
     /// What is unanswered, by slot.
     tags: Vec<Option<Tag>>,
@@ -55,8 +55,8 @@ struct Seat<C> {
     refused: u64,
 }
 
-impl<C: Client> Seat<C> {
-    fn new(number: usize, client: C, depth: usize) -> Self {
+impl<'a, C: Client> Seat<'a, C> {
+    fn new(number: usize, client: &'a mut C, depth: usize) -> Self {
         let (tags, free) = (vec![None; depth], (0..depth as u32).rev().collect());
         Self { client, number, tags, free, next: 0, ended: 0, bad_replies: 0, refused: 0 }
     }
@@ -106,7 +106,7 @@ impl<C: Client> Seat<C> {
 
 /// The load of all clients of a measurement.
 struct Load<'a, C> {
-    seats: Vec<Seat<C>>,
+    seats: Vec<Seat<'a, C>>,
     fault: Option<Fault>,
     request: Vec<u8>,
     pace: &'a Pace,
@@ -160,13 +160,13 @@ impl<C: Client> Load<'_, C> {
 
 /// Keeps every client at its depth for a warm-up and the measured time, then lets all calls end.
 pub(crate) fn run<C: Client>(
-    clients: Vec<C>,
+    clients: &mut [C],
     case: &Case,
     pace: &Pace,
     watch: &mut dyn FnMut() -> Result<(), Failure>,
 ) -> Result<Measured, Failure> {
     let block = if case.clients * case.depth == 1 { BLOCK_TRIPS } else { BLOCK_CALLS };
-    let seats = clients.into_iter().enumerate().map(|(number, client)| Seat::new(number, client, case.depth)).collect();
+    let seats = clients.iter_mut().enumerate().map(|(number, client)| Seat::new(number, client, case.depth)).collect();
     let request = vec![0; case.payload_bytes];
     let (fault, waiter) = (case.fault, pace.wait.waiter());
     let mut load = Load { seats, fault, request, pace, waiter, idle_rounds: 0, silent_since_ns: None, watch };
@@ -184,7 +184,7 @@ pub(crate) fn run<C: Client>(
         load.round(true)?;
     }
     let window = measure.result();
-    let sum = |count: fn(&Seat<C>) -> u64| load.seats.iter().map(count).sum();
+    let sum = |count: fn(&Seat<'_, C>) -> u64| load.seats.iter().map(count).sum();
     let ended = || load.seats.iter().map(|seat| seat.ended);
     Ok(Measured {
         calls_per_s: window.rate,
@@ -261,10 +261,9 @@ mod tests {
             Ok(true)
         }
 
-        fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<usize, Failure> {
-            let taken = self.replies.len();
+        fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<(), Failure> {
             self.replies.drain(..).for_each(|(slot, reply)| ended(slot, reply.as_deref()));
-            Ok(taken)
+            Ok(())
         }
     }
 
@@ -272,8 +271,8 @@ mod tests {
         let case = Case { kind: Kind::RcSend, clients: 2, depth: 3, payload_bytes: 40, group_size: 1, fault: None };
         let time = Duration::from_millis(5);
         let pace = Pace { clock: Clock::monotonic(), wait: WaitStrategy::Busy, duration: time, silence: time };
-        let clients = (0..2).map(|_| Fake { tenth, calls: 0, replies: VecDeque::new() }).collect();
-        run(clients, &case, &pace, watch)
+        let mut clients = [(); 2].map(|()| Fake { tenth, calls: 0, replies: VecDeque::new() });
+        run(&mut clients, &case, &pace, watch)
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
-use harness::exchange::Exchange;
+use harness::exchange::{Exchange, ExchangeError};
 use harness::load::Failure;
 use serde::{Deserialize, Serialize};
 
@@ -116,10 +116,11 @@ fn call<C: Client>(job: &Job, case: &Case, pace: &Pace, exchange: &mut dyn Excha
     let admissions = swap(exchange, &[], SETUP_LIMIT, &never)?;
     let admissions = split(&admissions, case.clients)?.into_iter();
     let clients = pending.into_iter().zip(admissions).map(|(pending, admission)| C::admitted(pending, admission));
-    let clients = clients.collect::<Result<Vec<_>, _>>()?;
+    let mut clients = clients.collect::<Result<Vec<_>, _>>()?;
 
     let mut watch = || Ok(exchange.sleep(Duration::ZERO, &never)?);
-    let measured = load::run(clients, case, pace, &mut watch)?;
+    let measured = load::run(&mut clients, case, pace, &mut watch)?;
+    // The clients live until the server has given its account.
     exchange.barrier(MEET_LIMIT, &never)?;
     let account = swap(exchange, &[], MEET_LIMIT, &never)?;
     Ok(Outcome { measured, account: serde_json::from_slice(&account)? })
@@ -135,14 +136,22 @@ fn serve<S: Server>(job: &Job, case: &Case, exchange: &mut dyn Exchange) -> Resu
         let work = move || answer::<S>(job, case, stop, &tell, &said);
         let thread = std::thread::Builder::new().name("server".to_owned()).spawn_scoped(scope, work)?;
         let conducted = conduct(job, exchange, &thread, &told, &mailbox);
-        let is_the_cause = thread.is_finished();
         stop.store(true, Ordering::Relaxed);
         drop(mailbox);
         let account = thread.join().unwrap_or_else(|_| Err("the server's thread panicked: this is a defect, please report it".into()));
-        if is_the_cause { account } else { conducted.and(account) }
+        match (conducted, account) {
+            (Err(why), _) if is_elsewhere(&why) => Err(why),
+            (Err(_), Err(cause)) => Err(cause),
+            (conducted, account) => conducted.and(account),
+        }
     })?;
     swap(exchange, &serde_json::to_vec(&account)?, MEET_LIMIT, &never)?;
     Ok(())
+}
+
+/// Whether it is the other process that failed, or the launcher, and not the thread that this one waits for.
+fn is_elsewhere(why: &Failure) -> bool {
+    why.downcast_ref::<ExchangeError>().is_some_and(|why| *why != ExchangeError::GivenUp)
 }
 
 /// The main thread of the server's process: passes on what the ends tell each other, and waits for the end of the load.

@@ -6,6 +6,7 @@ use harness::load::Failure;
 use mlx5::{DeviceInfo, DeviceSpec};
 use scalerpc::rdma::exchange::{Accept, Admission, Offer};
 use scalerpc::rdma::{PendingClient, PendingPeer};
+use scalerpc::wire::{HEADER_BYTES, TRAILER_BYTES};
 use scalerpc::{CallHandle, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
 
 use super::contestant::{Answers, Case, Client, Counters, Kind, Server, record};
@@ -14,8 +15,6 @@ use super::contestant::{Answers, Case, Client, Counters, Kind, Server, record};
 const ECHO: u16 = 1;
 /// Requests of one step at most.
 const BUDGET: usize = 64;
-/// What a slot holds beside the payload.
-const OVERHEAD_BYTES: usize = 40;
 
 /// The server's numbers: slots no larger than they must be; all else as scalerpc has it unless told otherwise.
 pub(crate) fn config(case: &Case) -> ServerConfig {
@@ -23,7 +22,7 @@ pub(crate) fn config(case: &Case) -> ServerConfig {
     ServerConfig {
         max_clients: case.clients as u32,
         depth: case.depth as u32,
-        slot_bytes: (case.payload_bytes + OVERHEAD_BYTES).next_multiple_of(64).max(128) as u32,
+        slot_bytes: (HEADER_BYTES + case.payload_bytes + TRAILER_BYTES).next_multiple_of(64).max(128) as u32,
         group_size: case.group_size,
         reply_mode,
         ..ServerConfig::default()
@@ -122,20 +121,18 @@ impl Client for ScaleClient {
     }
 
     #[inline]
-    fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<usize, Failure> {
+    fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<(), Failure> {
         let Self { client, calls, reply } = self;
         client.poll();
-        let mut taken = 0;
         while let Some(completion) = client.poll_completion(reply) {
             let found = calls.iter().position(|(handle, _)| *handle == completion.handle);
             let (_, slot) = calls.swap_remove(found.ok_or("a call has ended that was not under way")?);
-            taken += 1;
             match completion.outcome {
                 Ok(bytes) => ended(slot, reply.get(..bytes)),
                 Err(failure) if failure.is_retryable() => ended(slot, None),
                 Err(failure) => return Err(failure.into()),
             }
         }
-        Ok(taken)
+        Ok(())
     }
 }

@@ -1,11 +1,182 @@
 //! Throughput against the number of clients, grouping off and on, in virtual time with the NIC model of the software HCA.
+//!
+//! [`calibration`]: what a missing context costs; [`point`]: a server and its clients in one thread; [`curve`]: which points there are and what
+//! they come to; [`memory`]: what a server takes; [`result`]: tables, JSON document and plot.
+
+mod calibration;
+mod curve;
+mod memory;
+mod point;
+mod result;
 
 use std::error::Error;
+use std::io::Write;
+use std::path::PathBuf;
+
+use harness::file;
+use harness::machine::allow_open_files;
+use harness::report::{JsonSink, say};
+use scalerpc::Grouping;
+use thiserror::Error;
+
+use calibration::PUBLISHED;
+use curve::{Pair, Setting, Variation, Verdict, variations};
+use memory::ServerBytes;
+use point::Load;
+use result::Document;
+
+/// Most clients of a point: each is a device of its own in this process.
+const MOST_CLIENTS: i64 = 4096;
+/// Descriptors of a client: its device's three memfds, the same at the server, and the server's at the client.
+const FILES_PER_CLIENT: u64 = 9;
+/// And of everything else.
+const OTHER_FILES: u64 = 64;
+/// Servers whose memory is measured: those for which there are published figures, and two more.
+const SERVERS: [u32; 4] = [32, 128, 512, 1000];
 
 /// Throughput against the number of clients, grouping off and on, in virtual time.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {}
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Options {
+    /// Numbers of clients, rising, each 1 to 4096.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=MOST_CLIENTS),
+        default_value = "10,20,40,60,80,120,200,300,400,500,600,800,1000")]
+    clients: Vec<u32>,
 
-pub(crate) fn run(_: &Options) -> Result<(), Box<dyn Error>> {
-    Err("not there yet".into())
+    /// Calls that each client keeps outstanding, 1 to 64.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    depth: u32,
+
+    /// Payload bytes of a request, 8 to 65496.
+    #[arg(long, value_name = "BYTES", default_value_t = 32, value_parser = clap::value_parser!(u32).range(8..=65_496))]
+    request_bytes: u32,
+
+    /// Payload bytes of a response, 8 to 65496.
+    #[arg(long, value_name = "BYTES", default_value_t = 32, value_parser = clap::value_parser!(u32).range(8..=65_496))]
+    response_bytes: u32,
+
+    /// Clients of a group, 1 to 50.
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=50))]
+    group_size: u32,
+
+    /// Length of a time slice in us, 1 to 1000000.
+    #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    slice_us: u64,
+
+    /// Queue pair contexts that a NIC holds, 1 to 65536. A ConnectX-3 is said to hold 400.
+    #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    cache: u32,
+
+    /// What a context costs that a NIC does not hold, in ns, 0 to 1000000 [default: by calibration on a published point].
+    #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    miss_ns: Option<u64>,
+
+    /// What a request takes of the server's CPU, in ns, 1 to 1000000: 50 ns is as 10 threads that take 500 ns each.
+    #[arg(long, value_name = "NS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    server_ns: u64,
+
+    /// Up to this much more for each message on its way, at random, in ns, 0 to 1000000.
+    #[arg(long, value_name = "NS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    jitter_ns: u64,
+
+    /// Of the random numbers: equal options give equal results.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Virtual time that is measured at each point, in us, 100 to 10000000; half as much passes before.
+    #[arg(long, value_name = "US", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
+    window_us: u64,
+
+    /// Only the curve: no other assumptions, no memory of servers.
+    #[arg(long)]
+    curve_only: bool,
+
+    /// Also write the result as one JSON document to a file, or to standard output with -; the tables then go to standard error.
+    #[arg(long, value_name = "FILE")]
+    json: Option<JsonSink>,
+
+    /// Also write the curve as a plot to this SVG file.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Options that cannot be honoured together.
+#[derive(Debug, Error)]
+enum OptionsError {
+    #[error("--clients {0:?}: legal is a list that rises, such as 10,100,1000")]
+    NotRising(Vec<u32>),
+    #[error("a point with {clients} clients: {error}")]
+    Server { clients: u32, error: scalerpc::ConfigError },
+    #[error("--svg: {0}")]
+    Svg(#[source] file::WriteError),
+    #[error("--json: {0}")]
+    Json(#[source] harness::report::JsonError),
+}
+
+impl Options {
+    /// The setting of the curve, and the most clients of it.
+    fn resolve(&self) -> Result<(Setting, u32), OptionsError> {
+        let most = match self.clients.last() {
+            Some(most) if self.clients.windows(2).all(|pair| pair[0] < pair[1]) => *most,
+            _ => return Err(OptionsError::NotRising(self.clients.clone())),
+        };
+        let setting = Setting {
+            context_entries: self.cache as usize,
+            context_miss_ns: self.miss_ns.unwrap_or_else(|| PUBLISHED.miss_ns()),
+            jitter_ns: self.jitter_ns,
+            seed: self.seed,
+            depth: self.depth,
+            group_size: self.group_size,
+            slice_ns: self.slice_us * 1000,
+            load: Load {
+                request_bytes: self.request_bytes as usize,
+                response_bytes: self.response_bytes as usize,
+                server_request_ns: self.server_ns,
+                server_step_ns: 100,
+                client_call_ns: 100,
+                window_ns: self.window_us * 1000,
+            },
+        };
+        let server = setting.server(most, Grouping::On);
+        server.check().map_err(|error| OptionsError::Server { clients: most, error })?;
+        self.svg.as_deref().map_or(Ok(()), file::check).map_err(OptionsError::Svg)?;
+        self.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(OptionsError::Json)?;
+        Ok((setting, most))
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let (setting, most) = options.resolve()?;
+    let of_servers = if options.curve_only { 0 } else { SERVERS.into_iter().max().unwrap_or(0) };
+    allow_open_files(FILES_PER_CLIENT * u64::from(most.max(of_servers)) + OTHER_FILES)?;
+    let mut curve: Vec<Pair> = Vec::with_capacity(options.clients.len());
+    for clients in &options.clients {
+        say(&format!("{clients} clients"));
+        curve.push(setting.pair(*clients)?);
+    }
+    let verdict = Verdict::of(&curve).ok_or("no point has a response: measure longer (--window-us)")?;
+    let (mut others, mut servers): (Vec<Variation>, Vec<ServerBytes>) = Default::default();
+    if !options.curve_only {
+        for (name, setting) in variations(&setting) {
+            say(&name);
+            others.extend(Variation::measure(name, setting, most)?);
+        }
+        for clients in SERVERS {
+            servers.push(memory::measure(clients)?);
+        }
+    }
+    show(options, &Document::new(setting, verdict, curve, others, servers))
+}
+
+fn show(options: &Options, document: &Document) -> Result<(), Box<dyn Error>> {
+    match &options.json {
+        Some(JsonSink::Stdout) => say(&document.to_string()),
+        _ => writeln!(std::io::stdout(), "{document}")?,
+    }
+    if let Some(path) = &options.svg {
+        file::write(path, document.plot().as_bytes())?;
+    }
+    if let Some(sink) = &options.json {
+        sink.write(document)?;
+    }
+    Ok(())
 }

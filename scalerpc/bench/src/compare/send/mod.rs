@@ -12,6 +12,7 @@ mod rc;
 mod ud;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use harness::load::Failure;
 use mlx5::{Access, DeviceInfo, DeviceSpec, Inline, Mr, Payload, Pd, Sge};
@@ -114,6 +115,8 @@ impl Header {
 struct End<P> {
     port: P,
     shape: Shape,
+    /// Of its peers, in their order.
+    sessions: Range<usize>,
     receives: Mr,
     sends: Mr,
     /// Places of messages that found no room, and their peers.
@@ -124,7 +127,7 @@ struct End<P> {
 }
 
 impl<P: Port> End<P> {
-    fn open(device: &DeviceSpec, shape: Shape) -> Result<Self, Failure> {
+    fn open(device: &DeviceSpec, shape: Shape, first_session: usize) -> Result<Self, Failure> {
         let mut port = P::open(device, &shape)?;
         let message_bytes = P::HEADROOM_BYTES + shape.message_bytes;
         let receives = port.pd().alloc(shape.messages() * Self::receive_bytes(&shape), Access::LOCAL_WRITE)?;
@@ -134,7 +137,8 @@ impl<P: Port> End<P> {
         }
         port.ring();
         let (unsent, arrived) = (VecDeque::with_capacity(shape.messages()), Vec::with_capacity(POLL_BUDGET));
-        Ok(Self { port, shape, receives, sends, unsent, arrived, message: vec![0; message_bytes] })
+        let sessions = first_session..first_session + shape.peers;
+        Ok(Self { port, shape, sessions, receives, sends, unsent, arrived, message: vec![0; message_bytes] })
     }
 
     /// Bytes of a receive's buffer.
@@ -180,14 +184,15 @@ impl<P: Port> End<P> {
     /// Copies a message out, posts its receive again, and gives the header and payload.
     #[inline]
     fn read(&mut self, arrival: Arrival) -> Result<(Header, &[u8]), Failure> {
-        let Self { port, shape, receives, message, .. } = self;
+        let Self { port, shape, sessions, receives, message, .. } = self;
         let at = arrival.place * Self::receive_bytes(shape);
         let bytes = message.get_mut(..arrival.bytes).ok_or("a message that is longer than a receive")?;
         receives.read(at, bytes)?;
         port.post_receive(receives.sge(at, (P::HEADROOM_BYTES + shape.message_bytes) as u32)?, arrival.place)?;
         let (header, payload) = bytes.get(P::HEADROOM_BYTES..).and_then(Header::decode).ok_or("a message without a header")?;
-        let is_of_peer = arrival.peer.is_none_or(|peer| peer == usize::from(header.session));
-        if !is_of_peer || usize::from(header.slot) >= shape.depth || payload.len() != shape.message_bytes - Header::BYTES {
+        let session = usize::from(header.session);
+        let is_session = sessions.contains(&session) && arrival.peer.is_none_or(|peer| sessions.start + peer == session);
+        if !is_session || usize::from(header.slot) >= shape.depth || payload.len() != shape.message_bytes - Header::BYTES {
             return Err(format!("a message that is none: {header:?} and {} bytes", payload.len()).into());
         }
         Ok((header, payload))
@@ -202,7 +207,7 @@ pub(crate) struct SendServer<P> {
 
 impl<P: Port> Server for SendServer<P> {
     fn open(case: &Case, device: &DeviceSpec, answers: Answers) -> Result<(Self, Vec<Vec<u8>>), Failure> {
-        let end = End::<P>::open(device, Shape::new(case, case.clients))?;
+        let end = End::<P>::open(device, Shape::new(case, case.clients), 0)?;
         let offers = (0..case.clients).map(|peer| end.port.record(peer)).collect();
         let reply = vec![0; answers.payload_bytes()];
         Ok((Self { end, answers, reply }, offers))
@@ -222,9 +227,6 @@ impl<P: Port> Server for SendServer<P> {
             let (header, request) = end.read(arrival)?;
             answers.answer(request, reply);
             let session = usize::from(header.session);
-            if session >= end.shape.peers {
-                return Err(format!("a request of session {session}, of {}", end.shape.peers).into());
-            }
             let place = session * end.shape.depth + usize::from(header.slot);
             end.write(place, header, reply)?;
             end.send(session, place)?;
@@ -260,7 +262,7 @@ impl<P: Port> Client for SendClient<P> {
     type Pending = Self;
 
     fn open(case: &Case, device: &DeviceSpec, number: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure> {
-        let mut end = End::<P>::open(device, Shape::new(case, 1))?;
+        let mut end = End::<P>::open(device, Shape::new(case, 1), number)?;
         let said = end.port.record(0);
         end.port.connect(0, offer)?;
         Ok((Self { end, session: number as u16, next: 0, unanswered: vec![None; case.depth] }, said))
@@ -282,28 +284,31 @@ impl<P: Port> Client for SendClient<P> {
     }
 
     #[inline]
-    fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<usize, Failure> {
-        let Self { end, session, unanswered, .. } = self;
+    fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<(), Failure> {
+        let Self { end, unanswered, .. } = self;
         end.post()?;
         end.port.ring();
         let mut arrived = std::mem::take(&mut end.arrived);
-        let taken = end.port.take(&mut arrived)?;
+        end.port.take(&mut arrived)?;
         for arrival in arrived.drain(..) {
-            // The only peer of this end is the server, whatever the session is.
-            let (header, reply) = end.read(Arrival { peer: None, ..arrival })?;
+            let (header, reply) = end.read(arrival)?;
             let waits = unanswered.get_mut(usize::from(header.slot)).and_then(Option::take);
-            if header.session != *session || waits != Some(header.number) {
+            if waits != Some(header.number) {
                 return Err(format!("a reply that nothing waits for: {header:?}").into());
             }
             ended(header.slot.into(), Some(reply));
         }
         end.arrived = arrived;
-        Ok(taken)
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use harness::pattern::{self, Tag};
+    use mlx5::{FabricSpec, LocalFabric, SoftOptions};
+
+    use super::super::contestant::Kind;
     use super::*;
 
     #[test]
@@ -312,5 +317,63 @@ mod tests {
         let message = [&header.encode()[..], b"payload"].concat();
         assert_eq!(Header::decode(&message), Some((header, &b"payload"[..])));
         assert_eq!(Header::decode(&message[..7]), None);
+    }
+
+    /// A server, and the second of its two clients.
+    fn ends<P: Port>() -> (SendServer<P>, SendClient<P>) {
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let device = DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 30, ..SoftOptions::default() });
+        let case = Case { kind: Kind::RcSend, clients: 2, depth: 2, payload_bytes: 16, group_size: 1, fault: None };
+        let (mut server, offers) = SendServer::<P>::open(&case, &device, Answers::new(&case)).unwrap();
+        let clients: Vec<_> = (0..2).map(|number| SendClient::<P>::open(&case, &device, number, &offers[number]).unwrap()).collect();
+        server.admit(&clients.iter().map(|(_, said)| &said[..]).collect::<Vec<_>>()).unwrap();
+        (server, clients.into_iter().nth(1).unwrap().0)
+    }
+
+    fn sound_calls_are_answered_and_others_end_the_run<P: Port>() {
+        let forge = |end: &mut End<P>, peer, place, header| {
+            end.write(place, header, &[0; 16]).unwrap();
+            end.send(peer, place).unwrap();
+            end.port.ring();
+        };
+        let (mut server, mut client) = ends::<P>();
+        let (mut request, tag) = ([0; 16], Tag::new(1, 0));
+        pattern::fill_request(&mut request, tag);
+        // Many times as many as there are receives.
+        for _ in 0..100 {
+            assert!(client.issue(1, &request).unwrap());
+            client.poll(|_, _| panic!("nobody has answered")).unwrap();
+            assert!(server.step().unwrap() > 0);
+            let mut replies = 0;
+            client.poll(|slot, reply| replies += usize::from(slot == 1 && pattern::is_reply(reply.unwrap(), tag))).unwrap();
+            assert_eq!(replies, 1);
+        }
+        assert_eq!((server.answers.answered(), server.answers.bad_requests()), (100, 0));
+        // A reply of a call that has ended.
+        forge(&mut server.end, 1, 3, Header { session: 1, slot: 1, number: 99 });
+        assert!(client.poll(|_, _| ()).unwrap_err().to_string().contains("nothing waits for"));
+
+        for header in [Header { session: 2, slot: 0, number: 0 }, Header { session: 1, slot: 2, number: 0 }] {
+            let (mut server, mut client) = ends::<P>();
+            forge(&mut client.end, 0, 0, header);
+            assert!(server.step().unwrap_err().to_string().contains("a message that is none"), "{header:?}");
+            assert_eq!(server.answers.answered(), 0);
+        }
+    }
+
+    #[test]
+    fn on_connections() {
+        sound_calls_are_answered_and_others_end_the_run::<RcPort>();
+        // Of another client's session, which datagrams do not tell.
+        let (mut server, mut client) = ends::<RcPort>();
+        client.end.write(0, Header { session: 0, slot: 0, number: 0 }, &[0; 16]).unwrap();
+        client.end.send(0, 0).unwrap();
+        client.end.port.ring();
+        assert!(server.step().unwrap_err().to_string().contains("a message that is none"));
+    }
+
+    #[test]
+    fn as_datagrams() {
+        sound_calls_are_answered_and_others_end_the_run::<UdPort>();
     }
 }

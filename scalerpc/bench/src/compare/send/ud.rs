@@ -54,7 +54,10 @@ impl Port for UdPort {
     }
 
     /// Peers connect in the order of their numbers.
-    fn connect(&mut self, _: usize, said: &[u8]) -> Result<(), Failure> {
+    fn connect(&mut self, peer: usize, said: &[u8]) -> Result<(), Failure> {
+        if peer != self.destinations.len() {
+            return Err(format!("peer {peer} is not the next one, which is {}", self.destinations.len()).into());
+        }
         let address = QpAddress::from_bytes(record(said)?).ok_or("a record that is no address of a queue pair")?;
         self.destinations.push(self.qp.destination_of(&address, QKEY)?);
         Ok(())

@@ -1,0 +1,164 @@
+//! Which points there are: the curve over the number of clients, and what it becomes when one assumption is another.
+
+use scalerpc::{Grouping, ServerConfig};
+use serde::Serialize;
+
+use super::calibration;
+use super::point::{Load, Measured, Point, PointError};
+
+/// Load at which the server is as busy as it gets, as a part of its peak: from there on throughput says something about it.
+const ENOUGH: f64 = 0.95;
+/// Bytes of a message that are not payload: header and trailer.
+const MESSAGE_OVERHEAD: usize = 40;
+
+/// What all points of a curve have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Setting {
+    pub(crate) context_entries: usize,
+    pub(crate) context_miss_ns: u64,
+    pub(crate) jitter_ns: u64,
+    pub(crate) seed: u64,
+    /// Calls that each client keeps outstanding.
+    pub(crate) depth: u32,
+    pub(crate) group_size: u32,
+    pub(crate) slice_ns: u64,
+    pub(crate) load: Load,
+}
+
+impl Setting {
+    /// The server of a point.
+    pub(crate) fn server(&self, clients: u32, grouping: Grouping) -> ServerConfig {
+        let Self { depth, group_size, slice_ns, load, .. } = *self;
+        let slot_bytes = (load.request_bytes.max(load.response_bytes) + MESSAGE_OVERHEAD).next_multiple_of(64).max(128) as u32;
+        ServerConfig { max_clients: clients, depth, slot_bytes, grouping, group_size, slice_ns, ..ServerConfig::default() }
+    }
+
+    fn measure(&self, clients: u32, grouping: Grouping) -> Result<Measured, PointError> {
+        let nic = calibration::nic(self.context_entries, self.context_miss_ns);
+        let nic = mlx5::NicParameters { jitter_ns: self.jitter_ns, seed: self.seed, ..nic };
+        Point { clients, server: self.server(clients, grouping), nic, load: self.load }.measure()
+    }
+
+    /// Both ways with so many clients.
+    pub(crate) fn pair(&self, clients: u32) -> Result<Pair, PointError> {
+        Ok(Pair { clients, off: self.measure(clients, Grouping::Off)?, on: self.measure(clients, Grouping::On)? })
+    }
+
+    /// The most clients that are one group, and so never switch.
+    pub(crate) const fn one_group(&self) -> u32 {
+        self.group_size + self.group_size / 2
+    }
+}
+
+/// The same clients, grouping off and on.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Pair {
+    pub(crate) clients: u32,
+    pub(crate) off: Measured,
+    pub(crate) on: Measured,
+}
+
+impl Pair {
+    pub(crate) fn on_over_off(&self) -> f64 {
+        self.on.responses_per_s / self.off.responses_per_s
+    }
+}
+
+/// What a curve comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Verdict {
+    /// Fewest clients of the curve with which grouping off reaches 95 % of its peak: with fewer, clients are too few to keep the server busy.
+    pub(crate) enough_clients: u32,
+    /// How far grouping off falls from its peak with more clients than at the peak, 0..1.
+    pub(crate) grouping_off_drop: f64,
+    /// The worst of grouping on over its peak, from `enough_clients` on, 0..1.
+    pub(crate) grouping_on_worst: f64,
+}
+
+impl Verdict {
+    /// `None` for no points. They are in order of clients.
+    pub(crate) fn of(curve: &[Pair]) -> Option<Self> {
+        let off = |pair: &Pair| pair.off.responses_per_s;
+        let on = |pair: &Pair| pair.on.responses_per_s;
+        let most = |of: fn(&Pair) -> f64| curve.iter().map(of).fold(0.0, f64::max);
+        let (off_peak, on_peak) = (most(off), most(on));
+        let peak_at = curve.iter().position(|pair| off(pair) >= off_peak)?;
+        let enough_at = curve.iter().position(|pair| off(pair) >= ENOUGH * off_peak)?;
+        let least = |pairs: &[Pair], of: fn(&Pair) -> f64| pairs.iter().map(of).fold(f64::INFINITY, f64::min);
+        Some(Self {
+            enough_clients: curve[enough_at].clients,
+            grouping_off_drop: 1.0 - least(&curve[peak_at..], off) / off_peak,
+            grouping_on_worst: least(&curve[enough_at..], on) / on_peak,
+        })
+    }
+}
+
+/// One assumption changed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Variation {
+    pub(crate) name: String,
+    pub(crate) setting: Setting,
+    /// With as many clients as are one group, and with the most of the curve.
+    pub(crate) few: Pair,
+    pub(crate) many: Pair,
+    pub(crate) verdict: Verdict,
+}
+
+/// The assumptions, each changed alone.
+pub(crate) fn variations(base: &Setting) -> Vec<(String, Setting)> {
+    let miss = |factor: f64| {
+        let context_miss_ns = (base.context_miss_ns as f64 * factor).round() as u64;
+        (format!("miss {context_miss_ns} ns ({factor} x)"), Setting { context_miss_ns, ..*base })
+    };
+    let cpu = |server_request_ns| {
+        let load = Load { server_request_ns, ..base.load };
+        (format!("server CPU {server_request_ns} ns a request"), Setting { load, ..*base })
+    };
+    let mut all: Vec<_> = [0.25, 0.5, 1.0, 2.0, 4.0].into_iter().map(miss).collect();
+    all.push(("cache of 1024 contexts".to_owned(), Setting { context_entries: 1024, ..*base }));
+    all.extend(
+        [1, 2, 4, 8, 16]
+            .into_iter()
+            .filter(|depth| *depth != base.depth)
+            .map(|depth| (format!("depth {depth}"), Setting { depth, ..*base })),
+    );
+    all.extend([10, 25, 100].into_iter().filter(|ns| *ns != base.load.server_request_ns).map(cpu));
+    all.extend([200_000, 400_000].map(|slice_ns| (format!("slices of {} us", slice_ns / 1000), Setting { slice_ns, ..*base })));
+    all
+}
+
+impl Variation {
+    pub(crate) fn measure(name: String, setting: Setting, most_clients: u32) -> Result<Option<Self>, PointError> {
+        let (few, many) = (setting.pair(setting.one_group().min(most_clients))?, setting.pair(most_clients)?);
+        Ok(Verdict::of(&[few, many]).map(|verdict| Self { name, setting, few, many, verdict }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(clients: u32, off: f64, on: f64) -> Pair {
+        let of = |responses_per_s| Measured {
+            responses: 0,
+            responses_per_s,
+            send_miss_share: 0.0,
+            arrival_miss_share: 0.0,
+            sends_per_response: 1.0,
+            slices: 0,
+            fewest_of_a_client: 0,
+            most_of_a_client: 0,
+        };
+        Pair { clients, off: of(off), on: of(on) }
+    }
+
+    #[test]
+    fn a_verdict_counts_from_enough_load_on_and_off_from_its_peak_on() {
+        let curve = [pair(1, 10.0, 10.0), pair(10, 96.0, 96.0), pair(50, 100.0, 90.0), pair(100, 30.0, 80.0), pair(200, 40.0, 95.0)];
+        let verdict = Verdict::of(&curve).unwrap();
+        assert_eq!(verdict.enough_clients, 10);
+        assert!((verdict.grouping_off_drop - 0.7).abs() < 1e-9);
+        assert!((verdict.grouping_on_worst - 80.0 / 96.0).abs() < 1e-9);
+        assert_eq!(Verdict::of(&[]), None);
+    }
+}

@@ -1,0 +1,314 @@
+//! One point of a curve: a server and its clients in virtual time, one thread for all of them, and what came of it.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use harness::pattern::{self, Tag};
+use mlx5::{ContextUses, Device, DeviceSpec, Did, ForeignDevice, NicParameters, Simulation, SoftOptions};
+use scalerpc::rdma::{PendingClient, SetupError};
+use scalerpc::server::ServerStats;
+use scalerpc::{CallError, CallFailure, CallHandle, HandlerError, Handlers, RdmaClient, RdmaServer, ServerConfig};
+use serde::Serialize;
+use thiserror::Error;
+
+/// The only type of requests.
+const ECHO: u16 = 1;
+/// Requests that a step of the server answers at most.
+const BUDGET: usize = 32;
+/// Address space of a client's device, whose memory is a few slots; and of the server's, which has the pools.
+const CLIENT_ARENA_BYTES: usize = 64 << 20;
+const SERVER_ARENA_BYTES: usize = 16 << 30;
+/// When nobody calls any more, what is outstanding ends within this long, in ns, or is lost; looked at so often.
+const DRAIN_NS: u64 = 1_000_000_000;
+const DRAIN_STEP_NS: u64 = 1_000_000;
+/// Posting a READ or an event takes this part of what a request takes: an operation is posted, and nothing copied or looked at.
+const OPERATION_DIVISOR: u64 = 10;
+
+/// What clients ask for and what CPUs take. Each client keeps all its slots in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Load {
+    /// Payload bytes.
+    pub(crate) request_bytes: usize,
+    pub(crate) response_bytes: usize,
+    /// What a request takes of the server's CPU, in ns: that of one thread, or of n threads of which each takes n times as long.
+    pub(crate) server_request_ns: u64,
+    /// What a step of the server takes besides, in ns: looking at completions, entries and slots.
+    pub(crate) server_step_ns: u64,
+    /// What a call takes of its client's CPU, in ns.
+    pub(crate) client_call_ns: u64,
+    /// What is measured, in ns of virtual time, after half as long that is not.
+    pub(crate) window_ns: u64,
+}
+
+/// What a point is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Point {
+    pub(crate) clients: u32,
+    pub(crate) server: ServerConfig,
+    pub(crate) nic: NicParameters,
+    pub(crate) load: Load,
+}
+
+/// What was counted in the window.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Measured {
+    pub(crate) responses: u64,
+    pub(crate) responses_per_s: f64,
+    /// Of the messages that the server's NIC sent, those whose context it had to fetch.
+    pub(crate) send_miss_share: f64,
+    /// The same of the messages that arrived there.
+    pub(crate) arrival_miss_share: f64,
+    /// Messages it sent for each response: that, and its share of READs and events.
+    pub(crate) sends_per_response: f64,
+    /// Slices begun.
+    pub(crate) slices: u64,
+    /// Responses of the client that got fewest, and of the one that got most.
+    pub(crate) fewest_of_a_client: u64,
+    pub(crate) most_of_a_client: u64,
+}
+
+/// Why a point has no result.
+#[derive(Debug, Error)]
+pub(crate) enum PointError {
+    #[error("setting up the server: {0}")]
+    Server(SetupError),
+    #[error("setting up client {client} of {clients}: {error}")]
+    Client { client: u32, clients: u32, error: SetupError },
+    #[error(transparent)]
+    Foreign(#[from] ForeignDevice),
+    #[error("client {client}: a call was refused: {error}")]
+    Refused { client: u32, error: CallError },
+    #[error("client {client}: call {call} failed: {error}")]
+    Failed { client: u32, call: u64, error: CallFailure },
+    #[error("client {client}: the end of a call that was not outstanding")]
+    Unknown { client: u32 },
+    #[error("client {client}: the response to call {call} has {bytes} bytes that are not those expected")]
+    Wrong { client: u32, call: u64, bytes: usize },
+    #[error("{lost} calls had not ended {} ms after the last one was made", DRAIN_NS / 1_000_000)]
+    Lost { lost: u64 },
+    #[error("the server found {0} requests or entries that were not right")]
+    Garbage(u64),
+}
+
+impl Point {
+    /// Runs it. Everything that is called is answered, and every response checked, or it is an error.
+    pub(crate) fn measure(&self) -> Result<Measured, PointError> {
+        let mut simulation = Simulation::new(self.nic);
+        let world = World::new(self, &mut simulation)?;
+        let start_ns = self.load.window_ns / 2;
+        simulation.run(start_ns);
+        let before = world.snapshot(&simulation)?;
+        simulation.run(start_ns + self.load.window_ns);
+        let after = world.snapshot(&simulation)?;
+        world.drain(&mut simulation)?;
+        Ok(self.measured(&before, &after))
+    }
+
+    fn measured(&self, before: &Snapshot, after: &Snapshot) -> Measured {
+        let each = || after.ended.iter().zip(&before.ended).map(|(after, before)| after - before);
+        let responses: u64 = each().sum();
+        let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        let uses = |count: fn(&ContextUses) -> u64| count(&after.uses) - count(&before.uses);
+        let sends = uses(|uses| uses.sends);
+        Measured {
+            responses,
+            responses_per_s: responses as f64 * 1e9 / self.load.window_ns as f64,
+            send_miss_share: share(uses(|uses| uses.send_misses), sends),
+            arrival_miss_share: share(uses(|uses| uses.arrival_misses), uses(|uses| uses.arrivals)),
+            sends_per_response: share(sends, responses),
+            slices: after.stats.slices - before.stats.slices,
+            fewest_of_a_client: each().min().unwrap_or(0),
+            most_of_a_client: each().max().unwrap_or(0),
+        }
+    }
+}
+
+/// What is counted at one moment.
+struct Snapshot {
+    /// Calls that ended, by client.
+    ended: Vec<u64>,
+    uses: ContextUses,
+    stats: ServerStats,
+}
+
+/// The actors, which the simulation steps, as they are looked at from outside.
+struct World {
+    server: Rc<RefCell<Serving>>,
+    /// Of the server.
+    device: Device,
+    callers: Vec<Rc<RefCell<Caller>>>,
+    /// Clients call no more.
+    is_over: Rc<Cell<bool>>,
+}
+
+impl World {
+    fn new(point: &Point, simulation: &mut Simulation<'_>) -> Result<Self, PointError> {
+        let mut server = RdmaServer::new(&spec(simulation, SERVER_ARENA_BYTES), &point.server).map_err(PointError::Server)?;
+        let device = server.device().clone();
+        let is_over = Rc::<Cell<bool>>::default();
+        let mut callers = Vec::with_capacity(point.clients as usize);
+        for number in 0..point.clients {
+            let client =
+                connect(simulation, &mut server).map_err(|error| PointError::Client { client: number, clients: point.clients, error })?;
+            let device = client.device().clone();
+            let caller = Rc::new(RefCell::new(Caller::new(client, number, point.load)));
+            callers.push(Rc::clone(&caller));
+            let is_over = Rc::clone(&is_over);
+            simulation.spawn(&[&device], move |_| caller.borrow_mut().step(is_over.get()))?;
+        }
+        let server = Rc::new(RefCell::new(Serving::new(server, point.load)));
+        let serving = Rc::clone(&server);
+        simulation.spawn(&[&device], move |_| serving.borrow_mut().step())?;
+        Ok(Self { server, device, callers, is_over })
+    }
+
+    fn snapshot(&self, simulation: &Simulation<'_>) -> Result<Snapshot, PointError> {
+        self.check()?;
+        let ended = self.callers.iter().map(|caller| caller.borrow().ended).collect();
+        let stats = *self.server.borrow().server.core().stats();
+        Ok(Snapshot { ended, uses: simulation.context_uses(&self.device)?, stats })
+    }
+
+    /// The first thing that went wrong.
+    fn check(&self) -> Result<(), PointError> {
+        match self.server.borrow().server.core().stats().garbage {
+            0 => {}
+            garbage => return Err(PointError::Garbage(garbage)),
+        }
+        self.callers.iter().find_map(|caller| caller.borrow_mut().error.take()).map_or(Ok(()), Err)
+    }
+
+    /// Lets everything end that was begun.
+    fn drain(&self, simulation: &mut Simulation<'_>) -> Result<(), PointError> {
+        self.is_over.set(true);
+        let end_ns = simulation.now_ns() + DRAIN_NS;
+        loop {
+            self.check()?;
+            match self.callers.iter().map(|caller| caller.borrow().outstanding.len() as u64).sum() {
+                0 => return Ok(()),
+                lost if simulation.now_ns() >= end_ns => return Err(PointError::Lost { lost }),
+                _ => simulation.run(simulation.now_ns() + DRAIN_STEP_NS),
+            };
+        }
+    }
+}
+
+/// A device of the simulation. Not strict and not traced, which would take most of the run's time; the protocol's tests are.
+fn spec(simulation: &Simulation<'_>, arena_bytes: usize) -> DeviceSpec {
+    DeviceSpec::Soft(SoftOptions { arena_bytes, strict: false, trace: false, ..simulation.options() })
+}
+
+fn connect(simulation: &Simulation<'_>, server: &mut RdmaServer) -> Result<RdmaClient, SetupError> {
+    let offered = server.offer()?;
+    let client = PendingClient::new(&spec(simulation, CLIENT_ARENA_BYTES), offered.record())?;
+    let admission = server.admit(offered, &client.record())?;
+    Ok(client.admitted(&admission))
+}
+
+/// The server as an actor: never idle, as a server's threads are that poll memory.
+struct Serving {
+    server: RdmaServer,
+    handlers: Handlers,
+    load: Load,
+    /// Requests answered.
+    answered: Rc<Cell<u64>>,
+}
+
+impl Serving {
+    fn new(server: RdmaServer, load: Load) -> Self {
+        let answered = Rc::<Cell<u64>>::default();
+        let mut handlers = Handlers::new(server.core().layout().max_payload());
+        let count = Rc::clone(&answered);
+        handlers.insert(ECHO, move |request: &[u8], response: &mut [u8]| {
+            count.set(count.get() + 1);
+            let response = response.get_mut(..load.response_bytes).ok_or(HandlerError)?;
+            pattern::fill_reply(response, Tag::of_request(request));
+            Ok(response.len())
+        });
+        Self { server, handlers, load, answered }
+    }
+
+    fn step(&mut self) -> Did {
+        let operations = |stats: &ServerStats| stats.reads + stats.bare_events;
+        let before = (self.answered.get(), operations(self.server.core().stats()));
+        self.server.step(&mut self.handlers, BUDGET);
+        let requests = self.answered.get() - before.0;
+        let others = operations(self.server.core().stats()) - before.1;
+        Did::Cost(
+            self.load.server_step_ns + self.load.server_request_ns * requests + self.load.server_request_ns * others / OPERATION_DIVISOR,
+        )
+    }
+}
+
+/// A client as an actor: calls whenever it has a slot, checks every response.
+struct Caller {
+    client: RdmaClient,
+    number: u32,
+    load: Load,
+    /// Calls made and ended.
+    made: u64,
+    ended: u64,
+    outstanding: Vec<(CallHandle, u64)>,
+    request: Vec<u8>,
+    response: Vec<u8>,
+    error: Option<PointError>,
+}
+
+impl Caller {
+    fn new(client: RdmaClient, number: u32, load: Load) -> Self {
+        let (request, response) = (vec![0; load.request_bytes], vec![0; load.response_bytes]);
+        Self { client, number, load, made: 0, ended: 0, outstanding: Vec::new(), request, response, error: None }
+    }
+
+    fn step(&mut self, is_over: bool) -> Did {
+        match self.work(is_over) {
+            Ok(0) => Did::IdleUntil(None),
+            Ok(calls) => Did::Cost(calls * self.load.client_call_ns),
+            Err(error) => {
+                self.error.get_or_insert(error);
+                Did::IdleUntil(None)
+            }
+        }
+    }
+
+    /// Takes what has ended and calls anew; how many calls ended, or began if those are more.
+    fn work(&mut self, is_over: bool) -> Result<u64, PointError> {
+        self.client.poll();
+        let (ended, made) = (self.ended, self.made);
+        while let Some(completion) = self.client.poll_completion(&mut self.response) {
+            let at = self.outstanding.iter().position(|(handle, _)| *handle == completion.handle);
+            let Some((_, call)) = at.map(|at| self.outstanding.swap_remove(at)) else {
+                return Err(PointError::Unknown { client: self.number });
+            };
+            self.check(call, completion.outcome)?;
+            self.ended += 1;
+        }
+        if !is_over {
+            self.call_anew()?;
+        }
+        if self.made > made {
+            self.client.poll();
+        }
+        Ok((self.ended - ended).max(self.made - made))
+    }
+
+    /// A call for each slot that is free.
+    fn call_anew(&mut self) -> Result<(), PointError> {
+        loop {
+            pattern::fill_request(&mut self.request, Tag::new(self.number as usize, self.made));
+            match self.client.call(ECHO, &self.request) {
+                Ok(handle) => self.outstanding.push((handle, self.made)),
+                Err(error) if error.is_retryable() => return Ok(()),
+                Err(error) => return Err(PointError::Refused { client: self.number, error }),
+            }
+            self.made += 1;
+        }
+    }
+
+    fn check(&self, call: u64, outcome: Result<usize, CallFailure>) -> Result<(), PointError> {
+        let client = self.number;
+        let bytes = outcome.map_err(|error| PointError::Failed { client, call, error })?;
+        let is_right = bytes == self.response.len() && pattern::is_reply(&self.response, Tag::new(client as usize, call));
+        if is_right { Ok(()) } else { Err(PointError::Wrong { client, call, bytes }) }
+    }
+}

@@ -1,0 +1,206 @@
+//! What came out: tables for people, one JSON document for programs, and the plot.
+
+use std::fmt;
+
+use harness::chart::axis::Axis;
+use harness::chart::{Lines, Point, Series};
+use harness::report::{Table, bytes, rate};
+use mlx5::NicParameters;
+use serde::Serialize;
+
+use super::calibration::{self, PUBLISHED, Published};
+use super::curve::{Pair, Setting, Variation, Verdict};
+use super::memory::{self, PER_CONNECTION_MB, ServerBytes};
+use super::point::Measured;
+
+/// Of [`Document::schema_version`]: another number for another meaning of any field.
+const SCHEMA_VERSION: u32 = 1;
+
+/// What the model's NIC costs, as `NicParameters` has it.
+#[derive(Debug, Clone, Serialize)]
+struct Nic {
+    doorbell_ns: u64,
+    send_ns: u64,
+    byte_ps: u64,
+    link_ns: u64,
+}
+
+/// The JSON document. Nothing in it depends on the machine: equal options give equal bytes.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Document {
+    schema: &'static str,
+    schema_version: u32,
+    /// 1 - worst / peak.
+    grouping_off_drop: f64,
+    /// Worst / peak.
+    grouping_on_worst: f64,
+    enough_clients: u32,
+    calibration: Published,
+    calibrated_miss_ns: u64,
+    nic: Nic,
+    setting: Setting,
+    curve: Vec<Pair>,
+    variations: Vec<Variation>,
+    server_bytes: Vec<ServerBytes>,
+    server_bytes_per_client: Option<f64>,
+    server_bytes_without_clients: Option<f64>,
+}
+
+impl Document {
+    pub(crate) fn new(setting: Setting, verdict: Verdict, curve: Vec<Pair>, variations: Vec<Variation>, servers: Vec<ServerBytes>) -> Self {
+        let NicParameters { doorbell_ns, send_ns, byte_ps, link_ns, .. } =
+            calibration::nic(setting.context_entries, setting.context_miss_ns);
+        let line = memory::line(&servers);
+        Self {
+            schema: "scalerpc-scale",
+            schema_version: SCHEMA_VERSION,
+            grouping_off_drop: verdict.grouping_off_drop,
+            grouping_on_worst: verdict.grouping_on_worst,
+            enough_clients: verdict.enough_clients,
+            calibration: PUBLISHED,
+            calibrated_miss_ns: PUBLISHED.miss_ns(),
+            nic: Nic { doorbell_ns, send_ns, byte_ps, link_ns },
+            setting,
+            curve,
+            variations,
+            server_bytes: servers,
+            server_bytes_per_client: line.map(|(per_client, _)| per_client),
+            server_bytes_without_clients: line.map(|(_, fixed)| fixed),
+        }
+    }
+
+    fn curve_table(&self) -> Table {
+        let mut table = Table::new(["clients", "off", "misses", "on", "misses", "on/off", "on: a client's least..most"]);
+        for pair in &self.curve {
+            let Measured { fewest_of_a_client, most_of_a_client, .. } = pair.on;
+            table.row([
+                pair.clients.to_string(),
+                rate(pair.off.responses_per_s),
+                percent(pair.off.send_miss_share),
+                rate(pair.on.responses_per_s),
+                percent(pair.on.send_miss_share),
+                format!("{:.2}", pair.on_over_off()),
+                format!("{fewest_of_a_client}..{most_of_a_client}"),
+            ]);
+        }
+        table
+    }
+
+    fn variation_table(&self) -> Table {
+        let header = match self.variations.first() {
+            Some(Variation { few, many, .. }) => {
+                let column = |way: &str, pair: &Pair| format!("{way}, {}", pair.clients);
+                ["off", "on"].map(|way| [column(way, few), column(way, many)]).concat()
+            }
+            None => Vec::new(),
+        };
+        let columns = ["off drops".to_owned(), "on/peak".to_owned(), "on/off".to_owned()];
+        let mut table = Table::new(["one assumption changed".to_owned()].into_iter().chain(header).chain(columns));
+        for Variation { name, few, many, verdict, .. } in &self.variations {
+            let rates = [few.off, many.off, few.on, many.on].map(|measured| rate(measured.responses_per_s));
+            let shares = [percent(verdict.grouping_off_drop), percent(verdict.grouping_on_worst), format!("{:.1}", many.on_over_off())];
+            table.row([name.clone()].into_iter().chain(rates).chain(shares));
+        }
+        table
+    }
+
+    fn memory_table(&self) -> Table {
+        let mut table = Table::new(["clients", "registered", "device", "heap", "server", "RC, published"]);
+        for server in &self.server_bytes {
+            let published = PER_CONNECTION_MB.iter().find(|(nodes, _)| *nodes == server.clients);
+            table.row([
+                server.clients.to_string(),
+                bytes(server.registered),
+                bytes(server.device),
+                bytes(server.heap),
+                format!("{:.3} MB", server.total() as f64 / 1e6),
+                published.map_or_else(String::new, |(_, megabytes)| format!("{megabytes:.3} MB")),
+            ]);
+        }
+        table
+    }
+
+    /// The curve, as an SVG document.
+    pub(crate) fn plot(&self) -> String {
+        let series = |name: String, of: fn(&Pair) -> f64| Series {
+            name,
+            points: self.curve.iter().map(|pair| Point::new(f64::from(pair.clients), of(pair))).collect(),
+        };
+        let off = |pair: &Pair| pair.off.responses_per_s;
+        let on = |pair: &Pair| pair.on.responses_per_s;
+        let Setting { context_entries, context_miss_ns, depth, group_size, slice_ns, load, .. } = self.setting;
+        let counts: Vec<f64> = self.curve.iter().map(|pair| f64::from(pair.clients)).collect();
+        let most = counts.last().copied().unwrap_or(0.0);
+        Lines {
+            title: "One server, throughput against the number of clients".to_owned(),
+            note: format!(
+                "Modelled, in virtual time: a NIC with {context_entries} queue pair contexts, of which each that is missing costs \
+                 {context_miss_ns} ns; {depth} calls of {} B outstanding by each client, responses of {} B. Shaded: more queue pairs than \
+                 contexts.",
+                load.request_bytes, load.response_bytes
+            ),
+            x: Axis::settings("clients (count, log scale)".to_owned(), &counts),
+            y: Axis::rates("throughput", "responses/s", self.curve.iter().flat_map(|pair| [off(pair), on(pair)])),
+            bands: if most > context_entries as f64 { vec![(context_entries as f64, most)] } else { Vec::new() },
+            series: vec![
+                series(format!("grouping on: groups of {group_size}, slices of {} us", slice_ns / 1000), on),
+                series("grouping off".to_owned(), off),
+            ],
+        }
+        .document()
+    }
+}
+
+impl fmt::Display for Document {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Setting { context_entries, context_miss_ns, jitter_ns, seed, depth, group_size, slice_ns, load } = self.setting;
+        let Nic { doorbell_ns, send_ns, byte_ps, link_ns } = self.nic;
+        writeln!(
+            f,
+            "Modelled, in virtual time: the library as it is, on a model of NICs. Misses are of the messages that the server's NIC sends.\n"
+        )?;
+        writeln!(f, "{}", self.curve_table())?;
+        writeln!(f, "grouping off drops by {} behind its peak", percent(self.grouping_off_drop))?;
+        writeln!(
+            f,
+            "grouping on keeps {} of its peak at worst, from {} clients on (with fewer the server is not busy)\n",
+            percent(self.grouping_on_worst),
+            self.enough_clients
+        )?;
+        writeln!(
+            f,
+            "NIC: {context_entries} contexts, {context_miss_ns} ns for one that is missing ({} ns by calibration: {} Gbit/s become {} at {} \
+             misses, messages of {} B), {doorbell_ns} ns doorbell, {send_ns} ns a message, {byte_ps} ps a byte, {link_ns} ns and up to \
+             {jitter_ns} ns jitter each way, seed {seed}",
+            self.calibrated_miss_ns,
+            self.calibration.full_gbps,
+            self.calibration.missing_gbps,
+            percent(self.calibration.miss_share),
+            self.calibration.message_bytes
+        )?;
+        writeln!(
+            f,
+            "load: {depth} calls outstanding by each client, {} B there and {} B back; groups of {group_size}, slices of {} us; CPU {} ns a \
+             request and {} ns a step of the server, {} ns a call of a client; {} ms measured\n",
+            load.request_bytes,
+            load.response_bytes,
+            slice_ns / 1000,
+            load.server_request_ns,
+            load.server_step_ns,
+            load.client_call_ns,
+            load.window_ns as f64 / 1e6
+        )?;
+        if !self.variations.is_empty() {
+            writeln!(f, "{}", self.variation_table())?;
+        }
+        if let (Some(per_client), Some(fixed)) = (self.server_bytes_per_client, self.server_bytes_without_clients) {
+            writeln!(f, "{}", self.memory_table())?;
+            writeln!(f, "a server takes {:.3} MB, and {per_client:.0} B for each client", fixed / 1e6)?;
+        }
+        Ok(())
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}

@@ -1,0 +1,189 @@
+//! Throughput of calls: the server and its clients in one thread, on software devices of one fabric. One call at a time; eight clients of one
+//! group with eight calls each; and the same in two groups that take turns in the shortest slices there are, so that what is measured is the work
+//! of switching and not the time of a slice. What is measured is first checked to carry the right bytes, and to switch or not to.
+//! `cargo bench -p scalerpc --bench calls`; between processes `scalerpc_bench` measures.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a benchmark")]
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use harness::pattern::{self, Tag};
+use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+use scalerpc::rdma::PendingClient;
+use scalerpc::{CallError, CallHandle, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
+
+const SIZES: [usize; 2] = [32, 1 << 10];
+/// Of the clients that call together.
+const CLIENTS: u32 = 8;
+const DEPTH: u32 = 8;
+/// Length of a slice, in ns: the least.
+const SLICE_NS: u64 = 1_000;
+/// Turns of all ends in which a round must be over; a switch takes some.
+const MOST_TURNS: usize = 1_000_000;
+/// Rounds that are checked.
+const CHECKED: u64 = 50;
+/// Requests of one step of the server at most.
+const BUDGET: usize = 64;
+
+/// Types of requests: answered with what they bring, and with what [`pattern`] says.
+const ECHO: u16 = 1;
+const CHECK: u16 = 2;
+
+/// A server and its clients.
+struct Room {
+    clients: Vec<RdmaClient>,
+    server: RdmaServer,
+    handlers: Handlers,
+    depth: u32,
+    payload: Vec<u8>,
+    reply: Vec<u8>,
+}
+
+impl Room {
+    fn new(clients: u32, depth: u32, group_size: u32, reply_mode: ReplyMode, bytes: usize) -> Self {
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let device = DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 30, ..SoftOptions::default() });
+        let config = ServerConfig { max_clients: clients, depth, group_size, slice_ns: SLICE_NS, reply_mode, ..ServerConfig::default() };
+        let mut server = RdmaServer::new(&device, &config).unwrap();
+        let mut handlers = Handlers::new(server.core().layout().max_payload());
+        handlers.insert(ECHO, |request: &[u8], reply: &mut [u8]| {
+            reply[..request.len()].copy_from_slice(request);
+            Ok(request.len())
+        });
+        handlers.insert(CHECK, |request: &[u8], reply: &mut [u8]| {
+            let tag = Tag::of_request(request);
+            assert!(pattern::is_request(request, tag), "a request that is none");
+            pattern::fill_reply(&mut reply[..request.len()], tag);
+            Ok(request.len())
+        });
+        let mut connect = || {
+            let offered = server.offer().unwrap();
+            let client = PendingClient::new(&device, offered.record()).unwrap();
+            let admission = server.admit(offered, &client.record()).unwrap();
+            client.admitted(&admission)
+        };
+        let clients: Vec<_> = (0..clients).map(|_| connect()).collect();
+        Self { clients, server, handlers, depth, payload: vec![0x5a; bytes], reply: vec![0; bytes] }
+    }
+
+    /// As many calls of each client as the depth, from the first call to the last reply.
+    #[inline(always)]
+    fn round<C: Calls>(&mut self, calls: &mut C) {
+        let Self { clients, server, handlers, depth, payload, reply } = self;
+        let mut left = clients.len() * *depth as usize;
+        let mut to_call = [*depth; CLIENTS as usize];
+        for _ in 0..MOST_TURNS {
+            for (number, (client, to_call)) in clients.iter_mut().zip(&mut to_call).enumerate() {
+                while *to_call > 0 {
+                    calls.fill(number, payload);
+                    match client.call(C::TYPE, black_box(payload)) {
+                        Ok(handle) => calls.made(number, handle),
+                        // All slots are lent until the slice begins.
+                        Err(CallError::NoSlot) => break,
+                        Err(error) => panic!("{error}"),
+                    }
+                    *to_call -= 1;
+                }
+                client.poll();
+                while let Some(completion) = client.poll_completion(reply) {
+                    calls.ended(number, completion.handle, &reply[..completion.outcome.unwrap()]);
+                    left -= 1;
+                }
+            }
+            if left == 0 {
+                return;
+            }
+            server.step(handlers, BUDGET);
+        }
+        panic!("{left} calls have not ended");
+    }
+
+    /// Each call with bytes of its own; and that there are so many groups, which take turns if they are several.
+    fn check(&mut self, expected: usize) {
+        let mut calls = Checked { next: 0, tag: Tag::new(0, 0), unanswered: Vec::new() };
+        for _ in 0..CHECKED {
+            self.round(&mut calls);
+            assert!(calls.unanswered.is_empty());
+        }
+        let (groups, slices) = (self.server.core().groups().count(), self.server.core().stats().slices);
+        assert_eq!((groups, slices > CHECKED / 2), (expected, expected > 1), "{slices} slices");
+    }
+}
+
+/// What the calls of a round carry, and what becomes of their replies.
+trait Calls {
+    const TYPE: u16;
+    fn fill(&mut self, client: usize, payload: &mut [u8]);
+    fn made(&mut self, client: usize, handle: CallHandle);
+    fn ended(&mut self, client: usize, handle: CallHandle, reply: &[u8]);
+}
+
+/// As little as there can be, and a count of the bytes that came back.
+struct Measured(usize);
+
+impl Calls for Measured {
+    const TYPE: u16 = ECHO;
+
+    fn fill(&mut self, _: usize, _: &mut [u8]) {}
+
+    fn made(&mut self, _: usize, _: CallHandle) {}
+
+    #[inline(always)]
+    fn ended(&mut self, _: usize, _: CallHandle, reply: &[u8]) {
+        self.0 += black_box(reply).len();
+    }
+}
+
+struct Checked {
+    next: u64,
+    /// Of the payload that was made last.
+    tag: Tag,
+    unanswered: Vec<(usize, CallHandle, Tag)>,
+}
+
+impl Calls for Checked {
+    const TYPE: u16 = CHECK;
+
+    fn fill(&mut self, client: usize, payload: &mut [u8]) {
+        self.tag = Tag::new(client, self.next);
+        self.next += 1;
+        pattern::fill_request(payload, self.tag);
+    }
+
+    fn made(&mut self, client: usize, handle: CallHandle) {
+        self.unanswered.push((client, handle, self.tag));
+    }
+
+    fn ended(&mut self, client: usize, handle: CallHandle, reply: &[u8]) {
+        let found = self.unanswered.iter().position(|(of, call, _)| (*of, *call) == (client, handle));
+        let (.., tag) = self.unanswered.swap_remove(found.unwrap());
+        assert!(pattern::is_reply(reply, tag), "a reply of another call, or a broken one");
+    }
+}
+
+fn calls(c: &mut Criterion) {
+    for (clients, depth, groups) in [(1, 1, 1), (CLIENTS, DEPTH, 1), (CLIENTS, DEPTH, 2)] {
+        let name = format!("{clients} x {depth} calls, groups: {groups}");
+        let calls = (clients * depth) as usize;
+        let mut group = c.benchmark_group(name);
+        group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+        group.throughput(Throughput::Elements(calls as u64));
+        for (way, reply_mode) in [("written", ReplyMode::ServerWrites), ("read", ReplyMode::ClientReads)] {
+            for bytes in SIZES {
+                let mut room = Room::new(clients, depth, CLIENTS / groups, reply_mode, bytes);
+                room.check(groups as usize);
+                let mut round = || {
+                    let mut measured = Measured(0);
+                    room.round(&mut measured);
+                    assert_eq!(measured.0, calls * bytes);
+                };
+                group.bench_function(BenchmarkId::new(way, format!("{bytes} B")), |b| b.iter(&mut round));
+            }
+        }
+        group.finish();
+    }
+}
+
+criterion_group!(benches, calls);
+criterion_main!(benches);
