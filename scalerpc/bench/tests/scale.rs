@@ -98,7 +98,7 @@ fn the_plot_is_a_file_of_its_own_and_the_tables_are_for_people() {
     assert!(ended.status.success(), "{}", ended.stderr);
     let svg = fs::read_to_string(&path).unwrap();
     fs::remove_file(&path).unwrap();
-    for part in ["<svg xmlns=", "clients (count", "responses/s)", "grouping on: groups of 4", "grouping off", "12 queue pair"] {
+    for part in ["<svg xmlns=", "clients (count)", "responses/s)", "grouping on: groups of 4", "grouping off", "12 queue pair"] {
         assert!(svg.contains(part), "{part}: {svg}");
     }
     let tables = String::from_utf8(ended.stdout).unwrap();

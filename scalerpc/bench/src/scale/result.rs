@@ -139,7 +139,7 @@ impl Document {
                  contexts.",
                 load.request_bytes, load.response_bytes
             ),
-            x: Axis::settings("clients (count, log scale)".to_owned(), &counts),
+            x: Axis::plain("clients (count)", counts.iter().copied()),
             y: Axis::rates("throughput", "responses/s", self.curve.iter().flat_map(|pair| [off(pair), on(pair)])),
             bands: if most > context_entries as f64 { vec![(context_entries as f64, most)] } else { Vec::new() },
             series: vec![
