@@ -114,7 +114,7 @@ impl Document {
                 bytes(server.device),
                 bytes(server.heap),
                 format!("{:.3} MB", server.total() as f64 / 1e6),
-                published.map_or_else(String::new, |(_, megabytes)| format!("{megabytes:.3} MB")),
+                published.map_or_else(|| "-".to_owned(), |(_, megabytes)| format!("{megabytes:.3} MB")),
             ]);
         }
         table
