@@ -108,7 +108,8 @@ pub struct Cli {
     #[arg(long, value_name = "BYTES")]
     pub memory_limit: Option<u64>,
 
-    /// What a thread does that finds no work: auto is busy where every thread has a core, else yield.
+    /// What a thread does that finds no work: poll on (busy), give the core away (yield), or sleep until there is some (event). auto is busy where
+    /// every thread has a core, else yield.
     #[arg(long, value_enum, default_value_t = WaitChoice::Auto)]
     pub wait: WaitChoice,
 
@@ -207,6 +208,8 @@ pub enum WaitChoice {
     Busy,
     /// Give the core away.
     Yield,
+    /// Sleep until there is something to do.
+    Event,
 }
 
 /// What `--fault` breaks.
@@ -303,7 +306,7 @@ mod tests {
     fn unknown_names_are_refused_with_the_known_ones() {
         for (args, known) in [
             ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am"),
-            ("--wait sleep", "auto, busy, yield"),
+            ("--wait sleep", "auto, busy, yield, event"),
             ("--clients fibres", "threads, processes"),
             ("--device eth0", "auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT]"),
             ("--device soft:rtt=6", "rtt=6: known are rtt_us, jitter_us, seed and fault"),

@@ -4,6 +4,8 @@
 //! It is stepped and knows neither thread nor transport. Time stamps are taken once per step for all operations found ended, and once
 //! for all issued in their place: the error is below the length of a step and has no sign.
 
+use std::time::Duration;
+
 use harness::hist::LatencyHistogram;
 use serde::{Deserialize, Serialize};
 
@@ -170,6 +172,9 @@ impl Outstanding {
     }
 }
 
+/// How soon a request is offered again that was refused. There may be nothing outstanding whose end would tell.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
+
 /// Time stamp of an operation that no path has accepted yet.
 const NOT_ISSUED: u64 = 0;
 
@@ -226,6 +231,17 @@ impl<P: Paths> Client<P> {
             0 => Step::Idle,
             moves => Step::Busy(moves as usize),
         })
+    }
+
+    /// How long it has nothing to do, unless one of its operations ends. [`Duration::MAX`]: for ever.
+    #[must_use]
+    pub fn until_due(&self, now_ns: u64) -> Duration {
+        let Book { spec, phase, free, refused, .. } = &self.book;
+        if refused.is_some() {
+            return RETRY_INTERVAL;
+        }
+        let next = spec.schedule.as_ref().filter(|_| phase.is_loading() && !free.is_empty());
+        next.map_or(Duration::MAX, |schedule| schedule.until_next(now_ns))
     }
 
     /// The way its requests take.

@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId};
+use shm::sleep::{self, Bell, Look, Sleeper};
 
 /// What clients do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +59,8 @@ struct Words {
     phase: AtomicU32,
     /// Not 0: every worker has to end.
     stopped: AtomicU32,
+    /// Rung after each change of these.
+    bell: Bell,
     /// By daemon: rounds since the drain began.
     drain_rounds: [DrainRounds; MAX_DAEMONS],
 }
@@ -108,6 +112,13 @@ impl Steering {
         Phase::decode(self.words().phase.load(Ordering::Acquire))
     }
 
+    /// A worker that saw `phase`, and finds nothing to do, sleeps until there is something in `part` or these words change, at most for `longest`.
+    pub fn sleep(&self, phase: Phase, part: &mut dyn Sleeper, longest: Duration) {
+        let mut heard = self.words().bell.listen();
+        let mut has_changed = Look(|| self.is_stopped() || self.phase() != phase);
+        sleep::wait([&mut heard as &mut dyn Sleeper, &mut has_changed, part], Some(longest));
+    }
+
     /// How often each of the first `daemons` daemons has looked since the drain began.
     pub fn drain_rounds(&self, daemons: usize) -> impl Iterator<Item = u32> {
         self.words().drain_rounds.iter().take(daemons).map(|rounds| rounds.0.load(Ordering::Relaxed))
@@ -152,6 +163,7 @@ impl<E> Control<E> {
     /// Starts a phase.
     pub fn set_phase(&self, phase: Phase) {
         self.steering.words().phase.store(phase.encode(), Ordering::Release);
+        self.steering.words().bell.ring();
     }
 
     /// A daemon has looked once more while clients drain.
@@ -164,6 +176,7 @@ impl<E> Control<E> {
     /// Ends every worker.
     pub fn stop(&self) {
         self.steering.words().stopped.store(1, Ordering::Release);
+        self.steering.words().bell.ring();
     }
 
     /// Ends every worker because of `failure`. The first failure is kept: the others follow from it.
@@ -180,6 +193,10 @@ impl<E> Control<E> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
+    use shm::sleep::Due;
+
     use super::*;
 
     #[test]
@@ -193,6 +210,40 @@ mod tests {
         }
         control.stop();
         assert!(seen.is_stopped());
+    }
+
+    /// Each sleeps until the other has begun the next window, in memory that it can only read. By itself none would look before an hour has passed.
+    #[test]
+    fn a_change_wakes_whoever_maps_the_words() {
+        const WINDOWS: u16 = 2_000;
+        let play = |control: Control<()>, other: MemfdId, is_first: bool| {
+            let other = Steering::attach(&other).unwrap();
+            for window in 0..WINDOWS {
+                if is_first {
+                    control.set_phase(Phase::Window(window));
+                }
+                loop {
+                    let phase = other.phase();
+                    if phase == Phase::Window(window) {
+                        break;
+                    }
+                    other.sleep(phase, &mut Due(Duration::MAX), Duration::from_secs(3600));
+                }
+                if !is_first {
+                    control.set_phase(Phase::Window(window));
+                }
+            }
+            control
+        };
+        let [one, other] = [(); 2].map(|()| Control::new().unwrap());
+        let [one_id, other_id] = [&one, &other].map(|control| control.steering().id());
+        let players = [std::thread::spawn(move || play(one, other_id, true)), std::thread::spawn(move || play(other, one_id, false))];
+        let start = Instant::now();
+        while !players.iter().all(|player| player.is_finished()) {
+            assert!(start.elapsed() < Duration::from_secs(60), "a change woke nobody");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        players.into_iter().for_each(|player| assert!(!player.join().unwrap().is_stopped()));
     }
 
     #[test]

@@ -12,6 +12,8 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(3);
 pub const STALL_LIMIT: Duration = Duration::from_secs(12);
 /// How often each daemon of the rank has to look, if it runs at all: it takes at least 16 requests of each client in a round.
 const ROUNDS: u32 = 1_000;
+/// How long a daemon sleeps at most between two of them.
+pub const DAEMON_SLEEP: Duration = Duration::from_nanos(DRAIN_LIMIT.as_nanos() as u64 / ROUNDS as u64 / 2);
 /// Most that the time between two looks of a client counts.
 const LONGEST_STEP: Duration = Duration::from_millis(100);
 

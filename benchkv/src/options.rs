@@ -13,6 +13,7 @@ use harness::launcher::Launch;
 use harness::report::{self, JsonSink};
 use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
+use shm::sleep::POLL_SLICE;
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
@@ -241,6 +242,7 @@ impl Options {
         let wait = match cli.wait {
             WaitChoice::Busy => WaitStrategy::Busy,
             WaitChoice::Yield => WaitStrategy::Yield,
+            WaitChoice::Event => WaitStrategy::Event,
             WaitChoice::Auto => WaitStrategy::auto(threads.total(), plan.usable_cores.len()),
         };
         Ok(Self {
@@ -330,6 +332,10 @@ impl fmt::Display for Options {
             "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
+        let is_hardware = matches!(self.device, DeviceChoice::Verbs { .. });
+        if self.wait == WaitStrategy::Event && (is_hardware || self.backend == BackendKind::UcxAm) {
+            writeln!(f, "threads with connections sleep for {POLL_SLICE:?} at most: what other ranks send does not wake them")?;
+        }
         if self.port != PortOptions::default() {
             writeln!(f, "port: {}", self.port)?;
         }

@@ -25,6 +25,7 @@ use harness::clock::Clock;
 use harness::exchange::{Exchange, ExchangeError};
 use harness::helper::HelperError;
 use shm::memfd::MemfdCreateError;
+use shm::sleep::{SLICE, Sleeper};
 use thiserror::Error;
 
 use crate::activity::{ActivityLog, WorkerReport};
@@ -32,7 +33,7 @@ use crate::backend::{Backend, BackendError, Daemon, Endpoints, Records, Worker};
 use crate::cli::ClientKind;
 use crate::client::ClientReport;
 use crate::control::{Control, Phase};
-use crate::drain::STALL_LIMIT;
+use crate::drain::{DAEMON_SLEEP, STALL_LIMIT};
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::result::{Course, RankReport};
@@ -40,7 +41,7 @@ use crate::trace::TraceError;
 use crate::trace::recorder::Recorder;
 use process::{ClientNews, ClientProcess};
 use records::Record;
-use seat::{Seat, no_event};
+use seat::Seat;
 
 /// How long the slowest rank may take to make and connect its transports.
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
@@ -344,7 +345,7 @@ impl<B: Backend> Rank<'_, B> {
         let mut waiter = self.options.wait.waiter();
         let now_ns = || self.clock.now_ns();
         let mut log = ActivityLog::new(self.options.runs, now_ns());
-        let mut series = self.options.trace.as_ref().map(|trace| Recorder::new(trace.interval));
+        let mut series = self.options.trace.as_ref().map(|trace| Recorder::new(trace.interval, self.options.wait));
         while !self.control.is_stopped() {
             let phase = self.control.steering().phase();
             log.enter(phase, now_ns, &mut daemon);
@@ -357,7 +358,11 @@ impl<B: Backend> Rank<'_, B> {
                     if let Some(series) = &mut series {
                         series.note(phase, round, now_ns, || daemon.gauges());
                     }
-                    if round.moved > 0 { waiter.busy() } else { waiter.idle(no_event) }
+                    if round.moved > 0 {
+                        waiter.busy();
+                    } else {
+                        waiter.idle(|| self.sleep(phase, &mut daemon));
+                    }
                 }
                 Err(failure) => {
                     // Recorded before the daemon is dropped: its clients fail as a consequence.
@@ -368,6 +373,12 @@ impl<B: Backend> Rank<'_, B> {
         }
         let report = log.report(now_ns(), &mut daemon);
         Ok((WorkerReport { policy: daemon.policy(), trace: series.as_ref().map(Recorder::report), ..report }, series))
+    }
+
+    /// How a daemon sleeps that found nothing to do. While clients drain they count how often it looks.
+    fn sleep(&self, phase: Phase, daemon: &mut dyn Sleeper) {
+        let longest = if phase == Phase::Drain { DAEMON_SLEEP } else { SLICE };
+        self.control.steering().sleep(phase, daemon, longest);
     }
 
     /// What the clients of this rank need, in whichever process they are.

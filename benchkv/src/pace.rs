@@ -3,6 +3,8 @@
 //! Latency is then measured from the intended start, so that a stall counts for every operation it delayed (no coordinated omission). A client
 //! that cannot follow falls behind: operations are due and not issued, and [`Schedule::backlog`] says how many.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum};
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
@@ -124,6 +126,12 @@ impl Schedule {
     #[must_use]
     pub fn due_ns(&self, now_ns: u64) -> Option<u64> {
         (self.next_ns <= now_ns).then_some(self.next_ns)
+    }
+
+    /// From now to the intended start of the next operation; zero if it is due.
+    #[must_use]
+    pub const fn until_next(&self, now_ns: u64) -> Duration {
+        Duration::from_nanos(self.next_ns.saturating_sub(now_ns))
     }
 
     /// The next operation was taken from the schedule.

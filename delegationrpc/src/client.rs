@@ -8,6 +8,7 @@ use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
 use shm::plain::Plain;
 use shm::region::Region;
+use shm::sleep::{Sleeper, Watch};
 
 use crate::error::{CallError, ConnectError};
 use crate::layout::{Header, KIND};
@@ -102,5 +103,12 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     #[inline]
     pub fn poll(&mut self, mut f: impl FnMut(U, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
         self.caller.poll(|user_data, outcome| f(user_data, outcome.map(|(_, response)| response)))
+    }
+}
+
+/// What [`Client::wait`] waits for, so that a thread can sleep on several things: see [`shm::sleep::wait`].
+impl<Req: Plain, Resp: Plain, U> Sleeper for Client<Req, Resp, U> {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        then(&mut self.caller);
     }
 }

@@ -8,6 +8,7 @@ use shm::pending::{ANSWERED, DROPPED, Tag};
 use shm::plain::{Plain, TypeShape};
 use shm::region::Region;
 use shm::sessions::{Asker, Sessions};
+use shm::sleep::{self, Sleeper, Watch};
 use shm::sync::light_barrier;
 
 use crate::error::{CreateError, ReplyError};
@@ -149,8 +150,7 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     /// end). Returns whether there is. Nothing spins here. The places of clients that left or died meanwhile are freed: it looks for the
     /// dead every [`SLICE`](shm::sleep::SLICE).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        let Self { sessions, cursor, ring, unanswered, region } = self;
-        sessions.wait(&mut Announced { ring: ring.ring(), cursor }, region.lock_file(), timeout, |client| unanswered.forget(client))
+        sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
     /// The oldest request that [`poll`](Self::poll) has taken.
@@ -200,5 +200,14 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     #[must_use]
     pub fn region_bytes(&self) -> usize {
         self.region.view().len()
+    }
+}
+
+/// What [`Server::wait`] waits for, so that a thread can sleep on several things: see [`sleep::wait`].
+impl<Req: Plain, Resp: Plain> Sleeper for Server<Req, Resp> {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        let Self { sessions, cursor, ring, unanswered, region } = self;
+        let mut announced = Announced { ring: ring.ring(), cursor };
+        then(&mut sessions.watch(&mut announced, region.lock_file(), |client| unanswered.forget(client)));
     }
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use shm::lane::{LaneRx, LaneTx};
 use shm::pending::{Pending, Tag, Tagged};
 use shm::ready::{self, HotSet, ReadyWords};
-use shm::sleep::{Sleep, Watch};
+use shm::sleep::{self, Sleep, Sleeper, Watch, Word};
 use shm::sync::{AtomicU32, Ordering, light_barrier};
 
 use crate::error::{CallError, ConfigError, NodeGone, UnknownToken};
@@ -208,9 +208,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// Sleeps until there is something to [`poll`](Self::poll) for or to take with [`try_recv_raw`](Self::try_recv_raw), the end of a node
     /// that was called included; at most for `timeout` (`None`: without end). Returns whether there is. Nothing spins here.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        let mesh = Arc::clone(&self.mesh);
-        // Everything that ends a sleep wakes; there is nothing to look for in between.
-        mesh.sleep(self.index).is_none_or(|sleep| sleep.wait(timeout, Duration::MAX, &mut Idle(self)))
+        sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
     fn is_a_called_node_gone(&self) -> bool {
@@ -317,18 +315,22 @@ impl<T: Copy + Send, U, F: FnMut(U, Result<T, NodeGone>)> ready::Lanes for Round
     }
 }
 
-/// A node that waits.
-struct Idle<'a, T, U>(&'a mut Node<T, U>);
-
-impl<T: Copy + Send, U> Idle<'_, T, U> {
+impl<T: Copy + Send, U> Node<T, U> {
     /// The lanes, of which nothing is taken here.
     fn lanes(&mut self) -> (&mut HotSet, impl ready::Lanes) {
-        let Node { index, mesh, peers, calls, held, inbox, hot, .. } = &mut *self.0;
+        let Self { index, mesh, peers, calls, held, inbox, hot, .. } = self;
         (hot, Round { index: *index, mesh, peers, calls, held, inbox, f: |_, _| () })
     }
 }
 
-impl<T: Copy + Send, U> Watch for Idle<'_, T, U> {
+/// What [`Node::wait`] waits for, so that a thread can sleep on several things: see [`sleep::wait`].
+impl<T: Copy + Send, U> Watch for Node<T, U> {
+    fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
+        if let Some(sleep) = self.mesh.sleep(self.index) {
+            show(sleep.word());
+        }
+    }
+
     fn arm(&mut self) {
         let (hot, lanes) = self.lanes();
         hot.arm(&lanes);
@@ -339,14 +341,19 @@ impl<T: Copy + Send, U> Watch for Idle<'_, T, U> {
             let (hot, lanes) = self.lanes();
             hot.cool(&lanes, is_told)
         };
-        if !is_cool || !self.0.inbox.is_empty() || self.0.ready.any() {
+        if !is_cool || !self.inbox.is_empty() || self.ready.any() {
             return true;
         }
-        if !self.0.is_a_called_node_gone() {
+        if !self.is_a_called_node_gone() {
             return false;
         }
-        self.0.polls_to_look = 1;
+        self.polls_to_look = 1;
         true
+    }
+
+    /// Everything that ends a sleep wakes; there is nothing to look for in between.
+    fn slice(&mut self) -> Duration {
+        Duration::MAX
     }
 }
 

@@ -9,6 +9,7 @@ use shm::membership::{CallFailed, SessionEnd};
 use shm::plain::Plain;
 use shm::ready::ReadyWords;
 use shm::region::Region;
+use shm::sleep::{Sleeper, Watch};
 
 use crate::error::{CallError, ConnectError};
 use crate::layout::{Header, KIND, Layout};
@@ -116,5 +117,12 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     #[inline(always)]
     pub(crate) fn poll_slots(&mut self, f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
         self.caller.poll(f)
+    }
+}
+
+/// What [`Client::wait`] waits for, so that a thread can sleep on several things: see [`shm::sleep::wait`].
+impl<Req: Plain, Resp: Plain, U> Sleeper for Client<Req, Resp, U> {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        then(&mut self.caller);
     }
 }

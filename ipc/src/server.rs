@@ -11,6 +11,7 @@ use shm::plain::{Plain, TypeShape};
 use shm::ready::ReadyWords;
 use shm::region::Region;
 use shm::sessions::Sessions;
+use shm::sleep::{self, Sleeper, Watch};
 use shm::sync::light_barrier;
 
 use crate::error::CreateError;
@@ -99,8 +100,7 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     /// end). Returns whether there is. Nothing spins here. The places of clients that left or died meanwhile are freed: it looks for the
     /// dead every [`SLICE`](shm::sleep::SLICE). A request of a client that was left out of a poll counts.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        let Inner { sessions, ready, region } = &mut *self.inner.borrow_mut();
-        sessions.wait(ready, region.lock_file(), timeout, |_| ())
+        sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
     /// The oldest request that [`poll`](Self::poll) has taken.
@@ -119,6 +119,14 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     /// The start of the region, which is mapped as long as this server or one of its handles lives.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.inner.borrow().region.view().base()
+    }
+}
+
+/// What [`Server::wait`] waits for, so that a thread can sleep on several things: see [`sleep::wait`].
+impl<Req: Plain, Resp: Plain> Sleeper for Server<Req, Resp> {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        let Inner { sessions, ready, region } = &mut *self.inner.borrow_mut();
+        then(&mut sessions.watch(ready, region.lock_file(), |_| ()));
     }
 }
 

@@ -10,6 +10,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::rc::Rc;
 
+use shm::sleep::{Due, POLL_SLICE, Watch};
+
 use crate::address::{DeviceKind, QpAddress};
 use crate::cq::CqConfig;
 use crate::device::DeviceInfo;
@@ -255,6 +257,15 @@ impl Control {
         match self {
             Self::Soft(hca) => hca.wait(timeout_ns),
             Self::Verbs(context) => context.wait(timeout_ns),
+        }
+    }
+
+    /// Calls `then` with what a sleep on the device, maybe beside others, ends at.
+    pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        match self {
+            Self::Soft(hca) => hca.with_watch(then),
+            // It wakes through a descriptor, which cannot be waited for together with words.
+            Self::Verbs(_) => then(&mut Due(POLL_SLICE)),
         }
     }
 

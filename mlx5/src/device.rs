@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use shm::sleep::{Sleeper, Watch};
+
 use crate::control::{Control, CreateError};
 use crate::cq::{Cq, CqConfig};
 use crate::mmio::RegisterKind;
@@ -185,6 +187,15 @@ pub struct Device {
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Device").field("info", &self.info()).finish()
+    }
+}
+
+/// To sleep on the device and on other things at once: see [`shm::sleep::wait`]. First the device makes progress, so look behind it whether a CQ
+/// holds something ([`Cq::has_completion`](crate::Cq::has_completion)). What ends the sleep is whatever a poll would take in, armed or not. Hardware
+/// cannot wake such a sleep: it ends after [`POLL_SLICE`](shm::sleep::POLL_SLICE).
+impl Sleeper for &Device {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        self.control.with_watch(then);
     }
 }
 

@@ -75,6 +75,13 @@ impl<Q> MonoCq<Q> {
         &self.queues
     }
 
+    /// Whether a poll would hand out a completion now. Unlike a poll that finds nothing, it gives a software device no time.
+    #[must_use]
+    #[inline(always)]
+    pub fn has_completion(&self) -> bool {
+        self.ring.has_any()
+    }
+
     /// Hands up to `max` completions to `f` with the value of their queue pair, in the order the device wrote them. Returns how many
     /// there were. `None` stands for a queue pair that is not registered (any more): its receive still has to go back to the queue it
     /// was taken from.

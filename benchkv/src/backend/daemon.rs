@@ -3,6 +3,8 @@
 //! No phase waits for another: a request that cannot go on now joins a queue in front of its way, and the next steps try again. Answers are
 //! never held up for want of room, because every transport keeps room for them; a [`Policy`] may hold them, for a time.
 
+use shm::sleep::{self, Due, Sleeper, Watch};
+
 use super::composed::TYPE_TAG;
 use super::plan::Plan;
 use super::remote::{Incoming, Remote};
@@ -304,6 +306,20 @@ impl Endpoints for KvDaemon {
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, backlogged) as u64;
         let report = self.remote.as_mut()?.report();
         Some(TransportReport { backlog_peak: report.backlog_peak.max(backlog_peak), ..report })
+    }
+}
+
+impl Sleeper for KvDaemon {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        // Steps alone make room for what waits for it. What is held is to go sooner than a timer would wake.
+        if self.backlogged() > 0 || !self.held.is_empty() {
+            return then(&mut Due::now());
+        }
+        let Self { clients, ring, shards, remote, .. } = self;
+        let own = [clients as &mut dyn Sleeper, &mut shards.node];
+        let ring = ring.as_mut().map(|ring| ring as &mut dyn Sleeper);
+        let remote = remote.as_mut().map(|remote| remote as &mut dyn Sleeper);
+        sleep::join(own.into_iter().chain(ring).chain(remote), then);
     }
 }
 

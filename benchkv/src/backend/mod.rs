@@ -14,6 +14,7 @@ mod remote;
 mod shards;
 
 pub use plan::{Peer, Worker};
+use shm::sleep::Sleeper;
 use thiserror::Error;
 
 use crate::activity::TransportReport;
@@ -77,8 +78,8 @@ pub trait Endpoints {
     }
 }
 
-/// A daemon: shard owner, and carrier of remote requests where the topology says so.
-pub trait Daemon: Endpoints {
+/// A daemon: shard owner, and carrier of remote requests where the topology says so. A sleep on it ends where a step has something to do.
+pub trait Daemon: Endpoints + Sleeper {
     /// One bounded round over all phases. `now_ns` is the time; it is read by daemons whose policies need it.
     ///
     /// # Errors
@@ -107,8 +108,8 @@ pub struct Round {
     pub outstanding: usize,
 }
 
-/// How a client's requests reach a store.
-pub trait Paths: Endpoints {
+/// How a client's requests reach a store. A sleep on them ends where a poll has something to do.
+pub trait Paths: Endpoints + Sleeper {
     /// Offers a request; its end is reported by [`poll`](Self::poll) with the same token. Nothing is kept of a request that is refused. Requests
     /// for one key are executed in the order in which they were accepted.
     ///
@@ -189,3 +190,6 @@ impl BackendError {
         Self::Transport { what, source: source.into() }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
 //! A client's ways to the daemons of its rank, and to those of other ranks.
 
+use shm::sleep::{self, Due, Sleeper, Watch};
+
 use super::composed::TYPE_TAG;
 use super::plan::{Plan, Topology};
 use super::remote::Remote;
@@ -57,6 +59,20 @@ impl Endpoints for ClientPaths {
 
     fn transport(&mut self) -> Option<TransportReport> {
         self.remote.as_mut().map(Remote::report)
+    }
+}
+
+impl Sleeper for ClientPaths {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        let Self { shards, rings, remote, .. } = self;
+        // Polls alone make room for what waits for it.
+        if remote.as_ref().is_some_and(|remote| remote.backlogged() > 0) {
+            return then(&mut Due::now());
+        }
+        let shards = shards.iter_mut().map(|shard| shard as &mut dyn Sleeper);
+        let rings = rings.iter_mut().map(|ring| ring as &mut dyn Sleeper);
+        let remote = remote.as_mut().map(|remote| remote as &mut dyn Sleeper);
+        sleep::join(shards.chain(rings).chain(remote), then);
     }
 }
 

@@ -2,6 +2,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use shm::sleep::{Due, Sleeper, Watch};
+
 use super::*;
 use crate::backend::Endpoints;
 use crate::message::Response;
@@ -22,6 +24,12 @@ struct Loopback {
 }
 
 impl Endpoints for Loopback {}
+
+impl Sleeper for Loopback {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        then(&mut Due::now());
+    }
+}
 
 impl Paths for Loopback {
     fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
@@ -254,6 +262,28 @@ fn an_open_loop_reads_the_clock_once_while_nothing_is_due() {
     let before_ns = clock.get();
     steps(&mut client, &clock, Phase::WarmUp, 3);
     assert_eq!(clock.get() - before_ns, 3 * 100);
+}
+
+/// What it may sleep through, as far as it knows by itself.
+#[test]
+fn a_client_knows_until_when_it_has_nothing_to_do() {
+    let paths = loopback(100);
+    let (clock, mut client) = (Cell::new(1), open_loop(paths.clone(), 1.0));
+    assert_eq!(client.until_due(1), Duration::MAX, "no load yet");
+    steps(&mut client, &clock, Phase::WarmUp, 2);
+    let next_ns = client.book.spec.schedule.as_ref().unwrap().due_ns(u64::MAX).unwrap();
+    assert_eq!([next_ns - 700, next_ns, next_ns + 1].map(|now_ns| client.until_due(now_ns).as_nanos()), [700, 0, 0]);
+    paths.serve.set(0);
+    steps(&mut client, &clock, Phase::WarmUp, 1000);
+    assert_eq!(client.until_due(clock.get()), Duration::MAX, "more is due, but as much as may be is outstanding");
+    // As many as are left when one was served.
+    client.paths.room = 7;
+    paths.serve.set(1);
+    steps(&mut client, &clock, Phase::WarmUp, 1);
+    assert_eq!(client.until_due(clock.get()), RETRY_INTERVAL, "refused");
+    paths.serve.set(100);
+    drain(&mut client, &clock);
+    assert_eq!(self::client(paths, false).until_due(1), Duration::MAX, "a closed loop waits for nothing but ends");
 }
 
 #[test]

@@ -163,6 +163,7 @@ fn ucx_notices_dead_peers_where_that_costs_no_shared_memory_or_it_is_told_to() {
 #[test]
 fn more_threads_than_cores_yield() {
     assert_eq!(resolve("--ranks 256").unwrap().wait, WaitStrategy::Yield);
+    assert_eq!(resolve("--wait event").unwrap().wait, WaitStrategy::Event);
     assert_eq!(resolve("--ranks 256 --wait busy").unwrap().wait, WaitStrategy::Busy);
 }
 
@@ -172,6 +173,9 @@ fn the_plan_names_every_computed_value() {
     for part in ["soft device", "ring 8.0 KiB", "delegation ring 1024 slots", "flux 256 in flight", "wait ", "usable cores", "seed 1"] {
         assert!(text.contains(part), "{part} is missing: {text}");
     }
+    let looks =
+        |args: &str| resolve(args).unwrap().to_string().contains("sleep for 100µs at most: what other ranks send does not wake them");
+    assert_eq!(["--backend ucx-am --wait event", "--wait event", "--backend ucx-am"].map(looks), [true, false, false]);
     let text = resolve("--backend rc-send").unwrap().to_string();
     assert!(text.contains("\nwindow 32 requests, delegation ring") && !text.contains("\nring"), "{text}");
 }

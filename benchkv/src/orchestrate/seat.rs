@@ -2,6 +2,7 @@
 
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
+use shm::sleep::SLICE;
 use shm::wait::Waiter;
 
 use super::RankError;
@@ -80,14 +81,12 @@ impl<B: Backend> Seat<'_, B> {
             }
             Step::Idle | Step::Drained => {
                 log.note(0);
-                waiter.idle(no_event);
+                waiter.idle(|| {
+                    let longest = client.until_due(self.clock.now_ns()).min(SLICE);
+                    self.steering.sleep(phase, client.paths_mut(), longest);
+                });
             }
         }
         Ok(step)
     }
-}
-
-/// How an idle thread sleeps: not at all. It polls several things, none of which ends a sleep on another, so `--wait` offers no events.
-pub(super) fn no_event() {
-    std::thread::yield_now();
 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use clap::Parser;
 use harness::affinity::RankCores;
 use harness::clock::Clock;
+use shm::sleep::{Due, Watch};
 
 use super::*;
 use crate::backend::{self, Ending, IssueError, Paths, Peer};
@@ -239,6 +240,12 @@ impl Endpoints for ChannelPaths {
     }
 }
 
+impl Sleeper for ChannelDaemon {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        then(&mut Due::now());
+    }
+}
+
 impl Daemon for ChannelDaemon {
     fn step(&mut self, _: impl FnOnce() -> u64) -> Result<backend::Round, BackendError> {
         self.steps += 1;
@@ -266,6 +273,12 @@ impl Daemon for ChannelDaemon {
             }
         }
         Ok(backend::Round { moved, ..backend::Round::default() })
+    }
+}
+
+impl Sleeper for ChannelPaths {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        then(&mut Due::now());
     }
 }
 

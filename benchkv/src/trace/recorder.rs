@@ -1,6 +1,7 @@
 //! Takes the samples of one daemon into memory that is there from the start.
 
 use serde::{Deserialize, Serialize};
+use shm::wait::WaitStrategy;
 
 use super::Sample;
 use crate::backend::Round;
@@ -10,7 +11,7 @@ use crate::control::Phase;
 const CAPACITY: usize = 1 << 15;
 /// Shortest time between two samples of a daemon that has nothing to do.
 const IDLE_INTERVAL_NS: u64 = 1_000_000;
-/// Rounds without work between two looks at the clock.
+/// Rounds without work between two looks at the clock, of a daemon that does not sleep in between.
 const IDLE_ROUNDS_PER_LOOK: u32 = 64;
 
 /// A series while it is recorded. Where it would not fit, every second sample is dropped and the distance of the next ones doubles: a series
@@ -19,6 +20,7 @@ const IDLE_ROUNDS_PER_LOOK: u32 = 64;
 pub struct Recorder {
     interval: u64,
     idle_interval_ns: u64,
+    idle_rounds_per_look: u32,
     capacity: usize,
     /// When the warm-up began; `None`: it has not.
     started_ns: Option<u64>,
@@ -45,16 +47,18 @@ pub struct TraceReport {
 }
 
 impl Recorder {
-    /// A sample every `interval` rounds that did something.
+    /// A sample every `interval` rounds that did something, of a daemon that waits like this.
     #[must_use]
-    pub fn new(interval: u64) -> Self {
-        Self::with_capacity(interval, CAPACITY)
+    pub fn new(interval: u64, wait: WaitStrategy) -> Self {
+        let idle_rounds_per_look = if wait == WaitStrategy::Event { 1 } else { IDLE_ROUNDS_PER_LOOK };
+        Self { idle_rounds_per_look, ..Self::with_capacity(interval, CAPACITY) }
     }
 
     fn with_capacity(interval: u64, capacity: usize) -> Self {
         Self {
             interval,
             idle_interval_ns: IDLE_INTERVAL_NS,
+            idle_rounds_per_look: IDLE_ROUNDS_PER_LOOK,
             capacity,
             started_ns: None,
             run: None,
@@ -80,7 +84,7 @@ impl Recorder {
         } else {
             self.idle += 1;
         }
-        if self.samples.is_empty() || self.busy >= self.interval || self.idle >= IDLE_ROUNDS_PER_LOOK {
+        if self.samples.is_empty() || self.busy >= self.interval || self.idle >= self.idle_rounds_per_look {
             self.look(now_ns(), gauges);
         }
     }
@@ -139,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_sample_is_taken_every_so_many_rounds_that_did_something() {
-        let mut recorder = Recorder::new(3);
+        let mut recorder = Recorder::new(3, WaitStrategy::Busy);
         recorder.note(Phase::Ready, BUSY, || unreachable!("nothing is recorded before the warm-up"), Sample::default);
         for now_ns in 100..110 {
             let phase = if now_ns < 104 { Phase::WarmUp } else { Phase::Window(2) };
@@ -153,7 +157,7 @@ mod tests {
 
     #[test]
     fn an_idle_daemon_is_sampled_by_time() {
-        let mut recorder = Recorder::new(1000);
+        let mut recorder = Recorder::new(1000, WaitStrategy::Yield);
         let mut looks = 0;
         for round in 0..640_u64 {
             let now_ns = || {
@@ -165,6 +169,13 @@ mod tests {
         assert_eq!(looks, 10, "the clock is not read in every round");
         let spaced = times(&recorder).windows(2).all(|pair| pair[1] - pair[0] >= IDLE_INTERVAL_NS);
         assert!(spaced && recorder.samples().len() == 5, "{:?}", times(&recorder));
+    }
+
+    #[test]
+    fn a_daemon_that_sleeps_is_sampled_when_it_wakes() {
+        let mut recorder = Recorder::new(1000, WaitStrategy::Event);
+        (0..5).for_each(|round| recorder.note(Phase::WarmUp, IDLE, || round * 100_000_000, Sample::default));
+        assert_eq!(times(&recorder), [0, 100_000_000, 200_000_000, 300_000_000, 400_000_000]);
     }
 
     #[test]
@@ -181,7 +192,7 @@ mod tests {
 
     #[test]
     fn time_that_stands_still_or_goes_back_is_no_harm() {
-        let mut recorder = Recorder::new(1);
+        let mut recorder = Recorder::new(1, WaitStrategy::Busy);
         for now_ns in [50, 50, 20, 60] {
             recorder.note(Phase::WarmUp, BUSY, || now_ns, Sample::default);
         }

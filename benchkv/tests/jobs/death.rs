@@ -8,7 +8,7 @@ use benchkv::result::JobResult;
 use crate::job::{BACKENDS, Job, Process, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, TWO_BACKENDS, benchkv, run, turn};
 
 /// A job that would run for a minute.
-fn start(dir: &Scratch, args: &[&str], ranks: usize) -> Job {
+pub(crate) fn start(dir: &Scratch, args: &[&str], ranks: usize) -> Job {
     let ranks = ranks.to_string();
     let all = ["--ranks", &ranks, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
     Job::start(benchkv(&all).args(args).arg("--shm-dir").arg(dir.path()))
@@ -46,26 +46,30 @@ fn assert_all_end(job: &Job, processes: &[Process]) {
     }
 }
 
-/// The launcher is stopped, so that nobody tells the survivor: it finds out from the fabric.
+/// Kills rank `dead` of two. The launcher is stopped, so that nobody tells the survivor: it finds out from the fabric.
+#[track_caller]
+pub(crate) fn assert_survivor_notices(job: Job, ranks: &[Process], dead: usize) {
+    let survivor = 1 - dead;
+    job.launcher().signal(libc::SIGSTOP);
+    job.until("the launcher is stopped", || job.launcher().is_stopped().then_some(()));
+    ranks[dead].signal(libc::SIGKILL);
+    let killed = Instant::now();
+    assert_all_end(&job, &ranks[survivor..=survivor]);
+    eprintln!("rank {survivor} ended {:?} after rank {dead} was killed", killed.elapsed());
+    let said = format!("benchkv: rank {survivor}: rank {dead} is gone: ");
+    assert!(job.stderr().contains(&said), "{said:?} is missing: {}", job.stderr());
+    assert!(job.launcher().is_stopped(), "the launcher had no part in it");
+
+    job.launcher().signal(libc::SIGCONT);
+    job.end().assert_failed(1, &[&format!("benchkv: rank {dead} was killed by signal 9 (SIGKILL)")]);
+}
+
 #[test]
 fn a_rank_notices_by_itself_that_the_other_was_killed() {
     for (number, backend) in BACKENDS.into_iter().enumerate() {
-        let dead = number % 2;
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let (job, ranks) = start_and_load(&dir, backend, 2);
-        let survivor = 1 - dead;
-        job.launcher().signal(libc::SIGSTOP);
-        job.until("the launcher is stopped", || job.launcher().is_stopped().then_some(()));
-        ranks[dead].signal(libc::SIGKILL);
-        let killed = Instant::now();
-        assert_all_end(&job, &ranks[survivor..=survivor]);
-        eprintln!("{backend}: rank {survivor} ended {:?} after rank {dead} was killed", killed.elapsed());
-        let said = format!("benchkv: rank {survivor}: rank {dead} is gone: ");
-        assert!(job.stderr().contains(&said), "{said:?} is missing: {}", job.stderr());
-        assert!(job.launcher().is_stopped(), "the launcher had no part in it");
-
-        job.launcher().signal(libc::SIGCONT);
-        job.end().assert_failed(1, &[&format!("benchkv: rank {dead} was killed by signal 9 (SIGKILL)")]);
+        assert_survivor_notices(job, &ranks, number % 2);
         assert_next_job_cleans(&dir, backend);
     }
 }

@@ -32,6 +32,7 @@ fn every_backend_is_sound_on_hardware() {
     for backend in BACKENDS {
         let way = measure(&[], &["--backend", backend, "--device", &device]);
         assert!(way.starts_with(&device), "{backend}: {way}");
+        measure(&[], &["--backend", backend, "--device", &device, "--wait", "event"]);
     }
 }
 

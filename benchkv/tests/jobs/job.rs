@@ -212,6 +212,14 @@ impl Process {
         stats.into_iter().find(|stat| stat.name == name).map(|stat| stat.ticks)
     }
 
+    /// How often the thread of this name has slept; `None` without such a thread.
+    pub(crate) fn thread_sleeps(self, name: &str) -> Option<u64> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).ok()?;
+        let mut named = tasks.filter_map(Result::ok).filter(|task| Stat::read(&task.path()).is_some_and(|stat| stat.name == name));
+        let status = fs::read_to_string(named.next()?.path().join("status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
+    }
+
     /// Clock ticks that all of its threads have used.
     pub(crate) fn ticks(self) -> Option<u64> {
         self.stat().map(|stat| stat.ticks)

@@ -9,6 +9,7 @@
 //! - `sweep`: the script that measures at many points.
 //! - `bad_input`: what cannot be run is refused.
 //! - `death`: ranks and launchers that are killed.
+//! - `event`: threads that sleep: sound, idle, and woken by what ends a job.
 //! - `ucx`: the backend that needs a library. `hardware`: all backends on an mlx5 device. What they need is not everywhere: ignored unless asked for.
 //! - `memory`: what a job takes of it beside what was reckoned.
 
@@ -22,6 +23,7 @@
 
 mod bad_input;
 mod death;
+mod event;
 mod hardware;
 mod job;
 mod measurement;

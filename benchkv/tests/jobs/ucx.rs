@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::death::start_and_load_with;
+use crate::death::{assert_survivor_notices, start_and_load_with};
 use crate::job::{Job, SHORT, Scratch, benchkv, turn};
 use crate::measurement::{assert_sound, count, list, transports};
 
@@ -61,19 +61,13 @@ fn a_corrupted_value_is_seen() {
     ended.assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures"]);
 }
 
-/// As with the other backends, where UCX is to notice: the launcher is stopped, so that nobody tells the survivor.
+/// As with the other backends, where UCX is to notice.
 #[test]
 #[ignore = "needs libucx0"]
 fn a_rank_notices_by_itself_that_the_other_was_killed() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let (job, ranks) = start_and_load_with(&dir, &["--backend", "ucx-am", "--ucx-errors", "peer"], 2);
-    job.launcher().signal(libc::SIGSTOP);
-    job.until("the launcher is stopped", || job.launcher().is_stopped().then_some(()));
-    ranks[0].signal(libc::SIGKILL);
-    job.until("the survivor has ended", || ranks[1].has_ended().then_some(()));
-    assert!(job.stderr().contains("benchkv: rank 1: rank 0 is gone: "), "{}", job.stderr());
-    job.launcher().signal(libc::SIGCONT);
-    job.end().assert_failed(1, &["benchkv: rank 0 was killed by signal 9 (SIGKILL)"]);
+    assert_survivor_notices(job, &ranks, 0);
 }
 
 /// Over shared memory UCX notices nothing, and the launcher ends the job.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use shm::sleep::{self, Due, Look, Sleeper, Watch};
+
 use super::{Context, Inner, PollError};
 
 /// How long to sleep at most while a connection has something to post that it could not. What it waits for mostly wakes, as a completion;
@@ -36,7 +38,28 @@ impl<U> Context<U> {
     }
 }
 
+/// To sleep on a context and on other things at once: see [`shm::sleep::wait`]. It posts what gathered, as [`Context::wait`] does, and the sleep ends
+/// where that would. Poll after it, whatever ended it. On hardware, which cannot wake such a sleep, it ends after
+/// [`POLL_SLICE`](shm::sleep::POLL_SLICE).
+impl<U> Sleeper for Context<U> {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        self.inner.with_watch(then);
+    }
+}
+
 impl<U> Inner<U> {
+    /// Not inside a poll: that has the context borrowed.
+    fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        self.flush_all();
+        let mut due = Due(self.longest_sleep(None).unwrap_or(Duration::MAX));
+        let mut has_something = Look(|| {
+            let has_work = self.worklist.has_unfinished() || self.worklist.has_requests();
+            has_work || self.recv_cq.borrow().has_completion() || self.send_cq.borrow().has_completion()
+        });
+        sleep::join([&mut &self.device as &mut dyn Sleeper, &mut due, &mut has_something], then);
+        self.worklist.timers().look_next();
+    }
+
     /// Does not sleep if, after a flush, there is `something_else` to do.
     pub(crate) fn wait(&self, timeout: Option<Duration>, something_else: impl FnOnce() -> bool) -> Result<bool, PollError> {
         let _polling = self.enter()?;
@@ -44,9 +67,7 @@ impl<U> Inner<U> {
     }
 
     fn flush_and_sleep(&self, timeout: Option<Duration>, something_else: impl FnOnce() -> bool) -> bool {
-        self.flush();
-        // Those it passed over: nobody flushes again while this end sleeps.
-        self.flush();
+        self.flush_all();
         if self.worklist.has_unfinished() || something_else() {
             return true;
         }
@@ -56,6 +77,12 @@ impl<U> Inner<U> {
         let is_ready = self.device.wait(Some(Duration::ZERO)) || self.device.wait(self.longest_sleep(timeout));
         self.worklist.timers().look_next();
         is_ready
+    }
+
+    /// A flush, and another for those it passed over: nobody flushes again while this end sleeps.
+    fn flush_all(&self) {
+        self.flush();
+        self.flush();
     }
 
     fn longest_sleep(&self, timeout: Option<Duration>) -> Option<Duration> {

@@ -175,7 +175,7 @@ mod plain {
 mod model {
     use super::*;
     use shm::ready::{HotSet, Lanes};
-    use shm::sleep::{SLICE, Watch};
+    use shm::sleep::{Sleeper, Watch, Word, wait};
     use shm::sync::{UnsafeCell, yield_now};
 
     struct Memory {
@@ -285,6 +285,9 @@ mod model {
     }
 
     impl Watch for Idle<'_> {
+        fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
+            show(self.lanes.server.word());
+        }
         fn arm(&mut self) {
             self.set.arm(&self.lanes);
         }
@@ -309,7 +312,7 @@ mod model {
                 set.mend(&&*shared, 0);
                 while taken < 2 {
                     let mut idle = Idle { set: &mut set, lanes: &shared, cursor: &mut cursor };
-                    assert!(shared.server.wait(None, SLICE, &mut idle));
+                    assert!(wait([&mut idle as &mut dyn Sleeper], None));
                     taken += set.pass(&mut shared.announced(&mut cursor), &mut &*shared, || 0);
                 }
                 client.join().unwrap();

@@ -10,7 +10,7 @@ use crate::pending::{ANSWERED, Pending, Tag, Tagged};
 use crate::plain::Plain;
 use crate::region::Region;
 use crate::sessions::LanePairs;
-use crate::sleep::{SLICE, Watch};
+use crate::sleep::{self, Sleeper, Watch, Word};
 
 /// A client of the server of a region. `U` is what the caller wants back with each answer.
 pub struct Caller<Req, Resp, U> {
@@ -122,11 +122,9 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
     }
 
     /// Sleeps until there is something to [`poll`](Self::poll) for: an answer, or the end of the session; at most for `timeout` (`None`:
-    /// without end). Returns whether there is. A server that dies is noticed within [`SLICE`] of the kernel's noticing it.
+    /// without end). Returns whether there is. A server that dies is noticed within [`SLICE`](sleep::SLICE) of the kernel's noticing it.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        let Self { responses, member, .. } = self;
-        let seats = *member.seats();
-        seats.client_sleep(member.seat()).is_none_or(|sleep| sleep.wait(timeout, SLICE, &mut Idle { responses, member }))
+        sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
     /// Hands the answers that have arrived to `f`, each with the slot of its call, at most [`depth`](Self::depth) of them, and returns how many.
@@ -165,13 +163,13 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
     }
 }
 
-/// A client that waits.
-struct Idle<'a, Resp> {
-    responses: &'a LaneRx<Tagged<Resp>>,
-    member: &'a mut Membership,
-}
+impl<Req: Plain, Resp: Plain, U> Watch for Caller<Req, Resp, U> {
+    fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
+        if let Some(sleep) = self.member.seats().client_sleep(self.member.seat()) {
+            show(sleep.word());
+        }
+    }
 
-impl<Resp: Plain> Watch for Idle<'_, Resp> {
     fn look(&mut self, _: bool) -> bool {
         self.responses.is_ready() || self.member.end().is_some()
     }

@@ -425,7 +425,7 @@ mod tests {
     #[cfg(loom)]
     mod model {
         use super::*;
-        use crate::sleep::{SLICE, Sleep, Watch};
+        use crate::sleep::{Sleep, Sleeper, Watch, Word, wait};
         use loom::sync::Arc;
 
         struct One {
@@ -480,9 +480,13 @@ mod tests {
             set: &'a mut HotSet,
             lanes: &'a One,
             ready: ReadyWords,
+            sleep: &'a Sleep,
         }
 
         impl Watch for Idle<'_> {
+            fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
+                show(self.sleep.word());
+            }
             fn arm(&mut self) {
                 self.set.arm(self.lanes);
             }
@@ -509,7 +513,8 @@ mod tests {
                     if armed == HOT {
                         set.heat(0, &lanes);
                     }
-                    assert!(sleep.wait(None, SLICE, &mut Idle { set: &mut set, lanes: &lanes, ready }));
+                    let mut idle = Idle { set: &mut set, lanes: &lanes, ready, sleep: &sleep };
+                    assert!(wait([&mut idle as &mut dyn Sleeper], None));
                     // The bit may come after the message was seen in a lane that is polled.
                     let taken = set.pass(&mut ready, &mut lanes, || 0);
                     producer.join().unwrap();

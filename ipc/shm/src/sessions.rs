@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::clients::{LOOKS_PER_ROUND, Patrol, Seats};
 use crate::lane::{LaneRx, LaneTx, Slot};
@@ -14,7 +14,7 @@ use crate::lock::LockFile;
 use crate::pending::{Tag, Tagged};
 use crate::plain::Plain;
 use crate::ready::{ARMED, HotSet, Lanes, Wakes};
-use crate::sleep::{SLICE, Watch};
+use crate::sleep::{Watch, Word};
 use crate::sync::{AtomicU32, Ordering};
 
 /// Where the lanes of all clients lie: client `c` has its requests at `requests + c x request_stride` and its responses at `responses +
@@ -261,12 +261,10 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         self.table.seats.evict(from.client(), from.generation);
     }
 
-    /// Sleeps until there is something to pass for or to receive, at most for `timeout` (`None`: without end). Returns whether there is. Looks
-    /// for dead clients every [`SLICE`]; `bury` hears of those that are gone.
-    pub fn wait(&mut self, wakes: &mut impl Wakes, file: &LockFile, timeout: Option<Duration>, bury: impl FnMut(usize)) -> bool {
-        self.patrol.slept();
-        let seats = self.table.seats;
-        seats.server_sleep().wait(timeout, SLICE, &mut Idle { sessions: self, wakes, file, bury })
+    /// What a server that sleeps waits for: something to pass for or to receive. Looks for dead clients in every slice; `bury` hears of those
+    /// that are gone.
+    pub fn watch<'a>(&'a mut self, wakes: &'a mut impl Wakes, file: &'a LockFile, bury: impl FnMut(usize) + 'a) -> impl Watch + 'a {
+        Idle { sessions: self, wakes, file, bury }
     }
 }
 
@@ -371,8 +369,13 @@ struct Idle<'a, Req, Resp, W, B> {
 }
 
 impl<Req: Plain, Resp: Plain, W: Wakes, B: FnMut(usize)> Watch for Idle<'_, Req, Resp, W, B> {
+    fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
+        show(self.sessions.table.seats.server_sleep().word());
+    }
+
     fn arm(&mut self) {
-        let Sessions { hot, table, inbox, .. } = &mut *self.sessions;
+        let Sessions { hot, patrol, table, inbox, .. } = &mut *self.sessions;
+        patrol.slept();
         hot.arm(&Round { table, inbox, mask: &[] });
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
 use shm::region::Region;
+use shm::sleep::{Sleeper, Watch};
 
 use super::error::CallError;
 use super::message::{Areas, Message, MessageBytes};
@@ -117,5 +118,12 @@ impl<U> Client<U> {
     /// As the typed client's [`wait`](crate::Client::wait).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         self.inner.wait(timeout)
+    }
+}
+
+/// As the typed client.
+impl<U> Sleeper for Client<U> {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        self.inner.with_watch(then);
     }
 }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use shm::dir::Dir;
+use shm::sleep::{Sleeper, Watch};
 
 use super::error::ReplyError;
 use super::message::{Areas, Message, MessageBytes};
@@ -118,6 +119,13 @@ impl Drop for Copied {
         if self.buffer.capacity() > 0 {
             self.shared.pool.borrow_mut().push(std::mem::take(&mut self.buffer));
         }
+    }
+}
+
+/// As the typed server.
+impl Sleeper for Server {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        self.inner.with_watch(then);
     }
 }
 

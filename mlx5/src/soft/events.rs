@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use shm::ready::HotSet;
-use shm::sleep::Watch;
+use shm::sleep::{self, Watch, Word};
 
 use super::arrive::Arrivals;
 use super::{Clock, Hca, State, datagram};
@@ -16,62 +16,91 @@ const SHORT_SLEEP_NS: u64 = 1_000_000;
 /// What is due sooner is slept for all the same: a full lane is tried again at once, and its consumer may be stopped.
 const SHORTEST_SLEEP_NS: u64 = 20_000;
 
-/// What ends a sleep: anything to be taken from a lane, or announced by a ready bit.
-struct Idle<'a> {
-    hot: &'a mut HotSet,
-    arrivals: Arrivals<'a>,
+/// What ends a sleep: anything to be taken from a lane, or announced by a ready bit. The device is borrowed for the time of each question only.
+struct Idle<'a>(&'a Hca);
+
+impl Idle<'_> {
+    fn with_lanes<R>(&self, f: impl FnOnce(&mut HotSet, Arrivals<'_>) -> R) -> R {
+        let State { qps, cqs, hot, injector, .. } = &mut *self.0.state.borrow_mut();
+        f(hot, Arrivals { hca: self.0, qps, cqs, injector })
+    }
 }
 
 impl Watch for Idle<'_> {
+    fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
+        show(self.0.memory.lanes().sleep.0.word());
+    }
+
     fn arm(&mut self) {
-        self.hot.arm(&self.arrivals);
+        // Somebody may die meanwhile.
+        self.0.state.borrow_mut().polls_to_patrol = 1;
+        // H7, R1
+        self.with_lanes(|hot, arrivals| hot.arm(&arrivals));
     }
 
     fn look(&mut self, is_told: bool) -> bool {
-        let memory = &self.arrivals.hca.memory;
-        !self.hot.cool(&self.arrivals, is_told) || super::objects::ready_words(memory).any() || datagram::any_ready(memory)
+        let memory = &self.0.memory;
+        let is_cool = self.with_lanes(|hot, arrivals| hot.cool(&arrivals, is_told));
+        !is_cool || super::objects::ready_words(memory).any() || datagram::any_ready(memory)
+    }
+
+    fn slice(&mut self) -> Duration {
+        Duration::from_nanos(self.0.longest_sleep_ns())
+    }
+
+    /// What is due is done in a poll.
+    fn check(&mut self) -> bool {
+        true
     }
 }
 
 impl Hca {
+    /// Makes progress, then calls `then` with what a sleep of this device ends at: what a poll would take in or have to do. It knows nothing of
+    /// completions that are there already.
+    pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        self.empty_poll();
+        then(&mut Idle(self));
+    }
+
     /// Makes progress and sleeps until an armed CQ of this device has a CQE that it was armed for, or `timeout_ns` have passed in real time.
     /// Returns whether there is one; it disarms those CQs.
     pub(crate) fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let end_ns = timeout_ns.map(|ns| Clock::System.now_ns().saturating_add(ns));
         loop {
-            self.empty_poll();
-            let state = &mut *self.state.borrow_mut();
-            if state.cqs.iter_mut().flatten().filter_map(|cq| cq.take_event().then_some(())).count() > 0 {
-                return true;
+            let (mut has_event, mut left_ns) = (false, 0);
+            self.with_watch(&mut |watch| {
+                has_event = self.take_events();
+                left_ns = end_ns.map_or(u64::MAX, |end_ns| end_ns.saturating_sub(Clock::System.now_ns()));
+                let longest_ns = self.longest_sleep_ns().min(left_ns);
+                if !has_event && longest_ns > 0 {
+                    sleep::sleep_once(watch, Duration::from_nanos(longest_ns));
+                }
+            });
+            if has_event || left_ns == 0 {
+                return has_event;
             }
-            let now_ns = Clock::System.now_ns();
-            if end_ns.is_some_and(|end_ns| now_ns >= end_ns) {
-                return false;
-            }
-            let left_ns = end_ns.map_or(u64::MAX, |end_ns| end_ns - now_ns);
-            let longest_ns = match (&self.clock, state.deferred.next_ns()) {
-                (Clock::System, None) => LONGEST_SLEEP_NS,
-                (Clock::System, Some(at_ns)) => at_ns.saturating_sub(now_ns).clamp(SHORTEST_SLEEP_NS, LONGEST_SLEEP_NS),
-                (Clock::Manual(_), _) | (Clock::Stepping { .. }, None) => SHORT_SLEEP_NS,
-                // Polls alone bring this clock there.
-                (Clock::Stepping { .. }, Some(_)) => continue,
-            };
-            // Somebody may die meanwhile.
-            state.polls_to_patrol = 1;
-            self.sleep(state, longest_ns.min(left_ns));
+        }
+    }
+
+    /// Whether an armed CQ has a CQE that it was armed for; disarms those.
+    fn take_events(&self) -> bool {
+        let cqs = &mut self.state.borrow_mut().cqs;
+        cqs.iter_mut().flatten().filter_map(|cq| cq.take_event().then_some(())).count() > 0
+    }
+
+    /// How long it can sleep before it has to look by itself. 0: polls alone bring its clock to what is due.
+    fn longest_sleep_ns(&self) -> u64 {
+        match (&self.clock, self.state.borrow().deferred.next_ns()) {
+            (Clock::System, None) => LONGEST_SLEEP_NS,
+            (Clock::System, Some(at_ns)) => at_ns.saturating_sub(Clock::System.now_ns()).clamp(SHORTEST_SLEEP_NS, LONGEST_SLEEP_NS),
+            (Clock::Manual(_), _) | (Clock::Stepping { .. }, None) => SHORT_SLEEP_NS,
+            (Clock::Stepping { .. }, Some(_)) => 0,
         }
     }
 
     /// Sleeps, with no look at the world before it, as if what is sent now had been sent right after the last look.
     #[cfg(test)]
     pub(crate) fn sleep_at_once(&self) {
-        self.sleep(&mut self.state.borrow_mut(), u64::MAX);
-    }
-
-    fn sleep(&self, state: &mut State, longest_ns: u64) {
-        let State { qps, cqs, hot, injector, .. } = state;
-        // H7, R1
-        let mut idle = Idle { hot, arrivals: Arrivals { hca: self, qps, cqs, injector } };
-        self.memory.lanes().sleep.0.sleep(Duration::from_nanos(longest_ns), &mut idle);
+        sleep::sleep_once(&mut Idle(self), Duration::MAX);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Parser;
 
@@ -146,6 +147,23 @@ fn a_held_answer_is_released_by_a_step_without_work_when_its_time_has_come() {
         assert_eq!((job.step().moved, job.ended()), (1, vec![0]), "{name}");
         assert_eq!(job.asking.policy().unwrap().late_releases, 1);
     }
+}
+
+/// What a round would do something about is not slept over; what others do is.
+#[test]
+fn a_daemon_that_holds_answers_does_not_sleep() {
+    let mut job = Job::new("sleep", 2, "--batch-hold-us 50");
+    let slice = |daemon: &mut KvDaemon| {
+        let mut slice = None;
+        daemon.with_watch(&mut |watch| slice = Some(watch.slice()));
+        slice.unwrap()
+    };
+    assert!(slice(&mut job.asking) > Duration::ZERO);
+    job.fetch(1, 0..1);
+    assert_eq!((job.asking.gauges().held, slice(&mut job.asking)), (1, Duration::ZERO));
+    job.advance(50_000);
+    job.step();
+    assert!(job.asking.gauges().held == 0 && slice(&mut job.asking) > Duration::ZERO);
 }
 
 /// Every policy at once: when nobody asks any more, everything ends.

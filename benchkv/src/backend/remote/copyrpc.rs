@@ -1,6 +1,7 @@
 //! Requests carried by copyrpc: batches of them, written into the peer's ring.
 
 use copyrpc::{CallError, CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint};
+use shm::sleep::{Sleeper, Watch};
 use zerocopy::IntoBytes;
 
 use super::super::plan::Plan;
@@ -110,6 +111,10 @@ impl<C> Links<C> {
 
     pub(super) fn flush(&self) -> Result<(), BackendError> {
         self.context.flush_endpoints().map_err(|e| BackendError::transport("the RDMA context", e))
+    }
+
+    pub(super) fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        self.context.with_watch(then);
     }
 
     pub(super) fn counters(&self) -> Sample {

@@ -16,6 +16,8 @@ mod ucx_am;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 
+use shm::sleep::{Sleeper, Watch};
+
 use super::plan::{Plan, Topology};
 use super::{BackendError, Peer, Records, Worker};
 use crate::activity::TransportReport;
@@ -291,6 +293,17 @@ impl<C> Remote<C> {
             Carrier::UcxAm(links) => links.report(),
         };
         TransportReport { backlog_peak, ..report }
+    }
+}
+
+/// A sleep ends at what a poll takes in, or has to see to.
+impl<C> Sleeper for Remote<C> {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        match &mut self.carrier {
+            Carrier::Copyrpc(links) => links.with_watch(then),
+            Carrier::RcSend(links) => links.with_watch(then),
+            Carrier::UcxAm(links) => links.with_watch(then),
+        }
     }
 }
 

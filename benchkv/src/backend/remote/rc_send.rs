@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use mlx5::{
     Access, ConnectOptions, Cq, Cqe, Device, Inline, MonoCq, Mr, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Send, Signal, Write,
 };
+use shm::sleep::{self, Due, Look, Sleeper, Watch};
 
 use super::super::plan::Plan;
 use super::super::{BackendError, Peer};
@@ -69,11 +70,11 @@ struct Link<C> {
     is_unflushed: bool,
     /// Why it is of no more use.
     failure: Option<String>,
-    watch: Watch,
+    pulse: Pulse,
 }
 
 /// Whether a silent peer lives.
-struct Watch {
+struct Pulse {
     was_heard: bool,
     heard_at: Instant,
     is_probing: bool,
@@ -206,6 +207,18 @@ impl<C> Links<C> {
         Ok(())
     }
 
+    pub(super) fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        // Answers that wait for room go with a flush.
+        if !self.unflushed.is_empty() {
+            return then(&mut Due::now());
+        }
+        // A sleep is long enough for a peer to be silent.
+        self.polls = POLLS_PER_LOOK - 1;
+        let Self { device, recv_cq, send_cq, arrived, .. } = self;
+        let mut has_something = Look(|| !arrived.is_empty() || recv_cq.has_completion() || send_cq.has_completion());
+        sleep::join([&mut &*device as &mut dyn Sleeper, &mut has_something], then);
+    }
+
     pub(super) fn counters(&self) -> Sample {
         Sample { messages: self.counters.sends, writes: self.counters.sends, ..Sample::default() }
     }
@@ -249,7 +262,7 @@ impl<C> Link<C> {
             answers: VecDeque::new(),
             is_unflushed: false,
             failure: None,
-            watch: Watch { was_heard: true, heard_at: Instant::now(), is_probing: false },
+            pulse: Pulse { was_heard: true, heard_at: Instant::now(), is_probing: false },
         }
     }
 
@@ -263,16 +276,16 @@ impl<C> Link<C> {
         receives.region.read(receives.offset(number, place), bytes).map_err(|error| error.to_string())?;
         receives.post(&mut self.qp, number, place)?;
         self.qp.ring_receives();
-        self.watch.was_heard = true;
+        self.pulse.was_heard = true;
         self.dialogue.arrive(bytes).map_err(|violation| violation.to_string())
     }
 
     /// Takes a completion of the send queue; `false`: the link has failed.
     fn complete(&mut self, cqe: &Cqe<'_>) -> bool {
-        let watch = &mut self.watch;
+        let pulse = &mut self.pulse;
         self.qp.complete_each(cqe, |what| {
             if what == PROBE {
-                (watch.was_heard, watch.is_probing) = (true, false);
+                (pulse.was_heard, pulse.is_probing) = (true, false);
             }
         });
         let Err(error) = cqe.result() else { return true };
@@ -304,12 +317,12 @@ impl<C> Link<C> {
 
     /// Probes a peer that owes an answer and is silent.
     fn look(&mut self, now: Instant) {
-        if std::mem::take(&mut self.watch.was_heard) || !self.dialogue.is_waiting() {
-            self.watch.heard_at = now;
-        } else if !self.watch.is_probing && now.duration_since(self.watch.heard_at) > PROBE_AFTER {
+        if std::mem::take(&mut self.pulse.was_heard) || !self.dialogue.is_waiting() {
+            self.pulse.heard_at = now;
+        } else if !self.pulse.is_probing && now.duration_since(self.pulse.heard_at) > PROBE_AFTER {
             // A WRITE of no bytes names no memory. If the queue is full, what fills it tells as much.
             let probe = Write { addr: 0, rkey: 0, payload: () };
-            self.watch.is_probing = self.qp.post(&probe, Signal::Always, PROBE).is_ok();
+            self.pulse.is_probing = self.qp.post(&probe, Signal::Always, PROBE).is_ok();
             self.qp.ring();
         }
     }

@@ -4,6 +4,8 @@
 
 use std::collections::VecDeque;
 
+use shm::sleep::{Due, POLL_SLICE, Watch};
+
 use super::super::plan::Plan;
 use super::super::{BackendError, Peer};
 use super::dialogue::{Arrival, Dialogue};
@@ -144,6 +146,11 @@ impl<C> Links<C> {
         if let Err(error) = link.post(&mut self.worker, &message) {
             link.failure.get_or_insert(error.to_string());
         }
+    }
+
+    /// The library wakes through a descriptor, if at all, which cannot be waited for together with words.
+    pub(super) fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        then(&mut Due(POLL_SLICE));
     }
 
     pub(super) fn counters(&self) -> Sample {

@@ -1,0 +1,162 @@
+//! Whole ranks whose threads sleep, each on everything it waits for. Here no sleep ends by itself before an hour has passed, so a wake-up that is
+//! lost is a hang and not a delay.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use shm::sleep::{self, Bell, Watch, Word};
+
+use super::composed::Composed;
+use super::*;
+use crate::cli::Cli;
+use crate::options::Options;
+
+const RANKS: usize = 2;
+const DAEMONS: usize = 2;
+const CLIENTS: usize = 1;
+/// One at a time, of each client.
+const OPERATIONS: u32 = 500;
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// What sleeps are to end at, but for time.
+struct Patient<'a>(&'a mut dyn Sleeper);
+
+impl Sleeper for Patient<'_> {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        self.0.with_watch(&mut |watch| then(&mut ForAnHour(watch)));
+    }
+}
+
+struct ForAnHour<'a>(&'a mut dyn Watch);
+
+impl Watch for ForAnHour<'_> {
+    fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
+        self.0.words(show);
+    }
+    fn arm(&mut self) {
+        self.0.arm();
+    }
+    fn look(&mut self, is_told: bool) -> bool {
+        self.0.look(is_told)
+    }
+    fn slice(&mut self) -> Duration {
+        if self.0.slice().is_zero() { Duration::ZERO } else { Duration::from_secs(3600) }
+    }
+    fn check(&mut self) -> bool {
+        self.0.check()
+    }
+}
+
+struct Job {
+    ranks: Vec<Composed>,
+    meeting: Barrier,
+    /// From, to, what.
+    records: Mutex<Vec<(Peer, Peer, Vec<u8>)>>,
+    clients_left: Barrier,
+    is_over: AtomicBool,
+    bell: Bell,
+    _dir: Scratch,
+}
+
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Job {
+    fn new(backend: &str) -> Self {
+        let path = Path::new("/dev/shm").join(format!("benchkv-sleep-{}-{backend}", std::process::id()));
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path).unwrap();
+        let threads = format!("--ranks {RANKS} --server-threads {DAEMONS} --client-threads {CLIENTS}");
+        let args = format!("benchkv --backend {backend} {threads} --shm-dir {}", path.display());
+        let options = Options::resolve(Cli::try_parse_from(args.split_whitespace()).unwrap()).unwrap();
+        let threads = RANKS * (DAEMONS + CLIENTS);
+        Self {
+            ranks: (0..RANKS).map(|rank| Composed::new(&options, rank).unwrap()).collect(),
+            meeting: Barrier::new(threads),
+            records: Mutex::default(),
+            clients_left: Barrier::new(RANKS * CLIENTS),
+            is_over: AtomicBool::new(false),
+            bell: Bell::default(),
+            _dir: Scratch(path),
+        }
+    }
+
+    fn connect(&self, me: Peer, endpoints: &mut impl Endpoints) {
+        let mine = endpoints.records().into_iter().map(|(to, bytes)| (me, to, bytes));
+        self.records.lock().unwrap().extend(mine);
+        self.meeting.wait();
+        let records = self.records.lock().unwrap().clone();
+        let for_me = records.into_iter().filter(|(_, to, _)| *to == me);
+        endpoints.connect(&for_me.map(|(from, _, bytes)| (from, bytes)).collect::<Vec<_>>()).unwrap();
+        self.meeting.wait();
+    }
+
+    fn run_daemon(&self, rank: usize, number: usize) {
+        let mut daemon = self.ranks[rank].open_daemon(number).unwrap();
+        self.meeting.wait();
+        self.connect(Peer { rank, worker: Worker::Daemon(number) }, &mut daemon);
+        loop {
+            let mut heard = self.bell.listen();
+            if self.is_over.load(Ordering::Acquire) {
+                return;
+            }
+            if daemon.step(|| unreachable!("no policy asks for the time")).unwrap().moved == 0 {
+                sleep::wait([&mut heard as &mut dyn Sleeper, &mut Patient(&mut daemon)], None);
+            }
+        }
+    }
+
+    fn run_client(&self, rank: usize, number: usize) {
+        self.meeting.wait();
+        let mut paths = self.ranks[rank].open_client(number).unwrap();
+        self.connect(Peer { rank, worker: Worker::Client(number) }, &mut paths);
+        for token in 0..OPERATIONS {
+            let to = if token % 3 == 0 { rank } else { 1 - rank };
+            paths.issue(&Request::get(to as u32, u64::from(token)), token).unwrap();
+            paths.flush().unwrap();
+            let mut ended = None;
+            while ended.is_none() {
+                paths.poll(|token, ending| ended = Some((token, ending))).unwrap();
+                if ended.is_none() {
+                    sleep::wait([&mut Patient(&mut paths) as &mut dyn Sleeper], None);
+                }
+            }
+            assert!(matches!(ended, Some((ended, Ending::Reply(_))) if ended == token), "{ended:?}");
+        }
+        if self.clients_left.wait().is_leader() {
+            self.is_over.store(true, Ordering::Release);
+            self.bell.ring();
+        }
+    }
+}
+
+fn ends(backend: &str) {
+    let job = Arc::new(Job::new(backend));
+    let workers = (0..DAEMONS).map(Worker::Daemon).chain((0..CLIENTS).map(Worker::Client));
+    let start = |(rank, worker)| {
+        let job = Arc::clone(&job);
+        std::thread::spawn(move || match worker {
+            Worker::Daemon(number) => job.run_daemon(rank, number),
+            Worker::Client(number) => job.run_client(rank, number),
+        })
+    };
+    let threads: Vec<_> = workers.flat_map(|worker| [(0, worker), (1, worker)]).map(start).collect();
+    let began = Instant::now();
+    while !threads.iter().all(|thread| thread.is_finished()) {
+        assert!(began.elapsed() < WATCHDOG, "{backend}: somebody sleeps for ever");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(threads.into_iter().all(|thread| thread.join().is_ok()), "{backend}");
+}
+
+#[test]
+fn threads_are_woken_through_everything_that_they_wait_for() {
+    ["meta", "delegation", "sharded", "direct", "rc-send"].into_iter().for_each(ends);
+}
