@@ -6,8 +6,7 @@ use harness::report::bytes;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::backend::plan::Topology;
-use crate::cli::BackendKind;
+use crate::backend::plan::{Topology, Transport};
 use crate::cli::ClientKind;
 use crate::options::Sizes;
 use crate::store::Shard;
@@ -94,18 +93,18 @@ impl Memory {
 
     /// One end of a connection between ranks.
     const fn connection_bytes(topology: &Topology, sizes: &Sizes) -> u64 {
-        match topology.kind {
-            BackendKind::RcSend => 2 * sizes.window as u64 * BYTES_PER_SEND + SEND_QUEUE_BYTES,
-            BackendKind::UcxAm => UCX_BYTES_PER_ENDPOINT,
-            _ => 2 * sizes.ring_bytes + QUEUE_BYTES_PER_ENDPOINT + CONTEXT_BYTES_PER_ENDPOINT,
+        match topology.transport {
+            Transport::RcSend => 2 * sizes.window as u64 * BYTES_PER_SEND + SEND_QUEUE_BYTES,
+            Transport::UcxAm => UCX_BYTES_PER_ENDPOINT,
+            Transport::Copyrpc => 2 * sizes.ring_bytes + QUEUE_BYTES_PER_ENDPOINT + CONTEXT_BYTES_PER_ENDPOINT,
         }
     }
 
     /// A thread with connections, without these.
     const fn context_bytes(topology: &Topology) -> u64 {
-        match topology.kind {
-            BackendKind::UcxAm => UCX_WORKER_BYTES,
-            _ => CONTEXT_BYTES,
+        match topology.transport {
+            Transport::Copyrpc | Transport::RcSend => CONTEXT_BYTES,
+            Transport::UcxAm => UCX_WORKER_BYTES,
         }
     }
 
