@@ -10,6 +10,7 @@ use crate::backend::plan::{Topology, Transport};
 use crate::cli::ClientKind;
 use crate::options::Sizes;
 use crate::store::Shard;
+use crate::trace::recorder::Recorder;
 use crate::verify::Verifier;
 use crate::workload::{Access, PATTERN_LEN, Workload};
 
@@ -48,7 +49,7 @@ pub struct Memory {
     pub channels_bytes: u64,
     /// Access patterns, verification and histograms of the clients.
     pub clients_bytes: u64,
-    /// All of that, and the processes themselves.
+    /// All of that, the processes themselves, and the time series of the daemons.
     pub total_bytes: u64,
 }
 
@@ -119,6 +120,13 @@ impl Memory {
         }
     }
 
+    /// The same with the time series of the daemons, where they are wanted.
+    #[must_use]
+    pub const fn with_traces(self, are_wanted: bool, topology: &Topology) -> Self {
+        let recorders = if are_wanted { topology.ranks * topology.daemons } else { 0 };
+        Self { total_bytes: self.total_bytes + (recorders * Recorder::BYTES) as u64, ..self }
+    }
+
     /// # Errors
     /// [`OverLimit`] when the job needs more than `limit_bytes`.
     pub fn check(&self, limit_bytes: u64) -> Result<(), OverLimit> {
@@ -183,6 +191,8 @@ mod tests {
         let stores = memory("--ranks 3 --key-range 1000000 --verify=false").stores_bytes;
         assert_eq!(stores, 3 * 16 * 1_000_000);
         assert!(memory("--verify=false").clients_bytes < memory("--verify").clients_bytes);
+        let series = |args: &str| memory(&format!("{args} --trace series")).total_bytes - memory(args).total_bytes;
+        assert_eq!(series("--ranks 3 --server-threads 2"), 6 * Recorder::BYTES as u64, "one of each daemon");
     }
 
     #[test]

@@ -234,7 +234,9 @@ impl Options {
         cli.policies.check(cli.backend, ranks)?;
         cli.trace.check()?;
         let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
-        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs).with_clients(cli.clients, &topology);
+        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs)
+            .with_clients(cli.clients, &topology)
+            .with_traces(cli.trace.trace.is_some(), &topology);
         memory.check(cli.memory_limit.unwrap_or_else(|| Environment::detect().memory_bytes))?;
         let threads = Threads { ranks: launcher.ranks_here.len(), daemons: cli.server_threads, clients: cli.client_threads };
         let plan = Plan::new(&cli.pin, hosts.cores_here(cli.server_threads + cli.client_threads), threads)?;
