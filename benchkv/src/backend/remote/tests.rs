@@ -119,6 +119,41 @@ fn waiting_for_credit_is_not_work_and_ends_with_it() {
     answer_all(&mut asking, &mut answering);
 }
 
+/// There is room for it, and for none of those that came before it until they are tried again.
+#[test]
+fn a_request_does_not_overtake_those_that_wait() {
+    for transport in [Transport::Copyrpc, Transport::RcSend] {
+        let scratch = Scratch::new();
+        let [mut asking, mut answering] = scratch.pair(transport);
+        let mut arrived = Vec::new();
+        // What has arrived is answered, and the answers are taken.
+        let mut serve = |asking: &mut Remote<usize>| {
+            asking.flush().unwrap();
+            answering.poll(|_, _| ()).unwrap();
+            while let Some((request, incoming)) = answering.recv() {
+                arrived.push(request.unwrap().key());
+                answering.answer(incoming, Some(Response::new(Outcome::PutOk)));
+            }
+            answering.flush().unwrap();
+            asking.poll(|_, _| ()).unwrap();
+            arrived.len()
+        };
+        call_all(&mut asking);
+        let (sent, mut rounds) = (asking.sent() as usize, 0..10 * REQUESTS);
+        while serve(&mut asking) < sent {
+            rounds.next().unwrap();
+        }
+        assert!(asking.backlogged() > 0 && asking.outstanding() == 0, "{transport:?}: there is room");
+        let last = Request::put(1, REQUESTS as u64, 7);
+        asking.call(asking.link_for(&last).unwrap(), last, REQUESTS).unwrap();
+        while serve(&mut asking) <= REQUESTS {
+            asking.retry().unwrap();
+            rounds.next().unwrap();
+        }
+        assert!(arrived.is_sorted(), "{transport:?}");
+    }
+}
+
 /// No more are under way than the peer has receives for, so that none is ever sent twice; the rest waits, and takes the places of those that are
 /// answered.
 #[test]
