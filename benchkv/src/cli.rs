@@ -8,6 +8,7 @@ use harness::device::DeviceChoice;
 use harness::report::JsonSink;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::plan::{Routing, Transport};
 use crate::output::OutputArgs;
 use crate::pace::{Arrivals, PaceArgs};
 use crate::policy::PolicyOptions;
@@ -171,7 +172,7 @@ pub struct DoctorArgs {
     pub shm_dir: Option<PathBuf>,
 }
 
-/// The topologies.
+/// What `--backend` asks for: a [`Routing`] and a [`Transport`] by one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendKind {
@@ -187,6 +188,29 @@ pub enum BackendKind {
     RcSend,
     /// As delegation, with a UCX active message for each message in the place of copyrpc. Needs libucp, and no RDMA device.
     UcxAm,
+}
+
+impl BackendKind {
+    /// Which way requests take.
+    #[must_use]
+    pub const fn routing(self) -> Routing {
+        match self {
+            Self::Meta => Routing::Meta,
+            Self::Delegation | Self::RcSend | Self::UcxAm => Routing::Delegation,
+            Self::Sharded => Routing::Sharded,
+            Self::Direct => Routing::Direct,
+        }
+    }
+
+    /// What carries them between ranks.
+    #[must_use]
+    pub const fn transport(self) -> Transport {
+        match self {
+            Self::Meta | Self::Delegation | Self::Sharded | Self::Direct => Transport::Copyrpc,
+            Self::RcSend => Transport::RcSend,
+            Self::UcxAm => Transport::UcxAm,
+        }
+    }
 }
 
 /// What `--clients` asks for.

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use benchkv::agreement::{AgreementError, agree};
 use benchkv::backend::composed::Composed;
-use benchkv::cli::{BackendKind, Cli, Command, DoctorArgs};
+use benchkv::backend::plan::Transport;
+use benchkv::cli::{Cli, Command, DoctorArgs};
 use benchkv::doctor::{Diagnosis, probe};
 use benchkv::launcher::LauncherKind;
 use benchkv::message::{Request, Response};
@@ -134,7 +135,7 @@ fn launch(cli: Cli) -> ExitCode {
 /// Variables of the ranks. UCX writes its messages to standard output, which is for the result, unless it is told otherwise.
 fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
     const LOG: &str = "UCX_LOG_FILE";
-    let is_wanted = options.backend == BackendKind::UcxAm && std::env::var_os(LOG).is_none();
+    let is_wanted = options.backend.transport() == Transport::UcxAm && std::env::var_os(LOG).is_none();
     if is_wanted { vec![(LOG, "stderr")] } else { Vec::new() }
 }
 
@@ -147,9 +148,9 @@ fn check_output(options: &Options) -> Result<(), String> {
 
 /// Whether what carries requests can be loaded.
 fn check_library(options: &Options) -> Result<(), String> {
-    match options.backend {
-        BackendKind::UcxAm => benchkv::ucx::load().map(drop).map_err(|error| error.to_string()),
-        _ => Ok(()),
+    match options.backend.transport() {
+        Transport::UcxAm => benchkv::ucx::load().map(drop).map_err(|error| error.to_string()),
+        Transport::Copyrpc | Transport::RcSend => Ok(()),
     }
 }
 

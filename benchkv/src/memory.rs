@@ -6,11 +6,11 @@ use harness::report::bytes;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::backend::plan::Topology;
-use crate::cli::BackendKind;
+use crate::backend::plan::{Topology, Transport};
 use crate::cli::ClientKind;
 use crate::options::Sizes;
 use crate::store::Shard;
+use crate::trace::recorder::Recorder;
 use crate::verify::Verifier;
 use crate::workload::{Access, PATTERN_LEN, Workload};
 
@@ -49,7 +49,7 @@ pub struct Memory {
     pub channels_bytes: u64,
     /// Access patterns, verification and histograms of the clients.
     pub clients_bytes: u64,
-    /// All of that, and the processes themselves.
+    /// All of that, the processes themselves, and the time series of the daemons.
     pub total_bytes: u64,
 }
 
@@ -94,18 +94,18 @@ impl Memory {
 
     /// One end of a connection between ranks.
     const fn connection_bytes(topology: &Topology, sizes: &Sizes) -> u64 {
-        match topology.kind {
-            BackendKind::RcSend => 2 * sizes.window as u64 * BYTES_PER_SEND + SEND_QUEUE_BYTES,
-            BackendKind::UcxAm => UCX_BYTES_PER_ENDPOINT,
-            _ => 2 * sizes.ring_bytes + QUEUE_BYTES_PER_ENDPOINT + CONTEXT_BYTES_PER_ENDPOINT,
+        match topology.transport {
+            Transport::RcSend => 2 * sizes.window as u64 * BYTES_PER_SEND + SEND_QUEUE_BYTES,
+            Transport::UcxAm => UCX_BYTES_PER_ENDPOINT,
+            Transport::Copyrpc => 2 * sizes.ring_bytes + QUEUE_BYTES_PER_ENDPOINT + CONTEXT_BYTES_PER_ENDPOINT,
         }
     }
 
     /// A thread with connections, without these.
     const fn context_bytes(topology: &Topology) -> u64 {
-        match topology.kind {
-            BackendKind::UcxAm => UCX_WORKER_BYTES,
-            _ => CONTEXT_BYTES,
+        match topology.transport {
+            Transport::Copyrpc | Transport::RcSend => CONTEXT_BYTES,
+            Transport::UcxAm => UCX_WORKER_BYTES,
         }
     }
 
@@ -118,6 +118,13 @@ impl Memory {
                 Self { total_bytes: self.total_bytes + (topology.ranks * topology.clients) as u64 * PROCESS_BYTES, ..self }
             }
         }
+    }
+
+    /// The same with the time series of the daemons, where they are wanted.
+    #[must_use]
+    pub const fn with_traces(self, are_wanted: bool, topology: &Topology) -> Self {
+        let recorders = if are_wanted { topology.ranks * topology.daemons } else { 0 };
+        Self { total_bytes: self.total_bytes + (recorders * Recorder::BYTES) as u64, ..self }
     }
 
     /// # Errors
@@ -184,6 +191,8 @@ mod tests {
         let stores = memory("--ranks 3 --key-range 1000000 --verify=false").stores_bytes;
         assert_eq!(stores, 3 * 16 * 1_000_000);
         assert!(memory("--verify=false").clients_bytes < memory("--verify").clients_bytes);
+        let series = |args: &str| memory(&format!("{args} --trace series")).total_bytes - memory(args).total_bytes;
+        assert_eq!(series("--ranks 3 --server-threads 2"), 6 * Recorder::BYTES as u64, "one of each daemon");
     }
 
     #[test]

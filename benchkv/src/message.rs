@@ -11,10 +11,10 @@ compile_error!("the wire format is the memory format of a little-endian machine"
 const PUT: u32 = 1;
 const GET: u32 = 2;
 
-const PUT_OK: u32 = 1;
-const GET_OK: u32 = 2;
-const GET_NOT_FOUND: u32 = 3;
-const REFUSED: u32 = 4;
+const PUT_OK: u64 = 1;
+const GET_OK: u64 = 2;
+const GET_NOT_FOUND: u64 = 3;
+const REFUSED: u64 = 4;
 
 /// A request to the store of one rank.
 ///
@@ -37,14 +37,12 @@ pub struct Request {
 ///
 /// | offset | size | field |
 /// |---|---|---|
-/// | 0 | 4 | status: 1 put done, 2 found, 3 not found, 4 refused |
-/// | 4 | 4 | zero |
+/// | 0 | 8 | status: 1 put done, 2 found, 3 not found, 4 refused |
 /// | 8 | 8 | value of a get that found one; else 0 |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Response {
-    status: u32,
-    zero: u32,
+    status: u64,
     value: u64,
 }
 
@@ -130,17 +128,17 @@ impl Response {
             Outcome::NotFound => (GET_NOT_FOUND, 0),
             Outcome::Refused => (REFUSED, 0),
         };
-        Self { status, zero: 0, value }
+        Self { status, value }
     }
 
     /// What is reported; `None` when the bytes are no response.
     #[must_use]
     pub const fn outcome(&self) -> Option<Outcome> {
-        match (self.status, self.zero, self.value) {
-            (PUT_OK, 0, 0) => Some(Outcome::PutOk),
-            (GET_OK, 0, value) => Some(Outcome::GetOk { value }),
-            (GET_NOT_FOUND, 0, 0) => Some(Outcome::NotFound),
-            (REFUSED, 0, 0) => Some(Outcome::Refused),
+        match (self.status, self.value) {
+            (PUT_OK, 0) => Some(Outcome::PutOk),
+            (GET_OK, value) => Some(Outcome::GetOk { value }),
+            (GET_NOT_FOUND, 0) => Some(Outcome::NotFound),
+            (REFUSED, 0) => Some(Outcome::Refused),
             _ => None,
         }
     }

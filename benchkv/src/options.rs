@@ -17,7 +17,7 @@ use shm::sleep::POLL_SLICE;
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
-use crate::backend::plan::Topology;
+use crate::backend::plan::{Routing, Topology, Transport};
 use crate::cli::{BackendKind, Cli, ClientKind, Fault, RingChoice, WaitChoice};
 use crate::control::MAX_DAEMONS;
 use crate::launcher::Launcher;
@@ -111,7 +111,7 @@ impl Sizes {
     fn compute(ring: RingChoice, topology: &Topology, queue_depth: usize) -> Self {
         let in_flight = topology.clients * queue_depth;
         // A client's own connection carries what that client has in flight, any other what all clients of the rank have.
-        let in_flight_per_ring = if topology.kind == BackendKind::Direct { queue_depth } else { in_flight };
+        let in_flight_per_ring = if topology.routing == Routing::Direct { queue_depth } else { in_flight };
         // The header of 12 bytes is copyrpc's; messages are padded to 32.
         let padded_message = (12 + size_of::<Request>()).next_multiple_of(32);
         let ring_bytes = match ring {
@@ -210,7 +210,7 @@ impl Options {
         check_counts(&cli, ranks)?;
         check_times(&cli)?;
         check_ratios(&cli, ranks)?;
-        check_ring(cli.ring_size, cli.backend)?;
+        check_ring(cli.ring_size, cli.backend.transport())?;
         let pace = cli.pace.resolve()?;
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
@@ -231,11 +231,13 @@ impl Options {
             verify: cli.verify,
             seed: cli.seed,
         };
-        let topology = Topology { kind: cli.backend, ranks, daemons: cli.server_threads, clients: cli.client_threads };
-        cli.policies.check(&topology)?;
+        let topology = Topology::new(cli.backend, ranks, cli.server_threads, cli.client_threads);
+        cli.policies.check(cli.backend, ranks)?;
         cli.trace.check()?;
         let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
-        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs).with_clients(cli.clients, &topology);
+        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs)
+            .with_clients(cli.clients, &topology)
+            .with_traces(cli.trace.trace.is_some(), &topology);
         memory.check(cli.memory_limit.unwrap_or_else(|| Environment::detect().memory_bytes))?;
         let threads = Threads { ranks: launcher.ranks_here.len(), daemons: cli.server_threads, clients: cli.client_threads };
         let plan = Plan::new(&cli.pin, hosts.cores_here(cli.server_threads + cli.client_threads), threads)?;
@@ -277,7 +279,7 @@ impl Options {
     /// The threads of the job and the connections between them.
     #[must_use]
     pub const fn topology(&self) -> Topology {
-        Topology { kind: self.backend, ranks: self.workload.ranks, daemons: self.server_threads, clients: self.workload.clients }
+        Topology::new(self.backend, self.workload.ranks, self.server_threads, self.workload.clients)
     }
 
     /// The device to open; software devices meet in `shm_dir`.
@@ -288,7 +290,7 @@ impl Options {
 
     /// What carries requests to other ranks, as it can be asked for; UCX chooses by itself.
     fn carried_by(&self) -> String {
-        if self.backend == BackendKind::UcxAm { "ucx".to_owned() } else { self.device.to_string() }
+        if self.backend.transport() == Transport::UcxAm { "ucx".to_owned() } else { self.device.to_string() }
     }
 
     /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
@@ -416,11 +418,11 @@ fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     }
 }
 
-fn check_ring(ring: RingChoice, backend: BackendKind) -> Result<(), OptionError> {
+fn check_ring(ring: RingChoice, transport: Transport) -> Result<(), OptionError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
     let legal = format!("auto, or a power of two from {} to {}", RING_BYTES.start(), RING_BYTES.end());
     match given {
-        _ if matches!(backend, BackendKind::RcSend | BackendKind::UcxAm) => {
+        _ if transport != Transport::Copyrpc => {
             Err(range("--ring-size", given, "messages of this --backend are not written into rings", "none; leave it out".to_owned()))
         }
         _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),

@@ -14,7 +14,7 @@ pub struct Operation {
     pub bound: Option<u32>,
     /// How often the script has it done: twice, where the difference counts.
     pub counts: (u64, u64),
-    /// What the script collects, in its words: `all`, or `in NAME`, the function of that name with all it calls.
+    /// What the script collects, in its words: `all`; `all but NAME`, without the function of that name and all it calls; or `in NAME`, that alone.
     pub collect: &'static str,
     /// What it is, in words.
     pub what: &'static str,

@@ -49,11 +49,37 @@ impl fmt::Display for Peer {
     }
 }
 
+/// Which way a request for another rank takes: the columns of the table above.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Routing {
+    /// Through the daemon that owns such keys, and by flux to the carrier.
+    Meta,
+    /// Through the ring of daemon 0.
+    Delegation,
+    /// Through the ring of the daemon of the key's number.
+    Sharded,
+    /// Straight from the client.
+    Direct,
+}
+
+/// What carries messages between ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// copyrpc: batches written into the peer's ring.
+    Copyrpc,
+    /// A SEND for each.
+    RcSend,
+    /// An active message of UCX for each.
+    UcxAm,
+}
+
 /// A topology: the threads of a job and the connections between them. Plain numbers, equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Topology {
-    /// Which one.
-    pub kind: BackendKind,
+    /// The way of the requests.
+    pub routing: Routing,
+    /// What its connections are.
+    pub transport: Transport,
     /// Ranks of the job.
     pub ranks: usize,
     /// Daemons of each rank.
@@ -63,19 +89,25 @@ pub struct Topology {
 }
 
 impl Topology {
+    /// That of a job with `ranks`, each of so many daemons and clients.
+    #[must_use]
+    pub const fn new(backend: BackendKind, ranks: usize, daemons: usize, clients: usize) -> Self {
+        Self { routing: backend.routing(), transport: backend.transport(), ranks, daemons, clients }
+    }
+
     /// The daemon with the endpoint to rank `remote`, on any rank, where one daemon has it for all keys.
     fn carrier(&self, remote: usize) -> Option<usize> {
-        match self.kind {
-            BackendKind::Meta => Some(remote % self.daemons),
-            BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => Some(0),
-            BackendKind::Sharded | BackendKind::Direct => None,
+        match self.routing {
+            Routing::Meta => Some(remote % self.daemons),
+            Routing::Delegation => Some(0),
+            Routing::Sharded | Routing::Direct => None,
         }
     }
 
     /// The daemon to which the others of its rank pass requests for rank `rank` on. `None`: they get none.
     #[must_use]
     pub fn carrier_of(&self, rank: usize) -> Option<usize> {
-        self.carrier(rank).filter(|_| self.kind == BackendKind::Meta)
+        self.carrier(rank).filter(|_| self.routing == Routing::Meta)
     }
 
     /// The daemon of another rank to which rank `rank` sends a request for `key`.
@@ -88,16 +120,16 @@ impl Topology {
     /// Whether connections between ranks carry each message by itself, and not in copyrpc's rings.
     #[must_use]
     pub const fn is_by_message(&self) -> bool {
-        matches!(self.kind, BackendKind::RcSend | BackendKind::UcxAm)
+        !matches!(self.transport, Transport::Copyrpc)
     }
 
     /// Number of shared rings of a rank, each served by the daemon of its number.
     #[must_use]
     pub const fn rings(&self) -> usize {
-        match self.kind {
-            BackendKind::Meta | BackendKind::Direct => 0,
-            BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => 1,
-            BackendKind::Sharded => self.daemons,
+        match self.routing {
+            Routing::Meta | Routing::Direct => 0,
+            Routing::Delegation => 1,
+            Routing::Sharded => self.daemons,
         }
     }
 
@@ -106,17 +138,17 @@ impl Topology {
     pub fn peers_of(&self, rank: usize, worker: Worker) -> Vec<Peer> {
         let others = (0..self.ranks).filter(|remote| *remote != rank);
         let to_daemon = |number: usize| move |remote| Peer { rank: remote, worker: Worker::Daemon(number) };
-        match (self.kind, worker) {
-            (BackendKind::Meta | BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm, Worker::Daemon(daemon)) => {
+        match (self.routing, worker) {
+            (Routing::Meta | Routing::Delegation, Worker::Daemon(daemon)) => {
                 // The other end is chosen by the same rule from the other side.
                 let far_end = self.far_daemon(rank, 0);
                 others.filter(|remote| self.carrier(*remote) == Some(daemon)).map(to_daemon(far_end)).collect()
             }
-            (BackendKind::Sharded, Worker::Daemon(daemon)) => others.map(to_daemon(daemon)).collect(),
-            (BackendKind::Direct, Worker::Daemon(_)) => others
+            (Routing::Sharded, Worker::Daemon(daemon)) => others.map(to_daemon(daemon)).collect(),
+            (Routing::Direct, Worker::Daemon(_)) => others
                 .flat_map(|remote| (0..self.clients).map(move |client| Peer { rank: remote, worker: Worker::Client(client) }))
                 .collect(),
-            (BackendKind::Direct, Worker::Client(_)) => others
+            (Routing::Direct, Worker::Client(_)) => others
                 .flat_map(|remote| (0..self.daemons).map(move |daemon| Peer { rank: remote, worker: Worker::Daemon(daemon) }))
                 .collect(),
             (_, Worker::Client(_)) => Vec::new(),
@@ -126,12 +158,12 @@ impl Topology {
     /// Threads of a rank that have endpoints.
     #[must_use]
     pub const fn threads_with_endpoints(&self) -> u64 {
-        let threads = match self.kind {
+        let threads = match self.routing {
             _ if self.ranks == 1 => 0,
-            BackendKind::Meta if self.ranks <= self.daemons => self.ranks,
-            BackendKind::Meta | BackendKind::Sharded => self.daemons,
-            BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => 1,
-            BackendKind::Direct => self.daemons + self.clients,
+            Routing::Meta if self.ranks <= self.daemons => self.ranks,
+            Routing::Meta | Routing::Sharded => self.daemons,
+            Routing::Delegation => 1,
+            Routing::Direct => self.daemons + self.clients,
         };
         threads as u64
     }
@@ -140,10 +172,10 @@ impl Topology {
     #[must_use]
     pub const fn endpoints(&self) -> u64 {
         let others = self.ranks as u64 - 1;
-        match self.kind {
-            BackendKind::Meta | BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => others,
-            BackendKind::Sharded => self.daemons as u64 * others,
-            BackendKind::Direct => 2 * self.clients as u64 * self.daemons as u64 * others,
+        match self.routing {
+            Routing::Meta | Routing::Delegation => others,
+            Routing::Sharded => self.daemons as u64 * others,
+            Routing::Direct => 2 * self.clients as u64 * self.daemons as u64 * others,
         }
     }
 }
@@ -181,8 +213,11 @@ impl Plan {
 mod tests {
     use super::*;
 
-    const KINDS: [BackendKind; 6] =
-        [BackendKind::Meta, BackendKind::Delegation, BackendKind::Sharded, BackendKind::Direct, BackendKind::RcSend, BackendKind::UcxAm];
+    const ROUTINGS: [Routing; 4] = [Routing::Meta, Routing::Delegation, Routing::Sharded, Routing::Direct];
+
+    fn topology(routing: Routing, ranks: usize, daemons: usize, clients: usize) -> Topology {
+        Topology { routing, transport: Transport::Copyrpc, ranks, daemons, clients }
+    }
 
     fn workers(topology: &Topology) -> Vec<Worker> {
         (0..topology.daemons).map(Worker::Daemon).chain((0..topology.clients).map(Worker::Client)).collect()
@@ -190,8 +225,10 @@ mod tests {
 
     #[test]
     fn every_endpoint_has_one_at_its_other_end_and_they_are_counted() {
-        for (kind, ranks, daemons, clients) in KINDS.into_iter().flat_map(|kind| [(kind, 1, 2, 2), (kind, 2, 1, 1), (kind, 5, 3, 2)]) {
-            let topology = Topology { kind, ranks, daemons, clients };
+        for (routing, (ranks, daemons, clients)) in
+            ROUTINGS.into_iter().flat_map(|routing| [(1, 2, 2), (2, 1, 1), (5, 3, 2)].map(|sizes| (routing, sizes)))
+        {
+            let topology = topology(routing, ranks, daemons, clients);
             for rank in 0..ranks {
                 let mut endpoints = 0;
                 for worker in workers(&topology) {
@@ -213,17 +250,21 @@ mod tests {
     /// From the thread that sends it, whichever that is, every request has an endpoint to the daemon that is to have it.
     #[test]
     fn every_remote_key_can_be_sent() {
-        for kind in KINDS {
-            let topology = Topology { kind, ranks: 5, daemons: 3, clients: 2 };
+        for routing in ROUTINGS {
+            let topology = topology(routing, 5, 3, 2);
             for (rank, remote, key) in (0..5).flat_map(|rank| (0..5).flat_map(move |remote| (0..6).map(move |key| (rank, remote, key)))) {
-                let sender = match kind {
-                    BackendKind::Meta => Worker::Daemon(topology.carrier_of(remote).unwrap()),
-                    BackendKind::Delegation | BackendKind::RcSend | BackendKind::UcxAm => Worker::Daemon(0),
-                    BackendKind::Sharded => Worker::Daemon(owner_of(key, 3)),
-                    BackendKind::Direct => Worker::Client(1),
+                let sender = match routing {
+                    Routing::Meta => Worker::Daemon(topology.carrier_of(remote).unwrap()),
+                    Routing::Delegation => Worker::Daemon(0),
+                    Routing::Sharded => Worker::Daemon(owner_of(key, 3)),
+                    Routing::Direct => Worker::Client(1),
                 };
                 let far_end = Peer { rank: remote, worker: Worker::Daemon(topology.far_daemon(rank, key)) };
-                assert_eq!(topology.peers_of(rank, sender).contains(&far_end), rank != remote, "{kind}: {rank} to {remote}, key {key}");
+                assert_eq!(
+                    topology.peers_of(rank, sender).contains(&far_end),
+                    rank != remote,
+                    "{routing:?}: {rank} to {remote}, key {key}"
+                );
             }
         }
     }

@@ -112,3 +112,43 @@ impl<W> Shards<W> {
         answers
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Outcome;
+
+    #[test]
+    fn requests_between_daemons_keep_their_order_also_where_some_wait_for_room() {
+        let mut nodes = flux::network(2, Config { capacity: 8, in_flight: 2 }).unwrap();
+        let (mut answering, asking): (ShardNode, ShardNode) = (nodes.pop().unwrap(), nodes.pop().unwrap());
+        let mut asking = Shards::new(asking, 2);
+        let (mut arrived, mut answered) = (Vec::new(), Vec::new());
+        let mut serve = |asking: &mut Shards<u64>| {
+            answering.poll(|_, _| ());
+            while let Some((_, token, hop)) = answering.try_recv_raw() {
+                let Hop::Request(request) = hop else { panic!("{hop:?}") };
+                arrived.push(request.key());
+                answering.reply(token, Hop::Response(Response::new(Outcome::PutOk))).unwrap();
+            }
+            asking.poll(|key, response| {
+                assert!(response.is_some());
+                answered.push(key);
+            });
+        };
+        let call = |asking: &mut Shards<u64>, key| asking.call(1, Request::get(0, key), key).unwrap();
+        (0..5).for_each(|key| call(&mut asking, key));
+        assert_eq!(asking.backlogged(), 3);
+        // There is room now, but not for one that comes later.
+        serve(&mut asking);
+        call(&mut asking, 5);
+        assert_eq!(asking.backlogged(), 4);
+        // Two at a time.
+        for left in [2, 0] {
+            assert_eq!(asking.retry().unwrap(), 2);
+            assert_eq!(asking.backlogged(), left);
+            serve(&mut asking);
+        }
+        assert_eq!((arrived, answered), ((0..6).collect(), (0..6).collect()));
+    }
+}

@@ -5,9 +5,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::budget::{BudgetController, Observed};
+use super::defer::{Coalesce, FlushEvery, SkipIdle, Stagger};
 use super::hold::{Hold, HoldRule, Release};
 use super::options::{DEFAULT_HOLD_US, PolicyOptions, nanos};
-use super::pace::{Coalesce, FlushEvery, SkipIdle, Stagger};
 use super::rtt::RttProbe;
 use crate::trace::Sample;
 

@@ -2,17 +2,17 @@
 //! are arguments, in ns of one clock.
 //!
 //! - [`options`]: the flags.
-//! - [`hold`]: answers released together. [`budget`]: polls added to a round. [`pace`]: when to flush, to take requests, to look at clients, to
+//! - [`hold`]: answers released together. [`budget`]: polls added to a round. [`defer`]: when to flush, to take requests, to look at clients, to
 //!   begin.
 //! - [`rtt`], [`ewma`]: what they measure with.
 //! - [`governor`]: all of those that a job asked for, as the one policy of a daemon.
 
 pub mod budget;
+pub mod defer;
 pub mod ewma;
 pub mod governor;
 pub mod hold;
 pub mod options;
-pub mod pace;
 pub mod rtt;
 
 pub use governor::{Governor, PolicyReport};

@@ -7,7 +7,7 @@ use harness::window::WindowChoice;
 use serde::{Deserialize, Serialize};
 
 use super::hold::HOLD_NS;
-use crate::backend::plan::Topology;
+use crate::backend::plan::{Routing, Transport};
 use crate::cli::BackendKind;
 use crate::options::{OptionError, range};
 
@@ -114,26 +114,26 @@ impl PolicyOptions {
         .filter_map(|(flag, is_given)| is_given.then_some(flag))
     }
 
-    /// Whether a job can do what is asked.
+    /// Whether a job of `ranks` can do what is asked.
     ///
     /// # Errors
     /// The first that it cannot, and what is legal.
-    pub fn check(&self, topology: &Topology) -> Result<(), OptionError> {
+    pub fn check(&self, backend: BackendKind, ranks: usize) -> Result<(), OptionError> {
         self.check_ranges()?;
         self.check_pairs()?;
         let window = self.batch_window.batches().map(|_| "--batch-window");
-        if let Some(flag) = self.of_carriers().chain(window).next().filter(|_| topology.ranks == 1) {
+        if let Some(flag) = self.of_carriers().chain(window).next().filter(|_| ranks == 1) {
             return Err(range(flag, "with 1 rank", "it has no other to exchange anything with", "--ranks of 2 and more".to_owned()));
         }
-        if let Some(flag) = window.filter(|_| topology.is_by_message()) {
+        if let Some(flag) = window.filter(|_| backend.transport() != Transport::Copyrpc) {
             let (why, legal) = ("the window is one of copyrpc's batches", "--backend meta, delegation, sharded or direct".to_owned());
-            return Err(range(flag, format!("with --backend {}", topology.kind), why, legal));
+            return Err(range(flag, format!("with --backend {backend}"), why, legal));
         }
-        if self.flush_every > 1 && topology.kind == BackendKind::UcxAm {
+        if self.flush_every > 1 && backend.transport() == Transport::UcxAm {
             let (why, legal) = ("UCX sends each message at once", "--backend meta, delegation, sharded or rc-send".to_owned());
             return Err(range("--flush-every", "with --backend ucx-am", why, legal));
         }
-        match self.of_carriers().next().filter(|_| topology.kind == BackendKind::Direct) {
+        match self.of_carriers().next().filter(|_| backend.routing() == Routing::Direct) {
             Some(flag) => {
                 let why = "its clients have connections of their own, and no daemon sends for them";
                 Err(range(flag, "with --backend direct", why, "another --backend".to_owned()))

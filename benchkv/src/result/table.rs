@@ -6,7 +6,7 @@ use harness::report::{Table, bytes, nanos, plural, rate};
 
 use super::{EchoBaseline, JobResult};
 use crate::activity::{TransportReport, WorkerReport};
-use crate::cli::BackendKind;
+use crate::backend::plan::Transport;
 use crate::policy::PolicyReport;
 
 /// The table a person reads.
@@ -84,10 +84,10 @@ impl JobResult {
         let per_write = messages as f64 / writes.max(1) as f64;
         let peak = all().map(|t| t.backlog_peak).max().unwrap_or(0);
         let (waits, reads, reached_by) = (sum(|t| t.waits), sum(|t| t.reads), &first.reached_by);
-        let operations = match self.backend {
-            BackendKind::RcSend => "SENDs",
-            BackendKind::UcxAm => "active messages",
-            _ => "WRITEs",
+        let operations = match self.backend.transport() {
+            Transport::RcSend => "SENDs",
+            Transport::UcxAm => "active messages",
+            Transport::Copyrpc => "WRITEs",
         };
         Some(format!("{writes} {operations} of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
     }

@@ -7,7 +7,7 @@ use super::Sample;
 use crate::backend::Round;
 use crate::control::Phase;
 
-/// Samples kept of a daemon: 4 MiB.
+/// Samples kept of a daemon.
 const CAPACITY: usize = 1 << 15;
 /// Shortest time between two samples of a daemon that has nothing to do.
 const IDLE_INTERVAL_NS: u64 = 1_000_000;
@@ -47,6 +47,9 @@ pub struct TraceReport {
 }
 
 impl Recorder {
+    /// Bytes that the series of a daemon takes.
+    pub const BYTES: usize = CAPACITY * size_of::<Sample>();
+
     /// A sample every `interval` rounds that did something, of a daemon that waits like this.
     #[must_use]
     pub fn new(interval: u64, wait: WaitStrategy) -> Self {

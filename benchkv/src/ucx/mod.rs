@@ -14,7 +14,8 @@ use harness::device::DeviceChoice;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::cli::{BackendKind, Cli};
+use crate::backend::plan::Transport;
+use crate::cli::Cli;
 use crate::options::{OptionError, range};
 use crate::port::PortOptions;
 
@@ -37,12 +38,12 @@ impl UcxArgs {
     /// # Errors
     /// UCX is told what another backend is, or the other way round.
     pub fn resolve(self, cli: &Cli, hosts: usize) -> Result<Option<PeerErrors>, OptionError> {
-        match cli.backend {
-            BackendKind::UcxAm if cli.device != DeviceChoice::Auto || cli.port != PortOptions::default() => {
+        match cli.backend.transport() {
+            Transport::UcxAm if cli.device != DeviceChoice::Auto || cli.port != PortOptions::default() => {
                 let (why, what) = ("UCX chooses its transports itself", "none with ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX");
                 Err(range("--device", format!("{} {}", cli.device, cli.port).trim_end(), why, what.to_owned()))
             }
-            BackendKind::UcxAm => Ok(Some(self.ucx_errors.resolve(hosts))),
+            Transport::UcxAm => Ok(Some(self.ucx_errors.resolve(hosts))),
             _ if self.ucx_errors != PeerErrorsChoice::Auto => {
                 let (why, what) = ("this --backend has no part in UCX", "none without --backend ucx-am");
                 Err(range("--ucx-errors", self.ucx_errors, why, what.to_owned()))

@@ -134,18 +134,20 @@ fn what_a_killed_job_left_is_removed_by_the_next_launcher() {
     dir.assert_empty();
 }
 
-/// A terminal signals every process of the job, a batch system maybe the launcher only.
+/// How a user ends a job, and the exit status. A terminal signals every process of the job, a batch system maybe the launcher only.
+const INTERRUPTS: [(libc::c_int, i32); 2] = [(libc::SIGINT, 130), (libc::SIGTERM, 143)];
+
+fn interrupt(job: &Job, signal: libc::c_int) {
+    if signal == libc::SIGINT { job.interrupt() } else { job.launcher().signal(signal) }
+}
+
 #[test]
 fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
-    for (backend, signal, code) in [("delegation", libc::SIGINT, 130), ("direct", libc::SIGTERM, 143)] {
+    for (backend, (signal, code)) in TWO_BACKENDS.into_iter().zip(INTERRUPTS) {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let (job, ranks) = start_and_load(&dir, backend, 2);
         ranks.iter().for_each(|rank| job.until_used(*rank, "client-0", TICKS_OF_RUN));
-        if signal == libc::SIGINT {
-            job.interrupt()
-        } else {
-            job.launcher().signal(signal)
-        }
+        interrupt(&job, signal);
         let ended = job.end();
         ended.assert_failed(code, &["1 of 1 run, interrupted", &format!("benchkv: interrupted by signal {signal} (SIG")]);
         assert!(ranks.iter().all(|rank| rank.has_ended()));
@@ -161,17 +163,17 @@ fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
 #[test]
 fn an_interrupt_at_any_moment_of_the_run_ends_a_job_in_order() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
-    for moment in [0, 40, 80, 120, 160, 240].map(Duration::from_millis) {
+    for (moment, (signal, code)) in [0, 40, 80, 120, 160, 240].map(Duration::from_millis).into_iter().zip(INTERRUPTS.into_iter().cycle()) {
         let args = ["--duration", "0.02", "--runs", "5", "--warmup", "0.02", "--json", "-", "--shm-dir"];
         let job = Job::start(benchkv(&args).arg(dir.path()));
         let rank = job.rank(0);
         job.until("the client has started", || rank.thread_ticks("client-0"));
         std::thread::sleep(moment);
         if !job.launcher().has_ended() {
-            job.interrupt();
+            interrupt(&job, signal);
         }
         let ended = job.end();
-        assert!(matches!(ended.status.code(), Some(0 | 130)), "{}: {}", ended.status, ended.stderr);
+        assert!([Some(0), Some(code)].contains(&ended.status.code()), "{}: {}", ended.status, ended.stderr);
         if !ended.stdout.is_empty() {
             let result: JobResult = serde_json::from_str(&ended.stdout).unwrap();
             assert!(result.is_sound() && (1..=5).contains(&result.runs.len()), "{}", ended.stdout);
@@ -183,28 +185,47 @@ fn an_interrupt_at_any_moment_of_the_run_ends_a_job_in_order() {
 
 #[test]
 fn in_the_warm_up_an_interrupt_leaves_no_result() {
-    let (_turn, dir) = (turn(), Scratch::in_memory());
-    let job = Job::start(benchkv(&["--warmup", "60", "--json", "-", "--shm-dir"]).arg(dir.path()));
-    let rank = job.rank(0);
-    job.until_used(rank, "client-0", TICKS_OF_RUN);
-    job.interrupt();
-    let ended = job.end();
-    ended.assert_failed(130, &["benchkv: interrupted before anything was measured: there is no result"]);
-    assert_eq!(ended.stdout, "");
-    dir.assert_empty();
+    for (signal, code) in INTERRUPTS {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let job = Job::start(benchkv(&["--warmup", "60", "--json", "-", "--shm-dir"]).arg(dir.path()));
+        let rank = job.rank(0);
+        job.until_used(rank, "client-0", TICKS_OF_RUN);
+        interrupt(&job, signal);
+        let ended = job.end();
+        ended.assert_failed(code, &["benchkv: interrupted before anything was measured: there is no result"]);
+        assert_eq!(ended.stdout, "");
+        dir.assert_empty();
+    }
 }
 
 #[test]
-fn ctrl_c_before_the_run_ends_a_job_and_leaves_nothing() {
-    for moment in [0, 50, 400].map(Duration::from_millis) {
+fn an_interrupt_before_the_run_ends_a_job_and_leaves_nothing() {
+    for (moment, (signal, code)) in [0, 50, 400].into_iter().flat_map(|ms| INTERRUPTS.map(|how| (Duration::from_millis(ms), how))) {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let job = start(&dir, &["--backend", "delegation"], 2);
         let ranks = [job.rank(0), job.rank(1)];
         std::thread::sleep(moment);
-        job.interrupt();
-        job.end().assert_failed(130, &["benchkv: interrupted by signal 2"]);
+        interrupt(&job, signal);
+        job.end().assert_failed(code, &[&format!("benchkv: interrupted by signal {signal}")]);
         assert!(ranks.iter().all(|rank| rank.has_ended()));
         dir.assert_empty();
+    }
+}
+
+/// A rank that is stopped cannot end by itself, and the other one waits for it.
+#[test]
+fn a_second_interrupt_kills_what_the_first_did_not_end() {
+    for (backend, (signal, code)) in TWO_BACKENDS.into_iter().zip(INTERRUPTS) {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let (job, ranks) = start_and_load(&dir, backend, 2);
+        ranks[1].signal(libc::SIGSTOP);
+        job.until("a rank is stopped", || ranks[1].is_stopped().then_some(()));
+        interrupt(&job, signal);
+        std::thread::sleep(Duration::from_millis(200));
+        interrupt(&job, signal);
+        job.end().assert_failed(code, &[&format!("benchkv: interrupted by signal {signal}")]);
+        assert!(ranks.iter().all(|rank| rank.has_ended()));
+        assert_next_job_cleans(&dir, backend);
     }
 }
 

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
+use benchkv::trace::TraceFile;
 use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, run, turn};
 use serde_json::Value;
 
@@ -125,6 +126,23 @@ fn run_below_mpirun(backends: &[&str], device: &str) {
         }
         dirs.shm.assert_empty();
     }
+}
+
+/// Each rank writes those of its own daemons.
+#[test]
+fn every_rank_writes_the_series_of_its_daemons() {
+    let (_turn, dirs) = (turn(), Dirs::new());
+    let traces = dirs.mpi.path().join("traces");
+    let result = dirs.measure(3, &["--server-threads", "2", "--trace-interval", "2", "--trace", traces.to_str().unwrap()]);
+    assert_sound(&result, 3);
+    let series = TraceFile::all_in(&traces).unwrap();
+    assert_eq!(series.iter().map(|file| (file.rank, file.daemon)).collect::<Vec<_>>(), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]);
+    for file in series {
+        let (samples, report) = (file.read().unwrap(), &result["per_rank"][file.rank]["daemons"][file.daemon]["trace"]);
+        assert_eq!(&report["samples"], samples.len(), "{file:?}");
+        assert!(samples.iter().any(|sample| sample.run == Some(0)), "{file:?}");
+    }
+    dirs.shm.assert_empty();
 }
 
 #[test]

@@ -326,7 +326,9 @@ impl Patrol {
         due > 0
     }
 
+    // Counts of instructions leave it out by its name.
     #[cold]
+    #[inline(never)]
     fn round(&mut self, seats: &Seats, file: &LockFile, mut looks: usize, bury: &mut impl FnMut(usize, u32)) {
         let start = self.next;
         for step in 0..seats.count {

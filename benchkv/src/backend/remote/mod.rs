@@ -18,10 +18,9 @@ use std::fmt;
 
 use shm::sleep::{Sleeper, Watch};
 
-use super::plan::{Plan, Topology};
+use super::plan::{Plan, Topology, Transport};
 use super::{BackendError, Peer, Records, Worker};
 use crate::activity::TransportReport;
-use crate::cli::BackendKind;
 use crate::message::{Request, Response};
 use crate::trace::Sample;
 
@@ -310,10 +309,10 @@ impl<C> Sleeper for Remote<C> {
 impl<C> Carrier<C> {
     /// A link for each of `peers`, not yet connected.
     fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
-        match plan.topology.kind {
-            BackendKind::UcxAm => ucx_am::Links::open(plan, peers).map(|links| Self::UcxAm(Box::new(links))),
-            BackendKind::RcSend => rc_send::Links::open(plan, peers).map(|links| Self::RcSend(Box::new(links))),
-            _ => copyrpc::Links::open(plan, peers).map(Self::Copyrpc),
+        match plan.topology.transport {
+            Transport::Copyrpc => copyrpc::Links::open(plan, peers).map(Self::Copyrpc),
+            Transport::RcSend => rc_send::Links::open(plan, peers).map(|links| Self::RcSend(Box::new(links))),
+            Transport::UcxAm => ucx_am::Links::open(plan, peers).map(|links| Self::UcxAm(Box::new(links))),
         }
     }
 

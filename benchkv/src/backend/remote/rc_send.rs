@@ -342,7 +342,7 @@ mod tests {
     use super::super::tests::Scratch;
     use super::super::{Carrier, Remote};
     use super::*;
-    use crate::cli::BackendKind;
+    use crate::backend::plan::Transport;
 
     fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {
         let Carrier::RcSend(links) = &mut remote.carrier else { panic!("another carrier") };
@@ -352,7 +352,7 @@ mod tests {
     /// Sends `bytes` as a peer that is not sound, and returns what the other end says of it.
     fn forge(bytes: &[u8]) -> String {
         let scratch = Scratch::new();
-        let [mut forging, mut taking] = scratch.pair(BackendKind::RcSend);
+        let [mut forging, mut taking] = scratch.pair(Transport::RcSend);
         let link = &mut links(&mut forging).links[0];
         link.qp.post(&Send { payload: Inline(bytes) }, Signal::Always, MESSAGE).unwrap();
         link.qp.ring();

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use harness::device::DeviceChoice;
 use shm::dir::Dir;
 
+use super::super::plan::Routing;
 use super::*;
-use crate::cli::BackendKind;
 use crate::message::Outcome;
 use crate::policy::PolicyOptions;
 use crate::ucx::PeerErrors;
@@ -28,8 +28,8 @@ impl Scratch {
         Self(path)
     }
 
-    pub(super) fn pair(&self, kind: BackendKind) -> [Remote<usize>; 2] {
-        pair(&Dir::open(Some(&self.0)).unwrap(), kind)
+    pub(super) fn pair(&self, transport: Transport) -> [Remote<usize>; 2] {
+        pair(&Dir::open(Some(&self.0)).unwrap(), transport)
     }
 }
 
@@ -40,10 +40,10 @@ impl Drop for Scratch {
 }
 
 /// The connection of each of two ranks to the other, with the smallest ring.
-fn pair(dir: &Dir, kind: BackendKind) -> [Remote<usize>; 2] {
+fn pair(dir: &Dir, transport: Transport) -> [Remote<usize>; 2] {
     let open = |rank| {
         let plan = Plan {
-            topology: Topology { kind, ranks: 2, daemons: 1, clients: 1 },
+            topology: Topology { routing: Routing::Delegation, transport, ranks: 2, daemons: 1, clients: 1 },
             rank,
             process: std::process::id(),
             depth: 32,
@@ -110,7 +110,7 @@ fn moving_rounds(asking: &mut Remote<usize>) -> usize {
 #[test]
 fn waiting_for_credit_is_not_work_and_ends_with_it() {
     let scratch = Scratch::new();
-    let [mut asking, mut answering] = scratch.pair(BackendKind::Delegation);
+    let [mut asking, mut answering] = scratch.pair(Transport::Copyrpc);
     call_all(&mut asking);
     moving_rounds(&mut asking);
     let (waiting, reads) = (asking.backlogged(), asking.report().reads);
@@ -119,12 +119,47 @@ fn waiting_for_credit_is_not_work_and_ends_with_it() {
     answer_all(&mut asking, &mut answering);
 }
 
+/// There is room for it, and for none of those that came before it until they are tried again.
+#[test]
+fn a_request_does_not_overtake_those_that_wait() {
+    for transport in [Transport::Copyrpc, Transport::RcSend] {
+        let scratch = Scratch::new();
+        let [mut asking, mut answering] = scratch.pair(transport);
+        let mut arrived = Vec::new();
+        // What has arrived is answered, and the answers are taken.
+        let mut serve = |asking: &mut Remote<usize>| {
+            asking.flush().unwrap();
+            answering.poll(|_, _| ()).unwrap();
+            while let Some((request, incoming)) = answering.recv() {
+                arrived.push(request.unwrap().key());
+                answering.answer(incoming, Some(Response::new(Outcome::PutOk)));
+            }
+            answering.flush().unwrap();
+            asking.poll(|_, _| ()).unwrap();
+            arrived.len()
+        };
+        call_all(&mut asking);
+        let (sent, mut rounds) = (asking.sent() as usize, 0..10 * REQUESTS);
+        while serve(&mut asking) < sent {
+            rounds.next().unwrap();
+        }
+        assert!(asking.backlogged() > 0 && asking.outstanding() == 0, "{transport:?}: there is room");
+        let last = Request::put(1, REQUESTS as u64, 7);
+        asking.call(asking.link_for(&last).unwrap(), last, REQUESTS).unwrap();
+        while serve(&mut asking) <= REQUESTS {
+            asking.retry().unwrap();
+            rounds.next().unwrap();
+        }
+        assert!(arrived.is_sorted(), "{transport:?}");
+    }
+}
+
 /// No more are under way than the peer has receives for, so that none is ever sent twice; the rest waits, and takes the places of those that are
 /// answered.
 #[test]
 fn no_more_sends_are_under_way_than_receives_are_posted() {
     let scratch = Scratch::new();
-    let [mut asking, mut answering] = scratch.pair(BackendKind::RcSend);
+    let [mut asking, mut answering] = scratch.pair(Transport::RcSend);
     call_all(&mut asking);
     moving_rounds(&mut asking);
     assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
@@ -138,7 +173,7 @@ fn no_more_sends_are_under_way_than_receives_are_posted() {
 #[ignore = "needs libucx0"]
 fn no_more_messages_of_ucx_wait_for_answers_than_the_window_has_places() {
     let scratch = Scratch::new();
-    let [mut asking, mut answering] = scratch.pair(BackendKind::UcxAm);
+    let [mut asking, mut answering] = scratch.pair(Transport::UcxAm);
     call_all(&mut asking);
     moving_rounds(&mut asking);
     assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
@@ -151,31 +186,31 @@ fn no_more_messages_of_ucx_wait_for_answers_than_the_window_has_places() {
 #[test]
 #[ignore = "needs libucx0"]
 fn a_dead_peer_of_ucx_is_missed() {
-    misses_the_dead(&[BackendKind::UcxAm]);
+    misses_the_dead(&[Transport::UcxAm]);
 }
 
 /// Nothing is sent that could fail: the peer has taken what it was sent, and owes answers.
 #[test]
 fn a_dead_peer_is_missed_although_nothing_is_sent_to_it() {
-    misses_the_dead(&[BackendKind::Delegation, BackendKind::RcSend]);
+    misses_the_dead(&[Transport::Copyrpc, Transport::RcSend]);
 }
 
-fn misses_the_dead(kinds: &[BackendKind]) {
-    for kind in kinds.iter().copied() {
+fn misses_the_dead(transports: &[Transport]) {
+    for transport in transports.iter().copied() {
         let scratch = Scratch::new();
-        let [mut asking, mut answering] = scratch.pair(kind);
+        let [mut asking, mut answering] = scratch.pair(transport);
         call_all(&mut asking);
         asking.flush().unwrap();
         answering.poll(|_, _| ()).unwrap();
         drop(answering);
         let start = Instant::now();
         let gone = loop {
-            assert!(start.elapsed() < Duration::from_secs(20), "{kind}: it was never missed");
+            assert!(start.elapsed() < Duration::from_secs(20), "{transport:?}: it was never missed");
             if let Err(gone) = asking.poll(|_, _| ()) {
                 break gone;
             }
             asking.flush().unwrap();
         };
-        assert!(matches!(gone, BackendError::PeerGone { rank: 1, .. }), "{kind}: {gone}");
+        assert!(matches!(gone, BackendError::PeerGone { rank: 1, .. }), "{transport:?}: {gone}");
     }
 }

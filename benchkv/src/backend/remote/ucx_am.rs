@@ -211,7 +211,7 @@ mod tests {
     use super::super::tests::Scratch;
     use super::super::{Carrier, Remote};
     use super::*;
-    use crate::cli::BackendKind;
+    use crate::backend::plan::Transport;
 
     fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {
         let Carrier::UcxAm(links) = &mut remote.carrier else { panic!("another carrier") };
@@ -221,7 +221,7 @@ mod tests {
     /// Sends `bytes`, behind the key if they are to have it, as a peer that is not sound, and returns what the other end says of it.
     fn forge(has_key: bool, bytes: &[u8]) -> String {
         let scratch = Scratch::new();
-        let [mut forging, mut taking] = scratch.pair(BackendKind::UcxAm);
+        let [mut forging, mut taking] = scratch.pair(Transport::UcxAm);
         let links = links(&mut forging);
         let End { endpoint, key } = links.links[0].end.unwrap();
         links.worker.send(endpoint, &[if has_key { &key } else { &[] }, bytes]).unwrap();
