@@ -34,10 +34,10 @@ const fn operation(name: &'static str, bound: Option<u32>, collect: &'static str
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("kv_local_depth1", Some(1680), "all", "benchkv: an operation on the own rank, one at a time", |operations| {
+    operation("kv_local_depth1", Some(1450), "all", "benchkv: an operation on the own rank, one at a time", |operations| {
         Job::new(&format!("{LOCAL} --queue-depth 1 --backend meta")).run(operations);
     }),
-    operation("kv_local_depth32", Some(760), "all", "benchkv: the same, 32 at a time", |operations| {
+    operation("kv_local_depth32", Some(725), "all", "benchkv: the same, 32 at a time", |operations| {
         Job::new(&format!("{LOCAL} --queue-depth 32 --backend meta")).run(operations);
     }),
     operation("kv_local_depth32_delegation", None, "all", "benchkv: the same beside an empty ring", |operations| {
@@ -46,10 +46,10 @@ const OPERATIONS: &[Operation] = &[
     operation("kv_local_depth32_unverified", None, "all", "benchkv: as kv_local_depth32, without --verify", |operations| {
         Job::new(&format!("{LOCAL} --queue-depth 32 --backend meta --verify=false")).run(operations);
     }),
-    operation("kv_remote_meta", Some(2850), "nohca", "benchkv: an operation on another rank, meta, without the software HCA", meta),
-    operation("kv_remote_delegation", Some(2380), "nohca", "benchkv: the same, delegation", delegation),
-    operation("kv_remote_sharded", Some(2130), "nohca", "benchkv: the same, sharded", sharded),
-    operation("kv_remote_direct", Some(1440), "nohca", "benchkv: the same, direct", direct),
+    operation("kv_remote_meta", Some(2690), "nohca", "benchkv: an operation on another rank, meta, without the software HCA", meta),
+    operation("kv_remote_delegation", Some(2230), "nohca", "benchkv: the same, delegation", delegation),
+    operation("kv_remote_sharded", Some(1970), "nohca", "benchkv: the same, sharded", sharded),
+    operation("kv_remote_direct", Some(1290), "nohca", "benchkv: the same, direct", direct),
     operation("kv_remote_meta_hca", None, "hca", "benchkv: what the software HCA adds to kv_remote_meta", meta),
     operation("kv_remote_delegation_hca", None, "hca", "benchkv: the same, delegation", delegation),
     operation("kv_remote_sharded_hca", None, "hca", "benchkv: the same, sharded", sharded),

@@ -62,7 +62,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth1_of_1024",
-        bound: Some(3540),
+        bound: Some(3620),
         collect: "nohca but Context<U>::sweep",
         what: "copyrpc: as rpc_depth1, with 1,023 idle endpoints beside it",
         depth: 1,
@@ -71,7 +71,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "idle_poll",
-        bound: Some(211),
+        bound: Some(258),
         collect: "nohca",
         what: "copyrpc: one poll that finds nothing, one endpoint",
         depth: 1,
@@ -80,7 +80,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "idle_poll_of_1024",
-        bound: Some(226),
+        bound: Some(261),
         collect: "nohca but Context<U>::sweep",
         what: "copyrpc: the same with 1,024 endpoints",
         depth: 1,

@@ -27,7 +27,7 @@ const OPERATIONS: &[Operation] = &[
     operation("delegation_rpc_depth32", 410, "all", "delegationrpc: the same, 32 at a time", |calls| Pair::new(1).calls(calls, DEPTH)),
     operation(
         "delegation_rpc_depth1_of_1024",
-        600,
+        620,
         "all but Patrol::round",
         "delegationrpc: as delegation_rpc_depth1, among 1,023 idle clients",
         |calls| {
@@ -43,7 +43,7 @@ const OPERATIONS: &[Operation] = &[
         parts,
     ),
     operation("delegation_recv", 80, "in part_recv", "delegationrpc, of delegation_rpc_depth1: Server::recv", parts),
-    operation("delegation_reply", 88, "in part_reply", "delegationrpc, of delegation_rpc_depth1: Server::reply", parts),
+    operation("delegation_reply", 80, "in part_reply", "delegationrpc, of delegation_rpc_depth1: Server::reply", parts),
     operation(
         "delegation_client_poll",
         112,
