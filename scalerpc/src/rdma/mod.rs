@@ -75,6 +75,25 @@ impl Memory for Mr {
         word(self, offset).map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
     }
 
+    fn find(&self, first: usize, stride: usize, count: usize) -> Option<usize> {
+        let last = count.checked_sub(1)?.checked_mul(stride)?.checked_add(first)?;
+        if stride % 8 != 0 {
+            return None;
+        }
+        word(self, last)?;
+        let (mut nth, mut at) = (0, self.as_ptr().as_ptr().wrapping_add(first));
+        while nth < count {
+            // SAFETY: the last word is inside the region and aligned; this one is no further, and a multiple of 8 from it. The rest is as in
+            // `word`.
+            let word = unsafe { AtomicU64::from_ptr(at.cast()) };
+            if word.load(Ordering::Relaxed) != 0 {
+                return Some(nth);
+            }
+            (nth, at) = (nth + 1, at.wrapping_add(stride));
+        }
+        None
+    }
+
     fn store(&self, offset: usize, value: u64) {
         if let Some(word) = word(self, offset) {
             word.store(value.to_le(), Ordering::Release);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::zones::ZoneState;
 use super::{ReplyMode, Request, Server, ServerOp};
+use crate::config::Layout;
 use crate::mapping::ClientId;
 use crate::memory::Memory;
 use crate::wire::{HEADER_BYTES, ReqId, RequestHeader, Status, Trailer, ZoneId, valid};
@@ -30,18 +31,39 @@ impl Queued {
 impl<M: Memory> Server<M> {
     /// Accepts what arrived in the zones of the slice.
     pub(super) fn accept_active(&mut self) {
-        for nth in 0..self.busy.len() {
-            let zone = self.busy[nth];
-            if self.zone(zone).state == ZoneState::Active {
-                self.accept_zone(zone);
-            }
+        let mut first = 0;
+        while let Some((nth, slot)) = self.next_arrived(first) {
+            self.accept_slots(self.busy[nth], Some(slot));
+            first = nth + 1;
         }
     }
 
+    /// The first active zone in `busy`, from place `first` on, that holds something, and the first slot of it that does.
+    fn next_arrived(&self, first: usize) -> Option<(usize, usize)> {
+        self.busy.iter().enumerate().skip(first).find_map(|(nth, zone)| {
+            let slot = if self.zone(*zone).state == ZoneState::Active { self.arrived(*zone, 0) } else { None };
+            slot.map(|slot| (nth, slot))
+        })
+    }
+
+    /// The first slot of a zone, from `slot` on, that holds something.
+    fn arrived(&self, zone: ZoneId, slot: usize) -> Option<usize> {
+        let Layout { depth, slot_bytes, .. } = self.layout;
+        let nth = self.memory.pools.find(self.layout.pool_slot(zone, slot) + self.layout.trailer_at(), slot_bytes, depth - slot)?;
+        Some(slot + nth)
+    }
+
+    /// Accepts what arrived in a zone.
     pub(super) fn accept_zone(&mut self, zone: ZoneId) {
+        self.accept_slots(zone, self.arrived(zone, 0));
+    }
+
+    /// The same; `next` is the first slot that holds something.
+    fn accept_slots(&mut self, zone: ZoneId, mut next: Option<usize>) {
         let Some(client) = self.mapping.client(zone) else { return };
-        for slot in 0..self.layout.depth {
+        while let Some(slot) = next {
             self.accept_slot(client, zone, slot);
+            next = self.arrived(zone, slot + 1);
         }
     }
 
@@ -49,9 +71,6 @@ impl<M: Memory> Server<M> {
         let start = self.layout.pool_slot(zone, slot);
         let trailer_at = start + self.layout.trailer_at();
         let word = self.memory.pools.load(trailer_at);
-        if word == 0 {
-            return;
-        }
         let nth = client.index() * self.layout.depth + slot;
         let trailer = Trailer::from_word(word);
         let last = self.accepted[nth];

@@ -51,6 +51,7 @@ impl Server<HeapMemory> {
 
     /// What must hold in every state: places, bindings and lists say the same.
     pub(crate) fn check_consistency(&self) {
+        assert_eq!(self.waiters, self.clients.iter().flatten().filter(|record| record.waiting.is_some()).count());
         let mut queued = vec![0; 2 * self.layout.zones];
         let nth = |zone: ZoneId| usize::from(zone.pool) * self.layout.zones + usize::from(zone.zone);
         for entry in self.dispatch.iter().filter_map(|entry| entry.zone_if_current(self)) {
