@@ -254,7 +254,8 @@ pub struct Server<M> {
     scheduler: Scheduler,
     mapping: VirtualMapping,
     pools: [MessagePool; 2],
-    zones: [Vec<Zone>; 2],
+    /// Of both pools, by [`Layout::zone_place`].
+    zones: Vec<Zone>,
     /// Zones that are not free, in no order.
     busy: Vec<ZoneId>,
     /// Accepted requests that no worker has taken.
@@ -283,7 +284,6 @@ impl<M: Memory> Server<M> {
             return Err(NewServerError::Region { region, bytes, needed });
         }
         let clients = config.max_clients as usize;
-        let zones = vec![Zone::default(); layout.zones];
         Ok(Self {
             memory,
             slice_ns: config.slice_ns,
@@ -297,7 +297,7 @@ impl<M: Memory> Server<M> {
             scheduler: Scheduler::new(config.slice_ns),
             mapping: VirtualMapping::new(clients, layout.zones),
             pools: [MessagePool::new(layout.zones as u32), MessagePool::new(layout.zones as u32)],
-            zones: [zones.clone(), zones],
+            zones: vec![Zone::default(); 2 * layout.zones],
             busy: Vec::with_capacity(2 * layout.zones),
             dispatch: VecDeque::with_capacity(2 * layout.zones * layout.depth),
             buffers: MessagePool::new(if layout.reply_mode == ReplyMode::ServerWrites { config.response_buffers } else { 0 }),
@@ -358,12 +358,12 @@ impl<M: Memory> Server<M> {
 
     /// Whose turn it is. Changes nothing if nobody waits and no group was chosen.
     fn schedule(&mut self, now_ns: u64) {
+        let epoch = self.scheduler.epoch();
+        let is_vacant = !self.busy.iter().any(|zone| self.zone(*zone).is_of(epoch));
         let Self { scheduler, groups, clients, mapping, .. } = self;
         let record = |client: ClientId| clients.get(client.index()).and_then(Option::as_ref);
         let waits = |client: ClientId| record(client).is_some_and(|record| record.waiting.is_some()) && mapping.zone(client).is_none();
         let priority = |client: ClientId| record(client).map_or(0, ClientRecord::priority);
-        let epoch = scheduler.epoch();
-        let is_vacant = !self.busy.iter().any(|zone| self.zones[usize::from(zone.pool)][usize::from(zone.zone)].is_of(epoch));
         if scheduler.step(now_ns, groups, waits, priority, is_vacant) == Turn::Switched {
             self.switch(now_ns);
         }
@@ -450,10 +450,10 @@ impl<M: Memory> Server<M> {
     }
 
     fn zone(&self, zone: ZoneId) -> &Zone {
-        &self.zones[usize::from(zone.pool)][usize::from(zone.zone)]
+        &self.zones[self.layout.zone_place(zone)]
     }
 
     fn zone_mut(&mut self, zone: ZoneId) -> &mut Zone {
-        &mut self.zones[usize::from(zone.pool)][usize::from(zone.zone)]
+        &mut self.zones[self.layout.zone_place(zone)]
     }
 }
