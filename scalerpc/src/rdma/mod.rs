@@ -127,3 +127,29 @@ fn word(region: &Mr, offset: usize) -> Option<&AtomicU64> {
     // access it as memory that is shared; this process makes no reference to it but atomics, and copies.
     Some(unsafe { AtomicU64::from_ptr(region.as_ptr().as_ptr().add(offset).cast()) })
 }
+
+#[cfg(test)]
+mod tests {
+    use mlx5::{Access, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+
+    use super::*;
+
+    #[test]
+    fn find_sees_every_word_it_is_asked_for_and_none_outside_of_the_region() {
+        let device = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
+        let port = port::Port::open(&device, 16).unwrap();
+        let region = port.alloc(4096, Access::LOCAL_WRITE).unwrap();
+        let end = Mr::len(&region);
+        assert_eq!(region.find(56, 64, 4), None);
+        for nth in (0..4).rev() {
+            region.store(56 + 64 * nth, 1 << 63);
+            assert_eq!(region.find(56, 64, 4), Some(nth));
+            assert_eq!(region.find(56, 64, nth), None, "the one behind the last");
+        }
+        region.store(end - 8, 1);
+        assert_eq!((region.find(end - 72, 64, 2), region.find(end - 8, 8, 1)), (Some(1), Some(0)));
+        for (first, stride, count) in [(end - 8, 8, 2), (end, 8, 1), (end - 8, usize::MAX / 8 * 8, 2), (end - 12, 8, 1), (end - 16, 4, 3)] {
+            assert_eq!(region.find(first, stride, count), None, "{first} {stride} {count}");
+        }
+    }
+}
