@@ -197,10 +197,15 @@ impl Layout {
         2 * self.zones * self.zone_bytes()
     }
 
+    /// Which of the zones of both pools it is.
+    pub(crate) const fn zone_place(&self, zone: ZoneId) -> usize {
+        zone.pool as usize * self.zones + zone.zone as usize
+    }
+
     /// First byte of a slot in the pools.
     #[must_use]
     pub const fn pool_slot(&self, zone: ZoneId, slot: usize) -> usize {
-        (zone.pool as usize * self.zones + zone.zone as usize) * self.zone_bytes() + slot * self.slot_bytes
+        self.zone_place(zone) * self.zone_bytes() + slot * self.slot_bytes
     }
 
     /// First byte of a slot at a client: in its requests and in its responses.

@@ -1,6 +1,6 @@
 //! The worker: takes requests, runs the handler of their type, answers.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 use crate::memory::Memory;
@@ -27,7 +27,7 @@ struct Entry {
 
 /// Handlers by `rpc_type`, and the buffers of one worker.
 pub struct Handlers {
-    table: HashMap<u16, Entry>,
+    table: BTreeMap<u16, Entry>,
     request: Vec<u8>,
     response: Vec<u8>,
 }
@@ -65,7 +65,7 @@ impl Handlers {
     /// No handlers, for a server with payloads of at most `max_payload` bytes ([`Layout::max_payload`](crate::Layout::max_payload)).
     #[must_use]
     pub fn new(max_payload: usize) -> Self {
-        Self { table: HashMap::new(), request: vec![0; max_payload], response: vec![0; max_payload] }
+        Self { table: BTreeMap::new(), request: vec![0; max_payload], response: vec![0; max_payload] }
     }
 
     /// Has requests of this type answered by `handler`, instead of another one if there was one.
@@ -82,10 +82,11 @@ impl Handlers {
         mut clock: impl FnMut() -> u64,
         out: &mut VecDeque<ServerOp>,
     ) -> usize {
+        let mut now_ns = clock();
         for done in 0..budget {
-            let now_ns = clock();
             let Some(request) = server.take(&mut self.request, now_ns, out) else { return done };
-            self.run(server, request, now_ns, &mut clock, out);
+            // Between two runs are but two copies: one look at the clock serves as the end of one and the start of the next.
+            now_ns = self.run(server, request, now_ns, &mut clock, out);
         }
         budget
     }
@@ -98,7 +99,8 @@ impl Handlers {
         true
     }
 
-    /// Answers one request. One of the legacy lane is of a type that is marked already, which stays so.
+    /// Answers one request, and takes note of how long that took; when it ended. One of the legacy lane is of a type that is marked already,
+    /// which stays so.
     fn run<M: Memory>(
         &mut self,
         server: &mut Server<M>,
@@ -106,21 +108,25 @@ impl Handlers {
         now_ns: u64,
         clock: &mut impl FnMut() -> u64,
         out: &mut VecDeque<ServerOp>,
-    ) {
+    ) -> u64 {
         let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
         let mut running = Running { server, out, request: Some(request), now_ns };
-        let Some(entry) = self.table.get_mut(&rpc_type) else { return running.end(Err(Status::UnknownType), now_ns) };
+        let Some(entry) = self.table.get_mut(&rpc_type) else {
+            running.end(Err(Status::UnknownType), now_ns);
+            return now_ns;
+        };
         let answer = (entry.handler)(&self.request[..len], &mut self.response);
         let end_ns = clock();
-        let is_long = end_ns.saturating_sub(now_ns) > running.server.slice_ns();
-        entry.long_runs = if is_long { entry.long_runs.saturating_add(1) } else { 0 };
-        if entry.long_runs >= LONG_RUNS {
-            running.server.mark_long(rpc_type);
-        }
         let outcome = match answer {
             Ok(bytes) => self.response.get(..bytes).ok_or(Status::ResponseTooLarge),
             Err(HandlerError) => Err(Status::Failed),
         };
         running.end(outcome, end_ns);
+        let is_long = end_ns.saturating_sub(now_ns) > running.server.slice_ns();
+        entry.long_runs = if is_long { entry.long_runs.saturating_add(1) } else { 0 };
+        if entry.long_runs >= LONG_RUNS {
+            running.server.mark_long(rpc_type);
+        }
+        end_ns
     }
 }

@@ -75,6 +75,25 @@ impl Memory for Mr {
         word(self, offset).map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
     }
 
+    fn find(&self, first: usize, stride: usize, count: usize) -> Option<usize> {
+        let last = count.checked_sub(1)?.checked_mul(stride)?.checked_add(first)?;
+        if stride % 8 != 0 {
+            return None;
+        }
+        word(self, last)?;
+        let (mut nth, mut at) = (0, self.as_ptr().as_ptr().wrapping_add(first));
+        while nth < count {
+            // SAFETY: the last word is inside the region and aligned; this one is no further, and a multiple of 8 from it. The rest is as in
+            // `word`.
+            let word = unsafe { AtomicU64::from_ptr(at.cast()) };
+            if word.load(Ordering::Relaxed) != 0 {
+                return Some(nth);
+            }
+            (nth, at) = (nth + 1, at.wrapping_add(stride));
+        }
+        None
+    }
+
     fn store(&self, offset: usize, value: u64) {
         if let Some(word) = word(self, offset) {
             word.store(value.to_le(), Ordering::Release);
@@ -107,4 +126,30 @@ fn word(region: &Mr, offset: usize) -> Option<&AtomicU64> {
     // SAFETY: inside the region, whose memory lives as long as it does, and aligned, since regions begin at a page. The device and peers
     // access it as memory that is shared; this process makes no reference to it but atomics, and copies.
     Some(unsafe { AtomicU64::from_ptr(region.as_ptr().as_ptr().add(offset).cast()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use mlx5::{Access, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+
+    use super::*;
+
+    #[test]
+    fn find_sees_every_word_it_is_asked_for_and_none_outside_of_the_region() {
+        let device = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
+        let port = port::Port::open(&device, 16).unwrap();
+        let region = port.alloc(4096, Access::LOCAL_WRITE).unwrap();
+        let end = Mr::len(&region);
+        assert_eq!(region.find(56, 64, 4), None);
+        for nth in (0..4).rev() {
+            region.store(56 + 64 * nth, 1 << 63);
+            assert_eq!(region.find(56, 64, 4), Some(nth));
+            assert_eq!(region.find(56, 64, nth), None, "the one behind the last");
+        }
+        region.store(end - 8, 1);
+        assert_eq!((region.find(end - 72, 64, 2), region.find(end - 8, 8, 1)), (Some(1), Some(0)));
+        for (first, stride, count) in [(end - 8, 8, 2), (end, 8, 1), (end - 8, usize::MAX / 8 * 8, 2), (end - 12, 8, 1), (end - 16, 4, 3)] {
+            assert_eq!(region.find(first, stride, count), None, "{first} {stride} {count}");
+        }
+    }
 }

@@ -167,15 +167,16 @@ impl RdmaServer {
     /// One bounded step: takes completions and arrivals, answers at most `budget` requests, or one of the legacy lane if there are none, posts.
     /// Returns how many completions and requests there were; 0 means that nothing moved.
     pub fn step(&mut self, handlers: &mut Handlers, budget: usize) -> usize {
-        let completions = self.take_completions();
+        let now_ns = self.port.now_ns();
+        let completions = self.take_completions(now_ns);
         let Self { core, port, ops, .. } = self;
-        core.poll(port.now_ns(), ops);
+        core.poll(now_ns, ops);
         let mut answered = handlers.step(core, budget, || port.now_ns(), ops);
         if answered == 0 {
             answered += usize::from(handlers.step_legacy(core, || port.now_ns(), ops));
         }
         self.post();
-        self.probe(self.port.now_ns());
+        self.probe(now_ns);
         completions + answered
     }
 
@@ -223,9 +224,8 @@ impl RdmaServer {
         self.port.info()
     }
 
-    fn take_completions(&mut self) -> usize {
+    fn take_completions(&mut self, now_ns: u64) -> usize {
         let Self { port, peers, core, unserved, under_way, of_the_gone, .. } = self;
-        let now_ns = port.now_ns();
         let taken = port.cq.poll(COMPLETION_BATCH, |nth, cqe| {
             let Some((client, peer)) = nth.and_then(|nth| Some((ClientId(*nth as u16), peers[*nth].as_mut()?))) else { return };
             if cqe.result().is_err() {
@@ -292,7 +292,10 @@ impl RdmaServer {
                 peer.is_broken = true;
                 break;
             }
-            match post_op(&mut peer.qp, self.core.memory(), op) {
+            // The completion of the last one tells of all before it; and where the room ends, one is needed to go on.
+            let is_last = peer.backlog.len() == 1 || self.under_way + 1 == CQ_ENTRIES as usize;
+            let signal = if is_last { Signal::Always } else { Signal::Reclaim };
+            match post_op(&mut peer.qp, self.core.memory(), op, signal) {
                 Ok(()) => {
                     if let ServerOp::WriteResponse { buffer, .. } = op {
                         peer.buffers.push_back(*buffer);
@@ -353,18 +356,18 @@ impl RdmaServer {
     }
 }
 
-fn post_op(qp: &mut RcQp, memory: &ServerMemory<Mr>, op: &ServerOp) -> Result<(), PostError> {
+fn post_op(qp: &mut RcQp, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Signal) -> Result<(), PostError> {
     match *op {
         ServerOp::Read { addr, rkey, into, len, token, .. } => {
             let into = Sge { addr: memory.pools.addr() + into as u64, len, lkey: memory.pools.lkey() };
             let posted = Posted::Read { zone: token.zone, generation: token.generation };
-            qp.post(&Read { addr, rkey, into }, Signal::Always, posted.to_word())
+            qp.post(&Read { addr, rkey, into }, signal, posted.to_word())
         }
         ServerOp::WriteResponse { addr, rkey, from, len, buffer, .. } => {
-            post_write(qp, &memory.responses, from, len, (addr, rkey), Signal::Always, Posted::Response { buffer }.to_word())
+            post_write(qp, &memory.responses, from, len, (addr, rkey), signal, Posted::Response { buffer }.to_word())
         }
         ServerOp::WriteEvent { addr, rkey, bytes, .. } => {
-            qp.post(&Write { addr, rkey, payload: Inline(&bytes) }, Signal::Always, Posted::Event.to_word())
+            qp.post(&Write { addr, rkey, payload: Inline(&bytes) }, signal, Posted::Event.to_word())
         }
         // Its owner parts with the client.
         ServerOp::Evict { .. } => Ok(()),

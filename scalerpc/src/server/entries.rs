@@ -8,22 +8,38 @@ use crate::wire::{Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TRAILER_BYTE
 impl<M: Memory> Server<M> {
     /// Looks at the entries of the current and the next group, and at some others (S19).
     pub(super) fn take_entries(&mut self) {
-        for group in [Some(self.scheduler.current()), self.scheduler.next()].into_iter().flatten() {
-            for nth in 0..self.groups.clients(group).len() {
-                let client = self.groups.clients(group)[nth];
-                self.take_entry(client);
+        // If there are fewer, the sweep looks at all of them.
+        if self.clients.len() > SWEEP {
+            for group in [Some(self.scheduler.current()), self.scheduler.next()].into_iter().flatten() {
+                for nth in 0..self.groups.clients(group).len() {
+                    let client = self.groups.clients(group)[nth];
+                    if self.is_written(client) {
+                        self.take_entry(client);
+                    }
+                }
             }
         }
-        for _ in 0..SWEEP.min(self.clients.len()) {
-            self.take_entry(ClientId(self.sweep as u16));
-            self.sweep = (self.sweep + 1) % self.clients.len();
+        let end = self.clients.len().min(self.sweep + SWEEP);
+        for trailer_at in [Release::TRAILER_AT, Announcement::TRAILER_AT] {
+            let mut first = self.sweep;
+            while let Some(nth) = self.memory.entries.find(first * ENTRY_BYTES + trailer_at, ENTRY_BYTES, end - first) {
+                self.take_entry(ClientId((first + nth) as u16));
+                first += nth + 1;
+            }
         }
+        self.sweep = end % self.clients.len();
     }
 
     pub(super) fn clear_entry(&mut self, client: ClientId) {
         let entry = client.index() * ENTRY_BYTES;
         self.memory.entries.store(entry + Release::TRAILER_AT, 0);
         self.memory.entries.store(entry + Announcement::TRAILER_AT, 0);
+    }
+
+    /// Whether either half of an entry holds something.
+    fn is_written(&self, client: ClientId) -> bool {
+        let release_at = client.index() * ENTRY_BYTES + Release::TRAILER_AT;
+        self.memory.entries.find(release_at, Announcement::TRAILER_AT - Release::TRAILER_AT, 2).is_some()
     }
 
     fn take_entry(&mut self, client: ClientId) {
@@ -71,7 +87,10 @@ impl<M: Memory> Server<M> {
         };
         match announcement.filter(is_good) {
             // One is taken and not closed: no correct client sends another (S7).
-            Some(announcement) if record.waiting.is_none() => record.waiting = Some(announcement),
+            Some(announcement) if record.waiting.is_none() => {
+                record.waiting = Some(announcement);
+                self.waiters += 1;
+            }
             _ => self.stats.garbage += 1,
         }
     }

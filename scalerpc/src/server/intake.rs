@@ -31,30 +31,46 @@ impl Queued {
 impl<M: Memory> Server<M> {
     /// Accepts what arrived in the zones of the slice.
     pub(super) fn accept_active(&mut self) {
-        for nth in 0..self.busy.len() {
-            let zone = self.busy[nth];
-            if self.zone(zone).state == ZoneState::Active {
-                self.accept_zone(zone);
-            }
+        let mut first = 0;
+        while let Some((nth, slot)) = self.next_arrived(first) {
+            self.accept_slots(self.busy[nth], Some(slot));
+            first = nth + 1;
         }
     }
 
-    pub(super) fn accept_zone(&mut self, zone: ZoneId) {
-        let Some(client) = self.mapping.client(zone) else { return };
-        // What most polls of most zones do, so nothing is reckoned twice.
+    /// The first active zone in `busy`, from place `first` on, that holds something, and the first slot of it that does.
+    fn next_arrived(&self, first: usize) -> Option<(usize, usize)> {
+        self.busy.iter().enumerate().skip(first).find_map(|(nth, zone)| {
+            let slot = if self.zone(*zone).state == ZoneState::Active { self.arrived(*zone, 0) } else { None };
+            slot.map(|slot| (nth, slot))
+        })
+    }
+
+    /// The first slot of a zone, from `slot` on, that holds something.
+    fn arrived(&self, zone: ZoneId, slot: usize) -> Option<usize> {
         let Layout { depth, slot_bytes, .. } = self.layout;
-        let mut trailer_at = self.layout.pool_slot(zone, 0) + self.layout.trailer_at();
-        for slot in 0..depth {
-            let word = self.memory.pools.load(trailer_at);
-            if word != 0 {
-                self.accept_slot(client, zone, slot, trailer_at, word);
-            }
-            trailer_at += slot_bytes;
+        let nth = self.memory.pools.find(self.layout.pool_slot(zone, slot) + self.layout.trailer_at(), slot_bytes, depth - slot)?;
+        Some(slot + nth)
+    }
+
+    /// Accepts what arrived in a zone.
+    pub(super) fn accept_zone(&mut self, zone: ZoneId) {
+        self.accept_slots(zone, self.arrived(zone, 0));
+    }
+
+    /// The same; `next` is the first slot that holds something.
+    fn accept_slots(&mut self, zone: ZoneId, mut next: Option<usize>) {
+        let Some(client) = self.mapping.client(zone) else { return };
+        while let Some(slot) = next {
+            self.accept_slot(client, zone, slot);
+            next = self.arrived(zone, slot + 1);
         }
     }
 
-    /// Something is in a slot: `word` was found as its trailer.
-    fn accept_slot(&mut self, client: ClientId, zone: ZoneId, slot: usize, trailer_at: usize, word: u64) {
+    fn accept_slot(&mut self, client: ClientId, zone: ZoneId, slot: usize) {
+        let start = self.layout.pool_slot(zone, slot);
+        let trailer_at = start + self.layout.trailer_at();
+        let word = self.memory.pools.load(trailer_at);
         let nth = client.index() * self.layout.depth + slot;
         let trailer = Trailer::from_word(word);
         let last = self.accepted[nth];
@@ -64,7 +80,7 @@ impl<M: Memory> Server<M> {
             return;
         }
         let id = ReqId { slot: slot as u8, sequence: last.wrapping_add(1) };
-        let request = self.check(client, trailer_at, id, trailer);
+        let request = self.check(client, start, id, trailer);
         // Before the reply, after which the client may write here again (S3).
         self.memory.pools.exchange(trailer_at, word, 0);
         let Some(header) = request else {
@@ -82,13 +98,13 @@ impl<M: Memory> Server<M> {
     }
 
     /// S1, S2. The header, if everything about the message is as it must be.
-    fn check(&self, client: ClientId, trailer_at: usize, id: ReqId, trailer: Trailer) -> Option<RequestHeader> {
+    fn check(&self, client: ClientId, start: usize, id: ReqId, trailer: Trailer) -> Option<RequestHeader> {
         let len = trailer.len as usize;
         if trailer.valid != valid(id.sequence) || !(HEADER_BYTES..=self.layout.trailer_at()).contains(&len) {
             return None;
         }
         let mut bytes = [0; HEADER_BYTES];
-        self.memory.pools.read(trailer_at - len, &mut bytes);
+        self.memory.pools.read(start + self.layout.trailer_at() - len, &mut bytes);
         let header = RequestHeader::decode(&bytes).ok()?;
         let regions = &self.client(client)?.regions;
         let slot_addr = regions.responses_addr.wrapping_add(self.layout.client_slot(usize::from(id.slot)) as u64);

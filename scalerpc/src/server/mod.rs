@@ -245,6 +245,8 @@ pub struct Server<M> {
     /// Numbers of clients.
     ids: MessagePool,
     clients: Vec<Option<ClientRecord>>,
+    /// How many of them have `waiting`: without any, no look is needed at who it is.
+    waiters: usize,
     generation: u32,
     /// Last accepted sequence number of each slot of each client (S4).
     accepted: Vec<u32>,
@@ -252,7 +254,8 @@ pub struct Server<M> {
     scheduler: Scheduler,
     mapping: VirtualMapping,
     pools: [MessagePool; 2],
-    zones: [Vec<Zone>; 2],
+    /// Of both pools, by [`Layout::zone_place`].
+    zones: Vec<Zone>,
     /// Zones that are not free, in no order.
     busy: Vec<ZoneId>,
     /// Accepted requests that no worker has taken.
@@ -281,20 +284,20 @@ impl<M: Memory> Server<M> {
             return Err(NewServerError::Region { region, bytes, needed });
         }
         let clients = config.max_clients as usize;
-        let zones = vec![Zone::default(); layout.zones];
         Ok(Self {
             memory,
             slice_ns: config.slice_ns,
             drain_ns: config.drain_ns,
             ids: MessagePool::new(config.max_clients),
             clients: vec![None; clients],
+            waiters: 0,
             generation: 0,
             accepted: vec![0; clients * layout.depth],
             groups: GroupManager::new(config.clients_per_group()),
             scheduler: Scheduler::new(config.slice_ns),
             mapping: VirtualMapping::new(clients, layout.zones),
             pools: [MessagePool::new(layout.zones as u32), MessagePool::new(layout.zones as u32)],
-            zones: [zones.clone(), zones],
+            zones: vec![Zone::default(); 2 * layout.zones],
             busy: Vec::with_capacity(2 * layout.zones),
             dispatch: VecDeque::with_capacity(2 * layout.zones * layout.depth),
             buffers: MessagePool::new(if layout.reply_mode == ReplyMode::ServerWrites { config.response_buffers } else { 0 }),
@@ -328,9 +331,8 @@ impl<M: Memory> Server<M> {
     /// The client's queue pair is gone: nothing of it is under way, and it can write nothing any more. Requests of it that a worker has may still
     /// be answered, in vain.
     pub fn leave(&mut self, client: ClientId) {
-        if self.clients.get_mut(client.index()).and_then(Option::take).is_none() {
-            return;
-        }
+        let Some(record) = self.clients.get_mut(client.index()).and_then(Option::take) else { return };
+        self.waiters -= usize::from(record.waiting.is_some());
         if let Some(zone) = self.mapping.zone(client) {
             self.free_zone(zone);
         }
@@ -347,12 +349,21 @@ impl<M: Memory> Server<M> {
     pub fn poll(&mut self, now_ns: u64, out: &mut VecDeque<ServerOp>) {
         self.take_entries();
         self.accept_active();
+        if self.waiters > 0 || self.scheduler.next().is_some() {
+            self.schedule(now_ns);
+        }
+        self.warm(out);
+        self.tell_zones(now_ns, out);
+    }
+
+    /// Whose turn it is. Changes nothing if nobody waits and no group was chosen.
+    fn schedule(&mut self, now_ns: u64) {
+        let epoch = self.scheduler.epoch();
+        let is_vacant = !self.busy.iter().any(|zone| self.zone(*zone).is_of(epoch));
         let Self { scheduler, groups, clients, mapping, .. } = self;
         let record = |client: ClientId| clients.get(client.index()).and_then(Option::as_ref);
         let waits = |client: ClientId| record(client).is_some_and(|record| record.waiting.is_some()) && mapping.zone(client).is_none();
         let priority = |client: ClientId| record(client).map_or(0, ClientRecord::priority);
-        let epoch = scheduler.epoch();
-        let is_vacant = !self.busy.iter().any(|zone| self.zones[usize::from(zone.pool)][usize::from(zone.zone)].is_of(epoch));
         if scheduler.step(now_ns, groups, waits, priority, is_vacant) == Turn::Switched {
             self.switch(now_ns);
         }
@@ -360,8 +371,6 @@ impl<M: Memory> Server<M> {
             // What is measured next decides the next regrouping.
             self.clients.iter_mut().flatten().for_each(|record| (record.requests, record.bytes) = (0, 0));
         }
-        self.warm(out);
-        self.tell_zones(now_ns, out);
     }
 
     /// When [`poll`](Self::poll) will have something to do without anything arriving. As it is bounded, it may leave something for the next one:
@@ -441,10 +450,10 @@ impl<M: Memory> Server<M> {
     }
 
     fn zone(&self, zone: ZoneId) -> &Zone {
-        &self.zones[usize::from(zone.pool)][usize::from(zone.zone)]
+        &self.zones[self.layout.zone_place(zone)]
     }
 
     fn zone_mut(&mut self, zone: ZoneId) -> &mut Zone {
-        &mut self.zones[usize::from(zone.pool)][usize::from(zone.zone)]
+        &mut self.zones[self.layout.zone_place(zone)]
     }
 }

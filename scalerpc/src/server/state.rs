@@ -29,13 +29,13 @@ impl Server<HeapMemory> {
     /// Makes `now_ns` the time 0, and all times before it too.
     pub(crate) fn rebase(&mut self, now_ns: u64) {
         self.scheduler.rebase(now_ns);
-        self.zones.iter_mut().flatten().for_each(|zone| zone.rebase(now_ns));
+        self.zones.iter_mut().for_each(|zone| zone.rebase(now_ns));
     }
 
     pub(crate) fn hash_state(&self, hasher: &mut impl Hasher) {
         let Self { memory, clients, generation, accepted, groups, scheduler, mapping, pools, zones, busy, dispatch, buffers, .. } = self;
         (clients, generation, accepted, groups, scheduler, mapping, pools, busy, dispatch, buffers).hash(hasher);
-        zones.iter().flatten().for_each(|zone| zone.hash_state(hasher));
+        zones.iter().for_each(|zone| zone.hash_state(hasher));
         memory.entries.words().chain(memory.pools.words()).chain(memory.responses.words()).for_each(|word| word.hash(hasher));
     }
 
@@ -51,18 +51,18 @@ impl Server<HeapMemory> {
 
     /// What must hold in every state: places, bindings and lists say the same.
     pub(crate) fn check_consistency(&self) {
+        assert_eq!(self.waiters, self.clients.iter().flatten().filter(|record| record.waiting.is_some()).count());
         let mut queued = vec![0; 2 * self.layout.zones];
-        let nth = |zone: ZoneId| usize::from(zone.pool) * self.layout.zones + usize::from(zone.zone);
         for entry in self.dispatch.iter().filter_map(|entry| entry.zone_if_current(self)) {
-            queued[nth(entry)] += 1;
+            queued[self.layout.zone_place(entry)] += 1;
         }
-        for (pool, zones) in self.zones.iter().enumerate() {
+        for (pool, zones) in self.zones.chunks(self.layout.zones).enumerate() {
             for (zone, state) in zones.iter().enumerate() {
                 let id = ZoneId { pool: pool as u8, zone: zone as u16 };
                 let is_free = state.state == ZoneState::Free;
                 assert_eq!(self.mapping.client(id).is_none(), is_free, "{id:?}");
                 assert_eq!(self.busy.iter().filter(|busy| **busy == id).count(), usize::from(!is_free), "{id:?}");
-                assert_eq!(state.queued, queued[nth(id)], "{id:?}");
+                assert_eq!(state.queued, queued[self.layout.zone_place(id)], "{id:?}");
             }
             let used = zones.iter().filter(|zone| zone.state != ZoneState::Free).count();
             assert_eq!(self.pools[pool].free() + used, zones.len());

@@ -58,6 +58,16 @@ impl Zone {
         self.epoch == epoch && !self.is_released && matches!(self.state, ZoneState::Draining { .. } | ZoneState::Quarantined)
     }
 
+    /// Whether its client is to be told without a response, or evicted.
+    const fn is_due(&self, now_ns: u64) -> bool {
+        match self.state {
+            ZoneState::Active => !self.is_told && self.queued == 0,
+            ZoneState::Ended { tell_by_ns } => self.queued == 0 || now_ns >= tell_by_ns,
+            ZoneState::Draining { evict_ns } => !self.is_released && now_ns >= evict_ns,
+            _ => false,
+        }
+    }
+
     pub(super) const fn deadline_ns(&self) -> Option<u64> {
         match self.state {
             ZoneState::Ended { tell_by_ns } => Some(tell_by_ns),
@@ -71,7 +81,7 @@ impl<M: Memory> Server<M> {
     /// Gives zones to the clients that wait, of the current group for this slice, of the next one for the next, and READs what they announced.
     pub(super) fn warm(&mut self, out: &mut VecDeque<ServerOp>) {
         let epoch = self.scheduler.epoch();
-        if epoch == 0 {
+        if epoch == 0 || self.waiters == 0 {
             return;
         }
         let next = self.scheduler.next().map(|group| (group, epoch.wrapping_add(1)));
@@ -98,6 +108,7 @@ impl<M: Memory> Server<M> {
         }
         let Some(place) = self.pools[usize::from(pool)].allocate() else { return false };
         let Some(announcement) = record.waiting.take() else { return false };
+        self.waiters -= 1;
         let (regions, generation) = (record.regions, record.generation);
         let zone = ZoneId { pool, zone: place as u16 };
         // Neither is bound: the zone was free, and the client was asked above.
@@ -193,21 +204,19 @@ impl<M: Memory> Server<M> {
 
     /// Tells what no response will tell in time, and evicts who does not answer: only the end of its queue pair frees its zone (S10).
     pub(super) fn tell_zones(&mut self, now_ns: u64, out: &mut VecDeque<ServerOp>) {
-        for nth in 0..self.busy.len() {
-            let id = self.busy[nth];
+        let mut first = 0;
+        while let Some(nth) = self.busy[first..].iter().position(|zone| self.zone(*zone).is_due(now_ns)) {
+            let id = self.busy[first + nth];
+            first += nth + 1;
             let Some(client) = self.mapping.client(id) else { continue };
-            let zone = self.zone_mut(id);
-            match zone.state {
-                ZoneState::Active if !zone.is_told && zone.queued == 0 => self.tell_bare(client, now_ns, out),
-                ZoneState::Ended { tell_by_ns } if zone.queued == 0 || now_ns >= tell_by_ns => self.tell_bare(client, now_ns, out),
-                ZoneState::Draining { evict_ns } if !zone.is_released && now_ns >= evict_ns => {
-                    zone.state = ZoneState::Quarantined;
-                    self.stats.evictions += 1;
-                    // In use, so it can be quarantined.
-                    let _quarantined = self.pools[usize::from(id.pool)].quarantine(u32::from(id.zone));
-                    out.push_back(ServerOp::Evict { client });
-                }
-                _ => {}
+            if matches!(self.zone(id).state, ZoneState::Draining { .. }) {
+                self.zone_mut(id).state = ZoneState::Quarantined;
+                self.stats.evictions += 1;
+                // In use, so it can be quarantined.
+                let _quarantined = self.pools[usize::from(id.pool)].quarantine(u32::from(id.zone));
+                out.push_back(ServerOp::Evict { client });
+            } else {
+                self.tell_bare(client, now_ns, out);
             }
         }
     }

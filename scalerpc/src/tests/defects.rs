@@ -516,6 +516,24 @@ fn a_client_that_leaves_while_its_request_is_worked_on_costs_nothing() {
     }
 }
 
+/// Of the group that is next one client is warmed at a time; the other one leaves while it waits.
+#[test]
+fn a_client_that_leaves_while_it_waits_is_not_looked_for_any_more() {
+    let mut world = active_world(&small(), 4);
+    for nth in 2..4 {
+        world.call(nth).unwrap();
+        world.poll_client(nth);
+        assert!(world.deliver_to_server(nth));
+    }
+    world.poll_server();
+    let waiting: Vec<usize> = (2..4).filter(|nth| world.server.waits(world.sides[*nth].id)).collect();
+    assert_eq!(waiting.len(), 1);
+    world.server.check_consistency();
+    world.sides[waiting[0]].is_alive = false;
+    world.leave(waiting[0]);
+    world.server.check_consistency();
+}
+
 /// Both ways of the response, deep and with many clients, in every order that a seed gives.
 #[test]
 fn random_orders_of_many_clients_lose_and_repeat_nothing() {
