@@ -16,6 +16,7 @@ use super::layout::{DATAGRAM_SLOTS, DatagramHeader, DatagramLane, GRH, MAX_DATAG
 use super::memory::{DeviceMemory, Fault};
 use super::objects::{commit, qp_index};
 use super::queues::{Transport, WaitFor};
+use super::receive::RqSlot;
 use super::requester::{Malformed, Outcome, check_local};
 use super::vendor::Limit;
 use super::{Hca, Links, State, arrive};
@@ -242,7 +243,7 @@ fn forget_gone(hca: &Hca, state: &mut State) -> usize {
 
 /// Takes the datagrams in lane `index` of those that are known.
 fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
-    let State { links, qps, cqs, .. } = state;
+    let State { links, qps, cqs, rqs, .. } = state;
     let Incoming { peer, lane, rx } = &mut links.incoming[index];
     let lane = peer.memory.datagram_lane(*lane);
     let mut received = 0;
@@ -260,7 +261,10 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
             continue;
         }
         let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { continue };
-        let Some(taking) = qp.receives.pop(&AtomicU64::new(0)) else { continue };
+        let pop = || qp.receives.pop(&AtomicU64::new(0));
+        // Another driver's receive that was posted before the datagram was sent, but after the last look at its queue, is there all the same.
+        let refreshed = || rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut).is_some_and(RqSlot::refresh).then(pop).flatten();
+        let Some(taking) = pop().or_else(refreshed) else { continue };
         let grh = if header.flags & GRH != 0 { GRH_BYTES } else { 0 };
         let data = Data::of_memory(payload.as_ptr(), grh + header.byte_count as usize);
         // SAFETY: the payload is in the sender's mapping, which `peer` keeps; the sender may overwrite it, which spoils bytes only.

@@ -40,8 +40,7 @@ impl Hca {
         let state = &mut *self.state.borrow_mut();
         let mut any = false;
         for rq in state.rqs.iter_mut().flatten() {
-            let super::receive::RqSlot { receives, mirror, .. } = rq;
-            any |= mirror.as_mut().is_some_and(|mirror| mirror.copy(receives));
+            any |= rq.refresh();
         }
         for index in 0..state.qps.len() {
             any |= self.look_at(state, index);

@@ -260,3 +260,24 @@ fn an_owner_that_tells_nonsense_of_an_atomic_ends_it() {
         assert_eq!(a.poll(), [super::driver::Done::Failed { opcode, wqe: 0, syndrome }], "{fault}");
     }
 }
+
+/// The driver posts a receive behind the device's back, between the look at its queues and the arrival that needs one. No hardware misses that.
+#[test]
+fn a_datagram_finds_a_receive_that_was_posted_since_the_last_look() {
+    for is_shared in [false, true] {
+        let world = World::default();
+        let [mut a, mut b] = [(); 2].map(|()| End::new_inside(&world, Service::Datagram, is_shared, ALL, OUTSIDE));
+        for end in [&a, &b] {
+            end.activate_datagrams(5);
+            end.hca.poll();
+        }
+        b.write_receive(0, 1, b.sge(OUTSIDE + 2048, 104));
+        b.ring_receives(1);
+        post(&mut a, &b, Service::Datagram, &mut Random::new(1));
+        a.ring();
+        a.hca.poll();
+        b.hca.device().empty_poll();
+        let arrived = b.poll();
+        assert!(matches!(arrived[..], [super::driver::Done::Received { wqe: 0, bytes: 72, .. }]), "{arrived:?}");
+    }
+}

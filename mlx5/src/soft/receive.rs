@@ -34,6 +34,13 @@ pub(crate) struct RqSlot {
     pub(crate) is_quarantined: bool,
 }
 
+impl RqSlot {
+    /// Copies what another driver has posted since the last time, if the queue is one of its. Returns whether there was something.
+    pub(crate) fn refresh(&mut self) -> bool {
+        self.mirror.as_mut().is_some_and(|mirror| mirror.copy(&self.receives))
+    }
+}
+
 /// By WQE index: the pop count under which that receive was last taken and *accounted for* by a message. What a dead process took
 /// without telling is found by its absence.
 #[derive(Clone)]
