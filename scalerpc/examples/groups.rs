@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Ok(8)
     });
     let mut all = (0..clients).map(|_| connect(&mut server)).collect::<Result<Vec<_>, _>>()?;
-    println!("device {}, {} clients in {} groups", server.device_info().name, server.clients(), server.core().groups().count());
+    println!("device {}, {} clients in {} groups", server.device().info().name, server.clients(), server.core().groups().count());
 
     // What each client has called, and the sum of what came back.
     let mut done = vec![(0, 0, 0_u64); all.len()];

@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 stream.set_nonblocking(false)?;
                 stream.set_read_timeout(Some(PATIENCE))?;
                 match server.accept_over(&mut stream) {
-                    Ok(_) => println!("connected with {peer}, on {}", server.device_info().name),
+                    Ok(_) => println!("connected with {peer}, on {}", server.device().info().name),
                     Err(error) => println!("{peer}: {error}"),
                 }
                 met += 1;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use mlx5::{Access, ConnectOptions, Device, DeviceInfo, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Violation, Write};
+use mlx5::{Access, ConnectOptions, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 use thiserror::Error;
 
 use super::exchange::{Accept, Admission, Offer};
@@ -163,22 +163,10 @@ impl RdmaClient {
         self.core.set_timeout_ns(timeout_ns);
     }
 
-    /// What strict mode of the software HCA has found (`SoftOptions::strict`).
-    #[must_use]
-    pub fn violations(&self) -> Vec<Violation> {
-        self.port.violations()
-    }
-
     /// The device in use. Its clock is the one that deadlines are measured by, so that a simulation drives this end with its time.
     #[must_use]
     pub const fn device(&self) -> &Device {
         self.port.device()
-    }
-
-    /// Name, transport and capabilities of the device in use.
-    #[must_use]
-    pub fn device_info(&self) -> DeviceInfo {
-        self.port.info()
     }
 
     fn post(&mut self) -> Result<(), PostError> {

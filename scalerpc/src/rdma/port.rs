@@ -1,6 +1,6 @@
 //! What both ends have of a device: it, its protection domain, and the queue of their completions.
 
-use mlx5::{Access, Device, DeviceInfo, DeviceSpec, Inline, MonoCq, Mr, Pd, PostError, RcQp, ReceiveSource, Signal, Violation, Write};
+use mlx5::{Access, Device, DeviceSpec, Inline, MonoCq, Mr, Pd, PostError, RcQp, ReceiveSource, Signal, Write};
 
 use super::{MAX_INLINE_BYTES, QP_CONFIG, SetupError};
 
@@ -27,14 +27,6 @@ impl Port {
     /// The time of everything this end does: its device's, so that virtual time is that of both.
     pub(super) fn now_ns(&self) -> u64 {
         self.device.now_ns()
-    }
-
-    pub(super) fn info(&self) -> DeviceInfo {
-        self.device.info()
-    }
-
-    pub(super) fn violations(&self) -> Vec<Violation> {
-        self.device.violations()
     }
 
     pub(super) fn alloc(&self, bytes: usize, access: Access) -> Result<Mr, SetupError> {

@@ -76,7 +76,7 @@ impl Server for ScaleServer {
     }
 
     fn device_info(&self) -> DeviceInfo {
-        self.server.device_info()
+        self.server.device().info()
     }
 
     fn counters(&self) -> Counters {
