@@ -1,0 +1,238 @@
+"""Counts the instructions of the data path exactly.
+
+The program benches/instructions of each crate does an operation so many times and so many times more under callgrind, in one thread; the
+difference divided by the operations is what one costs, without set-up. What lies in one function, with all it calls, is counted in one run.
+
+  scripts/instructions             a table
+  scripts/instructions --of NAME   of one crate only; several times for several
+  scripts/instructions --json -    one JSON object on stdout and nothing else (or a file name instead of -): instructions by name
+  scripts/instructions --check     the table; fails if a count is above its bound
+  scripts/instructions --against FILE
+                                   the table, beside the counts in FILE (of --json) and the change in per cent
+  scripts/instructions --vs-libmlx5 [--json -]
+                                   beside each operation the same through libibverbs and libmlx5, and the ratio. libmlx5 runs on the device
+                                   of mlx5-run (or of the launcher that MLX5_RUN names), which executes nothing of it: its queue pairs are
+                                   ready as far as libmlx5 knows, and not as far as the device does. Counted is what the measuring thread
+                                   does inside the loops of mlx5/benches/instructions/loops.c, in three runs: the count must be linear.
+                                   "locked" is how programs get it; "one" is libmlx5 at its best, without locks: a thread domain, a CQ
+                                   of one thread, MLX5_SINGLE_THREADED=1. No other variable of libmlx5's is set.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import sys
+from typing import NamedTuple, Optional
+
+from . import tools
+from .tools import Failure
+
+# The crates whose benchmark `instructions` is counted: each in the folder of its name.
+CRATES = ["mlx5", "copyrpc", "scalerpc", "ipc", "delegationrpc", "flux", "benchkv"]
+# Their counts include the driver's copy to BlueFlame.
+ON_THE_DRIVER = {"mlx5", "copyrpc", "scalerpc"}
+# The software HCA's two entry points, with all they call.
+HCA = ["--toggle-collect=mlx5::soft::Hca::register_written", "--toggle-collect=mlx5::soft::Hca::empty_poll"]
+
+
+class Operation(NamedTuple):
+    """A line of what the program `--list`s."""
+
+    name: str
+    bound: Optional[int]
+    first: int
+    second: int
+    collect: str
+    what: str
+
+
+def operations(program):
+    """The operations that `program` knows, in its order."""
+    for line in tools.output([program, "--list"]).splitlines():
+        name, bound, first, second, collect, what = line.split("|")
+        yield Operation(name, None if bound == "-" else int(bound), int(first), int(second), collect, what)
+
+
+def callgrind(command, environment=None):
+    """Instructions collected while `command`, which is callgrind's options and a program, runs."""
+    valgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *command]
+    launcher = environment.pop("LAUNCHER") if environment else None
+    words = ([launcher] if launcher else []) + [str(word) for word in valgrind]
+    # callgrind prints on standard error.
+    printed = tools.output(["sh", "-c", 'exec "$@" 2>&1', "sh", *words], env=environment)
+    collected = re.findall(r"^==\d+== Collected : (\d+)$", printed, re.MULTILINE)
+    if len(collected) != 1:
+        raise Failure(f"callgrind said nothing of {' '.join(words)}:\n{printed}")
+    return int(collected[0])
+
+
+def of_one(program, operation, *options):
+    """Instructions of one operation, by the difference of two runs."""
+    name, first, second = operation.name, operation.first, operation.second
+    less, more = (callgrind([*options, program, name, count]) for count in (first, second))
+    return (more - less) / (second - first)
+
+
+def count(program, operation):
+    """Instructions of one operation, of the part of the program that it says."""
+    collect, _, but = operation.collect.partition(" but ")
+    # What the clock decides about is counted by no operation: the slower the machine, the more often it is done.
+    without = [f"--toggle-collect=*::{but}", "--collect-atstart=yes"] if but else []
+    kind, _, function = collect.partition(" ")
+    toggle = f"--toggle-collect=*::{function}"
+    if collect == "all":
+        each = of_one(program, operation, *without)
+    elif collect == "hca":
+        each = of_one(program, operation, *HCA)
+    elif collect == "nohca":
+        each = of_one(program, operation, *HCA, "--collect-atstart=yes", *without)
+    elif kind == "in":
+        # The toggle leaves the set-up out.
+        each = callgrind([toggle, program, operation.name, operation.second]) / operation.second
+    elif kind == "part":
+        # Toggles add up: with both, collected are the part without the HCA, and the HCA outside of the part. Parts have no set-up, and
+        # the HCA's cancels out.
+        part, both, hca = (callgrind([*options, program, operation.name, operation.second]) for options in ([toggle], [toggle, *HCA], HCA))
+        each = (part + both - hca) / 2 / operation.second
+    else:
+        raise Failure(f"{operation.name} collects {operation.collect!r}")
+    if each <= 0:
+        raise Failure(f"nothing was collected for {operation.name}")
+    return round(each, 2)
+
+
+def linear(count_of, first, second):
+    """Instructions of one operation where `count_of` n of them is known. Fails if the count is not linear."""
+    middle = (first + second) // 2
+    least, half, most = (count_of(count) for count in (first, middle, second))
+    a, b = (half - least) / (middle - first), (most - half) / (second - middle)
+    if a <= 0 or a > 1.005 * b or b > 1.005 * a:
+        raise Failure(f"not linear: {a} and {b}")
+    return round((most - least) / (second - first), 2)
+
+
+def of_libmlx5(program, launcher, name, api, threads, count):
+    """Instructions of operation `name` through the functions `api`, `count` times, in libmlx5."""
+    ours = {"MLX5_SINGLE_THREADED", "MLX5_SHUT_UP_BF", "MLX5_POST_SEND_PREFER_BF"}
+    environment = {variable: value for variable, value in os.environ.items() if variable not in ours}
+    environment["LAUNCHER"] = launcher
+    if threads == "one":
+        environment["MLX5_SINGLE_THREADED"] = "1"
+    return callgrind(["--toggle-collect=measured_*", program, "--libmlx5", name, api, threads, count], environment)
+
+
+def in_parallel(function, jobs):
+    """`function` of each of `jobs`, in their order; counts do not depend on what else the machine does."""
+    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        futures = [pool.submit(function, *job) for job in jobs]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def programs(crates):
+    """The benchmark program of each crate, and how the driver copies to BlueFlame where that counts (or None)."""
+    found = {crate: tools.built(crate, "bench", "instructions") for crate in crates}
+    copy = None
+    if ON_THE_DRIVER & set(crates):
+        program = found.get("mlx5") or tools.built("mlx5", "bench", "instructions")
+        copy = tools.output(["valgrind", "--tool=none", "-q", program, "--copy-routine"]).strip()
+    return found, copy
+
+
+def versus(json_file):
+    """The comparison with libmlx5."""
+    found, copy = programs(["mlx5"])
+    program = found["mlx5"]
+    launcher = os.environ.get("MLX5_RUN") or tools.built("mlx5/preload", "bin", "mlx5-run")
+    known = []
+    for line in tools.output([program, "--list-vs"]).splitlines():
+        name, theirs, apis, first, second, what = line.split("|")
+        known.append((name, theirs, apis.split(","), int(first), int(second), what))
+
+    own = in_parallel(
+        lambda name, first, second: linear(lambda count: callgrind([program, name, count]), first, second),
+        [(name, first, second) for name, _, _, first, second, _ in known],
+    )
+    # Several of our operations have the same one beside them.
+    rivals = dict.fromkeys(
+        (theirs, api, threads, first, second) for _, theirs, apis, first, second, _ in known for api in apis for threads in ("locked", "one")
+    )
+    counts = in_parallel(
+        lambda theirs, api, threads, first, second: linear(lambda count: of_libmlx5(program, launcher, theirs, api, threads, count), first, second),
+        list(rivals),
+    )
+    by_rival = dict(zip(rivals, counts))
+    rows = [
+        {
+            "operation": name, "what": what, "api": api, "threads": threads, "ours": ours,
+            "libmlx5": by_rival[theirs, api, threads, first, second],
+            "ratio": round(ours / by_rival[theirs, api, threads, first, second], 3),
+        }
+        for (name, theirs, apis, first, second, what), ours in zip(known, own)
+        for api in apis
+        for threads in ("locked", "one")
+    ]
+
+    def table():
+        print(f"Instructions by callgrind of one operation here and in libmlx5. Copy to BlueFlame under valgrind: {copy}.")
+        print(f"{'operation':26} {'here':>8}  {'libmlx5':18} {'threads':7} {'count':>8} {'ratio':>6}")
+        for row in rows:
+            print(f"{row['operation']:26} {row['ours']:8.2f}  {row['api']:18} {row['threads']:7} {row['libmlx5']:8.2f} {row['ratio']:6.3f}")
+
+    tools.write_json({"blueflame_copy": copy, "operations": rows}, json_file, table)
+    return 0
+
+
+def counted(crates, checked_only=False):
+    """Counts the operations of `crates`: pairs of an operation and its instructions; and how the driver copies to BlueFlame."""
+    found, copy = programs(crates)
+    jobs = [(found[crate], operation) for crate in crates for operation in operations(found[crate])]
+    if checked_only:
+        jobs = [job for job in jobs if job[1].bound is not None]
+    return list(zip([operation for _, operation in jobs], in_parallel(count, jobs))), copy
+
+
+def document(rows, copy):
+    """The JSON object of counted operations."""
+    return {**{operation.name: each for operation, each in rows}, **({"blueflame_copy": copy} if copy else {})}
+
+
+def main():
+    """The script."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--of", action="append", choices=CRATES, metavar="CRATE", help=f"one of {', '.join(CRATES)}; all")
+    parser.add_argument("--json", metavar="FILE", help="- for stdout")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--against", metavar="FILE", type=pathlib.Path)
+    parser.add_argument("--vs-libmlx5", action="store_true")
+    arguments = parser.parse_args()
+    tools.need("valgrind")
+    if arguments.vs_libmlx5:
+        return versus(arguments.json)
+
+    before = json.loads(arguments.against.read_text()) if arguments.against else {}
+    rows, copy = counted(list(dict.fromkeys(arguments.of or CRATES)), checked_only=arguments.check)
+    above = [operation for operation, each in rows if operation.bound is not None and each > operation.bound]
+
+    def table(file=sys.stdout):
+        print("Instructions by callgrind." + (f" Copy to BlueFlame under valgrind: {copy}." if copy else ""), file=file)
+        print(f"{'operation':36} {'each':>9} {'bound':>6}  what", file=file)
+        for operation, each in rows:
+            bound = "-" if operation.bound is None else operation.bound
+            was = before.get(operation.name)
+            change = f"  was {was:.2f}, {100 * (each / was - 1):+.1f} %" if was else ""
+            verdict = "  ABOVE ITS BOUND" if operation in above else ""
+            print(f"{operation.name:36} {each:9.2f} {bound!s:>6}  {operation.what}{change}{verdict}", file=file)
+
+    tools.write_json(document(rows, copy), arguments.json, table)
+    if arguments.json == "-" and arguments.check:
+        table(sys.stderr)
+    if arguments.check and above:
+        raise Failure(f"{len(above)} above the bound")
+    return 0

@@ -1,0 +1,133 @@
+"""Measures this repository beside its rivals, in one run and by turns, on this machine.
+
+  scripts/peers copyrpc [--runs N] [--json FILE|-]
+  scripts/peers scalerpc [--runs N] [--json FILE|-]
+  scripts/peers shm [--runs N] [--json FILE|-]
+  scripts/peers kv [--runs N] [--json FILE|-]
+
+What is measured, and how, is said in the modules of scripts/measuring/peers. N rounds (11), each of them everything once, on two pinned cores.
+A ratio is the median of the rounds' ratios, ours / theirs in the unit of what it names. Nothing else may run on the machine.
+
+With --json - there is one JSON object on stdout and nothing else. Misses of the targets are told, and are no failure: the exit status is 0
+unless something could not be measured.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+
+from .. import instructions, tools
+from ..tools import Failure
+
+MEASURED = ["copyrpc", "scalerpc", "shm", "kv"]
+
+
+class Samples:
+    """One number a round."""
+
+    def __init__(self, values=()):
+        self.values = list(values)
+
+    def append(self, value):
+        self.values.append(float(value))
+
+    def __truediv__(self, other):
+        """Round by round."""
+        return Samples(ours / theirs for ours, theirs in zip(self.values, other.values))
+
+    @property
+    def median(self):
+        return statistics.median(self.values)
+
+    def object(self):
+        """Median, least and most, for a JSON document."""
+        return {"median": self.median, "min": min(self.values), "max": max(self.values)}
+
+    def figures(self, digits):
+        """The same in words."""
+        return figures(self.object(), digits)
+
+
+def figures(spread, digits):
+    """Median, least and most in words."""
+    return f"{spread['median']:.{digits}f} ({spread['min']:.{digits}f} to {spread['max']:.{digits}f})"
+
+
+def row(what, value="", target="", more=""):
+    """Prints a row of the table."""
+    print(f"{what:58} {value!s:>10} {target!s:>10}   {more}")
+
+
+def target(what, value, sign, bound, digits, more=""):
+    """Prints a row with a target: `sign` is <= or >=."""
+    is_met = value <= bound if sign == "<=" else value >= bound
+    row(what, f"{value:.{digits}f}", f"{sign} {bound}", ("met" if is_met else "MISSED") + (f"; {more}" if more else ""))
+
+
+def at(document, path):
+    """What the JSON document has at the path, whose keys are separated by dots."""
+    for key in path.split("."):
+        if not isinstance(document, dict) or document.get(key) is None:
+            raise Failure(f"nothing was measured of {path}")
+        document = document[key]
+    return document
+
+
+class Bench:
+    """What every comparison needs: rounds, cores, a scratch directory."""
+
+    def __init__(self, rounds, work, quiet):
+        self.rounds = rounds
+        self.work = pathlib.Path(work)
+        self.quiet = quiet
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) < 2:
+            raise Failure(f"two cores are needed, and this process may use {len(cores)}")
+        self.cores = cores[:2]
+        # On an idle machine it is below 0.5.
+        self.load = os.getloadavg()[0]
+
+    @property
+    def pin(self):
+        return f"{self.cores[0]},{self.cores[1]}"
+
+    def log(self, message):
+        if not self.quiet and sys.stderr.isatty():
+            print(f"peers: {message}", file=sys.stderr)
+
+    def each_round(self, what="round", rounds=None):
+        rounds = rounds or self.rounds
+        for number in range(1, rounds + 1):
+            self.log(f"{what} {number} of {rounds}")
+            yield number
+
+    def document_of(self, command, **options):
+        """Runs a program of ours, which is given --json FILE, and returns the document that it wrote."""
+        file = self.work / "ours.json"
+        tools.output([*command, "--json", file], **options)
+        return json.loads(file.read_text())
+
+    def count(self, *crates):
+        """The instruction counts of `crates`, by name."""
+        self.log("instructions")
+        return instructions.document(*instructions.counted(crates))
+
+
+def main():
+    """The script."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measured", choices=MEASURED)
+    parser.add_argument("--runs", type=int, default=11, metavar="N", choices=range(1, 100), help="1 to 99 [11]")
+    parser.add_argument("--json", metavar="FILE", help="- for stdout")
+    arguments = parser.parse_args()
+    tools.need("valgrind")
+    module = importlib.import_module(f".{arguments.measured}", __name__)
+    with tempfile.TemporaryDirectory() as work:
+        result = module.measure(Bench(arguments.runs, work, quiet=arguments.json == "-"))
+        tools.write_json(result, arguments.json, lambda: module.table(result))
+    return 0

@@ -1,0 +1,120 @@
+"""ipc, delegationrpc and flux beside crossbeam's ArrayQueue and bounded channel, rtrb's rings, iceoryx2's request/response, an echo over a Unix
+socket, and a bare cache line that goes back and forth.
+
+All by `shm-peers`, one program of a workspace of its own (benchkv/peers), under one and the same load, replies checked before anything is
+measured.
+
+Round trips are medians of blocks of 64. Between the two processes, rates are those of a whole window of 120 ms; between two threads
+(delegationrpc, flux and what is beside them) they are, on both sides, by the median of blocks of 1,024 calls, which a thread that loses its
+core for a moment does not change; `..._of_windows` in the JSON document is the same over whole windows. The echo runs on one core, where it
+is fastest. The bare cache line is the faster of two fixed lines and 32 that take turns.
+
+Several clients: windows of 480 ms, five rounds, medians. Clients stream 32 calls each, share one core and yield; the server has the other
+core, or shares theirs too. "Never below half of the rate of a single client" is decided by the latter: there the single client is as
+over-subscribed as eight are, and nothing but the number of clients differs. With two cores, one client never has to give its core away.
+
+Takes about three minutes, and with --runs 1 half a minute; the first time the rivals are built in addition, for a minute or two. That is
+too long for CI, which checks the format of benchkv/peers only.
+"""
+
+import os
+import pathlib
+import shutil
+import tempfile
+
+from .. import tools
+from . import at, figures, row, target
+
+# The counts that the tables show.
+OF_SESSIONS = ["call", "server_poll", "recv", "reply", "client_poll", "client_poll_empty", "server_poll_empty", "rpc_depth1", "rpc_depth32"]
+OF_FLUX = ["call", "poll_call", "recv", "reply", "poll_reply", "poll_empty", "rpc_depth1", "rpc_depth64"]
+COUNTED = [f"{crate}_{name}" for name in OF_SESSIONS for crate in ("ipc", "delegation")] + [f"flux_{name}" for name in OF_FLUX]
+RATIOS = [
+    "ipc_rtt_vs_raw_cacheline", "ipc_rtt_vs_iceoryx2", "ipc_rate_depth32_vs_uds_echo", "ipc_idle_clients_cost", "delegation_rate_vs_arrayqueue",
+    "flux_rate_vs_crossbeam_channel", "flux_rate_vs_rtrb", "flux_idle_nodes_cost",
+]
+CRATES = {"ipc": "ipc", "delegation": "delegationrpc"}
+
+
+def measure(bench):
+    """All by one program."""
+    bench.log("building")
+    program = tools.built("", "bin", "shm-peers", workspace=tools.ROOT / "benchkv/peers")
+    bench.log("measuring")
+    # What iceoryx2 leaves behind has this in its name.
+    prefix = f"copyrpc-peers-{os.getpid()}-"
+    try:
+        run = bench.document_of([program, "--rounds", bench.rounds, "--cores", bench.pin, "--iceoryx2-prefix", prefix])
+    finally:
+        shutil.rmtree(pathlib.Path(tempfile.gettempdir()) / prefix, ignore_errors=True)
+        for left in pathlib.Path("/dev/shm").glob(f"{prefix}*"):
+            left.unlink(missing_ok=True)
+    # How far the two cores were from each other, which on a virtual machine changes from time to time.
+    line = at(run, "figures.raw_cacheline_rtt_ns")
+    mode = "close to each other" if line["max"] <= 200 else "far from each other" if line["min"] > 200 else "now close to each other, now far"
+    return {
+        **{name: at(run, f"ratios.{name}.median") for name in RATIOS},
+        **{f"{crate}_least_rate_of_1_to_8_clients_vs_1": at(run, f"crowds.{crate}_one_core.least_vs_1_client.median") for crate in CRATES},
+        "core_mode": mode,
+        "load_average_before": bench.load,
+        "conditions": {"rounds": bench.rounds, "cores": bench.pin},
+        "instructions": bench.count("ipc", "delegationrpc", "flux"),
+        "raw": run,
+    }
+
+
+def table(result):
+    """The same in words."""
+    raw = result["raw"]
+
+    def millions(name, digits=1):
+        return f"{at(raw, f'figures.{name}.median') / 1e6:.{digits}f} M/s"
+
+    def ns(name):
+        return f"{at(raw, f'figures.{name}.median'):.0f} ns"
+
+    def of(what, name, sign, bound, more):
+        target(what, result[name], sign, bound, 2, f"{figures(at(raw, f'ratios.{name}'), 2)}; {more}")
+
+    print(
+        f"ipc, delegationrpc and flux on cores {result['conditions']['cores']}, {result['core_mode']}; rounds: {result['conditions']['rounds']}; "
+        "ours / theirs; in brackets least and most"
+    )
+    environment = raw["environment"]
+    print(f"{environment['cpu_model']}, Linux {environment['kernel']}, commit {environment['git_commit']}; load average before: {result['load_average_before']:.2f}")
+    row("", "value", "target")
+    of("ipc: round trip / bare cache line", "ipc_rtt_vs_raw_cacheline", "<=", 1.15, f"{ns('ipc_rtt_ns')} / {ns('raw_cacheline_rtt_ns')}")
+    of("ipc: round trip / iceoryx2", "ipc_rtt_vs_iceoryx2", "<=", 0.33, ns("iceoryx2_rtt_ns"))
+    of("ipc: calls/s at depth 32 / Unix-socket echo", "ipc_rate_depth32_vs_uds_echo", ">=", 20, f"{millions('ipc_rate')} / {millions('uds_echo_rate', 3)}")
+    of("ipc: time per call, 1 client of 1,024 / 1 of 1", "ipc_idle_clients_cost", "<=", 1.2, f"{ns('ipc_1_of_1024_rtt_ns')} / {ns('ipc_1_of_1_rtt_ns')}")
+    of(
+        "delegationrpc: calls/s at depth 32 / ArrayQueue pair", "delegation_rate_vs_arrayqueue", ">=", 1.5,
+        f"{millions('delegation_rate_of_blocks')} / {millions('array_queue_rate_of_blocks')}",
+    )
+    for crate, shown in CRATES.items():
+        least = at(raw, f"crowds.{crate}_two_cores.least_vs_1_client")
+        target(
+            f"{shown}: 1 to 8 clients, least rate / that of 1", result[f"{crate}_least_rate_of_1_to_8_clients_vs_1"], ">=", 0.5, 2,
+            f"two cores: {figures(least, 2)}",
+        )
+    of(
+        "flux: calls/s at depth 64 / crossbeam channels", "flux_rate_vs_crossbeam_channel", ">=", 3,
+        f"{millions('flux_rate_of_blocks')} / {millions('crossbeam_channel_rate_of_blocks')}",
+    )
+    of("flux: calls/s at depth 64 / rtrb", "flux_rate_vs_rtrb", ">=", 0.5, millions("rtrb_rate_of_blocks"))
+    of(
+        "flux: time per call, 2 nodes of 8 / 2 of 2", "flux_idle_nodes_cost", "<=", 1.2,
+        f"{millions('flux_of_8_rate_of_blocks')} / {millions('flux_rate_of_blocks')}",
+    )
+    print(f"\n{'':16} {'':8} {'one core':>17} {'two cores':>17}")
+    print(f"{'':16} {'clients':>8} {'M/s':>8} {'fairness':>8} {'M/s':>8} {'fairness':>8} {'region, B':>10}")
+    for clients in (1, 2, 4, 8):
+        for crate, shown in CRATES.items():
+            one, two = (at(raw, f"crowds.{crate}_{cores}.clients.{clients}") for cores in ("one_core", "two_cores"))
+            rates = " ".join(f"{at(of_cores, 'rate.median') / 1e6:8.2f} {at(of_cores, 'fairness.median'):8.2f}" for of_cores in (one, two))
+            print(f"{shown:16} {clients:8} {rates} {one['region_bytes']:10}")
+    print("(calls/s of all clients together, 32 unanswered each; fairness: slowest client / fastest)")
+    print(f"\nlanes of flux, as documented: 2 nodes {at(raw, 'region_bytes.flux_2_nodes')} B, 8 nodes {at(raw, 'region_bytes.flux_8_nodes')} B")
+    print(f"\n{'':32} {'instructions':>12}")
+    for name in COUNTED:
+        print(f"{name:32} {at(result['instructions'], name):12.0f}")
