@@ -1,6 +1,7 @@
 //! What a job will take of the host's memory, reckoned before it starts: with endpoints for each client it grows with the square of the ranks.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use harness::cgroup;
 use harness::environment::Environment;
@@ -73,11 +74,14 @@ impl MemoryLimit {
     /// `--memory-limit`, or else what this host has, or its control group allows if that is less.
     #[must_use]
     pub fn new(given: Option<u64>) -> Self {
-        if let Some(bytes) = given {
-            return Self { bytes, source: "as --memory-limit says".to_owned() };
+        match given {
+            Some(bytes) => Self { bytes, source: "as --memory-limit says".to_owned() },
+            None => Self::least(Environment::detect().memory_bytes, cgroup::memory_limit()),
         }
-        let host_bytes = Environment::detect().memory_bytes;
-        match cgroup::memory_limit().filter(|(bytes, _)| *bytes < host_bytes) {
+    }
+
+    fn least(host_bytes: u64, group: Option<(u64, PathBuf)>) -> Self {
+        match group.filter(|(bytes, _)| *bytes < host_bytes) {
             Some((bytes, file)) => Self { bytes, source: format!("as {} says", file.display()) },
             None => Self { bytes: host_bytes, source: "what the host has".to_owned() },
         }
@@ -262,6 +266,18 @@ mod tests {
         assert!(memory("--verify=false").clients_bytes < memory("--verify").clients_bytes);
         let series = |args: &str| memory(&format!("{args} --trace series")).total_bytes - memory(args).total_bytes;
         assert_eq!(series("--ranks 3 --server-threads 2"), 6 * Recorder::BYTES as u64, "one of each daemon");
+    }
+
+    #[test]
+    fn a_control_group_that_allows_less_than_the_host_has_is_named() {
+        let group = |bytes| Some((bytes, PathBuf::from("/sys/fs/cgroup/job/memory.max")));
+        let need = memory("");
+        let refused = need.check(MemoryLimit::least(1 << 40, group(1 << 20))).unwrap_err().to_string();
+        assert!(refused.contains("may take 1048576 (1.0 MiB, as /sys/fs/cgroup/job/memory.max says): "), "{refused}");
+        for group in [None, group(1 << 63)] {
+            let refused = need.check(MemoryLimit::least(1 << 20, group)).unwrap_err().to_string();
+            assert!(refused.contains("(1.0 MiB, what the host has): "), "{refused}");
+        }
     }
 
     #[test]
