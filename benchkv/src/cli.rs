@@ -23,9 +23,9 @@ use crate::workload::Distribution;
 /// Starts the ranks itself, as processes on this host, or is started as several by mpirun or srun, and prints one table. Exit status: 0 done and sound, 1 failed, 2 illegal options,
 /// 3 measured, but operations were lost or values were wrong; 130 interrupted by Ctrl-C (128 + signal), and the result is of what was measured until then.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "benchkv", version, args_override_self = true, args_conflicts_with_subcommands = true)]
+#[command(name = "benchkv", version, args_override_self = true, args_conflicts_with_subcommands = true, allow_negative_numbers = true)]
 pub struct Cli {
-    /// Something else than a job.
+    /// Subcommand to run instead of a job.
     #[command(subcommand)]
     pub command: Option<Command>,
 
@@ -33,7 +33,7 @@ pub struct Cli {
     #[arg(long, value_enum, default_value_t = BackendKind::Delegation)]
     pub backend: BackendKind,
 
-    /// Rank processes to start, 1 to 256 [default: 2]. Below mpirun there are as many as it started.
+    /// Rank processes to start, 1 to 256 [default: 2]. Under mpirun there are as many as it started.
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
 
@@ -100,12 +100,12 @@ pub struct Cli {
     #[arg(long, value_name = "NAME", default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
 
-    /// Bytes of each ring of a connection between ranks: a power of two, 4096 to 1073741824, or auto. rc-send and ucx-am have none.
+    /// Bytes of each ring of a connection between ranks: a power of two, 4096 to 268435456, or auto. rc-send and ucx-am have none.
     #[arg(long, value_name = "BYTES", default_value = "auto")]
     pub ring_size: RingChoice,
 
     /// Most bytes of memory that the ranks of this host may be expected to take together; a job that needs more is refused [default: what the
-    /// host has].
+    /// host has, or its control group allows if that is less].
     #[arg(long, value_name = "BYTES")]
     pub memory_limit: Option<u64>,
 
@@ -131,7 +131,7 @@ pub struct Cli {
     pub trace: TraceArgs,
 
     /// Check every value read; costs some nanoseconds per operation, and 1 in 16 operations goes to keys of the client's own.
-    #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, action = clap::ArgAction::Set)]
     pub verify: bool,
 
     /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
@@ -292,6 +292,17 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// What clap takes from the comments of items is written for rustdoc, too.
+    #[test]
+    fn help_has_no_links_of_rustdoc() {
+        let mut command = Cli::command();
+        command.build();
+        let helps = command.get_subcommands().cloned().chain([command.clone()]).map(|mut command| command.render_long_help().to_string());
+        for help in helps {
+            assert!(!help.contains("[`") && !help.contains("::"), "{help}");
+        }
+    }
+
     #[test]
     fn a_run_needs_no_argument() {
         let cli = parse("").unwrap();
@@ -303,6 +314,7 @@ mod tests {
     fn verify_is_a_flag_that_can_be_turned_off() {
         assert!(parse("--verify --json -").unwrap().verify);
         assert!(!parse("--verify=false").unwrap().verify);
+        assert!(!parse("--verify false --json -").unwrap().verify);
     }
 
     #[test]
@@ -321,7 +333,7 @@ mod tests {
             assert_eq!(parse(&format!("--device {text}")).unwrap().device, device);
             assert_eq!(device.to_string(), text);
         }
-        for text in ["mlx5", "mlx5_0:", "mlx5_0:one", "verbs:", "mlx5_0:256"] {
+        for text in ["mlx5", "mlx5_0:", "mlx5_0:one", "verbs:", "mlx5_0:0", "mlx5_0:256"] {
             assert_eq!(parse(&format!("--device {text}")).unwrap_err().exit_code(), 2, "{text}");
         }
     }

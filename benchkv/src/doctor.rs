@@ -18,8 +18,8 @@ pub const SCHEMA_VERSION: u32 = 1;
 
 /// Polling threads of the default job: two ranks with a daemon and a client each.
 const DEFAULT_THREADS: Threads = Threads { ranks: 2, daemons: 1, clients: 1 };
-/// What the default job may take of shared memory.
-const DEFAULT_SHM_BYTES: u64 = 64 << 20;
+/// What the default job takes of shared memory at most.
+pub const DEFAULT_SHM_BYTES: u64 = 1 << 20;
 /// The first kernel with all that is used: `pidfd_open`.
 const OLDEST_KERNEL: (u32, u32) = (5, 3);
 

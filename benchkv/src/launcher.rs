@@ -17,7 +17,8 @@ pub struct Launcher {
     pub hosts: Vec<String>,
     /// The ranks on this rank's host; in a result, on rank 0's. A rank's place here is its node-local rank, by which cores are given out.
     pub ranks_here: Vec<usize>,
-    /// Whether ranks of this host were bound to different cores. Threads that are not pinned stay where their rank was bound.
+    /// Whether the MPI launcher bound ranks of this host to different cores, or one to fewer than its threads need though there are more. Threads
+    /// that are not pinned stay where their rank was bound.
     pub bound: bool,
 }
 
@@ -32,15 +33,15 @@ pub enum LauncherKind {
 }
 
 impl Launcher {
-    /// What started the ranks on these hosts; `library` is that of MPI.
+    /// What started the ranks, of so many `threads` each, on these hosts; `library` is that of MPI.
     #[must_use]
-    pub fn new(library: Option<String>, hosts: &Hosts) -> Self {
+    pub fn new(library: Option<String>, hosts: &Hosts, threads: usize) -> Self {
         Self {
+            bound: library.is_some() && hosts.is_bound(threads),
             kind: if library.is_some() { LauncherKind::Mpi } else { LauncherKind::Local },
             library,
             hosts: hosts.names(),
             ranks_here: hosts.ranks_here(),
-            bound: hosts.is_bound(),
         }
     }
 

@@ -20,7 +20,7 @@ use benchkv::launcher::LauncherKind;
 use benchkv::message::{Request, Response};
 use benchkv::options::Options;
 use benchkv::orchestrate::{process, run_rank};
-use benchkv::output::OutputFile;
+use benchkv::output::{self, OutputFile};
 use benchkv::progress::Progress;
 use benchkv::report::ReportArgs;
 use benchkv::result::{Conditions, JobResult};
@@ -33,6 +33,7 @@ use harness::environment::Environment;
 use harness::exchange::Exchange;
 use harness::hosts::Hosts;
 use harness::launcher::Launch;
+use harness::machine::allow_open_files;
 use harness::report::{JsonSink, say};
 use harness::role::{Role, foreign_launcher, role};
 use serde::Serialize;
@@ -143,6 +144,7 @@ fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
 fn check_output(options: &Options) -> Result<(), String> {
     options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
     options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
+    output::check_apart(options)?;
     options.trace.as_ref().map_or(Ok(()), TraceOptions::prepare).map_err(|error| format!("--trace: {error}"))
 }
 
@@ -183,12 +185,15 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
         Err(error) => return Err(error.into()),
     };
     announce(&options, rank);
+    let is_first_here = options.launcher.local_rank(rank) == Some(0);
+    if let Some(few) = allow_open_files(options.topology().open_files()).err().filter(|_| is_first_here) {
+        say(&format!("rank {rank}: {few}"));
+    }
     let never = || false;
     let clock = Clock::detect();
     let unix_echo = if rank == 0 { baselines(&options, &clock)? } else { Vec::new() };
     exchange.barrier(EXCHANGE_LIMIT, &never)?;
     let backend = Composed::new(&options, rank)?;
-    let is_first_here = options.launcher.local_rank(rank) == Some(0);
     let look = || if is_first_here { counters::read(Path::new(counters::SYSFS)) } else { PortCounters::new() };
     let before = look();
     let Options { warmup, runs, duration, .. } = options;

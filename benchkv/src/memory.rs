@@ -1,7 +1,10 @@
 //! What a job will take of the host's memory, reckoned before it starts: with endpoints for each client it grows with the square of the ranks.
 
 use std::fmt;
+use std::path::PathBuf;
 
+use harness::cgroup;
+use harness::environment::Environment;
 use harness::report::bytes;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -16,6 +19,12 @@ use crate::workload::{Access, PATTERN_LEN, Workload};
 
 /// A message of the shared-memory crates: 16 bytes and a payload of at most 48.
 const SLOT_BYTES: u64 = 64;
+/// A call that a daemon can have unanswered at another, or have to answer: its entry in the table of calls and in that of calls held, and its
+/// place among those received. flux allocates them for all that may be in flight.
+const FLUX_CALL_BYTES: u64 = 36 + 36 + 56;
+/// An operation that a client has outstanding: its entry in the books of the client and of the paths it may take, and in those of the daemons
+/// where it may wait.
+const BYTES_PER_OPERATION: u64 = 256;
 /// Beside its two rings an endpoint of copyrpc has a send queue of 256 WQEBBs, its bookkeeping, and the lane of the software device: what `copyrpc_memory
 /// --send-wr 256` measures.
 const QUEUE_BYTES_PER_ENDPOINT: u64 = 23 << 10;
@@ -36,10 +45,10 @@ const HISTOGRAM_BYTES: u64 = 240 << 10;
 /// Code, stacks and allocator of a rank or client process.
 const PROCESS_BYTES: u64 = 8 << 20;
 
-/// Bytes, of all ranks together.
+/// Bytes, of the ranks of one host together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Endpoints of all ranks.
+    /// Endpoints of these ranks.
     pub endpoints: u64,
     /// Connections between ranks: two rings for each endpoint, and its queues.
     pub connections_bytes: u64,
@@ -53,43 +62,69 @@ pub struct Memory {
     pub total_bytes: u64,
 }
 
-/// A job needs more memory than it may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+/// What a job may take of the memory of a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryLimit {
+    bytes: u64,
+    /// What sets it, in words.
+    source: String,
+}
+
+impl MemoryLimit {
+    /// `--memory-limit`, or else what this host has, or its control group allows if that is less.
+    #[must_use]
+    pub fn new(given: Option<u64>) -> Self {
+        match given {
+            Some(bytes) => Self { bytes, source: "as --memory-limit says".to_owned() },
+            None => Self::least(Environment::detect().memory_bytes, cgroup::memory_limit()),
+        }
+    }
+
+    fn least(host_bytes: u64, group: Option<(u64, PathBuf)>) -> Self {
+        match group.filter(|(bytes, _)| *bytes < host_bytes) {
+            Some((bytes, file)) => Self { bytes, source: format!("as {} says", file.display()) },
+            None => Self { bytes: host_bytes, source: "what the host has".to_owned() },
+        }
+    }
+}
+
+/// A job needs more memory on this host than it may take.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "the job needs about {needed_bytes} bytes of memory ({}) and may take {limit_bytes} ({}): connections between ranks {}, stores {}; \
-     take fewer --ranks, --client-threads or --server-threads, a smaller --ring-size or --queue-depth, another --backend, or raise --memory-limit",
-    bytes(*needed_bytes), bytes(*limit_bytes), bytes(*connections_bytes), bytes(*stores_bytes)
+    "the job needs about {} bytes of memory ({}) and may take {} ({}, {}): {}; or raise --memory-limit",
+    memory.total_bytes, bytes(memory.total_bytes), limit.bytes, bytes(limit.bytes), limit.source, memory.remedies()
 )]
 pub struct OverLimit {
-    needed_bytes: u64,
-    limit_bytes: u64,
-    connections_bytes: u64,
-    stores_bytes: u64,
+    memory: Memory,
+    limit: MemoryLimit,
 }
 
 impl Memory {
-    /// For a job all of whose ranks are on this host.
+    /// For one rank of the job.
     #[must_use]
-    pub fn estimate(topology: &Topology, sizes: &Sizes, workload: &Workload, queue_depth: usize, runs: usize) -> Self {
-        let [ranks, daemons, clients] = [topology.ranks, topology.daemons, topology.clients].map(|count| count as u64);
+    pub fn of_rank(topology: &Topology, sizes: &Sizes, workload: &Workload, queue_depth: usize, runs: usize) -> Self {
+        let [daemons, clients] = [topology.daemons, topology.clients].map(|count| count as u64);
         let slots = clients * queue_depth.next_power_of_two() as u64 * 2;
         let channels = daemons * slots * SLOT_BYTES
             + topology.rings() as u64 * (slots * SLOT_BYTES + 8 * sizes.ring_slots as u64)
-            + daemons * (daemons - 1) * sizes.flux_capacity as u64 * SLOT_BYTES;
+            + daemons * (daemons - 1) * (sizes.flux_capacity as u64 * SLOT_BYTES + sizes.flux_in_flight as u64 * FLUX_CALL_BYTES);
         let verifier = if workload.verify { Verifier::bytes(topology.ranks * topology.clients) } else { 0 };
-        let client = (PATTERN_LEN * size_of::<Access>()) as u64 + verifier + 2 * runs as u64 * HISTOGRAM_BYTES;
-        let endpoints = ranks * topology.endpoints();
+        let client = (PATTERN_LEN * size_of::<Access>()) as u64
+            + verifier
+            + 2 * runs as u64 * HISTOGRAM_BYTES
+            + queue_depth as u64 * BYTES_PER_OPERATION;
+        let endpoints = topology.endpoints();
         let memory = Self {
             endpoints,
             connections_bytes: endpoints * Self::connection_bytes(topology, sizes)
-                + ranks * topology.threads_with_endpoints() * Self::context_bytes(topology),
-            stores_bytes: ranks * workload.store_keys() * Shard::BYTES_PER_KEY as u64,
-            channels_bytes: ranks * channels,
-            clients_bytes: ranks * clients * client,
+                + topology.threads_with_endpoints() * Self::context_bytes(topology),
+            stores_bytes: workload.store_keys() * Shard::BYTES_PER_KEY as u64,
+            channels_bytes: channels,
+            clients_bytes: clients * client,
             total_bytes: 0,
         };
         let parts = [memory.connections_bytes, memory.stores_bytes, memory.channels_bytes, memory.clients_bytes];
-        Self { total_bytes: ranks * PROCESS_BYTES + parts.iter().sum::<u64>(), ..memory }
+        Self { total_bytes: PROCESS_BYTES + parts.iter().sum::<u64>(), ..memory }
     }
 
     /// One end of a connection between ranks.
@@ -114,37 +149,75 @@ impl Memory {
     pub const fn with_clients(self, kind: ClientKind, topology: &Topology) -> Self {
         match kind {
             ClientKind::Threads => self,
-            ClientKind::Processes => {
-                Self { total_bytes: self.total_bytes + (topology.ranks * topology.clients) as u64 * PROCESS_BYTES, ..self }
-            }
+            ClientKind::Processes => Self { total_bytes: self.total_bytes + topology.clients as u64 * PROCESS_BYTES, ..self },
         }
     }
 
     /// The same with the time series of the daemons, where they are wanted.
     #[must_use]
     pub const fn with_traces(self, are_wanted: bool, topology: &Topology) -> Self {
-        let recorders = if are_wanted { topology.ranks * topology.daemons } else { 0 };
+        let recorders = if are_wanted { topology.daemons } else { 0 };
         Self { total_bytes: self.total_bytes + (recorders * Recorder::BYTES) as u64, ..self }
     }
 
+    /// Of so many such ranks together.
+    #[must_use]
+    pub const fn times(self, ranks: usize) -> Self {
+        let ranks = ranks as u64;
+        Self {
+            endpoints: ranks * self.endpoints,
+            connections_bytes: ranks * self.connections_bytes,
+            stores_bytes: ranks * self.stores_bytes,
+            channels_bytes: ranks * self.channels_bytes,
+            clients_bytes: ranks * self.clients_bytes,
+            total_bytes: ranks * self.total_bytes,
+        }
+    }
+
     /// # Errors
-    /// [`OverLimit`] when the job needs more than `limit_bytes`.
-    pub fn check(&self, limit_bytes: u64) -> Result<(), OverLimit> {
-        let Self { connections_bytes, stores_bytes, total_bytes: needed_bytes, .. } = *self;
-        if needed_bytes <= limit_bytes { Ok(()) } else { Err(OverLimit { needed_bytes, limit_bytes, connections_bytes, stores_bytes }) }
+    /// [`OverLimit`] when the job needs more than `limit` on this host.
+    pub fn check(self, limit: MemoryLimit) -> Result<(), OverLimit> {
+        if self.total_bytes <= limit.bytes { Ok(()) } else { Err(OverLimit { memory: self, limit }) }
+    }
+
+    /// The parts, each with what makes it smaller.
+    fn parts(&self) -> [(&'static str, u64, &'static str); 5] {
+        let Self { connections_bytes, stores_bytes, channels_bytes, clients_bytes, .. } = *self;
+        [
+            (
+                "connections between ranks",
+                connections_bytes,
+                "fewer --ranks or --client-threads, a smaller --ring-size or --queue-depth, another --backend",
+            ),
+            ("stores", stores_bytes, "fewer --ranks, a smaller --key-range"),
+            ("channels within ranks", channels_bytes, "fewer --server-threads or --client-threads, a smaller --queue-depth"),
+            ("clients", clients_bytes, "fewer --client-threads or --runs, --verify=false"),
+            ("processes", self.rest_bytes(), "fewer --ranks, --clients threads, no --trace"),
+        ]
+    }
+
+    /// The parts, the largest first, those worth it with what makes them smaller.
+    fn remedies(&self) -> String {
+        let mut parts = self.parts();
+        parts.sort_by_key(|(_, part, _)| std::cmp::Reverse(*part));
+        let text = parts.map(|(name, part, remedy)| {
+            let remedy = if part >= self.total_bytes / 10 { format!(" ({remedy})") } else { String::new() };
+            format!("{name} {}{remedy}", bytes(part))
+        });
+        text.join(", ")
+    }
+
+    /// Of the processes themselves, and the time series.
+    const fn rest_bytes(&self) -> u64 {
+        self.total_bytes - self.connections_bytes - self.stores_bytes - self.channels_bytes - self.clients_bytes
     }
 }
 
-/// A line of the plan.
+/// The parts, as in a line of the plan.
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [total, connections] = [self.total_bytes, self.connections_bytes].map(bytes);
-        let [stores, channels, clients] = [self.stores_bytes, self.channels_bytes, self.clients_bytes].map(bytes);
-        write!(
-            f,
-            "memory about {total}: {} endpoints {connections}, stores {stores}, channels {channels}, clients {clients}",
-            self.endpoints
-        )
+        let parts = self.parts().map(|(name, part, _)| format!("{name} {}", bytes(part)));
+        write!(f, "memory about {}: {}; {} endpoints", bytes(self.total_bytes), parts.join(", "), self.endpoints)
     }
 }
 
@@ -196,14 +269,38 @@ mod tests {
     }
 
     #[test]
+    fn a_control_group_that_allows_less_than_the_host_has_is_named() {
+        let group = |bytes| Some((bytes, PathBuf::from("/sys/fs/cgroup/job/memory.max")));
+        let need = memory("");
+        let refused = need.check(MemoryLimit::least(1 << 40, group(1 << 20))).unwrap_err().to_string();
+        assert!(refused.contains("may take 1048576 (1.0 MiB, as /sys/fs/cgroup/job/memory.max says): "), "{refused}");
+        for group in [None, group(1 << 63)] {
+            let refused = need.check(MemoryLimit::least(1 << 20, group)).unwrap_err().to_string();
+            assert!(refused.contains("(1.0 MiB, what the host has): "), "{refused}");
+        }
+    }
+
+    #[test]
     fn a_job_above_the_limit_is_refused_with_need_and_limit() {
         let args = "--backend direct --ranks 24 --client-threads 46 --ring-size 1048576";
         let need = memory(args).total_bytes;
         let refused = resolve(&format!("{args} --memory-limit {}", need - 1)).unwrap_err();
-        for part in [&*need.to_string(), &(need - 1).to_string(), "--memory-limit", "connections between ranks"] {
+        for part in [&*need.to_string(), &(need - 1).to_string(), "as --memory-limit says", "connections between ranks"] {
             assert!(refused.contains(part), "{part:?} is missing: {refused}");
         }
         resolve(&format!("{args} --memory-limit {need}")).unwrap();
+        for (args, remedy) in [
+            ("--key-range 60000000 --verify=false", ": stores 1.8 GiB (fewer --ranks, a smaller --key-range), "),
+            (
+                "--backend meta --server-threads 16 --queue-depth 4096",
+                " GiB (fewer --server-threads or --client-threads, a smaller --queue-depth), ",
+            ),
+            ("--client-threads 200 --queue-depth 1", " GiB (fewer --client-threads or --runs, --verify=false), "),
+            ("--verify=false --trace series", " MiB (fewer --ranks, --clients threads, no --trace), "),
+        ] {
+            let refused = resolve(&format!("{args} --memory-limit 1")).unwrap_err();
+            assert!(refused.contains(remedy), "{args}: {refused}");
+        }
         assert!(resolve("--backend direct --ranks 256 --client-threads 128 --ring-size 16777216").is_err(), "no host has 4 PiB");
     }
 }

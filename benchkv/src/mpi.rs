@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use benchkv::cli::Cli;
 use harness::exchange::{Exchange, MpiExchange, mpi_library};
+use harness::role::foreign_launchers;
 
 use crate::{EXIT_OPTIONS, fail, rank_process};
 
@@ -16,6 +17,9 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Ok(exchange) => exchange,
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };
+    if let Err(why) = check_size(&foreign_launchers(), exchange.size()) {
+        return fail(EXIT_OPTIONS, &why);
+    }
     let rank = exchange.rank();
     match rank_process(cli, &mut exchange, Some(mpi_library())) {
         Ok(code) => code,
@@ -23,5 +27,30 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
             fail(1, &format!("rank {rank}: {error}"));
             exchange.abort(1);
         }
+    }
+}
+
+/// Refuses a job that is not the one that was started: processes that MPI does not bring together would each be a job of one rank, and write the
+/// same files. One of the launchers may have started the other; MPI is with the one that announces its size.
+fn check_size(announced: &[(&str, usize)], size: usize) -> Result<(), String> {
+    match announced {
+        [(name, processes), ..] if announced.iter().all(|(_, processes)| *processes != size) => Err(format!(
+            "{name} announces {processes} processes, and MPI has brought {size} together: this build is for {}; start it with the mpirun of \
+             that, have srun speak its PMI (srun --mpi=list), or build it for the MPI of the launcher",
+            mpi_library()
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_the_launchers_has_to_announce_what_mpi_has_brought_together() {
+        assert_eq!((check_size(&[("mpirun", 4)], 4), check_size(&[("mpirun", 4), ("srun", 2)], 2)), (Ok(()), Ok(())));
+        let refused = check_size(&[("mpirun", 4), ("srun", 2)], 1).unwrap_err();
+        assert!(refused.starts_with("mpirun announces 4 processes, and MPI has brought 1 together: "), "{refused}");
     }
 }

@@ -5,9 +5,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use copyrpc::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
 use harness::affinity::{AffinityError, PinPolicy, Plan, Threads};
 use harness::device::DeviceChoice;
-use harness::environment::Environment;
 use harness::hosts::{Hosts, HostsError};
 use harness::launcher::Launch;
 use harness::report::{self, JsonSink};
@@ -21,7 +21,7 @@ use crate::backend::plan::{Routing, Topology, Transport};
 use crate::cli::{BackendKind, Cli, ClientKind, Fault, RingChoice, WaitChoice};
 use crate::control::MAX_DAEMONS;
 use crate::launcher::Launcher;
-use crate::memory::{Memory, OverLimit};
+use crate::memory::{Memory, MemoryLimit, OverLimit};
 use crate::message::Request;
 use crate::output::OutputFile;
 use crate::pace::{Arrivals, Pace};
@@ -36,8 +36,8 @@ use crate::workload::{Distribution, Workload};
 const DEFAULT_RANKS: usize = 2;
 /// Most keys of a rank's store: 1 GiB of [`Shard`] tables.
 const MAX_KEYS: u64 = 1 << 26;
-/// Smallest and largest ring of a connection between ranks.
-const RING_BYTES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
+/// Smallest and largest ring of a connection between ranks, those of copyrpc.
+const RING_BYTES: std::ops::RangeInclusive<u64> = MIN_RING_SIZE..=MAX_RING_SIZE;
 /// Shortest window, in seconds.
 pub const SHORTEST_RUN_S: f64 = 0.01;
 /// Verified runs stay below this: a client would otherwise run out of 32-bit sequence numbers (at 7 million writes per second).
@@ -160,7 +160,7 @@ pub struct Options {
     pub workload: Workload,
     /// Computed sizes.
     pub sizes: Sizes,
-    /// What all ranks will take of the memory.
+    /// What the ranks of this host will take of the memory.
     pub memory: Memory,
     /// What daemons and connections leave for later.
     pub policies: PolicyOptions,
@@ -206,8 +206,8 @@ impl Options {
         if let Some(given) = cli.ranks.filter(|given| *given != ranks) {
             return Err(OptionError::Ranks { given, started: ranks });
         }
-        let launcher = Launcher::new(library, hosts);
         check_counts(&cli, ranks)?;
+        let launcher = Launcher::new(library, hosts, cli.server_threads + cli.client_threads);
         check_times(&cli)?;
         check_ratios(&cli, ranks)?;
         check_ring(cli.ring_size, cli.backend.transport())?;
@@ -235,11 +235,13 @@ impl Options {
         cli.policies.check(cli.backend, ranks)?;
         cli.trace.check()?;
         let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
-        let memory = Memory::estimate(&topology, &sizes, &workload, cli.queue_depth, cli.runs)
+        let ranks_here = launcher.ranks_here.len();
+        let memory = Memory::of_rank(&topology, &sizes, &workload, cli.queue_depth, cli.runs)
             .with_clients(cli.clients, &topology)
-            .with_traces(cli.trace.trace.is_some(), &topology);
-        memory.check(cli.memory_limit.unwrap_or_else(|| Environment::detect().memory_bytes))?;
-        let threads = Threads { ranks: launcher.ranks_here.len(), daemons: cli.server_threads, clients: cli.client_threads };
+            .with_traces(cli.trace.trace.is_some(), &topology)
+            .times(ranks_here);
+        memory.check(MemoryLimit::new(cli.memory_limit))?;
+        let threads = Threads { ranks: ranks_here, daemons: cli.server_threads, clients: cli.client_threads };
         let plan = Plan::new(&cli.pin, hosts.cores_here(cli.server_threads + cli.client_threads), threads)?;
         let wait = match cli.wait {
             WaitChoice::Busy => WaitStrategy::Busy,

@@ -6,9 +6,12 @@ use std::str::FromStr;
 
 use clap::Args;
 use harness::file::{self, WriteError};
+use harness::report::JsonSink;
 use thiserror::Error;
 
+use crate::options::Options;
 use crate::result::{Cell, JobResult, columns, rows};
+use crate::trace::TraceFile;
 
 #[cfg(feature = "parquet")]
 mod parquet;
@@ -101,6 +104,28 @@ impl OutputFile {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Refuses files of a job of which one would be written over another, by whatever names: `--json`, `--output`, and the series in `--trace`.
+/// What cannot be written at all is not looked at here.
+///
+/// # Errors
+/// The two options, with what they are given, and what to do.
+pub fn check_apart(options: &Options) -> Result<(), String> {
+    let json = options.json.as_ref().and_then(|sink| if let JsonSink::File(path) = sink { Some(path.as_path()) } else { None });
+    let (output, trace) = (options.output.as_ref().map(OutputFile::path), options.trace.as_ref().map(|trace| trace.dir.as_path()));
+    let places = [("--json", json), ("--output", output), ("--trace", trace)];
+    let places: Vec<(&str, &Path, PathBuf)> =
+        places.into_iter().filter_map(|(flag, path)| Some((flag, path?, file::location(path?).ok()?))).collect();
+    let is_in = |dir: &Path, file: &Path| file.parent() == Some(dir) && TraceFile::is_named(file);
+    for (number, (flag, path, place)) in places.iter().enumerate() {
+        let clash = places.iter().skip(number + 1).find(|(_, _, other)| other == place || is_in(other, place));
+        if let Some((other_flag, other, _)) = clash {
+            let (path, other) = (path.display(), other.display());
+            return Err(format!("{flag} {path} and {other_flag} {other} are in each other's place; give each a name of its own"));
+        }
+    }
+    Ok(())
 }
 
 /// RFC 4180 with a header. A cell without a value is empty; numbers read back as they were.

@@ -37,6 +37,9 @@ pub const SCHEMA: &str = "benchkv-result";
 /// Raised whenever a field of [`JobResult`] changes its meaning, its type or its name.
 pub const SCHEMA_VERSION: u32 = 2;
 
+/// [`JobResult::device`] where no rank has another to talk to.
+const NO_DEVICE: &str = "none";
+
 /// The result of a job: the JSON document. Rates are per second, latencies round trips in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobResult {
@@ -64,7 +67,7 @@ pub struct JobResult {
     pub options: Recorded,
     /// Sizes computed from them.
     pub sizes: Sizes,
-    /// What the job was expected to take of the memory.
+    /// What the ranks of rank 0's host were expected to take of its memory.
     pub memory: Memory,
     /// Who started the ranks, and where.
     pub launcher: Launcher,

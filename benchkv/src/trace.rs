@@ -220,6 +220,11 @@ impl TraceFile {
         Ok(files)
     }
 
+    /// Whether `path` has the name of a series.
+    pub(crate) fn is_named(path: &Path) -> bool {
+        Self::named(path).is_some()
+    }
+
     fn named(path: &Path) -> Option<(usize, usize)> {
         let (rank, daemon) = path.file_name()?.to_str()?.strip_prefix("rank-")?.strip_suffix(".csv")?.split_once("-daemon-")?;
         Some((rank.parse().ok()?, daemon.parse().ok()?))

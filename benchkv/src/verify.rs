@@ -29,10 +29,15 @@ pub enum VerifyFailure {
     Backwards { rank: u16, key: u64, writer: u16, sequence: u32, newer: u32 },
     #[error("rank {rank} key {key}: not found, though it had been")]
     Vanished { rank: u16, key: u64 },
-    #[error("rank {rank} private key {key}: {found:?} instead of the acknowledged {expected:#018x}")]
+    #[error("rank {rank} private key {key}: {} instead of the acknowledged {expected:#018x}", read_text(*found))]
     LostWrite { rank: u16, key: u64, expected: u64, found: Option<u64> },
     #[error("write {sequence} of writer {writer} was read, but it issued only {issued}")]
     NeverIssued { writer: usize, sequence: u32, issued: u32 },
+}
+
+/// What a read found, in words.
+fn read_text(found: Option<u64>) -> String {
+    found.map_or_else(|| "nothing".to_owned(), |value| format!("{value:#018x}"))
 }
 
 /// A value and its parts.
@@ -383,7 +388,10 @@ mod tests {
             verifier.end_private(&PRIVATE, Some(Outcome::PutOk));
             verifier.begin_private(&PRIVATE);
             verifier.end_private(&PRIVATE, Some(wrong));
-            assert!(matches!(verifier.verdict().first, Some(VerifyFailure::LostWrite { .. })), "{wrong:?}");
+            let failure = verifier.verdict().first.unwrap();
+            assert!(matches!(failure, VerifyFailure::LostWrite { .. }), "{wrong:?}");
+            let read = if wrong == Outcome::NotFound { "nothing" } else { "0x0000000000000001" };
+            assert!(failure.to_string().contains(&format!(": {read} instead of the acknowledged 0x")), "{failure}");
         }
     }
 

@@ -118,6 +118,9 @@ impl fmt::Display for CoreList<'_> {
     }
 }
 
+/// Words of a mask of 65,536 cores, beyond what any kernel is built for; glibc's own `cpu_set_t` stops at 1,024.
+const MASK_WORDS: usize = 1024;
+
 /// The cores in the affinity mask of the calling thread, those of one NUMA node together.
 ///
 /// Read from the raw mask: lists made by libraries leave out isolated cores, which are the ones a careful user reserved.
@@ -125,9 +128,7 @@ impl fmt::Display for CoreList<'_> {
 /// # Errors
 /// [`AffinityError::Mask`] when the kernel refuses.
 pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
-    /// 65,536 cores, beyond what any kernel is built for; glibc's own `cpu_set_t` stops at 1,024.
-    const WORDS: usize = 1024;
-    let mut mask = [0u64; WORDS];
+    let mut mask = [0u64; MASK_WORDS];
     // SAFETY: the pointer and length describe the live array, which the kernel fills with at most that many bytes; a `cpu_set_t` is an
     // array of words just as this is, and pid 0 is the caller.
     let status = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
@@ -143,6 +144,26 @@ pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
     let node_of = |core: &usize| nodes.iter().position(|node| node.contains(core)).unwrap_or(nodes.len());
     cores.sort_by_key(|core| (node_of(core), *core));
     Ok(cores)
+}
+
+/// How many cores this process could use if it were bound to none: those of the host that its control group leaves it.
+///
+/// # Errors
+/// [`AffinityError::Mask`] when the kernel refuses.
+pub fn allowed_cores() -> Result<usize, AffinityError> {
+    // A mask is a thread's: what one that ends at once is told changes nothing for the others. The kernel takes away what is not allowed.
+    let unbind = || {
+        let all = [u64::MAX; MASK_WORDS];
+        // SAFETY: the pointer and length describe the live array, which is read only; pid 0 is the caller.
+        match unsafe { libc::sched_setaffinity(0, size_of_val(&all), all.as_ptr().cast()) } {
+            0 => usable_cores().map(|cores| cores.len()),
+            _ => Err(AffinityError::Mask(std::io::Error::last_os_error())),
+        }
+    };
+    let refused = |_| AffinityError::Mask(std::io::Error::other("the thread that asks for it panicked"));
+    std::thread::scope(|scope| {
+        std::thread::Builder::new().spawn_scoped(scope, unbind).map_err(AffinityError::Mask)?.join().map_err(refused)?
+    })
 }
 
 /// Cores of each NUMA node; empty where the kernel does not say.
@@ -288,6 +309,17 @@ mod tests {
         let cores = usable_cores().unwrap();
         assert!(!cores.is_empty());
         std::thread::spawn(move || pin_current_thread(cores[0]).unwrap()).join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_is_bound_finds_how_many_cores_it_could_have() {
+        let (cores, allowed) = (usable_cores().unwrap(), allowed_cores().unwrap());
+        assert!(allowed >= cores.len());
+        let bound = move || {
+            pin_current_thread(cores[0]).unwrap();
+            (allowed_cores().unwrap(), usable_cores().unwrap().len())
+        };
+        assert_eq!(std::thread::spawn(bound).join().unwrap(), (allowed, 1), "and stays bound");
     }
 
     #[test]

@@ -40,11 +40,16 @@ impl std::str::FromStr for DeviceChoice {
             },
         };
         let (name, port) = match device.split_once(':') {
-            Some((name, port)) => (name, Some(port.parse().map_err(|_| format!("{port} is no port; they are numbered from 1"))?)),
+            Some((name, port)) => (name, Some(port_number(port)?)),
             None => (device, None),
         };
         Ok(Self::Verbs { name: Some(name.to_owned()), port })
     }
+}
+
+fn port_number(text: &str) -> Result<u8, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| format!("{text} is no port; they are numbered from 1 to 255"))
 }
 
 /// As it is typed.

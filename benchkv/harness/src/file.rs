@@ -21,13 +21,35 @@ pub struct WriteError {
 /// # Errors
 /// The system's reason.
 pub fn check(path: &Path) -> Result<(), WriteError> {
-    let probed = if is_replaceable(path) {
+    let probed = if !has_name(path) {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not end in the name of a file"))
+    } else if is_replaceable(path) {
         let partial = partial_name(path);
         create_new(&partial).and_then(|_| fs::remove_file(&partial))
     } else {
         OpenOptions::new().write(true).open(path).map(drop)
     };
     probed.map_err(|source| WriteError { place: path.to_owned(), source })
+}
+
+/// Whether `path` ends in a name. [`Path::file_name`] overlooks a slash or dot behind it, with which the system takes it for a directory.
+fn has_name(path: &Path) -> bool {
+    let last = path.as_os_str().as_encoded_bytes().rsplit(|byte| *byte == b'/').next();
+    !matches!(last, None | Some(b"" | b"." | b".."))
+}
+
+/// Where `path` is, or would be made, by whatever links: two paths with one location are one file or directory.
+///
+/// # Errors
+/// The system's reason; the directory that `path` is in has to exist.
+pub fn location(path: &Path) -> io::Result<PathBuf> {
+    match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            Ok(fs::canonicalize(dir)?.join(path.file_name().unwrap_or_default()))
+        }
+        found => found,
+    }
 }
 
 /// Writes `content`. A regular file is replaced as a whole when the content is complete; anything else (a pipe, `/dev/null`) is written to.
@@ -70,4 +92,36 @@ fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&partial);
     }
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_without_the_name_of_a_file_is_refused_before_the_run() {
+        let dir = std::env::temp_dir();
+        for path in [PathBuf::new(), dir.join("harness-new/"), dir.join("harness-new.csv/"), dir.join("."), dir.join("..")] {
+            let refused = check(&path).unwrap_err().to_string();
+            assert!(refused.contains("it does not end in the name of a file; name a file in"), "{refused}");
+        }
+        assert!(!dir.join("harness-new").exists());
+    }
+
+    #[test]
+    fn a_file_has_one_location_by_whatever_links() {
+        let dir = std::env::temp_dir().join(format!("harness-file-{}", std::process::id()));
+        fs::create_dir_all(dir.join("sub")).unwrap();
+        std::os::unix::fs::symlink(&dir, dir.join("link")).unwrap();
+        let of = |name: &str| location(&dir.join(name)).unwrap();
+        let missing = of("a.csv");
+        assert_eq!([of("sub/../a.csv"), of("link/a.csv")], [missing.clone(), missing.clone()]);
+        fs::write(dir.join("a.csv"), b"").unwrap();
+        std::os::unix::fs::symlink("a.csv", dir.join("b.csv")).unwrap();
+        assert_eq!([of("a.csv"), of("b.csv")], [missing.clone(), missing]);
+        assert_ne!(of("c.csv"), of("a.csv"));
+        assert_eq!(location(&dir.join("none/a.csv")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(location(Path::new("harness-new")).unwrap().is_absolute());
+        fs::remove_dir_all(dir).unwrap();
+    }
 }

@@ -9,7 +9,7 @@ use std::{fs, io};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::affinity::{AffinityError, usable_cores};
+use crate::affinity::{AffinityError, allowed_cores, usable_cores};
 use crate::exchange::{Exchange, ExchangeError};
 
 /// The hosts of a job, as one of its ranks sees them.
@@ -27,6 +27,9 @@ struct Place {
     host: String,
     /// Those of one NUMA node together.
     cores: Vec<usize>,
+    /// How many it could use if nobody had bound it; 0 from a version that does not say.
+    #[serde(default)]
+    allowed: usize,
 }
 
 /// The ranks do not know where they are.
@@ -70,7 +73,8 @@ fn kernel_says(path: &'static str) -> Result<String, HostsError> {
 
 impl Place {
     fn mine() -> Result<Self, HostsError> {
-        Ok(Self { boot_id: kernel_says("/proc/sys/kernel/random/boot_id")?, host: host_name()?, cores: usable_cores()? })
+        let (cores, allowed) = (usable_cores()?, allowed_cores()?);
+        Ok(Self { boot_id: kernel_says("/proc/sys/kernel/random/boot_id")?, host: host_name()?, cores, allowed })
     }
 }
 
@@ -122,12 +126,13 @@ impl Hosts {
         share_out(&masks, threads)
     }
 
-    /// Whether the launcher bound ranks of this host to different cores. Threads that are not pinned stay where it bound their rank.
+    /// Whether ranks of this host, of so many `threads` each, were bound to different cores, or one to fewer than its threads need where it could
+    /// have had more. Threads that are not pinned stay where their rank was bound.
     #[must_use]
-    pub fn is_bound(&self) -> bool {
-        let mut masks = self.here().map(|(_, place)| &place.cores);
-        let first = masks.next();
-        masks.any(|mask| Some(mask) != first)
+    pub fn is_bound(&self, threads: usize) -> bool {
+        let mut places = self.here().map(|(_, place)| place);
+        let is_narrow = |place: &Place| place.cores.len() < threads.min(place.allowed);
+        places.next().is_some_and(|first| is_narrow(first) || places.any(|place| place.cores != first.cores || is_narrow(place)))
     }
 
     fn here(&self) -> impl Iterator<Item = (usize, &Place)> {
@@ -153,7 +158,7 @@ mod tests {
     use super::*;
 
     fn place(boot_id: &str, host: &str, cores: std::ops::Range<usize>) -> Place {
-        Place { boot_id: boot_id.to_owned(), host: host.to_owned(), cores: cores.collect() }
+        Place { boot_id: boot_id.to_owned(), host: host.to_owned(), cores: cores.collect(), allowed: 8 }
     }
 
     #[test]
@@ -163,7 +168,17 @@ mod tests {
         assert_eq!(hosts(0).names(), ["a", "b", "b"]);
         assert_eq!((hosts(0).ranks_here(), hosts(2).ranks_here(), hosts(3).ranks_here()), (vec![0, 2], vec![0, 2], vec![3]));
         assert_eq!((hosts(2).cores_here(2), hosts(1).cores_here(2)), ((0..4).collect(), (0..8).collect()));
-        assert!(hosts(0).is_bound() && !hosts(1).is_bound());
+        assert!(hosts(0).is_bound(1) && !hosts(1).is_bound(8));
+    }
+
+    #[test]
+    fn one_rank_alone_on_its_host_is_bound_where_its_threads_need_more_cores_than_it_was_left() {
+        let places = vec![place("x", "a", 0..1), place("y", "b", 0..8)];
+        let is_bound = |rank, threads| Hosts { places: places.clone(), rank }.is_bound(threads);
+        assert_eq!([1, 2, 47].map(|threads| is_bound(0, threads)), [false, true, true]);
+        assert!(!is_bound(1, 47), "it has all that there are");
+        let older: Place = serde_json::from_str(r#"{"boot_id": "x", "host": "a", "cores": [0]}"#).unwrap();
+        assert!(!Hosts { places: vec![older], rank: 0 }.is_bound(2));
     }
 
     #[test]
@@ -179,6 +194,6 @@ mod tests {
     fn ranks_started_here_are_all_here() {
         let hosts = Hosts::one(3).unwrap();
         assert_eq!((hosts.ranks(), hosts.ranks_here(), hosts.names()), (3, vec![0, 1, 2], vec![host_name().unwrap()]));
-        assert_eq!((hosts.cores_here(1), hosts.is_bound()), (usable_cores().unwrap(), false));
+        assert_eq!((hosts.cores_here(1), hosts.is_bound(1)), (usable_cores().unwrap(), false));
     }
 }

@@ -16,7 +16,8 @@
 //! - [`load`]: callers and answerers under load, and [`counted`]: operations one after the other, for whatever carries calls.
 //! - [`pattern`]: what requests and replies contain, so that a wrong one is noticed.
 //! - [`environment`]: machine, kernel and commit, for the result; [`counters`]: what the NIC counted meanwhile.
-//! - [`machine`]: libraries, limits and programs, for those who ask what is missing; [`held`]: memory the program holds.
+//! - [`machine`]: libraries, limits and programs, for those who ask what is missing; [`cgroup`]: memory that control groups allow; [`held`]:
+//!   memory the program holds.
 //! - [`report`]: the table a person reads and the JSON document a program reads; [`mod@file`]: where they are kept; [`chart`]: the
 //!   figures of a page or a file.
 //!
@@ -26,6 +27,7 @@
 compile_error!("the benchmark harness needs Linux: pidfd, signalfd and PR_SET_PDEATHSIG tie the life of ranks to their launcher");
 
 pub mod affinity;
+pub mod cgroup;
 pub mod chart;
 pub mod clock;
 pub mod counted;

@@ -85,11 +85,11 @@ pub struct TooFewFiles {
     pub limit: u64,
 }
 
-/// Lets this process open so many files at a time, if its hard limit allows it. The soft limit, 1,024 on many systems, is raised and never
-/// lowered.
+/// Lets this process, and those it starts, open so many files at a time, or as many as its hard limit allows. The soft limit, 1,024 on many
+/// systems, is raised and never lowered.
 ///
 /// # Errors
-/// The hard limit is lower.
+/// The hard limit is lower than `needed`.
 pub fn allow_open_files(needed: u64) -> Result<(), TooFewFiles> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is live and writable. It stays at 0 should the kernel refuse.
@@ -97,10 +97,10 @@ pub fn allow_open_files(needed: u64) -> Result<(), TooFewFiles> {
     if limit.rlim_cur >= needed {
         return Ok(());
     }
-    let raised = libc::rlimit { rlim_cur: needed, ..limit };
+    let raised = libc::rlimit { rlim_cur: needed.min(limit.rlim_max), ..limit };
     // SAFETY: `raised` is live.
-    let is_raised = needed <= limit.rlim_max && unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0;
-    if is_raised { Ok(()) } else { Err(TooFewFiles { needed, limit: limit.rlim_max }) }
+    let is_raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0;
+    if is_raised && needed <= limit.rlim_max { Ok(()) } else { Err(TooFewFiles { needed, limit: limit.rlim_max }) }
 }
 
 /// Room in a file system.

@@ -71,15 +71,21 @@ pub enum RoleError {
 /// its own, so a binary refuses.
 #[must_use]
 pub fn foreign_launcher() -> Option<(&'static str, usize)> {
+    foreign_launchers().into_iter().next()
+}
+
+/// All of them: one may have started the other.
+#[must_use]
+pub fn foreign_launchers() -> Vec<(&'static str, usize)> {
     announced(|variable| std::env::var(variable).ok())
 }
 
-fn announced(value_of: impl Fn(&str) -> Option<String>) -> Option<(&'static str, usize)> {
+fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, usize)> {
     // srun sets the step's variables for its tasks only; those of an allocation (SLURM_NTASKS) are also seen by a plain script.
     let launchers =
         [("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE"), ("an MPI launcher with PMI", "PMI_SIZE"), ("Slurm's srun", "SLURM_STEP_NUM_TASKS")];
     let size_of = |(name, variable): (_, &str)| Some((name, value_of(variable)?.parse().ok()?));
-    launchers.into_iter().filter_map(size_of).find(|(_, size)| *size > 1)
+    launchers.into_iter().filter_map(size_of).filter(|(_, size)| *size > 1).collect()
 }
 
 /// What a child is told, and reads back.
@@ -187,10 +193,13 @@ mod tests {
     #[test]
     fn several_announced_processes_are_noticed() {
         let with = |name: &'static str, value: &'static str| announced(move |variable| (variable == name).then(|| value.to_owned()));
-        assert_eq!(with("OMPI_COMM_WORLD_SIZE", "4"), Some(("Open MPI's mpirun", 4)));
-        assert_eq!(with("PMI_SIZE", "2").map(|(_, size)| size), Some(2));
-        assert_eq!(with("SLURM_STEP_NUM_TASKS", "8").map(|(_, size)| size), Some(8));
-        assert_eq!((with("PMI_SIZE", "1"), with("SLURM_NTASKS", "8"), with("PMI_SIZE", "many")), (None, None, None));
+        assert_eq!(with("OMPI_COMM_WORLD_SIZE", "4"), [("Open MPI's mpirun", 4)]);
+        assert_eq!(with("PMI_SIZE", "2"), [("an MPI launcher with PMI", 2)]);
+        assert_eq!(with("SLURM_STEP_NUM_TASKS", "8"), [("Slurm's srun", 8)]);
+        for (name, value) in [("PMI_SIZE", "1"), ("SLURM_NTASKS", "8"), ("PMI_SIZE", "many")] {
+            assert_eq!(with(name, value), []);
+        }
+        assert_eq!(announced(|_| Some("2".to_owned())).len(), 3);
     }
 
     #[test]

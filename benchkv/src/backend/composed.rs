@@ -49,7 +49,7 @@ impl Composed {
     /// # Errors
     /// Likewise.
     pub fn for_clients(options: &Options, rank: usize, process: u32) -> Result<Self, BackendError> {
-        let plan = Self::plan(options, rank, process, |dir| options.device.spec(Some(dir)))?;
+        let plan = Self::plan(options, rank, process, |dir| options.device_spec(dir))?;
         Ok(Self { plan, nodes: Mutex::default() })
     }
 
@@ -86,5 +86,24 @@ impl Backend for Composed {
 
     fn open_client(&self, client: usize) -> Result<ClientPaths, BackendError> {
         ClientPaths::open(&self.plan, client)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    #[test]
+    fn clients_in_processes_of_their_own_open_the_same_port_as_their_rank() {
+        let args = ["benchkv", "--clients", "processes", "--device", "mlx5_1", "--port", "2", "--gid-index", "3", "--mtu", "1024"];
+        let options = Options::resolve(Cli::try_parse_from(args).unwrap()).unwrap();
+        let [rank, clients] =
+            [Composed::new(&options, 0), Composed::for_clients(&options, 0, 1)].map(|backend| backend.unwrap().plan.device);
+        let DeviceSpec::Verbs(port) = &clients else { panic!("{clients:?}") };
+        assert_eq!((port.port, port.gid_index, port.mtu), (Some(2), Some(3), Some(1024)));
+        assert_eq!(format!("{rank:?}"), format!("{clients:?}"));
     }
 }

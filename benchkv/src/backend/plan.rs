@@ -168,6 +168,18 @@ impl Topology {
         threads as u64
     }
 
+    /// Files that a process of a rank has open at most, as counted with the software device, whose endpoints and threads with endpoints have more
+    /// than those of others; memory that is shared keeps one for each end of it.
+    #[must_use]
+    pub const fn open_files(&self) -> u64 {
+        const PER_ENDPOINT: u64 = 4;
+        const PER_THREAD: u64 = 6;
+        const OTHERS: u64 = 32;
+        let channels = self.daemons + self.rings();
+        let of_clients = self.clients * (channels + 2);
+        OTHERS + channels as u64 + of_clients as u64 + PER_THREAD * self.threads_with_endpoints() + PER_ENDPOINT * self.endpoints()
+    }
+
     /// Endpoints of a rank, all its threads together.
     #[must_use]
     pub const fn endpoints(&self) -> u64 {

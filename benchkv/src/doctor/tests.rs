@@ -120,8 +120,13 @@ fn cores_are_judged_by_whether_the_default_job_can_be_pinned() {
 fn shared_memory_is_judged_by_its_room_and_kind() {
     let with =
         |free_bytes, is_memory| move |m: &mut Machine| m.shm = Ok(("/dir".to_owned(), Space { size_bytes: GIB, free_bytes, is_memory }));
-    assert_eq!(check("shared memory", with(64 << 20, true)).status, Status::Ok);
-    assert_check(&check("shared memory", with(63 << 20, true)), Status::Limited, "/dir: 63.0 MiB free of 1.0 GiB", "--shm-size");
+    assert_eq!(check("shared memory", with(DEFAULT_SHM_BYTES, true)).status, Status::Ok);
+    assert_check(
+        &check("shared memory", with(DEFAULT_SHM_BYTES - 1, true)),
+        Status::Limited,
+        "/dir: 1024.0 KiB free of 1.0 GiB",
+        "--shm-size",
+    );
     assert_check(&check("shared memory", with(GIB, false)), Status::Limited, "/dir", "no tmpfs");
     let gone = |m: &mut Machine| m.shm = Err("/dir does not exist".to_owned());
     assert_check(&check("shared memory", gone), Status::Missing, "/dir does not exist", "--shm-dir DIR");

@@ -28,15 +28,19 @@ impl Exchange for Places {
     }
 }
 
-/// As rank 2 of ranks on these hosts sees it; the launcher bound each to four cores, rank 0 to the first.
+/// As rank 2 of ranks on these hosts sees it; something bound each to four of 64 cores, rank 0 to the first.
 fn resolve_on(hosts: &[&str], args: &str) -> Result<Options, OptionError> {
+    resolve_started_by(Some("an MPI"), hosts, args)
+}
+
+fn resolve_started_by(library: Option<&str>, hosts: &[&str], args: &str) -> Result<Options, OptionError> {
     let place = |(rank, host): (usize, &&str)| {
         let cores: Vec<usize> = (4 * rank..4 * rank + 4).collect();
-        serde_json::json!({"boot_id": host, "host": host, "cores": cores}).to_string().into_bytes()
+        serde_json::json!({"boot_id": host, "host": host, "cores": cores, "allowed": 64}).to_string().into_bytes()
     };
     let hosts = Hosts::gather(&mut Places(hosts.iter().enumerate().map(place).collect()), Duration::ZERO).unwrap();
     let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
-    Options::resolve_on(cli, &hosts, Some("an MPI".to_owned()))
+    Options::resolve_on(cli, &hosts, library.map(str::to_owned))
 }
 
 #[test]
@@ -67,6 +71,31 @@ fn cores_are_given_out_by_the_place_of_a_rank_on_its_host() {
 }
 
 #[test]
+fn a_rank_alone_on_its_host_is_told_where_it_was_left_too_few_cores() {
+    let hosts = ["a", "b", "c"];
+    let told = |library, args: &str| {
+        let options = resolve_started_by(library, &hosts, &format!("--device mlx5_0 {args}")).unwrap();
+        let is_said = options.to_string().contains("bound to cores by their launcher (mpirun --bind-to none leaves them all)");
+        assert_eq!(options.launcher.bound, is_said, "{options}");
+        is_said
+    };
+    assert!(told(Some("an MPI"), "--client-threads 46"));
+    assert!(!told(Some("an MPI"), "--client-threads 3"), "four threads on four cores");
+    assert!(!told(None, "--client-threads 46"), "a user who binds the local launcher knows it");
+}
+
+#[test]
+fn memory_is_that_of_the_ranks_of_one_host() {
+    let args = "--backend direct --device mlx5_0 --client-threads 46";
+    let [one, four] = [["a"; 4], ["a", "b", "c", "d"]].map(|hosts| resolve_on(&hosts, args).unwrap().memory);
+    assert_eq!((one.total_bytes, one.endpoints), (4 * four.total_bytes, 4 * four.endpoints));
+    let limit = |limit| resolve_on(&["a", "b", "c", "d"], &format!("{args} --memory-limit {limit}"));
+    limit(four.total_bytes).unwrap();
+    let refused = limit(four.total_bytes - 1).unwrap_err().to_string();
+    assert!(refused.contains(&format!("the job needs about {} bytes", four.total_bytes)), "{refused}");
+}
+
+#[test]
 fn illegal_values_are_refused_with_reason_and_range() {
     for (args, expected) in [
         ("--ranks 0", "--ranks 0: a job needs a rank; legal is 1 to 256"),
@@ -88,9 +117,13 @@ fn illegal_values_are_refused_with_reason_and_range() {
         ("--rate 0", "--rate 0: no rate that clients could be asked for; legal is 1 to 1e9 operations per second"),
         ("--rate 2e9", "legal is 1 to 1e9 operations per second"),
         ("--rate nan", "legal is 1 to 1e9 operations per second"),
-        ("--ring-size 2048", "--ring-size 2048: too small to hold a batch; legal is auto, or a power of two from 4096 to 1073741824"),
+        ("--ring-size 2048", "--ring-size 2048: too small to hold a batch; legal is auto, or a power of two from 4096 to 268435456"),
         ("--ring-size 5000", "not a power of two"),
-        ("--ring-size 2147483648", "more than is supported"),
+        ("--ring-size 536870912", "more than is supported"),
+        ("--duration -1", "--duration -1: outside what is supported; legal is 0.01 to 3600 seconds"),
+        ("--remote-ratio -1", "--remote-ratio -1: a share lies between none and all; legal is 0 to 1"),
+        ("--rate -1", "legal is 1 to 1e9 operations per second"),
+        ("--batch-hold-us -1", "--batch-hold-us -1: "),
         ("--ranks 256 --client-threads 256", "fewer clients, or --verify=false"),
         ("--pin 65535", "--pin: core 65535 may not be used by this process"),
         ("--fault corrupt-value --verify=false", "legal is only with --verify"),
@@ -106,6 +139,7 @@ fn values_at_the_borders_are_legal() {
         "--ranks 256 --client-threads 255 --memory-limit 1099511627776",
         "--duration 0.01 --warmup 0",
         "--ring-size 4096",
+        "--ring-size 268435456",
         "--read-ratio 0",
         "--read-ratio 1",
         "--ranks 1 --remote-ratio 0",

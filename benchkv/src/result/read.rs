@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use harness::hist::LatencySummary;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{JobResult, SCHEMA, SCHEMA_VERSION};
+use super::{JobResult, Measured, SCHEMA, SCHEMA_VERSION};
 
 /// Largest file read: a result of 256 ranks and 32 runs has some megabytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -59,6 +60,14 @@ pub enum ReadError {
         /// Version of benchkv that wrote it.
         writer: String,
     },
+    /// Its values are not those of a job.
+    #[error("{} cannot be what a job measured: {what}; repeat the job", path.display())]
+    Impossible {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: &'static str,
+    },
     /// It says that it is what is read, and is not.
     #[error("{} says it is a result of schema version {SCHEMA_VERSION}, but: {source}; repeat the job", path.display())]
     Malformed {
@@ -100,7 +109,32 @@ impl JobResult {
             let writer = document["benchkv_version"].as_str().unwrap_or("unknown").to_owned();
             return Err(ReadError::OtherVersion { path: path(), found, writer });
         }
-        serde_json::from_value(document).map_err(|source| ReadError::Malformed { path: path(), source })
+        let result: Self = serde_json::from_value(document).map_err(|source| ReadError::Malformed { path: path(), source })?;
+        result.contradiction().map_or(Ok(()), |what| Err(ReadError::Impossible { path: path(), what }))?;
+        Ok(result)
+    }
+
+    /// The first value found that contradicts others, or its own meaning.
+    fn contradiction(&self) -> Option<&'static str> {
+        let parts = self.runs.iter().map(|run| &run.measured).chain(self.per_rank.iter().map(|rank| &rank.measured));
+        let measured: Vec<&Measured> = parts.chain([&self.measured]).collect();
+        let ended = [self.completed, self.errors, self.lost].into_iter().fold(0, u64::saturating_add);
+        let is_share = |share: f64| (0.0..=1.0).contains(&share);
+        let is_in_order = |of: &LatencySummary| [of.min, of.p50, of.p99, of.p999, of.max].is_sorted();
+        let contradictions = [
+            (self.ranks != self.per_rank.len(), "it has another number of ranks in per_rank than in ranks"),
+            (self.runs.is_empty() || self.runs.len() > self.options.runs, "it has no run, or more than in options"),
+            (self.runs.iter().any(|run| run.duration_s <= 0.0), "a run took no time"),
+            (self.placement.usable_cores.is_empty() || self.placement.threads == 0, "it ran without threads or cores"),
+            (ended > self.issued || self.not_found > self.completed, "more operations ended than were issued"),
+            (measured.iter().any(|of| [of.total_rps, of.local_rps, of.remote_rps].iter().any(|rate| *rate < 0.0)), "a rate is below 0"),
+            (
+                measured.iter().any(|of| ![of.latency_ns, of.local_latency_ns, of.remote_latency_ns].iter().all(is_in_order)),
+                "a percentile of latencies is below a lower one",
+            ),
+            (measured.iter().any(|of| !is_share(of.activity.empty_loops)), "a share is not between 0 and 1"),
+        ];
+        contradictions.into_iter().find_map(|(is_one, what)| is_one.then_some(what))
     }
 }
 

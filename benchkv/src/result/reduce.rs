@@ -12,8 +12,8 @@ use thiserror::Error;
 
 use super::open_loop::OpenTally;
 use super::{
-    EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, OpenLoop, RankResult, RunResult, SCHEMA, SCHEMA_VERSION,
-    Spread, SpreadOverRuns,
+    EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE, OpenLoop, RankResult, RunResult, SCHEMA,
+    SCHEMA_VERSION, Spread, SpreadOverRuns,
 };
 use crate::activity::{ActivityRates, WorkerReport};
 use crate::client::{ClientReport, Window};
@@ -358,7 +358,7 @@ fn complete(reports: &[RankReport]) -> usize {
 fn device_of(reports: &[RankReport]) -> String {
     let mut opened = reports.iter().flat_map(|report| &report.daemons).filter_map(|daemon| daemon.transport.as_ref());
     let kind = opened.next().and_then(|transport| transport.device.split(':').next());
-    kind.unwrap_or("none").to_owned()
+    kind.unwrap_or(NO_DEVICE).to_owned()
 }
 
 /// Counts the failures of all ranks, and adds what only shows over all of them: sequence numbers read that nobody issued.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use harness::report::{Table, bytes, nanos, plural, rate};
 
-use super::{EchoBaseline, JobResult};
+use super::{EchoBaseline, JobResult, NO_DEVICE};
 use crate::activity::{TransportReport, WorkerReport};
 use crate::backend::plan::Transport;
 use crate::policy::PolicyReport;
@@ -15,9 +15,10 @@ impl fmt::Display for JobResult {
         let (ranks, daemons) = (plural(self.ranks, "rank"), plural(self.server_threads, "daemon"));
         let clients = plural(self.client_threads, "client");
         write!(f, "benchkv {}: {ranks} x ({daemons} + {clients}), depth {}, ", self.backend, self.queue_depth)?;
+        write!(f, "{} device, ", if self.device == NO_DEVICE { "no" } else { &self.device })?;
         match (plural(self.options.runs, "run"), self.options.duration_s) {
-            (runs, _) if self.interrupted => writeln!(f, "{} device, {} of {runs}, interrupted", self.device, self.runs.len())?,
-            (runs, duration_s) => writeln!(f, "{} device, {runs} of {duration_s} s", self.device)?,
+            (runs, _) if self.interrupted => writeln!(f, "{} of {runs}, interrupted", self.runs.len())?,
+            (runs, duration_s) => writeln!(f, "{runs} of {duration_s} s")?,
         }
         writeln!(f, "\n{}", self.rank_table())?;
         writeln!(f, "{}", self.latency_table())?;

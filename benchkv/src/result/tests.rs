@@ -264,3 +264,41 @@ fn a_rate_that_is_not_reached_is_said_in_words() {
     assert!(!behind.kept_up && text.contains("THE RATE WAS NOT REACHED: 10 operations were due"), "{text}");
     assert_eq!(measured("", course(&[1.0]), |_| ()).open_loop, None);
 }
+
+#[test]
+fn values_that_no_job_can_have_measured_are_refused_when_they_are_read() {
+    let sound = serde_json::to_value(reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])])).unwrap();
+    let path = std::env::temp_dir().join(format!("benchkv-impossible-{}.json", std::process::id()));
+    let read = |document: &serde_json::Value| {
+        std::fs::write(&path, document.to_string()).unwrap();
+        JobResult::read(&path).map_err(|error| error.to_string())
+    };
+    read(&sound).unwrap();
+    for (member, value, said) in [
+        ("/ranks", "0", "ranks in per_rank"),
+        ("/runs", "[]", "it has no run"),
+        ("/options/runs", "1", "or more than in options"),
+        ("/runs/1/duration_s", "0", "took no time"),
+        ("/placement/usable_cores", "[]", "without threads or cores"),
+        ("/completed", "18446744073709551615", "more operations ended than were issued"),
+        ("/not_found", "100000", "more operations ended than were issued"),
+        ("/total_rps", "-1", "a rate is below 0"),
+        ("/runs/0/remote_rps", "-1e9", "a rate is below 0"),
+        ("/per_rank/1/latency_ns/p99", "0", "a percentile of latencies is below a lower one"),
+        ("/activity/empty_loops", "1.5", "a share is not between 0 and 1"),
+    ] {
+        let mut document = sound.clone();
+        *document.pointer_mut(member).unwrap() = serde_json::from_str(value).unwrap();
+        let refused = read(&document).unwrap_err();
+        assert!(refused.contains("cannot be what a job measured: ") && refused.contains(said), "{member}: {refused}");
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_job_without_a_device_says_so_in_words() {
+    let mut result = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]);
+    assert!(result.to_string().contains("depth 32, soft device, "), "{result}");
+    result.device = NO_DEVICE.to_owned();
+    assert!(result.to_string().contains("depth 32, no device, "), "{result}");
+}

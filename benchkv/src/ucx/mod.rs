@@ -58,9 +58,9 @@ impl UcxArgs {
 pub enum PeerErrorsChoice {
     /// None for ranks on one host, else peer.
     Auto,
-    /// As [`PeerErrors::Peer`].
+    /// UCX notices dead peers, and leaves out transports that cannot.
     Peer,
-    /// As [`PeerErrors::None`].
+    /// UCX does not notice them.
     None,
 }
 

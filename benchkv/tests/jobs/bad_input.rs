@@ -9,6 +9,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+use benchkv::doctor::DEFAULT_SHM_BYTES;
+
 use crate::job::{Ended, Job, SHORT, Scratch, benchkv, turn};
 
 /// Runs and expects a refusal that contains every one of `parts`, and nothing on standard output.
@@ -33,6 +35,7 @@ fn illegal_options_are_refused_with_the_legal_ones() {
         refused(&[flag, "0"], &[flag, "legal is 1 to"]);
     }
     refused(&["--ring-size", "1024"], &["too small", "power of two from 4096"]);
+    refused(&["--ring-size", "536870912"], &["more than is supported", "from 4096 to 268435456"]);
     refused(&["--ring-size", "5000"], &["not a power of two", "power of two from 4096"]);
     refused(&["--read-ratio", "1.01"], &["--read-ratio 1.01", "legal is 0 to 1"]);
     refused(&["--read-ratio=-1"], &["legal is 0 to 1"]);
@@ -45,7 +48,10 @@ fn illegal_options_are_refused_with_the_legal_ones() {
 #[test]
 fn a_job_that_needs_more_memory_than_it_may_take_is_refused_with_both() {
     let args = ["--backend", "direct", "--ranks", "24", "--client-threads", "46", "--memory-limit", "1000000000"];
-    refused(&args, &["the job needs about ", " and may take 1000000000 ", "connections between ranks", "--memory-limit", "--ring-size"]);
+    refused(
+        &args,
+        &["the job needs about ", " and may take 1000000000 ", "connections between ranks", "--memory-limit", "--ring-size", "--verify"],
+    );
 }
 
 #[test]
@@ -53,6 +59,35 @@ fn a_result_that_could_not_be_written_is_refused_before_the_run() {
     refused(&["--json", "/nonexistent/result.json"], &["--json", "/nonexistent/result.json", "No such file"]);
     let files = Scratch::on_disk();
     refused(&["--json", files.path().to_str().unwrap()], &["--json", files.path().to_str().unwrap(), "directory"]);
+    let new = |name: &str| files.path().join(name).to_str().unwrap().to_owned();
+    let nameless = "does not end in the name of a file";
+    refused(&["--json", ""], &["--json: ", nameless]);
+    refused(&["--json", &new("dir/")], &["--json: ", nameless]);
+    refused(&["--output", &new("dir.csv/")], &["--output: ", nameless]);
+    assert_eq!(files.names(), [""; 0]);
+}
+
+/// Else the later one replaces what the earlier one was, and the job ends as if all were well.
+#[test]
+fn results_in_each_others_place_are_refused_before_the_run_by_whatever_names() {
+    let files = Scratch::on_disk();
+    let (dir, link) = (files.path().to_str().unwrap(), files.path().join("link"));
+    let of = |name: &str| format!("{dir}/{name}");
+    std::os::unix::fs::symlink(files.path(), &link).unwrap();
+    fs::write(of("there.csv"), b"").unwrap();
+    std::os::unix::fs::symlink("there.csv", of("other.csv")).unwrap();
+    for [flag, one, other_flag, other] in [
+        ["--json", "a.csv", "--output", "a.csv"],
+        ["--json", "a.csv", "--output", "./a.csv"],
+        ["--json", "a.csv", "--output", "link/a.csv"],
+        ["--json", "there.csv", "--output", "other.csv"],
+        ["--json", "new", "--trace", "new"],
+        ["--output", "rank-0-daemon-1.csv", "--trace", "."],
+    ] {
+        let (one, other) = (of(one), of(other));
+        refused(&[flag, &one, other_flag, &other], &[&format!("{flag} {one} and {other_flag} {other} are in each other's place")]);
+    }
+    assert!(!files.path().join("new").exists());
 }
 
 #[test]
@@ -113,7 +148,7 @@ fn a_job_under_mpirun_without_mpi_is_refused() {
 #[test]
 fn a_limit_on_file_sizes_is_named_with_what_is_needed() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
-    let ended = Job::start(limit_files(benchkv(&SHORT).arg("--shm-dir").arg(dir.path()))).end();
+    let ended = Job::start(limit(benchkv(&SHORT).arg("--shm-dir").arg(dir.path()), libc::RLIMIT_FSIZE, 16_384, 16_384)).end();
     ended.assert_failed(1, &["the delegation ring", "needs 16768 bytes", "RLIMIT_FSIZE allows 16384", "status 1"]);
     dir.assert_empty();
 }
@@ -127,17 +162,17 @@ fn a_full_directory_is_named_with_what_is_needed_and_what_is_free() {
     }
 }
 
-/// What containers usually have.
 #[test]
-fn the_default_job_fits_into_64_mib() {
-    let ended = run_in_tmpfs(c"size=64m,mode=0700").unwrap_or_else(|| {
+fn the_default_job_fits_into_the_shared_memory_that_doctor_asks_for() {
+    assert_eq!(DEFAULT_SHM_BYTES, 1 << 20);
+    let ended = run_in_tmpfs(c"size=1m,mode=0700").unwrap_or_else(|| {
         let (_turn, dir, mut most) = (turn(), Scratch::in_memory(), 0);
         let job = Job::start(benchkv(&SHORT).arg("--shm-dir").arg(dir.path()));
         job.until("the job has ended", || {
             most = most.max(dir.allocated_bytes());
             job.launcher().has_ended().then_some(())
         });
-        assert!((1..64 << 20).contains(&most), "{most} bytes");
+        assert!((1..DEFAULT_SHM_BYTES).contains(&most), "{most} bytes");
         job.end()
     });
     assert!(ended.status.success() && ended.stdout.contains("round trip"), "{}", ended.stderr);
@@ -175,12 +210,28 @@ fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// No file of the job may become larger than 16 KiB.
-fn limit_files(command: &mut Command) -> &mut Command {
-    let limit = || {
-        let limit = libc::rlimit { rlim_cur: 16_384, rlim_max: 16_384 };
+/// The soft limit of many systems is of the order of what a job with some endpoints opens.
+#[test]
+fn a_job_that_opens_more_files_than_the_soft_limit_allows_raises_it_as_far_as_it_may() {
+    let args = ["--backend", "direct", "--ranks", "3", "--server-threads", "2", "--client-threads", "3"];
+    let start = |soft, hard| {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let mut command = benchkv(&SHORT);
+        let ended = Job::start(limit(command.args(args).arg("--shm-dir").arg(dir.path()), libc::RLIMIT_NOFILE, soft, hard)).end();
+        dir.assert_empty();
+        ended
+    };
+    let ended = start(64, 1024);
+    assert!(ended.status.success() && ended.stdout.contains("round trip"), "{}", ended.stderr);
+    start(32, 64).assert_failed(1, &["rank 0: ", " open files are needed and at most 64 are allowed: raise the hard limit (ulimit -Hn)"]);
+}
+
+/// The job may not have more than `soft` of a resource, nor allow itself more than `hard`.
+fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, soft: u64, hard: u64) -> &mut Command {
+    let limit = move || {
+        let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
         // SAFETY: `limit` is live for the call.
-        let status = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) };
+        let status = unsafe { libc::setrlimit(resource, &raw const limit) };
         if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     };
     // SAFETY: the closure makes one async-signal-safe system call and allocates nothing.

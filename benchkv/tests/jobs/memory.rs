@@ -6,7 +6,7 @@ use benchkv::cli::Cli;
 use benchkv::options::Options;
 use clap::Parser;
 
-use crate::job::Scratch;
+use crate::job::{Scratch, turn};
 
 /// Bytes that this process holds in memory of its own, each page once however often it is mapped.
 fn held() -> u64 {
@@ -20,7 +20,7 @@ fn held() -> u64 {
 #[test]
 fn connections_take_about_what_was_reckoned() {
     const RANKS: usize = 24;
-    let dir = Scratch::in_memory();
+    let (_turn, dir) = (turn(), Scratch::in_memory());
     let args = ["benchkv", "--backend", "delegation", "--ranks", &RANKS.to_string(), "--key-range", "1", "--shm-dir"];
     let options = Options::resolve(Cli::try_parse_from(args.iter().copied().chain([dir.path().to_str().unwrap()])).unwrap()).unwrap();
     let before = held();
@@ -37,4 +37,20 @@ fn connections_take_about_what_was_reckoned() {
     let (taken, reckoned) = (held() - before, options.memory.connections_bytes);
     // Rings and completion queues that nothing was written to yet take nothing.
     assert!(taken < reckoned * 5 / 4 && taken > reckoned / 2, "{taken} bytes taken, {reckoned} reckoned");
+}
+
+/// With many daemons and deep queues most of a job is what they keep for calls to each other.
+#[test]
+fn channels_of_many_daemons_take_no_more_than_was_reckoned() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let args =
+        ["benchkv", "--backend", "meta", "--server-threads", "8", "--client-threads", "4", "--queue-depth", "512", "--key-range", "1"];
+    let options =
+        Options::resolve(Cli::try_parse_from(args.into_iter().chain(["--shm-dir", dir.path().to_str().unwrap()])).unwrap()).unwrap();
+    let before = held();
+    let rank = Composed::new(&options, 0).unwrap();
+    let daemons: Vec<_> = (0..8).map(|daemon| rank.open_daemon(daemon).unwrap()).collect();
+    let (taken, reckoned) = (held() - before, options.memory.channels_bytes / 2);
+    drop(daemons);
+    assert!(taken < reckoned && taken > reckoned / 2, "{taken} bytes taken, {reckoned} reckoned");
 }

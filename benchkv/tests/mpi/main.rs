@@ -196,6 +196,19 @@ fn ranks_that_would_run_different_jobs_are_named_with_every_difference() {
     )]);
 }
 
+/// As under the mpirun of another MPI: ours finds this process alone.
+#[test]
+fn processes_that_mpi_does_not_bring_together_are_refused_before_they_write_the_same_file() {
+    let (_turn, dirs) = (turn(), Dirs::new());
+    let mut command = job::benchkv(&[&SHORT[..], &["--json", dirs.result().to_str().unwrap()]].concat());
+    let ended = Job::start(command.env("PMI_SIZE", "2").env("TMPDIR", dirs.mpi.path()).arg("--shm-dir").arg(dirs.shm.path())).end();
+    ended.assert_failed(
+        2,
+        &["an MPI launcher with PMI announces 2 processes, and MPI has brought 1 together", "start it with the mpirun of that"],
+    );
+    assert!(ended.stdout.is_empty() && !dirs.result().exists(), "{}", ended.stderr);
+}
+
 #[test]
 fn a_failing_rank_ends_the_job_with_its_reason() {
     let (_turn, dirs) = (turn(), Dirs::new());
