@@ -182,7 +182,7 @@ fn each_activation_names_a_zone_of_the_pool_of_its_slice() {
         world.run(1);
         for side in &world.sides {
             if let State::Process { epoch, zone } = side.client.state() {
-                assert_eq!(u32::from(zone.pool), epoch % 2, "round {round}");
+                assert_eq!(u64::from(zone.pool), epoch % 2, "round {round}");
                 pools.push(zone.pool);
             }
         }

@@ -35,7 +35,7 @@ struct Setup {
     /// Who may die, once.
     mortal: Option<usize>,
     /// Slices at most: while a request is kept, groups may go on taking turns for ever.
-    slices: u32,
+    slices: u64,
     /// A worker may keep a request while other things happen; else each poll is followed by all answers.
     keeps_requests: bool,
 }
@@ -170,7 +170,7 @@ fn is_long() -> bool {
 /// The long form has no bound that these calls reach (2.9 million states). In the short one each group has one slice.
 #[test]
 fn one_call_of_each_client_is_executed_and_ends_once() {
-    let slices = if is_long() { u32::MAX } else { 2 };
+    let slices = if is_long() { u64::MAX } else { 2 };
     explore("one call each", &small(), Setup { calls: [1, 1, 1], mortal: None, slices, keeps_requests: false });
 }
 
