@@ -125,6 +125,10 @@ impl Scheduler {
 
 #[cfg(test)]
 impl Scheduler {
+    pub(crate) const fn count_from(&mut self, epoch: u64) {
+        self.epoch = epoch;
+    }
+
     /// Makes `now_ns` the time 0, and all times before it too.
     pub(crate) fn rebase(&mut self, now_ns: u64) {
         self.slice_end_ns = self.slice_end_ns.saturating_sub(now_ns);
