@@ -210,6 +210,14 @@ impl<M: Memory> Server<M> {
             first += nth + 1;
             let Some(client) = self.mapping.client(id) else { continue };
             if matches!(self.zone(id).state, ZoneState::Draining { .. }) {
+                // Its release may lie where nobody has looked since it came: a poll does not look at all entries (S19), and there may have been
+                // none for long.
+                self.take_entry(client);
+                if !self.zone(id).is_due(now_ns) {
+                    // In the place of a zone that was freed is the next one.
+                    first -= usize::from(self.zone(id).state == ZoneState::Free);
+                    continue;
+                }
                 self.zone_mut(id).state = ZoneState::Quarantined;
                 self.stats.evictions += 1;
                 // In use, so it can be quarantined.

@@ -504,6 +504,21 @@ fn the_zone_of_a_stopped_client_is_not_reused_before_its_eviction() {
     assert_eq!((world.server.quarantined(), world.server.zone_of(world.sides[0].id)), (0, None));
 }
 
+/// A poll looks at some of the entries only, so its clock may say that a client is to be evicted before it finds the client's release.
+#[test]
+fn a_server_that_was_away_for_long_evicts_nobody_that_has_released() {
+    let config = ServerConfig { max_clients: 200, drain_ns: 10_000, ..small() };
+    let mut world = World::new(&config, 200);
+    for rounds in (1..20).cycle().take(200) {
+        world.call_all();
+        world.run(rounds);
+        // The clients look at what came meanwhile, and release, before the server does anything.
+        world.now_ns += config.drain_ns;
+    }
+    assert_eq!(world.server.stats().evictions, 0);
+    assert!(world.server.stats().slices > 50, "{:?}", world.server.stats());
+}
+
 #[test]
 fn more_clients_than_entries_are_refused_until_one_leaves() {
     let mut world = World::new(&small(), 4);
