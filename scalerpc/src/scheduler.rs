@@ -13,11 +13,12 @@ pub enum Turn {
     Switched,
 }
 
-/// Slices, one after the other. Epochs count them, 1 first; 0 is before the first.
+/// Slices, one after the other. Epochs count them, 1 first; 0 is before the first. With the shortest slice there is, 1 us, they last for 584,000
+/// years.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scheduler {
     slice_ns: u64,
-    epoch: u32,
+    epoch: u64,
     current: usize,
     next: Option<usize>,
     slice_end_ns: u64,
@@ -35,7 +36,7 @@ impl Scheduler {
 
     /// The slice.
     #[must_use]
-    pub const fn epoch(&self) -> u32 {
+    pub const fn epoch(&self) -> u64 {
         self.epoch
     }
 
@@ -94,7 +95,7 @@ impl Scheduler {
         }
         self.next = None;
         self.current = next;
-        self.epoch = self.epoch.wrapping_add(1);
+        self.epoch += 1;
         self.slice_end_ns = match self.offset_ns {
             Some(offset_ns) => aligned_end(now_ns, self.slice_ns, offset_ns),
             None => now_ns.saturating_add(self.slice_ns.saturating_mul(groups.slice_per_mille(next)) / PER_MILLE),
@@ -124,6 +125,10 @@ impl Scheduler {
 
 #[cfg(test)]
 impl Scheduler {
+    pub(crate) const fn count_from(&mut self, epoch: u64) {
+        self.epoch = epoch;
+    }
+
     /// Makes `now_ns` the time 0, and all times before it too.
     pub(crate) fn rebase(&mut self, now_ns: u64) {
         self.slice_end_ns = self.slice_end_ns.saturating_sub(now_ns);

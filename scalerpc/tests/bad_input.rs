@@ -286,7 +286,7 @@ fn a_client_that_writes_garbage_has_nothing_executed_and_it_ends_with_its_queue_
         } else {
             (first_entry + rng.u64(..max_clients * 8) * 8, wild.server.entry_rkey)
         };
-        let epoch = room.server.core().scheduler().epoch();
+        let epoch = room.server.core().scheduler().epoch() as u32;
         let word = match rng.u8(..4) {
             0 => rng.u64(..),
             1 => Release::trailer(epoch).to_word(),

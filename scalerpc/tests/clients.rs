@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use scalerpc::mlx5::{Clock, DeviceSpec, Rule, SoftOptions, Timing};
 use scalerpc::rdma::SyncCallError;
-use scalerpc::{CallError, CallFailure, CloseReason, HandlerError, RdmaServer, ReplyMode, ServerConfig, State};
+use scalerpc::{CallError, CallFailure, CloseReason, DEFAULT_TIMEOUT_NS, HandlerError, RdmaServer, ReplyMode, ServerConfig, State};
 use support::books::handlers;
 use support::caller::Caller;
 use support::connect;
@@ -140,6 +140,51 @@ fn late_responses_end_no_call_and_give_the_slots_back() {
         assert!(caller.failures.iter().all(|failure| *failure == CallFailure::DeadlineExceeded), "{:?}", caller.failures);
         // All ran, though late.
         books.borrow_mut().close(1, 5 * u64::from(config.depth));
+    }
+}
+
+/// The server is away for longer than calls may take: the first one was announced, the others wait in the client's slots and are never offered.
+/// All slots work when it is back, and again after the next time.
+#[test]
+fn every_slot_works_after_the_server_was_away_for_longer_than_calls_may_take() {
+    const STEP_NS: u64 = 10_000;
+    for reply_mode in [ReplyMode::ServerWrites, ReplyMode::ClientReads] {
+        let now_ns = Arc::new(AtomicU64::new(0));
+        let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
+        let config = config(reply_mode);
+        let depth = config.depth as usize;
+        let mut server = RdmaServer::new(&device, &config).unwrap();
+        let (mut handlers, _books) = handlers(&server);
+        let mut caller = Caller::new(connect(&device, &mut server), 1);
+        // Two groups: so the caller leaves PROCESS when it has no calls.
+        let mut others: Vec<_> = (2..8).map(|name| Caller::new(connect(&device, &mut server), name)).collect();
+        for round in 0..10 {
+            let failed = caller.failures.len();
+            assert!(caller.call());
+            caller.poll();
+            assert_eq!(caller.step(u64::MAX), depth - 1, "round {round}");
+            let mut ended = 0;
+            for _ in 0..100 {
+                now_ns.fetch_add(DEFAULT_TIMEOUT_NS / 100, Ordering::Relaxed);
+                ended += caller.poll();
+                for other in &mut others {
+                    other.poll();
+                }
+            }
+            assert_eq!((ended, caller.failures.len()), (depth, failed + depth));
+            // Each slot is used again and again.
+            let end = caller.made() + 20 * depth as u64;
+            let limit_ns = now_ns.load(Ordering::Relaxed) + DEFAULT_TIMEOUT_NS;
+            while caller.made() < end || caller.client.core().free_slots() < depth || caller.state() != State::Idle {
+                assert!(now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < limit_ns, "round {round}: the responses do not come");
+                caller.step(end);
+                for other in &mut others {
+                    other.step(u64::MAX);
+                }
+                server.step(&mut handlers, 16);
+            }
+            assert_eq!((caller.failures.len(), server.core().stats().garbage), (failed + depth, 0), "round {round}");
+        }
     }
 }
 

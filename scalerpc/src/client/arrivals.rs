@@ -12,17 +12,16 @@ use crate::wire::{EVENT_SLOT_BYTES, Event, HEADER_BYTES, ReqId, ResponseHeader, 
 /// The newest events that one look found.
 #[derive(Clone, Copy, Debug, Default)]
 struct Events {
-    activate: Option<(u32, ZoneId)>,
-    switch: Option<u32>,
+    activate: Option<(u64, u16)>,
+    switch: Option<u64>,
 }
 
 impl Events {
-    fn add(&mut self, event: Option<Event>, closed_epoch: u32) {
-        // Wrapping: epochs are compared as in a ring, of which 2^31 are later.
-        let is_new = |epoch: u32| epoch != closed_epoch && epoch.wrapping_sub(closed_epoch) < 1 << 31;
+    /// Honours an event of a later slice than the last one closed (S11).
+    fn add(&mut self, event: Option<Event>, closed_epoch: u64) {
         match event {
-            Some(Event::Activate { epoch, zone }) if is_new(epoch) => self.activate = Some((epoch, zone)),
-            Some(Event::Switch { epoch }) if is_new(epoch) => self.switch = Some(epoch),
+            Some(Event::Activate { epoch, zone }) if epoch > closed_epoch => self.activate = Some((epoch, zone)),
+            Some(Event::Switch { epoch }) if epoch > closed_epoch => self.switch = Some(epoch),
             _ => {}
         }
     }
@@ -40,14 +39,13 @@ impl<M: Memory> Client<M> {
             self.take_bare_event(start, &mut events)?;
         }
         if let Some((epoch, zone)) = events.activate {
-            if usize::from(zone.zone) >= self.layout.zones {
-                return Err(ProtocolError::Zone(zone.zone));
+            if usize::from(zone) >= self.layout.zones {
+                return Err(ProtocolError::Zone(zone));
             }
-            // S9: the pool is that of the epoch.
-            if self.state != State::Warmup || u32::from(zone.pool) != epoch % 2 {
+            if self.state != State::Warmup {
                 return Err(ProtocolError::Event);
             }
-            self.activate(epoch, zone, out);
+            self.activate(epoch, ZoneId::of(epoch, zone), out);
         }
         match (events.switch, self.state) {
             (None, _) => Ok(()),
@@ -117,7 +115,7 @@ impl<M: Memory> Client<M> {
         let (Some(Event::Activate { epoch, .. } | Event::Switch { epoch }), 0) = (header.event, header.req_id) else {
             return Err(ProtocolError::Malformed);
         };
-        if trailer.valid != valid(epoch) {
+        if trailer.valid != valid(epoch as u32) {
             return Err(ProtocolError::Malformed);
         }
         events.add(header.event, self.closed_epoch);

@@ -113,7 +113,8 @@ impl<M: Memory> Client<M> {
             let copied = len.min(into.len());
             self.memory.responses.read(at, &mut into[..copied]);
         }
-        if self.slots.state(slot as u32) == SlotState::ResponseReady {
+        // Unless the response is still to come, which frees it then (S14).
+        if self.pending >> slot & 1 == 0 {
             self.free_slot(slot);
         }
         Some(completion)
@@ -123,7 +124,11 @@ impl<M: Memory> Client<M> {
     pub(super) fn end_call(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
         self.pending &= !(1 << slot);
         if self.slots.state(slot as u32) == SlotState::Quarantined {
-            return self.free_slot(slot);
+            // Unless the end of its call was not taken, which frees it then: what took it would free the slot of the next call (S14).
+            if self.ended.iter().all(|completion| usize::from(completion.handle.0.slot) != slot) {
+                self.free_slot(slot);
+            }
+            return;
         }
         // In use: its response was awaited.
         let _ready = self.slots.set(slot as u32, SlotState::ResponseReady);
@@ -148,6 +153,8 @@ impl<M: Memory> Client<M> {
                 self.push_ended(slot, Err(CallFailure::DeadlineExceeded));
             } else {
                 self.end_call(slot, Err(CallFailure::DeadlineExceeded));
+                // The number was not used: the server takes none but the next one (S22).
+                self.calls[slot].sequence = self.calls[slot].sequence.wrapping_sub(1);
             }
         }
     }

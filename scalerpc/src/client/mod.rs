@@ -103,7 +103,7 @@ pub enum State {
     /// Requests are written straight into the pool.
     Process {
         /// The slice.
-        epoch: u32,
+        epoch: u64,
         /// The client's zone in it.
         zone: ZoneId,
     },
@@ -139,7 +139,7 @@ pub struct Client<M> {
     next_read_ns: u64,
     state: State,
     /// Epoch of the last slice that ended for this client (S11).
-    closed_epoch: u32,
+    closed_epoch: u64,
     announcements: u32,
     slots: MessagePool,
     calls: Vec<Call>,

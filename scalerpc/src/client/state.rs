@@ -1,4 +1,4 @@
-//! What the exploration of all states needs of a client.
+//! What the exploration of all states, and random worlds, need of a client.
 
 use std::hash::{Hash, Hasher};
 
@@ -17,6 +17,19 @@ impl Client<HeapMemory> {
     /// Whether the server may READ a slot.
     pub(crate) fn is_lent(&self, slot: usize) -> bool {
         self.lent >> slot & 1 != 0
+    }
+
+    /// As if it had been connected for long, and idle since the slice `closed_epoch`.
+    pub(crate) fn count_from(&mut self, closed_epoch: u64, sequence: u32, announcements: u32) {
+        self.closed_epoch = closed_epoch;
+        self.announcements = announcements;
+        self.calls.iter_mut().for_each(|call| call.sequence = sequence);
+    }
+
+    /// Makes `now_ns` the time 0, and all times before it too.
+    pub(crate) fn rebase(&mut self, now_ns: u64) {
+        self.next_read_ns = self.next_read_ns.saturating_sub(now_ns);
+        self.calls.iter_mut().for_each(|call| call.deadline_ns = call.deadline_ns.saturating_sub(now_ns));
     }
 
     /// Calls that have not ended, or whose ends were not taken.

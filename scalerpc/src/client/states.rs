@@ -19,7 +19,7 @@ impl<M: Memory> Client<M> {
     }
 
     /// PROCESS begins. What was announced was READ; the rest is written.
-    pub(super) fn activate(&mut self, epoch: u32, zone: ZoneId, out: &mut VecDeque<ClientOp>) {
+    pub(super) fn activate(&mut self, epoch: u64, zone: ZoneId, out: &mut VecDeque<ClientOp>) {
         self.state = State::Process { epoch, zone };
         self.stats.activations += 1;
         let unread = self.pending & !self.lent;
@@ -30,11 +30,11 @@ impl<M: Memory> Client<M> {
     }
 
     /// The slice is over. Releases the zone, and announces what was not answered, so that nothing of it is lost (S5).
-    pub(super) fn switch(&mut self, epoch: u32, out: &mut VecDeque<ClientOp>) {
+    pub(super) fn switch(&mut self, epoch: u64, out: &mut VecDeque<ClientOp>) {
         self.closed_epoch = epoch;
         self.state = State::Idle;
         self.take_back_slots();
-        self.announce(Some(Release { client: u32::from(self.server.client.0), epoch }), out);
+        self.announce(Some(Release { client: u32::from(self.server.client.0), epoch: epoch as u32 }), out);
     }
 
     /// Writes the entry: a release, an announcement of everything unanswered if there is anything, or both.

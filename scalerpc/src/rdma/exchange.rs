@@ -13,7 +13,7 @@ use crate::mapping::ClientId;
 use crate::server::ClientRegions;
 use crate::wire::{le_u32, le_u64};
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Most zones a legal configuration has: with grouping off, and all spare ones.
 const MAX_ZONES: u32 = MAX_CLIENTS + 1024;
 
@@ -277,8 +277,8 @@ mod tests {
             assert!(matches!(Offer::decode(&bad), Err(RecordError::Field { field, .. }) if field == name), "{name}");
         }
         let mut bad = bytes;
-        bad[8] = 2;
-        assert_eq!(Offer::decode(&bad), Err(RecordError::Version(2)));
+        bad[8] = 1;
+        assert_eq!(Offer::decode(&bad), Err(RecordError::Version(1)));
         assert_eq!(Offer::decode(&[0xa5; Offer::BYTES]), Err(RecordError::Magic("offer")));
         let mut bad = bytes;
         bad[32] = 9;

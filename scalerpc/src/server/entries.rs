@@ -42,7 +42,7 @@ impl<M: Memory> Server<M> {
         self.memory.entries.find(release_at, Announcement::TRAILER_AT - Release::TRAILER_AT, 2).is_some()
     }
 
-    fn take_entry(&mut self, client: ClientId) {
+    pub(super) fn take_entry(&mut self, client: ClientId) {
         if self.client(client).is_none() {
             return;
         }

@@ -74,7 +74,7 @@ impl<M: Memory> Server<M> {
         let nth = client.index() * self.layout.depth + slot;
         let trailer = Trailer::from_word(word);
         let last = self.accepted[nth];
-        if last != 0 && trailer.valid == valid(last) {
+        if trailer.valid == valid(last) {
             self.memory.pools.exchange(trailer_at, word, 0);
             self.stats.duplicates += 1;
             return;

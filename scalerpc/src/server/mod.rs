@@ -338,7 +338,7 @@ impl<M: Memory> Server<M> {
         }
         let current = self.groups.leave(client, self.scheduler.current());
         // Who was warmed for the next slice gets it, whatever its group is now.
-        let epoch = self.scheduler.epoch().wrapping_add(1);
+        let epoch = self.scheduler.epoch() + 1;
         let warmed = self.busy.iter().find(|zone| self.zone(**zone).is_of(epoch)).and_then(|zone| self.mapping.client(*zone));
         self.scheduler.renumber(current, warmed.and_then(|client| self.groups.group_of(client)));
         // Allocated by `join`, and freed nowhere else.

@@ -32,6 +32,18 @@ impl Server<HeapMemory> {
         self.zones.iter_mut().for_each(|zone| zone.rebase(now_ns));
     }
 
+    /// As if slices had been served, and clients admitted, for long.
+    pub(crate) fn count_from(&mut self, epoch: u64, generation: u32) {
+        self.scheduler.count_from(epoch);
+        self.generation = generation;
+    }
+
+    /// As if each slot of a client had been used so often.
+    pub(crate) fn accepted_until(&mut self, client: ClientId, sequence: u32) {
+        let first = client.index() * self.layout.depth;
+        self.accepted[first..first + self.layout.depth].fill(sequence);
+    }
+
     pub(crate) fn hash_state(&self, hasher: &mut impl Hasher) {
         let Self { memory, clients, generation, accepted, groups, scheduler, mapping, pools, zones, busy, dispatch, buffers, .. } = self;
         (clients, generation, accepted, groups, scheduler, mapping, pools, busy, dispatch, buffers).hash(hasher);

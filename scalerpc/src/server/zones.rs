@@ -38,7 +38,7 @@ pub(super) enum ZoneState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Zone {
     pub(super) state: ZoneState,
-    epoch: u32,
+    epoch: u64,
     reads_left: u32,
     /// Accepted requests in it that no worker has copied out.
     pub(super) queued: u32,
@@ -50,12 +50,13 @@ pub(super) struct Zone {
 
 impl Zone {
     /// Whether it is used in this slice.
-    pub(super) const fn is_of(&self, epoch: u32) -> bool {
+    pub(super) const fn is_of(&self, epoch: u64) -> bool {
         self.epoch == epoch && matches!(self.state, ZoneState::Warming | ZoneState::Ready | ZoneState::Active)
     }
 
+    /// `epoch`: the low 32 bits.
     pub(super) const fn awaits_release(&self, epoch: u32) -> bool {
-        self.epoch == epoch && !self.is_released && matches!(self.state, ZoneState::Draining { .. } | ZoneState::Quarantined)
+        self.epoch as u32 == epoch && !self.is_released && matches!(self.state, ZoneState::Draining { .. } | ZoneState::Quarantined)
     }
 
     /// Whether its client is to be told without a response, or evicted.
@@ -84,7 +85,7 @@ impl<M: Memory> Server<M> {
         if epoch == 0 || self.waiters == 0 {
             return;
         }
-        let next = self.scheduler.next().map(|group| (group, epoch.wrapping_add(1)));
+        let next = self.scheduler.next().map(|group| (group, epoch + 1));
         for (group, epoch) in [Some((self.scheduler.current(), epoch)), next].into_iter().flatten() {
             let len = self.groups.clients(group).len();
             let mut left = if epoch == self.scheduler.epoch() { len } else { WARM_PER_POLL };
@@ -100,17 +101,16 @@ impl<M: Memory> Server<M> {
     }
 
     /// Whether the client waited and was given a zone.
-    fn warm_client(&mut self, client: ClientId, epoch: u32, out: &mut VecDeque<ServerOp>) -> bool {
-        let pool = (epoch % 2) as u8;
+    fn warm_client(&mut self, client: ClientId, epoch: u64, out: &mut VecDeque<ServerOp>) -> bool {
         let Some(record) = self.clients.get_mut(client.index()).and_then(Option::as_mut) else { return false };
         if record.waiting.is_none() || self.mapping.zone(client).is_some() {
             return false;
         }
-        let Some(place) = self.pools[usize::from(pool)].allocate() else { return false };
+        let Some(place) = self.pools[(epoch % 2) as usize].allocate() else { return false };
         let Some(announcement) = record.waiting.take() else { return false };
         self.waiters -= 1;
         let (regions, generation) = (record.regions, record.generation);
-        let zone = ZoneId { pool, zone: place as u16 };
+        let zone = ZoneId::of(epoch, place as u16);
         // Neither is bound: the zone was free, and the client was asked above.
         let _bound = self.mapping.bind(client, zone);
         self.busy.push(zone);
@@ -149,7 +149,7 @@ impl<M: Memory> Server<M> {
         if zone.reads_left > 0 {
             return;
         }
-        if zone.epoch == epoch.wrapping_add(1) {
+        if zone.epoch == epoch + 1 {
             zone.state = ZoneState::Ready;
             return;
         }
@@ -192,7 +192,7 @@ impl<M: Memory> Server<M> {
         match zone.state {
             ZoneState::Active if !zone.is_told => {
                 zone.is_told = true;
-                Some(Event::Activate { epoch, zone: id })
+                Some(Event::Activate { epoch, zone: id.zone })
             }
             ZoneState::Ended { .. } => {
                 zone.state = ZoneState::Draining { evict_ns };
@@ -210,6 +210,14 @@ impl<M: Memory> Server<M> {
             first += nth + 1;
             let Some(client) = self.mapping.client(id) else { continue };
             if matches!(self.zone(id).state, ZoneState::Draining { .. }) {
+                // Its release may lie where nobody has looked since it came: a poll does not look at all entries (S19), and there may have been
+                // none for long.
+                self.take_entry(client);
+                if !self.zone(id).is_due(now_ns) {
+                    // In the place of a zone that was freed is the next one.
+                    first -= usize::from(self.zone(id).state == ZoneState::Free);
+                    continue;
+                }
                 self.zone_mut(id).state = ZoneState::Quarantined;
                 self.stats.evictions += 1;
                 // In use, so it can be quarantined.
@@ -232,7 +240,7 @@ impl<M: Memory> Server<M> {
         let header = ResponseHeader { status: Status::Ok, req_id: 0, payload_len: 0, event: Some(event) };
         let mut bytes = [0; HEADER_BYTES + TRAILER_BYTES];
         bytes[..HEADER_BYTES].copy_from_slice(&header.encode());
-        let trailer = Trailer { len: HEADER_BYTES as u32, valid: valid(epoch) };
+        let trailer = Trailer { len: HEADER_BYTES as u32, valid: valid(epoch as u32) };
         bytes[HEADER_BYTES..].copy_from_slice(&trailer.to_word().to_le_bytes());
         let addr = regions.responses_addr.wrapping_add((slot + crate::wire::EVENT_SLOT_BYTES - bytes.len()) as u64);
         out.push_back(ServerOp::WriteEvent { client, addr, rkey: regions.responses_rkey, bytes });

@@ -1,14 +1,14 @@
 //! Every state that a real server and three real clients in two groups can reach with few calls, whatever order operations are executed in:
-//! each may be held for as long as others like, and a client may die at any point.
+//! each may be held for as long as others like, a client may die at any point, and the time of its calls may be over at any point.
 //!
 //! In each state: nothing is executed or ended twice, nobody writes where it must not (S6, S7, S8, S12), nobody waits for more than two
-//! rotations (S17); and from each, everything that was called ends in a bounded number of fair rounds.
+//! rotations (S17); and from each, everything that was called ends in a bounded number of fair rounds, after which every slot works.
 
 use std::collections::HashSet;
 use std::io::Write;
 use std::rc::Rc;
 
-use super::world::{World, small};
+use super::world::{Counters, World, small};
 use crate::{ReplyMode, ServerConfig};
 
 /// What can happen. A client looks at its memory after each operation that reached it, or after all that wait; that it does not look for a while
@@ -16,6 +16,10 @@ use crate::{ReplyMode, ServerConfig};
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Call(usize),
+    /// One whose time is over before its client looks for the first time: it is never offered.
+    CallTooLate(usize),
+    /// The time of all calls of a client is over.
+    TimeOut(usize),
     ToServer(usize),
     ToClient(usize),
     AllToClient(usize),
@@ -34,8 +38,10 @@ struct Setup {
     calls: [usize; 3],
     /// Who may die, once.
     mortal: Option<usize>,
+    /// Whose calls may run out of time.
+    impatient: Option<usize>,
     /// Slices at most: while a request is kept, groups may go on taking turns for ever.
-    slices: u32,
+    slices: u64,
     /// A worker may keep a request while other things happen; else each poll is followed by all answers.
     keeps_requests: bool,
 }
@@ -54,6 +60,12 @@ fn actions(world: &World, setup: Setup) -> Vec<Action> {
         }
         if side.made < setup.calls[nth] {
             all.push(Action::Call(nth));
+            if setup.impatient == Some(nth) {
+                all.push(Action::CallTooLate(nth));
+            }
+        }
+        if setup.impatient == Some(nth) {
+            all.push(Action::TimeOut(nth));
         }
         all.extend([Action::ToServer(nth), Action::ToClient(nth)]);
         if side.to_client.len() > 1 {
@@ -73,6 +85,15 @@ fn apply(world: &mut World, action: Action, setup: Setup) -> bool {
             let is_made = world.call(nth).is_some();
             world.poll_client(nth);
             is_made
+        }
+        Action::CallTooLate(nth) => {
+            let is_made = world.call(nth).is_some();
+            world.time_out(nth);
+            is_made
+        }
+        Action::TimeOut(nth) => {
+            world.time_out(nth);
+            true
         }
         Action::ToServer(nth) => world.deliver_to_server(nth),
         Action::ToClient(nth) => {
@@ -108,7 +129,7 @@ fn apply(world: &mut World, action: Action, setup: Setup) -> bool {
     is_possible
 }
 
-fn check(world: &World, path: &Path, is_fair_checked: bool) {
+fn check(world: &World, path: &Path, setup: Setup, is_fair_checked: bool) {
     world.server.check_consistency();
     let groups = world.server.groups().count();
     let longest = world.waited.iter().max().copied().unwrap_or(0);
@@ -118,11 +139,18 @@ fn check(world: &World, path: &Path, is_fair_checked: bool) {
         return;
     }
     let mut fair = world.clone();
-    let rounds = fair.run(MOST_ROUNDS);
-    assert!(rounds < MOST_ROUNDS, "calls do not end: {path:?}\n{:?}", fair.server);
-    for side in fair.sides.iter().filter(|side| side.is_alive) {
-        assert!(side.executed.iter().chain(&side.ended).all(|count| *count == 1), "lost: {path:?}");
+    let rounds = fair.settle(MOST_ROUNDS);
+    assert!(rounds < MOST_ROUNDS, "calls do not end, or their slots are lost: {path:?}\n{:?}", fair.server);
+    for (nth, side) in fair.sides.iter().enumerate().filter(|(_, side)| side.is_alive) {
+        let is_patient = setup.impatient != Some(nth);
+        assert!(!is_patient || side.executed.iter().chain(&side.ended).all(|count| *count == 1), "lost: {path:?}");
     }
+    let Some(nth) = setup.impatient.filter(|nth| fair.sides[*nth].is_alive) else { return };
+    let before = fair.sides[nth].made;
+    while fair.call(nth).is_some() {}
+    let rounds = fair.settle(MOST_ROUNDS);
+    assert!(rounds < MOST_ROUNDS && fair.sides[nth].ended[before..].iter().all(|count| *count == 1), "a slot is lost: {path:?}");
+    assert_eq!(fair.server.stats().garbage, 0, "{path:?}");
 }
 
 /// Of a fair run, each of 100 ns; a slice is 1,000 ns.
@@ -136,8 +164,12 @@ const FAIR_RUN_OF: usize = 8;
 struct Path(#[expect(dead_code, reason = "for the message of a failure")] Option<Rc<(Action, Path)>>);
 
 fn explore(name: &str, config: &ServerConfig, setup: Setup) {
+    explore_from(name, config, setup, Counters::default());
+}
+
+fn explore_from(name: &str, config: &ServerConfig, setup: Setup, counters: Counters) {
     let mut seen = HashSet::new();
-    let root = World::of_two_groups(config);
+    let root = World::of_two_groups(config, counters);
     seen.insert(root.hash());
     let mut stack = vec![(root, Path(None))];
     let mut transitions = 0_u64;
@@ -148,12 +180,12 @@ fn explore(name: &str, config: &ServerConfig, setup: Setup) {
                 continue;
             }
             transitions += 1;
-            if next.server.scheduler().epoch() > setup.slices {
+            if next.server.scheduler().epoch() - counters.epoch > setup.slices {
                 continue;
             }
             if seen.insert(next.hash()) {
                 let path = Path(Some(Rc::new((action, path.clone()))));
-                check(&next, &path, seen.len() % FAIR_RUN_OF == 0);
+                check(&next, &path, setup, seen.len() % FAIR_RUN_OF == 0);
                 stack.push((next, path));
             }
         }
@@ -170,35 +202,70 @@ fn is_long() -> bool {
 /// The long form has no bound that these calls reach (2.9 million states). In the short one each group has one slice.
 #[test]
 fn one_call_of_each_client_is_executed_and_ends_once() {
-    let slices = if is_long() { u32::MAX } else { 2 };
-    explore("one call each", &small(), Setup { calls: [1, 1, 1], mortal: None, slices, keeps_requests: false });
+    let slices = if is_long() { u64::MAX } else { 2 };
+    explore("one call each", &small(), Setup { calls: [1, 1, 1], mortal: None, impatient: None, slices, keeps_requests: false });
 }
 
 #[test]
 fn one_call_of_each_group_is_executed_and_ends_once_in_slices_without_end() {
-    explore("one call of each group", &small(), Setup { calls: [1, 0, 1], mortal: None, slices: 6, keeps_requests: false });
+    explore(
+        "one call of each group",
+        &small(),
+        Setup { calls: [1, 0, 1], mortal: None, impatient: None, slices: 6, keeps_requests: false },
+    );
 }
 
 /// The second call finds the client in whatever state the first has left it in.
 #[test]
 fn a_second_call_is_executed_and_ends_once_in_whatever_state_it_finds_the_client() {
     let calls = if is_long() { [2, 1, 1] } else { [2, 0, 1] };
-    explore("a second call", &small(), Setup { calls, mortal: None, slices: 4, keeps_requests: false });
+    explore("a second call", &small(), Setup { calls, mortal: None, impatient: None, slices: 4, keeps_requests: false });
 }
 
 #[test]
 fn the_others_go_on_when_a_client_dies_in_whatever_state() {
     let calls = if is_long() { [1, 1, 1] } else { [1, 0, 1] };
-    explore("a client dies", &small(), Setup { calls, mortal: Some(0), slices: 4, keeps_requests: false });
+    explore("a client dies", &small(), Setup { calls, mortal: Some(0), impatient: None, slices: 4, keeps_requests: false });
 }
 
 #[test]
 fn a_request_that_a_worker_keeps_while_groups_take_turns_is_answered_once() {
-    explore("a worker keeps requests", &small(), Setup { calls: [1, 0, 1], mortal: None, slices: 3, keeps_requests: true });
+    explore(
+        "a worker keeps requests",
+        &small(),
+        Setup { calls: [1, 0, 1], mortal: None, impatient: None, slices: 3, keeps_requests: true },
+    );
 }
 
 #[test]
 fn responses_that_clients_read_are_neither_lost_nor_repeated() {
     let config = ServerConfig { reply_mode: ReplyMode::ClientReads, ..small() };
-    explore("clients READ", &config, Setup { calls: [1, 0, 1], mortal: None, slices: 3, keeps_requests: false });
+    explore("clients READ", &config, Setup { calls: [1, 0, 1], mortal: None, impatient: None, slices: 3, keeps_requests: false });
+}
+
+/// A call that was never offered leaves its slot as it found it; the response to any other frees its slot, however late it comes.
+#[test]
+fn a_slot_works_again_after_a_call_that_ran_out_of_time_in_whatever_state() {
+    let calls = if is_long() { [3, 0, 1] } else { [2, 0, 1] };
+    explore("calls out of time", &small(), Setup { calls, mortal: None, impatient: Some(0), slices: 3, keeps_requests: false });
+}
+
+/// With a second slot, a call that is made in WARMUP is not offered before PROCESS.
+#[test]
+fn two_slots_work_again_after_calls_that_ran_out_of_time_in_whatever_state() {
+    let config = ServerConfig { depth: 2, ..small() };
+    let slices = if is_long() { 4 } else { 2 };
+    explore(
+        "calls of two slots out of time",
+        &config,
+        Setup { calls: [2, 0, 1], mortal: None, impatient: Some(0), slices, keeps_requests: false },
+    );
+}
+
+#[test]
+fn counters_that_wrap_change_nothing_in_whatever_state() {
+    let setup = Setup { calls: [2, 0, 1], mortal: None, impatient: Some(0), slices: 3, keeps_requests: false };
+    for (bits, left) in [(31, 0), (32, 0), (32, 1)] {
+        explore_from("counters that wrap", &small(), setup, Counters::before_wrap(bits, left));
+    }
 }

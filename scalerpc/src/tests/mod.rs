@@ -5,3 +5,4 @@ mod defects;
 mod explore;
 mod workers;
 mod world;
+mod worlds;

@@ -7,8 +7,8 @@ use crate::mapping::ClientId;
 use crate::memory::{HeapMemory, Memory};
 use crate::server::ReadToken;
 use crate::{
-    CallHandle, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Request, Server, ServerConfig, ServerMemory,
-    ServerOp, ServerRegions,
+    CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Request, Server, ServerConfig,
+    ServerMemory, ServerOp, ServerRegions,
 };
 
 const POOLS: u64 = 0x1_0000_0000;
@@ -42,6 +42,29 @@ pub(super) fn small() -> ServerConfig {
     }
 }
 
+/// What is counted in the core and on the wire, as it is when the world begins. All zeros: as it is when programs begin.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counters {
+    /// Slices that were served.
+    pub(super) epoch: u64,
+    /// So many of them ago every client had its last.
+    pub(super) idle: u64,
+    /// Requests of each slot of each client.
+    pub(super) sequence: u32,
+    /// Announcements of each client.
+    pub(super) announcements: u32,
+    /// Clients admitted.
+    pub(super) generation: u32,
+}
+
+impl Counters {
+    /// Every counter `left` steps before the one of so many bits is 0 again; what has fewer bits, before that.
+    pub(super) const fn before_wrap(bits: u32, left: u32) -> Self {
+        let wide = (u64::MAX >> (64 - bits)) - left as u64;
+        Self { epoch: wide, idle: wide, sequence: wide as u32, announcements: wide as u32, generation: wide as u32 }
+    }
+}
+
 /// One end of a client.
 #[derive(Clone, Debug)]
 pub(super) struct Side {
@@ -54,7 +77,9 @@ pub(super) struct Side {
     /// The server was told that the queue pair is gone.
     pub(super) has_left: bool,
     pub(super) made: usize,
-    /// How often the handler ran, and how often a call ended, for each call.
+    /// Calls whose ends were not taken.
+    pub(super) open: Vec<(CallHandle, usize)>,
+    /// How often the handler ran, and how often a response was taken, for each call.
     pub(super) executed: Vec<u8>,
     pub(super) ended: Vec<u8>,
 }
@@ -69,26 +94,33 @@ pub(super) struct World {
     /// Switches since each client began to wait, with a free zone in reach.
     pub(super) waited: Vec<usize>,
     ops: VecDeque<ServerOp>,
+    counters: Counters,
 }
 
 impl World {
     pub(super) fn new(config: &ServerConfig, clients: usize) -> Self {
+        Self::counting_from(config, clients, Counters::default())
+    }
+
+    /// A world that has existed for long.
+    pub(super) fn counting_from(config: &ServerConfig, clients: usize, counters: Counters) -> Self {
         let layout = config.layout().unwrap();
         let memory = ServerMemory {
             entries: HeapMemory::new(config.entries_bytes()),
             pools: HeapMemory::new(layout.pools_bytes()),
             responses: HeapMemory::new(config.responses_bytes()),
         };
-        let server = Server::new(config, memory).unwrap();
-        let mut world =
-            Self { server, sides: Vec::new(), working: VecDeque::new(), now_ns: 0, waited: vec![0; clients], ops: VecDeque::new() };
+        let mut server = Server::new(config, memory).unwrap();
+        server.count_from(counters.epoch, counters.generation);
+        let (sides, working, waited, ops) = (Vec::new(), VecDeque::new(), vec![0; clients], VecDeque::new());
+        let mut world = Self { server, sides, working, now_ns: 0, waited, ops, counters };
         (0..clients).for_each(|_| world.join());
         world
     }
 
     /// Three clients in two groups: of two, and of one.
-    pub(super) fn of_two_groups(config: &ServerConfig) -> Self {
-        let mut world = Self::new(config, 4);
+    pub(super) fn of_two_groups(config: &ServerConfig, counters: Counters) -> Self {
+        let mut world = Self::counting_from(config, 4, counters);
         world.sides[3].is_alive = false;
         world.leave(3);
         world.sides.pop();
@@ -117,7 +149,10 @@ impl World {
             requests: HeapMemory::new(layout.requests_bytes()),
             responses: HeapMemory::new(layout.client_responses_bytes()),
         };
-        let client = Client::new(layout, memory, server, requests_addr, responses_addr, regions.responses_rkey);
+        let mut client = Client::new(layout, memory, server, requests_addr, responses_addr, regions.responses_rkey);
+        let Counters { epoch, idle, sequence, announcements, .. } = self.counters;
+        client.count_from(epoch - idle, sequence, announcements);
+        self.server.accepted_until(id, sequence);
         self.sides.push(Side {
             id,
             client,
@@ -126,6 +161,7 @@ impl World {
             is_alive: true,
             has_left: false,
             made: 0,
+            open: Vec::new(),
             executed: Vec::new(),
             ended: Vec::new(),
         });
@@ -136,6 +172,9 @@ impl World {
         let (now_ns, side) = (self.now_ns, &mut self.sides[nth]);
         let payload = [nth as u8, side.made as u8, 0x5a, 0xa5];
         let handle = side.client.call(7, &payload, now_ns, &mut side.to_server).ok()?;
+        assert!(side.open.iter().all(|(open, _)| *open != handle), "a handle names two calls");
+        side.open.push((handle, side.made));
+        assert!(side.open.len() <= side.client.layout().depth, "S14: a slot is used again before the end of its call was taken");
         side.made += 1;
         side.executed.push(0);
         side.ended.push(0);
@@ -191,27 +230,39 @@ impl World {
     }
 
     pub(super) fn poll_client(&mut self, nth: usize) {
+        self.look(nth);
+        while self.take_completion(nth).is_some() {}
+    }
+
+    /// A client looks at its memory and its clock, and leaves what has ended where it is.
+    pub(super) fn look(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
         side.client.poll(self.now_ns, &mut side.to_server);
-        while let Some(completion) = self.take_completion(nth) {
-            assert!(
-                completion.outcome == Ok(4) || matches!(completion.outcome, Err(crate::CallFailure::DeadlineExceeded)),
-                "{completion:?}"
-            );
-        }
+    }
+
+    /// A client looks at its clock when the time of all its calls is over.
+    pub(super) fn time_out(&mut self, nth: usize) {
+        let side = &mut self.sides[nth];
+        let later_ns = self.now_ns + side.client.timeout_ns();
+        side.client.poll(later_ns, &mut side.to_server);
+        side.client.rebase(later_ns - self.now_ns);
+        while self.take_completion(nth).is_some() {}
     }
 
     pub(super) fn take_completion(&mut self, nth: usize) -> Option<Completion> {
         let side = &mut self.sides[nth];
         let mut payload = [0; 4];
         let completion = side.client.poll_completion(&mut payload)?;
-        let depth = side.client.layout().depth;
-        if completion.outcome.is_ok() {
-            assert_eq!((payload[0], &payload[2..]), (nth as u8, &[0x5a, 0xa5][..]), "another's response");
-            let call = usize::from(payload[1]);
-            side.ended[call] += 1;
-            assert_eq!(side.ended[call], 1, "ended twice");
-            assert!(depth > 1 || completion.handle.0.sequence as usize == call + 1, "another call's response");
+        let at = side.open.iter().position(|(open, _)| *open == completion.handle).expect("ended twice");
+        let (_, call) = side.open.swap_remove(at);
+        match completion.outcome {
+            Ok(len) => {
+                assert_eq!((len, payload), (4, [nth as u8, call as u8, 0x5a, 0xa5]), "the response of another call");
+                side.ended[call] += 1;
+                assert_eq!((side.executed[call], side.ended[call]), (1, 1));
+            }
+            Err(CallFailure::DeadlineExceeded) => {}
+            Err(failure) => assert!(!side.is_alive && matches!(failure, CallFailure::Closed(_)), "{failure}"),
         }
         Some(completion)
     }
@@ -312,8 +363,17 @@ impl World {
 
     /// Everything happens in turn, for so many rounds or until no call is outstanding; how many were needed.
     pub(super) fn run(&mut self, rounds: usize) -> usize {
+        self.run_until(rounds, Self::is_done)
+    }
+
+    /// The same until no slot of a living client is in use, or lent either.
+    pub(super) fn settle(&mut self, rounds: usize) -> usize {
+        self.run_until(rounds, Self::is_settled)
+    }
+
+    fn run_until(&mut self, rounds: usize, is_done: impl Fn(&Self) -> bool) -> usize {
         for round in 0..rounds {
-            if self.is_done() {
+            if is_done(self) {
                 return round;
             }
             self.now_ns += 100;
@@ -340,9 +400,15 @@ impl World {
         self.sides.iter().all(|side| !side.is_alive || side.client.outstanding() == 0)
     }
 
+    fn is_settled(&self) -> bool {
+        let is_idle = |side: &Side| side.open.is_empty() && side.client.free_slots() == side.client.layout().depth;
+        self.sides.iter().all(|side| !side.is_alive || is_idle(side))
+    }
+
     /// Makes now the time 0.
     pub(super) fn rebase(&mut self) {
         self.server.rebase(self.now_ns);
+        self.sides.iter_mut().for_each(|side| side.client.rebase(self.now_ns));
         self.now_ns = 0;
     }
 

@@ -1,8 +1,8 @@
 //! Answers the requests of its clients with the same text in upper case, and prints each exchange.
 //!
-//! In two terminals: `cargo run -p scalerpc --example server`, and `client` in place of `server`; both take an `ADDRESS:PORT`. The socket
-//! there only carries the three records by which the two ends meet. That a client is gone shows in a WRITE to it, at latest a second later.
-//! With a second argument, the server ends when so many clients were there and are gone.
+//! In two terminals: `cargo run -p scalerpc --example grouped_server`, and `grouped_client` in place of `grouped_server`; both take an
+//! `ADDRESS:PORT`. The socket there only carries the three records by which the two ends meet. That a client is gone shows in a WRITE to it, at
+//! latest a second later. With a second argument, the server ends when so many clients were there and are gone.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;

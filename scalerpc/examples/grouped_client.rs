@@ -1,6 +1,6 @@
-//! Sends each word to the server as a request, as many at once as there are slots, and prints the answers. See `server.rs`.
+//! Sends each word to the server as a request, as many at once as there are slots, and prints the answers. See `grouped_server.rs`.
 //!
-//! `cargo run -p scalerpc --example client -- [ADDRESS:PORT [WORD...]]`
+//! `cargo run -p scalerpc --example grouped_client -- [ADDRESS:PORT [WORD...]]`
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::collections::HashMap;

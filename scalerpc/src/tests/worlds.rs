@@ -1,0 +1,150 @@
+//! Worlds in which a seed says what happens next: many clients, both ways of the response, deep slots, counters at any place; and with time,
+//! calls that run out of it, a server and clients that are away for longer than that.
+
+use super::world::{Counters, World, small};
+use crate::{ReplyMode, ServerConfig};
+
+const CLIENTS: usize = 12;
+const STEPS: usize = 20_000;
+/// Of a step, in ns.
+const MOST_STEP_NS: u64 = 20;
+/// Calls of a client, which payloads have a byte for.
+const MOST_CALLS: usize = 250;
+/// No call of these tests takes so long.
+const PATIENCE_NS: u64 = 1 << 40;
+const MOST_ROUNDS: usize = 500;
+
+/// How long things take, in ns.
+#[derive(Clone, Copy)]
+struct Times {
+    /// Calls of every other client; the others have patience.
+    timeout: u64,
+    /// How long the server, and a client, is away.
+    away: u64,
+    /// Until a client that is away is evicted.
+    drain: u64,
+}
+
+/// Everything ends, and everything waits for as long as it takes.
+const ENDLESS: Times = Times { timeout: PATIENCE_NS, away: 0, drain: PATIENCE_NS };
+
+fn config(seed: u64, depth: u32, times: Times) -> ServerConfig {
+    let reply_mode = if seed % 2 == 0 { ReplyMode::ServerWrites } else { ReplyMode::ClientReads };
+    ServerConfig { max_clients: CLIENTS as u32, depth, group_size: 3, response_buffers: 16, reply_mode, drain_ns: times.drain, ..small() }
+}
+
+/// A world in which everything happened in the order that a seed gives, and then what was left in turn.
+fn random_world(seed: u64, times: Times, counters: Counters) -> World {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut world = World::counting_from(&config(seed, rng.u32(1..4), times), CLIENTS, counters);
+    world.sides.iter_mut().step_by(2).for_each(|side| side.client.set_timeout_ns(times.timeout));
+    let (mut server_back_ns, mut back_ns) = (0, [0; CLIENTS]);
+    for _ in 0..STEPS {
+        let nth = rng.usize(..CLIENTS);
+        world.now_ns += rng.u64(..MOST_STEP_NS);
+        let is_here = world.sides[nth].is_alive && world.now_ns >= back_ns[nth];
+        let is_served = world.now_ns >= server_back_ns;
+        match rng.u8(..9) {
+            0 if is_here && world.sides[nth].made < MOST_CALLS => drop(world.call(nth)),
+            1 | 2 => drop(world.deliver_to_server(nth)),
+            3 | 4 if is_served => drop(world.deliver_to_client(nth)),
+            5 if is_here => world.look(nth),
+            8 if is_here => while world.take_completion(nth).is_some() {},
+            6 if is_served => world.poll_server(),
+            7 if is_served => drop(if rng.bool() { world.take() } else { world.reply() }),
+            _ => {}
+        }
+        if times.away != 0 && rng.u16(..1_000) == 0 {
+            let until_ns = world.now_ns + rng.u64(..times.away);
+            if rng.bool() { server_back_ns = until_ns } else { back_ns[nth] = until_ns }
+        }
+    }
+    assert!(world.settle(MOST_ROUNDS) < MOST_ROUNDS, "seed {seed}: calls do not end, or their slots are lost");
+    world.server.check_consistency();
+    let made: usize = world.sides.iter().map(|side| side.made).sum();
+    assert!(made > 50 && world.server.stats().slices > 10, "seed {seed}: {made} calls, {:?}", world.server.stats());
+    world
+}
+
+/// Every slot of each client that lives works.
+fn check_slots(world: &mut World, seed: u64) {
+    for round in 0..3 {
+        for nth in 0..CLIENTS {
+            let side = &mut world.sides[nth];
+            if !side.is_alive {
+                continue;
+            }
+            side.client.set_timeout_ns(PATIENCE_NS);
+            side.made = 0;
+            side.executed.clear();
+            side.ended.clear();
+            while world.call(nth).is_some() {}
+        }
+        assert!(world.settle(MOST_ROUNDS) < MOST_ROUNDS, "seed {seed}, round {round}: calls do not end");
+        let alive = world.sides.iter().filter(|side| side.is_alive);
+        assert!(alive.flat_map(|side| side.executed.iter().chain(&side.ended)).all(|count| *count == 1), "seed {seed}, round {round}");
+    }
+    assert_eq!(world.server.stats().garbage, 0, "seed {seed}: a correct client's message is garbage");
+}
+
+#[test]
+fn random_orders_of_many_clients_lose_and_repeat_nothing() {
+    for seed in 0..40 {
+        let mut world = random_world(seed, ENDLESS, Counters::default());
+        assert!(world.sides.iter().map(|side| side.made).sum::<usize>() > 150, "seed {seed}");
+        assert!(world.sides.iter().all(|side| side.executed.iter().chain(&side.ended).all(|count| *count == 1)), "seed {seed}");
+        check_slots(&mut world, seed);
+    }
+}
+
+#[test]
+fn every_slot_works_after_calls_that_ran_out_of_time_while_the_server_or_their_client_was_away() {
+    let mut expired = 0;
+    for seed in 0..100 {
+        let mut world = random_world(seed, Times { timeout: 3_000, away: 20_000, drain: PATIENCE_NS }, Counters::default());
+        assert_eq!(world.server.stats().evictions, 0);
+        expired += world.sides.iter().flat_map(|side| &side.ended).filter(|count| **count == 0).count();
+        check_slots(&mut world, seed);
+    }
+    assert!(expired > 1_000, "{expired} calls ran out of time");
+}
+
+#[test]
+fn clients_that_are_evicted_while_they_are_away_harm_nobody() {
+    let mut evictions = 0;
+    for seed in 0..40 {
+        let mut world = random_world(seed, Times { timeout: 3_000, away: 40_000, drain: 10_000 }, Counters::default());
+        evictions += world.server.stats().evictions;
+        check_slots(&mut world, seed);
+    }
+    assert!(evictions > 40, "{evictions}");
+}
+
+/// A counter reaches the end of its bits in a use of a client, a slot or the server, or shortly before.
+#[test]
+fn counters_near_every_wrap_change_nothing() {
+    for seed in 0..60 {
+        for bits in [16, 24, 31, 32, 48, 63] {
+            let counters = Counters::before_wrap(bits, fastrand::Rng::with_seed(seed).u32(..8));
+            let times = if seed % 2 == 0 { ENDLESS } else { Times { timeout: 3_000, away: 20_000, drain: PATIENCE_NS } };
+            check_slots(&mut random_world(seed, times, counters), seed);
+        }
+    }
+}
+
+/// Wherever the epochs are, a client that joins is served, and so is one that was idle for any number of slices.
+#[test]
+fn clients_are_served_after_any_number_of_idle_slices() {
+    let starts = [16, 24, 30, 31, 32, 33, 47, 48, 63].map(|bits| 1_u64 << bits);
+    for epoch in starts.into_iter().flat_map(|start| [start - 4, start - 1, start, start + 1, 3 * (start / 2)]) {
+        for idle in starts.into_iter().flat_map(|idle| [idle - 1, idle, idle + 1]).chain([0, epoch]).filter(|idle| *idle <= epoch) {
+            let config = ServerConfig { slice_ns: 1_000, ..small() };
+            let mut world = World::of_two_groups(&config, Counters { epoch, idle, ..Counters::default() });
+            for call in 0..4 {
+                world.call_all();
+                assert!(world.run(MOST_ROUNDS) < MOST_ROUNDS, "epoch {epoch:#x}, idle for {idle:#x}: call {call} does not end");
+            }
+            assert!(world.server.scheduler().epoch() > epoch + 2, "{epoch:#x}");
+        }
+    }
+}
