@@ -131,6 +131,17 @@ impl<'a> Cqe<'a> {
         CqeOpcode::from_op_own(self.op_own())
     }
 
+    /// Whether it completes a receive, with success or not; else a send.
+    #[inline(always)]
+    pub(crate) fn is_receive(&self) -> bool {
+        const RECEIVES: u16 = 1 << CqeOpcode::ResponderWriteImm as u8
+            | 1 << CqeOpcode::ResponderSend as u8
+            | 1 << CqeOpcode::ResponderSendImm as u8
+            | 1 << CqeOpcode::ResponderSendInvalidate as u8
+            | 1 << CqeOpcode::ResponderError as u8;
+        RECEIVES >> (self.op_own() >> 4) & 1 != 0
+    }
+
     /// The queue pair; [`NO_QPN`](crate::wire::NO_QPN) if it was destroyed since: its number may be another's by now.
     #[must_use]
     #[inline(always)]

@@ -420,13 +420,11 @@ impl<T: Transport> Qp<T> {
     /// of this queue pair's receives. An error completion moves the state to [`QpState::Error`].
     #[inline]
     pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
-        if cqe.qpn() != self.qpn() {
+        if cqe.qpn() != self.qpn() || !cqe.is_receive() {
             return None;
         }
-        match cqe.opcode() {
-            Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => {}
-            Some(CqeOpcode::ResponderError) => self.set_state(QpState::Error),
-            _ => return None,
+        if cqe.opcode() == Some(CqeOpcode::ResponderError) {
+            self.set_state(QpState::Error);
         }
         self.rq.as_mut()?.complete(cqe.wqe_counter())
     }
