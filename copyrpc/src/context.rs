@@ -386,7 +386,7 @@ impl<U> Inner<U> {
         let received = {
             let mut srq = self.srq.borrow_mut();
             self.recv_cq.borrow_mut().poll(POLL_BUDGET, |connection, cqe| {
-                srq.complete(cqe.wqe_counter());
+                srq.complete_receive(&cqe);
                 match (connection, cqe.result()) {
                     (Some(connection), Ok(())) => connection.arrive(cqe.imm(), on_response),
                     (Some(connection), Err(error)) => connection.fail(error),

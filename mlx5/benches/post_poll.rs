@@ -66,7 +66,7 @@ impl Null {
         self.posted = self.posted.wrapping_add(OPERATIONS as u16);
         self.srq.ring();
         let (mut sum, srq) = (0, &mut self.srq);
-        while self.recv_cq.poll(16, |value, cqe| sum += value.unwrap() * srq.complete(cqe.wqe_counter()).unwrap()) > 0 {}
+        while self.recv_cq.poll(16, |value, cqe| sum += value.unwrap() * srq.complete_receive(&cqe).unwrap()) > 0 {}
         sum
     }
 }
@@ -122,7 +122,7 @@ impl Soft {
             received += self.recv_cq.poll(batch, |_, cqe| {
                 assert_eq!(cqe.imm(), expected);
                 expected += 1;
-                srq.complete(cqe.wqe_counter()).unwrap();
+                srq.complete_receive(&cqe).unwrap();
             });
         }
         let qp = &mut self.qp;

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use mlx5::verbs::VerbsOptions;
 use mlx5::{
-    Access, ConnectOptions, Cq, Device, DeviceSpec, FabricSpec, Inline, LocalFabric, Mr, QpConfig, RcQp, Signal, SoftOptions, Srq, WriteImm,
+    Access, ConnectOptions, Cq, Device, DeviceSpec, FabricSpec, Inline, LocalFabric, Mr, Pd, QpConfig, RcQp, Signal, SoftOptions, Srq,
+    WriteImm,
 };
 
 /// Receives of the shared queue.
@@ -28,9 +29,8 @@ struct Pair {
     recv_cq: Cq,
     srq: Srq,
     target: Mr,
-    /// Entries of receives, in the order in which the device took them.
-    taken: Vec<u16>,
     in_flight: usize,
+    pd: Pd,
 }
 
 impl Pair {
@@ -44,7 +44,7 @@ impl Pair {
         receiver.connect(&sender.address(), &ConnectOptions::default()).unwrap();
         sender.connect(&receiver.address(), &ConnectOptions::default()).unwrap();
         let target = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
-        let mut pair = Self { sender, _receiver: receiver, send_cq, recv_cq, srq, target, taken: Vec::new(), in_flight: 0 };
+        let mut pair = Self { sender, _receiver: receiver, send_cq, recv_cq, srq, target, in_flight: 0, pd };
         pair.post_receives();
         pair
     }
@@ -76,35 +76,49 @@ impl Pair {
         }
     }
 
-    /// Takes the messages that have arrived.
-    fn receive(&mut self) -> usize {
-        let taken = &mut self.taken;
-        let received = self.recv_cq.poll(64, |cqe| {
+    /// Takes the messages that have arrived, and puts their entries back into the list, in the order in which they were taken.
+    fn receive(&mut self, mut each: impl FnMut(u16)) -> usize {
+        let Self { recv_cq, srq, in_flight, .. } = self;
+        let received = recv_cq.poll(64, |cqe| {
             cqe.result().unwrap();
-            taken.push(cqe.wqe_counter());
+            assert!(srq.complete_receive(&cqe).is_some(), "each entry is taken once");
+            each(cqe.wqe_counter());
         });
-        self.in_flight -= received;
+        *in_flight -= received;
         received
     }
 
-    /// Puts the entries taken back into the list, in this order.
-    fn put_back(&mut self) {
-        let Self { srq, taken, .. } = self;
-        taken.drain(..).for_each(|entry| assert!(srq.complete(entry).is_some(), "each entry is taken once"));
-    }
-
-    /// Uses up all receives and links them anew, in the order of a generator with a fixed seed.
-    fn shuffle(&mut self) {
-        while self.taken.len() < DEPTH {
-            self.send((DEPTH - self.taken.len()).min(IN_FLIGHT));
-            self.receive();
-        }
+    /// Links the receives anew: each is taken by a message of one of some connections, chosen by a generator with a fixed seed, and comes back
+    /// with the others of its connection.
+    fn shuffle(&mut self, device: &Device) {
+        const CONNECTIONS: usize = 32;
+        let config = QpConfig { max_send_wr: 1024, ..QpConfig::default() };
+        let mut connections: Vec<_> = (0..CONNECTIONS)
+            .map(|_| {
+                let recv_cq = device.create_cq(DEPTH as u32).unwrap();
+                let mut from = self.pd.create_qp(&self.send_cq, &self.send_cq, &self.srq, &config).unwrap();
+                let mut to = self.pd.create_qp(&self.send_cq, &recv_cq, &self.srq, &config).unwrap();
+                to.connect(&from.address(), &ConnectOptions::default()).unwrap();
+                from.connect(&to.address(), &ConnectOptions::default()).unwrap();
+                (from, to, recv_cq, 0)
+            })
+            .collect();
+        let (addr, rkey) = (self.target.addr(), self.target.rkey());
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        for last in (1..DEPTH).rev() {
+        for _ in 0..DEPTH {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            self.taken.swap(last, (state >> 33) as usize % (last + 1));
+            let (from, _, _, sent) = &mut connections[(state >> 33) as usize % CONNECTIONS];
+            from.post(&WriteImm { addr, rkey, imm: 0, payload: () }, Signal::Always, 0).unwrap();
+            from.ring();
+            *sent += 1;
+            while self.send_cq.poll(1, |cqe| assert!(cqe.result().is_ok() && from.complete(&cqe).is_some())) == 0 {}
         }
-        self.put_back();
+        let srq = &mut self.srq;
+        for (_, _, recv_cq, sent) in &mut connections {
+            while *sent > 0 {
+                *sent -= recv_cq.poll(64, |cqe| assert!(srq.complete_receive(&cqe).is_some(), "each entry is taken once"));
+            }
+        }
         self.post_receives();
     }
 
@@ -114,8 +128,7 @@ impl Pair {
         while start.elapsed() < duration {
             for _ in 0..16 {
                 self.send(IN_FLIGHT);
-                messages += self.receive();
-                self.put_back();
+                messages += self.receive(drop);
                 self.post_receives();
             }
         }
@@ -127,9 +140,7 @@ impl Pair {
         let mut entries = Vec::new();
         while entries.len() < DEPTH {
             self.send(IN_FLIGHT);
-            self.receive();
-            entries.extend_from_slice(&self.taken);
-            self.put_back();
+            self.receive(|entry| entries.push(entry));
             self.post_receives();
         }
         let followed = entries.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count();
@@ -154,7 +165,7 @@ fn main() {
     let duration = Duration::from_millis(duration);
     let device = Device::open(&spec).unwrap();
     let (mut sequential, mut shuffled) = (Pair::new(&device), Pair::new(&device));
-    shuffled.shuffle();
+    shuffled.shuffle(&device);
     let orders = [sequential.in_order(), shuffled.in_order()];
     assert!(orders[0] > 0.99 && orders[1] < 0.1, "the queues are what they are said to be: {orders:?}");
     let rates: Vec<[f64; 2]> = (0..rounds).map(|_| [sequential.rate(duration), shuffled.rate(duration)]).collect();

@@ -54,7 +54,7 @@ fn sleep_until_one_comes(spec: &DeviceSpec) -> Result<(), Box<dyn Error>> {
     qp.connect(&told.recv()?, &ConnectOptions::default())?;
     let (mut imms, mut sleeps) = (Vec::new(), 0);
     while imms.len() < 3 {
-        if cq.poll(16, |cqe| imms.extend(srq.complete(cqe.wqe_counter()).map(|_| cqe.imm()))) == 0 {
+        if cq.poll(16, |cqe| imms.extend(srq.complete_receive(&cqe).map(|_| cqe.imm()))) == 0 {
             // Only a message whose sender asked for it ends this sleep. `arm(false)` is for any.
             cq.arm(true);
             sleeps += 1;

@@ -59,7 +59,7 @@ fn run(mut from: impl BufRead, mut to: impl std::io::Write, child: Option<&Child
         unsafe { libc::raise(libc::SIGSTOP) };
         let mut imm = None;
         for _ in 0..1_000_000 {
-            recv_cq.poll(1, |cqe| imm = cqe.result().is_ok().then(|| (cqe.imm(), srq.complete(cqe.wqe_counter()))));
+            recv_cq.poll(1, |cqe| imm = cqe.result().is_ok().then(|| (cqe.imm(), srq.complete_receive(&cqe))));
             if imm.is_some() {
                 break;
             }

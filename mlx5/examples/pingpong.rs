@@ -77,7 +77,7 @@ fn run(mut stream: UnixStream, rounds: u32, first: bool) -> Result<(), Box<dyn E
         while !arrived {
             recv_cq.poll(1, |_, cqe| {
                 arrived = cqe.imm() == round;
-                srq.complete(cqe.wqe_counter());
+                srq.complete_receive(&cqe);
             });
         }
         if srq.free() > 16 {

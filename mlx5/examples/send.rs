@@ -70,7 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     server_qp.ring();
     let mut answers = Vec::new();
     while answers.len() < 2 {
-        client_receives.poll(8, |cqe| answers.push((cqe.opcode(), cqe.imm(), cqe.byte_count(), srq.complete(cqe.wqe_counter()))));
+        client_receives.poll(8, |cqe| answers.push((cqe.opcode(), cqe.imm(), cqe.byte_count(), srq.complete_receive(&cqe))));
     }
     let [(Some(CqeOpcode::ResponderSend), _, 9, Some(receive)), (Some(CqeOpcode::ResponderSendImm), 1000, 0, Some(_))] = answers[..] else {
         return Err(format!("the answers are {answers:?}").into());

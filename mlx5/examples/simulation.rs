@@ -48,7 +48,7 @@ impl End {
         while from.is_none()
             && arrivals.poll(1, |peer, cqe| {
                 let peer = *peer.expect("every queue pair is registered");
-                if qps[peer].complete(&cqe).is_none() && receives.complete(cqe.wqe_counter()).is_some() {
+                if qps[peer].complete(&cqe).is_none() && receives.complete_receive(&cqe).is_some() {
                     receives.post(&[], 0).expect("one was returned");
                     from = Some(peer);
                 }

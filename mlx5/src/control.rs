@@ -6,6 +6,7 @@
 //! The data path's two hooks, a doorbell that was rung and a completion queue that was found empty, do not go through here: they are
 //! direct calls of the software HCA ([`Control::hook`]), and hardware has none.
 
+use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::rc::Rc;
@@ -32,9 +33,10 @@ pub(crate) enum Control {
 }
 
 /// A BlueFlame register: two halves of [`BF_BYTES`](crate::doorbell::BF_BYTES).
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct UarParts {
-    pub(crate) register: NonNull<u8>,
+    /// The half that the next doorbell of any queue pair on this register goes to. All of them are of one device, and so of one thread.
+    pub(crate) half: Rc<Cell<*mut u8>>,
     pub(crate) kind: RegisterKind,
     /// Where it is in the device's UAR pages, for the hook.
     pub(crate) uar_offset: usize,

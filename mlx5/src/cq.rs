@@ -1,10 +1,12 @@
 //! Completion queues: what one is to be, the CQE as the device wrote it, and the ordinary [`Cq`].
 
+use core::ptr::NonNull;
 use std::fmt;
 use std::rc::Rc;
 
 use crate::address::DeviceKind;
 use crate::control::{Control, CreateError};
+use crate::cq_object::CqObject;
 use crate::cq_ring::CqRing;
 use crate::soft::vendor_text;
 use crate::wire::{
@@ -33,7 +35,10 @@ impl From<u32> for CqConfig {
 /// A CQE in the queue, read in place; it stays as it is until the poll that hands it out returns.
 #[derive(Clone, Copy)]
 pub struct Cqe<'a> {
-    bytes: &'a [u8; CQE_BYTES],
+    /// No reference: the bytes of the QPN change when the queue pair is destroyed meanwhile.
+    bytes: NonNull<[u8; CQE_BYTES]>,
+    /// As it was when the poll came to this CQE.
+    qpn: u32,
     beside: Beside<'a>,
     kind: DeviceKind,
 }
@@ -93,29 +98,55 @@ impl fmt::Debug for Cqe<'_> {
 }
 
 impl<'a> Cqe<'a> {
+    /// The CQE at `bytes`, of queue pair `qpn`.
+    ///
+    /// The bytes stay where they are, and those that are not the QPN as they are, for `'a`.
     #[inline(always)]
-    pub(crate) fn new(bytes: &'a [u8; CQE_BYTES], beside: Beside<'a>, kind: DeviceKind) -> Self {
-        Self { bytes, beside, kind }
+    pub(crate) fn new(bytes: NonNull<[u8; CQE_BYTES]>, qpn: u32, beside: Beside<'a>, kind: DeviceKind) -> Self {
+        Self { bytes, qpn, beside, kind }
     }
 
     /// The CQE itself, or the title of its session.
+    #[inline(always)]
+    fn bytes(&self) -> &[u8; CQE_BYTES] {
+        // SAFETY: it stays where it is for `'a`, and is not written while it is looked at: destroying a queue pair, which writes, cannot happen
+        // in a function of this type, and no public one returns the reference.
+        unsafe { self.bytes.as_ref() }
+    }
+
     #[cfg(test)]
     pub(crate) fn title_bytes(&self) -> &[u8; CQE_BYTES] {
-        self.bytes
+        self.bytes()
+    }
+
+    #[inline(always)]
+    fn op_own(&self) -> u8 {
+        self.bytes()[OP_OWN_OFFSET]
     }
 
     /// What happened; `None` for an opcode this crate does not know.
     #[must_use]
     #[inline(always)]
     pub fn opcode(&self) -> Option<CqeOpcode> {
-        CqeOpcode::from_op_own(self.bytes[OP_OWN_OFFSET])
+        CqeOpcode::from_op_own(self.op_own())
     }
 
-    /// The queue pair.
+    /// Whether it completes a receive, with success or not; else a send.
+    #[inline(always)]
+    pub(crate) fn is_receive(&self) -> bool {
+        const RECEIVES: u16 = 1 << CqeOpcode::ResponderWriteImm as u8
+            | 1 << CqeOpcode::ResponderSend as u8
+            | 1 << CqeOpcode::ResponderSendImm as u8
+            | 1 << CqeOpcode::ResponderSendInvalidate as u8
+            | 1 << CqeOpcode::ResponderError as u8;
+        RECEIVES >> (self.op_own() >> 4) & 1 != 0
+    }
+
+    /// The queue pair; [`NO_QPN`](crate::wire::NO_QPN) if it was destroyed since: its number may be another's by now.
     #[must_use]
     #[inline(always)]
     pub fn qpn(&self) -> u32 {
-        ResponderCqe::parse(self.bytes).qpn
+        self.qpn
     }
 
     /// The WQE: first WQEBB of a send, index of a receive.
@@ -124,7 +155,7 @@ impl<'a> Cqe<'a> {
     pub fn wqe_counter(&self) -> u16 {
         match self.beside {
             Beside::Mini { wqe_counter, .. } => wqe_counter,
-            _ => ResponderCqe::parse(self.bytes).wqe_counter,
+            _ => ResponderCqe::parse(self.bytes()).wqe_counter,
         }
     }
 
@@ -132,7 +163,7 @@ impl<'a> Cqe<'a> {
     #[must_use]
     #[inline(always)]
     pub fn imm(&self) -> u32 {
-        ResponderCqe::parse(self.bytes).imm
+        ResponderCqe::parse(self.bytes()).imm
     }
 
     /// Bytes received or read.
@@ -141,7 +172,7 @@ impl<'a> Cqe<'a> {
     pub fn byte_count(&self) -> u32 {
         match self.beside {
             Beside::Mini { byte_count, .. } => byte_count,
-            _ => RequesterCqe::parse(self.bytes).byte_count,
+            _ => RequesterCqe::parse(self.bytes()).byte_count,
         }
     }
 
@@ -149,21 +180,21 @@ impl<'a> Cqe<'a> {
     #[must_use]
     #[inline(always)]
     pub fn source_qpn(&self) -> u32 {
-        ResponderCqe::parse(self.bytes).source_qpn
+        ResponderCqe::parse(self.bytes()).source_qpn
     }
 
     /// Whether the first 40 bytes of the receive hold the message's GRH. Meaningful for receives of unreliable datagrams.
     #[must_use]
     #[inline(always)]
     pub fn has_grh(&self) -> bool {
-        ResponderCqe::parse(self.bytes).grh
+        ResponderCqe::parse(self.bytes()).grh
     }
 
     /// Whether the sender asked for an event.
     #[must_use]
     #[inline(always)]
     pub fn is_solicited(&self) -> bool {
-        is_solicited(self.bytes[OP_OWN_OFFSET])
+        is_solicited(self.op_own())
     }
 
     /// The received bytes, if the device put them here (scatter to CQE) and not into the buffers of the receive: at most 32, or 64 in a
@@ -171,8 +202,9 @@ impl<'a> Cqe<'a> {
     #[must_use]
     #[inline(always)]
     pub fn inline_data(&self) -> Option<&'a [u8]> {
-        let room: &[u8] = match (CqeFormat::from_op_own(self.bytes[OP_OWN_OFFSET]), self.beside) {
-            (CqeFormat::Inline32, _) => &self.bytes[..CQE_BYTES / 2],
+        let room: &[u8] = match (CqeFormat::from_op_own(self.op_own()), self.beside) {
+            // SAFETY: the first half of the CQE stays as it is for `'a`; the QPN is in the second.
+            (CqeFormat::Inline32, _) => unsafe { self.bytes.cast::<[u8; CQE_BYTES / 2]>().as_ref() },
             (CqeFormat::Inline64, Beside::Half(half)) => half,
             _ => return None,
         };
@@ -186,7 +218,7 @@ impl<'a> Cqe<'a> {
     #[inline(always)]
     pub fn result(&self) -> Result<(), CompletionError> {
         match self.opcode() {
-            None | Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError | CqeOpcode::Invalid) => Err(error(self.bytes, self.kind)),
+            None | Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError | CqeOpcode::Invalid) => Err(error(self.bytes(), self.kind)),
             Some(_) => Ok(()),
         }
     }
@@ -197,18 +229,6 @@ impl<'a> Cqe<'a> {
 fn error(bytes: &[u8; CQE_BYTES], kind: DeviceKind) -> CompletionError {
     let cqe = ErrorCqe::parse(bytes);
     CompletionError { syndrome: cqe.syndrome(), raw: cqe.raw_syndrome, vendor: cqe.vendor_syndrome, kind }
-}
-
-/// The device's object, kept alive by everything that names it.
-pub(crate) struct CqObject {
-    pub(crate) cqn: u32,
-    pub(crate) control: Control,
-}
-
-impl Drop for CqObject {
-    fn drop(&mut self) {
-        self.control.destroy_cq(self.cqn);
-    }
 }
 
 /// A completion queue for any mix of queues. Completions of one queue pair's sends come in posting order; those of different queue pairs, and of
@@ -242,6 +262,11 @@ impl Cq {
 
     pub(crate) fn object(&self) -> &Rc<CqObject> {
         self.ring.object()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn ring(&mut self) -> &mut CqRing {
+        &mut self.ring
     }
 
     /// Completion queue number, 24 bits.

@@ -7,23 +7,20 @@ use std::rc::Rc;
 use shm::cache::prefetch;
 
 use crate::address::DeviceKind;
-use crate::control::{Control, CqParts, CreateError};
-use crate::cq::{Beside, CqConfig, CqObject, Cqe};
+use crate::control::{Control, CreateError};
+use crate::cq::{Beside, CqConfig, Cqe};
+use crate::cq_object::{CqEntries, CqObject, is_written};
 use crate::soft::Hca;
 use crate::wire::{
     CQ_DBREC_ARM, CQE_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED,
-    TitleCqe, cq_consumer_record, mini_array_offset,
+    ResponderCqe, TitleCqe, cq_consumer_record, mini_array_offset,
 };
 
 /// The ring.
 pub(crate) struct CqRing {
-    /// The first entry's CQE, which is the last 64 bytes of the entry; and the last entry's.
-    first: NonNull<u8>,
+    entries: CqEntries,
+    /// The last entry's CQE.
     last: NonNull<u8>,
-    /// Bytes of an entry, 64 or 128.
-    stride: usize,
-    log_entries: u32,
-    mask: u32,
     /// CQEs consumed. While a session is open, those before its title.
     consumer: u32,
     /// The entry of `consumer`, and the owner bit that it gets; while callbacks run and while a session is open, of one before it.
@@ -58,21 +55,16 @@ const POLLS_PER_HOOK: u32 = 16;
 
 impl CqRing {
     pub(crate) fn create(control: &Control, config: &CqConfig) -> Result<Self, CreateError> {
-        let CqParts { buffer, entries, stride, record, cqn } = control.create_cq(config)?;
-        let object = Rc::new(CqObject { cqn, control: control.clone() });
+        let object = Rc::new(CqObject::new(&control.create_cq(config)?, control));
         let session = Session { count: 0, next: 0, wqe_counter: 0, title: [0; CQE_BYTES], array: [[0; MiniCqe::LEN]; MINI_CQES_PER_ARRAY] };
-        // SAFETY: the buffer holds `entries` entries of `stride` bytes, 64 or 128.
-        let (first, last) = unsafe { (buffer.add(stride - CQE_BYTES), buffer.add(entries as usize * stride - CQE_BYTES)) };
+        let entries = object.entries;
         Ok(Self {
-            first,
-            last,
-            stride,
-            log_entries: entries.trailing_zeros(),
-            mask: entries - 1,
+            entries,
+            last: entries.place(entries.mask),
             consumer: 0,
-            head: first,
+            head: entries.first,
             owner: 0,
-            record,
+            record: object.record,
             session,
             polls_without_hook: 0,
             kind: control.kind(),
@@ -82,48 +74,53 @@ impl CqRing {
     }
 
     pub(crate) fn entries(&self) -> u32 {
-        self.mask + 1
+        self.entries.count()
     }
 
     pub(crate) fn object(&self) -> &Rc<CqObject> {
         &self.object
     }
 
-    /// The CQE of an entry; the buffer lives as long as `object`.
-    #[inline(always)]
-    fn place(&self, counter: u32) -> NonNull<u8> {
-        let index = (counter & self.mask) as usize;
-        // SAFETY: the buffer holds `entries` entries of `stride` bytes.
-        unsafe { self.first.add(index * self.stride) }
+    /// As if `counter` CQEs had been written and taken already.
+    #[cfg(test)]
+    pub(crate) fn start_at(&mut self, counter: u32) {
+        let CqObject { cqn, control, record, session_end, .. } = &*self.object;
+        control.soft().unwrap().start_cq_at(*cqn, counter);
+        // SAFETY: the record lives as long as `object`.
+        unsafe { record.as_ref() }.store(cq_consumer_record(counter), Ordering::Release);
+        session_end.set(counter);
+        self.consumer = counter;
+        self.seek();
     }
 
     /// Looks at the entry of `consumer` from now on.
     #[inline(always)]
     fn seek(&mut self) {
-        self.head = self.place(self.consumer);
-        self.owner = (self.consumer >> self.log_entries) as u8 & 1;
+        self.head = self.entries.place(self.consumer);
+        self.owner = self.entries.owner(self.consumer);
     }
 
     /// Entries from that of `counter` to the end of the ring.
     #[inline(always)]
     fn to_end(&self, counter: u32) -> u32 {
-        self.entries() - (counter & self.mask)
+        self.entries() - (counter & self.entries.mask)
     }
 
     /// Where the array of the open session's mini CQE `entry` is in the ring.
     #[inline(always)]
     fn array_place(&self, entry: u32) -> NonNull<[u8; MiniCqe::LEN]> {
-        self.place(self.consumer.wrapping_add(mini_array_offset(entry))).cast()
+        self.entries.place(self.consumer.wrapping_add(mini_array_offset(entry))).cast()
     }
 
     /// Makes the CQE at the consumer, the title of a compressed session, the open session.
     #[inline(always)]
     fn open_session(&mut self, title: &[u8; CQE_BYTES]) {
-        let TitleCqe { count, wqe_counter } = TitleCqe::parse(title);
-        // A device writes no other counts; one that did may not make the driver read what is not there.
-        self.session.count = count.min(self.entries()).max(1);
+        let parsed = TitleCqe::parse(title);
+        self.session.count = self.entries.session_count(&parsed);
         self.session.next = 0;
-        self.session.wqe_counter = wqe_counter;
+        self.session.wqe_counter = parsed.wqe_counter;
+        self.object.session_qpn.set(ResponderCqe::parse(title).qpn);
+        self.object.session_end.set(self.consumer.wrapping_add(self.session.count));
     }
 
     /// Hands out up to `max` CQEs of the open session, and closes it behind its last.
@@ -132,9 +129,11 @@ impl CqRing {
         let Session { count, next: from, wqe_counter, .. } = self.session;
         // SAFETY: a CQE inside the buffer. While none of the session is handed out its entry is the driver's and as the device wrote it.
         // A copy: nothing that is written below can change it, so what a callback reads of it is read once.
-        let title: [u8; CQE_BYTES] = if from == 0 { unsafe { self.place(self.consumer).cast().read() } } else { self.session.title };
-        let first = Cqe::new(&title, Beside::Nothing, self.kind);
-        let (queue, is_send) = (find(first.qpn()), first.opcode() == Some(CqeOpcode::Requester));
+        let title: [u8; CQE_BYTES] =
+            if from == 0 { unsafe { self.entries.place(self.consumer).cast().read() } } else { self.session.title };
+        let is_send = CqeOpcode::from_op_own(title[OP_OWN_OFFSET]) == Some(CqeOpcode::Requester);
+        // Not the title's: the queue pair may have been destroyed since an earlier poll, or be destroyed in a callback of this one.
+        let queue = find(self.object.session_qpn.get());
         let kind = self.kind;
         let taken = (count - from).min(u32::try_from(max).unwrap_or(u32::MAX));
         let end = from + taken;
@@ -150,7 +149,8 @@ impl CqRing {
                 let wqe_counter = if is_send { mini.wqe_counter() } else { wqe_counter.wrapping_add(leaving.next as u16) };
                 // Before the callback: should it panic, the entry is not handed out again.
                 leaving.next += 1;
-                f(queue, Cqe::new(&title, Beside::Mini { byte_count: mini.byte_count, wqe_counter }, kind));
+                let beside = Beside::Mini { byte_count: mini.byte_count, wqe_counter };
+                f(queue, Cqe::new(NonNull::from(&title), ring.object.session_qpn.get(), beside, kind));
             };
             let after = (in_array + (end - next)).min(MINI_CQES_PER_ARRAY as u32);
             if in_array == 0 && after == MINI_CQES_PER_ARRAY as u32 {
@@ -190,7 +190,7 @@ impl CqRing {
         self.session.next = next;
         if from == 0 {
             // SAFETY: as in `take_session`.
-            self.session.title = unsafe { self.place(self.consumer).cast().read() };
+            self.session.title = unsafe { self.entries.place(self.consumer).cast().read() };
         }
         // Unless it is kept since an earlier poll.
         if next & !(MINI_CQES_PER_ARRAY as u32 - 1) >= from {
@@ -206,8 +206,8 @@ impl CqRing {
     #[inline(always)]
     fn make_untouched(&mut self, counter: u32, mut entries: u32) {
         const AT_ONCE: u32 = MINI_CQES_PER_ARRAY as u32;
-        let mut op_own = self.place(counter).as_ptr().wrapping_add(OP_OWN_OFFSET);
-        while entries >= AT_ONCE && self.stride == CQE_BYTES {
+        let mut op_own = self.entries.place(counter).as_ptr().wrapping_add(OP_OWN_OFFSET);
+        while entries >= AT_ONCE && self.entries.stride == CQE_BYTES {
             for i in 0..AT_ONCE as usize {
                 // SAFETY: inside the buffer (caller); the entries are the driver's until the consumer record passes them.
                 unsafe { op_own.add(i * CQE_BYTES).write(OP_OWN_UNTOUCHED) };
@@ -218,7 +218,7 @@ impl CqRing {
         for _ in 0..entries {
             // SAFETY: as above.
             unsafe { op_own.write(OP_OWN_UNTOUCHED) };
-            op_own = op_own.wrapping_add(self.stride);
+            op_own = op_own.wrapping_add(self.entries.stride);
         }
     }
 
@@ -239,7 +239,7 @@ impl CqRing {
         find: &impl Fn(u32) -> L,
         f: &mut impl FnMut(L, Cqe<'_>),
     ) -> Option<&'a [u8; CQE_BYTES]> {
-        let (first, last, stride) = (self.first, self.last, self.stride);
+        let (CqEntries { first, stride, .. }, last) = (self.entries, self.last);
         let (mut place, mut owner) = (self.head, self.owner);
         while *n < max {
             // SAFETY: inside the buffer; the device writes this byte last, and only whole.
@@ -251,15 +251,20 @@ impl CqRing {
             // the consumer record passes it, which happens after the borrow ends. The other half of a large entry is in front.
             let (bytes, beside) = unsafe {
                 let is_large = stride != CQE_BYTES;
-                (place.cast().as_ref(), if is_large { Beside::Half(place.sub(CQE128_OFFSET).cast().as_ref()) } else { Beside::Nothing })
+                (place.cast(), if is_large { Beside::Half(place.sub(CQE128_OFFSET).cast().as_ref()) } else { Beside::Nothing })
             };
             if CqeFormat::from_op_own(op_own) == CqeFormat::Compressed {
                 // `leave_session` looks for the next entry when it is through.
-                return Some(bytes);
+                // SAFETY: as above. No queue pair is destroyed before it is read.
+                return Some(unsafe { bytes.as_ref() });
             }
-            let cqe = Cqe::new(bytes, beside, self.kind);
+            // SAFETY: as above.
+            let qpn = ResponderCqe::parse(unsafe { bytes.as_ref() }).qpn;
+            let cqe = Cqe::new(bytes, qpn, beside, self.kind);
             if place == last {
                 rarely();
+                // No session is open. It must not seem to be ahead when the 24 bits of the record have come round.
+                self.object.session_end.set(self.consumer.wrapping_add(1));
                 place = first;
                 owner ^= 1;
             } else {
@@ -269,7 +274,7 @@ impl CqRing {
             prefetch(place.addr().get());
             // Before the callback: should it panic, the entry is not handed out again.
             self.consumer = self.consumer.wrapping_add(1);
-            f(find(cqe.qpn()), cqe);
+            f(find(qpn), cqe);
             *n += 1;
         }
         (self.head, self.owner) = (place, owner);
@@ -307,7 +312,7 @@ impl CqRing {
         let consumed = self.consumer.wrapping_add(self.session.next);
         // SAFETY: the arm word follows the consumer word, in the same record, which lives as long as `object`.
         let word = unsafe { self.record.add(CQ_DBREC_ARM).as_ref() };
-        let CqObject { cqn, control } = &*self.object;
+        let CqObject { cqn, control, .. } = &*self.object;
         let command = CqArm { sequence: control.events_taken(*cqn), solicited_only, consumed };
         word.store(command.record(), Ordering::Release);
         control.armed(*cqn, &command);
@@ -340,13 +345,6 @@ impl CqRing {
             }
         }
     }
-}
-
-/// Whether the device has written an entry with this op_own byte: its owner bit is that of the lap, `owner`, and its opcode is valid.
-#[inline(always)]
-fn is_written(op_own: u8, owner: u8) -> bool {
-    // One comparison: with the owner bit on top, it is 0, and what is below is less than the invalid opcode.
-    (op_own ^ owner).rotate_right(1) < (CqeOpcode::Invalid as u8) << 3
 }
 
 /// CQEs are being handed out. When that ends, also by a panic of the callback, the device learns which entries it may have back.
@@ -406,7 +404,7 @@ mod tests {
             CqRing::create(&Control::Soft(Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap())), &config).unwrap();
         for i in 0..ring.entries() {
             // SAFETY: inside the buffer, and nobody writes it.
-            unsafe { ring.place(i).add(OP_OWN_OFFSET).write(op_own) };
+            unsafe { ring.entries.place(i).add(OP_OWN_OFFSET).write(op_own) };
         }
         ring
     }
@@ -423,12 +421,12 @@ mod tests {
                     for i in 0..4 {
                         let cqe = ResponderCqe { wqe_counter: i, ..Default::default() }.emit();
                         // SAFETY: as above.
-                        unsafe { ring.place(i.into()).cast().write(cqe) };
+                        unsafe { ring.entries.place(i.into()).cast().write(cqe) };
                         // SAFETY: as above.
-                        unsafe { ring.place(i.into()).add(OP_OWN_OFFSET).write(op_own(CqeOpcode::ResponderSend, lap & 1 != 0)) };
+                        unsafe { ring.entries.place(i.into()).add(OP_OWN_OFFSET).write(op_own(CqeOpcode::ResponderSend, lap & 1 != 0)) };
                         assert_eq!(ring.poll(9, |_| (), |(), cqe| assert_eq!(cqe.wqe_counter(), i)), 1);
                         // SAFETY: as above. A device never does this; the ring's next lap begins untouched again.
-                        unsafe { ring.place(i.into()).add(OP_OWN_OFFSET).write(mark) };
+                        unsafe { ring.entries.place(i.into()).add(OP_OWN_OFFSET).write(mark) };
                     }
                 }
             }
@@ -443,7 +441,7 @@ mod tests {
             TitleCqe { count, wqe_counter: 0 }.emit_into(&mut title);
             title[OP_OWN_OFFSET] = (CqeFormat::Compressed as u8) << 2;
             // SAFETY: inside the buffer.
-            unsafe { ring.place(0).cast().write(title) };
+            unsafe { ring.entries.place(0).cast().write(title) };
             assert_eq!(ring.poll(9, |_| (), |(), _| {}), taken);
             assert_eq!(ring.poll(9, |_| (), |(), _| {}), 0);
         }

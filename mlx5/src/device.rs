@@ -337,7 +337,7 @@ pub trait CompletionQueue {
 
 /// An opaque reference to a CQ's device object.
 #[doc(hidden)]
-pub struct CqRef<'a>(pub(crate) &'a Rc<crate::cq::CqObject>);
+pub struct CqRef<'a>(pub(crate) &'a Rc<crate::cq_object::CqObject>);
 
 impl fmt::Debug for CqRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,13 +6,14 @@
 //! 3. the doorbell record gets the new producer counter (in WQEBBs, big-endian);
 //! 4. `mmio_wc_start`: the record is visible before the register is written, else the device may read an old counter and stop;
 //! 5. the BlueFlame register gets one or more whole WQEs (of at most the register's size) or the first 8 bytes of the last control
-//!    segment, at the half of the register that was not used last time;
+//!    segment, at the half of the register that no queue pair used last time;
 //! 6. `mmio_flush_writes`: the register's bytes leave before anything else is stored to it, the next doorbell included;
 //! 7. on a soft device, the hook: "a store to this register just happened".
 //!
 //! What each barrier is on which register, and why that is enough, is in [`mmio`](crate::mmio). Steps 2 to 6 are
 //! one function per kind of register, called through a pointer, so their order in release code can be read off its disassembly; a test does.
 
+use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::rc::Rc;
@@ -30,8 +31,8 @@ pub(crate) const BF_BYTES: usize = 256;
 ///
 /// # Safety
 /// `bytes` is a multiple of 64. At `from` as many are readable, or 8 if it is 0, aligned to 64.
-unsafe fn announce<M: Mmio, const HALF: usize>(bell: &mut Bell, value: u32, from: *const u8, bytes: usize) {
-    let register = bell.register;
+unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *const u8, bytes: usize) {
+    let register = bell.half.get();
     M::udma_to_device_barrier();
     // SAFETY: the record lives as long as the QP's memory, which the owner of this doorbell holds.
     M::store_record(unsafe { bell.record.as_ref() }, value);
@@ -45,16 +46,16 @@ unsafe fn announce<M: Mmio, const HALF: usize>(bell: &mut Bell, value: u32, from
         }
     }
     M::mmio_flush_writes();
-    bell.register = register.map_addr(|at| at ^ HALF);
+    bell.half.set(register.map_addr(|at| at ^ HALF));
 }
 
-type Announce = unsafe fn(&mut Bell, u32, *const u8, usize);
+type Announce = unsafe fn(&Bell, u32, *const u8, usize);
 
 /// Where a QP's doorbells go.
 struct Bell {
     record: NonNull<AtomicU32>,
-    /// The half of the register that the next store goes to. The whole is aligned to its size.
-    register: *mut u8,
+    /// The half of the register that the next store goes to ([`UarParts::half`]). The whole is aligned to its size.
+    half: Rc<Cell<*mut u8>>,
 }
 
 /// [`announce`] for a write-combining register on this processor.
@@ -89,9 +90,9 @@ impl Doorbell {
             RegisterKind::DoorbellOnly => announce::<mmio::Baseline, 0>,
             RegisterKind::WriteCombining => announce_write_combining(),
         };
-        let register = parts.register.as_ptr();
-        debug_assert!(register.addr() % (2 * BF_BYTES) == 0);
-        Self { bell: Bell { record, register }, uar_offset: parts.uar_offset, announce, hook }
+        let half = Rc::clone(&parts.half);
+        debug_assert!(half.get().addr() % BF_BYTES == 0);
+        Self { bell: Bell { record, half }, uar_offset: parts.uar_offset, announce, hook }
     }
 
     /// From now on steps 2 to 6 are made by `M`.
@@ -108,9 +109,9 @@ impl Doorbell {
     pub(crate) unsafe fn ring(&mut self, producer: u16, wqes: *const u8, bytes: usize) {
         debug_assert!(bytes % 64 == 0 && wqes.addr() % 64 == 0);
         // SAFETY: the caller's.
-        unsafe { (self.announce)(&mut self.bell, queue_record(producer), wqes, bytes) };
+        unsafe { (self.announce)(&self.bell, queue_record(producer), wqes, bytes) };
         if let Some(device) = &self.hook {
-            let written = self.bell.register.addr() & BF_BYTES ^ BF_BYTES;
+            let written = self.bell.half.get().addr() & BF_BYTES ^ BF_BYTES;
             device.register_written(self.uar_offset + written);
         }
     }

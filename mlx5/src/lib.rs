@@ -11,6 +11,7 @@ mod address;
 mod batch;
 mod control;
 mod cq;
+mod cq_object;
 mod cq_ring;
 mod device;
 mod doorbell;

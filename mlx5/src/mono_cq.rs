@@ -4,7 +4,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use crate::control::{Control, CreateError};
-use crate::cq::{CqConfig, CqObject, Cqe};
+use crate::cq::{CqConfig, Cqe};
+use crate::cq_object::CqObject;
 use crate::cq_ring::CqRing;
 use crate::fast_map::FastMap;
 

@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use crate::address::{DeviceKind, QpAddress};
 use crate::control::{Control, CreateError, QpParts, QpRequest, Receives};
-use crate::cq::{CqObject, Cqe};
+use crate::cq::Cqe;
+use crate::cq_object::CqObject;
 use crate::device::PdObject;
 use crate::doorbell::Doorbell;
 use crate::mr::Mr;
@@ -174,8 +175,8 @@ impl<'a> From<&'a Srq> for ReceiveSource<'a> {
 struct QpObject {
     qpn: u32,
     control: Control,
-    _send_cq: Rc<CqObject>,
-    _recv_cq: Rc<CqObject>,
+    send_cq: Rc<CqObject>,
+    recv_cq: Rc<CqObject>,
     _srq: Option<Rc<SrqObject>>,
     pd: Rc<PdObject>,
 }
@@ -183,6 +184,9 @@ struct QpObject {
 impl Drop for QpObject {
     fn drop(&mut self) {
         self.control.destroy_qp(self.qpn);
+        // Behind it: from now on the device writes no completion of it, and gives the number to no other queue pair before this returns.
+        self.send_cq.disown(self.qpn);
+        self.recv_cq.disown(self.qpn);
     }
 }
 
@@ -250,8 +254,8 @@ impl<T: Transport> Qp<T> {
         let object = QpObject {
             qpn: sq.qpn,
             control: Control::clone(control),
-            _send_cq: Rc::clone(send_cq),
-            _recv_cq: Rc::clone(recv_cq),
+            send_cq: Rc::clone(send_cq),
+            recv_cq: Rc::clone(recv_cq),
             _srq: srq,
             pd: Rc::clone(pd),
         };
@@ -416,13 +420,11 @@ impl<T: Transport> Qp<T> {
     /// of this queue pair's receives. An error completion moves the state to [`QpState::Error`].
     #[inline]
     pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
-        if cqe.qpn() != self.qpn() {
+        if cqe.qpn() != self.qpn() || !cqe.is_receive() {
             return None;
         }
-        match cqe.opcode() {
-            Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => {}
-            Some(CqeOpcode::ResponderError) => self.set_state(QpState::Error),
-            _ => return None,
+        if cqe.opcode() == Some(CqeOpcode::ResponderError) {
+            self.set_state(QpState::Error);
         }
         self.rq.as_mut()?.complete(cqe.wqe_counter())
     }

@@ -1,9 +1,10 @@
 //! Receives: the WQE that both kinds of receive queue are made of, and the receive queue of one queue pair.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::AtomicU32;
 
 use crate::control::RqParts;
+use crate::mmio;
 use crate::ops::{MAX_MESSAGE_BYTES, Payload, Segments, Sge};
 use crate::wire::{DataSegment, SEGMENT, queue_record};
 
@@ -11,7 +12,7 @@ use crate::wire::{DataSegment, SEGMENT, queue_record};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostReceiveError {
     /// Retry after completions have returned entries.
-    #[error("receive queue full: all {depth} entries are posted or not yet returned with `complete`")]
+    #[error("receive queue full: all {depth} entries are posted or not yet returned with `complete_receive`")]
     QueueFull {
         /// Receives the queue holds.
         depth: usize,
@@ -137,9 +138,8 @@ impl ReceiveQueue {
     /// Makes the receives posted so far visible to the device (the receive word of the doorbell record; there is no register to write).
     #[inline]
     pub(crate) fn ring(&mut self) {
-        // Release: the WQEs before the counter.
         // SAFETY: the record lives as long as the queue pair's memory.
-        unsafe { self.record.as_ref() }.store(queue_record(self.producer), Ordering::Release);
+        mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.producer));
     }
 
     /// A completion named `wqe_counter`, a count of receives or the index it gives in the ring: frees that receive and gives back what its

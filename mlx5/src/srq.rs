@@ -6,6 +6,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use crate::control::{CreateError, SrqParts};
+use crate::cq::Cqe;
 use crate::device::PdObject;
 use crate::mmio;
 use crate::ops::Sge;
@@ -25,7 +26,7 @@ impl Drop for SrqObject {
 }
 
 /// A shared receive queue. Its receives are taken in the order in which they were posted, by messages of any of its queue pairs, and may complete
-/// in another: [`complete`](Self::complete) tells which one it was.
+/// in another: [`complete_receive`](Self::complete_receive) tells which one it was.
 ///
 /// All WQEs are always in one list: the posted ones, in the order in which the device will take them, then the free ones. Every WQE
 /// names its successor. The last of the list stays unposted, so the link of a posted WQE never changes under the device.
@@ -129,7 +130,7 @@ impl Srq {
     }
 
     /// Posts one receive into `buffers`; none is legal for messages that bring no data here (a WRITE with immediate). `user` comes
-    /// back from [`complete`](Self::complete). The device sees it at the next [`ring`](Self::ring).
+    /// back from [`complete_receive`](Self::complete_receive). The device sees it at the next [`ring`](Self::ring).
     ///
     /// # Errors
     /// See [`PostReceiveError`]; nothing was posted.
@@ -155,10 +156,17 @@ impl Srq {
         mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.counter));
     }
 
-    /// A completion named `wqe_counter`: returns the entry to the queue and gives back what its poster attached. `None`, and no
-    /// change, if that entry is not posted.
+    /// Takes a completion of a receive of this queue, on whichever queue pair's message took it: returns the entry to the queue and gives back
+    /// what its poster attached. `None`, and no change, if it is the completion of a send, or no such receive is posted. Which of several
+    /// shared queues a receive is of, no CQE says: only those of queue pairs on this one are to be given here.
     #[inline]
-    pub fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
+    pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
+        if cqe.is_receive() { self.complete(cqe.wqe_counter()) } else { None }
+    }
+
+    /// Receive `wqe_counter` is complete.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
         let user = self.users.get_mut(usize::from(wqe_counter))?.take()?;
         self.link(self.tail, wqe_counter);
         self.tail = wqe_counter;

@@ -73,7 +73,7 @@ fn stream(compression: bool) -> [Vec<(u32, u32)>; 2] {
             let (srq, received) = (&mut b.srq, &mut received);
             b.recv_cq.poll(64, |queue, cqe| {
                 assert!(queue.is_some() && cqe.result().is_ok());
-                assert!(srq.complete(cqe.wqe_counter()).is_some(), "a receive completes once");
+                assert!(srq.complete_receive(&cqe).is_some(), "a receive completes once");
                 received.push((cqe.imm(), cqe.byte_count()));
             });
             received.len() == sent.len()

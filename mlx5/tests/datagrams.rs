@@ -80,7 +80,7 @@ impl Post {
         recv_cq.poll(1000, |cqe| {
             assert!(cqe.qpn() == qp.qpn() && !cqe.has_grh());
             let user = match srq {
-                Some(srq) => srq.complete(cqe.wqe_counter()),
+                Some(srq) => srq.complete_receive(&cqe),
                 None => qp.complete_receive(&cqe),
             };
             got.push((of_cqe(&cqe, user.unwrap()), cqe.source_qpn()));

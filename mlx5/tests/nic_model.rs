@@ -127,45 +127,76 @@ fn the_completion_of_a_write_waits_for_the_response_of_the_read_before_it() {
     assert_eq!(sent, [(1, response_ns), (2, response_ns)]);
 }
 
+/// Two connections of `a` with `b` whose receives come from one shared queue, and complete in a queue for each.
+struct Dealer {
+    connections: [(RcQp, RcQp, Cq); 2],
+    send_cq: Cq,
+    op: WriteImm<()>,
+}
+
+impl Dealer {
+    fn new(a: &End, b: &End, srq: &Srq) -> Self {
+        let send_cq = a.device.create_cq(16).unwrap();
+        let config = QpConfig { max_send_wr: 64, max_inline_data: 0, ..QpConfig::default() };
+        let connections = [(); 2].map(|()| {
+            let recv_cq = b.device.create_cq(256).unwrap();
+            let mut from = a.pd.create_qp(&send_cq, &a.recv_cq, &a.srq, &config).unwrap();
+            let mut to = b.pd.create_qp(&b.send_cq, &recv_cq, srq, &config).unwrap();
+            connect(&mut from, &mut to, &ConnectOptions::default());
+            (from, to, recv_cq)
+        });
+        Self { connections, send_cq, op: imm(b, 0) }
+    }
+
+    /// Sends `n` messages one after the other, each through connection `which`, and takes those of the first connection before those of the
+    /// second: the receives come back in that order.
+    fn deal(&mut self, simulation: &mut Simulation<'_>, srq: &mut Srq, n: usize, which: impl Fn(usize) -> usize) {
+        for i in 0..n {
+            let (qp, ..) = &mut self.connections[which(i)];
+            qp.post(&self.op, Signal::Always, 0).unwrap();
+            qp.ring();
+            simulation.run(u64::MAX);
+            assert_eq!(self.send_cq.poll(2, |cqe| assert!(qp.complete(&cqe).is_some())), 1);
+        }
+        let mut taken = 0;
+        for (_, _, recv_cq) in &mut self.connections {
+            taken += recv_cq.poll(n, |cqe| assert!(srq.complete_receive(&cqe).is_some()));
+        }
+        assert_eq!(taken, n);
+    }
+}
+
 #[test]
 fn a_receiver_takes_receives_at_its_rate_and_slower_from_a_list_out_of_order() {
     let mut simulation = Simulation::new(NicParameters { send_ns: 0, ..NIC });
     let (mut a, mut b) = pair(&mut simulation, &ConnectOptions::default());
     let way = NIC.doorbell_ns + NIC.link_ns;
     b.receives(255);
+    let mut dealer = Dealer::new(&a, &b, &b.srq);
     let mut burst = |simulation: &mut Simulation<'_>, b: &mut End| {
         (0..8).for_each(|i| a.qp.post(&imm(b, i), Signal::Reclaim, 0).unwrap());
         a.qp.ring();
-        let mut counters = vec![];
         let mut at = vec![];
         let start_ns = simulation.now_ns();
         while let Some(at_ns) = simulation.step() {
-            b.recv_cq.poll(8, |cqe| {
-                counters.push(cqe.wqe_counter());
+            let End { recv_cq, srq, .. } = b;
+            recv_cq.poll(8, |cqe| {
+                srq.complete_receive(&cqe).unwrap();
                 at.push(at_ns - start_ns);
             });
         }
         a.sent();
-        (counters, at)
+        at
     };
     burst(&mut simulation, &mut b);
-    let (mut counters, at) = burst(&mut simulation, &mut b);
+    let at = burst(&mut simulation, &mut b);
     assert_eq!(at, (1..=8).map(|i| way + i * NIC.receive_ns).collect::<Vec<_>>(), "a list in order");
-    // The rest of the list, so that those of the next bursts are what is returned now, in an order with no neighbours.
-    for _ in 0..29 {
-        counters.extend(burst(&mut simulation, &mut b).0);
-    }
-    counters.sort_unstable();
-    let mut order: Vec<u16> = counters.iter().copied().filter(|c| c % 2 == 0).collect();
-    order.extend(counters.iter().copied().filter(|c| c % 2 == 1));
-    for counter in order {
-        b.srq.complete(counter).unwrap();
-        b.srq.post(&[], 0).unwrap();
-    }
-    b.srq.ring();
-    // What was left of the first posting: 255 less 31 bursts.
-    burst(&mut simulation, &mut b);
-    let (_, at) = burst(&mut simulation, &mut b);
+    // The rest of the list comes back in an order with no neighbours.
+    dealer.deal(&mut simulation, &mut b.srq, 239, |i| i % 2);
+    b.receives(255);
+    // The entry that was left over, and the 16 of the bursts.
+    (0..3).for_each(|_| drop(burst(&mut simulation, &mut b)));
+    let at = burst(&mut simulation, &mut b);
     assert_eq!(at, (1..=8).map(|i| way + i * NIC.unordered_receive_ns).collect::<Vec<_>>(), "the same list out of order");
 }
 
@@ -185,12 +216,8 @@ fn each_receive_of_a_burst_costs_what_its_own_neighbour_says_and_all_queue_pairs
         })
         .collect();
     let op = imm(&server, 0);
-    // Pairs of neighbours, after a first round in order.
-    let mut order: Vec<u16> = vec![];
+    let mut dealer = Dealer::new(&client, &server, &srq);
     for round in 0..3 {
-        for counter in order.drain(..) {
-            srq.complete(counter).unwrap();
-        }
         (0..14).for_each(|i| srq.post(&[], i).unwrap());
         srq.ring();
         for (qp, _) in &mut qps {
@@ -200,7 +227,10 @@ fn each_receive_of_a_burst_costs_what_its_own_neighbour_says_and_all_queue_pairs
         let start_ns = simulation.now_ns();
         let mut seen = vec![];
         while let Some(at_ns) = simulation.step() {
-            recv_cq.poll(64, |cqe| seen.push((cqe.wqe_counter(), at_ns - start_ns)));
+            recv_cq.poll(64, |cqe| {
+                srq.complete_receive(&cqe).unwrap();
+                seen.push((cqe.wqe_counter(), at_ns - start_ns));
+            });
         }
         assert_eq!(seen.len(), 14);
         let mut last_ns = NIC.doorbell_ns + NIC.link_ns;
@@ -212,10 +242,10 @@ fn each_receive_of_a_burst_costs_what_its_own_neighbour_says_and_all_queue_pairs
             assert_eq!(pair[0].1, last_ns, "round {round}: {seen:?}");
         }
         assert!(round == 0 || kinds.iter().all(|&n| n > 3), "round {round} mixes them: {kinds:?}");
-        let mut counters: Vec<_> = seen.iter().map(|s| s.0).collect();
-        counters.sort_unstable();
-        counters.sort_by_key(|c| (c / 2) % 2);
-        order = counters;
+        // Pairs of neighbours, after a first round in order.
+        (0..14).for_each(|i| srq.post(&[], i).unwrap());
+        srq.ring();
+        dealer.deal(&mut simulation, &mut srq, 14, |i| i / 2 % 2);
     }
 }
 

@@ -100,7 +100,7 @@ impl End {
             cqe.result().unwrap();
             assert_eq!(value, Some(&7));
             let user = match srq {
-                Some(srq) => srq.complete(cqe.wqe_counter()),
+                Some(srq) => srq.complete_receive(&cqe),
                 None => qp.complete_receive(&cqe),
             };
             assert!(user.is_some());
@@ -183,7 +183,7 @@ fn messages_reads_receives_and_retries_allocate_nothing() {
             a.send_cq.poll(16, |cqe| sent += qp.complete_each(&cqe, |_| ()) as u64);
             b.recv_cq.poll(16, |value, cqe| {
                 assert_eq!((value, cqe.imm()), (Some(&7), round));
-                srq.complete(cqe.wqe_counter()).unwrap();
+                srq.complete_receive(&cqe).unwrap();
                 received += 1;
             });
         }
@@ -336,7 +336,7 @@ impl Post {
         recv_cq.poll(64, |cqe| {
             cqe.result().unwrap();
             let user = match srq {
-                Some(srq) => srq.complete(cqe.wqe_counter()),
+                Some(srq) => srq.complete_receive(&cqe),
                 None => qp.complete_receive(&cqe),
             };
             assert!(user.is_some());

@@ -67,6 +67,13 @@ fn sends_of_every_payload_kind_are_scattered_over_the_buffers_of_the_next_receiv
 fn distinct_buffers_of_a_shared_queue_are_filled_in_post_order_whatever_the_order_of_their_return() {
     let net = Net::new();
     let (mut a, mut b) = pair(&net, Size { receives: 7, ..SHARED });
+    // A second connection: its receives are of the same queue, and complete in another.
+    let mut second_cq = b.device.create_cq(16).unwrap();
+    let config = QpConfig { max_inline_data: 220, ..QpConfig::default() };
+    let mut from = a.pd.create_qp(&a.send_cq, &a.recv_cq, a.srq.as_ref().unwrap(), &config).unwrap();
+    let mut to = b.pd.create_qp(&b.send_cq, &second_cq, b.srq.as_ref().unwrap(), &config).unwrap();
+    from.connect(&to.address(), &ConnectOptions::default()).unwrap();
+    to.connect(&from.address(), &ConnectOptions::default()).unwrap();
     let mut message = 0u32;
     for round in 0..40u32 {
         for i in 0..7 {
@@ -74,25 +81,30 @@ fn distinct_buffers_of_a_shared_queue_are_filled_in_post_order_whatever_the_orde
             b.receive(&[buffer], i as u64);
         }
         assert_eq!(b.srq.as_mut().unwrap().post(&[], 0), Err(PostReceiveError::QueueFull { depth: 7 }));
-        for _ in 0..7 {
-            a.qp.post(&SendImm { imm: message, payload: Inline(&message.to_ne_bytes()) }, Signal::Reclaim, 0).unwrap();
+        for i in 0..7 {
+            // One at a time: messages of two connections are in no order.
+            let qp = if i % 2 == 0 { &mut a.qp } else { &mut from };
+            qp.post(&SendImm { imm: message, payload: Inline(&message.to_ne_bytes()) }, Signal::Always, 0).unwrap();
+            qp.ring();
+            net.settle(|| a.send_cq.poll(1, |cqe| assert!(cqe.result().is_ok() && qp.complete(&cqe).is_some())) == 1);
             message += 1;
         }
-        a.qp.ring();
-        let mut counters = vec![];
-        net.settle(|| {
-            b.recv_cq.poll(100, |cqe| counters.push((cqe.wqe_counter(), cqe.imm())));
-            counters.len() == 7
-        });
         // Back in another order each time, so that the list is soon in none.
-        let turn = round as usize % 7;
-        for i in 0..7usize {
-            let (counter, imm) = counters[(i * 3 + turn) % 7];
-            let user = b.srq.as_mut().unwrap().complete(counter).unwrap();
+        let mut left = [4, 3];
+        for i in 0..7 {
+            let wanted = (round >> i & 1) as usize;
+            let which = if left[wanted] > 0 { wanted } else { 1 - wanted };
+            left[which] -= 1;
+            let (cq, srq) = (if which == 0 { &mut b.recv_cq } else { &mut second_cq }, b.srq.as_mut().unwrap());
+            let mut arrived = None;
+            net.settle(|| {
+                cq.poll(1, |cqe| arrived = Some((cqe.imm(), srq.complete_receive(&cqe).unwrap())));
+                arrived.is_some()
+            });
+            let (imm, user) = arrived.unwrap();
             assert_eq!(imm, message - 7 + user as u32, "the message went to the receive posted for it");
             assert_eq!(b.bytes(INTO + user as usize * 64, 4), imm.to_ne_bytes());
         }
-        assert!(a.sent().iter().all(|(_, result)| result.is_ok()));
     }
 }
 

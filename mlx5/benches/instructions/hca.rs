@@ -33,7 +33,7 @@ pub(crate) fn write_imm(n: usize, batch: usize) {
         qp.ring();
         recv_cq.poll(batch, |_, cqe| {
             assert_eq!(cqe.imm(), received);
-            srq.complete(cqe.wqe_counter()).unwrap();
+            srq.complete_receive(&cqe).unwrap();
             received += 1;
         });
         if i / 64 != (i + batch) / 64 {

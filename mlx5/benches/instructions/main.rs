@@ -105,7 +105,7 @@ const KINDS: &[Kind] = &[
         bound: None,
         counts: (4_096, 12_288),
         collect: "all",
-        what: "the same, and Srq::complete in the callback",
+        what: "the same, and Srq::complete_receive in the callback",
         run: |n| poll_mono(n, true),
     },
     Kind {

@@ -26,7 +26,7 @@ pub(crate) fn poll_mono(n: usize, complete: bool) {
         polled += match complete {
             false => cq.poll(16, |queue, cqe| sum += queue.map_or(0, |q| q + u64::from(cqe.imm()))),
             true => cq.poll(16, |queue, cqe| {
-                let user = srq.complete(cqe.wqe_counter()).unwrap_or(0);
+                let user = srq.complete_receive(&cqe).unwrap_or(0);
                 sum += queue.map_or(0, |q| q + u64::from(cqe.imm()).min(user));
             }),
         };
@@ -132,7 +132,7 @@ pub(crate) fn poll_receive_srq(n: usize) {
     while polled < n {
         polled += cq.poll(16, |queue, cqe| {
             cqe.result().unwrap();
-            sum += srq.complete(cqe.wqe_counter()).unwrap() + u64::from(cqe.imm()) + queue.unwrap();
+            sum += srq.complete_receive(&cqe).unwrap() + u64::from(cqe.imm()) + queue.unwrap();
         });
     }
     assert_eq!((polled, sum), (n, (n * (n - 1)) as u64));

@@ -235,7 +235,7 @@ impl Recv {
                 // SAFETY: as above.
                 assert_eq!(unsafe { words.read_volatile() }, [word(n); BYTES / 8]);
             }
-            srq.complete(cqe.wqe_counter()).unwrap();
+            srq.complete_receive(&cqe).unwrap();
             *received += 1;
         });
         if srq.free() >= REPOST {

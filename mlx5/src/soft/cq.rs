@@ -79,6 +79,11 @@ impl SoftCq {
         cq
     }
 
+    #[cfg(test)]
+    pub(crate) fn start_at(&mut self, counter: u32) {
+        (self.producer, self.solicited) = (counter, counter);
+    }
+
     /// Whether it had no room for a CQE, so that it gets no more.
     pub(crate) fn has_overrun(&self) -> bool {
         self.overrun

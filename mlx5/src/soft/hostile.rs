@@ -96,7 +96,7 @@ impl End {
         self.recv_cq.poll(16, |cqe| {
             let _ = (cqe.inline_data(), cqe.result().map_err(|e| e.to_string()));
             match srq {
-                Some(srq) => srq.complete(cqe.wqe_counter()),
+                Some(srq) => srq.complete_receive(&cqe),
                 None => qp.complete_receive(&cqe),
             };
         });

@@ -15,6 +15,16 @@ pub struct NullDevice {
     hca: Rc<Hca>,
 }
 
+impl Hca {
+    /// As if `counter` CQEs had been written to completion queue `cqn` already.
+    #[cfg(test)]
+    pub(crate) fn start_cq_at(&self, cqn: u32, counter: u32) {
+        if let Some(Some(cq)) = self.state.borrow_mut().cqs.get_mut(cqn as usize) {
+            cq.start_at(counter);
+        }
+    }
+}
+
 impl fmt::Debug for NullDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NullDevice").finish_non_exhaustive()

@@ -4,6 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::rc::Rc;
 
 use shm::lane::{LaneRx, Slot};
 use shm::memfd::{Memfd, MemfdRangeError};
@@ -265,7 +266,7 @@ impl Hca {
         let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
         let memory = PrivateMemory::new(SQ_BUFFER + wqe_cnt as usize * WQEBB, REGISTER_BYTES)
             .map_err(|source| CreateError::Memory { what: "a send queue", source })?;
-        let register = memory.at(0);
+        let half = Rc::new(Cell::new(memory.at(0).as_ptr()));
         let kind = self.null.unwrap_or_default().register;
         let place = QpPlace {
             pd: request.pd,
@@ -287,7 +288,7 @@ impl Hca {
             wqe_cnt: wqe_cnt as u16,
             max_inline: config.max_inline_data,
             record: qp.sq.record(),
-            uar: UarParts { register, kind, uar_offset: qp.index * REGISTER_BYTES },
+            uar: UarParts { half, kind, uar_offset: qp.index * REGISTER_BYTES },
         })
     }
 

@@ -2,7 +2,8 @@
 //! release code is checked in `tests/doorbell_order.rs`.
 
 use core::ptr::NonNull;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::control::UarParts;
@@ -252,22 +253,42 @@ fn every_copy_routine_that_this_processor_has_copies_exactly_that() {
     copies_exactly::<mmio::Stnp>();
 }
 
+/// A BlueFlame register of memory.
+#[repr(align(512))]
+struct Register([u8; 512]);
+
+#[repr(align(64))]
+struct Wqe([u8; 64]);
+
 #[test]
 fn a_register_without_blueflame_gets_8_bytes_at_one_place_whatever_is_asked_for() {
-    #[repr(align(512))]
-    struct Register([u8; 512]);
-    #[repr(align(64))]
-    struct Wqe([u8; 64]);
     let (mut register, record) = (Register([0xa5; 512]), AtomicU32::new(0));
-    let uar = UarParts { register: NonNull::from(&mut register.0).cast(), kind: RegisterKind::DoorbellOnly, uar_offset: 0 };
+    let uar = UarParts { half: Rc::new(Cell::new(register.0.as_mut_ptr())), kind: RegisterKind::DoorbellOnly, uar_offset: 0 };
     let mut doorbell = Doorbell::new(&uar, NonNull::from(&record), None);
     for producer in 1..4u16 {
         let wqe = Wqe([producer as u8; 64]);
         // SAFETY: 64 bytes, aligned to as many; the register and the record outlive the doorbell.
         unsafe { doorbell.ring(producer, wqe.0.as_ptr(), 64) };
         // SAFETY: as above.
-        let bytes = unsafe { uar.register.cast::<[u8; 512]>().read() };
+        let bytes = unsafe { uar.half.get().cast::<[u8; 512]>().read() };
         assert_eq!((&bytes[..8], &bytes[8..]), (&[producer as u8; 8][..], &[0xa5; 504][..]));
         assert_eq!(record.load(Ordering::Relaxed), u32::from(producer).to_be());
+    }
+}
+
+#[test]
+fn queue_pairs_that_share_a_register_write_its_halves_by_turns() {
+    let (mut register, records) = (Register([0; 512]), [const { AtomicU32::new(0) }; 2]);
+    let at = register.0.as_mut_ptr();
+    let uar = UarParts { half: Rc::new(Cell::new(at)), kind: RegisterKind::Ordinary, uar_offset: 0 };
+    let mut doorbells = records.each_ref().map(|record| Doorbell::new(&uar, NonNull::from(record), None));
+    for (i, who) in [0, 1, 1, 0, 1, 0, 0].into_iter().enumerate() {
+        let wqe = Wqe([i as u8 + 1; 64]);
+        // SAFETY: 64 bytes, aligned to as many; the register and the records outlive the doorbells.
+        unsafe { doorbells[who].ring(1, wqe.0.as_ptr(), if i % 2 == 0 { 64 } else { 0 }) };
+        // SAFETY: as above.
+        let bytes = unsafe { at.cast::<[u8; 512]>().read() };
+        let previous = i as u8;
+        assert_eq!([bytes[i % 2 * 256], bytes[(i + 1) % 2 * 256]], [i as u8 + 1, previous], "doorbell {i}");
     }
 }

@@ -248,7 +248,7 @@ impl Hand {
             let mut padded = [0; 8];
             padded[..word.len()].copy_from_slice(word);
             // SAFETY: a half holds 256 bytes, 8-aligned.
-            unsafe { self.sq.uar.register.add(self.half + 8 * i).cast::<u64>().write_volatile(u64::from_ne_bytes(padded)) };
+            unsafe { self.sq.uar.half.get().add(self.half + 8 * i).cast::<u64>().write_volatile(u64::from_ne_bytes(padded)) };
         }
     }
 

@@ -1,6 +1,7 @@
 //! Tests that look inside the crate: bytes in the send queue, bytes of CQEs.
 
 mod compact;
+mod destroyed;
 mod doorbell_order;
 mod events;
 mod golden;

@@ -3,8 +3,9 @@
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::VerbsOptions;
@@ -50,6 +51,8 @@ pub(crate) struct Objects {
     pub(crate) srqs: HashMap<u32, NonNull<ibv_srq>>,
     pub(crate) qps: HashMap<u32, QpObject>,
     pub(crate) mrs: HashMap<u32, Region>,
+    /// By BlueFlame register, which the library keeps as long as the device: the half that is next.
+    pub(crate) halves: HashMap<NonNull<u8>, Rc<Cell<*mut u8>>>,
 }
 
 pub(crate) struct CqObject {

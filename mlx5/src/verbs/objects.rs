@@ -1,6 +1,8 @@
 //! Protection domains and queues: made by the libraries, then opened to the data path by `mlx5dv_init_obj`, with their real sizes.
 
+use core::cell::Cell;
 use core::ptr::{NonNull, null_mut};
+use std::rc::Rc;
 
 use super::abi::*;
 use super::connect::QpObject;
@@ -38,6 +40,11 @@ fn wqe_count(count: u32, what: &'static str) -> Result<u16, CreateError> {
 impl Objects {
     pub(crate) fn pd(&self, pdn: u32) -> Result<*mut ibv_pd, CallError> {
         self.pds.get(&pdn).map(|pd| pd.as_ptr()).ok_or_else(foreign)
+    }
+
+    /// Which half of a register is next: libmlx5 gives a register to several queue pairs when it has no more, and tells none of that.
+    fn half_of(&mut self, register: NonNull<u8>) -> Rc<Cell<*mut u8>> {
+        Rc::clone(self.halves.entry(register).or_insert_with(|| Rc::new(Cell::new(register.as_ptr()))))
     }
 
     fn cq(&self, cqn: u32) -> Result<*mut ibv_cq, CallError> {
@@ -242,13 +249,11 @@ impl Context {
         attr.pd = objects.pd(request.pd)?;
         // SAFETY: as above.
         let mut mlx5: mlx5dv_qp_init_attr = unsafe { core::mem::zeroed() };
-        if !request.is_datagram {
-            // It is on unless it is forbidden.
+        if !request.is_datagram && !request.config.scatter_to_cqe {
+            // Received data is scattered unless that is forbidden. `ALLOW_SCATTER_TO_CQE` is about the other side: with it READs and atomics leave
+            // their results in the CQEs of the send queue, where nothing of this crate takes them out (mlx5dv_create_qp(3)).
             mlx5.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS;
-            mlx5.create_flags = match request.config.scatter_to_cqe {
-                true => MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE,
-                false => MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
-            };
+            mlx5.create_flags = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE;
         }
         // SAFETY: an open mlx5 device, objects of it, and attributes that live through the call.
         let qp = unsafe { (self.device.api.mlx5.mlx5dv_create_qp)(self.device.context(), &raw mut attr, &raw mut mlx5) };
@@ -291,7 +296,7 @@ impl Context {
             wqe_cnt: wqe_count(dv.sq.wqe_cnt, "the number of WQEBBs of a send queue")?,
             max_inline: request.config.max_inline_data,
             record: record(QP_DBREC_SEND)?,
-            uar: UarParts { register, kind, uar_offset: 0 },
+            uar: UarParts { half: self.objects.borrow_mut().half_of(register), kind, uar_offset: 0 },
         };
         self.objects.borrow_mut().qps.insert(qpn, QpObject::new(qp));
         Ok(QpParts { sq, rq })
@@ -302,5 +307,20 @@ impl Context {
         if let Some(object) = object {
             self.destroy(object.qp);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_pairs_on_one_register_share_its_half_and_others_do_not() {
+        let mut objects = Objects::default();
+        let registers = [0x1800, 0x1a00].map(|at| NonNull::new(core::ptr::without_provenance_mut(at)).unwrap());
+        let [first, second, other] = [0, 0, 1].map(|i| objects.half_of(registers[i]));
+        assert_eq!((first.get().addr(), other.get().addr()), (0x1800, 0x1a00));
+        first.set(first.get().wrapping_add(BF_BYTES));
+        assert_eq!((second.get().addr(), other.get().addr()), (0x1900, 0x1a00));
     }
 }

@@ -37,6 +37,11 @@ pub(super) const BYTE_COUNT: usize = 44;
 const VENDOR_SYNDROME: usize = 54;
 const SYNDROME: usize = 55;
 pub(super) const OPCODE_QPN: usize = 56;
+/// Where the three bytes of the QPN are.
+pub(crate) const QPN_OFFSET: usize = OPCODE_QPN + 1;
+/// The QPN in a CQE whose queue pair was destroyed before the CQE was polled. It stands for multicast (InfiniBand specification, "Queue Pair
+/// Number"), so no queue pair has it.
+pub const NO_QPN: u32 = 0xff_ffff;
 pub(super) const WQE_COUNTER: usize = 60;
 
 /// CQE opcodes (`MLX5_CQE_*`).

@@ -18,9 +18,10 @@ mod raddr;
 mod srq;
 
 pub use atomic::AtomicSegment;
+pub(crate) use cqe::QPN_OFFSET;
 pub use cqe::{
-    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, RequesterCqe, ResponderCqe,
-    Syndrome, is_solicited, op_own, op_own_with,
+    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, NO_QPN, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, RequesterCqe,
+    ResponderCqe, Syndrome, is_solicited, op_own, op_own_with,
 };
 pub use ctrl::{CompletionMode, CtrlSegment, CtrlWords, FenceMode, Opcode};
 pub use data::{DataSegment, INVALID_LKEY, InlineHeader};

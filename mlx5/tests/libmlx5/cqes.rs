@@ -294,7 +294,7 @@ impl Pair {
             let user = match (&mut self.ours, self.receives) {
                 (Ours::Connected(qp), _) if is_send => qp.complete(&cqe),
                 (Ours::Datagrams(qp), _) if is_send => qp.complete(&cqe),
-                (_, Receives::Shared) => self.our_srq.complete(cqe.wqe_counter()),
+                (_, Receives::Shared) => self.our_srq.complete_receive(&cqe),
                 (Ours::Connected(qp), Receives::Own) => qp.complete_receive(&cqe),
                 (Ours::Datagrams(qp), Receives::Own) => qp.complete_receive(&cqe),
             };

@@ -110,7 +110,7 @@ impl Pair {
         self.our_cq.poll(2, |cqe| {
             user = match &mut self.queue {
                 Queue::Own(_, ours) => ours.complete_receive(&cqe),
-                Queue::Shared(_, ours) => ours.complete(cqe.wqe_counter()),
+                Queue::Shared(_, ours) => ours.complete_receive(&cqe),
             }
         });
         assert_eq!(user, Some(wcs[0].wr_id));

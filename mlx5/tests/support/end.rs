@@ -103,7 +103,7 @@ impl End {
         recv_cq.poll(1000, |cqe| {
             assert_eq!(cqe.qpn(), qp.qpn());
             let user = match srq {
-                Some(srq) => srq.complete(cqe.wqe_counter()),
+                Some(srq) => srq.complete_receive(&cqe),
                 None => qp.complete_receive(&cqe),
             };
             got.push(of_cqe(&cqe, user.unwrap()));

@@ -60,7 +60,7 @@ impl End {
         let mut got = vec![];
         self.recv_cq.poll(256, |cqe| {
             cqe.result().unwrap();
-            self.srq.complete(cqe.wqe_counter());
+            self.srq.complete_receive(&cqe);
             got.push(cqe.imm());
         });
         got

@@ -197,7 +197,7 @@ impl End {
                 qps.get_mut(&name).map(|qp| qp.complete_receive(&cqe).expect("a receive completed in the wrong order"));
                 0
             } else {
-                let slot = srq.complete(cqe.wqe_counter()).expect("a receive completed twice");
+                let slot = srq.complete_receive(&cqe).expect("a receive completed twice");
                 free.push(slot);
                 slot
             };

@@ -409,7 +409,7 @@ impl Worker {
     fn arrivals(&mut self) -> usize {
         let Self { recv_cq, srq, slots, connections, free, held, holds, .. } = self;
         let n = recv_cq.poll(64, |from, cqe| {
-            let slot = srq.complete(cqe.wqe_counter()).expect("a receive completed twice");
+            let slot = srq.complete_receive(&cqe).expect("a receive completed twice");
             free.push(slot);
             *held += 1;
             // What a killed process sent comes out when its queue pairs are destroyed.

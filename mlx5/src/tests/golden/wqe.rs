@@ -1,5 +1,8 @@
 //! WQEs: every verb with every payload it takes, signaled or not, fenced or not, solicited or not, at indices that wrap.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use super::hex;
 use crate::control::{SqParts, UarParts};
 use crate::doorbell::Doorbell;
@@ -32,10 +35,10 @@ fn bench(qpn: u32) -> Bench {
     let ring = Box::leak(Box::new([0xa5u8; RING])) as *mut [u8; RING];
     let uar = Box::leak(Box::new(Uar { register: [0; 512], record: 0 }));
     let (register, record) = (std::ptr::NonNull::from(&mut uar.register).cast(), std::ptr::NonNull::from(&mut uar.record).cast());
-    let uar = UarParts { register, kind: RegisterKind::Ordinary, uar_offset: 0 };
+    let uar = UarParts { half: Rc::new(Cell::new(register.as_ptr())), kind: RegisterKind::Ordinary, uar_offset: 0 };
     let buffer = std::ptr::NonNull::new(ring).unwrap().cast();
     let parts = SqParts { qpn, buffer, wqe_cnt: WQE_CNT, max_inline: 220, record, uar };
-    Bench { ring, sq: SendQueue::new(&parts, Doorbell::new(&uar, record, None)), producer: 0, unsignaled: 0 }
+    Bench { ring, sq: SendQueue::new(&parts, Doorbell::new(&parts.uar, record, None)), producer: 0, unsignaled: 0 }
 }
 
 impl Bench {

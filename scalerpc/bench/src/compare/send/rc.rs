@@ -109,7 +109,7 @@ impl Port for RcPort {
         };
         let mut taken = recv_cq.poll(POLL_BUDGET, |peer, cqe| {
             note(&cqe);
-            if let Some(place) = srq.complete(cqe.wqe_counter()) {
+            if let Some(place) = srq.complete_receive(&cqe) {
                 arrived.push(Arrival { peer: peer.copied(), place: place as usize, bytes: cqe.byte_count() as usize });
             }
         });
