@@ -393,7 +393,8 @@ impl Control {
             return Err(ConnectError::DifferentKinds { local, remote });
         }
         match self {
-            Self::Soft(hca) => hca.connect(parts),
+            // A queue pair of this crate allows all that regions do.
+            Self::Soft(hca) => hca.connect(parts, Access::REMOTE),
             Self::Verbs(context) => context.connect(parts),
         }
     }

@@ -202,6 +202,15 @@ impl Hca {
         self.device.register_hosted(pd, addr, len, access)
     }
 
+    /// Changes the protection domain and the access of the region of `key`, which stays as it is. `false` if a peer did not finish within 50 ms a
+    /// copy that it may have begun before: call again.
+    ///
+    /// # Errors
+    /// [`RegisterError::RemoteWithoutLocalWrite`].
+    pub fn reregister(&self, key: u32, pd: u32, access: Access) -> Result<bool, RegisterError> {
+        self.device.try_reregister(key, pd, access)
+    }
+
     /// Invalidates a key. `false` if a peer did not finish a copy within 50 ms: call again.
     pub fn deregister(&self, key: u32) -> bool {
         self.device.try_deregister(key)
@@ -269,9 +278,15 @@ impl Hca {
         self.device.initialize(qpn);
     }
 
-    /// INIT to RTR of a connected queue pair: it receives from queue pair `remote_qpn`. One that does not exist never answers.
-    pub fn connect(&self, qpn: u32, remote_qpn: u32) {
-        self.device.connect_to(qpn, remote_qpn);
+    /// INIT to RTR of a connected queue pair: it receives from queue pair `remote_qpn`, and lets it do what `access` says of WRITE, READ and atomics
+    /// (the other flags mean nothing here). One that does not exist never answers.
+    pub fn connect(&self, qpn: u32, remote_qpn: u32, access: Access) {
+        self.device.connect_to(qpn, remote_qpn, access);
+    }
+
+    /// Changes what a connected queue pair in RTR or RTS lets its peer do: from the peer's next doorbell on. In other states nothing happens.
+    pub fn allow(&self, qpn: u32, access: Access) {
+        self.device.allow(qpn, access);
     }
 
     /// RTR to RTS, or new options in RTS: its send queue is looked at from now on. A `timeout` of 0 waits for ever. The RNR timer is that of

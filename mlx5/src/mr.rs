@@ -31,6 +31,9 @@ bitflags! {
 }
 
 impl Access {
+    /// All that peers can be allowed.
+    pub(crate) const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
+
     /// Refuses what no device registers.
     pub(crate) fn check(self, bytes: usize) -> Result<(), RegisterError> {
         if bytes == 0 {

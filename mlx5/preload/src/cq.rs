@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::Arc;
 
 use mlx5::hca::CqMemory;
+use zerocopy::FromZeros;
 
 use crate::abi::mlx5::{CreateCq as DriverCq, CreateCqResp as DriverCqResp};
 use crate::abi::verbs::{
@@ -11,7 +12,7 @@ use crate::abi::verbs::{
 };
 use crate::channel::Channel;
 use crate::command::{Call, Reply};
-use crate::device::MAX_CQE;
+use crate::device::{COMP_VECTORS, MAX_CQE};
 use crate::errno::Errno;
 use crate::fds::{self, File};
 use crate::objects::place;
@@ -45,31 +46,36 @@ pub(crate) fn create_channel(call: &Call) -> Result<Reply, Errno> {
 impl Objects {
     /// CREATE_CQ.
     pub(crate) fn create_cq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let CreateCq { user_handle, cqe, comp_channel, .. } = call.request()?;
+        let request: CreateCq = call.request()?;
         call.check_room(size_of::<CreateCqResp>())?;
-        let (base, driver, note) = self.make_cq(call, user_handle, cqe, comp_channel)?;
+        let (base, driver, note) = self.make_cq(call, &request)?;
         Ok(Reply::of(&base).with(&driver).note(note))
     }
 
     /// CREATE_CQ, extended.
     pub(crate) fn create_cq_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let ExCreateCq { user_handle, cqe, comp_channel, comp_mask, flags, .. } = call.request()?;
+        let ExCreateCq { user_handle, cqe, comp_vector, comp_channel, comp_mask, flags, .. } = call.request()?;
         call.check_room(size_of::<ExCreateCqResp>())?;
         if comp_mask != 0 || flags & !IGNORE_OVERRUN != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let (base, driver, note) = self.make_cq(call, user_handle, cqe, comp_channel)?;
+        let request = CreateCq { user_handle, cqe, comp_vector, comp_channel, ..CreateCq::new_zeroed() };
+        let (base, driver, note) = self.make_cq(call, &request)?;
         let response = ExCreateCqResp { base, comp_mask: 0, response_length: size_of::<ExCreateCqResp>() as u32 };
         Ok(Reply::of(&response).with(&driver).note(note))
     }
 
-    fn make_cq(&mut self, call: &Call, user_handle: u64, cqe: u32, channel: i32) -> Result<(CreateCqResp, DriverCqResp, String), Errno> {
+    fn make_cq(
+        &mut self,
+        call: &Call,
+        &CreateCq { user_handle, cqe, comp_vector, comp_channel, .. }: &CreateCq,
+    ) -> Result<(CreateCqResp, DriverCqResp, String), Errno> {
         let request: DriverCq = call.driver();
-        if cqe > MAX_CQE || !matches!(request.cqe_size, 64 | 128) {
+        if cqe > MAX_CQE || comp_vector >= COMP_VECTORS || !matches!(request.cqe_size, 64 | 128) {
             return Err(Errno(libc::EINVAL));
         }
         let entries = (cqe + 1).next_power_of_two();
-        let channel = match channel {
+        let channel = match comp_channel {
             ..0 => None,
             fd => Some(fds::channel(fd).ok_or(Errno(libc::EINVAL))?),
         };

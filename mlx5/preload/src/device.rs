@@ -25,7 +25,9 @@ pub(crate) const MAX_SGE: u32 = 30;
 /// Largest message, bytes.
 const MAX_MESSAGE: u32 = 1 << 30;
 /// READs and atomics under way, of a queue pair.
-const MAX_RD_ATOMIC: u32 = 16;
+pub(crate) const MAX_RD_ATOMIC: u32 = 16;
+/// Completion vectors.
+pub(crate) const COMP_VECTORS: u32 = 1;
 /// Bytes of a BlueFlame register: two buffers.
 const BF_REG_BYTES: u32 = 512;
 
@@ -75,7 +77,7 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
     let async_fd = reader.as_raw_fd() as u32;
     // The program's from now on.
     let _ = reader.into_raw_fd();
-    Ok((objects, Reply::of(&GetContextResp { async_fd, num_comp_vectors: 1 }).with(&response).note(note)))
+    Ok((objects, Reply::of(&GetContextResp { async_fd, num_comp_vectors: COMP_VECTORS }).with(&response).note(note)))
 }
 
 fn guid() -> [u8; 8] {

@@ -343,25 +343,29 @@ unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize
     }
 }
 
-/// `ioctl(3)`: the device has write() commands only.
+/// `ioctl(3)`: the device has write() commands only. Its answer is that of a kernel which does not have the method that was called: libibverbs
+/// writes the command then, if there is one, and a program is told that this device cannot do it. (`ENOTTY`, of a kernel with no methods at all,
+/// would make libibverbs write too, but reaches programs, which do not expect it, where there is no command to write.)
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if fds::may_be_ours(fd) {
         let refused = ours(|| {
-            let (Some(File::Device(_)), Some(settings)) = (fds::get(fd), settings::get()) else { return Ok(false) };
-            // The argument of this request starts with `struct ib_uverbs_ioctl_hdr`: length, object, method.
-            let mut header = [0; 6];
-            if request == RDMA_VERBS_IOCTL && sys::copy_in(argument as u64, &mut header).is_ok() {
-                let [_, _, a, b, c, d] = header;
-                let (object, method) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
-                log::refused(settings, format_args!("ioctl {} refused: ENOTTY", Method { object, method }));
-            } else {
+            let (Some(File::Device(_)), Some(settings)) = (fds::get(fd), settings::get()) else { return Ok(None) };
+            if request != RDMA_VERBS_IOCTL {
                 log::refused(settings, format_args!("ioctl {request:#x} refused: ENOTTY"));
+                return Ok(Some(Errno(libc::ENOTTY)));
             }
-            Ok(true)
+            // Its argument starts with `struct ib_uverbs_ioctl_hdr`: length, object, method.
+            let mut header = [0; 6];
+            sys::copy_in(argument as u64, &mut header)?;
+            let [_, _, a, b, c, d] = header;
+            let (object, method) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
+            log::refused(settings, format_args!("ioctl {} refused: EPROTONOSUPPORT", Method { object, method }));
+            Ok(Some(Errno(libc::EPROTONOSUPPORT)))
         });
-        if refused != Ok(false) {
-            return fail(Errno(libc::ENOTTY));
+        match refused {
+            Ok(None) => {}
+            Ok(Some(errno)) | Err(errno) => return fail(errno),
         }
     }
     // SAFETY: the caller's arguments.

@@ -1,5 +1,5 @@
 //! Names of the ioctl(RDMA_VERBS_IOCTL) methods, for the log: `rdma/ib_user_ioctl_cmds.h` and `rdma/mlx5_user_ioctl_cmds.h`, without their
-//! prefixes. All of them are refused with ENOTTY, as by a kernel that has write() only.
+//! prefixes. All of them are refused with EPROTONOSUPPORT, as by a kernel that does not have the method.
 
 use std::fmt;
 

@@ -1,11 +1,12 @@
 //! MODIFY_QP: what a transition brings, whether it is legal, and what the HCA is to do.
 
-use mlx5::ConnectOptions;
 use mlx5::hca::Service;
+use mlx5::{Access, ConnectOptions};
 
 use crate::abi::mlx5::ModifyQpResp as DriverResp;
 use crate::abi::verbs::{ExModifyQp, ExModifyQpResp, ModifyQp};
 use crate::command::{Call, Reply};
+use crate::device::MAX_RD_ATOMIC;
 use crate::errno::Errno;
 use crate::qp::Qp;
 use crate::session::Objects;
@@ -31,6 +32,7 @@ impl Selected<'_> {
     /// Whether each is one that there is.
     fn are_valid(&self) -> bool {
         let ModifyQp { path_mtu, timeout, retry_cnt, rnr_retry, min_rnr_timer, port_num, pkey_index, dest, .. } = *self.request;
+        let ModifyQp { max_rd_atomic, max_dest_rd_atomic, .. } = *self.request;
         !(self.has(attribute::PORT) && port_num != 1
             || self.has(attribute::PKEY_INDEX) && pkey_index != 0
             || self.has(attribute::PATH_MTU) && !(1..=5).contains(&path_mtu)
@@ -38,6 +40,8 @@ impl Selected<'_> {
             || self.has(attribute::RETRY_CNT) && retry_cnt > 7
             || self.has(attribute::RNR_RETRY) && rnr_retry > 7
             || self.has(attribute::MIN_RNR_TIMER) && min_rnr_timer > 31
+            || self.has(attribute::MAX_QP_RD_ATOMIC) && u32::from(max_rd_atomic) > MAX_RD_ATOMIC
+            || self.has(attribute::MAX_DEST_RD_ATOMIC) && u32::from(max_dest_rd_atomic) > MAX_RD_ATOMIC
             || self.has(attribute::AV) && dest.port_num > 1)
     }
 
@@ -70,6 +74,13 @@ impl Selected<'_> {
         keep(attribute::PATH_MIG_STATE, &|at| at.path_mig_state = new.path_mig_state);
         keep(attribute::DEST_QPN, &|at| at.dest_qp_num = new.dest_qp_num);
     }
+}
+
+/// What the peer may do, from attributes. Without resources for them a queue pair answers no READ and no atomic: the kernel's mlx5 driver
+/// (`set_qpc_atomic_flags`) takes both rights away then.
+fn rights(at: &ModifyQp) -> Access {
+    let asked = Access::from_bits_truncate(at.qp_access_flags);
+    if at.max_dest_rd_atomic == 0 { asked & Access::REMOTE_WRITE } else { asked }
 }
 
 /// Retries, from attributes.
@@ -138,7 +149,7 @@ impl Objects {
             (State::Init, State::ReadyToReceive) if is_connected => {
                 let is_here = self.is_here(at.dest.is_global != 0, &at.dest.dgid, at.dest.dlid);
                 // Nobody has number 0.
-                self.hca.connect(qp.qpn, if is_here { at.dest_qp_num } else { 0 });
+                self.hca.connect(qp.qpn, if is_here { at.dest_qp_num } else { 0 }, rights(at));
             }
             (State::Init | State::ReadyToReceive | State::ReadyToSend, State::ReadyToReceive | State::ReadyToSend) if !is_connected => {
                 self.hca.activate_datagrams(qp.qpn, at.qkey);
@@ -146,9 +157,29 @@ impl Objects {
                     self.hca.start_sending(qp.qpn, &options(at));
                 }
             }
-            (_, State::ReadyToSend) => self.hca.start_sending(qp.qpn, &options(at)),
+            (_, State::ReadyToSend) => {
+                self.hca.allow(qp.qpn, rights(at));
+                self.hca.start_sending(qp.qpn, &options(at));
+            }
             _ => {}
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_without_resources_for_them_allows_no_reads_and_no_atomics() {
+        let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        for (max_dest_rd_atomic, allowed) in [(0, Access::REMOTE_WRITE), (1, all)] {
+            let at = ModifyQp { qp_access_flags: all.bits(), max_dest_rd_atomic, ..ModifyQp::new_zeroed() };
+            assert_eq!(rights(&at), allowed);
+        }
+        assert_eq!(rights(&ModifyQp { max_dest_rd_atomic: 16, ..ModifyQp::new_zeroed() }), Access::empty());
     }
 }

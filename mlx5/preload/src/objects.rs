@@ -38,8 +38,8 @@ pub(crate) struct Mr {
     access_flags: u32,
 }
 
-/// How long deregistering waits for peers that are in the middle of a copy.
-const DEREGISTER: Duration = Duration::from_secs(1);
+/// How long a region that is taken away, or changed, waits for peers that are in the middle of a copy.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// `IB_ACCESS_*` that need nothing of the HCA: huge pages, memory windows (whose allocation is refused), and what is optional.
 const IGNORED_ACCESS: u32 = 1 << 4 | 1 << 7 | 0x3ff << 20;
@@ -57,6 +57,20 @@ pub(crate) fn place<T>(addr: u64, len: u64, what_for: Use) -> Result<NonNull<T>,
         return Err(Errno(libc::EFAULT));
     }
     Ok(place)
+}
+
+/// Calls `is_quiet` until it is.
+///
+/// # Errors
+/// `EBUSY`: a peer does not finish.
+fn until_quiet(is_quiet: impl Fn() -> Result<bool, Errno>) -> Result<(), Errno> {
+    let since = Instant::now();
+    while !is_quiet()? {
+        if since.elapsed() > QUIET {
+            return Err(Errno(libc::EBUSY));
+        }
+    }
+    Ok(())
 }
 
 impl Objects {
@@ -116,39 +130,41 @@ impl Objects {
         }
     }
 
-    fn register(&self, pd: u32, start: u64, length: u64, hca_va: u64, access_flags: u32) -> Result<Mr, Errno> {
-        let pdn = self.pds.get(pd)?.pdn;
+    /// The memory of a region, and its access as the HCA has it; both checked.
+    fn check_region(&self, start: u64, length: u64, access_flags: u32) -> Result<(NonNull<u8>, Access), Errno> {
         let access = Access::from_bits(access_flags & !IGNORED_ACCESS).ok_or(Errno(libc::EOPNOTSUPP))?;
-        if start != hca_va {
-            log::refused(self.settings, format_args!("reg_mr: address {hca_va:#x} for memory at {start:#x}, which the HCA does not do"));
-            return Err(Errno(libc::EOPNOTSUPP));
-        }
         if length == 0 {
             return Err(Errno(libc::EINVAL));
         }
         let is_written = access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        let addr = place::<u8>(start, length, if is_written { Use::Write } else { Use::Read })?;
+        Ok((place::<u8>(start, length, if is_written { Use::Write } else { Use::Read })?, access))
+    }
+
+    /// The error number for a region that the HCA does not take.
+    fn refused_region(&self, error: &RegisterError) -> Errno {
+        log::refused(self.settings, format_args!("reg_mr: {error}"));
+        match error {
+            RegisterError::Empty | RegisterError::RemoteWithoutLocalWrite => Errno(libc::EINVAL),
+            RegisterError::Unreachable { .. } => Errno(libc::EPERM),
+            _ => Errno(libc::ENOMEM),
+        }
+    }
+
+    fn register(&self, pd: u32, start: u64, length: u64, hca_va: u64, access_flags: u32) -> Result<Mr, Errno> {
+        let pdn = self.pds.get(pd)?.pdn;
+        if start != hca_va {
+            log::refused(self.settings, format_args!("reg_mr: address {hca_va:#x} for memory at {start:#x}, which the HCA does not do"));
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let (addr, access) = self.check_region(start, length, access_flags)?;
         // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must for a device; one that does not is told by the
         // kernel's copy, which fails.
-        let key = unsafe { self.hca.register(pdn, addr, length as usize, access) }.map_err(|error| {
-            log::refused(self.settings, format_args!("reg_mr: {error}"));
-            match error {
-                RegisterError::Empty | RegisterError::RemoteWithoutLocalWrite => Errno(libc::EINVAL),
-                RegisterError::Unreachable { .. } => Errno(libc::EPERM),
-                _ => Errno(libc::ENOMEM),
-            }
-        })?;
+        let key = unsafe { self.hca.register(pdn, addr, length as usize, access) }.map_err(|error| self.refused_region(&error))?;
         Ok(Mr { pd, key, start, length, access_flags })
     }
 
     fn deregister(&self, key: u32) -> Result<(), Errno> {
-        let since = Instant::now();
-        while !self.hca.deregister(key) {
-            if since.elapsed() > DEREGISTER {
-                return Err(Errno(libc::EBUSY));
-            }
-        }
-        Ok(())
+        until_quiet(|| Ok(self.hca.deregister(key)))
     }
 
     /// REG_MR.
@@ -162,7 +178,8 @@ impl Objects {
         Ok(Reply::of(&RegMrResp { mr_handle, lkey: key, rkey: key }).note(note))
     }
 
-    /// REREG_MR: a new region in place of the old one.
+    /// REREG_MR: a new region in place of the old one if it is elsewhere; else the old one, with its keys, changes, as with the kernel's mlx5
+    /// driver.
     pub(crate) fn rereg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: ReregMr = call.request()?;
         call.check_room(size_of::<ReregMrResp>())?;
@@ -172,17 +189,21 @@ impl Objects {
             return Err(Errno(libc::EINVAL));
         }
         let is_asked = |flag| request.flags & flag != 0;
-        let (start, length, hca_va) = match is_asked(translation) {
-            true => (request.start, request.length, request.hca_va),
-            false => (old.start, old.length, old.start),
-        };
         let pd = if is_asked(pd) { request.pd_handle } else { old.pd };
         let access_flags = if is_asked(access) { request.access_flags } else { old.access_flags };
-        let new = self.register(pd, start, length, hca_va, access_flags)?;
-        if let Err(busy) = self.deregister(old.key) {
-            self.deregister(new.key)?;
-            return Err(busy);
-        }
+        let new = if is_asked(translation) {
+            let new = self.register(pd, request.start, request.length, request.hca_va, access_flags)?;
+            if let Err(busy) = self.deregister(old.key) {
+                self.deregister(new.key)?;
+                return Err(busy);
+            }
+            new
+        } else {
+            let (pdn, (_, access)) = (self.pds.get(pd)?.pdn, self.check_region(old.start, old.length, access_flags)?);
+            let change = || self.hca.reregister(old.key, pdn, access).map_err(|error| self.refused_region(&error));
+            until_quiet(change)?;
+            Mr { pd, access_flags, ..old }
+        };
         *self.mrs.get_mut(request.mr_handle)? = new;
         let note = format!("mr={} flags={} -> key={:#x}", request.mr_handle, request.flags, new.key);
         Ok(Reply::of(&ReregMrResp { lkey: new.key, rkey: new.key }).note(note))

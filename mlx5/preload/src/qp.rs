@@ -22,6 +22,9 @@ const UD: u8 = 4;
 /// Bytes of a WQEBB.
 const WQEBB: u32 = 64;
 
+/// Bytes of a data segment.
+const DATA_SEGMENT: u32 = 16;
+
 /// Index of a queue pair whose driver gives none.
 const NO_USER_INDEX: u32 = 0xff_ffff;
 
@@ -138,7 +141,9 @@ impl Objects {
         let qpn = unsafe { self.hca.create_qp(&memory) }.map_err(|error| self.refused(&error))?;
         // A driver that names a register has it from somewhere else.
         let bfreg = (driver.flags & (QP_FLAG_BFREG_INDEX | QP_FLAG_UAR_PAGE_INDEX) == 0).then(|| self.bfregs.take());
-        let CreateQp { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data, .. } = *request;
+        let CreateQp { max_send_wr, max_send_sge, max_inline_data, .. } = *request;
+        // Of what its driver made of the request, as the kernel's (`set_rq_size`); of sends, libmlx5 tells the program itself.
+        let (max_recv_wr, max_recv_sge) = rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));
         let qp_handle = self.qps.insert(Qp {
             pd: request.pd_handle,
             send_cq: request.send_cq_handle,

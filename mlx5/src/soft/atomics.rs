@@ -63,7 +63,7 @@ pub(crate) fn answer(hca: &Hca, qp: &SoftQp, number: u32) {
     let addr = request.addr.load(Ordering::Relaxed);
     let operands = AtomicSegment { swap_add: request.swap.load(Ordering::Relaxed), compare: request.compare.load(Ordering::Relaxed) };
     let told = &hca.memory.qp(qp.index).told;
-    let fault = match word(hca, kind_key as u32, addr, qp.pd) {
+    let fault = match word(hca, qp, kind_key as u32, addr) {
         Ok(word) => {
             told.old.store(execute(word, kind_key & FETCH_ADD != 0, &operands), Ordering::Relaxed);
             0
@@ -74,9 +74,12 @@ pub(crate) fn answer(hca: &Hca, qp: &SoftQp, number: u32) {
     told.answered.store(Told::pack(number, fault), Ordering::Release);
 }
 
-/// The word of this process' memory at `addr` under `key`.
-fn word(hca: &Hca, key: u32, addr: u64, pd: u32) -> Result<&AtomicU64, Fault> {
-    let at = match hca.memory.resolve(key, addr, 8, Access::REMOTE_ATOMIC, pd)? {
+/// The word of this process' memory at `addr` under `key`, for the peer of `qp`.
+fn word<'a>(hca: &'a Hca, qp: &SoftQp, key: u32, addr: u64) -> Result<&'a AtomicU64, Fault> {
+    if !qp.access.contains(Access::REMOTE_ATOMIC) {
+        return Err(Fault::QueuePair);
+    }
+    let at = match hca.memory.resolve(key, addr, 8, Access::REMOTE_ATOMIC, qp.pd)? {
         Span::Mapped(at) => at.as_ptr(),
         Span::Foreign { addr, .. } => addr as *mut u8,
     };

@@ -133,7 +133,7 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
     let State { qps, cqs, deferred, links, injector, violations, touched, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return };
     let qp = &mut **qp;
-    let answers = qp.remote().is_some_and(Remote::answers);
+    let granted = qp.remote().map_or(0, Remote::granted);
     while qp.sq_consumer != qp.sq_limit {
         let at = qp.wqebb(qp.sq_consumer);
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
@@ -144,9 +144,9 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
                 Ok(Some(wqe)) => {
                     // SAFETY: the WQE is in the SQ's memory, which `qp` holds and the driver does not touch until completion.
                     let wqe = unsafe { wqe.as_ref() };
-                    execute(hca, links, qp, ctrl, wqe, answers)
+                    execute(hca, links, qp, ctrl, wqe, granted)
                 }
-                Ok(None) => execute_wrapped(hca, links, qp, ctrl, answers),
+                Ok(None) => execute_wrapped(hca, links, qp, ctrl, granted),
                 Err(what) => what.into(),
             },
             Some(outcome) => outcome,
@@ -274,12 +274,12 @@ fn wqe_bytes(qp: &SoftQp, at: NonNull<u8>, ctrl: CtrlWords) -> Result<Option<Non
 
 /// A driver may let a WQE wrap; the device reads it in two parts.
 #[cold]
-fn execute_wrapped(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, answers: bool) -> Outcome {
+fn execute_wrapped(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, granted: u64) -> Outcome {
     let mut whole = [0; MAX_WQE];
     let bytes = usize::from(ctrl.ds()) * SEGMENT;
     for (block, out) in (0..).zip(whole[..bytes].chunks_mut(WQEBB)) {
         // SAFETY: inside the SQ; the driver does not touch it until completion.
         unsafe { out.as_mut_ptr().copy_from_nonoverlapping(qp.wqebb(qp.sq_consumer.wrapping_add(block)).as_ptr(), out.len()) };
     }
-    execute(hca, links, qp, ctrl, &whole[..bytes], answers)
+    execute(hca, links, qp, ctrl, &whole[..bytes], granted)
 }

@@ -188,15 +188,26 @@ impl Hca {
     }
 
     /// Connects to whoever has the number, or to nobody.
-    pub(crate) fn connect_to(&self, qpn: u32, remote_qpn: u32) {
+    pub(crate) fn connect_to(&self, qpn: u32, remote_qpn: u32, access: Access) {
         let lid = seat_of(remote_qpn);
         let peer = self.state.borrow_mut().links.peer_of_lid(self, lid);
         let remote = peer.map(|peer| QpAddress::soft(lid, remote_qpn, peer.epoch));
         let options = ConnectOptions::default();
-        let is_connected = remote.is_some_and(|remote| self.connect(&ConnectParts { qpn, remote, options }).is_ok());
+        let is_connected = remote.is_some_and(|remote| self.connect(&ConnectParts { qpn, remote, options }, access).is_ok());
         if !is_connected {
             self.with_qp(qpn, |qp| qp.transport = Transport::Nowhere);
         }
+    }
+
+    /// What a queue pair that receives allows its peer from now on.
+    pub(crate) fn allow(&self, qpn: u32, access: Access) {
+        self.with_qp(qpn, |qp| {
+            qp.access = access;
+            if self.memory.receives(qp.index) {
+                // H1
+                self.memory.qp(qp.index).identity.store(qp.connected_identity(), Ordering::Release);
+            }
+        });
     }
 
     /// As [`fail_qp`](Self::fail_qp), with what was posted and not looked at yet.

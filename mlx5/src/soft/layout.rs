@@ -33,11 +33,12 @@ use shm::ready::ReadyWords;
 use shm::sleep::Sleep;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
+use crate::mr::Access;
 use crate::ud_qp::GRH_BYTES;
 use crate::wire::Syndrome;
 
 /// What the control file's `kind` says; its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC07");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC08");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -113,8 +114,11 @@ impl Told {
 
 /// Flag in [`QpEntry::identity`]: the state is RTR or RTS.
 pub(crate) const RECEIVES: u64 = 1;
+/// Flags in [`QpEntry::identity`] of a queue pair that receives: what it lets its peer do, as the bits of [`Access`]. They may change while it
+/// is connected.
+pub(crate) const RIGHTS: u64 = Access::REMOTE.bits() as u64;
 /// Flag in [`QpEntry::identity`]: unreliable datagrams, so nobody connects to it.
-pub(crate) const DATAGRAM: u64 = 2;
+pub(crate) const DATAGRAM: u64 = 1 << 4;
 
 impl QpEntry {
     /// `generation` tells apart the queue pairs that had this number.
@@ -355,6 +359,7 @@ pub(crate) struct Publication {
 
 const _: () = {
     use core::mem::offset_of;
+    assert!(RIGHTS & (RECEIVES | DATAGRAM) == 0 && RIGHTS <= 0xff);
     assert!(size_of::<Header>() == 64);
     assert!(size_of::<QpEntry>() == 128 && offset_of!(QpEntry, armed) == 24 && offset_of!(QpEntry, told) == 64);
     assert!(size_of::<MrEntry>() == 64);

@@ -13,7 +13,7 @@ use super::layout::{
 };
 use crate::mr::Access;
 
-/// Why an access by key is refused; also the vendor syndrome of the completion.
+/// Why a remote access, or one by key, is refused; also the vendor syndrome of the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Fault {
@@ -29,6 +29,8 @@ pub(crate) enum Fault {
     Copy = 5,
     /// The process is ending: it has no memory any more, but may not be proven dead yet.
     Gone = 6,
+    /// The queue pair does not allow it.
+    QueuePair = 7,
 }
 
 impl Fault {
@@ -40,6 +42,7 @@ impl Fault {
             3 => Some(Self::Access),
             4 => Some(Self::Domain),
             5 => Some(Self::Copy),
+            7 => Some(Self::QueuePair),
             _ => Some(Self::Key),
         }
     }

@@ -30,6 +30,7 @@ use crate::control::{self, ConnectParts, CqParts, CreateError, QpParts, QpReques
 use crate::cq::CqConfig;
 use crate::device::{DeviceInfo, NullOptions, OpenError, SoftOptions};
 use crate::hca::{MAX_SEAT, Port};
+use crate::mr::Access;
 use crate::qp::ConnectError;
 use crate::wire::{CQE_BYTES, CQE128_BYTES, WQEBB};
 
@@ -350,6 +351,7 @@ impl Hca {
             lane,
             lane_place,
             transport: if place.is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) },
+            access: Access::empty(),
             options: crate::ConnectOptions::default(),
             is_watched: false,
             has_sq: true,
@@ -367,7 +369,8 @@ impl Hca {
     }
 
     /// Maps the peer and lets it in: RTR, as far as the device is concerned. That it may not send before RTS is the driver's to see to.
-    pub(crate) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
+    /// The peer is allowed `access` then.
+    pub(crate) fn connect(&self, parts: &ConnectParts, access: Access) -> Result<(), ConnectError> {
         let ConnectParts { qpn, remote, options } = parts;
         if self.null.is_some() {
             return Ok(());
@@ -384,13 +387,13 @@ impl Hca {
             links.forget_unused();
             return Err(no_such_qp);
         };
-        qp.options = *options;
+        (qp.options, qp.access) = (*options, access);
         let entry = self.memory.qp(qp.index);
         entry.peer.store(QpEntry::pack_peer(remote.lid, remote.qpn, connection.generation()), Ordering::Relaxed);
         qp.transport = Transport::Connected(Some(Box::new(connection)));
         entry.peer_epoch.store(remote.epoch, Ordering::Relaxed);
         // H1
-        entry.identity.store(qp.identity(RECEIVES), Ordering::Release);
+        entry.identity.store(qp.connected_identity(), Ordering::Release);
         Ok(())
     }
 

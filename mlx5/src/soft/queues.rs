@@ -9,13 +9,14 @@ use shm::ready::ReadyWords;
 
 use super::Hca;
 use super::fabric::Peer;
-use super::layout::{AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, Told};
+use super::layout::{AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Told};
 use super::objects::{qp_index, ready_words};
 use super::private::PrivateMemory;
 use super::receive::{Receives, Taken, Taking};
 use super::strict::QpWatch;
 use super::timing::UnderWay;
 use crate::doorbell::BF_BYTES;
+use crate::mr::Access;
 use crate::qp::ConnectOptions;
 use crate::wire::{WQEBB, queue_record_index};
 
@@ -102,6 +103,8 @@ pub(crate) struct SoftQp {
     /// Behind the last payload, where the next one goes if they go to a ring. For prefetching only.
     pub(crate) next_payload: u64,
     pub(crate) transport: Transport,
+    /// What its connected peer may do, whatever regions allow.
+    pub(crate) access: Access,
     pub(crate) options: ConnectOptions,
     /// Its doorbells are found by looking at the record: another driver's, which may send.
     pub(crate) is_watched: bool,
@@ -161,7 +164,7 @@ pub(crate) struct Remote {
     /// The last of them is the WQE at the head of the SQ, and not known to be answered.
     pub(crate) is_asking: bool,
     pub(crate) receives: Receives,
-    /// What its `identity`, `peer` and `peer_epoch` words say while it is connected to this queue pair and receives.
+    /// What its `identity`, but for the rights, `peer` and `peer_epoch` words say while it is connected to this queue pair and receives.
     identity: u64,
     own: u64,
     own_epoch: u64,
@@ -180,7 +183,7 @@ impl Remote {
         let memory = &peer.memory;
         let entry = memory.qp(index);
         // H1
-        let identity = entry.identity.load(Ordering::Acquire) | RECEIVES;
+        let identity = entry.identity.load(Ordering::Acquire) & !RIGHTS | RECEIVES;
         if QpEntry::qpn(identity) != qpn || identity & DATAGRAM != 0 {
             return None;
         }
@@ -232,16 +235,18 @@ impl Remote {
         unsafe { self.intent.as_ref() }
     }
 
-    /// Whether the peer lives, and its queue pair is connected to this one and receives. Holds until the end of the doorbell being executed:
-    /// who destroys a queue pair waits for it (H3).
+    /// What the peer's queue pair lets this one do: [`RECEIVES`] and its [`RIGHTS`], or 0 unless the peer lives, and its queue pair is connected to
+    /// this one and receives. Holds until the end of the doorbell being executed: who destroys a queue pair waits for it (H3).
     #[inline(always)]
-    pub(crate) fn answers(&self) -> bool {
+    pub(crate) fn granted(&self) -> u64 {
         let entry = self.entry();
         // H1, and that nobody else took that place since.
-        !self.peer.is_gone()
-            && entry.identity.load(Ordering::Acquire) == self.identity
+        let identity = entry.identity.load(Ordering::Acquire);
+        let answers = !self.peer.is_gone()
+            && identity & !RIGHTS == self.identity
             && entry.peer.load(Ordering::Relaxed) == self.own
-            && entry.peer_epoch.load(Ordering::Relaxed) == self.own_epoch
+            && entry.peer_epoch.load(Ordering::Relaxed) == self.own_epoch;
+        if answers { identity & (RECEIVES | RIGHTS) } else { 0 }
     }
 
     /// Whether the peer's queue pair has been reset since it was connected to, and is a queue pair still.
@@ -298,6 +303,11 @@ impl Remote {
 }
 
 impl SoftQp {
+    /// Its identity word once it is connected and receives.
+    pub(crate) fn connected_identity(&self) -> u64 {
+        self.identity(RECEIVES | u64::from(self.access.bits()) & RIGHTS)
+    }
+
     /// Its identity word with `flags`.
     pub(crate) fn identity(&self, flags: u64) -> u64 {
         QpEntry::pack_identity(self.generation, self.qpn, flags)

@@ -133,6 +133,18 @@ impl Hca {
         true
     }
 
+    /// Changes the domain and the access of a region in place: the key stays. `false` if a peer that may have looked before does not finish in
+    /// time; calling this again looks again.
+    pub(crate) fn try_reregister(&self, key: u32, pd: u32, access: Access) -> Result<bool, RegisterError> {
+        let State { links, stuck, .. } = &mut *self.state.borrow_mut();
+        let entry = self.memory.mr(key);
+        access.check(entry.len.load(Ordering::Relaxed) as usize)?;
+        // Of both at once a peer may see one, as long as this goes on and no longer.
+        entry.pd.store(pd, Ordering::Relaxed);
+        entry.access.store(access.bits(), Ordering::Relaxed);
+        Ok(self.quiesce(stuck, links.peers()))
+    }
+
     /// Deregisters for good: what cannot be given back is never used again by this device.
     pub(crate) fn deregister(&self, key: u32) {
         if !self.try_deregister(key) {

@@ -5,7 +5,7 @@ use shm::cache::copy;
 use super::atomics;
 use super::datagram;
 use super::gather::{Data, Piece, scatter};
-use super::layout::{Message, SOLICITED};
+use super::layout::{Message, RECEIVES, SOLICITED};
 use super::memory::{Fault, Span, place};
 use super::queues::{Remote, SoftQp, Transport, WaitFor};
 use super::receive::Taking;
@@ -30,6 +30,8 @@ impl From<Fault> for Outcome {
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Gone => Self::Wait(WaitFor::Peer),
+            // InfiniBand specification, "Responder error behavior": an operation that the queue pair is not configured for is an invalid request.
+            Fault::QueuePair => Self::Fail(Syndrome::RemoteInvalidRequest, fault as u8),
             _ => Self::Fail(Syndrome::RemoteAccess, fault as u8),
         }
     }
@@ -51,7 +53,7 @@ pub(crate) enum Malformed {
     NotConnected = 0x15,
     /// Inline data is longer than the WQE.
     InlineLength = 0x16,
-    /// The result of an atomic has 8 bytes.
+    /// The result of an atomic has 8 bytes, in however many pieces.
     AtomicLength = 0x17,
 }
 
@@ -61,17 +63,23 @@ impl From<Malformed> for Outcome {
     }
 }
 
-/// Runs one WQE. `answers`: whether the connected peer does.
+/// Whether `granted` by the connected peer ([`Remote::granted`]) has the right `needed`.
 #[inline(always)]
-pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], answers: bool) -> Outcome {
-    if answers {
+fn allows(granted: u64, needed: Access) -> bool {
+    granted & u64::from(needed.bits()) != 0
+}
+
+/// Runs one WQE, as far as it is `granted` by the connected peer ([`Remote::granted`]).
+#[inline(always)]
+pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
+    if allows(granted, Access::REMOTE_WRITE) {
         if let Some(write) = PlainWrite::parse(ctrl, wqe) {
             if let Some(outcome) = write.run(hca, qp, ctrl) {
                 return outcome;
             }
         }
     }
-    execute_any(hca, links, qp, ctrl, wqe, answers)
+    execute_any(hca, links, qp, ctrl, wqe, granted)
 }
 
 /// What nearly every WQE of an RPC is: a WRITE, with immediate or not, of one contiguous part.
@@ -127,7 +135,7 @@ impl PlainWrite {
 
 /// Runs any WQE.
 #[inline(never)]
-fn execute_any(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], answers: bool) -> Outcome {
+fn execute_any(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
     let Some(opcode) = Opcode::from_wire(ctrl.opcode()) else { return Malformed::Opcode.into() };
     if opcode == Opcode::Nop {
         return Outcome::Done(0);
@@ -154,11 +162,20 @@ fn execute_any(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, w
         Ok(length) => length,
         Err(outcome) => return outcome,
     };
-    if !answers {
+    if granted & RECEIVES == 0 {
         return Outcome::Wait(WaitFor::Peer);
     }
     if header == SEGMENT {
         return done(send(remote, &data, length as u32, opcode, ctrl));
+    }
+    let needed = match opcode {
+        Opcode::RdmaRead => Access::REMOTE_READ,
+        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => Access::REMOTE_ATOMIC,
+        _ => Access::REMOTE_WRITE,
+    };
+    // The responder looks at its queue pair before it looks at the key.
+    if !allows(granted, needed) {
+        return Fault::QueuePair.into();
     }
     let Some(raddr) = wqe[SEGMENT..].first_chunk() else { return Malformed::Header.into() };
     let raddr = RaddrSegment::parse(raddr);
@@ -169,7 +186,6 @@ fn execute_any(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, w
         // Nothing is accessed, so the key is not looked at.
         None
     } else {
-        let needed = if is_result { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
         match remote.peer.memory.resolve(raddr.rkey, raddr.addr, length, needed, remote.pd) {
             Ok(span) => Some(span),
             Err(fault) => return fault.into(),
@@ -294,12 +310,11 @@ fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, c
 }
 
 /// Compare and swap, fetch and add: one locked operation on the peer's word, which is more than `IBV_ATOMIC_HCA` promises: it is atomic
-/// also towards its CPU. The old value goes to the one 8-byte piece. On memory that is not mapped here, the peer's owner does it.
+/// also towards its CPU. The old value goes to the pieces, 8 bytes together. On memory that is not mapped here, the peer's owner does it.
 fn atomic(remote: &mut Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opcode, data: &Data<'_>, length: u64) -> Outcome {
     let Some(segment) = segment.first_chunk() else { return Malformed::Header.into() };
     let segment = AtomicSegment::parse(segment);
     let is_add = opcode == Opcode::AtomicFetchAdd;
-    let Data::One(into) = data else { return Malformed::AtomicLength.into() };
     if length != 8 {
         return Malformed::AtomicLength.into();
     }
@@ -320,7 +335,12 @@ fn atomic(remote: &mut Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opc
             Err(outcome) => return outcome,
         },
     };
-    // SAFETY: the piece has 8 bytes of a locally writable region.
-    unsafe { into.at.cast_mut().cast::<u64>().write_unaligned(old) };
-    Outcome::Done(8)
+    let (old, mut offset) = (old.to_ne_bytes(), 0);
+    let placed = data.each(|piece| {
+        // SAFETY: the piece was checked against a locally writable region, and the pieces have 8 bytes together.
+        unsafe { piece.at.cast_mut().copy_from_nonoverlapping(old[offset..].as_ptr(), piece.len) };
+        offset += piece.len;
+        Ok(())
+    });
+    placed.map_or_else(|outcome| outcome, |()| Outcome::Done(8))
 }

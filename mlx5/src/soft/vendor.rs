@@ -2,7 +2,7 @@
 //!
 //! | range | what | where |
 //! |---|---|---|
-//! | 0x01.. | an access by key was refused | [`Fault`] |
+//! | 0x01.. | a remote access, or one by key, was refused | [`Fault`] |
 //! | 0x10.. | the WQE cannot be understood | [`Malformed`] |
 //! | 0x20.. | understood, and not possible | [`Limit`] |
 //! | 0x40.. | strict mode: a rule was broken | [`Rule`] |
@@ -36,20 +36,21 @@ impl Limit {
     }
 }
 
-const TEXTS: [(u8, &str); 18] = [
+const TEXTS: [(u8, &str); 19] = [
     (Fault::Key as u8, "no such key, or its region was deregistered"),
     (Fault::Bounds as u8, "not inside the memory region"),
     (Fault::Access as u8, "the memory region does not allow this access"),
     (Fault::Domain as u8, "the memory region is of another protection domain"),
     (Fault::Copy as u8, "the kernel refused the copy between processes"),
     (Fault::Gone as u8, "the process has no memory any more"),
+    (Fault::QueuePair as u8, "the peer's queue pair does not allow this access, or has no resources for READs and atomics"),
     (Malformed::Control as u8, "wrong index, queue pair number or length in the control segment"),
     (Malformed::Opcode as u8, "an opcode that this kind of queue pair does not have"),
     (Malformed::Header as u8, "a header segment is missing"),
     (Malformed::InlineResult as u8, "the result of a READ or an atomic cannot go into the WQE"),
     (Malformed::NotConnected as u8, "the queue pair is not connected"),
     (Malformed::InlineLength as u8, "inline data reaches beyond the WQE"),
-    (Malformed::AtomicLength as u8, "the result of an atomic is one segment of 8 bytes"),
+    (Malformed::AtomicLength as u8, "the result of an atomic is 8 bytes"),
     (Limit::ReceiveTooShort as u8, "the buffers of the receive end before the message"),
     (Limit::MessageTooLong as u8, "longer than 2^30 bytes"),
     (Limit::DatagramTooLong as u8, "a datagram longer than 4096 bytes"),

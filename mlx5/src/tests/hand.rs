@@ -129,7 +129,7 @@ impl Hand {
             hca.activate_datagrams(sq.qpn, 7);
         } else {
             let options = ConnectOptions { rnr_retry: 1, rnr_timer_ns: 1000, ..ConnectOptions::default() };
-            hca.connect(&ConnectParts { qpn: sq.qpn, remote: hca.address(sq.qpn), options }).unwrap();
+            hca.connect(&ConnectParts { qpn: sq.qpn, remote: hca.address(sq.qpn), options }, Access::REMOTE).unwrap();
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let mr = hca.alloc_registered(pd, REGION, access, false).unwrap();

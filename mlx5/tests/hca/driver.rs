@@ -190,8 +190,13 @@ impl End {
     }
 
     pub(crate) fn connect(&self, qpn: u32) {
+        self.connect_with(qpn, ALL);
+    }
+
+    /// Lets the peer do this.
+    pub(crate) fn connect_with(&self, qpn: u32, access: Access) {
         self.hca.initialize(self.qpn);
-        self.hca.connect(self.qpn, qpn);
+        self.hca.connect(self.qpn, qpn, access);
         self.hca.start_sending(self.qpn, &self.options);
     }
 
@@ -210,7 +215,7 @@ impl End {
     /// Connects that queue pair.
     pub(crate) fn connect_receiver(&self, receiver: u32, qpn: u32) {
         self.hca.initialize(receiver);
-        self.hca.connect(receiver, qpn);
+        self.hca.connect(receiver, qpn, ALL);
     }
 
     pub(crate) fn activate_datagrams(&self, qkey: u32) {
@@ -345,6 +350,10 @@ impl End {
     /// The counter of the next WQE.
     pub(crate) fn next_wqe(&self) -> u16 {
         self.producer
+    }
+
+    pub(crate) fn pd(&self) -> u32 {
+        self.pd
     }
 
     pub(crate) fn cqn(&self) -> u32 {

@@ -134,6 +134,19 @@ fn an_atomic_waits_for_the_owner_of_the_memory_and_for_nothing_else() {
 }
 
 #[test]
+fn an_atomics_result_is_scattered_over_its_buffers() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    let old = *b"old word";
+    b.data.put(8, old);
+    let operands = AtomicSegment { swap_add: 0, compare: 0 }.emit();
+    a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), operands, a.sge(0, 3), a.sge(100, 5)]);
+    a.ring();
+    assert_eq!(a.exchange(&mut b).0, [Done::Sent { wqe: 0, bytes: 8 }]);
+    assert_eq!((a.data.get(0), a.data.get(100)), (*b"old\0", *b" word\0"));
+}
+
+#[test]
 fn an_atomic_that_is_not_allowed_fails_where_it_was_posted() {
     let world = World::default();
     let [mut a, mut b] = End::pair(&world, false, ALL.difference(Access::REMOTE_ATOMIC));
@@ -142,6 +155,99 @@ fn an_atomic_that_is_not_allowed_fails_where_it_was_posted() {
     let (done, _) = a.exchange(&mut b);
     assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::RemoteAccess }]);
     assert!(a.hca.has_failed(a.qpn) && !b.hca.has_failed(b.qpn));
+}
+
+/// One operation of each kind that needs a right of the peer's queue pair, and the right. The one of no bytes touches no memory.
+fn one_sided(a: &End, b: &End) -> [(Access, Opcode, Vec<[u8; SEGMENT]>); 5] {
+    let operands = AtomicSegment { swap_add: 1, compare: 0 }.emit();
+    [
+        (Access::REMOTE_WRITE, Opcode::RdmaWrite, vec![b.remote(0), a.sge(0, 8)]),
+        (Access::REMOTE_WRITE, Opcode::RdmaWriteImm, vec![b.remote(0)]),
+        (Access::REMOTE_READ, Opcode::RdmaRead, vec![b.remote(0), a.sge(0, 8)]),
+        (Access::REMOTE_ATOMIC, Opcode::AtomicFetchAdd, vec![b.remote(8), operands, a.sge(0, 8)]),
+        (Access::REMOTE_ATOMIC, Opcode::AtomicCompareSwap, vec![b.remote(8), operands, a.sge(0, 8)]),
+    ]
+}
+
+#[test]
+fn a_queue_pair_lets_its_peer_do_what_its_rights_say_whatever_regions_allow() {
+    let world = World::default();
+    for case in 0..5 {
+        let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Connected, false, ALL));
+        let (needed, opcode, segments) = one_sided(&a, &b)[case].clone();
+        a.data.put(0, [1u8; 8]);
+        b.write_receive(0, 0, b.sge(64, 32));
+        b.ring_receives(1);
+        a.connect(b.qpn);
+        b.connect_with(a.qpn, needed);
+        b.hca.poll();
+        a.post(opcode, 0, &segments);
+        a.ring();
+        assert!(matches!(a.exchange(&mut b).0[..], [Done::Sent { wqe: 0, .. }]), "{opcode:?} with {needed:?} alone");
+
+        let [mut a, mut b] = [a, b].map(|mut end| {
+            end.reset();
+            end
+        });
+        a.connect(b.qpn);
+        b.connect_with(a.qpn, ALL.difference(needed));
+        b.data.put(0, [7u8; 16]);
+        b.write_receive(0, 0, b.sge(64, 32));
+        b.ring_receives(1);
+        b.hca.poll();
+        a.post(opcode, 0, &segments);
+        a.ring();
+        let (done, arrived) = a.exchange(&mut b);
+        let refused = Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::RemoteInvalidRequest };
+        assert_eq!((&done[..], &arrived[..]), (&[refused][..], &[][..]), "{opcode:?} without {needed:?}");
+        assert_eq!((b.data.get(0), a.data.get(0)), ([7u8; 16], a.data.get::<8>(0)), "{opcode:?}");
+        assert!(a.hca.has_failed(a.qpn) && !b.hca.has_failed(b.qpn));
+    }
+}
+
+#[test]
+fn rights_change_while_a_queue_pair_is_connected_and_its_owner_looks_at_them_too() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    let add = |a: &mut End, b: &End| {
+        a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
+        a.ring();
+    };
+    b.hca.allow(b.qpn, Access::REMOTE_ATOMIC);
+    add(&mut a, &b);
+    assert_eq!(a.exchange(&mut b).0, [Done::Sent { wqe: 0, bytes: 8 }]);
+    // Asked for when it was allowed, and executed by the owner when it is not.
+    add(&mut a, &b);
+    a.hca.poll();
+    b.hca.allow(b.qpn, Access::REMOTE_READ);
+    let (done, _) = a.exchange(&mut b);
+    assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 1, syndrome: Syndrome::RemoteInvalidRequest }]);
+    assert_eq!(b.data.get(8), 1u64.to_ne_bytes());
+    b.hca.fail_qp(b.qpn);
+    b.hca.allow(b.qpn, ALL);
+    a.reset();
+    a.connect(b.qpn);
+    add(&mut a, &b);
+    a.hca.poll();
+    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    let (done, _) = a.exchange(&mut b);
+    let syndrome = Syndrome::TransportRetryExceeded;
+    assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome }], "a right does not make it receive");
+}
+
+#[test]
+fn a_region_whose_access_changes_is_the_same_region_with_other_rights() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, Access::LOCAL_WRITE);
+    for (wqe, access) in [(0, ALL), (1, Access::LOCAL_WRITE | Access::REMOTE_READ)] {
+        assert!(b.hca.reregister(b.key, b.pd(), access).unwrap());
+        a.post(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
+        a.ring();
+        let (done, _) = a.exchange(&mut b);
+        let refused = Done::Failed { opcode: CqeOpcode::RequesterError, wqe, syndrome: Syndrome::RemoteAccess };
+        assert_eq!(done, [if access.contains(Access::REMOTE_WRITE) { sent(wqe) } else { refused }]);
+    }
+    assert!(b.hca.reregister(b.key, b.pd(), Access::REMOTE_WRITE).is_err());
 }
 
 #[test]

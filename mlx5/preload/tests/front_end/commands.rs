@@ -50,13 +50,13 @@ fn there_is_one_context_and_nothing_before_it() {
 
 #[test]
 fn what_there_is_not_is_refused_and_logged_by_name() {
-    let logged = ["resize_cq (19) refused: EOPNOTSUPP", "alloc_mw (14) refused: EOPNOTSUPP", "ioctl MR.ADVISE_MR refused: ENOTTY"];
+    let logged = ["resize_cq (19) refused: EOPNOTSUPP", "alloc_mw (14) refused: EOPNOTSUPP", "ioctl MR.ADVISE_MR refused: EPROTONOSUPPORT"];
     under_the_library("commands::what_there_is_not_is_refused_and_logged_by_name", "", &logged, || {
         let device = Device::start();
         for number in [14, 19, 38, 200] {
             assert_eq!(errno(device.write(number, &[0; 24], 0)), libc::EOPNOTSUPP);
         }
-        assert_eq!(device.ioctl(), libc::ENOTTY);
+        assert_eq!(device.ioctl(), libc::EPROTONOSUPPORT);
         assert_eq!(errno((&device.file).write_short()), libc::EINVAL);
     });
 }
@@ -139,6 +139,50 @@ fn queue_pairs_go_where_the_specification_lets_them() {
         modify((0, 1)).unwrap();
         assert_eq!(device.query_qp(qp).unwrap().dest_qp_num, 0, "RESET forgets");
         modify(INIT).unwrap();
+    });
+}
+
+#[test]
+fn attributes_above_what_the_device_reports_are_refused() {
+    under_the_library("commands::attributes_above_what_the_device_reports_are_refused", "", &[], || {
+        let (device, memory) = (Device::start(), Memory::new());
+        let pd = device.alloc_pd().unwrap();
+        assert_eq!(errno(device.create_cq_on(&memory, 16, 1)), libc::EINVAL, "one completion vector");
+        let cq = device.create_cq(&memory, 16).unwrap();
+        let qp = device.create_qp(&memory, pd, cq, None).unwrap().qp_handle;
+        assert_eq!(errno(device.modify_qp(qp, ERROR, NOBODY)), libc::EINVAL, "RESET leads to INIT only");
+        device.modify_qp(qp, INIT, NOBODY).unwrap();
+        let to_rtr = |count| device.modify_qp_with(qp, RTR, NOBODY, |request| request.max_dest_rd_atomic = count);
+        let to_rts = |count| device.modify_qp_with(qp, RTS, NOBODY, |request| request.max_rd_atomic = count);
+        assert_eq!(errno(to_rtr(17)), libc::EINVAL);
+        to_rtr(16).unwrap();
+        assert_eq!(errno(to_rts(17)), libc::EINVAL);
+        to_rts(16).unwrap();
+    });
+}
+
+#[test]
+fn a_receive_queue_is_as_large_as_its_driver_made_it() {
+    under_the_library("commands::a_receive_queue_is_as_large_as_its_driver_made_it", "", &[], || {
+        let (device, memory) = (Device::start(), Memory::new());
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(&memory, 16).unwrap();
+        let qp = device.create_qp_with(&memory, pd, cq, None, 4).unwrap().qp_handle;
+        let is = device.query_qp(qp).unwrap();
+        assert_eq!((is.max_recv_wr, is.max_recv_sge), (4, 4));
+    });
+}
+
+#[test]
+fn a_region_whose_access_changes_keeps_its_keys() {
+    under_the_library("commands::a_region_whose_access_changes_keeps_its_keys", "", &[], || {
+        let (device, memory) = (Device::start(), Memory::new());
+        let pd = device.alloc_pd().unwrap();
+        let mr = device.reg_mr(pd, memory.sq(), 64, memory.sq(), 1).unwrap();
+        let changed = device.rereg_access(mr.mr_handle, 7).unwrap();
+        assert_eq!((changed.lkey, changed.rkey), (mr.lkey, mr.rkey));
+        assert_eq!(errno(device.rereg_access(mr.mr_handle, 2)), libc::EINVAL, "remote write without local write");
+        device.tell(number::DEREG_MR, &verbs::DeregMr { mr_handle: mr.mr_handle }).unwrap();
     });
 }
 

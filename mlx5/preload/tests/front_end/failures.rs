@@ -65,7 +65,7 @@ fn what_is_refused_is_logged_by_name() {
     let log = place.file("log");
     place.run(&["--log", log.to_str().unwrap()], &["ibv_devinfo"]).succeeded();
     let refused = fs::read_to_string(&log).unwrap();
-    assert!(refused.contains("ioctl DEVICE.INVOKE_WRITE refused: ENOTTY"), "{refused}");
+    assert!(refused.contains("ioctl DEVICE.INVOKE_WRITE refused: EPROTONOSUPPORT"), "{refused}");
     assert!(!refused.contains("query_port"), "{refused}");
     place.run(&["--log", "-", "--log-commands"], &["ibv_devinfo"]).succeeded().said("get_context bfregs=16/4").said("query_port");
 }

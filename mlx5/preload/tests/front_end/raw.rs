@@ -131,8 +131,19 @@ impl Device {
         Ok(self.ask::<_, [u8; 0]>(number::REG_MR, &request, &[0u8; 0])?.0)
     }
 
+    /// Changes the access of a region.
+    pub(crate) fn rereg_access(&self, mr_handle: u32, access_flags: u32) -> io::Result<verbs::ReregMrResp> {
+        let request = verbs::ReregMr { mr_handle, flags: 4, access_flags, ..verbs::ReregMr::new_zeroed() };
+        Ok(self.ask::<_, [u8; 0]>(number::REREG_MR, &request, &[0u8; 0])?.0)
+    }
+
     pub(crate) fn create_cq(&self, memory: &Memory, entries: u32) -> io::Result<u32> {
-        let request = verbs::CreateCq { cqe: entries - 1, comp_channel: -1, ..verbs::CreateCq::new_zeroed() };
+        self.create_cq_on(memory, entries, 0)
+    }
+
+    /// On a completion vector.
+    pub(crate) fn create_cq_on(&self, memory: &Memory, entries: u32, comp_vector: u32) -> io::Result<u32> {
+        let request = verbs::CreateCq { cqe: entries - 1, comp_vector, comp_channel: -1, ..verbs::CreateCq::new_zeroed() };
         let driver = mlx5::CreateCq { buf_addr: memory.cq(), db_addr: memory.record(0), cqe_size: 64, ..mlx5::CreateCq::new_zeroed() };
         let (response, _): (verbs::CreateCqResp, mlx5::CreateCqResp) = self.ask(number::CREATE_CQ, &request, &driver)?;
         assert_eq!(response.cqe, entries - 1);
@@ -148,6 +159,18 @@ impl Device {
 
     /// A reliable connection with a send queue of 4 WQEBBs, and receives of a shared queue.
     pub(crate) fn create_qp(&self, memory: &Memory, pd_handle: u32, cq: u32, srq: Option<u32>) -> io::Result<verbs::CreateQpResp> {
+        self.create_qp_with(memory, pd_handle, cq, srq, 0)
+    }
+
+    /// With a receive queue of its own, of so many WQEs of 64 bytes, out of which a program asked for one less with a single buffer each.
+    pub(crate) fn create_qp_with(
+        &self,
+        memory: &Memory,
+        pd_handle: u32,
+        cq: u32,
+        srq: Option<u32>,
+        rq_wqe_count: u32,
+    ) -> io::Result<verbs::CreateQpResp> {
         let request = verbs::CreateQp {
             pd_handle,
             send_cq_handle: cq,
@@ -156,21 +179,42 @@ impl Device {
             is_srq: srq.is_some().into(),
             qp_type: 2,
             max_send_wr: 3,
+            max_recv_wr: rq_wqe_count.saturating_sub(1),
+            max_recv_sge: u32::from(rq_wqe_count > 0),
             ..verbs::CreateQp::new_zeroed()
         };
-        let driver = mlx5::CreateQp { buf_addr: memory.sq(), db_addr: memory.record(4), sq_wqe_count: 4, ..mlx5::CreateQp::new_zeroed() };
+        let driver = mlx5::CreateQp {
+            buf_addr: memory.sq(),
+            db_addr: memory.record(4),
+            sq_wqe_count: 4,
+            rq_wqe_count,
+            rq_wqe_shift: 6,
+            ..mlx5::CreateQp::new_zeroed()
+        };
         let (response, driver): (_, mlx5::CreateQpResp) = self.ask(number::CREATE_QP, &request, &driver)?;
         assert_eq!(driver.bfreg_index, 24, "the first register for one queue pair");
         Ok(response)
     }
 
     /// To `state`, on the way to queue pair `qpn` at LID `dlid`.
-    pub(crate) fn modify_qp(&self, qp_handle: u32, (qp_state, attr_mask): (u8, u32), (dlid, qpn): (u16, u32)) -> io::Result<()> {
+    pub(crate) fn modify_qp(&self, qp_handle: u32, to: (u8, u32), path: (u16, u32)) -> io::Result<()> {
+        self.modify_qp_with(qp_handle, to, path, |_| ())
+    }
+
+    /// With a change to the command.
+    pub(crate) fn modify_qp_with(
+        &self,
+        qp_handle: u32,
+        (qp_state, attr_mask): (u8, u32),
+        (dlid, qpn): (u16, u32),
+        change: impl FnOnce(&mut verbs::ModifyQp),
+    ) -> io::Result<()> {
         let mut request = verbs::ModifyQp { qp_handle, qp_state, attr_mask, port_num: 1, path_mtu: 3, ..verbs::ModifyQp::new_zeroed() };
         request.dest.dlid = dlid;
         // The shortest there are.
         (request.timeout, request.min_rnr_timer) = (1, 1);
         request.dest_qp_num = qpn;
+        change(&mut request);
         self.tell(number::MODIFY_QP, &request)
     }
 
