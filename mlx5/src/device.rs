@@ -250,6 +250,13 @@ impl Device {
         self.control.now_ns()
     }
 
+    /// As [`now_ns`](Self::now_ns) for a fifth of its cost where that is the system's clock, which is then behind by up to a tick of the
+    /// kernel, 10 ms at most (`CLOCK_MONOTONIC_COARSE`); never ahead of it. A virtual clock has one time only.
+    #[must_use]
+    pub fn coarse_now_ns(&self) -> u64 {
+        self.control.coarse_now_ns()
+    }
+
     /// When, on its clock, the device has something to do by itself: a retry, a delayed operation. For steppers of virtual time.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
@@ -261,8 +268,8 @@ impl Device {
         self.control.progress()
     }
 
-    /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, at most `timeout` (`None`: for ever); meanwhile the
-    /// device makes progress. Returns whether there is one; hardware says so also of one that was polled since its CQ was armed. The CQs that
+    /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, at most `timeout` (`None`: for ever), in real time
+    /// or on the device's clock, whichever passes first; meanwhile the device makes progress. Returns whether there is one; hardware says so also of one that was polled since its CQ was armed. The CQs that
     /// have one are disarmed: poll them, then arm them again.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.control.wait(timeout.map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)))
