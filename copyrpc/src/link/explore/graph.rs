@@ -22,7 +22,7 @@ impl States {
         Self { bytes: Vec::new(), ends: Vec::new(), table: vec![NONE; 1 << 16] }
     }
 
-    const fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.ends.len()
     }
 
