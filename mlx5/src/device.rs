@@ -268,8 +268,8 @@ impl Device {
         self.control.progress()
     }
 
-    /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, at most `timeout` (`None`: for ever), in real time
-    /// or on the device's clock, whichever passes first; meanwhile the device makes progress. Returns whether there is one; hardware says so also of one that was polled since its CQ was armed. The CQs that
+    /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, at most `timeout` (`None`: for ever); meanwhile the
+    /// device makes progress. Returns whether there is one; hardware says so also of one that was polled since its CQ was armed. The CQs that
     /// have one are disarmed: poll them, then arm them again.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.control.wait(timeout.map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)))

@@ -62,15 +62,15 @@ impl Hca {
         then(&mut Idle(self));
     }
 
-    /// Makes progress and sleeps until an armed CQ of this device has a CQE that it was armed for, or `timeout_ns` have passed in real time or
-    /// on its clock. Returns whether there is one; it disarms those CQs.
+    /// Makes progress and sleeps until an armed CQ of this device has a CQE that it was armed for, or `timeout_ns` have passed in real time.
+    /// Returns whether there is one; it disarms those CQs.
     pub(crate) fn wait(&self, timeout_ns: Option<u64>) -> bool {
-        let ends = timeout_ns.map(|ns| [&Clock::System, &self.clock].map(|clock| (clock, clock.now_ns().saturating_add(ns))));
+        let end_ns = timeout_ns.map(|ns| Clock::System.now_ns().saturating_add(ns));
         loop {
             let (mut has_event, mut left_ns) = (false, 0);
             self.with_watch(&mut |watch| {
                 has_event = self.take_events();
-                left_ns = ends.iter().flatten().map(|(clock, end_ns)| end_ns.saturating_sub(clock.now_ns())).min().unwrap_or(u64::MAX);
+                left_ns = end_ns.map_or(u64::MAX, |end_ns| end_ns.saturating_sub(Clock::System.now_ns()));
                 let longest_ns = self.longest_sleep_ns().min(left_ns);
                 if !has_event && longest_ns > 0 {
                     sleep::sleep_once(watch, Duration::from_nanos(longest_ns));
