@@ -102,7 +102,7 @@ impl ContextBuilder {
             return Err(BuildError::CqTooSmall { cq_size: recv_cq.entries(), srq_depth: srq.depth() });
         }
         let inner = Inner {
-            worklist: Rc::new(Worklist::new()),
+            worklist: Rc::new(Worklist::new(device.clone())),
             control_regions: ControlRegions::default(),
             connections: RefCell::new(Vec::new()),
             used: Rc::default(),
@@ -237,6 +237,12 @@ impl<U> Context<U> {
     #[must_use]
     pub fn device_info(&self) -> DeviceInfo {
         self.inner.device.info()
+    }
+
+    /// The device of this context. Everything here that takes time is measured by its clock, [`Device::now_ns`]: deadlines, keep-alive, stalls.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
     }
 
     /// Makes one end of a connection. Memory: two rings of `ring_size`, and 64 bytes of a region that 64 endpoints share, registered; the

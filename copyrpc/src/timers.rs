@@ -1,13 +1,15 @@
 //! The clock of a context, and when its connections' deadlines come.
 //!
-//! The clock is read once per drain that found nothing and at every [`CLOCK_INTERVAL`]th drain under load, and by calls that have a
-//! deadline. So a deadline is noticed at the first of these that finds it passed, and ends its call in the drain that looked: never early,
-//! late by at most as many drains. While no call has a deadline it is the kernel's coarse clock, which is some milliseconds behind and costs
-//! a tenth: all that is left to do then is done every 10 ms or more seldom.
+//! The clock is the device's, so that virtual time is that of both. It is read once per drain that found nothing and at every
+//! [`CLOCK_INTERVAL`]th drain under load, and by calls that have a deadline. So a deadline is noticed at the first of these that finds it
+//! passed, and ends its call in the drain that looked: never early, late by at most as many drains. While no call has a deadline, a coarse
+//! reading is enough, some milliseconds behind for a fifth of the cost: all that is left to do then is done every 10 ms or more seldom.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
+
+use mlx5::Device;
 
 use crate::connection::Connection;
 use crate::link::Deadlines;
@@ -42,10 +44,10 @@ impl<U> Armed<U> {
     }
 }
 
-/// Time in nanoseconds since the context was built.
+/// Time in nanoseconds of the device's clock.
 #[derive(Debug)]
 pub(crate) struct Timers<U> {
-    base_ns: u64,
+    device: Device,
     now_ns: Cell<u64>,
     drains_since_look: Cell<u32>,
     last_sweep_ns: Cell<u64>,
@@ -54,12 +56,13 @@ pub(crate) struct Timers<U> {
 }
 
 impl<U> Timers<U> {
-    pub(crate) fn start() -> Self {
+    pub(crate) fn start(device: Device) -> Self {
+        let now_ns = device.coarse_now_ns();
         Self {
-            base_ns: clock_ns(libc::CLOCK_MONOTONIC),
-            now_ns: Cell::new(0),
+            device,
+            now_ns: Cell::new(now_ns),
             drains_since_look: Cell::new(0),
-            last_sweep_ns: Cell::new(0),
+            last_sweep_ns: Cell::new(now_ns),
             deadlines: RefCell::new(Deadlines::new()),
             last_serial: Cell::new(0),
         }
@@ -72,7 +75,7 @@ impl<U> Timers<U> {
 
     /// The time `timeout` from now, for [`Timers::arm`].
     pub(crate) fn deadline_in(&self, timeout: Duration) -> u64 {
-        self.since_base(libc::CLOCK_MONOTONIC).saturating_add(nanoseconds(timeout))
+        self.device.now_ns().saturating_add(nanoseconds(timeout))
     }
 
     /// Called once per drain. Whether it looked at the clock.
@@ -83,14 +86,10 @@ impl<U> Timers<U> {
             return false;
         }
         self.drains_since_look.set(0);
-        let clock = if self.deadlines.borrow().is_empty() { libc::CLOCK_MONOTONIC_COARSE } else { libc::CLOCK_MONOTONIC };
-        // The coarse clock is behind the other.
-        self.now_ns.set(self.now_ns.get().max(self.since_base(clock)));
+        let now_ns = if self.deadlines.borrow().is_empty() { self.device.coarse_now_ns() } else { self.device.now_ns() };
+        // The coarse reading is behind the other.
+        self.now_ns.set(self.now_ns.get().max(now_ns));
         true
-    }
-
-    fn since_base(&self, clock: libc::clockid_t) -> u64 {
-        clock_ns(clock).saturating_sub(self.base_ns)
     }
 
     /// Has the next drain look at the clock, after a sleep.
@@ -106,7 +105,7 @@ impl<U> Timers<U> {
     pub(crate) fn until_next(&self) -> Option<Duration> {
         let at_ns = self.deadlines.borrow().first_ns()?;
         // Due is what has passed.
-        Some(Duration::from_nanos(at_ns.saturating_add(1).saturating_sub(self.since_base(libc::CLOCK_MONOTONIC))))
+        Some(Duration::from_nanos(at_ns.saturating_add(1).saturating_sub(self.device.now_ns())))
     }
 
     /// After a look at the clock: whether the connections should be swept.
@@ -146,13 +145,6 @@ impl<U> Timers<U> {
         }
         None
     }
-}
-
-fn clock_ns(clock: libc::clockid_t) -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid pointer to a timespec; Linux has both clocks.
-    unsafe { libc::clock_gettime(clock, &raw mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// Saturates after 584 years.

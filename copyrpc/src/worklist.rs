@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 
+use mlx5::Device;
+
 use crate::connection::Connection;
 use crate::link::Request;
 use crate::timers::Timers;
@@ -27,8 +29,8 @@ impl<U> fmt::Debug for Worklist<U> {
 }
 
 impl<U> Worklist<U> {
-    pub(crate) fn new() -> Self {
-        Self { first: Cell::new(None), unfinished: RefCell::default(), requests: RefCell::default(), timers: Timers::start() }
+    pub(crate) fn new(device: Device) -> Self {
+        Self { first: Cell::new(None), unfinished: RefCell::default(), requests: RefCell::default(), timers: Timers::start(device) }
     }
 
     pub(crate) const fn timers(&self) -> &Timers<U> {

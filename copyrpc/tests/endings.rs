@@ -1,4 +1,5 @@
-//! Deadlines, cancelled calls and stalled peers through the driver, both ends in one thread. The rules are tested in `protocol`.
+//! Deadlines, cancelled calls and stalled peers through the driver, both ends in one thread, in virtual time. The rules are tested in
+//! `protocol`.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -9,27 +10,48 @@
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use copyrpc::{CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome};
-use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+use mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
+const NS: Duration = Duration::from_nanos(1);
 const SHORT: Duration = Duration::from_millis(2);
 const LONG: Duration = Duration::from_secs(3600);
 
 type Ended = Vec<(u64, Result<Vec<u8>, CallFailure>)>;
 
 struct World {
-    fabric: LocalFabric,
+    net: Net,
     client: Context<u64>,
     server: Context<u64>,
     config: EndpointConfig,
 }
 
+/// Where contexts meet, and their time.
+#[derive(Default)]
+struct Net {
+    fabric: LocalFabric,
+    now_ns: Arc<AtomicU64>,
+}
+
+impl Net {
+    fn context(&self) -> Context<u64> {
+        let (fabric, clock) = (FabricSpec::Local(self.fabric.clone()), Clock::Manual(Arc::clone(&self.now_ns)));
+        ContextBuilder::new(DeviceSpec::Soft(SoftOptions { fabric, clock, ..SoftOptions::default() })).build().unwrap()
+    }
+}
+
 impl World {
     fn new(config: EndpointConfig) -> Self {
-        let fabric = LocalFabric::new();
-        Self { client: build(&fabric), server: build(&fabric), fabric, config }
+        let net = Net::default();
+        Self { client: net.context(), server: net.context(), net, config }
+    }
+
+    fn pass(&self, time: Duration) {
+        self.net.now_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     fn connect(&self, server: &Context<u64>) -> (Endpoint<u64>, Endpoint<u64>) {
@@ -39,22 +61,19 @@ impl World {
     }
 }
 
-fn build(fabric: &LocalFabric) -> Context<u64> {
-    let device = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), ..SoftOptions::default() });
-    ContextBuilder::new(device).build().unwrap()
-}
-
 fn small() -> EndpointConfig {
     EndpointConfig { ring_size: 4096, ..EndpointConfig::default() }
 }
 
-/// Steps until `is_done`; ends a hang, not a test of time.
+/// Steps until `is_done`; everything is executed at once, so few steps do.
 fn step_until(mut is_done: impl FnMut() -> bool, mut step: impl FnMut()) {
-    let watchdog = Instant::now() + Duration::from_secs(60);
-    while !is_done() {
-        assert!(Instant::now() < watchdog, "nothing came of it");
+    for _ in 0..1_000 {
+        if is_done() {
+            return;
+        }
         step();
     }
+    panic!("nothing came of it");
 }
 
 fn collect(ended: &RefCell<Ended>) -> impl FnMut(u64, Outcome<'_>) {
@@ -83,6 +102,7 @@ fn a_call_without_a_reply_ends_with_its_deadline_once_and_its_late_reply_nowhere
     let poll = || {
         world.client.poll(collect(&ended)).unwrap();
     };
+    world.pass(SHORT + NS);
     step_until(|| !ended.borrow().is_empty(), poll);
     assert_eq!(ended.take(), [(2, EXCEEDED)]);
     assert_eq!(endpoint.outstanding_calls(), 2);
@@ -108,6 +128,7 @@ fn deadlines_pass_also_in_drains_alone() {
         endpoint.call_within(b"", serial, 0, SHORT).unwrap();
     }
     let mut moved = 0;
+    world.pass(SHORT + NS);
     step_until(|| ended.borrow().len() == 3, || moved += world.client.drain(collect(&ended)).unwrap());
     assert_eq!(moved, 3, "an ended call is something that moved");
     assert_eq!(world.client.stats().batches_sent, 0);
@@ -121,7 +142,7 @@ fn a_reply_that_is_there_when_the_deadline_has_passed_wins() {
     endpoint.call_within(b"x", 1, 10, SHORT).unwrap();
     world.client.flush_endpoints().unwrap();
     echo_all(&world.server);
-    std::thread::sleep(2 * SHORT);
+    world.pass(2 * SHORT);
     step_until(|| !ended.borrow().is_empty(), || assert!(world.client.poll(collect(&ended)).is_ok()));
     assert_eq!(ended.take(), [(1, Ok(b"x".to_vec()))]);
 }
@@ -133,11 +154,44 @@ fn a_deadline_counts_from_the_call() {
     let (endpoint, _peer) = world.connect(&world.server);
     let ended = RefCell::new(Vec::new());
     world.client.poll(|_, _| ()).unwrap();
-    std::thread::sleep(Duration::from_millis(200));
-    let start = Instant::now();
-    endpoint.call_within(b"", 1, 0, Duration::from_millis(100)).unwrap();
-    step_until(|| !ended.borrow().is_empty(), || assert!(world.client.poll(collect(&ended)).is_ok()));
-    assert!(start.elapsed() >= Duration::from_millis(100), "a deadline is never early");
+    world.pass(LONG);
+    endpoint.call_within(b"", 1, 0, SHORT).unwrap();
+    world.pass(SHORT);
+    for _ in 0..100 {
+        world.client.poll(collect(&ended)).unwrap();
+    }
+    assert_eq!(ended.take(), [], "a deadline is never early");
+    world.pass(NS);
+    world.client.poll(collect(&ended)).unwrap();
+    assert_eq!(ended.take(), [(1, EXCEEDED)]);
+}
+
+/// In real time the deadline is an hour away.
+#[test]
+fn a_sleeper_wakes_for_a_deadline_that_has_passed_on_its_devices_clock() {
+    let (done, is_done) = mpsc::channel();
+    let (start, is_started) = mpsc::channel::<Arc<AtomicU64>>();
+    std::thread::spawn(move || {
+        let now_ns = is_started.recv().unwrap();
+        // So that the other sleeps by now; if it does not, it finds the time passed.
+        std::thread::sleep(SHORT);
+        now_ns.fetch_add((LONG + NS).as_nanos() as u64, Ordering::Relaxed);
+    });
+    std::thread::spawn(move || {
+        let world = World::new(small());
+        let (endpoint, _peer) = world.connect(&world.server);
+        let ended = RefCell::new(Vec::new());
+        endpoint.call_within(b"", 1, 0, LONG).unwrap();
+        world.client.flush_endpoints().unwrap();
+        start.send(Arc::clone(&world.net.now_ns)).unwrap();
+        while ended.borrow().is_empty() {
+            world.client.wait(None).unwrap();
+            world.client.poll(collect(&ended)).unwrap();
+        }
+        done.send(ended.take()).unwrap();
+    });
+    // A hang ends here.
+    assert_eq!(is_done.recv_timeout(Duration::from_secs(100)), Ok(vec![(1, EXCEEDED)]));
 }
 
 #[test]
@@ -156,6 +210,7 @@ fn a_call_may_be_made_and_cancelled_from_the_callback_of_one_that_ran_out_of_tim
             ended.push(serial);
             endpoint.call_within(b"", serial + 1, 0, Duration::ZERO).unwrap();
         };
+        world.pass(NS);
         world.client.poll(on_response).unwrap();
         assert!(ended.len() <= before + 1, "a call made in a callback has its end in a later poll");
         polls += 1;
@@ -181,6 +236,7 @@ fn a_callback_that_panics_in_an_expiry_loses_no_other_deadline() {
         };
         let _ = catch_unwind(AssertUnwindSafe(|| world.client.drain(on_response)));
     };
+    world.pass(SHORT + NS);
     step_until(|| ended.borrow().len() == 8, drain);
     let mut ended = ended.take();
     ended.sort_unstable();
@@ -208,9 +264,11 @@ fn a_token_ends_the_call_of_its_own_endpoint_only() {
 /// A context that is not polled is a process that is stopped. The other server holds a request for much longer than the timeout.
 #[test]
 fn a_stalled_peer_is_given_up_and_one_that_holds_a_request_is_not() {
-    let config = EndpointConfig { keepalive: Duration::from_millis(5), stall_timeout: Duration::from_millis(200), ..small() };
+    const STALL: Duration = Duration::from_millis(200);
+    const STEP: Duration = Duration::from_millis(1);
+    let config = EndpointConfig { keepalive: Duration::from_millis(5), stall_timeout: STALL, ..small() };
     let world = World::new(config);
-    let stopped = build(&world.fabric);
+    let stopped = world.net.context();
     let (dead, _peer) = world.connect(&stopped);
     let (alive, _peer) = world.connect(&world.server);
     let (ended, mut held) = (RefCell::new(Vec::new()), None);
@@ -218,20 +276,23 @@ fn a_stalled_peer_is_given_up_and_one_that_holds_a_request_is_not() {
     dead.call(b"", 2, 10).unwrap();
     dead.call(b"", 3, 10).unwrap();
     let step = |held: &mut Option<_>| {
+        world.pass(STEP);
         world.client.poll(collect(&ended)).unwrap();
-        // A pause of this process is one of both.
         world.server.poll(|_, _| ()).unwrap();
         if let Some(request) = world.server.recv() {
             *held = Some(request);
         }
     };
+    let start_ns = world.client.device().now_ns();
     step_until(|| ended.borrow().len() == 2, || step(&mut held));
+    let took = Duration::from_nanos(world.client.device().now_ns() - start_ns);
+    // Connections are looked at every 10 ms.
+    assert!((STALL..STALL + Duration::from_millis(30)).contains(&took), "{took:?}");
     let mut stalled = ended.take();
     stalled.sort_by_key(|(serial, _)| *serial);
     let failure = Err(CallFailure::Closed(CloseReason::PeerStalled));
     assert_eq!(stalled, [(2, failure.clone()), (3, failure)]);
-    let polls_end = Instant::now() + Duration::from_millis(800);
-    while Instant::now() < polls_end {
+    for _ in 0..4 * STALL.as_millis() / STEP.as_millis() {
         step(&mut held);
     }
     assert_eq!((alive.closed(), dead.closed()), (None, Some(CloseReason::PeerStalled)));

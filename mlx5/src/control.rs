@@ -238,6 +238,14 @@ impl Control {
         }
     }
 
+    /// As [`now_ns`](Self::now_ns), cheaper and behind.
+    pub(crate) fn coarse_now_ns(&self) -> u64 {
+        match self {
+            Self::Soft(hca) => hca.coarse_now_ns(),
+            Self::Verbs(_) => Clock::System.coarse_now_ns(),
+        }
+    }
+
     pub(crate) fn next_event_ns(&self) -> Option<u64> {
         match self {
             Self::Soft(hca) => hca.next_event_ns(),

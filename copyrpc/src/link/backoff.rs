@@ -3,7 +3,7 @@
 /// Most calls of [`Link::poll_read`](super::Link::poll_read) between two READs that are wanted.
 const MAX_PAUSE: u32 = 64;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Backoff {
     /// Polls passed over after the last READ; 0 unless it was in vain.
     pause: u32,
@@ -14,6 +14,11 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
+    /// After so many batches arrived.
+    pub(super) const fn new(arrived: u64) -> Self {
+        Self { pause: 0, left: 0, arrived }
+    }
+
     /// Whether a READ that is wanted is posted at this poll; `arrived` batches have arrived in all.
     #[inline(never)]
     pub(super) const fn ends_at_this_poll(&mut self, arrived: u64) -> bool {

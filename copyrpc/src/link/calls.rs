@@ -69,8 +69,10 @@ pub(super) struct Calls<U> {
 }
 
 impl<U> Calls<U> {
-    pub(super) const fn new() -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), waiting: 0, deadlines: Deadlines::new() }
+    /// With so many `slots`, all free and of this generation: 0 of them unless that is to be something.
+    pub(super) fn new(slots: u32, generation: u32) -> Self {
+        let slot = |_| Slot { generation, internal_allowance: 0, deadline_ns: NEVER, state: State::Free };
+        Self { slots: (0..slots).map(slot).collect(), free: (0..slots).collect(), waiting: 0, deadlines: Deadlines::new() }
     }
 
     /// Calls whose caller waits.
@@ -193,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_late_response_never_reaches_the_next_call_in_the_slot() {
-        let mut calls = Calls::new();
+        let mut calls = Calls::new(0, 0);
         let first = insert(&mut calls, 1);
         assert_eq!(complete(&mut calls, first), Some(Some(1)));
         assert_eq!(complete(&mut calls, first), None, "duplicate");
@@ -207,7 +209,7 @@ mod tests {
 
     #[test]
     fn the_slot_of_an_abandoned_call_is_free_only_when_its_request_was_answered() {
-        let mut calls = Calls::new();
+        let mut calls = Calls::new(0, 0);
         let first = insert(&mut calls, 1);
         assert_eq!(calls.abandon(first), Some(1));
         assert_eq!(calls.abandon(first), None, "a second time");
@@ -223,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_deadline_ends_only_its_own_call_and_once() {
-        let mut calls = Calls::new();
+        let mut calls = Calls::new(0, 0);
         let answered = calls.insert(1, 64, 100);
         assert_eq!(complete(&mut calls, answered), Some(Some(1)));
         // The same slot and the same deadline: the entry of the first is dead.
@@ -239,7 +241,7 @@ mod tests {
 
     #[test]
     fn an_id_beyond_the_slab_names_no_call() {
-        let mut calls = Calls::new();
+        let mut calls = Calls::new(0, 0);
         insert(&mut calls, 1);
         assert!(calls.complete(CallId::new(1, 0)).is_none());
         assert!(calls.complete(CallId::new(0, 1)).is_none());
@@ -247,7 +249,7 @@ mod tests {
 
     #[test]
     fn ending_the_connection_takes_each_waiting_call_once() {
-        let mut calls = Calls::new();
+        let mut calls = Calls::new(0, 0);
         let keys: Vec<_> = (0..10).map(|user| insert(&mut calls, user)).collect();
         complete(&mut calls, keys[3]);
         calls.abandon(keys[5]);

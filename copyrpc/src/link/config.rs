@@ -29,6 +29,35 @@ pub struct LinkConfig {
     pub window: Window,
 }
 
+/// What a connection has behind it when it begins, beside its positions: nothing, but in tests of how large numbers end. All of it is
+/// settled: nothing is outstanding. The peer's is the same with the directions exchanged.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Past {
+    /// From this end to the peer.
+    pub sent: Traffic,
+    /// From the peer to this end.
+    pub received: Traffic,
+    /// Slots of this end's calls, all free.
+    pub slots: u32,
+    /// Generation of each of them.
+    pub generation: u32,
+    /// Heartbeat of both ends.
+    pub heartbeat: u32,
+}
+
+/// What was sent in one direction, taken and answered.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Traffic {
+    /// Batches.
+    pub batches: u64,
+    /// Credit in bytes that its calls had: a multiple of 32.
+    pub credit: u64,
+    /// Requests.
+    pub requests: u64,
+}
+
 impl LinkConfig {
     /// Refuses what the invariants do not cover.
     pub(super) fn check(&self, send: RingSize, recv: RingSize) -> Result<(), LinkConfigError> {

@@ -25,8 +25,9 @@ pub(super) struct Reservation {
 }
 
 impl Reservation {
-    pub(super) const fn new(initial_credit: u64) -> Self {
-        Self { granted: initial_credit, used: 0, released: 0 }
+    /// After `past` was granted and given back.
+    pub(super) const fn new(past: u64, initial_credit: u64) -> Self {
+        Self { granted: past + initial_credit, used: past, released: past }
     }
 
     /// What is told to the peer.
@@ -76,8 +77,15 @@ pub(super) struct PeerCredit {
 }
 
 impl PeerCredit {
-    pub(super) const fn new(initial_credit: u64) -> Self {
-        Self { granted: initial_credit, spent: 0 }
+    /// After `past` was granted and spent.
+    pub(super) const fn new(past: u64, initial_credit: u64) -> Self {
+        Self { granted: past + initial_credit, spent: past }
+    }
+
+    /// What the peer told.
+    #[inline]
+    pub(super) const fn granted(&self) -> u64 {
+        self.granted
     }
 
     #[inline]
@@ -119,7 +127,7 @@ mod tests {
     fn a_grant_never_breaks_the_ring_invariant_or_the_quarter() {
         for in_flight in (0..=C).step_by(32) {
             for initial in (0..=(C - in_flight) / 2).step_by(32) {
-                let mut reservation = Reservation::new(initial.min(C / 4));
+                let mut reservation = Reservation::new(0, initial.min(C / 4));
                 reservation.top_up(ring(), in_flight);
                 assert!(in_flight + 2 * reservation.outstanding() <= C);
                 assert!(reservation.outstanding() <= C / 4);
@@ -130,14 +138,14 @@ mod tests {
 
     #[test]
     fn an_idle_side_grants_the_whole_quarter() {
-        let mut reservation = Reservation::new(32);
+        let mut reservation = Reservation::new(0, 32);
         reservation.top_up(ring(), 0);
         assert_eq!(reservation.granted(), C / 4);
     }
 
     #[test]
     fn a_request_cannot_claim_credit_that_was_never_granted() {
-        let mut reservation = Reservation::new(256);
+        let mut reservation = Reservation::new(0, 256);
         assert_eq!(reservation.claim(ring(), 192), Ok(()));
         let overdraft = ProtocolError::Allowance { wanted: 96, available: 64 };
         assert_eq!(reservation.claim(ring(), 96), Err(overdraft));
@@ -149,7 +157,7 @@ mod tests {
 
     #[test]
     fn peer_credit_rises_only_and_only_to_a_quarter_ring() {
-        let mut credit = PeerCredit::new(512);
+        let mut credit = PeerCredit::new(0, 512);
         credit.spend(128);
         assert_eq!(credit.raise(ring(), 512 + 128, 0), Ok(()));
         assert_eq!(credit.balance(), 512);

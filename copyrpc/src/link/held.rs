@@ -21,7 +21,7 @@ pub(super) struct HeldRequest {
 }
 
 /// A ring of requests, each at its number modulo the room.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct HeldRequests {
     /// A power of two of them, or none.
     room: Vec<HeldRequest>,
@@ -34,6 +34,11 @@ pub(super) struct HeldRequests {
 }
 
 impl HeldRequests {
+    /// After so many requests, all answered.
+    pub(super) const fn new(answered: u64) -> Self {
+        Self { room: Vec::new(), oldest: answered, untaken: answered, next: answered }
+    }
+
     #[inline(always)]
     fn place(&self, number: u64) -> usize {
         number as usize & self.room.len().wrapping_sub(1)
@@ -115,7 +120,7 @@ mod tests {
 
     #[test]
     fn requests_are_taken_in_order_answered_in_any_and_free_from_the_oldest_on() {
-        let mut held = HeldRequests::default();
+        let mut held = HeldRequests::new(0);
         let mut rng = fastrand::Rng::with_seed(1);
         let (mut arrived, mut taken, mut open) = (0, 0, Vec::new());
         for _ in 0..20_000 {

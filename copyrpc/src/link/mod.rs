@@ -31,6 +31,8 @@ pub use calls::CallKey;
 use calls::{Calls, NEVER};
 use closing::Closing;
 pub use config::LinkConfig;
+#[doc(hidden)]
+pub use config::{Past, Traffic};
 use credit::{PeerCredit, Reservation};
 pub(crate) use deadlines::Deadlines;
 use rx::RecvRing;
@@ -126,15 +128,27 @@ impl<U> Link<U> {
     /// # Errors
     /// [`LinkConfigError`] when the rings differ or a number is out of its range.
     pub fn new(send: RingView, recv: RingView, config: &LinkConfig) -> Result<Self, LinkConfigError> {
+        Self::with_past(send, recv, config, &Past::default())
+    }
+
+    /// As [`Link::new`], with that much behind it. For tests.
+    ///
+    /// # Errors
+    /// As [`Link::new`].
+    #[doc(hidden)]
+    pub fn with_past(send: RingView, recv: RingView, config: &LinkConfig, past: &Past) -> Result<Self, LinkConfigError> {
         config.check(send.size(), recv.size())?;
-        let told = FlowWords { consumer_pos: config.recv_start, credit: config.local_credit, batches_received: 0 };
-        let heard = FlowWords { consumer_pos: config.send_start, credit: config.peer_credit, batches_received: 0 };
+        let Past { sent, received, slots, generation, heartbeat } = *past;
+        let reservation = Reservation::new(received.credit, config.local_credit);
+        let credit = PeerCredit::new(sent.credit, config.peer_credit);
+        let told = FlowWords { consumer_pos: config.recv_start, credit: reservation.granted(), batches_received: received.batches };
+        let heard = FlowWords { consumer_pos: config.send_start, credit: credit.granted(), batches_received: sent.batches };
         Ok(Self {
-            tx: SendRing::new(send, config.send_start, config.peer_batches),
-            rx: RecvRing::new(recv, config.recv_start, config.local_batches),
-            reservation: Reservation::new(config.local_credit),
-            credit: PeerCredit::new(config.peer_credit),
-            calls: Calls::new(),
+            tx: SendRing::new(send, config.send_start, sent.batches, config.peer_batches),
+            rx: RecvRing::new(recv, told, received.requests, config.local_batches),
+            reservation,
+            credit,
+            calls: Calls::new(slots, generation),
             closed: None,
             ending: None,
             closing: Closing::default(),
@@ -144,11 +158,11 @@ impl<U> Link<U> {
             heard_by_read: heard,
             read_in_flight: false,
             starved: false,
-            backoff: Backoff::default(),
+            backoff: Backoff::new(received.batches),
             window: WindowState::new(config.window),
             watch: Watch::new(config.keepalive_ns, config.stall_ns),
-            heartbeat: 0,
-            heard_heartbeat: 0,
+            heartbeat,
+            heard_heartbeat: heartbeat,
             stats: Stats::default(),
         })
     }

@@ -47,7 +47,9 @@ pub(super) struct RecvRing {
 }
 
 impl RecvRing {
-    pub(super) fn new(view: RingView, start: u64, batch_limit: u32) -> Self {
+    /// After so many `requests`, all answered, and what was `told`.
+    pub(super) const fn new(view: RingView, told: FlowWords, requests: u64, batch_limit: u32) -> Self {
+        let start = told.consumer_pos;
         Self {
             view,
             producer: start,
@@ -56,11 +58,11 @@ impl RecvRing {
             end: start,
             messages_left: 0,
             announced: VecDeque::new(),
-            requests: HeldRequests::default(),
-            batches_received: 0,
+            requests: HeldRequests::new(requests),
+            batches_received: told.batches_received,
             heard_closing: false,
             batch_limit,
-            told: FlowWords { consumer_pos: start, credit: 0, batches_received: 0 },
+            told,
         }
     }
 

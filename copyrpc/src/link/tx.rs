@@ -113,7 +113,8 @@ pub(super) struct SendRing {
 }
 
 impl SendRing {
-    pub(super) const fn new(view: RingView, start: u64, batch_limit: u32) -> Self {
+    /// After so many `batches`, all of which the peer took.
+    pub(super) const fn new(view: RingView, start: u64, batches: u64, batch_limit: u32) -> Self {
         Self {
             view,
             producer: start,
@@ -122,8 +123,8 @@ impl SendRing {
             wrap: None,
             open_count: 0,
             opening: METADATA_SPAN,
-            batches_sent: 0,
-            batches_received: 0,
+            batches_sent: batches,
+            batches_received: batches,
             batch_limit: batch_limit as u64,
             last_metadata_only: 0,
             is_closing: false,

@@ -71,6 +71,17 @@ fn far_more_calls_than_receives_and_send_entries_lose_nothing() {
     assert!(stats.reads > 0 && stats.wraps > 0 && stats.ring_full + stats.insufficient_credit > 0, "{stats:?}");
 }
 
+/// WQEs and receives have counters of 16 bits.
+#[test]
+fn calls_one_by_one_go_round_the_counters_of_every_queue() {
+    let pair = Pair::small();
+    for serial in 0..=1 << 16 {
+        let sent = payload(serial, 8);
+        pair.to_server.call(&sent, serial, 8).unwrap();
+        assert_eq!(pair.finish(1), [(serial, Ok(sent))]);
+    }
+}
+
 #[test]
 fn calls_of_both_sides_at_once_all_end() {
     let pair = Pair::small();

@@ -12,7 +12,7 @@ use crate::sim::{End, Ended, OnFailure, execute};
 use crate::{env_number, say, scale};
 use copyrpc::Stats;
 use copyrpc::error::{CallError, CallFailure, CloseReason};
-use copyrpc::link::{CallKey, LinkConfig, Request, Window};
+use copyrpc::link::{CallKey, LinkConfig, Past, Request, Traffic, Window};
 use copyrpc::ring::RingSize;
 
 /// A call the application wants to make.
@@ -63,6 +63,8 @@ struct World {
     rng: fastrand::Rng,
     limits: RingSize,
     mood: Mood,
+    /// Steps for which a side does nothing: its process is stopped.
+    away: [u32; 2],
     now_ns: u64,
     operations: u64,
 }
@@ -72,6 +74,8 @@ struct Mood {
     small_messages: bool,
     hold_percent: u8,
     defer_percent: u8,
+    /// Of a thousand steps, how many begin an absence.
+    away_permille: u16,
     weights: [u32; 10],
 }
 
@@ -81,6 +85,7 @@ impl Mood {
             small_messages: rng.bool(),
             hold_percent: [0, 30, 80, 98][rng.usize(..4)],
             defer_percent: [0, 0, 20, 60][rng.usize(..4)],
+            away_permille: [0, 0, 10, 50][rng.usize(..4)],
             weights: std::array::from_fn(|_| rng.u32(1..20)),
         }
     }
@@ -96,11 +101,23 @@ fn bytes_of(side: usize, serial: u64, reply: bool, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// Just below where a counter of some width ends, so that a run goes over it; a counter of 64 bits never gets there, and is nearer than it
+/// will ever be.
+fn large_number(rng: &mut fastrand::Rng) -> u64 {
+    let ends = [1 << 11, 1 << 16, 1 << 31, 1 << 32, 1 << 37, 1 << 63, u64::MAX - (1 << 40)];
+    ends[rng.usize(..ends.len())] - rng.u64(..1 << 11)
+}
+
 impl World {
     fn new(seed: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let size = RingSize::new(RingSize::CORE_MIN << rng.u32(..10)).unwrap();
-        let starts: [u64; 2] = std::array::from_fn(|_| rng.u64(..1 << 40) & !31);
+        let starts: [u64; 2] = std::array::from_fn(|_| large_number(&mut rng) & !31);
+        let traffic: [Traffic; 2] = std::array::from_fn(|_| Traffic {
+            batches: large_number(&mut rng),
+            credit: large_number(&mut rng) & !31,
+            requests: large_number(&mut rng),
+        });
         let credits: [u64; 2] = std::array::from_fn(|_| match rng.u8(..4) {
             0 => 0,
             1 => rng.u64(..=size.max_reservation()) & !31,
@@ -127,10 +144,17 @@ impl World {
                 stall_ns: u64::MAX,
                 window: windows[side],
             };
-            End::new(size, &config)
+            let past = Past {
+                sent: traffic[side],
+                received: traffic[1 - side],
+                slots: rng.u32(..4),
+                generation: large_number(&mut rng) as u32,
+                heartbeat: u32::MAX - rng.u32(..4),
+            };
+            End::with_past(size, &config, &past)
         });
         let mood = Mood::random(&mut rng);
-        Self { ends, apps: Default::default(), rng, limits: size, mood, now_ns: 0, operations: 0 }
+        Self { ends, apps: Default::default(), rng, limits: size, mood, away: [0; 2], now_ns: 0, operations: 0 }
     }
 
     fn wish(&mut self) -> Wish {
@@ -270,6 +294,17 @@ impl World {
 
     fn random_step(&mut self) {
         let side = self.rng.usize(..2);
+        if self.away[side] > 0 {
+            // The fabric goes on.
+            self.away[side] -= 1;
+            execute(&mut self.ends, side);
+            return;
+        }
+        if self.rng.u16(..1_000) < self.mood.away_permille {
+            self.away[side] = self.rng.u32(..300);
+            // Some come back long after every deadline.
+            self.now_ns += self.rng.u64(..20_000);
+        }
         let mut roll = self.rng.u32(..self.mood.weights.iter().sum::<u32>());
         let mut op = 0;
         while roll >= self.mood.weights[op] {

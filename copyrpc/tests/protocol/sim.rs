@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 
 use copyrpc::error::CloseReason;
-use copyrpc::link::{Emit, Event, Link, LinkConfig, Request};
+use copyrpc::link::{Emit, Event, Link, LinkConfig, Past, Request};
 use copyrpc::ring::{RecvBytes, RingSize, RingView};
 use copyrpc::wire::{FLOW_METADATA_SIZE, FlowWords, HEADER_SIZE, Header, PublishedRecord, RESPONSE_FLAG, WRAP_MESSAGE_COUNT, padded};
 
@@ -109,15 +109,23 @@ pub(crate) struct Deferred;
 
 impl End {
     pub(crate) fn new(size: RingSize, config: &LinkConfig) -> Self {
+        Self::with_past(size, config, &Past::default())
+    }
+
+    pub(crate) fn with_past(size: RingSize, config: &LinkConfig, past: &Past) -> Self {
         let (send, recv) = (Memory::new(size.bytes()), Memory::new(size.bytes()));
         let recv_view = recv.view(size);
         let record = PublishedRecord {
-            words: FlowWords { consumer_pos: config.recv_start, credit: config.local_credit, batches_received: 0 },
-            heartbeat: 0,
+            words: FlowWords {
+                consumer_pos: config.recv_start,
+                credit: past.received.credit + config.local_credit,
+                batches_received: past.received.batches,
+            },
+            heartbeat: past.heartbeat,
         };
         let srq_depth = (config.local_batches * 3).div_ceil(2);
         Self {
-            link: Link::new(send.view(size), recv_view, config).unwrap(),
+            link: Link::with_past(send.view(size), recv_view, config, past).unwrap(),
             inbox: VecDeque::new(),
             is_receiving: true,
             received: 0,

@@ -26,13 +26,16 @@ impl Clock {
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         match self {
-            Self::System => {
-                let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-                // SAFETY: a valid pointer to a timespec; CLOCK_MONOTONIC always exists.
-                unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-                now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-            }
+            Self::System => system_ns(libc::CLOCK_MONOTONIC),
             Self::Manual(now_ns) | Self::Stepping { now_ns, .. } => now_ns.load(Ordering::Relaxed),
+        }
+    }
+
+    /// As [`now_ns`](Self::now_ns), but the system's clock may be some milliseconds behind, and costs a fifth: `CLOCK_MONOTONIC_COARSE`.
+    pub(crate) fn coarse_now_ns(&self) -> u64 {
+        match self {
+            Self::System => system_ns(libc::CLOCK_MONOTONIC_COARSE),
+            Self::Manual(_) | Self::Stepping { .. } => self.now_ns(),
         }
     }
 
@@ -43,4 +46,11 @@ impl Clock {
             now_ns.fetch_add(*poll_ns, Ordering::Relaxed);
         }
     }
+}
+
+fn system_ns(clock: libc::clockid_t) -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid pointer to a timespec; Linux has both clocks.
+    unsafe { libc::clock_gettime(clock, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -1,25 +1,35 @@
-use super::{Calls, NEVER, State};
+use super::{CallKey, Calls, NEVER, State};
 use crate::wire::CallId;
 
 impl<U> Calls<U> {
-    /// User data and allowance of the call that waits with this id.
-    pub(in crate::link) fn pending(&self, id: CallId) -> Option<(&U, u64)> {
-        let slot = self.slots.get(id.index() as usize)?;
-        match &slot.state {
-            State::Waiting(user_data) if CallId::new(id.index(), slot.generation) == id => {
-                Some((user_data, u64::from(slot.internal_allowance)))
-            }
-            _ => None,
-        }
+    /// Allowance of the call whose request has this id and is not answered, and whether its caller waits.
+    pub(in crate::link) fn pending(&self, id: CallId) -> Option<(u64, bool)> {
+        let slot = self.slots.get(id.index() as usize).filter(|slot| CallId::new(id.index(), slot.generation) == id)?;
+        let is_waiting = match slot.state {
+            State::Free => return None,
+            State::Waiting(_) => true,
+            State::Abandoned => false,
+        };
+        Some((u64::from(slot.internal_allowance), is_waiting))
     }
 
-    /// These calls wait, with the ids 0, 1, 2.. Each is given as user data and allowance.
-    pub(in crate::link) fn restore(&mut self, calls: impl Iterator<Item = (U, u64)>) {
+    /// The calls whose caller waits.
+    pub(in crate::link) fn keys(&self) -> impl Iterator<Item = CallKey> {
+        let key = |(index, generation)| CallKey { index, generation };
+        let is_waiting = |key: &CallKey| self.slots[key.index as usize].is_waiting(*key);
+        (0..).zip(self.slots.iter().map(|slot| slot.generation)).map(key).filter(is_waiting)
+    }
+
+    /// These calls are not answered, with the ids 0, 1, 2.. Each is given as user data and allowance, and whether its caller waits.
+    pub(in crate::link) fn restore(&mut self, calls: impl Iterator<Item = (U, u64, bool)>) {
         self.free.clear();
         self.slots.clear();
         self.waiting = 0;
-        for (user_data, internal_allowance) in calls {
-            self.insert(user_data, internal_allowance, NEVER);
+        for (user_data, internal_allowance, is_waiting) in calls {
+            let key = self.insert(user_data, internal_allowance, NEVER);
+            if !is_waiting {
+                self.abandon(key);
+            }
         }
     }
 }

@@ -24,8 +24,4 @@ impl PeerCredit {
         coder.span(granted, released);
         coder.span(spent, released);
     }
-
-    pub(in crate::link) const fn granted(&self) -> u64 {
-        self.granted
-    }
 }

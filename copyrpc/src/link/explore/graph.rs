@@ -22,7 +22,7 @@ impl States {
         Self { bytes: Vec::new(), ends: Vec::new(), table: vec![NONE; 1 << 16] }
     }
 
-    const fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.ends.len()
     }
 
@@ -82,7 +82,7 @@ pub(super) struct Graph {
     states: States,
     /// From which state each was found first.
     parents: Vec<u32>,
-    /// Transitions that are no new call, as (from, to): what happens when the applications only finish.
+    /// Transitions that are no new call and no early end, as (from, to): what happens when the applications only finish.
     finishing: Vec<(u32, u32)>,
     done: Vec<u32>,
     report: Report,
@@ -167,8 +167,8 @@ impl Graph {
         let to = self.arrive(from);
         self.report.transitions += 1;
         self.report.refused += u64::from(step == Step::Refused);
-        let is_new_call = matches!(action, Action::Call { .. }) && step == Step::Done;
-        if !is_new_call && to != from {
+        let is_finishing = !matches!(action, Action::Call { .. } | Action::Abandon { .. }) || step == Step::Refused;
+        if is_finishing && to != from {
             self.finishing.push((from, to));
         }
         self.world.restore(state);
@@ -246,5 +246,7 @@ impl Graph {
 fn actions(setup: Setup) -> impl Iterator<Item = Action> {
     let replies = (0..setup.calls[0].max(setup.calls[1])).flat_map(|nth| [false, true].map(|is_short| Action::Reply { nth, is_short }));
     let calls = [Action::Call { kind: 0 }, Action::Call { kind: 1 }];
-    calls.into_iter().chain(replies).chain([Action::TakeBatch, Action::ExecuteRead, Action::TakeRead])
+    let early_ends = if setup.abandons { setup.calls[0].max(setup.calls[1]) } else { 0 };
+    let early_ends = (0..early_ends).map(|nth| Action::Abandon { nth });
+    calls.into_iter().chain(replies).chain(early_ends).chain([Action::TakeBatch, Action::ExecuteRead, Action::TakeRead])
 }

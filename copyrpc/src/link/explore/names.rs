@@ -26,13 +26,13 @@ pub(super) struct Names {
     kinds: [Kind; 2],
     /// The outstanding calls of each side, taken out of its link while the state is saved.
     pub(super) calls: [Calls<u8>; 2],
-    /// Calls of each side that were met: slot and kind.
-    met: [Vec<(u32, u8)>; 2],
+    /// Calls of each side that were met: slot, kind, and whether the caller waits.
+    met: [Vec<(u32, u8, bool)>; 2],
 }
 
 impl Names {
-    pub(super) const fn new(kinds: [Kind; 2]) -> Self {
-        Self { kinds, calls: [Calls::new(), Calls::new()], met: [Vec::new(), Vec::new()] }
+    pub(super) fn new(kinds: [Kind; 2]) -> Self {
+        Self { kinds, calls: [(); 2].map(|()| Calls::new(0, 0)), met: [Vec::new(), Vec::new()] }
     }
 
     pub(super) fn begin(&mut self) {
@@ -44,7 +44,7 @@ impl Names {
         for (calls, met) in self.calls.iter_mut().zip(&self.met) {
             if restores {
                 let kinds = &self.kinds;
-                calls.restore(met.iter().map(|&(_, kind)| (kind, kinds[kind as usize].credit())));
+                calls.restore(met.iter().map(|&(_, kind, is_waiting)| (kind, kinds[kind as usize].credit(), is_waiting)));
             } else {
                 assert_eq!(calls.unanswered(), met.len(), "each outstanding call is in one place");
             }
@@ -54,17 +54,18 @@ impl Names {
     /// Codes which call of `caller` an id names; returns its kind.
     fn call(&mut self, coder: &mut Coder, caller: usize, id: &mut CallId) -> u8 {
         let met = &mut self.met[caller];
-        let mut kind = 0;
+        let (mut kind, mut is_waiting) = (0, false);
         if coder.restores() {
             *id = CallId::new(met.len() as u32, 0);
         } else {
-            assert!(met.iter().all(|&(index, _)| index != id.index()), "a call is in two places");
-            let (user_data, credit) = self.calls[caller].pending(*id).expect("a call that is not outstanding");
-            assert_eq!(credit, self.kinds[*user_data as usize].credit());
-            kind = u32::from(*user_data);
+            assert!(met.iter().all(|&(index, ..)| index != id.index()), "a call is in two places");
+            let (credit, waits) = self.calls[caller].pending(*id).expect("a call that is not outstanding");
+            is_waiting = waits;
+            kind = self.kinds.iter().position(|kind| kind.credit() == credit).expect("a credit that no call paid") as u32;
         }
         coder.count(&mut kind);
-        met.push((id.index(), kind as u8));
+        coder.flag(&mut is_waiting);
+        met.push((id.index(), kind as u8, is_waiting));
         kind as u8
     }
 

@@ -110,7 +110,7 @@ fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
 
 /// What a link told and heard.
 ///
-/// There is no time here: no deadline, no keep-alive, no heartbeat; nor a window, nor a graceful end; nor does a READ wait for others in
+/// There is no clock here: no keep-alive, no heartbeat (a deadline is an early end, which can come at any moment); nor a window, nor a graceful end; nor does a READ wait for others in
 /// vain, which puts it off by a bounded number of polls only (L5). The floors of what it heard are not coded: they are for peers that lie,
 /// and that no word goes backwards is checked where it is told.
 fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {

@@ -38,6 +38,8 @@ pub(super) struct Setup {
     pub(super) defers: bool,
     /// Replies may also be as short as can be.
     pub(super) short_replies: bool,
+    /// Calls may end before their answers: by a deadline or a cancellation, which are the same to the core.
+    pub(super) abandons: bool,
 }
 
 impl Setup {
@@ -58,6 +60,8 @@ pub(super) enum Action {
     Call { kind: u8 },
     /// The application answers the `nth` of the requests it holds.
     Reply { nth: usize, is_short: bool },
+    /// The `nth` of the calls that wait ends before its answer.
+    Abandon { nth: usize },
     /// The application or the driver flushes, READs and publishes; the send queue takes `room` WQEs.
     Serve { room: usize },
     /// The driver takes a receive completion.
@@ -164,6 +168,7 @@ impl World {
         let step = match action {
             Action::Call { kind } => self.call(side, kind),
             Action::Reply { nth, is_short } => self.reply(side, nth, is_short),
+            Action::Abandon { nth } => self.abandon(side, nth),
             Action::Serve { room } => self.serve(side, room),
             Action::TakeBatch => self.take_batch(side),
             Action::ExecuteRead => self.execute_read(side),
@@ -173,6 +178,9 @@ impl World {
             self.turn = match action {
                 Action::ExecuteRead | Action::Serve { .. } => Turn::Nobody,
                 Action::TakeBatch => Turn::Takes(side),
+                // Other than calls and replies, it may make a difference to a batch that is taken later.
+                Action::Abandon { .. } if !matches!(self.turn, Turn::Acts(_)) => Turn::Takes(side),
+                Action::Abandon { .. } => Turn::Acts(side),
                 Action::Call { .. } | Action::Reply { .. } | Action::TakeRead => Turn::Acts(side),
             };
             self.check();
@@ -183,7 +191,7 @@ impl World {
     fn call(&mut self, side: usize, kind: u8) -> Step {
         let next = self.setup.scripts.map_or(EITHER, |scripts| scripts[side].get(self.made[side] as usize).copied().unwrap_or(LARGE));
         let link = &mut self.links[side];
-        if link.outstanding_calls() == self.setup.calls[side] || !next.contains(&kind) {
+        if link.unanswered_requests() == self.setup.calls[side] || !next.contains(&kind) {
             return Step::Disabled;
         }
         match Self::try_call(link, self.setup.kinds[kind as usize], kind) {
@@ -214,6 +222,13 @@ impl World {
             Request { number, payload: Payload::of_message(held.position, held.len), internal_allowance: held.internal_allowance };
         let payload = if is_short { &[][..] } else { &vec![0; max_reply] };
         assert!(link.reply(request, payload).is_ok(), "a reply never fails for want of space");
+        Step::Done
+    }
+
+    fn abandon(&mut self, side: usize, nth: usize) -> Step {
+        let link = &mut self.links[side];
+        let Some(key) = link.calls.keys().nth(nth) else { return Step::Disabled };
+        assert!(link.cancel(key).is_some());
         Step::Done
     }
 
@@ -307,13 +322,13 @@ impl World {
         }
     }
 
-    /// No call is outstanding, and either side could make the largest.
+    /// Every request is answered, and either side could make the largest.
     pub(super) fn is_done(&mut self, state: &[u8]) -> bool {
         if self.turn != Turn::Nobody {
             return false;
         }
         let [first, second] = &self.links;
-        if first.outstanding_calls() + second.outstanding_calls() > 0 {
+        if first.unanswered_requests() + second.unanswered_requests() > 0 {
             return false;
         }
         [0, 1].into_iter().all(|side| {
