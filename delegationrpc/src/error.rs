@@ -100,10 +100,10 @@ pub enum ReplyError {
         /// The client's number.
         client: usize,
     },
-    /// The token was used before, or is another server's.
-    #[error("this request of client {client} was answered before")]
-    AlreadyAnswered {
-        /// The client's number.
+    /// Another server received the request of this token, and rejects it now.
+    #[error("this request of client {client} was received by another server, which rejects it")]
+    ForeignToken {
+        /// The client's number, at that server.
         client: usize,
     },
 }

@@ -1,14 +1,18 @@
 //! The serving end.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use shm::dir::Dir;
+use shm::dropped::Dropped;
 use shm::pending::{ANSWERED, DROPPED, Tag};
 use shm::plain::{Plain, TypeShape};
 use shm::region::Region;
 use shm::sessions::{Asker, Sessions};
-use shm::sleep::{self, Sleeper, Watch};
+use shm::sleep::{self, Look, Sleeper, Watch};
 use shm::sync::light_barrier;
 
 use crate::error::{CreateError, ReplyError};
@@ -16,22 +20,76 @@ use crate::layout::{Header, KIND, Layout, MAGIC, VERSION};
 use crate::ring::{Announced, Cursor};
 use crate::views::{self, RingView};
 
-/// Names a received request until it is answered. Plain data, 16 bytes: it can be kept anywhere, also as the user data of another call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Token(Asker);
+/// The duty to answer a received request, 24 bytes. It can be kept anywhere, also as the user data of another call.
+///
+/// Dropping it, on whatever thread, ends the client's call with [`CallFailed::Dropped`](crate::CallFailed::Dropped): the server tells the client in
+/// its next [`poll`](Server::poll) or [`wait`](Server::wait). A server that sleeps finds a token that another thread dropped within a
+/// [`SLICE`](shm::sleep::SLICE).
+#[must_use = "a token that is dropped rejects its request"]
+pub struct Token {
+    asker: Asker,
+    /// The number in [`LISTS`] of the server that received the request.
+    server: u64,
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token").field("asker", &self.asker).finish_non_exhaustive()
+    }
+}
 
 impl Token {
     /// The number of the client that asks, below `max_clients`.
     #[must_use]
     pub fn client_id(&self) -> usize {
-        self.0.client()
+        self.asker.client()
+    }
+}
+
+impl Drop for Token {
+    #[cold]
+    fn drop(&mut self) {
+        // A server that is gone has ended all calls.
+        if let Some(dropped) = lists().get(&self.server) {
+            dropped.push(self.asker);
+        }
+    }
+}
+
+/// Where the servers of this process find the requests whose tokens were dropped, by the server's number. Tokens have the number and not a
+/// counted reference, which would cost every call about a tenth more.
+static LISTS: Mutex<BTreeMap<u64, Arc<Dropped<Asker>>>> = Mutex::new(BTreeMap::new());
+
+fn lists() -> MutexGuard<'static, BTreeMap<u64, Arc<Dropped<Asker>>>> {
+    LISTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A server's entry in [`LISTS`].
+struct Listed {
+    /// Not used again in this process.
+    server: u64,
+    dropped: Arc<Dropped<Asker>>,
+}
+
+impl Listed {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (server, dropped) = (NEXT.fetch_add(1, Ordering::Relaxed), Arc::default());
+        lists().insert(server, Arc::clone(&dropped));
+        Self { server, dropped }
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        lists().remove(&self.server);
     }
 }
 
 /// A received request.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct RecvEntry<Req> {
-    /// What [`Server::reply`] needs. Each must be answered or rejected once, in any order: the client waits for it.
+    /// What [`Server::reply`] needs. The client waits until it is answered, rejected or dropped; tokens may be kept, and answered in any order.
     pub token: Token,
     /// A copy that the client cannot change any more.
     pub payload: Req,
@@ -46,6 +104,7 @@ pub struct Server<Req, Resp> {
     cursor: Cursor,
     ring: RingView,
     unanswered: Unanswered,
+    listed: Listed,
     /// Last: everything above points into it.
     region: Region,
 }
@@ -81,10 +140,12 @@ impl Unanswered {
         self.place(asker).is_some_and(|place| place.replace(asker.tag()).is_none())
     }
 
-    /// Whether it was there.
+    /// Removes a request of a client that is there.
     #[inline(always)]
-    fn remove(&mut self, asker: &Asker) -> bool {
-        self.place(asker).is_some_and(|place| place.take_if(|tag| *tag == asker.tag()).is_some())
+    fn remove(&mut self, asker: &Asker) {
+        if let Some(place) = self.place(asker) {
+            *place = None;
+        }
     }
 
     fn forget(&mut self, client: usize) {
@@ -133,20 +194,36 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         let (sessions, ring) =
             unsafe { (Sessions::new(views::seats(view, &layout), views::lanes(view, &layout)), RingView::new(view, &layout)) };
         let unanswered = Unanswered { tags: vec![None; layout.slots()], resp_depth };
-        Ok(Self { sessions, cursor: Cursor::default(), ring, unanswered, region })
+        Ok(Self { sessions, cursor: Cursor::default(), ring, unanswered, listed: Listed::new(), region })
     }
 
     /// One bounded pass over the clients that have something to say: those that have announced themselves and those that it found calling
     /// lately. Takes at most 16 requests from each of at most 8 of them, in rotation. Returns the number of requests ready for
     /// [`recv`](Self::recv). Idle clients cost nothing. Frees the ring words that it takes, and the places of clients that are gone.
+    /// Rejects the requests whose [`Token`] was dropped.
     #[inline]
     pub fn poll(&mut self) -> usize {
-        let Self { sessions, cursor, ring, unanswered, region } = self;
+        self.reject_dropped();
+        let Self { sessions, cursor, ring, unanswered, region, .. } = self;
         sessions.pass(&mut Announced { ring: ring.ring(), cursor }, &[], region.lock_file(), |client| unanswered.forget(client));
         sessions.waiting()
     }
 
-    /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), at most for `timeout` (`None`: without
+    #[inline(always)]
+    fn reject_dropped(&mut self) {
+        if self.listed.dropped.any() {
+            self.reject_all();
+        }
+    }
+
+    #[cold]
+    fn reject_all(&mut self) {
+        for asker in self.listed.dropped.take() {
+            self.end(&asker, DROPPED, Resp::new_zeroed);
+        }
+    }
+
+    /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), or another thread drops a [`Token`], at most for `timeout` (`None`: without
     /// end). Returns whether there is. Nothing spins here. The places of clients that left or died meanwhile are freed: it looks for the
     /// dead every [`SLICE`](shm::sleep::SLICE).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
@@ -159,7 +236,8 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         loop {
             let arrived = self.sessions.recv()?;
             if self.unanswered.insert(&arrived.from) {
-                return Some(RecvEntry { token: Token(arrived.from), payload: arrived.payload });
+                let token = Token { asker: arrived.from, server: self.listed.server };
+                return Some(RecvEntry { token, payload: arrived.payload });
             }
             // It called with a tag that it cannot have, or whose call is unanswered.
             self.sessions.evict(&arrived.from);
@@ -175,7 +253,8 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         self.answer(token, ANSWERED, || response)
     }
 
-    /// Ends a request without an answer: the client's call ends with [`CallFailed::Dropped`](crate::CallFailed::Dropped).
+    /// Ends a request without an answer, as dropping the token does, but at once: the client's call ends with
+    /// [`CallFailed::Dropped`](crate::CallFailed::Dropped).
     ///
     /// # Errors
     /// [`ReplyError`]; the call had ended.
@@ -185,15 +264,24 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
 
     #[inline]
     fn answer(&mut self, token: Token, note: u8, make: impl FnOnce() -> Resp) -> Result<(), ReplyError> {
-        let (Token(asker), client) = (token, token.client_id());
-        if !self.sessions.is_there(&asker) {
-            return Err(ReplyError::ClientGone { client });
+        let client = token.client_id();
+        if token.server != self.listed.server {
+            return Err(ReplyError::ForeignToken { client });
         }
-        if !self.unanswered.remove(&asker) {
-            return Err(ReplyError::AlreadyAnswered { client });
+        let asker = token.asker;
+        std::mem::forget(token);
+        if self.end(&asker, note, make) { Ok(()) } else { Err(ReplyError::ClientGone { client }) }
+    }
+
+    /// Ends a request; whether its client was still there.
+    #[inline(always)]
+    fn end(&mut self, asker: &Asker, note: u8, make: impl FnOnce() -> Resp) -> bool {
+        let is_there = self.sessions.answer(asker, note, make);
+        // The place of a client that is gone is its successor's.
+        if is_there {
+            self.unanswered.remove(asker);
         }
-        self.sessions.answer(&asker, note, make);
-        Ok(())
+        is_there
     }
 
     /// Size of the shared-memory region in bytes.
@@ -206,8 +294,12 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
 /// What [`Server::wait`] waits for, so that a thread can sleep on several things: see [`sleep::wait`].
 impl<Req: Plain, Resp: Plain> Sleeper for Server<Req, Resp> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        let Self { sessions, cursor, ring, unanswered, region } = self;
+        self.reject_dropped();
+        let Self { sessions, cursor, ring, unanswered, listed, region } = self;
         let mut announced = Announced { ring: ring.ring(), cursor };
-        then(&mut sessions.watch(&mut announced, region.lock_file(), |client| unanswered.forget(client)));
+        let mut clients = sessions.watch(&mut announced, region.lock_file(), |client| unanswered.forget(client));
+        // Nobody wakes for these: the slices of the clients' watch bound how late they are.
+        let mut rejections = Look(|| listed.dropped.any());
+        sleep::join([&mut clients as &mut dyn Sleeper, &mut rejections], then);
     }
 }

@@ -65,24 +65,79 @@ fn damaged_header_is_refused() {
 }
 
 #[test]
-fn token_is_good_for_one_answer() {
-    let scratch = Scratch::new("dlg-token");
+fn token_is_good_at_the_server_that_received_the_request_only() {
+    let (scratch, other) = (Scratch::new("dlg-token"), Scratch::new("dlg-token-other"));
     let mut server = S::create(&scratch.dir(), "s", 1, 8, 1, 1).unwrap();
+    let mut other = S::create(&other.dir(), "s", 1, 8, 1, 1).unwrap();
     let mut client = connect(&scratch);
     client.call(1, 1).unwrap();
     server.poll();
-    let first = server.recv().unwrap().token;
-    server.reply(first, 10).unwrap();
-    assert_eq!(server.reply(first, 11), Err(ReplyError::AlreadyAnswered { client: 0 }));
-    client.poll(|_, reply| assert_eq!(reply, Ok(10))).unwrap();
-    // The same slot again, for another call: the old token must not reach it.
+    let token = server.recv().unwrap().token;
+    assert_eq!(other.reply(token, 10), Err(ReplyError::ForeignToken { client: 0 }));
+    assert_eq!(client.poll(no_reply), Ok(0));
+    server.poll();
+    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Dropped)))), Ok(1));
     client.call(2, 2).unwrap();
     server.poll();
-    let second = server.recv().unwrap().token;
-    assert_eq!(server.reply(first, 12), Err(ReplyError::AlreadyAnswered { client: 0 }));
-    assert_eq!(client.poll(no_reply), Ok(0));
-    server.reply(second, 20).unwrap();
+    let token = server.recv().unwrap().token;
+    server.reply(token, 20).unwrap();
+    server.poll();
     assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (2, Ok(20)))), Ok(1));
+    assert_eq!(client.poll(no_reply), Ok(0), "an answered call was rejected besides");
+}
+
+#[test]
+fn token_dropped_by_another_thread_is_found_by_a_server_that_sleeps() {
+    let scratch = Scratch::new("dlg-drop");
+    let mut server = S::create(&scratch.dir(), "s", 1, 8, 1, 1).unwrap();
+    let mut client = connect(&scratch);
+    for round in 0..5 {
+        client.call(round, round).unwrap();
+        server.poll();
+        let token = server.recv().unwrap().token;
+        let dropper = std::thread::spawn(move || drop(token));
+        // If it was dropped before the sleep, the wait has rejected the request, and found nothing else.
+        let mut ended = vec![];
+        support::wait_for("a dropped token ends no call", || {
+            server.wait(Some(support::PATIENCE / 100));
+            client.poll(|user, reply| ended.push((user, reply))).unwrap() > 0
+        });
+        dropper.join().unwrap();
+        assert_eq!(ended, [(round, Err(CallFailed::Dropped))]);
+        assert_eq!(client.poll(no_reply), Ok(0));
+        assert!(!server.wait(Some(std::time::Duration::from_millis(1))), "it is rejected once");
+    }
+}
+
+#[test]
+fn token_of_a_client_that_left_takes_nothing_from_the_next_and_may_outlive_the_server() {
+    let scratch = Scratch::new("dlg-late");
+    let mut server = S::create(&scratch.dir(), "s", 1, 8, 2, 1).unwrap();
+    let receive = |server: &mut S, client: &mut C, request| {
+        client.call(request, request).unwrap();
+        server.poll();
+        server.recv().expect("a request that may be made was refused").token
+    };
+    let mut first = connect(&scratch);
+    let (late, later) = (receive(&mut server, &mut first, 1), receive(&mut server, &mut first, 2));
+    drop(first);
+    server.poll();
+    let mut next = connect(&scratch);
+    let tokens = [receive(&mut server, &mut next, 3), receive(&mut server, &mut next, 4)];
+    drop(late);
+    server.poll();
+    assert!(matches!(server.reply(later, 9), Err(ReplyError::ClientGone { client: 0 })));
+    assert_eq!(next.poll(no_reply), Ok(0));
+    for (token, answer) in tokens.into_iter().zip([30, 40]) {
+        server.reply(token, answer).unwrap();
+    }
+    let mut answers = vec![];
+    assert_eq!(next.poll(|_, reply| answers.push(reply)), Ok(2));
+    assert_eq!(answers, [Ok(30), Ok(40)]);
+    let last = receive(&mut server, &mut next, 5);
+    drop(server);
+    drop(last);
+    assert_eq!(next.poll(|_, reply| assert_eq!(reply, Err(CallFailed::Ended(SessionEnd::ServerGone)))), Err(SessionEnd::ServerGone));
 }
 
 #[test]
@@ -175,9 +230,9 @@ fn client_that_makes_a_call_twice_loses_its_own_seat_only() {
     unsafe { slots.add(8 + 1).write_volatile(slots.add(1).read_volatile()) };
     good.call(2, 2).unwrap();
     server.poll();
-    let entries: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
+    let mut entries: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
     assert_eq!(entries.iter().map(|entry| entry.payload).collect::<Vec<_>>(), [1, 2]);
-    server.reply(entries[1].token, 3).unwrap();
+    server.reply(entries.remove(1).token, 3).unwrap();
     assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(3)))), Ok(1));
     let mut failed = vec![];
     assert_eq!(bad.poll(|user, reply| failed.push((user, reply))), Err(SessionEnd::Disconnected));

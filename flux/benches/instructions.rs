@@ -27,9 +27,9 @@ const OPERATIONS: &[Operation] = &[
     operation("flux_rpc_depth64_of_8", 413, "all", "flux: as flux_rpc_depth64, among 6 idle nodes", |calls| {
         Pair::new(8).calls(calls, DEPTH)
     }),
-    operation("flux_call", 127, "in part_call", "flux, of flux_rpc_depth1: Node::call", parts),
-    operation("flux_poll_call", 207, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
-    operation("flux_recv", 30, "in part_recv", "flux, of flux_rpc_depth1: Node::try_recv_raw", parts),
+    operation("flux_call", 100, "in part_call", "flux, of flux_rpc_depth1: Node::call", parts),
+    operation("flux_poll_call", 187, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
+    operation("flux_recv", 46, "in part_recv", "flux, of flux_rpc_depth1: Node::try_recv_raw", parts),
     operation("flux_reply", 135, "in part_reply", "flux, of flux_rpc_depth1: Node::reply", parts),
     operation("flux_poll_reply", 214, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
     operation("flux_poll_empty", 60, "all", "flux: Node::poll that finds nothing, two nodes", |polls| Pair::new(2).empty_polls(polls)),
@@ -98,12 +98,12 @@ fn part_poll_call(node: &mut Node<Payload, u32>) -> usize {
 }
 
 #[inline(never)]
-fn part_recv(node: &mut Node<Payload, u32>) -> Option<(Token, Payload)> {
+fn part_recv(node: &mut Node<Payload, u32>) -> Option<(Token<Payload>, Payload)> {
     node.try_recv_raw().map(|(_, token, request)| (token, request))
 }
 
 #[inline(never)]
-fn part_reply(node: &mut Node<Payload, u32>, token: Token, reply: Payload) {
+fn part_reply(node: &mut Node<Payload, u32>, token: Token<Payload>, reply: Payload) {
     node.reply(token, reply).unwrap();
 }
 

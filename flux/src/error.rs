@@ -1,6 +1,7 @@
 //! What can go wrong, one type per verb.
 
 use crate::mesh::NODES_MAX;
+use crate::node::Token;
 
 /// Why a network was not made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -77,25 +78,36 @@ impl<T, U> std::fmt::Debug for CallError<T, U> {
     }
 }
 
-/// How a call ended that got no answer: the node called was dropped first, and whether it executed the call is unknown.
+/// How a call ended that got no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("node {to} is gone; it may have executed the call")]
-pub struct NodeGone {
-    /// The node called.
-    pub to: usize,
+pub enum CallFailed {
+    /// The node called dropped the call's [`Token`], and will not answer. Whether it executed the call is its own matter.
+    #[error("node {to} dropped the call without an answer")]
+    Dropped {
+        /// The node called.
+        to: usize,
+    },
+    /// The node called was dropped first, and whether it executed the call is unknown.
+    #[error("node {to} is gone; it may have executed the call")]
+    NodeGone {
+        /// The node called.
+        to: usize,
+    },
 }
 
-/// The token was used before, or is another node's. The payload comes back.
+/// Another node received the call of this token. Both come back; dropping the token rejects the call.
 #[derive(thiserror::Error)]
-#[error("this call was answered before, or was received by another node")]
-pub struct UnknownToken<T> {
+#[error("this call was received by another node")]
+pub struct ForeignToken<T> {
+    /// The token.
+    pub token: Token<T>,
     /// The payload.
     pub payload: T,
 }
 
 // By hand, so that payloads need not be printable.
-impl<T> std::fmt::Debug for UnknownToken<T> {
+impl<T> std::fmt::Debug for ForeignToken<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UnknownToken").finish_non_exhaustive()
+        f.debug_struct("ForeignToken").field("token", &self.token).finish_non_exhaustive()
     }
 }

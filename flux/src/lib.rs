@@ -9,6 +9,6 @@ mod error;
 mod mesh;
 mod node;
 
-pub use error::{CallError, ConfigError, NodeGone, UnknownToken};
+pub use error::{CallError, CallFailed, ConfigError, ForeignToken};
 pub use mesh::{Config, NODES_MAX};
 pub use node::{Node, Token, network};

@@ -1,10 +1,12 @@
 //! The memory that the nodes of one network share: a lane per ordered pair, and what wakes a cold one.
 
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
+use shm::dropped::Dropped;
 use shm::lane::Slot;
-use shm::pending::Tagged;
+use shm::pending::{Tag, Tagged};
 use shm::ready::{ARMED, ReadyWords};
 use shm::sleep::Sleep;
 use shm::sync::{AtomicBool, AtomicU32, AtomicU64};
@@ -53,8 +55,20 @@ impl Config {
 pub(crate) const CALL: u8 = 0;
 /// Note of a message: the answer to a call.
 pub(crate) const REPLY: u8 = 1;
+/// Note of a message: there will be no answer to a call. It has no payload.
+pub(crate) const REJECTION: u8 = 2;
 
-type Lane<T> = Box<[Slot<Tagged<T>>]>;
+/// A message. Its payload is there unless its note is [`REJECTION`].
+pub(crate) type Message<T> = Tagged<MaybeUninit<T>>;
+type Lane<T> = Box<[Slot<Message<T>>]>;
+
+/// A received call: its tag, the node that made it and the node that received it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    pub(crate) tag: Tag,
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+}
 
 /// What one node receives through.
 struct Inbound<T> {
@@ -63,6 +77,9 @@ struct Inbound<T> {
     /// By sender: whether to set a ready bit.
     armed: Box<[Line<AtomicU32>]>,
     ready: Box<[Line<AtomicU64>]>,
+    /// Received calls whose tokens were dropped. What tells the node of them is its own place in `armed` and `ready`, since it does not
+    /// call itself.
+    dropped: Dropped<Asked>,
     /// The node was dropped.
     closed: AtomicBool,
     sleep: SleepLine,
@@ -112,6 +129,7 @@ impl<T> Mesh<T> {
             lanes: (0..nodes).map(|from| (0..if from == to { 0 } else { capacity }).map(|_| Slot::empty()).collect()).collect(),
             armed: lines(nodes, || AtomicU32::new(ARMED)),
             ready: lines(ReadyWords::words(nodes), || AtomicU64::new(0)),
+            dropped: Dropped::default(),
             closed: AtomicBool::new(false),
             sleep: SleepLine::default(),
         };
@@ -123,7 +141,7 @@ impl<T> Mesh<T> {
     }
 
     /// The slots of the lane from one node to another; `None` for a node to itself.
-    pub(crate) fn lane(&self, from: usize, to: usize) -> Option<NonNull<Slot<Tagged<T>>>> {
+    pub(crate) fn lane(&self, from: usize, to: usize) -> Option<NonNull<Slot<Message<T>>>> {
         let lane = self.nodes.get(to)?.lanes.get(from)?;
         (!lane.is_empty()).then(|| NonNull::from(&**lane).cast())
     }
@@ -143,6 +161,23 @@ impl<T> Mesh<T> {
 
     pub(crate) fn sleep(&self, node: usize) -> Option<&Sleep> {
         self.nodes.get(node).map(|inbound| &inbound.sleep.0)
+    }
+
+    /// The calls that `node` has to reject.
+    pub(crate) fn dropped(&self, node: usize) -> Option<&Dropped<Asked>> {
+        self.nodes.get(node).map(|inbound| &inbound.dropped)
+    }
+
+    /// Has the node that received a call reject it. Any thread may do so.
+    #[cold]
+    pub(crate) fn reject(&self, asked: Asked) {
+        let node = asked.to as usize;
+        let (Some(dropped), Some(armed), Some(ready)) = (self.dropped(node), self.armed(node, node), self.ready(node)) else { return };
+        dropped.push(asked);
+        // R1, W1: as with a message from another node.
+        if ready.notify_if_armed(node, armed) {
+            self.nodes.get(node).into_iter().for_each(|inbound| inbound.sleep.0.wake());
+        }
     }
 
     #[inline(always)]

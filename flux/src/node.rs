@@ -1,7 +1,8 @@
 //! One node: calls others, receives their calls, answers them in any order.
 //!
 //! Calls and replies from `a` to `b` share one lane, which has no word for how far `b` has come. It needs none:
-//! - **M1** At most `F = in_flight` calls of a node to another are unanswered; an answer is published once per call. A lane is taken in order.
+//! - **M1** At most `F = in_flight` calls of a node to another are unanswered; an answer or a rejection is published once per call, since
+//!   its [`Token`] can be used once. A lane is taken in order.
 //! - **M2** So when `a` publishes a message, the one `capacity > 2F` before it has been taken, and `a` knows. Among those since, either more
 //!   than `F` are calls: one of them was answered, so `b` took it, and all before it. Or more than `F` are replies: `b` made a later call
 //!   with fewer than `F` others unanswered, after it had taken one of them, and all before it. Either way what `a` received from `b` by the
@@ -11,37 +12,63 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use shm::dropped::Dropped;
 use shm::lane::{LaneRx, LaneTx};
 use shm::pending::{Pending, Tag, Tagged};
 use shm::ready::{self, HotSet, ReadyWords};
 use shm::sleep::{self, Sleep, Sleeper, Watch, Word};
 use shm::sync::{AtomicU32, Ordering, light_barrier};
 
-use crate::error::{CallError, ConfigError, NodeGone, UnknownToken};
-use crate::mesh::{CALL, Config, Mesh, REPLY};
+use crate::error::{CallError, CallFailed, ConfigError, ForeignToken};
+use crate::mesh::{Asked, CALL, Config, Mesh, Message, REJECTION, REPLY};
 
 /// Empty polls between two looks for dropped nodes.
 const POLLS_PER_LOOK: u32 = 64;
 
-/// Names a received call until it is answered. Plain data, 8 bytes: it can be kept anywhere, also as the user data of another call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Token(Tag);
+/// The duty to answer a received call, 24 bytes. It can be kept anywhere, also as the user data of another call.
+///
+/// Dropping it, on whatever thread, ends the call with [`CallFailed::Dropped`]: the node that received the call tells the caller in its next
+/// [`poll`](Node::poll), for which [`wait`](Node::wait) wakes it.
+#[must_use = "a token that is dropped rejects its call"]
+pub struct Token<T> {
+    asked: Asked,
+    /// The network; `None` once the call is answered.
+    mesh: Option<Arc<Mesh<T>>>,
+}
+
+impl<T> fmt::Debug for Token<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token").field("from", &self.asked.from).field("to", &self.asked.to).finish_non_exhaustive()
+    }
+}
+
+impl<T> Drop for Token<T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(mesh) = self.mesh.take() {
+            mesh.reject(self.asked);
+        }
+    }
+}
 
 /// One node of a network, for one thread. `T` is the payload of calls and replies, `U` what the caller wants back with each reply.
 ///
-/// `Send`: make the nodes, then give each to its thread. Dropping one ends the calls of others to it with [`NodeGone`].
+/// `Send`: make the nodes, then give each to its thread. Dropping one ends the calls of others to it with [`CallFailed::NodeGone`].
 pub struct Node<T, U> {
     index: usize,
     in_flight: usize,
     peers: Vec<Option<Peer<T>>>,
     calls: Pending<Call<U>>,
-    /// Received calls that wait for [`Node::reply`].
-    held: Pending<Held>,
+    /// Received calls that are neither answered nor rejected.
+    held: usize,
     /// Of those the ones that wait for [`Node::try_recv_raw`].
-    inbox: VecDeque<(usize, Token, T)>,
+    inbox: VecDeque<(Asked, T)>,
+    /// For the tokens to come, from those that were answered: so a token counts no reference.
+    spare: Vec<Arc<Mesh<T>>>,
     hot: HotSet,
     ready: ReadyWords,
     polls_to_look: u32,
@@ -55,16 +82,10 @@ struct Call<U> {
     user_data: U,
 }
 
-#[derive(Clone, Copy)]
-struct Held {
-    from: usize,
-    tag: Tag,
-}
-
 /// The two lanes to and from another node.
 struct Peer<T> {
-    tx: LaneTx<Tagged<T>>,
-    rx: LaneRx<Tagged<T>>,
+    tx: LaneTx<Message<T>>,
+    rx: LaneRx<Message<T>>,
     /// Its own ready bits.
     ready: ReadyWords,
     /// Our unanswered calls to it.
@@ -73,13 +94,28 @@ struct Peer<T> {
     gone: bool,
 }
 
+impl<T: Copy + Send> Peer<T> {
+    /// Publishes a message of node `from` to this one, which is `to`; M2 says that there is room. `is_busy`: `from` has received calls that it
+    /// has not answered.
+    #[inline]
+    fn publish(&mut self, mesh: &Mesh<T>, from: usize, to: usize, is_busy: bool, message: Message<T>) {
+        self.tx.publish(message);
+        if self.in_flight > 1 || is_busy {
+            self.tx.fetch_ahead();
+        }
+        if mesh.armed(from, to).is_some_and(|armed| self.ready.notify_if_armed(from, armed)) {
+            mesh.sleep(to).into_iter().for_each(Sleep::wake);
+        }
+    }
+}
+
 impl<T, U> fmt::Debug for Node<T, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Node")
             .field("index", &self.index)
             .field("nodes", &self.mesh.len())
             .field("in_flight", &self.calls.len())
-            .field("held", &self.held.len())
+            .field("held", &self.held)
             .finish_non_exhaustive()
     }
 }
@@ -115,8 +151,9 @@ impl<T: Copy + Send, U> Node<T, U> {
             in_flight: config.in_flight,
             peers: (0..nodes).map(peer).collect(),
             calls: Pending::new(calls),
-            held: Pending::new(calls),
+            held: 0,
             inbox: VecDeque::with_capacity(calls),
+            spare: Vec::with_capacity(calls),
             hot: HotSet::new(nodes),
             ready: mesh.ready(index)?,
             polls_to_look: POLLS_PER_LOOK,
@@ -163,34 +200,21 @@ impl<T: Copy + Send, U> Node<T, U> {
         match self.calls.insert(Call { to, user_data }) {
             Ok(tag) => {
                 peer.in_flight += 1;
-                self.publish(to, Tagged { tag: tag.pack(CALL), payload });
+                let message = Tagged { tag: tag.pack(CALL), payload: MaybeUninit::new(payload) };
+                peer.publish(&self.mesh, self.index, to, self.held > 0, message);
                 Ok(())
             }
             Err(Call { user_data, .. }) => Err(CallError::Full { payload, user_data, to, in_flight: self.in_flight }),
         }
     }
 
-    /// Publishes a call or a reply; M2 says that there is room.
-    #[inline]
-    fn publish(&mut self, to: usize, message: Tagged<T>) {
-        let Some(peer) = self.peers.get_mut(to).and_then(Option::as_mut) else { return };
-        peer.tx.publish(message);
-        if peer.in_flight > 1 || !self.held.is_empty() {
-            peer.tx.fetch_ahead();
-        }
-        if self.mesh.armed(self.index, to).is_some_and(|armed| peer.ready.notify_if_armed(self.index, armed))
-            && let Some(sleep) = self.mesh.sleep(to)
-        {
-            sleep.wake();
-        }
-    }
-
     /// One bounded pass over the nodes that have sent something, at most 16 messages of each of at most 8 of them, in rotation. Replies go to
-    /// `f`, calls wait for [`try_recv_raw`](Self::try_recv_raw). Returns the number of messages taken. Idle nodes cost nothing.
+    /// `f`, calls wait for [`try_recv_raw`](Self::try_recv_raw), and calls whose [`Token`] was dropped are rejected. Returns the number of messages
+    /// taken and calls rejected. Idle nodes cost nothing.
     ///
     /// When a node was dropped, calls to it that are unanswered end through `f`, within 64 empty polls.
     #[inline]
-    pub fn poll(&mut self, mut f: impl FnMut(U, Result<T, NodeGone>)) -> usize {
+    pub fn poll(&mut self, mut f: impl FnMut(U, Result<T, CallFailed>)) -> usize {
         let Self { peers, calls, held, inbox, hot, ready, started, mesh, index, .. } = self;
         let now_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let mut round = Round { index: *index, mesh, peers, calls, held, inbox, f: &mut f };
@@ -219,7 +243,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     }
 
     #[cold]
-    fn end_calls_to_the_gone(&mut self, f: &mut impl FnMut(U, Result<T, NodeGone>)) -> usize {
+    fn end_calls_to_the_gone(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
         let Self { peers, calls, held, inbox, mesh, index, .. } = self;
         let mut ended = 0;
         for to in 0..mesh.len() {
@@ -234,7 +258,7 @@ impl<T: Copy + Send, U> Node<T, U> {
                 |call| call.to == to,
                 |call| {
                     ended += 1;
-                    f(call.user_data, Err(NodeGone { to }));
+                    f(call.user_data, Err(CallFailed::NodeGone { to }));
                 },
             );
             if let Some(peer) = peers.get_mut(to).and_then(Option::as_mut) {
@@ -244,21 +268,31 @@ impl<T: Copy + Send, U> Node<T, U> {
         ended
     }
 
-    /// The oldest received call: the node that made it, the token to answer it with, and its payload. Each token is to be answered once, in
-    /// any order: the caller waits for it.
+    /// The oldest received call: the node that made it, the token to answer it with, and its payload. The caller waits until the token is
+    /// answered or dropped; tokens may be kept, and answered in any order.
     #[inline]
-    pub fn try_recv_raw(&mut self) -> Option<(usize, Token, T)> {
-        self.inbox.pop_front()
+    pub fn try_recv_raw(&mut self) -> Option<(usize, Token<T>, T)> {
+        let (asked, payload) = self.inbox.pop_front()?;
+        let mesh = self.spare.pop().unwrap_or_else(|| Arc::clone(&self.mesh));
+        Some((asked.from as usize, Token { asked, mesh: Some(mesh) }, payload))
     }
 
     /// Answers a call. The caller can see the answer when this returns; nothing has to be flushed, and nothing can be full.
     ///
     /// # Errors
-    /// [`UnknownToken`], with the payload, for a token that was answered before. An answer to a node that is gone is no error.
+    /// [`ForeignToken`], with token and payload, for the token of a call that another node received. An answer to a node that is gone is no
+    /// error.
     #[inline]
-    pub fn reply(&mut self, token: Token, payload: T) -> Result<(), UnknownToken<T>> {
-        let Some(Held { from, tag }) = self.held.take(token.0) else { return Err(UnknownToken { payload }) };
-        self.publish(from, Tagged { tag: tag.pack(REPLY), payload });
+    pub fn reply(&mut self, mut token: Token<T>, payload: T) -> Result<(), ForeignToken<T>> {
+        let is_own = |mesh: &mut Arc<Mesh<T>>| token.asked.to as usize == self.index && Arc::ptr_eq(mesh, &self.mesh);
+        let Some(mesh) = token.mesh.take_if(is_own) else { return Err(ForeignToken { token, payload }) };
+        self.spare.push(mesh);
+        let Asked { from, tag, .. } = token.asked;
+        self.held -= 1;
+        if let Some(peer) = self.peers.get_mut(from as usize).and_then(Option::as_mut) {
+            let message = Tagged { tag: tag.pack(REPLY), payload: MaybeUninit::new(payload) };
+            peer.publish(&self.mesh, self.index, from as usize, self.held > 0, message);
+        }
         Ok(())
     }
 }
@@ -279,35 +313,53 @@ struct Round<'a, T, U, F> {
     mesh: &'a Mesh<T>,
     peers: &'a mut [Option<Peer<T>>],
     calls: &'a mut Pending<Call<U>>,
-    held: &'a mut Pending<Held>,
-    inbox: &'a mut VecDeque<(usize, Token, T)>,
+    held: &'a mut usize,
+    inbox: &'a mut VecDeque<(Asked, T)>,
     f: F,
 }
 
-impl<T: Copy + Send, U, F: FnMut(U, Result<T, NodeGone>)> ready::Lanes for Round<'_, T, U, F> {
+impl<T: Copy + Send, U, F> Round<'_, T, U, F> {
+    /// Rejects the calls whose tokens were dropped.
+    #[cold]
+    fn reject_dropped(&mut self) -> usize {
+        let dropped = self.mesh.dropped(self.index).map_or_else(Vec::new, Dropped::take);
+        for &Asked { from, tag, .. } in &dropped {
+            *self.held -= 1;
+            if let Some(peer) = self.peers.get_mut(from as usize).and_then(Option::as_mut) {
+                let message = Tagged { tag: tag.pack(REJECTION), payload: MaybeUninit::uninit() };
+                peer.publish(self.mesh, self.index, from as usize, *self.held > 0, message);
+            }
+        }
+        dropped.len()
+    }
+}
+
+impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>)> ready::Lanes for Round<'_, T, U, F> {
     #[inline(always)]
     fn visit(&mut self, from: usize, budget: usize) -> usize {
-        let Some(peer) = self.peers.get_mut(from).and_then(Option::as_mut) else { return 0 };
+        // A node does not call itself: its own place is for the calls that it is to reject.
+        let Some(peer) = self.peers.get_mut(from).and_then(Option::as_mut) else { return self.reject_dropped() };
         let mut taken = 0;
         while taken < budget {
             let Some(message) = peer.rx.pop() else { break };
             taken += 1;
             let (tag, note) = Tag::unpack(message.tag);
+            // SAFETY: every message but a rejection has a payload.
+            let payload = || unsafe { message.payload.assume_init() };
             if note == CALL {
-                // There is room, by M1.
-                if let Ok(token) = self.held.insert(Held { from, tag }) {
-                    self.inbox.push_back((from, Token(token), message.payload));
-                }
+                *self.held += 1;
+                self.inbox.push_back((Asked { tag, from: from as u32, to: self.index as u32 }, payload()));
             } else if let Some(call) = self.calls.take(tag) {
                 peer.in_flight -= 1;
-                (self.f)(call.user_data, Ok(message.payload));
+                (self.f)(call.user_data, if note == REPLY { Ok(payload()) } else { Err(CallFailed::Dropped { to: from }) });
             }
         }
         taken
     }
 
     fn is_ready(&self, from: usize) -> bool {
-        self.peers.get(from).and_then(Option::as_ref).is_some_and(|peer| peer.rx.is_ready())
+        let peer = self.peers.get(from).and_then(Option::as_ref);
+        peer.map_or_else(|| self.mesh.dropped(from).is_some_and(Dropped::any), |peer| peer.rx.is_ready())
     }
 
     fn armed(&self, from: usize) -> Option<&AtomicU32> {

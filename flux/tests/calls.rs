@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use flux::{CallError, Config, ConfigError, Node, NodeGone, network};
+use flux::{CallError, CallFailed, Config, ConfigError, Node, network};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -15,7 +15,7 @@ fn pair(config: Config) -> (Node<u64, u64>, Node<u64, u64>) {
     (nodes.pop().unwrap(), b)
 }
 
-fn no_reply(_: u64, _: Result<u64, NodeGone>) {
+fn no_reply(_: u64, _: Result<u64, CallFailed>) {
     panic!("nobody asked");
 }
 
@@ -73,19 +73,104 @@ fn reply_is_visible_without_further_calls() {
 }
 
 #[test]
-fn token_is_good_for_one_answer() {
+fn token_is_good_at_the_node_that_received_the_call_only() {
+    let mut nodes = network::<u64, u64>(3, Config::default()).unwrap();
+    let (mut c, mut b, mut a) = (nodes.pop().unwrap(), nodes.pop().unwrap(), nodes.pop().unwrap());
+    let (_, mut of_another_network) = pair(Config::default());
+    a.call(1, 1, 1).unwrap();
+    b.poll(no_reply);
+    let (_, token, _) = b.try_recv_raw().unwrap();
+    let refused = c.reply(token, 10).unwrap_err();
+    assert_eq!(refused.payload, 10);
+    let refused = of_another_network.reply(refused.token, 11).unwrap_err();
+    assert_eq!((refused.payload, a.poll(no_reply)), (11, 0));
+    b.reply(refused.token, 12).unwrap();
+    assert_eq!(a.poll(|_, reply| assert_eq!(reply, Ok(12))), 1);
+    assert_eq!((b.poll(no_reply), a.poll(no_reply)), (0, 0), "an answered call was rejected besides");
+}
+
+#[test]
+fn calls_whose_tokens_are_dropped_end_as_dropped_and_make_room() {
+    let (mut a, mut b) = pair(Config { capacity: 16, in_flight: 4 });
+    // More laps of the lane than one; in some the node has just polled, in others it has slept.
+    for round in 0..50 {
+        for n in 0..4 {
+            a.call(1, n, n).unwrap();
+        }
+        assert!(a.call(1, 4, 4).is_err());
+        b.poll(no_reply);
+        for n in 0..4 {
+            let (_, token, payload) = b.try_recv_raw().unwrap();
+            if n % 2 == 0 {
+                drop(token);
+            } else {
+                b.reply(token, payload).unwrap();
+            }
+        }
+        assert!(b.wait(Some(PATIENCE)), "a rejection is something to poll for");
+        assert_eq!(b.poll(no_reply), 2);
+        let mut ended = vec![];
+        a.poll(|user, reply| ended.push((user, reply)));
+        ended.sort_unstable_by_key(|(user, _)| *user);
+        let dropped = Err(CallFailed::Dropped { to: 1 });
+        assert_eq!(ended, [(0, dropped), (1, Ok(1)), (2, dropped), (3, Ok(3))], "round {round}");
+        assert_eq!((b.poll(no_reply), a.poll(no_reply), a.in_flight()), (0, 0, 0));
+        if round % 2 == 0 {
+            assert!(!b.wait(Some(Duration::from_millis(1))));
+        }
+    }
+}
+
+/// The node sleeps without end, so a wake-up that is lost is a hang: the main thread has the watch.
+#[test]
+fn token_dropped_by_another_thread_wakes_the_node_that_rejects_the_call() {
+    const CALLS: u64 = 3000;
+    let (mut a, mut b) = pair(Config { capacity: 16, in_flight: 4 });
+    let (give, take) = std::sync::mpsc::channel();
+    let dropper = std::thread::spawn(move || take.into_iter().for_each(drop));
+    let answerer = std::thread::spawn(move || {
+        let (mut received, mut rejected) = (0, 0);
+        while rejected < CALLS {
+            assert!(b.wait(None));
+            let before = received;
+            let taken = b.poll(no_reply) as u64;
+            while let Some((_, token, _)) = b.try_recv_raw() {
+                give.send(token).unwrap();
+                received += 1;
+            }
+            rejected += taken - (received - before);
+        }
+    });
+    let caller = std::thread::spawn(move || {
+        let (mut sent, mut ended) = (0, 0);
+        while ended < CALLS {
+            while sent < CALLS && a.call(1, sent, sent).is_ok() {
+                sent += 1;
+            }
+            assert!(a.wait(None));
+            a.poll(|_, reply| {
+                assert_eq!(reply, Err(CallFailed::Dropped { to: 1 }));
+                ended += 1;
+            });
+        }
+    });
+    let (threads, start) = ([dropper, answerer, caller], Instant::now());
+    while !threads.iter().all(|thread| thread.is_finished()) {
+        assert!(start.elapsed() < PATIENCE, "a node was not woken");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn token_outlives_its_node_and_its_network() {
     let (mut a, mut b) = pair(Config::default());
     a.call(1, 1, 1).unwrap();
     b.poll(no_reply);
     let (_, token, _) = b.try_recv_raw().unwrap();
-    b.reply(token, 10).unwrap();
-    assert_eq!(b.reply(token, 11).unwrap_err().payload, 11);
-    assert_eq!(a.poll(|_, reply| assert_eq!(reply, Ok(10))), 1);
-    // The same slot again, for another call: the old token must not reach it.
-    a.call(1, 2, 2).unwrap();
-    b.poll(no_reply);
-    assert!(b.reply(token, 12).is_err());
-    assert_eq!(a.poll(no_reply), 0);
+    drop(b);
+    drop(a);
+    drop(token);
 }
 
 #[test]
@@ -135,7 +220,7 @@ fn calls_to_a_dropped_node_end_once_after_what_it_answered() {
         a.poll(|user, reply| ended.push((user, reply)));
     }
     let answered = (0..3).map(|n| (n, Ok(n)));
-    let failed = (3..10).map(|n| (n, Err(NodeGone { to: 1 })));
+    let failed = (3..10).map(|n| (n, Err(CallFailed::NodeGone { to: 1 })));
     assert_eq!(ended, answered.chain(failed).collect::<Vec<_>>());
     assert_eq!(a.in_flight(), 0);
     assert!(matches!(a.call(1, 7, 8), Err(CallError::NodeGone { payload: 7, user_data: 8, to: 1 })));
@@ -158,7 +243,7 @@ fn nodes_that_remain_go_on_when_one_is_dropped() {
         a.poll(|user, reply| ended[0].push((user, reply)));
         c.poll(|user, reply| ended[1].push((user, reply)));
     }
-    let gone = Err(NodeGone { to: 1 });
+    let gone = Err(CallFailed::NodeGone { to: 1 });
     assert_eq!(ended, [vec![(3, Ok(4)), (1, gone)], vec![(2, gone)]]);
     a.call(2, 5, 5).unwrap();
 }
@@ -320,7 +405,7 @@ fn sleeper_learns_of_the_end_of_a_node_it_called_and_of_no_other() {
         assert!(start.elapsed() < PATIENCE, "not woken");
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(sleeper.join().unwrap(), (1, vec![(1, Err(NodeGone { to: 1 }))], false));
+    assert_eq!(sleeper.join().unwrap(), (1, vec![(1, Err(CallFailed::NodeGone { to: 1 }))], false));
 }
 
 /// Who spins or yields switches to no other thread by its own will.
@@ -329,7 +414,7 @@ fn idle_sleeper_hardly_runs() {
     let (mut a, mut b) = pair(Config::default());
     a.call(1, 1, 1).unwrap();
     b.poll(no_reply);
-    b.try_recv_raw().unwrap();
+    let _unanswered = b.try_recv_raw().unwrap();
     let before = voluntary_switches();
     assert!(!b.wait(Some(Duration::from_millis(300))));
     let switches = voluntary_switches() - before;

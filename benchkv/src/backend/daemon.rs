@@ -30,7 +30,7 @@ pub(super) enum Caller {
     /// A client that asked through the ring.
     Ring(delegationrpc::Token),
     /// Another daemon of this rank.
-    Daemon(flux::Token),
+    Daemon(flux::Token<Hop>),
 }
 
 /// Whom to answer when another daemon of this rank has answered.
@@ -283,8 +283,8 @@ fn answer_client(handle: IpcHandle, response: Option<Response>) {
     }
 }
 
-fn answer_daemon(shards: &mut Shards<Waiting>, token: flux::Token, hop: Hop) {
-    // A daemon that is gone needs no answer; each token is answered once.
+fn answer_daemon(shards: &mut Shards<Waiting>, token: flux::Token<Hop>, hop: Hop) {
+    // A daemon that is gone needs no answer; the token is this node's.
     drop(shards.node.reply(token, hop));
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use flux::{CallError, Config, Node, NodeGone};
+use flux::{CallError, CallFailed, Config, Node};
 use slab::Slab;
 
 use super::BackendError;
@@ -99,7 +99,7 @@ impl<W> Shards<W> {
     pub(super) fn poll(&mut self, mut answer: impl FnMut(W, Option<Response>)) -> usize {
         let Self { node, waiting, .. } = self;
         let mut answers = 0;
-        node.poll(|key, outcome: Result<Hop, NodeGone>| {
+        node.poll(|key, outcome: Result<Hop, CallFailed>| {
             answers += 1;
             if let Some(whom) = waiting.try_remove(key) {
                 let response = match outcome {

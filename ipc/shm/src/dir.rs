@@ -9,8 +9,6 @@ use crate::header::{self, Standing};
 use crate::lock::LockFile;
 use crate::sys;
 
-/// Names of files that are being made, in file systems without `O_TMPFILE`.
-pub(crate) const TEMPORARY_PREFIX: &str = ".new-";
 /// Longest region name in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
 /// How often the removal of a dead region asks for the directory lock before it gives up.
@@ -86,7 +84,7 @@ pub(crate) enum Removal {
     Gone,
     /// Its owner lives, or cannot be proven dead.
     Alive,
-    /// Not a region of this crate and version: never touched.
+    /// Not a region of this crate, version and user: never touched.
     Foreign,
     /// Somebody is removing something in this directory, perhaps a stopped process.
     Busy,
@@ -101,10 +99,10 @@ impl Dir {
     /// # Errors
     /// [`DirError`], with the path and what to do about it.
     pub fn open(path: Option<&Path>) -> Result<Self, DirError> {
-        // SAFETY: no pointers are involved.
-        let user = unsafe { libc::geteuid() };
+        let user = sys::user();
         let path = match path {
-            Some(path) => path.to_owned(),
+            // Without slashes at its end, behind which a symbolic link would be followed.
+            Some(path) => path.components().collect(),
             None => default_path(user)?,
         };
         let io_error = |source| DirError::Io { path: path.clone(), source };
@@ -129,8 +127,8 @@ impl Dir {
         &self.inner.path
     }
 
-    /// Removes the regions whose owner is proven dead and returns how many. Files of other programs, and of owners that cannot be
-    /// proven dead, stay. Safe against any number of processes doing the same.
+    /// Removes the regions whose owner is proven dead and returns how many. What begins with no header of this crate's, files of other users, and
+    /// regions of owners that cannot be proven dead, stay. Safe against any number of processes doing the same.
     ///
     /// # Errors
     /// The directory cannot be listed. A file that cannot be examined is skipped.
@@ -141,8 +139,7 @@ impl Dir {
         for entry in entries {
             let name = entry.map_err(io_error)?.file_name();
             let Some(name) = name.to_str() else { continue };
-            let removal = if name.starts_with(TEMPORARY_PREFIX) { self.remove_temporary(name) } else { self.remove_dead(name) };
-            removed += usize::from(matches!(removal, Ok(Removal::Gone)));
+            removed += usize::from(matches!(self.remove_dead(name), Ok(Removal::Gone)));
         }
         Ok(removed)
     }
@@ -151,7 +148,7 @@ impl Dir {
         self.inner.fd.as_raw_fd()
     }
 
-    /// Removes the region `name` if its owner is proven dead.
+    /// Removes the region `name`, or the file of that temporary name, if its owner is proven dead.
     ///
     /// Death is final for an inode: its lock is taken once, before it gets a name. What must not happen is that of two removers the
     /// slower one unlinks the living region the faster one has put there; so removals exclude each other and look again.
@@ -160,7 +157,8 @@ impl Dir {
             Ok(file) => file,
             Err(error) => return not_a_region(error),
         };
-        match header::standing(&file)? {
+        let standing = if header::is_temporary(name) { header::standing_of_temporary } else { header::standing };
+        match standing(&file)? {
             Standing::Foreign => return Ok(Removal::Foreign),
             Standing::Alive => return Ok(Removal::Alive),
             Standing::Dead => {}
@@ -177,18 +175,6 @@ impl Dir {
             Ok(_) => Ok(()),
             Err(error) => ignore_missing(Err(error)),
         }
-    }
-
-    /// A temporary file has no complete header yet, but its maker locks its byte 0 right after making it, and looks whether it still
-    /// has a name after that; so whoever gets the lock may remove it.
-    fn remove_temporary(&self, name: &str) -> io::Result<Removal> {
-        let file = match LockFile::open_at(self.fd(), name) {
-            Ok(file) => file,
-            Err(error) => return not_a_region(error),
-        };
-        let Ok(_owner) = file.try_lock(header::OWNER_BYTE) else { return Ok(Removal::Alive) };
-        ignore_missing(sys::unlink_at(self.fd(), name))?;
-        Ok(Removal::Gone)
     }
 
     /// The lock that serialises removals; `None` when it is taken for long. Never waits: its holder may be stopped.

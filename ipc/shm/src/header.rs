@@ -6,9 +6,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::lock::LockFile;
 use crate::robust::{self, ROBUST_BYTES, RobustWord};
+use crate::sys;
 
 /// "CPYRPSHM" read as a big-endian number.
 pub(crate) const MAGIC: u64 = 0x4350_5952_5053_484d;
+/// "CPYRPNEW": in the place of [`MAGIC`] as long as a file has its [temporary name](TEMPORARY_PREFIX) only.
+pub(crate) const MAGIC_OF_TEMPORARY: u64 = 0x4350_5952_504e_4557;
+/// Names of files that are being made, in file systems without `O_TMPFILE`; 16 hexadecimal digits follow.
+pub(crate) const TEMPORARY_PREFIX: &str = ".new-";
 /// Changes with every change of this layout.
 pub(crate) const VERSION: u32 = 1;
 /// Bytes before the user's bytes.
@@ -19,7 +24,7 @@ pub(crate) const OWNER_BYTE: u64 = 0;
 /// The header as it lies in the file. Everything but `closed` and `robust` is written before the file gets its name.
 #[repr(C, align(4096))]
 pub(crate) struct Header {
-    /// [`MAGIC`], stored last (Release).
+    /// [`MAGIC`], stored last (Release); before, [`MAGIC_OF_TEMPORARY`] if the file has a name meanwhile.
     pub(crate) magic: AtomicU64,
     pub(crate) version: u32,
     pub(crate) header_bytes: u32,
@@ -96,6 +101,17 @@ impl Claim {
     }
 }
 
+/// Whether a file of this name is one that is being made, or was when its maker died.
+pub(crate) fn is_temporary(name: &str) -> bool {
+    let digits = name.strip_prefix(TEMPORARY_PREFIX).unwrap_or_default();
+    digits.len() == 16 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Marks a file that is being made, whose owner's byte is locked. One that cannot be marked is one that no sweep removes.
+pub(crate) fn mark_temporary(file: &LockFile) {
+    file.write_front(&MAGIC_OF_TEMPORARY.to_ne_bytes());
+}
+
 /// How a file that is in the way stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
@@ -105,6 +121,9 @@ pub(crate) enum Standing {
 }
 
 pub(crate) fn standing(file: &LockFile) -> io::Result<Standing> {
+    if file.owner()? != sys::user() {
+        return Ok(Standing::Foreign);
+    }
     Ok(match Claim::read(file)? {
         Some(claim) if claim.version == VERSION => {
             if claim.is_dead(file) {
@@ -115,6 +134,16 @@ pub(crate) fn standing(file: &LockFile) -> io::Result<Standing> {
         }
         _ => Standing::Foreign,
     })
+}
+
+/// The same of a file whose name [is temporary](is_temporary). As long as it is marked, its maker holds the lock of the owner's byte, and nobody
+/// else opens it.
+pub(crate) fn standing_of_temporary(file: &LockFile) -> io::Result<Standing> {
+    let mut magic = [0; 8];
+    if file.owner()? != sys::user() || file.read_front(&mut magic)? != magic.len() || u64::from_ne_bytes(magic) != MAGIC_OF_TEMPORARY {
+        return standing(file);
+    }
+    Ok(if file.is_held(OWNER_BYTE) { Standing::Alive } else { Standing::Dead })
 }
 
 fn u64_at(bytes: &[u8], offset: usize) -> u64 {

@@ -182,6 +182,20 @@ impl LockFile {
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
+    /// Writes the first bytes of the file, if the process may have files of that length; otherwise, or if the kernel refuses, nothing.
+    pub(crate) fn write_front(&self, bytes: &[u8]) {
+        // Beyond the limit a write is a signal.
+        if sys::file_size_limit_below(bytes.len() as u64).is_none() {
+            // SAFETY: the kernel reads at most `len` bytes of the buffer of that length.
+            let _ = unsafe { libc::pwrite(self.file.fd, bytes.as_ptr().cast(), bytes.len(), 0) };
+        }
+    }
+
+    /// The user that owns the file.
+    pub(crate) fn owner(&self) -> io::Result<libc::uid_t> {
+        Ok(sys::stat(self.file.fd)?.st_uid)
+    }
+
     /// Device and inode.
     pub(crate) fn key(&self) -> Key {
         self.file.key

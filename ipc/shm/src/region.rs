@@ -134,7 +134,7 @@ impl Region {
         let map = Mapping::new(&fresh.file, file_bytes, true, 0).map_err(io_error)?;
         let epoch = sys::random_nonzero().map_err(io_error)?;
         let header = map.base().cast::<Header>();
-        // SAFETY: the mapping is at least a header long, page aligned and zeroed, and nobody else can open the file yet.
+        // SAFETY: the mapping is at least a header long, page aligned and zeroed but for the magic number, and nobody else maps the file yet.
         unsafe {
             let header = header.as_ptr();
             (&raw mut (*header).version).write(VERSION);
@@ -332,6 +332,10 @@ fn is_valid_name(name: &str) -> bool {
 fn check(file: &LockFile, path: &Path, kind: u64, min_bytes: u64) -> Result<usize, OpenError> {
     let io_error = |source| OpenError::Io { path: path.to_owned(), source };
     let path = || path.to_owned();
+    let (owner, user) = (file.owner().map_err(io_error)?, sys::user());
+    if owner != user {
+        return Err(OpenError::ForeignOwner { path: path(), owner, user });
+    }
     let claim = Claim::read(file).map_err(io_error)?.ok_or_else(|| OpenError::Foreign { path: path() })?;
     if claim.version != VERSION {
         return Err(OpenError::Version { path: path(), found: claim.version });
@@ -355,7 +359,7 @@ fn check(file: &LockFile, path: &Path, kind: u64, min_bytes: u64) -> Result<usiz
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dir::TEMPORARY_PREFIX;
+    use crate::header::{MAGIC_OF_TEMPORARY, TEMPORARY_PREFIX};
     use std::os::unix::fs::DirBuilderExt;
 
     fn scratch(name: &str) -> Dir {
@@ -388,10 +392,46 @@ mod tests {
     #[test]
     fn temporary_file_of_a_dead_maker_is_swept() {
         let dir = scratch("temporary");
-        std::fs::write(dir.path().join(format!("{TEMPORARY_PREFIX}0123")), "half").unwrap();
+        // As far as this process can die: what it held is dropped, and the name stays.
+        let Fresh { temporary, file, lock } = Fresh::with_temporary_name(&dir).unwrap();
+        std::mem::forget(temporary);
+        assert_eq!(dir.sweep().unwrap(), 0, "its maker holds the lock");
+        drop((file, lock));
+        assert_eq!(dir.sweep().unwrap(), 1);
+        // One that had its own name, too: finished, and later closed.
+        let temporary = dir.path().join(format!("{TEMPORARY_PREFIX}0123456789abcdef"));
+        let region = Region::create(&dir, "r", 1, 64, |_| {}).unwrap();
+        std::fs::hard_link(dir.path().join("r"), &temporary).unwrap();
+        assert_eq!(dir.sweep().unwrap(), 0, "its owner lives");
+        drop(region);
         assert_eq!(dir.sweep().unwrap(), 1);
         assert!(names(&dir).is_empty());
         std::fs::remove_dir(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn sweep_leaves_what_it_did_not_make() {
+        let dir = scratch("thesis");
+        let of_users = [
+            (".new-thesis.txt", "years of work"),
+            (".new-0123456789abcdef", "as long a name, and other contents"),
+            (".new-0123456789abcde0", ""),
+            (".new-0123456789ABCDEF", "WENPRYPC"),
+            (".new-0123456789abcdef0", "WENPRYPC"),
+            ("WENPRYPC", "WENPRYPC"),
+            ("thesis.txt", "more of it"),
+        ];
+        for (name, contents) in of_users {
+            std::fs::write(dir.path().join(name), contents).unwrap();
+        }
+        assert_eq!(dir.sweep().unwrap(), 0);
+        for (name, contents) in of_users {
+            assert_eq!(std::fs::read_to_string(dir.path().join(name)).unwrap(), contents);
+        }
+        // That text is the mark, on this machine.
+        std::fs::write(dir.path().join(".new-0123456789abcdef"), MAGIC_OF_TEMPORARY.to_ne_bytes()).unwrap();
+        assert_eq!(dir.sweep().unwrap(), 1);
+        std::fs::remove_dir_all(dir.path()).unwrap();
     }
 
     #[test]

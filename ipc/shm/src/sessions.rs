@@ -248,14 +248,6 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         true
     }
 
-    /// Whether the client that asked is still there, as far as this server knows.
-    #[must_use]
-    #[inline]
-    pub fn is_there(&self, asker: &Asker) -> bool {
-        let session = self.table.sessions.get(asker.client()).and_then(Option::as_ref);
-        session.is_some_and(|session| session.generation == asker.generation)
-    }
-
     /// Ends the session of a client that asked for something that breaks the protocol.
     pub fn evict(&self, from: &Asker) {
         self.table.seats.evict(from.client(), from.generation);

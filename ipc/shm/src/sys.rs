@@ -55,6 +55,12 @@ pub(crate) fn stat_at(dir: RawFd, name: &str) -> io::Result<libc::stat> {
     Ok(unsafe { stat.assume_init() })
 }
 
+/// The effective user of this process.
+pub(crate) fn user() -> libc::uid_t {
+    // SAFETY: no pointers are involved.
+    unsafe { libc::geteuid() }
+}
+
 /// `unlinkat` of a file.
 pub(crate) fn unlink_at(dir: RawFd, name: &str) -> io::Result<()> {
     let name = CString::new(name)?;

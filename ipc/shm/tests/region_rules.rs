@@ -20,7 +20,10 @@ fn directory_must_exist_and_be_ours_alone() {
     std::fs::write(scratch.path().join("file"), "").unwrap();
     assert!(matches!(Dir::open(Some(&scratch.path().join("file"))), Err(DirError::NotADirectory { .. })));
     symlink(scratch.path(), scratch.path().join("link")).unwrap();
-    assert!(matches!(Dir::open(Some(&scratch.path().join("link"))), Err(DirError::NotADirectory { .. })));
+    for link in ["link", "link/", "link//", "link/."] {
+        assert!(matches!(Dir::open(Some(&scratch.path().join(link))), Err(DirError::NotADirectory { .. })), "{link} was followed");
+    }
+    assert_eq!(Dir::open(Some(&scratch.path().join(""))).unwrap().path(), scratch.path());
     std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o770)).unwrap();
     assert!(matches!(Dir::open(Some(scratch.path())), Err(DirError::OpenToOthers { mode: 0o770, .. })));
     std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o700)).unwrap();
@@ -99,6 +102,30 @@ fn opener_checks_kind_size_and_shape() {
     assert!(matches!(Region::create(&dir, "text", KIND, 1, |_| {}), Err(CreateError::Foreign { .. })));
     assert_eq!(dir.sweep().unwrap(), 0);
     assert!(scratch.path().join("text").exists(), "a foreign file was removed");
+}
+
+#[test]
+#[ignore = "needs root: gives a file to another user"]
+fn region_of_another_user_is_refused_and_left_alone() {
+    let scratch = Scratch::new("foreign");
+    let dir = scratch.dir();
+    let temporary = scratch.path().join(".new-0123456789abcdef");
+    let region = Region::create(&dir, "r", KIND, 64, |_| {}).unwrap();
+    std::fs::hard_link(scratch.path().join("r"), &temporary).unwrap();
+    // SAFETY: no pointers are involved.
+    let user = unsafe { libc::geteuid() };
+    std::os::unix::fs::chown(&temporary, Some(user + 1), None).unwrap();
+    match Region::open(&dir, "r", KIND, 64) {
+        Err(OpenError::ForeignOwner { owner, user: own, .. }) => assert_eq!((owner, own), (user + 1, user)),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(Region::create(&dir, "r", KIND, 64, |_| {}), Err(CreateError::Foreign { .. })));
+    // Closed: its own name is gone, and of the other one it would be a dead region if it were this user's.
+    drop(region);
+    assert_eq!(dir.sweep().unwrap(), 0);
+    assert!(temporary.exists());
+    std::os::unix::fs::chown(&temporary, Some(user), None).unwrap();
+    assert_eq!(dir.sweep().unwrap(), 1);
 }
 
 /// A copy of a region's file, with a change.

@@ -21,8 +21,8 @@ pub enum CreateError {
         /// The file.
         path: PathBuf,
     },
-    /// A file that is no region of this version is in the way; it is not touched.
-    #[error("{} exists and is no region of this version: remove it or choose another name", path.display())]
+    /// A file that is no region of this version and user is in the way; it is not touched.
+    #[error("{} exists and is no region of this version and user: remove it or choose another name", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -83,6 +83,16 @@ pub enum OpenError {
     OwnerGone {
         /// The file.
         path: PathBuf,
+    },
+    /// Another user's file, who could write anything into it.
+    #[error("{} belongs to user {owner}, not to {user}: remove it", path.display())]
+    ForeignOwner {
+        /// The file.
+        path: PathBuf,
+        /// Its owner's user id.
+        owner: u32,
+        /// The effective user id of this process.
+        user: u32,
     },
     /// Not a region of this crate.
     #[error("{} is not a region of this crate", path.display())]

@@ -5,13 +5,13 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-use crate::dir::{Dir, TEMPORARY_PREFIX};
-use crate::header::{HEADER_BYTES, OWNER_BYTE};
+use crate::dir::Dir;
+use crate::header::{self, HEADER_BYTES, OWNER_BYTE, TEMPORARY_PREFIX};
 use crate::lock::{ByteLock, LockError, LockFile};
 use crate::region::CreateError;
 use crate::sys;
 
-/// How often a temporary name is tried that a sweeping process takes away.
+/// How often another name is tried, because a thread that sweeps has opened the file.
 const TEMPORARY_ATTEMPTS: usize = 16;
 
 /// An empty file that nobody else can open, its owner's lock taken.
@@ -38,15 +38,18 @@ impl Fresh {
         }
     }
 
-    /// For file systems without `O_TMPFILE`. [`Dir::sweep`] may take the file before it is locked; then it has no name any more.
+    /// For file systems without `O_TMPFILE`. A sweep removes the file if its maker dies, from the mark on; it goes in after the lock, so that nobody
+    /// takes a living maker's. A maker that is killed before leaves an empty file, since nothing shows whose that is.
     pub(super) fn with_temporary_name(dir: &Dir) -> io::Result<Self> {
         for _ in 0..TEMPORARY_ATTEMPTS {
             let name = format!("{TEMPORARY_PREFIX}{:016x}", sys::random_nonzero()?);
             let fd = sys::open_at(dir.fd(), &name, libc::O_CREAT | libc::O_EXCL | libc::O_RDWR, 0o600)?;
             let temporary = Temporary(Some((dir.clone(), name)));
             match locked(fd) {
-                Ok((file, lock)) if sys::stat(file.as_raw_fd())?.st_nlink > 0 => return Ok(Self { file, lock, temporary }),
-                Ok(_) => {}
+                Ok((file, lock)) => {
+                    header::mark_temporary(&file);
+                    return Ok(Self { file, lock, temporary });
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }

@@ -120,6 +120,30 @@ pub fn rejected_request_ends_its_call<R: Rpc>(name: &str) {
     assert_eq!(ends::<R>(&mut client), [(10, Err(CallFailed::Dropped)), (20, Ok(5))]);
 }
 
+pub fn requests_that_are_dropped_end_their_calls_and_make_room<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
+    // More than one lap of both lanes.
+    for _ in 0..10 {
+        for n in 0..4 {
+            R::call(&mut client, n, n).unwrap();
+        }
+        for (request, number) in take_all::<R>(&mut server) {
+            if number % 2 == 0 {
+                drop(request);
+            } else {
+                assert!(R::reply(&mut server, request, number));
+            }
+        }
+        R::serve_poll(&mut server);
+        let mut ended = ends::<R>(&mut client);
+        ended.sort_unstable_by_key(|(user, _)| *user);
+        assert_eq!(ended, [(0, Err(CallFailed::Dropped)), (1, Ok(1)), (2, Err(CallFailed::Dropped)), (3, Ok(3))]);
+        R::serve_poll(&mut server);
+        assert_eq!(ends::<R>(&mut client), []);
+    }
+}
+
 pub fn replies_in_any_order_at_full_depth_bring_every_token_back_once<R: Rpc>(name: &str) {
     const CALLS: u64 = 10_000_000;
     let seed = 0x5eed_0002;
@@ -370,6 +394,7 @@ macro_rules! conformance {
             helper_process
             full_queue_gives_everything_back_and_a_reply_makes_room
             rejected_request_ends_its_call
+            requests_that_are_dropped_end_their_calls_and_make_room
             replies_in_any_order_at_full_depth_bring_every_token_back_once
             calls_of_a_server_that_ends_end_once_after_what_it_answered
             late_answer_to_a_former_client_reaches_nobody
