@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let context: Context<usize> = ContextBuilder::new(DeviceSpec::default()).build()?;
     let stream = TcpStream::connect(address)?;
-    let endpoint = context.create_endpoint(&EndpointConfig::default())?.connect_over(&stream)?;
+    let endpoint = context.connect_over(&EndpointConfig::default(), &stream)?;
 
     let (mut sent, mut ended, mut failure) = (0, 0, None);
     while ended < words.len() {

@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn serve(stream: &TcpStream) -> Result<(), Box<dyn Error>> {
     let context: Context<()> = ContextBuilder::new(DeviceSpec::default()).build()?;
-    let endpoint = context.create_endpoint(&EndpointConfig::default())?.connect_over(stream)?;
+    let endpoint = context.connect_over(&EndpointConfig::default(), stream)?;
     println!("connected with {}, on {}", stream.peer_addr()?, context.device_info().name);
     stream.set_nonblocking(true)?;
     while endpoint.closed().is_none() && is_there(stream) {

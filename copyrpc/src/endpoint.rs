@@ -102,9 +102,15 @@ pub enum ConnectFailure {
     /// The context was dropped.
     #[error("the context of this endpoint is gone")]
     ContextGone,
+    /// The endpoint of [`Context::connect_over`](crate::Context::connect_over) could not be made.
+    #[error(transparent)]
+    Create(#[from] CreateEndpointError),
     /// The channel of [`PendingEndpoint::connect_over`] failed.
     #[error("exchanging records: {0}")]
     Channel(#[from] std::io::Error),
+    /// The peer of [`PendingEndpoint::connect_over`] could not connect; it knows why.
+    #[error("the peer could not connect its end")]
+    NotConnectedThere,
     /// The two cannot talk.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
@@ -194,6 +200,10 @@ impl<U> PendingEndpoint<U> {
     }
 
     /// Connects to the endpoint that gave `remote`. The peer does the same with this one's record, before or after.
+    ///
+    /// Poll and flush only when the peer has connected too: what reaches a queue pair that is not connected is sent again for about half a
+    /// second ([`ConnectOptions`]), then the connection ends as [`CloseReason::Disconnected`]. [`PendingEndpoint::connect_over`] waits for it;
+    /// processes that swap records by other means meet in between, as in an `MPI_Barrier`.
     ///
     /// # Errors
     /// [`ConnectError`], with this endpoint.

@@ -4,20 +4,22 @@
 //! process: [`ExchangeRecord::decode`] refuses every number the protocol cannot work with, and
 //! [`ExchangeRecord::check_peer`] every pair of endpoints that cannot talk.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 
 use mlx5::{DeviceKind, QpAddress};
 use thiserror::Error;
 
-use crate::endpoint::{ConnectFailure, Endpoint, PendingEndpoint};
+use crate::context::{Context, CreateEndpointError};
+use crate::endpoint::{ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
 use crate::ring::RingSize;
 use crate::wire::ALIGNMENT;
 
 /// Bytes of an encoded record.
 pub const EXCHANGE_RECORD_SIZE: usize = 128;
 /// Version of the record and of the wire formats behind it.
-pub const EXCHANGE_VERSION: u16 = 1;
+pub const EXCHANGE_VERSION: u16 = 2;
 
+const REFUSAL_AT: usize = 12;
 const ADDRESS_AT: usize = 16;
 const MAGIC: [u8; 8] = *b"copyrpc\0";
 
@@ -28,7 +30,7 @@ const MAGIC: [u8; 8] = *b"copyrpc\0";
 /// | 0 | magic `copyrpc\0` | | 72 | `ring_size` u64 |
 /// | 8 | version u16 | | 80 | `published_addr` u64 |
 /// | 10 | size of the record u16 | | 88 | `initial_credit` u64 |
-/// | 12 | zero u32 | | 96 | `batches` u32 |
+/// | 12 | 0, or a [`Refusal`] u32 | | 96 | `batches` u32 |
 /// | 16 | `address`, as [`QpAddress::to_bytes`] | | 100 | zero u32 |
 /// | 56 | `recv_ring_rkey` u32 | | 104 | largest padded message u64 |
 /// | 60 | `published_rkey` u32 | | 112 | largest internal allowance u64 |
@@ -58,6 +60,42 @@ pub struct ExchangeRecord {
     pub initial_credit: u64,
 }
 
+/// Why there is no endpoint at the other end: it stands in the place of its record, all other fields of which are 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// The queues of the context are shared out.
+    #[error("as many endpoints are connected there as its context has room for (ContextBuilder::endpoints)")]
+    Full = 1,
+    /// Another error, which the refusing end has.
+    #[error("no endpoint could be made there")]
+    Failed = 2,
+}
+
+impl Refusal {
+    fn of(error: &CreateEndpointError) -> Self {
+        match error {
+            CreateEndpointError::SrqTooSmall { .. } | CreateEndpointError::CqTooSmall { .. } => Self::Full,
+            _ => Self::Failed,
+        }
+    }
+
+    const fn from_wire(code: u32) -> Option<Self> {
+        match code {
+            1 => Some(Self::Full),
+            2 => Some(Self::Failed),
+            _ => None,
+        }
+    }
+
+    /// The bytes to send in the place of a record.
+    #[must_use]
+    pub fn encode(self) -> [u8; EXCHANGE_RECORD_SIZE] {
+        let mut bytes = start_of_record();
+        bytes[REFUSAL_AT..ADDRESS_AT].copy_from_slice(&(self as u32).to_le_bytes());
+        bytes
+    }
+}
+
 /// A record that is damaged, or two endpoints that cannot connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ExchangeError {
@@ -67,6 +105,9 @@ pub enum ExchangeError {
     /// The peer speaks another version.
     #[error("exchange record version {0}, this end speaks {EXCHANGE_VERSION}: use equal releases")]
     Version(u16),
+    /// The peer has no endpoint for this one.
+    #[error("refused by the peer: {0}")]
+    Refused(Refusal),
     /// A number outside its range.
     #[error("{field} is {value} in the exchange record, legal is {legal}")]
     Field {
@@ -102,11 +143,8 @@ impl ExchangeRecord {
     /// The record's bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; EXCHANGE_RECORD_SIZE] {
-        let mut bytes = [0; EXCHANGE_RECORD_SIZE];
+        let mut bytes = start_of_record();
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-        put(0, &MAGIC);
-        put(8, &EXCHANGE_VERSION.to_le_bytes());
-        put(10, &(EXCHANGE_RECORD_SIZE as u16).to_le_bytes());
         put(ADDRESS_AT, &self.address.to_bytes());
         put(56, &self.recv_ring_rkey.to_le_bytes());
         put(60, &self.published_rkey.to_le_bytes());
@@ -135,7 +173,10 @@ impl ExchangeRecord {
         let u32_at = |at| u32::from_le_bytes(field(bytes, at));
         let u64_at = |at| u64::from_le_bytes(field(bytes, at));
         require("size", u16::from_le_bytes(field(bytes, 10)), "128", |size| size == EXCHANGE_RECORD_SIZE as u64)?;
-        let reserved = u32_at(12) | u32_at(100);
+        if let Some(refusal) = Refusal::from_wire(u32_at(REFUSAL_AT)) {
+            return Err(ExchangeError::Refused(refusal));
+        }
+        let reserved = u32_at(REFUSAL_AT) | u32_at(100);
         require("reserved", u64::from(reserved) | u64_at(120), "0", |reserved| reserved == 0)?;
         let address = QpAddress::from_bytes(&field(bytes, ADDRESS_AT)).ok_or(ExchangeError::Address)?;
         let ring_size =
@@ -189,19 +230,75 @@ impl ExchangeRecord {
     }
 }
 
+/// The last byte each end sends over a stream: it is connected, or it is not and never will be.
+const CONNECTED: u8 = 1;
+const NOT_CONNECTED: u8 = 0;
+
+impl<U> Context<U> {
+    /// Makes an endpoint and connects it as [`PendingEndpoint::connect_over`]. If there is no room for it, the peer is told so:
+    /// [`ExchangeError::Refused`].
+    ///
+    /// # Errors
+    /// [`ConnectFailure`]; nothing is left behind.
+    pub fn connect_over(&self, config: &EndpointConfig, mut channel: impl Read + Write) -> Result<Endpoint<U>, ConnectFailure> {
+        match self.create_endpoint(config) {
+            Ok(pending) => pending.connect_over(channel),
+            Err(error) => {
+                // Whether it is heard changes nothing here. The peer's record is taken because a TCP socket closed over unread bytes is
+                // reset, and what it sent last is lost.
+                let _told = send(&mut channel, &Refusal::of(&error).encode()).and_then(|()| receive::<EXCHANGE_RECORD_SIZE>(&mut channel));
+                Err(error.into())
+            }
+        }
+    }
+}
+
 impl<U> PendingEndpoint<U> {
-    /// Swaps records with the peer over a byte stream, such as a socket, and connects. The peer does the same; both send 128 bytes, then
-    /// take 128. It blocks if `channel` does.
+    /// Swaps records with the peer over a byte stream, such as a socket, and connects. The peer does the same: both send 128 bytes and take
+    /// 128, then send one byte and take one. That byte says that an end is connected, so that either may call at once.
+    ///
+    /// Blocks as `channel` does, and takes no time of its own: a peer that stays silent is waited for as long as the stream's time-outs say.
     ///
     /// # Errors
     /// [`ConnectFailure`]; the endpoint is gone then. To keep it, swap the records by hand and use [`PendingEndpoint::connect`].
     pub fn connect_over(self, mut channel: impl Read + Write) -> Result<Endpoint<U>, ConnectFailure> {
-        channel.write_all(&self.local_info().encode())?;
-        channel.flush()?;
-        let mut bytes = [0; EXCHANGE_RECORD_SIZE];
-        channel.read_exact(&mut bytes)?;
-        self.connect(&ExchangeRecord::decode(&bytes)?).map_err(|error| error.reason)
+        send(&mut channel, &self.local_info().encode())?;
+        let remote = ExchangeRecord::decode(&receive(&mut channel)?);
+        let is_record = remote.is_ok();
+        let connected = remote.map_err(ConnectFailure::from).and_then(|remote| self.connect(&remote).map_err(|error| error.reason));
+        let told = send(&mut channel, &[if connected.is_ok() { CONNECTED } else { NOT_CONNECTED }]);
+        // Taken in any case, for what is said at `Context::connect_over`; but not waited for from an end that may not speak this protocol.
+        let heard = if is_record { told.and_then(|()| receive(&mut channel)) } else { Ok([NOT_CONNECTED]) };
+        let endpoint = connected?;
+        match heard {
+            Ok([CONNECTED]) => Ok(endpoint),
+            other => {
+                // A graceful end needs a peer.
+                endpoint.abort();
+                Err(other.map_or_else(ConnectFailure::Channel, |_| ConnectFailure::NotConnectedThere))
+            }
+        }
     }
+}
+
+fn send(channel: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    channel.write_all(bytes)?;
+    channel.flush()
+}
+
+fn receive<const N: usize>(channel: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    channel.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Magic, version and size; the rest is 0.
+fn start_of_record() -> [u8; EXCHANGE_RECORD_SIZE] {
+    let mut bytes = [0; EXCHANGE_RECORD_SIZE];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..10].copy_from_slice(&EXCHANGE_VERSION.to_le_bytes());
+    bytes[10..REFUSAL_AT].copy_from_slice(&(EXCHANGE_RECORD_SIZE as u16).to_le_bytes());
+    bytes
 }
 
 fn field<const N: usize>(bytes: &[u8; EXCHANGE_RECORD_SIZE], at: usize) -> [u8; N] {
@@ -252,7 +349,7 @@ mod tests {
     #[rustfmt::skip]
     const GOLDEN: [u8; EXCHANGE_RECORD_SIZE] = [
         b'c', b'o', b'p', b'y', b'r', b'p', b'c', 0,
-        1, 0, 128, 0, 0, 0, 0, 0, // version, size, zero
+        2, 0, 128, 0, 0, 0, 0, 0, // version, size, no refusal
         1, 0, 0x00, 0x10, 0x22, 0x21, 0, 0, // kind, zero, MTU, LID, zero
         0x33, 0x32, 0x31, 0, 0x43, 0x42, 0x41, 0, // QPN, PSN
         0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,
@@ -279,7 +376,7 @@ mod tests {
     fn each_illegal_number_is_refused_by_name() {
         let cases: [(usize, &[u8], &str); 9] = [
             (10, &[127], "size"),
-            (12, &[1], "reserved"),
+            (12, &[3], "reserved"),
             (64, &[0xff; 8], "receive ring address"),
             (72, &[1], "ring size"),
             (80, &[1], "published record address"),
@@ -323,9 +420,20 @@ mod tests {
         bytes[0] = b'C';
         assert_eq!(ExchangeRecord::decode(&bytes), Err(ExchangeError::Magic));
         let mut bytes = GOLDEN;
-        bytes[8] = 2;
+        bytes[8] = 1;
         let error = ExchangeRecord::decode(&bytes);
-        assert_eq!(error, Err(ExchangeError::Version(2)));
+        assert_eq!(error, Err(ExchangeError::Version(1)));
+    }
+
+    #[test]
+    fn a_refusal_has_the_documented_bytes_and_is_no_record() {
+        for (refusal, code) in [(Refusal::Full, 1), (Refusal::Failed, 2)] {
+            let mut golden = [0; EXCHANGE_RECORD_SIZE];
+            golden[..12].copy_from_slice(&GOLDEN[..12]);
+            golden[12] = code;
+            assert_eq!(refusal.encode(), golden);
+            assert_eq!(ExchangeRecord::decode(&golden), Err(ExchangeError::Refused(refusal)));
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub use connection::Outcome;
 pub use context::{BuildError, Context, ContextBuilder, CreateEndpointError, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, PollError};
 pub use endpoint::{CallToken, ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
-pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord};
+pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord, Refusal};
 pub use link::Window;
 /// The driver below: devices and their options, and what its errors say.
 pub use mlx5;

@@ -1,10 +1,12 @@
 //! Records swapped over a byte stream.
 
-use std::io::{Read as _, Write as _};
-use std::net::Shutdown;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
-use copyrpc::{ConnectFailure, Context, EXCHANGE_RECORD_SIZE, ExchangeError};
+use copyrpc::{
+    ConnectFailure, Context, CreateEndpointError, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeError, ExchangeRecord, PendingEndpoint, Refusal,
+};
 use mlx5::LocalFabric;
 
 use super::{builder, next_request, small, step_until};
@@ -21,7 +23,7 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
         let far: Context<()> = far_builder.build().unwrap();
         far.create_endpoint(&small()).unwrap().connect_over(&theirs).unwrap();
         let data = next_request(&far).data().to_vec();
-        // Nothing of the stream was taken but the record.
+        // Nothing of the stream was taken but the record and the byte behind it.
         theirs.write_all(b"z").unwrap();
         is_done.recv().unwrap();
         data
@@ -30,7 +32,6 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
     endpoint.call(b"hello", (), 0).unwrap();
     let mut next = [0];
     ours.set_nonblocking(true).unwrap();
-    // The peer may not have connected yet: then the request is sent again, while this end polls.
     step_until(|| {
         near.poll(|(), _| ()).unwrap();
         (&ours).read_exact(&mut next).is_ok()
@@ -45,4 +46,89 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
     theirs.write_all(&[0; EXCHANGE_RECORD_SIZE - 1]).unwrap();
     theirs.shutdown(Shutdown::Write).unwrap();
     assert!(matches!(pending().connect_over(&ours), Err(ConnectFailure::Channel(_))));
+}
+
+/// A peer that connects when it is asked for the last byte of the exchange and not before.
+struct LatePeer {
+    pending: Option<PendingEndpoint<()>>,
+    endpoint: Option<Endpoint<()>>,
+    /// What it was sent.
+    heard: Vec<u8>,
+    verdict: u8,
+}
+
+impl Write for LatePeer {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.heard.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for LatePeer {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        if let [verdict] = bytes {
+            *verdict = self.verdict;
+            let record = ExchangeRecord::decode(self.heard[..EXCHANGE_RECORD_SIZE].try_into().unwrap()).unwrap();
+            self.endpoint = Some(self.pending.take().unwrap().connect(&record).unwrap());
+        } else {
+            bytes.copy_from_slice(&self.pending.as_ref().unwrap().local_info().encode());
+        }
+        Ok(bytes.len())
+    }
+}
+
+#[test]
+fn an_end_is_connected_over_a_stream_when_both_ends_are() {
+    let fabric = LocalFabric::new();
+    let [near, far] = [(); 2].map(|()| -> Context<()> { builder(&fabric).build().unwrap() });
+    for verdict in [1, 0] {
+        let mut peer = LatePeer { pending: Some(far.create_endpoint(&small()).unwrap()), endpoint: None, heard: Vec::new(), verdict };
+        let connected = near.connect_over(&small(), &mut peer);
+        assert!(peer.endpoint.is_some(), "the peer was not waited for");
+        assert_eq!((peer.heard.len(), peer.heard.last()), (EXCHANGE_RECORD_SIZE + 1, Some(&1)));
+        match connected {
+            Ok(endpoint) => {
+                endpoint.call(b"at once", (), 0).unwrap();
+                near.flush_endpoints().unwrap();
+                assert_eq!(next_request(&far).data().to_vec(), b"at once");
+                assert_eq!(verdict, 1);
+            }
+            Err(error) => assert!(matches!(error, ConnectFailure::NotConnectedThere) && verdict == 0, "{error}"),
+        }
+    }
+}
+
+/// Over TCP, which loses what was said last when a socket is closed over bytes that were not read.
+#[test]
+fn a_client_that_there_is_no_room_for_hears_so() {
+    let fabric = LocalFabric::new();
+    let server: Context<()> = builder(&fabric).srq_size(48).build().unwrap();
+    let _only = server.create_endpoint(&small()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, client_builder) = (listener.local_addr().unwrap(), builder(&fabric));
+    let client = std::thread::spawn(move || {
+        let client: Context<()> = client_builder.build().unwrap();
+        client.connect_over(&small(), TcpStream::connect(address).unwrap()).unwrap_err()
+    });
+    let refused = server.connect_over(&small(), listener.accept().unwrap().0).unwrap_err();
+    assert!(matches!(refused, ConnectFailure::Create(CreateEndpointError::SrqTooSmall { .. })), "{refused}");
+    let heard = client.join().unwrap();
+    assert!(matches!(heard, ConnectFailure::Exchange(ExchangeError::Refused(Refusal::Full))), "{heard}");
+}
+
+/// It hears that the other end is none, and is not left waiting for it.
+#[test]
+fn an_end_that_cannot_connect_tells_the_other() {
+    let fabric = LocalFabric::new();
+    let near: Context<()> = builder(&fabric).build().unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    theirs.write_all(&[0; EXCHANGE_RECORD_SIZE]).unwrap();
+    assert!(near.connect_over(&small(), ours).is_err());
+    let mut heard = Vec::new();
+    theirs.read_to_end(&mut heard).unwrap();
+    assert_eq!((heard.len(), heard.last()), (EXCHANGE_RECORD_SIZE + 1, Some(&0)));
 }
