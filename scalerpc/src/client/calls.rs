@@ -113,7 +113,7 @@ impl<M: Memory> Client<M> {
             let copied = len.min(into.len());
             self.memory.responses.read(at, &mut into[..copied]);
         }
-        // Unless the response is still to come, which frees it then (S14).
+        // The slot of a call that ran out of time is not free before its response came (S14).
         if self.pending >> slot & 1 == 0 {
             self.free_slot(slot);
         }
@@ -124,7 +124,7 @@ impl<M: Memory> Client<M> {
     pub(super) fn end_call(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
         self.pending &= !(1 << slot);
         if self.slots.state(slot as u32) == SlotState::Quarantined {
-            // Unless the end of its call was not taken, which frees it then: what took it would free the slot of the next call (S14).
+            // Nor before the end of its call was taken: `poll_completion` frees it then.
             if self.ended.iter().all(|completion| usize::from(completion.handle.0.slot) != slot) {
                 self.free_slot(slot);
             }

@@ -210,8 +210,8 @@ impl<M: Memory> Server<M> {
             first += nth + 1;
             let Some(client) = self.mapping.client(id) else { continue };
             if matches!(self.zone(id).state, ZoneState::Draining { .. }) {
-                // Its release may lie where nobody has looked since it came: a poll does not look at all entries (S19), and there may have been
-                // none for long.
+                // Its release may have come and not been found: a poll looks at some entries only (S19), and a server that was away has not
+                // polled for long.
                 self.take_entry(client);
                 if !self.zone(id).is_due(now_ns) {
                     // In the place of a zone that was freed is the next one.

@@ -506,7 +506,7 @@ fn the_zone_of_a_stopped_client_is_not_reused_before_its_eviction() {
 
 /// A poll looks at some of the entries only, so its clock may say that a client is to be evicted before it finds the client's release.
 #[test]
-fn a_server_that_was_away_for_long_evicts_nobody_that_has_released() {
+fn a_server_that_was_away_for_long_evicts_no_client_that_has_released() {
     let config = ServerConfig { max_clients: 200, drain_ns: 10_000, ..small() };
     let mut world = World::new(&config, 200);
     for rounds in (1..20).cycle().take(200) {

@@ -7,12 +7,12 @@ use crate::{ReplyMode, ServerConfig};
 const CLIENTS: usize = 12;
 const STEPS: usize = 20_000;
 /// Of a step, in ns.
-const MOST_STEP_NS: u64 = 20;
+const MAX_STEP_NS: u64 = 20;
 /// Calls of a client, which payloads have a byte for.
-const MOST_CALLS: usize = 250;
+const MAX_CALLS: usize = 250;
 /// No call of these tests takes so long.
 const PATIENCE_NS: u64 = 1 << 40;
-const MOST_ROUNDS: usize = 500;
+const MAX_ROUNDS: usize = 500;
 
 /// How long things take, in ns.
 #[derive(Clone, Copy)]
@@ -41,11 +41,11 @@ fn random_world(seed: u64, times: Times, counters: Counters) -> World {
     let (mut server_back_ns, mut back_ns) = (0, [0; CLIENTS]);
     for _ in 0..STEPS {
         let nth = rng.usize(..CLIENTS);
-        world.now_ns += rng.u64(..MOST_STEP_NS);
+        world.now_ns += rng.u64(..MAX_STEP_NS);
         let is_here = world.sides[nth].is_alive && world.now_ns >= back_ns[nth];
         let is_served = world.now_ns >= server_back_ns;
         match rng.u8(..9) {
-            0 if is_here && world.sides[nth].made < MOST_CALLS => drop(world.call(nth)),
+            0 if is_here && world.sides[nth].made < MAX_CALLS => drop(world.call(nth)),
             1 | 2 => drop(world.deliver_to_server(nth)),
             3 | 4 if is_served => drop(world.deliver_to_client(nth)),
             5 if is_here => world.look(nth),
@@ -59,7 +59,7 @@ fn random_world(seed: u64, times: Times, counters: Counters) -> World {
             if rng.bool() { server_back_ns = until_ns } else { back_ns[nth] = until_ns }
         }
     }
-    assert!(world.settle(MOST_ROUNDS) < MOST_ROUNDS, "seed {seed}: calls do not end, or their slots are lost");
+    assert!(world.settle(MAX_ROUNDS) < MAX_ROUNDS, "seed {seed}: calls do not end, or their slots are lost");
     world.server.check_consistency();
     let made: usize = world.sides.iter().map(|side| side.made).sum();
     assert!(made > 50 && world.server.stats().slices > 10, "seed {seed}: {made} calls, {:?}", world.server.stats());
@@ -80,7 +80,7 @@ fn check_slots(world: &mut World, seed: u64) {
             side.ended.clear();
             while world.call(nth).is_some() {}
         }
-        assert!(world.settle(MOST_ROUNDS) < MOST_ROUNDS, "seed {seed}, round {round}: calls do not end");
+        assert!(world.settle(MAX_ROUNDS) < MAX_ROUNDS, "seed {seed}, round {round}: calls do not end");
         let alive = world.sides.iter().filter(|side| side.is_alive);
         assert!(alive.flat_map(|side| side.executed.iter().chain(&side.ended)).all(|count| *count == 1), "seed {seed}, round {round}");
     }
@@ -142,7 +142,7 @@ fn clients_are_served_after_any_number_of_idle_slices() {
             let mut world = World::of_two_groups(&config, Counters { epoch, idle, ..Counters::default() });
             for call in 0..4 {
                 world.call_all();
-                assert!(world.run(MOST_ROUNDS) < MOST_ROUNDS, "epoch {epoch:#x}, idle for {idle:#x}: call {call} does not end");
+                assert!(world.run(MAX_ROUNDS) < MAX_ROUNDS, "epoch {epoch:#x}, idle for {idle:#x}: call {call} does not end");
             }
             assert!(world.server.scheduler().epoch() > epoch + 2, "{epoch:#x}");
         }
