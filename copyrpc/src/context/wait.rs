@@ -12,9 +12,9 @@ const BLOCKED_SLEEP: Duration = Duration::from_millis(1);
 
 impl<U> Context<U> {
     /// Posts what gathered, as [`Context::flush_endpoints`], then sleeps until there is something to take with [`Context::poll`],
-    /// [`Context::drain`] or [`Context::recv`], at most for `timeout` of real time (`None`: without end). Returns whether there is; `false` also when this
-    /// context has to look at the clock: for deadlines, for peers that answer nothing, and, while peers wait for answers of this end, to
-    /// tell them that it lives. So call it again and again, with a poll in between:
+    /// [`Context::drain`] or [`Context::recv`], at most for `timeout` of real time (`None`: without end). Returns whether there is; `false`
+    /// also when this context has to look at the clock: for deadlines, for peers that answer nothing, and, while peers wait for answers of
+    /// this end, to tell them that it lives. So call it again and again, with a poll in between:
     ///
     /// ```no_run
     /// # fn serve(context: copyrpc::Context<()>) -> Result<(), Box<dyn std::error::Error>> {

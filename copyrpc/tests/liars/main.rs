@@ -25,7 +25,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use copyrpc::{CloseReason, ExchangeRecord};
+use copyrpc::{CloseReason, ExchangeRecord, ProtocolError};
 use liar::{Home, Liar};
 use mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use victim::{End, Server};
@@ -68,6 +68,7 @@ impl Ends {
     fn count(&mut self, end: &End) {
         let name = match end {
             End::Refused(error) => format!("refused: {}", first_word(&format!("{error:?}"))),
+            End::Closed(CloseReason::Protocol(ProtocolError::Overrun { span: 0, .. })) => "Overrun of nothing".to_owned(),
             End::Closed(CloseReason::Protocol(error)) => first_word(&format!("{error:?}")).to_owned(),
             End::Closed(reason) => first_word(&format!("{reason:?}")).to_owned(),
         };
@@ -146,6 +147,7 @@ fn liars_end_their_own_connections_only_and_every_call_ends_once() {
     // Each rule was broken, and each way to end taken.
     let rules = [
         "Overrun",
+        "Overrun of nothing",
         "TooManyBatches",
         "Misplaced",
         "MessageCount",
