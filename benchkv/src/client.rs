@@ -43,9 +43,7 @@ pub struct Window {
 pub struct OpenWindow {
     /// Operations whose intended start lay in the window.
     pub due: u64,
-    /// Operations due and not issued when the window began.
-    pub backlog_before: u64,
-    /// The same when it ended.
+    /// Operations due and not issued when the window ended.
     pub backlog: u64,
     /// From the intended start to the issue: the sum over the round trips of the window, in nanoseconds. Latencies have it in them.
     pub held_ns: u128,
@@ -76,8 +74,8 @@ impl Counts {
 pub struct ClientReport {
     /// Fate of the operations.
     pub counts: Counts,
-    /// Operations that had not ended when the drain gave up.
-    pub lost: u64,
+    /// Operations that had not ended when the drain did.
+    pub outstanding: u64,
     /// One per run.
     pub windows: Vec<Window>,
     /// With `--verify`.
@@ -254,7 +252,7 @@ impl<P: Paths> Client<P> {
     pub fn report(self, worker: WorkerReport) -> ClientReport {
         let book = self.book;
         ClientReport {
-            lost: book.in_flight(),
+            outstanding: book.in_flight(),
             counts: book.counts,
             windows: book.windows,
             verdict: book.spec.verifier.map(Verifier::verdict),
@@ -301,7 +299,7 @@ impl Book {
             window.carried_ns -= age_ns;
         }
         // Until the window ends, `due` is what had been due before it.
-        self.turn_open_loop(now_ns, |open_loop, due, backlog| (open_loop.due, open_loop.backlog_before) = (due, backlog));
+        self.turn_open_loop(now_ns, |open_loop, due, _| open_loop.due = due);
     }
 
     /// Notes at an edge of a window what is due by then, and how much of it is not issued.

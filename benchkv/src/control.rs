@@ -1,11 +1,13 @@
 //! How the main thread of a rank steers its workers, and how a worker's failure stops them all.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId};
 use shm::sleep::{self, Bell, Look, Sleeper};
+
+use crate::drain::Progress;
 
 /// What clients do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub enum Phase {
     Between,
     /// Nothing new; what is outstanding may end.
     Drain,
+    /// What is outstanding is not waited for any more.
+    GiveUp,
 }
 
 impl Phase {
@@ -35,7 +39,8 @@ impl Phase {
             Self::WarmUp => 1,
             Self::Between => 2,
             Self::Drain => 3,
-            Self::Window(run) => 4 + run as u32,
+            Self::GiveUp => 4,
+            Self::Window(run) => 5 + run as u32,
         }
     }
 
@@ -45,7 +50,8 @@ impl Phase {
             1 => Self::WarmUp,
             2 => Self::Between,
             3 => Self::Drain,
-            run => Self::Window((run - 4) as u16),
+            4 => Self::GiveUp,
+            run => Self::Window((run - 5) as u16),
         }
     }
 }
@@ -61,17 +67,11 @@ struct Words {
     stopped: AtomicU32,
     /// Rung after each change of these.
     bell: Bell,
-    /// By daemon: rounds since the drain began.
-    drain_rounds: [DrainRounds; MAX_DAEMONS],
 }
-
-/// Only its daemon writes it; a line of its own.
-#[repr(C, align(64))]
-struct DrainRounds(AtomicU32);
 
 /// Most daemons of a rank.
 pub const MAX_DAEMONS: usize = 64;
-const BYTES: usize = 8192;
+const BYTES: usize = 4096;
 const _: () = assert!(size_of::<Words>() <= BYTES && Phase::Ready.encode() == 0);
 
 impl Steering {
@@ -119,11 +119,6 @@ impl Steering {
         sleep::wait([&mut heard as &mut dyn Sleeper, &mut has_changed, part], Some(longest));
     }
 
-    /// How often each of the first `daemons` daemons has looked since the drain began.
-    pub fn drain_rounds(&self, daemons: usize) -> impl Iterator<Item = u32> {
-        self.words().drain_rounds.iter().take(daemons).map(|rounds| rounds.0.load(Ordering::Relaxed))
-    }
-
     /// Whether every worker has to end at once.
     #[inline]
     #[must_use]
@@ -137,6 +132,16 @@ impl Steering {
 pub struct Control<E> {
     steering: Steering,
     failure: Mutex<Option<E>>,
+    /// By daemon.
+    drains: [DaemonDrain; MAX_DAEMONS],
+}
+
+/// What a daemon has done since the drain began. Only its daemon writes it; a line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct DaemonDrain {
+    rounds: AtomicU32,
+    moved: AtomicU64,
 }
 
 impl<E> Control<E> {
@@ -145,7 +150,7 @@ impl<E> Control<E> {
     /// # Errors
     /// Why there is no memory for the words.
     pub fn new() -> Result<Self, MemfdCreateError> {
-        Ok(Self { steering: Steering::create()?, failure: Mutex::new(None) })
+        Ok(Self { steering: Steering::create()?, failure: Mutex::new(None), drains: std::array::from_fn(|_| DaemonDrain::default()) })
     }
 
     /// What workers look at.
@@ -166,11 +171,19 @@ impl<E> Control<E> {
         self.steering.words().bell.ring();
     }
 
-    /// A daemon has looked once more while clients drain.
-    pub fn note_drain_round(&self, daemon: usize) {
-        if let Some(rounds) = self.steering.words().drain_rounds.get(daemon) {
-            rounds.0.fetch_add(1, Ordering::Relaxed);
+    /// A daemon has looked once more while clients drain, and moved so many messages.
+    pub fn note_drain_round(&self, daemon: usize, moved: usize) {
+        if let Some(drain) = self.drains.get(daemon) {
+            drain.rounds.fetch_add(1, Ordering::Relaxed);
+            drain.moved.fetch_add(moved as u64, Ordering::Relaxed);
         }
+    }
+
+    /// What each of the first `daemons` daemons has done since the drain began.
+    pub fn drain_progress(&self, daemons: usize) -> Vec<Progress> {
+        let load =
+            |drain: &DaemonDrain| Progress { rounds: drain.rounds.load(Ordering::Relaxed), moved: drain.moved.load(Ordering::Relaxed) };
+        self.drains.iter().take(daemons).map(load).collect()
     }
 
     /// Ends every worker.
@@ -204,7 +217,7 @@ mod tests {
         let control = Control::<()>::new().unwrap();
         let seen = Steering::attach(&control.steering().id()).unwrap();
         assert_eq!((seen.phase(), seen.is_stopped()), (Phase::Ready, false));
-        for phase in [Phase::WarmUp, Phase::Between, Phase::Window(0), Phase::Window(u16::MAX), Phase::Drain] {
+        for phase in [Phase::WarmUp, Phase::Between, Phase::Window(0), Phase::Window(u16::MAX), Phase::Drain, Phase::GiveUp] {
             control.set_phase(phase);
             assert_eq!((control.steering().phase(), seen.phase()), (phase, phase));
         }
@@ -248,8 +261,8 @@ mod tests {
 
     #[test]
     fn memory_of_another_size_is_not_attached() {
-        let short = Memfd::create("short", 4096).unwrap();
-        assert!(Steering::attach(&short.id()).is_err());
+        let long = Memfd::create("long", 8192).unwrap();
+        assert!(Steering::attach(&long.id()).is_err());
     }
 
     #[test]

@@ -1,79 +1,239 @@
-//! How long the clients of a rank wait at the end for what is outstanding, before they call it lost.
+//! When the ranks stop waiting for what is outstanding at the end of a job.
 //!
-//! Time alone is no measure of it on a machine with more to do than cores, or on a virtual one: a daemon that did not run for a while has not
-//! lost what it did not look at. So the daemons of the rank must have looked often, and a step of a client in which it, or the whole machine,
-//! stood still counts for no more than a short wait. That other ranks run cannot be seen from here.
+//! They wait as long as anything moves: each answer that a client waits for passes a daemon of some rank, so a drain makes progress as long as the
+//! daemons of the job move messages. What has not ended when nothing moves any more is lost. Silence is no proof on a machine with more to do
+//! than cores, or on a virtual one: a daemon that did not run for a while has not lost what it did not look at. So each daemon of the job must have
+//! looked often since something moved, and time in which a rank itself stood still counts little.
+//!
+//! A drain that still makes progress after [`LONGEST`], or [`AFTER_INTERRUPT`], is cut: what is outstanding then is unfinished, not lost.
+//!
+//! The main threads of all ranks compare [`View`]s every [`LOOK_INTERVAL`], and decide by the same ones. No clock or thread is in here.
 
 use std::time::Duration;
 
-/// How long clients wait at least.
-const DRAIN_LIMIT: Duration = Duration::from_secs(3);
-/// How long they wait for daemons that do not run.
-pub const STALL_LIMIT: Duration = Duration::from_secs(12);
-/// How often each daemon of the rank has to look, if it runs at all: it takes at least 16 requests of each client in a round.
-const ROUNDS: u32 = 1_000;
-/// How long a daemon sleeps at most between two of them.
-pub const DAEMON_SLEEP: Duration = Duration::from_nanos(DRAIN_LIMIT.as_nanos() as u64 / ROUNDS as u64 / 2);
-/// Most that the time between two looks of a client counts.
-const LONGEST_STEP: Duration = Duration::from_millis(100);
+use serde::{Deserialize, Serialize};
 
-/// How long a client has waited.
-#[derive(Debug)]
-pub struct Patience {
-    waited: Duration,
-    looked_ns: u64,
+/// How long nothing may move, beside what policies hold back.
+const SILENCE: Duration = Duration::from_secs(3);
+/// The same where a daemon of the rank does not run.
+const STALL: Duration = Duration::from_secs(12);
+/// How often each daemon of a rank has to look while nothing moves, if it runs at all: it takes at least 16 requests of each client in a round.
+const ROUNDS: u32 = 1_000;
+/// Longest time that the distance of two looks at a silent rank counts.
+const LONGEST_STEP: Duration = Duration::from_millis(100);
+/// How long a daemon sleeps at most between two of its rounds.
+pub const DAEMON_SLEEP: Duration = Duration::from_nanos(SILENCE.as_nanos() as u64 / ROUNDS as u64 / 2);
+/// How often ranks compare what they see.
+pub const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Maximum length of a drain, beside what policies hold back.
+pub const LONGEST: Duration = Duration::from_secs(60);
+/// Maximum length of the rest of a drain after an interrupt: shorter than the grace that a launcher gives.
+const AFTER_INTERRUPT: Duration = Duration::from_secs(5);
+
+/// What a daemon has done since the drain began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Rounds; they wrap.
+    pub rounds: u32,
+    /// Messages that these moved.
+    pub moved: u64,
 }
 
-impl Patience {
-    /// The wait begins.
+/// What a rank tells the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct View {
+    /// Its clients have nothing outstanding.
+    pub has_drained: bool,
+    /// Messages that its daemons have moved since the drain began.
+    pub moved: u64,
+    /// Its patience with a job in which nothing moves is over.
+    pub is_over: bool,
+    /// It wants the drain to end whatever moves.
+    pub cuts: bool,
+}
+
+/// How a drain ended, on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Nothing is outstanding.
+    Drained,
+    /// Nothing moved any more: what is outstanding is lost.
+    Silent,
+    /// It took too long: what is outstanding is unfinished.
+    Cut,
+}
+
+/// The drain as one rank sees it.
+#[derive(Debug)]
+pub struct Drain {
+    /// What policies hold back at most.
+    hold: Duration,
+    began_ns: u64,
+    interrupted_ns: Option<u64>,
+    /// How long nothing has moved, as far as it counts.
+    silent: Duration,
+    looked_ns: u64,
+    /// Rounds of each daemon of this rank when something moved last.
+    rounds: Vec<u32>,
+    /// Messages that all ranks had moved when they compared last.
+    moved: u64,
+}
+
+impl Drain {
+    /// The drain begins. Policies hold messages back for `hold` at most.
     #[must_use]
-    pub const fn new(now_ns: u64) -> Self {
-        Self { waited: Duration::ZERO, looked_ns: now_ns }
+    pub const fn new(now_ns: u64, hold: Duration) -> Self {
+        Self { hold, began_ns: now_ns, interrupted_ns: None, silent: Duration::ZERO, looked_ns: now_ns, rounds: Vec::new(), moved: 0 }
     }
 
-    /// The client looks again.
-    pub fn look(&mut self, now_ns: u64) {
-        self.waited += Duration::from_nanos(now_ns.saturating_sub(self.looked_ns)).min(LONGEST_STEP);
+    /// Looks at this rank, whose daemons have done this.
+    pub fn look(&mut self, now_ns: u64, has_drained: bool, is_interrupted: bool, daemons: &[Progress]) -> View {
+        self.silent += since(self.looked_ns, now_ns).min(LONGEST_STEP);
         self.looked_ns = now_ns;
+        self.rounds.resize(daemons.len(), 0);
+        if is_interrupted {
+            self.interrupted_ns.get_or_insert(now_ns);
+        }
+        let has_looked = daemons.iter().zip(&self.rounds).all(|(daemon, before)| daemon.rounds.wrapping_sub(*before) >= ROUNDS);
+        let limit = if has_looked { SILENCE } else { STALL };
+        View {
+            has_drained,
+            moved: daemons.iter().map(|daemon| daemon.moved).sum(),
+            is_over: self.silent >= limit + self.hold,
+            cuts: since(self.began_ns, now_ns) >= LONGEST + self.hold
+                || self.interrupted_ns.is_some_and(|at_ns| since(at_ns, now_ns) >= AFTER_INTERRUPT),
+        }
     }
 
-    /// Whether the client gives up. `rounds`: how often each daemon of the rank has looked since the drain began.
-    #[must_use]
-    pub fn is_over(&self, mut rounds: impl Iterator<Item = u32>) -> bool {
-        self.waited >= STALL_LIMIT || (self.waited >= DRAIN_LIMIT && rounds.all(|rounds| rounds >= ROUNDS))
+    /// Compares the views of all ranks; `daemons` as in the look before. All ranks find the same. `None`: the drain goes on.
+    pub fn compare(&mut self, views: &[View], daemons: &[Progress]) -> Option<End> {
+        if views.iter().all(|view| view.has_drained) {
+            return Some(End::Drained);
+        }
+        let moved = views.iter().map(|view| view.moved).sum();
+        if moved != self.moved {
+            self.moved = moved;
+            self.silent = Duration::ZERO;
+            self.rounds = daemons.iter().map(|daemon| daemon.rounds).collect();
+        } else if views.iter().all(|view| view.is_over) {
+            return Some(End::Silent);
+        }
+        views.iter().any(|view| view.cuts).then_some(End::Cut)
     }
+}
+
+fn since(then_ns: u64, now_ns: u64) -> Duration {
+    Duration::from_nanos(now_ns.saturating_sub(then_ns))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A client that looked every 10 ms for so long.
-    fn waited(time: Duration) -> Patience {
-        let mut patience = Patience::new(5);
-        (1..=time.as_millis() as u64 / 10).for_each(|look| patience.look(5 + look * 10_000_000));
-        patience
+    const STEP_NS: u64 = 10_000_000;
+
+    /// A rank with a daemon, outstanding operations and a clock.
+    struct Rank {
+        drain: Drain,
+        now_ns: u64,
+        daemon: Progress,
+        is_interrupted: bool,
+    }
+
+    fn rank(hold: Duration) -> Rank {
+        Rank { drain: Drain::new(5, hold), now_ns: 5, daemon: Progress::default(), is_interrupted: false }
+    }
+
+    /// All ranks look every 10 ms for `time`, or until the drain ends; `act` is what their daemons do before each look.
+    fn pass(ranks: &mut [Rank], time: Duration, mut act: impl FnMut(u64, &mut [Rank])) -> Option<End> {
+        (0..time.as_nanos() as u64 / STEP_NS).find_map(|step| {
+            act(step, ranks);
+            let mut look = |rank: &mut Rank| {
+                rank.now_ns += STEP_NS;
+                rank.drain.look(rank.now_ns, false, rank.is_interrupted, &[rank.daemon])
+            };
+            let views: Vec<View> = ranks.iter_mut().map(&mut look).collect();
+            let ends: Vec<_> = ranks.iter_mut().map(|rank| rank.drain.compare(&views, &[rank.daemon])).collect();
+            assert!(ends.windows(2).all(|pair| pair[0] == pair[1]), "ranks differ: {ends:?}");
+            ends[0]
+        })
+    }
+
+    fn run(_: u64, ranks: &mut [Rank]) {
+        ranks.iter_mut().for_each(|rank| rank.daemon.rounds += 100);
     }
 
     #[test]
-    fn a_client_gives_up_when_time_has_passed_and_every_daemon_has_looked() {
-        assert!(!waited(DRAIN_LIMIT).is_over([ROUNDS, ROUNDS - 1].into_iter()), "daemon 1 has not looked");
-        assert!(waited(DRAIN_LIMIT).is_over([ROUNDS, ROUNDS].into_iter()));
-        assert!(!waited(DRAIN_LIMIT - Duration::from_millis(10)).is_over([ROUNDS, ROUNDS].into_iter()));
+    fn a_job_in_which_nothing_moves_has_lost_what_is_outstanding() {
+        let mut ranks = [rank(Duration::ZERO), rank(Duration::ZERO)];
+        assert_eq!(pass(&mut ranks, SILENCE - Duration::from_millis(10), run), None);
+        assert_eq!(pass(&mut ranks, Duration::from_millis(10), run), Some(End::Silent));
     }
 
     #[test]
-    fn daemons_that_never_run_are_not_waited_for_without_end() {
-        assert!(!waited(STALL_LIMIT - Duration::from_millis(10)).is_over([0].into_iter()));
-        assert!(waited(STALL_LIMIT).is_over([0].into_iter()));
+    fn a_drain_goes_on_while_any_daemon_moves_something() {
+        let mut ranks = [rank(Duration::ZERO), rank(Duration::ZERO)];
+        let slow = |step: u64, ranks: &mut [Rank]| {
+            run(step, ranks);
+            // A message every 2.5 s, of the other rank.
+            ranks[1].daemon.moved += u64::from(step % 250 == 249);
+        };
+        assert_eq!(pass(&mut ranks, Duration::from_secs(50), slow), None);
+        assert_eq!(pass(&mut ranks, SILENCE, run), Some(End::Silent));
     }
 
     #[test]
-    fn time_in_which_the_client_stood_still_does_not_count() {
-        let mut patience = Patience::new(0);
-        (1..30).for_each(|hour| patience.look(hour * 3_600_000_000_000));
-        assert!(!patience.is_over([].into_iter()));
-        patience.look(30 * 3_600_000_000_000);
-        assert!(patience.is_over([].into_iter()), "30 looks of 100 ms");
+    fn what_policies_hold_back_is_waited_for() {
+        let hold = Duration::from_secs(20);
+        let mut ranks = [rank(hold)];
+        assert_eq!(pass(&mut ranks, hold + SILENCE - Duration::from_millis(10), run), None);
+        assert_eq!(pass(&mut ranks, Duration::from_millis(10), run), Some(End::Silent));
+    }
+
+    #[test]
+    fn silence_counts_once_every_daemon_of_the_job_has_looked_since() {
+        let mut ranks = [rank(Duration::ZERO), rank(Duration::ZERO)];
+        let one_stands_still = |_: u64, ranks: &mut [Rank]| ranks[0].daemon.rounds += 100;
+        run(0, &mut ranks);
+        // Rounds before something moved do not count.
+        ranks[1].daemon = Progress { rounds: 10 * ROUNDS, moved: 1 };
+        assert_eq!(pass(&mut ranks, STALL - Duration::from_millis(10), one_stands_still), None);
+        assert_eq!(pass(&mut ranks, Duration::from_millis(20), one_stands_still), Some(End::Silent), "it is not waited for without end");
+    }
+
+    #[test]
+    fn time_in_which_a_rank_stood_still_counts_little() {
+        let mut ranks = [rank(Duration::ZERO)];
+        let stand_still = |step: u64, ranks: &mut [Rank]| {
+            run(step, ranks);
+            ranks[0].now_ns += 1_000_000_000;
+        };
+        assert_eq!(pass(&mut ranks, Duration::from_millis(290), stand_still), None, "29 looks, a second apart");
+        assert_eq!(pass(&mut ranks, Duration::from_millis(10), stand_still), Some(End::Silent));
+    }
+
+    #[test]
+    fn a_drain_is_cut_when_it_takes_too_long_and_sooner_after_an_interrupt() {
+        let busy = |step: u64, ranks: &mut [Rank]| {
+            run(step, ranks);
+            ranks[0].daemon.moved += 1;
+        };
+        let mut ranks = [rank(Duration::ZERO), rank(Duration::ZERO)];
+        assert_eq!(pass(&mut ranks, LONGEST - Duration::from_millis(10), busy), None);
+        assert_eq!(pass(&mut ranks, Duration::from_millis(10), busy), Some(End::Cut));
+        let mut ranks = [rank(Duration::ZERO), rank(Duration::ZERO)];
+        assert_eq!(pass(&mut ranks, Duration::from_secs(10), busy), None);
+        // The news is not everywhere at once.
+        ranks[1].is_interrupted = true;
+        assert_eq!(pass(&mut ranks, AFTER_INTERRUPT, busy), None);
+        assert_eq!(pass(&mut ranks, Duration::from_millis(10), busy), Some(End::Cut));
+    }
+
+    #[test]
+    fn a_drain_ends_when_all_ranks_have_nothing_outstanding() {
+        let mut drain = Drain::new(0, Duration::ZERO);
+        let view = |has_drained| View { has_drained, moved: 0, is_over: false, cuts: true };
+        assert_eq!(drain.compare(&[view(true), view(false)], &[]), Some(End::Cut));
+        assert_eq!(drain.compare(&[view(true), view(true)], &[]), Some(End::Drained));
     }
 }

@@ -6,7 +6,6 @@ mod mpi;
 
 use std::error::Error;
 use std::fmt::Display;
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,7 +18,7 @@ use benchkv::doctor::{Diagnosis, probe};
 use benchkv::launcher::LauncherKind;
 use benchkv::message::{Request, Response};
 use benchkv::options::Options;
-use benchkv::orchestrate::{process, run_rank};
+use benchkv::orchestrate::{RankError, process, run_rank};
 use benchkv::output::{self, OutputFile};
 use benchkv::progress::Progress;
 use benchkv::report::ReportArgs;
@@ -30,19 +29,23 @@ use harness::clock::Clock;
 use harness::counters::{self, PortCounters};
 use harness::echo::{self, Echo, EchoError, EchoResult};
 use harness::environment::Environment;
-use harness::exchange::Exchange;
+use harness::exchange::{Exchange, ExchangeError};
 use harness::hosts::Hosts;
-use harness::launcher::Launch;
+use harness::launcher::{EXIT_FOLLOWS, Launch};
 use harness::machine::allow_open_files;
-use harness::report::{JsonSink, say};
+use harness::report::{JsonSink, say, to_stdout};
 use harness::role::{Role, foreign_launcher, role};
 use serde::Serialize;
 use shm::dir::Dir;
 
+/// Exit status for a job that failed, and for a result that could not be written.
+const EXIT_FAILED: u8 = 1;
 /// Exit status for options that cannot be honoured; clap uses the same for those it refuses.
 const EXIT_OPTIONS: u8 = 2;
 /// Exit status for a result with lost operations or wrong values.
 const EXIT_UNSOUND: u8 = 3;
+/// Exit status for a result without an operation that ended in a measured run.
+const EXIT_NOTHING: u8 = 4;
 /// Exit status when the user has ended the job.
 const EXIT_INTERRUPTED: u8 = 130;
 /// How long each echo baseline is measured.
@@ -59,13 +62,16 @@ fn main() -> ExitCode {
         Ok(Role::Launcher) => return start(),
         Ok(Role::Rank(mut exchange)) => {
             let rank = exchange.rank();
-            rank_process(Cli::parse(), &mut exchange, None).map_err(|error| format!("rank {rank}: {error}").into())
+            return rank_process(Cli::parse(), &mut exchange, None).unwrap_or_else(|error| {
+                let follows = error.is::<ExchangeError>() || error.downcast_ref().is_some_and(RankError::follows);
+                fail(if follows { EXIT_FOLLOWS } else { EXIT_FAILED }, &format!("rank {rank}: {error}"))
+            });
         }
         Ok(Role::Helper(owner)) => process::serve(Cli::parse(), owner).map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Err(error) => Err(error.into()),
     };
-    ended.unwrap_or_else(|error: Box<dyn Error>| fail(1, &error))
+    ended.unwrap_or_else(|error: Box<dyn Error>| fail(EXIT_FAILED, &error))
 }
 
 /// Says what went wrong. A closed standard error is no reason to fail differently.
@@ -78,7 +84,7 @@ fn fail(code: u8, error: &dyn Display) -> ExitCode {
 fn start() -> ExitCode {
     let cli = Cli::parse();
     match &cli.command {
-        Some(Command::Doctor(args)) => return doctor(args).unwrap_or_else(|error| fail(1, &error)),
+        Some(Command::Doctor(args)) => return doctor(args),
         Some(Command::Report(args)) => return report(args),
         None => {}
     }
@@ -95,18 +101,19 @@ fn start() -> ExitCode {
 }
 
 /// Looks at this machine. What is missing is a finding, not a failure.
-fn doctor(args: &DoctorArgs) -> Result<ExitCode, Box<dyn Error>> {
+fn doctor(args: &DoctorArgs) -> ExitCode {
     let diagnosis = Diagnosis::of(&probe::probe(args.shm_dir.as_deref()));
-    print(&diagnosis, &diagnosis.to_string(), args.json.as_ref())?;
-    Ok(ExitCode::SUCCESS)
+    let unwritten = print(&diagnosis, &diagnosis.to_string(), args.json.as_ref());
+    unwritten.iter().map(|wrong| fail(EXIT_FAILED, wrong)).last().unwrap_or(ExitCode::SUCCESS)
 }
 
 /// Makes a page out of results.
 fn report(args: &ReportArgs) -> ExitCode {
     match benchkv::report::run(args) {
-        Ok(()) if args.check => ExitCode::SUCCESS,
         Ok(()) => {
-            say(&format!("the page is {}", args.output.display()));
+            if let Some(page) = args.page() {
+                say(&format!("the page is {}", page.display()));
+            }
             ExitCode::SUCCESS
         }
         Err(error) => fail(EXIT_OPTIONS, &error),
@@ -145,7 +152,7 @@ fn check_output(options: &Options) -> Result<(), String> {
     options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
     options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
     output::check_apart(options)?;
-    options.trace.as_ref().map_or(Ok(()), TraceOptions::prepare).map_err(|error| format!("--trace: {error}"))
+    options.trace.as_ref().map_or(Ok(()), TraceOptions::check).map_err(|error| format!("--trace: {error}"))
 }
 
 /// Whether what carries requests can be loaded.
@@ -182,7 +189,7 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
             exchange.barrier(EXCHANGE_LIMIT, &|| false)?;
             return Ok(ExitCode::from(EXIT_OPTIONS));
         }
-        Err(error) => return Err(error.into()),
+        Err(AgreementError::Exchange(error)) => return Err(error.into()),
     };
     announce(&options, rank);
     let is_first_here = options.launcher.local_rank(rank) == Some(0);
@@ -210,7 +217,7 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     if result.runs.is_empty() {
         return Ok(fail(EXIT_INTERRUPTED, &"interrupted before anything was measured: there is no result"));
     }
-    show(&options, &result)
+    Ok(show(&options, &result))
 }
 
 /// What the local launcher does before it starts ranks, done by the ranks where there is none.
@@ -243,26 +250,32 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoEr
     depths.into_iter().map(|depth| Echo { depth, request_bytes, reply_bytes, duration: ECHO_DURATION }.measure(clock)).collect()
 }
 
-/// Shows the result; an unsound one and an interrupted one have statuses of their own.
-fn show(options: &Options, result: &JobResult) -> Result<ExitCode, Box<dyn Error>> {
-    print(result, &result.to_string(), options.json.as_ref())?;
-    if let Some(file) = &options.output {
-        file.write(result)?;
-    }
-    let code = if result.interrupted { ExitCode::from(EXIT_INTERRUPTED) } else { ExitCode::SUCCESS };
-    if result.is_sound() {
-        return Ok(code);
-    }
-    let failures = result.verify_failures.unwrap_or(0);
-    let unsound = fail(EXIT_UNSOUND, &format!("the result is unsound: {} operations lost, {failures} verify failures", result.lost));
-    Ok(if result.interrupted { code } else { unsound })
+/// Writes the result wherever it was asked for, and says what is wrong with it; the exit status is that of the worst. An interrupted one has a
+/// status of its own.
+fn show(options: &Options, result: &JobResult) -> ExitCode {
+    let table = options.output.as_ref().map_or(Ok(()), |file| file.write(result));
+    let mut unwritten = print(result, &result.to_string(), options.json.as_ref());
+    unwritten.extend(table.err().map(|error| format!("--output: {error}")));
+    unwritten.extend(result.trace_failure.as_ref().map(|failure| format!("--trace: {failure}")));
+    let (lost, failures) = (result.lost, result.verify_failures.unwrap_or(0));
+    let unsound = (!result.is_sound()).then(|| format!("the result is unsound: {lost} operations lost, {failures} verify failures"));
+    let nothing = (result.measured_ops() == 0)
+        .then(|| "nothing was measured: no operation ended in a run; measure for longer (--duration), or ask for more (--rate)".to_owned());
+    let wrongs = unsound.map(|wrong| (EXIT_UNSOUND, wrong)).into_iter();
+    let wrongs = wrongs.chain(unwritten.into_iter().map(|wrong| (EXIT_FAILED, wrong))).chain(nothing.map(|wrong| (EXIT_NOTHING, wrong)));
+    let worst = wrongs.map(|(code, wrong)| fail(code, &wrong)).reduce(|worst, _| worst);
+    if result.interrupted { ExitCode::from(EXIT_INTERRUPTED) } else { worst.unwrap_or(ExitCode::SUCCESS) }
 }
 
-/// Text to standard output and the document where it was asked for; when that is standard output, the text makes room.
-fn print(document: &impl Serialize, text: &str, json: Option<&JsonSink>) -> Result<(), Box<dyn Error>> {
-    match json {
-        Some(JsonSink::Stdout) => say(text),
-        _ => writeln!(std::io::stdout(), "{text}")?,
-    }
-    json.map_or(Ok(()), |sink| Ok(sink.write(document)?))
+/// The document where it was asked for, then the text to standard output; when that is for the document, the text makes room. Each is written
+/// whatever becomes of the other. Returns what could not be written, in words.
+fn print(document: &impl Serialize, text: &str, json: Option<&JsonSink>) -> Vec<String> {
+    let written = json.map_or(Ok(()), |sink| sink.write(document)).map_err(|error| error.to_string());
+    let shown = if json == Some(&JsonSink::Stdout) {
+        say(text);
+        Ok(())
+    } else {
+        to_stdout(format!("{text}\n").as_bytes()).map_err(|error| format!("the table cannot be written to standard output: {error}"))
+    };
+    [written, shown].into_iter().filter_map(Result::err).collect()
 }

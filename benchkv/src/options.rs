@@ -20,6 +20,7 @@ use thiserror::Error;
 use crate::backend::plan::{Routing, Topology, Transport};
 use crate::cli::{BackendKind, Cli, ClientKind, Fault, RingChoice, WaitChoice};
 use crate::control::MAX_DAEMONS;
+use crate::drain;
 use crate::launcher::Launcher;
 use crate::memory::{Memory, MemoryLimit, OverLimit};
 use crate::message::Request;
@@ -298,7 +299,14 @@ impl Options {
     /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
     #[must_use]
     pub fn time_limit(&self) -> Duration {
-        self.warmup + self.duration * self.runs as u32 + Duration::from_secs(60)
+        self.warmup + self.duration * self.runs as u32 + Duration::from_secs(60) + drain::LONGEST + self.longest_hold()
+    }
+
+    /// Maximum time for which a policy holds requests back: until the last of a daemon's connections may send its first.
+    #[must_use]
+    pub fn longest_hold(&self) -> Duration {
+        let stagger = Duration::from_secs_f64(self.policies.initial_stagger_us.unwrap_or(0.0) / 1e6);
+        stagger * self.workload.ranks as u32
     }
 }
 

@@ -7,7 +7,8 @@
 //! window), drain, barrier, stop, join. A window never includes a barrier: load goes on while ranks meet, and is not counted. Daemons run until the
 //! clients of *all* ranks have drained.
 //!
-//! When the user interrupts the job, ranks cut what they are at short, agree on that where they would next have met, and drain.
+//! When the user interrupts the job, ranks cut what they are at short, agree on that where they would next have met, and drain. How long a drain
+//! goes on is in [`drain`](crate::drain).
 
 pub mod process;
 mod records;
@@ -33,11 +34,10 @@ use crate::backend::{Backend, BackendError, Daemon, Endpoints, Records, Worker};
 use crate::cli::ClientKind;
 use crate::client::ClientReport;
 use crate::control::{Control, Phase};
-use crate::drain::{DAEMON_SLEEP, STALL_LIMIT};
+use crate::drain::{DAEMON_SLEEP, Drain, End, LOOK_INTERVAL, View};
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::result::{Course, RankReport};
-use crate::trace::TraceError;
 use crate::trace::recorder::Recorder;
 use process::{ClientNews, ClientProcess};
 use records::Record;
@@ -49,6 +49,8 @@ const SETUP_LIMIT: Duration = Duration::from_secs(30);
 const BARRIER_LIMIT: Duration = Duration::from_secs(15);
 /// How often the main thread looks whether a worker failed while it waits for another.
 const WATCH_INTERVAL: Duration = Duration::from_millis(10);
+/// How often the main thread looks whether its clients have ended.
+const END_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Why a rank ended before its time.
 #[derive(Debug, Error)]
@@ -83,9 +85,6 @@ pub enum RankError {
         /// The system's reason.
         source: HelperError,
     },
-    /// A time series could not be written.
-    #[error("--trace: {0}")]
-    Trace(#[from] TraceError),
     /// A thread could not be started.
     #[error("thread {thread} could not be started: {source}")]
     Thread {
@@ -108,12 +107,26 @@ pub enum RankError {
         /// What it said.
         message: String,
     },
+    /// What another rank said of the drain cannot be read.
+    #[error("rank {rank} said something else than how far it has drained")]
+    View {
+        /// The rank.
+        rank: usize,
+    },
     /// What another rank sent as its connection records is none.
     #[error("rank {rank} sent connection records that cannot be read")]
     Records {
         /// The rank.
         rank: usize,
     },
+}
+
+impl RankError {
+    /// Whether the rank ended because another did, which is then the cause to name.
+    #[must_use]
+    pub const fn follows(&self) -> bool {
+        matches!(self, Self::Exchange(_) | Self::Backend(BackendError::PeerGone { .. }))
+    }
 }
 
 /// What the threads of a rank share.
@@ -213,16 +226,24 @@ impl<B: Backend> Rank<'_, B> {
         self.exchange_records(assembly, exchange)?;
         exchange.barrier(SETUP_LIMIT, &give_up)?;
 
-        let course = self.load(exchange)?;
+        let mut course = self.load(exchange)?;
         self.enter(Phase::Drain);
+        let end = self.drain(&clients, exchange)?;
+        course.is_cut = end == End::Cut;
+        if end != End::Drained {
+            self.enter(Phase::GiveUp);
+        }
         let clients: Vec<ClientReport> = join_all(clients)?;
-        exchange.barrier(BARRIER_LIMIT + STALL_LIMIT, &give_up)?;
+        exchange.barrier(BARRIER_LIMIT, &give_up)?;
         control.stop();
         let (daemons, series): (Vec<WorkerReport>, Vec<Option<Recorder>>) = join_all(daemons)?.into_iter().unzip();
+        let mut report = RankReport::new(self.rank, course, clients, daemons);
         if let Some(trace) = &options.trace {
-            trace.write(self.rank, series.iter().flatten().map(Recorder::samples))?;
+            // What was measured does not depend on it.
+            let written = trace.write(self.rank, series.iter().flatten().map(Recorder::samples));
+            written.unwrap_or_else(|failure| report.add_trace_failure(&failure));
         }
-        Ok(RankReport::new(self.rank, course, clients, daemons))
+        Ok(report)
     }
 
     /// Warm-up and windows, as far as the user lets them go.
@@ -252,6 +273,36 @@ impl<B: Backend> Rank<'_, B> {
             course.is_interrupted = exchange.is_interrupted();
         }
         Ok(course)
+    }
+
+    /// Waits for what is outstanding, together with the other ranks. It has ended, or nobody waits for it any more, when this returns.
+    fn drain(&self, clients: &[Thread<'_, ClientReport>], exchange: &mut dyn Exchange) -> Result<End, RankError> {
+        let give_up = || self.control.is_stopped();
+        let mut drain = Drain::new(self.clock.now_ns(), self.options.longest_hold());
+        loop {
+            let has_drained = self.await_end(clients, LOOK_INTERVAL);
+            let daemons = self.control.drain_progress(self.options.server_threads);
+            let view = drain.look(self.clock.now_ns(), has_drained, exchange.is_interrupted(), &daemons);
+            let encoded = serde_json::to_vec(&view).unwrap_or_default();
+            let parts = exchange.all_gather(&encoded, BARRIER_LIMIT, &give_up)?;
+            let read = |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice::<View>(part).map_err(|_| RankError::View { rank });
+            let views = parts.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+            if let Some(end) = drain.compare(&views, &daemons) {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Waits for the end of `clients`, or for `time`. Returns whether all have ended.
+    fn await_end(&self, clients: &[Thread<'_, ClientReport>], time: Duration) -> bool {
+        let end_ns = self.clock.now_ns() + time.as_nanos() as u64;
+        loop {
+            let have_ended = clients.iter().all(Thread::is_finished);
+            if have_ended || self.control.is_stopped() || self.clock.now_ns() >= end_ns {
+                return have_ended;
+            }
+            std::thread::sleep(END_INTERVAL);
+        }
     }
 
     /// Starts a phase.
@@ -352,7 +403,7 @@ impl<B: Backend> Rank<'_, B> {
             match daemon.step(now_ns) {
                 Ok(round) => {
                     if phase == Phase::Drain {
-                        self.control.note_drain_round(number);
+                        self.control.note_drain_round(number, round.moved);
                     }
                     log.note_round(round, now_ns);
                     if let Some(series) = &mut series {
@@ -375,7 +426,7 @@ impl<B: Backend> Rank<'_, B> {
         Ok((WorkerReport { policy: daemon.policy(), trace: series.as_ref().map(Recorder::report), ..report }, series))
     }
 
-    /// How a daemon sleeps that found nothing to do. While clients drain they count how often it looks.
+    /// How a daemon sleeps that found nothing to do. While clients drain its rank counts how often it looks.
     fn sleep(&self, phase: Phase, daemon: &mut dyn Sleeper) {
         let longest = if phase == Phase::Drain { DAEMON_SLEEP } else { SLICE };
         self.control.steering().sleep(phase, daemon, longest);

@@ -43,7 +43,7 @@ impl Progress {
             Phase::Window(run) => format!("run {} of {}", run + 1, self.runs),
             // Too short to be told.
             Phase::Between => return,
-            Phase::Drain => "draining".to_owned(),
+            Phase::Drain | Phase::GiveUp => "draining".to_owned(),
         });
     }
 

@@ -35,7 +35,7 @@ pub use rows::{Cell, Column, Row, columns, rows};
 /// What [`JobResult::schema`] says.
 pub const SCHEMA: &str = "benchkv-result";
 /// Raised whenever a field of [`JobResult`] changes its meaning, its type or its name.
-pub const SCHEMA_VERSION: u32 = 2;
+pub const SCHEMA_VERSION: u32 = 3;
 
 /// [`JobResult::device`] where no rank has another to talk to.
 const NO_DEVICE: &str = "none";
@@ -85,20 +85,24 @@ pub struct JobResult {
     pub measured: Measured,
     /// How far the runs are apart.
     pub over_runs: SpreadOverRuns,
-    /// Operations of the whole job, warm-up and drain included: `issued = completed + errors + lost`.
+    /// Operations of the whole job, warm-up and drain included: `issued = completed + errors + lost + unfinished`.
     pub issued: u64,
     /// Answered by a store.
     pub completed: u64,
     /// Ended with an error.
     pub errors: u64,
-    /// Never ended.
+    /// Had not ended when nothing moved any more.
     pub lost: u64,
+    /// Had not ended when the drain was cut, because it took too long or the user interrupted it.
+    pub unfinished: u64,
     /// Of the completed: gets that found no value.
     pub not_found: u64,
     /// Checks of `--verify` that failed; null when values were not checked.
     pub verify_failures: Option<u64>,
     /// The first of them, in words.
     pub first_verify_failure: Option<String>,
+    /// With `--trace`: why the series of some daemon could not be written, the first such failure; null if all were.
+    pub trace_failure: Option<String>,
     /// With `--rate`: whether it was reached; null for a closed loop.
     pub open_loop: Option<OpenLoop>,
     /// L = X W.
@@ -269,8 +273,12 @@ pub struct RankResult {
     pub completed: u64,
     /// Ended with an error.
     pub errors: u64,
-    /// Never ended.
+    /// Had not ended when nothing moved any more.
     pub lost: u64,
+    /// Had not ended when the drain was cut.
+    pub unfinished: u64,
+    /// Of the completed: gets that found no value.
+    pub not_found: u64,
     /// Checks of `--verify` that failed; null when values were not checked.
     pub verify_failures: Option<u64>,
     /// Its daemons.
@@ -282,7 +290,13 @@ pub struct RankResult {
 }
 
 impl JobResult {
-    /// Whether every operation ended and every check passed.
+    /// Operations that ended in a measured window.
+    #[must_use]
+    pub const fn measured_ops(&self) -> u64 {
+        self.measured.local_ops + self.measured.remote_ops
+    }
+
+    /// Whether no operation was lost and every check passed.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         self.lost == 0 && self.verify_failures.unwrap_or(0) == 0

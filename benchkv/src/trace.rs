@@ -117,7 +117,7 @@ pub struct TraceOptions {
 }
 
 impl TraceArgs {
-    /// Whether that can be done; of the directory, see [`TraceOptions::prepare`].
+    /// Whether that can be done; of the directory, see [`TraceOptions::check`].
     ///
     /// # Errors
     /// The range.
@@ -293,24 +293,26 @@ impl TraceFile {
 }
 
 impl TraceOptions {
-    /// Makes the directory if it is missing, and finds out whether files can be made there.
+    /// Finds out before a long run whether files can be made in the directory, or it can be made. Changes nothing.
     ///
     /// # Errors
     /// [`TraceError`] if not, or if there are traces already.
-    pub fn prepare(&self) -> Result<(), TraceError> {
+    pub fn check(&self) -> Result<(), TraceError> {
         let failed = |source| TraceError::Io { path: self.dir.clone(), source };
-        fs::create_dir_all(&self.dir).map_err(failed)?;
-        let probe = self.dir.join(format!(".benchkv-{}", std::process::id()));
+        let there = self.dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("."));
+        let probe = there.join(format!(".benchkv-{}", std::process::id()));
         File::create_new(&probe).and_then(|_| fs::remove_file(&probe)).map_err(failed)?;
-        if TraceFile::all_in(&self.dir)?.is_empty() { Ok(()) } else { Err(TraceError::Occupied { dir: self.dir.clone() }) }
+        if there == self.dir && !TraceFile::all_in(there)?.is_empty() {
+            return Err(TraceError::Occupied { dir: self.dir.clone() });
+        }
+        Ok(())
     }
 
-    /// Writes the series of a rank's daemons, in their order.
+    /// Makes the directory if it is missing, and writes the series of a rank's daemons, in their order.
     ///
     /// # Errors
     /// The first file that could not be written.
     pub fn write<'a>(&self, rank: usize, series: impl Iterator<Item = &'a [Sample]>) -> Result<(), TraceError> {
-        // On a further host nobody has made it yet.
         fs::create_dir_all(&self.dir).map_err(|source| TraceError::Io { path: self.dir.clone(), source })?;
         series.enumerate().try_for_each(|(daemon, samples)| TraceFile::new(&self.dir, rank, daemon).write(samples))
     }

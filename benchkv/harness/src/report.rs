@@ -55,6 +55,18 @@ pub fn say(text: &str) {
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
+/// Writes to standard output, all of it. A reader that has gone wants no more: that is no failure.
+///
+/// # Errors
+/// The system's reason.
+pub fn to_stdout(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
+}
+
 /// Operations per second with a unit a person reads at a glance.
 #[must_use]
 pub fn rate(per_second: f64) -> String {
@@ -168,10 +180,7 @@ impl JsonSink {
         let mut text = serde_json::to_vec_pretty(value)?;
         text.push(b'\n');
         match self {
-            Self::Stdout => {
-                let mut out = io::stdout().lock();
-                out.write_all(&text).and_then(|()| out.flush()).map_err(JsonError::Stdout)
-            }
+            Self::Stdout => to_stdout(&text).map_err(JsonError::Stdout),
             Self::File(path) => Ok(file::write(path, &text)?),
         }
     }

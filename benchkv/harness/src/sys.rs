@@ -46,7 +46,10 @@ pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The signals that end a job in an orderly way, taken from their default action while this lives.
+/// The signals by which a user, a terminal or a service manager ends a job in order.
+const END_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+/// [`END_SIGNALS`], taken from their default action while this lives.
 ///
 /// Only the calling thread's mask changes: make it before other threads exist.
 #[derive(Debug)]
@@ -58,7 +61,7 @@ pub(crate) struct EndSignals {
 impl EndSignals {
     pub(crate) fn take() -> io::Result<Self> {
         let mut set = empty_signal_set();
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        for signal in END_SIGNALS.into_iter().filter(|signal| !is_ignored(*signal)) {
             // SAFETY: `set` is initialised and the signals are valid.
             unsafe { libc::sigaddset(&raw mut set, signal) };
         }
@@ -98,6 +101,16 @@ impl Drop for EndSignals {
     }
 }
 
+/// Whether this process was started to ignore `signal`, as nohup(1) does with SIGHUP.
+fn is_ignored(signal: libc::c_int) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: no action is set, and the current one is stored in `action`, for which all zeros is a valid value too.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init().sa_sigaction == libc::SIG_IGN
+    }
+}
+
 fn empty_signal_set() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: sigemptyset initialises the set it is given and cannot fail for a valid pointer.
@@ -107,8 +120,8 @@ fn empty_signal_set() -> libc::sigset_t {
     }
 }
 
-/// What a child does between fork and exec: dies with the launcher `parent`, takes signals again, and leaves Ctrl-C to the launcher,
-/// which ends the job in order. Async-signal-safe: system calls only, no allocation.
+/// What a child does between fork and exec: dies with the launcher `parent`, takes signals again, and leaves those that end a job to the
+/// launcher, which ends it in order. Async-signal-safe: system calls only, no allocation.
 pub(crate) fn tie_to_parent(parent: u32) -> io::Result<()> {
     let none_blocked = empty_signal_set();
     // SAFETY: integer arguments and one initialised, live set; all of these calls are async-signal-safe.
@@ -118,8 +131,10 @@ pub(crate) fn tie_to_parent(parent: u32) -> io::Result<()> {
             // The parent ended before the line above could take effect.
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        // First, so that a Ctrl-C that has been pending since the fork is discarded rather than delivered.
-        libc::signal(libc::SIGINT, libc::SIG_IGN);
+        // First, so that a signal that has been pending since the fork is discarded rather than delivered.
+        for signal in END_SIGNALS {
+            libc::signal(signal, libc::SIG_IGN);
+        }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none_blocked, std::ptr::null_mut());
     }
     Ok(())

@@ -9,6 +9,7 @@
 )]
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,13 +17,14 @@ use std::time::{Duration, Instant};
 const WATCHDOG: Duration = Duration::from_secs(30);
 
 fn start(ranks: usize, deed: &str, doer: usize) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_launch-probe"))
-        .args([ranks.to_string().as_str(), deed, doer.to_string().as_str()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+    probe(ranks, deed, doer).spawn().unwrap()
+}
+
+fn probe(ranks: usize, deed: &str, doer: usize) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_launch-probe"));
+    command.args([ranks.to_string().as_str(), deed, doer.to_string().as_str()]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
 }
 
 /// Waits for the end. Pipes are read after it: the probe's output is far below what a pipe holds.
@@ -189,15 +191,71 @@ fn an_interrupt_ends_the_ranks_in_order() {
     }
 }
 
+/// A terminal, a service manager and `timeout` signal the whole group.
 #[test]
-fn ctrl_c_reaches_ranks_through_the_launcher_only() {
-    let mut launcher = start(2, "wait", 0);
-    let ranks = pids(&mut launcher);
-    ranks.iter().for_each(|pid| send_signal(*pid, libc::SIGINT));
-    send_signal(launcher.id() as libc::pid_t, libc::SIGINT);
+fn a_signal_to_all_processes_reaches_ranks_through_the_launcher_only() {
+    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143), (libc::SIGHUP, 129)] {
+        let mut launcher = start(2, "wait", 0);
+        let ranks = pids(&mut launcher);
+        ranks.iter().for_each(|pid| send_signal(*pid, signal));
+        send_signal(launcher.id() as libc::pid_t, signal);
+        let output = finish(launcher);
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        assert_eq!(text(&output.stderr).matches("launch-probe: interrupted").count(), 2);
+    }
+}
+
+/// A rank is stopped meanwhile, so that the job cannot end between the signals.
+#[test]
+fn signals_in_quick_succession_are_one_request() {
+    for _ in 0..20 {
+        let mut launcher = start(2, "wind-down", 0);
+        let ranks = pids(&mut launcher);
+        send_signal(ranks[1], libc::SIGSTOP);
+        let begin = Instant::now();
+        for _ in 0..5 {
+            send_signal(launcher.id() as libc::pid_t, libc::SIGTERM);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let were_quick = begin.elapsed() < Duration::from_millis(250);
+        send_signal(ranks[1], libc::SIGCONT);
+        let output = finish(launcher);
+        if were_quick {
+            assert_eq!(output.status.code(), Some(143), "{output:?}");
+            assert!(text(&output.stdout).contains("rank 0 interrupted: [[1], [1]]"), "{output:?}");
+            return;
+        }
+    }
+    panic!("no five signals within 250 ms");
+}
+
+/// As nohup starts it.
+#[test]
+fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
+    let mut command = probe(2, "pause", 0);
+    // SAFETY: signal is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGHUP, libc::SIG_IGN);
+            Ok(())
+        });
+    }
+    let mut launcher = command.spawn().unwrap();
+    pids(&mut launcher);
+    send_signal(launcher.id() as libc::pid_t, libc::SIGHUP);
     let output = finish(launcher);
-    assert_eq!(output.status.code(), Some(130), "a terminal signals the whole group: {output:?}");
-    assert_eq!(text(&output.stderr).matches("launch-probe: interrupted").count(), 2);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+/// The launcher sees the end of the rank that noticed before that of the one it noticed.
+#[test]
+fn the_cause_is_named_whichever_end_is_seen_first() {
+    for (deed, how, code) in [("precede-killed", "was killed by signal 6 (SIGABRT)", 1), ("precede-failed", "exited with status 7", 7)] {
+        let output = run(3, deed, 1);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{err}");
+        assert!(err.contains(&format!("launcher: rank 1 {how}")), "{err}");
+    }
 }
 
 #[test]
@@ -218,14 +276,16 @@ fn ranks_that_catch_interrupts_meet_once_more_unless_one_dies() {
 }
 
 #[test]
-fn a_second_interrupt_kills() {
+fn a_later_interrupt_kills() {
     let mut launcher = start(2, "defy", 0);
     let ranks = pids(&mut launcher);
     assert_eq!(line(&mut launcher), "rank 0 ignores everything");
-    (0..2).for_each(|_| {
+    // Their grace is longer than the watchdog.
+    let start = Instant::now();
+    while launcher.try_wait().unwrap().is_none() && start.elapsed() < WATCHDOG {
         send_signal(launcher.id() as libc::pid_t, libc::SIGINT);
-        std::thread::sleep(Duration::from_millis(50));
-    });
+        std::thread::sleep(Duration::from_millis(100));
+    }
     assert_eq!(finish(launcher).status.code(), Some(130));
     assert_gone(&ranks);
 }

@@ -10,7 +10,6 @@ use crate::activity::ActivityLog;
 use crate::backend::{Backend, Paths};
 use crate::client::{Client, ClientReport, ClientSpec, Step};
 use crate::control::{Phase, Steering};
-use crate::drain::Patience;
 use crate::options::Options;
 use crate::verify::Verifier;
 
@@ -42,13 +41,12 @@ impl<B: Backend> Seat<'_, B> {
         let mut client = Client::new(spec, paths);
         let mut log = ActivityLog::new(options.runs, self.clock.now_ns());
         let mut waiter = options.wait.waiter();
-        while is_wanted && !self.steering.is_stopped() && self.steering.phase() != Phase::Drain {
-            self.step(&mut client, self.steering.phase(), &mut log, &mut waiter)?;
-        }
-        let mut patience = Patience::new(self.clock.now_ns());
-        while !self.steering.is_stopped() && !patience.is_over(self.steering.drain_rounds(options.server_threads)) {
-            patience.look(self.clock.now_ns());
-            if self.step(&mut client, Phase::Drain, &mut log, &mut waiter)? == Step::Drained {
+        while is_wanted && !self.steering.is_stopped() {
+            let phase = self.steering.phase();
+            let is_given_up = phase == Phase::GiveUp;
+            // What has come by then still counts.
+            let step = self.step(&mut client, if is_given_up { Phase::Drain } else { phase }, &mut log, &mut waiter)?;
+            if step == Step::Drained || is_given_up {
                 break;
             }
         }

@@ -5,10 +5,12 @@
 //! - `traces`: the charts over time.
 //! - `page`: the HTML around them.
 
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use harness::report::{nanos, plural, rate};
+use harness::report::{nanos, plural, rate, to_stdout};
 use thiserror::Error;
 
 use crate::options::Recorded;
@@ -36,8 +38,8 @@ pub struct ReportArgs {
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
-    /// The page to write; one that exists is replaced.
-    #[arg(short, long, value_name = "FILE.html", default_value = "report.html")]
+    /// The page to write; one that exists is replaced. - writes it to standard output.
+    #[arg(short, long, value_name = "FILE.html|-", default_value = "report.html")]
     pub output: PathBuf,
 
     /// Also draw what daemons did over time, from the directory that `benchkv --trace DIR` wrote.
@@ -70,9 +72,42 @@ pub enum ReportError {
         /// The directory.
         dir: PathBuf,
     },
+    /// The page would take the place of what it is made of.
+    #[error("--output: {} is read for the page; name another file", path.display())]
+    Overwrites {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Standard output refused.
+    #[error("the page cannot be written to standard output: {0}")]
+    Stdout(#[source] io::Error),
     /// The page cannot be written.
     #[error("--output: {0}")]
     Write(#[from] harness::file::WriteError),
+}
+
+impl ReportArgs {
+    /// The file that becomes the page; `None`: there is none, or it goes to standard output.
+    #[must_use]
+    pub fn page(&self) -> Option<&Path> {
+        (!self.check && self.output != Path::new("-")).then_some(&self.output)
+    }
+
+    /// Whether the page may be written to `page`.
+    fn check_page(&self, page: &Path) -> Result<(), ReportError> {
+        let is_page = |file: &PathBuf| is_same_file(file, page);
+        let series = self.trace.as_deref().map_or(Ok(Vec::new()), TraceFile::all_in)?;
+        if self.files.iter().any(is_page) || series.iter().any(|series| is_page(&series.path)) {
+            return Err(ReportError::Overwrites { path: page.to_owned() });
+        }
+        Ok(harness::file::check(page)?)
+    }
+}
+
+/// Whether both names lead to one file that is there.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
+    identity(one).is_some_and(|one| Some(one) == identity(other))
 }
 
 /// Reads the results and writes the page; with `--check` only the former.
@@ -85,11 +120,15 @@ pub fn run(args: &ReportArgs) -> Result<(), ReportError> {
         let cut = args.files.iter().zip(read()?).find(|(_, result)| result.interrupted);
         return cut.map_or(Ok(()), |(path, _)| Err(ReportError::Interrupted { path: path.clone() }));
     }
-    harness::file::check(&args.output)?;
+    args.page().map_or(Ok(()), |page| args.check_page(page))?;
     let results = read()?;
     let traces = args.trace.as_deref().map(read_traces).transpose()?.unwrap_or_default();
     let names: Vec<String> = args.files.iter().map(|file| file.display().to_string()).collect();
-    Ok(harness::file::write(&args.output, page(&names, &results, &traces).as_bytes())?)
+    let content = page(&names, &results, &traces);
+    match args.page() {
+        Some(file) => Ok(harness::file::write(file, content.as_bytes())?),
+        None => to_stdout(content.as_bytes()).map_err(ReportError::Stdout),
+    }
 }
 
 fn read_traces(dir: &Path) -> Result<Vec<Trace>, ReportError> {
@@ -151,8 +190,10 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
         };
         Some(format!("{what}: {which}."))
     };
-    let checks: [(&str, Is); 8] = [
+    let checks: [(&str, Is); 10] = [
         ("Operations were lost, or values were wrong", |result| !result.is_sound()),
+        ("Nothing was measured: no operation ended in a run", |result| result.measured_ops() == 0),
+        ("Operations were under way when the drain was cut", |result| result.unfinished > 0),
         ("The job was interrupted: there are fewer runs, or a shorter one", |result| result.interrupted),
         ("The rate that was asked for was not reached: requests were late, and the latencies are of a queue that grew", |result| {
             result.open_loop.as_ref().is_some_and(|open| !open.kept_up)
@@ -218,6 +259,7 @@ fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (V
         "messages per WRITE",
         "empty rounds",
         "lost",
+        "not found",
         "threads on cores",
     ];
     let header = [text("settings")].into_iter().chain(figures.map(|name| Cell::Figure(name.to_owned()))).chain([text("file")]).collect();
@@ -237,6 +279,7 @@ fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (V
             format!("{:.1}", of.activity.messages_per_write),
             format!("{:.0} %", 100.0 * of.activity.empty_loops),
             result.lost.to_string(),
+            result.not_found.to_string(),
             threads_on_cores(result),
         ];
         Some([text(label)].into_iter().chain(figures.map(Cell::Figure)).chain([text(name)]).collect())

@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 use super::reduce::Tally;
 use crate::client::OpenWindow;
 
-/// One operation of so many that became due in a window may stay behind. More is a rate that was not reached.
+/// One operation of so many that became due in a window may end after it. More is a rate that was not reached.
 const TOLERATED: u64 = 100;
+/// Those of so long may too, in seconds: a window may end in a hiccup.
+const HICCUP_S: f64 = 0.1;
 
 /// An open loop, in one run or in all.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -22,8 +24,8 @@ pub struct OpenLoop {
     pub due: u64,
     /// Operations due and not issued when the window ended; of several windows the most.
     pub backlog: u64,
-    /// Whether the clients followed their schedules: in no window did the backlog grow by more than a hundredth of what became due, or than what
-    /// the clients could issue at once, which is that of a hiccup at its end.
+    /// Whether the rate was reached: in each window, and in all together, as many operations ended as became due, less a hundredth, or less those
+    /// of a hiccup at its end: what becomes due in 0.1 s, but no more than what the clients may have outstanding.
     pub kept_up: bool,
     /// From an operation's intended start to its issue, the mean in nanoseconds. It is part of each latency.
     pub issue_delay_ns: f64,
@@ -34,7 +36,6 @@ pub struct OpenLoop {
 pub(super) struct OpenTally {
     offered_rps: f64,
     due: u64,
-    backlog_before: u64,
     backlog: u64,
     /// Operations held before their issue, the mean over time.
     held: f64,
@@ -44,7 +45,6 @@ impl OpenTally {
     pub(super) fn add(&mut self, window: &OpenWindow, span_ns: f64) {
         self.offered_rps += window.due as f64 * 1e9 / span_ns;
         self.due += window.due;
-        self.backlog_before += window.backlog_before;
         self.backlog += window.backlog;
         self.held += window.held_ns as f64 / span_ns;
     }
@@ -52,7 +52,6 @@ impl OpenTally {
     pub(super) fn add_tally(&mut self, other: &Self, weight: f64) {
         self.offered_rps += weight * other.offered_rps;
         self.due += other.due;
-        self.backlog_before += other.backlog_before;
         self.backlog += other.backlog;
         self.held += weight * other.held;
     }
@@ -62,22 +61,24 @@ impl OpenLoop {
     /// Of one run, all ranks together, whose clients may have `depth` operations outstanding.
     pub(super) fn of_run(run: &Tally, depth: u64) -> Self {
         let (all, reached_rps) = (&run.open_loop, run.local_rps + run.remote_rps);
+        let hiccup = depth.min((all.offered_rps * HICCUP_S) as u64);
         Self {
             offered_rps: all.offered_rps,
             reached_rps,
             due: all.due,
             backlog: all.backlog,
-            kept_up: all.backlog <= all.backlog_before + depth.max(all.due / TOLERATED),
+            kept_up: run.ended() + hiccup.max(all.due / TOLERATED) >= all.due,
             issue_delay_ns: if reached_rps > 0.0 { all.held / reached_rps * 1e9 } else { 0.0 },
         }
     }
 
-    /// Of all runs: `mean` has their means, `runs` what was found of each.
-    pub(super) fn of_job(mean: &Tally, runs: impl Iterator<Item = Self> + Clone) -> Self {
+    /// Of all runs: `all` has their means and sums, `runs` what was found of each.
+    pub(super) fn of_job(all: &Tally, depth: u64, runs: impl Iterator<Item = Self> + Clone) -> Self {
+        let together = Self::of_run(all, depth);
         Self {
             backlog: runs.clone().map(|run| run.backlog).max().unwrap_or(0),
-            kept_up: runs.clone().all(|run| run.kept_up),
-            ..Self::of_run(mean, 0)
+            kept_up: together.kept_up && runs.clone().all(|run| run.kept_up),
+            ..together
         }
     }
 }
@@ -92,7 +93,7 @@ impl fmt::Display for OpenLoop {
         }
         write!(
             f,
-            "\nTHE RATE WAS NOT REACHED: {} operations were due and not issued at the end of a window, so latencies tell how long it was",
+            "\nTHE RATE WAS NOT REACHED: latencies tell how long the windows were; {} operations were due and not issued at the end of one",
             self.backlog
         )
     }

@@ -151,15 +151,15 @@ mod tests {
         for (text, parts) in [
             ("", ["not JSON", "line 1", "--json FILE"]),
             ("{\"schema\": \"benchkv-result\", \"schema_ver", ["not JSON", "EOF", "repeat the job"]),
-            ("[1, 2]", ["without a schema version", "benchkv-result", "version 2"]),
-            ("{\"schema_version\": 2}", ["without a schema name", "benchkv-result", "--json FILE"]),
-            ("{\"schema\": \"other\", \"schema_version\": 2}", ["\"other\"", "benchkv-result", "--json FILE"]),
+            ("[1, 2]", ["without a schema version", "benchkv-result", "version 3"]),
+            ("{\"schema_version\": 3}", ["without a schema name", "benchkv-result", "--json FILE"]),
+            ("{\"schema\": \"other\", \"schema_version\": 3}", ["\"other\"", "benchkv-result", "--json FILE"]),
             (
                 "{\"schema_version\": 1, \"per_rank\": [], \"benchkv_version\": \"0.0.9\"}",
-                ["schema version 1, written by benchkv 0.0.9", "reads version 2", "repeat the job"],
+                ["schema version 1, written by benchkv 0.0.9", "reads version 3", "repeat the job"],
             ),
-            ("{\"schema\": \"benchkv-result\", \"schema_version\": 3}", ["version 3", "reads version 2", "the benchkv that wrote it"]),
-            ("{\"schema\": \"benchkv-result\", \"schema_version\": 2}", ["version 2, but", "missing field", "repeat the job"]),
+            ("{\"schema\": \"benchkv-result\", \"schema_version\": 4}", ["version 4", "reads version 3", "the benchkv that wrote it"]),
+            ("{\"schema\": \"benchkv-result\", \"schema_version\": 3}", ["version 3, but", "missing field", "repeat the job"]),
         ] {
             let error = refused(text);
             assert!(error.starts_with("some.json "), "{error}");

@@ -18,6 +18,7 @@ use super::{
 use crate::activity::{ActivityRates, WorkerReport};
 use crate::client::{ClientReport, Window};
 use crate::options::{Options, Recorded, SHORTEST_RUN_S};
+use crate::trace::TraceError;
 use crate::verify::never_issued;
 
 /// What one rank measured, as it travels to the others.
@@ -28,7 +29,9 @@ pub struct RankReport {
     completed: u64,
     errors: u64,
     lost: u64,
+    unfinished: u64,
     not_found: u64,
+    trace_failure: Option<String>,
     course: Course,
     windows: Vec<Tally>,
     verdict: Option<RankVerdict>,
@@ -46,6 +49,8 @@ pub struct Course {
     pub windows_s: Vec<f64>,
     /// The user ended the job before its last window was complete.
     pub is_interrupted: bool,
+    /// Operations still ended when the drain was ended.
+    pub is_cut: bool,
 }
 
 /// What was measured in a window, or in several: sums over clients, ranks or runs.
@@ -83,7 +88,9 @@ impl RankReport {
             completed: 0,
             errors: 0,
             lost: 0,
+            unfinished: 0,
             not_found: 0,
+            trace_failure: None,
             windows: vec![Tally::default(); course.windows_s.len()],
             course,
             verdict: None,
@@ -100,7 +107,7 @@ impl RankReport {
             report.completed += client.counts.completed;
             report.errors += client.counts.errors;
             report.not_found += client.counts.not_found;
-            report.lost += client.lost;
+            *(if report.course.is_cut { &mut report.unfinished } else { &mut report.lost }) += client.outstanding;
             report.windows.iter_mut().zip(&client.windows).for_each(|(window, client)| window.add(client));
             report.clients.push(client.worker);
             report.peak_rss_bytes += client.process_rss_bytes;
@@ -126,6 +133,11 @@ impl RankReport {
         self.hardware_counters = counters.collect();
     }
 
+    /// The series of this rank's daemons could not be written.
+    pub fn add_trace_failure(&mut self, failure: &TraceError) {
+        self.trace_failure = Some(format!("rank {}: {failure}", self.rank));
+    }
+
     /// Leaves out what came after the first `count` windows.
     fn truncate(&mut self, count: usize) {
         self.course.windows_s.truncate(count);
@@ -149,6 +161,8 @@ impl RankReport {
             completed: self.completed,
             errors: self.errors,
             lost: self.lost,
+            unfinished: self.unfinished,
+            not_found: self.not_found,
             verify_failures: self.verdict.as_ref().map(|verdict| verdict.failures),
             daemons: self.daemons.clone(),
             clients: self.clients.clone(),
@@ -212,6 +226,11 @@ impl Tally {
             sum.remote.merge(&tally.remote)?;
         }
         Ok(sum)
+    }
+
+    /// Operations that ended with an answer.
+    pub(super) fn ended(&self) -> u64 {
+        self.local.count() + self.remote.count()
     }
 
     /// Round trips of local and remote operations together.
@@ -300,7 +319,7 @@ impl JobResult {
         let runs: Vec<RunResult> = (0..count).map(run_result).collect::<Result<_, HistogramError>>()?;
         let all = Tally::sum(reports.iter().flat_map(RankReport::weighted))?;
         let littles_law = LittlesLaw::new(all.outstanding, all.waited, all.carried);
-        let open_loop = options.pace.map(|_| OpenLoop::of_job(&all, runs.iter().filter_map(|run| run.open_loop)));
+        let open_loop = options.pace.map(|_| OpenLoop::of_job(&all, depth, runs.iter().filter_map(|run| run.open_loop)));
         let measured = all.measured(activity_of(&all_reports, None))?;
         let per_rank = reports.iter().map(RankReport::result).collect::<Result<_, HistogramError>>()?;
         let (failures, first_verify_failure) = judge(&reports);
@@ -333,9 +352,11 @@ impl JobResult {
             completed: total(|report| report.completed),
             errors: total(|report| report.errors),
             lost: total(|report| report.lost),
+            unfinished: total(|report| report.unfinished),
             not_found: total(|report| report.not_found),
             verify_failures: options.workload.verify.then_some(failures),
             first_verify_failure,
+            trace_failure: reports.iter().find_map(|report| report.trace_failure.clone()),
             open_loop,
             littles_law,
             hardware_counters: (!counters.is_empty()).then_some(counters),

@@ -191,6 +191,8 @@ const FATE: &[Column] = columns! {
     Count "completed": |row| row.fate(|job| job.completed, |rank| rank.completed);
     Count "errors": |row| match row.scope { Scope::Run(_, run) => Some(run.errors), _ => row.fate(|job| job.errors, |rank| rank.errors) };
     Count "lost": |row| row.fate(|job| job.lost, |rank| rank.lost);
+    Count "unfinished": |row| row.fate(|job| job.unfinished, |rank| rank.unfinished);
+    Count "not_found": |row| row.fate(|job| job.not_found, |rank| rank.not_found);
     Count "verify_failures": |row| match row.scope {
         Scope::Job => row.job.verify_failures,
         Scope::Rank(rank) => rank.verify_failures,

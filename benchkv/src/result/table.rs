@@ -22,6 +22,13 @@ impl fmt::Display for JobResult {
         }
         writeln!(f, "\n{}", self.rank_table())?;
         writeln!(f, "{}", self.latency_table())?;
+        if self.unfinished > 0 {
+            let (operations, were) = (plural(self.unfinished as usize, "operation"), if self.unfinished == 1 { "was" } else { "were" });
+            writeln!(f, "{operations} {were} under way when the drain was cut: neither completed nor lost")?;
+        }
+        if self.measured_ops() == 0 {
+            writeln!(f, "NOTHING WAS MEASURED: no operation ended in a measured run")?;
+        }
         if let Some(transport) = self.transport_line() {
             writeln!(f, "{transport}")?;
         }
@@ -51,8 +58,19 @@ impl fmt::Display for JobResult {
 
 impl JobResult {
     fn rank_table(&self) -> Table {
-        let mut table =
-            Table::new(["rank", "local", "remote", "total", "issued", "errors", "lost", "verify failures", "empty loops", "memory"]);
+        let mut table = Table::new([
+            "rank",
+            "local",
+            "remote",
+            "total",
+            "issued",
+            "not found",
+            "errors",
+            "lost",
+            "verify failures",
+            "empty loops",
+            "memory",
+        ]);
         let failures = |failures: Option<u64>| failures.map_or_else(|| "off".to_owned(), |count| count.to_string());
         for rank in &self.per_rank {
             let (loops, empty) =
@@ -63,6 +81,7 @@ impl JobResult {
                 rate(rank.measured.remote_rps),
                 rate(rank.measured.total_rps),
                 rank.issued.to_string(),
+                rank.not_found.to_string(),
                 rank.errors.to_string(),
                 rank.lost.to_string(),
                 failures(rank.verify_failures),
@@ -71,7 +90,13 @@ impl JobResult {
             ]);
         }
         let rates = [rate(self.measured.local_rps), rate(self.measured.remote_rps), rate(self.measured.total_rps)];
-        let counts = [self.issued.to_string(), self.errors.to_string(), self.lost.to_string(), failures(self.verify_failures)];
+        let counts = [
+            self.issued.to_string(),
+            self.not_found.to_string(),
+            self.errors.to_string(),
+            self.lost.to_string(),
+            failures(self.verify_failures),
+        ];
         table.row(["all".to_owned()].into_iter().chain(rates).chain(counts));
         table
     }

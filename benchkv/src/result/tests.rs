@@ -43,7 +43,7 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
     let completed = 2 * (local + remote) + 10;
     ClientReport {
         counts: Counts { issued: completed + 3, completed, errors: 2, not_found: 4 },
-        lost: 1,
+        outstanding: 1,
         windows: vec![window; 2],
         verdict,
         pattern_hash: local,
@@ -54,7 +54,7 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
 
 /// Windows of these lengths, in seconds.
 fn course(windows_s: &[f64]) -> Course {
-    Course { windows_s: windows_s.to_vec(), is_interrupted: false }
+    Course { windows_s: windows_s.to_vec(), ..Course::default() }
 }
 
 fn verdict(failures: u64, issued: u32, highest: [u32; 2]) -> Verdict {
@@ -88,7 +88,7 @@ fn figures_add_up_over_ranks_and_average_over_runs() {
         [(300, 700, 2); 2]
     );
     assert_eq!(result.issued, result.completed + result.errors + result.lost);
-    assert_eq!((result.errors, result.lost, result.not_found, result.verify_failures), (4, 2, 8, Some(0)));
+    assert_eq!((result.errors, result.lost, result.unfinished, result.not_found, result.verify_failures), (4, 2, 0, 8, Some(0)));
     assert_eq!(result.per_rank.iter().map(|rank| rank.measured.remote_ops).collect::<Vec<_>>(), [600, 800]);
     let run = result.runs[1].measured.activity;
     assert_eq!((run.loops_per_s, run.messages_per_loop, run.writes_per_s, run.messages_per_write), (4.0, 0.5, 20.0, 2.5));
@@ -125,15 +125,31 @@ fn the_document_parses_back_and_has_the_promised_fields() {
     assert_eq!(serde_json::from_str::<JobResult>(&text).unwrap(), result);
     let document: serde_json::Value = serde_json::from_str(&text).unwrap();
     let promised = "schema_version backend device ranks server_threads client_threads queue_depth total_rps local_ops remote_ops issued \
-                    completed errors lost verify_failures latency_ns runs per_rank";
+                    completed errors lost unfinished verify_failures latency_ns runs per_rank";
     for field in promised.split_whitespace() {
         assert!(!document[field].is_null(), "{field}");
     }
     for field in ["mean", "p50", "p99", "p999", "max"] {
         assert!(document["latency_ns"][field].is_number(), "{field}");
     }
-    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(2)));
+    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(3)));
     assert_eq!((document["runs"].as_array().unwrap().len(), document["per_rank"].as_array().unwrap().len()), (2, 2));
+}
+
+#[test]
+fn what_a_cut_drain_leaves_is_unfinished_and_not_lost() {
+    let result = measured("", Course { windows_s: vec![1.0, 1.0], is_cut: true, ..Course::default() }, |_| ());
+    assert_eq!((result.lost, result.unfinished, result.is_sound()), (0, 1, true));
+    assert_eq!(result.issued, result.completed + result.errors + result.unfinished);
+    assert!(result.to_string().contains("1 operation was under way when the drain was cut"), "{result}");
+}
+
+#[test]
+fn a_result_without_a_measured_operation_says_so() {
+    let empty = |client: &mut ClientReport| client.windows.iter_mut().for_each(|window| window.local = LatencyHistogram::new());
+    let (none, some) = (measured("", course(&[1.0]), empty), measured("", course(&[1.0]), |_| ()));
+    assert_eq!((none.measured_ops(), some.measured_ops()), (0, 100));
+    assert!(none.to_string().contains("NOTHING WAS MEASURED") && !some.to_string().contains("NOTHING WAS MEASURED"), "{none}");
 }
 
 #[test]
@@ -245,23 +261,27 @@ fn an_interrupted_job_has_its_complete_windows_and_the_cut_one_by_its_length() {
 
 #[test]
 fn a_rate_that_is_not_reached_is_said_in_words() {
-    let open_loop = |due, backlog| {
-        let result = measured("--rate 1000 --queue-depth 1", course(&[1.0, 1.0]), |client| {
-            let of = |window: &mut Window| window.open_loop = OpenWindow { due, backlog_before: 7, backlog, held_ns: 30_000_000 };
+    let open_loop = |args: &str, due, backlog| {
+        let result = measured(&format!("--rate 1000 {args}"), course(&[1.0, 1.0]), |client| {
+            let of = |window: &mut Window| window.open_loop = OpenWindow { due, backlog, held_ns: 30_000_000 };
             client.windows.iter_mut().for_each(of);
         });
         assert_eq!(result.runs.len(), 2);
         (result.open_loop.unwrap(), result.to_string(), result.littles_law)
     };
-    let (kept, text, law) = open_loop(200, 9);
-    assert_eq!((kept.due, kept.backlog, kept.kept_up), (400, 9, true), "a hundredth may stay behind");
-    assert!((kept.offered_rps - 200.0).abs() < 1e-6 && (kept.reached_rps - 100.0).abs() < 1e-6, "{kept:?}");
+    // Of what becomes due in each of two windows, 100 operations end.
+    let (kept, text, law) = open_loop("--queue-depth 1", 101, 9);
+    assert_eq!((kept.due, kept.backlog, kept.kept_up), (202, 9, true), "a hundredth may stay behind");
+    assert!((kept.offered_rps - 101.0).abs() < 1e-6 && (kept.reached_rps - 100.0).abs() < 1e-6, "{kept:?}");
     assert!((kept.issue_delay_ns - 300_000.0).abs() < 1e-3, "30 ms for 100 operations: {kept:?}");
     assert!((law.throughput_times_latency - 0.07).abs() < 1e-3, "an operation is outstanding from its issue: {law:?}");
-    assert!(text.contains("offered 200 /s, reached 100 /s") && !text.contains("NOT REACHED"), "{text}");
-    let (behind, text, _) = open_loop(200, 10);
-    assert!(open_loop(1, 8).0.kept_up, "what can be issued at once is no sign of it");
-    assert!(!behind.kept_up && text.contains("THE RATE WAS NOT REACHED: 10 operations were due"), "{text}");
+    assert!(text.contains("offered 101 /s, reached 100 /s") && !text.contains("NOT REACHED"), "{text}");
+    let (behind, text, _) = open_loop("--queue-depth 1", 103, 10);
+    assert!(!behind.kept_up && text.contains("THE RATE WAS NOT REACHED") && text.contains("10 operations were due"), "{text}");
+    let deep = |due| open_loop("--queue-depth 4096", due, 0).0.kept_up;
+    assert!(deep(105), "what becomes due in a tenth of a second is under way at the end");
+    assert!(!deep(110), "a hiccup is at one end, not at each");
+    assert!(!deep(200), "a queue that takes all that is due is no sign of a rate that is reached");
     assert_eq!(measured("", course(&[1.0]), |_| ()).open_loop, None);
 }
 

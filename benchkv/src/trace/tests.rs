@@ -85,19 +85,19 @@ fn what_is_no_trace_is_refused_with_file_line_and_column() {
 }
 
 #[test]
-fn a_directory_is_made_and_one_that_cannot_be_used_is_refused() {
-    let dir = Scratch::new("prepare");
+fn a_directory_is_looked_at_made_when_series_are_written_and_refused_where_it_cannot_be_used() {
+    let dir = Scratch::new("check");
     let options = |dir: PathBuf| TraceOptions { dir, interval: 1 };
     let new = options(dir.0.join("deep/er"));
-    new.prepare().unwrap();
-    new.prepare().unwrap();
-    assert_eq!(fs::read_dir(&new.dir).unwrap().count(), 0, "the probe is gone");
-    TraceFile::new(&new.dir, 0, 0).write(&[]).unwrap();
-    let occupied = new.prepare().unwrap_err().to_string();
+    new.check().unwrap();
+    assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 0, "neither a directory nor the probe is left");
+    new.write(0, [&[][..]].into_iter()).unwrap();
+    assert_eq!(TraceFile::all_in(&new.dir).unwrap().len(), 1);
+    let occupied = new.check().unwrap_err().to_string();
     assert!(occupied.contains("deep/er has the traces of another job"), "{occupied}");
     let file = dir.file("").path;
     for unusable in [file.clone(), file.join("below"), PathBuf::from("/proc/benchkv")] {
-        let refused = options(unusable.clone()).prepare().unwrap_err().to_string();
+        let refused = options(unusable.clone()).check().unwrap_err().to_string();
         assert!(refused.starts_with(unusable.to_str().unwrap()), "{refused}");
     }
 }

@@ -134,20 +134,31 @@ fn what_a_killed_job_left_is_removed_by_the_next_launcher() {
     dir.assert_empty();
 }
 
-/// How a user ends a job, and the exit status. A terminal signals every process of the job, a batch system maybe the launcher only.
-const INTERRUPTS: [(libc::c_int, i32); 2] = [(libc::SIGINT, 130), (libc::SIGTERM, 143)];
+/// How a job is ended, and the exit status: by Ctrl-C, by `timeout` or systemd, by a terminal that closes, and by a signal to benchkv alone.
+const INTERRUPTS: [(libc::c_int, Whom, i32); 4] =
+    [(libc::SIGINT, Whom::All, 130), (libc::SIGTERM, Whom::All, 143), (libc::SIGHUP, Whom::All, 129), (libc::SIGTERM, Whom::Launcher, 143)];
 
-fn interrupt(job: &Job, signal: libc::c_int) {
-    if signal == libc::SIGINT { job.interrupt() } else { job.launcher().signal(signal) }
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whom {
+    Launcher,
+    /// The launcher first, and once more with all others, as `timeout` does it.
+    All,
+}
+
+fn interrupt(job: &Job, signal: libc::c_int, whom: Whom) {
+    job.launcher().signal(signal);
+    if whom == Whom::All {
+        job.group().signal(signal);
+    }
 }
 
 #[test]
 fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
-    for (backend, (signal, code)) in TWO_BACKENDS.into_iter().zip(INTERRUPTS) {
+    for ((signal, whom, code), backend) in INTERRUPTS.into_iter().zip(TWO_BACKENDS.into_iter().cycle()) {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let (job, ranks) = start_and_load(&dir, backend, 2);
         ranks.iter().for_each(|rank| job.until_used(*rank, "client-0", TICKS_OF_RUN));
-        interrupt(&job, signal);
+        interrupt(&job, signal, whom);
         let ended = job.end();
         ended.assert_failed(code, &["1 of 1 run, interrupted", &format!("benchkv: interrupted by signal {signal} (SIG")]);
         assert!(ranks.iter().all(|rank| rank.has_ended()));
@@ -163,14 +174,16 @@ fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
 #[test]
 fn an_interrupt_at_any_moment_of_the_run_ends_a_job_in_order() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
-    for (moment, (signal, code)) in [0, 40, 80, 120, 160, 240].map(Duration::from_millis).into_iter().zip(INTERRUPTS.into_iter().cycle()) {
+    for (moment, (signal, whom, code)) in
+        [0, 40, 80, 120, 160, 240].map(Duration::from_millis).into_iter().zip(INTERRUPTS.into_iter().cycle())
+    {
         let args = ["--duration", "0.02", "--runs", "5", "--warmup", "0.02", "--json", "-", "--shm-dir"];
         let job = Job::start(benchkv(&args).arg(dir.path()));
         let rank = job.rank(0);
         job.until("the client has started", || rank.thread_ticks("client-0"));
         std::thread::sleep(moment);
         if !job.launcher().has_ended() {
-            interrupt(&job, signal);
+            interrupt(&job, signal, whom);
         }
         let ended = job.end();
         assert!([Some(0), Some(code)].contains(&ended.status.code()), "{}: {}", ended.status, ended.stderr);
@@ -185,12 +198,12 @@ fn an_interrupt_at_any_moment_of_the_run_ends_a_job_in_order() {
 
 #[test]
 fn in_the_warm_up_an_interrupt_leaves_no_result() {
-    for (signal, code) in INTERRUPTS {
+    for (signal, whom, code) in INTERRUPTS {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let job = Job::start(benchkv(&["--warmup", "60", "--json", "-", "--shm-dir"]).arg(dir.path()));
         let rank = job.rank(0);
         job.until_used(rank, "client-0", TICKS_OF_RUN);
-        interrupt(&job, signal);
+        interrupt(&job, signal, whom);
         let ended = job.end();
         ended.assert_failed(code, &["benchkv: interrupted before anything was measured: there is no result"]);
         assert_eq!(ended.stdout, "");
@@ -200,12 +213,12 @@ fn in_the_warm_up_an_interrupt_leaves_no_result() {
 
 #[test]
 fn an_interrupt_before_the_run_ends_a_job_and_leaves_nothing() {
-    for (moment, (signal, code)) in [0, 50, 400].into_iter().flat_map(|ms| INTERRUPTS.map(|how| (Duration::from_millis(ms), how))) {
+    for (moment, (signal, whom, code)) in [0, 50, 400].into_iter().flat_map(|ms| INTERRUPTS.map(|how| (Duration::from_millis(ms), how))) {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let job = start(&dir, &["--backend", "delegation"], 2);
         let ranks = [job.rank(0), job.rank(1)];
         std::thread::sleep(moment);
-        interrupt(&job, signal);
+        interrupt(&job, signal, whom);
         job.end().assert_failed(code, &[&format!("benchkv: interrupted by signal {signal}")]);
         assert!(ranks.iter().all(|rank| rank.has_ended()));
         dir.assert_empty();
@@ -214,15 +227,16 @@ fn an_interrupt_before_the_run_ends_a_job_and_leaves_nothing() {
 
 /// A rank that is stopped cannot end by itself, and the other one waits for it.
 #[test]
-fn a_second_interrupt_kills_what_the_first_did_not_end() {
-    for (backend, (signal, code)) in TWO_BACKENDS.into_iter().zip(INTERRUPTS) {
+fn a_later_interrupt_kills_what_the_first_did_not_end() {
+    for (backend, (signal, whom, code)) in TWO_BACKENDS.into_iter().zip(INTERRUPTS) {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let (job, ranks) = start_and_load(&dir, backend, 2);
         ranks[1].signal(libc::SIGSTOP);
         job.until("a rank is stopped", || ranks[1].is_stopped().then_some(()));
-        interrupt(&job, signal);
-        std::thread::sleep(Duration::from_millis(200));
-        interrupt(&job, signal);
+        while !job.launcher().has_ended() {
+            interrupt(&job, signal, whom);
+            std::thread::sleep(Duration::from_millis(200));
+        }
         job.end().assert_failed(code, &[&format!("benchkv: interrupted by signal {signal}")]);
         assert!(ranks.iter().all(|rank| rank.has_ended()));
         assert_next_job_cleans(&dir, backend);
@@ -275,7 +289,7 @@ fn client_processes_do_not_outlive_their_rank_or_its_launcher() {
 fn ctrl_c_lets_client_processes_report() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let (job, ranks, clients) = load_processes(&dir, "direct");
-    job.interrupt();
+    job.group().signal(libc::SIGINT);
     let ended = job.end();
     ended.assert_failed(130, &["1 of 1 run, interrupted"]);
     let result: JobResult = serde_json::from_str(&ended.stdout).unwrap();

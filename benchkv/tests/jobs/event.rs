@@ -85,7 +85,7 @@ fn ctrl_c_wakes_who_sleeps() {
     for args in [&["--backend", "delegation"][..], &["--backend", "direct"], &["--backend", "meta", "--server-threads", "2"]] {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let (job, ranks) = start_idle(&dir, args);
-        job.interrupt();
+        job.group().signal(libc::SIGINT);
         let ended = job.end();
         ended.assert_failed(130, &["1 of 1 run, interrupted"]);
         assert!(ranks.iter().all(|rank| rank.has_ended()));

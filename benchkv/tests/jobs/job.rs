@@ -79,16 +79,22 @@ impl Job {
     pub(crate) fn try_start(command: &mut Command) -> io::Result<Self> {
         let stderr = nameless_file();
         command.stderr(stderr.try_clone().unwrap());
-        Self::spawn(command, stderr)
+        Self::spawn(command, nameless_file(), stderr)
+    }
+
+    /// With this for standard output.
+    pub(crate) fn start_into(stdout: File, command: &mut Command) -> Self {
+        let stderr = nameless_file();
+        command.stderr(stderr.try_clone().unwrap());
+        Self::spawn(command, stdout, stderr).unwrap()
     }
 
     /// With a terminal for standard error; what is written there is the test's to read.
     pub(crate) fn start_on(terminal: File, command: &mut Command) -> Self {
-        Self::spawn(command.stderr(terminal), nameless_file()).unwrap()
+        Self::spawn(command.stderr(terminal), nameless_file(), nameless_file()).unwrap()
     }
 
-    fn spawn(command: &mut Command, stderr: File) -> io::Result<Self> {
-        let stdout = nameless_file();
+    fn spawn(command: &mut Command, stdout: File, stderr: File) -> io::Result<Self> {
         command.stdin(Stdio::null()).stdout(stdout.try_clone().unwrap()).process_group(0);
         Ok(Self { launcher: command.spawn()?, stdout, stderr, is_reaped: false })
     }
@@ -97,9 +103,9 @@ impl Job {
         Process(self.launcher.id() as libc::pid_t)
     }
 
-    /// What a terminal does with Ctrl-C: a signal to every process of the job.
-    pub(crate) fn interrupt(&self) {
-        Process(-self.launcher().0).signal(libc::SIGINT);
+    /// Every process of the job, as a terminal and `timeout` signal them.
+    pub(crate) fn group(&self) -> Process {
+        Process(-self.launcher().0)
     }
 
     /// The process of a rank, as soon as there is one.
@@ -162,7 +168,7 @@ impl Drop for Job {
     fn drop(&mut self) {
         // Once it is reaped its number may be another's, and its ranks have been seen to end, by it or by the kernel.
         if !self.is_reaped {
-            Process(-self.launcher().0).signal(libc::SIGKILL);
+            self.group().signal(libc::SIGKILL);
             let _ = self.launcher.wait();
         }
     }
@@ -196,6 +202,17 @@ impl Process {
         assert_eq!(unsafe { libc::kill(self.0, signal) }, 0, "signal {signal} to {self:?}: {}", io::Error::last_os_error());
     }
 
+    /// The same for one that may have gone.
+    pub(crate) fn try_signal(self, signal: libc::c_int) {
+        // SAFETY: no pointers are involved.
+        unsafe { libc::kill(self.0, signal) };
+    }
+
+    /// Whether it is a client of a rank.
+    pub(crate) fn is_helper(self) -> bool {
+        self.has_variable("BENCH_HARNESS_ROLE=helper")
+    }
+
     /// Whether it has ended; its parent may not have noticed.
     pub(crate) fn has_ended(self) -> bool {
         matches!(self.stat(), None | Some(Stat { state: 'Z' | 'X', .. }))
@@ -225,7 +242,7 @@ impl Process {
         self.stat().map(|stat| stat.ticks)
     }
 
-    fn children(self) -> Vec<Self> {
+    pub(crate) fn children(self) -> Vec<Self> {
         let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Self));
         pids.filter(|child| child.stat().is_some_and(|stat| stat.parent == self.0)).collect()
     }

@@ -8,7 +8,7 @@
 //! - `page`: what `benchkv report` draws.
 //! - `sweep`: the script that measures at many points.
 //! - `bad_input`: what cannot be run is refused.
-//! - `death`: ranks and launchers that are killed.
+//! - `death`: ranks and launchers that are killed. `storm`: the same at random, with every way to end a job.
 //! - `event`: threads that sleep: sound, idle, and woken by what ends a job.
 //! - `ucx`: the backend that needs a library. `hardware`: all backends on an mlx5 device. What they need is not everywhere: ignored unless asked for.
 //! - `memory`: what a job takes of it beside what was reckoned.
@@ -31,6 +31,7 @@ mod memory;
 mod output;
 mod page;
 mod policies;
+mod storm;
 mod sweep;
 mod tables;
 mod ucx;

@@ -274,15 +274,31 @@ fn one_corrupted_value_is_seen() {
 /// The rate that is asked for is kept, or the result says that it was not.
 #[test]
 fn an_open_loop_offers_its_rate() {
-    let result = measure(&["--rate", "2000", "--queue-depth", "256", "--duration", "0.3"]);
+    let measure_once = || {
+        let result = measure(&["--rate", "2000", "--queue-depth", "256", "--duration", "0.3"]);
+        let open_loop = &result["open_loop"];
+        let due = count(open_loop, "due");
+        assert!((500..=700).contains(&due), "0.3 s of 2,000 per second: {open_loop}");
+        assert!(count(&result, "local_ops") + count(&result, "remote_ops") < due + 512, "{result}");
+        open_loop["kept_up"] == true
+    };
+    // A machine with more to do may stand still for longer than a hiccup.
+    assert!((0..5).any(|_| measure_once()));
+    // A ring that takes so little in a round trip is below the rate, however deep the queue is.
+    let slow = ["--ring-size", "4096", "--device", "soft:rtt_us=6000", "--remote-ratio", "1"];
+    let result = measure(&[&["--rate", "6000", "--queue-depth", "4096", "--duration", "0.5"], &slow[..]].concat());
     let open_loop = &result["open_loop"];
-    let due = count(open_loop, "due");
-    assert!((500..=700).contains(&due), "0.3 s of 2,000 per second: {open_loop}");
-    assert!(open_loop["kept_up"] == true && count(&result, "local_ops") + count(&result, "remote_ops") < due + 512, "{result}");
+    assert!(open_loop["kept_up"] == false && number(open_loop, "reached_rps") < 0.8 * number(open_loop, "offered_rps"), "{open_loop}");
     let result = measure(&["--rate", "1e9", "--arrivals", "poisson", "--queue-depth", "1"]);
     let open_loop = &result["open_loop"];
     assert!(open_loop["kept_up"] == false && count(open_loop, "backlog") > 100_000_000, "{open_loop}");
     assert!(number(open_loop, "reached_rps") < number(open_loop, "offered_rps") / 10.0, "{open_loop}");
+}
+
+/// The last connection may send its first request long after clients began to drain.
+#[test]
+fn what_is_held_back_when_the_drain_begins_is_not_lost() {
+    measure(&["--ranks", "6", "--initial-stagger-us", "1000000", "--duration", "0.3", "--warmup", "0"]);
 }
 
 #[test]

@@ -2,12 +2,15 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::FromRawFd;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use benchkv::result::JobResult;
 use serde_json::Value;
 
-use crate::job::{Job, SHORT, Scratch, TWO_BACKENDS, benchkv, run, turn};
+use crate::death;
+use crate::job::{Job, SHORT, Scratch, TICKS_OF_RUN, TWO_BACKENDS, benchkv, run, turn};
 
 /// The cells that show, for a row of the ranks' table: three rates of two words, then counts.
 fn cells(stdout: &str, rank: &str) -> Vec<String> {
@@ -28,7 +31,8 @@ fn the_table_goes_to_standard_output_and_the_plan_to_standard_error() {
                 assert!(cells[rate].parse::<f64>().unwrap() > 0.0 && cells[rate + 1].ends_with("/s"), "local, remote, total: {cells:?}");
             }
             assert!(cells[7].parse::<u64>().unwrap() > 0, "issued: {cells:?}");
-            assert_eq!(cells[8..11], ["0", "0", "0"], "errors, lost, verify failures: {cells:?}");
+            assert!(cells[8].parse::<u64>().is_ok(), "not found: {cells:?}");
+            assert_eq!(cells[9..12], ["0", "0", "0"], "errors, lost, verify failures: {cells:?}");
         }
         for part in ["rank ", "round trip", "p50", "p99", "p99.9", "max", "remote  ", "soft device", "Unix-socket echo", "Little's law"] {
             assert!(out.contains(part), "{part:?} is missing: {out}");
@@ -126,6 +130,72 @@ fn json_to_a_file_replaces_it_and_leaves_the_table_where_it_was() {
     assert_complete(&result);
     assert_eq!(cells(&ended.stdout, "all")[7], result["issued"].to_string(), "table and document are of the same job");
     assert_eq!(files.names(), ["result.json"]);
+}
+
+#[track_caller]
+fn read_json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Its reader has gone; it has no room.
+#[test]
+fn files_are_written_whatever_becomes_of_standard_output() {
+    let closed = File::from(OwnedFd::from(UnixStream::pair().unwrap().0));
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    for (stdout, code) in [(closed, 0), (full, 1)] {
+        let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
+        let (json, csv) = (files.path().join("result.json"), files.path().join("result.csv"));
+        let mut command = benchkv(&SHORT);
+        command.arg("--shm-dir").arg(dir.path()).arg("--json").arg(&json).arg("--output").arg(&csv);
+        let ended = Job::start_into(stdout, &mut command).end();
+        assert_eq!(ended.status.code(), Some(code), "{}", ended.stderr);
+        assert_eq!(ended.stderr.contains("the table cannot be written to standard output: No space left"), code == 1, "{}", ended.stderr);
+        assert_complete(&read_json(&json));
+        assert_eq!(std::fs::read_to_string(csv).unwrap().lines().count(), 5, "a header, the job, a run, two ranks");
+        dir.assert_empty();
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_keeps_nothing_else_from_being_written() {
+    let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
+    let csv = files.path().join("result.csv");
+    let ended = run(&dir, &["--json", "/dev/full", "--output", csv.to_str().unwrap()]);
+    ended.assert_failed(1, &["benchkv: the JSON result: /dev/full cannot be written: No space left"]);
+    assert!(csv.exists() && ended.stdout.contains("round trip"), "{}", ended.stdout);
+    dir.assert_empty();
+}
+
+/// A directory takes the place of a series after the look at the start.
+#[test]
+fn a_series_that_cannot_be_written_costs_no_result() {
+    let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
+    let (trace, json) = (files.path().join("trace"), files.path().join("result.json"));
+    let (trace_arg, json_arg) = (trace.to_str().unwrap(), json.to_str().unwrap());
+    let (job, _) = death::start_and_load_with(&dir, &["--trace", trace_arg, "--json", json_arg], 2);
+    assert!(!trace.exists(), "it is made when there is something to put there");
+    std::fs::create_dir_all(trace.join("rank-1-daemon-0.csv")).unwrap();
+    let rank = job.rank(0);
+    job.until_used(rank, "client-0", TICKS_OF_RUN);
+    job.launcher().signal(libc::SIGTERM);
+    let ended = job.end();
+    ended.assert_failed(143, &["benchkv: --trace: rank 1: ", "Is a directory"]);
+    assert!(ended.stdout.contains("round trip"), "{}", ended.stdout);
+    let result = read_json(&json);
+    assert!(result["trace_failure"].as_str().unwrap().starts_with("rank 1: ") && result["lost"] == 0, "{result}");
+    assert!(trace.join("rank-0-daemon-0.csv").exists());
+    dir.assert_empty();
+}
+
+/// The second operation is due a second after the first, which is in the warm-up. A machine that stands still so long has another try.
+#[test]
+fn a_job_that_measured_nothing_says_so_and_has_its_status() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let args = ["--ranks", "1", "--rate", "1", "--warmup", "0.4", "--duration", "0.01"];
+    let ended = (0..5).map(|_| run(&dir, &args)).find(|ended| !ended.status.success()).unwrap();
+    ended.assert_failed(4, &["benchkv: nothing was measured: no operation ended in a run"]);
+    assert!(ended.stdout.contains("NOTHING WAS MEASURED"), "{}", ended.stdout);
+    dir.assert_empty();
 }
 
 /// Nothing that is missing is a failure, on a machine without anything as on any other.

@@ -114,6 +114,25 @@ fn one_result_and_results_that_differ_in_no_number_are_drawn() {
 }
 
 #[test]
+fn a_page_never_takes_the_place_of_what_it_is_made_of() {
+    let dir = Scratch::on_disk();
+    let trace = dir.path().join("trace");
+    let flags = ["--trace", trace.to_str().unwrap()];
+    let files = write_results(dir.path(), &flags, 1, |_, _| ());
+    let (result, series, link) = (Path::new(&files[0]), trace.join("rank-0-daemon-0.csv"), dir.path().join("link.json"));
+    fs::hard_link(result, &link).unwrap();
+    let before = [result, &series].map(|path| fs::read(path).unwrap());
+    for output in [result, &link, &series] {
+        let ended = Job::start(benchkv(&["report", &files[0], "--output"]).arg(output).args(flags)).end();
+        ended.assert_failed(2, &["--output: ", output.to_str().unwrap(), "is read for the page"]);
+    }
+    assert_eq!([result, &series].map(|path| fs::read(path).unwrap()), before);
+    let ended = Job::start(benchkv(&["report", &files[0], "-o", "-"]).current_dir(dir.path())).end();
+    assert!(ended.status.success() && ended.stdout.starts_with("<!DOCTYPE html>"), "{}", ended.stderr);
+    assert!(!dir.path().join("-").exists() && ended.stdout.contains("not found"));
+}
+
+#[test]
 fn what_is_no_result_is_refused_and_no_page_is_written() {
     let dir = Scratch::on_disk();
     let (file, page) = (dir.path().join("x.json"), dir.path().join("page.html"));

@@ -116,7 +116,7 @@ fn a_directory_for_series_is_looked_at_before_the_run() {
     };
     let file = files.path().join("file");
     std::fs::write(&file, "").unwrap();
-    refused(&file, "File exists");
+    refused(&file, "Not a directory");
     TraceFile::new(files.path(), 3, 1).write(&[]).unwrap();
     refused(files.path(), "has the traces of another job");
     let ended = Job::start(&mut benchkv(&["--trace-interval", "5"])).end();

@@ -14,7 +14,7 @@ use harness::clock::Clock;
 use harness::echo::Echo;
 use harness::exchange::{Exchange, SocketExchange};
 use harness::helper::{Helper, Owner};
-use harness::launcher::Launch;
+use harness::launcher::{EXIT_FOLLOWS, Launch};
 use harness::pingpong::PingPong;
 use harness::role::{Role, role};
 
@@ -118,6 +118,15 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
         }
         "give-up" if mine => exchange.sleep(Duration::from_secs(15), &|| true)?,
         "leave-early" if mine => return Ok(ExitCode::SUCCESS),
+        "precede-killed" | "precede-failed" if !mine => return Ok(ExitCode::from(EXIT_FOLLOWS)),
+        "precede-killed" => {
+            let _ = exchange.sleep(Duration::from_secs(15), &never);
+            std::process::abort();
+        }
+        "precede-failed" => {
+            let _ = exchange.sleep(Duration::from_secs(15), &never);
+            return Ok(ExitCode::from(7));
+        }
         "fail" if mine => return Ok(ExitCode::from(7)),
         "wait" | "overrun" => exchange.sleep(Duration::from_secs(15), &never)?,
         // Longer than the watchdog of the tests: only being killed ends this in time.

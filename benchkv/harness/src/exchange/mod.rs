@@ -43,7 +43,7 @@ pub trait Exchange {
     /// Why the job is over.
     fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError>;
 
-    /// From now on an interrupt by the user (Ctrl-C, SIGTERM) is no error: [`sleep`](Self::sleep) ends early, other operations go on, and
+    /// From now on an interrupt by the user (Ctrl-C, SIGTERM, SIGHUP) is no error: [`sleep`](Self::sleep) ends early, other operations go on, and
     /// [`is_interrupted`](Self::is_interrupted) says so. What ends ranks at once is a second interrupt.
     ///
     /// # Errors

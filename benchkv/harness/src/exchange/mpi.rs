@@ -11,7 +11,7 @@ use mpi::environment::Universe;
 use mpi::point_to_point::MatchedReceiveVec;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator, Destination, Source};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use thiserror::Error;
 
@@ -205,7 +205,7 @@ impl Exchange for MpiExchange {
     }
 
     fn catch_interrupts(&mut self) -> Result<(), ExchangeError> {
-        for signal in [SIGINT, SIGTERM] {
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
             // In this order: the first signal finds the flag down, and sets it.
             let caught = flag::register_conditional_shutdown(signal, EXIT_INTERRUPTED, self.signalled.clone())
                 .and_then(|_| flag::register(signal, self.signalled.clone()));

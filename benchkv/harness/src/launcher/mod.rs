@@ -3,8 +3,14 @@
 //! The launcher is no rank. Its ranks are its direct children, run the same executable with the same arguments, and have a socket to
 //! the launcher as standard input; nothing with a name is created. It relays their exchange (`relay`), and when one of them ends badly it tells
 //! the others which and how, gives them a grace period to end by themselves, then kills what is left. The same when the user interrupts it,
-//! with the difference that ranks may go on exchanging what they still want to; a second interrupt kills them. If the launcher is killed,
+//! with the difference that ranks may go on exchanging what they still want to; a later interrupt kills them. If the launcher is killed,
 //! the kernel kills the ranks.
+//!
+//! A terminal, `timeout` or a service manager signals all processes of a job at once. The launcher alone acts: ranks, helpers and baselines ignore
+//! the signals that end a job in order. `timeout` signals the launcher twice, so what follows an interrupt closely belongs to it.
+//!
+//! When a rank is killed, another may notice and end before the launcher sees either. The rank that is named is the cause: one that was killed
+//! before one that failed, and one that failed by itself before one that says, by [`EXIT_FOLLOWS`], that it follows another.
 //!
 //! Only rank 0 has the launcher's standard output; that of the other ranks goes to standard error.
 
@@ -28,6 +34,12 @@ use crate::exchange::rank_list;
 use crate::role::RoleText;
 use crate::sys::{self, EndSignals};
 use relay::Relay;
+
+/// Exit status of a rank that ended because another rank, or the job, did.
+pub const EXIT_FOLLOWS: u8 = 5;
+const FOLLOWS: Ended = Ended::Code(EXIT_FOLLOWS as i32);
+/// A signal that comes so soon after the first belongs to the same request.
+const SAME_REQUEST: Duration = Duration::from_millis(500);
 
 /// A job to start.
 #[derive(Debug, Clone)]
@@ -61,10 +73,10 @@ pub enum LaunchError {
         /// The system's reason.
         source: io::Error,
     },
-    /// A rank ended with a failure; it was the first.
+    /// A rank ended with a failure; it was the first, or the cause of the first.
     #[error("rank {rank} {how}")]
     RankFailed {
-        /// The rank that failed first.
+        /// The rank.
         rank: usize,
         /// How it ended.
         how: Ended,
@@ -116,9 +128,19 @@ impl LaunchError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(1),
-            Self::RankFailed { how: Ended::Code(code), .. } => u8::try_from(*code).unwrap_or(1),
+            Self::RankFailed { how: how @ Ended::Code(code), .. } if *how != FOLLOWS => u8::try_from(*code).unwrap_or(1),
             _ => 1,
         }
+    }
+
+    /// Whether this is nearer to the cause than `recorded`, which was seen before it.
+    fn precedes(&self, recorded: &Self) -> bool {
+        let (Self::RankFailed { how: seen, .. }, Self::RankFailed { how: before, .. }) = (self, recorded) else { return false };
+        let distance = |how: &Ended| match how {
+            Ended::Signal(_) => 0,
+            Ended::Code(_) => 1 + u8::from(*how == FOLLOWS),
+        };
+        distance(seen) < distance(before)
     }
 }
 
@@ -148,6 +170,7 @@ impl Launch {
             interrupt: None,
             failure: None,
             kill_at_ns: None,
+            has_killed: false,
         };
         while job.is_running() {
             job.wait(limit_ns)?;
@@ -157,7 +180,7 @@ impl Launch {
             job.keep_time(limit_ns, self.time_limit);
         }
         // What fails after an interrupt may do so because of it.
-        job.interrupt.map(|signal| LaunchError::Interrupted { signal }).or(job.failure).map_or(Ok(()), Err)
+        job.interrupt.map(|(signal, _)| LaunchError::Interrupted { signal }).or(job.failure).map_or(Ok(()), Err)
     }
 }
 
@@ -188,12 +211,14 @@ struct Job {
     signals: EndSignals,
     clock: Clock,
     grace: Duration,
-    /// The signal by which the user asked for the end, before anything went wrong.
-    interrupt: Option<i32>,
-    /// The first thing that went wrong.
+    /// The signal by which the user asked for the end, before anything went wrong, and when.
+    interrupt: Option<(i32, u64)>,
+    /// The first thing that went wrong, or its cause.
     failure: Option<LaunchError>,
     /// When the ranks still running are killed; set by an interrupt or failure.
     kill_at_ns: Option<u64>,
+    /// Ranks have been killed here: that a rank was killed is no cause any more.
+    has_killed: bool,
 }
 
 impl Job {
@@ -217,12 +242,15 @@ impl Job {
 
     fn take_signals(&mut self) {
         while let Some(signal) = self.signals.next() {
-            if self.kill_at_ns.is_some() {
-                // The user asks again: no more grace.
-                self.kill_at_ns = Some(0);
-            } else {
-                self.interrupt = Some(signal);
-                self.end_with(&Frame::Interrupted);
+            let now_ns = self.clock.now_ns();
+            match (self.interrupt, self.kill_at_ns) {
+                (Some((_, at_ns)), _) if now_ns.saturating_sub(at_ns) < as_ns(SAME_REQUEST) => {}
+                // The user asks again, or asks for the end of a job that is ending: no more grace.
+                (_, Some(_)) => self.kill_at_ns = Some(0),
+                (_, None) => {
+                    self.interrupt = Some((signal, now_ns));
+                    self.end_with(&Frame::Interrupted);
+                }
             }
         }
     }
@@ -297,13 +325,16 @@ impl Job {
         }
     }
 
-    /// Records the first failure, tells every rank, and starts the grace period. Later failures follow from the first.
+    /// Records a failure if it is the first, or precedes the first. The first one is told to every rank, and starts the grace period.
     fn fail(&mut self, failure: LaunchError, news: Frame) {
-        if self.failure.is_some() {
-            return;
+        match &self.failure {
+            None => {
+                self.failure = Some(failure);
+                self.end_with(&news);
+            }
+            Some(recorded) if !self.has_killed && failure.precedes(recorded) => self.failure = Some(failure),
+            Some(_) => {}
         }
-        self.failure = Some(failure);
-        self.end_with(&news);
     }
 
     /// Tells every rank why the job ends, and starts the grace period unless it has begun.
@@ -320,6 +351,7 @@ impl Job {
     fn kill(&mut self, rank: usize) {
         if let Some(process) = self.ranks.get_mut(rank).filter(|process| process.ended.is_none()) {
             process.child.kill();
+            self.has_killed = true;
         }
     }
 }
