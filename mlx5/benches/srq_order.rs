@@ -3,7 +3,8 @@
 //! of the same device, in one thread: once with a queue that is linked in order, once with one whose links were shuffled, by turns.
 //!
 //! `cargo bench -p mlx5 --bench srq_order -- [DEVICE] [ROUNDS]`: messages per second on DEVICE (`mlx5_0`, or `soft`, which is the default and to
-//! which the order means nothing), medians of ROUNDS (11) rounds, and the ratio. Without `--bench`, as `cargo test` runs it, one short round.
+//! which the order means nothing), medians of ROUNDS (11) rounds, and the ratio. Without `--bench`, as `cargo test` runs it, or with
+//! `--quick`, one short round.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
 
 use std::time::{Duration, Instant};
@@ -154,14 +155,15 @@ fn median(mut figures: Vec<f64>) -> f64 {
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    let is_bench = std::env::args().any(|arg| arg == "--bench");
+    let (options, args): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
+    let has = |option: &str| options.iter().any(|given| given == option);
+    let is_short = !has("--bench") || has("--quick");
     let device = args.first().map_or("soft", String::as_str);
     let spec = match device {
         "soft" => DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() }),
         name => DeviceSpec::Verbs(VerbsOptions { device: Some(name.to_owned()), ..VerbsOptions::default() }),
     };
-    let (rounds, duration) = if is_bench { (args.get(1).map_or(11, |n| n.parse().unwrap()), 200) } else { (1, 10) };
+    let (rounds, duration) = if is_short { (1, 10) } else { (args.get(1).map_or(11, |n| n.parse().unwrap()), 200) };
     let duration = Duration::from_millis(duration);
     let device = Device::open(&spec).unwrap();
     let (mut sequential, mut shuffled) = (Pair::new(&device), Pair::new(&device));

@@ -328,9 +328,9 @@ impl Worker {
                 qp.post(&SendImm { imm: *sent - 1, payload: long.sge(0, LONG as u32).unwrap() }, signal, 0)
             }
             Op::Flood => {
-                let payload = Inline(&message(*me, *number, *sent)[..12]);
+                let message = message(*me, *number, *sent);
                 *sent += 1;
-                qp.post(&SendImm { imm: *sent - 1, payload }, signal, 0)
+                qp.post(&SendImm { imm: *sent - 1, payload: Inline(&message[..12]) }, signal, 0)
             }
             Op::Read => qp.post(&Read { addr, rkey, into: local.sge(source + MESSAGE, *written as u32).unwrap() }, signal, 0),
             Op::CompareSwap => qp.post(&CompareSwap { addr: addr + WORD as u64, rkey, compare: *word, swap: *word + 1, into }, signal, 0),
