@@ -4,24 +4,26 @@
 //! peer that computes, sleeps or is stopped is written and read as fast as any other. What it has to do itself is to notice: plain bytes in
 //! memory tell nobody that they are complete, so the last WRITE carries an immediate, which takes a receive and gives the peer a CQE.
 //!
-//! `cargo run --release -p mlx5 --example one_sided`
+//! `cargo run --release -p mlx5 --example one_sided [DEVICE]`: on the software HCA, or on DEVICE, for example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]
 
 use std::error::Error;
-use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
+use mlx5::verbs::VerbsOptions;
 use mlx5::{Access, ConnectOptions, Device, DeviceSpec, Inline, QpAddress, QpConfig, Read, Signal, Write, WriteImm};
 
 const ROLE: &str = "MLX5_EXAMPLE_ONE_SIDED";
 
 fn main() -> Result<(), Box<dyn Error>> {
     if std::env::var_os(ROLE).is_some() {
-        return run(BufReader::new(std::io::stdin()), std::io::stdout(), None);
+        return run(std::io::stdin(), std::io::stdout(), None);
     }
-    let mut child = Command::new(std::env::current_exe()?).env(ROLE, "peer").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut child = Command::new(std::env::current_exe()?);
+    let mut child = child.args(std::env::args().skip(1)).env(ROLE, "peer").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let (from, to) = child.stdout.take().zip(child.stdin.take()).ok_or("the peer has no pipes")?;
-    let result = run(BufReader::new(from), to, Some(&child));
+    let result = run(from, to, Some(&child));
     if result.is_err() {
         child.kill()?;
     }
@@ -31,8 +33,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Either end: the requester has a `child`, the other one is it.
-fn run(mut from: impl BufRead, mut to: impl std::io::Write, child: Option<&Child>) -> Result<(), Box<dyn Error>> {
-    let device = Device::open(&DeviceSpec::default())?;
+fn run(mut from: impl std::io::Read, mut to: impl std::io::Write, child: Option<&Child>) -> Result<(), Box<dyn Error>> {
+    let named = |device| DeviceSpec::Verbs(VerbsOptions { device: Some(device), ..VerbsOptions::default() });
+    let device = Device::open(&std::env::args().nth(1).map_or_else(DeviceSpec::default, named))?;
     let pd = device.alloc_pd()?;
     let (mut send_cq, mut recv_cq) = (device.create_cq(16)?, device.create_cq(16)?);
     let mut srq = pd.create_srq(15, 0)?;
@@ -43,26 +46,20 @@ fn run(mut from: impl BufRead, mut to: impl std::io::Write, child: Option<&Child
     srq.ring();
 
     // Exchange where the queue pair and the memory are.
-    let me = qp.address();
-    writeln!(to, "{} {} {} {} {}", me.lid, me.qpn, me.epoch, mr.addr(), mr.rkey())?;
+    to.write_all(&[&qp.address().to_bytes()[..], &mr.addr().to_le_bytes(), &mr.rkey().to_le_bytes()].concat())?;
     to.flush()?;
-    let mut line = String::new();
-    from.read_line(&mut line)?;
-    let n = line.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>()?;
-    let [lid, qpn, epoch, addr, rkey] = n[..] else { return Err("the other end is gone".into()) };
-    let remote = QpAddress::soft(lid as u16, qpn as u32, epoch);
-    qp.connect(&remote, &ConnectOptions::default())?;
-    let rkey = rkey as u32;
+    let (mut peer, mut addr, mut rkey) = ([0; QpAddress::LEN], [0; 8], [0; 4]);
+    [&mut peer[..], &mut addr, &mut rkey].into_iter().try_for_each(|bytes| from.read_exact(bytes))?;
+    qp.connect(&QpAddress::from_bytes(&peer).ok_or("no address")?, &ConnectOptions::default())?;
+    let (addr, rkey) = (u64::from_le_bytes(addr), u32::from_le_bytes(rkey));
 
     let Some(child) = child else {
         // SAFETY: a system call with no pointers. It returns when the other process says so.
         unsafe { libc::raise(libc::SIGSTOP) };
         let mut imm = None;
-        for _ in 0..1_000_000 {
+        recv_cq.arm(false);
+        if recv_cq.has_completion() || device.wait(Some(Duration::from_secs(10))) {
             recv_cq.poll(1, |cqe| imm = cqe.result().is_ok().then(|| (cqe.imm(), srq.complete_receive(&cqe))));
-            if imm.is_some() {
-                break;
-            }
         }
         // The CQE is of the last WRITE: what was written before it is there too.
         let mut bytes = [0; 16];

@@ -1,6 +1,6 @@
-//! Two processes, one RC connection: WRITE with immediate back and forth, on the software HCA.
+//! Two processes, one RC connection: WRITE with immediate back and forth, on the software HCA or on DEVICE, for example `mlx5_0`.
 //!
-//! `cargo run --release -p mlx5 --example pingpong [ROUNDS]`
+//! `cargo run --release -p mlx5 --example pingpong [ROUNDS [DEVICE]]`
 #![allow(clippy::print_stdout, reason = "an example")]
 
 use std::error::Error;
@@ -9,18 +9,20 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Instant;
 
+use mlx5::verbs::VerbsOptions;
 use mlx5::{Access, ConnectOptions, Device, DeviceSpec, Inline, QpAddress, QpConfig, Signal, WriteImm};
 
 const BYTES: usize = 64;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let rounds: u32 = std::env::args().nth(1).map_or(Ok(200_000), |s| s.parse())?;
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let rounds: u32 = args.first().map_or(Ok(200_000), |s| s.parse())?;
     let path = std::env::temp_dir().join(format!("mlx5-pingpong-{}", std::process::id()));
     match std::env::var_os("PINGPONG_SOCKET") {
         Some(path) => run(UnixStream::connect(path)?, rounds, false),
         None => {
             let listener = std::os::unix::net::UnixListener::bind(&path)?;
-            let mut child = Command::new(std::env::current_exe()?).arg(rounds.to_string()).env("PINGPONG_SOCKET", &path).spawn()?;
+            let mut child = Command::new(std::env::current_exe()?).args(&args).env("PINGPONG_SOCKET", &path).spawn()?;
             let (stream, _) = listener.accept()?;
             std::fs::remove_file(&path)?;
             run(stream, rounds, true)?;
@@ -31,7 +33,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn run(mut stream: UnixStream, rounds: u32, first: bool) -> Result<(), Box<dyn Error>> {
-    let device = Device::open(&DeviceSpec::default())?;
+    let named = |device| DeviceSpec::Verbs(VerbsOptions { device: Some(device), ..VerbsOptions::default() });
+    let device = Device::open(&std::env::args().nth(2).map_or_else(DeviceSpec::default, named))?;
     let pd = device.alloc_pd()?;
     let mut send_cq = device.create_cq(64)?;
     let mut recv_cq = device.create_mono_cq(64)?;
@@ -45,21 +48,18 @@ fn run(mut stream: UnixStream, rounds: u32, first: bool) -> Result<(), Box<dyn E
     srq.ring();
 
     // Exchange addresses, then connect both ends before the first message.
-    let me = qp.address();
-    let words = [u64::from(me.lid), u64::from(me.qpn), me.epoch, mr.addr(), u64::from(mr.rkey())];
-    stream.write_all(&words.map(u64::to_le_bytes).concat())?;
-    let mut theirs = [0; 40];
-    stream.read_exact(&mut theirs)?;
-    let word = |i: usize| theirs[i * 8..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
-    let peer = QpAddress::soft(word(0) as u16, word(1) as u32, word(2));
-    qp.connect(&peer, &ConnectOptions::default())?;
+    stream.write_all(&[&qp.address().to_bytes()[..], &mr.addr().to_le_bytes(), &mr.rkey().to_le_bytes()].concat())?;
+    let (mut peer, mut addr, mut rkey) = ([0; QpAddress::LEN], [0; 8], [0; 4]);
+    [&mut peer[..], &mut addr, &mut rkey].into_iter().try_for_each(|bytes| stream.read_exact(bytes))?;
+    qp.connect(&QpAddress::from_bytes(&peer).ok_or("no address")?, &ConnectOptions::default())?;
+    let (addr, rkey) = (u64::from_le_bytes(addr), u32::from_le_bytes(rkey));
     stream.write_all(&[1])?;
     stream.read_exact(&mut [0])?;
 
     let start = Instant::now();
     let payload = [7; BYTES];
     let mut send = |round: u32| -> Result<(), Box<dyn Error>> {
-        let op = WriteImm { addr: word(3), rkey: word(4) as u32, imm: round, payload: Inline(&payload[..64]) };
+        let op = WriteImm { addr, rkey, imm: round, payload: Inline(&payload[..64]) };
         qp.post(&op, Signal::Reclaim, 0)?;
         qp.ring();
         let mut failed = None;
