@@ -49,6 +49,8 @@ pub(crate) struct SqParts {
     /// WQEBBs, a power of two of at most 32,768.
     pub(crate) wqe_cnt: u16,
     pub(crate) max_inline: usize,
+    /// Whether the device has atomics.
+    pub(crate) has_atomics: bool,
     /// The send word of the QP's doorbell record.
     pub(crate) record: NonNull<AtomicU32>,
     pub(crate) uar: UarParts,

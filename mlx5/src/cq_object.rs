@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use crate::control::{Control, CqParts};
+use crate::mmio::udma_from_device_barrier;
 use crate::wire::{CQE_BYTES, CqeFormat, CqeOpcode, NO_QPN, OP_OWN_OFFSET, QPN_OFFSET, ResponderCqe, TitleCqe};
 
 /// The entries of a completion queue, which live as long as its [`CqObject`].
@@ -99,6 +100,7 @@ impl CqObject {
             if !is_written(op_own, self.entries.owner(counter)) {
                 break;
             }
+            udma_from_device_barrier();
             // SAFETY: a CQE inside the buffer that the device is done with, as its owner bit, read with Acquire, says.
             let cqe = unsafe { place.cast::<[u8; CQE_BYTES]>().read() };
             if ResponderCqe::parse(&cqe).qpn == qpn {

@@ -10,6 +10,7 @@ use crate::address::DeviceKind;
 use crate::control::{Control, CreateError};
 use crate::cq::{Beside, CqConfig, Cqe};
 use crate::cq_object::{CqEntries, CqObject, is_written};
+use crate::mmio::udma_from_device_barrier;
 use crate::soft::Hca;
 use crate::wire::{
     CQ_DBREC_ARM, CQE_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED,
@@ -247,6 +248,7 @@ impl CqRing {
             if !is_written(op_own, owner) {
                 break;
             }
+            udma_from_device_barrier();
             // SAFETY: the owner bit, read with Acquire, says that the device is done with the entry; it will not touch it again before
             // the consumer record passes it, which happens after the borrow ends. The other half of a large entry is in front.
             let (bytes, beside) = unsafe {

@@ -150,6 +150,9 @@ pub struct DeviceInfo {
     pub max_qp: u32,
     /// Most memory regions.
     pub max_mr: u32,
+    /// Whether it has [`CompareSwap`](crate::CompareSwap) and [`FetchAdd`](crate::FetchAdd). A device without them posts none and takes no
+    /// region for them.
+    pub has_atomics: bool,
     /// The NUMA node a NIC is plugged into, where the system says so; queues and buffers are best there. `None` for the software HCA, whose
     /// memory is where its thread is.
     pub numa_node: Option<u32>,

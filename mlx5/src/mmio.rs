@@ -155,6 +155,17 @@ pub(crate) trait Mmio {
     }
 }
 
+/// What the device wrote before the byte that was just loaded with Acquire is visible to loads after this (rdma-core's
+/// `udma_from_device_barrier`): to AArch64 an Acquire load orders what processors write, and no more.
+#[inline(always)]
+pub(crate) fn udma_from_device_barrier() {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: orders loads and nothing else.
+    unsafe {
+        core::arch::asm!("dmb oshld", options(nostack, preserves_flags));
+    }
+}
+
 /// Lets requesters and hardware see a receive queue's WQEs: the whole doorbell of a queue that has no register.
 #[inline(always)]
 pub(crate) fn ring_record(record: &AtomicU32, value: u32) {

@@ -67,6 +67,9 @@ pub enum RegisterError {
         /// Why.
         reason: &'static str,
     },
+    /// Access for remote atomics; see [`DeviceInfo::has_atomics`](crate::DeviceInfo::has_atomics).
+    #[error("this device has no atomics: no region can give REMOTE_ATOMIC access")]
+    NoAtomics,
     /// libibverbs, or the kernel, refused.
     #[error(transparent)]
     Call(#[from] crate::verbs::CallError),

@@ -44,6 +44,9 @@ pub enum PostError {
         /// Remote address asked for.
         addr: u64,
     },
+    /// See [`DeviceInfo::has_atomics`](crate::DeviceInfo::has_atomics).
+    #[error("this device has no atomics")]
+    NoAtomics,
     /// The result of an atomic is 8 bytes long.
     #[error("{bytes} bytes for the result of an atomic, which is 8 bytes long")]
     AtomicResult {
@@ -116,6 +119,7 @@ pub(crate) struct SendQueue {
     /// WQEBBs the device was told of.
     rung: u16,
     max_inline: u16,
+    has_atomics: bool,
     /// Whether anything may be pushed; while not, there is no room.
     is_open: bool,
     /// WQEBBs - 1.
@@ -149,6 +153,7 @@ impl SendQueue {
             rung: 0,
             // No WQE holds more than 63 segments.
             max_inline: parts.max_inline.min(63 * SEGMENT) as u16,
+            has_atomics: parts.has_atomics,
             is_open: true,
             mask: parts.wqe_cnt - 1,
             last: parts.buffer.as_ptr(),
@@ -191,6 +196,9 @@ impl SendQueue {
     pub(crate) fn push<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
         let flags = flags.into();
         op.check()?;
+        if const { matches!(O::OPCODE, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) } && !self.has_atomics {
+            return Err(PostError::NoAtomics);
+        }
         let payload = op.payload();
         if payload.inline_bytes() > self.max_inline() {
             return Err(PostError::InlineTooLong { bytes: payload.inline_bytes(), max: self.max_inline() });

@@ -234,3 +234,19 @@ fn a_transition_the_kernel_refuses_leaves_the_state() {
     assert!(error.to_string().starts_with("ibv_modify_qp (to RTR): Invalid argument"), "{error}");
     assert_eq!(qp.state(), QpState::Init, "the first step was done");
 }
+
+#[test]
+#[ignore = "needs mlx5-run --fault atomics=none"]
+fn a_device_without_atomics_connects_and_refuses_them_where_they_are_asked_for() {
+    let device = open(&VerbsOptions::default()).unwrap();
+    assert!(!device.info().has_atomics);
+    let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(16).unwrap());
+    let own = ReceiveSource::Own { depth: 1, max_sge: 0 };
+    let mut qp = pd.create_qp(&cq, &cq, own, &QpConfig::default()).unwrap();
+    qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
+    let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let mr = pd.alloc(4096, all).unwrap();
+    let op = FetchAdd { addr: mr.addr(), rkey: mr.rkey(), add: 1, into: mr.sge(8, 8).unwrap() };
+    assert_eq!(qp.post(&op, Signal::Always, 0), Err(PostError::NoAtomics));
+    assert!(matches!(pd.alloc(4096, all | Access::REMOTE_ATOMIC), Err(RegisterError::NoAtomics)));
+}

@@ -85,7 +85,7 @@ fn guid() -> [u8; 8] {
     [a, b, c, d, e, f, g, h]
 }
 
-fn capabilities() -> QueryDeviceResp {
+fn capabilities(settings: &Settings) -> QueryDeviceResp {
     let [major, minor, sub_minor] = FIRMWARE.map(u64::from);
     QueryDeviceResp {
         fw_ver: major << 32 | minor << 16 | sub_minor,
@@ -108,7 +108,7 @@ fn capabilities() -> QueryDeviceResp {
         max_res_rd_atom: MAX_RD_ATOMIC << 14,
         max_qp_init_rd_atom: MAX_RD_ATOMIC,
         // IB_ATOMIC_HCA: among atomics of devices only.
-        atomic_cap: 1,
+        atomic_cap: settings.has_atomics.into(),
         max_ah: i32::MAX as u32,
         max_srq: 1 << 15,
         max_srq_wr: MAX_WQES - 1,
@@ -121,21 +121,21 @@ fn capabilities() -> QueryDeviceResp {
 }
 
 /// QUERY_DEVICE.
-pub(crate) fn query(call: &Call) -> Result<Reply, Errno> {
+pub(crate) fn query(call: &Call, settings: &Settings) -> Result<Reply, Errno> {
     let QueryDevice { .. } = call.request()?;
     call.check_room(size_of::<QueryDeviceResp>())?;
-    Ok(Reply::of(&capabilities()))
+    Ok(Reply::of(&capabilities(settings)))
 }
 
 /// QUERY_DEVICE, extended.
-pub(crate) fn query_extended(call: &Call) -> Result<Reply, Errno> {
+pub(crate) fn query_extended(call: &Call, settings: &Settings) -> Result<Reply, Errno> {
     let ExQueryDevice { comp_mask, .. } = call.request()?;
     if comp_mask != 0 {
         return Err(Errno(libc::EINVAL));
     }
     call.check_room(size_of::<QueryDeviceResp>() + 8)?;
     let response = ExQueryDeviceResp {
-        base: capabilities(),
+        base: capabilities(settings),
         response_length: call.room().min(size_of::<ExQueryDeviceResp>()) as u32,
         device_cap_flags_ex: CAPABILITIES.into(),
         ..ExQueryDeviceResp::new_zeroed()

@@ -14,6 +14,8 @@ pub(crate) enum Fault {
     NoGid,
     /// The port is down.
     PortDown,
+    /// The device has no atomics.
+    NoAtomics,
     /// The device file cannot be opened.
     Open(Errno),
     /// Commands with this number fail, but for the first `after`.
@@ -36,11 +38,12 @@ impl Fault {
             "devices" => fixed("none", Self::NoDevices),
             "gid" => fixed("none", Self::NoGid),
             "port" => fixed("down", Self::PortDown),
+            "atomics" => fixed("none", Self::NoAtomics),
             "open" => Errno::parse(value).map(Self::Open),
             _ => {
                 let number = names::number(key).ok_or_else(|| {
                     let commands: Vec<_> = names::all().collect();
-                    format!("`{key}` is no fault; legal are devices, gid, port, open, {}", commands.join(", "))
+                    format!("`{key}` is no fault; legal are devices, gid, port, atomics, open, {}", commands.join(", "))
                 })?;
                 let (errno, after) = match value.split_once('@') {
                     Some((errno, after)) => (errno, after.parse().map_err(|_| format!("`{after}` is no number of commands"))?),
@@ -58,6 +61,7 @@ impl fmt::Display for Fault {
             Self::NoDevices => f.write_str("devices=none"),
             Self::NoGid => f.write_str("gid=none"),
             Self::PortDown => f.write_str("port=down"),
+            Self::NoAtomics => f.write_str("atomics=none"),
             Self::Open(errno) => write!(f, "open={errno}"),
             Self::Command { number, errno, after } => write!(f, "{}={errno}@{after}", names::command(*number).unwrap_or("?")),
         }
@@ -70,7 +74,16 @@ mod tests {
 
     #[test]
     fn faults_are_what_they_were_written_as() {
-        for text in ["devices=none", "gid=none", "port=down", "open=EACCES", "reg_mr=ENOMEM@0", "create_qp=ENOSPC@3", "modify_cq=EIO@1"] {
+        for text in [
+            "devices=none",
+            "gid=none",
+            "port=down",
+            "atomics=none",
+            "open=EACCES",
+            "reg_mr=ENOMEM@0",
+            "create_qp=ENOSPC@3",
+            "modify_cq=EIO@1",
+        ] {
             assert_eq!(Fault::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(Fault::parse("reg_mr=ENOMEM"), Fault::parse("reg_mr=ENOMEM@0"));

@@ -122,8 +122,8 @@ impl Session {
         }
         let objects = self.objects.as_mut().ok_or(Errno(libc::EINVAL))?;
         match (call.number, call.is_extended) {
-            (number::QUERY_DEVICE, false) => crate::device::query(call),
-            (number::QUERY_DEVICE, true) => crate::device::query_extended(call),
+            (number::QUERY_DEVICE, false) => crate::device::query(call, objects.settings),
+            (number::QUERY_DEVICE, true) => crate::device::query_extended(call, objects.settings),
             (number::QUERY_PORT, false) => crate::device::query_port(call, objects.settings),
             (number::ALLOC_PD, false) => objects.alloc_pd(call),
             (number::DEALLOC_PD, false) => objects.dealloc_pd(call),

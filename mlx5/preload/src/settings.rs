@@ -29,6 +29,8 @@ pub(crate) struct Settings {
     pub(crate) fabric: PathBuf,
     /// Whether the port is up.
     pub(crate) is_port_up: bool,
+    /// Whether the device has atomics.
+    pub(crate) has_atomics: bool,
     /// What opening the device fails with.
     open: Option<Errno>,
     /// What commands fail with.
@@ -64,6 +66,7 @@ impl Settings {
             link: Link::parse(&text(LINK)?).ok()?,
             fabric: variable(FABRIC)?.into(),
             is_port_up: true,
+            has_atomics: true,
             open: None,
             commands: Vec::new(),
             log: variable(LOG).map(|target| if target == "-" { LogTarget::StandardError } else { LogTarget::File(target.into()) }),
@@ -72,6 +75,7 @@ impl Settings {
         for fault in text(FAULTS).unwrap_or_default().split(',').filter(|one| !one.is_empty()) {
             match Fault::parse(fault).ok()? {
                 Fault::PortDown => settings.is_port_up = false,
+                Fault::NoAtomics => settings.has_atomics = false,
                 Fault::Open(errno) => settings.open = Some(errno),
                 Fault::Command { number, errno, after } => {
                     settings.commands.push(CommandFault { number, errno, after: AtomicU32::new(after) });

@@ -6,11 +6,12 @@ mod driver;
 #[path = "hostile_hosted.rs"]
 mod hosted;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 use super::layout::{ATOMIC, LANE_SLOTS, LanePlace, Message};
 use super::random::Random;
-use super::{LocalFabric, NicModel, NicParameters, Timing};
+use super::{Hca, LocalFabric, NicModel, NicParameters, Timing};
 use crate::*;
 
 const ANY: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
@@ -147,5 +148,18 @@ fn nonsense_from_a_peer_neither_panics_nor_hangs_its_victim() {
         run(seed, Timing::Immediate);
         run(seed, Timing::Delay { ns: 500 });
         run(seed, Timing::Model(NicModel::new(NicParameters::default())));
+    }
+}
+
+/// A peer that wants memory back waits for an even word.
+#[test]
+fn a_panic_that_is_caught_leaves_the_device_marked_as_idle() {
+    let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..SoftOptions::default() };
+    let hca = Hca::open(&options, None).unwrap();
+    let word = || hca.memory.control().header.executing.load(Ordering::Relaxed);
+    for round in 1..=3 {
+        let outcome = catch_unwind(AssertUnwindSafe(|| hca.executing(|| panic!("odd while it executes: {}", word()))));
+        let text = outcome.unwrap_err().downcast::<String>().unwrap();
+        assert_eq!((text.as_str(), word()), (format!("odd while it executes: {}", 2 * round - 1).as_str(), 2 * round));
     }
 }

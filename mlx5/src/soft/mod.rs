@@ -60,7 +60,7 @@ mod timing;
 mod trace;
 mod vendor;
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -305,12 +305,25 @@ impl Hca {
         let word = &self.memory.control().header.executing;
         let idle = word.load(Ordering::Relaxed);
         word.store(idle + 1, Ordering::Relaxed);
+        let _executing = Executing { word, then: idle + 2 };
         // H3: the owner of the memory either sees the odd word, or has invalidated the key or identity that is read from here on.
         light_barrier();
-        let result = f();
-        word.store(idle + 2, Ordering::Release);
-        result
+        f()
     }
 }
+
+/// The device is marked as executing. When that ends, also by a panic, so does the mark.
+struct Executing<'a> {
+    word: &'a AtomicU64,
+    then: u64,
+}
+
+impl Drop for Executing<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.word.store(self.then, Ordering::Release);
+    }
+}
+
 #[cfg(test)]
 mod hostile;

@@ -160,6 +160,7 @@ impl Hca {
             max_srq_wr: MAX_RECV_WR,
             max_qp: MAX_QPS as u32,
             max_mr: MAX_MRS as u32,
+            has_atomics: true,
             dead_peer_timeout_ns: self.dead_peer_timeout_ns,
             numa_node: None,
             modes: faults::modes(self, state.injector.as_deref()),
@@ -288,6 +289,7 @@ impl Hca {
             buffer: qp.sq.buffer(),
             wqe_cnt: wqe_cnt as u16,
             max_inline: config.max_inline_data,
+            has_atomics: true,
             record: qp.sq.record(),
             uar: UarParts { half, kind, uar_offset: qp.index * REGISTER_BYTES },
         })

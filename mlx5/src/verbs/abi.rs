@@ -122,7 +122,7 @@ pub(crate) struct ibv_device_attr {
     max_res_rd_atom: c_int,
     pub(crate) max_qp_init_rd_atom: c_int,
     max_ee_init_rd_atom: c_int,
-    atomic_cap: c_int,
+    pub(crate) atomic_cap: c_int,
     _unused: [c_int; 11],
     max_srq: c_int,
     pub(crate) max_srq_wr: c_int,

@@ -9,14 +9,19 @@ use super::context::Context;
 use super::device::{Port, gid_of, mtu_code};
 use super::error::CallError;
 use super::numbers::*;
+use super::objects::foreign;
 use super::{LinkLayer, VerbsOptions};
+use crate::Access;
 use crate::address::{DeviceKind, QpAddress};
 use crate::control::ConnectParts;
 use crate::qp::{ConnectError, ConnectOptions};
 use crate::wire::{AddressVector, DatagramSegment};
 
-/// Remote access that queue pairs allow: all that regions may.
-const REMOTE_ACCESS: u32 = crate::Access::REMOTE_WRITE.bits() | crate::Access::REMOTE_READ.bits() | crate::Access::REMOTE_ATOMIC.bits();
+/// Remote access that queue pairs allow: all that regions may. The kernel refuses the right to what a device cannot do.
+fn remote_access(has_atomics: bool) -> Access {
+    let always = Access::REMOTE_WRITE | Access::REMOTE_READ;
+    if has_atomics { always | Access::REMOTE_ATOMIC } else { always }
+}
 
 pub(crate) struct QpObject {
     pub(crate) qp: NonNull<ibv_qp>,
@@ -48,7 +53,7 @@ impl Context {
 
     fn modify(&self, qpn: u32, what: &'static str, attr: ibv_qp_attr, mask: c_int) -> Result<(), ConnectError> {
         let objects = self.objects.borrow();
-        let Some(object) = objects.qps.get(&qpn) else { return Ok(()) };
+        let object = objects.qps.get(&qpn).ok_or_else(foreign)?;
         let mut attr = attr;
         // SAFETY: a queue pair of this device, and attributes that live through the call.
         let result = unsafe { (self.device.api.verbs.ibv_modify_qp)(object.qp.as_ptr(), &raw mut attr, mask) };
@@ -60,7 +65,7 @@ impl Context {
             qp_state: IBV_QPS_INIT,
             pkey_index: self.options.pkey_index,
             port_num: self.port.number,
-            qp_access_flags: REMOTE_ACCESS,
+            qp_access_flags: remote_access(self.has_atomics()).bits(),
             ..ibv_qp_attr::default()
         };
         self.modify(qpn, "ibv_modify_qp (to INIT)", attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)

@@ -33,8 +33,6 @@ const MAX_CQE: u32 = 1 << 22;
 
 /// An open device, one port of it. Objects are known by the numbers that the device gave them.
 pub(crate) struct Context {
-    /// Closed last.
-    pub(crate) device: Opened,
     pub(crate) port: Port,
     pub(crate) options: VerbsOptions,
     pub(crate) attr: ibv_device_attr,
@@ -43,6 +41,8 @@ pub(crate) struct Context {
     pub(crate) objects: RefCell<Objects>,
     /// A queue was armed with a completion in it that it was armed for, and that may have had its event.
     pub(crate) is_due: Cell<bool>,
+    /// Closed last: fields go in this order.
+    pub(crate) device: Opened,
 }
 
 /// What was made from a device and not destroyed yet.
@@ -106,6 +106,11 @@ impl Context {
         self.channel.as_ptr()
     }
 
+    /// Whether it has atomics of any kind (`IBV_ATOMIC_NONE` is 0).
+    pub(crate) fn has_atomics(&self) -> bool {
+        self.attr.atomic_cap != 0
+    }
+
     pub(crate) fn info(&self) -> DeviceInfo {
         let at_most = |limit: u32, theirs: i32| limit.min(u32::try_from(theirs).unwrap_or(0));
         let firmware = self.attr.fw_ver.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect::<String>();
@@ -121,6 +126,7 @@ impl Context {
             max_srq_wr: at_most(MAX_RECV_WR, self.attr.max_srq_wr),
             max_qp: at_most(u32::MAX, self.attr.max_qp),
             max_mr: at_most(u32::MAX, self.attr.max_mr),
+            has_atomics: self.has_atomics(),
             numa_node: self.device.numa_node,
             modes: format!(
                 "hardware, {}, firmware {firmware}, MTU {}{}",

@@ -71,14 +71,19 @@ impl Memory {
 
 impl Context {
     pub(crate) fn alloc_registered(&self, pdn: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
-        access.check(bytes)?;
+        self.check(bytes, access)?;
         let (memory, pages) = Memory::new(bytes, huge).map_err(|source| RegisterError::Memory { bytes, source })?;
         let parts = self.register(pdn, memory.base(), bytes, access, Some(memory))?;
         Ok(MrParts { pages, ..parts })
     }
 
-    pub(crate) fn register_foreign(&self, pdn: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
+    fn check(&self, bytes: usize, access: Access) -> Result<(), RegisterError> {
         access.check(bytes)?;
+        if access.contains(Access::REMOTE_ATOMIC) && !self.has_atomics() { Err(RegisterError::NoAtomics) } else { Ok(()) }
+    }
+
+    pub(crate) fn register_foreign(&self, pdn: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
+        self.check(bytes, access)?;
         self.register(pdn, addr, bytes, access, None)
     }
 

@@ -19,7 +19,7 @@ use crate::wire::{CQ_DBREC_SET_CI, CQE_BYTES, CQE128_BYTES, QP_DBREC_RECEIVE, QP
 const MIN_SEND_WQEBBS: u32 = 16;
 
 /// A domain or queue that the caller does not have: it belongs to another device.
-fn foreign() -> CallError {
+pub(super) fn foreign() -> CallError {
     CallError::new("an object of another device", libc::EINVAL)
 }
 
@@ -35,6 +35,13 @@ fn pointer<T>(address: *mut core::ffi::c_void, what: &'static str) -> Result<Non
 /// WQEs of a ring, whose index has 16 bits.
 fn wqe_count(count: u32, what: &'static str) -> Result<u16, CreateError> {
     u16::try_from(count).ok().filter(|n| n.is_power_of_two()).ok_or_else(|| nonsense(what, count.into()))
+}
+
+/// What `mlx5dv_create_qp` is asked for. Data received on a connection is scattered to CQEs unless that is forbidden. The flag
+/// `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE` is about the other side: with it READs and atomics leave their results in the CQEs of the send queue,
+/// and nothing of this crate takes them out (mlx5dv_create_qp(3)).
+fn create_flags(is_datagram: bool, scatter_to_cqe: bool) -> u32 {
+    if is_datagram || scatter_to_cqe { 0 } else { MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE }
 }
 
 impl Objects {
@@ -249,12 +256,8 @@ impl Context {
         attr.pd = objects.pd(request.pd)?;
         // SAFETY: as above.
         let mut mlx5: mlx5dv_qp_init_attr = unsafe { core::mem::zeroed() };
-        if !request.is_datagram && !request.config.scatter_to_cqe {
-            // Received data is scattered unless that is forbidden. `ALLOW_SCATTER_TO_CQE` is about the other side: with it READs and atomics leave
-            // their results in the CQEs of the send queue, where nothing of this crate takes them out (mlx5dv_create_qp(3)).
-            mlx5.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS;
-            mlx5.create_flags = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE;
-        }
+        mlx5.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS;
+        mlx5.create_flags = create_flags(request.is_datagram, request.config.scatter_to_cqe);
         // SAFETY: an open mlx5 device, objects of it, and attributes that live through the call.
         let qp = unsafe { (self.device.api.mlx5.mlx5dv_create_qp)(self.device.context(), &raw mut attr, &raw mut mlx5) };
         let qp = NonNull::new(qp).ok_or_else(|| CallError::last("mlx5dv_create_qp"))?;
@@ -296,6 +299,7 @@ impl Context {
             wqe_cnt: wqe_count(dv.sq.wqe_cnt, "the number of WQEBBs of a send queue")?,
             max_inline: request.config.max_inline_data,
             record: record(QP_DBREC_SEND)?,
+            has_atomics: self.has_atomics(),
             uar: UarParts { half: self.objects.borrow_mut().half_of(register), kind, uar_offset: 0 },
         };
         self.objects.borrow_mut().qps.insert(qpn, QpObject::new(qp));
@@ -313,6 +317,14 @@ impl Context {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn received_data_goes_to_cqes_only_where_asked_for_and_results_of_reads_never() {
+        const REQUESTER_TOO: u32 = 1 << 4;
+        assert_eq!(create_flags(false, false), MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE);
+        assert_eq!(create_flags(false, true) & (MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | REQUESTER_TOO), 0);
+        assert_eq!(create_flags(true, true), 0);
+    }
 
     #[test]
     fn queue_pairs_on_one_register_share_its_half_and_others_do_not() {

@@ -37,7 +37,7 @@ fn bench(qpn: u32) -> Bench {
     let (register, record) = (std::ptr::NonNull::from(&mut uar.register).cast(), std::ptr::NonNull::from(&mut uar.record).cast());
     let uar = UarParts { half: Rc::new(Cell::new(register.as_ptr())), kind: RegisterKind::Ordinary, uar_offset: 0 };
     let buffer = std::ptr::NonNull::new(ring).unwrap().cast();
-    let parts = SqParts { qpn, buffer, wqe_cnt: WQE_CNT, max_inline: 220, record, uar };
+    let parts = SqParts { qpn, buffer, wqe_cnt: WQE_CNT, max_inline: 220, has_atomics: true, record, uar };
     Bench { ring, sq: SendQueue::new(&parts, Doorbell::new(&parts.uar, record, None)), producer: 0, unsignaled: 0 }
 }
 
