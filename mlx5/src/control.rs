@@ -349,6 +349,14 @@ impl Control {
         }
     }
 
+    /// An armed CQ holds a CQE that it was armed for: the next wait ends at once. A soft device looks for itself.
+    pub(crate) fn holds_what_was_armed_for(&self) {
+        match self {
+            Self::Soft(_) => {}
+            Self::Verbs(context) => context.is_due.set(true),
+        }
+    }
+
     pub(crate) fn destroy_cq(&self, cqn: u32) {
         match self {
             Self::Soft(hca) => hca.destroy_cq(cqn),

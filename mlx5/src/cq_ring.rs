@@ -13,7 +13,7 @@ use crate::cq_object::{CqEntries, CqObject, is_written};
 use crate::soft::Hca;
 use crate::wire::{
     CQ_DBREC_ARM, CQE_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED,
-    ResponderCqe, TitleCqe, cq_consumer_record, mini_array_offset,
+    ResponderCqe, TitleCqe, cq_consumer_record, is_solicited, mini_array_offset,
 };
 
 /// The ring.
@@ -307,7 +307,8 @@ impl CqRing {
         }
     }
 
-    /// Asks for an event at the first CQE that is not consumed yet, also if it is there already.
+    /// Asks for an event at the first CQE that is not consumed yet, also if it is there already: a device gives no second event for what it gave one
+    /// for, so the driver looks for itself what is there.
     pub(crate) fn arm(&mut self, solicited_only: bool) {
         let consumed = self.consumer.wrapping_add(self.session.next);
         // SAFETY: the arm word follows the consumer word, in the same record, which lives as long as `object`.
@@ -316,6 +317,29 @@ impl CqRing {
         let command = CqArm { sequence: control.events_taken(*cqn), solicited_only, consumed };
         word.store(command.record(), Ordering::Release);
         control.armed(*cqn, &command);
+        // Behind the command: what comes from here on gives an event.
+        if self.hook.is_none() && self.holds(solicited_only) {
+            control.holds_what_was_armed_for();
+        }
+    }
+
+    /// Whether there is a CQE that is not consumed; with `solicited_only`, one that is solicited or an error, or a compressed session, which may have some.
+    fn holds(&self, solicited_only: bool) -> bool {
+        if !solicited_only || self.session.count != 0 {
+            return self.has_any();
+        }
+        for counter in (0..self.entries.count()).map(|i| self.consumer.wrapping_add(i)) {
+            // SAFETY: inside the buffer; the device writes this byte last, and only whole.
+            let op_own = unsafe { self.entries.place(counter).add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
+            if !is_written(op_own, self.entries.owner(counter)) {
+                return false;
+            }
+            let is_error = matches!(CqeOpcode::from_op_own(op_own), Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError));
+            if is_error || is_solicited(op_own) || CqeFormat::from_op_own(op_own) == CqeFormat::Compressed {
+                return true;
+            }
+        }
+        false
     }
 
     /// Hands out up to `max` CQEs, each with what `find` says of its QPN; it is asked once for the CQEs of a session, which have one QPN.

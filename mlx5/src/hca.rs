@@ -239,7 +239,8 @@ impl Hca {
         self.device.has_overrun(cqn)
     }
 
-    /// Whether the driver armed the queue and it has the completion that it was armed for; disarms it then.
+    /// Whether the driver armed the queue and it has the completion that it was armed for; disarms it then. A completion gives one event: one
+    /// that was there at the last event gives none when the driver arms the queue again before it polls.
     pub fn take_event(&self, cqn: u32) -> bool {
         self.device.take_cq_event(cqn)
     }

@@ -29,6 +29,8 @@ pub(crate) struct SoftCq {
     producer: u32,
     /// Producer behind the last CQE that was solicited or an error.
     solicited: u32,
+    /// Producer when the last event was sent to another driver.
+    announced: u32,
     /// A CQE was due while the queue was full; nothing is written any more.
     overrun: bool,
     /// Strict mode has said so.
@@ -72,6 +74,7 @@ impl SoftCq {
             compression: config.compression,
             producer: 0,
             solicited: 0,
+            announced: 0,
             overrun: false,
             is_reported: false,
         };
@@ -191,14 +194,29 @@ impl SoftCq {
         unsafe { self.record.add(CQ_DBREC_ARM).as_ref() }
     }
 
-    /// Whether the driver armed the queue and there is a CQE that it was armed for; disarms it then.
+    /// Whether the driver armed the queue and it holds a CQE that it was armed for; disarms it then.
     pub(crate) fn take_event(&mut self) -> bool {
+        self.take_event_behind(None)
+    }
+
+    /// The same, but a CQE that was there at the last event was announced by it, and gives no other, whatever was consumed: what a NIC remembers as
+    /// `last_notified_index` of the CQ context.
+    pub(crate) fn announce(&mut self) -> bool {
+        let is_new = self.take_event_behind(Some(self.announced));
+        if is_new {
+            self.announced = self.producer;
+        }
+        is_new
+    }
+
+    fn take_event_behind(&self, announced: Option<u32>) -> bool {
         let word = self.arm_word().load(Ordering::Acquire);
         let armed = CqArm::from_record(word);
         let newest = if armed.solicited_only { self.solicited } else { self.producer };
         // A 24-bit difference, signed.
         let behind = newest.wrapping_sub(armed.consumed) << 8;
-        let is_due = word != NOT_ARMED && behind as i32 > 0;
+        let is_new = announced.is_none_or(|announced| newest.wrapping_sub(announced) as i32 > 0);
+        let is_due = word != NOT_ARMED && behind as i32 > 0 && is_new;
         // A driver of another thread may have armed it again, for what it has not seen yet.
         is_due && self.arm_word().compare_exchange(word, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }

@@ -259,7 +259,7 @@ impl Hca {
     }
 
     pub(crate) fn take_cq_event(&self, cqn: u32) -> bool {
-        self.state.borrow_mut().cqs.get_mut(cqn as usize).and_then(Option::as_mut).is_some_and(SoftCq::take_event)
+        self.state.borrow_mut().cqs.get_mut(cqn as usize).and_then(Option::as_mut).is_some_and(SoftCq::announce)
     }
 
     /// Registers memory that only its process, and the kernel's copy, reach. Atomics are executed by this device.

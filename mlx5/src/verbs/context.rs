@@ -41,6 +41,8 @@ pub(crate) struct Context {
     pub(crate) dv: mlx5dv_context,
     channel: NonNull<ibv_comp_channel>,
     pub(crate) objects: RefCell<Objects>,
+    /// A queue was armed with a completion in it that it was armed for, and that may have had its event.
+    pub(crate) is_due: Cell<bool>,
 }
 
 /// What was made from a device and not destroyed yet.
@@ -97,7 +99,7 @@ impl Context {
         // SAFETY: an open device.
         let channel = NonNull::new(unsafe { (device.api.verbs.ibv_create_comp_channel)(device.context()) });
         let channel = channel.ok_or_else(|| CallError::last("ibv_create_comp_channel"))?;
-        Ok(Self { device, port, options: options.clone(), attr, dv, channel, objects: RefCell::default() })
+        Ok(Self { device, port, options: options.clone(), attr, dv, channel, objects: RefCell::default(), is_due: Cell::default() })
     }
 
     pub(crate) fn channel(&self) -> *mut ibv_comp_channel {
@@ -146,12 +148,13 @@ impl Context {
         }
     }
 
-    /// Sleeps until a queue has an event, or `timeout_ns` have passed, and takes all events there are.
+    /// Sleeps until a queue has an event, unless one was armed with what it was armed for in it, or `timeout_ns` have passed, and takes all events there are.
     pub(crate) fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let end = timeout_ns.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         loop {
+            let is_due = self.is_due.take();
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            if self.has_event(left) {
+            if is_due || self.has_event(left) {
                 while self.has_event(Some(Duration::ZERO)) && self.take_event() {}
                 return true;
             }

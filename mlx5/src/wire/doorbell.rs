@@ -50,7 +50,7 @@ pub struct CqArm {
     pub sequence: u8,
     /// Only a solicited or failed completion gives an event (`MLX5_CQ_DB_REQ_NOT_SOL`, else `MLX5_CQ_DB_REQ_NOT`).
     pub solicited_only: bool,
-    /// CQEs consumed, 24 bits: one behind it that is there already gives the event at once.
+    /// CQEs consumed, 24 bits: one behind it that is there already, and gave no event yet, gives it at once.
     pub consumed: u32,
 }
 

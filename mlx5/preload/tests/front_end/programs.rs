@@ -89,6 +89,13 @@ fn ib_send_lat_finishes() {
     perftest("send-lat", &[], &["ib_send_lat"], 64, 300);
 }
 
+/// It arms its queues again before it polls them, and takes every event for a completion.
+#[test]
+#[ignore = "needs perftest"]
+fn ib_send_lat_finishes_with_events() {
+    perftest("send-lat-events", &[], &["ib_send_lat", "-e"], 64, 300);
+}
+
 #[test]
 #[ignore = "needs perftest"]
 fn ib_send_bw_finishes_over_roce() {
@@ -99,6 +106,14 @@ fn ib_send_bw_finishes_over_roce() {
 #[ignore = "needs perftest"]
 fn ib_send_bw_finishes_with_a_shared_receive_queue() {
     perftest("send-bw-srq", &[], &["ib_send_bw", "--use-srq"], 4_096, 500);
+}
+
+#[test]
+#[ignore = "needs perftest"]
+fn ib_atomic_lat_finishes_with_events() {
+    let [server, client] = Place::new("atomic-lat-events").pair(&[], &["ib_atomic_lat", "-e", "-n", "200"]);
+    server.succeeded();
+    has_line(client.succeeded(), 8, 200);
 }
 
 #[test]
