@@ -325,27 +325,21 @@ impl CqRing {
         }
     }
 
-    /// Whether there is a CQE that is not consumed, or one of those is solicited or an error. Of a compressed session the entries may be.
+    /// Whether there is a CQE that is not consumed; with `solicited_only`, one that is solicited or an error, or a compressed session, which may
+    /// have some.
     fn holds(&self, solicited_only: bool) -> bool {
         if !solicited_only || self.session.count != 0 {
             return self.has_any();
         }
-        let (mut place, mut owner) = (self.head, self.owner);
-        for _ in 0..1u32 << self.log_entries {
+        for counter in (0..self.entries.count()).map(|i| self.consumer.wrapping_add(i)) {
             // SAFETY: inside the buffer; the device writes this byte last, and only whole.
-            let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
-            if !is_written(op_own, owner) {
+            let op_own = unsafe { self.entries.place(counter).add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
+            if !is_written(op_own, self.entries.owner(counter)) {
                 return false;
             }
             let is_error = matches!(CqeOpcode::from_op_own(op_own), Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError));
             if is_error || is_solicited(op_own) || CqeFormat::from_op_own(op_own) == CqeFormat::Compressed {
                 return true;
-            }
-            if place == self.last {
-                (place, owner) = (self.first, owner ^ 1);
-            } else {
-                // SAFETY: there is an entry behind it.
-                place = unsafe { place.add(self.stride) };
             }
         }
         false

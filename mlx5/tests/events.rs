@@ -69,6 +69,9 @@ fn a_wait_for_solicited_completions_ends_with_one_or_with_an_error() {
     // Not solicited, and too long for its receive.
     a.post(&Send { payload: Inline(b"x") }, 2);
     assert!(b.device.wait(None));
+    // Armed with it in the queue, and not polled.
+    b.recv_cq.arm(true);
+    assert!(b.device.wait(None));
     assert_eq!(b.received()[0].unwrap_err().1.syndrome, Syndrome::LocalLength);
 }
 
