@@ -126,8 +126,14 @@ impl Pair {
         let (caller, answerer): (Context<u64>, Context<u64>) = (context(), context());
         // Send queues as those of the default number of batches in flight.
         let max_send_wr = Some(EndpointConfig::default().send_queue_wqebbs());
-        let config =
-            EndpointConfig { ring_size: 64 << 10, batches_in_flight: 8, raw_operations: 0, max_send_wr, ..EndpointConfig::default() };
+        let config = EndpointConfig {
+            ring_size: 64 << 10,
+            batches_in_flight: 8,
+            raw_operations: 0,
+            max_send_wr,
+            idle_keepalive: None,
+            ..EndpointConfig::default()
+        };
         let connect = |_| {
             let (a, b) = (caller.create_endpoint(&config).unwrap(), answerer.create_endpoint(&config).unwrap());
             let (of_a, of_b) = (a.local_info(), b.local_info());

@@ -45,23 +45,28 @@ pub(crate) struct Remote {
     pub(crate) path_mtu: u16,
 }
 
-/// The registered memory of one endpoint.
+/// What an endpoint has of the device and the context's queues, until its connection is retired.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct Resources {
+    /// Declared before the memory it uses.
+    pub(crate) qp: RcQp,
     /// No peer can reach it.
     pub(crate) send_ring: Mr,
     pub(crate) recv_ring: Mr,
-    pub(crate) control: ControlMemory,
+    pub(crate) share: QueueShare,
 }
 
 #[derive(Debug)]
 pub(crate) struct Connection<U> {
     qpn: u32,
     serial: u64,
-    /// `None` once retired: then the peer can write nothing any more. Declared before the memory it uses.
-    qp: RefCell<Option<RcQp>>,
+    /// `None` once retired: then the peer can write nothing any more.
+    resources: RefCell<Option<Resources>>,
+    /// The receive ring of a connection that was retired, while the application has requests in it.
+    kept_ring: RefCell<Option<Mr>>,
     link: RefCell<Link<U>>,
-    memory: Memory,
+    /// Declared after the queue pair, which READs into it.
+    control: ControlMemory,
     recv_view: RingView,
     remote: Remote,
     inline_limit: u64,
@@ -69,8 +74,8 @@ pub(crate) struct Connection<U> {
     listing: Listing<U>,
     timer: Cell<Timer>,
     worklist: Rc<Worklist<U>>,
-    /// Given back to the context when the connection is dropped.
-    _share: QueueShare,
+    /// [`Endpoint`](crate::Endpoint)s that name it.
+    handles: Cell<usize>,
 }
 
 /// Dropped when a callback panics, with the rest of its connection's events not handed out.
@@ -95,28 +100,28 @@ impl<U> Drop for Rearm<'_, U> {
 
 impl<U> Connection<U> {
     pub(crate) fn new(
-        qp: RcQp,
+        resources: Resources,
         link: Link<U>,
-        memory: Memory,
+        control: ControlMemory,
         recv_view: RingView,
         remote: Remote,
         worklist: Rc<Worklist<U>>,
-        share: QueueShare,
     ) -> Self {
         Self {
-            qpn: qp.qpn(),
+            qpn: resources.qp.qpn(),
             serial: CONNECTIONS.fetch_add(1, Ordering::Relaxed),
-            inline_limit: INLINE_MAX.min(qp.max_inline_data() as u64),
-            qp: RefCell::new(Some(qp)),
+            inline_limit: INLINE_MAX.min(resources.qp.max_inline_data() as u64),
+            raw: RawOperations::new(resources.share.raw_operations()),
+            resources: RefCell::new(Some(resources)),
+            kept_ring: RefCell::new(None),
             link: RefCell::new(link),
-            memory,
+            control,
             recv_view,
             remote,
-            raw: RawOperations::new(share.raw_operations()),
             listing: Listing::default(),
             timer: Cell::new(Timer::NONE),
             worklist,
-            _share: share,
+            handles: Cell::new(0),
         }
     }
 
@@ -179,7 +184,11 @@ impl<U> Connection<U> {
 
     /// A batch arrived. Ends calls and queues requests.
     pub(crate) fn arrive(self: &Rc<Self>, imm: u32, on_response: &mut impl FnMut(U, Outcome<'_>)) {
-        self.with_link(|link| link.on_imm(imm));
+        let taken = self.with_link(|link| {
+            link.on_imm(imm);
+            link.batches_taken()
+        });
+        self.control.note_taken(taken);
         self.worklist.note_arrival(self);
         self.deliver(on_response);
     }
@@ -235,24 +244,37 @@ impl<U> Connection<U> {
         self.worklist.timers()
     }
 
-    /// Has a connection whose peer should be heard looked at, and tells the peer that this end lives (K1, K3).
-    pub(crate) fn sweep(self: &Rc<Self>) {
-        let (heartbeat, is_watching) = self.with_link(|link| (link.beat(), link.is_watching()));
+    /// Has a connection whose peer should be heard looked at, and tells the peer that this end lives (K1, K3). Whether either side waits for
+    /// the other.
+    pub(crate) fn sweep(self: &Rc<Self>) -> bool {
+        let (heartbeat, is_watching, is_timed) = self.with_link(|link| (link.beat(), link.is_watching(), link.is_timed()));
         if let Some(heartbeat) = heartbeat {
-            self.memory.control.beat(heartbeat);
+            self.control.beat(heartbeat);
         }
         if is_watching {
             self.mark_dirty();
+        }
+        is_timed
+    }
+
+    /// Looks whether the peer of an idle connection should be READ, or the connection ended (K4, K5), and sets the time of the next look.
+    pub(crate) fn look_idle(self: &Rc<Self>, now_ns: u64) {
+        let (has_work, next_ns) = self.with_link(|link| (link.look_idle(now_ns), link.next_idle_look(now_ns)));
+        if has_work {
+            self.mark_dirty();
+        }
+        if let Some(next_ns) = next_ns {
+            self.worklist.timers().arm_idle(self, next_ns);
         }
     }
 
     /// A completion of the send queue.
     pub(crate) fn complete(self: &Rc<Self>, cqe: &Cqe<'_>, on_response: &mut impl FnMut(U, Outcome<'_>)) {
-        let user = self.qp.borrow_mut().as_mut().and_then(|qp| qp.complete(cqe));
+        let user = self.resources.borrow_mut().as_mut().and_then(|resources| resources.qp.complete(cqe));
         match cqe.result() {
             Err(error) => self.fail(error),
             Ok(()) if user == Some(READ) => {
-                let record = self.memory.control.take_read();
+                let record = self.control.take_read();
                 self.with_link(|link| link.on_read_done(&record));
                 self.mark_dirty();
                 self.deliver(on_response);
@@ -280,6 +302,27 @@ impl<U> Connection<U> {
         }
     }
 
+    /// One more endpoint names this connection.
+    pub(crate) fn add_handle(&self) {
+        self.handles.set(self.handles.get() + 1);
+    }
+
+    /// One less; the last one closes the connection.
+    pub(crate) fn remove_handle(self: &Rc<Self>) {
+        self.handles.set(self.handles.get() - 1);
+        if self.handles.get() == 0 {
+            self.close();
+        }
+    }
+
+    /// Ends the connection, for a context that is about to go. Posts what waits, and the mark of a graceful end, if the send queue and the
+    /// peer's ring have room for it now: a peer to which nothing is owed, and that owes nothing, then parts as from one that closed.
+    pub(crate) fn part(self: &Rc<Self>) {
+        self.close();
+        self.serve(self.worklist.timers().now_ns());
+        self.abort();
+    }
+
     /// As [`Connection::close`], nothing is left to be done for a connection that has ended: its number may be another's.
     pub(crate) fn abort(self: &Rc<Self>) {
         if !self.is_closed() {
@@ -302,10 +345,10 @@ impl<U> Connection<U> {
 
     /// Posts what may go, READs where starved, refreshes the published record, rings once. Stays on the worklist while work is left.
     pub(crate) fn serve(self: &Rc<Self>, now_ns: u64) {
-        let mut qp = self.qp.borrow_mut();
-        let Some(qp) = qp.as_mut() else { return };
+        let mut resources = self.resources.borrow_mut();
+        let Some(Resources { qp, send_ring, .. }) = resources.as_mut() else { return };
         let mut link = self.link.borrow_mut();
-        let mut outcome = link.flush(|emit| self.post_batch(qp, emit));
+        let mut outcome = link.flush(|emit| self.post_batch(qp, send_ring, emit));
         if outcome.is_ok() && link.poll_read(now_ns) {
             outcome = self.post_read(qp);
             if outcome.is_ok() {
@@ -313,7 +356,7 @@ impl<U> Connection<U> {
             }
         }
         if let Some(words) = link.publish() {
-            self.memory.control.publish(words);
+            self.control.publish(words);
         }
         qp.ring();
         // A full send queue drains by itself. Any other error means that the queue pair is broken; its completion tells the reason, if
@@ -329,7 +372,7 @@ impl<U> Connection<U> {
         self.note_end();
     }
 
-    fn post_batch(&self, qp: &mut RcQp, emit: Emit) -> Result<(), PostError> {
+    fn post_batch(&self, qp: &mut RcQp, send_ring: &Mr, emit: Emit) -> Result<(), PostError> {
         let inline = if emit.bytes <= self.inline_limit {
             emit.bytes
         } else if self.inline_limit >= HYBRID_INLINE {
@@ -339,14 +382,10 @@ impl<U> Connection<U> {
         };
         // SAFETY: `flush` emits ranges inside the ring, and nothing writes the send ring while the slice lives: only this link does.
         let head = unsafe {
-            let start = self.memory.send_ring.as_ptr().add(emit.offset as usize);
+            let start = send_ring.as_ptr().add(emit.offset as usize);
             std::slice::from_raw_parts(start.as_ptr(), inline as usize)
         };
-        let rest = mlx5::Sge {
-            addr: self.memory.send_ring.addr() + emit.offset + inline,
-            len: (emit.bytes - inline) as u32,
-            lkey: self.memory.send_ring.lkey(),
-        };
+        let rest = mlx5::Sge { addr: send_ring.addr() + emit.offset + inline, len: (emit.bytes - inline) as u32, lkey: send_ring.lkey() };
         let write = WriteImm {
             addr: self.remote.ring_addr + emit.offset,
             rkey: self.remote.ring_rkey,
@@ -358,7 +397,7 @@ impl<U> Connection<U> {
     }
 
     fn post_read(&self, qp: &mut RcQp) -> Result<(), PostError> {
-        let read = Read { addr: self.remote.published_addr, rkey: self.remote.published_rkey, into: self.memory.control.read_target() };
+        let read = Read { addr: self.remote.published_addr, rkey: self.remote.published_rkey, into: self.control.read_target() };
         qp.post(&read, Signal::Always, READ)
     }
 
@@ -375,8 +414,8 @@ impl<U> Connection<U> {
         post: impl FnOnce(&mut RcQp, u64) -> Result<(), PostError>,
     ) -> Result<(), RdmaError<U>> {
         let closed = self.with_link(|link| link.closed());
-        let mut qp = self.qp.borrow_mut();
-        let (Some(qp), None) = (qp.as_mut(), closed) else {
+        let mut resources = self.resources.borrow_mut();
+        let (Some(Resources { qp, .. }), None) = (resources.as_mut(), closed) else {
             return Err(RdmaError::Closed { user_data, reason: closed.unwrap_or(CloseReason::Disconnected) });
         };
         self.raw.post(qp, memory, user_data, |qp| post(qp, RAW))?;
@@ -390,8 +429,25 @@ impl<U> Connection<U> {
         self.raw.end().map(|user_data| (user_data, reason))
     }
 
-    /// Takes the connection off the device. Its memory stays while handles to its requests live.
+    /// Takes a connection that has ended off the device, and gives back what it has of it. The receive ring stays while the application has
+    /// requests in it.
     pub(crate) fn retire(&self) {
-        self.qp.take();
+        let Some(Resources { qp, send_ring, recv_ring, share }) = self.resources.take() else { return };
+        drop((qp, send_ring, share));
+        if self.with_link(|link| link.has_taken_requests()) {
+            self.kept_ring.replace(Some(recv_ring));
+        }
+    }
+
+    /// A request of a connection that has ended is with the application no more.
+    #[cold]
+    pub(crate) fn let_go(&self, request: &Request) {
+        let has_others = self.with_link(|link| {
+            link.let_go(request);
+            link.has_taken_requests()
+        });
+        if !has_others {
+            self.kept_ring.take();
+        }
     }
 }

@@ -7,6 +7,7 @@ mod wait;
 use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::rc::Rc;
+use std::time::Duration;
 
 use mlx5::{Cq, CreateError, Device, DeviceInfo, DeviceSpec, MonoCq, OpenError, Pd, PostReceiveError, QpConfig, RcQp, RegisterError, Srq};
 use thiserror::Error;
@@ -14,18 +15,20 @@ use thiserror::Error;
 use crate::connection::{Connection, Outcome};
 use crate::control::{ControlMemory, ControlRegions};
 use crate::endpoint::{EndpointConfig, PendingEndpoint};
-use crate::error::CloseReason;
 use crate::queue_share::{Outstanding, QueueShare, Used};
 use crate::recv::RecvHandle;
 use crate::ring::RingSizeError;
 use crate::stats::Stats;
+use crate::timers::IDLE_LOOKS;
 use crate::wire::FlowWords;
 use crate::worklist::Worklist;
 
-/// Receives of the shared receive queue unless the builder is told otherwise.
-pub const DEFAULT_SRQ_SIZE: u32 = 1024;
-/// Entries of each completion queue unless the builder is told otherwise.
-pub const DEFAULT_CQ_SIZE: u32 = 4096;
+/// Endpoints that a context has room for unless the builder is told otherwise.
+pub const DEFAULT_ENDPOINTS: u32 = 128;
+/// Receives of the shared receive queue that [`DEFAULT_ENDPOINTS`] need.
+pub const DEFAULT_SRQ_SIZE: u32 = Outstanding::DEFAULT.receives(DEFAULT_ENDPOINTS) as u32;
+/// Entries of a completion queue that [`DEFAULT_ENDPOINTS`] need, rounded up as devices do.
+pub const DEFAULT_CQ_SIZE: u32 = (Outstanding::DEFAULT.completions() * DEFAULT_ENDPOINTS).next_power_of_two();
 
 /// Most completions one poll takes from each queue, so that a poll is bounded under any load.
 const POLL_BUDGET: usize = 256;
@@ -39,8 +42,11 @@ const POLL_BUDGET: usize = 256;
 #[derive(Clone, Debug)]
 pub struct ContextBuilder {
     device: DeviceSpec,
-    srq_size: u32,
-    cq_size: u32,
+    endpoints: u32,
+    /// What each of them may have outstanding.
+    outstanding: Outstanding,
+    srq_size: Option<u32>,
+    cq_size: Option<u32>,
 }
 
 /// Why a context could not be built.
@@ -56,7 +62,10 @@ pub enum BuildError {
     #[error("filling the receive queue: {0}")]
     Receive(#[from] PostReceiveError),
     /// The receive CQ could overrun.
-    #[error("completion queues of {cq_size} entries cannot hold the completions of {srq_depth} receives: ask for at least that many")]
+    #[error(
+        "completion queues of {cq_size} entries cannot hold the completions of {srq_depth} receives: leave cq_size out, or ask for \
+         cq_size({srq_depth})"
+    )]
     CqTooSmall {
         /// Entries of the completion queue.
         cq_size: u32,
@@ -69,23 +78,52 @@ impl ContextBuilder {
     /// A context on this device.
     #[must_use]
     pub const fn new(device: DeviceSpec) -> Self {
-        Self { device, srq_size: DEFAULT_SRQ_SIZE, cq_size: DEFAULT_CQ_SIZE }
+        Self { device, endpoints: DEFAULT_ENDPOINTS, outstanding: Outstanding::DEFAULT, srq_size: None, cq_size: None }
     }
 
-    /// Receives of the queue all endpoints share. Two thirds of them are shared out to the endpoints as batches in flight.
+    /// Room for at least so many endpoints at once that are made with the default [`EndpointConfig`]. The sizes of all queues follow from it.
+    /// Default [`DEFAULT_ENDPOINTS`]. Memory: about 9 KiB for each, and its rings when it is made. Devices have about 32,000 receives in a
+    /// queue, enough for 680; for more, see [`ContextBuilder::endpoints_with`].
     #[must_use]
-    pub const fn srq_size(mut self, receives: u32) -> Self {
-        self.srq_size = receives;
+    pub const fn endpoints(mut self, count: u32) -> Self {
+        self.endpoints = count;
+        self.outstanding = Outstanding::DEFAULT;
         self
     }
 
-    /// Entries of each completion queue: at least the SRQ size, and for each endpoint its
+    /// As [`ContextBuilder::endpoints`], of endpoints that are made with `config`: the fewer their
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight), the more of them fit a queue.
+    #[must_use]
+    pub const fn endpoints_with(mut self, count: u32, config: &EndpointConfig) -> Self {
+        self.endpoints = count;
+        self.outstanding = Outstanding::of(config);
+        self
+    }
+
+    /// Receives of the queue all endpoints share, in the place of what follows from the number of endpoints. Two thirds of them are shared
+    /// out to the endpoints as batches in flight.
+    #[must_use]
+    pub const fn srq_size(mut self, receives: u32) -> Self {
+        self.srq_size = Some(receives);
+        self
+    }
+
+    /// Entries of each completion queue, in the place of what follows from the others: at least the SRQ size, and for each endpoint its
     /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + [`raw_operations`](EndpointConfig::raw_operations) + 8 and the batches of a
     /// [`Window::Completion`](crate::Window::Completion), or the depth of its send queue if that is less.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
-        self.cq_size = entries;
+        self.cq_size = Some(entries);
         self
+    }
+
+    /// Receives of the SRQ, and entries of the send CQ for the endpoints that it is large enough for.
+    fn sizes(&self) -> (u32, u32) {
+        let receives = self.srq_size.map_or(self.outstanding.receives(self.endpoints), u64::from);
+        let endpoints = self.outstanding.endpoints(receives).max(u64::from(self.endpoints));
+        let completions = self.cq_size.map_or(endpoints.saturating_mul(u64::from(self.outstanding.completions())), u64::from);
+        // What no number of 32 bits says, no device has.
+        (u32::try_from(receives).unwrap_or(u32::MAX), u32::try_from(completions).unwrap_or(u32::MAX))
     }
 
     /// Opens the device and makes the queues. The context belongs to the calling thread.
@@ -95,9 +133,10 @@ impl ContextBuilder {
     pub fn build<U>(self) -> Result<Context<U>, BuildError> {
         let device = Device::open(&self.device)?;
         let pd = device.alloc_pd()?;
-        let send_cq = device.create_cq(self.cq_size)?;
-        let recv_cq = device.create_mono_cq(self.cq_size)?;
-        let srq = pd.create_srq(self.srq_size, 0)?;
+        let (receives, send_completions) = self.sizes();
+        let srq = pd.create_srq(receives, 0)?;
+        let send_cq = device.create_cq(send_completions)?;
+        let recv_cq = device.create_mono_cq(self.cq_size.unwrap_or(srq.depth() as u32))?;
         if (recv_cq.entries() as usize) < srq.depth() {
             return Err(BuildError::CqTooSmall { cq_size: recv_cq.entries(), srq_depth: srq.depth() });
         }
@@ -123,8 +162,12 @@ impl ContextBuilder {
 /// Everything of one thread: device, queues, endpoints. `U` is the caller's data per call.
 ///
 /// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay valid. Methods take `&self`, so
-/// callbacks may call, reply and receive; what must not nest answers with a `Reentrant` error. When it is dropped, its connections are
-/// closed, and the user data of calls and operations that have not ended is dropped.
+/// callbacks may call, reply and receive; what must not nest answers with a `Reentrant` error.
+/// When it is dropped it ends its connections, and drops the user data of calls and operations that have not ended. It does not block: what
+/// was to be posted is, with word that this end is gone, where there is room for it at that moment, and nobody waits until it has arrived.
+/// On the software HCA it has; a NIC may lose it with the queue pair. A peer that hears it and has nothing outstanding ends with
+/// [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all others find the queue pair gone, by what they send or by their
+/// keep-alive.
 ///
 /// ```compile_fail
 /// fn is_send<T: Send>() {}
@@ -188,7 +231,10 @@ pub enum CreateEndpointError {
         max: u64,
     },
     /// The shared receive queue is too small for one more endpoint.
-    #[error("{wanted} more batches in flight need a shared receive queue of at least {needed} receives, this one has {depth}")]
+    #[error(
+        "{wanted} more batches in flight need a shared receive queue of at least {needed} receives, this one has {depth}: build the context \
+         with ContextBuilder::endpoints of more than {endpoints}, or with srq_size({needed})"
+    )]
     SrqTooSmall {
         /// Batches in flight the endpoint wants to grant; at least 1 is legal.
         wanted: u32,
@@ -196,14 +242,21 @@ pub enum CreateEndpointError {
         needed: u64,
         /// Receives it has.
         depth: usize,
+        /// Endpoints that share it already.
+        endpoints: u32,
     },
     /// The send completion queue is too small for one more endpoint.
-    #[error("one more endpoint needs a completion queue of at least {needed} entries, this one has {entries}: build the context with more")]
+    #[error(
+        "one more endpoint needs a completion queue of at least {needed} entries, this one has {entries}: build the context with \
+         ContextBuilder::endpoints of more than {endpoints}, or with cq_size({needed})"
+    )]
     CqTooSmall {
         /// Entries the context would need.
         needed: u64,
         /// Entries it has.
         entries: u32,
+        /// Endpoints that share it already.
+        endpoints: u32,
     },
     /// The queue pair could not be made.
     #[error("creating the queue pair: {0}")]
@@ -299,6 +352,12 @@ impl<U> Context<U> {
         self.inner.worklist.next_request().map(|(connection, request)| RecvHandle::new(connection, request))
     }
 
+    /// Connected endpoints that have not ended.
+    #[must_use]
+    pub fn endpoints(&self) -> usize {
+        self.inner.connections.borrow().len()
+    }
+
     /// Counters of all endpoints there were.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -340,7 +399,8 @@ impl<U> Inner<U> {
 
     pub(crate) fn register(&self, connection: Rc<Connection<U>>) {
         self.connections.borrow_mut().push(Rc::clone(&connection));
-        self.recv_cq.borrow_mut().register(connection.qpn(), connection);
+        self.recv_cq.borrow_mut().register(connection.qpn(), Rc::clone(&connection));
+        connection.look_idle(self.worklist.timers().deadline_in(Duration::ZERO));
     }
 
     fn enter(&self) -> Result<Polling<'_>, PollError> {
@@ -383,7 +443,12 @@ impl<U> Inner<U> {
     #[cold]
     #[inline(never)]
     fn sweep(&self) {
-        self.connections.borrow().iter().for_each(Connection::sweep);
+        self.worklist.sweep();
+        let timers = self.worklist.timers();
+        for _ in 0..IDLE_LOOKS {
+            let Some(connection) = timers.take_idle() else { break };
+            connection.look_idle(timers.now_ns());
+        }
     }
 
     #[inline(always)]
@@ -464,7 +529,7 @@ impl<U> Drop for Inner<U> {
     fn drop(&mut self) {
         let connections = self.connections.take();
         for connection in &connections {
-            connection.with_link(|link| link.close(CloseReason::ClosedHere));
+            connection.part();
             connection.retire();
         }
         self.worklist.clear();

@@ -97,6 +97,15 @@ impl ControlMemory {
         target.store(heartbeat.to_le(), Ordering::Relaxed);
     }
 
+    /// Stores how many batches were taken.
+    #[inline]
+    pub(crate) fn note_taken(&self, batches: u32) {
+        // SAFETY: as in `publish`.
+        let target = unsafe { self.at(PublishedRecord::BATCHES_TAKEN_OFFSET).cast::<AtomicU32>().as_ref() };
+        // It orders nothing: its reader only waits for it.
+        target.store(batches.to_le(), Ordering::Relaxed);
+    }
+
     /// Where a READ puts the peer's record.
     pub(crate) fn read_target(&self) -> Sge {
         let memory = &self.region.memory;

@@ -4,15 +4,16 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use mlx5::{Access, ConnectOptions, QpAddress, QpConfig, RcQp};
+use mlx5::{Access, ConnectOptions, QpConfig};
 use thiserror::Error;
 
-use crate::connection::{Connection, Memory, Remote};
+use crate::connection::{Connection, Remote, Resources};
 use crate::context::{CreateEndpointError, Inner};
+use crate::control::ControlMemory;
 use crate::error::{CallError, CloseReason, LinkConfigError};
 use crate::exchange::{ExchangeError, ExchangeRecord};
 use crate::link::{CallKey, Link, LinkConfig, Window};
-use crate::queue_share::{Outstanding, QueueShare};
+use crate::queue_share::Outstanding;
 use crate::ring::{DEFAULT_RING_SIZE, RingSize, RingView};
 use crate::stats::Stats;
 use crate::timers::nanoseconds;
@@ -26,6 +27,10 @@ const BATCH_WQEBBS: u32 = 4;
 const MAX_COMPUTED_SEND_WR: u64 = 256;
 /// Most messages that the software HCA lets wait.
 const MAX_LANE_SLOTS: u64 = 128;
+
+/// Of an endpoint that was told nothing else.
+pub(crate) const DEFAULT_BATCHES: u32 = 32;
+pub(crate) const DEFAULT_RAW_OPERATIONS: u32 = 16;
 
 /// What an endpoint is made with. Both ends of a connection need equal ring sizes.
 #[derive(Clone, Debug)]
@@ -42,12 +47,21 @@ pub struct EndpointConfig {
     pub raw_operations: u32,
     /// WQEBBs of the send queue, 64 bytes each and 8 beside. `None`, the default: [`EndpointConfig::send_queue_wqebbs`].
     pub max_send_wr: Option<u32>,
-    /// With requests unanswered, the peer is probed when nothing was heard of it for this long. Default 100 ms, resolution 10 ms.
+    /// With requests unanswered or messages that the peer has not taken, it is probed when nothing was heard of it for this long. Default
+    /// 100 ms, resolution 10 ms.
     pub keepalive: Duration,
-    /// With requests unanswered, a peer that answers probes and does nothing else for this long is given up:
-    /// [`CloseReason::PeerStalled`]. It does something as long as it polls, however long its handlers take. Longer if three probes take
+    /// With requests unanswered or messages that the peer has not taken, a peer that answers probes and does nothing else for this long is
+    /// given up: [`CloseReason::PeerStalled`]. So poll at least that often while calls are outstanding. It does something as long as it polls, however long its handlers take. Longer if three probes take
     /// longer, and only while this end polls at least four times in that time. Default 5 s; `Duration::MAX` never.
     pub stall_timeout: Duration,
+    /// With nothing outstanding, the peer is READ when nothing was heard of it for this long, to see that it is there: one that is gone ends
+    /// the connection within about two of these intervals. It begins with the first message of either side, or when
+    /// [`connect_over`](PendingEndpoint::connect_over) has met the peer. Of one context at most 3,200 endpoints are looked at per second; with
+    /// more, or with an owner that polls less often than every 10 ms, it takes longer. Default 1 s, resolution 50 ms; `None` for never.
+    pub idle_keepalive: Option<Duration>,
+    /// With nothing outstanding for so long, this end closes the connection: [`CloseReason::IdleTimeout`]. Never early, late by up to
+    /// `idle_keepalive`, or as much again without one. Default `None`: one that is idle and lives is kept.
+    pub idle_timeout: Option<Duration>,
     /// Small batches of this end under way before the next ones gather. Default [`Window::Off`].
     pub window: Window,
     /// Timeouts and retries of the connection.
@@ -59,11 +73,13 @@ impl Default for EndpointConfig {
         Self {
             ring_size: DEFAULT_RING_SIZE,
             initial_credit: None,
-            batches_in_flight: 32,
-            raw_operations: 16,
+            batches_in_flight: DEFAULT_BATCHES,
+            raw_operations: DEFAULT_RAW_OPERATIONS,
             max_send_wr: None,
             keepalive: Duration::from_millis(100),
             stall_timeout: Duration::from_secs(5),
+            idle_keepalive: Some(Duration::from_secs(1)),
+            idle_timeout: None,
             window: Window::Off,
             connect: ConnectOptions::default(),
         }
@@ -153,14 +169,10 @@ impl<U> fmt::Debug for PendingEndpoint<U> {
 }
 
 struct Parts {
-    qp: RcQp,
-    memory: Memory,
+    resources: Resources,
+    control: ControlMemory,
     record: ExchangeRecord,
-    keepalive: Duration,
-    stall_timeout: Duration,
-    window: Window,
-    connect: ConnectOptions,
-    share: QueueShare,
+    config: EndpointConfig,
 }
 
 impl<U> PendingEndpoint<U> {
@@ -177,19 +189,28 @@ impl<U> PendingEndpoint<U> {
             lane_slots: config.lane_slots(),
             ..QpConfig::default()
         })?;
-        let outstanding =
-            Outstanding { batches: config.batches_in_flight, raw_operations: config.raw_operations, windowed: config.window.completions() };
-        let share = context.share_queues(outstanding, qp.send_capacity())?;
+        let share = context.share_queues(Outstanding::of(config), qp.send_capacity())?;
         let pd = context.pd();
         let bytes = ring_size.bytes() as usize;
-        let memory = Memory {
+        let resources = Resources {
+            qp,
             send_ring: pd.alloc(bytes, Access::empty())?,
             recv_ring: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
-            control: context.create_control_memory(FlowWords { credit, ..FlowWords::default() })?,
+            share,
         };
-        let record = record_of(qp.address(), &memory, ring_size, credit, config.batches_in_flight);
-        let EndpointConfig { keepalive, stall_timeout, window, connect, .. } = *config;
-        let parts = Parts { qp, memory, record, keepalive, stall_timeout, window, connect, share };
+        let control = context.create_control_memory(FlowWords { credit, ..FlowWords::default() })?;
+        let (published_addr, published_rkey) = control.published();
+        let record = ExchangeRecord {
+            address: resources.qp.address(),
+            recv_ring_rkey: resources.recv_ring.rkey(),
+            recv_ring_addr: resources.recv_ring.addr(),
+            ring_size,
+            published_addr,
+            published_rkey,
+            batches: config.batches_in_flight,
+            initial_credit: credit,
+        };
+        let parts = Parts { resources, control, record, config: config.clone() };
         Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
     }
 
@@ -220,9 +241,9 @@ impl<U> PendingEndpoint<U> {
         if context.is_polling() {
             return Err(ConnectFailure::Reentrant);
         }
-        let Parts { qp, memory, record, keepalive, stall_timeout, window, connect, .. } = &mut *self.parts;
+        let Parts { resources, record, config, .. } = &mut *self.parts;
         record.check_peer(remote)?;
-        let config = LinkConfig {
+        let link_config = LinkConfig {
             local_credit: record.initial_credit,
             peer_credit: remote.initial_credit,
             local_batches: record.batches,
@@ -230,18 +251,21 @@ impl<U> PendingEndpoint<U> {
             peer_batches: remote.batches.min(record.batches),
             send_start: 0,
             recv_start: 0,
-            keepalive_ns: nanoseconds(*keepalive),
-            stall_ns: nanoseconds(*stall_timeout),
-            window: *window,
+            keepalive_ns: nanoseconds(config.keepalive),
+            stall_ns: nanoseconds(config.stall_timeout),
+            idle_keepalive_ns: config.idle_keepalive.map_or(u64::MAX, nanoseconds),
+            idle_timeout_ns: config.idle_timeout.map_or(u64::MAX, nanoseconds),
+            window: config.window,
         };
-        let link = Link::new(view(&memory.send_ring, record.ring_size), view(&memory.recv_ring, record.ring_size), &config)?;
-        qp.connect(&remote.address, connect)?;
+        let rings = [&resources.send_ring, &resources.recv_ring].map(|ring| view(ring, record.ring_size));
+        let link = Link::new(rings[0], rings[1], &link_config)?;
+        resources.qp.connect(&remote.address, &config.connect)?;
         Ok((context, link))
     }
 
     fn into_endpoint(self, context: &Rc<Inner<U>>, link: Link<U>, remote: &ExchangeRecord) -> Endpoint<U> {
-        let Parts { qp, memory, record, share, .. } = *self.parts;
-        let recv_view = view(&memory.recv_ring, record.ring_size);
+        let Parts { resources, control, record, .. } = *self.parts;
+        let recv_view = view(&resources.recv_ring, record.ring_size);
         let remote = Remote {
             ring_addr: remote.recv_ring_addr,
             ring_rkey: remote.recv_ring_rkey,
@@ -249,31 +273,18 @@ impl<U> PendingEndpoint<U> {
             published_rkey: remote.published_rkey,
             path_mtu: record.address.mtu.min(remote.address.mtu),
         };
-        let connection = Rc::new(Connection::new(qp, link, memory, recv_view, remote, context.worklist(), share));
+        let connection = Rc::new(Connection::new(resources, link, control, recv_view, remote, context.worklist()));
         context.register(Rc::clone(&connection));
-        Endpoint { connection }
+        Endpoint::new(connection)
     }
 }
 
 fn view(ring: &mlx5::Mr, size: RingSize) -> RingView {
     debug_assert_eq!(ring.len() as u64, size.bytes());
-    // SAFETY: the region has `size` bytes and lives in the `Connection` beside all copies of the view. The send ring is written by its
+    // SAFETY: the region has `size` bytes and lives in the `Connection` beside all copies of the view, until it is retired: then its link
+    // is closed and touches no ring, and the receive ring stays for the requests that the application has. The send ring is written by its
     // link only, which holds no reference into it; the receive ring is written by no view.
     unsafe { RingView::new(ring.as_ptr(), size) }
-}
-
-fn record_of(address: QpAddress, memory: &Memory, ring_size: RingSize, initial_credit: u64, batches: u32) -> ExchangeRecord {
-    let (published_addr, published_rkey) = memory.control.published();
-    ExchangeRecord {
-        address,
-        recv_ring_rkey: memory.recv_ring.rkey(),
-        recv_ring_addr: memory.recv_ring.addr(),
-        ring_size,
-        published_addr,
-        published_rkey,
-        batches,
-        initial_credit,
-    }
 }
 
 /// Names one call of one endpoint of this process, for [`Endpoint::cancel`].
@@ -283,16 +294,25 @@ pub struct CallToken {
     call: CallKey,
 }
 
-/// One end of a connection. Dropping it does not close the connection: requests of the peer are still served, and calls still end,
-/// until its context is dropped or the peer is gone. Clones name the same connection.
+/// One end of a connection. Clones name the same connection, and so does [`RecvHandle::endpoint`](crate::RecvHandle::endpoint).
+///
+/// Dropping the last of them closes the connection as [`Endpoint::close`] does: outstanding calls end as they would, a request that was
+/// received can be answered, and the peer hears of it with the next polls. So keep it for as long as the peer may call.
 #[derive(Debug)]
+#[must_use = "dropping the last handle of an endpoint closes its connection"]
 pub struct Endpoint<U> {
     pub(crate) connection: Rc<Connection<U>>,
 }
 
 impl<U> Clone for Endpoint<U> {
     fn clone(&self) -> Self {
-        Self { connection: Rc::clone(&self.connection) }
+        Self::new(Rc::clone(&self.connection))
+    }
+}
+
+impl<U> Drop for Endpoint<U> {
+    fn drop(&mut self) {
+        self.connection.remove_handle();
     }
 }
 
@@ -305,6 +325,11 @@ impl<U> PartialEq for Endpoint<U> {
 impl<U> Eq for Endpoint<U> {}
 
 impl<U> Endpoint<U> {
+    pub(crate) fn new(connection: Rc<Connection<U>>) -> Self {
+        connection.add_handle();
+        Self { connection }
+    }
+
     /// Sends `payload` as a request whose reply may have `response_allowance` bytes. Nothing leaves before the next
     /// [`Context::poll`](crate::Context::poll) or [`flush_endpoints`](crate::Context::flush_endpoints); calls made until then share one
     /// WRITE. `user_data` comes back, exactly once, through the callback of a poll or from [`Endpoint::cancel`].

@@ -136,6 +136,9 @@ pub enum CloseReason {
     /// The peer's device answers, but its process did nothing for the stall timeout: it is stopped, or its thread does not poll.
     #[error("the peer lives but does nothing: it is stopped or does not poll")]
     PeerStalled,
+    /// Nothing was outstanding for [`EndpointConfig::idle_timeout`](crate::EndpointConfig::idle_timeout), so this end closed the connection.
+    #[error("nothing happened for the idle timeout, and this end closed the connection")]
+    IdleTimeout,
     /// This end was closed, or its context is gone.
     #[error("this end was closed")]
     ClosedHere,

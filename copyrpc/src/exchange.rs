@@ -271,7 +271,10 @@ impl<U> PendingEndpoint<U> {
         let heard = if is_record { told.and_then(|()| receive(&mut channel)) } else { Ok([NOT_CONNECTED]) };
         let endpoint = connected?;
         match heard {
-            Ok([CONNECTED]) => Ok(endpoint),
+            Ok([CONNECTED]) => {
+                endpoint.connection.with_link(|link| link.note_peer_connected());
+                Ok(endpoint)
+            }
             other => {
                 // A graceful end needs a peer.
                 endpoint.abort();

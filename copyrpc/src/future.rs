@@ -121,8 +121,8 @@ impl Progress {
     }
 }
 
-/// A context whose calls are futures. It belongs to one thread, as they do. When it is dropped its connections are
-/// [aborted](Endpoint::abort), and what is awaited ends with that.
+/// A context whose calls are futures. It belongs to one thread, as they do. When it is dropped its connections end,
+/// as those of a [`Context`], and what is awaited ends with that.
 #[derive(Debug)]
 pub struct AsyncContext {
     context: Context<Ticket>,
@@ -271,7 +271,7 @@ impl AsyncContext {
 
 impl Drop for AsyncContext {
     fn drop(&mut self) {
-        self.context.inner.abort_all();
+        self.context.inner.part_all();
         // It cannot be inside a poll, and what may fail besides is the refill of a queue that nobody needs any more.
         let _ = self.poll();
     }

@@ -20,7 +20,9 @@ pub mod wire;
 mod worklist;
 
 pub use connection::Outcome;
-pub use context::{BuildError, Context, ContextBuilder, CreateEndpointError, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, PollError};
+pub use context::{
+    BuildError, Context, ContextBuilder, CreateEndpointError, DEFAULT_CQ_SIZE, DEFAULT_ENDPOINTS, DEFAULT_SRQ_SIZE, PollError,
+};
 pub use endpoint::{CallToken, ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord, Refusal};

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::context::CreateEndpointError;
+use crate::endpoint::{DEFAULT_BATCHES, DEFAULT_RAW_OPERATIONS, EndpointConfig};
 
 /// Send completions a connection can have outstanding beside one for each batch in flight, when its queue pair fails and flushes (B2):
 /// three batches that had arrived and were signaled to reclaim the queue, one that fails after it arrived, one READ, three NOPs at the
@@ -17,6 +18,7 @@ pub(crate) struct Used {
     batches: Cell<u32>,
     /// Send completions that can be outstanding (B2).
     completions: Cell<u32>,
+    endpoints: Cell<u32>,
 }
 
 /// What an endpoint may have outstanding.
@@ -28,6 +30,31 @@ pub(crate) struct Outstanding {
     pub(crate) raw_operations: u32,
     /// Batches that arrived and whose completions the window waits for (W1).
     pub(crate) windowed: u32,
+}
+
+impl Outstanding {
+    /// Of an endpoint with the default configuration.
+    pub(crate) const DEFAULT: Self = Self { batches: DEFAULT_BATCHES, raw_operations: DEFAULT_RAW_OPERATIONS, windowed: 0 };
+
+    pub(crate) const fn of(config: &EndpointConfig) -> Self {
+        Self { batches: config.batches_in_flight, raw_operations: config.raw_operations, windowed: config.window.completions() }
+    }
+
+    /// Receives that so many endpoints need: B1, at least two thirds of them are posted whenever receipts are told.
+    pub(crate) const fn receives(&self, endpoints: u32) -> u64 {
+        (self.batches as u64 * endpoints as u64).saturating_mul(3).div_ceil(2)
+    }
+
+    /// Endpoints that so many receives are enough for.
+    pub(crate) const fn endpoints(&self, receives: u64) -> u64 {
+        let batches = if self.batches == 0 { 1 } else { self.batches };
+        receives * 2 / 3 / batches as u64
+    }
+
+    /// Send completions that one endpoint needs at most (B2).
+    pub(crate) const fn completions(&self) -> u32 {
+        self.batches.saturating_add(self.raw_operations).saturating_add(self.windowed).saturating_add(SEND_CQES_BESIDE_BATCHES)
+    }
 }
 
 /// One endpoint's share of the queues; given back when dropped.
@@ -44,24 +71,25 @@ impl QueueShare {
     /// B2: every WQE gives one completion at most.
     pub(crate) fn take(
         used: &Rc<Used>,
-        Outstanding { batches, raw_operations, windowed }: Outstanding,
+        outstanding: Outstanding,
         send_capacity: usize,
         depth: usize,
         entries: u32,
     ) -> Result<Self, CreateEndpointError> {
+        let (Outstanding { batches, raw_operations, .. }, endpoints) = (outstanding, used.endpoints.get());
         let all_batches = u64::from(used.batches.get()) + u64::from(batches);
         let needed = (all_batches * 3).div_ceil(2);
         if batches == 0 || needed > depth as u64 {
-            return Err(CreateEndpointError::SrqTooSmall { wanted: batches, needed, depth });
+            return Err(CreateEndpointError::SrqTooSmall { wanted: batches, needed, depth, endpoints });
         }
-        let signaled = raw_operations.saturating_add(windowed);
-        let completions = batches.saturating_add(signaled).saturating_add(SEND_CQES_BESIDE_BATCHES).min(send_capacity as u32);
+        let completions = outstanding.completions().min(send_capacity as u32);
         let needed = u64::from(used.completions.get()) + u64::from(completions);
         if needed > u64::from(entries) {
-            return Err(CreateEndpointError::CqTooSmall { needed, entries });
+            return Err(CreateEndpointError::CqTooSmall { needed, entries, endpoints });
         }
         used.batches.set(all_batches as u32);
         used.completions.set(needed as u32);
+        used.endpoints.set(endpoints + 1);
         Ok(Self { batches, raw_operations, completions, used: Rc::clone(used) })
     }
 
@@ -75,5 +103,6 @@ impl Drop for QueueShare {
     fn drop(&mut self) {
         self.used.batches.set(self.used.batches.get() - self.batches);
         self.used.completions.set(self.used.completions.get() - self.completions);
+        self.used.endpoints.set(self.used.endpoints.get() - 1);
     }
 }

@@ -43,7 +43,7 @@ impl<U> RecvHandle<U> {
     /// The endpoint it came from.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint<U> {
-        Endpoint { connection: Rc::clone(&self.connection) }
+        Endpoint::new(Rc::clone(&self.connection))
     }
 
     /// Answers. Never fails for want of ring space or credit; as a call, it leaves with the next poll or flush.
@@ -89,8 +89,10 @@ impl<U> Drop for RecvHandle<U> {
     #[inline]
     fn drop(&mut self) {
         if !self.is_answered {
-            // On a connection that has ended nobody waits for the answer.
-            let _answered = self.answer_without_payload(Status::Dropped);
+            if self.answer_without_payload(Status::Dropped).is_err() {
+                // The connection has ended: nobody waits for the answer.
+                self.connection.let_go(&self.request);
+            }
         }
     }
 }

@@ -18,6 +18,10 @@ use crate::link::Deadlines;
 const CLOCK_INTERVAL: u32 = 64;
 /// How often connections are looked at for silence, and for requests that wait.
 const SWEEP_INTERVAL_NS: u64 = 10_000_000;
+/// Idle connections that a sweep looks at, at most: those whose turn has come. More wait for the next sweeps.
+pub(crate) const IDLE_LOOKS: usize = 32;
+/// Looks at idle connections are put off to multiples of this, so that a process that sleeps wakes for many at once.
+const IDLE_GRID_NS: u64 = 50_000_000;
 /// No deadline.
 const NEVER: u64 = u64::MAX;
 
@@ -52,6 +56,8 @@ pub(crate) struct Timers<U> {
     drains_since_look: Cell<u32>,
     last_sweep_ns: Cell<u64>,
     deadlines: RefCell<Deadlines<Armed<U>>>,
+    /// When each connection has its next look for idleness.
+    idle: RefCell<Deadlines<Weak<Connection<U>>>>,
     last_serial: Cell<u64>,
 }
 
@@ -64,6 +70,7 @@ impl<U> Timers<U> {
             drains_since_look: Cell::new(0),
             last_sweep_ns: Cell::new(now_ns),
             deadlines: RefCell::new(Deadlines::new()),
+            idle: RefCell::new(Deadlines::new()),
             last_serial: Cell::new(0),
         }
     }
@@ -101,9 +108,10 @@ impl<U> Timers<U> {
         Duration::from_nanos(SWEEP_INTERVAL_NS)
     }
 
-    /// From now until a connection is due; it may turn out that none is.
+    /// From now until a connection is due, or the sweep that looks at an idle one; it may turn out that none is.
     pub(crate) fn until_next(&self) -> Option<Duration> {
-        let at_ns = self.deadlines.borrow().first_ns()?;
+        let idle_ns = self.idle.borrow().first_ns().map(|at_ns| at_ns.max(self.last_sweep_ns.get() + SWEEP_INTERVAL_NS));
+        let at_ns = self.deadlines.borrow().first_ns().into_iter().chain(idle_ns).min()?;
         // Due is what has passed.
         Some(Duration::from_nanos(at_ns.saturating_add(1).saturating_sub(self.device.now_ns())))
     }
@@ -129,6 +137,18 @@ impl<U> Timers<U> {
         timer.set(Timer { at_ns, serial });
         let armed = Armed { serial, connection: Rc::downgrade(connection) };
         self.deadlines.borrow_mut().push(at_ns, armed, |armed| armed.live().is_some());
+    }
+
+    /// Has [`Timers::take_idle`] give out this connection after `at_ns`.
+    pub(crate) fn arm_idle(&self, connection: &Rc<Connection<U>>, at_ns: u64) {
+        let at_ns = at_ns.checked_next_multiple_of(IDLE_GRID_NS).unwrap_or(NEVER);
+        self.idle.borrow_mut().push(at_ns, Rc::downgrade(connection), |connection| connection.strong_count() > 0);
+    }
+
+    /// A connection whose look for idleness is due.
+    pub(crate) fn take_idle(&self) -> Option<Rc<Connection<U>>> {
+        let mut idle = self.idle.borrow_mut();
+        std::iter::from_fn(|| idle.pop_before(self.now_ns.get())).find_map(|connection| connection.upgrade())
     }
 
     /// A connection whose time has passed. It has no timer then.

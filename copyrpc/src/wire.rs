@@ -118,33 +118,60 @@ pub struct FlowMetadata {
     pub is_closing: bool,
 }
 
-/// The 32 bytes a peer may READ at any time: the layout of [`FlowMetadata`], with a heartbeat in the place of `message_count`.
+/// The 32 bytes a peer may READ at any time.
+///
+/// | offset | field |
+/// |---|---|
+/// | 0 | `consumer_pos` u64 |
+/// | 8 | `credit` u64 |
+/// | 16 | `heartbeat` u32 |
+/// | 20 | `batches_taken` u32 |
+/// | 24 | `batches_received` u64 |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PublishedRecord {
     /// What the owner tells about its receive side.
     pub words: FlowWords,
     /// Changes while the owner lives and owes the reader something (invariant K3).
     pub heartbeat: u32,
+    /// Batches whose receive completion the owner has taken, modulo 2^32: `batches_received` of this moment. That word says more, that their
+    /// receives are posted again, and is stored later (invariant K2).
+    pub batches_taken: u32,
 }
 
 impl PublishedRecord {
     /// Offset of the heartbeat.
     pub(crate) const HEARTBEAT_OFFSET: usize = 16;
+    /// Offset of `batches_taken`.
+    pub(crate) const BATCHES_TAKEN_OFFSET: usize = 20;
 
     /// The record's bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
-        FlowMetadata { words: self.words, message_count: self.heartbeat, is_closing: false }.encode()
+        encode_words(self.words, self.heartbeat, self.batches_taken)
     }
 
-    /// Reads a record.
-    ///
-    /// # Errors
-    /// As [`FlowMetadata::decode`]; a record has no flags.
-    pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, ReservedNotZero> {
-        let metadata = FlowMetadata::decode(bytes)?;
-        if metadata.is_closing { Err(ReservedNotZero) } else { Ok(Self { words: metadata.words, heartbeat: metadata.message_count }) }
+    /// Reads a record; any bytes are one, its words are checked by the receiver.
+    #[must_use]
+    pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Self {
+        Self { words: decode_words(bytes), heartbeat: le_u32(bytes, 16), batches_taken: le_u32(bytes, 20) }
     }
+}
+
+/// The layout that a batch's metadata and the published record have in common.
+#[inline]
+fn encode_words(words: FlowWords, at_16: u32, at_20: u32) -> [u8; FLOW_METADATA_SIZE] {
+    let mut bytes = [0; FLOW_METADATA_SIZE];
+    bytes[0..8].copy_from_slice(&words.consumer_pos.to_le_bytes());
+    bytes[8..16].copy_from_slice(&words.credit.to_le_bytes());
+    bytes[16..20].copy_from_slice(&at_16.to_le_bytes());
+    bytes[20..24].copy_from_slice(&at_20.to_le_bytes());
+    bytes[24..32].copy_from_slice(&words.batches_received.to_le_bytes());
+    bytes
+}
+
+#[inline]
+fn decode_words(bytes: &[u8; FLOW_METADATA_SIZE]) -> FlowWords {
+    FlowWords { consumer_pos: le_u64(bytes, 0), credit: le_u64(bytes, 8), batches_received: le_u64(bytes, 24) }
 }
 
 /// The reserved bytes of a [`FlowMetadata`] were not zero.
@@ -159,13 +186,7 @@ impl FlowMetadata {
     #[must_use]
     #[inline]
     pub fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
-        let mut bytes = [0; FLOW_METADATA_SIZE];
-        bytes[0..8].copy_from_slice(&self.words.consumer_pos.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.words.credit.to_le_bytes());
-        bytes[16..20].copy_from_slice(&self.message_count.to_le_bytes());
-        bytes[20..24].copy_from_slice(&u32::from(self.is_closing).to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.words.batches_received.to_le_bytes());
-        bytes
+        encode_words(self.words, self.message_count, u32::from(self.is_closing))
     }
 
     /// Reads metadata.
@@ -178,11 +199,7 @@ impl FlowMetadata {
         if flags > CLOSING {
             return Err(ReservedNotZero);
         }
-        Ok(Self {
-            words: FlowWords { consumer_pos: le_u64(bytes, 0), credit: le_u64(bytes, 8), batches_received: le_u64(bytes, 24) },
-            message_count: le_u32(bytes, 16),
-            is_closing: flags == CLOSING,
-        })
+        Ok(Self { words: decode_words(bytes), message_count: le_u32(bytes, 16), is_closing: flags == CLOSING })
     }
 }
 
@@ -320,6 +337,25 @@ mod tests {
     }
 
     #[test]
+    fn published_record_has_the_documented_bytes() {
+        let record = PublishedRecord {
+            words: FlowWords { consumer_pos: 0x0000_0001_0000_0020, credit: 0x4_0000, batches_received: 0x1122_3344_5566_7788 },
+            heartbeat: 0x0102_0304,
+            batches_taken: 0x5566_7789,
+        };
+        #[rustfmt::skip]
+        let golden = [
+            0x20, 0, 0, 0, 0x01, 0, 0, 0, // consumer_pos
+            0, 0, 0x04, 0, 0, 0, 0, 0, // credit
+            4, 3, 2, 1, // heartbeat
+            0x89, 0x77, 0x66, 0x55, // batches_taken
+            0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, // batches_received
+        ];
+        assert_eq!(record.encode(), golden);
+        assert_eq!(PublishedRecord::decode(&golden), record);
+    }
+
+    #[test]
     fn wrap_marker_has_the_documented_bytes() {
         let marker = FlowMetadata {
             words: FlowWords { consumer_pos: 32, credit: 64, batches_received: 1 },
@@ -344,8 +380,6 @@ mod tests {
             bytes[at] = STALE;
             assert_eq!(FlowMetadata::decode(&bytes), Err(ReservedNotZero));
         }
-        let closing = FlowMetadata { is_closing: true, ..metadata }.encode();
-        assert_eq!(PublishedRecord::decode(&closing), Err(ReservedNotZero));
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub(crate) struct Worklist<U> {
     unfinished: RefCell<Vec<Rc<Connection<U>>>>,
     /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
     requests: RefCell<VecDeque<(Rc<Connection<U>>, usize)>>,
+    /// Connections that sweeps look at, each once: those listed since the last sweep, and those on which a side waits for the other.
+    swept: RefCell<Vec<Rc<Connection<U>>>>,
     timers: Timers<U>,
 }
 
@@ -30,7 +32,13 @@ impl<U> fmt::Debug for Worklist<U> {
 
 impl<U> Worklist<U> {
     pub(crate) fn new(device: Device) -> Self {
-        Self { first: Cell::new(None), unfinished: RefCell::default(), requests: RefCell::default(), timers: Timers::start(device) }
+        Self {
+            first: Cell::new(None),
+            unfinished: RefCell::default(),
+            requests: RefCell::default(),
+            swept: RefCell::default(),
+            timers: Timers::start(device),
+        }
     }
 
     pub(crate) const fn timers(&self) -> &Timers<U> {
@@ -94,7 +102,27 @@ impl<U> Worklist<U> {
         let listing = connection.listing();
         if !listing.is_listed.replace(true) {
             listing.next.set(self.first.replace(Some(Rc::clone(connection))));
+            // All that makes one side wait for the other lists the connection.
+            if !listing.is_swept.replace(true) {
+                self.swept.borrow_mut().push(Rc::clone(connection));
+            }
         }
+    }
+
+    /// Sweeps the connections that may want it. They are no more than those in use, however many there are.
+    pub(crate) fn sweep(&self) {
+        // A connection that a sweep lists is among the swept, so none is added meanwhile; and each has another owner until it is retired.
+        self.swept.borrow_mut().retain(|connection| {
+            let listing = connection.listing();
+            let stays = connection.sweep() || listing.is_listed.get();
+            listing.is_swept.set(stays);
+            stays
+        });
+    }
+
+    /// A connection wants the next sweep.
+    pub(crate) fn has_timed(&self) -> bool {
+        self.swept.borrow().iter().any(|connection| connection.with_link(|link| link.is_timed()))
     }
 
     /// Takes all connections off the list, and hands them to `serve` that want it or on which something arrived before the last flush. The
@@ -150,6 +178,9 @@ impl<U> Worklist<U> {
     /// There is nothing to flush or to receive of a connection that was retired: its share of the queues must not wait for who asks.
     pub(crate) fn forget(&self, connection: &Connection<U>) {
         self.requests.borrow_mut().retain(|(other, _)| other.qpn() != connection.qpn());
+        if connection.listing().is_swept.replace(false) {
+            self.swept.borrow_mut().retain(|other| other.qpn() != connection.qpn());
+        }
         let mut next = if connection.listing().is_listed.get() { self.first.take() } else { None };
         while let Some(listed) = next {
             let listing = listed.listing();
@@ -166,7 +197,7 @@ impl<U> Worklist<U> {
         while let Some(connection) = next {
             next = connection.listing().next.take();
         }
-        drop((self.unfinished.take(), self.requests.take()));
+        drop((self.unfinished.take(), self.requests.take(), self.swept.take()));
     }
 }
 
@@ -180,16 +211,18 @@ pub(crate) struct Listing<U> {
     /// it; those that have none have their record refreshed a flush later (L5).
     is_late: Cell<bool>,
     is_unfinished: Cell<bool>,
+    is_swept: Cell<bool>,
 }
 
 impl<U> fmt::Debug for Listing<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { is_listed, is_dirty, is_late, is_unfinished, .. } = self;
+        let Self { is_listed, is_dirty, is_late, is_unfinished, is_swept, .. } = self;
         f.debug_struct("Listing")
             .field("is_listed", is_listed)
             .field("is_dirty", is_dirty)
             .field("is_late", is_late)
             .field("is_unfinished", is_unfinished)
+            .field("is_swept", is_swept)
             .finish_non_exhaustive()
     }
 }
@@ -202,6 +235,7 @@ impl<U> Default for Listing<U> {
             is_dirty: Cell::new(false),
             is_late: Cell::new(false),
             is_unfinished: Cell::new(false),
+            is_swept: Cell::new(false),
         }
     }
 }

@@ -13,15 +13,14 @@ fn with(window: Window) -> EndpointConfig {
     EndpointConfig { ring_size: 16 << 10, window, ..EndpointConfig::default() }
 }
 
-/// Client, server, and the client's endpoint.
-fn pair(window: Window) -> (Context<u64>, Context<u64>, Endpoint<u64>) {
+/// Client, server, and the endpoints of both.
+fn pair(window: Window) -> (Context<u64>, Context<u64>, Endpoint<u64>, Endpoint<u64>) {
     let fabric = LocalFabric::new();
     let (client, server): (Context<u64>, Context<u64>) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
     let (a, b) = (client.create_endpoint(&with(window)).unwrap(), server.create_endpoint(&with(window)).unwrap());
     let (record_a, record_b) = (a.local_info(), b.local_info());
-    let endpoint = a.connect(&record_b).unwrap();
-    b.connect(&record_a).unwrap();
-    (client, server, endpoint)
+    let (endpoint, peer) = (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap());
+    (client, server, endpoint, peer)
 }
 
 const EXEMPT: u64 = Window::DEFAULT_EXEMPT_BYTES;
@@ -29,7 +28,7 @@ const EXEMPT: u64 = Window::DEFAULT_EXEMPT_BYTES;
 /// The NIC has executed the WRITE at once; what opens the window is that a drain took its completion.
 #[test]
 fn a_flush_posts_again_when_a_drain_took_the_completion() {
-    let (client, _server, endpoint) = pair(Window::Completion { batches: 1, exempt_bytes: EXEMPT });
+    let (client, _server, endpoint, _peer) = pair(Window::Completion { batches: 1, exempt_bytes: EXEMPT });
     for serial in 0..4 {
         endpoint.call(b"", serial, 0).unwrap();
         client.flush_endpoints().unwrap();
@@ -42,7 +41,7 @@ fn a_flush_posts_again_when_a_drain_took_the_completion() {
 
 #[test]
 fn a_flush_posts_again_when_the_peer_has_polled() {
-    let (client, server, endpoint) = pair(Window::Consumption { batches: 1, exempt_bytes: EXEMPT });
+    let (client, server, endpoint, _peer) = pair(Window::Consumption { batches: 1, exempt_bytes: EXEMPT });
     for serial in 0..4 {
         endpoint.call(b"", serial, 0).unwrap();
         client.poll(|_, _| ()).unwrap();
@@ -63,7 +62,7 @@ fn every_call_is_answered_through_every_window() {
     let completion = |exempt_bytes| [1, 2].map(|batches| Window::Completion { batches, exempt_bytes });
     let consumption = |exempt_bytes| [1, 2].map(|batches| Window::Consumption { batches, exempt_bytes });
     for window in exempt.into_iter().flat_map(|exempt| [completion(exempt), consumption(exempt)]).flatten() {
-        let (client, server, endpoint) = pair(window);
+        let (client, server, endpoint, _peer) = pair(window);
         let (mut issued, mut ended) = (0, 0);
         for _ in 0..100_000 {
             while issued < 500 && endpoint.call(&[issued as u8; 200], issued, 200).is_ok() {
@@ -106,7 +105,7 @@ fn a_completion_window_takes_its_share_of_the_completion_queue() {
     let windowed = config(Window::Completion { batches: 5, exempt_bytes: EXEMPT });
     let _first = context.create_endpoint(&windowed).unwrap();
     let _second = context.create_endpoint(&windowed).unwrap();
-    assert!(matches!(context.create_endpoint(&windowed), Err(CreateEndpointError::CqTooSmall { needed: 81, entries: 64 })));
+    assert!(matches!(context.create_endpoint(&windowed), Err(CreateEndpointError::CqTooSmall { needed: 81, entries: 64, .. })));
     let consumption = config(Window::Consumption { batches: 5, exempt_bytes: EXEMPT });
     assert!(matches!(context.create_endpoint(&consumption), Err(CreateEndpointError::CqTooSmall { needed: 76, .. })));
 }

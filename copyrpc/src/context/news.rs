@@ -19,9 +19,9 @@ impl<U> Inner<U> {
     }
 
     /// Ends all connections; the next drain ends their calls.
-    pub(crate) fn abort_all(&self) {
+    pub(crate) fn part_all(&self) {
         for connection in self.connections.borrow().iter() {
-            connection.abort();
+            connection.part();
         }
     }
 }

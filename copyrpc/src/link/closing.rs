@@ -57,11 +57,11 @@ impl<U> Link<U> {
             && !self.tx.has_unposted()
     }
 
-    /// Silence of the peer means something (K1): it owes answers, or its mark.
+    /// Silence of the peer means something (K1): it owes answers, or its mark, or has not taken messages.
     #[must_use]
     #[inline]
     pub fn is_watching(&self) -> bool {
-        self.calls.unanswered() > 0 || (self.ending.is_some() && self.awaits_mark())
+        self.calls.unanswered() > 0 || self.tx.has_untaken_messages() || (self.ending.is_some() && self.awaits_mark())
     }
 
     /// The flush of an end that takes no more calls.

@@ -25,6 +25,10 @@ pub struct LinkConfig {
     pub keepalive_ns: u64,
     /// With calls outstanding and no news for this long, a peer that lives is given up (K2).
     pub stall_ns: u64,
+    /// With nothing outstanding, so long after the last look the peer is READ to see that it is there; `u64::MAX` never (K4).
+    pub idle_keepalive_ns: u64,
+    /// With nothing outstanding for so long, the connection is ended; `u64::MAX` never (K5).
+    pub idle_timeout_ns: u64,
     /// Small batches under way before the next ones gather.
     pub window: Window,
 }

@@ -95,6 +95,12 @@ impl HeldRequests {
         self.room.get(self.place(number)).copied().filter(|request| request.internal_allowance != 0)
     }
 
+    /// The application has one that is not answered.
+    pub(super) const fn has_taken(&self) -> bool {
+        // The oldest is not answered, unless there is none.
+        self.oldest != self.untaken
+    }
+
     /// The request, which [`HeldRequests::get`] gave, is answered.
     #[inline(always)]
     pub(super) fn answer(&mut self, number: u64) {

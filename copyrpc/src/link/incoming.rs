@@ -6,8 +6,7 @@ use super::{Event, Link, Request};
 use crate::error::{CallFailure, CloseReason, ProtocolError};
 use crate::ring::Payload;
 use crate::wire::{
-    ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord, RESPONSE_FLAG, ReservedNotZero, Status, padded,
-    response_capacity,
+    ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord, RESPONSE_FLAG, Status, padded, response_capacity,
 };
 
 impl<U> Link<U> {
@@ -27,13 +26,17 @@ impl<U> Link<U> {
         if self.read_in_flight {
             return false;
         }
-        verdict == Verdict::Probe || (self.wants_read() && self.backoff.ends_at_this_poll(self.rx.batches_received()))
+        verdict == Verdict::Probe
+            || self.idle.probe_is_due
+            || (self.wants_read() && self.backoff.ends_at_this_poll(self.rx.batches_received()))
     }
 
     /// The READ has been posted; the next one waits for its completion.
     pub fn read_posted(&mut self) {
         self.stats.reads += 1;
-        self.stats.probes += u64::from(!self.wants_read());
+        self.read_is_probe = !self.wants_read();
+        self.stats.probes += u64::from(self.read_is_probe);
+        self.idle.probe_is_due = false;
         self.read_in_flight = true;
         self.note_last_read_posted();
         self.starved = false;
@@ -45,21 +48,24 @@ impl<U> Link<U> {
         if self.closed.is_some() {
             return;
         }
-        let PublishedRecord { words, heartbeat } = match PublishedRecord::decode(record) {
-            Ok(record) => record,
-            Err(ReservedNotZero) => return self.close(ProtocolError::ReservedNotZero.into()),
-        };
-        if words == self.heard_by_read && heartbeat == self.heard_heartbeat {
-            self.watch.vain_probe();
-            self.backoff.vain_read();
-        } else {
-            self.watch.news();
-            self.backoff.news();
-        }
+        let PublishedRecord { words, heartbeat, batches_taken } = PublishedRecord::decode(record);
+        let mut is_news = words != self.heard_by_read || heartbeat != self.heard_heartbeat;
         self.heard_heartbeat = heartbeat;
         match self.hear(words, self.heard_by_read) {
-            Ok(()) => self.heard_by_read = words,
+            Ok(()) => {
+                self.heard_by_read = words;
+                is_news |= self.tx.note_taken(batches_taken);
+            }
             Err(error) => self.close(error.into()),
+        }
+        if is_news {
+            self.watch.news();
+            self.backoff.news();
+        } else {
+            self.watch.vain_probe();
+            if !self.read_is_probe {
+                self.backoff.vain_read();
+            }
         }
         if self.ending.is_some() {
             self.note_read_done();

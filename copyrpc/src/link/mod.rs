@@ -6,8 +6,8 @@
 //! ([`next_event`](Link::next_event), [`expire`](Link::expire)). No output borrows the link, so a callback of the driver may call and reply.
 //!
 //! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers,
-//! `calls` the pending calls, `deadlines` their times, `watch` the time since the peer was heard, `window` the batches
-//! under way, `backoff` the READs, `closing` the graceful end. This file and `incoming` join them
+//! `calls` the pending calls, `deadlines` their times, `watch` the time since the peer was heard, `idle` the time since anything happened,
+//! `window` the batches under way, `backoff` the READs, `closing` the graceful end. This file and `incoming` join them
 //! and own every decision that needs two of them: this one what goes out, that one what comes in.
 //! Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
 
@@ -20,6 +20,7 @@ mod deadlines;
 #[cfg(test)]
 mod explore;
 mod held;
+mod idle;
 mod incoming;
 mod rx;
 mod tx;
@@ -35,6 +36,7 @@ pub use config::LinkConfig;
 pub use config::{Past, Traffic};
 use credit::{PeerCredit, Reservation};
 pub(crate) use deadlines::Deadlines;
+use idle::Idle;
 use rx::RecvRing;
 pub use tx::Emit;
 use tx::{Batch, SendRing};
@@ -109,12 +111,15 @@ pub struct Link<U> {
     /// Last words heard by READ. A channel of its own: it runs ahead of batches not yet polled.
     heard_by_read: FlowWords,
     read_in_flight: bool,
+    /// Nothing here waited for that READ but the clock.
+    read_is_probe: bool,
     /// A call was refused, or little space was left after a batch, or the window held something back that the peer's word releases; and
     /// nothing was heard since, neither a batch nor a READ.
     starved: bool,
     backoff: Backoff,
     window: WindowState,
     watch: Watch,
+    idle: Idle,
     /// In the published record: changes while this side owes the peer something (K3).
     heartbeat: u32,
     /// Last heartbeat heard by READ.
@@ -157,10 +162,12 @@ impl<U> Link<U> {
             heard_by_batch: heard,
             heard_by_read: heard,
             read_in_flight: false,
+            read_is_probe: false,
             starved: false,
             backoff: Backoff::new(received.batches),
             window: WindowState::new(config.window),
             watch: Watch::new(config.keepalive_ns, config.stall_ns),
+            idle: Idle::new(config.idle_keepalive_ns, config.idle_timeout_ns),
             heartbeat,
             heard_heartbeat: heartbeat,
             stats: Stats::default(),
@@ -465,6 +472,25 @@ impl<U> Link<U> {
     #[must_use]
     pub fn unanswered_requests(&self) -> usize {
         self.calls.unanswered()
+    }
+
+    /// Receive completions taken since the connection was made, modulo 2^32, for the published record (K2).
+    #[must_use]
+    #[inline]
+    pub const fn batches_taken(&self) -> u32 {
+        self.rx.batches_received() as u32
+    }
+
+    /// The application has requests that it has not answered.
+    pub(crate) const fn has_taken_requests(&self) -> bool {
+        self.rx.requests.has_taken()
+    }
+
+    /// A request of a connection that has ended is with the application no more.
+    pub(crate) fn let_go(&mut self, request: &Request) {
+        if self.closed.is_some() && self.rx.requests.get(request.number).is_some() {
+            self.rx.requests.answer(request.number);
+        }
     }
 
     /// Either side waits for the other, so [`Link::beat`] and [`Link::poll_read`] must be called every few milliseconds.

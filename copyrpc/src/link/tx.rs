@@ -104,6 +104,8 @@ pub(super) struct SendRing {
     batches_sent: u64,
     /// Batches the peer took, as far as known here; lags (F1).
     batches_received: u64,
+    /// Batches the peer's process took, as far as READs told; lags, and is no more than a hint of the peer's (K2).
+    batches_taken: u64,
     /// Batches the peer lets us have sent and not received (B1).
     batch_limit: u64,
     /// Number of the last metadata-only batch, counted as `batches_sent`.
@@ -125,6 +127,7 @@ impl SendRing {
             opening: METADATA_SPAN,
             batches_sent: batches,
             batches_received: batches,
+            batches_taken: batches,
             batch_limit: batch_limit as u64,
             last_metadata_only: 0,
             is_closing: false,
@@ -188,6 +191,25 @@ impl SendRing {
     #[inline]
     pub(super) const fn metadata_only_in_flight(&self) -> bool {
         self.last_metadata_only > self.batches_received
+    }
+
+    /// Messages were posted that the peer's process has not taken, as far as known here. A batch without any may wait for as long as it likes.
+    #[inline]
+    pub(super) fn has_untaken_messages(&self) -> bool {
+        let taken = self.batches_taken.max(self.batches_received);
+        taken + u64::from(self.last_metadata_only == self.batches_sent) < self.batches_sent
+    }
+
+    /// The peer told that its process took so many batches, modulo 2^32. Whether they are more than before. A number that cannot be true says
+    /// nothing.
+    pub(super) fn note_taken(&mut self, batches: u32) -> bool {
+        let untaken = u64::from((self.batches_sent as u32).wrapping_sub(batches));
+        let taken = self.batches_sent.saturating_sub(untaken);
+        let is_more = taken > self.batches_taken && untaken <= self.batches_sent - self.batches_received;
+        if is_more {
+            self.batches_taken = taken;
+        }
+        is_more
     }
 
     /// Where a message of `message` padded bytes would go. The check is strict, so no data batch

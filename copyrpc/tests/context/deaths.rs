@@ -35,10 +35,12 @@ fn a_context_may_move_and_when_it_is_dropped_both_ends_know() {
 
 /// With nothing left to post, only the keep-alive READ can notice.
 fn notice_a_silent_death(step: impl Fn(&Pair)) {
-    let mut pair = Pair::new(|builder| builder, &EndpointConfig { keepalive: Duration::from_millis(1), ..small() });
+    let pair = Pair::new(|builder| builder, &EndpointConfig { keepalive: Duration::from_millis(1), ..small() });
     pair.to_server.call(b"never answered", 1, 10).unwrap();
     let held = pair.receive(1);
-    pair.server = pair.net.context();
+    // An abort tells the peer nothing, as a death.
+    pair.to_client.abort();
+    pair.server.poll_quietly();
     drop(held);
     step_until(|| !pair.ended.borrow().is_empty(), || step(&pair));
     assert!(matches!(pair.ended.take()[..], [(1, Err(CallFailure::Closed(CloseReason::Disconnected)))]));
@@ -106,10 +108,10 @@ fn peers_that_die_with_everything_in_flight_overrun_no_completion_queue() {
     let (client, server, doomed) = (net.build(|builder| builder.srq_size(48).cq_size(64)), net.context(), net.context());
     let mine = EndpointConfig { batches_in_flight: 1, ..small() };
     let to = |peer: &copyrpc::Context<u64>| {
-        crate::support::connect(client.create_endpoint(&mine).unwrap(), peer.create_endpoint(&small()).unwrap()).0
+        crate::support::connect(client.create_endpoint(&mine).unwrap(), peer.create_endpoint(&small()).unwrap())
     };
-    let alive = to(&server);
-    let dead: Vec<_> = (0..6).map(|_| to(&doomed)).collect();
+    let (alive, _peer) = to(&server);
+    let (dead, _peers): (Vec<_>, Vec<_>) = (0..6).map(|_| to(&doomed)).unzip();
     drop(doomed);
     let mut taken = 0;
     for _ in 0..32 {
@@ -136,4 +138,95 @@ fn peers_that_die_with_everything_in_flight_overrun_no_completion_queue() {
         step_until(|| answered.get() == call, poll);
     }
     assert_eq!((failed.get(), answered.get()), (taken, 1_000));
+}
+
+/// Nothing is outstanding, and nobody says anything: the peer is READ now and then.
+#[test]
+fn an_idle_peer_that_dies_is_noticed_and_one_that_lives_is_kept() {
+    let interval = Duration::from_millis(1);
+    let pair = Pair::new(|builder| builder, &EndpointConfig { idle_keepalive: Some(interval), ..small() });
+    let (other, _other_peer) = join(&pair.client, &pair.server, &EndpointConfig { idle_keepalive: None, ..small() });
+    pair.to_server.call(b"", 1, 0).unwrap();
+    other.call(b"", 2, 0).unwrap();
+    assert_eq!(pair.finish(2).len(), 2);
+    let reads = pair.to_server.stats().reads;
+    step_until(|| pair.to_server.stats().reads >= reads + 3, || pair.poll());
+    assert_eq!((pair.to_server.closed(), pair.client.endpoints()), (None, 2));
+    pair.to_client.abort();
+    step_until(|| pair.to_server.closed().is_some(), || pair.poll());
+    assert_eq!((pair.to_server.closed(), pair.client.endpoints()), (Some(CloseReason::Disconnected), 1));
+    assert_eq!((other.closed(), other.stats().reads), (None, 0), "switched off");
+}
+
+#[test]
+fn an_endpoint_that_is_idle_for_too_long_closes() {
+    let timeout = Duration::from_millis(1);
+    let pair = Pair::new(|builder| builder, &EndpointConfig { idle_timeout: Some(timeout), idle_keepalive: None, ..small() });
+    let is_over = || [&pair.to_server, &pair.to_client].iter().all(|endpoint| endpoint.closed().is_some());
+    step_until(is_over, || pair.poll());
+    let reasons = [&pair.to_server, &pair.to_client].map(|endpoint| endpoint.closed().unwrap());
+    assert!(reasons.contains(&CloseReason::IdleTimeout), "{reasons:?}");
+    assert!(reasons.iter().all(|reason| matches!(reason, CloseReason::IdleTimeout | CloseReason::ClosedByPeer)), "{reasons:?}");
+}
+
+/// Of both ends of the connection nothing is left, though the application keeps the handle.
+#[test]
+fn an_end_gives_everything_back_while_its_endpoint_is_kept() {
+    let net = Net::new();
+    let (client, server) = (net.context(), net.build(|builder| builder.srq_size(48)));
+    let (to_server, to_client) = join(&client, &server, &small());
+    to_server.call(b"held", 1, 8).unwrap();
+    let held = RefCell::new(None);
+    step_until(
+        || held.borrow().is_some(),
+        || {
+            client.poll_quietly();
+            server.poll_quietly();
+            held.replace(server.recv());
+        },
+    );
+    to_client.abort();
+    server.poll_quietly();
+    assert_eq!(server.endpoints(), 0);
+    let _next = server.create_endpoint(&small()).unwrap();
+    assert_eq!(held.take().unwrap().data().to_vec(), b"held", "the bytes of a request that the application has stay");
+    assert_eq!(to_client.closed(), Some(CloseReason::ClosedHere));
+}
+
+/// A handle taken from a request is one; so is a clone.
+#[test]
+fn the_last_handle_of_an_endpoint_closes_it_when_all_is_answered() {
+    let mut pair = Pair::small();
+    let (to_server, clone) = (pair.to_server.clone(), pair.to_server.clone());
+    // The one in the pair goes to another connection.
+    let (spare, _spare_peer) = join(&pair.client, &pair.server, &small());
+    pair.to_server = spare;
+    to_server.call(b"held", 1, 8).unwrap();
+    let mut held = pair.receive(1);
+    drop(held[0].endpoint());
+    drop(to_server);
+    crate::support::step_a_while(|| pair.poll());
+    assert_eq!((pair.to_client.closed(), pair.ended.borrow().len()), (None, 0));
+    assert!(pair.to_client.call(b"", 9, 0).is_ok(), "it is not closing");
+    drop(clone);
+    step_until(|| pair.to_client.call(b"", 9, 0).is_err(), || pair.poll());
+    assert_eq!((pair.to_client.closed(), pair.client.endpoints()), (None, 2), "a reply is owed");
+    held.remove(0).reply(b"answer").unwrap();
+    step_until(|| pair.to_client.closed().is_some() && pair.client.endpoints() == 1, || pair.poll());
+    assert_eq!(pair.to_client.closed(), Some(CloseReason::ClosedByPeer));
+    assert!(pair.ended.borrow().contains(&(1, Ok(b"answer".to_vec()))));
+}
+
+/// Its peer polls and hears of it, with nothing outstanding and without a probe.
+#[test]
+fn a_context_that_is_dropped_says_so() {
+    let mut pair = Pair::new(|builder| builder, &EndpointConfig { idle_keepalive: None, ..small() });
+    pair.to_server.call(b"", 1, 0).unwrap();
+    assert_eq!(pair.finish(1).len(), 1);
+    let _kept = pair.to_client.clone();
+    pair.server = pair.net.context();
+    if crate::support::mode() == crate::support::Mode::Immediate {
+        step_until(|| pair.to_server.closed().is_some(), || pair.poll());
+        assert_eq!(pair.to_server.closed(), Some(CloseReason::ClosedByPeer));
+    }
 }

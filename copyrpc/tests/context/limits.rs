@@ -1,8 +1,8 @@
 //! What cannot be is refused, with the legal range and what to do, and changes nothing.
 
 use copyrpc::{
-    CallError, CallFailure, ConnectFailure, ContextBuilder, CreateEndpointError, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeError,
-    ExchangeRecord,
+    CallError, CallFailure, ConnectFailure, ContextBuilder, CreateEndpointError, DEFAULT_ENDPOINTS, EXCHANGE_RECORD_SIZE, EndpointConfig,
+    ExchangeError, ExchangeRecord, Window,
 };
 
 use mlx5::DeviceKind;
@@ -16,7 +16,10 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
     let config = EndpointConfig { batches_in_flight: 50, ..small() };
     let first = context.create_endpoint(&config).unwrap();
     match context.create_endpoint(&config) {
-        Err(CreateEndpointError::SrqTooSmall { wanted: 50, needed: 150, depth }) => assert!((100..150).contains(&depth)),
+        Err(error @ CreateEndpointError::SrqTooSmall { wanted: 50, needed: 150, depth, endpoints: 1 }) => {
+            assert!((100..150).contains(&depth));
+            assert!(error.to_string().ends_with("ContextBuilder::endpoints of more than 1, or with srq_size(150)"), "{error}");
+        }
         other => panic!("{other:?}"),
     }
     drop(first);
@@ -27,11 +30,31 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
     let few = net.build(|builder| builder.srq_size(63).cq_size(64));
     let config = EndpointConfig { batches_in_flight: 14, ..small() };
     let (first, _second) = (few.create_endpoint(&config).unwrap(), few.create_endpoint(&config).unwrap());
-    assert!(matches!(few.create_endpoint(&config), Err(CreateEndpointError::CqTooSmall { needed: 66, entries: 64 })));
+    assert!(matches!(few.create_endpoint(&config), Err(CreateEndpointError::CqTooSmall { needed: 66, entries: 64, endpoints: 2 })));
     let _shallow = few.create_endpoint(&EndpointConfig { max_send_wr: Some(16), ..config.clone() }).unwrap();
     drop(first);
     let _again = few.create_endpoint(&config).unwrap();
-    assert!(ContextBuilder::new(net.spec()).srq_size(100).cq_size(8).build::<u64>().is_err());
+    let error = ContextBuilder::new(net.spec()).srq_size(100).cq_size(8).build::<u64>().unwrap_err();
+    assert!(error.to_string().contains("leave cq_size out"), "{error}");
+}
+
+/// One number sizes all queues; the default does, and the size of the SRQ alone.
+#[test]
+fn a_context_has_room_for_the_endpoints_it_was_built_for() {
+    let net = Net::new();
+    let config = EndpointConfig { raw_operations: EndpointConfig::default().raw_operations, ..small() };
+    let wide = EndpointConfig { batches_in_flight: 96, window: Window::Completion { batches: 3, exempt_bytes: 1024 }, ..config.clone() };
+    let contexts = [
+        (net.build(|builder| builder), DEFAULT_ENDPOINTS, &config),
+        (net.build(|builder| builder.endpoints(1)), 1, &config),
+        (net.build(|builder| builder.endpoints(300)), 300, &config),
+        (net.build(|builder| builder.endpoints_with(40, &wide)), 40, &wide),
+        (net.build(|builder| builder.srq_size(9_600)), 200, &config),
+    ];
+    for (context, count, config) in contexts {
+        let endpoints: Vec<_> = (0..count).map(|_| context.create_endpoint(config).unwrap()).collect();
+        assert_eq!(endpoints.len(), count as usize);
+    }
 }
 
 #[test]

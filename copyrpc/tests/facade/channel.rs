@@ -21,7 +21,7 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
     let far_builder = builder(&fabric);
     let peer = std::thread::spawn(move || {
         let far: Context<()> = far_builder.build().unwrap();
-        far.create_endpoint(&small()).unwrap().connect_over(&theirs).unwrap();
+        let _endpoint = far.create_endpoint(&small()).unwrap().connect_over(&theirs).unwrap();
         let data = next_request(&far).data().to_vec();
         // Nothing of the stream was taken but the record and the byte behind it.
         theirs.write_all(b"z").unwrap();

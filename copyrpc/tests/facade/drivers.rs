@@ -48,6 +48,9 @@ fn everything_awaited_ends_when_the_context_is_dropped_or_the_peer_is_gone() {
             // Those that waited for room go one after the other.
             step_until(|| turn(expected) == (100 - taken, taken, Some(expected)));
         } else {
+            // A context that is dropped would say so.
+            peer.endpoint().abort();
+            far.poll().unwrap();
             drop((far, peer));
             step_until(|| {
                 near.poll().unwrap();
@@ -113,7 +116,7 @@ fn futures_on_both_sides_of_sleeping_threads_wake_for_every_message() {
         let context = AsyncContext::new(server_builder.build().unwrap());
         let pending = context.create_endpoint(&small()).unwrap();
         to_client.send(pending.local_info().encode()).unwrap();
-        pending.connect(&ExchangeRecord::decode(&record).unwrap()).unwrap();
+        let _endpoint = pending.connect(&ExchangeRecord::decode(&record).unwrap()).unwrap();
         let left = Cell::new(rounds as usize);
         let (mut task, mut polls) = (Task::new(echo(&context, &left)), 0);
         while task.turn().is_none() {

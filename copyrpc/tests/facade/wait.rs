@@ -97,7 +97,9 @@ fn sleepers_on_both_sides_wake_for_every_message_and_an_idle_server_for_nothing(
     watchdog();
     let fabric = LocalFabric::new();
     let client: Context<u64> = builder(&fabric).build().unwrap();
-    let (server, endpoint) = Server::start(builder(&fabric), &client, &small());
+    // A probe of an idle peer wakes as well.
+    let config = EndpointConfig { idle_keepalive: None, ..small() };
+    let (server, endpoint) = Server::start(builder(&fabric), &client, &config);
     let mut polls = 0;
     for round in 0..rounds {
         stagger(round);

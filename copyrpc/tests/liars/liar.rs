@@ -116,6 +116,8 @@ impl Liar {
             recv_start: 0,
             keepalive_ns: u64::MAX,
             stall_ns: u64::MAX,
+            idle_keepalive_ns: u64::MAX,
+            idle_timeout_ns: u64::MAX,
             window: Window::Off,
         };
         let words = FlowWords { consumer_pos: 0, credit: RING / 4, batches_received: 0 };
@@ -124,7 +126,7 @@ impl Liar {
             link: Link::new(view(&home.send), view(&home.recv), &config).unwrap(),
             peer: *peer,
             held: Vec::new(),
-            record: PublishedRecord { words, heartbeat: 0 },
+            record: PublishedRecord { words, heartbeat: 0, batches_taken: 0 },
             sent: Vec::new(),
             lies: [0, 5, 30, 100][rng.usize(..4)],
         };
@@ -218,6 +220,7 @@ impl Liar {
             self.record.words = words;
         }
         self.record.heartbeat = self.link.beat().unwrap_or(self.record.heartbeat);
+        self.record.batches_taken = self.link.batches_taken();
         self.publish(home);
     }
 

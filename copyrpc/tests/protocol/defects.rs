@@ -23,6 +23,8 @@ pub(crate) fn config() -> LinkConfig {
         recv_start: 0,
         keepalive_ns: 1_000,
         stall_ns: u64::MAX,
+        idle_keepalive_ns: u64::MAX,
+        idle_timeout_ns: u64::MAX,
         window: Window::Off,
     }
 }
@@ -42,6 +44,8 @@ pub(crate) fn pair_of(size: RingSize, first: &LinkConfig) -> [End; 2] {
         recv_start: first.send_start,
         keepalive_ns: first.keepalive_ns,
         stall_ns: first.stall_ns,
+        idle_keepalive_ns: first.idle_keepalive_ns,
+        idle_timeout_ns: first.idle_timeout_ns,
         window: first.window,
     };
     [End::new(size, first), End::new(size, &second)]

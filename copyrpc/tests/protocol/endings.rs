@@ -188,3 +188,99 @@ fn a_ring_without_calls_is_never_watched() {
     assert_eq!(gives_up_after(&mut ends, |_, _| ()), None);
     assert_eq!(ends[0].link.stats().reads, 0);
 }
+
+/// Side 0 has answered and waits for nothing: what it sent must be taken.
+fn pair_with_a_reply() -> [End; 2] {
+    let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
+    call(&mut ends[1], 5);
+    assert!(ends[1].flush(|| true).is_ok());
+    while execute(&mut ends, 1) {}
+    ends[0].poll(usize::MAX, 1, |_, _| ());
+    assert_eq!(answer_all(&mut ends[0]), 1);
+    ends
+}
+
+#[test]
+fn a_peer_that_does_not_take_its_replies_is_given_up() {
+    let at_ns = gives_up_after(&mut pair_with_a_reply(), |_, _| ()).unwrap();
+    assert!((STALL_NS..STALL_NS + 5_000).contains(&at_ns), "{at_ns}");
+}
+
+/// It polled once and never again: nothing more of its record changes.
+#[test]
+fn a_peer_that_took_its_replies_is_kept_though_it_does_nothing_more() {
+    let mut ends = pair_with_a_reply();
+    let take_once = |end: &mut End, now_ns| {
+        if now_ns == STALL_NS / 2 {
+            assert_eq!(end.poll(usize::MAX, 1, |_, _| ()), 1);
+        }
+    };
+    assert_eq!(gives_up_after(&mut ends, take_once), None);
+    let probes = ends[0].link.stats().probes;
+    assert!((1..=STALL_NS / 2_000 + 2).contains(&probes), "nothing to watch since: {probes} probes");
+}
+
+/// Its application is busy elsewhere, and owes nothing.
+#[test]
+fn a_peer_may_leave_a_batch_without_messages_where_it_is() {
+    let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
+    while ends[0].link.call(&[], 5, 212).is_ok() {}
+    rounds_without_read(&mut ends, 1);
+    assert!(answer_all(&mut ends[1]) > 0);
+    rounds_without_read(&mut ends, 1);
+    // The replies are taken, and that they are is told in a batch of its own (L4).
+    ends[0].poll(usize::MAX, 1, |_, _| ());
+    assert!(ends[0].flush(|| true).is_ok());
+    while execute(&mut ends, 0) {}
+    assert_eq!((ends[0].link.unanswered_requests(), ends[0].link.stats().metadata_only), (0, 1));
+    assert_eq!(gives_up_after(&mut ends, |_, _| ()), None);
+}
+
+const IDLE_NS: u64 = 10_000;
+
+/// Looks at an idle end as often as it asks for; the READs and when it closed.
+fn look_idle_until(ends: &mut [End; 2], end_ns: u64) -> (Vec<u64>, Option<u64>) {
+    let (mut reads, mut now_ns) = (Vec::new(), 0);
+    loop {
+        ends[0].link.look_idle(now_ns);
+        if ends[0].read_if_wanted(now_ns) {
+            reads.push(now_ns);
+            while execute(ends, 0) {}
+            ends[0].take_send_completions();
+        }
+        if ends[0].link.is_closing() {
+            return (reads, Some(now_ns));
+        }
+        match ends[0].link.next_idle_look(now_ns) {
+            Some(next_ns) if next_ns < end_ns => now_ns = next_ns,
+            _ => return (reads, None),
+        }
+    }
+}
+
+#[test]
+fn an_idle_peer_is_read_once_per_interval_if_it_is_known_to_be_there() {
+    let idle = LinkConfig { idle_keepalive_ns: IDLE_NS, ..config() };
+    let mut ends = pair(&idle);
+    assert_eq!(look_idle_until(&mut ends, 5 * IDLE_NS), (Vec::new(), None), "it may not be connected");
+    let mut ends = pair(&idle);
+    ends[0].link.note_peer_connected();
+    let every = |from: u64| (from..5).map(|interval| interval * IDLE_NS).collect::<Vec<_>>();
+    assert_eq!(look_idle_until(&mut ends, 5 * IDLE_NS), (every(1), None));
+    let mut ends = pair(&config());
+    ends[0].link.note_peer_connected();
+    assert_eq!(ends[0].link.next_idle_look(0), None, "switched off");
+}
+
+#[test]
+fn an_end_is_closed_when_nothing_happened_for_the_idle_timeout_and_not_while_something_is_outstanding() {
+    let idle = LinkConfig { idle_timeout_ns: 7 * IDLE_NS, ..config() };
+    for idle_keepalive_ns in [IDLE_NS, u64::MAX] {
+        let mut ends = pair(&LinkConfig { idle_keepalive_ns, ..idle });
+        assert_eq!(look_idle_until(&mut ends, 100 * IDLE_NS).1, Some(7 * IDLE_NS));
+        let mut ends = pair(&LinkConfig { idle_keepalive_ns, ..idle });
+        call(&mut ends[1], 5);
+        rounds_without_read(&mut ends, 2);
+        assert_eq!(look_idle_until(&mut ends, 100 * IDLE_NS).1, None, "a request is held");
+    }
+}

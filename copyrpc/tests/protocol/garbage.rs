@@ -104,6 +104,8 @@ fn side(rings: &Rings, side: usize, starts: [u64; 2], batches: u32, window: Wind
         recv_start: starts[1 - side],
         keepalive_ns: 1_000,
         stall_ns: u64::MAX,
+        idle_keepalive_ns: u64::MAX,
+        idle_timeout_ns: u64::MAX,
         window,
     };
     Side {
@@ -114,6 +116,7 @@ fn side(rings: &Rings, side: usize, starts: [u64; 2], batches: u32, window: Wind
         record: PublishedRecord {
             words: FlowWords { consumer_pos: config.recv_start, credit: config.local_credit, batches_received: 0 },
             heartbeat: 0,
+            batches_taken: 0,
         },
         arrived: VecDeque::new(),
         is_read_posted: false,

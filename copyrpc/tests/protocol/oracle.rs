@@ -142,6 +142,8 @@ impl World {
                 recv_start: starts[1 - side],
                 keepalive_ns: u64::MAX,
                 stall_ns: u64::MAX,
+                idle_keepalive_ns: u64::MAX,
+                idle_timeout_ns: u64::MAX,
                 window: windows[side],
             };
             let past = Past {

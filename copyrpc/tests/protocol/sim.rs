@@ -122,6 +122,7 @@ impl End {
                 batches_received: past.received.batches,
             },
             heartbeat: past.heartbeat,
+            batches_taken: past.received.batches as u32,
         };
         let srq_depth = (config.local_batches * 3).div_ceil(2);
         Self {
@@ -205,6 +206,7 @@ impl End {
             let announced = burst.min(max - taken).min(self.recv_cq.len());
             for imm in self.recv_cq.drain(..announced) {
                 self.link.on_imm(imm);
+                self.record.batches_taken = self.link.batches_taken();
             }
             while let Some(event) = self.link.next_event() {
                 match event {

@@ -41,6 +41,8 @@ impl Victim {
             recv_start: 0,
             keepalive_ns: 0,
             stall_ns: u64::MAX,
+            idle_keepalive_ns: u64::MAX,
+            idle_timeout_ns: u64::MAX,
             window: Window::Off,
         };
         let mut link = Link::new(send.view(size), recv_view, &config).unwrap();
@@ -272,11 +274,8 @@ fn positions_credit_and_counts_that_cannot_be_true_are_refused_in_batches() {
 
 #[test]
 fn positions_credit_and_counts_that_cannot_be_true_are_refused_in_reads() {
-    let mut records: Vec<_> = impossible_words().into_iter().map(|words| PublishedRecord { words, heartbeat: 7 }.encode()).collect();
-    let mut reserved = PublishedRecord { words: Victim::new().words, heartbeat: 7 }.encode();
-    reserved[23] = 1;
-    records.push(reserved);
-    for record in records {
+    for words in impossible_words() {
+        let record = PublishedRecord { words, heartbeat: 7, batches_taken: 0 }.encode();
         let mut victim = Victim::new();
         victim.link.read_posted();
         victim.link.on_read_done(&record);
@@ -290,7 +289,7 @@ fn words_that_go_backwards_are_refused_but_a_batch_older_than_a_read_is_not() {
     let mut victim = Victim::new();
     let newer = FlowWords { consumer_pos: 96, credit: C / 4 + 32, batches_received: 1 };
     let older = victim.words;
-    let record = PublishedRecord { words: newer, heartbeat: 0 };
+    let record = PublishedRecord { words: newer, heartbeat: 0, batches_taken: 1 };
     victim.link.read_posted();
     victim.link.on_read_done(&record.encode());
     victim.deliver(&batch(older, 0, &[]), 32);

@@ -17,6 +17,7 @@ impl SendRing {
             opening: _,
             batches_sent,
             batches_received,
+            batches_taken: _,
             batch_limit: _,
             last_metadata_only,
             is_closing: _,

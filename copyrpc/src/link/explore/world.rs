@@ -140,6 +140,8 @@ impl World {
                 recv_start: starts[1 - side],
                 keepalive_ns: u64::MAX,
                 stall_ns: u64::MAX,
+                idle_keepalive_ns: u64::MAX,
+                idle_timeout_ns: u64::MAX,
                 window: Window::Off,
             };
             Link::new(leak_ring(setup.ring), leak_ring(setup.ring), &config).unwrap()
@@ -296,7 +298,7 @@ impl World {
 
     fn take_read(&mut self, side: usize) -> Step {
         let Read::Executed(words) = self.reads[side] else { return Step::Disabled };
-        let record = PublishedRecord { words, heartbeat: 0 };
+        let record = PublishedRecord { words, heartbeat: 0, batches_taken: words.batches_received as u32 };
         self.links[side].on_read_done(&record.encode());
         self.reads[side] = Read::None;
         Step::Done
