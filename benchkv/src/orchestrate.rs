@@ -201,6 +201,8 @@ pub fn run_rank<B: Backend>(
         (Err(RankError::Exchange(ExchangeError::GivenUp)), Some(failure)) | (Ok(_), Some(failure @ RankError::Panicked { .. })) => {
             Err(failure)
         }
+        // The other rank may have noticed what failed here, and its end have come first.
+        (Err(news), Some(failure)) if news.follows() && !failure.follows() => Err(failure),
         // Other failures after the last barrier come from peers that have already left.
         (outcome, _) => outcome,
     }
