@@ -126,7 +126,8 @@ fn launch(cli: Cli) -> ExitCode {
         Ok(options) => options,
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };
-    let checked = check_output(&options).and_then(|()| check_library(&options)).and_then(|()| sweep(&options));
+    let checked =
+        check_output(&options).and_then(|()| check_library(&options)).and_then(|()| check_device(&options)).and_then(|()| sweep(&options));
     if let Err(error) = checked {
         return fail(EXIT_OPTIONS, &error);
     }
@@ -161,6 +162,13 @@ fn check_library(options: &Options) -> Result<(), String> {
         Transport::UcxAm => benchkv::ucx::load().map(drop).map_err(|error| error.to_string()),
         Transport::Copyrpc | Transport::RcSend => Ok(()),
     }
+}
+
+/// Whether the device that ranks will open is there.
+fn check_device(options: &Options) -> Result<(), String> {
+    let is_opened = options.workload.ranks > 1 && options.backend.transport() != Transport::UcxAm;
+    let checked = if is_opened { options.device.check() } else { Ok(()) };
+    checked.map_err(|error| format!("--device {}: {error}", options.device))
 }
 
 /// What a killed job left behind is removed here, by the next one on the host.

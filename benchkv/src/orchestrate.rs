@@ -76,6 +76,8 @@ pub enum RankError {
         pid: u32,
         /// What it said, or how it ended.
         how: String,
+        /// Whether it says that it ended because another rank did.
+        follows: bool,
     },
     /// The process of a client could not be started.
     #[error("the process of client {client} could not be started: {source}")]
@@ -125,7 +127,7 @@ impl RankError {
     /// Whether the rank ended because another did, which is then the cause to name.
     #[must_use]
     pub const fn follows(&self) -> bool {
-        matches!(self, Self::Exchange(_) | Self::Backend(BackendError::PeerGone { .. }))
+        matches!(self, Self::Exchange(_) | Self::Backend(BackendError::PeerGone { .. }) | Self::ClientProcess { follows: true, .. })
     }
 }
 
@@ -199,6 +201,8 @@ pub fn run_rank<B: Backend>(
         (Err(RankError::Exchange(ExchangeError::GivenUp)), Some(failure)) | (Ok(_), Some(failure @ RankError::Panicked { .. })) => {
             Err(failure)
         }
+        // The other rank may have noticed what failed here, and its end have come first.
+        (Err(news), Some(failure)) if news.follows() && !failure.follows() => Err(failure),
         // Other failures after the last barrier come from peers that have already left.
         (outcome, _) => outcome,
     }

@@ -4,7 +4,7 @@ mod soft;
 
 use std::path::Path;
 
-use mlx5::verbs::VerbsOptions;
+use mlx5::verbs::{self, VerbsError, VerbsOptions};
 use mlx5::{DeviceSpec, FabricSpec, SoftOptions};
 pub use soft::SoftDevice;
 
@@ -83,6 +83,17 @@ impl DeviceChoice {
     #[must_use]
     pub const fn is_soft(&self) -> bool {
         matches!(self, Self::Auto | Self::Soft(_))
+    }
+
+    /// Finds out before a long run whether the device is there. Opens nothing; the software device always is.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn check(&self) -> Result<(), VerbsError> {
+        match self.spec(None) {
+            DeviceSpec::Verbs(options) => verbs::find(&options),
+            _ => Ok(()),
+        }
     }
 
     /// The device to open. Software devices meet in `shm_dir`; `None` is the directory of this user.

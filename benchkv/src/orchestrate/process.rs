@@ -53,6 +53,20 @@ pub(super) enum ClientNews {
     Done(Box<ClientReport>),
 }
 
+/// Why a client process ended before its time.
+#[derive(Debug, Serialize, Deserialize)]
+struct Failure {
+    how: String,
+    /// See [`RankError::follows`].
+    follows: bool,
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self { how: error.to_string(), follows: false }
+    }
+}
+
 /// A rank's end.
 pub(super) struct ClientProcess {
     helper: Helper,
@@ -71,8 +85,9 @@ impl ClientProcess {
         Ok(process)
     }
 
-    fn failed(&self, how: impl ToString) -> RankError {
-        RankError::ClientProcess { client: self.client, pid: self.helper.pid(), how: how.to_string() }
+    fn failed(&self, how: impl Into<Failure>) -> RankError {
+        let Failure { how, follows } = how.into();
+        RankError::ClientProcess { client: self.client, pid: self.helper.pid(), how, follows }
     }
 
     fn send(&mut self, message: &impl Serialize) -> Result<(), RankError> {
@@ -89,7 +104,7 @@ impl ClientProcess {
     pub(super) fn next_news(&mut self, is_over: &dyn Fn() -> bool) -> Result<ClientNews, RankError> {
         loop {
             if let Some(message) = self.helper.receive(LOOK_INTERVAL).map_err(|error| self.failed(error))? {
-                let said: Result<ClientNews, String> = serde_json::from_slice(&message).map_err(|error| self.failed(error))?;
+                let said: Result<ClientNews, Failure> = serde_json::from_slice(&message).map_err(|error| self.failed(error))?;
                 return said.map_err(|why| self.failed(why));
             }
             if is_over() {
@@ -118,28 +133,26 @@ pub fn serve(cli: Cli, mut owner: Owner) -> Result<(), HelperError> {
     }
 }
 
-fn say(owner: &mut Owner, news: &Result<ClientNews, String>) -> Result<(), HelperError> {
+fn say(owner: &mut Owner, news: &Result<ClientNews, Failure>) -> Result<(), HelperError> {
     owner.send(serde_json::to_vec(news).map_err(|error| HelperError::Protocol(error.to_string()))?)
 }
 
-fn work(cli: Cli, owner: &mut Owner) -> Result<ClientReport, String> {
-    fn text(error: impl ToString) -> String {
-        error.to_string()
-    }
-    let task: Task = serde_json::from_slice(&owner.receive().map_err(text)?).map_err(text)?;
+fn work(cli: Cli, owner: &mut Owner) -> Result<ClientReport, Failure> {
+    let task: Task = serde_json::from_slice(&owner.receive()?)?;
     let (token, bytes, pid, fd) = task.steering;
-    let steering = Steering::attach(&MemfdId { token, bytes, pid, fd }).map_err(text)?;
-    let options = Options::resolve_on(cli, &task.hosts, task.library).map_err(text)?;
-    let backend = Composed::for_clients(&options, task.rank, task.process).map_err(text)?;
+    let steering = Steering::attach(&MemfdId { token, bytes, pid, fd })?;
+    let options = Options::resolve_on(cli, &task.hosts, task.library)?;
+    let backend = Composed::for_clients(&options, task.rank, task.process)?;
     let seat = Seat { options: &options, backend: &backend, clock: Clock::detect(), rank: task.rank, steering: &steering };
     let connect = |paths: &mut <Composed as Backend>::Paths| {
         let lost = |error: HelperError| ExchangeError::Protocol(error.to_string());
         say(owner, &Ok(ClientNews::Open(paths.records()))).map_err(lost)?;
-        let records: Records = serde_json::from_slice(&owner.receive().map_err(lost)?).map_err(|e| ExchangeError::Protocol(text(e)))?;
+        let records: Records =
+            serde_json::from_slice(&owner.receive().map_err(lost)?).map_err(|e| ExchangeError::Protocol(e.to_string()))?;
         paths.connect(&records)?;
         say(owner, &Ok(ClientNews::Ready)).map_err(lost)?;
         Ok(true)
     };
-    let report = seat.run(task.client, connect).map_err(text)?;
+    let report = seat.run(task.client, connect).map_err(|error| Failure { how: error.to_string(), follows: error.follows() })?;
     Ok(ClientReport { process_rss_bytes: peak_rss_bytes(), ..report })
 }

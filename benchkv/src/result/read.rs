@@ -118,7 +118,7 @@ impl JobResult {
     fn contradiction(&self) -> Option<&'static str> {
         let parts = self.runs.iter().map(|run| &run.measured).chain(self.per_rank.iter().map(|rank| &rank.measured));
         let measured: Vec<&Measured> = parts.chain([&self.measured]).collect();
-        let ended = [self.completed, self.errors, self.lost].into_iter().fold(0, u64::saturating_add);
+        let ended = [self.completed, self.errors, self.lost, self.unfinished].into_iter().fold(0, u64::saturating_add);
         let is_share = |share: f64| (0.0..=1.0).contains(&share);
         let is_in_order = |of: &LatencySummary| [of.min, of.p50, of.p99, of.p999, of.max].is_sorted();
         let contradictions = [

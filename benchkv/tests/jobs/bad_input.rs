@@ -90,6 +90,12 @@ fn results_in_each_others_place_are_refused_before_the_run_by_whatever_names() {
     assert!(!files.path().join("new").exists());
 }
 
+/// Whatever is missing for it: the libraries, any device, or this one.
+#[test]
+fn a_hardware_device_that_is_missing_is_refused_before_the_run() {
+    refused(&["--device", "mlx5_99"], &["benchkv: --device mlx5_99: "]);
+}
+
 #[test]
 fn a_directory_that_is_missing_or_none_is_refused() {
     directory_refused(Path::new("/nonexistent"), &["does not exist"]);

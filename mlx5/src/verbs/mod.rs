@@ -133,6 +133,14 @@ impl fmt::Display for LinkLayer {
     }
 }
 
+/// Finds out whether there is a device as `options` name it. Opens none.
+///
+/// # Errors
+/// No libraries, no such device, or none of mlx5: as opening it would say.
+pub fn find(options: &VerbsOptions) -> Result<(), VerbsError> {
+    device::List::get(library::Api::get()?)?.candidates(options).map(drop)
+}
+
 /// The mlx5 devices of this machine, in libibverbs's order.
 ///
 /// # Errors
