@@ -21,7 +21,7 @@ use shm::lane::{LaneRx, LaneTx};
 use shm::pending::{Pending, Tag, Tagged};
 use shm::ready::{self, HotSet, ReadyWords};
 use shm::sleep::{self, Sleep, Sleeper, Watch, Word};
-use shm::sync::{AtomicU32, Ordering, light_barrier};
+use shm::sync::{AtomicU32, FIRST, Ordering, light_barrier};
 
 use crate::error::{CallError, CallFailed, ConfigError, ForeignToken};
 use crate::mesh::{Asked, CALL, Config, Mesh, Message, REJECTION, REPLY};
@@ -141,7 +141,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             let (to, from) = (mesh.lane(index, other)?, mesh.lane(other, index)?);
             // SAFETY: the slots live as long as the mesh, which this node keeps. Each lane gets one end of a kind: `network` makes one node
             // per index. All slots are empty. `publish` below has room by M2.
-            let (tx, rx) = unsafe { (LaneTx::new(to, capacity, 0), LaneRx::new(from, capacity, 0)) };
+            let (tx, rx) = unsafe { (LaneTx::new(to, capacity, FIRST.into()), LaneRx::new(from, capacity, FIRST.into())) };
             Some(Peer { tx, rx, ready: mesh.ready(other)?, in_flight: 0, gone: false })
         };
         let nodes = mesh.len();

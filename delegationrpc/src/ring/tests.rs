@@ -145,7 +145,7 @@ mod plain {
         let seed = 0x5eed_0001;
         let mut random = fastrand::Rng::with_seed(seed);
         for round in 0..2000 {
-            let (memory, mut cursor) = Memory::at(4, random.u64(..100));
+            let (memory, mut cursor) = Memory::at(4, ((LAP_MASK + 1) * 4).wrapping_add(random.u64(..100)).wrapping_sub(50));
             let ring = memory.ring();
             memory.head.store(random.u64(..), Ordering::Relaxed);
             memory.tail.store(random.u64(..), Ordering::Relaxed);
@@ -191,11 +191,13 @@ mod model {
     // SAFETY: as above.
     unsafe impl Send for Memory {}
 
+    /// A ring in its last lap, before the laps begin at 0 again.
     fn memory(depth: usize, requests: usize) -> loom::sync::Arc<Memory> {
+        let position = LAP_MASK * depth as u64;
         loom::sync::Arc::new(Memory {
-            head: AtomicU64::new(0),
-            tail: AtomicU64::new(0),
-            words: (0..depth).map(|_| AtomicU64::new(0)).collect(),
+            head: AtomicU64::new(position),
+            tail: AtomicU64::new(position),
+            words: (0..depth).map(|_| AtomicU64::new(free(LAP_MASK))).collect(),
             requests: (0..requests).map(|_| UnsafeCell::new(0)).collect(),
         })
     }
@@ -203,6 +205,12 @@ mod model {
     impl Memory {
         fn ring(&self) -> Ring<'_> {
             Ring::new(&self.head, &self.tail, &self.words)
+        }
+
+        /// The server's place, before it has taken anything.
+        fn cursor(&self) -> Cursor {
+            let position = self.tail.load(Ordering::Relaxed);
+            Cursor { next: position, released: position, quiet_polls: 0 }
         }
 
         fn call(&self, slot: usize) -> Result<(), Full> {
@@ -231,7 +239,7 @@ mod model {
                     loom::thread::spawn(move || memory.call(slot).unwrap())
                 })
                 .collect();
-            let mut cursor = Cursor::default();
+            let mut cursor = memory.cursor();
             let mut taken: Vec<usize> = memory.serve(&mut cursor).into_iter().collect();
             clients.into_iter().for_each(|c| c.join().unwrap());
             taken.extend(std::iter::from_fn(|| memory.serve(&mut cursor)));
@@ -307,7 +315,7 @@ mod model {
                 let shared = Counted::new([armed, ARMED], 2);
                 let calls = shared.clone();
                 let client = loom::thread::spawn(move || (0..2).for_each(|_| calls.call(0)));
-                let (mut set, mut cursor, mut taken) = (HotSet::new(2), Cursor::default(), 0);
+                let (mut set, mut cursor, mut taken) = (HotSet::new(2), shared.ring.cursor(), 0);
                 // A lane whose flag is down is one that the server polls.
                 set.mend(&&*shared, 0);
                 while taken < 2 {
@@ -331,7 +339,7 @@ mod model {
             shared.call(0);
             let calls = shared.clone();
             let client = loom::thread::spawn(move || calls.call(1));
-            let (mut set, mut cursor, mut taken) = (HotSet::new(2), Cursor::default(), 0);
+            let (mut set, mut cursor, mut taken) = (HotSet::new(2), shared.ring.cursor(), 0);
             while taken < 2 {
                 let now = set.pass(&mut shared.announced(&mut cursor), &mut &*shared, || 0);
                 taken += now;
@@ -360,7 +368,7 @@ mod model {
                     })
                 })
                 .collect();
-            let mut cursor = Cursor::default();
+            let mut cursor = memory.cursor();
             let mut taken = vec![];
             while taken.len() < 2 {
                 match memory.serve(&mut cursor) {

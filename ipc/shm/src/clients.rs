@@ -14,8 +14,9 @@
 use std::ptr::NonNull;
 
 use crate::lock::{ByteLock, LockError, LockFile};
+use crate::ready::ARMED;
 use crate::sleep::Sleep;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, FIRST, Ordering};
 
 /// Most clients of one server: delegationrpc has 12 bits for one.
 pub const CLIENTS_MAX: usize = 4096;
@@ -135,10 +136,18 @@ impl Seats {
         #[repr(C)]
         struct One(Head, Seat);
         let head = Head { departures: AtomicU64::new(0), sleep: Sleep::default() };
-        let (session, armed, pid) = (AtomicU64::new(0), AtomicU32::new(0), AtomicU32::new(0));
+        let (session, armed, pid) = (AtomicU64::new(word(FIRST, FREE)), AtomicU32::new(0), AtomicU32::new(0));
         let one = Box::leak(Box::new(One(head, Seat { session, armed, pid, sleep: Sleep::default() })));
         // SAFETY: leaked, and one behind the other, as both are whole lines.
         unsafe { Self::new(NonNull::from(one).cast(), 1) }
+    }
+
+    /// Makes the seats of a new region fit: all are free, and who calls first is to say so.
+    pub(crate) fn prepare(&self) {
+        for seat in (0..self.count).filter_map(|seat| self.seat(seat)) {
+            seat.session.store(word(FIRST, FREE), Ordering::Relaxed);
+            seat.armed.store(ARMED, Ordering::Relaxed);
+        }
     }
 
     fn head(&self) -> &Head {

@@ -292,9 +292,10 @@ mod tests {
         loom::model(|| {
             let slots: &'static mut [Slot<u64>] = Box::leak(slots(2));
             let base = NonNull::from(&mut *slots).cast();
-            let consumed = loom::sync::Arc::new(AtomicU64::new(0));
+            let first = u64::from(crate::sync::FIRST);
+            let consumed = loom::sync::Arc::new(AtomicU64::new(first));
             // SAFETY: one producer and one consumer over leaked slots.
-            let (mut tx, mut rx) = unsafe { (LaneTx::new(base, 2, 0), LaneRx::new(base, 2, 0)) };
+            let (mut tx, mut rx) = unsafe { (LaneTx::new(base, 2, first), LaneRx::new(base, 2, first)) };
             let c = consumed.clone();
             let producer = loom::thread::spawn(move || {
                 for i in 0..3u64 {

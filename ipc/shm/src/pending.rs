@@ -1,5 +1,7 @@
 //! Things that wait for an answer, found again by a tag that is good once.
 
+use crate::sync::FIRST;
+
 /// Most entries a [`Pending`] can have: a tag has 24 bits for the slot.
 pub const PENDING_MAX: usize = 1 << 24;
 
@@ -72,7 +74,10 @@ impl<T> Pending<T> {
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.min(PENDING_MAX) as u32;
-        Self { entries: (0..capacity).map(|_| Entry { generation: 1, value: None }).collect(), free: (0..capacity).rev().collect() }
+        Self {
+            entries: (0..capacity).map(|_| Entry { generation: FIRST.max(1), value: None }).collect(),
+            free: (0..capacity).rev().collect(),
+        }
     }
 
     /// Number of entries in use.

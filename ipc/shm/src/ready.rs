@@ -14,7 +14,7 @@
 
 use core::{fmt, ptr::NonNull};
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering, heavy_barrier, light_barrier};
+use crate::sync::{AtomicU32, AtomicU64, FIRST, Ordering, heavy_barrier, light_barrier};
 
 /// `armed`: the consumer polls the lane anyway.
 pub const HOT: u32 = 0;
@@ -191,7 +191,15 @@ impl HotSet {
     /// A set for lanes `0..lanes`, all cold. Allocates here and never again.
     #[must_use]
     pub fn new(lanes: usize) -> Self {
-        Self { hot: Vec::with_capacity(lanes), is_hot: vec![false; lanes], next: 0, next_look: 0, epoch: 0, epoch_start_ns: 0, passes: 0 }
+        Self {
+            hot: Vec::with_capacity(lanes),
+            is_hot: vec![false; lanes],
+            next: 0,
+            next_look: 0,
+            epoch: FIRST,
+            epoch_start_ns: 0,
+            passes: 0,
+        }
     }
 
     /// One bounded pass: takes up the lanes that `wakes` names, visits some hot lanes, and sometimes retires idle ones.

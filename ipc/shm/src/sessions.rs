@@ -173,7 +173,7 @@ fn ns_since(start: Instant) -> u64 {
 impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     /// Makes the seats of a new region fit: who calls first is to say so.
     pub fn prepare(seats: &Seats) {
-        (0..seats.count()).filter_map(|client| seats.armed(client)).for_each(|armed| armed.store(ARMED, Ordering::Relaxed));
+        seats.prepare();
     }
 
     /// No sessions yet.

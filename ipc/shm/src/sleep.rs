@@ -19,7 +19,7 @@ mod watches;
 
 use std::time::{Duration, Instant};
 
-use crate::sync::{AtomicU32, Ordering, heavy_barrier, light_barrier, yield_now};
+use crate::sync::{AtomicU32, FIRST, Ordering, heavy_barrier, light_barrier, yield_now};
 use futex::Known;
 pub use watches::{Due, Listener, Look};
 
@@ -48,7 +48,7 @@ const _: () = {
 
 impl Default for Sleep {
     fn default() -> Self {
-        Self { wakes: AtomicU32::new(0), sleeping: AtomicU32::new(0) }
+        Self { wakes: AtomicU32::new(FIRST), sleeping: AtomicU32::new(0) }
     }
 }
 
@@ -92,7 +92,7 @@ pub struct Bell {
 
 impl Default for Bell {
     fn default() -> Self {
-        Self { rings: AtomicU32::new(0) }
+        Self { rings: AtomicU32::new(FIRST) }
     }
 }
 

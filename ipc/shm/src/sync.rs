@@ -17,6 +17,10 @@ pub use loom::{
     thread::yield_now,
 };
 
+/// Where a counter of 32 bits begins that may come round to 0: with debug assertions and in models one step before its last value, so that every
+/// test goes past the end. For counters of one process, and for those in shared memory whose first value is read there.
+pub const FIRST: u32 = if cfg!(any(debug_assertions, loom)) { u32::MAX - 1 } else { 0 };
+
 #[cfg(loom)]
 pub use loom::cell::UnsafeCell;
 
