@@ -330,22 +330,17 @@ impl CqRing {
         if !solicited_only || self.session.count != 0 {
             return self.has_any();
         }
-        let (mut place, mut owner) = (self.head, self.owner);
-        for _ in 0..1u32 << self.log_entries {
+        for ahead in 0..self.entries.count() {
+            let counter = self.consumer.wrapping_add(ahead);
+            let place = self.entries.place(counter);
             // SAFETY: inside the buffer; the device writes this byte last, and only whole.
             let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
-            if !is_written(op_own, owner) {
+            if !is_written(op_own, self.entries.owner(counter)) {
                 return false;
             }
             let is_error = matches!(CqeOpcode::from_op_own(op_own), Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError));
             if is_error || is_solicited(op_own) || CqeFormat::from_op_own(op_own) == CqeFormat::Compressed {
                 return true;
-            }
-            if place == self.last {
-                (place, owner) = (self.first, owner ^ 1);
-            } else {
-                // SAFETY: there is an entry behind it.
-                place = unsafe { place.add(self.stride) };
             }
         }
         false
