@@ -128,10 +128,13 @@ impl CqRing {
     #[inline(always)]
     fn take_session<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
         let Session { count, next: from, wqe_counter, .. } = self.session;
-        // SAFETY: a CQE inside the buffer. While none of the session is handed out its entry is the driver's and as the device wrote it.
         // A copy: nothing that is written below can change it, so what a callback reads of it is read once.
-        let title: [u8; CQE_BYTES] =
-            if from == 0 { unsafe { self.entries.place(self.consumer).cast().read() } } else { self.session.title };
+        let title: [u8; CQE_BYTES] = if from == 0 {
+            // SAFETY: a CQE inside the buffer. While none of the session is handed out its entry is the driver's and as the device wrote it.
+            unsafe { self.entries.place(self.consumer).cast().read() }
+        } else {
+            self.session.title
+        };
         let is_send = CqeOpcode::from_op_own(title[OP_OWN_OFFSET]) == Some(CqeOpcode::Requester);
         // Not the title's: the queue pair may have been destroyed since an earlier poll, or be destroyed in a callback of this one.
         let queue = find(self.object.session_qpn.get());
@@ -331,9 +334,11 @@ impl CqRing {
         if !solicited_only || self.session.count != 0 {
             return self.has_any();
         }
-        for counter in (0..self.entries.count()).map(|i| self.consumer.wrapping_add(i)) {
+        for ahead in 0..self.entries.count() {
+            let counter = self.consumer.wrapping_add(ahead);
+            let place = self.entries.place(counter);
             // SAFETY: inside the buffer; the device writes this byte last, and only whole.
-            let op_own = unsafe { self.entries.place(counter).add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
+            let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
             if !is_written(op_own, self.entries.owner(counter)) {
                 return false;
             }

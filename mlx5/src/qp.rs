@@ -420,11 +420,13 @@ impl<T: Transport> Qp<T> {
     /// of this queue pair's receives. An error completion moves the state to [`QpState::Error`].
     #[inline]
     pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
-        if cqe.qpn() != self.qpn() || !cqe.is_receive() {
+        if cqe.qpn() != self.qpn() {
             return None;
         }
-        if cqe.opcode() == Some(CqeOpcode::ResponderError) {
-            self.set_state(QpState::Error);
+        match cqe.opcode() {
+            Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => {}
+            Some(CqeOpcode::ResponderError) => self.set_state(QpState::Error),
+            _ => return None,
         }
         self.rq.as_mut()?.complete(cqe.wqe_counter())
     }

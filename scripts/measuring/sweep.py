@@ -179,13 +179,13 @@ def command_of(asked, benchkv, backend, ranks, depth, policy, repeat):
     """The command of a point."""
     flags = {variable: shlex.split(os.environ.get(variable, "")) for variable in ("MPIRUN_FLAGS", "SRUN_FLAGS")}
     start = {
-        "local": [benchkv, "--ranks", str(ranks)],
-        "mpirun": ["mpirun", "-n", str(ranks), *flags["MPIRUN_FLAGS"], benchkv],
-        "srun": ["srun", "-n", str(ranks), *flags["SRUN_FLAGS"], benchkv],
+        "local": [],
+        "mpirun": ["mpirun", "-n", str(ranks), *flags["MPIRUN_FLAGS"]],
+        "srun": ["srun", "-n", str(ranks), *flags["SRUN_FLAGS"]],
     }[asked.launcher]
     # What a policy says comes last: it outweighs what holds for all points.
     of_policy = [flag for flag in policy.partition("=")[2].split(",") if flag]
-    return [*start, "--backend", backend, "--queue-depth", str(depth), "--seed", str(repeat), *asked.flags, *of_policy]
+    return [*start, benchkv, "--ranks", str(ranks), "--backend", backend, "--queue-depth", str(depth), "--seed", str(repeat), *asked.flags, *of_policy]
 
 
 def is_valid(benchkv, result, ranks=None):

@@ -128,9 +128,7 @@ impl Objects {
         }
         let mut attributes = qp.attributes;
         selected.keep(&mut attributes);
-        // As the kernel's mlx5 driver (`set_qpc_atomic_flags`), which asks no sooner than there are resources for them.
-        let has_right = attributes.qp_access_flags & Access::REMOTE_ATOMIC.bits() != 0 && attributes.max_dest_rd_atomic > 0;
-        if has_right && !self.settings.has_atomics {
+        if rights(&attributes).contains(Access::REMOTE_ATOMIC) && !self.settings.has_atomics {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         self.carry_out(qp, from, to, &attributes)?;
