@@ -146,19 +146,18 @@ pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
     Ok(cores)
 }
 
-/// How many cores this process could use if it were bound to none: those of the host that its control group leaves it.
+/// How many cores this process could use if it were bound to none: those of the host that its control group leaves it. Where a process may not
+/// change its mask, as in some containers, those it is bound to.
 ///
 /// # Errors
-/// [`AffinityError::Mask`] when the kernel refuses.
+/// [`AffinityError::Mask`] when the kernel does not tell.
 pub fn allowed_cores() -> Result<usize, AffinityError> {
     // A mask is a thread's: what one that ends at once is told changes nothing for the others. The kernel takes away what is not allowed.
     let unbind = || {
         let all = [u64::MAX; MASK_WORDS];
         // SAFETY: the pointer and length describe the live array, which is read only; pid 0 is the caller.
-        match unsafe { libc::sched_setaffinity(0, size_of_val(&all), all.as_ptr().cast()) } {
-            0 => usable_cores().map(|cores| cores.len()),
-            _ => Err(AffinityError::Mask(std::io::Error::last_os_error())),
-        }
+        unsafe { libc::sched_setaffinity(0, size_of_val(&all), all.as_ptr().cast()) };
+        usable_cores().map(|cores| cores.len())
     };
     let refused = |_| AffinityError::Mask(std::io::Error::other("the thread that asks for it panicked"));
     std::thread::scope(|scope| {
