@@ -1,57 +1,78 @@
-//! Answers the requests of one client after the other with the same text in upper case, and prints each exchange. Sleeps while idle.
+//! Answers the requests of its clients, however many at once, with the same text in upper case, and prints each exchange.
 //!
 //! In two terminals: `cargo run -p copyrpc --example server`, and `client` in place of `server`; both take an `ADDRESS:PORT`. The socket
-//! there only swaps the records of the endpoints, and its end tells that the client is gone.
-//! With a second argument, the server ends after so many clients.
+//! there only swaps the records of the endpoints. With a second argument, the server ends after so many clients.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;
 use std::io::ErrorKind;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::time::Duration;
 
 use copyrpc::mlx5::DeviceSpec;
-use copyrpc::{Context, ContextBuilder, EndpointConfig, RecvHandle};
+use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, RecvHandle, ReplyError};
 
-/// How often the server looks whether its client is there.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often the server looks for new clients while nothing arrives.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long a client may take to connect. The others wait meanwhile.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let listener = TcpListener::bind(args.next().as_deref().unwrap_or("127.0.0.1:7471"))?;
-    let clients = args.next().map_or(Ok(usize::MAX), |clients| clients.parse())?;
+    let mut to_come = args.next().map_or(Ok(usize::MAX), |clients| clients.parse())?;
+    listener.set_nonblocking(true)?;
     println!("listening on {}", listener.local_addr()?);
-    for stream in listener.incoming().take(clients) {
-        serve(&stream?)?;
-    }
-    Ok(())
-}
-
-fn serve(stream: &TcpStream) -> Result<(), Box<dyn Error>> {
     let context: Context<()> = ContextBuilder::new(DeviceSpec::default()).build()?;
-    let endpoint = context.connect_over(&EndpointConfig::default(), stream)?;
-    println!("connected with {}, on {}", stream.peer_addr()?, context.device_info().name);
-    stream.set_nonblocking(true)?;
-    while endpoint.closed().is_none() && is_there(stream) {
+    let mut clients = Vec::new();
+    while to_come > 0 || !clients.is_empty() {
+        if to_come > 0 && accept(&listener, &context, &mut clients)? {
+            to_come -= 1;
+        }
         // Posts what was answered, then sleeps until something arrives.
         context.wait(Some(LOOK))?;
         context.poll(|(), _| ())?;
         while let Some(request) = context.recv() {
             answer(request)?;
         }
+        // One that left in whatever way ends by itself. Dropping an endpoint that has not ended would close it.
+        clients.retain(|client| {
+            client.closed().is_none_or(|reason| {
+                println!("a client is gone after {} requests: {reason}", client.stats().replies);
+                false
+            })
+        });
     }
-    println!("the client is gone after {} requests", endpoint.stats().replies);
     Ok(())
 }
 
-/// It sends nothing more, so there is nothing to read before its end.
-fn is_there(stream: &TcpStream) -> bool {
-    stream.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+/// Connects a client that waits for it, if there is one.
+fn accept(listener: &TcpListener, context: &Context<()>, clients: &mut Vec<Endpoint<()>>) -> Result<bool, Box<dyn Error>> {
+    let (stream, address) = match listener.accept() {
+        Ok(accepted) => accepted,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+        Err(error) => return Err(error.into()),
+    };
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    match context.connect_over(&EndpointConfig::default(), &stream) {
+        Ok(client) => {
+            println!("connected with {address}, on {}", context.device_info().name);
+            clients.push(client);
+        }
+        // It knows why, too.
+        Err(error) => println!("{address} is not connected: {error}"),
+    }
+    Ok(true)
 }
 
 fn answer(request: RecvHandle<()>) -> Result<(), Box<dyn Error>> {
     let text = String::from_utf8_lossy(&request.data().to_vec()).into_owned();
     let answer = text.to_uppercase();
     println!("{text:?} -> {answer:?}");
-    Ok(request.reply(answer.as_bytes())?)
+    match request.reply(answer.as_bytes()) {
+        // The client left meanwhile.
+        Err(ReplyError::Closed(_)) => Ok(()),
+        answered => Ok(answered?),
+    }
 }

@@ -185,7 +185,6 @@ impl AsyncContext {
     }
 
     /// The endpoint with calls that are futures: of one that was connected, or of [`RecvHandle::endpoint`].
-    #[must_use]
     pub fn endpoint(&self, endpoint: Endpoint<Ticket>) -> AsyncEndpoint {
         AsyncEndpoint { endpoint, waiting: Rc::clone(&self.waiting) }
     }
@@ -286,9 +285,10 @@ impl Wake for Woken {
     }
 }
 
-/// One end of a connection whose calls are futures. As with [`Endpoint`], dropping it does not close the connection, and clones name the
-/// same one.
+/// One end of a connection whose calls are futures. It is an [`Endpoint`]: clones name the same connection, and dropping the last of them
+/// closes it.
 #[derive(Clone, Debug)]
+#[must_use = "dropping the last handle of an endpoint closes its connection"]
 pub struct AsyncEndpoint {
     endpoint: Endpoint<Ticket>,
     waiting: Rc<Waiting>,
@@ -344,7 +344,7 @@ impl AsyncEndpoint {
         TransferFuture::new(self, Endpoint::rdma_write, (local, local_offset), (remote, remote_offset), len)
     }
 
-    /// Why the connection ended, once it has. The death of a peer is noticed while it owes answers, or when something is sent to it.
+    /// Why the connection ended, once it has.
     pub fn closed(&self) -> impl Future<Output = CloseReason> {
         let mut place = None;
         let lane = Lane::End(self.endpoint.connection.serial());

@@ -49,12 +49,12 @@ impl<U> Link<U> {
 
     /// Nothing is outstanding on either side, and nothing more is to be sent (G3).
     fn is_settled(&self) -> bool {
-        self.is_closing()
-            && self.closing.is_told
-            && self.rx.has_heard_closing()
-            && self.calls.unanswered() == 0
-            && !self.rx.has_work()
-            && !self.tx.has_unposted()
+        self.is_closing() && self.closing.is_told && self.has_heard_all()
+    }
+
+    /// The peer makes no more calls, and all that this end waited for or has to send is done, but for its mark.
+    fn has_heard_all(&self) -> bool {
+        self.rx.has_heard_closing() && self.calls.unanswered() == 0 && !self.rx.has_work() && !self.tx.has_unposted()
     }
 
     /// Silence of the peer means something (K1): it owes answers, or its mark, or has not taken messages.
@@ -120,7 +120,7 @@ impl<U> Link<U> {
     /// Why a connection ends that was given up: a peer that parted first is no failure (G4).
     pub(super) fn final_reason(&self, reason: CloseReason) -> CloseReason {
         match (reason, self.ending) {
-            (CloseReason::Disconnected | CloseReason::Transport { .. }, Some(graceful)) if self.is_settled() => graceful,
+            (CloseReason::Disconnected | CloseReason::Transport { .. }, Some(graceful)) if self.has_heard_all() => graceful,
             _ => reason,
         }
     }
