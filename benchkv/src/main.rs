@@ -104,7 +104,7 @@ fn start() -> ExitCode {
 fn doctor(args: &DoctorArgs) -> ExitCode {
     let diagnosis = Diagnosis::of(&probe::probe(args.shm_dir.as_deref()));
     let unwritten = print(&diagnosis, &diagnosis.to_string(), args.json.as_ref());
-    unwritten.iter().map(|wrong| fail(EXIT_FAILED, wrong)).last().unwrap_or(ExitCode::SUCCESS)
+    unwritten.iter().map(|wrong| fail(EXIT_FAILED, wrong)).reduce(|failed, _| failed).unwrap_or(ExitCode::SUCCESS)
 }
 
 /// Makes a page out of results.

@@ -298,7 +298,7 @@ fn an_open_loop_offers_its_rate() {
 /// The last connection may send its first request long after clients began to drain.
 #[test]
 fn what_is_held_back_when_the_drain_begins_is_not_lost() {
-    measure(&["--ranks", "6", "--initial-stagger-us", "1000000", "--duration", "0.3", "--warmup", "0"]);
+    measure(&["--ranks", "9", "--initial-stagger-us", "1000000", "--duration", "0.3", "--warmup", "0"]);
 }
 
 #[test]
