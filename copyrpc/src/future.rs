@@ -296,7 +296,6 @@ pub struct AsyncEndpoint {
 
 impl AsyncEndpoint {
     /// The endpoint: its limits, its counters, its [`close`](Endpoint::close) and [`abort`](Endpoint::abort).
-    #[must_use]
     pub const fn endpoint(&self) -> &Endpoint<Ticket> {
         &self.endpoint
     }

@@ -41,7 +41,6 @@ impl<U> RecvHandle<U> {
     }
 
     /// The endpoint it came from.
-    #[must_use]
     pub fn endpoint(&self) -> Endpoint<U> {
         Endpoint::new(Rc::clone(&self.connection))
     }
@@ -88,11 +87,9 @@ impl<U> RecvHandle<U> {
 impl<U> Drop for RecvHandle<U> {
     #[inline]
     fn drop(&mut self) {
-        if !self.is_answered {
-            if self.answer_without_payload(Status::Dropped).is_err() {
-                // The connection has ended: nobody waits for the answer.
-                self.connection.let_go(&self.request);
-            }
+        if !self.is_answered && self.answer_without_payload(Status::Dropped).is_err() {
+            // The connection has ended: nobody waits for the answer.
+            self.connection.let_go(&self.request);
         }
     }
 }

@@ -117,7 +117,7 @@ fn connected(rounds: u64, per_round: u64, solicited_only: bool) {
             let (device, mut cq, mut srq, mut qps) = queues(receivers);
             connect(&mut qps, &to_sender, &from_sender);
             sleeper(&device, &mut cq, solicited_only, rounds * per_round, &count, |cqe| {
-                srq.complete_receive(&cqe).unwrap();
+                srq.complete_receive(cqe).unwrap();
                 srq.post(&[], 0).unwrap();
                 srq.ring();
             });
