@@ -233,7 +233,7 @@ fn a_later_interrupt_kills_what_the_first_did_not_end() {
         let (job, ranks) = start_and_load(&dir, backend, 2);
         ranks[1].signal(libc::SIGSTOP);
         job.until("a rank is stopped", || ranks[1].is_stopped().then_some(()));
-        while !job.launcher().has_ended() {
+        while !ranks.iter().all(|rank| rank.has_ended()) {
             interrupt(&job, signal, whom);
             std::thread::sleep(Duration::from_millis(200));
         }
