@@ -165,7 +165,7 @@ impl ContextBuilder {
 /// callbacks may call, reply and receive; what must not nest answers with a `Reentrant` error.
 /// When it is dropped it ends its connections, and drops the user data of calls and operations that have not ended. It does not block: what
 /// was to be posted is, with word that this end is gone, where there is room for it at that moment, and nobody waits until it has arrived.
-/// On the software HCA it has; a NIC may lose it with the queue pair. A peer that hears it and has nothing outstanding ends with
+/// It can be lost with the queue pair. A peer that hears it and has nothing outstanding ends with
 /// [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all others find the queue pair gone, by what they send or by their
 /// keep-alive.
 ///

@@ -49,6 +49,8 @@ impl ControlRegions {
 pub(crate) struct ControlMemory {
     region: Rc<Region>,
     place: usize,
+    /// Of the place.
+    start: NonNull<u8>,
 }
 
 impl ControlMemory {
@@ -57,7 +59,9 @@ impl ControlMemory {
         let taken = region.taken.get();
         let place = taken.trailing_ones() as usize;
         region.taken.set(taken | 1 << place);
-        let control = Self { region, place };
+        // SAFETY: the region has `PLACES` places.
+        let start = unsafe { region.memory.as_ptr().add(place * PLACE_BYTES) };
+        let control = Self { region, place, start };
         let cleared = control.region.memory.write(control.offset(), &[0; PLACE_BYTES]);
         debug_assert!(cleared.is_ok(), "the region has {PLACES} places");
         control.publish(words);
@@ -70,8 +74,8 @@ impl ControlMemory {
 
     #[inline]
     fn at(&self, offset: usize) -> NonNull<u8> {
-        // SAFETY: the region has `PLACES` places, and `offset` is inside of one.
-        unsafe { self.region.memory.as_ptr().add(self.offset() + offset) }
+        // SAFETY: `offset` is inside of the place, whose region lives as long as this.
+        unsafe { self.start.add(offset) }
     }
 
     /// Address and key of the published record, for the peer.

@@ -46,10 +46,10 @@ enum Way {
 
 const WAYS: [Way; 4] = [Way::Returned, Way::Killed, Way::ContextDropped, Way::Stopped];
 
-/// What the server may find: a peer that could say that it leaves did.
+/// What the server may find. What a peer says last can be lost with its queue pair.
 const fn is_end_of(way: Way, reason: CloseReason) -> bool {
     match way {
-        Way::Returned | Way::ContextDropped => matches!(reason, CloseReason::ClosedByPeer),
+        Way::Returned | Way::ContextDropped => matches!(reason, CloseReason::ClosedByPeer | CloseReason::Disconnected),
         Way::Killed => matches!(reason, CloseReason::Disconnected),
         Way::Stopped => matches!(reason, CloseReason::PeerStalled),
     }
