@@ -5,7 +5,7 @@
 //! than cores, or on a virtual one: a daemon that did not run for a while has not lost what it did not look at. So each daemon of the job must have
 //! looked often since something moved, and time in which a rank itself stood still counts little.
 //!
-//! A drain that still makes progress after [`LONGEST`], or [`AFTER_INTERRUPT`], is cut: what is outstanding then is unfinished, not lost.
+//! A drain that still makes progress after [`LONGEST`], or 5 s after an interrupt, is cut: what is outstanding then is unfinished, not lost.
 //!
 //! The main threads of all ranks compare [`View`]s every [`LOOK_INTERVAL`], and decide by the same ones. No clock or thread is in here.
 

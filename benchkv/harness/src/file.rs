@@ -1,7 +1,11 @@
 //! Files written at the end of a long run: looked at before it, and replaced as a whole.
 
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -24,8 +28,7 @@ pub fn check(path: &Path) -> Result<(), WriteError> {
     let probed = if !has_name(path) {
         Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not end in the name of a file"))
     } else if is_replaceable(path) {
-        let partial = partial_name(path);
-        create_new(&partial).and_then(|_| fs::remove_file(&partial))
+        create_new(path).map(drop)
     } else {
         OpenOptions::new().write(true).open(path).map(drop)
     };
@@ -80,18 +83,52 @@ fn partial_name(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn create_new(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create_new(true).open(path)
+/// A new file in the directory of `path`. It has no name yet, so that a process that is killed leaves nothing behind.
+struct NewFile {
+    file: File,
+    /// Its name where the file system has no files without one; removed on drop.
+    partial: PathBuf,
+}
+
+fn create_new(path: &Path) -> io::Result<NewFile> {
+    let partial = partial_name(path);
+    let dir = partial.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = match OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(dir) {
+        // Kernels and file systems that do not know the flag say one of these.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => {
+            OpenOptions::new().write(true).create_new(true).open(&partial)?
+        }
+        opened => opened?,
+    };
+    Ok(NewFile { file, partial })
+}
+
+impl NewFile {
+    /// Takes the place of what is at `path`.
+    fn rename(&self, path: &Path) -> io::Result<()> {
+        if self.file.metadata()?.nlink() == 0 {
+            let from = CString::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
+            let to = CString::new(self.partial.as_os_str().as_bytes())?;
+            // SAFETY: both are strings that live for the call.
+            if unsafe { libc::linkat(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::AT_SYMLINK_FOLLOW) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        fs::rename(&self.partial, path)
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        // It may have no name, or another one by now.
+        let _ = fs::remove_file(&self.partial);
+    }
 }
 
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let partial = partial_name(path);
-    let outcome = create_new(&partial).and_then(|mut file| file.write_all(content)).and_then(|()| fs::rename(&partial, path));
-    if outcome.is_err() {
-        // The first error is the one to report; the leftover may not even exist.
-        let _ = fs::remove_file(&partial);
-    }
-    outcome
+    let mut new = create_new(path)?;
+    new.file.write_all(content)?;
+    new.rename(path)
 }
 
 #[cfg(test)]
@@ -106,6 +143,24 @@ mod tests {
             assert!(refused.contains("it does not end in the name of a file; name a file in"), "{refused}");
         }
         assert!(!dir.join("harness-new").exists());
+    }
+
+    /// A killed process drops nothing, like this one.
+    #[test]
+    fn a_file_that_is_not_complete_has_no_name() {
+        let dir = std::env::temp_dir().join(format!("harness-partial-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("a.json");
+        let names = || fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+        let mut new = create_new(&path).unwrap();
+        new.file.write_all(b"{").unwrap();
+        assert!(names().is_empty(), "{:?}", names());
+        std::mem::forget(new);
+        for content in [b"1", b"2"] {
+            write(&path, content).unwrap();
+            assert_eq!((names(), fs::read(&path).unwrap()), (vec!["a.json".into()], content.to_vec()));
+        }
+        fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
