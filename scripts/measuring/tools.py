@@ -72,7 +72,7 @@ def built(folder, kind, name=None, *, release=True, features=(), workspace=ROOT)
             continue
         target = message["target"]
         is_it = not {"lib", "cdylib"}.isdisjoint(target["kind"]) if kind == "lib" else kind in target["kind"] and name == target["name"]
-        if is_it and message["profile"]["test"] == is_test:
+        if is_it:
             return message["executable"]
     raise Failure(f"cargo built no {kind} {name or ''} of {folder}")
 

@@ -23,6 +23,8 @@ pub(super) type Handle<C> = copyrpc::RecvHandle<C>;
 pub(super) struct Links<C> {
     context: Context<C>,
     links: Vec<Link<C>>,
+    /// A peer that leaves in order ends calls before the connection.
+    has_lost_calls: bool,
 }
 
 struct Link<C> {
@@ -53,7 +55,7 @@ impl<C> Links<C> {
             Err(error) => Err(BackendError::setup(format!("the endpoint to {peer}"), error)),
         };
         let links = peers.iter().map(link).collect::<Result<_, _>>()?;
-        Ok(Self { context, links })
+        Ok(Self { context, links, has_lost_calls: false })
     }
 
     pub(super) fn record(&self, link: usize) -> Option<Vec<u8>> {
@@ -88,15 +90,16 @@ impl<C> Links<C> {
     }
 
     pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
-        let (mut is_closed, mut answers) = (false, 0);
+        let (mut has_lost_calls, mut answers) = (self.has_lost_calls, 0);
         let drained = self.context.drain(|whom, outcome| {
             answers += 1;
-            is_closed |= matches!(outcome, Err(CallFailure::Closed(_)));
+            has_lost_calls |= matches!(outcome, Err(CallFailure::Closed(_)));
             // A response of another length is no response.
             answer(whom, outcome.ok().filter(|bytes| bytes.len() == size_of::<Response>()).and_then(|bytes| bytes.read()));
         });
         let cqes = drained.map_err(|e| BackendError::transport("the RDMA context", e))?;
-        if is_closed {
+        self.has_lost_calls = has_lost_calls;
+        if has_lost_calls {
             self.links.iter().try_for_each(Link::check)?;
         }
         Ok(Polled { answers, cqes })
