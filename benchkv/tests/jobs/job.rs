@@ -96,6 +96,14 @@ impl Job {
 
     fn spawn(command: &mut Command, stdout: File, stderr: File) -> io::Result<Self> {
         command.stdin(Stdio::null()).stdout(stdout.try_clone().unwrap()).process_group(0);
+        // SAFETY: signal is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                // Whoever runs the tests may be without a terminal and ignore it, which a job would inherit and obey.
+                libc::signal(libc::SIGHUP, libc::SIG_DFL);
+                Ok(())
+            });
+        }
         Ok(Self { launcher: command.spawn()?, stdout, stderr, is_reaped: false })
     }
 
