@@ -77,6 +77,15 @@ impl<U> RecvHandle<U> {
         Ok(())
     }
 
+    #[cold]
+    #[inline(never)]
+    fn abandon(&mut self) {
+        if self.answer_without_payload(Status::Dropped).is_err() {
+            // The connection has ended: nobody waits for the answer.
+            self.connection.let_go(&self.request);
+        }
+    }
+
     #[inline]
     fn note_answer(&mut self) {
         self.is_answered = true;
@@ -87,9 +96,8 @@ impl<U> RecvHandle<U> {
 impl<U> Drop for RecvHandle<U> {
     #[inline]
     fn drop(&mut self) {
-        if !self.is_answered && self.answer_without_payload(Status::Dropped).is_err() {
-            // The connection has ended: nobody waits for the answer.
-            self.connection.let_go(&self.request);
+        if !self.is_answered {
+            self.abandon();
         }
     }
 }

@@ -103,10 +103,17 @@ impl<U> Worklist<U> {
         if !listing.is_listed.replace(true) {
             listing.next.set(self.first.replace(Some(Rc::clone(connection))));
             // All that makes one side wait for the other lists the connection.
-            if !listing.is_swept.replace(true) {
-                self.swept.borrow_mut().push(Rc::clone(connection));
+            if !listing.is_swept.get() {
+                self.list_swept(connection);
             }
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn list_swept(&self, connection: &Rc<Connection<U>>) {
+        connection.listing().is_swept.set(true);
+        self.swept.borrow_mut().push(Rc::clone(connection));
     }
 
     /// Sweeps the connections that may want it. They are no more than those in use, however many there are.

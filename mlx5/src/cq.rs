@@ -134,10 +134,12 @@ impl<'a> Cqe<'a> {
     /// Whether it completes a receive, with success or not; else a send.
     #[inline(always)]
     pub(crate) fn is_receive(&self) -> bool {
-        // The opcodes of receives that succeeded follow one another, in the high half of the byte: one comparison.
-        const FIRST: u8 = (CqeOpcode::ResponderWriteImm as u8) << 4;
-        const END: u8 = (CqeOpcode::ResponderSendInvalidate as u8 + 1) << 4;
-        self.op_own().wrapping_sub(FIRST) < END - FIRST || self.opcode() == Some(CqeOpcode::ResponderError)
+        const RECEIVES: u16 = 1 << CqeOpcode::ResponderWriteImm as u8
+            | 1 << CqeOpcode::ResponderSend as u8
+            | 1 << CqeOpcode::ResponderSendImm as u8
+            | 1 << CqeOpcode::ResponderSendInvalidate as u8
+            | 1 << CqeOpcode::ResponderError as u8;
+        RECEIVES >> (self.op_own() >> 4) & 1 != 0
     }
 
     /// The queue pair; [`NO_QPN`](crate::wire::NO_QPN) if it was destroyed since: its number may be another's by now.

@@ -235,8 +235,9 @@ impl Remote {
         unsafe { self.intent.as_ref() }
     }
 
-    /// What the peer's queue pair lets this one do: [`RECEIVES`] and its [`RIGHTS`], or 0 unless the peer lives, and its queue pair is connected to
-    /// this one and receives. Holds until the end of the doorbell being executed: who destroys a queue pair waits for it (H3).
+    /// What the peer's queue pair lets this one do: its identity, with [`RECEIVES`] and its [`RIGHTS`]; or 0 unless the peer lives, and its
+    /// queue pair is connected to this one and receives. Holds until the end of the doorbell being executed: who destroys a queue pair waits
+    /// for it (H3).
     #[inline(always)]
     pub(crate) fn granted(&self) -> u64 {
         let entry = self.entry();
@@ -246,7 +247,7 @@ impl Remote {
             && identity & !RIGHTS == self.identity
             && entry.peer.load(Ordering::Relaxed) == self.own
             && entry.peer_epoch.load(Ordering::Relaxed) == self.own_epoch;
-        if answers { identity & (RECEIVES | RIGHTS) } else { 0 }
+        if answers { identity } else { 0 }
     }
 
     /// Whether the peer's queue pair has been reset since it was connected to, and is a queue pair still.
