@@ -24,17 +24,19 @@ fn probe(ranks: usize, deed: &str, doer: usize) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_launch-probe"));
     command.args([ranks.to_string().as_str(), deed, doer.to_string().as_str()]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Whoever runs the tests may be without a terminal and ignore it.
-    on_hangup(&mut command, libc::SIG_DFL);
+    // Whoever runs the tests may ignore them, as nohup and background jobs of a script do.
+    dispose(&mut command, [libc::SIGINT, libc::SIGTERM, libc::SIGHUP], libc::SIG_DFL);
     command
 }
 
-/// Has the program start with this disposition of SIGHUP.
-fn on_hangup(command: &mut Command, disposition: libc::sighandler_t) {
+/// Has the program start with this disposition of `signals`.
+fn dispose<const N: usize>(command: &mut Command, signals: [libc::c_int; N], disposition: libc::sighandler_t) {
     // SAFETY: signal is async-signal-safe.
     unsafe {
         command.pre_exec(move || {
-            libc::signal(libc::SIGHUP, disposition);
+            for signal in signals {
+                libc::signal(signal, disposition);
+            }
             Ok(())
         });
     }
@@ -246,7 +248,7 @@ fn signals_in_quick_succession_are_one_request() {
 #[test]
 fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     let mut command = probe(2, "pause", 0);
-    on_hangup(&mut command, libc::SIG_IGN);
+    dispose(&mut command, [libc::SIGHUP], libc::SIG_IGN);
     let mut launcher = command.spawn().unwrap();
     pids(&mut launcher);
     send_signal(launcher.id() as libc::pid_t, libc::SIGHUP);

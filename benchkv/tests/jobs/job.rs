@@ -99,8 +99,10 @@ impl Job {
         // SAFETY: signal is async-signal-safe.
         unsafe {
             command.pre_exec(|| {
-                // Whoever runs the tests may be without a terminal and ignore it, which a job would inherit and obey.
-                libc::signal(libc::SIGHUP, libc::SIG_DFL);
+                // Whoever runs the tests may ignore them, as nohup and background jobs of a script do; a job would inherit and obey that.
+                for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
                 Ok(())
             });
         }
