@@ -91,7 +91,7 @@ enum Mistake {
     NoLength,
     TooLong,
     HeaderMissing,
-    TwoAtomicResults,
+    LongAtomicResult,
     UnknownOpcode,
     ReservedBits,
     Modifier,
@@ -118,7 +118,7 @@ impl Mistake {
         Self::NoLength,
         Self::TooLong,
         Self::HeaderMissing,
-        Self::TwoAtomicResults,
+        Self::LongAtomicResult,
         Self::UnknownOpcode,
         Self::ReservedBits,
         Self::Modifier,
@@ -249,8 +249,8 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
         Mistake::NoLength => post_spoilt(hand, Rule::WqeLength, |wqe| wqe[7] = 0),
         Mistake::TooLong => post_spoilt(hand, Rule::WqeLength, |wqe| wqe[7] = 5),
         Mistake::HeaderMissing => post_spoilt(hand, Rule::WqeLength, |wqe| wqe[7] = 1),
-        Mistake::TwoAtomicResults => {
-            let results = [hand.raddr(1024), Hand::atomic(1, 0), hand.pointer(0, 4), hand.pointer(4, 4)];
+        Mistake::LongAtomicResult => {
+            let results = [hand.raddr(1024), Hand::atomic(1, 0), hand.pointer(0, 8), hand.pointer(8, 8)];
             let wqe = hand.wqe(FETCH_ADD, true, &results);
             hand.push(&wqe);
             hand.ring();
@@ -493,7 +493,7 @@ fn without_strict_mode_a_wrong_wqe_is_a_typed_error_with_its_detail() {
         (Mistake::NoLength, "wrong index, queue pair number or length in the control segment"),
         (Mistake::TooLong, "wrong index, queue pair number or length in the control segment"),
         (Mistake::HeaderMissing, "a header segment is missing"),
-        (Mistake::TwoAtomicResults, "the result of an atomic is one segment of 8 bytes"),
+        (Mistake::LongAtomicResult, "the result of an atomic is 8 bytes"),
         (Mistake::UnknownOpcode, "an opcode that this kind of queue pair does not have"),
         (Mistake::InlineTooLong, "inline data reaches beyond the WQE"),
     ];
