@@ -22,6 +22,8 @@ const SWEEP_INTERVAL_NS: u64 = 10_000_000;
 pub(crate) const IDLE_LOOKS: usize = 32;
 /// Looks at idle connections are put off to multiples of this, so that a process that sleeps wakes for many at once.
 const IDLE_GRID_NS: u64 = 50_000_000;
+/// How far a coarse reading is behind, at most: a tick of a kernel with the fewest.
+const COARSE_LAG_NS: u64 = 10_000_000;
 /// No deadline.
 const NEVER: u64 = u64::MAX;
 
@@ -110,7 +112,9 @@ impl<U> Timers<U> {
 
     /// From now until a connection is due, or the sweep that looks at an idle one; it may turn out that none is.
     pub(crate) fn until_next(&self) -> Option<Duration> {
-        let idle_ns = self.idle.borrow().first_ns().map(|at_ns| at_ns.max(self.last_sweep_ns.get() + SWEEP_INTERVAL_NS));
+        // A drain that wakes for this reads the coarse clock: earlier, it would find nothing due, and the next sleep would end at once.
+        let by_coarse_clock = |at_ns: u64| at_ns.max(self.last_sweep_ns.get() + SWEEP_INTERVAL_NS).saturating_add(COARSE_LAG_NS);
+        let idle_ns = self.idle.borrow().first_ns().map(by_coarse_clock);
         let at_ns = self.deadlines.borrow().first_ns().into_iter().chain(idle_ns).min()?;
         // Due is what has passed.
         Some(Duration::from_nanos(at_ns.saturating_add(1).saturating_sub(self.device.now_ns())))
