@@ -286,7 +286,7 @@ fn an_open_loop_offers_its_rate() {
     assert!((0..5).any(|_| measure_once()));
     // A ring that takes so little in a round trip is below the rate, however deep the queue is.
     let slow = ["--ring-size", "4096", "--device", "soft:rtt_us=6000", "--remote-ratio", "1"];
-    let result = measure(&[&["--rate", "6000", "--queue-depth", "4096", "--duration", "0.5"], &slow[..]].concat());
+    let result = measure(&[&["--rate", "20000", "--queue-depth", "4096", "--duration", "0.5"], &slow[..]].concat());
     let open_loop = &result["open_loop"];
     assert!(open_loop["kept_up"] == false && number(open_loop, "reached_rps") < 0.8 * number(open_loop, "offered_rps"), "{open_loop}");
     let result = measure(&["--rate", "1e9", "--arrivals", "poisson", "--queue-depth", "1"]);
