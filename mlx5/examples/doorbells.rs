@@ -82,7 +82,7 @@ fn on_a_strict_device() -> Result<(), Box<dyn Error>> {
     let posted = ring_in_every_mode(&mut qp, (mr.addr(), mr.rkey()))?;
     let mut done = 0;
     cq.poll(64, |cqe| done += u16::from(qp.complete(&cqe).is_some() && cqe.result().is_ok()));
-    let (mut bytes, violations) = ([0; 20], device.violations());
+    let (mut bytes, violations) = ([0; 20], device.soft().map_or_else(Vec::new, |soft| soft.take_violations()));
     mr.read(0, &mut bytes)?;
     println!("strict device: {done} of {posted} operations done, violations: {violations:?}");
     if done == posted && bytes == [2; 20] && violations.is_empty() { Ok(()) } else { Err("a doorbell went wrong".into()) }

@@ -17,7 +17,7 @@ struct End {
 
 /// A device with `peers` queue pairs.
 fn end(simulation: &mut Simulation<'_>, peers: usize) -> Result<(Device, End), Box<dyn Error>> {
-    let device = simulation.device()?;
+    let device = Device::simulated(simulation)?;
     let pd = device.alloc_pd()?;
     let mut arrivals = device.create_mono_cq(1024)?;
     let mut receives = pd.create_srq(256, 0)?;

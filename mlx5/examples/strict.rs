@@ -47,7 +47,7 @@ impl Loopback {
         self.cq.poll(64, |cqe| {
             qp.complete(&cqe);
         });
-        let violations = self.device.violations();
+        let violations = self.device.soft().map_or_else(Vec::new, |soft| soft.take_violations());
         println!("{what}:");
         violations.iter().for_each(|violation| println!("  {violation}"));
         violations.iter().map(|violation| violation.rule).collect()

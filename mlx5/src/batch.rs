@@ -3,10 +3,10 @@
 use core::fmt;
 use core::mem::MaybeUninit;
 
-use crate::doorbell::BF_BYTES;
-use crate::ops::RcOperation;
+use crate::ops::{PostError, RcOperation};
 use crate::rc_qp::RcQp;
-use crate::sq::{BlueflameBuffer, Flags, PostError};
+use crate::sq::{BlueflameBuffer, Flags};
+use crate::wire::BLUEFLAME_BYTES;
 
 /// Several short operations whose WQEs go through BlueFlame together: the device need not read any of them from memory.
 ///
@@ -35,7 +35,7 @@ impl<'a> BlueflameBatch<'a> {
     /// What was posted before is announced first: the register gets this batch's WQEs only.
     pub(crate) fn new(qp: &'a mut RcQp) -> Self {
         qp.sq.ring();
-        Self { qp, buffer: BlueflameBuffer([MaybeUninit::uninit(); BF_BYTES]), fits: true }
+        Self { qp, buffer: BlueflameBuffer([MaybeUninit::uninit(); BLUEFLAME_BYTES]), fits: true }
     }
 
     /// Adds an operation; as [`RcQp::post`](crate::RcQp::post).
@@ -58,5 +58,12 @@ impl<'a> BlueflameBatch<'a> {
         } else {
             sq.ring_doorbell();
         }
+    }
+}
+
+impl RcQp {
+    /// Starts a batch of operations that are announced together through BlueFlame. What was posted before is announced now.
+    pub fn blueflame_batch(&mut self) -> BlueflameBatch<'_> {
+        BlueflameBatch::new(self)
     }
 }

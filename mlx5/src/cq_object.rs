@@ -4,8 +4,9 @@ use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-use crate::control::{Control, CqParts};
+use crate::control::Control;
 use crate::mmio::udma_from_device_barrier;
+use crate::parts::CqParts;
 use crate::wire::{CQE_BYTES, CqeFormat, CqeOpcode, NO_QPN, OP_OWN_OFFSET, QPN_OFFSET, ResponderCqe, TitleCqe};
 
 /// The entries of a completion queue, which live as long as its [`CqObject`].

@@ -7,11 +7,13 @@ use std::rc::Rc;
 use shm::cache::prefetch;
 
 use crate::address::DeviceKind;
-use crate::control::{Control, CreateError};
-use crate::cq::{Beside, CqConfig, Cqe};
+use crate::config::CqConfig;
+use crate::control::Control;
 use crate::cq_object::{CqEntries, CqObject, is_written};
+use crate::cqe::{Beside, Cqe};
+use crate::error::CreateError;
+use crate::hook::Hook;
 use crate::mmio::udma_from_device_barrier;
-use crate::soft::Hca;
 use crate::wire::{
     CQ_DBREC_ARM, CQE_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED,
     ResponderCqe, TitleCqe, cq_consumer_record, is_solicited, mini_array_offset,
@@ -33,7 +35,7 @@ pub(crate) struct CqRing {
     /// What its errors are of.
     kind: DeviceKind,
     /// The soft device, which makes progress in empty polls.
-    hook: Option<Rc<Hca>>,
+    hook: Option<Hook>,
     object: Rc<CqObject>,
 }
 
@@ -69,7 +71,7 @@ impl CqRing {
             session,
             polls_without_hook: 0,
             kind: control.kind(),
-            hook: control.hook(),
+            hook: control.hook().cloned(),
             object,
         })
     }
@@ -84,9 +86,9 @@ impl CqRing {
 
     /// As if `counter` CQEs had been written and taken already.
     #[cfg(test)]
-    pub(crate) fn start_at(&mut self, counter: u32) {
-        let CqObject { cqn, control, record, session_end, .. } = &*self.object;
-        control.soft().unwrap().start_cq_at(*cqn, counter);
+    pub(crate) fn start_at(&mut self, counter: u32, null: &crate::null::Null) {
+        let CqObject { cqn, record, session_end, .. } = &*self.object;
+        null.start_cq_at(*cqn, counter);
         // SAFETY: the record lives as long as `object`.
         unsafe { record.as_ref() }.store(cq_consumer_record(counter), Ordering::Release);
         session_end.set(counter);
@@ -425,15 +427,12 @@ fn rarely() {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::soft::LocalFabric;
+    use crate::tests::null;
     use crate::wire::{ResponderCqe, op_own};
-    use crate::{FabricSpec, SoftOptions};
 
     /// A ring whose device has not written anything, its op_own bytes set to `op_own`.
     fn untouched(config: CqConfig, op_own: u8) -> CqRing {
-        let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
-        let ring =
-            CqRing::create(&Control::Soft(Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap())), &config).unwrap();
+        let ring = CqRing::create(&null().1, &config).unwrap();
         for i in 0..ring.entries() {
             // SAFETY: inside the buffer, and nobody writes it.
             unsafe { ring.entries.place(i).add(OP_OWN_OFFSET).write(op_own) };

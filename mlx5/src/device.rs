@@ -1,72 +1,33 @@
 //! Devices and protection domains: where everything starts.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+#[cfg(feature = "soft")]
+use mlx5_hca::{Hca, Simulated, Simulation, SoftOptions};
 use shm::sleep::{Sleeper, Watch};
 
-use crate::control::{Control, CreateError};
-use crate::cq::{Cq, CqConfig};
-use crate::mmio::RegisterKind;
+#[cfg(feature = "soft")]
+use crate::config::NullOptions;
+use crate::config::{CqConfig, DeviceInfo, QpConfig};
+use crate::control::Control;
+use crate::cq::Cq;
+use crate::cq_object::CqObject;
+use crate::error::{CreateError, OpenError, RegisterError};
 use crate::mono_cq::MonoCq;
-use crate::mr::{Access, Mr, RegisterError};
-use crate::qp::{Qp, QpConfig, QpParents, ReceiveSource};
-use crate::rc_qp::{Connected, RcQp};
-use crate::soft::{Clock, Faults, Hca, LocalFabric, NullDevice, Timing, Violation};
+use crate::mr::Mr;
+#[cfg(feature = "soft")]
+use crate::null::{Null, NullDevice};
+use crate::pd::PdObject;
+use crate::qp::{Connected, Datagram, Qp, QpParents, ReceiveSource};
+use crate::rc_qp::RcQp;
+#[cfg(feature = "soft")]
+use crate::soft::Soft;
 use crate::srq::Srq;
-use crate::ud_qp::{Datagram, UdQp};
-use crate::verbs::{Context, VerbsError, VerbsOptions};
-
-/// Where a software HCA meets its peers.
-#[derive(Clone, Debug)]
-pub enum FabricSpec {
-    /// All processes of this user on this host, through small control files in a shared-memory directory (`None`: the default one).
-    Shared {
-        /// The directory.
-        dir: Option<PathBuf>,
-    },
-    /// Devices of this process only, for tests and simulation. No file is made.
-    Local(LocalFabric),
-}
-
-/// Options of a software HCA.
-#[derive(Clone, Debug)]
-pub struct SoftOptions {
-    /// Where its peers are.
-    pub fabric: FabricSpec,
-    /// Address space for registered memory, in bytes; memory is taken from the system only as regions are made. Default 64 GiB.
-    pub arena_bytes: usize,
-    /// After this long without an answer from a peer proven dead, its operations fail, in ns. Default 10 ms.
-    pub dead_peer_timeout_ns: u64,
-    /// Where [`Device::now_ns`] and retry times come from.
-    pub clock: Clock,
-    /// When operations are executed.
-    pub timing: Timing,
-    /// Check what hardware would punish silently: every rule of [`Rule`](crate::Rule). A driver that breaks one gets its queue pair into the
-    /// error state, where that is possible, and [`Device::violations`] says what it did. Costs about three times the instructions.
-    pub strict: bool,
-    /// Faults to make.
-    pub faults: Faults,
-    /// Keep a hash over everything the device does, for [`Device::trace_hash`].
-    pub trace: bool,
-}
-
-impl Default for SoftOptions {
-    fn default() -> Self {
-        Self {
-            fabric: FabricSpec::Shared { dir: None },
-            arena_bytes: 64 << 30,
-            dead_peer_timeout_ns: 10_000_000,
-            clock: Clock::System,
-            timing: Timing::Immediate,
-            strict: false,
-            faults: Faults::default(),
-            trace: false,
-        }
-    }
-}
+use crate::ud_qp::UdQp;
+use crate::verbs::{Context, VerbsOptions};
+use crate::wire::Access;
 
 /// Which device to open. Plain data: it can be sent to the thread that will own the device.
 ///
@@ -77,97 +38,21 @@ impl Default for SoftOptions {
 #[derive(Clone, Debug)]
 pub enum DeviceSpec {
     /// The software HCA.
+    #[cfg(feature = "soft")]
     Soft(SoftOptions),
     /// Hardware: an mlx5 device that libibverbs finds. Peers are queue pairs of such devices, wherever they are.
     Verbs(VerbsOptions),
     /// A device that executes nothing: queues, records and registers are there, and nobody reads them. For measuring the driver alone, and
     /// for tests that play the device through [`Device::null`]. Its queue pairs connect to anything.
+    #[cfg(feature = "soft")]
     Null(NullOptions),
 }
 
-/// Options of a [`DeviceSpec::Null`] device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NullOptions {
-    /// How doorbells write its registers, which are memory that nobody reads. Default [`RegisterKind::Ordinary`].
-    pub register: RegisterKind,
-}
-
+#[cfg(feature = "soft")]
 impl Default for DeviceSpec {
     fn default() -> Self {
         Self::Soft(SoftOptions::default())
     }
-}
-
-fn null_options() -> SoftOptions {
-    SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 1 << 30, ..SoftOptions::default() }
-}
-
-/// Why a device could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The shared-memory directory cannot be used.
-    #[error("the fabric's directory: {0}")]
-    Directory(#[from] shm::dir::DirError),
-    /// The control file could not be made.
-    #[error("the device's control file: {0}")]
-    ControlFile(#[from] shm::region::CreateError),
-    /// Memory for the device could not be had.
-    #[error("memory for {what}: {source}")]
-    Memory {
-        /// What it was for.
-        what: &'static str,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// Every LID is taken.
-    #[error("all {0} LIDs of the fabric are in use by living devices")]
-    NoFreeLid(u16),
-    /// A device behind libibverbs cannot be used; says what to do.
-    #[error(transparent)]
-    Verbs(#[from] VerbsError),
-}
-
-/// What a device is and can do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceInfo {
-    /// Name for people, for example `soft:lid=3`.
-    pub name: String,
-    /// How peers are reached.
-    pub transport: String,
-    /// Largest send queue, WQEBBs.
-    pub max_send_wr: u32,
-    /// Largest receive queue of a queue pair, receives.
-    pub max_recv_wr: u32,
-    /// Most buffers of a receive.
-    pub max_recv_sge: u32,
-    /// Most inline bytes of an operation.
-    pub max_inline_data: u32,
-    /// Largest completion queue, CQEs.
-    pub max_cqe: u32,
-    /// Largest shared receive queue, receives.
-    pub max_srq_wr: u32,
-    /// Most queue pairs.
-    pub max_qp: u32,
-    /// Most memory regions.
-    pub max_mr: u32,
-    /// Whether it has [`CompareSwap`](crate::CompareSwap) and [`FetchAdd`](crate::FetchAdd). A device without them posts none and takes no
-    /// region for them.
-    pub has_atomics: bool,
-    /// The NUMA node a NIC is plugged into, where the system says so; queues and buffers are best there. `None` for the software HCA, whose
-    /// memory is where its thread is.
-    pub numa_node: Option<u32>,
-    /// When it executes, by which clock, whether it is strict, and which faults it makes: what results were obtained under.
-    pub modes: String,
-    /// How long operations towards a dead peer are retried before they fail, in ns. Hardware cannot tell a dead peer from a slow one: there it is
-    /// [`ConnectOptions::transport_timeout_ns`](crate::ConnectOptions::transport_timeout_ns), of the default options.
-    pub dead_peer_timeout_ns: u64,
-    /// Queue pair places and memory regions that were not given back so far, because a peer was stopped in the middle of using them.
-    pub quarantined: u64,
-    /// Rules broken since [`Device::violations`], which names them, was last asked; in strict mode.
-    pub violations: u64,
-    /// Times that an operation of this device found no receive posted at its target (RNR NAK) and was put off, or failed. Hardware counts per
-    /// port, for all programs (`rnr_nak_retry_err` of its counters in sysfs): `None` there.
-    pub rnr_naks: Option<u64>,
 }
 
 /// An open device. It belongs to the thread that opened it, as does everything made from it; each thread opens its own. Clones are the same
@@ -185,6 +70,8 @@ pub struct DeviceInfo {
 #[derive(Clone)]
 pub struct Device {
     control: Control,
+    #[cfg(feature = "soft")]
+    null: Option<Rc<Null>>,
 }
 
 impl fmt::Debug for Device {
@@ -202,48 +89,70 @@ impl Sleeper for &Device {
     }
 }
 
+#[cfg(feature = "soft")]
+impl Simulated for Device {
+    fn hca(&self) -> Option<&Rc<Hca>> {
+        self.soft()
+    }
+}
+
 impl Device {
     /// Opens a device.
     ///
     /// # Errors
     /// See [`OpenError`]; nothing is left behind.
     pub fn open(spec: &DeviceSpec) -> Result<Self, OpenError> {
-        let control = match spec {
-            DeviceSpec::Soft(options) => Control::Soft(Rc::new(Hca::open(options, None)?)),
-            DeviceSpec::Verbs(options) => Control::Verbs(Rc::new(Context::open(options)?)),
-            DeviceSpec::Null(options) => Control::Soft(Rc::new(Hca::open(&null_options(), Some(options))?)),
-        };
-        Ok(Self { control })
+        match spec {
+            #[cfg(feature = "soft")]
+            DeviceSpec::Soft(options) => {
+                let soft = Soft::open(options)?;
+                let hook = Rc::clone(soft.hca());
+                Ok(Self { control: Control::new(Rc::new(soft), Some(hook)), null: None })
+            }
+            #[cfg(feature = "soft")]
+            DeviceSpec::Null(options) => {
+                let null = Rc::new(Null::new(*options));
+                Ok(Self { control: Control::new(Rc::clone(&null) as _, None), null: Some(null) })
+            }
+            DeviceSpec::Verbs(options) => Ok(Self {
+                control: Control::new(Rc::new(Context::open(options)?), None),
+                #[cfg(feature = "soft")]
+                null: None,
+            }),
+        }
     }
 
-    pub(crate) fn control(&self) -> &Control {
-        &self.control
+    /// Opens a device of a simulation, with its options, and makes it known there.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    #[cfg(feature = "soft")]
+    pub fn simulated(simulation: &mut Simulation<'_>) -> Result<Self, OpenError> {
+        let device = Self::open(&DeviceSpec::Soft(simulation.options()))?;
+        // Opened with its options, it is of its network.
+        let _ = simulation.add(&device);
+        Ok(device)
     }
 
     /// The device's side of a [`DeviceSpec::Null`] device; `None` for one that works by itself.
+    #[cfg(feature = "soft")]
     #[must_use]
     pub fn null(&self) -> Option<NullDevice> {
-        self.control.soft().filter(|hca| hca.hook().is_none()).map(|hca| NullDevice::new(Rc::clone(hca)))
+        self.null.as_ref().map(|null| NullDevice::new(Rc::clone(null)))
+    }
+
+    /// The software HCA below it; `None` on hardware and on a null device. What it alone can be asked is asked there: which rules were broken,
+    /// the hash of its trace, when it has something to do next.
+    #[cfg(feature = "soft")]
+    #[must_use]
+    pub fn soft(&self) -> Option<&Rc<Hca>> {
+        self.control.hook()
     }
 
     /// Name, transport and capabilities.
     #[must_use]
     pub fn info(&self) -> DeviceInfo {
         self.control.info()
-    }
-
-    /// What the driver, or whoever wrote to its queues, did wrong so far; empty unless [`SoftOptions::strict`]. Takes the list.
-    #[must_use]
-    pub fn violations(&self) -> Vec<Violation> {
-        self.control.take_violations()
-    }
-
-    /// The hash over everything this device did: effects and completions of its sends, arrivals and flushes of its receives, each with time, queue
-    /// pair, WQE and status. Two runs with the same hash were the same.
-    /// `None` unless [`SoftOptions::trace`].
-    #[must_use]
-    pub fn trace_hash(&self) -> Option<u64> {
-        self.control.trace_hash()
     }
 
     /// The time on the device's clock, in ns since an arbitrary moment: what its retries and delays are measured by. A program whose own
@@ -258,12 +167,6 @@ impl Device {
     #[must_use]
     pub fn coarse_now_ns(&self) -> u64 {
         self.control.coarse_now_ns()
-    }
-
-    /// When, on its clock, the device has something to do by itself: a retry, a delayed operation. For steppers of virtual time.
-    #[must_use]
-    pub fn next_event_ns(&self) -> Option<u64> {
-        self.control.next_event_ns()
     }
 
     /// Makes the device do what is due and take in what has arrived, as a poll of an empty CQ does. Returns whether there may be new CQEs.
@@ -303,24 +206,6 @@ impl Device {
     }
 }
 
-/// The domain's number, kept alive by everything in the domain.
-pub(crate) struct PdObject {
-    pub(crate) pdn: u32,
-    pub(crate) control: Control,
-}
-
-impl PdObject {
-    pub(crate) fn new(control: &Control) -> Result<Rc<Self>, CreateError> {
-        Ok(Rc::new(Self { pdn: control.alloc_pd()?, control: control.clone() }))
-    }
-}
-
-impl Drop for PdObject {
-    fn drop(&mut self) {
-        self.control.dealloc_pd(self.pdn);
-    }
-}
-
 /// A protection domain: queue pairs use memory regions of their own domain only, at their own end as at the other.
 ///
 /// It stays in its thread:
@@ -347,7 +232,7 @@ pub trait CompletionQueue {
 
 /// An opaque reference to a CQ's device object.
 #[doc(hidden)]
-pub struct CqRef<'a>(pub(crate) &'a Rc<crate::cq_object::CqObject>);
+pub struct CqRef<'a>(pub(crate) &'a Rc<CqObject>);
 
 impl fmt::Debug for CqRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -403,7 +288,8 @@ impl Pd {
     /// across an operation that may write it.
     pub unsafe fn register(&self, addr: core::ptr::NonNull<u8>, len: usize, access: Access) -> Result<Mr, RegisterError> {
         let control = &self.object.control;
-        let parts = control.register_foreign(self.object.pdn, addr, len, access)?;
+        // SAFETY: the caller's.
+        let parts = unsafe { control.register(self.object.pdn, addr, len, access) }?;
         Ok(Mr::new(parts, control.clone(), Rc::clone(&self.object)))
     }
 
@@ -441,7 +327,7 @@ impl Pd {
         receives: impl Into<ReceiveSource<'a>>,
         config: &QpConfig,
     ) -> Result<UdQp, CreateError> {
-        Qp::create(&self.parents(send_cq, recv_cq, receives.into()), config, Datagram::new())
+        Qp::create(&self.parents(send_cq, recv_cq, receives.into()), config, Datagram { qkey: 0 })
     }
 
     fn parents<'a>(

@@ -18,13 +18,10 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::rc::Rc;
 
-use crate::control::UarParts;
+use crate::hook::Hook;
 use crate::mmio::{self, Mmio, Ordinary, RegisterKind, Streaming};
-use crate::soft::Hca;
-use crate::wire::queue_record;
-
-/// Half of a 512-byte BlueFlame register, also the longest WQE that fits it.
-pub(crate) const BF_BYTES: usize = 256;
+use crate::parts::UarParts;
+use crate::wire::{BLUEFLAME_BYTES, queue_record};
 
 /// Steps 2 to 6. `bytes` go to the register from `from`, or 8 if they are none or too many for it: `HALF`, which is 0 for one that takes no WQE
 /// and has one half.
@@ -62,15 +59,15 @@ struct Bell {
 fn announce_write_combining() -> Announce {
     match Streaming::detect() {
         #[cfg(target_arch = "x86_64")]
-        Streaming::Avx512 => announce::<mmio::Avx512, BF_BYTES>,
+        Streaming::Avx512 => announce::<mmio::Avx512, BLUEFLAME_BYTES>,
         #[cfg(target_arch = "x86_64")]
-        Streaming::Avx => announce::<mmio::Avx, BF_BYTES>,
+        Streaming::Avx => announce::<mmio::Avx, BLUEFLAME_BYTES>,
         #[cfg(target_arch = "x86_64")]
-        Streaming::Sse2 => announce::<mmio::Sse2, BF_BYTES>,
+        Streaming::Sse2 => announce::<mmio::Sse2, BLUEFLAME_BYTES>,
         #[cfg(target_arch = "aarch64")]
-        Streaming::Stnp => announce::<mmio::Stnp, BF_BYTES>,
+        Streaming::Stnp => announce::<mmio::Stnp, BLUEFLAME_BYTES>,
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        Streaming::Words => announce::<mmio::Words, BF_BYTES>,
+        Streaming::Words => announce::<mmio::Words, BLUEFLAME_BYTES>,
     }
 }
 
@@ -80,25 +77,25 @@ pub(crate) struct Doorbell {
     uar_offset: usize,
     announce: Announce,
     /// The soft device to tell; hardware sees the store itself.
-    hook: Option<Rc<Hca>>,
+    hook: Option<Hook>,
 }
 
 impl Doorbell {
-    pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Option<Rc<Hca>>) -> Self {
+    pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Option<Hook>) -> Self {
         let announce = match parts.kind {
-            RegisterKind::Ordinary => announce::<Ordinary, BF_BYTES>,
+            RegisterKind::Ordinary => announce::<Ordinary, BLUEFLAME_BYTES>,
             RegisterKind::DoorbellOnly => announce::<mmio::Baseline, 0>,
             RegisterKind::WriteCombining => announce_write_combining(),
         };
         let half = Rc::clone(&parts.half);
-        debug_assert!(half.get().addr() % BF_BYTES == 0);
+        debug_assert!(half.get().addr() % BLUEFLAME_BYTES == 0);
         Self { bell: Bell { record, half }, uar_offset: parts.uar_offset, announce, hook }
     }
 
     /// From now on steps 2 to 6 are made by `M`.
     #[cfg(test)]
     pub(crate) fn set_mmio<M: Mmio>(&mut self) {
-        self.announce = announce::<M, BF_BYTES>;
+        self.announce = announce::<M, BLUEFLAME_BYTES>;
     }
 
     /// Announces everything up to `producer`. `bytes` from `wqes` go through BlueFlame; if that is 0 or does not fit, the first 8.
@@ -111,8 +108,8 @@ impl Doorbell {
         // SAFETY: the caller's.
         unsafe { (self.announce)(&self.bell, queue_record(producer), wqes, bytes) };
         if let Some(device) = &self.hook {
-            let written = self.bell.half.get().addr() & BF_BYTES ^ BF_BYTES;
-            device.register_written(self.uar_offset + written);
+            let written = self.bell.half.get().addr() & BLUEFLAME_BYTES ^ BLUEFLAME_BYTES;
+            device.ring(self.uar_offset + written);
         }
     }
 }

@@ -9,51 +9,73 @@ extern crate self as mlx5;
 
 mod address;
 mod batch;
+mod config;
 mod control;
 mod cq;
 mod cq_object;
 mod cq_ring;
+mod cqe;
 mod device;
 mod doorbell;
+mod error;
 mod fast_map;
-pub mod hca;
+mod hook;
 mod mmio;
 mod mono_cq;
 mod mr;
+#[cfg(feature = "soft")]
+mod null;
 mod ops;
+mod parts;
+mod pd;
+#[cfg(feature = "soft")]
+mod private;
+mod provider;
 mod qp;
 mod rc_qp;
 mod rq;
-mod simulation;
+#[cfg(feature = "soft")]
 mod soft;
 mod sq;
 mod srq;
 mod ud_qp;
 pub mod verbs;
-pub mod wire;
 
 pub use address::{DeviceKind, QpAddress};
 pub use batch::BlueflameBatch;
-pub use control::CreateError;
-pub use cq::{CompletionError, Cq, CqConfig, Cqe};
-pub use device::{CompletionQueue, CqRef, Device, DeviceInfo, DeviceSpec, FabricSpec, NullOptions, OpenError, Pd, SoftOptions};
+pub use config::{CqConfig, DeviceInfo, NullOptions, Pages, QpConfig, QpState};
+pub use cq::Cq;
+pub use cqe::{CompletionError, Cqe};
+pub use device::{CompletionQueue, CqRef, Device, DeviceSpec, Pd};
+pub use error::{ConnectError, CreateError, OpenError, RegisterError};
 pub use fast_map::FastMap;
+pub use mlx5_wire as wire;
 pub use mmio::RegisterKind;
 pub use mono_cq::MonoCq;
-pub use mr::{Access, Busy, Mr, NoHugePages, OutOfBounds, Pages, RegisterError};
+pub use mr::{Busy, Mr, OutOfBounds};
 pub use ops::{
-    ATOMIC_BYTES, CompareSwap, Destination, FetchAdd, Inline, MAX_MESSAGE_BYTES, Operation, Payload, RcOperation, Read, Segments, Send,
-    SendImm, Sge, UdOperation, UdSend, UdSendImm, Write, WriteImm,
+    CompareSwap, Destination, FetchAdd, Inline, Operation, Payload, PostError, RcOperation, Read, Segments, Send, SendImm, Sge,
+    UdOperation, UdSend, UdSendImm, Write, WriteImm,
 };
-pub use qp::{ConnectError, ConnectOptions, Qp, QpConfig, QpState, ReceiveSource, Transport};
-pub use rc_qp::{Connected, RcQp};
+pub use qp::{Connected, Datagram, Qp, ReceiveSource, Transport};
+pub use rc_qp::RcQp;
 pub use rq::PostReceiveError;
-pub use simulation::{Actor, Did, ForeignDevice, Simulation};
-pub use soft::{Clock, ContextUses, Faults, LocalFabric, NicModel, NicParameters, NullDevice, Queue, Rule, Timing, Violation};
-pub use sq::{Flags, PostError, Signal};
+pub use shm::memfd::NoHugePages;
+pub use sq::{Flags, Signal};
 pub use srq::Srq;
-pub use ud_qp::{Datagram, GRH_BYTES, MAX_DATAGRAM_BYTES, UdQp};
-pub use wire::{AddressVector, CqeOpcode, Syndrome};
+pub use ud_qp::UdQp;
+pub use wire::{
+    ATOMIC_BYTES, Access, AddressVector, ConnectOptions, CqeOpcode, GRH_BYTES, MAX_DATAGRAM_BYTES, MAX_MESSAGE_BYTES, Syndrome,
+};
+#[cfg(feature = "soft")]
+pub use {
+    mlx5_hca as hca,
+    mlx5_hca::{
+        Actor, Clock, ContextUses, Did, FabricSpec, Faults, ForeignDevice, LocalFabric, NicModel, NicParameters, Queue, Rule, Simulation,
+        SoftOptions, Timing, Violation,
+    },
+    null::NullDevice,
+};
 
 #[cfg(test)]
 mod tests;

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::rc::Rc;
 
-use crate::control::{Control, CreateError};
-use crate::cq::{CqConfig, Cqe};
+use crate::config::CqConfig;
+use crate::control::Control;
 use crate::cq_object::CqObject;
 use crate::cq_ring::CqRing;
+use crate::cqe::Cqe;
+use crate::error::CreateError;
 use crate::fast_map::FastMap;
 
 /// A CQ for queue pairs of one kind, with a value of type `Q` per QPN.

@@ -4,95 +4,11 @@ use core::ptr::NonNull;
 use std::fmt;
 use std::rc::Rc;
 
-use bitflags::bitflags;
-
-use crate::control::{Control, MrParts};
-use crate::device::PdObject;
+use crate::config::Pages;
+use crate::control::Control;
 use crate::ops::Sge;
-
-pub use shm::memfd::NoHugePages;
-
-bitflags! {
-    /// What a region allows (`enum ibv_access_flags`). Local read is always allowed.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Access: u32 {
-        /// The local device may write: the target of READ and of receives.
-        const LOCAL_WRITE = 1;
-        /// Peers may WRITE. Needs `LOCAL_WRITE`.
-        const REMOTE_WRITE = 1 << 1;
-        /// Peers may READ.
-        const REMOTE_READ = 1 << 2;
-        /// Peers may do atomic operations. Needs `LOCAL_WRITE`.
-        const REMOTE_ATOMIC = 1 << 3;
-        /// The device may order its accesses to the region more freely (PCI Express relaxed ordering); that bytes have arrived is then proven
-        /// by a completion only. The software HCA ignores it.
-        const RELAXED_ORDERING = 1 << 20;
-    }
-}
-
-impl Access {
-    /// All that peers can be allowed.
-    pub(crate) const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
-
-    /// Refuses what no device registers.
-    pub(crate) fn check(self, bytes: usize) -> Result<(), RegisterError> {
-        if bytes == 0 {
-            return Err(RegisterError::Empty);
-        }
-        if self.intersects(Self::REMOTE_WRITE | Self::REMOTE_ATOMIC) && !self.contains(Self::LOCAL_WRITE) {
-            return Err(RegisterError::RemoteWithoutLocalWrite);
-        }
-        Ok(())
-    }
-}
-
-/// Why memory could not be registered.
-#[derive(Debug, thiserror::Error)]
-pub enum RegisterError {
-    /// An empty region.
-    #[error("a memory region of 0 bytes; the smallest is 1")]
-    Empty,
-    /// `ibv_reg_mr` refuses it too.
-    #[error("remote write and remote atomic access need local write access as well")]
-    RemoteWithoutLocalWrite,
-    /// The device's table is full.
-    #[error("all {max} memory regions of the device are in use; drop some first")]
-    Exhausted {
-        /// Regions of the device.
-        max: usize,
-    },
-    /// Peers could not reach this memory.
-    #[error("memory of another allocator cannot be a remote buffer here: {reason}; use Pd::alloc")]
-    Unreachable {
-        /// Why.
-        reason: &'static str,
-    },
-    /// Access for remote atomics; see [`DeviceInfo::has_atomics`](crate::DeviceInfo::has_atomics).
-    #[error("this device has no atomics: no region can give REMOTE_ATOMIC access")]
-    NoAtomics,
-    /// libibverbs, or the kernel, refused.
-    #[error(transparent)]
-    Call(#[from] crate::verbs::CallError),
-    /// The arena has no room, or the kernel no memory.
-    #[error("no memory for a region of {bytes} bytes: {source}")]
-    Memory {
-        /// Asked for.
-        bytes: usize,
-        /// The cause.
-        source: std::io::Error,
-    },
-}
-
-/// What pages a region lies on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pages {
-    /// Ordinary ones, as asked for.
-    Base,
-    /// Huge ones, of 2 MiB.
-    Huge,
-    /// Ordinary ones, although huge ones were asked for, and why: for people to read.
-    NotHuge(NoHugePages),
-}
+use crate::parts::MrParts;
+use crate::pd::PdObject;
 
 /// A registered memory region.
 ///

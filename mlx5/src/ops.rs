@@ -11,22 +11,20 @@
 //! | control, datagram (3), payload | [`UdSend`], [`UdSendImm`] |
 
 mod atomic;
+mod error;
 mod payload;
 mod rdma;
 mod send;
 mod ud;
 
-use crate::sq::PostError;
 use crate::wire::{InlineHeader, Opcode, SEGMENT};
 
-pub use atomic::{ATOMIC_BYTES, CompareSwap, FetchAdd};
+pub use atomic::{CompareSwap, FetchAdd};
+pub use error::PostError;
 pub use payload::{Inline, Sge};
 pub use rdma::{Read, Write, WriteImm};
 pub use send::{Send, SendImm};
 pub use ud::{Destination, UdSend, UdSendImm};
-
-/// Longest message: 2^30 bytes (PRM: `log_max_msg` of every known device).
-pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 
 mod sealed {
     pub trait Sealed {}

@@ -3,153 +3,21 @@
 use std::fmt;
 use std::rc::Rc;
 
-use crate::address::{DeviceKind, QpAddress};
-use crate::control::{Control, CreateError, QpParts, QpRequest, Receives};
-use crate::cq::Cqe;
+use crate::address::QpAddress;
+use crate::config::{QpConfig, QpState};
+use crate::control::Control;
 use crate::cq_object::CqObject;
-use crate::device::PdObject;
+use crate::cqe::Cqe;
 use crate::doorbell::Doorbell;
+use crate::error::{ConnectError, CreateError};
 use crate::mr::Mr;
-use crate::ops::{Operation, Sge};
+use crate::ops::{Operation, PostError, Sge};
+use crate::parts::{QpParts, QpRequest, Receives};
+use crate::pd::PdObject;
 use crate::rq::{PostReceiveError, ReceiveQueue};
-use crate::sq::{Flags, PostError, SendQueue};
+use crate::sq::{Flags, SendQueue};
 use crate::srq::{Srq, SrqObject};
-use crate::wire::CqeOpcode;
-
-/// Attributes of a connection (`struct ibv_qp_attr`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConnectOptions {
-    /// Acknowledgement timeout: 4.096 us x 2^n; 1..=31. The default 14 is 67 ms.
-    pub timeout: u8,
-    /// Transport retries, 0..=7.
-    pub retry_count: u8,
-    /// Retries when the peer has no receive posted, 0..=7; 7 is without end.
-    pub rnr_retry: u8,
-    /// How long a sender waits before such a retry, in ns. On hardware the receiver says so: there it is what this end tells its peer, and
-    /// rounded up to one of the 32 times that InfiniBand has, from 10 us to 655 ms.
-    pub rnr_timer_ns: u64,
-}
-
-impl Default for ConnectOptions {
-    fn default() -> Self {
-        Self { timeout: 14, retry_count: 7, rnr_retry: 7, rnr_timer_ns: 640_000 }
-    }
-}
-
-impl ConnectOptions {
-    pub(crate) fn check(&self) -> Result<(), ConnectError> {
-        let option = |option, value, legal| Err(ConnectError::Option { option, value, legal });
-        match self {
-            Self { timeout: 0 | 32.., .. } => option("timeout", self.timeout, "1..=31"),
-            Self { retry_count: 8.., .. } => option("retry_count", self.retry_count, "0..=7"),
-            Self { rnr_retry: 8.., .. } => option("rnr_retry", self.rnr_retry, "0..=7"),
-            _ => Ok(()),
-        }
-    }
-
-    /// How long an unanswered operation is retried before it fails, in ns.
-    #[must_use]
-    pub fn transport_timeout_ns(&self) -> u64 {
-        // "Local ACK Timeout": 0 is no timeout. No queue pair of this crate has it.
-        let once_ns = if self.timeout == 0 { u64::MAX } else { 4096 << self.timeout.min(31) };
-        once_ns.saturating_mul(u64::from(self.retry_count.min(7)) + 1)
-    }
-}
-
-/// States of a queue pair (InfiniBand specification, "Queue Pair States").
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QpState {
-    /// Created; not connected.
-    Reset,
-    /// Receives may be posted.
-    Init,
-    /// Receives.
-    ReadyToReceive,
-    /// Sends and receives.
-    ReadyToSend,
-    /// An operation failed; everything posted is flushed.
-    Error,
-}
-
-/// Why a state transition was refused.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// Not from this state; from the error state there is no way but a new queue pair.
-    #[error("the queue pair is in state {from:?}; this transition needs {needs:?}")]
-    WrongState {
-        /// The state it is in.
-        from: QpState,
-        /// The state it must be in.
-        needs: QpState,
-    },
-    /// An option outside its range.
-    #[error("{option} is {value}; legal is {legal}")]
-    Option {
-        /// The option.
-        option: &'static str,
-        /// What was asked for.
-        value: u8,
-        /// The range.
-        legal: &'static str,
-    },
-    /// The peer's device is of another kind.
-    #[error("a {local:?} device cannot connect to a {remote:?} one")]
-    DifferentKinds {
-        /// This end's.
-        local: DeviceKind,
-        /// The peer's.
-        remote: DeviceKind,
-    },
-    /// One end is on InfiniBand, and gave no GID, the other is on RoCE.
-    #[error("the peer's address has no GID, and a RoCE port is named by nothing else")]
-    NoGid,
-    /// libibverbs, or the kernel, refused.
-    #[error(transparent)]
-    Call(#[from] crate::verbs::CallError),
-    /// Nothing there.
-    #[error("no soft device with LID {lid} in this fabric: {reason}")]
-    NoSuchDevice {
-        /// The LID asked for.
-        lid: u16,
-        /// What was found.
-        reason: String,
-    },
-    /// The LID belongs to a later device.
-    #[error("LID {lid} belongs to another device now: the one that gave this address is gone")]
-    StaleDevice {
-        /// The LID asked for.
-        lid: u16,
-    },
-    /// The number names no queue pair there.
-    #[error("QPN {qpn:#x} is no queue pair of the device with LID {lid}")]
-    NoSuchQp {
-        /// The LID asked for.
-        lid: u16,
-        /// The number asked for.
-        qpn: u32,
-    },
-}
-
-/// Sizes of a queue pair.
-#[derive(Clone, Copy, Debug)]
-pub struct QpConfig {
-    /// Send WQEBBs of 64 B, 1..=32768; rounded up to a power of two.
-    pub max_send_wr: u32,
-    /// Inline bytes of one operation, 0..=220.
-    pub max_inline_data: usize,
-    /// The device may put the data of a SEND of up to 32 bytes, 64 with large CQEs, into the CQE instead of the receive's buffer
-    /// ([`Cqe::inline_data`]); that buffer is then not written. Reliable connections only.
-    pub scatter_to_cqe: bool,
-    /// Messages of the peer that may wait on the software HCA until this end polls, 1..=128; rounded up to a power of two, at least 16. Each
-    /// takes 64 bytes. The peer's operations wait for room; its queue pair's depth need not be the same. Hardware does not look at it.
-    pub lane_slots: u32,
-}
-
-impl Default for QpConfig {
-    fn default() -> Self {
-        Self { max_send_wr: 256, max_inline_data: 64, scatter_to_cqe: false, lane_slots: 128 }
-    }
-}
+use crate::wire::{CqeOpcode, Service};
 
 /// Where a queue pair's receives come from.
 #[derive(Clone, Copy, Debug)]
@@ -201,14 +69,32 @@ pub(crate) struct QpParents<'a> {
 
 mod sealed {
     pub trait Sealed {}
-    impl Sealed for crate::rc_qp::Connected {}
-    impl Sealed for crate::ud_qp::Datagram {}
+    impl Sealed for super::Connected {}
+    impl Sealed for super::Datagram {}
 }
 
 /// What a queue pair sends to and receives from: [`Connected`](crate::Connected) or [`Datagram`](crate::Datagram). Sealed.
 pub trait Transport: sealed::Sealed + fmt::Debug {
     #[doc(hidden)]
-    const IS_DATAGRAM: bool;
+    const SERVICE: Service;
+}
+
+/// Reliable connection to one other queue pair.
+#[derive(Debug)]
+pub struct Connected;
+
+impl Transport for Connected {
+    const SERVICE: Service = Service::Connected;
+}
+
+/// Unreliable datagrams to and from any queue pair of the kind.
+#[derive(Debug)]
+pub struct Datagram {
+    pub(crate) qkey: u32,
+}
+
+impl Transport for Datagram {
+    const SERVICE: Service = Service::Datagram;
 }
 
 /// A queue pair: [`RcQp`](crate::RcQp), which is connected to one other, or [`UdQp`](crate::UdQp), which sends datagrams to any.
@@ -249,7 +135,7 @@ impl<T: Transport> Qp<T> {
             ReceiveSource::Shared(srq) => (Receives::Shared(srq.object().srqn), Some(Rc::clone(srq.object())), 0),
             ReceiveSource::Own { depth, max_sge } => (Receives::Own { depth, max_sge }, None, max_sge),
         };
-        let request = QpRequest { pd: pd.pdn, send_cq: send_cq.cqn, recv_cq: recv_cq.cqn, receives, is_datagram: T::IS_DATAGRAM, config };
+        let request = QpRequest { pd: pd.pdn, send_cq: send_cq.cqn, recv_cq: recv_cq.cqn, receives, service: T::SERVICE, config };
         let QpParts { sq, rq } = control.create_qp(&request)?;
         let object = QpObject {
             qpn: sq.qpn,
@@ -259,7 +145,7 @@ impl<T: Transport> Qp<T> {
             _srq: srq,
             pd: Rc::clone(pd),
         };
-        let doorbell = Doorbell::new(&sq.uar, sq.record, control.hook());
+        let doorbell = Doorbell::new(&sq.uar, sq.record, control.hook().cloned());
         let rq = rq.map(|parts| ReceiveQueue::new(&parts, max_sge));
         let mut qp = Self { sq: SendQueue::new(&sq, doorbell), rq, state: QpState::Reset, transport, object };
         qp.set_state(QpState::Reset);

@@ -1,19 +1,13 @@
 //! Reliable-connected queue pairs.
 
 use crate::address::QpAddress;
-use crate::batch::BlueflameBatch;
-use crate::control::ConnectParts;
-use crate::ops::RcOperation;
-use crate::qp::{ConnectError, ConnectOptions, Qp, QpState, Transport};
-use crate::sq::{Flags, PostError};
-
-/// Reliable connection to one other queue pair.
-#[derive(Debug)]
-pub struct Connected;
-
-impl Transport for Connected {
-    const IS_DATAGRAM: bool = false;
-}
+use crate::config::QpState;
+use crate::error::{ConnectError, check_options};
+use crate::ops::{PostError, RcOperation};
+use crate::parts::ConnectParts;
+use crate::qp::{Connected, Qp};
+use crate::sq::Flags;
+use crate::wire::ConnectOptions;
 
 /// A reliable-connected queue pair.
 pub type RcQp = Qp<Connected>;
@@ -33,7 +27,7 @@ impl RcQp {
     /// # Errors
     /// See [`ConnectError`]; the state is unchanged.
     pub fn ready_to_receive(&mut self, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
-        options.check()?;
+        check_options(options)?;
         self.transition(QpState::Init, QpState::ReadyToReceive)?;
         let parts = ConnectParts { qpn: self.qpn(), remote: *remote, options: *options };
         self.control().connect(&parts).inspect_err(|_| self.set_state(QpState::Init))
@@ -54,7 +48,7 @@ impl RcQp {
     /// # Errors
     /// See [`ConnectError`]; the state is that of the last step that succeeded.
     pub fn connect(&mut self, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
-        options.check()?;
+        check_options(options)?;
         if self.state() != QpState::Init {
             self.initialize()?;
         }
@@ -69,10 +63,5 @@ impl RcQp {
     #[inline(always)]
     pub fn post<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
         self.push(op, flags, user)
-    }
-
-    /// Starts a batch of operations that are announced together through BlueFlame. What was posted before is announced now.
-    pub fn blueflame_batch(&mut self) -> BlueflameBatch<'_> {
-        BlueflameBatch::new(self)
     }
 }

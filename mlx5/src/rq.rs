@@ -3,10 +3,10 @@
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 
-use crate::control::RqParts;
 use crate::mmio;
-use crate::ops::{MAX_MESSAGE_BYTES, Payload, Segments, Sge};
-use crate::wire::{DataSegment, SEGMENT, queue_record};
+use crate::ops::{Payload, Segments, Sge};
+use crate::parts::RqParts;
+use crate::wire::{DataSegment, MAX_MESSAGE_BYTES, SEGMENT, queue_record};
 
 /// Why a receive was not posted. Nothing was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

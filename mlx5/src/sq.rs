@@ -3,57 +3,10 @@
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
-use crate::control::SqParts;
-use crate::doorbell::{BF_BYTES, Doorbell};
-use crate::ops::{MAX_MESSAGE_BYTES, Operation, Payload, Segments};
-use crate::wire::{CtrlSegment, FenceMode, Opcode, SEGMENT, WQEBB};
-
-/// Why an operation was not posted. Nothing was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PostError {
-    /// Retry after polling the send CQ.
-    #[error("send queue full: {needed} of {capacity} WQEBBs needed, {free} free; poll the send CQ and retry")]
-    QueueFull {
-        /// WQEBBs the operation needs, padding at the end of the ring included.
-        needed: usize,
-        /// WQEBBs free.
-        free: usize,
-        /// WQEBBs of the queue.
-        capacity: usize,
-    },
-    /// The QP cannot send; connect it, or create a new one after an error.
-    #[error("the queue pair is in state {0:?}; posting needs ReadyToSend")]
-    WrongState(crate::QpState),
-    /// More inline bytes than the QP was created for.
-    #[error("{bytes} inline bytes; this queue pair takes at most {max}: use an SGE, or create it with a larger max_inline_data")]
-    InlineTooLong {
-        /// Bytes asked for.
-        bytes: usize,
-        /// The QP's limit.
-        max: usize,
-    },
-    /// The message is longer than any device sends.
-    #[error("a message of {bytes} bytes; the longest is {MAX_MESSAGE_BYTES}")]
-    MessageTooLong {
-        /// Bytes asked for.
-        bytes: u64,
-    },
-    /// The address of an atomic is not a multiple of 8.
-    #[error("an atomic at {addr:#x}; the address must be a multiple of 8")]
-    AtomicMisaligned {
-        /// Remote address asked for.
-        addr: u64,
-    },
-    /// See [`DeviceInfo::has_atomics`](crate::DeviceInfo::has_atomics).
-    #[error("this device has no atomics")]
-    NoAtomics,
-    /// The result of an atomic is 8 bytes long.
-    #[error("{bytes} bytes for the result of an atomic, which is 8 bytes long")]
-    AtomicResult {
-        /// Bytes of the SGE.
-        bytes: u32,
-    },
-}
+use crate::doorbell::Doorbell;
+use crate::ops::{Operation, Payload, PostError, Segments};
+use crate::parts::SqParts;
+use crate::wire::{BLUEFLAME_BYTES, CtrlSegment, FenceMode, MAX_MESSAGE_BYTES, Opcode, SEGMENT, WQEBB};
 
 /// How a post is to complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +55,7 @@ impl From<Signal> for Flags {
 
 /// WQEs that go through BlueFlame together; see [`BlueflameBatch`](crate::BlueflameBatch).
 #[repr(align(64))]
-pub(crate) struct BlueflameBuffer(pub(crate) [MaybeUninit<u8>; BF_BYTES]);
+pub(crate) struct BlueflameBuffer(pub(crate) [MaybeUninit<u8>; BLUEFLAME_BYTES]);
 
 /// The send queue. Counters are 16-bit WQEBB counts, as on the wire.
 pub(crate) struct SendQueue {
@@ -336,7 +289,7 @@ impl SendQueue {
     /// Adds what was pushed behind the first `from` pending WQEBBs to `buffer`, at the same places. `false` if it does not fit.
     pub(crate) fn copy_pending(&self, from: u16, buffer: &mut BlueflameBuffer) -> bool {
         let blocks = self.pending();
-        if usize::from(blocks) * WQEBB > BF_BYTES {
+        if usize::from(blocks) * WQEBB > BLUEFLAME_BYTES {
             return false;
         }
         for i in from..blocks {

@@ -5,11 +5,12 @@ use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::fmt;
 use std::rc::Rc;
 
-use crate::control::{CreateError, SrqParts};
-use crate::cq::Cqe;
-use crate::device::PdObject;
+use crate::cqe::Cqe;
+use crate::error::CreateError;
 use crate::mmio;
 use crate::ops::Sge;
+use crate::parts::SrqParts;
+use crate::pd::PdObject;
 use crate::rq::{PostReceiveError, Scatter};
 use crate::wire::{NextSegment, SEGMENT, queue_record};
 

@@ -1,35 +1,14 @@
 //! Unreliable-datagram queue pairs.
 
 use crate::address::QpAddress;
-use crate::ops::{Destination, UdOperation};
-use crate::qp::{ConnectError, Qp, QpState, Transport};
-use crate::sq::{Flags, PostError};
+use crate::config::QpState;
+use crate::error::ConnectError;
+use crate::ops::{Destination, PostError, UdOperation};
+use crate::qp::{Datagram, Qp};
+use crate::sq::Flags;
 use crate::wire::AddressVector;
 
-/// Bytes at the start of a receive's buffers that a datagram's payload follows: room for a GRH (InfiniBand specification, "Global Route
-/// Header"), filled if [`Cqe::has_grh`](crate::Cqe::has_grh) says so. They are part of the CQE's byte count.
-pub const GRH_BYTES: usize = 40;
-
-/// Longest datagram: the largest MTU.
-pub const MAX_DATAGRAM_BYTES: usize = 4096;
-
-/// Unreliable datagrams to and from any queue pair of the kind.
-#[derive(Debug)]
-pub struct Datagram {
-    qkey: u32,
-}
-
-impl Datagram {
-    pub(crate) fn new() -> Self {
-        Self { qkey: 0 }
-    }
-}
-
-impl Transport for Datagram {
-    const IS_DATAGRAM: bool = true;
-}
-
-/// An unreliable-datagram queue pair: it sends to any other, a message of at most [`MAX_DATAGRAM_BYTES`], and receives from any that knows its
+/// An unreliable-datagram queue pair: it sends to any other, a message of at most [`MAX_DATAGRAM_BYTES`](crate::MAX_DATAGRAM_BYTES), and receives from any that knows its
 /// Q_Key. A datagram that finds no receive, a wrong Q_Key or no queue pair is lost without a word; one longer than the receive's buffers is a
 /// local length error, and ends the queue pair. A completion of a send says that the datagram has left, and no more.
 pub type UdQp = Qp<Datagram>;

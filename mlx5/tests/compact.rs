@@ -154,7 +154,7 @@ fn traced(compression: bool, scatter_to_cqe: bool, imms: &[u32]) -> u64 {
         arrived += recv_cq.poll(8, |_| ());
         arrived == imms.len()
     });
-    device.trace_hash().unwrap()
+    device.soft().unwrap().trace_hash().unwrap()
 }
 
 #[test]

@@ -223,7 +223,7 @@ fn run(mode: Mode, seed: u64) -> (Vec<Option<u64>>, u32) {
         arrived += b.received().len();
         arrived == 100
     });
-    (vec![a.device.trace_hash(), b.device.trace_hash()], waits)
+    (vec![a.device.soft().and_then(|soft| soft.trace_hash()), b.device.soft().and_then(|soft| soft.trace_hash())], waits)
 }
 
 #[test]

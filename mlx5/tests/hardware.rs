@@ -78,8 +78,13 @@ fn devices_are_listed_and_opened_by_name_by_place_and_by_default() {
         assert!(info.max_qp > 0 && info.max_mr > 0 && info.max_cqe > 0 && info.max_srq_wr > 0 && info.max_send_wr > 0, "{info:?}");
     }
     let device = open(&VerbsOptions::default()).unwrap();
-    assert!(device.null().is_none() && device.trace_hash().is_none() && device.next_event_ns().is_none() && !device.progress());
-    assert_eq!(device.violations(), []);
+    assert!(
+        device.null().is_none()
+            && device.soft().and_then(|soft| soft.trace_hash()).is_none()
+            && device.soft().and_then(|soft| soft.next_event_ns()).is_none()
+            && !device.progress()
+    );
+    assert_eq!(device.soft().map_or_else(Vec::new, |soft| soft.take_violations()), []);
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn a_fenced_write_leaves_when_the_read_before_it_is_back() {
     let mut bytes = [0; 19];
     b.mr.read(100, &mut bytes).unwrap();
     assert_eq!(&bytes, b"brought by the read");
-    assert_eq!(a.device.violations(), [], "what the READ brought is no change");
+    assert_eq!(a.device.soft().unwrap().take_violations(), [], "what the READ brought is no change");
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn a_receiver_takes_receives_at_its_rate_and_slower_from_a_list_out_of_order() {
 #[test]
 fn each_receive_of_a_burst_costs_what_its_own_neighbour_says_and_all_queue_pairs_share_the_receiver() {
     let mut simulation = Simulation::new(NicParameters { send_ns: 0, context_miss_ns: 0, ..NIC });
-    let (server, client) = (End::new(&simulation.device().unwrap()), End::new(&simulation.device().unwrap()));
+    let (server, client) = (End::new(&Device::simulated(&mut simulation).unwrap()), End::new(&Device::simulated(&mut simulation).unwrap()));
     let mut srq = server.pd.create_srq(15, 0).unwrap();
     let mut recv_cq = server.device.create_cq(64).unwrap();
     let mut qps: Vec<_> = (0..2)
@@ -253,7 +253,8 @@ fn each_receive_of_a_burst_costs_what_its_own_neighbour_says_and_all_queue_pairs
 fn more_queue_pairs_in_rotation_than_contexts_cost_a_miss_for_every_message() {
     let round = |qps: usize| {
         let mut simulation = Simulation::new(NicParameters { doorbell_ns: 0, send_ns: 100, link_ns: 0, context_miss_ns: 300, ..NIC });
-        let (server, client) = (End::new(&simulation.device().unwrap()), End::new(&simulation.device().unwrap()));
+        let (server, client) =
+            (End::new(&Device::simulated(&mut simulation).unwrap()), End::new(&Device::simulated(&mut simulation).unwrap()));
         let config = QpConfig { max_send_wr: 64, max_inline_data: 0, ..QpConfig::default() };
         let mut pairs: Vec<_> = (0..qps)
             .map(|_| {
@@ -329,7 +330,7 @@ fn rnr_timers_and_transport_time_outs_are_exact_in_virtual_time() {
 
     // A peer that is there and not connected has the whole time-out.
     let mut simulation = Simulation::new(NIC);
-    let (mut a, b) = (End::new(&simulation.device().unwrap()), End::new(&simulation.device().unwrap()));
+    let (mut a, b) = (End::new(&Device::simulated(&mut simulation).unwrap()), End::new(&Device::simulated(&mut simulation).unwrap()));
     a.qp.connect(&b.qp.address(), &options).unwrap();
     a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: () }, Signal::Always, 1).unwrap();
     a.qp.ring();

@@ -43,7 +43,7 @@ fn a_delayed_operation_is_not_there_before_its_time() {
         assert_eq!(a.sent(), users.iter().map(|&user| (Some(user), Ok(()))).collect::<Vec<_>>(), "{at_ns}");
         assert_eq!(b.arrived(), users.iter().map(|&user| user as u32).collect::<Vec<_>>(), "{at_ns}");
     }
-    assert_eq!((a.device.violations(), b.device.violations()), (vec![], vec![]));
+    assert_eq!((a.device.soft().unwrap().take_violations(), b.device.soft().unwrap().take_violations()), (vec![], vec![]));
 }
 
 /// Four devices, all to all, with faults that only the seed decides.
@@ -126,7 +126,7 @@ fn a_ping_pong_of_two_actors_takes_what_the_parameters_add_up_to_and_idle_actors
     const WORK_NS: u64 = 77;
     let mut simulation = Simulation::new(NicParameters { context_miss_ns: 0, ..NIC });
     let (mut a, mut b) = pair(&mut simulation, &ConnectOptions::default());
-    let bystander = End::new(&simulation.device().unwrap());
+    let bystander = End::new(&Device::simulated(&mut simulation).unwrap());
     a.receives(200);
     b.receives(200);
     let (to_a, to_b) = (imm(&a, 0), imm(&b, 0));
@@ -210,7 +210,7 @@ fn an_actor_that_watches_memory_is_woken_by_a_write_without_completion_and_by_it
 fn devices_of_another_network_are_refused_and_a_removed_one_is_dead_to_its_peers() {
     let mut simulation = Simulation::new(NIC);
     let mut other = Simulation::new(NIC);
-    let foreign = other.device().unwrap();
+    let foreign = Device::simulated(&mut other).unwrap();
     assert_eq!(simulation.add(&foreign), Err(ForeignDevice));
     assert_eq!(simulation.spawn(&[&foreign], |_| Did::IdleUntil(None)), Err(ForeignDevice));
     let (mut a, b) = pair(&mut simulation, &ConnectOptions::default());
@@ -242,8 +242,8 @@ fn early_reuse(mode: Mode) -> (Vec<u8>, Vec<Rule>) {
     net.settle(|| !a.sent().is_empty());
     let mut bytes = vec![0; 12];
     b.mr.read(0, &mut bytes).unwrap();
-    assert_eq!(b.device.violations(), []);
-    (bytes, a.device.violations().iter().map(|v| v.rule).collect())
+    assert_eq!(b.device.soft().unwrap().take_violations(), []);
+    (bytes, a.device.soft().unwrap().take_violations().iter().map(|v| v.rule).collect())
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn a_source_used_again_between_effect_and_acknowledgement_is_found_too() {
     a.mr.write(8, b"?").unwrap();
     simulation.run(u64::MAX);
     assert_eq!(a.sent(), [(Some(3), Ok(()))]);
-    let found = a.device.violations();
+    let found = a.device.soft().unwrap().take_violations();
     assert_eq!(found.iter().map(|v| (v.queue, v.rule)).collect::<Vec<_>>(), [(Queue::Send(a.qp.qpn()), Rule::SourceChanged)]);
 }
 
@@ -279,12 +279,12 @@ fn arrivals_are_in_the_receivers_trace() {
     let mut simulation = Simulation::new(NIC);
     let (mut a, mut b) = pair(&mut simulation, &ConnectOptions::default());
     b.receives(2);
-    let mut hashes = vec![b.device.trace_hash().unwrap()];
+    let mut hashes = vec![b.device.soft().unwrap().trace_hash().unwrap()];
     for i in 0..2 {
         a.qp.post(&imm(&b, i), Signal::Reclaim, 0).unwrap();
         a.qp.ring();
         simulation.run(u64::MAX);
-        hashes.push(b.device.trace_hash().unwrap());
+        hashes.push(b.device.soft().unwrap().trace_hash().unwrap());
     }
     assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2], "{hashes:x?}");
 }
@@ -293,7 +293,8 @@ fn arrivals_are_in_the_receivers_trace() {
 fn an_actor_misses_no_arrival_however_many_queue_pairs_it_has() {
     const QPS: usize = 40;
     let mut simulation = Simulation::new(NicParameters { receive_ns: 0, ..NIC });
-    let (mut server, client) = (End::new(&simulation.device().unwrap()), End::new(&simulation.device().unwrap()));
+    let (mut server, client) =
+        (End::new(&Device::simulated(&mut simulation).unwrap()), End::new(&Device::simulated(&mut simulation).unwrap()));
     let config = QpConfig { max_send_wr: 16, max_inline_data: 0, ..QpConfig::default() };
     let mut pairs: Vec<_> = (0..QPS)
         .map(|_| {
@@ -326,8 +327,8 @@ fn an_actor_misses_no_arrival_however_many_queue_pairs_it_has() {
 #[test]
 fn a_peer_that_nobody_steps_stops_its_sender_and_not_the_simulation() {
     let mut simulation = Simulation::new(NIC);
-    let mut a = End::new(&simulation.device().unwrap());
-    let mut b = End::new(&Device::open(&simulation.spec()).unwrap());
+    let mut a = End::new(&Device::simulated(&mut simulation).unwrap());
+    let mut b = End::new(&Device::open(&DeviceSpec::Soft(simulation.options())).unwrap());
     connect(&mut a.qp, &mut b.qp, &ConnectOptions::default());
     b.receives(200);
     (0..200).for_each(|i| a.qp.post(&imm(&b, i), Signal::Always, i.into()).unwrap());
@@ -364,7 +365,7 @@ fn a_message_that_a_fault_passed_over_arrives_when_nothing_else_happens() {
     let mut simulation = Simulation::new(NIC);
     let faults = Faults { seed: 3, reorder_permille: 700, ..Faults::default() };
     let device = Device::open(&DeviceSpec::Soft(SoftOptions { faults, ..simulation.options() })).unwrap();
-    let (mut a, mut b) = (End::new(&simulation.device().unwrap()), End::new(&device));
+    let (mut a, mut b) = (End::new(&Device::simulated(&mut simulation).unwrap()), End::new(&device));
     simulation.add(&device).unwrap();
     connect(&mut a.qp, &mut b.qp, &ConnectOptions::default());
     b.receives(50);

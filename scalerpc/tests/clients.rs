@@ -78,9 +78,9 @@ fn no_buffer_is_reused_while_the_device_may_still_read_it() {
     for reply_mode in [ReplyMode::ServerWrites, ReplyMode::ClientReads] {
         let options = SoftOptions { timing: Timing::Delay { ns: 3_000 }, strict: true, ..SoftOptions::default() };
         let (server, callers) = eight_clients(&DeviceSpec::Soft(options), &config(reply_mode));
-        assert_eq!(server.device().violations(), []);
+        assert_eq!(server.device().soft().unwrap().take_violations(), []);
         for caller in &callers {
-            let violations = caller.client.device().violations();
+            let violations = caller.client.device().soft().unwrap().take_violations();
             assert!(violations.iter().all(|violation| violation.rule == Rule::SourceChanged), "{violations:?}");
         }
     }

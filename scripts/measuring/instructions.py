@@ -35,7 +35,7 @@ CRATES = ["mlx5", "copyrpc", "scalerpc", "ipc", "delegationrpc", "flux", "benchk
 # Their counts include the driver's copy to BlueFlame.
 ON_THE_DRIVER = {"mlx5", "copyrpc", "scalerpc"}
 # The software HCA's two entry points, with all they call.
-HCA = ["--toggle-collect=mlx5::soft::Hca::register_written", "--toggle-collect=mlx5::soft::Hca::empty_poll"]
+HCA = ["--toggle-collect=mlx5_hca::Hca::ring", "--toggle-collect=mlx5_hca::Hca::empty_poll"]
 
 
 class Operation(NamedTuple):

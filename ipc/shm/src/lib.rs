@@ -25,6 +25,7 @@ compile_error!("memfds, robust futexes, membarrier and /proc/<pid>/fd are Linux'
 pub mod cache;
 pub mod caller;
 pub mod clients;
+pub mod clock;
 pub mod dir;
 pub mod dropped;
 mod header;

@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::Arc;
 
-use mlx5::hca::CqMemory;
+use mlx5_hca::CqMemory;
 use zerocopy::FromZeros;
 
 use crate::abi::mlx5::{CreateCq as DriverCq, CreateCqResp as DriverCqResp};

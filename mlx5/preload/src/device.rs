@@ -73,7 +73,7 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
         ..AllocUcontextResp::new_zeroed()
     };
     let objects = Objects::new(settings, bfregs, writer)?;
-    let note = format!("bfregs={}/{} seat={}", request.total_num_bfregs, request.num_low_latency_bfregs, objects.hca.seat());
+    let note = format!("bfregs={}/{} seat={}", request.total_num_bfregs, request.num_low_latency_bfregs, objects.hca.lid());
     let async_fd = reader.as_raw_fd() as u32;
     // The program's from now on.
     let _ = reader.into_raw_fd();

@@ -1,7 +1,7 @@
 //! MODIFY_QP: what a transition brings, whether it is legal, and what the HCA is to do.
 
-use mlx5::hca::Service;
-use mlx5::{Access, ConnectOptions};
+use mlx5_hca::wire::rnr_timer_ns;
+use mlx5_hca::{Access, ConnectOptions, Service};
 
 use crate::abi::mlx5::ModifyQpResp as DriverResp;
 use crate::abi::verbs::{ExModifyQp, ExModifyQpResp, ModifyQp};
@@ -11,12 +11,6 @@ use crate::errno::Errno;
 use crate::qp::Qp;
 use crate::session::Objects;
 use crate::transitions::{State, attribute, is_legal};
-
-/// `min_rnr_timer` in units of 10 us (InfiniBand specification, "Encoding for RNR NAK Timer Field").
-const RNR_TIMER: [u32; 32] = [
-    65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192,
-    12_288, 16_384, 24_576, 32_768, 49_152,
-];
 
 /// The attributes that a mask selects, out of a request.
 struct Selected<'a> {
@@ -85,12 +79,7 @@ fn rights(at: &ModifyQp) -> Access {
 
 /// Retries, from attributes.
 fn options(at: &ModifyQp) -> ConnectOptions {
-    ConnectOptions {
-        timeout: at.timeout,
-        retry_count: at.retry_cnt,
-        rnr_retry: at.rnr_retry,
-        rnr_timer_ns: u64::from(RNR_TIMER[usize::from(at.min_rnr_timer & 31)]) * 10_000,
-    }
+    ConnectOptions { timeout: at.timeout, retry_count: at.retry_cnt, rnr_retry: at.rnr_retry, rnr_timer_ns: rnr_timer_ns(at.min_rnr_timer) }
 }
 
 impl Objects {
@@ -152,7 +141,7 @@ impl Objects {
             (State::Init, State::ReadyToReceive) if is_connected => {
                 let is_here = self.is_here(at.dest.is_global != 0, &at.dest.dgid, at.dest.dlid);
                 // Nobody has number 0.
-                self.hca.connect(qp.qpn, if is_here { at.dest_qp_num } else { 0 }, rights(at));
+                self.hca.connect_by_number(qp.qpn, if is_here { at.dest_qp_num } else { 0 }, rights(at));
             }
             (State::Init | State::ReadyToReceive | State::ReadyToSend, State::ReadyToReceive | State::ReadyToSend) if !is_connected => {
                 self.hca.activate_datagrams(qp.qpn, at.qkey);

@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use mlx5::{Access, CreateError, RegisterError};
+use mlx5_hca::{Access, CreateError, RegisterError};
 
 use crate::abi::mlx5::{AllocPdResp as DriverPdResp, CreateAhResp as DriverAhResp};
 use crate::abi::verbs::{
@@ -159,12 +159,12 @@ impl Objects {
         let (addr, access) = self.check_region(start, length, access_flags)?;
         // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must for a device; one that does not is told by the
         // kernel's copy, which fails.
-        let key = unsafe { self.hca.register(pdn, addr, length as usize, access) }.map_err(|error| self.refused_region(&error))?;
+        let key = unsafe { self.hca.register(pdn, addr, length as usize, access) }.map_err(|error| self.refused_region(&error))?.key;
         Ok(Mr { pd, key, start, length, access_flags })
     }
 
     fn deregister(&self, key: u32) -> Result<(), Errno> {
-        until_quiet(|| Ok(self.hca.deregister(key)))
+        until_quiet(|| Ok(self.hca.try_deregister(key)))
     }
 
     /// REG_MR.
@@ -200,7 +200,7 @@ impl Objects {
             new
         } else {
             let (pdn, (_, access)) = (self.pds.get(pd)?.pdn, self.check_region(old.start, old.length, access_flags)?);
-            let change = || self.hca.reregister(old.key, pdn, access).map_err(|error| self.refused_region(&error));
+            let change = || self.hca.try_reregister(old.key, pdn, access).map_err(|error| self.refused_region(&error));
             until_quiet(change)?;
             Mr { pd, access_flags, ..old }
         };

@@ -1,6 +1,6 @@
 //! Queue pairs: made and destroyed here; `modify` takes them from state to state.
 
-use mlx5::hca::{QpMemory, Receives, RqMemory, Service, SqMemory};
+use mlx5_hca::{MAX_LANE_SLOTS, QpMemory, Receives, RqMemory, Service, SqMemory};
 use zerocopy::FromZeros;
 
 use crate::abi::mlx5::{
@@ -66,7 +66,7 @@ fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemor
     let rq = RqMemory { buffer, wqe_cnt: request.rq_wqe_count, stride: 1 << request.rq_wqe_shift, record };
     // SAFETY: both are inside of what was looked at above.
     let (sq_buffer, sq_record) = unsafe { (buffer.add(rq_bytes as usize), record.add(1)) };
-    Ok((SqMemory { buffer: sq_buffer, wqe_cnt: request.sq_wqe_count, record: sq_record }, has_rq.then_some(rq)))
+    Ok((SqMemory { buffer: sq_buffer, wqe_cnt: request.sq_wqe_count, record: sq_record, register: None }, has_rq.then_some(rq)))
 }
 
 impl Objects {
@@ -134,8 +134,9 @@ impl Objects {
             recv_cq: self.cqs.get(request.recv_cq_handle)?.cqn,
             receives,
             sq,
-            user_index: driver.uidx & NO_USER_INDEX,
+            user_index: Some(driver.uidx & NO_USER_INDEX),
             scatter_to_cqe: driver.flags & QP_FLAG_SCATTER_CQE != 0,
+            lane_slots: MAX_LANE_SLOTS,
         };
         // SAFETY: buffer and records are there, and libmlx5 keeps them until the queue pair is destroyed, as for a device.
         let qpn = unsafe { self.hca.create_qp(&memory) }.map_err(|error| self.refused(&error))?;

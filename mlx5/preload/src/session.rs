@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use mlx5::{Clock, FabricSpec, Faults, Timing};
+use mlx5_hca::{FabricSpec, Hca, Port, SoftOptions};
 
 use crate::abi::verbs::number;
 use crate::bfregs::Bfregs;
@@ -16,7 +16,6 @@ use crate::settings::Settings;
 use crate::srq::Srq;
 use crate::table::Table;
 use crate::{log, names};
-use mlx5::hca::{Hca, HcaOptions, Port};
 
 /// How long operations towards a dead process are retried, in ns.
 const DEAD_PEER_TIMEOUT_NS: u64 = 10_000_000;
@@ -51,14 +50,14 @@ impl Objects {
     /// # Errors
     /// `ENOMEM`: it cannot be joined; the log says why.
     pub(crate) fn new(settings: &'static Settings, bfregs: Bfregs, async_events: OwnedFd) -> Result<Self, Errno> {
-        let options = HcaOptions {
+        let options = SoftOptions {
             fabric: FabricSpec::Shared { dir: Some(settings.fabric.clone()) },
             // On RoCE the GID alone names it.
-            port: Port { lid: if settings.link == Link::InfiniBand { LID } else { 0 }, gid: GID },
+            port: Some(Port { lid: if settings.link == Link::InfiniBand { LID } else { 0 }, gid: GID }),
+            // Regions are the program's memory.
+            arena_bytes: 4096,
             dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
-            timing: Timing::Immediate,
-            clock: Clock::System,
-            faults: Faults::default(),
+            ..SoftOptions::default()
         };
         let hca = Hca::open(&options).map_err(|error| {
             log::error(settings, format_args!("the device cannot be opened: {error}"));

@@ -1,6 +1,6 @@
 //! Shared receive queues.
 
-use mlx5::hca::RqMemory;
+use mlx5_hca::RqMemory;
 
 use crate::abi::mlx5::{CreateSrq as DriverSrq, CreateSrqResp as DriverSrqResp, SRQ_FLAG_SIGNATURE};
 use crate::abi::verbs::{CreateSrq, CreateSrqResp, CreateXsrq, DestroySrq, DestroySrqResp, ModifySrq, QuerySrq, QuerySrqResp};

@@ -1,7 +1,7 @@
 //! Which state transitions of a queue pair are legal, and with which attributes: the tables of `ib_modify_qp` (InfiniBand specification,
 //! "Queue Pair State Transition Properties").
 
-use mlx5::hca::Service;
+use mlx5_hca::Service;
 
 /// States, as `enum ib_qp_state` counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

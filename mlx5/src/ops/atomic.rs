@@ -1,11 +1,7 @@
 //! Atomics on 8 bytes of the peer's memory. The value that was there before comes back in host byte order, into the result's [`Sge`].
 
-use super::{Operation, RcOperation, Segments, Sge, sealed};
-use crate::sq::PostError;
-use crate::wire::{AtomicSegment, Opcode, RaddrSegment};
-
-/// Bytes an atomic works on, and of its result.
-pub const ATOMIC_BYTES: u32 = 8;
+use super::{Operation, PostError, RcOperation, Segments, Sge, sealed};
+use crate::wire::{ATOMIC_BYTES, AtomicSegment, Opcode, RaddrSegment};
 
 /// Compare-and-swap: stores `swap` at `addr` if `compare` is there. It did if the result is `compare`.
 ///

@@ -4,16 +4,15 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::VecDeque;
-use std::rc::Rc;
 
 use super::random::Random;
-use crate::control::{Control, RqParts, SrqParts};
-use crate::device::PdObject;
+use crate::parts::{RqParts, SrqParts};
+use crate::pd::PdObject;
 use crate::rq::{PostReceiveError, ReceiveQueue};
-use crate::soft::{Hca, LocalFabric};
 use crate::srq::Srq;
+use crate::tests::null;
 use crate::wire::{DataSegment, NextSegment, SEGMENT, queue_record_index};
-use crate::{FabricSpec, MAX_MESSAGE_BYTES, Sge, SoftOptions};
+use crate::{MAX_MESSAGE_BYTES, Sge};
 
 const SEEDS: [u64; 3] = [5, 0xabcdef, 1 << 40];
 
@@ -115,12 +114,11 @@ fn receives_of_a_queue_pair_are_taken_and_come_back_in_order_over_the_counter_wr
 #[test]
 fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
     for (seed, (depth, max_sge)) in SEEDS.into_iter().zip([(1, 0), (15, 3), (100, 1)]) {
-        let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
-        let hca = Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap());
-        let parts = hca.create_rq(1, depth, max_sge, true).unwrap();
+        let (_null, control) = null();
+        let parts = control.create_srq(1, depth, max_sge).unwrap();
         let SrqParts { buffer, stride, record, .. } = parts;
         let ring = Ring { buffer, stride, record };
-        let mut srq = Srq::new(&parts, max_sge, &PdObject::new(&Control::Soft(hca)).unwrap());
+        let mut srq = Srq::new(&parts, max_sge, &PdObject::new(&control).unwrap());
         let real_depth = srq.depth();
         assert!(real_depth >= depth as usize && srq.free() == real_depth);
         let mut random = Random::new(seed);
@@ -193,11 +191,10 @@ fn receives_have_golden_bytes_without_empty_buffers_and_limits() {
     // A queue pair's receive of all its buffers has no terminator, and what is behind the first terminator is left alone.
     assert_eq!([ring.segment(0, 3), ring.segment(1, 1)], [[0xa5; 16]; 2]);
 
-    let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
-    let hca = Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap());
-    let parts = hca.create_rq(1, 3, 5, true).unwrap();
+    let (_null, control) = null();
+    let parts = control.create_srq(1, 3, 5).unwrap();
     let ring = Ring { buffer: parts.buffer, stride: parts.stride, record: parts.record };
-    let mut srq = Srq::new(&parts, 5, &PdObject::new(&Control::Soft(hca)).unwrap());
+    let mut srq = Srq::new(&parts, 5, &PdObject::new(&control).unwrap());
     check_limits(5, &ring, 1, &mut |buffers| srq.post(buffers, 0));
     let links: Vec<_> = (0..4).map(|wqe| NextSegment::parse(&ring.segment(wqe, 0)).next_wqe_index).collect();
     assert_eq!(links, [1, 2, 3, 0]);

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use super::random::Random;
-use crate::sq::PostError;
 use crate::*;
 
 const DEPTH: u16 = 32;

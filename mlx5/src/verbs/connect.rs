@@ -2,20 +2,18 @@
 
 use core::ffi::c_int;
 use core::ptr::NonNull;
-use std::hash::{BuildHasher, Hasher, RandomState};
 
 use super::abi::*;
 use super::context::Context;
 use super::device::{Port, gid_of, mtu_code};
 use super::error::CallError;
 use super::numbers::*;
-use super::objects::foreign;
+use super::tables::foreign;
 use super::{LinkLayer, VerbsOptions};
-use crate::Access;
 use crate::address::{DeviceKind, QpAddress};
-use crate::control::ConnectParts;
-use crate::qp::{ConnectError, ConnectOptions};
-use crate::wire::{AddressVector, DatagramSegment};
+use crate::error::ConnectError;
+use crate::parts::ConnectParts;
+use crate::wire::{Access, AddressVector, DatagramSegment, rnr_timer_code};
 
 /// Remote access that queue pairs allow: all that regions may. The kernel refuses the right to what a device cannot do.
 fn remote_access(has_atomics: bool) -> Access {
@@ -23,23 +21,8 @@ fn remote_access(has_atomics: bool) -> Access {
     if has_atomics { always | Access::REMOTE_ATOMIC } else { always }
 }
 
-pub(crate) struct QpObject {
-    pub(crate) qp: NonNull<ibv_qp>,
-    /// First packet sequence number of what it sends. At random, so that packets of an earlier connection are not taken for this one's.
-    psn: u32,
-    /// As given with the peer's address.
-    options: ConnectOptions,
-}
-
-impl QpObject {
-    pub(crate) fn new(qp: NonNull<ibv_qp>) -> Self {
-        let psn = RandomState::new().build_hasher().finish() as u32 & 0xff_ffff;
-        Self { qp, psn, options: ConnectOptions::default() }
-    }
-}
-
 impl Context {
-    pub(crate) fn address(&self, qpn: u32) -> QpAddress {
+    pub(super) fn address(&self, qpn: u32) -> QpAddress {
         QpAddress {
             kind: DeviceKind::Hardware,
             mtu: self.port.mtu,
@@ -60,7 +43,7 @@ impl Context {
         CallError::check(what, result).map_err(|error| advise(error).into())
     }
 
-    pub(crate) fn initialize(&self, qpn: u32) -> Result<(), ConnectError> {
+    pub(super) fn initialize(&self, qpn: u32) -> Result<(), ConnectError> {
         let attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
             pkey_index: self.options.pkey_index,
@@ -77,7 +60,7 @@ impl Context {
         self.options.max_rd_atomic.min(most)
     }
 
-    pub(crate) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
+    pub(super) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
         let attr = ready_to_receive(&self.port, &self.options, self.rd_atomic(), parts)?;
         let mask =
             IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
@@ -88,7 +71,7 @@ impl Context {
         Ok(())
     }
 
-    pub(crate) fn ready_to_send(&self, qpn: u32) -> Result<(), ConnectError> {
+    pub(super) fn ready_to_send(&self, qpn: u32) -> Result<(), ConnectError> {
         let found = self.objects.borrow().qps.get(&qpn).map(|object| (object.psn, object.options));
         let (sq_psn, options) = found.unwrap_or_default();
         let attr = ibv_qp_attr {
@@ -104,7 +87,7 @@ impl Context {
         self.modify(qpn, "ibv_modify_qp (to RTS)", attr, mask)
     }
 
-    pub(crate) fn activate_datagrams(&self, qpn: u32, qkey: u32) -> Result<(), ConnectError> {
+    pub(super) fn activate_datagrams(&self, qpn: u32, qkey: u32) -> Result<(), ConnectError> {
         let attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
             pkey_index: self.options.pkey_index,
@@ -121,13 +104,13 @@ impl Context {
     }
 
     /// To the error state; one that the kernel does not move is in it already, or will be when it is destroyed.
-    pub(crate) fn fail_qp(&self, qpn: u32) {
+    pub(super) fn fail_qp(&self, qpn: u32) {
         let attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };
         drop(self.modify(qpn, "ibv_modify_qp (to ERR)", attr, IBV_QP_STATE));
     }
 
     /// How datagrams get to the port of `remote`.
-    pub(crate) fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
+    pub(super) fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
         let mut route = route(&self.port, &self.options, remote)?;
         let pd = self.objects.borrow().pd(pdn)?;
         let verbs = &self.device.api.verbs;
@@ -201,20 +184,11 @@ fn advise(error: CallError) -> CallError {
     error.advise(advice)
 }
 
-/// The code of the shortest time that is not shorter (InfiniBand specification, "Encoding for RNR NAK Timer Field"); the longest is 0.
-fn rnr_timer_code(ns: u64) -> u8 {
-    const TIMES_10_US: [u32; 32] = [
-        65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144,
-        8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
-    ];
-    let code = (1..32u8).find(|&code| u64::from(TIMES_10_US[usize::from(code)]) * 10_000 >= ns);
-    code.unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::device::{Gid, bytes_of};
     use super::*;
+    use crate::wire::ConnectOptions;
 
     const GID: [u8; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
 
@@ -247,13 +221,5 @@ mod tests {
         assert_eq!(larger.path_mtu, 4, "the smaller of both ends'");
         let nameless = ready_to_receive(&port(LinkLayer::Ethernet, true), &options, 1, &parts([0; 16], 4096));
         assert!(matches!(nameless, Err(ConnectError::NoGid)));
-    }
-
-    #[test]
-    fn rnr_times_are_rounded_up_to_those_there_are() {
-        let wanted = [(0, 1), (10_000, 1), (10_001, 2), (640_000, 12), (640_001, 13), (491_520_000, 31), (491_520_001, 0), (u64::MAX, 0)];
-        for (ns, code) in wanted {
-            assert_eq!(rnr_timer_code(ns), code, "{ns} ns");
-        }
     }
 }

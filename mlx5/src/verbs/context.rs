@@ -4,32 +4,18 @@ use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::VerbsOptions;
 use super::abi::*;
-use super::connect::QpObject;
 use super::device::{List, Opened, Port};
 use super::error::{CallError, VerbsError};
 use super::library::Api;
-use super::memory::Region;
 use super::numbers::*;
-use crate::device::DeviceInfo;
+use super::tables::Objects;
+use crate::config::DeviceInfo;
 use crate::mmio;
-use crate::qp::ConnectOptions;
-use crate::wire::{CQ_DOORBELL_OFFSET, CqArm};
-
-/// Inline bytes of an operation, which is this crate's limit: 16 + 16 + align16(4 + 220) = 256 bytes.
-pub(crate) const MAX_INLINE: usize = 220;
-/// The WQE index, and the counters of receive queues, have 16 bits.
-const MAX_SEND_WR: u32 = 1 << 15;
-const MAX_RECV_WR: u32 = (1 << 15) - 1;
-/// Buffers of a receive; more would make WQEs of more than 256 bytes.
-const MAX_RECV_SGE: u32 = 15;
-/// The consumer counter has 24 bits.
-const MAX_CQE: u32 = 1 << 22;
+use crate::wire::{CQ_DOORBELL_OFFSET, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
 
 /// An open device, one port of it. Objects are known by the numbers that the device gave them.
 pub(crate) struct Context {
@@ -43,26 +29,6 @@ pub(crate) struct Context {
     pub(crate) is_due: Cell<bool>,
     /// Closed last: fields go in this order.
     pub(crate) device: Opened,
-}
-
-/// What was made from a device and not destroyed yet.
-#[derive(Default)]
-pub(crate) struct Objects {
-    pub(crate) pds: HashMap<u32, NonNull<ibv_pd>>,
-    pub(crate) cqs: HashMap<u32, CqObject>,
-    pub(crate) srqs: HashMap<u32, NonNull<ibv_srq>>,
-    pub(crate) qps: HashMap<u32, QpObject>,
-    pub(crate) mrs: HashMap<u32, Region>,
-    /// By BlueFlame register, which the library keeps as long as the device: the half that is next.
-    pub(crate) halves: HashMap<NonNull<u8>, Rc<Cell<*mut u8>>>,
-}
-
-pub(crate) struct CqObject {
-    pub(crate) cq: NonNull<ibv_cq>,
-    /// The UAR page that takes the command to arm it.
-    pub(crate) uar: NonNull<u8>,
-    /// Events taken, modulo 4.
-    pub(crate) events: u8,
 }
 
 impl Drop for Context {
@@ -111,7 +77,7 @@ impl Context {
         self.attr.atomic_cap != 0
     }
 
-    pub(crate) fn info(&self) -> DeviceInfo {
+    pub(super) fn info(&self) -> DeviceInfo {
         let at_most = |limit: u32, theirs: i32| limit.min(u32::try_from(theirs).unwrap_or(0));
         let firmware = self.attr.fw_ver.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect::<String>();
         let at = |node| format!(", NUMA node {node}");
@@ -142,12 +108,12 @@ impl Context {
     }
 
     /// Events of that queue so far, modulo 4.
-    pub(crate) fn events_taken(&self, cqn: u32) -> u8 {
+    pub(super) fn events_taken(&self, cqn: u32) -> u8 {
         self.objects.borrow().cqs.get(&cqn).map_or(0, |cq| cq.events)
     }
 
     /// Tells the device to look at the command in that queue's record.
-    pub(crate) fn armed(&self, cqn: u32, command: &CqArm) {
+    pub(super) fn armed(&self, cqn: u32, command: &CqArm) {
         if let Some(cq) = self.objects.borrow().cqs.get(&cqn) {
             // SAFETY: the doorbell of the queue's UAR page, which is mapped as long as the device is open; 8-aligned.
             unsafe { mmio::repeat_to_register(cq.uar.as_ptr().add(CQ_DOORBELL_OFFSET), command.doorbell(cqn)) };
@@ -155,7 +121,7 @@ impl Context {
     }
 
     /// Sleeps until a queue has an event, unless one was armed with what it was armed for in it, or `timeout_ns` have passed, and takes all events there are.
-    pub(crate) fn wait(&self, timeout_ns: Option<u64>) -> bool {
+    pub(super) fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let end = timeout_ns.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         loop {
             let is_due = self.is_due.take();

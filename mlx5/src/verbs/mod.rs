@@ -16,6 +16,9 @@ mod library;
 mod memory;
 mod numbers;
 mod objects;
+mod pages;
+mod provider;
+mod tables;
 
 use std::fmt;
 

@@ -1,27 +1,20 @@
 //! Protection domains and queues: made by the libraries, then opened to the data path by `mlx5dv_init_obj`, with their real sizes.
 
-use core::cell::Cell;
 use core::ptr::{NonNull, null_mut};
-use std::rc::Rc;
 
 use super::abi::*;
-use super::connect::QpObject;
-use super::context::{Context, CqObject, MAX_INLINE, Objects};
+use super::context::Context;
 use super::error::CallError;
 use super::numbers::*;
-use crate::control::{CqParts, CreateError, QpParts, QpRequest, Receives, RqParts, SqParts, SrqParts, UarParts, check};
-use crate::cq::CqConfig;
-use crate::doorbell::BF_BYTES;
+use super::tables::{CqObject, QpObject, foreign};
+use crate::config::CqConfig;
+use crate::error::{CreateError, check};
 use crate::mmio::RegisterKind;
-use crate::wire::{CQ_DBREC_SET_CI, CQE_BYTES, CQE128_BYTES, QP_DBREC_RECEIVE, QP_DBREC_SEND};
+use crate::parts::{CqParts, QpParts, QpRequest, Receives, RqParts, SqParts, SrqParts, UarParts};
+use crate::wire::{BLUEFLAME_BYTES, CQ_DBREC_SET_CI, CQE_BYTES, CQE128_BYTES, MAX_INLINE, QP_DBREC_RECEIVE, QP_DBREC_SEND, Service};
 
 /// WQEBBs of the smallest send queue: the longest WQE takes 5, with the NOPs in front of the ring's end it may need 9.
 const MIN_SEND_WQEBBS: u32 = 16;
-
-/// A domain or queue that the caller does not have: it belongs to another device.
-pub(super) fn foreign() -> CallError {
-    CallError::new("an object of another device", libc::EINVAL)
-}
 
 /// What cannot be, unless the library's structs are not those of its header.
 fn nonsense(what: &'static str, value: u64) -> CreateError {
@@ -44,21 +37,6 @@ fn create_flags(is_datagram: bool, scatter_to_cqe: bool) -> u32 {
     if is_datagram || scatter_to_cqe { 0 } else { MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE }
 }
 
-impl Objects {
-    pub(crate) fn pd(&self, pdn: u32) -> Result<*mut ibv_pd, CallError> {
-        self.pds.get(&pdn).map(|pd| pd.as_ptr()).ok_or_else(foreign)
-    }
-
-    /// Which half of a register is next: libmlx5 gives a register to several queue pairs when it has no more, and tells none of that.
-    fn half_of(&mut self, register: NonNull<u8>) -> Rc<Cell<*mut u8>> {
-        Rc::clone(self.halves.entry(register).or_insert_with(|| Rc::new(Cell::new(register.as_ptr()))))
-    }
-
-    fn cq(&self, cqn: u32) -> Result<*mut ibv_cq, CallError> {
-        self.cqs.get(&cqn).map(|object| object.cq.as_ptr()).ok_or_else(foreign)
-    }
-}
-
 impl Context {
     /// Fills what `object` points to.
     ///
@@ -69,7 +47,7 @@ impl Context {
         CallError::check("mlx5dv_init_obj", unsafe { (self.device.api.mlx5.mlx5dv_init_obj)(&raw mut object, kind) })
     }
 
-    pub(crate) fn alloc_pd(&self) -> Result<u32, CreateError> {
+    pub(super) fn alloc_pd(&self) -> Result<u32, CreateError> {
         let verbs = &self.device.api.verbs;
         // SAFETY: an open device.
         let pd = NonNull::new(unsafe { (verbs.ibv_alloc_pd)(self.device.context()) }).ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
@@ -86,7 +64,7 @@ impl Context {
     }
 
     /// Everything made in it is gone: that held it.
-    pub(crate) fn dealloc_pd(&self, pdn: u32) {
+    pub(super) fn dealloc_pd(&self, pdn: u32) {
         if let Some(pd) = self.objects.borrow_mut().pds.remove(&pdn) {
             // SAFETY: out of the table, so this is the last use. If it is refused, the kernel frees it with the device.
             unsafe { (self.device.api.verbs.ibv_dealloc_pd)(pd.as_ptr()) };
@@ -100,7 +78,7 @@ impl Context {
         caps.max_num > 0 && caps.supported_format & MLX5DV_CQE_RES_FORMAT_HASH != 0 && fits
     }
 
-    pub(crate) fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
+    pub(super) fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
         check("the number of CQ entries", config.entries.into(), 1, self.info().max_cqe.into())?;
         let bytes = config.cqe_bytes as usize;
         if ![CQE_BYTES, CQE128_BYTES].contains(&bytes) {
@@ -155,7 +133,7 @@ impl Context {
         Ok(CqParts { cqn: dv.cqn, buffer, entries: dv.cqe_cnt, stride: dv.cqe_size as usize, record })
     }
 
-    pub(crate) fn destroy_cq(&self, cqn: u32) {
+    pub(super) fn destroy_cq(&self, cqn: u32) {
         let object = self.objects.borrow_mut().cqs.remove(&cqn);
         if let Some(object) = object {
             // SAFETY: out of the table, so this is the last use, and all its events are acknowledged. Its queue pairs, which held it, are gone.
@@ -163,7 +141,7 @@ impl Context {
         }
     }
 
-    pub(crate) fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
+    pub(super) fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
         let info = self.info();
         check("the depth of a receive queue", depth.into(), 1, info.max_srq_wr.into())?;
         check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
@@ -200,14 +178,14 @@ impl Context {
         Ok(SrqParts { srqn: dv.srqn, buffer, wqe_cnt, stride: dv.stride as usize, record })
     }
 
-    pub(crate) fn destroy_srq(&self, srqn: u32) {
+    pub(super) fn destroy_srq(&self, srqn: u32) {
         if let Some(srq) = self.objects.borrow_mut().srqs.remove(&srqn) {
             // SAFETY: out of the table, so this is the last use. Its queue pairs, which held it, are gone.
             unsafe { (self.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
         }
     }
 
-    pub(crate) fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
+    pub(super) fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
         let (config, info) = (request.config, self.info());
         check("max_send_wr", config.max_send_wr.into(), 1, info.max_send_wr.into())?;
         check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
@@ -251,13 +229,14 @@ impl Context {
         attr.recv_cq = objects.cq(request.recv_cq)?;
         attr.srq = srq;
         attr.cap = cap;
-        attr.qp_type = if request.is_datagram { IBV_QPT_UD } else { IBV_QPT_RC };
+        let is_datagram = request.service == Service::Datagram;
+        attr.qp_type = if is_datagram { IBV_QPT_UD } else { IBV_QPT_RC };
         attr.comp_mask = IBV_QP_INIT_ATTR_PD;
         attr.pd = objects.pd(request.pd)?;
         // SAFETY: as above.
         let mut mlx5: mlx5dv_qp_init_attr = unsafe { core::mem::zeroed() };
         mlx5.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS;
-        mlx5.create_flags = create_flags(request.is_datagram, request.config.scatter_to_cqe);
+        mlx5.create_flags = create_flags(is_datagram, request.config.scatter_to_cqe);
         // SAFETY: an open mlx5 device, objects of it, and attributes that live through the call.
         let qp = unsafe { (self.device.api.mlx5.mlx5dv_create_qp)(self.device.context(), &raw mut attr, &raw mut mlx5) };
         let qp = NonNull::new(qp).ok_or_else(|| CallError::last("mlx5dv_create_qp"))?;
@@ -279,9 +258,9 @@ impl Context {
         let qpn = unsafe { qp.as_ref() }.qp_num;
         let record = |index| Self::record(dv.dbrec, index).ok_or_else(|| nonsense("the record of a queue pair", 0));
         // Another size than that of today's registers would not be wrong, and 8 bytes at a time always work.
-        let kind = if dv.bf.size as usize == BF_BYTES { RegisterKind::WriteCombining } else { RegisterKind::DoorbellOnly };
+        let kind = if dv.bf.size as usize == BLUEFLAME_BYTES { RegisterKind::WriteCombining } else { RegisterKind::DoorbellOnly };
         let register: NonNull<u8> = pointer(dv.bf.reg, "the doorbell register of a queue pair")?;
-        if register.as_ptr().addr() % (2 * BF_BYTES) != 0 || dv.sq.stride as usize != crate::wire::WQEBB {
+        if register.as_ptr().addr() % (2 * BLUEFLAME_BYTES) != 0 || dv.sq.stride as usize != crate::wire::WQEBB {
             return Err(nonsense("the stride of a send queue", dv.sq.stride.into()));
         }
         let rq = match request.receives {
@@ -306,7 +285,7 @@ impl Context {
         Ok(QpParts { sq, rq })
     }
 
-    pub(crate) fn destroy_qp(&self, qpn: u32) {
+    pub(super) fn destroy_qp(&self, qpn: u32) {
         let object = self.objects.borrow_mut().qps.remove(&qpn);
         if let Some(object) = object {
             self.destroy(object.qp);
@@ -316,6 +295,7 @@ impl Context {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tables::Objects;
     use super::*;
 
     #[test]
@@ -332,7 +312,7 @@ mod tests {
         let registers = [0x1800, 0x1a00].map(|at| NonNull::new(core::ptr::without_provenance_mut(at)).unwrap());
         let [first, second, other] = [0, 0, 1].map(|i| objects.half_of(registers[i]));
         assert_eq!((first.get().addr(), other.get().addr()), (0x1800, 0x1a00));
-        first.set(first.get().wrapping_add(BF_BYTES));
+        first.set(first.get().wrapping_add(BLUEFLAME_BYTES));
         assert_eq!((second.get().addr(), other.get().addr()), (0x1900, 0x1a00));
     }
 }

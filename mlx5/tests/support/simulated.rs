@@ -73,7 +73,7 @@ pub(crate) fn connect(a: &mut RcQp, b: &mut RcQp, options: &ConnectOptions) {
 }
 
 pub(crate) fn pair(simulation: &mut Simulation<'_>, options: &ConnectOptions) -> (End, End) {
-    let (mut a, mut b) = (End::new(&simulation.device().unwrap()), End::new(&simulation.device().unwrap()));
+    let (mut a, mut b) = (End::new(&Device::simulated(simulation).unwrap()), End::new(&Device::simulated(simulation).unwrap()));
     connect(&mut a.qp, &mut b.qp, options);
     (a, b)
 }

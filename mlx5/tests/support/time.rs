@@ -135,7 +135,7 @@ impl Net {
 
     /// Holds `device` open no longer: it closes with the test's last handle. It has broken no rule so far.
     pub(crate) fn forget(&self, device: &Device) {
-        assert_eq!(device.violations(), []);
+        assert_eq!(device.soft().map_or_else(Vec::new, |soft| soft.take_violations()), []);
         let name = device.info().name;
         self.shared.devices.borrow_mut().retain(|d| d.info().name != name);
     }
@@ -149,7 +149,7 @@ impl Net {
         // All of them: `any` would stop at the first.
         let moved = devices.iter().filter(|device| device.progress()).count();
         if moved == 0 && matches!(self.shared.clock, Clock::Stepping { .. }) {
-            if let Some(next_ns) = devices.iter().filter_map(Device::next_event_ns).min() {
+            if let Some(next_ns) = devices.iter().filter_map(|device| device.soft()?.next_event_ns()).min() {
                 self.shared.now_ns.fetch_max(next_ns, Ordering::Relaxed);
             }
         }
@@ -186,7 +186,7 @@ impl Net {
             return self.progress();
         }
         let end_ns = self.shared.clock.now_ns() + 100_000;
-        let is_busy = |d: &Device| d.next_event_ns().is_some_and(|at_ns| at_ns < end_ns);
+        let is_busy = |d: &Device| d.soft().and_then(|soft| soft.next_event_ns()).is_some_and(|at_ns| at_ns < end_ns);
         self.settle(|| {
             let is_over = self.shared.clock.now_ns() >= end_ns;
             is_over || !self.shared.devices.borrow().iter().any(is_busy)
@@ -197,7 +197,14 @@ impl Net {
     /// Takes the rules that a test broke on purpose.
     #[allow(dead_code, reason = "not every test does")]
     pub(crate) fn broken_rules(&self) -> Vec<Rule> {
-        self.shared.devices.borrow().iter().flat_map(Device::violations).map(|violation| violation.rule).collect()
+        self.shared
+            .devices
+            .borrow()
+            .iter()
+            .filter_map(Device::soft)
+            .flat_map(|soft| soft.take_violations())
+            .map(|violation| violation.rule)
+            .collect()
     }
 
     /// Lets `ns` pass: by setting the clock, or really.
@@ -213,7 +220,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             for device in self.devices.get_mut() {
-                assert_eq!(device.violations(), [], "{:?}", device.info().name);
+                assert_eq!(device.soft().map_or_else(Vec::new, |soft| soft.take_violations()), [], "{:?}", device.info().name);
             }
         }
     }

@@ -115,11 +115,7 @@ fn wait_for_any(words: &[KnownWord], longest: Duration) -> bool {
     if IS_MISSING.load(std::sync::atomic::Ordering::Relaxed) {
         return false;
     }
-    let mut now = timespec(Duration::ZERO);
-    // SAFETY: the kernel writes one timespec into the place for it.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    let end = Duration::new(now.tv_sec as u64, now.tv_nsec as u32).saturating_add(longest);
-    let end = timespec(end);
+    let end = timespec(Duration::from_nanos(crate::clock::monotonic_ns()).saturating_add(longest));
     // SAFETY: the kernel reads so many entries and the time, which live through the call, and the words, as above.
     let ended = unsafe { libc::syscall(libc::SYS_futex_waitv, words.as_ptr(), words.len(), 0, &raw const end, libc::CLOCK_MONOTONIC) };
     let error = std::io::Error::last_os_error().raw_os_error();

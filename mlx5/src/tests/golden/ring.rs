@@ -1,30 +1,27 @@
 //! Completion queues as the device leaves them: every byte of the ring, written over 0xa5.
 
-use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use super::cqe::{noisy, session};
 use super::hex;
-use crate::control::CqParts;
-use crate::cq::CqConfig;
-use crate::soft::{Hca, LocalFabric, NullDevice};
+use crate::config::CqConfig;
+use crate::null::NullDevice;
+use crate::parts::CqParts;
+use crate::tests::null;
 use crate::wire::{CqeOpcode, MiniCqe};
-use crate::{FabricSpec, SoftOptions};
 
 /// A completion queue of a null device.
 struct Ring {
     null: NullDevice,
     parts: CqParts,
     bytes: usize,
-    _hca: Rc<Hca>,
 }
 
 fn ring(entries: u32, cqe_bytes: u32) -> Ring {
-    let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..Default::default() };
-    let hca = Rc::new(Hca::open(&options, Some(&crate::NullOptions::default())).unwrap());
-    let parts = hca.create_cq(&CqConfig { entries, cqe_bytes, compression: true }).unwrap();
+    let (null, control) = null();
+    let parts = control.create_cq(&CqConfig { entries, cqe_bytes, compression: true }).unwrap();
     assert_eq!(parts.stride, cqe_bytes as usize);
-    let ring = Ring { null: NullDevice::new(Rc::clone(&hca)), parts, bytes: (entries * cqe_bytes) as usize, _hca: hca };
+    let ring = Ring { null: NullDevice::new(null), parts, bytes: (entries * cqe_bytes) as usize };
     ring.fill();
     ring
 }

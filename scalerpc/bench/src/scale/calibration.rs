@@ -32,7 +32,7 @@ pub(crate) fn nic(context_entries: usize, context_miss_ns: u64) -> NicParameters
 
 #[cfg(test)]
 mod tests {
-    use mlx5::{Access, ConnectOptions, QpConfig, ReceiveSource, Signal, Simulation, Write};
+    use mlx5::{Access, ConnectOptions, Device, QpConfig, ReceiveSource, Signal, Simulation, Write};
 
     use super::*;
 
@@ -50,7 +50,7 @@ mod tests {
         let mut simulation = Simulation::new(nic(context_entries, PUBLISHED.miss_ns()));
         let bytes = PUBLISHED.message_bytes as usize;
         let mut end = || {
-            let device = simulation.device().unwrap();
+            let device = Device::simulated(&mut simulation).unwrap();
             let pd = device.alloc_pd().unwrap();
             let mr = pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
             (device.create_cq(MESSAGES as u32).unwrap(), pd, mr, device)

@@ -1,0 +1,51 @@
+//! Where the software HCA's time comes from.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use shm::clock;
+
+/// The clock of retry timers and time-outs. Read only when something waits for a time.
+#[derive(Clone, Debug, Default)]
+pub enum Clock {
+    /// The system's monotonic clock.
+    #[default]
+    System,
+    /// A clock that somebody sets, in ns: tests and simulation.
+    Manual(Arc<AtomicU64>),
+    /// A clock that somebody sets, and that every poll of an empty CQ advances by a constant, so that a loop which polls until something
+    /// happens ends.
+    Stepping {
+        /// Nanoseconds.
+        now_ns: Arc<AtomicU64>,
+        /// What one such poll costs.
+        poll_ns: u64,
+    },
+}
+
+impl Clock {
+    /// Nanoseconds since an arbitrary moment.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        match self {
+            Self::System => clock::monotonic_ns(),
+            Self::Manual(now_ns) | Self::Stepping { now_ns, .. } => now_ns.load(Ordering::Relaxed),
+        }
+    }
+
+    /// As [`now_ns`](Self::now_ns), but the system's clock may be some milliseconds behind, and costs a fifth: `CLOCK_MONOTONIC_COARSE`.
+    pub(crate) fn coarse_now_ns(&self) -> u64 {
+        match self {
+            Self::System => clock::coarse_ns(),
+            Self::Manual(_) | Self::Stepping { .. } => self.now_ns(),
+        }
+    }
+
+    /// A CQ was found empty.
+    #[inline(always)]
+    pub(crate) fn polled(&self) {
+        if let Self::Stepping { now_ns, poll_ns } = self {
+            now_ns.fetch_add(*poll_ns, Ordering::Relaxed);
+        }
+    }
+}

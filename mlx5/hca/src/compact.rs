@@ -1,0 +1,110 @@
+//! The two ways in which a device saves work on receive completions, both asked for: a compressed session for messages that differ in
+//! little, and short received data inside the CQE.
+
+use core::sync::atomic::Ordering;
+
+use mlx5_wire::Access;
+use mlx5_wire::{CQE_BYTES, CqeOpcode, MiniCqe, OP_OWN_OFFSET, ResponderCqe, is_solicited};
+
+use super::Hca;
+use super::arrive::{self, deliver};
+use super::cq::SoftCq;
+use super::layout::{Message, SOLICITED};
+use super::memory::Span;
+use super::queues::SoftQp;
+
+/// Longest session this device writes.
+const LONGEST: usize = 64;
+/// What is left in a receive buffer whose data went into the CQE, in strict mode: a NIC does not write it.
+const UNWRITTEN: u8 = 0xdb;
+
+/// As the ordinary visit of a lane: takes up to `budget` messages. Those that follow one another, with the same opcode and immediate and
+/// receives that are neighbours, become sessions.
+#[cold]
+pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) -> usize {
+    let mut run = [Message::default(); LONGEST];
+    let (mut length, mut taken) = (0, 0);
+    while taken < budget {
+        let Some(message) = qp.lane.pop() else { break };
+        taken += 1;
+        arrive::trace(hca, qp, &message);
+        let is_next = length > 0 && length < LONGEST && cq.compresses() && follows(&run[length - 1], &message) && !qp.scatters;
+        if !is_next {
+            complete(hca, qp, cq, &run[..length]);
+            length = 0;
+        }
+        run[length] = message;
+        length += 1;
+    }
+    complete(hca, qp, cq, &run[..length]);
+    // L2
+    hca.memory.qp(qp.index).told.consumed.store(qp.lane.position(), Ordering::Release);
+    taken
+}
+
+fn follows(last: &Message, message: &Message) -> bool {
+    message.wqe_index == last.wqe_index.wrapping_add(1)
+        && message.wqe_index != 0
+        && (message.opcode, message.imm, message.flags) == (last.opcode, last.imm, last.flags)
+        && arrive::receive_opcode(message).is_some()
+}
+
+/// CQEs for messages that follow one another.
+fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
+    match run {
+        [] => {}
+        [only] if qp.scatters => scattered(hca, qp, cq, only),
+        [only] => deliver(hca, qp, cq, only, 0),
+        [first, ..] => {
+            let Some(opcode) = arrive::receive_opcode(first) else { return qp.fail(hca) };
+            if !run.iter().all(|message| qp.taken.account(message.wqe_index, message.pop)) {
+                return qp.fail(hca);
+            }
+            let mut minis = [MiniCqe { word: 0, byte_count: 0 }; LONGEST];
+            for (mini, message) in minis.iter_mut().zip(run) {
+                mini.byte_count = message.byte_count;
+            }
+            if cq.write_session(cqe(qp, first), opcode, &minis[..run.len()]).is_err() {
+                qp.fail(hca);
+            }
+        }
+    }
+}
+
+fn cqe(qp: &SoftQp, message: &Message) -> [u8; CQE_BYTES] {
+    let &Message { imm, byte_count, wqe_index, pop, .. } = message;
+    let wqe_counter = qp.receives.wqe_counter(wqe_index, pop);
+    let cqe = ResponderCqe { qpn: qp.qpn, srqn: qp.user_index, imm, byte_count, wqe_counter, ..ResponderCqe::default() };
+    let mut bytes = cqe.emit();
+    if message.flags & SOLICITED != 0 {
+        bytes[OP_OWN_OFFSET] |= 2;
+    }
+    debug_assert_eq!(is_solicited(bytes[OP_OWN_OFFSET]), message.flags & SOLICITED != 0);
+    bytes
+}
+
+/// A message whose data, if it is short, goes into the CQE. The sender has put it into the receive's first buffer, as always: nobody else may
+/// write this process' completion queue.
+fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
+    let length = message.byte_count as usize;
+    let opcode = arrive::receive_opcode(message).filter(|opcode| *opcode != CqeOpcode::ResponderWriteImm);
+    let Some(opcode) = opcode.filter(|_| length > 0 && length <= cq.scatter_room()) else { return deliver(hca, qp, cq, message, 0) };
+    let first = qp.receives.segments(message.wqe_index).next().filter(|segment| segment.byte_count as usize >= length);
+    let place = first.and_then(|s| hca.memory.resolve(s.lkey, s.addr, length as u64, Access::LOCAL_WRITE, qp.receives.pd).ok());
+    // Elsewhere, or in several buffers: it stays there.
+    let Some(Span::Mapped(place)) = place else { return deliver(hca, qp, cq, message, 0) };
+    if !qp.taken.account(message.wqe_index, message.pop) {
+        return qp.fail(hca);
+    }
+    let mut data = [0; CQE_BYTES];
+    // SAFETY: `length` bytes of this device's memory, at most 64, that no reference is held to.
+    unsafe {
+        place.as_ptr().copy_to_nonoverlapping(data.as_mut_ptr(), length);
+        if hca.strict {
+            place.as_ptr().write_bytes(UNWRITTEN, length);
+        }
+    }
+    if cq.write_scattered(cqe(qp, message), opcode, &data[..length]).is_err() {
+        qp.fail(hca);
+    }
+}

@@ -1,0 +1,277 @@
+//! The device's side of a completion queue.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use mlx5_wire::{
+    CQ_DBREC_ARM, CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET,
+    ResponderCqe, TitleCqe, is_solicited, mini_array_offset, op_own_with,
+};
+
+use super::request::CqMemory;
+use super::rule::Rule;
+
+/// A completion queue, as the device sees it.
+///
+/// The CQEs given to it say in op_own only whether they are solicited; opcode, format and owner bit are filled in here.
+#[derive(Debug)]
+pub struct SoftCq {
+    buffer: NonNull<u8>,
+    /// The two words of the doorbell record: consumer, arm.
+    record: NonNull<AtomicU32>,
+    log_entries: u32,
+    /// Logarithm of the bytes of an entry, 64 or 128.
+    log_stride: u32,
+    compression: bool,
+    producer: u32,
+    /// Producer behind the last CQE that was solicited or an error.
+    solicited: u32,
+    /// Producer when the last event was sent to another driver.
+    announced: u32,
+    /// A CQE was due while the queue was full; nothing is written any more.
+    overrun: bool,
+    /// Strict mode has said so.
+    is_reported: bool,
+}
+
+/// The CQ is full, or was: on hardware that is fatal to it.
+#[derive(Clone, Copy, Debug)]
+pub struct Overrun;
+
+/// An arm word that no driver writes: the first command, sequence 0 at consumer 0, is all zeros.
+const NOT_ARMED: u32 = u32::MAX;
+
+impl SoftCq {
+    /// The queue in `memory`, whose sizes the caller has checked.
+    ///
+    /// # Safety
+    /// It is valid as long as the queue.
+    pub unsafe fn new(memory: &CqMemory) -> Self {
+        let cq = Self {
+            buffer: memory.buffer,
+            record: memory.record.cast(),
+            log_entries: memory.entries.trailing_zeros(),
+            log_stride: memory.cqe_bytes.trailing_zeros(),
+            compression: memory.compression,
+            producer: 0,
+            solicited: 0,
+            announced: 0,
+            overrun: false,
+            is_reported: false,
+        };
+        cq.arm_word().store(NOT_ARMED, Ordering::Relaxed);
+        cq
+    }
+
+    /// As if `counter` CQEs had been written already.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn start_at(&mut self, counter: u32) {
+        (self.producer, self.solicited) = (counter, counter);
+    }
+
+    /// Whether it had no room for a CQE, so that it gets no more.
+    pub(crate) fn has_overrun(&self) -> bool {
+        self.overrun
+    }
+
+    /// CQEs written so far, modulo 2^32.
+    pub(crate) fn produced(&self) -> u32 {
+        self.producer
+    }
+
+    /// Bytes of an entry.
+    #[inline(always)]
+    pub(crate) fn stride(&self) -> usize {
+        1 << self.log_stride
+    }
+
+    /// Whether sessions may be written.
+    pub fn compresses(&self) -> bool {
+        self.compression
+    }
+
+    /// Received bytes that an entry can carry.
+    pub fn scatter_room(&self) -> usize {
+        if self.stride() == CQE128_BYTES { CQE128_OFFSET } else { CQE_BYTES / 2 }
+    }
+
+    /// The CQE of an entry: its last 64 bytes.
+    #[inline(always)]
+    fn cqe(&self, counter: u32) -> NonNull<u8> {
+        let index = (counter & ((1 << self.log_entries) - 1)) as usize;
+        // SAFETY: inside the buffer, which holds that many entries.
+        unsafe { self.buffer.add(((index + 1) << self.log_stride) - CQE_BYTES) }
+    }
+
+    #[inline(always)]
+    fn has_room(&self, count: u32) -> bool {
+        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
+        let record = unsafe { self.record.as_ref() };
+        // The record has 24 bits. Acquire: the driver has finished reading what it passed.
+        let consumed = u32::from_be(record.load(Ordering::Acquire));
+        (self.producer.wrapping_sub(consumed) & 0xff_ffff) + count <= 1u32 << self.log_entries
+    }
+
+    /// Whether `count` entries are free; if not, this was the last attempt.
+    #[inline(always)]
+    fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
+        if self.overrun || !self.has_room(count) {
+            self.overrun = true;
+            return Err(Overrun);
+        }
+        Ok(())
+    }
+
+    /// Writes the CQE at the producer: body first, then the 8 bytes that end with the owner bit.
+    #[inline(always)]
+    fn put(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, format: CqeFormat, entries: u32) {
+        let owner = (self.producer >> self.log_entries) & 1 != 0;
+        bytes[OP_OWN_OFFSET] = op_own_with(opcode, format, is_solicited(bytes[OP_OWN_OFFSET]), owner);
+        let at = self.cqe(self.producer).cast::<u64>();
+        // SAFETY: the CQE is inside the buffer, 64-aligned, and the driver is done with it (`reserve`).
+        unsafe {
+            let words = bytes.as_ptr().cast::<u64>();
+            for i in 0..7 {
+                at.add(i).write(words.add(i).read_unaligned());
+            }
+            at.add(7).cast::<AtomicU64>().as_ref().store(words.add(7).read_unaligned(), Ordering::Release);
+        }
+        self.producer = self.producer.wrapping_add(entries);
+        if is_solicited(bytes[OP_OWN_OFFSET]) || matches!(opcode, CqeOpcode::RequesterError | CqeOpcode::ResponderError) {
+            self.solicited = self.producer;
+        }
+    }
+
+    /// Strict mode: the rule broken here, once, and the counter to blame: a consumer record that claims CQEs which were never written, or the
+    /// producer of a queue that overran.
+    pub(crate) fn broken_rule(&mut self) -> Option<(u32, Rule)> {
+        if self.is_reported {
+            return None;
+        }
+        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
+        let consumed = u32::from_be(unsafe { self.record.as_ref() }.load(Ordering::Acquire)) & 0xff_ffff;
+        let is_ahead = self.producer.wrapping_sub(consumed) & 0xff_ffff > 1 << self.log_entries;
+        let broken = match (is_ahead, self.overrun) {
+            (true, _) => Some((consumed, Rule::ConsumerAhead)),
+            (false, true) => Some((self.producer & 0xff_ffff, Rule::CompletionOverrun)),
+            (false, false) => None,
+        };
+        self.is_reported = broken.is_some();
+        self.overrun |= is_ahead;
+        broken
+    }
+
+    fn arm_word(&self) -> &AtomicU32 {
+        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
+        unsafe { self.record.add(CQ_DBREC_ARM).as_ref() }
+    }
+
+    /// Whether the driver armed the queue and it holds a CQE that it was armed for; disarms it then.
+    pub fn take_event(&mut self) -> bool {
+        self.take_event_behind(None)
+    }
+
+    /// The same, but a CQE that was there at the last event was announced by it, and gives no other, whatever was consumed: what a NIC remembers as
+    /// `last_notified_index` of the CQ context.
+    pub(crate) fn announce(&mut self) -> bool {
+        let is_new = self.take_event_behind(Some(self.announced));
+        if is_new {
+            self.announced = self.producer;
+        }
+        is_new
+    }
+
+    fn take_event_behind(&self, announced: Option<u32>) -> bool {
+        let word = self.arm_word().load(Ordering::Acquire);
+        let armed = CqArm::from_record(word);
+        let newest = if armed.solicited_only { self.solicited } else { self.producer };
+        // A 24-bit difference, signed.
+        let behind = newest.wrapping_sub(armed.consumed) << 8;
+        let is_new = announced.is_none_or(|announced| newest.wrapping_sub(announced) as i32 > 0);
+        let is_due = word != NOT_ARMED && behind as i32 > 0 && is_new;
+        // A driver of another thread may have armed it again, for what it has not seen yet.
+        is_due && self.arm_word().compare_exchange(word, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Writes the CQE of a receive.
+    #[inline(always)]
+    pub(crate) fn write_receive(&mut self, cqe: &ResponderCqe, opcode: CqeOpcode, solicited: bool) -> Result<(), Overrun> {
+        self.reserve(1)?;
+        let owner = (self.producer >> self.log_entries) & 1 != 0;
+        let words = cqe.emit_words(op_own_with(opcode, CqeFormat::Plain, solicited, owner));
+        let at = self.cqe(self.producer).cast::<u64>();
+        // SAFETY: as in `put`.
+        unsafe {
+            for (i, word) in words[..7].iter().enumerate() {
+                at.add(i).write(*word);
+            }
+            at.add(7).cast::<AtomicU64>().as_ref().store(words[7], Ordering::Release);
+        }
+        self.producer = self.producer.wrapping_add(1);
+        if solicited {
+            self.solicited = self.producer;
+        }
+        Ok(())
+    }
+
+    /// Writes a CQE.
+    #[inline(always)]
+    pub fn write(&mut self, bytes: [u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
+        self.reserve(1)?;
+        self.put(bytes, opcode, CqeFormat::Plain, 1);
+        Ok(())
+    }
+
+    /// Writes a CQE that carries `data`, at most [`scatter_room`](Self::scatter_room) bytes; its byte count is theirs.
+    pub fn write_scattered(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, data: &[u8]) -> Result<(), Overrun> {
+        debug_assert!(data.len() <= self.scatter_room() && ResponderCqe::parse(&bytes).byte_count as usize == data.len());
+        self.reserve(1)?;
+        let format = match bytes.get_mut(..data.len()) {
+            Some(place) if data.len() <= CQE_BYTES / 2 => {
+                place.copy_from_slice(data);
+                CqeFormat::Inline32
+            }
+            _ => {
+                let half = data.len().min(self.stride() - CQE128_OFFSET);
+                // SAFETY: the entry, not its CQE, starts `stride - 64` bytes before the CQE; free as in `put`.
+                unsafe {
+                    self.cqe(self.producer).sub(self.stride() - CQE_BYTES).copy_from_nonoverlapping(NonNull::from(data).cast(), half)
+                };
+                CqeFormat::Inline64
+            }
+        };
+        self.put(bytes, opcode, format, 1);
+        Ok(())
+    }
+
+    /// Writes the completions of `minis` as a compressed session; what they have in common is `title`'s, and so is the WQE counter of the
+    /// first. A single one is no session on any device and becomes a plain CQE.
+    pub fn write_session(&mut self, mut title: [u8; CQE_BYTES], opcode: CqeOpcode, minis: &[MiniCqe]) -> Result<(), Overrun> {
+        let wqe_counter = ResponderCqe::parse(&title).wqe_counter;
+        match minis {
+            [] => return Ok(()),
+            [only] if opcode == CqeOpcode::Requester => only.expand_send(&mut title),
+            [only] => only.expand_receive(&mut title, wqe_counter),
+            _ => {}
+        }
+        let count = u32::try_from(minis.len()).unwrap_or(u32::MAX >> 1);
+        self.reserve(count)?;
+        if count == 1 {
+            self.put(title, opcode, CqeFormat::Plain, 1);
+            return Ok(());
+        }
+        for (i, minis) in (0..).step_by(MINI_CQES_PER_ARRAY).zip(minis.chunks(MINI_CQES_PER_ARRAY)) {
+            let mut array = self.cqe(self.producer.wrapping_add(mini_array_offset(i))).cast::<[u8; MiniCqe::LEN]>();
+            for mini in minis {
+                // SAFETY: 8 of these fill a CQE of an entry that is free (above); the title's owner bit, written last, publishes them.
+                unsafe {
+                    array.write(mini.emit());
+                    array = array.add(1);
+                }
+            }
+        }
+        TitleCqe { count, wqe_counter }.emit_into(&mut title);
+        self.put(title, opcode, CqeFormat::Compressed, count);
+        Ok(())
+    }
+}

@@ -1,0 +1,308 @@
+//! Unreliable datagrams. The sender leaves a datagram in a lane of its *own* memory, one for each device it sends to; the receiver, told by
+//! a ready bit, maps the sender, takes a receive of its own and fills it. So many senders of one queue pair share no word but the ready
+//! bits, and one that dies leaves nothing half-done. What finds no room, no queue pair, no receive or a wrong Q_Key is dropped, as on a
+//! network; below another driver it waits for room, for a while.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::rc::Rc;
+
+use mlx5_wire::GRH_BYTES;
+use mlx5_wire::{AddressVector, CqeOpcode, CtrlWords, DatagramSegment, Opcode, SEGMENT, Syndrome};
+use shm::lane::{LaneRx, LaneTx};
+use shm::ready::ReadyWords;
+
+use super::fabric::Peer;
+use super::gather::{Data, scatter};
+use super::layout::{DATAGRAM_SLOTS, DatagramHeader, DatagramLane, GRH, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU, Message, SOLICITED};
+use super::memory::{DeviceMemory, Fault};
+use super::objects::{commit, qp_index};
+use super::queues::{Transport, WaitFor};
+use super::receive::RqSlot;
+use super::requester::{Malformed, Outcome, check_local};
+use super::vendor::Limit;
+use super::{Hca, Links, State, arrive};
+
+/// A Q_Key with this bit in a WQE stands for the sending queue pair's own.
+const CONTROLLED_QKEY: u32 = 1 << 31;
+
+/// A Global Route Header (InfiniBand specification, "Global Route Header"), as a receive's first bytes have it.
+struct Grh([u8; GRH_BYTES]);
+
+impl Grh {
+    /// That of a message of `length` bytes on the way that `vector` says.
+    fn new(hca: &Hca, vector: &AddressVector, length: usize, opcode: Opcode) -> Self {
+        const BTH_DETH_ICRC: usize = 12 + 8 + 4;
+        const NEXT_IS_TRANSPORT: u8 = 0x1b;
+        let headers = BTH_DETH_ICRC + if opcode == Opcode::SendImm { 4 } else { 0 };
+        let version_class_flow = 6 << 28 | u32::from(vector.tclass) << 20 | vector.grh_gid_fl & 0xf_ffff;
+        let mut b = [0; GRH_BYTES];
+        b[0..4].copy_from_slice(&version_class_flow.to_be_bytes());
+        b[4..6].copy_from_slice(&((headers + length.next_multiple_of(4)) as u16).to_be_bytes());
+        b[6] = NEXT_IS_TRANSPORT;
+        b[7] = vector.hop_limit;
+        b[8..24].copy_from_slice(&hca.gid());
+        b[24..40].copy_from_slice(&vector.rgid);
+        Self(b)
+    }
+}
+
+/// How long a datagram below another driver waits for the receiver's device to take earlier ones: the links of InfiniBand have flow control, and
+/// programs take it for granted that they lose nothing there. In ns.
+const LINK_WAIT_NS: u64 = 100_000_000;
+
+/// Who sends a datagram.
+pub(crate) struct Sender {
+    pub(crate) qpn: u32,
+    pub(crate) pd: u32,
+    pub(crate) qkey: u32,
+    /// Since when it waits.
+    pub(crate) since_ns: Option<u64>,
+}
+
+/// A lane of this device, towards one other.
+pub(crate) struct Outgoing {
+    peer: Rc<Peer>,
+    /// Which of the device's lanes.
+    lane: usize,
+    tx: LaneTx<DatagramHeader>,
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl Outgoing {
+    /// Whether a datagram has room.
+    #[cfg(test)]
+    pub(crate) fn is_room(&mut self, lane: &DatagramLane) -> bool {
+        self.tx.has_room(&lane.consumed)
+    }
+
+    /// Sends what no datagram is.
+    pub(crate) fn forge(&mut self, header: DatagramHeader) {
+        self.tx.publish(header);
+    }
+}
+
+/// A lane of another device, towards this one.
+pub(crate) struct Incoming {
+    peer: Rc<Peer>,
+    lane: usize,
+    rx: LaneRx<DatagramHeader>,
+}
+
+fn ready_lids(memory: &DeviceMemory) -> ReadyWords {
+    // SAFETY: the lanes segment holds the words for MAX_LIDS; views do not outlive the memory they are made from.
+    unsafe { ReadyWords::new(NonNull::from(&memory.lanes().datagram_ready).cast(), MAX_LIDS) }
+}
+
+/// Runs a SEND of a datagram queue pair. It is complete once the datagram has left, whatever becomes of it.
+#[cold]
+pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, ctrl: CtrlWords, wqe: &[u8]) -> Outcome {
+    let cqe_opcode = match opcode {
+        Opcode::Send => CqeOpcode::ResponderSend,
+        Opcode::SendImm => CqeOpcode::ResponderSendImm,
+        _ => return Malformed::Opcode.into(),
+    };
+    let Some((segment, body)) = wqe[SEGMENT..].split_first_chunk() else { return Malformed::Header.into() };
+    let to = DatagramSegment::parse(segment);
+    let Some(data) = Data::parse(body) else { return Malformed::InlineLength.into() };
+    let length = match check_local(hca, from.pd, &data, false) {
+        Ok(length) => length as usize,
+        Err(outcome) => return outcome,
+    };
+    if length > MAX_MTU {
+        return Limit::DatagramTooLong.fails(Syndrome::LocalLength);
+    }
+    let grh = (to.vector.rgid != [0; 16]).then(|| Grh::new(hca, &to.vector, length, opcode));
+    let header = DatagramHeader {
+        qpn: to.qpn,
+        qkey: if to.qkey & CONTROLLED_QKEY == 0 { to.qkey } else { from.qkey },
+        source_qpn: from.qpn,
+        byte_count: length as u32,
+        imm: if opcode == Opcode::SendImm { ctrl.imm() } else { 0 },
+        opcode: cqe_opcode as u8,
+        flags: if ctrl.solicited() { SOLICITED } else { 0 } | if grh.is_some() { GRH } else { 0 },
+        _zero: 0,
+    };
+    let lid = hca.lid_of(to.qpn, &to.vector);
+    let Some(out) = lid.and_then(|lid| outgoing(hca, links, lid)) else { return Outcome::Done(0) };
+    let lane = hca.memory.datagram_lane(out.lane);
+    if !out.tx.has_room(&lane.consumed) {
+        let waits = hca.port.is_some() && hca.clock.now_ns() < from.since_ns.map_or(u64::MAX, |since| since.saturating_add(LINK_WAIT_NS));
+        return if waits { Outcome::Wait(WaitFor::Room) } else { Outcome::Done(0) };
+    }
+    let slot = out.tx.position() as usize % DATAGRAM_SLOTS;
+    // SAFETY: the place of this slot in this device's own lane; the receiver does not read it before the slot is published (L1) and is
+    // done with its last content (L2, `has_room`).
+    let mut to = unsafe { NonNull::from(&lane.payloads).cast::<[u8; GRH_BYTES + MAX_MTU]>().add(slot).cast::<u8>() };
+    if let Some(Grh(bytes)) = grh {
+        // SAFETY: the place has room for a GRH and the longest payload.
+        unsafe {
+            to.cast().write(bytes);
+            to = to.add(GRH_BYTES);
+        }
+    }
+    let copied = data.each(|piece| {
+        // SAFETY: the piece is readable, and all pieces together fit (checked above).
+        unsafe {
+            to.as_ptr().copy_from(piece.at, piece.len);
+            to = to.add(piece.len);
+        }
+        Ok::<(), Fault>(())
+    });
+    if copied.is_ok() {
+        out.tx.publish(header);
+        ready_lids(&out.peer.memory).notify(usize::from(hca.membership.lid()));
+        out.peer.memory.wake();
+    }
+    Outcome::Done(0)
+}
+
+/// The lane towards `lid`. `None` if there is no such device, or no lane left.
+fn outgoing<'a>(hca: &Hca, links: &'a mut Links, lid: u16) -> Option<&'a mut Outgoing> {
+    let known = links.outgoing.iter().position(|out| out.peer.lid == lid && !out.peer.is_gone());
+    let index = match known {
+        Some(index) => index,
+        None => {
+            let peer = links.peer_of_lid(hca, lid)?;
+            // The lane of a device that is gone, or a new one.
+            let gone = links.outgoing.iter().position(|out| out.peer.is_gone());
+            let lane = gone.map_or(links.outgoing.len(), |index| links.outgoing[index].lane);
+            let out = open_lane(hca, peer, lane)?;
+            match gone {
+                Some(index) => {
+                    links.outgoing[index] = out;
+                    index
+                }
+                None => {
+                    links.outgoing.push(out);
+                    links.outgoing.len() - 1
+                }
+            }
+        }
+    };
+    links.outgoing.get_mut(index)
+}
+
+fn open_lane(hca: &Hca, peer: Rc<Peer>, index: usize) -> Option<Outgoing> {
+    if index >= MAX_DATAGRAM_LANES {
+        return None;
+    }
+    let lane = hca.memory.datagram_lane(index);
+    commit(hca.memory.lanes_memfd(), lane).ok()?;
+    lane.target.store(0, Ordering::Release);
+    lane.consumed.store(0, Ordering::Relaxed);
+    let slots = NonNull::from(&lane.slots);
+    // SAFETY: this device's own memory, which no living peer reads any more; zero bytes are empty slots.
+    unsafe { hca.memory.clear_lanes(slots.cast(), size_of_val(&lane.slots)) };
+    lane.target_epoch.store(peer.epoch, Ordering::Relaxed);
+    lane.target.store(u64::from(peer.lid), Ordering::Release);
+    // SAFETY: the slots live as long as the device; this is the only producing end, and they were cleared above.
+    let tx = unsafe { LaneTx::new(slots.cast(), DATAGRAM_SLOTS as u64, 0) };
+    Some(Outgoing { peer, lane: index, tx })
+}
+
+/// Whether a device has said that it has datagrams for this one.
+pub(crate) fn any_ready(memory: &DeviceMemory) -> bool {
+    ready_lids(memory).any()
+}
+
+/// Takes the datagrams of all devices whose ready bits are set. Returns how many receives completed.
+#[cold]
+pub(crate) fn receive(hca: &Hca, state: &mut State) -> usize {
+    let mut lids = core::mem::take(&mut state.links.ready);
+    ready_lids(&hca.memory).drain(|lid| lids.push(lid as u16));
+    let mut received = 0;
+    for lid in lids.drain(..) {
+        received += receive_from(hca, state, lid);
+    }
+    // So that nothing is allocated when all that have sent send at once.
+    lids.reserve(state.links.incoming.len());
+    state.links.ready = lids;
+    received
+}
+
+fn receive_from(hca: &Hca, state: &mut State, lid: u16) -> usize {
+    let known = state.links.incoming.iter().position(|i| i.peer.lid == lid && !i.peer.is_gone());
+    if let Some(index) = known {
+        return take_all(hca, state, index);
+    }
+    let received = forget_gone(hca, state);
+    let Some(incoming) = find_lane(hca, &mut state.links, lid) else { return received };
+    state.links.incoming.push(incoming);
+    received + take_all(hca, state, state.links.incoming.len() - 1)
+}
+
+/// Forgets the devices that are gone, after taking what they had sent: their lanes' mappings outlive them.
+fn forget_gone(hca: &Hca, state: &mut State) -> usize {
+    let mut received = 0;
+    while let Some(index) = state.links.incoming.iter().position(|i| i.peer.is_gone()) {
+        received += take_all(hca, state, index);
+        state.links.incoming.swap_remove(index);
+    }
+    received
+}
+
+/// Takes the datagrams in lane `index` of those that are known.
+fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
+    let State { links, qps, cqs, rqs, .. } = state;
+    let Incoming { peer, lane, rx } = &mut links.incoming[index];
+    let lane = peer.memory.datagram_lane(*lane);
+    let mut received = 0;
+    // A sender that obeys `consumed` has no more than these.
+    for _ in 0..DATAGRAM_SLOTS {
+        let position = rx.position() as usize;
+        let Some(header) = rx.pop() else { break };
+        let payload = NonNull::from(&lane.payloads[position % DATAGRAM_SLOTS]).cast::<u8>();
+        let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.failed);
+        // The sender wrote this. What no SEND leaves is dropped, like anything else that is not for this device.
+        let is_send = [CqeOpcode::ResponderSend as u8, CqeOpcode::ResponderSendImm as u8].contains(&header.opcode);
+        let Some(qp) = qp.filter(|_| is_send) else { continue };
+        let is_for = matches!(qp.transport, Transport::Datagram { qkey } if qkey == header.qkey);
+        if !is_for || !hca.memory.receives(qp.index) || header.byte_count as usize > MAX_MTU {
+            continue;
+        }
+        let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { continue };
+        let pop = || qp.receives.pop(&AtomicU64::new(0));
+        // Another driver's receive that was posted before the datagram was sent, but after the last look at its queue, is there all the same.
+        let refreshed = || rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut).is_some_and(RqSlot::refresh).then(pop).flatten();
+        let Some(taking) = pop().or_else(refreshed) else { continue };
+        let grh = if header.flags & GRH != 0 { GRH_BYTES } else { 0 };
+        let data = Data::of_memory(payload.as_ptr(), grh + header.byte_count as usize);
+        // SAFETY: the payload is in the sender's mapping, which `peer` keeps; the sender may overwrite it, which spoils bytes only.
+        let result = unsafe { scatter(&hca.memory, &qp.receives, taking.index, GRH_BYTES - grh, &data) };
+        let (opcode, imm) = match result {
+            Ok(()) => (header.opcode, header.imm),
+            Err((syndrome, vendor)) => (CqeOpcode::ResponderError as u8, Message::error(syndrome, vendor)),
+        };
+        let message = Message {
+            payload: 0,
+            byte_count: header.byte_count + GRH_BYTES as u32,
+            imm,
+            pop: taking.count,
+            wqe_index: taking.index,
+            opcode,
+            flags: header.flags & (SOLICITED | GRH),
+        };
+        arrive::trace(hca, qp, &message);
+        arrive::deliver(hca, qp, cq, &message, header.source_qpn);
+        received += 1;
+    }
+    // L2
+    lane.consumed.store(rx.position(), Ordering::Release);
+    received
+}
+
+/// The lane of device `lid` that is for this device.
+fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {
+    let peer = links.peer_of_lid(hca, lid)?;
+    let own = (u64::from(hca.membership.lid()), hca.membership.epoch());
+    let index = (0..MAX_DATAGRAM_LANES).find(|&index| {
+        let lane = peer.memory.datagram_lane(index);
+        (lane.target.load(Ordering::Acquire), lane.target_epoch.load(Ordering::Relaxed)) == own
+    })?;
+    let lane: &DatagramLane = peer.memory.datagram_lane(index);
+    let (slots, consumed) = (NonNull::from(&lane.slots).cast(), lane.consumed.load(Ordering::Acquire));
+    // SAFETY: the slots live as long as `peer`; this device, the lane's target, is its only consumer. Any bytes are a valid header.
+    let rx = unsafe { LaneRx::new(slots, DATAGRAM_SLOTS as u64, consumed) };
+    Some(Incoming { peer, lane: index, rx })
+}

@@ -1,0 +1,131 @@
+//! Why something was refused.
+
+use std::io;
+
+/// Why a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The shared-memory directory cannot be used.
+    #[error("the fabric's directory: {0}")]
+    Directory(#[from] shm::dir::DirError),
+    /// The control file could not be made.
+    #[error("the device's control file: {0}")]
+    ControlFile(#[from] shm::region::CreateError),
+    /// Memory for the device could not be had.
+    #[error("memory for {what}: {source}")]
+    Memory {
+        /// What it was for.
+        what: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Every LID is taken.
+    #[error("all {0} LIDs of the fabric are in use by living devices")]
+    NoFreeLid(u16),
+}
+
+/// Why an object could not be created.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// A size outside the device's capabilities.
+    #[error("{what} is {value}; the device takes {min}..={max}")]
+    OutOfRange {
+        /// The parameter.
+        what: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// Smallest legal value.
+        min: u64,
+        /// Largest legal value.
+        max: u64,
+    },
+    /// A value that is none of the few legal ones.
+    #[error("{what} is {value}; legal is {legal}")]
+    Illegal {
+        /// The parameter.
+        what: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// The legal values.
+        legal: &'static str,
+    },
+    /// The device has no free object of this kind; destroy one first.
+    #[error("the device has no free {what}: all {max} are in use")]
+    Exhausted {
+        /// The kind.
+        what: &'static str,
+        /// How many there are.
+        max: u64,
+    },
+    /// Memory could not be had.
+    #[error("no memory for {what}: {source}")]
+    Memory {
+        /// What it was for.
+        what: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// Refuses values outside `min..=max`.
+pub(crate) fn check(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), CreateError> {
+    if (min..=max).contains(&value) { Ok(()) } else { Err(CreateError::OutOfRange { what, value, min, max }) }
+}
+
+/// Why memory could not be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// An empty region.
+    #[error("a memory region of 0 bytes; the smallest is 1")]
+    Empty,
+    /// `ibv_reg_mr` refuses it too.
+    #[error("remote write and remote atomic access need local write access as well")]
+    RemoteWithoutLocalWrite,
+    /// The device's table is full.
+    #[error("all {max} memory regions of the device are in use; drop some first")]
+    Exhausted {
+        /// Regions of the device.
+        max: usize,
+    },
+    /// Peers could not reach this memory.
+    #[error("peers cannot reach memory of another allocator here: {reason}")]
+    Unreachable {
+        /// Why.
+        reason: &'static str,
+    },
+    /// The arena has no room, or the kernel no memory.
+    #[error("no memory for a region of {bytes} bytes: {source}")]
+    Memory {
+        /// Asked for.
+        bytes: usize,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// Why a queue pair was not connected.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nothing there.
+    #[error("no soft device with LID {lid} in this fabric: {reason}")]
+    NoSuchDevice {
+        /// The LID asked for.
+        lid: u16,
+        /// What was found.
+        reason: String,
+    },
+    /// The LID belongs to a later device.
+    #[error("LID {lid} belongs to another device now: the one that gave this address is gone")]
+    StaleDevice {
+        /// The LID asked for.
+        lid: u16,
+    },
+    /// The number names no queue pair there.
+    #[error("QPN {qpn:#x} is no queue pair of the device with LID {lid}")]
+    NoSuchQp {
+        /// The LID asked for.
+        lid: u16,
+        /// The number asked for.
+        qpn: u32,
+    },
+}

@@ -1,0 +1,108 @@
+//! Sleeping until something happens, and waking who sleeps.
+
+use core::time::Duration;
+
+use shm::ready::HotSet;
+use shm::sleep::{self, Watch, Word};
+
+use super::arrive::Arrivals;
+use super::{Clock, Hca, State, datagram};
+
+/// How often a sleeper looks by itself, in ns: for peers that died with one of its receives, which wake nobody.
+const LOOK_NS: u64 = 100_000_000;
+/// The same where it cannot know when it has something to do, because somebody else moves its clock.
+const SHORT_SLEEP_NS: u64 = 1_000_000;
+/// What is due sooner is slept for all the same: a full lane is tried again at once, and its consumer may be stopped.
+const SHORTEST_SLEEP_NS: u64 = 20_000;
+
+/// The longest sleep, in ns.
+fn longest_ns() -> u64 {
+    #[cfg(any(test, feature = "testing"))]
+    if super::testing::sleeps_without_end() {
+        return u64::MAX;
+    }
+    LOOK_NS
+}
+
+/// What ends a sleep: anything to be taken from a lane, or announced by a ready bit. The device is borrowed for the time of each question only.
+pub(crate) struct Idle<'a>(pub(crate) &'a Hca);
+
+impl Idle<'_> {
+    fn with_lanes<R>(&self, f: impl FnOnce(&mut HotSet, Arrivals<'_>) -> R) -> R {
+        let State { qps, cqs, hot, injector, .. } = &mut *self.0.state.borrow_mut();
+        f(hot, Arrivals { hca: self.0, qps, cqs, injector })
+    }
+}
+
+impl Watch for Idle<'_> {
+    fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
+        show(self.0.memory.lanes().sleep.0.word());
+    }
+
+    fn arm(&mut self) {
+        // Somebody may die meanwhile.
+        self.0.state.borrow_mut().polls_to_patrol = 1;
+        // H7, R1
+        self.with_lanes(|hot, arrivals| hot.arm(&arrivals));
+    }
+
+    fn look(&mut self, is_told: bool) -> bool {
+        let memory = &self.0.memory;
+        let is_cool = self.with_lanes(|hot, arrivals| hot.cool(&arrivals, is_told));
+        !is_cool || super::objects::ready_words(memory).any() || datagram::any_ready(memory)
+    }
+
+    fn slice(&mut self) -> Duration {
+        Duration::from_nanos(self.0.longest_sleep_ns())
+    }
+
+    /// What is due is done in a poll.
+    fn check(&mut self) -> bool {
+        true
+    }
+}
+
+impl Hca {
+    /// Makes progress, then calls `then` with what a sleep of this device ends at: what a poll would take in or have to do. It knows nothing of
+    /// completions that are there already.
+    pub fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        self.empty_poll();
+        then(&mut Idle(self));
+    }
+
+    /// Makes progress and sleeps until an armed CQ of this device has a CQE that it was armed for, or `timeout_ns` have passed in real time.
+    /// Returns whether there is one; it disarms those CQs.
+    pub fn wait(&self, timeout_ns: Option<u64>) -> bool {
+        let end_ns = timeout_ns.map(|ns| Clock::System.now_ns().saturating_add(ns));
+        loop {
+            let (mut has_event, mut left_ns) = (false, 0);
+            self.with_watch(&mut |watch| {
+                has_event = self.take_events();
+                left_ns = end_ns.map_or(u64::MAX, |end_ns| end_ns.saturating_sub(Clock::System.now_ns()));
+                let longest_ns = self.longest_sleep_ns().min(left_ns);
+                if !has_event && longest_ns > 0 {
+                    sleep::sleep_once(watch, Duration::from_nanos(longest_ns));
+                }
+            });
+            if has_event || left_ns == 0 {
+                return has_event;
+            }
+        }
+    }
+
+    /// Whether an armed CQ has a CQE that it was armed for; disarms those.
+    fn take_events(&self) -> bool {
+        let cqs = &mut self.state.borrow_mut().cqs;
+        cqs.iter_mut().flatten().filter_map(|cq| cq.take_event().then_some(())).count() > 0
+    }
+
+    /// How long it can sleep before it has to look by itself. 0: polls alone bring its clock to what is due.
+    fn longest_sleep_ns(&self) -> u64 {
+        match (&self.clock, self.state.borrow().deferred.next_ns()) {
+            (Clock::System, None) => longest_ns(),
+            (Clock::System, Some(at_ns)) => at_ns.saturating_sub(Clock::System.now_ns()).clamp(SHORTEST_SLEEP_NS, longest_ns()),
+            (Clock::Manual(_), _) | (Clock::Stepping { .. }, None) => SHORT_SLEEP_NS,
+            (Clock::Stepping { .. }, Some(_)) => 0,
+        }
+    }
+}

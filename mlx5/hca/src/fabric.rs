@@ -1,0 +1,209 @@
+//! How devices find each other: a directory of control files, or a table in this process.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use shm::dir::Dir;
+use shm::memfd::MemfdId;
+use shm::region::{CreateError, OwnerState, Region};
+
+use super::error::ConnectError;
+use super::error::OpenError;
+use super::layout::{Publication, REGION_KIND};
+use super::memory::DeviceMemory;
+use super::options::FabricSpec;
+
+/// Unicast LIDs are 1..=0xbfff (InfiniBand specification, "Local Identifiers").
+pub(crate) const MAX_LID: u16 = 0xbfff;
+
+/// A fabric of devices in this process, for tests and simulation. Clones are the same fabric.
+#[derive(Clone, Debug, Default)]
+pub struct LocalFabric {
+    devices: Arc<Mutex<HashMap<u16, LocalDevice>>>,
+}
+
+#[derive(Clone, Debug)]
+struct LocalDevice {
+    epoch: u64,
+    segments: [MemfdId; 3],
+    gone: Arc<AtomicBool>,
+}
+
+/// A device's own entry in its fabric; dropping it withdraws the device.
+pub(crate) enum Membership {
+    Shared { dir: Dir, region: Region, lid: u16 },
+    Local { fabric: LocalFabric, device: LocalDeviceRef },
+}
+
+/// A local device's entry, by value.
+pub(crate) struct LocalDeviceRef {
+    lid: u16,
+    epoch: u64,
+    gone: Arc<AtomicBool>,
+}
+
+impl Membership {
+    /// Publishes `memory` under the first free LID of 1..=`max_lid`.
+    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, max_lid: u16) -> Result<Self, OpenError> {
+        match spec {
+            FabricSpec::Shared { dir } => {
+                let dir = Dir::open(dir.as_deref())?;
+                dir.sweep()?;
+                for lid in 1..=max_lid {
+                    let publication = Publication { lid: u64::from(lid), segments: memory.ids() };
+                    let created = Region::create(&dir, &file_name(lid), REGION_KIND, size_of::<Publication>(), |view| {
+                        if let Some(at) = view.at::<Publication>(0) {
+                            // SAFETY: the place is valid, aligned and not shared yet.
+                            unsafe { at.write(publication) };
+                        }
+                    });
+                    match created {
+                        Ok(region) => return Ok(Self::Shared { dir, region, lid }),
+                        Err(CreateError::Exists { .. }) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Err(OpenError::NoFreeLid(max_lid))
+            }
+            FabricSpec::Local(fabric) => fabric.join(memory, max_lid),
+        }
+    }
+
+    pub(crate) fn lid(&self) -> u16 {
+        match self {
+            Self::Shared { lid, .. } => *lid,
+            Self::Local { device, .. } => device.lid,
+        }
+    }
+
+    /// Whether it was joined to this local fabric.
+    pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
+        matches!(self, Self::Local { fabric: own, .. } if Arc::ptr_eq(&own.devices, &fabric.devices))
+    }
+
+    /// Which incarnation of the LID this device is.
+    pub(crate) fn epoch(&self) -> u64 {
+        match self {
+            Self::Shared { region, .. } => region.epoch(),
+            Self::Local { device, .. } => device.epoch,
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Self::Shared { dir, .. } => format!("sealed memfds, control files in {}", dir.path().display()),
+            Self::Local { .. } => "sealed memfds, local to the process".to_owned(),
+        }
+    }
+
+    /// Maps the device with `lid`, if it is the incarnation asked for.
+    pub(crate) fn attach(&self, lid: u16, epoch: Option<u64>) -> Result<Peer, ConnectError> {
+        let missing = |reason: String| ConnectError::NoSuchDevice { lid, reason };
+        let (segments, epoch, life) = match self {
+            Self::Shared { dir, .. } => {
+                let region =
+                    Region::open(dir, &file_name(lid), REGION_KIND, size_of::<Publication>()).map_err(|e| missing(e.to_string()))?;
+                if epoch.is_some_and(|epoch| region.epoch() != epoch) {
+                    return Err(ConnectError::StaleDevice { lid });
+                }
+                let at = region.view().at::<Publication>(0).ok_or_else(|| missing("its control file is too short".to_owned()))?;
+                // SAFETY: valid and aligned; written once before the file got its name. Any bytes are a valid `Publication`.
+                let publication = unsafe { at.read() };
+                (publication.segments, region.epoch(), Life::Shared(region))
+            }
+            Self::Local { fabric, .. } => {
+                let device = fabric.lookup(lid).ok_or_else(|| missing("it is not in this local fabric".to_owned()))?;
+                if epoch.is_some_and(|epoch| device.epoch != epoch) {
+                    return Err(ConnectError::StaleDevice { lid });
+                }
+                (device.segments, device.epoch, Life::Local(device.gone))
+            }
+        };
+        let memory = DeviceMemory::attach(&segments).map_err(|e| missing(e.to_string()))?;
+        Ok(Peer { lid, epoch, memory, life, noticed: Cell::new(false) })
+    }
+}
+
+fn file_name(lid: u16) -> String {
+    format!("dev-{lid}")
+}
+
+impl LocalFabric {
+    /// An empty fabric.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn join(&self, memory: &DeviceMemory, max_lid: u16) -> Result<Membership, OpenError> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        for lid in 1..=max_lid {
+            if let Entry::Vacant(slot) = devices.entry(lid) {
+                let segments = memory.ids();
+                let gone = Arc::new(AtomicBool::new(false));
+                let epoch = segments[0].token;
+                slot.insert(LocalDevice { epoch, segments, gone: Arc::clone(&gone) });
+                let device = LocalDeviceRef { lid, epoch, gone };
+                return Ok(Membership::Local { fabric: self.clone(), device });
+            }
+        }
+        Err(OpenError::NoFreeLid(max_lid))
+    }
+
+    fn lookup(&self, lid: u16) -> Option<LocalDevice> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner).get(&lid).cloned()
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if let Self::Local { fabric, device } = self {
+            device.gone.store(true, Ordering::Release);
+            fabric.devices.lock().unwrap_or_else(PoisonError::into_inner).remove(&device.lid);
+        }
+    }
+}
+
+enum Life {
+    Shared(Region),
+    Local(Arc<AtomicBool>),
+}
+
+/// Another device (or this one, for loopback), mapped.
+pub(crate) struct Peer {
+    pub(crate) lid: u16,
+    pub(crate) epoch: u64,
+    pub(crate) memory: DeviceMemory,
+    life: Life,
+    /// What it took with it has been looked for.
+    noticed: Cell<bool>,
+}
+
+impl Peer {
+    pub(crate) fn was_noticed(&self) -> bool {
+        self.noticed.get()
+    }
+
+    /// Marks it as noticed.
+    pub(crate) fn notice(&self) -> bool {
+        self.noticed.set(true);
+        true
+    }
+
+    /// Its `executing` word: odd while it executes a doorbell, another value for each.
+    pub(crate) fn executing(&self) -> u64 {
+        self.memory.control().header.executing.load(Ordering::Acquire)
+    }
+
+    /// Whether its process is proven to be gone, or closed the device. One or two loads while it is well.
+    #[inline(always)]
+    pub(crate) fn is_gone(&self) -> bool {
+        match &self.life {
+            Life::Shared(region) => region.owner_hint() && region.owner_state() != OwnerState::Alive,
+            Life::Local(gone) => gone.load(Ordering::Acquire),
+        }
+    }
+}

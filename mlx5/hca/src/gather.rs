@@ -1,0 +1,143 @@
+//! The bytes of a message: where a WQE says they are, and putting them where a receive says.
+
+use mlx5_wire::Access;
+use mlx5_wire::{DataSegment, InlineHeader, SEGMENT, Syndrome};
+
+use super::memory::{DeviceMemory, Fault};
+use super::receive::Receives;
+use super::vendor::Limit;
+
+/// One contiguous part of a message.
+pub(crate) struct Piece {
+    pub(crate) at: *const u8,
+    pub(crate) len: usize,
+    /// lkey; `None` for inline data.
+    pub(crate) key: Option<u32>,
+}
+
+/// The data segments of a WQE. Nearly all have one part at most, which is parsed once.
+pub(crate) enum Data<'a> {
+    None,
+    One(Piece),
+    Many(&'a [u8]),
+}
+
+impl<'a> Data<'a> {
+    /// Parses the bytes behind the header segments, a multiple of 16. `None` if an inline part is longer than the WQE.
+    #[inline(always)]
+    pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
+        match Piece::parse(bytes)? {
+            None => Some(Self::None),
+            Some((piece, [])) => Some(Self::One(piece)),
+            Some((_, mut rest)) => {
+                while let Some((_, behind)) = Piece::parse(rest)? {
+                    rest = behind;
+                }
+                Some(Self::Many(bytes))
+            }
+        }
+    }
+
+    /// `len` bytes at `at`, as one part.
+    pub(crate) fn of_memory(at: *const u8, len: usize) -> Data<'static> {
+        if len == 0 { Data::None } else { Data::One(Piece { at, len, key: None }) }
+    }
+
+    /// Calls `f` for each part, in order.
+    #[inline(always)]
+    pub(crate) fn each<E>(&self, mut f: impl FnMut(&Piece) -> Result<(), E>) -> Result<(), E> {
+        match self {
+            Self::None => Ok(()),
+            Self::One(piece) => f(piece),
+            Self::Many(bytes) => {
+                let mut rest = *bytes;
+                while let Some(Some((piece, behind))) = Piece::parse(rest) {
+                    f(&piece)?;
+                    rest = behind;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Piece {
+    /// The part that is all of `bytes`, if there is exactly one, of a length that needs no second look.
+    #[inline(always)]
+    pub(crate) fn only(bytes: &[u8]) -> Option<Self> {
+        let segment: &[u8; SEGMENT] = bytes.first_chunk()?;
+        let Some(inline) = InlineHeader::parse(&[segment[0], segment[1], segment[2], segment[3]]) else {
+            let pointer = DataSegment::parse(segment);
+            let is_plain = bytes.len() == SEGMENT && pointer.byte_count.wrapping_sub(1) < 1 << 30;
+            return is_plain.then_some(Self { at: pointer.addr as *const u8, len: pointer.byte_count as usize, key: Some(pointer.lkey) });
+        };
+        let len = inline.byte_count as usize;
+        let at = bytes[InlineHeader::LEN..].as_ptr();
+        (InlineHeader::segments(len) * SEGMENT == bytes.len()).then_some(Self { at, len, key: None })
+    }
+
+    /// The first part of `bytes`, and what is behind it; `None` if it does not fit.
+    #[inline(always)]
+    #[expect(clippy::option_option, reason = "malformed, at the end, or a part")]
+    fn parse(bytes: &[u8]) -> Option<Option<(Self, &[u8])>> {
+        let Some((segment, behind)) = bytes.split_first_chunk::<SEGMENT>() else { return Some(None) };
+        let Some(inline) = InlineHeader::parse(&[segment[0], segment[1], segment[2], segment[3]]) else {
+            let pointer = DataSegment::parse(segment);
+            return Some(Some((Self { at: pointer.addr as *const u8, len: pointer_bytes(&pointer), key: Some(pointer.lkey) }, behind)));
+        };
+        let len = inline.byte_count as usize;
+        let behind = bytes.get(InlineHeader::segments(len) * SEGMENT..)?;
+        Some(Some((Self { at: bytes[InlineHeader::LEN..].as_ptr(), len, key: None }, behind)))
+    }
+}
+
+/// Bytes of a segment by pointer: 0 means 2^31 on the wire.
+fn pointer_bytes(segment: &DataSegment) -> usize {
+    if segment.byte_count == 0 { 1 << 31 } else { segment.byte_count as usize }
+}
+
+/// Puts the parts of a message into the buffers of receive `index` of the device that owns `memory`, the first at byte `offset` of them.
+/// Fails as the responder does.
+///
+/// # Safety
+/// Every part is readable: it was checked against its region, or lies in the WQE.
+pub(crate) unsafe fn scatter(
+    memory: &DeviceMemory,
+    receives: &Receives,
+    index: u16,
+    offset: usize,
+    data: &Data<'_>,
+) -> Result<(), (Syndrome, u8)> {
+    let mut segments = receives.segments(index);
+    // What is left of the current buffer.
+    let (mut key, mut addr, mut room) = (0, 0, 0);
+    let mut skip = offset;
+    let too_short = (Syndrome::LocalLength, Limit::ReceiveTooShort as u8);
+    data.each(|piece| {
+        let (mut from, mut left) = (piece.at, piece.len);
+        while left > 0 {
+            if room == 0 {
+                let Some(segment) = segments.next() else { return Err(too_short) };
+                (key, addr, room) = (segment.lkey, segment.addr, pointer_bytes(&segment));
+                let skipped = skip.min(room);
+                (addr, room, skip) = (addr.wrapping_add(skipped as u64), room - skipped, skip - skipped);
+                continue;
+            }
+            let n = left.min(room);
+            let local = |fault: Fault| (Syndrome::LocalProtection, fault as u8);
+            let span = memory.resolve(key, addr, n as u64, Access::LOCAL_WRITE, receives.pd).map_err(local)?;
+            // SAFETY: the part is readable (caller), the span was resolved for `n` bytes.
+            unsafe { span.write(0, from, n) }.map_err(local)?;
+            (addr, room, left) = (addr.wrapping_add(n as u64), room - n, left - n);
+            // SAFETY: inside the part.
+            from = unsafe { from.add(n) };
+        }
+        Ok(())
+    })?;
+    // What is in front of the data needs room also where there is no data.
+    while skip > 0 {
+        let Some(segment) = segments.next() else { return Err(too_short) };
+        skip -= skip.min(pointer_bytes(&segment));
+    }
+    Ok(())
+}

@@ -1,0 +1,374 @@
+//! What the devices of a fabric share, byte for byte.
+//!
+//! A device has three memory segments. Peers map them all, lazily, when they connect:
+//!
+//! | segment | owner | peers | holds |
+//! |---|---|---|---|
+//! | control | rw | **ro** | header, queue pair table, memory region table, receive queue table, receive rings and doorbell records |
+//! | lanes | rw | rw | ready words, pop words, one lane per queue pair and its slots |
+//! | arena | rw | rw | registered memory |
+//!
+//! Its SQs, CQs, UAR and every counter not listed are private to its process. What more than one process writes is single words only:
+//! `Pop::word` (compare and swap), the ready words (fetch_or) and the wakes of `OwnerSleep` (fetch_add); everything else has one writer.
+//!
+//! | word | writer | reader | pairing |
+//! |---|---|---|---|
+//! | `QpEntry::identity` | owner | requester | **H1** Release/Acquire: the entry's other fields |
+//! | `Told::consumed` | owner, every quarter of the lane, at least every 16 messages | requester | L2 of `shm::lane` |
+//! | `Told::answered` | owner | requester | **H8** Release/Acquire: the old value of the atomic it answers |
+//! | `QpEntry::armed` | owner | requester | R1 of `shm::ready` |
+//! | `MrEntry::key` | owner | requesters | **H2** Release/Acquire: the entry's other fields |
+//! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes |
+//! | `Pop::word` | requesters, and the owner in repair, CAS | requesters | **H4** AcqRel: a popped receive is this requester's |
+//! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `shm::lane` |
+//! | `OwnerSleep` | requesters, fetch_add; owner | both | **H7** W1 and W2 of `shm::sleep`, after a ready bit: a requester sees that the owner sleeps, or its ready bit is seen |
+//! | `AtomicRequest` | the lane's requester | owner | L1 of the message that says that it is there; written again after H8 only |
+//! | `Lane::intent` | the lane's requester | owner in repair | **H5** Release/Acquire: set before the pop, cleared after the slot is published |
+//! | `RqEntry::record` | owner's driver | requesters | device format; Release/Acquire: the WQEs below it |
+//! | `RqEntry::returned` | owner | requesters | **H6** Release/Acquire: after the pop word that begins with what was returned |
+
+use mlx5_wire::Access;
+use mlx5_wire::GRH_BYTES;
+use mlx5_wire::Syndrome;
+use shm::lane::Slot;
+use shm::memfd::MemfdId;
+use shm::ready::ReadyWords;
+use shm::sleep::Sleep;
+use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
+
+/// What the control file's `kind` says; its last digits change with any change of this file.
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC08");
+
+/// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
+pub(crate) const QP_INDEX_BITS: u32 = 14;
+pub(crate) const MAX_QPS: usize = 1 << QP_INDEX_BITS;
+pub(crate) const MAX_MRS: usize = 1 << 16;
+/// Receive queues, shared and own.
+pub(crate) const MAX_RQS: usize = 1 << 15;
+/// Longest datagram, in bytes: the largest MTU.
+pub(crate) const MAX_MTU: usize = mlx5_wire::MAX_DATAGRAM_BYTES;
+/// Datagrams that may wait from one device to another.
+pub(crate) const DATAGRAM_SLOTS: usize = 32;
+/// Devices that one device can send datagrams to.
+pub(crate) const MAX_DATAGRAM_LANES: usize = 256;
+/// LIDs are 16 bits.
+pub(crate) const MAX_LIDS: usize = 1 << 16;
+/// Messages that may wait in a lane, at most: a power of two.
+pub(crate) const LANE_SLOTS: usize = 128;
+/// And at least.
+pub(crate) const MIN_LANE_SLOTS: usize = 16;
+/// Address space for receive rings.
+pub(crate) const QUEUE_BYTES: usize = 256 << 20;
+
+/// First page of the control segment.
+#[repr(C, align(64))]
+pub(crate) struct Header {
+    /// Even: idle; odd: the owner executes a doorbell and may be reading or writing memory of its peers.
+    pub(crate) executing: AtomicU64,
+}
+
+/// One queue pair.
+#[repr(C, align(64))]
+pub(crate) struct QpEntry {
+    /// `generation << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`].
+    pub(crate) identity: AtomicU64,
+    /// Who may send here: [`QpEntry::pack_peer`].
+    pub(crate) peer: AtomicU64,
+    /// And which incarnation of that device: its LID and QPN may be used again by another.
+    pub(crate) peer_epoch: AtomicU64,
+    /// `shm::ready::{HOT, ARMED}`.
+    pub(crate) armed: AtomicU32,
+    /// Protection domain.
+    pub(crate) pd: AtomicU32,
+    /// Receive queue.
+    pub(crate) rqn: AtomicU32,
+    /// Where the slots of its lane are: [`LanePlace::pack`].
+    pub(crate) lane: AtomicU64,
+    pub(crate) told: Told,
+}
+
+/// What the owner of a queue pair tells its requester. In a line of its own: the owner writes it every 16 messages, the requester reads it
+/// once per lap of the lane and the words of the entry with every doorbell.
+#[repr(C, align(64))]
+pub(crate) struct Told {
+    /// Lane messages consumed.
+    pub(crate) consumed: AtomicU64,
+    /// The last atomic that the owner executed: [`Told::pack`].
+    pub(crate) answered: AtomicU64,
+    /// And the value it found.
+    pub(crate) old: AtomicU64,
+}
+
+impl Told {
+    /// Answer to atomic `number` of the connection: 0, or why it failed.
+    pub(crate) const fn pack(number: u32, fault: u8) -> u64 {
+        (number as u64) << 8 | fault as u64
+    }
+
+    /// The number and the fault.
+    pub(crate) const fn unpack(word: u64) -> (u32, u8) {
+        ((word >> 8) as u32, word as u8)
+    }
+}
+
+/// Flag in [`QpEntry::identity`]: the state is RTR or RTS.
+pub(crate) const RECEIVES: u64 = 1;
+/// Flags in [`QpEntry::identity`] of a queue pair that receives: what it lets its peer do, as the bits of [`Access`]. They may change while it
+/// is connected.
+pub(crate) const RIGHTS: u64 = Access::REMOTE.bits() as u64;
+/// Flag in [`QpEntry::identity`]: unreliable datagrams, so nobody connects to it.
+pub(crate) const DATAGRAM: u64 = 1 << 4;
+
+impl QpEntry {
+    /// `generation` tells apart the queue pairs that had this number.
+    pub(crate) const fn pack_identity(generation: u16, qpn: u32, flags: u64) -> u64 {
+        (generation as u64) << 32 | (qpn as u64) << 8 | flags
+    }
+
+    /// The queue pair number in an identity.
+    pub(crate) const fn qpn(identity: u64) -> u32 {
+        (identity >> 8) as u32 & 0xff_ffff
+    }
+
+    /// The generation in an identity.
+    pub(crate) const fn generation(identity: u64) -> u16 {
+        (identity >> 32) as u16
+    }
+
+    /// A queue pair that had this number before, or this one before it was reset, is another.
+    pub(crate) const fn pack_peer(lid: u16, qpn: u32, generation: u16) -> u64 {
+        (generation as u64) << 48 | (lid as u64) << 32 | qpn as u64
+    }
+}
+
+/// One memory region.
+#[repr(C, align(64))]
+pub(crate) struct MrEntry {
+    /// The key; 0 when free.
+    pub(crate) key: AtomicU32,
+    /// Virtual address in the owner.
+    pub(crate) addr: AtomicU64,
+    pub(crate) len: AtomicU64,
+    /// Offset in the arena, or [`FOREIGN`].
+    pub(crate) offset: AtomicU64,
+    /// `Access` bits.
+    pub(crate) access: AtomicU32,
+    pub(crate) pd: AtomicU32,
+}
+
+/// No arena reaches that far, wherever in the region an access starts.
+pub(crate) const FOREIGN: u64 = 1 << 63;
+
+/// One receive queue: an SRQ or a queue pair's own.
+#[repr(C, align(64))]
+pub(crate) struct RqEntry {
+    /// WQEs, a power of two; 0 when free.
+    pub(crate) wqe_cnt: AtomicU32,
+    pub(crate) stride: AtomicU32,
+    /// Offset of the ring in the control segment's queue area.
+    pub(crate) ring: AtomicU64,
+    /// Doorbell record, device format.
+    pub(crate) record: AtomicU32,
+    /// Receives given back by the owner after a process died with them: as good as posted.
+    pub(crate) returned: AtomicU32,
+    /// [`LINKED`], or 0 for a ring.
+    pub(crate) kind: AtomicU32,
+    /// Protection domain of its buffers.
+    pub(crate) pd: AtomicU32,
+}
+
+/// Value of [`RqEntry::kind`]: every WQE names its successor.
+pub(crate) const LINKED: u32 = 1;
+
+/// Where requesters take receives.
+#[repr(C, align(64))]
+pub(crate) struct Pop {
+    /// `count << 16 | index`: receives taken (48 bits, of which 32 are looked at), and the next WQE of the list.
+    pub(crate) word: AtomicU64,
+}
+
+impl Pop {
+    /// One more receive taken. An intent is a pop word plus this, so that it is never 0.
+    pub(crate) const ONE: u64 = 1 << 16;
+
+    /// The count, and the index as it was written: another process may have.
+    pub(crate) const fn unpack(word: u64) -> (u32, u16) {
+        ((word >> 16) as u32, word as u16)
+    }
+
+    /// The word after the receive it names was taken, `next` being its successor.
+    pub(crate) const fn taken(word: u64, next: u16) -> u64 {
+        (word | 0xffff).wrapping_add(1) | next as u64
+    }
+
+    /// The same count, with another receive at the head.
+    pub(crate) const fn with_head(word: u64, head: u16) -> u64 {
+        word & !0xffff | head as u64
+    }
+}
+
+/// One arrived message: everything its CQE needs that the owner does not know better.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct Message {
+    /// Where the payload went, in the owner's addresses: for prefetching only, so any value is harmless.
+    pub(crate) payload: u64,
+    pub(crate) byte_count: u32,
+    /// Host order.
+    pub(crate) imm: u32,
+    /// Pop count of the receive this message took.
+    pub(crate) pop: u32,
+    /// Index of that receive.
+    pub(crate) wqe_index: u16,
+    /// CQE opcode.
+    pub(crate) opcode: u8,
+    /// [`SOLICITED`].
+    pub(crate) flags: u8,
+}
+
+/// Flag of a message: the sender asked for an event.
+pub(crate) const SOLICITED: u8 = 1;
+/// Flag of a datagram: its payload begins with a GRH.
+pub(crate) const GRH: u8 = 2;
+/// Opcode of a message that takes no receive: the lane's [`AtomicRequest`] is to be executed.
+pub(crate) const ATOMIC: u8 = 0x80;
+
+/// An atomic on memory that only its owner can reach. One at a time: the requester's send queue waits for the answer.
+#[repr(C)]
+pub(crate) struct AtomicRequest {
+    /// `1 << 32` for fetch-and-add, 0 for compare-and-swap; the rkey.
+    pub(crate) kind_key: AtomicU64,
+    pub(crate) addr: AtomicU64,
+    pub(crate) compare: AtomicU64,
+    /// Or what to add.
+    pub(crate) swap: AtomicU64,
+}
+
+impl Message {
+    /// What a message with opcode `ResponderError` has in the place of the immediate.
+    pub(crate) const fn error(syndrome: Syndrome, vendor: u8) -> u32 {
+        (vendor as u32) << 8 | syndrome as u32
+    }
+}
+
+/// One datagram, without its payload.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct DatagramHeader {
+    pub(crate) qpn: u32,
+    pub(crate) qkey: u32,
+    pub(crate) source_qpn: u32,
+    pub(crate) byte_count: u32,
+    /// Host order.
+    pub(crate) imm: u32,
+    /// CQE opcode.
+    pub(crate) opcode: u8,
+    /// [`SOLICITED`].
+    pub(crate) flags: u8,
+    pub(crate) _zero: u16,
+}
+
+/// Datagrams from the owner of this memory to one other device, which reads them here.
+#[repr(C, align(64))]
+pub(crate) struct DatagramLane {
+    /// LID of that device; 0 when unused.
+    pub(crate) target: AtomicU64,
+    pub(crate) target_epoch: AtomicU64,
+    /// Datagrams taken.
+    pub(crate) consumed: AtomicU64,
+    pub(crate) slots: [Slot<DatagramHeader>; DATAGRAM_SLOTS],
+    /// Of each slot: the payload, or a GRH and the payload.
+    pub(crate) payloads: [UnsafeCell<[u8; GRH_BYTES + MAX_MTU]>; DATAGRAM_SLOTS],
+}
+
+/// Which of a device's slots are those of one lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LanePlace {
+    /// Number of the first.
+    pub(crate) first: u32,
+    /// How many: a power of two.
+    pub(crate) slots: u32,
+}
+
+impl LanePlace {
+    /// For [`QpEntry::lane`].
+    pub(crate) const fn pack(self) -> u64 {
+        (self.first as u64) << 32 | self.slots as u64
+    }
+
+    /// `None` if no lane is there: another process wrote it.
+    pub(crate) fn unpack(word: u64) -> Option<Self> {
+        let place = Self { first: (word >> 32) as u32, slots: word as u32 };
+        let is_size = place.slots.is_power_of_two() && (MIN_LANE_SLOTS..=LANE_SLOTS).contains(&(place.slots as usize));
+        (is_size && place.range().end <= ALL_LANE_SLOTS).then_some(place)
+    }
+
+    /// The same as indices.
+    pub(crate) fn range(self) -> core::ops::Range<usize> {
+        self.first as usize..self.first as usize + self.slots as usize
+    }
+}
+
+/// Slots of all lanes together.
+pub(crate) const ALL_LANE_SLOTS: usize = MAX_QPS * LANE_SLOTS;
+
+/// Where the one requester of a queue pair delivers to it, beside the lane's slots.
+#[repr(C, align(64))]
+pub(crate) struct Lane {
+    /// Pop word of a receive being taken, plus [`Pop::ONE`]; 0 when none is.
+    pub(crate) intent: AtomicU64,
+    pub(crate) atomic: AtomicRequest,
+}
+
+/// The control segment.
+#[repr(C, align(4096))]
+pub(crate) struct ControlSegment {
+    pub(crate) header: Header,
+    pub(crate) mrs: [MrEntry; MAX_MRS],
+    pub(crate) qps: [QpEntry; MAX_QPS],
+    pub(crate) rqs: [RqEntry; MAX_RQS],
+    pub(crate) queues: [AtomicU64; QUEUE_BYTES / 8],
+}
+
+/// The lanes segment.
+#[repr(C, align(4096))]
+pub(crate) struct LanesSegment {
+    pub(crate) ready: [AtomicU64; ReadyWords::words(MAX_QPS)],
+    pub(crate) pops: [Pop; MAX_RQS],
+    pub(crate) lanes: [Lane; MAX_QPS],
+    pub(crate) slots: [Slot<Message>; ALL_LANE_SLOTS],
+    /// By LID: that device has datagrams for this one.
+    pub(crate) datagram_ready: [AtomicU64; ReadyWords::words(MAX_LIDS)],
+    pub(crate) datagrams: [DatagramLane; MAX_DATAGRAM_LANES],
+    pub(crate) sleep: OwnerSleep,
+}
+
+/// What a device's owner sleeps on, alone on its line.
+#[repr(C, align(64))]
+pub(crate) struct OwnerSleep(pub(crate) Sleep);
+
+/// The user bytes of a device's control file: where its segments are. Written before the file has a name, never changed.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Publication {
+    pub(crate) lid: u64,
+    /// Control, lanes, arena.
+    pub(crate) segments: [MemfdId; 3],
+}
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(RIGHTS & (RECEIVES | DATAGRAM) == 0 && RIGHTS <= 0xff);
+    assert!(size_of::<Header>() == 64);
+    assert!(size_of::<QpEntry>() == 128 && offset_of!(QpEntry, armed) == 24 && offset_of!(QpEntry, told) == 64);
+    assert!(size_of::<MrEntry>() == 64);
+    assert!(size_of::<RqEntry>() == 64 && offset_of!(RqEntry, record) == 16);
+    assert!(size_of::<Pop>() == 64);
+    assert!(size_of::<Message>() == 24 && size_of::<Slot<Message>>() == 64);
+    assert!(size_of::<Lane>() == 64);
+    assert!(offset_of!(ControlSegment, mrs) == 64);
+    assert!(offset_of!(ControlSegment, qps) == 64 + 64 * MAX_MRS);
+    assert!(offset_of!(LanesSegment, pops) % 64 == 0 && offset_of!(LanesSegment, lanes) % 64 == 0);
+    assert!(offset_of!(LanesSegment, slots) % 64 == 0);
+    assert!(size_of::<Publication>() == 8 + 3 * 24);
+};

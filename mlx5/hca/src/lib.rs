@@ -1,0 +1,393 @@
+//! The software HCA: a model of an mlx5 device that executes a driver's WQEs and writes its CQEs, in the driver's own threads.
+//!
+//! The queues are in the driver's memory, at addresses that it gives; what is created here is what a driver's kernel half asks the firmware for
+//! (PRM "Commands": CREATE_CQ, CREATE_QP, ..), and the bytes in the queues are those of [`wire`]. A driver either calls [`Hca::ring`] behind each
+//! of its doorbells and [`Hca::empty_poll`] when it finds a completion queue empty; or its doorbells are plain stores that nobody tells the HCA
+//! about, and somebody calls [`Hca::poll`], which looks at the doorbell records instead. Devices of all processes of a user meet in a directory.
+//!
+//! See `docs/software-hca.md` for why it is built this way.
+//!
+//! A device belongs to one thread.
+
+// In the order data flows:
+// - `layout`: the bytes devices share, and who writes what.
+// - `memory`: a device's segments, and the check of every access by key.
+// - `fabric`: finding and mapping another device; knowing that it died. `links`: the devices that this one knows.
+// - `queues`, `receive`, `cq`: the device's side of queue pairs, of receive queues and of completion queues.
+// - `execute`: WQEs off a send queue, in order. `requester`: what each verb does; `atomics`: the locked ones. `gather`: where the
+//   bytes are. `complete`: what is left.
+// - `arrive`: the owner: lane messages become CQEs; `compact`: fewer or fuller ones. `datagram`: the unreliable kind. `flush`: what
+//   an error leaves.
+// - `events`: sleeping and waking.
+// - `timing`, `nic`, `contexts`: when things happen, and what a NIC costs. `faults`: what goes wrong on purpose.
+// - `strict`: what a driver must not do (`rule`). `local`: what neither it nor the program may do to buffers under way. `trace`: what
+//   a run was. `vendor`: what the details of failures mean.
+// - `objects`, `request`, `regions`, `quiesce`: creating and destroying. `repair`: what the dead took.
+// - `look`: doorbells that nobody announces; `mirror`: receive queues in memory that peers do not reach.
+// - `simulation`: a network of devices in one thread and in virtual time.
+// - `arena`, `deferred`, `clock`, `random`: pages, what happens later, when that is, and chance.
+//
+// Nothing in here calls out to its user, so its state is borrowed once per entry.
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("mlx5-hca needs 64-bit Linux: its memfds and membarrier(2) exist nowhere else");
+
+// For what the unit tests share with the others.
+#[cfg(test)]
+extern crate self as mlx5_hca;
+
+mod arena;
+mod arrive;
+mod atomics;
+mod clock;
+mod compact;
+mod complete;
+mod contexts;
+pub mod cq;
+mod datagram;
+mod deferred;
+mod error;
+mod events;
+mod execute;
+mod fabric;
+mod faults;
+mod flush;
+mod gather;
+mod layout;
+mod links;
+mod local;
+mod look;
+mod memory;
+mod mirror;
+mod nic;
+mod objects;
+mod options;
+mod queues;
+mod quiesce;
+mod random;
+mod receive;
+mod regions;
+mod repair;
+mod request;
+mod requester;
+mod rule;
+mod simulation;
+mod strict;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod timing;
+mod trace;
+mod vendor;
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use mlx5_wire::AddressVector;
+use shm::ready::HotSet;
+use shm::sync::light_barrier;
+
+pub use clock::Clock;
+pub use error::{ConnectError, CreateError, OpenError, RegisterError};
+pub use fabric::LocalFabric;
+pub use faults::Faults;
+pub use mlx5_wire as wire;
+pub use mlx5_wire::{Access, ConnectOptions, Service};
+pub use nic::{ContextUses, NicModel, NicParameters};
+pub use objects::MAX_SEAT;
+pub use options::{FabricSpec, Port, SoftOptions};
+pub use queues::REGISTER_BYTES;
+pub use request::{Address, CqMemory, QpMemory, Receives, Region, RqMemory, SqMemory};
+pub use rule::{Queue, Rule, Violation};
+pub use simulation::{Actor, Did, ForeignDevice, Simulated, Simulation};
+pub use timing::Timing;
+pub use vendor::text as vendor_text;
+
+use self::arena::Arena;
+use self::cq::SoftCq;
+use self::deferred::Deferred;
+use self::fabric::Membership;
+use self::faults::Injector;
+use self::layout::{ALL_LANE_SLOTS, MAX_QPS, QUEUE_BYTES};
+use self::links::Links;
+use self::memory::DeviceMemory;
+use self::objects::LANE_SLOT_BYTES;
+use self::queues::SoftQp;
+use self::trace::Trace;
+
+/// Empty polls between two looks at whether a peer has died with a receive of this device.
+const POLLS_PER_PATROL: u32 = 1024;
+
+/// Most queue pairs of a device.
+pub const MAX_QP: u32 = MAX_QPS as u32;
+/// Most memory regions of a device.
+pub const MAX_MR: u32 = layout::MAX_MRS as u32;
+/// Most messages that may wait in a queue pair's lane.
+pub const MAX_LANE_SLOTS: u32 = layout::LANE_SLOTS as u32;
+
+/// What a device is, and what it has counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// Name for people, for example `soft:lid=3`.
+    pub name: String,
+    /// How peers are reached.
+    pub transport: String,
+    /// When it executes, by which clock, whether it is strict, and which faults it makes.
+    pub modes: String,
+    /// How long operations towards a dead peer are retried before they fail, in ns.
+    pub dead_peer_timeout_ns: u64,
+    /// Queue pair places and memory regions that were not given back so far, because a peer was stopped in the middle of using them.
+    pub quarantined: u64,
+    /// Rules broken since [`Hca::take_violations`] was last called.
+    pub violations: u64,
+    /// Times that an operation of this device found no receive posted at its target (RNR NAK) and was put off, or failed.
+    pub rnr_naks: u64,
+}
+
+/// A software HCA. It belongs to the thread that opened it: that thread must live as long as the HCA, for its end is what tells peers that the HCA is
+/// dead.
+///
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5_hca::Hca>();
+/// ```
+pub struct Hca {
+    /// Withdrawn first: peers stop finding the device before its memory goes.
+    membership: Membership,
+    memory: DeviceMemory,
+    dead_peer_timeout_ns: u64,
+    clock: Clock,
+    timing: Timing,
+    strict: bool,
+    trace: Option<Trace>,
+    /// Not immediate, or traced: what a WQE that succeeded leaves is looked at closely.
+    is_watched: bool,
+    /// Lanes are visited when their ready bits say so and never otherwise, so that what arrives when is exact, and the same in every run.
+    has_exact_lanes: bool,
+    /// Strict, or with exact lanes: an empty poll has more to do.
+    has_extras: bool,
+    /// The port that it is one seat of.
+    port: Option<Port>,
+    /// A queue pair failed since the last flush, or one with a receive queue of its own did at any time.
+    has_failed: Cell<bool>,
+    /// Times that a WQE found no receive at its target.
+    rnr_naks: Cell<u64>,
+    state: RefCell<State>,
+}
+
+/// Everything that changes, all of it private to the process.
+struct State {
+    qps: Vec<Option<Box<SoftQp>>>,
+    /// Generation of each index, so that a destroyed queue pair's number names nothing.
+    qp_generations: Vec<u16>,
+    cqs: Vec<Option<SoftCq>>,
+    /// Memory regions in use, by index: length in bytes, and where in the arena.
+    mrs: Vec<regions::MrSlot>,
+    rqs: Vec<Option<receive::RqSlot>>,
+    links: Links,
+    repair: repair::Repair,
+    /// Peers that did not finish a doorbell when something was taken away from under them.
+    stuck: Vec<quiesce::Stuck>,
+    /// Places and regions that are never used again because of such peers.
+    quarantined: u64,
+    hot: HotSet,
+    deferred: Deferred,
+    injector: Option<Box<Injector>>,
+    violations: Vec<Violation>,
+    /// CQEs of queues that were destroyed.
+    produced: u32,
+    /// Devices that this one's operations changed since a stepper asked, by LID, each once. Kept with exact lanes only.
+    touched: Vec<u16>,
+    /// Until the next look at the peers.
+    polls_to_patrol: u32,
+    arena: Arena,
+    queue_area: Arena,
+    /// In bytes of the slots of all lanes.
+    lane_area: Arena,
+    next_pd: u32,
+}
+
+impl State {
+    fn new(arena_bytes: usize, faults: &Faults) -> Self {
+        Self {
+            qps: Vec::new(),
+            qp_generations: Vec::new(),
+            cqs: Vec::new(),
+            mrs: Vec::new(),
+            rqs: Vec::new(),
+            links: Links::default(),
+            repair: repair::Repair::default(),
+            stuck: Vec::new(),
+            quarantined: 0,
+            hot: HotSet::new(MAX_QPS),
+            deferred: Deferred::default(),
+            injector: Injector::new(faults),
+            violations: Vec::new(),
+            produced: 0,
+            touched: Vec::new(),
+            polls_to_patrol: POLLS_PER_PATROL,
+            arena: Arena::new(arena_bytes),
+            queue_area: Arena::new(QUEUE_BYTES),
+            lane_area: Arena::new(ALL_LANE_SLOTS * LANE_SLOT_BYTES),
+            next_pd: 1,
+        }
+    }
+}
+
+/// The device of a port's queue pair.
+fn seat_of(qpn: u32) -> u16 {
+    (qpn >> layout::QP_INDEX_BITS) as u16
+}
+
+impl Hca {
+    /// Where the BlueFlame register of a queue pair is among those of the device: what [`ring`](Self::ring) takes.
+    #[must_use]
+    pub fn register_offset(qpn: u32) -> usize {
+        objects::qp_index(qpn) * REGISTER_BYTES
+    }
+
+    /// A store to the BlueFlame register at `offset` ([`register_offset`](Self::register_offset), plus 256 for its second half) just happened.
+    /// Executes that queue pair's new WQEs.
+    pub fn ring(&self, offset: usize) {
+        let mut state = self.state.borrow_mut();
+        self.executing(|| execute::doorbell(self, &mut state, offset));
+    }
+
+    /// A completion queue was found empty. Runs what is due and turns arrived messages into CQEs; returns whether there may be CQEs now that
+    /// were not there before.
+    pub fn empty_poll(&self) -> bool {
+        self.progress(&mut self.state.borrow_mut())
+    }
+
+    #[inline(always)]
+    fn progress(&self, state: &mut State) -> bool {
+        self.clock.polled();
+        let mut progress = false;
+        if !state.deferred.is_empty() {
+            progress = self.executing(|| execute::run_deferred(self, state));
+        }
+        if state.links.has_datagrams {
+            progress |= datagram::receive(self, state) > 0;
+        }
+        state.polls_to_patrol -= 1;
+        if state.polls_to_patrol == 0 {
+            self.patrol(state);
+        }
+        let exact = if self.has_extras { self.extras(state) } else { None };
+        progress |= exact.unwrap_or_else(|| arrive::pass(self, state)) > 0;
+        // Last: what came before may have failed a queue pair, and nobody promises another poll.
+        if self.has_failed.get() {
+            progress |= flush::flush_failed(self, state);
+        }
+        progress
+    }
+
+    /// What a device does besides that is strict. The number of messages taken if its lanes are exact, and so not to be polled.
+    #[cold]
+    fn extras(&self, state: &mut State) -> Option<usize> {
+        if self.strict {
+            strict::progress(self, state);
+        }
+        self.has_exact_lanes.then(|| arrive::exact_pass(self, state))
+    }
+
+    /// For a stepper: does what is due, and adds to `touched` the LIDs of the devices that were changed by this one since the last call;
+    /// [`EVERY_LID`] stands for any. Returns [`produced`](Self::produced).
+    pub(crate) fn advance(&self, touched: &mut Vec<u16>) -> u32 {
+        self.empty_poll();
+        touched.append(&mut self.state.borrow_mut().touched);
+        self.produced()
+    }
+
+    /// A number that changes with every CQE the device writes.
+    pub(crate) fn produced(&self) -> u32 {
+        let state = self.state.borrow();
+        state.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
+    }
+
+    /// The time on its clock, in ns since an arbitrary moment.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    /// As [`now_ns`](Self::now_ns), cheaper and behind.
+    #[must_use]
+    pub fn coarse_now_ns(&self) -> u64 {
+        self.clock.coarse_now_ns()
+    }
+
+    /// Whether it is a device of `fabric`.
+    pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
+        self.membership.is_of(fabric)
+    }
+
+    /// Its LID, or its seat of a port.
+    #[must_use]
+    pub fn lid(&self) -> u16 {
+        self.membership.lid()
+    }
+
+    /// The device that has queue pair `qpn` of the port that `vector` leads to, if there is such a port.
+    fn lid_of(&self, qpn: u32, vector: &AddressVector) -> Option<u16> {
+        match &self.port {
+            None => Some(vector.rlid),
+            Some(port) => port.is_at(vector).then(|| seat_of(qpn)),
+        }
+    }
+
+    /// The GID of its port: link-local, from the LID, unless it was given one.
+    fn gid(&self) -> [u8; 16] {
+        let own = u128::from(self.lid()) | 0xfe80 << 112;
+        self.port.as_ref().map_or(own.to_be_bytes(), |port| port.gid)
+    }
+
+    /// Looks whether a peer has died: takes what it left in the lanes, where it may not have come to say so, and gives back the receives it
+    /// was taking.
+    #[cold]
+    fn patrol(&self, state: &mut State) {
+        state.polls_to_patrol = POLLS_PER_PATROL;
+        let State { qps, cqs, repair, links, .. } = state;
+        for peer in links.newly_gone() {
+            for qp in qps.iter_mut().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
+                arrive::drain(self, qp, cqs);
+                repair.peer_died(&self.memory, qp.index, qp.rqn);
+            }
+        }
+        self.repair(state);
+    }
+
+    /// Marks this device as executing while `f` runs, for peers that want to take memory away (H3).
+    #[inline(always)]
+    fn executing<R>(&self, f: impl FnOnce() -> R) -> R {
+        let word = &self.memory.control().header.executing;
+        let idle = word.load(Ordering::Relaxed);
+        word.store(idle + 1, Ordering::Relaxed);
+        let _executing = Executing { word, then: idle + 2 };
+        // H3: the owner of the memory either sees the odd word, or has invalidated the key or identity that is read from here on.
+        light_barrier();
+        f()
+    }
+}
+
+/// The device is marked as executing. When that ends, also by a panic, so does the mark.
+struct Executing<'a> {
+    word: &'a AtomicU64,
+    then: u64,
+}
+
+impl Drop for Executing<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.word.store(self.then, Ordering::Release);
+    }
+}
+
+impl core::fmt::Debug for Hca {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Hca").field("lid", &self.lid()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

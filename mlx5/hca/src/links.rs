@@ -1,0 +1,58 @@
+//! The devices that this one knows.
+
+use std::rc::Rc;
+
+use super::Hca;
+use super::datagram::{Incoming, Outgoing};
+use super::error::ConnectError;
+use super::fabric::Peer;
+use super::request::Address;
+
+/// Other devices, mapped, and what goes to and fro beside the lanes of connections.
+#[derive(Default)]
+pub(crate) struct Links {
+    peers: Vec<Rc<Peer>>,
+    /// Datagram queue pairs of this device exist or existed.
+    pub(crate) has_datagrams: bool,
+    pub(crate) outgoing: Vec<Outgoing>,
+    pub(crate) incoming: Vec<Incoming>,
+    /// LIDs to be looked at; empty in between.
+    pub(crate) ready: Vec<u16>,
+}
+
+impl Links {
+    /// All of them.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = &Rc<Peer>> {
+        self.peers.iter()
+    }
+
+    /// The device that gave `address`.
+    pub(crate) fn peer(&mut self, hca: &Hca, address: &Address) -> Result<Rc<Peer>, ConnectError> {
+        if let Some(peer) = self.peers.iter().find(|p| p.lid == address.lid && p.epoch == address.epoch) {
+            return Ok(Rc::clone(peer));
+        }
+        let peer = Rc::new(hca.membership.attach(address.lid, Some(address.epoch))?);
+        self.peers.push(Rc::clone(&peer));
+        Ok(peer)
+    }
+
+    /// The device that has `lid` now.
+    pub(crate) fn peer_of_lid(&mut self, hca: &Hca, lid: u16) -> Option<Rc<Peer>> {
+        if let Some(peer) = self.peers.iter().find(|p| p.lid == lid && !p.is_gone()) {
+            return Some(Rc::clone(peer));
+        }
+        let peer = Rc::new(hca.membership.attach(lid, None).ok()?);
+        self.peers.push(Rc::clone(&peer));
+        Some(peer)
+    }
+
+    /// Forgets the devices that nothing refers to.
+    pub(crate) fn forget_unused(&mut self) {
+        self.peers.retain(|p| Rc::strong_count(p) > 1);
+    }
+
+    /// Those that are gone, each once.
+    pub(crate) fn newly_gone(&self) -> Vec<Rc<Peer>> {
+        self.peers.iter().filter(|p| !p.was_noticed() && p.is_gone() && p.notice()).cloned().collect()
+    }
+}

@@ -1,0 +1,169 @@
+//! Below a driver whose doorbells nobody announces: they are found by looking. And what such a driver's kernel half asks for.
+
+use core::sync::atomic::Ordering;
+use std::rc::Rc;
+
+use mlx5_wire::{Access, ConnectOptions};
+
+use super::cq::SoftCq;
+use super::layout::QpEntry;
+use super::mirror::Mirror;
+use super::objects::qp_index;
+use super::queues::{Remote, SoftQp, Transport};
+use super::request::Address;
+use super::timing::UnderWay;
+use super::{Hca, State, execute, seat_of};
+
+impl Hca {
+    /// Looks at everything that a driver may have posted, executes it, takes in what arrived, retries what is due. Returns whether anything was
+    /// done, or is to be looked at again soon.
+    pub fn poll(&self) -> bool {
+        let state = &mut *self.state.borrow_mut();
+        let mut any = false;
+        for rq in state.rqs.iter_mut().flatten() {
+            any |= rq.refresh();
+        }
+        for index in 0..state.qps.len() {
+            any |= self.look_at(state, index);
+        }
+        any | self.progress(state) | !state.deferred.is_empty()
+    }
+
+    /// Whether queue pair `index` has rung.
+    fn look_at(&self, state: &mut State, index: usize) -> bool {
+        let Some(Some(qp)) = state.qps.get_mut(index) else { return false };
+        if qp.sq_consumer == 0 && qp.lane.position() == 0 {
+            self.follow(qp);
+        }
+        let told = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
+        let producer = qp.sq_producer();
+        if !qp.is_watched || producer == told {
+            return false;
+        }
+        if u32::from(producer.wrapping_sub(qp.sq_consumer)) > qp.sq.capacity() {
+            // No driver posts more than there is room for; what is there is not to be read.
+            qp.is_watched = false;
+            qp.fail(self);
+            return true;
+        }
+        self.executing(|| execute::rung(self, state, index));
+        true
+    }
+
+    /// Two ends that are both reset and connected again may do so in any order: the first finds the other as it was before. As long as nothing
+    /// was sent or received its connection is to whatever the other end becomes, as that of a NIC, which knows its peer by its number alone.
+    fn follow(&self, qp: &mut SoftQp) {
+        let own = QpEntry::pack_peer(self.lid(), qp.qpn, qp.generation);
+        let Transport::Connected(Some(remote)) = &mut qp.transport else { return };
+        // An atomic that was asked for is still the WQE at the head, and may have been executed.
+        if remote.lane.position() != 0 || !remote.was_reset() {
+            return;
+        }
+        let (peer, qpn) = (Rc::clone(&remote.peer), remote.qpn());
+        let Some(new) = Remote::of(&peer, qpn, own, self.membership.epoch()) else { return };
+        self.memory.qp(qp.index).peer.store(QpEntry::pack_peer(peer.lid, qpn, new.generation()), Ordering::Release);
+        **remote = new;
+    }
+
+    /// Does `f` to queue pair `qpn`, if there is one.
+    fn with_qp<R>(&self, qpn: u32, f: impl FnOnce(&mut SoftQp) -> R) -> Option<R> {
+        let qps = &mut self.state.borrow_mut().qps;
+        qps.get_mut(qp_index(qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == qpn).map(f)
+    }
+
+    /// RESET to INIT: its own receive queue is looked at from now on.
+    pub fn initialize(&self, qpn: u32) {
+        let Some((rqn, true)) = self.with_qp(qpn, |qp| (qp.rqn, qp.owns_rq)) else { return };
+        if let Some(Some(rq)) = self.state.borrow_mut().rqs.get_mut(rqn as usize) {
+            rq.mirror.iter_mut().for_each(Mirror::start);
+        }
+    }
+
+    /// RTR to RTS, or new options in RTS: its send queue is looked at from now on. A `timeout` of 0 waits for ever. The RNR timer is that of
+    /// this end, where a NIC's requester obeys that of the other.
+    pub fn start_sending(&self, qpn: u32, options: &ConnectOptions) {
+        self.with_qp(qpn, |qp| {
+            qp.options = *options;
+            qp.is_watched = qp.has_sq;
+        });
+    }
+
+    /// INIT to RTR of a connected queue pair of a port: as [`connect`](Self::connect), to whoever has the number. One that does not exist never
+    /// answers.
+    pub fn connect_by_number(&self, qpn: u32, remote_qpn: u32, access: Access) {
+        let lid = seat_of(remote_qpn);
+        let peer = self.state.borrow_mut().links.peer_of_lid(self, lid);
+        let remote = peer.map(|peer| Address { lid, qpn: remote_qpn, epoch: peer.epoch });
+        let is_connected = remote.is_some_and(|remote| self.connect(qpn, &remote, &ConnectOptions::default(), access).is_ok());
+        if !is_connected {
+            self.with_qp(qpn, |qp| qp.transport = Transport::Nowhere);
+        }
+    }
+
+    /// Changes what a connected queue pair in RTR or RTS lets its peer do of WRITE, READ and atomics: from the peer's next doorbell on. In other
+    /// states nothing happens.
+    pub fn allow(&self, qpn: u32, access: Access) {
+        self.with_qp(qpn, |qp| {
+            qp.access = access;
+            if self.memory.receives(qp.index) {
+                // H1
+                self.memory.qp(qp.index).identity.store(qp.connected_identity(), Ordering::Release);
+            }
+        });
+    }
+
+    /// Whether the queue pair is in the error state.
+    #[must_use]
+    pub fn has_failed(&self, qpn: u32) -> bool {
+        self.with_qp(qpn, |qp| qp.failed).unwrap_or(false)
+    }
+
+    /// Back to RESET, as after [`create_qp`](Self::create_qp), under the same number: neither queue is looked at, so the driver may set its
+    /// records to 0 and remove the queue pair's CQEs afterwards. `false` if the peer does not finish within 50 ms what it is doing there; the
+    /// queue pair is in the error state then.
+    pub fn reset_qp(&self, qpn: u32) -> bool {
+        let state = &mut *self.state.borrow_mut();
+        let State { qps, rqs, stuck, hot, qp_generations, .. } = state;
+        let index = qp_index(qpn);
+        let Some(qp) = qps.get_mut(index).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn) else { return true };
+        self.memory.qp(index).identity.store(0, Ordering::Release);
+        let peer = qp.remote().map(|r| r.peer.clone());
+        if !self.quiesce(stuck, peer.iter()) {
+            qp.fail(self);
+            return false;
+        }
+        hot.remove(index);
+        // What is in the lane took receives of a shared queue; they are given back as those of a destroyed queue pair are.
+        super::arrive::drain(self, qp, &mut state.cqs);
+        qp_generations[index] = super::objects::next_generation(qp_generations[index]);
+        // SAFETY: committed when it was made; the peer was waited for.
+        qp.lane = unsafe { self.clear_lane(index, qp.lane_place) };
+        qp.generation = qp_generations[index];
+        (qp.sq_consumer, qp.sq_limit, qp.flushed, qp.answered) = (0, 0, 0, 0);
+        (qp.failed, qp.is_odd, qp.is_watched) = (false, state.injector.is_some(), false);
+        qp.waiting = None;
+        qp.under_way = UnderWay::with_capacity(0, false);
+        qp.transport = if qp.is_datagram() { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) };
+        if let (true, Some(Some(rq))) = (qp.owns_rq, rqs.get_mut(qp.rqn as usize)) {
+            rq.receives.reset();
+            rq.taken.reset();
+            rq.mirror.iter_mut().for_each(Mirror::reset);
+        }
+        super::objects::publish_reset(self.memory.qp(index), qp);
+        state.links.forget_unused();
+        true
+    }
+
+    /// Whether the queue had no room for a CQE: it gets no more, and the queue pairs on it fail.
+    #[must_use]
+    pub fn has_overrun(&self, cqn: u32) -> bool {
+        self.state.borrow().cqs.get(cqn as usize).and_then(Option::as_ref).is_some_and(SoftCq::has_overrun)
+    }
+
+    /// Whether the driver armed the queue and it has the completion that it was armed for; disarms it then. A completion gives one event: one
+    /// that was there at the last event gives none when the driver arms the queue again before it polls.
+    #[must_use]
+    pub fn take_event(&self, cqn: u32) -> bool {
+        self.state.borrow_mut().cqs.get_mut(cqn as usize).and_then(Option::as_mut).is_some_and(SoftCq::announce)
+    }
+}

@@ -1,0 +1,77 @@
+//! What a device is opened with.
+
+use std::path::PathBuf;
+
+use mlx5_wire::AddressVector;
+
+use super::{Clock, Faults, LocalFabric, Timing};
+
+/// Where a software HCA meets its peers.
+#[derive(Clone, Debug)]
+pub enum FabricSpec {
+    /// All processes of this user on this host, through small control files in a shared-memory directory (`None`: the default one).
+    Shared {
+        /// The directory.
+        dir: Option<PathBuf>,
+    },
+    /// Devices of this process only, for tests and simulation. No file is made.
+    Local(LocalFabric),
+}
+
+/// The port that all devices of a fabric are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Its LID; 0 on RoCE, where the GID alone names it.
+    pub lid: u16,
+    /// Its GID.
+    pub gid: [u8; 16],
+}
+
+impl Port {
+    /// Whether datagrams with this vector get here.
+    pub(crate) fn is_at(&self, vector: &AddressVector) -> bool {
+        if self.lid == 0 { vector.rgid == self.gid } else { vector.rlid == self.lid }
+    }
+}
+
+/// Options of a software HCA.
+#[derive(Clone, Debug)]
+pub struct SoftOptions {
+    /// Where its peers are.
+    pub fabric: FabricSpec,
+    /// The port that it shares with all others of its fabric, which then have up to [`MAX_SEAT`](crate::MAX_SEAT) seats: the upper 10 bits of
+    /// a queue pair number are the seat of the device that has it, so the number alone says where it is. Default `None`: each device is a port
+    /// of its own, with a LID.
+    pub port: Option<Port>,
+    /// Address space for registered memory, in bytes; memory is taken from the system only as regions are made. Default 64 GiB.
+    pub arena_bytes: usize,
+    /// After this long without an answer from a peer proven dead, its operations fail, in ns. Default 10 ms.
+    pub dead_peer_timeout_ns: u64,
+    /// Where its time and retry times come from.
+    pub clock: Clock,
+    /// When operations are executed.
+    pub timing: Timing,
+    /// Check what hardware would punish silently: every rule of [`Rule`](crate::Rule). A driver that breaks one gets its queue pair into the
+    /// error state, where that is possible, and the device's violations say what it did. Costs about three times the instructions.
+    pub strict: bool,
+    /// Faults to make.
+    pub faults: Faults,
+    /// Keep a hash over everything the device does.
+    pub trace: bool,
+}
+
+impl Default for SoftOptions {
+    fn default() -> Self {
+        Self {
+            fabric: FabricSpec::Shared { dir: None },
+            port: None,
+            arena_bytes: 64 << 30,
+            dead_peer_timeout_ns: 10_000_000,
+            clock: Clock::System,
+            timing: Timing::Immediate,
+            strict: false,
+            faults: Faults::default(),
+            trace: false,
+        }
+    }
+}

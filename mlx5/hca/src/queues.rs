@@ -1,0 +1,344 @@
+//! The device's side of a queue pair.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::rc::Rc;
+
+use mlx5_wire::Access;
+use mlx5_wire::BLUEFLAME_BYTES;
+use mlx5_wire::ConnectOptions;
+use mlx5_wire::{WQEBB, queue_record_index};
+use shm::lane::{LaneRx, LaneTx};
+use shm::ready::ReadyWords;
+
+use super::Hca;
+use super::fabric::Peer;
+use super::layout::{AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Told};
+use super::objects::{qp_index, ready_words};
+use super::receive::{Receives, Taken, Taking};
+use super::request::SqMemory;
+use super::strict::QpWatch;
+use super::timing::UnderWay;
+
+/// A BlueFlame register: two halves.
+pub const REGISTER_BYTES: usize = 2 * BLUEFLAME_BYTES;
+
+/// Where a send queue is.
+pub(crate) struct SqPlace {
+    buffer: NonNull<u8>,
+    record: NonNull<AtomicU32>,
+    /// WQEBBs - 1.
+    mask: u16,
+    /// The BlueFlame register, where it can be read.
+    pub(crate) register: Option<NonNull<u8>>,
+}
+
+impl SqPlace {
+    /// The queue in `memory`; its WQEBBs are a power of two.
+    ///
+    /// # Safety
+    /// All of it is valid as long as the result.
+    pub(crate) unsafe fn new(memory: &SqMemory) -> Self {
+        let SqMemory { buffer, wqe_cnt, record, register } = *memory;
+        Self { buffer, record, mask: (wqe_cnt - 1) as u16, register }
+    }
+
+    /// WQEBBs.
+    pub(crate) fn capacity(&self) -> u32 {
+        u32::from(self.mask) + 1
+    }
+}
+
+/// A queue pair, as the device sees it.
+pub(crate) struct SoftQp {
+    pub(crate) qpn: u32,
+    pub(crate) index: usize,
+    /// Tells it apart from others that had its number.
+    pub(crate) generation: u16,
+    pub(crate) pd: u32,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    pub(crate) rqn: u32,
+    /// Whether the receive queue is this queue pair's alone, and is flushed with it.
+    pub(crate) owns_rq: bool,
+    /// Receives flushed by an error.
+    pub(crate) flushed: u32,
+    /// Messages of its lane that took no receive: atomics.
+    pub(crate) answered: u32,
+    /// Short received data goes into the CQE.
+    pub(crate) scatters: bool,
+    pub(crate) receives: Receives,
+    pub(crate) taken: Taken,
+    pub(crate) sq: SqPlace,
+    /// What its CQEs carry as user index; the number of its receive queue unless a driver gave another.
+    pub(crate) user_index: u32,
+    /// WQEBBs executed.
+    pub(crate) sq_consumer: u16,
+    /// WQEBBs that may be executed by now: those of the doorbells whose time has come.
+    pub(crate) sq_limit: u16,
+    pub(crate) failed: bool,
+    /// WQEs are not simply run: it failed, broke a rule, or there are faults to make.
+    pub(crate) is_odd: bool,
+    pub(crate) waiting: Option<Waiting>,
+    pub(crate) lane: LaneRx<Message>,
+    pub(crate) lane_place: LanePlace,
+    /// Behind the last payload, where the next one goes if they go to a ring. For prefetching only.
+    pub(crate) next_payload: u64,
+    pub(crate) transport: Transport,
+    /// What its connected peer may do, whatever regions allow.
+    pub(crate) access: Access,
+    pub(crate) options: ConnectOptions,
+    /// Its doorbells are found by looking at the record: another driver's, which may send.
+    pub(crate) is_watched: bool,
+    /// There are WQEBBs at all.
+    pub(crate) has_sq: bool,
+    /// What its timing delays.
+    pub(crate) under_way: UnderWay,
+    /// What strict mode remembers.
+    pub(crate) watch: QpWatch,
+}
+
+/// What a queue pair sends to.
+pub(crate) enum Transport {
+    /// Reliable connection; `None` before it is connected.
+    Connected(Option<Box<Remote>>),
+    /// Connected to a queue pair that does not exist.
+    Nowhere,
+    /// Unreliable datagrams; receives those that bring this Q_Key.
+    Datagram { qkey: u32 },
+}
+
+/// Why the WQE at the head of an SQ has not run yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WaitFor {
+    /// The peer does not answer: it is gone, or its queue pair is not connected to this one.
+    Peer,
+    /// The peer has no receive posted.
+    Receive,
+    /// The peer has not looked at its lane for 128 messages.
+    Room,
+    /// The peer's owner has not executed an atomic yet.
+    Answer,
+    /// A fault was asked for.
+    Fault,
+}
+
+/// A stopped SQ.
+pub(crate) struct Waiting {
+    pub(crate) reason: WaitFor,
+    pub(crate) since_ns: u64,
+    /// When it is tried again.
+    pub(crate) again_ns: u64,
+    /// RNR retries left; 7 is without end.
+    pub(crate) rnr_left: u8,
+}
+
+/// The other end of a connected queue pair. Its pointers go into the memory of `peer`, which it keeps mapped.
+pub(crate) struct Remote {
+    pub(crate) peer: Rc<Peer>,
+    pub(crate) index: usize,
+    pub(crate) rqn: u32,
+    entry: NonNull<QpEntry>,
+    intent: NonNull<AtomicU64>,
+    atomic: NonNull<AtomicRequest>,
+    /// Atomics that the peer was asked to execute.
+    pub(crate) atomics: u32,
+    /// The last of them is the WQE at the head of the SQ, and not known to be answered.
+    pub(crate) is_asking: bool,
+    pub(crate) receives: Receives,
+    /// What its `identity`, but for the rights, `peer` and `peer_epoch` words say while it is connected to this queue pair and receives.
+    identity: u64,
+    own: u64,
+    own_epoch: u64,
+    pub(crate) pd: u32,
+    pub(crate) lane: LaneTx<Message>,
+    ready: ReadyWords,
+    /// A message was published since the ready bit was last considered.
+    published: bool,
+}
+
+impl Remote {
+    /// Reads what a requester must know of queue pair `qpn` of `peer`, which is to be connected to `own`; everything is checked here, once.
+    /// `None` if there is no such queue pair.
+    pub(crate) fn of(peer: &Rc<Peer>, qpn: u32, own: u64, own_epoch: u64) -> Option<Self> {
+        let index = qp_index(qpn);
+        let memory = &peer.memory;
+        let entry = memory.qp(index);
+        // H1
+        let identity = entry.identity.load(Ordering::Acquire) & !RIGHTS | RECEIVES;
+        if QpEntry::qpn(identity) != qpn || identity & DATAGRAM != 0 {
+            return None;
+        }
+        let rqn = entry.rqn.load(Ordering::Relaxed);
+        let receives = Receives::of(memory, rqn)?;
+        let lane = memory.lane(index);
+        let place = LanePlace::unpack(entry.lane.load(Ordering::Relaxed))?;
+        Some(Self {
+            index,
+            rqn,
+            entry: NonNull::from(entry),
+            intent: NonNull::from(&lane.intent),
+            receives,
+            identity,
+            atomic: NonNull::from(&lane.atomic),
+            atomics: 0,
+            is_asking: false,
+            own,
+            own_epoch,
+            pd: entry.pd.load(Ordering::Relaxed),
+            // SAFETY: the slots live as long as `peer`; they are this queue pair's alone once the peer's `peer` word names it, which is
+            // checked before every message, and `has_room` before every publish.
+            lane: unsafe { LaneTx::new(memory.lane_slots(place), place.slots.into(), 0) },
+            ready: ready_words(memory),
+            published: false,
+            peer: Rc::clone(peer),
+        })
+    }
+
+    #[inline(always)]
+    fn entry(&self) -> &QpEntry {
+        // SAFETY: in the memory of `peer`; it is made of atomics.
+        unsafe { self.entry.as_ref() }
+    }
+
+    /// Its queue pair number.
+    pub(crate) fn qpn(&self) -> u32 {
+        QpEntry::qpn(self.identity)
+    }
+
+    /// And which of those that had it.
+    pub(crate) fn generation(&self) -> u16 {
+        QpEntry::generation(self.identity)
+    }
+
+    #[inline(always)]
+    fn intent(&self) -> &AtomicU64 {
+        // SAFETY: an atomic in the memory of `peer`.
+        unsafe { self.intent.as_ref() }
+    }
+
+    /// What the peer's queue pair lets this one do: its identity, with [`RECEIVES`] and its [`RIGHTS`]; or 0 unless the peer lives, and its
+    /// queue pair is connected to this one and receives. Holds until the end of the doorbell being executed: who destroys a queue pair waits
+    /// for it (H3).
+    #[inline(always)]
+    pub(crate) fn granted(&self) -> u64 {
+        let entry = self.entry();
+        // H1, and that nobody else took that place since.
+        let identity = entry.identity.load(Ordering::Acquire);
+        let answers = !self.peer.is_gone()
+            && identity & !RIGHTS == self.identity
+            && entry.peer.load(Ordering::Relaxed) == self.own
+            && entry.peer_epoch.load(Ordering::Relaxed) == self.own_epoch;
+        if answers { identity } else { 0 }
+    }
+
+    /// Whether the peer's queue pair has been reset since it was connected to, and is a queue pair still.
+    pub(crate) fn was_reset(&self) -> bool {
+        let identity = self.entry().identity.load(Ordering::Acquire);
+        let is_same = QpEntry::generation(identity) == self.generation();
+        !is_same && QpEntry::qpn(identity) == self.qpn()
+    }
+
+    /// Whether one more message fits into the lane.
+    #[inline(always)]
+    pub(crate) fn has_room(&mut self) -> bool {
+        // SAFETY: an atomic in the memory of `peer`. L2.
+        let consumed = unsafe { &self.entry.as_ref().told.consumed };
+        self.lane.has_room(consumed)
+    }
+
+    /// What the peer's owner tells.
+    pub(crate) fn told(&self) -> &Told {
+        &self.entry().told
+    }
+
+    /// Where an atomic for the peer's owner is written.
+    pub(crate) fn atomic_request(&self) -> &AtomicRequest {
+        // SAFETY: atomics in the memory of `peer`.
+        unsafe { self.atomic.as_ref() }
+    }
+
+    /// Takes the next receive of the peer. `None` if none is posted. To be followed by [`publish`](Self::publish).
+    #[inline(always)]
+    pub(crate) fn take_receive(&self) -> Option<Taking> {
+        self.receives.pop(self.intent())
+    }
+
+    /// Publishes the message that took the last receive; there is room.
+    #[inline(always)]
+    pub(crate) fn publish(&mut self, message: Message) {
+        self.lane.publish(message);
+        // H5
+        self.intent().store(0, Ordering::Release);
+        self.published = true;
+    }
+
+    /// Tells the peer's owner about this doorbell's messages if it is not polling the lane.
+    #[inline(always)]
+    pub(crate) fn announce(&mut self) {
+        if self.published {
+            self.published = false;
+            if self.ready.notify_if_armed(self.index, &self.entry().armed) {
+                self.peer.memory.wake();
+            }
+        }
+    }
+}
+
+impl SoftQp {
+    /// Its identity word once it is connected and receives.
+    pub(crate) fn connected_identity(&self) -> u64 {
+        self.identity(RECEIVES | u64::from(self.access.bits()) & RIGHTS)
+    }
+
+    /// Its identity word with `flags`.
+    pub(crate) fn identity(&self, flags: u64) -> u64 {
+        QpEntry::pack_identity(self.generation, self.qpn, flags)
+    }
+
+    pub(crate) fn is_datagram(&self) -> bool {
+        matches!(self.transport, Transport::Datagram { .. })
+    }
+
+    /// The connected peer.
+    #[inline(always)]
+    pub(crate) fn remote(&self) -> Option<&Remote> {
+        match &self.transport {
+            Transport::Connected(remote) => remote.as_deref(),
+            Transport::Datagram { .. } | Transport::Nowhere => None,
+        }
+    }
+
+    /// The connected peer.
+    #[inline(always)]
+    pub(crate) fn remote_mut(&mut self) -> Option<&mut Remote> {
+        match &mut self.transport {
+            Transport::Connected(remote) => remote.as_deref_mut(),
+            Transport::Datagram { .. } | Transport::Nowhere => None,
+        }
+    }
+
+    /// The producer counter in the doorbell record.
+    #[inline(always)]
+    pub(crate) fn sq_producer(&self) -> u16 {
+        // SAFETY: valid as long as the queue pair; a driver of this crate accesses it through the same atomic type.
+        let record = unsafe { self.sq.record.as_ref() };
+        queue_record_index(record.load(Ordering::Acquire))
+    }
+
+    /// The WQEBB of a counter.
+    #[inline(always)]
+    pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
+        // SAFETY: the buffer holds `mask + 1` WQEBBs.
+        unsafe { self.sq.buffer.add(usize::from(counter & self.sq.mask) * WQEBB) }
+    }
+
+    /// The queue pair goes to the error state: its own operations are flushed, and its peer's are not answered any more.
+    #[cold]
+    pub(crate) fn fail(&mut self, hca: &Hca) {
+        self.failed = true;
+        self.is_odd = true;
+        hca.has_failed.set(true);
+        hca.memory.qp(self.index).identity.store(self.identity(0), Ordering::Release);
+    }
+}

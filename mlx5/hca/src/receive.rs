@@ -1,0 +1,361 @@
+//! Receive queues: the linked list of an SRQ, and the ring of a queue pair's own RQ. Creating them, and taking receives from them.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::cell::Cell;
+use std::rc::Rc;
+
+use mlx5_wire::{DataSegment, INVALID_LKEY, NextSegment, SEGMENT, queue_record_index};
+
+use super::arena::PAGE;
+use super::error::CreateError;
+use super::layout::{LINKED, MAX_RQS, Pop, QUEUE_BYTES, RqEntry};
+use super::memory::DeviceMemory;
+use super::mirror::Mirror;
+use super::objects::{commit, free_index, memory_error};
+use super::request::RqMemory;
+use super::strict::RqWatch;
+use super::{Hca, State};
+
+/// A receive queue of this device.
+pub(crate) struct RqSlot {
+    offset: usize,
+    bytes: usize,
+    pub(crate) receives: Receives,
+    pub(crate) taken: Taken,
+    /// What strict mode remembers.
+    pub(crate) watch: RqWatch,
+    /// What is posted is copied from there.
+    pub(crate) mirror: Option<Mirror>,
+    /// A peer may still pop from it: never used again.
+    pub(crate) is_quarantined: bool,
+}
+
+impl RqSlot {
+    /// Copies what another driver has posted since the last time, if the queue is one of its. Returns whether there was something.
+    pub(crate) fn refresh(&mut self) -> bool {
+        self.mirror.as_mut().is_some_and(|mirror| mirror.copy(&self.receives))
+    }
+}
+
+/// By WQE index: the pop count under which that receive was last taken and *accounted for* by a message. What a dead process took
+/// without telling is found by its absence.
+#[derive(Clone)]
+pub(crate) struct Taken(Rc<[Cell<u32>]>);
+
+impl Taken {
+    fn new(wqes: u16) -> Self {
+        // One less than the first pop count.
+        Self((0..wqes).map(|_| Cell::new(u32::MAX)).collect())
+    }
+
+    /// As if new.
+    pub(crate) fn reset(&self) {
+        self.0.iter().for_each(|cell| cell.set(u32::MAX));
+    }
+
+    /// WQEs of the queue.
+    pub(crate) fn wqes(&self) -> usize {
+        self.0.len()
+    }
+
+    /// A message accounts for receive `index`, popped as number `count`. `false` if there is no such WQE.
+    #[inline(always)]
+    pub(crate) fn account(&self, index: u16, count: u32) -> bool {
+        self.0.get(usize::from(index)).map(|cell| cell.set(count)).is_some()
+    }
+
+    pub(crate) fn is_accounted(&self, index: u16, count: u32) -> bool {
+        self.0.get(usize::from(index)).is_none_or(|cell| cell.get().wrapping_sub(count) as i32 >= 0)
+    }
+}
+
+/// A receive queue as whoever takes from it sees it: a requester in another process, or its owner.
+#[derive(Clone, Copy)]
+pub(crate) struct Receives {
+    entry: NonNull<RqEntry>,
+    pop: NonNull<Pop>,
+    /// `wqes` of `stride` bytes, checked to lie inside the owner's queue area.
+    ring: NonNull<u8>,
+    /// A power of two.
+    wqes: u16,
+    stride: usize,
+    pub(crate) is_linked: bool,
+    pub(crate) pd: u32,
+}
+
+/// A receive taken: its pop count and the index of its WQE.
+#[derive(Clone, Copy)]
+pub(crate) struct Taking {
+    pub(crate) count: u32,
+    pub(crate) index: u16,
+}
+
+impl Receives {
+    /// Receive queue `rqn` of the device that owns `memory`; everything is checked here, once. The result is valid as long as `memory`.
+    pub(crate) fn of(memory: &DeviceMemory, rqn: u32) -> Option<Self> {
+        let (entry, pop) = memory.rq(rqn)?;
+        let wqes = u16::try_from(entry.wqe_cnt.load(Ordering::Acquire)).ok().filter(|n| n.is_power_of_two())?;
+        let stride = entry.stride.load(Ordering::Relaxed) as usize;
+        let offset = usize::try_from(entry.ring.load(Ordering::Relaxed)).ok()?;
+        let end = offset.checked_add(stride.checked_mul(wqes.into())?)?;
+        if end > QUEUE_BYTES || offset % SEGMENT != 0 || stride % SEGMENT != 0 || stride == 0 {
+            return None;
+        }
+        Some(Self {
+            entry: NonNull::from(entry),
+            pop: NonNull::from(pop),
+            // SAFETY: the offset is inside the queue area.
+            ring: unsafe { NonNull::from(&memory.control().queues).cast::<u8>().add(offset) },
+            wqes,
+            stride,
+            is_linked: entry.kind.load(Ordering::Relaxed) == LINKED,
+            pd: entry.pd.load(Ordering::Relaxed),
+        })
+    }
+
+    #[inline(always)]
+    fn words(&self) -> (&RqEntry, &Pop) {
+        // SAFETY: atomics in a mapping that outlives this value (`of`).
+        unsafe { (self.entry.as_ref(), self.pop.as_ref()) }
+    }
+
+    /// Takes the next receive. `None` if none is posted.
+    ///
+    /// `intent` says meanwhile, and until its owner clears it, which receive is being taken (H5).
+    #[inline(always)]
+    pub(crate) fn pop(&self, intent: &AtomicU64) -> Option<Taking> {
+        let (entry, pop) = self.words();
+        let mut word = pop.word.load(Ordering::Acquire);
+        loop {
+            let (count, index) = Pop::unpack(word);
+            // Acquire: the WQEs and links below the record.
+            let posted = queue_record_index(entry.record.load(Ordering::Acquire));
+            // H6. Read after the pop word: what is seen as returned is in the list that this word begins, or the exchange fails.
+            let returned = entry.returned.load(Ordering::Acquire) as u16;
+            let available = posted.wrapping_add(returned).wrapping_sub(count as u16);
+            // Neither 0 nor more than there are WQEs.
+            if available.wrapping_sub(1) >= self.wqes {
+                // Only of one and the same moment do these words say that nothing is posted.
+                let now = pop.word.load(Ordering::Acquire);
+                if now != word {
+                    word = now;
+                    continue;
+                }
+                if intent.load(Ordering::Relaxed) != 0 {
+                    intent.store(0, Ordering::Release);
+                }
+                return None;
+            }
+            let index = index & (self.wqes - 1);
+            let next = if self.is_linked { self.link(index) } else { index + 1 } & (self.wqes - 1);
+            // H5: before the pop, so that whoever finds the pop without a message knows whose it was.
+            intent.store(word.wrapping_add(Pop::ONE), Ordering::Release);
+            // H4
+            match pop.word.compare_exchange_weak(word, Pop::taken(word, next), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(Taking { count, index }),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Owner: takes receive number `count`. `false` if it is not posted, or not the next one.
+    pub(crate) fn take(&self, count: u32) -> bool {
+        let (entry, pop) = self.words();
+        let word = pop.word.load(Ordering::Acquire);
+        let (popped, index) = Pop::unpack(word);
+        let index = index & (self.wqes - 1);
+        let next = Pop::taken(word, self.successor(index) & (self.wqes - 1));
+        let is_posted = popped == count && queue_record_index(entry.record.load(Ordering::Acquire)) != count as u16;
+        // H4
+        is_posted && pop.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// The link in WQE `index`, which is below `wqes`.
+    #[inline(always)]
+    fn link(&self, index: u16) -> u16 {
+        let head = self.link_word(index).load(Ordering::Relaxed);
+        let mut segment = [0; NextSegment::LEN];
+        segment[..8].copy_from_slice(&head.to_ne_bytes());
+        NextSegment::parse(&segment).next_wqe_index
+    }
+
+    #[inline(always)]
+    fn link_word(&self, index: u16) -> &AtomicU64 {
+        // SAFETY: the WQE is inside the ring, 16-aligned, and starts with its next segment; everybody accesses it through atomics.
+        unsafe { self.ring.add(usize::from(index) * self.stride).cast::<AtomicU64>().as_ref() }
+    }
+
+    /// The data segments of a taken receive, in order.
+    pub(crate) fn segments(&self, index: u16) -> impl Iterator<Item = DataSegment> + use<> {
+        let Self { ring, stride, wqes, is_linked, .. } = *self;
+        let start = usize::from(index & (wqes - 1)) * stride;
+        (usize::from(is_linked)..stride / SEGMENT)
+            .map(move |i| {
+                // SAFETY: inside the WQE; its owner wrote it before the record that let it be taken, and does not touch it until it is
+                // told. Whatever another process wrote there are bytes.
+                DataSegment::parse(&unsafe { ring.add(start + i * SEGMENT).cast::<[u8; SEGMENT]>().read() })
+            })
+            .take_while(|segment| segment.lkey != INVALID_LKEY)
+    }
+
+    /// Owner: starts again with nothing posted and nothing taken; no requester uses it now.
+    pub(crate) fn reset(&self) {
+        let (entry, pop) = self.words();
+        entry.record.store(0, Ordering::Relaxed);
+        entry.returned.store(0, Ordering::Relaxed);
+        pop.word.store(0, Ordering::Release);
+    }
+
+    /// Receives posted, as the record says.
+    pub(crate) fn posted(&self) -> u16 {
+        queue_record_index(self.words().0.record.load(Ordering::Acquire))
+    }
+
+    /// Owner: the record of a queue that is copied from elsewhere.
+    pub(crate) fn set_posted(&self, posted: u16) {
+        self.words().0.record.store(mlx5_wire::queue_record(posted), Ordering::Release);
+    }
+
+    /// WQEs of the queue, a power of two.
+    pub(crate) fn wqes(&self) -> u16 {
+        self.wqes
+    }
+
+    /// Bytes of a WQE.
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// WQE `index`.
+    pub(crate) fn wqe(&self, index: u16) -> NonNull<u8> {
+        // SAFETY: inside the ring.
+        unsafe { self.ring.add(usize::from(index & (self.wqes - 1)) * self.stride) }
+    }
+
+    /// Receives that can be taken.
+    pub(crate) fn available(&self) -> u16 {
+        let (entry, pop) = self.words();
+        let (count, _) = Pop::unpack(pop.word.load(Ordering::Acquire));
+        self.posted().wrapping_add(entry.returned.load(Ordering::Acquire) as u16).wrapping_sub(count as u16)
+    }
+
+    /// Receives that may be posted: one WQE of a list ends it.
+    pub(crate) fn capacity(&self) -> u16 {
+        self.wqes - u16::from(self.is_linked)
+    }
+
+    /// Whether every WQE names its successor.
+    pub(crate) fn is_list(&self) -> bool {
+        self.is_linked
+    }
+
+    /// The next receive to be taken: its pop count and the index of its WQE.
+    pub(crate) fn head(&self) -> (u32, u16) {
+        Pop::unpack(self.words().1.word.load(Ordering::Acquire))
+    }
+
+    /// Whether WQE `next` follows WQE `index` in memory, so that a NIC can prefetch it.
+    pub(crate) fn are_neighbours(&self, index: u16, next: u16) -> bool {
+        next & (self.wqes - 1) == index.wrapping_add(1) & (self.wqes - 1)
+    }
+
+    /// The WQE behind WQE `index`, as its link says.
+    pub(crate) fn successor(&self, index: u16) -> u16 {
+        if self.is_linked { self.link(index & (self.wqes - 1)) } else { index.wrapping_add(1) & (self.wqes - 1) }
+    }
+
+    /// What a CQE calls receive `index`, popped as number `count`: a WQE of a list by its index, one of a ring by the count, which goes past
+    /// the end of the ring. libmlx5 looks at neither in a ring; UCX insists on the count (`uct_ud_mlx5_iface_poll_rx`).
+    #[inline(always)]
+    pub(crate) fn wqe_counter(&self, index: u16, count: u32) -> u16 {
+        if self.is_linked { index } else { count as u16 }
+    }
+
+    /// The start of WQE `index`, for people.
+    pub(crate) fn first_bytes(&self, index: u16) -> [u8; SEGMENT] {
+        // SAFETY: a WQE has one segment at least.
+        unsafe { self.wqe(index).cast().read() }
+    }
+
+    /// Receives taken so far.
+    pub(crate) fn popped(&self) -> u32 {
+        Pop::unpack(self.words().1.word.load(Ordering::Acquire)).0
+    }
+
+    /// Owner: puts a receive that nobody will ever use back at the head of a linked list.
+    pub(crate) fn give_back(&self, index: u16, taken: &Taken) {
+        let (entry, pop) = self.words();
+        let mut word = pop.word.load(Ordering::Acquire);
+        loop {
+            let (count, head) = Pop::unpack(word);
+            let mut segment = [0; 8];
+            segment.copy_from_slice(&NextSegment { next_wqe_index: head }.emit()[..8]);
+            self.link_word(index).store(u64::from_ne_bytes(segment), Ordering::Relaxed);
+            // H4. The count stays, so this word was never there before and no stale exchange succeeds.
+            match pop.word.compare_exchange_weak(word, Pop::with_head(word, index), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    // Whoever says that it was taking the old head under this count was not: the next pop under it takes `index`.
+                    taken.account(head & (self.wqes - 1), count);
+                    break;
+                }
+                Err(now) => word = now,
+            }
+        }
+        // H6
+        entry.returned.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl Hca {
+    /// A receive queue of `wqe_cnt` WQEs of `stride` bytes, both powers of two and within the limits.
+    pub(super) fn place_rq(
+        &self,
+        state: &mut State,
+        pd: u32,
+        (wqe_cnt, stride): (u32, u32),
+        is_linked: bool,
+        mirror: Option<Mirror>,
+    ) -> Result<(u32, RqMemory), CreateError> {
+        let bytes = (wqe_cnt as usize * stride as usize).next_multiple_of(PAGE);
+        let State { rqs, queue_area, .. } = state;
+        let exhausted = |what, max| CreateError::Exhausted { what, max };
+        let index = free_index(rqs, MAX_RQS, Option::is_none, || None).ok_or(exhausted("receive queue", MAX_RQS as u64))?;
+        let (entry, pop) = (&self.memory.control().rqs[index], &self.memory.lanes().pops[index]);
+        commit(self.memory.control_memfd(), entry).map_err(memory_error("a receive queue"))?;
+        commit(self.memory.lanes_memfd(), pop).map_err(memory_error("a receive queue"))?;
+        let offset = queue_area.take(bytes).ok_or(exhausted("bytes for queues", QUEUE_BYTES as u64))?;
+        let ring = &self.memory.control().queues[offset / 8..(offset + bytes) / 8];
+        commit(self.memory.control_memfd(), ring).map_err(|e| {
+            queue_area.give(offset, bytes);
+            memory_error("a receive queue")(e)
+        })?;
+        for word in ring {
+            word.store(0, Ordering::Relaxed);
+        }
+        entry.record.store(0, Ordering::Relaxed);
+        entry.returned.store(0, Ordering::Relaxed);
+        entry.stride.store(stride, Ordering::Relaxed);
+        entry.ring.store(offset as u64, Ordering::Relaxed);
+        entry.kind.store(if is_linked { LINKED } else { 0 }, Ordering::Relaxed);
+        entry.pd.store(pd, Ordering::Relaxed);
+        pop.word.store(0, Ordering::Relaxed);
+        entry.wqe_cnt.store(wqe_cnt, Ordering::Release);
+        let Some(receives) = Receives::of(&self.memory, index as u32) else { return Err(exhausted("receive queue", MAX_RQS as u64)) };
+        let (taken, watch) = (Taken::new(wqe_cnt as u16), RqWatch::default());
+        rqs[index] = Some(RqSlot { offset, bytes, receives, taken, watch, mirror, is_quarantined: false });
+        let (buffer, record) = (NonNull::from(ring).cast(), NonNull::from(&entry.record));
+        Ok((index as u32, RqMemory { buffer, wqe_cnt, stride, record }))
+    }
+
+    /// All queue pairs on it are gone (they keep it alive); if a peer of one of them may still pop, its place and its ring stay as they are.
+    pub(super) fn give_rq(&self, state: &mut State, rqn: u32) {
+        let State { rqs, queue_area, repair, .. } = state;
+        repair.forget(rqn);
+        let Some(slot) = rqs.get_mut(rqn as usize) else { return };
+        if let Some(rq) = slot.take_if(|rq| !rq.is_quarantined) {
+            self.memory.control().rqs[rqn as usize].wqe_cnt.store(0, Ordering::Release);
+            queue_area.give(rq.offset, rq.bytes);
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! The requester: what one WQE does, verb by verb, to memory and to the peer's lane.
+
+use mlx5_wire::Access;
+use mlx5_wire::MAX_MESSAGE_BYTES;
+use mlx5_wire::{AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome};
+use shm::cache::copy;
+
+use super::atomics;
+use super::datagram;
+use super::gather::{Data, Piece, scatter};
+use super::layout::{Message, RECEIVES, SOLICITED};
+use super::memory::{Fault, Span, place};
+use super::queues::{Remote, SoftQp, Transport, WaitFor};
+use super::receive::Taking;
+use super::vendor::Limit;
+use super::{Hca, Links};
+
+/// How a WQE ended.
+pub(crate) enum Outcome {
+    /// Done; this many bytes were read, for a READ or an atomic.
+    Done(u32),
+    /// Cannot run yet.
+    Wait(WaitFor),
+    /// Failed; the queue pair with it. The second value is the vendor syndrome.
+    Fail(Syndrome, u8),
+}
+
+impl From<Fault> for Outcome {
+    /// A fault on the remote side. A process that is gone does not answer.
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Gone => Self::Wait(WaitFor::Peer),
+            // InfiniBand specification, "Responder error behavior": an operation that the queue pair is not configured for is an invalid request.
+            Fault::QueuePair => Self::Fail(Syndrome::RemoteInvalidRequest, fault as u8),
+            _ => Self::Fail(Syndrome::RemoteAccess, fault as u8),
+        }
+    }
+}
+
+/// Vendor syndromes of [`Syndrome::LocalQpOperation`]: what is wrong with the WQE.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+pub(crate) enum Malformed {
+    /// Wrong WQE index, QPN or length.
+    Control = 0x10,
+    /// An opcode this device or this kind of queue pair does not have.
+    Opcode = 0x12,
+    /// A header segment is missing.
+    Header = 0x13,
+    /// A READ or an atomic cannot go into the WQE.
+    InlineResult = 0x14,
+    /// The queue pair is not connected.
+    NotConnected = 0x15,
+    /// Inline data is longer than the WQE.
+    InlineLength = 0x16,
+    /// The result of an atomic has 8 bytes, in however many pieces.
+    AtomicLength = 0x17,
+}
+
+impl From<Malformed> for Outcome {
+    fn from(what: Malformed) -> Self {
+        Self::Fail(Syndrome::LocalQpOperation, what as u8)
+    }
+}
+
+/// Whether `granted` by the connected peer ([`Remote::granted`]) has the right `needed`.
+#[inline(always)]
+fn allows(granted: u64, needed: Access) -> bool {
+    granted & u64::from(needed.bits()) != 0
+}
+
+/// Runs one WQE, as far as it is `granted` by the connected peer ([`Remote::granted`]).
+#[inline(always)]
+pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
+    if allows(granted, Access::REMOTE_WRITE) {
+        if let Some(write) = PlainWrite::parse(ctrl, wqe) {
+            if let Some(outcome) = write.run(hca, qp, ctrl) {
+                return outcome;
+            }
+        }
+    }
+    execute_any(hca, links, qp, ctrl, wqe, granted)
+}
+
+/// What nearly every WQE of an RPC is: a WRITE, with immediate or not, of one contiguous part.
+struct PlainWrite {
+    raddr: RaddrSegment,
+    has_imm: bool,
+    from: Piece,
+}
+
+impl PlainWrite {
+    /// `None` for any other WQE.
+    #[inline(always)]
+    fn parse(ctrl: CtrlWords, wqe: &[u8]) -> Option<Self> {
+        let has_imm = ctrl.opcode() == Opcode::RdmaWriteImm as u8;
+        if !has_imm && ctrl.opcode() != Opcode::RdmaWrite as u8 {
+            return None;
+        }
+        let raddr = RaddrSegment::parse(wqe.get(SEGMENT..)?.first_chunk()?);
+        let from = Piece::only(wqe.get(2 * SEGMENT..)?)?;
+        Some(Self { raddr, has_imm, from })
+    }
+
+    /// `None` if there is more to it, which [`execute_any`] finds out.
+    #[inline(always)]
+    fn run(&self, hca: &Hca, qp: &mut SoftQp, ctrl: CtrlWords) -> Option<Outcome> {
+        let (pd, Transport::Connected(Some(remote))) = (qp.pd, &mut qp.transport) else { return None };
+        let Piece { at, len, key } = self.from;
+        if let Some(key) = key {
+            hca.memory.check(key, at as u64, len as u64, Access::empty(), pd).ok()?;
+        }
+        let Ok(Span::Mapped(to)) =
+            remote.peer.memory.resolve(self.raddr.rkey, self.raddr.addr, len as u64, Access::REMOTE_WRITE, remote.pd)
+        else {
+            return None;
+        };
+        if self.has_imm {
+            if !remote.has_room() {
+                return Some(Outcome::Wait(WaitFor::Room));
+            }
+            let Some(taking) = remote.take_receive() else { return Some(Outcome::Wait(WaitFor::Receive)) };
+            // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy: the
+            // lines of payload and message, both last used by the peer, are then fetched at the same time.
+            // SAFETY: both were resolved for `len` bytes, or the source lies in the WQE; as in `Span::write`.
+            unsafe { copy(to.as_ptr(), at, len) };
+            deliver(remote, taking, self.raddr.addr, len as u32, ctrl);
+            return Some(Outcome::Done(0));
+        }
+        // SAFETY: as above.
+        unsafe { place(to.as_ptr(), at, len) };
+        Some(Outcome::Done(0))
+    }
+}
+
+/// Runs any WQE.
+#[inline(never)]
+fn execute_any(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
+    let Some(opcode) = Opcode::from_wire(ctrl.opcode()) else { return Malformed::Opcode.into() };
+    if opcode == Opcode::Nop {
+        return Outcome::Done(0);
+    }
+    let remote = match &mut qp.transport {
+        Transport::Connected(Some(remote)) => remote.as_mut(),
+        Transport::Connected(None) => return Malformed::NotConnected.into(),
+        Transport::Nowhere => return Outcome::Wait(WaitFor::Peer),
+        Transport::Datagram { qkey } => {
+            let since_ns = qp.waiting.as_ref().map(|waiting| waiting.since_ns);
+            let from = datagram::Sender { qpn: qp.qpn, pd: qp.pd, qkey: *qkey, since_ns };
+            return datagram::send(hca, links, &from, opcode, ctrl, wqe);
+        }
+    };
+    let header = match opcode {
+        Opcode::Send | Opcode::SendImm => SEGMENT,
+        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => 3 * SEGMENT,
+        _ => 2 * SEGMENT,
+    };
+    let Some(body) = wqe.get(header..) else { return Malformed::Header.into() };
+    let Some(data) = Data::parse(body) else { return Malformed::InlineLength.into() };
+    let is_result = matches!(opcode, Opcode::RdmaRead | Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd);
+    let length = match check_local(hca, qp.pd, &data, is_result) {
+        Ok(length) => length,
+        Err(outcome) => return outcome,
+    };
+    if granted & RECEIVES == 0 {
+        return Outcome::Wait(WaitFor::Peer);
+    }
+    if header == SEGMENT {
+        return done(send(remote, &data, length as u32, opcode, ctrl));
+    }
+    let needed = match opcode {
+        Opcode::RdmaRead => Access::REMOTE_READ,
+        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => Access::REMOTE_ATOMIC,
+        _ => Access::REMOTE_WRITE,
+    };
+    // The responder looks at its queue pair before it looks at the key.
+    if !allows(granted, needed) {
+        return Fault::QueuePair.into();
+    }
+    let Some(raddr) = wqe[SEGMENT..].first_chunk() else { return Malformed::Header.into() };
+    let raddr = RaddrSegment::parse(raddr);
+    if header == 3 * SEGMENT {
+        return atomic(remote, &raddr, &wqe[2 * SEGMENT..], opcode, &data, length);
+    }
+    let span = if length == 0 {
+        // Nothing is accessed, so the key is not looked at.
+        None
+    } else {
+        match remote.peer.memory.resolve(raddr.rkey, raddr.addr, length, needed, remote.pd) {
+            Ok(span) => Some(span),
+            Err(fault) => return fault.into(),
+        }
+    };
+    match opcode {
+        Opcode::RdmaRead => read(span, &data, length),
+        Opcode::RdmaWrite => done(write(span, &data)),
+        _ => write_imm(remote, span, &data, raddr.addr, length as u32, ctrl),
+    }
+}
+
+fn done(result: Result<(), Outcome>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Done(0),
+        Err(outcome) => outcome,
+    }
+}
+
+/// Checks the local side of a message, and returns its length in bytes.
+pub(crate) fn check_local(hca: &Hca, pd: u32, data: &Data<'_>, is_result: bool) -> Result<u64, Outcome> {
+    let access = if is_result { Access::LOCAL_WRITE } else { Access::empty() };
+    let mut length = 0u64;
+    data.each(|piece| {
+        length += piece.len as u64;
+        match piece.key {
+            None if is_result => Err(Malformed::InlineResult.into()),
+            None => Ok(()),
+            Some(key) => match hca.memory.check(key, piece.at as u64, piece.len as u64, access, pd) {
+                Ok(_) => Ok(()),
+                Err(fault) => Err(Outcome::Fail(Syndrome::LocalProtection, fault as u8)),
+            },
+        }
+    })?;
+    if length > MAX_MESSAGE_BYTES {
+        return Err(Limit::MessageTooLong.fails(Syndrome::LocalLength));
+    }
+    Ok(length)
+}
+
+fn write(span: Option<Span>, data: &Data<'_>) -> Result<(), Outcome> {
+    let Some(span) = span else { return Ok(()) };
+    let mut offset = 0;
+    data.each(|piece| {
+        // SAFETY: the piece was checked against its region (or lies in the WQE), the span for the sum of the pieces.
+        unsafe { span.write(offset, piece.at, piece.len) }?;
+        offset += piece.len as u64;
+        Ok(())
+    })
+}
+
+fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
+    let Some(span) = span else { return Outcome::Done(0) };
+    let mut offset = 0;
+    let result = data.each(|piece| {
+        // SAFETY: the piece was checked against a locally writable region, the span for the sum of the pieces.
+        unsafe { span.read(offset, piece.at.cast_mut(), piece.len) }?;
+        offset += piece.len as u64;
+        Ok(())
+    });
+    match result {
+        Ok(()) => Outcome::Done(length as u32),
+        Err(outcome) => outcome,
+    }
+}
+
+/// WRITE with immediate: room in the lane, the payload, a receive, the message; in this order, so that nothing is undone and a receive is
+/// taken only for a message that will be delivered. Without a receive the payload is written again at the retry, as by a NIC, which finds
+/// out with the last packet.
+fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64, byte_count: u32, ctrl: CtrlWords) -> Outcome {
+    if !remote.has_room() {
+        return Outcome::Wait(WaitFor::Room);
+    }
+    if let Err(outcome) = write(span, data) {
+        return outcome;
+    }
+    let Some(taking) = remote.take_receive() else { return Outcome::Wait(WaitFor::Receive) };
+    deliver(remote, taking, addr, byte_count, ctrl);
+    Outcome::Done(0)
+}
+
+/// The payload is there, and a receive taken for the immediate: tells the peer.
+#[inline(always)]
+fn deliver(remote: &mut Remote, taking: Taking, addr: u64, byte_count: u32, ctrl: CtrlWords) {
+    remote.publish(Message {
+        payload: addr,
+        byte_count,
+        imm: ctrl.imm(),
+        pop: taking.count,
+        wqe_index: taking.index,
+        opcode: CqeOpcode::ResponderWriteImm as u8,
+        flags: if ctrl.solicited() { SOLICITED } else { 0 },
+    });
+}
+
+/// SEND: takes a receive and fills its buffers. A message that does not fit, or buffers that cannot be written, fail at both ends: the
+/// responder is told by an error message in its lane.
+fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, ctrl: CtrlWords) -> Result<(), Outcome> {
+    if !remote.has_room() {
+        return Err(Outcome::Wait(WaitFor::Room));
+    }
+    let Some(taking) = remote.take_receive() else { return Err(Outcome::Wait(WaitFor::Receive)) };
+    // SAFETY: the parts were checked against their regions, or lie in the WQE.
+    let result = unsafe { scatter(&remote.peer.memory, &remote.receives, taking.index, 0, data) };
+    if result == Err((Syndrome::LocalProtection, Fault::Gone as u8)) {
+        return Err(Outcome::Wait(WaitFor::Peer));
+    }
+    let payload = remote.receives.segments(taking.index).next().map_or(0, |segment| segment.addr);
+    let has_imm = opcode == Opcode::SendImm;
+    let arrived = if has_imm { CqeOpcode::ResponderSendImm } else { CqeOpcode::ResponderSend };
+    let (opcode, imm, flags) = match result {
+        Ok(()) => (arrived, if has_imm { ctrl.imm() } else { 0 }, if ctrl.solicited() { SOLICITED } else { 0 }),
+        Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor), 0),
+    };
+    remote.publish(Message { payload, byte_count, imm, pop: taking.count, wqe_index: taking.index, opcode: opcode as u8, flags });
+    match result {
+        Ok(()) => Ok(()),
+        // InfiniBand specification, "Responder error behavior": NAK invalid request, NAK remote operational error.
+        Err((Syndrome::LocalLength, vendor)) => Err(Outcome::Fail(Syndrome::RemoteInvalidRequest, vendor)),
+        Err((_, vendor)) => Err(Outcome::Fail(Syndrome::RemoteOperation, vendor)),
+    }
+}
+
+/// Compare and swap, fetch and add: one locked operation on the peer's word, which is more than `IBV_ATOMIC_HCA` promises: it is atomic
+/// also towards its CPU. The old value goes to the pieces, 8 bytes together. On memory that is not mapped here, the peer's owner does it.
+fn atomic(remote: &mut Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opcode, data: &Data<'_>, length: u64) -> Outcome {
+    let Some(segment) = segment.first_chunk() else { return Malformed::Header.into() };
+    let segment = AtomicSegment::parse(segment);
+    let is_add = opcode == Opcode::AtomicFetchAdd;
+    if length != 8 {
+        return Malformed::AtomicLength.into();
+    }
+    if raddr.addr % 8 != 0 {
+        // "Remote Invalid Request Error": an atomic on an address that is not naturally aligned.
+        return Limit::AtomicAlignment.fails(Syndrome::RemoteInvalidRequest);
+    }
+    let span = match remote.peer.memory.resolve(raddr.rkey, raddr.addr, 8, Access::REMOTE_ATOMIC, remote.pd) {
+        Ok(span) => span,
+        Err(fault) => return fault.into(),
+    };
+    let old = match span {
+        Span::Mapped(at) if at.addr().get() % 8 != 0 => return Fault::Bounds.into(),
+        // SAFETY: 8 bytes of the mapping, aligned.
+        Span::Mapped(at) => atomics::execute(unsafe { at.cast().as_ref() }, is_add, &segment),
+        Span::Foreign { .. } => match atomics::ask(remote, raddr, is_add, &segment) {
+            Ok(old) => old,
+            Err(outcome) => return outcome,
+        },
+    };
+    let (old, mut offset) = (old.to_ne_bytes(), 0);
+    let placed = data.each(|piece| {
+        // SAFETY: the piece was checked against a locally writable region, and the pieces have 8 bytes together.
+        unsafe { piece.at.cast_mut().copy_from_nonoverlapping(old[offset..].as_ptr(), piece.len) };
+        offset += piece.len;
+        Ok(())
+    });
+    placed.map_or_else(|outcome| outcome, |()| Outcome::Done(8))
+}

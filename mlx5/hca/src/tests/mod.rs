@@ -1,0 +1,8 @@
+//! Tests that look inside: strict mode by mutation, and peers that write anything.
+
+#[path = "../../tests/foreign/driver.rs"]
+mod driver;
+mod events;
+mod hand;
+mod hostile;
+mod strict;

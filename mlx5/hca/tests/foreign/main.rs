@@ -1,0 +1,532 @@
+//! `mlx5_hca`: the software HCA below a driver that is not this crate's, whose queues are in its own memory and whose doorbells nobody
+//! announces.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+mod driver;
+mod random_operations;
+
+use std::sync::atomic::Ordering;
+
+use driver::{ALL, Done, End, GID, World};
+use mlx5_hca::wire::*;
+
+const PAYLOAD: [u8; 32] = *b"what another driver's queue says";
+
+fn sent(wqe: u16) -> Done {
+    Done::Sent { wqe, bytes: 0 }
+}
+
+fn received(opcode: CqeOpcode, wqe: u16, imm: u32) -> Done {
+    Done::Received { opcode, wqe, bytes: 32, imm, source: 0, grh: false }
+}
+
+#[test]
+fn a_send_lands_in_the_receive_of_the_other_drivers_ring() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    a.data.put(64, PAYLOAD);
+    for i in 0..2 {
+        b.write_receive(i, 0, b.sge(4096 + usize::from(i) * 64, 32));
+    }
+    b.ring_receives(2);
+    b.hca.poll();
+    let first = a.post(Opcode::Send, 0, &[a.sge(64, 32)]);
+    let second = a.post(Opcode::SendImm, 7, &[a.sge(64, 16), a.sge(80, 16)]);
+    a.hca.poll();
+    assert_eq!(a.poll(), [], "the record says nothing yet");
+    a.ring();
+    let (done, arrived) = a.exchange(&mut b);
+    assert_eq!(done, [sent(first), sent(second)]);
+    assert_eq!(arrived, [received(CqeOpcode::ResponderSend, 0, 0), received(CqeOpcode::ResponderSendImm, 1, 7)]);
+    assert_eq!((b.data.get(4096), b.data.get(4096 + 64)), (PAYLOAD, PAYLOAD));
+}
+
+/// What `uct_ud_mlx5_iface_poll_rx` of UCX insists on.
+#[test]
+fn a_rings_completions_count_receives_past_the_end_of_the_ring() {
+    for service in [Service::Connected, Service::Datagram] {
+        let world = World::default();
+        let [mut a, mut b] = [(); 2].map(|()| End::new(&world, service, false, ALL));
+        for (end, to) in [(&a, b.qpn), (&b, a.qpn)] {
+            if service == Service::Connected { end.connect(to) } else { end.activate_datagrams(5) }
+        }
+        let datagram = DatagramSegment { vector: AddressVector::local(1, 0), qpn: b.qpn, qkey: 5 }.emit();
+        let part = |i: usize| datagram[i * SEGMENT..].first_chunk().copied().unwrap();
+        let header = if service == Service::Datagram { vec![part(0), part(1), part(2)] } else { vec![] };
+        // One more is flushed.
+        for count in 0..40 {
+            b.write_receive(count % 16, 0, b.sge(4096, 128));
+            b.ring_receives(1);
+            b.hca.poll();
+            if count < 39 {
+                a.post(Opcode::Send, 0, &[&header[..], &[a.sge(0, 32)]].concat());
+                a.ring();
+            } else {
+                b.hca.fail_qp(b.qpn);
+            }
+            let (_, arrived) = a.exchange(&mut b);
+            let wqe = arrived.iter().map(|done| match *done {
+                Done::Received { wqe, .. } | Done::Failed { wqe, .. } | Done::Sent { wqe, .. } => wqe,
+            });
+            assert_eq!(wqe.collect::<Vec<_>>(), [count], "{service:?}");
+        }
+    }
+}
+
+#[test]
+fn shared_receives_are_taken_in_the_order_of_their_links() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, true, ALL);
+    a.data.put(0, PAYLOAD);
+    // The list starts at WQE 0.
+    let order = [0, 9, 4, 15, 2, 7];
+    for pair in order.windows(2) {
+        b.write_receive(pair[0], pair[1], b.sge(4096 + usize::from(pair[0]) * 32, 32));
+    }
+    b.ring_receives(2);
+    b.hca.poll();
+    b.ring_receives(3);
+    b.hca.poll();
+    for &wqe in &order[..5] {
+        a.post(Opcode::Send, 0, &[a.sge(0, 32)]);
+        a.ring();
+        let (done, arrived) = a.exchange(&mut b);
+        assert_eq!((done.len(), arrived), (1, vec![received(CqeOpcode::ResponderSend, wqe, 0)]));
+        assert_eq!(b.data.get(4096 + usize::from(wqe) * 32), PAYLOAD);
+    }
+}
+
+#[test]
+fn one_sided_operations_need_nothing_of_the_target() {
+    let world = World::default();
+    let [mut a, b] = End::pair(&world, false, ALL);
+    a.data.put(0, PAYLOAD);
+    a.post(Opcode::RdmaWrite, 0, &[b.remote(512), a.sge(0, 32)]);
+    let read = a.post(Opcode::RdmaRead, 0, &[b.remote(512), a.sge(1024, 32)]);
+    a.ring();
+    a.hca.poll();
+    assert_eq!(a.poll(), [sent(0), Done::Sent { wqe: read, bytes: 32 }]);
+    assert_eq!((b.data.get(512), a.data.get(1024)), (PAYLOAD, PAYLOAD));
+}
+
+#[test]
+fn an_atomic_waits_for_the_owner_of_the_memory_and_for_nothing_else() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    b.data.put(8, 40u64.to_ne_bytes());
+    let operands = |swap_add, compare| AtomicSegment { swap_add, compare }.emit();
+    a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), operands(2, 0), a.sge(0, 8)]);
+    a.post(Opcode::AtomicCompareSwap, 0, &[b.remote(8), operands(99, 42), a.sge(8, 8)]);
+    a.post(Opcode::AtomicCompareSwap, 0, &[b.remote(8), operands(7, 42), a.sge(16, 8)]);
+    a.post(Opcode::RdmaRead, 0, &[b.remote(8), a.sge(24, 8)]);
+    a.ring();
+    for _ in 0..100 {
+        world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+        a.hca.poll();
+    }
+    assert_eq!((a.poll(), b.data.get(8)), (vec![], 40u64.to_ne_bytes()), "the owner has not looked, and lives");
+    let (done, _) = a.exchange(&mut b);
+    assert_eq!(done, [0, 1, 2, 3].map(|wqe| Done::Sent { wqe, bytes: 8 }));
+    let words: [u64; 4] = std::array::from_fn(|i| u64::from_ne_bytes(a.data.get(8 * i)));
+    assert_eq!(words, [40, 42, 99, 99]);
+}
+
+#[test]
+fn an_atomics_result_is_scattered_over_its_buffers() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    let old = *b"old word";
+    b.data.put(8, old);
+    let operands = AtomicSegment { swap_add: 0, compare: 0 }.emit();
+    a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), operands, a.sge(0, 3), a.sge(100, 5)]);
+    a.ring();
+    assert_eq!(a.exchange(&mut b).0, [Done::Sent { wqe: 0, bytes: 8 }]);
+    assert_eq!((a.data.get(0), a.data.get(100)), (*b"old\0", *b" word\0"));
+}
+
+#[test]
+fn an_atomic_that_is_not_allowed_fails_where_it_was_posted() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL.difference(Access::REMOTE_ATOMIC));
+    a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
+    a.ring();
+    let (done, _) = a.exchange(&mut b);
+    assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::RemoteAccess }]);
+    assert!(a.hca.has_failed(a.qpn) && !b.hca.has_failed(b.qpn));
+}
+
+/// One operation of each kind that needs a right of the peer's queue pair, and the right. The one of no bytes touches no memory.
+fn one_sided(a: &End, b: &End) -> [(Access, Opcode, Vec<[u8; SEGMENT]>); 5] {
+    let operands = AtomicSegment { swap_add: 1, compare: 0 }.emit();
+    [
+        (Access::REMOTE_WRITE, Opcode::RdmaWrite, vec![b.remote(0), a.sge(0, 8)]),
+        (Access::REMOTE_WRITE, Opcode::RdmaWriteImm, vec![b.remote(0)]),
+        (Access::REMOTE_READ, Opcode::RdmaRead, vec![b.remote(0), a.sge(0, 8)]),
+        (Access::REMOTE_ATOMIC, Opcode::AtomicFetchAdd, vec![b.remote(8), operands, a.sge(0, 8)]),
+        (Access::REMOTE_ATOMIC, Opcode::AtomicCompareSwap, vec![b.remote(8), operands, a.sge(0, 8)]),
+    ]
+}
+
+#[test]
+fn a_queue_pair_lets_its_peer_do_what_its_rights_say_whatever_regions_allow() {
+    let world = World::default();
+    for case in 0..5 {
+        let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Connected, false, ALL));
+        let (needed, opcode, segments) = one_sided(&a, &b)[case].clone();
+        a.data.put(0, [1u8; 8]);
+        b.write_receive(0, 0, b.sge(64, 32));
+        b.ring_receives(1);
+        a.connect(b.qpn);
+        b.connect_with(a.qpn, needed);
+        b.hca.poll();
+        a.post(opcode, 0, &segments);
+        a.ring();
+        assert!(matches!(a.exchange(&mut b).0[..], [Done::Sent { wqe: 0, .. }]), "{opcode:?} with {needed:?} alone");
+
+        let [mut a, mut b] = [a, b].map(|mut end| {
+            end.reset();
+            end
+        });
+        a.connect(b.qpn);
+        b.connect_with(a.qpn, ALL.difference(needed));
+        b.data.put(0, [7u8; 16]);
+        b.write_receive(0, 0, b.sge(64, 32));
+        b.ring_receives(1);
+        b.hca.poll();
+        a.post(opcode, 0, &segments);
+        a.ring();
+        let (done, arrived) = a.exchange(&mut b);
+        let refused = Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::RemoteInvalidRequest };
+        assert_eq!((&done[..], &arrived[..]), (&[refused][..], &[][..]), "{opcode:?} without {needed:?}");
+        assert_eq!((b.data.get(0), a.data.get(0)), ([7u8; 16], a.data.get::<8>(0)), "{opcode:?}");
+        assert!(a.hca.has_failed(a.qpn) && !b.hca.has_failed(b.qpn));
+    }
+}
+
+#[test]
+fn rights_change_while_a_queue_pair_is_connected_and_its_owner_looks_at_them_too() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    let add = |a: &mut End, b: &End| {
+        a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
+        a.ring();
+    };
+    b.hca.allow(b.qpn, Access::REMOTE_ATOMIC);
+    add(&mut a, &b);
+    assert_eq!(a.exchange(&mut b).0, [Done::Sent { wqe: 0, bytes: 8 }]);
+    // Asked for when it was allowed, and executed by the owner when it is not.
+    add(&mut a, &b);
+    a.hca.poll();
+    b.hca.allow(b.qpn, Access::REMOTE_READ);
+    let (done, _) = a.exchange(&mut b);
+    assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 1, syndrome: Syndrome::RemoteInvalidRequest }]);
+    assert_eq!(b.data.get(8), 1u64.to_ne_bytes());
+    b.hca.fail_qp(b.qpn);
+    b.hca.allow(b.qpn, ALL);
+    a.reset();
+    a.connect(b.qpn);
+    add(&mut a, &b);
+    a.hca.poll();
+    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    let (done, _) = a.exchange(&mut b);
+    let syndrome = Syndrome::TransportRetryExceeded;
+    assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome }], "a right does not make it receive");
+}
+
+#[test]
+fn a_region_whose_access_changes_is_the_same_region_with_other_rights() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, Access::LOCAL_WRITE);
+    for (wqe, access) in [(0, ALL), (1, Access::LOCAL_WRITE | Access::REMOTE_READ)] {
+        assert!(b.hca.try_reregister(b.key, b.pd(), access).unwrap());
+        a.post(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
+        a.ring();
+        let (done, _) = a.exchange(&mut b);
+        let refused = Done::Failed { opcode: CqeOpcode::RequesterError, wqe, syndrome: Syndrome::RemoteAccess };
+        assert_eq!(done, [if access.contains(Access::REMOTE_WRITE) { sent(wqe) } else { refused }]);
+    }
+    assert!(b.hca.try_reregister(b.key, b.pd(), Access::REMOTE_WRITE).is_err());
+}
+
+#[test]
+fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header() {
+    let world = World::default();
+    let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Datagram, false, ALL));
+    a.activate_datagrams(5);
+    b.activate_datagrams(5);
+    for i in 0..2 {
+        b.write_receive(i, 0, b.sge(4096 + usize::from(i) * 128, 72));
+    }
+    b.ring_receives(2);
+    b.hca.poll();
+    a.data.put(0, PAYLOAD);
+    let plain = AddressVector::local(1, 0);
+    // The one of another port is lost.
+    for vector in [plain, AddressVector::local(777, 0), plain.with_grh(0, 0x12345, 9, 0x5c, GID)] {
+        let datagram = DatagramSegment { vector, qpn: b.qpn, qkey: 5 }.emit();
+        let part = |i: usize| datagram[i * SEGMENT..].first_chunk().copied().unwrap();
+        a.post(Opcode::Send, 0, &[part(0), part(1), part(2), a.sge(0, 32)]);
+    }
+    a.ring();
+    let (done, arrived) = a.exchange(&mut b);
+    assert_eq!(done, [sent(0), sent(2), sent(4)]);
+    let arrival = |wqe, grh| Done::Received { opcode: CqeOpcode::ResponderSend, wqe, bytes: 72, imm: 0, source: a.qpn, grh };
+    assert_eq!(arrived, [arrival(0, false), arrival(1, true)]);
+    assert_eq!((b.data.get(4096 + 40), b.data.get(4096 + 128 + 40)), (PAYLOAD, PAYLOAD));
+    let grh: [u8; 40] = b.data.get(4096 + 128);
+    assert_eq!(grh[..8], [0x65, 0xc1, 0x23, 0x45, 0, 24 + 32, 0x1b, 9]);
+    assert_eq!((&grh[8..24], &grh[24..]), (&GID[..], &GID[..]));
+}
+
+#[test]
+fn who_connects_to_nobody_is_told_when_the_retries_are_over() {
+    let world = World::default();
+    let mut a = End::new(&world, Service::Connected, false, ALL);
+    a.connect(a.qpn ^ 1);
+    a.post(Opcode::RdmaWrite, 0, &[a.remote(0), a.sge(0, 8)]);
+    a.ring();
+    a.hca.poll();
+    assert_eq!(a.poll(), []);
+    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    a.hca.poll();
+    assert_eq!(a.poll(), [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::TransportRetryExceeded }]);
+}
+
+#[test]
+fn a_queue_pair_of_a_seat_that_was_given_up_does_not_answer() {
+    let world = World::default();
+    let [mut a, b] = End::pair(&world, false, ALL);
+    let to = b.remote(0);
+    drop(b);
+    a.post(Opcode::RdmaWrite, 0, &[to, a.sge(0, 8)]);
+    a.ring();
+    a.hca.poll();
+    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    a.hca.poll();
+    assert_eq!(a.poll(), [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::TransportRetryExceeded }]);
+}
+
+#[test]
+fn after_reset_both_queues_start_again_and_an_old_connection_is_none() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    a.data.put(0, PAYLOAD);
+    for round in 0..3 {
+        b.write_receive(0, 0, b.sge(4096, 32));
+        b.write_receive(1, 0, b.sge(8192, 32));
+        b.ring_receives(2);
+        b.hca.poll();
+        a.post(Opcode::Send, 0, &[a.sge(0, 32)]);
+        a.ring();
+        let (done, arrived) = a.exchange(&mut b);
+        assert_eq!((done, arrived), (vec![sent(0)], vec![received(CqeOpcode::ResponderSend, 0, 0)]), "round {round}");
+        b.reset();
+        // Only one end is new: the other's connection leads nowhere now.
+        b.connect(a.qpn);
+        b.write_receive(0, 0, b.sge(4096, 32));
+        b.ring_receives(1);
+        let late = a.post(Opcode::Send, 0, &[a.sge(0, 32)]);
+        a.ring();
+        let (done, arrived) = a.exchange(&mut b);
+        assert_eq!((done, arrived), (vec![], vec![]));
+        world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+        let (done, arrived) = a.exchange(&mut b);
+        let syndrome = Syndrome::TransportRetryExceeded;
+        assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: late, syndrome }]);
+        assert_eq!(arrived, []);
+        for end in [&mut a, &mut b] {
+            end.reset();
+        }
+        a.connect(b.qpn);
+        b.connect(a.qpn);
+    }
+}
+
+#[test]
+fn an_error_flushes_what_was_posted_on_both_sides() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    b.write_receive(0, 0, b.sge(0, 32));
+    b.ring_receives(1);
+    let posted = b.post(Opcode::RdmaWrite, 0, &[a.remote(0), b.sge(0, 32)]);
+    // Not rung when the state changes, and not looked at.
+    b.ring();
+    b.hca.fail_qp(b.qpn);
+    let (_, mut flushed) = a.exchange(&mut b);
+    flushed.sort_by_key(|done| matches!(done, Done::Failed { opcode: CqeOpcode::ResponderError, .. }));
+    let failed = |opcode, wqe| Done::Failed { opcode, wqe, syndrome: Syndrome::WorkRequestFlushed };
+    assert_eq!(flushed, [failed(CqeOpcode::RequesterError, posted), failed(CqeOpcode::ResponderError, 0)]);
+    assert!(b.hca.has_failed(b.qpn));
+}
+
+#[test]
+fn a_record_beyond_the_queue_ends_the_queue_pair_and_nothing_is_read() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    a.set_record(driver::ENTRIES as u16 + 1);
+    let (done, _) = a.exchange(&mut b);
+    assert_eq!(done, []);
+    assert!(a.hca.has_failed(a.qpn));
+}
+
+#[test]
+fn an_armed_queue_gives_one_event() {
+    let world = World::default();
+    let [mut a, b] = End::pair(&world, false, ALL);
+    assert!(!a.hca.take_event(a.cqn()), "the record starts as zeros, which is also the first arm command");
+    a.arm();
+    a.hca.poll();
+    assert!(!a.hca.take_event(a.cqn()));
+    a.post(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
+    a.ring();
+    a.hca.poll();
+    let events = [(); 2].map(|()| a.hca.take_event(a.cqn()));
+    assert_eq!(events, [true, false]);
+    // As perftest does it: armed again before the queue is polled. The completion had its event.
+    a.arm();
+    assert!(!a.hca.take_event(a.cqn()));
+    assert_eq!(a.poll(), [sent(0)]);
+    // The next one has its own, also if it comes before the queue is armed.
+    let write = |a: &mut End| {
+        a.post(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
+        a.ring();
+        a.hca.poll();
+    };
+    write(&mut a);
+    assert!(a.hca.take_event(a.cqn()));
+    write(&mut a);
+    a.arm();
+    assert!(a.hca.take_event(a.cqn()));
+    assert!(!a.hca.take_event(a.cqn()));
+}
+
+#[test]
+fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped() {
+    let world = World::default();
+    let [mut a, b] = [(); 2].map(|()| End::new(&world, Service::Datagram, false, ALL));
+    for end in [&a, &b] {
+        end.hca.initialize(end.qpn);
+        end.hca.activate_datagrams(end.qpn, 5);
+        end.hca.start_sending(end.qpn, &ConnectOptions::default());
+    }
+    let datagram = DatagramSegment { vector: AddressVector::local(1, 0), qpn: b.qpn, qkey: 5 }.emit();
+    let segments: [_; 3] = std::array::from_fn(|i| datagram[i * SEGMENT..].first_chunk().copied().unwrap());
+    // How many leave before one waits.
+    let fill = |a: &mut End| {
+        let leaves = |a: &mut End| {
+            a.post(Opcode::Send, 0, &segments);
+            a.ring();
+            a.hca.poll();
+            !a.poll().is_empty()
+        };
+        (0..1000).take_while(|_| leaves(a)).count()
+    };
+    assert_eq!(fill(&mut a), 32, "as many as may be under way between two devices");
+    world.now_ns.fetch_add(50_000_000, Ordering::Relaxed);
+    a.hca.poll();
+    assert_eq!(a.poll(), []);
+    b.hca.poll();
+    a.hca.poll();
+    assert_eq!(a.poll().len(), 1, "there is room again");
+    assert_eq!(fill(&mut a), 31);
+    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    a.hca.poll();
+    assert_eq!(a.poll().len(), 1, "it was lost");
+}
+
+#[test]
+fn receives_are_flushed_behind_atomics_which_took_none() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    for i in 0..3 {
+        b.write_receive(i, 0, b.sge(4096, 32));
+    }
+    b.ring_receives(3);
+    for _ in 0..2 {
+        a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
+    }
+    a.post(Opcode::Send, 0, &[a.sge(0, 32)]);
+    a.ring();
+    let (done, arrived) = a.exchange(&mut b);
+    assert_eq!((done.len(), arrived), (3, vec![received(CqeOpcode::ResponderSend, 0, 0)]));
+    b.hca.fail_qp(b.qpn);
+    let (_, flushed) = a.exchange(&mut b);
+    let failed = |wqe| Done::Failed { opcode: CqeOpcode::ResponderError, wqe, syndrome: Syndrome::WorkRequestFlushed };
+    assert_eq!(flushed, [1, 2].map(failed));
+}
+
+#[test]
+fn two_ends_that_are_both_reset_may_connect_again_in_any_order() {
+    for is_b_late in [false, true] {
+        let world = World::default();
+        let [mut a, mut b] = End::pair(&world, false, ALL);
+        a.data.put(0, PAYLOAD);
+        a.post(Opcode::RdmaWrite, 0, &[b.remote(512), a.sge(0, 32)]);
+        a.ring();
+        assert_eq!(a.exchange(&mut b).0, [sent(0)]);
+        a.reset();
+        if is_b_late {
+            // It finds the other end as it was.
+            a.connect(b.qpn);
+        }
+        b.reset();
+        b.connect(a.qpn);
+        if !is_b_late {
+            a.connect(b.qpn);
+        }
+        for end in [&mut a, &mut b] {
+            end.write_receive(0, 0, end.sge(4096, 32));
+            end.ring_receives(1);
+            end.hca.poll();
+        }
+        b.data.put(0, PAYLOAD);
+        for (from, to) in [(0, 1), (1, 0)] {
+            let ends = [&mut a, &mut b];
+            let source = ends[from].sge(0, 32);
+            ends[from].post(Opcode::Send, 0, &[source]);
+            ends[from].ring();
+            let [a, b] = ends;
+            let (of_a, of_b) = a.exchange(b);
+            let done = if from == 0 { [of_a, of_b] } else { [of_b, of_a] };
+            assert_eq!(done, [vec![sent(0)], vec![received(CqeOpcode::ResponderSend, 0, 0)]], "late: {is_b_late}, {from} to {to}");
+        }
+    }
+}
+
+#[test]
+fn an_atomic_is_not_asked_for_again_because_its_owner_was_reset() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
+    a.ring();
+    a.hca.poll();
+    // It comes to the message, and takes the answer away.
+    b.reset();
+    b.connect(a.qpn);
+    let (done, _) = a.exchange(&mut b);
+    assert_eq!((done, b.data.get(8)), (vec![], 1u64.to_ne_bytes()));
+    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    let syndrome = Syndrome::TransportRetryExceeded;
+    assert_eq!(a.exchange(&mut b).0, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome }]);
+    assert_eq!(b.data.get(8), 1u64.to_ne_bytes());
+}
+
+#[test]
+fn who_was_reset_alone_has_no_connection_and_is_not_answered_from_the_one_before() {
+    let world = World::default();
+    let [mut a, mut b] = End::pair(&world, false, ALL);
+    let post = |a: &mut End, b: &End| {
+        a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
+        a.ring();
+    };
+    post(&mut a, &b);
+    assert_eq!(a.exchange(&mut b).0, [Done::Sent { wqe: 0, bytes: 8 }]);
+    a.reset();
+    a.connect(b.qpn);
+    post(&mut a, &b);
+    let (done, _) = a.exchange(&mut b);
+    assert_eq!((done, b.data.get(8)), (vec![], 1u64.to_ne_bytes()), "its peer does not know of the new connection");
+    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    let syndrome = Syndrome::TransportRetryExceeded;
+    assert_eq!(a.exchange(&mut b).0, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome }]);
+}

@@ -1,0 +1,255 @@
+//! Why something was refused.
+
+use crate::address::DeviceKind;
+use crate::config::QpState;
+use crate::verbs::{CallError, VerbsError};
+use crate::wire::{Access, ConnectOptions};
+
+/// Why a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The shared-memory directory cannot be used.
+    #[error("the fabric's directory: {0}")]
+    Directory(#[from] shm::dir::DirError),
+    /// The control file could not be made.
+    #[error("the device's control file: {0}")]
+    ControlFile(#[from] shm::region::CreateError),
+    /// Memory for the device could not be had.
+    #[error("memory for {what}: {source}")]
+    Memory {
+        /// What it was for.
+        what: &'static str,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// Every LID is taken.
+    #[error("all {0} LIDs of the fabric are in use by living devices")]
+    NoFreeLid(u16),
+    /// A device behind libibverbs cannot be used; says what to do.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+}
+
+/// Why an object could not be created.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// A size outside the device's capabilities.
+    #[error("{what} is {value}; the device takes {min}..={max}")]
+    OutOfRange {
+        /// The parameter.
+        what: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// Smallest legal value.
+        min: u64,
+        /// Largest legal value.
+        max: u64,
+    },
+    /// A value that is none of the few legal ones.
+    #[error("{what} is {value}; legal is {legal}")]
+    Illegal {
+        /// The parameter.
+        what: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// The legal values.
+        legal: &'static str,
+    },
+    /// The device has no free object of this kind; destroy one first.
+    #[error("the device has no free {what}: all {max} are in use")]
+    Exhausted {
+        /// The kind.
+        what: &'static str,
+        /// How many there are.
+        max: u64,
+    },
+    /// Memory could not be had.
+    #[error("no memory for {what}: {source}")]
+    Memory {
+        /// What it was for.
+        what: &'static str,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The device cannot do it.
+    #[error("this device has no {what}")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// libibverbs, or the kernel, refused.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// Refuses values outside `min..=max`.
+pub(crate) fn check(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), CreateError> {
+    if (min..=max).contains(&value) { Ok(()) } else { Err(CreateError::OutOfRange { what, value, min, max }) }
+}
+
+/// Why memory could not be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// An empty region.
+    #[error("a memory region of 0 bytes; the smallest is 1")]
+    Empty,
+    /// `ibv_reg_mr` refuses it too.
+    #[error("remote write and remote atomic access need local write access as well")]
+    RemoteWithoutLocalWrite,
+    /// The device's table is full.
+    #[error("all {max} memory regions of the device are in use; drop some first")]
+    Exhausted {
+        /// Regions of the device.
+        max: usize,
+    },
+    /// Peers could not reach this memory.
+    #[error("memory of another allocator cannot be a remote buffer here: {reason}; use Pd::alloc")]
+    Unreachable {
+        /// Why.
+        reason: &'static str,
+    },
+    /// Access for remote atomics; see [`DeviceInfo::has_atomics`](crate::DeviceInfo::has_atomics).
+    #[error("this device has no atomics: no region can give REMOTE_ATOMIC access")]
+    NoAtomics,
+    /// libibverbs, or the kernel, refused.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The arena has no room, or the kernel no memory.
+    #[error("no memory for a region of {bytes} bytes: {source}")]
+    Memory {
+        /// Asked for.
+        bytes: usize,
+        /// The cause.
+        source: std::io::Error,
+    },
+}
+
+/// Why a state transition was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Not from this state; from the error state there is no way but a new queue pair.
+    #[error("the queue pair is in state {from:?}; this transition needs {needs:?}")]
+    WrongState {
+        /// The state it is in.
+        from: QpState,
+        /// The state it must be in.
+        needs: QpState,
+    },
+    /// An option outside its range.
+    #[error("{option} is {value}; legal is {legal}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// What was asked for.
+        value: u8,
+        /// The range.
+        legal: &'static str,
+    },
+    /// The peer's device is of another kind.
+    #[error("a {local:?} device cannot connect to a {remote:?} one")]
+    DifferentKinds {
+        /// This end's.
+        local: DeviceKind,
+        /// The peer's.
+        remote: DeviceKind,
+    },
+    /// One end is on InfiniBand, and gave no GID, the other is on RoCE.
+    #[error("the peer's address has no GID, and a RoCE port is named by nothing else")]
+    NoGid,
+    /// libibverbs, or the kernel, refused.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// Nothing there.
+    #[error("no soft device with LID {lid} in this fabric: {reason}")]
+    NoSuchDevice {
+        /// The LID asked for.
+        lid: u16,
+        /// What was found.
+        reason: String,
+    },
+    /// The LID belongs to a later device.
+    #[error("LID {lid} belongs to another device now: the one that gave this address is gone")]
+    StaleDevice {
+        /// The LID asked for.
+        lid: u16,
+    },
+    /// The number names no queue pair there.
+    #[error("QPN {qpn:#x} is no queue pair of the device with LID {lid}")]
+    NoSuchQp {
+        /// The LID asked for.
+        lid: u16,
+        /// The number asked for.
+        qpn: u32,
+    },
+}
+
+/// Refuses regions that no device registers.
+pub(crate) fn check_region(bytes: usize, access: Access) -> Result<(), RegisterError> {
+    match (bytes, access.is_legal()) {
+        (0, _) => Err(RegisterError::Empty),
+        (_, false) => Err(RegisterError::RemoteWithoutLocalWrite),
+        (_, true) => Ok(()),
+    }
+}
+
+/// Refuses options outside their ranges.
+pub(crate) fn check_options(options: &ConnectOptions) -> Result<(), ConnectError> {
+    let option = |option, value, legal| Err(ConnectError::Option { option, value, legal });
+    match options {
+        ConnectOptions { timeout: 0 | 32.., .. } => option("timeout", options.timeout, "1..=31"),
+        ConnectOptions { retry_count: 8.., .. } => option("retry_count", options.retry_count, "0..=7"),
+        ConnectOptions { rnr_retry: 8.., .. } => option("rnr_retry", options.rnr_retry, "0..=7"),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(feature = "soft")]
+mod soft {
+    use mlx5_hca as hca;
+
+    use super::{ConnectError, CreateError, OpenError, RegisterError};
+
+    impl From<hca::OpenError> for OpenError {
+        fn from(error: hca::OpenError) -> Self {
+            match error {
+                hca::OpenError::Directory(error) => Self::Directory(error),
+                hca::OpenError::ControlFile(error) => Self::ControlFile(error),
+                hca::OpenError::Memory { what, source } => Self::Memory { what, source },
+                hca::OpenError::NoFreeLid(lids) => Self::NoFreeLid(lids),
+            }
+        }
+    }
+
+    impl From<hca::CreateError> for CreateError {
+        fn from(error: hca::CreateError) -> Self {
+            match error {
+                hca::CreateError::OutOfRange { what, value, min, max } => Self::OutOfRange { what, value, min, max },
+                hca::CreateError::Illegal { what, value, legal } => Self::Illegal { what, value, legal },
+                hca::CreateError::Exhausted { what, max } => Self::Exhausted { what, max },
+                hca::CreateError::Memory { what, source } => Self::Memory { what, source },
+            }
+        }
+    }
+
+    impl From<hca::RegisterError> for RegisterError {
+        fn from(error: hca::RegisterError) -> Self {
+            match error {
+                hca::RegisterError::Empty => Self::Empty,
+                hca::RegisterError::RemoteWithoutLocalWrite => Self::RemoteWithoutLocalWrite,
+                hca::RegisterError::Exhausted { max } => Self::Exhausted { max },
+                hca::RegisterError::Unreachable { reason } => Self::Unreachable { reason },
+                hca::RegisterError::Memory { bytes, source } => Self::Memory { bytes, source },
+            }
+        }
+    }
+
+    impl From<hca::ConnectError> for ConnectError {
+        fn from(error: hca::ConnectError) -> Self {
+            match error {
+                hca::ConnectError::NoSuchDevice { lid, reason } => Self::NoSuchDevice { lid, reason },
+                hca::ConnectError::StaleDevice { lid } => Self::StaleDevice { lid },
+                hca::ConnectError::NoSuchQp { lid, qpn } => Self::NoSuchQp { lid, qpn },
+            }
+        }
+    }
+}

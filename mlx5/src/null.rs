@@ -1,0 +1,347 @@
+//! The provider that makes queues and nothing below them, and [`NullDevice`], the device's side of it, played by a test or a benchmark: what the
+//! driver wrote can be read, and CQEs can be written.
+
+use core::cell::{Cell, RefCell};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::collections::HashMap;
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+use mlx5_hca::CqMemory;
+use mlx5_hca::cq::SoftCq;
+
+use crate::address::{DeviceKind, QpAddress};
+use crate::config::{CqConfig, DeviceInfo, NullOptions, Pages};
+use crate::error::{ConnectError, CreateError, RegisterError, check, check_region};
+use crate::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts, UarParts};
+use crate::private::{CqPlace, PrivateMemory, SqPlace};
+use crate::provider::Provider;
+use crate::wire::{
+    Access, AddressVector, BLUEFLAME_BYTES, CQE_BYTES, CqeOpcode, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, MiniCqe,
+    ResponderCqe, SEGMENT, WQEBB, queue_record_index,
+};
+
+/// Both halves of a BlueFlame register.
+const REGISTER_BYTES: usize = 2 * BLUEFLAME_BYTES;
+const PAGE: usize = 4096;
+/// The first number of a queue pair.
+const FIRST_QPN: u32 = 0x4000;
+
+/// A device that executes nothing.
+pub(crate) struct Null {
+    options: NullOptions,
+    objects: RefCell<Objects>,
+}
+
+/// What was made and not destroyed. Numbers are never used again, but those of queue pairs at once, as a NIC may do.
+#[derive(Default)]
+struct Objects {
+    last: u32,
+    cqs: HashMap<u32, NullCq>,
+    rqs: HashMap<u32, NullRq>,
+    qps: HashMap<u32, NullQp>,
+    mrs: HashMap<u32, PrivateMemory>,
+}
+
+struct NullCq {
+    cq: SoftCq,
+    place: CqPlace,
+}
+
+struct NullRq {
+    memory: PrivateMemory,
+    wqe_cnt: u16,
+    stride: usize,
+}
+
+struct NullQp {
+    sq: SqPlace,
+    rqn: u32,
+    owns_rq: bool,
+}
+
+impl Objects {
+    fn next(&mut self) -> u32 {
+        self.last += 1;
+        self.last
+    }
+}
+
+/// The record of a receive queue is in front of its WQEs.
+const RQ_BUFFER: usize = WQEBB;
+
+impl NullRq {
+    fn record(&self) -> NonNull<AtomicU32> {
+        self.memory.at(0)
+    }
+
+    fn posted(&self) -> u16 {
+        // SAFETY: the record is at the start of the queue's memory; the driver accesses it through the same atomic type.
+        queue_record_index(unsafe { self.record().as_ref() }.load(Ordering::Acquire))
+    }
+
+    fn wqe(&self, index: u16) -> Option<Vec<u8>> {
+        (index < self.wqe_cnt).then(|| {
+            let at = self.memory.at::<u8>(RQ_BUFFER + usize::from(index) * self.stride);
+            // SAFETY: a WQE inside the queue; the driver is this thread and not writing now.
+            (0..self.stride).map(|byte| unsafe { at.add(byte).read() }).collect()
+        })
+    }
+}
+
+impl Null {
+    pub(crate) fn new(options: NullOptions) -> Self {
+        Self { options, objects: RefCell::default() }
+    }
+
+    fn create_rq(&self, depth: u32, max_sge: usize, is_linked: bool) -> Result<SrqParts, CreateError> {
+        check("the depth of a receive queue", depth.into(), 1, MAX_RECV_WR.into())?;
+        check("the number of buffers of a receive", max_sge as u64, 0, MAX_RECV_SGE.into())?;
+        let wqe_cnt = (depth + u32::from(is_linked)).next_power_of_two() as u16;
+        let stride = (SEGMENT * (max_sge + usize::from(is_linked))).next_power_of_two().max(if is_linked { 2 * SEGMENT } else { SEGMENT });
+        let memory = PrivateMemory::new("a receive queue", RQ_BUFFER + usize::from(wqe_cnt) * stride, PAGE)?;
+        let rq = NullRq { memory, wqe_cnt, stride };
+        let (buffer, record) = (rq.memory.at(RQ_BUFFER), rq.record());
+        let objects = &mut *self.objects.borrow_mut();
+        let srqn = objects.next();
+        objects.rqs.insert(srqn, rq);
+        Ok(SrqParts { srqn, buffer, wqe_cnt, stride, record })
+    }
+
+    /// As if `counter` CQEs had been written to completion queue `cqn` already.
+    #[cfg(test)]
+    pub(crate) fn start_cq_at(&self, cqn: u32, counter: u32) {
+        if let Some(queue) = self.objects.borrow_mut().cqs.get_mut(&cqn) {
+            queue.cq.start_at(counter);
+        }
+    }
+}
+
+impl Provider for Null {
+    // Its queue pairs are as those of the software HCA.
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Soft
+    }
+
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: "null".to_owned(),
+            transport: "none".to_owned(),
+            max_send_wr: MAX_SEND_WR,
+            max_recv_wr: MAX_RECV_WR,
+            max_recv_sge: MAX_RECV_SGE,
+            max_inline_data: MAX_INLINE as u32,
+            max_cqe: MAX_CQE,
+            max_srq_wr: MAX_RECV_WR,
+            max_qp: u32::MAX,
+            max_mr: u32::MAX,
+            has_atomics: true,
+            numa_node: None,
+            modes: "executes nothing".to_owned(),
+            dead_peer_timeout_ns: 0,
+            quarantined: 0,
+            violations: 0,
+            rnr_naks: None,
+        }
+    }
+
+    fn wait(&self, timeout_ns: Option<u64>) -> bool {
+        let has_event = self.objects.borrow_mut().cqs.values_mut().filter_map(|queue| queue.cq.take_event().then_some(())).count() > 0;
+        if !has_event {
+            // Nothing comes by itself.
+            std::thread::sleep(timeout_ns.map_or(Duration::MAX, Duration::from_nanos));
+        }
+        has_event
+    }
+
+    fn alloc_pd(&self) -> Result<u32, CreateError> {
+        Ok(self.objects.borrow_mut().next())
+    }
+
+    fn dealloc_pd(&self, _pdn: u32) {}
+
+    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, _huge: bool) -> Result<MrParts, RegisterError> {
+        check_region(bytes, access)?;
+        let no_memory = |_| RegisterError::Memory { bytes, source: std::io::ErrorKind::OutOfMemory.into() };
+        let memory = PrivateMemory::new("a region", bytes, PAGE).map_err(no_memory)?;
+        // SAFETY: kept until the region is deregistered.
+        let parts = unsafe { self.register(pd, memory.at(0), bytes, access) }?;
+        self.objects.borrow_mut().mrs.insert(parts.key, memory);
+        Ok(parts)
+    }
+
+    unsafe fn register(&self, _pd: u32, addr: NonNull<u8>, len: usize, access: Access) -> Result<MrParts, RegisterError> {
+        check_region(len, access)?;
+        // Keys 0 and 0x100, which ends a receive's buffers, name none.
+        let key = (self.objects.borrow_mut().next() + 1) << 8;
+        Ok(MrParts { key, addr, len, pages: Pages::Base })
+    }
+
+    fn try_deregister(&self, key: u32) -> bool {
+        self.objects.borrow_mut().mrs.remove(&key);
+        true
+    }
+
+    fn deregister(&self, key: u32) {
+        self.try_deregister(key);
+    }
+
+    fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
+        let place = CqPlace::new(config)?;
+        let CqPlace { buffer, entries, record, .. } = place;
+        let memory = CqMemory { buffer, entries, cqe_bytes: config.cqe_bytes, compression: config.compression, record: record.cast() };
+        // SAFETY: kept beside the queue.
+        let cq = unsafe { SoftCq::new(&memory) };
+        let objects = &mut *self.objects.borrow_mut();
+        let cqn = objects.next();
+        objects.cqs.insert(cqn, NullCq { cq, place });
+        Ok(CqParts { cqn, buffer, entries, stride: config.cqe_bytes as usize, record })
+    }
+
+    fn destroy_cq(&self, cqn: u32) {
+        self.objects.borrow_mut().cqs.remove(&cqn);
+    }
+
+    fn create_srq(&self, _pd: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
+        self.create_rq(depth, max_sge, true)
+    }
+
+    fn destroy_srq(&self, srqn: u32) {
+        self.objects.borrow_mut().rqs.remove(&srqn);
+    }
+
+    fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
+        let place = SqPlace::new(request.config)?;
+        let (rqn, rq) = match request.receives {
+            Receives::Shared(srqn) => (srqn, None),
+            Receives::Own { depth, max_sge } => {
+                let SrqParts { srqn, buffer, wqe_cnt, stride, record } = self.create_rq(depth, max_sge, false)?;
+                (srqn, Some(RqParts { buffer, wqe_cnt, stride, record }))
+            }
+        };
+        let objects = &mut *self.objects.borrow_mut();
+        let qpn = (FIRST_QPN..).find(|qpn| !objects.qps.contains_key(qpn)).unwrap_or(FIRST_QPN);
+        let half = Rc::new(Cell::new(place.register.as_ptr()));
+        let sq = place.parts(qpn, request.config, UarParts { half, kind: self.options.register, uar_offset: 0 });
+        objects.qps.insert(qpn, NullQp { sq: place, rqn, owns_rq: rq.is_some() });
+        Ok(QpParts { sq, rq })
+    }
+
+    fn address(&self, qpn: u32) -> QpAddress {
+        QpAddress::soft(1, qpn, 0)
+    }
+
+    // To anything.
+    fn connect(&self, _parts: &ConnectParts) -> Result<(), ConnectError> {
+        Ok(())
+    }
+
+    fn activate_datagrams(&self, _qpn: u32, _qkey: u32) -> Result<(), ConnectError> {
+        Ok(())
+    }
+
+    fn fail_qp(&self, _qpn: u32) {}
+
+    fn destroy_qp(&self, qpn: u32) {
+        let objects = &mut *self.objects.borrow_mut();
+        if let Some(NullQp { rqn, owns_rq: true, .. }) = objects.qps.remove(&qpn) {
+            objects.rqs.remove(&rqn);
+        }
+    }
+
+    fn address_vector(&self, _pd: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
+        self.check_kind(remote)?;
+        Ok(AddressVector::local(remote.lid, 0))
+    }
+}
+
+/// The device's side of a [`DeviceSpec::Null`](crate::DeviceSpec::Null) device.
+pub struct NullDevice {
+    null: Rc<Null>,
+}
+
+impl fmt::Debug for NullDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NullDevice").finish_non_exhaustive()
+    }
+}
+
+impl NullDevice {
+    pub(crate) fn new(null: Rc<Null>) -> Self {
+        Self { null }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn null(&self) -> &Null {
+        &self.null
+    }
+
+    fn with_cq(&self, cqn: u32, f: impl FnOnce(&mut SoftCq) -> bool) -> bool {
+        self.null.objects.borrow_mut().cqs.get_mut(&cqn).is_some_and(|queue| f(&mut queue.cq))
+    }
+
+    /// Writes the next CQE of completion queue `cqn` as a device would, owner bit last. Of the op_own byte in `cqe` only the solicited bit
+    /// counts. `false` if there is no such queue or no room: as on any device, that was the last CQE this queue gets.
+    pub fn write_cqe(&self, cqn: u32, cqe: &[u8; CQE_BYTES], opcode: CqeOpcode) -> bool {
+        self.with_cq(cqn, |cq| cq.write(*cqe, opcode).is_ok())
+    }
+
+    /// As [`write_cqe`](Self::write_cqe), with the received bytes in the CQE (scatter to CQE), as many as its byte count says. `false`, and
+    /// nothing written, also if there are more or fewer, or more than an entry of this queue carries: 32, or 64 in one of 128 bytes.
+    pub fn write_scattered(&self, cqn: u32, cqe: &[u8; CQE_BYTES], opcode: CqeOpcode, data: &[u8]) -> bool {
+        let is_whole = ResponderCqe::parse(cqe).byte_count as usize == data.len();
+        self.with_cq(cqn, |cq| is_whole && data.len() <= cq.scatter_room() && cq.write_scattered(*cqe, opcode, data).is_ok())
+    }
+
+    /// Writes the completions of `minis` as one compressed session whose common fields, and first WQE counter, are those of `title`.
+    /// `false`, and nothing written, also if the queue was made without compression.
+    pub fn write_compressed(&self, cqn: u32, title: &[u8; CQE_BYTES], opcode: CqeOpcode, minis: &[MiniCqe]) -> bool {
+        self.with_cq(cqn, |cq| cq.compresses() && cq.write_session(*title, opcode, minis).is_ok())
+    }
+
+    fn with_qp<R>(&self, qpn: u32, f: impl FnOnce(&NullQp) -> R) -> Option<R> {
+        self.null.objects.borrow().qps.get(&qpn).map(f)
+    }
+
+    /// The producer counter in the doorbell record of queue pair `qpn`, and the WQEBB at `counter` of its send queue. `None` if there is no
+    /// such queue pair.
+    #[must_use]
+    pub fn send_queue(&self, qpn: u32, counter: u16) -> Option<(u16, [u8; WQEBB])> {
+        self.with_qp(qpn, |NullQp { sq, .. }| {
+            let index = usize::from(counter & (sq.wqe_cnt - 1));
+            // SAFETY: the queue's own memory: the record, which the driver accesses through the same atomic type, and a WQEBB of the queue, which
+            // the driver, this thread, is not writing now.
+            let (record, wqebb) = unsafe { (sq.record.as_ref(), sq.buffer.add(index * WQEBB).cast().read()) };
+            (queue_record_index(record.load(Ordering::Acquire)), wqebb)
+        })
+    }
+
+    /// The BlueFlame register of queue pair `qpn`, whose bytes become `fill`: what differs from it the next time was stored meanwhile. `None`
+    /// if there is no such queue pair.
+    #[must_use]
+    pub fn take_register(&self, qpn: u32, fill: u8) -> Option<[u8; REGISTER_BYTES]> {
+        // SAFETY: the register, both halves, in the queue's own memory; the driver is this thread and not writing now.
+        self.with_qp(qpn, |qp| unsafe { qp.sq.register.cast::<[u8; REGISTER_BYTES]>().replace([fill; REGISTER_BYTES]) })
+    }
+
+    /// The counter in the doorbell record of the receive queue that queue pair `qpn` takes from, its own or a shared one, and the bytes of
+    /// its WQE `index`. `None` if there is no such queue pair or WQE.
+    #[must_use]
+    pub fn receive_queue(&self, qpn: u32, index: u16) -> Option<(u16, Vec<u8>)> {
+        let rqn = self.with_qp(qpn, |qp| qp.rqn)?;
+        let objects = self.null.objects.borrow();
+        let rq = objects.rqs.get(&rqn)?;
+        Some((rq.posted(), rq.wqe(index)?))
+    }
+
+    /// The two words of completion queue `cqn`'s doorbell record, as the driver wrote them. `None` if there is no such queue.
+    #[must_use]
+    pub fn cq_record(&self, cqn: u32) -> Option<[u32; 2]> {
+        let objects = self.null.objects.borrow();
+        let record = objects.cqs.get(&cqn)?.place.record;
+        // SAFETY: the record has two words and lives as long as the queue; the driver accesses them through the same atomic type.
+        Some(unsafe { record.cast::<[AtomicU32; 2]>().as_ref() }.each_ref().map(|word| word.load(Ordering::Acquire)))
+    }
+}

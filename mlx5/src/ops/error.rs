@@ -1,0 +1,51 @@
+//! Why an operation was not posted.
+
+use crate::config::QpState;
+use crate::wire::MAX_MESSAGE_BYTES;
+
+/// Why an operation was not posted. Nothing was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// Retry after polling the send CQ.
+    #[error("send queue full: {needed} of {capacity} WQEBBs needed, {free} free; poll the send CQ and retry")]
+    QueueFull {
+        /// WQEBBs the operation needs, padding at the end of the ring included.
+        needed: usize,
+        /// WQEBBs free.
+        free: usize,
+        /// WQEBBs of the queue.
+        capacity: usize,
+    },
+    /// The QP cannot send; connect it, or create a new one after an error.
+    #[error("the queue pair is in state {0:?}; posting needs ReadyToSend")]
+    WrongState(QpState),
+    /// More inline bytes than the QP was created for.
+    #[error("{bytes} inline bytes; this queue pair takes at most {max}: use an SGE, or create it with a larger max_inline_data")]
+    InlineTooLong {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The QP's limit.
+        max: usize,
+    },
+    /// The message is longer than any device sends.
+    #[error("a message of {bytes} bytes; the longest is {MAX_MESSAGE_BYTES}")]
+    MessageTooLong {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// The address of an atomic is not a multiple of 8.
+    #[error("an atomic at {addr:#x}; the address must be a multiple of 8")]
+    AtomicMisaligned {
+        /// Remote address asked for.
+        addr: u64,
+    },
+    /// See [`DeviceInfo::has_atomics`](crate::DeviceInfo::has_atomics).
+    #[error("this device has no atomics")]
+    NoAtomics,
+    /// The result of an atomic is 8 bytes long.
+    #[error("{bytes} bytes for the result of an atomic, which is 8 bytes long")]
+    AtomicResult {
+        /// Bytes of the SGE.
+        bytes: u32,
+    },
+}

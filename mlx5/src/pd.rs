@@ -1,0 +1,24 @@
+//! What the objects of a protection domain keep of it.
+
+use std::rc::Rc;
+
+use crate::control::Control;
+use crate::error::CreateError;
+
+/// The domain's number, kept alive by everything in the domain.
+pub(crate) struct PdObject {
+    pub(crate) pdn: u32,
+    pub(crate) control: Control,
+}
+
+impl PdObject {
+    pub(crate) fn new(control: &Control) -> Result<Rc<Self>, CreateError> {
+        Ok(Rc::new(Self { pdn: control.alloc_pd()?, control: control.clone() }))
+    }
+}
+
+impl Drop for PdObject {
+    fn drop(&mut self) {
+        self.control.dealloc_pd(self.pdn);
+    }
+}

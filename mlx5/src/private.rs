@@ -1,0 +1,98 @@
+//! Memory of queues that only their own process touches: send queues, completion queues, BlueFlame registers.
+
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU32;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+use crate::config::{CqConfig, QpConfig};
+use crate::error::{CreateError, check};
+use crate::parts::{SqParts, UarParts};
+use crate::wire::{BLUEFLAME_BYTES, CQE_BYTES, CQE128_BYTES, MAX_CQE, MAX_INLINE, MAX_SEND_WR, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, WQEBB};
+
+const PAGE: usize = 4096;
+
+/// Zeroed memory, as a driver would map it for a queue.
+pub(crate) struct PrivateMemory {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+impl PrivateMemory {
+    /// `bytes` at a multiple of `align`, a power of two, for `what`.
+    pub(crate) fn new(what: &'static str, bytes: usize, align: usize) -> Result<Self, CreateError> {
+        let no_memory = |source| CreateError::Memory { what, source };
+        let layout = Layout::from_size_align(bytes.max(1), align).map_err(|error| no_memory(std::io::Error::other(error)))?;
+        // SAFETY: the layout's size is not 0.
+        let base = unsafe { alloc_zeroed(layout) };
+        let base = NonNull::new(base).ok_or_else(|| no_memory(std::io::ErrorKind::OutOfMemory.into()))?;
+        Ok(Self { base, layout })
+    }
+
+    /// The address of byte `offset`, which must be inside.
+    pub(crate) fn at<T>(&self, offset: usize) -> NonNull<T> {
+        debug_assert!(offset + size_of::<T>() <= self.layout.size());
+        // SAFETY: inside the allocation.
+        unsafe { self.base.add(offset).cast() }
+    }
+}
+
+impl Drop for PrivateMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    }
+}
+
+/// A completion queue's memory: the doorbell record and, a page behind it, untouched entries.
+pub(crate) struct CqPlace {
+    _memory: PrivateMemory,
+    pub(crate) buffer: NonNull<u8>,
+    pub(crate) entries: u32,
+    pub(crate) record: NonNull<AtomicU32>,
+}
+
+impl CqPlace {
+    pub(crate) fn new(config: &CqConfig) -> Result<Self, CreateError> {
+        check("the number of CQ entries", config.entries.into(), 1, MAX_CQE.into())?;
+        let stride = config.cqe_bytes as usize;
+        if ![CQE_BYTES, CQE128_BYTES].contains(&stride) {
+            return Err(CreateError::Illegal { what: "the size of a CQE", value: stride as u64, legal: "64 or 128" });
+        }
+        let entries = config.entries.next_power_of_two();
+        let memory = PrivateMemory::new("a completion queue", PAGE + entries as usize * stride, PAGE)?;
+        let (buffer, record) = (memory.at(PAGE), memory.at(0));
+        for entry in 1..=entries as usize {
+            // SAFETY: inside the new memory, which nobody else has yet; the CQE is the last 64 bytes of its entry.
+            unsafe { buffer.add(entry * stride - CQE_BYTES + OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
+        }
+        Ok(Self { _memory: memory, buffer, entries, record })
+    }
+}
+
+/// A send queue's memory: the BlueFlame register, which is aligned to its size, the doorbell record, the WQEBBs.
+pub(crate) struct SqPlace {
+    _memory: PrivateMemory,
+    pub(crate) register: NonNull<u8>,
+    pub(crate) record: NonNull<AtomicU32>,
+    pub(crate) buffer: NonNull<u8>,
+    pub(crate) wqe_cnt: u16,
+}
+
+impl SqPlace {
+    pub(crate) fn new(config: &QpConfig) -> Result<Self, CreateError> {
+        const RECORD: usize = 2 * BLUEFLAME_BYTES;
+        const BUFFER: usize = RECORD + WQEBB;
+        check("max_send_wr", config.max_send_wr.into(), 1, MAX_SEND_WR.into())?;
+        check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
+        // The longest WQE, 220 B inline and an SGE, takes 5; with the NOPs in front of the ring's end it may need 9.
+        let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
+        let memory = PrivateMemory::new("a send queue", BUFFER + wqe_cnt as usize * WQEBB, 2 * BLUEFLAME_BYTES)?;
+        let (register, record, buffer) = (memory.at(0), memory.at(RECORD), memory.at(BUFFER));
+        Ok(Self { _memory: memory, register, record, buffer, wqe_cnt: wqe_cnt as u16 })
+    }
+
+    pub(crate) fn parts(&self, qpn: u32, config: &QpConfig, uar: UarParts) -> SqParts {
+        let &Self { buffer, wqe_cnt, record, .. } = self;
+        SqParts { qpn, buffer, wqe_cnt, max_inline: config.max_inline_data, has_atomics: true, record, uar }
+    }
+}

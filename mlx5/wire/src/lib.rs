@@ -1,0 +1,68 @@
+//! The device's byte formats, pure: no queue, no pointer, no `unsafe`.
+//!
+//! One file per format. Every format is a plain struct with `LEN`, `emit(&self) -> [u8; LEN]` and `parse(&[u8; LEN]) -> Self`; reserved
+//! bytes are emitted as zero. The driver emits WQEs and parses CQEs, the software HCA does the reverse, and both use these
+//! definitions; the golden bytes in the tests come from elsewhere (`infiniband/mlx5dv.h`, and what NVIDIA's libmlx5 was seen to write).
+//!
+//! All fields are big-endian. "PRM" is NVIDIA's *Adapters Programmer's Reference Manual*.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod atomic;
+mod attributes;
+mod cqe;
+mod ctrl;
+mod data;
+mod datagram;
+mod doorbell;
+mod limits;
+mod mini_cqe;
+mod raddr;
+mod srq;
+
+pub use atomic::AtomicSegment;
+pub use attributes::{Access, ConnectOptions, Service, rnr_timer_code, rnr_timer_ns};
+pub use cqe::{
+    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, NO_QPN, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, QPN_OFFSET,
+    RequesterCqe, ResponderCqe, Syndrome, is_solicited, op_own, op_own_with,
+};
+pub use ctrl::{CompletionMode, CtrlSegment, CtrlWords, FenceMode, Opcode};
+pub use data::{DataSegment, INVALID_LKEY, InlineHeader};
+pub use datagram::{AddressVector, DatagramSegment};
+pub use doorbell::{
+    CQ_DBREC_ARM, CQ_DBREC_SET_CI, CQ_DOORBELL_OFFSET, CqArm, QP_DBREC_RECEIVE, QP_DBREC_SEND, cq_consumer_record, queue_record,
+    queue_record_index,
+};
+pub use limits::{
+    ATOMIC_BYTES, BLUEFLAME_BYTES, GRH_BYTES, MAX_CQE, MAX_DATAGRAM_BYTES, MAX_INLINE, MAX_MESSAGE_BYTES, MAX_RECV_SGE, MAX_RECV_WR,
+    MAX_SEND_WR,
+};
+pub use mini_cqe::{MINI_CQES_PER_ARRAY, MiniCqe, MiniCqeIterator, TitleCqe, mini_array_offset};
+pub use raddr::RaddrSegment;
+pub use srq::NextSegment;
+
+/// Bytes of a send WQE basic block, the unit of the SQ.
+pub const WQEBB: usize = 64;
+/// Bytes of a segment, the unit of a WQE's `ds` count.
+pub const SEGMENT: usize = 16;
+
+/// The `N` bytes at `at`; zeros if `b` is too short, which no caller's is.
+#[inline(always)]
+fn bytes<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
+    b.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
+}
+
+#[inline(always)]
+fn be16(b: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes(bytes(b, at))
+}
+
+#[inline(always)]
+fn be32(b: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes(b, at))
+}
+
+#[inline(always)]
+fn be64(b: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes(b, at))
+}
