@@ -2,17 +2,16 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use mlx5_wire::{CqeOpcode, ErrorCqe, ResponderCqe};
 use shm::cache::prefetch;
 use shm::ready::Lanes;
 
-use super::atomics;
 use super::compact;
 use super::cq::SoftCq;
+use super::deliver::{deliver, trace};
 use super::faults::Injector;
-use super::layout::{ATOMIC, GRH, LANE_SLOTS, Message, SOLICITED};
+use super::layout::LANE_SLOTS;
+use super::memory::ready_words;
 use super::queues::SoftQp;
-use super::trace::What;
 use super::{Hca, State};
 
 /// Bytes of a cache line.
@@ -25,7 +24,7 @@ const CONSUMED_EVERY: u32 = 16;
 #[inline(always)]
 pub(crate) fn pass(hca: &Hca, state: &mut State) -> usize {
     let State { qps, cqs, hot, injector, .. } = state;
-    let mut ready = super::objects::ready_words(&hca.memory);
+    let mut ready = ready_words(&hca.memory);
     hot.pass(&mut ready, &mut Arrivals { hca, qps, cqs, injector }, || hca.clock.now_ns())
 }
 
@@ -33,7 +32,7 @@ pub(crate) fn pass(hca: &Hca, state: &mut State) -> usize {
 #[cold]
 pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
     let State { qps, cqs, injector, .. } = state;
-    let ready = super::objects::ready_words(&hca.memory);
+    let ready = ready_words(&hca.memory);
     let mut arrivals = Arrivals { hca, qps, cqs, injector };
     let mut taken = 0;
     ready.drain(|lane| {
@@ -118,68 +117,4 @@ impl Lanes for Arrivals<'_> {
     fn armed(&self, lane: usize) -> Option<&AtomicU32> {
         matches!(self.qps.get(lane), Some(Some(_))).then(|| &self.hca.memory.qp(lane).armed)
     }
-}
-
-/// Records an arrival.
-pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
-    if let Some(trace) = &hca.trace {
-        let Message { byte_count, imm, wqe_index, opcode, flags, .. } = *message;
-        let data = u64::from(imm) << 32 | u64::from(byte_count);
-        trace.record(What::Arrived, qp.qpn, wqe_index, u64::from(opcode) << 8 | u64::from(flags), data);
-    }
-}
-
-/// A message becomes a CQE.
-#[inline(always)]
-pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message, source_qpn: u32) {
-    prefetch(message.payload as usize);
-    let Some(opcode) = receive_opcode(message) else { return deliver_other(hca, qp, cq, message) };
-    // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
-    if !qp.taken.account(message.wqe_index, message.pop) {
-        return qp.fail(hca);
-    }
-    let cqe = ResponderCqe {
-        qpn: qp.qpn,
-        srqn: qp.user_index,
-        imm: message.imm,
-        byte_count: message.byte_count,
-        wqe_counter: qp.receives.wqe_counter(message.wqe_index, message.pop),
-        source_qpn,
-        grh: message.flags & GRH != 0,
-    };
-    if cq.write_receive(&cqe, opcode, message.flags & SOLICITED != 0).is_err() {
-        qp.fail(hca);
-    }
-}
-
-/// The CQE opcode of a message that arrived well.
-#[inline(always)]
-pub(crate) fn receive_opcode(message: &Message) -> Option<CqeOpcode> {
-    const WRITE_IMM: u8 = CqeOpcode::ResponderWriteImm as u8;
-    const SEND: u8 = CqeOpcode::ResponderSend as u8;
-    const SEND_IMM: u8 = CqeOpcode::ResponderSendImm as u8;
-    match message.opcode {
-        WRITE_IMM => Some(CqeOpcode::ResponderWriteImm),
-        SEND => Some(CqeOpcode::ResponderSend),
-        SEND_IMM => Some(CqeOpcode::ResponderSendImm),
-        _ => None,
-    }
-}
-
-/// An atomic that is to be done here; or the receive failed, and the queue pair with it; or the peer wrote what is no message.
-#[cold]
-fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
-    if message.opcode == ATOMIC {
-        qp.answered = qp.answered.wrapping_add(1);
-        return atomics::answer(hca, qp, message.imm);
-    }
-    if message.opcode != CqeOpcode::ResponderError as u8 || !qp.taken.account(message.wqe_index, message.pop) {
-        return qp.fail(hca);
-    }
-    let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
-    let wqe_counter = qp.receives.wqe_counter(message.wqe_index, message.pop);
-    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter, user_index: qp.user_index };
-    // An overrun CQ tells nobody anything more.
-    let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
-    qp.fail(hca);
 }

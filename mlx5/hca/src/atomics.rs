@@ -6,14 +6,13 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use mlx5_wire::Access;
-use mlx5_wire::{AtomicSegment, RaddrSegment};
+use mlx5_wire::{Access, AtomicSegment, RaddrSegment};
 
 use super::Hca;
 use super::layout::{ATOMIC, Message, Told};
 use super::memory::{Fault, Span};
-use super::queues::{Remote, SoftQp, WaitFor};
-use super::requester::Outcome;
+use super::outcome::{Outcome, WaitFor};
+use super::queues::{Remote, SoftQp};
 
 /// In [`AtomicRequest::kind_key`](super::layout::AtomicRequest::kind_key).
 const FETCH_ADD: u64 = 1 << 32;

@@ -3,12 +3,11 @@
 
 use core::sync::atomic::Ordering;
 
-use mlx5_wire::Access;
-use mlx5_wire::{CQE_BYTES, CqeOpcode, MiniCqe, OP_OWN_OFFSET, ResponderCqe, is_solicited};
+use mlx5_wire::{Access, CQE_BYTES, CqeOpcode, MiniCqe, OP_OWN_OFFSET, ResponderCqe, is_solicited};
 
 use super::Hca;
-use super::arrive::{self, deliver};
 use super::cq::SoftCq;
+use super::deliver::{deliver, receive_opcode, trace};
 use super::layout::{Message, SOLICITED};
 use super::memory::Span;
 use super::queues::SoftQp;
@@ -27,7 +26,7 @@ pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) 
     while taken < budget {
         let Some(message) = qp.lane.pop() else { break };
         taken += 1;
-        arrive::trace(hca, qp, &message);
+        trace(hca, qp, &message);
         let is_next = length > 0 && length < LONGEST && cq.compresses() && follows(&run[length - 1], &message) && !qp.scatters;
         if !is_next {
             complete(hca, qp, cq, &run[..length]);
@@ -46,7 +45,7 @@ fn follows(last: &Message, message: &Message) -> bool {
     message.wqe_index == last.wqe_index.wrapping_add(1)
         && message.wqe_index != 0
         && (message.opcode, message.imm, message.flags) == (last.opcode, last.imm, last.flags)
-        && arrive::receive_opcode(message).is_some()
+        && receive_opcode(message).is_some()
 }
 
 /// CQEs for messages that follow one another.
@@ -56,7 +55,7 @@ fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
         [only] if qp.scatters => scattered(hca, qp, cq, only),
         [only] => deliver(hca, qp, cq, only, 0),
         [first, ..] => {
-            let Some(opcode) = arrive::receive_opcode(first) else { return qp.fail(hca) };
+            let Some(opcode) = receive_opcode(first) else { return qp.fail(hca) };
             if !run.iter().all(|message| qp.taken.account(message.wqe_index, message.pop)) {
                 return qp.fail(hca);
             }
@@ -87,7 +86,7 @@ fn cqe(qp: &SoftQp, message: &Message) -> [u8; CQE_BYTES] {
 /// write this process' completion queue.
 fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     let length = message.byte_count as usize;
-    let opcode = arrive::receive_opcode(message).filter(|opcode| *opcode != CqeOpcode::ResponderWriteImm);
+    let opcode = receive_opcode(message).filter(|opcode| *opcode != CqeOpcode::ResponderWriteImm);
     let Some(opcode) = opcode.filter(|_| length > 0 && length <= cq.scatter_room()) else { return deliver(hca, qp, cq, message, 0) };
     let first = qp.receives.segments(message.wqe_index).next().filter(|segment| segment.byte_count as usize >= length);
     let place = first.and_then(|s| hca.memory.resolve(s.lkey, s.addr, length as u64, Access::LOCAL_WRITE, qp.receives.pd).ok());

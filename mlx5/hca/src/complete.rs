@@ -4,11 +4,11 @@ use mlx5_wire::{CQE_BYTES, CqeOpcode, CtrlWords, ErrorCqe, Opcode, RequesterCqe,
 
 use super::cq::SoftCq;
 use super::deferred::Deferred;
-use super::queues::SoftQp;
+use super::queues::{SoftQp, blocks};
 use super::rule::Violation;
-use super::timing::{Acknowledged, UnderWay};
 use super::trace::What;
-use super::{Hca, execute, local};
+use super::under_way::{Acknowledged, UnderWay};
+use super::{Hca, local};
 
 /// No LID: a datagram went somewhere.
 pub(crate) const EVERY_LID: u16 = 0;
@@ -62,7 +62,7 @@ impl Completions<'_> {
         self.executed(qp, ctrl, Some(cqe.emit()), CqeOpcode::RequesterError);
         // A malformed WQE may claim to be longer than what was posted.
         let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-        qp.sq_consumer = qp.sq_consumer.wrapping_add(execute::blocks(ctrl).min(outstanding));
+        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl).min(outstanding));
     }
 
     /// A WQE is done; its CQE, if it gives one, is visible when the peer's acknowledgement would be here, and in order.

@@ -7,21 +7,22 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::rc::Rc;
 
-use mlx5_wire::GRH_BYTES;
-use mlx5_wire::{AddressVector, CqeOpcode, CtrlWords, DatagramSegment, Opcode, SEGMENT, Syndrome};
+use mlx5_wire::{AddressVector, CqeOpcode, CtrlWords, DatagramSegment, GRH_BYTES, Opcode, SEGMENT, Syndrome};
 use shm::lane::{LaneRx, LaneTx};
 use shm::ready::ReadyWords;
 
+use super::deliver::{deliver, trace};
 use super::fabric::Peer;
-use super::gather::{Data, scatter};
-use super::layout::{DATAGRAM_SLOTS, DatagramHeader, DatagramLane, GRH, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU, Message, SOLICITED};
-use super::memory::{DeviceMemory, Fault};
-use super::objects::{commit, qp_index};
-use super::queues::{Transport, WaitFor};
-use super::receive::RqSlot;
-use super::requester::{Malformed, Outcome, check_local};
-use super::vendor::Limit;
-use super::{Hca, Links, State, arrive};
+use super::gather::{Data, check_local, scatter};
+use super::layout::{
+    DATAGRAM_SLOTS, DatagramHeader, DatagramLane, GRH, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU, Message, SOLICITED, qp_index,
+};
+use super::links::{Incoming, Outgoing};
+use super::memory::{DeviceMemory, Fault, commit};
+use super::outcome::{Limit, Malformed, Outcome, WaitFor};
+use super::queues::Transport;
+use super::rqs::RqSlot;
+use super::{Hca, Links, State};
 
 /// A Q_Key with this bit in a WQE stands for the sending queue pair's own.
 const CONTROLLED_QKEY: u32 = 1 << 31;
@@ -58,35 +59,6 @@ pub(crate) struct Sender {
     pub(crate) qkey: u32,
     /// Since when it waits.
     pub(crate) since_ns: Option<u64>,
-}
-
-/// A lane of this device, towards one other.
-pub(crate) struct Outgoing {
-    peer: Rc<Peer>,
-    /// Which of the device's lanes.
-    lane: usize,
-    tx: LaneTx<DatagramHeader>,
-}
-
-#[cfg(any(test, feature = "testing"))]
-impl Outgoing {
-    /// Whether a datagram has room.
-    #[cfg(test)]
-    pub(crate) fn is_room(&mut self, lane: &DatagramLane) -> bool {
-        self.tx.has_room(&lane.consumed)
-    }
-
-    /// Sends what no datagram is.
-    pub(crate) fn forge(&mut self, header: DatagramHeader) {
-        self.tx.publish(header);
-    }
-}
-
-/// A lane of another device, towards this one.
-pub(crate) struct Incoming {
-    peer: Rc<Peer>,
-    lane: usize,
-    rx: LaneRx<DatagramHeader>,
 }
 
 fn ready_lids(memory: &DeviceMemory) -> ReadyWords {
@@ -283,8 +255,8 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
             opcode,
             flags: header.flags & (SOLICITED | GRH),
         };
-        arrive::trace(hca, qp, &message);
-        arrive::deliver(hca, qp, cq, &message, header.source_qpn);
+        trace(hca, qp, &message);
+        deliver(hca, qp, cq, &message, header.source_qpn);
         received += 1;
     }
     // L2

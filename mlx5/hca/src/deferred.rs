@@ -3,6 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+/// A full lane, or one that was passed over, is looked at again this often where nothing but the clock makes time pass.
+pub(crate) const LANE_RETRY_NS: u64 = 1_000;
+
 /// Send queues to be looked at again, by QPN.
 #[derive(Default)]
 pub(crate) struct Deferred {

@@ -6,6 +6,7 @@ use shm::ready::HotSet;
 use shm::sleep::{self, Watch, Word};
 
 use super::arrive::Arrivals;
+use super::memory::ready_words;
 use super::{Clock, Hca, State, datagram};
 
 /// How often a sleeper looks by itself, in ns: for peers that died with one of its receives, which wake nobody.
@@ -15,10 +16,14 @@ const SHORT_SLEEP_NS: u64 = 1_000_000;
 /// What is due sooner is slept for all the same: a full lane is tried again at once, and its consumer may be stopped.
 const SHORTEST_SLEEP_NS: u64 = 20_000;
 
+/// For tests: no sleeper of this process looks by itself.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) static SLEEPS_WITHOUT_END: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
+
 /// The longest sleep, in ns.
 fn longest_ns() -> u64 {
     #[cfg(any(test, feature = "testing"))]
-    if super::testing::sleeps_without_end() {
+    if SLEEPS_WITHOUT_END.load(core::sync::atomic::Ordering::Relaxed) {
         return u64::MAX;
     }
     LOOK_NS
@@ -49,7 +54,7 @@ impl Watch for Idle<'_> {
     fn look(&mut self, is_told: bool) -> bool {
         let memory = &self.0.memory;
         let is_cool = self.with_lanes(|hot, arrivals| hot.cool(&arrivals, is_told));
-        !is_cool || super::objects::ready_words(memory).any() || datagram::any_ready(memory)
+        !is_cool || ready_words(memory).any() || datagram::any_ready(memory)
     }
 
     fn slice(&mut self) -> Duration {

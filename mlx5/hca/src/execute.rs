@@ -9,18 +9,19 @@ use std::collections::VecDeque;
 use mlx5_wire::{CtrlSegment, CtrlWords, FenceMode, Opcode, SEGMENT, Syndrome, WQEBB};
 
 use super::complete::{self, Completions};
+use super::deferred::LANE_RETRY_NS;
 use super::faults::{Fate, Injector};
+use super::layout::qp_index;
 use super::links::Links;
-use super::queues::{REGISTER_BYTES, Remote, SoftQp, WaitFor, Waiting};
-use super::requester::{Malformed, Outcome, execute};
+use super::outcome::{Limit, Malformed, Outcome, WaitFor};
+use super::queues::{REGISTER_BYTES, Remote, SoftQp, Waiting, blocks};
+use super::requester::execute;
+use super::rule::VENDOR;
 use super::timing::Timing;
-use super::vendor::Limit;
 use super::{Hca, State, local, strict};
 
 /// A peer that does not answer is asked again this often.
 const PEER_RETRY_NS: u64 = 1_000_000;
-/// A full lane, or one that was passed over, is looked at again this often where nothing but the clock makes time pass.
-pub(crate) const LANE_RETRY_NS: u64 = 1_000;
 /// The RNR retry count that means "for ever".
 const RNR_RETRY_WITHOUT_END: u8 = 7;
 /// Longest WQE, in bytes: `ds` has 6 bits.
@@ -31,7 +32,7 @@ const MAX_WQE: usize = 16 * WQEBB;
 pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
     let index = uar_offset / REGISTER_BYTES;
     if hca.strict && !strict::doorbell(hca, state, index, uar_offset % REGISTER_BYTES) {
-        return;
+        return announce_all(hca, state, index);
     }
     rung(hca, state, index);
 }
@@ -73,7 +74,7 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
     // Those that schedule themselves again are for the next poll.
     for _ in 0..state.deferred.len() {
         let Some(qpn) = state.deferred.pop_due(now_ns) else { break };
-        let index = super::objects::qp_index(qpn);
+        let index = qp_index(qpn);
         let Some(Some(qp)) = state.qps.get_mut(index) else { continue };
         if qp.qpn != qpn {
             continue;
@@ -193,12 +194,6 @@ fn takes_receive(ctrl: CtrlWords) -> bool {
     matches!(Opcode::from_wire(ctrl.opcode()), Some(Opcode::RdmaWriteImm | Opcode::Send | Opcode::SendImm))
 }
 
-/// WQEBBs of a WQE; at least one, so that a malformed one is passed over.
-#[inline(always)]
-pub(crate) fn blocks(ctrl: CtrlWords) -> u16 {
-    ((u16::from(ctrl.ds()) + 3) >> 2).max(1)
-}
-
 /// Decides how long a WQE may wait, and when to try it again.
 #[cold]
 fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u64, Syndrome> {
@@ -244,7 +239,7 @@ fn odd(qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -
         return Some(Outcome::Fail(Syndrome::WorkRequestFlushed, 0));
     }
     if let Some(rule) = qp.watch.broken.take() {
-        return Some(Outcome::Fail(Syndrome::LocalQpOperation, strict::VENDOR + rule as u8));
+        return Some(Outcome::Fail(Syndrome::LocalQpOperation, VENDOR + rule as u8));
     }
     let injector = injector.as_mut()?;
     let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;

@@ -10,8 +10,7 @@ use shm::dir::Dir;
 use shm::memfd::MemfdId;
 use shm::region::{CreateError, OwnerState, Region};
 
-use super::error::ConnectError;
-use super::error::OpenError;
+use super::error::{ConnectError, OpenError};
 use super::layout::{Publication, REGION_KIND};
 use super::memory::DeviceMemory;
 use super::options::FabricSpec;

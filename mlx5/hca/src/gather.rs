@@ -1,11 +1,11 @@
 //! The bytes of a message: where a WQE says they are, and putting them where a receive says.
 
-use mlx5_wire::Access;
-use mlx5_wire::{DataSegment, InlineHeader, SEGMENT, Syndrome};
+use mlx5_wire::{Access, DataSegment, InlineHeader, MAX_MESSAGE_BYTES, SEGMENT, Syndrome};
 
+use super::Hca;
 use super::memory::{DeviceMemory, Fault};
+use super::outcome::{Limit, Malformed, Outcome};
 use super::receive::Receives;
-use super::vendor::Limit;
 
 /// One contiguous part of a message.
 pub(crate) struct Piece {
@@ -140,4 +140,25 @@ pub(crate) unsafe fn scatter(
         skip -= skip.min(pointer_bytes(&segment));
     }
     Ok(())
+}
+
+/// Checks the local side of a message, and returns its length in bytes.
+pub(crate) fn check_local(hca: &Hca, pd: u32, data: &Data<'_>, is_result: bool) -> Result<u64, Outcome> {
+    let access = if is_result { Access::LOCAL_WRITE } else { Access::empty() };
+    let mut length = 0u64;
+    data.each(|piece| {
+        length += piece.len as u64;
+        match piece.key {
+            None if is_result => Err(Malformed::InlineResult.into()),
+            None => Ok(()),
+            Some(key) => match hca.memory.check(key, piece.at as u64, piece.len as u64, access, pd) {
+                Ok(_) => Ok(()),
+                Err(fault) => Err(Outcome::Fail(Syndrome::LocalProtection, fault as u8)),
+            },
+        }
+    })?;
+    if length > MAX_MESSAGE_BYTES {
+        return Err(Limit::MessageTooLong.fails(Syndrome::LocalLength));
+    }
+    Ok(length)
 }

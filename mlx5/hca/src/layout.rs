@@ -27,9 +27,7 @@
 //! | `RqEntry::record` | owner's driver | requesters | device format; Release/Acquire: the WQEs below it |
 //! | `RqEntry::returned` | owner | requesters | **H6** Release/Acquire: after the pop word that begins with what was returned |
 
-use mlx5_wire::Access;
-use mlx5_wire::GRH_BYTES;
-use mlx5_wire::Syndrome;
+use mlx5_wire::{Access, GRH_BYTES, Syndrome};
 use shm::lane::Slot;
 use shm::memfd::MemfdId;
 use shm::ready::ReadyWords;
@@ -372,3 +370,8 @@ const _: () = {
     assert!(offset_of!(LanesSegment, slots) % 64 == 0);
     assert!(size_of::<Publication>() == 8 + 3 * 24);
 };
+
+/// Where a queue pair is in the tables.
+pub(crate) fn qp_index(qpn: u32) -> usize {
+    qpn as usize & (MAX_QPS - 1)
+}

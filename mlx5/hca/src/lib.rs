@@ -46,6 +46,7 @@ mod contexts;
 pub mod cq;
 mod datagram;
 mod deferred;
+mod deliver;
 mod error;
 mod events;
 mod execute;
@@ -62,6 +63,7 @@ mod mirror;
 mod nic;
 mod objects;
 mod options;
+mod outcome;
 mod queues;
 mod quiesce;
 mod random;
@@ -70,6 +72,7 @@ mod regions;
 mod repair;
 mod request;
 mod requester;
+mod rqs;
 mod rule;
 mod simulation;
 mod strict;
@@ -77,7 +80,9 @@ mod strict;
 pub mod testing;
 mod timing;
 mod trace;
+mod under_way;
 mod vendor;
+mod watch;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::cell::{Cell, RefCell};
@@ -183,7 +188,7 @@ struct State {
     cqs: Vec<Option<SoftCq>>,
     /// Memory regions in use, by index: length in bytes, and where in the arena.
     mrs: Vec<regions::MrSlot>,
-    rqs: Vec<Option<receive::RqSlot>>,
+    rqs: Vec<Option<rqs::RqSlot>>,
     links: Links,
     repair: repair::Repair,
     /// Peers that did not finish a doorbell when something was taken away from under them.
@@ -243,7 +248,7 @@ impl Hca {
     /// Where the BlueFlame register of a queue pair is among those of the device: what [`ring`](Self::ring) takes.
     #[must_use]
     pub fn register_offset(qpn: u32) -> usize {
-        objects::qp_index(qpn) * REGISTER_BYTES
+        layout::qp_index(qpn) * REGISTER_BYTES
     }
 
     /// A store to the BlueFlame register at `offset` ([`register_offset`](Self::register_offset), plus 256 for its second half) just happened.
@@ -282,11 +287,31 @@ impl Hca {
         progress
     }
 
+    /// What nobody announced, and what is wrong in other queues.
+    fn check_strictly(&self, state: &mut State) {
+        for index in 0..state.qps.len() {
+            if strict::finds_unannounced(self, state, index) {
+                execute::announce_all(self, state, index);
+            }
+        }
+        strict::check_queues(state);
+    }
+
+    /// Takes the list of rules broken.
+    #[must_use]
+    pub fn take_violations(&self) -> Vec<Violation> {
+        let state = &mut *self.state.borrow_mut();
+        if self.strict {
+            self.check_strictly(state);
+        }
+        core::mem::take(&mut state.violations)
+    }
+
     /// What a device does besides that is strict. The number of messages taken if its lanes are exact, and so not to be polled.
     #[cold]
     fn extras(&self, state: &mut State) -> Option<usize> {
         if self.strict {
-            strict::progress(self, state);
+            self.check_strictly(state);
         }
         self.has_exact_lanes.then(|| arrive::exact_pass(self, state))
     }

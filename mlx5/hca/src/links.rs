@@ -2,10 +2,12 @@
 
 use std::rc::Rc;
 
+use shm::lane::{LaneRx, LaneTx};
+
 use super::Hca;
-use super::datagram::{Incoming, Outgoing};
 use super::error::ConnectError;
 use super::fabric::Peer;
+use super::layout::DatagramHeader;
 use super::request::Address;
 
 /// Other devices, mapped, and what goes to and fro beside the lanes of connections.
@@ -55,4 +57,33 @@ impl Links {
     pub(crate) fn newly_gone(&self) -> Vec<Rc<Peer>> {
         self.peers.iter().filter(|p| !p.was_noticed() && p.is_gone() && p.notice()).cloned().collect()
     }
+}
+
+/// A lane of this device, towards one other.
+pub(crate) struct Outgoing {
+    pub(crate) peer: Rc<Peer>,
+    /// Which of the device's lanes.
+    pub(crate) lane: usize,
+    pub(crate) tx: LaneTx<DatagramHeader>,
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl Outgoing {
+    /// Whether a datagram has room.
+    #[cfg(test)]
+    pub(crate) fn is_room(&mut self, lane: &super::layout::DatagramLane) -> bool {
+        self.tx.has_room(&lane.consumed)
+    }
+
+    /// Sends what no datagram is.
+    pub(crate) fn forge(&mut self, header: DatagramHeader) {
+        self.tx.publish(header);
+    }
+}
+
+/// A lane of another device, towards this one.
+pub(crate) struct Incoming {
+    pub(crate) peer: Rc<Peer>,
+    pub(crate) lane: usize,
+    pub(crate) rx: LaneRx<DatagramHeader>,
 }

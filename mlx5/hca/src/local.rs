@@ -6,32 +6,18 @@
 //! - Results: what a READ or an atomic brings is in its buffer when the response would be here, and not before. Meanwhile the buffer
 //!   holds [`NOT_HERE`].
 
-use mlx5_wire::Access;
-use mlx5_wire::{AtomicSegment, CtrlSegment, CtrlWords, DatagramSegment, FenceMode, Opcode, RaddrSegment, SEGMENT, WQEBB};
+use mlx5_wire::{Access, AtomicSegment, CtrlSegment, CtrlWords, DatagramSegment, FenceMode, Opcode, RaddrSegment, SEGMENT, WQEBB};
 
+use super::Hca;
 use super::gather::{Data, Piece};
 use super::memory::Fault;
-use super::queues::SoftQp;
+use super::queues::{SoftQp, blocks, bytes_of, head};
 use super::rule::{Queue, Rule, Violation};
-use super::strict::{bytes_of, head};
 use super::trace::hash_of;
-use super::{Hca, execute};
+use super::under_way::{Landing, Source};
 
 /// What a result's buffer holds between the effect and the response.
 const NOT_HERE: u8 = 0xda;
-
-/// What a WQE was to send when its doorbell rang.
-#[derive(Clone, Copy)]
-pub(crate) struct Source {
-    counter: u16,
-    hash: u64,
-}
-
-/// What a READ or an atomic brings.
-pub(crate) struct Landing {
-    counter: u16,
-    bytes: Vec<u8>,
-}
 
 /// Remembers what the WQEBBs from `from` to `to`, just announced, are to send.
 #[cold]
@@ -43,7 +29,7 @@ pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
         if let Some(hash) = source_hash(hca, qp, &wqe).filter(|_| ctrl.fence == FenceMode::None) {
             qp.under_way.sources.push_back(Source { counter, hash });
         }
-        counter = counter.wrapping_add(execute::blocks(CtrlWords::parse(&head(&wqe))).min(to.wrapping_sub(counter)));
+        counter = counter.wrapping_add(blocks(CtrlWords::parse(&head(&wqe))).min(to.wrapping_sub(counter)));
     }
 }
 

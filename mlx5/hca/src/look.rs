@@ -6,12 +6,11 @@ use std::rc::Rc;
 use mlx5_wire::{Access, ConnectOptions};
 
 use super::cq::SoftCq;
-use super::layout::QpEntry;
+use super::layout::{QpEntry, qp_index};
 use super::mirror::Mirror;
-use super::objects::qp_index;
 use super::queues::{Remote, SoftQp, Transport};
 use super::request::Address;
-use super::timing::UnderWay;
+use super::under_way::UnderWay;
 use super::{Hca, State, execute, seat_of};
 
 impl Hca {

@@ -7,10 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mlx5_wire::Access;
 use shm::cache::copy;
 use shm::lane::Slot;
-use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId};
+use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId, MemfdRangeError};
+use shm::ready::ReadyWords;
 
+use super::arena::PAGE;
+use super::error::CreateError;
 use super::layout::{
-    ControlSegment, DatagramLane, FOREIGN, Lane, LanePlace, LanesSegment, Message, MrEntry, Pop, QpEntry, RECEIVES, RqEntry,
+    ControlSegment, DatagramLane, FOREIGN, Lane, LanePlace, LanesSegment, MAX_QPS, Message, MrEntry, Pop, QpEntry, RECEIVES, RqEntry,
 };
 
 /// Why a remote access, or one by key, is refused; also the vendor syndrome of the completion.
@@ -253,6 +256,23 @@ impl Span {
         }
         Ok(())
     }
+}
+
+#[inline(always)]
+pub(crate) fn ready_words(memory: &DeviceMemory) -> ReadyWords {
+    // SAFETY: the lanes segment holds the words for MAX_QPS lanes; views do not outlive the memory they are made from.
+    unsafe { ReadyWords::new(NonNull::from(&memory.lanes().ready).cast(), MAX_QPS) }
+}
+
+/// Allocates the pages that `object`, a part of `segment`, lies on.
+pub(crate) fn commit<T: ?Sized>(segment: &Memfd, object: &T) -> Result<(), MemfdRangeError> {
+    let start = core::ptr::from_ref(object).cast::<u8>() as usize - segment.base().as_ptr() as usize;
+    let end = start + size_of_val(object);
+    segment.commit(start / PAGE * PAGE..end.next_multiple_of(PAGE))
+}
+
+pub(crate) fn memory_error(what: &'static str) -> impl Fn(MemfdRangeError) -> CreateError {
+    move |e| CreateError::Memory { what, source: io::Error::other(e) }
 }
 
 enum Direction {

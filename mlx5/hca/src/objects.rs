@@ -9,26 +9,25 @@ use mlx5_wire::{
     Access, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT, Service, WQEBB,
 };
 use shm::lane::{LaneRx, Slot};
-use shm::memfd::{Memfd, MemfdRangeError};
-use shm::ready::{ARMED, ReadyWords};
+use shm::ready::ARMED;
 use shm::sync::light_barrier;
 
-use super::arena::PAGE;
+use super::arena::{PAGE, free_index};
 use super::cq::SoftCq;
+use super::deferred::LANE_RETRY_NS;
 use super::error::{ConnectError, CreateError, OpenError, check};
-use super::execute::LANE_RETRY_NS;
 use super::fabric::{MAX_LID, Membership};
 use super::faults;
-use super::layout::{DATAGRAM, LANE_SLOTS, LanePlace, MAX_QPS, MIN_LANE_SLOTS, Message, QP_INDEX_BITS, QpEntry, RECEIVES};
-use super::memory::DeviceMemory;
+use super::layout::{DATAGRAM, LANE_SLOTS, LanePlace, MAX_QPS, MIN_LANE_SLOTS, Message, QP_INDEX_BITS, QpEntry, RECEIVES, qp_index};
+use super::memory::{DeviceMemory, commit, memory_error, ready_words};
 use super::mirror::Mirror;
 use super::options::SoftOptions;
 use super::queues::{Remote, SoftQp, SqPlace, Transport};
 use super::receive::Receives;
 use super::request::{Address, CqMemory, QpMemory, Receives as Source, RqMemory, SqMemory};
-use super::strict::QpWatch;
-use super::timing::UnderWay;
 use super::trace::Trace;
+use super::under_way::UnderWay;
+use super::watch::QpWatch;
 use super::{Hca, Info, State, arrive, execute};
 
 const MAX_CQS: usize = 1 << 16;
@@ -39,38 +38,6 @@ const MAX_RECV_STRIDE: u32 = 1024;
 pub const MAX_SEAT: u16 = (1 << 10) - 2;
 /// All ones in the 10 generation bits of a QPN.
 const QUARANTINED: u16 = (1 << (24 - QP_INDEX_BITS)) - 1;
-
-pub(crate) fn qp_index(qpn: u32) -> usize {
-    qpn as usize & (MAX_QPS - 1)
-}
-
-#[inline(always)]
-pub(crate) fn ready_words(memory: &DeviceMemory) -> ReadyWords {
-    // SAFETY: the lanes segment holds the words for MAX_QPS lanes; views do not outlive the memory they are made from.
-    unsafe { ReadyWords::new(NonNull::from(&memory.lanes().ready).cast(), MAX_QPS) }
-}
-
-/// Allocates the pages that `object`, a part of `segment`, lies on.
-pub(crate) fn commit<T: ?Sized>(segment: &Memfd, object: &T) -> Result<(), MemfdRangeError> {
-    let start = core::ptr::from_ref(object).cast::<u8>() as usize - segment.base().as_ptr() as usize;
-    let end = start + size_of_val(object);
-    segment.commit(start / PAGE * PAGE..end.next_multiple_of(PAGE))
-}
-
-pub(crate) fn memory_error(what: &'static str) -> impl Fn(MemfdRangeError) -> CreateError {
-    move |e| CreateError::Memory { what, source: io::Error::other(e) }
-}
-
-/// The first free index, growing the table up to `max`.
-pub(crate) fn free_index<T>(table: &mut Vec<T>, max: usize, is_free: impl Fn(&T) -> bool, empty: impl FnOnce() -> T) -> Option<usize> {
-    if let Some(index) = table.iter().position(is_free) {
-        return Some(index);
-    }
-    (table.len() < max).then(|| {
-        table.push(empty());
-        table.len() - 1
-    })
-}
 
 /// The generation of the next queue pair in a place.
 pub(crate) fn next_generation(generation: u16) -> u16 {

@@ -4,21 +4,19 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::rc::Rc;
 
-use mlx5_wire::Access;
-use mlx5_wire::BLUEFLAME_BYTES;
-use mlx5_wire::ConnectOptions;
-use mlx5_wire::{WQEBB, queue_record_index};
+use mlx5_wire::{Access, BLUEFLAME_BYTES, ConnectOptions, CtrlWords, SEGMENT, WQEBB, queue_record_index};
 use shm::lane::{LaneRx, LaneTx};
 use shm::ready::ReadyWords;
 
 use super::Hca;
 use super::fabric::Peer;
-use super::layout::{AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Told};
-use super::objects::{qp_index, ready_words};
+use super::layout::{AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Told, qp_index};
+use super::memory::ready_words;
+use super::outcome::WaitFor;
 use super::receive::{Receives, Taken, Taking};
 use super::request::SqMemory;
-use super::strict::QpWatch;
-use super::timing::UnderWay;
+use super::under_way::UnderWay;
+use super::watch::QpWatch;
 
 /// A BlueFlame register: two halves.
 pub const REGISTER_BYTES: usize = 2 * BLUEFLAME_BYTES;
@@ -106,21 +104,6 @@ pub(crate) enum Transport {
     Nowhere,
     /// Unreliable datagrams; receives those that bring this Q_Key.
     Datagram { qkey: u32 },
-}
-
-/// Why the WQE at the head of an SQ has not run yet.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WaitFor {
-    /// The peer does not answer: it is gone, or its queue pair is not connected to this one.
-    Peer,
-    /// The peer has no receive posted.
-    Receive,
-    /// The peer has not looked at its lane for 128 messages.
-    Room,
-    /// The peer's owner has not executed an atomic yet.
-    Answer,
-    /// A fault was asked for.
-    Fault,
 }
 
 /// A stopped SQ.
@@ -341,4 +324,25 @@ impl SoftQp {
         hca.has_failed.set(true);
         hca.memory.qp(self.index).identity.store(self.identity(0), Ordering::Release);
     }
+}
+
+/// The start of a WQE.
+pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
+    bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
+}
+
+/// WQEBBs of a WQE; at least one, so that a malformed one is passed over.
+#[inline(always)]
+pub(crate) fn blocks(ctrl: CtrlWords) -> u16 {
+    ((u16::from(ctrl.ds()) + 3) >> 2).max(1)
+}
+
+/// The first `len` bytes of the WQE at `counter`, 1,024 at most; it may wrap.
+pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
+    let mut bytes = [0; 16 * WQEBB];
+    for (block, out) in bytes.chunks_mut(WQEBB).take(len.div_ceil(WQEBB)).enumerate() {
+        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
+        out.copy_from_slice(&unsafe { qp.wqebb(counter.wrapping_add(block as u16)).cast::<[u8; WQEBB]>().read() });
+    }
+    bytes
 }

@@ -7,36 +7,8 @@ use std::rc::Rc;
 
 use mlx5_wire::{DataSegment, INVALID_LKEY, NextSegment, SEGMENT, queue_record_index};
 
-use super::arena::PAGE;
-use super::error::CreateError;
-use super::layout::{LINKED, MAX_RQS, Pop, QUEUE_BYTES, RqEntry};
+use super::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry};
 use super::memory::DeviceMemory;
-use super::mirror::Mirror;
-use super::objects::{commit, free_index, memory_error};
-use super::request::RqMemory;
-use super::strict::RqWatch;
-use super::{Hca, State};
-
-/// A receive queue of this device.
-pub(crate) struct RqSlot {
-    offset: usize,
-    bytes: usize,
-    pub(crate) receives: Receives,
-    pub(crate) taken: Taken,
-    /// What strict mode remembers.
-    pub(crate) watch: RqWatch,
-    /// What is posted is copied from there.
-    pub(crate) mirror: Option<Mirror>,
-    /// A peer may still pop from it: never used again.
-    pub(crate) is_quarantined: bool,
-}
-
-impl RqSlot {
-    /// Copies what another driver has posted since the last time, if the queue is one of its. Returns whether there was something.
-    pub(crate) fn refresh(&mut self) -> bool {
-        self.mirror.as_mut().is_some_and(|mirror| mirror.copy(&self.receives))
-    }
-}
 
 /// By WQE index: the pop count under which that receive was last taken and *accounted for* by a message. What a dead process took
 /// without telling is found by its absence.
@@ -44,7 +16,7 @@ impl RqSlot {
 pub(crate) struct Taken(Rc<[Cell<u32>]>);
 
 impl Taken {
-    fn new(wqes: u16) -> Self {
+    pub(crate) fn new(wqes: u16) -> Self {
         // One less than the first pop count.
         Self((0..wqes).map(|_| Cell::new(u32::MAX)).collect())
     }
@@ -304,58 +276,5 @@ impl Receives {
         }
         // H6
         entry.returned.fetch_add(1, Ordering::Release);
-    }
-}
-
-impl Hca {
-    /// A receive queue of `wqe_cnt` WQEs of `stride` bytes, both powers of two and within the limits.
-    pub(super) fn place_rq(
-        &self,
-        state: &mut State,
-        pd: u32,
-        (wqe_cnt, stride): (u32, u32),
-        is_linked: bool,
-        mirror: Option<Mirror>,
-    ) -> Result<(u32, RqMemory), CreateError> {
-        let bytes = (wqe_cnt as usize * stride as usize).next_multiple_of(PAGE);
-        let State { rqs, queue_area, .. } = state;
-        let exhausted = |what, max| CreateError::Exhausted { what, max };
-        let index = free_index(rqs, MAX_RQS, Option::is_none, || None).ok_or(exhausted("receive queue", MAX_RQS as u64))?;
-        let (entry, pop) = (&self.memory.control().rqs[index], &self.memory.lanes().pops[index]);
-        commit(self.memory.control_memfd(), entry).map_err(memory_error("a receive queue"))?;
-        commit(self.memory.lanes_memfd(), pop).map_err(memory_error("a receive queue"))?;
-        let offset = queue_area.take(bytes).ok_or(exhausted("bytes for queues", QUEUE_BYTES as u64))?;
-        let ring = &self.memory.control().queues[offset / 8..(offset + bytes) / 8];
-        commit(self.memory.control_memfd(), ring).map_err(|e| {
-            queue_area.give(offset, bytes);
-            memory_error("a receive queue")(e)
-        })?;
-        for word in ring {
-            word.store(0, Ordering::Relaxed);
-        }
-        entry.record.store(0, Ordering::Relaxed);
-        entry.returned.store(0, Ordering::Relaxed);
-        entry.stride.store(stride, Ordering::Relaxed);
-        entry.ring.store(offset as u64, Ordering::Relaxed);
-        entry.kind.store(if is_linked { LINKED } else { 0 }, Ordering::Relaxed);
-        entry.pd.store(pd, Ordering::Relaxed);
-        pop.word.store(0, Ordering::Relaxed);
-        entry.wqe_cnt.store(wqe_cnt, Ordering::Release);
-        let Some(receives) = Receives::of(&self.memory, index as u32) else { return Err(exhausted("receive queue", MAX_RQS as u64)) };
-        let (taken, watch) = (Taken::new(wqe_cnt as u16), RqWatch::default());
-        rqs[index] = Some(RqSlot { offset, bytes, receives, taken, watch, mirror, is_quarantined: false });
-        let (buffer, record) = (NonNull::from(ring).cast(), NonNull::from(&entry.record));
-        Ok((index as u32, RqMemory { buffer, wqe_cnt, stride, record }))
-    }
-
-    /// All queue pairs on it are gone (they keep it alive); if a peer of one of them may still pop, its place and its ring stay as they are.
-    pub(super) fn give_rq(&self, state: &mut State, rqn: u32) {
-        let State { rqs, queue_area, repair, .. } = state;
-        repair.forget(rqn);
-        let Some(slot) = rqs.get_mut(rqn as usize) else { return };
-        if let Some(rq) = slot.take_if(|rq| !rq.is_quarantined) {
-            self.memory.control().rqs[rqn as usize].wqe_cnt.store(0, Ordering::Release);
-            queue_area.give(rq.offset, rq.bytes);
-        }
     }
 }

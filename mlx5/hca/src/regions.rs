@@ -7,11 +7,10 @@ use std::io;
 use mlx5_wire::Access;
 use shm::memfd::HUGE_PAGE;
 
-use super::arena::PAGE;
+use super::arena::{PAGE, free_index};
 use super::error::RegisterError;
 use super::layout::{FOREIGN, MAX_MRS};
-use super::memory::foreign_memory_reachable;
-use super::objects::{commit, free_index};
+use super::memory::{commit, foreign_memory_reachable};
 use super::request::Region;
 use super::{Hca, State};
 

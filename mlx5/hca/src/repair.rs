@@ -19,7 +19,7 @@ use super::fabric::Peer;
 use super::layout::{ATOMIC, LANE_SLOTS, Message, Pop};
 use super::memory::DeviceMemory;
 use super::queues::SoftQp;
-use super::receive::RqSlot;
+use super::rqs::RqSlot;
 use super::{Hca, State, arrive};
 
 /// A receive that a process may have taken when it died.

@@ -1,67 +1,17 @@
 //! The requester: what one WQE does, verb by verb, to memory and to the peer's lane.
 
-use mlx5_wire::Access;
-use mlx5_wire::MAX_MESSAGE_BYTES;
-use mlx5_wire::{AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome};
+use mlx5_wire::{Access, AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome};
 use shm::cache::copy;
 
 use super::atomics;
 use super::datagram;
-use super::gather::{Data, Piece, scatter};
+use super::gather::{Data, Piece, check_local, scatter};
 use super::layout::{Message, RECEIVES, SOLICITED};
 use super::memory::{Fault, Span, place};
-use super::queues::{Remote, SoftQp, Transport, WaitFor};
+use super::outcome::{Limit, Malformed, Outcome, WaitFor};
+use super::queues::{Remote, SoftQp, Transport};
 use super::receive::Taking;
-use super::vendor::Limit;
 use super::{Hca, Links};
-
-/// How a WQE ended.
-pub(crate) enum Outcome {
-    /// Done; this many bytes were read, for a READ or an atomic.
-    Done(u32),
-    /// Cannot run yet.
-    Wait(WaitFor),
-    /// Failed; the queue pair with it. The second value is the vendor syndrome.
-    Fail(Syndrome, u8),
-}
-
-impl From<Fault> for Outcome {
-    /// A fault on the remote side. A process that is gone does not answer.
-    fn from(fault: Fault) -> Self {
-        match fault {
-            Fault::Gone => Self::Wait(WaitFor::Peer),
-            // InfiniBand specification, "Responder error behavior": an operation that the queue pair is not configured for is an invalid request.
-            Fault::QueuePair => Self::Fail(Syndrome::RemoteInvalidRequest, fault as u8),
-            _ => Self::Fail(Syndrome::RemoteAccess, fault as u8),
-        }
-    }
-}
-
-/// Vendor syndromes of [`Syndrome::LocalQpOperation`]: what is wrong with the WQE.
-#[derive(Clone, Copy)]
-#[repr(u8)]
-pub(crate) enum Malformed {
-    /// Wrong WQE index, QPN or length.
-    Control = 0x10,
-    /// An opcode this device or this kind of queue pair does not have.
-    Opcode = 0x12,
-    /// A header segment is missing.
-    Header = 0x13,
-    /// A READ or an atomic cannot go into the WQE.
-    InlineResult = 0x14,
-    /// The queue pair is not connected.
-    NotConnected = 0x15,
-    /// Inline data is longer than the WQE.
-    InlineLength = 0x16,
-    /// The result of an atomic has 8 bytes, in however many pieces.
-    AtomicLength = 0x17,
-}
-
-impl From<Malformed> for Outcome {
-    fn from(what: Malformed) -> Self {
-        Self::Fail(Syndrome::LocalQpOperation, what as u8)
-    }
-}
 
 /// Whether `granted` by the connected peer ([`Remote::granted`]) has the right `needed`.
 #[inline(always)]
@@ -203,27 +153,6 @@ fn done(result: Result<(), Outcome>) -> Outcome {
         Ok(()) => Outcome::Done(0),
         Err(outcome) => outcome,
     }
-}
-
-/// Checks the local side of a message, and returns its length in bytes.
-pub(crate) fn check_local(hca: &Hca, pd: u32, data: &Data<'_>, is_result: bool) -> Result<u64, Outcome> {
-    let access = if is_result { Access::LOCAL_WRITE } else { Access::empty() };
-    let mut length = 0u64;
-    data.each(|piece| {
-        length += piece.len as u64;
-        match piece.key {
-            None if is_result => Err(Malformed::InlineResult.into()),
-            None => Ok(()),
-            Some(key) => match hca.memory.check(key, piece.at as u64, piece.len as u64, access, pd) {
-                Ok(_) => Ok(()),
-                Err(fault) => Err(Outcome::Fail(Syndrome::LocalProtection, fault as u8)),
-            },
-        }
-    })?;
-    if length > MAX_MESSAGE_BYTES {
-        return Err(Limit::MessageTooLong.fails(Syndrome::LocalLength));
-    }
-    Ok(length)
 }
 
 fn write(span: Option<Span>, data: &Data<'_>) -> Result<(), Outcome> {

@@ -4,6 +4,9 @@ use std::fmt;
 
 use mlx5_wire::SEGMENT;
 
+/// Vendor syndromes of WQEs that failed by a rule: this plus the rule.
+pub(crate) const VENDOR: u8 = 0x40;
+
 /// A rule of the interface between driver and device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]

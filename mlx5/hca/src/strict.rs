@@ -4,47 +4,20 @@
 //! register is poisoned, so that the next store to it is seen for what it is. What nobody announces is found at the next progress.
 //! A missing barrier cannot be found here: the stores of a thread are seen by itself in order.
 
-use mlx5_wire::BLUEFLAME_BYTES;
-use mlx5_wire::{AtomicSegment, CtrlSegment, CtrlWords, DataSegment, DatagramSegment, InlineHeader, Opcode, RaddrSegment, SEGMENT, WQEBB};
+use mlx5_wire::{
+    AtomicSegment, BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataSegment, DatagramSegment, InlineHeader, Opcode, RaddrSegment, SEGMENT,
+    WQEBB,
+};
 
 use super::cq::SoftCq;
-use super::queues::{REGISTER_BYTES, SoftQp};
-use super::receive::RqSlot;
+use super::queues::{REGISTER_BYTES, SoftQp, blocks, bytes_of, head};
+use super::rqs::RqSlot;
 use super::rule::{Queue, Rule, Violation};
-use super::{Hca, State, execute};
+use super::watch::QpWatch;
+use super::{Hca, State};
 
 /// What a register half holds that was looked at.
 const POISON: u8 = 0xdb;
-/// Vendor syndromes of WQEs that failed by a rule: this plus the rule.
-pub(crate) const VENDOR: u8 = 0x40;
-
-/// What strict mode remembers of a queue pair.
-#[derive(Default)]
-pub(crate) struct QpWatch {
-    /// The record at the last doorbell.
-    notified: u16,
-    /// Counter behind the last WQE that gave a CQE.
-    pub(crate) reported: u16,
-    /// Counter behind the last announced WQE that is to give one.
-    signaled: u16,
-    half: Option<usize>,
-    /// A rule was broken: the next WQE fails by it.
-    pub(crate) broken: Option<Rule>,
-}
-
-/// What strict mode remembers of a receive queue.
-#[derive(Default)]
-pub(crate) struct RqWatch {
-    /// The record when last looked at.
-    checked: u16,
-    /// The next WQE to be posted.
-    next: u16,
-    /// By WQE, plus 1: number of its last posting.
-    posted: Vec<u64>,
-    count: u64,
-    broken: bool,
-}
-
 /// Poisons a new register.
 pub(crate) fn poison_register(qp: &SoftQp) {
     if let Some(register) = qp.sq.register {
@@ -79,7 +52,6 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize, offset: usize
     qp.watch.notified = producer;
     let Err(violation) = result else { return true };
     break_rule(hca, qp, violations, violation);
-    execute::announce_all(hca, state, index);
     false
 }
 
@@ -91,10 +63,6 @@ fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, viola
         // Nothing is posted that could fail.
         qp.fail(hca);
     }
-}
-
-pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
-    bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
 
 fn check_register(qp: &SoftQp, half: usize, register: &[u8; BLUEFLAME_BYTES], producer: u16) -> Result<(), Violation> {
@@ -109,7 +77,7 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BLUEFLAME_BYTES], pr
     if qp.watch.half == Some(half) {
         return Err(broken(Rule::RegisterHalf));
     }
-    let end = ctrl.wqe_index().wrapping_add(execute::blocks(ctrl));
+    let end = ctrl.wqe_index().wrapping_add(blocks(ctrl));
     if producer == qp.watch.notified || (producer.wrapping_sub(end) as i16) < 0 {
         return Err(broken(Rule::RecordBehindRegister));
     }
@@ -132,16 +100,6 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BLUEFLAME_BYTES], pr
         return Err(broken(Rule::RegisterBytes));
     }
     Ok(())
-}
-
-/// The first `len` bytes of the WQE at `counter`, 1,024 at most; it may wrap.
-pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
-    let mut bytes = [0; 16 * WQEBB];
-    for (block, out) in bytes.chunks_mut(WQEBB).take(len.div_ceil(WQEBB)).enumerate() {
-        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
-        out.copy_from_slice(&unsafe { qp.wqebb(counter.wrapping_add(block as u16)).cast::<[u8; WQEBB]>().read() });
-    }
-    bytes
 }
 
 /// Whether the WQEs up to `producer` are in places that the driver could know to be free.
@@ -168,7 +126,7 @@ fn check_wqes(qp: &mut SoftQp, producer: u16) -> Result<(), Violation> {
         let ctrl = CtrlWords::parse(&head(&bytes));
         let outstanding = producer.wrapping_sub(counter);
         check_wqe(qp, counter, outstanding, ctrl, &bytes).map_err(|rule| of_send(qp, counter, &bytes, rule))?;
-        counter = counter.wrapping_add(execute::blocks(ctrl));
+        counter = counter.wrapping_add(blocks(ctrl));
         if ctrl.signaled() {
             qp.watch.signaled = counter;
         }
@@ -187,7 +145,7 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
         return Err(Rule::WqeQueue);
     }
     let len = usize::from(ctrl.ds()) * SEGMENT;
-    if ctrl.ds() == 0 || execute::blocks(ctrl) > outstanding || len > bytes.len() {
+    if ctrl.ds() == 0 || blocks(ctrl) > outstanding || len > bytes.len() {
         return Err(Rule::WqeLength);
     }
     // These opcodes have no modifier; signature and DCI stream are not used; of byte 11, bit 0 and bit 4 mean nothing.
@@ -219,20 +177,22 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
     Ok(())
 }
 
-/// What nobody announced: looked for at every progress.
+/// Whether queue pair `index` has posted what nobody announced: it fails, for nobody waits for ever.
 #[cold]
-pub(crate) fn progress(hca: &Hca, state: &mut State) {
-    for index in 0..state.qps.len() {
-        let State { qps, violations, .. } = &mut *state;
-        let Some(Some(qp)) = qps.get_mut(index) else { continue };
-        let Some(violation) = unannounced(qp) else { continue };
-        qp.watch.notified = qp.sq_producer();
-        if !qp.failed {
-            break_rule(hca, qp, violations, violation);
-        }
-        // Nobody waits for ever for what was never announced: it fails.
-        execute::announce_all(hca, state, index);
+pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> bool {
+    let State { qps, violations, .. } = state;
+    let Some(Some(qp)) = qps.get_mut(index) else { return false };
+    let Some(violation) = unannounced(qp) else { return false };
+    qp.watch.notified = qp.sq_producer();
+    if !qp.failed {
+        break_rule(hca, qp, violations, violation);
     }
+    true
+}
+
+/// What is wrong in completion queues and receive queues.
+#[cold]
+pub(crate) fn check_queues(state: &mut State) {
     let State { cqs, rqs, violations, .. } = state;
     for (cqn, cq) in (0..).zip(cqs.iter_mut()) {
         if let Some((counter, rule)) = cq.as_mut().and_then(SoftCq::broken_rule) {
@@ -292,16 +252,4 @@ fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
     }
     watch.checked = posted;
     Ok(())
-}
-
-impl Hca {
-    /// Takes the list of rules broken.
-    #[must_use]
-    pub fn take_violations(&self) -> Vec<Violation> {
-        let state = &mut *self.state.borrow_mut();
-        if self.strict {
-            progress(self, state);
-        }
-        core::mem::take(&mut state.violations)
-    }
 }

@@ -1,29 +1,22 @@
 //! For the tests of drivers: peers that write anything and die at the worst moment, and sleepers that do not look by themselves.
 
 use core::time::Duration;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use mlx5_wire::CqeOpcode;
 use shm::lane::LaneTx;
 use shm::sleep;
 
-use super::layout::{ATOMIC, DatagramHeader, LANE_SLOTS, LanePlace, Message, Pop};
-use super::objects::qp_index;
+use super::layout::{ATOMIC, DatagramHeader, LANE_SLOTS, LanePlace, Message, Pop, qp_index};
 use super::random::Random;
 use super::{Hca, events, execute};
 
 /// Of the first queue pair.
 const FIRST_LANE: LanePlace = LanePlace { first: 0, slots: LANE_SLOTS as u32 };
 
-static SLEEPS_WITHOUT_END: AtomicBool = AtomicBool::new(false);
-
 /// From now on no sleeper of this process looks by itself, so that a lost wake-up is a hang and not a delay.
 pub fn sleep_without_end() {
-    SLEEPS_WITHOUT_END.store(true, Ordering::Relaxed);
-}
-
-pub(crate) fn sleeps_without_end() -> bool {
-    SLEEPS_WITHOUT_END.load(Ordering::Relaxed)
+    events::SLEEPS_WITHOUT_END.store(true, Ordering::Relaxed);
 }
 
 impl Hca {

@@ -1,14 +1,12 @@
 //! When things happen: at once, later by a constant, or as a model of a NIC says. Whatever is later is gathered later, so a source buffer
 //! that is reused too early is sent wrongly, as it would be by a NIC.
 
-use std::collections::VecDeque;
-
-use mlx5_wire::{CQE_BYTES, CqeOpcode, CtrlSegment, DataSegment, FenceMode, InlineHeader, Opcode, SEGMENT, WQEBB};
+use mlx5_wire::{CtrlSegment, DataSegment, FenceMode, InlineHeader, Opcode, SEGMENT, WQEBB};
 
 use super::deferred::Deferred;
-use super::local::{Landing, Source};
 use super::nic::{NicModel, Request, Times};
 use super::queues::SoftQp;
+use super::under_way::{Announced, UnderWay};
 
 /// When a software HCA executes what a doorbell announced. The times are those of the device's [`Clock`](crate::Clock).
 ///
@@ -26,51 +24,6 @@ pub enum Timing {
     },
     /// As a model of a network of NICs says; for virtual time, in one thread.
     Model(NicModel),
-}
-
-/// What a queue pair has under way. Empty, and never looked at, in immediate time.
-#[derive(Default)]
-pub(crate) struct UnderWay {
-    /// WQEs, or doorbells, whose time has not come.
-    pub(crate) announced: VecDeque<Announced>,
-    /// Acknowledgements and responses on their way back, in order.
-    pub(crate) acknowledged: VecDeque<Acknowledged>,
-    /// How long after its effect the completion of the WQE being executed is visible.
-    pub(crate) acknowledge_ns: u64,
-    /// Strict mode: what was to be sent when the doorbell rang.
-    pub(crate) sources: VecDeque<Source>,
-    /// The last effect there will be, so that effects are in order.
-    last_effect_ns: u64,
-    /// When the last response is here, for fences.
-    last_response_ns: u64,
-}
-
-impl UnderWay {
-    /// With room for all of a send queue, so that nothing is allocated later.
-    pub(crate) fn with_capacity(wqes: usize, is_strict: bool) -> Self {
-        Self {
-            announced: VecDeque::with_capacity(wqes),
-            acknowledged: VecDeque::with_capacity(wqes),
-            sources: VecDeque::with_capacity(if is_strict { wqes } else { 0 }),
-            ..Self::default()
-        }
-    }
-}
-
-/// The SQ up to `end` may be executed at `at_ns`.
-#[derive(Clone, Copy)]
-pub(crate) struct Announced {
-    pub(crate) at_ns: u64,
-    pub(crate) end: u16,
-    /// From the effect to the completion.
-    pub(crate) acknowledge_ns: u64,
-}
-
-/// What is visible at `at_ns`.
-pub(crate) struct Acknowledged {
-    pub(crate) at_ns: u64,
-    pub(crate) cqe: Option<([u8; CQE_BYTES], CqeOpcode)>,
-    pub(crate) landing: Option<Landing>,
 }
 
 impl Timing {

@@ -7,35 +7,9 @@
 //! | 0x20.. | understood, and not possible | [`Limit`] |
 //! | 0x40.. | strict mode: a rule was broken | [`Rule`] |
 
-use mlx5_wire::Syndrome;
-
 use super::memory::Fault;
-use super::requester::{Malformed, Outcome};
-use super::rule::Rule;
-use super::strict::VENDOR;
-
-/// Why an operation that is well-formed fails.
-#[derive(Clone, Copy)]
-#[repr(u8)]
-pub(crate) enum Limit {
-    /// The receive's buffers end before the message does.
-    ReceiveTooShort = 0x20,
-    /// Longer than any message.
-    MessageTooLong = 0x21,
-    /// Longer than the path's MTU.
-    DatagramTooLong = 0x22,
-    /// The address of an atomic is not a multiple of 8.
-    AtomicAlignment = 0x23,
-    /// [`Faults::fail`](crate::Faults::fail) asked for it.
-    OnPurpose = 0x2f,
-}
-
-impl Limit {
-    /// The failure of an operation with this detail.
-    pub(crate) fn fails(self, syndrome: Syndrome) -> Outcome {
-        Outcome::Fail(syndrome, self as u8)
-    }
-}
+use super::outcome::{Limit, Malformed};
+use super::rule::{Rule, VENDOR};
 
 const TEXTS: [(u8, &str); 19] = [
     (Fault::Key as u8, "no such key, or its region was deregistered"),

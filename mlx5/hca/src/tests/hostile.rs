@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 use mlx5_wire::*;
 
 use super::driver::{ALL, BYTES, ENTRIES, End, World};
-use crate::layout::{ATOMIC, GRH, Message};
+use crate::layout::{ATOMIC, GRH, Message, qp_index};
+use crate::memory::ready_words;
 use crate::random::Random;
-use crate::{FabricSpec, Hca, LocalFabric, Service, SoftOptions, objects};
+use crate::{FabricSpec, Hca, LocalFabric, Service, SoftOptions};
 
 /// The registered memory is between two parts that are not.
 const OUTSIDE: usize = 4096;
@@ -28,7 +29,7 @@ fn nonsense(random: &mut Random) -> u64 {
 /// atomic; the words of receives and of readiness.
 fn spoil_lanes(end: &End, random: &mut Random) {
     let hca = &end.hca;
-    let index = objects::qp_index(end.qpn);
+    let index = qp_index(end.qpn);
     let (lanes, lane) = (hca.memory.lanes(), hca.memory.lane(index));
     match random.below(8) {
         0 => lanes.pops[random.below(3) as usize].word.store(nonsense(random), Ordering::Relaxed),
@@ -72,13 +73,13 @@ fn publish(hca: &Hca, index: usize, message: Message) {
     // SAFETY: the lane's slots; its other producer is this thread too, and not in the middle of anything.
     let mut tx = unsafe { shm::lane::LaneTx::new(slots, place.slots.into(), position) };
     tx.publish(message);
-    objects::ready_words(&hca.memory).notify(index);
+    ready_words(&hca.memory).notify(index);
 }
 
 /// What the owner tells those who send to it.
 fn spoil_told(end: &End, random: &mut Random) {
     let memory = &end.hca.memory;
-    let entry = memory.qp(objects::qp_index(end.qpn));
+    let entry = memory.qp(qp_index(end.qpn));
     let word = nonsense(random);
     match random.below(12) {
         0 => entry.told.consumed.store(word, Ordering::Relaxed),
@@ -224,7 +225,7 @@ fn an_atomic_is_executed_only_where_its_key_allows() {
     let end = End::new_inside(&world, Service::Connected, true, ALL, OUTSIDE);
     // A queue pair lets nobody do anything before it is connected.
     end.hca.connect_by_number(end.qpn, end.qpn, ALL);
-    let (hca, index) = (&end.hca, objects::qp_index(end.qpn));
+    let (hca, index) = (&end.hca, qp_index(end.qpn));
     let ask = |addr: u64, kind_key: u64, number: u32| {
         let request = &hca.memory.lane(index).atomic;
         request.addr.store(addr, Ordering::Relaxed);
@@ -256,7 +257,7 @@ fn an_owner_that_tells_nonsense_of_an_atomic_ends_it() {
         a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
         a.ring();
         a.hca.poll();
-        let told = &b.hca.memory.qp(objects::qp_index(b.qpn)).told;
+        let told = &b.hca.memory.qp(qp_index(b.qpn)).told;
         told.answered.store(crate::layout::Told::pack(1, fault), Ordering::Release);
         a.hca.poll();
         let (opcode, syndrome) = (CqeOpcode::RequesterError, Syndrome::RemoteAccess);

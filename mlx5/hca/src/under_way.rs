@@ -1,0 +1,63 @@
+//! What a queue pair has under way, in any time but the immediate.
+
+use std::collections::VecDeque;
+
+use mlx5_wire::{CQE_BYTES, CqeOpcode};
+
+/// What a queue pair has under way. Empty, and never looked at, in immediate time.
+#[derive(Default)]
+pub(crate) struct UnderWay {
+    /// WQEs, or doorbells, whose time has not come.
+    pub(crate) announced: VecDeque<Announced>,
+    /// Acknowledgements and responses on their way back, in order.
+    pub(crate) acknowledged: VecDeque<Acknowledged>,
+    /// How long after its effect the completion of the WQE being executed is visible.
+    pub(crate) acknowledge_ns: u64,
+    /// Strict mode: what was to be sent when the doorbell rang.
+    pub(crate) sources: VecDeque<Source>,
+    /// The last effect there will be, so that effects are in order.
+    pub(crate) last_effect_ns: u64,
+    /// When the last response is here, for fences.
+    pub(crate) last_response_ns: u64,
+}
+
+impl UnderWay {
+    /// With room for all of a send queue, so that nothing is allocated later.
+    pub(crate) fn with_capacity(wqes: usize, is_strict: bool) -> Self {
+        Self {
+            announced: VecDeque::with_capacity(wqes),
+            acknowledged: VecDeque::with_capacity(wqes),
+            sources: VecDeque::with_capacity(if is_strict { wqes } else { 0 }),
+            ..Self::default()
+        }
+    }
+}
+
+/// The SQ up to `end` may be executed at `at_ns`.
+#[derive(Clone, Copy)]
+pub(crate) struct Announced {
+    pub(crate) at_ns: u64,
+    pub(crate) end: u16,
+    /// From the effect to the completion.
+    pub(crate) acknowledge_ns: u64,
+}
+
+/// What is visible at `at_ns`.
+pub(crate) struct Acknowledged {
+    pub(crate) at_ns: u64,
+    pub(crate) cqe: Option<([u8; CQE_BYTES], CqeOpcode)>,
+    pub(crate) landing: Option<Landing>,
+}
+
+/// What a WQE was to send when its doorbell rang.
+#[derive(Clone, Copy)]
+pub(crate) struct Source {
+    pub(crate) counter: u16,
+    pub(crate) hash: u64,
+}
+
+/// What a READ or an atomic brings.
+pub(crate) struct Landing {
+    pub(crate) counter: u16,
+    pub(crate) bytes: Vec<u8>,
+}
