@@ -1,31 +1,6 @@
 //! What can go wrong, one type per verb.
 
-use crate::mesh::NODES_MAX;
-use crate::node::Token;
-
-/// Why a network was not made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// Too few or too many nodes.
-    #[error("{0} nodes: there must be 1 to {NODES_MAX}")]
-    Nodes(usize),
-    /// Too few or too many calls in flight.
-    #[error("in_flight is {in_flight}: it must be 1 to {max}")]
-    InFlight {
-        /// Calls in flight asked for.
-        in_flight: usize,
-        /// Most possible.
-        max: usize,
-    },
-    /// A lane that cannot hold all calls and replies.
-    #[error("capacity is {capacity}: it must be a power of two above 2 x in_flight = {}", 2 * in_flight)]
-    Capacity {
-        /// Slots asked for.
-        capacity: usize,
-        /// Calls in flight asked for.
-        in_flight: usize,
-    },
-}
+use crate::token::Token;
 
 /// Why a call was not made. The payload and the user data come back.
 #[derive(thiserror::Error)]

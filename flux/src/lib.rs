@@ -1,14 +1,17 @@
 #![doc = include_str!("../README.md")]
 //!
 //! # The files, in the order a call passes them
-//! - `mesh`: the memory that all nodes share, and its sizes.
+//! - `config`: the sizes of a network. `mesh`: the memory that all its nodes share.
 //! - `node`: calls, received calls, replies; why the lanes never overflow.
-//! - `error`: what can go wrong, one type per verb.
+//! - `token`: the duty to answer. `error`: what can go wrong, one type per verb.
 
+mod config;
 mod error;
 mod mesh;
 mod node;
+mod token;
 
-pub use error::{CallError, CallFailed, ConfigError, ForeignToken};
-pub use mesh::{Config, NODES_MAX};
-pub use node::{Node, Token, network};
+pub use config::{Config, ConfigError, NODES_MAX};
+pub use error::{CallError, CallFailed, ForeignToken};
+pub use node::{Node, network};
+pub use token::Token;

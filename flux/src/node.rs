@@ -23,37 +23,13 @@ use shm::ready::{self, HotSet, ReadyWords};
 use shm::sleep::{self, Sleep, Sleeper, Watch, Word};
 use shm::sync::{AtomicU32, FIRST, Ordering, light_barrier};
 
-use crate::error::{CallError, CallFailed, ConfigError, ForeignToken};
-use crate::mesh::{Asked, CALL, Config, Mesh, Message, REJECTION, REPLY};
+use crate::config::{Config, ConfigError};
+use crate::error::{CallError, CallFailed, ForeignToken};
+use crate::mesh::{Asked, CALL, Mesh, Message, REJECTION, REPLY};
+use crate::token::Token;
 
 /// Empty polls between two looks for dropped nodes.
 const POLLS_PER_LOOK: u32 = 64;
-
-/// The duty to answer a received call, 24 bytes. It can be kept anywhere, also as the user data of another call.
-///
-/// Dropping it, on whatever thread, ends the call with [`CallFailed::Dropped`]: the node that received the call tells the caller in its next
-/// [`poll`](Node::poll), for which [`wait`](Node::wait) wakes it.
-#[must_use = "a token that is dropped rejects its call"]
-pub struct Token<T> {
-    asked: Asked,
-    /// The network; `None` once the call is answered.
-    mesh: Option<Arc<Mesh<T>>>,
-}
-
-impl<T> fmt::Debug for Token<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Token").field("from", &self.asked.from).field("to", &self.asked.to).finish_non_exhaustive()
-    }
-}
-
-impl<T> Drop for Token<T> {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(mesh) = self.mesh.take() {
-            mesh.reject(self.asked);
-        }
-    }
-}
 
 /// One node of a network, for one thread. `T` is the payload of calls and replies, `U` what the caller wants back with each reply.
 ///
