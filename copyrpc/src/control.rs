@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn places_are_apart_cleared_and_used_again_and_regions_go_with_their_last_one() {
         let fabric = FabricSpec::Local(LocalFabric::new());
-        let device = Device::open(&DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).unwrap();
+        let device = Device::open(DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).unwrap();
         let pd = device.alloc_pd().unwrap();
         let regions = ControlRegions::default();
         let make = |credit| ControlMemory::new(&regions, &pd, FlowWords { credit, ..FlowWords::default() }).unwrap();

@@ -64,7 +64,7 @@ struct Mono {
 impl Contender for Mono {
     const NAME: &'static str = "MonoCq";
     fn new(queues: u32) -> Self {
-        let device = Device::open(&DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
+        let device = Device::open(DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
         let mut cq = device.create_mono_cq(MESSAGES).unwrap();
         for queue in 0..queues {
             cq.register(qpn(queue), queue);
@@ -139,7 +139,7 @@ struct Cqs {
 impl Contender for Cqs {
     const NAME: &'static str = "CQs";
     fn new(queues: u32) -> Self {
-        let device = Device::open(&DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
+        let device = Device::open(DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
         // Room for every load with little memory: in the all-active one each queue gets its share, the active one has all.
         let entries = |queue| if queue == active(queues) { MESSAGES } else { (MESSAGES / queues).max(2) };
         Self { cqs: (0..queues).map(|q| device.create_cq(entries(q)).unwrap()).collect(), null: device.null().unwrap(), next: 0 }

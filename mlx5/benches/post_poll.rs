@@ -23,7 +23,7 @@ struct Null {
 
 impl Null {
     fn new(register: RegisterKind) -> Self {
-        let device = Device::open(&DeviceSpec::Null(NullOptions { register })).unwrap();
+        let device = Device::open(DeviceSpec::Null(NullOptions { register })).unwrap();
         let pd = device.alloc_pd().unwrap();
         let send_cq = device.create_cq(64).unwrap();
         let mut recv_cq = device.create_mono_cq(OPERATIONS as u32).unwrap();
@@ -87,7 +87,7 @@ impl Soft {
         let fabric = LocalFabric::new();
         let end = || {
             let options = SoftOptions { fabric: FabricSpec::Local(fabric.clone()), arena_bytes: 1 << 30, ..Default::default() };
-            let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
+            let device = Device::open(DeviceSpec::Soft(options)).unwrap();
             let pd = device.alloc_pd().unwrap();
             let send_cq = device.create_cq(64).unwrap();
             let recv_cq = device.create_mono_cq::<()>(OPERATIONS as u32).unwrap();

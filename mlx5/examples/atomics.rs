@@ -1,14 +1,14 @@
 //! Atomics: two threads, each with a device of its own, share a counter (fetch-and-add) and a lock (compare-and-swap) in a third one's
 //! memory. Its owner sleeps meanwhile.
 //!
-//! `cargo run --release -p mlx5 --example atomics`
+//! `cargo run --release -p mlx5 --example atomics [DEVICE]`: on the software HCA, or on DEVICE, for example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]
 
 use std::error::Error;
 use std::sync::mpsc;
 
-use mlx5::{Access, CompareSwap, ConnectOptions, Cq, Device, DeviceSpec, FetchAdd, Inline, LocalFabric, Mr, QpAddress, QpConfig};
-use mlx5::{FabricSpec, RcOperation, RcQp, Read, Signal, SoftOptions, Write};
+use mlx5::{Access, CompareSwap, ConnectOptions, Cq, Device, DeviceSpec, FetchAdd, Inline, Mr, QpAddress, QpConfig};
+use mlx5::{RcOperation, RcQp, Read, Signal, Write};
 
 const THREADS: u64 = 2;
 const ROUNDS: u64 = 2_000;
@@ -22,7 +22,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 type Target = (QpAddress, u64, u32);
 
 fn main() -> Result<(), Failure> {
-    let spec = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
+    let spec = DeviceSpec::from(std::env::args().nth(1).as_deref().unwrap_or("soft"));
     let device = Device::open(&spec)?;
     let pd = device.alloc_pd()?;
     let (cq, srq) = (device.create_cq(16)?, pd.create_srq(1, 0)?);

@@ -1,6 +1,6 @@
 //! Completions: one for many operations, sleeping until one comes, and several in one compressed session.
 //!
-//! `cargo run --release -p mlx5 --example completions`
+//! `cargo run --release -p mlx5 --example completions [DEVICE]`: on the software HCA, or on DEVICE, for example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]
 
 use std::error::Error;
@@ -8,11 +8,11 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use mlx5::wire::{MiniCqe, ResponderCqe};
-use mlx5::{Access, ConnectOptions, Cq, CqConfig, CqeOpcode, Device, DeviceSpec, FabricSpec, Inline, LocalFabric, NullOptions, Pd};
-use mlx5::{QpAddress, QpConfig, RcQp, SendImm, Signal, SoftOptions, Srq, Write};
+use mlx5::{Access, ConnectOptions, Cq, CqConfig, CqeOpcode, Device, DeviceSpec, Inline, Pd};
+use mlx5::{QpAddress, QpConfig, RcQp, SendImm, Signal, Srq, Write};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let spec = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
+    let spec = DeviceSpec::from(std::env::args().nth(1).as_deref().unwrap_or("soft"));
     one_for_many(&spec)?;
     sleep_until_one_comes(&spec)?;
     several_in_one_session()
@@ -38,8 +38,10 @@ fn one_for_many(spec: &DeviceSpec) -> Result<(), Box<dyn Error>> {
         qp.post(&Write { addr: mr.addr() + u64::from(i), rkey: mr.rkey(), payload: Inline(&[i]) }, signal, i.into())?;
     }
     qp.ring();
-    let (mut finished, mut operations) = (Vec::new(), 0);
-    let cqes = cq.poll(64, |cqe| operations += qp.complete_each(&cqe, |user| finished.push(user)));
+    let (mut finished, mut operations, mut cqes) = (Vec::new(), 0, 0);
+    while operations < 10 {
+        cqes += cq.poll(64, |cqe| operations += qp.complete_each(&cqe, |user| finished.push(user)));
+    }
     println!("{cqes} completion for {operations} operations");
     if cqes == 1 && finished.iter().copied().eq(0..10) { Ok(()) } else { Err("not all, or not in order".into()) }
 }
@@ -87,7 +89,7 @@ fn send_later(spec: &DeviceSpec, to: &QpAddress, tell: &mpsc::Sender<QpAddress>)
 /// A device may write completions that differ in little as one session, if it was asked to; polls hand them out as any others. Here the program
 /// plays the device.
 fn several_in_one_session() -> Result<(), Box<dyn Error>> {
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default()))?;
+    let device = Device::open("null")?;
     let mut cq = device.create_cq(CqConfig { entries: 32, cqe_bytes: 64, compression: true })?;
     let title = ResponderCqe { qpn: 7, wqe_counter: 100, ..ResponderCqe::default() }.emit();
     let minis = [10, 20, 30].map(|byte_count| MiniCqe { word: 0, byte_count });

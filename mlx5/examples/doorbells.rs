@@ -1,13 +1,13 @@
 //! Doorbells: the ways to tell the device of new WQEs, on a null device, which only keeps what the driver writes; and the same on a strict
 //! software HCA, which checks each of them and executes it.
 //!
-//! `cargo run --release -p mlx5 --example doorbells`
+//! `cargo run --release -p mlx5 --example doorbells [DEVICE]`: instead of the strict software HCA on DEVICE, for example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]
 
 use std::error::Error;
 
 use mlx5::wire::RequesterCqe;
-use mlx5::{Access, ConnectOptions, Cq, CqeOpcode, Device, DeviceSpec, FabricSpec, Inline, LocalFabric, NullOptions, Pd, QpConfig};
+use mlx5::{Access, ConnectOptions, Cq, CqeOpcode, Device, DeviceSpec, Inline, NullOptions, Pd, QpConfig};
 use mlx5::{RcQp, RegisterKind, Signal, SoftOptions, Write};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -15,7 +15,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{register:?} register: {}", register.copy_routine());
         on_a_null_device(NullOptions { register })?;
     }
-    on_a_strict_device()
+    let strict = || DeviceSpec::Soft(SoftOptions { strict: true, ..SoftOptions::default() });
+    on_a_working_device(&std::env::args().nth(1).map_or_else(strict, |name| DeviceSpec::from(&*name)))
 }
 
 /// A queue pair that is its own peer.
@@ -60,7 +61,7 @@ fn ring_in_every_mode(qp: &mut RcQp, to: (u64, u32)) -> Result<u16, Box<dyn Erro
 }
 
 fn on_a_null_device(options: NullOptions) -> Result<(), Box<dyn Error>> {
-    let device = Device::open(&DeviceSpec::Null(options))?;
+    let device = Device::open(DeviceSpec::Null(options))?;
     let (_pd, mut cq, mut qp) = loopback(&device)?;
     let null = device.null().ok_or("not a null device")?;
     let posted = ring_in_every_mode(&mut qp, (0x1000, 1))?;
@@ -74,16 +75,20 @@ fn on_a_null_device(options: NullOptions) -> Result<(), Box<dyn Error>> {
     if (record, finished) == (posted, usize::from(posted)) { Ok(()) } else { Err("the record is wrong".into()) }
 }
 
-fn on_a_strict_device() -> Result<(), Box<dyn Error>> {
-    let fabric = FabricSpec::Local(LocalFabric::new());
-    let device = Device::open(&DeviceSpec::Soft(SoftOptions { fabric, strict: true, ..SoftOptions::default() }))?;
+fn on_a_working_device(spec: &DeviceSpec) -> Result<(), Box<dyn Error>> {
+    let device = Device::open(spec)?;
     let (pd, mut cq, mut qp) = loopback(&device)?;
     let mr = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let posted = ring_in_every_mode(&mut qp, (mr.addr(), mr.rkey()))?;
-    let mut done = 0;
-    cq.poll(64, |cqe| done += u16::from(qp.complete(&cqe).is_some() && cqe.result().is_ok()));
+    let (mut done, mut failed) = (0, None);
+    while done < posted && failed.is_none() {
+        cq.poll(64, |cqe| {
+            failed = cqe.result().err();
+            done += u16::from(qp.complete(&cqe).is_some());
+        });
+    }
     let (mut bytes, violations) = ([0; 20], device.soft().map_or_else(Vec::new, |soft| soft.take_violations()));
     mr.read(0, &mut bytes)?;
-    println!("strict device: {done} of {posted} operations done, violations: {violations:?}");
-    if done == posted && bytes == [2; 20] && violations.is_empty() { Ok(()) } else { Err("a doorbell went wrong".into()) }
+    println!("{}: {done} of {posted} operations done, violations: {violations:?}", device.info().name);
+    if failed.is_none() && bytes == [2; 20] && violations.is_empty() { Ok(()) } else { Err("a doorbell went wrong".into()) }
 }

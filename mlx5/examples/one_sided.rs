@@ -11,8 +11,7 @@ use std::error::Error;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use mlx5::verbs::VerbsOptions;
-use mlx5::{Access, ConnectOptions, Device, DeviceSpec, Inline, QpAddress, QpConfig, Read, Signal, Write, WriteImm};
+use mlx5::{Access, ConnectOptions, Device, Inline, QpAddress, QpConfig, Read, Signal, Write, WriteImm};
 
 const ROLE: &str = "MLX5_EXAMPLE_ONE_SIDED";
 
@@ -34,8 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Either end: the requester has a `child`, the other one is it.
 fn run(mut from: impl std::io::Read, mut to: impl std::io::Write, child: Option<&Child>) -> Result<(), Box<dyn Error>> {
-    let named = |device| DeviceSpec::Verbs(VerbsOptions { device: Some(device), ..VerbsOptions::default() });
-    let device = Device::open(&std::env::args().nth(1).map_or_else(DeviceSpec::default, named))?;
+    let device = Device::open(std::env::args().nth(1).as_deref().unwrap_or("soft"))?;
     let pd = device.alloc_pd()?;
     let (mut send_cq, mut recv_cq) = (device.create_cq(16)?, device.create_cq(16)?);
     let mut srq = pd.create_srq(15, 0)?;

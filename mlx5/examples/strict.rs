@@ -25,7 +25,7 @@ struct Loopback {
 impl Loopback {
     fn new(cqes: u32) -> Result<Self, Box<dyn Error>> {
         let now_ns = Arc::new(AtomicU64::new(0));
-        let device = Device::open(&DeviceSpec::Soft(SoftOptions {
+        let device = Device::open(DeviceSpec::Soft(SoftOptions {
             fabric: FabricSpec::Local(LocalFabric::new()),
             clock: Clock::Manual(Arc::clone(&now_ns)),
             timing: Timing::Delay { ns: 3_000 },

@@ -48,6 +48,28 @@ pub enum DeviceSpec {
     Null(NullOptions),
 }
 
+impl From<&DeviceSpec> for DeviceSpec {
+    fn from(spec: &DeviceSpec) -> Self {
+        spec.clone()
+    }
+}
+
+/// `soft` and `null` with their defaults; else the name of a device that libibverbs finds, with its port behind a colon if that is not the first
+/// active one: `mlx5_0`, `mlx5_0:2`.
+impl From<&str> for DeviceSpec {
+    fn from(name: &str) -> Self {
+        #[cfg(feature = "soft")]
+        match name {
+            "soft" => return Self::Soft(SoftOptions::default()),
+            "null" => return Self::Null(NullOptions::default()),
+            _ => {}
+        }
+        let with_port = name.rsplit_once(':').and_then(|(device, port)| Some((device, Some(port.parse().ok()?))));
+        let (device, port) = with_port.unwrap_or((name, None));
+        Self::Verbs(VerbsOptions { device: Some(device.to_owned()), port, ..VerbsOptions::default() })
+    }
+}
+
 #[cfg(feature = "soft")]
 impl Default for DeviceSpec {
     fn default() -> Self {
@@ -97,12 +119,12 @@ impl Simulated for Device {
 }
 
 impl Device {
-    /// Opens a device.
+    /// Opens a device: by a name ([`DeviceSpec`]'s `From<&str>`), or with all options.
     ///
     /// # Errors
     /// See [`OpenError`]; nothing is left behind.
-    pub fn open(spec: &DeviceSpec) -> Result<Self, OpenError> {
-        match spec {
+    pub fn open(spec: impl Into<DeviceSpec>) -> Result<Self, OpenError> {
+        match &spec.into() {
             #[cfg(feature = "soft")]
             DeviceSpec::Soft(options) => {
                 let soft = Soft::open(options)?;
@@ -128,7 +150,7 @@ impl Device {
     /// See [`OpenError`].
     #[cfg(feature = "soft")]
     pub fn simulated(simulation: &mut Simulation<'_>) -> Result<Self, OpenError> {
-        let device = Self::open(&DeviceSpec::Soft(simulation.options()))?;
+        let device = Self::open(DeviceSpec::Soft(simulation.options()))?;
         // Opened with its options, it is of its network.
         let _ = simulation.add(&device);
         Ok(device)

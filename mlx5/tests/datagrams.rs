@@ -347,7 +347,7 @@ const AHEAD: u64 = 12;
 
 /// A sender in a thread of its own: `count` datagrams of growing length, numbered, as fast as `taken` allows.
 fn send_numbered(options: SoftOptions, to: Destination, id: u32, count: u64, taken: &AtomicU64, own: &mpsc::Sender<(u32, u32)>) {
-    let mut a = Post::new(Device::open(&Net::spec(&options)).unwrap(), true);
+    let mut a = Post::new(Device::open(Net::spec(&options)).unwrap(), true);
     a.qp.activate(0).unwrap();
     own.send((id, a.qp.qpn())).unwrap();
     for n in 0..count {

@@ -7,7 +7,7 @@ use mlx5::verbs::{LinkLayer, PortState, VerbsError, VerbsOptions, devices};
 use mlx5::*;
 
 fn open(options: &VerbsOptions) -> Result<Device, VerbsError> {
-    Device::open(&DeviceSpec::Verbs(options.clone())).map_err(|error| match error {
+    Device::open(DeviceSpec::Verbs(options.clone())).map_err(|error| match error {
         OpenError::Verbs(error) => error,
         other => panic!("{other}"),
     })

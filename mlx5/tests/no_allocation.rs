@@ -39,7 +39,7 @@ fn device(fabric: &LocalFabric, clock: &Arc<AtomicU64>) -> Device {
         strict: false,
         ..Default::default()
     };
-    Device::open(&DeviceSpec::Soft(options)).unwrap()
+    Device::open(DeviceSpec::Soft(options)).unwrap()
 }
 
 const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);

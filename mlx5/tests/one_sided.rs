@@ -44,7 +44,7 @@ struct End {
 }
 
 fn open(dir: &Path) -> End {
-    let device = Device::open(&DeviceSpec::Soft(fabric::options(dir))).unwrap();
+    let device = Device::open(DeviceSpec::Soft(fabric::options(dir))).unwrap();
     let pd = device.alloc_pd().unwrap();
     let send_cq = device.create_cq(64).unwrap();
     let recv_cq = device.create_mono_cq(64).unwrap();

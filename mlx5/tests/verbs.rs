@@ -360,7 +360,7 @@ fn hammer(
     times: u64,
     mut operation: impl FnMut(&mut End, &Word, u64) -> u64,
 ) -> Vec<u64> {
-    let mut end = End::new(Device::open(&Net::spec(&options)).unwrap(), SHARED);
+    let mut end = End::new(Device::open(Net::spec(&options)).unwrap(), SHARED);
     own.send(end.qp.address()).unwrap();
     let word = word.recv().unwrap();
     end.qp.connect(&word.at, &ConnectOptions::default()).unwrap();

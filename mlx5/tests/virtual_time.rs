@@ -23,7 +23,7 @@ fn a_delayed_operation_is_not_there_before_its_time() {
         let clock = Clock::Manual(Arc::clone(&now_ns));
         let fabric = FabricSpec::Local(fabric.clone());
         let options = SoftOptions { fabric, clock, timing: Timing::Delay { ns: 2_000 }, strict: true, ..SoftOptions::default() };
-        Device::open(&DeviceSpec::Soft(options)).unwrap()
+        Device::open(DeviceSpec::Soft(options)).unwrap()
     };
     let (mut a, mut b) = (End::new(&device()), End::new(&device()));
     connect(&mut a.qp, &mut b.qp, &ConnectOptions::default());
@@ -51,7 +51,7 @@ fn traced_run(seed: u64) -> (u64, u64) {
     let mut simulation = Simulation::new(NicParameters { jitter_ns: 5_000, seed, ..NicParameters::default() });
     let options =
         SoftOptions { faults: Faults { seed, rnr_permille: 50, reorder_permille: 100, ..Faults::default() }, ..simulation.options() };
-    let ends: Vec<_> = (0..4).map(|_| Device::open(&DeviceSpec::Soft(options.clone())).unwrap()).map(|d| End::new(&d)).collect();
+    let ends: Vec<_> = (0..4).map(|_| Device::open(DeviceSpec::Soft(options.clone())).unwrap()).map(|d| End::new(&d)).collect();
     let mut qps: Vec<Vec<RcQp>> = ends.iter().map(|_| vec![]).collect();
     for i in 0..4 {
         for j in 0..i {
@@ -328,7 +328,7 @@ fn an_actor_misses_no_arrival_however_many_queue_pairs_it_has() {
 fn a_peer_that_nobody_steps_stops_its_sender_and_not_the_simulation() {
     let mut simulation = Simulation::new(NIC);
     let mut a = End::new(&Device::simulated(&mut simulation).unwrap());
-    let mut b = End::new(&Device::open(&DeviceSpec::Soft(simulation.options())).unwrap());
+    let mut b = End::new(&Device::open(DeviceSpec::Soft(simulation.options())).unwrap());
     connect(&mut a.qp, &mut b.qp, &ConnectOptions::default());
     b.receives(200);
     (0..200).for_each(|i| a.qp.post(&imm(&b, i), Signal::Always, i.into()).unwrap());
@@ -364,7 +364,7 @@ fn a_working_actor_is_not_interrupted() {
 fn a_message_that_a_fault_passed_over_arrives_when_nothing_else_happens() {
     let mut simulation = Simulation::new(NIC);
     let faults = Faults { seed: 3, reorder_permille: 700, ..Faults::default() };
-    let device = Device::open(&DeviceSpec::Soft(SoftOptions { faults, ..simulation.options() })).unwrap();
+    let device = Device::open(DeviceSpec::Soft(SoftOptions { faults, ..simulation.options() })).unwrap();
     let (mut a, mut b) = (End::new(&Device::simulated(&mut simulation).unwrap()), End::new(&device));
     simulation.add(&device).unwrap();
     connect(&mut a.qp, &mut b.qp, &ConnectOptions::default());

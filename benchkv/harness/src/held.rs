@@ -130,7 +130,7 @@ mod tests {
     fn the_memfds_of_a_device_are_told_from_those_that_come_later() {
         let open = || {
             let fabric = FabricSpec::Local(LocalFabric::new());
-            Device::open(&DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() })).unwrap()
+            Device::open(DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() })).unwrap()
         };
         let before = Memfds::now().unwrap();
         let first = open();

@@ -49,7 +49,7 @@ fn port(device: &str, entry: &PortEntry) -> Port {
         text: format!("{state:?}, {link_layer}, LID {lid}, MTU {mtu}"),
         reached_by: is_active.then(|| {
             let options = VerbsOptions { device: Some(device.to_owned()), port: Some(*number), ..VerbsOptions::default() };
-            let opened = mlx5::Device::open(&DeviceSpec::Verbs(options));
+            let opened = mlx5::Device::open(DeviceSpec::Verbs(options));
             opened.map(|device| format!("{}; {}", device.info().transport, device.info().modes)).map_err(|error| error.to_string())
         }),
     }

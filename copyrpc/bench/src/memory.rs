@@ -115,7 +115,7 @@ fn parts(connections: usize, send_wr: u32, lane_slots: u32) -> Result<[Held; 4],
     let fabric = LocalFabric::new();
     let config = QpConfig { max_send_wr: send_wr, max_inline_data: INLINE_BYTES, lane_slots, ..QpConfig::default() };
     let end = || -> Result<_, Box<dyn Error>> {
-        let device = Device::open(&soft(&fabric))?;
+        let device = Device::open(soft(&fabric))?;
         let pd = device.alloc_pd()?;
         let (send_cq, recv_cq) = (device.create_cq(4096)?, device.create_mono_cq::<()>(4096)?);
         let srq = pd.create_srq(1023, 0)?;

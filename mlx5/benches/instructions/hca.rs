@@ -7,7 +7,7 @@ pub(crate) fn write_imm(n: usize, batch: usize) {
     let fabric = LocalFabric::new();
     let end = || {
         let options = SoftOptions { fabric: FabricSpec::Local(fabric.clone()), arena_bytes: 1 << 30, ..Default::default() };
-        let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
+        let device = Device::open(DeviceSpec::Soft(options)).unwrap();
         let pd = device.alloc_pd().unwrap();
         let send_cq = device.create_cq(64).unwrap();
         let recv_cq = device.create_mono_cq::<()>(64).unwrap();

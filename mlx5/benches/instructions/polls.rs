@@ -7,7 +7,7 @@ use mlx5::*;
 #[inline(always)]
 pub(crate) fn poll_mono(n: usize, complete: bool) {
     const CQES: u32 = 1 << 14;
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_mono_cq::<u64>(CQES).unwrap();
     let mut srq = pd.create_srq(CQES, 0).unwrap();
@@ -41,7 +41,7 @@ pub(crate) fn poll_mono(n: usize, complete: bool) {
 pub(crate) fn poll_compressed(n: usize) {
     const CQES: u32 = 1 << 14;
     const SESSION: usize = 16;
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_mono_cq::<u64>(CqConfig { compression: true, ..CqConfig::from(CQES) }).unwrap();
@@ -67,7 +67,7 @@ const CQES: u32 = 1 << 14;
 
 /// `n` sends of one queue pair complete, each with its result looked at and its operation finished.
 pub(crate) fn poll_send(n: usize) {
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_cq(CQES).unwrap();
@@ -93,7 +93,7 @@ pub(crate) fn poll_send(n: usize) {
 
 /// `n` receives of one queue pair with a receive queue of its own complete, each with its result looked at.
 pub(crate) fn poll_receive_rq(n: usize) {
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_cq(CQES).unwrap();
@@ -118,7 +118,7 @@ pub(crate) fn poll_receive_rq(n: usize) {
 
 /// `n` receives of four queue pairs on a shared queue complete, each with its result looked at and its queue pair's value looked up.
 pub(crate) fn poll_receive_srq(n: usize) {
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_mono_cq::<u64>(CQES).unwrap();
@@ -145,7 +145,7 @@ pub(crate) fn poll_receive_srq(n: usize) {
 
 /// `n` polls that find nothing.
 pub(crate) fn poll_empty(n: usize) {
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let mut cq = device.create_cq(64).unwrap();
     let mut polled = 0;
     for _ in 0..n {

@@ -18,7 +18,7 @@ struct Poster {
 
 impl Poster {
     fn new() -> Self {
-        let device = Device::open(&DeviceSpec::Null(NullOptions { register: RegisterKind::WriteCombining })).unwrap();
+        let device = Device::open(DeviceSpec::Null(NullOptions { register: RegisterKind::WriteCombining })).unwrap();
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(64).unwrap();
         let srq = pd.create_srq(1, 0).unwrap();
@@ -89,7 +89,7 @@ pub(crate) const RECEIVES: u32 = 1 << 14;
 /// Posts `n` receives of one buffer to a queue pair's own receive queue, `batch` to a doorbell.
 #[inline(always)]
 pub(crate) fn post_receive_rq(n: usize, batch: usize) {
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(64).unwrap();
     let receives = ReceiveSource::Own { depth: RECEIVES, max_sge: 1 };
@@ -110,7 +110,7 @@ pub(crate) fn post_receive_rq(n: usize, batch: usize) {
 /// The same to a shared one.
 #[inline(always)]
 pub(crate) fn post_receive_srq(n: usize, batch: usize) {
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut srq = pd.create_srq(RECEIVES - 1, 1).unwrap();
     let mr = pd.alloc(4096, Access::LOCAL_WRITE).unwrap();

@@ -63,7 +63,7 @@ fn place(n: u64) -> u64 {
 impl End {
     pub(crate) fn open(dir: &Path, wait: Wait) -> Self {
         let fabric = FabricSpec::Shared { dir: Some(dir.to_owned()) };
-        let device = Device::open(&DeviceSpec::Soft(SoftOptions { fabric, ..Default::default() })).unwrap();
+        let device = Device::open(DeviceSpec::Soft(SoftOptions { fabric, ..Default::default() })).unwrap();
         let pd = device.alloc_pd().unwrap();
         let send_cq = device.create_cq(64).unwrap();
         let mut cq = device.create_mono_cq(RECEIVES + 1).unwrap();

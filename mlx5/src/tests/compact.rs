@@ -8,7 +8,7 @@ use crate::{
 /// Formats of the entries at which completions start, for messages with these immediates, sent in one doorbell.
 fn formats(compression: bool, imms: &[u32]) -> Vec<CqeFormat> {
     let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), strict: true, ..Default::default() };
-    let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
+    let device = Device::open(DeviceSpec::Soft(options)).unwrap();
     let pd = device.alloc_pd().unwrap();
     let send_cq = device.create_cq(64).unwrap();
     let mut recv_cq = device.create_cq(CqConfig { compression, ..CqConfig::from(64) }).unwrap();

@@ -58,7 +58,7 @@ impl Writer {
 fn what_a_destroyed_queue_pair_leaves_is_nobodys_and_what_the_next_with_its_number_completes_is_its_own() {
     for (seed, start) in [0, 100, u32::MAX - 100, (1 << 24) - 100, (1 << 23) - 100, 1 << 22].into_iter().enumerate() {
         for (cqe_bytes, compression) in [(64, false), (64, true), (128, true)] {
-            let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+            let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
             let mut cq = device.create_cq(CqConfig { entries: 32, cqe_bytes, compression }).unwrap();
             cq.ring().start_at(start, device.null().unwrap().null());
             let (null, random, due) = (device.null().unwrap(), Random::new(seed as u64), VecDeque::new());
@@ -93,7 +93,7 @@ fn what_a_destroyed_queue_pair_leaves_is_nobodys_and_what_the_next_with_its_numb
 /// the same number that has a send and a receive outstanding.
 #[test]
 fn an_old_completion_completes_nothing_of_the_next_queue_pair_with_its_number() {
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let (null, pd) = (device.null().unwrap(), device.alloc_pd().unwrap());
     let (mut send_cq, mut recv_cq) = (device.create_cq(8).unwrap(), device.create_mono_cq(8).unwrap());
     let own = ReceiveSource::Own { depth: 4, max_sge: 0 };

@@ -80,7 +80,7 @@ struct Bench {
 }
 
 fn bench() -> Bench {
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();

@@ -87,7 +87,7 @@ const QUEUES: usize = 4;
 
 /// As many queue pairs on one CQ, and the receives they share.
 fn queues(options: SoftOptions) -> (Device, Cq, Srq, Vec<RcQp>) {
-    let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
+    let device = Device::open(DeviceSpec::Soft(options)).unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(256).unwrap();
     let mut srq = pd.create_srq(63, 0).unwrap();
@@ -160,7 +160,7 @@ fn a_sleeper_is_woken_by_every_datagram() {
     let (receivers, senders) = (options(&fabric), options(&fabric));
     let count = Arc::clone(&taken);
     let create = |options: SoftOptions| {
-        let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
+        let device = Device::open(DeviceSpec::Soft(options)).unwrap();
         let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(256).unwrap());
         let mut qp = pd.create_ud_qp(&cq, &cq, ReceiveSource::Own { depth: 8, max_sge: 1 }, &QpConfig::default()).unwrap();
         qp.activate(QKEY).unwrap();

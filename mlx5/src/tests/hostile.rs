@@ -17,7 +17,7 @@ struct End {
 
 impl End {
     fn new(options: &SoftOptions, random: &mut Random) -> Self {
-        let device = Device::open(&DeviceSpec::Soft(options.clone())).unwrap();
+        let device = Device::open(DeviceSpec::Soft(options.clone())).unwrap();
         let pd = device.alloc_pd().unwrap();
         let send_cq = device.create_cq(1024).unwrap();
         let recv_cq = device.create_cq(CqConfig { compression: random.below(2) == 0, ..CqConfig::from(64) }).unwrap();

@@ -6,7 +6,7 @@ use crate::*;
 fn a_sender_that_writes_what_is_no_datagram_disturbs_nobody() {
     let fabric = FabricSpec::Local(LocalFabric::new());
     let options = SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() };
-    let [device, sender] = [(); 2].map(|()| Device::open(&DeviceSpec::Soft(options.clone())).unwrap());
+    let [device, sender] = [(); 2].map(|()| Device::open(DeviceSpec::Soft(options.clone())).unwrap());
     let own = ReceiveSource::Own { depth: 8, max_sge: 1 };
     let [(pd, mut cq, mut to), (_, _sender_cq, mut from)] = [&device, &sender].map(|device| {
         let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(16).unwrap());
@@ -36,7 +36,7 @@ fn a_sender_that_writes_what_is_no_datagram_disturbs_nobody() {
 #[test]
 fn what_has_arrived_completes_before_what_is_flushed() {
     let fabric = FabricSpec::Local(LocalFabric::new());
-    let device = Device::open(&DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() })).unwrap();
+    let device = Device::open(DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() })).unwrap();
     let pd = device.alloc_pd().unwrap();
     let (send_cq, mut recv_cq) = (device.create_cq(16).unwrap(), device.create_cq(16).unwrap());
     let own = ReceiveSource::Own { depth: 4, max_sge: 0 };
@@ -63,7 +63,7 @@ fn what_has_arrived_completes_before_what_is_flushed() {
 fn a_dead_peer_that_wrote_nonsense_into_the_pop_word_does_not_keep_the_flush_busy() {
     let fabric = FabricSpec::Local(LocalFabric::new());
     let options = SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() };
-    let [device, peer] = [(); 2].map(|()| Device::open(&DeviceSpec::Soft(options.clone())).unwrap());
+    let [device, peer] = [(); 2].map(|()| Device::open(DeviceSpec::Soft(options.clone())).unwrap());
     let own = ReceiveSource::Own { depth: 4, max_sge: 0 };
     let [(mut cq, mut to), (peer_cq, from)] = [&device, &peer].map(|device| {
         let cq = device.create_cq(16).unwrap();
@@ -83,7 +83,7 @@ fn a_dead_peer_that_wrote_nonsense_into_the_pop_word_does_not_keep_the_flush_bus
 #[test]
 fn a_full_lane_that_the_repair_drained_has_room_again() {
     let fabric = FabricSpec::Local(LocalFabric::new());
-    let device = Device::open(&DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() })).unwrap();
+    let device = Device::open(DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() })).unwrap();
     let pd = device.alloc_pd().unwrap();
     let (mut send_cq, recv_cq) = (device.create_cq(256).unwrap(), device.create_cq(256).unwrap());
     let mut srq = pd.create_srq(200, 0).unwrap();

@@ -8,7 +8,7 @@ use crate::*;
 const DEPTH: u16 = 32;
 
 fn queue_pair() -> (NullDevice, RcQp) {
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
@@ -130,7 +130,7 @@ fn a_queue_asks_for_a_completion_within_a_quarter_of_its_depth() {
 
 #[test]
 fn nothing_is_posted_to_a_queue_pair_that_cannot_send() {
-    let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();

@@ -151,7 +151,7 @@ impl Pair {
         theirs.pretend_ready();
         let to = device.create_ah(&IbvPath { lid: 1, ..IbvPath::default() });
 
-        let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+        let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
         let null = device.null().unwrap();
         let pd = device.alloc_pd().unwrap();
         let our_cq = device.create_cq(CqConfig { cqe_bytes, ..CqConfig::from(16) }).unwrap();
@@ -444,7 +444,7 @@ fn neither_driver_takes_an_entry_as_libmlx5_leaves_it() {
         let polled = if way == Way::PollCq { cq.poll(1).pop() } else { cq.start_poll() };
         assert_eq!(polled, None);
         // Ours: `cq_ring` has the same test over whole laps of a queue; here that a CQE with that byte is none.
-        let mine = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+        let mine = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
         let mut ours = mine.create_cq(CqConfig { cqe_bytes, ..CqConfig::from(16) }).unwrap();
         assert!(mine.null().unwrap().write_cqe(ours.cqn(), &ResponderCqe::default().emit(), CqeOpcode::Invalid));
         assert_eq!(ours.poll(1, |_| ()), 0);

@@ -39,7 +39,7 @@ struct Pair {
 impl Pair {
     fn new(device: &VerbsDevice, user_index: u32, sges: u32, is_shared: bool) -> Self {
         let their_cq = device.create_cq(16, 64, false, false);
-        let ours = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+        let ours = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
         let null = ours.null().unwrap();
         let pd = ours.alloc_pd().unwrap();
         let our_cq = ours.create_cq(16).unwrap();

@@ -124,7 +124,7 @@ struct Mine {
 
 impl Mine {
     fn new(is_datagram: bool, send_wr: u32) -> Self {
-        let device = Device::open(&DeviceSpec::Null(NullOptions::default())).unwrap();
+        let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(64).unwrap();
         let srq = pd.create_srq(1, 0).unwrap();

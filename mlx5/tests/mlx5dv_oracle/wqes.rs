@@ -46,7 +46,7 @@ struct Bench<Q> {
 
 /// `create` makes the queue pair, ready to send.
 fn bench<Q>(create: impl FnOnce(&Pd, &Cq, &Srq, &QpConfig) -> (Q, u32)) -> Bench<Q> {
-    let device = Device::open(&DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
+    let device = Device::open(DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
     let null = device.null().unwrap();
     let pd = device.alloc_pd().unwrap();
     let send_cq = device.create_cq(16).unwrap();

@@ -25,7 +25,7 @@ pub(crate) fn options(dir: &Path) -> SoftOptions {
 
 /// The next device of the fabric cleans up what the killed ones left; then nothing is there.
 pub(crate) fn remove_dir(dir: &Path) {
-    drop(Device::open(&DeviceSpec::Soft(options(dir))).unwrap());
+    drop(Device::open(DeviceSpec::Soft(options(dir))).unwrap());
     assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "nothing is left behind");
     std::fs::remove_dir(dir).unwrap();
 }

@@ -79,7 +79,7 @@ impl End {
     pub(crate) fn open(dir: &Path) -> Self {
         // In the doorbell, in whatever mode the tests run: that is where it is stepped.
         let options = SoftOptions { timing: Timing::Immediate, ..options(dir) };
-        let device = Device::open(&DeviceSpec::Soft(options)).unwrap();
+        let device = Device::open(DeviceSpec::Soft(options)).unwrap();
         let pd = device.alloc_pd().unwrap();
         let (send_cq, recv_cq) = (device.create_cq(64).unwrap(), device.create_mono_cq(64).unwrap());
         let srq = pd.create_srq(RECEIVES as u32, 1).unwrap();

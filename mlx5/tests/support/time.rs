@@ -118,7 +118,7 @@ impl Net {
 
     /// The same, with other options, from [`options`](Self::options).
     pub(crate) fn open(&self, options: &SoftOptions) -> Device {
-        let device = Device::open(&Self::spec(options)).unwrap();
+        let device = Device::open(Self::spec(options)).unwrap();
         if mode() != Mode::Hardware {
             self.shared.devices.borrow_mut().push(device.clone());
         }

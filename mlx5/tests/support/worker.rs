@@ -130,7 +130,7 @@ pub(crate) fn run(dir: &Path, me: usize) {
 
 impl Worker {
     fn open(dir: &Path, me: usize) -> Self {
-        let device = Device::open(&DeviceSpec::Soft(options(dir))).unwrap();
+        let device = Device::open(DeviceSpec::Soft(options(dir))).unwrap();
         let pd = device.alloc_pd().unwrap();
         let (send_cq, recv_cq) = (device.create_cq(4096).unwrap(), device.create_mono_cq(4096).unwrap());
         let srq = pd.create_srq(DEPTH as u32, 1).unwrap();

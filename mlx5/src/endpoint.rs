@@ -1,0 +1,493 @@
+//! [`Endpoint`]: a reliable connection with everything it needs, for programs that want to move bytes and not to keep queues.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::address::QpAddress;
+use crate::config::{QpConfig, QpState};
+use crate::cq::Cq;
+use crate::cqe::{CompletionError, Cqe};
+use crate::device::{Device, Pd};
+use crate::error::{ConnectError, CreateError, RegisterError};
+use crate::mr::{Mr, OutOfBounds};
+use crate::ops::{CompareSwap, FetchAdd, PostError, RcOperation, Read, Send, Write};
+use crate::qp::ReceiveSource;
+use crate::rc_qp::RcQp;
+use crate::rq::PostReceiveError;
+use crate::sq::Signal;
+use crate::wire::{ATOMIC_BYTES, Access, ConnectOptions};
+
+/// Sizes of an [`Endpoint`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointConfig {
+    /// Messages of the peer that wait here to be received, 1..=4096. Default 64.
+    pub depth: u32,
+    /// Longest message of [`send`](Endpoint::send), in bytes. Default 4096.
+    pub message_bytes: u32,
+    /// Memory that the peer reads and writes, in bytes. Default 64 KiB.
+    pub memory_bytes: usize,
+    /// How long a call may wait. Default `None`: for ever. What the device gives up by itself ends sooner
+    /// ([`ConnectOptions::transport_timeout_ns`]).
+    pub timeout: Option<Duration>,
+    /// Attributes of the connection.
+    pub connection: ConnectOptions,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> Self {
+        Self { depth: 64, message_bytes: 4096, memory_bytes: 1 << 16, timeout: None, connection: ConnectOptions::default() }
+    }
+}
+
+/// Where an endpoint can be reached, and its memory. The peer's is needed to connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointAddress {
+    qp: QpAddress,
+    addr: u64,
+    bytes: u64,
+    rkey: u32,
+}
+
+impl EndpointAddress {
+    /// Bytes of [`to_bytes`](Self::to_bytes).
+    pub const LEN: usize = QpAddress::LEN + 20;
+
+    /// For the way to the peer, whatever it is: the queue pair's address, then address, bytes and rkey of the memory, little-endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[..40].copy_from_slice(&self.qp.to_bytes());
+        b[40..48].copy_from_slice(&self.addr.to_le_bytes());
+        b[48..56].copy_from_slice(&self.bytes.to_le_bytes());
+        b[56..].copy_from_slice(&self.rkey.to_le_bytes());
+        b
+    }
+
+    /// The reverse of [`to_bytes`](Self::to_bytes); `None` for bytes that it does not make.
+    #[must_use]
+    pub fn from_bytes(b: &[u8; Self::LEN]) -> Option<Self> {
+        let (qp, rest) = b.split_first_chunk()?;
+        let (addr, rest) = rest.split_first_chunk()?;
+        let (bytes, rest) = rest.split_first_chunk()?;
+        let (addr, bytes) = (u64::from_le_bytes(*addr), u64::from_le_bytes(*bytes));
+        addr.checked_add(bytes)?;
+        Some(Self { qp: QpAddress::from_bytes(qp)?, addr, bytes, rkey: u32::from_le_bytes(*rest.first_chunk()?) })
+    }
+}
+
+/// Why an endpoint did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EndpointError {
+    /// A size of [`EndpointConfig`] that there is not.
+    #[error("{what} is {value}; legal is {legal}")]
+    Config {
+        /// The size.
+        what: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// The range.
+        legal: &'static str,
+    },
+    /// A queue could not be made.
+    #[error(transparent)]
+    Create(#[from] CreateError),
+    /// Memory could not be registered.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// The connection was not made.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// It is not connected.
+    #[error("the endpoint is not connected: call `connect` with the peer's address")]
+    NotConnected,
+    /// A message longer than [`EndpointConfig::message_bytes`].
+    #[error("a message of {bytes} bytes; this endpoint sends at most {max}: raise message_bytes")]
+    TooLong {
+        /// Bytes of the message.
+        bytes: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// A range outside the peer's memory.
+    #[error("the peer's memory: {0}")]
+    OutOfBounds(#[from] OutOfBounds),
+    /// The operation failed, and the connection with it: make a new endpoint.
+    #[error(transparent)]
+    Failed(#[from] CompletionError),
+    /// The connection failed before.
+    #[error("the connection has failed: {0}")]
+    Broken(CompletionError),
+    /// [`EndpointConfig::timeout`] has passed. A message was not received; another operation may still take effect.
+    #[error("nothing came within {0:?}")]
+    TimedOut(Duration),
+    /// A post was refused.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// A receive was refused.
+    #[error(transparent)]
+    PostReceive(#[from] PostReceiveError),
+}
+
+/// What became of the operation of a slot.
+#[derive(Clone, Copy)]
+enum Slot {
+    Free,
+    UnderWay,
+    /// Under way, and nobody waits for it any more.
+    Abandoned,
+    Ended(Result<(), CompletionError>),
+}
+
+/// Operations that may be under way: the one that is waited for, and those that were given up.
+const SLOTS: usize = 8;
+
+/// A reliable connection in one value: protection domain, completion queue, queue pair, receives, buffers, and memory that the peer may READ, WRITE
+/// and do atomics on. Both ends exchange their [`address`](Self::address) by any means, and connect.
+///
+/// Calls wait, so it is for one conversation and not for throughput: for many operations at once, and for sharing queues, there is the
+/// [queue pair](Self::qp) behind it, and what it is made of ([`Pd`]).
+///
+/// ```
+/// use mlx5::{Device, EndpointConfig};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open("soft")?; // or "mlx5_0"
+/// let (mut a, mut b) = (device.endpoint(EndpointConfig::default())?, device.endpoint(EndpointConfig::default())?);
+/// a.connect(&b.address())?;
+/// b.connect(&a.address())?;
+/// a.send(b"hello")?;
+/// assert_eq!(b.recv()?, b"hello");
+/// a.write(8, b"to your memory")?;
+/// assert_eq!(a.fetch_add(0, 5)?, 0);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// It stays in its thread. A peer that goes away says nothing: an operation towards it fails, and [`recv`](Self::recv) waits until its timeout.
+pub struct Endpoint {
+    qp: RcQp,
+    cq: Cq,
+    slots: [Slot; SLOTS],
+    /// Messages that have come: the receive's number, and their bytes.
+    inbox: VecDeque<(u64, u32)>,
+    broken: Option<CompletionError>,
+    remote: Option<EndpointAddress>,
+    /// By slot, what is sent from and read into.
+    buffers: Mr,
+    /// By number of the receive.
+    receives: Mr,
+    memory: Mr,
+    config: EndpointConfig,
+    device: Device,
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("address", &self.address()).field("remote", &self.remote).finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// An endpoint, to be connected to another.
+    ///
+    /// # Errors
+    /// A size outside its range, or memory that cannot be had.
+    pub fn endpoint(&self, config: EndpointConfig) -> Result<Endpoint, EndpointError> {
+        Endpoint::new(self, &self.alloc_pd()?, config)
+    }
+}
+
+impl Endpoint {
+    fn new(device: &Device, pd: &Pd, config: EndpointConfig) -> Result<Self, EndpointError> {
+        let EndpointConfig { depth, message_bytes, memory_bytes, .. } = config;
+        let refused = |what, value, legal| Err(EndpointError::Config { what, value, legal });
+        if !(1..=4096).contains(&depth) {
+            return refused("depth", depth.into(), "1..=4096");
+        }
+        if !(1..=1 << 20).contains(&message_bytes) {
+            return refused("message_bytes", message_bytes.into(), "1..=1048576");
+        }
+        if memory_bytes == 0 {
+            return refused("memory_bytes", 0, "1 or more");
+        }
+        let cq = device.create_cq(depth + SLOTS as u32)?;
+        let own = ReceiveSource::Own { depth, max_sge: 1 };
+        let qp = pd.create_qp(&cq, &cq, own, &QpConfig { max_send_wr: 2 * SLOTS as u32, ..QpConfig::default() })?;
+        let has_atomics = device.info().has_atomics;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        Ok(Self {
+            qp,
+            cq,
+            slots: [Slot::Free; SLOTS],
+            inbox: VecDeque::with_capacity(depth as usize),
+            broken: None,
+            remote: None,
+            // An atomic's result is aligned.
+            buffers: pd.alloc(SLOTS * buffer_bytes(message_bytes), Access::LOCAL_WRITE)?,
+            receives: pd.alloc(depth as usize * message_bytes as usize, Access::LOCAL_WRITE)?,
+            memory: pd.alloc(memory_bytes, if has_atomics { access | Access::REMOTE_ATOMIC } else { access })?,
+            config,
+            device: device.clone(),
+        })
+    }
+
+    /// What the peer needs to connect.
+    #[must_use]
+    pub fn address(&self) -> EndpointAddress {
+        let Self { qp, memory, .. } = self;
+        EndpointAddress { qp: qp.address(), addr: memory.addr(), bytes: memory.len() as u64, rkey: memory.rkey() }
+    }
+
+    /// Connects to the endpoint that gave this address, which does the same. What is sent before the peer has done it waits for it for the
+    /// transport timeout.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn connect(&mut self, remote: &EndpointAddress) -> Result<(), EndpointError> {
+        if self.qp.state() == QpState::Reset {
+            self.qp.initialize()?;
+            for number in 0..u64::from(self.config.depth) {
+                self.post_receive(number)?;
+            }
+            self.qp.ring_receives();
+        }
+        self.qp.ready_to_receive(&remote.qp, &self.config.connection)?;
+        self.qp.ready_to_send()?;
+        self.remote = Some(*remote);
+        Ok(())
+    }
+
+    /// The memory that the peer READs and WRITEs.
+    #[must_use]
+    pub fn memory(&self) -> &Mr {
+        &self.memory
+    }
+
+    /// The queue pair behind it. Its operations complete on a queue that this endpoint polls and takes for its own: post none beside it.
+    #[must_use]
+    pub fn qp(&self) -> &RcQp {
+        &self.qp
+    }
+
+    /// The queue pair and its completion queue, for a program that goes on by itself. What is under way stays so; the memory goes.
+    #[must_use]
+    pub fn into_parts(self) -> (RcQp, Cq) {
+        (self.qp, self.cq)
+    }
+
+    /// Sends a message; returns once the peer has it. Waits while the peer has [`depth`](EndpointConfig::depth) messages that it has not received.
+    ///
+    /// # Errors
+    /// See [`EndpointError`].
+    pub fn send(&mut self, message: &[u8]) -> Result<(), EndpointError> {
+        let max = self.config.message_bytes as usize;
+        if message.len() > max {
+            return Err(EndpointError::TooLong { bytes: message.len(), max });
+        }
+        let slot = self.free_slot()?;
+        let at = self.buffer(slot);
+        self.buffers.write(at, message)?;
+        let payload = self.buffers.sge(at, message.len() as u32)?;
+        self.carry_out(slot, &Send { payload })
+    }
+
+    /// Waits for the peer's next message.
+    ///
+    /// # Errors
+    /// See [`EndpointError`].
+    pub fn recv(&mut self) -> Result<Vec<u8>, EndpointError> {
+        self.wait_until(|endpoint| !endpoint.inbox.is_empty())?;
+        Ok(self.try_recv()?.unwrap_or_default())
+    }
+
+    /// The peer's next message, if there is one.
+    ///
+    /// # Errors
+    /// See [`EndpointError`].
+    pub fn try_recv(&mut self) -> Result<Option<Vec<u8>>, EndpointError> {
+        self.connected()?;
+        self.poll();
+        let Some((number, bytes)) = self.inbox.pop_front() else {
+            return self.broken.map_or(Ok(None), |error| Err(EndpointError::Broken(error)));
+        };
+        let mut message = vec![0; bytes as usize];
+        self.receives.read(number as usize * self.config.message_bytes as usize, &mut message)?;
+        // After a failure the queue pair takes none; what has come is here all the same.
+        if self.broken.is_none() {
+            self.post_receive(number)?;
+            self.qp.ring_receives();
+        }
+        Ok(Some(message))
+    }
+
+    /// Writes into the peer's memory from `offset` on; returns once the bytes are there. The peer is not told.
+    ///
+    /// # Errors
+    /// See [`EndpointError`].
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EndpointError> {
+        let (mut addr, rkey) = self.range(offset, bytes.len())?;
+        for piece in bytes.chunks(self.config.message_bytes as usize) {
+            let slot = self.free_slot()?;
+            let at = self.buffer(slot);
+            self.buffers.write(at, piece)?;
+            let payload = self.buffers.sge(at, piece.len() as u32)?;
+            self.carry_out(slot, &Write { addr, rkey, payload })?;
+            addr += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Reads the peer's memory from `offset` on. The peer is not told.
+    ///
+    /// # Errors
+    /// See [`EndpointError`]; some of `bytes` may have been read.
+    pub fn read(&mut self, offset: usize, bytes: &mut [u8]) -> Result<(), EndpointError> {
+        let (mut addr, rkey) = self.range(offset, bytes.len())?;
+        for piece in bytes.chunks_mut(self.config.message_bytes as usize) {
+            let slot = self.free_slot()?;
+            let at = self.buffer(slot);
+            let into = self.buffers.sge(at, piece.len() as u32)?;
+            self.carry_out(slot, &Read { addr, rkey, into })?;
+            self.buffers.read(at, piece)?;
+            addr += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Adds to the number at `offset` of the peer's memory, a multiple of 8; returns what was there.
+    ///
+    /// # Errors
+    /// See [`EndpointError`].
+    pub fn fetch_add(&mut self, offset: usize, add: u64) -> Result<u64, EndpointError> {
+        let (addr, rkey) = self.range(offset, ATOMIC_BYTES as usize)?;
+        self.atomic(|into| FetchAdd { addr, rkey, add, into })
+    }
+
+    /// Stores `swap` at `offset` of the peer's memory, a multiple of 8, if `compare` is there; returns what was there.
+    ///
+    /// # Errors
+    /// See [`EndpointError`].
+    pub fn compare_swap(&mut self, offset: usize, compare: u64, swap: u64) -> Result<u64, EndpointError> {
+        let (addr, rkey) = self.range(offset, ATOMIC_BYTES as usize)?;
+        self.atomic(|into| CompareSwap { addr, rkey, compare, swap, into })
+    }
+
+    fn atomic<O: RcOperation>(&mut self, operation: impl FnOnce(crate::Sge) -> O) -> Result<u64, EndpointError> {
+        let slot = self.free_slot()?;
+        let at = self.buffer(slot);
+        let operation = operation(self.buffers.sge(at, ATOMIC_BYTES)?);
+        self.carry_out(slot, &operation)?;
+        let mut old = [0; ATOMIC_BYTES as usize];
+        self.buffers.read(at, &mut old)?;
+        Ok(u64::from_ne_bytes(old))
+    }
+
+    /// Address and rkey of a range of the peer's memory.
+    fn range(&self, offset: usize, len: usize) -> Result<(u64, u32), EndpointError> {
+        let EndpointAddress { addr, bytes, rkey, .. } = self.connected()?;
+        let region = usize::try_from(bytes).unwrap_or(usize::MAX);
+        match offset.checked_add(len) {
+            Some(end) if end <= region => Ok((addr + offset as u64, rkey)),
+            _ => Err(OutOfBounds { offset, len, region }.into()),
+        }
+    }
+
+    fn connected(&self) -> Result<EndpointAddress, EndpointError> {
+        self.remote.ok_or(EndpointError::NotConnected)
+    }
+
+    fn buffer(&self, slot: usize) -> usize {
+        slot * buffer_bytes(self.config.message_bytes)
+    }
+
+    fn post_receive(&mut self, number: u64) -> Result<(), EndpointError> {
+        let bytes = self.config.message_bytes;
+        let buffer = self.receives.sge(number as usize * bytes as usize, bytes)?;
+        Ok(self.qp.post_receive(&[buffer], number)?)
+    }
+
+    /// Waits for a slot: all are taken only if as many operations were given up.
+    fn free_slot(&mut self) -> Result<usize, EndpointError> {
+        self.connected()?;
+        let free = |endpoint: &Self| endpoint.slots.iter().position(|slot| matches!(slot, Slot::Free));
+        self.wait_until(|endpoint| free(endpoint).is_some())?;
+        Ok(free(self).unwrap_or(0))
+    }
+
+    /// Posts an operation, and waits for its end.
+    fn carry_out(&mut self, slot: usize, operation: &impl RcOperation) -> Result<(), EndpointError> {
+        self.qp.post(operation, Signal::Always, slot as u64)?;
+        self.slots[slot] = Slot::UnderWay;
+        self.qp.ring();
+        if let Err(error) = self.wait_until(|endpoint| matches!(endpoint.slots[slot], Slot::Ended(_))) {
+            self.slots[slot] = Slot::Abandoned;
+            return Err(error);
+        }
+        match core::mem::replace(&mut self.slots[slot], Slot::Free) {
+            Slot::Ended(result) => Ok(result?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes in what has completed.
+    fn poll(&mut self) -> usize {
+        let Self { qp, cq, slots, inbox, broken, .. } = self;
+        cq.poll(16, |cqe| {
+            let result = cqe.result();
+            if let Err(error) = result {
+                broken.get_or_insert(error);
+            }
+            take(qp, slots, inbox, &cqe, result);
+        })
+    }
+
+    /// Polls until `is_over`, first without a pause, then asleep.
+    fn wait_until(&mut self, is_over: impl Fn(&Self) -> bool) -> Result<(), EndpointError> {
+        const SPINS: u32 = 1_000;
+        const SLICE: Duration = Duration::from_millis(10);
+        self.connected()?;
+        let end = self.config.timeout.map(|timeout| (timeout, Instant::now() + timeout));
+        let mut spins = 0;
+        loop {
+            let polled = self.poll();
+            if is_over(self) {
+                return Ok(());
+            }
+            if let Some(error) = self.broken {
+                return Err(EndpointError::Broken(error));
+            }
+            if polled > 0 {
+                continue;
+            }
+            spins += 1;
+            if spins < SPINS {
+                core::hint::spin_loop();
+                continue;
+            }
+            let left = end.map(|(timeout, end)| (timeout, end.saturating_duration_since(Instant::now())));
+            if let Some((timeout, Duration::ZERO)) = left {
+                return Err(EndpointError::TimedOut(timeout));
+            }
+            self.cq.arm(false);
+            if !self.cq.has_completion() {
+                self.device.wait(Some(left.map_or(SLICE, |(_, left)| left.min(SLICE))));
+            }
+        }
+    }
+}
+
+/// Bytes of a slot's buffer: room for a message, or for the result of an atomic, which is aligned.
+fn buffer_bytes(message_bytes: u32) -> usize {
+    (message_bytes as usize).next_multiple_of(64)
+}
+
+/// One completion.
+fn take(qp: &mut RcQp, slots: &mut [Slot; SLOTS], inbox: &mut VecDeque<(u64, u32)>, cqe: &Cqe<'_>, result: Result<(), CompletionError>) {
+    if let Some(slot) = qp.complete(cqe).and_then(|user| slots.get_mut(user as usize)) {
+        *slot = if matches!(slot, Slot::Abandoned) { Slot::Free } else { Slot::Ended(result) };
+    } else if let (Some(number), Ok(())) = (qp.complete_receive(cqe), result) {
+        inbox.push_back((number, cqe.byte_count()));
+    }
+}
