@@ -6,6 +6,7 @@ use crate::mmio::RegisterKind;
 use crate::wire::CQE_BYTES;
 
 /// Options of a [`DeviceSpec::Null`](crate::DeviceSpec::Null) device.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NullOptions {
     /// How doorbells write its registers, which are memory that nobody reads. Default [`RegisterKind::Ordinary`].

@@ -51,10 +51,20 @@ pub use device::{CompletionQueue, CqRef, Device, DeviceSpec, Pd};
 pub use endpoint::{Endpoint, EndpointAddress, EndpointConfig, EndpointError};
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
 pub use fast_map::FastMap;
+#[cfg(feature = "soft")]
+pub use mlx5_hca as hca;
+#[cfg(feature = "soft")]
+#[doc(no_inline)]
+pub use mlx5_hca::{
+    Actor, Clock, ContextUses, Did, FabricSpec, Faults, ForeignDevice, LocalFabric, NicModel, NicParameters, Queue, Rule, Simulation,
+    SoftOptions, Timing, Violation,
+};
 pub use mlx5_wire as wire;
 pub use mmio::RegisterKind;
 pub use mono_cq::MonoCq;
 pub use mr::{Busy, Mr, OutOfBounds};
+#[cfg(feature = "soft")]
+pub use null::NullDevice;
 pub use ops::{
     CompareSwap, Destination, FetchAdd, Inline, Operation, Payload, PostError, RcOperation, Read, Segments, Send, SendImm, Sge,
     UdOperation, UdSend, UdSendImm, Write, WriteImm,
@@ -62,21 +72,14 @@ pub use ops::{
 pub use qp::{Connected, Datagram, Qp, ReceiveSource, Transport};
 pub use rc_qp::RcQp;
 pub use rq::PostReceiveError;
+#[doc(no_inline)]
 pub use shm::memfd::NoHugePages;
 pub use sq::{Flags, Signal};
 pub use srq::Srq;
 pub use ud_qp::UdQp;
+#[doc(no_inline)]
 pub use wire::{
     ATOMIC_BYTES, Access, AddressVector, ConnectOptions, CqeOpcode, GRH_BYTES, MAX_DATAGRAM_BYTES, MAX_MESSAGE_BYTES, Syndrome,
-};
-#[cfg(feature = "soft")]
-pub use {
-    mlx5_hca as hca,
-    mlx5_hca::{
-        Actor, Clock, ContextUses, Did, FabricSpec, Faults, ForeignDevice, LocalFabric, NicModel, NicParameters, Queue, Rule, Simulation,
-        SoftOptions, Timing, Violation,
-    },
-    null::NullDevice,
 };
 
 #[cfg(test)]

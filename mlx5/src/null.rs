@@ -258,6 +258,7 @@ impl Provider for Null {
 }
 
 /// The device's side of a [`DeviceSpec::Null`](crate::DeviceSpec::Null) device.
+#[doc(hidden)]
 pub struct NullDevice {
     null: Rc<Null>,
 }

@@ -106,6 +106,7 @@ pub trait RcOperation: Operation {}
 pub trait UdOperation: Operation {}
 
 /// The place in the SQ where a WQE's segments go, one after the other.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct Segments {
     at: *mut u8,

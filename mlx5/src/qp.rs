@@ -74,6 +74,7 @@ mod sealed {
 }
 
 /// What a queue pair sends to and receives from: [`Connected`](crate::Connected) or [`Datagram`](crate::Datagram). Sealed.
+#[doc(hidden)]
 pub trait Transport: sealed::Sealed + fmt::Debug {
     #[doc(hidden)]
     const SERVICE: Service;
