@@ -31,6 +31,8 @@ const READ: u64 = 1;
 const RAW: u64 = 2;
 /// A WRITE whose completion the core waits for.
 const WINDOWED_WRITE: u64 = 3;
+/// The READ behind all that a connection sends whose context goes.
+const LAST: u64 = 4;
 
 /// Numbers the connections of this process, so that a call's token names its own.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
@@ -76,6 +78,18 @@ pub(crate) struct Connection<U> {
     worklist: Rc<Worklist<U>>,
     /// [`Endpoint`](crate::Endpoint)s that name it.
     handles: Cell<usize>,
+    leaving: Cell<Leaving>,
+}
+
+/// How far a connection is whose context is about to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaving {
+    /// It stays, or has nothing left to do.
+    No,
+    /// Not all is posted.
+    Begun,
+    /// All is posted, and a READ behind it: with that everything has arrived.
+    AllPosted,
 }
 
 /// Dropped when a callback panics, with the rest of its connection's events not handed out.
@@ -122,6 +136,7 @@ impl<U> Connection<U> {
             timer: Cell::new(Timer::NONE),
             worklist,
             handles: Cell::new(0),
+            leaving: Cell::new(Leaving::No),
         }
     }
 
@@ -315,12 +330,40 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Ends the connection, for a context that is about to go. Posts what waits, and the mark of a graceful end, if the send queue and the
-    /// peer's ring have room for it now: a peer to which nothing is owed, and that owes nothing, then parts as from one that closed.
+    /// Begins the graceful end, for a context that is about to go: a peer to which nothing is owed, and that owes nothing, parts as from one that
+    /// closed.
     pub(crate) fn part(self: &Rc<Self>) {
-        self.close();
-        self.serve(self.worklist.timers().now_ns());
-        self.abort();
+        if !self.is_closed() {
+            self.close();
+            self.leaving.set(Leaving::Begun);
+        }
+    }
+
+    /// Whether something that it has to send has not arrived yet. Posts what there is room for by now.
+    pub(crate) fn is_leaving(self: &Rc<Self>) -> bool {
+        if self.leaving.get() == Leaving::Begun {
+            self.serve(self.worklist.timers().now_ns());
+            if self.is_closed() {
+                self.leaving.set(Leaving::No);
+            } else if self.with_link(|link| link.has_told_all()) {
+                let mut resources = self.resources.borrow_mut();
+                let posted = resources.as_mut().map(|Resources { qp, .. }| self.post_read(qp, LAST).map(|()| qp.ring()));
+                self.leaving.set(match posted {
+                    Some(Ok(())) => Leaving::AllPosted,
+                    Some(Err(PostError::QueueFull { .. })) => Leaving::Begun,
+                    Some(Err(_)) | None => Leaving::No,
+                });
+            }
+        }
+        self.leaving.get() != Leaving::No
+    }
+
+    /// A completion of the send queue, of a connection that leaves: all before its last READ has arrived, or will not.
+    pub(crate) fn note_arrival(&self, cqe: &Cqe<'_>) {
+        let user = self.resources.borrow_mut().as_mut().and_then(|resources| resources.qp.complete(cqe));
+        if user == Some(LAST) || cqe.result().is_err() {
+            self.leaving.set(Leaving::No);
+        }
     }
 
     /// As [`Connection::close`], nothing is left to be done for a connection that has ended: its number may be another's.
@@ -350,7 +393,7 @@ impl<U> Connection<U> {
         let mut link = self.link.borrow_mut();
         let mut outcome = link.flush(|emit| self.post_batch(qp, send_ring, emit));
         if outcome.is_ok() && link.poll_read(now_ns) {
-            outcome = self.post_read(qp);
+            outcome = self.post_read(qp, READ);
             if outcome.is_ok() {
                 link.read_posted();
             }
@@ -396,9 +439,9 @@ impl<U> Connection<U> {
         qp.post(&write, signal, user)
     }
 
-    fn post_read(&self, qp: &mut RcQp) -> Result<(), PostError> {
+    fn post_read(&self, qp: &mut RcQp, user: u64) -> Result<(), PostError> {
         let read = Read { addr: self.remote.published_addr, rkey: self.remote.published_rkey, into: self.control.read_target() };
-        qp.post(&read, Signal::Always, READ)
+        qp.post(&read, Signal::Always, user)
     }
 
     /// The operations of the application.

@@ -1,5 +1,6 @@
 //! The context of one thread: a device, its queues, and the poll that drives all connections.
 
+mod leaving;
 #[cfg(feature = "async")]
 mod news;
 mod wait;
@@ -163,9 +164,9 @@ impl ContextBuilder {
 ///
 /// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay valid. Methods take `&self`, so
 /// callbacks may call, reply and receive; what must not nest answers with a `Reentrant` error.
-/// When it is dropped it ends its connections, and drops the user data of calls and operations that have not ended. It does not block: what
-/// was to be posted is, with word that this end is gone, where there is room for it at that moment, and nobody waits until it has arrived.
-/// It can be lost with the queue pair. A peer that hears it and has nothing outstanding ends with
+/// When it is dropped it ends its connections, and drops the user data of calls and operations that have not ended. It waits until the
+/// replies that were given, and the word that this end is gone, have arrived, 20 ms at most: what the peer has no room for then, and what goes to
+/// a peer that is gone, is lost with the queue pair. A peer that hears it and has nothing outstanding ends with
 /// [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all others find the queue pair gone, by what they send or by their
 /// keep-alive.
 ///
@@ -527,11 +528,9 @@ impl<U> Inner<U> {
 
 impl<U> Drop for Inner<U> {
     fn drop(&mut self) {
+        self.part_all();
         let connections = self.connections.take();
-        for connection in &connections {
-            connection.part();
-            connection.retire();
-        }
+        connections.iter().for_each(|connection| connection.retire());
         self.worklist.clear();
         // It may hold what holds its connection.
         connections.iter().for_each(|connection| connection.discard());

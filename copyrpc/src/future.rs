@@ -22,7 +22,7 @@
 //! # let context = AsyncContext::new(ContextBuilder::new(DeviceSpec::default()).build()?);
 //! # let pending = context.create_endpoint(&EndpointConfig::default())?;
 //! # to_client.send(pending.local_info().encode())?;
-//! # pending.connect(&ExchangeRecord::decode(record)?).map_err(|error| error.reason)?;
+//! # let _endpoint = pending.connect(&ExchangeRecord::decode(record)?).map_err(|error| error.reason)?;
 //! // The server, in its thread:
 //! context.run_until(async {
 //!     while let Some(request) = context.recv().await {

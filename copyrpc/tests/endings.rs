@@ -12,10 +12,10 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use copyrpc::{CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome};
-use mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+use mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions, Timing};
 
 const NS: Duration = Duration::from_nanos(1);
 const SHORT: Duration = Duration::from_millis(2);
@@ -308,4 +308,54 @@ fn a_stalled_peer_is_given_up_and_one_that_holds_a_request_is_not() {
     };
     step_until(|| !ended.borrow().is_empty(), step);
     assert_eq!(ended.take(), [(4, Ok(b"again".to_vec()))]);
+}
+
+#[test]
+fn a_reply_arrives_though_its_context_is_dropped_as_soon_as_it_was_given() {
+    let fabric = LocalFabric::new();
+    let context = || {
+        let (fabric, timing) = (FabricSpec::Local(fabric.clone()), Timing::Delay { ns: 1_000_000 });
+        ContextBuilder::new(DeviceSpec::Soft(SoftOptions { fabric, timing, ..SoftOptions::default() })).build::<u64>().unwrap()
+    };
+    let (client, server) = (context(), context());
+    let (a, b) = [&client, &server].map(|context| context.create_endpoint(&small()).unwrap()).into();
+    let (record_a, record_b) = (a.local_info(), b.local_info());
+    let (endpoint, _peer) = (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap());
+    endpoint.call(b"ping", 1, 10).unwrap();
+
+    let ended = RefCell::new(Vec::new());
+    let poll = || client.poll(collect(&ended)).unwrap();
+    let request = within_a_minute(|| {
+        poll();
+        server.poll(|_, _| ()).unwrap();
+        server.recv()
+    });
+    request.reply(b"pong").unwrap();
+    drop(server);
+    within_a_minute(|| (poll() > 0 && !ended.borrow().is_empty()).then_some(()));
+    assert_eq!(ended.take(), [(1, Ok(b"pong".to_vec()))]);
+}
+
+#[test]
+fn a_context_that_is_dropped_does_not_wait_for_peers_that_take_nothing() {
+    let world = World::new(small());
+    let pending = world.client.create_endpoint(&world.config).unwrap();
+    let nowhere = world.server.create_endpoint(&world.config).unwrap();
+    // Its queue pair is never connected: a WRITE to it is tried again and again.
+    let endpoint = pending.connect(&nowhere.local_info()).unwrap();
+    endpoint.call(b"ping", 1, 10).unwrap();
+    let start = Instant::now();
+    drop(world.client);
+    assert!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
+}
+
+/// Where time is the system's.
+fn within_a_minute<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = attempt() {
+            return value;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing came of it");
+    }
 }

@@ -17,11 +17,4 @@ impl<U> Inner<U> {
     pub(crate) fn endings(&self) -> u64 {
         self.endings.get()
     }
-
-    /// Ends all connections; the next drain ends their calls.
-    pub(crate) fn part_all(&self) {
-        for connection in self.connections.borrow().iter() {
-            connection.part();
-        }
-    }
 }

@@ -47,6 +47,12 @@ impl<U> Link<U> {
         self.is_closing() && self.closing.is_told && !self.rx.has_heard_closing()
     }
 
+    /// All that this end has to send is posted, its mark included.
+    #[must_use]
+    pub const fn has_told_all(&self) -> bool {
+        !self.tx.has_unposted() && !self.owes_mark()
+    }
+
     /// Nothing is outstanding on either side, and nothing more is to be sent (G3).
     fn is_settled(&self) -> bool {
         self.is_closing() && self.closing.is_told && self.has_heard_all()

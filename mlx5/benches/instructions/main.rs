@@ -224,7 +224,7 @@ fn main() {
         ["--libmlx5", name, api, threads, count] => libmlx5::run(name, api, threads == "one", count.parse().unwrap()),
         ["--copy-routine"] => println!("{}", RegisterKind::WriteCombining.copy_routine()),
         // `cargo bench` starts every benchmark like this.
-        [.., "--bench"] => println!("instructions: counted by scripts/instructions"),
+        [] | [.., "--bench"] => println!("instructions: counted by scripts/instructions"),
         [name, count] => {
             let kind = KINDS.iter().find(|k| k.name == name).unwrap_or_else(|| panic!("no such operation: {name}"));
             (kind.run)(count.parse().unwrap());
