@@ -39,6 +39,7 @@ impl Coder {
     }
 
     /// A number of at least `base`, in steps of `unit`.
+    #[inline]
     pub(in crate::link) fn number(&mut self, value: &mut u64, base: u64, unit: u64) {
         if self.restores {
             *value = base + u64::from(self.bytes[self.at]) * unit;
@@ -50,6 +51,7 @@ impl Coder {
     }
 
     /// Positions and credit.
+    #[inline]
     pub(in crate::link) fn span(&mut self, value: &mut u64, base: u64) {
         self.number(value, base, ALIGNMENT);
     }
@@ -63,12 +65,14 @@ impl Coder {
         }
     }
 
+    #[inline]
     pub(in crate::link) fn count(&mut self, value: &mut u32) {
         let mut wide = u64::from(*value);
         self.number(&mut wide, 0, 1);
         *value = wide as u32;
     }
 
+    #[inline]
     pub(in crate::link) fn flag(&mut self, value: &mut bool) {
         let mut wide = u32::from(*value);
         self.count(&mut wide);

@@ -1,7 +1,6 @@
 //! The reachable states, breadth first.
 
 use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::world::{Action, Setup, Step, World};
@@ -13,13 +12,13 @@ struct States {
     bytes: Vec<u8>,
     /// Where each state's bytes end.
     ends: Vec<usize>,
-    /// Open addressing, at most half full.
-    table: Vec<u32>,
+    /// Open addressing, at most half full: numbers, each with the hash that spares most comparisons.
+    table: Vec<(u32, u32)>,
 }
 
 impl States {
     fn new() -> Self {
-        Self { bytes: Vec::new(), ends: Vec::new(), table: vec![NONE; 1 << 16] }
+        Self { bytes: Vec::new(), ends: Vec::new(), table: vec![(NONE, 0); 1 << 16] }
     }
 
     fn len(&self) -> usize {
@@ -31,12 +30,12 @@ impl States {
         &self.bytes[start..self.ends[state]]
     }
 
-    fn slot(&self, bytes: &[u8]) -> usize {
-        let mut hasher = DefaultHasher::new();
-        bytes.hash(&mut hasher);
+    /// The first place for this hash that is free, or whose state has these bytes.
+    fn slot(&self, hash: u32, bytes: &[u8]) -> usize {
         let mask = self.table.len() - 1;
-        let mut slot = hasher.finish() as usize & mask;
-        while self.table[slot] != NONE && self.get(self.table[slot] as usize) != bytes {
+        let mut slot = hash as usize & mask;
+        let is_other = |(state, of): (u32, u32)| state != NONE && (of != hash || self.get(state as usize) != bytes);
+        while is_other(self.table[slot]) {
             slot = (slot + 1) & mask;
         }
         slot
@@ -44,23 +43,38 @@ impl States {
 
     /// The number of a state; whether it is new.
     fn number(&mut self, bytes: &[u8]) -> (u32, bool) {
-        let slot = self.slot(bytes);
-        if self.table[slot] != NONE {
-            return (self.table[slot], false);
+        let hash = hash(bytes);
+        let slot = self.slot(hash, bytes);
+        if self.table[slot].0 != NONE {
+            return (self.table[slot].0, false);
         }
         let number = self.len() as u32;
-        self.table[slot] = number;
+        self.table[slot] = (number, hash);
         self.bytes.extend_from_slice(bytes);
         self.ends.push(self.bytes.len());
         if self.len() * 2 > self.table.len() {
-            self.table = vec![NONE; self.table.len() * 2];
-            for state in 0..self.len() {
-                let slot = self.slot(self.get(state));
-                self.table[slot] = state as u32;
+            let mut grown = vec![(NONE, 0); self.table.len() * 2];
+            let mask = grown.len() - 1;
+            for &entry in self.table.iter().filter(|(state, _)| *state != NONE) {
+                let mut slot = entry.1 as usize & mask;
+                while grown[slot].0 != NONE {
+                    slot = (slot + 1) & mask;
+                }
+                grown[slot] = entry;
             }
+            self.table = grown;
         }
         (number, true)
     }
+}
+
+/// Multiplies and rotates, eight bytes at a time.
+fn hash(bytes: &[u8]) -> u32 {
+    let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    let mut chunks = bytes.chunks_exact(8);
+    let whole = chunks.by_ref().fold(bytes.len() as u64, |hash, chunk| mix(hash, u64::from_le_bytes(chunk.try_into().unwrap())));
+    let rest = chunks.remainder().iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    (mix(mix(whole, rest), 0) >> 32) as u32
 }
 
 /// What was explored.
