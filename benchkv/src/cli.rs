@@ -142,6 +142,10 @@ pub struct Cli {
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub output: OutputArgs,
 
+    /// Measure no Unix-socket echo before the job, which takes half a second. The result then has nothing to be put beside.
+    #[arg(long)]
+    pub no_echo: bool,
+
     /// Seed of the access patterns.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,

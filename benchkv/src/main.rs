@@ -206,7 +206,7 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     }
     let never = || false;
     let clock = Clock::detect();
-    let unix_echo = if rank == 0 { baselines(&options, &clock)? } else { Vec::new() };
+    let unix_echo = if rank == 0 && options.echo { baselines(&options, &clock)? } else { Vec::new() };
     exchange.barrier(EXCHANGE_LIMIT, &never)?;
     let backend = Composed::new(&options, rank)?;
     let look = || if is_first_here { counters::read(Path::new(counters::SYSFS)) } else { PortCounters::new() };

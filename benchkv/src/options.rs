@@ -183,6 +183,8 @@ pub struct Options {
     pub json: Option<JsonSink>,
     /// Where the flat table goes.
     pub output: Option<OutputFile>,
+    /// Whether rank 0 measures the Unix-socket echo first.
+    pub echo: bool,
     /// What is broken on purpose.
     pub fault: Option<Fault>,
 }
@@ -275,6 +277,7 @@ impl Options {
             shm_dir: cli.shm_dir,
             json: cli.json,
             output: cli.output.output,
+            echo: !cli.no_echo,
             fault: cli.fault,
         })
     }

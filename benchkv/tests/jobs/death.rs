@@ -10,7 +10,7 @@ use crate::job::{BACKENDS, Job, Process, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, T
 /// A job that would run for a minute.
 pub(crate) fn start(dir: &Scratch, args: &[&str], ranks: usize) -> Job {
     let ranks = ranks.to_string();
-    let all = ["--ranks", &ranks, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
+    let all = ["--ranks", &ranks, "--no-echo", "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
     Job::start(benchkv(&all).args(args).arg("--shm-dir").arg(dir.path()))
 }
 
@@ -180,7 +180,7 @@ fn an_interrupt_at_any_moment_of_the_run_ends_a_job_in_order() {
     for (moment, (signal, whom, code)) in
         [0, 40, 80, 120, 160, 240].map(Duration::from_millis).into_iter().zip(INTERRUPTS.into_iter().cycle())
     {
-        let args = ["--duration", "0.02", "--runs", "5", "--warmup", "0.02", "--json", "-", "--shm-dir"];
+        let args = ["--duration", "0.02", "--no-echo", "--runs", "5", "--warmup", "0.02", "--json", "-", "--shm-dir"];
         let job = Job::start(benchkv(&args).arg(dir.path()));
         let rank = job.rank(0);
         job.until("the client has started", || rank.thread_ticks("client-0"));
@@ -248,7 +248,7 @@ fn a_later_interrupt_kills_what_the_first_did_not_end() {
 
 /// A long job of two ranks with clients that are processes, all under load: its ranks, and the client of each.
 fn load_processes(dir: &Scratch, backend: &str) -> (Job, [Process; 2], [Process; 2]) {
-    let args = ["--backend", backend, "--clients", "processes", "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
+    let args = ["--backend", backend, "--clients", "processes", "--no-echo", "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
     let job = Job::start(benchkv(&args).arg("--shm-dir").arg(dir.path()));
     let ranks = [0, 1].map(|rank| job.rank(rank));
     let clients = ranks.map(|rank| job.client_of(rank));

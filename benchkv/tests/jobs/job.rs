@@ -22,7 +22,7 @@ pub(crate) const WITH_RINGS: [&str; 4] = ["meta", "delegation", "sharded", "dire
 pub(crate) const TWO_BACKENDS: [&str; 2] = ["delegation", "direct"];
 
 /// A job as short as it can be and still do something on a loaded machine.
-pub(crate) const SHORT: [&str; 6] = ["--duration", "0.2", "--runs", "1", "--warmup", "0.1"];
+pub(crate) const SHORT: [&str; 7] = ["--no-echo", "--duration", "0.2", "--runs", "1", "--warmup", "0.1"];
 
 /// No job of a test takes this long; one that does is killed and fails the test.
 const WATCHDOG: Duration = Duration::from_secs(60);

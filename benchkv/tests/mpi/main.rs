@@ -55,7 +55,7 @@ impl Dirs {
     /// A long job whose ranks are all under load, and those ranks.
     fn load(&self, ranks: usize, backend: &str) -> (Job, Vec<Process>) {
         let json = self.result();
-        let args = ["--backend", backend, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", json.to_str().unwrap()];
+        let args = ["--no-echo", "--backend", backend, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", json.to_str().unwrap()];
         let job = Job::start(&mut self.mpirun(&[(ranks, &args)]));
         let processes: Vec<Process> = (0..ranks).map(|rank| job.child_with(&format!("OMPI_COMM_WORLD_RANK={rank}"))).collect();
         for process in &processes {
@@ -270,7 +270,7 @@ fn an_interrupted_job_writes_what_it_has_measured() {
 #[test]
 fn client_processes_do_not_outlive_a_killed_mpirun() {
     let (_turn, dirs) = (turn(), Dirs::new());
-    let args = ["--clients", "processes", "--duration", "60", "--warmup", "0"];
+    let args = ["--no-echo", "--clients", "processes", "--duration", "60", "--warmup", "0"];
     let job = Job::start(&mut dirs.mpirun(&[(2, &args)]));
     let clients = [0, 1].map(|rank| job.client_of(job.child_with(&format!("OMPI_COMM_WORLD_RANK={rank}"))));
     for client in clients {
