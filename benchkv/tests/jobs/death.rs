@@ -248,7 +248,8 @@ fn a_later_interrupt_kills_what_the_first_did_not_end() {
 
 /// A long job of two ranks with clients that are processes, all under load: its ranks, and the client of each.
 fn load_processes(dir: &Scratch, backend: &str) -> (Job, [Process; 2], [Process; 2]) {
-    let args = ["--backend", backend, "--clients", "processes", "--no-echo", "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
+    let args =
+        ["--backend", backend, "--clients", "processes", "--no-echo", "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
     let job = Job::start(benchkv(&args).arg("--shm-dir").arg(dir.path()));
     let ranks = [0, 1].map(|rank| job.rank(rank));
     let clients = ranks.map(|rank| job.client_of(rank));

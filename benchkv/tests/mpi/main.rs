@@ -55,7 +55,8 @@ impl Dirs {
     /// A long job whose ranks are all under load, and those ranks.
     fn load(&self, ranks: usize, backend: &str) -> (Job, Vec<Process>) {
         let json = self.result();
-        let args = ["--no-echo", "--backend", backend, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", json.to_str().unwrap()];
+        let args =
+            ["--no-echo", "--backend", backend, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", json.to_str().unwrap()];
         let job = Job::start(&mut self.mpirun(&[(ranks, &args)]));
         let processes: Vec<Process> = (0..ranks).map(|rank| job.child_with(&format!("OMPI_COMM_WORLD_RANK={rank}"))).collect();
         for process in &processes {

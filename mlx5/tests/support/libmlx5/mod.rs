@@ -399,13 +399,15 @@ impl VerbsQp {
     /// What the BlueFlame register holds, whose bytes become `fill`.
     pub(crate) fn take_register(&self, fill: u8) -> [u8; 2 * BF_BYTES] {
         assert_eq!(self.parts.bf_bytes as usize, BF_BYTES);
-        let register = self.parts.bf.cast::<[u8; 2 * BF_BYTES]>();
-        // SAFETY: the register has two halves; here it is ordinary memory that only this thread writes.
-        unsafe {
-            let bytes = register.read_volatile();
-            register.write_volatile([fill; 2 * BF_BYTES]);
-            bytes
-        }
+        let register = self.parts.bf.cast::<u8>();
+        std::array::from_fn(|at| {
+            // SAFETY: the register has two halves; here it is ordinary memory that only this thread writes.
+            unsafe {
+                let byte = register.add(at).read_volatile();
+                register.add(at).write_volatile(fill);
+                byte
+            }
+        })
     }
 }
 
