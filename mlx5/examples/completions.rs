@@ -90,7 +90,7 @@ fn send_later(spec: &DeviceSpec, to: &QpAddress, tell: &mpsc::Sender<QpAddress>)
 /// plays the device.
 fn several_in_one_session() -> Result<(), Box<dyn Error>> {
     let device = Device::open("null")?;
-    let mut cq = device.create_cq(CqConfig { entries: 32, cqe_bytes: 64, compression: true })?;
+    let mut cq = device.create_cq(CqConfig { compression: true, ..CqConfig::from(32) })?;
     let title = ResponderCqe { qpn: 7, wqe_counter: 100, ..ResponderCqe::default() }.emit();
     let minis = [10, 20, 30].map(|byte_count| MiniCqe { word: 0, byte_count });
     device.null().ok_or("not a null device")?.write_compressed(cq.cqn(), &title, CqeOpcode::ResponderSend, &minis);

@@ -30,6 +30,8 @@ pub struct DeviceInfo {
     pub max_inline_data: u32,
     /// Largest completion queue, CQEs.
     pub max_cqe: u32,
+    /// Completion vectors.
+    pub comp_vectors: u32,
     /// Largest shared receive queue, receives.
     pub max_srq_wr: u32,
     /// Most queue pairs.
@@ -67,11 +69,14 @@ pub struct CqConfig {
     /// The device may write CQEs that differ in little as one session of 8-byte mini CQEs ([`MiniCqe`](crate::wire::MiniCqe)). Polls
     /// hand them out as any others.
     pub compression: bool,
+    /// The vector that its events come by, 0..[`DeviceInfo::comp_vectors`](crate::DeviceInfo::comp_vectors). Hardware has an interrupt of
+    /// its own for each, most often on a core of its own: choose that of the core on which the program waits.
+    pub comp_vector: u32,
 }
 
 impl From<u32> for CqConfig {
     fn from(entries: u32) -> Self {
-        Self { entries, cqe_bytes: CQE_BYTES as u32, compression: false }
+        Self { entries, cqe_bytes: CQE_BYTES as u32, compression: false, comp_vector: 0 }
     }
 }
 

@@ -445,7 +445,7 @@ mod tests {
         for cqe_bytes in [64, 128] {
             // libmlx5 and DPDK fill 0xf0, the kernel's Ethernet driver and this crate's device 0xf1.
             for mark in [0xf0, 0xf1] {
-                let config = CqConfig { entries: 4, cqe_bytes, compression: true };
+                let config = CqConfig { cqe_bytes, compression: true, ..CqConfig::from(4) };
                 let mut ring = untouched(config, mark);
                 for lap in [0u8, 1, 2] {
                     assert_eq!(ring.poll(9, |_| (), |(), _| {}), 0, "{mark:#x}, lap {lap}");
@@ -467,7 +467,7 @@ mod tests {
     #[test]
     fn a_title_with_an_impossible_count_makes_the_driver_read_no_more_than_the_ring() {
         for (count, taken) in [(0u32, 1), (u32::MAX, 4)] {
-            let mut ring = untouched(CqConfig { entries: 4, cqe_bytes: 64, compression: true }, OP_OWN_UNTOUCHED);
+            let mut ring = untouched(CqConfig { compression: true, ..CqConfig::from(4) }, OP_OWN_UNTOUCHED);
             let mut title = ResponderCqe::default().emit();
             TitleCqe { count, wqe_counter: 0 }.emit_into(&mut title);
             title[OP_OWN_OFFSET] = (CqeFormat::Compressed as u8) << 2;

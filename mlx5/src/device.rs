@@ -27,7 +27,7 @@ use crate::soft::Soft;
 use crate::srq::Srq;
 use crate::ud_qp::UdQp;
 use crate::verbs::{Context, VerbsOptions};
-use crate::wire::Access;
+use crate::wire::{Access, AsyncEvent};
 
 /// Which device to open. Plain data: it can be sent to the thread that will own the device.
 ///
@@ -36,6 +36,7 @@ use crate::wire::Access;
 /// send::<mlx5::DeviceSpec>();
 /// ```
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one for each device")]
 pub enum DeviceSpec {
     /// The software HCA.
     #[cfg(feature = "soft")]
@@ -201,6 +202,14 @@ impl Device {
     /// have one are disarmed: poll them, then arm them again.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.control.wait(timeout.map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// The oldest asynchronous event that was not taken yet; never waits. A queue that had no room for a completion, and a queue pair that broke
+    /// down, say so in no other way, so look now and then where you wait for completions with no end: on hardware it costs a system call. Events
+    /// of a queue or queue pair that was dropped are gone with it. [`Device::wait`] does not end at one.
+    #[must_use]
+    pub fn take_async_event(&self) -> Option<AsyncEvent> {
+        self.control.take_async_event()
     }
 
     /// A protection domain.

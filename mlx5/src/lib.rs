@@ -79,7 +79,7 @@ pub use srq::Srq;
 pub use ud_qp::UdQp;
 #[doc(no_inline)]
 pub use wire::{
-    ATOMIC_BYTES, Access, AddressVector, ConnectOptions, CqeOpcode, GRH_BYTES, MAX_DATAGRAM_BYTES, MAX_MESSAGE_BYTES, Syndrome,
+    ATOMIC_BYTES, Access, AddressVector, AsyncEvent, ConnectOptions, CqeOpcode, GRH_BYTES, MAX_DATAGRAM_BYTES, MAX_MESSAGE_BYTES, Syndrome,
 };
 
 #[cfg(test)]

@@ -16,11 +16,11 @@ use crate::address::{DeviceKind, QpAddress};
 use crate::config::{CqConfig, DeviceInfo, NullOptions, Pages};
 use crate::error::{ConnectError, CreateError, RegisterError, check, check_region};
 use crate::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts, UarParts};
-use crate::private::{CqPlace, PrivateMemory, SqPlace};
+use crate::private::{COMP_VECTORS, CqPlace, PrivateMemory, SqPlace};
 use crate::provider::Provider;
 use crate::wire::{
-    Access, AddressVector, BLUEFLAME_BYTES, CQE_BYTES, CqeOpcode, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, MiniCqe,
-    ResponderCqe, SEGMENT, WQEBB, queue_record_index,
+    Access, AddressVector, AsyncEvent, BLUEFLAME_BYTES, CQE_BYTES, CqeOpcode, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR,
+    MiniCqe, ResponderCqe, SEGMENT, WQEBB, queue_record_index,
 };
 
 /// Both halves of a BlueFlame register.
@@ -134,6 +134,7 @@ impl Provider for Null {
             max_recv_sge: MAX_RECV_SGE,
             max_inline_data: MAX_INLINE as u32,
             max_cqe: MAX_CQE,
+            comp_vectors: COMP_VECTORS,
             max_srq_wr: MAX_RECV_WR,
             max_qp: u32::MAX,
             max_mr: u32::MAX,
@@ -154,6 +155,10 @@ impl Provider for Null {
             std::thread::sleep(timeout_ns.map_or(Duration::MAX, Duration::from_nanos));
         }
         has_event
+    }
+
+    fn take_async_event(&self) -> Option<AsyncEvent> {
+        None
     }
 
     fn alloc_pd(&self) -> Result<u32, CreateError> {

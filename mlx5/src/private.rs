@@ -51,9 +51,13 @@ pub(crate) struct CqPlace {
     pub(crate) record: NonNull<AtomicU32>,
 }
 
+/// Completion vectors of devices whose queues these are.
+pub(crate) const COMP_VECTORS: u32 = 1;
+
 impl CqPlace {
     pub(crate) fn new(config: &CqConfig) -> Result<Self, CreateError> {
         check("the number of CQ entries", config.entries.into(), 1, MAX_CQE.into())?;
+        check("the completion vector", config.comp_vector.into(), 0, u64::from(COMP_VECTORS) - 1)?;
         let stride = config.cqe_bytes as usize;
         if ![CQE_BYTES, CQE128_BYTES].contains(&stride) {
             return Err(CreateError::Illegal { what: "the size of a CQE", value: stride as u64, legal: "64 or 128" });

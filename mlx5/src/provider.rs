@@ -6,7 +6,7 @@ use crate::address::{DeviceKind, QpAddress};
 use crate::config::{CqConfig, DeviceInfo};
 use crate::error::{ConnectError, CreateError, RegisterError};
 use crate::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, SrqParts};
-use crate::wire::{Access, AddressVector, CqArm};
+use crate::wire::{Access, AddressVector, AsyncEvent, CqArm};
 
 /// Who makes a device's objects, and knows them by their numbers.
 pub(crate) trait Provider {
@@ -16,6 +16,9 @@ pub(crate) trait Provider {
 
     /// Sleeps until an armed CQ has an event, or `timeout_ns` have passed; whether there is one.
     fn wait(&self, timeout_ns: Option<u64>) -> bool;
+
+    /// The oldest asynchronous event that was not taken yet.
+    fn take_async_event(&self) -> Option<AsyncEvent>;
 
     fn alloc_pd(&self) -> Result<u32, CreateError>;
 

@@ -12,9 +12,9 @@ use crate::config::{CqConfig, DeviceInfo, Pages};
 use crate::error::{ConnectError, CreateError, OpenError, RegisterError, check, check_region};
 use crate::mmio::RegisterKind;
 use crate::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts, UarParts};
-use crate::private::{CqPlace, SqPlace};
+use crate::private::{COMP_VECTORS, CqPlace, SqPlace};
 use crate::provider::Provider;
-use crate::wire::{Access, AddressVector, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
+use crate::wire::{Access, AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
 
 /// A software HCA and the memory of its queues.
 pub(crate) struct Soft {
@@ -58,6 +58,7 @@ impl Provider for Soft {
             max_recv_sge: MAX_RECV_SGE,
             max_inline_data: MAX_INLINE as u32,
             max_cqe: MAX_CQE,
+            comp_vectors: COMP_VECTORS,
             max_srq_wr: MAX_RECV_WR,
             max_qp: mlx5_hca::MAX_QP,
             max_mr: mlx5_hca::MAX_MR,
@@ -73,6 +74,10 @@ impl Provider for Soft {
 
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
         self.hca.wait(timeout_ns)
+    }
+
+    fn take_async_event(&self) -> Option<AsyncEvent> {
+        self.hca.take_async_event()
     }
 
     fn alloc_pd(&self) -> Result<u32, CreateError> {

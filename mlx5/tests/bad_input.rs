@@ -32,7 +32,11 @@ fn sizes_above_what_the_device_says_it_can_are_refused_and_its_limits_work() {
         assert_eq!(out_of_range(cqs(n)), ("the number of CQ entries", n.into(), 1, info.max_cqe.into()));
         assert_eq!(out_of_range(device.create_mono_cq::<()>(n).map(drop)).1, n.into());
     }
-    let illegal = device.create_cq(CqConfig { entries: 8, cqe_bytes: 96, compression: false }).map(drop);
+    for comp_vector in [info.comp_vectors, u32::MAX] {
+        let refused = out_of_range(device.create_cq(CqConfig { comp_vector, ..CqConfig::from(8) }).map(drop));
+        assert_eq!(refused, ("the completion vector", comp_vector.into(), 0, u64::from(info.comp_vectors) - 1));
+    }
+    let illegal = device.create_cq(CqConfig { cqe_bytes: 96, ..CqConfig::from(8) }).map(drop);
     assert!(matches!(illegal, Err(CreateError::Illegal { value: 96, legal: "64 or 128", .. })), "{illegal:?}");
     for n in [0, info.max_srq_wr + 1, u32::MAX] {
         assert_eq!(out_of_range(pd.create_srq(n, 0).map(drop)), ("the depth of a receive queue", n.into(), 1, info.max_srq_wr.into()));

@@ -144,6 +144,9 @@ fn sizes_are_those_the_libraries_gave_and_never_less_than_asked_for() {
         }
     }
     assert!(matches!(device.create_cq(info.max_cqe + 1), Err(CreateError::OutOfRange { .. })));
+    let with_vector = |comp_vector| device.create_cq(CqConfig { comp_vector, ..16.into() });
+    assert!(info.comp_vectors > 1 && (0..info.comp_vectors).all(|vector| with_vector(vector).is_ok()));
+    assert!(matches!(with_vector(info.comp_vectors), Err(CreateError::OutOfRange { min: 0, .. })));
     assert!(matches!(pd.create_srq(info.max_srq_wr + 1, 1), Err(CreateError::OutOfRange { .. })));
     assert!(matches!(device.create_cq(CqConfig { compression: true, ..16.into() }), Err(CreateError::Unsupported { .. })));
 }
@@ -254,4 +257,71 @@ fn a_device_without_atomics_connects_and_refuses_them_where_they_are_asked_for()
     let op = FetchAdd { addr: mr.addr(), rkey: mr.rkey(), add: 1, into: mr.sge(8, 8).unwrap() };
     assert_eq!(qp.post(&op, Signal::Always, 0), Err(PostError::NoAtomics));
     assert!(matches!(pd.alloc(4096, all | Access::REMOTE_ATOMIC), Err(RegisterError::NoAtomics)));
+}
+
+/// Two connected ends of one device, and the next asynchronous event, waited for.
+fn connected() -> (Device, [RcQp; 2], [Cq; 2], Srq) {
+    let device = open(&VerbsOptions::default()).unwrap();
+    let (pd, cqs) = (device.alloc_pd().unwrap(), [(); 2].map(|()| device.create_cq(64).unwrap()));
+    let mut srq = pd.create_srq(32, 0).unwrap();
+    let mut qps = [(); 2].map(|()| pd.create_qp(&cqs[0], &cqs[1], &srq, &QpConfig::default()).unwrap());
+    let addresses = [qps[0].address(), qps[1].address()];
+    for (qp, to) in qps.iter_mut().zip(addresses.iter().rev()) {
+        qp.connect(to, &ConnectOptions { timeout: 14, retry_count: 7, ..ConnectOptions::default() }).unwrap();
+    }
+    for _ in 0..32 {
+        srq.post(&[], 0).unwrap();
+    }
+    srq.ring();
+    (device, qps, cqs, srq)
+}
+
+fn next_event(device: &Device) -> AsyncEvent {
+    let start = std::time::Instant::now();
+    loop {
+        if let Some(event) = device.take_async_event() {
+            return event;
+        }
+        assert!(start.elapsed() < std::time::Duration::from_secs(20));
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// Sends an empty message and waits for what becomes of it.
+fn result_of_a_send(device: &Device, qp: &mut RcQp, cq: &mut Cq, patience: std::time::Duration) -> Option<Result<(), CompletionError>> {
+    qp.post(&Send { payload: () }, Signal::Always, 0).unwrap();
+    qp.ring();
+    let (start, mut result) = (std::time::Instant::now(), None);
+    while result.is_none() && start.elapsed() < patience {
+        cq.poll(1, |cqe| {
+            qp.complete(&cqe);
+            result = Some(cqe.result());
+        });
+        device.progress();
+        std::thread::sleep(std::time::Duration::from_micros(100));
+    }
+    result
+}
+
+#[test]
+#[ignore = "needs mlx5-run --fault port=down@300+300"]
+fn a_port_that_goes_down_and_up_is_reported_and_connections_go_on() {
+    let (device, [mut qp, _peer], [mut cq, _], _srq) = connected();
+    let long = std::time::Duration::from_secs(20);
+    assert_eq!(result_of_a_send(&device, &mut qp, &mut cq, long), Some(Ok(())));
+    assert_eq!(next_event(&device), AsyncEvent::PortError { port: 1 });
+    assert_eq!(devices().unwrap()[0].ports.as_ref().unwrap()[0].state, PortState::Active, "of a device that was opened just now");
+    assert_eq!(result_of_a_send(&device, &mut qp, &mut cq, long), Some(Ok(())));
+    assert_eq!(next_event(&device), AsyncEvent::PortActive { port: 1 });
+    assert_eq!(device.take_async_event(), None);
+}
+
+#[test]
+#[ignore = "needs mlx5-run --fault device=fatal@300"]
+fn a_device_that_breaks_down_says_so_and_completes_nothing_more() {
+    let (device, [mut qp, _peer], [mut cq, _], _srq) = connected();
+    assert_eq!(result_of_a_send(&device, &mut qp, &mut cq, std::time::Duration::from_secs(20)), Some(Ok(())));
+    assert_eq!(next_event(&device), AsyncEvent::DeviceFatal);
+    assert_eq!(result_of_a_send(&device, &mut qp, &mut cq, std::time::Duration::from_millis(300)), None);
+    assert_eq!(device.take_async_event(), None);
 }

@@ -26,7 +26,7 @@ struct Shape {
     cq: CqConfig,
 }
 
-const CQ: CqConfig = CqConfig { entries: 64, cqe_bytes: 64, compression: false };
+const CQ: CqConfig = CqConfig { entries: 64, cqe_bytes: 64, compression: false, comp_vector: 0 };
 const PLAIN: Shape = Shape { owns_receives: false, scatter_to_cqe: false, cq: CQ };
 
 fn device(fabric: &LocalFabric, clock: &Arc<AtomicU64>) -> Device {

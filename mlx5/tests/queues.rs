@@ -144,7 +144,9 @@ impl Writer {
 
 fn configs() -> impl Iterator<Item = CqConfig> {
     [1, 2, 8, 16, 64].into_iter().flat_map(|entries| {
-        [64, 128].into_iter().flat_map(move |cqe_bytes| [false, true].map(|compression| CqConfig { entries, cqe_bytes, compression }))
+        [64, 128]
+            .into_iter()
+            .flat_map(move |cqe_bytes| [false, true].map(|compression| CqConfig { cqe_bytes, compression, ..CqConfig::from(entries) }))
     })
 }
 

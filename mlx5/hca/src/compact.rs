@@ -55,16 +55,16 @@ fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
         [only] if qp.scatters => scattered(hca, qp, cq, only),
         [only] => deliver(hca, qp, cq, only, 0),
         [first, ..] => {
-            let Some(opcode) = receive_opcode(first) else { return qp.fail(hca) };
+            let Some(opcode) = receive_opcode(first) else { return qp.break_down(hca) };
             if !run.iter().all(|message| qp.taken.account(message.wqe_index, message.pop)) {
-                return qp.fail(hca);
+                return qp.break_down(hca);
             }
             let mut minis = [MiniCqe { word: 0, byte_count: 0 }; LONGEST];
             for (mini, message) in minis.iter_mut().zip(run) {
                 mini.byte_count = message.byte_count;
             }
-            if cq.write_session(cqe(qp, first), opcode, &minis[..run.len()]).is_err() {
-                qp.fail(hca);
+            if let Err(overrun) = cq.write_session(cqe(qp, first), opcode, &minis[..run.len()]) {
+                qp.overran(hca, qp.recv_cq, overrun);
             }
         }
     }
@@ -93,7 +93,7 @@ fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     // Elsewhere, or in several buffers: it stays there.
     let Some(Span::Mapped(place)) = place else { return deliver(hca, qp, cq, message, 0) };
     if !qp.taken.account(message.wqe_index, message.pop) {
-        return qp.fail(hca);
+        return qp.break_down(hca);
     }
     let mut data = [0; CQE_BYTES];
     // SAFETY: `length` bytes of this device's memory, at most 64, that no reference is held to.
@@ -103,7 +103,7 @@ fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
             place.as_ptr().write_bytes(UNWRITTEN, length);
         }
     }
-    if cq.write_scattered(cqe(qp, message), opcode, &data[..length]).is_err() {
-        qp.fail(hca);
+    if let Err(overrun) = cq.write_scattered(cqe(qp, message), opcode, &data[..length]) {
+        qp.overran(hca, qp.recv_cq, overrun);
     }
 }

@@ -21,9 +21,8 @@ fn success(qp: &SoftQp, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES] {
 #[inline(always)]
 pub(crate) fn succeed(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], ctrl: CtrlWords, byte_count: u32) {
     if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
-        // An overrun CQ tells nobody anything more.
-        if cq.write(success(qp, ctrl, byte_count), CqeOpcode::Requester).is_err() {
-            qp.fail(hca);
+        if let Err(overrun) = cq.write(success(qp, ctrl, byte_count), CqeOpcode::Requester) {
+            qp.overran(hca, qp.send_cq, overrun);
         }
     }
 }
@@ -119,9 +118,8 @@ pub(crate) fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], viola
         local::release(hca, qp, wqe_counter, opcode == CqeOpcode::Requester, violations);
     }
     if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
-        // An overrun CQ tells nobody anything more.
-        if cq.write(cqe, opcode).is_err() {
-            qp.fail(hca);
+        if let Err(overrun) = cq.write(cqe, opcode) {
+            qp.overran(hca, qp.send_cq, overrun);
         }
     }
 }

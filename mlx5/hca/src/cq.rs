@@ -36,7 +36,10 @@ pub struct SoftCq {
 
 /// The CQ is full, or was: on hardware that is fatal to it.
 #[derive(Clone, Copy, Debug)]
-pub struct Overrun;
+pub struct Overrun {
+    /// It was not before.
+    pub(crate) is_first: bool,
+}
 
 /// An arm word that no driver writes: the first command, sequence 0 at consumer 0, is all zeros.
 const NOT_ARMED: u32 = u32::MAX;
@@ -67,6 +70,11 @@ impl SoftCq {
     #[cfg(any(test, feature = "testing"))]
     pub fn start_at(&mut self, counter: u32) {
         (self.producer, self.solicited) = (counter, counter);
+    }
+
+    /// It gets no more CQEs, as after an overrun.
+    pub(crate) fn end(&mut self) {
+        self.overrun = true;
     }
 
     /// Whether it had no room for a CQE, so that it gets no more.
@@ -116,8 +124,7 @@ impl SoftCq {
     #[inline(always)]
     fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
         if self.overrun || !self.has_room(count) {
-            self.overrun = true;
-            return Err(Overrun);
+            return Err(Overrun { is_first: !core::mem::replace(&mut self.overrun, true) });
         }
         Ok(())
     }

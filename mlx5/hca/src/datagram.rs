@@ -5,6 +5,7 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
+use std::net::Ipv6Addr;
 use std::rc::Rc;
 
 use mlx5_wire::{AddressVector, CqeOpcode, CtrlWords, DatagramSegment, GRH_BYTES, Opcode, SEGMENT, Syndrome};
@@ -19,6 +20,7 @@ use super::layout::{
 };
 use super::links::{Incoming, Outgoing};
 use super::memory::{DeviceMemory, Fault, commit};
+use super::options::GidKind;
 use super::outcome::{Limit, Malformed, Outcome, WaitFor};
 use super::queues::Transport;
 use super::rqs::RqSlot;
@@ -27,23 +29,59 @@ use super::{Hca, Links, State};
 /// A Q_Key with this bit in a WQE stands for the sending queue pair's own.
 const CONTROLLED_QKEY: u32 = 1 << 31;
 
-/// A Global Route Header (InfiniBand specification, "Global Route Header"), as a receive's first bytes have it.
+/// What a receive's first bytes have of the headers: a Global Route Header (InfiniBand specification, "Global Route Header"), or behind 20
+/// bytes that mean nothing an IPv4 header, where the datagram came as UDP over IPv4 (annex A17, "RoCEv2").
 struct Grh([u8; GRH_BYTES]);
+
+const BTH_BYTES: usize = 12;
+const DETH_BYTES: usize = 8;
+const IMM_BYTES: usize = 4;
+const ICRC_BYTES: usize = 4;
+const UDP_BYTES: usize = 8;
+const IPV4_BYTES: usize = 20;
 
 impl Grh {
     /// That of a message of `length` bytes on the way that `vector` says.
     fn new(hca: &Hca, vector: &AddressVector, length: usize, opcode: Opcode) -> Self {
-        const BTH_DETH_ICRC: usize = 12 + 8 + 4;
+        let headers = BTH_BYTES + DETH_BYTES + if opcode == Opcode::SendImm { IMM_BYTES } else { 0 };
+        let length = headers + length.next_multiple_of(4) + ICRC_BYTES;
+        let source = hca.source_gid(vector);
+        match (source.kind, source.ipv4(), Ipv6Addr::from(vector.rgid).to_ipv4_mapped()) {
+            (GidKind::RoceV2, Some(from), Some(to)) => Self::ipv4(vector, from, to.octets(), length),
+            _ => Self::ipv6(vector, &source.bytes, length),
+        }
+    }
+
+    fn ipv6(vector: &AddressVector, from: &[u8; 16], length: usize) -> Self {
         const NEXT_IS_TRANSPORT: u8 = 0x1b;
-        let headers = BTH_DETH_ICRC + if opcode == Opcode::SendImm { 4 } else { 0 };
         let version_class_flow = 6 << 28 | u32::from(vector.tclass) << 20 | vector.grh_gid_fl & 0xf_ffff;
         let mut b = [0; GRH_BYTES];
         b[0..4].copy_from_slice(&version_class_flow.to_be_bytes());
-        b[4..6].copy_from_slice(&((headers + length.next_multiple_of(4)) as u16).to_be_bytes());
+        b[4..6].copy_from_slice(&(length as u16).to_be_bytes());
         b[6] = NEXT_IS_TRANSPORT;
         b[7] = vector.hop_limit;
-        b[8..24].copy_from_slice(&hca.gid());
+        b[8..24].copy_from_slice(from);
         b[24..40].copy_from_slice(&vector.rgid);
+        Self(b)
+    }
+
+    fn ipv4(vector: &AddressVector, from: [u8; 4], to: [u8; 4], length: usize) -> Self {
+        const VERSION_AND_WORDS: u8 = (4 << 4) | (IPV4_BYTES as u8 / 4);
+        const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
+        const NEXT_IS_UDP: u8 = 17;
+        let mut b = [0; GRH_BYTES];
+        let header = &mut b[GRH_BYTES - IPV4_BYTES..];
+        header[0] = VERSION_AND_WORDS;
+        header[1] = vector.tclass;
+        header[2..4].copy_from_slice(&((IPV4_BYTES + UDP_BYTES + length) as u16).to_be_bytes());
+        header[6..8].copy_from_slice(&DONT_FRAGMENT);
+        header[8] = vector.hop_limit;
+        header[9] = NEXT_IS_UDP;
+        header[12..16].copy_from_slice(&from);
+        header[16..20].copy_from_slice(&to);
+        let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+        let folded = (sum & 0xffff) + (sum >> 16);
+        header[10..12].copy_from_slice(&(!(folded + (folded >> 16)) as u16).to_be_bytes());
         Self(b)
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Mes
     let Some(opcode) = receive_opcode(message) else { return deliver_other(hca, qp, cq, message) };
     // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
     if !qp.taken.account(message.wqe_index, message.pop) {
-        return qp.fail(hca);
+        return qp.break_down(hca);
     }
     let cqe = ResponderCqe {
         qpn: qp.qpn,
@@ -37,8 +37,8 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Mes
         source_qpn,
         grh: message.flags & GRH != 0,
     };
-    if cq.write_receive(&cqe, opcode, message.flags & SOLICITED != 0).is_err() {
-        qp.fail(hca);
+    if let Err(overrun) = cq.write_receive(&cqe, opcode, message.flags & SOLICITED != 0) {
+        qp.overran(hca, qp.recv_cq, overrun);
     }
 }
 
@@ -64,12 +64,13 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
         return atomics::answer(hca, qp, message.imm);
     }
     if message.opcode != CqeOpcode::ResponderError as u8 || !qp.taken.account(message.wqe_index, message.pop) {
-        return qp.fail(hca);
+        return qp.break_down(hca);
     }
     let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
     let wqe_counter = qp.receives.wqe_counter(message.wqe_index, message.pop);
     let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter, user_index: qp.user_index };
-    // An overrun CQ tells nobody anything more.
-    let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
+    if let Err(overrun) = cq.write(cqe.emit(), CqeOpcode::ResponderError) {
+        qp.overran(hca, qp.recv_cq, overrun);
+    }
     qp.fail(hca);
 }

@@ -141,7 +141,7 @@ fn run(hca: &Hca, state: &mut State, index: usize) {
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
         let head = unsafe { at.cast::<[u8; SEGMENT]>().read() };
         let ctrl = CtrlWords::parse(&head);
-        let outcome = match if qp.is_odd { odd(qp, injector, ctrl) } else { None } {
+        let outcome = match if qp.is_odd { odd(hca, qp, injector, ctrl) } else { None } {
             None => match wqe_bytes(qp, at, ctrl) {
                 Ok(Some(wqe)) => {
                     // SAFETY: the WQE is in the SQ's memory, which `qp` holds and the driver does not touch until completion.
@@ -234,18 +234,20 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
 
 /// What becomes of a WQE that is not simply run: it is flushed, was written wrongly, or has a fault in store. `None` if it is run after all.
 #[cold]
-fn odd(qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -> Option<Outcome> {
+fn odd(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -> Option<Outcome> {
     if qp.failed {
         return Some(Outcome::Fail(Syndrome::WorkRequestFlushed, 0));
     }
     if let Some(rule) = qp.watch.broken.take() {
         return Some(Outcome::Fail(Syndrome::LocalQpOperation, VENDOR + rule as u8));
     }
-    let injector = injector.as_mut()?;
+    // Datagrams are lost where they go out.
+    let is_cut_off = !hca.is_port_up.get() && !qp.is_datagram();
+    let Some(injector) = injector else { return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer)) };
     let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
     let fate = if is_first { injector.fate(takes_receive(ctrl)) } else { Fate::Normal };
     match fate {
-        Fate::Normal if injector.dropped_peers() => Some(Outcome::Wait(WaitFor::Peer)),
+        Fate::Normal if is_cut_off || injector.dropped_peers() => Some(Outcome::Wait(WaitFor::Peer)),
         Fate::Normal => None,
         Fate::Delayed => Some(Outcome::Wait(WaitFor::Fault)),
         Fate::NotReady => Some(Outcome::Wait(WaitFor::Receive)),

@@ -65,8 +65,9 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
             user_index: qp.user_index,
         };
         if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
-            // An overrun CQ tells nobody anything more.
-            let _ = cq.write(cqe.emit(), CqeOpcode::ResponderError);
+            if let Err(overrun) = cq.write(cqe.emit(), CqeOpcode::ResponderError) {
+                qp.overran(hca, qp.recv_cq, overrun);
+            }
         }
     }
 }

@@ -18,7 +18,7 @@
 //   bytes are. `complete`: what is left.
 // - `arrive`: the owner: lane messages become CQEs; `compact`: fewer or fuller ones. `datagram`: the unreliable kind. `flush`: what
 //   an error leaves.
-// - `events`: sleeping and waking.
+// - `events`: sleeping and waking. `asynchronous`: what no completion tells.
 // - `timing`, `nic`, `contexts`: when things happen, and what a NIC costs. `faults`: what goes wrong on purpose.
 // - `strict`: what a driver must not do (`rule`). `local`: what neither it nor the program may do to buffers under way. `trace`: what
 //   a run was. `vendor`: what the details of failures mean.
@@ -38,6 +38,7 @@ extern crate self as mlx5_hca;
 
 mod arena;
 mod arrive;
+mod asynchronous;
 mod atomics;
 mod clock;
 mod compact;
@@ -86,6 +87,7 @@ mod watch;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use mlx5_wire::AddressVector;
@@ -97,10 +99,10 @@ pub use error::{ConnectError, CreateError, OpenError, RegisterError};
 pub use fabric::LocalFabric;
 pub use faults::Faults;
 pub use mlx5_wire as wire;
-pub use mlx5_wire::{Access, ConnectOptions, Service};
+pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
 pub use nic::{ContextUses, NicModel, NicParameters};
 pub use objects::MAX_SEAT;
-pub use options::{FabricSpec, Port, SoftOptions};
+pub use options::{FabricSpec, Gid, GidKind, Port, SoftOptions};
 pub use queues::REGISTER_BYTES;
 pub use request::{Address, CqMemory, QpMemory, Receives, Region, RqMemory, SqMemory};
 pub use rule::{Queue, Rule, Violation};
@@ -175,6 +177,9 @@ pub struct Hca {
     port: Option<Port>,
     /// A queue pair failed since the last flush, or one with a receive queue of its own did at any time.
     has_failed: Cell<bool>,
+    is_port_up: Cell<bool>,
+    /// Asynchronous ones that nobody took yet.
+    events: RefCell<VecDeque<AsyncEvent>>,
     /// Times that a WQE found no receive at its target.
     rnr_naks: Cell<u64>,
     state: RefCell<State>,
@@ -353,18 +358,20 @@ impl Hca {
         self.membership.lid()
     }
 
-    /// The device that has queue pair `qpn` of the port that `vector` leads to, if there is such a port.
+    /// The device that has queue pair `qpn` of the port that `vector` leads to, if there is such a port and the own one is up.
     fn lid_of(&self, qpn: u32, vector: &AddressVector) -> Option<u16> {
         match &self.port {
+            _ if !self.is_port_up.get() => None,
             None => Some(vector.rlid),
             Some(port) => port.is_at(vector).then(|| seat_of(qpn)),
         }
     }
 
-    /// The GID of its port: link-local, from the LID, unless it was given one.
-    fn gid(&self) -> [u8; 16] {
+    /// The GID that datagrams with this vector go out from: link-local, from the LID, unless the port was given others.
+    fn source_gid(&self, vector: &AddressVector) -> Gid {
         let own = u128::from(self.lid()) | 0xfe80 << 112;
-        self.port.as_ref().map_or(own.to_be_bytes(), |port| port.gid)
+        let given = self.port.and_then(|port| port.source(vector));
+        given.copied().unwrap_or(Gid { bytes: own.to_be_bytes(), kind: GidKind::InfiniBand })
     }
 
     /// Looks whether a peer has died: takes what it left in the lanes, where it may not have come to say so, and gives back the receives it

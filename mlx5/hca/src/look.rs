@@ -42,7 +42,7 @@ impl Hca {
         if u32::from(producer.wrapping_sub(qp.sq_consumer)) > qp.sq.capacity() {
             // No driver posts more than there is room for; what is there is not to be read.
             qp.is_watched = false;
-            qp.fail(self);
+            qp.break_down(self);
             return true;
         }
         self.executing(|| execute::rung(self, state, index));
@@ -139,7 +139,7 @@ impl Hca {
         qp.lane = unsafe { self.clear_lane(index, qp.lane_place) };
         qp.generation = qp_generations[index];
         (qp.sq_consumer, qp.sq_limit, qp.flushed, qp.answered) = (0, 0, 0, 0);
-        (qp.failed, qp.is_odd, qp.is_watched) = (false, state.injector.is_some(), false);
+        (qp.failed, qp.is_odd, qp.is_watched) = (false, state.injector.is_some() || !self.is_port_up.get(), false);
         qp.waiting = None;
         qp.under_way = UnderWay::with_capacity(0, false);
         qp.transport = if qp.is_datagram() { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) };

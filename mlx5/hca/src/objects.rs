@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 
 use mlx5_wire::{
-    Access, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT, Service, WQEBB,
+    Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT, Service, WQEBB,
 };
 use shm::lane::{LaneRx, Slot};
 use shm::ready::ARMED;
@@ -109,6 +109,8 @@ impl Hca {
             has_extras: options.strict || options.trace || options.timing.is_model(),
             port: options.port,
             has_failed: Cell::new(false),
+            is_port_up: Cell::new(true),
+            events: RefCell::default(),
             rnr_naks: Cell::new(0),
             state: RefCell::new(State::new(arena_bytes, &options.faults)),
         })
@@ -187,6 +189,7 @@ impl Hca {
         let State { cqs, produced, .. } = &mut *self.state.borrow_mut();
         if let Some(cq) = cqs.get_mut(cqn as usize).and_then(Option::take) {
             *produced = produced.wrapping_add(cq.produced());
+            self.forget_events(|event| event == AsyncEvent::CqError { cqn });
         }
     }
 
@@ -346,7 +349,7 @@ impl Hca {
             sq_consumer: 0,
             sq_limit: 0,
             failed: false,
-            is_odd: state.injector.is_some(),
+            is_odd: state.injector.is_some() || !self.is_port_up.get(),
             waiting: None,
             lane,
             lane_place,
@@ -436,6 +439,7 @@ impl Hca {
         let index = qp_index(qpn);
         let mut qp = state.qps.get_mut(index).and_then(Option::take)?;
         let own_rq = qp.owns_rq.then_some(qp.rqn);
+        self.forget_events(|event| event == AsyncEvent::QpFatal { qpn });
         if self.strict {
             super::strict::destroyed(&mut state.violations, &qp);
         }

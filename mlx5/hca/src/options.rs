@@ -1,5 +1,6 @@
 //! What a device is opened with.
 
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
 use mlx5_wire::AddressVector;
@@ -21,16 +22,50 @@ pub enum FabricSpec {
 /// The port that all devices of a fabric are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its LID; 0 on RoCE, where the GID alone names it.
+    /// Its LID; 0 on RoCE, where GIDs alone name it.
     pub lid: u16,
-    /// Its GID.
-    pub gid: [u8; 16],
+    /// Its GID table.
+    pub gids: &'static [Gid],
+}
+
+/// An entry of a port's GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gid {
+    /// As IPv6 addresses are written: the first byte first.
+    pub bytes: [u8; 16],
+    /// What goes out from it.
+    pub kind: GidKind,
+}
+
+/// What packets look like that go out from a GID (`enum ibv_gid_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GidKind {
+    /// Those of InfiniBand.
+    InfiniBand,
+    /// Ethernet frames of a type of their own.
+    RoceV1,
+    /// UDP.
+    RoceV2,
+}
+
+impl Gid {
+    /// The IPv4 address that it was made of (`::ffff:a.b.c.d`).
+    #[must_use]
+    pub fn ipv4(&self) -> Option<[u8; 4]> {
+        Ipv6Addr::from(self.bytes).to_ipv4_mapped().map(|address| address.octets())
+    }
 }
 
 impl Port {
-    /// Whether datagrams with this vector get here.
+    /// Whether datagrams with this vector get here: on RoCE, as a peer of the GID that they go out from.
     pub(crate) fn is_at(&self, vector: &AddressVector) -> bool {
-        if self.lid == 0 { vector.rgid == self.gid } else { vector.rlid == self.lid }
+        let of_kind = |kind| self.gids.iter().any(|gid| gid.kind == kind && gid.bytes == vector.rgid);
+        if self.lid == 0 { self.source(vector).is_some_and(|source| of_kind(source.kind)) } else { vector.rlid == self.lid }
+    }
+
+    /// The GID that datagrams with this vector go out from.
+    pub(crate) fn source(&self, vector: &AddressVector) -> Option<&'static Gid> {
+        self.gids.get(usize::from(vector.source_gid_index()))
     }
 }
 

@@ -83,9 +83,18 @@ impl PlainWrite {
     }
 }
 
-/// Runs any WQE.
+/// Runs any WQE. A queue pair that is gone refuses nothing, even if what it had is seen to be gone before it is: it does not answer.
 #[inline(never)]
 fn execute_any(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
+    let outcome = attempt(hca, links, qp, ctrl, wqe, granted);
+    let is_refused = matches!(outcome, Outcome::Fail(Syndrome::RemoteAccess, _));
+    if is_refused && qp.remote().is_some_and(|remote| remote.granted() & RECEIVES == 0) {
+        return Outcome::Wait(WaitFor::Peer);
+    }
+    outcome
+}
+
+fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
     let Some(opcode) = Opcode::from_wire(ctrl.opcode()) else { return Malformed::Opcode.into() };
     if opcode == Opcode::Nop {
         return Outcome::Done(0);

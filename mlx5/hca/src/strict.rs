@@ -61,7 +61,7 @@ fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, viola
     qp.is_odd = true;
     if qp.sq_producer() == qp.sq_limit {
         // Nothing is posted that could fail.
-        qp.fail(hca);
+        qp.break_down(hca);
     }
 }
 

@@ -1,6 +1,7 @@
-//! Completion channels: a pipe of `ib_uverbs_comp_event_desc`, each the program's own name for a completion queue.
+//! Channels of events: a pipe of `ib_uverbs_comp_event_desc`, each the program's own name for a completion queue, or of
+//! `ib_uverbs_async_event_desc`, which starts with the program's name for an object.
 //!
-//! Two things are the kernel's that a pipe does not do. Destroying a queue tells how many of its events the program has *read*, and libibverbs
+//! Two things are the kernel's that a pipe does not do. Destroying an object tells how many of its events the program has *read*, and libibverbs
 //! waits until so many were acknowledged; and it takes back those that were not read. So reading is interposed, counts, and passes over what
 //! was taken back.
 
@@ -8,17 +9,25 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use zerocopy::{Immutable, IntoBytes};
+
 use crate::errno::Errno;
 use crate::sys;
 
-/// Bytes of an event.
-pub(crate) const EVENT: usize = size_of::<u64>();
+/// Bytes of the name in front of every event.
+const NAME: usize = size_of::<u64>();
 
-/// A completion channel.
+/// A channel of events of one size.
 #[derive(Debug)]
 pub(crate) struct Channel {
     writer: OwnedFd,
+    /// Bytes of an event.
+    event_bytes: usize,
     queues: Mutex<HashMap<u64, Events>>,
+}
+
+fn name_of(event: &[u8]) -> u64 {
+    event.first_chunk::<NAME>().copied().map_or(0, u64::from_ne_bytes)
 }
 
 /// The events that were written under one name.
@@ -26,14 +35,19 @@ pub(crate) struct Channel {
 struct Events {
     written: u32,
     read: u32,
-    /// Written for queues that are gone: to be passed over, and read first.
+    /// Written for objects that are gone: to be passed over, and read first.
     stale: u32,
 }
 
 impl Channel {
-    /// A channel over this writing end of a pipe.
-    pub(crate) fn new(writer: OwnedFd) -> Self {
-        Self { writer, queues: Mutex::default() }
+    /// A channel of events of this type over this writing end of a pipe.
+    pub(crate) fn new<E>(writer: OwnedFd) -> Self {
+        Self { writer, event_bytes: size_of::<E>(), queues: Mutex::default() }
+    }
+
+    /// Bytes of an event.
+    pub(crate) fn event_bytes(&self) -> usize {
+        self.event_bytes
     }
 
     fn queues(&self) -> MutexGuard<'_, HashMap<u64, Events>> {
@@ -44,17 +58,17 @@ impl Channel {
     ///
     /// # Errors
     /// `EAGAIN`: it is full of events that nobody read. `EPIPE`: the program closed it.
-    pub(crate) fn send(&self, user_handle: u64) -> Result<(), Errno> {
+    pub(crate) fn send(&self, event: &(impl IntoBytes + Immutable)) -> Result<(), Errno> {
         let mut queues = self.queues();
-        sys::write(&self.writer, &user_handle.to_ne_bytes())?;
-        queues.entry(user_handle).or_default().written += 1;
+        sys::write(&self.writer, event.as_bytes())?;
+        queues.entry(name_of(event.as_bytes())).or_default().written += 1;
         Ok(())
     }
 
     /// The program read this event. `false`: it was taken back meanwhile, and the program must not see it.
-    pub(crate) fn received(&self, user_handle: u64) -> bool {
+    pub(crate) fn received(&self, event: &[u8]) -> bool {
         let mut queues = self.queues();
-        let Some(events) = queues.get_mut(&user_handle) else { return true };
+        let Some(events) = queues.get_mut(&name_of(event)) else { return true };
         if events.stale > 0 {
             events.stale -= 1;
             return false;
@@ -63,7 +77,7 @@ impl Channel {
         true
     }
 
-    /// The queue is gone: how many of its events the program has read. It reads no more of them.
+    /// The object is gone: how many of its events the program has read. It reads no more of them.
     pub(crate) fn forget(&self, user_handle: u64) -> u32 {
         let mut queues = self.queues();
         let Some(events) = queues.get_mut(&user_handle) else { return 0 };
@@ -84,35 +98,39 @@ mod tests {
     fn read(fd: &OwnedFd) -> u64 {
         let mut event = 0u64;
         // SAFETY: room for an event.
-        let n = unsafe { libc::read(std::os::fd::AsRawFd::as_raw_fd(fd), (&raw mut event).cast(), EVENT) };
-        assert_eq!(n, EVENT as isize);
+        let n = unsafe { libc::read(std::os::fd::AsRawFd::as_raw_fd(fd), (&raw mut event).cast(), NAME) };
+        assert_eq!(n, NAME as isize);
         event
     }
 
     #[test]
     fn events_of_a_destroyed_queue_are_counted_if_read_and_passed_over_if_not() {
         let (reader, writer) = sys::pipe().unwrap();
-        let channel = Channel::new(writer);
-        for name in [7, 7, 8] {
-            channel.send(name).unwrap();
+        let channel = Channel::new::<u64>(writer);
+        for name in [7u64, 7, 8] {
+            channel.send(&name).unwrap();
         }
-        assert!(channel.received(read(&reader)));
+        let read = || {
+            let name = read(&reader);
+            (name, channel.received(&name.to_ne_bytes()))
+        };
+        assert_eq!(read(), (7, true));
         assert_eq!(channel.forget(7), 1, "two were written, one was read");
-        channel.send(7).unwrap();
+        channel.send(&7u64).unwrap();
 
-        assert_eq!((read(&reader), channel.received(7)), (7, false), "written for the queue that is gone");
-        assert_eq!((read(&reader), channel.received(8)), (8, true));
-        assert_eq!((read(&reader), channel.received(7)), (7, true), "of the queue that has the name now");
+        assert_eq!(read(), (7, false), "written for the queue that is gone");
+        assert_eq!(read(), (8, true));
+        assert_eq!(read(), (7, true), "of the queue that has the name now");
         assert_eq!((channel.forget(7), channel.forget(8), channel.forget(9)), (1, 1, 0));
     }
 
     #[test]
     fn a_channel_that_is_full_or_closed_is_an_error() {
         let (reader, writer) = sys::pipe().unwrap();
-        let channel = Channel::new(writer);
-        let full = (0..1 << 20).find_map(|_| channel.send(1).err());
+        let channel = Channel::new::<u64>(writer);
+        let full = (0..1 << 20).find_map(|_| channel.send(&1u64).err());
         assert_eq!(full, Some(Errno(libc::EAGAIN)));
         drop(reader);
-        assert_eq!(channel.send(1), Err(Errno(libc::EPIPE)));
+        assert_eq!(channel.send(&1u64), Err(Errno(libc::EPIPE)));
     }
 }

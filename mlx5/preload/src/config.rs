@@ -1,5 +1,7 @@
 //! What the launcher tells the library, and how: environment variables.
 
+use mlx5_hca::{Gid, GidKind, Port};
+
 /// Major and minor number of the device file, `MAJOR:MINOR`. Without it the library does nothing.
 pub(crate) const DEVICE: &str = "MLX5_PRELOAD_DEVICE";
 /// `ib` or `roce`.
@@ -15,8 +17,12 @@ pub(crate) const LOG_COMMANDS: &str = "MLX5_PRELOAD_LOG_COMMANDS";
 
 /// LID of the port.
 pub(crate) const LID: u16 = 1;
-/// GID of the port, and in its upper half GUIDs: fe80::200:ff:fe00:1.
-pub(crate) const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, 1];
+/// GUID of the device and of its port.
+pub(crate) const GUID: [u8; 8] = [2, 0, 0, 0xff, 0xfe, 0, 0, 1];
+/// fe80::200:ff:fe00:1.
+const LINK_LOCAL: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, GUID[0], GUID[1], GUID[2], GUID[3], GUID[4], GUID[5], GUID[6], GUID[7]];
+/// ::ffff:127.0.0.1.
+const IPV4: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
 /// `vendor_part_id`: ConnectX-6.
 pub(crate) const DEVICE_ID: u16 = 0x101b;
 /// Firmware version: major, minor, sub-minor.
@@ -32,6 +38,24 @@ pub(crate) enum Link {
 }
 
 impl Link {
+    /// GID table of the port, which has no empty places. On RoCE the kernel makes two entries of each address of the network device, in this order.
+    pub(crate) const fn gids(self) -> &'static [Gid] {
+        match self {
+            Self::InfiniBand => &[Gid { bytes: LINK_LOCAL, kind: GidKind::InfiniBand }],
+            Self::Ethernet => &[
+                Gid { bytes: LINK_LOCAL, kind: GidKind::RoceV1 },
+                Gid { bytes: LINK_LOCAL, kind: GidKind::RoceV2 },
+                Gid { bytes: IPV4, kind: GidKind::RoceV1 },
+                Gid { bytes: IPV4, kind: GidKind::RoceV2 },
+            ],
+        }
+    }
+
+    /// The port: all devices of a fabric are this one.
+    pub(crate) const fn port(self) -> Port {
+        Port { lid: if matches!(self, Self::InfiniBand) { LID } else { 0 }, gids: self.gids() }
+    }
+
     /// `ib` or `roce`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text {

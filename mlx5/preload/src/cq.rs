@@ -8,7 +8,7 @@ use zerocopy::FromZeros;
 
 use crate::abi::mlx5::{CreateCq as DriverCq, CreateCqResp as DriverCqResp};
 use crate::abi::verbs::{
-    CreateCompChannel, CreateCompChannelResp, CreateCq, CreateCqResp, DestroyCq, DestroyCqResp, ExCreateCq, ExCreateCqResp,
+    CompEvent, CreateCompChannel, CreateCompChannelResp, CreateCq, CreateCqResp, DestroyCq, DestroyCqResp, ExCreateCq, ExCreateCqResp,
 };
 use crate::channel::Channel;
 use crate::command::{Call, Reply};
@@ -29,7 +29,7 @@ pub(crate) struct Cq {
     pub(crate) cqn: u32,
     channel: Option<Arc<Channel>>,
     /// What events name it by.
-    user_handle: u64,
+    pub(crate) user_handle: u64,
 }
 
 /// CREATE_COMP_CHANNEL.
@@ -37,7 +37,7 @@ pub(crate) fn create_channel(call: &Call) -> Result<Reply, Errno> {
     let CreateCompChannel { .. } = call.request()?;
     call.check_room(size_of::<CreateCompChannelResp>())?;
     let (reader, writer) = sys::pipe()?;
-    fds::insert(reader.as_raw_fd(), File::Channel(Arc::new(Channel::new(writer))))?;
+    fds::insert(reader.as_raw_fd(), File::Channel(Arc::new(Channel::new::<CompEvent>(writer))))?;
     // The program's from now on.
     let fd = reader.into_raw_fd();
     Ok(Reply::of(&CreateCompChannelResp { fd: fd as u32 }).note(format!("-> fd={fd}")))
@@ -105,7 +105,8 @@ impl Objects {
         self.hca.destroy_cq(cq.cqn);
         let comp_events_reported = cq.channel.map_or(0, |channel| channel.forget(cq.user_handle));
         let note = format!("cq={cq_handle} events={comp_events_reported}");
-        Ok(Reply::of(&DestroyCqResp { comp_events_reported, async_events_reported: 0 }).note(note))
+        let async_events_reported = self.async_events.forget(cq.user_handle);
+        Ok(Reply::of(&DestroyCqResp { comp_events_reported, async_events_reported }).note(note))
     }
 
     /// Sends the events of queues that were armed and have what they were armed for. Whether there were any.
@@ -115,7 +116,7 @@ impl Objects {
             let Some(channel) = &cq.channel else { continue };
             if self.hca.take_event(cq.cqn) {
                 any = true;
-                if let Err(errno) = channel.send(cq.user_handle) {
+                if let Err(errno) = channel.send(&CompEvent { cq_handle: cq.user_handle }) {
                     log::error(self.settings, format_args!("an event of completion queue {:#x} is lost: {errno}", cq.cqn));
                 }
             }

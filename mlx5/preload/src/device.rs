@@ -1,17 +1,20 @@
 //! The device and its port: GET_CONTEXT and the queries.
 
 use std::os::fd::{AsRawFd, IntoRawFd};
+use std::sync::Arc;
 
 use zerocopy::FromZeros;
 
 use crate::abi::mlx5::{ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, QueryDeviceResp as DriverResp};
 use crate::abi::verbs::{
-    ExQueryDevice, ExQueryDeviceResp, GetContext, GetContextResp, QueryDevice, QueryDeviceResp, QueryPort, QueryPortResp,
+    AsyncEventDesc, ExQueryDevice, ExQueryDeviceResp, GetContext, GetContextResp, QueryDevice, QueryDeviceResp, QueryPort, QueryPortResp,
 };
 use crate::bfregs::Bfregs;
+use crate::channel::Channel;
 use crate::command::{Call, Reply};
-use crate::config::{DEVICE_ID, FIRMWARE, GID, LID, Link};
+use crate::config::{DEVICE_ID, FIRMWARE, GUID, Link};
 use crate::errno::Errno;
+use crate::fds::{self, File};
 use crate::session::Objects;
 use crate::settings::Settings;
 use crate::sys;
@@ -27,7 +30,7 @@ const MAX_MESSAGE: u32 = 1 << 30;
 /// READs and atomics under way, of a queue pair.
 pub(crate) const MAX_RD_ATOMIC: u32 = 16;
 /// Completion vectors.
-pub(crate) const COMP_VECTORS: u32 = 1;
+pub(crate) const COMP_VECTORS: u32 = 4;
 /// Bytes of a BlueFlame register: two buffers.
 const BF_REG_BYTES: u32 = 512;
 
@@ -48,6 +51,8 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
     }
     let bfregs = Bfregs::new(request.total_num_bfregs, request.num_low_latency_bfregs)?;
     let (reader, writer) = sys::pipe()?;
+    let async_events = Arc::new(Channel::new::<AsyncEventDesc>(writer));
+    fds::insert(reader.as_raw_fd(), File::Channel(Arc::clone(&async_events)))?;
     let response = AllocUcontextResp {
         qp_tab_size: 1 << 18,
         bf_reg_size: BF_REG_BYTES,
@@ -72,7 +77,7 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
         num_dyn_bfregs: 1024,
         ..AllocUcontextResp::new_zeroed()
     };
-    let objects = Objects::new(settings, bfregs, writer)?;
+    let objects = Objects::new(settings, bfregs, async_events)?;
     let note = format!("bfregs={}/{} seat={}", request.total_num_bfregs, request.num_low_latency_bfregs, objects.hca.lid());
     let async_fd = reader.as_raw_fd() as u32;
     // The program's from now on.
@@ -80,17 +85,12 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
     Ok((objects, Reply::of(&GetContextResp { async_fd, num_comp_vectors: COMP_VECTORS }).with(&response).note(note)))
 }
 
-fn guid() -> [u8; 8] {
-    let [.., a, b, c, d, e, f, g, h] = GID;
-    [a, b, c, d, e, f, g, h]
-}
-
 fn capabilities(settings: &Settings) -> QueryDeviceResp {
     let [major, minor, sub_minor] = FIRMWARE.map(u64::from);
     QueryDeviceResp {
         fw_ver: major << 32 | minor << 16 | sub_minor,
-        node_guid: guid(),
-        sys_image_guid: guid(),
+        node_guid: GUID,
+        sys_image_guid: GUID,
         max_mr_size: u64::MAX,
         page_size_cap: !0xfff,
         vendor_id: 0x2c9,
@@ -144,39 +144,44 @@ pub(crate) fn query_extended(call: &Call, settings: &Settings) -> Result<Reply, 
     Ok(Reply::of(&response).with(&driver))
 }
 
-/// QUERY_PORT.
-pub(crate) fn query_port(call: &Call, settings: &Settings) -> Result<Reply, Errno> {
-    let QueryPort { port_num, .. } = call.request()?;
-    call.check_room(size_of::<QueryPortResp>())?;
-    if port_num != 1 {
-        return Err(Errno(libc::EINVAL));
+impl Objects {
+    /// QUERY_PORT.
+    pub(crate) fn query_port(&self, call: &Call) -> Result<Reply, Errno> {
+        let settings = self.settings;
+        let is_up = settings.is_port_up && self.hca.is_port_up();
+        let QueryPort { port_num, .. } = call.request()?;
+        call.check_room(size_of::<QueryPortResp>())?;
+        if port_num != 1 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let is_ethernet = settings.link == Link::Ethernet;
+        // IB_PORT_CM_SUP, and for RoCE IB_PORT_IP_BASED_GIDS.
+        let port_cap_flags = 1 << 16 | if is_ethernet { 1 << 26 } else { 0 };
+        let lid = settings.link.port().lid;
+        let response = QueryPortResp {
+            port_cap_flags,
+            max_msg_sz: MAX_MESSAGE,
+            gid_tbl_len: settings.link.gids().len() as u32,
+            pkey_tbl_len: 1,
+            lid,
+            sm_lid: lid,
+            // IB_PORT_ACTIVE or _DOWN.
+            state: if is_up { 4 } else { 1 },
+            // 4096 bytes.
+            max_mtu: 5,
+            active_mtu: 5,
+            max_vl_num: 1,
+            subnet_timeout: 18,
+            // 4X HDR: 200 Gb/s.
+            active_width: 2,
+            active_speed: 64,
+            // LinkUp or Disabled.
+            phys_state: if is_up { 5 } else { 3 },
+            link_layer: if is_ethernet { 2 } else { 1 },
+            // IB_UVERBS_QPF_GRH_REQUIRED.
+            flags: u8::from(is_ethernet),
+            ..QueryPortResp::new_zeroed()
+        };
+        Ok(Reply::of(&response))
     }
-    let is_ethernet = settings.link == Link::Ethernet;
-    // IB_PORT_CM_SUP, and for RoCE IB_PORT_IP_BASED_GIDS.
-    let port_cap_flags = 1 << 16 | if is_ethernet { 1 << 26 } else { 0 };
-    let response = QueryPortResp {
-        port_cap_flags,
-        max_msg_sz: MAX_MESSAGE,
-        gid_tbl_len: 1,
-        pkey_tbl_len: 1,
-        lid: if is_ethernet { 0 } else { LID },
-        sm_lid: if is_ethernet { 0 } else { LID },
-        // IB_PORT_ACTIVE or _DOWN.
-        state: if settings.is_port_up { 4 } else { 1 },
-        // 4096 bytes.
-        max_mtu: 5,
-        active_mtu: 5,
-        max_vl_num: 1,
-        subnet_timeout: 18,
-        // 4X HDR: 200 Gb/s.
-        active_width: 2,
-        active_speed: 64,
-        // LinkUp or Disabled.
-        phys_state: if settings.is_port_up { 5 } else { 3 },
-        link_layer: if is_ethernet { 2 } else { 1 },
-        // IB_UVERBS_QPF_GRH_REQUIRED.
-        flags: u8::from(is_ethernet),
-        ..QueryPortResp::new_zeroed()
-    };
-    Ok(Reply::of(&response))
 }

@@ -12,8 +12,20 @@ pub(crate) enum Fault {
     NoDevices,
     /// No GID at the port.
     NoGid,
-    /// The port is down.
+    /// The port says that it is down.
     PortDown,
+    /// The port goes down so many ms after the device was opened, and up again so many later.
+    PortFails {
+        /// When.
+        at_ms: u32,
+        /// For how long; `None`: for ever.
+        for_ms: Option<u32>,
+    },
+    /// The device breaks down so many ms after it was opened.
+    DeviceFails {
+        /// When.
+        at_ms: u32,
+    },
     /// The device has no atomics.
     NoAtomics,
     /// The device file cannot be opened.
@@ -30,20 +42,30 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// `port=down`, `reg_mr=ENOMEM`, `create_qp=ENOMEM@3`, …
+    /// `port=down`, `port=down@100+50`, `device=fatal@100`, `reg_mr=ENOMEM`, `create_qp=ENOMEM@3`, …
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is no KEY=VALUE"))?;
         let fixed = |legal: &str, fault| if value == legal { Ok(fault) } else { Err(format!("{key} is `{value}`; legal is `{legal}`")) };
         match key {
             "devices" => fixed("none", Self::NoDevices),
             "gid" => fixed("none", Self::NoGid),
-            "port" => fixed("down", Self::PortDown),
+            "port" => match value.strip_prefix("down@") {
+                None => fixed("down", Self::PortDown),
+                Some(when) => {
+                    let (at, length) = when.split_once('+').map_or((when, None), |(at, length)| (at, Some(length)));
+                    Ok(Self::PortFails { at_ms: milliseconds(at)?, for_ms: length.map(milliseconds).transpose()? })
+                }
+            },
+            "device" => match value.strip_prefix("fatal@") {
+                None => Err(format!("device is `{value}`; legal is `fatal@MS`")),
+                Some(at) => Ok(Self::DeviceFails { at_ms: milliseconds(at)? }),
+            },
             "atomics" => fixed("none", Self::NoAtomics),
             "open" => Errno::parse(value).map(Self::Open),
             _ => {
                 let number = names::number(key).ok_or_else(|| {
                     let commands: Vec<_> = names::all().collect();
-                    format!("`{key}` is no fault; legal are devices, gid, port, atomics, open, {}", commands.join(", "))
+                    format!("`{key}` is no fault; legal are devices, device, gid, port, atomics, open, {}", commands.join(", "))
                 })?;
                 let (errno, after) = match value.split_once('@') {
                     Some((errno, after)) => (errno, after.parse().map_err(|_| format!("`{after}` is no number of commands"))?),
@@ -55,12 +77,19 @@ impl Fault {
     }
 }
 
+fn milliseconds(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("`{text}` is no number of milliseconds"))
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoDevices => f.write_str("devices=none"),
             Self::NoGid => f.write_str("gid=none"),
             Self::PortDown => f.write_str("port=down"),
+            Self::PortFails { at_ms, for_ms: None } => write!(f, "port=down@{at_ms}"),
+            Self::PortFails { at_ms, for_ms: Some(for_ms) } => write!(f, "port=down@{at_ms}+{for_ms}"),
+            Self::DeviceFails { at_ms } => write!(f, "device=fatal@{at_ms}"),
             Self::NoAtomics => f.write_str("atomics=none"),
             Self::Open(errno) => write!(f, "open={errno}"),
             Self::Command { number, errno, after } => write!(f, "{}={errno}@{after}", names::command(*number).unwrap_or("?")),
@@ -78,6 +107,9 @@ mod tests {
             "devices=none",
             "gid=none",
             "port=down",
+            "port=down@300",
+            "port=down@300+50",
+            "device=fatal@20",
             "atomics=none",
             "open=EACCES",
             "reg_mr=ENOMEM@0",
@@ -94,6 +126,9 @@ mod tests {
         let error = |text| Fault::parse(text).unwrap_err();
         assert!(error("port").contains("KEY=VALUE"));
         assert!(error("port=up").contains("`down`"));
+        assert!(error("port=down@now").contains("`now`"));
+        assert!(error("port=down@1+").contains("``"));
+        assert!(error("device=down").contains("`fatal@MS`"));
         assert!(error("reg_mr=ENOTHING").contains("ENOMEM"));
         assert!(error("reg_mr=ENOMEM@x").contains("`x`"));
         assert!(error("register=ENOMEM").contains("reg_mr"));

@@ -92,7 +92,7 @@ pub(crate) fn each_range(first: u32, last: u32, mut each: impl FnMut(u32, u32)) 
 pub(crate) enum File {
     /// The device, opened.
     Device(Arc<Context>),
-    /// The reading end of a completion channel.
+    /// The reading end of a channel of events.
     Channel(Arc<Channel>),
 }
 

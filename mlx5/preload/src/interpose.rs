@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use libc::{mode_t, size_t, ssize_t, stat as Status};
 
-use crate::channel::EVENT;
 use crate::command::Call;
 use crate::context::Context;
 use crate::errno::Errno;
@@ -328,11 +327,11 @@ unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize
         return read_next(count);
     }
     match ours(|| Ok(fds::get(fd))) {
-        Ok(Some(File::Channel(channel))) if count >= EVENT && !bytes.is_null() => loop {
-            let n = read_next(EVENT);
-            // SAFETY: the event was read to there.
-            let is_for_program =
-                n != EVENT as ssize_t || ours(|| Ok(channel.received(unsafe { bytes.cast::<u64>().read_unaligned() }))) != Ok(false);
+        Ok(Some(File::Channel(channel))) if count >= channel.event_bytes() && !bytes.is_null() => loop {
+            let n = read_next(channel.event_bytes());
+            // SAFETY: as many bytes were read to there.
+            let event = unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), n.max(0) as usize) };
+            let is_for_program = event.len() < channel.event_bytes() || ours(|| Ok(channel.received(event))) != Ok(false);
             if is_for_program {
                 return n;
             }

@@ -33,7 +33,8 @@ mod channel;
 mod context;
 mod poller;
 
-// Commands, by object.
+// Commands, by object; and what happens without any.
+mod asynchronous;
 mod bfregs;
 mod cq;
 mod device;

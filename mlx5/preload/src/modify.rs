@@ -139,7 +139,9 @@ impl Objects {
             (_, State::Error) => self.hca.fail_qp(qp.qpn),
             (State::Reset, State::Init) => self.hca.initialize(qp.qpn),
             (State::Init, State::ReadyToReceive) if is_connected => {
-                let is_here = self.is_here(at.dest.is_global != 0, &at.dest.dgid, at.dest.dlid);
+                let is_global = at.dest.is_global != 0;
+                self.check_source(is_global, at.dest.sgid_index)?;
+                let is_here = self.is_here(is_global, &at.dest.dgid, at.dest.dlid);
                 // Nobody has number 0.
                 self.hca.connect_by_number(qp.qpn, if is_here { at.dest_qp_num } else { 0 }, rights(at));
             }

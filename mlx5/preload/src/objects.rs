@@ -10,7 +10,7 @@ use crate::abi::verbs::{
     AllocPd, AllocPdResp, CreateAh, CreateAhResp, DeallocPd, DeregMr, DestroyAh, RegMr, RegMrResp, ReregMr, ReregMrResp,
 };
 use crate::command::{Call, Reply};
-use crate::config::{GID, LID, Link};
+use crate::config::{GUID, LID, Link};
 use crate::errno::Errno;
 use crate::session::Objects;
 use crate::sys::Use;
@@ -73,6 +73,9 @@ fn until_quiet(is_quiet: impl Fn() -> Result<bool, Errno>) -> Result<(), Errno> 
     Ok(())
 }
 
+/// The MAC address of the port on RoCE, of which the GUID is made (modified EUI-64).
+const MAC: [u8; 6] = [GUID[0] ^ 2, GUID[1], GUID[2], GUID[5], GUID[6], GUID[7]];
+
 impl Objects {
     /// ALLOC_PD.
     pub(crate) fn alloc_pd(&mut self, call: &Call) -> Result<Reply, Errno> {
@@ -107,11 +110,13 @@ impl Objects {
         if attr.port_num != 1 {
             return Err(Errno(libc::EINVAL));
         }
-        if self.settings.link == Link::Ethernet && (attr.is_global == 0 || attr.grh.dgid != GID) {
-            return Err(Errno(if attr.is_global == 0 { libc::EINVAL } else { libc::EHOSTUNREACH }));
+        let is_global = attr.is_global != 0;
+        self.check_source(is_global, attr.grh.sgid_index)?;
+        if self.settings.link == Link::Ethernet && !self.is_here(is_global, &attr.grh.dgid, attr.dlid) {
+            return Err(Errno(libc::EHOSTUNREACH));
         }
         let ah_handle = self.ahs.insert(Ah { pd: pd_handle });
-        let driver = DriverAhResp { response_length: size_of::<DriverAhResp>() as u32, dmac: mac_of(&attr.grh.dgid), reserved: [0; 6] };
+        let driver = DriverAhResp { response_length: size_of::<DriverAhResp>() as u32, dmac: MAC, reserved: [0; 6] };
         Ok(Reply::of(&CreateAhResp { ah_handle }).with(&driver).note(format!("pd={pd_handle} dlid={} -> ah={ah_handle}", attr.dlid)))
     }
 
@@ -126,8 +131,15 @@ impl Objects {
     pub(crate) fn is_here(&self, is_global: bool, dgid: &[u8; 16], dlid: u16) -> bool {
         match self.settings.link {
             Link::InfiniBand => dlid == LID,
-            Link::Ethernet => is_global && *dgid == GID,
+            Link::Ethernet => is_global && self.settings.link.gids().iter().any(|gid| gid.bytes == *dgid),
         }
+    }
+
+    /// A way is from a GID that the port has, and on RoCE never without one.
+    pub(crate) fn check_source(&self, is_global: bool, sgid_index: u8) -> Result<(), Errno> {
+        let legal =
+            if is_global { usize::from(sgid_index) < self.settings.link.gids().len() } else { self.settings.link == Link::InfiniBand };
+        if legal { Ok(()) } else { Err(Errno(libc::EINVAL)) }
     }
 
     /// The memory of a region, and its access as the HCA has it; both checked.
@@ -225,9 +237,4 @@ impl Objects {
             _ => Errno(libc::ENOMEM),
         }
     }
-}
-
-/// The MAC address that a link-local GID was made of (modified EUI-64).
-fn mac_of(gid: &[u8; 16]) -> [u8; 6] {
-    [gid[8] ^ 2, gid[9], gid[10], gid[13], gid[14], gid[15]]
 }

@@ -31,6 +31,8 @@ const NO_USER_INDEX: u32 = 0xff_ffff;
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
+    /// What events name it by.
+    pub(crate) user_handle: u64,
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
@@ -146,6 +148,7 @@ impl Objects {
         // Of what its driver made of the request, as the kernel's (`set_rq_size`); of sends, libmlx5 tells the program itself.
         let (max_recv_wr, max_recv_sge) = rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));
         let qp_handle = self.qps.insert(Qp {
+            user_handle: request.user_handle,
             pd: request.pd_handle,
             send_cq: request.send_cq_handle,
             recv_cq: request.recv_cq_handle,
@@ -231,6 +234,7 @@ impl Objects {
         if let Some(bfreg) = qp.bfreg {
             self.bfregs.give_back(bfreg);
         }
-        Ok(Reply::of(&DestroyQpResp { events_reported: 0 }).note(format!("qp={qp_handle}")))
+        let events_reported = self.async_events.forget(qp.user_handle);
+        Ok(Reply::of(&DestroyQpResp { events_reported }).note(format!("qp={qp_handle}")))
     }
 }

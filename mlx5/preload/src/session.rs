@@ -1,13 +1,14 @@
 //! What one open device has, and the commands on it.
 
-use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
 
-use mlx5_hca::{FabricSpec, Hca, Port, SoftOptions};
+use mlx5_hca::{FabricSpec, Hca, SoftOptions};
 
 use crate::abi::verbs::number;
 use crate::bfregs::Bfregs;
+use crate::channel::Channel;
 use crate::command::{Call, Reply};
-use crate::config::{GID, LID, Link};
 use crate::cq::Cq;
 use crate::errno::Errno;
 use crate::objects::{Ah, Mr, Pd};
@@ -40,8 +41,11 @@ pub(crate) struct Objects {
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
     pub(crate) qps: Table<Qp>,
-    /// Writing end of the pipe of asynchronous events: as long as it is open, reading waits.
-    _async_events: OwnedFd,
+    /// As long as it is open, reading waits.
+    pub(crate) async_events: Arc<Channel>,
+    pub(crate) opened: Instant,
+    /// Of those in the settings.
+    pub(crate) changes_made: usize,
 }
 
 impl Objects {
@@ -49,11 +53,10 @@ impl Objects {
     ///
     /// # Errors
     /// `ENOMEM`: it cannot be joined; the log says why.
-    pub(crate) fn new(settings: &'static Settings, bfregs: Bfregs, async_events: OwnedFd) -> Result<Self, Errno> {
+    pub(crate) fn new(settings: &'static Settings, bfregs: Bfregs, async_events: Arc<Channel>) -> Result<Self, Errno> {
         let options = SoftOptions {
             fabric: FabricSpec::Shared { dir: Some(settings.fabric.clone()) },
-            // On RoCE the GID alone names it.
-            port: Some(Port { lid: if settings.link == Link::InfiniBand { LID } else { 0 }, gid: GID }),
+            port: Some(settings.link.port()),
             // Regions are the program's memory.
             arena_bytes: 4096,
             dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
@@ -73,7 +76,9 @@ impl Objects {
             cqs: Table::default(),
             srqs: Table::default(),
             qps: Table::default(),
-            _async_events: async_events,
+            async_events,
+            opened: Instant::now(),
+            changes_made: 0,
         })
     }
 }
@@ -87,7 +92,8 @@ impl Session {
     pub(crate) fn progress(&mut self) -> bool {
         let Some(objects) = &mut self.objects else { return false };
         let has_worked = objects.hca.poll();
-        objects.send_events() || has_worked
+        let has_events = objects.send_events() | objects.send_async_events();
+        has_events || has_worked
     }
 
     /// Carries out a command, and answers it.
@@ -123,7 +129,7 @@ impl Session {
         match (call.number, call.is_extended) {
             (number::QUERY_DEVICE, false) => crate::device::query(call, objects.settings),
             (number::QUERY_DEVICE, true) => crate::device::query_extended(call, objects.settings),
-            (number::QUERY_PORT, false) => crate::device::query_port(call, objects.settings),
+            (number::QUERY_PORT, false) => objects.query_port(call),
             (number::ALLOC_PD, false) => objects.alloc_pd(call),
             (number::DEALLOC_PD, false) => objects.dealloc_pd(call),
             (number::CREATE_AH, false) => objects.create_ah(call),

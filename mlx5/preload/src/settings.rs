@@ -31,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) is_port_up: bool,
     /// Whether the device has atomics.
     pub(crate) has_atomics: bool,
+    /// What happens to an open device by itself, and how many ms after it was opened; the earliest first.
+    pub(crate) changes: Vec<(u32, Change)>,
     /// What opening the device fails with.
     open: Option<Errno>,
     /// What commands fail with.
@@ -39,6 +41,18 @@ pub(crate) struct Settings {
     pub(crate) log: Option<LogTarget>,
     /// Whether commands that succeed are logged.
     pub(crate) log_commands: bool,
+}
+
+/// What happens to the device by itself, on request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// The port is up from now on, or down.
+    Port {
+        /// Whether it is up.
+        is_up: bool,
+    },
+    /// The device breaks down.
+    Fatal,
 }
 
 #[derive(Debug)]
@@ -67,6 +81,7 @@ impl Settings {
             fabric: variable(FABRIC)?.into(),
             is_port_up: true,
             has_atomics: true,
+            changes: Vec::new(),
             open: None,
             commands: Vec::new(),
             log: variable(LOG).map(|target| if target == "-" { LogTarget::StandardError } else { LogTarget::File(target.into()) }),
@@ -75,6 +90,11 @@ impl Settings {
         for fault in text(FAULTS).unwrap_or_default().split(',').filter(|one| !one.is_empty()) {
             match Fault::parse(fault).ok()? {
                 Fault::PortDown => settings.is_port_up = false,
+                Fault::PortFails { at_ms, for_ms } => {
+                    settings.changes.push((at_ms, Change::Port { is_up: false }));
+                    settings.changes.extend(for_ms.map(|for_ms| (at_ms.saturating_add(for_ms), Change::Port { is_up: true })));
+                }
+                Fault::DeviceFails { at_ms } => settings.changes.push((at_ms, Change::Fatal)),
                 Fault::NoAtomics => settings.has_atomics = false,
                 Fault::Open(errno) => settings.open = Some(errno),
                 Fault::Command { number, errno, after } => {
@@ -84,6 +104,7 @@ impl Settings {
                 Fault::NoDevices | Fault::NoGid => {}
             }
         }
+        settings.changes.sort_by_key(|&(at_ms, _)| at_ms);
         Some(settings)
     }
 

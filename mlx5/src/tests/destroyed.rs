@@ -59,7 +59,7 @@ fn what_a_destroyed_queue_pair_leaves_is_nobodys_and_what_the_next_with_its_numb
     for (seed, start) in [0, 100, u32::MAX - 100, (1 << 24) - 100, (1 << 23) - 100, 1 << 22].into_iter().enumerate() {
         for (cqe_bytes, compression) in [(64, false), (64, true), (128, true)] {
             let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
-            let mut cq = device.create_cq(CqConfig { entries: 32, cqe_bytes, compression }).unwrap();
+            let mut cq = device.create_cq(CqConfig { cqe_bytes, compression, ..CqConfig::from(32) }).unwrap();
             cq.ring().start_at(start, device.null().unwrap().null());
             let (null, random, due) = (device.null().unwrap(), Random::new(seed as u64), VecDeque::new());
             let mut writer = Writer { null, cqn: cq.cqn(), compression, random, due };

@@ -20,8 +20,6 @@ macro_rules! opaque {
 }
 
 opaque! {
-    /// An open device.
-    ibv_context;
     /// A protection domain.
     ibv_pd;
     /// A completion queue.
@@ -64,6 +62,30 @@ pub(crate) struct ibv_device {
     pub(crate) dev_name: [c_char; 64],
     pub(crate) dev_path: [c_char; 256],
     pub(crate) ibdev_path: [c_char; 256],
+}
+
+/// An open device, as read: what follows is of no use here.
+#[repr(C)]
+pub(crate) struct ibv_context {
+    device: *mut ibv_device,
+    ops: [*const c_void; 32],
+    cmd_fd: c_int,
+    pub(crate) async_fd: c_int,
+    pub(crate) num_comp_vectors: c_int,
+}
+
+/// Its element is one of those pointers, or the number of a port.
+#[repr(C)]
+pub(crate) struct ibv_async_event {
+    pub(crate) element: ibv_async_event_element,
+    pub(crate) event_type: c_int,
+}
+
+#[repr(C)]
+pub(crate) union ibv_async_event_element {
+    pub(crate) cq: *mut ibv_cq,
+    pub(crate) qp: *mut ibv_qp,
+    pub(crate) port_num: c_int,
 }
 
 /// As read: what follows is of no use here.
@@ -412,6 +434,7 @@ impl mlx5dv_obj {
 }
 
 layouts! {
+    ibv_async_event (16) { element @ 0, event_type @ 8 }
     ibv_device (664) { node_type @ 16, transport_type @ 20, name @ 24, dev_name @ 88, dev_path @ 152, ibdev_path @ 408 }
     ibv_mr (48) { addr @ 16, length @ 24, handle @ 32, lkey @ 36, rkey @ 40 }
     ibv_comp_channel (16) { fd @ 8, refcnt @ 12 }
@@ -450,6 +473,7 @@ layouts! {
     mlx5dv_obj (112) { qp @ 0, cq @ 16, srq @ 32, rwq @ 48, dm @ 64, ah @ 80, pd @ 96 }
     mlx5dv_cqe_comp_caps (8) { max_num @ 0, supported_format @ 4 }
     ;
+    ibv_context { async_fd @ 268, num_comp_vectors @ 272 }
     ibv_qp { qp_num @ 52 }
     mlx5dv_context { version @ 0, flags @ 8, comp_mask @ 16, cqe_comp_caps @ 24 }
     mlx5dv_qp { dbrec @ 0, sq @ 8, rq @ 24, bf @ 40, comp_mask @ 56 }

@@ -15,7 +15,7 @@ use super::numbers::*;
 use super::tables::Objects;
 use crate::config::DeviceInfo;
 use crate::mmio;
-use crate::wire::{CQ_DOORBELL_OFFSET, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
+use crate::wire::{AsyncEvent, CQ_DOORBELL_OFFSET, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
 
 /// An open device, one port of it. Objects are known by the numbers that the device gave them.
 pub(crate) struct Context {
@@ -65,6 +65,7 @@ impl Context {
         // SAFETY: an open device.
         let channel = NonNull::new(unsafe { (device.api.verbs.ibv_create_comp_channel)(device.context()) });
         let channel = channel.ok_or_else(|| CallError::last("ibv_create_comp_channel"))?;
+        device.never_wait_for_async_events()?;
         Ok(Self { device, port, options: options.clone(), attr, dv, channel, objects: RefCell::default(), is_due: Cell::default() })
     }
 
@@ -89,6 +90,7 @@ impl Context {
             max_recv_sge: at_most(MAX_RECV_SGE, self.attr.max_sge.min(self.attr.max_srq_sge)),
             max_inline_data: MAX_INLINE as u32,
             max_cqe: at_most(MAX_CQE, self.attr.max_cqe),
+            comp_vectors: self.device.comp_vectors(),
             max_srq_wr: at_most(MAX_RECV_WR, self.attr.max_srq_wr),
             max_qp: at_most(u32::MAX, self.attr.max_qp),
             max_mr: at_most(u32::MAX, self.attr.max_mr),
@@ -162,6 +164,35 @@ impl Context {
             object.events = (object.events + 1) & 3;
         }
         true
+    }
+
+    /// Takes an asynchronous event, if there is one.
+    pub(super) fn take_async_event(&self) -> Option<AsyncEvent> {
+        let verbs = &self.device.api.verbs;
+        // SAFETY: a number and a pointer, for which zero is a value.
+        let mut event: ibv_async_event = unsafe { core::mem::zeroed() };
+        // SAFETY: an open device, and room for the answer.
+        if unsafe { (verbs.ibv_get_async_event)(self.device.context(), &raw mut event) } != 0 {
+            return None;
+        }
+        let ibv_async_event { element, event_type } = &event;
+        // SAFETY: what the type of the event says that it is: an object of this device, which waits for its destruction until the event is
+        // acknowledged, or a number.
+        let typed = unsafe {
+            match *event_type {
+                IBV_EVENT_CQ_ERR => self.objects.borrow().number_of(element.cq).map(|cqn| AsyncEvent::CqError { cqn }),
+                IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
+                    Some(AsyncEvent::QpFatal { qpn: (*element.qp).qp_num })
+                }
+                IBV_EVENT_DEVICE_FATAL => Some(AsyncEvent::DeviceFatal),
+                IBV_EVENT_PORT_ACTIVE => Some(AsyncEvent::PortActive { port: element.port_num as u8 }),
+                IBV_EVENT_PORT_ERR => Some(AsyncEvent::PortError { port: element.port_num as u8 }),
+                _ => None,
+            }
+        };
+        // SAFETY: the event that was just read.
+        unsafe { (verbs.ibv_ack_async_event)(&raw mut event) };
+        Some(typed.unwrap_or(AsyncEvent::Other { event_type: event.event_type as u32 }))
     }
 
     /// The address of word `index` of a doorbell record.

@@ -198,6 +198,23 @@ impl Opened {
         (1..=self.attributes()?.phys_port_cnt).map(entry).collect()
     }
 
+    /// Asking for an asynchronous event when there is none fails from now on.
+    pub(crate) fn never_wait_for_async_events(&self) -> Result<(), CallError> {
+        // SAFETY: the descriptor of an open device; plain numbers.
+        let result = unsafe {
+            let fd = (*self.context()).async_fd;
+            libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK)
+        };
+        if result < 0 { Err(CallError::last("fcntl, of asynchronous events")) } else { Ok(()) }
+    }
+
+    /// A device has at least one.
+    pub(crate) fn comp_vectors(&self) -> u32 {
+        // SAFETY: an open device, whose number never changes.
+        let vectors = unsafe { (*self.context()).num_comp_vectors };
+        u32::try_from(vectors).unwrap_or(0).max(1)
+    }
+
     /// Type and value of the GID at `index`; `None` if there is none.
     fn gid(&self, port: u8, index: u8) -> Option<Gid> {
         let mut entry = ibv_gid_entry::default();

@@ -21,6 +21,13 @@ numbers! {
     IBV_GID_TYPE_IB: u32 = 0;
     IBV_GID_TYPE_ROCE_V1: u32 = 1;
     IBV_GID_TYPE_ROCE_V2: u32 = 2;
+    IBV_EVENT_CQ_ERR: c_int = 0;
+    IBV_EVENT_QP_FATAL: c_int = 1;
+    IBV_EVENT_QP_REQ_ERR: c_int = 2;
+    IBV_EVENT_QP_ACCESS_ERR: c_int = 3;
+    IBV_EVENT_DEVICE_FATAL: c_int = 8;
+    IBV_EVENT_PORT_ACTIVE: c_int = 9;
+    IBV_EVENT_PORT_ERR: c_int = 10;
     IBV_MTU_256: c_int = 1;
     IBV_MTU_4096: c_int = 5;
     IBV_QPT_RC: c_int = 2;

@@ -79,7 +79,9 @@ impl Context {
     }
 
     pub(super) fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
-        check("the number of CQ entries", config.entries.into(), 1, self.info().max_cqe.into())?;
+        let info = self.info();
+        check("the number of CQ entries", config.entries.into(), 1, info.max_cqe.into())?;
+        check("the completion vector", config.comp_vector.into(), 0, u64::from(info.comp_vectors) - 1)?;
         let bytes = config.cqe_bytes as usize;
         if ![CQE_BYTES, CQE128_BYTES].contains(&bytes) {
             return Err(CreateError::Illegal { what: "the size of a CQE", value: bytes as u64, legal: "64 or 128" });
@@ -99,7 +101,7 @@ impl Context {
             cqe,
             cq_context: null_mut(),
             channel: self.channel(),
-            comp_vector: 0,
+            comp_vector: config.comp_vector,
             wc_flags: 0,
             comp_mask: 0,
             flags: 0,

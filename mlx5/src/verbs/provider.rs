@@ -8,7 +8,7 @@ use crate::config::{CqConfig, DeviceInfo};
 use crate::error::{ConnectError, CreateError, RegisterError};
 use crate::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, SrqParts};
 use crate::provider::Provider;
-use crate::wire::{Access, AddressVector, CqArm};
+use crate::wire::{Access, AddressVector, AsyncEvent, CqArm};
 
 impl Provider for Context {
     fn kind(&self) -> DeviceKind {
@@ -21,6 +21,10 @@ impl Provider for Context {
 
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
         self.wait(timeout_ns)
+    }
+
+    fn take_async_event(&self) -> Option<AsyncEvent> {
+        self.take_async_event()
     }
 
     fn alloc_pd(&self) -> Result<u32, CreateError> {

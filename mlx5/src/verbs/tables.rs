@@ -62,6 +62,10 @@ impl Objects {
         Rc::clone(self.halves.entry(register).or_insert_with(|| Rc::new(Cell::new(register.as_ptr()))))
     }
 
+    pub(crate) fn number_of(&self, cq: *mut ibv_cq) -> Option<u32> {
+        self.cqs.iter().find_map(|(&cqn, object)| (object.cq.as_ptr() == cq).then_some(cqn))
+    }
+
     pub(crate) fn cq(&self, cqn: u32) -> Result<*mut ibv_cq, CallError> {
         self.cqs.get(&cqn).map(|object| object.cq.as_ptr()).ok_or_else(foreign)
     }

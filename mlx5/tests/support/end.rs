@@ -52,7 +52,9 @@ pub(crate) type Received = Result<Arrival, (u64, CompletionError)>;
 impl End {
     pub(crate) fn new(device: Device, size: Size) -> Self {
         let pd = device.alloc_pd().unwrap();
-        let (send_cq, recv_cq) = (device.create_cq(size.cqes).unwrap(), device.create_cq(size.cqes).unwrap());
+        // Any vector will do, so not the first.
+        let cq = CqConfig { comp_vector: device.info().comp_vectors - 1, ..CqConfig::from(size.cqes) };
+        let (send_cq, recv_cq) = (device.create_cq(cq).unwrap(), device.create_cq(cq).unwrap());
         let config = QpConfig { max_send_wr: size.sends, max_inline_data: 220, ..QpConfig::default() };
         let srq = (!size.owns_receives).then(|| pd.create_srq(size.receives, 3).unwrap());
         let own = ReceiveSource::Own { depth: size.receives, max_sge: 3 };

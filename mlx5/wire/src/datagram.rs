@@ -61,6 +61,12 @@ impl AddressVector {
     pub const fn has_grh(&self) -> bool {
         self.grh_gid_fl & GRH_PRESENT != 0
     }
+
+    /// The place of the source GID in its port's table.
+    #[must_use]
+    pub const fn source_gid_index(&self) -> u8 {
+        (self.grh_gid_fl >> 20) as u8
+    }
 }
 
 /// Datagram segment.

@@ -15,6 +15,7 @@ mod ctrl;
 mod data;
 mod datagram;
 mod doorbell;
+mod event;
 mod limits;
 mod mini_cqe;
 mod raddr;
@@ -33,6 +34,7 @@ pub use doorbell::{
     CQ_DBREC_ARM, CQ_DBREC_SET_CI, CQ_DOORBELL_OFFSET, CqArm, QP_DBREC_RECEIVE, QP_DBREC_SEND, cq_consumer_record, queue_record,
     queue_record_index,
 };
+pub use event::AsyncEvent;
 pub use limits::{
     ATOMIC_BYTES, BLUEFLAME_BYTES, GRH_BYTES, MAX_CQE, MAX_DATAGRAM_BYTES, MAX_INLINE, MAX_MESSAGE_BYTES, MAX_RECV_SGE, MAX_RECV_WR,
     MAX_SEND_WR,

@@ -3,6 +3,7 @@
 #[path = "../../tests/foreign/driver.rs"]
 mod driver;
 mod events;
+mod gone;
 mod hand;
 mod hostile;
 mod strict;

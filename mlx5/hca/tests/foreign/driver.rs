@@ -8,9 +8,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mlx5_hca::wire::*;
-use mlx5_hca::{Clock, CqMemory, FabricSpec, Hca, LocalFabric, MAX_LANE_SLOTS, Port, QpMemory, Receives, RqMemory, SoftOptions, SqMemory};
+use mlx5_hca::{
+    Clock, CqMemory, FabricSpec, Gid, GidKind, Hca, LocalFabric, MAX_LANE_SLOTS, Port, QpMemory, Receives, RqMemory, SoftOptions, SqMemory,
+};
 
 pub(crate) const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, 1];
+/// 127.0.0.1.
+pub(crate) const IPV4: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
+
+/// A port of InfiniBand.
+pub(crate) const INFINIBAND: Port = Port { lid: 1, gids: &[Gid { bytes: GID, kind: GidKind::InfiniBand }] };
+
+/// A port as a RoCE port is.
+pub(crate) const ROCE: Port = Port {
+    lid: 0,
+    gids: &[
+        Gid { bytes: GID, kind: GidKind::RoceV1 },
+        Gid { bytes: GID, kind: GidKind::RoceV2 },
+        Gid { bytes: IPV4, kind: GidKind::RoceV1 },
+        Gid { bytes: IPV4, kind: GidKind::RoceV2 },
+    ],
+};
 /// Entries of every queue.
 pub(crate) const ENTRIES: u32 = 16;
 /// Bytes of a receive WQE.
@@ -67,6 +85,7 @@ pub(crate) struct World {
     fabric: FabricSpec,
     clock: Clock,
     options: ConnectOptions,
+    port: Port,
     pub(crate) now_ns: Arc<AtomicU64>,
 }
 
@@ -74,7 +93,7 @@ impl Default for World {
     fn default() -> Self {
         let now_ns = Arc::<AtomicU64>::default();
         let options = ConnectOptions { timeout: 1, retry_count: 1, rnr_retry: 1, rnr_timer_ns: 1_000 };
-        Self { fabric: FabricSpec::Local(LocalFabric::new()), clock: Clock::Manual(Arc::clone(&now_ns)), options, now_ns }
+        Self { fabric: FabricSpec::Local(LocalFabric::new()), clock: Clock::Manual(Arc::clone(&now_ns)), options, port: INFINIBAND, now_ns }
     }
 }
 
@@ -82,13 +101,18 @@ impl World {
     /// That of several processes.
     pub(crate) fn shared(dir: &Path) -> Self {
         let (fabric, options) = (FabricSpec::Shared { dir: Some(dir.to_owned()) }, ConnectOptions { rnr_retry: 7, ..Default::default() });
-        Self { fabric, clock: Clock::System, options, now_ns: Arc::default() }
+        Self { fabric, clock: Clock::System, options, port: INFINIBAND, now_ns: Arc::default() }
+    }
+
+    /// That of a RoCE port.
+    pub(crate) fn roce() -> Self {
+        Self { port: ROCE, ..Self::default() }
     }
 
     pub(crate) fn hca(&self) -> Hca {
         let options = SoftOptions {
             fabric: self.fabric.clone(),
-            port: Some(Port { lid: 1, gid: GID }),
+            port: Some(self.port),
             arena_bytes: 4096,
             clock: self.clock.clone(),
             ..SoftOptions::default()

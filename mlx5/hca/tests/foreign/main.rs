@@ -7,7 +7,7 @@ mod random_operations;
 
 use std::sync::atomic::Ordering;
 
-use driver::{ALL, Done, End, GID, World};
+use driver::{ALL, Done, End, GID, IPV4, World};
 use mlx5_hca::wire::*;
 
 const PAYLOAD: [u8; 32] = *b"what another driver's queue says";
@@ -276,6 +276,43 @@ fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header(
     let grh: [u8; 40] = b.data.get(4096 + 128);
     assert_eq!(grh[..8], [0x65, 0xc1, 0x23, 0x45, 0, 24 + 32, 0x1b, 9]);
     assert_eq!((&grh[8..24], &grh[24..]), (&GID[..], &GID[..]));
+}
+
+#[test]
+fn on_roce_a_datagram_goes_out_from_a_gid_to_one_of_its_kind_and_brings_that_kinds_header() {
+    let world = World::roce();
+    let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Datagram, false, ALL));
+    a.activate_datagrams(5);
+    b.activate_datagrams(5);
+    for i in 0..3 {
+        b.write_receive(i, 0, b.sge(4096 + usize::from(i) * 128, 72));
+    }
+    b.ring_receives(3);
+    b.hca.poll();
+    a.data.put(0, PAYLOAD);
+    let to = |source, gid| AddressVector::local(0, 0).with_grh(source, 0, 64, 0x5c, gid);
+    // Of the five, no port is at the other's address, and no GID at index 4.
+    for vector in [to(0, GID), to(3, [7; 16]), to(1, IPV4), to(4, GID), to(3, IPV4)] {
+        let datagram = DatagramSegment { vector, qpn: b.qpn, qkey: 5 }.emit();
+        let part = |i: usize| datagram[i * SEGMENT..].first_chunk().copied().unwrap();
+        a.post(Opcode::Send, 0, &[part(0), part(1), part(2), a.sge(0, 32)]);
+        a.ring();
+        a.hca.poll();
+    }
+    let (_, arrived) = a.exchange(&mut b);
+    let arrival = |wqe| Done::Received { opcode: CqeOpcode::ResponderSend, wqe, bytes: 72, imm: 0, source: a.qpn, grh: true };
+    assert_eq!(arrived, [0, 1, 2].map(arrival));
+    let headers: [[u8; 40]; 3] = [0, 1, 2].map(|i| b.data.get(4096 + i * 128));
+    assert_eq!((&headers[0][8..24], &headers[0][24..]), (&GID[..], &GID[..]));
+    // A link-local GID and one of IPv4 have no IPv4 header between them.
+    assert_eq!((&headers[1][8..24], &headers[1][24..]), (&GID[..], &IPV4[..]));
+    // Version and words, class, length (20 + 8 + 12 + 8 + 32 + 4), identification, flags, time to live, UDP.
+    let ipv4 = &headers[2][20..];
+    assert_eq!(ipv4[..10], [0x45, 0x5c, 0, 84, 0, 0, 0x40, 0, 64, 17]);
+    assert_eq!(ipv4[12..], [127, 0, 0, 1, 127, 0, 0, 1]);
+    // RFC 1071: with its checksum, the sum of a header is all ones.
+    let sum: u32 = ipv4.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
 }
 
 #[test]

@@ -36,6 +36,7 @@ structures! {
         0 response: u64, 8 provider_in_words: u16, 10 provider_out_words: u16, 12 cmd_hdr_reserved: u32,
     }
     struct CompEvent = "ib_uverbs_comp_event_desc": 8 { 0 cq_handle: u64 }
+    struct AsyncEventDesc = "ib_uverbs_async_event_desc": 16 { 0 element: u64, 8 event_type: u32, 12 reserved: u32 }
 
     struct GetContext = "ib_uverbs_get_context": 8 { 0 response: u64 }
     struct GetContextResp = "ib_uverbs_get_context_resp": 8 { 0 async_fd: u32, 4 num_comp_vectors: u32 }

@@ -147,8 +147,8 @@ fn attributes_above_what_the_device_reports_are_refused() {
     under_the_library("commands::attributes_above_what_the_device_reports_are_refused", "", &[], || {
         let (device, memory) = (Device::start(), Memory::new());
         let pd = device.alloc_pd().unwrap();
-        assert_eq!(errno(device.create_cq_on(&memory, 16, 1)), libc::EINVAL, "one completion vector");
-        let cq = device.create_cq(&memory, 16).unwrap();
+        assert_eq!(errno(device.create_cq_on(&memory, 16, 4)), libc::EINVAL, "four completion vectors");
+        let cq = device.create_cq_on(&memory, 16, 3).unwrap();
         let qp = device.create_qp(&memory, pd, cq, None).unwrap().qp_handle;
         assert_eq!(errno(device.modify_qp(qp, ERROR, NOBODY)), libc::EINVAL, "RESET leads to INIT only");
         device.modify_qp(qp, INIT, NOBODY).unwrap();

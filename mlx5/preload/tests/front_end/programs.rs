@@ -32,7 +32,9 @@ fn ibv_devinfo_shows_the_device() {
     shown.succeeded().said("hca_id:\tmlx5_0").said("PORT_ACTIVE (4)").said("InfiniBand").said("port_lid:\t\t1");
     shown.said("fe80:0000:0000:0000:0200:00ff:fe00:0001").said("ATOMIC_HCA (1)").said("vendor_part_id:\t\t\t4123");
     let shown = place.run(&["--link", "roce"], &["ibv_devinfo", "-v"]);
-    shown.succeeded().said("link_layer:\t\tEthernet").said("fe80::200:ff:fe00:1, RoCE v2");
+    shown.succeeded().said("link_layer:\t\tEthernet");
+    shown.said("fe80:0000:0000:0000:0200:00ff:fe00:0001, RoCE v1").said("fe80::200:ff:fe00:1, RoCE v2");
+    shown.said("0000:0000:0000:0000:0000:ffff:7f00:0001, RoCE v1").said("::ffff:127.0.0.1, RoCE v2");
 }
 
 #[test]
@@ -50,7 +52,9 @@ fn ibv_rc_pingpong_finishes_with_events() {
 #[test]
 #[ignore = "needs ibverbs-utils"]
 fn ibv_rc_pingpong_finishes_over_roce() {
-    pingpong("rc-roce", &["--link", "roce"], &["ibv_rc_pingpong", "-g", "0"]);
+    for index in ["0", "1", "2", "3"] {
+        pingpong("rc-roce", &["--link", "roce"], &["ibv_rc_pingpong", "-g", index]);
+    }
 }
 
 #[test]
@@ -68,7 +72,9 @@ fn ibv_ud_pingpong_finishes() {
 #[test]
 #[ignore = "needs ibverbs-utils"]
 fn ibv_ud_pingpong_finishes_over_roce() {
-    pingpong("ud-roce", &["--link", "roce"], &["ibv_ud_pingpong", "-g", "0", "-s", "1024"]);
+    for index in ["0", "1", "2", "3"] {
+        pingpong("ud-roce", &["--link", "roce"], &["ibv_ud_pingpong", "-g", index, "-s", "1024"]);
+    }
 }
 
 #[test]
@@ -99,7 +105,9 @@ fn ib_send_lat_finishes_with_events() {
 #[test]
 #[ignore = "needs perftest"]
 fn ib_send_bw_finishes_over_roce() {
-    perftest("send-bw-roce", &["--link", "roce"], &["ib_send_bw", "-x", "0"], 4_096, 300);
+    for gid in [&[][..], &["-x", "0"], &["-x", "1"]] {
+        perftest("send-bw-roce", &["--link", "roce"], &[&["ib_send_bw"], gid].concat(), 4_096, 300);
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ struct Ring {
 
 fn ring(entries: u32, cqe_bytes: u32) -> Ring {
     let (null, control) = null();
-    let parts = control.create_cq(&CqConfig { entries, cqe_bytes, compression: true }).unwrap();
+    let parts = control.create_cq(&CqConfig { cqe_bytes, compression: true, ..CqConfig::from(entries) }).unwrap();
     assert_eq!(parts.stride, cqe_bytes as usize);
     let ring = Ring { null: NullDevice::new(null), parts, bytes: (entries * cqe_bytes) as usize };
     ring.fill();

@@ -38,7 +38,8 @@ struct Arguments {
     /// Where programs meet; made if it is not there. Default: /dev/shm/mlx5-run-UID.
     #[arg(long, value_name = "DIR")]
     fabric: Option<PathBuf>,
-    /// A fault: devices=none, gid=none, port=down, open=ERRNO; or for a uverbs command (reg_mr, create_qp, modify_qp, ...) COMMAND=ERRNO, or
+    /// A fault: devices=none, gid=none, port=down, atomics=none, open=ERRNO; at a time after the device was opened port=down@MS (port=down@MS+MS:
+    /// and up again so much later), device=fatal@MS; or for a uverbs command (reg_mr, create_qp, modify_qp, ...) COMMAND=ERRNO, or
     /// COMMAND=ERRNO@N, of which the first N succeed. May be repeated.
     #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = Fault::parse)]
     faults: Vec<Fault>,

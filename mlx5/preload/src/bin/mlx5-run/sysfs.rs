@@ -5,11 +5,16 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-use crate::config::{DEVICE_ID, FIRMWARE, GID, LID, Link};
+use mlx5_hca::GidKind;
+
+use crate::config::{DEVICE_ID, FIRMWARE, GUID, Link};
 use crate::private_dir::PrivateDir;
 
 /// Device file: major and minor.
 pub(crate) const DEVICE: &str = "231:192";
+
+/// The network device that a RoCE port has its addresses from. Programs look it up, so it is one that every machine has.
+const NETWORK_DEVICE: &str = "lo";
 
 /// The PCI function's directory, from the root.
 const FUNCTION: &str = "devices/pci0000:00/0000:03:00.0";
@@ -96,14 +101,12 @@ impl Tree {
 
     fn fill_device(&self, options: &TreeOptions) -> io::Result<()> {
         let is_ethernet = options.link == Link::Ethernet;
-        let lid = if is_ethernet { 0 } else { LID };
-        let gid = if options.has_gid { GID } else { [0; 16] };
         let up = |up: &'static str, down: &'static str| if options.is_port_up { up } else { down };
         let [major, minor, sub_minor] = FIRMWARE;
-        let guid = groups(&GID[8..]);
-        let lid = format!("{lid:#x}");
+        let guid = groups(&GUID);
+        let lid = format!("{:#x}", options.link.port().lid);
         let version = format!("{major}.{minor}.{sub_minor:04}");
-        let mut files = vec![
+        let files = [
             ("node_type", "1: CA"),
             ("node_guid", &guid),
             ("sys_image_guid", &guid),
@@ -123,16 +126,18 @@ impl Tree {
             ("ports/1/link_layer", if is_ethernet { "Ethernet" } else { "InfiniBand" }),
             ("ports/1/pkeys/0", "0xffff"),
         ];
-        let gid = groups(&gid);
-        files.push(("ports/1/gids/0", &gid));
-        if options.has_gid {
-            files.push(("ports/1/gid_attrs/types/0", if is_ethernet { "RoCE v2" } else { "IB/RoCE v1" }));
-        }
-        if options.has_gid && is_ethernet {
-            files.push(("ports/1/gid_attrs/ndevs/0", "lo"));
-        }
+        let file = |name: &str, text: &str| self.file(&format!("{FUNCTION}/infiniband/mlx5_0/{name}"), text);
         for (name, text) in files {
-            self.file(&format!("{FUNCTION}/infiniband/mlx5_0/{name}"), text)?;
+            file(name, text)?;
+        }
+        for (index, gid) in options.link.gids().iter().enumerate() {
+            file(&format!("ports/1/gids/{index}"), &groups(if options.has_gid { &gid.bytes } else { &[0; 16] }))?;
+            if options.has_gid {
+                file(&format!("ports/1/gid_attrs/types/{index}"), if gid.kind == GidKind::RoceV2 { "RoCE v2" } else { "IB/RoCE v1" })?;
+            }
+            if options.has_gid && is_ethernet {
+                file(&format!("ports/1/gid_attrs/ndevs/{index}"), NETWORK_DEVICE)?;
+            }
         }
         self.link(&format!("{FUNCTION}/infiniband/mlx5_0/device"), "../..")
     }
@@ -199,6 +204,15 @@ mod tests {
         assert_eq!(read(&tree, &format!("{port}/state")), "4: ACTIVE");
         assert_eq!(read(&tree, &format!("{port}/lid")), "0x1");
         assert_eq!(read(&tree, &format!("{port}/gids/0")), "fe80:0000:0000:0000:0200:00ff:fe00:0001");
+        let [gids, kinds] = ["gids", "gid_attrs/types"].map(|name| fs::read_dir(tree.path().join(port).join(name)).unwrap().count());
+        assert_eq!((gids, kinds), (1, 1));
+        let tree = Tree::make(&TreeOptions { link: Link::Ethernet, ..OPTIONS }).unwrap();
+        let table = [0, 1, 2, 3]
+            .map(|index| ["gids", "gid_attrs/types", "gid_attrs/ndevs"].map(|name| read(&tree, &format!("{port}/{name}/{index}"))));
+        let [link_local, ipv4] = ["fe80:0000:0000:0000:0200:00ff:fe00:0001", "0000:0000:0000:0000:0000:ffff:7f00:0001"];
+        let entry = |gid, kind| [gid, kind, "lo"];
+        let want = [entry(link_local, "IB/RoCE v1"), entry(link_local, "RoCE v2"), entry(ipv4, "IB/RoCE v1"), entry(ipv4, "RoCE v2")];
+        assert_eq!(table, want);
         let tree = Tree::make(&TreeOptions { link: Link::Ethernet, has_gid: false, is_port_up: false, ..OPTIONS }).unwrap();
         assert_eq!(read(&tree, &format!("{port}/state")), "1: DOWN");
         assert_eq!(read(&tree, &format!("{port}/link_layer")), "Ethernet");
