@@ -4,7 +4,7 @@ use mlx5_hca::AsyncEvent;
 
 use crate::abi::verbs::AsyncEventDesc;
 use crate::log;
-use crate::session::Objects;
+use crate::objects::Objects;
 use crate::settings::Change;
 
 /// `enum ib_event_type` of the kernel, and so of libibverbs.

@@ -15,22 +15,13 @@ use crate::command::{Call, Reply};
 use crate::device::{COMP_VECTORS, MAX_CQE};
 use crate::errno::Errno;
 use crate::fds::{self, File};
-use crate::objects::place;
-use crate::session::Objects;
+use crate::objects::{Cq, Objects};
+use crate::regions::place;
 use crate::sys::Use;
 use crate::{log, sys};
 
 /// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`: the program sees to it that there is none.
 const IGNORE_OVERRUN: u32 = 1 << 1;
-
-/// A completion queue.
-#[derive(Debug)]
-pub(crate) struct Cq {
-    pub(crate) cqn: u32,
-    channel: Option<Arc<Channel>>,
-    /// What events name it by.
-    pub(crate) user_handle: u64,
-}
 
 /// CREATE_COMP_CHANNEL.
 pub(crate) fn create_channel(call: &Call) -> Result<Reply, Errno> {

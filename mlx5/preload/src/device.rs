@@ -15,7 +15,7 @@ use crate::command::{Call, Reply};
 use crate::config::{DEVICE_ID, FIRMWARE, GUID, Link};
 use crate::errno::Errno;
 use crate::fds::{self, File};
-use crate::session::Objects;
+use crate::objects::Objects;
 use crate::settings::Settings;
 use crate::sys;
 

@@ -3,70 +3,24 @@
 //! The calls that are interposed run for every descriptor of the program, so the first question is one load from a table. What a descriptor of
 //! ours is, is behind a lock, and is believed only as long as the number still names the same file (a program may close it by ways that are
 //! not interposed) and the process is the one that opened it (the child of a fork has the files, but not the threads).
-//!
-//! Descriptors that the HCA has for itself are *held*: a program that closes all descriptors must not close them, or their numbers would name
-//! other files of the program when the HCA uses or closes them.
 
-use core::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::channel::Channel;
-use crate::context::Context;
+use crate::command::Call;
 use crate::errno::Errno;
-
-/// Descriptors at or above this are never ours.
-const MAX_FD: usize = 1 << 16;
+use crate::held::{self, MAX_FD};
 
 static OURS: [AtomicBool; MAX_FD] = [const { AtomicBool::new(false) }; MAX_FD];
 
-static HELD: [AtomicBool; MAX_FD] = [const { AtomicBool::new(false) }; MAX_FD];
-
-thread_local! {
-    /// What runs is our own code, not the program's.
-    static IS_OURS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs our own code: what it opens is held, and what it closes is closed.
-pub(crate) fn as_ourselves<T>(body: impl FnOnce() -> T) -> T {
-    struct Back(bool);
-    impl Drop for Back {
-        fn drop(&mut self) {
-            IS_OURS.set(self.0);
-        }
-    }
-    let _back = Back(IS_OURS.replace(true));
-    body()
-}
-
-/// A descriptor was opened: held, if by our own code.
-pub(crate) fn opened(fd: c_int) -> c_int {
-    if let Some(held) = HELD.get(fd as usize).filter(|_| IS_OURS.get()) {
-        held.store(true, Ordering::Relaxed);
-    }
-    fd
-}
-
-/// A descriptor is about to be closed: not held any more, if by our own code.
-pub(crate) fn closing(fd: c_int) {
-    if IS_OURS.get() {
-        hand_over(fd);
-    }
-}
-
-/// The program gets it.
-fn hand_over(fd: c_int) {
-    if let Some(held) = HELD.get(fd as usize) {
-        held.store(false, Ordering::Relaxed);
-    }
-}
-
 /// Whether the program does not know of a descriptor, and may not close it. Children have their own.
 pub(crate) fn is_held(fd: c_int) -> bool {
-    HELD.get(fd as usize).is_some_and(|held| held.load(Ordering::Relaxed)) && !IS_OURS.get() && files().is_some()
+    held::is_held(fd) && files().is_some()
 }
 
 /// Calls `each` with the parts of `first..=last` between descriptors that are held, and forgets those of ours that are in there.
@@ -87,11 +41,23 @@ pub(crate) fn each_range(first: u32, last: u32, mut each: impl FnMut(u32, u32)) 
     }
 }
 
+/// What carries out commands: an open device.
+pub(crate) trait Execute: fmt::Debug + Send + Sync {
+    /// Carries out a command.
+    ///
+    /// # Errors
+    /// The command's, or `EIO` if the HCA broke down.
+    ///
+    /// # Safety
+    /// What the command points to is what a driver gives the kernel: see the commands.
+    unsafe fn execute(&self, call: Call) -> Result<(), Errno>;
+}
+
 /// A file of ours.
 #[derive(Clone, Debug)]
 pub(crate) enum File {
     /// The device, opened.
-    Device(Arc<Context>),
+    Device(Arc<dyn Execute>),
     /// The reading end of a channel of events.
     Channel(Arc<Channel>),
 }
@@ -118,11 +84,7 @@ pub(crate) fn is_child() -> bool {
 /// In the child of a fork, which has its parent's descriptors, but none of the files: they are still looked at more closely.
 pub(crate) fn restart() {
     IS_CHILD.store(true, Ordering::Relaxed);
-    for held in &HELD {
-        if held.load(Ordering::Relaxed) {
-            held.store(false, Ordering::Relaxed);
-        }
-    }
+    held::release_all();
     start();
 }
 
@@ -185,7 +147,7 @@ pub(crate) fn insert(fd: RawFd, file: File) -> Result<(), Errno> {
     let (Some(ours), Some(identity), Some(mut files)) = (OURS.get(fd as usize), identity(fd), files()) else {
         return Err(Errno(libc::EMFILE));
     };
-    hand_over(fd);
+    held::hand_over(fd);
     let old = files.insert(fd, (identity, file));
     ours.store(true, Ordering::Relaxed);
     drop(files);

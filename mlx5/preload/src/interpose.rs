@@ -18,7 +18,7 @@ use crate::errno::Errno;
 use crate::fds::{self, File};
 use crate::methods::Method;
 use crate::settings::{self, Settings};
-use crate::{log, sys};
+use crate::{held, log, sys};
 
 /// The device file: the launcher's tree names it `uverbs0`, and rdma-core knows the directory.
 const DEVICE_FILE: &str = "/dev/infiniband/uverbs0";
@@ -89,7 +89,7 @@ fn fail(errno: Errno) -> c_int {
 
 /// Our part of a call: a panic in it must not reach the program.
 fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    fds::as_ourselves(|| catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))))
+    held::as_ourselves(|| catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))))
 }
 
 /// When the library is loaded, before threads that could be in the middle of something.
@@ -150,7 +150,7 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
     unsafe {
         match device(path) {
             Some(settings) => open_device(settings),
-            None => fds::opened(next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode))),
+            None => held::opened(next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode))),
         }
     }
 }
@@ -180,7 +180,7 @@ unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode:
     unsafe {
         match device(path) {
             Some(settings) => open_device(settings),
-            None => fds::opened(next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode))),
+            None => held::opened(next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode))),
         }
     }
 }
@@ -195,7 +195,7 @@ unsafe extern "C" fn openat64(dir: c_int, path: *const c_char, flags: c_int, mod
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn memfd_create(name: *const c_char, flags: c_uint) -> c_int {
     // SAFETY: the caller's arguments.
-    fds::opened(unsafe { next!(MEMFD_CREATE as fn(*const c_char, c_uint) -> c_int, (name, flags)) })
+    held::opened(unsafe { next!(MEMFD_CREATE as fn(*const c_char, c_uint) -> c_int, (name, flags)) })
 }
 
 /// `close(3)`. The device goes when its descriptor does, even if that is closed in a way that is not seen here: at the next call.
@@ -204,7 +204,7 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     if fds::is_held(fd) {
         return fail(Errno(libc::EBADF));
     }
-    fds::closing(fd);
+    held::closing(fd);
     if fds::may_be_ours(fd) {
         let _ = ours(|| {
             drop(fds::remove(fd));
@@ -248,7 +248,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
             fds::get(old).map_or(Ok(()), |file| fds::insert(new, file))
         });
     }
-    fds::opened(new)
+    held::opened(new)
 }
 
 /// `dup(2)`.

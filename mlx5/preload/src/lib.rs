@@ -10,6 +10,7 @@ compile_error!("the front end is for 64-bit Linux, whose C library's calls it st
 
 // What the program calls, and whether it is for us.
 mod fds;
+mod held;
 mod interpose;
 mod sys;
 
@@ -31,6 +32,7 @@ mod methods;
 // From the program's thread to the one that owns the HCA.
 mod channel;
 mod context;
+mod mailbox;
 mod poller;
 
 // Commands, by object; and what happens without any.
@@ -41,6 +43,7 @@ mod device;
 mod modify;
 mod objects;
 mod qp;
+mod regions;
 mod session;
 mod srq;
 mod table;

@@ -8,8 +8,7 @@ use crate::abi::verbs::{ExModifyQp, ExModifyQpResp, ModifyQp};
 use crate::command::{Call, Reply};
 use crate::device::MAX_RD_ATOMIC;
 use crate::errno::Errno;
-use crate::qp::Qp;
-use crate::session::Objects;
+use crate::objects::{Objects, Qp};
 use crate::transitions::{State, attribute, is_legal};
 
 /// The attributes that a mask selects, out of a request.

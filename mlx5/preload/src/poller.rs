@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use crate::context::{Mail, Mailbox};
-use crate::fds;
+use crate::held;
 use crate::log;
+use crate::mailbox::{Mail, Mailbox};
 use crate::session::Session;
 use crate::settings::Settings;
 
@@ -35,7 +35,7 @@ pub(crate) fn spawn(mailbox: Arc<Mailbox>, settings: &'static Settings) -> io::R
         libc::sigfillset(mask.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, mask.as_ptr(), old.as_mut_ptr());
     }
-    let thread = Builder::new().name("mlx5-hca".to_owned()).spawn(move || fds::as_ourselves(|| run(&mailbox, settings)));
+    let thread = Builder::new().name("mlx5-hca".to_owned()).spawn(move || held::as_ourselves(|| run(&mailbox, settings)));
     // SAFETY: the mask was filled above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
     thread

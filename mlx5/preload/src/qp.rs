@@ -10,8 +10,8 @@ use crate::abi::verbs::{CreateQp, CreateQpResp, DestroyQp, DestroyQpResp, ExCrea
 use crate::command::{Call, Reply};
 use crate::device::MAX_WQES;
 use crate::errno::Errno;
-use crate::objects::place;
-use crate::session::Objects;
+use crate::objects::{Objects, Qp};
+use crate::regions::place;
 use crate::sys::Use;
 use crate::transitions::State;
 
@@ -27,27 +27,6 @@ const DATA_SEGMENT: u32 = 16;
 
 /// Index of a queue pair whose driver gives none.
 const NO_USER_INDEX: u32 = 0xff_ffff;
-
-/// A queue pair.
-#[derive(Debug)]
-pub(crate) struct Qp {
-    /// What events name it by.
-    pub(crate) user_handle: u64,
-    pub(crate) pd: u32,
-    pub(crate) send_cq: u32,
-    pub(crate) recv_cq: u32,
-    pub(crate) srq: Option<u32>,
-    pub(crate) qpn: u32,
-    pub(crate) service: Service,
-    /// Where its driver took it; the HCA may have taken it to the error state since.
-    pub(crate) state: State,
-    /// Attributes, as MODIFY_QP brought them.
-    pub(crate) attributes: ModifyQp,
-    capacities: [u32; 5],
-    sq_sig_all: u8,
-    /// The register it took from the context.
-    bfreg: Option<u32>,
-}
 
 /// The queues that a driver asks for.
 fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemory>), Errno> {

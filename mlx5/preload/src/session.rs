@@ -1,25 +1,11 @@
 //! What one open device has, and the commands on it.
 
-use std::sync::Arc;
-use std::time::Instant;
-
-use mlx5_hca::{FabricSpec, Hca, SoftOptions};
-
 use crate::abi::verbs::number;
-use crate::bfregs::Bfregs;
-use crate::channel::Channel;
 use crate::command::{Call, Reply};
-use crate::cq::Cq;
 use crate::errno::Errno;
-use crate::objects::{Ah, Mr, Pd};
-use crate::qp::Qp;
+use crate::objects::Objects;
 use crate::settings::Settings;
-use crate::srq::Srq;
-use crate::table::Table;
 use crate::{log, names};
-
-/// How long operations towards a dead process are retried, in ns.
-const DEAD_PEER_TIMEOUT_NS: u64 = 10_000_000;
 
 /// An open device, from open(2) to close(2).
 #[derive(Debug)]
@@ -27,60 +13,6 @@ pub(crate) struct Session {
     settings: &'static Settings,
     /// From GET_CONTEXT on.
     objects: Option<Objects>,
-}
-
-/// The HCA and its objects, by the handles that commands name them with.
-#[derive(Debug)]
-pub(crate) struct Objects {
-    pub(crate) settings: &'static Settings,
-    pub(crate) hca: Hca,
-    pub(crate) bfregs: Bfregs,
-    pub(crate) pds: Table<Pd>,
-    pub(crate) ahs: Table<Ah>,
-    pub(crate) mrs: Table<Mr>,
-    pub(crate) cqs: Table<Cq>,
-    pub(crate) srqs: Table<Srq>,
-    pub(crate) qps: Table<Qp>,
-    /// As long as it is open, reading waits.
-    pub(crate) async_events: Arc<Channel>,
-    pub(crate) opened: Instant,
-    /// Of those in the settings.
-    pub(crate) changes_made: usize,
-}
-
-impl Objects {
-    /// Joins the fabric.
-    ///
-    /// # Errors
-    /// `ENOMEM`: it cannot be joined; the log says why.
-    pub(crate) fn new(settings: &'static Settings, bfregs: Bfregs, async_events: Arc<Channel>) -> Result<Self, Errno> {
-        let options = SoftOptions {
-            fabric: FabricSpec::Shared { dir: Some(settings.fabric.clone()) },
-            port: Some(settings.link.port()),
-            // Regions are the program's memory.
-            arena_bytes: 4096,
-            dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
-            ..SoftOptions::default()
-        };
-        let hca = Hca::open(&options).map_err(|error| {
-            log::error(settings, format_args!("the device cannot be opened: {error}"));
-            Errno(libc::ENOMEM)
-        })?;
-        Ok(Self {
-            settings,
-            hca,
-            bfregs,
-            pds: Table::default(),
-            ahs: Table::default(),
-            mrs: Table::default(),
-            cqs: Table::default(),
-            srqs: Table::default(),
-            qps: Table::default(),
-            async_events,
-            opened: Instant::now(),
-            changes_made: 0,
-        })
-    }
 }
 
 impl Session {

@@ -7,8 +7,8 @@ use crate::abi::verbs::{CreateSrq, CreateSrqResp, CreateXsrq, DestroySrq, Destro
 use crate::command::{Call, Reply};
 use crate::device::{MAX_SGE, MAX_WQES};
 use crate::errno::Errno;
-use crate::objects::place;
-use crate::session::Objects;
+use crate::objects::{Objects, Srq};
+use crate::regions::place;
 use crate::sys::Use;
 
 /// `IB_SRQT_BASIC`.
@@ -17,15 +17,6 @@ const BASIC: u32 = 0;
 /// `IB_SRQ_MAX_WR` and `IB_SRQ_LIMIT`.
 const MAX_WR: u32 = 1;
 const LIMIT: u32 = 2;
-
-/// A shared receive queue.
-#[derive(Debug)]
-pub(crate) struct Srq {
-    pub(crate) pd: u32,
-    pub(crate) srqn: u32,
-    max_wr: u32,
-    max_sge: u32,
-}
 
 impl Objects {
     /// CREATE_SRQ.

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::errno::Errno;
-use crate::fds::opened;
+use crate::held::opened;
 
 /// Bytes of the device file: what libmlx5 maps of it ends at page `9 << 8`.
 const DEVICE_BYTES: libc::off_t = 64 << 20;
