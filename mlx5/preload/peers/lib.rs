@@ -1,0 +1,1 @@
+//! Only names what cargo is to fetch: see `Cargo.toml`.
