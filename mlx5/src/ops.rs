@@ -44,6 +44,7 @@ pub trait Payload: sealed::Sealed {
 }
 
 /// A verb with its payload. Sealed, as [`Payload`].
+#[doc(hidden)]
 pub trait Operation: sealed::Sealed {
     /// WQE opcode.
     const OPCODE: Opcode;

@@ -81,6 +81,7 @@ pub trait Transport: sealed::Sealed + fmt::Debug {
 }
 
 /// Reliable connection to one other queue pair.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct Connected;
 
@@ -89,6 +90,7 @@ impl Transport for Connected {
 }
 
 /// Unreliable datagrams to and from any queue pair of the kind.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct Datagram {
     pub(crate) qkey: u32,

@@ -3,7 +3,7 @@
 //! The ignored tests need a device. `mlx5-run` makes one, and its faults; each test's reason names them. `scripts/verbs-tests` runs them so.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
-use mlx5::verbs::{LinkLayer, PortState, VerbsError, VerbsOptions, devices};
+use mlx5::verbs::{DeviceEntry, LinkLayer, PortState, VerbsError, VerbsOptions};
 use mlx5::*;
 
 fn open(options: &VerbsOptions) -> Result<Device, VerbsError> {
@@ -54,13 +54,13 @@ fn no_device_at_all_is_said() {
         assert!(matches!(error, VerbsError::NoDevice { .. }), "{error}");
         says(&error, &["this machine has no RDMA device"]);
     }
-    assert!(matches!(devices(), Err(VerbsError::NoDevice { .. })));
+    assert!(matches!(DeviceEntry::all(), Err(VerbsError::NoDevice { .. })));
 }
 
 #[test]
 #[ignore = "needs mlx5-run"]
 fn devices_are_listed_and_opened_by_name_by_place_and_by_default() {
-    let all = devices().unwrap();
+    let all = DeviceEntry::all().unwrap();
     let [entry] = &all[..] else { panic!("{all:?}") };
     assert_eq!(entry.name, "mlx5_0");
     assert_ne!(entry.node_guid, 0);
@@ -72,7 +72,7 @@ fn devices_are_listed_and_opened_by_name_by_place_and_by_default() {
     for options in [VerbsOptions::default(), named("mlx5_0"), named("0"), VerbsOptions { port: Some(1), ..named("mlx5_0") }] {
         let info = open(&options).unwrap().info();
         assert_eq!((info.name.as_str(), info.numa_node), ("mlx5_0:1", entry.numa_node));
-        let transport = if is_roce { "RoCE v2, GID index 0 (".to_owned() } else { format!("InfiniBand, LID {}", port.lid) };
+        let transport = if is_roce { "RoCE v2, GID index 3 (::ffff:127.0.0.1".to_owned() } else { format!("InfiniBand, LID {}", port.lid) };
         assert!(info.transport.starts_with(&transport), "{}", info.transport);
         assert!(info.modes.starts_with("hardware, libmlx5.so.1."), "{}", info.modes);
         assert!(info.max_qp > 0 && info.max_mr > 0 && info.max_cqe > 0 && info.max_srq_wr > 0 && info.max_send_wr > 0, "{info:?}");
@@ -184,7 +184,7 @@ fn a_file_that_may_not_be_opened_is_named_and_who_may_open_it() {
     let error = refusal(&VerbsOptions::default());
     assert!(matches!(error, VerbsError::Permission { .. }), "{error}");
     says(&error, &["no permission to open /dev/infiniband/uverbs0 of mlx5_0", "usermod -aG rdma"]);
-    let [entry] = &devices().unwrap()[..] else { panic!("it is listed all the same") };
+    let [entry] = &DeviceEntry::all().unwrap()[..] else { panic!("it is listed all the same") };
     assert!(matches!(entry.ports, Err(VerbsError::Permission { .. })), "{entry:?}");
 }
 
@@ -196,7 +196,7 @@ fn a_port_that_is_down_is_refused_with_its_state() {
         assert!(matches!(error, VerbsError::PortDown { state: PortState::Down, .. }), "{error}");
         says(&error, &["port 1 of mlx5_0 is down, not active", "cable"]);
     }
-    assert_eq!(devices().unwrap()[0].ports.as_ref().unwrap()[0].state, PortState::Down);
+    assert_eq!(DeviceEntry::all().unwrap()[0].ports.as_ref().unwrap()[0].state, PortState::Down);
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn a_port_that_goes_down_and_up_is_reported_and_connections_go_on() {
     let long = std::time::Duration::from_secs(20);
     assert_eq!(result_of_a_send(&device, &mut qp, &mut cq, long), Some(Ok(())));
     assert_eq!(next_event(&device), AsyncEvent::PortError { port: 1 });
-    assert_eq!(devices().unwrap()[0].ports.as_ref().unwrap()[0].state, PortState::Active, "of a device that was opened just now");
+    assert_eq!(DeviceEntry::all().unwrap()[0].ports.as_ref().unwrap()[0].state, PortState::Active, "of a device that was opened just now");
     assert_eq!(result_of_a_send(&device, &mut qp, &mut cq, long), Some(Ok(())));
     assert_eq!(next_event(&device), AsyncEvent::PortActive { port: 1 });
     assert_eq!(device.take_async_event(), None);

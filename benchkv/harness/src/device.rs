@@ -4,7 +4,7 @@ mod soft;
 
 use std::path::Path;
 
-use mlx5::verbs::{self, VerbsError, VerbsOptions};
+use mlx5::verbs::{VerbsError, VerbsOptions};
 use mlx5::{DeviceSpec, FabricSpec, SoftOptions};
 pub use soft::SoftDevice;
 
@@ -91,7 +91,7 @@ impl DeviceChoice {
     /// What is missing.
     pub fn check(&self) -> Result<(), VerbsError> {
         match self.spec(None) {
-            DeviceSpec::Verbs(options) => verbs::find(&options),
+            DeviceSpec::Verbs(options) => options.find(),
             _ => Ok(()),
         }
     }

@@ -28,7 +28,7 @@ pub fn probe(shm_dir: Option<&Path>) -> Machine {
         memlock: machine::memlock_limit(),
         huge_pages: machine::huge_pages(),
         driver: ["libibverbs.so.1", "libmlx5.so.1"].map(|name| (name, Library::load(name).map(|library| library.file_name()))).into(),
-        devices: verbs::devices().map(|found| found.iter().map(device).collect()).map_err(|error| error.to_string()),
+        devices: verbs::DeviceEntry::all().map(|found| found.iter().map(device).collect()).map_err(|error| error.to_string()),
         mpi_library: mpi_library(),
         mpirun: machine::program("mpirun"),
         ucx: ucx(),

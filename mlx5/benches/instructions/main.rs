@@ -22,7 +22,7 @@ use hca::write_imm;
 use libmlx5::VERSUS;
 use mlx5::RegisterKind;
 use polls::{poll_compressed, poll_empty, poll_mono, poll_receive_rq, poll_receive_srq, poll_send};
-use posts::{post_inline, post_receive_rq, post_receive_srq, post_send_inline28, post_sge};
+use posts::{Bell, post_inline, post_receive_rq, post_receive_srq, post_send_inline28, post_sge, post4_inline28};
 
 /// What can be counted.
 struct Kind {
@@ -51,6 +51,30 @@ const KINDS: &[Kind] = &[
         collect: "all",
         what: "the same, 8 WQEs to a doorbell; per WQE",
         run: |n| post_inline::<28>(n, 8, true),
+    },
+    Kind {
+        name: "post4_inline28_doorbell",
+        bound: None,
+        counts: (10_240, 30_720),
+        collect: "all",
+        what: "the same, 4 WQEs to a doorbell of 8 bytes; per WQE",
+        run: |n| post4_inline28(n, Bell::EightBytes),
+    },
+    Kind {
+        name: "post4_inline28_blueflame",
+        bound: None,
+        counts: (10_240, 30_720),
+        collect: "all",
+        what: "the same, the last of 4 WQEs through BlueFlame",
+        run: |n| post4_inline28(n, Bell::BlueFlame),
+    },
+    Kind {
+        name: "post4_inline28_batch",
+        bound: None,
+        counts: (10_240, 30_720),
+        collect: "all",
+        what: "the same, all 4 WQEs through BlueFlame",
+        run: |n| post4_inline28(n, Bell::Batch),
     },
     Kind {
         name: "post_inline220",

@@ -76,6 +76,38 @@ pub(crate) fn post_sge(n: usize) {
     poster.run(n, 1, 1, |imm| WriteImm { addr, rkey, imm, payload });
 }
 
+/// How the device is told.
+#[derive(Clone, Copy)]
+pub(crate) enum Bell {
+    EightBytes,
+    /// The last WQE of each four.
+    BlueFlame,
+    Batch,
+}
+
+/// `n` inline operations of 28 bytes, four to a doorbell.
+#[inline(always)]
+pub(crate) fn post4_inline28(n: usize, bell: Bell) {
+    let mut poster = Poster::new();
+    let data = black_box([0x5a; 28]);
+    let (addr, rkey) = (poster.mr.addr(), poster.mr.rkey());
+    let operation = |imm| WriteImm { addr, rkey, imm, payload: Inline(&data) };
+    for _ in 0..n / RECLAIM_EVERY {
+        for first in (0..RECLAIM_EVERY as u32).step_by(4) {
+            let (qp, four) = (&mut poster.qp, first..first + 4);
+            if let Bell::Batch = bell {
+                let mut batch = qp.blueflame_batch();
+                four.for_each(|imm| batch.post(&operation(imm), Signal::Reclaim, 0).unwrap());
+                batch.finish();
+            } else {
+                four.for_each(|imm| qp.post(&operation(imm), Signal::Reclaim, 0).unwrap());
+                if let Bell::BlueFlame = bell { qp.ring_doorbell_bf() } else { qp.ring_doorbell() }
+            }
+        }
+        poster.reclaim(1);
+    }
+}
+
 /// As [`post_inline`] with a length known when it is compiled, SENDs.
 pub(crate) fn post_send_inline28(n: usize) {
     let mut poster = Poster::new();

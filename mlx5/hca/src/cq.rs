@@ -72,9 +72,9 @@ impl SoftCq {
         (self.producer, self.solicited) = (counter, counter);
     }
 
-    /// It gets no more CQEs, as after an overrun.
+    /// It gets no more CQEs, as after an overrun, but by no fault of its driver.
     pub(crate) fn end(&mut self) {
-        self.overrun = true;
+        (self.overrun, self.is_reported) = (true, true);
     }
 
     /// Whether it had no room for a CQE, so that it gets no more.

@@ -31,7 +31,7 @@ pub use error::{CallError, PortState, VerbsError};
 /// of the highest preference (version 2 before 1, IPv4 before IPv6, others before link-local).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
-    /// Its name, such as `mlx5_0`, or its place in [`devices`], from 0.
+    /// Its name, such as `mlx5_0`, or its place in [`DeviceEntry::all`], from 0.
     pub device: Option<String>,
     /// The port, from 1. Default: the first that is active.
     pub port: Option<u8>,
@@ -70,6 +70,14 @@ impl Default for VerbsOptions {
 }
 
 impl VerbsOptions {
+    /// Finds out whether there is a device as this names it. Opens none.
+    ///
+    /// # Errors
+    /// No libraries, no such device, or none of mlx5: as opening it would say.
+    pub fn find(&self) -> Result<(), VerbsError> {
+        device::List::get(library::Api::get()?)?.candidates(self).map(drop)
+    }
+
     fn check(&self) -> Result<(), VerbsError> {
         let option = |option, value: u32, legal| Err(VerbsError::Option { option, value, legal });
         match self {
@@ -94,6 +102,23 @@ pub struct DeviceEntry {
     pub numa_node: Option<u32>,
     /// Its ports; or why it does not say.
     pub ports: Result<Vec<PortEntry>, VerbsError>,
+}
+
+impl DeviceEntry {
+    /// The mlx5 devices of this machine, in libibverbs's order.
+    ///
+    /// # Errors
+    /// No libraries, or no RDMA device of any kind. A device that cannot be opened is in the list.
+    pub fn all() -> Result<Vec<Self>, VerbsError> {
+        let list = device::List::get(library::Api::get()?)?;
+        let entry = |found: &device::Found<'_>| Self {
+            name: found.name(),
+            node_guid: found.node_guid(),
+            numa_node: found.numa_node(),
+            ports: found.open().and_then(|opened| opened.ports()),
+        };
+        Ok(list.mlx5().iter().map(entry).collect())
+    }
 }
 
 /// A port of a device.
@@ -134,27 +159,4 @@ impl fmt::Display for LinkLayer {
             Self::Ethernet => "Ethernet",
         })
     }
-}
-
-/// Finds out whether there is a device as `options` name it. Opens none.
-///
-/// # Errors
-/// No libraries, no such device, or none of mlx5: as opening it would say.
-pub fn find(options: &VerbsOptions) -> Result<(), VerbsError> {
-    device::List::get(library::Api::get()?)?.candidates(options).map(drop)
-}
-
-/// The mlx5 devices of this machine, in libibverbs's order.
-///
-/// # Errors
-/// No libraries, or no RDMA device of any kind. A device that cannot be opened is in the list.
-pub fn devices() -> Result<Vec<DeviceEntry>, VerbsError> {
-    let list = device::List::get(library::Api::get()?)?;
-    let entry = |found: &device::Found<'_>| DeviceEntry {
-        name: found.name(),
-        node_guid: found.node_guid(),
-        numa_node: found.numa_node(),
-        ports: found.open().and_then(|opened| opened.ports()),
-    };
-    Ok(list.mlx5().iter().map(entry).collect())
 }
