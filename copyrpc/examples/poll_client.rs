@@ -1,6 +1,6 @@
-//! Sends each word to the server as a request, all at once, and prints the answers. See `server.rs`.
+//! Sends each word to the server as a request, all at once, and prints the answers. See `poll_server.rs`.
 //!
-//! `cargo run -p copyrpc --example client -- [ADDRESS:PORT [WORD...]]`
+//! `cargo run -p copyrpc --example poll_client -- [ADDRESS:PORT [WORD...]]`
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;

@@ -1,6 +1,6 @@
-//! Answers the requests of its clients, however many at once, with the same text in upper case, and prints each exchange.
+//! As `server.rs`, with a loop of its own: it polls, answers when it likes, and says what becomes of its clients.
 //!
-//! In two terminals: `cargo run -p copyrpc --example server`, and `client` in place of `server`; both take an `ADDRESS:PORT`. The socket
+//! In two terminals: `cargo run -p copyrpc --example poll_server`, and `poll_client` in place of `poll_server`; both take an `ADDRESS:PORT`. The socket
 //! there only swaps the records of the endpoints. With a second argument, the server ends after so many clients.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 

@@ -369,8 +369,7 @@ impl<U> Connection<U> {
     /// As [`Connection::close`], nothing is left to be done for a connection that has ended: its number may be another's.
     pub(crate) fn abort(self: &Rc<Self>) {
         if !self.is_closed() {
-            self.with_link(|link| link.close(CloseReason::ClosedHere));
-            self.note_end();
+            self.end(CloseReason::ClosedHere);
         }
     }
 
@@ -382,7 +381,12 @@ impl<U> Connection<U> {
 
     /// The device reported an error: the connection ends.
     pub(crate) fn fail(self: &Rc<Self>, error: CompletionError) {
-        self.with_link(|link| link.close(CloseReason::of(error)));
+        self.end(CloseReason::of(error));
+    }
+
+    /// The connection ends for this reason, unless it has ended.
+    pub(crate) fn end(self: &Rc<Self>, reason: CloseReason) {
+        self.with_link(|link| link.close(reason));
         self.note_end();
     }
 

@@ -1,5 +1,6 @@
 //! The context of one thread: a device, its queues, and the poll that drives all connections.
 
+mod broken;
 mod leaving;
 #[cfg(feature = "async")]
 mod news;
@@ -10,7 +11,10 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use mlx5::{Cq, CreateError, Device, DeviceInfo, DeviceSpec, MonoCq, OpenError, Pd, PostReceiveError, QpConfig, RcQp, RegisterError, Srq};
+use mlx5::{
+    AsyncEvent, Cq, CreateError, Device, DeviceInfo, DeviceSpec, MonoCq, OpenError, Pd, PostReceiveError, QpConfig, RcQp, RegisterError,
+    Srq,
+};
 use thiserror::Error;
 
 use crate::connection::{Connection, Outcome};
@@ -152,6 +156,7 @@ impl ContextBuilder {
             pd,
             device,
             is_polling: Cell::new(false),
+            broken: Cell::new(None),
             retired: Cell::new(Stats::default()),
             endings: Cell::new(0),
         };
@@ -197,6 +202,8 @@ pub(crate) struct Inner<U> {
     pd: Pd,
     device: Device,
     is_polling: Cell<bool>,
+    /// Its device, or a queue of it, broke down.
+    broken: Cell<Option<AsyncEvent>>,
     /// Counters of connections that are closed.
     retired: Cell<Stats>,
     /// Connections that are closed.
@@ -220,6 +227,9 @@ pub enum CreateEndpointError {
     /// Called from inside a callback of a poll of the same context.
     #[error("an endpoint cannot be created from inside a poll's callback")]
     Reentrant,
+    /// The device, or a queue of the context, broke down. Another context may work.
+    #[error("this context makes no endpoints any more: {0}")]
+    Device(AsyncEvent),
     /// The ring size is not usable.
     #[error(transparent)]
     RingSize(#[from] RingSizeError),
@@ -307,6 +317,9 @@ impl<U> Context<U> {
     pub fn create_endpoint(&self, config: &EndpointConfig) -> Result<PendingEndpoint<U>, CreateEndpointError> {
         if self.inner.is_polling() {
             return Err(CreateEndpointError::Reentrant);
+        }
+        if let Some(event) = self.inner.broken.get() {
+            return Err(CreateEndpointError::Device(event));
         }
         PendingEndpoint::create(&self.inner, config)
     }
@@ -444,6 +457,7 @@ impl<U> Inner<U> {
     #[cold]
     #[inline(never)]
     fn sweep(&self) {
+        self.heed_events();
         self.worklist.sweep();
         let timers = self.worklist.timers();
         for _ in 0..IDLE_LOOKS {

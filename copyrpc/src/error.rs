@@ -1,6 +1,6 @@
 //! What can go wrong, one enum per verb. Retryable and permanent errors never share a variant.
 
-use mlx5::{CompletionError, Syndrome};
+use mlx5::{AsyncEvent, CompletionError, Syndrome};
 use thiserror::Error;
 
 use crate::ring::MAX_RING_SIZE;
@@ -130,6 +130,10 @@ pub enum CloseReason {
         /// The vendor's detail.
         vendor: u8,
     },
+    /// The device reported that the queue pair broke down, or a queue of the context, or the device itself. After the last two the context makes
+    /// no endpoints any more.
+    #[error("{0}")]
+    Device(AsyncEvent),
     /// The peer broke the protocol.
     #[error("the peer broke the protocol: {0}")]
     Protocol(#[from] ProtocolError),

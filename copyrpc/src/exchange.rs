@@ -4,13 +4,9 @@
 //! process: [`ExchangeRecord::decode`] refuses every number the protocol cannot work with, and
 //! [`ExchangeRecord::check_peer`] every pair of endpoints that cannot talk.
 
-use std::io::{self, Read, Write};
-
 use mlx5::{DeviceKind, QpAddress};
 use thiserror::Error;
 
-use crate::context::{Context, CreateEndpointError};
-use crate::endpoint::{ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
 use crate::ring::RingSize;
 use crate::wire::ALIGNMENT;
 
@@ -72,13 +68,6 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    fn of(error: &CreateEndpointError) -> Self {
-        match error {
-            CreateEndpointError::SrqTooSmall { .. } | CreateEndpointError::CqTooSmall { .. } => Self::Full,
-            _ => Self::Failed,
-        }
-    }
-
     const fn from_wire(code: u32) -> Option<Self> {
         match code {
             1 => Some(Self::Full),
@@ -228,71 +217,6 @@ impl ExchangeRecord {
         }
         Ok(())
     }
-}
-
-/// The last byte each end sends over a stream: it is connected, or it is not and never will be.
-const CONNECTED: u8 = 1;
-const NOT_CONNECTED: u8 = 0;
-
-impl<U> Context<U> {
-    /// Makes an endpoint and connects it as [`PendingEndpoint::connect_over`]. If there is no room for it, the peer is told so:
-    /// [`ExchangeError::Refused`].
-    ///
-    /// # Errors
-    /// [`ConnectFailure`]; nothing is left behind.
-    pub fn connect_over(&self, config: &EndpointConfig, mut channel: impl Read + Write) -> Result<Endpoint<U>, ConnectFailure> {
-        match self.create_endpoint(config) {
-            Ok(pending) => pending.connect_over(channel),
-            Err(error) => {
-                // Whether it is heard changes nothing here. The peer's record is taken because a TCP socket closed over unread bytes is
-                // reset, and what it sent last is lost.
-                let _told = send(&mut channel, &Refusal::of(&error).encode()).and_then(|()| receive::<EXCHANGE_RECORD_SIZE>(&mut channel));
-                Err(error.into())
-            }
-        }
-    }
-}
-
-impl<U> PendingEndpoint<U> {
-    /// Swaps records with the peer over a byte stream, such as a socket, and connects. The peer does the same: both send 128 bytes and take
-    /// 128, then send one byte and take one. That byte says that an end is connected, so that either may call at once.
-    ///
-    /// Blocks as `channel` does, and takes no time of its own: a peer that stays silent is waited for as long as the stream's time-outs say.
-    ///
-    /// # Errors
-    /// [`ConnectFailure`]; the endpoint is gone then. To keep it, swap the records by hand and use [`PendingEndpoint::connect`].
-    pub fn connect_over(self, mut channel: impl Read + Write) -> Result<Endpoint<U>, ConnectFailure> {
-        send(&mut channel, &self.local_info().encode())?;
-        let remote = ExchangeRecord::decode(&receive(&mut channel)?);
-        let is_record = remote.is_ok();
-        let connected = remote.map_err(ConnectFailure::from).and_then(|remote| self.connect(&remote).map_err(|error| error.reason));
-        let told = send(&mut channel, &[if connected.is_ok() { CONNECTED } else { NOT_CONNECTED }]);
-        // Taken in any case, for what is said at `Context::connect_over`; but not waited for from an end that may not speak this protocol.
-        let heard = if is_record { told.and_then(|()| receive(&mut channel)) } else { Ok([NOT_CONNECTED]) };
-        let endpoint = connected?;
-        match heard {
-            Ok([CONNECTED]) => {
-                endpoint.connection.with_link(|link| link.note_peer_connected());
-                Ok(endpoint)
-            }
-            other => {
-                // A graceful end needs a peer.
-                endpoint.abort();
-                Err(other.map_or_else(ConnectFailure::Channel, |_| ConnectFailure::NotConnectedThere))
-            }
-        }
-    }
-}
-
-fn send(channel: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
-    channel.write_all(bytes)?;
-    channel.flush()
-}
-
-fn receive<const N: usize>(channel: &mut impl Read) -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    channel.read_exact(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Magic, version and size; the rest is 0.

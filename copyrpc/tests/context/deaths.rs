@@ -4,8 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use copyrpc::{CallError, CallFailure, CloseReason, CreateEndpointError, EndpointConfig, Outcome, ReplyError};
+use mlx5::AsyncEvent;
 
-use crate::support::{Net, Pair, join, small, step_until};
+use crate::support::{Net, Pair, join, small, step_a_while, step_until};
 
 #[test]
 fn a_context_may_move_and_when_it_is_dropped_both_ends_know() {
@@ -229,4 +230,42 @@ fn a_context_that_is_dropped_says_so() {
         step_until(|| pair.to_server.closed().is_some(), || pair.poll());
         assert_eq!(pair.to_server.closed(), Some(CloseReason::ClosedByPeer));
     }
+}
+
+#[test]
+fn a_device_that_breaks_down_ends_its_connections_and_no_others() {
+    let pair = Pair::small();
+    let third = pair.net.context();
+    let (beside, _peer) = join(&third, &pair.server, &small());
+    pair.to_server.call(b"never answered", 1, 10).unwrap();
+    let held = pair.receive(1);
+    pair.client.device().soft().unwrap().break_down();
+    step_until(|| !pair.ended.borrow().is_empty(), || pair.poll());
+    let reason = CloseReason::Device(AsyncEvent::DeviceFatal);
+    assert_eq!(pair.ended.take(), [(1, Err(CallFailure::Closed(reason)))]);
+    assert_eq!(pair.to_server.closed(), Some(reason));
+    assert!(matches!(pair.client.create_endpoint(&small()), Err(CreateEndpointError::Device(AsyncEvent::DeviceFatal))));
+    drop(held);
+    beside.call(b"still there", 2, 20).unwrap();
+    let step = || {
+        third.poll_into(&pair.ended);
+        pair.server.poll_into(&pair.ended);
+        pair.server.echo_all();
+    };
+    step_until(|| !pair.ended.borrow().is_empty(), step);
+    assert_eq!(pair.ended.take(), [(2, Ok(b"still there".to_vec()))]);
+}
+
+#[test]
+fn calls_go_on_when_the_port_comes_up_again_soon() {
+    let pair = Pair::small();
+    let soft = pair.client.device().soft().unwrap();
+    for serial in 0..10 {
+        soft.set_port_up(false);
+        pair.to_server.call(&[serial as u8; 40], serial, 40).unwrap();
+        step_a_while(|| pair.client.poll_quietly());
+        soft.set_port_up(true);
+        assert_eq!(pair.finish(1), [(serial, Ok(vec![serial as u8; 40]))]);
+    }
+    assert_eq!(pair.to_server.closed(), None);
 }

@@ -1,0 +1,26 @@
+//! Answers the requests of its clients, however many at once, with the same text in upper case.
+//!
+//! In two terminals: `cargo run -p copyrpc --example server`, and `client` in place of `server`; both take an `ADDRESS:PORT`. With a second
+//! argument, the server ends after so many requests. `COPYRPC_DEVICE=mlx5_0` takes that device in place of the software HCA, in both.
+#![allow(clippy::print_stdout, reason = "an example prints")]
+
+use copyrpc::Server;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let mut server = Server::bind(args.next().as_deref().unwrap_or("127.0.0.1:7479"))?;
+    let mut to_come = args.next().map_or(Ok(u64::MAX), |requests| requests.parse())?;
+    println!("listening on {}", server.local_addr()?);
+    let stop = server.stop_handle();
+    server.serve(|request| {
+        let text = String::from_utf8_lossy(&request.to_vec()).into_owned();
+        let answer = text.to_uppercase();
+        println!("{text:?} -> {answer:?}");
+        to_come -= 1;
+        if to_come == 0 {
+            stop.stop();
+        }
+        answer
+    })?;
+    Ok(())
+}

@@ -1,0 +1,27 @@
+//! What the device reports beside completions, and what it ends here.
+
+use mlx5::AsyncEvent;
+
+use super::Inner;
+use crate::connection::Connection;
+use crate::error::CloseReason;
+
+impl<U> Inner<U> {
+    /// Ends the connections that an event of the device concerns: no completion may tell of it.
+    pub(super) fn heed_events(&self) {
+        while let Some(event) = self.device.take_async_event() {
+            let is_everything = match event {
+                AsyncEvent::DeviceFatal => true,
+                AsyncEvent::CqError { cqn } => [self.send_cq.borrow().cqn(), self.recv_cq.borrow().cqn()].contains(&cqn),
+                _ => false,
+            };
+            let is_concerned = |connection: &Connection<U>| is_everything || event == AsyncEvent::QpFatal { qpn: connection.qpn() };
+            for connection in self.connections.borrow().iter().filter(|connection| is_concerned(connection)) {
+                connection.end(CloseReason::Device(event));
+            }
+            if is_everything {
+                self.broken.set(Some(event));
+            }
+        }
+    }
+}

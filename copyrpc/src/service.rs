@@ -1,0 +1,19 @@
+//! A server and its clients, each in two lines. They meet at a TCP address, which serves for that only, and go on over the device.
+
+mod client;
+mod server;
+
+pub use client::{Client, ClientError, ClientOptions};
+use mlx5::DeviceSpec;
+pub use server::{Server, ServerError, ServerOptions, StopHandle};
+
+/// Names the device of those that are told none.
+const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
+
+/// Polls that find nothing before a server or client sleeps.
+const SPINS: u32 = 256;
+
+/// The device that the environment variable names, as [`DeviceSpec`]'s `From<&str>` takes it; else the software HCA.
+fn default_device() -> DeviceSpec {
+    std::env::var(DEVICE_VARIABLE).map_or_else(|_| DeviceSpec::default(), |name| DeviceSpec::from(&*name))
+}

@@ -1,0 +1,244 @@
+//! The server: accepts, polls, answers.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mlx5::{DeviceInfo, DeviceSpec};
+use thiserror::Error;
+
+use super::{SPINS, default_device};
+use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, PollError};
+use crate::endpoint::{Endpoint, EndpointConfig};
+use crate::handshake::Handshake;
+use crate::recv::RecvHandle;
+use crate::ring::RecvBytes;
+use crate::stats::Stats;
+
+/// How long a server sleeps at most: nothing of a socket wakes it.
+const LONGEST_SLEEP: Duration = Duration::from_millis(10);
+/// The same while clients are being connected.
+const SHORT_SLEEP: Duration = Duration::from_millis(1);
+/// So often a server that always has something to do looks at its socket all the same.
+const POLLS_PER_LOOK: u32 = 1024;
+/// New clients that one look takes.
+const CLIENTS_PER_LOOK: usize = 64;
+/// How long a client may take to connect. It keeps nobody else waiting, but has an endpoint meanwhile.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+
+/// What a [`Server`] is made with.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Its device. Default: the one that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
+    pub device: DeviceSpec,
+    /// Most clients at once; one more is told so. Default [`DEFAULT_ENDPOINTS`]. Each takes the memory that [`EndpointConfig`] says: 2 MiB of
+    /// rings by default.
+    pub clients: u32,
+    /// What their connections are made with. Clients need the same ring size.
+    pub endpoint: EndpointConfig,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self { device: default_device(), clients: DEFAULT_ENDPOINTS, endpoint: EndpointConfig::default() }
+    }
+}
+
+/// Why a server could not be made, or cannot go on.
+#[derive(Debug, Error)]
+pub enum ServerError {
+    /// The device could not be opened, or its queues not be made.
+    #[error(transparent)]
+    Device(#[from] BuildError),
+    /// The address cannot be listened at.
+    #[error("listening at the server's address: {0}")]
+    Listen(#[source] io::Error),
+    /// The device refused something.
+    #[error(transparent)]
+    Poll(#[from] PollError),
+}
+
+/// Ends [`Server::serve`], from any thread.
+#[derive(Clone, Debug, Default)]
+pub struct StopHandle(Arc<AtomicBool>);
+
+impl StopHandle {
+    /// Has the server return, within some 10 ms. Requests that have arrived by then are answered.
+    pub fn stop(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// A server at a TCP address. It belongs to one thread, and serves all its clients in it.
+///
+/// Clients that leave, in whatever way, and those that take their time to connect, keep no other waiting. One process, or thread, may have
+/// several servers, each with its own address and device.
+///
+/// ```no_run
+/// let mut server = copyrpc::Server::bind("127.0.0.1:7479")?;
+/// server.serve(|request| request.to_vec().to_ascii_uppercase())?;
+/// # Ok::<(), copyrpc::ServerError>(())
+/// ```
+pub struct Server {
+    /// Declared before the context, which waits when it is dropped until what they have to send has arrived.
+    clients: Vec<Endpoint<()>>,
+    arriving: Vec<Arriving>,
+    context: Context<()>,
+    listener: TcpListener,
+    endpoint: EndpointConfig,
+    stop: StopHandle,
+    polls_to_look: u32,
+    /// Polls in a row that found nothing.
+    in_vain: u32,
+}
+
+/// A client that is being connected.
+struct Arriving {
+    stream: TcpStream,
+    handshake: Handshake<()>,
+    since: Instant,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("listener", &self.listener).field("clients", &self.clients.len()).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Opens the device, and listens at `address`; port 0 is any that is free.
+    ///
+    /// # Errors
+    /// [`ServerError`]; nothing is left behind.
+    pub fn bind(address: impl ToSocketAddrs) -> Result<Self, ServerError> {
+        Self::with_options(address, &ServerOptions::default())
+    }
+
+    /// As [`bind`](Self::bind), with options.
+    ///
+    /// # Errors
+    /// [`ServerError`]; nothing is left behind.
+    pub fn with_options(address: impl ToSocketAddrs, options: &ServerOptions) -> Result<Self, ServerError> {
+        let listener = TcpListener::bind(address).map_err(ServerError::Listen)?;
+        listener.set_nonblocking(true).map_err(ServerError::Listen)?;
+        let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
+        Ok(Self {
+            clients: Vec::new(),
+            arriving: Vec::new(),
+            context,
+            listener,
+            endpoint: options.endpoint.clone(),
+            stop: StopHandle::default(),
+            polls_to_look: 0,
+            in_vain: 0,
+        })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The system cannot tell.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Clients that are connected.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.context.endpoints()
+    }
+
+    /// Name, transport and capabilities of the device in use.
+    #[must_use]
+    pub fn device_info(&self) -> DeviceInfo {
+        self.context.device_info()
+    }
+
+    /// Counters of all clients there were.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.context.stats()
+    }
+
+    /// Ends [`serve`](Self::serve), from any thread.
+    #[must_use]
+    pub fn stop_handle(&self) -> StopHandle {
+        self.stop.clone()
+    }
+
+    /// Answers each request with what `handler` makes of it, until it is stopped. A reply that is longer than the client takes is answered
+    /// with a refusal. For handlers that answer later, or only some: [`step`](Self::step) and [`recv`](Self::recv).
+    ///
+    /// # Errors
+    /// [`ServerError::Poll`].
+    pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(RecvBytes<'_>) -> R) -> Result<(), ServerError> {
+        loop {
+            let is_stopped = self.stop.0.load(Ordering::Acquire);
+            while let Some(request) = self.recv() {
+                let reply = handler(request.data());
+                // A client that left gets none.
+                if let Err(crate::ReplyError::TooLarge { request, .. }) = request.reply(reply.as_ref()) {
+                    let _refused = request.refuse();
+                }
+            }
+            if is_stopped {
+                self.context.flush_endpoints()?;
+                return Ok(());
+            }
+            self.step()?;
+        }
+    }
+
+    /// One bounded step: connects clients, sends answers, takes in requests for [`recv`](Self::recv), sleeps for at most 10 ms if there has been
+    /// nothing to do for a while.
+    ///
+    /// # Errors
+    /// [`ServerError::Poll`].
+    pub fn step(&mut self) -> Result<(), ServerError> {
+        let moved = self.context.poll(|(), _| ())?;
+        self.in_vain = if moved > 0 { 0 } else { self.in_vain.saturating_add(1) };
+        if self.polls_to_look == 0 {
+            self.look_at_sockets();
+            self.polls_to_look = POLLS_PER_LOOK;
+        }
+        self.polls_to_look -= 1;
+        if self.in_vain > SPINS {
+            let longest = if self.arriving.is_empty() { LONGEST_SLEEP } else { SHORT_SLEEP };
+            self.context.wait(Some(longest))?;
+            self.polls_to_look = 0;
+        }
+        Ok(())
+    }
+
+    /// The oldest request that arrived. Its answer leaves with the next [`step`](Self::step).
+    #[must_use]
+    pub fn recv(&self) -> Option<RecvHandle<()>> {
+        self.context.recv()
+    }
+
+    /// Takes new clients, goes on with those that are being connected, and lets go of those that have left.
+    fn look_at_sockets(&mut self) {
+        self.clients.retain(|client| client.closed().is_none());
+        // Errors of accept(2) are those of a connection that is gone, or of want of descriptors, which may end.
+        for _ in 0..CLIENTS_PER_LOOK {
+            let Ok((stream, _)) = self.listener.accept() else { break };
+            if stream.set_nonblocking(true).is_ok() {
+                let handshake = Handshake::of(&self.context, &self.endpoint);
+                self.arriving.push(Arriving { stream, handshake, since: Instant::now() });
+            }
+        }
+        let clients = &mut self.clients;
+        self.arriving.retain_mut(|arriving| match arriving.handshake.advance(&mut arriving.stream) {
+            Ok(Some(client)) => {
+                clients.push(client);
+                false
+            }
+            Ok(None) => arriving.since.elapsed() < CONNECT_TIME,
+            // It knows why, or is gone.
+            Err(_) => false,
+        });
+    }
+}

@@ -1,0 +1,322 @@
+//! Servers and clients in two lines: many at once, late, slow, silent, killed and back again.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+
+#[path = "../../ipc/shm/tests/support/limits.rs"]
+mod limits;
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use copyrpc::mlx5::{FabricSpec, LocalFabric, SoftOptions};
+use copyrpc::{
+    Client, ClientError, ClientOptions, CloseReason, ConnectFailure, EndpointConfig, ExchangeError, Refusal, Server, ServerError,
+    ServerOptions, StopHandle,
+};
+
+const WATCHDOG: Duration = Duration::from_secs(60);
+const ANY_PORT: &str = "127.0.0.1:0";
+
+/// Errors go to other threads, and into boxes.
+const _: () = {
+    const fn is_portable<T: Send + Sync + 'static>() {}
+    is_portable::<ClientError>();
+    is_portable::<ServerError>();
+};
+
+fn endpoint() -> EndpointConfig {
+    EndpointConfig { ring_size: 64 << 10, ..EndpointConfig::default() }
+}
+
+/// Where the servers and clients of a test meet.
+#[derive(Clone)]
+struct Net(LocalFabric);
+
+impl Net {
+    fn new() -> Self {
+        limits::watchdog(WATCHDOG);
+        Self(LocalFabric::new())
+    }
+
+    fn device(&self) -> copyrpc::mlx5::DeviceSpec {
+        copyrpc::mlx5::DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(self.0.clone()), ..SoftOptions::default() })
+    }
+
+    fn server_options(&self) -> ServerOptions {
+        ServerOptions { device: self.device(), endpoint: endpoint(), ..ServerOptions::default() }
+    }
+
+    fn client_options(&self) -> ClientOptions {
+        ClientOptions { device: self.device(), endpoint: endpoint(), ..ClientOptions::default() }
+    }
+
+    fn client(&self, address: SocketAddr) -> Client {
+        Client::with_options(address, &self.client_options()).unwrap()
+    }
+
+    /// A server in a thread of its own, which does `run` to it.
+    fn serve(&self, address: &str, run: impl FnOnce(&mut Server) + Send + 'static) -> Served {
+        let (options, address, (told, tell)) = (self.server_options(), address.to_owned(), mpsc::channel());
+        let thread = thread::spawn(move || {
+            let mut server = Server::with_options(address, &options).unwrap();
+            told.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
+            run(&mut server);
+            assert_eq!(server.device_info().violations, 0);
+        });
+        let (address, stop) = tell.recv().unwrap();
+        Served { address, stop, thread }
+    }
+}
+
+struct Served {
+    address: SocketAddr,
+    stop: StopHandle,
+    thread: JoinHandle<()>,
+}
+
+impl Served {
+    fn end(self) -> SocketAddr {
+        self.stop.stop();
+        self.thread.join().unwrap();
+        self.address
+    }
+}
+
+fn upper_case(server: &mut Server) {
+    server.serve(|request| request.to_vec().to_ascii_uppercase()).unwrap();
+}
+
+#[test]
+fn clients_at_once_get_each_their_own_replies() {
+    let net = Net::new();
+    let served = net.serve(ANY_PORT, |server| {
+        server.serve(|request| request.to_vec().into_iter().rev().collect::<Vec<_>>()).unwrap();
+        assert_eq!(server.stats().replies, 12 * 100);
+    });
+    let clients: Vec<_> = (0..12u8)
+        .map(|number| {
+            let (net, address) = (net.clone(), served.address);
+            thread::spawn(move || {
+                let mut client = net.client(address);
+                for call in 0..100usize {
+                    let request: Vec<u8> = (0..call * 37 % client.max_reply()).map(|i| number ^ i as u8).collect();
+                    let reply: Vec<u8> = request.iter().rev().copied().collect();
+                    assert_eq!(client.call(&request).unwrap(), reply);
+                }
+            })
+        })
+        .collect();
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    served.end();
+}
+
+#[test]
+fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
+    let net = Net::new();
+    let address = TcpListener::bind(ANY_PORT).unwrap().local_addr().unwrap();
+    let options = ClientOptions { connect_timeout: Duration::from_millis(100), ..net.client_options() };
+    let start = Instant::now();
+    let error = Client::with_options(address, &options).unwrap_err();
+    assert!(matches!(error, ClientError::Unreachable { .. }) && error.to_string().contains(&address.to_string()), "{error}");
+    assert!(start.elapsed() >= options.connect_timeout);
+    let client = thread::spawn({
+        let net = net.clone();
+        move || net.client(address).call(b"early").unwrap()
+    });
+    thread::sleep(Duration::from_millis(200));
+    let served = net.serve(&address.to_string(), upper_case);
+    assert_eq!(client.join().unwrap(), b"EARLY");
+    served.end();
+    let error = Client::with_options("no port here", &options).unwrap_err();
+    assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
+}
+
+#[test]
+fn a_client_of_a_server_that_went_connects_to_the_next_one() {
+    let net = Net::new();
+    let served = net.serve(ANY_PORT, upper_case);
+    let mut client = net.client(served.address);
+    for round in 0..3 {
+        assert_eq!(client.call(b"here").unwrap(), b"HERE", "round {round}");
+    }
+    let address = served.end();
+    let served = net.serve(&address.to_string(), upper_case);
+    // It may learn of the end by this call, or before it.
+    let first = client.call(b"again");
+    assert!(
+        matches!(&first, Ok(reply) if reply == b"AGAIN") || matches!(first, Err(ClientError::Closed(CloseReason::Disconnected))),
+        "{first:?}"
+    );
+    assert_eq!(client.call(b"and again").unwrap(), b"AND AGAIN");
+    let address = served.end();
+    let options = ClientOptions { connect_timeout: Duration::from_millis(50), ..net.client_options() };
+    let gone = Client::with_options(address, &options);
+    assert!(matches!(gone, Err(ClientError::Unreachable { .. })), "{gone:?}");
+}
+
+#[test]
+fn a_call_ends_in_time_and_its_late_reply_is_not_the_next_ones() {
+    let net = Net::new();
+    let served = net.serve(ANY_PORT, |server| {
+        let mut held = VecDeque::new();
+        let stop = server.stop_handle();
+        let mut answered = 0;
+        while answered < 2 {
+            server.step().unwrap();
+            held.extend(std::iter::from_fn(|| server.recv()));
+            // The first is answered when the second is there, before it.
+            if held.len() == 2 || answered == 1 {
+                while let Some(request) = held.pop_front() {
+                    let reply = request.data().to_vec();
+                    request.reply(&reply).unwrap();
+                    answered += 1;
+                }
+            }
+        }
+        stop.stop();
+        server.serve(|_| b"").unwrap();
+    });
+    let mut client = net.client(served.address);
+    let start = Instant::now();
+    let late = client.call_within(b"first", Duration::from_millis(50));
+    assert!(matches!(late, Err(ClientError::TimedOut)), "{late:?}");
+    assert!(start.elapsed() >= Duration::from_millis(50));
+    assert_eq!(client.call(b"second").unwrap(), b"second");
+    served.end();
+}
+
+#[test]
+fn strangers_that_say_nothing_or_anything_keep_nobody_waiting() {
+    let net = Net::new();
+    let served = net.serve(ANY_PORT, upper_case);
+    let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(served.address).unwrap()).collect();
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 128], &[0xff; 4096], b"x"] {
+        let mut stranger = TcpStream::connect(served.address).unwrap();
+        stranger.write_all(bytes).unwrap();
+        stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut record = [0; 128];
+        stranger.read_exact(&mut record).unwrap();
+        assert_eq!(&record[..8], b"copyrpc\0");
+    }
+    let mut client = net.client(served.address);
+    let start = Instant::now();
+    assert_eq!(client.call(b"somebody").unwrap(), b"SOMEBODY");
+    assert!(start.elapsed() < Duration::from_secs(4), "nobody was waited for");
+    drop(silent);
+    served.end();
+}
+
+#[test]
+fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
+    let net = Net::new();
+    let options = ServerOptions { clients: 3, ..net.server_options() };
+    let (told, tell) = mpsc::channel();
+    let server = thread::spawn(move || {
+        let mut server = Server::with_options(ANY_PORT, &options).unwrap();
+        told.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
+        upper_case(&mut server);
+    });
+    let (address, stop) = tell.recv().unwrap();
+    let mut clients = Vec::new();
+    let refused = loop {
+        match Client::with_options(address, &net.client_options()) {
+            Ok(client) => clients.push(client),
+            Err(error) => break error,
+        }
+        assert!(clients.len() < 1000);
+    };
+    assert!(clients.len() >= 3);
+    let full = ConnectFailure::Exchange(ExchangeError::Refused(Refusal::Full)).to_string();
+    assert_eq!(refused.to_string(), full);
+    drop(clients.pop());
+    let start = Instant::now();
+    let mut client = loop {
+        match Client::with_options(address, &net.client_options()) {
+            Ok(client) => break client,
+            Err(error) => assert!(error.to_string() == full && start.elapsed() < Duration::from_secs(20), "{error}"),
+        }
+    };
+    assert_eq!(client.call(b"room").unwrap(), b"ROOM");
+    stop.stop();
+    server.join().unwrap();
+}
+
+#[test]
+fn what_is_too_long_is_refused_and_the_connection_goes_on() {
+    let net = Net::new();
+    let served = net.serve(ANY_PORT, |server| {
+        server.serve(|request| vec![7; u32::from_le_bytes(request.to_vec()[..4].try_into().unwrap()) as usize]).unwrap();
+    });
+    let mut client = net.client(served.address);
+    let longest = client.max_reply();
+    let mut reply_of = |bytes: usize| client.call(&(bytes as u32).to_le_bytes()).map(|reply| reply.len());
+    assert_eq!(reply_of(longest).unwrap(), longest);
+    assert!(matches!(reply_of(longest + 64), Err(ClientError::Refused { max_reply }) if max_reply == longest));
+    assert_eq!(reply_of(0).unwrap(), 0);
+    let max = client.max_request();
+    let refused = client.call(&vec![0; max + 1]);
+    assert!(matches!(refused, Err(ClientError::TooLarge { len, max: limit }) if len == max + 1 && limit == max), "{refused:?}");
+    assert_eq!(client.call(&vec![0; max]).unwrap(), b"");
+    served.end();
+}
+
+#[test]
+fn typed_calls_take_replies_of_their_type_only() {
+    let net = Net::new();
+    let served = net.serve(ANY_PORT, |server| {
+        server
+            .serve(|request| request.read_as::<[u8; 8]>().map_or(vec![], |bytes| (u64::from_le_bytes(bytes) * 2).to_le_bytes().to_vec()))
+            .unwrap();
+    });
+    let mut client = net.client(served.address);
+    assert_eq!(client.call_typed::<_, [u8; 8]>(&21u64.to_le_bytes()).unwrap(), 42u64.to_le_bytes());
+    let wrong = client.call_typed::<_, [u8; 8]>(&21u32.to_le_bytes());
+    assert!(matches!(wrong, Err(ClientError::Reply(size)) if (size.received, size.expected) == (0, 8)), "{wrong:?}");
+    served.end();
+}
+
+/// A process of the test below: a server at the address in its environment.
+#[test]
+#[ignore = "a process of another test, started by it"]
+fn server_process() {
+    let Ok(address) = std::env::var("COPYRPC_TEST_ADDRESS") else { return };
+    limits::watchdog(WATCHDOG);
+    let mut server = Server::bind(address).unwrap();
+    println!("\nat {}", server.local_addr().unwrap());
+    upper_case(&mut server);
+}
+
+fn start_server(address: &str) -> (Child, String) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "--nocapture", "server_process"])
+        .env("COPYRPC_TEST_ADDRESS", address)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let address = lines.find_map(|line| line.unwrap().strip_prefix("at ").map(str::to_owned)).unwrap();
+    (child, address)
+}
+
+#[test]
+fn a_server_process_that_is_killed_ends_the_call_and_its_successor_takes_the_next() {
+    limits::watchdog(WATCHDOG);
+    let (mut server, address) = start_server(ANY_PORT);
+    let mut client = Client::connect(&*address).unwrap();
+    for _ in 0..4 {
+        assert_eq!(&client.call(b"ping").unwrap()[..], b"PING");
+        server.kill().unwrap();
+        server.wait().unwrap();
+        let error = client.call(b"ping").unwrap_err();
+        let is_reason = matches!(error, ClientError::Closed(CloseReason::Disconnected | CloseReason::PeerStalled));
+        assert!(is_reason || matches!(error, ClientError::Unreachable { .. }), "{error}");
+        (server, _) = start_server(&address);
+    }
+    assert_eq!(&client.call(b"ping").unwrap()[..], b"PING");
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
