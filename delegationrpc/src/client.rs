@@ -6,6 +6,7 @@ use std::time::Duration;
 use shm::caller::{Caller, Refused};
 use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
+use shm::pending::Tag as CallToken;
 use shm::plain::Plain;
 use shm::region::Region;
 use shm::sleep::{Sleeper, Watch};
@@ -69,15 +70,32 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
     #[inline]
-    pub fn call(&mut self, request: Req, user_data: U) -> Result<(), CallError<Req, U>> {
-        self.caller.call(user_data, |_| request).map_err(|refused| match refused {
+    pub fn call(&mut self, request: Req, user_data: U) -> Result<CallToken, CallError<Req, U>> {
+        let call = self.caller.call(user_data, |_| request).map_err(|refused| match refused {
             Refused::Full(user_data) => CallError::QueueFull { request, user_data, resp_depth: self.resp_depth() },
             Refused::Ended(user_data, end) => CallError::Ended { request, user_data, end },
         })?;
         if self.caller.seats().armed(self.caller.id()).is_some_and(ring::is_armed) {
             self.notify();
         }
-        Ok(())
+        Ok(call)
+    }
+
+    /// As [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is then as one
+    /// that was [cancelled](Self::cancel).
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn call_within(&mut self, request: Req, user_data: U, timeout: Duration) -> Result<CallToken, CallError<Req, U>> {
+        let call = self.call(request, user_data)?;
+        self.caller.end_within(call, timeout);
+        Ok(call)
+    }
+
+    /// Ends a call at once: its user data comes back here, and no poll gives it. `None` if the call has ended. The server is not told; its reply
+    /// reaches no call, and until that is here the call keeps its place among those that can be unanswered.
+    pub fn cancel(&mut self, call: CallToken) -> Option<U> {
+        self.caller.cancel(call)
     }
 
     #[cold]
@@ -88,7 +106,7 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         }
     }
 
-    /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, or the end of the session; at most for `timeout` (`None`:
+    /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, a deadline, or the end of the session; at most for `timeout` (`None`:
     /// without end). Returns whether there is. Nothing spins here, and a server that dies is noticed within
     /// [`SLICE`](shm::sleep::SLICE) of the kernel's noticing it.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {

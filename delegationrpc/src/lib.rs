@@ -20,4 +20,5 @@ pub use layout::{RESP_DEPTH_MAX, RING_DEPTH_MAX, ring_depth_for};
 pub use server::{RecvEntry, Server, Token};
 pub use shm::dir::Dir;
 pub use shm::membership::{CallFailed, SessionEnd};
+pub use shm::pending::Tag as CallToken;
 pub use shm::plain::Plain;

@@ -202,7 +202,9 @@ fn default_ring_is_never_full() {
     let mut server = S::create(&scratch.dir(), "s", clients, ring_depth_for(clients, depth), depth, 1).unwrap();
     let mut all: Vec<C> = (0..clients).map(|_| connect(&scratch)).collect();
     for client in &mut all {
-        (0..depth as u64).for_each(|n| client.call(n, n).unwrap());
+        for n in 0..depth as u64 {
+            client.call(n, n).unwrap();
+        }
     }
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
     let words = region.view().array_at::<u64>(256, ring_depth_for(clients, depth)).unwrap().as_ptr();

@@ -62,6 +62,12 @@ pub enum CallFailed {
         /// The node called.
         to: usize,
     },
+    /// There was no answer within the time of the call. Whether the node called executes it is unknown; a later answer reaches no call.
+    #[error("no answer of node {to} in time")]
+    TimedOut {
+        /// The node called.
+        to: usize,
+    },
     /// The node called was dropped first, and whether it executed the call is unknown.
     #[error("node {to} is gone; it may have executed the call")]
     NodeGone {

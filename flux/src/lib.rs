@@ -14,4 +14,5 @@ mod token;
 pub use config::{Config, ConfigError, NODES_MAX};
 pub use error::{CallError, CallFailed, ForeignToken};
 pub use node::{Node, network};
+pub use shm::pending::Tag as CallToken;
 pub use token::Token;

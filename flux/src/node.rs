@@ -1,7 +1,7 @@
 //! One node: calls others, receives their calls, answers them in any order.
 //!
 //! Calls and replies from `a` to `b` share one lane, which has no word for how far `b` has come. It needs none:
-//! - **M1** At most `F = in_flight` calls of a node to another are unanswered; an answer or a rejection is published once per call, since
+//! - **M1** At most `F = in_flight` calls of a node to another are unanswered, those that were given up among them; an answer or a rejection is published once per call, since
 //!   its [`Token`] can be used once. A lane is taken in order.
 //! - **M2** So when `a` publishes a message, the one `capacity > 2F` before it has been taken, and `a` knows. Among those since, either more
 //!   than `F` are calls: one of them was answered, so `b` took it, and all before it. Or more than `F` are replies: `b` made a later call
@@ -16,9 +16,11 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use shm::clock;
+use shm::deadlines::Deadlines;
 use shm::dropped::Dropped;
 use shm::lane::{LaneRx, LaneTx};
-use shm::pending::{Pending, Tag, Tagged};
+use shm::pending::{Pending, Tag as CallToken, Tag, Tagged};
 use shm::ready::{self, HotSet, ReadyWords};
 use shm::sleep::{self, Sleep, Sleeper, Watch, Word};
 use shm::sync::{AtomicU32, FIRST, Ordering, light_barrier};
@@ -39,6 +41,7 @@ pub struct Node<T, U> {
     in_flight: usize,
     peers: Vec<Option<Peer<T>>>,
     calls: Pending<Call<U>>,
+    deadlines: Deadlines,
     /// Received calls that are neither answered nor rejected.
     held: usize,
     /// Of those the ones that wait for [`Node::try_recv_raw`].
@@ -90,7 +93,7 @@ impl<T, U> fmt::Debug for Node<T, U> {
         f.debug_struct("Node")
             .field("index", &self.index)
             .field("nodes", &self.mesh.len())
-            .field("in_flight", &self.calls.len())
+            .field("in_flight", &self.calls.waiting())
             .field("held", &self.held)
             .finish_non_exhaustive()
     }
@@ -127,6 +130,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             in_flight: config.in_flight,
             peers: (0..nodes).map(peer).collect(),
             calls: Pending::new(calls),
+            deadlines: Deadlines::default(),
             held: 0,
             inbox: VecDeque::with_capacity(calls),
             spare: Vec::with_capacity(calls),
@@ -150,10 +154,10 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.mesh.len()
     }
 
-    /// This node's unanswered calls, to all others.
+    /// This node's calls that have not ended, to all others.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.calls.len()
+        self.calls.waiting()
     }
 
     /// Calls node `to`, which sees it at once and in the order of the calls. [`poll`](Self::poll) gives `user_data` back with the reply,
@@ -162,7 +166,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// # Errors
     /// [`CallError`], with the payload and the user data; nothing was sent.
     #[inline]
-    pub fn call(&mut self, to: usize, payload: T, user_data: U) -> Result<(), CallError<T, U>> {
+    pub fn call(&mut self, to: usize, payload: T, user_data: U) -> Result<CallToken, CallError<T, U>> {
         let last = self.mesh.len() - 1;
         let Some(peer) = self.peers.get_mut(to).and_then(Option::as_mut) else {
             return Err(CallError::NoSuchNode { payload, user_data, to, last });
@@ -178,10 +182,47 @@ impl<T: Copy + Send, U> Node<T, U> {
                 peer.in_flight += 1;
                 let message = Tagged { tag: tag.pack(CALL), payload: MaybeUninit::new(payload) };
                 peer.publish(&self.mesh, self.index, to, self.held > 0, message);
-                Ok(())
+                Ok(tag)
             }
             Err(Call { user_data, .. }) => Err(CallError::Full { payload, user_data, to, in_flight: self.in_flight }),
         }
+    }
+
+    /// As [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is then as one
+    /// that was [cancelled](Self::cancel).
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn call_within(&mut self, to: usize, payload: T, user_data: U, timeout: Duration) -> Result<CallToken, CallError<T, U>> {
+        let call = self.call(to, payload, user_data)?;
+        let (calls, timeout_ns) = (self.calls.capacity(), u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        self.deadlines.reserve(calls);
+        self.deadlines.arm(clock::monotonic_ns().saturating_add(timeout_ns), call, calls, |tag| self.calls.holds(tag));
+        Ok(call)
+    }
+
+    /// Ends a call at once: its user data comes back here, and no poll gives it. `None` if the call has ended. The other node is not told; its
+    /// reply reaches no call, and until that is here the call keeps its place among those that can be unanswered.
+    pub fn cancel(&mut self, call: CallToken) -> Option<U> {
+        self.calls.abandon(call).map(|call| call.user_data)
+    }
+
+    /// Ends the calls whose time is over, behind the replies that came with it.
+    #[cold]
+    fn expire(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
+        let (now_ns, mut ended) = (clock::monotonic_ns(), 0);
+        while let Some(call) = self.deadlines.take_due(now_ns) {
+            if let Some(Call { to, user_data }) = self.calls.abandon(call) {
+                ended += 1;
+                f(user_data, Err(CallFailed::TimedOut { to }));
+            }
+        }
+        ended
+    }
+
+    /// How long until the earliest deadline.
+    fn until_deadline(&self) -> Option<Duration> {
+        self.deadlines.next_ns().map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(clock::monotonic_ns())))
     }
 
     /// One bounded pass over the nodes that have sent something, at most 16 messages of each of at most 8 of them, in rotation. Replies go to
@@ -194,7 +235,10 @@ impl<T: Copy + Send, U> Node<T, U> {
         let Self { peers, calls, held, inbox, hot, ready, started, mesh, index, .. } = self;
         let now_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let mut round = Round { index: *index, mesh, peers, calls, held, inbox, f: &mut f };
-        let taken = hot.pass(ready, &mut round, now_ns);
+        let mut taken = hot.pass(ready, &mut round, now_ns);
+        if self.deadlines.is_armed() {
+            taken += self.expire(&mut f);
+        }
         if taken == 0 && !self.calls.is_empty() {
             self.polls_to_look -= 1;
             if self.polls_to_look == 0 {
@@ -328,6 +372,9 @@ impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>)> ready::Lanes for Rou
             } else if let Some(call) = self.calls.take(tag) {
                 peer.in_flight -= 1;
                 (self.f)(call.user_data, if note == REPLY { Ok(payload()) } else { Err(CallFailed::Dropped { to: from }) });
+            } else {
+                // Of a call that was given up.
+                peer.in_flight = peer.in_flight.saturating_sub(1);
             }
         }
         taken
@@ -369,7 +416,8 @@ impl<T: Copy + Send, U> Watch for Node<T, U> {
             let (hot, lanes) = self.lanes();
             hot.cool(&lanes, is_told)
         };
-        if !is_cool || !self.inbox.is_empty() || self.ready.any() {
+        let is_due = self.until_deadline().is_some_and(|left| left.is_zero());
+        if is_due || !is_cool || !self.inbox.is_empty() || self.ready.any() {
             return true;
         }
         if !self.is_a_called_node_gone() {
@@ -379,9 +427,13 @@ impl<T: Copy + Send, U> Watch for Node<T, U> {
         true
     }
 
-    /// Everything that ends a sleep wakes; there is nothing to look for in between.
+    /// Everything but a deadline that ends a sleep wakes.
     fn slice(&mut self) -> Duration {
-        Duration::MAX
+        self.until_deadline().unwrap_or(Duration::MAX)
+    }
+
+    fn check(&mut self) -> bool {
+        self.until_deadline().is_some_and(|left| left.is_zero())
     }
 }
 

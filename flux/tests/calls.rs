@@ -430,3 +430,62 @@ fn voluntary_switches() -> i64 {
     };
     usage.ru_nvcsw
 }
+
+#[test]
+fn calls_without_a_reply_end_in_time_and_late_replies_reach_no_call() {
+    let (mut a, mut b) = pair(Config { capacity: 16, in_flight: 4 });
+    for round in 0..50 {
+        let start = Instant::now();
+        a.call_within(1, 1, round, Duration::from_millis(2)).unwrap();
+        a.call_within(1, 2, 100, PATIENCE * 60).unwrap();
+        a.call(1, 3, 200).unwrap();
+        let mut ended = vec![];
+        while ended.is_empty() {
+            // The other may have taken it or not: it is not told.
+            if round % 2 == 0 {
+                b.poll(no_reply);
+            }
+            assert!(a.wait(Some(PATIENCE)), "a deadline is something to poll for");
+            a.poll(|user, reply| ended.push((user, reply)));
+        }
+        assert!(start.elapsed() >= Duration::from_millis(2));
+        assert_eq!((ended, a.in_flight()), (vec![(round, Err(CallFailed::TimedOut { to: 1 }))], 2));
+        b.poll(no_reply);
+        while let Some((_, token, payload)) = b.try_recv_raw() {
+            b.reply(token, payload * 10).unwrap();
+        }
+        let mut ended = vec![];
+        a.poll(|user, reply| ended.push((user, reply)));
+        assert_eq!(ended, [(100, Ok(20)), (200, Ok(30))]);
+    }
+}
+
+#[test]
+fn cancelled_calls_keep_their_places_until_they_are_answered_and_a_dropped_node_ends_the_others() {
+    let (mut a, mut b) = pair(Config { capacity: 16, in_flight: 4 });
+    for _ in 0..20 {
+        let calls: Vec<_> = (0..4).map(|n| a.call(1, n, n).unwrap()).collect();
+        assert_eq!((a.cancel(calls[1]), a.cancel(calls[1]), a.cancel(calls[2])), (Some(1), None, Some(2)));
+        assert!(matches!(a.call(1, 9, 9), Err(CallError::Full { in_flight: 4, .. })));
+        b.poll(no_reply);
+        // One that nobody waits for is answered, the other rejected.
+        let tokens: Vec<_> = std::iter::from_fn(|| b.try_recv_raw()).collect();
+        for (_, token, payload) in tokens {
+            if payload == 2 { drop(token) } else { b.reply(token, payload).unwrap() }
+        }
+        b.poll(no_reply);
+        let mut ended = vec![];
+        a.poll(|user, reply| ended.push((user, reply)));
+        assert_eq!((ended, a.in_flight()), (vec![(0, Ok(0)), (3, Ok(3))], 0));
+    }
+    let cancelled = a.call(1, 1, 1).unwrap();
+    a.call(1, 2, 2).unwrap();
+    assert_eq!(a.cancel(cancelled), Some(1));
+    drop(b);
+    let mut ended = vec![];
+    while ended.is_empty() {
+        a.poll(|user, reply| ended.push((user, reply)));
+    }
+    assert_eq!(ended, [(2, Err(CallFailed::NodeGone { to: 1 }))]);
+    assert_eq!(a.in_flight(), 0);
+}

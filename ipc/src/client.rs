@@ -6,6 +6,7 @@ use std::time::Duration;
 use shm::caller::{Caller, Refused};
 use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
+use shm::pending::Tag as CallToken;
 use shm::plain::Plain;
 use shm::ready::ReadyWords;
 use shm::region::Region;
@@ -78,25 +79,46 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
     #[inline]
-    pub fn call(&mut self, request: Req, user_data: U) -> Result<(), CallError<Req, U>> {
+    pub fn call(&mut self, request: Req, user_data: U) -> Result<CallToken, CallError<Req, U>> {
         self.call_with(user_data, |_| request).map_err(|refused| match refused {
             Refused::Full(user_data) => CallError::QueueFull { request, user_data, depth: self.depth() },
             Refused::Ended(user_data, end) => CallError::Ended { request, user_data, end },
         })
     }
 
+    /// As [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is then as one
+    /// that was [cancelled](Self::cancel).
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn call_within(&mut self, request: Req, user_data: U, timeout: Duration) -> Result<CallToken, CallError<Req, U>> {
+        let call = self.call(request, user_data)?;
+        self.end_within(call, timeout);
+        Ok(call)
+    }
+
+    pub(crate) fn end_within(&mut self, call: CallToken, timeout: Duration) {
+        self.caller.end_within(call, timeout);
+    }
+
+    /// Ends a call at once: its user data comes back here, and no poll gives it. `None` if the call has ended. The server is not told; its reply
+    /// reaches no call, and until that is here the call keeps its place among those that can be unanswered.
+    pub fn cancel(&mut self, call: CallToken) -> Option<U> {
+        self.caller.cancel(call)
+    }
+
     /// Sends the request that `make` gives for the call's slot, a number below [`depth`](Self::depth) that is the call's until it ends.
     #[inline(always)]
-    pub(crate) fn call_with(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<(), Refused<U>> {
-        self.caller.call(user_data, make)?;
+    pub(crate) fn call_with(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<CallToken, Refused<U>> {
+        let call = self.caller.call(user_data, make)?;
         let (client, seats) = (self.caller.id(), self.caller.seats());
         if seats.armed(client).is_some_and(|armed| self.ready.notify_if_armed(client, armed)) {
             seats.server_sleep().wake();
         }
-        Ok(())
+        Ok(call)
     }
 
-    /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, or the end of the session; at most for `timeout` (`None`:
+    /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, a deadline, or the end of the session; at most for `timeout` (`None`:
     /// without end). Returns whether there is. Nothing spins here, and a server that dies is noticed within
     /// [`SLICE`](shm::sleep::SLICE) of the kernel's noticing it.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {

@@ -23,4 +23,5 @@ pub use layout::DEPTH_MAX;
 pub use server::Server;
 pub use shm::dir::Dir;
 pub use shm::membership::{CallFailed, SessionEnd};
+pub use shm::pending::Tag as CallToken;
 pub use shm::plain::Plain;

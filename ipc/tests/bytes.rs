@@ -184,7 +184,9 @@ fn calls_allocate_nothing_once_as_many_were_held_before() {
         let before = ALLOCATIONS.get();
         for round in 0..rounds {
             let message = &[round as u8; 2000][..round * 97 % 2001];
-            (0..4).for_each(|user| client.call(message, user).unwrap());
+            for user in 0..4 {
+                client.call(message, user).unwrap();
+            }
             server.poll();
             held.extend(std::iter::from_fn(|| server.recv()));
             assert_eq!(held.len(), 4);

@@ -86,7 +86,7 @@ impl Paths for ClientPaths {
             }
             let far_daemon = self.topology.far_daemon(self.rank, request.key());
             if let Some(ring) = self.rings.get_mut(far_daemon) {
-                return ring.call(*request, token).map_err(|error| match error {
+                return ring.call(*request, token).map(|_| ()).map_err(|error| match error {
                     delegationrpc::CallError::QueueFull { .. } => IssueError::Full,
                     delegationrpc::CallError::Ended { end, .. } => BackendError::transport("the path to a daemon's ring", end).into(),
                 });
@@ -94,7 +94,7 @@ impl Paths for ClientPaths {
         }
         let owner = owner_of(request.key(), self.shards.len());
         let Some(shard) = self.shards.get_mut(owner) else { return Err(IssueError::Full) };
-        shard.call(*request, token).map_err(|error| match error {
+        shard.call(*request, token).map(|_| ()).map_err(|error| match error {
             ipc::CallError::QueueFull { .. } => IssueError::Full,
             ipc::CallError::Ended { end, .. } => BackendError::transport("the path to a daemon", end).into(),
         })

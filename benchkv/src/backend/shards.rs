@@ -57,7 +57,7 @@ impl<W> Shards<W> {
         let key = self.waiting.insert(whom);
         if queue.is_empty() {
             match self.node.call(daemon, Hop::Request(request), key) {
-                Ok(()) => return Ok(()),
+                Ok(_) => return Ok(()),
                 Err(CallError::Full { .. }) => {}
                 Err(error) => return Err(BackendError::transport("the channel between daemons", error.to_string())),
             }
@@ -72,7 +72,7 @@ impl<W> Shards<W> {
         let Some(queue) = self.backlog.get_mut(daemon) else { return Ok(()) };
         while let Some(&(request, key)) = queue.front() {
             match self.node.call(daemon, Hop::Request(request), key) {
-                Ok(()) => {
+                Ok(_) => {
                     queue.pop_front();
                     self.backlogged -= 1;
                 }

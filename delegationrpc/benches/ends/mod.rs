@@ -44,7 +44,7 @@ impl Caller for DelegationClient {
     #[inline]
     fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
         match self.0.call(request, slot) {
-            Ok(()) => Ok(true),
+            Ok(_) => Ok(true),
             Err(CallError::QueueFull { .. }) => Ok(false),
             Err(CallError::Ended { end, .. }) => Err(end.into()),
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use delegationrpc::{CallError, Client, ConnectError, CreateError, Dir, ReplyError, Server, SessionEnd, Token};
+use delegationrpc::{CallError, CallToken, Client, ConnectError, CreateError, Dir, ReplyError, Server, SessionEnd, Token};
 use shm::clients::JoinError;
 use shm::region::{self, OpenError, Region};
 
@@ -57,11 +57,16 @@ impl Rpc for Delegation {
         server.reject(held).unwrap();
     }
 
-    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<(), Refused> {
-        client.call(seal(request), user_data).map_err(|error| match error {
-            CallError::QueueFull { request, user_data, .. } => Refused::Full(unseal(&request), user_data),
-            CallError::Ended { request, user_data, end } => Refused::Ended(unseal(&request), user_data, end),
-        })
+    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused> {
+        client.call(seal(request), user_data).map_err(refused)
+    }
+
+    fn call_within(client: &mut Self::Client, request: u64, user_data: u64, timeout: Duration) -> Result<CallToken, Refused> {
+        client.call_within(seal(request), user_data, timeout).map_err(refused)
+    }
+
+    fn cancel(client: &mut Self::Client, call: CallToken) -> Option<u64> {
+        client.cancel(call)
     }
 
     fn poll(client: &mut Self::Client, mut f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd> {
@@ -95,5 +100,12 @@ impl Rpc for Delegation {
     fn seats(dir: &Dir, calls: usize) -> (Region, usize) {
         let ring_bytes = (8 * calls.next_power_of_two()).next_multiple_of(64);
         (Region::open(dir, "s", u64::from_be_bytes(*b"DLGRPC\x02\x00"), 256).unwrap(), 256 + ring_bytes)
+    }
+}
+
+fn refused(error: CallError<Block, u64>) -> Refused {
+    match error {
+        CallError::QueueFull { request, user_data, .. } => Refused::Full(unseal(&request), user_data),
+        CallError::Ended { request, user_data, end } => Refused::Ended(unseal(&request), user_data, end),
     }
 }

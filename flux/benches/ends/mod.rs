@@ -40,7 +40,7 @@ impl Caller for FluxCaller {
     #[inline]
     fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
         match self.0.call(1, request, slot) {
-            Ok(()) => Ok(true),
+            Ok(_) => Ok(true),
             Err(CallError::Full { .. }) => Ok(false),
             Err(_) => Err("node 1 is gone".into()),
         }

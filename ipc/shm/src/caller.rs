@@ -4,19 +4,22 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::clients::{JoinError, Seats};
+use crate::clock;
+use crate::deadlines::Deadlines;
 use crate::lane::{LaneRx, LaneTx};
 use crate::membership::{CallFailed, Membership, SessionEnd};
 use crate::pending::{ANSWERED, Pending, Tag, Tagged};
 use crate::plain::Plain;
 use crate::region::Region;
 use crate::sessions::LanePairs;
-use crate::sleep::{self, Sleeper, Watch, Word};
+use crate::sleep::{self, SLICE, Sleeper, Watch, Word};
 
 /// A client of the server of a region. `U` is what the caller wants back with each answer.
 pub struct Caller<Req, Resp, U> {
     requests: LaneTx<Tagged<Req>>,
     responses: LaneRx<Tagged<Resp>>,
     pending: Pending<U>,
+    deadlines: Deadlines,
     /// Last: everything above points into its region.
     member: Membership,
 }
@@ -32,7 +35,7 @@ pub enum Refused<U> {
 
 impl<Req, Resp, U> fmt::Debug for Caller<Req, Resp, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Caller").field("member", &self.member).field("in_flight", &self.pending.len()).finish_non_exhaustive()
+        f.debug_struct("Caller").field("member", &self.member).field("in_flight", &self.pending.waiting()).finish_non_exhaustive()
     }
 }
 
@@ -53,7 +56,7 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
         // takes requests in order before it answers them. Any bytes are a valid response, by `Plain`.
         let (requests, responses) =
             unsafe { (LaneTx::new(lanes.requests_of(seat), depth as u64, 0), LaneRx::new(lanes.responses_to(seat), depth as u64, 0)) };
-        Ok(Self { requests, responses, pending: Pending::new(depth), member })
+        Ok(Self { requests, responses, pending: Pending::new(depth), deadlines: Deadlines::default(), member })
     }
 
     /// This client's number at the server.
@@ -80,7 +83,7 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
     #[must_use]
     #[inline(always)]
     pub fn in_flight(&self) -> usize {
-        self.pending.len()
+        self.pending.waiting()
     }
 
     /// Calls that can be unanswered at a time.
@@ -96,7 +99,7 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
     /// # Errors
     /// [`Refused`].
     #[inline(always)]
-    pub fn call(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<(), Refused<U>> {
+    pub fn call(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<Tag, Refused<U>> {
         if let Some(end) = self.member.end() {
             return Err(Refused::Ended(user_data, end));
         }
@@ -106,7 +109,21 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
         if self.pending.len() > 1 {
             self.requests.fetch_ahead();
         }
-        Ok(())
+        Ok(tag)
+    }
+
+    /// Ends a call at the first [`poll`](Self::poll) after `timeout`, unless it has ended: see [`cancel`](Self::cancel).
+    pub fn end_within(&mut self, call: Tag, timeout: Duration) {
+        let depth = self.depth();
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        self.deadlines.reserve(depth);
+        self.deadlines.arm(clock::monotonic_ns().saturating_add(timeout_ns), call, depth, |tag| self.pending.holds(tag));
+    }
+
+    /// Ends a call: its user data, unless it has ended. The server is not told. What the call has of [`depth`](Self::depth), and of shared
+    /// memory, is free again when the server has answered it; that answer reaches no call.
+    pub fn cancel(&mut self, call: Tag) -> Option<U> {
+        self.pending.abandon(call)
     }
 
     /// What a `SIGKILL` leaves in the middle of a call, for models: a request that is not published.
@@ -121,8 +138,8 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
         self.member.die();
     }
 
-    /// Sleeps until there is something to [`poll`](Self::poll) for: an answer, or the end of the session; at most for `timeout` (`None`:
-    /// without end). Returns whether there is. A server that dies is noticed within [`SLICE`](sleep::SLICE) of the kernel's noticing it.
+    /// Sleeps until there is something to [`poll`](Self::poll) for: an answer, a deadline, or the end of the session; at most for `timeout` (`None`:
+    /// without end). Returns whether there is. A server that dies is noticed within [`SLICE`] of the kernel's noticing it.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
@@ -134,7 +151,32 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
     #[inline(always)]
     pub fn poll(&mut self, mut f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
         let ended = self.take_answers(&mut f);
+        if self.deadlines.is_armed() {
+            return self.poll_timed(ended, f);
+        }
         if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
+    }
+
+    /// Behind the answers that came with it, ends the calls whose time is over.
+    #[cold]
+    fn poll_timed(&mut self, mut ended: usize, mut f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
+        let now_ns = clock::monotonic_ns();
+        while let Some(call) = self.deadlines.take_due(now_ns) {
+            if let Some(user_data) = self.pending.abandon(call) {
+                ended += 1;
+                f(user_data, Err(CallFailed::TimedOut));
+            }
+        }
+        if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
+    }
+
+    fn is_due(&self) -> bool {
+        self.until_deadline().is_some_and(|left| left.is_zero())
+    }
+
+    /// How long until the earliest deadline.
+    fn until_deadline(&self) -> Option<Duration> {
+        self.deadlines.next_ns().map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(clock::monotonic_ns())))
     }
 
     #[inline(always)]
@@ -171,10 +213,14 @@ impl<Req: Plain, Resp: Plain, U> Watch for Caller<Req, Resp, U> {
     }
 
     fn look(&mut self, _: bool) -> bool {
-        self.responses.is_ready() || self.member.end().is_some()
+        self.is_due() || self.responses.is_ready() || self.member.end().is_some()
+    }
+
+    fn slice(&mut self) -> Duration {
+        self.until_deadline().unwrap_or(SLICE).min(SLICE)
     }
 
     fn check(&mut self) -> bool {
-        self.member.check().is_some()
+        self.is_due() || self.member.check().is_some()
     }
 }

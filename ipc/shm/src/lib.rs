@@ -15,6 +15,7 @@
 //! - [`sessions`], [`caller`]: a server that answers through two lanes per client, and its clients: what ipc and delegationrpc share.
 //! - [`plain`]: what may cross a process boundary.
 //! - [`pending`]: things that wait for an answer, found by a tag that is good once.
+//!   [`deadlines`]: when they end without one.
 //! - [`dropped`]: requests that nobody will answer, on their way to the thread that rejects them.
 //! - [`sleep`]: sleeping until a peer publishes something, and waking who sleeps.
 //! - [`wait`]: what a loop does that found nothing to do.
@@ -26,6 +27,7 @@ pub mod cache;
 pub mod caller;
 pub mod clients;
 pub mod clock;
+pub mod deadlines;
 pub mod dir;
 pub mod dropped;
 mod header;

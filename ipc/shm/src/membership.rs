@@ -24,6 +24,9 @@ pub enum CallFailed {
     /// The handler dropped the request without an answer.
     #[error("the server dropped the request")]
     Dropped,
+    /// There was no answer within the time of the call. Whether the server executes the request is unknown; a later answer reaches no call.
+    #[error("no answer in time")]
+    TimedOut,
     /// The session ended first; whether the server executed the request is unknown.
     #[error("no answer, and unknown whether the call was executed: {0}")]
     Ended(SessionEnd),

@@ -5,8 +5,9 @@ use crate::sync::FIRST;
 /// Most entries a [`Pending`] can have: a tag has 24 bits for the slot.
 pub const PENDING_MAX: usize = 1 << 24;
 
-/// Names one entry of a [`Pending`] during one use of it: slot and generation. Never 0 as a number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// Names one call of a client until it has ended, and none after that. Inside, one entry of a [`Pending`] during one use of it: slot and
+/// generation. Never 0 as a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(u64);
 
 impl Tag {
@@ -58,6 +59,8 @@ pub const DROPPED: u8 = 1;
 struct Entry<T> {
     /// Of the current use, or of the next one if the entry is free. Never 0.
     generation: u32,
+    /// Its value was taken, and it waits for its answer all the same.
+    is_abandoned: bool,
     value: Option<T>,
 }
 
@@ -67,6 +70,7 @@ pub struct Pending<T> {
     entries: Box<[Entry<T>]>,
     /// Free slots; the last one freed is the next one used, its memory being warm.
     free: Vec<u32>,
+    abandoned: usize,
 }
 
 impl<T> Pending<T> {
@@ -75,8 +79,9 @@ impl<T> Pending<T> {
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.min(PENDING_MAX) as u32;
         Self {
-            entries: (0..capacity).map(|_| Entry { generation: FIRST.max(1), value: None }).collect(),
+            entries: (0..capacity).map(|_| Entry { generation: FIRST.max(1), is_abandoned: false, value: None }).collect(),
             free: (0..capacity).rev().collect(),
+            abandoned: 0,
         }
     }
 
@@ -84,6 +89,12 @@ impl<T> Pending<T> {
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
+    }
+
+    /// Number of entries that wait, and were not abandoned.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.len() - self.abandoned
     }
 
     /// Whether no entry is in use.
@@ -125,10 +136,39 @@ impl<T> Pending<T> {
         if Tag::new(slot as u32, entry.generation) != tag {
             return None;
         }
-        let value = entry.value.take()?;
+        let value = entry.value.take();
+        if value.is_none() {
+            return self.reclaim(slot);
+        }
         entry.generation = entry.generation.wrapping_add(1).max(1);
         self.free.push(slot as u32);
+        value
+    }
+
+    /// An entry without a value is free, or was abandoned: then it is free from now on.
+    #[cold]
+    fn reclaim(&mut self, slot: usize) -> Option<T> {
+        let entry = self.entries.get_mut(slot).filter(|entry| entry.is_abandoned)?;
+        entry.is_abandoned = false;
+        entry.generation = entry.generation.wrapping_add(1).max(1);
+        self.abandoned -= 1;
+        self.free.push(slot as u32);
+        None
+    }
+
+    /// Takes what waits under `tag`, whose entry stays in use until its answer is here: what goes with it is the peer's until then.
+    pub fn abandon(&mut self, tag: Tag) -> Option<T> {
+        let entry = self.entries.get_mut(tag.slot()).filter(|entry| Tag::new(tag.slot() as u32, entry.generation) == tag)?;
+        let value = entry.value.take()?;
+        entry.is_abandoned = true;
+        self.abandoned += 1;
         Some(value)
+    }
+
+    /// Whether something waits under `tag`.
+    #[must_use]
+    pub fn holds(&self, tag: Tag) -> bool {
+        self.entries.get(tag.slot()).is_some_and(|entry| entry.value.is_some() && Tag::new(tag.slot() as u32, entry.generation) == tag)
     }
 
     /// Takes everything that waits and for which `which` holds, and hands it to `f`.
@@ -162,6 +202,26 @@ mod tests {
         assert_eq!(pending.take(Tag::unpack(d.pack(0) + 1).0), None);
         assert_eq!((pending.take(b), pending.take(d)), (Some('b'), Some('d')));
         assert!(pending.is_empty());
+    }
+
+    #[test]
+    fn an_abandoned_entry_is_in_use_until_its_answer_is_here_and_gives_nothing_then() {
+        let mut pending = Pending::new(2);
+        let [a, b] = ['a', 'b'].map(|value| pending.insert(value).unwrap());
+        assert!(pending.holds(a));
+        assert_eq!((pending.abandon(a), pending.abandon(a)), (Some('a'), None));
+        assert!(!pending.holds(a));
+        assert_eq!((pending.insert('c'), pending.len(), pending.waiting()), (Err('c'), 2, 1));
+        assert_eq!(pending.take(a), None, "the answer of nobody");
+        assert_eq!((pending.len(), pending.waiting()), (1, 1));
+        let c = pending.insert('c').unwrap();
+        assert_eq!(c.slot(), a.slot());
+        assert_eq!((pending.take(a), pending.abandon(a), pending.take(c), pending.take(b)), (None, None, Some('c'), Some('b')));
+        let mut taken = vec![];
+        let d = pending.insert('d').unwrap();
+        pending.abandon(d);
+        pending.take_where(|_| true, |value| taken.push(value));
+        assert_eq!(taken, []);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
+use shm::pending::Tag as CallToken;
 use shm::region::Region;
 use shm::sleep::{Sleeper, Watch};
 
@@ -81,7 +82,7 @@ impl<U> Client<U> {
     /// # Errors
     /// [`CallError`], with the user data; nothing was sent.
     #[inline]
-    pub fn call(&mut self, request: &[u8], user_data: U) -> Result<(), CallError<U>> {
+    pub fn call(&mut self, request: &[u8], user_data: U) -> Result<CallToken, CallError<U>> {
         let (client, areas) = (self.inner.id(), self.areas);
         let max = areas.most.request;
         if request.len() > max {
@@ -94,6 +95,22 @@ impl<U> Client<U> {
             Refused::Full(user_data) => CallError::QueueFull { user_data, depth },
             Refused::Ended(user_data, end) => CallError::Ended { user_data, end },
         })
+    }
+
+    /// As [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is then as one
+    /// that was [cancelled](Self::cancel).
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn call_within(&mut self, request: &[u8], user_data: U, timeout: Duration) -> Result<CallToken, CallError<U>> {
+        let call = self.call(request, user_data)?;
+        self.inner.end_within(call, timeout);
+        Ok(call)
+    }
+
+    /// As the typed client's [`cancel`](crate::Client::cancel).
+    pub fn cancel(&mut self, call: CallToken) -> Option<U> {
+        self.inner.cancel(call)
     }
 
     /// Hands the replies that have arrived to `f`, at most [`depth`](Self::depth) of them, and returns how many. A long reply is copied out

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ipc::{CallError, Client, ConnectError, CreateError, Dir, RecvHandle, Server, SessionEnd};
+use ipc::{CallError, CallToken, Client, ConnectError, CreateError, Dir, RecvHandle, Server, SessionEnd};
 use shm::clients::JoinError;
 use shm::region::{self, OpenError, Region};
 
@@ -55,11 +55,16 @@ impl Rpc for Ipc {
         drop(held);
     }
 
-    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<(), Refused> {
-        client.call(seal(request), user_data).map_err(|error| match error {
-            CallError::QueueFull { request, user_data, .. } => Refused::Full(unseal(&request), user_data),
-            CallError::Ended { request, user_data, end } => Refused::Ended(unseal(&request), user_data, end),
-        })
+    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused> {
+        client.call(seal(request), user_data).map_err(refused)
+    }
+
+    fn call_within(client: &mut Self::Client, request: u64, user_data: u64, timeout: Duration) -> Result<CallToken, Refused> {
+        client.call_within(seal(request), user_data, timeout).map_err(refused)
+    }
+
+    fn cancel(client: &mut Self::Client, call: CallToken) -> Option<u64> {
+        client.cancel(call)
     }
 
     fn poll(client: &mut Self::Client, mut f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd> {
@@ -92,5 +97,12 @@ impl Rpc for Ipc {
 
     fn seats(dir: &Dir, _: usize) -> (Region, usize) {
         (Region::open(dir, "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap(), 128)
+    }
+}
+
+fn refused(error: CallError<Block, u64>) -> Refused {
+    match error {
+        CallError::QueueFull { request, user_data, .. } => Refused::Full(unseal(&request), user_data),
+        CallError::Ended { request, user_data, end } => Refused::Ended(unseal(&request), user_data, end),
     }
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use ipc::bytes::{CallError, Client, MessageBytes, RecvHandle, ReplyError, Server};
-use ipc::{ConnectError, CreateError, Dir, SessionEnd};
+use ipc::{CallToken, ConnectError, CreateError, Dir, SessionEnd};
 use shm::clients::JoinError;
 use shm::region::{self, OpenError, Region};
 
@@ -76,12 +76,16 @@ impl Rpc for Bytes {
         drop(held);
     }
 
-    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<(), Refused> {
-        client.call(&message(request), user_data).map_err(|error| match error {
-            CallError::QueueFull { user_data, .. } => Refused::Full(request, user_data),
-            CallError::Ended { user_data, end } => Refused::Ended(request, user_data, end),
-            CallError::TooLarge { .. } => panic!("{error}"),
-        })
+    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused> {
+        client.call(&message(request), user_data).map_err(|error| refused(error, request))
+    }
+
+    fn call_within(client: &mut Self::Client, request: u64, user_data: u64, timeout: Duration) -> Result<CallToken, Refused> {
+        client.call_within(&message(request), user_data, timeout).map_err(|error| refused(error, request))
+    }
+
+    fn cancel(client: &mut Self::Client, call: CallToken) -> Option<u64> {
+        client.cancel(call)
     }
 
     fn poll(client: &mut Self::Client, mut f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd> {
@@ -114,5 +118,13 @@ impl Rpc for Bytes {
 
     fn seats(dir: &Dir, _: usize) -> (Region, usize) {
         (Region::open(dir, "s", u64::from_be_bytes(*b"ipcBYTE\x01"), 64).unwrap(), 128)
+    }
+}
+
+fn refused(error: CallError<u64>, request: u64) -> Refused {
+    match error {
+        CallError::QueueFull { user_data, .. } => Refused::Full(request, user_data),
+        CallError::Ended { user_data, end } => Refused::Ended(request, user_data, end),
+        CallError::TooLarge { .. } => panic!("{error}"),
     }
 }

@@ -37,7 +37,7 @@ impl<R: Rpc> Caller<R> {
         let called = R::call(&mut self.client, number, number);
         assert!(called.is_err() || self.waiting.insert(number));
         match called {
-            Ok(()) => true,
+            Ok(_) => true,
             Err(Refused::Full(..) | Refused::Ended(_, _, SessionEnd::ServerGone)) => false,
             Err(other) => panic!("call {number}: {other:?}"),
         }

@@ -10,6 +10,7 @@
     reason = "a test says what failed by panicking"
 )]
 
+mod deadlines;
 mod processes;
 mod waiting;
 
@@ -18,10 +19,12 @@ use std::time::{Duration, Instant};
 
 use shm::dir::Dir;
 use shm::membership::{CallFailed, SessionEnd};
+use shm::pending::Tag as CallToken;
 use shm::region::{self, Region};
 
 use crate::support::{self, PATIENCE, Scratch, wait_for};
 
+pub use deadlines::*;
 pub use processes::*;
 pub use waiting::*;
 
@@ -56,7 +59,9 @@ pub trait Rpc {
     /// Whether the client was still there.
     fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool;
     fn reject(server: &mut Self::Server, held: Self::Held);
-    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<(), Refused>;
+    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused>;
+    fn call_within(client: &mut Self::Client, request: u64, user_data: u64, timeout: Duration) -> Result<CallToken, Refused>;
+    fn cancel(client: &mut Self::Client, call: CallToken) -> Option<u64>;
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
     fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
     fn id(client: &Self::Client) -> usize;
@@ -406,6 +411,10 @@ macro_rules! conformance {
             calls_of_a_killed_server_end_once_and_its_successor_serves
             seat_of_a_killed_client_is_free_again
             stopped_or_killed_client_stalls_nobody
+            calls_without_an_answer_end_in_time_and_late_answers_reach_no_call
+            cancelled_calls_keep_their_places_until_they_are_answered
+            every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_late
+            sleeping_client_wakes_for_a_deadline
             wait_ends_with_something_to_poll_for_or_with_its_time
             sleepers_are_woken_by_every_request_and_every_reply
             idle_sleepers_hardly_run
