@@ -79,6 +79,13 @@ impl<U> Handshake<U> {
         }
     }
 
+    /// The peer's record has come already.
+    pub(crate) fn after(mut self, record: &[u8; EXCHANGE_RECORD_SIZE]) -> Self {
+        self.taken[..EXCHANGE_RECORD_SIZE].copy_from_slice(record);
+        self.count = EXCHANGE_RECORD_SIZE;
+        self
+    }
+
     fn begin(end: End<U>, record: &[u8; EXCHANGE_RECORD_SIZE]) -> Self {
         let mut to_send = [0; ALL];
         to_send[..EXCHANGE_RECORD_SIZE].copy_from_slice(record);

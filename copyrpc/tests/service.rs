@@ -190,24 +190,35 @@ fn a_call_ends_in_time_and_its_late_reply_is_not_the_next_ones() {
 }
 
 #[test]
-fn strangers_that_say_nothing_or_anything_keep_nobody_waiting() {
+fn strangers_that_say_nothing_or_anything_keep_nobody_waiting_and_take_no_place() {
     let net = Net::new();
-    let served = net.serve(ANY_PORT, upper_case);
-    let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(served.address).unwrap()).collect();
-    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 128], &[0xff; 4096], b"x"] {
-        let mut stranger = TcpStream::connect(served.address).unwrap();
+    let options = ServerOptions { clients: 2, ..net.server_options() };
+    let (told, tell) = mpsc::channel();
+    let server = thread::spawn(move || {
+        let mut server = Server::with_options(ANY_PORT, &options).unwrap();
+        told.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
+        upper_case(&mut server);
+    });
+    let (address, stop) = tell.recv().unwrap();
+    let silent: Vec<_> = (0..50).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 128], &[0xff; 4096], b"x", b""] {
+        let mut stranger = TcpStream::connect(address).unwrap();
         stranger.write_all(bytes).unwrap();
+        stranger.shutdown(std::net::Shutdown::Write).unwrap();
         stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let mut record = [0; 128];
-        stranger.read_exact(&mut record).unwrap();
-        assert_eq!(&record[..8], b"copyrpc\0");
+        // The connection ends, by a reset where bytes were left unread.
+        let said = stranger.read(&mut [0; 1]);
+        assert!(matches!(said, Ok(0)) || said.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset));
     }
-    let mut client = net.client(served.address);
     let start = Instant::now();
-    assert_eq!(client.call(b"somebody").unwrap(), b"SOMEBODY");
+    let mut clients = [(); 2].map(|()| net.client(address));
+    for client in &mut clients {
+        assert_eq!(client.call(b"somebody").unwrap(), b"SOMEBODY");
+    }
     assert!(start.elapsed() < Duration::from_secs(4), "nobody was waited for");
     drop(silent);
-    served.end();
+    stop.stop();
+    server.join().unwrap();
 }
 
 #[test]

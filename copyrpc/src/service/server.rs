@@ -1,7 +1,7 @@
 //! The server: accepts, polls, answers.
 
 use std::fmt;
-use std::io;
+use std::io::{self, ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,8 @@ use thiserror::Error;
 
 use super::{SPINS, default_device};
 use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, PollError};
-use crate::endpoint::{Endpoint, EndpointConfig};
+use crate::endpoint::{ConnectFailure, Endpoint, EndpointConfig};
+use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeRecord};
 use crate::handshake::Handshake;
 use crate::recv::RecvHandle;
 use crate::ring::RecvBytes;
@@ -26,7 +27,7 @@ const SHORT_SLEEP: Duration = Duration::from_millis(1);
 const POLLS_PER_LOOK: u32 = 1024;
 /// New clients that one look takes.
 const CLIENTS_PER_LOOK: usize = 64;
-/// How long a client may take to connect. It keeps nobody else waiting, but has an endpoint meanwhile.
+/// How long a client may take to connect. It keeps nobody else waiting, and has no endpoint before its record is there.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
 /// What a [`Server`] is made with.
@@ -98,8 +99,42 @@ pub struct Server {
 /// A client that is being connected.
 struct Arriving {
     stream: TcpStream,
-    handshake: Handshake<()>,
+    stage: Stage,
     since: Instant,
+}
+
+enum Stage {
+    /// So much of its record has come. It costs nothing but a descriptor.
+    Record([u8; EXCHANGE_RECORD_SIZE], usize),
+    Meeting(Box<Handshake<()>>),
+}
+
+impl Arriving {
+    fn new(stream: TcpStream) -> Self {
+        Self { stream, stage: Stage::Record([0; EXCHANGE_RECORD_SIZE], 0), since: Instant::now() }
+    }
+
+    /// Goes on as far as the socket lets it: a client, or whether there may still be one.
+    fn advance(&mut self, context: &Context<()>, config: &EndpointConfig) -> Result<Option<Endpoint<()>>, ConnectFailure> {
+        if let Stage::Record(record, count) = &mut self.stage {
+            while *count < EXCHANGE_RECORD_SIZE {
+                match self.stream.read(&mut record[*count..]) {
+                    Ok(0) => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
+                    Ok(bytes) => *count += bytes,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            ExchangeRecord::decode(record)?;
+            let handshake = Handshake::of(context, config).after(record);
+            self.stage = Stage::Meeting(Box::new(handshake));
+        }
+        match &mut self.stage {
+            Stage::Meeting(handshake) => handshake.advance(&mut self.stream),
+            Stage::Record(..) => Ok(None),
+        }
+    }
 }
 
 impl fmt::Debug for Server {
@@ -226,12 +261,11 @@ impl Server {
         for _ in 0..CLIENTS_PER_LOOK {
             let Ok((stream, _)) = self.listener.accept() else { break };
             if stream.set_nonblocking(true).is_ok() {
-                let handshake = Handshake::of(&self.context, &self.endpoint);
-                self.arriving.push(Arriving { stream, handshake, since: Instant::now() });
+                self.arriving.push(Arriving::new(stream));
             }
         }
-        let clients = &mut self.clients;
-        self.arriving.retain_mut(|arriving| match arriving.handshake.advance(&mut arriving.stream) {
+        let Self { clients, arriving, context, endpoint, .. } = self;
+        arriving.retain_mut(|arriving| match arriving.advance(context, endpoint) {
             Ok(Some(client)) => {
                 clients.push(client);
                 false
