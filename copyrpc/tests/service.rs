@@ -290,6 +290,72 @@ fn typed_calls_take_replies_of_their_type_only() {
     served.end();
 }
 
+/// A process of the test below: a client that calls until it is killed.
+#[test]
+#[ignore = "a process of another test, started by it"]
+fn client_process() {
+    let Ok(address) = std::env::var("COPYRPC_TEST_ADDRESS") else { return };
+    limits::watchdog(WATCHDOG);
+    let mut client = Client::connect(&*address).unwrap();
+    for number in 0u64.. {
+        let request = format!("call {number} of {}", std::process::id());
+        assert_eq!(client.call(request.as_bytes()).unwrap(), request.to_ascii_uppercase().as_bytes());
+    }
+}
+
+fn descriptors_of(process: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count()
+}
+
+#[test]
+fn clients_that_are_killed_and_stopped_at_random_leave_nothing_at_a_server_and_disturb_nobody() {
+    let scale = limits::scale_of("COPYRPC_TEST_SCALE");
+    limits::watchdog(WATCHDOG * (1 + scale));
+    let (mut server, address) = start_server(ANY_PORT);
+    let before = descriptors_of(server.id());
+    let start = || {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "client_process"]).env("COPYRPC_TEST_ADDRESS", &address);
+        command.stdout(Stdio::null()).spawn().unwrap()
+    };
+    let mut clients: Vec<Child> = (0..4).map(|_| start()).collect();
+    let mut bystander = Client::connect(&*address).unwrap();
+    let mut seed = u64::from(std::process::id());
+    for _ in 0..20 * scale {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        thread::sleep(Duration::from_millis(seed >> 33 & 63));
+        let victim = (seed >> 40) as usize % clients.len();
+        let signal = |signal| {
+            // SAFETY: a child that was not waited for.
+            assert_eq!(unsafe { libc::kill(clients[victim].id() as libc::pid_t, signal) }, 0);
+        };
+        if seed >> 50 & 1 == 0 {
+            signal(libc::SIGSTOP);
+            assert_eq!(bystander.call(b"meanwhile").unwrap(), b"MEANWHILE");
+            thread::sleep(Duration::from_millis(20));
+            signal(libc::SIGCONT);
+        } else {
+            signal(libc::SIGKILL);
+            assert_eq!(bystander.call(b"still").unwrap(), b"STILL");
+            clients[victim].wait().unwrap();
+            clients[victim] = start();
+        }
+    }
+    for client in &mut clients {
+        assert!(client.try_wait().unwrap().is_none(), "whoever was not killed goes on");
+        client.kill().unwrap();
+        client.wait().unwrap();
+    }
+    drop(bystander);
+    let start = Instant::now();
+    while descriptors_of(server.id()) > before {
+        assert!(start.elapsed() < Duration::from_secs(20), "{} descriptors, {before} before", descriptors_of(server.id()));
+        thread::sleep(Duration::from_millis(50));
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
 /// A process of the test below: a server at the address in its environment.
 #[test]
 #[ignore = "a process of another test, started by it"]

@@ -317,7 +317,7 @@ fn a_port_that_goes_down_and_up_is_reported_and_connections_go_on() {
 }
 
 #[test]
-#[ignore = "needs mlx5-run --fault device=fatal@300"]
+#[ignore = "needs mlx5-run --fault device=fatal@1000"]
 fn a_device_that_breaks_down_says_so_and_completes_nothing_more() {
     let (device, [mut qp, _peer], [mut cq, _], _srq) = connected();
     assert_eq!(result_of_a_send(&device, &mut qp, &mut cq, std::time::Duration::from_secs(20)), Some(Ok(())));

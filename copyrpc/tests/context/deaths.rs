@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use copyrpc::{CallError, CallFailure, CloseReason, CreateEndpointError, EndpointConfig, Outcome, ReplyError};
-use mlx5::AsyncEvent;
+use mlx5::{AsyncEvent, ConnectOptions};
 
 use crate::support::{Net, Pair, join, small, step_a_while, step_until};
 
@@ -258,7 +258,9 @@ fn a_device_that_breaks_down_ends_its_connections_and_no_others() {
 
 #[test]
 fn calls_go_on_when_the_port_comes_up_again_soon() {
-    let pair = Pair::small();
+    // Soon is before the retries are used up: here after half a minute.
+    let connect = ConnectOptions { timeout: 20, ..small().connect };
+    let pair = Pair::new(|builder| builder, &EndpointConfig { connect, ..small() });
     let soft = pair.client.device().soft().unwrap();
     for serial in 0..10 {
         soft.set_port_up(false);

@@ -157,7 +157,9 @@ fn recover(name: &str, stage: Stage, end: End) {
             match stage {
                 Stage::Joined => {}
                 Stage::HalfWritten => former.call_half(1),
-                Stage::Published => former.call(1, |_| 1).unwrap(),
+                Stage::Published => {
+                    former.call(1, |_| 1).unwrap();
+                }
                 Stage::Notified | Stage::Answered => memory.call(&mut former, 1),
             }
             if stage == Stage::Answered {
