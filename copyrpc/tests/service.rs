@@ -51,7 +51,7 @@ impl Net {
     }
 
     fn client_options(&self) -> ClientOptions {
-        ClientOptions { device: self.device(), endpoint: endpoint(), ..ClientOptions::default() }
+        ClientOptions { device: self.device(), endpoint: endpoint(), connect_timeout: Duration::MAX, ..ClientOptions::default() }
     }
 
     fn client(&self, address: SocketAddr) -> Client {

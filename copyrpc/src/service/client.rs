@@ -272,8 +272,8 @@ impl Client {
 
 /// Connects to the first of the addresses that has a server, which is waited for.
 fn reach(context: &Context<u64>, name: &str, addresses: &[SocketAddr], options: &ClientOptions) -> Result<Endpoint<u64>, ClientError> {
-    let end = Instant::now() + options.connect_timeout;
-    let left = || end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let start = Instant::now();
+    let left = || options.connect_timeout.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
     loop {
         let mut failure = io::Error::from(ErrorKind::AddrNotAvailable);
         for address in addresses {
@@ -282,7 +282,7 @@ fn reach(context: &Context<u64>, name: &str, addresses: &[SocketAddr], options: 
                 Err(error) => failure = error,
             }
         }
-        if Instant::now() >= end || failure.kind() != ErrorKind::ConnectionRefused {
+        if start.elapsed() >= options.connect_timeout || failure.kind() != ErrorKind::ConnectionRefused {
             return Err(ClientError::Unreachable { address: name.to_owned(), source: failure });
         }
         std::thread::sleep(ATTEMPT_INTERVAL);
