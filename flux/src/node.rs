@@ -210,6 +210,9 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// Ends the calls whose time is over, behind the replies that came with it.
     #[cold]
     fn expire(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
+        if !self.deadlines.forget_ended(|call| self.calls.holds(call)) {
+            return 0;
+        }
         let (now_ns, mut ended) = (clock::monotonic_ns(), 0);
         while let Some(call) = self.deadlines.take_due(now_ns) {
             if let Some(Call { to, user_data }) = self.calls.abandon(call) {

@@ -160,11 +160,13 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
     /// Behind the answers that came with it, ends the calls whose time is over.
     #[cold]
     fn poll_timed(&mut self, mut ended: usize, mut f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
-        let now_ns = clock::monotonic_ns();
-        while let Some(call) = self.deadlines.take_due(now_ns) {
-            if let Some(user_data) = self.pending.abandon(call) {
-                ended += 1;
-                f(user_data, Err(CallFailed::TimedOut));
+        if self.deadlines.forget_ended(|call| self.pending.holds(call)) {
+            let now_ns = clock::monotonic_ns();
+            while let Some(call) = self.deadlines.take_due(now_ns) {
+                if let Some(user_data) = self.pending.abandon(call) {
+                    ended += 1;
+                    f(user_data, Err(CallFailed::TimedOut));
+                }
             }
         }
         if ended == 0 { self.poll_empty(f) } else { Ok(ended) }

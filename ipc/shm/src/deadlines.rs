@@ -38,6 +38,14 @@ impl Deadlines {
         self.heap.peek().map(|Reverse((at_ns, _))| *at_ns)
     }
 
+    /// Drops the earliest deadlines of calls that have ended: nobody need look at the clock for them. Whether one is left.
+    pub fn forget_ended(&mut self, is_live: impl Fn(Tag) -> bool) -> bool {
+        while self.heap.peek().is_some_and(|Reverse((_, tag))| !is_live(*tag)) {
+            self.heap.pop();
+        }
+        self.is_armed()
+    }
+
     /// Takes a call whose deadline has passed; it may have ended.
     pub fn take_due(&mut self, now_ns: u64) -> Option<Tag> {
         self.next_ns().filter(|at_ns| *at_ns <= now_ns)?;
@@ -68,6 +76,8 @@ mod tests {
         }
         assert_eq!((deadlines.next_ns(), deadlines.take_due(0)), (Some(1), None));
         assert_eq!([(); 3].map(|()| deadlines.take_due(2)), [Some(live[1].1), Some(live[2].1), None]);
-        assert_eq!(deadlines.take_due(3), Some(live[0].1));
+        assert!(deadlines.forget_ended(|tag| pending.holds(tag)));
+        pending.take(live[0].1);
+        assert!(!deadlines.forget_ended(|tag| pending.holds(tag)) && !deadlines.is_armed());
     }
 }
