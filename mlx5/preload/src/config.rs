@@ -15,6 +15,9 @@ pub(crate) const LOG: &str = "MLX5_PRELOAD_LOG";
 /// Set: commands that succeed are logged too.
 pub(crate) const LOG_COMMANDS: &str = "MLX5_PRELOAD_LOG_COMMANDS";
 
+/// Set: the doorbells of drivers are checked.
+pub(crate) const CHECK_DOORBELLS: &str = "MLX5_PRELOAD_CHECK_DOORBELLS";
+
 /// LID of the port.
 pub(crate) const LID: u16 = 1;
 /// GUID of the device and of its port.

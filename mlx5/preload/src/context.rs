@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::command::Call;
+use crate::doorbells::Registers;
 use crate::errno::Errno;
 use crate::fds::Execute;
 use crate::mailbox::Mailbox;
@@ -21,13 +22,14 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Starts the thread.
+    /// Starts the thread, which checks doorbells if it has the registers.
     ///
     /// # Errors
     /// `EAGAIN`: there is no room for another thread.
-    pub(crate) fn open(settings: &'static Settings) -> Result<Self, Errno> {
+    pub(crate) fn open(settings: &'static Settings, registers: Option<Registers>) -> Result<Self, Errno> {
         let mailbox = Arc::new(Mailbox::default());
-        let thread = poller::spawn(Arc::clone(&mailbox), settings).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
+        let thread = poller::spawn(Arc::clone(&mailbox), settings, registers)
+            .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
         Ok(Self { mailbox, thread: Some(thread) })
     }
 }

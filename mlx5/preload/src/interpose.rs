@@ -14,6 +14,7 @@ use libc::{mode_t, size_t, ssize_t, stat as Status};
 
 use crate::command::Call;
 use crate::context::Context;
+use crate::doorbells::Registers;
 use crate::errno::Errno;
 use crate::fds::{self, File};
 use crate::methods::Method;
@@ -131,7 +132,8 @@ fn open_device(settings: &'static Settings) -> c_int {
     let opened = ours(|| {
         settings.open_fault()?;
         let file = sys::device_file()?;
-        fds::insert(file.as_raw_fd(), File::Device(Arc::new(Context::open(settings)?)))?;
+        let registers = settings.check_doorbells.then(|| Registers::of(&file)).transpose()?;
+        fds::insert(file.as_raw_fd(), File::Device(Arc::new(Context::open(settings, registers)?)))?;
         Ok(file.into_raw_fd())
     });
     opened.unwrap_or_else(|errno| {

@@ -16,6 +16,7 @@ mod sys;
 
 // What the launcher asked for; shared with it.
 mod config;
+mod doorbells;
 mod errno;
 mod faults;
 mod names;

@@ -120,6 +120,11 @@ impl Objects {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         self.carry_out(qp, from, to, &attributes)?;
+        match (&mut self.doorbells, to) {
+            (Some(doorbells), State::ReadyToSend) => doorbells.start(qp.qpn),
+            (Some(doorbells), State::Reset) => doorbells.stop(qp.qpn),
+            _ => {}
+        }
         let qp = self.qps.get_mut(handle)?;
         qp.state = to;
         qp.attributes = if to == State::Reset { zerocopy::FromZeros::new_zeroed() } else { attributes };

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use mlx5_hca::{CreateError, FabricSpec, Hca, Service, SoftOptions};
+use mlx5_hca::{CreateError, FabricSpec, Hca, Queue, Service, SoftOptions, Violation};
 
 use crate::abi::verbs::ModifyQp;
 use crate::bfregs::Bfregs;
 use crate::channel::Channel;
+use crate::doorbells::Doorbells;
 use crate::errno::Errno;
 use crate::log;
 use crate::settings::Settings;
@@ -32,6 +33,8 @@ pub(crate) struct Objects {
     /// As long as it is open, reading waits.
     pub(crate) async_events: Arc<Channel>,
     pub(crate) opened: Instant,
+    /// Those that are checked, if the launcher asked for it.
+    pub(crate) doorbells: Option<Doorbells>,
     /// Of those in the settings.
     pub(crate) changes_made: usize,
 }
@@ -66,8 +69,24 @@ impl Objects {
             qps: Table::default(),
             async_events,
             opened: Instant::now(),
+            doorbells: None,
             changes_made: 0,
         })
+    }
+
+    /// Looks at the registers of the queue pairs, if that was asked for.
+    pub(crate) fn check_doorbells(&mut self) {
+        if let Some(broken) = self.doorbells.as_mut().and_then(Doorbells::look) {
+            self.end_by(&broken);
+        }
+    }
+
+    /// A driver broke a rule, which a NIC answers with silence or something wrong: it is said, and the queue pair fails.
+    pub(crate) fn end_by(&self, broken: &Violation) {
+        log::error(self.settings, format_args!("{broken}"));
+        if let Queue::Send(qpn) = broken.queue {
+            self.hca.fail_qp(qpn);
+        }
     }
 
     /// The error number for a queue that could not be made.
@@ -76,6 +95,14 @@ impl Objects {
         match error {
             CreateError::OutOfRange { .. } | CreateError::Illegal { .. } => Errno(libc::EINVAL),
             _ => Errno(libc::ENOMEM),
+        }
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        if let Some(doorbells) = &self.doorbells {
+            log::refused(self.settings, format_args!("doorbells: {}", doorbells.counts));
         }
     }
 }

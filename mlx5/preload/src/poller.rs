@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use crate::doorbells::Registers;
 use crate::held;
 use crate::log;
 use crate::mailbox::{Mail, Mailbox};
@@ -27,7 +28,7 @@ const PATIENCE: u32 = 256;
 const LOOKS_AT_ONCE: u32 = 8;
 
 /// Starts the thread, which takes no signals: they are the program's.
-pub(crate) fn spawn(mailbox: Arc<Mailbox>, settings: &'static Settings) -> io::Result<JoinHandle<()>> {
+pub(crate) fn spawn(mailbox: Arc<Mailbox>, settings: &'static Settings, registers: Option<Registers>) -> io::Result<JoinHandle<()>> {
     let mut mask = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: places for two masks; the first is filled before it is used.
@@ -35,23 +36,23 @@ pub(crate) fn spawn(mailbox: Arc<Mailbox>, settings: &'static Settings) -> io::R
         libc::sigfillset(mask.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, mask.as_ptr(), old.as_mut_ptr());
     }
-    let thread = Builder::new().name("mlx5-hca".to_owned()).spawn(move || held::as_ourselves(|| run(&mailbox, settings)));
+    let thread = Builder::new().name("mlx5-hca".to_owned()).spawn(move || held::as_ourselves(|| run(&mailbox, settings, registers)));
     // SAFETY: the mask was filled above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
     thread
 }
 
-fn run(mailbox: &Mailbox, settings: &'static Settings) {
+fn run(mailbox: &Mailbox, settings: &'static Settings, registers: Option<Registers>) {
     // SAFETY: plain numbers. The default of 50 us would more than triple the sleep.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-    if catch_unwind(AssertUnwindSafe(|| serve(mailbox, settings))).is_err() {
+    if catch_unwind(AssertUnwindSafe(|| serve(mailbox, settings, registers))).is_err() {
         log::error(settings, format_args!("the software HCA broke down; all further commands of this context fail with EIO"));
     }
     mailbox.die();
 }
 
-fn serve(mailbox: &Mailbox, settings: &'static Settings) {
-    let mut session = Session::new(settings);
+fn serve(mailbox: &Mailbox, settings: &'static Settings, registers: Option<Registers>) {
+    let mut session = Session::new(settings, registers);
     let mut pace = Pace::default();
     loop {
         let mut looks = 0;

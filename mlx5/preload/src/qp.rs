@@ -123,6 +123,9 @@ impl Objects {
         let qpn = unsafe { self.hca.create_qp(&memory) }.map_err(|error| self.refused(&error))?;
         // A driver that names a register has it from somewhere else.
         let bfreg = (driver.flags & (QP_FLAG_BFREG_INDEX | QP_FLAG_UAR_PAGE_INDEX) == 0).then(|| self.bfregs.take());
+        if let (Some(doorbells), Some(register), true) = (&mut self.doorbells, bfreg, sq.wqe_cnt > 0) {
+            doorbells.add(qpn, sq, register);
+        }
         let CreateQp { max_send_wr, max_send_sge, max_inline_data, .. } = *request;
         // Of what its driver made of the request, as the kernel's (`set_rq_size`); of sends, libmlx5 tells the program itself.
         let (max_recv_wr, max_recv_sge) = rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));
@@ -209,6 +212,9 @@ impl Objects {
         let DestroyQp { qp_handle, .. } = call.request()?;
         call.check_room(size_of::<DestroyQpResp>())?;
         let qp = self.qps.remove(qp_handle)?;
+        if let Some(broken) = self.doorbells.as_mut().and_then(|doorbells| doorbells.remove(qp.qpn)) {
+            self.end_by(&broken);
+        }
         self.hca.destroy_qp(qp.qpn);
         if let Some(bfreg) = qp.bfreg {
             self.bfregs.give_back(bfreg);

@@ -2,6 +2,7 @@
 
 use crate::abi::verbs::number;
 use crate::command::{Call, Reply};
+use crate::doorbells::{Doorbells, Registers};
 use crate::errno::Errno;
 use crate::objects::Objects;
 use crate::settings::Settings;
@@ -11,18 +12,21 @@ use crate::{log, names};
 #[derive(Debug)]
 pub(crate) struct Session {
     settings: &'static Settings,
+    /// Until GET_CONTEXT.
+    registers: Option<Registers>,
     /// From GET_CONTEXT on.
     objects: Option<Objects>,
 }
 
 impl Session {
-    pub(crate) fn new(settings: &'static Settings) -> Self {
-        Self { settings, objects: None }
+    pub(crate) fn new(settings: &'static Settings, registers: Option<Registers>) -> Self {
+        Self { settings, registers, objects: None }
     }
 
     /// Lets the HCA work, and sends the events that are due. Whether anything happened.
     pub(crate) fn progress(&mut self) -> bool {
         let Some(objects) = &mut self.objects else { return false };
+        objects.check_doorbells();
         let has_worked = objects.hca.poll();
         let has_events = objects.send_events() | objects.send_async_events();
         has_events || has_worked
@@ -53,7 +57,8 @@ impl Session {
             if self.objects.is_some() {
                 return Err(Errno(libc::EINVAL));
             }
-            let (objects, reply) = crate::device::get_context(call, self.settings)?;
+            let (mut objects, reply) = crate::device::get_context(call, self.settings)?;
+            objects.doorbells = self.registers.take().map(Doorbells::new);
             self.objects = Some(objects);
             return Ok(reply);
         }

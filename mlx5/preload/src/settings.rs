@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::config::{DEVICE, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link};
+use crate::config::{CHECK_DOORBELLS, DEVICE, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link};
 use crate::errno::Errno;
 use crate::faults::Fault;
 
@@ -33,6 +33,8 @@ pub(crate) struct Settings {
     pub(crate) has_atomics: bool,
     /// What happens to an open device by itself, and how many ms after it was opened; the earliest first.
     pub(crate) changes: Vec<(u32, Change)>,
+    /// Whether the doorbells of drivers are checked.
+    pub(crate) check_doorbells: bool,
     /// What opening the device fails with.
     open: Option<Errno>,
     /// What commands fail with.
@@ -82,6 +84,7 @@ impl Settings {
             is_port_up: true,
             has_atomics: true,
             changes: Vec::new(),
+            check_doorbells: variable(CHECK_DOORBELLS).is_some(),
             open: None,
             commands: Vec::new(),
             log: variable(LOG).map(|target| if target == "-" { LogTarget::StandardError } else { LogTarget::File(target.into()) }),

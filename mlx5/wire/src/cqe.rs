@@ -95,7 +95,8 @@ impl CqeOpcode {
 pub enum CqeFormat {
     /// Nothing.
     Plain = 0,
-    /// The received bytes, 32 at most, are in bytes 0..32 of the CQE itself: they hide the sender's QPN and the GRH flag.
+    /// The received bytes, 32 at most, are in bytes 0..32 of the CQE itself: they hide the sender's QPN and the GRH flag. The device does not write
+    /// them to the receive's buffers (the kernel's `configure_responder_scat_cqe`: asked for per queue pair, reliable connections only).
     Inline32 = 1,
     /// The received bytes, 64 at most, are in the first half of a 128-byte entry (libmlx5 `mlx5_copy_to_recv_wqe` with `cqe - 1`).
     Inline64 = 2,

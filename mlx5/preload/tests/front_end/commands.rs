@@ -5,11 +5,8 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use crate::abi::verbs::{self, number};
-use crate::raw::{DEVICE, Device, Memory, errno, under_the_library};
+use crate::raw::{DEVICE, Device, INIT, Memory, RTR, RTS, errno, under_the_library};
 
-const INIT: (u8, u32) = (1, 0x39);
-const RTR: (u8, u32) = (2, 0x12_9181);
-const RTS: (u8, u32) = (3, 0x1_2e01);
 const ERROR: (u8, u32) = (6, 1);
 
 /// A LID, the only one, and a number that nobody has.

@@ -5,6 +5,7 @@
 #[allow(dead_code, reason = "shared with the library")]
 mod abi;
 mod commands;
+mod doorbells;
 mod failures;
 mod garbage;
 mod nonsense;

@@ -19,8 +19,18 @@ const UNDER: &str = "MLX5_FRONT_END_TEST";
 
 pub(crate) const DEVICE: &CStr = c"/dev/infiniband/uverbs0";
 
+/// States of a queue pair, with the attributes that lead there.
+pub(crate) const INIT: (u8, u32) = (1, 0x39);
+pub(crate) const RTR: (u8, u32) = (2, 0x12_9181);
+pub(crate) const RTS: (u8, u32) = (3, 0x1_2e01);
+
 /// Runs `body` in a process of its own, under the library. The name is that of the test; what is logged must have these parts.
 pub(crate) fn under_the_library(test: &str, faults: &str, logged: &[&str], body: impl FnOnce()) {
+    under_the_library_with(test, ("MLX5_PRELOAD_FAULTS", faults), logged, body);
+}
+
+/// The same, with another setting of the launcher's.
+pub(crate) fn under_the_library_with(test: &str, (setting, value): (&str, &str), logged: &[&str], body: impl FnOnce()) {
     if env::var_os(UNDER).is_some() {
         return body();
     }
@@ -34,7 +44,7 @@ pub(crate) fn under_the_library(test: &str, faults: &str, logged: &[&str], body:
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env(UNDER, "1").env("LD_PRELOAD", library);
     command.env("MLX5_PRELOAD_DEVICE", "231:192").env("MLX5_PRELOAD_LINK", "ib").env("MLX5_PRELOAD_FABRIC", fabric);
-    command.env("MLX5_PRELOAD_FAULTS", faults).env("MLX5_PRELOAD_LOG", &log);
+    command.env(setting, value).env("MLX5_PRELOAD_LOG", &log);
     place.start(&mut command).finish().succeeded().said("1 passed");
     let log = fs::read_to_string(log).unwrap_or_default();
     for part in logged {
@@ -218,6 +228,17 @@ impl Device {
         self.tell(number::MODIFY_QP, &request)
     }
 
+    /// A queue pair in RTS that is connected to itself.
+    pub(crate) fn create_ready_qp(&self, memory: &Memory) -> verbs::CreateQpResp {
+        let pd = self.alloc_pd().unwrap();
+        let cq = self.create_cq(memory, 16).unwrap();
+        let made = self.create_qp(memory, pd, cq, None).unwrap();
+        for to in [INIT, RTR, RTS] {
+            self.modify_qp(made.qp_handle, to, (1, made.qpn)).unwrap();
+        }
+        made
+    }
+
     pub(crate) fn query_qp(&self, qp_handle: u32) -> io::Result<verbs::QueryQpResp> {
         Ok(self.ask::<_, [u8; 0]>(number::QUERY_QP, &verbs::QueryQp { response: 0, qp_handle, attr_mask: 0 }, &[0u8; 0])?.0)
     }
@@ -267,12 +288,22 @@ impl Memory {
 
     /// Posts a SEND of nothing to the send queue of `create_qp`, and rings.
     pub(crate) fn post_send(&self, qpn: u32) {
-        let words = [0x0000_000a, qpn << 8 | 1, 0x0000_0008, 0].map(u32::to_be);
-        // SAFETY: places in this memory, aligned; the record behind the WQE.
-        unsafe {
-            (self.sq() as *mut [u32; 4]).write(words);
-            core::sync::atomic::fence(core::sync::atomic::Ordering::Release);
-            (self.record(5) as *mut u32).write_volatile(1u32.to_be());
-        }
+        self.write_wqe(0, 0x0a, qpn);
+        self.announce(1);
+    }
+
+    /// Writes a signaled WQE without data to place `index` of the send queue of `create_qp`: its words.
+    pub(crate) fn write_wqe(&self, index: u16, opcode: u32, qpn: u32) -> [u32; 4] {
+        let words = [u32::from(index) << 8 | opcode, qpn << 8 | 1, 0x0000_0008, 0].map(u32::to_be);
+        // SAFETY: a place in this memory, aligned.
+        unsafe { ((self.sq() + u64::from(index % 4) * 64) as *mut [u32; 4]).write(words) };
+        words
+    }
+
+    /// Writes the doorbell record.
+    pub(crate) fn announce(&self, producer: u16) {
+        core::sync::atomic::fence(core::sync::atomic::Ordering::Release);
+        // SAFETY: a place in this memory, aligned.
+        unsafe { (self.record(5) as *mut u32).write_volatile(u32::from(producer).to_be()) };
     }
 }

@@ -49,6 +49,10 @@ struct Arguments {
     /// Log the commands that succeed too.
     #[arg(long, requires = "log")]
     log_commands: bool,
+    /// Check that each doorbell a driver writes announces what is in its send queue, as a NIC needs it. What is wrong is logged (without a log: to
+    /// standard error), and its queue pair fails.
+    #[arg(long)]
+    check_doorbells: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -93,12 +97,16 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         .env(config::FABRIC, fabric)
         .env(config::FAULTS, faults.join(","))
         .env_remove(config::LOG)
-        .env_remove(config::LOG_COMMANDS);
+        .env_remove(config::LOG_COMMANDS)
+        .env_remove(config::CHECK_DOORBELLS);
     if let Some(log) = &arguments.log {
         command.env(config::LOG, absolute(log)?);
     }
     if arguments.log_commands {
         command.env(config::LOG_COMMANDS, "1");
+    }
+    if arguments.check_doorbells {
+        command.env(config::CHECK_DOORBELLS, "1");
     }
     let status = child::run(&mut command);
     drop(tree);
