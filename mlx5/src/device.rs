@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::rc::Rc;
+use std::task::Waker;
 use std::time::Duration;
 
 #[cfg(feature = "soft")]
@@ -198,10 +199,17 @@ impl Device {
     }
 
     /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, at most `timeout` (`None`: for ever); meanwhile the
-    /// device makes progress. Returns whether there is one; hardware says so also of one that was polled since its CQ was armed. The CQs that
+    /// device makes progress. Returns whether there is one, so not if its [`waker`](Self::waker) ended it; hardware says so also of one that was polled since its CQ was armed. The CQs that
     /// have one are disarmed: poll them, then arm them again.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.control.wait(timeout.map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// Ends a [`wait`](Self::wait) of this device from any thread: the one under way, or, if there is none, the next, which returns at once. Several
+    /// uses before that are one. What was stored before [`Waker::wake_by_ref`] can be seen behind the wait. It may outlive the device.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.control.waker()
     }
 
     /// The oldest asynchronous event that was not taken yet; never waits. A queue that had no room for a completion, and a queue pair that broke

@@ -8,6 +8,7 @@ compile_error!("mlx5 needs 64-bit Linux: its devices, memfds and membarrier(2) e
 extern crate self as mlx5;
 
 mod address;
+mod alarm;
 mod batch;
 mod config;
 mod control;

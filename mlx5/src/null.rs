@@ -7,12 +7,16 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
 
 use mlx5_hca::CqMemory;
 use mlx5_hca::cq::SoftCq;
+use shm::sleep::{self, Sleeper};
 
 use crate::address::{DeviceKind, QpAddress};
+use crate::alarm::Alarm;
 use crate::config::{CqConfig, DeviceInfo, NullOptions, Pages};
 use crate::error::{ConnectError, CreateError, RegisterError, check, check_region};
 use crate::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts, UarParts};
@@ -33,6 +37,7 @@ const FIRST_QPN: u32 = 0x4000;
 pub(crate) struct Null {
     options: NullOptions,
     objects: RefCell<Objects>,
+    alarm: Arc<Alarm>,
 }
 
 /// What was made and not destroyed. Numbers are never used again, but those of queue pairs at once, as a NIC may do.
@@ -93,7 +98,7 @@ impl NullRq {
 
 impl Null {
     pub(crate) fn new(options: NullOptions) -> Self {
-        Self { options, objects: RefCell::default() }
+        Self { options, objects: RefCell::default(), alarm: Arc::default() }
     }
 
     fn create_rq(&self, depth: u32, max_sge: usize, is_linked: bool) -> Result<SrqParts, CreateError> {
@@ -152,9 +157,14 @@ impl Provider for Null {
         let has_event = self.objects.borrow_mut().cqs.values_mut().filter_map(|queue| queue.cq.take_event().then_some(())).count() > 0;
         if !has_event {
             // Nothing comes by itself.
-            std::thread::sleep(timeout_ns.map_or(Duration::MAX, Duration::from_nanos));
+            sleep::wait([&mut &*self.alarm as &mut dyn Sleeper], timeout_ns.map(Duration::from_nanos));
+            self.alarm.take();
         }
         has_event
+    }
+
+    fn waker(&self) -> Waker {
+        self.alarm.waker()
     }
 
     fn take_async_event(&self) -> Option<AsyncEvent> {

@@ -1,6 +1,7 @@
 //! The control path: creating and destroying what the data path then drives without asking.
 
 use core::ptr::NonNull;
+use std::task::Waker;
 
 use crate::address::{DeviceKind, QpAddress};
 use crate::config::{CqConfig, DeviceInfo};
@@ -14,8 +15,11 @@ pub(crate) trait Provider {
 
     fn info(&self) -> DeviceInfo;
 
-    /// Sleeps until an armed CQ has an event, or `timeout_ns` have passed; whether there is one.
+    /// Sleeps until an armed CQ has an event, the waker was used, or `timeout_ns` have passed; whether there is an event.
     fn wait(&self, timeout_ns: Option<u64>) -> bool;
+
+    /// Ends the wait under way, or the next one.
+    fn waker(&self) -> Waker;
 
     /// The oldest asynchronous event that was not taken yet.
     fn take_async_event(&self) -> Option<AsyncEvent>;

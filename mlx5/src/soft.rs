@@ -4,10 +4,13 @@ use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
 
 use mlx5_hca::{Address, CqMemory, Hca, QpMemory, Receives as From, Region, RqMemory, SoftOptions, SqMemory};
 
 use crate::address::{DeviceKind, QpAddress};
+use crate::alarm::Alarm;
 use crate::config::{CqConfig, DeviceInfo, Pages};
 use crate::error::{ConnectError, CreateError, OpenError, RegisterError, check, check_region};
 use crate::mmio::RegisterKind;
@@ -21,11 +24,12 @@ pub(crate) struct Soft {
     hca: Rc<Hca>,
     sqs: RefCell<HashMap<u32, SqPlace>>,
     cqs: RefCell<HashMap<u32, CqPlace>>,
+    alarm: Arc<Alarm>,
 }
 
 impl Soft {
     pub(crate) fn open(options: &SoftOptions) -> Result<Self, OpenError> {
-        Ok(Self { hca: Rc::new(Hca::open(options)?), sqs: RefCell::default(), cqs: RefCell::default() })
+        Ok(Self { hca: Rc::new(Hca::open(options)?), sqs: RefCell::default(), cqs: RefCell::default(), alarm: Arc::default() })
     }
 
     pub(crate) fn hca(&self) -> &Rc<Hca> {
@@ -73,7 +77,13 @@ impl Provider for Soft {
     }
 
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
-        self.hca.wait(timeout_ns)
+        let has_event = self.hca.wait(timeout_ns, &mut &*self.alarm);
+        self.alarm.take();
+        has_event
+    }
+
+    fn waker(&self) -> Waker {
+        self.alarm.waker()
     }
 
     fn take_async_event(&self) -> Option<AsyncEvent> {

@@ -8,7 +8,7 @@ mod support;
 #[path = "support/time.rs"]
 mod time;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use end::*;
 use mlx5::*;
@@ -130,4 +130,33 @@ fn the_death_of_a_peer_ends_the_wait_for_its_answer() {
     a.post(&Write { addr: 0, rkey: 0, payload: () }, 0);
     assert!(a.device.wait(None));
     assert_eq!(a.sent()[0].1.unwrap_err().syndrome, Syndrome::TransportRetryExceeded);
+}
+
+#[test]
+fn a_waker_ends_the_wait_under_way_or_the_next_one_once() {
+    const LONG: Duration = Duration::from_secs(60);
+    let net = Net::new();
+    let (mut a, mut b) = ends(&net, &ConnectOptions::default());
+    let waker = b.device.waker();
+    // Before it sleeps, twice: one end.
+    waker.wake_by_ref();
+    waker.wake_by_ref();
+    let since = Instant::now();
+    assert!(!b.device.wait(Some(LONG)) && since.elapsed() < LONG);
+    let since = Instant::now();
+    assert!(!b.device.wait(SHORT) && since.elapsed() >= SHORT.unwrap(), "the second ring is over");
+    // While it sleeps.
+    let ringer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        waker.wake();
+    });
+    assert!(!b.device.wait(Some(LONG)) && since.elapsed() < LONG);
+    ringer.join().unwrap();
+    // It takes no event away.
+    b.receives(1, 8);
+    b.recv_cq.arm(false);
+    b.device.waker().wake();
+    a.post(&Send { payload: () }, 0);
+    assert!(b.device.wait(None) || b.device.wait(None));
+    assert_eq!(b.received().len(), 1);
 }

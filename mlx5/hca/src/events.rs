@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use shm::ready::HotSet;
-use shm::sleep::{self, Watch, Word};
+use shm::sleep::{self, Sleeper, Watch, Word};
 
 use super::arrive::Arrivals;
 use super::memory::ready_words;
@@ -75,21 +75,23 @@ impl Hca {
         then(&mut Idle(self));
     }
 
-    /// Makes progress and sleeps until an armed CQ of this device has a CQE that it was armed for, or `timeout_ns` have passed in real time.
-    /// Returns whether there is one; it disarms those CQs.
-    pub fn wait(&self, timeout_ns: Option<u64>) -> bool {
+    /// Makes progress and sleeps until an armed CQ of this device has a CQE that it was armed for, `alarm` shows something,
+    /// or `timeout_ns` have passed in real time. Returns whether there is a CQE; it disarms those CQs.
+    pub fn wait(&self, timeout_ns: Option<u64>, alarm: &mut impl Watch) -> bool {
         let end_ns = timeout_ns.map(|ns| Clock::System.now_ns().saturating_add(ns));
         loop {
             let (mut has_event, mut left_ns) = (false, 0);
-            self.with_watch(&mut |watch| {
+            let mut sleep_in = |watch: &mut dyn Watch| {
                 has_event = self.take_events();
                 left_ns = end_ns.map_or(u64::MAX, |end_ns| end_ns.saturating_sub(Clock::System.now_ns()));
                 let longest_ns = self.longest_sleep_ns().min(left_ns);
                 if !has_event && longest_ns > 0 {
                     sleep::sleep_once(watch, Duration::from_nanos(longest_ns));
                 }
-            });
-            if has_event || left_ns == 0 {
+            };
+            self.empty_poll();
+            sleep::join([&mut Idle(self) as &mut dyn Sleeper, &mut *alarm], &mut sleep_in);
+            if has_event || left_ns == 0 || alarm.look(true) {
                 return has_event;
             }
         }

@@ -196,3 +196,35 @@ fn a_sleeper_is_woken_by_every_datagram() {
         },
     );
 }
+
+/// Rings at every step of the other thread's way to sleep.
+#[test]
+fn every_use_of_a_waker_ends_a_wait() {
+    let device = Device::open(DeviceSpec::Soft(options(&LocalFabric::new()))).unwrap();
+    rings_end_waits(&device);
+    rings_end_waits(&Device::open(DeviceSpec::Null(NullOptions::default())).unwrap());
+}
+
+fn rings_end_waits(device: &Device) {
+    const ROUNDS: u64 = 2_000;
+    mlx5_hca::testing::sleep_without_end();
+    let (waker, told, heard) = (device.waker(), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (tell, hear) = (Arc::clone(&told), Arc::clone(&heard));
+    let ringer = std::thread::spawn(move || {
+        for round in 1..=ROUNDS {
+            stagger(round);
+            tell.store(round, Ordering::Relaxed);
+            waker.wake_by_ref();
+            let since = std::time::Instant::now();
+            while hear.load(Ordering::Acquire) < round {
+                assert!(since.elapsed() < WATCHDOG, "round {round}: a ring woke nobody");
+                std::thread::yield_now();
+            }
+        }
+    });
+    while heard.load(Ordering::Relaxed) < ROUNDS && !ringer.is_finished() {
+        assert!(!device.wait(Some(WATCHDOG)), "no queue is armed");
+        heard.store(told.load(Ordering::Relaxed), Ordering::Release);
+    }
+    ringer.join().unwrap();
+}

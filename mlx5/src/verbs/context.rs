@@ -4,6 +4,7 @@ use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::VerbsOptions;
@@ -13,6 +14,7 @@ use super::error::{CallError, VerbsError};
 use super::library::Api;
 use super::numbers::*;
 use super::tables::Objects;
+use crate::alarm::Alarm;
 use crate::config::DeviceInfo;
 use crate::mmio;
 use crate::wire::{AsyncEvent, CQ_DOORBELL_OFFSET, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
@@ -27,6 +29,7 @@ pub(crate) struct Context {
     pub(crate) objects: RefCell<Objects>,
     /// A queue was armed with a completion in it that it was armed for, and that may have had its event.
     pub(crate) is_due: Cell<bool>,
+    pub(super) alarm: Arc<Alarm>,
     /// Closed last: fields go in this order.
     pub(crate) device: Opened,
 }
@@ -66,7 +69,8 @@ impl Context {
         let channel = NonNull::new(unsafe { (device.api.verbs.ibv_create_comp_channel)(device.context()) });
         let channel = channel.ok_or_else(|| CallError::last("ibv_create_comp_channel"))?;
         device.never_wait_for_async_events()?;
-        Ok(Self { device, port, options: options.clone(), attr, dv, channel, objects: RefCell::default(), is_due: Cell::default() })
+        let alarm = Arc::new(Alarm::with_descriptor().map_err(|_| CallError::last("eventfd"))?);
+        Ok(Self { device, port, options: options.clone(), attr, dv, channel, objects: RefCell::default(), is_due: Cell::default(), alarm })
     }
 
     pub(crate) fn channel(&self) -> *mut ibv_comp_channel {
@@ -122,7 +126,8 @@ impl Context {
         }
     }
 
-    /// Sleeps until a queue has an event, unless one was armed with what it was armed for in it, or `timeout_ns` have passed, and takes all events there are.
+    /// Sleeps until a queue has an event, unless one was armed with what it was armed for in it, the alarm is rung, or `timeout_ns` have passed, and
+    /// takes all events there are.
     pub(super) fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let end = timeout_ns.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         loop {
@@ -132,21 +137,22 @@ impl Context {
                 while self.has_event(Some(Duration::ZERO)) && self.take_event() {}
                 return true;
             }
-            if left.is_some_and(|left| left.is_zero()) {
+            if self.alarm.take() || left.is_some_and(|left| left.is_zero()) {
                 return false;
             }
         }
     }
 
-    /// Waits for the channel to become readable; it may return early.
+    /// Waits for the channel to become readable; it may return early, and does at a ring of the alarm.
     fn has_event(&self, left: Option<Duration>) -> bool {
         // SAFETY: the channel is alive.
         let fd = unsafe { self.channel.as_ref() }.fd;
-        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // poll(2) passes over negative numbers.
+        let mut polled = [fd, self.alarm.descriptor().unwrap_or(-1)].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
         // Rounded up, so that what is left does not become a busy loop.
         let ms = left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX));
-        // SAFETY: one entry, which is ours.
-        unsafe { libc::poll(&raw mut poll, 1, ms) > 0 }
+        // SAFETY: two entries, which are ours.
+        unsafe { libc::poll(polled.as_mut_ptr(), 2, ms) > 0 && polled[0].revents != 0 }
     }
 
     /// Takes one event; the channel has one.

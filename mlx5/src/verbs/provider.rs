@@ -1,6 +1,7 @@
 //! The control path of a device behind libibverbs.
 
 use core::ptr::NonNull;
+use std::task::Waker;
 
 use super::context::Context;
 use crate::address::{DeviceKind, QpAddress};
@@ -21,6 +22,10 @@ impl Provider for Context {
 
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
         self.wait(timeout_ns)
+    }
+
+    fn waker(&self) -> Waker {
+        self.alarm.waker()
     }
 
     fn take_async_event(&self) -> Option<AsyncEvent> {

@@ -1,0 +1,87 @@
+//! What ends the sleep of a device's thread from another one: a flag, and whatever that thread sleeps on.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+
+use shm::sleep::{Sleep, Watch, Word};
+
+/// | word | writer | reader | pairing |
+/// |---|---|---|---|
+/// | `is_rung` | any thread, to `true`; the device's, back | the device's | release and acquire: who was woken sees what was stored before the ring. Read-modify-writes both, so a ring that finds it up is one with that which raised it |
+#[derive(Debug, Default)]
+pub(crate) struct Alarm {
+    is_rung: AtomicBool,
+    sleep: Sleep,
+    /// An eventfd(2), for who sleeps in poll(2).
+    descriptor: Option<OwnedFd>,
+}
+
+impl Alarm {
+    /// For a thread that sleeps on descriptors.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub(crate) fn with_descriptor() -> io::Result<Self> {
+        // SAFETY: plain numbers; the descriptor is ours alone.
+        let descriptor = unsafe {
+            match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
+                -1 => return Err(io::Error::last_os_error()),
+                fd => OwnedFd::from_raw_fd(fd),
+            }
+        };
+        Ok(Self { descriptor: Some(descriptor), ..Self::default() })
+    }
+
+    /// Readable from a ring on until [`take`](Self::take).
+    pub(crate) fn descriptor(&self) -> Option<RawFd> {
+        self.descriptor.as_ref().map(OwnedFd::as_raw_fd)
+    }
+
+    /// Whether it was rung since it was asked last.
+    pub(crate) fn take(&self) -> bool {
+        let is_rung = self.is_rung.swap(false, Ordering::AcqRel);
+        if let (true, Some(fd)) = (is_rung, self.descriptor()) {
+            let mut rings = 0u64;
+            // If the ring has not got there yet, the next sleep ends early.
+            // SAFETY: room for the counter.
+            unsafe { libc::read(fd, (&raw mut rings).cast(), size_of::<u64>()) };
+        }
+        is_rung
+    }
+
+    pub(crate) fn waker(self: &Arc<Self>) -> Waker {
+        Waker::from(Arc::clone(self))
+    }
+}
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.is_rung.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.sleep.wake();
+        if let Some(fd) = self.descriptor() {
+            // SAFETY: 8 bytes.
+            unsafe { libc::write(fd, (&raw const ONE).cast(), size_of::<u64>()) };
+        }
+    }
+}
+
+static ONE: u64 = 1;
+
+impl Watch for &Alarm {
+    fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
+        show(self.sleep.word());
+    }
+
+    fn look(&mut self, _is_told: bool) -> bool {
+        self.is_rung.load(Ordering::Acquire)
+    }
+}
