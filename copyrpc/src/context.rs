@@ -2,7 +2,6 @@
 
 mod broken;
 mod leaving;
-#[cfg(feature = "async")]
 mod news;
 mod wait;
 

@@ -1,4 +1,4 @@
-//! Calls, requests and one-sided operations as futures; feature `async`.
+//! Calls, requests and one-sided operations as futures.
 //!
 //! There is no executor and no thread here: the futures of one [`AsyncContext`] live on its thread, in any executor of single threads, and
 //! end when somebody polls the context. That is one of
@@ -64,6 +64,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use mlx5::{DeviceInfo, RegisterError};
@@ -80,9 +81,6 @@ use crate::stats::Stats;
 
 /// Polls that find nothing before [`AsyncContext::run_until`] sleeps, unless it is told otherwise.
 pub const DEFAULT_SPINS: u32 = 256;
-
-/// How long [`AsyncContext::run_until`] sleeps at a time at most, unless it is told otherwise.
-pub const DEFAULT_LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// Where the end of a call or operation finds its future. The user data of the context below.
 #[derive(Debug)]
@@ -130,14 +128,13 @@ pub struct AsyncContext {
     /// Connections that had ended when the last poll woke those who wait.
     endings: Cell<u64>,
     spins: u32,
-    longest_sleep: Duration,
 }
 
 impl AsyncContext {
     /// Makes futures of what `context` does.
     #[must_use]
     pub fn new(context: Context<Ticket>) -> Self {
-        Self { context, waiting: Rc::default(), endings: Cell::new(0), spins: DEFAULT_SPINS, longest_sleep: DEFAULT_LONGEST_SLEEP }
+        Self { context, waiting: Rc::default(), endings: Cell::new(0), spins: DEFAULT_SPINS }
     }
 
     /// How many polls in a row must find nothing before [`run_until`](Self::run_until) sleeps: a message that comes meanwhile is taken in
@@ -145,14 +142,6 @@ impl AsyncContext {
     #[must_use]
     pub const fn spins(mut self, polls: u32) -> Self {
         self.spins = polls;
-        self
-    }
-
-    /// How long [`run_until`](Self::run_until) sleeps at a time at most. Messages and deadlines wake it in any case; wake-ups from other
-    /// threads are seen only after that. Default [`DEFAULT_LONGEST_SLEEP`].
-    #[must_use]
-    pub const fn longest_sleep(mut self, time: Duration) -> Self {
-        self.longest_sleep = time;
         self
     }
 
@@ -227,6 +216,12 @@ impl AsyncContext {
         self.context.inner.wait(timeout, || false)
     }
 
+    /// Ends a [`wait`](Self::wait) from any thread: see [`Context::waker`].
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.context.waker()
+    }
+
     /// Polls the context, and asks to be polled again at once: join or spawn it beside the futures that it is to drive. It ends only with
     /// an error.
     pub fn drive(&self) -> impl Future<Output = PollError> {
@@ -242,18 +237,18 @@ impl AsyncContext {
     /// Polls `future` to its end, whenever it is woken, and the context in between; sleeps while there is nothing to do. What `future` sent
     /// last has left when it returns. For several things at once, give it a future that joins them.
     ///
-    /// A wake-up from another thread does not end a sleep: it is seen after [`longest_sleep`](Self::longest_sleep).
+    /// Wake-ups from other threads end a sleep too.
     ///
     /// # Errors
     /// [`PollError`]; `future` is dropped then.
     pub fn run_until<F: Future>(&self, future: F) -> Result<F::Output, PollError> {
         let mut future = pin!(future);
-        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        let woken = Arc::new(Woken { is_set: AtomicBool::new(true), thread: thread::current().id(), sleeper: self.waker() });
         let waker = Waker::from(Arc::clone(&woken));
         let mut task = TaskContext::from_waker(&waker);
         let mut idle_polls = 0;
         loop {
-            if woken.0.swap(false, Ordering::Acquire) {
+            if woken.is_set.swap(false, Ordering::Acquire) {
                 idle_polls = 0;
                 if let Poll::Ready(output) = future.as_mut().poll(&mut task) {
                     self.context.flush_endpoints()?;
@@ -261,8 +256,8 @@ impl AsyncContext {
                 }
             }
             idle_polls = if self.poll()? == 0 { idle_polls + 1 } else { 0 };
-            if idle_polls > self.spins && !woken.0.load(Ordering::Acquire) {
-                self.wait(Some(self.longest_sleep))?;
+            if idle_polls > self.spins && !woken.is_set.load(Ordering::Acquire) {
+                self.wait(None)?;
             }
         }
     }
@@ -277,11 +272,23 @@ impl Drop for AsyncContext {
 }
 
 /// Set by a waker, from whatever thread.
-struct Woken(AtomicBool);
+struct Woken {
+    is_set: AtomicBool,
+    /// The one that sleeps: it does not when it wakes itself.
+    thread: ThreadId,
+    sleeper: Waker,
+}
 
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Release);
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.is_set.store(true, Ordering::Release);
+        if thread::current().id() != self.thread {
+            self.sleeper.wake_by_ref();
+        }
     }
 }
 

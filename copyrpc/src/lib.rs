@@ -6,7 +6,6 @@ mod control;
 mod endpoint;
 pub mod error;
 pub mod exchange;
-#[cfg(feature = "async")]
 pub mod future;
 mod handshake;
 pub mod link;
@@ -34,5 +33,7 @@ pub use mlx5;
 pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
 pub use recv::RecvHandle;
 pub use ring::RecvBytes;
-pub use service::{Client, ClientError, ClientOptions, Server, ServerError, ServerOptions, StopHandle};
+pub use service::{
+    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerError, ServerOptions, ServerRequest, StopHandle,
+};
 pub use stats::Stats;

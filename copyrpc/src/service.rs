@@ -1,9 +1,16 @@
 //! A server and its clients, each in two lines. They meet at a TCP address, which serves for that only, and go on over the device.
 
+mod async_client;
+mod async_server;
+mod caller;
 mod client;
+mod oneshot;
 mod server;
 
-pub use client::{Client, ClientError, ClientOptions};
+pub use async_client::{AsyncCall, AsyncClient};
+pub use async_server::{AsyncServer, ServerRequest};
+pub use caller::{ClientError, ClientOptions};
+pub use client::Client;
 use mlx5::DeviceSpec;
 pub use server::{Server, ServerError, ServerOptions, StopHandle};
 

@@ -1,5 +1,6 @@
 //! Sleeping until there is something to poll for.
 
+use std::task::Waker;
 use std::time::Duration;
 
 use shm::sleep::{self, Due, Look, Sleeper, Watch};
@@ -29,12 +30,18 @@ impl<U> Context<U> {
     /// ```
     ///
     /// No arrival is missed: it arms both completion queues and then looks whether one holds anything. It does not sleep while a request
-    /// is there to be received. Nothing but arrivals, completions and time wakes it.
+    /// is there to be received. Nothing but arrivals, completions, time and [`waker`](Self::waker) wakes it.
     ///
     /// # Errors
     /// [`PollError::Reentrant`].
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool, PollError> {
         self.inner.wait(timeout, || self.inner.worklist.has_requests())
+    }
+
+    /// Ends a [`wait`](Self::wait) from any thread: the one under way, or, if there is none, the next that would sleep. See [`mlx5::Device::waker`].
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.inner.device.waker()
     }
 }
 
@@ -54,7 +61,7 @@ impl<U> Inner<U> {
         let mut due = Due(self.longest_sleep(None).unwrap_or(Duration::MAX));
         let mut has_something = Look(|| {
             let has_work = self.worklist.has_unfinished() || self.worklist.has_requests();
-            has_work || self.recv_cq.borrow().has_completion() || self.send_cq.borrow().has_completion()
+            has_work || self.has_completions()
         });
         sleep::join([&mut &self.device as &mut dyn Sleeper, &mut due, &mut has_something], then);
         self.worklist.timers().look_next();
@@ -71,12 +78,19 @@ impl<U> Inner<U> {
         if self.worklist.has_unfinished() || something_else() {
             return true;
         }
-        self.recv_cq.borrow_mut().arm(false);
-        self.send_cq.borrow_mut().arm(false);
-        // Who is about to sleep has time to look at all connections; who has something to do has not.
-        let is_ready = self.device.wait(Some(Duration::ZERO)) || self.device.wait(self.longest_sleep(timeout));
+        self.device.progress();
+        let is_ready = self.has_completions() || {
+            self.recv_cq.borrow_mut().arm(false);
+            self.send_cq.borrow_mut().arm(false);
+            // Who is about to sleep has time to look at all connections; who has something to do has not.
+            self.device.wait(self.longest_sleep(timeout))
+        };
         self.worklist.timers().look_next();
         is_ready
+    }
+
+    fn has_completions(&self) -> bool {
+        self.recv_cq.borrow().has_completion() || self.send_cq.borrow().has_completion()
     }
 
     /// A flush, and another for those it passed over: nobody flushes again while this end sleeps.

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use mlx5::{DeviceInfo, DeviceSpec};
@@ -54,6 +55,9 @@ pub enum ServerError {
     /// The device could not be opened, or its queues not be made.
     #[error(transparent)]
     Device(#[from] BuildError),
+    /// There was no room for the thread of an [`AsyncServer`](crate::AsyncServer).
+    #[error("starting the thread of a server: {0}")]
+    Thread(#[source] io::Error),
     /// The address cannot be listened at.
     #[error("listening at the server's address: {0}")]
     Listen(#[source] io::Error),
@@ -63,13 +67,17 @@ pub enum ServerError {
 }
 
 /// Ends [`Server::serve`], from any thread.
-#[derive(Clone, Debug, Default)]
-pub struct StopHandle(Arc<AtomicBool>);
+#[derive(Clone, Debug)]
+pub struct StopHandle {
+    is_stopped: Arc<AtomicBool>,
+    waker: Waker,
+}
 
 impl StopHandle {
-    /// Has the server return, within some 10 ms. Requests that have arrived by then are answered.
+    /// Has the server return as soon as its handler has. Requests that have arrived by then are answered.
     pub fn stop(&self) {
-        self.0.store(true, Ordering::Release);
+        self.is_stopped.store(true, Ordering::Release);
+        self.waker.wake_by_ref();
     }
 }
 
@@ -160,13 +168,14 @@ impl Server {
         let listener = TcpListener::bind(address).map_err(ServerError::Listen)?;
         listener.set_nonblocking(true).map_err(ServerError::Listen)?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
+        let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
         Ok(Self {
             clients: Vec::new(),
             arriving: Vec::new(),
             context,
             listener,
             endpoint: options.endpoint.clone(),
-            stop: StopHandle::default(),
+            stop,
             polls_to_look: 0,
             in_vain: 0,
         })
@@ -211,7 +220,7 @@ impl Server {
     /// [`ServerError::Poll`].
     pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(RecvBytes<'_>) -> R) -> Result<(), ServerError> {
         loop {
-            let is_stopped = self.stop.0.load(Ordering::Acquire);
+            let is_stopped = self.is_stopped();
             while let Some(request) = self.recv() {
                 let reply = handler(request.data());
                 // A client that left gets none.
@@ -227,8 +236,18 @@ impl Server {
         }
     }
 
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.is_stopped.load(Ordering::Acquire)
+    }
+
+    /// Ends the sleep of a [`step`](Self::step), the one under way or the next, from any thread.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.stop.waker.clone()
+    }
+
     /// One bounded step: connects clients, sends answers, takes in requests for [`recv`](Self::recv), sleeps for at most 10 ms if there has been
-    /// nothing to do for a while.
+    /// nothing to do for a while ([`waker`](Self::waker) ends that).
     ///
     /// # Errors
     /// [`ServerError::Poll`].

@@ -9,13 +9,10 @@
 )]
 
 mod channel;
-#[cfg(feature = "async")]
 mod drivers;
 mod fork;
-#[cfg(feature = "async")]
 mod futures;
 mod raw;
-#[cfg(feature = "async")]
 mod task;
 mod typed;
 mod wait;

@@ -1,0 +1,288 @@
+//! The server whose requests are futures: a thread of its own has the device, and sleeps while nothing is asked.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+use std::thread::{self, JoinHandle};
+
+use super::oneshot::{Sender, lock, oneshot};
+use super::server::{Server, ServerError, ServerOptions, StopHandle};
+use crate::error::ReplyError;
+use crate::recv::RecvHandle;
+
+/// A server at a TCP address whose requests are futures, for any executor and from any thread.
+///
+/// A thread of its own has the device, connects the clients, and sleeps while there is nothing to do; requests and answers wake it. Dropping the server
+/// ends it, and waits until what was answered has arrived, 20 ms at most; requests that are not answered by then are refused.
+///
+/// ```no_run
+/// # async fn serve(spawn: impl Fn(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)) -> Result<(), copyrpc::ServerError> {
+/// let server = copyrpc::AsyncServer::bind("127.0.0.1:7479").await?;
+/// while let Some(request) = server.recv().await? {
+///     // With tokio: `tokio::spawn`.
+///     spawn(Box::pin(async move {
+///         let reply = request.data().to_ascii_uppercase();
+///         request.reply(reply);
+///     }));
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct AsyncServer {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    stop: StopHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    queues: Mutex<Queues>,
+    /// Ends the sleep of the thread.
+    waker: Waker,
+}
+
+#[derive(Default)]
+struct Queues {
+    /// Not received yet: number and bytes.
+    requests: VecDeque<(u64, Vec<u8>)>,
+    answers: Vec<(u64, Answer)>,
+    /// Who waits for requests.
+    wakers: Vec<Waker>,
+    /// There are no more requests, because of this if it is not taken yet.
+    is_over: bool,
+    error: Option<ServerError>,
+    /// Nobody answers any more.
+    is_closed: bool,
+}
+
+enum Answer {
+    Reply(Vec<u8>),
+    Refusal,
+    /// The request was dropped.
+    Nothing,
+}
+
+impl fmt::Debug for AsyncServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncServer").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl AsyncServer {
+    /// Opens the device, and listens at `address`; port 0 is any that is free.
+    ///
+    /// # Errors
+    /// [`ServerError`]; nothing is left behind.
+    pub async fn bind(address: impl ToSocketAddrs + Send + 'static) -> Result<Self, ServerError> {
+        Self::with_options(address, &ServerOptions::default()).await
+    }
+
+    /// As [`bind`](Self::bind), with options.
+    ///
+    /// # Errors
+    /// [`ServerError`]; nothing is left behind.
+    pub async fn with_options(address: impl ToSocketAddrs + Send + 'static, options: &ServerOptions) -> Result<Self, ServerError> {
+        let (options, (tell, told)) = (options.clone(), oneshot());
+        let run = move || serve(address, &options, tell);
+        let thread = thread::Builder::new().name("copyrpc-server".to_owned()).spawn(run).map_err(ServerError::Thread)?;
+        let bound: Result<Self, _> = told.await.unwrap_or_else(|| Err(ServerError::Thread(io::Error::other("it ended at once"))));
+        let mut server = bound?;
+        server.thread = Some(thread);
+        Ok(server)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Has [`recv`](Self::recv) give `None`, from any thread: new requests are refused then, and those that were received can still be answered.
+    #[must_use]
+    pub fn stop_handle(&self) -> StopHandle {
+        self.stop.clone()
+    }
+
+    /// The oldest request that arrived, once there is one; `None` once the server was stopped. Several may wait: each request reaches one of them.
+    ///
+    /// # Errors
+    /// The server cannot go on: [`ServerError::Poll`]. One of those who wait gets it, the others get `None`.
+    pub async fn recv(&self) -> Result<Option<ServerRequest>, ServerError> {
+        poll_fn(|task| {
+            let mut queues = lock(&self.shared.queues);
+            if let Some((number, data)) = queues.requests.pop_front() {
+                let request = ServerRequest { data, number, shared: Some(Arc::clone(&self.shared)) };
+                return Poll::Ready(Ok(Some(request)));
+            }
+            if queues.is_over {
+                return Poll::Ready(queues.error.take().map_or(Ok(None), Err));
+            }
+            if !queues.wakers.iter().any(|waker| waker.will_wake(task.waker())) {
+                queues.wakers.push(task.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+impl Drop for AsyncServer {
+    fn drop(&mut self) {
+        lock(&self.shared.queues).is_closed = true;
+        self.shared.waker.wake_by_ref();
+        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != thread::current().id()) {
+            // It says to nobody else that it panicked.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A request to be answered, at any time, in any order and from any thread. Dropped without an answer, it tells the caller so:
+/// [`ClientError::Dropped`](crate::ClientError::Dropped).
+#[must_use = "dropping a request answers it with an error"]
+pub struct ServerRequest {
+    data: Vec<u8>,
+    number: u64,
+    /// Until it is answered.
+    shared: Option<Arc<Shared>>,
+}
+
+impl fmt::Debug for ServerRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerRequest").field("bytes", &self.data.len()).finish_non_exhaustive()
+    }
+}
+
+impl ServerRequest {
+    /// The request's bytes.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        &self.data
+    }
+
+    /// Answers. A client that has left gets none; a reply that is longer than the client takes is answered with a refusal.
+    pub fn reply(mut self, reply: impl Into<Vec<u8>>) {
+        self.answer(Answer::Reply(reply.into()));
+    }
+
+    /// Answers with a refusal.
+    pub fn refuse(mut self) {
+        self.answer(Answer::Refusal);
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        if let Some(shared) = self.shared.take() {
+            lock(&shared.queues).answers.push((self.number, answer));
+            shared.waker.wake_by_ref();
+        }
+    }
+}
+
+impl Drop for ServerRequest {
+    fn drop(&mut self) {
+        self.answer(Answer::Nothing);
+    }
+}
+
+/// The thread.
+fn serve(address: impl ToSocketAddrs, options: &ServerOptions, tell: Sender<Result<AsyncServer, ServerError>>) {
+    let bound = Server::with_options(address, options).and_then(|server| {
+        let address = server.local_addr().map_err(ServerError::Listen)?;
+        Ok((server, address))
+    });
+    let (mut server, address) = match bound {
+        Ok(bound) => bound,
+        Err(error) => return tell.send(Err(error)),
+    };
+    let stop = server.stop_handle();
+    let shared = Arc::new(Shared { queues: Mutex::default(), waker: server.waker() });
+    // Ends it also in a panic.
+    let over = Over(&shared);
+    if !tell.is_wanted() {
+        return;
+    }
+    tell.send(Ok(AsyncServer { shared: Arc::clone(&shared), address, stop, thread: None }));
+    let (mut held, mut last) = (HashMap::new(), 0);
+    loop {
+        let (answers, is_closed) = {
+            let mut queues = lock(&shared.queues);
+            (std::mem::take(&mut queues.answers), queues.is_closed)
+        };
+        for (number, answer) in answers {
+            if let Some(request) = held.remove(&number) {
+                give(request, answer);
+            }
+        }
+        if is_closed {
+            break;
+        }
+        if server.is_stopped() {
+            shared.end(None).into_iter().for_each(|number| drop(held.remove(&number).map(RecvHandle::refuse)));
+        }
+        while let Some(request) = server.recv() {
+            if server.is_stopped() {
+                drop(request.refuse());
+                continue;
+            }
+            last += 1;
+            shared.offer(last, request.data().to_vec());
+            held.insert(last, request);
+        }
+        if let Err(error) = server.step() {
+            shared.end(Some(error));
+            break;
+        }
+    }
+    held.drain().for_each(|(_, request)| drop(request.refuse()));
+    drop(over);
+}
+
+impl Shared {
+    /// A request to be received.
+    fn offer(&self, number: u64, data: Vec<u8>) {
+        let wakers = {
+            let mut queues = lock(&self.queues);
+            queues.requests.push_back((number, data));
+            std::mem::take(&mut queues.wakers)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// There are no more requests. Those that nobody has received.
+    fn end(&self, error: Option<ServerError>) -> Vec<u64> {
+        let (requests, wakers) = {
+            let mut queues = lock(&self.queues);
+            queues.is_over = true;
+            queues.error = queues.error.take().or(error);
+            (std::mem::take(&mut queues.requests), std::mem::take(&mut queues.wakers))
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        requests.into_iter().map(|(number, _)| number).collect()
+    }
+}
+
+/// Tells with its drop that the thread serves nobody any more.
+struct Over<'a>(&'a Shared);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.end(None);
+    }
+}
+
+/// Answers a request; a client that has left gets nothing.
+fn give(request: RecvHandle<()>, answer: Answer) {
+    match answer {
+        Answer::Reply(reply) => {
+            if let Err(ReplyError::TooLarge { request, .. }) = request.reply(&reply) {
+                let _gone = request.refuse();
+            }
+        }
+        Answer::Refusal => drop(request.refuse()),
+        Answer::Nothing => drop(request),
+    }
+}

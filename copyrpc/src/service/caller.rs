@@ -1,0 +1,199 @@
+//! One end of a connection to a server, which is made again when it has ended.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use mlx5::DeviceSpec;
+use thiserror::Error;
+use zerocopy::FromBytes;
+
+use super::default_device;
+use crate::context::{BuildError, Context, ContextBuilder, PollError};
+use crate::endpoint::{CallToken, ConnectFailure, Endpoint, EndpointConfig};
+use crate::error::{CallError, CallFailure, CloseReason};
+use crate::handshake::Handshake;
+use crate::typed::SizeError;
+
+/// Between two attempts to reach a server that is not there.
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The one in use, and one that has ended and is not given back yet.
+const ENDPOINTS: u32 = 2;
+
+/// What a [`Client`](crate::Client) is made with.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// Its device, of the kind that the server's is. Default: the one that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`,
+    /// `mlx5_0:2`), or the software HCA.
+    pub device: DeviceSpec,
+    /// What the connection is made with; the ring size is the server's.
+    pub endpoint: EndpointConfig,
+    /// For how long a server that is not there yet, or does not answer, is waited for, whenever a connection is made. Default 5 s.
+    pub connect_timeout: Duration,
+    /// Most bytes of a reply; larger ones are refused. A call that was given up keeps that much of the credit, a quarter of the ring, until it is
+    /// answered after all. Default: a quarter of the most, which is 3/16 of the ring: 48 KiB with rings of 1 MiB.
+    pub max_reply: Option<usize>,
+    /// How long [`Client::call`](crate::Client::call) waits. Default: as long as the server lives and polls ([`EndpointConfig::stall_timeout`]).
+    pub timeout: Option<Duration>,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            device: default_device(),
+            endpoint: EndpointConfig::default(),
+            connect_timeout: Duration::from_secs(5),
+            max_reply: None,
+            timeout: None,
+        }
+    }
+}
+
+/// Why there is no client, or no reply.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// The device could not be opened, or its queues not be made.
+    #[error(transparent)]
+    Device(#[from] BuildError),
+    /// The address is none, or nobody listens there.
+    #[error("the server at {address}: {source}")]
+    Unreachable {
+        /// The address.
+        address: String,
+        /// What the socket says.
+        source: io::Error,
+    },
+    /// There was no room for the thread of an [`AsyncClient`](crate::AsyncClient).
+    #[error("starting the thread of a client: {0}")]
+    Thread(#[source] io::Error),
+    /// The server and this client could not be connected.
+    #[error(transparent)]
+    Connect(#[from] ConnectFailure),
+    /// The request is longer than a ring takes. It was not sent.
+    #[error("request of {len} bytes, the limit is {max}: larger rings take more (EndpointConfig::ring_size)")]
+    TooLarge {
+        /// Its bytes.
+        len: usize,
+        /// Most bytes of a request.
+        max: usize,
+    },
+    /// There was no reply in time. Whether the handler ran, or will, is not known.
+    #[error("no reply in time")]
+    TimedOut,
+    /// The handler refused the request, or its reply was too long.
+    #[error("the server refused the request, or its reply has more than {max_reply} bytes (ClientOptions::max_reply)")]
+    Refused {
+        /// Most bytes of a reply.
+        max_reply: usize,
+    },
+    /// The handler dropped the request.
+    #[error("the server dropped the request")]
+    Dropped,
+    /// The connection ended before there was a reply. Whether the handler ran is not known; the next call connects again.
+    #[error("no reply: {0}")]
+    Closed(CloseReason),
+    /// The reply is not the type that was asked for.
+    #[error("the reply: {0}")]
+    Reply(#[from] SizeError),
+    /// The device refused something.
+    #[error(transparent)]
+    Poll(#[from] PollError),
+}
+
+/// The device and the connection.
+pub(super) struct Caller<U> {
+    /// Declared before the context.
+    pub(super) endpoint: Endpoint<U>,
+    pub(super) context: Context<U>,
+    /// As it was given, for errors.
+    pub(super) address: String,
+    addresses: Vec<SocketAddr>,
+    pub(super) options: ClientOptions,
+}
+
+impl<U> Caller<U> {
+    /// Opens the device, and connects to the server at `address`, which is waited for as long as it `is_wanted`.
+    pub(super) fn connect(
+        address: impl ToSocketAddrs + fmt::Debug,
+        options: &ClientOptions,
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<Self, ClientError> {
+        let name = format!("{address:?}");
+        let addresses = address.to_socket_addrs().map(Vec::from_iter);
+        let addresses = addresses.map_err(|source| ClientError::Unreachable { address: name.clone(), source })?;
+        let context = ContextBuilder::new(options.device.clone()).endpoints_with(ENDPOINTS, &options.endpoint).build()?;
+        let endpoint = reach(&context, &name, &addresses, options, is_wanted)?;
+        Ok(Self { endpoint, context, address: name, addresses, options: options.clone() })
+    }
+
+    /// In place of a connection that has ended.
+    pub(super) fn reconnect(&mut self, is_wanted: impl Fn() -> bool) -> Result<(), ClientError> {
+        self.endpoint.abort();
+        self.endpoint = reach(&self.context, &self.address, &self.addresses, &self.options, is_wanted)?;
+        Ok(())
+    }
+
+    /// Most bytes of a reply.
+    pub(super) fn max_reply(&self) -> usize {
+        let most = self.endpoint.max_response_allowance();
+        self.options.max_reply.unwrap_or(most / 4).min(most)
+    }
+
+    /// Makes a call, with so much time left.
+    pub(super) fn call(&self, request: &[u8], user_data: U, left: Option<Duration>) -> Result<CallToken, CallError<U>> {
+        match left {
+            Some(left) => self.endpoint.call_within(request, user_data, self.max_reply(), left),
+            None => self.endpoint.call(request, user_data, self.max_reply()),
+        }
+    }
+}
+
+/// Connects to the first of the addresses that has a server, which is waited for.
+fn reach<U>(
+    context: &Context<U>,
+    name: &str,
+    addresses: &[SocketAddr],
+    options: &ClientOptions,
+    is_wanted: impl Fn() -> bool,
+) -> Result<Endpoint<U>, ClientError> {
+    let start = Instant::now();
+    let left = || options.connect_timeout.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
+    loop {
+        let mut failure = io::Error::from(ErrorKind::AddrNotAvailable);
+        for address in addresses {
+            match TcpStream::connect_timeout(address, left()) {
+                Ok(stream) => return Ok(meet(context, stream, left(), options)?),
+                Err(error) => failure = error,
+            }
+        }
+        if start.elapsed() >= options.connect_timeout || failure.kind() != ErrorKind::ConnectionRefused || !is_wanted() {
+            return Err(ClientError::Unreachable { address: name.to_owned(), source: failure });
+        }
+        std::thread::sleep(ATTEMPT_INTERVAL);
+    }
+}
+
+fn meet<U>(context: &Context<U>, mut stream: TcpStream, timeout: Duration, options: &ClientOptions) -> Result<Endpoint<U>, ConnectFailure> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
+    let met = Handshake::of(context, &options.endpoint).advance(&mut stream)?;
+    met.ok_or_else(|| ConnectFailure::Channel(ErrorKind::TimedOut.into()))
+}
+
+/// Why a call failed.
+pub(super) fn failed(failure: CallFailure, max_reply: usize) -> ClientError {
+    match failure {
+        CallFailure::Dropped => ClientError::Dropped,
+        CallFailure::Refused => ClientError::Refused { max_reply },
+        CallFailure::DeadlineExceeded => ClientError::TimedOut,
+        CallFailure::Closed(reason) => ClientError::Closed(reason),
+    }
+}
+
+/// A reply as what it is to be.
+pub(super) fn read_reply<Reply: FromBytes>(reply: &[u8]) -> Result<Reply, ClientError> {
+    Reply::read_from_bytes(reply).map_err(|_| SizeError { received: reply.len(), expected: size_of::<Reply>() }.into())
+}

@@ -1,0 +1,327 @@
+//! Servers and clients whose calls are futures: in tokio and in a loop of one's own, from many tasks, given up, late, and without a server.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+
+#[path = "../../ipc/shm/tests/support/limits.rs"]
+mod limits;
+
+use std::future::Future;
+use std::net::{SocketAddr, TcpListener};
+use std::pin::pin;
+use std::process::Command;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use copyrpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+use copyrpc::{AsyncCall, AsyncClient, AsyncServer, ClientError, ClientOptions, EndpointConfig, ServerOptions, ServerRequest};
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+const WATCHDOG: Duration = Duration::from_secs(60);
+const ANY_PORT: &str = "127.0.0.1:0";
+
+/// All of it goes to other threads.
+const _: () = {
+    const fn is_portable<T: Send + Sync + 'static>() {}
+    const fn is_sent<T: Send + 'static>() {}
+    is_portable::<AsyncClient>();
+    is_portable::<AsyncServer>();
+    is_portable::<ServerRequest>();
+    is_sent::<AsyncCall>();
+};
+
+/// A plain executor: polls when it is woken, and sleeps meanwhile.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let (mut future, mut task) = (pin!(future), Context::from_waker(&waker));
+    loop {
+        match future.as_mut().poll(&mut task) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// Where the servers and clients of a test meet.
+#[derive(Clone)]
+struct Net(LocalFabric);
+
+impl Net {
+    fn new() -> Self {
+        limits::watchdog(WATCHDOG);
+        Self(LocalFabric::new())
+    }
+
+    fn device(&self) -> DeviceSpec {
+        DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(self.0.clone()), ..SoftOptions::default() })
+    }
+
+    async fn server(&self, address: &str) -> AsyncServer {
+        let options = ServerOptions { device: self.device(), endpoint: endpoint(), ..ServerOptions::default() };
+        AsyncServer::with_options(address.to_owned(), &options).await.unwrap()
+    }
+
+    fn client_options(&self) -> ClientOptions {
+        ClientOptions { device: self.device(), endpoint: endpoint(), connect_timeout: Duration::MAX, ..ClientOptions::default() }
+    }
+
+    async fn client(&self, address: SocketAddr) -> AsyncClient {
+        AsyncClient::with_options(address, &self.client_options()).await.unwrap()
+    }
+}
+
+fn endpoint() -> EndpointConfig {
+    EndpointConfig { ring_size: 64 << 10, ..EndpointConfig::default() }
+}
+
+fn reversed(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().rev().copied().collect()
+}
+
+#[test]
+fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
+    const TASKS: u32 = 200;
+    let net = Net::new();
+    Runtime::new().unwrap().block_on(async {
+        let server = net.server(ANY_PORT).await;
+        let (address, stop) = (server.local_addr(), server.stop_handle());
+        let serving = tokio::spawn(async move {
+            let mut answers = JoinSet::new();
+            while let Some(request) = server.recv().await.unwrap() {
+                answers.spawn(async move {
+                    // In another order than they came.
+                    for _ in 0..request.data().len() % 7 {
+                        tokio::task::yield_now().await;
+                    }
+                    let reply = reversed(request.data());
+                    request.reply(reply);
+                });
+            }
+            answers.join_all().await.len()
+        });
+        let clients = [net.client(address).await, net.client(address).await];
+        let mut calls = JoinSet::new();
+        for task in 0..TASKS {
+            let client = clients[task as usize % 2].clone();
+            calls.spawn(async move {
+                for call in 0..20u32 {
+                    // Together more than a ring holds.
+                    let request: Vec<u8> = (0..(task * 131 + call * 37) % 2_000).map(|i| (task ^ call ^ i) as u8).collect();
+                    assert_eq!(client.call(&*request).await.unwrap(), reversed(&request));
+                }
+            });
+        }
+        while let Some(ended) = calls.join_next().await {
+            ended.unwrap();
+        }
+        stop.stop();
+        assert_eq!(serving.await.unwrap(), TASKS as usize * 20);
+    });
+}
+
+#[test]
+fn a_plain_loop_that_sleeps_is_woken_for_every_request_and_reply() {
+    let net = Net::new();
+    let server = block_on(net.server(ANY_PORT));
+    let (address, stop) = (server.local_addr(), server.stop_handle());
+    let serving = thread::spawn(move || {
+        while let Some(request) = block_on(server.recv()).unwrap() {
+            let reply = request.data().to_ascii_uppercase();
+            request.reply(reply);
+        }
+    });
+    let client = block_on(net.client(address));
+    for round in 0..300u64 {
+        if round % 16 == 0 {
+            // Both threads sleep by then.
+            thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(block_on(client.call(b"ping")).unwrap(), b"PING");
+    }
+    assert_eq!(block_on(client.call_typed::<[u8; 4], [u8; 4]>(b"ping")).unwrap(), *b"PING");
+    assert!(matches!(block_on(client.call_typed::<[u8; 4], [u8; 5]>(b"ping")), Err(ClientError::Reply(_))));
+    stop.stop();
+    serving.join().unwrap();
+}
+
+#[test]
+fn every_way_in_which_a_call_ends_is_told_apart() {
+    let net = Net::new();
+    let server = block_on(net.server(ANY_PORT));
+    let client = block_on(net.client(server.local_addr()));
+    let end = |client: &AsyncClient, act: fn(ServerRequest)| {
+        let mut call = pin!(client.call(b"x"));
+        block_on(std::future::poll_fn(|task| {
+            assert!(call.as_mut().poll(task).is_pending());
+            Poll::Ready(())
+        }));
+        act(block_on(server.recv()).unwrap().unwrap());
+        block_on(call)
+    };
+    assert_eq!(end(&client, |request| request.reply(*b"y")).unwrap(), b"y");
+    assert!(matches!(end(&client, drop), Err(ClientError::Dropped)));
+    assert!(matches!(end(&client, ServerRequest::refuse), Err(ClientError::Refused { .. })));
+    assert!(matches!(end(&client, |request| request.reply(vec![0; 1 << 20])), Err(ClientError::Refused { .. })));
+    let long = vec![0; client.max_request() + 1];
+    assert!(matches!(block_on(client.call(long)), Err(ClientError::TooLarge { len, max }) if len == max + 1));
+    assert!(matches!(block_on(client.call_within(b"x", Duration::from_millis(20))), Err(ClientError::TimedOut)));
+    assert!(matches!(block_on(client.call_within(b"x", Duration::ZERO)), Err(ClientError::TimedOut)));
+    let late = block_on(server.recv()).unwrap().unwrap();
+    late.reply(*b"nobody gets it");
+    assert_eq!(end(&client, |request| request.reply(*b"y")).unwrap(), b"y");
+    // The server goes with a request in hand, and with one that nobody received.
+    let mut calls = [client.call(b"held"), client.call(b"not received")];
+    let mut poll_both = |task: &mut Context<'_>| calls.each_mut().map(|call| pin!(call).poll(task));
+    block_on(std::future::poll_fn(|task| {
+        assert!(poll_both(task).iter().all(Poll::is_pending));
+        Poll::Ready(())
+    }));
+    let held = block_on(server.recv()).unwrap().unwrap();
+    drop(server);
+    for call in calls {
+        assert!(matches!(block_on(call), Err(ClientError::Refused { .. })));
+    }
+    held.reply(*b"too late");
+}
+
+#[test]
+fn a_call_that_is_given_up_leaves_room_for_others() {
+    let net = Net::new();
+    let server = block_on(net.server(ANY_PORT));
+    let client = block_on(net.client(server.local_addr()));
+    // More than the ring and its credit take: some are under way, others wait.
+    let request = vec![7; 4 << 10];
+    for _ in 0..3 {
+        let mut calls: Vec<_> = (0..40).map(|_| Box::pin(client.call(&*request))).collect();
+        block_on(std::future::poll_fn(|task| {
+            assert!(calls.iter_mut().all(|call| call.as_mut().poll(task).is_pending()));
+            Poll::Ready(())
+        }));
+        let first = block_on(server.recv()).unwrap().unwrap();
+        drop(calls);
+        // What arrived is answered, to nobody.
+        first.reply(*b"late");
+        let call = client.call(b"last");
+        let answering = thread::scope(|scope| {
+            let call = scope.spawn(move || block_on(call));
+            loop {
+                let request = block_on(server.recv()).unwrap().unwrap();
+                let is_last = request.data() == b"last";
+                request.reply(*b"answer");
+                if is_last {
+                    return call.join().unwrap();
+                }
+            }
+        });
+        assert_eq!(answering.unwrap(), b"answer");
+    }
+}
+
+#[test]
+fn a_server_that_comes_back_is_connected_to_again() {
+    let net = Net::new();
+    let server = block_on(net.server(ANY_PORT));
+    let address = server.local_addr();
+    let client = block_on(net.client(address));
+    let serve = |server: AsyncServer| {
+        thread::spawn(move || {
+            while let Some(request) = block_on(server.recv()).unwrap() {
+                request.reply(*b"here");
+            }
+        })
+    };
+    let (mut stop, mut serving) = (server.stop_handle(), serve(server));
+    for _ in 0..3 {
+        assert_eq!(block_on(client.call(b"?")).unwrap(), b"here");
+        stop.stop();
+        serving.join().unwrap();
+        // Called while there is none: it waits.
+        let call = {
+            let client = client.clone();
+            thread::spawn(move || block_on(client.call(b"?")))
+        };
+        thread::sleep(Duration::from_millis(5));
+        let server = block_on(net.server(&address.to_string()));
+        (stop, serving) = (server.stop_handle(), serve(server));
+        assert_eq!(call.join().unwrap().unwrap(), b"here");
+    }
+    stop.stop();
+    serving.join().unwrap();
+    // There is none any more, and nobody waits for one.
+    let call = client.call_within(b"?", Duration::from_millis(10));
+    drop(client);
+    drop(call);
+}
+
+#[test]
+fn a_connection_that_nobody_waits_for_is_given_up() {
+    let net = Net::new();
+    let address = TcpListener::bind(ANY_PORT).unwrap().local_addr().unwrap();
+    let options = net.client_options();
+    let mut connecting = Box::pin(AsyncClient::with_options(address, &options));
+    block_on(std::future::poll_fn(|task| {
+        assert!(connecting.as_mut().poll(task).is_pending());
+        Poll::Ready(())
+    }));
+    drop(connecting);
+    let none = ClientOptions { connect_timeout: Duration::from_millis(50), ..net.client_options() };
+    assert!(matches!(block_on(AsyncClient::with_options(address, &none)), Err(ClientError::Unreachable { .. })));
+    let bound = TcpListener::bind(ANY_PORT).unwrap();
+    let taken = block_on(AsyncServer::bind(bound.local_addr().unwrap()));
+    assert!(taken.unwrap_err().to_string().contains("listening"));
+}
+
+/// A process of the test below: a server and a client with nothing to do.
+#[test]
+#[ignore = "a process of another test, started by it"]
+fn idle_process() {
+    if std::env::var_os("COPYRPC_TEST_IDLE").is_none() {
+        return;
+    }
+    let net = Net::new();
+    let server = block_on(net.server(ANY_PORT));
+    let client = block_on(net.client(server.local_addr()));
+    let answering = thread::spawn(move || {
+        while let Some(request) = block_on(server.recv()).unwrap() {
+            request.reply(*b"pong");
+        }
+    });
+    block_on(client.call(b"ping")).unwrap();
+    let (before, since) = (processor_time(), Instant::now());
+    let mut call = Box::pin(client.call_within(b"", Duration::from_secs(9)));
+    while since.elapsed() < Duration::from_secs(1) {
+        thread::sleep(Duration::from_millis(100));
+    }
+    println!("\nbusy for {} of {} us", (processor_time() - before).as_micros(), since.elapsed().as_micros());
+    block_on(call.as_mut()).unwrap();
+    drop((call, client, answering));
+    std::process::exit(0);
+}
+
+fn processor_time() -> Duration {
+    // SAFETY: a plain structure of numbers, which the call fills.
+    let time = unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        assert_eq!(libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time), 0);
+        time
+    };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[test]
+fn who_has_nothing_to_do_keeps_no_core_busy() {
+    limits::watchdog(WATCHDOG);
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--ignored", "--exact", "--nocapture", "idle_process"]).env("COPYRPC_TEST_IDLE", "1");
+    let output = String::from_utf8(child.output().unwrap().stdout).unwrap();
+    let line = output.lines().find_map(|line| line.strip_prefix("busy for ")).expect(&output);
+    let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    assert!(numbers[0] * 5 < numbers[1], "{line}");
+}
