@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use copyrpc::mlx5::{FabricSpec, LocalFabric, SoftOptions};
 use copyrpc::{
-    Client, ClientError, ClientOptions, CloseReason, ConnectFailure, EndpointConfig, ExchangeError, Refusal, Server, ServerError,
-    ServerOptions, StopHandle,
+    Client, ClientError, ClientOptions, CloseReason, ConnectFailure, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeError, ExchangeRecord,
+    Refusal, Server, ServerError, ServerOptions, StopHandle,
 };
 
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -207,8 +207,10 @@ fn strangers_that_say_nothing_or_anything_keep_nobody_waiting_and_take_no_place(
         stranger.shutdown(std::net::Shutdown::Write).unwrap();
         stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         // The connection ends, by a reset where bytes were left unread.
-        let said = stranger.read(&mut [0; 1]);
-        assert!(matches!(said, Ok(0)) || said.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset));
+        let said = stranger.read_to_end(&mut Vec::new());
+        assert!(
+            matches!(said, Ok(0 | EXCHANGE_RECORD_SIZE)) || said.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
+        );
     }
     let start = Instant::now();
     let mut clients = [(); 2].map(|()| net.client(address));
@@ -347,11 +349,115 @@ fn clients_that_are_killed_and_stopped_at_random_leave_nothing_at_a_server_and_d
         client.wait().unwrap();
     }
     drop(bystander);
+    given_back(server.id(), before);
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+/// A process of the test below: clients that connect, call, and are gone with their process.
+#[test]
+#[ignore = "a process of another test, started by it"]
+fn leaving_process() {
+    let Ok(address) = std::env::var("COPYRPC_TEST_ADDRESS") else { return };
+    limits::watchdog(WATCHDOG);
+    let clients: Vec<_> = (0..LEAVING).map(|_| thread_client(address.clone())).collect();
+    let clients: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    // No destructor runs.
+    std::process::exit(i32::from(clients.len() != LEAVING));
+}
+
+/// Clients of a process that leaves.
+const LEAVING: usize = 20;
+
+/// A client that was answered, which its thread never drops.
+fn thread_client(address: String) -> JoinHandle<()> {
+    thread::spawn(move || {
+        let options = ClientOptions { endpoint: EndpointConfig::default(), ..ClientOptions::default() };
+        let mut client = Client::with_options(&*address, &options).unwrap();
+        assert_eq!(client.call(b"once").unwrap(), b"ONCE");
+        std::mem::forget(client);
+    })
+}
+
+#[test]
+fn a_server_has_what_it_had_when_clients_connected_called_and_vanished() {
+    let scale = limits::scale_of("COPYRPC_TEST_SCALE");
+    limits::watchdog(WATCHDOG * (1 + scale));
+    let (mut server, address) = start_server(ANY_PORT);
+    let before = (descriptors_of(server.id()), memory_of(server.id()));
+    for _ in 0..5 * scale {
+        let mut leaving = Command::new(std::env::current_exe().unwrap());
+        leaving.args(["--ignored", "--exact", "leaving_process"]).env("COPYRPC_TEST_ADDRESS", &address);
+        let status = leaving.stdout(Stdio::null()).status().unwrap();
+        assert!(status.success(), "{status}");
+    }
+    given_back(server.id(), before.0);
+    // Pages that were touched once stay with the server's arena, for as many clients as were there at once.
+    let (kib, room) = (memory_of(server.id()) - before.1, 3 * LEAVING * 2_048);
+    assert!(kib < room, "{kib} KiB more than before, of {room}");
+    assert_eq!(Client::connect(&*address).unwrap().call(b"still").unwrap(), b"STILL");
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+/// Resident, KiB.
+fn memory_of(process: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Waits until the process has no more descriptors than `before`.
+fn given_back(process: u32, before: usize) {
     let start = Instant::now();
-    while descriptors_of(server.id()) > before {
-        assert!(start.elapsed() < Duration::from_secs(20), "{} descriptors, {before} before", descriptors_of(server.id()));
+    while descriptors_of(process) > before {
+        assert!(start.elapsed() < Duration::from_secs(20), "{} descriptors, {before} before", descriptors_of(process));
         thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Records of a stranger's are half, garbage, of another version, and none; its connections stay open.
+#[test]
+fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
+    const STRANGERS: usize = 1_000;
+    const MAGIC: [u8; 8] = *b"copyrpc\0";
+    limits::watchdog(WATCHDOG);
+    // SAFETY: a structure of two numbers. The server that is started below has as many.
+    unsafe {
+        let mut files: libc::rlimit = std::mem::zeroed();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files), 0);
+        files.rlim_cur = files.rlim_max.min(8_192);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files), 0);
+    }
+    let (mut server, address) = start_server(ANY_PORT);
+    let before = descriptors_of(server.id());
+    let mut strangers: Vec<_> = (0..STRANGERS).map(|_| TcpStream::connect(&*address).unwrap()).collect();
+    for (number, stranger) in strangers.iter_mut().enumerate() {
+        let bytes = match number % 4 {
+            0 => Vec::new(),
+            1 => vec![number as u8; number % 128],
+            2 => vec![number as u8; 128],
+            _ => [&MAGIC[..], &[number as u8; 120]].concat(),
+        };
+        // Those that were read already may be gone.
+        let _ = stranger.write_all(&bytes);
+    }
+    // Not so long as one of them may take.
+    let options = ClientOptions { connect_timeout: Duration::from_secs(4), ..ClientOptions::default() };
+    let mut client = Client::with_options(&*address, &options).unwrap();
+    assert_eq!(client.call(b"meanwhile").unwrap(), b"MEANWHILE");
+    let start = Instant::now();
+    // What is no record, or of another version, is answered with a record that has this one's version and a refusal.
+    for stranger in strangers.iter_mut().skip(2).step_by(4) {
+        stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut answer = [0; EXCHANGE_RECORD_SIZE];
+        stranger.read_exact(&mut answer).unwrap_or_else(|error| panic!("{error}: {:?} {}", start.elapsed(), answer[0]));
+        assert!(matches!(ExchangeRecord::decode(&answer), Err(ExchangeError::Refused(_))));
+    }
+    // It was connected before the strangers are gone.
+    drop(client);
+    given_back(server.id(), before);
+    drop(strangers);
     server.kill().unwrap();
     server.wait().unwrap();
 }

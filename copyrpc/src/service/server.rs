@@ -1,8 +1,9 @@
 //! The server: accepts, polls, answers.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
@@ -14,7 +15,7 @@ use thiserror::Error;
 use super::{SPINS, default_device};
 use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, PollError};
 use crate::endpoint::{ConnectFailure, Endpoint, EndpointConfig};
-use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeRecord};
+use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeRecord, Refusal};
 use crate::handshake::Handshake;
 use crate::recv::RecvHandle;
 use crate::ring::RecvBytes;
@@ -26,8 +27,10 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
 /// So often a server that always has something to do looks at its socket all the same.
 const POLLS_PER_LOOK: u32 = 1024;
+/// Clients that wait to be taken; the system allows as many as `net.core.somaxconn`, 4,096 by default.
+const BACKLOG: i32 = 4096;
 /// New clients that one look takes.
-const CLIENTS_PER_LOOK: usize = 64;
+const CLIENTS_PER_LOOK: usize = 256;
 /// How long a client may take to connect. It keeps nobody else waiting, and has no endpoint before its record is there.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
@@ -134,7 +137,11 @@ impl Arriving {
                     Err(error) => return Err(error.into()),
                 }
             }
-            ExchangeRecord::decode(record)?;
+            if let Err(error) = ExchangeRecord::decode(record) {
+                // One of another version reads there which one this is. Who cannot take it at once does not learn it.
+                let _ = self.stream.write(&Refusal::Failed.encode());
+                return Err(error.into());
+            }
             let handshake = Handshake::of(context, config).after(record);
             self.stage = Stage::Meeting(Box::new(handshake));
         }
@@ -166,6 +173,9 @@ impl Server {
     /// [`ServerError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs, options: &ServerOptions) -> Result<Self, ServerError> {
         let listener = TcpListener::bind(address).map_err(ServerError::Listen)?;
+        // The standard library has 128 wait, and the system lets the others try again for seconds.
+        // SAFETY: plain numbers, of a socket that listens already.
+        let _ = unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) };
         listener.set_nonblocking(true).map_err(ServerError::Listen)?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
