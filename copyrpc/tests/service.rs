@@ -135,6 +135,35 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
 }
 
+/// A server that is restarted closes the sockets of those that it has not taken yet.
+#[test]
+fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {
+    let net = Net::new();
+    let listener = TcpListener::bind(ANY_PORT).unwrap();
+    let address = listener.local_addr().unwrap();
+    let client = {
+        let net = net.clone();
+        thread::spawn(move || net.client(address).call(b"there").unwrap())
+    };
+    for round in 0..6 {
+        let (mut stream, _) = listener.accept().unwrap();
+        if round % 2 == 0 {
+            // Not a reset: all was read.
+            stream.read_exact(&mut [0; EXCHANGE_RECORD_SIZE]).unwrap();
+        }
+    }
+    drop(listener);
+    let served = net.serve(&address.to_string(), upper_case);
+    assert_eq!(client.join().unwrap(), b"THERE");
+    served.end();
+    // One that closes every time is none.
+    let listener = TcpListener::bind(ANY_PORT).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || listener.incoming().for_each(drop));
+    let options = ClientOptions { connect_timeout: Duration::from_millis(200), ..net.client_options() };
+    assert!(matches!(Client::with_options(address, &options), Err(ClientError::Connect(ConnectFailure::Channel(_)))));
+}
+
 #[test]
 fn a_client_of_a_server_that_went_connects_to_the_next_one() {
     let net = Net::new();

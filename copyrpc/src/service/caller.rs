@@ -160,19 +160,40 @@ fn reach<U>(
 ) -> Result<Endpoint<U>, ClientError> {
     let start = Instant::now();
     let left = || options.connect_timeout.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
+    let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
     loop {
-        let mut failure = io::Error::from(ErrorKind::AddrNotAvailable);
+        let mut failure = unreachable(ErrorKind::AddrNotAvailable.into());
+        let mut may_come = false;
         for address in addresses {
-            match TcpStream::connect_timeout(address, left()) {
-                Ok(stream) => return Ok(meet(context, stream, left(), options)?),
-                Err(error) => failure = error,
+            let met = match TcpStream::connect_timeout(address, left()) {
+                Ok(stream) => meet(context, stream, left(), options),
+                Err(error) => {
+                    may_come = error.kind() == ErrorKind::ConnectionRefused;
+                    failure = unreachable(error);
+                    continue;
+                }
+            };
+            match met {
+                Ok(endpoint) => return Ok(endpoint),
+                // One that left while this client was waiting to be taken.
+                Err(ConnectFailure::Channel(error)) if has_left(&error) => {
+                    may_come = true;
+                    failure = ConnectFailure::Channel(error).into();
+                }
+                Err(error) => return Err(error.into()),
             }
         }
-        if start.elapsed() >= options.connect_timeout || failure.kind() != ErrorKind::ConnectionRefused || !is_wanted() {
-            return Err(ClientError::Unreachable { address: name.to_owned(), source: failure });
+        if start.elapsed() >= options.connect_timeout || !may_come || !is_wanted() {
+            return Err(failure);
         }
         std::thread::sleep(ATTEMPT_INTERVAL);
     }
+}
+
+/// Whether the other end of a socket is closed.
+fn has_left(error: &io::Error) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof)
 }
 
 fn meet<U>(context: &Context<U>, mut stream: TcpStream, timeout: Duration, options: &ClientOptions) -> Result<Endpoint<U>, ConnectFailure> {
