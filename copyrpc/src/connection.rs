@@ -10,9 +10,10 @@ use mlx5::{CompletionError, Cqe, Inline, Mr, PostError, RcQp, Read, Signal, Writ
 
 use crate::control::ControlMemory;
 use crate::error::{CallFailure, CloseReason};
-use crate::link::{Emit, Event, Link, Request};
+use crate::link::{Emit, Event, Link, Message, Request};
 use crate::queue_share::QueueShare;
 use crate::raw::{RawOperations, RdmaError};
+use crate::recv::Reply;
 use crate::ring::{RecvBytes, RingView};
 use crate::timers::{Timer, Timers};
 use crate::worklist::{Listing, Worklist};
@@ -24,6 +25,30 @@ const HYBRID_INLINE: u64 = 204;
 
 /// How a call ended: the reply's bytes, or why there are none.
 pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
+
+/// What a drain hands out goes here.
+pub(crate) trait Receiver<U> {
+    /// Requests are answered, or held, as they come: they go to [`Receiver::on_request`] and not to the queue.
+    const TAKES_REQUESTS: bool;
+
+    /// A request. Dropped, it is answered as one whose handler dropped it.
+    fn on_request(&mut self, request: Reply<'_, U>);
+
+    /// A call ended.
+    fn on_response(&mut self, user_data: U, outcome: Outcome<'_>);
+}
+
+/// Requests go to the queue.
+impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
+    const TAKES_REQUESTS: bool = false;
+
+    fn on_request(&mut self, _request: Reply<'_, U>) {}
+
+    #[inline(always)]
+    fn on_response(&mut self, user_data: U, outcome: Outcome<'_>) {
+        self(user_data, outcome);
+    }
+}
 
 /// What a WQE was, in the word that comes back with its completion.
 const WRITE: u64 = 0;
@@ -197,51 +222,70 @@ impl<U> Connection<U> {
         if link.closed().is_some() { None } else { link.take_request() }
     }
 
-    /// A batch arrived. Ends calls and queues requests.
-    pub(crate) fn arrive(self: &Rc<Self>, imm: u32, on_response: &mut impl FnMut(U, Outcome<'_>)) {
-        let taken = self.with_link(|link| {
+    /// A batch arrived.
+    #[inline(always)]
+    pub(crate) fn arrive<R: Receiver<U>>(self: &Rc<Self>, imm: u32, receiver: &mut R) {
+        let taken = {
+            let mut link = self.link();
             link.on_imm(imm);
             link.batches_taken()
-        });
+        };
         self.control.note_taken(taken);
         self.worklist.note_arrival(self);
-        self.deliver(on_response);
+        self.deliver(receiver);
     }
 
-    /// Hands out what the core has: responses to the callback, requests to the queue.
-    #[inline]
-    pub(crate) fn deliver(self: &Rc<Self>, on_response: &mut impl FnMut(U, Outcome<'_>)) {
+    /// Hands out what the core has: responses to the receiver, requests to it or to the queue.
+    #[inline(never)]
+    pub(crate) fn deliver<R: Receiver<U>>(self: &Rc<Self>, receiver: &mut R) {
         let interrupted = Interrupted(self);
-        let mut requests = 0;
-        while let Some(event) = self.with_link(|link| link.next_event()) {
-            match event {
-                Event::Requests(count) => requests += count,
-                Event::Ended { user_data, outcome } => {
-                    // What arrived before can be received in the callback.
-                    self.worklist.add_requests(self, std::mem::take(&mut requests));
-                    on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload)));
+        loop {
+            let message = self.link().next_message(R::TAKES_REQUESTS);
+            match message {
+                Message::Reply { user_data, payload } => receiver.on_response(user_data, Ok(self.recv_view.bytes(payload))),
+                Message::Request(request) => receiver.on_request(Reply::new(self, &request)),
+                Message::Done => break,
+                Message::Other => {
+                    if !self.deliver_event(receiver) {
+                        break;
+                    }
                 }
             }
         }
-        self.worklist.add_requests(self, requests);
         std::mem::forget(interrupted);
-        self.note_end();
+    }
+
+    /// Whether there was one.
+    #[inline(never)]
+    fn deliver_event(self: &Rc<Self>, receiver: &mut impl Receiver<U>) -> bool {
+        let event = self.link().next_event();
+        match event {
+            Some(Event::Requests(count)) => self.worklist.add_requests(self, count),
+            Some(Event::Ended { user_data, outcome }) => {
+                receiver.on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload)));
+            }
+            None => {
+                self.note_end();
+                return false;
+            }
+        }
+        true
     }
 
     /// Ends the one-sided operations of a connection that was retired: nothing of them reaches their memory any more.
-    pub(crate) fn end_raw(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) {
+    pub(crate) fn end_raw(&self, receiver: &mut impl Receiver<U>) {
         while let Some((user_data, reason)) = self.take_failed_raw() {
-            on_response(user_data, Err(reason.into()));
+            receiver.on_response(user_data, Err(reason.into()));
         }
     }
 
     /// Ends the calls whose deadlines have passed. Returns how many. Calls made by the callback have theirs after `now_ns`, so it ends.
-    pub(crate) fn expire(self: &Rc<Self>, now_ns: u64, on_response: &mut impl FnMut(U, Outcome<'_>)) -> usize {
+    pub(crate) fn expire(self: &Rc<Self>, now_ns: u64, receiver: &mut impl Receiver<U>) -> usize {
         let _rearm = Rearm(self);
         let mut ended = 0;
         while let Some(user_data) = self.with_link(|link| link.expire(now_ns)) {
             ended += 1;
-            on_response(user_data, Err(CallFailure::DeadlineExceeded));
+            receiver.on_response(user_data, Err(CallFailure::DeadlineExceeded));
         }
         ended
     }
@@ -284,7 +328,7 @@ impl<U> Connection<U> {
     }
 
     /// A completion of the send queue.
-    pub(crate) fn complete(self: &Rc<Self>, cqe: &Cqe<'_>, on_response: &mut impl FnMut(U, Outcome<'_>)) {
+    pub(crate) fn complete(self: &Rc<Self>, cqe: &Cqe<'_>, receiver: &mut impl Receiver<U>) {
         let user = self.resources.borrow_mut().as_mut().and_then(|resources| resources.qp.complete(cqe));
         match cqe.result() {
             Err(error) => self.fail(error),
@@ -292,11 +336,11 @@ impl<U> Connection<U> {
                 let record = self.control.take_read();
                 self.with_link(|link| link.on_read_done(&record));
                 self.mark_dirty();
-                self.deliver(on_response);
+                self.deliver(receiver);
             }
             Ok(()) if user == Some(RAW) => {
                 if let Some(user_data) = self.raw.end() {
-                    on_response(user_data, Ok(RecvBytes::empty()));
+                    receiver.on_response(user_data, Ok(RecvBytes::empty()));
                 }
             }
             Ok(()) if user == Some(WINDOWED_WRITE) => {
@@ -390,7 +434,9 @@ impl<U> Connection<U> {
         self.note_end();
     }
 
-    /// Posts what may go, READs where starved, refreshes the published record, rings once. Stays on the worklist while work is left.
+    /// Posts what may go, and rings at once: what is left to do here is done while it is on its way. READs where starved, refreshes the
+    /// published record. Stays on the worklist while work is left.
+    #[inline(always)]
     pub(crate) fn serve(self: &Rc<Self>, now_ns: u64) {
         let mut resources = self.resources.borrow_mut();
         let Some(Resources { qp, send_ring, .. }) = resources.as_mut() else { return };
@@ -411,14 +457,17 @@ impl<U> Connection<U> {
         if !matches!(outcome, Ok(()) | Err(PostError::QueueFull { .. })) {
             link.close(CloseReason::Disconnected);
         }
-        let is_quiet = link.is_quiet();
+        let (is_quiet, is_closed) = (link.is_quiet(), link.closed().is_some());
         drop(link);
         if !is_quiet {
             self.mark_dirty();
         }
-        self.note_end();
+        if is_closed {
+            self.worklist.mark_unfinished(self);
+        }
     }
 
+    #[inline(always)]
     fn post_batch(&self, qp: &mut RcQp, send_ring: &Mr, emit: Emit) -> Result<(), PostError> {
         let inline = if emit.bytes <= self.inline_limit {
             emit.bytes
@@ -440,7 +489,11 @@ impl<U> Connection<U> {
             payload: (Inline(head), rest),
         };
         let (signal, user) = if emit.signal { (Signal::Always, WINDOWED_WRITE) } else { (Signal::Reclaim, WRITE) };
-        qp.post(&write, signal, user)
+        qp.post(&write, signal, user)?;
+        if emit.is_last {
+            qp.ring();
+        }
+        Ok(())
     }
 
     fn post_read(&self, qp: &mut RcQp, user: u64) -> Result<(), PostError> {

@@ -16,12 +16,12 @@ use mlx5::{
 };
 use thiserror::Error;
 
-use crate::connection::{Connection, Outcome};
+use crate::connection::{Connection, Outcome, Receiver};
 use crate::control::{ControlMemory, ControlRegions};
 use crate::endpoint::{EndpointConfig, PendingEndpoint};
 use crate::queue_share::{Outstanding, QueueShare, Used};
-use crate::recv::RecvHandle;
-use crate::ring::RingSizeError;
+use crate::recv::{RecvHandle, Reply};
+use crate::ring::{RecvBytes, RingSizeError};
 use crate::stats::Stats;
 use crate::timers::IDLE_LOOKS;
 use crate::wire::FlowWords;
@@ -155,6 +155,7 @@ impl ContextBuilder {
             pd,
             device,
             is_polling: Cell::new(false),
+            is_short: Cell::new(false),
             broken: Cell::new(None),
             retired: Cell::new(Stats::default()),
             endings: Cell::new(0),
@@ -201,6 +202,8 @@ pub(crate) struct Inner<U> {
     pd: Pd,
     device: Device,
     is_polling: Cell<bool>,
+    /// The receive queue could not be refilled: the next drain tries again.
+    is_short: Cell<bool>,
     /// Its device, or a queue of it, broke down.
     broken: Cell<Option<AsyncEvent>>,
     /// Counters of connections that are closed.
@@ -295,6 +298,26 @@ impl<U> Drop for Unfilled<'_, U> {
     }
 }
 
+/// The callbacks of [`Context::serve`].
+struct Serving<R, F> {
+    on_request: R,
+    on_response: F,
+}
+
+impl<U, R: FnMut(RecvBytes<'_>, Reply<'_, U>), F: FnMut(U, Outcome<'_>)> Receiver<U> for Serving<R, F> {
+    const TAKES_REQUESTS: bool = true;
+
+    #[inline(always)]
+    fn on_request(&mut self, request: Reply<'_, U>) {
+        (self.on_request)(request.data(), request);
+    }
+
+    #[inline(always)]
+    fn on_response(&mut self, user_data: U, outcome: Outcome<'_>) {
+        (self.on_response)(user_data, outcome);
+    }
+}
+
 impl<U> Context<U> {
     /// Name, transport and capabilities of the device in use.
     #[must_use]
@@ -334,6 +357,45 @@ impl<U> Context<U> {
     pub fn poll(&self, mut on_response: impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
         let _polling = self.inner.enter()?;
         let taken = self.inner.drain(&mut on_response)?;
+        self.inner.flush();
+        Ok(taken)
+    }
+
+    /// As [`Context::poll`], and answers requests while it takes them, which costs less than [`Context::recv`]: `on_request` gets the bytes of
+    /// each and the [`Reply`] to it, those first that arrived before. Returns how many completions, calls out of time and such older requests
+    /// there were.
+    ///
+    /// ```no_run
+    /// # fn serve(context: copyrpc::Context<()>) -> Result<(), Box<dyn std::error::Error>> {
+    /// loop {
+    ///     context.wait(None)?;
+    ///     context.serve(
+    ///         |request, reply| {
+    ///             let _gone = reply.send(&request.to_vec().to_ascii_uppercase());
+    ///         },
+    ///         |(), _| (),
+    ///     )?;
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// `on_request` may call, and keep requests for later with [`Reply::hold`]; `on_response` is as that of a poll. A handler that panics loses
+    /// nothing but its own request.
+    ///
+    /// # Errors
+    /// [`PollError`].
+    pub fn serve(
+        &self,
+        on_request: impl FnMut(RecvBytes<'_>, Reply<'_, U>),
+        on_response: impl FnMut(U, Outcome<'_>),
+    ) -> Result<usize, PollError> {
+        let _polling = self.inner.enter()?;
+        let mut serving = Serving { on_request, on_response };
+        let mut taken = self.inner.drain(&mut serving)?;
+        while let Some((connection, request)) = self.inner.worklist.next_request() {
+            serving.on_request(Reply::new(&connection, &request));
+            taken += 1;
+        }
         self.inner.flush();
         Ok(taken)
     }
@@ -424,30 +486,45 @@ impl<U> Inner<U> {
     }
 
     /// Takes what arrived and what completed, parts with the connections that ended, ends the calls that are out of time.
-    fn drain(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
-        let taken = self.take_completions(on_response)?;
+    #[inline]
+    fn drain(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
+        let mut taken = self.take_completions(receiver)?;
+        if self.worklist.has_unfinished() {
+            self.finish(receiver);
+        }
+        // Behind the arrivals of the same drain, so that a response that came in time wins.
+        if self.worklist.timers().tick(taken == 0) {
+            taken += self.look_at_clock(receiver);
+        }
+        Ok(taken)
+    }
+
+    /// Goes on where a callback panicked, and parts with the connections that ended.
+    #[cold]
+    #[inline(never)]
+    fn finish(&self, receiver: &mut impl Receiver<U>) {
         while let Some(connection) = self.worklist.unfinished() {
-            connection.deliver(on_response);
+            connection.deliver(receiver);
             if connection.is_closed() {
                 self.retire(&connection);
-                connection.end_raw(on_response);
+                connection.end_raw(receiver);
             }
             self.worklist.finish(&connection);
         }
-        Ok(taken + self.look_at_clock(taken == 0, on_response))
     }
 
-    /// Behind the arrivals of the same drain, so that a response that came in time wins. Returns how many calls it ended.
-    fn look_at_clock(&self, is_idle: bool, on_response: &mut impl FnMut(U, Outcome<'_>)) -> usize {
+    /// Returns how many calls it ended.
+    #[cold]
+    #[inline(never)]
+    fn look_at_clock(&self, receiver: &mut impl Receiver<U>) -> usize {
         let timers = self.worklist.timers();
         let mut ended = 0;
-        if timers.tick(is_idle) {
-            if timers.is_sweep_due() {
-                self.sweep();
-            }
-            while let Some(connection) = timers.take_due() {
-                ended += connection.expire(timers.now_ns(), on_response);
-            }
+        timers.look();
+        if timers.is_sweep_due() {
+            self.sweep();
+        }
+        while let Some(connection) = timers.take_due() {
+            ended += connection.expire(timers.now_ns(), receiver);
         }
         ended
     }
@@ -466,37 +543,56 @@ impl<U> Inner<U> {
     }
 
     #[inline(always)]
-    fn take_completions(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
+    fn take_completions(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
+        let mut taken = 0;
+        if !self.has_received() {
+            // A poll of an empty queue gives a software device its time. One that hands out nothing is short.
+            self.recv_cq.borrow_mut().poll(0, |_, _| ());
+        }
+        if self.has_received() {
+            taken = self.take_received(receiver)?;
+        } else if self.is_short.get() {
+            self.refill()?;
+        }
+        if self.send_cq.borrow_mut().has_completion() {
+            taken += self.take_sent(receiver);
+        }
+        Ok(taken)
+    }
+
+    #[inline(always)]
+    fn has_received(&self) -> bool {
+        self.recv_cq.borrow_mut().has_completion()
+    }
+
+    #[inline(never)]
+    fn take_received(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
         let interrupted = Unfilled(self);
-        let received = {
-            let mut srq = self.srq.borrow_mut();
-            self.recv_cq.borrow_mut().poll(POLL_BUDGET, |connection, cqe| {
-                srq.complete_receive(&cqe);
-                match (connection, cqe.result()) {
-                    (Some(connection), Ok(())) => connection.arrive(cqe.imm(), on_response),
-                    (Some(connection), Err(error)) => connection.fail(error),
-                    // A late arrival of a connection that is closed.
-                    (None, _) => {}
-                }
-            })
-        };
+        let received = self.recv_cq.borrow_mut().poll(POLL_BUDGET, |connection, cqe| {
+            self.srq.borrow_mut().complete_receive(&cqe);
+            match (connection, cqe.result()) {
+                (Some(connection), Ok(())) => connection.arrive(cqe.imm(), receiver),
+                (Some(connection), Err(error)) => connection.fail(error),
+                // A late arrival of a connection that is closed.
+                (None, _) => {}
+            }
+        });
         std::mem::forget(interrupted);
         self.refill()?;
-        // The poll of the other queue has given a software device its time.
-        if self.send_cq.borrow().has_completion() { Ok(received + self.take_sent(on_response)) } else { Ok(received) }
+        Ok(received)
     }
 
     /// Takes the completions of the send queues. To the end, so that a connection retired now leaves none behind that its share does not pay
     /// for any more; that is bounded by B2, since nothing is posted meanwhile.
     #[inline(never)]
-    fn take_sent(&self, on_response: &mut impl FnMut(U, Outcome<'_>)) -> usize {
+    fn take_sent(&self, receiver: &mut impl Receiver<U>) -> usize {
         let recv_cq = self.recv_cq.borrow();
         let mut send_cq = self.send_cq.borrow_mut();
         let mut sent = 0;
         while send_cq.has_completion() {
             sent += send_cq.poll(POLL_BUDGET, |cqe| {
                 if let Some(connection) = recv_cq.queues().get(cqe.qpn()) {
-                    connection.complete(&cqe, on_response);
+                    connection.complete(&cqe, receiver);
                 }
             });
         }
@@ -507,20 +603,30 @@ impl<U> Inner<U> {
     #[inline]
     fn refill(&self) -> Result<(), PostReceiveError> {
         let srq = self.srq.borrow_mut();
-        if srq.free() * 3 <= srq.depth() { Ok(()) } else { Self::fill(srq) }
+        if srq.free() * 3 <= srq.depth() { Ok(()) } else { self.fill(srq) }
     }
 
     #[inline(never)]
-    fn fill(mut srq: RefMut<'_, Srq>) -> Result<(), PostReceiveError> {
+    fn fill(&self, mut srq: RefMut<'_, Srq>) -> Result<(), PostReceiveError> {
+        self.is_short.set(true);
         while srq.free() > 0 {
             srq.post(&[], 0)?;
         }
         srq.ring();
+        self.is_short.set(false);
         Ok(())
     }
 
     /// Serves every connection that has something to post, READ or publish. Runs no user code.
+    #[inline(always)]
     fn flush(&self) {
+        if self.worklist.has_listed() {
+            self.flush_listed();
+        }
+    }
+
+    #[inline(never)]
+    fn flush_listed(&self) {
         let now_ns = self.worklist.timers().now_ns();
         self.worklist.flush(|connection| connection.serve(now_ns));
     }

@@ -336,8 +336,21 @@ impl<U> Endpoint<U> {
     ///
     /// # Errors
     /// [`CallError`], with `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
-    #[inline]
+    #[inline(always)]
     pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
+        let outcome = self.connection.link().try_call(payload, user_data, response_allowance);
+        match outcome {
+            Ok(call) => {
+                self.connection.mark_dirty();
+                Ok(CallToken { connection: self.connection.serial(), call })
+            }
+            Err(user_data) => self.call_after_all(payload, user_data, response_allowance),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn call_after_all(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
         let outcome = self.connection.link().call(payload, user_data, response_allowance);
         self.note_call(outcome)
     }
@@ -364,7 +377,6 @@ impl<U> Endpoint<U> {
         self.note_call(outcome)
     }
 
-    #[inline(always)]
     fn note_call(&self, outcome: Result<CallKey, CallError<U>>) -> Result<CallToken, CallError<U>> {
         // A refused call too: it may want a READ. Not one on a connection that has ended: nobody flushes that.
         if !matches!(outcome, Err(CallError::Closed { .. })) {

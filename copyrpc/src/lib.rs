@@ -31,7 +31,7 @@ pub use link::Window;
 /// The driver below: devices and their options, and what its errors say.
 pub use mlx5;
 pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
-pub use recv::RecvHandle;
+pub use recv::{RecvHandle, Reply};
 pub use ring::RecvBytes;
 pub use service::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerError, ServerOptions, ServerRequest, StopHandle,

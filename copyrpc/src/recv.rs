@@ -51,12 +51,13 @@ impl<U> RecvHandle<U> {
     /// [`ReplyError::TooLarge`] with this handle, or the connection has ended.
     #[inline]
     pub fn reply(mut self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
-        let outcome = self.connection.link().respond(&self.request, Status::Ok, payload);
-        if let Err(error) = outcome {
-            return Err(error.map_request(|()| self));
+        match respond(&self.connection, &self.request, Status::Ok, payload) {
+            Ok(()) => {
+                self.is_answered = true;
+                Ok(())
+            }
+            Err(error) => Err(error.map_request(|()| self)),
         }
-        self.note_answer();
-        Ok(())
     }
 
     /// Answers with [`CallFailure::Refused`](crate::error::CallFailure::Refused).
@@ -64,32 +65,132 @@ impl<U> RecvHandle<U> {
     /// # Errors
     /// The connection has ended.
     pub fn refuse(mut self) -> Result<(), ReplyError<Self>> {
-        match self.answer_without_payload(Status::Refused) {
-            Ok(()) => Ok(()),
+        match respond_without_payload(&self.connection, &self.request, Status::Refused) {
+            Ok(()) => {
+                self.is_answered = true;
+                Ok(())
+            }
             Err(error) => Err(error.map_request(|()| self)),
         }
     }
 
-    #[inline(never)]
-    fn answer_without_payload(&mut self, status: Status) -> Result<(), ReplyError<()>> {
-        self.connection.link().respond(&self.request, status, &[])?;
-        self.note_answer();
-        Ok(())
-    }
-
     #[cold]
     #[inline(never)]
-    fn abandon(&mut self) {
-        if self.answer_without_payload(Status::Dropped).is_err() {
+    fn abandon(&self) {
+        if respond_without_payload(&self.connection, &self.request, Status::Dropped).is_err() {
             // The connection has ended: nobody waits for the answer.
             self.connection.let_go(&self.request);
         }
     }
+}
 
-    #[inline]
-    fn note_answer(&mut self) {
-        self.is_answered = true;
-        self.connection.mark_dirty();
+#[inline(always)]
+fn respond<U>(connection: &Rc<Connection<U>>, request: &Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
+    connection.link().respond(request, status, payload)?;
+    connection.mark_dirty();
+    Ok(())
+}
+
+#[inline(never)]
+fn respond_without_payload<U>(connection: &Rc<Connection<U>>, request: &Request, status: Status) -> Result<(), ReplyError<()>> {
+    respond(connection, request, status, &[])
+}
+
+/// The answer to a request that [`Context::serve`](crate::Context::serve) hands out, to be given at once or after [`Reply::hold`].
+///
+/// Dropped, it answers the caller with [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
+#[derive(Debug)]
+#[must_use = "dropping a reply answers the request with an error"]
+pub struct Reply<'a, U> {
+    connection: &'a Rc<Connection<U>>,
+    request: &'a Request,
+    /// Answered, or held.
+    is_done: bool,
+}
+
+impl<'a, U> Reply<'a, U> {
+    #[inline(always)]
+    pub(crate) const fn new(connection: &'a Rc<Connection<U>>, request: &'a Request) -> Self {
+        Self { connection, request, is_done: false }
+    }
+
+    /// The request's bytes, as the handler has them.
+    #[inline(always)]
+    pub(crate) fn data(&self) -> RecvBytes<'a> {
+        self.connection.recv_view().bytes(self.request.payload())
+    }
+
+    /// Most bytes a reply may have: what the caller allowed, rounded up.
+    #[must_use]
+    pub const fn max_len(&self) -> usize {
+        self.request.max_reply()
+    }
+
+    /// The endpoint that the request came from.
+    pub fn endpoint(&self) -> Endpoint<U> {
+        Endpoint::new(Rc::clone(self.connection))
+    }
+
+    /// Answers: copies the payload to where the device sends it from. Never fails for want of ring space or credit; it leaves when the requests
+    /// that are there have been handled.
+    ///
+    /// # Errors
+    /// [`ReplyError::TooLarge`] with this reply, or the connection has ended.
+    #[inline(always)]
+    pub fn send(mut self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
+        // In two steps, so that what is seldom needed is no part of the callers' code.
+        let is_sent = self.connection.link().reply_in_place(self.request, payload);
+        let outcome = if is_sent { Ok(self.connection.mark_dirty()) } else { send_after_all(self.connection, self.request, payload) };
+        match outcome {
+            Ok(()) => {
+                self.is_done = true;
+                Ok(())
+            }
+            Err(error) => Err(error.map_request(|()| self)),
+        }
+    }
+
+    /// Answers with [`CallFailure::Refused`](crate::error::CallFailure::Refused).
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn refuse(mut self) -> Result<(), ReplyError<Self>> {
+        match respond_without_payload(self.connection, self.request, Status::Refused) {
+            Ok(()) => {
+                self.is_done = true;
+                Ok(())
+            }
+            Err(error) => Err(error.map_request(|()| self)),
+        }
+    }
+
+    /// Keeps the request, to be answered later: its bytes stay where they are until then.
+    pub fn hold(mut self) -> RecvHandle<U> {
+        self.is_done = true;
+        let request = self.connection.link().hold(self.request);
+        RecvHandle::new(Rc::clone(self.connection), request)
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn send_after_all<U>(connection: &Rc<Connection<U>>, request: &Request, payload: &[u8]) -> Result<(), ReplyError<()>> {
+    respond(connection, request, Status::Ok, payload)
+}
+
+#[cold]
+#[inline(never)]
+fn drop_request<U>(connection: &Rc<Connection<U>>, request: &Request) {
+    // If the connection has ended, nobody waits for the answer.
+    let _unheard = respond(connection, request, Status::Dropped, &[]);
+}
+
+impl<U> Drop for Reply<'_, U> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if !self.is_done {
+            drop_request(self.connection, self.request);
+        }
     }
 }
 

@@ -132,9 +132,8 @@ impl RingView {
         self.size
     }
 
-    /// Copies `bytes` into the ring at `position`. The range must not cross the ring's end; that is
-    /// the caller's arithmetic, never a peer's, so a violation is a bug and panics.
-    #[inline]
+    /// Copies `bytes` into the ring at `position`, as [`write_message`](Self::write_message) does.
+    #[cfg(test)]
     pub(crate) fn copy_in(&self, position: u64, bytes: &[u8]) {
         let target = self.range(position, bytes.len());
         // SAFETY: `range` checked that the target lies in the memory `new` was promised; `bytes` is
@@ -142,11 +141,36 @@ impl RingView {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) }
     }
 
-    /// Copies a message into the ring, as [`copy_in`](Self::copy_in) would its parts.
+    /// The 32 bytes at `position`, a multiple of as many: no such block crosses the ring's end.
+    #[inline(always)]
+    fn block(&self, position: u64) -> NonNull<u8> {
+        let offset = position & (self.size.bytes() - ALIGNMENT);
+        // SAFETY: the size is a power of two of at least 32, so 32 bytes from there are inside the one object `new` was promised.
+        unsafe { self.base.add(offset as usize) }
+    }
+
+    /// Copies a block into the ring.
+    #[inline(always)]
+    pub(crate) fn write_block(&self, position: u64, bytes: &[u8; ALIGNMENT as usize]) {
+        // SAFETY: `block` has as many writable bytes; `bytes` is other memory since no reference to those is alive.
+        unsafe { self.block(position).cast::<[u8; ALIGNMENT as usize]>().write_unaligned(*bytes) }
+    }
+
+    /// Copies the first `N` bytes of a block out, once: what is validated is the copy.
+    #[inline(always)]
+    pub(crate) fn read_block<const N: usize>(&self, position: u64) -> [u8; N] {
+        const { assert!(N as u64 <= ALIGNMENT, "not beyond the block") };
+        // SAFETY: `block` has as many readable bytes.
+        unsafe { self.block(position).cast::<[u8; N]>().read_unaligned() }
+    }
+
+    /// Copies a message into the ring. It must not cross the ring's end; that is the caller's arithmetic, never a peer's, so a violation is a
+    /// bug and panics.
     #[inline(always)]
     pub(crate) fn write_message(&self, position: u64, header: &[u8; wire::HEADER_SIZE], payload: &[u8]) {
         let target = self.range(position, wire::HEADER_SIZE + payload.len());
-        // SAFETY: as in `copy_in`; the payload's place begins inside or at the end of the range.
+        // SAFETY: `range` checked that the target lies in the memory `new` was promised; the bytes are other memory since no reference to the
+        // target is alive; the payload's place begins inside or at the end of the range.
         unsafe {
             target.cast::<[u8; wire::HEADER_SIZE]>().write_unaligned(*header);
             copy(target.as_ptr().add(wire::HEADER_SIZE), payload.as_ptr(), payload.len());
@@ -154,7 +178,7 @@ impl RingView {
     }
 
     /// Copies `N` bytes at `position` out of the ring, once: what is validated is the copy.
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn copy_out<const N: usize>(&self, position: u64) -> [u8; N] {
         let mut bytes = [0; N];
         let source = self.range(position, N);
@@ -170,16 +194,16 @@ impl RingView {
         RecvBytes { base: self.range(payload.position, payload.len as usize), len: payload.len as usize, ring: PhantomData }
     }
 
-    /// Has the cache fetch the line at `position`.
+    /// Has the cache fetch what lies so many bytes behind the block at `position`, on the same lap; beyond it, nothing is accessed.
     #[inline(always)]
-    pub(crate) fn prefetch(&self, position: u64) {
-        prefetch(self.base.addr().get() + self.size.offset(position) as usize);
+    pub(crate) fn prefetch(&self, position: u64, ahead: u64) {
+        prefetch(self.block(position).addr().get() + ahead as usize);
     }
 
     #[inline]
     fn range(&self, position: u64, len: usize) -> NonNull<u8> {
         let offset = self.size.offset(position);
-        if len as u64 > self.size.bytes() - offset {
+        if offset + len as u64 > self.size.bytes() {
             crosses_end(len, offset, self.size.bytes());
         }
         // SAFETY: offset + len <= size, inside the one object `new` was promised.

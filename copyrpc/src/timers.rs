@@ -1,9 +1,12 @@
 //! The clock of a context, and when its connections' deadlines come.
 //!
-//! The clock is the device's, so that virtual time is that of both. It is read once per drain that found nothing and at every
-//! [`CLOCK_INTERVAL`]th drain under load, and by calls that have a deadline. So a deadline is noticed at the first of these that finds it
-//! passed, and ends its call in the drain that looked: never early, late by at most as many drains. While no call has a deadline, a coarse
-//! reading is enough, some milliseconds behind for a fifth of the cost: all that is left to do then is done every 10 ms or more seldom.
+//! The clock is the device's, so that virtual time is that of both. It is read by calls that have a deadline, by drains that found nothing while
+//! a call may have one, and by every drain after a pause. The pause is none when a millisecond or more has passed since the last but one such
+//! look, else it grows: 1, 3, 7 and at most 63 drains. So an owner that does something else for long between drains is noticed by each of
+//! them, and one that polls as fast as it can spends nothing on the clock; the pause is at most as many drains as came in the millisecond
+//! before, and one. A deadline is noticed at the first look that finds it passed, and ends its call in the drain that looked: never early,
+//! late by at most as many drains. While no call has a deadline, a coarse reading is enough, some milliseconds behind for a fifth of the cost:
+//! all that is left to do then is done every 10 ms or more seldom.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -14,8 +17,10 @@ use mlx5::Device;
 use crate::connection::Connection;
 use crate::link::Deadlines;
 
-/// Under load every this many drains look at the clock.
-const CLOCK_INTERVAL: u32 = 64;
+/// Most drains without a look at the clock in between.
+const MAX_PAUSE: u32 = 63;
+/// Looks come at every drain while each finds that so much has passed.
+const PACE_NS: u64 = 1_000_000;
 /// How often connections are looked at for silence, and for requests that wait.
 const SWEEP_INTERVAL_NS: u64 = 10_000_000;
 /// Idle connections that a sweep looks at, at most: those whose turn has come. More wait for the next sweeps.
@@ -55,9 +60,16 @@ impl<U> Armed<U> {
 pub(crate) struct Timers<U> {
     device: Device,
     now_ns: Cell<u64>,
-    drains_since_look: Cell<u32>,
+    /// Drains until the next look.
+    drains_left: Cell<u32>,
+    /// Drains passed over after the last look.
+    pause: Cell<u32>,
+    /// When a look found that [`PACE_NS`] had passed.
+    moved_ns: Cell<u64>,
     last_sweep_ns: Cell<u64>,
     deadlines: RefCell<Deadlines<Armed<U>>>,
+    /// There is something in it.
+    has_deadlines: Cell<bool>,
     /// When each connection has its next look for idleness.
     idle: RefCell<Deadlines<Weak<Connection<U>>>>,
     last_serial: Cell<u64>,
@@ -69,9 +81,12 @@ impl<U> Timers<U> {
         Self {
             device,
             now_ns: Cell::new(now_ns),
-            drains_since_look: Cell::new(0),
+            drains_left: Cell::new(0),
+            pause: Cell::new(0),
+            moved_ns: Cell::new(now_ns),
             last_sweep_ns: Cell::new(now_ns),
             deadlines: RefCell::new(Deadlines::new()),
+            has_deadlines: Cell::new(false),
             idle: RefCell::new(Deadlines::new()),
             last_serial: Cell::new(0),
         }
@@ -87,23 +102,36 @@ impl<U> Timers<U> {
         self.device.now_ns().saturating_add(nanoseconds(timeout))
     }
 
-    /// Called once per drain. Whether it looked at the clock.
+    /// Called once per drain. Whether it is time for [`Timers::look`].
+    #[inline]
     pub(crate) fn tick(&self, is_idle: bool) -> bool {
-        let drains = self.drains_since_look.get() + 1;
-        if !is_idle && drains < CLOCK_INTERVAL {
-            self.drains_since_look.set(drains);
-            return false;
+        let left = self.drains_left.get();
+        if left == 0 || (is_idle && self.has_deadlines.get()) {
+            return true;
         }
-        self.drains_since_look.set(0);
-        let now_ns = if self.deadlines.borrow().is_empty() { self.device.coarse_now_ns() } else { self.device.now_ns() };
+        self.drains_left.set(left - 1);
+        false
+    }
+
+    /// Looks at the clock.
+    pub(crate) fn look(&self) {
+        let now_ns = if self.has_deadlines.get() { self.device.now_ns() } else { self.device.coarse_now_ns() };
         // The coarse reading is behind the other.
-        self.now_ns.set(self.now_ns.get().max(now_ns));
-        true
+        let now_ns = self.now_ns.get().max(now_ns);
+        self.now_ns.set(now_ns);
+        let pause = if now_ns - self.moved_ns.get() >= PACE_NS {
+            self.moved_ns.set(now_ns);
+            0
+        } else {
+            (2 * self.pause.get() + 1).min(MAX_PAUSE)
+        };
+        self.pause.set(pause);
+        self.drains_left.set(pause);
     }
 
     /// Has the next drain look at the clock, after a sleep.
     pub(crate) fn look_next(&self) {
-        self.drains_since_look.set(CLOCK_INTERVAL);
+        self.drains_left.set(0);
     }
 
     pub(crate) const fn sweep_interval(&self) -> Duration {
@@ -141,6 +169,7 @@ impl<U> Timers<U> {
         timer.set(Timer { at_ns, serial });
         let armed = Armed { serial, connection: Rc::downgrade(connection) };
         self.deadlines.borrow_mut().push(at_ns, armed, |armed| armed.live().is_some());
+        self.has_deadlines.set(true);
     }
 
     /// Has [`Timers::take_idle`] give out this connection after `at_ns`.
@@ -158,15 +187,13 @@ impl<U> Timers<U> {
     /// A connection whose time has passed. It has no timer then.
     pub(crate) fn take_due(&self) -> Option<Rc<Connection<U>>> {
         let mut deadlines = self.deadlines.borrow_mut();
-        if deadlines.is_empty() {
-            return None;
-        }
         while let Some(armed) = deadlines.pop_before(self.now_ns.get()) {
             if let Some(connection) = armed.live() {
                 connection.timer().set(Timer::NONE);
                 return Some(connection);
             }
         }
+        self.has_deadlines.set(!deadlines.is_empty());
         None
     }
 }

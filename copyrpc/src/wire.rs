@@ -33,11 +33,14 @@ pub const fn internal_allowance(response_allowance: u64) -> u64 {
     padded(response_allowance).saturating_add(METADATA_SPAN)
 }
 
+/// Bytes of an internal allowance that are not the response's payload.
+pub(crate) const RESPONSE_OVERHEAD: u64 = METADATA_SPAN + HEADER_SIZE as u64;
+
 /// The largest response payload that fits an internal allowance; 0 if not even an empty one does.
 #[must_use]
 #[inline]
 pub const fn response_capacity(internal_allowance: u64) -> u64 {
-    internal_allowance.saturating_sub(METADATA_SPAN + HEADER_SIZE as u64)
+    internal_allowance.saturating_sub(RESPONSE_OVERHEAD)
 }
 
 /// Immediate value of a batch that advances the receive ring by `span` bytes (a multiple of

@@ -15,6 +15,7 @@ use crate::timers::Timers;
 pub(crate) struct Worklist<U> {
     /// The first of the connections that flushes look at, each once; the next is in its [`Listing`].
     first: Cell<Option<Rc<Connection<U>>>>,
+    has_listed: Cell<bool>,
     /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
     unfinished: RefCell<Vec<Rc<Connection<U>>>>,
     /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
@@ -34,6 +35,7 @@ impl<U> Worklist<U> {
     pub(crate) fn new(device: Device) -> Self {
         Self {
             first: Cell::new(None),
+            has_listed: Cell::new(false),
             unfinished: RefCell::default(),
             requests: RefCell::default(),
             swept: RefCell::default(),
@@ -85,16 +87,15 @@ impl<U> Worklist<U> {
     }
 
     /// Connections that a drain has to go on with.
+    #[inline]
     pub(crate) fn has_unfinished(&self) -> bool {
         !self.unfinished.borrow().is_empty()
     }
 
     /// Whether a flush would look at a connection.
+    #[inline(always)]
     pub(crate) fn has_listed(&self) -> bool {
-        let first = self.first.take();
-        let has_any = first.is_some();
-        self.first.set(first);
-        has_any
+        self.has_listed.get()
     }
 
     #[inline(never)]
@@ -102,6 +103,7 @@ impl<U> Worklist<U> {
         let listing = connection.listing();
         if !listing.is_listed.replace(true) {
             listing.next.set(self.first.replace(Some(Rc::clone(connection))));
+            self.has_listed.set(true);
             // All that makes one side wait for the other lists the connection.
             if !listing.is_swept.get() {
                 self.list_swept(connection);
@@ -134,8 +136,9 @@ impl<U> Worklist<U> {
 
     /// Takes all connections off the list, and hands them to `serve` that want it or on which something arrived before the last flush. The
     /// others stay.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<Connection<U>>)) {
+        self.has_listed.set(false);
         let mut next = self.first.take();
         while let Some(connection) = next {
             let listing = connection.listing();

@@ -6,7 +6,7 @@
 mod explore;
 
 use super::deadlines::Deadlines;
-use crate::wire::CallId;
+use crate::wire::{CallId, RESPONSE_OVERHEAD};
 
 /// Deadline of a call that has none.
 pub(super) const NEVER: u64 = u64::MAX;
@@ -28,12 +28,16 @@ impl CallKey {
 
 #[derive(Debug)]
 enum State<U> {
-    Free,
+    /// The next of the free slots, or [`NO_SLOT`].
+    Free(u32),
     /// The caller waits for the end of its call.
     Waiting(U),
     /// The call was cancelled or ran out of time, its request is not answered.
     Abandoned,
 }
+
+/// An index beyond every slab.
+const NO_SLOT: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Slot<U> {
@@ -46,6 +50,11 @@ struct Slot<U> {
 }
 
 impl<U> Slot<U> {
+    #[inline(always)]
+    const fn next_free(&self) -> Option<u32> {
+        if let State::Free(next) = self.state { Some(next) } else { None }
+    }
+
     const fn is_waiting(&self, key: CallKey) -> bool {
         self.generation == key.generation && matches!(self.state, State::Waiting(_))
     }
@@ -63,75 +72,111 @@ pub(super) struct Answered<U> {
 #[derive(Debug)]
 pub(super) struct Calls<U> {
     slots: Vec<Slot<U>>,
-    free: Vec<u32>,
-    waiting: usize,
+    /// The first of the free slots, or [`NO_SLOT`].
+    free: u32,
+    unanswered: u32,
+    /// Those among them whose caller does not wait.
+    abandoned: u32,
     deadlines: Deadlines<CallKey>,
 }
 
 impl<U> Calls<U> {
     /// With so many `slots`, all free and of this generation: 0 of them unless that is to be something.
     pub(super) fn new(slots: u32, generation: u32) -> Self {
-        let slot = |_| Slot { generation, internal_allowance: 0, deadline_ns: NEVER, state: State::Free };
-        Self { slots: (0..slots).map(slot).collect(), free: (0..slots).collect(), waiting: 0, deadlines: Deadlines::new() }
+        let next = |index| if index + 1 < slots { index + 1 } else { NO_SLOT };
+        let slot = |index| Slot { generation, internal_allowance: 0, deadline_ns: NEVER, state: State::Free(next(index)) };
+        Self {
+            slots: (0..slots).map(slot).collect(),
+            free: if slots > 0 { 0 } else { NO_SLOT },
+            unanswered: 0,
+            abandoned: 0,
+            deadlines: Deadlines::new(),
+        }
     }
 
     /// Calls whose caller waits.
     pub(super) const fn waiting(&self) -> usize {
-        self.waiting
+        (self.unanswered - self.abandoned) as usize
     }
 
     /// Requests not answered, also those whose caller does not wait.
-    pub(super) fn unanswered(&self) -> usize {
-        self.slots.len().saturating_sub(self.free.len())
+    #[inline]
+    pub(super) const fn unanswered(&self) -> usize {
+        self.unanswered as usize
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.free.is_empty() && self.slots.len() == CallId::MAX_CALLS as usize
-    }
-
-    /// Takes a call in; the caller has checked [`Calls::is_full`]. Allocates only while the number of requests not answered reaches a
-    /// new high.
-    #[inline(always)]
-    pub(super) fn insert(&mut self, user_data: U, internal_allowance: u64, deadline_ns: u64) -> CallKey {
-        self.waiting += 1;
-        let internal_allowance = internal_allowance as u32;
-        let state = State::Waiting(user_data);
-        let key = if let Some(index) = self.free.pop() {
-            let slot = &mut self.slots[index as usize];
-            let generation = slot.generation.wrapping_add(1);
-            *slot = Slot { generation, internal_allowance, deadline_ns, state };
-            CallKey { index, generation }
-        } else {
-            self.slots.push(Slot { generation: 0, internal_allowance, deadline_ns, state });
-            CallKey { index: self.slots.len() as u32 - 1, generation: 0 }
-        };
-        if deadline_ns != NEVER {
-            let slots = &self.slots;
-            self.deadlines.push(deadline_ns, key, |key| is_waiting(slots, *key));
+    /// Sees to it that a call finds a slot. `false`: as many as call ids can name are taken. Allocates only while the number of requests not
+    /// answered reaches a new high.
+    pub(super) fn make_room(&mut self) -> bool {
+        if self.free == NO_SLOT {
+            let index = self.slots.len() as u32;
+            if index == CallId::MAX_CALLS {
+                return false;
+            }
+            // Its first call has generation 0.
+            self.slots.push(Slot { generation: u32::MAX, internal_allowance: 0, deadline_ns: NEVER, state: State::Free(NO_SLOT) });
+            self.free = index;
         }
-        key
+        true
+    }
+
+    /// Takes a call in; without a free slot the user data comes back, see [`Calls::make_room`].
+    #[inline(always)]
+    pub(super) fn insert(&mut self, user_data: U, internal_allowance: u64, deadline_ns: u64) -> Result<CallKey, U> {
+        let index = self.free;
+        let Some((slot, next)) = self.slots.get_mut(index as usize).and_then(|slot| slot.next_free().map(|next| (slot, next))) else {
+            return Err(user_data);
+        };
+        self.free = next;
+        self.unanswered += 1;
+        let generation = slot.generation.wrapping_add(1);
+        *slot = Slot { generation, internal_allowance: internal_allowance as u32, deadline_ns, state: State::Waiting(user_data) };
+        let key = CallKey { index, generation };
+        if deadline_ns != NEVER {
+            self.note_deadline(deadline_ns, key);
+        }
+        Ok(key)
+    }
+
+    #[inline(never)]
+    fn note_deadline(&mut self, deadline_ns: u64, key: CallKey) {
+        let slots = &self.slots;
+        self.deadlines.push(deadline_ns, key, |key| is_waiting(slots, *key));
+    }
+
+    /// The request with this id was answered, with `len` payload bytes. `None`, and nothing has changed, unless its caller waits and they fit
+    /// what it allowed: [`Calls::complete`] has all ends.
+    #[inline(always)]
+    pub(super) fn complete_waiting(&mut self, id: CallId, len: u32) -> Option<U> {
+        let slot = self.slots.get_mut(id.index() as usize)?;
+        let fits = u64::from(len) + RESPONSE_OVERHEAD <= u64::from(slot.internal_allowance);
+        if id != CallId::new(id.index(), slot.generation) || !fits || !matches!(slot.state, State::Waiting(_)) {
+            return None;
+        }
+        let State::Waiting(user_data) = std::mem::replace(&mut slot.state, State::Free(self.free)) else { return None };
+        self.free = id.index();
+        self.unanswered -= 1;
+        Some(user_data)
     }
 
     /// The request with this id was answered. `None` for an id that names no unanswered request: duplicate or forged.
-    #[inline(always)]
     pub(super) fn complete(&mut self, id: CallId) -> Option<Answered<U>> {
         let slot = self.slots.get_mut(id.index() as usize)?;
-        if id != CallId::new(id.index(), slot.generation) {
+        if id != CallId::new(id.index(), slot.generation) || matches!(slot.state, State::Free(_)) {
             return None;
         }
         let internal_allowance = u64::from(slot.internal_allowance);
-        let state = std::mem::replace(&mut slot.state, State::Free);
-        if matches!(state, State::Free) {
-            return None;
-        }
-        self.free.push(id.index());
-        match state {
-            State::Waiting(user_data) => {
-                self.waiting -= 1;
-                Some(Answered { user_data: Some(user_data), internal_allowance })
+        let state = std::mem::replace(&mut slot.state, State::Free(self.free));
+        self.free = id.index();
+        self.unanswered -= 1;
+        let user_data = match state {
+            State::Waiting(user_data) => Some(user_data),
+            State::Free(_) | State::Abandoned => {
+                self.abandoned -= 1;
+                None
             }
-            State::Free | State::Abandoned => Some(Answered { user_data: None, internal_allowance }),
-        }
+        };
+        Some(Answered { user_data, internal_allowance })
     }
 
     /// Ends a call before its request is answered. `None` for one that has ended.
@@ -140,10 +185,10 @@ impl<U> Calls<U> {
         if !slot.is_waiting(key) {
             return None;
         }
-        self.waiting -= 1;
+        self.abandoned += 1;
         match std::mem::replace(&mut slot.state, State::Abandoned) {
             State::Waiting(user_data) => Some(user_data),
-            State::Free | State::Abandoned => None,
+            State::Free(_) | State::Abandoned => None,
         }
     }
 
@@ -167,10 +212,18 @@ impl<U> Calls<U> {
 
     /// Ends any one call that waits, for a connection that has ended.
     pub(super) fn take_any(&mut self) -> Option<U> {
+        self.free = NO_SLOT;
         while let Some(slot) = self.slots.pop() {
-            if let State::Waiting(user_data) = slot.state {
-                self.waiting -= 1;
-                return Some(user_data);
+            match slot.state {
+                State::Waiting(user_data) => {
+                    self.unanswered -= 1;
+                    return Some(user_data);
+                }
+                State::Abandoned => {
+                    self.unanswered -= 1;
+                    self.abandoned -= 1;
+                }
+                State::Free(_) => {}
             }
         }
         None
@@ -186,7 +239,12 @@ mod tests {
     use super::*;
 
     fn insert(calls: &mut Calls<u32>, user_data: u32) -> CallKey {
-        calls.insert(user_data, 64, NEVER)
+        insert_until(calls, user_data, NEVER)
+    }
+
+    fn insert_until(calls: &mut Calls<u32>, user_data: u32, deadline_ns: u64) -> CallKey {
+        assert!(calls.make_room());
+        calls.insert(user_data, 64, deadline_ns).unwrap()
     }
 
     fn complete(calls: &mut Calls<u32>, key: CallKey) -> Option<Option<u32>> {
@@ -226,17 +284,31 @@ mod tests {
     #[test]
     fn a_deadline_ends_only_its_own_call_and_once() {
         let mut calls = Calls::new(0, 0);
-        let answered = calls.insert(1, 64, 100);
+        let answered = insert_until(&mut calls, 1, 100);
         assert_eq!(complete(&mut calls, answered), Some(Some(1)));
         // The same slot and the same deadline: the entry of the first is dead.
-        calls.insert(2, 64, 100);
-        let cancelled = calls.insert(3, 64, 50);
+        insert_until(&mut calls, 2, 100);
+        let cancelled = insert_until(&mut calls, 3, 50);
         assert_eq!(calls.next_deadline(), Some(50));
         calls.abandon(cancelled);
         assert_eq!(calls.next_deadline(), Some(100));
         assert_eq!(calls.expire(100), None, "not before it has passed");
         assert_eq!(calls.expire(101), Some(2));
         assert_eq!((calls.expire(u64::MAX), calls.next_deadline()), (None, None));
+    }
+
+    #[test]
+    fn a_reply_reaches_a_caller_that_waits_and_allowed_it_and_else_changes_nothing() {
+        let mut calls = Calls::new(0, 0);
+        let (waits, abandoned) = (insert(&mut calls, 1), insert(&mut calls, 2));
+        calls.abandon(abandoned);
+        assert_eq!(calls.complete_waiting(abandoned.id(), 0), None);
+        assert_eq!(calls.complete_waiting(waits.id(), (64 - RESPONSE_OVERHEAD) as u32 + 1), None, "too long");
+        assert_eq!(calls.complete_waiting(CallId::new(waits.index, waits.generation + 1), 0), None, "another generation");
+        assert_eq!((calls.waiting(), calls.unanswered()), (1, 2));
+        assert_eq!(calls.complete_waiting(waits.id(), (64 - RESPONSE_OVERHEAD) as u32), Some(1));
+        assert_eq!(calls.complete_waiting(waits.id(), 0), None, "duplicate");
+        assert_eq!((complete(&mut calls, abandoned), calls.waiting(), calls.unanswered()), (Some(None), 0, 0));
     }
 
     #[test]

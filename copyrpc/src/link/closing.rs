@@ -25,6 +25,7 @@ impl<U> Link<U> {
     pub(super) fn begin_closing(&mut self, reason: CloseReason) {
         if self.ending.is_none() {
             self.tx.mark_closing();
+            self.tx.close_to_calls();
             // An answer is waited for from here.
             self.watch.news();
         }
@@ -85,7 +86,7 @@ impl<U> Link<U> {
         if self.owes_mark() && !self.tx.has_unposted() {
             self.offer_mark();
         }
-        let words = self.current_words();
+        let words = self.grant();
         let sent = self.tx.batches_sent();
         let outcome = self.post_waiting(words, post);
         self.closing.is_told |= self.tx.batches_sent() > sent && !self.tx.has_unposted();

@@ -51,12 +51,12 @@ impl Reservation {
         self.granted += room.saturating_sub(reserved) & !(ALIGNMENT - 1);
     }
 
-    /// A request arrived that wants `wanted` bytes of internal allowance (T6).
-    #[inline]
-    pub(super) fn claim(&mut self, ring: RingSize, wanted: u64) -> Result<(), ProtocolError> {
-        let available = (self.granted - self.used).min(ring.max_internal_allowance());
-        if wanted < internal_allowance(0) || wanted > available {
-            return Err(ProtocolError::Allowance { wanted, available });
+    /// A request arrived that wants `wanted` bytes of internal allowance, of which `max` are legal (T6).
+    #[inline(always)]
+    pub(super) fn claim(&mut self, wanted: u64, max: u64) -> Result<(), ProtocolError> {
+        let left = self.granted - self.used;
+        if wanted < internal_allowance(0) || wanted > left || wanted > max {
+            return Err(ProtocolError::Allowance { wanted, available: left.min(max) });
         }
         self.used += wanted;
         Ok(())
@@ -118,6 +118,8 @@ mod tests {
     use super::*;
 
     const C: u64 = 4096;
+    /// L2.
+    const MAX: u64 = C / 4 - C / 16;
 
     fn ring() -> RingSize {
         RingSize::new(C).unwrap()
@@ -146,11 +148,11 @@ mod tests {
     #[test]
     fn a_request_cannot_claim_credit_that_was_never_granted() {
         let mut reservation = Reservation::new(0, 256);
-        assert_eq!(reservation.claim(ring(), 192), Ok(()));
+        assert_eq!(reservation.claim(192, MAX), Ok(()));
         let overdraft = ProtocolError::Allowance { wanted: 96, available: 64 };
-        assert_eq!(reservation.claim(ring(), 96), Err(overdraft));
-        assert!(reservation.claim(ring(), 32).is_err(), "below the minimum");
-        assert_eq!(reservation.claim(ring(), 64), Ok(()));
+        assert_eq!(reservation.claim(96, MAX), Err(overdraft));
+        assert!(reservation.claim(32, MAX).is_err(), "below the minimum");
+        assert_eq!(reservation.claim(64, MAX), Ok(()));
         reservation.release(192);
         assert_eq!(reservation.outstanding(), 64);
     }

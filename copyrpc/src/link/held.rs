@@ -65,7 +65,22 @@ impl HeldRequests {
         self.next += 1;
     }
 
+    /// As [`push`](Self::push) and [`take`](Self::take) of a request with the application, which has all others. Returns its number.
+    pub(super) fn push_taken(&mut self, request: HeldRequest) -> u64 {
+        debug_assert!(!self.has_untaken());
+        self.push(request);
+        self.untaken = self.next;
+        self.next - 1
+    }
+
+    /// There are some that the application has not got.
+    #[inline(always)]
+    pub(super) const fn has_untaken(&self) -> bool {
+        self.untaken != self.next
+    }
+
     #[cold]
+    #[inline(never)]
     fn grow(&mut self) {
         let mut room = vec![HeldRequest::default(); (2 * self.room.len()).max(FIRST_ROOM)];
         let mask = room.len() - 1;

@@ -2,7 +2,7 @@
 
 use super::held::HeldRequest;
 use super::watch::Verdict;
-use super::{Event, Link, Request};
+use super::{Event, IN_PLACE, Link, Message, Request};
 use crate::error::{CallFailure, CloseReason, ProtocolError};
 use crate::ring::Payload;
 use crate::wire::{
@@ -13,7 +13,15 @@ impl<U> Link<U> {
     /// Whether to READ the peer's published record now (L5): a call was refused, space is low, the
     /// batch limit holds data back, or requests wait in silence (K1). After READs in vain a wanted one comes at one of the next 65 calls.
     /// After posting it, call [`Link::read_posted`]. Ends the connection when the peer did nothing for too long (K2).
+    #[inline(always)]
     pub fn poll_read(&mut self, now_ns: u64) -> bool {
+        // Whatever there is to say of the peer's silence was said at the first look at this time.
+        let is_new_time = self.watch.is_new_time(now_ns) && self.is_watching();
+        if is_new_time || self.idle.probe_is_due || self.wants_read() { self.decide_read(now_ns) } else { false }
+    }
+
+    #[inline(never)]
+    fn decide_read(&mut self, now_ns: u64) -> bool {
         if self.closed.is_some() {
             return false;
         }
@@ -79,6 +87,7 @@ impl<U> Link<U> {
     }
 
     /// A receive completion with this immediate arrived. Its messages come out of [`Link::next_event`].
+    #[inline(always)]
     pub fn on_imm(&mut self, imm: u32) {
         if self.closed.is_some() {
             return;
@@ -86,32 +95,95 @@ impl<U> Link<U> {
         self.watch.news();
         self.starved = false;
         match self.rx.announce(imm) {
-            Ok(()) => self.stats.batches_received += 1,
+            Ok(()) => {
+                self.stats.batches_received += 1;
+                if self.rx.is_between_batches() {
+                    self.begin_batch();
+                }
+            }
             Err(error) => self.close(error.into()),
         }
     }
 
+    /// The next message in what arrived, if it is one of those that mostly come. `takes_requests`: requests come one by one, and not in the
+    /// order of [`Link::take_request`], unless older ones wait there. Such a request is answered, or held with [`Link::hold`], before the next
+    /// message is taken.
+    #[inline(always)]
+    pub(crate) fn next_message(&mut self, takes_requests: bool) -> Message<U> {
+        // So is a connection that has ended.
+        if self.rx.is_between_batches() {
+            return if self.closed.is_none() && self.rx.is_done() { Message::Done } else { Message::Other };
+        }
+        let Ok((header, position)) = self.rx.next_message() else { return Message::Other };
+        let payload = Payload::of_message(position, header.len);
+        if header.call_id & RESPONSE_FLAG != 0 {
+            if header.piggyback == Status::Ok as u32 {
+                if let Some(user_data) = self.calls.complete_waiting(CallId::from_wire(header.call_id), header.len) {
+                    self.advance(&header);
+                    return Message::Reply { user_data, payload };
+                }
+            }
+            return Message::Other;
+        }
+        if !takes_requests || self.rx.requests.has_untaken() || self.claim(&header).is_err() {
+            return Message::Other;
+        }
+        self.advance(&header);
+        let internal_allowance = header.piggyback * ALIGNMENT as u32;
+        Message::Request(Request { number: IN_PLACE, payload, internal_allowance, call_id: header.call_id })
+    }
+
     /// The next requests or ended call in what arrived; `None` when all is parsed. On a closed connection it ends the pending calls, one
     /// by one.
-    #[inline(always)]
     pub fn next_event(&mut self) -> Option<Event<U>> {
+        let mut requests = 0;
         loop {
             if self.rx.is_between_batches() || self.closed.is_some() {
+                if requests > 0 {
+                    return Some(Event::Requests(requests));
+                }
                 if self.rx.is_done() || !self.begin_batch() {
                     return self.end_any();
                 }
                 continue;
             }
-            match self.take_messages() {
-                Ok(None) => {}
-                Ok(event) => return event,
-                Err(error) => self.close(error.into()),
+            let (header, position) = match self.rx.next_message() {
+                Ok(next) => next,
+                Err(error) => {
+                    self.close(error.into());
+                    continue;
+                }
+            };
+            if header.call_id & RESPONSE_FLAG != 0 {
+                if requests > 0 {
+                    return Some(Event::Requests(requests));
+                }
+                self.advance(&header);
+                match self.take_response(&header, position) {
+                    Some(event) => return Some(event),
+                    None => continue,
+                }
             }
+            if let Err(error) = self.claim(&header) {
+                self.close(error.into());
+                continue;
+            }
+            self.advance(&header);
+            // An allowance is at most 3/16 of the largest ring.
+            let (call_id, len, internal_allowance) = (header.call_id, header.len, header.piggyback * ALIGNMENT as u32);
+            self.rx.requests.push(HeldRequest { position, call_id, len, internal_allowance });
+            requests += 1;
         }
     }
 
+    #[inline(always)]
+    fn advance(&mut self, header: &Header) {
+        self.rx.advance(header);
+        self.stats.messages_received += 1;
+    }
+
     /// Takes the words of the next batch, if one was announced. Whether to go on.
-    #[inline(never)]
+    #[inline]
     fn begin_batch(&mut self) -> bool {
         if self.closed.is_some() {
             return false;
@@ -137,100 +209,59 @@ impl<U> Link<U> {
         self.calls.take_any().map(|user_data| Event::Ended { user_data, outcome: Err(reason.into()) })
     }
 
-    /// Takes requests up to the next response, or that response. What cannot be taken behind requests is found by the next call.
-    #[inline(always)]
-    fn take_messages(&mut self) -> Result<Option<Event<U>>, ProtocolError> {
-        let mut requests = 0;
-        let outcome = loop {
-            let (header, position) = match self.rx.next_message() {
-                Ok(next) => next,
-                Err(error) => break Err(error),
-            };
-            if header.call_id & RESPONSE_FLAG != 0 {
-                if requests > 0 {
-                    break Ok(None);
-                }
-                self.rx.advance(&header);
-                self.stats.messages_received += 1;
-                return self.take_response(&header, position);
-            }
-            if let Err(error) = self.take_in_request(&header, position) {
-                break Err(error);
-            }
-            self.rx.advance(&header);
-            requests += 1;
-            if self.rx.is_between_batches() {
-                break Ok(None);
-            }
-        };
-        self.stats.messages_received += requests as u64;
-        if requests > 0 { Ok(Some(Event::Requests(requests))) } else { outcome }
-    }
-
     /// The peer told its words; `floor` is what the same channel told before (F1, T5).
+    #[inline]
     fn hear(&mut self, words: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         self.tx.acknowledge(words, floor)?;
         self.credit.raise(self.tx.size(), words.credit, floor.credit)
     }
 
+    /// A request with this header arrived.
     #[inline(always)]
-    fn take_in_request(&mut self, header: &Header, position: u64) -> Result<(), ProtocolError> {
-        let ring = self.rx.size();
+    fn claim(&mut self, header: &Header) -> Result<(), ProtocolError> {
         let message = padded(u64::from(header.len));
-        if message > ring.max_message() {
-            return Err(ProtocolError::RequestTooLarge { padded: message, max: ring.max_message() });
+        if message > self.limits.message {
+            return Err(ProtocolError::RequestTooLarge { padded: message, max: self.limits.message });
         }
-        let allowance = u64::from(header.piggyback) * ALIGNMENT;
-        self.reservation.claim(ring, allowance)?;
-        // An allowance is at most 3/16 of the largest ring.
-        let internal_allowance = allowance as u32;
-        self.rx.requests.push(HeldRequest { position, call_id: header.call_id, len: header.len, internal_allowance });
-        Ok(())
+        self.reservation.claim(u64::from(header.piggyback) * ALIGNMENT, self.limits.internal_allowance)
     }
 
     /// The next request that arrived, in the order of the calls. As many come as [`Event::Requests`] said.
     #[inline]
     pub fn take_request(&mut self) -> Option<Request> {
         let (number, held) = self.rx.requests.take()?;
-        Some(Request { number, payload: Payload::of_message(held.position, held.len), internal_allowance: held.internal_allowance })
+        let HeldRequest { position, call_id, len, internal_allowance } = *held;
+        Some(Request { number, payload: Payload::of_message(position, len), internal_allowance, call_id })
     }
 
-    #[inline(always)]
-    fn take_response(&mut self, header: &Header, position: u64) -> Result<Option<Event<U>>, ProtocolError> {
-        let status = Status::from_wire(header.piggyback).ok_or(ProtocolError::UnknownStatus(header.piggyback))?;
+    /// `None` for a response to no call that waits.
+    fn take_response(&mut self, header: &Header, position: u64) -> Option<Event<U>> {
+        let Some(status) = Status::from_wire(header.piggyback) else {
+            self.close(ProtocolError::UnknownStatus(header.piggyback).into());
+            return None;
+        };
         let Some(answered) = self.calls.complete(CallId::from_wire(header.call_id)) else {
             self.stats.stale_responses += 1;
-            return Ok(None);
+            return None;
         };
-        let max = response_capacity(answered.internal_allowance);
-        match answered.user_data {
-            Some(user_data) if status == Status::Ok && u64::from(header.len) <= max => {
-                Ok(Some(Event::Ended { user_data, outcome: Ok(Payload::of_message(position, header.len)) }))
-            }
-            user_data => self.take_other_response(user_data, status, header.len, max),
-        }
-    }
-
-    /// A response without payload, late, or longer than its call allowed (T7), which ends that call with the connection.
-    #[cold]
-    #[inline(never)]
-    fn take_other_response(&mut self, user_data: Option<U>, status: Status, len: u32, max: u64) -> Result<Option<Event<U>>, ProtocolError> {
+        let (len, max) = (header.len, response_capacity(answered.internal_allowance));
         let error = ProtocolError::ResponseTooLarge { len, max };
         let is_too_large = u64::from(len) > max;
-        let Some(user_data) = user_data else {
+        if is_too_large {
+            // T7: its call ends with the connection.
+            self.close(error.into());
+        }
+        let Some(user_data) = answered.user_data else {
             self.stats.late_responses += 1;
-            return if is_too_large { Err(error) } else { Ok(None) };
+            return None;
         };
-        let failure = match status {
-            Status::Dropped if !is_too_large => CallFailure::Dropped,
-            Status::Refused if !is_too_large => CallFailure::Refused,
-            Status::Closing if !is_too_large => CallFailure::Closed(CloseReason::ClosedByPeer),
-            // A payload that fits is not for this function.
-            _ => {
-                self.close(error.into());
-                CallFailure::Closed(error.into())
-            }
+        let outcome = match status {
+            _ if is_too_large => Err(CallFailure::Closed(error.into())),
+            Status::Ok => Ok(Payload::of_message(position, len)),
+            Status::Dropped => Err(CallFailure::Dropped),
+            Status::Refused => Err(CallFailure::Refused),
+            Status::Closing => Err(CallFailure::Closed(CloseReason::ClosedByPeer)),
         };
-        Ok(Some(Event::Ended { user_data, outcome: Err(failure) }))
+        Some(Event::Ended { user_data, outcome })
     }
 }

@@ -36,6 +36,7 @@ pub use config::LinkConfig;
 pub use config::{Past, Traffic};
 use credit::{PeerCredit, Reservation};
 pub(crate) use deadlines::Deadlines;
+use held::HeldRequest;
 use idle::Idle;
 use rx::RecvRing;
 pub use tx::Emit;
@@ -56,11 +57,16 @@ const CALL_SLACK: u64 = 128;
 /// A request with the application. Not `Clone`: it is answered once.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Request {
+    /// Of those that are held, or [`IN_PLACE`].
     number: u64,
     payload: Payload,
     /// Bytes.
     internal_allowance: u32,
+    call_id: u32,
 }
+
+/// Number of a request that is answered, or held, before anything else is taken of what arrived.
+const IN_PLACE: u64 = u64::MAX;
 
 impl Request {
     /// Where its payload lies in the receive ring; intact until the request is answered.
@@ -90,9 +96,32 @@ pub enum Event<U> {
     },
 }
 
+/// What [`Link::next_message`] found.
+#[derive(Debug)]
+pub(crate) enum Message<U> {
+    /// The reply that a call waits for; its payload is in the receive ring until the next message is taken.
+    Reply { user_data: U, payload: Payload },
+    /// A request.
+    Request(Request),
+    /// All is parsed.
+    Done,
+    /// Something else: [`Link::next_event`] knows.
+    Other,
+}
+
+/// What the size of the rings allows, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// L1.
+    message: u64,
+    /// L2.
+    internal_allowance: u64,
+}
+
 /// One end of a connection. `U` is the caller's data per call.
 #[derive(Debug)]
 pub struct Link<U> {
+    limits: Limits,
     tx: SendRing,
     rx: RecvRing,
     reservation: Reservation,
@@ -149,6 +178,7 @@ impl<U> Link<U> {
         let told = FlowWords { consumer_pos: config.recv_start, credit: reservation.granted(), batches_received: received.batches };
         let heard = FlowWords { consumer_pos: config.send_start, credit: credit.granted(), batches_received: sent.batches };
         Ok(Self {
+            limits: Limits { message: send.size().max_message(), internal_allowance: send.size().max_internal_allowance() },
             tx: SendRing::new(send, config.send_start, sent.batches, config.peer_batches),
             rx: RecvRing::new(recv, told, received.requests, config.local_batches),
             reservation,
@@ -179,7 +209,6 @@ impl<U> Link<U> {
     ///
     /// # Errors
     /// [`CallError`], with `user_data`. `RingFull` and `InsufficientCredit` pass with time.
-    #[inline(always)]
     pub fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
         self.call_until(payload, user_data, response_allowance, NEVER)
     }
@@ -189,7 +218,7 @@ impl<U> Link<U> {
     ///
     /// # Errors
     /// As [`Link::call`].
-    #[inline(always)]
+    #[inline(never)]
     pub fn call_until(
         &mut self,
         payload: &[u8],
@@ -197,40 +226,76 @@ impl<U> Link<U> {
         response_allowance: usize,
         deadline_ns: u64,
     ) -> Result<CallKey, CallError<U>> {
+        if let Err(refusal) = self.make_call_room(payload.len(), response_allowance) {
+            return Err(refusal.map_user_data(|()| user_data));
+        }
+        let allowance = internal_allowance(response_allowance as u64);
+        self.place_call(payload, user_data, allowance, deadline_ns).map_err(CallError::InsufficientCredit)
+    }
+
+    /// A call without a deadline, if room for it is known; else, and nothing has changed, its user data comes back: [`Link::call`] decides.
+    #[inline(always)]
+    pub(crate) fn try_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, U> {
+        let (message, allowance) = (padded(payload.len() as u64), internal_allowance(response_allowance as u64));
+        if self.tx.has_call_room(message) && self.may_call(message, allowance) {
+            self.place_call(payload, user_data, allowance, NEVER)
+        } else {
+            Err(user_data)
+        }
+    }
+
+    /// Appends a call that is admitted (S4). Without a slot for it nothing has changed.
+    #[inline(always)]
+    fn place_call(&mut self, payload: &[u8], user_data: U, allowance: u64, deadline_ns: u64) -> Result<CallKey, U> {
+        let key = self.calls.insert(user_data, allowance, deadline_ns)?;
+        if self.calls.unanswered() == 1 {
+            self.watch.news();
+        }
+        self.credit.spend(allowance);
+        let header = Header { call_id: key.id().to_request(), piggyback: (allowance / ALIGNMENT) as u32, len: payload.len() as u32 };
+        self.tx.append(&header, payload);
+        self.stats.calls += 1;
+        Ok(key)
+    }
+
+    /// L1, L2, and the credit for it.
+    #[inline(always)]
+    const fn may_call(&self, message: u64, allowance: u64) -> bool {
+        message <= self.limits.message && allowance <= self.limits.internal_allowance && allowance <= self.credit.balance()
+    }
+
+    /// Decides whether a call is taken; wraps if its message has to, and finds it a slot.
+    #[cold]
+    #[inline(never)]
+    fn make_call_room(&mut self, len: usize, response_allowance: usize) -> Result<(), CallError<()>> {
+        let user_data = ();
         if let Some(reason) = self.ending {
             return Err(CallError::Closed { user_data, reason });
         }
         let ring = self.tx.size();
-        let message = padded(payload.len() as u64);
+        let message = padded(len as u64);
         if message > ring.max_message() {
-            return Err(CallError::PayloadTooLarge { user_data, len: payload.len(), max: ring.max_payload() as usize });
+            return Err(CallError::PayloadTooLarge { user_data, len, max: ring.max_payload() as usize });
         }
         let allowance = internal_allowance(response_allowance as u64);
         if allowance > ring.max_internal_allowance() {
             return Err(CallError::AllowanceTooLarge { user_data, len: response_allowance, max: ring.max_response_allowance() as usize });
         }
-        if self.credit.balance() < allowance || self.calls.is_full() {
+        if !self.may_call(message, allowance) || !self.calls.make_room() {
             self.starved = true;
             self.stats.insufficient_credit += 1;
             return Err(CallError::InsufficientCredit(user_data));
         }
         // S4: decided for the whole span, wrap included, before anything is written.
-        let place = self.tx.place(message);
         let reserved = 2 * self.reservation.outstanding() + CALL_SLACK;
-        if self.tx.in_flight() + place.span() + reserved > ring.bytes() {
+        if self.tx.in_flight() + self.tx.span_of(message) + reserved > ring.bytes() {
             self.starved = true;
             self.stats.ring_full += 1;
             return Err(CallError::RingFull(user_data));
         }
-        if self.calls.unanswered() == 0 {
-            self.watch.news();
-        }
-        self.credit.spend(allowance);
-        let key = self.calls.insert(user_data, allowance, deadline_ns);
-        let header = Header { call_id: key.id().to_request(), piggyback: (allowance / ALIGNMENT) as u32, len: payload.len() as u32 };
-        self.tx.append(place, &header, payload);
-        self.stats.calls += 1;
-        Ok(key)
+        self.tx.make_place(message);
+        self.tx.open_to_calls(reserved);
+        Ok(())
     }
 
     /// Ends a call at once: its user data comes back here and not through [`Link::next_event`]. `None` when the call has ended already.
@@ -280,28 +345,55 @@ impl<U> Link<U> {
         self.respond(&request, Status::Dropped, &[]).map_err(|error| error.map_request(|()| request))
     }
 
-    /// Answers a request whose owner keeps it, and does so once all the same.
+    /// Answers a request in place, if nothing stands in the way; else nothing has changed, and [`Link::respond`] knows what to do.
     #[inline(always)]
+    pub(crate) fn reply_in_place(&mut self, request: &Request, payload: &[u8]) -> bool {
+        let (message, allowance) = (padded(payload.len() as u64), u64::from(request.internal_allowance));
+        let is_easy = request.number == IN_PLACE && message + METADATA_SPAN <= allowance && self.tx.fits_lap(message);
+        if !is_easy || self.closed.is_some() {
+            return false;
+        }
+        self.append_response(request, Status::Ok, payload);
+        true
+    }
+
+    #[inline(always)]
+    fn append_response(&mut self, request: &Request, status: Status, payload: &[u8]) {
+        let header =
+            Header { call_id: CallId::from_wire(request.call_id).to_response(), piggyback: status as u32, len: payload.len() as u32 };
+        self.tx.append(&header, payload);
+        self.reservation.release(u64::from(request.internal_allowance));
+        self.stats.replies += 1;
+    }
+
+    /// Answers a request whose owner keeps it, and does so once all the same.
+    #[inline]
     pub(crate) fn respond(&mut self, request: &Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
         if let Some(reason) = self.closed {
             return Err(ReplyError::Closed(reason));
         }
-        let entry = match self.rx.requests.get(request.number) {
-            Some(entry) if entry.position == request.payload.message() => entry,
-            _ => return Err(ReplyError::Foreign(())),
-        };
+        let is_held = request.number != IN_PLACE;
+        if is_held && !self.rx.requests.get(request.number).is_some_and(|held| held.position == request.payload.message()) {
+            return Err(ReplyError::Foreign(()));
+        }
         let message = padded(payload.len() as u64);
-        let allowance = u64::from(entry.internal_allowance);
+        let allowance = u64::from(request.internal_allowance);
         if message + METADATA_SPAN > allowance {
             return Err(ReplyError::TooLarge { len: payload.len(), max: request.max_reply(), request: () });
         }
-        let header =
-            Header { call_id: CallId::from_wire(entry.call_id).to_response(), piggyback: status as u32, len: payload.len() as u32 };
-        self.tx.append(self.tx.place(message), &header, payload);
-        self.reservation.release(allowance);
-        self.rx.requests.answer(request.number);
-        self.stats.replies += 1;
+        self.tx.make_place(message);
+        self.append_response(request, status, payload);
+        if is_held {
+            self.rx.requests.answer(request.number);
+        }
         Ok(())
+    }
+
+    /// Holds a request that is to be answered later than in place.
+    pub(crate) fn hold(&mut self, request: &Request) -> Request {
+        let Request { payload, internal_allowance, call_id, .. } = *request;
+        let held = HeldRequest { position: payload.message(), call_id, len: payload.len() as u32, internal_allowance };
+        Request { number: self.rx.requests.push_taken(held), payload, internal_allowance, call_id }
     }
 
     /// Hands each batch that may go to `post`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only when
@@ -310,11 +402,12 @@ impl<U> Link<U> {
     ///
     /// # Errors
     /// The first error of `post`.
+    #[inline(always)]
     pub fn flush<E>(&mut self, mut post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
         if self.ending.is_some() {
             return self.flush_closing(&mut post);
         }
-        let words = self.current_words();
+        let words = self.grant();
         self.offer_metadata_only(words);
         self.post_waiting(words, &mut post)
     }
@@ -399,8 +492,17 @@ impl<U> Link<U> {
     }
 
     /// Grants what can be granted and says where this side stands.
-    fn current_words(&mut self) -> FlowWords {
+    #[inline(always)]
+    fn grant(&mut self) -> FlowWords {
         self.reservation.top_up(self.tx.size(), self.tx.in_flight());
+        if self.ending.is_none() {
+            self.tx.open_to_calls(2 * self.reservation.outstanding() + CALL_SLACK);
+        }
+        self.current_words()
+    }
+
+    #[inline(always)]
+    fn current_words(&self) -> FlowWords {
         FlowWords { consumer_pos: self.rx.consumer_pos(), credit: self.reservation.granted(), batches_received: self.rx.batches_received() }
     }
 
@@ -431,6 +533,8 @@ impl<U> Link<U> {
             let reason = self.final_reason(reason);
             self.closed = Some(reason);
             self.ending = Some(reason);
+            self.tx.close_to_calls();
+            self.rx.stop();
         }
     }
 

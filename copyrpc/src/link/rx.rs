@@ -33,8 +33,10 @@ pub(super) struct RecvRing {
     end: u64,
     /// Messages of it not parsed; 0 between batches.
     messages_left: u32,
-    /// Bytes of the announced batches not yet begun, oldest first; at most `batch_limit`.
-    announced: VecDeque<u64>,
+    /// Bytes of the oldest announced batch that is not begun; 0 when there is none.
+    announced: u64,
+    /// Bytes of those behind it, oldest first; at most `batch_limit`.
+    announced_behind: VecDeque<u64>,
     /// Their bytes are needed.
     pub(super) requests: HeldRequests,
     batches_received: u64,
@@ -57,7 +59,8 @@ impl RecvRing {
             next: start,
             end: start,
             messages_left: 0,
-            announced: VecDeque::new(),
+            announced: 0,
+            announced_behind: VecDeque::new(),
             requests: HeldRequests::new(requests),
             batches_received: told.batches_received,
             heard_closing: false,
@@ -79,7 +82,7 @@ impl RecvRing {
 
     /// Requests wait for an answer, or batches to be parsed.
     pub(super) fn has_work(&self) -> bool {
-        !self.requests.is_empty() || !self.announced.is_empty() || self.messages_left > 0
+        !self.requests.is_empty() || self.announced != 0 || self.messages_left > 0
     }
 
     #[inline]
@@ -112,8 +115,17 @@ impl RecvRing {
         }
         self.batches_received += 1;
         self.producer += span;
-        self.announced.push_back(span);
+        if self.announced == 0 {
+            self.announced = span;
+        } else {
+            self.announced_behind.push_back(span);
+        }
         Ok(())
+    }
+
+    /// The messages that are not parsed are not to be.
+    pub(super) const fn stop(&mut self) {
+        self.messages_left = 0;
     }
 
     /// Every message of the batches that were begun is parsed.
@@ -125,7 +137,7 @@ impl RecvRing {
     /// As [`is_between_batches`](Self::is_between_batches), and there are no more: all is delivered.
     #[inline]
     pub(super) fn is_done(&mut self) -> bool {
-        let is_done = self.messages_left == 0 && self.next == self.end && self.announced.is_empty();
+        let is_done = self.messages_left == 0 && self.next == self.end && self.announced == 0;
         if is_done {
             self.delivered = self.end;
         }
@@ -134,17 +146,24 @@ impl RecvRing {
 
     /// Begins the next announced batch: its words come before its messages. `None` when there is none. Called between batches; the last
     /// message counts as delivered.
+    #[inline(always)]
     pub(super) fn begin_batch(&mut self) -> Result<Option<FlowWords>, ProtocolError> {
         if self.next != self.end {
             return Err(ProtocolError::TrailingBytes { left: self.end - self.next });
         }
         let start = self.end;
         self.delivered = start;
-        let Some(span) = self.announced.pop_front() else { return Ok(None) };
-        for line in (LINE..span.min(PREFETCH_BYTES)).step_by(LINE as usize) {
-            self.view.prefetch(start + line);
+        let span = self.announced;
+        if span == 0 {
+            return Ok(None);
         }
-        let bytes = self.view.copy_out::<FLOW_METADATA_SIZE>(start);
+        self.announced = if self.announced_behind.is_empty() { 0 } else { self.announced_behind.pop_front().unwrap_or(0) };
+        let mut line = LINE;
+        while line < span.min(PREFETCH_BYTES) {
+            self.view.prefetch(start, line);
+            line += LINE;
+        }
+        let bytes = self.view.read_block::<FLOW_METADATA_SIZE>(start);
         let metadata = FlowMetadata::decode(&bytes).map_err(|ReservedNotZero| ProtocolError::ReservedNotZero)?;
         self.heard_closing |= metadata.is_closing;
         let count = metadata.message_count;
@@ -174,17 +193,20 @@ impl RecvRing {
         debug_assert!(self.messages_left > 0);
         let position = self.next;
         self.delivered = position;
-        let left = self.end - position;
-        if left == 0 {
-            return Err(ProtocolError::MessageTooLong { len: 0, left });
-        }
-        self.view.prefetch(position + PREFETCH_BYTES);
-        let header = Header::decode(&self.view.copy_out(position));
-        let message = padded(u64::from(header.len));
-        if message > left {
-            return Err(ProtocolError::MessageTooLong { len: header.len, left });
+        self.view.prefetch(position, PREFETCH_BYTES);
+        let header = Header::decode(&self.view.read_block(position));
+        // Also if the batch has ended, and this is no header.
+        if padded(u64::from(header.len)) > self.end - position {
+            return Err(self.too_long(header.len));
         }
         Ok((header, position))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn too_long(&self, len: u32) -> ProtocolError {
+        let left = self.end - self.next;
+        ProtocolError::MessageTooLong { len: if left == 0 { 0 } else { len }, left }
     }
 
     /// Goes on behind the message with this header, which [`RecvRing::next_message`] gave.

@@ -14,7 +14,7 @@ mod explore;
 
 use crate::error::ProtocolError;
 use crate::ring::{RingSize, RingView};
-use crate::wire::{ALIGNMENT, FlowMetadata, FlowWords, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, encode_imm};
+use crate::wire::{ALIGNMENT, FlowMetadata, FlowWords, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, encode_imm, padded};
 
 /// One RDMA WRITE with Immediate to post: `bytes` bytes at `offset` of the local send ring go to
 /// the same offset of the peer's receive ring, with immediate `imm`.
@@ -26,26 +26,10 @@ pub struct Emit {
     pub bytes: u64,
     /// Immediate value.
     pub imm: u32,
+    /// Nothing waits behind it.
+    pub is_last: bool,
     /// Its completion is asked for, and to be told to [`Link::on_write_done`](super::Link::on_write_done).
     pub signal: bool,
-}
-
-/// Where the next message goes; from [`SendRing::place`], for [`SendRing::append`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Placement {
-    /// Bytes given up at the ring end; 0 unless the message wraps.
-    waste: u64,
-    /// 32 if the message opens a batch, else 0.
-    metadata: u64,
-    /// Padded message.
-    message: u64,
-}
-
-impl Placement {
-    #[inline]
-    pub(super) const fn span(&self) -> u64 {
-        self.waste + self.metadata + self.message
-    }
 }
 
 /// The next batch to post.
@@ -87,6 +71,11 @@ struct Wrap {
     count: u32,
 }
 
+/// The last position that a message may end at, on the lap of `position`.
+const fn lap_end(ring: RingSize, position: u64) -> u64 {
+    position + ring.to_end(position) - ALIGNMENT
+}
+
 #[derive(Debug)]
 pub(super) struct SendRing {
     view: RingView,
@@ -101,6 +90,11 @@ pub(super) struct SendRing {
     open_count: u32,
     /// What the next message takes beside its own bytes: 32 if it opens a batch, else 0.
     opening: u64,
+    /// The last position that a message may end at without a wrap (P2).
+    lap_end: u64,
+    /// A call whose message ends here or before is admitted (S4), without a wrap. What S4 says now is at least as much: only a grant takes room
+    /// from calls, and sets this anew.
+    calls_end: u64,
     batches_sent: u64,
     /// Batches the peer took, as far as known here; lags (F1).
     batches_received: u64,
@@ -125,6 +119,8 @@ impl SendRing {
             wrap: None,
             open_count: 0,
             opening: METADATA_SPAN,
+            lap_end: lap_end(view.size(), start),
+            calls_end: 0,
             batches_sent: batches,
             batches_received: batches,
             batches_taken: batches,
@@ -212,30 +208,53 @@ impl SendRing {
         is_more
     }
 
-    /// Where a message of `message` padded bytes would go. The check is strict, so no data batch
-    /// ends at the ring end (P2), and is made for the message and the metadata it may need.
+    /// Ring bytes that a message of `message` padded bytes takes: itself, the metadata of the batch that it opens, and what a wrap skips. The
+    /// check is strict, so no data batch ends at the ring end (P2), and is made for the message and the metadata it may need.
+    pub(super) const fn span_of(&self, message: u64) -> u64 {
+        if self.fits_lap(message) { self.opening + message } else { self.size().to_end(self.producer) + METADATA_SPAN + message }
+    }
+
+    /// Whether a message goes behind the others without a wrap.
+    #[inline(always)]
+    pub(super) const fn fits_lap(&self, message: u64) -> bool {
+        self.producer + self.opening + message <= self.lap_end
+    }
+
+    /// Whether a call's message needs no look at S4, and no wrap.
+    #[inline(always)]
+    pub(super) const fn has_call_room(&self, message: u64) -> bool {
+        self.producer + self.opening + message <= self.calls_end
+    }
+
+    /// Lets calls have all that leaves `reserved` bytes of the ring (S4).
+    #[inline(always)]
+    pub(super) fn open_to_calls(&mut self, reserved: u64) {
+        self.calls_end = self.lap_end.min((self.peer_consumer + self.size().bytes()).saturating_sub(reserved));
+    }
+
+    /// Has the next call look at S4.
     #[inline]
-    pub(super) fn place(&self, message: u64) -> Placement {
-        let to_end = self.size().to_end(self.producer);
-        let metadata = self.opening;
-        if metadata + message < to_end {
-            Placement { waste: 0, metadata, message }
-        } else {
-            Placement { waste: to_end, metadata: METADATA_SPAN, message }
+    pub(super) const fn close_to_calls(&mut self) {
+        self.calls_end = 0;
+    }
+
+    /// Wraps if a message of `message` padded bytes has to; S1 allows its whole span.
+    #[inline(always)]
+    pub(super) fn make_place(&mut self, message: u64) {
+        if !self.fits_lap(message) {
+            self.begin_wrap();
         }
     }
 
-    /// Writes a message where [`SendRing::place`] said; the caller has checked that S1 allows it.
-    #[inline]
-    pub(super) fn append(&mut self, place: Placement, header: &Header, payload: &[u8]) {
-        if place.waste > 0 {
-            self.begin_wrap();
-        }
-        self.producer += place.metadata;
-        self.view.write_message(self.producer, &header.encode(), payload);
-        self.producer += place.message;
+    /// Writes a message behind the others, on this lap. S1 allows it.
+    #[inline(always)]
+    pub(super) fn append(&mut self, header: &Header, payload: &[u8]) {
+        let at = self.producer + self.opening;
+        self.view.write_message(at, &header.encode(), payload);
+        self.producer = at + padded(payload.len() as u64);
         self.open_count += 1;
         self.opening = 0;
+        debug_assert!(self.producer <= self.lap_end, "P2");
         debug_assert!(self.in_flight() <= self.size().bytes(), "S2");
     }
 
@@ -251,12 +270,16 @@ impl SendRing {
         }
     }
 
-    fn begin_wrap(&mut self) {
+    #[cold]
+    #[inline(never)]
+    pub(super) fn begin_wrap(&mut self) {
         debug_assert!(self.wrap.is_none(), "P4");
         self.wrap = Some(Wrap { marker: self.producer, count: self.open_count });
         self.open_count = 0;
         self.opening = METADATA_SPAN;
         self.producer += self.size().to_end(self.producer);
+        self.lap_end = lap_end(self.size(), self.producer);
+        self.close_to_calls();
     }
 
     /// The oldest batch not posted yet.
@@ -275,10 +298,11 @@ impl SendRing {
     #[inline]
     pub(super) fn fill(&self, batch: &Batch, words: FlowWords, signal: bool) -> Emit {
         // No calls are appended any more, but what waits may have some behind this batch.
-        let is_closing = self.is_closing && batch.start + batch.span == self.producer;
+        let is_last = batch.start + batch.span == self.producer;
+        let is_closing = self.is_closing && is_last;
         let metadata = FlowMetadata { words, message_count: batch.count, is_closing };
-        self.view.copy_in(batch.start, &metadata.encode());
-        Emit { offset: self.size().offset(batch.start), bytes: batch.bytes(), imm: encode_imm(batch.span), signal }
+        self.view.write_block(batch.start, &metadata.encode());
+        Emit { offset: self.size().offset(batch.start), bytes: batch.bytes(), imm: encode_imm(batch.span), is_last, signal }
     }
 
     /// The batch has been posted (F2: nothing moves before that).

@@ -53,14 +53,17 @@ impl Watch {
         self.vain_probes = self.vain_probes.saturating_add(1);
     }
 
-    /// Looks at the clock. Called again and again while calls wait.
-    #[inline]
-    pub(super) const fn look(&mut self, now_ns: u64) -> Verdict {
-        // Whatever there is to say was said at the first look at this time.
-        if now_ns == self.last_look_ns { Verdict::Wait } else { self.look_again(now_ns) }
+    /// Whether a look at this time says anything: the first one does.
+    #[inline(always)]
+    pub(super) const fn is_new_time(&self, now_ns: u64) -> bool {
+        now_ns != self.last_look_ns
     }
 
-    const fn look_again(&mut self, now_ns: u64) -> Verdict {
+    /// Looks at the clock. Called again and again while calls wait.
+    pub(super) const fn look(&mut self, now_ns: u64) -> Verdict {
+        if !self.is_new_time(now_ns) {
+            return Verdict::Wait;
+        }
         // This process was stopped, or does not look often enough to say what the peer did meanwhile.
         let was_away = now_ns.saturating_sub(self.last_look_ns) > self.stall_ns / 4;
         self.last_look_ns = now_ns;

@@ -329,7 +329,7 @@ impl Liar {
             _ => rng.u64(..RING / 32) * 32,
         };
         bytes.truncate((RING - offset) as usize);
-        (Emit { offset, bytes: bytes.len() as u64, imm: encode_imm(bytes.len() as u64), signal: false }, bytes)
+        (Emit { offset, bytes: bytes.len() as u64, imm: encode_imm(bytes.len() as u64), is_last: true, signal: false }, bytes)
     }
 }
 

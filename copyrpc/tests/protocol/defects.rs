@@ -145,6 +145,7 @@ fn an_idle_peer_tells_new_credit_without_data_and_without_a_read() {
 #[test]
 fn a_refused_call_makes_a_read_that_brings_new_credit() {
     let mut ends = pair(&LinkConfig { peer_credit: 224, ..config() });
+    assert!(ends[1].flush(|| false).is_err());
     ends[1].publish();
     assert!(!ends[0].read_if_wanted(0), "nothing was refused yet");
     assert!(ends[0].link.call(&[], 9, 212).is_err());
@@ -275,10 +276,10 @@ fn a_batch_never_ends_at_the_ring_end() {
         end.link.call(&[0; 20], 1, 0).unwrap();
         emits(&mut end.link)
     };
-    let data = |offset| Emit { offset, bytes: 64, imm: 2, signal: false };
+    let data = |offset| Emit { offset, bytes: 64, imm: 2, is_last: true, signal: false };
     assert_eq!(near_end(96), [data(C - 96)]);
     for left in [64, 32] {
-        let marker = Emit { offset: C - left, bytes: 32, imm: left as u32 / 32, signal: false };
+        let marker = Emit { offset: C - left, bytes: 32, imm: left as u32 / 32, is_last: false, signal: false };
         assert_eq!(near_end(left), [marker, data(0)]);
     }
 }
@@ -288,8 +289,8 @@ fn an_open_batch_is_closed_before_the_marker_and_all_three_batches_go() {
     let mut end = End::new(size(), &LinkConfig { send_start: C - 128, ..config() });
     end.link.call(&[0; 20], 1, 0).unwrap();
     end.link.call(&[0; 40], 2, 0).unwrap();
-    let emit = |offset, bytes, imm| Emit { offset, bytes, imm, signal: false };
-    let expected = [emit(C - 128, 64, 2), emit(C - 64, 32, 2), emit(0, 96, 3)];
+    let emit = |offset, bytes, imm, is_last| Emit { offset, bytes, imm, is_last, signal: false };
+    let expected = [emit(C - 128, 64, 2, false), emit(C - 64, 32, 2, false), emit(0, 96, 3, true)];
     assert_eq!(emits(&mut end.link), expected);
 }
 

@@ -1,4 +1,4 @@
-use super::{CallKey, Calls, NEVER, State};
+use super::{CallKey, Calls, NEVER, NO_SLOT, State};
 use crate::wire::CallId;
 
 impl<U> Calls<U> {
@@ -6,7 +6,7 @@ impl<U> Calls<U> {
     pub(in crate::link) fn pending(&self, id: CallId) -> Option<(u64, bool)> {
         let slot = self.slots.get(id.index() as usize).filter(|slot| CallId::new(id.index(), slot.generation) == id)?;
         let is_waiting = match slot.state {
-            State::Free => return None,
+            State::Free(_) => return None,
             State::Waiting(_) => true,
             State::Abandoned => false,
         };
@@ -22,11 +22,11 @@ impl<U> Calls<U> {
 
     /// These calls are not answered, with the ids 0, 1, 2.. Each is given as user data and allowance, and whether its caller waits.
     pub(in crate::link) fn restore(&mut self, calls: impl Iterator<Item = (U, u64, bool)>) {
-        self.free.clear();
         self.slots.clear();
-        self.waiting = 0;
+        (self.free, self.unanswered, self.abandoned) = (NO_SLOT, 0, 0);
         for (user_data, internal_allowance, is_waiting) in calls {
-            let key = self.insert(user_data, internal_allowance, NEVER);
+            assert!(self.make_room());
+            let key = self.insert(user_data, internal_allowance, NEVER).ok().expect("there is room");
             if !is_waiting {
                 self.abandon(key);
             }

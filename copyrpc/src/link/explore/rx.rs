@@ -24,6 +24,7 @@ impl RecvRing {
             end,
             messages_left,
             announced,
+            announced_behind,
             requests,
             batches_received,
             batch_limit: _,
@@ -31,7 +32,7 @@ impl RecvRing {
             heard_closing: _,
         } = self;
         assert!(*producer == *delivered && *producer == *next && *producer == *end, "between two polls all is parsed");
-        assert!(*messages_left == 0 && announced.is_empty(), "between two polls all is parsed");
+        assert!(*messages_left == 0 && *announced == 0 && announced_behind.is_empty(), "between two polls all is parsed");
         coder.span(producer, position);
         (*delivered, *next, *end) = (*producer, *producer, *producer);
         coder.number(batches_received, batches, 1);

@@ -118,6 +118,7 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
     let link = &mut links[side];
     let ring = link.tx.size().bytes();
     let Link {
+        limits: _,
         tx: _,
         rx,
         reservation,

@@ -15,6 +15,8 @@ impl SendRing {
             wrap,
             open_count,
             opening: _,
+            lap_end: _,
+            calls_end: _,
             batches_sent,
             batches_received,
             batches_taken: _,
@@ -46,6 +48,11 @@ impl SendRing {
         let opening = if self.producer == self.open_start() { METADATA_SPAN } else { 0 };
         assert!(coder.restores() || self.opening == opening, "{self:?}");
         self.opening = opening;
+        let lap_end = super::lap_end(self.size(), self.producer);
+        assert!(coder.restores() || self.lap_end == lap_end, "{self:?}");
+        self.lap_end = lap_end;
+        // Whether a call is admitted does not depend on it.
+        self.close_to_calls();
     }
 
     fn open_start(&self) -> u64 {

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use super::Coder;
 use super::names::{Kind, Names};
 use crate::error::CallError;
+use crate::link::held::HeldRequest;
 use crate::link::{CallKey, Event, Link, LinkConfig, Request, Window};
 use crate::ring::{Payload, RingSize, RingView};
 use crate::wire::{ALIGNMENT, FlowWords, PublishedRecord, decode_imm, encode_imm, padded, response_capacity};
@@ -220,8 +221,8 @@ impl World {
         if is_short && (!self.setup.short_replies || padded(max_reply as u64) == padded(0)) {
             return Step::Disabled;
         }
-        let request =
-            Request { number, payload: Payload::of_message(held.position, held.len), internal_allowance: held.internal_allowance };
+        let HeldRequest { position, len, internal_allowance, call_id } = held;
+        let request = Request { number, payload: Payload::of_message(position, len), internal_allowance, call_id };
         let payload = if is_short { &[][..] } else { &vec![0; max_reply] };
         assert!(link.reply(request, payload).is_ok(), "a reply never fails for want of space");
         Step::Done
