@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, Outcome, RecvBytes, RecvHandle};
+use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, Outcome, RecvBytes, Reply};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
@@ -52,15 +52,11 @@ impl Pair {
 
     /// Flushes the gathered calls and turns both ends until `calls` have ended.
     #[inline(always)]
-    fn finish(&self, calls: usize, mut answer: impl FnMut(RecvHandle<usize>), mut ended: impl FnMut(usize, RecvBytes<'_>)) {
+    fn finish(&self, calls: usize, mut answer: impl FnMut(RecvBytes<'_>, Reply<'_, usize>), mut ended: impl FnMut(usize, RecvBytes<'_>)) {
         let mut left = calls;
         for _ in 0..MOST_TURNS {
             self.caller.flush_endpoints().unwrap();
-            self.answerer.drain(|_, _| ()).unwrap();
-            while let Some(request) = self.answerer.recv() {
-                answer(request);
-            }
-            self.answerer.flush_endpoints().unwrap();
+            self.answerer.serve(&mut answer, |_, _| ()).unwrap();
             let on_response = |number, outcome: Outcome<'_>| {
                 ended(number, outcome.unwrap());
                 left -= 1;
@@ -80,9 +76,9 @@ impl Pair {
             self.endpoint.call(payload, number, self.bytes).unwrap();
         }
         let mut bytes = 0;
-        let answer = |request: RecvHandle<usize>| {
-            black_box(request.data().read::<u64>());
-            request.reply(payload).unwrap();
+        let answer = |request: RecvBytes<'_>, reply: Reply<'_, usize>| {
+            black_box(request.read::<u64>());
+            reply.send(payload).unwrap();
         };
         self.finish(calls, answer, |_, reply| {
             black_box(reply.read::<u64>());
@@ -99,11 +95,11 @@ impl Pair {
             }
             let mut answered = 0;
             let mut replied = vec![false; calls];
-            let answer = |request: RecvHandle<usize>| {
-                let data = request.data().to_vec();
+            let answer = |request: RecvBytes<'_>, reply: Reply<'_, usize>| {
+                let data = request.to_vec();
                 assert!(data == pattern(answered, self.bytes), "request {answered} of {calls} x {} B", self.bytes);
                 answered += 1;
-                request.reply(&complement(&data)).unwrap();
+                reply.send(&complement(&data)).unwrap();
             };
             self.finish(calls, answer, |number, reply| {
                 assert!(reply.to_vec() == complement(&pattern(number, self.bytes)), "reply {number} of {calls} x {} B", self.bytes);

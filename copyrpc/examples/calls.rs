@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Instant;
 
 use copyrpc::mlx5::DeviceSpec;
-use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord};
+use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, RecvBytes, Reply};
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
@@ -29,12 +29,13 @@ fn serve(builder: ContextBuilder, to: &Sender<[u8; 128]>, from: &Receiver<[u8; 1
     let _endpoint = connect(&context, to, from)?;
     let mut buffer = [0; 32];
     while !DONE.load(Ordering::Relaxed) {
-        if context.poll(|_, _| ())? == 0 {
+        let on_request = |request: RecvBytes<'_>, reply: Reply<'_, u64>| {
+            let len = request.copy_to(&mut buffer);
+            // It fails for a caller that has gone.
+            let _sent = reply.send(&buffer[..len]);
+        };
+        if context.serve(on_request, |_, _| ())? == 0 {
             thread::yield_now();
-        }
-        while let Some(request) = context.recv() {
-            let len = request.data().copy_to(&mut buffer);
-            request.reply(&buffer[..len]).map_err(|error| error.to_string())?;
         }
     }
     Ok(())

@@ -243,7 +243,7 @@ impl<U> Connection<U> {
             let message = self.link().next_message(R::TAKES_REQUESTS);
             match message {
                 Message::Reply { user_data, payload } => receiver.on_response(user_data, Ok(self.recv_view.bytes(payload))),
-                Message::Request(request) => receiver.on_request(Reply::new(self, &request)),
+                Message::Request(request) => receiver.on_request(Reply::new(self, request)),
                 Message::Done => break,
                 Message::Other => {
                     if !self.deliver_event(receiver) {
@@ -253,6 +253,10 @@ impl<U> Connection<U> {
             }
         }
         std::mem::forget(interrupted);
+        // Replies in place leave it to this.
+        if self.with_link(|link| link.has_unposted() && link.closed().is_none()) {
+            self.mark_dirty();
+        }
     }
 
     /// Whether there was one.

@@ -393,7 +393,7 @@ impl<U> Context<U> {
         let mut serving = Serving { on_request, on_response };
         let mut taken = self.inner.drain(&mut serving)?;
         while let Some((connection, request)) = self.inner.worklist.next_request() {
-            serving.on_request(Reply::new(&connection, &request));
+            serving.on_request(Reply::new(&connection, request));
             taken += 1;
         }
         self.inner.flush();
@@ -545,10 +545,6 @@ impl<U> Inner<U> {
     #[inline(always)]
     fn take_completions(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
         let mut taken = 0;
-        if !self.has_received() {
-            // A poll of an empty queue gives a software device its time. One that hands out nothing is short.
-            self.recv_cq.borrow_mut().poll(0, |_, _| ());
-        }
         if self.has_received() {
             taken = self.take_received(receiver)?;
         } else if self.is_short.get() {
@@ -562,7 +558,12 @@ impl<U> Inner<U> {
 
     #[inline(always)]
     fn has_received(&self) -> bool {
-        self.recv_cq.borrow_mut().has_completion()
+        let mut recv_cq = self.recv_cq.borrow_mut();
+        // A poll of an empty queue gives a software device its time. One that hands out nothing is short.
+        recv_cq.has_completion() || {
+            recv_cq.poll(0, |_, _| ());
+            recv_cq.has_completion()
+        }
     }
 
     #[inline(never)]

@@ -8,6 +8,8 @@ pub mod error;
 pub mod exchange;
 pub mod future;
 mod handshake;
+// The core and its bytes: what the tests of this repository drive without a device is no part of the interface.
+#[doc(hidden)]
 pub mod link;
 mod queue_share;
 mod raw;
@@ -17,6 +19,7 @@ mod service;
 mod stats;
 mod timers;
 pub mod typed;
+#[doc(hidden)]
 pub mod wire;
 mod worklist;
 

@@ -103,14 +103,14 @@ fn respond_without_payload<U>(connection: &Rc<Connection<U>>, request: &Request,
 #[must_use = "dropping a reply answers the request with an error"]
 pub struct Reply<'a, U> {
     connection: &'a Rc<Connection<U>>,
-    request: &'a Request,
+    request: Request,
     /// Answered, or held.
     is_done: bool,
 }
 
 impl<'a, U> Reply<'a, U> {
     #[inline(always)]
-    pub(crate) const fn new(connection: &'a Rc<Connection<U>>, request: &'a Request) -> Self {
+    pub(crate) const fn new(connection: &'a Rc<Connection<U>>, request: Request) -> Self {
         Self { connection, request, is_done: false }
     }
 
@@ -139,8 +139,8 @@ impl<'a, U> Reply<'a, U> {
     #[inline(always)]
     pub fn send(mut self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
         // In two steps, so that what is seldom needed is no part of the callers' code.
-        let is_sent = self.connection.link().reply_in_place(self.request, payload);
-        let outcome = if is_sent { Ok(self.connection.mark_dirty()) } else { send_after_all(self.connection, self.request, payload) };
+        let is_sent = self.connection.link().reply_in_place(&self.request, payload);
+        let outcome = if is_sent { Ok(()) } else { send_after_all(self.connection, self.request.stand_in(), payload) };
         match outcome {
             Ok(()) => {
                 self.is_done = true;
@@ -155,7 +155,7 @@ impl<'a, U> Reply<'a, U> {
     /// # Errors
     /// The connection has ended.
     pub fn refuse(mut self) -> Result<(), ReplyError<Self>> {
-        match respond_without_payload(self.connection, self.request, Status::Refused) {
+        match respond_without_payload(self.connection, &self.request.stand_in(), Status::Refused) {
             Ok(()) => {
                 self.is_done = true;
                 Ok(())
@@ -167,29 +167,29 @@ impl<'a, U> Reply<'a, U> {
     /// Keeps the request, to be answered later: its bytes stay where they are until then.
     pub fn hold(mut self) -> RecvHandle<U> {
         self.is_done = true;
-        let request = self.connection.link().hold(self.request);
+        let request = self.connection.link().hold(&self.request.stand_in());
         RecvHandle::new(Rc::clone(self.connection), request)
     }
 }
 
 #[cold]
 #[inline(never)]
-fn send_after_all<U>(connection: &Rc<Connection<U>>, request: &Request, payload: &[u8]) -> Result<(), ReplyError<()>> {
-    respond(connection, request, Status::Ok, payload)
+fn send_after_all<U>(connection: &Rc<Connection<U>>, request: Request, payload: &[u8]) -> Result<(), ReplyError<()>> {
+    respond(connection, &request, Status::Ok, payload)
 }
 
 #[cold]
 #[inline(never)]
-fn drop_request<U>(connection: &Rc<Connection<U>>, request: &Request) {
+fn drop_request<U>(connection: &Rc<Connection<U>>, request: Request) {
     // If the connection has ended, nobody waits for the answer.
-    let _unheard = respond(connection, request, Status::Dropped, &[]);
+    let _unheard = respond(connection, &request, Status::Dropped, &[]);
 }
 
 impl<U> Drop for Reply<'_, U> {
     #[inline(always)]
     fn drop(&mut self) {
         if !self.is_done {
-            drop_request(self.connection, self.request);
+            drop_request(self.connection, self.request.stand_in());
         }
     }
 }

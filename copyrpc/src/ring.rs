@@ -109,6 +109,7 @@ impl RingSize {
 
 /// Memory of one ring that a NIC or a peer reads and writes behind our back. Never a slice: bytes
 /// go in and out by copy.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct RingView {
     base: NonNull<u8>,
@@ -218,6 +219,7 @@ fn crosses_end(len: usize, offset: u64, ring: u64) -> ! {
 }
 
 /// Where a validated payload lies in the receive ring.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Payload {
     position: u64,

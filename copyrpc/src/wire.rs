@@ -247,6 +247,12 @@ impl CallId {
         self.0 | RESPONSE_FLAG
     }
 
+    /// Whether this is an id of a slot in its `generation` (taken modulo 2,048).
+    #[inline(always)]
+    pub(crate) const fn is_of(self, generation: u32) -> bool {
+        (self.0 >> Self::INDEX_BITS ^ generation) & ((1 << Self::GENERATION_BITS) - 1) == 0
+    }
+
     /// Slot of the call.
     #[must_use]
     #[inline]

@@ -18,6 +18,7 @@ pub(crate) struct Worklist<U> {
     has_listed: Cell<bool>,
     /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
     unfinished: RefCell<Vec<Rc<Connection<U>>>>,
+    has_unfinished: Cell<bool>,
     /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
     requests: RefCell<VecDeque<(Rc<Connection<U>>, usize)>>,
     /// Connections that sweeps look at, each once: those listed since the last sweep, and those on which a side waits for the other.
@@ -37,6 +38,7 @@ impl<U> Worklist<U> {
             first: Cell::new(None),
             has_listed: Cell::new(false),
             unfinished: RefCell::default(),
+            has_unfinished: Cell::new(false),
             requests: RefCell::default(),
             swept: RefCell::default(),
             timers: Timers::start(device),
@@ -89,7 +91,7 @@ impl<U> Worklist<U> {
     /// Connections that a drain has to go on with.
     #[inline]
     pub(crate) fn has_unfinished(&self) -> bool {
-        !self.unfinished.borrow().is_empty()
+        self.has_unfinished.get()
     }
 
     /// Whether a flush would look at a connection.
@@ -172,6 +174,7 @@ impl<U> Worklist<U> {
     pub(crate) fn mark_unfinished(&self, connection: &Rc<Connection<U>>) {
         if !connection.listing().is_unfinished.replace(true) {
             self.unfinished.borrow_mut().push(Rc::clone(connection));
+            self.has_unfinished.set(true);
         }
     }
 
@@ -181,7 +184,9 @@ impl<U> Worklist<U> {
     }
 
     pub(crate) fn finish(&self, connection: &Connection<U>) {
-        self.unfinished.borrow_mut().retain(|other| other.qpn() != connection.qpn());
+        let mut unfinished = self.unfinished.borrow_mut();
+        unfinished.retain(|other| other.qpn() != connection.qpn());
+        self.has_unfinished.set(!unfinished.is_empty());
         connection.listing().is_unfinished.set(false);
     }
 

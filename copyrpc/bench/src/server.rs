@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
-use copyrpc::{Context, RecvHandle};
+use copyrpc::{Context, RecvBytes, Reply};
 use harness::affinity::pin_current_thread;
 use harness::pattern::{self, Tag};
 
@@ -98,16 +98,18 @@ impl<'a> Answers<'a> {
     /// Answers all that is there, and has the answers leave at once; whether anything was.
     #[inline]
     fn step(&mut self, context: &Context<u32>) -> Result<bool, JobError> {
-        let taken = context.drain(|_, _| ())?;
-        while let Some(request) = context.recv() {
-            self.answer(request)?;
-        }
-        context.flush_endpoints()?;
-        Ok(taken > 0)
+        let mut outcome = Ok(());
+        let on_request = |request: RecvBytes<'_>, reply: Reply<'_, u32>| {
+            if let Err(error) = self.answer(request, reply) {
+                outcome = Err(error);
+            }
+        };
+        let taken = context.serve(on_request, |_, _| ())?;
+        outcome.map(|()| taken > 0)
     }
 
-    fn answer(&mut self, request: RecvHandle<u32>) -> Result<(), JobError> {
-        let bytes = request.data();
+    #[inline]
+    fn answer(&mut self, bytes: RecvBytes<'_>, reply: Reply<'_, u32>) -> Result<(), JobError> {
         if self.job.verify {
             let tag = pattern::copied(bytes, &mut self.request).map(Tag::of_request);
             let is_right = tag.is_some_and(|tag| pattern::is_request(&self.request, tag) && self.is_next(tag));
@@ -121,7 +123,7 @@ impl<'a> Answers<'a> {
         } else {
             pattern::touch(bytes);
         }
-        request.reply(&self.reply).map_err(|error| JobError::Reply(error.to_string()))
+        reply.send(&self.reply).map_err(|error| JobError::Reply(error.to_string()))
     }
 
     /// Whether it is the turn of this request; what has less than a tag cannot be told apart.

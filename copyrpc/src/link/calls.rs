@@ -150,7 +150,7 @@ impl<U> Calls<U> {
     pub(super) fn complete_waiting(&mut self, id: CallId, len: u32) -> Option<U> {
         let slot = self.slots.get_mut(id.index() as usize)?;
         let fits = u64::from(len) + RESPONSE_OVERHEAD <= u64::from(slot.internal_allowance);
-        if id != CallId::new(id.index(), slot.generation) || !fits || !matches!(slot.state, State::Waiting(_)) {
+        if !id.is_of(slot.generation) || !fits || !matches!(slot.state, State::Waiting(_)) {
             return None;
         }
         let State::Waiting(user_data) = std::mem::replace(&mut slot.state, State::Free(self.free)) else { return None };
@@ -162,7 +162,7 @@ impl<U> Calls<U> {
     /// The request with this id was answered. `None` for an id that names no unanswered request: duplicate or forged.
     pub(super) fn complete(&mut self, id: CallId) -> Option<Answered<U>> {
         let slot = self.slots.get_mut(id.index() as usize)?;
-        if id != CallId::new(id.index(), slot.generation) || matches!(slot.state, State::Free(_)) {
+        if !id.is_of(slot.generation) || matches!(slot.state, State::Free(_)) {
             return None;
         }
         let internal_allowance = u64::from(slot.internal_allowance);

@@ -94,6 +94,7 @@ impl<U> Link<U> {
         if self.is_settled() {
             if self.tx.all_received() {
                 self.closed = self.ending;
+                self.tx.stop();
             } else {
                 self.starved = !self.closing.last_read_posted;
             }
@@ -121,6 +122,7 @@ impl<U> Link<U> {
     pub(super) fn note_read_done(&mut self) {
         if self.closing.last_read_posted {
             self.closed = self.ending;
+            self.tx.stop();
         }
     }
 

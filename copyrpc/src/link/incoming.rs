@@ -109,7 +109,7 @@ impl<U> Link<U> {
     /// order of [`Link::take_request`], unless older ones wait there. Such a request is answered, or held with [`Link::hold`], before the next
     /// message is taken.
     #[inline(always)]
-    pub(crate) fn next_message(&mut self, takes_requests: bool) -> Message<U> {
+    pub fn next_message(&mut self, takes_requests: bool) -> Message<U> {
         // So is a connection that has ended.
         if self.rx.is_between_batches() {
             return if self.closed.is_none() && self.rx.is_done() { Message::Done } else { Message::Other };

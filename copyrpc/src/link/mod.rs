@@ -69,6 +69,13 @@ pub struct Request {
 const IN_PLACE: u64 = u64::MAX;
 
 impl Request {
+    /// The same request, for one who answers it in the owner's place.
+    #[inline(always)]
+    pub(crate) const fn stand_in(&self) -> Self {
+        let Self { number, payload, internal_allowance, call_id } = *self;
+        Self { number, payload, internal_allowance, call_id }
+    }
+
     /// Where its payload lies in the receive ring; intact until the request is answered.
     #[must_use]
     pub const fn payload(&self) -> Payload {
@@ -98,9 +105,14 @@ pub enum Event<U> {
 
 /// What [`Link::next_message`] found.
 #[derive(Debug)]
-pub(crate) enum Message<U> {
-    /// The reply that a call waits for; its payload is in the receive ring until the next message is taken.
-    Reply { user_data: U, payload: Payload },
+pub enum Message<U> {
+    /// The reply that a call waits for.
+    Reply {
+        /// What [`Link::call`] was given.
+        user_data: U,
+        /// In the receive ring until the next message is taken.
+        payload: Payload,
+    },
     /// A request.
     Request(Request),
     /// All is parsed.
@@ -348,13 +360,13 @@ impl<U> Link<U> {
     /// Answers a request in place, if nothing stands in the way; else nothing has changed, and [`Link::respond`] knows what to do.
     #[inline(always)]
     pub(crate) fn reply_in_place(&mut self, request: &Request, payload: &[u8]) -> bool {
+        // A link that is closed has no room.
         let (message, allowance) = (padded(payload.len() as u64), u64::from(request.internal_allowance));
         let is_easy = request.number == IN_PLACE && message + METADATA_SPAN <= allowance && self.tx.fits_lap(message);
-        if !is_easy || self.closed.is_some() {
-            return false;
+        if is_easy {
+            self.append_response(request, Status::Ok, payload);
         }
-        self.append_response(request, Status::Ok, payload);
-        true
+        is_easy
     }
 
     #[inline(always)]
@@ -390,7 +402,8 @@ impl<U> Link<U> {
     }
 
     /// Holds a request that is to be answered later than in place.
-    pub(crate) fn hold(&mut self, request: &Request) -> Request {
+    #[must_use]
+    pub fn hold(&mut self, request: &Request) -> Request {
         let Request { payload, internal_allowance, call_id, .. } = *request;
         let held = HeldRequest { position: payload.message(), call_id, len: payload.len() as u32, internal_allowance };
         Request { number: self.rx.requests.push_taken(held), payload, internal_allowance, call_id }
@@ -420,6 +433,9 @@ impl<U> Link<U> {
         }
         while let Some(batch) = self.next_to_post() {
             self.post_batch(&batch, words, false, post)?;
+            if !self.tx.has_unposted() {
+                break;
+            }
         }
         Ok(())
     }
@@ -533,7 +549,7 @@ impl<U> Link<U> {
             let reason = self.final_reason(reason);
             self.closed = Some(reason);
             self.ending = Some(reason);
-            self.tx.close_to_calls();
+            self.tx.stop();
             self.rx.stop();
         }
     }
@@ -542,6 +558,12 @@ impl<U> Link<U> {
     #[must_use]
     pub const fn closed(&self) -> Option<CloseReason> {
         self.closed
+    }
+
+    /// Something waits to be posted.
+    #[inline(always)]
+    pub(crate) const fn has_unposted(&self) -> bool {
+        self.tx.has_unposted()
     }
 
     fn is_indebted(&self) -> bool {

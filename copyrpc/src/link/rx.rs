@@ -211,8 +211,8 @@ impl RecvRing {
 
     /// Goes on behind the message with this header, which [`RecvRing::next_message`] gave.
     #[inline(always)]
-    pub(super) fn advance(&mut self, header: &Header) {
-        self.next += padded(u64::from(header.len));
+    pub(super) const fn advance(&mut self, header: &Header) {
+        self.next += padded(header.len as u64);
         self.messages_left -= 1;
     }
 }

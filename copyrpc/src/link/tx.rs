@@ -238,6 +238,12 @@ impl SendRing {
         self.calls_end = 0;
     }
 
+    /// Has everything be looked at before it is written: nothing more is.
+    pub(super) const fn stop(&mut self) {
+        self.lap_end = 0;
+        self.close_to_calls();
+    }
+
     /// Wraps if a message of `message` padded bytes has to; S1 allows its whole span.
     #[inline(always)]
     pub(super) fn make_place(&mut self, message: u64) {

@@ -17,6 +17,7 @@ mod lifetimes;
 mod limits;
 mod paths;
 mod requests;
+mod serving;
 #[path = "../support/mod.rs"]
 mod support;
 mod windows;

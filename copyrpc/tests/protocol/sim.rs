@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 
 use copyrpc::error::CloseReason;
-use copyrpc::link::{Emit, Event, Link, LinkConfig, Past, Request};
+use copyrpc::link::{Emit, Event, Link, LinkConfig, Message, Past, Request};
 use copyrpc::ring::{RecvBytes, RingSize, RingView};
 use copyrpc::wire::{FLOW_METADATA_SIZE, FlowWords, HEADER_SIZE, Header, PublishedRecord, RESPONSE_FLAG, WRAP_MESSAGE_COUNT, padded};
 
@@ -208,7 +208,21 @@ impl End {
                 self.link.on_imm(imm);
                 self.record.batches_taken = self.link.batches_taken();
             }
-            while let Some(event) = self.link.next_event() {
+            loop {
+                // As a driver: what mostly comes, and what else there is.
+                let event = match self.link.next_message(self.is_receiving) {
+                    Message::Reply { user_data, payload } => Event::Ended { user_data, outcome: Ok(payload) },
+                    Message::Request(request) => {
+                        self.inbox.push_back(self.link.hold(&request));
+                        self.received += 1;
+                        continue;
+                    }
+                    Message::Done => break,
+                    Message::Other => match self.link.next_event() {
+                        Some(event) => event,
+                        None => break,
+                    },
+                };
                 match event {
                     Event::Requests(count) if self.is_receiving => {
                         self.inbox.extend((0..count).map(|_| self.link.take_request().unwrap()));
