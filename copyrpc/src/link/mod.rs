@@ -385,7 +385,7 @@ impl<U> Link<U> {
             return Err(ReplyError::Closed(reason));
         }
         let is_held = request.number != IN_PLACE;
-        if is_held && !self.rx.requests.get(request.number).is_some_and(|held| held.position == request.payload.message()) {
+        if is_held && self.rx.requests.get(request.number).is_none_or(|held| held.position != request.payload.message()) {
             return Err(ReplyError::Foreign(()));
         }
         let message = padded(payload.len() as u64);
