@@ -529,7 +529,6 @@ impl<U> Inner<U> {
         ended
     }
 
-    // Counts of instructions leave it out by its name.
     #[cold]
     #[inline(never)]
     fn sweep(&self) {

@@ -5,9 +5,7 @@ use super::watch::Verdict;
 use super::{Event, IN_PLACE, Link, Message, Request};
 use crate::error::{CallFailure, CloseReason, ProtocolError};
 use crate::ring::Payload;
-use crate::wire::{
-    ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord, RESPONSE_FLAG, Status, padded, response_capacity,
-};
+use crate::wire::{ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord, RESPONSE_FLAG, Status, response_capacity};
 
 impl<U> Link<U> {
     /// Whether to READ the peer's published record now (L5): a call was refused, space is low, the
@@ -114,21 +112,21 @@ impl<U> Link<U> {
         if self.rx.is_between_batches() {
             return if self.closed.is_none() && self.rx.is_done() { Message::Done } else { Message::Other };
         }
-        let Ok((header, position)) = self.rx.next_message() else { return Message::Other };
+        let Ok((header, position, message)) = self.rx.next_message() else { return Message::Other };
         let payload = Payload::of_message(position, header.len);
         if header.call_id & RESPONSE_FLAG != 0 {
             if header.piggyback == Status::Ok as u32 {
                 if let Some(user_data) = self.calls.complete_waiting(CallId::from_wire(header.call_id), header.len) {
-                    self.advance(&header);
+                    self.advance(message);
                     return Message::Reply { user_data, payload };
                 }
             }
             return Message::Other;
         }
-        if !takes_requests || self.rx.requests.has_untaken() || self.claim(&header).is_err() {
+        if !takes_requests || self.rx.requests.has_untaken() || self.claim(&header, message).is_err() {
             return Message::Other;
         }
-        self.advance(&header);
+        self.advance(message);
         let internal_allowance = header.piggyback * ALIGNMENT as u32;
         Message::Request(Request { number: IN_PLACE, payload, internal_allowance, call_id: header.call_id })
     }
@@ -147,7 +145,7 @@ impl<U> Link<U> {
                 }
                 continue;
             }
-            let (header, position) = match self.rx.next_message() {
+            let (header, position, message) = match self.rx.next_message() {
                 Ok(next) => next,
                 Err(error) => {
                     self.close(error.into());
@@ -158,17 +156,17 @@ impl<U> Link<U> {
                 if requests > 0 {
                     return Some(Event::Requests(requests));
                 }
-                self.advance(&header);
+                self.advance(message);
                 match self.take_response(&header, position) {
                     Some(event) => return Some(event),
                     None => continue,
                 }
             }
-            if let Err(error) = self.claim(&header) {
+            if let Err(error) = self.claim(&header, message) {
                 self.close(error.into());
                 continue;
             }
-            self.advance(&header);
+            self.advance(message);
             // An allowance is at most 3/16 of the largest ring.
             let (call_id, len, internal_allowance) = (header.call_id, header.len, header.piggyback * ALIGNMENT as u32);
             self.rx.requests.push(HeldRequest { position, call_id, len, internal_allowance });
@@ -177,8 +175,8 @@ impl<U> Link<U> {
     }
 
     #[inline(always)]
-    fn advance(&mut self, header: &Header) {
-        self.rx.advance(header);
+    fn advance(&mut self, message: u64) {
+        self.rx.advance(message);
         self.stats.messages_received += 1;
     }
 
@@ -216,10 +214,9 @@ impl<U> Link<U> {
         self.credit.raise(self.tx.size(), words.credit, floor.credit)
     }
 
-    /// A request with this header arrived.
+    /// A request with this header and this padded length arrived.
     #[inline(always)]
-    fn claim(&mut self, header: &Header) -> Result<(), ProtocolError> {
-        let message = padded(u64::from(header.len));
+    fn claim(&mut self, header: &Header, message: u64) -> Result<(), ProtocolError> {
         if message > self.limits.message {
             return Err(ProtocolError::RequestTooLarge { padded: message, max: self.limits.message });
         }

@@ -186,20 +186,21 @@ impl RecvRing {
         Ok(Some(metadata.words))
     }
 
-    /// The next message of the batch and its position; its length is checked, its meaning is not. The one before counts as delivered. It
+    /// The next message of the batch, its position and its padded length, which is checked; its meaning is not. The one before counts as delivered. It
     /// stays the next until [`RecvRing::advance`].
     #[inline(always)]
-    pub(super) fn next_message(&mut self) -> Result<(Header, u64), ProtocolError> {
+    pub(super) fn next_message(&mut self) -> Result<(Header, u64, u64), ProtocolError> {
         debug_assert!(self.messages_left > 0);
         let position = self.next;
         self.delivered = position;
         self.view.prefetch(position, PREFETCH_BYTES);
         let header = Header::decode(&self.view.read_block(position));
         // Also if the batch has ended, and this is no header.
-        if padded(u64::from(header.len)) > self.end - position {
+        let message = padded(u64::from(header.len));
+        if message > self.end - position {
             return Err(self.too_long(header.len));
         }
-        Ok((header, position))
+        Ok((header, position, message))
     }
 
     #[cold]
@@ -209,10 +210,10 @@ impl RecvRing {
         ProtocolError::MessageTooLong { len: if left == 0 { 0 } else { len }, left }
     }
 
-    /// Goes on behind the message with this header, which [`RecvRing::next_message`] gave.
+    /// Goes on behind the message of this padded length, which [`RecvRing::next_message`] gave.
     #[inline(always)]
-    pub(super) const fn advance(&mut self, header: &Header) {
-        self.next += padded(header.len as u64);
+    pub(super) const fn advance(&mut self, message: u64) {
+        self.next += message;
         self.messages_left -= 1;
     }
 }
