@@ -17,7 +17,7 @@ use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, Pol
 use crate::endpoint::{ConnectFailure, Endpoint, EndpointConfig};
 use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeRecord, Refusal};
 use crate::handshake::Handshake;
-use crate::recv::RecvHandle;
+use crate::recv::{RecvHandle, Reply};
 use crate::ring::RecvBytes;
 use crate::stats::Stats;
 
@@ -229,20 +229,19 @@ impl Server {
     /// # Errors
     /// [`ServerError::Poll`].
     pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(RecvBytes<'_>) -> R) -> Result<(), ServerError> {
+        let mut answer = |request: RecvBytes<'_>, reply: Reply<'_, ()>| {
+            // A client that left gets none.
+            if let Err(crate::ReplyError::TooLarge { request: reply, .. }) = reply.send(handler(request).as_ref()) {
+                let _refused = reply.refuse();
+            }
+        };
         loop {
             let is_stopped = self.is_stopped();
-            while let Some(request) = self.recv() {
-                let reply = handler(request.data());
-                // A client that left gets none.
-                if let Err(crate::ReplyError::TooLarge { request, .. }) = request.reply(reply.as_ref()) {
-                    let _refused = request.refuse();
-                }
-            }
+            self.turn(|context| context.serve(&mut answer, |(), _| ()))?;
             if is_stopped {
                 self.context.flush_endpoints()?;
                 return Ok(());
             }
-            self.step()?;
         }
     }
 
@@ -262,7 +261,11 @@ impl Server {
     /// # Errors
     /// [`ServerError::Poll`].
     pub fn step(&mut self) -> Result<(), ServerError> {
-        let moved = self.context.poll(|(), _| ())?;
+        self.turn(|context| context.poll(|(), _| ()))
+    }
+
+    fn turn(&mut self, take: impl FnOnce(&Context<()>) -> Result<usize, PollError>) -> Result<(), ServerError> {
+        let moved = take(&self.context)?;
         self.in_vain = if moved > 0 { 0 } else { self.in_vain.saturating_add(1) };
         if self.polls_to_look == 0 {
             self.look_at_sockets();
