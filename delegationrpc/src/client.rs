@@ -3,15 +3,14 @@
 use std::fmt;
 use std::time::Duration;
 
-use shm::caller::{Caller, Refused};
+use calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
+use shm::caller::Caller;
 use shm::dir::Dir;
-use shm::membership::{CallFailed, SessionEnd};
-use shm::pending::Tag as CallToken;
 use shm::plain::Plain;
 use shm::region::Region;
 use shm::sleep::{Sleeper, Watch};
 
-use crate::error::{CallError, ConnectError};
+use crate::error::ConnectError;
 use crate::layout::{Header, KIND};
 use crate::ring;
 use crate::views::{self, RingView};
@@ -71,10 +70,7 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     /// [`CallError`], with the request and the user data; nothing was sent.
     #[inline]
     pub fn call(&mut self, request: Req, user_data: U) -> Result<CallToken, CallError<Req, U>> {
-        let call = self.caller.call(user_data, |_| request).map_err(|refused| match refused {
-            Refused::Full(user_data) => CallError::QueueFull { request, user_data, resp_depth: self.resp_depth() },
-            Refused::Ended(user_data, end) => CallError::Ended { request, user_data, end },
-        })?;
+        let call = self.caller.call(user_data, |_| request).map_err(|refused| refused.map(|(), user_data| (request, user_data)))?;
         if self.caller.seats().armed(self.caller.id()).is_some_and(ring::is_armed) {
             self.notify();
         }

@@ -1,7 +1,6 @@
 //! What can go wrong, one type per verb.
 
 use shm::clients::JoinError;
-use shm::membership::SessionEnd;
 use shm::plain::TypeShape;
 use shm::region;
 
@@ -54,41 +53,6 @@ pub enum ConnectError {
     /// No seat for another client.
     #[error(transparent)]
     Join(#[from] JoinError),
-}
-
-/// Why a call was not made. The request and the user data come back, and nothing stays claimed.
-#[derive(thiserror::Error)]
-pub enum CallError<Req, U> {
-    /// As many calls as fit are unanswered. Poll, then try again.
-    #[error("all {resp_depth} calls of this client are unanswered: poll for replies, then try again")]
-    QueueFull {
-        /// The request.
-        request: Req,
-        /// The user data.
-        user_data: U,
-        /// Calls that can be unanswered.
-        resp_depth: usize,
-    },
-    /// The session is over. Permanent.
-    #[error("{end}")]
-    Ended {
-        /// The request.
-        request: Req,
-        /// The user data.
-        user_data: U,
-        /// How it ended.
-        end: SessionEnd,
-    },
-}
-
-// By hand, so that payloads and user data need not be printable.
-impl<Req, U> std::fmt::Debug for CallError<Req, U> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::QueueFull { resp_depth, .. } => f.debug_struct("QueueFull").field("resp_depth", resp_depth).finish_non_exhaustive(),
-            Self::Ended { end, .. } => f.debug_struct("Ended").field("end", end).finish_non_exhaustive(),
-        }
-    }
 }
 
 /// Why an answer was not delivered.

@@ -24,9 +24,9 @@
 
 use std::mem::offset_of;
 
+use calls::Tagged;
 use shm::clients::{CLIENTS_MAX, Seats};
 use shm::lane::Slot;
-use shm::pending::Tagged;
 use shm::plain::{Plain, TypeShape};
 use shm::sync::AtomicU64;
 

@@ -14,11 +14,10 @@ mod ring;
 mod server;
 mod views;
 
+pub use calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
 pub use client::Client;
-pub use error::{CallError, ConnectError, CreateError, ParameterError, ReplyError};
+pub use error::{ConnectError, CreateError, ParameterError, ReplyError};
 pub use layout::{RESP_DEPTH_MAX, RING_DEPTH_MAX, ring_depth_for};
 pub use server::{RecvEntry, Server, Token};
 pub use shm::dir::Dir;
-pub use shm::membership::{CallFailed, SessionEnd};
-pub use shm::pending::Tag as CallToken;
 pub use shm::plain::Plain;

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use calls::{ANSWERED, REJECTED, Tag};
 use shm::dir::Dir;
 use shm::dropped::Dropped;
-use shm::pending::{ANSWERED, DROPPED, Tag};
 use shm::plain::{Plain, TypeShape};
 use shm::region::Region;
 use shm::sessions::{Asker, Sessions};
@@ -22,7 +22,7 @@ use crate::views::{self, RingView};
 
 /// The duty to answer a received request, 24 bytes. It can be kept anywhere, also as the user data of another call.
 ///
-/// Dropping it, on whatever thread, ends the client's call with [`CallFailed::Dropped`](crate::CallFailed::Dropped): the server tells the client in
+/// Dropping it, on whatever thread, ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the server tells the client in
 /// its next [`poll`](Server::poll) or [`wait`](Server::wait). A server that sleeps finds a token that another thread dropped within a
 /// [`SLICE`](shm::sleep::SLICE).
 #[must_use = "a token that is dropped rejects its request"]
@@ -98,7 +98,7 @@ pub struct RecvEntry<Req> {
 /// Serves many clients, who announce themselves through one ring, from one thread.
 ///
 /// `Send`, but best created on the thread that drops it, see [`Region`]. Dropping it ends all clients' calls with
-/// [`SessionEnd::ServerGone`](crate::SessionEnd::ServerGone).
+/// [`SessionEnd::PeerGone`](crate::SessionEnd::PeerGone).
 pub struct Server<Req, Resp> {
     sessions: Sessions<Req, Resp>,
     cursor: Cursor,
@@ -219,7 +219,7 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     #[cold]
     fn reject_all(&mut self) {
         for asker in self.listed.dropped.take() {
-            self.end(&asker, DROPPED, Resp::new_zeroed);
+            self.end(&asker, REJECTED, Resp::new_zeroed);
         }
     }
 
@@ -254,12 +254,12 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     }
 
     /// Ends a request without an answer, as dropping the token does, but at once: the client's call ends with
-    /// [`CallFailed::Dropped`](crate::CallFailed::Dropped).
+    /// [`CallFailed::Rejected`](crate::CallFailed::Rejected).
     ///
     /// # Errors
     /// [`ReplyError`]; the call had ended.
     pub fn reject(&mut self, token: Token) -> Result<(), ReplyError> {
-        self.answer(token, DROPPED, Resp::new_zeroed)
+        self.answer(token, REJECTED, Resp::new_zeroed)
     }
 
     #[inline]

@@ -76,7 +76,7 @@ fn token_is_good_at_the_server_that_received_the_request_only() {
     assert_eq!(other.reply(token, 10), Err(ReplyError::ForeignToken { client: 0 }));
     assert_eq!(client.poll(no_reply), Ok(0));
     server.poll();
-    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Dropped)))), Ok(1));
+    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Rejected)))), Ok(1));
     client.call(2, 2).unwrap();
     server.poll();
     let token = server.recv().unwrap().token;
@@ -103,7 +103,7 @@ fn token_dropped_by_another_thread_is_found_by_a_server_that_sleeps() {
             client.poll(|user, reply| ended.push((user, reply))).unwrap() > 0
         });
         dropper.join().unwrap();
-        assert_eq!(ended, [(round, Err(CallFailed::Dropped))]);
+        assert_eq!(ended, [(round, Err(CallFailed::Rejected))]);
         assert_eq!(client.poll(no_reply), Ok(0));
         assert!(!server.wait(Some(std::time::Duration::from_millis(1))), "it is rejected once");
     }
@@ -137,7 +137,7 @@ fn token_of_a_client_that_left_takes_nothing_from_the_next_and_may_outlive_the_s
     let last = receive(&mut server, &mut next, 5);
     drop(server);
     drop(last);
-    assert_eq!(next.poll(|_, reply| assert_eq!(reply, Err(CallFailed::Ended(SessionEnd::ServerGone)))), Err(SessionEnd::ServerGone));
+    assert_eq!(next.poll(|_, reply| assert_eq!(reply, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))), Err(SessionEnd::PeerGone));
 }
 
 #[test]
@@ -237,10 +237,10 @@ fn client_that_makes_a_call_twice_loses_its_own_seat_only() {
     server.reply(entries.remove(1).token, 3).unwrap();
     assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(3)))), Ok(1));
     let mut failed = vec![];
-    assert_eq!(bad.poll(|user, reply| failed.push((user, reply))), Err(SessionEnd::Disconnected));
-    let ended = Err(CallFailed::Ended(SessionEnd::Disconnected));
+    assert_eq!(bad.poll(|user, reply| failed.push((user, reply))), Err(SessionEnd::Evicted));
+    let ended = Err(CallFailed::Disconnected(SessionEnd::Evicted));
     assert_eq!(failed, [(1, ended), (9, ended)]);
-    assert!(matches!(bad.call(5, 6), Err(CallError::Ended { request: 5, user_data: 6, .. })));
+    assert!(matches!(bad.call(5, 6), Err(CallError::Disconnected { request: 5, user_data: 6, .. })));
 }
 
 #[test]

@@ -27,7 +27,7 @@ impl Config {
             return Err(ConfigError::Nodes(nodes));
         }
         // M2 of `node`; and the calls of a node to all others must have tags.
-        let in_flight_max = shm::pending::PENDING_MAX / NODES_MAX;
+        let in_flight_max = calls::CALLS_MAX / NODES_MAX;
         if !(1..=in_flight_max).contains(&in_flight) {
             return Err(ConfigError::InFlight { in_flight, max: in_flight_max });
         }

@@ -19,7 +19,7 @@ pub enum CallError<T, U> {
     },
     /// That node was dropped. Permanent.
     #[error("node {to} is gone")]
-    NodeGone {
+    Disconnected {
         /// The payload.
         payload: T,
         /// The user data.
@@ -46,34 +46,11 @@ impl<T, U> std::fmt::Debug for CallError<T, U> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (name, to) = match self {
             Self::Full { to, .. } => ("Full", to),
-            Self::NodeGone { to, .. } => ("NodeGone", to),
+            Self::Disconnected { to, .. } => ("Disconnected", to),
             Self::NoSuchNode { to, .. } => ("NoSuchNode", to),
         };
         f.debug_struct(name).field("to", to).finish_non_exhaustive()
     }
-}
-
-/// How a call ended that got no answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum CallFailed {
-    /// The node called dropped the call's [`Token`], and will not answer. Whether it executed the call is its own matter.
-    #[error("node {to} dropped the call without an answer")]
-    Dropped {
-        /// The node called.
-        to: usize,
-    },
-    /// There was no answer within the time of the call. Whether the node called executes it is unknown; a later answer reaches no call.
-    #[error("no answer of node {to} in time")]
-    TimedOut {
-        /// The node called.
-        to: usize,
-    },
-    /// The node called was dropped first, and whether it executed the call is unknown.
-    #[error("node {to} is gone; it may have executed the call")]
-    NodeGone {
-        /// The node called.
-        to: usize,
-    },
 }
 
 /// Another node received the call of this token. Both come back; dropping the token rejects the call.

@@ -11,8 +11,8 @@ mod mesh;
 mod node;
 mod token;
 
+pub use calls::{CallFailed, SessionEnd, Tag as CallToken};
 pub use config::{Config, ConfigError, NODES_MAX};
-pub use error::{CallError, CallFailed, ForeignToken};
+pub use error::{CallError, ForeignToken};
 pub use node::{Node, network};
-pub use shm::pending::Tag as CallToken;
 pub use token::Token;

@@ -4,9 +4,9 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
+use calls::{Tag, Tagged};
 use shm::dropped::Dropped;
 use shm::lane::Slot;
-use shm::pending::{Tag, Tagged};
 use shm::ready::{ARMED, ReadyWords};
 use shm::sleep::Sleep;
 use shm::sync::{AtomicBool, AtomicU32, AtomicU64};

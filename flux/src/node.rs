@@ -16,17 +16,16 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use calls::{CallFailed, Calls, SessionEnd, Tag as CallToken, Tag, Tagged};
 use shm::clock;
-use shm::deadlines::Deadlines;
 use shm::dropped::Dropped;
 use shm::lane::{LaneRx, LaneTx};
-use shm::pending::{Pending, Tag as CallToken, Tag, Tagged};
 use shm::ready::{self, HotSet, ReadyWords};
 use shm::sleep::{self, Sleep, Sleeper, Watch, Word};
 use shm::sync::{AtomicU32, FIRST, Ordering, light_barrier};
 
 use crate::config::{Config, ConfigError};
-use crate::error::{CallError, CallFailed, ForeignToken};
+use crate::error::{CallError, ForeignToken};
 use crate::mesh::{Asked, CALL, Mesh, Message, REJECTION, REPLY};
 use crate::token::Token;
 
@@ -35,13 +34,12 @@ const POLLS_PER_LOOK: u32 = 64;
 
 /// One node of a network, for one thread. `T` is the payload of calls and replies, `U` what the caller wants back with each reply.
 ///
-/// `Send`: make the nodes, then give each to its thread. Dropping one ends the calls of others to it with [`CallFailed::NodeGone`].
+/// `Send`: make the nodes, then give each to its thread. Dropping one ends the calls of others to it with [`CallFailed::Disconnected`].
 pub struct Node<T, U> {
     index: usize,
     in_flight: usize,
     peers: Vec<Option<Peer<T>>>,
-    calls: Pending<Call<U>>,
-    deadlines: Deadlines,
+    calls: Calls<Call<U>>,
     /// Received calls that are neither answered nor rejected.
     held: usize,
     /// Of those the ones that wait for [`Node::try_recv_raw`].
@@ -129,8 +127,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             index,
             in_flight: config.in_flight,
             peers: (0..nodes).map(peer).collect(),
-            calls: Pending::new(calls),
-            deadlines: Deadlines::default(),
+            calls: Calls::new(calls),
             held: 0,
             inbox: VecDeque::with_capacity(calls),
             spare: Vec::with_capacity(calls),
@@ -172,7 +169,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             return Err(CallError::NoSuchNode { payload, user_data, to, last });
         };
         if peer.gone || self.mesh.closed(to).is_none_or(|closed| closed.load(Ordering::Relaxed)) {
-            return Err(CallError::NodeGone { payload, user_data, to });
+            return Err(CallError::Disconnected { payload, user_data, to });
         }
         if peer.in_flight == self.in_flight {
             return Err(CallError::Full { payload, user_data, to, in_flight: peer.in_flight });
@@ -195,9 +192,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// As [`call`](Self::call).
     pub fn call_within(&mut self, to: usize, payload: T, user_data: U, timeout: Duration) -> Result<CallToken, CallError<T, U>> {
         let call = self.call(to, payload, user_data)?;
-        let (calls, timeout_ns) = (self.calls.capacity(), u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
-        self.deadlines.reserve(calls);
-        self.deadlines.arm(clock::monotonic_ns().saturating_add(timeout_ns), call, calls, |tag| self.calls.holds(tag));
+        self.calls.end_within(call, clock::monotonic_ns(), timeout);
         Ok(call)
     }
 
@@ -210,22 +205,15 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// Ends the calls whose time is over, behind the replies that came with it.
     #[cold]
     fn expire(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
-        if !self.deadlines.forget_ended(|call| self.calls.holds(call)) {
+        if !self.calls.is_timed() {
             return 0;
         }
-        let (now_ns, mut ended) = (clock::monotonic_ns(), 0);
-        while let Some(call) = self.deadlines.take_due(now_ns) {
-            if let Some(Call { to, user_data }) = self.calls.abandon(call) {
-                ended += 1;
-                f(user_data, Err(CallFailed::TimedOut { to }));
-            }
-        }
-        ended
+        self.calls.expire(clock::monotonic_ns(), |call| f(call.user_data, Err(CallFailed::TimedOut)))
     }
 
     /// How long until the earliest deadline.
     fn until_deadline(&self) -> Option<Duration> {
-        self.deadlines.next_ns().map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(clock::monotonic_ns())))
+        self.calls.until_deadline(clock::monotonic_ns)
     }
 
     /// One bounded pass over the nodes that have sent something, at most 16 messages of each of at most 8 of them, in rotation. Replies go to
@@ -239,7 +227,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         let now_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let mut round = Round { index: *index, mesh, peers, calls, held, inbox, f: &mut f };
         let mut taken = hot.pass(ready, &mut round, now_ns);
-        if self.deadlines.is_armed() {
+        if self.calls.has_deadlines() {
             taken += self.expire(&mut f);
         }
         if taken == 0 && !self.calls.is_empty() {
@@ -281,7 +269,7 @@ impl<T: Copy + Send, U> Node<T, U> {
                 |call| call.to == to,
                 |call| {
                     ended += 1;
-                    f(call.user_data, Err(CallFailed::NodeGone { to }));
+                    f(call.user_data, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
                 },
             );
             if let Some(peer) = peers.get_mut(to).and_then(Option::as_mut) {
@@ -335,7 +323,7 @@ struct Round<'a, T, U, F> {
     index: usize,
     mesh: &'a Mesh<T>,
     peers: &'a mut [Option<Peer<T>>],
-    calls: &'a mut Pending<Call<U>>,
+    calls: &'a mut Calls<Call<U>>,
     held: &'a mut usize,
     inbox: &'a mut VecDeque<(Asked, T)>,
     f: F,
@@ -374,7 +362,7 @@ impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>)> ready::Lanes for Rou
                 self.inbox.push_back((Asked { tag, from: from as u32, to: self.index as u32 }, payload()));
             } else if let Some(call) = self.calls.take(tag) {
                 peer.in_flight -= 1;
-                (self.f)(call.user_data, if note == REPLY { Ok(payload()) } else { Err(CallFailed::Dropped { to: from }) });
+                (self.f)(call.user_data, if note == REPLY { Ok(payload()) } else { Err(CallFailed::Rejected) });
             } else {
                 // Of a call that was given up.
                 peer.in_flight = peer.in_flight.saturating_sub(1);

@@ -7,7 +7,7 @@ use crate::mesh::{Asked, Mesh};
 
 /// The duty to answer a received call, 24 bytes. It can be kept anywhere, also as the user data of another call.
 ///
-/// Dropping it, on whatever thread, ends the call with [`CallFailed::Dropped`](crate::CallFailed::Dropped): the node that received the call tells the caller in its next
+/// Dropping it, on whatever thread, ends the call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the node that received the call tells the caller in its next
 /// [`poll`](crate::Node::poll), for which [`wait`](crate::Node::wait) wakes it.
 #[must_use = "a token that is dropped rejects its call"]
 pub struct Token<T> {

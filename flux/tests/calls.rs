@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use flux::{CallError, CallFailed, Config, ConfigError, Node, network};
+use flux::{CallError, CallFailed, Config, ConfigError, Node, SessionEnd, network};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -112,7 +112,7 @@ fn calls_whose_tokens_are_dropped_end_as_dropped_and_make_room() {
         let mut ended = vec![];
         a.poll(|user, reply| ended.push((user, reply)));
         ended.sort_unstable_by_key(|(user, _)| *user);
-        let dropped = Err(CallFailed::Dropped { to: 1 });
+        let dropped = Err(CallFailed::Rejected);
         assert_eq!(ended, [(0, dropped), (1, Ok(1)), (2, dropped), (3, Ok(3))], "round {round}");
         assert_eq!((b.poll(no_reply), a.poll(no_reply), a.in_flight()), (0, 0, 0));
         if round % 2 == 0 {
@@ -149,7 +149,7 @@ fn token_dropped_by_another_thread_wakes_the_node_that_rejects_the_call() {
             }
             assert!(a.wait(None));
             a.poll(|_, reply| {
-                assert_eq!(reply, Err(CallFailed::Dropped { to: 1 }));
+                assert_eq!(reply, Err(CallFailed::Rejected));
                 ended += 1;
             });
         }
@@ -220,10 +220,10 @@ fn calls_to_a_dropped_node_end_once_after_what_it_answered() {
         a.poll(|user, reply| ended.push((user, reply)));
     }
     let answered = (0..3).map(|n| (n, Ok(n)));
-    let failed = (3..10).map(|n| (n, Err(CallFailed::NodeGone { to: 1 })));
+    let failed = (3..10).map(|n| (n, Err(CallFailed::Disconnected(SessionEnd::PeerGone))));
     assert_eq!(ended, answered.chain(failed).collect::<Vec<_>>());
     assert_eq!(a.in_flight(), 0);
-    assert!(matches!(a.call(1, 7, 8), Err(CallError::NodeGone { payload: 7, user_data: 8, to: 1 })));
+    assert!(matches!(a.call(1, 7, 8), Err(CallError::Disconnected { payload: 7, user_data: 8, to: 1 })));
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn nodes_that_remain_go_on_when_one_is_dropped() {
         a.poll(|user, reply| ended[0].push((user, reply)));
         c.poll(|user, reply| ended[1].push((user, reply)));
     }
-    let gone = Err(CallFailed::NodeGone { to: 1 });
+    let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
     assert_eq!(ended, [vec![(3, Ok(4)), (1, gone)], vec![(2, gone)]]);
     a.call(2, 5, 5).unwrap();
 }
@@ -405,7 +405,7 @@ fn sleeper_learns_of_the_end_of_a_node_it_called_and_of_no_other() {
         assert!(start.elapsed() < PATIENCE, "not woken");
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(sleeper.join().unwrap(), (1, vec![(1, Err(CallFailed::NodeGone { to: 1 }))], false));
+    assert_eq!(sleeper.join().unwrap(), (1, vec![(1, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))], false));
 }
 
 /// Who spins or yields switches to no other thread by its own will.
@@ -449,7 +449,7 @@ fn calls_without_a_reply_end_in_time_and_late_replies_reach_no_call() {
             a.poll(|user, reply| ended.push((user, reply)));
         }
         assert!(start.elapsed() >= Duration::from_millis(2));
-        assert_eq!((ended, a.in_flight()), (vec![(round, Err(CallFailed::TimedOut { to: 1 }))], 2));
+        assert_eq!((ended, a.in_flight()), (vec![(round, Err(CallFailed::TimedOut))], 2));
         b.poll(no_reply);
         while let Some((_, token, payload)) = b.try_recv_raw() {
             b.reply(token, payload * 10).unwrap();
@@ -486,6 +486,6 @@ fn cancelled_calls_keep_their_places_until_they_are_answered_and_a_dropped_node_
     while ended.is_empty() {
         a.poll(|user, reply| ended.push((user, reply)));
     }
-    assert_eq!(ended, [(2, Err(CallFailed::NodeGone { to: 1 }))]);
+    assert_eq!(ended, [(2, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))]);
     assert_eq!(a.in_flight(), 0);
 }

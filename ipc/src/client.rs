@@ -3,16 +3,15 @@
 use std::fmt;
 use std::time::Duration;
 
-use shm::caller::{Caller, Refused};
+use calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
+use shm::caller::Caller;
 use shm::dir::Dir;
-use shm::membership::{CallFailed, SessionEnd};
-use shm::pending::Tag as CallToken;
 use shm::plain::Plain;
 use shm::ready::ReadyWords;
 use shm::region::Region;
 use shm::sleep::{Sleeper, Watch};
 
-use crate::error::{CallError, ConnectError};
+use crate::error::ConnectError;
 use crate::layout::{Header, KIND, Layout};
 use crate::views;
 
@@ -80,10 +79,7 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     /// [`CallError`], with the request and the user data; nothing was sent.
     #[inline]
     pub fn call(&mut self, request: Req, user_data: U) -> Result<CallToken, CallError<Req, U>> {
-        self.call_with(user_data, |_| request).map_err(|refused| match refused {
-            Refused::Full(user_data) => CallError::QueueFull { request, user_data, depth: self.depth() },
-            Refused::Ended(user_data, end) => CallError::Ended { request, user_data, end },
-        })
+        self.call_with(user_data, |_| request).map_err(|refused| refused.map(|(), user_data| (request, user_data)))
     }
 
     /// As [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is then as one
@@ -109,7 +105,7 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
 
     /// Sends the request that `make` gives for the call's slot, a number below [`depth`](Self::depth) that is the call's until it ends.
     #[inline(always)]
-    pub(crate) fn call_with(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<CallToken, Refused<U>> {
+    pub(crate) fn call_with(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<CallToken, CallError<(), U>> {
         let call = self.caller.call(user_data, make)?;
         let (client, seats) = (self.caller.id(), self.caller.seats());
         if seats.armed(client).is_some_and(|armed| self.ready.notify_if_armed(client, armed)) {

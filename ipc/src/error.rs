@@ -1,7 +1,6 @@
 //! What can go wrong, one type per verb.
 
 use shm::clients::JoinError;
-use shm::membership::SessionEnd;
 use shm::plain::TypeShape;
 use shm::region;
 
@@ -46,41 +45,6 @@ pub enum ConnectError {
     /// No seat for another client.
     #[error(transparent)]
     Join(#[from] JoinError),
-}
-
-/// Why a call was not made. The request and the user data come back.
-#[derive(thiserror::Error)]
-pub enum CallError<Req, U> {
-    /// As many calls as fit are unanswered. Poll, then try again.
-    #[error("all {depth} calls of this client are unanswered: poll for replies, then try again")]
-    QueueFull {
-        /// The request.
-        request: Req,
-        /// The user data.
-        user_data: U,
-        /// Calls that can be unanswered.
-        depth: usize,
-    },
-    /// The session is over. Permanent.
-    #[error("{end}")]
-    Ended {
-        /// The request.
-        request: Req,
-        /// The user data.
-        user_data: U,
-        /// How it ended.
-        end: SessionEnd,
-    },
-}
-
-// By hand, so that payloads and user data need not be printable.
-impl<Req, U> std::fmt::Debug for CallError<Req, U> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::QueueFull { depth, .. } => f.debug_struct("QueueFull").field("depth", depth).finish_non_exhaustive(),
-            Self::Ended { end, .. } => f.debug_struct("Ended").field("end", end).finish_non_exhaustive(),
-        }
-    }
 }
 
 /// The client that asked is not there any more; the answer was dropped.

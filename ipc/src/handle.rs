@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-use shm::pending::{ANSWERED, DROPPED};
+use calls::{ANSWERED, REJECTED};
 use shm::plain::Plain;
 use shm::sessions::Arrived;
 
@@ -13,7 +13,7 @@ use crate::server::Inner;
 
 /// A request that waits for its answer. Handles can be kept and answered in any order, also after others that came later.
 ///
-/// Dropping one without an answer ends the client's call with [`CallFailed::Dropped`](crate::CallFailed::Dropped).
+/// Dropping one without an answer ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected).
 pub struct RecvHandle<Req: Plain, Resp: Plain> {
     arrived: Arrived<Req>,
     /// `None` once answered.
@@ -85,6 +85,6 @@ impl<Req: Plain, Resp: Plain> Drop for RecvHandle<Req, Resp> {
             return;
         }
         // A client that is gone needs no answer.
-        let _ = self.answer(DROPPED, Resp::new_zeroed);
+        let _ = self.answer(REJECTED, Resp::new_zeroed);
     }
 }

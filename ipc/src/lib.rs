@@ -16,12 +16,11 @@ mod layout;
 mod server;
 mod views;
 
+pub use calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
 pub use client::Client;
-pub use error::{CallError, ClientGone, ConnectError, CreateError, ParameterError};
+pub use error::{ClientGone, ConnectError, CreateError, ParameterError};
 pub use handle::RecvHandle;
 pub use layout::DEPTH_MAX;
 pub use server::Server;
 pub use shm::dir::Dir;
-pub use shm::membership::{CallFailed, SessionEnd};
-pub use shm::pending::Tag as CallToken;
 pub use shm::plain::Plain;

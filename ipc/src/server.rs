@@ -21,7 +21,7 @@ use crate::views;
 
 /// Serves any number of clients up to `max_clients` from one thread.
 ///
-/// `!Send`: create it on the thread that polls it. Dropping it ends all clients' calls with [`SessionEnd::ServerGone`](crate::SessionEnd::ServerGone), once the last
+/// `!Send`: create it on the thread that polls it. Dropping it ends all clients' calls with [`SessionEnd::PeerGone`](crate::SessionEnd::PeerGone), once the last
 /// [`RecvHandle`] is gone too.
 pub struct Server<Req: Plain, Resp: Plain> {
     inner: Rc<RefCell<Inner<Req, Resp>>>,

@@ -8,8 +8,8 @@ mod support;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use ipc::bytes::{CallError, Client, INLINE_MAX, MESSAGE_MAX, MessageBytes, ReplyError, Server};
-use ipc::{CallFailed, ConnectError, CreateError, ParameterError, SessionEnd};
+use ipc::bytes::{Client, INLINE_MAX, MESSAGE_MAX, MessageBytes, ReplyError, Server};
+use ipc::{CallError, CallFailed, ConnectError, CreateError, ParameterError, SessionEnd};
 use shm::region::{self, OpenError, Region};
 use support::Scratch;
 
@@ -80,11 +80,11 @@ fn message_above_the_bound_is_refused_and_nothing_is_lost() {
     for (request_max, response_max) in [(3, 100), (100, 3)] {
         let (mut server, mut client) = pair(&scratch, 1, most(request_max, response_max));
         match client.call(&vec![0; request_max + 1], 7) {
-            Err(CallError::TooLarge { user_data: 7, bytes, max }) => assert_eq!((bytes, max), (request_max + 1, request_max)),
+            Err(CallError::TooLarge { user_data: 7, bytes, max, .. }) => assert_eq!((bytes, max), (request_max + 1, request_max)),
             other => panic!("{other:?}"),
         }
         client.call(&vec![1; request_max], 8).unwrap();
-        assert!(matches!(client.call(&[], 9), Err(CallError::QueueFull { user_data: 9, depth: 1 })));
+        assert!(matches!(client.call(&[], 9), Err(CallError::Full { user_data: 9, depth: 1, .. })));
         server.poll();
         let request = server.recv().unwrap();
         let request = match request.reply(&vec![0; response_max + 1]) {
@@ -156,8 +156,8 @@ fn client_that_lies_about_length_or_slot_loses_its_own_seat_only() {
         requests.into_iter().for_each(|request| request.reply(&[6; 90]).unwrap());
         assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(&[6; 90][..])))), Ok(1));
         let mut failed = vec![];
-        assert_eq!(bad.poll(|user, reply| failed.push((user, reply.map(<[u8]>::len)))), Err(SessionEnd::Disconnected));
-        assert_eq!(failed, [(1, Err(CallFailed::Ended(SessionEnd::Disconnected)))]);
+        assert_eq!(bad.poll(|user, reply| failed.push((user, reply.map(<[u8]>::len)))), Err(SessionEnd::Evicted));
+        assert_eq!(failed, [(1, Err(CallFailed::Disconnected(SessionEnd::Evicted)))]);
     }
 }
 
@@ -172,7 +172,7 @@ fn garbled_answer_ends_its_call() {
     let response_lane = 128 + 3 * 64 + 4 * 64;
     // SAFETY: in bounds, and only this thread is running.
     unsafe { region.view().at::<u32>(response_lane + 16).unwrap().as_ptr().write_volatile(101) };
-    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Dropped)))), Ok(1));
+    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Rejected)))), Ok(1));
 }
 
 #[test]

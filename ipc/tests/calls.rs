@@ -143,8 +143,8 @@ fn client_that_breaks_the_protocol_loses_its_own_seat_only() {
         assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (n, Ok(1)))), Ok(1));
     }
     let mut failed = vec![];
-    assert_eq!(bad.poll(|user, reply| failed.push((user, reply))), Err(SessionEnd::Disconnected));
-    assert_eq!(failed, [(0, Err(CallFailed::Ended(SessionEnd::Disconnected)))]);
+    assert_eq!(bad.poll(|user, reply| failed.push((user, reply))), Err(SessionEnd::Evicted));
+    assert_eq!(failed, [(0, Err(CallFailed::Disconnected(SessionEnd::Evicted)))]);
 }
 
 #[test]
@@ -188,6 +188,6 @@ fn handles_outlive_the_server_and_still_end_their_calls() {
     drop(second);
     let mut ended = vec![];
     assert_eq!(client.poll(|user, reply| ended.push((user, reply))), Ok(2));
-    assert_eq!(client.poll(|user, reply| ended.push((user, reply))), Err(SessionEnd::ServerGone));
-    assert_eq!(ended, [(0, Ok(5)), (1, Err(CallFailed::Dropped)), (2, Err(CallFailed::Ended(SessionEnd::ServerGone)))]);
+    assert_eq!(client.poll(|user, reply| ended.push((user, reply))), Err(SessionEnd::PeerGone));
+    assert_eq!(ended, [(0, Ok(5)), (1, Err(CallFailed::Rejected)), (2, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))]);
 }

@@ -77,6 +77,15 @@ impl Sleeper for ClientPaths {
 }
 
 /// Requests of a client for one key take one path, so they keep their order.
+/// Why a call through ipc or the ring was not made.
+fn refused(path: &'static str, error: &ipc::CallError<Request, u32>) -> IssueError {
+    match error {
+        ipc::CallError::Full { .. } => IssueError::Full,
+        ipc::CallError::Disconnected { end, .. } => BackendError::transport(path, *end).into(),
+        ipc::CallError::TooLarge { .. } => BackendError::transport(path, std::io::Error::other(error.to_string())).into(),
+    }
+}
+
 impl Paths for ClientPaths {
     fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
         if request.rank() as usize != self.rank {
@@ -86,18 +95,12 @@ impl Paths for ClientPaths {
             }
             let far_daemon = self.topology.far_daemon(self.rank, request.key());
             if let Some(ring) = self.rings.get_mut(far_daemon) {
-                return ring.call(*request, token).map(|_| ()).map_err(|error| match error {
-                    delegationrpc::CallError::QueueFull { .. } => IssueError::Full,
-                    delegationrpc::CallError::Ended { end, .. } => BackendError::transport("the path to a daemon's ring", end).into(),
-                });
+                return ring.call(*request, token).map(|_| ()).map_err(|error| refused("the path to a daemon's ring", &error));
             }
         }
         let owner = owner_of(request.key(), self.shards.len());
         let Some(shard) = self.shards.get_mut(owner) else { return Err(IssueError::Full) };
-        shard.call(*request, token).map(|_| ()).map_err(|error| match error {
-            ipc::CallError::QueueFull { .. } => IssueError::Full,
-            ipc::CallError::Ended { end, .. } => BackendError::transport("the path to a daemon", end).into(),
-        })
+        shard.call(*request, token).map(|_| ()).map_err(|error| refused("the path to a daemon", &error))
     }
 
     fn poll(&mut self, mut ended: impl FnMut(u32, Ending)) -> Result<(), BackendError> {

@@ -105,7 +105,8 @@ impl Rpc for Delegation {
 
 fn refused(error: CallError<Block, u64>) -> Refused {
     match error {
-        CallError::QueueFull { request, user_data, .. } => Refused::Full(unseal(&request), user_data),
-        CallError::Ended { request, user_data, end } => Refused::Ended(unseal(&request), user_data, end),
+        CallError::Full { request, user_data, .. } => Refused::Full(unseal(&request), user_data),
+        CallError::Disconnected { request, user_data, end } => Refused::Ended(unseal(&request), user_data, end),
+        CallError::TooLarge { .. } => panic!("{error:?}"),
     }
 }

@@ -43,8 +43,9 @@ impl Caller for IpcClient {
     fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
         match self.0.call(request, slot) {
             Ok(_) => Ok(true),
-            Err(CallError::QueueFull { .. }) => Ok(false),
-            Err(CallError::Ended { end, .. }) => Err(end.into()),
+            Err(CallError::Full { .. }) => Ok(false),
+            Err(error @ CallError::TooLarge { .. }) => Err(error.to_string().into()),
+            Err(CallError::Disconnected { end, .. }) => Err(end.into()),
         }
     }
 

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
+use calls::{ANSWERED, CallError, CallFailed, Calls, SessionEnd, Tag, Tagged};
+
 use crate::clients::{JoinError, Seats};
 use crate::clock;
-use crate::deadlines::Deadlines;
 use crate::lane::{LaneRx, LaneTx};
-use crate::membership::{CallFailed, Membership, SessionEnd};
-use crate::pending::{ANSWERED, Pending, Tag, Tagged};
+use crate::membership::Membership;
 use crate::plain::Plain;
 use crate::region::Region;
 use crate::sessions::LanePairs;
@@ -18,24 +18,14 @@ use crate::sleep::{self, SLICE, Sleeper, Watch, Word};
 pub struct Caller<Req, Resp, U> {
     requests: LaneTx<Tagged<Req>>,
     responses: LaneRx<Tagged<Resp>>,
-    pending: Pending<U>,
-    deadlines: Deadlines,
+    calls: Calls<U>,
     /// Last: everything above points into its region.
     member: Membership,
 }
 
-/// Why a call was not made, with its user data. Nothing was sent.
-#[derive(Debug)]
-pub enum Refused<U> {
-    /// As many calls as fit are unanswered.
-    Full(U),
-    /// The session is over.
-    Ended(U, SessionEnd),
-}
-
 impl<Req, Resp, U> fmt::Debug for Caller<Req, Resp, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Caller").field("member", &self.member).field("in_flight", &self.pending.waiting()).finish_non_exhaustive()
+        f.debug_struct("Caller").field("member", &self.member).field("in_flight", &self.calls.waiting()).finish_non_exhaustive()
     }
 }
 
@@ -56,7 +46,7 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
         // takes requests in order before it answers them. Any bytes are a valid response, by `Plain`.
         let (requests, responses) =
             unsafe { (LaneTx::new(lanes.requests_of(seat), depth as u64, 0), LaneRx::new(lanes.responses_to(seat), depth as u64, 0)) };
-        Ok(Self { requests, responses, pending: Pending::new(depth), deadlines: Deadlines::default(), member })
+        Ok(Self { requests, responses, calls: Calls::new(depth), member })
     }
 
     /// This client's number at the server.
@@ -83,30 +73,31 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
     #[must_use]
     #[inline(always)]
     pub fn in_flight(&self) -> usize {
-        self.pending.waiting()
+        self.calls.waiting()
     }
 
     /// Calls that can be unanswered at a time.
     #[must_use]
     #[inline(always)]
     pub fn depth(&self) -> usize {
-        self.pending.capacity()
+        self.calls.capacity()
     }
 
     /// Sends the request that `make` gives for the call's slot, a number below [`depth`](Self::depth) that is the call's until it ends. A
     /// server that does not poll this client's lane must be told: see [`ready`](crate::ready), R1.
     ///
     /// # Errors
-    /// [`Refused`].
+    /// [`CallError::Full`] and [`CallError::Disconnected`]; `make` was not called.
     #[inline(always)]
-    pub fn call(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<Tag, Refused<U>> {
+    pub fn call(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<Tag, CallError<(), U>> {
         if let Some(end) = self.member.end() {
-            return Err(Refused::Ended(user_data, end));
+            return Err(CallError::Disconnected { request: (), user_data, end });
         }
-        let tag = self.pending.insert(user_data).map_err(Refused::Full)?;
+        let depth = self.depth();
+        let tag = self.calls.insert(user_data).map_err(|user_data| CallError::Full { request: (), user_data, depth })?;
         // L3: there is room, as fewer than `depth` earlier calls are unanswered, and requests are taken in order.
         self.requests.publish(Tagged { tag: tag.pack(0), payload: make(tag.slot()) });
-        if self.pending.len() > 1 {
+        if self.calls.len() > 1 {
             self.requests.fetch_ahead();
         }
         Ok(tag)
@@ -114,16 +105,13 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
 
     /// Ends a call at the first [`poll`](Self::poll) after `timeout`, unless it has ended: see [`cancel`](Self::cancel).
     pub fn end_within(&mut self, call: Tag, timeout: Duration) {
-        let depth = self.depth();
-        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-        self.deadlines.reserve(depth);
-        self.deadlines.arm(clock::monotonic_ns().saturating_add(timeout_ns), call, depth, |tag| self.pending.holds(tag));
+        self.calls.end_within(call, clock::monotonic_ns(), timeout);
     }
 
     /// Ends a call: its user data, unless it has ended. The server is not told. What the call has of [`depth`](Self::depth), and of shared
     /// memory, is free again when the server has answered it; that answer reaches no call.
     pub fn cancel(&mut self, call: Tag) -> Option<U> {
-        self.pending.abandon(call)
+        self.calls.abandon(call)
     }
 
     /// What a `SIGKILL` leaves in the middle of a call, for models: a request that is not published.
@@ -151,7 +139,7 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
     #[inline(always)]
     pub fn poll(&mut self, mut f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
         let ended = self.take_answers(&mut f);
-        if self.deadlines.is_armed() {
+        if self.calls.has_deadlines() {
             return self.poll_timed(ended, f);
         }
         if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
@@ -160,14 +148,8 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
     /// Behind the answers that came with it, ends the calls whose time is over.
     #[cold]
     fn poll_timed(&mut self, mut ended: usize, mut f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
-        if self.deadlines.forget_ended(|call| self.pending.holds(call)) {
-            let now_ns = clock::monotonic_ns();
-            while let Some(call) = self.deadlines.take_due(now_ns) {
-                if let Some(user_data) = self.pending.abandon(call) {
-                    ended += 1;
-                    f(user_data, Err(CallFailed::TimedOut));
-                }
-            }
+        if self.calls.is_timed() {
+            ended += self.calls.expire(clock::monotonic_ns(), |user_data| f(user_data, Err(CallFailed::TimedOut)));
         }
         if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
     }
@@ -178,7 +160,7 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
 
     /// How long until the earliest deadline.
     fn until_deadline(&self) -> Option<Duration> {
-        self.deadlines.next_ns().map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(clock::monotonic_ns())))
+        self.calls.until_deadline(clock::monotonic_ns)
     }
 
     #[inline(always)]
@@ -188,9 +170,9 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
             let Some(response) = self.responses.pop() else { break };
             let (tag, note) = Tag::unpack(response.tag);
             // C5: a tag that is not outstanding is a confused server's; it ends nobody's call.
-            let Some(user_data) = self.pending.take(tag) else { continue };
+            let Some(user_data) = self.calls.take(tag) else { continue };
             ended += 1;
-            f(user_data, if note == ANSWERED { Ok((tag.slot(), response.payload)) } else { Err(CallFailed::Dropped) });
+            f(user_data, if note == ANSWERED { Ok((tag.slot(), response.payload)) } else { Err(CallFailed::Rejected) });
         }
         ended
     }
@@ -202,7 +184,7 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
         if ended > 0 {
             return Ok(ended);
         }
-        self.pending.take_where(|_| true, |user_data| f(user_data, Err(CallFailed::Ended(end))));
+        self.calls.take_where(|_| true, |user_data| f(user_data, Err(CallFailed::Disconnected(end))));
         Err(end)
     }
 }

@@ -14,8 +14,6 @@
 //! - [`cache`]: fetching ahead, and short copies.
 //! - [`sessions`], [`caller`]: a server that answers through two lanes per client, and its clients: what ipc and delegationrpc share.
 //! - [`plain`]: what may cross a process boundary.
-//! - [`pending`]: things that wait for an answer, found by a tag that is good once.
-//!   [`deadlines`]: when they end without one.
 //! - [`dropped`]: requests that nobody will answer, on their way to the thread that rejects them.
 //! - [`sleep`]: sleeping until a peer publishes something, and waking who sleeps.
 //! - [`wait`]: what a loop does that found nothing to do.
@@ -27,7 +25,6 @@ pub mod cache;
 pub mod caller;
 pub mod clients;
 pub mod clock;
-pub mod deadlines;
 pub mod dir;
 pub mod dropped;
 mod header;
@@ -35,7 +32,6 @@ pub mod lane;
 pub mod lock;
 pub mod membership;
 pub mod memfd;
-pub mod pending;
 pub mod plain;
 pub mod ready;
 pub mod region;

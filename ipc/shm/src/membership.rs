@@ -2,35 +2,11 @@
 
 use std::fmt;
 
+use calls::SessionEnd;
+
 use crate::clients::{JoinError, Seats, Session};
 use crate::region::{OwnerWatch, Region};
 use crate::sync::light_barrier;
-
-/// How a session ended. Permanent: connect anew when there is a server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum SessionEnd {
-    /// The server ended or died.
-    #[error("the server is gone: connect again when it is back")]
-    ServerGone,
-    /// The server ended this client's session: the client broke the protocol, or lost the lock that proves it alive because another part
-    /// of its process opened and closed the region's file.
-    #[error("the server ended this client's session: connect again")]
-    Disconnected,
-}
-
-/// How a call ended that got no answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum CallFailed {
-    /// The handler dropped the request without an answer.
-    #[error("the server dropped the request")]
-    Dropped,
-    /// There was no answer within the time of the call. Whether the server executes the request is unknown; a later answer reaches no call.
-    #[error("no answer in time")]
-    TimedOut,
-    /// The session ended first; whether the server executed the request is unknown.
-    #[error("no answer, and unknown whether the call was executed: {0}")]
-    Ended(SessionEnd),
-}
 
 /// A client's place at a server, given up on drop; a forked child that drops its copy gives nothing up.
 pub struct Membership {
@@ -107,9 +83,9 @@ impl Membership {
     pub fn end(&mut self) -> Option<SessionEnd> {
         if self.end.is_none() {
             if self.watch.is_gone(&self.region) {
-                self.end = Some(SessionEnd::ServerGone);
+                self.end = Some(SessionEnd::PeerGone);
             } else if !self.session.as_ref().is_some_and(|session| self.seats.holds(session)) {
-                self.end = Some(SessionEnd::Disconnected);
+                self.end = Some(SessionEnd::Evicted);
             }
         }
         self.end

@@ -8,10 +8,11 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::time::Instant;
 
+use calls::{Tag, Tagged};
+
 use crate::clients::{LOOKS_PER_ROUND, Patrol, Seats};
 use crate::lane::{LaneRx, LaneTx, Slot};
 use crate::lock::LockFile;
-use crate::pending::{Tag, Tagged};
 use crate::plain::Plain;
 use crate::ready::{ARMED, HotSet, Lanes, Wakes};
 use crate::sleep::{Watch, Word};

@@ -3,18 +3,15 @@
 use std::fmt;
 use std::time::Duration;
 
+use calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
 use shm::dir::Dir;
-use shm::membership::{CallFailed, SessionEnd};
-use shm::pending::Tag as CallToken;
 use shm::region::Region;
 use shm::sleep::{Sleeper, Watch};
 
-use super::error::CallError;
 use super::message::{Areas, Message, MessageBytes};
 use crate::error::ConnectError;
 use crate::layout::{BYTES_KIND, Header};
 use crate::views;
-use shm::caller::Refused;
 
 /// One client of a [`Server`](super::Server). `U` is what the caller wants back with each reply.
 ///
@@ -80,21 +77,17 @@ impl<U> Client<U> {
     /// [`poll`](Self::poll) gives `user_data` back with the reply, exactly once, in whatever order the server answers.
     ///
     /// # Errors
-    /// [`CallError`], with the user data; nothing was sent.
+    /// [`CallError`], with the request and the user data; nothing was sent.
     #[inline]
-    pub fn call(&mut self, request: &[u8], user_data: U) -> Result<CallToken, CallError<U>> {
+    pub fn call<'a>(&mut self, request: &'a [u8], user_data: U) -> Result<CallToken, CallError<&'a [u8], U>> {
         let (client, areas) = (self.inner.id(), self.areas);
         let max = areas.most.request;
         if request.len() > max {
-            return Err(CallError::TooLarge { user_data, bytes: request.len(), max });
+            return Err(CallError::TooLarge { request, user_data, bytes: request.len(), max });
         }
-        let depth = self.depth();
         // SAFETY: the request is not too long, and the slot is this call's until the client has seen it end.
         let write = |slot| unsafe { areas.write_request(client, slot, request) };
-        self.inner.call_with(user_data, write).map_err(|refused| match refused {
-            Refused::Full(user_data) => CallError::QueueFull { user_data, depth },
-            Refused::Ended(user_data, end) => CallError::Ended { user_data, end },
-        })
+        self.inner.call_with(user_data, write).map_err(|refused| refused.map(|(), user_data| (request, user_data)))
     }
 
     /// As [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is then as one
@@ -102,7 +95,7 @@ impl<U> Client<U> {
     ///
     /// # Errors
     /// As [`call`](Self::call).
-    pub fn call_within(&mut self, request: &[u8], user_data: U, timeout: Duration) -> Result<CallToken, CallError<U>> {
+    pub fn call_within<'a>(&mut self, request: &'a [u8], user_data: U, timeout: Duration) -> Result<CallToken, CallError<&'a [u8], U>> {
         let call = self.call(request, user_data)?;
         self.inner.end_within(call, timeout);
         Ok(call)
@@ -115,7 +108,7 @@ impl<U> Client<U> {
 
     /// Hands the replies that have arrived to `f`, at most [`depth`](Self::depth) of them, and returns how many. A long reply is copied out
     /// of shared memory first. One that is longer than the server's own bound, which a broken server alone can send, counts as
-    /// [`CallFailed::Dropped`].
+    /// [`CallFailed::Rejected`].
     ///
     /// # Errors
     /// As the typed client's [`poll`](crate::Client::poll).
@@ -126,7 +119,7 @@ impl<U> Client<U> {
         inner.poll_slots(|user_data, outcome| match outcome {
             Ok((slot, message)) => match areas.read_response(client, slot, &message, reply) {
                 Some(bytes) => f(user_data, Ok(bytes)),
-                None => f(user_data, Err(CallFailed::Dropped)),
+                None => f(user_data, Err(CallFailed::Rejected)),
             },
             Err(failed) => f(user_data, Err(failed)),
         })

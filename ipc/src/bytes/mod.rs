@@ -34,6 +34,6 @@ mod message;
 mod server;
 
 pub use client::Client;
-pub use error::{CallError, ReplyError};
+pub use error::ReplyError;
 pub use message::{INLINE_MAX, MESSAGE_MAX, MessageBytes};
 pub use server::{RecvHandle, Server};

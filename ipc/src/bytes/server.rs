@@ -16,7 +16,7 @@ use crate::layout::BYTES_KIND;
 /// Serves any number of clients up to `max_clients` from one thread, as the typed [`Server`](crate::Server) does.
 ///
 /// `!Send`: create it on the thread that polls it. Dropping it ends all clients' calls with
-/// [`SessionEnd::ServerGone`](crate::SessionEnd::ServerGone), once the last [`RecvHandle`] is gone too.
+/// [`SessionEnd::PeerGone`](crate::SessionEnd::PeerGone), once the last [`RecvHandle`] is gone too.
 pub struct Server {
     inner: crate::Server<Message, Message>,
     shared: Rc<Shared>,
@@ -131,7 +131,7 @@ impl Sleeper for Server {
 
 /// A request that waits for its answer. Handles can be kept and answered in any order, also after others that came later.
 ///
-/// Dropping one without an answer ends the client's call with [`CallFailed::Dropped`](crate::CallFailed::Dropped).
+/// Dropping one without an answer ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected).
 pub struct RecvHandle {
     inner: crate::RecvHandle<Message, Message>,
     copy: Copied,

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use ipc::bytes::{CallError, Client, MessageBytes, RecvHandle, ReplyError, Server};
-use ipc::{CallToken, ConnectError, CreateError, Dir, SessionEnd};
+use ipc::bytes::{Client, MessageBytes, RecvHandle, ReplyError, Server};
+use ipc::{CallError, CallToken, ConnectError, CreateError, Dir, SessionEnd};
 use shm::clients::JoinError;
 use shm::region::{self, OpenError, Region};
 
@@ -121,10 +121,10 @@ impl Rpc for Bytes {
     }
 }
 
-fn refused(error: CallError<u64>, request: u64) -> Refused {
+fn refused(error: CallError<&[u8], u64>, request: u64) -> Refused {
     match error {
-        CallError::QueueFull { user_data, .. } => Refused::Full(request, user_data),
-        CallError::Ended { user_data, end } => Refused::Ended(request, user_data, end),
+        CallError::Full { user_data, .. } => Refused::Full(request, user_data),
+        CallError::Disconnected { user_data, end, .. } => Refused::Ended(request, user_data, end),
         CallError::TooLarge { .. } => panic!("{error}"),
     }
 }

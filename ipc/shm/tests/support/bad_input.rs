@@ -7,8 +7,8 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 
+use calls::SessionEnd;
 use shm::dir::Dir;
-use shm::membership::SessionEnd;
 use shm::region::{CreateError, OpenError, Region};
 use shm::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -243,7 +243,7 @@ pub fn overwritten_seat_costs_its_own_session_only<R: Rpc>(name: &str) {
         let same_generation = session.load(Ordering::Acquire) >> 32 << 32;
         session.store(if garbage < 10 { same_generation | garbage } else { garbage }, Ordering::Release);
         R::call(&mut victim, 2, 2).unwrap_err();
-        assert_eq!(R::poll(&mut victim, |_, _| {}), Err(SessionEnd::Disconnected), "{garbage:#x}");
+        assert_eq!(R::poll(&mut victim, |_, _| {}), Err(SessionEnd::Evicted), "{garbage:#x}");
         round_trip::<R>(&mut server, &mut bystander, 3).unwrap();
         drop(victim);
         // All seats can be used: who gets one that the server cannot make sense of learns it at once.

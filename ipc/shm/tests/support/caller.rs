@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use shm::membership::{CallFailed, SessionEnd};
+use calls::{CallFailed, SessionEnd};
 
 use crate::conformance::{Refused, Rpc};
 use crate::support::PATIENCE;
@@ -38,7 +38,7 @@ impl<R: Rpc> Caller<R> {
         assert!(called.is_err() || self.waiting.insert(number));
         match called {
             Ok(_) => true,
-            Err(Refused::Full(..) | Refused::Ended(_, _, SessionEnd::ServerGone)) => false,
+            Err(Refused::Full(..) | Refused::Ended(_, _, SessionEnd::PeerGone)) => false,
             Err(other) => panic!("call {number}: {other:?}"),
         }
     }
@@ -66,8 +66,8 @@ impl<R: Rpc> Caller<R> {
                     assert_eq!(response, answer(number), "the answer to another call than {number}");
                     *answered += 1;
                 }
-                Err(CallFailed::Dropped) => *dropped += 1,
-                Err(CallFailed::Ended(SessionEnd::ServerGone)) => *gone += 1,
+                Err(CallFailed::Rejected) => *dropped += 1,
+                Err(CallFailed::Disconnected(SessionEnd::PeerGone)) => *gone += 1,
                 Err(other) => panic!("call {number}: {other}"),
             }
         })

@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use calls::SessionEnd;
 use shm::dir::Dir;
-use shm::membership::SessionEnd;
 
 use crate::caller::{Caller, answer};
 use crate::conformance::Rpc;
@@ -87,7 +87,7 @@ fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, random: &mut fastra
                 continue;
             }
             Ok(_) => {}
-            Err(SessionEnd::ServerGone) => return,
+            Err(SessionEnd::PeerGone) => return,
             Err(other) => panic!("{other}"),
         }
         progress = Instant::now();

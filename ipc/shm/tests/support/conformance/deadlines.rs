@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use shm::membership::CallFailed;
+use calls::CallFailed;
 
 use super::{Refused, Rpc, ends, pair, take_all};
 use crate::support::{PATIENCE, Scratch};
@@ -121,7 +121,7 @@ pub fn every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_late<R:
                     open.swap_remove(place.unwrap_or_else(|| panic!("{number} ended twice, step {step}")));
                     match outcome {
                         Ok(answer) => assert_eq!(answer, number + 1),
-                        Err(CallFailed::Dropped) => {}
+                        Err(CallFailed::Rejected) => {}
                         Err(CallFailed::TimedOut) => {
                             given_up += 1;
                             continue;

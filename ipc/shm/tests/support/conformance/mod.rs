@@ -17,9 +17,9 @@ mod waiting;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+use calls::Tag as CallToken;
+use calls::{CallFailed, SessionEnd};
 use shm::dir::Dir;
-use shm::membership::{CallFailed, SessionEnd};
-use shm::pending::Tag as CallToken;
 use shm::region::{self, Region};
 
 use crate::support::{self, PATIENCE, Scratch, wait_for};
@@ -122,7 +122,7 @@ pub fn rejected_request_ends_its_call<R: Rpc>(name: &str) {
     let mut requests = take_all::<R>(&mut server).into_iter();
     R::reject(&mut server, requests.next().unwrap().0);
     assert!(R::reply(&mut server, requests.next().unwrap().0, 5));
-    assert_eq!(ends::<R>(&mut client), [(10, Err(CallFailed::Dropped)), (20, Ok(5))]);
+    assert_eq!(ends::<R>(&mut client), [(10, Err(CallFailed::Rejected)), (20, Ok(5))]);
 }
 
 pub fn requests_that_are_dropped_end_their_calls_and_make_room<R: Rpc>(name: &str) {
@@ -143,7 +143,7 @@ pub fn requests_that_are_dropped_end_their_calls_and_make_room<R: Rpc>(name: &st
         R::serve_poll(&mut server);
         let mut ended = ends::<R>(&mut client);
         ended.sort_unstable_by_key(|(user, _)| *user);
-        assert_eq!(ended, [(0, Err(CallFailed::Dropped)), (1, Ok(1)), (2, Err(CallFailed::Dropped)), (3, Ok(3))]);
+        assert_eq!(ended, [(0, Err(CallFailed::Rejected)), (1, Ok(1)), (2, Err(CallFailed::Rejected)), (3, Ok(3))]);
         R::serve_poll(&mut server);
         assert_eq!(ends::<R>(&mut client), []);
     }
@@ -200,15 +200,15 @@ pub fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc>(name:
     for _ in 0..3 {
         polled = R::poll(&mut client, |user, outcome| ended.push((user, outcome)));
     }
-    assert_eq!(polled, Err(SessionEnd::ServerGone));
-    assert_eq!(ended[..2], [(0, Ok(100)), (1, Err(CallFailed::Dropped))]);
+    assert_eq!(polled, Err(SessionEnd::PeerGone));
+    assert_eq!(ended[..2], [(0, Ok(100)), (1, Err(CallFailed::Rejected))]);
     assert_eq!(ended[2..].iter().map(|(user, _)| *user).collect::<Vec<_>>(), (2..2 + rest).collect::<Vec<_>>());
     assert!(ended[2..].iter().all(|(_, outcome)| outcome.is_err()));
-    assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::ServerGone)));
+    assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::PeerGone)));
     assert!(scratch.names().is_empty());
     // A server of the same name is another one.
     let _next = R::create(&scratch.dir(), 1, 8);
-    assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::ServerGone)));
+    assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::PeerGone)));
 }
 
 pub fn late_answer_to_a_former_client_reaches_nobody<R: Rpc>(name: &str) {
@@ -302,7 +302,7 @@ pub fn servers_come_and_go_under_living_clients<R: Rpc>(name: &str) {
             let (mut client, n) = former.pop_front().unwrap();
             if n % 2 == 0 {
                 assert_eq!(ends::<R>(&mut client), [(n, Ok(n))]);
-                assert_eq!(R::poll(&mut client, |_, _| {}), Err(SessionEnd::ServerGone));
+                assert_eq!(R::poll(&mut client, |_, _| {}), Err(SessionEnd::PeerGone));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The part of the suite that takes several processes: death, stop, fork.
 
-use shm::membership::{CallFailed, SessionEnd};
+use calls::{CallFailed, SessionEnd};
 
 use super::{Refused, Rpc, connect, ends, take_all};
 use crate::support::{self, Helper, Scratch, next_word, say, wait_for};
@@ -178,12 +178,12 @@ pub fn calls_of_a_killed_server_end_once_and_its_successor_serves<R: Rpc>(name: 
         });
         server.kill();
         wait_for("the death was not noticed", || {
-            R::poll(&mut client, |user, outcome| ended.push((user, outcome))) == Err(SessionEnd::ServerGone)
+            R::poll(&mut client, |user, outcome| ended.push((user, outcome))) == Err(SessionEnd::PeerGone)
         });
         ended.sort_by_key(|(user, _)| *user);
-        let gone = Err(CallFailed::Ended(SessionEnd::ServerGone));
+        let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
         assert_eq!(ended, (0..8).map(|n| (n, if n % 2 == 0 { Ok(n) } else { gone })).collect::<Vec<_>>());
-        assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::ServerGone)));
+        assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::PeerGone)));
     }
     assert_eq!(scratch.dir().sweep().unwrap(), 1);
     assert!(scratch.names().is_empty());

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use shm::membership::{CallFailed, SessionEnd};
+use calls::{CallFailed, SessionEnd};
 use shm::ready::{ARMED, HOT};
 use shm::sync::AtomicU32;
 
@@ -100,14 +100,14 @@ pub fn sleeping_client_learns_of_its_servers_end<R: Rpc>(name: &str) {
             (polled, ended, R::wait(&mut client, None))
         });
         server.kill();
-        let gone = Err(CallFailed::Ended(SessionEnd::ServerGone));
-        assert_eq!(watch.join().unwrap(), (Err(SessionEnd::ServerGone), vec![(1, gone)], true));
+        let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
+        assert_eq!(watch.join().unwrap(), (Err(SessionEnd::PeerGone), vec![(1, gone)], true));
     });
     // One that closes in good order.
     let (server, mut client) = pair::<R>(&scratch, 1, 4);
     drop(server);
     assert!(R::wait(&mut client, None));
-    assert_eq!(R::poll(&mut client, |_, _| {}), Err(SessionEnd::ServerGone));
+    assert_eq!(R::poll(&mut client, |_, _| {}), Err(SessionEnd::PeerGone));
 }
 
 pub fn sleeping_server_frees_the_seat_of_a_killed_client<R: Rpc>(name: &str) {

@@ -3,8 +3,8 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
+use calls::SessionEnd;
 use shm::dir::Dir;
-use shm::membership::SessionEnd;
 
 use super::{DEPTH, SEATS, Words, orders, points, start};
 use crate::caller::{Caller, answer};
@@ -233,7 +233,7 @@ impl<R: Rpc> Guests<R> {
     /// The server is gone: every call ends. How many were answered, dropped, and ended by that.
     fn end(mut self) -> (u64, u64, u64) {
         for caller in &mut self.callers {
-            wait_for("the server's end is not noticed", || caller.poll() == Err(SessionEnd::ServerGone));
+            wait_for("the server's end is not noticed", || caller.poll() == Err(SessionEnd::PeerGone));
             assert!(caller.is_idle(), "a call did not end");
         }
         let sum = |of: fn(&Caller<R>) -> u64| self.callers.iter().map(of).sum();

@@ -1,0 +1,97 @@
+//! How calls end, and why one is not made.
+
+use std::fmt;
+
+/// How a session ended. Permanent: connect anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SessionEnd {
+    /// The other end, a server or a node, ended or died.
+    #[error("the other end is gone: connect again when it is back")]
+    PeerGone,
+    /// The server ended this client's session: the client broke the protocol, or lost the lock that proves it alive because another part
+    /// of its process opened and closed the region's file.
+    #[error("the server ended this client's session: connect again")]
+    Evicted,
+}
+
+/// How a call ended that got no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CallFailed {
+    /// The handler dropped the request without an answer. Whether it executed the call is its own matter.
+    #[error("the other end dropped the request")]
+    Rejected,
+    /// There was no answer within the time of the call. Whether the other end executes the request is unknown; a later answer reaches no call.
+    #[error("no answer in time")]
+    TimedOut,
+    /// The session ended first; whether the other end executed the request is unknown.
+    #[error("no answer, and unknown whether the call was executed: {0}")]
+    Disconnected(SessionEnd),
+}
+
+/// Why a call was not made. What was to be sent and the user data come back; nothing was sent.
+#[derive(thiserror::Error)]
+pub enum CallError<Req, U> {
+    /// As many calls as fit are unanswered. Retryable: poll first.
+    #[error("all {depth} calls that fit are unanswered: poll for replies, then try again")]
+    Full {
+        /// The request.
+        request: Req,
+        /// The user data.
+        user_data: U,
+        /// Calls that can be unanswered.
+        depth: usize,
+    },
+    /// The other end takes no request of that length. Permanent.
+    #[error("a request of {bytes} bytes: at most {max} are possible")]
+    TooLarge {
+        /// The request.
+        request: Req,
+        /// The user data.
+        user_data: U,
+        /// Length of the request.
+        bytes: usize,
+        /// Maximum length.
+        max: usize,
+    },
+    /// The session is over. Permanent.
+    #[error("{end}")]
+    Disconnected {
+        /// The request.
+        request: Req,
+        /// The user data.
+        user_data: U,
+        /// How it ended.
+        end: SessionEnd,
+    },
+}
+
+// By hand, so that payloads and user data need not be printable.
+impl<Req, U> fmt::Debug for CallError<Req, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full { depth, .. } => f.debug_struct("Full").field("depth", depth).finish_non_exhaustive(),
+            Self::TooLarge { bytes, max, .. } => f.debug_struct("TooLarge").field("bytes", bytes).field("max", max).finish_non_exhaustive(),
+            Self::Disconnected { end, .. } => f.debug_struct("Disconnected").field("end", end).finish_non_exhaustive(),
+        }
+    }
+}
+
+impl<Req, U> CallError<Req, U> {
+    /// The same with other things to come back.
+    pub fn map<R, V>(self, f: impl FnOnce(Req, U) -> (R, V)) -> CallError<R, V> {
+        match self {
+            Self::Full { request, user_data, depth } => {
+                let (request, user_data) = f(request, user_data);
+                CallError::Full { request, user_data, depth }
+            }
+            Self::TooLarge { request, user_data, bytes, max } => {
+                let (request, user_data) = f(request, user_data);
+                CallError::TooLarge { request, user_data, bytes, max }
+            }
+            Self::Disconnected { request, user_data, end } => {
+                let (request, user_data) = f(request, user_data);
+                CallError::Disconnected { request, user_data, end }
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The name of a call.
+
+/// Names one call of a client until it has ended, and none after that. Inside, one entry of a [`Calls`](crate::Calls) during one use of it: slot
+/// and generation. Never 0 as a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tag(u64);
+
+impl Tag {
+    pub(crate) fn new(slot: u32, generation: u32) -> Self {
+        Self(u64::from(generation) << 32 | u64::from(slot))
+    }
+
+    pub(crate) fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// As a word for a message: generation in the high 32 bits, then 8 bits for a note (what kind of message it is, how the call
+    /// went), then 24 bits of slot. Never 0.
+    #[must_use]
+    #[inline(always)]
+    pub fn pack(self, note: u8) -> u64 {
+        self.0 | u64::from(note) << 24
+    }
+
+    /// Tag and note of a word that came from a peer; any word is allowed, [`Calls::take`](crate::Calls::take) finds out.
+    #[must_use]
+    #[inline(always)]
+    pub fn unpack(word: u64) -> (Self, u8) {
+        (Self(word & !(0xff << 24)), (word >> 24) as u8)
+    }
+
+    /// The slot.
+    #[must_use]
+    #[inline(always)]
+    pub fn slot(self) -> usize {
+        (self.0 & 0xff_ffff) as usize
+    }
+}
+
+/// A message that belongs to a call, as it lies in shared memory.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Tagged<T> {
+    /// The caller's tag, with a note of what the message is: see [`Tag::pack`].
+    pub tag: u64,
+    /// The rest.
+    pub payload: T,
+}
+
+const _: () = assert!(std::mem::offset_of!(Tagged<u64>, tag) == 0 && std::mem::offset_of!(Tagged<u64>, payload) == 8);
+
+/// Note of an answer: the payload is what the handler answered.
+pub const ANSWERED: u8 = 0;
+/// Note of an answer: the handler dropped the request; the payload is zero.
+pub const REJECTED: u8 = 1;
