@@ -68,10 +68,14 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     ///
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
-    #[inline]
+    #[inline(always)]
     pub fn call(&mut self, request: Req, user_data: U) -> Result<CallToken, CallError<Req, U>> {
-        let call = self.caller.call(user_data, |_| request).map_err(|refused| refused.map(|(), user_data| (request, user_data)))?;
-        if self.caller.seats().armed(self.caller.id()).is_some_and(ring::is_armed) {
+        let call = match self.caller.begin(user_data) {
+            Ok(call) => call,
+            Err(refused) => return Err(refused.map(|(), user_data| (request, user_data))),
+        };
+        self.caller.send(call, request);
+        if ring::is_armed(self.caller.armed()) {
             self.notify();
         }
         Ok(call)
@@ -96,10 +100,7 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
 
     #[cold]
     fn notify(&self) {
-        let (client, seats) = (self.caller.id(), self.caller.seats());
-        if let Some(armed) = seats.armed(client) {
-            self.ring.ring().notify(client, armed, seats.server_sleep());
-        }
+        self.ring.ring().notify(self.caller.id(), self.caller.armed(), self.caller.seats().server_sleep());
     }
 
     /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, a deadline, or the end of the session; at most for `timeout` (`None`:
@@ -114,9 +115,9 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     /// # Errors
     /// [`SessionEnd`] when the session is over: then every unanswered call has been ended through `f`, and so it stays. A dead server is
     /// noticed within 64 empty polls of the kernel's noticing it (about a millisecond).
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self, mut f: impl FnMut(U, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
-        self.caller.poll(|user_data, outcome| f(user_data, outcome.map(|(_, response)| response)))
+        self.caller.poll(|user_data, _, outcome| f(user_data, outcome))
     }
 }
 

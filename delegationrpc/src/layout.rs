@@ -129,7 +129,7 @@ pub enum ParameterError {
 }
 
 /// The ring that is never full: a word for every call that can be unanswered, at least 1024, a power of two. A smaller one, of a word per
-/// client or less, works too: who finds it full is served about a millisecond later.
+/// client or less, works too: who finds it full is served later, by a millisecond for every 64 clients at most.
 #[must_use]
 pub const fn ring_depth_for(max_clients: usize, resp_depth: usize) -> usize {
     let calls = max_clients.saturating_mul(resp_depth);

@@ -59,6 +59,7 @@ fn full(lap: u64, client: usize) -> u64 {
     free(lap) | FULL | client as u64 & (FULL - 1)
 }
 
+#[inline(always)]
 fn see(word: u64, lap: u64) -> Seen {
     let laps_ahead = (word >> LAP_SHIFT).wrapping_sub(lap) & LAP_MASK;
     match laps_ahead {
@@ -105,15 +106,18 @@ impl<'a> Ring<'a> {
         Self { head, tail, words: NonNull::from(words).cast(), depth: words.len() as u64, _words: PhantomData }
     }
 
+    #[inline(always)]
     fn word(&self, position: u64) -> &'a AtomicU64 {
         // SAFETY: `words` had `depth` elements, a power of two, for the lifetime 'a.
         unsafe { self.words.add((position & (self.depth - 1)) as usize).as_ref() }
     }
 
+    #[inline(always)]
     fn lap(&self, position: u64) -> u64 {
         position >> self.depth.trailing_zeros()
     }
 
+    #[inline(always)]
     fn look(&self, position: u64) -> (u64, Seen) {
         // D1 for the server, D2 for clients.
         let word = self.word(position).load(Ordering::Acquire);
@@ -224,6 +228,7 @@ impl Cursor {
     }
 
     /// Whether a client is announced.
+    #[inline(always)]
     pub(crate) fn any(&self, ring: &Ring<'_>) -> bool {
         matches!(ring.look(self.next).1, Seen::Full(_))
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use calls::{ANSWERED, REJECTED, Tag};
+use calls::{ANSWERED, REJECTED};
 use shm::dir::Dir;
 use shm::dropped::Dropped;
 use shm::plain::{Plain, TypeShape};
@@ -122,14 +122,14 @@ impl<Req, Resp> fmt::Debug for Server<Req, Resp> {
 
 /// The requests that were received and wait for their answer. A client has `resp_depth` slots, and gives the slot of each call in its tag.
 struct Unanswered {
-    /// By client and slot.
-    tags: Vec<Option<Tag>>,
+    /// By client and slot: the tag as a word, 0 if there is none.
+    tags: Box<[u64]>,
     resp_depth: usize,
 }
 
 impl Unanswered {
     #[inline(always)]
-    fn place(&mut self, asker: &Asker) -> Option<&mut Option<Tag>> {
+    fn place(&mut self, asker: &Asker) -> Option<&mut u64> {
         let slot = Some(asker.tag().slot()).filter(|&slot| slot < self.resp_depth)?;
         self.tags.get_mut(asker.client() * self.resp_depth + slot)
     }
@@ -137,19 +137,19 @@ impl Unanswered {
     /// Whether it was not there.
     #[inline(always)]
     fn insert(&mut self, asker: &Asker) -> bool {
-        self.place(asker).is_some_and(|place| place.replace(asker.tag()).is_none())
+        self.place(asker).is_some_and(|place| std::mem::replace(place, asker.tag().pack(0)) == 0)
     }
 
     /// Removes a request of a client that is there.
     #[inline(always)]
     fn remove(&mut self, asker: &Asker) {
         if let Some(place) = self.place(asker) {
-            *place = None;
+            *place = 0;
         }
     }
 
     fn forget(&mut self, client: usize) {
-        self.tags.chunks_exact_mut(self.resp_depth).nth(client).into_iter().for_each(|tags| tags.fill(None));
+        self.tags.chunks_exact_mut(self.resp_depth).nth(client).into_iter().for_each(|tags| tags.fill(0));
     }
 }
 
@@ -193,7 +193,7 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         // SAFETY: the region was made for this layout and outlives the views (see the order of the fields). It has no other server.
         let (sessions, ring) =
             unsafe { (Sessions::new(views::seats(view, &layout), views::lanes(view, &layout)), RingView::new(view, &layout)) };
-        let unanswered = Unanswered { tags: vec![None; layout.slots()], resp_depth };
+        let unanswered = Unanswered { tags: vec![0; layout.slots()].into_boxed_slice(), resp_depth };
         Ok(Self { sessions, cursor: Cursor::default(), ring, unanswered, listed: Listed::new(), region })
     }
 
@@ -201,11 +201,11 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     /// lately. Takes at most 16 requests from each of at most 8 of them, in rotation. Returns the number of requests ready for
     /// [`recv`](Self::recv). Idle clients cost nothing. Frees the ring words that it takes, and the places of clients that are gone.
     /// Rejects the requests whose [`Token`] was dropped.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> usize {
         self.reject_dropped();
         let Self { sessions, cursor, ring, unanswered, region, .. } = self;
-        sessions.pass(&mut Announced { ring: ring.ring(), cursor }, &[], region.lock_file(), |client| unanswered.forget(client));
+        sessions.pass(&mut Announced { ring: ring.ring(), cursor }, region.lock_file(), |client| unanswered.forget(client));
         sessions.waiting()
     }
 
@@ -230,17 +230,34 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
-    /// The oldest request that [`poll`](Self::poll) has taken.
-    #[inline]
+    /// The oldest request that [`poll`](Self::poll) has found.
+    #[inline(always)]
     pub fn recv(&mut self) -> Option<RecvEntry<Req>> {
+        match self.take()? {
+            Ok(entry) => Some(entry),
+            Err(asker) => self.recv_after(asker),
+        }
+    }
+
+    /// The oldest request, or whose it is if there is something wrong with it.
+    #[inline(always)]
+    fn take(&mut self) -> Option<Result<RecvEntry<Req>, Asker>> {
+        let Self { sessions, unanswered, listed, .. } = self;
+        sessions.recv(|asker, payload| {
+            let is_new = unanswered.insert(&asker);
+            if is_new { Ok(RecvEntry { token: Token { asker, server: listed.server }, payload: payload.read() }) } else { Err(asker) }
+        })
+    }
+
+    /// The oldest request of another client than this one, which called with a tag that it cannot have, or whose call is unanswered.
+    #[cold]
+    fn recv_after(&mut self, mut broken: Asker) -> Option<RecvEntry<Req>> {
         loop {
-            let arrived = self.sessions.recv()?;
-            if self.unanswered.insert(&arrived.from) {
-                let token = Token { asker: arrived.from, server: self.listed.server };
-                return Some(RecvEntry { token, payload: arrived.payload });
+            self.sessions.evict(&broken);
+            match self.take()? {
+                Ok(entry) => return Some(entry),
+                Err(next) => broken = next,
             }
-            // It called with a tag that it cannot have, or whose call is unanswered.
-            self.sessions.evict(&arrived.from);
         }
     }
 
@@ -248,7 +265,7 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     ///
     /// # Errors
     /// [`ReplyError`]; nobody sees the answer.
-    #[inline]
+    #[inline(always)]
     pub fn reply(&mut self, token: Token, response: Resp) -> Result<(), ReplyError> {
         self.answer(token, ANSWERED, || response)
     }
@@ -262,7 +279,7 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         self.answer(token, REJECTED, Resp::new_zeroed)
     }
 
-    #[inline]
+    #[inline(always)]
     fn answer(&mut self, token: Token, note: u8, make: impl FnOnce() -> Resp) -> Result<(), ReplyError> {
         let client = token.client_id();
         if token.server != self.listed.server {

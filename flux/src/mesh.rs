@@ -9,7 +9,7 @@ use shm::dropped::Dropped;
 use shm::lane::Slot;
 use shm::ready::{ARMED, ReadyWords};
 use shm::sleep::Sleep;
-use shm::sync::{AtomicBool, AtomicU32, AtomicU64};
+use shm::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Note of a message: a call.
 pub(crate) const CALL: u8 = 0;
@@ -66,6 +66,44 @@ fn lines<W>(words: usize, word: impl Fn() -> W) -> Box<[Line<W>]> {
 #[repr(align(64))]
 struct SleepLine(Sleep);
 
+/// The words of another node that are looked at with every message to it, found once. They live as long as the mesh.
+#[derive(Clone, Copy)]
+pub(crate) struct Towards {
+    armed: NonNull<AtomicU32>,
+    sleep: NonNull<Sleep>,
+    closed: NonNull<AtomicBool>,
+    ready: ReadyWords,
+    from: usize,
+}
+
+// SAFETY: atomics of the mesh.
+unsafe impl Send for Towards {}
+
+impl Towards {
+    /// Whether the node was dropped.
+    ///
+    /// # Safety
+    /// The mesh is there.
+    #[inline(always)]
+    pub(crate) unsafe fn is_closed(&self, order: Ordering) -> bool {
+        // SAFETY: contract of this function.
+        unsafe { self.closed.as_ref() }.load(order)
+    }
+
+    /// Tells the node of what was published, if it must be told.
+    ///
+    /// # Safety
+    /// The mesh is there.
+    #[inline(always)]
+    pub(crate) unsafe fn tell(&self) {
+        // SAFETY: contract of this function.
+        let (armed, sleep) = unsafe { (self.armed.as_ref(), self.sleep.as_ref()) };
+        if self.ready.notify_if_armed(self.from, armed) {
+            sleep.wake();
+        }
+    }
+}
+
 /// Everything shared; the last node frees it.
 pub(crate) struct Mesh<T> {
     nodes: Box<[Inbound<T>]>,
@@ -109,6 +147,12 @@ impl<T> Mesh<T> {
     #[inline(always)]
     pub(crate) fn armed(&self, from: usize, to: usize) -> Option<&AtomicU32> {
         self.nodes.get(to)?.armed.get(from / WORDS_PER_LINE)?.0.get(from % WORDS_PER_LINE)
+    }
+
+    /// What `from` looks at with every message to `to`.
+    pub(crate) fn towards(&self, from: usize, to: usize) -> Option<Towards> {
+        let (armed, sleep, closed) = (self.armed(from, to)?, self.sleep(to)?, self.closed(to)?);
+        Some(Towards { armed: armed.into(), sleep: sleep.into(), closed: closed.into(), ready: self.ready(to)?, from })
     }
 
     /// The ready bits of what `to` receives.

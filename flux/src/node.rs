@@ -26,7 +26,7 @@ use shm::sync::{AtomicU32, FIRST, Ordering, light_barrier};
 
 use crate::config::{Config, ConfigError};
 use crate::error::{CallError, ForeignToken};
-use crate::mesh::{Asked, CALL, Mesh, Message, REJECTION, REPLY};
+use crate::mesh::{Asked, CALL, Mesh, Message, REJECTION, REPLY, Towards};
 use crate::token::Token;
 
 /// Empty polls between two looks for dropped nodes.
@@ -55,7 +55,8 @@ pub struct Node<T, U> {
 }
 
 struct Call<U> {
-    to: usize,
+    /// Below [`NODES_MAX`](crate::NODES_MAX).
+    to: u32,
     user_data: U,
 }
 
@@ -63,8 +64,7 @@ struct Call<U> {
 struct Peer<T> {
     tx: LaneTx<Message<T>>,
     rx: LaneRx<Message<T>>,
-    /// Its own ready bits.
-    ready: ReadyWords,
+    towards: Towards,
     /// Our unanswered calls to it.
     in_flight: usize,
     /// It was dropped, and our calls to it have ended.
@@ -72,17 +72,22 @@ struct Peer<T> {
 }
 
 impl<T: Copy + Send> Peer<T> {
-    /// Publishes a message of node `from` to this one, which is `to`; M2 says that there is room. `is_busy`: `from` has received calls that it
-    /// has not answered.
-    #[inline]
-    fn publish(&mut self, mesh: &Mesh<T>, from: usize, to: usize, is_busy: bool, message: Message<T>) {
+    /// Publishes a message to this node; M2 says that there is room. `is_busy`: the publisher has received calls that it has not answered.
+    #[inline(always)]
+    fn publish(&mut self, is_busy: bool, message: Message<T>) {
         self.tx.publish(message);
         if self.in_flight > 1 || is_busy {
             self.tx.fetch_ahead();
         }
-        if mesh.armed(from, to).is_some_and(|armed| self.ready.notify_if_armed(from, armed)) {
-            mesh.sleep(to).into_iter().for_each(Sleep::wake);
-        }
+        // SAFETY: a node keeps the mesh as long as its peers.
+        unsafe { self.towards.tell() };
+    }
+
+    /// Whether this node was dropped.
+    #[inline(always)]
+    fn is_closed(&self, order: Ordering) -> bool {
+        // SAFETY: a node keeps the mesh as long as its peers.
+        unsafe { self.towards.is_closed(order) }
     }
 }
 
@@ -119,7 +124,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             // SAFETY: the slots live as long as the mesh, which this node keeps. Each lane gets one end of a kind: `network` makes one node
             // per index. All slots are empty. `publish` below has room by M2.
             let (tx, rx) = unsafe { (LaneTx::new(to, capacity, FIRST.into()), LaneRx::new(from, capacity, FIRST.into())) };
-            Some(Peer { tx, rx, ready: mesh.ready(other)?, in_flight: 0, gone: false })
+            Some(Peer { tx, rx, towards: mesh.towards(index, other)?, in_flight: 0, gone: false })
         };
         let nodes = mesh.len();
         let calls = (nodes - 1) * config.in_flight;
@@ -162,23 +167,23 @@ impl<T: Copy + Send, U> Node<T, U> {
     ///
     /// # Errors
     /// [`CallError`], with the payload and the user data; nothing was sent.
-    #[inline]
+    #[inline(always)]
     pub fn call(&mut self, to: usize, payload: T, user_data: U) -> Result<CallToken, CallError<T, U>> {
         let last = self.mesh.len() - 1;
         let Some(peer) = self.peers.get_mut(to).and_then(Option::as_mut) else {
             return Err(CallError::NoSuchNode { payload, user_data, to, last });
         };
-        if peer.gone || self.mesh.closed(to).is_none_or(|closed| closed.load(Ordering::Relaxed)) {
+        if peer.gone || peer.is_closed(Ordering::Relaxed) {
             return Err(CallError::Disconnected { payload, user_data, to });
         }
         if peer.in_flight == self.in_flight {
             return Err(CallError::Full { payload, user_data, to, in_flight: peer.in_flight });
         }
-        match self.calls.insert(Call { to, user_data }) {
+        match self.calls.insert(Call { to: to as u32, user_data }) {
             Ok(tag) => {
                 peer.in_flight += 1;
                 let message = Tagged { tag: tag.pack(CALL), payload: MaybeUninit::new(payload) };
-                peer.publish(&self.mesh, self.index, to, self.held > 0, message);
+                peer.publish(self.held > 0, message);
                 Ok(tag)
             }
             Err(Call { user_data, .. }) => Err(CallError::Full { payload, user_data, to, in_flight: self.in_flight }),
@@ -221,7 +226,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// taken and calls rejected. Idle nodes cost nothing.
     ///
     /// When a node was dropped, calls to it that are unanswered end through `f`, within 64 empty polls.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self, mut f: impl FnMut(U, Result<T, CallFailed>)) -> usize {
         let Self { peers, calls, held, inbox, hot, ready, started, mesh, index, .. } = self;
         let now_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -266,7 +271,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             let mut round = Round { index: *index, mesh, peers, calls, held, inbox, f: &mut *f };
             ended += ready::Lanes::visit(&mut round, to, usize::MAX);
             calls.take_where(
-                |call| call.to == to,
+                |call| call.to as usize == to,
                 |call| {
                     ended += 1;
                     f(call.user_data, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
@@ -281,7 +286,7 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     /// The oldest received call: the node that made it, the token to answer it with, and its payload. The caller waits until the token is
     /// answered or dropped; tokens may be kept, and answered in any order.
-    #[inline]
+    #[inline(always)]
     pub fn try_recv_raw(&mut self) -> Option<(usize, Token<T>, T)> {
         let (asked, payload) = self.inbox.pop_front()?;
         let mesh = self.spare.pop().unwrap_or_else(|| Arc::clone(&self.mesh));
@@ -293,7 +298,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// # Errors
     /// [`ForeignToken`], with token and payload, for the token of a call that another node received. An answer to a node that is gone is no
     /// error.
-    #[inline]
+    #[inline(always)]
     pub fn reply(&mut self, mut token: Token<T>, payload: T) -> Result<(), ForeignToken<T>> {
         let is_own = |mesh: &mut Arc<Mesh<T>>| token.asked.to as usize == self.index && Arc::ptr_eq(mesh, &self.mesh);
         let Some(mesh) = token.mesh.take_if(is_own) else { return Err(ForeignToken { token, payload }) };
@@ -302,7 +307,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.held -= 1;
         if let Some(peer) = self.peers.get_mut(from as usize).and_then(Option::as_mut) {
             let message = Tagged { tag: tag.pack(REPLY), payload: MaybeUninit::new(payload) };
-            peer.publish(&self.mesh, self.index, from as usize, self.held > 0, message);
+            peer.publish(self.held > 0, message);
         }
         Ok(())
     }
@@ -329,6 +334,11 @@ struct Round<'a, T, U, F> {
     f: F,
 }
 
+#[cold]
+fn end_rejected<T, U>(user_data: U, f: &mut impl FnMut(U, Result<T, CallFailed>)) {
+    f(user_data, Err(CallFailed::Rejected));
+}
+
 impl<T: Copy + Send, U, F> Round<'_, T, U, F> {
     /// Rejects the calls whose tokens were dropped.
     #[cold]
@@ -338,7 +348,7 @@ impl<T: Copy + Send, U, F> Round<'_, T, U, F> {
             *self.held -= 1;
             if let Some(peer) = self.peers.get_mut(from as usize).and_then(Option::as_mut) {
                 let message = Tagged { tag: tag.pack(REJECTION), payload: MaybeUninit::uninit() };
-                peer.publish(self.mesh, self.index, from as usize, *self.held > 0, message);
+                peer.publish(*self.held > 0, message);
             }
         }
         dropped.len()
@@ -352,17 +362,21 @@ impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>)> ready::Lanes for Rou
         let Some(peer) = self.peers.get_mut(from).and_then(Option::as_mut) else { return self.reject_dropped() };
         let mut taken = 0;
         while taken < budget {
-            let Some(message) = peer.rx.pop() else { break };
+            let Some((tag, payload)) = peer.rx.pop_tagged() else { break };
             taken += 1;
-            let (tag, note) = Tag::unpack(message.tag);
+            let (tag, note) = Tag::unpack(tag);
             // SAFETY: every message but a rejection has a payload.
-            let payload = || unsafe { message.payload.assume_init() };
+            let payload = || unsafe { payload.read().assume_init() };
             if note == CALL {
                 *self.held += 1;
                 self.inbox.push_back((Asked { tag, from: from as u32, to: self.index as u32 }, payload()));
             } else if let Some(call) = self.calls.take(tag) {
                 peer.in_flight -= 1;
-                (self.f)(call.user_data, if note == REPLY { Ok(payload()) } else { Err(CallFailed::Rejected) });
+                if note == REPLY {
+                    (self.f)(call.user_data, Ok(payload()));
+                } else {
+                    end_rejected(call.user_data, &mut self.f);
+                }
             } else {
                 // Of a call that was given up.
                 peer.in_flight = peer.in_flight.saturating_sub(1);

@@ -1,11 +1,11 @@
 //! The program whose instructions `scripts/instructions` counts: a server and its clients in one thread, requests and replies of 32 bytes.
 //!
-//! Bounds are about a tenth above what was counted. With 1,024 clients the server's looks for dead ones are left out: they come once in a
-//! millisecond, and so more often the slower the machine.
+//! Bounds are about a twentieth above what was counted.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a program for measuring")]
 
 use std::hint::black_box;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use harness::counted::{self, Operation};
 use ipc::{Client, Dir, RecvHandle, Server};
@@ -16,33 +16,53 @@ const DEPTH: usize = 32;
 /// Many laps of every lane, and multiples of the depth.
 const COUNTS: (u64, u64) = (4096, 20_480);
 
+/// What the clock decides about is counted on rows of its own: it comes once in a millisecond, and so more often the slower the machine.
+const WITHOUT_LOOKS: &str = "all but Sessions<Req,Resp>::look_for_the_gone";
+
 const fn operation(name: &'static str, bound: u32, collect: &'static str, what: &'static str, run: fn(u64)) -> Operation {
     Operation { name, bound: Some(bound), counts: COUNTS, collect, what, run }
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("ipc_rpc_depth1", 660, "all", "ipc: one call and its reply, both sides, one at a time", |calls| Pair::new(1).calls(calls, 1)),
-    operation("ipc_rpc_depth32", 440, "all", "ipc: the same, 32 at a time", |calls| Pair::new(1).calls(calls, DEPTH)),
-    operation("ipc_rpc_depth1_of_1024", 660, "all but Patrol::round", "ipc: as ipc_rpc_depth1, among 1,023 idle clients", |calls| {
+    operation("ipc_rpc_depth1", 460, WITHOUT_LOOKS, "ipc: one call and its reply, both sides, one at a time", |calls| {
+        Pair::new(1).calls(calls, 1)
+    }),
+    operation("ipc_rpc_depth32", 320, WITHOUT_LOOKS, "ipc: the same, 32 at a time", |calls| Pair::new(1).calls(calls, DEPTH)),
+    operation("ipc_serve_depth1", 420, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, answered by Server::step", |calls| {
+        Pair::new(1).served(calls, 1)
+    }),
+    operation("ipc_serve_depth32", 285, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth32, answered by Server::step", |calls| {
+        Pair::new(1).served(calls, DEPTH);
+    }),
+    operation("ipc_rpc_depth1_of_1024", 460, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, among 1,023 idle clients", |calls| {
         Pair::new(1024).calls(calls, 1);
     }),
-    operation("ipc_call", 115, "in part_call", "ipc, of ipc_rpc_depth1: Client::call", parts),
-    operation("ipc_server_poll", 240, "in part_server_poll", "ipc, of ipc_rpc_depth1: Server::poll that finds a request", parts),
-    operation("ipc_recv", 49, "in part_recv", "ipc, of ipc_rpc_depth1: Server::recv", parts),
-    operation("ipc_reply", 110, "in part_reply", "ipc, of ipc_rpc_depth1: RecvHandle::reply", parts),
-    operation("ipc_client_poll", 112, "in part_client_poll", "ipc, of ipc_rpc_depth1: Client::poll that finds a reply", parts),
-    operation("ipc_client_poll_empty", 86, "all", "ipc: Client::poll that finds nothing, a call in flight", |polls| {
+    operation("ipc_call", 70, "in part_call", "ipc, of ipc_rpc_depth1: Client::call", parts),
+    operation("ipc_server_poll", 132, "in part_server_poll", "ipc, of ipc_rpc_depth1: Server::poll that finds a request", parts),
+    operation("ipc_recv", 81, "in part_recv", "ipc, of ipc_rpc_depth1: Server::recv", parts),
+    operation("ipc_reply", 76, "in part_reply", "ipc, of ipc_rpc_depth1: RecvHandle::reply", parts),
+    operation("ipc_client_poll", 102, "in part_client_poll", "ipc, of ipc_rpc_depth1: Client::poll that finds a reply", parts),
+    operation("ipc_client_poll_empty", 66, WITHOUT_LOOKS, "ipc: Client::poll that finds nothing, a call in flight", |polls| {
         let mut pair = Pair::new(1);
         pair.client.call([1; 4], 0).unwrap();
         (0..polls).for_each(|_| assert_eq!(pair.client.poll(|_, _| ()), Ok(0)));
     }),
-    operation("ipc_server_poll_empty", 110, "all", "ipc: Server::poll that finds nothing, one client", |polls| {
+    operation("ipc_server_poll_empty", 52, WITHOUT_LOOKS, "ipc: Server::poll that finds nothing, one client", |polls| {
         Pair::new(1).empty_polls(polls)
     }),
-    operation("ipc_server_poll_empty_of_1024", 110, "all but Patrol::round", "ipc: the same with 1,024 clients", |polls| {
+    operation("ipc_server_poll_empty_of_1024", 52, WITHOUT_LOOKS, "ipc: the same with 1,024 clients", |polls| {
         Pair::new(1024).empty_polls(polls)
     }),
+    looks("ipc_looks_of_64", 16_000, "ipc: eight of the server's looks for dead clients, 64 clients", |times| {
+        Pair::new(64).rest_and_look(times)
+    }),
+    looks("ipc_looks_of_1024", 20_000, "ipc: the same with 1,024 clients", |times| Pair::new(1024).rest_and_look(times)),
 ];
+
+/// A server's look for dead clients after a rest in which eight have become due, the most that it makes up for at once.
+const fn looks(name: &'static str, bound: u32, what: &'static str, run: fn(u64)) -> Operation {
+    Operation { name, bound: Some(bound), counts: (2, 10), collect: "in look_for_the_gone", what, run }
+}
 
 /// Both ends. The client that calls is in the middle.
 struct Pair {
@@ -77,6 +97,28 @@ impl Pair {
             self.client.poll(|slot, reply| ended += u64::from(black_box((slot, reply)).1.is_ok())).unwrap();
         }
         assert_eq!(ended, calls);
+    }
+
+    fn served(&mut self, calls: u64, depth: usize) {
+        let mut ended = 0;
+        for _ in 0..calls / depth as u64 {
+            for slot in 0..depth as u32 {
+                self.client.call(black_box([0x5a; 4]), slot).unwrap();
+            }
+            let mut answered = 0;
+            while answered < depth {
+                answered += self.server.step(|request| *black_box(request));
+            }
+            self.client.poll(|slot, reply| ended += u64::from(black_box((slot, reply)).1.is_ok())).unwrap();
+        }
+        assert_eq!(ended, calls);
+    }
+
+    fn rest_and_look(&mut self, times: u64) {
+        for _ in 0..times {
+            std::thread::sleep(Duration::from_millis(10));
+            self.empty_polls(256);
+        }
     }
 
     fn empty_polls(&mut self, polls: u64) {

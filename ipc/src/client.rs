@@ -77,9 +77,15 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     ///
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
-    #[inline]
+    #[inline(always)]
     pub fn call(&mut self, request: Req, user_data: U) -> Result<CallToken, CallError<Req, U>> {
-        self.call_with(user_data, |_| request).map_err(|refused| refused.map(|(), user_data| (request, user_data)))
+        match self.caller.begin(user_data) {
+            Ok(call) => {
+                self.send(call, request);
+                Ok(call)
+            }
+            Err(refused) => Err(refused.map(|(), user_data| (request, user_data))),
+        }
     }
 
     /// As [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is then as one
@@ -106,12 +112,17 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     /// Sends the request that `make` gives for the call's slot, a number below [`depth`](Self::depth) that is the call's until it ends.
     #[inline(always)]
     pub(crate) fn call_with(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<CallToken, CallError<(), U>> {
-        let call = self.caller.call(user_data, make)?;
-        let (client, seats) = (self.caller.id(), self.caller.seats());
-        if seats.armed(client).is_some_and(|armed| self.ready.notify_if_armed(client, armed)) {
-            seats.server_sleep().wake();
-        }
+        let call = self.caller.begin(user_data)?;
+        self.send(call, make(call.slot()));
         Ok(call)
+    }
+
+    #[inline(always)]
+    fn send(&mut self, call: CallToken, request: Req) {
+        self.caller.send(call, request);
+        if self.ready.notify_if_armed(self.caller.id(), self.caller.armed()) {
+            self.caller.seats().server_sleep().wake();
+        }
     }
 
     /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, a deadline, or the end of the session; at most for `timeout` (`None`:
@@ -126,14 +137,14 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     /// # Errors
     /// [`SessionEnd`] when the session is over: then every unanswered call has been ended through `f`, and so it stays. A dead server
     /// is noticed within 64 empty polls of the kernel's noticing it (about a millisecond).
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self, mut f: impl FnMut(U, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
-        self.poll_slots(|user_data, outcome| f(user_data, outcome.map(|(_, response)| response)))
+        self.poll_slots(|user_data, _, outcome| f(user_data, outcome))
     }
 
-    /// As [`poll`](Self::poll), with the slot of each answered call before its response.
+    /// As [`poll`](Self::poll), with the slot of each answered call.
     #[inline(always)]
-    pub(crate) fn poll_slots(&mut self, f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
+    pub(crate) fn poll_slots(&mut self, f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
         self.caller.poll(f)
     }
 }

@@ -13,11 +13,11 @@ const NONE: u32 = u32::MAX;
 /// `Entry::next` of an entry without a value that waits for its answer all the same.
 const ABANDONED: u32 = u32::MAX - 1;
 /// Where generations begin: with debug assertions and in models one step before the last, so that every test goes past the end.
-const FIRST_GENERATION: u32 = if cfg!(any(debug_assertions, loom)) { u32::MAX - 1 } else { 1 };
+const FIRST_GENERATION: u32 = if cfg!(any(debug_assertions, loom)) { u32::MAX - 2 } else { 1 };
 
 #[derive(Debug)]
 struct Entry<T> {
-    /// Of the current use, or of the next one if the entry is free. Never 0.
+    /// Of the current use, or of the next one if the entry is free. Odd, and so never 0.
     generation: u32,
     /// The next free entry, if this one is free.
     next: u32,
@@ -98,16 +98,26 @@ impl<T> Calls<T> {
     pub fn take(&mut self, tag: Tag) -> Option<T> {
         let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.generation == tag.generation())?;
         let value = entry.value.take();
-        if value.is_none() && entry.next != ABANDONED {
-            return None;
+        if value.is_none() {
+            return self.reclaim(tag);
         }
-        // Without a value it was abandoned, and is free from now on.
-        self.abandoned -= u32::from(value.is_none());
-        entry.generation = entry.generation.wrapping_add(1).max(1);
+        entry.generation = entry.generation.wrapping_add(2);
         entry.next = self.free;
         self.free = tag.slot() as u32;
         self.used -= 1;
         value
+    }
+
+    /// An entry without a value is free, or was abandoned: then it is free from now on.
+    #[cold]
+    fn reclaim(&mut self, tag: Tag) -> Option<T> {
+        let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.next == ABANDONED)?;
+        entry.generation = entry.generation.wrapping_add(2);
+        entry.next = self.free;
+        self.free = tag.slot() as u32;
+        self.used -= 1;
+        self.abandoned -= 1;
+        None
     }
 
     /// Ends the call `tag` at the first [`expire`](Self::expire) after `timeout` from `now_ns`, unless it has ended: see [`abandon`](Self::abandon).

@@ -13,6 +13,7 @@ use crate::plain::Plain;
 use crate::region::Region;
 use crate::sessions::LanePairs;
 use crate::sleep::{self, SLICE, Sleeper, Watch, Word};
+use crate::sync::AtomicU32;
 
 /// A client of the server of a region. `U` is what the caller wants back with each answer.
 pub struct Caller<Req, Resp, U> {
@@ -69,6 +70,13 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
         self.member.seats()
     }
 
+    /// The word by which the server says whether it must be told of a call: see [`ready`](crate::ready), R1.
+    #[must_use]
+    #[inline(always)]
+    pub fn armed(&self) -> &AtomicU32 {
+        self.member.holding().armed()
+    }
+
     /// Calls that have not ended.
     #[must_use]
     #[inline(always)]
@@ -83,24 +91,29 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
         self.calls.capacity()
     }
 
-    /// Sends the request that `make` gives for the call's slot, a number below [`depth`](Self::depth) that is the call's until it ends. A
-    /// server that does not poll this client's lane must be told: see [`ready`](crate::ready), R1.
+    /// Begins a call, whose request must be [sent](Self::send) next. The tag's slot is a number below [`depth`](Self::depth) that is the call's
+    /// until it ends.
     ///
     /// # Errors
-    /// [`CallError::Full`] and [`CallError::Disconnected`]; `make` was not called.
+    /// [`CallError::Full`] and [`CallError::Disconnected`].
     #[inline(always)]
-    pub fn call(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<Tag, CallError<(), U>> {
+    pub fn begin(&mut self, user_data: U) -> Result<Tag, CallError<(), U>> {
         if let Some(end) = self.member.end() {
             return Err(CallError::Disconnected { request: (), user_data, end });
         }
         let depth = self.depth();
-        let tag = self.calls.insert(user_data).map_err(|user_data| CallError::Full { request: (), user_data, depth })?;
+        self.calls.insert(user_data).map_err(|user_data| CallError::Full { request: (), user_data, depth })
+    }
+
+    /// Sends the request of a call that has just begun. A server that does not poll this client's lane must be told: see
+    /// [`ready`](crate::ready), R1.
+    #[inline(always)]
+    pub fn send(&mut self, call: Tag, request: Req) {
         // L3: there is room, as fewer than `depth` earlier calls are unanswered, and requests are taken in order.
-        self.requests.publish(Tagged { tag: tag.pack(0), payload: make(tag.slot()) });
+        self.requests.publish(Tagged { tag: call.pack(0), payload: request });
         if self.calls.len() > 1 {
             self.requests.fetch_ahead();
         }
-        Ok(tag)
     }
 
     /// Ends a call at the first [`poll`](Self::poll) after `timeout`, unless it has ended: see [`cancel`](Self::cancel).
@@ -132,12 +145,12 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
-    /// Hands the answers that have arrived to `f`, each with the slot of its call, at most [`depth`](Self::depth) of them, and returns how many.
+    /// Hands the answers that have arrived to `f`, each with the slot of its call (0 if there is no answer), at most [`depth`](Self::depth) of them, and returns how many.
     ///
     /// # Errors
     /// [`SessionEnd`] when the session is over: then every unanswered call has been ended through `f`, and so it stays.
     #[inline(always)]
-    pub fn poll(&mut self, mut f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
+    pub fn poll(&mut self, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
         let ended = self.take_answers(&mut f);
         if self.calls.has_deadlines() {
             return self.poll_timed(ended, f);
@@ -147,9 +160,9 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
 
     /// Behind the answers that came with it, ends the calls whose time is over.
     #[cold]
-    fn poll_timed(&mut self, mut ended: usize, mut f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
+    fn poll_timed(&mut self, mut ended: usize, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
         if self.calls.is_timed() {
-            ended += self.calls.expire(clock::monotonic_ns(), |user_data| f(user_data, Err(CallFailed::TimedOut)));
+            ended += self.calls.expire(clock::monotonic_ns(), |user_data| f(user_data, 0, Err(CallFailed::TimedOut)));
         }
         if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
     }
@@ -164,36 +177,44 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
     }
 
     #[inline(always)]
-    fn take_answers(&mut self, f: &mut impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> usize {
+    fn take_answers(&mut self, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) -> usize {
         let mut ended = 0;
         for _ in 0..self.depth() {
-            let Some(response) = self.responses.pop() else { break };
-            let (tag, note) = Tag::unpack(response.tag);
+            let Some((tag, response)) = self.responses.pop_tagged() else { break };
+            let (tag, note) = Tag::unpack(tag);
             // C5: a tag that is not outstanding is a confused server's; it ends nobody's call.
             let Some(user_data) = self.calls.take(tag) else { continue };
             ended += 1;
-            f(user_data, if note == ANSWERED { Ok((tag.slot(), response.payload)) } else { Err(CallFailed::Rejected) });
+            if note == ANSWERED {
+                f(user_data, tag.slot(), Ok(response.read()));
+            } else {
+                Self::reject(user_data, f);
+            }
         }
         ended
     }
 
-    fn poll_empty(&mut self, mut f: impl FnMut(U, Result<(usize, Resp), CallFailed>)) -> Result<usize, SessionEnd> {
+    #[cold]
+    fn reject(user_data: U, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) {
+        f(user_data, 0, Err(CallFailed::Rejected));
+    }
+
+    #[cold]
+    fn poll_empty(&mut self, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
         let Some(end) = self.member.end() else { return Ok(0) };
         // What the server answered before its end is visible now, and counts.
         let ended = self.take_answers(&mut f);
         if ended > 0 {
             return Ok(ended);
         }
-        self.calls.take_where(|_| true, |user_data| f(user_data, Err(CallFailed::Disconnected(end))));
+        self.calls.take_where(|_| true, |user_data| f(user_data, 0, Err(CallFailed::Disconnected(end))));
         Err(end)
     }
 }
 
 impl<Req: Plain, Resp: Plain, U> Watch for Caller<Req, Resp, U> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
-        if let Some(sleep) = self.member.seats().client_sleep(self.member.seat()) {
-            show(sleep.word());
-        }
+        show(self.member.holding().sleep().word());
     }
 
     fn look(&mut self, _: bool) -> bool {

@@ -101,6 +101,47 @@ impl Session {
     }
 }
 
+/// One holder's time in its seat, for those who look there with every message: to be had of [`Seats::held_by`].
+#[derive(Debug, Clone, Copy)]
+pub struct Holding {
+    seat: NonNull<Seat>,
+    /// What the session's word is meanwhile.
+    word: u64,
+}
+
+// SAFETY: a view of shared atomics; the memory's lifetime is the contract of `Seats::new`.
+unsafe impl Send for Holding {}
+
+impl Holding {
+    #[inline(always)]
+    fn seat(&self) -> &Seat {
+        // SAFETY: contract of `Seats::new`.
+        unsafe { self.seat.as_ref() }
+    }
+
+    /// Whether the holder has the seat. One load of a line that nobody writes in normal operation.
+    #[must_use]
+    #[inline(always)]
+    pub fn lasts(&self) -> bool {
+        // C1, C2
+        self.seat().session.load(Ordering::Acquire) == self.word
+    }
+
+    /// As [`Seats::armed`].
+    #[must_use]
+    #[inline(always)]
+    pub fn armed(&self) -> &AtomicU32 {
+        &self.seat().armed
+    }
+
+    /// As [`Seats::client_sleep`].
+    #[must_use]
+    #[inline(always)]
+    pub fn sleep(&self) -> &Sleep {
+        &self.seat().sleep
+    }
+}
+
 /// The seats in a region, as server and clients see them.
 #[derive(Debug, Clone, Copy)]
 pub struct Seats {
@@ -195,12 +236,16 @@ impl Seats {
         Err(JoinError::Full { max_clients: self.count })
     }
 
-    /// Client: whether the seat is still its own. One load of a line that nobody writes in normal operation.
+    /// The time of holder `generation` in a seat.
     #[must_use]
-    #[inline(always)]
+    pub fn held_by(&self, seat: usize, generation: u32) -> Option<Holding> {
+        Some(Holding { seat: NonNull::from(self.seat(seat)?), word: word(generation, TAKEN) })
+    }
+
+    /// Client: whether the seat is still its own.
+    #[must_use]
     pub fn holds(&self, session: &Session) -> bool {
-        // C2
-        self.seat(session.seat).is_some_and(|s| s.session.load(Ordering::Acquire) == word(session.generation, TAKEN))
+        self.held_by(session.seat, session.generation).is_some_and(|holding| holding.lasts())
     }
 
     /// Client: gives its seat up. It must not write to the seat's memory any more.
@@ -273,78 +318,97 @@ impl Seats {
 
 /// The server's round of the seats, which finds the clients that are gone: who left, at the next pass; who died, within a time that
 /// grows with the number of clients, a millisecond for every [`LOOKS_PER_ROUND`] of them (a server that sleeps: and [`SLICE`](crate::sleep::SLICE)).
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Patrol {
     next: usize,
     departures: u64,
-    passes: u32,
+    passes_to_clock: u32,
     round_ns: u64,
 }
 
 /// Clients that are asked for by system call per round; about 0.2 us each.
 pub const LOOKS_PER_ROUND: usize = 8;
+/// Seats that a round looks at, a line each.
+pub const SEATS_PER_ROUND: usize = 64;
 const ROUND_NS: u64 = 1_000_000;
 /// The clock is read once in this many passes.
 const PASSES_PER_CLOCK: u32 = 256;
 /// Rounds that one pass makes up for, of a server that polls rarely.
 const ROUNDS_PER_PASS: usize = 8;
 
+impl Default for Patrol {
+    fn default() -> Self {
+        Self { next: 0, departures: 0, passes_to_clock: PASSES_PER_CLOCK, round_ns: 0 }
+    }
+}
+
 impl Patrol {
-    /// One pass; nearly always one load. `now_ns` is any monotonic clock and is read rarely. `bury(seat, generation)` must forget the
+    /// Whether there is something to do in this [`pass`](Self::pass), which is to be asked once for each: one load, and nearly never.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_due(&mut self, seats: &Seats) -> bool {
+        self.passes_to_clock -= 1;
+        // C3
+        self.passes_to_clock == 0 || seats.head().departures.load(Ordering::Acquire) != self.departures
+    }
+
+    /// One pass that [is due](Self::is_due). `now_ns` is any monotonic clock and is read rarely. `bury(seat, generation)` must forget the
     /// client and reset the memory of its seat; when it returns, the seat is free for others. Returns whether it has gone round looking for
     /// the dead, as it does about every millisecond.
-    #[inline]
+    #[cold]
     pub fn pass(&mut self, seats: &Seats, file: &LockFile, now_ns: impl FnOnce() -> u64, mut bury: impl FnMut(usize, u32)) -> bool {
         // C3
         let departures = seats.head().departures.load(Ordering::Acquire);
         if departures != self.departures {
             self.departures = departures;
-            self.round(seats, file, 0, &mut bury);
+            self.round(seats, file, seats.count, 0, &mut bury);
         }
-        self.passes += 1;
-        if self.passes < PASSES_PER_CLOCK {
-            return false;
-        }
-        self.passes = 0;
-        self.catch_up(seats, file, now_ns(), ROUNDS_PER_PASS, &mut bury)
+        self.passes_to_clock == 0 && self.catch_up(seats, file, now_ns(), ROUNDS_PER_PASS, &mut bury)
     }
 
     /// As [`pass`](Self::pass), of a server that has nothing to do: the clock is read, and all the looks are made that have become due.
     pub fn check(&mut self, seats: &Seats, file: &LockFile, now_ns: u64, mut bury: impl FnMut(usize, u32)) {
-        self.pass(seats, file, || now_ns, &mut bury);
+        if self.is_due(seats) {
+            self.pass(seats, file, || now_ns, &mut bury);
+        }
         self.catch_up(seats, file, now_ns, seats.count, &mut bury);
     }
 
     /// What a round finds without asking the kernel, for models.
     #[cfg(all(test, loom))]
     pub(crate) fn find_left(&mut self, seats: &Seats, file: &LockFile, mut bury: impl FnMut(usize, u32)) {
-        self.round(seats, file, 0, &mut bury);
+        self.round(seats, file, seats.count, 0, &mut bury);
     }
 
     /// Makes the next [`pass`](Self::pass) read the clock: the server has slept.
     pub fn slept(&mut self) {
-        self.passes = PASSES_PER_CLOCK;
+        self.passes_to_clock = 1;
     }
 
+    #[cold]
     fn catch_up(&mut self, seats: &Seats, file: &LockFile, now: u64, most: usize, bury: &mut impl FnMut(usize, u32)) -> bool {
+        self.passes_to_clock = PASSES_PER_CLOCK;
         let due = usize::try_from(now.wrapping_sub(self.round_ns) / ROUND_NS).unwrap_or(most).min(most);
         if due > 0 {
             self.round_ns = now;
-            self.round(seats, file, due.saturating_mul(LOOKS_PER_ROUND).min(seats.count), bury);
+            let most = |per_round: usize| due.saturating_mul(per_round).min(seats.count);
+            self.round(seats, file, most(SEATS_PER_ROUND), most(LOOKS_PER_ROUND), bury);
         }
         due > 0
     }
 
-    // Counts of instructions leave it out by its name.
+    /// Looks at the next `most` seats for clients that left, and, from where it asked last on, by at most `looks` system calls for those that died.
     #[cold]
-    #[inline(never)]
-    fn round(&mut self, seats: &Seats, file: &LockFile, mut looks: usize, bury: &mut impl FnMut(usize, u32)) {
+    fn round(&mut self, seats: &Seats, file: &LockFile, most: usize, mut looks: usize, bury: &mut impl FnMut(usize, u32)) {
         let start = self.next;
-        for step in 0..seats.count {
+        let is_for_the_dead = looks > 0;
+        for step in 0..most {
+            if is_for_the_dead && looks == 0 {
+                break;
+            }
             let index = (start + step) % seats.count;
-            let looks_before = looks;
             let departed = seats.departed(index, file, &mut looks);
-            if looks != looks_before {
+            if is_for_the_dead {
                 self.next = index + 1;
             }
             if let (Some(generation), Some(seat)) = (departed, seats.seat(index)) {

@@ -13,6 +13,8 @@
 
 use core::{fmt, marker::PhantomData, mem::MaybeUninit, ptr::NonNull};
 
+use calls::Tagged;
+
 use crate::cache;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
 
@@ -91,6 +93,26 @@ pub struct LaneTx<T> {
     next: u64,
     /// Positions below it may be written: the last known consumed position plus the capacity.
     limit: u64,
+}
+
+/// A message that was taken, and whose payload still lies in its slot. The producer of another process may write there all the same.
+pub struct Unread<'a, T> {
+    slot: &'a Slot<Tagged<T>>,
+}
+
+impl<T> fmt::Debug for Unread<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unread").finish_non_exhaustive()
+    }
+}
+
+impl<T: Copy> Unread<'_, T> {
+    /// The payload, by copy.
+    #[inline(always)]
+    pub fn read(self) -> T {
+        // SAFETY: as in `LaneRx::pop`, which this is a part of.
+        self.slot.body.with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).payload).read() })
+    }
 }
 
 /// The consuming end.
@@ -210,8 +232,15 @@ impl<T: Copy> LaneRx<T> {
     #[must_use]
     #[inline(always)]
     pub fn is_ready(&self) -> bool {
+        self.is_ready_at(self.next)
+    }
+
+    /// Whether message number `position` is there, which is at most a capacity after the next.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_ready_at(&self, position: u64) -> bool {
         // L1
-        self.slots.at(self.next).seq.load(Ordering::Acquire) == self.next.wrapping_add(1)
+        self.slots.at(position).seq.load(Ordering::Acquire) == position.wrapping_add(1)
     }
 
     /// Takes the next message, by copy: what the producer does to the slot afterwards changes nothing here.
@@ -230,6 +259,23 @@ impl<T: Copy> LaneRx<T> {
         });
         self.next = next;
         Some(body)
+    }
+}
+
+impl<T: Copy> LaneRx<Tagged<T>> {
+    /// As [`pop`](Self::pop), with the tag alone at first: what is done with the message depends on it.
+    #[inline(always)]
+    pub fn pop_tagged(&mut self) -> Option<(u64, Unread<'_, T>)> {
+        let slot = self.slots.at(self.next);
+        let next = self.next.wrapping_add(1);
+        // L1
+        if slot.seq.load(Ordering::Acquire) != next {
+            return None;
+        }
+        self.next = next;
+        // SAFETY: as in `pop`.
+        let tag = slot.body.with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).tag).read() });
+        Some((tag, Unread { slot }))
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use calls::SessionEnd;
 
-use crate::clients::{JoinError, Seats, Session};
+use crate::clients::{Holding, JoinError, Seats, Session};
 use crate::region::{OwnerWatch, Region};
 use crate::sync::light_barrier;
 
@@ -12,6 +12,7 @@ use crate::sync::light_barrier;
 pub struct Membership {
     seats: Seats,
     seat: usize,
+    holding: Holding,
     /// `None` only while it is dropped.
     session: Option<Session>,
     watch: OwnerWatch,
@@ -41,14 +42,14 @@ impl Membership {
     pub unsafe fn join(region: Region, seats: Seats, is_fit: impl Fn(usize) -> bool) -> Result<Self, JoinError> {
         // Registers this process for barriers, which may take long: now, and not in the first call.
         light_barrier();
-        let session = loop {
+        let (session, holding) = loop {
             let session = seats.join(region.lock_file())?;
-            if is_fit(session.seat()) {
-                break session;
+            match seats.held_by(session.seat(), session.generation()).filter(|_| is_fit(session.seat())) {
+                Some(holding) => break (session, holding),
+                None => seats.leave(session),
             }
-            seats.leave(session);
         };
-        Ok(Self { seats, seat: session.seat(), session: Some(session), watch: OwnerWatch::default(), end: None, region })
+        Ok(Self { seats, seat: session.seat(), holding, session: Some(session), watch: OwnerWatch::default(), end: None, region })
     }
 
     /// The client's number, below the server's `max_clients`.
@@ -79,16 +80,29 @@ impl Membership {
 
     /// How the session ended, if it did: normally three loads of lines that nobody writes. Once ended, always ended. What the server
     /// wrote before its orderly end is visible after.
-    #[inline]
+    #[inline(always)]
     pub fn end(&mut self) -> Option<SessionEnd> {
+        let is_well = self.end.is_none() && self.holding.lasts() && !self.region.owner_hint();
+        if is_well { None } else { self.examine() }
+    }
+
+    #[cold]
+    fn examine(&mut self) -> Option<SessionEnd> {
         if self.end.is_none() {
             if self.watch.is_gone(&self.region) {
                 self.end = Some(SessionEnd::PeerGone);
-            } else if !self.session.as_ref().is_some_and(|session| self.seats.holds(session)) {
+            } else if !self.holding.lasts() {
                 self.end = Some(SessionEnd::Evicted);
             }
         }
         self.end
+    }
+
+    /// This client's time in its seat.
+    #[must_use]
+    #[inline(always)]
+    pub fn holding(&self) -> &Holding {
+        &self.holding
     }
 
     /// What a `SIGKILL` leaves, for models: the lock is free, and the seat taken.

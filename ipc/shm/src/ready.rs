@@ -96,11 +96,19 @@ impl ReadyWords {
     }
 
     /// Consumer: takes all set bits and calls `f` with each lane. Bits beyond the number of lanes (a peer's garbage) are dropped.
-    #[inline]
+    #[inline(always)]
     pub fn drain(&self, mut f: impl FnMut(usize)) {
+        // Nearly always there is one.
+        if self.summaries > 1 || self.word(0).load(Ordering::Relaxed) != 0 {
+            self.drain_summaries(&mut f);
+        }
+    }
+
+    #[inline(never)]
+    fn drain_summaries(&self, f: &mut impl FnMut(usize)) {
         for summary in 0..self.summaries {
             if self.word(summary).load(Ordering::Relaxed) != 0 {
-                self.drain_summary(summary, &mut f);
+                self.drain_summary(summary, f);
             }
         }
     }
@@ -165,11 +173,12 @@ pub struct HotSet {
     hot: Vec<Hot>,
     is_hot: Vec<bool>,
     next: usize,
-    /// The lane that [`mend`](Self::mend) looks into next.
+    /// The lanes that [`mend`](Self::mend) comes to next: by its flag, and by what is in it.
+    next_flag: usize,
     next_look: usize,
     epoch: u32,
     epoch_start_ns: u64,
-    passes: u32,
+    passes_to_clock: u32,
 }
 
 impl fmt::Debug for HotSet {
@@ -195,34 +204,34 @@ impl HotSet {
             hot: Vec::with_capacity(lanes),
             is_hot: vec![false; lanes],
             next: 0,
+            next_flag: 0,
             next_look: 0,
             epoch: FIRST,
             epoch_start_ns: 0,
-            passes: 0,
+            passes_to_clock: PASSES_PER_CLOCK,
         }
     }
 
     /// One bounded pass: takes up the lanes that `wakes` names, visits some hot lanes, and sometimes retires idle ones.
     /// Returns the number of messages taken. `now_ns` is any monotonic clock; it is read rarely.
-    #[inline]
+    #[inline(always)]
     pub fn pass(&mut self, wakes: &mut impl Wakes, lanes: &mut impl Lanes, now_ns: impl FnOnce() -> u64) -> usize {
         wakes.drain(|lane| self.heat(lane, lanes));
-        let mut taken = 0;
-        for _ in 0..self.hot.len().min(LANES_PER_PASS) {
-            if self.next >= self.hot.len() {
-                self.next = 0;
-            }
-            let hot = &mut self.hot[self.next];
-            self.next += 1;
+        let (mut taken, mut next) = (0, self.next);
+        let all = self.hot.as_mut_slice();
+        for _ in 0..all.len().min(LANES_PER_PASS) {
+            next = if next < all.len() { next } else { 0 };
+            let Some(hot) = all.get_mut(next) else { break };
+            next += 1;
             let n = lanes.visit(hot.lane, MESSAGES_PER_LANE);
             if n > 0 {
                 hot.seen = self.epoch;
                 taken += n;
             }
         }
-        self.passes += 1;
-        if self.passes >= PASSES_PER_CLOCK {
-            self.passes = 0;
+        self.next = next;
+        self.passes_to_clock -= 1;
+        if self.passes_to_clock == 0 {
             self.tick(lanes, now_ns());
         }
         taken
@@ -238,12 +247,14 @@ impl HotSet {
         }
     }
 
-    /// R4: takes up cold lanes that are not armed. A producer may have lowered the flag to tell the consumer
-    /// once only, and then been too late to be heard, or it is garbage. Besides looks into `looks` of the lanes, in turn: what told of
-    /// them may have been overwritten. Costs a line of each lane's `armed` and each look, so do this rarely.
-    pub fn mend(&mut self, lanes: &impl Lanes, looks: usize) {
+    /// R4: takes up cold lanes that are not armed, of `flags` lanes in turn. A producer may have lowered the flag to tell the consumer
+    /// once only, and then been too late to be heard, or it is garbage. Besides looks into `looks` lanes, in turn: what told of
+    /// them may have been overwritten. Costs a line of `armed` for each flag and a line of the lane for each look, so do this rarely.
+    pub fn mend(&mut self, lanes: &impl Lanes, flags: usize, looks: usize) {
         let count = self.is_hot.len();
-        for lane in 0..count {
+        for _ in 0..flags.min(count) {
+            let lane = self.next_flag % count;
+            self.next_flag = lane + 1;
             let is_armed = lanes.armed(lane).is_none_or(|armed| armed.load(Ordering::Relaxed) == ARMED);
             if !is_armed && self.is_hot.get(lane) == Some(&false) {
                 self.heat(lane, lanes);
@@ -297,6 +308,7 @@ impl HotSet {
 
     #[cold]
     fn tick(&mut self, lanes: &impl Lanes, now_ns: u64) {
+        self.passes_to_clock = PASSES_PER_CLOCK;
         if now_ns.wrapping_sub(self.epoch_start_ns) < EPOCH_NS {
             return;
         }

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use calls::{Tag, Tagged};
 
-use crate::clients::{LOOKS_PER_ROUND, Patrol, Seats};
-use crate::lane::{LaneRx, LaneTx, Slot};
+use crate::clients::{Holding, LOOKS_PER_ROUND, Patrol, SEATS_PER_ROUND, Seats};
+use crate::lane::{LaneRx, LaneTx, Slot, Unread};
 use crate::lock::LockFile;
 use crate::plain::Plain;
 use crate::ready::{ARMED, HotSet, Lanes, Wakes};
@@ -103,15 +103,6 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     }
 }
 
-/// A request and whom to answer.
-#[derive(Debug, Clone, Copy)]
-pub struct Arrived<Req> {
-    /// Who asks.
-    pub from: Asker,
-    /// The request: a copy that the client cannot change any more.
-    pub payload: Req,
-}
-
 /// One call of one client. Any number may stand for the tag's slot, if the client is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Asker {
@@ -139,31 +130,84 @@ impl Asker {
 /// The server's end of one client's session.
 struct Session<Req, Resp> {
     generation: u32,
+    holding: Holding,
     requests: LaneRx<Tagged<Req>>,
     responses: LaneTx<Tagged<Resp>>,
-    /// Requests taken and not answered. Never above the depth.
+    /// Number of the request that was not looked for yet.
+    next: u64,
+    /// Requests found and not answered. Never above the depth.
     held: usize,
 }
 
-/// All sessions of a server. Allocates while it meets clients, and for the most requests that ever waited; otherwise never.
+/// All sessions of a server. Allocates while it meets clients, and for the most lanes that ever waited; otherwise never.
 pub struct Sessions<Req, Resp> {
     hot: HotSet,
     patrol: Patrol,
     table: Table<Req, Resp>,
-    /// Requests taken from the lanes and not yet received, at most seats x depth.
-    inbox: VecDeque<Arrived<Req>>,
     started: Instant,
 }
 
 struct Table<Req, Resp> {
-    sessions: Vec<Option<Session<Req, Resp>>>,
+    sessions: Box<[Option<Session<Req, Resp>>]>,
+    inbox: Inbox,
     seats: Seats,
     lanes: LanePairs<Req, Resp>,
 }
 
+/// Requests that a pass has found and nobody has received: they wait in their lanes, so each is copied once.
+#[derive(Debug, Default)]
+struct Inbox {
+    /// The lane that is received from.
+    current: Batch,
+    /// Those after it.
+    later: VecDeque<Batch>,
+    /// Requests in all of them, at most seats x depth.
+    waiting: usize,
+}
+
+/// So many requests in the lane of one client.
+#[derive(Debug, Clone, Copy, Default)]
+struct Batch {
+    client: u32,
+    count: u32,
+}
+
+impl Inbox {
+    #[inline(always)]
+    fn push(&mut self, client: usize, count: usize) {
+        let batch = Batch { client: client as u32, count: count as u32 };
+        if self.waiting == 0 {
+            self.current = batch;
+        } else {
+            self.later.push_back(batch);
+        }
+        self.waiting += count;
+    }
+
+    /// The client whose request is next.
+    #[inline(always)]
+    fn pop(&mut self) -> Option<usize> {
+        self.waiting = self.waiting.checked_sub(1)?;
+        if self.current.count == 0 {
+            self.current = self.later.pop_front()?;
+        }
+        self.current.count -= 1;
+        Some(self.current.client as usize)
+    }
+
+    #[cold]
+    fn forget(&mut self, client: usize) {
+        if self.current.client as usize == client {
+            self.current.count = 0;
+        }
+        self.later.retain(|batch| batch.client as usize != client);
+        self.waiting = self.later.iter().chain([&self.current]).map(|batch| batch.count as usize).sum();
+    }
+}
+
 impl<Req, Resp> fmt::Debug for Sessions<Req, Resp> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sessions").field("hot", &self.hot).field("waiting", &self.inbox.len()).finish_non_exhaustive()
+        f.debug_struct("Sessions").field("hot", &self.hot).field("waiting", &self.table.inbox.waiting).finish_non_exhaustive()
     }
 }
 
@@ -186,8 +230,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         Self {
             hot: HotSet::new(seats.count()),
             patrol: Patrol::default(),
-            table: Table { sessions: (0..seats.count()).map(|_| None).collect(), seats, lanes },
-            inbox: VecDeque::new(),
+            table: Table { sessions: (0..seats.count()).map(|_| None).collect(), inbox: Inbox::default(), seats, lanes },
             started: Instant::now(),
         }
     }
@@ -203,49 +246,83 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     #[must_use]
     #[inline(always)]
     pub fn waiting(&self) -> usize {
-        self.inbox.len()
+        self.table.inbox.waiting
     }
 
-    /// One bounded pass over the clients that have something to say: takes at most 16 requests from each of at most 8 of them, in rotation,
-    /// leaving out those whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`; missing words are zero). Then looks for clients
-    /// that are gone, which hold locks in `file`; `bury` hears of each.
-    #[inline]
-    pub fn pass(&mut self, wakes: &mut impl Wakes, mask: &[u64], file: &LockFile, mut bury: impl FnMut(usize)) {
-        let Self { hot, patrol, table, inbox, started } = self;
-        let now_ns = || ns_since(*started);
-        hot.pass(wakes, &mut Round { table, inbox, mask }, now_ns);
-        let seats = table.seats;
-        let was_round = patrol.pass(&seats, file, now_ns, |client, _| {
-            forget(client, hot, inbox, table);
-            bury(client);
-        });
-        if was_round {
-            hot.mend(&Round { table, inbox, mask: &[] }, LOOKS_PER_ROUND);
+    /// One bounded pass over the clients that have something to say: finds at most 16 requests of each of at most 8 of them, in rotation.
+    /// Then looks for clients that are gone, which hold locks in `file`; `bury` hears of each.
+    #[inline(always)]
+    pub fn pass(&mut self, wakes: &mut impl Wakes, file: &LockFile, bury: impl FnMut(usize)) {
+        let started = self.started;
+        self.hot.pass(wakes, &mut self.table, || ns_since(started));
+        if self.patrol.is_due(&self.table.seats) {
+            self.look_for_the_gone(file, bury);
         }
     }
 
-    /// The oldest request that [`pass`](Self::pass) has taken.
-    #[inline]
-    pub fn recv(&mut self) -> Option<Arrived<Req>> {
-        self.inbox.pop_front()
+    /// As [`pass`](Self::pass), leaving out the clients whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`; missing words
+    /// are zero).
+    pub fn pass_with_skip(&mut self, wakes: &mut impl Wakes, mask: &[u64], file: &LockFile, bury: impl FnMut(usize)) {
+        let started = self.started;
+        self.hot.pass(wakes, &mut Masked { table: &mut self.table, mask }, || ns_since(started));
+        if self.patrol.is_due(&self.table.seats) {
+            self.look_for_the_gone(file, bury);
+        }
+    }
+
+    // Counted on rows of its own, by this name.
+    #[cold]
+    #[inline(never)]
+    fn look_for_the_gone(&mut self, file: &LockFile, mut bury: impl FnMut(usize)) {
+        let Self { hot, patrol, table, started } = self;
+        let seats = table.seats;
+        let was_round = patrol.pass(
+            &seats,
+            file,
+            || ns_since(*started),
+            |client, _| {
+                forget(client, hot, table);
+                bury(client);
+            },
+        );
+        if was_round {
+            hot.mend(table, SEATS_PER_ROUND, LOOKS_PER_ROUND);
+        }
+    }
+
+    /// The oldest request that [`pass`](Self::pass) has found: `take` makes of it what is to be had.
+    #[inline(always)]
+    pub fn recv<R>(&mut self, take: impl FnOnce(Asker, Unread<'_, Req>) -> R) -> Option<R> {
+        loop {
+            let client = self.table.inbox.pop()?;
+            if let Some(Some(session)) = self.table.sessions.get_mut(client) {
+                if let Some((tag, payload)) = session.requests.pop_tagged() {
+                    let from = Asker { client: client as u32, generation: session.generation, tag: Tag::unpack(tag).0 };
+                    return Some(take(from, payload));
+                }
+            }
+            // C5: it was there, and a broken client took it back.
+            self.table.disown(client);
+            self.table.inbox.forget(client);
+        }
     }
 
     /// Answers a request with what `make` gives, which is called while the place of the answer is the server's; `note` says how the call went.
     /// The client can see the answer when this returns. Call it once for each request. Whether the client was still there.
-    #[inline]
+    #[inline(always)]
     pub fn answer(&mut self, to: &Asker, note: u8, make: impl FnOnce() -> Resp) -> bool {
-        let session = self.table.sessions.get_mut(to.client()).and_then(Option::as_mut);
+        let Some(Some(session)) = self.table.sessions.get_mut(to.client()) else { return false };
         // C5: a late answer to a former holder of the seat reaches nobody.
-        let Some(session) = session.filter(|session| session.generation == to.generation) else { return false };
+        if session.generation != to.generation {
+            return false;
+        }
         session.held = session.held.saturating_sub(1);
         // L3: there is room, as the client has at most `depth` unanswered calls, counting the answers it has not taken yet.
         session.responses.publish(Tagged { tag: to.tag.pack(note), payload: make() });
         if session.held > 0 {
             session.responses.fetch_ahead();
         }
-        if let Some(sleep) = self.table.seats.client_sleep(to.client()) {
-            sleep.wake();
-        }
+        session.holding.sleep().wake();
         true
     }
 
@@ -262,9 +339,9 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
 }
 
 /// Forgets a client that is gone, and makes its seat fit for the next.
-fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, inbox: &mut VecDeque<Arrived<Req>>, table: &mut Table<Req, Resp>) {
+fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, table: &mut Table<Req, Resp>) {
     hot.remove(client);
-    inbox.retain(|arrived| arrived.from.client() != client);
+    table.inbox.forget(client);
     if let Some(session) = table.sessions.get_mut(client) {
         *session = None;
         // SAFETY: there are lanes for every seat; the client is gone, and our ends went with the session.
@@ -276,80 +353,99 @@ fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, inbox: &mut 
 }
 
 impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
-    /// The server's end of the session of `client`, begun at the first sight of it.
-    #[inline(always)]
-    fn current(&mut self, client: usize) -> Option<&mut Session<Req, Resp>> {
+    /// The server's end of the session of `client`, at the first sight of it, if there is such a client.
+    fn begin(&mut self, client: usize) -> Option<()> {
         let generation = self.seats.taken_by(client)?;
-        let session = self.sessions.get_mut(client)?;
-        if session.is_none() {
-            let depth = self.lanes.depth as u64;
-            // SAFETY: there are lanes for every seat, and they outlive the sessions (contract of `Sessions::new`). This is the only consumer of
-            // the requests and the only producer of the responses, both begin at 0 with empty slots, and `answer` publishes no more than the
-            // client has room for. Any bytes are a valid request, by `Plain`.
-            let (requests, responses) =
-                unsafe { (LaneRx::new(self.lanes.requests_of(client), depth, 0), LaneTx::new(self.lanes.responses_to(client), depth, 0)) };
-            *session = Some(Session { generation, requests, responses, held: 0 });
-        }
-        let session = session.as_mut()?;
-        if session.generation != generation {
-            // C5: somebody has overwritten the seat. What the new holder sends would be taken for its predecessor's.
+        let holding = self.seats.held_by(client, generation)?;
+        let depth = self.lanes.depth as u64;
+        // SAFETY: there are lanes for every seat, and they outlive the sessions (contract of `Sessions::new`). This is the only consumer of
+        // the requests and the only producer of the responses, both begin at 0 with empty slots, and `answer` publishes no more than the
+        // client has room for. Any bytes are a valid request, by `Plain`.
+        let (requests, responses) =
+            unsafe { (LaneRx::new(self.lanes.requests_of(client), depth, 0), LaneTx::new(self.lanes.responses_to(client), depth, 0)) };
+        *self.sessions.get_mut(client)? = Some(Session { generation, holding, requests, responses, next: 0, held: 0 });
+        Some(())
+    }
+
+    #[cold]
+    fn begin_and_visit(&mut self, client: usize, budget: usize) -> usize {
+        self.begin(client).map_or(0, |()| self.visit(client, budget))
+    }
+
+    /// C5: what there is of a client that is not what it was: nothing. If somebody has overwritten the seat, what a new holder sends would be
+    /// taken for its predecessor's.
+    #[cold]
+    fn disown(&self, client: usize) -> usize {
+        if let Some(generation) = self.seats.taken_by(client) {
             self.seats.evict(client, generation);
-            return None;
         }
-        Some(session)
+        0
     }
 
     /// Whether the first request of a session not begun is there.
     fn first_is_ready(&self, client: usize) -> bool {
-        // SAFETY: as in `current`; the seat is taken, so there is such a client, and nothing is consumed here.
+        // SAFETY: as in `begin`; the seat is taken, so there is such a client, and nothing is consumed here.
         let requests = unsafe { LaneRx::new(self.lanes.requests_of(client), self.lanes.depth as u64, 0) };
-        requests.is_ready()
+        requests.is_ready_at(0)
     }
 }
 
-/// One pass over the hot lanes.
-struct Round<'a, Req, Resp> {
-    table: &'a mut Table<Req, Resp>,
-    inbox: &'a mut VecDeque<Arrived<Req>>,
-    mask: &'a [u64],
-}
-
-impl<Req: Plain, Resp: Plain> Lanes for Round<'_, Req, Resp> {
+impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
     #[inline(always)]
     fn visit(&mut self, client: usize, budget: usize) -> usize {
-        if self.mask.get(client / 64).is_some_and(|word| word >> (client % 64) & 1 != 0) {
+        let Some(Some(session)) = self.sessions.get_mut(client) else { return self.begin_and_visit(client, budget) };
+        // Nothing else is looked at while there is nothing.
+        if !session.requests.is_ready_at(session.next) {
             return 0;
         }
-        let (seats, depth) = (self.table.seats, self.table.lanes.depth);
-        let Some(session) = self.table.current(client) else { return 0 };
-        let mut taken = 0;
-        while taken < budget {
-            if session.held >= depth {
-                if session.requests.is_ready() {
-                    seats.evict(client, session.generation);
-                }
-                break;
-            }
-            let Some(request) = session.requests.pop() else { break };
-            let (tag, _) = Tag::unpack(request.tag);
-            let from = Asker { client: client as u32, generation: session.generation, tag };
-            self.inbox.push_back(Arrived { from, payload: request.payload });
-            session.held += 1;
-            taken += 1;
+        let most = budget.min(self.lanes.depth - session.held);
+        // C5: it calls more than it may, or is not what it was.
+        if most == 0 || !session.holding.lasts() {
+            return self.disown(client);
         }
-        taken
+        let (mut next, mut found) = (session.next.wrapping_add(1), 1);
+        while found < most && session.requests.is_ready_at(next) {
+            (next, found) = (next.wrapping_add(1), found + 1);
+        }
+        session.next = next;
+        session.held += found;
+        self.inbox.push(client, found);
+        found
     }
 
     fn is_ready(&self, client: usize) -> bool {
-        if self.table.seats.taken_by(client).is_none() {
+        if self.seats.taken_by(client).is_none() {
             return false;
         }
-        let begun = self.table.sessions.get(client).and_then(Option::as_ref);
-        begun.map_or_else(|| self.table.first_is_ready(client), |session| session.requests.is_ready())
+        match self.sessions.get(client) {
+            Some(Some(session)) => session.requests.is_ready_at(session.next),
+            _ => self.first_is_ready(client),
+        }
     }
 
     fn armed(&self, client: usize) -> Option<&AtomicU32> {
-        self.table.seats.armed(client)
+        self.seats.armed(client)
+    }
+}
+
+/// The lanes of the clients that are to be served.
+struct Masked<'a, Req, Resp> {
+    table: &'a mut Table<Req, Resp>,
+    mask: &'a [u64],
+}
+
+impl<Req: Plain, Resp: Plain> Lanes for Masked<'_, Req, Resp> {
+    fn visit(&mut self, client: usize, budget: usize) -> usize {
+        let is_masked = self.mask.get(client / 64).is_some_and(|word| word >> (client % 64) & 1 != 0);
+        if is_masked { 0 } else { self.table.visit(client, budget) }
+    }
+
+    fn is_ready(&self, client: usize) -> bool {
+        self.table.is_ready(client)
+    }
+
+    fn armed(&self, client: usize) -> Option<&AtomicU32> {
+        self.table.armed(client)
     }
 }
 
@@ -367,27 +463,27 @@ impl<Req: Plain, Resp: Plain, W: Wakes, B: FnMut(usize)> Watch for Idle<'_, Req,
     }
 
     fn arm(&mut self) {
-        let Sessions { hot, patrol, table, inbox, .. } = &mut *self.sessions;
+        let Sessions { hot, patrol, table, .. } = &mut *self.sessions;
         patrol.slept();
-        hot.arm(&Round { table, inbox, mask: &[] });
+        hot.arm(table);
     }
 
     fn look(&mut self, is_told: bool) -> bool {
-        let Sessions { hot, table, inbox, .. } = &mut *self.sessions;
-        let is_quiet = inbox.is_empty() && !self.wakes.any();
-        !(hot.cool(&Round { table, inbox, mask: &[] }, is_told) && is_quiet)
+        let Sessions { hot, table, .. } = &mut *self.sessions;
+        let is_quiet = table.inbox.waiting == 0 && !self.wakes.any();
+        !(hot.cool(table, is_told) && is_quiet)
     }
 
     fn check(&mut self) -> bool {
         let Self { sessions, file, bury, .. } = self;
-        let Sessions { hot, patrol, table, inbox, started } = &mut **sessions;
+        let Sessions { hot, patrol, table, started } = &mut **sessions;
         let seats = table.seats;
         patrol.check(&seats, file, ns_since(*started), |client, _| {
-            forget(client, hot, inbox, table);
+            forget(client, hot, table);
             bury(client);
         });
         // What it takes up is looked at again, and may be empty.
-        hot.mend(&Round { table, inbox, mask: &[] }, usize::MAX);
+        hot.mend(table, usize::MAX, usize::MAX);
         false
     }
 }

@@ -116,8 +116,8 @@ impl<U> Client<U> {
     pub fn poll(&mut self, mut f: impl FnMut(U, Result<&[u8], CallFailed>)) -> Result<usize, SessionEnd> {
         let Self { inner, areas, reply } = self;
         let client = inner.id();
-        inner.poll_slots(|user_data, outcome| match outcome {
-            Ok((slot, message)) => match areas.read_response(client, slot, &message, reply) {
+        inner.poll_slots(|user_data, slot, outcome| match outcome {
+            Ok(message) => match areas.read_response(client, slot, &message, reply) {
                 Some(bytes) => f(user_data, Ok(bytes)),
                 None => f(user_data, Err(CallFailed::Rejected)),
             },

@@ -6,10 +6,10 @@
 use super::*;
 use crate::caller::Caller;
 use crate::dir::Dir;
-use crate::pending::ANSWERED;
 use crate::ready::ReadyWords;
 use crate::region::Region;
 use crate::sync::{AtomicBool, AtomicU64, yield_now};
+use calls::ANSWERED;
 use loom::sync::Arc;
 use std::os::unix::fs::DirBuilderExt;
 
@@ -75,12 +75,13 @@ impl Memory {
     }
 
     fn call(self, caller: &mut Caller<u64, u64, u64>, request: u64) {
-        caller.call(request, |_| request).unwrap();
+        let call = caller.begin(request).unwrap();
+        caller.send(call, request);
         self.notify();
     }
 
     fn answer_to(caller: &mut Caller<u64, u64, u64>, request: u64) {
-        while caller.poll(|user, outcome| assert_eq!((user, outcome), (request, Ok((0, 10 * request))))).unwrap() == 0 {
+        while caller.poll(|user, slot, outcome| assert_eq!((user, slot, outcome), (request, 0, Ok(10 * request)))).unwrap() == 0 {
             yield_now();
         }
     }
@@ -107,14 +108,14 @@ fn loom_a_lane_pair_of_one_slot_is_reused_by_answers() {
         });
         let mut answered = 0;
         while answered < CALLS {
-            server.pass(&mut wakes, &[], home.region.lock_file(), |_| panic!("it lives"));
-            let Some(arrived) = server.recv() else {
+            server.pass(&mut wakes, home.region.lock_file(), |_| panic!("it lives"));
+            let Some((from, payload)) = server.recv(|from, payload| (from, payload.read())) else {
                 yield_now();
                 continue;
             };
             answered += 1;
-            assert_eq!(arrived.payload, answered);
-            assert!(server.answer(&arrived.from, ANSWERED, || 10 * answered));
+            assert_eq!(payload, answered);
+            assert!(server.answer(&from, ANSWERED, || 10 * answered));
         }
         client.join().unwrap();
     });
@@ -158,7 +159,8 @@ fn recover(name: &str, stage: Stage, end: End) {
                 Stage::Joined => {}
                 Stage::HalfWritten => former.call_half(1),
                 Stage::Published => {
-                    former.call(1, |_| 1).unwrap();
+                    let call = former.begin(1).unwrap();
+                    former.send(call, 1);
                 }
                 Stage::Notified | Stage::Answered => memory.call(&mut former, 1),
             }
@@ -184,11 +186,11 @@ fn recover(name: &str, stage: Stage, end: End) {
         let (mut former, mut buried) = (None, 0);
         loop {
             let must_look = is_dead.load(Ordering::Acquire) && buried == 0;
-            server.pass(&mut wakes, &[], home.region.lock_file(), |_| buried += 1);
-            let Sessions { hot, patrol, table, inbox, .. } = &mut server;
+            server.pass(&mut wakes, home.region.lock_file(), |_| buried += 1);
+            let Sessions { hot, patrol, table, .. } = &mut server;
             let (seats, file) = (table.seats, home.region.lock_file());
             let bury = |client, _| {
-                forget(client, hot, inbox, table);
+                forget(client, hot, table);
                 buried += 1;
             };
             // The rounds that time brings.
@@ -197,22 +199,22 @@ fn recover(name: &str, stage: Stage, end: End) {
             } else if finds_left {
                 patrol.find_left(&seats, file, bury);
             }
-            let Some(arrived) = server.recv() else {
+            let Some((from, payload)) = server.recv(|from, payload| (from, payload.read())) else {
                 yield_now();
                 continue;
             };
-            if arrived.payload == 2 {
+            if payload == 2 {
                 assert_eq!(buried, 1);
                 let reached = former.is_some_and(|from| server.answer(&from, ANSWERED, || 10));
                 assert!(!reached, "an answer to the former client reached the next");
-                assert!(server.answer(&arrived.from, ANSWERED, || 20));
+                assert!(server.answer(&from, ANSWERED, || 20));
                 break;
             }
-            assert!(arrived.payload == 1 && former.is_none() && buried == 0, "a call of the former client arrived late or twice");
+            assert!(payload == 1 && former.is_none() && buried == 0, "a call of the former client arrived late or twice");
             if stage == Stage::Answered {
-                assert!(server.answer(&arrived.from, ANSWERED, || 10));
+                assert!(server.answer(&from, ANSWERED, || 10));
             }
-            former = Some(arrived.from);
+            former = Some(from);
         }
         clients.join().unwrap();
     });
