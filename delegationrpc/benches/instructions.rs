@@ -84,8 +84,8 @@ struct Pair {
 impl Pair {
     fn new(clients: usize) -> Self {
         let (dir, name) = (Dir::open(None).unwrap(), format!("instructions-{}", std::process::id()));
-        let server = Server::create(&dir, &name, clients, ring_depth_for(clients, DEPTH), DEPTH, 0).unwrap();
-        let mut clients: Vec<_> = (0..clients).map(|_| Client::connect(&dir, &name, 0).unwrap()).collect();
+        let server = Server::bind_in(&dir, &name, clients, ring_depth_for(clients, DEPTH), DEPTH, 0).unwrap();
+        let mut clients: Vec<_> = (0..clients).map(|_| Client::connect_in(&dir, &name, 0).unwrap()).collect();
         Self { client: clients.swap_remove(clients.len() / 2), _idle: clients, server }
     }
 

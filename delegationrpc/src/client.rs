@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
+use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken};
+use shm::blocking;
 use shm::caller::Caller;
 use shm::dir::Dir;
 use shm::plain::Plain;
@@ -31,11 +32,27 @@ impl<Req: Plain, Resp: Plain, U> fmt::Debug for Client<Req, Resp, U> {
 }
 
 impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
+    /// Connects to the server `name` of this user on this host.
+    ///
+    /// # Errors
+    /// [`ConnectError`]. Those that [may pass](ConnectError::may_pass) can be tried again.
+    pub fn connect(name: &str) -> Result<Self, ConnectError> {
+        Self::connect_in(&Dir::open(None)?, name, 0)
+    }
+
+    /// As [`connect`](Self::connect), to a server that may not be up yet, or have no place free yet: tries for as long as `patience`.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_within(name: &str, patience: Duration) -> Result<Self, ConnectError> {
+        blocking::retry(patience, ConnectError::may_pass, || Self::connect(name))
+    }
+
     /// Connects to the server `name` in `dir`. `type_tag` must be the server's.
     ///
     /// # Errors
     /// [`ConnectError`]. A server that is not there yet (`NotFound`, `OwnerGone`) and a full one may be tried again.
-    pub fn connect(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
+    pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
         let region = Region::open(dir, name, KIND, size_of::<Header>())?;
         let layout = views::described_layout::<Req, Resp>(&region, type_tag)?;
         let view = region.view();
@@ -118,6 +135,20 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     #[inline(always)]
     pub fn poll(&mut self, mut f: impl FnMut(U, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
         self.caller.poll(|user_data, _, outcome| f(user_data, outcome))
+    }
+}
+
+impl<Req: Plain, Resp: Plain> Client<Req, Resp, ()> {
+    /// Calls and waits for the reply, at most for `timeout`. For a client that has no other call unanswered.
+    ///
+    /// # Errors
+    /// [`AskError`].
+    pub fn ask(&mut self, request: Req, timeout: Duration) -> Result<Resp, AskError> {
+        if self.in_flight() > 0 {
+            return Err(AskError::Full);
+        }
+        self.call_within(request, (), timeout)?;
+        Ok(self.caller.answer()?.1)
     }
 }
 

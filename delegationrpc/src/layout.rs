@@ -39,6 +39,10 @@ pub(crate) const VERSION: u32 = 2;
 pub const RESP_DEPTH_MAX: usize = 1 << 15;
 /// Least and most words of a ring.
 pub const RING_DEPTH_MAX: usize = 1 << 27;
+/// Clients of a server that is told no number.
+pub const CLIENTS: usize = 64;
+/// Unanswered calls of a client of a server that is told no number.
+pub const RESP_DEPTH: usize = 32;
 const LINE: usize = 64;
 
 /// First 128 bytes of the region.

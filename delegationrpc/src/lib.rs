@@ -14,10 +14,12 @@ mod ring;
 mod server;
 mod views;
 
-pub use calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
+pub use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken};
 pub use client::Client;
 pub use error::{ConnectError, CreateError, ParameterError, ReplyError};
-pub use layout::{RESP_DEPTH_MAX, RING_DEPTH_MAX, ring_depth_for};
+pub use layout::{CLIENTS, RESP_DEPTH, RESP_DEPTH_MAX, RING_DEPTH_MAX, ring_depth_for};
 pub use server::{RecvEntry, Server, Token};
+pub use shm::blocking::StopHandle;
 pub use shm::dir::Dir;
 pub use shm::plain::Plain;
+pub use shm::wait::{WaitStrategy, Waiter};

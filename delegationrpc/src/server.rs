@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use calls::{ANSWERED, REJECTED};
+use shm::blocking::{self, StopHandle};
 use shm::dir::Dir;
 use shm::dropped::Dropped;
 use shm::plain::{Plain, TypeShape};
@@ -16,7 +17,7 @@ use shm::sleep::{self, Look, Sleeper, Watch};
 use shm::sync::light_barrier;
 
 use crate::error::{CreateError, ReplyError};
-use crate::layout::{Header, KIND, Layout, MAGIC, VERSION};
+use crate::layout::{CLIENTS, Header, KIND, Layout, MAGIC, RESP_DEPTH, VERSION, ring_depth_for};
 use crate::ring::{Announced, Cursor};
 use crate::views::{self, RingView};
 
@@ -105,6 +106,7 @@ pub struct Server<Req, Resp> {
     ring: RingView,
     unanswered: Unanswered,
     listed: Listed,
+    stop: StopHandle,
     /// Last: everything above points into it.
     region: Region,
 }
@@ -154,13 +156,21 @@ impl Unanswered {
 }
 
 impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
+    /// Creates the server `name` for any process of this user on this host, with room for [`CLIENTS`](crate::CLIENTS) clients of [`RESP_DEPTH`](crate::RESP_DEPTH) calls each.
+    ///
+    /// # Errors
+    /// [`CreateError`]; nothing is left behind.
+    pub fn bind(name: &str) -> Result<Self, CreateError> {
+        Self::bind_in(&Dir::open(None)?, name, CLIENTS, ring_depth_for(CLIENTS, RESP_DEPTH), RESP_DEPTH, 0)
+    }
+
     /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `resp_depth` unanswered calls each (a power of two, 1 to
     /// 32768) and a ring of `ring_depth` words (a power of two; [`ring_depth_for`](crate::ring_depth_for) gives one that is never full).
     /// `type_tag` is the application's number for the meaning of `Req` and `Resp`; clients must have the same.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
-    pub fn create(
+    pub fn bind_in(
         dir: &Dir,
         name: &str,
         max_clients: usize,
@@ -194,7 +204,7 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         let (sessions, ring) =
             unsafe { (Sessions::new(views::seats(view, &layout), views::lanes(view, &layout)), RingView::new(view, &layout)) };
         let unanswered = Unanswered { tags: vec![0; layout.slots()].into_boxed_slice(), resp_depth };
-        Ok(Self { sessions, cursor: Cursor::default(), ring, unanswered, listed: Listed::new(), region })
+        Ok(Self { sessions, cursor: Cursor::default(), ring, unanswered, listed: Listed::new(), stop: StopHandle::default(), region })
     }
 
     /// One bounded pass over the clients that have something to say: those that have announced themselves and those that it found calling
@@ -301,6 +311,31 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         is_there
     }
 
+    /// [Polls](Self::poll) once, and answers all requests that wait with what `handler` makes of each. Returns how many.
+    #[inline(always)]
+    pub fn step(&mut self, mut handler: impl FnMut(&Req) -> Resp) -> usize {
+        let waiting = self.poll();
+        for _ in 0..waiting {
+            let Some(entry) = self.recv() else { break };
+            let response = handler(&entry.payload);
+            // A client that is gone needs no answer.
+            let _ = self.reply(entry.token, response);
+        }
+        waiting
+    }
+
+    /// Answers every request with what `handler` makes of it, until it is [stopped](Self::stop_handle). Sleeps while there is nothing to do.
+    pub fn serve(&mut self, mut handler: impl FnMut(&Req) -> Resp) {
+        let stop = self.stop.clone();
+        blocking::serve(self, &stop, |server| server.step(&mut handler), Self::wait);
+    }
+
+    /// Ends [`serve`](Self::serve), from any thread.
+    #[must_use]
+    pub fn stop_handle(&self) -> StopHandle {
+        self.stop.clone()
+    }
+
     /// Size of the shared-memory region in bytes.
     #[must_use]
     pub fn region_bytes(&self) -> usize {
@@ -312,7 +347,7 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
 impl<Req: Plain, Resp: Plain> Sleeper for Server<Req, Resp> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.reject_dropped();
-        let Self { sessions, cursor, ring, unanswered, listed, region } = self;
+        let Self { sessions, cursor, ring, unanswered, listed, region, .. } = self;
         let mut announced = Announced { ring: ring.ring(), cursor };
         let mut clients = sessions.watch(&mut announced, region.lock_file(), |client| unanswered.forget(client));
         // Nobody wakes for these: the slices of the clients' watch bound how late they are.

@@ -17,7 +17,7 @@ type C = Client<u64, u64, u64>;
 const KIND: u64 = u64::from_be_bytes(*b"DLGRPC\x02\x00");
 
 fn connect(scratch: &Scratch) -> C {
-    C::connect(&scratch.dir(), "s", 1).unwrap()
+    C::connect_in(&scratch.dir(), "s", 1).unwrap()
 }
 
 fn no_reply(_: u64, reply: Result<u64, CallFailed>) {
@@ -28,21 +28,21 @@ fn no_reply(_: u64, reply: Result<u64, CallFailed>) {
 fn bad_parameters_and_mismatches_are_named() {
     let scratch = Scratch::new("dlg-bad");
     let dir = scratch.dir();
-    let create = |clients, ring, depth| S::create(&dir, "s", clients, ring, depth, 1).map(drop);
+    let create = |clients, ring, depth| S::bind_in(&dir, "s", clients, ring, depth, 1).map(drop);
     assert!(matches!(create(0, 8, 8), Err(CreateError::Parameter(ParameterError::MaxClients(0)))));
     assert!(matches!(create(1, 7, 8), Err(CreateError::Parameter(ParameterError::RingDepth(7)))));
     assert!(matches!(create(1, 8, 0), Err(CreateError::Parameter(ParameterError::RespDepth(0)))));
-    assert!(matches!(C::connect(&dir, "s", 1), Err(ConnectError::Region(OpenError::NotFound { .. }))));
-    let _server = S::create(&dir, "s", 1, 8, 8, 1).unwrap();
+    assert!(matches!(C::connect_in(&dir, "s", 1), Err(ConnectError::Region(OpenError::NotFound { .. }))));
+    let _server = S::bind_in(&dir, "s", 1, 8, 8, 1).unwrap();
     assert!(matches!(create(1, 8, 8), Err(CreateError::Region(shm::region::CreateError::Exists { .. }))));
-    assert!(matches!(C::connect(&dir, "s", 2), Err(ConnectError::Types { .. })));
-    assert!(matches!(Client::<u32, u64, ()>::connect(&dir, "s", 1), Err(ConnectError::Types { .. })));
+    assert!(matches!(C::connect_in(&dir, "s", 2), Err(ConnectError::Types { .. })));
+    assert!(matches!(Client::<u32, u64, ()>::connect_in(&dir, "s", 1), Err(ConnectError::Types { .. })));
 }
 
 #[test]
 fn damaged_header_is_refused() {
     let scratch = Scratch::new("dlg-damaged");
-    let _server = S::create(&scratch.dir(), "s", 4, 8, 8, 1).unwrap();
+    let _server = S::bind_in(&scratch.dir(), "s", 4, 8, 8, 1).unwrap();
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
     let attempt = |offset: usize, value: u32| {
         let word = region.view().at::<u32>(offset).unwrap();
@@ -50,7 +50,7 @@ fn damaged_header_is_refused() {
         let before = unsafe { word.as_ptr().read_volatile() };
         // SAFETY: as above.
         unsafe { word.as_ptr().write_volatile(value) };
-        let error = C::connect(&scratch.dir(), "s", 1).map(drop).unwrap_err();
+        let error = C::connect_in(&scratch.dir(), "s", 1).map(drop).unwrap_err();
         // SAFETY: as above.
         unsafe { word.as_ptr().write_volatile(before) };
         error
@@ -67,8 +67,8 @@ fn damaged_header_is_refused() {
 #[test]
 fn token_is_good_at_the_server_that_received_the_request_only() {
     let (scratch, other) = (Scratch::new("dlg-token"), Scratch::new("dlg-token-other"));
-    let mut server = S::create(&scratch.dir(), "s", 1, 8, 1, 1).unwrap();
-    let mut other = S::create(&other.dir(), "s", 1, 8, 1, 1).unwrap();
+    let mut server = S::bind_in(&scratch.dir(), "s", 1, 8, 1, 1).unwrap();
+    let mut other = S::bind_in(&other.dir(), "s", 1, 8, 1, 1).unwrap();
     let mut client = connect(&scratch);
     client.call(1, 1).unwrap();
     server.poll();
@@ -89,7 +89,7 @@ fn token_is_good_at_the_server_that_received_the_request_only() {
 #[test]
 fn token_dropped_by_another_thread_is_found_by_a_server_that_sleeps() {
     let scratch = Scratch::new("dlg-drop");
-    let mut server = S::create(&scratch.dir(), "s", 1, 8, 1, 1).unwrap();
+    let mut server = S::bind_in(&scratch.dir(), "s", 1, 8, 1, 1).unwrap();
     let mut client = connect(&scratch);
     for round in 0..5 {
         client.call(round, round).unwrap();
@@ -112,7 +112,7 @@ fn token_dropped_by_another_thread_is_found_by_a_server_that_sleeps() {
 #[test]
 fn token_of_a_client_that_left_takes_nothing_from_the_next_and_may_outlive_the_server() {
     let scratch = Scratch::new("dlg-late");
-    let mut server = S::create(&scratch.dir(), "s", 1, 8, 2, 1).unwrap();
+    let mut server = S::bind_in(&scratch.dir(), "s", 1, 8, 2, 1).unwrap();
     let receive = |server: &mut S, client: &mut C, request| {
         client.call(request, request).unwrap();
         server.poll();
@@ -144,7 +144,7 @@ fn token_of_a_client_that_left_takes_nothing_from_the_next_and_may_outlive_the_s
 fn ring_with_less_words_than_clients_loses_nobodys_call() {
     const CLIENTS: usize = 40;
     let scratch = Scratch::new("dlg-ring");
-    let mut server = S::create(&scratch.dir(), "s", CLIENTS, 2, 4, 1).unwrap();
+    let mut server = S::bind_in(&scratch.dir(), "s", CLIENTS, 2, 4, 1).unwrap();
     let mut all: Vec<C> = (0..CLIENTS).map(|_| connect(&scratch)).collect();
     for round in 0..3 {
         let mut served = [false; CLIENTS];
@@ -170,7 +170,7 @@ fn ring_with_less_words_than_clients_loses_nobodys_call() {
 #[test]
 fn clients_announce_themselves_once() {
     let scratch = Scratch::new("dlg-once");
-    let mut server = S::create(&scratch.dir(), "s", 2, 8, 4, 1).unwrap();
+    let mut server = S::bind_in(&scratch.dir(), "s", 2, 8, 4, 1).unwrap();
     let (mut a, mut b) = (connect(&scratch), connect(&scratch));
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
     let words = region.view().array_at::<u64>(256, 8).unwrap().as_ptr();
@@ -199,7 +199,7 @@ fn clients_announce_themselves_once() {
 fn default_ring_is_never_full() {
     let scratch = Scratch::new("dlg-default");
     let (clients, depth) = (40, 32);
-    let mut server = S::create(&scratch.dir(), "s", clients, ring_depth_for(clients, depth), depth, 1).unwrap();
+    let mut server = S::bind_in(&scratch.dir(), "s", clients, ring_depth_for(clients, depth), depth, 1).unwrap();
     let mut all: Vec<C> = (0..clients).map(|_| connect(&scratch)).collect();
     for client in &mut all {
         for n in 0..depth as u64 {
@@ -221,7 +221,7 @@ fn default_ring_is_never_full() {
 #[test]
 fn client_that_makes_a_call_twice_loses_its_own_seat_only() {
     let scratch = Scratch::new("dlg-twice");
-    let mut server = S::create(&scratch.dir(), "s", 2, 8, 4, 1).unwrap();
+    let mut server = S::bind_in(&scratch.dir(), "s", 2, 8, 4, 1).unwrap();
     let (mut good, mut bad) = (connect(&scratch), connect(&scratch));
     bad.call(1, 1).unwrap();
     bad.call(9, 9).unwrap();
@@ -249,7 +249,7 @@ fn garbage_everywhere_neither_panics_nor_hangs_and_a_new_call_gets_through() {
     let mut random = fastrand::Rng::with_seed(seed);
     for round in 0..200 {
         let scratch = Scratch::new("dlg-noise");
-        let mut server = S::create(&scratch.dir(), "s", 3, 8, 4, 1).unwrap();
+        let mut server = S::bind_in(&scratch.dir(), "s", 3, 8, 4, 1).unwrap();
         let (mut client, witness) = (connect(&scratch), connect(&scratch));
         let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
         // Control words, ring, and slots; the seats are left alone, so that the clients stay.
@@ -275,7 +275,7 @@ fn garbage_everywhere_neither_panics_nor_hangs_and_a_new_call_gets_through() {
         drop((client, witness));
         let served = (0..10).any(|_| {
             server.poll();
-            C::connect(&scratch.dir(), "s", 1).is_ok_and(|late| is_served(&mut server, late))
+            C::connect_in(&scratch.dir(), "s", 1).is_ok_and(|late| is_served(&mut server, late))
         });
         assert!(served, "seed {seed:#x} round {round}: {server:?}");
     }

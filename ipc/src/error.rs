@@ -1,6 +1,7 @@
 //! What can go wrong, one type per verb.
 
 use shm::clients::JoinError;
+use shm::dir::DirError;
 use shm::plain::TypeShape;
 use shm::region;
 
@@ -12,6 +13,9 @@ pub enum CreateError {
     /// A parameter is out of range.
     #[error(transparent)]
     Parameter(#[from] ParameterError),
+    /// There is no directory for it.
+    #[error(transparent)]
+    Dir(#[from] DirError),
     /// The region could not be created.
     #[error(transparent)]
     Region(#[from] region::CreateError),
@@ -20,6 +24,9 @@ pub enum CreateError {
 /// Why a client could not connect.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
+    /// There is no directory for it.
+    #[error(transparent)]
+    Dir(#[from] DirError),
     /// The region could not be opened: no server, a dead one, or something else of that name.
     #[error(transparent)]
     Region(#[from] region::OpenError),
@@ -45,6 +52,18 @@ pub enum ConnectError {
     /// No seat for another client.
     #[error(transparent)]
     Join(#[from] JoinError),
+}
+
+impl ConnectError {
+    /// Whether it may be otherwise soon: the server is not up yet, or its places are taken.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Region(error) => error.may_pass(),
+            Self::Join(error) => error.may_pass(),
+            _ => false,
+        }
+    }
 }
 
 /// The client that asked is not there any more; the answer was dropped.

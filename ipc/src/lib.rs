@@ -16,11 +16,13 @@ mod layout;
 mod server;
 mod views;
 
-pub use calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
+pub use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken};
 pub use client::Client;
 pub use error::{ClientGone, ConnectError, CreateError, ParameterError};
 pub use handle::RecvHandle;
-pub use layout::DEPTH_MAX;
+pub use layout::{CLIENTS, DEPTH, DEPTH_MAX};
 pub use server::Server;
+pub use shm::blocking::StopHandle;
 pub use shm::dir::Dir;
 pub use shm::plain::Plain;
+pub use shm::wait::{WaitStrategy, Waiter};

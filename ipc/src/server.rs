@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use calls::ANSWERED;
+use shm::blocking::{self, StopHandle};
 use shm::dir::Dir;
 use shm::plain::{Plain, TypeShape};
 use shm::ready::ReadyWords;
@@ -17,7 +18,7 @@ use shm::sync::light_barrier;
 
 use crate::error::CreateError;
 use crate::handle::RecvHandle;
-use crate::layout::{AreaBytes, Header, KIND, Layout};
+use crate::layout::{AreaBytes, CLIENTS, DEPTH, Header, KIND, Layout};
 use crate::views;
 
 /// Serves any number of clients up to `max_clients` from one thread.
@@ -25,6 +26,7 @@ use crate::views;
 /// `!Send`: create it on the thread that polls it. Dropping it ends all clients' calls with [`SessionEnd::PeerGone`](crate::SessionEnd::PeerGone), once the last
 /// [`RecvHandle`] is gone too.
 pub struct Server<Req: Plain, Resp: Plain> {
+    stop: StopHandle,
     inner: Rc<RefCell<Inner<Req, Resp>>>,
 }
 
@@ -48,6 +50,14 @@ pub(crate) struct Inner<Req: Plain, Resp: Plain> {
 }
 
 impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
+    /// Creates the server `name` for any process of this user on this host, with room for [`CLIENTS`](crate::CLIENTS) clients of [`DEPTH`](crate::DEPTH) calls each.
+    ///
+    /// # Errors
+    /// [`CreateError`]; nothing is left behind.
+    pub fn bind(name: &str) -> Result<Self, CreateError> {
+        Self::bind_in(&Dir::open(None)?, name, CLIENTS, DEPTH, 0)
+    }
+
     /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth` unanswered calls each (a power of two, 1 to
     /// 32768). `type_tag` is the application's number for the meaning of `Req` and `Resp`; clients must have the same.
     ///
@@ -55,13 +65,13 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
-    pub fn create(dir: &Dir, name: &str, max_clients: usize, depth: usize, type_tag: u64) -> Result<Self, CreateError> {
+    pub fn bind_in(dir: &Dir, name: &str, max_clients: usize, depth: usize, type_tag: u64) -> Result<Self, CreateError> {
         let layout = Layout::new::<Req, Resp>(max_clients, depth, AreaBytes::default())?;
-        Self::create_as(dir, name, KIND, layout, TypeShape::of::<Req, Resp>(type_tag))
+        Self::bind_as(dir, name, KIND, layout, TypeShape::of::<Req, Resp>(type_tag))
     }
 
     /// Creates a server of this layout, which is of these types.
-    pub(crate) fn create_as(dir: &Dir, name: &str, kind: u64, layout: Layout, shape: TypeShape) -> Result<Self, CreateError> {
+    pub(crate) fn bind_as(dir: &Dir, name: &str, kind: u64, layout: Layout, shape: TypeShape) -> Result<Self, CreateError> {
         // Registers this process for barriers, which may take long: now, and not in the first reply.
         light_barrier();
         let max_clients = layout.max_clients;
@@ -78,7 +88,7 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
         // SAFETY: the region was made for this layout and outlives the views (see the order of the fields). It has no other server.
         let (sessions, ready) =
             unsafe { (Sessions::new(views::seats(view, &layout), views::lanes(view, &layout)), views::ready(view, &layout)) };
-        Ok(Self { inner: Rc::new(RefCell::new(Inner { sessions, ready, region })) })
+        Ok(Self { stop: StopHandle::default(), inner: Rc::new(RefCell::new(Inner { sessions, ready, region })) })
     }
 
     /// One bounded pass over the clients that have something to say: takes at most 16 requests from each of at most 8 of them, in
@@ -124,6 +134,18 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
             self.inner.borrow_mut().sessions.answer(&from, ANSWERED, || response);
         }
         waiting
+    }
+
+    /// Answers every request with what `handler` makes of it, until it is [stopped](Self::stop_handle). Sleeps while there is nothing to do.
+    pub fn serve(&mut self, mut handler: impl FnMut(&Req) -> Resp) {
+        let stop = self.stop.clone();
+        blocking::serve(self, &stop, |server| server.step(&mut handler), Self::wait);
+    }
+
+    /// Ends [`serve`](Self::serve), from any thread.
+    #[must_use]
+    pub fn stop_handle(&self) -> StopHandle {
+        self.stop.clone()
     }
 
     /// Size of the shared-memory region in bytes.

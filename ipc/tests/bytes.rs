@@ -42,8 +42,8 @@ fn most(request: usize, response: usize) -> MessageBytes {
 }
 
 fn pair(scratch: &Scratch, depth: usize, most: MessageBytes) -> (Server, Client<u64>) {
-    let server = Server::create(&scratch.dir(), "s", 2, depth, most, 1).unwrap();
-    (server, Client::connect(&scratch.dir(), "s", 1).unwrap())
+    let server = Server::bind_in(&scratch.dir(), "s", 2, depth, most, 1).unwrap();
+    (server, Client::connect_in(&scratch.dir(), "s", 1).unwrap())
 }
 
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
@@ -102,13 +102,13 @@ fn message_above_the_bound_is_refused_and_nothing_is_lost() {
 fn bounds_and_mismatches_are_named() {
     let scratch = Scratch::new("bytes-bad");
     let dir = scratch.dir();
-    let create = |most| Server::create(&dir, "s", 2, 8, most, 1);
+    let create = |most| Server::bind_in(&dir, "s", 2, 8, most, 1);
     for most in [most(MESSAGE_MAX + 1, 0), most(0, MESSAGE_MAX + 1)] {
         let refused = create(most).map(drop);
         assert!(matches!(refused, Err(CreateError::Parameter(ParameterError::MessageBytes(n))) if n == MESSAGE_MAX + 1));
     }
     // 256 TiB.
-    let huge = Server::create(&dir, "s", 4096, 1 << 15, most(MESSAGE_MAX, MESSAGE_MAX), 1).map(drop);
+    let huge = Server::bind_in(&dir, "s", 4096, 1 << 15, most(MESSAGE_MAX, MESSAGE_MAX), 1).map(drop);
     let is_no_space = |error: &CreateError| {
         matches!(error, CreateError::Region(region::CreateError::NoSpace { .. } | region::CreateError::FileLimit { .. }))
     };
@@ -119,17 +119,17 @@ fn bounds_and_mismatches_are_named() {
     drop(server);
     let server = create(most(1000, INLINE_MAX + 1)).unwrap();
     assert_eq!(server.region_bytes(), small + 2 * 8 * (1024 + 64));
-    assert!(matches!(Client::<()>::connect(&dir, "s", 2), Err(ConnectError::Types { .. })));
-    assert!(matches!(ipc::Client::<u64, u64, ()>::connect(&dir, "s", 1), Err(ConnectError::Region(OpenError::Kind { .. }))));
-    let _typed = ipc::Server::<u64, u64>::create(&dir, "typed", 1, 1, 1).unwrap();
-    assert!(matches!(Client::<()>::connect(&dir, "typed", 1), Err(ConnectError::Region(OpenError::Kind { .. }))));
+    assert!(matches!(Client::<()>::connect_in(&dir, "s", 2), Err(ConnectError::Types { .. })));
+    assert!(matches!(ipc::Client::<u64, u64, ()>::connect_in(&dir, "s", 1), Err(ConnectError::Region(OpenError::Kind { .. }))));
+    let _typed = ipc::Server::<u64, u64>::bind_in(&dir, "typed", 1, 1, 1).unwrap();
+    assert!(matches!(Client::<()>::connect_in(&dir, "typed", 1), Err(ConnectError::Region(OpenError::Kind { .. }))));
     // A header with lengths that no server can have, or that its region has no room for.
     let region = Region::open(&dir, "s", KIND, 64).unwrap();
     let length = region.view().at::<u32>(8).unwrap();
     for (bytes, is_damaged) in [(MESSAGE_MAX as u32 + 1, true), (u32::MAX, true), (2000, false)] {
         // SAFETY: in bounds; nobody connects meanwhile.
         unsafe { length.as_ptr().write_volatile(bytes) };
-        match Client::<()>::connect(&dir, "s", 1) {
+        match Client::<()>::connect_in(&dir, "s", 1) {
             Err(ConnectError::Damaged(ParameterError::MessageBytes(n))) if is_damaged => assert_eq!(n, bytes as usize),
             Err(ConnectError::Truncated { .. }) if !is_damaged => {}
             other => panic!("{bytes}: {other:?}"),
@@ -144,7 +144,7 @@ fn client_that_lies_about_length_or_slot_loses_its_own_seat_only() {
     let lane = 128 + 3 * 64 + 8 * 64;
     for (offset, lie) in [(16, 101), (16, u32::MAX), (8, 4), (8, 0xff_ffff)] {
         let (mut server, mut good) = pair(&scratch, 4, most(100, 100));
-        let mut bad = Client::<u64>::connect(&scratch.dir(), "s", 1).unwrap();
+        let mut bad = Client::<u64>::connect_in(&scratch.dir(), "s", 1).unwrap();
         bad.call(&[0; 90], 1).unwrap();
         let region = Region::open(&scratch.dir(), "s", KIND, 64).unwrap();
         // SAFETY: in bounds, and only this thread is running.

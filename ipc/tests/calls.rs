@@ -16,30 +16,30 @@ type S = Server<u64, u64>;
 type C = Client<u64, u64, u64>;
 
 fn pair(scratch: &Scratch, clients: usize, depth: usize) -> (S, C) {
-    let server = S::create(&scratch.dir(), "s", clients, depth, 1).unwrap();
-    let client = C::connect(&scratch.dir(), "s", 1).unwrap();
+    let server = S::bind_in(&scratch.dir(), "s", clients, depth, 1).unwrap();
+    let client = C::connect_in(&scratch.dir(), "s", 1).unwrap();
     (server, client)
 }
 
 fn connect(scratch: &Scratch) -> C {
-    C::connect(&scratch.dir(), "s", 1).unwrap()
+    C::connect_in(&scratch.dir(), "s", 1).unwrap()
 }
 
 #[test]
 fn bad_parameters_and_mismatches_are_named() {
     let scratch = Scratch::new("ipc-bad");
     let dir = scratch.dir();
-    assert!(matches!(S::create(&dir, "s", 0, 8, 1), Err(CreateError::Parameter(ParameterError::MaxClients(0)))));
-    assert!(matches!(S::create(&dir, "s", 1, 7, 1), Err(CreateError::Parameter(ParameterError::Depth(7)))));
-    assert!(matches!(C::connect(&dir, "s", 1), Err(ConnectError::Region(OpenError::NotFound { .. }))));
-    let _server = S::create(&dir, "s", 1, 8, 1).unwrap();
-    assert!(matches!(S::create(&dir, "s", 1, 8, 1), Err(CreateError::Region(shm::region::CreateError::Exists { .. }))));
-    assert!(matches!(C::connect(&dir, "s", 2), Err(ConnectError::Types { .. })));
-    assert!(matches!(Client::<u64, u32, ()>::connect(&dir, "s", 1), Err(ConnectError::Types { .. })));
+    assert!(matches!(S::bind_in(&dir, "s", 0, 8, 1), Err(CreateError::Parameter(ParameterError::MaxClients(0)))));
+    assert!(matches!(S::bind_in(&dir, "s", 1, 7, 1), Err(CreateError::Parameter(ParameterError::Depth(7)))));
+    assert!(matches!(C::connect_in(&dir, "s", 1), Err(ConnectError::Region(OpenError::NotFound { .. }))));
+    let _server = S::bind_in(&dir, "s", 1, 8, 1).unwrap();
+    assert!(matches!(S::bind_in(&dir, "s", 1, 8, 1), Err(CreateError::Region(shm::region::CreateError::Exists { .. }))));
+    assert!(matches!(C::connect_in(&dir, "s", 2), Err(ConnectError::Types { .. })));
+    assert!(matches!(Client::<u64, u32, ()>::connect_in(&dir, "s", 1), Err(ConnectError::Types { .. })));
     let _other = Region::create(&dir, "other", 9, 4096, |_| {}).unwrap();
-    assert!(matches!(C::connect(&dir, "other", 1), Err(ConnectError::Region(OpenError::Kind { .. }))));
+    assert!(matches!(C::connect_in(&dir, "other", 1), Err(ConnectError::Region(OpenError::Kind { .. }))));
     let _client = connect(&scratch);
-    assert!(matches!(C::connect(&dir, "s", 1), Err(ConnectError::Join(JoinError::Full { max_clients: 1 }))));
+    assert!(matches!(C::connect_in(&dir, "s", 1), Err(ConnectError::Join(JoinError::Full { max_clients: 1 }))));
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn damaged_header_is_refused() {
     for (depth, truncated) in [(7, false), (1 << 15, true)] {
         // SAFETY: in bounds; nobody connects meanwhile.
         unsafe { word.as_ptr().write_volatile(depth) };
-        match C::connect(&scratch.dir(), "s", 1) {
+        match C::connect_in(&scratch.dir(), "s", 1) {
             Err(ConnectError::Damaged(ParameterError::Depth(7))) if !truncated => {}
             Err(ConnectError::Truncated { .. }) if truncated => {}
             other => panic!("{other:?}"),
@@ -171,6 +171,26 @@ fn garbage_everywhere_neither_panics_nor_hangs() {
             let _ = client.poll(|_, _| {});
         }
     }
+}
+
+#[test]
+fn a_request_that_its_client_takes_back_costs_that_client_its_session_and_nobody_a_request() {
+    let scratch = Scratch::new("ipc-back");
+    let (mut server, mut bad) = pair(&scratch, 2, 4);
+    let mut good = connect(&scratch);
+    bad.call(1, 1).unwrap();
+    good.call(2, 2).unwrap();
+    assert_eq!(server.poll(), 2);
+    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap();
+    // The sequence word of the first slot, behind three lines of seats.
+    let sequence = region.view().at::<u64>(128 + 3 * 64).unwrap();
+    // SAFETY: in bounds, and only this thread is running.
+    unsafe { sequence.as_ptr().write_volatile(0) };
+    let received: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
+    assert_eq!(received.iter().map(|request| *request.data()).collect::<Vec<_>>(), [2]);
+    received.into_iter().for_each(|request| request.reply(20).unwrap());
+    assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(20)))), Ok(1));
+    assert_eq!(bad.poll(|_, _| ()), Err(SessionEnd::Evicted));
 }
 
 #[test]

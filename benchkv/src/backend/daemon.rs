@@ -62,7 +62,7 @@ impl KvDaemon {
     pub(super) fn open(plan: &Plan, daemon: usize, node: ShardNode) -> Result<Self, BackendError> {
         let topology = plan.topology;
         let name = plan.server_name(&format!("ipc{daemon}"));
-        let clients = ipc::Server::create(&plan.dir, &name, topology.clients, plan.depth, TYPE_TAG)
+        let clients = ipc::Server::bind_in(&plan.dir, &name, topology.clients, plan.depth, TYPE_TAG)
             .map_err(|e| BackendError::setup(format!("the local server of daemon {daemon}"), e))?;
         let ring = if daemon < topology.rings() { Some(open_ring(plan, daemon)?) } else { None };
         Ok(Self {
@@ -247,7 +247,7 @@ impl KvDaemon {
 
 fn open_ring(plan: &Plan, daemon: usize) -> Result<RingServer, BackendError> {
     let name = plan.server_name(&format!("ring{daemon}"));
-    delegationrpc::Server::create(&plan.dir, &name, plan.topology.clients, plan.ring_slots, plan.depth, TYPE_TAG)
+    delegationrpc::Server::bind_in(&plan.dir, &name, plan.topology.clients, plan.ring_slots, plan.depth, TYPE_TAG)
         .map_err(|e| BackendError::setup(format!("the delegation ring of daemon {daemon}"), e))
 }
 

@@ -28,11 +28,12 @@ impl ClientPaths {
         let topology = plan.topology;
         let shard = |daemon| {
             let name = plan.server_name(&format!("ipc{daemon}"));
-            ipc::Client::connect(&plan.dir, &name, TYPE_TAG).map_err(|e| BackendError::setup(format!("connecting to {name}"), e))
+            ipc::Client::connect_in(&plan.dir, &name, TYPE_TAG).map_err(|e| BackendError::setup(format!("connecting to {name}"), e))
         };
         let ring = |daemon| {
             let name = plan.server_name(&format!("ring{daemon}"));
-            delegationrpc::Client::connect(&plan.dir, &name, TYPE_TAG).map_err(|e| BackendError::setup(format!("connecting to {name}"), e))
+            delegationrpc::Client::connect_in(&plan.dir, &name, TYPE_TAG)
+                .map_err(|e| BackendError::setup(format!("connecting to {name}"), e))
         };
         Ok(Self {
             rank: plan.rank,

@@ -13,7 +13,7 @@ impl DelegationServer {
     /// With a ring that is never full.
     pub(crate) fn create(dir: &Dir, name: &str, clients: usize, depth: u32) -> Result<Self, Failure> {
         let depth = depth as usize;
-        Ok(Self(Server::create(dir, name, clients, ring_depth_for(clients, depth), depth, TAG)?))
+        Ok(Self(Server::bind_in(dir, name, clients, ring_depth_for(clients, depth), depth, TAG)?))
     }
 
     #[allow(dead_code, reason = "not of interest to every program")]
@@ -24,7 +24,7 @@ impl DelegationServer {
 
 impl DelegationClient {
     pub(crate) fn connect(dir: &Dir, name: &str) -> Result<Self, Failure> {
-        Ok(Self(Client::connect(dir, name, TAG)?))
+        Ok(Self(Client::connect_in(dir, name, TAG)?))
     }
 }
 

@@ -18,14 +18,14 @@ impl Rpc for Delegation {
 
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
         // The smallest ring that is never full, so that it laps often.
-        match Server::create(dir, "s", clients, (clients * depth).next_power_of_two(), depth, 1) {
+        match Server::bind_in(dir, "s", clients, (clients * depth).next_power_of_two(), depth, 1) {
             Err(CreateError::Region(region::CreateError::Exists { .. } | region::CreateError::Busy { .. })) => None,
             created => Some(created.unwrap()),
         }
     }
 
     fn connect(dir: &Dir) -> Option<Self::Client> {
-        match Client::connect(dir, "s", 1) {
+        match Client::connect_in(dir, "s", 1) {
             Err(
                 ConnectError::Join(JoinError::Full { .. }) | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
             ) => None,
@@ -84,14 +84,14 @@ impl Rpc for Delegation {
     const WAKES: usize = 128;
 
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError {
-        match Self::Server::create(dir, "s", clients, (clients * depth).next_power_of_two(), depth, 1) {
+        match Self::Server::bind_in(dir, "s", clients, (clients * depth).next_power_of_two(), depth, 1) {
             Err(CreateError::Region(error)) => error,
             other => panic!("{other:?}"),
         }
     }
 
     fn connect_refused(dir: &Dir) -> OpenError {
-        match Self::Client::connect(dir, "s", 1) {
+        match Self::Client::connect_in(dir, "s", 1) {
             Err(ConnectError::Region(error)) => error,
             other => panic!("{other:?}"),
         }

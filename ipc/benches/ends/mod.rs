@@ -11,7 +11,7 @@ pub(crate) struct IpcClient(Client<Payload, Payload, u32>);
 
 impl IpcServer {
     pub(crate) fn create(dir: &Dir, name: &str, clients: usize, depth: u32) -> Result<Self, Failure> {
-        Ok(Self(Server::create(dir, name, clients, depth as usize, TAG)?))
+        Ok(Self(Server::bind_in(dir, name, clients, depth as usize, TAG)?))
     }
 
     #[allow(dead_code, reason = "not of interest to every program")]
@@ -22,7 +22,7 @@ impl IpcServer {
 
 impl IpcClient {
     pub(crate) fn connect(dir: &Dir, name: &str) -> Result<Self, Failure> {
-        Ok(Self(Client::connect(dir, name, TAG)?))
+        Ok(Self(Client::connect_in(dir, name, TAG)?))
     }
 }
 

@@ -28,6 +28,33 @@ pub enum CallFailed {
     Disconnected(SessionEnd),
 }
 
+/// Why one who asked and waited has no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AskError {
+    /// Another call of this client is unanswered, or so many that were given up that no other fits. Retryable: poll first.
+    #[error("this client has unanswered calls: poll for replies, then ask again")]
+    Full,
+    /// The other end takes no request of that length. Permanent.
+    #[error("the request is longer than the {max} bytes that are possible")]
+    TooLarge {
+        /// Maximum length.
+        max: usize,
+    },
+    /// The call was made, or the session is over.
+    #[error(transparent)]
+    Failed(#[from] CallFailed),
+}
+
+impl<Req, U> From<CallError<Req, U>> for AskError {
+    fn from(error: CallError<Req, U>) -> Self {
+        match error {
+            CallError::Full { .. } => Self::Full,
+            CallError::TooLarge { max, .. } => Self::TooLarge { max },
+            CallError::Disconnected { end, .. } => Self::Failed(CallFailed::Disconnected(end)),
+        }
+    }
+}
+
 /// Why a call was not made. What was to be sent and the user data come back; nothing was sent.
 #[derive(thiserror::Error)]
 pub enum CallError<Req, U> {

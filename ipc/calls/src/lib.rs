@@ -12,6 +12,6 @@ mod error;
 mod table;
 mod tag;
 
-pub use error::{CallError, CallFailed, SessionEnd};
+pub use error::{AskError, CallError, CallFailed, SessionEnd};
 pub use table::{CALLS_MAX, Calls};
 pub use tag::{ANSWERED, REJECTED, Tag, Tagged};

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use calls::{ANSWERED, CallError, CallFailed, Calls, SessionEnd, Tag, Tagged};
 
+use crate::blocking::SPINS;
 use crate::clients::{JoinError, Seats};
 use crate::clock;
 use crate::lane::{LaneRx, LaneTx};
@@ -13,7 +14,7 @@ use crate::plain::Plain;
 use crate::region::Region;
 use crate::sessions::LanePairs;
 use crate::sleep::{self, SLICE, Sleeper, Watch, Word};
-use crate::sync::AtomicU32;
+use crate::sync::{AtomicU32, spin_loop};
 
 /// A client of the server of a region. `U` is what the caller wants back with each answer.
 pub struct Caller<Req, Resp, U> {
@@ -209,6 +210,30 @@ impl<Req: Plain, Resp: Plain, U> Caller<Req, Resp, U> {
         }
         self.calls.take_where(|_| true, |user_data| f(user_data, 0, Err(CallFailed::Disconnected(end))));
         Err(end)
+    }
+}
+
+impl<Req: Plain, Resp: Plain> Caller<Req, Resp, ()> {
+    /// Waits for the answer to the only call that is unanswered: with its slot, and at most as long as the call may take.
+    ///
+    /// # Errors
+    /// [`CallFailed`].
+    pub fn answer(&mut self) -> Result<(usize, Resp), CallFailed> {
+        let (mut ended, mut in_vain) = (None, 0);
+        loop {
+            let polled = self.poll(|(), slot, outcome| ended = Some(outcome.map(|response| (slot, response))));
+            match (ended, polled) {
+                (Some(outcome), _) => return outcome,
+                (None, Err(end)) => return Err(CallFailed::Disconnected(end)),
+                (None, Ok(_)) if in_vain < SPINS => {
+                    in_vain += 1;
+                    spin_loop();
+                }
+                (None, Ok(_)) => {
+                    self.wait(None);
+                }
+            }
+        }
     }
 }
 

@@ -78,6 +78,14 @@ pub enum JoinError {
     Lock(LockError),
 }
 
+impl JoinError {
+    /// Whether it may be otherwise soon.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Full { .. })
+    }
+}
+
 /// A client's hold on its seat. Let [`Seats::leave`] have it in the end; if it is merely dropped, the server takes the client for dead,
 /// with the same outcome a little later.
 #[derive(Debug)]

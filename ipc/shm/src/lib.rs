@@ -16,11 +16,13 @@
 //! - [`plain`]: what may cross a process boundary.
 //! - [`dropped`]: requests that nobody will answer, on their way to the thread that rejects them.
 //! - [`sleep`]: sleeping until a peer publishes something, and waking who sleeps.
+//! - [`blocking`]: waiting for a server, serving and asking, in the caller's thread.
 //! - [`wait`]: what a loop does that found nothing to do.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("memfds, robust futexes, membarrier and /proc/<pid>/fd are Linux's, and the shared layouts are for 64 bits");
 
+pub mod blocking;
 pub mod cache;
 pub mod caller;
 pub mod clients;

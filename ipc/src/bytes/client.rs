@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
+use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken};
+use shm::blocking;
 use shm::dir::Dir;
 use shm::region::Region;
 use shm::sleep::{Sleeper, Watch};
@@ -30,11 +31,27 @@ impl<U> fmt::Debug for Client<U> {
 }
 
 impl<U> Client<U> {
+    /// Connects to the server `name` of this user on this host.
+    ///
+    /// # Errors
+    /// [`ConnectError`]. Those that [may pass](ConnectError::may_pass) can be tried again.
+    pub fn connect(name: &str) -> Result<Self, ConnectError> {
+        Self::connect_in(&Dir::open(None)?, name, 0)
+    }
+
+    /// As [`connect`](Self::connect), to a server that may not be up yet, or have no place free yet: tries for as long as `patience`.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_within(name: &str, patience: Duration) -> Result<Self, ConnectError> {
+        blocking::retry(patience, ConnectError::may_pass, || Self::connect(name))
+    }
+
     /// Connects to the server `name` in `dir`. `type_tag` must be the server's; the lengths of messages are its choice.
     ///
     /// # Errors
     /// [`ConnectError`]. A server that is not there yet (`NotFound`, `OwnerGone`) and a full one may be tried again.
-    pub fn connect(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
+    pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
         let region = Region::open(dir, name, BYTES_KIND, size_of::<Header>())?;
         let header = views::header(&region)?;
         let most = MessageBytes::of_shape(&header.shape);
@@ -128,6 +145,23 @@ impl<U> Client<U> {
     /// As the typed client's [`wait`](crate::Client::wait).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         self.inner.wait(timeout)
+    }
+}
+
+impl Client<()> {
+    /// As the typed client's [`ask`](crate::Client::ask).
+    ///
+    /// # Errors
+    /// [`AskError`].
+    pub fn ask(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, AskError> {
+        if self.in_flight() > 0 {
+            return Err(AskError::Full);
+        }
+        self.call_within(request, (), timeout)?;
+        let (slot, message) = self.inner.answer()?;
+        let Self { inner, areas, reply } = self;
+        let bytes = areas.read_response(inner.id(), slot, &message, reply).ok_or(CallFailed::Rejected)?;
+        Ok(bytes.to_vec())
     }
 }
 

@@ -13,8 +13,8 @@
 //! # std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path)?;
 //! # let dir = Dir::open(Some(&path))?;
 //! let most = MessageBytes { request: 4096, response: 1 << 16 };
-//! let mut server = Server::create(&dir, "twice", 8, 32, most, 1)?;
-//! let mut client = Client::<&str>::connect(&dir, "twice", 1)?;
+//! let mut server = Server::bind_in(&dir, "twice", 8, 32, most, 1)?;
+//! let mut client = Client::<&str>::connect_in(&dir, "twice", 1)?;
 //!
 //! client.call(b"ab", "who asked")?;
 //! server.poll();

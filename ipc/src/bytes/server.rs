@@ -5,13 +5,14 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
+use shm::blocking::{self, StopHandle};
 use shm::dir::Dir;
 use shm::sleep::{Sleeper, Watch};
 
 use super::error::ReplyError;
 use super::message::{Areas, Message, MessageBytes};
 use crate::error::CreateError;
-use crate::layout::BYTES_KIND;
+use crate::layout::{BYTES_KIND, CLIENTS, DEPTH};
 
 /// Serves any number of clients up to `max_clients` from one thread, as the typed [`Server`](crate::Server) does.
 ///
@@ -38,6 +39,14 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
+    /// Creates the server `name` for any process of this user on this host, for messages of up to 4096 bytes, with room for [`CLIENTS`](crate::CLIENTS) clients of [`DEPTH`](crate::DEPTH) calls each.
+    ///
+    /// # Errors
+    /// [`CreateError`]; nothing is left behind.
+    pub fn bind(name: &str) -> Result<Self, CreateError> {
+        Self::bind_in(&Dir::open(None)?, name, CLIENTS, DEPTH, MessageBytes { request: 4096, response: 4096 }, 0)
+    }
+
     /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth` unanswered calls each (a power of two, 1 to
     /// 32768) whose messages are at most as long as `most` says. `type_tag` is the application's number for the meaning of the messages;
     /// clients must have the same.
@@ -46,9 +55,16 @@ impl Server {
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
-    pub fn create(dir: &Dir, name: &str, max_clients: usize, depth: usize, most: MessageBytes, type_tag: u64) -> Result<Self, CreateError> {
+    pub fn bind_in(
+        dir: &Dir,
+        name: &str,
+        max_clients: usize,
+        depth: usize,
+        most: MessageBytes,
+        type_tag: u64,
+    ) -> Result<Self, CreateError> {
         let layout = most.layout(max_clients, depth)?;
-        let inner = crate::Server::create_as(dir, name, BYTES_KIND, layout, most.shape(type_tag))?;
+        let inner = crate::Server::bind_as(dir, name, BYTES_KIND, layout, most.shape(type_tag))?;
         // SAFETY: the region was made for this layout, and `inner` and its handles keep it.
         let areas = unsafe { Areas::new(inner.base(), layout, most) };
         Ok(Self { inner, shared: Rc::new(Shared { areas, pool: RefCell::default() }) })
@@ -86,6 +102,30 @@ impl Server {
             }
             inner.evict();
         }
+    }
+
+    /// [Polls](Self::poll) once, and answers all requests that wait with what `handler` makes of each; one whose answer is too long is rejected.
+    /// Returns how many.
+    pub fn step<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) -> usize {
+        let waiting = self.poll();
+        for request in std::iter::from_fn(|| self.recv()).take(waiting) {
+            let response = handler(request.data());
+            // A client that is gone needs no answer, and a request that comes back is rejected.
+            let _ = request.reply(response.as_ref());
+        }
+        waiting
+    }
+
+    /// As the typed server's [`serve`](crate::Server::serve), with [`step`](Self::step).
+    pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) {
+        let stop = self.stop_handle();
+        blocking::serve(self, &stop, |server| server.step(&mut handler), Self::wait);
+    }
+
+    /// Ends [`serve`](Self::serve), from any thread.
+    #[must_use]
+    pub fn stop_handle(&self) -> StopHandle {
+        self.inner.stop_handle()
     }
 
     /// How long messages can be.

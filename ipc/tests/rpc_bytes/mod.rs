@@ -34,14 +34,14 @@ impl Rpc for Bytes {
     type Held = RecvHandle;
 
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
-        match Server::create(dir, "s", clients, depth, MOST, 1) {
+        match Server::bind_in(dir, "s", clients, depth, MOST, 1) {
             Err(CreateError::Region(region::CreateError::Exists { .. } | region::CreateError::Busy { .. })) => None,
             created => Some(created.unwrap()),
         }
     }
 
     fn connect(dir: &Dir) -> Option<Self::Client> {
-        match Client::connect(dir, "s", 1) {
+        match Client::connect_in(dir, "s", 1) {
             Err(
                 ConnectError::Join(JoinError::Full { .. }) | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
             ) => None,
@@ -103,14 +103,14 @@ impl Rpc for Bytes {
     const WAKES: usize = 64;
 
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError {
-        match Self::Server::create(dir, "s", clients, depth, MOST, 1) {
+        match Self::Server::bind_in(dir, "s", clients, depth, MOST, 1) {
             Err(CreateError::Region(error)) => error,
             other => panic!("{other:?}"),
         }
     }
 
     fn connect_refused(dir: &Dir) -> OpenError {
-        match Self::Client::connect(dir, "s", 1) {
+        match Self::Client::connect_in(dir, "s", 1) {
             Err(ConnectError::Region(error)) => error,
             other => panic!("{other:?}"),
         }

@@ -137,3 +137,11 @@ pub enum OpenError {
         source: io::Error,
     },
 }
+
+impl OpenError {
+    /// Whether it may be otherwise soon: the owner is not up yet, or about to be replaced.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::NotFound { .. } | Self::OwnerGone { .. })
+    }
+}

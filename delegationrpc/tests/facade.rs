@@ -1,0 +1,11 @@
+//! Servers and clients in a few lines.
+#![cfg(not(loom))]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+
+#[path = "../../ipc/shm/tests/support/facade.rs"]
+#[macro_use]
+mod facade;
+
+use delegationrpc::{AskError, CallFailed, Client, ConnectError, Server, SessionEnd};
+
+facade!(Server<u64, u64>, Client<u64, u64, ()>);

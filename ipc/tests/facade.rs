@@ -1,0 +1,50 @@
+//! Servers and clients in a few lines.
+#![cfg(not(loom))]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+
+#[path = "../shm/tests/support/facade.rs"]
+#[macro_use]
+mod facade;
+
+use ipc::{AskError, CallFailed, Client, ConnectError, Server, SessionEnd};
+
+facade!(Server<u64, u64>, Client<u64, u64, ()>);
+
+#[test]
+fn a_handler_may_answer_requests_that_were_received_before() {
+    let name = name("held");
+    let mut server = Server::<u64, u64>::bind(&name).unwrap();
+    let mut client = Client::<u64, u64, u64>::connect(&name).unwrap();
+    client.call(1, 1).unwrap();
+    server.poll();
+    let mut held = server.recv();
+    client.call(2, 2).unwrap();
+    let answered = server.step(|number| {
+        held.take().into_iter().for_each(|request| request.reply(10).unwrap());
+        10 * number
+    });
+    let mut replies = vec![];
+    client.poll(|user, reply| replies.push((user, reply))).unwrap();
+    assert_eq!((answered, replies), (1, vec![(1, Ok(10)), (2, Ok(20))]));
+}
+
+#[test]
+fn messages_of_bytes_are_asked_and_answered_and_an_answer_that_is_too_long_is_a_rejection() {
+    let name = name("bytes");
+    let (handles, handle) = mpsc::channel();
+    let server = std::thread::spawn({
+        let name = name.clone();
+        move || {
+            let mut server = ipc::bytes::Server::bind(&name).unwrap();
+            handles.send(server.stop_handle()).unwrap();
+            server.serve(|request| request.repeat(3));
+        }
+    });
+    let mut client = ipc::bytes::Client::connect_within(&name, LONG).unwrap();
+    assert_eq!(client.ask(b"ab", LONG), Ok(b"ababab".to_vec()));
+    assert_eq!(client.ask(&[7; 1000], LONG), Ok(vec![7; 3000]));
+    assert_eq!(client.ask(&[7; 2000], LONG), Err(AskError::Failed(CallFailed::Rejected)));
+    assert_eq!(client.ask(&[7; 5000], LONG), Err(AskError::TooLarge { max: 4096 }));
+    handle.recv().unwrap().stop();
+    server.join().unwrap();
+}
