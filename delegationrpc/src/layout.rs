@@ -36,13 +36,13 @@ pub(crate) const KIND: u64 = u64::from_be_bytes(*b"DLGRPC\x02\x00");
 pub(crate) const MAGIC: u64 = 0x444C_4752_5043_5631;
 pub(crate) const VERSION: u32 = 2;
 /// Most slots per client.
-pub const RESP_DEPTH_MAX: usize = 1 << 15;
+pub(crate) const RESP_DEPTH_MAX: usize = 1 << 15;
 /// Least and most words of a ring.
-pub const RING_DEPTH_MAX: usize = 1 << 27;
+pub(crate) const RING_DEPTH_MAX: usize = 1 << 27;
 /// Clients of a server that is told no number.
-pub const CLIENTS: usize = 64;
+pub(crate) const CLIENTS: usize = 64;
 /// Unanswered calls of a client of a server that is told no number.
-pub const RESP_DEPTH: usize = 32;
+pub(crate) const RESP_DEPTH: usize = 32;
 const LINE: usize = 64;
 
 /// First 128 bytes of the region.

@@ -156,7 +156,8 @@ impl Unanswered {
 }
 
 impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
-    /// Creates the server `name` for any process of this user on this host, with room for [`CLIENTS`](crate::CLIENTS) clients of [`RESP_DEPTH`](crate::RESP_DEPTH) calls each.
+    /// Creates the server `name` for any process of this user on this host, with room for 64 clients of 32 unanswered
+    /// calls each.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.

@@ -15,5 +15,5 @@ pub use calls::{CallFailed, SessionEnd, Tag as CallToken};
 pub use config::{Config, ConfigError, NODES_MAX};
 pub use error::{CallError, ForeignToken};
 pub use node::{Node, network};
-pub use shm::wait::{WaitStrategy, Waiter};
+pub use shm::wait::WaitStrategy;
 pub use token::Token;

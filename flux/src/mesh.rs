@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use calls::{Tag, Tagged};
+use crossbeam_utils::CachePadded;
 use shm::dropped::Dropped;
 use shm::lane::Slot;
 use shm::ready::{ARMED, ReadyWords};
@@ -42,7 +43,8 @@ struct Inbound<T> {
     dropped: Dropped<Asked>,
     /// The node was dropped.
     closed: AtomicBool,
-    sleep: SleepLine,
+    /// Alone on its line: the node writes there when it is about to sleep, and the rest is read by all.
+    sleep: CachePadded<Sleep>,
 }
 
 /// Words of one array on lines of their own. They are looked at with every message and nearly never written, so they must not lie beside
@@ -60,11 +62,6 @@ const _: () = assert!(size_of::<Line<AtomicU64>>() == 64 && size_of::<Line<Atomi
 fn lines<W>(words: usize, word: impl Fn() -> W) -> Box<[Line<W>]> {
     (0..words.div_ceil(WORDS_PER_LINE)).map(|_| Line(std::array::from_fn(|_| word()))).collect()
 }
-
-/// What a node sleeps on, alone on its line: it writes there when it is about to, and the rest is read by all.
-#[derive(Default)]
-#[repr(align(64))]
-struct SleepLine(Sleep);
 
 /// The words of another node that are looked at with every message to it, found once. They live as long as the mesh.
 #[derive(Clone, Copy)]
@@ -129,7 +126,7 @@ impl<T> Mesh<T> {
             ready: lines(ReadyWords::words(nodes), || AtomicU64::new(0)),
             dropped: Dropped::default(),
             closed: AtomicBool::new(false),
-            sleep: SleepLine::default(),
+            sleep: CachePadded::default(),
         };
         Self { nodes: (0..nodes).map(inbound).collect() }
     }
@@ -164,7 +161,7 @@ impl<T> Mesh<T> {
     }
 
     pub(crate) fn sleep(&self, node: usize) -> Option<&Sleep> {
-        self.nodes.get(node).map(|inbound| &inbound.sleep.0)
+        self.nodes.get(node).map(|inbound| &*inbound.sleep)
     }
 
     /// The calls that `node` has to reject.
@@ -180,7 +177,7 @@ impl<T> Mesh<T> {
         dropped.push(asked);
         // R1, W1: as with a message from another node.
         if ready.notify_if_armed(node, armed) {
-            self.nodes.get(node).into_iter().for_each(|inbound| inbound.sleep.0.wake());
+            self.nodes.get(node).into_iter().for_each(|inbound| inbound.sleep.wake());
         }
     }
 

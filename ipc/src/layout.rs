@@ -29,9 +29,9 @@ pub(crate) const BYTES_KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x01");
 /// Deepest lane.
 pub const DEPTH_MAX: usize = 1 << 15;
 /// Clients of a server that is told no number.
-pub const CLIENTS: usize = 64;
+pub(crate) const CLIENTS: usize = 64;
 /// Unanswered calls of a client of a server that is told no number.
-pub const DEPTH: usize = 32;
+pub(crate) const DEPTH: usize = 32;
 const LINE: usize = 64;
 
 /// First line of the region.

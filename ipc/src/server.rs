@@ -50,7 +50,8 @@ pub(crate) struct Inner<Req: Plain, Resp: Plain> {
 }
 
 impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
-    /// Creates the server `name` for any process of this user on this host, with room for [`CLIENTS`](crate::CLIENTS) clients of [`DEPTH`](crate::DEPTH) calls each.
+    /// Creates the server `name` for any process of this user on this host, with room for 64 clients of 32
+    /// unanswered calls each.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.

@@ -39,7 +39,8 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Creates the server `name` for any process of this user on this host, for messages of up to 4096 bytes, with room for [`CLIENTS`](crate::CLIENTS) clients of [`DEPTH`](crate::DEPTH) calls each.
+    /// Creates the server `name` for any process of this user on this host, for messages of up to 4096 bytes, with room for 64 clients of 32
+    /// unanswered calls each.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
