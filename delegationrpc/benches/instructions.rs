@@ -26,7 +26,7 @@ const OPERATIONS: &[Operation] = &[
     operation("delegation_rpc_depth1", 440, WITHOUT_LOOKS, "delegationrpc: one call and its reply, both sides, one at a time", |calls| {
         Pair::new(1).calls(calls, 1)
     }),
-    operation("delegation_rpc_depth32", 302, WITHOUT_LOOKS, "delegationrpc: the same, 32 at a time", |calls| {
+    operation("delegation_rpc_depth32", 296, WITHOUT_LOOKS, "delegationrpc: the same, 32 at a time", |calls| {
         Pair::new(1).calls(calls, DEPTH)
     }),
     operation(
@@ -46,7 +46,7 @@ const OPERATIONS: &[Operation] = &[
         "delegationrpc, of delegation_rpc_depth1: Server::poll that finds a request",
         parts,
     ),
-    operation("delegation_recv", 84, "in part_recv", "delegationrpc, of delegation_rpc_depth1: Server::recv", parts),
+    operation("delegation_recv", 79, "in part_recv", "delegationrpc, of delegation_rpc_depth1: Server::recv", parts),
     operation("delegation_reply", 67, "in part_reply", "delegationrpc, of delegation_rpc_depth1: Server::reply", parts),
     operation(
         "delegation_client_poll",

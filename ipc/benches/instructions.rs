@@ -28,10 +28,10 @@ const OPERATIONS: &[Operation] = &[
         Pair::new(1).calls(calls, 1)
     }),
     operation("ipc_rpc_depth32", 320, WITHOUT_LOOKS, "ipc: the same, 32 at a time", |calls| Pair::new(1).calls(calls, DEPTH)),
-    operation("ipc_serve_depth1", 420, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, answered by Server::step", |calls| {
+    operation("ipc_serve_depth1", 410, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, answered by Server::step", |calls| {
         Pair::new(1).served(calls, 1)
     }),
-    operation("ipc_serve_depth32", 285, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth32, answered by Server::step", |calls| {
+    operation("ipc_serve_depth32", 279, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth32, answered by Server::step", |calls| {
         Pair::new(1).served(calls, DEPTH);
     }),
     operation("ipc_rpc_depth1_of_1024", 460, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, among 1,023 idle clients", |calls| {
@@ -39,7 +39,7 @@ const OPERATIONS: &[Operation] = &[
     }),
     operation("ipc_call", 70, "in part_call", "ipc, of ipc_rpc_depth1: Client::call", parts),
     operation("ipc_server_poll", 132, "in part_server_poll", "ipc, of ipc_rpc_depth1: Server::poll that finds a request", parts),
-    operation("ipc_recv", 81, "in part_recv", "ipc, of ipc_rpc_depth1: Server::recv", parts),
+    operation("ipc_recv", 76, "in part_recv", "ipc, of ipc_rpc_depth1: Server::recv", parts),
     operation("ipc_reply", 76, "in part_reply", "ipc, of ipc_rpc_depth1: RecvHandle::reply", parts),
     operation("ipc_client_poll", 102, "in part_client_poll", "ipc, of ipc_rpc_depth1: Client::poll that finds a reply", parts),
     operation("ipc_client_poll_empty", 66, WITHOUT_LOOKS, "ipc: Client::poll that finds nothing, a call in flight", |polls| {

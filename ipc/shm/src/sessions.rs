@@ -161,8 +161,8 @@ struct Inbox {
     current: Batch,
     /// Those after it.
     later: VecDeque<Batch>,
-    /// Requests in all of them, at most seats x depth.
-    waiting: usize,
+    /// Requests in those. At most seats x depth, with the current one's.
+    later_waiting: usize,
 }
 
 /// So many requests in the lane of one client.
@@ -174,22 +174,27 @@ struct Batch {
 
 impl Inbox {
     #[inline(always)]
+    fn waiting(&self) -> usize {
+        self.current.count as usize + self.later_waiting
+    }
+
+    #[inline(always)]
     fn push(&mut self, client: usize, count: usize) {
         let batch = Batch { client: client as u32, count: count as u32 };
-        if self.waiting == 0 {
+        if self.waiting() == 0 {
             self.current = batch;
         } else {
             self.later.push_back(batch);
+            self.later_waiting += count;
         }
-        self.waiting += count;
     }
 
     /// The client whose request is next.
     #[inline(always)]
     fn pop(&mut self) -> Option<usize> {
-        self.waiting = self.waiting.checked_sub(1)?;
         if self.current.count == 0 {
             self.current = self.later.pop_front()?;
+            self.later_waiting -= self.current.count as usize;
         }
         self.current.count -= 1;
         Some(self.current.client as usize)
@@ -201,13 +206,13 @@ impl Inbox {
             self.current.count = 0;
         }
         self.later.retain(|batch| batch.client as usize != client);
-        self.waiting = self.later.iter().chain([&self.current]).map(|batch| batch.count as usize).sum();
+        self.later_waiting = self.later.iter().map(|batch| batch.count as usize).sum();
     }
 }
 
 impl<Req, Resp> fmt::Debug for Sessions<Req, Resp> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sessions").field("hot", &self.hot).field("waiting", &self.table.inbox.waiting).finish_non_exhaustive()
+        f.debug_struct("Sessions").field("hot", &self.hot).field("waiting", &self.table.inbox.waiting()).finish_non_exhaustive()
     }
 }
 
@@ -246,7 +251,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     #[must_use]
     #[inline(always)]
     pub fn waiting(&self) -> usize {
-        self.table.inbox.waiting
+        self.table.inbox.waiting()
     }
 
     /// One bounded pass over the clients that have something to say: finds at most 16 requests of each of at most 8 of them, in rotation.
@@ -470,7 +475,7 @@ impl<Req: Plain, Resp: Plain, W: Wakes, B: FnMut(usize)> Watch for Idle<'_, Req,
 
     fn look(&mut self, is_told: bool) -> bool {
         let Sessions { hot, table, .. } = &mut *self.sessions;
-        let is_quiet = table.inbox.waiting == 0 && !self.wakes.any();
+        let is_quiet = table.inbox.waiting() == 0 && !self.wakes.any();
         !(hot.cool(table, is_told) && is_quiet)
     }
 
