@@ -202,3 +202,41 @@ impl<U> Timers<U> {
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(NEVER)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+
+    use super::*;
+
+    /// Drains that found nothing and did not look, and the look behind them.
+    fn drains_without_look(timers: &Timers<()>) -> usize {
+        let drains = std::iter::repeat_with(|| timers.tick(true)).take_while(|is_time| !is_time).count();
+        timers.look();
+        drains
+    }
+
+    #[test]
+    fn who_polls_as_fast_as_it_can_looks_seldom_and_who_is_slow_at_every_drain() {
+        let now_ns = Arc::new(AtomicU64::new(1));
+        let (fabric, clock) = (FabricSpec::Local(LocalFabric::new()), Clock::Manual(Arc::clone(&now_ns)));
+        let timers = Timers::start(Device::open(DeviceSpec::Soft(SoftOptions { fabric, clock, ..SoftOptions::default() })).unwrap());
+        let fast: Vec<_> = (0..9).map(|_| drains_without_look(&timers)).collect();
+        assert_eq!(fast, [0, 1, 3, 7, 15, 31, 63, 63, 63]);
+        let slow = |_| {
+            now_ns.fetch_add(PACE_NS, Ordering::Relaxed);
+            drains_without_look(&timers)
+        };
+        assert_eq!((0..5).map(slow).collect::<Vec<_>>(), [63, 0, 0, 0, 0]);
+        // A deadline is looked for by each drain that found nothing, and not by others.
+        timers.has_deadlines.set(true);
+        let fast: Vec<_> = (0..9).map(|_| drains_without_look(&timers)).collect();
+        assert_eq!(fast, [0; 9]);
+        assert!(!timers.tick(false));
+        timers.look_next();
+        assert!(timers.tick(false), "after a sleep");
+    }
+}
