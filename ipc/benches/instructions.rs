@@ -47,10 +47,10 @@ const OPERATIONS: &[Operation] = &[
         pair.client.call([1; 4], 0).unwrap();
         (0..polls).for_each(|_| assert_eq!(pair.client.poll(|_, _| ()), Ok(0)));
     }),
-    operation("ipc_server_poll_empty", 52, WITHOUT_LOOKS, "ipc: Server::poll that finds nothing, one client", |polls| {
+    operation("ipc_server_poll_empty", 55, WITHOUT_LOOKS, "ipc: Server::poll that finds nothing, one client", |polls| {
         Pair::new(1).empty_polls(polls)
     }),
-    operation("ipc_server_poll_empty_of_1024", 52, WITHOUT_LOOKS, "ipc: the same with 1,024 clients", |polls| {
+    operation("ipc_server_poll_empty_of_1024", 55, WITHOUT_LOOKS, "ipc: the same with 1,024 clients", |polls| {
         Pair::new(1024).empty_polls(polls)
     }),
     looks("ipc_looks_of_64", 16_000, "ipc: eight of the server's looks for dead clients, 64 clients", |times| {

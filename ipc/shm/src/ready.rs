@@ -50,6 +50,7 @@ impl ReadyWords {
     ///
     /// # Safety
     /// `base` points to [`words(lanes)`](Self::words) atomics that stay mapped as long as this value or a copy is used.
+    /// There is one lane at least.
     #[must_use]
     pub const unsafe fn new(base: NonNull<AtomicU64>, lanes: usize) -> Self {
         Self { base, summaries: lanes.div_ceil(64).div_ceil(64), lanes }
@@ -98,17 +99,15 @@ impl ReadyWords {
     /// Consumer: takes all set bits and calls `f` with each lane. Bits beyond the number of lanes (a peer's garbage) are dropped.
     #[inline(always)]
     pub fn drain(&self, mut f: impl FnMut(usize)) {
-        // Nearly always there is one.
-        if self.summaries > 1 || self.word(0).load(Ordering::Relaxed) != 0 {
-            self.drain_summaries(&mut f);
-        }
-    }
-
-    #[inline(never)]
-    fn drain_summaries(&self, f: &mut impl FnMut(usize)) {
-        for summary in 0..self.summaries {
+        let mut summary = 0;
+        // Once at least: a test less where there is one, as nearly always.
+        loop {
             if self.word(summary).load(Ordering::Relaxed) != 0 {
-                self.drain_summary(summary, f);
+                self.drain_summary(summary, &mut f);
+            }
+            summary += 1;
+            if summary >= self.summaries {
+                break;
             }
         }
     }
