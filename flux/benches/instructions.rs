@@ -32,8 +32,8 @@ const OPERATIONS: &[Operation] = &[
     operation("flux_recv", 44, "in part_recv", "flux, of flux_rpc_depth1: Node::try_recv_raw", parts),
     operation("flux_reply", 94, "in part_reply", "flux, of flux_rpc_depth1: Node::reply", parts),
     operation("flux_poll_reply", 180, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
-    operation("flux_poll_empty", 56, "all", "flux: Node::poll that finds nothing, two nodes", |polls| Pair::new(2).empty_polls(polls)),
-    operation("flux_poll_empty_of_8", 56, "all", "flux: the same with 8 nodes", |polls| Pair::new(8).empty_polls(polls)),
+    operation("flux_poll_empty", 59, "all", "flux: Node::poll that finds nothing, two nodes", |polls| Pair::new(2).empty_polls(polls)),
+    operation("flux_poll_empty_of_8", 59, "all", "flux: the same with 8 nodes", |polls| Pair::new(8).empty_polls(polls)),
 ];
 
 /// Two nodes of which one calls, and idle ones.
