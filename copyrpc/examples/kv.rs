@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use copyrpc::typed::Call;
 use copyrpc::{Client, ClientError, ClientOptions, EndpointConfig, Server, ServerError, ServerOptions, StopHandle};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -33,6 +34,10 @@ struct Reply {
     value: u64,
 }
 
+impl Call for Request {
+    type Reply = Reply;
+}
+
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 /// What is stored, and what is done to it.
 type Store = HashMap<u64, u64>;
@@ -52,11 +57,7 @@ fn serve(address: SocketAddr, mut store: Store, tell: &mpsc::Sender<(SocketAddr,
     let address = server.local_addr().map_err(ServerError::Listen)?;
     // Whoever waits for it may be gone.
     let _ = tell.send((address, server.stop_handle()));
-    server.serve(|request| match Request::read_from_bytes(&request.to_vec()) {
-        Ok(request) => answer(&mut store, request).as_bytes().to_vec(),
-        // Of another size: no reply has none.
-        Err(_) => Vec::new(),
-    })?;
+    server.serve_typed(|request| answer(&mut store, request))?;
     Ok(store)
 }
 
@@ -66,7 +67,7 @@ fn client(address: SocketAddr, number: u64) -> Result<u64, ClientError> {
     let options = ClientOptions { endpoint, timeout: Some(Duration::from_secs(5)), ..ClientOptions::default() };
     let (mut client, mut again) = (Client::with_options(address, &options)?, 0);
     let mut call = |operation, key, value| loop {
-        match client.call_typed::<_, Reply>(&Request { operation, key, value }) {
+        match client.call_typed(&Request { operation, key, value }) {
             // Putting the same value twice is putting it once.
             Err(ClientError::Closed(_)) => again += 1,
             outcome => return outcome,

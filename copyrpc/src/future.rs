@@ -70,7 +70,7 @@ use std::time::Duration;
 use mlx5::{DeviceInfo, RegisterError};
 pub use operations::{AsyncCallError, CallFuture, TransferFuture};
 use waiting::{Lane, News, Waiting};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::FromBytes;
 
 use crate::context::{Context, CreateEndpointError, PollError};
 use crate::endpoint::{Endpoint, EndpointConfig, PendingEndpoint};
@@ -78,6 +78,7 @@ use crate::error::{CallFailure, CloseReason};
 use crate::raw::{Memory, RemoteMemory};
 use crate::recv::RecvHandle;
 use crate::stats::Stats;
+use crate::typed::Call;
 
 /// Polls that find nothing before [`AsyncContext::run_until`] sleeps, unless it is told otherwise.
 pub const DEFAULT_SPINS: u32 = 256;
@@ -313,17 +314,13 @@ impl AsyncEndpoint {
         CallFuture::new(self, payload, response_allowance)
     }
 
-    /// As [`AsyncEndpoint::call`], of the bytes of `request`, with a reply of the bytes of a `Response`; see [`typed`](crate::typed).
+    /// As [`AsyncEndpoint::call`], of the bytes of `request`, with a reply of the bytes of a [`Call::Reply`].
     ///
     /// # Errors
-    /// [`AsyncCallError`]; `Size` for a reply that is no `Response`.
-    pub async fn call_typed<Request, Response>(&self, request: &Request) -> Result<Response, AsyncCallError>
-    where
-        Request: IntoBytes + Immutable,
-        Response: FromBytes + IntoBytes,
-    {
-        let reply = self.call(request.as_bytes(), size_of::<Response>()).await?;
-        Response::read_from_bytes(&reply).map_err(|_| AsyncCallError::wrong_size::<Response>(reply.len()))
+    /// [`AsyncCallError`]; `Size` for a reply that is none.
+    pub async fn call_typed<C: Call>(&self, request: &C) -> Result<C::Reply, AsyncCallError> {
+        let reply = self.call(request.as_bytes(), size_of::<C::Reply>()).await?;
+        C::Reply::read_from_bytes(&reply).map_err(|_| AsyncCallError::wrong_size::<C::Reply>(reply.len()))
     }
 
     /// Copies bytes of the peer's memory here, as [`Endpoint::rdma_read`].

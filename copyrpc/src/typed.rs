@@ -10,6 +10,7 @@
 //! # use copyrpc::mlx5::DeviceSpec;
 //! # use copyrpc::{Context, ContextBuilder, EndpointConfig};
 //! use copyrpc::typed::zerocopy::little_endian::{U32, U64};
+//! use copyrpc::typed::Call;
 //! use copyrpc::typed::zerocopy::{FromBytes, Immutable, IntoBytes};
 //!
 //! #[derive(FromBytes, IntoBytes, Immutable)]
@@ -20,6 +21,10 @@
 //!     height: U32,
 //! }
 //!
+//! impl Call for Area {
+//!     type Reply = U64;
+//! }
+//!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let client: Context<()> = ContextBuilder::new(DeviceSpec::default()).build()?;
 //! # let server: Context<()> = ContextBuilder::new(DeviceSpec::default()).build()?;
@@ -27,7 +32,7 @@
 //! # let (record_a, record_b) = (a.local_info(), b.local_info());
 //! # let (endpoint, _peer) = (a.connect(&record_b)?, b.connect(&record_a)?);
 //! // The reply may have the bytes of a U64.
-//! endpoint.call_typed::<Area, U64>(&Area { width: 6.into(), height: 7.into() }, ())?;
+//! endpoint.call_typed(&Area { width: 6.into(), height: 7.into() }, ())?;
 //! let mut product = None;
 //! while product.is_none() {
 //!     client.poll(|(), outcome| product = Some(outcome.map(|bytes| bytes.read_as::<U64>())))?;
@@ -53,6 +58,12 @@ use crate::endpoint::{CallToken, Endpoint};
 use crate::error::{CallError, ReplyError};
 use crate::recv::RecvHandle;
 use crate::ring::RecvBytes;
+
+/// A request with the type of its reply.
+pub trait Call: IntoBytes + Immutable {
+    /// The reply.
+    type Reply: FromBytes + IntoBytes + Immutable;
+}
 
 /// A message that is not the type it was read as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -94,16 +105,12 @@ impl<U> RecvHandle<U> {
 }
 
 impl<U> Endpoint<U> {
-    /// Sends the bytes of `request`; the reply may have those of a `Response`, which [`RecvBytes::read_as`] gives. Else as
+    /// Sends the bytes of `request`; the reply may have those of a [`Call::Reply`], which [`RecvBytes::read_as`] gives. Else as
     /// [`Endpoint::call`].
     ///
     /// # Errors
     /// As [`Endpoint::call`].
-    pub fn call_typed<Request, Response>(&self, request: &Request, user_data: U) -> Result<CallToken, CallError<U>>
-    where
-        Request: IntoBytes + Immutable,
-        Response: FromBytes + IntoBytes,
-    {
-        self.call(request.as_bytes(), user_data, size_of::<Response>())
+    pub fn call_typed<C: Call>(&self, request: &C, user_data: U) -> Result<CallToken, CallError<U>> {
+        self.call(request.as_bytes(), user_data, size_of::<C::Reply>())
     }
 }

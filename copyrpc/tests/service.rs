@@ -13,10 +13,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use copyrpc::mlx5::{FabricSpec, LocalFabric, SoftOptions};
+use copyrpc::typed::Call;
 use copyrpc::{
     Client, ClientError, ClientOptions, CloseReason, ConnectFailure, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeError, ExchangeRecord,
     Refusal, Server, ServerError, ServerOptions, StopHandle,
 };
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 const ANY_PORT: &str = "127.0.0.1:0";
@@ -306,18 +309,35 @@ fn what_is_too_long_is_refused_and_the_connection_goes_on() {
     served.end();
 }
 
+/// A number that is doubled.
+#[derive(FromBytes, IntoBytes, Immutable)]
+#[repr(transparent)]
+struct Number([u8; 8]);
+
+impl Call for Number {
+    type Reply = [u8; 8];
+}
+
+/// The same, with a reply that it does not get.
+#[derive(IntoBytes, Immutable)]
+#[repr(transparent)]
+struct Misunderstood([u8; 8]);
+
+impl Call for Misunderstood {
+    type Reply = [u8; 4];
+}
+
 #[test]
 fn typed_calls_take_replies_of_their_type_only() {
     let net = Net::new();
     let served = net.serve(ANY_PORT, |server| {
-        server
-            .serve(|request| request.read_as::<[u8; 8]>().map_or(vec![], |bytes| (u64::from_le_bytes(bytes) * 2).to_le_bytes().to_vec()))
-            .unwrap();
+        server.serve_typed(|Number(number)| (u64::from_le_bytes(number) * 2).to_le_bytes()).unwrap();
     });
     let mut client = net.client(served.address);
-    assert_eq!(client.call_typed::<_, [u8; 8]>(&21u64.to_le_bytes()).unwrap(), 42u64.to_le_bytes());
-    let wrong = client.call_typed::<_, [u8; 8]>(&21u32.to_le_bytes());
-    assert!(matches!(wrong, Err(ClientError::Reply(size)) if (size.received, size.expected) == (0, 8)), "{wrong:?}");
+    assert_eq!(client.call_typed(&Number(21u64.to_le_bytes())).unwrap(), 42u64.to_le_bytes());
+    let wrong = client.call_typed(&Misunderstood(21u64.to_le_bytes()));
+    assert!(matches!(wrong, Err(ClientError::Reply(size)) if (size.received, size.expected) == (8, 4)), "{wrong:?}");
+    assert!(matches!(client.call(b"no number"), Err(ClientError::Refused { .. })));
     served.end();
 }
 

@@ -14,9 +14,11 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use copyrpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+use copyrpc::typed::Call;
 use copyrpc::{AsyncCall, AsyncClient, AsyncServer, ClientError, ClientOptions, EndpointConfig, ServerOptions, ServerRequest};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
+use zerocopy::{Immutable, IntoBytes};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 const ANY_PORT: &str = "127.0.0.1:0";
@@ -126,6 +128,24 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
     });
 }
 
+/// A word, whose reply is it in upper case.
+#[derive(IntoBytes, Immutable)]
+#[repr(transparent)]
+struct Word([u8; 4]);
+
+impl Call for Word {
+    type Reply = [u8; 4];
+}
+
+/// The same, with a reply that it does not get.
+#[derive(IntoBytes, Immutable)]
+#[repr(transparent)]
+struct Misunderstood([u8; 4]);
+
+impl Call for Misunderstood {
+    type Reply = [u8; 5];
+}
+
 #[test]
 fn a_plain_loop_that_sleeps_is_woken_for_every_request_and_reply() {
     let net = Net::new();
@@ -145,8 +165,8 @@ fn a_plain_loop_that_sleeps_is_woken_for_every_request_and_reply() {
         }
         assert_eq!(block_on(client.call(b"ping")).unwrap(), b"PING");
     }
-    assert_eq!(block_on(client.call_typed::<[u8; 4], [u8; 4]>(b"ping")).unwrap(), *b"PING");
-    assert!(matches!(block_on(client.call_typed::<[u8; 4], [u8; 5]>(b"ping")), Err(ClientError::Reply(_))));
+    assert_eq!(block_on(client.call_typed(&Word(*b"ping"))).unwrap(), *b"PING");
+    assert!(matches!(block_on(client.call_typed(&Misunderstood(*b"ping"))), Err(ClientError::Reply(_))));
     stop.stop();
     serving.join().unwrap();
 }

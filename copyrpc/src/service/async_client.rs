@@ -12,13 +12,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use mlx5::DeviceInfo;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::SPINS;
 use super::caller::{Caller, ClientError, ClientOptions, failed, read_reply};
 use super::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::endpoint::CallToken;
 use crate::error::{CallError, CloseReason};
+use crate::typed::Call;
 
 type Reply = Result<Vec<u8>, ClientError>;
 
@@ -136,15 +136,11 @@ impl AsyncClient {
         self.call_for(request.into(), Some(timeout))
     }
 
-    /// Sends the bytes of `request`, and takes the reply's as a `Reply`: see [`typed`](crate::typed).
+    /// Sends the bytes of `request`, and takes the reply's as a [`Call::Reply`].
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn call_typed<Request, Reply>(&self, request: &Request) -> Result<Reply, ClientError>
-    where
-        Request: IntoBytes + Immutable + Sync,
-        Reply: FromBytes,
-    {
+    pub async fn call_typed<C: Call + Sync>(&self, request: &C) -> Result<C::Reply, ClientError> {
         read_reply(&self.call(request.as_bytes()).await?)
     }
 

@@ -5,12 +5,12 @@ use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
 use mlx5::DeviceInfo;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::SPINS;
 use super::caller::{Caller, ClientError, ClientOptions, failed, read_reply};
 use crate::error::{CallError, CloseReason};
 use crate::stats::Stats;
+use crate::typed::Call;
 
 /// A connection to a [`Server`](crate::Server), which calls make again when it has ended. It belongs to one thread.
 ///
@@ -66,15 +66,11 @@ impl Client {
         self.call_for(request, Some(timeout))
     }
 
-    /// Sends the bytes of `request`, and takes the reply's as a `Reply`: see [`typed`](crate::typed).
+    /// Sends the bytes of `request`, and takes the reply's as a [`Call::Reply`].
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn call_typed<Request, Reply>(&mut self, request: &Request) -> Result<Reply, ClientError>
-    where
-        Request: IntoBytes + Immutable,
-        Reply: FromBytes,
-    {
+    pub fn call_typed<C: Call>(&mut self, request: &C) -> Result<C::Reply, ClientError> {
         read_reply(&self.call(request.as_bytes())?)
     }
 

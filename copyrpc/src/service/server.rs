@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use mlx5::{DeviceInfo, DeviceSpec};
 use thiserror::Error;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::{SPINS, default_device};
 use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, PollError};
@@ -20,6 +21,7 @@ use crate::handshake::Handshake;
 use crate::recv::{RecvHandle, Reply};
 use crate::ring::RecvBytes;
 use crate::stats::Stats;
+use crate::typed::Call;
 
 /// How long a server sleeps at most: nothing of a socket wakes it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
@@ -229,12 +231,15 @@ impl Server {
     /// # Errors
     /// [`ServerError::Poll`].
     pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(RecvBytes<'_>) -> R) -> Result<(), ServerError> {
-        let mut answer = |request: RecvBytes<'_>, reply: Reply<'_, ()>| {
+        self.answer(|request, reply| {
             // A client that left gets none.
             if let Err(crate::ReplyError::TooLarge { request: reply, .. }) = reply.send(handler(request).as_ref()) {
                 let _refused = reply.refuse();
             }
-        };
+        })
+    }
+
+    fn answer(&mut self, mut answer: impl FnMut(RecvBytes<'_>, Reply<'_, ()>)) -> Result<(), ServerError> {
         loop {
             let is_stopped = self.is_stopped();
             self.turn(|context| context.serve(&mut answer, |(), _| ()))?;
@@ -243,6 +248,22 @@ impl Server {
                 return Ok(());
             }
         }
+    }
+
+    /// As [`serve`](Self::serve), for requests that are structs: one of another size is refused.
+    ///
+    /// # Errors
+    /// [`ServerError::Poll`].
+    pub fn serve_typed<C: Call + FromBytes>(&mut self, mut handler: impl FnMut(C) -> C::Reply) -> Result<(), ServerError> {
+        self.answer(|request, reply| {
+            let outcome = match request.read_as() {
+                Ok(request) => reply.send(handler(request).as_bytes()),
+                Err(_) => reply.refuse(),
+            };
+            if let Err(crate::ReplyError::TooLarge { request: reply, .. }) = outcome {
+                let _refused = reply.refuse();
+            }
+        })
     }
 
     pub(super) fn is_stopped(&self) -> bool {

@@ -4,9 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use copyrpc::future::{AsyncCallError, AsyncEndpoint};
-use copyrpc::typed::SizeError;
 use copyrpc::typed::zerocopy::little_endian::{U32, U64};
+use copyrpc::typed::{Call, SizeError};
 use copyrpc::{CallError, CallFailure, EndpointConfig, RdmaError};
+use zerocopy::{Immutable, IntoBytes};
 
 use super::task::{Pair, Task, bytes, echo};
 use super::{small, step_until};
@@ -216,6 +217,24 @@ fn a_call_ends_with_its_deadline_a_refusal_or_its_failure() {
     assert_eq!(refused, Some(Err(AsyncCallError::Failed(CallFailure::Refused))));
 }
 
+/// What the server below adds 1 to.
+#[derive(IntoBytes, Immutable)]
+#[repr(transparent)]
+struct Number(U32);
+
+impl Call for Number {
+    type Reply = U64;
+}
+
+/// The same, with a reply that it does not get.
+#[derive(IntoBytes, Immutable)]
+#[repr(transparent)]
+struct Misunderstood(U32);
+
+impl Call for Misunderstood {
+    type Reply = [u8; 9];
+}
+
 #[test]
 fn structs_and_one_sided_operations_are_awaited_too() {
     let pair = Pair::new(&EndpointConfig { raw_operations: 2, ..small() });
@@ -227,8 +246,8 @@ fn structs_and_one_sided_operations_are_awaited_too() {
         }
     });
     let mut client = Task::new(async {
-        assert_eq!(endpoint.call_typed::<U32, U64>(&U32::new(41)).await, Ok(42.into()));
-        let wrong = endpoint.call_typed::<U32, [u8; 9]>(&U32::new(1)).await;
+        assert_eq!(endpoint.call_typed(&Number(41.into())).await, Ok(42.into()));
+        let wrong = endpoint.call_typed(&Misunderstood(1.into())).await;
         assert_eq!(wrong, Err(AsyncCallError::Size(SizeError { received: 8, expected: 9 })));
     });
     step_until(|| {

@@ -1,8 +1,8 @@
 //! Typed messages: their bytes, and what is not of the type.
 
-use copyrpc::typed::SizeError;
 use copyrpc::typed::zerocopy::little_endian::{U16, U32, U64};
 use copyrpc::typed::zerocopy::{FromBytes, Immutable, IntoBytes};
+use copyrpc::typed::{Call, SizeError};
 use copyrpc::{Context, ReplyError};
 use mlx5::LocalFabric;
 
@@ -17,13 +17,17 @@ struct Entry {
     flags: [u8; 2],
 }
 
+impl Call for Entry {
+    type Reply = U32;
+}
+
 #[test]
 fn structs_travel_as_their_bytes_and_come_back_as_structs() {
     let fabric = LocalFabric::new();
     let (near, far): (Context<u64>, Context<u64>) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
     let (endpoint, _peer) = connect(&near, &far, &small());
     let entry = Entry { key: 0x0102_0304_0506_0708.into(), len: 0x1112.into(), flags: [0x21, 0x22] };
-    endpoint.call_typed::<Entry, U32>(&entry, 9).unwrap();
+    endpoint.call_typed(&entry, 9).unwrap();
     near.flush_endpoints().unwrap();
     let request = next_request(&far);
     assert_eq!(request.data().to_vec(), [8, 7, 6, 5, 4, 3, 2, 1, 0x12, 0x11, 0x21, 0x22]);
