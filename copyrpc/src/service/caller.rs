@@ -175,12 +175,13 @@ fn reach<U>(
             };
             match met {
                 Ok(endpoint) => return Ok(endpoint),
-                // One that left while this client was waiting to be taken.
-                Err(ConnectFailure::Channel(error)) if has_left(&error) => {
-                    may_come = true;
-                    failure = ConnectFailure::Channel(error).into();
+                Err(error) => {
+                    may_come = has_left(&error);
+                    failure = error.into();
+                    if !may_come {
+                        return Err(failure);
+                    }
                 }
-                Err(error) => return Err(error.into()),
             }
         }
         if start.elapsed() >= options.connect_timeout || !may_come || !is_wanted() {
@@ -190,10 +191,16 @@ fn reach<U>(
     }
 }
 
-/// Whether the other end of a socket is closed.
-fn has_left(error: &io::Error) -> bool {
+/// Whether the server left while this client was waiting to be taken, or while they met.
+fn has_left(failure: &ConnectFailure) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
-    matches!(error.kind(), ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof)
+    use mlx5::ConnectError::{NoSuchDevice, NoSuchQp, StaleDevice};
+
+    match failure {
+        ConnectFailure::Channel(error) => matches!(error.kind(), ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof),
+        ConnectFailure::Qp(error) => matches!(error, NoSuchQp { .. } | NoSuchDevice { .. } | StaleDevice { .. }),
+        _ => false,
+    }
 }
 
 fn meet<U>(context: &Context<U>, mut stream: TcpStream, timeout: Duration, options: &ClientOptions) -> Result<Endpoint<U>, ConnectFailure> {
