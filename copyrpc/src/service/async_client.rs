@@ -128,7 +128,7 @@ impl AsyncClient {
         self.call_for(request.into(), self.0.queue.limits.timeout)
     }
 
-    /// As [`call`](Self::call), but waits for so long at most, from the first poll on, connecting again included.
+    /// As [`call`](Self::call), but waits for so long at most, from the first poll on. Connecting again, if that is needed, takes its own time.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -382,8 +382,12 @@ impl Worker {
 /// Who still waits is told by the drops of what it waits for.
 impl Drop for Worker {
     fn drop(&mut self) {
-        let mut posted = lock(&self.queue.posted);
-        posted.is_over = true;
-        posted.calls.clear();
+        let calls = {
+            let mut posted = lock(&self.queue.posted);
+            posted.is_over = true;
+            std::mem::take(&mut posted.calls)
+        };
+        // Not under the lock: whom this wakes may drop another call at once.
+        drop(calls);
     }
 }

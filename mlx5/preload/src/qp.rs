@@ -123,7 +123,9 @@ impl Objects {
         let qpn = unsafe { self.hca.create_qp(&memory) }.map_err(|error| self.refused(&error))?;
         // A driver that names a register has it from somewhere else.
         let bfreg = (driver.flags & (QP_FLAG_BFREG_INDEX | QP_FLAG_UAR_PAGE_INDEX) == 0).then(|| self.bfregs.take());
-        if let (Some(doorbells), Some(register), true) = (&mut self.doorbells, bfreg, sq.wqe_cnt > 0) {
+        // A queue that does not begin at a WQEBB is no driver's.
+        let is_checked = sq.wqe_cnt > 0 && sq.buffer.addr().get() % WQEBB as usize == 0;
+        if let (Some(doorbells), Some(register), true) = (&mut self.doorbells, bfreg, is_checked) {
             doorbells.add(qpn, sq, register);
         }
         let CreateQp { max_send_wr, max_send_sge, max_inline_data, .. } = *request;
