@@ -49,13 +49,14 @@ pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
 /// The signals by which a user, a terminal or a service manager ends a job in order.
 const END_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// [`END_SIGNALS`], taken from their default action while this lives.
+/// [`END_SIGNALS`], taken from their default action while this lives, and for good once [kept](Self::keep).
 ///
 /// Only the calling thread's mask changes: make it before other threads exist.
 #[derive(Debug)]
 pub(crate) struct EndSignals {
     fd: OwnedFd,
-    previous: libc::sigset_t,
+    /// The mask to restore on drop.
+    previous: Option<libc::sigset_t>,
 }
 
 impl EndSignals {
@@ -72,7 +73,12 @@ impl EndSignals {
         let mut previous = empty_signal_set();
         // SAFETY: both sets are initialised and live.
         let status = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut previous) };
-        if status != 0 { Err(io::Error::from_raw_os_error(status)) } else { Ok(Self { fd, previous }) }
+        if status != 0 { Err(io::Error::from_raw_os_error(status)) } else { Ok(Self { fd, previous: Some(previous) }) }
+    }
+
+    /// Leaves the signals without effect on this process, also after this is dropped: it ends already.
+    pub(crate) fn keep(&mut self) {
+        self.previous = None;
     }
 
     /// The oldest signal not yet taken.
@@ -96,8 +102,10 @@ impl AsRawFd for EndSignals {
 
 impl Drop for EndSignals {
     fn drop(&mut self) {
-        // SAFETY: `previous` was filled by the call that blocked the signals.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.previous, std::ptr::null_mut()) };
+        if let Some(previous) = &self.previous {
+            // SAFETY: `previous` was filled by the call that blocked the signals.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, previous, std::ptr::null_mut()) };
+        }
     }
 }
 
