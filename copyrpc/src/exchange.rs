@@ -5,6 +5,8 @@
 //! [`ExchangeRecord::check_peer`] every pair of endpoints that cannot talk.
 
 use mlx5::{DeviceKind, QpAddress};
+use rendezvous::record::{Kind, field, put, require};
+pub use rendezvous::record::{RecordError, Refusal};
 use thiserror::Error;
 
 use crate::ring::RingSize;
@@ -15,9 +17,8 @@ pub const EXCHANGE_RECORD_SIZE: usize = 128;
 /// Version of the record and of the wire formats behind it.
 pub const EXCHANGE_VERSION: u16 = 2;
 
-const REFUSAL_AT: usize = 12;
 const ADDRESS_AT: usize = 16;
-const MAGIC: [u8; 8] = *b"copyrpc\0";
+const KIND: Kind = Kind { name: "copyrpc exchange", magic: *b"copyrpc\0", version: EXCHANGE_VERSION };
 
 /// One endpoint as its peer must know it.
 ///
@@ -56,57 +57,12 @@ pub struct ExchangeRecord {
     pub initial_credit: u64,
 }
 
-/// Why there is no endpoint at the other end: it stands in the place of its record, all other fields of which are 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Refusal {
-    /// The queues of the context are shared out.
-    #[error("as many endpoints are connected there as its context has room for (ContextBuilder::endpoints)")]
-    Full = 1,
-    /// Another error, which the refusing end has.
-    #[error("no endpoint could be made there")]
-    Failed = 2,
-}
-
-impl Refusal {
-    const fn from_wire(code: u32) -> Option<Self> {
-        match code {
-            1 => Some(Self::Full),
-            2 => Some(Self::Failed),
-            _ => None,
-        }
-    }
-
-    /// The bytes to send in the place of a record.
-    #[must_use]
-    pub fn encode(self) -> [u8; EXCHANGE_RECORD_SIZE] {
-        let mut bytes = start_of_record();
-        bytes[REFUSAL_AT..ADDRESS_AT].copy_from_slice(&(self as u32).to_le_bytes());
-        bytes
-    }
-}
-
 /// A record that is damaged, or two endpoints that cannot connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ExchangeError {
-    /// The bytes are no record.
-    #[error("not a copyrpc exchange record")]
-    Magic,
-    /// The peer speaks another version.
-    #[error("exchange record version {0}, this end speaks {EXCHANGE_VERSION}: use equal releases")]
-    Version(u16),
-    /// The peer has no endpoint for this one.
-    #[error("refused by the peer: {0}")]
-    Refused(Refusal),
-    /// A number outside its range.
-    #[error("{field} is {value} in the exchange record, legal is {legal}")]
-    Field {
-        /// Name of the field.
-        field: &'static str,
-        /// What it holds.
-        value: u64,
-        /// What it may hold.
-        legal: &'static str,
-    },
+    /// The bytes are no record, the peer refuses, or a number is outside its range.
+    #[error(transparent)]
+    Record(#[from] RecordError),
     /// The queue pair's address is none: a kind, MTU, QPN or PSN that does not exist, or reserved bytes that are not 0.
     #[error("bytes {ADDRESS_AT}..56 of the exchange record are no address of a queue pair")]
     Address,
@@ -132,8 +88,8 @@ impl ExchangeRecord {
     /// The record's bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; EXCHANGE_RECORD_SIZE] {
-        let mut bytes = start_of_record();
-        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        let mut bytes = KIND.begin();
+        let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
         put(ADDRESS_AT, &self.address.to_bytes());
         put(56, &self.recv_ring_rkey.to_le_bytes());
         put(60, &self.published_rkey.to_le_bytes());
@@ -152,24 +108,13 @@ impl ExchangeRecord {
     /// # Errors
     /// [`ExchangeError`] naming the first field that cannot be used.
     pub fn decode(bytes: &[u8; EXCHANGE_RECORD_SIZE]) -> Result<Self, ExchangeError> {
-        if field::<8>(bytes, 0) != MAGIC {
-            return Err(ExchangeError::Magic);
-        }
-        let version = u16::from_le_bytes(field(bytes, 8));
-        if version != EXCHANGE_VERSION {
-            return Err(ExchangeError::Version(version));
-        }
+        KIND.check(bytes)?;
         let u32_at = |at| u32::from_le_bytes(field(bytes, at));
         let u64_at = |at| u64::from_le_bytes(field(bytes, at));
-        require("size", u16::from_le_bytes(field(bytes, 10)), "128", |size| size == EXCHANGE_RECORD_SIZE as u64)?;
-        if let Some(refusal) = Refusal::from_wire(u32_at(REFUSAL_AT)) {
-            return Err(ExchangeError::Refused(refusal));
-        }
-        let reserved = u32_at(REFUSAL_AT) | u32_at(100);
-        require("reserved", u64::from(reserved) | u64_at(120), "0", |reserved| reserved == 0)?;
+        require("reserved", u64::from(u32_at(100)) | u64_at(120), "0", |reserved| reserved == 0)?;
         let address = QpAddress::from_bytes(&field(bytes, ADDRESS_AT)).ok_or(ExchangeError::Address)?;
-        let ring_size =
-            RingSize::for_connection(u64_at(72)).map_err(|_| illegal("ring size", u64_at(72), "a power of two, 4096..=268435456"))?;
+        let illegal = RecordError::Field { field: "ring size", value: u64_at(72), legal: "a power of two, 4096..=268435456" };
+        let ring_size = RingSize::for_connection(u64_at(72)).map_err(|_| illegal)?;
         let record = Self {
             address,
             recv_ring_rkey: u32_at(56),
@@ -186,6 +131,12 @@ impl ExchangeRecord {
         Ok(record)
     }
 
+    /// The bytes to send in the place of a record.
+    #[must_use]
+    pub fn refuse(refusal: Refusal) -> [u8; EXCHANGE_RECORD_SIZE] {
+        KIND.refuse(refusal)
+    }
+
     fn check_numbers(&self) -> Result<(), ExchangeError> {
         let ring_bytes = self.ring_size.bytes();
         if QpAddress::from_bytes(&self.address.to_bytes()) != Some(self.address) {
@@ -198,7 +149,8 @@ impl ExchangeRecord {
         require("batches", self.batches, "1 or more", |batches| batches > 0)?;
         require("initial credit", self.initial_credit, "a multiple of 32 up to a quarter ring", |credit| {
             credit <= self.ring_size.max_reservation() && credit % ALIGNMENT == 0
-        })
+        })?;
+        Ok(())
     }
 
     /// Whether this endpoint and that of `remote` can be connected.
@@ -217,35 +169,6 @@ impl ExchangeRecord {
         }
         Ok(())
     }
-}
-
-/// Magic, version and size; the rest is 0.
-fn start_of_record() -> [u8; EXCHANGE_RECORD_SIZE] {
-    let mut bytes = [0; EXCHANGE_RECORD_SIZE];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..10].copy_from_slice(&EXCHANGE_VERSION.to_le_bytes());
-    bytes[10..REFUSAL_AT].copy_from_slice(&(EXCHANGE_RECORD_SIZE as u16).to_le_bytes());
-    bytes
-}
-
-fn field<const N: usize>(bytes: &[u8; EXCHANGE_RECORD_SIZE], at: usize) -> [u8; N] {
-    let mut field = [0; N];
-    field.copy_from_slice(&bytes[at..at + N]);
-    field
-}
-
-fn illegal(field: &'static str, value: impl Into<u64>, legal: &'static str) -> ExchangeError {
-    ExchangeError::Field { field, value: value.into(), legal }
-}
-
-fn require(
-    field: &'static str,
-    value: impl Into<u64>,
-    legal: &'static str,
-    is_legal: impl FnOnce(u64) -> bool,
-) -> Result<(), ExchangeError> {
-    let value = value.into();
-    if is_legal(value) { Ok(()) } else { Err(illegal(field, value, legal)) }
 }
 
 #[cfg(test)]
@@ -303,7 +226,7 @@ mod tests {
     fn each_illegal_number_is_refused_by_name() {
         let cases: [(usize, &[u8], &str); 9] = [
             (10, &[127], "size"),
-            (12, &[3], "reserved"),
+            (12, &[3], "refusal"),
             (64, &[0xff; 8], "receive ring address"),
             (72, &[1], "ring size"),
             (80, &[1], "published record address"),
@@ -316,7 +239,7 @@ mod tests {
             let mut bytes = GOLDEN;
             bytes[at..at + patch.len()].copy_from_slice(patch);
             match ExchangeRecord::decode(&bytes) {
-                Err(ExchangeError::Field { field, .. }) => assert_eq!(field, name),
+                Err(ExchangeError::Record(RecordError::Field { field, .. })) => assert_eq!(field, name),
                 other => panic!("{name} at {at}: {other:?}"),
             }
         }
@@ -345,11 +268,11 @@ mod tests {
     fn other_bytes_and_other_versions_are_refused() {
         let mut bytes = GOLDEN;
         bytes[0] = b'C';
-        assert_eq!(ExchangeRecord::decode(&bytes), Err(ExchangeError::Magic));
+        assert_eq!(ExchangeRecord::decode(&bytes), Err(RecordError::Magic("copyrpc exchange").into()));
         let mut bytes = GOLDEN;
         bytes[8] = 1;
-        let error = ExchangeRecord::decode(&bytes);
-        assert_eq!(error, Err(ExchangeError::Version(1)));
+        let error = RecordError::Version { name: "copyrpc exchange", version: 1, known: 2 };
+        assert_eq!(ExchangeRecord::decode(&bytes), Err(error.into()));
     }
 
     #[test]
@@ -358,8 +281,8 @@ mod tests {
             let mut golden = [0; EXCHANGE_RECORD_SIZE];
             golden[..12].copy_from_slice(&GOLDEN[..12]);
             golden[12] = code;
-            assert_eq!(refusal.encode(), golden);
-            assert_eq!(ExchangeRecord::decode(&golden), Err(ExchangeError::Refused(refusal)));
+            assert_eq!(ExchangeRecord::refuse(refusal), golden);
+            assert_eq!(ExchangeRecord::decode(&golden), Err(RecordError::Refused(refusal).into()));
         }
     }
 
@@ -369,7 +292,7 @@ mod tests {
         assert_eq!(local.check_peer(&record()), Ok(()));
         let mut other = record();
         other.recv_ring_addr = u64::MAX - 4095;
-        assert!(matches!(local.check_peer(&other), Err(ExchangeError::Field { field: "receive ring address", .. })));
+        assert!(matches!(local.check_peer(&other), Err(ExchangeError::Record(RecordError::Field { field: "receive ring address", .. }))));
         let mut other = record();
         other.address.kind = DeviceKind::Hardware;
         assert!(matches!(local.check_peer(&other), Err(ExchangeError::Device { .. })));

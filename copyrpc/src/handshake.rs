@@ -2,9 +2,11 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
+use rendezvous::record::field;
+
 use crate::context::{Context, CreateEndpointError};
 use crate::endpoint::{ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
-use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord, Refusal};
+use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeRecord, Refusal};
 
 /// The last byte each end sends: it is connected, or it is not and never will be.
 const CONNECTED: u8 = 1;
@@ -14,7 +16,7 @@ const ALL: usize = EXCHANGE_RECORD_SIZE + 1;
 
 impl<U> Context<U> {
     /// Makes an endpoint and connects it as [`PendingEndpoint::connect_over`]. If there is no room for it, the peer is told so:
-    /// [`ExchangeError::Refused`].
+    /// [`RecordError::Refused`](crate::RecordError::Refused).
     ///
     /// # Errors
     /// [`ConnectFailure`]; nothing is left behind.
@@ -73,7 +75,7 @@ impl<U> Handshake<U> {
         match context.create_endpoint(config) {
             Ok(endpoint) => Self::new(endpoint),
             Err(error) => {
-                let refusal = refusal_of(&error).encode();
+                let refusal = ExchangeRecord::refuse(refusal_of(&error));
                 Self::begin(End::Failed(error.into()), &refusal)
             }
         }
@@ -132,7 +134,7 @@ impl<U> Handshake<U> {
     /// The peer's record is there.
     fn connect(&mut self) {
         let End::Pending(endpoint) = std::mem::replace(&mut self.end, End::Taken) else { return };
-        let record = self.taken.first_chunk().ok_or(ExchangeError::Magic).and_then(ExchangeRecord::decode);
+        let record = ExchangeRecord::decode(&field(&self.taken, 0));
         let connected = record.map_err(ConnectFailure::from).and_then(|record| endpoint.connect(&record).map_err(|error| error.reason));
         self.to_send[EXCHANGE_RECORD_SIZE] = if connected.is_ok() { CONNECTED } else { NOT_CONNECTED };
         self.ready = ALL;

@@ -29,7 +29,7 @@ pub use context::{
 };
 pub use endpoint::{CallToken, ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
-pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord, Refusal};
+pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord, RecordError, Refusal};
 pub use link::Window;
 /// The driver below: devices and their options, and what its errors say.
 pub use mlx5;

@@ -16,7 +16,7 @@ use copyrpc::mlx5::{FabricSpec, LocalFabric, SoftOptions};
 use copyrpc::typed::Call;
 use copyrpc::{
     Client, ClientError, ClientOptions, CloseReason, ConnectFailure, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeError, ExchangeRecord,
-    Refusal, Server, ServerError, ServerOptions, StopHandle,
+    RecordError, Refusal, Server, ServerError, ServerOptions, StopHandle,
 };
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -275,7 +275,7 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
         assert!(clients.len() < 1000);
     };
     assert!(clients.len() >= 3);
-    let full = ConnectFailure::Exchange(ExchangeError::Refused(Refusal::Full)).to_string();
+    let full = ConnectFailure::Exchange(ExchangeError::Record(RecordError::Refused(Refusal::Full))).to_string();
     assert_eq!(refused.to_string(), full);
     drop(clients.pop());
     let start = Instant::now();
@@ -501,7 +501,7 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
         stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut answer = [0; EXCHANGE_RECORD_SIZE];
         stranger.read_exact(&mut answer).unwrap_or_else(|error| panic!("{error}: {:?} {}", start.elapsed(), answer[0]));
-        assert!(matches!(ExchangeRecord::decode(&answer), Err(ExchangeError::Refused(_))));
+        assert!(matches!(ExchangeRecord::decode(&answer), Err(ExchangeError::Record(RecordError::Refused(_)))));
     }
     // It was connected before the strangers are gone.
     drop(client);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mlx5::DeviceSpec;
 use thiserror::Error;
@@ -15,9 +15,6 @@ use crate::endpoint::{CallToken, ConnectFailure, Endpoint, EndpointConfig};
 use crate::error::{CallError, CallFailure, CloseReason};
 use crate::handshake::Handshake;
 use crate::typed::SizeError;
-
-/// Between two attempts to reach a server that is not there.
-const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The one in use, and one that has ended and is not given back yet.
 const ENDPOINTS: u32 = 2;
@@ -158,55 +155,25 @@ fn reach<U>(
     options: &ClientOptions,
     is_wanted: impl Fn() -> bool,
 ) -> Result<Endpoint<U>, ClientError> {
-    let start = Instant::now();
-    let left = || options.connect_timeout.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
-    loop {
-        let mut failure = unreachable(ErrorKind::AddrNotAvailable.into());
-        let mut may_come = false;
-        for address in addresses {
-            let met = match TcpStream::connect_timeout(address, left()) {
-                Ok(stream) => meet(context, stream, left(), options),
-                Err(error) => {
-                    may_come = error.kind() == ErrorKind::ConnectionRefused;
-                    failure = unreachable(error);
-                    continue;
-                }
-            };
-            match met {
-                Ok(endpoint) => return Ok(endpoint),
-                Err(error) => {
-                    may_come = has_left(&error);
-                    failure = error.into();
-                    if !may_come {
-                        return Err(failure);
-                    }
-                }
-            }
-        }
-        if start.elapsed() >= options.connect_timeout || !may_come || !is_wanted() {
-            return Err(failure);
-        }
-        std::thread::sleep(ATTEMPT_INTERVAL);
-    }
+    let meet = |stream| Ok(meet(context, stream, options)?);
+    rendezvous::reach(addresses, options.connect_timeout, is_wanted, meet, has_left, unreachable)
 }
 
 /// Whether the server left while this client was waiting to be taken, or while they met.
-fn has_left(failure: &ConnectFailure) -> bool {
-    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+fn has_left(error: &ClientError) -> bool {
     use mlx5::ConnectError::{NoSuchDevice, NoSuchQp, StaleDevice};
 
-    match failure {
-        ConnectFailure::Channel(error) => matches!(error.kind(), ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof),
-        ConnectFailure::Qp(error) => matches!(error, NoSuchQp { .. } | NoSuchDevice { .. } | StaleDevice { .. }),
+    match error {
+        ClientError::Connect(ConnectFailure::Channel(error)) => rendezvous::stream_has_ended(error),
+        ClientError::Connect(ConnectFailure::Qp(error)) => {
+            matches!(error, NoSuchQp { .. } | NoSuchDevice { .. } | StaleDevice { .. })
+        }
         _ => false,
     }
 }
 
-fn meet<U>(context: &Context<U>, mut stream: TcpStream, timeout: Duration, options: &ClientOptions) -> Result<Endpoint<U>, ConnectFailure> {
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(timeout))?;
-    stream.set_write_timeout(Some(timeout))?;
+fn meet<U>(context: &Context<U>, mut stream: TcpStream, options: &ClientOptions) -> Result<Endpoint<U>, ConnectFailure> {
     let met = Handshake::of(context, &options.endpoint).advance(&mut stream)?;
     met.ok_or_else(|| ConnectFailure::Channel(ErrorKind::TimedOut.into()))
 }

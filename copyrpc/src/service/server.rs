@@ -1,15 +1,15 @@
 //! The server: accepts, polls, answers.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::AsRawFd;
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mlx5::{DeviceInfo, DeviceSpec};
+use rendezvous::{Gate, Incoming};
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -29,10 +29,6 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
 /// So often a server that always has something to do looks at its socket all the same.
 const POLLS_PER_LOOK: u32 = 1024;
-/// Clients that wait to be taken; the system allows as many as `net.core.somaxconn`, 4,096 by default.
-const BACKLOG: i32 = 4096;
-/// New clients that one look takes.
-const CLIENTS_PER_LOOK: usize = 256;
 /// How long a client may take to connect. It keeps nobody else waiting, and has no endpoint before its record is there.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
@@ -99,9 +95,8 @@ impl StopHandle {
 pub struct Server {
     /// Declared before the context, which waits when it is dropped until what they have to send has arrived.
     clients: Vec<Endpoint<()>>,
-    arriving: Vec<Arriving>,
+    gate: Gate<Arriving>,
     context: Context<()>,
-    listener: TcpListener,
     endpoint: EndpointConfig,
     stop: StopHandle,
     polls_to_look: u32,
@@ -109,54 +104,40 @@ pub struct Server {
     in_vain: u32,
 }
 
-/// A client that is being connected.
-struct Arriving {
-    stream: TcpStream,
-    stage: Stage,
-    since: Instant,
-}
-
-enum Stage {
-    /// So much of its record has come. It costs nothing but a descriptor.
-    Record([u8; EXCHANGE_RECORD_SIZE], usize),
+/// How far a client has come that is being connected.
+enum Arriving {
+    /// Its record is not there yet. It costs nothing but a descriptor.
+    Record(Incoming<EXCHANGE_RECORD_SIZE>),
     Meeting(Box<Handshake<()>>),
 }
 
 impl Arriving {
-    fn new(stream: TcpStream) -> Self {
-        Self { stream, stage: Stage::Record([0; EXCHANGE_RECORD_SIZE], 0), since: Instant::now() }
-    }
-
-    /// Goes on as far as the socket lets it: a client, or whether there may still be one.
-    fn advance(&mut self, context: &Context<()>, config: &EndpointConfig) -> Result<Option<Endpoint<()>>, ConnectFailure> {
-        if let Stage::Record(record, count) = &mut self.stage {
-            while *count < EXCHANGE_RECORD_SIZE {
-                match self.stream.read(&mut record[*count..]) {
-                    Ok(0) => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
-                    Ok(bytes) => *count += bytes,
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
+    /// Goes on as far as the socket lets it.
+    fn advance(
+        &mut self,
+        stream: &mut TcpStream,
+        context: &Context<()>,
+        config: &EndpointConfig,
+    ) -> Result<Option<Endpoint<()>>, ConnectFailure> {
+        if let Self::Record(incoming) = self {
+            let Some(record) = incoming.advance(stream)? else { return Ok(None) };
             if let Err(error) = ExchangeRecord::decode(record) {
                 // One of another version reads there which one this is. Who cannot take it at once does not learn it.
-                let _ = self.stream.write(&Refusal::Failed.encode());
+                let _ = stream.write(&ExchangeRecord::refuse(Refusal::Failed));
                 return Err(error.into());
             }
-            let handshake = Handshake::of(context, config).after(record);
-            self.stage = Stage::Meeting(Box::new(handshake));
+            *self = Self::Meeting(Box::new(Handshake::of(context, config).after(record)));
         }
-        match &mut self.stage {
-            Stage::Meeting(handshake) => handshake.advance(&mut self.stream),
-            Stage::Record(..) => Ok(None),
+        match self {
+            Self::Meeting(handshake) => handshake.advance(stream),
+            Self::Record(_) => Ok(None),
         }
     }
 }
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("listener", &self.listener).field("clients", &self.clients.len()).finish_non_exhaustive()
+        f.debug_struct("Server").field("gate", &self.gate).field("clients", &self.clients.len()).finish_non_exhaustive()
     }
 }
 
@@ -174,23 +155,10 @@ impl Server {
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs, options: &ServerOptions) -> Result<Self, ServerError> {
-        let listener = TcpListener::bind(address).map_err(ServerError::Listen)?;
-        // The standard library has 128 wait, and the system lets the others try again for seconds.
-        // SAFETY: plain numbers, of a socket that listens already.
-        let _ = unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) };
-        listener.set_nonblocking(true).map_err(ServerError::Listen)?;
+        let gate = Gate::bind(address, CONNECT_TIME).map_err(ServerError::Listen)?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
-        Ok(Self {
-            clients: Vec::new(),
-            arriving: Vec::new(),
-            context,
-            listener,
-            endpoint: options.endpoint.clone(),
-            stop,
-            polls_to_look: 0,
-            in_vain: 0,
-        })
+        Ok(Self { clients: Vec::new(), gate, context, endpoint: options.endpoint.clone(), stop, polls_to_look: 0, in_vain: 0 })
     }
 
     /// Where it listens.
@@ -198,7 +166,7 @@ impl Server {
     /// # Errors
     /// The system cannot tell.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.gate.local_addr()
     }
 
     /// Clients that are connected.
@@ -294,7 +262,7 @@ impl Server {
         }
         self.polls_to_look -= 1;
         if self.in_vain > SPINS {
-            let longest = if self.arriving.is_empty() { LONGEST_SLEEP } else { SHORT_SLEEP };
+            let longest = if self.gate.arriving().next().is_none() { LONGEST_SLEEP } else { SHORT_SLEEP };
             self.context.wait(Some(longest))?;
             self.polls_to_look = 0;
         }
@@ -310,22 +278,11 @@ impl Server {
     /// Takes new clients, goes on with those that are being connected, and lets go of those that have left.
     fn look_at_sockets(&mut self) {
         self.clients.retain(|client| client.closed().is_none());
-        // Errors of accept(2) are those of a connection that is gone, or of want of descriptors, which may end.
-        for _ in 0..CLIENTS_PER_LOOK {
-            let Ok((stream, _)) = self.listener.accept() else { break };
-            if stream.set_nonblocking(true).is_ok() {
-                self.arriving.push(Arriving::new(stream));
-            }
-        }
-        let Self { clients, arriving, context, endpoint, .. } = self;
-        arriving.retain_mut(|arriving| match arriving.advance(context, endpoint) {
-            Ok(Some(client)) => {
-                clients.push(client);
-                false
-            }
-            Ok(None) => arriving.since.elapsed() < CONNECT_TIME,
-            // It knows why, or is gone.
-            Err(_) => false,
-        });
+        let Self { clients, gate, context, endpoint, .. } = self;
+        gate.look(
+            || Arriving::Record(Incoming::default()),
+            |arriving, stream| arriving.advance(stream, context, endpoint),
+            |client| clients.push(client),
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use copyrpc::{
     CallError, CallFailure, ConnectFailure, ContextBuilder, CreateEndpointError, DEFAULT_ENDPOINTS, EXCHANGE_RECORD_SIZE, EndpointConfig,
-    ExchangeError, ExchangeRecord, Window,
+    ExchangeError, ExchangeRecord, RecordError, Window,
 };
 
 use mlx5::DeviceKind;
@@ -117,7 +117,10 @@ fn endpoints_that_cannot_talk_refuse_and_come_back() {
     let mut overflowing = large.local_info();
     (overflowing.ring_size, overflowing.recv_ring_addr) = (a.local_info().ring_size, u64::MAX - 1024);
     let error = a.connect(&overflowing).unwrap_err();
-    assert!(matches!(error.reason, ConnectFailure::Exchange(ExchangeError::Field { field: "receive ring address", .. })), "{error}");
+    assert!(
+        matches!(error.reason, ConnectFailure::Exchange(ExchangeError::Record(RecordError::Field { field: "receive ring address", .. }))),
+        "{error}"
+    );
     let a = error.endpoint;
     let mut other_device = a.local_info();
     other_device.address.kind = other(other_device.address.kind);
@@ -183,9 +186,9 @@ fn records_that_are_damaged_or_of_another_version_are_refused() {
         other[at] ^= 0x81;
         ExchangeRecord::decode(&other).unwrap_err().to_string()
     };
-    assert_eq!(damaged(8), "exchange record version 131, this end speaks 2: use equal releases");
+    assert_eq!(damaged(8), "copyrpc exchange record version 131, this end speaks 2: use equal releases");
     assert_eq!(damaged(0), "not a copyrpc exchange record");
     assert_eq!(damaged(16), "bytes 16..56 of the exchange record are no address of a queue pair");
-    assert_eq!(damaged(74), "ring size is 8458240 in the exchange record, legal is a power of two, 4096..=268435456");
+    assert_eq!(damaged(74), "ring size is 8458240 in the record, legal is a power of two, 4096..=268435456");
     assert!(ExchangeRecord::decode(&[0; EXCHANGE_RECORD_SIZE]).is_err());
 }

@@ -5,7 +5,8 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use copyrpc::{
-    ConnectFailure, Context, CreateEndpointError, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeError, ExchangeRecord, PendingEndpoint, Refusal,
+    ConnectFailure, Context, CreateEndpointError, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeError, ExchangeRecord, PendingEndpoint,
+    RecordError, Refusal,
 };
 use mlx5::LocalFabric;
 
@@ -42,7 +43,7 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
 
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(&[0; EXCHANGE_RECORD_SIZE]).unwrap();
-    assert!(matches!(pending().connect_over(&ours), Err(ConnectFailure::Exchange(ExchangeError::Magic))));
+    assert!(matches!(pending().connect_over(&ours), Err(ConnectFailure::Exchange(ExchangeError::Record(RecordError::Magic(_))))));
     theirs.write_all(&[0; EXCHANGE_RECORD_SIZE - 1]).unwrap();
     theirs.shutdown(Shutdown::Write).unwrap();
     assert!(matches!(pending().connect_over(&ours), Err(ConnectFailure::Channel(_))));
@@ -117,7 +118,7 @@ fn a_client_that_there_is_no_room_for_hears_so() {
     let refused = server.connect_over(&small(), listener.accept().unwrap().0).unwrap_err();
     assert!(matches!(refused, ConnectFailure::Create(CreateEndpointError::SrqTooSmall { .. })), "{refused}");
     let heard = client.join().unwrap();
-    assert!(matches!(heard, ConnectFailure::Exchange(ExchangeError::Refused(Refusal::Full))), "{heard}");
+    assert!(matches!(heard, ConnectFailure::Exchange(ExchangeError::Record(RecordError::Refused(Refusal::Full)))), "{heard}");
 }
 
 /// It hears that the other end is none, and is not left waiting for it.

@@ -1,0 +1,119 @@
+//! The client's side: it waits for a server that is not there yet.
+
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Between two attempts to reach a server that is not there.
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Connects to the first of the `addresses` that has a server, and has `meet` exchange records with it. Tries for as long as `patience`, while
+/// it `is_wanted`, if nobody listens there, or if what `meet` says `may_pass`: the server was leaving. Reads and writes of the stream time
+/// out when that time is over. `unreachable` makes an error of one of the socket.
+///
+/// # Errors
+/// Those of `meet`, and of `unreachable`.
+pub fn reach<T, E>(
+    addresses: &[SocketAddr],
+    patience: Duration,
+    is_wanted: impl Fn() -> bool,
+    mut meet: impl FnMut(TcpStream) -> Result<T, E>,
+    may_pass: impl Fn(&E) -> bool,
+    unreachable: impl Fn(io::Error) -> E,
+) -> Result<T, E> {
+    let start = Instant::now();
+    let left = || patience.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
+    loop {
+        let mut failure = unreachable(ErrorKind::AddrNotAvailable.into());
+        let mut may_come = false;
+        for address in addresses {
+            match connect(address, left()) {
+                Ok(stream) => match meet(stream) {
+                    Ok(met) => return Ok(met),
+                    Err(error) => {
+                        may_come = may_pass(&error);
+                        failure = error;
+                        if !may_come {
+                            return Err(failure);
+                        }
+                    }
+                },
+                Err(error) => {
+                    may_come = error.kind() == ErrorKind::ConnectionRefused;
+                    failure = unreachable(error);
+                }
+            }
+        }
+        if start.elapsed() >= patience || !may_come || !is_wanted() {
+            return Err(failure);
+        }
+        std::thread::sleep(ATTEMPT_INTERVAL);
+    }
+}
+
+fn connect(address: &SocketAddr, within: Duration) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(address, within)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(within))?;
+    stream.set_write_timeout(Some(within))?;
+    Ok(stream)
+}
+
+/// Whether an error of a stream says that the other end has gone, and not that it is silent.
+#[must_use]
+pub fn stream_has_ended(error: &io::Error) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    fn free_address() -> SocketAddr {
+        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    }
+
+    #[test]
+    fn a_server_that_comes_late_or_leaves_at_first_is_waited_for() {
+        let address = free_address();
+        let server = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            let listener = TcpListener::bind(address).unwrap();
+            (0..2).for_each(|_| drop(listener.accept().unwrap()));
+        });
+        let mut attempts = 0;
+        let met = reach(
+            &[address],
+            Duration::from_secs(20),
+            || true,
+            |_| {
+                attempts += 1;
+                if attempts == 1 { Err(io::Error::from(ErrorKind::UnexpectedEof)) } else { Ok(attempts) }
+            },
+            stream_has_ended,
+            |error| error,
+        );
+        assert_eq!(met.unwrap(), 2);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn what_does_not_pass_and_who_is_not_wanted_end_it_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let long = Duration::from_secs(3600);
+        let refused: Result<(), _> = reach(&[address], long, || true, |_| Err(io::Error::other("no")), stream_has_ended, |error| error);
+        assert_eq!(refused.unwrap_err().to_string(), "no");
+        drop(listener);
+        let is_wanted = AtomicBool::new(true);
+        let given_up: Result<(), _> =
+            reach(&[address], long, || is_wanted.swap(false, Ordering::Relaxed), |_| Ok(()), stream_has_ended, |error| error);
+        assert_eq!(given_up.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        let none: Result<(), _> = reach(&[], long, || true, |_| Ok(()), stream_has_ended, |error| error);
+        assert_eq!(none.unwrap_err().kind(), ErrorKind::AddrNotAvailable);
+    }
+}

@@ -1,0 +1,170 @@
+//! Records of a fixed size, little-endian, that begin with the same 16 bytes: magic (8), version u16, size of the record u16, and a
+//! [`Refusal`] u32 or 0.
+
+use thiserror::Error;
+
+/// Bytes before a record's own fields.
+pub const HEAD_BYTES: usize = 16;
+
+const VERSION_AT: usize = 8;
+const SIZE_AT: usize = 10;
+const REFUSAL_AT: usize = 12;
+
+/// What tells records of one kind from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// For errors.
+    pub name: &'static str,
+    /// The first eight bytes.
+    pub magic: [u8; 8],
+    /// Changes with every change of the fields.
+    pub version: u16,
+}
+
+/// Why there is no connection: it stands in the place of a record, all fields of which are 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// There is no room for another peer.
+    #[error("as many peers are connected there as it has room for")]
+    Full = 1,
+    /// Another error, which the refusing end has.
+    #[error("no connection could be made there")]
+    Failed = 2,
+}
+
+/// Bytes that are no record of the kind that is expected, or one that cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RecordError {
+    /// Not a record of this kind.
+    #[error("not a {0} record")]
+    Magic(&'static str),
+    /// Of another version.
+    #[error("{name} record version {version}, this end speaks {known}: use equal releases")]
+    Version {
+        /// The kind of record.
+        name: &'static str,
+        /// Of the record.
+        version: u16,
+        /// Of this end.
+        known: u16,
+    },
+    /// The peer refuses.
+    #[error("refused by the peer: {0}")]
+    Refused(Refusal),
+    /// A field outside its range.
+    #[error("{field} is {value} in the record, legal is {legal}")]
+    Field {
+        /// Which.
+        field: &'static str,
+        /// What it holds.
+        value: u64,
+        /// What it may hold.
+        legal: &'static str,
+    },
+}
+
+impl Kind {
+    /// A record without its own fields, which are 0.
+    #[must_use]
+    pub fn begin<const N: usize>(&self) -> [u8; N] {
+        let mut bytes = [0; N];
+        put(&mut bytes, 0, &self.magic);
+        put(&mut bytes, VERSION_AT, &self.version.to_le_bytes());
+        put(&mut bytes, SIZE_AT, &(N as u16).to_le_bytes());
+        bytes
+    }
+
+    /// What to send in the place of a record.
+    #[must_use]
+    pub fn refuse<const N: usize>(&self, refusal: Refusal) -> [u8; N] {
+        let mut bytes = self.begin();
+        put(&mut bytes, REFUSAL_AT, &(refusal as u32).to_le_bytes());
+        bytes
+    }
+
+    /// Checks the head of a record.
+    ///
+    /// # Errors
+    /// [`RecordError`]; a refusal is one.
+    pub fn check<const N: usize>(&self, bytes: &[u8; N]) -> Result<(), RecordError> {
+        if field::<8>(bytes, 0) != self.magic {
+            return Err(RecordError::Magic(self.name));
+        }
+        let version = u16::from_le_bytes(field(bytes, VERSION_AT));
+        if version != self.version {
+            return Err(RecordError::Version { name: self.name, version, known: self.version });
+        }
+        require("size", u16::from_le_bytes(field(bytes, SIZE_AT)), "that of its kind", |size| size == N as u64)?;
+        match u32::from_le_bytes(field(bytes, REFUSAL_AT)) {
+            0 => Ok(()),
+            1 => Err(RecordError::Refused(Refusal::Full)),
+            2 => Err(RecordError::Refused(Refusal::Failed)),
+            code => require("refusal", code, "0, 1 or 2", |_| false),
+        }
+    }
+}
+
+/// Writes a field, which must lie inside of the record.
+pub fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
+    bytes[at..at + field.len()].copy_from_slice(field);
+}
+
+/// The bytes of a field, which must lie inside of the record.
+#[must_use]
+pub fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&bytes[at..at + N]);
+    field
+}
+
+/// Refuses a value that is not legal.
+///
+/// # Errors
+/// [`RecordError::Field`].
+pub fn require(
+    field: &'static str,
+    value: impl Into<u64>,
+    legal: &'static str,
+    is_legal: impl FnOnce(u64) -> bool,
+) -> Result<(), RecordError> {
+    let value = value.into();
+    if is_legal(value) { Ok(()) } else { Err(RecordError::Field { field, value, legal }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIND: Kind = Kind { name: "test", magic: *b"testREC\0", version: 0x0302 };
+
+    #[test]
+    fn the_head_has_the_documented_bytes() {
+        let golden = *b"testREC\0\x02\x03\x18\0\0\0\0\0\0\0\0\0\0\0\0\0";
+        assert_eq!(KIND.begin::<24>(), golden);
+        assert_eq!(KIND.check(&golden), Ok(()));
+        for (refusal, code) in [(Refusal::Full, 1), (Refusal::Failed, 2)] {
+            let mut bytes = golden;
+            bytes[12] = code;
+            assert_eq!(KIND.refuse::<24>(refusal), bytes);
+            assert_eq!(KIND.check(&bytes), Err(RecordError::Refused(refusal)));
+        }
+    }
+
+    #[test]
+    fn each_wrong_byte_of_the_head_is_refused_by_name() {
+        let golden: [u8; 24] = KIND.begin();
+        for at in 0..HEAD_BYTES {
+            let mut bytes = golden;
+            bytes[at] ^= 0x80;
+            let error = KIND.check(&bytes).unwrap_err();
+            let is_named = match error {
+                RecordError::Magic("test") => at < 8,
+                RecordError::Version { name: "test", known: 0x0302, .. } => at == 8 || at == 9,
+                RecordError::Field { field: "size", .. } => at == 10 || at == 11,
+                RecordError::Field { field: "refusal", .. } => at >= 12,
+                _ => false,
+            };
+            assert!(is_named, "byte {at}: {error}");
+        }
+    }
+}
