@@ -34,7 +34,7 @@ const CHECK: u16 = 2;
 struct Room {
     clients: Vec<RdmaClient>,
     server: RdmaServer,
-    handlers: Handlers,
+    handlers: Handlers<'static>,
     depth: u32,
     payload: Vec<u8>,
     reply: Vec<u8>,
@@ -46,7 +46,7 @@ impl Room {
         let device = DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 30, ..SoftOptions::default() });
         let config = ServerConfig { max_clients: clients, depth, group_size, slice_ns: SLICE_NS, reply_mode, ..ServerConfig::default() };
         let mut server = RdmaServer::new(&device, &config).unwrap();
-        let mut handlers = Handlers::new(server.core().layout().max_payload());
+        let mut handlers = Handlers::new(server.max_payload());
         handlers.insert(ECHO, |request: &[u8], reply: &mut [u8]| {
             reply[..request.len()].copy_from_slice(request);
             Ok(request.len())
@@ -106,7 +106,7 @@ impl Room {
             self.round(&mut calls);
             assert!(calls.unanswered.is_empty());
         }
-        let (groups, slices) = (self.server.core().groups().count(), self.server.core().stats().slices);
+        let (groups, slices) = (self.server.groups(), self.server.stats().slices);
         assert_eq!((groups, slices > CHECKED / 2), (expected, expected > 1), "{slices} slices");
     }
 }

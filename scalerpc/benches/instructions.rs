@@ -82,7 +82,7 @@ const COUNTS: (usize, usize) = (4_096, 12_288);
 /// Both sides, in one thread.
 struct Room {
     server: RdmaServer,
-    handlers: Handlers,
+    handlers: Handlers<'static>,
     clients: Vec<RdmaClient>,
 }
 
@@ -96,7 +96,7 @@ impl Room {
         };
         let config = ServerConfig { max_clients: clients as u32, ..ServerConfig::default() };
         let mut server = RdmaServer::new(&device(16 << 20), &config).unwrap();
-        let mut handlers = Handlers::new(server.core().layout().max_payload());
+        let mut handlers = Handlers::new(server.max_payload());
         handlers.insert(ECHO, |request: &[u8], response: &mut [u8]| {
             response[..request.len()].copy_from_slice(request);
             Ok(request.len())
@@ -115,7 +115,7 @@ impl Room {
 
     fn activate(&mut self, nth: usize) {
         self.clients[nth].call(ECHO, &[0; BYTES]).unwrap();
-        while !matches!(self.clients[nth].core().state(), State::Process { .. }) || self.clients[nth].core().is_busy() {
+        while !matches!(self.clients[nth].state(), State::Process { .. }) || self.clients[nth].core().is_busy() {
             self.clients[nth].poll();
             while self.clients[nth].poll_completion(&mut []).is_some() {}
             self.server.step(&mut self.handlers, BUDGET);

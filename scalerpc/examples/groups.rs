@@ -26,14 +26,14 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let config = ServerConfig { max_clients: clients, group_size: 4, ..ServerConfig::default() };
     let mut server = RdmaServer::new(&DeviceSpec::default(), &config)?;
-    let mut handlers = Handlers::new(server.core().layout().max_payload());
+    let mut handlers = Handlers::new(server.max_payload());
     handlers.insert(ADD_ONE, |request: &[u8], response: &mut [u8]| {
         let number = u64::from_le_bytes(request.try_into().map_err(|_| scalerpc::HandlerError)?);
         response[..8].copy_from_slice(&(number + 1).to_le_bytes());
         Ok(8)
     });
     let mut all = (0..clients).map(|_| connect(&mut server)).collect::<Result<Vec<_>, _>>()?;
-    println!("device {}, {} clients in {} groups", server.device().info().name, server.clients(), server.core().groups().count());
+    println!("device {}, {} clients in {} groups", server.device().info().name, server.clients(), server.groups());
 
     // What each client has called, and the sum of what came back.
     let mut done = vec![(0, 0, 0_u64); all.len()];
@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if done.iter().any(|(_, _, sum)| *sum != calls * (calls + 1) / 2) {
         return Err("a response was lost, or came twice".into());
     }
-    let stats = server.core().stats();
+    let stats = server.stats();
     println!("{} calls, every response right: {} slices, {} requests fetched by READ", stats.accepted, stats.slices, stats.reads);
     Ok(())
 }

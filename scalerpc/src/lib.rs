@@ -1,34 +1,18 @@
 #![doc = include_str!("../README.md")]
 
-pub mod choice;
-pub mod client;
-pub mod clock_sync;
-mod config;
-mod error;
-pub mod groups;
-pub mod handlers;
-mod legacy;
-mod mapping;
-mod memory;
-pub mod pool;
+mod choice;
+#[doc(hidden)]
+pub mod protocol;
 pub mod rdma;
-mod scheduler;
-pub mod server;
-#[cfg(test)]
-mod tests;
-pub mod wire;
+mod service;
 
-pub use client::{CallHandle, Client, ClientMemory, ClientOp, Completion, Permit, ServerRegions, State};
-pub use config::{
-    ConfigError, DEFAULT_DEPTH, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES, DEFAULT_TIMEOUT_NS, Grouping, Layout, MAX_CLIENTS, MAX_DEPTH,
-    ReplyMode, ServerConfig,
-};
-pub use error::{CallError, CallFailure, CloseReason, ProtocolError};
-pub use handlers::{Handler, HandlerError, Handlers};
-pub use mapping::{Bound, ClientId, VirtualMapping};
-pub use memory::{HeapMemory, Memory};
+pub use choice::{Choice, Chooser};
 /// The driver below: devices and their options.
 pub use mlx5;
+pub use protocol::clock_sync::{PROBE_TYPE, time_handler};
+pub use protocol::{
+    CallError, CallFailure, CallHandle, ClientId, ClientStats, CloseReason, Completion, ConfigError, Grouping, Handler, HandlerError,
+    Handlers, HeldRequest, JoinError, Layout, ProtocolError, ReplyFailure, ReplyMode, ServerConfig, ServerStats, State,
+};
 pub use rdma::{RdmaClient, RdmaServer};
-pub use scheduler::{Scheduler, Turn};
-pub use server::{ClientRegions, JoinError, ReplyFailure, Request, Server, ServerMemory, ServerOp};
+pub use service::{Client, ClientError, ClientOptions, DEFAULT_TYPE, Server, ServerError, ServerOptions, StopHandle};

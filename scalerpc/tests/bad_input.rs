@@ -11,12 +11,11 @@ use scalerpc::mlx5::{
     Access, ConnectOptions, Device, DeviceSpec, Inline, MonoCq, Pd, QpAddress, QpConfig, RcQp, Read as RdmaRead, ReceiveSource, Sge,
     Signal, Write as RdmaWrite,
 };
-use scalerpc::rdma::exchange::{Accept, Admission, MeetError, Offer, RecordError};
+use scalerpc::protocol::wire::{Release, Trailer, valid};
+use scalerpc::protocol::{ClientRegions, ServerRegions};
+use scalerpc::rdma::exchange::{Accept, Admission, Hello, MeetError, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, SetupError};
-use scalerpc::wire::{Release, Trailer, valid};
-use scalerpc::{
-    CallFailure, ClientRegions, Handlers, JoinError, Layout, RdmaClient, RdmaServer, ReplyMode, ServerConfig, ServerRegions, State,
-};
+use scalerpc::{CallFailure, Handlers, JoinError, Layout, RdmaClient, RdmaServer, ReplyMode, ServerConfig, State};
 use support::books::handlers;
 use support::caller::Caller;
 use support::connect;
@@ -36,7 +35,7 @@ fn config() -> ServerConfig {
 struct Room {
     device: DeviceSpec,
     server: RdmaServer,
-    handlers: Handlers,
+    handlers: Handlers<'static>,
     callers: Vec<Caller>,
     start: Instant,
 }
@@ -52,7 +51,7 @@ impl Room {
     }
 
     fn step(&mut self) {
-        assert!(self.start.elapsed() < WATCHDOG, "{:?}", self.server.core().stats());
+        assert!(self.start.elapsed() < WATCHDOG, "{:?}", self.server.stats());
         for caller in &mut self.callers {
             caller.step(u64::MAX);
         }
@@ -109,6 +108,11 @@ fn said(bytes: &[u8]) -> Said {
     Said(Cursor::new(bytes.to_vec()))
 }
 
+/// By a client, which says hello first.
+fn said_by_client(bytes: &[u8]) -> Said {
+    said(&[&Hello.encode()[..], bytes].concat())
+}
+
 /// A record of a peer that never was.
 fn accept_of_nobody() -> Accept {
     let regions = ClientRegions { requests_addr: 1 << 20, requests_rkey: 1, responses_addr: 2 << 20, responses_rkey: 2 };
@@ -123,12 +127,14 @@ fn records_that_are_none_are_refused_and_whoever_sent_them_is_not_admitted() {
     of_another_version[8] = 9;
     for _ in 0..3 {
         let refused = room.server.accept_over(&mut said(&[0xa5; Accept::BYTES])).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Magic("accept"))), "{refused}");
-        let refused = room.server.accept_over(&mut said(&of_another_version)).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Version(9))), "{refused}");
-        let refused = room.server.accept_over(&mut said(&good[..Accept::BYTES - 1])).unwrap_err();
+        assert!(matches!(refused, MeetError::Record(RecordError::Magic("scalerpc hello"))), "{refused}");
+        let refused = room.server.accept_over(&mut said_by_client(&[0xa5; Accept::BYTES])).unwrap_err();
+        assert!(matches!(refused, MeetError::Record(RecordError::Magic("scalerpc accept"))), "{refused}");
+        let refused = room.server.accept_over(&mut said_by_client(&of_another_version)).unwrap_err();
+        assert!(matches!(refused, MeetError::Record(RecordError::Version { version: 9, .. })), "{refused}");
+        let refused = room.server.accept_over(&mut said_by_client(&good[..Accept::BYTES - 1])).unwrap_err();
         assert!(matches!(&refused, MeetError::Channel(error) if error.kind() == ErrorKind::UnexpectedEof), "{refused}");
-        let refused = room.server.accept_over(&mut said(&good)).unwrap_err();
+        let refused = room.server.accept_over(&mut said_by_client(&good)).unwrap_err();
         assert!(matches!(refused, MeetError::Setup(SetupError::Connect(_))), "{refused}");
         let (mut here, _silent) = UnixStream::pair().unwrap();
         here.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
@@ -145,7 +151,7 @@ fn a_client_is_not_made_of_a_wrong_offer_or_admission() {
     let layout = config().layout().unwrap();
     let nobody = Offer { address: QpAddress::soft(65_000, 1, 1), layout }.encode();
     let refused = RdmaClient::connect_over(&device, &mut said(&[0xa5; Offer::BYTES])).unwrap_err();
-    assert!(matches!(refused, MeetError::Record(RecordError::Magic("offer"))), "{refused}");
+    assert!(matches!(refused, MeetError::Record(RecordError::Magic("scalerpc offer"))), "{refused}");
     let refused = RdmaClient::connect_over(&device, &mut said(&nobody)).unwrap_err();
     assert!(matches!(refused, MeetError::Setup(SetupError::Connect(_))), "{refused}");
 
@@ -153,7 +159,7 @@ fn a_client_is_not_made_of_a_wrong_offer_or_admission() {
     let offered = room.server.offer().unwrap();
     let wrong = [&offered.record().encode()[..], &[0xa5; Admission::BYTES]].concat();
     let refused = RdmaClient::connect_over(&device, &mut said(&wrong)).unwrap_err();
-    assert!(matches!(refused, MeetError::Record(RecordError::Magic("admission"))), "{refused}");
+    assert!(matches!(refused, MeetError::Record(RecordError::Magic("scalerpc admission"))), "{refused}");
     drop(offered);
     room.check_unharmed();
 }
@@ -175,7 +181,7 @@ fn more_clients_than_entries_are_told_so_until_one_leaves() {
     for _ in 0..3 {
         let (met, told) = meet(&mut server);
         assert!(matches!(met, Err(MeetError::Setup(SetupError::Join(JoinError::Full { max: 1 })))), "{met:?}");
-        assert!(matches!(&told, Err(MeetError::Channel(error)) if error.kind() == ErrorKind::UnexpectedEof), "{told:?}");
+        assert!(matches!(told, Err(MeetError::Record(RecordError::Refused(Refusal::Full)))), "{told:?}");
     }
     drop(first);
     let start = Instant::now();
@@ -209,7 +215,7 @@ fn a_client_that_knows_another_layout_keeps_nobody_else_from_being_served() {
         let mut client = mistaken.admitted(&admission);
         client.set_timeout_ns(2_000_000);
         let before = room.made();
-        while room.made() < before + 2_000 && !matches!(client.core().state(), State::Closed(_)) {
+        while room.made() < before + 2_000 && !matches!(client.state(), State::Closed(_)) {
             // A type that nobody answers, and no bytes: in whatever slot it comes, it is no request of a caller.
             let _maybe = client.call(u16::MAX, &[]);
             client.poll();
@@ -278,7 +284,7 @@ fn a_client_that_writes_garbage_has_nothing_executed_and_it_ends_with_its_queue_
     let (layout, max_clients) = (*room.server.core().layout(), u64::from(config().max_clients));
     let first_entry = wild.server.entry_addr - u64::from(wild.server.client.0) * 64;
     let mut rng = fastrand::Rng::with_seed(7);
-    let garbage_before = room.server.core().stats().garbage;
+    let garbage_before = room.server.stats().garbage;
     for _ in 0..20_000 {
         let (addr, rkey) = if rng.bool() {
             let slot = rng.usize(..layout.pools_bytes() / layout.slot_bytes);
@@ -297,7 +303,7 @@ fn a_client_that_writes_garbage_has_nothing_executed_and_it_ends_with_its_queue_
         room.step();
     }
     assert!(!wild.is_broken, "it has done nothing that its keys do not allow");
-    assert!(room.server.core().stats().garbage > garbage_before + 1_000, "{:?}", room.server.core().stats());
+    assert!(room.server.stats().garbage > garbage_before + 1_000, "{:?}", room.server.stats());
     drop(wild);
     // The calls of the harmed end too.
     while room.callers.iter().any(|caller| caller.outstanding() > 0) {

@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use scalerpc::mlx5::{Clock, DeviceSpec, Rule, SoftOptions, Timing};
+use scalerpc::protocol::DEFAULT_TIMEOUT_NS;
 use scalerpc::rdma::SyncCallError;
-use scalerpc::{CallError, CallFailure, CloseReason, DEFAULT_TIMEOUT_NS, HandlerError, RdmaServer, ReplyMode, ServerConfig, State};
+use scalerpc::{CallError, CallFailure, CloseReason, HandlerError, RdmaServer, ReplyMode, ServerConfig, State};
 use support::books::handlers;
 use support::caller::Caller;
 use support::connect;
@@ -37,10 +38,10 @@ fn eight_clients(device: &DeviceSpec, config: &ServerConfig) -> (RdmaServer, Vec
     let mut server = RdmaServer::new(device, config).unwrap();
     let (mut handlers, books) = handlers(&server);
     let mut callers: Vec<_> = (0..8).map(|name| Caller::new(connect(device, &mut server), name)).collect();
-    assert_eq!(server.core().groups().count(), 8 / config.group_size as usize);
+    assert_eq!(server.groups(), 8 / config.group_size as usize);
     let start = Instant::now();
     while callers.iter().any(|caller| caller.made() < QUOTA || caller.outstanding() > 0) {
-        assert!(start.elapsed() < WATCHDOG, "{:?}", server.core().stats());
+        assert!(start.elapsed() < WATCHDOG, "{:?}", server.stats());
         for caller in &mut callers {
             caller.step(QUOTA);
         }
@@ -48,10 +49,10 @@ fn eight_clients(device: &DeviceSpec, config: &ServerConfig) -> (RdmaServer, Vec
     }
     callers.iter().for_each(|caller| assert_eq!(caller.failures, []));
     callers.iter().for_each(|caller| books.borrow_mut().close(caller.name, QUOTA));
-    let stats = server.core().stats();
+    let stats = server.stats();
     assert_eq!((stats.accepted, stats.garbage), (8 * QUOTA, 0));
     assert!(stats.slices > 3, "{stats:?}");
-    let direct: u64 = callers.iter().map(|caller| caller.client.core().stats().direct).sum();
+    let direct: u64 = callers.iter().map(|caller| caller.client.stats().direct).sum();
     assert!(direct > 100, "requests are written in PROCESS: {direct} of {}", 8 * QUOTA);
     (server, callers)
 }
@@ -96,7 +97,7 @@ fn a_synchronous_call_ends_with_its_response_or_says_why() {
     let mut serve = || {
         server.step(&mut handlers, 1);
     };
-    let max = client.core().layout().max_payload();
+    let max = client.max_payload();
     for number in 0..10 {
         let len = client.call_sync(WORK, &request(1, number), &mut bytes, &mut serve).unwrap();
         assert_eq!(bytes[..len], response(1, number));
@@ -131,7 +132,7 @@ fn late_responses_end_no_call_and_give_the_slots_back() {
             now_ns.fetch_add(TIMEOUT_NS, Ordering::Relaxed);
             assert_eq!(caller.poll(), depth);
             assert_eq!((caller.failures.len(), caller.call()), (round * depth, false), "no slot is free before the late responses");
-            while caller.client.core().free_slots() < depth {
+            while caller.client.free_slots() < depth {
                 server.step(&mut handlers, 16);
                 assert_eq!(caller.poll(), 0, "a late response ends no call");
                 assert!(now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < 100 * TIMEOUT_NS, "the responses do not come");
@@ -175,7 +176,7 @@ fn every_slot_works_after_the_server_was_away_for_longer_than_calls_may_take() {
             // Each slot is used again and again.
             let end = caller.made() + 20 * depth as u64;
             let limit_ns = now_ns.load(Ordering::Relaxed) + DEFAULT_TIMEOUT_NS;
-            while caller.made() < end || caller.client.core().free_slots() < depth || caller.state() != State::Idle {
+            while caller.made() < end || caller.client.free_slots() < depth || caller.state() != State::Idle {
                 assert!(now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < limit_ns, "round {round}: the responses do not come");
                 caller.step(end);
                 for other in &mut others {
@@ -183,7 +184,7 @@ fn every_slot_works_after_the_server_was_away_for_longer_than_calls_may_take() {
                 }
                 server.step(&mut handlers, 16);
             }
-            assert_eq!((caller.failures.len(), server.core().stats().garbage), (failed + depth, 0), "round {round}");
+            assert_eq!((caller.failures.len(), server.stats().garbage), (failed + depth, 0), "round {round}");
         }
     }
 }
@@ -212,7 +213,7 @@ fn requests_of_a_handler_that_takes_longer_than_a_slice_go_to_the_legacy_lane() 
         assert_eq!(u64::from_le_bytes(bytes), number);
     }
     // But for the first three, which had to be seen.
-    assert_eq!(server.core().stats().legacy, 17);
+    assert_eq!(server.stats().legacy, 17);
     assert!(caller.made() > 20 && caller.failures.is_empty());
 }
 

@@ -6,8 +6,8 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use scalerpc::clock_sync::{PROBE_TYPE, SYNC_INTERVAL_NS, time_handler};
 use scalerpc::mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+use scalerpc::protocol::clock_sync::{PROBE_TYPE, SYNC_INTERVAL_NS, time_handler};
 use scalerpc::rdma::TimeFollower;
 use scalerpc::{CallFailure, CloseReason, Handlers, RdmaClient, RdmaServer, ServerConfig};
 use support::connect;
@@ -24,10 +24,10 @@ fn device(fabric: &LocalFabric, clock: &Arc<AtomicU64>) -> DeviceSpec {
     DeviceSpec::Soft(SoftOptions { fabric, clock, ..SoftOptions::default() })
 }
 
-fn server(device: &DeviceSpec) -> (RdmaServer, Handlers) {
+fn server(device: &DeviceSpec) -> (RdmaServer, Handlers<'static>) {
     let config = ServerConfig { max_clients: 4, depth: 2, group_size: 1, slice_ns: SLICE_NS, ..ServerConfig::default() };
     let server = RdmaServer::new(device, &config).unwrap();
-    let mut handlers = Handlers::new(server.core().layout().max_payload());
+    let mut handlers = Handlers::new(server.max_payload());
     handlers.insert(ECHO, |request: &[u8], _: &mut [u8]| Ok(request.len()));
     (server, handlers)
 }
@@ -36,7 +36,7 @@ fn server(device: &DeviceSpec) -> (RdmaServer, Handlers) {
 struct Following {
     clock: Arc<AtomicU64>,
     server: RdmaServer,
-    handlers: Handlers,
+    handlers: Handlers<'static>,
     clients: Vec<RdmaClient>,
     follower: TimeFollower,
     /// Slices that began with the time known.
@@ -60,12 +60,12 @@ impl Following {
             while client.poll_completion(&mut []).is_some() {}
         }
         self.follower.step(&mut self.server).unwrap();
-        let before = self.server.core().stats().slices;
+        let before = self.server.stats().slices;
         self.server.step(&mut self.handlers, 16);
         let Some(offset) = self.follower.offset() else { return };
         let global_ns = self.clock.load(Ordering::Relaxed).checked_add_signed(offset.offset_ns).unwrap();
         assert!(global_ns.abs_diff(leader_ns) <= offset.error_ns, "{global_ns} {leader_ns} {offset:?}");
-        if self.server.core().stats().slices > before {
+        if self.server.stats().slices > before {
             self.synchronised += 1;
             let end_ns = self.server.core().scheduler().slice_end_ns();
             assert_eq!(end_ns.checked_add_signed(offset.offset_ns).unwrap() % SLICE_NS, 0, "slice {before} with {offset:?}");
@@ -91,7 +91,7 @@ fn two_servers_end_their_slices_by_the_time_of_a_third() {
         }
     }
     for following in &servers {
-        assert!(following.synchronised > SYNC_INTERVAL_NS / SLICE_NS, "{:?}", following.server.core().stats());
+        assert!(following.synchronised > SYNC_INTERVAL_NS / SLICE_NS, "{:?}", following.server.stats());
         assert!(following.follower.offset().unwrap().error_ns <= 2 * STEP_NS, "{:?}", following.follower.offset());
     }
 }

@@ -37,7 +37,7 @@ static ALLOCATOR: Counting = Counting;
 fn calls_allocate_nothing() {
     let config = ServerConfig { max_clients: 2, group_size: 2, ..ServerConfig::default() };
     let mut server = RdmaServer::new(&DeviceSpec::default(), &config).unwrap();
-    let mut handlers = Handlers::new(server.core().layout().max_payload());
+    let mut handlers = Handlers::new(server.max_payload());
     handlers.insert(1, |request: &[u8], _: &mut [u8]| Ok(request.len()));
     let mut clients = [connect(&DeviceSpec::default(), &mut server), connect(&DeviceSpec::default(), &mut server)];
     let mut round = |calls: u64| {

@@ -4,8 +4,8 @@
 //! A probe travels as a call: any server is the leader that has a [`time_handler`] for [`PROBE_TYPE`], and the others are its clients
 //! ([`TimeFollower`](crate::rdma::TimeFollower)).
 
-use crate::handlers::{Handler, HandlerError};
-use crate::wire::le_u64;
+use crate::protocol::handlers::{Handler, HandlerError};
+use crate::protocol::wire::le_u64;
 
 /// The `rpc_type` of probes.
 pub const PROBE_TYPE: u16 = u16::MAX;
@@ -162,16 +162,6 @@ impl ClockSync {
     }
 }
 
-/// The end of a slice that begins now: the next multiple of `slice_ns` in global time that is at least half a slice away.
-#[must_use]
-pub fn aligned_end(now_ns: u64, slice_ns: u64, offset_ns: i64) -> u64 {
-    let slice = i128::from(slice_ns.max(1));
-    let global = i128::from(now_ns) + i128::from(offset_ns);
-    let earliest = global + slice / 2;
-    let end = earliest + (slice - earliest.rem_euclid(slice)) % slice;
-    u64::try_from(end - i128::from(offset_ns)).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,16 +214,5 @@ mod tests {
         for bad in [&[][..], &[0; 7], &[0; 9]] {
             assert_eq!(handler(bad, &mut response), Err(HandlerError), "a probe of {} bytes", bad.len());
         }
-    }
-
-    #[test]
-    fn slices_of_servers_with_different_clocks_end_at_the_same_global_time() {
-        for (now, offset) in [(1_000_000, 0), (1_000_321, -321), (999_000, 1_000), (400, 999_600)] {
-            let end = aligned_end(now, 100, offset);
-            assert_eq!(end.checked_add_signed(offset).unwrap(), 1_000_100, "now {now}");
-        }
-        assert_eq!(aligned_end(149, 100, 0), 200);
-        assert_eq!(aligned_end(151, 100, 0), 300, "not shorter than half a slice");
-        assert_eq!(aligned_end(u64::MAX, 100, 0), u64::MAX);
     }
 }

@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
-use crate::groups::{DEFAULT_GROUP_SIZE, MAX_ACTIVE_PER_GROUP};
-use crate::wire::{ENTRY_BYTES, EVENT_SLOT_BYTES, HEADER_BYTES, TRAILER_BYTES, ZoneId};
+use crate::protocol::groups::{DEFAULT_GROUP_SIZE, MAX_ACTIVE_PER_GROUP};
+use crate::protocol::wire::{ENTRY_BYTES, EVENT_SLOT_BYTES, HEADER_BYTES, TRAILER_BYTES, ZoneId};
 
 /// Length of a time slice, in ns, unless told otherwise.
 pub const DEFAULT_SLICE_NS: u64 = 100_000;

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::wire::DecodeError;
+use crate::protocol::wire::DecodeError;
 
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]

@@ -1,6 +1,6 @@
 //! Which client is in which group: sizes, lazy split and merge, priorities.
 
-use crate::mapping::ClientId;
+use crate::protocol::mapping::ClientId;
 
 /// Clients of a group unless told otherwise.
 pub const DEFAULT_GROUP_SIZE: u32 = 40;

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use crate::pool::MessagePool;
-use crate::server::Request;
+use crate::protocol::pool::MessagePool;
+use crate::protocol::request::Request;
 
 /// The types whose handlers were seen to take longer than a slice: a bit each.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -73,8 +73,8 @@ impl LegacyLane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mapping::ClientId;
-    use crate::wire::ReqId;
+    use crate::protocol::mapping::ClientId;
+    use crate::protocol::wire::ReqId;
 
     #[test]
     fn a_lane_keeps_order_and_bytes_and_is_bounded() {

@@ -1,6 +1,6 @@
 //! The virtual mapping: which zone of which pool a client has, and whose a zone is. Both ways are one look.
 
-use crate::wire::ZoneId;
+use crate::protocol::wire::ZoneId;
 
 /// Names a client of a server: its number there, which is that of its endpoint entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,8 +1,7 @@
 //! Whose slice it is, when it ends, and which group is warmed for the next one.
 
-use crate::clock_sync::aligned_end;
-use crate::groups::{GroupManager, PER_MILLE};
-use crate::mapping::ClientId;
+use crate::protocol::groups::{GroupManager, PER_MILLE};
+use crate::protocol::mapping::ClientId;
 
 /// What a step decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +122,15 @@ impl Scheduler {
     }
 }
 
+/// The end of a slice that begins now: the next multiple of `slice_ns` in global time that is at least half a slice away.
+fn aligned_end(now_ns: u64, slice_ns: u64, offset_ns: i64) -> u64 {
+    let slice = i128::from(slice_ns.max(1));
+    let global = i128::from(now_ns) + i128::from(offset_ns);
+    let earliest = global + slice / 2;
+    let end = earliest + (slice - earliest.rem_euclid(slice)) % slice;
+    u64::try_from(end - i128::from(offset_ns)).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 impl Scheduler {
     pub(crate) const fn count_from(&mut self, epoch: u64) {
@@ -211,5 +219,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn slices_of_servers_with_different_clocks_end_at_the_same_global_time() {
+        for (now, offset) in [(1_000_000, 0), (1_000_321, -321), (999_000, 1_000), (400, 999_600)] {
+            let end = aligned_end(now, 100, offset);
+            assert_eq!(end.checked_add_signed(offset).unwrap(), 1_000_100, "now {now}");
+        }
+        assert_eq!(aligned_end(149, 100, 0), 200);
+        assert_eq!(aligned_end(151, 100, 0), 300, "not shorter than half a slice");
+        assert_eq!(aligned_end(u64::MAX, 100, 0), u64::MAX);
     }
 }

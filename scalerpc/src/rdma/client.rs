@@ -7,11 +7,10 @@ use thiserror::Error;
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, post_write};
-use super::{COMPLETION_BATCH, DOORBELL_BATCH, SEND_QUEUE_SIZE, SetupError, is_full};
-use crate::client::{CallHandle, Client, ClientMemory, ClientOp, Completion};
-use crate::config::Layout;
-use crate::error::{CallError, CallFailure, CloseReason};
-use crate::server::ClientRegions;
+use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, SEND_QUEUE_SIZE, SetupError, is_full};
+use crate::protocol::{
+    CallError, CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout, State,
+};
 
 /// The word of a WRITE; that of a READ is its slot.
 const WRITE: u64 = u64::MAX;
@@ -73,7 +72,8 @@ impl PendingClient {
         let Self { qp, memory, mut port, layout } = self;
         port.cq.register(qp.qpn(), 0);
         let core = Client::new(layout, memory, admission.0, regions.requests_addr, regions.responses_addr, regions.responses_rkey);
-        RdmaClient { qp, core, port, ops: VecDeque::with_capacity(2 * layout.depth + 1) }
+        let (ops, probe_at) = (VecDeque::with_capacity(2 * layout.depth + 1), (admission.0.entry_addr, admission.0.entry_rkey));
+        RdmaClient { qp, core, port, ops, probe_at, probe_ns: 0 }
     }
 }
 
@@ -85,6 +85,9 @@ pub struct RdmaClient {
     core: Client<Mr>,
     port: Port,
     ops: VecDeque<ClientOp>,
+    /// Where a WRITE of no bytes goes, and when the next one does.
+    probe_at: (u64, u32),
+    probe_ns: u64,
 }
 
 impl RdmaClient {
@@ -110,8 +113,9 @@ impl RdmaClient {
                 });
             }
         });
-        self.core.poll(self.port.now_ns(), &mut self.ops);
-        if is_broken || self.post().is_err() {
+        let now_ns = self.port.now_ns();
+        self.core.poll(now_ns, &mut self.ops);
+        if is_broken || self.post().is_err() || now_ns >= self.probe_ns && self.probe(now_ns).is_err() {
             self.core.close(CloseReason::Disconnected);
         }
     }
@@ -152,7 +156,32 @@ impl RdmaClient {
         }
     }
 
-    /// The core: its state and statistics.
+    /// Where it is in the server's round.
+    #[must_use]
+    pub const fn state(&self) -> State {
+        self.core.state()
+    }
+
+    /// Most bytes of a request, and of a response.
+    #[must_use]
+    pub const fn max_payload(&self) -> usize {
+        self.core.layout().max_payload()
+    }
+
+    /// Calls that can be made now.
+    #[must_use]
+    pub fn free_slots(&self) -> usize {
+        self.core.free_slots()
+    }
+
+    /// What was done.
+    #[must_use]
+    pub const fn stats(&self) -> &ClientStats {
+        self.core.stats()
+    }
+
+    /// The core.
+    #[doc(hidden)]
     #[must_use]
     pub const fn core(&self) -> &Client<Mr> {
         &self.core
@@ -167,6 +196,23 @@ impl RdmaClient {
     #[must_use]
     pub const fn device(&self) -> &Device {
         self.port.device()
+    }
+
+    /// Who waits for a response posts nothing, and would not notice that its server is gone.
+    #[cold]
+    fn probe(&mut self, now_ns: u64) -> Result<(), PostError> {
+        self.probe_ns = now_ns.saturating_add(PROBE_NS);
+        if !self.core.is_busy() {
+            return Ok(());
+        }
+        let (addr, rkey) = self.probe_at;
+        match self.qp.post(&Write { addr, rkey, payload: () }, Signal::Always, WRITE) {
+            Ok(()) => self.qp.ring(),
+            // What is under way tells as well.
+            Err(error) if is_full(&error) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     fn post(&mut self) -> Result<(), PostError> {

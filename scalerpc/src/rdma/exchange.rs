@@ -1,21 +1,24 @@
-//! The three records by which two ends meet: *offer* of the server, *accept* of the client, *admission* by the server. By whatever channel
-//! they travel, they are of fixed sizes; all fields are little-endian and checked.
+//! The records by which two ends meet: *hello* of the client, *offer* of the server, *accept* of the client, *admission* by the server. By
+//! whatever channel they travel, they are of fixed sizes; all fields are little-endian and checked. An end that cannot go on sends a
+//! [`Refusal`] in the place of its record.
 
 use std::io::{Error, ErrorKind, Read, Write};
 
 use mlx5::QpAddress;
+use rendezvous::record::{HEAD_BYTES, Kind, field, put, require};
+pub use rendezvous::record::{RecordError, Refusal};
 use thiserror::Error;
 
 use super::{PendingClient, RdmaClient, RdmaServer, SetupError};
-use crate::client::ServerRegions;
-use crate::config::{Layout, MAX_CLIENTS, MAX_DEPTH, ReplyMode};
-use crate::mapping::ClientId;
-use crate::server::ClientRegions;
-use crate::wire::{le_u32, le_u64};
+use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ReplyMode, ServerRegions};
 
-const VERSION: u32 = 2;
+const VERSION: u16 = 3;
 /// Most zones a legal configuration has: with grouping off, and all spare ones.
 const MAX_ZONES: u32 = MAX_CLIENTS + 1024;
+
+/// What a client says first, so that a server makes nothing for strangers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello;
 
 /// What a server tells a client first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,30 +45,6 @@ pub struct Admission(
     pub ServerRegions,
 );
 
-/// Bytes that are no record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum RecordError {
-    /// Not a record of this kind.
-    #[error("not a scalerpc {0}")]
-    Magic(&'static str),
-    /// Of another version.
-    #[error("record version {0}, this end speaks {VERSION}: use equal releases")]
-    Version(u32),
-    /// A field outside its range.
-    #[error("{field} is {value} in the record; legal is {legal}")]
-    Field {
-        /// Which.
-        field: &'static str,
-        /// What it holds.
-        value: u64,
-        /// The range.
-        legal: &'static str,
-    },
-    /// The address of the queue pair is none.
-    #[error("the record has no address of a queue pair")]
-    Address,
-}
-
 /// Why two ends did not meet.
 #[derive(Debug, Error)]
 pub enum MeetError {
@@ -75,152 +54,173 @@ pub enum MeetError {
     /// The peer's record is none.
     #[error(transparent)]
     Record(#[from] RecordError),
+    /// The address of the queue pair is none.
+    #[error("the record has no address of a queue pair")]
+    Address,
     /// This end could not be made.
     #[error(transparent)]
     Setup(#[from] SetupError),
 }
 
-fn check_head(bytes: &[u8], magic: &[u8; 8], name: &'static str) -> Result<(), RecordError> {
-    let mut version = [0; 4];
-    version.copy_from_slice(&bytes[8..12]);
-    match u32::from_le_bytes(version) {
-        _ if bytes[..8] != *magic => Err(RecordError::Magic(name)),
-        VERSION => Ok(()),
-        version => Err(RecordError::Version(version)),
-    }
+fn address(bytes: &[u8], at: usize) -> Result<QpAddress, MeetError> {
+    QpAddress::from_bytes(&field(bytes, at)).ok_or(MeetError::Address)
 }
 
-fn address(bytes: &[u8]) -> Result<QpAddress, RecordError> {
-    let mut address = [0; QpAddress::LEN];
-    address.copy_from_slice(&bytes[..QpAddress::LEN]);
-    QpAddress::from_bytes(&address).ok_or(RecordError::Address)
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(field(bytes, at))
 }
 
-fn record<const N: usize>(fields: &[&[u8]]) -> [u8; N] {
-    let mut bytes = [0; N];
-    let mut at = 0;
-    for field in fields {
-        bytes[at..at + field.len()].copy_from_slice(field);
-        at += field.len();
-    }
-    bytes
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(field(bytes, at))
 }
 
-impl Offer {
+impl Hello {
     /// Bytes of the record.
-    pub const BYTES: usize = 72;
-    const MAGIC: [u8; 8] = *b"scaleOFR";
+    pub const BYTES: usize = HEAD_BYTES;
+    const KIND: Kind = Kind { name: "scalerpc hello", magic: *b"scaleHEL", version: VERSION };
 
-    /// The record's bytes: magic, version, depth, bytes of a slot, zones of a pool, 1 if clients READ, a zero word, address.
+    /// The record's bytes: the head alone.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
-        let Layout { depth, slot_bytes, zones, reply_mode } = self.layout;
-        let mut numbers = [0; 24];
-        let reads = u32::from(reply_mode == ReplyMode::ClientReads);
-        for (nth, number) in [VERSION, depth as u32, slot_bytes as u32, zones as u32, reads, 0].into_iter().enumerate() {
-            numbers[4 * nth..4 * nth + 4].copy_from_slice(&number.to_le_bytes());
-        }
-        record(&[&Self::MAGIC, &numbers, &self.address.to_bytes()])
+        Self::KIND.begin()
     }
 
     /// Reads a record.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, RecordError> {
-        check_head(bytes, &Self::MAGIC, "offer")?;
-        let field = |at, field, is_legal: fn(u32) -> bool, legal| {
-            let value = le_u32(bytes, at);
-            if is_legal(value) { Ok(value as usize) } else { Err(RecordError::Field { field, value: value.into(), legal }) }
+    /// [`MeetError::Record`].
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, MeetError> {
+        Ok(Self::KIND.check(bytes).map(|()| Self)?)
+    }
+}
+
+impl Offer {
+    /// Bytes of the record.
+    pub const BYTES: usize = 72;
+    const KIND: Kind = Kind { name: "scalerpc offer", magic: *b"scaleOFR", version: VERSION };
+
+    /// The record's bytes: head, depth, bytes of a slot, zones of a pool, 1 if clients READ (u32 each), address of the queue pair.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let Layout { depth, slot_bytes, zones, reply_mode } = self.layout;
+        let reads = usize::from(reply_mode == ReplyMode::ClientReads);
+        let mut bytes = Self::KIND.begin();
+        for (nth, number) in [depth, slot_bytes, zones, reads].into_iter().enumerate() {
+            put(&mut bytes, HEAD_BYTES + 4 * nth, &(number as u32).to_le_bytes());
+        }
+        put(&mut bytes, 32, &self.address.to_bytes());
+        bytes
+    }
+
+    /// The bytes to send in the place of a record.
+    #[must_use]
+    pub fn refuse(refusal: Refusal) -> [u8; Self::BYTES] {
+        Self::KIND.refuse(refusal)
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// What is wrong with it; a refusal is.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, MeetError> {
+        Self::KIND.check(bytes)?;
+        let number = |at, field, is_legal: fn(u64) -> bool, legal| {
+            let value = u32_at(bytes, at);
+            require(field, value, legal, is_legal).map(|()| value as usize)
         };
-        let depth = field(12, "depth", |depth| (1..=MAX_DEPTH).contains(&depth), "1..=64")?;
-        let is_slot = |bytes: u32| (128..=65_536).contains(&bytes) && bytes % 64 == 0;
-        let slot_bytes = field(16, "slot_bytes", is_slot, "a multiple of 64 in 128..=65536")?;
-        let zones = field(20, "zones", |zones| (1..=MAX_ZONES).contains(&zones), "1..=33792")?;
-        let reads = field(24, "reply mode", |reads| reads <= 1, "0 or 1")?;
-        field(28, "reserved word", |word| word == 0, "0")?;
+        let depth = number(16, "depth", |depth| (1..=u64::from(MAX_DEPTH)).contains(&depth), "1..=64")?;
+        let is_slot = |bytes: u64| (128..=65_536).contains(&bytes) && bytes % 64 == 0;
+        let slot_bytes = number(20, "slot_bytes", is_slot, "a multiple of 64 in 128..=65536")?;
+        let zones = number(24, "zones", |zones| (1..=u64::from(MAX_ZONES)).contains(&zones), "1..=33792")?;
+        let reads = number(28, "reply mode", |reads| reads <= 1, "0 or 1")?;
         let reply_mode = if reads == 1 { ReplyMode::ClientReads } else { ReplyMode::ServerWrites };
-        Ok(Self { address: address(&bytes[32..])?, layout: Layout { depth, slot_bytes, zones, reply_mode } })
+        Ok(Self { address: address(bytes, 32)?, layout: Layout { depth, slot_bytes, zones, reply_mode } })
     }
 }
 
 impl Accept {
     /// Bytes of the record.
     pub const BYTES: usize = 80;
-    const MAGIC: [u8; 8] = *b"scaleACC";
+    const KIND: Kind = Kind { name: "scalerpc accept", magic: *b"scaleACC", version: VERSION };
 
-    /// The record's bytes: magic, version, a zero word, addresses of requests and responses, their keys, address of the queue pair.
+    /// The record's bytes: head, addresses of requests and responses (u64 each), their keys (u32 each), address of the queue pair.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let ClientRegions { requests_addr, requests_rkey, responses_addr, responses_rkey } = self.regions;
-        record(&[
-            &Self::MAGIC,
-            &VERSION.to_le_bytes(),
-            &[0; 4],
-            &requests_addr.to_le_bytes(),
-            &responses_addr.to_le_bytes(),
-            &requests_rkey.to_le_bytes(),
-            &responses_rkey.to_le_bytes(),
-            &self.address.to_bytes(),
-        ])
+        let mut bytes = Self::KIND.begin();
+        put(&mut bytes, 16, &requests_addr.to_le_bytes());
+        put(&mut bytes, 24, &responses_addr.to_le_bytes());
+        put(&mut bytes, 32, &requests_rkey.to_le_bytes());
+        put(&mut bytes, 36, &responses_rkey.to_le_bytes());
+        put(&mut bytes, 40, &self.address.to_bytes());
+        bytes
     }
 
     /// Reads a record. Where the client's memory is, is the client's affair: an address that is wrong fails its own queue pair.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, RecordError> {
-        check_head(bytes, &Self::MAGIC, "accept")?;
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, MeetError> {
+        Self::KIND.check(bytes)?;
         let regions = ClientRegions {
-            requests_addr: le_u64(bytes, 16),
-            responses_addr: le_u64(bytes, 24),
-            requests_rkey: le_u32(bytes, 32),
-            responses_rkey: le_u32(bytes, 36),
+            requests_addr: u64_at(bytes, 16),
+            responses_addr: u64_at(bytes, 24),
+            requests_rkey: u32_at(bytes, 32),
+            responses_rkey: u32_at(bytes, 36),
         };
-        Ok(Self { address: address(&bytes[40..])?, regions })
+        Ok(Self { address: address(bytes, 40)?, regions })
     }
 }
 
 impl Admission {
     /// Bytes of the record.
     pub const BYTES: usize = 56;
-    const MAGIC: [u8; 8] = *b"scaleADM";
+    const KIND: Kind = Kind { name: "scalerpc admission", magic: *b"scaleADM", version: VERSION };
 
-    /// The record's bytes: magic, version, client, addresses of pools, entry and responses, their keys, a zero word.
+    /// The record's bytes: head, addresses of pools, entry and responses (u64 each), their keys, client (u32 each).
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let ServerRegions { client, pools_addr, pools_rkey, entry_addr, entry_rkey, responses_addr, responses_rkey } = self.0;
-        record(&[
-            &Self::MAGIC,
-            &VERSION.to_le_bytes(),
-            &u32::from(client.0).to_le_bytes(),
-            &pools_addr.to_le_bytes(),
-            &entry_addr.to_le_bytes(),
-            &responses_addr.to_le_bytes(),
-            &pools_rkey.to_le_bytes(),
-            &entry_rkey.to_le_bytes(),
-            &responses_rkey.to_le_bytes(),
-        ])
+        let mut bytes = Self::KIND.begin();
+        put(&mut bytes, 16, &pools_addr.to_le_bytes());
+        put(&mut bytes, 24, &entry_addr.to_le_bytes());
+        put(&mut bytes, 32, &responses_addr.to_le_bytes());
+        put(&mut bytes, 40, &pools_rkey.to_le_bytes());
+        put(&mut bytes, 44, &entry_rkey.to_le_bytes());
+        put(&mut bytes, 48, &responses_rkey.to_le_bytes());
+        put(&mut bytes, 52, &u32::from(client.0).to_le_bytes());
+        bytes
+    }
+
+    /// The bytes to send in the place of a record.
+    #[must_use]
+    pub fn refuse(refusal: Refusal) -> [u8; Self::BYTES] {
+        Self::KIND.refuse(refusal)
     }
 
     /// Reads a record.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, RecordError> {
-        check_head(bytes, &Self::MAGIC, "admission")?;
-        let client = le_u32(bytes, 12);
-        let client = u16::try_from(client).map_err(|_| RecordError::Field { field: "client", value: client.into(), legal: "0..=65535" })?;
+    /// What is wrong with it; a refusal is.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, MeetError> {
+        Self::KIND.check(bytes)?;
+        let client = u32_at(bytes, 52);
+        require("client", client, "0..=65535", |client| client <= u64::from(u16::MAX))?;
         Ok(Self(ServerRegions {
-            client: ClientId(client),
-            pools_addr: le_u64(bytes, 16),
-            entry_addr: le_u64(bytes, 24),
-            responses_addr: le_u64(bytes, 32),
-            pools_rkey: le_u32(bytes, 40),
-            entry_rkey: le_u32(bytes, 44),
-            responses_rkey: le_u32(bytes, 48),
+            client: ClientId(client as u16),
+            pools_addr: u64_at(bytes, 16),
+            entry_addr: u64_at(bytes, 24),
+            responses_addr: u64_at(bytes, 32),
+            pools_rkey: u32_at(bytes, 40),
+            entry_rkey: u32_at(bytes, 44),
+            responses_rkey: u32_at(bytes, 48),
         }))
     }
+}
+
+/// What a client is told that could not be admitted.
+pub(crate) fn refusal_of(error: &SetupError) -> Refusal {
+    if matches!(error, SetupError::Join(_)) { Refusal::Full } else { Refusal::Failed }
 }
 
 fn receive<const N: usize>(channel: &mut impl Read) -> Result<[u8; N], Error> {
@@ -240,10 +240,23 @@ impl RdmaServer {
     /// # Errors
     /// [`MeetError`]; the client was not admitted.
     pub fn accept_over(&mut self, channel: &mut (impl Read + Write)) -> Result<ClientId, MeetError> {
-        let pending = self.offer()?;
+        Hello::decode(&receive(channel)?)?;
+        let pending = match self.offer() {
+            Ok(pending) => pending,
+            Err(error) => {
+                channel.write_all(&Offer::refuse(refusal_of(&error)))?;
+                return Err(error.into());
+            }
+        };
         channel.write_all(&pending.record().encode())?;
         let accept = Accept::decode(&receive(channel)?)?;
-        let admission = self.admit(pending, &accept)?;
+        let admission = match self.admit(pending, &accept) {
+            Ok(admission) => admission,
+            Err(error) => {
+                channel.write_all(&Admission::refuse(refusal_of(&error)))?;
+                return Err(error.into());
+            }
+        };
         channel.write_all(&admission.encode())?;
         Ok(admission.0.client)
     }
@@ -255,6 +268,7 @@ impl RdmaClient {
     /// # Errors
     /// [`MeetError`].
     pub fn connect_over(device: &mlx5::DeviceSpec, channel: &mut (impl Read + Write)) -> Result<Self, MeetError> {
+        channel.write_all(&Hello.encode())?;
         let pending = PendingClient::new(device, &Offer::decode(&receive(channel)?)?)?;
         channel.write_all(&pending.record().encode())?;
         Ok(pending.admitted(&Admission::decode(&receive(channel)?)?))
@@ -270,23 +284,28 @@ mod tests {
         let layout = Layout { depth: 8, slot_bytes: 4096, zones: 64, reply_mode: ReplyMode::ClientReads };
         let offer = Offer { address: QpAddress::soft(1, 2, 3), layout };
         let bytes = offer.encode();
-        assert_eq!(Offer::decode(&bytes), Ok(offer));
-        for (at, name) in [(12, "depth"), (16, "slot_bytes"), (21, "zones"), (24, "reply mode"), (28, "reserved word")] {
+        assert_eq!(Offer::decode(&bytes).unwrap(), offer);
+        for (at, name) in [(16, "depth"), (20, "slot_bytes"), (25, "zones"), (28, "reply mode")] {
             let mut bad = bytes;
             bad[at] = 0xff;
-            assert!(matches!(Offer::decode(&bad), Err(RecordError::Field { field, .. }) if field == name), "{name}");
+            let refused = Offer::decode(&bad).unwrap_err();
+            assert!(matches!(refused, MeetError::Record(RecordError::Field { field, .. }) if field == name), "{name}");
         }
         let mut bad = bytes;
-        bad[8] = 1;
-        assert_eq!(Offer::decode(&bad), Err(RecordError::Version(1)));
-        assert_eq!(Offer::decode(&[0xa5; Offer::BYTES]), Err(RecordError::Magic("offer")));
+        bad[8] = 2;
+        let refused = Offer::decode(&bad).unwrap_err();
+        assert!(matches!(refused, MeetError::Record(RecordError::Version { version: 2, known: 3, .. })));
+        let refused = Offer::decode(&[0xa5; Offer::BYTES]).unwrap_err();
+        assert!(matches!(refused, MeetError::Record(RecordError::Magic("scalerpc offer"))));
         let mut bad = bytes;
         bad[32] = 9;
-        assert_eq!(Offer::decode(&bad), Err(RecordError::Address));
+        assert!(matches!(Offer::decode(&bad), Err(MeetError::Address)));
+        let refused = Offer::decode(&Offer::refuse(Refusal::Full)).unwrap_err();
+        assert!(matches!(refused, MeetError::Record(RecordError::Refused(Refusal::Full))));
 
         let regions = ClientRegions { requests_addr: 1, requests_rkey: 2, responses_addr: 3, responses_rkey: 4 };
         let accept = Accept { address: QpAddress::soft(4, 5, 6), regions };
-        assert_eq!(Accept::decode(&accept.encode()), Ok(accept));
+        assert_eq!(Accept::decode(&accept.encode()).unwrap(), accept);
         let regions = ServerRegions {
             client: ClientId(7),
             pools_addr: 1,
@@ -296,9 +315,9 @@ mod tests {
             responses_addr: 5,
             responses_rkey: 6,
         };
-        assert_eq!(Admission::decode(&Admission(regions).encode()), Ok(Admission(regions)));
+        assert_eq!(Admission::decode(&Admission(regions).encode()).unwrap(), Admission(regions));
         let mut bad = Admission(regions).encode();
-        bad[14] = 1;
-        assert!(matches!(Admission::decode(&bad), Err(RecordError::Field { field: "client", .. })));
+        bad[54] = 1;
+        assert!(matches!(Admission::decode(&bad), Err(MeetError::Record(RecordError::Field { field: "client", .. }))));
     }
 }

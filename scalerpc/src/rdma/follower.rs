@@ -1,11 +1,11 @@
 //! A server whose slices end when those of others do.
 
 use super::{RdmaClient, RdmaServer};
-use crate::clock_sync::{ClockSync, Offset, PROBE_TYPE, Probe, ProbeReply, SYNC_INTERVAL_NS};
-use crate::error::{CallError, CallFailure};
+use crate::protocol::clock_sync::{ClockSync, Offset, PROBE_TYPE, Probe, ProbeReply, SYNC_INTERVAL_NS};
+use crate::protocol::{CallError, CallFailure};
 
 /// What a server has of the leader's time: a client of the leader, which asks it every [`SYNC_INTERVAL_NS`]. The leader is any server with
-/// a [`time_handler`](crate::clock_sync::time_handler); one with few clients is best, since a probe that waits for its group's turn tells less.
+/// a [`time_handler`](crate::protocol::clock_sync::time_handler); one with few clients is best, since a probe that waits for its group's turn tells less.
 #[derive(Debug)]
 pub struct TimeFollower {
     client: RdmaClient,

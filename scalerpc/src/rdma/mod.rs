@@ -18,9 +18,7 @@ pub use client::{PendingClient, RdmaClient, SyncCallError};
 pub use follower::TimeFollower;
 pub use server::{PendingPeer, RdmaServer};
 
-use crate::config::ConfigError;
-use crate::memory::Memory;
-use crate::server::{JoinError, NewServerError};
+use crate::protocol::{ConfigError, JoinError, Memory, NewServerError};
 
 /// WQEs that share a doorbell at most.
 pub const DOORBELL_BATCH: usize = 16;
@@ -30,6 +28,9 @@ pub const COMPLETION_BATCH: usize = 32;
 pub const SEND_QUEUE_SIZE: u32 = 128;
 /// Longest message that is carried in its WQE.
 pub const MAX_INLINE_BYTES: usize = 60;
+
+/// An end that waits for its peer, and posts nothing else, probes it once in this time, in ns (S20).
+const PROBE_NS: u64 = 1_000_000_000;
 
 /// Why an end could not be made, or not be connected.
 #[derive(Debug, Error)]

@@ -6,19 +6,14 @@ use mlx5::{Access, ConnectOptions, Device, DeviceSpec, Inline, Mr, PostError, Rc
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, post_write};
-use super::{COMPLETION_BATCH, DOORBELL_BATCH, SetupError, is_full};
-use crate::client::ServerRegions;
-use crate::config::{ReplyMode, ServerConfig};
-use crate::handlers::Handlers;
-use crate::mapping::ClientId;
-use crate::server::{ReadToken, Server, ServerMemory, ServerOp};
-use crate::wire::{ENTRY_BYTES, ZoneId};
+use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, SetupError, is_full};
+use crate::protocol::wire::{ENTRY_BYTES, ZoneId};
+use crate::protocol::{
+    ClientId, Handlers, JoinError, ReadToken, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats,
+};
 
 /// Entries of the completion queue, and operations under way at most.
 const CQ_ENTRIES: u32 = 4096;
-
-/// Each client that nothing is posted to is probed once in this time, in ns (S20).
-const PROBE_NS: u64 = 1_000_000_000;
 
 /// What an operation was, in the word that comes back with its completion: kind in bits 0..2, and what belongs to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,8 +122,11 @@ impl RdmaServer {
     /// Makes a queue pair for one more client.
     ///
     /// # Errors
-    /// [`SetupError`].
+    /// [`SetupError`]; without room for one more, [`SetupError::Join`].
     pub fn offer(&self) -> Result<PendingPeer, SetupError> {
+        if self.clients() == self.peers.len() {
+            return Err(JoinError::Full { max: self.peers.len() as u32 }.into());
+        }
         let qp = self.port.create_qp()?;
         let offer = Offer { address: qp.address(), layout: *self.core.layout() };
         Ok(PendingPeer { qp, offer })
@@ -166,7 +164,7 @@ impl RdmaServer {
 
     /// One bounded step: takes completions and arrivals, answers at most `budget` requests, or one of the legacy lane if there are none, posts.
     /// Returns how many completions and requests there were; 0 means that nothing moved.
-    pub fn step(&mut self, handlers: &mut Handlers, budget: usize) -> usize {
+    pub fn step(&mut self, handlers: &mut Handlers<'_>, budget: usize) -> usize {
         let now_ns = self.port.now_ns();
         let completions = self.take_completions(now_ns);
         let Self { core, port, ops, .. } = self;
@@ -181,14 +179,33 @@ impl RdmaServer {
     }
 
     /// Answers one request of the legacy lane; whether there was one. A server that is never idle calls this now and then.
-    pub fn step_legacy(&mut self, handlers: &mut Handlers) -> bool {
+    pub fn step_legacy(&mut self, handlers: &mut Handlers<'_>) -> bool {
         let Self { core, port, ops, .. } = self;
         let is_answered = handlers.step_legacy(core, || port.now_ns(), ops);
         self.post();
         is_answered
     }
 
-    /// The core: groups, slices, statistics.
+    /// Most bytes of a request, and of a response.
+    #[must_use]
+    pub const fn max_payload(&self) -> usize {
+        self.core.layout().max_payload()
+    }
+
+    /// What was done since the server was made.
+    #[must_use]
+    pub const fn stats(&self) -> &ServerStats {
+        self.core.stats()
+    }
+
+    /// Groups of clients.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.core.groups().count()
+    }
+
+    /// The core.
+    #[doc(hidden)]
     #[must_use]
     pub const fn core(&self) -> &Server<Mr> {
         &self.core
@@ -198,6 +215,12 @@ impl RdmaServer {
     /// A [`TimeFollower`](super::TimeFollower) does it.
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.core.synchronise(offset_ns);
+    }
+
+    /// Operations that are posted and not completed, as far as the steps so far have seen.
+    #[must_use]
+    pub const fn under_way(&self) -> usize {
+        self.under_way
     }
 
     /// Clients that are connected.

@@ -51,7 +51,7 @@ struct Present {
 
 pub(crate) struct Desk {
     pub(crate) server: RdmaServer,
-    handlers: Handlers,
+    handlers: Handlers<'static>,
     books: Rc<RefCell<Books>>,
     device: DeviceSpec,
     listener: UnixListener,

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use scalerpc::mlx5::DeviceSpec;
-use scalerpc::rdma::exchange::MeetError;
+use scalerpc::rdma::exchange::{MeetError, RecordError};
 use scalerpc::{CallFailure, CloseReason, RdmaClient, State};
 
 use crate::support::caller::Caller;
@@ -24,8 +24,8 @@ impl Guest {
         let mut channel = UnixStream::connect(socket).unwrap();
         let client = match RdmaClient::connect_over(device, &mut channel) {
             Ok(client) => client,
-            // It hung up instead of admitting.
-            Err(MeetError::Channel(_)) => return None,
+            // It refuses, or hung up.
+            Err(MeetError::Channel(_) | MeetError::Record(RecordError::Refused(_))) => return None,
             Err(error) => panic!("{error}"),
         };
         let mut name = [0; 8];

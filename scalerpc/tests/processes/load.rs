@@ -80,7 +80,7 @@ fn two_hundred_clients_lose_and_repeat_nothing_while_they_join_and_leave_and_are
         crowds.iter_mut().for_each(Helper::wait);
         step_until(&mut desk, &mut [], |desk| desk.server.clients() == 0);
 
-        let (stats, executed) = (*desk.server.core().stats(), desk.executed());
+        let (stats, executed) = (*desk.server.stats(), desk.executed());
         eprintln!("{executed} requests ran; {} of them of {} clients that left; {KILLS} processes killed", desk.answered, desk.farewells);
         eprintln!("{} times no room; {stats:?}", desk.refused);
         assert!(desk.answered > calls / 4 && desk.farewells > 2 * SIZE as u64 && stats.slices > 100 && stats.evictions == 0);

@@ -95,7 +95,7 @@ impl Room {
     }
 
     fn slices(&self) -> u64 {
-        self.desk.server.core().stats().slices
+        self.desk.server.stats().slices
     }
 
     fn step(&mut self) {
@@ -124,7 +124,7 @@ impl Room {
         self.farthest = 0;
         self.step_until(|room| room.slices() > slices + WATCHED);
         assert!(self.made().iter().zip(made).all(|(now, before)| *now > before + WATCHED / 10), "{:?}", self.made());
-        let groups = self.desk.server.core().groups().count() as u64;
+        let groups = self.desk.server.groups() as u64;
         assert!(self.farthest <= 2 * groups + 1, "{} slices with {groups} groups", self.farthest);
     }
 
@@ -162,7 +162,7 @@ fn a_client_that_stops_in_whatever_state_keeps_nobody_from_being_served_and_goes
             helper.wait();
             room.step_until(|room| room.desk.server.clients() == OTHERS);
         }
-        assert_eq!(room.desk.server.core().stats().evictions, 0);
+        assert_eq!(room.desk.server.stats().evictions, 0);
         room.close();
     });
 }
@@ -179,7 +179,7 @@ fn a_client_that_stops_with_a_zone_and_for_too_long_is_evicted_and_told_so() {
             room.step_until(|_| helper.is_stopped());
             room.watch();
             room.step_until(|room| room.desk.server.clients() == OTHERS);
-            assert_eq!(room.desk.server.core().stats().evictions, round as u64 + 1);
+            assert_eq!(room.desk.server.stats().evictions, round as u64 + 1);
             room.watch();
             helper.signal(libc::SIGCONT);
             room.step_until(|_| helper.has_ended());
@@ -201,7 +201,7 @@ fn what_a_client_had_that_dies_in_whatever_state_is_its_successors() {
             room.watch();
             room.step_until(|room| room.desk.server.clients() == OTHERS);
         }
-        assert_eq!(room.desk.server.core().stats().evictions, 0);
+        assert_eq!(room.desk.server.stats().evictions, 0);
         room.close();
     });
 }

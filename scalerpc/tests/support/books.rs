@@ -16,8 +16,8 @@ pub(crate) struct Books {
 }
 
 /// Handlers of a server that answer each request as planned, and what they write down.
-pub(crate) fn handlers(server: &RdmaServer) -> (Handlers, Rc<RefCell<Books>>) {
-    let mut handlers = Handlers::new(server.core().layout().max_payload());
+pub(crate) fn handlers(server: &RdmaServer) -> (Handlers<'static>, Rc<RefCell<Books>>) {
+    let mut handlers = Handlers::new(server.max_payload());
     let books = Rc::<RefCell<Books>>::default();
     let kept = Rc::clone(&books);
     handlers.insert(WORK, move |request: &[u8], response: &mut [u8]| {

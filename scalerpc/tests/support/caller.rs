@@ -63,6 +63,6 @@ impl Caller {
     }
 
     pub(crate) fn state(&self) -> State {
-        self.client.core().state()
+        self.client.state()
     }
 }

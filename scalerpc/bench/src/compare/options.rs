@@ -51,7 +51,7 @@ pub(crate) struct Options {
     payload: usize,
 
     /// Clients of a group of ScaleRPC, 1 to 50.
-    #[arg(long, value_name = "N", default_value_t = scalerpc::groups::DEFAULT_GROUP_SIZE)]
+    #[arg(long, value_name = "N", default_value_t = scalerpc::protocol::groups::DEFAULT_GROUP_SIZE)]
     group: u32,
 
     /// Rounds, each of them everything once, 1 to 99.

@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use harness::load::Failure;
 use mlx5::{DeviceInfo, DeviceSpec};
+use scalerpc::protocol::wire::{HEADER_BYTES, TRAILER_BYTES};
 use scalerpc::rdma::exchange::{Accept, Admission, Offer};
 use scalerpc::rdma::{PendingClient, PendingPeer};
-use scalerpc::wire::{HEADER_BYTES, TRAILER_BYTES};
 use scalerpc::{CallHandle, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
 
 use super::contestant::{Answers, Case, Client, Counters, Kind, Server, record};
@@ -31,7 +31,7 @@ pub(crate) fn config(case: &Case) -> ServerConfig {
 
 pub(crate) struct ScaleServer {
     server: RdmaServer,
-    handlers: Handlers,
+    handlers: Handlers<'static>,
     /// Those that were made an offer.
     pending: Vec<PendingPeer>,
     /// Also held by the handler.
@@ -42,7 +42,7 @@ impl Server for ScaleServer {
     fn open(case: &Case, device: &DeviceSpec, answers: Answers) -> Result<(Self, Vec<Vec<u8>>), Failure> {
         let server = RdmaServer::new(device, &config(case))?;
         let answers = Rc::new(answers);
-        let mut handlers = Handlers::new(server.core().layout().max_payload());
+        let mut handlers = Handlers::new(server.max_payload());
         let of_handler = Rc::clone(&answers);
         handlers.insert(ECHO, move |request: &[u8], reply: &mut [u8]| {
             let bytes = of_handler.payload_bytes();
@@ -80,7 +80,7 @@ impl Server for ScaleServer {
     }
 
     fn counters(&self) -> Counters {
-        let (stats, groups) = (self.server.core().stats(), self.server.core().groups().count() as u64);
+        let (stats, groups) = (self.server.stats(), self.server.groups() as u64);
         let counters = [("groups", groups), ("slices", stats.slices), ("fetched", stats.reads), ("legacy", stats.legacy)];
         counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
     }

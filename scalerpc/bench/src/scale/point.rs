@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use harness::pattern::{self, Tag};
 use mlx5::{ContextUses, Device, DeviceSpec, Did, ForeignDevice, NicParameters, Simulation, SoftOptions};
+use scalerpc::ServerStats;
 use scalerpc::rdma::{PendingClient, SetupError};
-use scalerpc::server::ServerStats;
 use scalerpc::{CallError, CallFailure, CallHandle, HandlerError, Handlers, RdmaClient, RdmaServer, ServerConfig};
 use serde::Serialize;
 use thiserror::Error;
@@ -165,13 +165,13 @@ impl World {
     fn snapshot(&self, simulation: &Simulation<'_>) -> Result<Snapshot, PointError> {
         self.check()?;
         let ended = self.callers.iter().map(|caller| caller.borrow().ended).collect();
-        let stats = *self.server.borrow().server.core().stats();
+        let stats = *self.server.borrow().server.stats();
         Ok(Snapshot { ended, uses: simulation.context_uses(&self.device)?, stats })
     }
 
     /// The first thing that went wrong.
     fn check(&self) -> Result<(), PointError> {
-        match self.server.borrow().server.core().stats().garbage {
+        match self.server.borrow().server.stats().garbage {
             0 => {}
             garbage => return Err(PointError::Garbage(garbage)),
         }
@@ -208,7 +208,7 @@ fn connect(simulation: &Simulation<'_>, server: &mut RdmaServer) -> Result<RdmaC
 /// The server as an actor: never idle, as a server's threads are that poll memory.
 struct Serving {
     server: RdmaServer,
-    handlers: Handlers,
+    handlers: Handlers<'static>,
     load: Load,
     /// Requests answered.
     answered: Rc<Cell<u64>>,
@@ -217,7 +217,7 @@ struct Serving {
 impl Serving {
     fn new(server: RdmaServer, load: Load) -> Self {
         let answered = Rc::<Cell<u64>>::default();
-        let mut handlers = Handlers::new(server.core().layout().max_payload());
+        let mut handlers = Handlers::new(server.max_payload());
         let count = Rc::clone(&answered);
         handlers.insert(ECHO, move |request: &[u8], response: &mut [u8]| {
             count.set(count.get() + 1);
@@ -230,10 +230,10 @@ impl Serving {
 
     fn step(&mut self) -> Did {
         let operations = |stats: &ServerStats| stats.reads + stats.bare_events;
-        let before = (self.answered.get(), operations(self.server.core().stats()));
+        let before = (self.answered.get(), operations(self.server.stats()));
         self.server.step(&mut self.handlers, BUDGET);
         let requests = self.answered.get() - before.0;
-        let others = operations(self.server.core().stats()) - before.1;
+        let others = operations(self.server.stats()) - before.1;
         Did::Cost(
             self.load.server_step_ns + self.load.server_request_ns * requests + self.load.server_request_ns * others / OPERATION_DIVISOR,
         )

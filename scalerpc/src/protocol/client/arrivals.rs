@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use super::fetch::Fetch;
 use super::{Client, ClientOp, State, bits};
-use crate::config::ReplyMode;
-use crate::error::{CallFailure, ProtocolError};
-use crate::memory::Memory;
-use crate::wire::{EVENT_SLOT_BYTES, Event, HEADER_BYTES, ReqId, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
+use crate::protocol::config::ReplyMode;
+use crate::protocol::error::{CallFailure, ProtocolError};
+use crate::protocol::memory::Memory;
+use crate::protocol::wire::{EVENT_SLOT_BYTES, Event, HEADER_BYTES, ReqId, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
 
 /// The newest events that one look found.
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use super::fetch::Fetch;
 use super::{Client, ClientOp, State, bits};
-use crate::error::{CallError, CallFailure, CloseReason};
-use crate::memory::Memory;
-use crate::pool::SlotState;
-use crate::wire::{HEADER_BYTES, ReqId, RequestHeader, TRAILER_BYTES, Trailer, valid};
+use crate::protocol::error::{CallError, CallFailure, CloseReason};
+use crate::protocol::memory::Memory;
+use crate::protocol::pool::SlotState;
+use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, TRAILER_BYTES, Trailer, valid};
 
 /// Names a call until its completion was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

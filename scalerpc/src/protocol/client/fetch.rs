@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use super::{Client, ClientOp, bits};
-use crate::config::ReplyMode;
-use crate::memory::Memory;
-use crate::wire::{HEADER_BYTES, TRAILER_BYTES, Trailer, valid};
+use crate::protocol::config::ReplyMode;
+use crate::protocol::memory::Memory;
+use crate::protocol::wire::{HEADER_BYTES, TRAILER_BYTES, Trailer, valid};
 
 /// How far the response of a slot has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -14,12 +14,12 @@ use std::collections::VecDeque;
 
 pub use calls::{CallHandle, Completion, Permit};
 
-use crate::config::{DEFAULT_TIMEOUT_NS, Layout, ReplyMode};
-use crate::error::CloseReason;
-use crate::mapping::ClientId;
-use crate::memory::Memory;
-use crate::pool::{MessagePool, SlotState};
-use crate::wire::{Announcement, Release, ZoneId};
+use crate::protocol::config::{DEFAULT_TIMEOUT_NS, Layout, ReplyMode};
+use crate::protocol::error::CloseReason;
+use crate::protocol::mapping::ClientId;
+use crate::protocol::memory::Memory;
+use crate::protocol::pool::{MessagePool, SlotState};
+use crate::protocol::wire::{Announcement, Release, ZoneId};
 use calls::Call;
 
 /// Time between looks at a response that the client READs, in ns, unless told otherwise.

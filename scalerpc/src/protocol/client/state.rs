@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 
 use super::Client;
-use crate::memory::HeapMemory;
+use crate::protocol::memory::HeapMemory;
 
 impl Client<HeapMemory> {
     /// Without times, which the exploration does not reach.

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use super::{Client, ClientOp, State, bits};
-use crate::memory::Memory;
-use crate::wire::{Announcement, Release, ZoneId};
+use crate::protocol::memory::Memory;
+use crate::protocol::wire::{Announcement, Release, ZoneId};
 
 impl<M: Memory> Client<M> {
     /// WRITEs a request into the client's zone.

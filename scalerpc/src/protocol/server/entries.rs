@@ -1,9 +1,9 @@
 //! Endpoint entries: releases and announcements, taken out of memory that clients write.
 
 use super::{SWEEP, Server};
-use crate::mapping::ClientId;
-use crate::memory::Memory;
-use crate::wire::{Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TRAILER_BYTES, Trailer, valid};
+use crate::protocol::mapping::ClientId;
+use crate::protocol::memory::Memory;
+use crate::protocol::wire::{Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TRAILER_BYTES, Trailer, valid};
 
 impl<M: Memory> Server<M> {
     /// Looks at the entries of the current and the next group, and at some others (S19).

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 
 use super::zones::ZoneState;
-use super::{ReplyMode, Request, Server, ServerOp};
-use crate::config::Layout;
-use crate::mapping::ClientId;
-use crate::memory::Memory;
-use crate::wire::{HEADER_BYTES, ReqId, RequestHeader, Status, Trailer, ZoneId, valid};
+use super::{ReplyMode, Server, ServerOp};
+use crate::protocol::config::Layout;
+use crate::protocol::mapping::ClientId;
+use crate::protocol::memory::Memory;
+use crate::protocol::request::Request;
+use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Status, Trailer, ZoneId, valid};
 
 /// An accepted request, still in its zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

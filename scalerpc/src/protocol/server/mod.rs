@@ -16,14 +16,15 @@ use thiserror::Error;
 
 pub use replies::ReplyFailure;
 
-use crate::config::{ConfigError, Layout, ReplyMode, ServerConfig};
-use crate::groups::GroupManager;
-use crate::legacy::{LegacyLane, LongTypes};
-use crate::mapping::{ClientId, VirtualMapping};
-use crate::memory::Memory;
-use crate::pool::MessagePool;
-use crate::scheduler::{Scheduler, Turn};
-use crate::wire::{Announcement, HEADER_BYTES, ReqId, TRAILER_BYTES, ZoneId};
+use crate::protocol::config::{ConfigError, Layout, ReplyMode, ServerConfig};
+use crate::protocol::groups::GroupManager;
+use crate::protocol::legacy::{LegacyLane, LongTypes};
+use crate::protocol::mapping::{ClientId, VirtualMapping};
+use crate::protocol::memory::Memory;
+use crate::protocol::pool::MessagePool;
+use crate::protocol::request::ClientRegions;
+use crate::protocol::scheduler::{Scheduler, Turn};
+use crate::protocol::wire::{Announcement, HEADER_BYTES, TRAILER_BYTES, ZoneId};
 use intake::Queued;
 use zones::Zone;
 
@@ -39,19 +40,6 @@ pub struct ServerMemory<M> {
     pub pools: M,
     /// Response buffers, or the area that clients READ.
     pub responses: M,
-}
-
-/// Where a client's memory is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ClientRegions {
-    /// Address of its staging slots.
-    pub requests_addr: u64,
-    /// Key of them.
-    pub requests_rkey: u32,
-    /// Address of its response slots.
-    pub responses_addr: u64,
-    /// Key of them.
-    pub responses_rkey: u32,
 }
 
 /// Names a READ of the server.
@@ -122,44 +110,6 @@ impl ServerOp {
                 *client
             }
         }
-    }
-}
-
-/// A request that a worker has; to be answered by [`Server::reply`].
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Request {
-    pub(crate) client: ClientId,
-    pub(crate) generation: u32,
-    pub(crate) id: ReqId,
-    pub(crate) rpc_type: u16,
-    pub(crate) len: usize,
-    /// Where its response will be; `None` if clients READ.
-    pub(crate) buffer: Option<u32>,
-}
-
-impl Request {
-    /// Which handler.
-    #[must_use]
-    pub const fn rpc_type(&self) -> u16 {
-        self.rpc_type
-    }
-
-    /// Who asks.
-    #[must_use]
-    pub const fn client(&self) -> ClientId {
-        self.client
-    }
-
-    /// Payload bytes.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether the payload has no bytes.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
     }
 }
 

@@ -4,10 +4,12 @@ use std::collections::VecDeque;
 
 use thiserror::Error;
 
-use super::{Request, Server, ServerOp};
-use crate::mapping::ClientId;
-use crate::memory::Memory;
-use crate::wire::{HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, valid};
+use super::{Server, ServerOp};
+use crate::protocol::config::ReplyMode;
+use crate::protocol::mapping::ClientId;
+use crate::protocol::memory::Memory;
+use crate::protocol::request::Request;
+use crate::protocol::wire::{HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, valid};
 
 /// Why a request was not answered as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -26,7 +28,7 @@ pub enum ReplyFailure {
 }
 
 impl<M: Memory> Server<M> {
-    /// Answers a request: with a payload, or with a status other than `Ok`.
+    /// Answers a request, which is not [held](Self::hold): with a payload, or with a status other than `Ok`.
     ///
     /// # Errors
     /// [`ReplyFailure`]. The request has ended all the same.
@@ -73,6 +75,24 @@ impl<M: Memory> Server<M> {
         result
     }
 
+    /// Frees the buffer for the response of a request that is answered much later, so that it keeps no others from being taken. Before it is
+    /// [answered](Self::reply) it must be [resumed](Self::resume).
+    pub fn hold(&mut self, request: &mut Request) {
+        if let Some(buffer) = request.buffer.take() {
+            self.on_write_done(buffer);
+        }
+    }
+
+    /// Gives a request that was [held](Self::hold) a buffer for its response. `false`: there is none now; a response that is written makes room.
+    #[must_use]
+    pub fn resume(&mut self, request: &mut Request) -> bool {
+        if request.buffer.is_none() && self.layout.reply_mode == ReplyMode::ServerWrites {
+            request.buffer = self.buffers.allocate();
+            return request.buffer.is_some();
+        }
+        true
+    }
+
     /// The WRITE of a response has ended: its buffer is free.
     pub fn on_write_done(&mut self, buffer: u32) {
         // Every buffer that is under way was allocated by `take`; a number that names none changes nothing.
@@ -81,7 +101,7 @@ impl<M: Memory> Server<M> {
 
     /// A new client must not find responses to an old one in its part of the area.
     pub(super) fn clear_response_area(&mut self, client: ClientId) {
-        if self.layout.reply_mode == super::ReplyMode::ClientReads {
+        if self.layout.reply_mode == ReplyMode::ClientReads {
             for slot in 0..self.layout.depth {
                 let place = client.index() * self.layout.depth + slot;
                 self.memory.responses.store(place * self.layout.slot_bytes + self.layout.trailer_at(), 0);

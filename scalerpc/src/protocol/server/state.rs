@@ -4,9 +4,9 @@ use std::hash::{Hash, Hasher};
 
 use super::Server;
 use super::zones::{Zone, ZoneState};
-use crate::mapping::ClientId;
-use crate::memory::HeapMemory;
-use crate::wire::ZoneId;
+use crate::protocol::mapping::ClientId;
+use crate::protocol::memory::HeapMemory;
+use crate::protocol::wire::ZoneId;
 
 impl Zone {
     fn rebase(&mut self, now_ns: u64) {

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use super::{ReadToken, Server, ServerOp};
-use crate::mapping::ClientId;
-use crate::memory::Memory;
-use crate::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
+use crate::protocol::mapping::ClientId;
+use crate::protocol::memory::Memory;
+use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
 
 /// How much of a slice an ended zone waits for a response that carries the event: a tenth.
 const TELL_DIVISOR: u64 = 10;
@@ -242,7 +242,7 @@ impl<M: Memory> Server<M> {
         bytes[..HEADER_BYTES].copy_from_slice(&header.encode());
         let trailer = Trailer { len: HEADER_BYTES as u32, valid: valid(epoch as u32) };
         bytes[HEADER_BYTES..].copy_from_slice(&trailer.to_word().to_le_bytes());
-        let addr = regions.responses_addr.wrapping_add((slot + crate::wire::EVENT_SLOT_BYTES - bytes.len()) as u64);
+        let addr = regions.responses_addr.wrapping_add((slot + crate::protocol::wire::EVENT_SLOT_BYTES - bytes.len()) as u64);
         out.push_back(ServerOp::WriteEvent { client, addr, rkey: regions.responses_rkey, bytes });
     }
 

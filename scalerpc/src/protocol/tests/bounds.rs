@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::world::small;
-use crate::memory::{HeapMemory, Memory};
-use crate::{ClientRegions, Server, ServerConfig, ServerMemory};
+use crate::protocol::memory::{HeapMemory, Memory};
+use crate::protocol::{ClientRegions, Server, ServerConfig, ServerMemory};
 
 /// Memory that counts the words that are looked at.
 #[derive(Debug)]

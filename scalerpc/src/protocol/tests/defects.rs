@@ -3,9 +3,11 @@
 use std::collections::VecDeque;
 
 use super::world::{Counters, World, responses_addr, small};
-use crate::memory::Memory;
-use crate::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, valid};
-use crate::{CallError, CallFailure, ClientOp, ClientRegions, CloseReason, Grouping, JoinError, ReplyMode, ServerConfig, ServerOp, State};
+use crate::protocol::memory::Memory;
+use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, valid};
+use crate::protocol::{
+    CallError, CallFailure, ClientOp, ClientRegions, CloseReason, Grouping, JoinError, ReplyMode, ServerConfig, ServerOp, State,
+};
 
 /// A world whose only client is in PROCESS, with nothing outstanding.
 pub(super) fn active_world(config: &ServerConfig, clients: usize) -> World {

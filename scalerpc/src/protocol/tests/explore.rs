@@ -9,7 +9,7 @@ use std::io::Write;
 use std::rc::Rc;
 
 use super::world::{Counters, World, small};
-use crate::{ReplyMode, ServerConfig};
+use crate::protocol::{ReplyMode, ServerConfig};
 
 /// What can happen. A client looks at its memory after each operation that reached it, or after all that wait; that it does not look for a while
 /// is the same as that the operations are held.

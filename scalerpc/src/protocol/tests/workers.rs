@@ -1,11 +1,14 @@
 //! Workers and callers: handlers that fail, panic or take long, buffers that run out, permits.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use super::defects::active_world;
 use super::world::{World, small};
-use crate::handlers::LONG_RUNS;
-use crate::{CallError, CallFailure, ClientOp, CloseReason, HandlerError, Handlers, ServerConfig, ServerOp};
+use crate::protocol::handlers::LONG_RUNS;
+use crate::protocol::{
+    CallError, CallFailure, ClientOp, CloseReason, HandlerError, Handlers, HeldRequest, ReplyFailure, ServerConfig, ServerOp,
+};
 
 #[test]
 fn a_permit_is_had_in_process_only_and_keeps_the_client_there() {
@@ -109,4 +112,74 @@ fn requests_wait_for_response_buffers() {
     assert!(world.take() && !world.take());
     assert!(world.reply() && !world.take(), "the WRITE is under way");
     assert!(world.deliver_to_client(0) && world.take());
+}
+
+/// Held requests have their answers given in another order, by another thread, by nobody, and after a context switch; a caller that has left
+/// gets none, and each of the others its own, once.
+#[test]
+fn requests_that_are_held_are_answered_whenever_by_whomever() {
+    let config = ServerConfig { depth: 4, response_buffers: 2, legacy_capacity: 0, ..small() };
+    let mut world = active_world(&config, 1);
+    let held = RefCell::new(Vec::new());
+    let mut handlers = Handlers::new(world.server.layout().max_payload());
+    handlers.insert_held(1, |request| held.borrow_mut().push(request));
+    let side = &mut world.sides[0];
+    let calls: Vec<_> = (0..4_u8).map(|call| side.client.call(1, &[call], 0, &mut side.to_server).unwrap()).collect();
+    while world.deliver_to_server(0) {}
+    world.poll_server();
+    let mut ops = VecDeque::new();
+    assert_eq!(handlers.step(&mut world.server, 8, || 0, &mut ops), 4, "two buffers, four requests: none keeps a buffer");
+    assert_eq!((handlers.held(), world.server.free_buffers(), ops.len()), (4, 2, 0));
+    assert_eq!(handlers.step(&mut world.server, 8, || 0, &mut ops), 0, "nobody has answered");
+
+    let mut requests: Vec<HeldRequest> = held.take();
+    assert!(requests.iter().zip(0..).all(|(request, call)| *request.payload() == [call]));
+    let too_large = vec![0; requests[0].max_response() + 1];
+    assert!(matches!(requests.remove(1).reply(too_large), Err(ReplyFailure::TooLarge { .. })));
+    drop(requests.remove(1));
+    let worker = std::thread::spawn(move || {
+        for request in requests.into_iter().rev() {
+            let call = request.payload()[0];
+            request.reply([call]).unwrap();
+        }
+    });
+    worker.join().unwrap();
+
+    let mut ends = Vec::new();
+    for round in 0..10 {
+        handlers.step(&mut world.server, 8, || 0, &mut ops);
+        assert!(ops.len() <= 2, "round {round}: as many responses as buffers");
+        let side = &mut world.sides[0];
+        side.to_client.append(&mut ops);
+        while world.deliver_to_client(0) {}
+        let side = &mut world.sides[0];
+        side.client.poll(0, &mut side.to_server);
+        let mut payload = [0xff];
+        while let Some(completion) = side.client.poll_completion(&mut payload) {
+            let call = calls.iter().position(|call| *call == completion.handle).unwrap();
+            ends.push((call, completion.outcome.map(|_| payload[0])));
+        }
+    }
+    ends.sort_by_key(|(call, _)| *call);
+    let failures = [CallFailure::ResponseTooLarge, CallFailure::HandlerFailed];
+    assert_eq!(ends, [(0, Ok(0)), (1, Err(failures[0])), (2, Err(failures[1])), (3, Ok(3))]);
+    assert_eq!((handlers.held(), world.server.free_buffers()), (0, 2));
+}
+
+/// A worker that panics drops what it has.
+#[test]
+fn a_worker_that_dies_answers_that_it_failed() {
+    let mut world = active_world(&small(), 1);
+    let mut handlers = Handlers::new(8);
+    let (to_worker, of_server) = std::sync::mpsc::channel::<HeldRequest>();
+    handlers.insert_held(1, move |request| to_worker.send(request).unwrap());
+    assert_eq!(answer(&mut world, &mut handlers, 1, || 0), None);
+    let worker = std::thread::spawn(move || {
+        let _request = of_server.recv().unwrap();
+        panic!("on purpose");
+    });
+    assert!(worker.join().is_err());
+    let mut ops = VecDeque::new();
+    assert_eq!(handlers.step(&mut world.server, 8, || 0, &mut ops), 1);
+    assert_eq!(deliver(&mut world, ops), Some(Err(CallFailure::HandlerFailed)));
 }

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
-use crate::mapping::ClientId;
-use crate::memory::{HeapMemory, Memory};
-use crate::server::ReadToken;
-use crate::{
+use crate::protocol::mapping::ClientId;
+use crate::protocol::memory::{HeapMemory, Memory};
+use crate::protocol::server::ReadToken;
+use crate::protocol::{
     CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Request, Server, ServerConfig,
     ServerMemory, ServerOp, ServerRegions,
 };
@@ -222,8 +222,21 @@ impl World {
         true
     }
 
+    /// The worker keeps a request for later, behind the others it has.
+    pub(super) fn hold(&mut self) {
+        if let Some((mut request, bytes)) = self.working.pop_front() {
+            self.server.hold(&mut request);
+            self.working.push_back((request, bytes));
+        }
+    }
+
+    /// Whether a request was answered: one that was held may have no place for its response.
     pub(super) fn reply(&mut self) -> bool {
-        let Some((request, bytes)) = self.working.pop_front() else { return false };
+        let Some((mut request, bytes)) = self.working.pop_front() else { return false };
+        if !self.server.resume(&mut request) {
+            self.working.push_front((request, bytes));
+            return false;
+        }
         let _maybe_gone = self.server.reply(request, Ok(&bytes), self.now_ns, &mut self.ops);
         self.distribute();
         true

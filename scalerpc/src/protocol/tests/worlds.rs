@@ -2,7 +2,7 @@
 //! calls that run out of it, a server and clients that are away for longer than that.
 
 use super::world::{Counters, World, small};
-use crate::{ReplyMode, ServerConfig};
+use crate::protocol::{ReplyMode, ServerConfig};
 
 const CLIENTS: usize = 12;
 const STEPS: usize = 20_000;
@@ -51,7 +51,11 @@ fn random_world(seed: u64, times: Times, counters: Counters) -> World {
             5 if is_here => world.look(nth),
             8 if is_here => while world.take_completion(nth).is_some() {},
             6 if is_served => world.poll_server(),
-            7 if is_served => drop(if rng.bool() { world.take() } else { world.reply() }),
+            7 if is_served => match rng.u8(..5) {
+                0 | 1 => drop(world.take()),
+                2 | 3 => drop(world.reply()),
+                _ => world.hold(),
+            },
             _ => {}
         }
         if times.away != 0 && rng.u16(..1_000) == 0 {

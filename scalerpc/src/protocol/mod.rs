@@ -1,0 +1,32 @@
+//! The core: client and server as state machines, without queue, clock, thread or system call. Memory is a [`Memory`], time an argument, and what is
+//! to be done an operation in a queue of the caller's; [`rdma`](crate::rdma) executes them on a device.
+
+pub mod client;
+pub mod clock_sync;
+mod config;
+mod error;
+pub mod groups;
+pub mod handlers;
+mod legacy;
+mod mapping;
+mod memory;
+pub mod pool;
+mod request;
+mod scheduler;
+pub mod server;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+pub use client::{CallHandle, Client, ClientMemory, ClientOp, ClientStats, Completion, Permit, ServerRegions, State};
+pub use config::{
+    ConfigError, DEFAULT_DEPTH, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES, DEFAULT_TIMEOUT_NS, Grouping, Layout, MAX_CLIENTS, MAX_DEPTH,
+    ReplyMode, ServerConfig,
+};
+pub use error::{CallError, CallFailure, CloseReason, ProtocolError};
+pub use handlers::{Handler, HandlerError, Handlers, HeldRequest};
+pub use mapping::{ClientId, VirtualMapping};
+pub use memory::{HeapMemory, Memory};
+pub use request::{ClientRegions, Request};
+pub use scheduler::{Scheduler, Turn};
+pub use server::{JoinError, NewServerError, ReadToken, ReplyFailure, Server, ServerMemory, ServerOp, ServerStats};

@@ -1,0 +1,175 @@
+//! The client: one call at a time, answered or ended.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use mlx5::{DeviceInfo, DeviceSpec};
+use thiserror::Error;
+
+use super::{DEFAULT_TYPE, Idle, default_device};
+use crate::protocol::State;
+use crate::rdma::exchange::MeetError;
+use crate::rdma::{RdmaClient, SetupError, SyncCallError};
+
+/// What a [`Client`] is made with.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// Its device, of the kind that the server's is. Default: the one that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`,
+    /// `mlx5_0:2`), or the software HCA.
+    pub device: DeviceSpec,
+    /// For how long a server that is not there yet, or does not answer, is waited for, whenever a connection is made. Default 5 s.
+    pub connect_timeout: Duration,
+    /// How long [`Client::call`] waits. Default 5 s.
+    pub timeout: Duration,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        let patience = Duration::from_secs(5);
+        Self { device: default_device(), connect_timeout: patience, timeout: patience }
+    }
+}
+
+/// Why there is no client, or no response.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// The address is none, or nobody listens there.
+    #[error("the server at {address}: {source}")]
+    Unreachable {
+        /// The address.
+        address: String,
+        /// What the socket says.
+        source: io::Error,
+    },
+    /// The server and this client could not be connected.
+    #[error(transparent)]
+    Connect(#[from] MeetError),
+    /// The call was not made, or ended without a response. Of one that ran out of time, or whose connection has ended, it is not known whether the
+    /// handler ran, or will.
+    #[error(transparent)]
+    Call(#[from] SyncCallError),
+}
+
+/// A connection to a [`Server`](crate::Server), which calls make again when it has ended. It belongs to one thread.
+///
+/// ```no_run
+/// let mut client = scalerpc::Client::connect("127.0.0.1:7480")?;
+/// assert_eq!(client.call(b"ping")?, b"PING");
+/// # Ok::<(), scalerpc::ClientError>(())
+/// ```
+pub struct Client {
+    rdma: RdmaClient,
+    /// As it was given, for errors.
+    address: String,
+    addresses: Vec<SocketAddr>,
+    options: ClientOptions,
+    response: Vec<u8>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("address", &self.address).field("state", &self.rdma.state()).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Opens the device, and connects to the server at `address`, which is waited for.
+    ///
+    /// # Errors
+    /// [`ClientError`]; nothing is left behind.
+    pub fn connect(address: impl ToSocketAddrs + fmt::Debug) -> Result<Self, ClientError> {
+        Self::with_options(address, &ClientOptions::default())
+    }
+
+    /// As [`connect`](Self::connect), with options.
+    ///
+    /// # Errors
+    /// [`ClientError`]; nothing is left behind.
+    pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ClientOptions) -> Result<Self, ClientError> {
+        let name = format!("{address:?}");
+        let addresses = address.to_socket_addrs().map(Vec::from_iter);
+        let addresses = addresses.map_err(|source| ClientError::Unreachable { address: name.clone(), source })?;
+        let rdma = reach(&name, &addresses, options)?;
+        let response = vec![0; rdma.max_payload()];
+        Ok(Self { rdma, address: name, addresses, options: options.clone(), response })
+    }
+
+    /// Sends a request and waits for its response, for as long as the options say. If the connection has ended, it is made again first.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn call(&mut self, request: &[u8]) -> Result<Vec<u8>, ClientError> {
+        self.call_for(DEFAULT_TYPE, request, self.options.timeout)
+    }
+
+    /// As [`call`](Self::call), but waits for so long at most. Connecting again, if that is needed, takes its own time.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn call_within(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
+        self.call_for(DEFAULT_TYPE, request, timeout)
+    }
+
+    /// As [`call`](Self::call), for the handler of another type.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn call_type(&mut self, rpc_type: u16, request: &[u8]) -> Result<Vec<u8>, ClientError> {
+        self.call_for(rpc_type, request, self.options.timeout)
+    }
+
+    /// Most bytes of a request, and of a response.
+    #[must_use]
+    pub const fn max_payload(&self) -> usize {
+        self.rdma.max_payload()
+    }
+
+    /// Name, transport and capabilities of the device in use.
+    #[must_use]
+    pub fn device_info(&self) -> DeviceInfo {
+        self.rdma.device().info()
+    }
+
+    /// The client on its device, of the connection that there is: for many calls at once.
+    #[must_use]
+    pub const fn rdma(&mut self) -> &mut RdmaClient {
+        &mut self.rdma
+    }
+
+    fn call_for(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
+        // What ended it while nobody looked.
+        self.rdma.poll();
+        if matches!(self.rdma.state(), State::Closed(_)) {
+            self.rdma = reach(&self.address, &self.addresses, &self.options)?;
+            self.response.resize(self.rdma.max_payload(), 0);
+        }
+        self.rdma.set_timeout_ns(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        let mut idle = Idle::default();
+        let len = self.rdma.call_sync(rpc_type, request, &mut self.response, || {
+            idle.pass();
+        })?;
+        Ok(self.response.get(..len).unwrap_or_default().to_vec())
+    }
+}
+
+/// Connects to the first of the addresses that has a server, which is waited for.
+fn reach(name: &str, addresses: &[SocketAddr], options: &ClientOptions) -> Result<RdmaClient, ClientError> {
+    let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
+    let meet = |mut stream: TcpStream| Ok(RdmaClient::connect_over(&options.device, &mut stream)?);
+    rendezvous::reach(addresses, options.connect_timeout, || true, meet, has_left, unreachable)
+}
+
+/// Whether the server left while this client was waiting to be taken, or while they met.
+fn has_left(error: &ClientError) -> bool {
+    use mlx5::ConnectError::{NoSuchDevice, NoSuchQp, StaleDevice};
+
+    match error {
+        ClientError::Connect(MeetError::Channel(error)) => rendezvous::stream_has_ended(error),
+        ClientError::Connect(MeetError::Setup(SetupError::Connect(error))) => {
+            matches!(error, NoSuchQp { .. } | NoSuchDevice { .. } | StaleDevice { .. })
+        }
+        _ => false,
+    }
+}

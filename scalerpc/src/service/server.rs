@@ -1,0 +1,257 @@
+//! The server: admits clients, steps, answers.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mlx5::{DeviceInfo, DeviceSpec};
+use rendezvous::{Gate, Incoming, Outgoing};
+use thiserror::Error;
+
+use super::{DEFAULT_TYPE, Idle, default_device};
+use crate::protocol::{Handlers, ServerConfig, ServerStats};
+use crate::rdma::exchange::{Accept, Admission, Hello, MeetError, Offer, Refusal, refusal_of};
+use crate::rdma::{PendingPeer, RdmaServer, SetupError};
+
+/// Requests that one step answers at most.
+const BUDGET: usize = 64;
+/// So often a server that always has something to do looks at its socket all the same.
+const STEPS_PER_LOOK: u32 = 1024;
+/// How long a client may take to connect. It keeps nobody else waiting.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// How long a server that was stopped waits until its last responses have arrived.
+const LINGER: Duration = Duration::from_millis(20);
+/// Clients that have a queue pair and are not admitted yet, at most: others wait with theirs.
+const MOST_OFFERED: usize = 64;
+/// How long each of so many may take then.
+const SHORT_CONNECT_TIME: Duration = Duration::from_millis(250);
+
+/// What a [`Server`] is made with.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Its device. Default: the one that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
+    pub device: DeviceSpec,
+    /// Its numbers: clients, slots, groups and slices.
+    pub config: ServerConfig,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self { device: default_device(), config: ServerConfig::default() }
+    }
+}
+
+/// Why a server could not be made.
+#[derive(Debug, Error)]
+pub enum ServerError {
+    /// The device could not be opened, or its queues and memory not be made.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// The address cannot be listened at.
+    #[error("listening at the server's address: {0}")]
+    Listen(#[source] io::Error),
+}
+
+/// Ends [`Server::serve`], from any thread.
+#[derive(Clone, Debug, Default)]
+pub struct StopHandle(Arc<AtomicBool>);
+
+impl StopHandle {
+    /// Has the server return, within a millisecond if it has nothing to do. Requests that have arrived by then are answered.
+    pub fn stop(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// A server at a TCP address. It belongs to one thread, and serves all its clients in it.
+///
+/// Clients that leave, in whatever way, and those that take their time to connect, keep no other waiting. Who reaches the port can call: the exchange
+/// is not authenticated.
+///
+/// ```no_run
+/// let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
+/// server.serve(|request| request.to_ascii_uppercase());
+/// # Ok::<(), scalerpc::ServerError>(())
+/// ```
+pub struct Server {
+    rdma: RdmaServer,
+    gate: Gate<Arriving>,
+    stop: StopHandle,
+    steps_to_look: u32,
+    idle: Idle,
+}
+
+/// How far a client has come that is being connected.
+enum Arriving {
+    /// It has not said that it is one. It costs nothing but a descriptor.
+    Silent(Incoming<{ Hello::BYTES }>),
+    Offered(Box<Offered>),
+    /// It is a client; what it must be told of that.
+    Admitted(Outgoing<{ Admission::BYTES }>),
+}
+
+struct Offered {
+    since: Instant,
+    /// `None` once it is admitted, or was not.
+    peer: Option<PendingPeer>,
+    offer: Outgoing<{ Offer::BYTES }>,
+    accept: Incoming<{ Accept::BYTES }>,
+}
+
+impl Arriving {
+    /// Goes on as far as the socket lets it.
+    fn advance(&mut self, stream: &mut TcpStream, server: &mut RdmaServer, offered: &mut usize) -> Result<Option<()>, MeetError> {
+        if let Self::Silent(hello) = self {
+            if *offered >= MOST_OFFERED {
+                return Ok(None);
+            }
+            let Some(hello) = hello.advance(stream)? else { return Ok(None) };
+            // Who cannot take a refusal at once does not learn of it.
+            let refuse = |stream: &mut TcpStream, refusal| drop(stream.write(&Offer::refuse(refusal)));
+            Hello::decode(hello).inspect_err(|_| refuse(stream, Refusal::Failed))?;
+            let peer = server.offer().inspect_err(|error| refuse(stream, refusal_of(error)))?;
+            *offered += 1;
+            let (offer, accept) = (peer.record().encode().into(), Incoming::default());
+            *self = Self::Offered(Box::new(Offered { since: Instant::now(), peer: Some(peer), offer, accept }));
+        }
+        if let Self::Offered(stage) = self {
+            let Offered { since, peer, offer, accept } = &mut **stage;
+            let accept = if offer.advance(stream)? { accept.advance(stream)? } else { None };
+            let Some(accept) = accept else {
+                let is_in_the_way = *offered >= MOST_OFFERED && since.elapsed() > SHORT_CONNECT_TIME;
+                return if is_in_the_way { Err(io::Error::from(ErrorKind::TimedOut).into()) } else { Ok(None) };
+            };
+            let refuse = |stream: &mut TcpStream, refusal| drop(stream.write(&Admission::refuse(refusal)));
+            let accept = Accept::decode(accept).inspect_err(|_| refuse(stream, Refusal::Failed))?;
+            let Some(peer) = peer.take() else { return Ok(None) };
+            let admission = server.admit(peer, &accept).inspect_err(|error| refuse(stream, refusal_of(error)))?;
+            *self = Self::Admitted(admission.encode().into());
+        }
+        match self {
+            Self::Admitted(admission) => Ok(admission.advance(stream)?.then_some(())),
+            _ => Ok(None),
+        }
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("gate", &self.gate).field("clients", &self.clients()).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Opens the device, and listens at `address`; port 0 is any that is free.
+    ///
+    /// # Errors
+    /// [`ServerError`]; nothing is left behind.
+    pub fn bind(address: impl ToSocketAddrs) -> Result<Self, ServerError> {
+        Self::with_options(address, &ServerOptions::default())
+    }
+
+    /// As [`bind`](Self::bind), with options.
+    ///
+    /// # Errors
+    /// [`ServerError`]; nothing is left behind.
+    pub fn with_options(address: impl ToSocketAddrs, options: &ServerOptions) -> Result<Self, ServerError> {
+        let gate = Gate::bind(address, CONNECT_TIME).map_err(ServerError::Listen)?;
+        let rdma = RdmaServer::new(&options.device, &options.config)?;
+        Ok(Self { rdma, gate, stop: StopHandle::default(), steps_to_look: 0, idle: Idle::default() })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The system cannot tell.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.gate.local_addr()
+    }
+
+    /// Clients that are connected.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.rdma.clients()
+    }
+
+    /// Most bytes of a request, and of a response.
+    #[must_use]
+    pub const fn max_payload(&self) -> usize {
+        self.rdma.max_payload()
+    }
+
+    /// Name, transport and capabilities of the device in use.
+    #[must_use]
+    pub fn device_info(&self) -> DeviceInfo {
+        self.rdma.device().info()
+    }
+
+    /// What was done since the server was made.
+    #[must_use]
+    pub const fn stats(&self) -> &ServerStats {
+        self.rdma.stats()
+    }
+
+    /// Ends [`serve`](Self::serve), from any thread.
+    #[must_use]
+    pub fn stop_handle(&self) -> StopHandle {
+        self.stop.clone()
+    }
+
+    /// Answers each request with what `handler` makes of it, until it is stopped. A response longer than [`max_payload`](Self::max_payload) is
+    /// answered with a failure. For more than one kind of request, and handlers that answer later: [`serve_types`](Self::serve_types).
+    pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) {
+        let mut handlers = Handlers::new(self.max_payload());
+        handlers.insert(DEFAULT_TYPE, |request: &[u8], place: &mut [u8]| {
+            let response = handler(request);
+            let response = response.as_ref();
+            // A length that does not fit is told to the caller.
+            if let Some(place) = place.get_mut(..response.len()) {
+                place.copy_from_slice(response);
+            }
+            Ok(response.len())
+        });
+        self.serve_types(&mut handlers);
+    }
+
+    /// Has each request answered by the handler of its type, until it is stopped.
+    pub fn serve_types(&mut self, handlers: &mut Handlers<'_>) {
+        while !self.stop.0.load(Ordering::Acquire) {
+            self.step(handlers);
+        }
+        // What was written last must arrive before the queue pairs go.
+        let end = Instant::now() + LINGER;
+        while self.rdma.step(handlers, BUDGET) > 0 || self.rdma.under_way() > 0 && Instant::now() < end {}
+    }
+
+    /// One bounded step: connects clients, answers requests, sleeps for at most a millisecond if there has been nothing to do for a while. Whether
+    /// anything moved.
+    pub fn step(&mut self, handlers: &mut Handlers<'_>) -> bool {
+        if self.steps_to_look == 0 {
+            self.look_at_sockets();
+            self.steps_to_look = STEPS_PER_LOOK;
+        }
+        self.steps_to_look -= 1;
+        let moved = self.rdma.step(handlers, BUDGET) > 0;
+        if moved {
+            self.idle.reset();
+        } else if self.idle.pass() {
+            self.steps_to_look = 0;
+        }
+        moved
+    }
+
+    /// The server on its device: statistics, groups, slices.
+    #[must_use]
+    pub const fn rdma(&mut self) -> &mut RdmaServer {
+        &mut self.rdma
+    }
+
+    fn look_at_sockets(&mut self) {
+        let Self { rdma, gate, .. } = self;
+        let mut offered = gate.arriving().filter(|arriving| matches!(arriving, Arriving::Offered(_))).count();
+        gate.look(|| Arriving::Silent(Incoming::default()), |arriving, stream| arriving.advance(stream, rdma, &mut offered), |()| ());
+    }
+}

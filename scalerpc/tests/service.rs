@@ -1,0 +1,342 @@
+//! Servers and clients that meet at an address: strangers, silence, servers that come late, leave and return, clients that vanish, handlers
+//! that answer later.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
+)]
+
+use std::cell::RefCell;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use scalerpc::rdma::exchange::{Accept, Hello, MeetError, Offer, RecordError, Refusal};
+use scalerpc::rdma::{SetupError, SyncCallError};
+use scalerpc::{
+    CallFailure, Client, ClientError, ClientOptions, DEFAULT_TYPE, Handlers, HeldRequest, Server, ServerConfig, ServerOptions, ServerStats,
+    StopHandle,
+};
+
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// A server in a thread of its own, that turns the bytes of each request round.
+struct Running {
+    address: SocketAddr,
+    stop: StopHandle,
+    thread: JoinHandle<(usize, ServerStats)>,
+}
+
+fn options(max_clients: u32) -> ServerOptions {
+    let config = ServerConfig { max_clients, group_size: 8, slot_bytes: 256, ..ServerConfig::default() };
+    ServerOptions { config, ..ServerOptions::default() }
+}
+
+fn start(address: &str, options: ServerOptions) -> Running {
+    start_with(address, options, |server| server.serve(|request| request.iter().rev().copied().collect::<Vec<u8>>()))
+}
+
+/// One that does `serve`, and tells in the end how many clients it has and what it did.
+fn start_with(address: &str, options: ServerOptions, serve: impl FnOnce(&mut Server) + Send + 'static) -> Running {
+    let (tell, told) = mpsc::channel();
+    let address = address.to_owned();
+    let thread = thread::spawn(move || {
+        let mut server = Server::with_options(address, &options).unwrap();
+        tell.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
+        serve(&mut server);
+        (server.clients(), *server.stats())
+    });
+    let (address, stop) = told.recv_timeout(WATCHDOG).unwrap();
+    Running { address, stop, thread }
+}
+
+impl Running {
+    fn stop(self) -> (usize, ServerStats) {
+        self.stop.stop();
+        let start = Instant::now();
+        while !self.thread.is_finished() {
+            assert!(start.elapsed() < WATCHDOG, "the server does not end");
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.thread.join().unwrap()
+    }
+}
+
+#[test]
+fn many_clients_get_their_own_responses() {
+    let server = start("127.0.0.1:0", options(32));
+    let address = server.address;
+    let client = |name: u8| {
+        let mut client = Client::connect(address).unwrap();
+        for call in 0..200_u8 {
+            assert_eq!(client.call(&[name, call, 1]).unwrap(), [1, call, name]);
+        }
+        assert_eq!(client.call(&[]).unwrap(), []);
+        let most = client.max_payload();
+        assert_eq!(client.call(&vec![name; most]).unwrap(), vec![name; most]);
+        let too_long = client.call(&vec![0; most + 1]).unwrap_err();
+        assert!(too_long.to_string().contains(&format!("{}", most + 1)), "{too_long}");
+        assert!(matches!(client.call_type(7, &[1]), Err(ClientError::Call(SyncCallError::Failure(CallFailure::UnknownType)))));
+    };
+    thread::scope(|scope| (0..12).for_each(|name| drop(scope.spawn(move || client(name)))));
+    let (_, stats) = server.stop();
+    assert_eq!((stats.accepted, stats.garbage), (12 * 203, 0));
+}
+
+#[test]
+fn a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let client = thread::spawn(move || Client::connect(address).unwrap().call(&[1, 2, 3]).unwrap());
+    thread::sleep(Duration::from_millis(200));
+    let server = start(&address.to_string(), options(4));
+    assert_eq!(client.join().unwrap(), [3, 2, 1]);
+    server.stop();
+
+    let impatient = ClientOptions { connect_timeout: Duration::from_millis(100), ..ClientOptions::default() };
+    let error = Client::with_options(address, &impatient).unwrap_err();
+    assert!(matches!(error, ClientError::Unreachable { .. }) && error.to_string().contains(&address.to_string()), "{error}");
+}
+
+/// The call that was under way may fail; the first that is made when the end is known connects again.
+#[test]
+fn a_client_goes_on_with_the_next_server_at_the_address() {
+    let server = start("127.0.0.1:0", options(4));
+    let address = server.address.to_string();
+    let mut client = Client::connect(address.clone()).unwrap();
+    assert_eq!(client.call(&[1, 9]).unwrap(), [9, 1]);
+    server.stop();
+    for round in 0..3_u8 {
+        let server = start(&address, options(4));
+        let start = Instant::now();
+        let answer = loop {
+            match client.call_within(&[round, 5], Duration::from_secs(2)) {
+                Ok(answer) => break answer,
+                Err(ClientError::Call(SyncCallError::Failure(CallFailure::Closed(_) | CallFailure::DeadlineExceeded))) => {}
+                Err(ClientError::Call(SyncCallError::Call(scalerpc::CallError::Closed(_)))) => {}
+                Err(error) => panic!("{error}"),
+            }
+            assert!(start.elapsed() < WATCHDOG);
+        };
+        assert_eq!(answer, [5, round]);
+        server.stop();
+    }
+}
+
+/// Nobody answers; the next call is not that one's.
+#[test]
+fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
+    let (tell, held) = mpsc::channel::<HeldRequest>();
+    let server = start_with("127.0.0.1:0", options(4), move |server| {
+        let mut handlers = Handlers::new(server.max_payload());
+        handlers.insert_held(DEFAULT_TYPE, |request| tell.send(request).unwrap());
+        handlers.insert(1, |request: &[u8], response: &mut [u8]| {
+            response[..request.len()].copy_from_slice(request);
+            Ok(request.len())
+        });
+        server.serve_types(&mut handlers);
+    });
+    let mut client = Client::connect(server.address).unwrap();
+    let timed_out = client.call_within(&[1], Duration::from_millis(50)).unwrap_err();
+    assert!(matches!(timed_out, ClientError::Call(SyncCallError::Failure(CallFailure::DeadlineExceeded))), "{timed_out}");
+    assert_eq!(client.call_type(1, &[2]).unwrap(), [2]);
+    let request = held.recv_timeout(WATCHDOG).unwrap();
+    assert_eq!(request.payload(), [1]);
+    request.reply([99]).unwrap();
+    for call in 0..50 {
+        assert_eq!(client.call_type(1, &[call]).unwrap(), [call]);
+    }
+    let dropped = thread::spawn(move || drop(held.recv_timeout(WATCHDOG).unwrap()));
+    let failed = client.call(&[3]).unwrap_err();
+    assert!(matches!(failed, ClientError::Call(SyncCallError::Failure(CallFailure::HandlerFailed))), "{failed}");
+    dropped.join().unwrap();
+    server.stop();
+}
+
+/// It has the request, and goes without a word.
+#[test]
+fn a_client_that_waits_notices_that_its_server_is_gone() {
+    let server = start_with("127.0.0.1:0", options(4), |server| {
+        let held = RefCell::new(Vec::new());
+        let mut handlers = Handlers::new(server.max_payload());
+        handlers.insert_held(DEFAULT_TYPE, |request| held.borrow_mut().push(request));
+        let start = Instant::now();
+        while held.borrow().is_empty() {
+            server.step(&mut handlers);
+            assert!(start.elapsed() < WATCHDOG);
+        }
+    });
+    let mut client = Client::connect(server.address).unwrap();
+    let closed = client.call_within(&[1], WATCHDOG).unwrap_err();
+    assert!(matches!(closed, ClientError::Call(SyncCallError::Failure(CallFailure::Closed(_)))), "{closed}");
+    server.stop();
+}
+
+/// Workers answer in whatever order, while groups take turns.
+#[test]
+fn workers_answer_all_requests_of_all_groups() {
+    let server = start_with("127.0.0.1:0", options(32), |server| {
+        let (queue, requests) = mpsc::channel::<HeldRequest>();
+        let worker = thread::spawn(move || {
+            let mut rng = fastrand::Rng::with_seed(1);
+            let mut kept: Vec<HeldRequest> = Vec::new();
+            loop {
+                match requests.recv_timeout(Duration::from_millis(1)) {
+                    Ok(request) => kept.push(request),
+                    Err(RecvTimeoutError::Disconnected) => break,
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
+                while !kept.is_empty() && (rng.bool() || kept.len() > 4) {
+                    let request = kept.swap_remove(rng.usize(..kept.len()));
+                    let response: Vec<u8> = request.payload().iter().rev().copied().collect();
+                    request.reply(response).unwrap();
+                }
+            }
+        });
+        let mut handlers = Handlers::new(server.max_payload());
+        handlers.insert_held(DEFAULT_TYPE, move |request| queue.send(request).unwrap());
+        server.serve_types(&mut handlers);
+        assert_eq!(handlers.held(), 0);
+        drop(handlers);
+        worker.join().unwrap();
+    });
+    let address = server.address;
+    let client = |name: u8| {
+        let mut client = Client::connect(address).unwrap();
+        for call in 0..100_u8 {
+            assert_eq!(client.call(&[name, call, 1]).unwrap(), [1, call, name]);
+        }
+    };
+    thread::scope(|scope| (0..20).for_each(|name| drop(scope.spawn(move || client(name)))));
+    let (_, stats) = server.stop();
+    assert_eq!(stats.accepted, 20 * 100);
+    assert!(stats.slices > 1, "{stats:?}");
+}
+
+fn read_offer(stream: &mut TcpStream) -> Result<Offer, MeetError> {
+    let mut bytes = [0; Offer::BYTES];
+    stream.read_exact(&mut bytes)?;
+    Offer::decode(&bytes)
+}
+
+/// Descriptors of this process.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Some say nothing, some garbage, some half of what they should, some are of another version; some take an offer and go no further.
+#[test]
+fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
+    let server = start("127.0.0.1:0", options(64));
+    let address = server.address;
+    let mut client = Client::connect(address).unwrap();
+    let before = descriptors();
+    let connect = |said: &[u8]| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(WATCHDOG)).unwrap();
+        stream.write_all(said).unwrap();
+        stream
+    };
+    let hello = Hello.encode();
+    let mut of_another_version = hello;
+    of_another_version[8] = 77;
+    let mut strangers = Vec::new();
+    for stranger in 0..400 {
+        let said: &[u8] = match stranger % 4 {
+            0 => &[],
+            1 => &[0xa5; 64],
+            2 => &hello[..7],
+            _ => &hello,
+        };
+        strangers.push(connect(said));
+        if stranger % 20 == 0 {
+            assert_eq!(client.call(&[1, 2]).unwrap(), [2, 1]);
+            assert_eq!(Client::connect(address).unwrap().call(&[3, 4]).unwrap(), [4, 3]);
+        }
+    }
+    let refused = read_offer(&mut connect(&of_another_version)).unwrap_err();
+    assert!(matches!(refused, MeetError::Record(RecordError::Refused(Refusal::Failed))), "{refused}");
+    let mut half_way = connect(&hello);
+    read_offer(&mut half_way).unwrap();
+    half_way.write_all(&[0xa5; Accept::BYTES]).unwrap();
+    let mut refusal = [0; 56];
+    half_way.read_exact(&mut refusal).unwrap();
+    assert_eq!(refusal[12], 2, "it is told");
+    drop(half_way);
+    drop(strangers);
+    let start = Instant::now();
+    // Those of both ends of the strangers; the clients above have left, too, which shows within a second or two.
+    while descriptors() > before {
+        assert!(start.elapsed() < WATCHDOG, "{} descriptors, {before} before", descriptors());
+        assert_eq!(client.call(&[1, 2]).unwrap(), [2, 1]);
+    }
+    server.stop();
+}
+
+#[test]
+fn a_full_server_says_so_and_takes_the_next_when_one_has_left() {
+    let server = start("127.0.0.1:0", options(1));
+    let first = Client::connect(server.address).unwrap();
+    let full = Client::connect(server.address).unwrap_err();
+    assert!(matches!(full, ClientError::Connect(MeetError::Record(RecordError::Refused(Refusal::Full)))), "{full}");
+    drop(first);
+    let start = Instant::now();
+    let mut next = loop {
+        match Client::connect(server.address) {
+            Ok(client) => break client,
+            Err(ClientError::Connect(MeetError::Record(RecordError::Refused(Refusal::Full)))) => {}
+            Err(error) => panic!("{error}"),
+        }
+        assert!(start.elapsed() < WATCHDOG, "the client that left keeps its place");
+        thread::sleep(Duration::from_millis(10));
+    };
+    assert_eq!(next.call(&[1, 2]).unwrap(), [2, 1]);
+    server.stop();
+}
+
+/// In the middle of calls, too.
+#[test]
+fn clients_that_connect_call_and_vanish_leave_the_server_as_it_was() {
+    let server = start_with("127.0.0.1:0", options(16), |server| {
+        let mut handlers = Handlers::new(server.max_payload());
+        handlers.insert(DEFAULT_TYPE, |_: &[u8], _: &mut [u8]| Ok(0));
+        let (stop, start) = (server.stop_handle(), Instant::now());
+        let mut had_clients = false;
+        // Until all have come and gone, and for a while longer.
+        while !had_clients || server.clients() > 0 || server.stats().accepted < 300 {
+            server.step(&mut handlers);
+            had_clients |= server.clients() > 0;
+            assert!(start.elapsed() < WATCHDOG, "{} clients, {:?}", server.clients(), server.stats());
+        }
+        stop.stop();
+        server.serve_types(&mut handlers);
+    });
+    let address = server.address;
+    let vanish = |seed: u64| {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        for _ in 0..10 {
+            let mut client = loop {
+                match Client::connect(address) {
+                    Ok(client) => break client,
+                    Err(ClientError::Connect(MeetError::Record(RecordError::Refused(Refusal::Full)))) => {
+                        thread::sleep(Duration::from_millis(5));
+                    }
+                    Err(ClientError::Connect(MeetError::Setup(SetupError::Connect(_)))) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            };
+            for call in 0..5_u8 {
+                client.call(&[call]).unwrap();
+            }
+            for call in 0..rng.u8(..4) {
+                client.rdma().call(DEFAULT_TYPE, &[call]).unwrap();
+            }
+            if rng.bool() {
+                client.rdma().poll();
+            }
+        }
+    };
+    thread::scope(|scope| (0..6).for_each(|seed| drop(scope.spawn(move || vanish(seed)))));
+    assert_eq!(server.stop().0, 0);
+}
