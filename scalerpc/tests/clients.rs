@@ -113,6 +113,36 @@ fn a_synchronous_call_ends_with_its_response_or_says_why() {
 
 /// The server does nothing until all calls have ended by their deadline: those of the first round were announced, those of later ones written
 /// into the pool. Their responses come then, and end no call; but each gives its slot back.
+/// Calls that are made with it are written straight into the pool, and it is had in the client's slice only.
+#[test]
+fn a_permit_is_had_while_the_server_serves_the_client() {
+    let device = DeviceSpec::default();
+    let mut server = RdmaServer::new(&device, &config(ReplyMode::ServerWrites)).unwrap();
+    let (mut handlers, _books) = handlers(&server);
+    handlers.insert(FAILS, |_: &[u8], _: &mut [u8]| Err(HandlerError));
+    let mut client = connect(&device, &mut server);
+    assert!(matches!(client.try_activate(), Err(CallError::NotActive)));
+    let first = client.call(FAILS, &[]).unwrap();
+    let start = Instant::now();
+    while client.try_activate().is_err() {
+        client.poll();
+        server.step(&mut handlers, 1);
+        assert!(start.elapsed() < WATCHDOG);
+    }
+    let direct = client.stats().direct;
+    let mut permit = client.try_activate().unwrap();
+    let with_permit = [permit.call(FAILS, &[]).unwrap(), permit.call(FAILS, &[]).unwrap()];
+    assert_eq!(client.stats().direct, direct + 2);
+    let mut ended = Vec::new();
+    while ended.len() < 3 {
+        client.poll();
+        server.step(&mut handlers, 1);
+        ended.extend(std::iter::from_fn(|| client.poll_completion(&mut [])).map(|completion| completion.handle));
+        assert!(start.elapsed() < WATCHDOG);
+    }
+    assert!([&[first][..], &with_permit].concat().iter().all(|call| ended.contains(call)));
+}
+
 #[test]
 fn late_responses_end_no_call_and_give_the_slots_back() {
     const STEP_NS: u64 = 10_000;

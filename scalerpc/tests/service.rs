@@ -214,6 +214,45 @@ fn workers_answer_all_requests_of_all_groups() {
     assert!(stats.slices > 1, "{stats:?}");
 }
 
+/// Three servers, each in a thread: every client is one's, none has all, and one handle ends them.
+#[test]
+fn servers_that_share_an_address_share_the_clients() {
+    const CLIENTS: u8 = 24;
+    let (tell, told) = mpsc::channel();
+    let (is_ready, ready) = mpsc::channel();
+    let server = start_with("127.0.0.1:0", options(32), move |server| {
+        (0..2).for_each(|_| tell.send(server.share().unwrap()).unwrap());
+        server.serve(|request| [request, &[0]].concat());
+    });
+    let others: Vec<_> = (1..3_u8)
+        .map(|name| {
+            let (shared, is_ready) = (told.recv_timeout(WATCHDOG).unwrap(), is_ready.clone());
+            thread::spawn(move || {
+                let mut server = Server::beside(shared).unwrap();
+                is_ready.send(()).unwrap();
+                server.serve(|request| [request, &[name]].concat());
+                server.stats().accepted
+            })
+        })
+        .collect();
+    (0..2).for_each(|_| ready.recv_timeout(WATCHDOG).unwrap());
+    let address = server.address;
+    // All are there before the first has left.
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(address).unwrap()).collect();
+    let mut by_server = [0; 3];
+    for (name, client) in (0..).zip(&mut clients) {
+        let first = client.call(&[name, 7]).unwrap();
+        assert_eq!(first[..2], [name, 7]);
+        by_server[usize::from(first[2])] += 1;
+        assert_eq!(client.call(&[name, 7]).unwrap(), first, "by the same server");
+    }
+    assert_eq!(by_server.iter().sum::<u8>(), CLIENTS);
+    assert!(by_server.iter().all(|clients| *clients < CLIENTS), "{by_server:?}");
+    let (_, stats) = server.stop();
+    let accepted: u64 = others.into_iter().map(|other| other.join().unwrap()).sum();
+    assert_eq!(stats.accepted + accepted, 2 * u64::from(CLIENTS));
+}
+
 fn read_offer(stream: &mut TcpStream) -> Result<Offer, MeetError> {
     let mut bytes = [0; Offer::BYTES];
     stream.read_exact(&mut bytes)?;

@@ -16,6 +16,7 @@ pub struct Gate<A> {
     listener: TcpListener,
     arriving: Vec<Arriving<A>>,
     patience: Duration,
+    peers_per_look: usize,
 }
 
 struct Arriving<A> {
@@ -41,7 +42,26 @@ impl<A> Gate<A> {
         // SAFETY: plain numbers, of a socket that listens already.
         let _ = unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) };
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, arriving: Vec::new(), patience })
+        Ok(Self::over(listener, patience))
+    }
+
+    /// As [`bind`](Self::bind), with the [listener](Self::listener) of another one: both take peers.
+    #[must_use]
+    pub const fn over(listener: TcpListener, patience: Duration) -> Self {
+        Self { listener, arriving: Vec::new(), patience, peers_per_look: PEERS_PER_LOOK }
+    }
+
+    /// For another gate at the same address.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn listener(&self) -> io::Result<TcpListener> {
+        self.listener.try_clone()
+    }
+
+    /// Takes so many peers in a look, at most. Default 256.
+    pub const fn take_by(&mut self, peers: usize) {
+        self.peers_per_look = peers;
     }
 
     /// Where it listens.
@@ -66,7 +86,7 @@ impl<A> Gate<A> {
         mut arrived: impl FnMut(T),
     ) {
         // Errors of accept(2) are those of a connection that is gone, or of want of descriptors, which may end.
-        for _ in 0..PEERS_PER_LOOK {
+        for _ in 0..self.peers_per_look {
             let Ok((stream, _)) = self.listener.accept() else { break };
             if stream.set_nonblocking(true).is_ok() {
                 self.arriving.push(Arriving { stream, stage: begin(), since: Instant::now() });

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::protocol::groups::{DEFAULT_GROUP_SIZE, MAX_ACTIVE_PER_GROUP};
+use crate::protocol::groups::{DEFAULT_GROUP_SIZE, MAX_ACTIVE_PER_GROUP, max_group_size};
 use crate::protocol::wire::{ENTRY_BYTES, EVENT_SLOT_BYTES, HEADER_BYTES, TRAILER_BYTES, ZoneId};
 
 /// Length of a time slice, in ns, unless told otherwise.
@@ -115,6 +115,18 @@ impl ServerConfig {
         let are_buffers = in_range(self.response_buffers, self.legacy_capacity + 1, 65_535);
         check(are_buffers, "response_buffers", self.response_buffers.into(), "legacy_capacity + 1 ..= 65535")?;
         check(self.drain_ns >= self.slice_ns, "drain_ns", self.drain_ns, "slice_ns and more")
+    }
+
+    /// With groups no larger than a NIC bears that caches so many queue-pair contexts, while `servers` use it: two groups of each, the one that is served
+    /// and the one that is warmed, take at most 80 % of the cache. No device tells how many it caches; see
+    /// [`QPC_CACHE_CONNECTX3`](crate::QPC_CACHE_CONNECTX3) and [`QPC_CACHE_CONNECTX5`](crate::QPC_CACHE_CONNECTX5).
+    #[must_use]
+    pub const fn within_cache(mut self, contexts: u32, servers: u32) -> Self {
+        let most = max_group_size(contexts, servers);
+        if self.group_size > most {
+            self.group_size = most;
+        }
+        self
     }
 
     /// Where everything lies.
@@ -257,6 +269,13 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_keep_within_the_cache_and_small_ones_stay_as_they_are() {
+        let size = |contexts, servers| ServerConfig::default().within_cache(contexts, servers).group_size;
+        assert_eq!([size(400, 1), size(400, 8), size(1000, 16), size(1000, 1)], [40, 20, 25, 40]);
+        assert_eq!(ServerConfig { group_size: 3, ..ServerConfig::default() }.within_cache(400, 8).group_size, 3);
+    }
 
     #[test]
     fn sizes_follow_the_formulas_of_the_page() {

@@ -50,7 +50,7 @@ pub enum CallError {
     /// All slots hold calls, or wait for the responses of calls that ran out of time. Poll, take completions, then retry.
     #[error("no free slot now: poll, take completions, then retry")]
     NoSlot,
-    /// The client may not write into the pool now. Only [`Client::try_activate`](crate::Client::try_activate) says so.
+    /// The client may not write into the pool now. Only [`RdmaClient::try_activate`](crate::RdmaClient::try_activate) says so.
     #[error("the server serves another group now: retry, or make an ordinary call, which waits at the client")]
     NotActive,
     /// No slot is that large.

@@ -2,14 +2,15 @@
 
 use std::collections::VecDeque;
 
-use mlx5::{Access, ConnectOptions, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{Access, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 use thiserror::Error;
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, post_write};
-use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, SEND_QUEUE_SIZE, SetupError, is_full};
+use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::{
-    CallError, CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout, State,
+    CallError, CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout,
+    Permit as CorePermit, State,
 };
 
 /// The word of a WRITE; that of a READ is its slot.
@@ -41,14 +42,22 @@ impl PendingClient {
     /// # Errors
     /// [`SetupError`].
     pub fn new(device: &DeviceSpec, offer: &Offer) -> Result<Self, SetupError> {
-        let port = Port::open(device, 2 * SEND_QUEUE_SIZE)?;
+        Self::with_options(device, offer, &RdmaOptions::default())
+    }
+
+    /// As [`new`](Self::new), with options.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub fn with_options(device: &DeviceSpec, offer: &Offer, options: &RdmaOptions) -> Result<Self, SetupError> {
+        let port = Port::open(device, options.send_queue_size.saturating_mul(2), options)?;
         let layout = offer.layout;
         let memory = ClientMemory {
             requests: port.alloc(layout.requests_bytes(), Access::REMOTE_READ)?,
             responses: port.alloc(layout.client_responses_bytes(), Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
         };
         let mut qp = port.create_qp()?;
-        qp.connect(&offer.address, &ConnectOptions::default())?;
+        port.connect(&mut qp, &offer.address)?;
         Ok(Self { qp, memory, port, layout })
     }
 
@@ -77,6 +86,25 @@ impl PendingClient {
     }
 }
 
+/// The right to write straight into the server's pool (the founding document's ConnectionGuard). While it lives the client takes no events, so it
+/// does not leave its slice; dropping it gives the right back.
+#[derive(Debug)]
+pub struct Permit<'a> {
+    core: CorePermit<'a, Mr>,
+    port: &'a Port,
+    ops: &'a mut VecDeque<ClientOp>,
+}
+
+impl Permit<'_> {
+    /// As [`RdmaClient::call`]; the request needs no READ by the server.
+    ///
+    /// # Errors
+    /// As [`RdmaClient::call`].
+    pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallHandle, CallError> {
+        self.core.call(rpc_type, payload, self.port.now_ns(), self.ops)
+    }
+}
+
 /// A client on a device, of one thread.
 #[derive(Debug)]
 pub struct RdmaClient {
@@ -97,6 +125,15 @@ impl RdmaClient {
     /// [`CallError`]; nothing was done.
     pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallHandle, CallError> {
         self.core.call(rpc_type, payload, self.port.now_ns(), &mut self.ops)
+    }
+
+    /// The right to write straight into the server's pool, if the server serves this client now. Does not wait.
+    ///
+    /// # Errors
+    /// [`CallError::NotActive`], or the connection has ended.
+    pub fn try_activate(&mut self) -> Result<Permit<'_>, CallError> {
+        let Self { core, port, ops, .. } = self;
+        Ok(Permit { core: core.try_activate()?, port, ops })
     }
 
     /// One bounded step: takes completions and arrivals, posts.

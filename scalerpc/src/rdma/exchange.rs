@@ -9,7 +9,7 @@ use rendezvous::record::{HEAD_BYTES, Kind, field, put, require};
 pub use rendezvous::record::{RecordError, Refusal};
 use thiserror::Error;
 
-use super::{PendingClient, RdmaClient, RdmaServer, SetupError};
+use super::{PendingClient, RdmaClient, RdmaOptions, RdmaServer, SetupError};
 use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ReplyMode, ServerRegions};
 
 const VERSION: u16 = 3;
@@ -268,8 +268,16 @@ impl RdmaClient {
     /// # Errors
     /// [`MeetError`].
     pub fn connect_over(device: &mlx5::DeviceSpec, channel: &mut (impl Read + Write)) -> Result<Self, MeetError> {
+        Self::connect_with(device, &RdmaOptions::default(), channel)
+    }
+
+    /// As [`connect_over`](Self::connect_over), with options.
+    ///
+    /// # Errors
+    /// [`MeetError`].
+    pub fn connect_with(device: &mlx5::DeviceSpec, options: &RdmaOptions, channel: &mut (impl Read + Write)) -> Result<Self, MeetError> {
         channel.write_all(&Hello.encode())?;
-        let pending = PendingClient::new(device, &Offer::decode(&receive(channel)?)?)?;
+        let pending = PendingClient::with_options(device, &Offer::decode(&receive(channel)?)?, options)?;
         channel.write_all(&pending.record().encode())?;
         Ok(pending.admitted(&Admission::decode(&receive(channel)?)?))
     }

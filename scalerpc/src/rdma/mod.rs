@@ -11,10 +11,10 @@ mod server;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mlx5::{ConnectError, CreateError, Mr, OpenError, PostError, QpConfig, RegisterError};
+use mlx5::{ConnectError, ConnectOptions, CreateError, Mr, OpenError, PostError, RegisterError};
 use thiserror::Error;
 
-pub use client::{PendingClient, RdmaClient, SyncCallError};
+pub use client::{PendingClient, Permit, RdmaClient, SyncCallError};
 pub use follower::TimeFollower;
 pub use server::{PendingPeer, RdmaServer};
 
@@ -24,8 +24,6 @@ use crate::protocol::{ConfigError, JoinError, Memory, NewServerError};
 pub const DOORBELL_BATCH: usize = 16;
 /// Completions that one step takes at most.
 pub const COMPLETION_BATCH: usize = 32;
-/// Send WQEBBs of a queue pair.
-pub const SEND_QUEUE_SIZE: u32 = 128;
 /// Longest message that is carried in its WQE.
 pub const MAX_INLINE_BYTES: usize = 60;
 
@@ -58,9 +56,22 @@ pub enum SetupError {
     Join(#[from] JoinError),
 }
 
-/// The queue pairs of both ends. Nothing is received, so the receive queue is as small as there is; nor does anything wait in a lane.
-const QP_CONFIG: QpConfig =
-    QpConfig { max_send_wr: SEND_QUEUE_SIZE, max_inline_data: MAX_INLINE_BYTES, scatter_to_cqe: false, lane_slots: 16 };
+/// What the queues of an end are made with.
+#[derive(Clone, Debug)]
+pub struct RdmaOptions {
+    /// Retries, timeouts, the RNR timer, MTU, service level, addresses.
+    pub connect: ConnectOptions,
+    /// WQEBBs of each send queue, 16 to the device's most. Default 128.
+    pub send_queue_size: u32,
+    /// Entries of a server's completion queue, which bounds its operations under way; a client has one as large as its send queue needs. Default 4096.
+    pub cq_size: u32,
+}
+
+impl Default for RdmaOptions {
+    fn default() -> Self {
+        Self { connect: ConnectOptions::default(), send_queue_size: 128, cq_size: 4096 }
+    }
+}
 
 /// A full send queue drains by itself: the operation is posted later. Any other refusal means that the queue pair is broken.
 const fn is_full(error: &PostError) -> bool {
@@ -138,7 +149,7 @@ mod tests {
     #[test]
     fn find_sees_every_word_it_is_asked_for_and_none_outside_of_the_region() {
         let device = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
-        let port = port::Port::open(&device, 16).unwrap();
+        let port = port::Port::open(&device, 16, &RdmaOptions::default()).unwrap();
         let region = port.alloc(4096, Access::LOCAL_WRITE).unwrap();
         let end = Mr::len(&region);
         assert_eq!(region.find(56, 64, 4), None);

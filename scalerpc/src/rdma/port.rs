@@ -1,8 +1,8 @@
 //! What both ends have of a device: it, its protection domain, and the queue of their completions.
 
-use mlx5::{Access, Device, DeviceSpec, Inline, MonoCq, Mr, Pd, PostError, RcQp, ReceiveSource, Signal, Write};
+use mlx5::{Access, Device, DeviceSpec, Inline, MonoCq, Mr, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal, Write};
 
-use super::{MAX_INLINE_BYTES, QP_CONFIG, SetupError};
+use super::{MAX_INLINE_BYTES, RdmaOptions, SetupError};
 
 /// Declared so that queues go before the domain, and that before the device.
 #[derive(Debug)]
@@ -11,13 +11,14 @@ pub(super) struct Port {
     pub(super) cq: MonoCq<usize>,
     pd: Pd,
     device: Device,
+    options: RdmaOptions,
 }
 
 impl Port {
-    pub(super) fn open(spec: &DeviceSpec, cq_entries: u32) -> Result<Self, SetupError> {
+    pub(super) fn open(spec: &DeviceSpec, cq_entries: u32, options: &RdmaOptions) -> Result<Self, SetupError> {
         let device = Device::open(spec)?;
         let pd = device.alloc_pd()?;
-        Ok(Self { cq: device.create_mono_cq(cq_entries)?, pd, device })
+        Ok(Self { cq: device.create_mono_cq(cq_entries)?, pd, device, options: options.clone() })
     }
 
     pub(super) const fn device(&self) -> &Device {
@@ -38,7 +39,18 @@ impl Port {
     }
 
     pub(super) fn create_qp(&self) -> Result<RcQp, SetupError> {
-        Ok(self.pd.create_qp(&self.cq, &self.cq, ReceiveSource::Own { depth: 1, max_sge: 0 }, &QP_CONFIG)?)
+        // Nothing is received, so the receive queue is as small as there is; nor does anything wait in a lane.
+        let config = QpConfig {
+            max_send_wr: self.options.send_queue_size,
+            max_inline_data: MAX_INLINE_BYTES,
+            scatter_to_cqe: false,
+            lane_slots: 16,
+        };
+        Ok(self.pd.create_qp(&self.cq, &self.cq, ReceiveSource::Own { depth: 1, max_sge: 0 }, &config)?)
+    }
+
+    pub(super) fn connect(&self, qp: &mut RcQp, to: &QpAddress) -> Result<(), SetupError> {
+        Ok(qp.connect(to, &self.options.connect)?)
     }
 }
 

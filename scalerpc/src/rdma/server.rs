@@ -2,18 +2,15 @@
 
 use std::collections::VecDeque;
 
-use mlx5::{Access, ConnectOptions, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{Access, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, post_write};
-use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, SetupError, is_full};
+use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::wire::{ENTRY_BYTES, ZoneId};
 use crate::protocol::{
     ClientId, Handlers, JoinError, ReadToken, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats,
 };
-
-/// Entries of the completion queue, and operations under way at most.
-const CQ_ENTRIES: u32 = 4096;
 
 /// What an operation was, in the word that comes back with its completion: kind in bits 0..2, and what belongs to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +90,8 @@ pub struct RdmaServer {
     /// Operations under way, and those of queue pairs that are gone while their completions may be in the queue.
     under_way: usize,
     of_the_gone: usize,
+    /// As many as the completion queue has entries.
+    most_under_way: usize,
     /// The next client to be probed, and when.
     probe: usize,
     probe_ns: u64,
@@ -104,8 +103,16 @@ impl RdmaServer {
     /// # Errors
     /// [`SetupError`].
     pub fn new(device: &DeviceSpec, config: &ServerConfig) -> Result<Self, SetupError> {
+        Self::with_options(device, config, &RdmaOptions::default())
+    }
+
+    /// As [`new`](Self::new), with options.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub fn with_options(device: &DeviceSpec, config: &ServerConfig, options: &RdmaOptions) -> Result<Self, SetupError> {
         let layout = config.layout()?;
-        let port = Port::open(device, CQ_ENTRIES)?;
+        let port = Port::open(device, options.cq_size, options)?;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let responses = if config.reply_mode == ReplyMode::ClientReads { Access::REMOTE_READ } else { Access::empty() };
         let memory = ServerMemory {
@@ -116,7 +123,8 @@ impl RdmaServer {
         let core = Server::new(config, memory)?;
         let peers = (0..config.max_clients).map(|_| None).collect();
         let (ops, unserved, probe_ns) = (VecDeque::new(), Vec::new(), port.now_ns().saturating_add(PROBE_NS));
-        Ok(Self { peers, core, port, ops, unserved, under_way: 0, of_the_gone: 0, probe: 0, probe_ns })
+        let most_under_way = options.cq_size as usize;
+        Ok(Self { peers, core, port, ops, unserved, under_way: 0, of_the_gone: 0, most_under_way, probe: 0, probe_ns })
     }
 
     /// Makes a queue pair for one more client.
@@ -138,7 +146,7 @@ impl RdmaServer {
     /// [`SetupError`]; the client was not admitted.
     pub fn admit(&mut self, pending: PendingPeer, accept: &Accept) -> Result<Admission, SetupError> {
         let mut qp = pending.qp;
-        qp.connect(&accept.address, &ConnectOptions::default())?;
+        self.port.connect(&mut qp, &accept.address)?;
         let client = self.core.join(accept.regions)?;
         let layout = self.core.layout();
         let (backlog, buffers) = (VecDeque::with_capacity(2 * layout.depth + 2), VecDeque::with_capacity(layout.depth));
@@ -296,7 +304,7 @@ impl RdmaServer {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
         let mut unrung = 0;
         while let Some(op) = peer.backlog.front() {
-            if peer.is_broken || self.under_way >= CQ_ENTRIES as usize {
+            if peer.is_broken || self.under_way >= self.most_under_way {
                 break;
             }
             if matches!(op, ServerOp::Evict { .. }) {
@@ -304,7 +312,7 @@ impl RdmaServer {
                 break;
             }
             // The completion of the last one tells of all before it; and where the room ends, one is needed to go on.
-            let is_last = peer.backlog.len() == 1 || self.under_way + 1 == CQ_ENTRIES as usize;
+            let is_last = peer.backlog.len() == 1 || self.under_way + 1 == self.most_under_way;
             let signal = if is_last { Signal::Always } else { Signal::Reclaim };
             match post_op(&mut peer.qp, self.core.memory(), op, signal) {
                 Ok(()) => {
@@ -339,7 +347,7 @@ impl RdmaServer {
         self.probe_ns = now_ns + PROBE_NS / self.peers.len() as u64;
         self.probe = (self.probe + 1) % self.peers.len();
         let Some(peer) = self.peers[self.probe].as_mut() else { return };
-        if peer.under_way > 0 || self.under_way >= CQ_ENTRIES as usize {
+        if peer.under_way > 0 || self.under_way >= self.most_under_way {
             return;
         }
         let (addr, rkey) = peer.probe_at;

@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::{DEFAULT_TYPE, Idle, default_device};
 use crate::protocol::State;
 use crate::rdma::exchange::MeetError;
-use crate::rdma::{RdmaClient, SetupError, SyncCallError};
+use crate::rdma::{RdmaClient, RdmaOptions, SetupError, SyncCallError};
 
 /// What a [`Client`] is made with.
 #[derive(Clone, Debug)]
@@ -19,6 +19,8 @@ pub struct ClientOptions {
     /// Its device, of the kind that the server's is. Default: the one that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`,
     /// `mlx5_0:2`), or the software HCA.
     pub device: DeviceSpec,
+    /// What its queues are made with.
+    pub rdma: RdmaOptions,
     /// For how long a server that is not there yet, or does not answer, is waited for, whenever a connection is made. Default 5 s.
     pub connect_timeout: Duration,
     /// How long [`Client::call`] waits. Default 5 s.
@@ -28,7 +30,7 @@ pub struct ClientOptions {
 impl Default for ClientOptions {
     fn default() -> Self {
         let patience = Duration::from_secs(5);
-        Self { device: default_device(), connect_timeout: patience, timeout: patience }
+        Self { device: default_device(), rdma: RdmaOptions::default(), connect_timeout: patience, timeout: patience }
     }
 }
 
@@ -157,7 +159,7 @@ impl Client {
 /// Connects to the first of the addresses that has a server, which is waited for.
 fn reach(name: &str, addresses: &[SocketAddr], options: &ClientOptions) -> Result<RdmaClient, ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
-    let meet = |mut stream: TcpStream| Ok(RdmaClient::connect_over(&options.device, &mut stream)?);
+    let meet = |mut stream: TcpStream| Ok(RdmaClient::connect_with(&options.device, &options.rdma, &mut stream)?);
     rendezvous::reach(addresses, options.connect_timeout, || true, meet, has_left, unreachable)
 }
 

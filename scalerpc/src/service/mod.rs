@@ -7,7 +7,7 @@ use std::time::Duration;
 
 pub use client::{Client, ClientError, ClientOptions};
 use mlx5::DeviceSpec;
-pub use server::{Server, ServerError, ServerOptions, StopHandle};
+pub use server::{Server, ServerError, ServerOptions, SharedAddress, StopHandle};
 
 /// The `rpc_type` of calls and handlers that are given none.
 pub const DEFAULT_TYPE: u16 = 0;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use thiserror::Error;
 use super::{DEFAULT_TYPE, Idle, default_device};
 use crate::protocol::{Handlers, ServerConfig, ServerStats};
 use crate::rdma::exchange::{Accept, Admission, Hello, MeetError, Offer, Refusal, refusal_of};
-use crate::rdma::{PendingPeer, RdmaServer, SetupError};
+use crate::rdma::{PendingPeer, RdmaOptions, RdmaServer, SetupError};
 
 /// Requests that one step answers at most.
 const BUDGET: usize = 64;
@@ -26,6 +26,10 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 const LINGER: Duration = Duration::from_millis(20);
 /// Clients that have a queue pair and are not admitted yet, at most: others wait with theirs.
 const MOST_OFFERED: usize = 64;
+/// New clients that a server takes at a time where others share its address.
+const PEERS_PER_LOOK_OF_MANY: usize = 1;
+/// How far servers of one host are from each other's time.
+const SAME_CLOCK: Option<i64> = Some(0);
 /// How long each of so many may take then.
 const SHORT_CONNECT_TIME: Duration = Duration::from_millis(250);
 
@@ -36,11 +40,13 @@ pub struct ServerOptions {
     pub device: DeviceSpec,
     /// Its numbers: clients, slots, groups and slices.
     pub config: ServerConfig,
+    /// What its queues are made with.
+    pub rdma: RdmaOptions,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        Self { device: default_device(), config: ServerConfig::default() }
+        Self { device: default_device(), config: ServerConfig::default(), rdma: RdmaOptions::default() }
     }
 }
 
@@ -66,6 +72,14 @@ impl StopHandle {
     }
 }
 
+/// The address of a server at which others are to serve, too: see [`Server::beside`].
+#[derive(Debug)]
+pub struct SharedAddress {
+    listener: TcpListener,
+    options: ServerOptions,
+    stop: StopHandle,
+}
+
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in it.
 ///
 /// Clients that leave, in whatever way, and those that take their time to connect, keep no other waiting. Who reaches the port can call: the exchange
@@ -79,6 +93,7 @@ impl StopHandle {
 pub struct Server {
     rdma: RdmaServer,
     gate: Gate<Arriving>,
+    options: ServerOptions,
     stop: StopHandle,
     steps_to_look: u32,
     idle: Idle,
@@ -157,9 +172,36 @@ impl Server {
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs, options: &ServerOptions) -> Result<Self, ServerError> {
-        let gate = Gate::bind(address, CONNECT_TIME).map_err(ServerError::Listen)?;
-        let rdma = RdmaServer::new(&options.device, &options.config)?;
-        Ok(Self { rdma, gate, stop: StopHandle::default(), steps_to_look: 0, idle: Idle::default() })
+        Self::at(Gate::bind(address, CONNECT_TIME).map_err(ServerError::Listen)?, options.clone(), StopHandle::default())
+    }
+
+    /// One more server at the address of another one, for another thread: clients are shared out among them. Each has a device and memory of its
+    /// own, and the slices of all end at the same times.
+    ///
+    /// # Errors
+    /// [`ServerError`]; nothing is left behind.
+    pub fn beside(other: SharedAddress) -> Result<Self, ServerError> {
+        let SharedAddress { listener, options, stop } = other;
+        let mut server = Self::at(Gate::over(listener, CONNECT_TIME), options, stop)?;
+        server.gate.take_by(PEERS_PER_LOOK_OF_MANY);
+        server.rdma.synchronise(SAME_CLOCK);
+        Ok(server)
+    }
+
+    fn at(gate: Gate<Arriving>, options: ServerOptions, stop: StopHandle) -> Result<Self, ServerError> {
+        let rdma = RdmaServer::with_options(&options.device, &options.config, &options.rdma)?;
+        Ok(Self { rdma, gate, options, stop, steps_to_look: 0, idle: Idle::default() })
+    }
+
+    /// For [`beside`](Self::beside). The stop handle of this server is that of all.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn share(&mut self) -> Result<SharedAddress, ServerError> {
+        let listener = self.gate.listener().map_err(ServerError::Listen)?;
+        self.gate.take_by(PEERS_PER_LOOK_OF_MANY);
+        self.rdma.synchronise(SAME_CLOCK);
+        Ok(SharedAddress { listener, options: self.options.clone(), stop: self.stop.clone() })
     }
 
     /// Where it listens.
