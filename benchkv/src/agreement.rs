@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use copyrpc::exchange::EXCHANGE_VERSION;
+use copyrpc::EXCHANGE_VERSION;
 use harness::environment::Environment;
 use harness::exchange::{Exchange, ExchangeError};
 use serde::{Deserialize, Serialize};

@@ -81,7 +81,7 @@ use crate::stats::Stats;
 use crate::typed::Call;
 
 /// Polls that find nothing before [`AsyncContext::run_until`] sleeps, unless it is told otherwise.
-pub const DEFAULT_SPINS: u32 = 256;
+const DEFAULT_SPINS: u32 = 256;
 
 /// Where the end of a call or operation finds its future. The user data of the context below.
 #[derive(Debug)]
@@ -139,7 +139,7 @@ impl AsyncContext {
     }
 
     /// How many polls in a row must find nothing before [`run_until`](Self::run_until) sleeps: a message that comes meanwhile is taken in
-    /// sooner. Default [`DEFAULT_SPINS`]; 0 sleeps at once.
+    /// sooner. Default 256; 0 sleeps at once.
     #[must_use]
     pub const fn spins(mut self, polls: u32) -> Self {
         self.spins = polls;

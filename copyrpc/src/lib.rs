@@ -5,7 +5,7 @@ mod context;
 mod control;
 mod endpoint;
 pub mod error;
-pub mod exchange;
+mod exchange;
 pub mod future;
 mod handshake;
 // The core and its bytes: what the tests of this repository drive without a device is no part of the interface.
@@ -29,7 +29,7 @@ pub use context::{
 };
 pub use endpoint::{CallToken, ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
-pub use exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord, RecordError, Refusal};
+pub use exchange::{EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeError, ExchangeRecord, RecordError, Refusal};
 pub use link::Window;
 /// The driver below: devices and their options, and what its errors say.
 pub use mlx5;

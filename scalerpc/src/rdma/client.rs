@@ -253,6 +253,9 @@ impl RdmaClient {
     }
 
     fn post(&mut self) -> Result<(), PostError> {
+        if self.ops.is_empty() {
+            return Ok(());
+        }
         let mut unrung = 0;
         while let Some(op) = self.ops.front() {
             match post_op(&mut self.qp, self.core.memory(), op) {
