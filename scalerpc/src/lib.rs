@@ -5,6 +5,7 @@ mod choice;
 pub mod protocol;
 pub mod rdma;
 mod service;
+pub mod typed;
 
 pub use choice::{Choice, Chooser};
 /// The driver below: devices and their options.

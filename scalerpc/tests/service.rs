@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use scalerpc::rdma::exchange::{Accept, Hello, MeetError, Offer, RecordError, Refusal};
 use scalerpc::rdma::{SetupError, SyncCallError};
+use scalerpc::typed::Call;
+use scalerpc::typed::zerocopy::{FromBytes, Immutable, IntoBytes};
 use scalerpc::{
     CallFailure, Client, ClientError, ClientOptions, DEFAULT_TYPE, Handlers, HeldRequest, Server, ServerConfig, ServerOptions, ServerStats,
     StopHandle,
@@ -212,6 +214,46 @@ fn workers_answer_all_requests_of_all_groups() {
     let (_, stats) = server.stop();
     assert_eq!(stats.accepted, 20 * 100);
     assert!(stats.slices > 1, "{stats:?}");
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, Debug, PartialEq)]
+#[zerocopy(crate = "scalerpc::typed::zerocopy")]
+#[repr(C)]
+struct Pair {
+    first: u64,
+    second: u64,
+}
+
+impl Call for Pair {
+    const RPC_TYPE: u16 = 9;
+    type Reply = u64;
+}
+
+/// The same handler, and a reply it does not give.
+#[derive(IntoBytes, Immutable)]
+#[zerocopy(crate = "scalerpc::typed::zerocopy")]
+#[repr(C)]
+struct Mistaken([u64; 2]);
+
+impl Call for Mistaken {
+    const RPC_TYPE: u16 = 9;
+    type Reply = u16;
+}
+
+#[test]
+fn typed_calls_have_the_types_of_both_and_other_sizes_are_refused() {
+    let server = start_with("127.0.0.1:0", options(4), |server| {
+        let mut handlers = Handlers::new(server.max_payload());
+        handlers.insert_typed(|pair: Pair| pair.first.wrapping_sub(pair.second));
+        server.serve_types(&mut handlers);
+    });
+    let mut client = Client::connect(server.address).unwrap();
+    assert_eq!(client.call_typed(&Pair { first: 9, second: 2 }).unwrap(), 7);
+    let short = client.call_type(Pair::RPC_TYPE, &[1; 15]).unwrap_err();
+    assert!(matches!(short, ClientError::Call(SyncCallError::Failure(CallFailure::HandlerFailed))), "{short}");
+    let other = client.call_typed(&Mistaken([1, 2])).unwrap_err();
+    assert!(matches!(other, ClientError::Size { received: 8, expected: 2 }), "{other}");
+    server.stop();
 }
 
 /// Three servers, each in a thread: every client is one's, none has all, and one handle ends them.

@@ -52,6 +52,14 @@ pub enum ClientError {
     /// handler ran, or will.
     #[error(transparent)]
     Call(#[from] SyncCallError),
+    /// The response is not the type that was asked for.
+    #[error("the response has {received} bytes, the type has {expected}")]
+    Size {
+        /// Bytes of the response.
+        received: usize,
+        /// Bytes of the type.
+        expected: usize,
+    },
 }
 
 /// A connection to a [`Server`](crate::Server), which calls make again when it has ended. It belongs to one thread.

@@ -1,0 +1,83 @@
+//! Requests that are structs. What travels is the bytes of the struct and nothing else: a typed end works with a peer that makes the same bytes by
+//! hand.
+//!
+//! Any type whose every bit pattern is a value and that has no padding will do; the derives of [`zerocopy`] check that. Its layout must be the same at
+//! both ends, so give it `#[repr(C)]`, and fields with the byte order in their type ([`little_endian`](zerocopy::little_endian)) when the ends may be
+//! machines of different kinds.
+//!
+//! ```
+//! use scalerpc::typed::Call;
+//! use scalerpc::typed::zerocopy::little_endian::{U32, U64};
+//! use scalerpc::typed::zerocopy::{FromBytes, Immutable, IntoBytes};
+//!
+//! #[derive(FromBytes, IntoBytes, Immutable)]
+//! #[zerocopy(crate = "scalerpc::typed::zerocopy")]
+//! #[repr(C)]
+//! struct Area {
+//!     width: U32,
+//!     height: U32,
+//! }
+//!
+//! impl Call for Area {
+//!     const RPC_TYPE: u16 = 3;
+//!     type Reply = U64;
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut server = scalerpc::Server::bind("127.0.0.1:0")?;
+//! let mut handlers = scalerpc::Handlers::new(server.max_payload());
+//! handlers.insert_typed(|area: Area| U64::new(u64::from(area.width) * u64::from(area.height)));
+//!
+//! let (address, stop) = (server.local_addr()?, server.stop_handle());
+//! let client = std::thread::spawn(move || {
+//!     let product = scalerpc::Client::connect(address)?.call_typed(&Area { width: 6.into(), height: 7.into() });
+//!     stop.stop();
+//!     product
+//! });
+//! server.serve_types(&mut handlers);
+//! assert_eq!(client.join().unwrap()?, 42);
+//! # Ok(())
+//! # }
+//! ```
+
+/// The crate of the derives, for those who do not depend on it themselves.
+pub use zerocopy;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::protocol::{HandlerError, Handlers};
+use crate::service::{Client, ClientError};
+
+/// A request with the number of its handler and the type of its response.
+pub trait Call: IntoBytes + Immutable {
+    /// The `rpc_type` by which it is called.
+    const RPC_TYPE: u16;
+    /// The response.
+    type Reply: FromBytes + IntoBytes + Immutable;
+}
+
+impl<'h> Handlers<'h> {
+    /// Has requests of this kind answered by `handler`, as [`insert`](Self::insert). One of another size is answered by a failure.
+    pub fn insert_typed<C: Call + FromBytes>(&mut self, mut handler: impl FnMut(C) -> C::Reply + 'h) {
+        self.insert(C::RPC_TYPE, move |request: &[u8], place: &mut [u8]| {
+            let response = handler(C::read_from_bytes(request).map_err(|_| HandlerError)?);
+            let bytes = response.as_bytes();
+            // A length that does not fit is told to the caller.
+            if let Some(place) = place.get_mut(..bytes.len()) {
+                place.copy_from_slice(bytes);
+            }
+            Ok(bytes.len())
+        });
+    }
+}
+
+impl Client {
+    /// Sends the bytes of `request`, and takes the response's as a [`Call::Reply`].
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn call_typed<C: Call>(&mut self, request: &C) -> Result<C::Reply, ClientError> {
+        let response = self.call_type(C::RPC_TYPE, request.as_bytes())?;
+        let error = ClientError::Size { received: response.len(), expected: size_of::<C::Reply>() };
+        C::Reply::read_from_bytes(&response).map_err(|_| error)
+    }
+}
