@@ -138,6 +138,22 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
 }
 
+/// For ever, by its options; but the call has a time.
+#[test]
+fn a_call_ends_in_its_time_also_while_it_connects_again() {
+    let net = Net::new();
+    let served = net.serve(ANY_PORT, upper_case);
+    let mut client = net.client(served.address);
+    assert_eq!(client.call(b"here").unwrap(), b"HERE");
+    let address = served.end();
+    let (start, time) = (Instant::now(), Duration::from_millis(100));
+    assert!(matches!(client.call_within(b"gone", time), Err(ClientError::TimedOut)));
+    assert!(start.elapsed() >= time);
+    let served = net.serve(&address.to_string(), upper_case);
+    assert_eq!(client.call(b"back").unwrap(), b"BACK");
+    served.end();
+}
+
 /// A server that is restarted closes the sockets of those that it has not taken yet.
 #[test]
 fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {

@@ -280,6 +280,46 @@ fn a_server_that_comes_back_is_connected_to_again() {
     drop(call);
 }
 
+/// Connecting again takes for ever, by the options. One that was made meanwhile, and one without a time, behave as they should, too.
+#[test]
+fn calls_end_in_their_time_also_while_their_connection_is_made_again() {
+    let net = Net::new();
+    let server = block_on(net.server(ANY_PORT));
+    let address = server.local_addr();
+    let client = block_on(net.client(address));
+    let serve = |server: AsyncServer| {
+        thread::spawn(move || {
+            while let Some(request) = block_on(server.recv()).unwrap() {
+                request.reply(*b"here");
+            }
+        })
+    };
+    let (stop, serving) = (server.stop_handle(), serve(server));
+    assert_eq!(block_on(client.call(b"?")).unwrap(), b"here");
+    stop.stop();
+    serving.join().unwrap();
+    let call = |time: Option<u64>| {
+        let client = client.clone();
+        thread::spawn(move || match time {
+            Some(ms) => block_on(client.call_within(b"?", Duration::from_millis(ms))),
+            None => block_on(client.call(b"?")),
+        })
+    };
+    let patient = call(None);
+    let first = call(Some(100));
+    thread::sleep(Duration::from_millis(30));
+    let meanwhile = call(Some(50));
+    let first = first.join().unwrap();
+    assert!(matches!(first, Err(ClientError::TimedOut)), "{first:?}");
+    assert!(matches!(meanwhile.join().unwrap(), Err(ClientError::TimedOut)));
+    assert!(matches!(block_on(client.call_within(b"?", Duration::from_millis(20))), Err(ClientError::TimedOut)));
+    let server = block_on(net.server(&address.to_string()));
+    let (stop, serving) = (server.stop_handle(), serve(server));
+    assert_eq!(patient.join().unwrap().unwrap(), b"here");
+    stop.stop();
+    serving.join().unwrap();
+}
+
 #[test]
 fn a_connection_that_nobody_waits_for_is_given_up() {
     let net = Net::new();

@@ -128,7 +128,7 @@ impl AsyncClient {
         self.call_for(request.into(), self.0.queue.limits.timeout)
     }
 
-    /// As [`call`](Self::call), but waits for so long at most, from the first poll on. Connecting again, if that is needed, takes its own time.
+    /// As [`call`](Self::call), but waits for so long at most, from the first poll on, for a connection that is made again, too.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -281,7 +281,7 @@ impl Worker {
         while worker.take_posted() {
             let Ok(moved) = worker.step() else { return };
             in_vain = if moved { 0 } else { in_vain + 1 };
-            if in_vain > SPINS && worker.caller.context.wait(worker.time_left()).is_err() {
+            if in_vain > SPINS && worker.caller.context.wait(time_left(&worker.waiting)).is_err() {
                 return;
             }
         }
@@ -356,13 +356,33 @@ impl Worker {
         Ok(moved)
     }
 
-    /// If that is not possible, all that waits ends.
+    /// If that is not possible, all that waits ends; what has no time left meanwhile ends before.
     fn reconnect(&mut self) {
-        let queue = &self.queue;
-        lock(&queue.posted).is_away = true;
-        let connected = self.caller.reconnect(|| !lock(&queue.posted).is_over);
-        lock(&queue.posted).is_away = false;
-        let Err(error) = connected else { return };
+        let (start, patience) = (Instant::now(), self.caller.options.connect_timeout);
+        lock(&self.queue.posted).is_away = true;
+        let Self { caller, queue, waiting, .. } = self;
+        let error = loop {
+            let left = patience.saturating_sub(start.elapsed());
+            let attempt = time_left(waiting).map_or(left, |first| first.min(left));
+            let began = Instant::now();
+            let connected = caller.reconnect(attempt, || {
+                let is_over = {
+                    let mut posted = lock(&queue.posted);
+                    waiting.extend(posted.calls.drain(..));
+                    posted.is_over
+                };
+                end_late(waiting);
+                !is_over && !waiting.is_empty()
+            });
+            let Err(error) = connected else { break None };
+            end_late(waiting);
+            // It was not for want of time, or all of that is over.
+            if waiting.is_empty() || attempt == left || began.elapsed() < attempt {
+                break Some(error);
+            }
+        };
+        lock(&self.queue.posted).is_away = false;
+        let Some(error) = error else { return };
         let text = error.to_string();
         let mut error = Some(error);
         let address = &self.caller.address;
@@ -371,11 +391,27 @@ impl Worker {
             job.reply.send(Err(error.take().unwrap_or_else(|| ClientError::Unreachable { address: address.clone(), source: source() })));
         }
     }
+}
 
-    /// Until the end of a call that the endpoint has not taken. Of the others the context knows it.
-    fn time_left(&self) -> Option<Duration> {
-        let end = self.waiting.iter().filter_map(|job| job.end).min()?;
-        Some(end.saturating_duration_since(Instant::now()))
+/// Until the end of a call that the endpoint has not taken. Of the others the context knows it.
+fn time_left(waiting: &VecDeque<Job>) -> Option<Duration> {
+    let end = waiting.iter().filter_map(|job| job.end).min()?;
+    Some(end.saturating_duration_since(Instant::now()))
+}
+
+/// Ends the calls that wait and have no time left.
+fn end_late(waiting: &mut VecDeque<Job>) {
+    let now = Instant::now();
+    let is_late = |job: &Job| job.end.is_some_and(|end| end <= now);
+    if !waiting.iter().any(is_late) {
+        return;
+    }
+    for job in std::mem::take(waiting) {
+        if is_late(&job) {
+            job.reply.send(Err(ClientError::TimedOut));
+        } else {
+            waiting.push_back(job);
+        }
     }
 }
 

@@ -121,14 +121,14 @@ impl<U> Caller<U> {
         let addresses = address.to_socket_addrs().map(Vec::from_iter);
         let addresses = addresses.map_err(|source| ClientError::Unreachable { address: name.clone(), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(ENDPOINTS, &options.endpoint).build()?;
-        let endpoint = reach(&context, &name, &addresses, options, is_wanted)?;
+        let endpoint = reach(&context, &name, &addresses, options, options.connect_timeout, is_wanted)?;
         Ok(Self { endpoint, context, address: name, addresses, options: options.clone() })
     }
 
-    /// In place of a connection that has ended.
-    pub(super) fn reconnect(&mut self, is_wanted: impl Fn() -> bool) -> Result<(), ClientError> {
+    /// In place of a connection that has ended. Tries for so long, and as long as it `is_wanted`.
+    pub(super) fn reconnect(&mut self, patience: Duration, is_wanted: impl FnMut() -> bool) -> Result<(), ClientError> {
         self.endpoint.abort();
-        self.endpoint = reach(&self.context, &self.address, &self.addresses, &self.options, is_wanted)?;
+        self.endpoint = reach(&self.context, &self.address, &self.addresses, &self.options, patience, is_wanted)?;
         Ok(())
     }
 
@@ -153,11 +153,12 @@ fn reach<U>(
     name: &str,
     addresses: &[SocketAddr],
     options: &ClientOptions,
-    is_wanted: impl Fn() -> bool,
+    patience: Duration,
+    is_wanted: impl FnMut() -> bool,
 ) -> Result<Endpoint<U>, ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
     let meet = |stream| Ok(meet(context, stream, options)?);
-    rendezvous::reach(addresses, options.connect_timeout, is_wanted, meet, has_left, unreachable)
+    rendezvous::reach(addresses, patience, is_wanted, meet, has_left, unreachable)
 }
 
 /// Whether the server left while this client was waiting to be taken, or while they met.

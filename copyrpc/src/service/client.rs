@@ -58,7 +58,7 @@ impl Client {
         self.call_for(request, self.caller.options.timeout)
     }
 
-    /// As [`call`](Self::call), but waits for so long at most. Connecting again, if that is needed, takes its own time.
+    /// As [`call`](Self::call), but waits for so long at most, for a connection that is made again, too.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -99,27 +99,29 @@ impl Client {
     }
 
     fn call_for(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         // What ended it while nobody looked.
         self.caller.context.poll(|_, _| ())?;
         if self.caller.endpoint.closed().is_some() {
-            self.reconnect()?;
+            self.reconnect(end)?;
         }
-        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         match self.attempt(request, end) {
             // No handler got it: the server was leaving. There may be another by now.
             Err(ClientError::Closed(CloseReason::ClosedByPeer)) => {
-                self.reconnect()?;
+                self.reconnect(end)?;
                 self.attempt(request, end)
             }
             outcome => outcome,
         }
     }
 
-    fn reconnect(&mut self) -> Result<(), ClientError> {
+    fn reconnect(&mut self, end: Option<Instant>) -> Result<(), ClientError> {
         self.caller.endpoint.abort();
         // Gives back what it has.
         self.caller.context.poll(|_, _| ())?;
-        self.caller.reconnect(|| true)
+        let patience = self.caller.options.connect_timeout;
+        let left = end.map_or(patience, |end| end.saturating_duration_since(Instant::now()));
+        self.caller.reconnect(left.min(patience), || true).map_err(|error| if is_over(end) { ClientError::TimedOut } else { error })
     }
 
     fn attempt(&mut self, request: &[u8], end: Option<Instant>) -> Result<Vec<u8>, ClientError> {
@@ -154,4 +156,8 @@ impl Client {
             }
         }
     }
+}
+
+fn is_over(end: Option<Instant>) -> bool {
+    end.is_some_and(|end| end <= Instant::now())
 }

@@ -16,7 +16,7 @@ const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
 pub fn reach<T, E>(
     addresses: &[SocketAddr],
     patience: Duration,
-    is_wanted: impl Fn() -> bool,
+    mut is_wanted: impl FnMut() -> bool,
     mut meet: impl FnMut(TcpStream) -> Result<T, E>,
     may_pass: impl Fn(&E) -> bool,
     unreachable: impl Fn(io::Error) -> E,

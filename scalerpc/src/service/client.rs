@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mlx5::{DeviceInfo, DeviceSpec};
 use thiserror::Error;
@@ -101,7 +101,7 @@ impl Client {
         let name = format!("{address:?}");
         let addresses = address.to_socket_addrs().map(Vec::from_iter);
         let addresses = addresses.map_err(|source| ClientError::Unreachable { address: name.clone(), source })?;
-        let rdma = reach(&name, &addresses, options)?;
+        let rdma = reach(&name, &addresses, options, options.connect_timeout)?;
         let response = vec![0; rdma.max_payload()];
         Ok(Self { rdma, address: name, addresses, options: options.clone(), response })
     }
@@ -114,7 +114,7 @@ impl Client {
         self.call_for(DEFAULT_TYPE, request, self.options.timeout)
     }
 
-    /// As [`call`](Self::call), but waits for so long at most. Connecting again, if that is needed, takes its own time.
+    /// As [`call`](Self::call), but waits for so long at most, for a connection that is made again, too.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -149,13 +149,15 @@ impl Client {
     }
 
     fn call_for(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
+        let start = Instant::now();
         // What ended it while nobody looked.
         self.rdma.poll();
         if matches!(self.rdma.state(), State::Closed(_)) {
-            self.rdma = reach(&self.address, &self.addresses, &self.options)?;
+            self.rdma = reach(&self.address, &self.addresses, &self.options, timeout.min(self.options.connect_timeout))?;
             self.response.resize(self.rdma.max_payload(), 0);
         }
-        self.rdma.set_timeout_ns(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        let left = timeout.saturating_sub(start.elapsed());
+        self.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
         let mut idle = Idle::default();
         let len = self.rdma.call_sync(rpc_type, request, &mut self.response, || {
             idle.pass();
@@ -165,10 +167,10 @@ impl Client {
 }
 
 /// Connects to the first of the addresses that has a server, which is waited for.
-fn reach(name: &str, addresses: &[SocketAddr], options: &ClientOptions) -> Result<RdmaClient, ClientError> {
+fn reach(name: &str, addresses: &[SocketAddr], options: &ClientOptions, patience: Duration) -> Result<RdmaClient, ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
     let meet = |mut stream: TcpStream| Ok(RdmaClient::connect_with(&options.device, &options.rdma, &mut stream)?);
-    rendezvous::reach(addresses, options.connect_timeout, || true, meet, has_left, unreachable)
+    rendezvous::reach(addresses, patience, || true, meet, has_left, unreachable)
 }
 
 /// Whether the server left while this client was waiting to be taken, or while they met.
