@@ -42,15 +42,15 @@ impl PendingClient {
     /// # Errors
     /// [`SetupError`].
     pub fn new(device: &DeviceSpec, offer: &Offer) -> Result<Self, SetupError> {
-        Self::with_options(device, offer, &RdmaOptions::default())
+        Self::on(&Device::open(device)?, offer, &RdmaOptions::default())
     }
 
-    /// As [`new`](Self::new), with options.
+    /// As [`new`](Self::new), with options, and on a device that is open: many clients may share one.
     ///
     /// # Errors
     /// [`SetupError`].
-    pub fn with_options(device: &DeviceSpec, offer: &Offer, options: &RdmaOptions) -> Result<Self, SetupError> {
-        let port = Port::open(device, options.send_queue_size.saturating_mul(2), options)?;
+    pub fn on(device: &Device, offer: &Offer, options: &RdmaOptions) -> Result<Self, SetupError> {
+        let port = Port::on(device, options.send_queue_size.saturating_mul(2), options)?;
         let layout = offer.layout;
         let memory = ClientMemory {
             requests: port.alloc(layout.requests_bytes(), Access::REMOTE_READ)?,

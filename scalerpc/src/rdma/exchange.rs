@@ -4,7 +4,7 @@
 
 use std::io::{Error, ErrorKind, Read, Write};
 
-use mlx5::QpAddress;
+use mlx5::{Device, QpAddress};
 use rendezvous::record::{HEAD_BYTES, Kind, field, put, require};
 pub use rendezvous::record::{RecordError, Refusal};
 use thiserror::Error;
@@ -268,16 +268,16 @@ impl RdmaClient {
     /// # Errors
     /// [`MeetError`].
     pub fn connect_over(device: &mlx5::DeviceSpec, channel: &mut (impl Read + Write)) -> Result<Self, MeetError> {
-        Self::connect_with(device, &RdmaOptions::default(), channel)
+        Self::connect_on(&Device::open(device).map_err(SetupError::from)?, &RdmaOptions::default(), channel)
     }
 
-    /// As [`connect_over`](Self::connect_over), with options.
+    /// As [`connect_over`](Self::connect_over), with options, and on a device that is open: many clients may share one.
     ///
     /// # Errors
     /// [`MeetError`].
-    pub fn connect_with(device: &mlx5::DeviceSpec, options: &RdmaOptions, channel: &mut (impl Read + Write)) -> Result<Self, MeetError> {
+    pub fn connect_on(device: &Device, options: &RdmaOptions, channel: &mut (impl Read + Write)) -> Result<Self, MeetError> {
         channel.write_all(&Hello.encode())?;
-        let pending = PendingClient::with_options(device, &Offer::decode(&receive(channel)?)?, options)?;
+        let pending = PendingClient::on(device, &Offer::decode(&receive(channel)?)?, options)?;
         channel.write_all(&pending.record().encode())?;
         Ok(pending.admitted(&Admission::decode(&receive(channel)?)?))
     }

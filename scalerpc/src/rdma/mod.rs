@@ -142,14 +142,14 @@ fn word(region: &Mr, offset: usize) -> Option<&AtomicU64> {
 
 #[cfg(test)]
 mod tests {
-    use mlx5::{Access, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+    use mlx5::{Access, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
     use super::*;
 
     #[test]
     fn find_sees_every_word_it_is_asked_for_and_none_outside_of_the_region() {
         let device = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
-        let port = port::Port::open(&device, 16, &RdmaOptions::default()).unwrap();
+        let port = port::Port::on(&Device::open(device).unwrap(), 16, &RdmaOptions::default()).unwrap();
         let region = port.alloc(4096, Access::LOCAL_WRITE).unwrap();
         let end = Mr::len(&region);
         assert_eq!(region.find(56, 64, 4), None);

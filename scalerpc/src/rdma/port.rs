@@ -1,6 +1,6 @@
 //! What both ends have of a device: it, its protection domain, and the queue of their completions.
 
-use mlx5::{Access, Device, DeviceSpec, Inline, MonoCq, Mr, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal, Write};
+use mlx5::{Access, Device, Inline, MonoCq, Mr, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal, Write};
 
 use super::{MAX_INLINE_BYTES, RdmaOptions, SetupError};
 
@@ -15,10 +15,9 @@ pub(super) struct Port {
 }
 
 impl Port {
-    pub(super) fn open(spec: &DeviceSpec, cq_entries: u32, options: &RdmaOptions) -> Result<Self, SetupError> {
-        let device = Device::open(spec)?;
+    pub(super) fn on(device: &Device, cq_entries: u32, options: &RdmaOptions) -> Result<Self, SetupError> {
         let pd = device.alloc_pd()?;
-        Ok(Self { cq: device.create_mono_cq(cq_entries)?, pd, device, options: options.clone() })
+        Ok(Self { cq: device.create_mono_cq(cq_entries)?, pd, device: device.clone(), options: options.clone() })
     }
 
     pub(super) const fn device(&self) -> &Device {

@@ -103,16 +103,16 @@ impl RdmaServer {
     /// # Errors
     /// [`SetupError`].
     pub fn new(device: &DeviceSpec, config: &ServerConfig) -> Result<Self, SetupError> {
-        Self::with_options(device, config, &RdmaOptions::default())
+        Self::on(&Device::open(device)?, config, &RdmaOptions::default())
     }
 
-    /// As [`new`](Self::new), with options.
+    /// As [`new`](Self::new), with options, and on a device that is open.
     ///
     /// # Errors
     /// [`SetupError`].
-    pub fn with_options(device: &DeviceSpec, config: &ServerConfig, options: &RdmaOptions) -> Result<Self, SetupError> {
+    pub fn on(device: &Device, config: &ServerConfig, options: &RdmaOptions) -> Result<Self, SetupError> {
         let layout = config.layout()?;
-        let port = Port::open(device, options.cq_size, options)?;
+        let port = Port::on(device, options.cq_size, options)?;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let responses = if config.reply_mode == ReplyMode::ClientReads { Access::REMOTE_READ } else { Access::empty() };
         let memory = ServerMemory {

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use mlx5::{DeviceInfo, DeviceSpec};
+use mlx5::{Device, DeviceInfo, DeviceSpec};
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
@@ -169,7 +169,8 @@ impl Client {
 /// Connects to the first of the addresses that has a server, which is waited for.
 fn reach(name: &str, addresses: &[SocketAddr], options: &ClientOptions, patience: Duration) -> Result<RdmaClient, ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
-    let meet = |mut stream: TcpStream| Ok(RdmaClient::connect_with(&options.device, &options.rdma, &mut stream)?);
+    let device = Device::open(&options.device).map_err(|error| MeetError::from(SetupError::from(error)))?;
+    let meet = |mut stream: TcpStream| Ok(RdmaClient::connect_on(&device, &options.rdma, &mut stream)?);
     rendezvous::reach(addresses, patience, || true, meet, has_left, unreachable)
 }
 

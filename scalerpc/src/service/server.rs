@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mlx5::{DeviceInfo, DeviceSpec};
+use mlx5::{Device, DeviceInfo, DeviceSpec};
 use rendezvous::{Gate, Incoming, Outgoing};
 use thiserror::Error;
 
@@ -189,7 +189,7 @@ impl Server {
     }
 
     fn at(gate: Gate<Arriving>, options: ServerOptions, stop: StopHandle) -> Result<Self, ServerError> {
-        let rdma = RdmaServer::with_options(&options.device, &options.config, &options.rdma)?;
+        let rdma = RdmaServer::on(&Device::open(&options.device).map_err(SetupError::from)?, &options.config, &options.rdma)?;
         Ok(Self { rdma, gate, options, stop, steps_to_look: 0, idle: Idle::default() })
     }
 

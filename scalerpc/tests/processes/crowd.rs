@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::desk::{device_in, socket_in};
+use scalerpc::mlx5::Device;
+
+use crate::desk::{LARGE_ARENA, SMALL_ARENA, device_in, socket_in};
 use crate::guest::Guest;
 use crate::helpers::is_over;
 
@@ -15,10 +17,12 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Rounds without work before the process gives its core away.
 const SPINS: u32 = 8;
 
-/// Until the test hangs up; then all clients leave.
-pub(crate) fn run() {
-    let (device, socket) = (device_in(), socket_in());
-    let mut places: Vec<Option<(Guest, u64)>> = (0..SIZE).map(|_| None).collect();
+/// `size` clients, each on a device of its own or all on one. Until the test hangs up; then all leave.
+pub(crate) fn run(size: usize, shares_device: bool) {
+    let (device, socket) = (device_in(if shares_device { LARGE_ARENA } else { SMALL_ARENA }), socket_in());
+    let shared = shares_device.then(|| Device::open(&device).unwrap());
+    let open = || shared.clone().unwrap_or_else(|| Device::open(&device).unwrap());
+    let mut places: Vec<Option<(Guest, u64)>> = (0..size).map(|_| None).collect();
     let (mut rng, mut ends, mut next_attempt, mut idle_rounds) = (fastrand::Rng::new(), false, Instant::now(), 0);
     while !ends || places.iter().any(Option::is_some) {
         let mut moved = 0;
@@ -30,7 +34,7 @@ pub(crate) fn run() {
                         place.take().into_iter().for_each(|(guest, _)| guest.say_farewell());
                     }
                 }
-                None if !ends && Instant::now() >= next_attempt => match Guest::connect(&device, &socket) {
+                None if !ends && Instant::now() >= next_attempt => match Guest::connect(&open(), &socket) {
                     Some(guest) => *place = Some((guest, rng.u64(QUOTA))),
                     None => next_attempt = Instant::now() + PAUSE,
                 },

@@ -27,20 +27,24 @@ pub(crate) fn socket_in() -> PathBuf {
     scratch().join("server")
 }
 
-/// A device of the test's fabric, in immediate time or delayed as `MLX5_TEST_TIME` says. Its memory is small, so that hundreds fit in one
-/// process.
-pub(crate) fn device_in() -> DeviceSpec {
-    device(&scratch())
+/// Memory of a device for one client: small, so that hundreds fit in one process.
+pub(crate) const SMALL_ARENA: usize = 16 << 20;
+/// Memory of a device for hundreds of clients, or their server.
+pub(crate) const LARGE_ARENA: usize = 256 << 20;
+
+/// A device of the test's fabric, in immediate time or delayed as `MLX5_TEST_TIME` says.
+pub(crate) fn device_in(arena_bytes: usize) -> DeviceSpec {
+    device(&scratch(), arena_bytes)
 }
 
 fn scratch() -> PathBuf {
     PathBuf::from(std::env::var_os("SHM_TEST_DIR").unwrap())
 }
 
-fn device(scratch: &Path) -> DeviceSpec {
+fn device(scratch: &Path, arena_bytes: usize) -> DeviceSpec {
     let fabric = FabricSpec::Shared { dir: Some(scratch.join("fabric")) };
     let timing = if mode() == Mode::Delay { Net::new().options().timing } else { Timing::Immediate };
-    DeviceSpec::Soft(SoftOptions { fabric, timing, arena_bytes: 16 << 20, ..SoftOptions::default() })
+    DeviceSpec::Soft(SoftOptions { fabric, timing, arena_bytes, ..SoftOptions::default() })
 }
 
 /// A client that is connected, or was when it was looked at last.
@@ -73,7 +77,7 @@ impl Desk {
         std::fs::DirBuilder::new().mode(0o700).create(scratch.path().join("fabric")).unwrap();
         let listener = UnixListener::bind(scratch.path().join("server")).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let device = device(scratch.path());
+        let device = device(scratch.path(), LARGE_ARENA);
         let server = RdmaServer::new(&device, config).unwrap();
         let (handlers, books) = handlers(&server);
         let guests = Vec::new();

@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use scalerpc::mlx5::DeviceSpec;
+use scalerpc::mlx5::Device;
+use scalerpc::rdma::RdmaOptions;
 use scalerpc::rdma::exchange::{MeetError, RecordError};
 use scalerpc::{CallFailure, CloseReason, RdmaClient, State};
 
@@ -20,9 +21,9 @@ pub(crate) struct Guest {
 
 impl Guest {
     /// A client of the server behind a socket, which gives it its name. `None` if the server has no room now.
-    pub(crate) fn connect(device: &DeviceSpec, socket: &Path) -> Option<Self> {
+    pub(crate) fn connect(device: &Device, socket: &Path) -> Option<Self> {
         let mut channel = UnixStream::connect(socket).unwrap();
-        let client = match RdmaClient::connect_over(device, &mut channel) {
+        let client = match RdmaClient::connect_on(device, &RdmaOptions::default(), &mut channel) {
             Ok(client) => client,
             // It refuses, or hung up.
             Err(MeetError::Channel(_) | MeetError::Record(RecordError::Refused(_))) => return None,

@@ -1,4 +1,6 @@
-//! Two processes of a hundred clients each.
+//! Two processes of a hundred clients each, and four of five hundred.
+
+use std::time::{Duration, Instant};
 
 use scalerpc::ServerConfig;
 
@@ -86,6 +88,45 @@ fn two_hundred_clients_lose_and_repeat_nothing_while_they_join_and_leave_and_are
         assert!(desk.answered > calls / 4 && desk.farewells > 2 * SIZE as u64 && stats.slices > 100 && stats.evictions == 0);
         // Accepted requests of clients that were gone before a worker took them did not run.
         assert!(executed <= stats.accepted);
+        desk.close(&scratch);
+    });
+}
+
+/// What the server's process holds: descriptors beside those of the clients' channels, and KiB of memory.
+fn held(desk: &Desk) -> (usize, usize) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    (std::fs::read_dir("/proc/self/fd").unwrap().count() - desk.guests(), resident.trim().trim_end_matches(" kB").parse().unwrap())
+}
+
+/// Half a minute, times the scale, of clients that call, leave and join again: in the end the server has no more than after the first tenth.
+#[test]
+#[ignore = "half a minute and more; scripts/soak scalerpc"]
+fn two_thousand_clients_of_four_processes_take_constant_memory_and_descriptors() {
+    limited(|| {
+        allow_many_files();
+        const PROCESSES: usize = 4;
+        const CLIENTS: usize = 500;
+        let time = Duration::from_secs(30) * scale();
+        let scratch = Scratch::new("scalerpc-soak");
+        let max_clients = (PROCESSES * CLIENTS + SPARE) as u32;
+        let config = ServerConfig { max_clients, slot_bytes: SLOT_BYTES, drain_ns: 100_000_000_000, ..ServerConfig::default() };
+        let mut desk = Desk::new(&scratch, &config);
+        let mut crowds: Vec<_> = (0..PROCESSES).map(|_| Helper::start(&format!("crowd {CLIENTS}"), &scratch)).collect();
+        let start = Instant::now();
+        step_until(&mut desk, &mut crowds, |desk| desk.guests() >= PROCESSES * CLIENTS && start.elapsed() > time / 10);
+        let (before, executed) = (held(&desk), desk.executed());
+        step_until(&mut desk, &mut crowds, |_| start.elapsed() > time);
+        let after = held(&desk);
+        eprintln!("{} requests, {} clients left; (descriptors, KiB) {before:?}, then {after:?}", desk.executed(), desk.farewells);
+        assert!(desk.executed() > executed, "nothing ran");
+        assert!(after.0 <= before.0 + SPARE, "descriptors: {before:?}, {after:?}");
+        // Who has left is in the books.
+        assert!(after.1 < before.1 + before.1 / 10 + 8192, "memory in KiB: {before:?}, {after:?}");
+        crowds.iter_mut().for_each(Helper::hang_up);
+        step_until(&mut desk, &mut [], |desk| desk.guests() == 0 && crowds.iter_mut().all(Helper::has_ended));
+        crowds.iter_mut().for_each(Helper::wait);
+        step_until(&mut desk, &mut [], |desk| desk.server.clients() == 0);
         desk.close(&scratch);
     });
 }

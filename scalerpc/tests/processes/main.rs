@@ -30,7 +30,8 @@ fn helper_process() {
     // Sets the watchdog.
     let _dir = helpers::role();
     match role.split(' ').collect::<Vec<_>>()[..] {
-        ["crowd"] => crowd::run(),
+        ["crowd"] => crowd::run(crowd::SIZE, false),
+        ["crowd", size] => crowd::run(size.parse().unwrap(), true),
         [deed, state] => states::run(deed, state),
         _ => panic!("no role is called {role}"),
     }

@@ -1,8 +1,9 @@
 //! One client that stops or dies when it is IDLE, in WARMUP or in PROCESS, beside five that go on.
 
+use scalerpc::mlx5::Device;
 use scalerpc::{ServerConfig, State};
 
-use crate::desk::{Desk, device_in, socket_in};
+use crate::desk::{Desk, SMALL_ARENA, device_in, socket_in};
 use crate::guest::Guest;
 use crate::helpers::{Helper, Scratch, limited, say, scale};
 use crate::support::plan::SLOT_BYTES;
@@ -18,7 +19,7 @@ const WATCHED: u64 = 300;
 
 /// In the helper: gets into a state, and stops or dies there. If it is continued, it calls on, and says how that went.
 pub(crate) fn run(deed: &str, state: &str) {
-    let mut guest = Guest::connect(&device_in(), &socket_in()).expect("there is room");
+    let mut guest = Guest::connect(&Device::open(device_in(SMALL_ARENA)).unwrap(), &socket_in()).expect("there is room");
     let caller = &mut guest.caller;
     match state {
         // Back in it, after a slice of its own.
