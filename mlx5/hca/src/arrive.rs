@@ -7,7 +7,7 @@ use shm::ready::Lanes;
 
 use super::compact;
 use super::cq::SoftCq;
-use super::deliver::{deliver, trace};
+use super::deliver::{Sender, deliver, trace};
 use super::faults::Injector;
 use super::layout::LANE_SLOTS;
 use super::memory::ready_words;
@@ -19,6 +19,11 @@ const LINE: u64 = 64;
 
 /// The requester learns of its room once per quarter of the lane, and at least this often, in messages.
 const CONSUMED_EVERY: u32 = 16;
+
+/// [`SoftQp::told_every`] of a lane of so many slots.
+pub(crate) fn told_every(slots: u32) -> u64 {
+    u64::from((slots / 4).min(CONSUMED_EVERY) - 1)
+}
 
 /// One bounded pass over the lanes with traffic. Returns the number of messages taken.
 #[inline(always)]
@@ -51,7 +56,7 @@ pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
     for _ in 0..LANE_SLOTS {
         let Some(message) = qp.lane.pop() else { break };
         trace(hca, qp, &message);
-        deliver(hca, qp, cq, &message, 0);
+        deliver(hca, qp, cq, message, Sender::Connected);
     }
     // L2
     hca.memory.qp(qp.index).told.consumed.store(qp.lane.position(), Ordering::Release);
@@ -92,10 +97,9 @@ impl Arrivals<'_> {
             if IS_EXACT {
                 trace(self.hca, qp, &message);
             }
-            deliver(self.hca, qp, cq, &message, 0);
+            deliver(self.hca, qp, cq, message, Sender::Connected);
             taken += 1;
-            let told_every = (qp.lane_place.slots / 4).min(CONSUMED_EVERY);
-            if qp.lane.position() & u64::from(told_every - 1) == 0 {
+            if qp.lane.position() & qp.told_every == 0 {
                 // L2
                 self.hca.memory.qp(lane).told.consumed.store(qp.lane.position(), Ordering::Release);
             }

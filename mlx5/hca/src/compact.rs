@@ -7,7 +7,7 @@ use mlx5_wire::{Access, CQE_BYTES, CqeOpcode, MiniCqe, OP_OWN_OFFSET, ResponderC
 
 use super::Hca;
 use super::cq::SoftCq;
-use super::deliver::{deliver, receive_opcode, trace};
+use super::deliver::{Sender, deliver, receive_opcode, trace};
 use super::layout::{Message, SOLICITED};
 use super::memory::Span;
 use super::queues::SoftQp;
@@ -53,7 +53,7 @@ fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
     match run {
         [] => {}
         [only] if qp.scatters => scattered(hca, qp, cq, only),
-        [only] => deliver(hca, qp, cq, only, 0),
+        [only] => deliver(hca, qp, cq, *only, Sender::Connected),
         [first, ..] => {
             let Some(opcode) = receive_opcode(first) else { return qp.break_down(hca) };
             if !run.iter().all(|message| qp.taken.account(message.wqe_index, message.pop)) {
@@ -87,11 +87,13 @@ fn cqe(qp: &SoftQp, message: &Message) -> [u8; CQE_BYTES] {
 fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     let length = message.byte_count as usize;
     let opcode = receive_opcode(message).filter(|opcode| *opcode != CqeOpcode::ResponderWriteImm);
-    let Some(opcode) = opcode.filter(|_| length > 0 && length <= cq.scatter_room()) else { return deliver(hca, qp, cq, message, 0) };
+    let Some(opcode) = opcode.filter(|_| length > 0 && length <= cq.scatter_room()) else {
+        return deliver(hca, qp, cq, *message, Sender::Connected);
+    };
     let first = qp.receives.segments(message.wqe_index).next().filter(|segment| segment.byte_count as usize >= length);
     let place = first.and_then(|s| hca.memory.resolve(s.lkey, s.addr, length as u64, Access::LOCAL_WRITE, qp.receives.pd).ok());
     // Elsewhere, or in several buffers: it stays there.
-    let Some(Span::Mapped(place)) = place else { return deliver(hca, qp, cq, message, 0) };
+    let Some(Span::Mapped(place)) = place else { return deliver(hca, qp, cq, *message, Sender::Connected) };
     if !qp.taken.account(message.wqe_index, message.pop) {
         return qp.break_down(hca);
     }

@@ -16,14 +16,18 @@ use super::rule::Rule;
 /// The CQEs given to it say in op_own only whether they are solicited; opcode, format and owner bit are filled in here.
 #[derive(Debug)]
 pub struct SoftCq {
-    buffer: NonNull<u8>,
+    /// The first entry's CQE: its last 64 bytes.
+    first: NonNull<u8>,
     /// The two words of the doorbell record: consumer, arm.
     record: NonNull<AtomicU32>,
-    log_entries: u32,
+    /// Entries - 1; they are a power of two.
+    mask: u32,
     /// Logarithm of the bytes of an entry, 64 or 128.
     log_stride: u32,
     compression: bool,
     producer: u32,
+    /// Entries that were free when the consumer was last read, less those written since; none once the queue has overrun.
+    room: u32,
     /// Producer behind the last CQE that was solicited or an error.
     solicited: u32,
     /// Producer when the last event was sent to another driver.
@@ -51,12 +55,14 @@ impl SoftCq {
     /// It is valid as long as the queue.
     pub unsafe fn new(memory: &CqMemory) -> Self {
         let cq = Self {
-            buffer: memory.buffer,
+            // SAFETY: inside the first entry.
+            first: unsafe { memory.buffer.add(memory.cqe_bytes as usize - CQE_BYTES) },
             record: memory.record.cast(),
-            log_entries: memory.entries.trailing_zeros(),
+            mask: memory.entries - 1,
             log_stride: memory.cqe_bytes.trailing_zeros(),
             compression: memory.compression,
             producer: 0,
+            room: 0,
             solicited: 0,
             announced: 0,
             overrun: false,
@@ -74,7 +80,8 @@ impl SoftCq {
 
     /// It gets no more CQEs, as after an overrun, but by no fault of its driver.
     pub(crate) fn end(&mut self) {
-        (self.overrun, self.is_reported) = (true, true);
+        self.is_reported = true;
+        self.stop();
     }
 
     /// Whether it had no room for a CQE, so that it gets no more.
@@ -106,33 +113,59 @@ impl SoftCq {
     /// The CQE of an entry: its last 64 bytes.
     #[inline(always)]
     fn cqe(&self, counter: u32) -> NonNull<u8> {
-        let index = (counter & ((1 << self.log_entries) - 1)) as usize;
+        let index = (counter & self.mask) as usize;
         // SAFETY: inside the buffer, which holds that many entries.
-        unsafe { self.buffer.add(((index + 1) << self.log_stride) - CQE_BYTES) }
+        unsafe { self.first.add(index << self.log_stride) }
     }
 
+    /// The owner bit of an entry.
     #[inline(always)]
-    fn has_room(&self, count: u32) -> bool {
+    fn owner(&self, counter: u32) -> bool {
+        counter & (self.mask + 1) != 0
+    }
+
+    /// CQEs written and not consumed, as the record says, which has 24 bits: more than there are entries if it claims more than was written.
+    fn unconsumed(&self) -> u32 {
         // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
         let record = unsafe { self.record.as_ref() };
-        // The record has 24 bits. Acquire: the driver has finished reading what it passed.
+        // Acquire: the driver has finished reading what it passed.
         let consumed = u32::from_be(record.load(Ordering::Acquire));
-        (self.producer.wrapping_sub(consumed) & 0xff_ffff) + count <= 1u32 << self.log_entries
+        self.producer.wrapping_sub(consumed) & 0xff_ffff
     }
 
-    /// Whether `count` entries are free; if not, this was the last attempt.
+    /// Takes `count` free entries; if there are fewer, this was the last attempt.
     #[inline(always)]
     fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
-        if self.overrun || !self.has_room(count) {
-            return Err(Overrun { is_first: !core::mem::replace(&mut self.overrun, true) });
+        if self.room < count {
+            self.find_room(count)?;
         }
+        self.room -= count;
         Ok(())
+    }
+
+    /// Looks how many entries are free by now.
+    #[cold]
+    #[inline(never)]
+    fn find_room(&mut self, count: u32) -> Result<(), Overrun> {
+        let free = (self.mask + 1).checked_sub(self.unconsumed()).filter(|free| *free >= count && !self.overrun);
+        let Some(free) = free else {
+            let is_first = !self.overrun;
+            self.stop();
+            return Err(Overrun { is_first });
+        };
+        self.room = free;
+        Ok(())
+    }
+
+    /// Writes no more.
+    fn stop(&mut self) {
+        (self.overrun, self.room) = (true, 0);
     }
 
     /// Writes the CQE at the producer: body first, then the 8 bytes that end with the owner bit.
     #[inline(always)]
     fn put(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, format: CqeFormat, entries: u32) {
-        let owner = (self.producer >> self.log_entries) & 1 != 0;
+        let owner = self.owner(self.producer);
         bytes[OP_OWN_OFFSET] = op_own_with(opcode, format, is_solicited(bytes[OP_OWN_OFFSET]), owner);
         let at = self.cqe(self.producer).cast::<u64>();
         // SAFETY: the CQE is inside the buffer, 64-aligned, and the driver is done with it (`reserve`).
@@ -155,16 +188,18 @@ impl SoftCq {
         if self.is_reported {
             return None;
         }
-        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
-        let consumed = u32::from_be(unsafe { self.record.as_ref() }.load(Ordering::Acquire)) & 0xff_ffff;
-        let is_ahead = self.producer.wrapping_sub(consumed) & 0xff_ffff > 1 << self.log_entries;
+        let unconsumed = self.unconsumed();
+        let consumed = self.producer.wrapping_sub(unconsumed) & 0xff_ffff;
+        let is_ahead = unconsumed > self.mask + 1;
         let broken = match (is_ahead, self.overrun) {
             (true, _) => Some((consumed, Rule::ConsumerAhead)),
             (false, true) => Some((self.producer & 0xff_ffff, Rule::CompletionOverrun)),
             (false, false) => None,
         };
         self.is_reported = broken.is_some();
-        self.overrun |= is_ahead;
+        if is_ahead {
+            self.stop();
+        }
         broken
     }
 
@@ -204,7 +239,7 @@ impl SoftCq {
     #[inline(always)]
     pub(crate) fn write_receive(&mut self, cqe: &ResponderCqe, opcode: CqeOpcode, solicited: bool) -> Result<(), Overrun> {
         self.reserve(1)?;
-        let owner = (self.producer >> self.log_entries) & 1 != 0;
+        let owner = self.owner(self.producer);
         let words = cqe.emit_words(op_own_with(opcode, CqeFormat::Plain, solicited, owner));
         let at = self.cqe(self.producer).cast::<u64>();
         // SAFETY: as in `put`.

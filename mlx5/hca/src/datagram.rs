@@ -12,7 +12,7 @@ use mlx5_wire::{AddressVector, CqeOpcode, CtrlWords, DatagramSegment, GRH_BYTES,
 use shm::lane::{LaneRx, LaneTx};
 use shm::ready::ReadyWords;
 
-use super::deliver::{deliver, trace};
+use super::deliver::{self, deliver, trace};
 use super::fabric::Peer;
 use super::gather::{Data, check_local, scatter};
 use super::layout::{
@@ -294,7 +294,7 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
             flags: header.flags & (SOLICITED | GRH),
         };
         trace(hca, qp, &message);
-        deliver(hca, qp, cq, &message, header.source_qpn);
+        deliver(hca, qp, cq, message, deliver::Sender::Datagram(header.source_qpn));
         received += 1;
     }
     // L2

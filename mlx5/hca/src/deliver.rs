@@ -19,15 +19,28 @@ pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
     }
 }
 
+/// Who sent a message.
+#[derive(Clone, Copy)]
+pub(crate) enum Sender {
+    /// The peer that the queue pair is connected to.
+    Connected,
+    /// Of a datagram: this queue pair.
+    Datagram(u32),
+}
+
 /// A message becomes a CQE.
 #[inline(always)]
-pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message, source_qpn: u32) {
+pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Message, sender: Sender) {
     prefetch(message.payload as usize);
-    let Some(opcode) = receive_opcode(message) else { return deliver_other(hca, qp, cq, message) };
+    let Some(opcode) = receive_opcode(&message) else { return deliver_other(hca, qp, cq, message) };
     // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
     if !qp.taken.account(message.wqe_index, message.pop) {
         return qp.break_down(hca);
     }
+    let (source_qpn, grh) = match sender {
+        Sender::Connected => (0, false),
+        Sender::Datagram(qpn) => (qpn, message.flags & GRH != 0),
+    };
     let cqe = ResponderCqe {
         qpn: qp.qpn,
         srqn: qp.user_index,
@@ -35,7 +48,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Mes
         byte_count: message.byte_count,
         wqe_counter: qp.receives.wqe_counter(message.wqe_index, message.pop),
         source_qpn,
-        grh: message.flags & GRH != 0,
+        grh,
     };
     if let Err(overrun) = cq.write_receive(&cqe, opcode, message.flags & SOLICITED != 0) {
         qp.overran(hca, qp.recv_cq, overrun);
@@ -58,7 +71,7 @@ pub(crate) fn receive_opcode(message: &Message) -> Option<CqeOpcode> {
 
 /// An atomic that is to be done here; or the receive failed, and the queue pair with it; or the peer wrote what is no message.
 #[cold]
-fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
+fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Message) {
     if message.opcode == ATOMIC {
         qp.answered = qp.answered.wrapping_add(1);
         return atomics::answer(hca, qp, message.imm);

@@ -14,7 +14,7 @@ use super::faults::{Fate, Injector};
 use super::layout::qp_index;
 use super::links::Links;
 use super::outcome::{Limit, Malformed, Outcome, WaitFor};
-use super::queues::{REGISTER_BYTES, Remote, SoftQp, Waiting, blocks};
+use super::queues::{REGISTER_BYTES, Remote, SoftQp, Waiting};
 use super::requester::execute;
 use super::rule::VENDOR;
 use super::timing::Timing;
@@ -40,30 +40,36 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
 /// A doorbell of queue pair `index` rang.
 #[inline(always)]
 pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) {
-    let Some(Some(qp)) = state.qps.get_mut(index) else { return };
     if matches!(hca.timing, Timing::Immediate) {
-        qp.sq_limit = qp.sq_producer();
-        if qp.waiting.is_none() {
-            run(hca, state, index);
-        }
+        run(hca, state, index, |qp| {
+            qp.sq_limit = qp.sq_producer();
+            qp.waiting.is_none()
+        });
     } else {
-        let from = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
-        if hca.strict {
-            local::remember(hca, qp, from, qp.sq_producer());
-        }
-        hca.timing.announce(qp, hca.membership.lid(), hca.clock.now_ns(), &mut state.deferred);
+        rung_for_later(hca, state, index);
     }
+}
+
+/// The same where a WQE is not executed at once.
+#[cold]
+fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
+    let Some(Some(qp)) = state.qps.get_mut(index) else { return };
+    let from = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
+    if hca.strict {
+        local::remember(hca, qp, from, qp.sq_producer());
+    }
+    hca.timing.announce(qp, hca.membership.lid(), hca.clock.now_ns(), &mut state.deferred);
 }
 
 /// Everything up to the record is as good as announced; for a queue pair that broke a rule, or is in the error state.
 #[cold]
 pub(crate) fn announce_all(hca: &Hca, state: &mut State, index: usize) {
-    if let Some(Some(qp)) = state.qps.get_mut(index) {
+    run(hca, state, index, |qp| {
         qp.under_way.announced.clear();
         qp.sq_limit = qp.sq_producer();
         qp.waiting = None;
-        run(hca, state, index);
-    }
+        true
+    });
 }
 
 /// Looks again at the send queues whose time has come. Returns whether one was due.
@@ -102,7 +108,7 @@ pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
         if hca.timing.is_model() {
             end_fence(hca, qp);
         }
-        run(hca, state, index);
+        run(hca, state, index, |_| true);
         if state.qps.get(index).and_then(Option::as_ref).is_none_or(|qp| qp.sq_consumer != qp.sq_limit) {
             return;
         }
@@ -129,12 +135,15 @@ fn due<T>(queue: &mut VecDeque<T>, is_due: impl FnOnce(&T) -> bool) -> Option<T>
     if queue.front().is_some_and(is_due) { queue.pop_front() } else { None }
 }
 
-/// Runs a send queue up to its limit.
+/// Runs a send queue up to its limit, if there is such a queue pair and `begin` says so.
 #[inline(always)]
-fn run(hca: &Hca, state: &mut State, index: usize) {
+fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQp) -> bool) {
     let State { qps, cqs, deferred, links, injector, violations, touched, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return };
     let qp = &mut **qp;
+    if !begin(qp) {
+        return;
+    }
     let granted = qp.remote().map_or(0, Remote::granted);
     while qp.sq_consumer != qp.sq_limit {
         let at = qp.wqebb(qp.sq_consumer);
@@ -259,7 +268,7 @@ fn odd(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: C
 #[inline(always)]
 fn wqe_bytes(qp: &SoftQp, at: NonNull<u8>, ctrl: CtrlWords) -> Result<Option<NonNull<[u8]>>, Malformed> {
     let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-    let (ds, blocks) = (usize::from(ctrl.ds()), blocks(ctrl));
+    let (ds, blocks) = (usize::from(ctrl.ds()), (u16::from(ctrl.ds()) + 3) >> 2);
     if !ctrl.names(qp.sq_consumer, qp.qpn) || ds == 0 || blocks > outstanding {
         return Err(Malformed::Control);
     }

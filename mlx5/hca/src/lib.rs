@@ -283,8 +283,7 @@ impl Hca {
         if state.polls_to_patrol == 0 {
             self.patrol(state);
         }
-        let exact = if self.has_extras { self.extras(state) } else { None };
-        progress |= exact.unwrap_or_else(|| arrive::pass(self, state)) > 0;
+        progress |= if self.has_extras { self.extras(state) } else { arrive::pass(self, state) } > 0;
         // Last: what came before may have failed a queue pair, and nobody promises another poll.
         if self.has_failed.get() {
             progress |= flush::flush_failed(self, state);
@@ -312,13 +311,13 @@ impl Hca {
         core::mem::take(&mut state.violations)
     }
 
-    /// What a device does besides that is strict. The number of messages taken if its lanes are exact, and so not to be polled.
+    /// What a device does besides that is strict, or has exact lanes, and the pass over its lanes. Returns the number of messages taken.
     #[cold]
-    fn extras(&self, state: &mut State) -> Option<usize> {
+    fn extras(&self, state: &mut State) -> usize {
         if self.strict {
             self.check_strictly(state);
         }
-        self.has_exact_lanes.then(|| arrive::exact_pass(self, state))
+        if self.has_exact_lanes { arrive::exact_pass(self, state) } else { arrive::pass(self, state) }
     }
 
     /// For a stepper: does what is due, and adds to `touched` the LIDs of the devices that were changed by this one since the last call;

@@ -353,6 +353,7 @@ impl Hca {
             waiting: None,
             lane,
             lane_place,
+            told_every: arrive::told_every(lane_place.slots),
             transport: if is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) },
             access: Access::empty(),
             options: ConnectOptions::default(),

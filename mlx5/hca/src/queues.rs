@@ -80,6 +80,8 @@ pub(crate) struct SoftQp {
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
     pub(crate) lane_place: LanePlace,
+    /// The requester is told how far the lane is consumed where none of these bits is set in the position: a power of two, less one.
+    pub(crate) told_every: u64,
     /// Behind the last payload, where the next one goes if they go to a ring. For prefetching only.
     pub(crate) next_payload: u64,
     pub(crate) transport: Transport,

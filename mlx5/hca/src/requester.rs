@@ -56,6 +56,7 @@ impl PlainWrite {
     #[inline(always)]
     fn run(&self, hca: &Hca, qp: &mut SoftQp, ctrl: CtrlWords) -> Option<Outcome> {
         let (pd, Transport::Connected(Some(remote))) = (qp.pd, &mut qp.transport) else { return None };
+        let remote = &mut **remote;
         let Piece { at, len, key } = self.from;
         if let Some(key) = key {
             hca.memory.check(key, at as u64, len as u64, Access::empty(), pd).ok()?;

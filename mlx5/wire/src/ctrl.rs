@@ -154,15 +154,14 @@ impl CtrlSegment {
     }
 }
 
-/// A control segment as it lies in the queue, in three words: its fields are decoded where they are used, which the requester of a software
+/// A control segment as it lies in the queue, in two words: its fields are decoded where they are used, which the requester of a software
 /// device does one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CtrlWords {
     /// Bytes 0..8.
     first: u64,
-    /// Bytes 8..12.
-    flags: u32,
-    imm: u32,
+    /// Bytes 8..16.
+    second: u64,
 }
 
 impl CtrlWords {
@@ -170,7 +169,7 @@ impl CtrlWords {
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; CtrlSegment::LEN]) -> Self {
-        Self { first: be64(b, 0), flags: be32(b, 8), imm: be32(b, 12) }
+        Self { first: be64(b, 0), second: be64(b, 8) }
     }
 
     /// All fields.
@@ -178,8 +177,7 @@ impl CtrlWords {
     pub fn segment(self) -> CtrlSegment {
         let mut b = [0; CtrlSegment::LEN];
         b[..8].copy_from_slice(&self.first.to_be_bytes());
-        b[8..12].copy_from_slice(&self.flags.to_be_bytes());
-        b[12..].copy_from_slice(&self.imm.to_be_bytes());
+        b[8..].copy_from_slice(&self.second.to_be_bytes());
         CtrlSegment::parse(&b)
     }
 
@@ -222,21 +220,21 @@ impl CtrlWords {
     #[must_use]
     #[inline(always)]
     pub const fn signaled(self) -> bool {
-        self.flags & 0b1100 == (CompletionMode::Always as u32) << 2
+        self.second & 0b1100 << 32 == (CompletionMode::Always as u64) << 34
     }
 
     /// [`CtrlSegment::solicited`].
     #[must_use]
     #[inline(always)]
     pub const fn solicited(self) -> bool {
-        self.flags & 2 != 0
+        self.second & 2 << 32 != 0
     }
 
     /// [`CtrlSegment::imm`].
     #[must_use]
     #[inline(always)]
     pub const fn imm(self) -> u32 {
-        self.imm
+        self.second as u32
     }
 }
 
