@@ -236,6 +236,26 @@ impl CqRing {
         self.session.count != 0 || is_written(op_own, self.owner)
     }
 
+    /// Whether there is a CQE to hand out, after a soft device had its time if none was there.
+    ///
+    /// A queue found empty is where a soft device makes progress (the second of its two hooks); one that is never found empty at once must
+    /// not starve the rest of the device.
+    #[inline(always)]
+    pub(crate) fn progress(&mut self) -> bool {
+        if !self.has_any() {
+            // It says whether there may be CQEs that were not there before. Hardware makes progress by itself.
+            return self.hook.as_ref().is_some_and(|device| device.empty_poll()) && self.has_any();
+        }
+        self.polls_without_hook += 1;
+        if self.polls_without_hook == POLLS_PER_HOOK {
+            self.polls_without_hook = 0;
+            if let Some(device) = &self.hook {
+                device.empty_poll();
+            }
+        }
+        true
+    }
+
     /// Hands out up to `max` plain CQEs and counts them in `n`. The title of a compressed session ends them and is returned.
     #[inline(always)]
     fn take_plain<'a, L: Copy>(
@@ -294,9 +314,10 @@ impl CqRing {
         self.consumer.wrapping_add(self.session.next)
     }
 
-    /// Hands out up to `max` CQEs, each with what `find` says of its QPN.
+    /// Hands out up to `max` CQEs that are there, each with what `find` says of its QPN; it is asked once for the CQEs of a session, which have
+    /// one QPN.
     #[inline(always)]
-    fn take<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
+    pub(crate) fn take<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
         let mut n = 0;
         let before = self.handed_out();
         let mut taking = Taking { ring: self, before, is_unwinding: true };
@@ -352,32 +373,10 @@ impl CqRing {
         false
     }
 
-    /// Hands out up to `max` CQEs, each with what `find` says of its QPN; it is asked once for the CQEs of a session, which have one QPN.
-    ///
-    /// A queue found empty is where a soft device makes progress (the second of its two hooks); one that is never found empty at once must
-    /// not starve the rest of the device.
+    /// As [`take`](Self::take), after a soft device had its time if the queue was empty.
     #[inline(always)]
     pub(crate) fn poll<L: Copy>(&mut self, max: usize, find: impl Fn(u32) -> L, mut f: impl FnMut(L, Cqe<'_>)) -> usize {
-        let mut is_second = false;
-        loop {
-            let n = if self.has_any() { self.take(max, &find, &mut f) } else { 0 };
-            // Hardware makes progress by itself.
-            let Some(device) = &self.hook else { return n };
-            if is_second {
-                return n;
-            }
-            if n > 0 {
-                self.polls_without_hook += 1;
-                if self.polls_without_hook < POLLS_PER_HOOK {
-                    return n;
-                }
-            }
-            self.polls_without_hook = 0;
-            is_second = device.empty_poll() && n == 0;
-            if !is_second {
-                return n;
-            }
-        }
+        if self.progress() { self.take(max, &find, &mut f) } else { 0 }
     }
 }
 

@@ -46,6 +46,16 @@ unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *c
     bell.half.set(register.map_addr(|at| at ^ HALF));
 }
 
+/// Steps 2 and 3, where nobody reads the register.
+///
+/// # Safety
+/// None beside that of an [`Announce`].
+unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: usize) {
+    Ordinary::udma_to_device_barrier();
+    // SAFETY: as in `announce`.
+    Ordinary::store_record(unsafe { bell.record.as_ref() }, value);
+}
+
 type Announce = unsafe fn(&Bell, u32, *const u8, usize);
 
 /// Where a QP's doorbells go.
@@ -84,6 +94,7 @@ impl Doorbell {
     pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Option<Hook>) -> Self {
         let announce = match parts.kind {
             RegisterKind::Ordinary => announce::<Ordinary, BLUEFLAME_BYTES>,
+            RegisterKind::Unread => announce_by_record,
             RegisterKind::DoorbellOnly => announce::<mmio::Baseline, 0>,
             RegisterKind::WriteCombining => announce_write_combining(),
         };

@@ -19,9 +19,11 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 /// What kind of memory a BlueFlame register is, which decides how it is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RegisterKind {
-    /// Cached memory, read by the storing thread: a soft device.
+    /// Cached memory, read by the storing thread: a strict soft device.
     #[default]
     Ordinary,
+    /// Nobody reads it, so nothing is written there: a soft device that is not strict goes by the doorbell record, and is called.
+    Unread,
     /// Write-combining memory: hardware.
     WriteCombining,
     /// Hardware's that takes 8 bytes at a time and no WQE, because the kernel had no BlueFlame register left or the device has none: every
@@ -35,7 +37,7 @@ impl RegisterKind {
     pub fn copy_routine(self) -> &'static str {
         match self {
             Self::Ordinary => "plain 8-byte stores",
-            Self::DoorbellOnly => "none",
+            Self::Unread | Self::DoorbellOnly => "none",
             Self::WriteCombining => match Streaming::detect() {
                 #[cfg(target_arch = "x86_64")]
                 Streaming::Avx512 => "non-temporal 64-byte stores (AVX-512)",

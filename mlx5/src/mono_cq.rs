@@ -85,6 +85,13 @@ impl<Q> MonoCq<Q> {
         self.ring.has_any()
     }
 
+    /// Whether there is a completion, after a software device had its time if there was none: the first half of a [`poll`](Self::poll).
+    #[must_use]
+    #[inline(always)]
+    pub fn progress(&mut self) -> bool {
+        self.ring.progress()
+    }
+
     /// Hands up to `max` completions to `f` with the value of their queue pair, in the order the device wrote them. Returns how many
     /// there were. `None` stands for a queue pair that is not registered (any more): its receive still has to go back to the queue it
     /// was taken from.
@@ -92,5 +99,12 @@ impl<Q> MonoCq<Q> {
     pub fn poll(&mut self, max: usize, f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
         let queues = &self.queues;
         self.ring.poll(max, |qpn| queues.get(qpn), f)
+    }
+
+    /// The second half of a [`poll`](Self::poll), of the completions that are there.
+    #[inline(always)]
+    pub fn take(&mut self, max: usize, mut f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
+        let queues = &self.queues;
+        self.ring.take(max, &|qpn| queues.get(qpn), &mut f)
     }
 }

@@ -163,6 +163,12 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
         if len <= 32 {
             return both_ends(16);
         }
+        if len <= 64 {
+            return both_ends(32);
+        }
+        if len <= 128 {
+            return both_ends(64);
+        }
     } else if len >= 8 {
         return both_ends(8);
     } else if len >= 4 {

@@ -22,6 +22,8 @@ use crate::wire::{Access, AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RE
 /// A software HCA and the memory of its queues.
 pub(crate) struct Soft {
     hca: Rc<Hca>,
+    /// Of the queue pairs: strict devices read them.
+    register: RegisterKind,
     sqs: RefCell<HashMap<u32, SqPlace>>,
     cqs: RefCell<HashMap<u32, CqPlace>>,
     alarm: Arc<Alarm>,
@@ -29,7 +31,9 @@ pub(crate) struct Soft {
 
 impl Soft {
     pub(crate) fn open(options: &SoftOptions) -> Result<Self, OpenError> {
-        Ok(Self { hca: Rc::new(Hca::open(options)?), sqs: RefCell::default(), cqs: RefCell::default(), alarm: Arc::default() })
+        let register = if options.strict { RegisterKind::Ordinary } else { RegisterKind::Unread };
+        let hca = Rc::new(Hca::open(options)?);
+        Ok(Self { hca, register, sqs: RefCell::default(), cqs: RefCell::default(), alarm: Arc::default() })
     }
 
     pub(crate) fn hca(&self) -> &Rc<Hca> {
@@ -170,7 +174,7 @@ impl Provider for Soft {
         });
         let (qpn, place) = created.inspect_err(|_| rq.iter().for_each(|(rqn, _)| self.hca.destroy_srq(*rqn)))?;
         let half = Rc::new(Cell::new(place.register.as_ptr()));
-        let uar = UarParts { half, kind: RegisterKind::Ordinary, uar_offset: Hca::register_offset(qpn) };
+        let uar = UarParts { half, kind: self.register, uar_offset: Hca::register_offset(qpn) };
         let sq = place.parts(qpn, config, uar);
         self.sqs.borrow_mut().insert(qpn, place);
         Ok(QpParts { sq, rq: rq.map(|(_, parts)| parts) })

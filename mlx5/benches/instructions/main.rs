@@ -118,7 +118,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "poll_mono",
-        bound: Some(46),
+        bound: Some(42),
         counts: (4_096, 12_288),
         collect: "all",
         what: "one SRQ receive from MonoCq::poll(16), look-up and callback included",
@@ -214,7 +214,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "hca_write_imm64",
-        bound: Some(400),
+        bound: Some(388),
         counts: (8_192, 24_576),
         collect: "hca",
         what: "software HCA: one WRITE+IMM of a 64 B SGE, 8 to a doorbell, and its CQE at the owner",
@@ -222,7 +222,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "hca_write_imm64_single",
-        bound: None,
+        bound: Some(610),
         counts: (8_192, 24_576),
         collect: "hca",
         what: "the same, 1 to a doorbell",

@@ -261,18 +261,20 @@ struct Register([u8; 512]);
 struct Wqe([u8; 64]);
 
 #[test]
-fn a_register_without_blueflame_gets_8_bytes_at_one_place_whatever_is_asked_for() {
-    let (mut register, record) = (Register([0xa5; 512]), AtomicU32::new(0));
-    let uar = UarParts { half: Rc::new(Cell::new(register.0.as_mut_ptr())), kind: RegisterKind::DoorbellOnly, uar_offset: 0 };
-    let mut doorbell = Doorbell::new(&uar, NonNull::from(&record), None);
-    for producer in 1..4u16 {
-        let wqe = Wqe([producer as u8; 64]);
-        // SAFETY: 64 bytes, aligned to as many; the register and the record outlive the doorbell.
-        unsafe { doorbell.ring(producer, wqe.0.as_ptr(), 64) };
-        // SAFETY: as above.
-        let bytes = unsafe { uar.half.get().cast::<[u8; 512]>().read() };
-        assert_eq!((&bytes[..8], &bytes[8..]), (&[producer as u8; 8][..], &[0xa5; 504][..]));
-        assert_eq!(record.load(Ordering::Relaxed), u32::from(producer).to_be());
+fn a_register_without_blueflame_gets_8_bytes_at_one_place_and_one_that_nobody_reads_none_whatever_is_asked_for() {
+    for (kind, written) in [(RegisterKind::DoorbellOnly, 8), (RegisterKind::Unread, 0)] {
+        let (mut register, record) = (Register([0xa5; 512]), AtomicU32::new(0));
+        let uar = UarParts { half: Rc::new(Cell::new(register.0.as_mut_ptr())), kind, uar_offset: 0 };
+        let mut doorbell = Doorbell::new(&uar, NonNull::from(&record), None);
+        for producer in 1..4u16 {
+            let wqe = Wqe([producer as u8; 64]);
+            // SAFETY: 64 bytes, aligned to as many; the register and the record outlive the doorbell.
+            unsafe { doorbell.ring(producer, wqe.0.as_ptr(), 64) };
+            // SAFETY: as above.
+            let bytes = unsafe { uar.half.get().cast::<[u8; 512]>().read() };
+            assert!(bytes[..written].iter().all(|byte| *byte == producer as u8) && bytes[written..].iter().all(|byte| *byte == 0xa5));
+            assert_eq!(record.load(Ordering::Relaxed), u32::from(producer).to_be());
+        }
     }
 }
 

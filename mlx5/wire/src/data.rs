@@ -61,7 +61,8 @@ impl InlineHeader {
     #[must_use]
     #[inline(always)]
     pub const fn segments(bytes: usize) -> usize {
-        (Self::LEN + bytes).div_ceil(SEGMENT)
+        // There is at least the header.
+        (Self::LEN + bytes - 1) / SEGMENT + 1
     }
 
     /// The bytes.
