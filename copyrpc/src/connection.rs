@@ -6,11 +6,11 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mlx5::{CompletionError, Cqe, Inline, Mr, PostError, RcQp, Read, Signal, WriteImm};
+use mlx5::{CompletionError, Cqe, Inline, Mr, Payload, PostError, RcQp, Read, Signal, WriteImm};
 
 use crate::control::ControlMemory;
 use crate::error::{CallFailure, CloseReason};
-use crate::link::{Emit, Event, Link, Message, Request};
+use crate::link::{Emit, Event, Link, Message, Poster, Request};
 use crate::queue_share::QueueShare;
 use crate::raw::{RawOperations, RdmaError};
 use crate::recv::Reply;
@@ -134,6 +134,55 @@ impl<U> Drop for Rearm<'_, U> {
         if let Some(at_ns) = self.0.with_link(Link::next_deadline) {
             self.0.arm(at_ns);
         }
+    }
+}
+
+/// Posts the batches of one connection.
+struct Batches<'a> {
+    qp: &'a mut RcQp,
+    send_ring: &'a Mr,
+    remote: &'a Remote,
+    /// Bytes of a batch that go into the WQE whole.
+    inline_limit: u64,
+}
+
+impl Poster<PostError> for Batches<'_> {
+    #[inline(always)]
+    fn post(&mut self, emit: Emit) -> Result<(), PostError> {
+        if emit.bytes <= self.inline_limit {
+            self.write(&emit, Inline(self.head(&emit, emit.bytes)))?;
+        } else {
+            self.write_long(&emit)?;
+        }
+        if emit.is_last {
+            self.qp.ring();
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Batches<'a> {
+    /// The first `len` bytes of a batch, at most all.
+    #[inline(always)]
+    fn head(&self, emit: &Emit, len: u64) -> &'a [u8] {
+        // SAFETY: the link emits ranges inside the ring, and nothing writes the send ring while the slice lives: only that link does.
+        unsafe { std::slice::from_raw_parts(self.send_ring.as_ptr().add(emit.offset as usize).as_ptr(), len as usize) }
+    }
+
+    /// A batch that does not fit into a WQE: the device gathers the rest.
+    #[inline(never)]
+    fn write_long(&mut self, emit: &Emit) -> Result<(), PostError> {
+        let inline = if self.inline_limit >= HYBRID_INLINE { HYBRID_INLINE } else { 0 };
+        let (addr, lkey) = (self.send_ring.addr() + emit.offset + inline, self.send_ring.lkey());
+        let rest = mlx5::Sge { addr, len: (emit.bytes - inline) as u32, lkey };
+        self.write(emit, (Inline(self.head(emit, inline)), rest))
+    }
+
+    #[inline(always)]
+    fn write<P: Payload>(&mut self, emit: &Emit, payload: P) -> Result<(), PostError> {
+        let (addr, rkey) = (self.remote.ring_addr + emit.offset, self.remote.ring_rkey);
+        let (signal, user) = if emit.signal { (Signal::Always, WINDOWED_WRITE) } else { (Signal::Reclaim, WRITE) };
+        self.qp.post(&WriteImm { addr, rkey, imm: emit.imm, payload }, signal, user)
     }
 }
 
@@ -445,14 +494,15 @@ impl<U> Connection<U> {
         let mut resources = self.resources.borrow_mut();
         let Some(Resources { qp, send_ring, .. }) = resources.as_mut() else { return };
         let mut link = self.link.borrow_mut();
-        let mut outcome = link.flush(|emit| self.post_batch(qp, send_ring, emit));
+        let flushed = link.flush_to(&mut Batches { qp, send_ring, remote: &self.remote, inline_limit: self.inline_limit });
+        let (told, mut outcome) = flushed.map_or_else(|error| (None, Err(error)), |told| (told, Ok(())));
         if outcome.is_ok() && link.poll_read(now_ns) {
             outcome = self.post_read(qp, READ);
             if outcome.is_ok() {
                 link.read_posted();
             }
         }
-        if let Some(words) = link.publish() {
+        if let Some(words) = link.publish_after(told) {
             self.control.publish(words);
         }
         qp.ring();
@@ -469,35 +519,6 @@ impl<U> Connection<U> {
         if is_closed {
             self.worklist.mark_unfinished(self);
         }
-    }
-
-    #[inline(always)]
-    fn post_batch(&self, qp: &mut RcQp, send_ring: &Mr, emit: Emit) -> Result<(), PostError> {
-        let inline = if emit.bytes <= self.inline_limit {
-            emit.bytes
-        } else if self.inline_limit >= HYBRID_INLINE {
-            HYBRID_INLINE
-        } else {
-            0
-        };
-        // SAFETY: `flush` emits ranges inside the ring, and nothing writes the send ring while the slice lives: only this link does.
-        let head = unsafe {
-            let start = send_ring.as_ptr().add(emit.offset as usize);
-            std::slice::from_raw_parts(start.as_ptr(), inline as usize)
-        };
-        let rest = mlx5::Sge { addr: send_ring.addr() + emit.offset + inline, len: (emit.bytes - inline) as u32, lkey: send_ring.lkey() };
-        let write = WriteImm {
-            addr: self.remote.ring_addr + emit.offset,
-            rkey: self.remote.ring_rkey,
-            imm: emit.imm,
-            payload: (Inline(head), rest),
-        };
-        let (signal, user) = if emit.signal { (Signal::Always, WINDOWED_WRITE) } else { (Signal::Reclaim, WRITE) };
-        qp.post(&write, signal, user)?;
-        if emit.is_last {
-            qp.ring();
-        }
-        Ok(())
     }
 
     fn post_read(&self, qp: &mut RcQp, user: u64) -> Result<(), PostError> {

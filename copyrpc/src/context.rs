@@ -544,7 +544,7 @@ impl<U> Inner<U> {
     #[inline(always)]
     fn take_completions(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
         let mut taken = 0;
-        if self.has_received() {
+        if self.recv_cq.borrow_mut().progress() {
             taken = self.take_received(receiver)?;
         } else if self.is_short.get() {
             self.refill()?;
@@ -555,20 +555,10 @@ impl<U> Inner<U> {
         Ok(taken)
     }
 
-    #[inline(always)]
-    fn has_received(&self) -> bool {
-        let mut recv_cq = self.recv_cq.borrow_mut();
-        // A poll of an empty queue gives a software device its time. One that hands out nothing is short.
-        recv_cq.has_completion() || {
-            recv_cq.poll(0, |_, _| ());
-            recv_cq.has_completion()
-        }
-    }
-
     #[inline(never)]
     fn take_received(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
         let interrupted = Unfilled(self);
-        let received = self.recv_cq.borrow_mut().poll(POLL_BUDGET, |connection, cqe| {
+        let received = self.recv_cq.borrow_mut().take(POLL_BUDGET, |connection, cqe| {
             self.srq.borrow_mut().complete_receive(&cqe);
             match (connection, cqe.result()) {
                 (Some(connection), Ok(())) => connection.arrive(cqe.imm(), receiver),

@@ -73,7 +73,7 @@ impl<U> Link<U> {
 
     /// The flush of an end that takes no more calls.
     #[inline(never)]
-    pub(super) fn flush_closing<E>(&mut self, post: &mut impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+    pub(super) fn flush_closing<E>(&mut self, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
         if self.closed.is_some() {
             return Ok(());
         }

@@ -42,13 +42,17 @@ impl Reservation {
         self.granted - self.released
     }
 
-    /// Grants all that keeps `in_flight + 2R <= C` (S1) and R within a quarter ring (R1).
+    /// Grants all that keeps `in_flight + 2R <= C` (S1) and R within a quarter ring (R1). Whether that may be more than nothing.
     #[inline]
-    pub(super) fn top_up(&mut self, ring: RingSize, in_flight: u64) {
+    pub(super) fn top_up(&mut self, ring: RingSize, in_flight: u64) -> bool {
         let reserved = self.outstanding();
+        if reserved >= ring.max_reservation() {
+            return false;
+        }
         let by_invariant = ring.bytes().saturating_sub(in_flight + GRANT_SLACK) / 2;
         let room = by_invariant.min(ring.max_reservation());
         self.granted += room.saturating_sub(reserved) & !(ALIGNMENT - 1);
+        true
     }
 
     /// A request arrived that wants `wanted` bytes of internal allowance, of which `max` are legal (T6).
@@ -105,7 +109,7 @@ impl PeerCredit {
     #[inline]
     pub(super) fn raise(&mut self, ring: RingSize, told: u64, floor: u64) -> Result<(), ProtocolError> {
         let ceiling = self.spent + ring.max_reservation();
-        if told < floor || told > ceiling || told % ALIGNMENT != 0 {
+        if told.wrapping_sub(floor) > ceiling - floor || told % ALIGNMENT != 0 {
             return Err(ProtocolError::Credit { told, floor, ceiling });
         }
         self.granted = self.granted.max(told);

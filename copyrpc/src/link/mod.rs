@@ -121,6 +121,21 @@ pub enum Message<U> {
     Other,
 }
 
+/// Where batches are posted. A trait and no closure: what posts the one that mostly comes is inlined for sure.
+pub(crate) trait Poster<E> {
+    /// Posts a batch.
+    fn post(&mut self, emit: Emit) -> Result<(), E>;
+}
+
+/// A [`Poster`] of a closure.
+struct FromFn<F>(F);
+
+impl<E, F: FnMut(Emit) -> Result<(), E>> Poster<E> for FromFn<F> {
+    fn post(&mut self, emit: Emit) -> Result<(), E> {
+        (self.0)(emit)
+    }
+}
+
 /// What the size of the rings allows, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
@@ -409,24 +424,64 @@ impl<U> Link<U> {
         Request { number: self.rx.requests.push_taken(held), payload, internal_allowance, call_id }
     }
 
+    /// The batch that a flush posts, where it is the only one and nothing stands in the way; to be followed by
+    /// [`Link::easy_batch_posted`], unless it cannot be posted. Else nothing has changed.
+    #[inline(always)]
+    fn easy_batch(&mut self) -> Option<(Emit, FlowWords)> {
+        if self.ending.is_some() || !self.tx.has_easy_batch() || self.window.begin(self.tx.unposted()) {
+            return None;
+        }
+        let words = self.grant();
+        self.rx.note_told(words);
+        Some((self.tx.fill_easy_batch(words), words))
+    }
+
+    /// The batch of [`Link::easy_batch`] was posted, with these words.
+    #[inline(always)]
+    fn easy_batch_posted(&mut self, words: FlowWords) {
+        self.told_by_batch = words;
+        self.stats.batches_sent += 1;
+        self.stats.messages_sent += u64::from(self.tx.open_count());
+        self.stats.bytes_sent += self.tx.unposted();
+        self.tx.commit_easy_batch();
+        self.note_posted();
+    }
+
+    #[inline(always)]
+    fn note_posted(&mut self) {
+        self.starved |= self.tx.free() < self.tx.size().bytes() / 4;
+    }
+
     /// Hands each batch that may go to `post`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only when
     /// `post` succeeds; after an error everything not posted is offered again by the next flush
     /// (F2).
     ///
     /// # Errors
     /// The first error of `post`.
+    pub fn flush<E>(&mut self, post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+        self.flush_to(&mut FromFn(post)).map(|_words| ())
+    }
+
+    /// As [`Link::flush`]. What it returns is for [`Link::publish_after`].
     #[inline(always)]
-    pub fn flush<E>(&mut self, mut post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+    pub(crate) fn flush_to<E>(&mut self, poster: &mut impl Poster<E>) -> Result<Option<FlowWords>, E> {
+        let Some((emit, words)) = self.easy_batch() else { return self.flush_any(&mut |emit| poster.post(emit)).map(|()| None) };
+        poster.post(emit)?;
+        self.easy_batch_posted(words);
+        Ok(Some(words))
+    }
+
+    #[inline(never)]
+    fn flush_any<E>(&mut self, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
         if self.ending.is_some() {
-            return self.flush_closing(&mut post);
+            return self.flush_closing(post);
         }
         let words = self.grant();
         self.offer_metadata_only(words);
-        self.post_waiting(words, &mut post)
+        self.post_waiting(words, post)
     }
 
-    #[inline(always)]
-    fn post_waiting<E>(&mut self, words: FlowWords, post: &mut impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+    fn post_waiting<E>(&mut self, words: FlowWords, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
         // What is posted here changes none of the words: it was in flight before.
         if self.window.begin(self.tx.unposted()) {
             return self.flush_windowed(words, post);
@@ -440,7 +495,6 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    #[inline(always)]
     fn next_to_post(&mut self) -> Option<Batch> {
         let batch = self.tx.next_batch()?;
         if !self.tx.may_post() {
@@ -450,19 +504,18 @@ impl<U> Link<U> {
         Some(batch)
     }
 
-    #[inline(always)]
     fn post_batch<E>(
         &mut self,
         batch: &Batch,
         words: FlowWords,
         signal: bool,
-        post: &mut impl FnMut(Emit) -> Result<(), E>,
+        post: &mut dyn FnMut(Emit) -> Result<(), E>,
     ) -> Result<(), E> {
         self.rx.note_told(words);
         post(self.tx.fill(batch, words, signal))?;
         self.tx.commit(batch);
         self.told_by_batch = words;
-        self.starved |= self.tx.free() < self.tx.size().bytes() / 4;
+        self.note_posted();
         self.stats.batches_sent += 1;
         self.stats.messages_sent += u64::from(batch.messages());
         self.stats.bytes_sent += batch.bytes();
@@ -472,7 +525,7 @@ impl<U> Link<U> {
 
     /// The flush of what the window applies to: it waits for a place, or takes one (W1).
     #[inline(never)]
-    fn flush_windowed<E>(&mut self, words: FlowWords, post: &mut impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+    fn flush_windowed<E>(&mut self, words: FlowWords, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
         if let Some(hold) = self.window.hold(self.tx.batches_received()) {
             // Like a refused call: the peer's word would help (L5).
             self.starved |= hold == Hold::PeersWord;
@@ -510,8 +563,8 @@ impl<U> Link<U> {
     /// Grants what can be granted and says where this side stands.
     #[inline(always)]
     fn grant(&mut self) -> FlowWords {
-        self.reservation.top_up(self.tx.size(), self.tx.in_flight());
-        if self.ending.is_none() {
+        let may_have_granted = self.reservation.top_up(self.tx.size(), self.tx.in_flight());
+        if may_have_granted && self.ending.is_none() {
             self.tx.open_to_calls(2 * self.reservation.outstanding() + CALL_SLACK);
         }
         self.current_words()
@@ -536,6 +589,18 @@ impl<U> Link<U> {
         self.published = words;
         self.rx.note_told(words);
         Some(words)
+    }
+
+    /// As [`Link::publish`], with nothing in between, after a flush that returned `told`: the words as they are, if it knows them.
+    #[inline(always)]
+    pub(crate) fn publish_after(&mut self, told: Option<FlowWords>) -> Option<FlowWords> {
+        match told {
+            Some(words) if self.closed.is_none() => {
+                self.published = words;
+                told
+            }
+            _ => self.publish(),
+        }
     }
 
     /// Flow control waits for what a READ would tell (L5).

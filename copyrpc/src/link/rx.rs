@@ -158,7 +158,8 @@ impl RecvRing {
             return Ok(None);
         }
         self.announced = if self.announced_behind.is_empty() { 0 } else { self.announced_behind.pop_front().unwrap_or(0) };
-        let mut line = LINE;
+        // The first two are under way, or asked for below in no time.
+        let mut line = 2 * LINE;
         while line < span.min(PREFETCH_BYTES) {
             self.view.prefetch(start, line);
             line += LINE;

@@ -288,6 +288,35 @@ impl SendRing {
         self.close_to_calls();
     }
 
+    /// Messages in the open batch.
+    pub(super) const fn open_count(&self) -> u32 {
+        self.open_count
+    }
+
+    /// Whether all that is not posted is one batch, which may go.
+    #[inline(always)]
+    pub(super) const fn has_easy_batch(&self) -> bool {
+        self.wrap.is_none() && self.has_unposted() && self.may_post()
+    }
+
+    /// As [`fill`](Self::fill), where there is an [easy batch](Self::has_easy_batch), and this end is not closing.
+    #[inline(always)]
+    pub(super) fn fill_easy_batch(&self, words: FlowWords) -> Emit {
+        let metadata = FlowMetadata { words, message_count: self.open_count, is_closing: false };
+        self.view.write_block(self.posted, &metadata.encode());
+        let (offset, bytes) = (self.size().offset(self.posted), self.unposted());
+        Emit { offset, bytes, imm: encode_imm(bytes), is_last: true, signal: false }
+    }
+
+    /// As [`commit`](Self::commit), of that.
+    #[inline(always)]
+    pub(super) const fn commit_easy_batch(&mut self) {
+        self.posted = self.producer;
+        self.batches_sent += 1;
+        self.open_count = 0;
+        self.opening = METADATA_SPAN;
+    }
+
     /// The oldest batch not posted yet.
     #[inline]
     pub(super) fn next_batch(&self) -> Option<Batch> {
@@ -328,11 +357,12 @@ impl SendRing {
     #[inline]
     pub(super) fn acknowledge(&mut self, told: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         let position = told.consumer_pos;
-        if position < floor.consumer_pos || position > self.posted || position % ALIGNMENT != 0 {
+        // One comparison for both ends: the floor was checked against what was posted then.
+        if position.wrapping_sub(floor.consumer_pos) > self.posted - floor.consumer_pos || position % ALIGNMENT != 0 {
             return Err(ProtocolError::ConsumerPosition { told: position, floor: floor.consumer_pos, ceiling: self.posted });
         }
         let received = told.batches_received;
-        if received < floor.batches_received || received > self.batches_sent {
+        if received.wrapping_sub(floor.batches_received) > self.batches_sent - floor.batches_received {
             return Err(ProtocolError::BatchesReceived { told: received, floor: floor.batches_received, ceiling: self.batches_sent });
         }
         self.peer_consumer = self.peer_consumer.max(position);
