@@ -461,3 +461,49 @@ fn a_batch_through_blueflame_runs_in_order_and_breaks_no_rule() {
     assert_eq!(net.collect(3, || a.sent()), [(0, Ok(0)), (1, Ok(0)), (2, Ok(0))]);
     assert_eq!(b.bytes(0, 4), [1, 2, 3, 3]);
 }
+
+#[test]
+fn the_halves_of_a_poll_give_the_device_its_time_and_hand_out_what_is_there() {
+    let fabric = LocalFabric::new();
+    let options = SoftOptions { fabric: FabricSpec::Local(fabric), ..SoftOptions::default() };
+    let device = Device::open(DeviceSpec::Soft(options)).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let send_cq = device.create_cq(64).unwrap();
+    let mut cqs = [(); 2].map(|()| device.create_mono_cq::<u32>(64).unwrap());
+    let mut srq = pd.create_srq(8, 0).unwrap();
+    (0..4).for_each(|i| srq.post(&[], i).unwrap());
+    srq.ring();
+    let mr = pd.alloc(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    let mut qps = [0, 1].map(|i| {
+        let mut qp = pd.create_qp(&send_cq, &cqs[i], &srq, &QpConfig::default()).unwrap();
+        qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
+        cqs[i].register(qp.qpn(), 7 + i as u32);
+        qp
+    });
+    let mut send = |i: usize, imm| {
+        let write = WriteImm { addr: mr.addr(), rkey: mr.rkey(), imm, payload: Inline(b"here") };
+        qps[i].post(&write, Signal::Reclaim, 0).unwrap();
+        qps[i].ring();
+    };
+    let mut take = |cq: &mut MonoCq<u32>| {
+        let mut taken = vec![];
+        let n = cq.take(8, |value, cqe| {
+            srq.complete_receive(&cqe).unwrap();
+            taken.push((value.copied(), cqe.imm()));
+        });
+        assert_eq!(n, taken.len());
+        taken
+    };
+    send(0, 5);
+    assert_eq!(take(&mut cqs[0]), [], "the device had no time");
+    assert!(cqs[0].progress() && cqs[0].progress(), "it is there until it is taken");
+    assert_eq!(take(&mut cqs[0]), [(Some(7), 5)]);
+    assert!(!cqs[0].progress());
+    // A queue that is never found empty does not keep the device from its work.
+    send(0, 6);
+    assert!(cqs[0].progress());
+    send(1, 9);
+    assert!(!cqs[1].has_completion());
+    assert!((0..16).all(|_| cqs[0].progress()));
+    assert_eq!((take(&mut cqs[1]), take(&mut cqs[0])), (vec![(Some(8), 9)], vec![(Some(7), 6)]));
+}
