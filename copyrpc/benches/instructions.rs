@@ -91,7 +91,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "idle_poll",
-        bound: Some(84),
+        bound: Some(80),
         collect: "nohca",
         what: "copyrpc: one poll that finds nothing, one endpoint",
         depth: 1,
@@ -100,7 +100,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "idle_poll_of_1024",
-        bound: Some(84),
+        bound: Some(80),
         collect: "nohca",
         what: "copyrpc: the same with 1,024 endpoints",
         depth: 1,

@@ -60,8 +60,10 @@ impl<U> Armed<U> {
 pub(crate) struct Timers<U> {
     device: Device,
     now_ns: Cell<u64>,
-    /// Drains until the next look.
+    /// Drains until the next look, or until [`Timers::tick_slowly`] decides: at once while there are deadlines.
     drains_left: Cell<u32>,
+    /// Drains until the next look that found something, while there are deadlines.
+    busy_drains_left: Cell<u32>,
     /// Drains passed over after the last look.
     pause: Cell<u32>,
     /// When a look found that [`PACE_NS`] had passed.
@@ -82,6 +84,7 @@ impl<U> Timers<U> {
             device,
             now_ns: Cell::new(now_ns),
             drains_left: Cell::new(0),
+            busy_drains_left: Cell::new(0),
             pause: Cell::new(0),
             moved_ns: Cell::new(now_ns),
             last_sweep_ns: Cell::new(now_ns),
@@ -106,10 +109,22 @@ impl<U> Timers<U> {
     #[inline]
     pub(crate) fn tick(&self, is_idle: bool) -> bool {
         let left = self.drains_left.get();
-        if left == 0 || (is_idle && self.has_deadlines.get()) {
-            return true;
+        if left == 0 {
+            return self.tick_slowly(is_idle);
         }
         self.drains_left.set(left - 1);
+        false
+    }
+
+    /// One that found nothing looks, and one that found something when its pause is over, which there is with deadlines only.
+    #[cold]
+    #[inline(never)]
+    fn tick_slowly(&self, is_idle: bool) -> bool {
+        let left = self.busy_drains_left.get();
+        if is_idle || left == 0 {
+            return true;
+        }
+        self.busy_drains_left.set(left - 1);
         false
     }
 
@@ -126,12 +141,19 @@ impl<U> Timers<U> {
             (2 * self.pause.get() + 1).min(MAX_PAUSE)
         };
         self.pause.set(pause);
-        self.drains_left.set(pause);
+        self.pass_over(pause);
+    }
+
+    /// Has so many drains pass over the look at the clock.
+    fn pass_over(&self, drains: u32) {
+        let (idle, busy) = if self.has_deadlines.get() { (0, drains) } else { (drains, 0) };
+        self.drains_left.set(idle);
+        self.busy_drains_left.set(busy);
     }
 
     /// Has the next drain look at the clock, after a sleep.
     pub(crate) fn look_next(&self) {
-        self.drains_left.set(0);
+        self.pass_over(0);
     }
 
     pub(crate) const fn sweep_interval(&self) -> Duration {
@@ -169,7 +191,9 @@ impl<U> Timers<U> {
         timer.set(Timer { at_ns, serial });
         let armed = Armed { serial, connection: Rc::downgrade(connection) };
         self.deadlines.borrow_mut().push(at_ns, armed, |armed| armed.live().is_some());
-        self.has_deadlines.set(true);
+        if !self.has_deadlines.replace(true) {
+            self.pass_over(self.drains_left.get());
+        }
     }
 
     /// Has [`Timers::take_idle`] give out this connection after `at_ns`.
