@@ -8,19 +8,18 @@ pub mod error;
 mod exchange;
 pub mod future;
 mod handshake;
-// The core and its bytes: what the tests of this repository drive without a device is no part of the interface.
-#[doc(hidden)]
-pub mod link;
+mod link;
 mod queue_share;
 mod raw;
 mod recv;
 pub mod ring;
 mod service;
 mod stats;
+#[cfg(test)]
+mod tests;
 mod timers;
 pub mod typed;
-#[doc(hidden)]
-pub mod wire;
+mod wire;
 mod worklist;
 
 pub use connection::Outcome;

@@ -4,15 +4,15 @@
 //! format"); the golden tests below are written from those tables by hand, never from this encoder.
 
 /// Every position, batch and message is a multiple of this many bytes.
-pub const ALIGNMENT: u64 = 32;
+pub(crate) const ALIGNMENT: u64 = 32;
 /// Bytes of a message header.
-pub const HEADER_SIZE: usize = 12;
+pub(crate) const HEADER_SIZE: usize = 12;
 /// Bytes of the metadata that starts every batch, and of the published record.
-pub const FLOW_METADATA_SIZE: usize = 32;
+pub(crate) const FLOW_METADATA_SIZE: usize = 32;
 /// Bit of `call_id` that marks a response.
-pub const RESPONSE_FLAG: u32 = 0x8000_0000;
+pub(crate) const RESPONSE_FLAG: u32 = 0x8000_0000;
 /// `message_count` of a wrap marker.
-pub const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
+pub(crate) const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
 
 /// [`FLOW_METADATA_SIZE`] in the unit of positions.
 pub(crate) const METADATA_SPAN: u64 = FLOW_METADATA_SIZE as u64;
@@ -21,7 +21,7 @@ pub(crate) const METADATA_SPAN: u64 = FLOW_METADATA_SIZE as u64;
 /// [`ALIGNMENT`]. Saturates instead of overflowing.
 #[must_use]
 #[inline]
-pub const fn padded(payload_len: u64) -> u64 {
+pub(crate) const fn padded(payload_len: u64) -> u64 {
     payload_len.saturating_add(HEADER_SIZE as u64 + ALIGNMENT - 1) & !(ALIGNMENT - 1)
 }
 
@@ -29,7 +29,7 @@ pub const fn padded(payload_len: u64) -> u64 {
 /// response and the metadata of the batch it may have to open (invariant R2).
 #[must_use]
 #[inline]
-pub const fn internal_allowance(response_allowance: u64) -> u64 {
+pub(crate) const fn internal_allowance(response_allowance: u64) -> u64 {
     padded(response_allowance).saturating_add(METADATA_SPAN)
 }
 
@@ -39,7 +39,7 @@ pub(crate) const RESPONSE_OVERHEAD: u64 = METADATA_SPAN + HEADER_SIZE as u64;
 /// The largest response payload that fits an internal allowance; 0 if not even an empty one does.
 #[must_use]
 #[inline]
-pub const fn response_capacity(internal_allowance: u64) -> u64 {
+pub(crate) const fn response_capacity(internal_allowance: u64) -> u64 {
     internal_allowance.saturating_sub(RESPONSE_OVERHEAD)
 }
 
@@ -47,33 +47,33 @@ pub const fn response_capacity(internal_allowance: u64) -> u64 {
 /// [`ALIGNMENT`], at most one ring).
 #[must_use]
 #[inline]
-pub const fn encode_imm(span: u64) -> u32 {
+pub(crate) const fn encode_imm(span: u64) -> u32 {
     (span / ALIGNMENT) as u32
 }
 
 /// Bytes announced by an immediate value.
 #[must_use]
 #[inline]
-pub const fn decode_imm(imm: u32) -> u64 {
+pub(crate) const fn decode_imm(imm: u32) -> u64 {
     imm as u64 * ALIGNMENT
 }
 
 /// Message header. 12 bytes: `call_id`, `piggyback`, `len`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub(crate) struct Header {
     /// Id of the call; [`RESPONSE_FLAG`] set in a response.
-    pub call_id: u32,
+    pub(crate) call_id: u32,
     /// Request: internal allowance in 32-byte blocks. Response: [`Status`].
-    pub piggyback: u32,
+    pub(crate) piggyback: u32,
     /// Payload bytes that follow.
-    pub len: u32,
+    pub(crate) len: u32,
 }
 
 impl Header {
     /// The header's bytes.
     #[must_use]
     #[inline]
-    pub fn encode(&self) -> [u8; HEADER_SIZE] {
+    pub(crate) fn encode(&self) -> [u8; HEADER_SIZE] {
         let mut bytes = [0; HEADER_SIZE];
         bytes[0..4].copy_from_slice(&self.call_id.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.piggyback.to_le_bytes());
@@ -84,7 +84,7 @@ impl Header {
     /// Reads a header; any bytes are a header, their meaning is checked by the receiver.
     #[must_use]
     #[inline]
-    pub fn decode(bytes: &[u8; HEADER_SIZE]) -> Self {
+    pub(crate) fn decode(bytes: &[u8; HEADER_SIZE]) -> Self {
         Self { call_id: le_u32(bytes, 0), piggyback: le_u32(bytes, 4), len: le_u32(bytes, 8) }
     }
 }
@@ -93,13 +93,13 @@ impl Header {
 /// go backwards, so telling twice, late, or out of step with the other channel is harmless
 /// (invariant F1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlowWords {
+pub(crate) struct FlowWords {
     /// Position up to which the teller no longer needs its receive ring.
-    pub consumer_pos: u64,
+    pub(crate) consumer_pos: u64,
     /// Credit in bytes granted since the connection was made, the initial credit included.
-    pub credit: u64,
+    pub(crate) credit: u64,
     /// Batches whose receive completion the teller has taken since the connection was made.
-    pub batches_received: u64,
+    pub(crate) batches_received: u64,
 }
 
 /// The 32 bytes that start every batch.
@@ -112,13 +112,13 @@ pub struct FlowWords {
 /// | 20 | flags u32 | bit 0: `is_closing`; the others are 0, checked |
 /// | 24 | `batches_received` u64 | zero in the founding documents; since record version 1 |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowMetadata {
+pub(crate) struct FlowMetadata {
     /// What the sender tells about its own receive side.
-    pub words: FlowWords,
+    pub(crate) words: FlowWords,
     /// Messages in the batch, or [`WRAP_MESSAGE_COUNT`].
-    pub message_count: u32,
+    pub(crate) message_count: u32,
     /// The sender makes no more calls (invariant G1).
-    pub is_closing: bool,
+    pub(crate) is_closing: bool,
 }
 
 /// The 32 bytes a peer may READ at any time.
@@ -131,14 +131,14 @@ pub struct FlowMetadata {
 /// | 20 | `batches_taken` u32 |
 /// | 24 | `batches_received` u64 |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PublishedRecord {
+pub(crate) struct PublishedRecord {
     /// What the owner tells about its receive side.
-    pub words: FlowWords,
+    pub(crate) words: FlowWords,
     /// Changes while the owner lives and owes the reader something (invariant K3).
-    pub heartbeat: u32,
+    pub(crate) heartbeat: u32,
     /// Batches whose receive completion the owner has taken, modulo 2^32: `batches_received` of this moment. That word says more, that their
     /// receives are posted again, and is stored later (invariant K2).
-    pub batches_taken: u32,
+    pub(crate) batches_taken: u32,
 }
 
 impl PublishedRecord {
@@ -147,15 +147,16 @@ impl PublishedRecord {
     /// Offset of `batches_taken`.
     pub(crate) const BATCHES_TAKEN_OFFSET: usize = 20;
 
-    /// The record's bytes.
+    /// The record's bytes, as its words are published.
+    #[cfg(test)]
     #[must_use]
-    pub fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
+    pub(crate) fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
         encode_words(self.words, self.heartbeat, self.batches_taken)
     }
 
     /// Reads a record; any bytes are one, its words are checked by the receiver.
     #[must_use]
-    pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Self {
+    pub(crate) fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Self {
         Self { words: decode_words(bytes), heartbeat: le_u32(bytes, 16), batches_taken: le_u32(bytes, 20) }
     }
 }
@@ -179,7 +180,7 @@ fn decode_words(bytes: &[u8; FLOW_METADATA_SIZE]) -> FlowWords {
 
 /// The reserved bytes of a [`FlowMetadata`] were not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReservedNotZero;
+pub(crate) struct ReservedNotZero;
 
 /// The flag of [`FlowMetadata::is_closing`].
 const CLOSING: u32 = 1;
@@ -188,7 +189,7 @@ impl FlowMetadata {
     /// The metadata's bytes.
     #[must_use]
     #[inline]
-    pub fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
+    pub(crate) fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
         encode_words(self.words, self.message_count, u32::from(self.is_closing))
     }
 
@@ -197,7 +198,7 @@ impl FlowMetadata {
     /// # Errors
     /// [`ReservedNotZero`] for a flag that this version does not know.
     #[inline]
-    pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, ReservedNotZero> {
+    pub(crate) fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, ReservedNotZero> {
         let flags = le_u32(bytes, 20);
         if flags > CLOSING {
             return Err(ReservedNotZero);
@@ -211,17 +212,17 @@ impl FlowMetadata {
 /// The generation makes an id single-use for the next 2,047 calls in the same slot, so a late or
 /// duplicate response finds no call (invariant C1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CallId(u32);
+pub(crate) struct CallId(u32);
 
 impl CallId {
     const INDEX_BITS: u32 = 20;
     const GENERATION_BITS: u32 = 11;
     /// Calls that can be outstanding on one endpoint.
-    pub const MAX_CALLS: u32 = 1 << Self::INDEX_BITS;
+    pub(crate) const MAX_CALLS: u32 = 1 << Self::INDEX_BITS;
 
     /// Id of slot `index` (below [`CallId::MAX_CALLS`]) in its `generation` (taken modulo 2,048).
     #[must_use]
-    pub const fn new(index: u32, generation: u32) -> Self {
+    pub(crate) const fn new(index: u32, generation: u32) -> Self {
         let generation = generation & ((1 << Self::GENERATION_BITS) - 1);
         Self(generation << Self::INDEX_BITS | index & (Self::MAX_CALLS - 1))
     }
@@ -229,21 +230,21 @@ impl CallId {
     /// Takes the id out of a header's `call_id`, whatever its response flag says.
     #[must_use]
     #[inline]
-    pub const fn from_wire(call_id: u32) -> Self {
+    pub(crate) const fn from_wire(call_id: u32) -> Self {
         Self(call_id & !RESPONSE_FLAG)
     }
 
     /// `call_id` of the request.
     #[must_use]
     #[inline]
-    pub const fn to_request(self) -> u32 {
+    pub(crate) const fn to_request(self) -> u32 {
         self.0
     }
 
     /// `call_id` of the response.
     #[must_use]
     #[inline]
-    pub const fn to_response(self) -> u32 {
+    pub(crate) const fn to_response(self) -> u32 {
         self.0 | RESPONSE_FLAG
     }
 
@@ -256,14 +257,14 @@ impl CallId {
     /// Slot of the call.
     #[must_use]
     #[inline]
-    pub const fn index(self) -> u32 {
+    pub(crate) const fn index(self) -> u32 {
         self.0 & (Self::MAX_CALLS - 1)
     }
 }
 
 /// Piggyback of a response: how the call ended at the responder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub(crate) enum Status {
     /// The payload is the handler's reply.
     Ok = 0,
     /// The handler dropped the request without a reply.
@@ -277,7 +278,7 @@ pub enum Status {
 impl Status {
     /// Reads a piggyback word; `None` for a status this version does not know.
     #[must_use]
-    pub const fn from_wire(piggyback: u32) -> Option<Self> {
+    pub(crate) const fn from_wire(piggyback: u32) -> Option<Self> {
         match piggyback {
             0 => Some(Self::Ok),
             1 => Some(Self::Dropped),

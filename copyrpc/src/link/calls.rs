@@ -13,7 +13,7 @@ pub(super) const NEVER: u64 = u64::MAX;
 
 /// Names one call of one link, for [`Link::cancel`](super::Link::cancel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CallKey {
+pub(crate) struct CallKey {
     index: u32,
     /// Calls its slot had before, modulo 2^32.
     generation: u32,

@@ -16,7 +16,7 @@ pub(super) struct Closing {
 impl<U> Link<U> {
     /// Ends the connection when all is done: no more calls are taken; those outstanding end, on either side; requests that the application
     /// has may be answered, and all others are refused by the next flush. Then [`Link::closed`] is [`CloseReason::ClosedHere`].
-    pub fn shut_down(&mut self) {
+    pub(crate) fn shut_down(&mut self) {
         if self.closed.is_none() {
             self.begin_closing(CloseReason::ClosedHere);
         }
@@ -34,7 +34,7 @@ impl<U> Link<U> {
 
     /// A graceful end has begun here or at the peer, and is not complete.
     #[must_use]
-    pub const fn is_closing(&self) -> bool {
+    pub(crate) const fn is_closing(&self) -> bool {
         self.ending.is_some() && self.closed.is_none()
     }
 
@@ -50,7 +50,7 @@ impl<U> Link<U> {
 
     /// All that this end has to send is posted, its mark included.
     #[must_use]
-    pub const fn has_told_all(&self) -> bool {
+    pub(crate) const fn has_told_all(&self) -> bool {
         !self.tx.has_unposted() && !self.owes_mark()
     }
 
@@ -67,7 +67,7 @@ impl<U> Link<U> {
     /// Silence of the peer means something (K1): it owes answers, or its mark, or has not taken messages.
     #[must_use]
     #[inline]
-    pub fn is_watching(&self) -> bool {
+    pub(crate) fn is_watching(&self) -> bool {
         self.calls.unanswered() > 0 || self.tx.has_untaken_messages() || (self.ending.is_some() && self.awaits_mark())
     }
 

@@ -7,59 +7,59 @@ use crate::wire::ALIGNMENT;
 
 /// What both ends agreed on; checked by [`Link::new`](super::Link::new).
 #[derive(Clone, Copy, Debug)]
-pub struct LinkConfig {
+pub(crate) struct LinkConfig {
     /// Credit in bytes this side grants at the start: a multiple of 32, at most a quarter ring.
-    pub local_credit: u64,
+    pub(crate) local_credit: u64,
     /// Credit in bytes the peer grants at the start.
-    pub peer_credit: u64,
+    pub(crate) peer_credit: u64,
     /// Batches the peer may have sent and not been told the receipt of, at least 1.
-    pub local_batches: u32,
+    pub(crate) local_batches: u32,
     /// Batches this side may have sent and not been told the receipt of, at least 1.
-    pub peer_batches: u32,
+    pub(crate) peer_batches: u32,
     /// First position of the send ring, a multiple of 32: the peer's `recv_start`.
-    pub send_start: u64,
+    pub(crate) send_start: u64,
     /// First position of the receive ring, a multiple of 32: the peer's `send_start`.
-    pub recv_start: u64,
+    pub(crate) recv_start: u64,
     /// With calls outstanding and nothing heard for this long, the peer is READ to see that it
     /// lives (K1).
-    pub keepalive_ns: u64,
+    pub(crate) keepalive_ns: u64,
     /// With calls outstanding and no news for this long, a peer that lives is given up (K2).
-    pub stall_ns: u64,
+    pub(crate) stall_ns: u64,
     /// With nothing outstanding, so long after the last look the peer is READ to see that it is there; `u64::MAX` never (K4).
-    pub idle_keepalive_ns: u64,
+    pub(crate) idle_keepalive_ns: u64,
     /// With nothing outstanding for so long, the connection is ended; `u64::MAX` never (K5).
-    pub idle_timeout_ns: u64,
+    pub(crate) idle_timeout_ns: u64,
     /// Small batches under way before the next ones gather.
-    pub window: Window,
+    pub(crate) window: Window,
 }
 
 /// What a connection has behind it when it begins, beside its positions: nothing, but in tests of how large numbers end. All of it is
 /// settled: nothing is outstanding. The peer's is the same with the directions exchanged.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Past {
+pub(crate) struct Past {
     /// From this end to the peer.
-    pub sent: Traffic,
+    pub(crate) sent: Traffic,
     /// From the peer to this end.
-    pub received: Traffic,
+    pub(crate) received: Traffic,
     /// Slots of this end's calls, all free.
-    pub slots: u32,
+    pub(crate) slots: u32,
     /// Generation of each of them.
-    pub generation: u32,
+    pub(crate) generation: u32,
     /// Heartbeat of both ends.
-    pub heartbeat: u32,
+    pub(crate) heartbeat: u32,
 }
 
 /// What was sent in one direction, taken and answered.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Traffic {
+pub(crate) struct Traffic {
     /// Batches.
-    pub batches: u64,
+    pub(crate) batches: u64,
     /// Credit in bytes that its calls had: a multiple of 32.
-    pub credit: u64,
+    pub(crate) credit: u64,
     /// Requests.
-    pub requests: u64,
+    pub(crate) requests: u64,
 }
 
 impl LinkConfig {

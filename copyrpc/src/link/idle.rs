@@ -27,14 +27,14 @@ impl Idle {
 
 impl<U> Link<U> {
     /// The peer has connected its end, so that a READ finds it even before the first message.
-    pub fn note_peer_connected(&mut self) {
+    pub(crate) fn note_peer_connected(&mut self) {
         self.idle.has_met_peer = true;
     }
 
     /// Looks whether anything happened since the last look; called when the connection was made, and at the times that
     /// [`Link::next_idle_look`] says. Asks for a READ if
     /// not (K4), and ends the connection when that has lasted too long (K5). Whether a flush has something to do for that.
-    pub fn look_idle(&mut self, now_ns: u64) -> bool {
+    pub(crate) fn look_idle(&mut self, now_ns: u64) -> bool {
         if self.closed.is_some() {
             return false;
         }
@@ -55,7 +55,7 @@ impl<U> Link<U> {
 
     /// When to look next, after a look at `now_ns`; `None` for never.
     #[must_use]
-    pub fn next_idle_look(&self, now_ns: u64) -> Option<u64> {
+    pub(crate) fn next_idle_look(&self, now_ns: u64) -> Option<u64> {
         let Idle { keepalive_ns, timeout_ns, since_ns, .. } = self.idle;
         let timeout_at_ns = if self.ending.is_some() { NEVER } else { since_ns.saturating_add(timeout_ns) };
         let at_ns = now_ns.saturating_add(keepalive_ns).min(timeout_at_ns);

@@ -12,7 +12,7 @@ impl<U> Link<U> {
     /// batch limit holds data back, or requests wait in silence (K1). After READs in vain a wanted one comes at one of the next 65 calls.
     /// After posting it, call [`Link::read_posted`]. Ends the connection when the peer did nothing for too long (K2).
     #[inline(always)]
-    pub fn poll_read(&mut self, now_ns: u64) -> bool {
+    pub(crate) fn poll_read(&mut self, now_ns: u64) -> bool {
         // Whatever there is to say of the peer's silence was said at the first look at this time.
         let is_new_time = self.watch.is_new_time(now_ns) && self.is_watching();
         if is_new_time || self.idle.probe_is_due || self.wants_read() { self.decide_read(now_ns) } else { false }
@@ -38,7 +38,7 @@ impl<U> Link<U> {
     }
 
     /// The READ has been posted; the next one waits for its completion.
-    pub fn read_posted(&mut self) {
+    pub(crate) fn read_posted(&mut self) {
         self.stats.reads += 1;
         self.read_is_probe = !self.wants_read();
         self.stats.probes += u64::from(self.read_is_probe);
@@ -49,7 +49,7 @@ impl<U> Link<U> {
     }
 
     /// The READ completed with the peer's published record.
-    pub fn on_read_done(&mut self, record: &[u8; FLOW_METADATA_SIZE]) {
+    pub(crate) fn on_read_done(&mut self, record: &[u8; FLOW_METADATA_SIZE]) {
         self.read_in_flight = false;
         if self.closed.is_some() {
             return;
@@ -80,13 +80,13 @@ impl<U> Link<U> {
 
     /// The WRITE of a batch with [`Emit::signal`](super::Emit::signal) completed; they do in the order they were posted. Whether
     /// something waits that a flush may post now.
-    pub fn on_write_done(&mut self) -> bool {
+    pub(crate) fn on_write_done(&mut self) -> bool {
         self.window.completed()
     }
 
     /// A receive completion with this immediate arrived. Its messages come out of [`Link::next_event`].
     #[inline(always)]
-    pub fn on_imm(&mut self, imm: u32) {
+    pub(crate) fn on_imm(&mut self, imm: u32) {
         if self.closed.is_some() {
             return;
         }
@@ -107,7 +107,7 @@ impl<U> Link<U> {
     /// order of [`Link::take_request`], unless older ones wait there. Such a request is answered, or held with [`Link::hold`], before the next
     /// message is taken.
     #[inline(always)]
-    pub fn next_message(&mut self, takes_requests: bool) -> Message<U> {
+    pub(crate) fn next_message(&mut self, takes_requests: bool) -> Message<U> {
         // So is a connection that has ended.
         if self.rx.is_between_batches() {
             return if self.closed.is_none() && self.rx.is_done() { Message::Done } else { Message::Other };
@@ -133,7 +133,7 @@ impl<U> Link<U> {
 
     /// The next requests or ended call in what arrived; `None` when all is parsed. On a closed connection it ends the pending calls, one
     /// by one.
-    pub fn next_event(&mut self) -> Option<Event<U>> {
+    pub(crate) fn next_event(&mut self) -> Option<Event<U>> {
         let mut requests = 0;
         loop {
             if self.rx.is_between_batches() || self.closed.is_some() {
@@ -225,7 +225,7 @@ impl<U> Link<U> {
 
     /// The next request that arrived, in the order of the calls. As many come as [`Event::Requests`] said.
     #[inline]
-    pub fn take_request(&mut self) -> Option<Request> {
+    pub(crate) fn take_request(&mut self) -> Option<Request> {
         let (number, held) = self.rx.requests.take()?;
         let HeldRequest { position, call_id, len, internal_allowance } = *held;
         Some(Request { number, payload: Payload::of_message(position, len), internal_allowance, call_id })

@@ -28,18 +28,19 @@ mod watch;
 mod window;
 
 use backoff::Backoff;
-pub use calls::CallKey;
+pub(crate) use calls::CallKey;
 use calls::{Calls, NEVER};
 use closing::Closing;
-pub use config::LinkConfig;
-#[doc(hidden)]
-pub use config::{Past, Traffic};
+pub(crate) use config::LinkConfig;
+pub(crate) use config::Past;
+#[cfg(test)]
+pub(crate) use config::Traffic;
 use credit::{PeerCredit, Reservation};
 pub(crate) use deadlines::Deadlines;
 use held::HeldRequest;
 use idle::Idle;
 use rx::RecvRing;
-pub use tx::Emit;
+pub(crate) use tx::Emit;
 use tx::{Batch, SendRing};
 use watch::Watch;
 pub use window::Window;
@@ -56,7 +57,7 @@ const CALL_SLACK: u64 = 128;
 
 /// A request with the application. Not `Clone`: it is answered once.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Request {
+pub(crate) struct Request {
     /// Of those that are held, or [`IN_PLACE`].
     number: u64,
     payload: Payload,
@@ -78,20 +79,20 @@ impl Request {
 
     /// Where its payload lies in the receive ring; intact until the request is answered.
     #[must_use]
-    pub const fn payload(&self) -> Payload {
+    pub(crate) const fn payload(&self) -> Payload {
         self.payload
     }
 
     /// Most payload bytes a reply may have.
     #[must_use]
-    pub const fn max_reply(&self) -> usize {
+    pub(crate) const fn max_reply(&self) -> usize {
         response_capacity(self.internal_allowance as u64) as usize
     }
 }
 
 /// What [`Link::next_event`] found.
 #[derive(Debug)]
-pub enum Event<U> {
+pub(crate) enum Event<U> {
     /// So many requests arrived, at least one: [`Link::take_request`] has as many more.
     Requests(usize),
     /// A call ended.
@@ -105,7 +106,7 @@ pub enum Event<U> {
 
 /// What [`Link::next_message`] found.
 #[derive(Debug)]
-pub enum Message<U> {
+pub(crate) enum Message<U> {
     /// The reply that a call waits for.
     Reply {
         /// What [`Link::call`] was given.
@@ -127,15 +128,6 @@ pub(crate) trait Poster<E> {
     fn post(&mut self, emit: Emit) -> Result<(), E>;
 }
 
-/// A [`Poster`] of a closure.
-struct FromFn<F>(F);
-
-impl<E, F: FnMut(Emit) -> Result<(), E>> Poster<E> for FromFn<F> {
-    fn post(&mut self, emit: Emit) -> Result<(), E> {
-        (self.0)(emit)
-    }
-}
-
 /// What the size of the rings allows, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
@@ -147,7 +139,7 @@ struct Limits {
 
 /// One end of a connection. `U` is the caller's data per call.
 #[derive(Debug)]
-pub struct Link<U> {
+pub(crate) struct Link<U> {
     limits: Limits,
     tx: SendRing,
     rx: RecvRing,
@@ -188,7 +180,7 @@ impl<U> Link<U> {
     ///
     /// # Errors
     /// [`LinkConfigError`] when the rings differ or a number is out of its range.
-    pub fn new(send: RingView, recv: RingView, config: &LinkConfig) -> Result<Self, LinkConfigError> {
+    pub(crate) fn new(send: RingView, recv: RingView, config: &LinkConfig) -> Result<Self, LinkConfigError> {
         Self::with_past(send, recv, config, &Past::default())
     }
 
@@ -197,7 +189,7 @@ impl<U> Link<U> {
     /// # Errors
     /// As [`Link::new`].
     #[doc(hidden)]
-    pub fn with_past(send: RingView, recv: RingView, config: &LinkConfig, past: &Past) -> Result<Self, LinkConfigError> {
+    pub(crate) fn with_past(send: RingView, recv: RingView, config: &LinkConfig, past: &Past) -> Result<Self, LinkConfigError> {
         config.check(send.size(), recv.size())?;
         let Past { sent, received, slots, generation, heartbeat } = *past;
         let reservation = Reservation::new(received.credit, config.local_credit);
@@ -236,7 +228,7 @@ impl<U> Link<U> {
     ///
     /// # Errors
     /// [`CallError`], with `user_data`. `RingFull` and `InsufficientCredit` pass with time.
-    pub fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
+    pub(crate) fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
         self.call_until(payload, user_data, response_allowance, NEVER)
     }
 
@@ -246,7 +238,7 @@ impl<U> Link<U> {
     /// # Errors
     /// As [`Link::call`].
     #[inline(never)]
-    pub fn call_until(
+    pub(crate) fn call_until(
         &mut self,
         payload: &[u8],
         user_data: U,
@@ -327,14 +319,14 @@ impl<U> Link<U> {
 
     /// Ends a call at once: its user data comes back here and not through [`Link::next_event`]. `None` when the call has ended already.
     /// The peer is not told; its response will be dropped (C3).
-    pub fn cancel(&mut self, call: CallKey) -> Option<U> {
+    pub(crate) fn cancel(&mut self, call: CallKey) -> Option<U> {
         let user_data = self.calls.abandon(call)?;
         self.stats.cancelled += 1;
         Some(user_data)
     }
 
     /// Ends one call whose deadline is before `now_ns`, with [`CallFailure::DeadlineExceeded`] (C4). Repeat it until `None`.
-    pub fn expire(&mut self, now_ns: u64) -> Option<U> {
+    pub(crate) fn expire(&mut self, now_ns: u64) -> Option<U> {
         if self.closed.is_some() {
             return None;
         }
@@ -344,32 +336,8 @@ impl<U> Link<U> {
     }
 
     /// The earliest deadline of the calls that have not ended.
-    pub fn next_deadline(&mut self) -> Option<u64> {
+    pub(crate) fn next_deadline(&mut self) -> Option<u64> {
         if self.closed.is_some() { None } else { self.calls.next_deadline() }
-    }
-
-    /// Answers a request; in any order, at any time. Never fails for want of ring space (S2).
-    ///
-    /// # Errors
-    /// [`ReplyError`]; a payload above [`Request::max_reply`] gives the request back.
-    pub fn reply(&mut self, request: Request, payload: &[u8]) -> Result<(), ReplyError<Request>> {
-        self.respond(&request, Status::Ok, payload).map_err(|error| error.map_request(|()| request))
-    }
-
-    /// Answers a request with [`CallFailure::Refused`].
-    ///
-    /// # Errors
-    /// [`ReplyError`] when the connection has ended.
-    pub fn refuse(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
-        self.respond(&request, Status::Refused, &[]).map_err(|error| error.map_request(|()| request))
-    }
-
-    /// Answers a request that its handler dropped with [`CallFailure::Dropped`].
-    ///
-    /// # Errors
-    /// [`ReplyError`] when the connection has ended.
-    pub fn abandon(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
-        self.respond(&request, Status::Dropped, &[]).map_err(|error| error.map_request(|()| request))
     }
 
     /// Answers a request in place, if nothing stands in the way; else nothing has changed, and [`Link::respond`] knows what to do.
@@ -418,7 +386,7 @@ impl<U> Link<U> {
 
     /// Holds a request that is to be answered later than in place.
     #[must_use]
-    pub fn hold(&mut self, request: &Request) -> Request {
+    pub(crate) fn hold(&mut self, request: &Request) -> Request {
         let Request { payload, internal_allowance, call_id, .. } = *request;
         let held = HeldRequest { position: payload.message(), call_id, len: payload.len() as u32, internal_allowance };
         Request { number: self.rx.requests.push_taken(held), payload, internal_allowance, call_id }
@@ -452,17 +420,12 @@ impl<U> Link<U> {
         self.starved |= self.tx.free() < self.tx.size().bytes() / 4;
     }
 
-    /// Hands each batch that may go to `post`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only when
-    /// `post` succeeds; after an error everything not posted is offered again by the next flush
-    /// (F2).
+    /// Hands each batch that may go to `poster`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only when
+    /// it succeeds; after an error everything not posted is offered again by the next flush (F2). What it returns is for
+    /// [`Link::publish_after`].
     ///
     /// # Errors
-    /// The first error of `post`.
-    pub fn flush<E>(&mut self, post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
-        self.flush_to(&mut FromFn(post)).map(|_words| ())
-    }
-
-    /// As [`Link::flush`]. What it returns is for [`Link::publish_after`].
+    /// The first error of `poster`.
     #[inline(always)]
     pub(crate) fn flush_to<E>(&mut self, poster: &mut impl Poster<E>) -> Result<Option<FlowWords>, E> {
         let Some((emit, words)) = self.easy_batch() else { return self.flush_any(&mut |emit| poster.post(emit)).map(|()| None) };
@@ -578,7 +541,7 @@ impl<U> Link<U> {
     /// The words to store in the published record, if they changed. Call it after every round of
     /// arrivals, replies and flushes, and only when the receive queue has been refilled: the peer
     /// may send as many batches as it is told were received (B1).
-    pub fn publish(&mut self) -> Option<FlowWords> {
+    pub(crate) fn publish(&mut self) -> Option<FlowWords> {
         if self.closed.is_some() {
             return None;
         }
@@ -609,7 +572,7 @@ impl<U> Link<U> {
     }
 
     /// Ends the connection; the first reason stays. All pending calls come out of [`Link::next_event`] as failed.
-    pub fn close(&mut self, reason: CloseReason) {
+    pub(crate) fn close(&mut self, reason: CloseReason) {
         if self.closed.is_none() {
             let reason = self.final_reason(reason);
             self.closed = Some(reason);
@@ -621,7 +584,7 @@ impl<U> Link<U> {
 
     /// Why the connection ended, once it has.
     #[must_use]
-    pub const fn closed(&self) -> Option<CloseReason> {
+    pub(crate) const fn closed(&self) -> Option<CloseReason> {
         self.closed
     }
 
@@ -637,7 +600,7 @@ impl<U> Link<U> {
 
     /// A new heartbeat for the published record, if this side owes the peer anything: requests it has not answered, arrivals it has not
     /// parsed, batches it has not posted (K3). Called every few milliseconds.
-    pub fn beat(&mut self) -> Option<u32> {
+    pub(crate) fn beat(&mut self) -> Option<u32> {
         if self.closed.is_some() || !self.is_indebted() {
             return None;
         }
@@ -648,27 +611,27 @@ impl<U> Link<U> {
     /// Nothing to flush and no READ wanted: until the next input only [`Link::poll_read`]'s
     /// keep-alive can ask for work.
     #[must_use]
-    pub fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         let may_flush = self.tx.has_unposted() && !self.window.awaits_completion();
         self.closed.is_some() || !(may_flush || self.wants_read())
     }
 
     /// Calls that wait for their end.
     #[must_use]
-    pub const fn outstanding_calls(&self) -> usize {
+    pub(crate) const fn outstanding_calls(&self) -> usize {
         self.calls.waiting()
     }
 
     /// Requests the peer has not answered: calls that wait, and calls that were cancelled or ran out of time.
     #[must_use]
-    pub fn unanswered_requests(&self) -> usize {
+    pub(crate) fn unanswered_requests(&self) -> usize {
         self.calls.unanswered()
     }
 
     /// Receive completions taken since the connection was made, modulo 2^32, for the published record (K2).
     #[must_use]
     #[inline]
-    pub const fn batches_taken(&self) -> u32 {
+    pub(crate) const fn batches_taken(&self) -> u32 {
         self.rx.batches_received() as u32
     }
 
@@ -686,31 +649,78 @@ impl<U> Link<U> {
 
     /// Either side waits for the other, so [`Link::beat`] and [`Link::poll_read`] must be called every few milliseconds.
     #[must_use]
-    pub fn is_timed(&self) -> bool {
+    pub(crate) fn is_timed(&self) -> bool {
         self.closed.is_none() && (self.is_watching() || self.is_indebted())
     }
 
     /// Bytes written and, as far as known, not consumed by the peer.
     #[must_use]
-    pub const fn in_flight(&self) -> u64 {
+    pub(crate) const fn in_flight(&self) -> u64 {
         self.tx.in_flight()
     }
 
     /// Response credit in bytes that calls can spend now.
     #[must_use]
-    pub const fn credit_balance(&self) -> u64 {
+    pub(crate) const fn credit_balance(&self) -> u64 {
         self.credit.balance()
     }
 
     /// Response bytes granted to the peer and not written yet: R of the invariants.
     #[must_use]
-    pub const fn reserved(&self) -> u64 {
+    pub(crate) const fn reserved(&self) -> u64 {
         self.reservation.outstanding()
     }
 
     /// Counters since the connection was made.
     #[must_use]
-    pub const fn stats(&self) -> &Stats {
+    pub(crate) const fn stats(&self) -> &Stats {
         &self.stats
+    }
+}
+
+/// What tests drive a link by.
+#[cfg(test)]
+impl<U> Link<U> {
+    /// Answers a request; in any order, at any time. Never fails for want of ring space (S2).
+    ///
+    /// # Errors
+    /// [`ReplyError`]; a payload above [`Request::max_reply`] gives the request back.
+    pub(crate) fn reply(&mut self, request: Request, payload: &[u8]) -> Result<(), ReplyError<Request>> {
+        self.respond(&request, Status::Ok, payload).map_err(|error| error.map_request(|()| request))
+    }
+
+    /// Answers a request with [`CallFailure::Refused`].
+    ///
+    /// # Errors
+    /// [`ReplyError`] when the connection has ended.
+    pub(crate) fn refuse(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
+        self.respond(&request, Status::Refused, &[]).map_err(|error| error.map_request(|()| request))
+    }
+
+    /// Answers a request that its handler dropped with [`CallFailure::Dropped`].
+    ///
+    /// # Errors
+    /// [`ReplyError`] when the connection has ended.
+    pub(crate) fn abandon(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
+        self.respond(&request, Status::Dropped, &[]).map_err(|error| error.map_request(|()| request))
+    }
+
+    /// As [`Link::flush_to`], to a closure.
+    ///
+    /// # Errors
+    /// The first error of `post`.
+    pub(crate) fn flush<E>(&mut self, post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+        self.flush_to(&mut FromFn(post)).map(|_words| ())
+    }
+}
+
+/// A [`Poster`] of a closure.
+#[cfg(test)]
+struct FromFn<F>(F);
+
+#[cfg(test)]
+impl<E, F: FnMut(Emit) -> Result<(), E>> Poster<E> for FromFn<F> {
+    fn post(&mut self, emit: Emit) -> Result<(), E> {
+        (self.0)(emit)
     }
 }

@@ -19,17 +19,17 @@ use crate::wire::{ALIGNMENT, FlowMetadata, FlowWords, Header, METADATA_SPAN, WRA
 /// One RDMA WRITE with Immediate to post: `bytes` bytes at `offset` of the local send ring go to
 /// the same offset of the peer's receive ring, with immediate `imm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Emit {
+pub(crate) struct Emit {
     /// Offset in both rings.
-    pub offset: u64,
+    pub(crate) offset: u64,
     /// Bytes to write; at least 32, never across the ring end.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Immediate value.
-    pub imm: u32,
+    pub(crate) imm: u32,
     /// Nothing waits behind it.
-    pub is_last: bool,
+    pub(crate) is_last: bool,
     /// Its completion is asked for, and to be told to [`Link::on_write_done`](super::Link::on_write_done).
-    pub signal: bool,
+    pub(crate) signal: bool,
 }
 
 /// The next batch to post.

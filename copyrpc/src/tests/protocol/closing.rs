@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use copyrpc::error::{CallError, CallFailure, CloseReason};
-use copyrpc::link::{Event, LinkConfig, Window};
+use crate::error::{CallError, CallFailure, CloseReason};
+use crate::link::{Event, LinkConfig, Window};
 
-use crate::defects::{C, answer_all, config, pair, rounds_without_read};
-use crate::sim::{End, Ended, OnFailure, execute};
+use super::defects::{C, answer_all, config, pair, rounds_without_read};
+use super::sim::{End, Ended, OnFailure, execute};
 
 const HERE: Option<CloseReason> = Some(CloseReason::ClosedHere);
 const BY_PEER: Option<CloseReason> = Some(CloseReason::ClosedByPeer);

@@ -1,11 +1,11 @@
 //! How calls end other than by their reply: cancelled, out of time, given up with a peer that does nothing.
 
-use copyrpc::error::{CallError, CallFailure, CloseReason};
-use copyrpc::link::{CallKey, LinkConfig};
-use copyrpc::ring::RingSize;
+use crate::error::{CallError, CallFailure, CloseReason};
+use crate::link::{CallKey, LinkConfig};
+use crate::ring::RingSize;
 
-use crate::defects::{C, answer_all, config, pair, pair_of, rounds_without_read};
-use crate::sim::{End, execute};
+use super::defects::{C, answer_all, config, pair, pair_of, rounds_without_read};
+use super::sim::{End, execute};
 
 fn call(end: &mut End, serial: u64) -> CallKey {
     end.link.call(&[], serial, 0).unwrap()
@@ -92,7 +92,7 @@ fn a_closed_connection_ends_each_call_that_waits_and_no_other() {
     assert_eq!((ends[0].link.expire(u64::MAX), ends[0].link.next_deadline()), (None, None));
     assert_eq!(ends[0].link.cancel(keys[0]), Some(0), "before it was handed out");
     let mut ended = Vec::new();
-    while let Some(copyrpc::link::Event::Ended { user_data, outcome }) = ends[0].link.next_event() {
+    while let Some(crate::link::Event::Ended { user_data, outcome }) = ends[0].link.next_event() {
         assert_eq!(outcome, Err(CallFailure::Closed(CloseReason::Disconnected)));
         ended.push(user_data);
     }
@@ -131,7 +131,7 @@ fn a_peer_that_answers_reads_and_does_nothing_else_is_given_up() {
     let at_ns = gives_up_after(&mut ends, |_, _| ()).unwrap();
     assert!((STALL_NS..STALL_NS + 5_000).contains(&at_ns), "{at_ns}");
     let ended = ends[0].link.next_event();
-    let Some(copyrpc::link::Event::Ended { user_data: 5, outcome: Err(CallFailure::Closed(CloseReason::PeerStalled)) }) = ended else {
+    let Some(crate::link::Event::Ended { user_data: 5, outcome: Err(CallFailure::Closed(CloseReason::PeerStalled)) }) = ended else {
         panic!("{ended:?}")
     };
     assert!(ends[0].link.stats().probes >= 50);

@@ -1,4 +1,4 @@
-//! Random operations on two real [`Link`](copyrpc::link::Link)s against a small oracle: every call ends exactly once with the right bytes,
+//! Random operations on two real [`Link`](crate::link::Link)s against a small oracle: every call ends exactly once with the right bytes,
 //! by its answer, its deadline, a cancellation or the end of the connection; requests arrive in order exactly once; held payloads stay
 //! intact; and from any state a fair schedule ends every call (liveness), or a graceful end both sides. The fabric's own checks are in `sim`.
 //!
@@ -8,12 +8,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::sim::{End, Ended, OnFailure, execute};
-use crate::{env_number, say, scale};
-use copyrpc::Stats;
-use copyrpc::error::{CallError, CallFailure, CloseReason};
-use copyrpc::link::{CallKey, LinkConfig, Past, Request, Traffic, Window};
-use copyrpc::ring::RingSize;
+use super::sim::{End, Ended, OnFailure, execute};
+use super::{env_number, say, scale};
+use crate::Stats;
+use crate::error::{CallError, CallFailure, CloseReason};
+use crate::link::{CallKey, LinkConfig, Past, Request, Traffic, Window};
+use crate::ring::RingSize;
 
 /// A call the application wants to make.
 #[derive(Clone, Copy)]
@@ -446,7 +446,7 @@ impl World {
         self.ends[1 - side].link.close(reason);
         for (end, app) in self.ends.iter_mut().zip(&mut self.apps) {
             while let Some(event) = end.link.next_event() {
-                let copyrpc::link::Event::Ended { user_data, outcome } = event else { panic!("a request on a closed link") };
+                let crate::link::Event::Ended { user_data, outcome } = event else { panic!("a request on a closed link") };
                 assert_eq!(outcome, Err(CallFailure::Closed(reason)));
                 assert!(app.taken.remove(&user_data).is_some(), "a call ended twice");
             }

@@ -1,12 +1,12 @@
 //! A peer that lies: every lie ends that connection with its own error, nothing panics, and every
 //! pending call still ends exactly once. Batches here are written by hand.
 
-use copyrpc::error::{CallFailure, CloseReason, ProtocolError};
-use copyrpc::link::{CallKey, Event, Link, LinkConfig, Request, Window};
-use copyrpc::ring::{RingSize, RingView};
-use copyrpc::wire::{CallId, FlowMetadata, FlowWords, Header, PublishedRecord};
+use crate::error::{CallFailure, CloseReason, ProtocolError};
+use crate::link::{CallKey, Event, Link, LinkConfig, Request, Window};
+use crate::ring::{RingSize, RingView};
+use crate::wire::{CallId, FlowMetadata, FlowWords, Header, PublishedRecord};
 
-use crate::sim::Memory;
+use super::sim::Memory;
 
 const C: u64 = 2048;
 const BATCHES: u32 = 4;

@@ -1,9 +1,9 @@
 //! How often an end READs that waits for what its peer does not tell (L5). What makes it READ at all is shown in `defects` and `window`.
 
-use copyrpc::link::{LinkConfig, Window};
+use crate::link::{LinkConfig, Window};
 
-use crate::defects::{config, pair};
-use crate::sim::{End, execute};
+use super::defects::{config, pair};
+use super::sim::{End, execute};
 
 const POLLS: usize = 1_000;
 /// The longest pause, and the READ behind it.
@@ -83,7 +83,7 @@ fn a_batch_ends_the_pauses() {
     let wait = Wait::RefusedCall;
     let mut ends = waiting_pair(wait);
     polls_with_read(&mut ends, wait, POLLS);
-    assert_eq!(polls_with_read(&mut ends, wait, 2), []);
+    assert!(polls_with_read(&mut ends, wait, 2).is_empty());
     ends[1].link.call(&[], 1, 0).unwrap();
     assert!(ends[1].flush(|| true).is_ok());
     while execute(&mut ends, 1) {}
@@ -116,7 +116,7 @@ fn a_probe_waits_for_no_pause() {
     ends[0].link.call(&[], 0, 0).unwrap();
     assert!(ends[0].flush(|| true).is_ok());
     polls_with_read(&mut ends, Wait::RefusedCall, 800);
-    assert_eq!(polls_with_read(&mut ends, Wait::RefusedCall, 1), []);
+    assert!(polls_with_read(&mut ends, Wait::RefusedCall, 1).is_empty());
     assert!(ends[0].link.call(&[], 0, 212).is_err());
     assert!(!ends[0].read_if_wanted(1_000_000), "the READs showed that the peer lives");
     assert!(ends[0].read_if_wanted(1_001_000));

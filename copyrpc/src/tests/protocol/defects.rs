@@ -1,11 +1,11 @@
 //! Each test is named after a defect that earlier designs of this protocol really had, or a rule
 //! that keeps one out. Drivers here are minimal: no READ or no batch goes unless the test says so.
 
-use copyrpc::error::{CallError, CallFailure, LinkConfigError, ReplyError};
-use copyrpc::link::{Emit, Link, LinkConfig, Window};
-use copyrpc::ring::RingSize;
+use crate::error::{CallError, CallFailure, LinkConfigError, ReplyError};
+use crate::link::{Emit, Link, LinkConfig, Window};
+use crate::ring::RingSize;
 
-use crate::sim::{End, Ended, Memory, execute};
+use super::sim::{End, Ended, Memory, execute};
 
 pub(crate) const C: u64 = 2048;
 

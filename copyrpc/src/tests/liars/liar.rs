@@ -1,15 +1,15 @@
 //! The lying end: a real core over a raw queue pair, and what it changes.
 
-use copyrpc::link::{Emit, Event, Link, LinkConfig, Request, Window};
-use copyrpc::ring::{RingSize, RingView};
-use copyrpc::wire::{CallId, FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, PublishedRecord, RESPONSE_FLAG, encode_imm, padded};
-use copyrpc::{EXCHANGE_RECORD_SIZE, ExchangeRecord};
+use crate::link::{Emit, Event, Link, LinkConfig, Request, Window};
+use crate::ring::{RingSize, RingView};
+use crate::wire::{CallId, FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, PublishedRecord, RESPONSE_FLAG, encode_imm, padded};
+use crate::{EXCHANGE_RECORD_SIZE, ExchangeRecord};
 use mlx5::{
     Access, ConnectOptions, Cq, Device, DeviceSpec, Inline, Mr, Pd, QpConfig, RcQp, Read, ReceiveSource, Send, SendImm, Sge, Signal,
     WriteImm,
 };
 
-use crate::victim::{BATCHES, RING};
+use super::victim::{BATCHES, RING};
 
 /// Receives of a queue pair: as many batches as the victim may have in flight.
 const RECEIVES: u32 = 64;

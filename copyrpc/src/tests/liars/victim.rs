@@ -4,13 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::time::Duration;
 
-use copyrpc::{
+use crate::{
     CallFailure, CloseReason, ConnectFailure, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome, PendingEndpoint, RecvHandle,
     Window,
 };
 use mlx5::DeviceSpec;
 
-use crate::Time;
+use super::Time;
 
 /// Bytes of each ring to a liar.
 pub(crate) const RING: u64 = 4096;

@@ -25,7 +25,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use copyrpc::{CloseReason, ExchangeRecord, ProtocolError};
+use crate::{CloseReason, ExchangeRecord, ProtocolError};
 use liar::{Home, Liar};
 use mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use victim::{End, Server};

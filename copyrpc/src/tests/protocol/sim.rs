@@ -5,10 +5,10 @@
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 
-use copyrpc::error::CloseReason;
-use copyrpc::link::{Emit, Event, Link, LinkConfig, Message, Past, Request};
-use copyrpc::ring::{RecvBytes, RingSize, RingView};
-use copyrpc::wire::{FLOW_METADATA_SIZE, FlowWords, HEADER_SIZE, Header, PublishedRecord, RESPONSE_FLAG, WRAP_MESSAGE_COUNT, padded};
+use crate::error::CloseReason;
+use crate::link::{Emit, Event, Link, LinkConfig, Message, Past, Request};
+use crate::ring::{RecvBytes, RingSize, RingView};
+use crate::wire::{FLOW_METADATA_SIZE, FlowWords, HEADER_SIZE, Header, PublishedRecord, RESPONSE_FLAG, WRAP_MESSAGE_COUNT, padded};
 
 /// Bytes tracked as one by the shadow map.
 const BLOCK: u64 = 32;
@@ -285,7 +285,7 @@ impl End {
 }
 
 /// Payload of a reply, or why there is none.
-pub(crate) type Ended = Result<Vec<u8>, copyrpc::error::CallFailure>;
+pub(crate) type Ended = Result<Vec<u8>, crate::error::CallFailure>;
 
 /// Ring ranges of the requests in a batch: the fabric's own reading of the format.
 fn requests_in(offset: u64, batch: &[u8]) -> Vec<(u64, u64)> {

@@ -9,13 +9,13 @@
 use std::collections::{HashSet, VecDeque};
 use std::ptr::NonNull;
 
-use copyrpc::error::CloseReason;
-use copyrpc::link::{CallKey, Emit, Event, Link, LinkConfig, Request, Window};
-use copyrpc::ring::{RingSize, RingView};
-use copyrpc::wire::{CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord};
+use crate::error::CloseReason;
+use crate::link::{CallKey, Emit, Event, Link, LinkConfig, Request, Window};
+use crate::ring::{RingSize, RingView};
+use crate::wire::{CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord};
 
-use crate::sim::OnFailure;
-use crate::{env_number, say, scale};
+use super::sim::OnFailure;
+use super::{env_number, say, scale};
 
 /// One page, so that guard pages lie at both of its ends.
 const C: u64 = 4096;

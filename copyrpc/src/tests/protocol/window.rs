@@ -1,9 +1,9 @@
 //! The window of small batches (W1..W3). That nothing is lost or stuck behind any window is shown by `oracle`.
 
-use copyrpc::link::{LinkConfig, Window};
+use crate::link::{LinkConfig, Window};
 
-use crate::defects::{C, answer_all, config, pair, rounds_without_read};
-use crate::sim::{End, execute};
+use super::defects::{C, answer_all, config, pair, rounds_without_read};
+use super::sim::{End, execute};
 
 const EXEMPT: u64 = 256;
 

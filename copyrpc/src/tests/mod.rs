@@ -1,0 +1,4 @@
+//! The core against simulated memory, and against peers that lie.
+
+mod liars;
+mod protocol;
