@@ -100,7 +100,7 @@ pub struct Sizes {
     /// all operations of the rank's clients, 16 to 1024, and fewer where a rank's connections would have more than 32768 together. What exceeds
     /// it waits in the daemon's backlog.
     pub window: usize,
-    /// Slots of the delegation ring: the power of two not below all operations of the rank's clients, at least 1024.
+    /// Words of the delegation ring: two for each client of the rank, as [`delegationrpc::ring_depth_for`] says.
     pub ring_slots: usize,
     /// Requests in flight on a flux channel: the power of two not below the operations of all ranks, 256 to 65536. What exceeds it waits in the daemon's backlog.
     pub flux_in_flight: usize,
@@ -125,7 +125,7 @@ impl Sizes {
         Self {
             ring_bytes,
             window: if topology.is_by_message() { window } else { 0 },
-            ring_slots: in_flight.next_power_of_two().max(1024),
+            ring_slots: delegationrpc::ring_depth_for(topology.clients),
             flux_in_flight,
             flux_capacity: (4 * flux_in_flight).max(1024),
         }

@@ -1,25 +1,15 @@
 #![doc = include_str!("../README.md")]
 //!
-//! # The files, in the order a call passes them
-//! - `client`: calls through its lane, announces itself if the server does not look there, and collects the replies.
-//! - `ring`: the words that all clients share, in which they announce themselves; its invariants.
-//! - `server`: takes each client's requests in order, answers them in any.
-//! - `layout`, `views`: what lies where in the region, and the only place that turns offsets into addresses.
-//! - `error`: what can go wrong, one type per verb.
+//! # The files
+//! - `ring`: the words that all clients share, in which they announce themselves; its invariants. The rest is [`ipc`].
 
-mod client;
-mod error;
-mod layout;
 mod ring;
-mod server;
-mod views;
 
-pub use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken};
-pub use client::Client;
-pub use error::{ConnectError, CreateError, ParameterError, ReplyError};
-pub use layout::ring_depth_for;
-pub use server::{RecvEntry, Server, Token};
-pub use shm::blocking::StopHandle;
-pub use shm::dir::Dir;
-pub use shm::plain::Plain;
-pub use shm::wait::WaitStrategy;
+pub use ipc::{self, CallError, CallFailed, ConnectError, CreateError, Dir, Plain, SessionEnd, Token};
+pub use ring::{Ring, ring_depth_for};
+
+/// Serves many clients, who announce themselves through one ring, from one thread: an [`ipc::Server`] with a [`Ring`].
+pub type Server<Req, Resp> = ipc::Server<Req, Resp, Ring>;
+
+/// One client of a [`Server`]: an [`ipc::Client`] with a [`Ring`]. `U` is what the caller wants back with each reply.
+pub type Client<Req, Resp, U> = ipc::Client<Req, Resp, U, Ring>;

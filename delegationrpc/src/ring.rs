@@ -26,9 +26,9 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use shm::ready::{ARMED, HOT, Wakes};
-use shm::sleep::Sleep;
-use shm::sync::{AtomicU32, AtomicU64, Ordering, light_barrier};
+use ipc::{Announce, CLIENTS_MAX, ParameterError};
+use shm::ready::{HOT, Wakes};
+use shm::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Bits of a client's number in a word.
 const CLIENT_BITS: u32 = 12;
@@ -36,7 +36,7 @@ const FULL: u64 = 1 << CLIENT_BITS;
 const LAP_SHIFT: u32 = CLIENT_BITS + 1;
 const LAP_MASK: u64 = u64::MAX >> LAP_SHIFT;
 
-const _: () = assert!(64 - LAP_SHIFT == 51 && shm::clients::CLIENTS_MAX <= 1 << CLIENT_BITS);
+const _: () = assert!(64 - LAP_SHIFT == 51 && CLIENTS_MAX <= 1 << CLIENT_BITS);
 
 /// A ring word, relative to the position one looks at it from.
 #[derive(Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ fn see(word: u64, lap: u64) -> Seen {
 
 /// The words of a ring in shared memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Ring<'a> {
+struct Words<'a> {
     head: &'a AtomicU64,
     tail: &'a AtomicU64,
     words: NonNull<AtomicU64>,
@@ -82,26 +82,18 @@ pub(crate) struct Ring<'a> {
     _words: PhantomData<&'a [AtomicU64]>,
 }
 
-impl fmt::Debug for Ring<'_> {
+impl fmt::Debug for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring").field("depth", &self.depth).finish_non_exhaustive()
+        f.debug_struct("Words").field("depth", &self.depth).finish_non_exhaustive()
     }
 }
 
 /// No position is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Full;
+struct Full;
 
-/// Client, after publishing: whether the server does not poll its lane, and must be [notified](Ring::notify).
-#[inline(always)]
-pub(crate) fn is_armed(armed: &AtomicU32) -> bool {
-    // R1
-    light_barrier();
-    armed.load(Ordering::Relaxed) == ARMED
-}
-
-impl<'a> Ring<'a> {
-    pub(crate) fn new(head: &'a AtomicU64, tail: &'a AtomicU64, words: &'a [AtomicU64]) -> Self {
+impl<'a> Words<'a> {
+    fn new(head: &'a AtomicU64, tail: &'a AtomicU64, words: &'a [AtomicU64]) -> Self {
         debug_assert!(words.len().is_power_of_two());
         Self { head, tail, words: NonNull::from(words).cast(), depth: words.len() as u64, _words: PhantomData }
     }
@@ -124,17 +116,16 @@ impl<'a> Ring<'a> {
         (word, see(word, self.lap(position)))
     }
 
-    /// Client: tells a server that does not poll its lane, and wakes it if it sleeps.
-    pub(crate) fn notify(&self, client: usize, armed: &AtomicU32, server: &Sleep) {
+    /// Client: tells a server that does not poll its lane.
+    fn notify(&self, client: usize, armed: &AtomicU32) {
         // Once is enough. If this client is stopped here, or the ring is full, the server finds the flag down (I4).
         armed.store(HOT, Ordering::Relaxed);
         // A full ring does not matter: see above.
         let _ = self.announce(client);
-        server.wake();
     }
 
     /// Announces `client` at the first free position. What it has to say must be published.
-    pub(crate) fn announce(&self, client: usize) -> Result<(), Full> {
+    fn announce(&self, client: usize) -> Result<(), Full> {
         let mut position = self.head.load(Ordering::Relaxed);
         // I1: the position before it must be announced or taken, or the hint is wrong. (That of position 0 is as free in lap 0 as if it
         // had been taken in the lap before.)
@@ -176,9 +167,9 @@ impl<'a> Ring<'a> {
 }
 
 /// The announcements as a server takes them.
-pub(crate) struct Announced<'a> {
-    pub(crate) ring: Ring<'a>,
-    pub(crate) cursor: &'a mut Cursor,
+struct Announced<'a> {
+    ring: Words<'a>,
+    cursor: &'a mut Cursor,
 }
 
 impl Wakes for Announced<'_> {
@@ -205,7 +196,7 @@ impl Announced<'_> {
 
 /// The server's place in the ring.
 #[derive(Debug, Default)]
-pub(crate) struct Cursor {
+struct Cursor {
     /// The next position to take.
     next: u64,
     /// Positions below are free again.
@@ -221,7 +212,7 @@ impl Cursor {
     /// Takes the next announced client. At most a ring's worth can be taken and not released: the word of a further position still is
     /// that of the lap before.
     #[inline]
-    pub(crate) fn take(&mut self, ring: &Ring<'_>) -> Option<usize> {
+    fn take(&mut self, ring: &Words<'_>) -> Option<usize> {
         let (_, Seen::Full(client)) = ring.look(self.next) else { return None };
         self.next = self.next.wrapping_add(1);
         Some(client)
@@ -229,13 +220,13 @@ impl Cursor {
 
     /// Whether a client is announced.
     #[inline(always)]
-    pub(crate) fn any(&self, ring: &Ring<'_>) -> bool {
+    fn any(&self, ring: &Words<'_>) -> bool {
         matches!(ring.look(self.next).1, Seen::Full(_))
     }
 
     /// Frees what was taken for the clients' next lap.
     #[inline]
-    pub(crate) fn release(&mut self, ring: &Ring<'_>) {
+    fn release(&mut self, ring: &Words<'_>) {
         if self.released == self.next {
             return;
         }
@@ -251,7 +242,7 @@ impl Cursor {
 
     /// Counts a poll that found nothing, and now and then [keeps order](Self::keep_order).
     #[inline(always)]
-    fn quiet(&mut self, ring: &Ring<'_>) {
+    fn quiet(&mut self, ring: &Words<'_>) {
         self.quiet_polls = self.quiet_polls.wrapping_add(1);
         if self.quiet_polls % POLLS_PER_PROBE == 0 {
             self.keep_order(ring, self.quiet_polls / POLLS_PER_PROBE % ring.depth);
@@ -261,7 +252,7 @@ impl Cursor {
     /// Puts right what only a broken client can have damaged, so that the others can go on: the next word, `tail`, and a gap before the word that
     /// many places `ahead`. For when everything taken is released.
     #[cold]
-    fn keep_order(&mut self, ring: &Ring<'_>, ahead: u64) {
+    fn keep_order(&mut self, ring: &Words<'_>, ahead: u64) {
         if let (garbage, Seen::Earlier | Seen::Later) = ring.look(self.next) {
             // Whether it succeeds or the word has changed meanwhile: a later poll looks again.
             let free = free(ring.lap(self.next));
@@ -275,7 +266,7 @@ impl Cursor {
 
     /// Skips free positions before one that is announced `ahead` of the next. By I1 there are none, unless garbage in the words made a client
     /// announce itself too far ahead. (Seeing it announced makes everything before it visible.)
-    fn close_gap(&mut self, ring: &Ring<'_>, ahead: u64) {
+    fn close_gap(&mut self, ring: &Words<'_>, ahead: u64) {
         let announced = self.next.wrapping_add(ahead);
         if self.next != self.released || !matches!(ring.look(announced).1, Seen::Full(_)) {
             return;
@@ -292,6 +283,104 @@ impl Cursor {
         self.released = self.next;
         ring.tail.store(self.released, Ordering::Release);
     }
+}
+
+/// Maximum number of words of a ring.
+const RING_DEPTH_MAX: usize = 1 << 27;
+const LINE: usize = 64;
+
+/// One position hint, alone on its line.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Hint(AtomicU64);
+
+/// The 128 bytes before the words.
+#[derive(Debug)]
+#[repr(C)]
+struct Control {
+    head: Hint,
+    tail: Hint,
+}
+
+/// Behind the region's header, which takes 128 bytes too, `head` lies @128, `tail` @192 and the first word @256.
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Control>() == 128);
+    assert!(std::mem::offset_of!(Control, head) == 0);
+    assert!(std::mem::offset_of!(Control, tail) == 64);
+    assert!(size_of::<AtomicU64>() == 8);
+};
+
+/// The ring of names of a server and its clients, in their region. A name says that the client has begun to call.
+#[derive(Debug)]
+pub struct Ring {
+    control: NonNull<Control>,
+    words: NonNull<[AtomicU64]>,
+    /// The server's.
+    cursor: Cursor,
+}
+
+// SAFETY: a view of atomics in shared memory, and a cursor of its owner's.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    #[inline(always)]
+    fn words(&self) -> Words<'_> {
+        // SAFETY: inside the region (contract of `new`), and atomics only.
+        let (control, words) = unsafe { (self.control.as_ref(), self.words.as_ref()) };
+        Words::new(&control.head.0, &control.tail.0, words)
+    }
+
+    #[inline(always)]
+    fn announced(&mut self) -> Announced<'_> {
+        // SAFETY: as in `words`; the cursor is no part of it.
+        let (control, words) = unsafe { (self.control.as_ref(), self.words.as_ref()) };
+        Announced { ring: Words::new(&control.head.0, &control.tail.0, words), cursor: &mut self.cursor }
+    }
+}
+
+impl Wakes for Ring {
+    #[inline(always)]
+    fn drain(&mut self, f: impl FnMut(usize)) {
+        self.announced().drain(f);
+    }
+
+    fn any(&self) -> bool {
+        self.cursor.any(&self.words())
+    }
+}
+
+impl Announce for Ring {
+    const KIND: u64 = u64::from_be_bytes(*b"DLGRPC\x02\x00");
+    /// "DLGRPCV1".
+    const MAGIC: u64 = 0x444C_4752_5043_5631;
+    const VERSION: u32 = 2;
+
+    fn words_for(max_clients: usize) -> usize {
+        ring_depth_for(max_clients)
+    }
+
+    fn bytes(_: usize, words: usize) -> Result<usize, ParameterError> {
+        let is_legal = words.is_power_of_two() && words <= RING_DEPTH_MAX;
+        if is_legal { Ok(size_of::<Control>() + (8 * words).next_multiple_of(LINE)) } else { Err(ParameterError::Words(words)) }
+    }
+
+    unsafe fn new(base: NonNull<u8>, _: usize, words: usize) -> Self {
+        // SAFETY: contract of this function; the words lie behind the control words.
+        let first = unsafe { base.add(size_of::<Control>()) };
+        Self { control: base.cast(), words: NonNull::slice_from_raw_parts(first.cast(), words), cursor: Cursor::default() }
+    }
+
+    fn announce(&self, client: usize, armed: &AtomicU32) {
+        self.words().notify(client, armed);
+    }
+}
+
+/// The ring that is never full: two words for each client, which has one name there, and two if it was stopped while it announced itself; a power of
+/// two, and a line at least. A smaller ring works too: a client that finds it full is served later, by a millisecond for every 64 clients at most.
+#[must_use]
+pub fn ring_depth_for(max_clients: usize) -> usize {
+    (2 * max_clients.min(CLIENTS_MAX)).next_power_of_two().max(LINE / 8)
 }
 
 #[cfg(test)]

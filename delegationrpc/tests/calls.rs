@@ -5,9 +5,8 @@
 #[path = "../../ipc/shm/tests/support/mod.rs"]
 mod support;
 
-use delegationrpc::{
-    CallError, CallFailed, Client, ConnectError, CreateError, ParameterError, ReplyError, Server, SessionEnd, ring_depth_for,
-};
+use delegationrpc::ipc::{ParameterError, ReplyError};
+use delegationrpc::{CallError, CallFailed, Client, ConnectError, CreateError, Server, SessionEnd, ring_depth_for};
 use shm::region::{OpenError, Region};
 use support::Scratch;
 
@@ -28,12 +27,12 @@ fn no_reply(_: u64, reply: Result<u64, CallFailed>) {
 fn bad_parameters_and_mismatches_are_named() {
     let scratch = Scratch::new("dlg-bad");
     let dir = scratch.dir();
-    let create = |clients, ring, depth| S::bind_in(&dir, "s", clients, ring, depth, 1).map(drop);
+    let create = |clients, ring, depth| S::bind_with(&dir, "s", ring, clients, depth, 1).map(drop);
     assert!(matches!(create(0, 8, 8), Err(CreateError::Parameter(ParameterError::MaxClients(0)))));
-    assert!(matches!(create(1, 7, 8), Err(CreateError::Parameter(ParameterError::RingDepth(7)))));
-    assert!(matches!(create(1, 8, 0), Err(CreateError::Parameter(ParameterError::RespDepth(0)))));
+    assert!(matches!(create(1, 7, 8), Err(CreateError::Parameter(ParameterError::Words(7)))));
+    assert!(matches!(create(1, 8, 0), Err(CreateError::Parameter(ParameterError::Depth(0)))));
     assert!(matches!(C::connect_in(&dir, "s", 1), Err(ConnectError::Region(OpenError::NotFound { .. }))));
-    let _server = S::bind_in(&dir, "s", 1, 8, 8, 1).unwrap();
+    let _server = S::bind_with(&dir, "s", 8, 1, 8, 1).unwrap();
     assert!(matches!(create(1, 8, 8), Err(CreateError::Region(shm::region::CreateError::Exists { .. }))));
     assert!(matches!(C::connect_in(&dir, "s", 2), Err(ConnectError::Types { .. })));
     assert!(matches!(Client::<u32, u64, ()>::connect_in(&dir, "s", 1), Err(ConnectError::Types { .. })));
@@ -42,7 +41,7 @@ fn bad_parameters_and_mismatches_are_named() {
 #[test]
 fn damaged_header_is_refused() {
     let scratch = Scratch::new("dlg-damaged");
-    let _server = S::bind_in(&scratch.dir(), "s", 4, 8, 8, 1).unwrap();
+    let _server = S::bind_with(&scratch.dir(), "s", 8, 4, 8, 1).unwrap();
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
     let attempt = |offset: usize, value: u32| {
         let word = region.view().at::<u32>(offset).unwrap();
@@ -58,8 +57,8 @@ fn damaged_header_is_refused() {
     assert!(matches!(attempt(0, 0), ConnectError::Version { .. }));
     assert!(matches!(attempt(8, 9), ConnectError::Version { version: 9, .. }));
     assert!(matches!(attempt(12, 0), ConnectError::Damaged(ParameterError::MaxClients(0))));
-    assert!(matches!(attempt(16, 6), ConnectError::Damaged(ParameterError::RingDepth(6))));
-    assert!(matches!(attempt(20, u32::MAX), ConnectError::Damaged(ParameterError::RespDepth(_))));
+    assert!(matches!(attempt(16, 6), ConnectError::Damaged(ParameterError::Words(6))));
+    assert!(matches!(attempt(20, u32::MAX), ConnectError::Damaged(ParameterError::Depth(_))));
     assert!(matches!(attempt(20, 1024), ConnectError::Truncated { .. }));
     connect(&scratch);
 }
@@ -67,19 +66,19 @@ fn damaged_header_is_refused() {
 #[test]
 fn token_is_good_at_the_server_that_received_the_request_only() {
     let (scratch, other) = (Scratch::new("dlg-token"), Scratch::new("dlg-token-other"));
-    let mut server = S::bind_in(&scratch.dir(), "s", 1, 8, 1, 1).unwrap();
-    let mut other = S::bind_in(&other.dir(), "s", 1, 8, 1, 1).unwrap();
+    let mut server = S::bind_with(&scratch.dir(), "s", 8, 1, 1, 1).unwrap();
+    let mut other = S::bind_with(&other.dir(), "s", 8, 1, 1, 1).unwrap();
     let mut client = connect(&scratch);
     client.call(1, 1).unwrap();
     server.poll();
-    let token = server.recv().unwrap().token;
+    let (token, _) = server.recv().unwrap();
     assert_eq!(other.reply(token, 10), Err(ReplyError::ForeignToken { client: 0 }));
     assert_eq!(client.poll(no_reply), Ok(0));
     server.poll();
     assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Rejected)))), Ok(1));
     client.call(2, 2).unwrap();
     server.poll();
-    let token = server.recv().unwrap().token;
+    let (token, _) = server.recv().unwrap();
     server.reply(token, 20).unwrap();
     server.poll();
     assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (2, Ok(20)))), Ok(1));
@@ -89,12 +88,12 @@ fn token_is_good_at_the_server_that_received_the_request_only() {
 #[test]
 fn token_dropped_by_another_thread_is_found_by_a_server_that_sleeps() {
     let scratch = Scratch::new("dlg-drop");
-    let mut server = S::bind_in(&scratch.dir(), "s", 1, 8, 1, 1).unwrap();
+    let mut server = S::bind_with(&scratch.dir(), "s", 8, 1, 1, 1).unwrap();
     let mut client = connect(&scratch);
     for round in 0..5 {
         client.call(round, round).unwrap();
         server.poll();
-        let token = server.recv().unwrap().token;
+        let (token, _) = server.recv().unwrap();
         let dropper = std::thread::spawn(move || drop(token));
         // If it was dropped before the sleep, the wait has rejected the request, and found nothing else.
         let mut ended = vec![];
@@ -112,11 +111,11 @@ fn token_dropped_by_another_thread_is_found_by_a_server_that_sleeps() {
 #[test]
 fn token_of_a_client_that_left_takes_nothing_from_the_next_and_may_outlive_the_server() {
     let scratch = Scratch::new("dlg-late");
-    let mut server = S::bind_in(&scratch.dir(), "s", 1, 8, 2, 1).unwrap();
+    let mut server = S::bind_with(&scratch.dir(), "s", 8, 1, 2, 1).unwrap();
     let receive = |server: &mut S, client: &mut C, request| {
         client.call(request, request).unwrap();
         server.poll();
-        server.recv().expect("a request that may be made was refused").token
+        server.recv().expect("a request that may be made was refused").0
     };
     let mut first = connect(&scratch);
     let (late, later) = (receive(&mut server, &mut first, 1), receive(&mut server, &mut first, 2));
@@ -144,7 +143,7 @@ fn token_of_a_client_that_left_takes_nothing_from_the_next_and_may_outlive_the_s
 fn ring_with_less_words_than_clients_loses_nobodys_call() {
     const CLIENTS: usize = 40;
     let scratch = Scratch::new("dlg-ring");
-    let mut server = S::bind_in(&scratch.dir(), "s", CLIENTS, 2, 4, 1).unwrap();
+    let mut server = S::bind_with(&scratch.dir(), "s", 2, CLIENTS, 4, 1).unwrap();
     let mut all: Vec<C> = (0..CLIENTS).map(|_| connect(&scratch)).collect();
     for round in 0..3 {
         let mut served = [false; CLIENTS];
@@ -153,9 +152,9 @@ fn ring_with_less_words_than_clients_loses_nobodys_call() {
         }
         support::wait_for("a call that found the ring full is not served", || {
             server.poll();
-            while let Some(entry) = server.recv() {
-                served[entry.token.client_id()] = true;
-                server.reply(entry.token, entry.payload).unwrap();
+            while let Some((token, request)) = server.recv() {
+                served[token.client()] = true;
+                server.reply(token, request).unwrap();
             }
             served.iter().all(|&served| served)
         });
@@ -170,7 +169,7 @@ fn ring_with_less_words_than_clients_loses_nobodys_call() {
 #[test]
 fn clients_announce_themselves_once() {
     let scratch = Scratch::new("dlg-once");
-    let mut server = S::bind_in(&scratch.dir(), "s", 2, 8, 4, 1).unwrap();
+    let mut server = S::bind_with(&scratch.dir(), "s", 8, 2, 4, 1).unwrap();
     let (mut a, mut b) = (connect(&scratch), connect(&scratch));
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
     let words = region.view().array_at::<u64>(256, 8).unwrap().as_ptr();
@@ -187,8 +186,8 @@ fn clients_announce_themselves_once() {
     a.call(4, 4).unwrap();
     assert_eq!((full(), server.poll()), (0, 4));
     // And no longer, when it has slept.
-    while let Some(entry) = server.recv() {
-        server.reply(entry.token, 0).unwrap();
+    while let Some((token, _)) = server.recv() {
+        server.reply(token, 0).unwrap();
     }
     assert!(!server.wait(Some(std::time::Duration::from_millis(1))));
     b.call(5, 5).unwrap();
@@ -199,7 +198,7 @@ fn clients_announce_themselves_once() {
 fn default_ring_is_never_full() {
     let scratch = Scratch::new("dlg-default");
     let (clients, depth) = (40, 32);
-    let mut server = S::bind_in(&scratch.dir(), "s", clients, ring_depth_for(clients, depth), depth, 1).unwrap();
+    let mut server = S::bind_with(&scratch.dir(), "s", ring_depth_for(clients), clients, depth, 1).unwrap();
     let mut all: Vec<C> = (0..clients).map(|_| connect(&scratch)).collect();
     for client in &mut all {
         for n in 0..depth as u64 {
@@ -207,7 +206,7 @@ fn default_ring_is_never_full() {
         }
     }
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
-    let words = region.view().array_at::<u64>(256, ring_depth_for(clients, depth)).unwrap().as_ptr();
+    let words = region.view().array_at::<u64>(256, ring_depth_for(clients)).unwrap().as_ptr();
     // SAFETY: in bounds, and only this thread is running.
     let announced = (0..clients).filter(|&at| unsafe { words.add(at).read_volatile() } & 1 << 12 != 0).count();
     assert_eq!(announced, clients);
@@ -221,7 +220,7 @@ fn default_ring_is_never_full() {
 #[test]
 fn client_that_makes_a_call_twice_loses_its_own_seat_only() {
     let scratch = Scratch::new("dlg-twice");
-    let mut server = S::bind_in(&scratch.dir(), "s", 2, 8, 4, 1).unwrap();
+    let mut server = S::bind_with(&scratch.dir(), "s", 8, 2, 4, 1).unwrap();
     let (mut good, mut bad) = (connect(&scratch), connect(&scratch));
     bad.call(1, 1).unwrap();
     bad.call(9, 9).unwrap();
@@ -233,8 +232,8 @@ fn client_that_makes_a_call_twice_loses_its_own_seat_only() {
     good.call(2, 2).unwrap();
     server.poll();
     let mut entries: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
-    assert_eq!(entries.iter().map(|entry| entry.payload).collect::<Vec<_>>(), [1, 2]);
-    server.reply(entries.remove(1).token, 3).unwrap();
+    assert_eq!(entries.iter().map(|(_, request)| *request).collect::<Vec<_>>(), [1, 2]);
+    server.reply(entries.remove(1).0, 3).unwrap();
     assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(3)))), Ok(1));
     let mut failed = vec![];
     assert_eq!(bad.poll(|user, reply| failed.push((user, reply))), Err(SessionEnd::Evicted));
@@ -249,7 +248,7 @@ fn garbage_everywhere_neither_panics_nor_hangs_and_a_new_call_gets_through() {
     let mut random = fastrand::Rng::with_seed(seed);
     for round in 0..200 {
         let scratch = Scratch::new("dlg-noise");
-        let mut server = S::bind_in(&scratch.dir(), "s", 3, 8, 4, 1).unwrap();
+        let mut server = S::bind_with(&scratch.dir(), "s", 8, 3, 4, 1).unwrap();
         let (mut client, witness) = (connect(&scratch), connect(&scratch));
         let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
         // Control words, ring, and slots; the seats are left alone, so that the clients stay.
@@ -265,8 +264,8 @@ fn garbage_everywhere_neither_panics_nor_hangs_and_a_new_call_gets_through() {
             }
             let _ = client.call(1, 1);
             server.poll();
-            while let Some(entry) = server.recv() {
-                let _ = server.reply(entry.token, 2);
+            while let Some((token, _)) = server.recv() {
+                let _ = server.reply(token, 2);
             }
             let _ = client.poll(|_, _| {});
         }
@@ -286,8 +285,8 @@ fn is_served(server: &mut S, mut client: C) -> bool {
     (0..1000).any(|_| {
         called = called || client.call(7, 7).is_ok();
         server.poll();
-        while let Some(entry) = server.recv() {
-            let _ = server.reply(entry.token, entry.payload);
+        while let Some((token, request)) = server.recv() {
+            let _ = server.reply(token, request);
         }
         let mut answered = false;
         client.poll(|_, reply| answered = reply == Ok(7)).is_ok() && answered

@@ -6,6 +6,7 @@
 #[macro_use]
 mod facade;
 
-use delegationrpc::{AskError, CallFailed, Client, ConnectError, Server, SessionEnd};
+use delegationrpc::ipc::AskError;
+use delegationrpc::{CallFailed, Client, ConnectError, Server, SessionEnd};
 
 facade!(Server<u64, u64>, Client<u64, u64, ()>);

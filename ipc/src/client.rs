@@ -1,37 +1,46 @@
-//! The calling end.
+//! The calling end: calls go out through one lane, replies come back through another.
 
 use std::fmt;
 use std::time::Duration;
 
-use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken};
-use shm::blocking;
-use shm::caller::Caller;
+use calls::{ANSWERED, AskError, CallError, CallFailed, Calls, SessionEnd, Tag as CallToken, Tagged};
+use shm::clock;
 use shm::dir::Dir;
-use shm::plain::Plain;
-use shm::ready::ReadyWords;
+use shm::lane::{LaneRx, LaneTx};
+use shm::plain::{Plain, TypeShape};
+use shm::ready::{ARMED, ReadyWords};
 use shm::region::Region;
-use shm::sleep::{Sleeper, Watch};
+use shm::sleep::{self, SLICE, Sleeper, Watch, Word};
+use shm::sync::{Ordering, light_barrier, spin_loop};
 
+use crate::announce::Announce;
+use crate::blocking::{self, SPINS};
 use crate::error::ConnectError;
-use crate::layout::{Header, KIND, Layout};
+use crate::layout::{AreaBytes, Header};
+use crate::membership::Membership;
+use crate::seats::{JoinError, Seats};
+use crate::sessions::LanePairs;
 use crate::views;
 
-/// One client of a [`Server`](crate::Server). `U` is what the caller wants back with each reply.
+/// One client of a [`Server`](crate::Server). `U` is what the caller wants back with each reply, and `W` is the server's.
 ///
 /// `Send`, not shared between threads: a client per thread. Dropping it leaves the server; calls that are unanswered then are forgotten.
-pub struct Client<Req, Resp, U> {
-    ready: ReadyWords,
-    /// Last: `ready` points into its region.
-    caller: Caller<Req, Resp, U>,
+pub struct Client<Req, Resp, U, W = ReadyWords> {
+    announced: W,
+    requests: LaneTx<Tagged<Req>>,
+    responses: LaneRx<Tagged<Resp>>,
+    calls: Calls<U>,
+    /// Last: everything above points into its region.
+    member: Membership,
 }
 
-impl<Req: Plain, Resp: Plain, U> fmt::Debug for Client<Req, Resp, U> {
+impl<Req, Resp, U, W> fmt::Debug for Client<Req, Resp, U, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("caller", &self.caller).finish_non_exhaustive()
+        f.debug_struct("Client").field("member", &self.member).field("in_flight", &self.calls.waiting()).finish_non_exhaustive()
     }
 }
 
-impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
+impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     /// Connects to the server `name` of this user on this host.
     ///
     /// # Errors
@@ -53,50 +62,61 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     /// # Errors
     /// [`ConnectError`]. A server that is not there yet (`NotFound`, `OwnerGone`) and a full one may be tried again.
     pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
-        let region = Region::open(dir, name, KIND, size_of::<Header>())?;
-        let layout = views::described_layout::<Req, Resp>(&region, type_tag)?;
-        // SAFETY: `described_layout` made sure of it.
-        unsafe { Self::join(region, &layout) }
+        let region = Region::open(dir, name, W::KIND, size_of::<Header>())?;
+        let header = views::header::<W>(&region)?;
+        let shape = TypeShape::of::<Req, Resp>(type_tag);
+        let layout = views::layout::<Req, Resp, W>(&region, &header, shape, AreaBytes::default())?;
+        let view = region.view();
+        // SAFETY: `views::layout` made sure that the layout fits the region, which outlives the views (see the order of the fields).
+        let (seats, lanes, announced) =
+            unsafe { (views::seats(view, &layout), views::lanes(view, &layout), views::announced(view, &layout)) };
+        // SAFETY: as above.
+        Ok(unsafe { Self::join(region, seats, lanes, announced) }?)
     }
 
     /// Takes a seat at the server of `region`.
     ///
     /// # Safety
-    /// The layout fits the region and these types.
-    pub(crate) unsafe fn join(region: Region, layout: &Layout) -> Result<Self, ConnectError> {
-        let view = region.view();
+    /// The seats, the words and, for each seat, the lanes lie in the region.
+    pub(crate) unsafe fn join(region: Region, seats: Seats, lanes: LanePairs<Req, Resp>, announced: W) -> Result<Self, JoinError> {
         // SAFETY: contract of this function; the region outlives all views (see the order of the fields).
-        let (seats, lanes, ready) = unsafe { (views::seats(view, layout), views::lanes(view, layout), views::ready(view, layout)) };
-        // SAFETY: as above.
-        Ok(Self { ready, caller: unsafe { Caller::join(region, seats, lanes) }? })
+        let member = unsafe { Membership::join(region, seats, |seat| lanes.are_unused(seat)) }?;
+        let (seat, depth) = (member.seat(), lanes.depth());
+        // SAFETY: as above. The seat is ours alone, and its lanes are empty (C2).
+        // The requests have one producer, this one; `call` publishes only while fewer than `depth` calls are unanswered, and the server
+        // takes requests in order before it answers them. Any bytes are a valid response, by `Plain`.
+        let (requests, responses) =
+            unsafe { (LaneTx::new(lanes.requests_of(seat), depth as u64, 0), LaneRx::new(lanes.responses_to(seat), depth as u64, 0)) };
+        Ok(Self { announced, requests, responses, calls: Calls::new(depth), member })
     }
 
     /// This client's number at the server, below its `max_clients`.
     #[must_use]
     pub fn id(&self) -> usize {
-        self.caller.id()
+        self.member.seat()
     }
 
     /// Calls that have not ended.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.caller.in_flight()
+        self.calls.waiting()
     }
 
     /// Calls that can be unanswered at a time: the server's `depth`.
     #[must_use]
+    #[inline(always)]
     pub fn depth(&self) -> usize {
-        self.caller.depth()
+        self.calls.capacity()
     }
 
-    /// Sends one request. The server sees it at once and in the order of the calls; [`poll`](Self::poll) gives `user_data` back with the
-    /// reply, exactly once, in whatever order the server answers.
+    /// Sends one request. The server can see it when this returns, and sees the calls of one client in their order; [`poll`](Self::poll) gives
+    /// `user_data` back with the reply, exactly once, in whatever order the server answers.
     ///
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
     #[inline(always)]
     pub fn call(&mut self, request: Req, user_data: U) -> Result<CallToken, CallError<Req, U>> {
-        match self.caller.begin(user_data) {
+        match self.begin(user_data) {
             Ok(call) => {
                 self.send(call, request);
                 Ok(call)
@@ -117,36 +137,57 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
     }
 
     pub(crate) fn end_within(&mut self, call: CallToken, timeout: Duration) {
-        self.caller.end_within(call, timeout);
+        self.calls.end_within(call, clock::monotonic_ns(), timeout);
     }
 
     /// Ends a call at once: its user data comes back here, and no poll gives it. `None` if the call has ended. The server is not told; its reply
     /// reaches no call, and until that is here the call keeps its place among those that can be unanswered.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
-        self.caller.cancel(call)
+        self.calls.abandon(call)
     }
 
-    /// Sends the request that `make` gives for the call's slot, a number below [`depth`](Self::depth) that is the call's until it ends.
+    /// Begins a call, whose request must be [sent](Self::send) next. The tag's slot is a number below [`depth`](Self::depth) that is the call's
+    /// until it ends.
     #[inline(always)]
-    pub(crate) fn call_with(&mut self, user_data: U, make: impl FnOnce(usize) -> Req) -> Result<CallToken, CallError<(), U>> {
-        let call = self.caller.begin(user_data)?;
-        self.send(call, make(call.slot()));
-        Ok(call)
-    }
-
-    #[inline(always)]
-    fn send(&mut self, call: CallToken, request: Req) {
-        self.caller.send(call, request);
-        if self.ready.notify_if_armed(self.caller.id(), self.caller.armed()) {
-            self.caller.seats().server_sleep().wake();
+    pub(crate) fn begin(&mut self, user_data: U) -> Result<CallToken, CallError<(), U>> {
+        if let Some(end) = self.member.end() {
+            return Err(CallError::Disconnected { request: (), user_data, end });
         }
+        let depth = self.depth();
+        self.calls.insert(user_data).map_err(|user_data| CallError::Full { request: (), user_data, depth })
+    }
+
+    /// Sends the request of a call that has just begun.
+    #[inline(always)]
+    pub(crate) fn send(&mut self, call: CallToken, request: Req) {
+        self.publish(call, request);
+        // R1
+        light_barrier();
+        if self.member.holding().armed().load(Ordering::Relaxed) == ARMED {
+            self.announce();
+        }
+    }
+
+    #[inline(always)]
+    fn publish(&mut self, call: CallToken, request: Req) {
+        // L3: there is room, as fewer than `depth` earlier calls are unanswered, and requests are taken in order.
+        self.requests.publish(Tagged { tag: call.pack(0), payload: request });
+        if self.calls.len() > 1 {
+            self.requests.fetch_ahead();
+        }
+    }
+
+    #[cold]
+    fn announce(&self) {
+        self.announced.announce(self.member.seat(), self.member.holding().armed());
+        self.member.seats().server_sleep().wake();
     }
 
     /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, a deadline, or the end of the session; at most for `timeout` (`None`:
     /// without end). Returns whether there is. Nothing spins here, and a server that dies is noticed within
     /// [`SLICE`](shm::sleep::SLICE) of the kernel's noticing it.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        self.caller.wait(timeout)
+        sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
     /// Hands the replies that have arrived to `f`, at most [`depth`](Self::depth) of them, and returns how many.
@@ -159,14 +200,90 @@ impl<Req: Plain, Resp: Plain, U> Client<Req, Resp, U> {
         self.poll_slots(|user_data, _, outcome| f(user_data, outcome))
     }
 
-    /// As [`poll`](Self::poll), with the slot of each answered call.
+    /// As [`poll`](Self::poll), with the slot of each call (0 if there is no reply).
     #[inline(always)]
-    pub(crate) fn poll_slots(&mut self, f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
-        self.caller.poll(f)
+    pub(crate) fn poll_slots(&mut self, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
+        let ended = self.take_replies(&mut f);
+        if self.calls.has_deadlines() {
+            return self.poll_timed(ended, f);
+        }
+        if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
+    }
+
+    /// Behind the replies that came with it, ends the calls whose time is over.
+    #[cold]
+    fn poll_timed(&mut self, mut ended: usize, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
+        if self.calls.is_timed() {
+            ended += self.calls.expire(clock::monotonic_ns(), |user_data| f(user_data, 0, Err(CallFailed::TimedOut)));
+        }
+        if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
+    }
+
+    fn is_due(&self) -> bool {
+        self.until_deadline().is_some_and(|left| left.is_zero())
+    }
+
+    /// How long until the earliest deadline.
+    fn until_deadline(&self) -> Option<Duration> {
+        self.calls.until_deadline(clock::monotonic_ns)
+    }
+
+    #[inline(always)]
+    fn take_replies(&mut self, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) -> usize {
+        let mut ended = 0;
+        for _ in 0..self.depth() {
+            let Some((tag, response)) = self.responses.pop_tagged() else { break };
+            let (tag, note) = CallToken::unpack(tag);
+            // C5: a tag that is not outstanding is a confused server's; it ends nobody's call.
+            let Some(user_data) = self.calls.take(tag) else { continue };
+            ended += 1;
+            if note == ANSWERED {
+                f(user_data, tag.slot(), Ok(response.read()));
+            } else {
+                Self::reject(user_data, f);
+            }
+        }
+        ended
+    }
+
+    #[cold]
+    fn reject(user_data: U, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) {
+        f(user_data, 0, Err(CallFailed::Rejected));
+    }
+
+    #[cold]
+    fn poll_empty(&mut self, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
+        let Some(end) = self.member.end() else { return Ok(0) };
+        // What the server answered before its end is visible now, and counts.
+        let ended = self.take_replies(&mut f);
+        if ended > 0 {
+            return Ok(ended);
+        }
+        self.calls.take_where(|_| true, |user_data| f(user_data, 0, Err(CallFailed::Disconnected(end))));
+        Err(end)
+    }
+
+    /// What a `SIGKILL` leaves in the middle of a call, for models: a request that is not published.
+    #[cfg(all(test, loom))]
+    pub(crate) fn call_half(&self, request: Req) {
+        self.requests.publish_half(Tagged { tag: 0, payload: request });
+    }
+
+    /// What one leaves behind a request that is published and not announced.
+    #[cfg(all(test, loom))]
+    pub(crate) fn call_unannounced(&mut self, request: Req, user_data: U) {
+        let call = self.begin(user_data).unwrap();
+        self.publish(call, request);
+    }
+
+    /// What a `SIGKILL` leaves, for models.
+    #[cfg(all(test, loom))]
+    pub(crate) fn die(self) {
+        self.member.die();
     }
 }
 
-impl<Req: Plain, Resp: Plain> Client<Req, Resp, ()> {
+impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
     /// Calls and waits for the reply, at most for `timeout`. For a client that has no other call unanswered.
     ///
     /// # Errors
@@ -176,18 +293,44 @@ impl<Req: Plain, Resp: Plain> Client<Req, Resp, ()> {
             return Err(AskError::Full);
         }
         self.call_within(request, (), timeout)?;
-        Ok(self.caller.answer()?.1)
+        Ok(self.answer()?.1)
     }
 
-    /// Waits for the reply to the only call, whose slot comes before it.
+    /// Waits for the reply to the only call that is unanswered, whose slot comes before it.
     pub(crate) fn answer(&mut self) -> Result<(usize, Resp), CallFailed> {
-        self.caller.answer()
+        let (mut ended, mut in_vain) = (None, 0);
+        loop {
+            let polled = self.poll_slots(|(), slot, outcome| ended = Some(outcome.map(|response| (slot, response))));
+            match (ended, polled) {
+                (Some(outcome), _) => return outcome,
+                (None, Err(end)) => return Err(CallFailed::Disconnected(end)),
+                (None, Ok(_)) if in_vain < SPINS => {
+                    in_vain += 1;
+                    spin_loop();
+                }
+                (None, Ok(_)) => {
+                    self.wait(None);
+                }
+            }
+        }
     }
 }
 
 /// What [`Client::wait`] waits for, so that a thread can sleep on several things: see [`shm::sleep::wait`].
-impl<Req: Plain, Resp: Plain, U> Sleeper for Client<Req, Resp, U> {
-    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        then(&mut self.caller);
+impl<Req: Plain, Resp: Plain, U, W: Announce> Watch for Client<Req, Resp, U, W> {
+    fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
+        show(self.member.holding().sleep().word());
+    }
+
+    fn look(&mut self, _: bool) -> bool {
+        self.is_due() || self.responses.is_ready() || self.member.end().is_some()
+    }
+
+    fn slice(&mut self) -> Duration {
+        self.until_deadline().unwrap_or(SLICE).min(SLICE)
+    }
+
+    fn check(&mut self) -> bool {
+        self.is_due() || self.member.check().is_some()
     }
 }

@@ -1,11 +1,35 @@
 //! What can go wrong, one type per verb.
 
-use shm::clients::JoinError;
 use shm::dir::DirError;
 use shm::plain::TypeShape;
 use shm::region;
 
-pub use crate::layout::ParameterError;
+use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE, MESSAGE_MAX};
+use crate::seats::JoinError;
+use crate::token::Token;
+
+/// What is wrong with the parameters of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ParameterError {
+    /// Too few or too many clients.
+    #[error("max_clients is {0}: it must be 1 to {CLIENTS_MAX}")]
+    MaxClients(usize),
+    /// Not a legal depth.
+    #[error("depth is {0}: it must be a power of two from 1 to {DEPTH_MAX}")]
+    Depth(usize),
+    /// Not a legal number of words by which clients announce themselves.
+    #[error("{0} words for announcements: a ring has a power of two of them, 1 to 2^27, and bits have as many as the clients need")]
+    Words(usize),
+    /// The payloads ask for more alignment than a cache line has.
+    #[error("payloads are aligned to {0} bytes: at most {LINE} are possible")]
+    Alignment(usize),
+    /// A longer message than there can be.
+    #[error("messages of {0} bytes: at most {MESSAGE_MAX} are possible")]
+    MessageBytes(usize),
+    /// The sum exceeds the address space.
+    #[error("the region would exceed the address space: use fewer clients, less depth, or smaller payloads")]
+    TooLarge,
+}
 
 /// Why a server could not be created.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +54,14 @@ pub enum ConnectError {
     /// The region could not be opened: no server, a dead one, or something else of that name.
     #[error(transparent)]
     Region(#[from] region::OpenError),
+    /// Not this layout.
+    #[error("the server's region has magic {magic:#x}, version {version}: use programs of one build")]
+    Version {
+        /// Magic number found.
+        magic: u64,
+        /// Layout version found.
+        version: u32,
+    },
     /// Server and client were built for different payload types.
     #[error("the server has {server}; this client has {client}: build both from the same types and tag")]
     Types {
@@ -66,10 +98,29 @@ impl ConnectError {
     }
 }
 
-/// The client that asked is not there any more; the answer was dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("client {client} is gone; its answer was dropped")]
-pub struct ClientGone {
-    /// The client's number.
-    pub client: usize,
+/// Why an answer was not delivered.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReplyError {
+    /// The client left or died meanwhile; the answer was dropped.
+    #[error("client {client} is gone; its answer was dropped")]
+    ClientGone {
+        /// The client's number.
+        client: usize,
+    },
+    /// Another server received the request of this token, and rejects it now.
+    #[error("this request of client {client} was received by another server, which rejects it")]
+    ForeignToken {
+        /// The client's number, at that server.
+        client: usize,
+    },
+    /// A longer answer than the server was made for ([`bytes`](crate::bytes) only). The request still waits for one.
+    #[error("an answer of {bytes} bytes: this server was created for at most {max}")]
+    TooLarge {
+        /// The token of the request.
+        token: Token,
+        /// Length of the answer.
+        bytes: usize,
+        /// Maximum length.
+        max: usize,
+    },
 }

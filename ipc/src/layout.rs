@@ -2,11 +2,11 @@
 //!
 //! | offset | bytes | what | writer |
 //! |---|---|---|---|
-//! | 0 | 64 | [`Header`] | server, before the region has a name |
-//! | 64 | 8 x [`ReadyWords::words`], rounded up to 64 | ready bits of the request lanes | clients, server |
+//! | 0 | 128 | [`Header`] | server, before the region has a name |
+//! | 128 | [`Announce::bytes`] | how clients announce themselves | clients, server |
 //! | then | [`Seats::bytes`] | a line for all clients and one for each: session, `armed`, what they sleep on | clients, server |
 //! | then, per client | depth x `Slot<Tagged<Req>>` | request lane | the client |
-//! | | depth x `Slot<Tagged<Resp>>` | response lane | the server |
+//! | then, per client | depth x `Slot<Tagged<Resp>>` | response lane | the server |
 //! | then, per client and slot of its calls | request bytes, rounded up to 64 | long request ([`bytes`](crate::bytes) only) | the client |
 //! | | response bytes, rounded up to 64 | long response ([`bytes`](crate::bytes) only) | the server |
 //!
@@ -17,37 +17,40 @@
 use std::mem::offset_of;
 
 use calls::Tagged;
-use shm::clients::{CLIENTS_MAX, Seats};
 use shm::lane::Slot;
 use shm::plain::{Plain, TypeShape};
-use shm::ready::ReadyWords;
 
-/// "ipcLANE" and the layout's version.
-pub(crate) const KIND: u64 = u64::from_be_bytes(*b"ipcLANE\x01");
-/// The same for a server of byte messages, whose lanes hold short messages and the lengths of long ones.
-pub(crate) const BYTES_KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x01");
-/// Deepest lane.
-pub const DEPTH_MAX: usize = 1 << 15;
-/// Clients of a server that is told no number.
-pub(crate) const CLIENTS: usize = 64;
-/// Unanswered calls of a client of a server that is told no number.
-pub(crate) const DEPTH: usize = 32;
-const LINE: usize = 64;
+use crate::announce::Announce;
+use crate::error::ParameterError;
+use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE};
+use crate::seats::Seats;
 
-/// First line of the region.
+/// Kind of the region of a server of byte messages, whose lanes hold short messages and the lengths of long ones.
+pub(crate) const BYTES_KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
+
+/// First two lines of the region.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Header {
+    pub(crate) magic: u64,
+    pub(crate) version: u32,
     pub(crate) max_clients: u32,
+    /// Words for announcements: the depth of a ring.
+    pub(crate) words: u32,
     pub(crate) depth: u32,
     pub(crate) shape: TypeShape,
+    pub(crate) _reserved: [u64; 10],
 }
 
 const _: () = {
-    assert!(size_of::<Header>() == LINE);
-    assert!(offset_of!(Header, max_clients) == 0);
-    assert!(offset_of!(Header, depth) == 4);
-    assert!(offset_of!(Header, shape) == 8);
+    assert!(size_of::<Header>() == 2 * LINE);
+    assert!(offset_of!(Header, magic) == 0);
+    assert!(offset_of!(Header, version) == 8);
+    assert!(offset_of!(Header, max_clients) == 12);
+    assert!(offset_of!(Header, words) == 16);
+    assert!(offset_of!(Header, depth) == 20);
+    assert!(offset_of!(Header, shape) == 24);
+    assert!(offset_of!(Header, _reserved) == 48);
 };
 
 #[cfg(not(loom))]
@@ -60,12 +63,11 @@ const _: () = {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) max_clients: usize,
+    pub(crate) words: usize,
     pub(crate) depth: usize,
-    pub(crate) ready: usize,
     pub(crate) seats: usize,
-    lanes: usize,
-    request_lane_bytes: usize,
-    response_lane_bytes: usize,
+    pub(crate) requests: usize,
+    pub(crate) responses: usize,
     areas: usize,
     area_bytes: AreaBytes,
     pub(crate) total: usize,
@@ -78,28 +80,16 @@ pub(crate) struct AreaBytes {
     pub(crate) response: usize,
 }
 
-/// What is wrong with the parameters of a server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum ParameterError {
-    /// Too few or too many clients.
-    #[error("max_clients is {0}: it must be 1 to {CLIENTS_MAX}")]
-    MaxClients(usize),
-    /// Not a legal depth.
-    #[error("depth is {0}: it must be a power of two from 1 to {DEPTH_MAX}")]
-    Depth(usize),
-    /// The payloads ask for more alignment than a cache line has.
-    #[error("payloads are aligned to {0} bytes: at most {LINE} are possible")]
-    Alignment(usize),
-    /// A longer message than there can be.
-    #[error("messages of {0} bytes: at most {max} are possible", max = crate::bytes::MESSAGE_MAX)]
-    MessageBytes(usize),
-    /// The sum exceeds the address space.
-    #[error("the region would exceed the address space: use fewer clients, less depth, or smaller payloads")]
-    TooLarge,
-}
-
 impl Layout {
-    pub(crate) fn new<Req: Plain, Resp: Plain>(max_clients: usize, depth: usize, area_bytes: AreaBytes) -> Result<Self, ParameterError> {
+    /// Where clients announce themselves.
+    pub(crate) const ANNOUNCED: usize = size_of::<Header>();
+
+    pub(crate) fn new<Req: Plain, Resp: Plain, W: Announce>(
+        max_clients: usize,
+        words: usize,
+        depth: usize,
+        area_bytes: AreaBytes,
+    ) -> Result<Self, ParameterError> {
         if !(1..=CLIENTS_MAX).contains(&max_clients) {
             return Err(ParameterError::MaxClients(max_clients));
         }
@@ -110,32 +100,31 @@ impl Layout {
         if align > LINE {
             return Err(ParameterError::Alignment(align));
         }
-        let ready = size_of::<Header>();
-        let seats = ready + (8 * ReadyWords::words(max_clients)).next_multiple_of(LINE);
-        let lanes = seats + Seats::bytes(max_clients);
+        let seats = Self::ANNOUNCED + W::bytes(max_clients, words)?;
+        let requests = seats + Seats::bytes(max_clients);
+        let slots = max_clients * depth;
         let sizes = || {
-            let request_lane_bytes = depth.checked_mul(size_of::<Slot<Tagged<Req>>>())?;
-            let response_lane_bytes = depth.checked_mul(size_of::<Slot<Tagged<Resp>>>())?;
-            let per_client = request_lane_bytes.checked_add(response_lane_bytes)?;
-            let areas = max_clients.checked_mul(per_client)?.checked_add(lanes)?;
+            let responses = slots.checked_mul(size_of::<Slot<Tagged<Req>>>())?.checked_add(requests)?;
+            let areas = slots.checked_mul(size_of::<Slot<Tagged<Resp>>>())?.checked_add(responses)?;
             let area_bytes = AreaBytes {
                 request: area_bytes.request.checked_next_multiple_of(LINE)?,
                 response: area_bytes.response.checked_next_multiple_of(LINE)?,
             };
             let per_call = area_bytes.request.checked_add(area_bytes.response)?;
-            let total = (max_clients * depth).checked_mul(per_call)?.checked_add(areas)?;
-            Some(Self { max_clients, depth, ready, seats, lanes, request_lane_bytes, response_lane_bytes, areas, area_bytes, total })
+            let total = slots.checked_mul(per_call)?.checked_add(areas)?;
+            Some(Self { max_clients, words, depth, seats, requests, responses, areas, area_bytes, total })
         };
         sizes().ok_or(ParameterError::TooLarge)
     }
 
-    /// Start of both lanes of `client`, which must be below `max_clients`.
-    pub(crate) fn request_lane(&self, client: usize) -> usize {
-        self.lanes + client * self.lane_pair_bytes()
+    /// Bytes of the request lane of one client.
+    pub(crate) fn request_stride(&self) -> usize {
+        (self.responses - self.requests) / self.max_clients
     }
 
-    pub(crate) fn response_lane(&self, client: usize) -> usize {
-        self.request_lane(client) + self.request_lane_bytes
+    /// Bytes of the response lane of one client.
+    pub(crate) fn response_stride(&self) -> usize {
+        (self.areas - self.responses) / self.max_clients
     }
 
     /// Where the long request of a client's call lies; `None` unless both numbers are in range. A client's slots are as many as its
@@ -149,36 +138,37 @@ impl Layout {
     pub(crate) fn response_area(&self, client: usize, slot: usize) -> Option<usize> {
         Some(self.request_area(client, slot)? + self.area_bytes.request)
     }
-
-    /// Bytes of both lanes of one client.
-    pub(crate) fn lane_pair_bytes(&self) -> usize {
-        self.request_lane_bytes + self.response_lane_bytes
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shm::ready::ReadyWords;
+
+    fn layout<Req: Plain, Resp: Plain>(clients: usize, depth: usize, area_bytes: AreaBytes) -> Result<Layout, ParameterError> {
+        Layout::new::<Req, Resp, ReadyWords>(clients, ReadyWords::words(clients), depth, area_bytes)
+    }
 
     #[test]
     fn parts_follow_each_other_on_cache_lines() {
-        let layout = Layout::new::<[u8; 100], u64>(65, 8, AreaBytes::default()).unwrap();
-        assert_eq!((layout.ready, layout.seats), (64, 128));
-        assert_eq!(layout.request_lane(0), 128 + 66 * 64);
-        assert_eq!(layout.response_lane(0), layout.request_lane(0) + 8 * 128);
-        assert_eq!(layout.request_lane(1), layout.response_lane(0) + 8 * 64);
-        assert_eq!(layout.total, layout.request_lane(65));
-        let with_areas = Layout::new::<[u8; 100], u64>(65, 8, AreaBytes { request: 65, response: 1 }).unwrap();
-        assert_eq!(with_areas.request_area(0, 0), Some(layout.total));
-        assert_eq!(with_areas.response_area(0, 0), Some(layout.total + 128));
-        assert_eq!(with_areas.request_area(64, 7), Some(layout.total + (65 * 8 - 1) * 192));
+        let plain = layout::<[u8; 100], u64>(65, 8, AreaBytes::default()).unwrap();
+        assert_eq!((Layout::ANNOUNCED, plain.seats), (128, 192));
+        assert_eq!(plain.requests, 192 + 66 * 64);
+        assert_eq!((plain.request_stride(), plain.response_stride()), (8 * 128, 8 * 64));
+        assert_eq!(plain.responses, plain.requests + 65 * 8 * 128);
+        assert_eq!(plain.total, plain.responses + 65 * 8 * 64);
+        let with_areas = layout::<[u8; 100], u64>(65, 8, AreaBytes { request: 65, response: 1 }).unwrap();
+        assert_eq!(with_areas.request_area(0, 0), Some(plain.total));
+        assert_eq!(with_areas.response_area(0, 0), Some(plain.total + 128));
+        assert_eq!(with_areas.request_area(64, 7), Some(plain.total + (65 * 8 - 1) * 192));
         assert_eq!((with_areas.request_area(65, 0), with_areas.response_area(0, 8)), (None, None));
-        assert_eq!(with_areas.total, layout.total + 65 * 8 * 192);
+        assert_eq!(with_areas.total, plain.total + 65 * 8 * 192);
+        assert_eq!((with_areas.request_stride(), with_areas.response_stride()), (plain.request_stride(), plain.response_stride()));
     }
 
     #[test]
     fn parameters_out_of_range_are_named() {
-        let layout = |clients, depth, request| Layout::new::<u64, u64>(clients, depth, AreaBytes { request, response: 0 });
+        let layout = |clients, depth, request| layout::<u64, u64>(clients, depth, AreaBytes { request, response: 0 });
         assert_eq!(layout(0, 8, 0), Err(ParameterError::MaxClients(0)));
         assert_eq!(layout(CLIENTS_MAX + 1, 8, 0), Err(ParameterError::MaxClients(CLIENTS_MAX + 1)));
         for depth in [0, 3, DEPTH_MAX * 2, usize::MAX] {
@@ -187,5 +177,6 @@ mod tests {
         for request in [usize::MAX, usize::MAX / 2] {
             assert_eq!(layout(CLIENTS_MAX, DEPTH_MAX, request), Err(ParameterError::TooLarge));
         }
+        assert_eq!(Layout::new::<u64, u64, ReadyWords>(64, 3, 8, AreaBytes::default()), Err(ParameterError::Words(3)));
     }
 }

@@ -1,55 +1,49 @@
 //! The serving end.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::ptr::NonNull;
-use std::rc::Rc;
 use std::time::Duration;
 
-use calls::ANSWERED;
-use shm::blocking::{self, StopHandle};
+use calls::{ANSWERED, REJECTED};
 use shm::dir::Dir;
 use shm::plain::{Plain, TypeShape};
 use shm::ready::ReadyWords;
 use shm::region::Region;
-use shm::sessions::Sessions;
-use shm::sleep::{self, Sleeper, Watch};
+use shm::sleep::{self, Look, Sleeper, Watch};
 use shm::sync::light_barrier;
 
-use crate::error::CreateError;
-use crate::handle::RecvHandle;
-use crate::layout::{AreaBytes, CLIENTS, DEPTH, Header, KIND, Layout};
+use crate::announce::Announce;
+use crate::blocking;
+use crate::error::{CreateError, ReplyError};
+use crate::layout::{AreaBytes, Header, Layout};
+use crate::limits::{CLIENTS, DEPTH};
+use crate::sessions::{Asker, Sessions};
+use crate::token::{Listed, StopHandle, Token};
 use crate::views;
 
-/// Serves any number of clients up to `max_clients` from one thread.
+/// Serves any number of clients up to `max_clients` from one thread. `W` is how clients announce themselves that it does not poll.
 ///
-/// `!Send`: create it on the thread that polls it. Dropping it ends all clients' calls with [`SessionEnd::PeerGone`](crate::SessionEnd::PeerGone), once the last
-/// [`RecvHandle`] is gone too.
-pub struct Server<Req: Plain, Resp: Plain> {
-    stop: StopHandle,
-    inner: Rc<RefCell<Inner<Req, Resp>>>,
+/// `Send`, but best created on the thread that drops it, see [`Region`]. Dropping it ends all clients' calls with
+/// [`SessionEnd::PeerGone`](crate::SessionEnd::PeerGone).
+pub struct Server<Req, Resp, W = ReadyWords> {
+    sessions: Sessions<Req, Resp>,
+    announced: W,
+    listed: Listed,
+    /// Last: everything above points into it.
+    region: Region,
 }
 
-impl<Req: Plain, Resp: Plain> fmt::Debug for Server<Req, Resp> {
+impl<Req, Resp, W> fmt::Debug for Server<Req, Resp, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let inner = self.inner.borrow();
         f.debug_struct("Server")
-            .field("name", &inner.region.name())
-            .field("region_bytes", &inner.region.view().len())
-            .field("sessions", &inner.sessions)
+            .field("name", &self.region.name())
+            .field("region_bytes", &self.region.view().len())
+            .field("sessions", &self.sessions)
             .finish_non_exhaustive()
     }
 }
 
-/// Everything a server has; its handles share it. No user code runs while it is borrowed.
-pub(crate) struct Inner<Req: Plain, Resp: Plain> {
-    pub(crate) sessions: Sessions<Req, Resp>,
-    ready: ReadyWords,
-    /// Dropped last: everything above points into it.
-    region: Region,
-}
-
-impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
+impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// Creates the server `name` for any process of this user on this host, with room for 64 clients of 32
     /// unanswered calls each.
     ///
@@ -67,111 +61,189 @@ impl<Req: Plain, Resp: Plain> Server<Req, Resp> {
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
     pub fn bind_in(dir: &Dir, name: &str, max_clients: usize, depth: usize, type_tag: u64) -> Result<Self, CreateError> {
-        let layout = Layout::new::<Req, Resp>(max_clients, depth, AreaBytes::default())?;
-        Self::bind_as(dir, name, KIND, layout, TypeShape::of::<Req, Resp>(type_tag))
+        Self::bind_with(dir, name, W::words_for(max_clients), max_clients, depth, type_tag)
+    }
+
+    /// As [`bind_in`](Self::bind_in), with so many `words` for announcements, where `W` leaves a choice.
+    ///
+    /// # Errors
+    /// [`CreateError`]; nothing is left behind.
+    pub fn bind_with(dir: &Dir, name: &str, words: usize, max_clients: usize, depth: usize, type_tag: u64) -> Result<Self, CreateError> {
+        let layout = Layout::new::<Req, Resp, W>(max_clients, words, depth, AreaBytes::default())?;
+        Self::bind_as(dir, name, W::KIND, layout, TypeShape::of::<Req, Resp>(type_tag))
     }
 
     /// Creates a server of this layout, which is of these types.
     pub(crate) fn bind_as(dir: &Dir, name: &str, kind: u64, layout: Layout, shape: TypeShape) -> Result<Self, CreateError> {
         // Registers this process for barriers, which may take long: now, and not in the first reply.
         light_barrier();
-        let max_clients = layout.max_clients;
-        let header = Header { max_clients: max_clients as u32, depth: layout.depth as u32, shape };
+        let header = Header {
+            magic: W::MAGIC,
+            version: W::VERSION,
+            // The layout has bounded all three.
+            max_clients: layout.max_clients as u32,
+            words: layout.words as u32,
+            depth: layout.depth as u32,
+            shape,
+            _reserved: [0; 10],
+        };
         let region = Region::create(dir, name, kind, layout.total, |view| {
             // SAFETY: the region is made for this layout, which starts with a header; nobody else has it yet.
             let seats = unsafe {
                 view.base().cast::<Header>().write(header);
                 views::seats(view, &layout)
             };
-            Sessions::<Req, Resp>::prepare(&seats);
+            seats.prepare();
         })?;
         let view = region.view();
         // SAFETY: the region was made for this layout and outlives the views (see the order of the fields). It has no other server.
-        let (sessions, ready) =
-            unsafe { (Sessions::new(views::seats(view, &layout), views::lanes(view, &layout)), views::ready(view, &layout)) };
-        Ok(Self { stop: StopHandle::default(), inner: Rc::new(RefCell::new(Inner { sessions, ready, region })) })
+        let (seats, sessions, announced) = unsafe {
+            let seats = views::seats(view, &layout);
+            (seats, Sessions::new(seats, views::lanes(view, &layout)), views::announced(view, &layout))
+        };
+        Ok(Self { sessions, announced, listed: Listed::new(seats), region })
     }
 
-    /// One bounded pass over the clients that have something to say: takes at most 16 requests from each of at most 8 of them, in
-    /// rotation. Returns the number of requests ready for [`recv`](Self::recv). Idle clients cost nothing.
+    /// One bounded pass over the clients that have something to say: finds at most 16 requests of each of at most 8 of them, in
+    /// rotation. Returns the number of requests ready for [`recv`](Self::recv). Idle clients cost nothing. Rejects the requests whose
+    /// [`Token`] was dropped, and frees the places of clients that are gone.
     #[inline(always)]
     pub fn poll(&mut self) -> usize {
-        let Inner { sessions, ready, region } = &mut *self.inner.borrow_mut();
-        sessions.pass(ready, region.lock_file(), |_| ());
-        sessions.waiting()
+        self.poll_with_skip(&[])
     }
 
     /// Like [`poll`](Self::poll), leaving out the clients whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`;
     /// missing words are zero): those the caller does not want to serve in this round. Their requests stay in their lanes.
+    #[inline(always)]
     pub fn poll_with_skip(&mut self, mask: &[u64]) -> usize {
-        let Inner { sessions, ready, region } = &mut *self.inner.borrow_mut();
-        sessions.pass_with_skip(ready, mask, region.lock_file(), |_| ());
-        sessions.waiting()
+        self.reject_dropped();
+        self.sessions.pass(&mut self.announced, mask, self.region.lock_file());
+        self.sessions.waiting()
     }
 
-    /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), at most for `timeout` (`None`: without
-    /// end). Returns whether there is. Nothing spins here. The places of clients that left or died meanwhile are freed: it looks for the
-    /// dead every [`SLICE`](shm::sleep::SLICE). A request of a client that was left out of a poll counts.
+    #[inline(always)]
+    fn reject_dropped(&mut self) {
+        if self.listed.dropped().any() {
+            self.reject_all();
+        }
+    }
+
+    #[cold]
+    fn reject_all(&mut self) {
+        for asker in self.listed.dropped().take() {
+            self.sessions.answer(&asker, REJECTED, Resp::new_zeroed);
+        }
+    }
+
+    /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), or the server is [stopped](StopHandle::stop), at most
+    /// for `timeout` (`None`: without end). Returns whether there is. Nothing spins here. The places of clients that left or died meanwhile are
+    /// freed: it looks for the dead every [`SLICE`](shm::sleep::SLICE). A request of a client that was left out of a poll counts.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
-    /// The oldest request that [`poll`](Self::poll) has taken.
+    /// The oldest request that [`poll`](Self::poll) has found: the token to answer it with, and a copy that the client cannot change any more. The
+    /// client waits until the token is answered, rejected or dropped; tokens may be kept, and answered in any order.
     #[inline(always)]
-    pub fn recv(&mut self) -> Option<RecvHandle<Req, Resp>> {
-        self.inner.borrow_mut().sessions.recv(|from, data| RecvHandle::new(from, data.read(), Rc::clone(&self.inner)))
+    pub fn recv(&mut self) -> Option<(Token, Req)> {
+        let (asker, request) = self.sessions.recv()?;
+        Some((Token::new(asker, &self.listed), request))
+    }
+
+    /// Answers a request. The client can see the answer when this returns; nothing has to be flushed, and nothing can be full.
+    ///
+    /// # Errors
+    /// [`ReplyError`]; nobody sees the answer.
+    #[inline(always)]
+    pub fn reply(&mut self, token: Token, response: Resp) -> Result<(), ReplyError> {
+        self.end(token, ANSWERED, |_| response)
+    }
+
+    /// Ends a request without an answer, as dropping the token does, but at once: the client's call ends with
+    /// [`CallFailed::Rejected`](crate::CallFailed::Rejected).
+    ///
+    /// # Errors
+    /// [`ReplyError`]; the call had ended.
+    pub fn reject(&mut self, token: Token) -> Result<(), ReplyError> {
+        self.end(token, REJECTED, |_| Resp::new_zeroed())
+    }
+
+    /// Answers with what `make` gives, which is called if the client is there and while the place of the answer is the server's.
+    #[inline(always)]
+    pub(crate) fn end(&mut self, token: Token, note: u8, make: impl FnOnce(&Asker) -> Resp) -> Result<(), ReplyError> {
+        let Some(asker) = token.asker_at(&self.listed) else { return Err(ReplyError::ForeignToken { client: token.client() }) };
+        token.use_up();
+        let is_there = self.sessions.answer(&asker, note, || make(&asker));
+        if is_there { Ok(()) } else { Err(ReplyError::ClientGone { client: asker.client() }) }
+    }
+
+    /// As [`recv`](Self::recv), of a message that `take` makes sense of; a client whose message it does not loses its session.
+    #[inline]
+    pub(crate) fn recv_if(&mut self, mut take: impl FnMut(&Asker, Req) -> bool) -> Option<Token> {
+        loop {
+            let (asker, request) = self.sessions.recv()?;
+            if take(&asker, request) {
+                return Some(Token::new(asker, &self.listed));
+            }
+            self.sessions.evict(&asker);
+        }
     }
 
     /// [Polls](Self::poll) once, and answers all requests that wait with what `handler` makes of each. Returns how many. This takes the fewest
     /// instructions; a handler that answers later, or in another order, takes them with [`recv`](Self::recv).
     #[inline(always)]
     pub fn step(&mut self, mut handler: impl FnMut(&Req) -> Resp) -> usize {
+        self.reject_dropped();
+        if self.sessions.waiting() > 0 {
+            return self.answer_waiting(handler);
+        }
+        self.sessions.pass_answering(&mut self.announced, self.region.lock_file(), &mut handler)
+    }
+
+    /// Answers the requests that a poll has found before, and what there is behind them.
+    #[cold]
+    fn answer_waiting(&mut self, mut handler: impl FnMut(&Req) -> Resp) -> usize {
         let waiting = self.poll();
         for _ in 0..waiting {
-            // The handler may answer requests that were received before, so nothing is borrowed meanwhile.
-            let Some((from, request)) = self.inner.borrow_mut().sessions.recv(|from, request| (from, request.read())) else { break };
+            let Some((asker, request)) = self.sessions.recv() else { break };
             let response = handler(&request);
-            // A client that is gone needs no answer.
-            self.inner.borrow_mut().sessions.answer(&from, ANSWERED, || response);
+            self.sessions.answer(&asker, ANSWERED, || response);
         }
         waiting
     }
 
     /// Answers every request with what `handler` makes of it, until it is [stopped](Self::stop_handle). Sleeps while there is nothing to do.
     pub fn serve(&mut self, mut handler: impl FnMut(&Req) -> Resp) {
-        let stop = self.stop.clone();
+        let stop = self.stop_handle();
         blocking::serve(self, &stop, |server| server.step(&mut handler), Self::wait);
     }
 
     /// Ends [`serve`](Self::serve), from any thread.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
-        self.stop.clone()
+        self.listed.stop_handle()
     }
 
     /// Size of the shared-memory region in bytes.
     #[must_use]
     pub fn region_bytes(&self) -> usize {
-        self.inner.borrow().region.view().len()
+        self.region.view().len()
     }
 
-    /// The start of the region, which is mapped as long as this server or one of its handles lives.
+    /// The start of the region, which is mapped as long as this server lives.
     pub(crate) fn base(&self) -> NonNull<u8> {
-        self.inner.borrow().region.view().base()
+        self.region.view().base()
     }
 }
 
 /// What [`Server::wait`] waits for, so that a thread can sleep on several things: see [`sleep::wait`].
-impl<Req: Plain, Resp: Plain> Sleeper for Server<Req, Resp> {
+impl<Req: Plain, Resp: Plain, W: Announce> Sleeper for Server<Req, Resp, W> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        let Inner { sessions, ready, region } = &mut *self.inner.borrow_mut();
-        then(&mut sessions.watch(ready, region.lock_file(), |_| ()));
-    }
-}
-
-impl<Req: Plain, Resp: Plain> Inner<Req, Resp> {
-    /// Whether this process has the region, and is not a forked child of the one that has it.
-    pub(crate) fn is_here(&self) -> bool {
-        self.region.is_here()
+        self.reject_dropped();
+        let Self { sessions, announced, listed, region } = self;
+        let mut clients = sessions.watch(announced, region.lock_file());
+        // Who leaves something there wakes through the word of the clients' watch.
+        let mut left = Look(|| listed.any());
+        sleep::join([&mut clients as &mut dyn Sleeper, &mut left], then);
     }
 }

@@ -2,40 +2,44 @@
 
 use std::ptr::NonNull;
 
-use shm::clients::Seats;
 use shm::plain::{Plain, TypeShape};
-use shm::ready::ReadyWords;
 use shm::region::{Region, RegionView};
-use shm::sessions::LanePairs;
 
+use crate::announce::Announce;
 use crate::error::ConnectError;
 use crate::layout::{AreaBytes, Header, Layout};
+use crate::seats::Seats;
+use crate::sessions::LanePairs;
 
-/// The layout that the header of a server's region describes, known to fit the region and these types.
-pub(crate) fn described_layout<Req: Plain, Resp: Plain>(region: &Region, type_tag: u64) -> Result<Layout, ConnectError> {
-    let header = header(region)?;
-    let client = TypeShape::of::<Req, Resp>(type_tag);
-    if header.shape != client {
-        return Err(ConnectError::Types { server: header.shape, client });
-    }
-    layout_in::<Req, Resp>(region, &header, AreaBytes::default())
-}
-
-/// A copy of the header of a server's region, of which nothing is known yet.
-pub(crate) fn header(region: &Region) -> Result<Header, ConnectError> {
+/// A copy of the header of a server's region, of this layout's version; nothing else is known of it.
+pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectError> {
     let have = region.view().len();
     let Some(header) = region.view().at::<Header>(0) else {
         return Err(ConnectError::Truncated { need: size_of::<Header>(), have });
     };
     // SAFETY: in bounds and aligned. It is written before the region can be opened; every field is an integer, so a peer that breaks that
     // rule gives us a wrong number, which is checked below, once, in this copy.
-    Ok(unsafe { header.as_ptr().read_volatile() })
+    let header = unsafe { header.as_ptr().read_volatile() };
+    if (header.magic, header.version) == (W::MAGIC, W::VERSION) {
+        Ok(header)
+    } else {
+        Err(ConnectError::Version { magic: header.magic, version: header.version })
+    }
 }
 
-/// The layout of a region with this header and these areas, known to fit the region.
-pub(crate) fn layout_in<Req: Plain, Resp: Plain>(region: &Region, header: &Header, areas: AreaBytes) -> Result<Layout, ConnectError> {
+/// The layout of a region with this header, for these types and this shape, known to fit the region.
+pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
+    region: &Region,
+    header: &Header,
+    client: TypeShape,
+    areas: AreaBytes,
+) -> Result<Layout, ConnectError> {
+    if header.shape != client {
+        return Err(ConnectError::Types { server: header.shape, client });
+    }
+    let (max_clients, words, depth) = (header.max_clients as usize, header.words as usize, header.depth as usize);
+    let layout = Layout::new::<Req, Resp, W>(max_clients, words, depth, areas).map_err(ConnectError::Damaged)?;
     let have = region.view().len();
-    let layout = Layout::new::<Req, Resp>(header.max_clients as usize, header.depth as usize, areas).map_err(ConnectError::Damaged)?;
     if layout.total > have {
         return Err(ConnectError::Truncated { need: layout.total, have });
     }
@@ -46,9 +50,9 @@ pub(crate) fn layout_in<Req: Plain, Resp: Plain>(region: &Region, header: &Heade
 ///
 /// # Safety
 /// The offset lies inside the region.
-unsafe fn address<T>(view: RegionView<'_>, offset: usize) -> NonNull<T> {
+unsafe fn address(view: RegionView<'_>, offset: usize) -> NonNull<u8> {
     // SAFETY: contract of this function.
-    unsafe { view.base().add(offset).cast() }
+    unsafe { view.base().add(offset) }
 }
 
 /// # Safety
@@ -59,19 +63,18 @@ pub(crate) unsafe fn seats(view: RegionView<'_>, layout: &Layout) -> Seats {
 }
 
 /// # Safety
-/// As [`seats`].
-pub(crate) unsafe fn ready(view: RegionView<'_>, layout: &Layout) -> ReadyWords {
-    // SAFETY: contract of this function; the layout gives the words their room, on a line.
-    unsafe { ReadyWords::new(address(view, layout.ready), layout.max_clients) }
+/// As [`seats`], and the layout was made for this `W`.
+pub(crate) unsafe fn announced<W: Announce>(view: RegionView<'_>, layout: &Layout) -> W {
+    // SAFETY: contract of this function; the layout gives them their room, on a line.
+    unsafe { W::new(address(view, Layout::ANNOUNCED), layout.max_clients, layout.words) }
 }
 
 /// # Safety
 /// The layout fits the region and these types; the region outlives what is made from the lanes, and they were zeroed when it was created.
 pub(crate) unsafe fn lanes<Req, Resp>(view: RegionView<'_>, layout: &Layout) -> LanePairs<Req, Resp> {
-    let stride = layout.lane_pair_bytes();
     // SAFETY: contract of this function.
     unsafe {
-        let (requests, responses) = (address(view, layout.request_lane(0)), address(view, layout.response_lane(0)));
-        LanePairs::new((requests, stride), (responses, stride), layout.depth)
+        let requests = (address(view, layout.requests), layout.request_stride());
+        LanePairs::new(requests, (address(view, layout.responses), layout.response_stride()), layout.depth)
     }
 }

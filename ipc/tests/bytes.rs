@@ -8,12 +8,12 @@ mod support;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use ipc::bytes::{Client, INLINE_MAX, MESSAGE_MAX, MessageBytes, ReplyError, Server};
-use ipc::{CallError, CallFailed, ConnectError, CreateError, ParameterError, SessionEnd};
+use ipc::bytes::{Client, INLINE_MAX, MESSAGE_MAX, MessageBytes, Server};
+use ipc::{CallError, CallFailed, ConnectError, CreateError, ParameterError, ReplyError, SessionEnd, Token};
 use shm::region::{self, OpenError, Region};
 use support::Scratch;
 
-const KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x01");
+const KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -50,6 +50,10 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + seed) as u8).collect()
 }
 
+fn received(server: &mut Server) -> Vec<(Token, Vec<u8>)> {
+    std::iter::from_fn(|| server.recv().map(|(token, request)| (token, request.to_vec()))).collect()
+}
+
 #[test]
 fn messages_of_every_length_up_to_the_bound_arrive_as_they_were_sent() {
     let scratch = Scratch::new("bytes-lengths");
@@ -62,10 +66,10 @@ fn messages_of_every_length_up_to_the_bound_arrive_as_they_were_sent() {
             client.call(&pattern(len, 1), 1).unwrap();
             client.call(&pattern(len, 2), 2).unwrap();
             server.poll();
-            let requests: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
-            for (request, seed) in requests.into_iter().zip([1, 2]).rev() {
-                assert!(request.data() == pattern(len, seed), "bound {bound}, length {len}");
-                request.reply(&pattern(bound - len, seed + 2)).unwrap();
+            let requests = received(&mut server);
+            for ((token, request), seed) in requests.into_iter().zip([1, 2]).rev() {
+                assert!(request == pattern(len, seed), "bound {bound}, length {len}");
+                server.reply(token, &pattern(bound - len, seed + 2)).unwrap();
             }
             let mut replies = vec![];
             assert_eq!(client.poll(|user, reply| replies.push((user, reply.unwrap().to_vec()))), Ok(2));
@@ -86,14 +90,14 @@ fn message_above_the_bound_is_refused_and_nothing_is_lost() {
         client.call(&vec![1; request_max], 8).unwrap();
         assert!(matches!(client.call(&[], 9), Err(CallError::Full { user_data: 9, depth: 1, .. })));
         server.poll();
-        let request = server.recv().unwrap();
-        let request = match request.reply(&vec![0; response_max + 1]) {
-            Err(ReplyError::TooLarge { request, bytes }) if (bytes, request.response_max()) == (response_max + 1, response_max) => request,
+        let (token, request) = server.recv().unwrap();
+        assert_eq!(request, vec![1; request_max]);
+        let token = match server.reply(token, &vec![0; response_max + 1]) {
+            Err(ReplyError::TooLarge { token, bytes, max }) if (bytes, max) == (response_max + 1, response_max) => token,
             other => panic!("{other:?}"),
         };
         assert_eq!(client.poll(|_, _| {}), Ok(0));
-        assert_eq!(request.data(), vec![1; request_max]);
-        request.reply(&vec![2; response_max]).unwrap();
+        server.reply(token, &vec![2; response_max]).unwrap();
         assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (8, Ok(&vec![2; response_max][..])))), Ok(1));
     }
 }
@@ -124,8 +128,8 @@ fn bounds_and_mismatches_are_named() {
     let _typed = ipc::Server::<u64, u64>::bind_in(&dir, "typed", 1, 1, 1).unwrap();
     assert!(matches!(Client::<()>::connect_in(&dir, "typed", 1), Err(ConnectError::Region(OpenError::Kind { .. }))));
     // A header with lengths that no server can have, or that its region has no room for.
-    let region = Region::open(&dir, "s", KIND, 64).unwrap();
-    let length = region.view().at::<u32>(8).unwrap();
+    let region = Region::open(&dir, "s", KIND, 128).unwrap();
+    let length = region.view().at::<u32>(24).unwrap();
     for (bytes, is_damaged) in [(MESSAGE_MAX as u32 + 1, true), (u32::MAX, true), (2000, false)] {
         // SAFETY: in bounds; nobody connects meanwhile.
         unsafe { length.as_ptr().write_volatile(bytes) };
@@ -141,19 +145,19 @@ fn bounds_and_mismatches_are_named() {
 fn client_that_lies_about_length_or_slot_loses_its_own_seat_only() {
     let scratch = Scratch::new("bytes-lies");
     // Of slot 0 of client 1's request lane: its tag, and the length of its message.
-    let lane = 128 + 3 * 64 + 8 * 64;
+    let lane = 192 + 3 * 64 + 4 * 64;
     for (offset, lie) in [(16, 101), (16, u32::MAX), (8, 4), (8, 0xff_ffff)] {
         let (mut server, mut good) = pair(&scratch, 4, most(100, 100));
         let mut bad = Client::<u64>::connect_in(&scratch.dir(), "s", 1).unwrap();
         bad.call(&[0; 90], 1).unwrap();
-        let region = Region::open(&scratch.dir(), "s", KIND, 64).unwrap();
+        let region = Region::open(&scratch.dir(), "s", KIND, 128).unwrap();
         // SAFETY: in bounds, and only this thread is running.
         unsafe { region.view().at::<u32>(lane + offset).unwrap().as_ptr().write_volatile(lie) };
         good.call(&[5; 90], 2).unwrap();
         server.poll();
-        let requests: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
-        assert_eq!(requests.iter().map(|request| request.client()).collect::<Vec<_>>(), [good.id()], "{offset} {lie:#x}");
-        requests.into_iter().for_each(|request| request.reply(&[6; 90]).unwrap());
+        let requests = received(&mut server);
+        assert_eq!(requests.iter().map(|(token, _)| token.client()).collect::<Vec<_>>(), [good.id()], "{offset} {lie:#x}");
+        requests.into_iter().for_each(|(token, _)| server.reply(token, &[6; 90]).unwrap());
         assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(&[6; 90][..])))), Ok(1));
         let mut failed = vec![];
         assert_eq!(bad.poll(|user, reply| failed.push((user, reply.map(<[u8]>::len)))), Err(SessionEnd::Evicted));
@@ -167,9 +171,11 @@ fn garbled_answer_ends_its_call() {
     let (mut server, mut client) = pair(&scratch, 4, most(100, 100));
     client.call(&[], 1).unwrap();
     server.poll();
-    server.recv().unwrap().reply(&[1; 90]).unwrap();
-    let region = Region::open(&scratch.dir(), "s", KIND, 64).unwrap();
-    let response_lane = 128 + 3 * 64 + 4 * 64;
+    let (token, _) = server.recv().unwrap();
+    server.reply(token, &[1; 90]).unwrap();
+    let region = Region::open(&scratch.dir(), "s", KIND, 128).unwrap();
+    // Behind the request lanes of two clients.
+    let response_lane = 192 + 3 * 64 + 2 * 4 * 64;
     // SAFETY: in bounds, and only this thread is running.
     unsafe { region.view().at::<u32>(response_lane + 16).unwrap().as_ptr().write_volatile(101) };
     assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Rejected)))), Ok(1));
@@ -188,9 +194,12 @@ fn calls_allocate_nothing_once_as_many_were_held_before() {
                 client.call(message, user).unwrap();
             }
             server.poll();
-            held.extend(std::iter::from_fn(|| server.recv()));
+            while let Some((token, request)) = server.recv() {
+                assert_eq!(request, message);
+                held.push(token);
+            }
             assert_eq!(held.len(), 4);
-            held.drain(..).for_each(|request| request.reply(message).unwrap());
+            held.drain(..).for_each(|token| server.reply(token, message).unwrap());
             assert_eq!(client.poll(|_, reply| assert!(reply == Ok(message))), Ok(4));
         }
         ALLOCATIONS.get() - before

@@ -7,9 +7,9 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use ipc::{CallFailed, Client, ConnectError, CreateError, ParameterError, Server, SessionEnd};
-use shm::clients::JoinError;
+use ipc::{CallFailed, Client, ConnectError, CreateError, JoinError, ParameterError, ReplyError, Server, SessionEnd};
 use shm::region::{OpenError, Region};
+use shm::sync::{AtomicU32, Ordering};
 use support::Scratch;
 
 type S = Server<u64, u64>;
@@ -46,8 +46,8 @@ fn bad_parameters_and_mismatches_are_named() {
 fn damaged_header_is_refused() {
     let scratch = Scratch::new("ipc-damaged");
     let (_server, _client) = pair(&scratch, 4, 8);
-    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap();
-    let word = region.view().at::<u32>(4).unwrap();
+    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
+    let word = region.view().at::<u32>(20).unwrap();
     for (depth, truncated) in [(7, false), (1 << 15, true)] {
         // SAFETY: in bounds; nobody connects meanwhile.
         unsafe { word.as_ptr().write_volatile(depth) };
@@ -69,9 +69,9 @@ fn skipped_client_waits_and_the_others_do_not() {
     b.call(2, 2).unwrap();
     let mut serve = |mask: [u64; 2], expected: u64| {
         assert_eq!(server.poll_with_skip(&mask), 1);
-        let request = server.recv().unwrap();
-        assert_eq!(*request.data(), expected);
-        request.reply(0).unwrap();
+        let (token, request) = server.recv().unwrap();
+        assert_eq!(request, expected);
+        server.reply(token, 0).unwrap();
         // Skipping for long must not make the server forget the client, as it does with an idle one after two milliseconds.
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(20) {
@@ -99,14 +99,16 @@ fn busy_clients_are_served_in_turn_and_idle_ones_stay_connected() {
     server.poll();
     server.poll();
     let mut served = [0; 300];
-    while let Some(request) = server.recv() {
-        served[request.client()] += 1;
+    while let Some((token, _)) = server.recv() {
+        served[token.client()] += 1;
+        // Unanswered, and not rejected.
+        std::mem::forget(token);
     }
     assert!(served[..16].iter().all(|&n| n == 16), "{:?}", &served[..16]);
     clients[299].call(5, 5).unwrap();
     let seen = (0..100).any(|_| {
         server.poll();
-        std::iter::from_fn(|| server.recv()).any(|request| request.client() == 299)
+        std::iter::from_fn(|| server.recv()).any(|(token, _)| token.client() == 299)
     });
     assert!(seen);
 }
@@ -116,9 +118,9 @@ fn client_that_breaks_the_protocol_loses_its_own_seat_only() {
     let scratch = Scratch::new("ipc-garbage");
     let (mut server, mut good) = pair(&scratch, 2, 4);
     let mut bad = connect(&scratch);
-    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap();
-    // The request lane of client 1, four slots of one line each, behind client 0's two lanes.
-    let lane = 128 + 3 * 64 + 8 * 64;
+    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
+    // The request lane of client 1, four slots of one line each, behind client 0's.
+    let lane = 192 + 3 * 64 + 4 * 64;
     for n in 0..20u64 {
         // A message in every slot, again and again, with tags that were never given out and no answer awaited.
         let slot = lane + 64 * (n as usize % 4);
@@ -137,9 +139,9 @@ fn client_that_breaks_the_protocol_loses_its_own_seat_only() {
         server.poll();
         let requests: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
         // The bad client's requests are kept, so that it exceeds its depth.
-        let (mine, theirs): (Vec<_>, Vec<_>) = requests.into_iter().partition(|r| r.client() == good.id());
+        let (mine, theirs): (Vec<_>, Vec<_>) = requests.into_iter().partition(|(token, _)| token.client() == good.id());
         std::mem::forget(theirs);
-        mine.into_iter().for_each(|request| request.reply(1).unwrap());
+        mine.into_iter().for_each(|(token, _)| server.reply(token, 1).unwrap());
         assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (n, Ok(1)))), Ok(1));
     }
     let mut failed = vec![];
@@ -154,19 +156,19 @@ fn garbage_everywhere_neither_panics_nor_hangs() {
     for _ in 0..200 {
         let scratch = Scratch::new("ipc-noise");
         let (mut server, mut client) = pair(&scratch, 3, 4);
-        let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap();
+        let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
         let words = region.view().len() / 8;
         for _ in 0..50 {
             for _ in 0..random.usize(..20) {
-                let word = region.view().at::<u64>(8 * random.usize(8..words)).unwrap();
+                let word = region.view().at::<u64>(8 * random.usize(16..words)).unwrap();
                 let noise = if random.bool() { random.u64(..) } else { random.u64(..6) };
                 // SAFETY: in bounds, and only this thread is running.
                 unsafe { word.as_ptr().write_volatile(noise) };
             }
             let _ = client.call(1, 1);
             server.poll();
-            while let Some(request) = server.recv() {
-                let _ = request.reply(2);
+            while let Some((token, _)) = server.recv() {
+                let _ = server.reply(token, 2);
             }
             let _ = client.poll(|_, _| {});
         }
@@ -181,33 +183,98 @@ fn a_request_that_its_client_takes_back_costs_that_client_its_session_and_nobody
     bad.call(1, 1).unwrap();
     good.call(2, 2).unwrap();
     assert_eq!(server.poll(), 2);
-    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap();
+    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
     // The sequence word of the first slot, behind three lines of seats.
-    let sequence = region.view().at::<u64>(128 + 3 * 64).unwrap();
+    let sequence = region.view().at::<u64>(192 + 3 * 64).unwrap();
     // SAFETY: in bounds, and only this thread is running.
     unsafe { sequence.as_ptr().write_volatile(0) };
     let received: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
-    assert_eq!(received.iter().map(|request| *request.data()).collect::<Vec<_>>(), [2]);
-    received.into_iter().for_each(|request| request.reply(20).unwrap());
+    assert_eq!(received.iter().map(|(_, request)| *request).collect::<Vec<_>>(), [2]);
+    received.into_iter().for_each(|(token, _)| server.reply(token, 20).unwrap());
     assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(20)))), Ok(1));
     assert_eq!(bad.poll(|_, _| ()), Err(SessionEnd::Evicted));
 }
 
 #[test]
-fn handles_outlive_the_server_and_still_end_their_calls() {
+fn tokens_outlive_the_server_which_has_ended_their_calls() {
     let scratch = Scratch::new("ipc-outlive");
     let (mut server, mut client) = pair(&scratch, 1, 4);
-    for n in 0..3 {
+    for n in 0..4 {
         client.call(n, n).unwrap();
     }
     server.poll();
-    let (first, second) = (server.recv().unwrap(), server.recv().unwrap());
+    let mut tokens: Vec<_> = std::iter::from_fn(|| server.recv()).map(|(token, _)| token).collect();
+    server.reply(tokens.remove(0), 5).unwrap();
     drop(server);
-    assert_eq!(client.poll(|user, reply| panic!("{user} {reply:?}")), Ok(0));
-    first.reply(5).unwrap();
-    drop(second);
+    // One is dropped before its call has ended for the client, one behind it, and one is used at the next server.
+    let [late, foreign] = [tokens.remove(0), tokens.remove(0)];
+    drop(tokens);
     let mut ended = vec![];
-    assert_eq!(client.poll(|user, reply| ended.push((user, reply))), Ok(2));
+    assert_eq!(client.poll(|user, reply| ended.push((user, reply))), Ok(1));
     assert_eq!(client.poll(|user, reply| ended.push((user, reply))), Err(SessionEnd::PeerGone));
-    assert_eq!(ended, [(0, Ok(5)), (1, Err(CallFailed::Rejected)), (2, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))]);
+    let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
+    assert_eq!(ended, [(0, Ok(5)), (1, gone), (2, gone), (3, gone)]);
+    drop(late);
+    let (mut next, mut other) = pair(&scratch, 1, 4);
+    other.call(7, 7).unwrap();
+    assert_eq!(next.reply(foreign, 9), Err(ReplyError::ForeignToken { client: 0 }));
+    next.poll();
+    assert_eq!(other.poll(|user, reply| panic!("{user} {reply:?}")), Ok(0));
+}
+
+#[test]
+fn a_held_request_of_a_call_is_the_only_one() {
+    let scratch = Scratch::new("ipc-twice");
+    let (mut server, mut bad) = pair(&scratch, 1, 4);
+    bad.call(1, 1).unwrap();
+    server.poll();
+    let held = server.recv().unwrap();
+    bad.call(2, 2).unwrap();
+    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
+    // Tags of the first two slots; the second call gets the first's.
+    let [first, second] = [0, 64].map(|slot| region.view().at::<u64>(192 + 2 * 64 + slot + 8).unwrap().as_ptr());
+    // SAFETY: in bounds, and only this thread is running.
+    unsafe { second.write_volatile(first.read_volatile()) };
+    assert_eq!(server.step(|_| panic!("it is answered by whoever has its token")), 0);
+    assert_eq!(bad.poll(|_, _| ()), Err(SessionEnd::Evicted));
+    drop(held);
+}
+
+#[test]
+fn a_server_may_be_moved_and_its_tokens_answered_there() {
+    let scratch = Scratch::new("ipc-moved");
+    let (mut server, mut client) = pair(&scratch, 1, 4);
+    client.call(1, 1).unwrap();
+    server.poll();
+    let (token, _) = server.recv().unwrap();
+    let server = std::thread::spawn(move || {
+        server.reply(token, 10).unwrap();
+        server
+    });
+    let _server = server.join().unwrap();
+    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Ok(10)))), Ok(1));
+}
+
+#[test]
+fn stopping_a_server_and_dropping_a_token_wake_it() {
+    let scratch = Scratch::new("ipc-woken");
+    let (mut server, mut client) = pair(&scratch, 1, 4);
+    client.call(1, 1).unwrap();
+    server.poll();
+    let (token, _) = server.recv().unwrap();
+    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
+    // What the server sleeps on: how often it was woken, and whether it sleeps.
+    // SAFETY: in bounds, and all access to these words is atomic.
+    let [wakes, sleeping] = [200, 204].map(|word| unsafe { region.view().at::<AtomicU32>(word).unwrap().as_ref() });
+    sleeping.store(1, Ordering::Relaxed);
+    let before = wakes.load(Ordering::Relaxed);
+    drop(token);
+    assert_eq!(wakes.load(Ordering::Relaxed), before.wrapping_add(1));
+    server.poll();
+    let stop = server.stop_handle();
+    stop.stop();
+    assert!(wakes.load(Ordering::Relaxed) != before.wrapping_add(1) && server.wait(None));
+    drop(server);
+    // There is nobody to wake.
+    stop.stop();
 }

@@ -11,21 +11,19 @@ use ipc::{AskError, CallFailed, Client, ConnectError, Server, SessionEnd};
 facade!(Server<u64, u64>, Client<u64, u64, ()>);
 
 #[test]
-fn a_handler_may_answer_requests_that_were_received_before() {
+fn requests_that_were_received_before_a_step_are_answered_after_it() {
     let name = name("held");
     let mut server = Server::<u64, u64>::bind(&name).unwrap();
     let mut client = Client::<u64, u64, u64>::connect(&name).unwrap();
     client.call(1, 1).unwrap();
     server.poll();
-    let mut held = server.recv();
+    let held = server.recv().unwrap();
     client.call(2, 2).unwrap();
-    let answered = server.step(|number| {
-        held.take().into_iter().for_each(|request| request.reply(10).unwrap());
-        10 * number
-    });
+    let answered = server.step(|number| 10 * number);
+    server.reply(held.0, 10).unwrap();
     let mut replies = vec![];
     client.poll(|user, reply| replies.push((user, reply))).unwrap();
-    assert_eq!((answered, replies), (1, vec![(1, Ok(10)), (2, Ok(20))]));
+    assert_eq!((answered, replies), (1, vec![(2, Ok(20)), (1, Ok(10))]));
 }
 
 #[test]

@@ -214,8 +214,7 @@ impl<'a> Within<'a> {
             job,
             clock,
             delegation: (server, DelegationClient::connect(&names.dir, &name)?),
-            // As large as those of delegationrpc.
-            queues: Queues::new(1, delegationrpc::ring_depth_for(1, depth), depth),
+            queues: Queues::new(1, depth.next_power_of_two().max(1024), depth),
             flux: Network::new(2, FLUX)?,
             flux_of_8: Network::new(8, FLUX)?,
             channels: channel::pair(FLUX_DEPTH as usize),

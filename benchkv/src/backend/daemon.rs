@@ -19,16 +19,16 @@ use crate::trace::Sample;
 /// Requests a phase takes in one step.
 const BUDGET: usize = 256;
 
-type IpcHandle = ipc::RecvHandle<Request, Response>;
+type LocalServer = ipc::Server<Request, Response>;
 type RingServer = delegationrpc::Server<Request, Response>;
 
 /// Whom to answer when another rank has answered.
 #[derive(Debug)]
 pub(super) enum Caller {
     /// A client that asked through ipc.
-    Ipc(IpcHandle),
+    Ipc(ipc::Token),
     /// A client that asked through the ring.
-    Ring(delegationrpc::Token),
+    Ring(ipc::Token),
     /// Another daemon of this rank.
     Daemon(flux::Token<Hop>),
 }
@@ -37,7 +37,7 @@ pub(super) enum Caller {
 #[derive(Debug)]
 enum Waiting {
     /// A client that asked through ipc.
-    Ipc(IpcHandle),
+    Ipc(ipc::Token),
     /// Another rank.
     Remote(Incoming<Caller>),
 }
@@ -48,7 +48,7 @@ pub struct KvDaemon {
     plan: Plan,
     daemon: usize,
     store: Shard,
-    clients: ipc::Server<Request, Response>,
+    clients: LocalServer,
     ring: Option<RingServer>,
     shards: Shards<Waiting>,
     remote: Option<Remote<Caller>>,
@@ -62,7 +62,7 @@ impl KvDaemon {
     pub(super) fn open(plan: &Plan, daemon: usize, node: ShardNode) -> Result<Self, BackendError> {
         let topology = plan.topology;
         let name = plan.server_name(&format!("ipc{daemon}"));
-        let clients = ipc::Server::bind_in(&plan.dir, &name, topology.clients, plan.depth, TYPE_TAG)
+        let clients = LocalServer::bind_in(&plan.dir, &name, topology.clients, plan.depth, TYPE_TAG)
             .map_err(|e| BackendError::setup(format!("the local server of daemon {daemon}"), e))?;
         let ring = if daemon < topology.rings() { Some(open_ring(plan, daemon)?) } else { None };
         Ok(Self {
@@ -105,7 +105,7 @@ impl KvDaemon {
 
     /// Answers of other ranks, to those who asked.
     fn take_answers(&mut self) -> Result<Round, BackendError> {
-        let Self { remote: Some(remote), ring, shards, held, policy, .. } = self else { return Ok(Round::default()) };
+        let Self { remote: Some(remote), clients, ring, shards, held, policy, .. } = self else { return Ok(Round::default()) };
         if let Some(open) = policy.open_links(remote.links(), remote.sent() > 0 || remote.backlogged() > 0) {
             remote.open_links(open);
         }
@@ -117,7 +117,7 @@ impl KvDaemon {
                     held.push((caller, response));
                 } else {
                     passed += 1;
-                    answer_caller(caller, response, ring.as_mut(), shards);
+                    answer_caller(caller, response, clients, ring.as_mut(), shards);
                 }
             })?;
             polls += 1;
@@ -126,7 +126,7 @@ impl KvDaemon {
         }
         if policy.releases(polls, round.cqes, passed) {
             round.moved += held.len();
-            held.drain(..).for_each(|(caller, response)| answer_caller(caller, response, ring.as_mut(), shards));
+            held.drain(..).for_each(|(caller, response)| answer_caller(caller, response, clients, ring.as_mut(), shards));
         }
         Ok(round)
     }
@@ -164,13 +164,13 @@ impl KvDaemon {
         ring.poll();
         let mut served = 0;
         while served < BUDGET {
-            let Some(entry) = ring.recv() else { break };
+            let Some((token, request)) = ring.recv() else { break };
             served += 1;
-            let link = remote.as_mut().and_then(|remote| Some((remote.link_for(&entry.payload)?, remote)));
+            let link = remote.as_mut().and_then(|remote| Some((remote.link_for(&request)?, remote)));
             match link {
-                Some((link, remote)) => remote.call(link, entry.payload, Caller::Ring(entry.token))?,
+                Some((link, remote)) => remote.call(link, request, Caller::Ring(token))?,
                 // The client may be gone; then nobody waits.
-                None => drop(ring.reply(entry.token, Response::new(Outcome::Refused))),
+                None => drop(ring.reply(token, Response::new(Outcome::Refused))),
             }
         }
         Ok(served)
@@ -181,20 +181,19 @@ impl KvDaemon {
         self.clients.poll();
         let mut served = 0;
         while served < BUDGET {
-            let Some(handle) = self.clients.recv() else { break };
+            let Some((token, request)) = self.clients.recv() else { break };
             served += 1;
-            let request = *handle.data();
             let rank = request.rank() as usize;
             if rank == self.plan.rank || rank >= self.plan.topology.ranks {
                 // The store refuses what it does not own.
-                answer_client(handle, Some(self.store.apply(&request)));
+                answer_client(&mut self.clients, token, Some(self.store.apply(&request)));
                 continue;
             }
             let carrier = self.plan.topology.carrier_of(rank);
             match (self.link_for(&request), carrier) {
-                (Some((link, remote)), _) => remote.call(link, request, Caller::Ipc(handle))?,
-                (None, Some(carrier)) => self.shards.call(carrier, request, Waiting::Ipc(handle))?,
-                (None, None) => answer_client(handle, Some(Response::new(Outcome::Refused))),
+                (Some((link, remote)), _) => remote.call(link, request, Caller::Ipc(token))?,
+                (None, Some(carrier)) => self.shards.call(carrier, request, Waiting::Ipc(token))?,
+                (None, None) => answer_client(&mut self.clients, token, Some(Response::new(Outcome::Refused))),
             }
         }
         Ok(served)
@@ -202,8 +201,8 @@ impl KvDaemon {
 
     /// Answers of the rank's other daemons, to those who asked; then their requests.
     fn serve_daemons(&mut self) -> Result<usize, BackendError> {
-        let Self { shards, remote, .. } = self;
-        let taken = shards.poll(|waiting, response| answer_waiting(waiting, response, remote.as_mut()));
+        let Self { clients, shards, remote, .. } = self;
+        let taken = shards.poll(|waiting, response| answer_waiting(waiting, response, clients, remote.as_mut()));
         let mut served = 0;
         while served < BUDGET {
             let Some((_, token, hop)) = self.shards.node.try_recv_raw() else { break };
@@ -247,39 +246,40 @@ impl KvDaemon {
 
 fn open_ring(plan: &Plan, daemon: usize) -> Result<RingServer, BackendError> {
     let name = plan.server_name(&format!("ring{daemon}"));
-    delegationrpc::Server::bind_in(&plan.dir, &name, plan.topology.clients, plan.ring_slots, plan.depth, TYPE_TAG)
+    RingServer::bind_with(&plan.dir, &name, plan.ring_slots, plan.topology.clients, plan.depth, TYPE_TAG)
         .map_err(|e| BackendError::setup(format!("the delegation ring of daemon {daemon}"), e))
 }
 
 /// Passes an answer of another rank on. `None`: it could not be had.
-fn answer_caller(caller: Caller, response: Option<Response>, ring: Option<&mut RingServer>, shards: &mut Shards<Waiting>) {
+fn answer_caller(
+    caller: Caller,
+    response: Option<Response>,
+    clients: &mut LocalServer,
+    ring: Option<&mut RingServer>,
+    shards: &mut Shards<Waiting>,
+) {
     match (caller, ring) {
-        (Caller::Ipc(handle), _) => answer_client(handle, response),
+        (Caller::Ipc(token), _) => answer_client(clients, token, response),
         (Caller::Daemon(token), _) => answer_daemon(shards, token, response.map_or(Hop::Failed, Hop::Response)),
-        // A client that is gone needs no answer.
-        (Caller::Ring(token), Some(ring)) => match response {
-            Some(response) => drop(ring.reply(token, response)),
-            None => drop(ring.reject(token)),
-        },
+        (Caller::Ring(token), Some(ring)) => answer_client(ring, token, response),
         (Caller::Ring(_), None) => {}
     }
 }
 
 /// Passes an answer of another daemon on. `None`: it could not be had.
-fn answer_waiting(waiting: Waiting, response: Option<Response>, remote: Option<&mut Remote<Caller>>) {
+fn answer_waiting(waiting: Waiting, response: Option<Response>, clients: &mut LocalServer, remote: Option<&mut Remote<Caller>>) {
     match (waiting, remote) {
-        (Waiting::Ipc(handle), _) => answer_client(handle, response),
+        (Waiting::Ipc(token), _) => answer_client(clients, token, response),
         (Waiting::Remote(incoming), Some(remote)) => remote.answer(incoming, response),
         (Waiting::Remote(_), None) => {}
     }
 }
 
-/// Answers a client that asked through ipc, with an error if there is no response. One that is gone needs no answer.
-fn answer_client(handle: IpcHandle, response: Option<Response>) {
+/// Answers a client that asked this server, with an error if there is no response. One that is gone needs no answer.
+fn answer_client<W: ipc::Announce>(server: &mut ipc::Server<Request, Response, W>, token: ipc::Token, response: Option<Response>) {
     match response {
-        Some(response) => drop(handle.reply(response)),
-        // Dropped unanswered, it answers with an error.
-        None => drop(handle),
+        Some(response) => drop(server.reply(token, response)),
+        None => drop(server.reject(token)),
     }
 }
 

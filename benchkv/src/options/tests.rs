@@ -153,9 +153,9 @@ fn values_at_the_borders_are_legal() {
 fn auto_values_follow_their_rules() {
     let sizes = resolve("--ranks 2 --client-threads 46 --queue-depth 32").unwrap().sizes;
     // 46 x 32 = 1472 operations of 64 bytes, times 4, is 376,832.
-    assert_eq!((sizes.ring_bytes, sizes.ring_slots, sizes.flux_in_flight, sizes.flux_capacity), (524_288, 2048, 4096, 16_384));
+    assert_eq!((sizes.ring_bytes, sizes.ring_slots, sizes.flux_in_flight, sizes.flux_capacity), (524_288, 128, 4096, 16_384));
     let small = resolve("--ranks 1 --queue-depth 1").unwrap();
-    assert_eq!((small.sizes.ring_bytes, small.sizes.ring_slots, small.sizes.flux_in_flight), (4096, 1024, 256));
+    assert_eq!((small.sizes.ring_bytes, small.sizes.ring_slots, small.sizes.flux_in_flight), (4096, 8, 256));
     assert_eq!(small.workload.remote_ratio, 0.0);
     assert_eq!(resolve("--ranks 8").unwrap().workload.remote_ratio, 0.875);
 }
@@ -204,7 +204,7 @@ fn more_threads_than_cores_yield() {
 #[test]
 fn the_plan_names_every_computed_value() {
     let text = resolve("--ranks 2").unwrap().to_string();
-    for part in ["soft device", "ring 8.0 KiB", "delegation ring 1024 slots", "flux 256 in flight", "wait ", "usable cores", "seed 1"] {
+    for part in ["soft device", "ring 8.0 KiB", "delegation ring 8 slots", "flux 256 in flight", "wait ", "usable cores", "seed 1"] {
         assert!(text.contains(part), "{part} is missing: {text}");
     }
     let looks =

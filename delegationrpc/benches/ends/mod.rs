@@ -1,6 +1,6 @@
 //! delegationrpc below the load of `harness`, for the benchmarks here and in `benchkv/peers`.
 
-use delegationrpc::{CallError, Client, Dir, Server, ring_depth_for};
+use delegationrpc::{CallError, Client, Dir, Server};
 use harness::load::{Answerer, Caller, Failure, Payload};
 
 /// What both ends must have in common.
@@ -10,10 +10,8 @@ pub(crate) struct DelegationServer(Server<Payload, Payload>);
 pub(crate) struct DelegationClient(Client<Payload, Payload, u32>);
 
 impl DelegationServer {
-    /// With a ring that is never full.
     pub(crate) fn create(dir: &Dir, name: &str, clients: usize, depth: u32) -> Result<Self, Failure> {
-        let depth = depth as usize;
-        Ok(Self(Server::bind_in(dir, name, clients, ring_depth_for(clients, depth), depth, TAG)?))
+        Ok(Self(Server::bind_in(dir, name, clients, depth as usize, TAG)?))
     }
 
     #[allow(dead_code, reason = "not of interest to every program")]
@@ -32,9 +30,8 @@ impl Answerer for DelegationServer {
     #[inline]
     fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
         let waiting = self.0.poll();
-        while let Some(request) = self.0.recv() {
-            let response = f(&request.payload);
-            self.0.reply(request.token, response)?;
+        while let Some((token, request)) = self.0.recv() {
+            self.0.reply(token, f(&request))?;
         }
         Ok(waiting)
     }

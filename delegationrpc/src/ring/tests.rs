@@ -27,15 +27,20 @@ mod plain {
             (memory, Cursor { next: position, released: position, quiet_polls: 0 })
         }
 
-        fn ring(&self) -> Ring<'_> {
-            Ring::new(&self.head, &self.tail, &self.words)
+        fn ring(&self) -> Words<'_> {
+            Words::new(&self.head, &self.tail, &self.words)
         }
     }
 
-    fn drain(cursor: &mut Cursor, ring: &Ring<'_>) -> Vec<usize> {
+    fn drain(cursor: &mut Cursor, ring: &Words<'_>) -> Vec<usize> {
         let clients = std::iter::from_fn(|| cursor.take(ring)).collect();
         cursor.release(ring);
         clients
+    }
+
+    #[test]
+    fn default_ring_has_two_words_for_each_client() {
+        assert_eq!([0, 1, 4, 5, 46, CLIENTS_MAX, usize::MAX].map(ring_depth_for), [8, 8, 8, 16, 128, 8192, 8192]);
     }
 
     #[test]
@@ -174,9 +179,9 @@ mod plain {
 #[cfg(loom)]
 mod model {
     use super::*;
-    use shm::ready::{HotSet, Lanes};
-    use shm::sleep::{Sleeper, Watch, Word, wait};
-    use shm::sync::{UnsafeCell, yield_now};
+    use shm::ready::{ARMED, HotSet, Lanes};
+    use shm::sleep::{Sleep, Sleeper, Watch, Word, wait};
+    use shm::sync::{UnsafeCell, light_barrier, yield_now};
 
     struct Memory {
         head: AtomicU64,
@@ -203,8 +208,8 @@ mod model {
     }
 
     impl Memory {
-        fn ring(&self) -> Ring<'_> {
-            Ring::new(&self.head, &self.tail, &self.words)
+        fn ring(&self) -> Words<'_> {
+            Words::new(&self.head, &self.tail, &self.words)
         }
 
         /// The server's place, before it has taken anything.
@@ -264,8 +269,11 @@ mod model {
 
         fn call(&self, client: usize) {
             self.messages[client].fetch_add(1, Ordering::Release);
-            if is_armed(&self.armed[client]) {
-                self.ring.ring().notify(client, &self.armed[client], &self.server);
+            // As `ipc::Client` does.
+            light_barrier();
+            if self.armed[client].load(Ordering::Relaxed) == ARMED {
+                self.ring.ring().notify(client, &self.armed[client]);
+                self.server.wake();
             }
         }
 

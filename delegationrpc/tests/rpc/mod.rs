@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use delegationrpc::{CallError, CallToken, Client, ConnectError, CreateError, Dir, ReplyError, Server, SessionEnd, Token};
-use shm::clients::JoinError;
+use delegationrpc::ipc::{CallToken, JoinError, ReplyError};
+use delegationrpc::{CallError, Client, ConnectError, CreateError, Dir, Server, SessionEnd, Token};
 use shm::region::{self, OpenError, Region};
 
 use crate::conformance::{Outcome, Refused, Rpc};
@@ -18,7 +18,7 @@ impl Rpc for Delegation {
 
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
         // The smallest ring that is never full, so that it laps often.
-        match Server::bind_in(dir, "s", clients, (clients * depth).next_power_of_two(), depth, 1) {
+        match Server::bind_with(dir, "s", (clients * depth).next_power_of_two(), clients, depth, 1) {
             Err(CreateError::Region(region::CreateError::Exists { .. } | region::CreateError::Busy { .. })) => None,
             created => Some(created.unwrap()),
         }
@@ -42,7 +42,7 @@ impl Rpc for Delegation {
     }
 
     fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)> {
-        server.recv().map(|entry| (entry.token, unseal(&entry.payload)))
+        server.recv().map(|(token, request)| (token, unseal(&request)))
     }
 
     fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool {
@@ -84,7 +84,7 @@ impl Rpc for Delegation {
     const WAKES: usize = 128;
 
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError {
-        match Self::Server::bind_in(dir, "s", clients, (clients * depth).next_power_of_two(), depth, 1) {
+        match Self::Server::bind_with(dir, "s", (clients * depth).next_power_of_two(), clients, depth, 1) {
             Err(CreateError::Region(error)) => error,
             other => panic!("{other:?}"),
         }

@@ -30,9 +30,8 @@ impl Answerer for IpcServer {
     #[inline]
     fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
         let waiting = self.0.poll();
-        while let Some(request) = self.0.recv() {
-            let response = f(request.data());
-            request.reply(response)?;
+        while let Some((token, request)) = self.0.recv() {
+            self.0.reply(token, f(&request))?;
         }
         Ok(waiting)
     }

@@ -43,7 +43,8 @@ impl<T> Slot<T> {
     }
 
     /// Whether no message has ever been here, or it was [cleared](Self::clear) since. Nothing may be read on the strength of it.
-    pub(crate) fn is_empty(&self) -> bool {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.seq.load(Ordering::Relaxed) == 0
     }
 
@@ -51,7 +52,7 @@ impl<T> Slot<T> {
     ///
     /// # Safety
     /// Nobody uses the slot, and what makes the next ends happens after.
-    pub(crate) unsafe fn clear(&self) {
+    pub unsafe fn clear(&self) {
         self.seq.store(0, Ordering::Relaxed);
         self.body.with_mut(|p| {
             // SAFETY: contract of this function; any bytes are a `MaybeUninit`.
@@ -195,8 +196,8 @@ impl<T: Copy> LaneTx<T> {
 
 impl<T> LaneTx<T> {
     /// [`publish`](Self::publish) as far as a producer comes that is killed in it, for models.
-    #[cfg(all(test, loom))]
-    pub(crate) fn publish_half(&self, body: T) {
+    #[cfg(loom)]
+    pub fn publish_half(&self, body: T) {
         // SAFETY: as in `publish`.
         self.slots.at(self.next).body.with_mut(|p| unsafe { *p = MaybeUninit::new(body) });
     }

@@ -4,12 +4,13 @@ use std::fmt;
 use std::time::Duration;
 
 use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken};
-use shm::blocking;
 use shm::dir::Dir;
+use shm::ready::ReadyWords;
 use shm::region::Region;
 use shm::sleep::{Sleeper, Watch};
 
 use super::message::{Areas, Message, MessageBytes};
+use crate::blocking;
 use crate::error::ConnectError;
 use crate::layout::{BYTES_KIND, Header};
 use crate::views;
@@ -53,16 +54,16 @@ impl<U> Client<U> {
     /// [`ConnectError`]. A server that is not there yet (`NotFound`, `OwnerGone`) and a full one may be tried again.
     pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
         let region = Region::open(dir, name, BYTES_KIND, size_of::<Header>())?;
-        let header = views::header(&region)?;
+        let header = views::header::<ReadyWords>(&region)?;
         let most = MessageBytes::of_shape(&header.shape);
-        let client = most.shape(type_tag);
-        if header.shape != client {
-            return Err(ConnectError::Types { server: header.shape, client });
-        }
-        let layout = views::layout_in::<Message, Message>(&region, &header, most.areas().map_err(ConnectError::Damaged)?)?;
-        let base = region.view().base();
-        // SAFETY: `layout_in` made sure that the layout, made for these lengths, fits the region, which the client keeps.
-        let (inner, areas) = unsafe { (crate::Client::join(region, &layout)?, Areas::new(base, layout, most)) };
+        let areas = most.areas().map_err(ConnectError::Damaged)?;
+        let layout = views::layout::<Message, Message, ReadyWords>(&region, &header, most.shape(type_tag), areas)?;
+        let (base, view) = (region.view().base(), region.view());
+        // SAFETY: `views::layout` made sure that the layout, made for these lengths, fits the region, which the client keeps.
+        let (seats, lanes, announced) =
+            unsafe { (views::seats(view, &layout), views::lanes(view, &layout), views::announced(view, &layout)) };
+        // SAFETY: as above.
+        let (inner, areas) = unsafe { (crate::Client::join(region, seats, lanes, announced)?, Areas::new(base, layout, most)) };
         Ok(Self { inner, areas, reply: Vec::with_capacity(most.response) })
     }
 
@@ -104,7 +105,9 @@ impl<U> Client<U> {
         }
         // SAFETY: the request is not too long, and the slot is this call's until the client has seen it end.
         let write = |slot| unsafe { areas.write_request(client, slot, request) };
-        self.inner.call_with(user_data, write).map_err(|refused| refused.map(|(), user_data| (request, user_data)))
+        let call = self.inner.begin(user_data).map_err(|refused| refused.map(|(), user_data| (request, user_data)))?;
+        self.inner.send(call, write(call.slot()));
+        Ok(call)
     }
 
     /// As [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is then as one

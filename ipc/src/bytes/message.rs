@@ -4,15 +4,15 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 
 use shm::plain::TypeShape;
+use shm::ready::ReadyWords;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::layout::{AreaBytes, Layout, ParameterError};
+use crate::error::ParameterError;
+use crate::layout::{AreaBytes, Layout};
+pub use crate::limits::MESSAGE_MAX;
 
 /// Longest message that lies in its lane, in one cache line with everything else.
 pub const INLINE_MAX: usize = 44;
-/// Longest message that there can be: 1 MiB.
-pub const MESSAGE_MAX: usize = 1 << 20;
-
 /// How long the messages of a server can be, in bytes. Beyond [`INLINE_MAX`] each of the `max_clients x depth` calls has a place of that
 /// many bytes, rounded up to 64, for its request, and one for its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,8 +24,8 @@ pub struct MessageBytes {
 }
 
 impl MessageBytes {
-    pub(super) fn layout(self, max_clients: usize, depth: usize) -> Result<Layout, ParameterError> {
-        Layout::new::<Message, Message>(max_clients, depth, self.areas()?)
+    pub(super) fn layout(self, max_clients: usize, words: usize, depth: usize) -> Result<Layout, ParameterError> {
+        Layout::new::<Message, Message, ReadyWords>(max_clients, words, depth, self.areas()?)
     }
 
     pub(super) fn areas(self) -> Result<AreaBytes, ParameterError> {
@@ -60,7 +60,7 @@ pub(crate) struct Message {
 const _: () = assert!(size_of::<Message>() == 48);
 
 impl Message {
-    const EMPTY: Self = Self { len: 0, inline: [0; INLINE_MAX] };
+    pub(super) const EMPTY: Self = Self { len: 0, inline: [0; INLINE_MAX] };
 
     /// Writes `bytes` into the message, or into `area` if they are too long.
     ///

@@ -18,9 +18,9 @@
 //!
 //! client.call(b"ab", "who asked")?;
 //! server.poll();
-//! while let Some(request) = server.recv() {
-//!     let twice = request.data().repeat(2);
-//!     request.reply(&twice)?;
+//! while let Some((token, request)) = server.recv() {
+//!     let twice = request.repeat(2);
+//!     server.reply(token, &twice)?;
 //! }
 //! client.poll(|user, answer| assert_eq!((user, answer), ("who asked", Ok(&b"abab"[..]))))?;
 //! # drop(server);
@@ -29,11 +29,9 @@
 //! ```
 
 mod client;
-mod error;
 mod message;
 mod server;
 
 pub use client::Client;
-pub use error::ReplyError;
 pub use message::{INLINE_MAX, MESSAGE_MAX, MessageBytes};
-pub use server::{RecvHandle, Server};
+pub use server::Server;

@@ -1,40 +1,33 @@
 //! The serving end.
 
-use std::cell::RefCell;
 use std::fmt;
-use std::rc::Rc;
 use std::time::Duration;
 
-use shm::blocking::{self, StopHandle};
+use calls::ANSWERED;
 use shm::dir::Dir;
+use shm::ready::ReadyWords;
 use shm::sleep::{Sleeper, Watch};
 
-use super::error::ReplyError;
 use super::message::{Areas, Message, MessageBytes};
-use crate::error::CreateError;
-use crate::layout::{BYTES_KIND, CLIENTS, DEPTH};
+use crate::announce::Announce;
+use crate::blocking;
+use crate::error::{CreateError, ReplyError};
+use crate::layout::BYTES_KIND;
+use crate::limits::{CLIENTS, DEPTH};
+use crate::token::{StopHandle, Token};
 
 /// Serves any number of clients up to `max_clients` from one thread, as the typed [`Server`](crate::Server) does.
-///
-/// `!Send`: create it on the thread that polls it. Dropping it ends all clients' calls with
-/// [`SessionEnd::PeerGone`](crate::SessionEnd::PeerGone), once the last [`RecvHandle`] is gone too.
 pub struct Server {
     inner: crate::Server<Message, Message>,
-    shared: Rc<Shared>,
-}
-
-/// What handles need of their server.
-#[derive(Debug)]
-struct Shared {
     areas: Areas,
-    /// Buffers of requests that were answered, for later ones: as many as long requests were ever held at a time, of `most.request` bytes
-    /// each.
-    pool: RefCell<Vec<Vec<u8>>>,
+    /// The request that was received last, and if it is long, its bytes.
+    message: Message,
+    request: Vec<u8>,
 }
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("inner", &self.inner).field("areas", &self.shared.areas).finish_non_exhaustive()
+        f.debug_struct("Server").field("inner", &self.inner).field("areas", &self.areas).finish_non_exhaustive()
     }
 }
 
@@ -64,11 +57,11 @@ impl Server {
         most: MessageBytes,
         type_tag: u64,
     ) -> Result<Self, CreateError> {
-        let layout = most.layout(max_clients, depth)?;
+        let layout = most.layout(max_clients, ReadyWords::words_for(max_clients), depth)?;
         let inner = crate::Server::bind_as(dir, name, BYTES_KIND, layout, most.shape(type_tag))?;
-        // SAFETY: the region was made for this layout, and `inner` and its handles keep it.
+        // SAFETY: the region was made for this layout, and `inner` keeps it.
         let areas = unsafe { Areas::new(inner.base(), layout, most) };
-        Ok(Self { inner, shared: Rc::new(Shared { areas, pool: RefCell::default() }) })
+        Ok(Self { inner, areas, message: Message::EMPTY, request: Vec::with_capacity(most.request) })
     }
 
     /// As the typed server's [`poll`](crate::Server::poll).
@@ -88,31 +81,49 @@ impl Server {
         self.inner.wait(timeout)
     }
 
-    /// The oldest request that [`poll`](Self::poll) has taken, copied out of shared memory. A client whose message cannot be, because its
-    /// length or its place is wrong, loses its session.
+    /// The oldest request that [`poll`](Self::poll) has found, as the typed server's [`recv`](crate::Server::recv): its bytes are a copy that lasts
+    /// until the next. A client whose message cannot be, because its length or its place is wrong, loses its session.
     #[inline]
-    pub fn recv(&mut self) -> Option<RecvHandle> {
-        loop {
-            let inner = self.inner.recv()?;
-            let mut copy = Copied { buffer: Vec::new(), shared: Rc::clone(&self.shared) };
-            if inner.data().inline().is_none() {
-                copy.take_buffer();
-            }
-            if self.shared.areas.read_request(inner.client(), inner.slot(), inner.data(), &mut copy.buffer).is_some() {
-                return Some(RecvHandle { inner, copy });
-            }
-            inner.evict();
+    pub fn recv(&mut self) -> Option<(Token, &[u8])> {
+        let Self { inner, areas, message, request } = self;
+        let token = inner.recv_if(|asker, received| {
+            *message = received;
+            areas.read_request(asker.client(), asker.tag().slot(), message, request).is_some()
+        })?;
+        Some((token, message.inline().unwrap_or(request)))
+    }
+
+    /// Answers a request, copying the answer's bytes and no more, as the typed server's [`reply`](crate::Server::reply).
+    ///
+    /// # Errors
+    /// [`ReplyError`]; nobody sees the answer, and if it is too long, the token comes back.
+    #[inline]
+    pub fn reply(&mut self, token: Token, response: &[u8]) -> Result<(), ReplyError> {
+        let (areas, bytes) = (self.areas, response.len());
+        if bytes > areas.most.response {
+            return Err(ReplyError::TooLarge { token, bytes, max: areas.most.response });
         }
+        // SAFETY: the response is not too long, and it is written while the client waits for it.
+        self.inner.end(token, ANSWERED, |asker| unsafe { areas.write_response(asker.client(), asker.tag().slot(), response) })
+    }
+
+    /// As the typed server's [`reject`](crate::Server::reject).
+    ///
+    /// # Errors
+    /// [`ReplyError`]; the call had ended.
+    pub fn reject(&mut self, token: Token) -> Result<(), ReplyError> {
+        self.inner.reject(token)
     }
 
     /// [Polls](Self::poll) once, and answers all requests that wait with what `handler` makes of each; one whose answer is too long is rejected.
     /// Returns how many.
     pub fn step<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) -> usize {
         let waiting = self.poll();
-        for request in std::iter::from_fn(|| self.recv()).take(waiting) {
-            let response = handler(request.data());
-            // A client that is gone needs no answer, and a request that comes back is rejected.
-            let _ = request.reply(response.as_ref());
+        for _ in 0..waiting {
+            let Some((token, request)) = self.recv() else { break };
+            let response = handler(request);
+            // A client that is gone needs no answer, and a token that comes back is dropped.
+            let _ = self.reply(token, response.as_ref());
         }
         waiting
     }
@@ -132,7 +143,7 @@ impl Server {
     /// How long messages can be.
     #[must_use]
     pub fn message_bytes(&self) -> MessageBytes {
-        self.shared.areas.most
+        self.areas.most
     }
 
     /// Size of the shared-memory region in bytes.
@@ -142,82 +153,9 @@ impl Server {
     }
 }
 
-/// The copy of a long request, whose buffer goes back to the pool; that of a short one has none.
-struct Copied {
-    buffer: Vec<u8>,
-    shared: Rc<Shared>,
-}
-
-impl Copied {
-    fn take_buffer(&mut self) {
-        let Shared { areas, pool } = &*self.shared;
-        self.buffer = pool.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(areas.most.request));
-    }
-}
-
-impl Drop for Copied {
-    fn drop(&mut self) {
-        if self.buffer.capacity() > 0 {
-            self.shared.pool.borrow_mut().push(std::mem::take(&mut self.buffer));
-        }
-    }
-}
-
 /// As the typed server.
 impl Sleeper for Server {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.inner.with_watch(then);
-    }
-}
-
-/// A request that waits for its answer. Handles can be kept and answered in any order, also after others that came later.
-///
-/// Dropping one without an answer ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected).
-pub struct RecvHandle {
-    inner: crate::RecvHandle<Message, Message>,
-    copy: Copied,
-}
-
-impl fmt::Debug for RecvHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecvHandle").field("client", &self.client()).field("bytes", &self.data().len()).finish()
-    }
-}
-
-impl RecvHandle {
-    /// The number of the client that asks, below `max_clients`.
-    #[must_use]
-    pub fn client(&self) -> usize {
-        self.inner.client()
-    }
-
-    /// The request: a copy that the client cannot change any more.
-    #[must_use]
-    #[inline]
-    pub fn data(&self) -> &[u8] {
-        self.inner.data().inline().unwrap_or(&self.copy.buffer)
-    }
-
-    /// Longest answer in bytes.
-    #[must_use]
-    pub fn response_max(&self) -> usize {
-        self.copy.shared.areas.most.response
-    }
-
-    /// Answers the request, copying the answer's bytes and no more. The client can see the answer when this returns; nothing has to be
-    /// flushed, and nothing can be full.
-    ///
-    /// # Errors
-    /// [`ReplyError`]: the client left or died meanwhile and the server knows; or the answer is too long, and the request comes back.
-    #[inline]
-    pub fn reply(self, response: &[u8]) -> Result<(), ReplyError> {
-        if response.len() > self.response_max() {
-            return Err(ReplyError::TooLarge { request: self, bytes: response.len() });
-        }
-        let Self { inner, copy } = self;
-        let (client, slot) = (inner.client(), inner.slot());
-        // SAFETY: the response is not too long, and it is called while the client waits for it.
-        inner.reply_with(|| unsafe { copy.shared.areas.write_response(client, slot, response) })?;
-        Ok(())
     }
 }

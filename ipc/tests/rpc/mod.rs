@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use ipc::{CallError, CallToken, Client, ConnectError, CreateError, Dir, RecvHandle, Server, SessionEnd};
-use shm::clients::JoinError;
+use ipc::{CallError, CallToken, Client, ConnectError, CreateError, Dir, JoinError, ReplyError, Server, SessionEnd, Token};
 use shm::region::{self, OpenError, Region};
 
 use crate::conformance::{Outcome, Refused, Rpc};
@@ -14,7 +13,7 @@ pub(crate) struct Ipc;
 impl Rpc for Ipc {
     type Server = Server<Block, Block>;
     type Client = Client<Block, Block, u64>;
-    type Held = RecvHandle<Block, Block>;
+    type Held = Token;
 
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
         match Server::bind_in(dir, "s", clients, depth, 1) {
@@ -41,18 +40,19 @@ impl Rpc for Ipc {
     }
 
     fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)> {
-        server.recv().map(|request| {
-            let number = unseal(request.data());
-            (request, number)
-        })
+        server.recv().map(|(token, request)| (token, unseal(&request)))
     }
 
-    fn reply(_: &mut Self::Server, held: Self::Held, response: u64) -> bool {
-        held.reply(seal(response)).is_ok()
+    fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool {
+        match server.reply(held, seal(response)) {
+            Ok(()) => true,
+            Err(ReplyError::ClientGone { .. }) => false,
+            Err(other) => panic!("{other}"),
+        }
     }
 
-    fn reject(_: &mut Self::Server, held: Self::Held) {
-        drop(held);
+    fn reject(server: &mut Self::Server, held: Self::Held) {
+        server.reject(held).unwrap();
     }
 
     fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused> {
@@ -79,7 +79,7 @@ impl Rpc for Ipc {
         client.id()
     }
 
-    const WAKES: usize = 64;
+    const WAKES: usize = 128;
 
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError {
         match Self::Server::bind_in(dir, "s", clients, depth, 1) {
@@ -96,7 +96,7 @@ impl Rpc for Ipc {
     }
 
     fn seats(dir: &Dir, _: usize) -> (Region, usize) {
-        (Region::open(dir, "s", u64::from_be_bytes(*b"ipcLANE\x01"), 64).unwrap(), 128)
+        (Region::open(dir, "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap(), 192)
     }
 }
 

@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use ipc::bytes::{Client, MessageBytes, RecvHandle, ReplyError, Server};
-use ipc::{CallError, CallToken, ConnectError, CreateError, Dir, SessionEnd};
-use shm::clients::JoinError;
+use ipc::bytes::{Client, MessageBytes, Server};
+use ipc::{CallError, CallToken, ConnectError, CreateError, Dir, JoinError, ReplyError, SessionEnd, Token};
 use shm::region::{self, OpenError, Region};
 
 use crate::conformance::{Outcome, Refused, Rpc};
@@ -31,7 +30,7 @@ fn number(bytes: &[u8]) -> u64 {
 impl Rpc for Bytes {
     type Server = Server;
     type Client = Client<u64>;
-    type Held = RecvHandle;
+    type Held = Token;
 
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
         match Server::bind_in(dir, "s", clients, depth, MOST, 1) {
@@ -58,22 +57,19 @@ impl Rpc for Bytes {
     }
 
     fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)> {
-        server.recv().map(|request| {
-            let number = number(request.data());
-            (request, number)
-        })
+        server.recv().map(|(token, request)| (token, number(request)))
     }
 
-    fn reply(_: &mut Self::Server, held: Self::Held, response: u64) -> bool {
-        match held.reply(&message(response)) {
+    fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool {
+        match server.reply(held, &message(response)) {
             Ok(()) => true,
-            Err(ReplyError::ClientGone(_)) => false,
+            Err(ReplyError::ClientGone { .. }) => false,
             Err(other) => panic!("{other}"),
         }
     }
 
-    fn reject(_: &mut Self::Server, held: Self::Held) {
-        drop(held);
+    fn reject(server: &mut Self::Server, held: Self::Held) {
+        server.reject(held).unwrap();
     }
 
     fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused> {
@@ -100,7 +96,7 @@ impl Rpc for Bytes {
         client.id()
     }
 
-    const WAKES: usize = 64;
+    const WAKES: usize = 128;
 
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError {
         match Self::Server::bind_in(dir, "s", clients, depth, MOST, 1) {
@@ -117,7 +113,7 @@ impl Rpc for Bytes {
     }
 
     fn seats(dir: &Dir, _: usize) -> (Region, usize) {
-        (Region::open(dir, "s", u64::from_be_bytes(*b"ipcBYTE\x01"), 64).unwrap(), 128)
+        (Region::open(dir, "s", u64::from_be_bytes(*b"ipcBYTE\x02"), 128).unwrap(), 192)
     }
 }
 

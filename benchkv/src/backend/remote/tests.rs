@@ -47,7 +47,7 @@ fn pair(dir: &Dir, transport: Transport) -> [Remote<usize>; 2] {
             rank,
             process: std::process::id(),
             depth: 32,
-            ring_slots: 1024,
+            ring_slots: 8,
             ring_bytes: 4096,
             store_keys: 1,
             policies: PolicyOptions::default(),

@@ -4,13 +4,12 @@
 //! process's last store comes before the end of its lock, as one atomic.
 
 use super::*;
-use crate::caller::Caller;
-use crate::dir::Dir;
-use crate::ready::ReadyWords;
-use crate::region::Region;
-use crate::sync::{AtomicBool, AtomicU64, yield_now};
-use calls::ANSWERED;
+use crate::client::Client;
 use loom::sync::Arc;
+use shm::dir::Dir;
+use shm::ready::ReadyWords;
+use shm::region::Region;
+use shm::sync::{AtomicBool, AtomicU64, FIRST, yield_now};
 use std::os::unix::fs::DirBuilderExt;
 
 const KIND: u64 = 1;
@@ -52,7 +51,7 @@ impl Memory {
         // SAFETY: all of it is leaked; slots of one lane each, which is as many as there are clients.
         let (lanes, ready) = unsafe { (LanePairs::new((slot(), 0), (slot(), 0), 1), ReadyWords::new(NonNull::from(words).cast(), 1)) };
         let seats = Seats::leaked();
-        Sessions::<u64, u64>::prepare(&seats);
+        seats.prepare();
         Self { seats, lanes, ready }
     }
 
@@ -61,27 +60,18 @@ impl Memory {
         unsafe { Sessions::new(self.seats, self.lanes) }
     }
 
-    fn join(self, home: &Home) -> Option<Caller<u64, u64, u64>> {
+    fn join(self, home: &Home) -> Option<Client<u64, u64, u64>> {
         let region = Region::open(&home.dir, "r", KIND, 1).unwrap();
         // SAFETY: the memory is leaked, and so outlives the region it should lie in.
-        unsafe { Caller::join(region, self.seats, self.lanes) }.ok()
+        unsafe { Client::join(region, self.seats, self.lanes, self.ready) }.ok()
     }
 
-    /// What clients of ipc do after publishing.
-    fn notify(self) {
-        if self.ready.notify_if_armed(0, self.seats.armed(0).unwrap()) {
-            self.seats.server_sleep().wake();
-        }
+    fn call(caller: &mut Client<u64, u64, u64>, request: u64) {
+        caller.call(request, request).unwrap();
     }
 
-    fn call(self, caller: &mut Caller<u64, u64, u64>, request: u64) {
-        let call = caller.begin(request).unwrap();
-        caller.send(call, request);
-        self.notify();
-    }
-
-    fn answer_to(caller: &mut Caller<u64, u64, u64>, request: u64) {
-        while caller.poll(|user, slot, outcome| assert_eq!((user, slot, outcome), (request, 0, Ok(10 * request)))).unwrap() == 0 {
+    fn answer_to(caller: &mut Client<u64, u64, u64>, request: u64) {
+        while caller.poll_slots(|user, slot, outcome| assert_eq!((user, slot, outcome), (request, 0, Ok(10 * request)))).unwrap() == 0 {
             yield_now();
         }
     }
@@ -101,15 +91,15 @@ fn loom_a_lane_pair_of_one_slot_is_reused_by_answers() {
         let mut caller = memory.join(&home).unwrap();
         let client = loom::thread::spawn(move || {
             for n in 1..=CALLS {
-                memory.call(&mut caller, n);
+                Memory::call(&mut caller, n);
                 Memory::answer_to(&mut caller, n);
             }
             caller
         });
         let mut answered = 0;
         while answered < CALLS {
-            server.pass(&mut wakes, home.region.lock_file(), |_| panic!("it lives"));
-            let Some((from, payload)) = server.recv(|from, payload| (from, payload.read())) else {
+            server.pass(&mut wakes, &[], home.region.lock_file());
+            let Some((from, payload)) = server.recv() else {
                 yield_now();
                 continue;
             };
@@ -120,6 +110,9 @@ fn loom_a_lane_pair_of_one_slot_is_reused_by_answers() {
         client.join().unwrap();
     });
 }
+
+/// Generation of the former client of the seat.
+const FORMER: u32 = FIRST.wrapping_add(1);
 
 /// How far the former client of the seat comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,11 +151,8 @@ fn recover(name: &str, stage: Stage, end: End) {
             match stage {
                 Stage::Joined => {}
                 Stage::HalfWritten => former.call_half(1),
-                Stage::Published => {
-                    let call = former.begin(1).unwrap();
-                    former.send(call, 1);
-                }
-                Stage::Notified | Stage::Answered => memory.call(&mut former, 1),
+                Stage::Published => former.call_unannounced(1, 1),
+                Stage::Notified | Stage::Answered => Memory::call(&mut former, 1),
             }
             if stage == Stage::Answered {
                 Memory::answer_to(&mut former, 1);
@@ -179,38 +169,35 @@ fn recover(name: &str, stage: Stage, end: End) {
                 }
                 yield_now();
             };
-            memory.call(&mut next, 2);
+            Memory::call(&mut next, 2);
             Memory::answer_to(&mut next, 2);
             next
         });
-        let (mut former, mut buried) = (None, 0);
+        let mut former = None;
         loop {
-            let must_look = is_dead.load(Ordering::Acquire) && buried == 0;
-            server.pass(&mut wakes, home.region.lock_file(), |_| buried += 1);
+            let must_look = is_dead.load(Ordering::Acquire) && memory.seats.taken_by(0) == Some(FORMER);
+            server.pass(&mut wakes, &[], home.region.lock_file());
             let Sessions { hot, patrol, table, .. } = &mut server;
             let (seats, file) = (table.seats, home.region.lock_file());
-            let bury = |client, _| {
-                forget(client, hot, table);
-                buried += 1;
-            };
+            let bury = |client, _| forget(client, hot, table);
             // The rounds that time brings.
             if must_look {
                 patrol.check(&seats, file, 1 << 40, bury);
             } else if finds_left {
                 patrol.find_left(&seats, file, bury);
             }
-            let Some((from, payload)) = server.recv(|from, payload| (from, payload.read())) else {
+            let Some((from, payload)) = server.recv() else {
                 yield_now();
                 continue;
             };
             if payload == 2 {
-                assert_eq!(buried, 1);
+                assert_eq!(from.generation, FORMER.wrapping_add(1));
                 let reached = former.is_some_and(|from| server.answer(&from, ANSWERED, || 10));
                 assert!(!reached, "an answer to the former client reached the next");
                 assert!(server.answer(&from, ANSWERED, || 20));
                 break;
             }
-            assert!(payload == 1 && former.is_none() && buried == 0, "a call of the former client arrived late or twice");
+            assert!(payload == 1 && former.is_none() && from.generation == FORMER, "a call of the former client arrived late or twice");
             if stage == Stage::Answered {
                 assert!(server.answer(&from, ANSWERED, || 10));
             }

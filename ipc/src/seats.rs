@@ -9,17 +9,14 @@
 //! **C4**: a client takes the byte lock `1 + seat` of the region's file first and the seat second, so a taken seat whose lock is free belongs
 //! to a dead client. A client stopped or killed at any instruction affects its own seat only, and only the server makes a seat free again,
 //! after it has dealt with what the client left. (A client whose own process opens and closes the region's file by other means loses
-//! its lock, is taken for dead, and finds itself [disconnected](Seats::holds).)
+//! its lock, is taken for dead, and finds itself [disconnected](Holding::lasts).)
 
 use std::ptr::NonNull;
 
-use crate::lock::{ByteLock, LockError, LockFile};
-use crate::ready::ARMED;
-use crate::sleep::Sleep;
-use crate::sync::{AtomicU32, AtomicU64, FIRST, Ordering};
-
-/// Most clients of one server: delegationrpc has 12 bits for one.
-pub const CLIENTS_MAX: usize = 4096;
+use shm::lock::{ByteLock, LockError, LockFile};
+use shm::ready::ARMED;
+use shm::sleep::Sleep;
+use shm::sync::{AtomicU32, AtomicU64, FIRST, Ordering};
 
 const FREE: u64 = 0;
 const TAKEN: u64 = 1;
@@ -89,7 +86,7 @@ impl JoinError {
 /// A client's hold on its seat. Let [`Seats::leave`] have it in the end; if it is merely dropped, the server takes the client for dead,
 /// with the same outcome a little later.
 #[derive(Debug)]
-pub struct Session {
+pub(crate) struct Session {
     seat: usize,
     generation: u32,
     _lock: ByteLock,
@@ -98,20 +95,20 @@ pub struct Session {
 impl Session {
     /// The client's number, below the number of seats.
     #[must_use]
-    pub fn seat(&self) -> usize {
+    pub(crate) fn seat(&self) -> usize {
         self.seat
     }
 
     /// Tells this holder of the seat from those before it.
     #[must_use]
-    pub fn generation(&self) -> u32 {
+    pub(crate) fn generation(&self) -> u32 {
         self.generation
     }
 }
 
 /// One holder's time in its seat, for those who look there with every message: to be had of [`Seats::held_by`].
 #[derive(Debug, Clone, Copy)]
-pub struct Holding {
+pub(crate) struct Holding {
     seat: NonNull<Seat>,
     /// What the session's word is meanwhile.
     word: u64,
@@ -130,7 +127,7 @@ impl Holding {
     /// Whether the holder has the seat. One load of a line that nobody writes in normal operation.
     #[must_use]
     #[inline(always)]
-    pub fn lasts(&self) -> bool {
+    pub(crate) fn lasts(&self) -> bool {
         // C1, C2
         self.seat().session.load(Ordering::Acquire) == self.word
     }
@@ -138,21 +135,21 @@ impl Holding {
     /// As [`Seats::armed`].
     #[must_use]
     #[inline(always)]
-    pub fn armed(&self) -> &AtomicU32 {
+    pub(crate) fn armed(&self) -> &AtomicU32 {
         &self.seat().armed
     }
 
-    /// As [`Seats::client_sleep`].
+    /// What the holder sleeps on; the server wakes it after a reply.
     #[must_use]
     #[inline(always)]
-    pub fn sleep(&self) -> &Sleep {
+    pub(crate) fn sleep(&self) -> &Sleep {
         &self.seat().sleep
     }
 }
 
 /// The seats in a region, as server and clients see them.
 #[derive(Debug, Clone, Copy)]
-pub struct Seats {
+pub(crate) struct Seats {
     head: NonNull<Head>,
     count: usize,
 }
@@ -165,7 +162,7 @@ unsafe impl Sync for Seats {}
 impl Seats {
     /// Bytes that `count` seats take: a line each, and one for all.
     #[must_use]
-    pub const fn bytes(count: usize) -> usize {
+    pub(crate) const fn bytes(count: usize) -> usize {
         size_of::<Head>() + count * size_of::<Seat>()
     }
 
@@ -175,7 +172,7 @@ impl Seats {
     /// `base` is aligned to 64 and points to [`bytes(count)`](Self::bytes) bytes, zeroed before anybody used them, that stay mapped as
     /// long as this value or a copy is used.
     #[must_use]
-    pub const unsafe fn new(base: NonNull<u8>, count: usize) -> Self {
+    pub(crate) const unsafe fn new(base: NonNull<u8>, count: usize) -> Self {
         Self { head: base.cast(), count }
     }
 
@@ -214,7 +211,7 @@ impl Seats {
 
     /// Number of seats.
     #[must_use]
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.count
     }
 
@@ -222,7 +219,7 @@ impl Seats {
     ///
     /// # Errors
     /// [`JoinError`]; nothing stays taken.
-    pub fn join(&self, file: &LockFile) -> Result<Session, JoinError> {
+    pub(crate) fn join(&self, file: &LockFile) -> Result<Session, JoinError> {
         for index in 0..self.count {
             let Some(seat) = self.seat(index) else { break };
             let free = seat.session.load(Ordering::Acquire);
@@ -246,18 +243,12 @@ impl Seats {
 
     /// The time of holder `generation` in a seat.
     #[must_use]
-    pub fn held_by(&self, seat: usize, generation: u32) -> Option<Holding> {
+    pub(crate) fn held_by(&self, seat: usize, generation: u32) -> Option<Holding> {
         Some(Holding { seat: NonNull::from(self.seat(seat)?), word: word(generation, TAKEN) })
     }
 
-    /// Client: whether the seat is still its own.
-    #[must_use]
-    pub fn holds(&self, session: &Session) -> bool {
-        self.held_by(session.seat, session.generation).is_some_and(|holding| holding.lasts())
-    }
-
     /// Client: gives its seat up. It must not write to the seat's memory any more.
-    pub fn leave(&self, session: Session) {
+    pub(crate) fn leave(&self, session: Session) {
         let Some(seat) = self.seat(session.seat) else { return };
         let (taken, left) = (word(session.generation, TAKEN), word(session.generation, LEFT));
         // C1; an evicted client has nothing to say.
@@ -268,38 +259,31 @@ impl Seats {
         }
     }
 
-    /// A word beside the session for the protocol's use: ipc keeps the [`armed`](crate::ready) flag of the client's lane there.
+    /// A word beside the session for the protocol's use: ipc keeps the [`armed`](shm::ready) flag of the client's lane there.
     #[must_use]
     #[inline(always)]
-    pub fn armed(&self, seat: usize) -> Option<&AtomicU32> {
+    pub(crate) fn armed(&self, seat: usize) -> Option<&AtomicU32> {
         self.seat(seat).map(|seat| &seat.armed)
     }
 
     /// What the server sleeps on; clients wake it after what it must be told of.
     #[must_use]
     #[inline(always)]
-    pub fn server_sleep(&self) -> &Sleep {
+    pub(crate) fn server_sleep(&self) -> &Sleep {
         &self.head().sleep
-    }
-
-    /// What the client of `seat` sleeps on; the server wakes it after a reply.
-    #[must_use]
-    #[inline(always)]
-    pub fn client_sleep(&self, seat: usize) -> Option<&Sleep> {
-        self.seat(seat).map(|seat| &seat.sleep)
     }
 
     /// Server: the generation of the client in `seat`, or `None` if there is none (any more).
     #[must_use]
     #[inline(always)]
-    pub fn taken_by(&self, seat: usize) -> Option<u32> {
+    pub(crate) fn taken_by(&self, seat: usize) -> Option<u32> {
         // C1
         let session = self.seat(seat)?.session.load(Ordering::Acquire);
         (session as u32 == TAKEN as u32).then_some((session >> 32) as u32)
     }
 
     /// Server: ends the session of a client that breaks the protocol. The seat is free again when that client is gone.
-    pub fn evict(&self, seat: usize, generation: u32) {
+    pub(crate) fn evict(&self, seat: usize, generation: u32) {
         if let Some(seat) = self.seat(seat) {
             let (taken, evicted) = (word(generation, TAKEN), word(generation, EVICTED));
             // C2; if the client left meanwhile, all the better.
@@ -325,60 +309,59 @@ impl Seats {
 }
 
 /// The server's round of the seats, which finds the clients that are gone: who left, at the next pass; who died, within a time that
-/// grows with the number of clients, a millisecond for every [`LOOKS_PER_ROUND`] of them (a server that sleeps: and [`SLICE`](crate::sleep::SLICE)).
-#[derive(Debug)]
-pub struct Patrol {
+/// grows with the number of clients, a millisecond for every [`LOOKS_PER_ROUND`] of them (a server that sleeps: and [`SLICE`](shm::sleep::SLICE)).
+#[derive(Debug, Default)]
+pub(crate) struct Patrol {
     next: usize,
     departures: u64,
-    passes_to_clock: u32,
+    /// What the count of departures is while there is nothing to do.
+    expected: u64,
+    /// The time, if the clock was read since the last pass.
+    now_ns: Option<u64>,
     round_ns: u64,
 }
 
 /// Clients that are asked for by system call per round; about 0.2 us each.
-pub const LOOKS_PER_ROUND: usize = 8;
+pub(crate) const LOOKS_PER_ROUND: usize = 8;
 /// Seats that a round looks at, a line each.
-pub const SEATS_PER_ROUND: usize = 64;
+pub(crate) const SEATS_PER_ROUND: usize = 64;
 const ROUND_NS: u64 = 1_000_000;
-/// The clock is read once in this many passes.
-const PASSES_PER_CLOCK: u32 = 256;
 /// Rounds that one pass makes up for, of a server that polls rarely.
 const ROUNDS_PER_PASS: usize = 8;
 
-impl Default for Patrol {
-    fn default() -> Self {
-        Self { next: 0, departures: 0, passes_to_clock: PASSES_PER_CLOCK, round_ns: 0 }
-    }
-}
-
 impl Patrol {
-    /// Whether there is something to do in this [`pass`](Self::pass), which is to be asked once for each: one load, and nearly never.
+    /// Lets the next pass look for the dead as of `now_ns`, of any monotonic clock, and returns it. Call it as often as the clock is read anyway.
+    pub(crate) fn tick(&mut self, seats: &Seats, now_ns: u64) -> u64 {
+        self.now_ns = Some(now_ns);
+        self.expected = !seats.head().departures.load(Ordering::Relaxed);
+        now_ns
+    }
+
+    /// Whether there is something to do in this [`pass`](Self::pass): one load, and nearly never.
     #[must_use]
     #[inline(always)]
-    pub fn is_due(&mut self, seats: &Seats) -> bool {
-        self.passes_to_clock -= 1;
+    pub(crate) fn is_due(&self, seats: &Seats) -> bool {
         // C3
-        self.passes_to_clock == 0 || seats.head().departures.load(Ordering::Acquire) != self.departures
+        seats.head().departures.load(Ordering::Acquire) != self.expected
     }
 
-    /// One pass that [is due](Self::is_due). `now_ns` is any monotonic clock and is read rarely. `bury(seat, generation)` must forget the
-    /// client and reset the memory of its seat; when it returns, the seat is free for others. Returns whether it has gone round looking for
-    /// the dead, as it does about every millisecond.
+    /// One pass that [is due](Self::is_due). `bury(seat, generation)` must forget the client and reset the memory of its seat; when it returns,
+    /// the seat is free for others. Returns whether it has gone round looking for the dead, as it does about every millisecond.
     #[cold]
-    pub fn pass(&mut self, seats: &Seats, file: &LockFile, now_ns: impl FnOnce() -> u64, mut bury: impl FnMut(usize, u32)) -> bool {
+    pub(crate) fn pass(&mut self, seats: &Seats, file: &LockFile, mut bury: impl FnMut(usize, u32)) -> bool {
         // C3
-        let departures = seats.head().departures.load(Ordering::Acquire);
-        if departures != self.departures {
-            self.departures = departures;
+        self.expected = seats.head().departures.load(Ordering::Acquire);
+        if self.expected != self.departures {
+            self.departures = self.expected;
             self.round(seats, file, seats.count, 0, &mut bury);
         }
-        self.passes_to_clock == 0 && self.catch_up(seats, file, now_ns(), ROUNDS_PER_PASS, &mut bury)
+        let now_ns = self.now_ns.take();
+        now_ns.is_some_and(|now_ns| self.catch_up(seats, file, now_ns, ROUNDS_PER_PASS, &mut bury))
     }
 
-    /// As [`pass`](Self::pass), of a server that has nothing to do: the clock is read, and all the looks are made that have become due.
-    pub fn check(&mut self, seats: &Seats, file: &LockFile, now_ns: u64, mut bury: impl FnMut(usize, u32)) {
-        if self.is_due(seats) {
-            self.pass(seats, file, || now_ns, &mut bury);
-        }
+    /// As [`pass`](Self::pass), of a server that has nothing to do: all the looks are made that have become due.
+    pub(crate) fn check(&mut self, seats: &Seats, file: &LockFile, now_ns: u64, mut bury: impl FnMut(usize, u32)) {
+        self.pass(seats, file, &mut bury);
         self.catch_up(seats, file, now_ns, seats.count, &mut bury);
     }
 
@@ -388,14 +371,8 @@ impl Patrol {
         self.round(seats, file, seats.count, 0, &mut bury);
     }
 
-    /// Makes the next [`pass`](Self::pass) read the clock: the server has slept.
-    pub fn slept(&mut self) {
-        self.passes_to_clock = 1;
-    }
-
     #[cold]
     fn catch_up(&mut self, seats: &Seats, file: &LockFile, now: u64, most: usize, bury: &mut impl FnMut(usize, u32)) -> bool {
-        self.passes_to_clock = PASSES_PER_CLOCK;
         let due = usize::try_from(now.wrapping_sub(self.round_ns) / ROUND_NS).unwrap_or(most).min(most);
         if due > 0 {
             self.round_ns = now;
@@ -428,3 +405,6 @@ impl Patrol {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

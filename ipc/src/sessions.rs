@@ -8,19 +8,19 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-use calls::{Tag, Tagged};
+use calls::{ANSWERED, Tag, Tagged};
+use shm::lane::{LaneRx, LaneTx, Slot};
+use shm::lock::LockFile;
+use shm::plain::Plain;
+use shm::ready::{ARMED, HotSet, Lanes, Wakes};
+use shm::sleep::{Watch, Word};
+use shm::sync::{AtomicU32, Ordering};
 
-use crate::clients::{Holding, LOOKS_PER_ROUND, Patrol, SEATS_PER_ROUND, Seats};
-use crate::lane::{LaneRx, LaneTx, Slot, Unread};
-use crate::lock::LockFile;
-use crate::plain::Plain;
-use crate::ready::{ARMED, HotSet, Lanes, Wakes};
-use crate::sleep::{Watch, Word};
-use crate::sync::{AtomicU32, Ordering};
+use crate::seats::{Holding, LOOKS_PER_ROUND, Patrol, SEATS_PER_ROUND, Seats};
 
 /// Where the lanes of all clients lie: client `c` has its requests at `requests + c x request_stride` and its responses at `responses +
 /// c x response_stride`, in bytes, `depth` slots each.
-pub struct LanePairs<Req, Resp> {
+pub(crate) struct LanePairs<Req, Resp> {
     requests: NonNull<u8>,
     responses: NonNull<u8>,
     request_stride: usize,
@@ -53,7 +53,7 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// For every client that is asked for below, both lanes lie in zeroed shared memory, aligned to 64 B, that stays mapped as long as
     /// anything made from this value; they overlap with nothing. `depth` is a power of two.
     #[must_use]
-    pub unsafe fn new(requests: (NonNull<u8>, usize), responses: (NonNull<u8>, usize), depth: usize) -> Self {
+    pub(crate) unsafe fn new(requests: (NonNull<u8>, usize), responses: (NonNull<u8>, usize), depth: usize) -> Self {
         let ((requests, request_stride), (responses, response_stride)) = (requests, responses);
         Self { requests, responses, request_stride, response_stride, depth, _types: PhantomData }
     }
@@ -61,7 +61,7 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// Slots of each lane.
     #[must_use]
     #[inline(always)]
-    pub fn depth(&self) -> usize {
+    pub(crate) fn depth(&self) -> usize {
         self.depth
     }
 
@@ -105,7 +105,7 @@ impl<Req, Resp> LanePairs<Req, Resp> {
 
 /// One call of one client. Any number may stand for the tag's slot, if the client is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Asker {
+pub(crate) struct Asker {
     client: u32,
     generation: u32,
     tag: Tag,
@@ -115,14 +115,14 @@ impl Asker {
     /// The client's number, below the number of seats.
     #[must_use]
     #[inline(always)]
-    pub fn client(&self) -> usize {
+    pub(crate) fn client(&self) -> usize {
         self.client as usize
     }
 
     /// The tag that the client gave the call.
     #[must_use]
     #[inline(always)]
-    pub fn tag(&self) -> Tag {
+    pub(crate) fn tag(&self) -> Tag {
         self.tag
     }
 }
@@ -130,17 +130,28 @@ impl Asker {
 /// The server's end of one client's session.
 struct Session<Req, Resp> {
     generation: u32,
+    /// Requests received and not answered.
+    held: u32,
     holding: Holding,
     requests: LaneRx<Tagged<Req>>,
     responses: LaneTx<Tagged<Resp>>,
     /// Number of the request that was not looked for yet.
     next: u64,
-    /// Requests found and not answered. Never above the depth.
-    held: usize,
+    /// A bit for each slot of the client's calls: it is up while a request of that slot is held, and where there is no such slot. So no more than
+    /// `depth` are held.
+    in_use: Box<[u64]>,
+}
+
+impl<Req, Resp> Session<Req, Resp> {
+    /// The word of a slot and its bit; `None` if there is no such slot.
+    #[inline(always)]
+    fn bit(&mut self, tag: Tag) -> Option<(&mut u64, u64)> {
+        Some((self.in_use.get_mut(tag.slot() / 64)?, 1 << (tag.slot() % 64)))
+    }
 }
 
 /// All sessions of a server. Allocates while it meets clients, and for the most lanes that ever waited; otherwise never.
-pub struct Sessions<Req, Resp> {
+pub(crate) struct Sessions<Req, Resp> {
     hot: HotSet,
     patrol: Patrol,
     table: Table<Req, Resp>,
@@ -221,17 +232,12 @@ fn ns_since(start: Instant) -> u64 {
 }
 
 impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
-    /// Makes the seats of a new region fit: who calls first is to say so.
-    pub fn prepare(seats: &Seats) {
-        seats.prepare();
-    }
-
     /// No sessions yet.
     ///
     /// # Safety
     /// There are lanes for every seat, and they, like the seats, outlive this value, which is their only server.
     #[must_use]
-    pub unsafe fn new(seats: Seats, lanes: LanePairs<Req, Resp>) -> Self {
+    pub(crate) unsafe fn new(seats: Seats, lanes: LanePairs<Req, Resp>) -> Self {
         Self {
             hot: HotSet::new(seats.count()),
             patrol: Patrol::default(),
@@ -240,74 +246,61 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         }
     }
 
-    /// The clients' seats.
-    #[must_use]
-    #[inline(always)]
-    pub fn seats(&self) -> &Seats {
-        &self.table.seats
-    }
-
     /// Requests that [`recv`](Self::recv) can take.
     #[must_use]
     #[inline(always)]
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.table.inbox.waiting()
     }
 
-    /// One bounded pass over the clients that have something to say: finds at most 16 requests of each of at most 8 of them, in rotation.
-    /// Then looks for clients that are gone, which hold locks in `file`; `bury` hears of each.
+    /// One bounded pass over the clients that have something to say, except those whose bit is set in `mask` (client `c` is bit `c % 64` of word
+    /// `c / 64`; missing words are zero): finds at most 16 requests of each of at most 8 of them, in rotation. Then looks for clients that are
+    /// gone, which hold locks in `file`.
     #[inline(always)]
-    pub fn pass(&mut self, wakes: &mut impl Wakes, file: &LockFile, bury: impl FnMut(usize)) {
-        let started = self.started;
-        self.hot.pass(wakes, &mut self.table, || ns_since(started));
-        if self.patrol.is_due(&self.table.seats) {
-            self.look_for_the_gone(file, bury);
-        }
+    pub(crate) fn pass(&mut self, wakes: &mut impl Wakes, mask: &[u64], file: &LockFile) {
+        self.pass_over(wakes, file, |table| Finding { table, mask });
     }
 
-    /// As [`pass`](Self::pass), leaving out the clients whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`; missing words
-    /// are zero).
-    pub fn pass_with_skip(&mut self, wakes: &mut impl Wakes, mask: &[u64], file: &LockFile, bury: impl FnMut(usize)) {
-        let started = self.started;
-        self.hot.pass(wakes, &mut Masked { table: &mut self.table, mask }, || ns_since(started));
-        if self.patrol.is_due(&self.table.seats) {
-            self.look_for_the_gone(file, bury);
-        }
+    /// As [`pass`](Self::pass), answering each request with what `handler` makes of it. Returns how many. For when none is [waiting](Self::waiting).
+    #[inline(always)]
+    pub(crate) fn pass_answering(&mut self, wakes: &mut impl Wakes, file: &LockFile, handler: impl FnMut(&Req) -> Resp) -> usize {
+        self.pass_over(wakes, file, |table| Answering { table, handler })
     }
 
-    // Counted on rows of its own, by this name.
-    #[cold]
-    #[inline(never)]
-    fn look_for_the_gone(&mut self, file: &LockFile, mut bury: impl FnMut(usize)) {
+    #[inline(always)]
+    fn pass_over<'a, L: Lanes + 'a>(
+        &'a mut self,
+        wakes: &mut impl Wakes,
+        file: &LockFile,
+        lanes: impl FnOnce(&'a mut Table<Req, Resp>) -> L,
+    ) -> usize {
         let Self { hot, patrol, table, started } = self;
         let seats = table.seats;
-        let was_round = patrol.pass(
-            &seats,
-            file,
-            || ns_since(*started),
-            |client, _| {
-                forget(client, hot, table);
-                bury(client);
-            },
-        );
-        if was_round {
-            hot.mend(table, SEATS_PER_ROUND, LOOKS_PER_ROUND);
+        // Before the lanes are borrowed: nothing depends on which comes first.
+        if patrol.is_due(&seats) {
+            look_for_the_gone(hot, patrol, table, file);
         }
+        hot.pass(wakes, &mut lanes(table), || patrol.tick(&seats, ns_since(*started)))
     }
 
-    /// The oldest request that [`pass`](Self::pass) has found: `take` makes of it what is to be had.
+    /// The oldest request that [`pass`](Self::pass) has found, and whose it is.
     #[inline(always)]
-    pub fn recv<R>(&mut self, take: impl FnOnce(Asker, Unread<'_, Req>) -> R) -> Option<R> {
+    pub(crate) fn recv(&mut self) -> Option<(Asker, Req)> {
         loop {
             let client = self.table.inbox.pop()?;
             if let Some(Some(session)) = self.table.sessions.get_mut(client) {
+                let generation = session.generation;
                 if let Some((tag, payload)) = session.requests.pop_tagged() {
-                    let from = Asker { client: client as u32, generation: session.generation, tag: Tag::unpack(tag).0 };
-                    return Some(take(from, payload));
+                    let (tag, payload) = (Tag::unpack(tag).0, payload.read());
+                    if let Some((word, bit)) = session.bit(tag).filter(|(word, bit)| **word & bit == 0) {
+                        *word |= bit;
+                        session.held += 1;
+                        return Some((Asker { client: client as u32, generation, tag }, payload));
+                    }
                 }
             }
-            // C5: it was there, and a broken client took it back.
-            self.table.disown(client);
+            // C5: it was there, and a broken client took it back; or the client has no such call, or has made it before.
+            disown(&self.table.seats, client);
             self.table.inbox.forget(client);
         }
     }
@@ -315,13 +308,16 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     /// Answers a request with what `make` gives, which is called while the place of the answer is the server's; `note` says how the call went.
     /// The client can see the answer when this returns. Call it once for each request. Whether the client was still there.
     #[inline(always)]
-    pub fn answer(&mut self, to: &Asker, note: u8, make: impl FnOnce() -> Resp) -> bool {
+    pub(crate) fn answer(&mut self, to: &Asker, note: u8, make: impl FnOnce() -> Resp) -> bool {
         let Some(Some(session)) = self.table.sessions.get_mut(to.client()) else { return false };
         // C5: a late answer to a former holder of the seat reaches nobody.
         if session.generation != to.generation {
             return false;
         }
-        session.held = session.held.saturating_sub(1);
+        session.held -= 1;
+        if let Some((word, bit)) = session.bit(to.tag) {
+            *word &= !bit;
+        }
         // L3: there is room, as the client has at most `depth` unanswered calls, counting the answers it has not taken yet.
         session.responses.publish(Tagged { tag: to.tag.pack(note), payload: make() });
         if session.held > 0 {
@@ -332,14 +328,23 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     }
 
     /// Ends the session of a client that asked for something that breaks the protocol.
-    pub fn evict(&self, from: &Asker) {
+    pub(crate) fn evict(&self, from: &Asker) {
         self.table.seats.evict(from.client(), from.generation);
     }
 
-    /// What a server that sleeps waits for: something to pass for or to receive. Looks for dead clients in every slice; `bury` hears of those
-    /// that are gone.
-    pub fn watch<'a>(&'a mut self, wakes: &'a mut impl Wakes, file: &'a LockFile, bury: impl FnMut(usize) + 'a) -> impl Watch + 'a {
-        Idle { sessions: self, wakes, file, bury }
+    /// What a server that sleeps waits for: something to pass for or to receive. Looks for dead clients in every slice.
+    pub(crate) fn watch<'a>(&'a mut self, wakes: &'a mut impl Wakes, file: &'a LockFile) -> impl Watch + 'a {
+        Idle { sessions: self, wakes, file }
+    }
+}
+
+// Counted on rows of its own, by this name.
+#[cold]
+#[inline(never)]
+fn look_for_the_gone<Req: Plain, Resp: Plain>(hot: &mut HotSet, patrol: &mut Patrol, table: &mut Table<Req, Resp>, file: &LockFile) {
+    let seats = table.seats;
+    if patrol.pass(&seats, file, |client, _| forget(client, hot, table)) {
+        hot.mend(table, SEATS_PER_ROUND, LOOKS_PER_ROUND);
     }
 }
 
@@ -359,6 +364,7 @@ fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, table: &mut 
 
 impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
     /// The server's end of the session of `client`, at the first sight of it, if there is such a client.
+    #[cold]
     fn begin(&mut self, client: usize) -> Option<()> {
         let generation = self.seats.taken_by(client)?;
         let holding = self.seats.held_by(client, generation)?;
@@ -368,23 +374,11 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         // client has room for. Any bytes are a valid request, by `Plain`.
         let (requests, responses) =
             unsafe { (LaneRx::new(self.lanes.requests_of(client), depth, 0), LaneTx::new(self.lanes.responses_to(client), depth, 0)) };
-        *self.sessions.get_mut(client)? = Some(Session { generation, holding, requests, responses, next: 0, held: 0 });
+        let depth = self.lanes.depth;
+        let unused = |word: usize| if depth >= 64 * (word + 1) { 0 } else { !0 << (depth % 64) };
+        let in_use = (0..depth.div_ceil(64)).map(unused).collect();
+        *self.sessions.get_mut(client)? = Some(Session { generation, held: 0, holding, requests, responses, next: 0, in_use });
         Some(())
-    }
-
-    #[cold]
-    fn begin_and_visit(&mut self, client: usize, budget: usize) -> usize {
-        self.begin(client).map_or(0, |()| self.visit(client, budget))
-    }
-
-    /// C5: what there is of a client that is not what it was: nothing. If somebody has overwritten the seat, what a new holder sends would be
-    /// taken for its predecessor's.
-    #[cold]
-    fn disown(&self, client: usize) -> usize {
-        if let Some(generation) = self.seats.taken_by(client) {
-            self.seats.evict(client, generation);
-        }
-        0
     }
 
     /// Whether the first request of a session not begun is there.
@@ -395,25 +389,54 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
     }
 }
 
-impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
+impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
+    /// The session of a client of which a request may be there; `None` if there is no request, or nobody to answer.
     #[inline(always)]
-    fn visit(&mut self, client: usize, budget: usize) -> usize {
-        let Some(Some(session)) = self.sessions.get_mut(client) else { return self.begin_and_visit(client, budget) };
+    fn calling(&mut self, client: usize) -> Option<&mut Session<Req, Resp>> {
+        if !matches!(self.sessions.get(client), Some(Some(_))) {
+            self.begin(client)?;
+        }
+        let Self { sessions, seats, .. } = self;
+        let session = sessions.get_mut(client)?.as_mut()?;
         // Nothing else is looked at while there is nothing.
         if !session.requests.is_ready_at(session.next) {
-            return 0;
+            return None;
         }
-        let most = budget.min(self.lanes.depth - session.held);
-        // C5: it calls more than it may, or is not what it was.
-        if most == 0 || !session.holding.lasts() {
-            return self.disown(client);
+        if session.holding.lasts() {
+            return Some(session);
+        }
+        disown(seats, client);
+        None
+    }
+}
+
+/// C5: what there is of a client that is not what it was: nothing. If somebody has overwritten the seat, what a new holder sends would be
+/// taken for its predecessor's.
+#[cold]
+fn disown(seats: &Seats, client: usize) {
+    if let Some(generation) = seats.taken_by(client) {
+        seats.evict(client, generation);
+    }
+}
+
+impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
+    /// Finds requests, which stay in their lane.
+    #[inline(always)]
+    fn visit(&mut self, client: usize, budget: usize) -> usize {
+        let depth = self.lanes.depth;
+        let Some(session) = self.calling(client) else { return 0 };
+        // No more than the lane has slots.
+        let most = budget.min(depth - session.next.wrapping_sub(session.requests.position()) as usize);
+        if most == 0 {
+            // C5: it calls more than it may.
+            disown(&self.seats, client);
+            return 0;
         }
         let (mut next, mut found) = (session.next.wrapping_add(1), 1);
         while found < most && session.requests.is_ready_at(next) {
             (next, found) = (next.wrapping_add(1), found + 1);
         }
         session.next = next;
-        session.held += found;
         self.inbox.push(client, found);
         found
     }
@@ -433,13 +456,14 @@ impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
     }
 }
 
-/// The lanes of the clients that are to be served.
-struct Masked<'a, Req, Resp> {
+/// The lanes of clients whose requests are to be received, those in `mask` left out.
+struct Finding<'a, Req, Resp> {
     table: &'a mut Table<Req, Resp>,
     mask: &'a [u64],
 }
 
-impl<Req: Plain, Resp: Plain> Lanes for Masked<'_, Req, Resp> {
+impl<Req: Plain, Resp: Plain> Lanes for Finding<'_, Req, Resp> {
+    #[inline(always)]
     fn visit(&mut self, client: usize, budget: usize) -> usize {
         let is_masked = self.mask.get(client / 64).is_some_and(|word| word >> (client % 64) & 1 != 0);
         if is_masked { 0 } else { self.table.visit(client, budget) }
@@ -454,22 +478,63 @@ impl<Req: Plain, Resp: Plain> Lanes for Masked<'_, Req, Resp> {
     }
 }
 
+/// The lanes of clients whose requests are answered at once.
+struct Answering<'a, Req, Resp, F> {
+    table: &'a mut Table<Req, Resp>,
+    handler: F,
+}
+
+impl<Req: Plain, Resp: Plain, F: FnMut(&Req) -> Resp> Lanes for Answering<'_, Req, Resp, F> {
+    #[inline(always)]
+    fn visit(&mut self, client: usize, budget: usize) -> usize {
+        let Self { table, handler } = self;
+        let Some(session) = table.calling(client) else { return 0 };
+        let mut answered = 0;
+        while answered < budget {
+            let Some((tag, request)) = session.requests.pop_tagged() else { break };
+            let (tag, request) = (Tag::unpack(tag).0, request.read());
+            session.next = session.requests.position();
+            // C5: the client has no such call, or one that is held.
+            if session.bit(tag).is_none_or(|(word, bit)| *word & bit != 0) {
+                disown(&table.seats, client);
+                break;
+            }
+            // L3: as in `Sessions::answer`.
+            session.responses.publish(Tagged { tag: tag.pack(ANSWERED), payload: handler(&request) });
+            answered += 1;
+            if answered > 1 {
+                session.responses.fetch_ahead();
+            }
+            session.holding.sleep().wake();
+        }
+        answered
+    }
+
+    fn is_ready(&self, client: usize) -> bool {
+        self.table.is_ready(client)
+    }
+
+    fn armed(&self, client: usize) -> Option<&AtomicU32> {
+        self.table.armed(client)
+    }
+}
+
 /// A server that waits.
-struct Idle<'a, Req, Resp, W, B> {
+struct Idle<'a, Req, Resp, W> {
     sessions: &'a mut Sessions<Req, Resp>,
     wakes: &'a mut W,
     file: &'a LockFile,
-    bury: B,
 }
 
-impl<Req: Plain, Resp: Plain, W: Wakes, B: FnMut(usize)> Watch for Idle<'_, Req, Resp, W, B> {
+impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
         show(self.sessions.table.seats.server_sleep().word());
     }
 
     fn arm(&mut self) {
-        let Sessions { hot, patrol, table, .. } = &mut *self.sessions;
-        patrol.slept();
+        let Sessions { hot, patrol, table, started } = &mut *self.sessions;
+        // The first pass after the sleep looks for the dead.
+        patrol.tick(&table.seats, ns_since(*started));
         hot.arm(table);
     }
 
@@ -480,13 +545,10 @@ impl<Req: Plain, Resp: Plain, W: Wakes, B: FnMut(usize)> Watch for Idle<'_, Req,
     }
 
     fn check(&mut self) -> bool {
-        let Self { sessions, file, bury, .. } = self;
+        let Self { sessions, file, .. } = self;
         let Sessions { hot, patrol, table, started } = &mut **sessions;
         let seats = table.seats;
-        patrol.check(&seats, file, ns_since(*started), |client, _| {
-            forget(client, hot, table);
-            bury(client);
-        });
+        patrol.check(&seats, file, ns_since(*started), |client, _| forget(client, hot, table));
         // What it takes up is looked at again, and may be empty.
         hot.mend(table, usize::MAX, usize::MAX);
         false

@@ -3,13 +3,13 @@
 use std::fmt;
 
 use calls::SessionEnd;
+use shm::region::{OwnerWatch, Region};
+use shm::sync::light_barrier;
 
-use crate::clients::{Holding, JoinError, Seats, Session};
-use crate::region::{OwnerWatch, Region};
-use crate::sync::light_barrier;
+use crate::seats::{Holding, JoinError, Seats, Session};
 
 /// A client's place at a server, given up on drop; a forked child that drops its copy gives nothing up.
-pub struct Membership {
+pub(crate) struct Membership {
     seats: Seats,
     seat: usize,
     holding: Holding,
@@ -39,7 +39,7 @@ impl Membership {
     ///
     /// # Errors
     /// [`JoinError`].
-    pub unsafe fn join(region: Region, seats: Seats, is_fit: impl Fn(usize) -> bool) -> Result<Self, JoinError> {
+    pub(crate) unsafe fn join(region: Region, seats: Seats, is_fit: impl Fn(usize) -> bool) -> Result<Self, JoinError> {
         // Registers this process for barriers, which may take long: now, and not in the first call.
         light_barrier();
         let (session, holding) = loop {
@@ -55,33 +55,21 @@ impl Membership {
     /// The client's number, below the server's `max_clients`.
     #[must_use]
     #[inline(always)]
-    pub fn seat(&self) -> usize {
+    pub(crate) fn seat(&self) -> usize {
         self.seat
-    }
-
-    /// Tells this client from earlier ones of the same number.
-    #[must_use]
-    pub fn generation(&self) -> u32 {
-        self.session.as_ref().map_or(0, Session::generation)
     }
 
     /// The seats of all clients.
     #[must_use]
     #[inline(always)]
-    pub fn seats(&self) -> &Seats {
+    pub(crate) fn seats(&self) -> &Seats {
         &self.seats
-    }
-
-    /// The server's region.
-    #[must_use]
-    pub fn region(&self) -> &Region {
-        &self.region
     }
 
     /// How the session ended, if it did: normally three loads of lines that nobody writes. Once ended, always ended. What the server
     /// wrote before its orderly end is visible after.
     #[inline(always)]
-    pub fn end(&mut self) -> Option<SessionEnd> {
+    pub(crate) fn end(&mut self) -> Option<SessionEnd> {
         let is_well = self.end.is_none() && self.holding.lasts() && !self.region.owner_hint();
         if is_well { None } else { self.examine() }
     }
@@ -101,7 +89,7 @@ impl Membership {
     /// This client's time in its seat.
     #[must_use]
     #[inline(always)]
-    pub fn holding(&self) -> &Holding {
+    pub(crate) fn holding(&self) -> &Holding {
         &self.holding
     }
 
@@ -112,7 +100,7 @@ impl Membership {
     }
 
     /// As [`end`](Self::end), and as sure as the kernel is by now. For a client that has time: a system call, while the server may be gone.
-    pub fn check(&mut self) -> Option<SessionEnd> {
+    pub(crate) fn check(&mut self) -> Option<SessionEnd> {
         self.watch.look_next();
         self.end()
     }

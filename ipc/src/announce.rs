@@ -1,0 +1,65 @@
+//! How a client tells a server that does not poll its lane that it calls.
+
+use std::ptr::NonNull;
+
+use shm::ready::{ReadyWords, Wakes};
+use shm::sync::AtomicU32;
+
+use crate::error::ParameterError;
+use crate::limits::LINE;
+
+/// How clients tell a server that does not poll their lanes that they call: [`ReadyWords`], a bit for each client, unless a server and its clients
+/// name another type. `delegationrpc` has a ring of names.
+///
+/// A client calls [`announce`](Self::announce) after it has published a request, if its flag `armed` is up (R1 of `docs/shm-protocols.md`). The
+/// server asks the same type as a [`Wakes`]. Both see zeroed memory of the region at first.
+pub trait Announce: Wakes + Send + Sized {
+    /// Kind of the server's region.
+    const KIND: u64;
+    /// First word of the region's header.
+    const MAGIC: u64;
+    /// Version of the region's layout.
+    const VERSION: u32;
+
+    /// Number of words of a server that is told no number.
+    fn words_for(max_clients: usize) -> usize;
+
+    /// Bytes in the region, a multiple of 64.
+    ///
+    /// # Errors
+    /// [`ParameterError::Words`] if there cannot be so many words.
+    fn bytes(max_clients: usize, words: usize) -> Result<usize, ParameterError>;
+
+    /// What lies at `base`.
+    ///
+    /// # Safety
+    /// At `base`, aligned to 64, are as many bytes as [`bytes`](Self::bytes) says for these numbers, zeroed when the region was created, which stay
+    /// mapped as long as this value is used.
+    unsafe fn new(base: NonNull<u8>, max_clients: usize, words: usize) -> Self;
+
+    /// Names a client of which a request is published. The caller wakes the server.
+    fn announce(&self, client: usize, armed: &AtomicU32);
+}
+
+impl Announce for ReadyWords {
+    const KIND: u64 = u64::from_be_bytes(*b"ipcLANE\x02");
+    const MAGIC: u64 = u64::from_be_bytes(*b"ipcLANES");
+    const VERSION: u32 = 2;
+
+    fn words_for(max_clients: usize) -> usize {
+        Self::words(max_clients)
+    }
+
+    fn bytes(max_clients: usize, words: usize) -> Result<usize, ParameterError> {
+        if words == Self::words(max_clients) { Ok((8 * words).next_multiple_of(LINE)) } else { Err(ParameterError::Words(words)) }
+    }
+
+    unsafe fn new(base: NonNull<u8>, max_clients: usize, _: usize) -> Self {
+        // SAFETY: contract of this function; zeroed bytes are atomics.
+        unsafe { Self::new(base.cast(), max_clients) }
+    }
+
+    fn announce(&self, client: usize, _: &AtomicU32) {
+        self.notify(client);
+    }
+}

@@ -1,0 +1,14 @@
+//! What there can be at most.
+
+/// Maximum number of clients of one server: delegationrpc has 12 bits for one.
+pub const CLIENTS_MAX: usize = 4096;
+/// Maximum number of unanswered calls of one client.
+pub const DEPTH_MAX: usize = 1 << 15;
+/// Maximum length of a message of bytes: 1 MiB.
+pub const MESSAGE_MAX: usize = 1 << 20;
+/// Bytes of a cache line: what the parts of a region are aligned to.
+pub(crate) const LINE: usize = 64;
+/// Clients of a server that is told no number.
+pub(crate) const CLIENTS: usize = 64;
+/// Unanswered calls of a client of a server that is told no number.
+pub(crate) const DEPTH: usize = 32;

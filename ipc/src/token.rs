@@ -1,0 +1,162 @@
+//! The duty to answer, and what else of a server is in other threads' hands.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering as StdOrdering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use shm::dropped::Dropped;
+use shm::sync::{AtomicBool, Ordering};
+
+use crate::seats::Seats;
+use crate::sessions::Asker;
+
+/// The duty to answer a received request, 24 bytes. It can be kept anywhere, also as the user data of another call, and be moved to another thread.
+///
+/// Dropping it, on whatever thread, ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the server tells the client in
+/// its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait), and is woken for it. A token of a server that is gone does nothing.
+#[derive(PartialEq, Eq)]
+#[must_use = "a token that is dropped rejects its request"]
+pub struct Token {
+    asker: Asker,
+    /// The number of the server that received the request.
+    server: u64,
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token").field("asker", &self.asker).finish_non_exhaustive()
+    }
+}
+
+impl Token {
+    #[inline(always)]
+    pub(crate) fn new(asker: Asker, server: &Listed) -> Self {
+        Self { asker, server: server.number }
+    }
+
+    /// The number of the client that asks, below `max_clients`.
+    #[must_use]
+    pub fn client(&self) -> usize {
+        self.asker.client()
+    }
+
+    /// Whose request it is, and its slot, if this server received it.
+    #[inline(always)]
+    pub(crate) fn asker_at(&self, server: &Listed) -> Option<Asker> {
+        (self.server == server.number).then_some(self.asker)
+    }
+
+    /// The request, which the caller answers.
+    #[inline(always)]
+    pub(crate) fn use_up(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Token {
+    #[cold]
+    fn drop(&mut self) {
+        // A server that is gone has ended all calls.
+        if let Some(entry) = servers().get(&self.server) {
+            entry.notes.dropped.push(self.asker);
+            entry.wake();
+        }
+    }
+}
+
+/// Ends a server's [`serve`](crate::Server::serve), from any thread.
+#[derive(Clone)]
+pub struct StopHandle {
+    server: u64,
+    notes: Arc<Notes>,
+}
+
+impl fmt::Debug for StopHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StopHandle").field("is_stopped", &self.is_stopped()).finish()
+    }
+}
+
+impl StopHandle {
+    /// Has the server return, and wakes it if it sleeps. Requests that it has found by then are answered.
+    pub fn stop(&self) {
+        self.notes.is_stopped.store(true, Ordering::Release);
+        if let Some(entry) = servers().get(&self.server) {
+            entry.wake();
+        }
+    }
+
+    /// Whether it was told to stop.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.notes.is_stopped.load(Ordering::Acquire)
+    }
+}
+
+/// What other threads of the process leave for a server. They wake it after (W1).
+struct Notes {
+    dropped: Dropped<Asker>,
+    is_stopped: AtomicBool,
+}
+
+/// Where the tokens and handles find their servers, by number: a counted reference in each token would cost every call about a tenth more.
+static SERVERS: Mutex<BTreeMap<u64, Entry>> = Mutex::new(BTreeMap::new());
+
+fn servers() -> MutexGuard<'static, BTreeMap<u64, Entry>> {
+    SERVERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Entry {
+    notes: Arc<Notes>,
+    /// Mapped while the entry is listed, in the process `pid`.
+    seats: Seats,
+    pid: u32,
+}
+
+impl Entry {
+    fn wake(&self) {
+        // In a forked child the memory is not there, and the server is the parent's.
+        if self.pid == std::process::id() {
+            self.seats.server_sleep().wake();
+        }
+    }
+}
+
+/// A server's entry among those of the process. Drop it while the region is mapped.
+pub(crate) struct Listed {
+    /// Not used again in this process.
+    number: u64,
+    notes: Arc<Notes>,
+}
+
+impl Listed {
+    pub(crate) fn new(seats: Seats) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let notes = Arc::new(Notes { dropped: Dropped::default(), is_stopped: AtomicBool::new(false) });
+        let number = NEXT.fetch_add(1, StdOrdering::Relaxed);
+        servers().insert(number, Entry { notes: Arc::clone(&notes), seats, pid: std::process::id() });
+        Self { number, notes }
+    }
+
+    /// Requests whose tokens were dropped.
+    #[inline(always)]
+    pub(crate) fn dropped(&self) -> &Dropped<Asker> {
+        &self.notes.dropped
+    }
+
+    pub(crate) fn stop_handle(&self) -> StopHandle {
+        StopHandle { server: self.number, notes: Arc::clone(&self.notes) }
+    }
+
+    /// Whether another thread has left something.
+    pub(crate) fn any(&self) -> bool {
+        self.notes.dropped.any() || self.notes.is_stopped.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        servers().remove(&self.number);
+    }
+}
