@@ -23,15 +23,29 @@ const fn operation(name: &'static str, bound: u32, collect: &'static str, what: 
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("delegation_rpc_depth1", 404, WITHOUT_LOOKS, "delegationrpc: one call and its reply, both sides, one at a time", |calls| {
+    operation("delegation_rpc_depth1", 402, WITHOUT_LOOKS, "delegationrpc: one call and its reply, both sides, one at a time", |calls| {
         Pair::new(1).calls(calls, 1)
     }),
     operation("delegation_rpc_depth32", 255, WITHOUT_LOOKS, "delegationrpc: the same, 32 at a time", |calls| {
         Pair::new(1).calls(calls, DEPTH)
     }),
     operation(
+        "delegation_serve_depth1",
+        340,
+        WITHOUT_LOOKS,
+        "delegationrpc: as delegation_rpc_depth1, answered by Server::step",
+        |calls| Pair::new(1).served(calls, 1),
+    ),
+    operation(
+        "delegation_serve_depth32",
+        208,
+        WITHOUT_LOOKS,
+        "delegationrpc: as delegation_rpc_depth32, answered by Server::step",
+        |calls| Pair::new(1).served(calls, DEPTH),
+    ),
+    operation(
         "delegation_rpc_depth1_of_1024",
-        404,
+        402,
         WITHOUT_LOOKS,
         "delegationrpc: as delegation_rpc_depth1, among 1,023 idle clients",
         |calls| {
@@ -41,7 +55,7 @@ const OPERATIONS: &[Operation] = &[
     operation("delegation_call", 60, "in part_call", "delegationrpc, of delegation_rpc_depth1: Client::call", parts),
     operation(
         "delegation_server_poll",
-        141,
+        139,
         "in part_server_poll",
         "delegationrpc, of delegation_rpc_depth1: Server::poll that finds a request",
         parts,
@@ -66,10 +80,10 @@ const OPERATIONS: &[Operation] = &[
             (0..polls).for_each(|_| assert_eq!(pair.client.poll(|_, _| ()), Ok(0)));
         },
     ),
-    operation("delegation_server_poll_empty", 61, WITHOUT_LOOKS, "delegationrpc: Server::poll that finds nothing, one client", |polls| {
+    operation("delegation_server_poll_empty", 58, WITHOUT_LOOKS, "delegationrpc: Server::poll that finds nothing, one client", |polls| {
         Pair::new(1).empty_polls(polls)
     }),
-    operation("delegation_server_poll_empty_of_1024", 61, WITHOUT_LOOKS, "delegationrpc: the same with 1,024 clients", |polls| {
+    operation("delegation_server_poll_empty_of_1024", 58, WITHOUT_LOOKS, "delegationrpc: the same with 1,024 clients", |polls| {
         Pair::new(1024).empty_polls(polls)
     }),
 ];
@@ -102,6 +116,21 @@ impl Pair {
                     self.server.reply(token, black_box(request)).unwrap();
                     answered += 1;
                 }
+            }
+            self.client.poll(|slot, reply| ended += u64::from(black_box((slot, reply)).1.is_ok())).unwrap();
+        }
+        assert_eq!(ended, calls);
+    }
+
+    fn served(&mut self, calls: u64, depth: usize) {
+        let mut ended = 0;
+        for _ in 0..calls / depth as u64 {
+            for slot in 0..depth as u32 {
+                self.client.call(black_box([0x5a; 4]), slot).unwrap();
+            }
+            let mut answered = 0;
+            while answered < depth {
+                answered += self.server.step(|request| *black_box(request));
             }
             self.client.poll(|slot, reply| ended += u64::from(black_box((slot, reply)).1.is_ok())).unwrap();
         }

@@ -58,7 +58,7 @@ impl<T, U> std::fmt::Debug for CallError<T, U> {
 #[error("this call was received by another node")]
 pub struct ForeignToken<T> {
     /// The token.
-    pub token: Token<T>,
+    pub token: Token,
     /// The payload.
     pub payload: T,
 }

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
 
 use calls::{Tag, Tagged};
 use crossbeam_utils::CachePadded;
-use shm::dropped::Dropped;
+use shm::dropped::{Dropped, Numbered};
 use shm::lane::Slot;
 use shm::ready::{ARMED, ReadyWords};
 use shm::sleep::Sleep;
@@ -24,17 +25,15 @@ pub(crate) type Message<T> = Tagged<MaybeUninit<T>>;
 type Lane<T> = Box<[Slot<Message<T>>]>;
 
 /// A received call: its tag, the node that made it and the node that received it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) tag: Tag,
     pub(crate) from: u32,
     pub(crate) to: u32,
 }
 
-/// What one node receives through.
-struct Inbound<T> {
-    /// By sender.
-    lanes: Box<[Lane<T>]>,
+/// What tells one node that it is called.
+struct Inbound {
     /// By sender: whether to set a ready bit.
     armed: Box<[Line<AtomicU32>]>,
     ready: Box<[Line<AtomicU64>]>,
@@ -101,9 +100,35 @@ impl Towards {
     }
 }
 
+/// The networks of this process, for tokens.
+static NETWORKS: Numbered<Weak<Signals>> = Numbered::new();
+
+/// What is shared but the lanes.
+pub(crate) struct Signals {
+    nodes: Box<[Inbound]>,
+}
+
 /// Everything shared; the last node frees it.
 pub(crate) struct Mesh<T> {
-    nodes: Box<[Inbound<T>]>,
+    /// By receiver, then by sender.
+    lanes: Box<[Box<[Lane<T>]>]>,
+    signals: Arc<Signals>,
+    /// In [`NETWORKS`].
+    pub(crate) number: u64,
+}
+
+/// Has the node that received a call reject it, unless the network is gone. Any thread may do so.
+#[cold]
+pub(crate) fn reject(network: u64, asked: Asked) {
+    if let Some(signals) = NETWORKS.with(network, Weak::upgrade).flatten() {
+        signals.reject(asked);
+    }
+}
+
+impl<T> Drop for Mesh<T> {
+    fn drop(&mut self) {
+        NETWORKS.remove(self.number);
+    }
 }
 
 // SAFETY: the slots are handed over by their lanes' sequence words; the rest is atomics.
@@ -113,34 +138,42 @@ unsafe impl<T: Send> Send for Mesh<T> {}
 
 impl<T> fmt::Debug for Mesh<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mesh").field("nodes", &self.nodes.len()).finish_non_exhaustive()
+        f.debug_struct("Mesh").field("nodes", &self.len()).finish_non_exhaustive()
     }
 }
 
 impl<T> Mesh<T> {
     pub(crate) fn new(nodes: usize, capacity: usize) -> Self {
-        let inbound = |to: usize| Inbound {
-            // Nobody calls itself, so that lane is empty.
-            lanes: (0..nodes).map(|from| (0..if from == to { 0 } else { capacity }).map(|_| Slot::empty()).collect()).collect(),
+        // Nobody calls itself, so that lane is empty.
+        let lane = |from: usize, to: usize| (0..if from == to { 0 } else { capacity }).map(|_| Slot::empty()).collect();
+        let inbound = |_| Inbound {
             armed: lines(nodes, || AtomicU32::new(ARMED)),
             ready: lines(ReadyWords::words(nodes), || AtomicU64::new(0)),
             dropped: Dropped::default(),
             closed: AtomicBool::new(false),
             sleep: CachePadded::default(),
         };
-        Self { nodes: (0..nodes).map(inbound).collect() }
+        let signals = Arc::new(Signals { nodes: (0..nodes).map(inbound).collect() });
+        let number = NETWORKS.add(Arc::downgrade(&signals));
+        Self { lanes: (0..nodes).map(|to| (0..nodes).map(|from| lane(from, to)).collect()).collect(), signals, number }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.nodes.len()
+        self.lanes.len()
     }
 
     /// The slots of the lane from one node to another; `None` for a node to itself.
     pub(crate) fn lane(&self, from: usize, to: usize) -> Option<NonNull<Slot<Message<T>>>> {
-        let lane = self.nodes.get(to)?.lanes.get(from)?;
+        let lane = self.lanes.get(to)?.get(from)?;
         (!lane.is_empty()).then(|| NonNull::from(&**lane).cast())
     }
 
+    pub(crate) fn signals(&self) -> &Signals {
+        &self.signals
+    }
+}
+
+impl Signals {
     #[inline(always)]
     pub(crate) fn armed(&self, from: usize, to: usize) -> Option<&AtomicU32> {
         self.nodes.get(to)?.armed.get(from / WORDS_PER_LINE)?.0.get(from % WORDS_PER_LINE)
@@ -169,9 +202,7 @@ impl<T> Mesh<T> {
         self.nodes.get(node).map(|inbound| &inbound.dropped)
     }
 
-    /// Has the node that received a call reject it. Any thread may do so.
-    #[cold]
-    pub(crate) fn reject(&self, asked: Asked) {
+    fn reject(&self, asked: Asked) {
         let node = asked.to as usize;
         let (Some(dropped), Some(armed), Some(ready)) = (self.dropped(node), self.armed(node, node), self.ready(node)) else { return };
         dropped.push(asked);

@@ -36,20 +36,24 @@ const POLLS_PER_LOOK: u32 = 64;
 ///
 /// `Send`: make the nodes, then give each to its thread. Dropping one ends the calls of others to it with [`CallFailed::Disconnected`].
 pub struct Node<T, U> {
-    index: usize,
     in_flight: usize,
+    hot: HotSet,
+    ready: ReadyWords,
+    polls_to_look: u32,
+    started: Instant,
+    /// Last: everything above points into its mesh.
+    ends: Ends<T, U>,
+}
+
+/// The ends of the node's lanes, and what goes through them.
+struct Ends<T, U> {
+    index: usize,
     peers: Vec<Option<Peer<T>>>,
     calls: Calls<Call<U>>,
     /// Received calls that are neither answered nor rejected.
     held: usize,
     /// Of those the ones that wait for [`Node::try_recv_raw`].
     inbox: VecDeque<(Asked, T)>,
-    /// For the tokens to come, from those that were answered: so a token counts no reference.
-    spare: Vec<Arc<Mesh<T>>>,
-    hot: HotSet,
-    ready: ReadyWords,
-    polls_to_look: u32,
-    started: Instant,
     /// Last: everything above points into it.
     mesh: Arc<Mesh<T>>,
 }
@@ -83,6 +87,12 @@ impl<T: Copy + Send> Peer<T> {
         unsafe { self.towards.tell() };
     }
 
+    /// Answers one of its calls.
+    #[inline(always)]
+    fn reply(&mut self, tag: Tag, is_busy: bool, payload: T) {
+        self.publish(is_busy, Tagged { tag: tag.pack(REPLY), payload: MaybeUninit::new(payload) });
+    }
+
     /// Whether this node was dropped.
     #[inline(always)]
     fn is_closed(&self, order: Ordering) -> bool {
@@ -94,10 +104,10 @@ impl<T: Copy + Send> Peer<T> {
 impl<T, U> fmt::Debug for Node<T, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Node")
-            .field("index", &self.index)
-            .field("nodes", &self.mesh.len())
-            .field("in_flight", &self.calls.waiting())
-            .field("held", &self.held)
+            .field("index", &self.ends.index)
+            .field("nodes", &self.ends.mesh.len())
+            .field("in_flight", &self.ends.calls.waiting())
+            .field("held", &self.ends.held)
             .finish_non_exhaustive()
     }
 }
@@ -124,42 +134,43 @@ impl<T: Copy + Send, U> Node<T, U> {
             // SAFETY: the slots live as long as the mesh, which this node keeps. Each lane gets one end of a kind: `network` makes one node
             // per index. All slots are empty. `publish` below has room by M2.
             let (tx, rx) = unsafe { (LaneTx::new(to, capacity, FIRST.into()), LaneRx::new(from, capacity, FIRST.into())) };
-            Some(Peer { tx, rx, towards: mesh.towards(index, other)?, in_flight: 0, gone: false })
+            Some(Peer { tx, rx, towards: mesh.signals().towards(index, other)?, in_flight: 0, gone: false })
         };
         let nodes = mesh.len();
         let calls = (nodes - 1) * config.in_flight;
         Some(Self {
-            index,
             in_flight: config.in_flight,
-            peers: (0..nodes).map(peer).collect(),
-            calls: Calls::new(calls),
-            held: 0,
-            inbox: VecDeque::with_capacity(calls),
-            spare: Vec::with_capacity(calls),
             hot: HotSet::new(nodes),
-            ready: mesh.ready(index)?,
+            ready: mesh.signals().ready(index)?,
             polls_to_look: POLLS_PER_LOOK,
             started: Instant::now(),
-            mesh,
+            ends: Ends {
+                index,
+                peers: (0..nodes).map(peer).collect(),
+                calls: Calls::new(calls),
+                held: 0,
+                inbox: VecDeque::with_capacity(calls),
+                mesh,
+            },
         })
     }
 
     /// This node's number.
     #[must_use]
     pub fn index(&self) -> usize {
-        self.index
+        self.ends.index
     }
 
     /// Number of nodes of the network, this one included.
     #[must_use]
     pub fn nodes(&self) -> usize {
-        self.mesh.len()
+        self.ends.mesh.len()
     }
 
     /// This node's calls that have not ended, to all others.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.calls.waiting()
+        self.ends.calls.waiting()
     }
 
     /// Calls node `to`, which sees it at once and in the order of the calls. [`poll`](Self::poll) gives `user_data` back with the reply,
@@ -169,8 +180,8 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// [`CallError`], with the payload and the user data; nothing was sent.
     #[inline(always)]
     pub fn call(&mut self, to: usize, payload: T, user_data: U) -> Result<CallToken, CallError<T, U>> {
-        let last = self.mesh.len() - 1;
-        let Some(peer) = self.peers.get_mut(to).and_then(Option::as_mut) else {
+        let last = self.ends.mesh.len() - 1;
+        let Some(peer) = self.ends.peers.get_mut(to).and_then(Option::as_mut) else {
             return Err(CallError::NoSuchNode { payload, user_data, to, last });
         };
         if peer.gone || peer.is_closed(Ordering::Relaxed) {
@@ -179,11 +190,11 @@ impl<T: Copy + Send, U> Node<T, U> {
         if peer.in_flight == self.in_flight {
             return Err(CallError::Full { payload, user_data, to, in_flight: peer.in_flight });
         }
-        match self.calls.insert(Call { to: to as u32, user_data }) {
+        match self.ends.calls.insert(Call { to: to as u32, user_data }) {
             Ok(tag) => {
                 peer.in_flight += 1;
                 let message = Tagged { tag: tag.pack(CALL), payload: MaybeUninit::new(payload) };
-                peer.publish(self.held > 0, message);
+                peer.publish(self.ends.held > 0, message);
                 Ok(tag)
             }
             Err(Call { user_data, .. }) => Err(CallError::Full { payload, user_data, to, in_flight: self.in_flight }),
@@ -197,28 +208,28 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// As [`call`](Self::call).
     pub fn call_within(&mut self, to: usize, payload: T, user_data: U, timeout: Duration) -> Result<CallToken, CallError<T, U>> {
         let call = self.call(to, payload, user_data)?;
-        self.calls.end_within(call, clock::monotonic_ns(), timeout);
+        self.ends.calls.end_within(call, clock::monotonic_ns(), timeout);
         Ok(call)
     }
 
     /// Ends a call at once: its user data comes back here, and no poll gives it. `None` if the call has ended. The other node is not told; its
     /// reply reaches no call, and until that is here the call keeps its place among those that can be unanswered.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
-        self.calls.abandon(call).map(|call| call.user_data)
+        self.ends.calls.abandon(call).map(|call| call.user_data)
     }
 
     /// Ends the calls whose time is over, behind the replies that came with it.
     #[cold]
     fn expire(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
-        if !self.calls.is_timed() {
+        if !self.ends.calls.is_timed() {
             return 0;
         }
-        self.calls.expire(clock::monotonic_ns(), |call| f(call.user_data, Err(CallFailed::TimedOut)))
+        self.ends.calls.expire(clock::monotonic_ns(), |call| f(call.user_data, Err(CallFailed::TimedOut)))
     }
 
     /// How long until the earliest deadline.
     fn until_deadline(&self) -> Option<Duration> {
-        self.calls.until_deadline(clock::monotonic_ns)
+        self.ends.calls.until_deadline(clock::monotonic_ns)
     }
 
     /// One bounded pass over the nodes that have sent something, at most 16 messages of each of at most 8 of them, in rotation. Replies go to
@@ -227,15 +238,39 @@ impl<T: Copy + Send, U> Node<T, U> {
     ///
     /// When a node was dropped, calls to it that are unanswered end through `f`, within 64 empty polls.
     #[inline(always)]
-    pub fn poll(&mut self, mut f: impl FnMut(U, Result<T, CallFailed>)) -> usize {
-        let Self { peers, calls, held, inbox, hot, ready, started, mesh, index, .. } = self;
+    pub fn poll(&mut self, f: impl FnMut(U, Result<T, CallFailed>)) -> usize {
+        self.pass(f, None::<fn(usize, &T) -> T>)
+    }
+
+    /// As [`poll`](Self::poll), and answers every call that it takes with what `handler` makes of the caller's number and the payload. This takes the
+    /// fewest instructions; one who answers later, or in another order, polls and takes calls with [`try_recv_raw`](Self::try_recv_raw). Those
+    /// that a poll has found before are answered too.
+    #[inline(always)]
+    pub fn step(&mut self, f: impl FnMut(U, Result<T, CallFailed>), mut handler: impl FnMut(usize, &T) -> T) -> usize {
+        if !self.ends.inbox.is_empty() {
+            self.answer_waiting(&mut handler);
+        }
+        self.pass(f, Some(handler))
+    }
+
+    #[cold]
+    fn answer_waiting(&mut self, handler: &mut impl FnMut(usize, &T) -> T) {
+        while let Some((from, token, payload)) = self.try_recv_raw() {
+            // The token is this node's own.
+            let _ = self.reply(token, handler(from, &payload));
+        }
+    }
+
+    #[inline(always)]
+    fn pass(&mut self, mut f: impl FnMut(U, Result<T, CallFailed>), handler: Option<impl FnMut(usize, &T) -> T>) -> usize {
+        let Self { ends, hot, ready, started, .. } = self;
         let now_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let mut round = Round { index: *index, mesh, peers, calls, held, inbox, f: &mut f };
+        let mut round = Round { ends, f: &mut f, handler };
         let mut taken = hot.pass(ready, &mut round, now_ns);
-        if self.calls.has_deadlines() {
+        if self.ends.calls.has_deadlines() {
             taken += self.expire(&mut f);
         }
-        if taken == 0 && !self.calls.is_empty() {
+        if taken == 0 && !self.ends.calls.is_empty() {
             self.polls_to_look -= 1;
             if self.polls_to_look == 0 {
                 self.polls_to_look = POLLS_PER_LOOK;
@@ -253,31 +288,32 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     fn is_a_called_node_gone(&self) -> bool {
         // M3
-        let is_closed = |node| self.mesh.closed(node).is_some_and(|closed| closed.load(Ordering::Acquire));
+        let is_closed = |node| self.ends.mesh.signals().closed(node).is_some_and(|closed| closed.load(Ordering::Acquire));
         let is_waited_for = |peer: &Peer<T>| !peer.gone && peer.in_flight > 0;
-        !self.calls.is_empty() && (0..).zip(&self.peers).any(|(node, peer)| peer.as_ref().is_some_and(is_waited_for) && is_closed(node))
+        !self.ends.calls.is_empty()
+            && (0..).zip(&self.ends.peers).any(|(node, peer)| peer.as_ref().is_some_and(is_waited_for) && is_closed(node))
     }
 
     #[cold]
     fn end_calls_to_the_gone(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
-        let Self { peers, calls, held, inbox, mesh, index, .. } = self;
+        let ends = &mut self.ends;
         let mut ended = 0;
-        for to in 0..mesh.len() {
+        for to in 0..ends.mesh.len() {
             // M3: Acquire pairs with the Release in `drop`, so what the node sent before is there to be taken.
-            let is_gone = mesh.closed(to).is_some_and(|closed| closed.load(Ordering::Acquire));
-            if !is_gone || peers.get(to).and_then(Option::as_ref).is_none_or(|peer| peer.gone) {
+            let is_gone = ends.mesh.signals().closed(to).is_some_and(|closed| closed.load(Ordering::Acquire));
+            if !is_gone || ends.peers.get(to).and_then(Option::as_ref).is_none_or(|peer| peer.gone) {
                 continue;
             }
-            let mut round = Round { index: *index, mesh, peers, calls, held, inbox, f: &mut *f };
+            let mut round = Round { ends, f: &mut *f, handler: None::<fn(usize, &T) -> T> };
             ended += ready::Lanes::visit(&mut round, to, usize::MAX);
-            calls.take_where(
+            ends.calls.take_where(
                 |call| call.to as usize == to,
                 |call| {
                     ended += 1;
                     f(call.user_data, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
                 },
             );
-            if let Some(peer) = peers.get_mut(to).and_then(Option::as_mut) {
+            if let Some(peer) = ends.peers.get_mut(to).and_then(Option::as_mut) {
                 (peer.gone, peer.in_flight) = (true, 0);
             }
         }
@@ -287,10 +323,9 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// The oldest received call: the node that made it, the token to answer it with, and its payload. The caller waits until the token is
     /// answered or dropped; tokens may be kept, and answered in any order.
     #[inline(always)]
-    pub fn try_recv_raw(&mut self) -> Option<(usize, Token<T>, T)> {
-        let (asked, payload) = self.inbox.pop_front()?;
-        let mesh = self.spare.pop().unwrap_or_else(|| Arc::clone(&self.mesh));
-        Some((asked.from as usize, Token { asked, mesh: Some(mesh) }, payload))
+    pub fn try_recv_raw(&mut self) -> Option<(usize, Token, T)> {
+        let (asked, payload) = self.ends.inbox.pop_front()?;
+        Some((asked.from as usize, Token { asked, network: self.ends.mesh.number }, payload))
     }
 
     /// Answers a call. The caller can see the answer when this returns; nothing has to be flushed, and nothing can be full.
@@ -299,15 +334,15 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// [`ForeignToken`], with token and payload, for the token of a call that another node received. An answer to a node that is gone is no
     /// error.
     #[inline(always)]
-    pub fn reply(&mut self, mut token: Token<T>, payload: T) -> Result<(), ForeignToken<T>> {
-        let is_own = |mesh: &mut Arc<Mesh<T>>| token.asked.to as usize == self.index && Arc::ptr_eq(mesh, &self.mesh);
-        let Some(mesh) = token.mesh.take_if(is_own) else { return Err(ForeignToken { token, payload }) };
-        self.spare.push(mesh);
+    pub fn reply(&mut self, token: Token, payload: T) -> Result<(), ForeignToken<T>> {
+        if token.network != self.ends.mesh.number || token.asked.to as usize != self.ends.index {
+            return Err(ForeignToken { token, payload });
+        }
         let Asked { from, tag, .. } = token.asked;
-        self.held -= 1;
-        if let Some(peer) = self.peers.get_mut(from as usize).and_then(Option::as_mut) {
-            let message = Tagged { tag: tag.pack(REPLY), payload: MaybeUninit::new(payload) };
-            peer.publish(self.held > 0, message);
+        std::mem::forget(token);
+        self.ends.held -= 1;
+        if let Some(peer) = self.ends.peers.get_mut(from as usize).and_then(Option::as_mut) {
+            peer.reply(tag, self.ends.held > 0, payload);
         }
         Ok(())
     }
@@ -315,23 +350,20 @@ impl<T: Copy + Send, U> Node<T, U> {
 
 impl<T, U> Drop for Node<T, U> {
     fn drop(&mut self) {
-        if let Some(closed) = self.mesh.closed(self.index) {
+        if let Some(closed) = self.ends.mesh.signals().closed(self.ends.index) {
             // M3
             closed.store(true, Ordering::Release);
         }
-        (0..self.mesh.len()).filter_map(|node| self.mesh.sleep(node)).for_each(Sleep::wake);
+        (0..self.ends.mesh.len()).filter_map(|node| self.ends.mesh.signals().sleep(node)).for_each(Sleep::wake);
     }
 }
 
 /// One pass over the hot lanes.
-struct Round<'a, T, U, F> {
-    index: usize,
-    mesh: &'a Mesh<T>,
-    peers: &'a mut [Option<Peer<T>>],
-    calls: &'a mut Calls<Call<U>>,
-    held: &'a mut usize,
-    inbox: &'a mut VecDeque<(Asked, T)>,
+struct Round<'a, T, U, F, H> {
+    ends: &'a mut Ends<T, U>,
     f: F,
+    /// Answers the calls, which wait in the inbox otherwise.
+    handler: Option<H>,
 }
 
 #[cold]
@@ -339,27 +371,27 @@ fn end_rejected<T, U>(user_data: U, f: &mut impl FnMut(U, Result<T, CallFailed>)
     f(user_data, Err(CallFailed::Rejected));
 }
 
-impl<T: Copy + Send, U, F> Round<'_, T, U, F> {
+impl<T: Copy + Send, U, F, H> Round<'_, T, U, F, H> {
     /// Rejects the calls whose tokens were dropped.
     #[cold]
     fn reject_dropped(&mut self) -> usize {
-        let dropped = self.mesh.dropped(self.index).map_or_else(Vec::new, Dropped::take);
+        let dropped = self.ends.mesh.signals().dropped(self.ends.index).map_or_else(Vec::new, Dropped::take);
         for &Asked { from, tag, .. } in &dropped {
-            *self.held -= 1;
-            if let Some(peer) = self.peers.get_mut(from as usize).and_then(Option::as_mut) {
+            self.ends.held -= 1;
+            if let Some(peer) = self.ends.peers.get_mut(from as usize).and_then(Option::as_mut) {
                 let message = Tagged { tag: tag.pack(REJECTION), payload: MaybeUninit::uninit() };
-                peer.publish(*self.held > 0, message);
+                peer.publish(self.ends.held > 0, message);
             }
         }
         dropped.len()
     }
 }
 
-impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>)> ready::Lanes for Round<'_, T, U, F> {
+impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>), H: FnMut(usize, &T) -> T> ready::Lanes for Round<'_, T, U, F, H> {
     #[inline(always)]
     fn visit(&mut self, from: usize, budget: usize) -> usize {
         // A node does not call itself: its own place is for the calls that it is to reject.
-        let Some(peer) = self.peers.get_mut(from).and_then(Option::as_mut) else { return self.reject_dropped() };
+        let Some(peer) = self.ends.peers.get_mut(from).and_then(Option::as_mut) else { return self.reject_dropped() };
         let mut taken = 0;
         while taken < budget {
             let Some((tag, payload)) = peer.rx.pop_tagged() else { break };
@@ -368,9 +400,14 @@ impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>)> ready::Lanes for Rou
             // SAFETY: every message but a rejection has a payload.
             let payload = || unsafe { payload.read().assume_init() };
             if note == CALL {
-                *self.held += 1;
-                self.inbox.push_back((Asked { tag, from: from as u32, to: self.index as u32 }, payload()));
-            } else if let Some(call) = self.calls.take(tag) {
+                if let Some(handler) = &mut self.handler {
+                    let payload = handler(from, &payload());
+                    peer.reply(tag, taken > 1, payload);
+                } else {
+                    self.ends.held += 1;
+                    self.ends.inbox.push_back((Asked { tag, from: from as u32, to: self.ends.index as u32 }, payload()));
+                }
+            } else if let Some(call) = self.ends.calls.take(tag) {
                 peer.in_flight -= 1;
                 if note == REPLY {
                     (self.f)(call.user_data, Ok(payload()));
@@ -386,27 +423,26 @@ impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>)> ready::Lanes for Rou
     }
 
     fn is_ready(&self, from: usize) -> bool {
-        let peer = self.peers.get(from).and_then(Option::as_ref);
-        peer.map_or_else(|| self.mesh.dropped(from).is_some_and(Dropped::any), |peer| peer.rx.is_ready())
+        let peer = self.ends.peers.get(from).and_then(Option::as_ref);
+        peer.map_or_else(|| self.ends.mesh.signals().dropped(from).is_some_and(Dropped::any), |peer| peer.rx.is_ready())
     }
 
     fn armed(&self, from: usize) -> Option<&AtomicU32> {
-        self.mesh.armed(from, self.index)
+        self.ends.mesh.signals().armed(from, self.ends.index)
     }
 }
 
 impl<T: Copy + Send, U> Node<T, U> {
     /// The lanes, of which nothing is taken here.
     fn lanes(&mut self) -> (&mut HotSet, impl ready::Lanes) {
-        let Self { index, mesh, peers, calls, held, inbox, hot, .. } = self;
-        (hot, Round { index: *index, mesh, peers, calls, held, inbox, f: |_, _| () })
+        (&mut self.hot, Round { ends: &mut self.ends, f: |_, _| (), handler: None::<fn(usize, &T) -> T> })
     }
 }
 
 /// What [`Node::wait`] waits for, so that a thread can sleep on several things: see [`sleep::wait`].
 impl<T: Copy + Send, U> Watch for Node<T, U> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
-        if let Some(sleep) = self.mesh.sleep(self.index) {
+        if let Some(sleep) = self.ends.mesh.signals().sleep(self.ends.index) {
             show(sleep.word());
         }
     }
@@ -422,7 +458,7 @@ impl<T: Copy + Send, U> Watch for Node<T, U> {
             hot.cool(&lanes, is_told)
         };
         let is_due = self.until_deadline().is_some_and(|left| left.is_zero());
-        if is_due || !is_cool || !self.inbox.is_empty() || self.ready.any() {
+        if is_due || !is_cool || !self.ends.inbox.is_empty() || self.ready.any() {
             return true;
         }
         if !self.is_a_called_node_gone() {

@@ -1,32 +1,29 @@
 //! The duty to answer.
 
 use std::fmt;
-use std::sync::Arc;
 
-use crate::mesh::{Asked, Mesh};
+use crate::mesh::{self, Asked};
 
 /// The duty to answer a received call, 24 bytes. It can be kept anywhere, also as the user data of another call.
 ///
 /// Dropping it, on whatever thread, ends the call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the node that received the call tells the caller in its next
 /// [`poll`](crate::Node::poll), for which [`wait`](crate::Node::wait) wakes it.
 #[must_use = "a token that is dropped rejects its call"]
-pub struct Token<T> {
+pub struct Token {
     pub(crate) asked: Asked,
-    /// The network; `None` once the call is answered.
-    pub(crate) mesh: Option<Arc<Mesh<T>>>,
+    /// The number of the network.
+    pub(crate) network: u64,
 }
 
-impl<T> fmt::Debug for Token<T> {
+impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Token").field("from", &self.asked.from).field("to", &self.asked.to).finish_non_exhaustive()
     }
 }
 
-impl<T> Drop for Token<T> {
-    #[inline]
+impl Drop for Token {
+    #[cold]
     fn drop(&mut self) {
-        if let Some(mesh) = self.mesh.take() {
-            mesh.reject(self.asked);
-        }
+        mesh::reject(self.network, self.asked);
     }
 }

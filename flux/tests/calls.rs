@@ -489,3 +489,32 @@ fn cancelled_calls_keep_their_places_until_they_are_answered_and_a_dropped_node_
     assert_eq!(ended, [(2, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))]);
     assert_eq!(a.in_flight(), 0);
 }
+
+#[test]
+fn step_answers_the_calls_that_wait_and_those_it_takes_and_brings_replies() {
+    let (mut a, mut b) = pair(Config { capacity: 16, in_flight: 4 });
+    // More than one lap of both lanes, and calls both ways.
+    for round in 0..20 {
+        a.call(1, 1, round).unwrap();
+        assert_eq!(b.poll(no_reply), 1);
+        let held = (round % 2 == 0).then(|| b.try_recv_raw().unwrap().1);
+        a.call(1, 2, round).unwrap();
+        b.call(0, 3, 100).unwrap();
+        let mut asked = vec![];
+        let mut serve = |from, payload: &u64| {
+            asked.push((from, *payload));
+            10 * payload
+        };
+        assert_eq!(b.step(no_reply, &mut serve), 1);
+        let mut replies = vec![];
+        assert_eq!(a.step(|user, reply| replies.push((user, reply.unwrap())), &mut serve), 2 + usize::from(held.is_none()));
+        assert_eq!(b.step(|user, reply| assert_eq!((user, reply), (100, Ok(30))), &mut serve), 1);
+        drop(held);
+        b.poll(no_reply);
+        a.poll(|user, reply| assert_eq!((user, reply), (round, Err(CallFailed::Rejected))));
+        let (expected_asked, expected) =
+            if round % 2 == 0 { (vec![(0, 2), (1, 3)], vec![20]) } else { (vec![(0, 1), (0, 2), (1, 3)], vec![10, 20]) };
+        assert_eq!((asked, replies), (expected_asked, expected.into_iter().map(|reply| (round, reply)).collect()));
+        assert_eq!((a.in_flight(), b.in_flight()), (0, 0));
+    }
+}

@@ -150,6 +150,21 @@ impl<Req, Resp> Session<Req, Resp> {
     }
 }
 
+impl<Req: Plain, Resp: Plain> Session<Req, Resp> {
+    /// Whether a request is there that was not looked for, of a client that may make one. Nothing else is looked at while there is none.
+    #[inline(always)]
+    fn is_calling(&self, seats: &Seats, client: usize) -> bool {
+        if !self.requests.is_ready_at(self.next) {
+            return false;
+        }
+        let lasts = self.holding.lasts();
+        if !lasts {
+            disown(seats, client);
+        }
+        lasts
+    }
+}
+
 /// All sessions of a server. Allocates while it meets clients, and for the most lanes that ever waited; otherwise never.
 pub(crate) struct Sessions<Req, Resp> {
     hot: HotSet,
@@ -363,9 +378,13 @@ fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, table: &mut 
 }
 
 impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
-    /// The server's end of the session of `client`, at the first sight of it, if there is such a client.
+    /// Begins the session of `client` at the first sight of it, if there is such a client.
     #[cold]
-    fn begin(&mut self, client: usize) -> Option<()> {
+    fn begin(&mut self, client: usize) -> bool {
+        self.begun(client).is_some()
+    }
+
+    fn begun(&mut self, client: usize) -> Option<()> {
         let generation = self.seats.taken_by(client)?;
         let holding = self.seats.held_by(client, generation)?;
         let depth = self.lanes.depth as u64;
@@ -389,27 +408,6 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
     }
 }
 
-impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
-    /// The session of a client of which a request may be there; `None` if there is no request, or nobody to answer.
-    #[inline(always)]
-    fn calling(&mut self, client: usize) -> Option<&mut Session<Req, Resp>> {
-        if !matches!(self.sessions.get(client), Some(Some(_))) {
-            self.begin(client)?;
-        }
-        let Self { sessions, seats, .. } = self;
-        let session = sessions.get_mut(client)?.as_mut()?;
-        // Nothing else is looked at while there is nothing.
-        if !session.requests.is_ready_at(session.next) {
-            return None;
-        }
-        if session.holding.lasts() {
-            return Some(session);
-        }
-        disown(seats, client);
-        None
-    }
-}
-
 /// C5: what there is of a client that is not what it was: nothing. If somebody has overwritten the seat, what a new holder sends would be
 /// taken for its predecessor's.
 #[cold]
@@ -424,7 +422,12 @@ impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
     #[inline(always)]
     fn visit(&mut self, client: usize, budget: usize) -> usize {
         let depth = self.lanes.depth;
-        let Some(session) = self.calling(client) else { return 0 };
+        let Some(Some(session)) = self.sessions.get_mut(client) else {
+            return if self.begin(client) { self.visit(client, budget) } else { 0 };
+        };
+        if !session.is_calling(&self.seats, client) {
+            return 0;
+        }
         // No more than the lane has slots.
         let most = budget.min(depth - session.next.wrapping_sub(session.requests.position()) as usize);
         if most == 0 {
@@ -488,7 +491,12 @@ impl<Req: Plain, Resp: Plain, F: FnMut(&Req) -> Resp> Lanes for Answering<'_, Re
     #[inline(always)]
     fn visit(&mut self, client: usize, budget: usize) -> usize {
         let Self { table, handler } = self;
-        let Some(session) = table.calling(client) else { return 0 };
+        let Some(Some(session)) = table.sessions.get_mut(client) else {
+            return if table.begin(client) { self.visit(client, budget) } else { 0 };
+        };
+        if !session.is_calling(&table.seats, client) {
+            return 0;
+        }
         let mut answered = 0;
         while answered < budget {
             let Some((tag, request)) = session.requests.pop_tagged() else { break };

@@ -1,11 +1,9 @@
 //! The duty to answer, and what else of a server is in other threads' hands.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering as StdOrdering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use shm::dropped::Dropped;
+use shm::dropped::{Dropped, Numbered};
 use shm::sync::{AtomicBool, Ordering};
 
 use crate::seats::Seats;
@@ -58,10 +56,10 @@ impl Drop for Token {
     #[cold]
     fn drop(&mut self) {
         // A server that is gone has ended all calls.
-        if let Some(entry) = servers().get(&self.server) {
+        SERVERS.with(self.server, |entry| {
             entry.notes.dropped.push(self.asker);
             entry.wake();
-        }
+        });
     }
 }
 
@@ -82,9 +80,7 @@ impl StopHandle {
     /// Has the server return, and wakes it if it sleeps. Requests that it has found by then are answered.
     pub fn stop(&self) {
         self.notes.is_stopped.store(true, Ordering::Release);
-        if let Some(entry) = servers().get(&self.server) {
-            entry.wake();
-        }
+        SERVERS.with(self.server, Entry::wake);
     }
 
     /// Whether it was told to stop.
@@ -100,12 +96,8 @@ struct Notes {
     is_stopped: AtomicBool,
 }
 
-/// Where the tokens and handles find their servers, by number: a counted reference in each token would cost every call about a tenth more.
-static SERVERS: Mutex<BTreeMap<u64, Entry>> = Mutex::new(BTreeMap::new());
-
-fn servers() -> MutexGuard<'static, BTreeMap<u64, Entry>> {
-    SERVERS.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// Where the tokens and handles of this process find their servers.
+static SERVERS: Numbered<Entry> = Numbered::new();
 
 struct Entry {
     notes: Arc<Notes>,
@@ -132,10 +124,8 @@ pub(crate) struct Listed {
 
 impl Listed {
     pub(crate) fn new(seats: Seats) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         let notes = Arc::new(Notes { dropped: Dropped::default(), is_stopped: AtomicBool::new(false) });
-        let number = NEXT.fetch_add(1, StdOrdering::Relaxed);
-        servers().insert(number, Entry { notes: Arc::clone(&notes), seats, pid: std::process::id() });
+        let number = SERVERS.add(Entry { notes: Arc::clone(&notes), seats, pid: std::process::id() });
         Self { number, notes }
     }
 
@@ -157,6 +147,6 @@ impl Listed {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        servers().remove(&self.number);
+        SERVERS.remove(self.number);
     }
 }

@@ -30,7 +30,7 @@ pub(super) enum Caller {
     /// A client that asked through the ring.
     Ring(ipc::Token),
     /// Another daemon of this rank.
-    Daemon(flux::Token<Hop>),
+    Daemon(flux::Token),
 }
 
 /// Whom to answer when another daemon of this rank has answered.
@@ -283,7 +283,7 @@ fn answer_client<W: ipc::Announce>(server: &mut ipc::Server<Request, Response, W
     }
 }
 
-fn answer_daemon(shards: &mut Shards<Waiting>, token: flux::Token<Hop>, hop: Hop) {
+fn answer_daemon(shards: &mut Shards<Waiting>, token: flux::Token, hop: Hop) {
     // A daemon that is gone needs no answer; the token is this node's.
     drop(shards.node.reply(token, hop));
 }

@@ -218,7 +218,9 @@ impl HotSet {
         wakes.drain(|lane| self.heat(lane, lanes));
         let (mut taken, mut next) = (0, self.next);
         let all = self.hot.as_mut_slice();
-        for _ in 0..all.len().min(LANES_PER_PASS) {
+        let mut looks = all.len().min(LANES_PER_PASS);
+        while looks > 0 {
+            looks -= 1;
             next = if next < all.len() { next } else { 0 };
             let Some(hot) = all.get_mut(next) else { break };
             next += 1;
