@@ -23,29 +23,29 @@ const fn operation(name: &'static str, bound: u32, collect: &'static str, what: 
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("delegation_rpc_depth1", 402, WITHOUT_LOOKS, "delegationrpc: one call and its reply, both sides, one at a time", |calls| {
+    operation("delegation_rpc_depth1", 400, WITHOUT_LOOKS, "delegationrpc: one call and its reply, both sides, one at a time", |calls| {
         Pair::new(1).calls(calls, 1)
     }),
-    operation("delegation_rpc_depth32", 255, WITHOUT_LOOKS, "delegationrpc: the same, 32 at a time", |calls| {
+    operation("delegation_rpc_depth32", 256, WITHOUT_LOOKS, "delegationrpc: the same, 32 at a time", |calls| {
         Pair::new(1).calls(calls, DEPTH)
     }),
     operation(
         "delegation_serve_depth1",
-        340,
+        329,
         WITHOUT_LOOKS,
         "delegationrpc: as delegation_rpc_depth1, answered by Server::step",
         |calls| Pair::new(1).served(calls, 1),
     ),
     operation(
         "delegation_serve_depth32",
-        208,
+        206,
         WITHOUT_LOOKS,
         "delegationrpc: as delegation_rpc_depth32, answered by Server::step",
         |calls| Pair::new(1).served(calls, DEPTH),
     ),
     operation(
         "delegation_rpc_depth1_of_1024",
-        402,
+        400,
         WITHOUT_LOOKS,
         "delegationrpc: as delegation_rpc_depth1, among 1,023 idle clients",
         |calls| {

@@ -5,7 +5,7 @@
 
 mod ring;
 
-pub use ipc::{self, CallError, CallFailed, ConnectError, CreateError, Dir, Plain, SessionEnd, Token};
+pub use ipc::{self, CallError, CallFailed, ConnectError, CreateError, Dir, SessionEnd, Token};
 pub use ring::{Ring, ring_depth_for};
 
 /// Serves many clients, who announce themselves through one ring, from one thread: an [`ipc::Server`] with a [`Ring`].

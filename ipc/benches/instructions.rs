@@ -28,10 +28,10 @@ const OPERATIONS: &[Operation] = &[
         Pair::new(1).calls(calls, 1)
     }),
     operation("ipc_rpc_depth32", 256, WITHOUT_LOOKS, "ipc: the same, 32 at a time", |calls| Pair::new(1).calls(calls, DEPTH)),
-    operation("ipc_serve_depth1", 330, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, answered by Server::step", |calls| {
+    operation("ipc_serve_depth1", 319, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, answered by Server::step", |calls| {
         Pair::new(1).served(calls, 1)
     }),
-    operation("ipc_serve_depth32", 206, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth32, answered by Server::step", |calls| {
+    operation("ipc_serve_depth32", 205, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth32, answered by Server::step", |calls| {
         Pair::new(1).served(calls, DEPTH);
     }),
     operation("ipc_rpc_depth1_of_1024", 394, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, among 1,023 idle clients", |calls| {

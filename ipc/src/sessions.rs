@@ -150,21 +150,6 @@ impl<Req, Resp> Session<Req, Resp> {
     }
 }
 
-impl<Req: Plain, Resp: Plain> Session<Req, Resp> {
-    /// Whether a request is there that was not looked for, of a client that may make one. Nothing else is looked at while there is none.
-    #[inline(always)]
-    fn is_calling(&self, seats: &Seats, client: usize) -> bool {
-        if !self.requests.is_ready_at(self.next) {
-            return false;
-        }
-        let lasts = self.holding.lasts();
-        if !lasts {
-            disown(seats, client);
-        }
-        lasts
-    }
-}
-
 /// All sessions of a server. Allocates while it meets clients, and for the most lanes that ever waited; otherwise never.
 pub(crate) struct Sessions<Req, Resp> {
     hot: HotSet,
@@ -425,13 +410,14 @@ impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
         let Some(Some(session)) = self.sessions.get_mut(client) else {
             return if self.begin(client) { self.visit(client, budget) } else { 0 };
         };
-        if !session.is_calling(&self.seats, client) {
+        // Nothing else is looked at while there is nothing.
+        if !session.requests.is_ready_at(session.next) {
             return 0;
         }
         // No more than the lane has slots.
         let most = budget.min(depth - session.next.wrapping_sub(session.requests.position()) as usize);
-        if most == 0 {
-            // C5: it calls more than it may.
+        // C5: it calls more than it may, or is not what it was.
+        if most == 0 || !session.holding.lasts() {
             disown(&self.seats, client);
             return 0;
         }
@@ -494,16 +480,14 @@ impl<Req: Plain, Resp: Plain, F: FnMut(&Req) -> Resp> Lanes for Answering<'_, Re
         let Some(Some(session)) = table.sessions.get_mut(client) else {
             return if table.begin(client) { self.visit(client, budget) } else { 0 };
         };
-        if !session.is_calling(&table.seats, client) {
-            return 0;
-        }
         let mut answered = 0;
         while answered < budget {
             let Some((tag, request)) = session.requests.pop_tagged() else { break };
             let (tag, request) = (Tag::unpack(tag).0, request.read());
             session.next = session.requests.position();
-            // C5: the client has no such call, or one that is held.
-            if session.bit(tag).is_none_or(|(word, bit)| *word & bit != 0) {
+            // C5: the client is not what it was, or has no such call, or one that is held.
+            let is_well = answered > 0 || session.holding.lasts();
+            if !is_well || session.bit(tag).is_none_or(|(word, bit)| *word & bit != 0) {
                 disown(&table.seats, client);
                 break;
             }
