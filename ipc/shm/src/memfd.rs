@@ -188,7 +188,7 @@ impl Memfd {
         sys::retry(|| unsafe { libc::ftruncate(fd.as_raw_fd(), length) }).map_err(MemfdCreateError::Io)?;
         // SAFETY: no pointers are involved.
         sys::cvt(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) }).map_err(MemfdCreateError::Io)?;
-        let map = Mapping::new(&fd, bytes, true, libc::MAP_NORESERVE).map_err(|error| match error.raw_os_error() {
+        let map = Mapping::new(&fd, bytes, true, false).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOMEM) => MemfdCreateError::NoAddressSpace { bytes },
             _ => MemfdCreateError::Io(error),
         })?;
@@ -227,7 +227,7 @@ impl Memfd {
         }
         let no_room = || MemfdAttachError::NoAddressSpace { bytes };
         let len = usize::try_from(bytes).map_err(|_| no_room())?;
-        let map = Mapping::new(&fd, len, writable, libc::MAP_NORESERVE).map_err(|error| match error.raw_os_error() {
+        let map = Mapping::new(&fd, len, writable, false).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOMEM) => no_room(),
             _ => MemfdAttachError::Io(error),
         })?;

@@ -131,7 +131,7 @@ impl Region {
     ) -> Result<Self, CreateError> {
         let io_error = |source| CreateError::Io { path: dir.path().join(name), source };
         let file_bytes = fresh::allocate(&fresh.file, user_bytes, &dir.path().join(name))?;
-        let map = Mapping::new(&fresh.file, file_bytes, true, 0).map_err(io_error)?;
+        let map = Mapping::new(&fresh.file, file_bytes, true, true).map_err(io_error)?;
         let epoch = sys::random_nonzero().map_err(io_error)?;
         let header = map.base().cast::<Header>();
         // SAFETY: the mapping is at least a header long, page aligned and zeroed but for the magic number, and nobody else maps the file yet.
@@ -195,7 +195,7 @@ impl Region {
             _ => OpenError::Io { path: path.clone(), source },
         })?;
         let user_bytes = check(&file, &path, kind, min_bytes as u64)?;
-        let map = Mapping::new(&file, HEADER_BYTES + user_bytes, true, 0)
+        let map = Mapping::new(&file, HEADER_BYTES + user_bytes, true, true)
             .and_then(|map| map.protect_front(HEADER_BYTES).map(|()| map))
             .map_err(|source| OpenError::Io { path, source })?;
         let map = ManuallyDrop::new(map);

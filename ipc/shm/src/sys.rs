@@ -2,9 +2,11 @@
 
 use std::ffi::{CString, c_int};
 use std::io;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
 
 /// Turns the `-1` convention into an error.
 pub(crate) fn cvt(ret: c_int) -> io::Result<c_int> {
@@ -137,8 +139,9 @@ pub(crate) fn page_bytes() -> usize {
 /// The child of a `fork` would otherwise keep the memory alive, and could write into the rings of its parent.
 #[derive(Debug)]
 pub(crate) struct Mapping {
+    /// Unmapped on drop, unless this is a forked child.
+    map: ManuallyDrop<MmapRaw>,
     base: NonNull<u8>,
-    len: usize,
     /// The process that has the mapping. In a forked child the range is free for other uses.
     pid: u32,
 }
@@ -150,20 +153,17 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len` bytes of `fd`; `flags` are added to `MAP_SHARED`.
-    pub(crate) fn new(fd: &impl AsRawFd, len: usize, writable: bool, flags: c_int) -> io::Result<Self> {
-        let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        let flags = libc::MAP_SHARED | flags;
-        // SAFETY: a new mapping at an address the kernel chooses touches no existing memory.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+    /// Maps the first `len` bytes of `fd`; `is_reserved`: swap space is reserved for them.
+    pub(crate) fn new(fd: &impl AsRawFd, len: usize, writable: bool, is_reserved: bool) -> io::Result<Self> {
+        let mut options = MmapOptions::new();
+        options.len(len);
+        if !is_reserved {
+            options.no_reserve_swap();
         }
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("the kernel mapped a file at address zero"))?;
-        let mapping = Self { base, len, pid: std::process::id() };
-        // SAFETY: the range is exactly the mapping made above.
-        cvt(unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) })?;
-        Ok(mapping)
+        let map = if writable { options.map_raw(fd.as_raw_fd()) } else { options.map_raw_read_only(fd.as_raw_fd()) }?;
+        map.advise(Advice::DontFork)?;
+        let base = NonNull::new(map.as_mut_ptr()).ok_or_else(|| io::Error::other("the kernel mapped a file at address zero"))?;
+        Ok(Self { map: ManuallyDrop::new(map), base, pid: std::process::id() })
     }
 
     pub(crate) fn base(&self) -> NonNull<u8> {
@@ -171,7 +171,7 @@ impl Mapping {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.map.len()
     }
 
     /// Whether this process has the mapping, and is not a forked child of the one that has it.
@@ -181,7 +181,7 @@ impl Mapping {
 
     /// Takes write access from the first `bytes`; nothing happens where a page is larger than that.
     pub(crate) fn protect_front(&self, bytes: usize) -> io::Result<()> {
-        if bytes % page_bytes() != 0 || bytes > self.len {
+        if bytes % page_bytes() != 0 || bytes > self.len() {
             return Ok(());
         }
         // SAFETY: the range lies inside this mapping, and the caller holds no `&mut` into it.
@@ -190,10 +190,10 @@ impl Mapping {
 
     /// Unmaps all but the first page, which stays mapped for the rest of the process's life.
     pub(crate) fn leak_first_page(self) {
-        let keep = page_bytes().min(self.len);
-        if self.len > keep && self.is_here() {
+        let keep = page_bytes().min(self.len());
+        if self.len() > keep && self.is_here() {
             // SAFETY: the range is the tail of this mapping, and `self` is consumed.
-            let _ = unsafe { libc::munmap(self.base.as_ptr().add(keep).cast(), self.len - keep) };
+            let _ = unsafe { libc::munmap(self.base.as_ptr().add(keep).cast(), self.len() - keep) };
         }
         std::mem::forget(self);
     }
@@ -201,10 +201,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if !self.is_here() {
-            return;
+        if self.is_here() {
+            // SAFETY: nobody uses the field after.
+            unsafe { ManuallyDrop::drop(&mut self.map) };
         }
-        // SAFETY: the range is exactly what `mmap` returned, and nobody unmapped it before.
-        let _ = unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
