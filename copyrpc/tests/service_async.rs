@@ -244,6 +244,11 @@ fn a_call_that_is_given_up_leaves_room_for_others() {
     }
 }
 
+/// Calls until the client knows that its server has gone. A call that was under way then ends as it may.
+fn until_gone(client: &AsyncClient) {
+    while !matches!(block_on(client.call_within(b"?", Duration::from_millis(1))), Err(ClientError::TimedOut)) {}
+}
+
 #[test]
 fn a_server_that_comes_back_is_connected_to_again() {
     let net = Net::new();
@@ -262,6 +267,7 @@ fn a_server_that_comes_back_is_connected_to_again() {
         assert_eq!(block_on(client.call(b"?")).unwrap(), b"here");
         stop.stop();
         serving.join().unwrap();
+        until_gone(&client);
         // Called while there is none: it waits.
         let call = {
             let client = client.clone();
@@ -298,6 +304,7 @@ fn calls_end_in_their_time_also_while_their_connection_is_made_again() {
     assert_eq!(block_on(client.call(b"?")).unwrap(), b"here");
     stop.stop();
     serving.join().unwrap();
+    until_gone(&client);
     let call = |time: Option<u64>| {
         let client = client.clone();
         thread::spawn(move || match time {
