@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use harness::affinity::PinPolicy;
 use harness::device::DeviceChoice;
 use harness::report::JsonSink;
+use harness::units;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::plan::{Routing, Transport};
@@ -34,7 +35,7 @@ pub struct Cli {
     pub backend: BackendKind,
 
     /// Rank processes to start, 1 to 256 [default: 2]. Under mpirun there are as many as it started.
-    #[arg(long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N")]
     pub ranks: Option<usize>,
 
     /// RDMA device: soft, which auto takes; or hardware, by the name of the device and maybe its port (mlx5_0, mlx5_0:1, verbs:NAME for other
@@ -65,23 +66,23 @@ pub struct Cli {
     pub clients: ClientKind,
 
     /// Operations each client keeps outstanding, 1 to 4096.
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(short = 'd', long, value_name = "N", default_value_t = 32)]
     pub queue_depth: usize,
 
     /// How load is offered.
     #[command(flatten)]
     pub pace: PaceArgs,
 
-    /// Length of each measured run in seconds, 0.01 to 3600.
-    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    /// Length of each measured run, 10ms to 1h; a number without a unit is seconds.
+    #[arg(short = 't', long, value_name = "TIME", value_parser = units::seconds, default_value_t = 2.0)]
     pub duration: f64,
 
     /// Measured runs, 1 to 32; rates are their mean.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub runs: usize,
 
-    /// Load before the first run, in seconds, 0 to 3600.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    /// Load before the first run, 0 to 1h, as --duration.
+    #[arg(long, value_name = "TIME", value_parser = units::seconds, default_value_t = 0.5)]
     pub warmup: f64,
 
     /// Shared keys in the store of each rank, 1 to 67108864.
@@ -100,13 +101,13 @@ pub struct Cli {
     #[arg(long, value_name = "NAME", default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
 
-    /// Bytes of each ring of a connection between ranks: a power of two, 4096 to 268435456, or auto. rc-send and ucx-am have none.
+    /// Bytes of each ring of a connection between ranks: a power of two, 4K to 256M, or auto. rc-send and ucx-am have none.
     #[arg(long, value_name = "BYTES", default_value = "auto")]
     pub ring_size: RingChoice,
 
     /// Most bytes of memory that the ranks of this host may be expected to take together; a job that needs more is refused [default: what the
     /// host has, or its control group allows if that is less].
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes)]
     pub memory_limit: Option<u64>,
 
     /// What a thread does that finds no work: poll on (busy), give the core away (yield), or sleep until there is some (event). auto is busy where
@@ -263,7 +264,9 @@ impl std::str::FromStr for RingChoice {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "auto" => Ok(Self::Auto),
-            number => number.parse().map(Self::Bytes).map_err(|_| "use auto, or a number of bytes that is a power of two".to_owned()),
+            size => units::bytes(size)
+                .map(Self::Bytes)
+                .map_err(|_| "use auto, or a number of bytes that is a power of two, such as 64K".to_owned()),
         }
     }
 }
@@ -315,6 +318,16 @@ mod tests {
     }
 
     #[test]
+    fn short_options_and_units_mean_the_same_as_long_ones() {
+        let cli = parse("-n 4 -d 8 -t 500ms --warmup 20ms --ring-size 64K --memory-limit 2G").unwrap();
+        assert_eq!((cli.ranks, cli.queue_depth, cli.ring_size, cli.memory_limit), (Some(4), 8, RingChoice::Bytes(65_536), Some(2 << 30)));
+        assert!((cli.duration - 0.5).abs() < 1e-12 && (cli.warmup - 0.02).abs() < 1e-12);
+        let long = parse("--ranks 4 --queue-depth 8 --duration 0.5 --warmup 0.02 --ring-size 65536 --memory-limit 2147483648").unwrap();
+        assert_eq!((long.ranks, long.queue_depth, long.ring_size, long.memory_limit), (cli.ranks, 8, cli.ring_size, cli.memory_limit));
+        assert!((long.duration - cli.duration).abs() < 1e-12 && (long.warmup - cli.warmup).abs() < 1e-12);
+    }
+
+    #[test]
     fn verify_is_a_flag_that_can_be_turned_off() {
         assert!(parse("--verify --json -").unwrap().verify);
         assert!(!parse("--verify=false").unwrap().verify);
@@ -361,6 +374,9 @@ mod tests {
             "--distribution zipf",
             "--pin 0..3",
             "--ring-size big",
+            "--ring-size 4KB",
+            "--duration soon",
+            "--warmup 1day",
             "--ranks two",
             "--ranks -1",
             "--nonsense",

@@ -1,0 +1,58 @@
+//! Times and sizes as people write them.
+
+/// Endings of times, and their seconds. One that ends another comes behind it.
+const TIMES: [(&str, f64); 6] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+/// Endings of sizes, each also with iB behind it, and how often 1024 is in them.
+const SIZES: [(&str, u32); 3] = [("K", 1), ("M", 2), ("G", 3)];
+
+/// A time in seconds: a number, maybe with its unit, such as `0.5`, `500ms`, `10us` or `2m`.
+///
+/// # Errors
+/// What can be written. No range is checked.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    let (number, unit) = TIMES.into_iter().find_map(|(end, unit)| Some((text.strip_suffix(end)?, unit))).unwrap_or((text, 1.0));
+    let number: f64 = number.parse().map_err(|_| "use a number of seconds, or one with ns, us, ms, s, m or h, such as 500ms".to_owned())?;
+    Ok(number * unit)
+}
+
+/// A size in bytes: a whole number, maybe with its unit, such as `65536`, `64K` or `64KiB`. Units are powers of 1024.
+///
+/// # Errors
+/// What can be written.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let short = text.strip_suffix("iB").unwrap_or(text);
+    let with_unit = SIZES.into_iter().find_map(|(end, power)| Some((short.strip_suffix(end)?, 1 << (10 * power))));
+    let (number, unit) = with_unit.unwrap_or((text, 1));
+    let bytes = number.parse().ok().and_then(|number: u64| number.checked_mul(unit));
+    bytes.ok_or_else(|| "use a whole number of bytes, or one with K, M or G, such as 64K".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units_and_seconds_need_none() {
+        let times =
+            [("2", 2.0), ("0.25", 0.25), ("500ms", 0.5), ("10us", 1e-5), ("7ns", 7e-9), ("1.5s", 1.5), ("2m", 120.0), ("1h", 3600.0)];
+        for (text, expected) in times {
+            let found = seconds(text).unwrap();
+            assert!((found - expected).abs() <= expected * 1e-12, "{text}: {found}");
+        }
+        for text in ["", "s", "ms", "fast", "1 s", "1d", "1mss", "--1"] {
+            assert!(seconds(text).unwrap_err().contains("500ms"), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_units_and_bytes_need_none() {
+        for (text, expected) in
+            [("0", 0), ("4096", 4096), ("64K", 65_536), ("4M", 4 << 20), ("1G", 1 << 30), ("8KiB", 8192), ("2GiB", 2 << 30)]
+        {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+        for text in ["", "K", "iB", "1.5K", "-1", "4k", "4KB", "1iB", "99999999999G", "big"] {
+            assert!(bytes(text).unwrap_err().contains("64K"), "{text}");
+        }
+    }
+}
