@@ -49,14 +49,12 @@ pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
 /// The signals by which a user, a terminal or a service manager ends a job in order.
 const END_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// [`END_SIGNALS`], taken from their default action while this lives, and for good once [kept](Self::keep).
+/// [`END_SIGNALS`], taken from their default action for good: one that comes when the job has ended, and the process is about to, changes nothing.
 ///
 /// Only the calling thread's mask changes: make it before other threads exist.
 #[derive(Debug)]
 pub(crate) struct EndSignals {
     fd: OwnedFd,
-    /// The mask to restore on drop.
-    previous: Option<libc::sigset_t>,
 }
 
 impl EndSignals {
@@ -70,15 +68,9 @@ impl EndSignals {
         let fd = checked(unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) }.into())?;
         // SAFETY: the call succeeded, so `fd` is an open descriptor that nobody else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let mut previous = empty_signal_set();
-        // SAFETY: both sets are initialised and live.
-        let status = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut previous) };
-        if status != 0 { Err(io::Error::from_raw_os_error(status)) } else { Ok(Self { fd, previous: Some(previous) }) }
-    }
-
-    /// Leaves the signals without effect on this process, also after this is dropped: it ends already.
-    pub(crate) fn keep(&mut self) {
-        self.previous = None;
+        // SAFETY: the set is initialised and live; the previous mask is not asked for.
+        let status = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        if status != 0 { Err(io::Error::from_raw_os_error(status)) } else { Ok(Self { fd }) }
     }
 
     /// The oldest signal not yet taken.
@@ -97,15 +89,6 @@ impl EndSignals {
 impl AsRawFd for EndSignals {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
-    }
-}
-
-impl Drop for EndSignals {
-    fn drop(&mut self) {
-        if let Some(previous) = &self.previous {
-            // SAFETY: `previous` was filled by the call that blocked the signals.
-            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, previous, std::ptr::null_mut()) };
-        }
     }
 }
 

@@ -149,8 +149,8 @@ impl Launch {
     pub const MAX_RANKS: usize = MAX_RANKS;
 
     /// Runs the job. Blocks until all ranks have ended and are reaped; call it from the main thread, before any other exists (it takes
-    /// SIGINT, SIGTERM and SIGHUP for its duration). After an error it leaves these signals blocked: the process has only to say how the job
-    /// ended, and a repeated request to end must not keep it from that.
+    /// SIGINT, SIGTERM and SIGHUP, and leaves them blocked: the process has only to say how the job ended, and a request to end that comes
+    /// so late, or again, must not keep it from that).
     ///
     /// # Errors
     /// The first thing that went wrong, as [`LaunchError`].
@@ -181,11 +181,7 @@ impl Launch {
             job.keep_time(limit_ns, self.time_limit);
         }
         // What fails after an interrupt may do so because of it.
-        let failure = job.interrupt.map(|(signal, _)| LaunchError::Interrupted { signal }).or(job.failure.take());
-        failure.map_or(Ok(()), |failure| {
-            job.signals.keep();
-            Err(failure)
-        })
+        job.interrupt.map(|(signal, _)| LaunchError::Interrupted { signal }).or(job.failure).map_or(Ok(()), Err)
     }
 }
 
