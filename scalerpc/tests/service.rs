@@ -256,29 +256,6 @@ fn typed_calls_have_the_types_of_both_and_other_sizes_are_refused() {
     server.stop();
 }
 
-#[test]
-fn a_server_is_stopped_while_its_clients_call_on() {
-    let server = start("127.0.0.1:0", options(4));
-    let address = server.address;
-    let (has_called, calls) = mpsc::channel();
-    let client = thread::spawn(move || {
-        let mut client = Client::connect(address).unwrap();
-        let rdma = client.rdma();
-        let start = Instant::now();
-        while !matches!(rdma.state(), scalerpc::State::Closed(_)) {
-            while rdma.call(DEFAULT_TYPE, &[1]).is_ok() {}
-            rdma.poll();
-            while rdma.poll_completion(&mut []).is_some() {
-                let _ = has_called.send(());
-            }
-            assert!(start.elapsed() < WATCHDOG, "the server never ended");
-        }
-    });
-    (0..100).for_each(|_| calls.recv_timeout(WATCHDOG).unwrap());
-    server.stop();
-    client.join().unwrap();
-}
-
 /// Three servers, each in a thread: every client is one's, none has all, and one handle ends them.
 #[test]
 fn servers_that_share_an_address_share_the_clients() {
