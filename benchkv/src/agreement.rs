@@ -112,7 +112,7 @@ fn rank_list(ranks: &[usize]) -> String {
 /// Everything that decides what a rank sends, expects and measures. Placement is not part of it: hosts may differ.
 fn facts(options: &Options) -> Facts {
     let environment = Environment::detect();
-    let (workload, mut facts) = (&options.workload, Facts::new());
+    let (workload, mut facts) = (&options.job.workload, Facts::new());
     let mut add = |name: &str, value: &dyn Display| facts.insert(name.to_owned(), value.to_string());
     add("the version of benchkv", &env!("CARGO_PKG_VERSION"));
     add("the commit of the build", &environment.git_commit);
@@ -120,15 +120,15 @@ fn facts(options: &Options) -> Facts {
     add("the version of connection records", &EXCHANGE_VERSION);
     add("the version of results", &SCHEMA_VERSION);
     add("--backend", &options.backend);
-    add("--server-threads", &options.server_threads);
+    add("--server-threads", &options.job.topology.daemons);
     add("--client-threads", &workload.clients);
-    add("--queue-depth", &options.queue_depth);
+    add("--queue-depth", &options.job.queue_depth);
     add("--seed", &workload.seed);
     for (key, value) in fields(&Recorded::from(options)) {
         let flag = format!("--{}", key.trim_end_matches("_s").replace('_', "-"));
         add(&flag, &value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     }
-    for (key, value) in fields(&options.sizes) {
+    for (key, value) in fields(&options.job.sizes) {
         add(&format!("the computed {key}"), &value);
     }
     facts

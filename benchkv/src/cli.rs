@@ -1,6 +1,6 @@
 //! The command line as it is typed. What it means, and whether it can be run, is decided in [`crate::options`].
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use harness::affinity::PinPolicy;
@@ -9,15 +9,14 @@ use harness::report::JsonSink;
 use harness::units;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::plan::{Routing, Transport};
-use crate::output::OutputArgs;
-use crate::pace::{Arrivals, PaceArgs};
-use crate::policy::PolicyOptions;
+use crate::output::file::OutputArgs;
+use crate::pace::PaceArgs;
 use crate::port::PortOptions;
-use crate::report::ReportArgs;
 use crate::trace::TraceArgs;
 use crate::ucx::{PeerErrorsChoice, UcxArgs};
-use crate::workload::Distribution;
+use engine::policy::PolicyOptions;
+use engine::topology::{Routing, Transport};
+use engine::workload::Distribution;
 
 /// Distributed key-value benchmark of the copyrpc stack.
 ///
@@ -177,6 +176,34 @@ pub struct DoctorArgs {
     pub shm_dir: Option<PathBuf>,
 }
 
+/// Options of `benchkv report`.
+#[derive(Debug, Clone, Args)]
+pub struct ReportArgs {
+    /// Results, as `benchkv --json FILE` writes them. Those with the same options are taken together, as repeats.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// The page to write; one that exists is replaced. - writes it to standard output.
+    #[arg(short, long, value_name = "FILE.html|-", default_value = "report.html")]
+    pub output: PathBuf,
+
+    /// Also draw what daemons did over time, from the directory that `benchkv --trace DIR` wrote.
+    #[arg(long, value_name = "DIR")]
+    pub trace: Option<PathBuf>,
+
+    /// Only find out whether the files can be read, and are of jobs that were not interrupted; no page is written.
+    #[arg(long)]
+    pub check: bool,
+}
+
+impl ReportArgs {
+    /// The file that becomes the page; `None`: there is none, or it goes to standard output.
+    #[must_use]
+    pub fn page(&self) -> Option<&Path> {
+        (!self.check && self.output != Path::new("-")).then_some(&self.output)
+    }
+}
+
 /// What `--backend` asks for: a [`Routing`] and a [`Transport`] by one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -252,10 +279,21 @@ pub enum Fault {
 /// What `--ring-size` asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingChoice {
-    /// By the rule of [`crate::options::Sizes`].
+    /// By the rule of [`engine::job::Sizes`].
     Auto,
     /// This many bytes.
     Bytes(u64),
+}
+
+impl RingChoice {
+    /// The bytes, if they are given.
+    #[must_use]
+    pub const fn bytes(self) -> Option<u64> {
+        match self {
+            Self::Auto => None,
+            Self::Bytes(bytes) => Some(bytes),
+        }
+    }
 }
 
 impl std::str::FromStr for RingChoice {
@@ -281,7 +319,7 @@ macro_rules! named_by_value_enum {
     )*};
 }
 
-named_by_value_enum!(Arrivals, BackendKind, ClientKind, WaitChoice, Fault, PeerErrorsChoice);
+named_by_value_enum!(BackendKind, ClientKind, WaitChoice, Fault, PeerErrorsChoice);
 
 #[cfg(test)]
 mod tests {

@@ -11,20 +11,19 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use benchkv::agreement::{AgreementError, agree};
-use benchkv::backend::composed::Composed;
-use benchkv::backend::plan::Transport;
-use benchkv::cli::{Cli, Command, DoctorArgs};
+use benchkv::cli::{Cli, Command, DoctorArgs, ReportArgs};
 use benchkv::doctor::{Diagnosis, probe};
 use benchkv::launcher::LauncherKind;
-use benchkv::message::{Request, Response};
 use benchkv::options::Options;
 use benchkv::orchestrate::{RankError, process, run_rank};
-use benchkv::output::{self, OutputFile};
+use benchkv::output::{self, file::OutputFile};
 use benchkv::progress::Progress;
-use benchkv::report::ReportArgs;
 use benchkv::result::{Conditions, JobResult};
 use benchkv::trace::TraceOptions;
 use clap::Parser;
+use engine::backend::composed::Composed;
+use engine::message::{Request, Response};
+use engine::topology::Transport;
 use harness::clock::Clock;
 use harness::counters::{self, PortCounters};
 use harness::echo::{self, Echo, EchoError, EchoResult};
@@ -133,8 +132,13 @@ fn launch(cli: Cli) -> ExitCode {
     }
     say(&options.to_string());
     let args = std::env::args_os().skip(1).collect();
-    let launch =
-        Launch { ranks: options.workload.ranks, args, environment: environment(&options), time_limit: options.time_limit(), grace: GRACE };
+    let launch = Launch {
+        ranks: options.job.workload.ranks,
+        args,
+        environment: environment(&options),
+        time_limit: options.time_limit(),
+        grace: GRACE,
+    };
     match launch.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(error.exit_code(), &error),
@@ -152,21 +156,21 @@ fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
 fn check_output(options: &Options) -> Result<(), String> {
     options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
     options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
-    output::check_apart(options)?;
+    output::check_apart(options.json.as_ref(), options.output.as_ref(), options.trace.as_ref().map(|trace| trace.dir.as_path()))?;
     options.trace.as_ref().map_or(Ok(()), TraceOptions::check).map_err(|error| format!("--trace: {error}"))
 }
 
 /// Whether what carries requests can be loaded.
 fn check_library(options: &Options) -> Result<(), String> {
     match options.backend.transport() {
-        Transport::UcxAm => benchkv::ucx::load().map(drop).map_err(|error| error.to_string()),
+        Transport::UcxAm => engine::ucx::load().map(drop).map_err(|error| error.to_string()),
         Transport::Copyrpc | Transport::RcSend => Ok(()),
     }
 }
 
 /// Whether the device that ranks will open is there.
 fn check_device(options: &Options) -> Result<(), String> {
-    let is_opened = options.workload.ranks > 1 && options.backend.transport() != Transport::UcxAm;
+    let is_opened = options.job.workload.ranks > 1 && options.backend.transport() != Transport::UcxAm;
     let checked = if is_opened { options.device.check() } else { Ok(()) };
     checked.map_err(|error| format!("--device {}: {error}", options.device))
 }
@@ -201,18 +205,18 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     };
     announce(&options, rank);
     let is_first_here = options.launcher.local_rank(rank) == Some(0);
-    if let Some(few) = allow_open_files(options.topology().open_files()).err().filter(|_| is_first_here) {
+    if let Some(few) = allow_open_files(options.job.topology.open_files()).err().filter(|_| is_first_here) {
         say(&format!("rank {rank}: {few}"));
     }
     let never = || false;
     let clock = Clock::detect();
     let unix_echo = if rank == 0 && options.echo { baselines(&options, &clock)? } else { Vec::new() };
     exchange.barrier(EXCHANGE_LIMIT, &never)?;
-    let backend = Composed::new(&options, rank)?;
+    let backend = Composed::new(&options.job, options.site(rank, std::process::id())?)?;
     let look = || if is_first_here { counters::read(Path::new(counters::SYSFS)) } else { PortCounters::new() };
     let before = look();
-    let Options { warmup, runs, duration, .. } = options;
-    let progress = if rank == 0 { Progress::on_terminal(warmup, runs, duration) } else { Progress::hidden() };
+    let Options { warmup, duration, .. } = options;
+    let progress = if rank == 0 { Progress::on_terminal(warmup, options.job.runs, duration) } else { Progress::hidden() };
     let mut report = run_rank(&options, &backend, exchange, clock, &progress)?;
     drop(progress);
     report.add_hardware_counters(before, look());
@@ -252,7 +256,7 @@ fn announce(options: &Options, rank: usize) {
 
 /// The Unix-socket echo one at a time, and as deep as the job where the socket allows it.
 fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoError> {
-    let mut depths = vec![1, options.queue_depth.min(echo::MAX_DEPTH)];
+    let mut depths = vec![1, options.job.queue_depth.min(echo::MAX_DEPTH)];
     depths.dedup();
     let (request_bytes, reply_bytes) = (size_of::<Request>(), size_of::<Response>());
     depths.into_iter().map(|depth| Echo { depth, request_bytes, reply_bytes, duration: ECHO_DURATION }.measure(clock)).collect()
@@ -261,7 +265,7 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoEr
 /// Writes the result wherever it was asked for, and says what is wrong with it; the exit status is that of the worst. An interrupted one has a
 /// status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
-    let table = options.output.as_ref().map_or(Ok(()), |file| file.write(result));
+    let table = options.output.as_ref().map_or(Ok(()), |file| output::write(file, result));
     let mut unwritten = print(result, &result.to_string(), options.json.as_ref());
     unwritten.extend(table.err().map(|error| format!("--output: {error}")));
     unwritten.extend(result.trace_failure.as_ref().map(|failure| format!("--trace: {failure}")));

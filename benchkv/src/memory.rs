@@ -9,13 +9,13 @@ use harness::report::bytes;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::backend::plan::{Topology, Transport};
 use crate::cli::ClientKind;
-use crate::options::Sizes;
-use crate::store::Shard;
-use crate::trace::recorder::Recorder;
-use crate::verify::Verifier;
-use crate::workload::{Access, PATTERN_LEN, Workload};
+use engine::job::Sizes;
+use engine::store::Shard;
+use engine::topology::{Topology, Transport};
+use engine::trace::recorder::Recorder;
+use engine::verify::Verifier;
+use engine::workload::{Access, PATTERN_LEN, Workload};
 
 /// A message of the shared-memory crates: 16 bytes and a payload of at most 48.
 const SLOT_BYTES: u64 = 64;

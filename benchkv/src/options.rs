@@ -6,6 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use copyrpc::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
+use engine::backend::BackendError;
+use engine::backend::plan::Site;
+use engine::job::{Job, Sizes};
+use engine::pace::{Arrivals, Pace};
+use engine::topology::{Topology, Transport};
+use engine::ucx::PeerErrors;
 use harness::affinity::{AffinityError, PinPolicy, Plan, Threads};
 use harness::device::DeviceChoice;
 use harness::hosts::{Hosts, HostsError};
@@ -13,25 +19,24 @@ use harness::launcher::Launch;
 use harness::report::{self, JsonSink};
 use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
+use shm::dir::Dir;
 use shm::sleep::POLL_SLICE;
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
-use crate::backend::plan::{Routing, Topology, Transport};
 use crate::cli::{BackendKind, Cli, ClientKind, Fault, RingChoice, WaitChoice};
 use crate::control::MAX_DAEMONS;
-use crate::drain;
 use crate::launcher::Launcher;
 use crate::memory::{Memory, MemoryLimit, OverLimit};
-use crate::message::Request;
-use crate::output::OutputFile;
-use crate::pace::{Arrivals, Pace};
-use crate::policy::PolicyOptions;
+use crate::output::file::OutputFile;
+use crate::policies;
 use crate::port::PortOptions;
-use crate::store::Shard;
+use crate::range::{RangeError, range};
 use crate::trace::TraceOptions;
-use crate::ucx::PeerErrors;
-use crate::workload::{Distribution, Workload};
+use engine::drain;
+use engine::policy::PolicyOptions;
+use engine::store::Shard;
+use engine::workload::{Distribution, Workload};
 
 /// Ranks that the local launcher starts unless told.
 const DEFAULT_RANKS: usize = 2;
@@ -47,18 +52,9 @@ const MAX_VERIFIED_SECONDS: f64 = 600.0;
 /// An option cannot be honoured.
 #[derive(Debug, Error)]
 pub enum OptionError {
-    /// A number is outside its range.
-    #[error("{flag} {given}: {why}; legal is {legal}")]
-    Range {
-        /// The option.
-        flag: &'static str,
-        /// Its value as given.
-        given: String,
-        /// What is wrong with it.
-        why: &'static str,
-        /// The legal values, or what to do.
-        legal: String,
-    },
+    /// A value cannot be honoured.
+    #[error(transparent)]
+    Range(#[from] RangeError),
     /// The cores cannot be used as asked.
     #[error("--pin: {0}")]
     Pin(#[from] AffinityError),
@@ -90,81 +86,25 @@ pub enum OptionError {
     },
 }
 
-/// Sizes computed from the options; printed before the start and recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sizes {
-    /// Bytes of each ring of a connection between ranks, 0 where there are none (`rc-send`, `ucx-am`). `auto`: the power of two not below 4 x
-    /// operations in flight on it x padded message.
-    pub ring_bytes: u64,
-    /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with other backends: the power of two not below
-    /// all operations of the rank's clients, 16 to 1024, and fewer where a rank's connections would have more than 32768 together. What exceeds
-    /// it waits in the daemon's backlog.
-    pub window: usize,
-    /// Words of the delegation ring: two for each client of the rank, as [`delegationrpc::ring_depth_for`] says.
-    pub ring_slots: usize,
-    /// Requests in flight on a flux channel: the power of two not below the operations of all ranks, 256 to 65536. What exceeds it waits in the daemon's backlog.
-    pub flux_in_flight: usize,
-    /// Slots of a flux channel: four times the requests in flight, at least 1024.
-    pub flux_capacity: usize,
-}
-
-impl Sizes {
-    fn compute(ring: RingChoice, topology: &Topology, queue_depth: usize) -> Self {
-        let in_flight = topology.clients * queue_depth;
-        // A client's own connection carries what that client has in flight, any other what all clients of the rank have.
-        let in_flight_per_ring = if topology.routing == Routing::Direct { queue_depth } else { in_flight };
-        // The header of 12 bytes is copyrpc's; messages are padded to 32.
-        let padded_message = (12 + size_of::<Request>()).next_multiple_of(32);
-        let ring_bytes = match ring {
-            _ if topology.is_by_message() => 0,
-            RingChoice::Bytes(bytes) => bytes,
-            RingChoice::Auto => ((4 * in_flight_per_ring * padded_message) as u64).next_power_of_two().max(*RING_BYTES.start()),
-        };
-        let window = in_flight.next_power_of_two().min(1 << (32_768 / topology.ranks).ilog2()).clamp(16, 1024);
-        let flux_in_flight = (topology.ranks * in_flight).next_power_of_two().clamp(256, 65_536);
-        Self {
-            ring_bytes,
-            window: if topology.is_by_message() { window } else { 0 },
-            ring_slots: delegationrpc::ring_depth_for(topology.clients),
-            flux_in_flight,
-            flux_capacity: (4 * flux_in_flight).max(1024),
-        }
-    }
-}
-
 /// A job that can be run.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The topology.
+    /// What is run.
+    pub job: Job,
+    /// The name of its topology.
     pub backend: BackendKind,
     /// What carries requests to other ranks, but for `ucx-am`.
     pub device: DeviceChoice,
     /// What is asked of its port.
     pub port: PortOptions,
-    /// Whether UCX notices dead peers; `None` with other backends than `ucx-am`.
-    pub ucx_errors: Option<PeerErrors>,
-    /// Daemon threads per rank.
-    pub server_threads: usize,
     /// What its clients are.
     pub clients: ClientKind,
-    /// Operations each client keeps outstanding.
-    pub queue_depth: usize,
-    /// The open loop; `None`: closed.
-    pub pace: Option<Pace>,
     /// Length of a measured run.
     pub duration: Duration,
-    /// Measured runs.
-    pub runs: usize,
     /// Load before the first run.
     pub warmup: Duration,
-    /// Ranks, clients per rank, keys, ratios, seed, verification.
-    pub workload: Workload,
-    /// Computed sizes.
-    pub sizes: Sizes,
     /// What the ranks of this host will take of the memory.
     pub memory: Memory,
-    /// What daemons and connections leave for later.
-    pub policies: PolicyOptions,
     /// Time series of the daemons, if they are wanted.
     pub trace: Option<TraceOptions>,
     /// What an idle thread does.
@@ -216,9 +156,9 @@ impl Options {
         check_ring(cli.ring_size, cli.backend.transport())?;
         let pace = cli.pace.resolve()?;
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
-            return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()));
+            return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()).into());
         }
-        let ucx_errors = cli.ucx.resolve(&cli, launcher.hosts.len())?;
+        let ucx_errors = cli.ucx.resolve(cli.backend.transport(), &cli.device, &cli.port, launcher.hosts.len())?;
         let device = cli.device.resolve();
         cli.port.check(&device)?;
         if ucx_errors.is_none() && device.is_soft() && launcher.hosts.len() > 1 {
@@ -234,10 +174,16 @@ impl Options {
             verify: cli.verify,
             seed: cli.seed,
         };
-        let topology = Topology::new(cli.backend, ranks, cli.server_threads, cli.client_threads);
-        cli.policies.check(cli.backend, ranks)?;
+        let topology = Topology {
+            routing: cli.backend.routing(),
+            transport: cli.backend.transport(),
+            ranks,
+            daemons: cli.server_threads,
+            clients: cli.client_threads,
+        };
+        policies::check(&cli.policies, cli.backend, ranks)?;
         cli.trace.check()?;
-        let sizes = Sizes::compute(cli.ring_size, &topology, cli.queue_depth);
+        let sizes = Sizes::compute(cli.ring_size.bytes(), &topology, cli.queue_depth);
         let ranks_here = launcher.ranks_here.len();
         let memory = Memory::of_rank(&topology, &sizes, &workload, cli.queue_depth, cli.runs)
             .with_clients(cli.clients, &topology)
@@ -252,22 +198,26 @@ impl Options {
             WaitChoice::Event => WaitStrategy::Event,
             WaitChoice::Auto => WaitStrategy::auto(threads.total(), plan.usable_cores.len()),
         };
-        Ok(Self {
-            device,
-            port: cli.port,
-            ucx_errors,
-            backend: cli.backend,
-            server_threads: cli.server_threads,
-            clients: cli.clients,
+        let job = Job {
+            topology,
             queue_depth: cli.queue_depth,
             pace,
-            duration: Duration::from_secs_f64(cli.duration),
             runs: cli.runs,
-            warmup: Duration::from_secs_f64(cli.warmup),
             workload,
             sizes,
-            memory,
             policies: cli.policies,
+            ucx_errors,
+            corrupts_value: cli.fault.is_some(),
+        };
+        Ok(Self {
+            job,
+            device,
+            port: cli.port,
+            backend: cli.backend,
+            clients: cli.clients,
+            duration: Duration::from_secs_f64(cli.duration),
+            warmup: Duration::from_secs_f64(cli.warmup),
+            memory,
             trace: cli.trace.options(),
             wait,
             launcher,
@@ -282,16 +232,19 @@ impl Options {
         })
     }
 
-    /// The threads of the job and the connections between them.
-    #[must_use]
-    pub const fn topology(&self) -> Topology {
-        Topology::new(self.backend, self.workload.ranks, self.server_threads, self.workload.clients)
-    }
-
     /// The device to open; software devices meet in `shm_dir`.
     #[must_use]
     pub fn device_spec(&self, shm_dir: &Path) -> DeviceSpec {
         self.port.on(self.device.spec(Some(shm_dir)))
+    }
+
+    /// Where `rank` is, its daemons in process `process`: opens the shared-memory directory.
+    ///
+    /// # Errors
+    /// [`BackendError::Setup`] with the directory's reason.
+    pub fn site(&self, rank: usize, process: u32) -> Result<Site, BackendError> {
+        let dir = Dir::open(self.shm_dir.as_deref()).map_err(|e| BackendError::setup("the shared-memory directory", e))?;
+        Ok(Site { rank, process, device: self.device_spec(dir.path()), dir })
     }
 
     /// What carries requests to other ranks, as it can be asked for; UCX chooses by itself.
@@ -302,30 +255,30 @@ impl Options {
     /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
     #[must_use]
     pub fn time_limit(&self) -> Duration {
-        self.warmup + self.duration * self.runs as u32 + Duration::from_secs(60) + drain::LONGEST + self.longest_hold()
+        self.warmup + self.duration * self.job.runs as u32 + Duration::from_secs(60) + drain::LONGEST + self.longest_hold()
     }
 
     /// Maximum time for which a policy holds requests back: until the last of a daemon's connections may send its first.
     #[must_use]
     pub fn longest_hold(&self) -> Duration {
-        let stagger = Duration::from_secs_f64(self.policies.initial_stagger_us.unwrap_or(0.0) / 1e6);
-        stagger * self.workload.ranks as u32
+        let stagger = Duration::from_secs_f64(self.job.policies.initial_stagger_us.unwrap_or(0.0) / 1e6);
+        stagger * self.job.workload.ranks as u32
     }
 }
 
 /// The plan of a run, printed before it starts.
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { workload, sizes, .. } = self;
+        let Job { workload, sizes, topology, queue_depth, .. } = &self.job;
         writeln!(
             f,
             "backend {}, {} device, {} x ({} + {}), depth {}",
             self.backend,
             self.carried_by(),
             report::plural(workload.ranks, "rank"),
-            report::plural(self.server_threads, "daemon"),
+            report::plural(topology.daemons, "daemon"),
             report::plural(workload.clients, "client"),
-            self.queue_depth
+            queue_depth
         )?;
         writeln!(
             f,
@@ -354,11 +307,11 @@ impl fmt::Display for Options {
         if self.port != PortOptions::default() {
             writeln!(f, "port: {}", self.port)?;
         }
-        if let Some(errors) = self.ucx_errors {
+        if let Some(errors) = self.job.ucx_errors {
             writeln!(f, "errors of UCX's endpoints: {errors}")?;
         }
-        if self.policies != PolicyOptions::default() {
-            writeln!(f, "policies: {}", self.policies)?;
+        if self.job.policies != PolicyOptions::default() {
+            writeln!(f, "policies: {}", self.job.policies)?;
         }
         if let Some(trace) = &self.trace {
             writeln!(f, "traces to {}, a sample every {} rounds", trace.dir.display(), trace.interval)?;
@@ -366,17 +319,17 @@ impl fmt::Display for Options {
         if self.clients == ClientKind::Processes {
             writeln!(f, "each client is a process of its own")?;
         }
-        if let Some(Pace { rate, arrivals }) = self.pace {
+        if let Some(Pace { rate, arrivals }) = self.job.pace {
             writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
         }
         writeln!(f, "{}", self.memory)?;
         writeln!(f, "{}\n{}", self.launcher, self.plan)?;
-        let (warmup, runs, duration) = (self.warmup, self.runs, self.duration);
+        let (warmup, runs, duration) = (self.warmup, self.job.runs, self.duration);
         write!(f, "warm-up {warmup:?}, {} of {duration:?}", report::plural(runs, "run"))
     }
 }
 
-fn check_count(flag: &'static str, given: u64, limit: u64, need: &'static str) -> Result<(), OptionError> {
+fn check_count(flag: &'static str, given: u64, limit: u64, need: &'static str) -> Result<(), RangeError> {
     match given {
         0 => Err(range(flag, given, need, format!("1 to {limit}"))),
         _ if given > limit => Err(range(flag, given, "more than is supported", format!("1 to {limit}"))),
@@ -384,7 +337,7 @@ fn check_count(flag: &'static str, given: u64, limit: u64, need: &'static str) -
     }
 }
 
-fn check_counts(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
+fn check_counts(cli: &Cli, ranks: usize) -> Result<(), RangeError> {
     let counts = [
         ("--server-threads", cli.server_threads as u64, MAX_DAEMONS as u64, "a rank needs a daemon to hold its keys"),
         ("--client-threads", cli.client_threads as u64, 256, "a rank needs a client to make requests"),
@@ -403,7 +356,7 @@ fn check_counts(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     Ok(())
 }
 
-fn check_times(cli: &Cli) -> Result<(), OptionError> {
+fn check_times(cli: &Cli) -> Result<(), RangeError> {
     for (flag, given, least) in [("--duration", cli.duration, SHORTEST_RUN_S), ("--warmup", cli.warmup, 0.0)] {
         if !(least..=3600.0).contains(&given) {
             return Err(range(flag, given, "outside what is supported", format!("{least} to 3600 seconds")));
@@ -417,7 +370,7 @@ fn check_times(cli: &Cli) -> Result<(), OptionError> {
     Ok(())
 }
 
-fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
+fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), RangeError> {
     for (flag, given) in [("--read-ratio", Some(cli.read_ratio)), ("--remote-ratio", cli.remote_ratio)] {
         if let Some(given) = given.filter(|given| !(0.0..=1.0).contains(given)) {
             return Err(range(flag, given, "a share lies between none and all", "0 to 1".to_owned()));
@@ -431,7 +384,7 @@ fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), OptionError> {
     }
 }
 
-fn check_ring(ring: RingChoice, transport: Transport) -> Result<(), OptionError> {
+fn check_ring(ring: RingChoice, transport: Transport) -> Result<(), RangeError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
     let legal = format!("auto, or a power of two from {} to {}", RING_BYTES.start(), RING_BYTES.end());
     match given {
@@ -443,10 +396,6 @@ fn check_ring(ring: RingChoice, transport: Transport) -> Result<(), OptionError>
         _ if !given.is_power_of_two() => Err(range("--ring-size", given, "not a power of two", legal)),
         _ => Ok(()),
     }
-}
-
-pub(crate) fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> OptionError {
-    OptionError::Range { flag, given: given.to_string(), why, legal }
 }
 
 /// What was asked for, as recorded in a result.
@@ -498,24 +447,25 @@ pub struct Recorded {
 
 impl From<&Options> for Recorded {
     fn from(options: &Options) -> Self {
-        let workload = &options.workload;
+        let job = &options.job;
+        let workload = &job.workload;
         Self {
             device: options.carried_by(),
             port: options.port,
-            ucx_errors: options.ucx_errors,
-            policies: options.policies.clone(),
+            ucx_errors: job.ucx_errors,
+            policies: job.policies.clone(),
             trace: options.trace.clone(),
             duration_s: options.duration.as_secs_f64(),
             warmup_s: options.warmup.as_secs_f64(),
-            runs: options.runs,
+            runs: job.runs,
             key_range: workload.key_range,
             read_ratio: workload.read_ratio,
             remote_ratio: workload.remote_ratio,
             distribution: workload.distribution,
             verify: workload.verify,
             clients: options.clients,
-            rate: options.pace.map(|pace| pace.rate),
-            arrivals: options.pace.map(|pace| pace.arrivals),
+            rate: job.pace.map(|pace| pace.rate),
+            arrivals: job.pace.map(|pace| pace.arrivals),
             wait: options.wait.to_string(),
             pin: options.pin.to_string(),
             shm_dir: options.shm_dir.clone(),

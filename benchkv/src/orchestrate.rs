@@ -8,7 +8,7 @@
 //! clients of *all* ranks have drained.
 //!
 //! When the user interrupts the job, ranks cut what they are at short, agree on that where they would next have met, and drain. How long a drain
-//! goes on is in [`drain`](crate::drain).
+//! goes on is in [`drain`](engine::drain).
 
 pub mod process;
 mod records;
@@ -29,16 +29,18 @@ use shm::memfd::MemfdCreateError;
 use shm::sleep::{SLICE, Sleeper};
 use thiserror::Error;
 
-use crate::activity::{ActivityLog, WorkerReport};
-use crate::backend::{Backend, BackendError, Daemon, Endpoints, Records, Worker};
 use crate::cli::ClientKind;
-use crate::client::ClientReport;
-use crate::control::{Control, Phase};
-use crate::drain::{DAEMON_SLEEP, Drain, End, LOOK_INTERVAL, View};
+use crate::control::Control;
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::result::{Course, RankReport};
-use crate::trace::recorder::Recorder;
+use engine::activity::{ActivityLog, WorkerReport};
+use engine::backend::{Backend, BackendError, Daemon, Endpoints, Records};
+use engine::client::ClientReport;
+use engine::drain::{DAEMON_SLEEP, Drain, End, LOOK_INTERVAL, View};
+use engine::phase::Phase;
+use engine::topology::Worker;
+use engine::trace::recorder::Recorder;
 use process::{ClientNews, ClientProcess};
 use records::Record;
 use seat::Seat;
@@ -222,10 +224,10 @@ impl<B: Backend> Rank<'_, B> {
         let give_up = || control.is_stopped();
         self.progress.enter(Phase::Ready);
         let mut assembly = Assembly::new();
-        let daemons = self.start(scope, &mut assembly, (0..options.server_threads).map(Worker::Daemon), Self::daemon_thread)?;
+        let daemons = self.start(scope, &mut assembly, (0..options.job.topology.daemons).map(Worker::Daemon), Self::daemon_thread)?;
         self.await_open(&mut assembly, daemons.len(), "a daemon")?;
         let work = if options.clients == ClientKind::Processes { Self::client_process } else { Self::client_thread };
-        let clients = self.start(scope, &mut assembly, (0..options.workload.clients).map(Worker::Client), work)?;
+        let clients = self.start(scope, &mut assembly, (0..options.job.workload.clients).map(Worker::Client), work)?;
         self.await_open(&mut assembly, clients.len(), "a client")?;
         self.exchange_records(assembly, exchange)?;
         exchange.barrier(SETUP_LIMIT, &give_up)?;
@@ -262,7 +264,7 @@ impl<B: Backend> Rank<'_, B> {
         exchange.catch_interrupts()?;
         self.enter(Phase::WarmUp);
         exchange.sleep(options.warmup, &give_up)?;
-        for run in 0..options.runs {
+        for run in 0..options.job.runs {
             self.enter(Phase::Between);
             // All decide by the same answers, or some would wait for others that have gone on.
             let interrupted = exchange.all_gather(&[exchange.is_interrupted().into()], BARRIER_LIMIT, &give_up)?;
@@ -285,7 +287,7 @@ impl<B: Backend> Rank<'_, B> {
         let mut drain = Drain::new(self.clock.now_ns(), self.options.longest_hold());
         loop {
             let has_drained = self.await_end(clients, LOOK_INTERVAL);
-            let daemons = self.control.drain_progress(self.options.server_threads);
+            let daemons = self.control.drain_progress(self.options.job.topology.daemons);
             let view = drain.look(self.clock.now_ns(), has_drained, exchange.is_interrupted(), &daemons);
             let encoded = serde_json::to_vec(&view).unwrap_or_default();
             let parts = exchange.all_gather(&encoded, BARRIER_LIMIT, &give_up)?;
@@ -399,7 +401,7 @@ impl<B: Backend> Rank<'_, B> {
         }
         let mut waiter = self.options.wait.waiter();
         let now_ns = || self.clock.now_ns();
-        let mut log = ActivityLog::new(self.options.runs, now_ns());
+        let mut log = ActivityLog::new(self.options.job.runs, now_ns());
         let mut series = self.options.trace.as_ref().map(|trace| Recorder::new(trace.interval, self.options.wait));
         while !self.control.is_stopped() {
             let phase = self.control.steering().phase();

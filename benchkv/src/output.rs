@@ -2,42 +2,18 @@
 //! appending would make a table of which nobody knows how much is of one job, and of one version.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
-use clap::Args;
-use harness::file::{self, WriteError};
+use harness::file::WriteError;
 use harness::report::JsonSink;
 use thiserror::Error;
 
-use crate::options::Options;
+use self::file::{Format, OutputFile};
 use crate::result::{Cell, JobResult, columns, rows};
 use crate::trace::TraceFile;
 
+pub mod file;
 #[cfg(feature = "parquet")]
 mod parquet;
-
-/// Options for it.
-#[derive(Debug, Clone, Args)]
-pub struct OutputArgs {
-    /// Also write the result as a flat table: a row for the job, for each run and for each rank. The name ends in .csv, or in .parquet where
-    /// benchkv is built with the feature parquet; a file of that name is replaced.
-    #[arg(long, value_name = "FILE.csv|FILE.parquet")]
-    pub output: Option<OutputFile>,
-}
-
-/// Where the table goes, and as what.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutputFile {
-    path: PathBuf,
-    format: Format,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
-    Csv,
-    #[cfg(feature = "parquet")]
-    Parquet,
-}
 
 /// The table cannot be written.
 #[derive(Debug, Error)]
@@ -56,54 +32,17 @@ impl OutputError {
     }
 }
 
-impl FromStr for OutputFile {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let path = PathBuf::from(text);
-        let format = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("csv") => Format::Csv,
-            #[cfg(feature = "parquet")]
-            Some("parquet") => Format::Parquet,
-            #[cfg(not(feature = "parquet"))]
-            Some("parquet") => {
-                return Err(
-                    "this build writes no Parquet: build benchkv with --features parquet, or name a file that ends in .csv".to_owned()
-                );
-            }
-            _ => return Err("the name says the format: it has to end in .csv or .parquet".to_owned()),
-        };
-        Ok(Self { path, format })
-    }
-}
-
-impl OutputFile {
-    /// Finds out before a long run whether the table can be written at its end. Changes nothing.
-    ///
-    /// # Errors
-    /// The system's reason.
-    pub fn check(&self) -> Result<(), OutputError> {
-        Ok(file::check(&self.path)?)
-    }
-
-    /// Writes the table of `result`, in place of what the file was.
-    ///
-    /// # Errors
-    /// The system's reason; a partly written file is not left behind.
-    pub fn write(&self, result: &JobResult) -> Result<(), OutputError> {
-        let content = match self.format {
-            Format::Csv => csv(result)?,
-            #[cfg(feature = "parquet")]
-            Format::Parquet => parquet::encode(result).map_err(OutputError::encode)?,
-        };
-        Ok(file::write(&self.path, &content)?)
-    }
-
-    /// The file.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
+/// Writes the table of `result`, in place of what the file was.
+///
+/// # Errors
+/// The system's reason; a partly written file is not left behind.
+pub fn write(file: &OutputFile, result: &JobResult) -> Result<(), OutputError> {
+    let content = match file.format {
+        Format::Csv => csv(result)?,
+        #[cfg(feature = "parquet")]
+        Format::Parquet => parquet::encode(result).map_err(OutputError::encode)?,
+    };
+    Ok(harness::file::write(file.path(), &content)?)
 }
 
 /// Refuses files of a job of which one would be written over another, by whatever names: `--json`, `--output`, and the series in `--trace`.
@@ -111,12 +50,11 @@ impl OutputFile {
 ///
 /// # Errors
 /// The two options, with what they are given, and what to do.
-pub fn check_apart(options: &Options) -> Result<(), String> {
-    let json = options.json.as_ref().and_then(|sink| if let JsonSink::File(path) = sink { Some(path.as_path()) } else { None });
-    let (output, trace) = (options.output.as_ref().map(OutputFile::path), options.trace.as_ref().map(|trace| trace.dir.as_path()));
-    let places = [("--json", json), ("--output", output), ("--trace", trace)];
+pub fn check_apart(json: Option<&JsonSink>, output: Option<&OutputFile>, trace: Option<&Path>) -> Result<(), String> {
+    let json = json.and_then(|sink| if let JsonSink::File(path) = sink { Some(path.as_path()) } else { None });
+    let places = [("--json", json), ("--output", output.map(OutputFile::path)), ("--trace", trace)];
     let places: Vec<(&str, &Path, PathBuf)> =
-        places.into_iter().filter_map(|(flag, path)| Some((flag, path?, file::location(path?).ok()?))).collect();
+        places.into_iter().filter_map(|(flag, path)| Some((flag, path?, harness::file::location(path?).ok()?))).collect();
     let is_in = |dir: &Path, file: &Path| file.parent() == Some(dir) && TraceFile::is_named(file);
     for (number, (flag, path, place)) in places.iter().enumerate() {
         let clash = places.iter().skip(number + 1).find(|(_, _, other)| other == place || is_in(other, place));

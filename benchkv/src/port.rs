@@ -5,7 +5,7 @@ use harness::device::DeviceChoice;
 use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::options::{OptionError, range};
+use crate::range::{RangeError, range};
 
 /// What is asked of the port; what is not keeps the driver's default. Recorded in results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ impl PortOptions {
     ///
     /// # Errors
     /// The first of them.
-    pub fn check(&self, device: &DeviceChoice) -> Result<(), OptionError> {
+    pub fn check(&self, device: &DeviceChoice) -> Result<(), RangeError> {
         match (device, self.given().next()) {
             (DeviceChoice::Auto | DeviceChoice::Soft(_), Some((flag, value))) => {
                 Err(range(flag, value, "the software device has no port", "none without a hardware --device, such as mlx5_0".to_owned()))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use harness::report::plural;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::control::Phase;
+use engine::phase::Phase;
 
 /// The line is drawn at most so often per second: the core it is drawn on is one that is measured.
 const DRAWS_PER_SECOND: u8 = 4;

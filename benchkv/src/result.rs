@@ -15,11 +15,12 @@ use harness::environment::Environment;
 use harness::hist::{LatencyHistogram, LatencySummary};
 use serde::{Deserialize, Serialize};
 
-use crate::activity::{ActivityRates, WorkerReport};
 use crate::cli::BackendKind;
 use crate::launcher::Launcher;
 use crate::memory::Memory;
-use crate::options::{Recorded, Sizes};
+use crate::options::Recorded;
+use engine::activity::{ActivityRates, WorkerReport};
+use engine::job::Sizes;
 
 mod open_loop;
 mod read;

@@ -8,12 +8,11 @@ use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use engine::trace::Sample;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::options::{OptionError, range};
-
-pub mod recorder;
+use crate::range::{RangeError, range};
 
 /// The header line: names with units, in the order of the fields of [`Sample`].
 pub const COLUMNS: [&str; 14] = [
@@ -38,59 +37,24 @@ const MAX_INTERVAL: u64 = 1_000_000_000;
 /// Place of the one column that may be empty.
 const RUN: usize = 1;
 
-/// How a daemon stood at a time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sample {
-    /// Since this rank's warm-up began.
-    pub time_ns: u64,
-    /// The measured run it lies in, from 0; `None` (an empty field): in none.
-    pub run: Option<u16>,
-    /// Counter: rounds over all phases.
-    pub loops: u64,
-    /// Counter: completions taken.
-    pub cqes: u64,
-    /// Counter: messages that rounds moved, of clients, daemons and other ranks.
-    pub moved: u64,
-    /// Counter: messages in WRITEs to other ranks.
-    pub messages: u64,
-    /// Counter: WRITEs posted to other ranks.
-    pub writes: u64,
-    /// Counter: flushes that posted nothing because copyrpc's batch window was full.
-    pub window_stalls: u64,
-    /// Requests sent to other ranks and not answered yet.
-    pub outstanding: u64,
-    /// Requests that wait on their way out of the daemon.
-    pub backlog: u64,
-    /// Answers of other ranks that wait to be released together.
-    pub held: u64,
-    /// How long answers are held at most; 0: not.
-    pub hold_ns: u64,
-    /// Polls added to a round while they find nothing.
-    pub poll_budget: u64,
-    /// From a flush to the next completion, smoothed; 0 while no policy asks for it.
-    pub rtt_ns: u64,
+/// The values of a sample, in the order of [`COLUMNS`].
+fn fields(sample: &Sample) -> [Option<u64>; COLUMNS.len()] {
+    let Sample { time_ns, run, loops, cqes, moved, messages, writes, window_stalls, .. } = *sample;
+    let Sample { outstanding, backlog, held, hold_ns, poll_budget, rtt_ns, .. } = *sample;
+    let head = [time_ns, 0, loops, cqes, moved, messages, writes, window_stalls];
+    let tail = [outstanding, backlog, held, hold_ns, poll_budget, rtt_ns];
+    let mut fields = [None; COLUMNS.len()];
+    fields.iter_mut().zip(head.into_iter().chain(tail)).for_each(|(field, value)| *field = Some(value));
+    fields[RUN] = run.map(u64::from);
+    fields
 }
 
-impl Sample {
-    /// In the order of [`COLUMNS`].
-    fn fields(&self) -> [Option<u64>; COLUMNS.len()] {
-        let Self { time_ns, run, loops, cqes, moved, messages, writes, window_stalls, .. } = *self;
-        let Self { outstanding, backlog, held, hold_ns, poll_budget, rtt_ns, .. } = *self;
-        let head = [time_ns, 0, loops, cqes, moved, messages, writes, window_stalls];
-        let tail = [outstanding, backlog, held, hold_ns, poll_budget, rtt_ns];
-        let mut fields = [None; COLUMNS.len()];
-        fields.iter_mut().zip(head.into_iter().chain(tail)).for_each(|(field, value)| *field = Some(value));
-        fields[RUN] = run.map(u64::from);
-        fields
-    }
-
-    /// The inverse of [`fields`](Self::fields); what is missing is 0.
-    fn from_fields(fields: [Option<u64>; COLUMNS.len()]) -> Self {
-        let run = fields[RUN].map(|run| run as u16);
-        let [time_ns, _, loops, cqes, moved, messages, writes, window_stalls, rest @ ..] = fields.map(Option::unwrap_or_default);
-        let [outstanding, backlog, held, hold_ns, poll_budget, rtt_ns] = rest;
-        Self { time_ns, run, loops, cqes, moved, messages, writes, window_stalls, outstanding, backlog, held, hold_ns, poll_budget, rtt_ns }
-    }
+/// The inverse of [`fields`]; what is missing is 0.
+fn from_fields(fields: [Option<u64>; COLUMNS.len()]) -> Sample {
+    let run = fields[RUN].map(|run| run as u16);
+    let [time_ns, _, loops, cqes, moved, messages, writes, window_stalls, rest @ ..] = fields.map(Option::unwrap_or_default);
+    let [outstanding, backlog, held, hold_ns, poll_budget, rtt_ns] = rest;
+    Sample { time_ns, run, loops, cqes, moved, messages, writes, window_stalls, outstanding, backlog, held, hold_ns, poll_budget, rtt_ns }
 }
 
 /// The flags.
@@ -121,7 +85,7 @@ impl TraceArgs {
     ///
     /// # Errors
     /// The range.
-    pub fn check(&self) -> Result<(), OptionError> {
+    pub fn check(&self) -> Result<(), RangeError> {
         if (1..=MAX_INTERVAL).contains(&self.trace_interval) {
             return Ok(());
         }
@@ -239,7 +203,7 @@ impl TraceFile {
             let mut out = BufWriter::new(File::create(&self.path)?);
             writeln!(out, "{}", COLUMNS.join(","))?;
             for sample in samples {
-                for (at, field) in sample.fields().into_iter().enumerate() {
+                for (at, field) in fields(sample).into_iter().enumerate() {
                     let comma = if at == 0 { "" } else { "," };
                     match field {
                         Some(value) => write!(out, "{comma}{value}")?,
@@ -284,7 +248,7 @@ impl TraceFile {
                 }
             };
         }
-        Ok(Sample::from_fields(fields))
+        Ok(from_fields(fields))
     }
 
     fn failed(&self, source: io::Error) -> TraceError {

@@ -16,11 +16,9 @@ use thiserror::Error;
 use crate::child::OwnChild;
 use crate::clock::Clock;
 use crate::hist::{LatencyHistogram, LatencySummary};
-use crate::role::RoleText;
+pub use crate::role_text::MAX_MESSAGE_BYTES;
+use crate::role_text::RoleText;
 use crate::sys;
-
-/// Largest request or reply.
-pub const MAX_MESSAGE_BYTES: usize = 4096;
 
 /// Most requests outstanding: what certainly fits the default socket buffers of both directions without either side blocking on the other.
 pub const MAX_DEPTH: usize = 64;

@@ -14,7 +14,7 @@ use thiserror::Error;
 use crate::child::{Ended, OwnChild};
 use crate::exchange::channel::Channel;
 use crate::exchange::frame::Frame;
-use crate::role::RoleText;
+use crate::role_text::RoleText;
 use crate::sys;
 
 /// The other side is of no more use.

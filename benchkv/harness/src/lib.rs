@@ -48,6 +48,7 @@ pub mod pattern;
 pub mod pingpong;
 pub mod report;
 pub mod role;
+mod role_text;
 pub mod units;
 pub mod window;
 

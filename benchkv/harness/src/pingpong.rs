@@ -18,7 +18,7 @@ use crate::affinity::{AffinityError, pin_current_thread};
 use crate::child::OwnChild;
 use crate::clock::Clock;
 use crate::hist::{LatencyHistogram, LatencySummary};
-use crate::role::RoleText;
+use crate::role_text::RoleText;
 
 /// Bytes of a message beside its sequence word.
 pub const MESSAGE_BYTES: usize = 32;

@@ -45,8 +45,8 @@ fn resolve_started_by(library: Option<&str>, hosts: &[&str], args: &str) -> Resu
 
 #[test]
 fn a_launcher_that_started_another_number_is_contradicted() {
-    assert_eq!(resolve_on(&["a"; 4], "").unwrap().workload.ranks, 4);
-    assert_eq!(resolve_on(&["a"; 4], "--ranks 4").unwrap().workload.ranks, 4);
+    assert_eq!(resolve_on(&["a"; 4], "").unwrap().job.workload.ranks, 4);
+    assert_eq!(resolve_on(&["a"; 4], "--ranks 4").unwrap().job.workload.ranks, 4);
     let refused = resolve_on(&["a"; 4], "--ranks 2").unwrap_err().to_string();
     assert!(refused.starts_with("--ranks 2: 4 were started;") && refused.contains("mpirun -n 2"), "{refused}");
 }
@@ -151,32 +151,32 @@ fn values_at_the_borders_are_legal() {
 
 #[test]
 fn auto_values_follow_their_rules() {
-    let sizes = resolve("--ranks 2 --client-threads 46 --queue-depth 32").unwrap().sizes;
+    let sizes = resolve("--ranks 2 --client-threads 46 --queue-depth 32").unwrap().job.sizes;
     // 46 x 32 = 1472 operations of 64 bytes, times 4, is 376,832.
     assert_eq!((sizes.ring_bytes, sizes.ring_slots, sizes.flux_in_flight, sizes.flux_capacity), (524_288, 128, 4096, 16_384));
     let small = resolve("--ranks 1 --queue-depth 1").unwrap();
-    assert_eq!((small.sizes.ring_bytes, small.sizes.ring_slots, small.sizes.flux_in_flight), (4096, 8, 256));
-    assert_eq!(small.workload.remote_ratio, 0.0);
-    assert_eq!(resolve("--ranks 8").unwrap().workload.remote_ratio, 0.875);
+    assert_eq!((small.job.sizes.ring_bytes, small.job.sizes.ring_slots, small.job.sizes.flux_in_flight), (4096, 8, 256));
+    assert_eq!(small.job.workload.remote_ratio, 0.0);
+    assert_eq!(resolve("--ranks 8").unwrap().job.workload.remote_ratio, 0.875);
 }
 
 #[test]
 fn a_window_holds_what_is_in_flight_and_what_a_rank_can_have_receives_for() {
-    let sizes = |args: &str| resolve(&format!("--backend rc-send --memory-limit 1099511627776 {args}")).unwrap().sizes;
+    let sizes = |args: &str| resolve(&format!("--backend rc-send --memory-limit 1099511627776 {args}")).unwrap().job.sizes;
     let window = |args: &str| sizes(args).window;
     assert_eq!([window("--queue-depth 1"), window("--client-threads 3"), window("--queue-depth 4096")], [16, 128, 1024]);
     assert_eq!(
         [window("--queue-depth 4096 --ranks 32"), window("--queue-depth 4096 --ranks 33"), window("--queue-depth 4096 --ranks 256")],
         [1024, 512, 128]
     );
-    assert_eq!((sizes("").ring_bytes, resolve("").unwrap().sizes.window), (0, 0), "rings or windows, not both");
+    assert_eq!((sizes("").ring_bytes, resolve("").unwrap().job.sizes.window), (0, 0), "rings or windows, not both");
     let refused = resolve("--backend rc-send --ring-size 4096").unwrap_err().to_string();
     assert!(refused.starts_with("--ring-size 4096: ") && refused.contains("leave it out"), "{refused}");
 }
 
 #[test]
 fn ucx_notices_dead_peers_where_that_costs_no_shared_memory_or_it_is_told_to() {
-    let errors = |hosts: &[&str], args: &str| resolve_on(hosts, args).unwrap().ucx_errors;
+    let errors = |hosts: &[&str], args: &str| resolve_on(hosts, args).unwrap().job.ucx_errors;
     assert_eq!(errors(&["a", "b", "a"], "--backend ucx-am"), Some(PeerErrors::Peer), "and the software device is no reason to refuse them");
     assert_eq!(errors(&["a", "b", "a"], "--backend ucx-am --ucx-errors none"), Some(PeerErrors::None));
     assert_eq!(errors(&["a"; 3], "--backend ucx-am"), Some(PeerErrors::None));
@@ -212,4 +212,12 @@ fn the_plan_names_every_computed_value() {
     assert_eq!(["--backend ucx-am --wait event", "--wait event", "--backend ucx-am"].map(looks), [true, false, false]);
     let text = resolve("--backend rc-send").unwrap().to_string();
     assert!(text.contains("\nwindow 32 requests, delegation ring") && !text.contains("\nring"), "{text}");
+}
+
+#[test]
+fn clients_in_processes_of_their_own_open_the_same_port_as_their_rank() {
+    let options = resolve("--clients processes --device mlx5_1 --port 2 --gid-index 3 --mtu 1024").unwrap();
+    let site = options.site(0, 1).unwrap();
+    let DeviceSpec::Verbs(port) = site.device else { panic!("{site:?}") };
+    assert_eq!((port.port, port.gid_index, port.mtu), (Some(2), Some(3), Some(1024)));
 }

@@ -16,12 +16,12 @@ use shm::memfd::MemfdId;
 
 use super::RankError;
 use super::seat::Seat;
-use crate::backend::composed::Composed;
-use crate::backend::{Backend, Endpoints, Records};
 use crate::cli::Cli;
-use crate::client::ClientReport;
 use crate::control::Steering;
 use crate::options::Options;
+use engine::backend::composed::Composed;
+use engine::backend::{Backend, Endpoints, Records};
+use engine::client::ClientReport;
 
 /// How often a rank asks, while it waits for a client, whether to give up.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -142,7 +142,7 @@ fn work(cli: Cli, owner: &mut Owner) -> Result<ClientReport, Failure> {
     let (token, bytes, pid, fd) = task.steering;
     let steering = Steering::attach(&MemfdId { token, bytes, pid, fd })?;
     let options = Options::resolve_on(cli, &task.hosts, task.library)?;
-    let backend = Composed::for_clients(&options, task.rank, task.process)?;
+    let backend = Composed::for_clients(&options.job, options.site(task.rank, task.process)?);
     let seat = Seat { options: &options, backend: &backend, clock: Clock::detect(), rank: task.rank, steering: &steering };
     let connect = |paths: &mut <Composed as Backend>::Paths| {
         let lost = |error: HelperError| ExchangeError::Protocol(error.to_string());

@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 
-use crate::backend::{Peer, Records, Worker};
+use engine::backend::Records;
+use engine::topology::{Peer, Worker};
 
 const HEADER_BYTES: usize = 16;
 

@@ -6,12 +6,12 @@ use shm::sleep::SLICE;
 use shm::wait::Waiter;
 
 use super::RankError;
-use crate::activity::ActivityLog;
-use crate::backend::{Backend, Paths};
-use crate::client::{Client, ClientReport, ClientSpec, Step};
-use crate::control::{Phase, Steering};
+use crate::control::Steering;
 use crate::options::Options;
-use crate::verify::Verifier;
+use engine::activity::ActivityLog;
+use engine::backend::{Backend, Paths};
+use engine::client::{Client, ClientReport, Step};
+use engine::phase::Phase;
 
 /// What a client needs to know of its rank.
 #[derive(Debug)]
@@ -35,11 +35,10 @@ impl<B: Backend> Seat<'_, B> {
         if let Some(core) = options.launcher.local_rank(self.rank).and_then(|rank| options.plan.client_core(rank, number)) {
             pin_current_thread(core)?;
         }
-        let spec = self.spec(number);
         let mut paths = self.backend.open_client(number)?;
         let is_wanted = connect(&mut paths)?;
-        let mut client = Client::new(spec, paths);
-        let mut log = ActivityLog::new(options.runs, self.clock.now_ns());
+        let mut client = Client::new(options.job.client(self.rank, number), paths);
+        let mut log = ActivityLog::new(options.job.runs, self.clock.now_ns());
         let mut waiter = options.wait.waiter();
         while is_wanted && !self.steering.is_stopped() {
             let phase = self.steering.phase();
@@ -52,21 +51,6 @@ impl<B: Backend> Seat<'_, B> {
         }
         let worker = log.report(self.clock.now_ns(), client.paths_mut());
         Ok(client.report(worker))
-    }
-
-    fn spec(&self, number: usize) -> ClientSpec {
-        let (options, workload) = (self.options, &self.options.workload);
-        let pattern = workload.pattern(self.rank, number);
-        let (writer, clients) = (self.rank * workload.clients + number, workload.ranks * workload.clients);
-        ClientSpec {
-            rank: self.rank as u16,
-            queue_depth: options.queue_depth,
-            runs: options.runs,
-            schedule: options.pace.map(|pace| pace.schedule(writer, clients, workload.seed)),
-            verifier: workload.verify.then(|| Verifier::new(writer as u16, clients, pattern.read_keys)),
-            corrupt_one: options.fault.is_some() && writer == 0,
-            pattern,
-        }
     }
 
     fn step<P: Paths>(&self, client: &mut Client<P>, phase: Phase, log: &mut ActivityLog, waiter: &mut Waiter) -> Result<Step, RankError> {

@@ -11,11 +11,13 @@ use harness::clock::Clock;
 use shm::sleep::{Due, Watch};
 
 use super::*;
-use crate::backend::{self, Ending, IssueError, Paths, Peer};
 use crate::cli::Cli;
-use crate::message::Request;
 use crate::result::{Conditions, JobResult};
-use crate::store::{Shard, owner_of};
+use engine::backend::{Ending, IssueError, Paths};
+use engine::counters;
+use engine::message::Request;
+use engine::store::{Shard, owner_of};
+use engine::topology::Peer;
 
 /// No wait of a test is longer.
 const WATCHDOG: Duration = Duration::from_secs(20);
@@ -177,8 +179,8 @@ impl Backend for Channels {
         }
         let (sender, inbox) = channel();
         self.network.lock().unwrap().insert((self.rank, daemon), sender);
-        let (workload, shards) = (&self.options.workload, self.options.server_threads);
-        let peers = self.options.topology().peers_of(self.rank, Worker::Daemon(daemon));
+        let (workload, shards) = (&self.options.job.workload, self.options.job.topology.daemons);
+        let peers = self.options.job.topology.peers_of(self.rank, Worker::Daemon(daemon));
         let shard = Shard::new(daemon, shards, workload.store_keys());
         Ok(ChannelDaemon { rank: self.rank, number: daemon, peers, inbox, shard, flaw: self.flaw, gate: self.gate.clone(), steps: 0 })
     }
@@ -188,10 +190,10 @@ impl Backend for Channels {
         let worker = Worker::Client(client);
         Ok(ChannelPaths {
             me: Peer { rank: self.rank, worker },
-            peers: self.options.topology().peers_of(self.rank, worker),
+            peers: self.options.job.topology.peers_of(self.rank, worker),
             all: self.network.clone(),
             network: HashMap::new(),
-            shards: self.options.server_threads,
+            shards: self.options.job.topology.daemons,
             reply_to,
             replies,
         })
@@ -247,7 +249,7 @@ impl Sleeper for ChannelDaemon {
 }
 
 impl Daemon for ChannelDaemon {
-    fn step(&mut self, _: impl FnOnce() -> u64) -> Result<backend::Round, BackendError> {
+    fn step(&mut self, _: impl FnOnce() -> u64) -> Result<counters::Round, BackendError> {
         self.steps += 1;
         match self.flaw {
             Flaw::DaemonSeesDeadPeer if self.steps > 2000 => {
@@ -259,7 +261,7 @@ impl Daemon for ChannelDaemon {
             _ => {}
         }
         if self.gate.as_ref().is_some_and(|gate| !gate.open.load(Ordering::Acquire)) {
-            return Ok(backend::Round::default());
+            return Ok(counters::Round::default());
         }
         let mut moved = 0;
         for (request, token, reply_to) in self.inbox.try_iter().take(16) {
@@ -272,7 +274,7 @@ impl Daemon for ChannelDaemon {
                 let _ = reply_to.send((token, Ending::Reply(response)));
             }
         }
-        Ok(backend::Round { moved, ..backend::Round::default() })
+        Ok(counters::Round { moved, ..counters::Round::default() })
     }
 }
 
@@ -304,7 +306,7 @@ fn run(args: &str, flaw: Flaw) -> (Options, Vec<Result<RankReport, RankError>>) 
 fn run_as(args: &str, flaw: Flaw, gate: Option<Arc<Gate>>, interrupts: &[Option<usize>]) -> (Options, Vec<Result<RankReport, RankError>>) {
     let args = format!("benchkv --duration 0.05 --warmup 0.02 --runs 2 --wait yield --pin none --queue-depth 4 {args}");
     let options = Options::resolve(Cli::try_parse_from(args.split_whitespace()).unwrap()).unwrap();
-    let size = options.workload.ranks;
+    let size = options.job.workload.ranks;
     let (meeting, network) = (Arc::new(Meeting::default()), Network::default());
     let outcomes = std::thread::scope(|scope| {
         let start = |rank| {

@@ -9,10 +9,10 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
 use harness::report::{nanos, plural, rate, to_stdout};
 use thiserror::Error;
 
+use crate::cli::ReportArgs;
 use crate::options::Recorded;
 use crate::result::{JobResult, ReadError};
 use crate::trace::{TraceError, TraceFile};
@@ -30,26 +30,6 @@ mod traces;
 const WIDE_SPREAD: f64 = 0.2;
 /// The same for the sides of Little's law.
 const LAW_LIMIT: f64 = 0.05;
-
-/// Options of `benchkv report`.
-#[derive(Debug, Clone, Args)]
-pub struct ReportArgs {
-    /// Results, as `benchkv --json FILE` writes them. Those with the same options are taken together, as repeats.
-    #[arg(required = true, value_name = "FILE")]
-    pub files: Vec<PathBuf>,
-
-    /// The page to write; one that exists is replaced. - writes it to standard output.
-    #[arg(short, long, value_name = "FILE.html|-", default_value = "report.html")]
-    pub output: PathBuf,
-
-    /// Also draw what daemons did over time, from the directory that `benchkv --trace DIR` wrote.
-    #[arg(long, value_name = "DIR")]
-    pub trace: Option<PathBuf>,
-
-    /// Only find out whether the files can be read, and are of jobs that were not interrupted; no page is written.
-    #[arg(long)]
-    pub check: bool,
-}
 
 /// There is no page.
 #[derive(Debug, Error)]
@@ -86,22 +66,14 @@ pub enum ReportError {
     Write(#[from] harness::file::WriteError),
 }
 
-impl ReportArgs {
-    /// The file that becomes the page; `None`: there is none, or it goes to standard output.
-    #[must_use]
-    pub fn page(&self) -> Option<&Path> {
-        (!self.check && self.output != Path::new("-")).then_some(&self.output)
+/// Whether the page may be written to `page`.
+fn check_page(args: &ReportArgs, page: &Path) -> Result<(), ReportError> {
+    let is_page = |file: &PathBuf| is_same_file(file, page);
+    let series = args.trace.as_deref().map_or(Ok(Vec::new()), TraceFile::all_in)?;
+    if args.files.iter().any(is_page) || series.iter().any(|series| is_page(&series.path)) {
+        return Err(ReportError::Overwrites { path: page.to_owned() });
     }
-
-    /// Whether the page may be written to `page`.
-    fn check_page(&self, page: &Path) -> Result<(), ReportError> {
-        let is_page = |file: &PathBuf| is_same_file(file, page);
-        let series = self.trace.as_deref().map_or(Ok(Vec::new()), TraceFile::all_in)?;
-        if self.files.iter().any(is_page) || series.iter().any(|series| is_page(&series.path)) {
-            return Err(ReportError::Overwrites { path: page.to_owned() });
-        }
-        Ok(harness::file::check(page)?)
-    }
+    Ok(harness::file::check(page)?)
 }
 
 /// Whether both names lead to one file that is there.
@@ -120,7 +92,7 @@ pub fn run(args: &ReportArgs) -> Result<(), ReportError> {
         let cut = args.files.iter().zip(read()?).find(|(_, result)| result.interrupted);
         return cut.map_or(Ok(()), |(path, _)| Err(ReportError::Interrupted { path: path.clone() }));
     }
-    args.page().map_or(Ok(()), |page| args.check_page(page))?;
+    args.page().map_or(Ok(()), |page| check_page(args, page))?;
     let results = read()?;
     let traces = args.trace.as_deref().map(read_traces).transpose()?.unwrap_or_default();
     let names: Vec<String> = args.files.iter().map(|file| file.display().to_string()).collect();

@@ -1,6 +1,7 @@
 //! Time series of daemons, as `--trace` wrote them: each put into as many bins as a chart can show.
 
-use crate::trace::{Sample, TraceError, TraceFile};
+use crate::trace::{TraceError, TraceFile};
+use engine::trace::Sample;
 use harness::chart::axis::Axis;
 use harness::chart::{Lines, Point, Series};
 

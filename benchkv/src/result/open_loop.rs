@@ -5,8 +5,7 @@ use std::fmt;
 use harness::report::{nanos, rate};
 use serde::{Deserialize, Serialize};
 
-use super::reduce::Tally;
-use crate::client::OpenWindow;
+use engine::client::OpenWindow;
 
 /// One operation of so many that became due in a window may end after it. More is a rate that was not reached.
 const TOLERATED: u64 = 100;
@@ -58,27 +57,25 @@ impl OpenTally {
 }
 
 impl OpenLoop {
-    /// Of one run, all ranks together, whose clients may have `depth` operations outstanding.
-    pub(super) fn of_run(run: &Tally, depth: u64) -> Self {
-        let (all, reached_rps) = (&run.open_loop, run.local_rps + run.remote_rps);
+    /// Of one run, all ranks together, in which `ended` operations did, `reached_rps` of them per second; clients may have `depth` outstanding.
+    pub(super) fn of_run(all: &OpenTally, reached_rps: f64, ended: u64, depth: u64) -> Self {
         let hiccup = depth.min((all.offered_rps * HICCUP_S) as u64);
         Self {
             offered_rps: all.offered_rps,
             reached_rps,
             due: all.due,
             backlog: all.backlog,
-            kept_up: run.ended() + hiccup.max(all.due / TOLERATED) >= all.due,
+            kept_up: ended + hiccup.max(all.due / TOLERATED) >= all.due,
             issue_delay_ns: if reached_rps > 0.0 { all.held / reached_rps * 1e9 } else { 0.0 },
         }
     }
 
-    /// Of all runs: `all` has their means and sums, `runs` what was found of each.
-    pub(super) fn of_job(all: &Tally, depth: u64, runs: impl Iterator<Item = Self> + Clone) -> Self {
-        let together = Self::of_run(all, depth);
+    /// Of all runs: `self` is of their means and sums, `runs` what was found of each.
+    pub(super) fn of_job(self, runs: impl Iterator<Item = Self> + Clone) -> Self {
         Self {
             backlog: runs.clone().map(|run| run.backlog).max().unwrap_or(0),
-            kept_up: together.kept_up && runs.clone().all(|run| run.kept_up),
-            ..together
+            kept_up: self.kept_up && runs.clone().all(|run| run.kept_up),
+            ..self
         }
     }
 }

@@ -15,11 +15,11 @@ use super::{
     EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE, OpenLoop, RankResult, RunResult, SCHEMA,
     SCHEMA_VERSION, Spread, SpreadOverRuns,
 };
-use crate::activity::{ActivityRates, WorkerReport};
-use crate::client::{ClientReport, Window};
 use crate::options::{Options, Recorded, SHORTEST_RUN_S};
 use crate::trace::TraceError;
-use crate::verify::never_issued;
+use engine::activity::{ActivityRates, WorkerReport};
+use engine::client::{ClientReport, Window};
+use engine::verify::never_issued;
 
 /// What one rank measured, as it travels to the others.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -55,14 +55,14 @@ pub struct Course {
 
 /// What was measured in a window, or in several: sums over clients, ranks or runs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct Tally {
-    pub(super) local_rps: f64,
-    pub(super) remote_rps: f64,
+struct Tally {
+    local_rps: f64,
+    remote_rps: f64,
     errors: u64,
     outstanding: f64,
     waited: f64,
     carried: f64,
-    pub(super) open_loop: OpenTally,
+    open_loop: OpenTally,
     local: LatencyHistogram,
     remote: LatencyHistogram,
 }
@@ -196,6 +196,11 @@ fn seconds_of(reports: &[&RankReport], run: Option<usize>) -> f64 {
 }
 
 impl Tally {
+    /// What an open loop adds, of clients that may have `depth` operations outstanding.
+    fn open_loop(&self, depth: u64) -> OpenLoop {
+        OpenLoop::of_run(&self.open_loop, self.local_rps + self.remote_rps, self.ended(), depth)
+    }
+
     fn add(&mut self, client: &Window) {
         let span_ns = client.ended_ns.saturating_sub(client.started_ns).max(1) as f64;
         self.local_rps += client.local.count() as f64 * 1e9 / span_ns;
@@ -229,7 +234,7 @@ impl Tally {
     }
 
     /// Operations that ended with an answer.
-    pub(super) fn ended(&self) -> u64 {
+    fn ended(&self) -> u64 {
         self.local.count() + self.remote.count()
     }
 
@@ -309,17 +314,17 @@ impl JobResult {
         reports.iter_mut().for_each(|report| report.truncate(count));
         let all_reports: Vec<&RankReport> = reports.iter().collect();
         let windows = |run: usize| reports.iter().filter_map(move |report| report.windows.get(run));
-        let depth = (options.workload.ranks * options.workload.clients * options.queue_depth) as u64;
+        let depth = (options.job.workload.ranks * options.job.workload.clients * options.job.queue_depth) as u64;
         let run_result = |run| {
             let tally = Tally::sum(windows(run).map(|window| (window, 1.0)))?;
-            let (errors, open_loop) = (tally.errors, options.pace.map(|_| OpenLoop::of_run(&tally, depth)));
+            let (errors, open_loop) = (tally.errors, options.job.pace.map(|_| tally.open_loop(depth)));
             let (duration_s, activity) = (seconds_of(&all_reports, Some(run)), activity_of(&all_reports, Some(run)));
             Ok(RunResult { duration_s, measured: tally.measured(activity)?, errors, open_loop })
         };
         let runs: Vec<RunResult> = (0..count).map(run_result).collect::<Result<_, HistogramError>>()?;
         let all = Tally::sum(reports.iter().flat_map(RankReport::weighted))?;
         let littles_law = LittlesLaw::new(all.outstanding, all.waited, all.carried);
-        let open_loop = options.pace.map(|_| OpenLoop::of_job(&all, depth, runs.iter().filter_map(|run| run.open_loop)));
+        let open_loop = options.job.pace.map(|_| all.open_loop(depth).of_job(runs.iter().filter_map(|run| run.open_loop)));
         let measured = all.measured(activity_of(&all_reports, None))?;
         let per_rank = reports.iter().map(RankReport::result).collect::<Result<_, HistogramError>>()?;
         let (failures, first_verify_failure) = judge(&reports);
@@ -333,13 +338,13 @@ impl JobResult {
             benchkv_version: env!("CARGO_PKG_VERSION").to_owned(),
             backend: options.backend,
             device: device_of(&reports),
-            ranks: options.workload.ranks,
-            server_threads: options.server_threads,
-            client_threads: options.workload.clients,
-            queue_depth: options.queue_depth,
-            seed: options.workload.seed,
+            ranks: options.job.workload.ranks,
+            server_threads: options.job.topology.daemons,
+            client_threads: options.job.workload.clients,
+            queue_depth: options.job.queue_depth,
+            seed: options.job.workload.seed,
             options: Recorded::from(options),
-            sizes: options.sizes,
+            sizes: options.job.sizes,
             memory: options.memory,
             launcher: options.launcher.clone(),
             placement: options.plan.clone(),
@@ -354,7 +359,7 @@ impl JobResult {
             lost: total(|report| report.lost),
             unfinished: total(|report| report.unfinished),
             not_found: total(|report| report.not_found),
-            verify_failures: options.workload.verify.then_some(failures),
+            verify_failures: options.job.workload.verify.then_some(failures),
             first_verify_failure,
             trace_failure: reports.iter().find_map(|report| report.trace_failure.clone()),
             open_loop,

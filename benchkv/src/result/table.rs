@@ -5,9 +5,10 @@ use std::fmt;
 use harness::report::{Table, bytes, nanos, plural, rate};
 
 use super::{EchoBaseline, JobResult, NO_DEVICE};
-use crate::activity::{TransportReport, WorkerReport};
-use crate::backend::plan::Transport;
-use crate::policy::PolicyReport;
+use engine::activity::WorkerReport;
+use engine::counters::TransportReport;
+use engine::policy::PolicyReport;
+use engine::topology::Transport;
 
 /// The table a person reads.
 impl fmt::Display for JobResult {

@@ -2,11 +2,12 @@ use clap::Parser;
 use harness::clock::Clock;
 
 use super::*;
-use crate::activity::{Activity, TransportReport};
 use crate::cli::Cli;
-use crate::client::{ClientReport, Counts, OpenWindow, Window};
 use crate::options::Options;
-use crate::verify::Verdict;
+use engine::activity::Activity;
+use engine::client::{ClientReport, Counts, OpenWindow, Window};
+use engine::counters::TransportReport;
+use engine::verify::Verdict;
 
 const SECOND: u64 = 1_000_000_000;
 

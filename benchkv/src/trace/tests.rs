@@ -26,7 +26,7 @@ impl Drop for Scratch {
 fn sample(from: u64, run: Option<u16>) -> Sample {
     let mut fields = [None; COLUMNS.len()];
     fields.iter_mut().zip(from..).for_each(|(field, value)| *field = Some(value));
-    Sample { run, ..Sample::from_fields(fields) }
+    Sample { run, ..from_fields(fields) }
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! What the connections of a job take of the memory, beside what the plan says.
 
-use benchkv::backend::composed::Composed;
-use benchkv::backend::{Backend, Endpoints, Peer, Records, Worker};
 use benchkv::cli::Cli;
 use benchkv::options::Options;
 use clap::Parser;
+use engine::backend::composed::Composed;
+use engine::backend::{Backend, Endpoints, Records};
+use engine::topology::{Peer, Worker};
 
 use crate::job::{Scratch, turn};
 
@@ -24,7 +25,8 @@ fn connections_take_about_what_was_reckoned() {
     let args = ["benchkv", "--backend", "delegation", "--ranks", &RANKS.to_string(), "--key-range", "1", "--shm-dir"];
     let options = Options::resolve(Cli::try_parse_from(args.iter().copied().chain([dir.path().to_str().unwrap()])).unwrap()).unwrap();
     let before = held();
-    let mut daemons: Vec<_> = (0..RANKS).map(|rank| Composed::new(&options, rank).unwrap().open_daemon(0).unwrap()).collect();
+    let open = |rank| Composed::new(&options.job, options.site(rank, std::process::id()).unwrap()).unwrap().open_daemon(0).unwrap();
+    let mut daemons: Vec<_> = (0..RANKS).map(open).collect();
     let records: Vec<Records> = daemons.iter().map(Endpoints::records).collect();
     let daemon_of = |rank| Peer { rank, worker: Worker::Daemon(0) };
     for (rank, daemon) in daemons.iter_mut().enumerate() {
@@ -48,7 +50,7 @@ fn channels_of_many_daemons_take_no_more_than_was_reckoned() {
     let options =
         Options::resolve(Cli::try_parse_from(args.into_iter().chain(["--shm-dir", dir.path().to_str().unwrap()])).unwrap()).unwrap();
     let before = held();
-    let rank = Composed::new(&options, 0).unwrap();
+    let rank = Composed::new(&options.job, options.site(0, std::process::id()).unwrap()).unwrap();
     let daemons: Vec<_> = (0..8).map(|daemon| rank.open_daemon(daemon).unwrap()).collect();
     let (taken, reckoned) = (held() - before, options.memory.channels_bytes / 2);
     drop(daemons);

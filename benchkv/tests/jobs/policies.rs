@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use benchkv::trace::{Sample, TraceFile};
+use benchkv::trace::TraceFile;
+use engine::trace::Sample;
 use serde_json::Value;
 
 use crate::job::{Job, SHORT, Scratch, benchkv, turn};

@@ -31,7 +31,7 @@ use crate::clock::Clock;
 use crate::exchange::channel::Channel;
 use crate::exchange::frame::{Frame, MAX_RANKS};
 use crate::exchange::rank_list;
-use crate::role::RoleText;
+use crate::role_text::RoleText;
 use crate::sys::{self, EndSignals};
 use relay::Relay;
 

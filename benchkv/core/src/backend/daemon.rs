@@ -5,15 +5,16 @@
 
 use shm::sleep::{self, Due, Sleeper, Watch};
 
-use super::composed::TYPE_TAG;
-use super::plan::Plan;
+use super::plan::{Plan, TYPE_TAG};
 use super::remote::{Incoming, Remote};
 use super::shards::{Hop, ShardNode, Shards};
-use super::{BackendError, Daemon, Endpoints, Peer, Records, Round, Worker};
-use crate::activity::TransportReport;
+use super::{BackendError, Daemon, Endpoints, Records};
+use crate::counters::Round;
+use crate::counters::TransportReport;
 use crate::message::{Outcome, Request, Response};
 use crate::policy::{Policy, PolicyReport};
 use crate::store::{Shard, owner_of};
+use crate::topology::{Peer, Worker};
 use crate::trace::Sample;
 
 /// Requests a phase takes in one step.

@@ -12,13 +12,14 @@ use mlx5::{
 };
 use shm::sleep::{self, Due, Look, Sleeper, Watch};
 
+use super::super::BackendError;
 use super::super::plan::Plan;
-use super::super::{BackendError, Peer};
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
 use super::{Polled, SendError, Ticket};
-use crate::activity::TransportReport;
+use crate::counters::TransportReport;
 use crate::message::{Request, Response};
+use crate::topology::Peer;
 use crate::trace::Sample;
 
 /// Bytes of a receive: a message, at an address that no other shares a cache line with.
@@ -339,10 +340,11 @@ impl<C> Link<C> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Scratch;
+    use super::super::tests::pair;
     use super::super::{Carrier, Remote};
     use super::*;
-    use crate::backend::plan::Transport;
+    use crate::testing::Scratch;
+    use crate::topology::Transport;
 
     fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {
         let Carrier::RcSend(links) = &mut remote.carrier else { panic!("another carrier") };
@@ -352,7 +354,7 @@ mod tests {
     /// Sends `bytes` as a peer that is not sound, and returns what the other end says of it.
     fn forge(bytes: &[u8]) -> String {
         let scratch = Scratch::new();
-        let [mut forging, mut taking] = scratch.pair(Transport::RcSend);
+        let [mut forging, mut taking] = pair(&scratch, Transport::RcSend);
         let link = &mut links(&mut forging).links[0];
         link.qp.post(&Send { payload: Inline(bytes) }, Signal::Always, MESSAGE).unwrap();
         link.qp.ring();

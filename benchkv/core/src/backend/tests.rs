@@ -1,18 +1,16 @@
 //! Whole ranks whose threads sleep, each on everything it waits for. Here no sleep ends by itself before an hour has passed, so a wake-up that is
 //! lost is a hang and not a delay.
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use clap::Parser;
 use shm::sleep::{self, Bell, Watch, Word};
 
 use super::composed::Composed;
 use super::*;
-use crate::cli::Cli;
-use crate::options::Options;
+use crate::testing::{self, Scratch, topology};
+use crate::topology::{Routing, Transport, Worker};
 
 const RANKS: usize = 2;
 const DAEMONS: usize = 2;
@@ -61,30 +59,18 @@ struct Job {
     _dir: Scratch,
 }
 
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 impl Job {
-    fn new(backend: &str) -> Self {
-        let path = Path::new("/dev/shm").join(format!("benchkv-sleep-{}-{backend}", std::process::id()));
-        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path).unwrap();
-        let threads = format!("--ranks {RANKS} --server-threads {DAEMONS} --client-threads {CLIENTS}");
-        let args = format!("benchkv --backend {backend} {threads} --shm-dir {}", path.display());
-        let options = Options::resolve(Cli::try_parse_from(args.split_whitespace()).unwrap()).unwrap();
+    fn new(routing: Routing, transport: Transport) -> Self {
+        let (dir, job) = (Scratch::new(), testing::job(topology(routing, transport, RANKS, DAEMONS, CLIENTS)));
         let threads = RANKS * (DAEMONS + CLIENTS);
         Self {
-            ranks: (0..RANKS).map(|rank| Composed::new(&options, rank).unwrap()).collect(),
+            ranks: (0..RANKS).map(|rank| Composed::new(&job, dir.site(rank)).unwrap()).collect(),
             meeting: Barrier::new(threads),
             records: Mutex::default(),
             clients_left: Barrier::new(RANKS * CLIENTS),
             is_over: AtomicBool::new(false),
             bell: Bell::default(),
-            _dir: Scratch(path),
+            _dir: dir,
         }
     }
 
@@ -137,8 +123,8 @@ impl Job {
     }
 }
 
-fn ends(backend: &str) {
-    let job = Arc::new(Job::new(backend));
+fn ends((routing, transport): (Routing, Transport)) {
+    let job = Arc::new(Job::new(routing, transport));
     let workers = (0..DAEMONS).map(Worker::Daemon).chain((0..CLIENTS).map(Worker::Client));
     let start = |(rank, worker)| {
         let job = Arc::clone(&job);
@@ -150,13 +136,14 @@ fn ends(backend: &str) {
     let threads: Vec<_> = workers.flat_map(|worker| [(0, worker), (1, worker)]).map(start).collect();
     let began = Instant::now();
     while !threads.iter().all(|thread| thread.is_finished()) {
-        assert!(began.elapsed() < WATCHDOG, "{backend}: somebody sleeps for ever");
+        assert!(began.elapsed() < WATCHDOG, "{routing:?}, {transport:?}: somebody sleeps for ever");
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(threads.into_iter().all(|thread| thread.join().is_ok()), "{backend}");
+    assert!(threads.into_iter().all(|thread| thread.join().is_ok()), "{routing:?}, {transport:?}");
 }
 
 #[test]
 fn threads_are_woken_through_everything_that_they_wait_for() {
-    ["meta", "delegation", "sharded", "direct", "rc-send"].into_iter().for_each(ends);
+    let routings = [Routing::Meta, Routing::Delegation, Routing::Sharded, Routing::Direct].map(|routing| (routing, Transport::Copyrpc));
+    routings.into_iter().chain([(Routing::Delegation, Transport::RcSend)]).for_each(ends);
 }

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::activity::WorkerReport;
 use crate::backend::{BackendError, Ending, IssueError, Paths};
-use crate::control::Phase;
 use crate::message::{Outcome, Request};
 use crate::pace::Schedule;
+use crate::phase::Phase;
 use crate::verify::{PrivateStep, Verdict, Verifier};
 use crate::workload::{Access, AccessKind, Pattern};
 

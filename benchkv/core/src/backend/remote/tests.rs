@@ -1,63 +1,24 @@
 //! The connections of two ranks, in one process.
 
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use harness::device::DeviceChoice;
-use shm::dir::Dir;
-
-use super::super::plan::Routing;
 use super::*;
+use crate::job::{Job, Sizes};
 use crate::message::Outcome;
-use crate::policy::PolicyOptions;
+use crate::testing::{self, Scratch, topology};
+use crate::topology::Routing;
 use crate::ucx::PeerErrors;
 
 /// More than rings or windows hold.
 const REQUESTS: usize = 1000;
 const WINDOW: usize = 16;
 
-pub(super) struct Scratch(PathBuf);
-
-impl Scratch {
-    pub(super) fn new() -> Self {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = Path::new("/dev/shm").join(format!("benchkv-remote-{}-{number}", std::process::id()));
-        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path).unwrap();
-        Self(path)
-    }
-
-    pub(super) fn pair(&self, transport: Transport) -> [Remote<usize>; 2] {
-        pair(&Dir::open(Some(&self.0)).unwrap(), transport)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// The connection of each of two ranks to the other, with the smallest ring.
-fn pair(dir: &Dir, transport: Transport) -> [Remote<usize>; 2] {
-    let open = |rank| {
-        let plan = Plan {
-            topology: Topology { routing: Routing::Delegation, transport, ranks: 2, daemons: 1, clients: 1 },
-            rank,
-            process: std::process::id(),
-            depth: 32,
-            ring_slots: 8,
-            ring_bytes: 4096,
-            store_keys: 1,
-            policies: PolicyOptions::default(),
-            window: WINDOW,
-            ucx_errors: PeerErrors::Peer,
-            device: DeviceChoice::Auto.spec(Some(dir.path())),
-            dir: dir.clone(),
-        };
-        Remote::open(&plan, Worker::Daemon(0)).unwrap().unwrap()
-    };
+pub(super) fn pair(scratch: &Scratch, transport: Transport) -> [Remote<usize>; 2] {
+    let job = testing::job(topology(Routing::Delegation, transport, 2, 1, 1));
+    let sizes = Sizes { ring_bytes: 4096, window: WINDOW, ..job.sizes };
+    let job = Job { sizes, ucx_errors: Some(PeerErrors::Peer), ..job };
+    let open = |rank| Remote::open(&Plan::new(&job, scratch.site(rank)), Worker::Daemon(0)).unwrap().unwrap();
     let mut pair = [open(0), open(1)];
     let records = [0, 1].map(|rank: usize| pair[rank].records());
     for rank in [0, 1] {
@@ -110,7 +71,7 @@ fn moving_rounds(asking: &mut Remote<usize>) -> usize {
 #[test]
 fn waiting_for_credit_is_not_work_and_ends_with_it() {
     let scratch = Scratch::new();
-    let [mut asking, mut answering] = scratch.pair(Transport::Copyrpc);
+    let [mut asking, mut answering] = pair(&scratch, Transport::Copyrpc);
     call_all(&mut asking);
     moving_rounds(&mut asking);
     let (waiting, reads) = (asking.backlogged(), asking.report().reads);
@@ -124,7 +85,7 @@ fn waiting_for_credit_is_not_work_and_ends_with_it() {
 fn a_request_does_not_overtake_those_that_wait() {
     for transport in [Transport::Copyrpc, Transport::RcSend] {
         let scratch = Scratch::new();
-        let [mut asking, mut answering] = scratch.pair(transport);
+        let [mut asking, mut answering] = pair(&scratch, transport);
         let mut arrived = Vec::new();
         // What has arrived is answered, and the answers are taken.
         let mut serve = |asking: &mut Remote<usize>| {
@@ -159,7 +120,7 @@ fn a_request_does_not_overtake_those_that_wait() {
 #[test]
 fn no_more_sends_are_under_way_than_receives_are_posted() {
     let scratch = Scratch::new();
-    let [mut asking, mut answering] = scratch.pair(Transport::RcSend);
+    let [mut asking, mut answering] = pair(&scratch, Transport::RcSend);
     call_all(&mut asking);
     moving_rounds(&mut asking);
     assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
@@ -173,7 +134,7 @@ fn no_more_sends_are_under_way_than_receives_are_posted() {
 #[ignore = "needs libucx0"]
 fn no_more_messages_of_ucx_wait_for_answers_than_the_window_has_places() {
     let scratch = Scratch::new();
-    let [mut asking, mut answering] = scratch.pair(Transport::UcxAm);
+    let [mut asking, mut answering] = pair(&scratch, Transport::UcxAm);
     call_all(&mut asking);
     moving_rounds(&mut asking);
     assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
@@ -198,7 +159,7 @@ fn a_dead_peer_is_missed_although_nothing_is_sent_to_it() {
 fn misses_the_dead(transports: &[Transport]) {
     for transport in transports.iter().copied() {
         let scratch = Scratch::new();
-        let [mut asking, mut answering] = scratch.pair(transport);
+        let [mut asking, mut answering] = pair(&scratch, transport);
         call_all(&mut asking);
         asking.flush().unwrap();
         answering.poll(|_, _| ()).unwrap();

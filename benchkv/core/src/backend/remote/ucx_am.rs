@@ -6,13 +6,14 @@ use std::collections::VecDeque;
 
 use shm::sleep::{Due, POLL_SLICE, Watch};
 
+use super::super::BackendError;
 use super::super::plan::Plan;
-use super::super::{BackendError, Peer};
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
 use super::{Polled, SendError, Ticket};
-use crate::activity::TransportReport;
+use crate::counters::TransportReport;
 use crate::message::{Request, Response};
+use crate::topology::Peer;
 use crate::trace::Sample;
 use crate::ucx::UcxError;
 use crate::ucx::worker::{Message, Worker};
@@ -208,10 +209,11 @@ impl<C> Link<C> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Scratch;
+    use super::super::tests::pair;
     use super::super::{Carrier, Remote};
     use super::*;
-    use crate::backend::plan::Transport;
+    use crate::testing::Scratch;
+    use crate::topology::Transport;
 
     fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {
         let Carrier::UcxAm(links) = &mut remote.carrier else { panic!("another carrier") };
@@ -221,7 +223,7 @@ mod tests {
     /// Sends `bytes`, behind the key if they are to have it, as a peer that is not sound, and returns what the other end says of it.
     fn forge(has_key: bool, bytes: &[u8]) -> String {
         let scratch = Scratch::new();
-        let [mut forging, mut taking] = scratch.pair(Transport::UcxAm);
+        let [mut forging, mut taking] = pair(&scratch, Transport::UcxAm);
         let links = links(&mut forging);
         let End { endpoint, key } = links.links[0].end.unwrap();
         links.worker.send(endpoint, &[if has_key { &key } else { &[] }, bytes]).unwrap();

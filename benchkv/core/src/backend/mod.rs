@@ -1,25 +1,25 @@
 //! What a backend contributes to a rank: daemons that are stepped, and the paths a client's requests take to them.
 //!
-//! The [`orchestrate`](crate::orchestrate) module owns the threads, the order of the run and the measurement; a backend owns the transports.
+//! A driver owns the threads, the order of the run and the measurement; a backend owns the transports.
 //!
 //! [`composed`] is the one backend so far: ipc, delegationrpc, flux and what carries messages between ranks, put together after one of the
-//! topologies that [`plan`] has. Its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks: copyrpc, SENDs, UCX),
+//! topologies that [`topology`](crate::topology) has. Its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks: copyrpc, SENDs, UCX),
 //! `shards` (a daemon's channel to the other daemons of the rank), `paths` (a client).
 
 pub mod composed;
-mod daemon;
-mod paths;
+pub mod daemon;
+pub mod paths;
 pub mod plan;
 mod remote;
 mod shards;
 
-pub use plan::{Peer, Worker};
 use shm::sleep::Sleeper;
 use thiserror::Error;
 
-use crate::activity::TransportReport;
+use crate::counters::{Round, TransportReport};
 use crate::message::{Request, Response};
 use crate::policy::PolicyReport;
+use crate::topology::Peer;
 use crate::trace::Sample;
 
 /// A topology. One value per rank, shared by its threads.
@@ -97,17 +97,6 @@ pub trait Daemon: Endpoints + Sleeper {
     }
 }
 
-/// What one round of a daemon did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Round {
-    /// Messages it took in, or sent after they had waited; 0: nothing was to be done.
-    pub moved: usize,
-    /// Completions it took.
-    pub cqes: usize,
-    /// Requests to other ranks that were not answered at its end.
-    pub outstanding: usize,
-}
-
 /// How a client's requests reach a store. A sleep on them ends where a poll has something to do.
 pub trait Paths: Endpoints + Sleeper {
     /// Offers a request; its end is reported by [`poll`](Self::poll) with the same token. Nothing is kept of a request that is refused. Requests
@@ -182,7 +171,8 @@ pub enum BackendError {
 }
 
 impl BackendError {
-    fn setup(what: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+    /// [`Setup`](Self::Setup) for this reason.
+    pub fn setup(what: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Setup { what: what.into(), source: source.into() }
     }
 

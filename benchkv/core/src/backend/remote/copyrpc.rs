@@ -4,11 +4,12 @@ use copyrpc::{CallError, CallFailure, Context, ContextBuilder, Endpoint, Endpoin
 use shm::sleep::{Sleeper, Watch};
 use zerocopy::IntoBytes;
 
+use super::super::BackendError;
 use super::super::plan::Plan;
-use super::super::{BackendError, Peer};
 use super::{Polled, SendError};
-use crate::activity::TransportReport;
+use crate::counters::TransportReport;
 use crate::message::{Request, Response};
+use crate::topology::Peer;
 use crate::trace::Sample;
 
 /// Receives per endpoint: what it grants its peer in batches, and half of that again.

@@ -18,10 +18,12 @@ use std::fmt;
 
 use shm::sleep::{Sleeper, Watch};
 
-use super::plan::{Plan, Topology, Transport};
-use super::{BackendError, Peer, Records, Worker};
-use crate::activity::TransportReport;
+use super::plan::Plan;
+use super::{BackendError, Records};
+use crate::counters::TransportReport;
 use crate::message::{Request, Response};
+use crate::topology::{Peer, Worker};
+use crate::topology::{Topology, Transport};
 use crate::trace::Sample;
 
 /// The connections of one daemon or client. `C` is whom to answer, kept per call.

@@ -2,13 +2,14 @@
 
 use shm::sleep::{self, Due, Sleeper, Watch};
 
-use super::composed::TYPE_TAG;
-use super::plan::{Plan, Topology};
+use super::plan::{Plan, TYPE_TAG};
 use super::remote::Remote;
-use super::{BackendError, Ending, Endpoints, IssueError, Paths, Peer, Records, Worker};
-use crate::activity::TransportReport;
+use super::{BackendError, Ending, Endpoints, IssueError, Paths, Records};
+use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::store::owner_of;
+use crate::topology::Topology;
+use crate::topology::{Peer, Worker};
 
 /// Connections to the daemons of the rank, and what the topology has beside them.
 #[derive(Debug)]

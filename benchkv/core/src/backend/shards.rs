@@ -6,8 +6,8 @@ use flux::{CallError, CallFailed, Config, Node};
 use slab::Slab;
 
 use super::BackendError;
+use crate::job::Sizes;
 use crate::message::{Request, Response};
-use crate::options::Sizes;
 
 /// What travels between daemons.
 #[derive(Debug, Clone, Copy)]

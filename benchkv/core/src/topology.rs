@@ -13,14 +13,9 @@
 
 use std::fmt;
 
-use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
-use shm::dir::Dir;
 
-use crate::cli::BackendKind;
-use crate::policy::PolicyOptions;
 use crate::store::owner_of;
-use crate::ucx::PeerErrors;
 
 /// A thread of a rank that can have endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -89,12 +84,6 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// That of a job with `ranks`, each of so many daemons and clients.
-    #[must_use]
-    pub const fn new(backend: BackendKind, ranks: usize, daemons: usize, clients: usize) -> Self {
-        Self { routing: backend.routing(), transport: backend.transport(), ranks, daemons, clients }
-    }
-
     /// The daemon with the endpoint to rank `remote`, on any rank, where one daemon has it for all keys.
     fn carrier(&self, remote: usize) -> Option<usize> {
         match self.routing {
@@ -189,35 +178,6 @@ impl Topology {
             Routing::Sharded => self.daemons as u64 * others,
             Routing::Direct => 2 * self.clients as u64 * self.daemons as u64 * others,
         }
-    }
-}
-
-/// What daemons and clients of a rank have to know.
-#[derive(Debug, Clone)]
-pub(super) struct Plan {
-    pub(super) topology: Topology,
-    pub(super) rank: usize,
-    /// The process of the rank's daemons.
-    pub(super) process: u32,
-    /// Operations of a client, rounded up to a power of two.
-    pub(super) depth: usize,
-    pub(super) ring_slots: usize,
-    pub(super) ring_bytes: u64,
-    pub(super) store_keys: u64,
-    pub(super) policies: PolicyOptions,
-    /// Requests, and answers, of each end under way on a connection that carries each by itself.
-    pub(super) window: usize,
-    /// Whether UCX notices dead peers.
-    pub(super) ucx_errors: PeerErrors,
-    pub(super) device: DeviceSpec,
-    pub(super) dir: Dir,
-}
-
-impl Plan {
-    /// Name of a server of this rank. The process id keeps jobs apart, the rank those that share a process; what a dead process left under it
-    /// is replaced.
-    pub(super) fn server_name(&self, what: &str) -> String {
-        format!("benchkv-{}-{}-{what}", self.process, self.rank)
     }
 }
 

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 
 use super::Sample;
-use crate::backend::Round;
-use crate::control::Phase;
+use crate::counters::Round;
+use crate::phase::Phase;
 
 /// Samples kept of a daemon.
 const CAPACITY: usize = 1 << 15;

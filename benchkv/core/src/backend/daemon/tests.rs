@@ -1,33 +1,15 @@
 //! Two ranks in one thread, on a clock that the test sets.
 
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-use clap::Parser;
 
 use super::super::composed::Composed;
 use super::super::paths::ClientPaths;
 use super::super::{Backend, Ending, Paths};
 use super::*;
-use crate::cli::Cli;
-use crate::options::Options;
-
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let path = Path::new("/dev/shm").join(format!("benchkv-daemon-{}-{name}", std::process::id()));
-        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use crate::policy::PolicyOptions;
+use crate::testing::{self, Scratch, topology};
+use crate::topology::{Routing, Transport};
 
 /// Rank 0 has a client and asks; the others answer.
 struct Job {
@@ -40,14 +22,12 @@ struct Job {
 
 impl Job {
     /// `policies` apply to rank 0.
-    fn new(name: &str, ranks: usize, policies: &str) -> Self {
-        let dir = Scratch::new(name);
-        let shm_dir = dir.0.to_str().unwrap();
+    fn new(ranks: usize, policies: &str) -> Self {
+        let dir = Scratch::new();
+        let job = testing::job(topology(Routing::Delegation, Transport::Copyrpc, ranks, 1, 1));
         let open = |rank: usize| {
-            let policies = if rank == 0 { policies } else { "" };
-            let args = format!("benchkv --ranks {ranks} --shm-dir {shm_dir} {policies}");
-            let options = Options::resolve(Cli::try_parse_from(args.split_whitespace()).unwrap()).unwrap();
-            let backend = Composed::new(&options, rank).unwrap();
+            let policies = if rank == 0 { testing::policies(policies) } else { PolicyOptions::default() };
+            let backend = Composed::new(&crate::job::Job { policies, ..job.clone() }, dir.site(rank)).unwrap();
             let daemon = backend.open_daemon(0).unwrap();
             (daemon, backend.open_client(0).unwrap())
         };
@@ -111,7 +91,7 @@ impl Job {
 
 #[test]
 fn without_a_policy_an_answer_goes_on_in_the_step_that_finds_it_and_no_clock_is_read() {
-    let mut job = Job::new("none", 2, "");
+    let mut job = Job::new(2, "");
     job.ask(1, 5);
     let round = job.asking.step(|| unreachable!("nobody asks")).unwrap();
     assert_eq!((round.moved, round.outstanding), (1, 1));
@@ -124,7 +104,7 @@ fn without_a_policy_an_answer_goes_on_in_the_step_that_finds_it_and_no_clock_is_
 
 #[test]
 fn a_held_answer_is_released_when_there_are_enough() {
-    let mut job = Job::new("full", 2, "--batch-hold-us 50");
+    let mut job = Job::new(2, "--batch-hold-us 50");
     job.fetch(1, 0..1);
     assert_eq!((job.ended(), job.asking.gauges().held), (vec![], 1));
     job.fetch(1, 1..2);
@@ -139,7 +119,7 @@ fn a_held_answer_is_released_when_there_are_enough() {
 #[test]
 fn a_held_answer_is_released_by_a_step_without_work_when_its_time_has_come() {
     for (name, policy) in [("late", "--batch-hold-us 50"), ("late-adaptive", "--adaptive-hold --batch-hold-us 50")] {
-        let mut job = Job::new(name, 4, policy);
+        let mut job = Job::new(4, policy);
         job.fetch(1, 0..1);
         job.advance(49_999);
         assert_eq!((job.step().moved, job.ended()), (0, vec![]), "{name}");
@@ -152,7 +132,7 @@ fn a_held_answer_is_released_by_a_step_without_work_when_its_time_has_come() {
 /// What a round would do something about is not slept over; what others do is.
 #[test]
 fn a_daemon_that_holds_answers_does_not_sleep() {
-    let mut job = Job::new("sleep", 2, "--batch-hold-us 50");
+    let mut job = Job::new(2, "--batch-hold-us 50");
     let slice = |daemon: &mut KvDaemon| {
         let mut slice = None;
         daemon.with_watch(&mut |watch| slice = Some(watch.slice()));
@@ -170,7 +150,7 @@ fn a_daemon_that_holds_answers_does_not_sleep() {
 #[test]
 fn a_load_that_stops_drains() {
     let policies = "--adaptive-hold --coalesce-rtt-us 20 --adaptive-budget --flush-every 64 --initial-stagger-us 100 --ipc-skip-idle 9";
-    let mut job = Job::new("drain", 4, &format!("{policies} --batch-window completion:1"));
+    let mut job = Job::new(4, &format!("{policies} --batch-window completion:1"));
     for token in 0..30 {
         job.ask(1 + token % 3, token);
     }
@@ -194,7 +174,7 @@ fn a_load_that_stops_drains() {
 
 #[test]
 fn connections_begin_one_after_the_other() {
-    let mut job = Job::new("stagger", 4, "--initial-stagger-us 100");
+    let mut job = Job::new(4, "--initial-stagger-us 100");
     (1..4).for_each(|rank| job.ask(rank, rank));
     let mut sent = Vec::new();
     for _ in 0..4 {
@@ -208,7 +188,7 @@ fn connections_begin_one_after_the_other() {
 
 #[test]
 fn requests_wait_while_answers_gather() {
-    let mut job = Job::new("coalesce", 2, "--coalesce-rtt-us 6");
+    let mut job = Job::new(2, "--coalesce-rtt-us 6");
     job.ask(1, 0);
     job.step();
     job.ask(1, 1);
@@ -222,7 +202,7 @@ fn requests_wait_while_answers_gather() {
 
 #[test]
 fn a_flush_waits_for_rounds_with_work_or_one_without() {
-    let mut job = Job::new("flush", 2, "--flush-every 3");
+    let mut job = Job::new(2, "--flush-every 3");
     let writes = |job: &mut Job| {
         job.step();
         job.asking.gauges().writes
@@ -237,7 +217,7 @@ fn a_flush_waits_for_rounds_with_work_or_one_without() {
 
 #[test]
 fn polls_are_added_until_one_finds_something() {
-    let mut job = Job::new("budget", 2, "--poll-budget 5");
+    let mut job = Job::new(2, "--poll-budget 5");
     job.step();
     assert_eq!(job.asking.policy().unwrap().extra_polls, 5);
     job.fetch(1, 0..1);
@@ -247,7 +227,7 @@ fn polls_are_added_until_one_finds_something() {
 
 #[test]
 fn local_clients_are_left_out_for_so_many_rounds() {
-    let mut job = Job::new("skip", 1, "--ipc-skip-idle 2");
+    let mut job = Job::new(1, "--ipc-skip-idle 2");
     job.step();
     job.ask(0, 7);
     let found = [(); 3].map(|()| job.step().moved);
@@ -257,7 +237,7 @@ fn local_clients_are_left_out_for_so_many_rounds() {
 /// A window of one batch: the second waits for the first.
 #[test]
 fn the_batch_window_is_that_of_the_connections() {
-    let mut job = Job::new("window", 2, "--batch-window consumption:1");
+    let mut job = Job::new(2, "--batch-window consumption:1");
     for token in 0..2 {
         job.ask(1, token);
         job.step();

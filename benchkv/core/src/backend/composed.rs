@@ -1,0 +1,52 @@
+//! One rank of any topology made of ipc, delegationrpc, flux and a carrier between ranks: what its threads share until each has opened its part.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::daemon::KvDaemon;
+use super::paths::ClientPaths;
+use super::plan::{Plan, Site};
+use super::shards::{self, ShardNode};
+use super::{Backend, BackendError};
+use crate::job::Job;
+
+/// One rank of a composed topology.
+#[derive(Debug)]
+pub struct Composed {
+    plan: Plan,
+    /// The daemons' ends of their channel, each until its daemon takes it.
+    nodes: Mutex<Vec<Option<ShardNode>>>,
+}
+
+impl Composed {
+    /// A rank of `job`: makes the channel between its daemons.
+    ///
+    /// # Errors
+    /// [`BackendError::Setup`] with the cause.
+    pub fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
+        let nodes = shards::mesh(job.topology.daemons, &job.sizes)?;
+        Ok(Self { plan: Plan::new(job, site), nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
+    }
+
+    /// A rank in a client process of it: opens clients, of the daemons in the process of `site`, and no daemon.
+    #[must_use]
+    pub fn for_clients(job: &Job, site: Site) -> Self {
+        Self { plan: Plan::new(job, site), nodes: Mutex::default() }
+    }
+}
+
+impl Backend for Composed {
+    type Daemon = KvDaemon;
+    type Paths = ClientPaths;
+
+    fn open_daemon(&self, daemon: usize) -> Result<KvDaemon, BackendError> {
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let node = nodes.get_mut(daemon).and_then(Option::take);
+        let node = node.ok_or_else(|| BackendError::setup(format!("daemon {daemon}"), "it is open already"))?;
+        drop(nodes);
+        KvDaemon::open(&self.plan, daemon, node)
+    }
+
+    fn open_client(&self, client: usize) -> Result<ClientPaths, BackendError> {
+        ClientPaths::open(&self.plan, client)
+    }
+}

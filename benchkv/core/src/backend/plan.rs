@@ -1,0 +1,72 @@
+//! [`Plan`]: what daemons and clients of a rank have to know.
+
+use mlx5::DeviceSpec;
+use shm::dir::Dir;
+
+use crate::job::Job;
+use crate::policy::PolicyOptions;
+use crate::topology::Topology;
+use crate::ucx::PeerErrors;
+
+/// The meaning of the shared-memory payloads: changes with [`Request`](crate::message::Request) and [`Response`](crate::message::Response).
+pub(super) const TYPE_TAG: u64 = u64::from_be_bytes(*b"BENCHKV1");
+
+/// Where a rank is, and what it opens.
+#[derive(Debug, Clone)]
+pub struct Site {
+    /// The rank.
+    pub rank: usize,
+    /// The process of its daemons, by which clients in other processes find them.
+    pub process: u32,
+    /// Where its shared memory is.
+    pub dir: Dir,
+    /// The device of each thread with connections.
+    pub device: DeviceSpec,
+}
+
+/// What daemons and clients of a rank have to know.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) topology: Topology,
+    pub(super) rank: usize,
+    /// The process of the rank's daemons.
+    pub(super) process: u32,
+    /// Operations of a client, rounded up to a power of two.
+    pub(super) depth: usize,
+    pub(super) ring_slots: usize,
+    pub(super) ring_bytes: u64,
+    pub(super) store_keys: u64,
+    pub(super) policies: PolicyOptions,
+    /// Requests, and answers, of each end under way on a connection that carries each by itself.
+    pub(super) window: usize,
+    /// Whether UCX notices dead peers.
+    pub(super) ucx_errors: PeerErrors,
+    pub(super) device: DeviceSpec,
+    pub(super) dir: Dir,
+}
+
+impl Plan {
+    pub(super) fn new(job: &Job, site: Site) -> Self {
+        let Site { rank, process, dir, device } = site;
+        Self {
+            topology: job.topology,
+            rank,
+            process,
+            depth: job.queue_depth.next_power_of_two(),
+            ring_slots: job.sizes.ring_slots,
+            ring_bytes: job.sizes.ring_bytes,
+            store_keys: job.workload.store_keys(),
+            policies: job.policies.clone(),
+            window: job.sizes.window,
+            ucx_errors: job.ucx_errors.unwrap_or(PeerErrors::None),
+            device,
+            dir,
+        }
+    }
+
+    /// Name of a server of this rank. The process id keeps jobs apart, the rank those that share a process; what a dead process left under it
+    /// is replaced.
+    pub(super) fn server_name(&self, what: &str) -> String {
+        format!("benchkv-{}-{}-{what}", self.process, self.rank)
+    }
+}

@@ -1,0 +1,116 @@
+//! [`Cluster`]: all ranks of a job in one process and one thread, connected, with nobody's turn decided yet.
+
+use crate::backend::composed::Composed;
+use crate::backend::daemon::KvDaemon;
+use crate::backend::paths::ClientPaths;
+use crate::backend::plan::Site;
+use crate::backend::{Backend, BackendError, Daemon, Endpoints, Records};
+use crate::client::{Client, Step};
+use crate::job::Job;
+use crate::phase::Phase;
+use crate::topology::{Peer, Worker};
+
+/// One rank of a [`Cluster`].
+#[derive(Debug)]
+pub struct Rank {
+    /// By number.
+    pub daemons: Vec<KvDaemon>,
+    /// By number.
+    pub clients: Vec<Client<ClientPaths>>,
+}
+
+/// The ranks of a job.
+#[derive(Debug)]
+pub struct Cluster {
+    /// By number.
+    pub ranks: Vec<Rank>,
+}
+
+/// What turns have done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Operations issued, and operations ended: twice the operations that were begun and ended.
+    pub by_clients: u64,
+    /// Messages that daemons took in. One that waits is counted again when it goes on.
+    pub by_daemons: u64,
+}
+
+impl Cluster {
+    /// Opens and connects every daemon and client of `job`; `site` says where a rank is.
+    ///
+    /// # Errors
+    /// What could not be made or connected.
+    pub fn new(job: &Job, site: impl Fn(usize) -> Result<Site, BackendError>) -> Result<Self, BackendError> {
+        let ranks = (0..job.topology.ranks).map(|rank| Rank::open(job, rank, site(rank)?)).collect::<Result<_, _>>()?;
+        let mut cluster = Self { ranks };
+        cluster.connect()?;
+        Ok(cluster)
+    }
+
+    fn connect(&mut self) -> Result<(), BackendError> {
+        let mut mail: std::collections::HashMap<Peer, Records> = std::collections::HashMap::new();
+        self.endpoints(|me, end| {
+            for (to, bytes) in end.records() {
+                mail.entry(to).or_default().push((me, bytes));
+            }
+            Ok(())
+        })?;
+        self.endpoints(|me, end| end.connect(&mail.remove(&me).unwrap_or_default()))?;
+        self.endpoints(|_, end| {
+            while !end.settle()? {}
+            Ok(())
+        })
+    }
+
+    /// Shows every thread's endpoints: rank after rank, daemons before clients.
+    ///
+    /// # Errors
+    /// The first of `visit`.
+    pub fn endpoints(&mut self, mut visit: impl FnMut(Peer, &mut dyn Endpoints) -> Result<(), BackendError>) -> Result<(), BackendError> {
+        for (rank, Rank { daemons, clients }) in self.ranks.iter_mut().enumerate() {
+            for (number, daemon) in daemons.iter_mut().enumerate() {
+                visit(Peer { rank, worker: Worker::Daemon(number) }, daemon)?;
+            }
+            for (number, client) in clients.iter_mut().enumerate() {
+                visit(Peer { rank, worker: Worker::Client(number) }, client.paths_mut())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Steps everybody by turns, rank after rank, clients before daemons, until `moves` operations were issued or ended; then until nothing is
+    /// outstanding. Nothing waits, so the same is done in every run.
+    ///
+    /// # Errors
+    /// The first of a daemon or client.
+    pub fn run(&mut self, moves: u64, now_ns: impl Fn() -> u64) -> Result<Moved, BackendError> {
+        let (mut moved, mut drained) = (Moved::default(), 0);
+        let clients: usize = self.ranks.iter().map(|rank| rank.clients.len()).sum();
+        while drained < clients {
+            drained = 0;
+            let phase = if moved.by_clients < moves { Phase::Window(0) } else { Phase::Drain };
+            for Rank { daemons, clients } in &mut self.ranks {
+                for client in clients {
+                    match client.step(phase, &now_ns)? {
+                        Step::Busy(count) => moved.by_clients += count as u64,
+                        Step::Idle => {}
+                        Step::Drained => drained += 1,
+                    }
+                }
+                for daemon in daemons {
+                    moved.by_daemons += daemon.step(&now_ns)?.moved as u64;
+                }
+            }
+        }
+        Ok(moved)
+    }
+}
+
+impl Rank {
+    fn open(job: &Job, rank: usize, site: Site) -> Result<Self, BackendError> {
+        let backend = Composed::new(job, site)?;
+        let daemons = (0..job.topology.daemons).map(|daemon| backend.open_daemon(daemon)).collect::<Result<_, _>>()?;
+        let client = |number| Ok(Client::new(job.client(rank, number), backend.open_client(number)?));
+        Ok(Self { daemons, clients: (0..job.topology.clients).map(client).collect::<Result<_, BackendError>>()? })
+    }
+}

@@ -1,0 +1,99 @@
+//! [`Job`]: what is to be run, the same on all of its ranks.
+
+use copyrpc::ring::MIN_RING_SIZE;
+use serde::{Deserialize, Serialize};
+
+use crate::client::ClientSpec;
+use crate::message::Request;
+use crate::pace::Pace;
+use crate::policy::PolicyOptions;
+use crate::topology::{Routing, Topology};
+use crate::ucx::PeerErrors;
+use crate::verify::Verifier;
+use crate::workload::Workload;
+
+/// Sizes computed from the options; printed before the start and recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sizes {
+    /// Bytes of each ring of a connection between ranks, 0 where there are none (`rc-send`, `ucx-am`). `auto`: the power of two not below 4 x
+    /// operations in flight on it x padded message.
+    pub ring_bytes: u64,
+    /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with other backends: the power of two not below
+    /// all operations of the rank's clients, 16 to 1024, and fewer where a rank's connections would have more than 32768 together. What exceeds
+    /// it waits in the daemon's backlog.
+    pub window: usize,
+    /// Words of the delegation ring: two for each client of the rank, as [`delegationrpc::ring_depth_for`] says.
+    pub ring_slots: usize,
+    /// Requests in flight on a flux channel: the power of two not below the operations of all ranks, 256 to 65536. What exceeds it waits in the daemon's backlog.
+    pub flux_in_flight: usize,
+    /// Slots of a flux channel: four times the requests in flight, at least 1024.
+    pub flux_capacity: usize,
+}
+
+impl Sizes {
+    /// What `queue_depth` operations of each client need; rings between ranks have `ring_bytes`, if they are given.
+    #[must_use]
+    pub fn compute(ring_bytes: Option<u64>, topology: &Topology, queue_depth: usize) -> Self {
+        let in_flight = topology.clients * queue_depth;
+        // A client's own connection carries what that client has in flight, any other what all clients of the rank have.
+        let in_flight_per_ring = if topology.routing == Routing::Direct { queue_depth } else { in_flight };
+        // The header of 12 bytes is copyrpc's; messages are padded to 32.
+        let padded_message = (12 + size_of::<Request>()).next_multiple_of(32);
+        let ring_bytes = match ring_bytes {
+            _ if topology.is_by_message() => 0,
+            Some(bytes) => bytes,
+            None => ((4 * in_flight_per_ring * padded_message) as u64).next_power_of_two().max(MIN_RING_SIZE),
+        };
+        let window = in_flight.next_power_of_two().min(1 << (32_768 / topology.ranks).ilog2()).clamp(16, 1024);
+        let flux_in_flight = (topology.ranks * in_flight).next_power_of_two().clamp(256, 65_536);
+        Self {
+            ring_bytes,
+            window: if topology.is_by_message() { window } else { 0 },
+            ring_slots: delegationrpc::ring_depth_for(topology.clients),
+            flux_in_flight,
+            flux_capacity: (4 * flux_in_flight).max(1024),
+        }
+    }
+}
+
+/// A job that can be run, wherever its threads are.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// Its ranks, their threads, and the connections between these.
+    pub topology: Topology,
+    /// Operations each client keeps outstanding.
+    pub queue_depth: usize,
+    /// The open loop; `None`: closed.
+    pub pace: Option<Pace>,
+    /// Measured runs.
+    pub runs: usize,
+    /// Ranks, clients per rank, keys, ratios, seed, verification.
+    pub workload: Workload,
+    /// Computed sizes.
+    pub sizes: Sizes,
+    /// What daemons and connections leave for later.
+    pub policies: PolicyOptions,
+    /// Whether UCX notices dead peers; `None` where UCX carries nothing.
+    pub ucx_errors: Option<PeerErrors>,
+    /// The first client of rank 0 flips one bit of one value it writes, which verification has to notice.
+    pub corrupts_value: bool,
+}
+
+impl Job {
+    /// What client `number` of rank `rank` is to do.
+    #[must_use]
+    pub fn client(&self, rank: usize, number: usize) -> ClientSpec {
+        let workload = &self.workload;
+        let pattern = workload.pattern(rank, number);
+        let (writer, clients) = (rank * workload.clients + number, workload.ranks * workload.clients);
+        ClientSpec {
+            rank: rank as u16,
+            queue_depth: self.queue_depth,
+            runs: self.runs,
+            schedule: self.pace.map(|pace| pace.schedule(writer, clients, workload.seed)),
+            verifier: workload.verify.then(|| Verifier::new(writer as u16, clients, pattern.read_keys)),
+            corrupt_one: self.corrupts_value && writer == 0,
+            pattern,
+        }
+    }
+}

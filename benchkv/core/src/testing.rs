@@ -1,0 +1,76 @@
+//! What the tests of several modules need: small jobs, and a directory of their own for shared memory.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use clap::Parser;
+use harness::device::DeviceChoice;
+use shm::dir::Dir;
+
+use crate::backend::plan::Site;
+use crate::job::{Job, Sizes};
+use crate::policy::PolicyOptions;
+use crate::topology::{Routing, Topology, Transport};
+use crate::workload::{Distribution, Workload};
+
+/// A directory for shared memory, removed with what is in it.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = PathBuf::from(format!("/dev/shm/benchkv-test-{}-{number}", std::process::id()));
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn dir(&self) -> Dir {
+        Dir::open(Some(&self.0)).unwrap()
+    }
+
+    /// A rank of this process, on the software device.
+    pub(crate) fn site(&self, rank: usize) -> Site {
+        Site { rank, process: std::process::id(), device: DeviceChoice::Auto.spec(Some(&self.0)), dir: self.dir() }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A topology by the carrier and the way of its requests.
+pub(crate) const fn topology(routing: Routing, transport: Transport, ranks: usize, daemons: usize, clients: usize) -> Topology {
+    Topology { routing, transport, ranks, daemons, clients }
+}
+
+/// A verified job of `topology`, 32 deep.
+pub(crate) fn job(topology: Topology) -> Job {
+    let Topology { ranks, clients, .. } = topology;
+    let remote_ratio = (ranks - 1) as f64 / ranks as f64;
+    let distribution = Distribution::Uniform;
+    let workload = Workload { ranks, clients, key_range: 1000, read_ratio: 0.5, remote_ratio, distribution, verify: true, seed: 1 };
+    Job {
+        topology,
+        queue_depth: 32,
+        pace: None,
+        runs: 1,
+        sizes: Sizes::compute(None, &topology, 32),
+        workload,
+        policies: PolicyOptions::default(),
+        ucx_errors: None,
+        corrupts_value: false,
+    }
+}
+
+/// Policies as they are typed.
+pub(crate) fn policies(args: &str) -> PolicyOptions {
+    #[derive(Parser)]
+    struct Args {
+        #[command(flatten)]
+        policies: PolicyOptions,
+    }
+    Args::try_parse_from(std::iter::once("test").chain(args.split_whitespace())).unwrap().policies
+}

@@ -1,0 +1,73 @@
+//! UCX's active messages through libucp, which is opened at run time: nothing of UCX is needed to build.
+//!
+//! - `ffi`: functions, structs and constants of `ucp/api/ucp.h`, and the library. - `worker`: a safe worker with its endpoints.
+
+mod ffi;
+#[cfg(test)]
+mod oracle;
+pub(crate) mod worker;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The oldest version with what is used: active messages with `ucp_am_send_nbx`.
+const OLDEST: (u32, u32) = (1, 10);
+
+/// Whether UCX is to notice that peers are gone (`ucp_err_handling_mode_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PeerErrors {
+    /// It is, and uses no transport that cannot.
+    Peer,
+    /// It is not.
+    None,
+}
+
+impl fmt::Display for PeerErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Peer => "peer",
+            Self::None => "none, so that UCX may use transports that cannot notice a dead peer",
+        })
+    }
+}
+
+/// UCX cannot be used, or failed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum UcxError {
+    /// The library is not there.
+    #[error("ucx-am needs UCX ({reason}): apt-get install libucx0, or your system's package of UCX; another --backend needs none")]
+    NotInstalled {
+        /// What the loader says.
+        reason: String,
+    },
+    /// The library is older than what is used.
+    #[error("ucx-am needs UCX {}.{} or later, and this is {version}{lacks}", OLDEST.0, OLDEST.1)]
+    TooOld {
+        /// The library's version.
+        version: String,
+        /// A function it lacks, in words; empty when the version says enough.
+        lacks: String,
+    },
+    /// A call failed.
+    #[error("{call}: {status}")]
+    Call {
+        /// The function.
+        call: &'static str,
+        /// What its status means.
+        status: String,
+    },
+    /// UCX says of an endpoint that its peer cannot be reached any more.
+    #[error("{0}")]
+    Peer(String),
+}
+
+/// Loads the library. Returns its version and file, for people.
+///
+/// # Errors
+/// [`UcxError::NotInstalled`] or [`UcxError::TooOld`].
+pub fn load() -> Result<String, UcxError> {
+    ffi::Api::get().map(|api| api.describe())
+}

@@ -1,0 +1,199 @@
+//! Whether a job can do what its policies ask.
+
+use engine::policy::PolicyOptions;
+use engine::policy::hold::HOLD_NS;
+use engine::topology::{Routing, Transport};
+use harness::window::WindowChoice;
+
+use crate::cli::BackendKind;
+use crate::range::{RangeError, range};
+
+/// Longest of the times that can be asked for.
+const MAX_US: f64 = 1_000_000.0;
+/// Most polls added to a round.
+const MAX_POLLS: u32 = 4096;
+/// Most rounds between flushes, or between looks at clients.
+const MAX_ROUNDS: u32 = 4096;
+
+/// The flags given that apply to what daemons exchange with other ranks.
+fn of_carriers(options: &PolicyOptions) -> impl Iterator<Item = &'static str> + use<> {
+    [
+        ("--batch-hold-us", options.batch_hold_us.is_some()),
+        ("--adaptive-hold", options.adaptive_hold),
+        ("--hold-rtt-multiplier", options.hold_rtt_multiplier.is_some()),
+        ("--coalesce-rtt-us", options.coalesce_rtt_us.is_some()),
+        ("--poll-budget", options.poll_budget > 0),
+        ("--adaptive-budget", options.adaptive_budget),
+        ("--flush-every", options.flush_every > 1),
+        ("--initial-stagger-us", options.initial_stagger_us.is_some()),
+    ]
+    .into_iter()
+    .filter_map(|(flag, is_given)| is_given.then_some(flag))
+}
+
+/// Whether a job of `ranks` can do what is asked.
+///
+/// # Errors
+/// The first that it cannot, and what is legal.
+pub fn check(options: &PolicyOptions, backend: BackendKind, ranks: usize) -> Result<(), RangeError> {
+    check_ranges(options)?;
+    check_pairs(options)?;
+    let window = options.batch_window.batches().map(|_| "--batch-window");
+    if let Some(flag) = of_carriers(options).chain(window).next().filter(|_| ranks == 1) {
+        return Err(range(flag, "with 1 rank", "it has no other to exchange anything with", "--ranks of 2 and more".to_owned()));
+    }
+    if let Some(flag) = window.filter(|_| backend.transport() != Transport::Copyrpc) {
+        let (why, legal) = ("the window is one of copyrpc's batches", "--backend meta, delegation, sharded or direct".to_owned());
+        return Err(range(flag, format!("with --backend {backend}"), why, legal));
+    }
+    if options.flush_every > 1 && backend.transport() == Transport::UcxAm {
+        let (why, legal) = ("UCX sends each message at once", "--backend meta, delegation, sharded or rc-send".to_owned());
+        return Err(range("--flush-every", "with --backend ucx-am", why, legal));
+    }
+    match of_carriers(options).next().filter(|_| backend.routing() == Routing::Direct) {
+        Some(flag) => {
+            let why = "its clients have connections of their own, and no daemon sends for them";
+            Err(range(flag, "with --backend direct", why, "another --backend".to_owned()))
+        }
+        None => Ok(()),
+    }
+}
+
+fn check_ranges(options: &PolicyOptions) -> Result<(), RangeError> {
+    let hold_us = HOLD_NS.start() / 1000.0..=HOLD_NS.end() / 1000.0;
+    let us = 0.1..=MAX_US;
+    for (flag, given, legal, unit) in [
+        ("--batch-hold-us", options.batch_hold_us, hold_us, " us"),
+        ("--hold-rtt-multiplier", options.hold_rtt_multiplier, 0.1..=100.0, ""),
+        ("--coalesce-rtt-us", options.coalesce_rtt_us, us.clone(), " us"),
+        ("--initial-stagger-us", options.initial_stagger_us, us, " us"),
+    ] {
+        if let Some(given) = given.filter(|given| !legal.contains(given)) {
+            return Err(range(flag, given, "outside what is supported", format!("{} to {}{unit}", legal.start(), legal.end())));
+        }
+    }
+    for (flag, given, legal) in [
+        ("--poll-budget", options.poll_budget, 0..=MAX_POLLS),
+        ("--flush-every", options.flush_every, 1..=MAX_ROUNDS),
+        ("--ipc-skip-idle", options.ipc_skip_idle, 0..=MAX_ROUNDS),
+        ("--batch-window", options.batch_window.batches().unwrap_or(1), 1..=WindowChoice::MAX_BATCHES),
+    ] {
+        if !legal.contains(&given) {
+            return Err(range(flag, given, "outside what is supported", format!("{} to {}", legal.start(), legal.end())));
+        }
+    }
+    Ok(())
+}
+
+fn check_pairs(options: &PolicyOptions) -> Result<(), RangeError> {
+    if let Some(given) = options.hold_rtt_multiplier.filter(|_| options.adaptive_hold) {
+        let why = "with --adaptive-hold there are two rules for one time";
+        return Err(range("--hold-rtt-multiplier", given, why, "one of them".to_owned()));
+    }
+    if options.poll_budget > 0 && options.adaptive_budget {
+        let why = "with --adaptive-budget there are two rules for one number";
+        return Err(range("--poll-budget", options.poll_budget, why, "one of them".to_owned()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::Cli;
+    use crate::options::Options;
+
+    fn resolve(args: &str) -> Result<Options, String> {
+        let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).map_err(|e| e.to_string())?;
+        Options::resolve(cli).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_command_line_and_ask_for_nothing() {
+        let options = resolve("").unwrap();
+        assert_eq!(options.job.policies, PolicyOptions::default());
+        assert!(!options.job.policies.govern() && options.job.policies.to_string().is_empty());
+        assert!(!options.to_string().contains("polic"), "{options}");
+    }
+
+    #[test]
+    fn what_is_asked_for_is_in_the_plan() {
+        let args = "--batch-hold-us 12.5 --adaptive-hold --poll-budget 16 --flush-every 4 --ipc-skip-idle 3 --batch-window completion:2";
+        let options = resolve(args).unwrap();
+        let listed =
+            "policies: batch-hold-us 12.5, adaptive-hold, poll-budget 16, flush-every 4, ipc-skip-idle 3, batch-window completion:2";
+        assert!(options.job.policies.govern() && options.to_string().contains(listed), "{options}");
+        assert!(!resolve("--batch-window consumption:2").unwrap().job.policies.govern(), "that is the connections' own");
+    }
+
+    #[test]
+    fn ranges_end_where_they_say() {
+        for (flag, legal, illegal, says) in [
+            ("batch-hold-us", ["0.5", "100"], ["0.4", "100.1"], "0.5 to 100 us"),
+            ("hold-rtt-multiplier", ["0.1", "100"], ["0", "NaN"], "0.1 to 100"),
+            ("coalesce-rtt-us", ["0.1", "1000000"], ["0", "1000001"], "0.1 to 1000000 us"),
+            ("initial-stagger-us", ["0.1", "1000000"], ["inf", "1000001"], "0.1 to 1000000 us"),
+            ("poll-budget", ["0", "4096"], ["4097", "5000"], "0 to 4096"),
+            ("flush-every", ["1", "4096"], ["0", "4097"], "1 to 4096"),
+            ("ipc-skip-idle", ["0", "4096"], ["4097", "5000"], "0 to 4096"),
+            ("batch-window", ["completion:1", "consumption:256"], ["completion:0", "consumption:257"], "1 to 256"),
+        ] {
+            for value in legal {
+                resolve(&format!("--{flag} {value}")).unwrap();
+            }
+            for value in illegal {
+                let refused = resolve(&format!("--{flag} {value}")).unwrap_err();
+                assert!(refused.starts_with(&format!("--{flag} ")) && refused.ends_with(&format!("legal is {says}")), "{refused}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_rules_for_one_thing_are_refused() {
+        let refused = resolve("--adaptive-hold --hold-rtt-multiplier 2").unwrap_err();
+        assert!(refused.contains("--hold-rtt-multiplier 2: with --adaptive-hold there are two rules"), "{refused}");
+        let refused = resolve("--adaptive-budget --poll-budget 2").unwrap_err();
+        assert!(refused.contains("--poll-budget 2: with --adaptive-budget there are two rules"), "{refused}");
+    }
+
+    #[test]
+    fn what_daemons_do_with_other_ranks_needs_daemons_that_do_and_other_ranks() {
+        let flags = [
+            "--batch-hold-us 10",
+            "--adaptive-hold",
+            "--hold-rtt-multiplier 2",
+            "--coalesce-rtt-us 2",
+            "--poll-budget 2",
+            "--adaptive-budget",
+            "--flush-every 2",
+            "--initial-stagger-us 2",
+        ];
+        for flag in flags {
+            let name = flag.split(' ').next().unwrap();
+            let refused = resolve(&format!("--ranks 1 {flag}")).unwrap_err();
+            assert!(refused.starts_with(&format!("{name} with 1 rank: ")), "{refused}");
+            let refused = resolve(&format!("--backend direct {flag}")).unwrap_err();
+            assert!(refused.starts_with(&format!("{name} with --backend direct: ")), "{refused}");
+        }
+        assert!(resolve("--ranks 1 --batch-window completion:1").unwrap_err().starts_with("--batch-window with 1 rank: "));
+        resolve("--backend direct --batch-window completion:1").unwrap();
+        resolve("--ranks 1 --ipc-skip-idle 2").unwrap();
+    }
+
+    #[test]
+    fn what_gathers_messages_needs_messages_that_gather() {
+        let window = "the window is one of copyrpc's batches";
+        for (backend, flag, why) in [
+            ("rc-send", "--batch-window completion:1", window),
+            ("ucx-am", "--batch-window completion:1", window),
+            ("ucx-am", "--flush-every 2", "UCX sends each message at once"),
+        ] {
+            let refused = resolve(&format!("--backend {backend} {flag}")).unwrap_err();
+            let name = flag.split(' ').next().unwrap();
+            assert!(refused.starts_with(&format!("{name} with --backend {backend}: {why}; legal is --backend ")), "{refused}");
+        }
+        resolve("--backend rc-send --flush-every 2 --batch-hold-us 5").unwrap();
+    }
+}

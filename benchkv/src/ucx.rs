@@ -1,0 +1,69 @@
+//! The options of `ucx-am`.
+
+use clap::{Args, ValueEnum};
+use engine::topology::Transport;
+use engine::ucx::PeerErrors;
+use harness::device::DeviceChoice;
+
+use crate::port::PortOptions;
+use crate::range::{RangeError, range};
+
+/// Options of `ucx-am`.
+#[derive(Debug, Clone, Copy, Args)]
+#[group(skip)]
+pub struct UcxArgs {
+    /// Whether UCX notices that a peer of ucx-am is dead: peer leaves out transports that cannot, such as its shared memory; none leaves it to
+    /// what started the ranks; auto is none for ranks on one host, else peer.
+    #[arg(long, value_enum, default_value_t = PeerErrorsChoice::Auto)]
+    pub ucx_errors: PeerErrorsChoice,
+}
+
+impl UcxArgs {
+    /// Whether UCX is to notice dead peers on so many hosts; `None` where UCX has no part.
+    ///
+    /// # Errors
+    /// UCX is told what another backend is, or the other way round.
+    pub fn resolve(
+        self,
+        transport: Transport,
+        device: &DeviceChoice,
+        port: &PortOptions,
+        hosts: usize,
+    ) -> Result<Option<PeerErrors>, RangeError> {
+        match transport {
+            Transport::UcxAm if *device != DeviceChoice::Auto || *port != PortOptions::default() => {
+                let (why, what) = ("UCX chooses its transports itself", "none with ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX");
+                Err(range("--device", format!("{device} {port}").trim_end(), why, what.to_owned()))
+            }
+            Transport::UcxAm => Ok(Some(self.ucx_errors.resolve(hosts))),
+            _ if self.ucx_errors != PeerErrorsChoice::Auto => {
+                let (why, what) = ("this --backend has no part in UCX", "none without --backend ucx-am");
+                Err(range("--ucx-errors", self.ucx_errors, why, what.to_owned()))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// What `--ucx-errors` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PeerErrorsChoice {
+    /// None for ranks on one host, else peer.
+    Auto,
+    /// UCX notices dead peers, and leaves out transports that cannot.
+    Peer,
+    /// UCX does not notice them.
+    None,
+}
+
+impl PeerErrorsChoice {
+    /// The mode for ranks on so many hosts.
+    const fn resolve(self, hosts: usize) -> PeerErrors {
+        match self {
+            Self::Peer => PeerErrors::Peer,
+            Self::None => PeerErrors::None,
+            Self::Auto if hosts > 1 => PeerErrors::Peer,
+            Self::Auto => PeerErrors::None,
+        }
+    }
+}
