@@ -407,6 +407,7 @@ impl<B: Backend> Rank<'_, B> {
             let phase = self.control.steering().phase();
             log.enter(phase, now_ns, &mut daemon);
             match daemon.step(now_ns) {
+                Ok(round) if round.is_part => {}
                 Ok(round) => {
                     if phase == Phase::Drain {
                         self.control.note_drain_round(number, round.moved);

@@ -136,6 +136,14 @@ impl ContextBuilder {
     /// [`BuildError`]; nothing is left behind.
     pub fn build<U>(self) -> Result<Context<U>, BuildError> {
         let device = Device::open(&self.device)?;
+        self.build_on(device)
+    }
+
+    /// Makes the queues on a device that is open, in the place of one of its own: contexts of one thread can share one.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn build_on<U>(self, device: Device) -> Result<Context<U>, BuildError> {
         let pd = device.alloc_pd()?;
         let (receives, send_completions) = self.sizes();
         let srq = pd.create_srq(receives, 0)?;

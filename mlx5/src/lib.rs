@@ -57,8 +57,8 @@ pub use mlx5_hca as hca;
 #[cfg(feature = "soft")]
 #[doc(no_inline)]
 pub use mlx5_hca::{
-    Actor, Clock, ContextUses, Did, FabricSpec, Faults, ForeignDevice, LocalFabric, NicModel, NicParameters, Queue, Rule, Simulation,
-    SoftOptions, Timing, Violation,
+    Actor, ActorId, Bell, Clock, ContextUses, Did, FabricSpec, Faults, ForeignDevice, LocalFabric, NicModel, NicParameters, Queue, Rule,
+    Simulation, SoftOptions, Timing, Violation,
 };
 pub use mlx5_wire as wire;
 pub use mmio::RegisterKind;

@@ -293,7 +293,7 @@ mod tests {
     fn requests_under_way_are_told_with_their_peak_and_their_first_burst() {
         let (mut endpoints, mut log) = (Counting::default(), ActivityLog::new(1, 50));
         log.enter(Phase::WarmUp, || 1_000, &mut endpoints);
-        let round = |cqes, outstanding| Round { moved: 1, cqes, outstanding };
+        let round = |cqes, outstanding| Round { moved: 1, cqes, outstanding, is_part: false };
         log.note_round(round(0, 0), || unreachable!("nothing is seen first"));
         log.note_round(round(0, 7), || 1_300);
         log.enter(Phase::Window(0), || 2_000, &mut endpoints);

@@ -11,6 +11,8 @@ pub struct Round {
     pub cqes: usize,
     /// Requests to other ranks that were not answered at its end.
     pub outstanding: usize,
+    /// It is not over: a policy adds polls to it, this one found nothing, and the next step is another. It counts as no round.
+    pub is_part: bool,
 }
 
 /// What a thread's connections to other ranks did.

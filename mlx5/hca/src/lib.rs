@@ -106,7 +106,7 @@ pub use options::{FabricSpec, Gid, GidKind, Port, SoftOptions};
 pub use queues::REGISTER_BYTES;
 pub use request::{Address, CqMemory, QpMemory, Receives, Region, RqMemory, SqMemory};
 pub use rule::{Queue, Rule, Violation};
-pub use simulation::{Actor, Did, ForeignDevice, Simulated, Simulation};
+pub use simulation::{Actor, ActorId, Bell, Did, ForeignDevice, Simulated, Simulation};
 pub use timing::Timing;
 pub use vendor::text as vendor_text;
 

@@ -1,5 +1,6 @@
 //! [`Simulation`]: a network of software HCAs and the programs that drive them, in one thread and in virtual time.
 
+use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
@@ -43,6 +44,27 @@ pub trait Actor {
     ///
     /// It must not wait: a poll of an empty CQ takes no time here, so that a loop around one never ends.
     fn step(&mut self, now_ns: u64) -> Did;
+
+    /// Whether there is something to do for it, asked while it is idle and one of its devices has changed; `false`: it sleeps on. For actors
+    /// that share a device.
+    fn has_news(&mut self) -> bool {
+        true
+    }
+}
+
+/// The number of an actor in its [`Simulation`], in the order in which they were added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ActorId(usize);
+
+/// Ends the sleep of actors from inside the steps of others, which have a way to them that is no device: see [`Simulation::bell`].
+#[derive(Clone, Debug, Default)]
+pub struct Bell(Rc<RefCell<Vec<usize>>>);
+
+impl Bell {
+    /// If it is idle, this actor is stepped at the time of the step that is going on, after it. If not, nothing happens.
+    pub fn ring(&self, actor: ActorId) {
+        self.0.borrow_mut().push(actor.0);
+    }
 }
 
 impl<F: FnMut(u64) -> Did> Actor for F {
@@ -122,6 +144,7 @@ pub struct Simulation<'a> {
     steps: u64,
     /// LIDs to be looked at; empty in between.
     touched: Vec<u16>,
+    bell: Bell,
 }
 
 impl fmt::Debug for Simulation<'_> {
@@ -150,7 +173,14 @@ impl<'a> Simulation<'a> {
             last_turn: 0,
             steps: 0,
             touched: Vec::new(),
+            bell: Bell::default(),
         }
+    }
+
+    /// A bell that ends the sleep of its actors. Rung outside of steps, it is heard with the next [`run`](Self::run) or [`step`](Self::step).
+    #[must_use]
+    pub fn bell(&self) -> Bell {
+        self.bell.clone()
     }
 
     /// The time, in ns. It starts at 0.
@@ -209,11 +239,11 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Adds an actor that uses `devices`, and no others; its first step is due now. Devices that are not known yet are [`add`](Self::add)ed.
+    /// Adds an actor that uses `devices`, and no others; its first step is due now. Returns what a [`Bell`] calls it. Devices that are not known yet are [`add`](Self::add)ed.
     ///
     /// # Errors
     /// A device is of another network; nothing was added.
-    pub fn spawn(&mut self, devices: &[&dyn Simulated], actor: impl Actor + 'a) -> Result<(), ForeignDevice> {
+    pub fn spawn(&mut self, devices: &[&dyn Simulated], actor: impl Actor + 'a) -> Result<ActorId, ForeignDevice> {
         let hcas = devices.iter().map(|device| self.of_this_network(*device)).collect::<Result<Vec<_>, _>>()?;
         let number = self.actors.len();
         let mut lids = Vec::with_capacity(hcas.len());
@@ -227,7 +257,7 @@ impl<'a> Simulation<'a> {
         }
         self.actors.push(Bound { actor: Box::new(actor), devices: lids, is_idle: false, turn: 0 });
         self.decide_turn(number, self.now_ns());
-        Ok(())
+        Ok(ActorId(number))
     }
 
     /// Runs what is due next, after advancing the clock to it. Returns the time; `None` if nothing will ever be due: every actor is idle for
@@ -290,6 +320,22 @@ impl<'a> Simulation<'a> {
             self.look(place, None);
         }
         self.follow_touched();
+        self.follow_bell();
+    }
+
+    /// Ends the sleep of the actors the bell was rung for, in that order.
+    fn follow_bell(&mut self) {
+        let mut rung = self.bell.0.take();
+        rung.drain(..).for_each(|number| self.end_sleep(number));
+        // The memory is used again.
+        self.bell.0.replace(rung);
+    }
+
+    fn end_sleep(&mut self, number: usize) {
+        if self.actors.get(number).is_some_and(|bound| bound.is_idle) {
+            self.actors[number].is_idle = false;
+            self.decide_turn(number, self.now_ns());
+        }
     }
 
     fn next_ns(&mut self) -> Option<u64> {
@@ -311,6 +357,7 @@ impl<'a> Simulation<'a> {
             None => self.step_actor(),
         }
         self.follow_touched();
+        self.follow_bell();
     }
 
     fn step_actor(&mut self) {
@@ -368,9 +415,9 @@ impl<'a> Simulation<'a> {
     fn wake(&mut self, place: usize, but: Option<usize>) {
         for i in 0..self.nodes[place].actors.len() {
             let number = self.nodes[place].actors[i];
-            if self.actors[number].is_idle && Some(number) != but {
-                self.actors[number].is_idle = false;
-                self.decide_turn(number, self.now_ns());
+            let bound = &mut self.actors[number];
+            if bound.is_idle && Some(number) != but && bound.actor.has_news() {
+                self.end_sleep(number);
             }
         }
     }

@@ -2,6 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use mlx5::Device;
+
 use super::daemon::KvDaemon;
 use super::paths::ClientPaths;
 use super::plan::{Plan, Site};
@@ -27,6 +29,27 @@ impl Composed {
         Ok(Self { plan: Plan::new(job, site), nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
     }
 
+    /// [`open_daemon`](Backend::open_daemon) with its endpoints on `device`, which threads of one rank can share where they are no threads;
+    /// `None`: on one of its own.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn open_daemon_on(&self, daemon: usize, device: Option<&Device>) -> Result<KvDaemon, BackendError> {
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let node = nodes.get_mut(daemon).and_then(Option::take);
+        let node = node.ok_or_else(|| BackendError::setup(format!("daemon {daemon}"), "it is open already"))?;
+        drop(nodes);
+        KvDaemon::open(&self.plan, daemon, node, device)
+    }
+
+    /// [`open_client`](Backend::open_client) in the same way.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn open_client_on(&self, client: usize, device: Option<&Device>) -> Result<ClientPaths, BackendError> {
+        ClientPaths::open(&self.plan, client, device)
+    }
+
     /// A rank in a client process of it: opens clients, of the daemons in the process of `site`, and no daemon.
     #[must_use]
     pub fn for_clients(job: &Job, site: Site) -> Self {
@@ -39,14 +62,10 @@ impl Backend for Composed {
     type Paths = ClientPaths;
 
     fn open_daemon(&self, daemon: usize) -> Result<KvDaemon, BackendError> {
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        let node = nodes.get_mut(daemon).and_then(Option::take);
-        let node = node.ok_or_else(|| BackendError::setup(format!("daemon {daemon}"), "it is open already"))?;
-        drop(nodes);
-        KvDaemon::open(&self.plan, daemon, node)
+        self.open_daemon_on(daemon, None)
     }
 
     fn open_client(&self, client: usize) -> Result<ClientPaths, BackendError> {
-        ClientPaths::open(&self.plan, client)
+        self.open_client_on(client, None)
     }
 }

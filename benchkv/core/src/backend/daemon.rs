@@ -3,6 +3,7 @@
 //! No phase waits for another: a request that cannot go on now joins a queue in front of its way, and the next steps try again. Answers are
 //! never held up for want of room, because every transport keeps room for them; a [`Policy`] may hold them, for a time.
 
+use mlx5::Device;
 use shm::sleep::{self, Due, Sleeper, Watch};
 
 use super::plan::{Plan, TYPE_TAG};
@@ -56,11 +57,13 @@ pub struct KvDaemon {
     /// Answers of other ranks that the policy holds back.
     held: Vec<(Caller, Option<Response>)>,
     policy: Policy,
+    /// Polls of the round that has begun, which found nothing; 0: none has.
+    polls: u32,
     backlog_peak: usize,
 }
 
 impl KvDaemon {
-    pub(super) fn open(plan: &Plan, daemon: usize, node: ShardNode) -> Result<Self, BackendError> {
+    pub(super) fn open(plan: &Plan, daemon: usize, node: ShardNode, device: Option<&Device>) -> Result<Self, BackendError> {
         let topology = plan.topology;
         let name = plan.server_name(&format!("ipc{daemon}"));
         let clients = LocalServer::bind_in(&plan.dir, &name, topology.clients, plan.depth, TYPE_TAG)
@@ -72,17 +75,21 @@ impl KvDaemon {
             clients,
             ring,
             shards: Shards::new(node, topology.daemons),
-            remote: Remote::open(plan, Worker::Daemon(daemon))?,
+            remote: Remote::open(plan, Worker::Daemon(daemon), device)?,
             held: Vec::new(),
             policy: Policy::new(&plan.policies, topology.ranks),
+            polls: 0,
             backlog_peak: 0,
             plan: plan.clone(),
         })
     }
 
-    /// All phases.
+    /// All phases; or, where the policy adds polls, the first of these as long as it finds nothing.
     fn round(&mut self) -> Result<Round, BackendError> {
         let mut round = self.take_answers()?;
+        if round.is_part {
+            return Ok(round);
+        }
         if self.policy.takes_requests(self.outstanding()) {
             round.moved += self.serve_ranks()?;
             round.moved += self.serve_ring()?;
@@ -106,25 +113,27 @@ impl KvDaemon {
 
     /// Answers of other ranks, to those who asked.
     fn take_answers(&mut self) -> Result<Round, BackendError> {
-        let Self { remote: Some(remote), clients, ring, shards, held, policy, .. } = self else { return Ok(Round::default()) };
-        if let Some(open) = policy.open_links(remote.links(), remote.sent() > 0 || remote.backlogged() > 0) {
-            remote.open_links(open);
+        let Self { remote: Some(remote), clients, ring, shards, held, policy, polls, .. } = self else { return Ok(Round::default()) };
+        if *polls == 0 {
+            if let Some(open) = policy.open_links(remote.links(), remote.sent() > 0 || remote.backlogged() > 0) {
+                remote.open_links(open);
+            }
         }
-        let (mut round, mut passed, mut polls) = (Round::default(), 0, 0);
-        // Bounded by the policy.
-        while round.cqes == 0 && polls <= policy.extra_polls() {
-            let polled = remote.poll(|caller, response| {
-                if policy.keeps_answer() {
-                    held.push((caller, response));
-                } else {
-                    passed += 1;
-                    answer_caller(caller, response, clients, ring.as_mut(), shards);
-                }
-            })?;
-            polls += 1;
-            round.cqes += polled.cqes;
-            round.moved += polled.answers;
+        let (mut round, mut passed) = (Round::default(), 0);
+        let polled = remote.poll(|caller, response| {
+            if policy.keeps_answer() {
+                held.push((caller, response));
+            } else {
+                passed += 1;
+                answer_caller(caller, response, clients, ring.as_mut(), shards);
+            }
+        })?;
+        *polls += 1;
+        if polled.cqes == 0 && *polls <= policy.extra_polls() {
+            return Ok(Round { is_part: true, ..round });
         }
+        (round.cqes, round.moved) = (polled.cqes, polled.answers);
+        let polls = std::mem::take(polls);
         if policy.releases(polls, round.cqes, passed) {
             round.moved += held.len();
             held.drain(..).for_each(|(caller, response)| answer_caller(caller, response, clients, ring.as_mut(), shards));
@@ -326,7 +335,9 @@ impl Sleeper for KvDaemon {
 
 impl Daemon for KvDaemon {
     fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError> {
-        self.policy.begin(now_ns, self.outstanding());
+        if self.polls == 0 {
+            self.policy.begin(now_ns, self.outstanding());
+        }
         self.round()
     }
 

@@ -1,5 +1,6 @@
 //! A client's ways to the daemons of its rank, and to those of other ranks.
 
+use mlx5::Device;
 use shm::sleep::{self, Due, Sleeper, Watch};
 
 use super::plan::{Plan, TYPE_TAG};
@@ -25,7 +26,7 @@ pub struct ClientPaths {
 }
 
 impl ClientPaths {
-    pub(super) fn open(plan: &Plan, client: usize) -> Result<Self, BackendError> {
+    pub(super) fn open(plan: &Plan, client: usize, device: Option<&Device>) -> Result<Self, BackendError> {
         let topology = plan.topology;
         let shard = |daemon| {
             let name = plan.server_name(&format!("ipc{daemon}"));
@@ -41,7 +42,7 @@ impl ClientPaths {
             topology,
             shards: (0..topology.daemons).map(shard).collect::<Result<_, _>>()?,
             rings: (0..topology.rings()).map(ring).collect::<Result<_, _>>()?,
-            remote: Remote::open(plan, Worker::Client(client))?,
+            remote: Remote::open(plan, Worker::Client(client), device)?,
         })
     }
 }

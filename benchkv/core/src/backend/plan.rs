@@ -1,8 +1,9 @@
 //! [`Plan`]: what daemons and clients of a rank have to know.
 
-use mlx5::DeviceSpec;
+use mlx5::{Device, DeviceSpec};
 use shm::dir::Dir;
 
+use super::BackendError;
 use crate::job::Job;
 use crate::policy::PolicyOptions;
 use crate::topology::Topology;
@@ -62,6 +63,12 @@ impl Plan {
             device,
             dir,
         }
+    }
+
+    /// A device for a thread with connections: `shared`, or one of its own.
+    pub(super) fn open_device(&self, shared: Option<&Device>) -> Result<Device, BackendError> {
+        let open = || Device::open(&self.device).map_err(|e| BackendError::setup("the RDMA device", e));
+        shared.map_or_else(open, |device| Ok(device.clone()))
     }
 
     /// Name of a server of this rank. The process id keeps jobs apart, the rank those that share a process; what a dead process left under it

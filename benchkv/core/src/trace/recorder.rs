@@ -137,8 +137,8 @@ impl Recorder {
 mod tests {
     use super::*;
 
-    const BUSY: Round = Round { moved: 3, cqes: 1, outstanding: 0 };
-    const IDLE: Round = Round { moved: 0, cqes: 0, outstanding: 0 };
+    const BUSY: Round = Round { moved: 3, cqes: 1, outstanding: 0, is_part: false };
+    const IDLE: Round = Round { moved: 0, cqes: 0, outstanding: 0, is_part: false };
 
     fn times(recorder: &Recorder) -> Vec<u64> {
         recorder.samples().iter().map(|sample| sample.time_ns).collect()

@@ -1,6 +1,7 @@
 //! Requests carried by copyrpc: batches of them, written into the peer's ring.
 
 use copyrpc::{CallError, CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint};
+use mlx5::Device;
 use shm::sleep::{Sleeper, Watch};
 use zerocopy::IntoBytes;
 
@@ -41,13 +42,13 @@ enum End<C> {
 }
 
 impl<C> Links<C> {
-    pub(super) fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
+    pub(super) fn open(plan: &Plan, peers: &[Peer], device: Device) -> Result<Self, BackendError> {
         let count = peers.len() as u32;
         let receives = copyrpc::DEFAULT_SRQ_SIZE.max(count * RECEIVES_PER_ENDPOINT);
         let completions = copyrpc::DEFAULT_CQ_SIZE
             .max((receives + 1).next_power_of_two())
             .max(count * (SEND_COMPLETIONS_PER_ENDPOINT + plan.policies.batch_window.completions()));
-        let context = ContextBuilder::new(plan.device.clone()).srq_size(receives).cq_size(completions).build();
+        let context = ContextBuilder::new(plan.device.clone()).srq_size(receives).cq_size(completions).build_on(device);
         let context: Context<C> = context.map_err(|e| BackendError::setup("the RDMA context", e))?;
         let config =
             EndpointConfig { ring_size: plan.ring_bytes, window: plan.policies.batch_window.window(), ..EndpointConfig::default() };

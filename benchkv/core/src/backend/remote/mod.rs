@@ -16,6 +16,7 @@ mod ucx_am;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 
+use mlx5::Device;
 use shm::sleep::{Sleeper, Watch};
 
 use super::plan::Plan;
@@ -101,8 +102,8 @@ impl<C> fmt::Debug for Incoming<C> {
 }
 
 impl<C> Remote<C> {
-    /// Opens a device with the endpoints that `worker` has in the topology; `None` if it has none.
-    pub(super) fn open(plan: &Plan, worker: Worker) -> Result<Option<Self>, BackendError> {
+    /// Makes the endpoints that `worker` has in the topology, on `device` or one of their own; `None` if it has none.
+    pub(super) fn open(plan: &Plan, worker: Worker, device: Option<&Device>) -> Result<Option<Self>, BackendError> {
         let topology = plan.topology;
         let peers = topology.peers_of(plan.rank, worker);
         if peers.is_empty() {
@@ -115,7 +116,7 @@ impl<C> Remote<C> {
             }
         }
         Ok(Some(Self {
-            carrier: Carrier::open(plan, &peers)?,
+            carrier: Carrier::open(plan, &peers, device)?,
             topology,
             rank: plan.rank,
             routes,
@@ -310,10 +311,10 @@ impl<C> Sleeper for Remote<C> {
 
 impl<C> Carrier<C> {
     /// A link for each of `peers`, not yet connected.
-    fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
+    fn open(plan: &Plan, peers: &[Peer], device: Option<&Device>) -> Result<Self, BackendError> {
         match plan.topology.transport {
-            Transport::Copyrpc => copyrpc::Links::open(plan, peers).map(Self::Copyrpc),
-            Transport::RcSend => rc_send::Links::open(plan, peers).map(|links| Self::RcSend(Box::new(links))),
+            Transport::Copyrpc => copyrpc::Links::open(plan, peers, plan.open_device(device)?).map(Self::Copyrpc),
+            Transport::RcSend => rc_send::Links::open(plan, peers, plan.open_device(device)?).map(|links| Self::RcSend(Box::new(links))),
             Transport::UcxAm => ucx_am::Links::open(plan, peers).map(|links| Self::UcxAm(Box::new(links))),
         }
     }

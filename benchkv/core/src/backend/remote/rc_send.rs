@@ -82,8 +82,7 @@ struct Pulse {
 }
 
 impl<C> Links<C> {
-    pub(super) fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
-        let device = Device::open(&plan.device).map_err(|e| BackendError::setup("the RDMA device", e))?;
+    pub(super) fn open(plan: &Plan, peers: &[Peer], device: Device) -> Result<Self, BackendError> {
         let pd = device.alloc_pd().map_err(|e| BackendError::setup("a protection domain", e))?;
         let per_link = 2 * plan.window;
         // One completion for each WQE at most, and for each receive; those posted again while a poll takes others need places of their own.

@@ -18,7 +18,7 @@ pub(super) fn pair(scratch: &Scratch, transport: Transport) -> [Remote<usize>; 2
     let job = testing::job(topology(Routing::Delegation, transport, 2, 1, 1));
     let sizes = Sizes { ring_bytes: 4096, window: WINDOW, ..job.sizes };
     let job = Job { sizes, ucx_errors: Some(PeerErrors::Peer), ..job };
-    let open = |rank| Remote::open(&Plan::new(&job, scratch.site(rank)), Worker::Daemon(0)).unwrap().unwrap();
+    let open = |rank| Remote::open(&Plan::new(&job, scratch.site(rank)), Worker::Daemon(0), None).unwrap().unwrap();
     let mut pair = [open(0), open(1)];
     let records = [0, 1].map(|rank: usize| pair[rank].records());
     for rank in [0, 1] {
