@@ -1,13 +1,17 @@
-//! The directory that holds the named regions of one user.
+//! The directory that holds the named regions of one user, or of one process.
+
+mod memory;
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::clock::Clock;
 use crate::header::{self, Standing};
 use crate::lock::LockFile;
 use crate::sys;
+pub(crate) use memory::{InMemory, Memory};
 
 /// Longest region name in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
@@ -74,7 +78,14 @@ pub struct Dir {
 #[derive(Debug)]
 struct Inner {
     path: PathBuf,
-    fd: OwnedFd,
+    place: Place,
+    clock: Clock,
+}
+
+#[derive(Debug)]
+enum Place {
+    Files(OwnedFd),
+    Memory(Memory),
 }
 
 /// What became of the file at a name.
@@ -118,10 +129,35 @@ impl Dir {
         // SAFETY: the path is a NUL-terminated literal. Flags 0: real ids, which is what a set-uid program should be asked about.
         sys::cvt(unsafe { libc::faccessat(fd.as_raw_fd(), c".".as_ptr(), libc::W_OK | libc::X_OK, 0) })
             .map_err(|source| DirError::NotWritable { path: path.clone(), source })?;
-        Ok(Self { inner: Arc::new(Inner { path, fd }) })
+        Ok(Self::new(path, Place::Files(fd), Clock::default()))
     }
 
-    /// The path it was opened by.
+    /// An empty directory of this process alone. Its regions are memory that no other process can open; they take no file, no descriptor and no
+    /// lock of the kernel's, and go with their last user. Whoever uses one goes by `clock`: its calls end in time by it.
+    #[must_use]
+    pub fn in_memory(clock: Clock) -> Self {
+        Self::new(PathBuf::from("(memory)"), Place::Memory(Memory::default()), clock)
+    }
+
+    fn new(path: PathBuf, place: Place, clock: Clock) -> Self {
+        Self { inner: Arc::new(Inner { path, place, clock }) }
+    }
+
+    /// What the users of its regions go by.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.inner.clock
+    }
+
+    /// Where its regions are if they are in memory.
+    pub(crate) fn memory(&self) -> Option<&Memory> {
+        match &self.inner.place {
+            Place::Files(_) => None,
+            Place::Memory(memory) => Some(memory),
+        }
+    }
+
+    /// The path it was opened by; of one in memory no path, but a word for messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.inner.path
@@ -133,6 +169,9 @@ impl Dir {
     /// # Errors
     /// The directory cannot be listed. A file that cannot be examined is skipped.
     pub fn sweep(&self) -> Result<usize, DirError> {
+        if self.memory().is_some() {
+            return Ok(0);
+        }
         let io_error = |source| DirError::Io { path: self.inner.path.clone(), source };
         let entries = std::fs::read_dir(format!("/proc/self/fd/{}", self.fd())).map_err(io_error)?;
         let mut removed = 0;
@@ -144,8 +183,12 @@ impl Dir {
         Ok(removed)
     }
 
+    /// -1, which every system call refuses, if it is in memory.
     pub(crate) fn fd(&self) -> RawFd {
-        self.inner.fd.as_raw_fd()
+        match &self.inner.place {
+            Place::Files(fd) => fd.as_raw_fd(),
+            Place::Memory(_) => -1,
+        }
     }
 
     /// Removes the region `name`, or the file of that temporary name, if its owner is proven dead.

@@ -12,7 +12,7 @@
 //! - [`cache`]: fetching ahead, and short copies.
 //! - [`plain`]: what may cross a process boundary.
 //! - [`dropped`]: requests that nobody will answer, on their way to the thread that rejects them.
-//! - [`sleep`]: sleeping until a peer publishes something, and waking who sleeps.
+//! - [`sleep`]: sleeping until a peer publishes something, and waking who sleeps. [`clock`]: the time, the system's or set by hand.
 //! - [`wait`]: what a loop does that found nothing to do.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]

@@ -42,8 +42,8 @@ type Key = (u64, u64);
 
 #[derive(Debug)]
 struct OpenFile {
-    /// Borrowed from the registry's entry, which outlives every [`LockFile`].
-    fd: RawFd,
+    /// Borrowed from the registry's entry, which outlives every [`LockFile`]. `None`: this process has the file to itself, and it is none.
+    fd: Option<RawFd>,
     key: Key,
     held: Mutex<Held>,
 }
@@ -125,8 +125,13 @@ impl LockFile {
         Ok(Self::insert(files, key, fd))
     }
 
+    /// Bytes to lock among the holders of this value and its clones, for memory that no other process has. The kernel knows nothing of them.
+    pub(crate) fn of_no_file() -> Self {
+        Self { file: Arc::new(OpenFile { fd: None, key: (0, 0), held: Mutex::default() }) }
+    }
+
     fn insert(files: &mut HashMap<Key, Entry>, key: Key, fd: OwnedFd) -> Self {
-        let file = Arc::new(OpenFile { fd: fd.as_raw_fd(), key, held: Mutex::default() });
+        let file = Arc::new(OpenFile { fd: Some(fd.as_raw_fd()), key, held: Mutex::default() });
         files.insert(key, Entry { file: Arc::clone(&file), _fd: fd, users: 1 });
         Self { file }
     }
@@ -143,21 +148,18 @@ impl LockFile {
         if held.bytes.contains(&byte) {
             return Err(LockError::Held { byte });
         }
-        let mut lock = flock(libc::F_WRLCK, byte);
-        let fd = self.file.fd;
-        // SAFETY: `lock` is a valid `flock` for the whole call.
-        match sys::retry(|| unsafe { libc::fcntl(fd, libc::F_SETLK, &mut lock) }) {
-            Ok(_) => {
-                held.bytes.insert(byte);
-                let pid = held.pid;
-                drop(held);
-                Ok(ByteLock { file: self.clone(), byte, pid })
-            }
-            Err(source) => match source.raw_os_error() {
-                Some(libc::EAGAIN | libc::EACCES) => Err(LockError::Held { byte }),
-                _ => Err(LockError::Io { byte, source }),
-            },
+        if let Some(fd) = self.file.fd {
+            let mut lock = flock(libc::F_WRLCK, byte);
+            // SAFETY: `lock` is a valid `flock` for the whole call.
+            sys::retry(|| unsafe { libc::fcntl(fd, libc::F_SETLK, &mut lock) }).map_err(|source| match source.raw_os_error() {
+                Some(libc::EAGAIN | libc::EACCES) => LockError::Held { byte },
+                _ => LockError::Io { byte, source },
+            })?;
         }
+        held.bytes.insert(byte);
+        let pid = held.pid;
+        drop(held);
+        Ok(ByteLock { file: self.clone(), byte, pid })
     }
 
     /// Whether any process, this one included, holds the byte. When the kernel does not say, the answer is
@@ -166,8 +168,8 @@ impl LockFile {
         if self.file.held().bytes.contains(&byte) {
             return true;
         }
+        let Some(fd) = self.file.fd else { return false };
         let mut lock = flock(libc::F_WRLCK, byte);
-        let fd = self.file.fd;
         // SAFETY: `lock` is a valid `flock` for the whole call, which writes the answer into it.
         match sys::retry(|| unsafe { libc::fcntl(fd, libc::F_GETLK, &mut lock) }) {
             Ok(_) => i32::from(lock.l_type) != libc::F_UNLCK,
@@ -178,7 +180,7 @@ impl LockFile {
     /// Reads the first bytes of the file without mapping it; fewer than asked at the end of the file.
     pub(crate) fn read_front(&self, buffer: &mut [u8]) -> io::Result<usize> {
         // SAFETY: the kernel writes at most `len` bytes into the buffer of that length.
-        let got = unsafe { libc::pread(self.file.fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+        let got = unsafe { libc::pread(self.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
@@ -187,13 +189,13 @@ impl LockFile {
         // Beyond the limit a write is a signal.
         if sys::file_size_limit_below(bytes.len() as u64).is_none() {
             // SAFETY: the kernel reads at most `len` bytes of the buffer of that length.
-            let _ = unsafe { libc::pwrite(self.file.fd, bytes.as_ptr().cast(), bytes.len(), 0) };
+            let _ = unsafe { libc::pwrite(self.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
         }
     }
 
     /// The user that owns the file.
     pub(crate) fn owner(&self) -> io::Result<libc::uid_t> {
-        Ok(sys::stat(self.file.fd)?.st_uid)
+        Ok(sys::stat(self.as_raw_fd())?.st_uid)
     }
 
     /// Device and inode.
@@ -203,7 +205,7 @@ impl LockFile {
 
     /// Length in bytes now.
     pub(crate) fn bytes(&self) -> io::Result<u64> {
-        Ok(u64::try_from(sys::stat(self.file.fd)?.st_size).unwrap_or(0))
+        Ok(u64::try_from(sys::stat(self.as_raw_fd())?.st_size).unwrap_or(0))
     }
 }
 
@@ -219,9 +221,10 @@ fn flock(kind: libc::c_int, byte: u64) -> libc::flock {
     lock
 }
 
+/// -1, which every system call refuses, if there is no file.
 impl AsRawFd for LockFile {
     fn as_raw_fd(&self) -> RawFd {
-        self.file.fd
+        self.file.fd.unwrap_or(-1)
     }
 }
 
@@ -268,9 +271,11 @@ impl Drop for ByteLock {
         if held.pid != self.pid {
             return;
         }
-        let mut lock = flock(libc::F_UNLCK, self.byte);
-        // SAFETY: `lock` is a valid `flock` for the whole call.
-        let _ = unsafe { libc::fcntl(self.file.file.fd, libc::F_SETLK, &mut lock) };
+        if let Some(fd) = self.file.file.fd {
+            let mut lock = flock(libc::F_UNLCK, self.byte);
+            // SAFETY: `lock` is a valid `flock` for the whole call.
+            let _ = unsafe { libc::fcntl(fd, libc::F_SETLK, &mut lock) };
+        }
         held.bytes.remove(&self.byte);
     }
 }

@@ -23,7 +23,8 @@ use std::sync::atomic::Ordering;
 pub use error::{CreateError, OpenError};
 use fresh::{Fresh, Temporary};
 
-use crate::dir::{Dir, NAME_BYTES_MAX, Removal};
+use crate::clock::Clock;
+use crate::dir::{Dir, InMemory, Memory, NAME_BYTES_MAX, Removal};
 use crate::header::{Claim, HEADER_BYTES, Header, MAGIC, OWNER_BYTE, VERSION};
 use crate::lock::{ByteLock, LockFile};
 use crate::sys::{self, Mapping};
@@ -116,9 +117,37 @@ impl Region {
         if !is_valid_name(name) {
             return Err(CreateError::BadName { name: name.to_owned() });
         }
+        if let Some(memory) = dir.memory() {
+            return Self::create_in_memory(memory, dir, name, kind, user_bytes, init);
+        }
         let path = dir.path().join(name);
         let fresh = Fresh::new(dir).map_err(|source| CreateError::Io { path, source })?;
         Self::create_in(fresh, dir, name, kind, user_bytes, init)
+    }
+
+    fn create_in_memory(
+        memory: &Memory,
+        dir: &Dir,
+        name: &str,
+        kind: u64,
+        user_bytes: usize,
+        init: impl FnOnce(RegionView<'_>),
+    ) -> Result<Self, CreateError> {
+        let path = || dir.path().join(name);
+        let io_error = |source| CreateError::Io { path: path(), source };
+        let map = Mapping::of_no_file(HEADER_BYTES.saturating_add(user_bytes)).map_err(io_error)?;
+        let epoch = prepare(&map, kind, user_bytes, init).map_err(io_error)?;
+        let file = LockFile::of_no_file();
+        let lock = file.try_lock(OWNER_BYTE).map_err(|error| io_error(io::Error::other(error)))?;
+        let region = InMemory { map, file };
+        // O1
+        header_of(&region.map).magic.store(MAGIC, Ordering::Release);
+        if !memory.add(name, &region) {
+            return Err(CreateError::Exists { path: path() });
+        }
+        let InMemory { map, file } = region;
+        let name = name.to_owned();
+        Ok(Self { map: ManuallyDrop::new(map), file, dir: dir.clone(), name, epoch, user_bytes, owner: Some(lock) })
     }
 
     fn create_in(
@@ -132,21 +161,8 @@ impl Region {
         let io_error = |source| CreateError::Io { path: dir.path().join(name), source };
         let file_bytes = fresh::allocate(&fresh.file, user_bytes, &dir.path().join(name))?;
         let map = Mapping::new(&fresh.file, file_bytes, true, true).map_err(io_error)?;
-        let epoch = sys::random_nonzero().map_err(io_error)?;
-        let header = map.base().cast::<Header>();
-        // SAFETY: the mapping is at least a header long, page aligned and zeroed but for the magic number, and nobody else maps the file yet.
-        unsafe {
-            let header = header.as_ptr();
-            (&raw mut (*header).version).write(VERSION);
-            (&raw mut (*header).header_bytes).write(HEADER_BYTES as u32);
-            (&raw mut (*header).kind).write(kind);
-            (&raw mut (*header).user_bytes).write(user_bytes as u64);
-            (&raw mut (*header).epoch).write(epoch);
-            (&raw mut (*header).creator_pid).write(std::process::id());
-        }
-        init(view_of(&map, user_bytes));
-        // SAFETY: as above. From here on the header is read, or written through atomics and by the C library.
-        let header = unsafe { header.as_ref() };
+        let epoch = prepare(&map, kind, user_bytes, init).map_err(io_error)?;
+        let header = header_of(&map);
         // SAFETY: zeroed and not shared yet; `drop` below unlocks it, or leaves its page mapped for good.
         unsafe { header.robust.lock_new() }.map_err(io_error)?;
         // O1
@@ -189,6 +205,12 @@ impl Region {
             return Err(OpenError::BadName { name: name.to_owned() });
         }
         let path = dir.path().join(name);
+        if let Some(memory) = dir.memory() {
+            let InMemory { map, file } = memory.get(name).ok_or(OpenError::NotFound { path: path.clone() })?;
+            let header = header_of(&map);
+            let user_bytes = fits(&path, (header.kind, header.user_bytes), kind, min_bytes as u64)? as usize;
+            return Ok(Self::opened(map, file, dir, name, user_bytes));
+        }
         let file = LockFile::open_at(dir.fd(), name).map_err(|source| match source.raw_os_error() {
             Some(libc::ENOENT) => OpenError::NotFound { path: path.clone() },
             Some(libc::ELOOP | libc::EINVAL) => OpenError::Foreign { path: path.clone() },
@@ -198,16 +220,23 @@ impl Region {
         let map = Mapping::new(&file, HEADER_BYTES + user_bytes, true, true)
             .and_then(|map| map.protect_front(HEADER_BYTES).map(|()| map))
             .map_err(|source| OpenError::Io { path, source })?;
-        let map = ManuallyDrop::new(map);
-        let mut region = Self { map, file, dir: dir.clone(), name: name.to_owned(), epoch: 0, user_bytes, owner: None };
-        region.epoch = region.header().epoch;
-        Ok(region)
+        Ok(Self::opened(map, file, dir, name, user_bytes))
     }
 
+    fn opened(map: Mapping, file: LockFile, dir: &Dir, name: &str, user_bytes: usize) -> Self {
+        let epoch = header_of(&map).epoch;
+        Self { map: ManuallyDrop::new(map), file, dir: dir.clone(), name: name.to_owned(), epoch, user_bytes, owner: None }
+    }
+
+    #[inline(always)]
     fn header(&self) -> &Header {
-        // SAFETY: the mapping starts with a whole header, page aligned. Its fields are no longer written except for atomics and the
-        // robust word, which is in an `UnsafeCell`.
-        unsafe { self.map.base().cast::<Header>().as_ref() }
+        header_of(&self.map)
+    }
+
+    /// What its users go by: its directory's clock.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        self.dir.clock()
     }
 
     /// The user bytes.
@@ -273,6 +302,11 @@ impl Drop for Region {
         // Once closed and unlocked, anybody may remove the name. So it is taken away before the lock goes, with the fields below.
         // O3
         self.header().closed.store(1, Ordering::Release);
+        if let Some(memory) = self.dir.memory() {
+            memory.remove(&self.name);
+            drop(map(&mut self.map));
+            return;
+        }
         let _ = self.dir.unlink_if_same(&self.name, &self.file);
         // SAFETY: `create` locked it in this process.
         if unsafe { self.header().robust.unlock() } {
@@ -317,6 +351,31 @@ impl OwnerWatch {
     }
 }
 
+/// The header of a region, which [`prepare`] has written.
+#[inline(always)]
+fn header_of(map: &Mapping) -> &Header {
+    // SAFETY: the mapping starts with a whole header, page aligned. Its fields are no longer written except for atomics and the
+    // robust word, which is in an `UnsafeCell`.
+    unsafe { map.base().cast::<Header>().as_ref() }
+}
+
+/// Writes the header of a new region, and has `init` write the rest. Returns the epoch.
+fn prepare(map: &Mapping, kind: u64, user_bytes: usize, init: impl FnOnce(RegionView<'_>)) -> io::Result<u64> {
+    let epoch = sys::random_nonzero()?;
+    // SAFETY: the mapping is at least a header long, page aligned and zeroed but for the magic number, and nobody else has it yet.
+    unsafe {
+        let header = map.base().cast::<Header>().as_ptr();
+        (&raw mut (*header).version).write(VERSION);
+        (&raw mut (*header).header_bytes).write(HEADER_BYTES as u32);
+        (&raw mut (*header).kind).write(kind);
+        (&raw mut (*header).user_bytes).write(user_bytes as u64);
+        (&raw mut (*header).epoch).write(epoch);
+        (&raw mut (*header).creator_pid).write(std::process::id());
+    }
+    init(view_of(map, user_bytes));
+    Ok(epoch)
+}
+
 fn view_of(map: &Mapping, user_bytes: usize) -> RegionView<'_> {
     // SAFETY: every mapping of a region has a header in front of its user bytes.
     let base = unsafe { map.base().add(HEADER_BYTES) };
@@ -328,32 +387,38 @@ fn is_valid_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(legal) && !name.starts_with('.')
 }
 
+/// Checks kind and user bytes that a region has against those that are asked for; returns the latter.
+fn fits(path: &Path, (found, have): (u64, u64), wanted: u64, need: u64) -> Result<u64, OpenError> {
+    let path = || path.to_owned();
+    if found != wanted {
+        return Err(OpenError::Kind { path: path(), found, wanted });
+    }
+    if have < need {
+        return Err(OpenError::TooSmall { path: path(), need, have });
+    }
+    Ok(have)
+}
+
 /// O5: checks what the file claims and returns the number of its user bytes.
 fn check(file: &LockFile, path: &Path, kind: u64, min_bytes: u64) -> Result<usize, OpenError> {
     let io_error = |source| OpenError::Io { path: path.to_owned(), source };
-    let path = || path.to_owned();
     let (owner, user) = (file.owner().map_err(io_error)?, sys::user());
     if owner != user {
-        return Err(OpenError::ForeignOwner { path: path(), owner, user });
+        return Err(OpenError::ForeignOwner { path: path.to_owned(), owner, user });
     }
-    let claim = Claim::read(file).map_err(io_error)?.ok_or_else(|| OpenError::Foreign { path: path() })?;
+    let claim = Claim::read(file).map_err(io_error)?.ok_or_else(|| OpenError::Foreign { path: path.to_owned() })?;
     if claim.version != VERSION {
-        return Err(OpenError::Version { path: path(), found: claim.version });
-    }
-    if claim.kind != kind {
-        return Err(OpenError::Kind { path: path(), found: claim.kind, wanted: kind });
+        return Err(OpenError::Version { path: path.to_owned(), found: claim.version });
     }
     let present = file.bytes().map_err(io_error)?.saturating_sub(HEADER_BYTES as u64);
-    if claim.user_bytes > present {
-        return Err(OpenError::TooSmall { path: path(), need: claim.user_bytes, have: present });
-    }
-    if claim.user_bytes < min_bytes {
-        return Err(OpenError::TooSmall { path: path(), need: min_bytes, have: claim.user_bytes });
+    let user_bytes = fits(path, (claim.kind, claim.user_bytes), kind, min_bytes)?;
+    if user_bytes > present {
+        return Err(OpenError::TooSmall { path: path.to_owned(), need: user_bytes, have: present });
     }
     if claim.closed || claim.is_dead(file) {
-        return Err(OpenError::OwnerGone { path: path() });
+        return Err(OpenError::OwnerGone { path: path.to_owned() });
     }
-    usize::try_from(claim.user_bytes).map_err(|error| io_error(io::Error::other(error)))
+    usize::try_from(user_bytes).map_err(|error| io_error(io::Error::other(error)))
 }
 
 #[cfg(test)]

@@ -15,12 +15,15 @@
 //! everything behind it, so W1 and W2 hold for each of its words as if it were alone. Producers know nothing of it.
 
 mod futex;
+mod rest;
 mod watches;
 
 use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU32, FIRST, Ordering, heavy_barrier, light_barrier, yield_now};
 use futex::Known;
+use rest::RESTING;
+pub use rest::rest;
 pub use watches::{Due, Listener, Look};
 
 /// W3: how long a waiter sleeps at most before it looks by itself for what wakes nobody: a dead peer, or garbage in the words.
@@ -67,7 +70,12 @@ impl Sleep {
     fn wake_up(&self) {
         // W2
         self.wakes.fetch_add(1, Ordering::Release);
-        futex::wake(&self.wakes);
+        // W5
+        if self.sleeping.load(Ordering::Relaxed) == RESTING && rest::wake(&self.wakes) {
+            self.sleeping.store(0, Ordering::Relaxed);
+        } else {
+            futex::wake(&self.wakes);
+        }
     }
 
     /// Consumer: what its [`Watch`] shows.
@@ -101,6 +109,8 @@ impl Bell {
     pub fn ring(&self) {
         // W4
         self.rings.fetch_add(1, Ordering::Release);
+        // W5
+        rest::wake(&self.rings);
         futex::wake(&self.rings);
     }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
@@ -134,13 +135,13 @@ pub(crate) fn page_bytes() -> usize {
     usize::try_from(bytes).unwrap_or(4096)
 }
 
-/// A shared mapping of a whole file, not inherited by a forked child.
+/// A shared mapping of a whole file, or zeroed memory of this process; not inherited by a forked child.
 ///
 /// The child of a `fork` would otherwise keep the memory alive, and could write into the rings of its parent.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     /// Unmapped on drop, unless this is a forked child.
-    map: ManuallyDrop<MmapRaw>,
+    map: ManuallyDrop<Arc<MmapRaw>>,
     base: NonNull<u8>,
     /// The process that has the mapping. In a forked child the range is free for other uses.
     pid: u32,
@@ -161,9 +162,23 @@ impl Mapping {
             options.no_reserve_swap();
         }
         let map = if writable { options.map_raw(fd.as_raw_fd()) } else { options.map_raw_read_only(fd.as_raw_fd()) }?;
+        Self::of(map)
+    }
+
+    /// Maps `len` zeroed bytes of no file. Pages take memory once they are used.
+    pub(crate) fn of_no_file(len: usize) -> io::Result<Self> {
+        Self::of(MmapOptions::new().len(len).no_reserve_swap().map_anon()?.into())
+    }
+
+    fn of(map: MmapRaw) -> io::Result<Self> {
         map.advise(Advice::DontFork)?;
-        let base = NonNull::new(map.as_mut_ptr()).ok_or_else(|| io::Error::other("the kernel mapped a file at address zero"))?;
-        Ok(Self { map: ManuallyDrop::new(map), base, pid: std::process::id() })
+        let base = NonNull::new(map.as_mut_ptr()).ok_or_else(|| io::Error::other("the kernel mapped at address zero"))?;
+        Ok(Self { map: ManuallyDrop::new(Arc::new(map)), base, pid: std::process::id() })
+    }
+
+    /// The same memory once more; it is unmapped when neither is there.
+    pub(crate) fn share(&self) -> Self {
+        Self { map: self.map.clone(), base: self.base, pid: self.pid }
     }
 
     pub(crate) fn base(&self) -> NonNull<u8> {

@@ -6,9 +6,10 @@ mod support;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use shm::clock::Clock;
 use shm::dir::{Dir, DirError};
 use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId, MemfdRangeError};
-use shm::region::{CreateError, OpenError, OwnerState, Region};
+use shm::region::{CreateError, OpenError, OwnerState, Region, RegionView};
 use support::Scratch;
 
 const KIND: u64 = 0x7275_6c65;
@@ -314,4 +315,37 @@ fn memfd_sizes_and_ranges_are_checked() {
     for range in [0..0, 8192..4096, 0..100, 1..4096, 0..memory.len() + 4096] {
         assert!(matches!(memory.commit(range.clone()), Err(MemfdRangeError::BadRange { .. })), "{range:?}");
     }
+}
+
+#[test]
+fn region_in_memory_is_checked_like_one_in_a_file_and_goes_with_its_last_user() {
+    let hands = std::sync::Arc::new(AtomicU64::new(5));
+    let dir = Dir::in_memory(Clock::by_hand(std::sync::Arc::clone(&hands)));
+    assert!(matches!(Region::open(&dir, "r", KIND, 1), Err(OpenError::NotFound { .. })));
+    assert!(matches!(Region::create(&dir, ".r", KIND, 64, |_| ()), Err(CreateError::BadName { .. })));
+    assert!(matches!(Region::create(&dir, "r", KIND, usize::MAX, |_| ()), Err(CreateError::Io { .. })));
+    let init = |view: RegionView<'_>| assert!(matches!(Region::open(&dir, "r", KIND, view.len()), Err(OpenError::NotFound { .. })));
+    let owner = Region::create(&dir, "r", KIND, 64, init).unwrap();
+    assert!(matches!(Region::create(&dir, "r", KIND, 64, |_| ()), Err(CreateError::Exists { .. })));
+    assert!(matches!(Region::open(&dir, "r", KIND + 1, 64), Err(OpenError::Kind { found: KIND, .. })));
+    assert!(matches!(Region::open(&dir, "r", KIND, 65), Err(OpenError::TooSmall { need: 65, have: 64, .. })));
+    let (peer, elsewhere) = (Region::open(&dir.clone(), "r", KIND, 64).unwrap(), Dir::in_memory(Clock::default()));
+    assert!(matches!(Region::open(&elsewhere, "r", KIND, 64), Err(OpenError::NotFound { .. })));
+    let word = |region: &Region| region.view().at::<AtomicU64>(8).unwrap();
+    // SAFETY: inside the region, which is mapped.
+    let load = |region: &Region| unsafe { word(region).as_ref() }.load(Ordering::Acquire);
+    // SAFETY: as above.
+    unsafe { word(&owner).as_ref() }.store(7, Ordering::Release);
+    assert_eq!((load(&peer), peer.owner_state(), peer.epoch()), (7, OwnerState::Alive, owner.epoch()));
+    let lock = peer.lock_file().try_lock(3).unwrap();
+    assert!(owner.lock_file().is_held(3) && owner.lock_file().try_lock(3).is_err() && !owner.lock_file().is_held(4));
+    drop(lock);
+    assert!(!owner.lock_file().is_held(3));
+    hands.store(9, Ordering::Relaxed);
+    assert_eq!((peer.clock().now_ns(), dir.sweep().unwrap()), (9, 0));
+    drop(owner);
+    assert_eq!((load(&peer), peer.owner_state()), (7, OwnerState::Closed));
+    let next = Region::create(&dir, "r", KIND, 64, |_| ()).unwrap();
+    assert_eq!((load(&next), load(&peer)), (0, 7));
+    assert_ne!(next.epoch(), peer.epoch());
 }

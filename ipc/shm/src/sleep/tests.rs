@@ -233,3 +233,63 @@ fn a_bell_is_heard_by_all_who_listen() {
     };
     play([listener(0), listener(1), ringer]);
 }
+
+/// Counts its wakes.
+#[derive(Default)]
+struct Count(AtomicU64);
+
+impl std::task::Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn counted() -> (Arc<Count>, std::task::Waker) {
+    let count = Arc::<Count>::default();
+    (Arc::clone(&count), count.into())
+}
+
+#[test]
+fn one_that_rests_is_woken_once_by_what_is_published_after() {
+    let mails: [Mail; 2] = Default::default();
+    let (count, waker) = counted();
+    let rest_beyond = |taken: [u64; 2]| {
+        let mut counters = [mails[0].beyond(taken[0]), mails[1].beyond(taken[1])];
+        counters[1].slice = Duration::from_secs(1);
+        rest(counters.iter_mut().map(|counter| counter as &mut dyn Sleeper), &waker)
+    };
+    mails[1].publish();
+    assert_eq!(rest_beyond([0, 0]), None, "there is something");
+    mails[0].publish();
+    assert_eq!(count.0.load(Ordering::Relaxed), 0, "it does not rest");
+    assert_eq!(rest_beyond([1, 1]), Some(Duration::from_secs(1)));
+    for n in 1..=3 {
+        mails.iter().for_each(Mail::publish);
+        // Once for each word.
+        assert_eq!(count.0.load(Ordering::Relaxed), 2 * n);
+        mails.iter().for_each(Mail::publish);
+        assert_eq!(count.0.load(Ordering::Relaxed), 2 * n, "it was woken already");
+        assert!(rest_beyond([1 + 2 * n; 2]).is_some());
+    }
+    // The next consumer of a word takes the place of the last.
+    let (next, next_waker) = counted();
+    assert!(rest([&mut mails[0].beyond(7) as &mut dyn Sleeper], &next_waker).is_some());
+    mails[0].publish();
+    assert_eq!((count.0.load(Ordering::Relaxed), next.0.load(Ordering::Relaxed)), (6, 1));
+    // In other threads nobody knows of it, and it goes on sleeping and waking in the kernel.
+    std::thread::scope(|scope| scope.spawn(|| mails[1].publish()).join()).unwrap();
+    assert_eq!(count.0.load(Ordering::Relaxed), 6);
+    assert!(wait_for_all(&mut [mails[1].beyond(7)], None));
+}
+
+#[test]
+fn all_who_rest_on_a_bell_are_woken_once_by_a_ring() {
+    let bell = Bell::default();
+    let listeners = [counted(), counted()];
+    for (_, waker) in listeners.iter().chain(&listeners) {
+        assert_eq!(rest([&mut bell.listen() as &mut dyn Sleeper], waker), Some(Duration::MAX));
+    }
+    bell.ring();
+    bell.ring();
+    assert!(listeners.iter().all(|(count, _)| count.0.load(Ordering::Relaxed) == 1));
+}

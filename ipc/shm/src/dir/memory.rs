@@ -1,0 +1,53 @@
+//! The regions of a directory that is in memory.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::lock::LockFile;
+use crate::sys::Mapping;
+
+/// Regions by name.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    regions: Mutex<BTreeMap<String, InMemory>>,
+}
+
+/// What the owner of a region shares with those who open it.
+#[derive(Debug)]
+pub(crate) struct InMemory {
+    pub(crate) map: Mapping,
+    pub(crate) file: LockFile,
+}
+
+impl InMemory {
+    fn share(&self) -> Self {
+        Self { map: self.map.share(), file: self.file.clone() }
+    }
+}
+
+impl Memory {
+    fn regions(&self) -> MutexGuard<'_, BTreeMap<String, InMemory>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a region that is complete. Whether the name was free.
+    pub(crate) fn add(&self, name: &str, region: &InMemory) -> bool {
+        match self.regions().entry(name.to_owned()) {
+            Entry::Vacant(entry) => {
+                entry.insert(region.share());
+                true
+            }
+            Entry::Occupied(_) => false,
+        }
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<InMemory> {
+        self.regions().get(name).map(InMemory::share)
+    }
+
+    /// Takes a name away. Only the owner of its region does so.
+    pub(crate) fn remove(&self, name: &str) {
+        self.regions().remove(name);
+    }
+}
