@@ -4,7 +4,6 @@ use std::fmt;
 use std::time::Duration;
 
 use calls::{ANSWERED, AskError, CallError, CallFailed, Calls, SessionEnd, Tag as CallToken, Tagged};
-use shm::clock;
 use shm::dir::Dir;
 use shm::lane::{LaneRx, LaneTx};
 use shm::plain::{Plain, TypeShape};
@@ -137,7 +136,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     }
 
     pub(crate) fn end_within(&mut self, call: CallToken, timeout: Duration) {
-        self.calls.end_within(call, clock::monotonic_ns(), timeout);
+        self.calls.end_within(call, self.member.clock().now_ns(), timeout);
     }
 
     /// Ends a call at once: its user data comes back here, and no poll gives it. `None` if the call has ended. The server is not told; its reply
@@ -214,7 +213,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     #[cold]
     fn poll_timed(&mut self, mut ended: usize, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
         if self.calls.is_timed() {
-            ended += self.calls.expire(clock::monotonic_ns(), |user_data| f(user_data, 0, Err(CallFailed::TimedOut)));
+            ended += self.calls.expire(self.member.clock().now_ns(), |user_data| f(user_data, 0, Err(CallFailed::TimedOut)));
         }
         if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
     }
@@ -225,7 +224,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 
     /// How long until the earliest deadline.
     fn until_deadline(&self) -> Option<Duration> {
-        self.calls.until_deadline(clock::monotonic_ns)
+        self.calls.until_deadline(|| self.member.clock().now_ns())
     }
 
     #[inline(always)]

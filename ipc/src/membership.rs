@@ -3,6 +3,7 @@
 use std::fmt;
 
 use calls::SessionEnd;
+use shm::clock::Clock;
 use shm::region::{OwnerWatch, Region};
 use shm::sync::light_barrier;
 
@@ -64,6 +65,11 @@ impl Membership {
     #[inline(always)]
     pub(crate) fn seats(&self) -> &Seats {
         &self.seats
+    }
+
+    /// What deadlines go by.
+    pub(crate) fn clock(&self) -> &Clock {
+        self.region.clock()
     }
 
     /// How the session ended, if it did: normally three loads of lines that nobody writes. Once ended, always ended. What the server

@@ -99,7 +99,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         // SAFETY: the region was made for this layout and outlives the views (see the order of the fields). It has no other server.
         let (seats, sessions, announced) = unsafe {
             let seats = views::seats(view, &layout);
-            (seats, Sessions::new(seats, views::lanes(view, &layout)), views::announced(view, &layout))
+            (seats, Sessions::new(seats, views::lanes(view, &layout), region.clock().clone()), views::announced(view, &layout))
         };
         Ok(Self { sessions, announced, listed: Listed::new(seats), region })
     }

@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::time::Instant;
 
 use calls::{ANSWERED, Tag, Tagged};
+use shm::clock::Clock;
 use shm::lane::{LaneRx, LaneTx, Slot};
 use shm::lock::LockFile;
 use shm::plain::Plain;
@@ -155,7 +155,7 @@ pub(crate) struct Sessions<Req, Resp> {
     hot: HotSet,
     patrol: Patrol,
     table: Table<Req, Resp>,
-    started: Instant,
+    clock: Clock,
 }
 
 struct Table<Req, Resp> {
@@ -227,22 +227,18 @@ impl<Req, Resp> fmt::Debug for Sessions<Req, Resp> {
     }
 }
 
-fn ns_since(start: Instant) -> u64 {
-    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
-}
-
 impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     /// No sessions yet.
     ///
     /// # Safety
     /// There are lanes for every seat, and they, like the seats, outlive this value, which is their only server.
     #[must_use]
-    pub(crate) unsafe fn new(seats: Seats, lanes: LanePairs<Req, Resp>) -> Self {
+    pub(crate) unsafe fn new(seats: Seats, lanes: LanePairs<Req, Resp>, clock: Clock) -> Self {
         Self {
             hot: HotSet::new(seats.count()),
             patrol: Patrol::default(),
             table: Table { sessions: (0..seats.count()).map(|_| None).collect(), inbox: Inbox::default(), seats, lanes },
-            started: Instant::now(),
+            clock,
         }
     }
 
@@ -274,13 +270,13 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         file: &LockFile,
         lanes: impl FnOnce(&'a mut Table<Req, Resp>) -> L,
     ) -> usize {
-        let Self { hot, patrol, table, started } = self;
+        let Self { hot, patrol, table, clock } = self;
         let seats = table.seats;
         // Before the lanes are borrowed: nothing depends on which comes first.
         if patrol.is_due(&seats) {
             look_for_the_gone(hot, patrol, table, file);
         }
-        hot.pass(wakes, &mut lanes(table), || patrol.tick(&seats, ns_since(*started)))
+        hot.pass(wakes, &mut lanes(table), || patrol.tick(&seats, clock.now_ns()))
     }
 
     /// The oldest request that [`pass`](Self::pass) has found, and whose it is.
@@ -524,9 +520,9 @@ impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
     }
 
     fn arm(&mut self) {
-        let Sessions { hot, patrol, table, started } = &mut *self.sessions;
+        let Sessions { hot, patrol, table, clock } = &mut *self.sessions;
         // The first pass after the sleep looks for the dead.
-        patrol.tick(&table.seats, ns_since(*started));
+        patrol.tick(&table.seats, clock.now_ns());
         hot.arm(table);
     }
 
@@ -538,9 +534,9 @@ impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
 
     fn check(&mut self) -> bool {
         let Self { sessions, file, .. } = self;
-        let Sessions { hot, patrol, table, started } = &mut **sessions;
+        let Sessions { hot, patrol, table, clock } = &mut **sessions;
         let seats = table.seats;
-        patrol.check(&seats, file, ns_since(*started), |client, _| forget(client, hot, table));
+        patrol.check(&seats, file, clock.now_ns(), |client, _| forget(client, hot, table));
         // What it takes up is looked at again, and may be empty.
         hot.mend(table, usize::MAX, usize::MAX);
         false

@@ -21,6 +21,7 @@ use calls::Tag as CallToken;
 use calls::{CallFailed, SessionEnd};
 use shm::dir::Dir;
 use shm::region::{self, Region};
+use shm::sleep::Sleeper;
 
 use crate::support::{self, PATIENCE, Scratch, wait_for};
 
@@ -41,8 +42,8 @@ pub type Outcome = Result<u64, CallFailed>;
 #[allow(dead_code, reason = "some is for bad_input only")]
 /// An RPC from `u64` to `u64` (as a [`Block`](support::Block)), with `u64` as user data.
 pub trait Rpc {
-    type Server;
-    type Client: Send;
+    type Server: Sleeper;
+    type Client: Send + Sleeper;
     /// A received request.
     type Held;
 
