@@ -14,6 +14,6 @@ mod token;
 pub use calls::{CallFailed, SessionEnd, Tag as CallToken};
 pub use config::{Config, ConfigError, NODES_MAX};
 pub use error::{CallError, ForeignToken};
-pub use node::{Node, network};
+pub use node::{Node, network, network_by};
 pub use shm::wait::WaitStrategy;
 pub use token::Token;

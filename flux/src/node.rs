@@ -14,10 +14,10 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use calls::{CallFailed, Calls, SessionEnd, Tag as CallToken, Tag, Tagged};
-use shm::clock;
+use shm::clock::Clock;
 use shm::dropped::Dropped;
 use shm::lane::{LaneRx, LaneTx};
 use shm::ready::{self, HotSet, ReadyWords};
@@ -40,7 +40,7 @@ pub struct Node<T, U> {
     hot: HotSet,
     ready: ReadyWords,
     polls_to_look: u32,
-    started: Instant,
+    clock: Clock,
     /// Last: everything above points into its mesh.
     ends: Ends<T, U>,
 }
@@ -118,16 +118,24 @@ impl<T, U> fmt::Debug for Node<T, U> {
 /// # Errors
 /// [`ConfigError`].
 pub fn network<T: Copy + Send, U>(nodes: usize, config: Config) -> Result<Vec<Node<T, U>>, ConfigError> {
+    network_by(&Clock::default(), nodes, config)
+}
+
+/// As [`network`], whose calls end in time by `clock`.
+///
+/// # Errors
+/// [`ConfigError`].
+pub fn network_by<T: Copy + Send, U>(clock: &Clock, nodes: usize, config: Config) -> Result<Vec<Node<T, U>>, ConfigError> {
     config.check(nodes)?;
     // Registers this process for barriers, which may take long: now, and not in the first call.
     light_barrier();
     let mesh = Arc::new(Mesh::new(nodes, config.capacity));
-    Ok((0..nodes).filter_map(|index| Node::new(index, config, Arc::clone(&mesh))).collect())
+    Ok((0..nodes).filter_map(|index| Node::new(index, config, clock.clone(), Arc::clone(&mesh))).collect())
 }
 
 impl<T: Copy + Send, U> Node<T, U> {
     /// Called once for each `index` of the mesh; `None` if it is none.
-    fn new(index: usize, config: Config, mesh: Arc<Mesh<T>>) -> Option<Self> {
+    fn new(index: usize, config: Config, clock: Clock, mesh: Arc<Mesh<T>>) -> Option<Self> {
         let capacity = config.capacity as u64;
         let peer = |other: usize| {
             let (to, from) = (mesh.lane(index, other)?, mesh.lane(other, index)?);
@@ -143,7 +151,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             hot: HotSet::new(nodes),
             ready: mesh.signals().ready(index)?,
             polls_to_look: POLLS_PER_LOOK,
-            started: Instant::now(),
+            clock,
             ends: Ends {
                 index,
                 peers: (0..nodes).map(peer).collect(),
@@ -208,7 +216,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// As [`call`](Self::call).
     pub fn call_within(&mut self, to: usize, payload: T, user_data: U, timeout: Duration) -> Result<CallToken, CallError<T, U>> {
         let call = self.call(to, payload, user_data)?;
-        self.ends.calls.end_within(call, clock::monotonic_ns(), timeout);
+        self.ends.calls.end_within(call, self.clock.now_ns(), timeout);
         Ok(call)
     }
 
@@ -224,12 +232,12 @@ impl<T: Copy + Send, U> Node<T, U> {
         if !self.ends.calls.is_timed() {
             return 0;
         }
-        self.ends.calls.expire(clock::monotonic_ns(), |call| f(call.user_data, Err(CallFailed::TimedOut)))
+        self.ends.calls.expire(self.clock.now_ns(), |call| f(call.user_data, Err(CallFailed::TimedOut)))
     }
 
     /// How long until the earliest deadline.
     fn until_deadline(&self) -> Option<Duration> {
-        self.ends.calls.until_deadline(clock::monotonic_ns)
+        self.ends.calls.until_deadline(|| self.clock.now_ns())
     }
 
     /// One bounded pass over the nodes that have sent something, at most 16 messages of each of at most 8 of them, in rotation. Replies go to
@@ -263,10 +271,9 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     #[inline(always)]
     fn pass(&mut self, mut f: impl FnMut(U, Result<T, CallFailed>), handler: Option<impl FnMut(usize, &T) -> T>) -> usize {
-        let Self { ends, hot, ready, started, .. } = self;
-        let now_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let Self { ends, hot, ready, clock, .. } = self;
         let mut round = Round { ends, f: &mut f, handler };
-        let mut taken = hot.pass(ready, &mut round, now_ns);
+        let mut taken = hot.pass(ready, &mut round, || clock.now_ns());
         if self.ends.calls.has_deadlines() {
             taken += self.expire(&mut f);
         }

@@ -1,0 +1,105 @@
+//! Many nodes in one thread, in virtual time. One test: it counts the descriptors of the process.
+#![cfg(not(loom))]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+
+#[path = "../../ipc/shm/tests/support/one_thread.rs"]
+mod one_thread;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use flux::{CallError, CallFailed, Config, Node, Token, network_by};
+use one_thread::{Run, Turn, World};
+
+const NODES: usize = 64;
+const CALLS: u64 = 60;
+
+/// One node, what it owes and what it is owed.
+struct Member {
+    node: Node<u64, u64>,
+    made: u64,
+    /// When the calls that are unanswered end without an answer.
+    deadlines: BTreeMap<u64, u64>,
+    /// What it answers later, by the time.
+    held: BTreeMap<(u64, u64), Token>,
+}
+
+#[derive(Default)]
+struct Members {
+    members: Vec<Member>,
+    /// Answers, rejections, ends without an answer in time, refusals.
+    seen: [usize; 4],
+    left: u64,
+}
+
+impl Members {
+    fn turn(&mut self, world: &mut World, number: usize) -> Turn {
+        let member = &mut self.members[number];
+        let mut ended = vec![];
+        let mut did = member.node.poll(|user_data, outcome| ended.push((user_data, outcome))) > 0;
+        for (call, outcome) in ended {
+            let deadline = member.deadlines.remove(&call).expect("a call ended that had ended");
+            self.left -= 1;
+            let (kind, is_in_time) = match outcome {
+                Ok(answer) => (if answer == !call { 0 } else { panic!("{answer}") }, world.now_ns() <= deadline + 2_500),
+                Err(CallFailed::Rejected) => (1, world.now_ns() <= deadline + 2_500),
+                Err(CallFailed::TimedOut) => (2, deadline <= world.now_ns()),
+                Err(other) => panic!("{other}"),
+            };
+            assert!(is_in_time);
+            self.seen[kind] += 1;
+            world.note(call << 2 | kind as u64);
+        }
+        while let Some((_, token, payload)) = member.node.try_recv_raw() {
+            match world.random.u8(..10) {
+                0 => drop(token),
+                1..4 => drop(member.held.insert((world.now_ns() + world.random.u64(..400_000), payload), token)),
+                _ => member.node.reply(token, !payload).unwrap(),
+            }
+        }
+        while let Some(entry) = member.held.first_entry().filter(|entry| entry.key().0 <= world.now_ns()) {
+            let ((_, payload), token) = entry.remove_entry();
+            member.node.reply(token, !payload).unwrap();
+            did = true;
+        }
+        while member.made < CALLS && world.random.u8(..4) > 0 {
+            // Half of the calls go to one node.
+            let to = if world.random.bool() { (number < NODES / 2) as usize } else { world.random.usize(..NODES) };
+            let (timeout, call) = (world.random.u64(20_000..200_000), (number as u64) << 32 | member.made);
+            match member.node.call_within(to, call, call, Duration::from_nanos(timeout)) {
+                Ok(_) => {
+                    member.deadlines.insert(call, world.now_ns() + timeout);
+                    member.made += 1;
+                    did = true;
+                }
+                Err(CallError::Full { .. }) => {
+                    self.seen[3] += 1;
+                    break;
+                }
+                Err(CallError::NoSuchNode { .. }) if to == number => {}
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        if self.left == 0 {
+            return Turn::Done;
+        }
+        let next = member.held.first_key_value().map_or(Duration::MAX, |((at, _), _)| Duration::from_nanos(at - world.now_ns()));
+        let to_call = if member.made < CALLS { Duration::from_micros(300) } else { Duration::MAX };
+        if did { Turn::Did } else { Turn::Idle(next.min(to_call)) }
+    }
+}
+
+fn run(seed: u64) -> Run {
+    let mut world = World::new(seed);
+    let nodes = network_by(&world.clock(), NODES, Config { capacity: 8, in_flight: 3 }).unwrap();
+    let member = |node| Member { node, made: 0, deadlines: BTreeMap::new(), held: BTreeMap::new() };
+    let mut all = Members { members: nodes.into_iter().map(member).collect(), left: NODES as u64 * CALLS, ..Members::default() };
+    world.run(NODES, &mut all, |world, all, number| all.turn(world, number), |all, number, rest| rest(&mut all.members[number].node));
+    assert!(all.members.iter().all(|member| member.deadlines.is_empty()));
+    (world.trace, all.seen.to_vec(), world.turns)
+}
+
+#[test]
+fn nodes_run_in_one_thread_by_a_seed_and_without_files() {
+    one_thread::check(run);
+}
