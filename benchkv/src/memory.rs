@@ -15,7 +15,7 @@ use engine::store::Shard;
 use engine::topology::{Topology, Transport};
 use engine::trace::recorder::Recorder;
 use engine::verify::Verifier;
-use engine::workload::{Access, PATTERN_LEN, Workload};
+use engine::workload::{Access, Workload};
 
 /// A message of the shared-memory crates: 16 bytes and a payload of at most 48.
 const SLOT_BYTES: u64 = 64;
@@ -108,8 +108,8 @@ impl Memory {
         let channels = daemons * slots * SLOT_BYTES
             + topology.rings() as u64 * (slots * SLOT_BYTES + 8 * sizes.ring_slots as u64)
             + daemons * (daemons - 1) * (sizes.flux_capacity as u64 * SLOT_BYTES + sizes.flux_in_flight as u64 * FLUX_CALL_BYTES);
-        let verifier = if workload.verify { Verifier::bytes(topology.ranks * topology.clients) } else { 0 };
-        let client = (PATTERN_LEN * size_of::<Access>()) as u64
+        let verifier = if workload.verify { Verifier::bytes(topology.ranks * topology.clients, workload.accesses) } else { 0 };
+        let client = (workload.accesses * size_of::<Access>()) as u64
             + verifier
             + 2 * runs as u64 * HISTOGRAM_BYTES
             + queue_depth as u64 * BYTES_PER_OPERATION;

@@ -36,7 +36,7 @@ use crate::trace::TraceOptions;
 use engine::drain;
 use engine::policy::PolicyOptions;
 use engine::store::Shard;
-use engine::workload::{Distribution, Workload};
+use engine::workload::{Distribution, PATTERN_LEN, Workload};
 
 /// Ranks that the local launcher starts unless told.
 const DEFAULT_RANKS: usize = 2;
@@ -173,6 +173,7 @@ impl Options {
             distribution: cli.distribution,
             verify: cli.verify,
             seed: cli.seed,
+            accesses: PATTERN_LEN,
         };
         let topology = Topology {
             routing: cli.backend.routing(),

@@ -103,6 +103,19 @@ impl ActivityLog {
         self.now.loops_by_messages[class_of(messages)] += 1;
     }
 
+    /// Messages that rounds have moved so far.
+    #[must_use]
+    pub const fn moved(&self) -> u64 {
+        self.total.moved + self.now.moved
+    }
+
+    /// Notes so many rounds that found nothing.
+    pub fn note_empty(&mut self, rounds: u64) {
+        self.now.loops += rounds;
+        self.now.loops_by_messages[0] += rounds;
+        self.now.loops_by_cqes[0] += rounds;
+    }
+
     /// Notes a round of a daemon. The clock is read for what is seen first only.
     #[inline]
     pub fn note_round(&mut self, round: Round, now_ns: impl FnOnce() -> u64) {

@@ -91,7 +91,7 @@ impl Job {
             queue_depth: self.queue_depth,
             runs: self.runs,
             schedule: self.pace.map(|pace| pace.schedule(writer, clients, workload.seed)),
-            verifier: workload.verify.then(|| Verifier::new(writer as u16, clients, pattern.read_keys)),
+            verifier: workload.verify.then(|| Verifier::new(writer as u16, clients, workload.accesses, pattern.read_keys)),
             corrupt_one: self.corrupts_value && writer == 0,
             pattern,
         }

@@ -11,7 +11,7 @@ use crate::backend::plan::Site;
 use crate::job::{Job, Sizes};
 use crate::policy::PolicyOptions;
 use crate::topology::{Routing, Topology, Transport};
-use crate::workload::{Distribution, Workload};
+use crate::workload::{Distribution, PATTERN_LEN, Workload};
 
 /// A directory for shared memory, removed with what is in it.
 pub(crate) struct Scratch(PathBuf);
@@ -51,7 +51,17 @@ pub(crate) fn job(topology: Topology) -> Job {
     let Topology { ranks, clients, .. } = topology;
     let remote_ratio = (ranks - 1) as f64 / ranks as f64;
     let distribution = Distribution::Uniform;
-    let workload = Workload { ranks, clients, key_range: 1000, read_ratio: 0.5, remote_ratio, distribution, verify: true, seed: 1 };
+    let workload = Workload {
+        ranks,
+        clients,
+        key_range: 1000,
+        read_ratio: 0.5,
+        remote_ratio,
+        distribution,
+        verify: true,
+        seed: 1,
+        accesses: PATTERN_LEN,
+    };
     Job {
         topology,
         queue_depth: 32,

@@ -12,10 +12,11 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::message::Outcome;
-use crate::workload::{Access, PATTERN_LEN, PRIVATE_KEYS};
+use crate::workload::{Access, PRIVATE_KEYS};
 
-/// Sequence numbers remembered per client for check 3: 8 MiB. With more keys times writers than this, the first keys are judged.
-const REMEMBERED: usize = 1 << 20;
+/// Sequence numbers remembered per client for check 3, for each access of its pattern: 8 MiB in a job that measures. With more keys times writers
+/// than this, the first keys are judged.
+const REMEMBERED: usize = 16;
 
 /// A result that cannot have come from a sound system. Keys are those of the rank named.
 #[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
@@ -124,10 +125,10 @@ pub struct Verdict {
 }
 
 impl Verifier {
-    /// The judge of client number `writer` of `writers` in the job, whose pattern reads `read_keys` different keys.
+    /// The judge of client number `writer` of `writers` in the job, whose pattern of `accesses` reads `read_keys` different keys.
     #[must_use]
-    pub fn new(writer: u16, writers: usize, read_keys: usize) -> Self {
-        let remembered = read_keys.min(REMEMBERED / writers.max(1));
+    pub fn new(writer: u16, writers: usize, accesses: usize, read_keys: usize) -> Self {
+        let remembered = read_keys.min(REMEMBERED * accesses / writers.max(1));
         Self {
             writer,
             writers,
@@ -142,11 +143,11 @@ impl Verifier {
         }
     }
 
-    /// Most bytes that the judge of a client takes in a job with `writers` clients.
+    /// Most bytes that the judge of a client takes in a job with `writers` clients and patterns of `accesses`.
     #[must_use]
-    pub const fn bytes(writers: usize) -> u64 {
-        let fewest = if PATTERN_LEN * writers < REMEMBERED { PATTERN_LEN * writers } else { REMEMBERED };
-        (fewest * size_of::<Seen>() + PATTERN_LEN * size_of::<Option<u32>>() + writers * size_of::<u32>()) as u64
+    pub const fn bytes(writers: usize, accesses: usize) -> u64 {
+        let fewest = accesses * if writers < REMEMBERED { writers } else { REMEMBERED };
+        (fewest * size_of::<Seen>() + accesses * size_of::<Option<u32>>() + writers * size_of::<u32>()) as u64
     }
 
     /// A value never used before, for a key of `rank`.
@@ -283,7 +284,7 @@ mod tests {
     const PRIVATE: Access = Access { key: 1000, slot: 5, rank: 1, kind: AccessKind::Private };
 
     fn reader() -> Verifier {
-        Verifier::new(0, 2, 8)
+        Verifier::new(0, 2, 1 << 16, 8)
     }
 
     fn value(writer: u16, sequence: u32) -> u64 {

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::zipf::Zipf;
 
-/// Accesses of one pattern, 1 MiB of them; a client starts again at the first after the last. Read in order, so the prefetcher hides it.
+/// Accesses of one pattern in a job that measures, 1 MiB of them; a client starts again at the first after the last. Read in order, so the prefetcher hides it.
 pub const PATTERN_LEN: usize = 1 << 16;
 
 /// Keys that only one client ever touches, per client.
@@ -81,6 +81,8 @@ pub struct Workload {
     pub verify: bool,
     /// The job's seed. The same seed gives the same accesses.
     pub seed: u64,
+    /// Accesses of a client's pattern, at least [`PRIVATE_KEYS`] times 16; jobs that measure have [`PATTERN_LEN`].
+    pub accesses: usize,
 }
 
 /// What an access does.
@@ -112,7 +114,7 @@ const _: () = assert!(size_of::<Access>() == 16);
 /// The accesses of one client.
 #[derive(Debug)]
 pub struct Pattern {
-    /// [`PATTERN_LEN`] accesses.
+    /// As many as [`Workload::accesses`] says.
     pub accesses: Vec<Access>,
     /// Different keys among those read; every [`AccessKind::Read`] slot is below it.
     pub read_keys: usize,
@@ -146,7 +148,7 @@ impl Workload {
             Distribution::Zipfian { theta } => Some(Zipf::new(self.key_range, theta)),
         };
         let mut slots = HashMap::new();
-        let accesses = (0..PATTERN_LEN)
+        let accesses = (0..self.accesses)
             .map(|at| {
                 if self.verify && at % PRIVATE_EVERY == 0 {
                     return self.private_access(rank, number, (at / PRIVATE_EVERY) % PRIVATE_KEYS);
@@ -194,6 +196,7 @@ mod tests {
         distribution: Distribution::Uniform,
         verify: true,
         seed: 1,
+        accesses: PATTERN_LEN,
     };
 
     fn share(pattern: &Pattern, of: impl Fn(&Access) -> bool) -> f64 {

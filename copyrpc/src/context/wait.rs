@@ -38,6 +38,18 @@ impl<U> Context<U> {
         self.inner.wait(timeout, || self.inner.worklist.has_requests())
     }
 
+    /// Posts what gathered, as [`Context::flush_endpoints`], and says how long there is nothing to do unless a completion comes
+    /// ([`Duration::MAX`]: for ever); `None`: there is something now. For drivers that poll several contexts by turns, in virtual time or not.
+    /// Not inside a poll.
+    #[must_use]
+    pub fn idle_for(&self) -> Option<Duration> {
+        let inner = &*self.inner;
+        inner.flush_all();
+        inner.worklist.timers().look_next();
+        let has_work = inner.worklist.has_unfinished() || inner.worklist.has_requests() || inner.has_completions();
+        (!has_work).then(|| inner.longest_sleep(None).unwrap_or(Duration::MAX))
+    }
+
     /// Ends a [`wait`](Self::wait) from any thread: the one under way, or, if there is none, the next that would sleep. See [`mlx5::Device::waker`].
     #[must_use]
     pub fn waker(&self) -> Waker {

@@ -1,12 +1,12 @@
 //! [`Simulation`]: a network of software HCAs and the programs that drive them, in one thread and in virtual time.
 
-use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
 
 mod due;
 
@@ -58,12 +58,37 @@ pub struct ActorId(usize);
 
 /// Ends the sleep of actors from inside the steps of others, which have a way to them that is no device: see [`Simulation::bell`].
 #[derive(Clone, Debug, Default)]
-pub struct Bell(Rc<RefCell<Vec<usize>>>);
+pub struct Bell(Arc<Mutex<Vec<usize>>>);
 
 impl Bell {
     /// If it is idle, this actor is stepped at the time of the step that is going on, after it. If not, nothing happens.
     pub fn ring(&self, actor: ActorId) {
-        self.0.borrow_mut().push(actor.0);
+        self.rung().push(actor.0);
+    }
+
+    /// What rings it for this actor when it is woken.
+    #[must_use]
+    pub fn waker(&self, actor: ActorId) -> Waker {
+        Waker::from(Arc::new(Ring { bell: self.clone(), actor }))
+    }
+
+    fn rung(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Ring {
+    bell: Bell,
+    actor: ActorId,
+}
+
+impl Wake for Ring {
+    fn wake(self: Arc<Self>) {
+        self.bell.ring(self.actor);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.bell.ring(self.actor);
     }
 }
 
@@ -325,10 +350,8 @@ impl<'a> Simulation<'a> {
 
     /// Ends the sleep of the actors the bell was rung for, in that order.
     fn follow_bell(&mut self) {
-        let mut rung = self.bell.0.take();
-        rung.drain(..).for_each(|number| self.end_sleep(number));
-        // The memory is used again.
-        self.bell.0.replace(rung);
+        let bell = self.bell.clone();
+        bell.rung().drain(..).for_each(|number| self.end_sleep(number));
     }
 
     fn end_sleep(&mut self, number: usize) {

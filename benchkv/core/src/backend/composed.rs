@@ -25,7 +25,7 @@ impl Composed {
     /// # Errors
     /// [`BackendError::Setup`] with the cause.
     pub fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
-        let nodes = shards::mesh(job.topology.daemons, &job.sizes)?;
+        let nodes = shards::mesh(site.dir.clock(), job.topology.daemons, &job.sizes)?;
         Ok(Self { plan: Plan::new(job, site), nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
     }
 

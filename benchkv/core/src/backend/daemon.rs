@@ -3,13 +3,16 @@
 //! No phase waits for another: a request that cannot go on now joins a queue in front of its way, and the next steps try again. Answers are
 //! never held up for want of room, because every transport keeps room for them; a [`Policy`] may hold them, for a time.
 
+use std::task::Waker;
+use std::time::Duration;
+
 use mlx5::Device;
 use shm::sleep::{self, Due, Sleeper, Watch};
 
 use super::plan::{Plan, TYPE_TAG};
 use super::remote::{Incoming, Remote};
 use super::shards::{Hop, ShardNode, Shards};
-use super::{BackendError, Daemon, Endpoints, Records};
+use super::{BackendError, Daemon, Endpoints, Records, Restful};
 use crate::counters::Round;
 use crate::counters::TransportReport;
 use crate::message::{Outcome, Request, Response};
@@ -330,6 +333,23 @@ impl Sleeper for KvDaemon {
         let ring = ring.as_mut().map(|ring| ring as &mut dyn Sleeper);
         let remote = remote.as_mut().map(|remote| remote as &mut dyn Sleeper);
         sleep::join(own.into_iter().chain(ring).chain(remote), then);
+    }
+}
+
+impl Restful for KvDaemon {
+    fn rest(&mut self, waker: &Waker) -> Option<Duration> {
+        if self.backlogged() > 0 || !self.held.is_empty() || self.polls > 0 {
+            return None;
+        }
+        let Self { clients, ring, shards, remote, .. } = self;
+        let remote = remote.as_mut().map_or(Some(Duration::MAX), Remote::rest)?;
+        let own = [clients as &mut dyn Sleeper, &mut shards.node];
+        let parts = own.into_iter().chain(ring.as_mut().map(|ring| ring as &mut dyn Sleeper));
+        Some(remote.min(sleep::rest(parts, waker)?))
+    }
+
+    fn has_news(&mut self) -> bool {
+        self.remote.as_mut().is_some_and(|remote| remote.rest().is_none())
     }
 }
 

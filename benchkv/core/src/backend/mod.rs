@@ -13,6 +13,9 @@ pub mod plan;
 mod remote;
 mod shards;
 
+use std::task::Waker;
+use std::time::Duration;
+
 use shm::sleep::Sleeper;
 use thiserror::Error;
 
@@ -95,6 +98,16 @@ pub trait Daemon: Endpoints + Sleeper {
     fn policy(&self) -> Option<PolicyReport> {
         None
     }
+}
+
+/// What a driver that runs many threads' work in one thread asks when a step has found nothing to do.
+pub trait Restful {
+    /// How long there is nothing to do unless `waker` is called, by a neighbour of the rank in one of its own steps, or a device of this one
+    /// gets a completion; `None`: there is something now.
+    fn rest(&mut self, waker: &Waker) -> Option<Duration>;
+
+    /// Whether the device has something for it, asked while it rests.
+    fn has_news(&mut self) -> bool;
 }
 
 /// How a client's requests reach a store. A sleep on them ends where a poll has something to do.

@@ -1,11 +1,14 @@
 //! A client's ways to the daemons of its rank, and to those of other ranks.
 
+use std::task::Waker;
+use std::time::Duration;
+
 use mlx5::Device;
 use shm::sleep::{self, Due, Sleeper, Watch};
 
 use super::plan::{Plan, TYPE_TAG};
 use super::remote::Remote;
-use super::{BackendError, Ending, Endpoints, IssueError, Paths, Records};
+use super::{BackendError, Ending, Endpoints, IssueError, Paths, Records, Restful};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::store::owner_of;
@@ -76,6 +79,20 @@ impl Sleeper for ClientPaths {
         let rings = rings.iter_mut().map(|ring| ring as &mut dyn Sleeper);
         let remote = remote.as_mut().map(|remote| remote as &mut dyn Sleeper);
         sleep::join(shards.chain(rings).chain(remote), then);
+    }
+}
+
+impl Restful for ClientPaths {
+    fn rest(&mut self, waker: &Waker) -> Option<Duration> {
+        let Self { shards, rings, remote, .. } = self;
+        let remote = remote.as_mut().map_or(Some(Duration::MAX), Remote::rest)?;
+        let shards = shards.iter_mut().map(|shard| shard as &mut dyn Sleeper);
+        let rings = rings.iter_mut().map(|ring| ring as &mut dyn Sleeper);
+        Some(remote.min(sleep::rest(shards.chain(rings), waker)?))
+    }
+
+    fn has_news(&mut self) -> bool {
+        self.remote.as_mut().is_some_and(|remote| remote.rest().is_none())
     }
 }
 

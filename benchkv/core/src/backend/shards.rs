@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use flux::{CallError, CallFailed, Config, Node};
+use shm::clock::Clock;
 use slab::Slab;
 
 use super::BackendError;
@@ -24,9 +25,9 @@ pub(super) enum Hop {
 pub(super) type ShardNode = Node<Hop, usize>;
 
 /// The ends for all daemons of a rank.
-pub(super) fn mesh(daemons: usize, sizes: &Sizes) -> Result<Vec<ShardNode>, BackendError> {
+pub(super) fn mesh(clock: &Clock, daemons: usize, sizes: &Sizes) -> Result<Vec<ShardNode>, BackendError> {
     let config = Config { capacity: sizes.flux_capacity, in_flight: sizes.flux_in_flight };
-    flux::network(daemons, config).map_err(|e| BackendError::setup("the channel between daemons", e))
+    flux::network_by(clock, daemons, config).map_err(|e| BackendError::setup("the channel between daemons", e))
 }
 
 /// A daemon's end with the calls it has made. `W` is whom to answer.

@@ -71,6 +71,7 @@ const WORKLOAD: Workload = Workload {
     distribution: Distribution::Uniform,
     verify: true,
     seed: 3,
+    accesses: crate::workload::PATTERN_LEN,
 };
 
 fn loopback(room: usize) -> Loopback {
@@ -97,7 +98,7 @@ fn open_loop(paths: Loopback, per_us: f64) -> Client<Loopback> {
 fn paced(paths: Loopback, corrupt_one: bool, pace: Option<Pace>) -> Client<Loopback> {
     let schedule = pace.map(|pace| pace.schedule(0, 1, WORKLOAD.seed));
     let pattern = WORKLOAD.pattern(0, 0);
-    let verifier = Some(Verifier::new(0, 2, pattern.read_keys));
+    let verifier = Some(Verifier::new(0, 2, WORKLOAD.accesses, pattern.read_keys));
     Client::new(ClientSpec { rank: 0, queue_depth: 8, runs: 2, pattern, schedule, verifier, corrupt_one }, paths)
 }
 

@@ -1,10 +1,12 @@
 //! [`Cluster`]: all ranks of a job in one process and one thread, connected, with nobody's turn decided yet.
 
+use mlx5::Device;
+
 use crate::backend::composed::Composed;
 use crate::backend::daemon::KvDaemon;
 use crate::backend::paths::ClientPaths;
 use crate::backend::plan::Site;
-use crate::backend::{Backend, BackendError, Daemon, Endpoints, Records};
+use crate::backend::{BackendError, Daemon, Endpoints, Records};
 use crate::client::{Client, Step};
 use crate::job::Job;
 use crate::phase::Phase;
@@ -36,12 +38,24 @@ pub struct Moved {
 }
 
 impl Cluster {
-    /// Opens and connects every daemon and client of `job`; `site` says where a rank is.
+    /// Opens and connects every daemon and client of `job`; `site` says where a rank is. Each thread with connections has a device of its own.
     ///
     /// # Errors
     /// What could not be made or connected.
     pub fn new(job: &Job, site: impl Fn(usize) -> Result<Site, BackendError>) -> Result<Self, BackendError> {
-        let ranks = (0..job.topology.ranks).map(|rank| Rank::open(job, rank, site(rank)?)).collect::<Result<_, _>>()?;
+        Self::on(job, |rank| Ok((site(rank)?, None)))
+    }
+
+    /// The same; a rank that is given a device shares it among its threads.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn on(job: &Job, mut site: impl FnMut(usize) -> Result<(Site, Option<Device>), BackendError>) -> Result<Self, BackendError> {
+        let mut open = |rank| {
+            let (site, device) = site(rank)?;
+            Rank::open(job, rank, site, device.as_ref())
+        };
+        let ranks = (0..job.topology.ranks).map(&mut open).collect::<Result<_, BackendError>>()?;
         let mut cluster = Self { ranks };
         cluster.connect()?;
         Ok(cluster)
@@ -107,10 +121,10 @@ impl Cluster {
 }
 
 impl Rank {
-    fn open(job: &Job, rank: usize, site: Site) -> Result<Self, BackendError> {
+    fn open(job: &Job, rank: usize, site: Site, device: Option<&Device>) -> Result<Self, BackendError> {
         let backend = Composed::new(job, site)?;
-        let daemons = (0..job.topology.daemons).map(|daemon| backend.open_daemon(daemon)).collect::<Result<_, _>>()?;
-        let client = |number| Ok(Client::new(job.client(rank, number), backend.open_client(number)?));
+        let daemons = (0..job.topology.daemons).map(|daemon| backend.open_daemon_on(daemon, device)).collect::<Result<_, _>>()?;
+        let client = |number| Ok(Client::new(job.client(rank, number), backend.open_client_on(number, device)?));
         Ok(Self { daemons, clients: (0..job.topology.clients).map(client).collect::<Result<_, BackendError>>()? })
     }
 }

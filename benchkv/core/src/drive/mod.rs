@@ -1,5 +1,10 @@
 //! Drivers: whose turn it is. The threads of real jobs are driven by `benchkv` itself; here are those that run all ranks of a job in one thread.
 //!
 //! - [`cluster`]: all ranks of a job in one process, connected, and stepped by turns (lockstep).
+//! - [`simulated`]: the same in virtual time.
 
 pub mod cluster;
+pub mod simulated;
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
 //! Requests carried by copyrpc: batches of them, written into the peer's ring.
 
+use std::time::Duration;
+
 use copyrpc::{CallError, CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint};
 use mlx5::Device;
 use shm::sleep::{Sleeper, Watch};
@@ -120,6 +122,11 @@ impl<C> Links<C> {
 
     pub(super) fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.context.with_watch(then);
+    }
+
+    /// See [`Remote::rest`](super::Remote::rest).
+    pub(super) fn rest(&self) -> Option<Duration> {
+        self.context.idle_for()
     }
 
     pub(super) fn counters(&self) -> Sample {

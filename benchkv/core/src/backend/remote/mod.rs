@@ -15,6 +15,7 @@ mod ucx_am;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::time::Duration;
 
 use mlx5::Device;
 use shm::sleep::{Sleeper, Watch};
@@ -274,6 +275,19 @@ impl<C> Remote<C> {
             Carrier::RcSend(links) => links.flush(),
             // It gathers nothing.
             Carrier::UcxAm(_) => Ok(()),
+        }
+    }
+
+    /// How long there is nothing to do unless a completion comes; `None`: there is something now. For drivers whose devices tell them of
+    /// completions, which UCX does not.
+    pub(super) fn rest(&mut self) -> Option<Duration> {
+        if self.backlogged > 0 {
+            return None;
+        }
+        match &mut self.carrier {
+            Carrier::Copyrpc(links) => links.rest(),
+            Carrier::RcSend(links) => links.rest(),
+            Carrier::UcxAm(_) => None,
         }
     }
 

@@ -5,7 +5,7 @@
 //! answer here.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mlx5::{
     Access, ConnectOptions, Cq, Cqe, Device, Inline, MonoCq, Mr, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Send, Signal, Write,
@@ -77,7 +77,8 @@ struct Link<C> {
 /// Whether a silent peer lives.
 struct Pulse {
     was_heard: bool,
-    heard_at: Instant,
+    /// By the device's clock.
+    heard_ns: u64,
     is_probing: bool,
 }
 
@@ -102,7 +103,7 @@ impl<C> Links<C> {
             (0..per_link).try_for_each(|place| receives.post(&mut qp, number, place)).map_err(|why| BackendError::setup(what(), why))?;
             qp.ring_receives();
             recv_cq.register(qp.qpn(), number);
-            links.push(Link::new(*peer, qp, plan.window));
+            links.push(Link::new(*peer, qp, plan.window, device.now_ns()));
         }
         let (arrived, unflushed) = (VecDeque::new(), Vec::with_capacity(links.len()));
         Ok(Self { device, send_cq, recv_cq, links, receives, arrived, unflushed, polls: 0, counters: Counters::default() })
@@ -172,8 +173,8 @@ impl<C> Links<C> {
         }
         self.polls = self.polls.wrapping_add(1);
         if self.polls % POLLS_PER_LOOK == 0 {
-            let now = Instant::now();
-            self.links.iter_mut().for_each(|link| link.look(now));
+            let now_ns = self.device.now_ns();
+            self.links.iter_mut().for_each(|link| link.look(now_ns));
         }
         if has_failed {
             self.links.iter().try_for_each(Link::check)?;
@@ -219,6 +220,16 @@ impl<C> Links<C> {
         sleep::join([&mut &*device as &mut dyn Sleeper, &mut has_something], then);
     }
 
+    /// See [`Remote::rest`](super::Remote::rest).
+    pub(super) fn rest(&mut self) -> Option<Duration> {
+        let has_something = !self.arrived.is_empty() || self.recv_cq.has_completion() || self.send_cq.has_completion();
+        if has_something || !self.unflushed.is_empty() {
+            return None;
+        }
+        self.polls = POLLS_PER_LOOK - 1;
+        Some(PROBE_AFTER)
+    }
+
     pub(super) fn counters(&self) -> Sample {
         Sample { messages: self.counters.sends, writes: self.counters.sends, ..Sample::default() }
     }
@@ -254,7 +265,7 @@ impl Receives {
 }
 
 impl<C> Link<C> {
-    fn new(peer: Peer, qp: RcQp, window: usize) -> Self {
+    fn new(peer: Peer, qp: RcQp, window: usize, now_ns: u64) -> Self {
         Self {
             peer,
             qp,
@@ -262,7 +273,7 @@ impl<C> Link<C> {
             answers: VecDeque::new(),
             is_unflushed: false,
             failure: None,
-            pulse: Pulse { was_heard: true, heard_at: Instant::now(), is_probing: false },
+            pulse: Pulse { was_heard: true, heard_ns: now_ns, is_probing: false },
         }
     }
 
@@ -316,10 +327,10 @@ impl<C> Link<C> {
     }
 
     /// Probes a peer that owes an answer and is silent.
-    fn look(&mut self, now: Instant) {
+    fn look(&mut self, now_ns: u64) {
         if std::mem::take(&mut self.pulse.was_heard) || !self.dialogue.is_waiting() {
-            self.pulse.heard_at = now;
-        } else if !self.pulse.is_probing && now.duration_since(self.pulse.heard_at) > PROBE_AFTER {
+            self.pulse.heard_ns = now_ns;
+        } else if !self.pulse.is_probing && now_ns.saturating_sub(self.pulse.heard_ns) > PROBE_AFTER.as_nanos() as u64 {
             // A WRITE of no bytes names no memory. If the queue is full, what fills it tells as much.
             let probe = Write { addr: 0, rkey: 0, payload: () };
             self.pulse.is_probing = self.qp.post(&probe, Signal::Always, PROBE).is_ok();
