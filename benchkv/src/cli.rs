@@ -1,8 +1,9 @@
 //! The command line as it is typed. What it means, and whether it can be run, is decided in [`crate::options`].
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use harness::affinity::PinPolicy;
 use harness::device::DeviceChoice;
 use harness::report::JsonSink;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::output::file::OutputArgs;
 use crate::pace::PaceArgs;
 use crate::port::PortOptions;
+use crate::sim::options::WorldArgs;
 use crate::trace::TraceArgs;
 use crate::ucx::{PeerErrorsChoice, UcxArgs};
 use engine::policy::PolicyOptions;
@@ -29,6 +31,14 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
 
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub job: JobArgs,
+}
+
+/// What a job is, and where its result goes.
+#[derive(Debug, Clone, Args)]
+pub struct JobArgs {
     /// How requests travel to other ranks.
     #[arg(long, value_enum, default_value_t = BackendKind::Delegation)]
     pub backend: BackendKind,
@@ -155,13 +165,55 @@ pub struct Cli {
     pub fault: Option<Fault>,
 }
 
+impl From<Cli> for JobArgs {
+    fn from(cli: Cli) -> Self {
+        cli.job
+    }
+}
+
+impl Cli {
+    /// The command line of this process; what is illegal ends it with clap's message.
+    #[must_use]
+    pub fn of_process() -> Self {
+        Self::try_of(std::env::args_os()).unwrap_or_else(|error| error.exit())
+    }
+
+    /// Likewise, of these words.
+    ///
+    /// # Errors
+    /// clap's message.
+    pub fn try_of(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
+        // Jobs in virtual time are short by default: nothing in them varies from run to run.
+        let defaults = [("duration", "2ms"), ("warmup", "500us"), ("runs", "1")];
+        let simulated = |command: clap::Command| {
+            defaults.into_iter().fold(command, |command, (id, value)| command.mut_arg(id, |arg| arg.default_value(value)))
+        };
+        Self::from_arg_matches(&Self::command().mut_subcommand("sim", simulated).try_get_matches_from(words)?)
+    }
+}
+
 /// What benchkv does instead of running a job.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Says what this machine has of what a job can use, what is missing, and how to get it. The exit status is 0 whatever is missing.
     Doctor(DoctorArgs),
+    /// Runs a job in virtual time: the ranks, in one process, on models of their CPUs and NICs. The same options and seed give the same
+    /// result, on every machine.
+    Sim(Box<SimArgs>),
     /// Makes one HTML page, with plots, out of the results of one or many jobs. It needs no network and no other file.
     Report(ReportArgs),
+}
+
+/// Options of `benchkv sim`.
+#[derive(Debug, Clone, Args)]
+pub struct SimArgs {
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub world: WorldArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub job: JobArgs,
 }
 
 /// Options of `benchkv doctor`.
@@ -323,7 +375,6 @@ named_by_value_enum!(BackendKind, ClientKind, WaitChoice, Fault, PeerErrorsChoic
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
     use harness::device::SoftDevice;
 
     use super::*;
@@ -351,25 +402,31 @@ mod tests {
     #[test]
     fn a_run_needs_no_argument() {
         let cli = parse("").unwrap();
-        assert_eq!((cli.backend, cli.ranks, cli.verify), (BackendKind::Delegation, None, true));
-        assert!(cli.warmup + cli.runs as f64 * cli.duration < 10.0, "the default run has to end within 15 s with its set-up");
+        assert_eq!((cli.job.backend, cli.job.ranks, cli.job.verify), (BackendKind::Delegation, None, true));
+        assert!(cli.job.warmup + cli.job.runs as f64 * cli.job.duration < 10.0, "the default run has to end within 15 s with its set-up");
     }
 
     #[test]
     fn short_options_and_units_mean_the_same_as_long_ones() {
         let cli = parse("-n 4 -d 8 -t 500ms --warmup 20ms --ring-size 64K --memory-limit 2G").unwrap();
-        assert_eq!((cli.ranks, cli.queue_depth, cli.ring_size, cli.memory_limit), (Some(4), 8, RingChoice::Bytes(65_536), Some(2 << 30)));
-        assert!((cli.duration - 0.5).abs() < 1e-12 && (cli.warmup - 0.02).abs() < 1e-12);
+        assert_eq!(
+            (cli.job.ranks, cli.job.queue_depth, cli.job.ring_size, cli.job.memory_limit),
+            (Some(4), 8, RingChoice::Bytes(65_536), Some(2 << 30))
+        );
+        assert!((cli.job.duration - 0.5).abs() < 1e-12 && (cli.job.warmup - 0.02).abs() < 1e-12);
         let long = parse("--ranks 4 --queue-depth 8 --duration 0.5 --warmup 0.02 --ring-size 65536 --memory-limit 2147483648").unwrap();
-        assert_eq!((long.ranks, long.queue_depth, long.ring_size, long.memory_limit), (cli.ranks, 8, cli.ring_size, cli.memory_limit));
-        assert!((long.duration - cli.duration).abs() < 1e-12 && (long.warmup - cli.warmup).abs() < 1e-12);
+        assert_eq!(
+            (long.job.ranks, long.job.queue_depth, long.job.ring_size, long.job.memory_limit),
+            (cli.job.ranks, 8, cli.job.ring_size, cli.job.memory_limit)
+        );
+        assert!((long.job.duration - cli.job.duration).abs() < 1e-12 && (long.job.warmup - cli.job.warmup).abs() < 1e-12);
     }
 
     #[test]
     fn verify_is_a_flag_that_can_be_turned_off() {
-        assert!(parse("--verify --json -").unwrap().verify);
-        assert!(!parse("--verify=false").unwrap().verify);
-        assert!(!parse("--verify false --json -").unwrap().verify);
+        assert!(parse("--verify --json -").unwrap().job.verify);
+        assert!(!parse("--verify=false").unwrap().job.verify);
+        assert!(!parse("--verify false --json -").unwrap().job.verify);
     }
 
     #[test]
@@ -385,7 +442,7 @@ mod tests {
             ("verbs:rocep3s0f1", verbs(Some("rocep3s0f1"), None)),
             ("verbs:ibp1s0:1", verbs(Some("ibp1s0"), Some(1))),
         ] {
-            assert_eq!(parse(&format!("--device {text}")).unwrap().device, device);
+            assert_eq!(parse(&format!("--device {text}")).unwrap().job.device, device);
             assert_eq!(device.to_string(), text);
         }
         for text in ["mlx5", "mlx5_0:", "mlx5_0:one", "verbs:", "mlx5_0:0", "mlx5_0:256"] {

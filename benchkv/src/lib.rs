@@ -8,7 +8,7 @@
 //! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run; [`progress`]: what a terminal shows of it meanwhile.
 //! - [`result`]: what all ranks measured, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet; [`trace`]: the files of a
 //!   daemon's time series; [`report`]: a page with plots out of many.
-//! - [`doctor`]: what this machine lacks, instead of a job.
+//! - [`sim`]: a job in virtual time. - [`doctor`]: what this machine lacks, instead of a job.
 
 pub mod agreement;
 pub mod cli;
@@ -26,5 +26,6 @@ pub mod progress;
 pub mod range;
 pub mod report;
 pub mod result;
+pub mod sim;
 pub mod trace;
 pub mod ucx;

@@ -8,10 +8,10 @@ use std::error::Error;
 use std::fmt::Display;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use benchkv::agreement::{AgreementError, agree};
-use benchkv::cli::{Cli, Command, DoctorArgs, ReportArgs};
+use benchkv::cli::{Cli, Command, DoctorArgs, ReportArgs, SimArgs};
 use benchkv::doctor::{Diagnosis, probe};
 use benchkv::launcher::LauncherKind;
 use benchkv::options::Options;
@@ -19,8 +19,8 @@ use benchkv::orchestrate::{RankError, process, run_rank};
 use benchkv::output::{self, file::OutputFile};
 use benchkv::progress::Progress;
 use benchkv::result::{Conditions, JobResult};
+use benchkv::sim;
 use benchkv::trace::TraceOptions;
-use clap::Parser;
 use engine::backend::composed::Composed;
 use engine::message::{Request, Response};
 use engine::topology::Transport;
@@ -32,7 +32,7 @@ use harness::exchange::{Exchange, ExchangeError};
 use harness::hosts::Hosts;
 use harness::launcher::{EXIT_FOLLOWS, Launch};
 use harness::machine::allow_open_files;
-use harness::report::{JsonSink, say, to_stdout};
+use harness::report::{JsonSink, rate, say, to_stdout};
 use harness::role::{Role, foreign_launcher, role};
 use serde::Serialize;
 use shm::dir::Dir;
@@ -61,12 +61,12 @@ fn main() -> ExitCode {
         Ok(Role::Launcher) => return start(),
         Ok(Role::Rank(mut exchange)) => {
             let rank = exchange.rank();
-            return rank_process(Cli::parse(), &mut exchange, None).unwrap_or_else(|error| {
+            return rank_process(Cli::of_process(), &mut exchange, None).unwrap_or_else(|error| {
                 let follows = error.is::<ExchangeError>() || error.downcast_ref().is_some_and(RankError::follows);
                 fail(if follows { EXIT_FOLLOWS } else { EXIT_FAILED }, &format!("rank {rank}: {error}"))
             });
         }
-        Ok(Role::Helper(owner)) => process::serve(Cli::parse(), owner).map(|()| ExitCode::SUCCESS).map_err(Into::into),
+        Ok(Role::Helper(owner)) => process::serve(Cli::of_process(), owner).map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Err(error) => Err(error.into()),
     };
@@ -81,10 +81,11 @@ fn fail(code: u8, error: &dyn Display) -> ExitCode {
 
 /// Started by a user, or as one of several processes by a launcher of another kind.
 fn start() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::of_process();
     match &cli.command {
         Some(Command::Doctor(args)) => return doctor(args),
         Some(Command::Report(args)) => return report(args),
+        Some(Command::Sim(args)) => return simulate(args),
         None => {}
     }
     match foreign_launcher() {
@@ -116,6 +117,25 @@ fn report(args: &ReportArgs) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => fail(EXIT_OPTIONS, &error),
+    }
+}
+
+/// A job in virtual time.
+fn simulate(args: &SimArgs) -> ExitCode {
+    let options = match sim::resolve(args).map_err(|error| error.to_string()).and_then(|options| check_output(&options).map(|()| options)) {
+        Ok(options) => options,
+        Err(error) => return fail(EXIT_OPTIONS, &error),
+    };
+    say(&options.to_string());
+    let began = Instant::now();
+    match sim::run(args, &options) {
+        Ok(result) => {
+            let (seconds, turns) = (began.elapsed().as_secs_f64(), result.simulation.as_ref().map_or(0, |done| done.summary.turns));
+            let (ops, turns) = (rate(result.completed as f64 / seconds), rate(turns as f64 / seconds));
+            say(&format!("simulated {} operations in {seconds:.1} s: {ops}, {turns} turns", result.completed));
+            show(&options, &result)
+        }
+        Err(error) => fail(EXIT_FAILED, &error),
     }
 }
 

@@ -24,7 +24,7 @@ use shm::sleep::POLL_SLICE;
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
-use crate::cli::{BackendKind, Cli, ClientKind, Fault, RingChoice, WaitChoice};
+use crate::cli::{BackendKind, ClientKind, Fault, JobArgs, RingChoice, WaitChoice};
 use crate::control::MAX_DAEMONS;
 use crate::launcher::Launcher;
 use crate::memory::{Memory, MemoryLimit, OverLimit};
@@ -134,7 +134,8 @@ impl Options {
     ///
     /// # Errors
     /// The first option that cannot be honoured.
-    pub fn resolve(cli: Cli) -> Result<Self, OptionError> {
+    pub fn resolve(cli: impl Into<JobArgs>) -> Result<Self, OptionError> {
+        let cli = cli.into();
         let ranks = cli.ranks.unwrap_or(DEFAULT_RANKS);
         check_count("--ranks", ranks as u64, Launch::MAX_RANKS as u64, "a job needs a rank")?;
         Self::resolve_on(cli, &Hosts::one(ranks)?, None)
@@ -144,8 +145,8 @@ impl Options {
     ///
     /// # Errors
     /// Likewise.
-    pub fn resolve_on(cli: Cli, hosts: &Hosts, library: Option<String>) -> Result<Self, OptionError> {
-        let ranks = hosts.ranks();
+    pub fn resolve_on(cli: impl Into<JobArgs>, hosts: &Hosts, library: Option<String>) -> Result<Self, OptionError> {
+        let (cli, ranks) = (cli.into(), hosts.ranks());
         if let Some(given) = cli.ranks.filter(|given| *given != ranks) {
             return Err(OptionError::Ranks { given, started: ranks });
         }
@@ -338,7 +339,7 @@ fn check_count(flag: &'static str, given: u64, limit: u64, need: &'static str) -
     }
 }
 
-fn check_counts(cli: &Cli, ranks: usize) -> Result<(), RangeError> {
+fn check_counts(cli: &JobArgs, ranks: usize) -> Result<(), RangeError> {
     let counts = [
         ("--server-threads", cli.server_threads as u64, MAX_DAEMONS as u64, "a rank needs a daemon to hold its keys"),
         ("--client-threads", cli.client_threads as u64, 256, "a rank needs a client to make requests"),
@@ -357,7 +358,7 @@ fn check_counts(cli: &Cli, ranks: usize) -> Result<(), RangeError> {
     Ok(())
 }
 
-fn check_times(cli: &Cli) -> Result<(), RangeError> {
+fn check_times(cli: &JobArgs) -> Result<(), RangeError> {
     for (flag, given, least) in [("--duration", cli.duration, SHORTEST_RUN_S), ("--warmup", cli.warmup, 0.0)] {
         if !(least..=3600.0).contains(&given) {
             return Err(range(flag, given, "outside what is supported", format!("{least} to 3600 seconds")));
@@ -371,7 +372,7 @@ fn check_times(cli: &Cli) -> Result<(), RangeError> {
     Ok(())
 }
 
-fn check_ratios(cli: &Cli, ranks: usize) -> Result<(), RangeError> {
+fn check_ratios(cli: &JobArgs, ranks: usize) -> Result<(), RangeError> {
     for (flag, given) in [("--read-ratio", Some(cli.read_ratio)), ("--remote-ratio", cli.remote_ratio)] {
         if let Some(given) = given.filter(|given| !(0.0..=1.0).contains(given)) {
             return Err(range(flag, given, "a share lies between none and all", "0 to 1".to_owned()));

@@ -19,6 +19,7 @@ use crate::cli::BackendKind;
 use crate::launcher::Launcher;
 use crate::memory::Memory;
 use crate::options::Recorded;
+use crate::sim::options::SimulationRecord;
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::job::Sizes;
 
@@ -76,6 +77,9 @@ pub struct JobResult {
     pub placement: Plan,
     /// What latencies were measured with.
     pub clock: ClockSource,
+    /// Of a job in virtual time: its models, and what they did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulation: Option<SimulationRecord>,
     /// What it was measured on.
     pub environment: Environment,
     /// The user ended the job before its last run was complete: `runs` has those that were, and the last one as far as it came, which counts

@@ -23,6 +23,8 @@ pub enum ClockSource {
     },
     /// `clock_gettime(CLOCK_MONOTONIC)`.
     Monotonic,
+    /// That of a simulation, in which nothing takes time but what its models say.
+    Virtual,
 }
 
 impl fmt::Display for ClockSource {
@@ -30,6 +32,7 @@ impl fmt::Display for ClockSource {
         match self {
             Self::Tsc { hz } => write!(f, "calibrated TSC at {:.3} GHz", *hz as f64 / 1e9),
             Self::Monotonic => f.write_str("CLOCK_MONOTONIC"),
+            Self::Virtual => f.write_str("virtual time"),
         }
     }
 }

@@ -2,6 +2,7 @@ use clap::Parser;
 use harness::exchange::{Exchange, ExchangeError};
 
 use super::*;
+use crate::cli::Cli;
 
 fn resolve(args: &str) -> Result<Options, OptionError> {
     Options::resolve(Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap())

@@ -349,6 +349,7 @@ impl JobResult {
             launcher: options.launcher.clone(),
             placement: options.plan.clone(),
             clock: conditions.clock,
+            simulation: None,
             environment: conditions.environment,
             interrupted: reports.iter().any(|report| report.course.is_interrupted),
             measured,

@@ -1,0 +1,112 @@
+//! `benchkv sim`: a job in virtual time. See [`engine::drive::simulated`] for what is real in it, and what a model.
+
+use std::time::Duration;
+
+use engine::drive::simulated::{Simulated, SimulationError, World};
+use engine::topology::Transport;
+use harness::affinity::PinPolicy;
+use harness::clock::ClockSource;
+use harness::device::DeviceChoice;
+use harness::environment::Environment;
+use shm::wait::WaitStrategy;
+use thiserror::Error;
+
+use self::options::{Named, Nic, SimulationRecord};
+use crate::cli::{ClientKind, JobArgs, SimArgs, WaitChoice};
+use crate::memory::{Memory, MemoryLimit};
+use crate::options::{OptionError, Options};
+use crate::port::PortOptions;
+use crate::range::{RangeError, range};
+use crate::result::{Conditions, Course, JobResult, RankReport, ReduceError};
+
+pub mod options;
+
+/// Accesses of a client's pattern. They repeat sooner than in a job that measures, which nothing but its keys can notice.
+const ACCESSES: usize = 4096;
+
+/// Shortest and longest window, and warm-up, in seconds.
+const TIMES_S: std::ops::RangeInclusive<f64> = 1e-6..=60.0;
+
+/// There is no result.
+#[derive(Debug, Error)]
+pub enum SimError {
+    /// The job cannot be run.
+    #[error(transparent)]
+    Options(#[from] OptionError),
+    /// An option has no meaning in virtual time.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// It ended before its time.
+    #[error(transparent)]
+    Failed(#[from] SimulationError),
+    /// A report cannot be encoded.
+    #[error("a report cannot be encoded: {0}")]
+    Encode(#[from] serde_json::Error),
+    /// The reports do not fit together.
+    #[error(transparent)]
+    Reduce(#[from] ReduceError),
+}
+
+/// Refuses what has no meaning in virtual time.
+fn check(job: &JobArgs) -> Result<(), RangeError> {
+    let refused = |flag, given: String| Err(range(flag, given, "it has no meaning in virtual time", "none; leave it out".to_owned()));
+    match job {
+        _ if job.backend.transport() == Transport::UcxAm => refused("--backend", job.backend.to_string()),
+        _ if job.device != DeviceChoice::Auto => refused("--device", job.device.to_string()),
+        _ if job.port != PortOptions::default() => refused("--port and others", job.port.to_string()),
+        _ if job.pin != PinPolicy::Auto => refused("--pin", job.pin.to_string()),
+        _ if job.wait != WaitChoice::Auto => refused("--wait", job.wait.to_string()),
+        _ if job.clients != ClientKind::Threads => refused("--clients", job.clients.to_string()),
+        _ if job.shm_dir.is_some() => refused("--shm-dir", job.shm_dir.iter().map(|dir| dir.display().to_string()).collect()),
+        _ if !TIMES_S.contains(&job.duration) => Err(range("--duration", job.duration, "outside what is supported", legal_times())),
+        _ if !TIMES_S.contains(&job.warmup) => Err(range("--warmup", job.warmup, "outside what is supported", legal_times())),
+        _ => Ok(()),
+    }
+}
+
+fn legal_times() -> String {
+    format!("{} to {} seconds of virtual time", TIMES_S.start(), TIMES_S.end())
+}
+
+/// What a job in virtual time is, and whether it fits into memory.
+///
+/// # Errors
+/// The first option that cannot be honoured.
+pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
+    check(&args.job)?;
+    let limit = MemoryLimit::new(args.job.memory_limit);
+    // What is checked there is for real time, and the memory of processes.
+    let mut options = Options::resolve(JobArgs { memory_limit: Some(u64::MAX), duration: 1.0, warmup: 0.0, ..args.job.clone() })?;
+    (options.duration, options.warmup) = (Duration::from_secs_f64(args.job.duration), Duration::from_secs_f64(args.job.warmup));
+    (options.wait, options.job.workload.accesses) = (WaitStrategy::Busy, ACCESSES);
+    let job = &options.job;
+    options.memory = Memory::of_rank(&job.topology, &job.sizes, &job.workload, job.queue_depth, job.runs).times(options.job.topology.ranks);
+    options.memory.check(limit).map_err(OptionError::from)?;
+    Ok(options)
+}
+
+/// Runs it. The result is the same whenever the options are, but for [`JobResult::environment`].
+///
+/// # Errors
+/// [`SimError`].
+pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
+    let (cpu, nic) = (args.world.cpu.0, args.world.nic.0);
+    let nic = mlx5::NicParameters { seed: options.job.workload.seed, ..nic };
+    let trace_interval = options.trace.as_ref().map(|trace| trace.interval);
+    let world = World { cpu, nic, strict: args.world.strict, trace_interval };
+    let (runs, window) = (options.job.runs, options.duration);
+    let (outcomes, summary) = Simulated::new(&options.job, &world)?.run(options.warmup, window, runs)?;
+    let mut parts = Vec::with_capacity(outcomes.len());
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        let course = Course { windows_s: vec![window.as_secs_f64(); runs], ..Course::default() };
+        let mut report = RankReport::new(rank, course, outcome.clients, outcome.daemons);
+        if let Some(trace) = &options.trace {
+            let written = trace.write(rank, outcome.series.iter().map(engine::trace::recorder::Recorder::samples));
+            written.unwrap_or_else(|failure| report.add_trace_failure(&failure));
+        }
+        parts.push(serde_json::to_vec(&report)?);
+    }
+    let conditions = Conditions { clock: ClockSource::Virtual, environment: Environment::detect(), unix_echo: Vec::new() };
+    let simulation = SimulationRecord { cpu: cpu.record(), nic: Nic::from(nic).record(), summary };
+    Ok(JobResult { simulation: Some(simulation), ..JobResult::reduce(options, conditions, &parts)? })
+}

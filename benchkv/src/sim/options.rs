@@ -1,0 +1,151 @@
+//! The models of a simulation, as they are asked for and recorded.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use clap::Args;
+use engine::drive::simulated::{Cpu, Summary};
+use mlx5::NicParameters;
+use serde::{Deserialize, Serialize};
+
+/// What a simulated result has beside those of a real one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SimulationRecord {
+    /// What CPUs took, in ns.
+    pub cpu: BTreeMap<String, u64>,
+    /// What NICs took, in ns; contexts are a number, bytes take ps.
+    pub nic: BTreeMap<String, u64>,
+    /// What was done.
+    #[serde(flatten)]
+    pub summary: Summary,
+}
+
+/// Options of the models of `benchkv sim`.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Models")]
+pub struct WorldArgs {
+    /// What CPUs take, as KEY=NS,...: a round of a daemon that finds nothing (round), a poll that a policy adds to it (poll), a message that it
+    /// moves (message), a completion (completion), a WRITE or SEND posted (write), a step of a client that finds nothing (client), an
+    /// operation that it issues or that ends (operation).
+    #[arg(long, value_name = "KEY=NS,...", default_value = "")]
+    pub cpu: CpuModel,
+
+    /// What NICs take, as KEY=NUMBER,...: in ns, doorbell, send (per message), link (one way), receive (per WRITE with immediate or SEND that
+    /// arrives: its inverse is the ceiling of a receiver; 0: none), unordered (the same where the receives are an unordered list), miss (a
+    /// context that is fetched), jitter (at most); in ps, byte; contexts (queue pairs whose context a NIC holds).
+    #[arg(long, value_name = "KEY=NUMBER,...", default_value = "")]
+    pub nic: NicChoice,
+
+    /// Have the devices check what a NIC would not, and hash everything they do.
+    #[arg(long)]
+    pub strict: bool,
+}
+
+/// What `--cpu` asks for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CpuModel(pub Cpu);
+
+/// What `--nic` asks for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NicChoice(pub NicParameters);
+
+/// The values of a model by the names that are typed and recorded.
+pub trait Named {
+    /// Each with its place.
+    fn named(&mut self) -> Vec<(&'static str, &mut u64)>;
+
+    /// All of them, as they are recorded.
+    #[must_use]
+    fn record(mut self) -> BTreeMap<String, u64>
+    where
+        Self: Sized,
+    {
+        self.named().into_iter().map(|(name, value)| (name.to_owned(), *value)).collect()
+    }
+}
+
+impl Named for Cpu {
+    fn named(&mut self) -> Vec<(&'static str, &mut u64)> {
+        let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns } = self;
+        vec![
+            ("round", round_ns),
+            ("poll", poll_ns),
+            ("message", message_ns),
+            ("completion", completion_ns),
+            ("write", write_ns),
+            ("client", client_ns),
+            ("operation", operation_ns),
+        ]
+    }
+}
+
+/// [`NicParameters`], whose number of contexts is a size.
+#[derive(Debug, Clone, Copy)]
+pub struct Nic {
+    parameters: NicParameters,
+    contexts: u64,
+}
+
+impl From<NicParameters> for Nic {
+    fn from(parameters: NicParameters) -> Self {
+        Self { contexts: parameters.context_entries as u64, parameters }
+    }
+}
+
+impl From<Nic> for NicParameters {
+    fn from(nic: Nic) -> Self {
+        Self { context_entries: usize::try_from(nic.contexts).unwrap_or(usize::MAX), ..nic.parameters }
+    }
+}
+
+impl Named for Nic {
+    fn named(&mut self) -> Vec<(&'static str, &mut u64)> {
+        let Self { parameters, contexts } = self;
+        vec![
+            ("doorbell", &mut parameters.doorbell_ns),
+            ("send", &mut parameters.send_ns),
+            ("byte", &mut parameters.byte_ps),
+            ("link", &mut parameters.link_ns),
+            ("receive", &mut parameters.receive_ns),
+            ("unordered", &mut parameters.unordered_receive_ns),
+            ("contexts", contexts),
+            ("miss", &mut parameters.context_miss_ns),
+            ("jitter", &mut parameters.jitter_ns),
+        ]
+    }
+}
+
+/// Sets what `text` names.
+fn set(model: &mut impl Named, text: &str) -> Result<(), String> {
+    const MAX: u64 = 1_000_000_000;
+    let mut values = model.named();
+    let known = values.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (key, value) = part.split_once('=').ok_or_else(|| format!("{part}: use KEY=NUMBER, with commas between them"))?;
+        let number =
+            value.parse().ok().filter(|number| *number <= MAX).ok_or_else(|| format!("{part}: a number from 0 to {MAX} is legal"))?;
+        let place = values.iter_mut().find(|(name, _)| *name == key).ok_or_else(|| format!("{key} is unknown; known are {known}"))?;
+        *place.1 = number;
+    }
+    Ok(())
+}
+
+impl FromStr for CpuModel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut cpu = Cpu::default();
+        set(&mut cpu, text)?;
+        Ok(Self(cpu))
+    }
+}
+
+impl FromStr for NicChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut nic = Nic::from(NicParameters::default());
+        set(&mut nic, text)?;
+        Ok(Self(nic.into()))
+    }
+}
