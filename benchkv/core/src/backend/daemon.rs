@@ -351,6 +351,10 @@ impl Restful for KvDaemon {
     fn has_news(&mut self) -> bool {
         self.remote.as_mut().is_some_and(|remote| remote.rest().is_none())
     }
+
+    fn close(&mut self) {
+        self.remote.iter_mut().for_each(Remote::close);
+    }
 }
 
 impl Daemon for KvDaemon {

@@ -108,6 +108,9 @@ pub trait Restful {
 
     /// Whether the device has something for it, asked while it rests.
     fn has_news(&mut self) -> bool;
+
+    /// Says goodbye to other ranks; time has to pass before it is dropped, or dropping it waits for that.
+    fn close(&mut self);
 }
 
 /// How a client's requests reach a store. A sleep on them ends where a poll has something to do.

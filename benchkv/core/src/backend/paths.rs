@@ -94,6 +94,10 @@ impl Restful for ClientPaths {
     fn has_news(&mut self) -> bool {
         self.remote.as_mut().is_some_and(|remote| remote.rest().is_none())
     }
+
+    fn close(&mut self) {
+        self.remote.iter_mut().for_each(Remote::close);
+    }
 }
 
 /// Requests of a client for one key take one path, so they keep their order.

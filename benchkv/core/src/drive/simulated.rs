@@ -117,6 +117,8 @@ pub struct Simulated {
 struct Shared {
     phase: Cell<Phase>,
     failure: RefCell<Option<SimulationError>>,
+    /// Everything has ended; connections say goodbye.
+    is_closing: Cell<bool>,
     cpu: Cpu,
 }
 
@@ -135,6 +137,7 @@ struct Thread<W> {
     rests_since_ns: Option<u64>,
     series: Option<Recorder>,
     has_drained: bool,
+    has_failed: bool,
     rank: usize,
     number: usize,
 }
@@ -166,7 +169,8 @@ impl Simulated {
             Ok((Site { rank, process: 0, dir: dir.clone(), device: spec.clone() }, Some(device)))
         };
         let cluster = Cluster::on(job, open).map_err(SimulationError::Setup)?;
-        let shared = Rc::new(Shared { phase: Cell::new(Phase::Ready), failure: RefCell::default(), cpu: world.cpu });
+        let shared =
+            Rc::new(Shared { phase: Cell::new(Phase::Ready), failure: RefCell::default(), is_closing: Cell::new(false), cpu: world.cpu });
         let (bell, mut wakers) = (simulation.bell(), Vec::new());
         let mut ranks = Vec::with_capacity(devices.len());
         for ((number, rank), device) in cluster.ranks.into_iter().enumerate().zip(&devices) {
@@ -229,6 +233,12 @@ impl Simulated {
             quiet_ns = if now == moved { quiet_ns + LOOK_NS } else { 0 };
             moved = now;
         }
+        self.pass(Phase::GiveUp, LOOK_NS)?;
+        self.shared.is_closing.set(true);
+        for Threads { daemons, clients } in &self.ranks {
+            daemons.iter().for_each(|daemon| daemon.borrow_mut().worker.close());
+            clients.iter().for_each(|client| client.borrow_mut().worker.paths_mut().close());
+        }
         self.pass(Phase::GiveUp, LOOK_NS)
     }
 }
@@ -270,6 +280,7 @@ impl Spawner<'_> {
             rests_since_ns: None,
             series,
             has_drained: false,
+            has_failed: false,
             rank,
             number: self.wakers.len(),
         };
@@ -308,7 +319,12 @@ impl<W> Thread<W> {
         }
     }
 
-    fn fail(&self, who: &str, now_ns: u64, source: BackendError) -> Did {
+    fn fail(&mut self, who: &str, now_ns: u64, source: BackendError) -> Did {
+        self.has_failed = true;
+        // Neighbours that have said goodbye are missed by nobody.
+        if self.shared.is_closing.get() {
+            return Did::IdleUntil(None);
+        }
         let failure = SimulationError::Failed { who: format!("{who} {}", self.number), rank: self.rank, at_ns: now_ns, source };
         self.shared.failure.borrow_mut().get_or_insert(failure);
         Did::IdleUntil(None)
@@ -319,7 +335,7 @@ impl Actor for Handle<KvDaemon> {
     fn step(&mut self, now_ns: u64) -> Did {
         let thread = &mut *self.0.borrow_mut();
         let (cpu, phase) = (thread.shared.cpu, thread.shared.phase.get());
-        if thread.has_drained {
+        if thread.has_failed {
             return Did::IdleUntil(None);
         }
         if let Some(ns) = thread.wake(now_ns, cpu.round_ns) {
@@ -330,7 +346,6 @@ impl Actor for Handle<KvDaemon> {
         let round = match thread.worker.step(|| now_ns) {
             Ok(round) => round,
             Err(error) => {
-                thread.has_drained = true;
                 return thread.fail("daemon", now_ns, error);
             }
         };
@@ -359,7 +374,8 @@ impl Actor for Handle<Client<ClientPaths>> {
     fn step(&mut self, now_ns: u64) -> Did {
         let thread = &mut *self.0.borrow_mut();
         let (cpu, phase) = (thread.shared.cpu, thread.shared.phase.get());
-        if thread.has_drained {
+        let is_over = thread.has_drained && !thread.shared.is_closing.get();
+        if is_over || thread.has_failed {
             return Did::IdleUntil(None);
         }
         if let Some(ns) = thread.wake(now_ns, cpu.client_ns) {
@@ -373,21 +389,14 @@ impl Actor for Handle<Client<ClientPaths>> {
                 thread.log.note(operations);
                 Did::Cost(cpu.client_ns + operations as u64 * cpu.operation_ns)
             }
-            Ok(Step::Drained) => {
-                thread.has_drained = true;
-                Did::IdleUntil(None)
-            }
-            Ok(Step::Idle) => {
+            Ok(ended) => {
                 thread.log.note(0);
-                thread.has_drained = is_given_up;
+                thread.has_drained |= is_given_up || ended == Step::Drained;
                 let longest = thread.worker.until_due(now_ns);
                 let rest = thread.worker.paths_mut().rest(&thread.waker);
                 thread.rest(rest, longest, now_ns, cpu.client_ns)
             }
-            Err(error) => {
-                thread.has_drained = true;
-                thread.fail("client", now_ns, error)
-            }
+            Err(error) => thread.fail("client", now_ns, error),
         }
     }
 

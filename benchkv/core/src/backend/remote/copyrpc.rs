@@ -124,6 +124,16 @@ impl<C> Links<C> {
         self.context.with_watch(then);
     }
 
+    pub(super) fn close(&mut self) {
+        for link in &self.links {
+            if let End::Connected(endpoint) = &link.end {
+                endpoint.close();
+            }
+        }
+        // What cannot be posted now is posted when the context is dropped.
+        let _ = self.context.flush_endpoints();
+    }
+
     /// See [`Remote::rest`](super::Remote::rest).
     pub(super) fn rest(&self) -> Option<Duration> {
         self.context.idle_for()

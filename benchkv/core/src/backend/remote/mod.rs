@@ -291,6 +291,13 @@ impl<C> Remote<C> {
         }
     }
 
+    /// Says goodbye on every connection that has one.
+    pub(super) fn close(&mut self) {
+        if let Carrier::Copyrpc(links) = &mut self.carrier {
+            links.close();
+        }
+    }
+
     /// Counters since the start, for the series of a daemon: messages, WRITEs, and flushes that the batch window stopped.
     pub(super) fn counters(&self) -> Sample {
         match &self.carrier {
