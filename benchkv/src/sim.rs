@@ -99,7 +99,7 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
     let mut parts = Vec::with_capacity(outcomes.len());
     for (rank, outcome) in outcomes.into_iter().enumerate() {
         let course = Course { windows_s: vec![window.as_secs_f64(); runs], ..Course::default() };
-        let mut report = RankReport::new(rank, course, outcome.clients, outcome.daemons);
+        let mut report = RankReport::new(rank, course, outcome.clients, outcome.daemons).of_no_process();
         if let Some(trace) = &options.trace {
             let written = trace.write(rank, outcome.series.iter().map(engine::trace::recorder::Recorder::samples));
             written.unwrap_or_else(|failure| report.add_trace_failure(&failure));

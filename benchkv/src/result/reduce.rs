@@ -79,6 +79,12 @@ struct RankVerdict {
 }
 
 impl RankReport {
+    /// The same of a rank that has no process of its own, and takes no memory that could be told apart.
+    #[must_use]
+    pub fn of_no_process(self) -> Self {
+        Self { peak_rss_bytes: 0, ..self }
+    }
+
     /// Puts the reports of a rank's threads together.
     #[must_use]
     pub fn new(rank: usize, course: Course, clients: Vec<ClientReport>, daemons: Vec<WorkerReport>) -> Self {

@@ -43,11 +43,15 @@ impl<U> Context<U> {
     /// Not inside a poll.
     #[must_use]
     pub fn idle_for(&self) -> Option<Duration> {
-        let inner = &*self.inner;
-        inner.flush_all();
-        inner.worklist.timers().look_next();
-        let has_work = inner.worklist.has_unfinished() || inner.worklist.has_requests() || inner.has_completions();
-        (!has_work).then(|| inner.longest_sleep(None).unwrap_or(Duration::MAX))
+        self.inner.flush_all();
+        self.inner.worklist.timers().look_next();
+        (!self.has_work()).then(|| self.inner.longest_sleep(None).unwrap_or(Duration::MAX))
+    }
+
+    /// Whether a poll, [`Context::recv`] or a flush has something to do, but for what is due by the clock.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        self.inner.has_work()
     }
 
     /// Ends a [`wait`](Self::wait) from any thread: the one under way, or, if there is none, the next that would sleep. See [`mlx5::Device::waker`].
@@ -71,10 +75,7 @@ impl<U> Inner<U> {
     fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.flush_all();
         let mut due = Due(self.longest_sleep(None).unwrap_or(Duration::MAX));
-        let mut has_something = Look(|| {
-            let has_work = self.worklist.has_unfinished() || self.worklist.has_requests();
-            has_work || self.has_completions()
-        });
+        let mut has_something = Look(|| self.has_work());
         sleep::join([&mut &self.device as &mut dyn Sleeper, &mut due, &mut has_something], then);
         self.worklist.timers().look_next();
     }
@@ -99,6 +100,10 @@ impl<U> Inner<U> {
         };
         self.worklist.timers().look_next();
         is_ready
+    }
+
+    fn has_work(&self) -> bool {
+        self.worklist.has_unfinished() || self.worklist.has_requests() || self.has_completions()
     }
 
     fn has_completions(&self) -> bool {

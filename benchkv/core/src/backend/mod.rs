@@ -107,10 +107,10 @@ pub trait Restful {
     fn rest(&mut self, waker: &Waker) -> Option<Duration>;
 
     /// Whether the device has something for it, asked while it rests.
-    fn has_news(&mut self) -> bool;
+    fn has_news(&self) -> bool;
 
-    /// Says goodbye to other ranks; time has to pass before it is dropped, or dropping it waits for that.
-    fn close(&mut self);
+    /// Ends its connections without a goodbye, which to be heard needs time to pass: dropped, it would wait for that.
+    fn abort(&mut self);
 }
 
 /// How a client's requests reach a store. A sleep on them ends where a poll has something to do.

@@ -91,12 +91,12 @@ impl Restful for ClientPaths {
         Some(remote.min(sleep::rest(shards.chain(rings), waker)?))
     }
 
-    fn has_news(&mut self) -> bool {
-        self.remote.as_mut().is_some_and(|remote| remote.rest().is_none())
+    fn has_news(&self) -> bool {
+        self.remote.as_ref().is_some_and(Remote::has_work)
     }
 
-    fn close(&mut self) {
-        self.remote.iter_mut().for_each(Remote::close);
+    fn abort(&mut self) {
+        self.remote.iter_mut().for_each(Remote::abort);
     }
 }
 

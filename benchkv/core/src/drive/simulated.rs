@@ -117,8 +117,6 @@ pub struct Simulated {
 struct Shared {
     phase: Cell<Phase>,
     failure: RefCell<Option<SimulationError>>,
-    /// Everything has ended; connections say goodbye.
-    is_closing: Cell<bool>,
     cpu: Cpu,
 }
 
@@ -138,6 +136,8 @@ struct Thread<W> {
     series: Option<Recorder>,
     has_drained: bool,
     has_failed: bool,
+    /// WRITEs and SENDs of a daemon so far.
+    writes: u64,
     rank: usize,
     number: usize,
 }
@@ -169,8 +169,7 @@ impl Simulated {
             Ok((Site { rank, process: 0, dir: dir.clone(), device: spec.clone() }, Some(device)))
         };
         let cluster = Cluster::on(job, open).map_err(SimulationError::Setup)?;
-        let shared =
-            Rc::new(Shared { phase: Cell::new(Phase::Ready), failure: RefCell::default(), is_closing: Cell::new(false), cpu: world.cpu });
+        let shared = Rc::new(Shared { phase: Cell::new(Phase::Ready), failure: RefCell::default(), cpu: world.cpu });
         let (bell, mut wakers) = (simulation.bell(), Vec::new());
         let mut ranks = Vec::with_capacity(devices.len());
         for ((number, rank), device) in cluster.ranks.into_iter().enumerate().zip(&devices) {
@@ -234,12 +233,11 @@ impl Simulated {
             moved = now;
         }
         self.pass(Phase::GiveUp, LOOK_NS)?;
-        self.shared.is_closing.set(true);
         for Threads { daemons, clients } in &self.ranks {
-            daemons.iter().for_each(|daemon| daemon.borrow_mut().worker.close());
-            clients.iter().for_each(|client| client.borrow_mut().worker.paths_mut().close());
+            daemons.iter().for_each(|daemon| daemon.borrow_mut().worker.abort());
+            clients.iter().for_each(|client| client.borrow_mut().worker.paths_mut().abort());
         }
-        self.pass(Phase::GiveUp, LOOK_NS)
+        Ok(())
     }
 }
 
@@ -281,6 +279,7 @@ impl Spawner<'_> {
             series,
             has_drained: false,
             has_failed: false,
+            writes: 0,
             rank,
             number: self.wakers.len(),
         };
@@ -321,10 +320,6 @@ impl<W> Thread<W> {
 
     fn fail(&mut self, who: &str, now_ns: u64, source: BackendError) -> Did {
         self.has_failed = true;
-        // Neighbours that have said goodbye are missed by nobody.
-        if self.shared.is_closing.get() {
-            return Did::IdleUntil(None);
-        }
         let failure = SimulationError::Failed { who: format!("{who} {}", self.number), rank: self.rank, at_ns: now_ns, source };
         self.shared.failure.borrow_mut().get_or_insert(failure);
         Did::IdleUntil(None)
@@ -342,7 +337,6 @@ impl Actor for Handle<KvDaemon> {
             return Did::Cost(ns);
         }
         thread.log.enter(phase, || now_ns, &mut thread.worker);
-        let before = thread.worker.gauges().writes;
         let round = match thread.worker.step(|| now_ns) {
             Ok(round) => round,
             Err(error) => {
@@ -356,7 +350,8 @@ impl Actor for Handle<KvDaemon> {
         if let Some(series) = &mut thread.series {
             series.note(phase, round, || now_ns, || thread.worker.gauges());
         }
-        let writes = thread.worker.gauges().writes - before;
+        let writes = thread.worker.gauges().writes;
+        let writes = writes - std::mem::replace(&mut thread.writes, writes);
         if round.moved + round.cqes > 0 || writes > 0 {
             let ns = [round.moved as u64 * cpu.message_ns, round.cqes as u64 * cpu.completion_ns, writes * cpu.write_ns];
             return Did::Cost(cpu.round_ns + ns.iter().sum::<u64>());
@@ -374,8 +369,7 @@ impl Actor for Handle<Client<ClientPaths>> {
     fn step(&mut self, now_ns: u64) -> Did {
         let thread = &mut *self.0.borrow_mut();
         let (cpu, phase) = (thread.shared.cpu, thread.shared.phase.get());
-        let is_over = thread.has_drained && !thread.shared.is_closing.get();
-        if is_over || thread.has_failed {
+        if thread.has_drained || thread.has_failed {
             return Did::IdleUntil(None);
         }
         if let Some(ns) = thread.wake(now_ns, cpu.client_ns) {

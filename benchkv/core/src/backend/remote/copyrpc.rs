@@ -12,13 +12,25 @@ use super::super::plan::Plan;
 use super::{Polled, SendError};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
-use crate::topology::Peer;
+use crate::topology::{Peer, Routing};
 use crate::trace::Sample;
 
-/// Receives per endpoint: what it grants its peer in batches, and half of that again.
-const RECEIVES_PER_ENDPOINT: u32 = 48;
-/// Send completions per endpoint: those batches, and 8.
-const SEND_COMPLETIONS_PER_ENDPOINT: u32 = 40;
+/// Batches in flight of a connection that carries those of one client only, at least.
+const FEWEST_BATCHES: u32 = 4;
+
+/// What all connections of a job are.
+fn config(plan: &Plan) -> EndpointConfig {
+    let default = EndpointConfig { ring_size: plan.ring_bytes, window: plan.policies.batch_window.window(), ..EndpointConfig::default() };
+    match plan.topology.routing {
+        // One client's operations: requests this way and their answers that way are no more batches than that, and a daemon has very many of
+        // these connections, whose receives are in one queue. No use is made of one-sided operations.
+        Routing::Direct => {
+            let batches = (plan.depth as u32).clamp(FEWEST_BATCHES, default.batches_in_flight);
+            EndpointConfig { batches_in_flight: batches, raw_operations: 0, ..default }
+        }
+        Routing::Meta | Routing::Delegation | Routing::Sharded => EndpointConfig { raw_operations: 0, ..default },
+    }
+}
 
 /// A request of another rank. Dropped, it answers with an error.
 pub(super) type Handle<C> = copyrpc::RecvHandle<C>;
@@ -45,15 +57,9 @@ enum End<C> {
 
 impl<C> Links<C> {
     pub(super) fn open(plan: &Plan, peers: &[Peer], device: Device) -> Result<Self, BackendError> {
-        let count = peers.len() as u32;
-        let receives = copyrpc::DEFAULT_SRQ_SIZE.max(count * RECEIVES_PER_ENDPOINT);
-        let completions = copyrpc::DEFAULT_CQ_SIZE
-            .max((receives + 1).next_power_of_two())
-            .max(count * (SEND_COMPLETIONS_PER_ENDPOINT + plan.policies.batch_window.completions()));
-        let context = ContextBuilder::new(plan.device.clone()).srq_size(receives).cq_size(completions).build_on(device);
+        let config = config(plan);
+        let context = ContextBuilder::new(plan.device.clone()).endpoints_with(peers.len() as u32, &config).build_on(device);
         let context: Context<C> = context.map_err(|e| BackendError::setup("the RDMA context", e))?;
-        let config =
-            EndpointConfig { ring_size: plan.ring_bytes, window: plan.policies.batch_window.window(), ..EndpointConfig::default() };
         let link = |peer: &Peer| match context.create_endpoint(&config) {
             Ok(pending) => Ok(Link { peer: *peer, end: End::Pending(pending) }),
             Err(error) => Err(BackendError::setup(format!("the endpoint to {peer}"), error)),
@@ -124,14 +130,16 @@ impl<C> Links<C> {
         self.context.with_watch(then);
     }
 
-    pub(super) fn close(&mut self) {
+    pub(super) fn has_work(&self) -> bool {
+        self.context.has_work()
+    }
+
+    pub(super) fn abort(&self) {
         for link in &self.links {
             if let End::Connected(endpoint) = &link.end {
-                endpoint.close();
+                endpoint.abort();
             }
         }
-        // What cannot be posted now is posted when the context is dropped.
-        let _ = self.context.flush_endpoints();
     }
 
     /// See [`Remote::rest`](super::Remote::rest).

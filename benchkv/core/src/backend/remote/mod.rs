@@ -291,10 +291,19 @@ impl<C> Remote<C> {
         }
     }
 
-    /// Says goodbye on every connection that has one.
-    pub(super) fn close(&mut self) {
+    /// Whether a poll has something to take in.
+    pub(super) fn has_work(&self) -> bool {
+        match &self.carrier {
+            Carrier::Copyrpc(links) => links.has_work(),
+            Carrier::RcSend(links) => links.has_work(),
+            Carrier::UcxAm(_) => true,
+        }
+    }
+
+    /// Ends every connection without a goodbye.
+    pub(super) fn abort(&mut self) {
         if let Carrier::Copyrpc(links) = &mut self.carrier {
-            links.close();
+            links.abort();
         }
     }
 

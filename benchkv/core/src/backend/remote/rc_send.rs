@@ -222,12 +222,12 @@ impl<C> Links<C> {
 
     /// See [`Remote::rest`](super::Remote::rest).
     pub(super) fn rest(&mut self) -> Option<Duration> {
-        let has_something = !self.arrived.is_empty() || self.recv_cq.has_completion() || self.send_cq.has_completion();
-        if has_something || !self.unflushed.is_empty() {
-            return None;
-        }
         self.polls = POLLS_PER_LOOK - 1;
-        Some(PROBE_AFTER)
+        (!self.has_work()).then_some(PROBE_AFTER)
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        !self.arrived.is_empty() || self.recv_cq.has_completion() || self.send_cq.has_completion() || !self.unflushed.is_empty()
     }
 
     pub(super) fn counters(&self) -> Sample {
