@@ -31,6 +31,7 @@ mod memory;
 mod output;
 mod page;
 mod policies;
+mod sim;
 mod storm;
 mod sweep;
 mod tables;

@@ -1,0 +1,62 @@
+//! Jobs in virtual time.
+
+use serde_json::Value;
+
+use crate::job::benchkv;
+
+/// A simulated job, its document and what it said.
+fn sim(args: &[&str]) -> (Option<i32>, Option<Value>, String) {
+    let output = benchkv(&["sim", "--json", "-"]).args(args).output().unwrap();
+    (output.status.code(), serde_json::from_slice(&output.stdout).ok(), String::from_utf8(output.stderr).unwrap())
+}
+
+fn document(args: &[&str]) -> Value {
+    let (status, document, said) = sim(args);
+    assert_eq!(status, Some(0), "{said}");
+    let mut document = document.unwrap();
+    document.as_object_mut().unwrap().remove("environment");
+    document
+}
+
+#[test]
+fn the_same_options_give_the_same_document_and_another_seed_another_run() {
+    for backend in ["delegation", "meta", "rc-send"] {
+        let args =
+            ["-n", "4", "-d", "2", "--client-threads", "6", "--server-threads", "2", "--strict", "--backend", backend, "-t", "300us"];
+        let first = document(&args);
+        assert_eq!(document(&args), first, "{backend}");
+        let of = |document: &Value, name: &str| document["simulation"][name].as_u64().unwrap();
+        assert!(first["completed"].as_u64().unwrap() > 1000, "{first}");
+        assert_eq!((first["lost"].as_u64(), first["verify_failures"].as_u64()), (Some(0), Some(0)));
+        let other = document(&[&args[..], &["--seed", "2"]].concat());
+        assert_ne!(of(&first, "trace_hash"), of(&other, "trace_hash"), "{backend}");
+    }
+}
+
+#[test]
+fn models_are_options_and_are_recorded() {
+    let fast = document(&["-n", "2", "-t", "200us"]);
+    let slow = document(&["-n", "2", "-t", "200us", "--cpu", "message=5000", "--nic", "link=20000,receive=500"]);
+    assert!(slow["total_rps"].as_f64() < fast["total_rps"].as_f64().map(|rps| rps / 2.0));
+    let record = &slow["simulation"];
+    assert_eq!((record["cpu"]["message"].as_u64(), record["nic"]["link"].as_u64()), (Some(5000), Some(20_000)));
+    assert_eq!(slow["clock"]["source"], "virtual");
+}
+
+#[test]
+fn what_has_no_meaning_in_virtual_time_or_no_room_is_refused_by_name() {
+    for (args, says) in [
+        (&["--pin", "none"][..], "--pin none: it has no meaning in virtual time"),
+        (&["--wait", "yield"], "--wait yield: it has no meaning"),
+        (&["--device", "soft"], "--device soft: it has no meaning"),
+        (&["--backend", "ucx-am"], "ucx-am: it has no meaning"),
+        (&["--clients", "processes"], "--clients processes: it has no meaning"),
+        (&["--duration", "2m"], "--duration 120: outside what is supported; legal is 0.000001 to 60 seconds of virtual time"),
+        (&["--cpu", "messages=1"], "messages is unknown; known are round, poll, message,"),
+        (&["--nic", "link"], "link: use KEY=NUMBER"),
+        (&["-n", "256", "--client-threads", "46", "--backend", "direct", "--memory-limit", "16G"], "the job needs about"),
+    ] {
+        let (status, _, said) = sim(args);
+        assert!(status == Some(2) && said.contains(says), "{args:?}: {status:?} {said}");
+    }
+}
