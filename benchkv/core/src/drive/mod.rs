@@ -7,4 +7,6 @@ pub mod cluster;
 pub mod simulated;
 
 #[cfg(test)]
+mod swarm;
+#[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
-use mlx5::{Actor, Bell, Clock, Device, DeviceSpec, Did, NicParameters, Simulation, SoftOptions};
+use mlx5::{Actor, Bell, Clock, Device, DeviceSpec, Did, NicParameters, Rule, Simulation, SoftOptions};
 use serde::{Deserialize, Serialize};
 use shm::dir::Dir;
 use shm::wait::WaitStrategy;
@@ -111,6 +111,8 @@ pub struct Simulated {
     ranks: Vec<Threads>,
     /// Everybody, for a change of the phase.
     wakers: Vec<Waker>,
+    /// By rank.
+    devices: Vec<Device>,
 }
 
 /// What the actors of a job share.
@@ -188,7 +190,7 @@ impl Simulated {
             let clients = clients.into_iter().map(|client| spawner.spawn(client, None)).collect::<Result<_, _>>()?;
             ranks.push(Threads { daemons, clients });
         }
-        Ok(Self { simulation, shared, ranks, wakers })
+        Ok(Self { simulation, shared, ranks, wakers, devices })
     }
 
     /// Warm-up, then `runs` windows of `window`, then a drain. Returns what every rank found out.
@@ -203,7 +205,17 @@ impl Simulated {
         }
         self.drain()?;
         let now_ns = self.simulation.now_ns();
-        let summary = Summary { ended_ns: now_ns, turns: self.simulation.actor_steps(), trace_hash: self.simulation.trace_hash() };
+        let broken = |device: &Device| device.soft().map_or_else(Vec::new, |hca| hca.take_violations());
+        let violations: Vec<String> = self
+            .devices
+            .iter()
+            .flat_map(broken)
+            // copyrpc reuses what its peer has told to have consumed: S5 of its protocol says why it may.
+            .filter(|violation| violation.rule != Rule::SourceChanged)
+            .map(|violation| violation.to_string())
+            .collect();
+        let summary =
+            Summary { ended_ns: now_ns, turns: self.simulation.actor_steps(), trace_hash: self.simulation.trace_hash(), violations };
         // The actors have the other handles.
         drop(self.simulation);
         Ok((self.ranks.into_iter().map(|threads| threads.outcome(now_ns)).collect(), summary))
@@ -242,7 +254,7 @@ impl Simulated {
 }
 
 /// What a simulation did, beside what its job did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// Virtual time at the end, in ns.
     pub ended_ns: u64,
@@ -250,6 +262,8 @@ pub struct Summary {
     pub turns: u64,
     /// Equal where two simulations did the same; of the times and turns alone unless [`World::strict`].
     pub trace_hash: u64,
+    /// Rules that programs broke, which a NIC would not have noticed; none unless [`World::strict`].
+    pub violations: Vec<String>,
 }
 
 struct Spawner<'a> {
