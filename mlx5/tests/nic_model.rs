@@ -356,3 +356,38 @@ fn costs_beyond_the_end_of_time_end_there() {
         assert_eq!(a.sent().len(), 2);
     }
 }
+
+/// A ceiling of each queue: what arrives at one waits for its own receives, and not for those of another.
+#[test]
+fn receive_queues_give_their_receives_each_at_its_own_rate() {
+    const QUEUE_NS: u64 = 3_000_000;
+    let mut simulation = Simulation::new(NicParameters { queue_receive_ns: QUEUE_NS, doorbell_ns: 0, send_ns: 1, ..NIC });
+    let [from, to] = [(); 2].map(|()| Device::simulated(&mut simulation).unwrap());
+    let mut pairs = [(); 2].map(|()| (End::new(&from), End::new(&to)));
+    for (a, b) in &mut pairs {
+        connect(&mut a.qp, &mut b.qp, &ConnectOptions::default());
+        b.receives(8);
+    }
+    let mut burst = |count: u32| {
+        for (a, b) in &mut pairs {
+            (0..count).for_each(|i| a.qp.post(&imm(b, i), Signal::Reclaim, 0).unwrap());
+            a.qp.ring();
+        }
+        let mut at = [vec![], vec![]];
+        let start_ns = simulation.now_ns();
+        while let Some(at_ns) = simulation.step() {
+            for ((a, b), at) in pairs.iter_mut().zip(&mut at) {
+                at.extend(b.arrived().into_iter().map(|_| at_ns - start_ns));
+                a.sent();
+            }
+        }
+        at
+    };
+    // The contexts are fetched, and the queues are free again.
+    burst(1);
+    let at = burst(4);
+    for at in &at {
+        assert!(at.windows(2).all(|pair| pair[1] - pair[0] == QUEUE_NS), "{at:?}");
+    }
+    assert!(at[1][0] - at[0][0] < QUEUE_NS, "the second queue does not wait for the first: {at:?}");
+}

@@ -31,7 +31,7 @@ pub struct WorldArgs {
     pub cpu: CpuModel,
 
     /// What NICs take, as KEY=NUMBER,...: in ns, doorbell, send (per message), link (one way), receive (per WRITE with immediate or SEND that
-    /// arrives: its inverse is the ceiling of a receiver; 0: none), unordered (the same where the receives are an unordered list), miss (a
+    /// arrives: its inverse is the ceiling of a receiver; 0: none), unordered (the same where the receives are an unordered list), queue (at least between two from the same receive queue), miss (a
     /// context that is fetched), jitter (at most); in ps, byte; contexts (queue pairs whose context a NIC holds).
     #[arg(long, value_name = "KEY=NUMBER,...", default_value = "")]
     pub nic: NicChoice,
@@ -108,6 +108,7 @@ impl Named for Nic {
             ("link", &mut parameters.link_ns),
             ("receive", &mut parameters.receive_ns),
             ("unordered", &mut parameters.unordered_receive_ns),
+            ("queue", &mut parameters.queue_receive_ns),
             ("contexts", contexts),
             ("miss", &mut parameters.context_miss_ns),
             ("jitter", &mut parameters.jitter_ns),

@@ -13,7 +13,7 @@ use super::receive::Receives;
 /// A message posted to an idle NIC has its effect `doorbell_ns + send_ns + bytes + link_ns + receive_ns` later, and its completion is visible
 /// `link_ns` after that; `receive_ns` only if it takes a receive. Each end adds `context_miss_ns` if it does not hold the queue pair's context. A
 /// READ's or an atomic's response is sent by the target's NIC: `send_ns + bytes + link_ns`. A NIC sends one message at a time, a context that it
-/// has to fetch for it included, and takes one receive at a time; what is behind waits. Fetching a context for a message that arrives delays
+/// has to fetch for it included, and takes one receive at a time, from each queue at its own rate; what is behind waits. Fetching a context for a message that arrives delays
 /// that message only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NicParameters {
@@ -29,6 +29,8 @@ pub struct NicParameters {
     pub receive_ns: u64,
     /// Per receive whose successor in the list is not its neighbour, so that it cannot be prefetched.
     pub unordered_receive_ns: u64,
+    /// Between two receives taken from the same queue, at least; other queues of the NIC give theirs meanwhile. 0: nothing.
+    pub queue_receive_ns: u64,
     /// Queue pairs whose context the NIC holds; the least recently used goes.
     pub context_entries: usize,
     /// For fetching a context it does not hold, at either end.
@@ -49,6 +51,7 @@ impl Default for NicParameters {
             link_ns: 700,
             receive_ns: 185,
             unordered_receive_ns: 555,
+            queue_receive_ns: 0,
             context_entries: 1024,
             context_miss_ns: 400,
             jitter_ns: 0,
@@ -107,6 +110,8 @@ struct Nic {
 struct NextReceive {
     count: u32,
     index: u16,
+    /// When the queue can give it.
+    free_ns: u64,
 }
 
 /// One WQE, as the model sees it.
@@ -169,17 +174,22 @@ impl Nic {
         self.send_free_ns
     }
 
-    /// What taking the next receive costs.
-    fn receive_ns(&mut self, rqn: u32, receives: &Receives, parameters: &NicParameters) -> u64 {
+    /// Takes the next receive for a message that is there at `at_ns`; returns when it has.
+    fn receive(&mut self, at_ns: u64, rqn: u32, receives: &Receives, parameters: &NicParameters) -> u64 {
         let next = self.receives.entry(rqn).or_default();
         let (count, index) = receives.head();
         let ahead = next.count.wrapping_sub(count);
         if ahead == 0 || ahead > u32::from(receives.capacity()) {
-            *next = NextReceive { count, index };
+            (next.count, next.index) = (count, index);
         }
         let index = next.index;
-        *next = NextReceive { count: next.count.wrapping_add(1), index: receives.successor(index) };
-        if receives.are_neighbours(index, next.index) { parameters.receive_ns } else { parameters.unordered_receive_ns }
+        (next.count, next.index) = (next.count.wrapping_add(1), receives.successor(index));
+        let is_prefetched = receives.are_neighbours(index, next.index);
+        let receive_ns = if is_prefetched { parameters.receive_ns } else { parameters.unordered_receive_ns };
+        self.receive_free_ns = sum_ns(at_ns.max(self.receive_free_ns), [receive_ns]);
+        let taken_ns = self.receive_free_ns.max(next.free_ns);
+        next.free_ns = sum_ns(taken_ns, [parameters.queue_receive_ns]);
+        taken_ns
     }
 }
 
@@ -211,8 +221,7 @@ impl NicModel {
         let target = by_lid.entry(lid).or_default();
         let mut effect_ns = sum_ns(arrived_ns, [target.arrival_context_ns(qpn, parameters)]);
         if let Some((rqn, receives)) = request.receives {
-            effect_ns = sum_ns(effect_ns.max(target.receive_free_ns), [target.receive_ns(rqn, receives, parameters)]);
-            target.receive_free_ns = effect_ns;
+            effect_ns = target.receive(effect_ns, rqn, receives, parameters);
         }
         let answered_ns = request.response.map_or(effect_ns, |bytes| target.send(effect_ns, bytes, qpn, parameters));
         Times { effect_ns, acknowledged_ns: sum_ns(answered_ns, [parameters.link_ns]) }

@@ -14,6 +14,7 @@ pub(crate) const NIC: NicParameters = NicParameters {
     link_ns: 10_000_000,
     receive_ns: 20_000,
     unordered_receive_ns: 50_000,
+    queue_receive_ns: 0,
     context_entries: 8,
     context_miss_ns: 100_000_000,
     jitter_ns: 0,
