@@ -174,8 +174,9 @@ impl Nic {
         self.send_free_ns
     }
 
-    /// Takes the next receive for a message that is there at `at_ns`; returns when it has.
-    fn receive(&mut self, at_ns: u64, rqn: u32, receives: &Receives, parameters: &NicParameters) -> u64 {
+    /// Takes the next receive for a message that came at `came_ns`, not before `at_ns`; returns when it has. A message that waits for what was
+    /// sent before it keeps no other from the NIC.
+    fn receive(&mut self, came_ns: u64, at_ns: u64, rqn: u32, receives: &Receives, parameters: &NicParameters) -> u64 {
         let next = self.receives.entry(rqn).or_default();
         let (count, index) = receives.head();
         let ahead = next.count.wrapping_sub(count);
@@ -186,8 +187,8 @@ impl Nic {
         (next.count, next.index) = (next.count.wrapping_add(1), receives.successor(index));
         let is_prefetched = receives.are_neighbours(index, next.index);
         let receive_ns = if is_prefetched { parameters.receive_ns } else { parameters.unordered_receive_ns };
-        self.receive_free_ns = sum_ns(at_ns.max(self.receive_free_ns), [receive_ns]);
-        let taken_ns = self.receive_free_ns.max(next.free_ns);
+        self.receive_free_ns = sum_ns(came_ns.max(self.receive_free_ns), [receive_ns]);
+        let taken_ns = self.receive_free_ns.max(sum_ns(at_ns, [receive_ns])).max(next.free_ns);
         next.free_ns = sum_ns(taken_ns, [parameters.queue_receive_ns]);
         taken_ns
     }
@@ -214,14 +215,15 @@ impl NicModel {
         let left_ns =
             by_lid.entry(lid).or_default().send(sum_ns(request.posted_ns, [parameters.doorbell_ns]), request.bytes, qpn, parameters);
         let jitter_ns = if parameters.jitter_ns == 0 { 0 } else { random.below(parameters.jitter_ns.saturating_add(1)) };
-        let arrived_ns = sum_ns(left_ns, [parameters.link_ns, jitter_ns]).max(request.after_ns);
+        let came_ns = sum_ns(left_ns, [parameters.link_ns, jitter_ns]);
+        let arrived_ns = came_ns.max(request.after_ns);
         let Some((lid, qpn)) = request.peer else {
             return Times { effect_ns: arrived_ns, acknowledged_ns: arrived_ns };
         };
         let target = by_lid.entry(lid).or_default();
         let mut effect_ns = sum_ns(arrived_ns, [target.arrival_context_ns(qpn, parameters)]);
         if let Some((rqn, receives)) = request.receives {
-            effect_ns = target.receive(effect_ns, rqn, receives, parameters);
+            effect_ns = target.receive(came_ns, effect_ns, rqn, receives, parameters);
         }
         let answered_ns = request.response.map_or(effect_ns, |bytes| target.send(effect_ns, bytes, qpn, parameters));
         Times { effect_ns, acknowledged_ns: sum_ns(answered_ns, [parameters.link_ns]) }
