@@ -11,9 +11,9 @@ mod mesh;
 mod node;
 mod token;
 
-pub use calls::{CallFailed, SessionEnd, Tag as CallToken};
+pub use calls::{CallFailed, SessionEnd};
 pub use config::{Config, ConfigError, NODES_MAX};
 pub use error::{CallError, ForeignToken};
 pub use node::{Node, network, network_by};
 pub use shm::wait::WaitStrategy;
-pub use token::Token;
+pub use token::{CallToken, Token};

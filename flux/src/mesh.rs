@@ -11,7 +11,7 @@ use shm::dropped::{Dropped, Numbered};
 use shm::lane::Slot;
 use shm::ready::{ARMED, ReadyWords};
 use shm::sleep::Sleep;
-use shm::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use shm::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, light_barrier_within_process};
 
 /// Note of a message: a call.
 pub(crate) const CALL: u8 = 0;
@@ -92,11 +92,23 @@ impl Towards {
     /// The mesh is there.
     #[inline(always)]
     pub(crate) unsafe fn tell(&self) {
+        // R1
+        light_barrier_within_process();
         // SAFETY: contract of this function.
-        let (armed, sleep) = unsafe { (self.armed.as_ref(), self.sleep.as_ref()) };
-        if self.ready.notify_if_armed(self.from, armed) {
-            sleep.wake();
+        if unsafe { self.armed.as_ref() }.load(Ordering::Relaxed) == ARMED {
+            // SAFETY: as above.
+            unsafe { self.announce() };
         }
+    }
+
+    /// # Safety
+    /// The mesh is there.
+    #[cold]
+    #[inline(never)]
+    unsafe fn announce(&self) {
+        self.ready.notify(self.from);
+        // SAFETY: contract of this function.
+        unsafe { self.sleep.as_ref() }.wake();
     }
 }
 

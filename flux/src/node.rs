@@ -16,7 +16,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::Duration;
 
-use calls::{CallFailed, Calls, SessionEnd, Tag as CallToken, Tag, Tagged};
+use calls::{CallFailed, Calls, SessionEnd, Tag};
 use shm::clock::Clock;
 use shm::dropped::Dropped;
 use shm::lane::{LaneRx, LaneTx};
@@ -27,7 +27,7 @@ use shm::sync::{AtomicU32, FIRST, Ordering, light_barrier};
 use crate::config::{Config, ConfigError};
 use crate::error::{CallError, ForeignToken};
 use crate::mesh::{Asked, CALL, Mesh, Message, REJECTION, REPLY, Towards};
-use crate::token::Token;
+use crate::token::{CallToken, Token};
 
 /// Empty polls between two looks for dropped nodes.
 const POLLS_PER_LOOK: u32 = 64;
@@ -36,11 +36,12 @@ const POLLS_PER_LOOK: u32 = 64;
 ///
 /// `Send`: make the nodes, then give each to its thread. Dropping one ends the calls of others to it with [`CallFailed::Disconnected`].
 pub struct Node<T, U> {
-    in_flight: usize,
     hot: HotSet,
     ready: ReadyWords,
     polls_to_look: u32,
     clock: Clock,
+    /// There may be calls with deadlines.
+    is_timed: bool,
     /// Last: everything above points into its mesh.
     ends: Ends<T, U>,
 }
@@ -48,8 +49,7 @@ pub struct Node<T, U> {
 /// The ends of the node's lanes, and what goes through them.
 struct Ends<T, U> {
     index: usize,
-    peers: Vec<Option<Peer<T>>>,
-    calls: Calls<Call<U>>,
+    peers: Vec<Option<Peer<T, U>>>,
     /// Received calls that are neither answered nor rejected.
     held: usize,
     /// Of those the ones that wait for [`Node::try_recv_raw`].
@@ -58,39 +58,27 @@ struct Ends<T, U> {
     mesh: Arc<Mesh<T>>,
 }
 
-struct Call<U> {
-    /// Below [`NODES_MAX`](crate::NODES_MAX).
-    to: u32,
-    user_data: U,
-}
-
 /// The two lanes to and from another node.
-struct Peer<T> {
+struct Peer<T, U> {
     tx: LaneTx<Message<T>>,
     rx: LaneRx<Message<T>>,
     towards: Towards,
-    /// Our unanswered calls to it.
-    in_flight: usize,
+    /// Our unanswered calls to it (M1).
+    calls: Calls<U>,
     /// It was dropped, and our calls to it have ended.
     gone: bool,
 }
 
-impl<T: Copy + Send> Peer<T> {
+impl<T: Copy + Send, U> Peer<T, U> {
     /// Publishes a message to this node; M2 says that there is room. `is_busy`: the publisher has received calls that it has not answered.
     #[inline(always)]
-    fn publish(&mut self, is_busy: bool, message: Message<T>) {
-        self.tx.publish(message);
-        if self.in_flight > 1 || is_busy {
+    fn publish(&mut self, is_busy: bool, tag: u64, payload: MaybeUninit<T>) {
+        self.tx.publish_tagged(tag, payload);
+        if is_busy || self.calls.len() > 1 {
             self.tx.fetch_ahead();
         }
         // SAFETY: a node keeps the mesh as long as its peers.
         unsafe { self.towards.tell() };
-    }
-
-    /// Answers one of its calls.
-    #[inline(always)]
-    fn reply(&mut self, tag: Tag, is_busy: bool, payload: T) {
-        self.publish(is_busy, Tagged { tag: tag.pack(REPLY), payload: MaybeUninit::new(payload) });
     }
 
     /// Whether this node was dropped.
@@ -101,12 +89,20 @@ impl<T: Copy + Send> Peer<T> {
     }
 }
 
+impl<T, U> Node<T, U> {
+    /// This node's calls that have not ended, to all others.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.ends.peers.iter().flatten().map(|peer| peer.calls.waiting()).sum()
+    }
+}
+
 impl<T, U> fmt::Debug for Node<T, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Node")
             .field("index", &self.ends.index)
             .field("nodes", &self.ends.mesh.len())
-            .field("in_flight", &self.ends.calls.waiting())
+            .field("in_flight", &self.in_flight())
             .field("held", &self.ends.held)
             .finish_non_exhaustive()
     }
@@ -142,22 +138,20 @@ impl<T: Copy + Send, U> Node<T, U> {
             // SAFETY: the slots live as long as the mesh, which this node keeps. Each lane gets one end of a kind: `network` makes one node
             // per index. All slots are empty. `publish` below has room by M2.
             let (tx, rx) = unsafe { (LaneTx::new(to, capacity, FIRST.into()), LaneRx::new(from, capacity, FIRST.into())) };
-            Some(Peer { tx, rx, towards: mesh.signals().towards(index, other)?, in_flight: 0, gone: false })
+            Some(Peer { tx, rx, towards: mesh.signals().towards(index, other)?, calls: Calls::new(config.in_flight), gone: false })
         };
         let nodes = mesh.len();
-        let calls = (nodes - 1) * config.in_flight;
         Some(Self {
-            in_flight: config.in_flight,
             hot: HotSet::new(nodes),
             ready: mesh.signals().ready(index)?,
             polls_to_look: POLLS_PER_LOOK,
             clock,
+            is_timed: false,
             ends: Ends {
                 index,
                 peers: (0..nodes).map(peer).collect(),
-                calls: Calls::new(calls),
                 held: 0,
-                inbox: VecDeque::with_capacity(calls),
+                inbox: VecDeque::with_capacity((nodes - 1) * config.in_flight),
                 mesh,
             },
         })
@@ -175,12 +169,6 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.ends.mesh.len()
     }
 
-    /// This node's calls that have not ended, to all others.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.ends.calls.waiting()
-    }
-
     /// Calls node `to`, which sees it at once and in the order of the calls. [`poll`](Self::poll) gives `user_data` back with the reply,
     /// exactly once, in whatever order the other node answers.
     ///
@@ -188,24 +176,18 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// [`CallError`], with the payload and the user data; nothing was sent.
     #[inline(always)]
     pub fn call(&mut self, to: usize, payload: T, user_data: U) -> Result<CallToken, CallError<T, U>> {
-        let last = self.ends.mesh.len() - 1;
         let Some(peer) = self.ends.peers.get_mut(to).and_then(Option::as_mut) else {
-            return Err(CallError::NoSuchNode { payload, user_data, to, last });
+            return Err(CallError::NoSuchNode { payload, user_data, to, last: self.ends.mesh.len() - 1 });
         };
         if peer.gone || peer.is_closed(Ordering::Relaxed) {
             return Err(CallError::Disconnected { payload, user_data, to });
         }
-        if peer.in_flight == self.in_flight {
-            return Err(CallError::Full { payload, user_data, to, in_flight: peer.in_flight });
-        }
-        match self.ends.calls.insert(Call { to: to as u32, user_data }) {
+        match peer.calls.insert(user_data) {
             Ok(tag) => {
-                peer.in_flight += 1;
-                let message = Tagged { tag: tag.pack(CALL), payload: MaybeUninit::new(payload) };
-                peer.publish(self.ends.held > 0, message);
-                Ok(tag)
+                peer.publish(self.ends.held > 0, tag.pack(CALL), MaybeUninit::new(payload));
+                Ok(CallToken { to: to as u32, tag })
             }
-            Err(Call { user_data, .. }) => Err(CallError::Full { payload, user_data, to, in_flight: self.in_flight }),
+            Err(user_data) => Err(CallError::Full { payload, user_data, to, in_flight: peer.calls.capacity() }),
         }
     }
 
@@ -216,28 +198,41 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// As [`call`](Self::call).
     pub fn call_within(&mut self, to: usize, payload: T, user_data: U, timeout: Duration) -> Result<CallToken, CallError<T, U>> {
         let call = self.call(to, payload, user_data)?;
-        self.ends.calls.end_within(call, self.clock.now_ns(), timeout);
+        if let Some(peer) = self.ends.peer(call.to) {
+            peer.calls.end_within(call.tag, self.clock.now_ns(), timeout);
+            self.is_timed = true;
+        }
         Ok(call)
     }
 
     /// Ends a call at once: its user data comes back here, and no poll gives it. `None` if the call has ended. The other node is not told; its
     /// reply reaches no call, and until that is here the call keeps its place among those that can be unanswered.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
-        self.ends.calls.abandon(call).map(|call| call.user_data)
+        self.ends.peer(call.to)?.calls.abandon(call.tag)
     }
 
     /// Ends the calls whose time is over, behind the replies that came with it.
     #[cold]
     fn expire(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
-        if !self.ends.calls.is_timed() {
-            return 0;
+        let (mut ended, mut now_ns) = (0, None);
+        self.is_timed = false;
+        for peer in self.ends.peers.iter_mut().flatten().filter(|peer| peer.calls.has_deadlines()) {
+            if peer.calls.is_timed() {
+                let now_ns = *now_ns.get_or_insert_with(|| self.clock.now_ns());
+                ended += peer.calls.expire(now_ns, |user_data| f(user_data, Err(CallFailed::TimedOut)));
+            }
+            self.is_timed |= peer.calls.has_deadlines();
         }
-        self.ends.calls.expire(self.clock.now_ns(), |call| f(call.user_data, Err(CallFailed::TimedOut)))
+        ended
     }
 
     /// How long until the earliest deadline.
     fn until_deadline(&self) -> Option<Duration> {
-        self.ends.calls.until_deadline(|| self.clock.now_ns())
+        if !self.is_timed {
+            return None;
+        }
+        let now_ns = self.clock.now_ns();
+        self.ends.peers.iter().flatten().filter_map(|peer| peer.calls.until_deadline(|| now_ns)).min()
     }
 
     /// One bounded pass over the nodes that have sent something, at most 16 messages of each of at most 8 of them, in rotation. Replies go to
@@ -247,7 +242,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// When a node was dropped, calls to it that are unanswered end through `f`, within 64 empty polls.
     #[inline(always)]
     pub fn poll(&mut self, f: impl FnMut(U, Result<T, CallFailed>)) -> usize {
-        self.pass(f, None::<fn(usize, &T) -> T>)
+        self.pass(f, Keep)
     }
 
     /// As [`poll`](Self::poll), and answers every call that it takes with what `handler` makes of the caller's number and the payload. This takes the
@@ -258,7 +253,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         if !self.ends.inbox.is_empty() {
             self.answer_waiting(&mut handler);
         }
-        self.pass(f, Some(handler))
+        self.pass(f, handler)
     }
 
     #[cold]
@@ -270,17 +265,16 @@ impl<T: Copy + Send, U> Node<T, U> {
     }
 
     #[inline(always)]
-    fn pass(&mut self, mut f: impl FnMut(U, Result<T, CallFailed>), handler: Option<impl FnMut(usize, &T) -> T>) -> usize {
+    fn pass(&mut self, mut f: impl FnMut(U, Result<T, CallFailed>), handler: impl Handle<T>) -> usize {
         let Self { ends, hot, ready, clock, .. } = self;
         let mut round = Round { ends, f: &mut f, handler };
         let mut taken = hot.pass(ready, &mut round, || clock.now_ns());
-        if self.ends.calls.has_deadlines() {
+        if self.is_timed {
             taken += self.expire(&mut f);
         }
-        if taken == 0 && !self.ends.calls.is_empty() {
+        if taken == 0 {
             self.polls_to_look -= 1;
             if self.polls_to_look == 0 {
-                self.polls_to_look = POLLS_PER_LOOK;
                 return self.end_calls_to_the_gone(&mut f);
             }
         }
@@ -296,13 +290,13 @@ impl<T: Copy + Send, U> Node<T, U> {
     fn is_a_called_node_gone(&self) -> bool {
         // M3
         let is_closed = |node| self.ends.mesh.signals().closed(node).is_some_and(|closed| closed.load(Ordering::Acquire));
-        let is_waited_for = |peer: &Peer<T>| !peer.gone && peer.in_flight > 0;
-        !self.ends.calls.is_empty()
-            && (0..).zip(&self.ends.peers).any(|(node, peer)| peer.as_ref().is_some_and(is_waited_for) && is_closed(node))
+        let is_waited_for = |peer: &Peer<T, U>| !peer.gone && !peer.calls.is_empty();
+        (0..).zip(&self.ends.peers).any(|(node, peer)| peer.as_ref().is_some_and(is_waited_for) && is_closed(node))
     }
 
     #[cold]
     fn end_calls_to_the_gone(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
+        self.polls_to_look = POLLS_PER_LOOK;
         let ends = &mut self.ends;
         let mut ended = 0;
         for to in 0..ends.mesh.len() {
@@ -311,17 +305,15 @@ impl<T: Copy + Send, U> Node<T, U> {
             if !is_gone || ends.peers.get(to).and_then(Option::as_ref).is_none_or(|peer| peer.gone) {
                 continue;
             }
-            let mut round = Round { ends, f: &mut *f, handler: None::<fn(usize, &T) -> T> };
+            let mut round = Round { ends, f: &mut *f, handler: Keep };
             ended += ready::Lanes::visit(&mut round, to, usize::MAX);
-            ends.calls.take_where(
-                |call| call.to as usize == to,
-                |call| {
-                    ended += 1;
-                    f(call.user_data, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
-                },
-            );
             if let Some(peer) = ends.peers.get_mut(to).and_then(Option::as_mut) {
-                (peer.gone, peer.in_flight) = (true, 0);
+                peer.gone = true;
+                let end = |user_data| {
+                    ended += 1;
+                    f(user_data, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
+                };
+                peer.calls.take_where(|_| true, end);
             }
         }
         ended
@@ -348,8 +340,9 @@ impl<T: Copy + Send, U> Node<T, U> {
         let Asked { from, tag, .. } = token.asked;
         std::mem::forget(token);
         self.ends.held -= 1;
-        if let Some(peer) = self.ends.peers.get_mut(from as usize).and_then(Option::as_mut) {
-            peer.reply(tag, self.ends.held > 0, payload);
+        let is_busy = self.ends.held > 0;
+        if let Some(peer) = self.ends.peer(from) {
+            peer.publish(is_busy, tag.pack(REPLY), MaybeUninit::new(payload));
         }
         Ok(())
     }
@@ -365,12 +358,40 @@ impl<T, U> Drop for Node<T, U> {
     }
 }
 
+impl<T, U> Ends<T, U> {
+    #[inline(always)]
+    fn peer(&mut self, node: u32) -> Option<&mut Peer<T, U>> {
+        self.peers.get_mut(node as usize).and_then(Option::as_mut)
+    }
+}
+
+/// What becomes of the calls that a pass takes.
+trait Handle<T> {
+    /// The answer; `None`: the call waits in the inbox.
+    fn handle(&mut self, from: usize, payload: &T) -> Option<T>;
+}
+
+struct Keep;
+
+impl<T> Handle<T> for Keep {
+    #[inline(always)]
+    fn handle(&mut self, _: usize, _: &T) -> Option<T> {
+        None
+    }
+}
+
+impl<T, F: FnMut(usize, &T) -> T> Handle<T> for F {
+    #[inline(always)]
+    fn handle(&mut self, from: usize, payload: &T) -> Option<T> {
+        Some(self(from, payload))
+    }
+}
+
 /// One pass over the hot lanes.
 struct Round<'a, T, U, F, H> {
     ends: &'a mut Ends<T, U>,
     f: F,
-    /// Answers the calls, which wait in the inbox otherwise.
-    handler: Option<H>,
+    handler: H,
 }
 
 #[cold]
@@ -385,16 +406,16 @@ impl<T: Copy + Send, U, F, H> Round<'_, T, U, F, H> {
         let dropped = self.ends.mesh.signals().dropped(self.ends.index).map_or_else(Vec::new, Dropped::take);
         for &Asked { from, tag, .. } in &dropped {
             self.ends.held -= 1;
-            if let Some(peer) = self.ends.peers.get_mut(from as usize).and_then(Option::as_mut) {
-                let message = Tagged { tag: tag.pack(REJECTION), payload: MaybeUninit::uninit() };
-                peer.publish(self.ends.held > 0, message);
+            let is_busy = self.ends.held > 0;
+            if let Some(peer) = self.ends.peer(from) {
+                peer.publish(is_busy, tag.pack(REJECTION), MaybeUninit::uninit());
             }
         }
         dropped.len()
     }
 }
 
-impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>), H: FnMut(usize, &T) -> T> ready::Lanes for Round<'_, T, U, F, H> {
+impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>), H: Handle<T>> ready::Lanes for Round<'_, T, U, F, H> {
     #[inline(always)]
     fn visit(&mut self, from: usize, budget: usize) -> usize {
         // A node does not call itself: its own place is for the calls that it is to reject.
@@ -404,26 +425,21 @@ impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>), H: FnMut(usize, &T) 
             let Some((tag, payload)) = peer.rx.pop_tagged() else { break };
             taken += 1;
             let (tag, note) = Tag::unpack(tag);
-            // SAFETY: every message but a rejection has a payload.
-            let payload = || unsafe { payload.read().assume_init() };
+            // SAFETY: every message but a rejection has a payload, which its sender leaves alone until it knows that this end is past it (M2).
+            let lent = || unsafe { (*payload.as_ptr()).assume_init_ref() };
             if note == CALL {
-                if let Some(handler) = &mut self.handler {
-                    let payload = handler(from, &payload());
-                    peer.reply(tag, taken > 1, payload);
+                if let Some(answer) = self.handler.handle(from, lent()) {
+                    peer.publish(taken > 1, tag.pack(REPLY), MaybeUninit::new(answer));
                 } else {
                     self.ends.held += 1;
-                    self.ends.inbox.push_back((Asked { tag, from: from as u32, to: self.ends.index as u32 }, payload()));
+                    self.ends.inbox.push_back((Asked { tag, from: from as u32, to: self.ends.index as u32 }, *lent()));
                 }
-            } else if let Some(call) = self.ends.calls.take(tag) {
-                peer.in_flight -= 1;
+            } else if let Some(user_data) = peer.calls.take(tag) {
                 if note == REPLY {
-                    (self.f)(call.user_data, Ok(payload()));
+                    (self.f)(user_data, Ok(*lent()));
                 } else {
-                    end_rejected(call.user_data, &mut self.f);
+                    end_rejected(user_data, &mut self.f);
                 }
-            } else {
-                // Of a call that was given up.
-                peer.in_flight = peer.in_flight.saturating_sub(1);
             }
         }
         taken
@@ -442,7 +458,7 @@ impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>), H: FnMut(usize, &T) 
 impl<T: Copy + Send, U> Node<T, U> {
     /// The lanes, of which nothing is taken here.
     fn lanes(&mut self) -> (&mut HotSet, impl ready::Lanes) {
-        (&mut self.hot, Round { ends: &mut self.ends, f: |_, _| (), handler: None::<fn(usize, &T) -> T> })
+        (&mut self.hot, Round { ends: &mut self.ends, f: |_, _| (), handler: Keep })
     }
 }
 

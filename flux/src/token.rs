@@ -1,8 +1,18 @@
-//! The duty to answer.
+//! The name of a call, and the duty to answer one.
 
 use std::fmt;
 
+use calls::Tag;
+
 use crate::mesh::{self, Asked};
+
+/// Names one call of a node until it has ended, and none after that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CallToken {
+    /// The node called.
+    pub(crate) to: u32,
+    pub(crate) tag: Tag,
+}
 
 /// The duty to answer a received call, 24 bytes. It can be kept anywhere, also as the user data of another call.
 ///

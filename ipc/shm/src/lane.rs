@@ -114,6 +114,14 @@ impl<T: Copy> Unread<'_, T> {
         // SAFETY: as in `LaneRx::pop`, which this is a part of.
         self.slot.body.with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).payload).read() })
     }
+
+    /// Where the payload lies. It may be read as long as the producer leaves it alone.
+    #[inline(always)]
+    #[must_use]
+    pub fn as_ptr(&self) -> *const T {
+        // SAFETY: nothing is read; the place is inside the slot.
+        self.slot.body.with(|p| unsafe { &raw const (*p.cast::<Tagged<T>>()).payload })
+    }
 }
 
 /// The consuming end.
@@ -187,6 +195,25 @@ impl<T: Copy> LaneTx<T> {
         slot.body.with_mut(|p| {
             // SAFETY: the slot is consumed and this is its only producer (contract of `new`), so nobody else accesses the body.
             unsafe { (*p).write(body) };
+        });
+        self.next = self.next.wrapping_add(1);
+        // L1
+        slot.seq.store(self.next, Ordering::Release);
+    }
+}
+
+impl<T: Copy> LaneTx<Tagged<T>> {
+    /// As [`publish`](Self::publish), of a message that goes straight to its slot.
+    #[inline(always)]
+    pub fn publish_tagged(&mut self, tag: u64, payload: T) {
+        let slot = self.slots.at(self.next);
+        slot.body.with_mut(|p| {
+            let p = p.cast::<Tagged<T>>();
+            // SAFETY: as in `publish`.
+            unsafe {
+                (&raw mut (*p).tag).write(tag);
+                (&raw mut (*p).payload).write(payload);
+            }
         });
         self.next = self.next.wrapping_add(1);
         // L1

@@ -93,6 +93,13 @@ mod barrier {
         }
     }
 
+    /// As [`light_barrier`], for a producer whose consumers are all in its process: it never costs anything. Where `membarrier(2)` does not work, no
+    /// [`heavy_barrier`] of theirs returns `true`, and they rely on no flag.
+    #[inline(always)]
+    pub fn light_barrier_within_process() {
+        compiler_fence(Ordering::SeqCst);
+    }
+
     /// The consumer's half: call it between raising a flag and looking once more for published work.
     ///
     /// After it returns `true`, every producer either sees the flag or has its publication seen. `false`: the system cannot give that
@@ -114,6 +121,11 @@ mod barrier {
     }
 
     /// See the non-loom documentation.
+    pub fn light_barrier_within_process() {
+        fence(Ordering::SeqCst);
+    }
+
+    /// See the non-loom documentation.
     #[must_use]
     pub fn heavy_barrier() -> bool {
         fence(Ordering::SeqCst);
@@ -121,4 +133,4 @@ mod barrier {
     }
 }
 
-pub use barrier::{heavy_barrier, light_barrier};
+pub use barrier::{heavy_barrier, light_barrier, light_barrier_within_process};
