@@ -57,7 +57,7 @@ impl Memory {
 
     fn server(self) -> Sessions<u64, u64> {
         // SAFETY: leaked, and the only server.
-        unsafe { Sessions::new(self.seats, self.lanes) }
+        unsafe { Sessions::new(self.seats, self.lanes, Clock::default()) }
     }
 
     fn join(self, home: &Home) -> Option<Client<u64, u64, u64>> {
