@@ -23,45 +23,45 @@ const fn operation(name: &'static str, bound: u32, collect: &'static str, what: 
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("delegation_rpc_depth1", 400, WITHOUT_LOOKS, "delegationrpc: one call and its reply, both sides, one at a time", |calls| {
+    operation("delegation_rpc_depth1", 388, WITHOUT_LOOKS, "delegationrpc: one call and its reply, both sides, one at a time", |calls| {
         Pair::new(1).calls(calls, 1)
     }),
-    operation("delegation_rpc_depth32", 256, WITHOUT_LOOKS, "delegationrpc: the same, 32 at a time", |calls| {
+    operation("delegation_rpc_depth32", 248, WITHOUT_LOOKS, "delegationrpc: the same, 32 at a time", |calls| {
         Pair::new(1).calls(calls, DEPTH)
     }),
     operation(
         "delegation_serve_depth1",
-        329,
+        326,
         WITHOUT_LOOKS,
         "delegationrpc: as delegation_rpc_depth1, answered by Server::step",
         |calls| Pair::new(1).served(calls, 1),
     ),
     operation(
         "delegation_serve_depth32",
-        206,
+        196,
         WITHOUT_LOOKS,
         "delegationrpc: as delegation_rpc_depth32, answered by Server::step",
         |calls| Pair::new(1).served(calls, DEPTH),
     ),
     operation(
         "delegation_rpc_depth1_of_1024",
-        400,
+        388,
         WITHOUT_LOOKS,
         "delegationrpc: as delegation_rpc_depth1, among 1,023 idle clients",
         |calls| {
             Pair::new(1024).calls(calls, 1);
         },
     ),
-    operation("delegation_call", 60, "in part_call", "delegationrpc, of delegation_rpc_depth1: Client::call", parts),
+    operation("delegation_call", 59, "in part_call", "delegationrpc, of delegation_rpc_depth1: Client::call", parts),
     operation(
         "delegation_server_poll",
-        139,
+        131,
         "in part_server_poll",
         "delegationrpc, of delegation_rpc_depth1: Server::poll that finds a request",
         parts,
     ),
     operation("delegation_recv", 81, "in part_recv", "delegationrpc, of delegation_rpc_depth1: Server::recv", parts),
-    operation("delegation_reply", 57, "in part_reply", "delegationrpc, of delegation_rpc_depth1: Server::reply", parts),
+    operation("delegation_reply", 54, "in part_reply", "delegationrpc, of delegation_rpc_depth1: Server::reply", parts),
     operation(
         "delegation_client_poll",
         99,
@@ -71,7 +71,7 @@ const OPERATIONS: &[Operation] = &[
     ),
     operation(
         "delegation_client_poll_empty",
-        66,
+        64,
         WITHOUT_LOOKS,
         "delegationrpc: Client::poll that finds nothing, a call in flight",
         |polls| {
@@ -80,10 +80,10 @@ const OPERATIONS: &[Operation] = &[
             (0..polls).for_each(|_| assert_eq!(pair.client.poll(|_, _| ()), Ok(0)));
         },
     ),
-    operation("delegation_server_poll_empty", 58, WITHOUT_LOOKS, "delegationrpc: Server::poll that finds nothing, one client", |polls| {
+    operation("delegation_server_poll_empty", 53, WITHOUT_LOOKS, "delegationrpc: Server::poll that finds nothing, one client", |polls| {
         Pair::new(1).empty_polls(polls)
     }),
-    operation("delegation_server_poll_empty_of_1024", 58, WITHOUT_LOOKS, "delegationrpc: the same with 1,024 clients", |polls| {
+    operation("delegation_server_poll_empty_of_1024", 53, WITHOUT_LOOKS, "delegationrpc: the same with 1,024 clients", |polls| {
         Pair::new(1024).empty_polls(polls)
     }),
 ];

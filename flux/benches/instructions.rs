@@ -20,24 +20,24 @@ const fn operation(name: &'static str, bound: u32, collect: &'static str, what: 
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("flux_rpc_depth1", 489, "all", "flux: one call and its reply, both sides, one at a time", |calls| {
+    operation("flux_rpc_depth1", 424, "all", "flux: one call and its reply, both sides, one at a time", |calls| {
         Pair::new(2).calls(calls, 1)
     }),
-    operation("flux_rpc_depth64", 302, "all", "flux: the same, 64 at a time", |calls| Pair::new(2).calls(calls, DEPTH)),
-    operation("flux_rpc_depth64_of_8", 302, "all", "flux: as flux_rpc_depth64, among 6 idle nodes", |calls| {
+    operation("flux_rpc_depth64", 259, "all", "flux: the same, 64 at a time", |calls| Pair::new(2).calls(calls, DEPTH)),
+    operation("flux_rpc_depth64_of_8", 259, "all", "flux: as flux_rpc_depth64, among 6 idle nodes", |calls| {
         Pair::new(8).calls(calls, DEPTH)
     }),
-    operation("flux_serve_depth1", 417, "all", "flux: as flux_rpc_depth1, answered by Node::step", |calls| Pair::new(2).served(calls, 1)),
-    operation("flux_serve_depth64", 230, "all", "flux: as flux_rpc_depth64, answered by Node::step", |calls| {
+    operation("flux_serve_depth1", 341, "all", "flux: as flux_rpc_depth1, answered by Node::step", |calls| Pair::new(2).served(calls, 1)),
+    operation("flux_serve_depth64", 184, "all", "flux: as flux_rpc_depth64, answered by Node::step", |calls| {
         Pair::new(2).served(calls, DEPTH)
     }),
-    operation("flux_call", 77, "in part_call", "flux, of flux_rpc_depth1: Node::call", parts),
-    operation("flux_poll_call", 159, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
+    operation("flux_call", 56, "in part_call", "flux, of flux_rpc_depth1: Node::call", parts),
+    operation("flux_poll_call", 141, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
     operation("flux_recv", 33, "in part_recv", "flux, of flux_rpc_depth1: Node::try_recv_raw", parts),
-    operation("flux_reply", 63, "in part_reply", "flux, of flux_rpc_depth1: Node::reply", parts),
-    operation("flux_poll_reply", 169, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
-    operation("flux_poll_empty", 42, "all", "flux: Node::poll that finds nothing, two nodes", |polls| Pair::new(2).empty_polls(polls)),
-    operation("flux_poll_empty_of_8", 42, "all", "flux: the same with 8 nodes", |polls| Pair::new(8).empty_polls(polls)),
+    operation("flux_reply", 50, "in part_reply", "flux, of flux_rpc_depth1: Node::reply", parts),
+    operation("flux_poll_reply", 158, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
+    operation("flux_poll_empty", 32, "all", "flux: Node::poll that finds nothing, two nodes", |polls| Pair::new(2).empty_polls(polls)),
+    operation("flux_poll_empty_of_8", 34, "all", "flux: the same with 8 nodes", |polls| Pair::new(8).empty_polls(polls)),
 ];
 
 /// Two nodes of which one calls, and idle ones.

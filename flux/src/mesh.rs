@@ -129,7 +129,7 @@ pub(crate) struct Mesh<T> {
     pub(crate) number: u64,
 }
 
-/// Has the node that received a call reject it, unless the network is gone. Any thread may do so.
+/// Asks the node that received a call to reject it; does nothing if the network is gone. Called from any thread.
 #[cold]
 pub(crate) fn reject(network: u64, asked: Asked) {
     if let Some(signals) = NETWORKS.with(network, Weak::upgrade).flatten() {

@@ -179,7 +179,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         let Some(peer) = self.ends.peers.get_mut(to).and_then(Option::as_mut) else {
             return Err(CallError::NoSuchNode { payload, user_data, to, last: self.ends.mesh.len() - 1 });
         };
-        if peer.gone || peer.is_closed(Ordering::Relaxed) {
+        if peer.is_closed(Ordering::Relaxed) {
             return Err(CallError::Disconnected { payload, user_data, to });
         }
         match peer.calls.insert(user_data) {
@@ -265,10 +265,10 @@ impl<T: Copy + Send, U> Node<T, U> {
     }
 
     #[inline(always)]
-    fn pass(&mut self, mut f: impl FnMut(U, Result<T, CallFailed>), handler: impl Handle<T>) -> usize {
+    fn pass(&mut self, mut f: impl FnMut(U, Result<T, CallFailed>), mut handler: impl Handle<T>) -> usize {
         let Self { ends, hot, ready, clock, .. } = self;
-        let mut round = Round { ends, f: &mut f, handler };
-        let mut taken = hot.pass(ready, &mut round, || clock.now_ns());
+        let visit = |ends: &mut Ends<T, U>, from, budget| ends.take(from, budget, &mut f, &mut handler);
+        let mut taken = hot.pass(ready, ends, visit, || clock.now_ns());
         if self.is_timed {
             taken += self.expire(&mut f);
         }
@@ -305,8 +305,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             if !is_gone || ends.peers.get(to).and_then(Option::as_ref).is_none_or(|peer| peer.gone) {
                 continue;
             }
-            let mut round = Round { ends, f: &mut *f, handler: Keep };
-            ended += ready::Lanes::visit(&mut round, to, usize::MAX);
+            ended += ends.take(to, usize::MAX, f, &mut Keep);
             if let Some(peer) = ends.peers.get_mut(to).and_then(Option::as_mut) {
                 peer.gone = true;
                 let end = |user_data| {
@@ -387,39 +386,31 @@ impl<T, F: FnMut(usize, &T) -> T> Handle<T> for F {
     }
 }
 
-/// One pass over the hot lanes.
-struct Round<'a, T, U, F, H> {
-    ends: &'a mut Ends<T, U>,
-    f: F,
-    handler: H,
-}
-
 #[cold]
 fn end_rejected<T, U>(user_data: U, f: &mut impl FnMut(U, Result<T, CallFailed>)) {
     f(user_data, Err(CallFailed::Rejected));
 }
 
-impl<T: Copy + Send, U, F, H> Round<'_, T, U, F, H> {
+impl<T: Copy + Send, U> Ends<T, U> {
     /// Rejects the calls whose tokens were dropped.
     #[cold]
     fn reject_dropped(&mut self) -> usize {
-        let dropped = self.ends.mesh.signals().dropped(self.ends.index).map_or_else(Vec::new, Dropped::take);
+        let dropped = self.mesh.signals().dropped(self.index).map_or_else(Vec::new, Dropped::take);
         for &Asked { from, tag, .. } in &dropped {
-            self.ends.held -= 1;
-            let is_busy = self.ends.held > 0;
-            if let Some(peer) = self.ends.peer(from) {
+            self.held -= 1;
+            let is_busy = self.held > 0;
+            if let Some(peer) = self.peer(from) {
                 peer.publish(is_busy, tag.pack(REJECTION), MaybeUninit::uninit());
             }
         }
         dropped.len()
     }
-}
 
-impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>), H: Handle<T>> ready::Lanes for Round<'_, T, U, F, H> {
+    /// Takes up to `budget` messages of a node: replies go to `f`, calls to `handler`.
     #[inline(always)]
-    fn visit(&mut self, from: usize, budget: usize) -> usize {
+    fn take(&mut self, from: usize, budget: usize, f: &mut impl FnMut(U, Result<T, CallFailed>), handler: &mut impl Handle<T>) -> usize {
         // A node does not call itself: its own place is for the calls that it is to reject.
-        let Some(peer) = self.ends.peers.get_mut(from).and_then(Option::as_mut) else { return self.reject_dropped() };
+        let Some(peer) = self.peers.get_mut(from).and_then(Option::as_mut) else { return self.reject_dropped() };
         let mut taken = 0;
         while taken < budget {
             let Some((tag, payload)) = peer.rx.pop_tagged() else { break };
@@ -428,37 +419,32 @@ impl<T: Copy + Send, U, F: FnMut(U, Result<T, CallFailed>), H: Handle<T>> ready:
             // SAFETY: every message but a rejection has a payload, which its sender leaves alone until it knows that this end is past it (M2).
             let lent = || unsafe { (*payload.as_ptr()).assume_init_ref() };
             if note == CALL {
-                if let Some(answer) = self.handler.handle(from, lent()) {
+                if let Some(answer) = handler.handle(from, lent()) {
                     peer.publish(taken > 1, tag.pack(REPLY), MaybeUninit::new(answer));
                 } else {
-                    self.ends.held += 1;
-                    self.ends.inbox.push_back((Asked { tag, from: from as u32, to: self.ends.index as u32 }, *lent()));
+                    self.held += 1;
+                    self.inbox.push_back((Asked { tag, from: from as u32, to: self.index as u32 }, *lent()));
                 }
             } else if let Some(user_data) = peer.calls.take(tag) {
                 if note == REPLY {
-                    (self.f)(user_data, Ok(*lent()));
+                    f(user_data, Ok(*lent()));
                 } else {
-                    end_rejected(user_data, &mut self.f);
+                    end_rejected(user_data, f);
                 }
             }
         }
         taken
     }
+}
 
+impl<T: Copy + Send, U> ready::Lanes for Ends<T, U> {
     fn is_ready(&self, from: usize) -> bool {
-        let peer = self.ends.peers.get(from).and_then(Option::as_ref);
-        peer.map_or_else(|| self.ends.mesh.signals().dropped(from).is_some_and(Dropped::any), |peer| peer.rx.is_ready())
+        let peer = self.peers.get(from).and_then(Option::as_ref);
+        peer.map_or_else(|| self.mesh.signals().dropped(from).is_some_and(Dropped::any), |peer| peer.rx.is_ready())
     }
 
     fn armed(&self, from: usize) -> Option<&AtomicU32> {
-        self.ends.mesh.signals().armed(from, self.ends.index)
-    }
-}
-
-impl<T: Copy + Send, U> Node<T, U> {
-    /// The lanes, of which nothing is taken here.
-    fn lanes(&mut self) -> (&mut HotSet, impl ready::Lanes) {
-        (&mut self.hot, Round { ends: &mut self.ends, f: |_, _| (), handler: Keep })
+        self.mesh.signals().armed(from, self.index)
     }
 }
 
@@ -471,15 +457,11 @@ impl<T: Copy + Send, U> Watch for Node<T, U> {
     }
 
     fn arm(&mut self) {
-        let (hot, lanes) = self.lanes();
-        hot.arm(&lanes);
+        self.hot.arm(&self.ends);
     }
 
     fn look(&mut self, is_told: bool) -> bool {
-        let is_cool = {
-            let (hot, lanes) = self.lanes();
-            hot.cool(&lanes, is_told)
-        };
+        let is_cool = self.hot.cool(&self.ends, is_told);
         let is_due = self.until_deadline().is_some_and(|left| left.is_zero());
         if is_due || !is_cool || !self.ends.inbox.is_empty() || self.ready.any() {
             return true;

@@ -7,10 +7,10 @@ use calls::{ANSWERED, AskError, CallError, CallFailed, Calls, SessionEnd, Tag as
 use shm::dir::Dir;
 use shm::lane::{LaneRx, LaneTx};
 use shm::plain::{Plain, TypeShape};
-use shm::ready::{ARMED, ReadyWords};
+use shm::ready::ReadyWords;
 use shm::region::Region;
 use shm::sleep::{self, SLICE, Sleeper, Watch, Word};
-use shm::sync::{Ordering, light_barrier, spin_loop};
+use shm::sync::spin_loop;
 
 use crate::announce::Announce;
 use crate::blocking::{self, SPINS};
@@ -160,9 +160,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     #[inline(always)]
     pub(crate) fn send(&mut self, call: CallToken, request: Req) {
         self.publish(call, request);
-        // R1
-        light_barrier();
-        if self.member.holding().armed().load(Ordering::Relaxed) == ARMED {
+        if self.member.holding().must_announce() {
             self.announce();
         }
     }
@@ -170,7 +168,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     #[inline(always)]
     fn publish(&mut self, call: CallToken, request: Req) {
         // L3: there is room, as fewer than `depth` earlier calls are unanswered, and requests are taken in order.
-        self.requests.publish(Tagged { tag: call.pack(0), payload: request });
+        self.requests.publish_tagged(call.pack(0), request);
         if self.calls.len() > 1 {
             self.requests.fetch_ahead();
         }

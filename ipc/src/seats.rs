@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use shm::lock::{ByteLock, LockError, LockFile};
 use shm::ready::ARMED;
 use shm::sleep::Sleep;
-use shm::sync::{AtomicU32, AtomicU64, FIRST, Ordering};
+use shm::sync::{AtomicU32, AtomicU64, FIRST, LightBarrier, Ordering};
 
 const FREE: u64 = 0;
 const TAKEN: u64 = 1;
@@ -112,6 +112,8 @@ pub(crate) struct Holding {
     seat: NonNull<Seat>,
     /// What the session's word is meanwhile.
     word: u64,
+    /// Of the process that looks.
+    barrier: LightBarrier,
 }
 
 // SAFETY: a view of shared atomics; the memory's lifetime is the contract of `Seats::new`.
@@ -139,7 +141,22 @@ impl Holding {
         &self.seat().armed
     }
 
-    /// What the holder sleeps on; the server wakes it after a reply.
+    /// The holder has published a request: whether it is to announce itself.
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn must_announce(&self) -> bool {
+        // R1
+        self.barrier.execute();
+        self.armed().load(Ordering::Relaxed) == ARMED
+    }
+
+    /// The server has published a response: wakes the holder if it sleeps.
+    #[inline(always)]
+    pub(crate) fn wake(&self) {
+        self.sleep().wake_behind(self.barrier);
+    }
+
+    /// What the holder sleeps on.
     #[must_use]
     #[inline(always)]
     pub(crate) fn sleep(&self) -> &Sleep {
@@ -244,7 +261,8 @@ impl Seats {
     /// The time of holder `generation` in a seat.
     #[must_use]
     pub(crate) fn held_by(&self, seat: usize, generation: u32) -> Option<Holding> {
-        Some(Holding { seat: NonNull::from(self.seat(seat)?), word: word(generation, TAKEN) })
+        let (seat, barrier) = (NonNull::from(self.seat(seat)?), LightBarrier::of_process());
+        Some(Holding { seat, word: word(generation, TAKEN), barrier })
     }
 
     /// Client: gives its seat up. It must not write to the seat's memory any more.

@@ -254,21 +254,24 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     /// gone, which hold locks in `file`.
     #[inline(always)]
     pub(crate) fn pass(&mut self, wakes: &mut impl Wakes, mask: &[u64], file: &LockFile) {
-        self.pass_over(wakes, file, |table| Finding { table, mask });
+        self.pass_over(wakes, file, |table, client, budget| {
+            let is_masked = mask.get(client / 64).is_some_and(|word| word >> (client % 64) & 1 != 0);
+            if is_masked { 0 } else { table.find(client, budget) }
+        });
     }
 
     /// As [`pass`](Self::pass), answering each request with what `handler` makes of it. Returns how many. For when none is [waiting](Self::waiting).
     #[inline(always)]
-    pub(crate) fn pass_answering(&mut self, wakes: &mut impl Wakes, file: &LockFile, handler: impl FnMut(&Req) -> Resp) -> usize {
-        self.pass_over(wakes, file, |table| Answering { table, handler })
+    pub(crate) fn pass_answering(&mut self, wakes: &mut impl Wakes, file: &LockFile, mut handler: impl FnMut(&Req) -> Resp) -> usize {
+        self.pass_over(wakes, file, |table, client, budget| table.answer(client, budget, &mut handler))
     }
 
     #[inline(always)]
-    fn pass_over<'a, L: Lanes + 'a>(
-        &'a mut self,
+    fn pass_over(
+        &mut self,
         wakes: &mut impl Wakes,
         file: &LockFile,
-        lanes: impl FnOnce(&'a mut Table<Req, Resp>) -> L,
+        visit: impl FnMut(&mut Table<Req, Resp>, usize, usize) -> usize,
     ) -> usize {
         let Self { hot, patrol, table, clock } = self;
         let seats = table.seats;
@@ -276,7 +279,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         if patrol.is_due(&seats) {
             look_for_the_gone(hot, patrol, table, file);
         }
-        hot.pass(wakes, &mut lanes(table), || patrol.tick(&seats, clock.now_ns()))
+        hot.pass(wakes, table, visit, || patrol.tick(&seats, clock.now_ns()))
     }
 
     /// The oldest request that [`pass`](Self::pass) has found, and whose it is.
@@ -315,11 +318,11 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
             *word &= !bit;
         }
         // L3: there is room, as the client has at most `depth` unanswered calls, counting the answers it has not taken yet.
-        session.responses.publish(Tagged { tag: to.tag.pack(note), payload: make() });
+        session.responses.publish_tagged(to.tag.pack(note), make());
         if session.held > 0 {
             session.responses.fetch_ahead();
         }
-        session.holding.sleep().wake();
+        session.holding.wake();
         true
     }
 
@@ -398,13 +401,13 @@ fn disown(seats: &Seats, client: usize) {
     }
 }
 
-impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
-    /// Finds requests, which stay in their lane.
+impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
+    /// Finds requests of a client, which stay in their lane.
     #[inline(always)]
-    fn visit(&mut self, client: usize, budget: usize) -> usize {
+    fn find(&mut self, client: usize, budget: usize) -> usize {
         let depth = self.lanes.depth;
         let Some(Some(session)) = self.sessions.get_mut(client) else {
-            return if self.begin(client) { self.visit(client, budget) } else { 0 };
+            return if self.begin(client) { self.find(client, budget) } else { 0 };
         };
         // Nothing else is looked at while there is nothing.
         if !session.requests.is_ready_at(session.next) {
@@ -426,6 +429,47 @@ impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
         found
     }
 
+    /// Answers requests of a client.
+    #[inline(always)]
+    fn answer(&mut self, client: usize, budget: usize, handler: &mut impl FnMut(&Req) -> Resp) -> usize {
+        let Some(Some(session)) = self.sessions.get_mut(client) else {
+            return if self.begin(client) { self.answer(client, budget, handler) } else { 0 };
+        };
+        if !session.requests.is_ready() {
+            return 0;
+        }
+        // C5: the client is not what it was.
+        if !session.holding.lasts() {
+            disown(&self.seats, client);
+            return 0;
+        }
+        let (depth, holds_none) = (self.lanes.depth, session.held == 0);
+        let mut answered = 0;
+        while answered < budget {
+            let Some((tag, request)) = session.requests.pop_tagged() else { break };
+            session.next = session.next.wrapping_add(1);
+            let tag = Tag::unpack(tag).0;
+            // C5: it has no such call, or one that is held.
+            let is_held = |slot: usize| session.in_use.get(slot / 64).is_none_or(|word| word >> (slot % 64) & 1 != 0);
+            if tag.slot() >= depth || !holds_none && is_held(tag.slot()) {
+                disown(&self.seats, client);
+                break;
+            }
+            let request = request.read();
+            let response = handler(&request);
+            // L3: as in `Sessions::answer`.
+            session.responses.publish_tagged(tag.pack(ANSWERED), response);
+            answered += 1;
+            if answered > 1 {
+                session.responses.fetch_ahead();
+            }
+            session.holding.wake();
+        }
+        answered
+    }
+}
+
+impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
     fn is_ready(&self, client: usize) -> bool {
         if self.seats.taken_by(client).is_none() {
             return false;
@@ -438,72 +482,6 @@ impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
 
     fn armed(&self, client: usize) -> Option<&AtomicU32> {
         self.seats.armed(client)
-    }
-}
-
-/// The lanes of clients whose requests are to be received, those in `mask` left out.
-struct Finding<'a, Req, Resp> {
-    table: &'a mut Table<Req, Resp>,
-    mask: &'a [u64],
-}
-
-impl<Req: Plain, Resp: Plain> Lanes for Finding<'_, Req, Resp> {
-    #[inline(always)]
-    fn visit(&mut self, client: usize, budget: usize) -> usize {
-        let is_masked = self.mask.get(client / 64).is_some_and(|word| word >> (client % 64) & 1 != 0);
-        if is_masked { 0 } else { self.table.visit(client, budget) }
-    }
-
-    fn is_ready(&self, client: usize) -> bool {
-        self.table.is_ready(client)
-    }
-
-    fn armed(&self, client: usize) -> Option<&AtomicU32> {
-        self.table.armed(client)
-    }
-}
-
-/// The lanes of clients whose requests are answered at once.
-struct Answering<'a, Req, Resp, F> {
-    table: &'a mut Table<Req, Resp>,
-    handler: F,
-}
-
-impl<Req: Plain, Resp: Plain, F: FnMut(&Req) -> Resp> Lanes for Answering<'_, Req, Resp, F> {
-    #[inline(always)]
-    fn visit(&mut self, client: usize, budget: usize) -> usize {
-        let Self { table, handler } = self;
-        let Some(Some(session)) = table.sessions.get_mut(client) else {
-            return if table.begin(client) { self.visit(client, budget) } else { 0 };
-        };
-        let mut answered = 0;
-        while answered < budget {
-            let Some((tag, request)) = session.requests.pop_tagged() else { break };
-            let (tag, request) = (Tag::unpack(tag).0, request.read());
-            session.next = session.requests.position();
-            // C5: the client is not what it was, or has no such call, or one that is held.
-            let is_well = answered > 0 || session.holding.lasts();
-            if !is_well || session.bit(tag).is_none_or(|(word, bit)| *word & bit != 0) {
-                disown(&table.seats, client);
-                break;
-            }
-            // L3: as in `Sessions::answer`.
-            session.responses.publish(Tagged { tag: tag.pack(ANSWERED), payload: handler(&request) });
-            answered += 1;
-            if answered > 1 {
-                session.responses.fetch_ahead();
-            }
-            session.holding.sleep().wake();
-        }
-        answered
-    }
-
-    fn is_ready(&self, client: usize) -> bool {
-        self.table.is_ready(client)
-    }
-
-    fn armed(&self, client: usize) -> Option<&AtomicU32> {
-        self.table.armed(client)
     }
 }
 

@@ -77,7 +77,7 @@ impl fmt::Debug for StopHandle {
 }
 
 impl StopHandle {
-    /// Has the server return, and wakes it if it sleeps. Requests that it has found by then are answered.
+    /// Ends the server's loop, and wakes the server if it sleeps. The server answers the requests that it has found by then.
     pub fn stop(&self) {
         self.notes.is_stopped.store(true, Ordering::Release);
         SERVERS.with(self.server, Entry::wake);

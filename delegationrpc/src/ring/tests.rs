@@ -282,10 +282,11 @@ mod model {
         }
     }
 
+    fn visit(lanes: &mut &Counted, client: usize, _: usize) -> usize {
+        lanes.messages[client].swap(0, Ordering::AcqRel) as usize
+    }
+
     impl Lanes for &Counted {
-        fn visit(&mut self, client: usize, _: usize) -> usize {
-            self.messages[client].swap(0, Ordering::AcqRel) as usize
-        }
         fn is_ready(&self, client: usize) -> bool {
             self.messages[client].load(Ordering::Acquire) != 0
         }
@@ -329,7 +330,7 @@ mod model {
                 while taken < 2 {
                     let mut idle = Idle { set: &mut set, lanes: &shared, cursor: &mut cursor };
                     assert!(wait([&mut idle as &mut dyn Sleeper], None));
-                    taken += set.pass(&mut shared.announced(&mut cursor), &mut &*shared, || 0);
+                    taken += set.pass(&mut shared.announced(&mut cursor), &mut &*shared, visit, || 0);
                 }
                 client.join().unwrap();
                 assert_eq!(taken, 2);
@@ -349,7 +350,7 @@ mod model {
             let client = loom::thread::spawn(move || calls.call(1));
             let (mut set, mut cursor, mut taken) = (HotSet::new(2), shared.ring.cursor(), 0);
             while taken < 2 {
-                let now = set.pass(&mut shared.announced(&mut cursor), &mut &*shared, || 0);
+                let now = set.pass(&mut shared.announced(&mut cursor), &mut &*shared, visit, || 0);
                 taken += now;
                 set.mend(&&*shared, usize::MAX, 0);
                 if now == 0 {

@@ -56,7 +56,7 @@ impl Header {
     /// Whether the region may have lost its owner: two loads, no system call.
     #[inline(always)]
     pub(crate) fn may_be_ownerless(&self) -> bool {
-        self.robust.owner_died() || self.is_closed()
+        self.robust.owner_may_have_died() || self.is_closed()
     }
 
     /// Whether the owner closed the region. Acquire (O3): what the owner wrote before closing is visible.

@@ -206,7 +206,7 @@ impl<T: Copy> LaneTx<Tagged<T>> {
     /// As [`publish`](Self::publish), of a message that goes straight to its slot.
     #[inline(always)]
     pub fn publish_tagged(&mut self, tag: u64, payload: T) {
-        let slot = self.slots.at(self.next);
+        let (slot, next) = (self.slots.at(self.next), self.next.wrapping_add(1));
         slot.body.with_mut(|p| {
             let p = p.cast::<Tagged<T>>();
             // SAFETY: as in `publish`.
@@ -215,9 +215,9 @@ impl<T: Copy> LaneTx<Tagged<T>> {
                 (&raw mut (*p).payload).write(payload);
             }
         });
-        self.next = self.next.wrapping_add(1);
+        self.next = next;
         // L1
-        slot.seq.store(self.next, Ordering::Release);
+        slot.seq.store(next, Ordering::Release);
     }
 }
 

@@ -14,7 +14,7 @@
 
 use core::{fmt, ptr::NonNull};
 
-use crate::sync::{AtomicU32, AtomicU64, FIRST, Ordering, heavy_barrier, light_barrier};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, heavy_barrier, light_barrier};
 
 /// `armed`: the consumer polls the lane anyway.
 pub const HOT: u32 = 0;
@@ -99,15 +99,13 @@ impl ReadyWords {
     /// Consumer: takes all set bits and calls `f` with each lane. Bits beyond the number of lanes (a peer's garbage) are dropped.
     #[inline(always)]
     pub fn drain(&self, mut f: impl FnMut(usize)) {
-        let mut summary = 0;
-        // Once at least: a test less where there is one, as nearly always.
-        loop {
+        // There is one summary word at least, and nearly always nothing in it.
+        if self.word(0).load(Ordering::Relaxed) != 0 {
+            self.drain_summary(0, &mut f);
+        }
+        for summary in 1..self.summaries {
             if self.word(summary).load(Ordering::Relaxed) != 0 {
                 self.drain_summary(summary, &mut f);
-            }
-            summary += 1;
-            if summary >= self.summaries {
-                break;
             }
         }
     }
@@ -152,8 +150,6 @@ impl Wakes for ReadyWords {
 
 /// The consumer's lanes, as a [`HotSet`] sees them.
 pub trait Lanes {
-    /// Takes up to `budget` messages of `lane` and returns how many. 0 must mean that the lane was empty (or is gone).
-    fn visit(&mut self, lane: usize, budget: usize) -> usize;
     /// Whether a message waits in `lane`.
     fn is_ready(&self, lane: usize) -> bool;
     /// The lane's `armed` word; `None` if the lane is gone.
@@ -163,8 +159,8 @@ pub trait Lanes {
 #[derive(Clone, Copy)]
 struct Hot {
     lane: usize,
-    /// The epoch in which a message was last seen.
-    seen: u32,
+    /// Epochs that have ended since a message was last seen.
+    idle_epochs: u32,
 }
 
 /// Which lanes to poll: private state of the consumer. A lane that was never hot must be created with its `armed` word [`ARMED`].
@@ -175,7 +171,6 @@ pub struct HotSet {
     /// The lanes that [`mend`](Self::mend) comes to next: by its flag, and by what is in it.
     next_flag: usize,
     next_look: usize,
-    epoch: u32,
     epoch_start_ns: u64,
     passes_to_clock: u32,
 }
@@ -205,16 +200,22 @@ impl HotSet {
             next: 0,
             next_flag: 0,
             next_look: 0,
-            epoch: FIRST,
             epoch_start_ns: 0,
             passes_to_clock: PASSES_PER_CLOCK,
         }
     }
 
     /// One bounded pass: takes up the lanes that `wakes` names, visits some hot lanes, and sometimes retires idle ones.
-    /// Returns the number of messages taken. `now_ns` is any monotonic clock; it is read rarely.
+    /// Returns the number of messages taken. `visit` takes up to so many messages of a lane and returns how many: 0 must mean that the lane was
+    /// empty (or is gone). `now_ns` is any monotonic clock; it is read rarely.
     #[inline(always)]
-    pub fn pass(&mut self, wakes: &mut impl Wakes, lanes: &mut impl Lanes, now_ns: impl FnOnce() -> u64) -> usize {
+    pub fn pass<L: Lanes>(
+        &mut self,
+        wakes: &mut impl Wakes,
+        lanes: &mut L,
+        mut visit: impl FnMut(&mut L, usize, usize) -> usize,
+        now_ns: impl FnOnce() -> u64,
+    ) -> usize {
         wakes.drain(|lane| self.heat(lane, lanes));
         let (mut taken, mut next) = (0, self.next);
         let all = self.hot.as_mut_slice();
@@ -224,9 +225,9 @@ impl HotSet {
             next = if next < all.len() { next } else { 0 };
             let Some(hot) = all.get_mut(next) else { break };
             next += 1;
-            let n = lanes.visit(hot.lane, MESSAGES_PER_LANE);
+            let n = visit(lanes, hot.lane, MESSAGES_PER_LANE);
             if n > 0 {
-                hot.seen = self.epoch;
+                hot.idle_epochs = 0;
                 taken += n;
             }
         }
@@ -244,7 +245,7 @@ impl HotSet {
         armed.store(HOT, Ordering::Relaxed);
         if !*is_hot {
             *is_hot = true;
-            self.hot.push(Hot { lane, seen: self.epoch });
+            self.hot.push(Hot { lane, idle_epochs: 0 });
         }
     }
 
@@ -314,9 +315,8 @@ impl HotSet {
             return;
         }
         self.epoch_start_ns = now_ns;
-        self.epoch = self.epoch.wrapping_add(1);
-        let epoch = self.epoch;
-        let idle = |h: &Hot| epoch.wrapping_sub(h.seen) > 1;
+        self.hot.iter_mut().for_each(|hot| hot.idle_epochs += 1);
+        let idle = |h: &Hot| h.idle_epochs > 1;
         let mut any = false;
         for hot in self.hot.iter().filter(|h| idle(h)) {
             if let Some(armed) = lanes.armed(hot.lane) {
@@ -363,17 +363,20 @@ mod tests {
         }
 
         impl Lanes for Boxes {
-            fn visit(&mut self, lane: usize, budget: usize) -> usize {
-                self.visits[lane] += 1;
-                let n = self.waiting[lane].min(budget);
-                self.waiting[lane] -= n;
-                n
-            }
             fn is_ready(&self, lane: usize) -> bool {
                 self.waiting[lane] > 0
             }
             fn armed(&self, lane: usize) -> Option<&AtomicU32> {
                 self.armed.get(lane)
+            }
+        }
+
+        impl Boxes {
+            fn visit(&mut self, lane: usize, budget: usize) -> usize {
+                self.visits[lane] += 1;
+                let n = self.waiting[lane].min(budget);
+                self.waiting[lane] -= n;
+                n
             }
         }
 
@@ -397,17 +400,17 @@ mod tests {
             let mut got = 0;
             for _ in 0..10 * PASSES_PER_CLOCK {
                 clock += 20_000;
-                got += set.pass(&mut ready, &mut lanes, || clock);
+                got += set.pass(&mut ready, &mut lanes, Boxes::visit, || clock);
             }
             assert_eq!(got, 18);
             assert_eq!(lanes.visits.iter().filter(|&&v| v > 0).count(), 6, "only notified lanes are visited");
             let before: usize = lanes.visits.iter().sum();
-            set.pass(&mut ready, &mut lanes, || clock);
+            set.pass(&mut ready, &mut lanes, Boxes::visit, || clock);
             assert_eq!(lanes.visits.iter().sum::<usize>(), before, "cold again after the idle time");
             // A lane in use is not armed, so its producer makes no atomic read-modify-write.
             lanes.waiting[7] = 1;
             assert!(ready.notify_if_armed(7, &lanes.armed[7]));
-            assert_eq!(set.pass(&mut ready, &mut lanes, || clock), 1);
+            assert_eq!(set.pass(&mut ready, &mut lanes, Boxes::visit, || clock), 1);
             assert!(!ready.notify_if_armed(7, &lanes.armed[7]));
         }
 
@@ -422,7 +425,7 @@ mod tests {
             let mut seen = vec![];
             ready.drain(|lane| seen.push(lane));
             assert_eq!(seen, (0..70).collect::<Vec<_>>());
-            assert_eq!(HotSet::new(70).pass(&mut ready, &mut lanes, || 0), 0);
+            assert_eq!(HotSet::new(70).pass(&mut ready, &mut lanes, Boxes::visit, || 0), 0);
         }
 
         #[test]
@@ -437,7 +440,7 @@ mod tests {
                 ready.notify_if_armed(lane, &lanes.armed[lane]);
             }
             for _ in 0..80 {
-                set.pass(&mut ready, &mut lanes, || 0);
+                set.pass(&mut ready, &mut lanes, Boxes::visit, || 0);
             }
             assert!(lanes.visits.iter().all(|&v| v == 10), "{:?}", lanes.visits);
         }
@@ -454,10 +457,13 @@ mod tests {
             armed: Arc<AtomicU32>,
         }
 
-        impl Lanes for One {
+        impl One {
             fn visit(&mut self, _: usize, _: usize) -> usize {
                 self.message.swap(0, Ordering::AcqRel) as usize
             }
+        }
+
+        impl Lanes for One {
             fn is_ready(&self, _: usize) -> bool {
                 self.message.load(Ordering::Acquire) != 0
             }
@@ -485,7 +491,7 @@ mod tests {
                 });
                 let mut set = HotSet::new(1);
                 set.heat(0, &lanes);
-                set.epoch = 5;
+                set.hot[0].idle_epochs = 1;
                 set.tick(&lanes, EPOCH_NS);
                 let was_cold = set.hot.is_empty();
                 let early = lanes.visit(0, 1);
@@ -537,7 +543,7 @@ mod tests {
                     let mut idle = Idle { set: &mut set, lanes: &lanes, ready, sleep: &sleep };
                     assert!(wait([&mut idle as &mut dyn Sleeper], None));
                     // The bit may come after the message was seen in a lane that is polled.
-                    let taken = set.pass(&mut ready, &mut lanes, || 0);
+                    let taken = set.pass(&mut ready, &mut lanes, One::visit, || 0);
                     producer.join().unwrap();
                     assert_eq!(taken, 1);
                 });

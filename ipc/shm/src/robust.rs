@@ -90,7 +90,14 @@ impl RobustWord {
         unsafe { libc::pthread_mutex_unlock(self.mutex()) == 0 }
     }
 
-    /// Whether the thread that locked it ended. One load.
+    /// Whether the thread that locked it may have ended. One load.
+    #[inline(always)]
+    pub(crate) fn owner_may_have_died(&self) -> bool {
+        // Nothing is read on the strength of this, so it needs no ordering.
+        self.word().load(Ordering::Relaxed) & OWNER_DIED != 0
+    }
+
+    /// Whether it ended, and nobody took the mutex over. One load.
     #[inline(always)]
     pub(crate) fn owner_died(&self) -> bool {
         // Nothing is read on the strength of this, so it needs no ordering.

@@ -20,7 +20,7 @@ mod watches;
 
 use std::time::{Duration, Instant};
 
-use crate::sync::{AtomicU32, FIRST, Ordering, heavy_barrier, light_barrier, yield_now};
+use crate::sync::{AtomicU32, FIRST, LightBarrier, Ordering, heavy_barrier, light_barrier, yield_now};
 use futex::Known;
 use rest::RESTING;
 pub use rest::rest;
@@ -61,6 +61,19 @@ impl Sleep {
     pub fn wake(&self) {
         // W1
         light_barrier();
+        self.wake_if_asleep();
+    }
+
+    /// As [`wake`](Self::wake), by one who has the barrier at hand.
+    #[inline(always)]
+    pub fn wake_behind(&self, barrier: LightBarrier) {
+        // W1
+        barrier.execute();
+        self.wake_if_asleep();
+    }
+
+    #[inline(always)]
+    fn wake_if_asleep(&self) {
         if self.sleeping.load(Ordering::Relaxed) != 0 {
             self.wake_up();
         }

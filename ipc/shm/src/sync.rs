@@ -93,6 +93,29 @@ mod barrier {
         }
     }
 
+    /// [`light_barrier`] with the question answered beforehand whether this process has to pay for it: for those who execute one with every message.
+    #[derive(Debug, Clone, Copy)]
+    pub struct LightBarrier {
+        is_fence: bool,
+    }
+
+    impl LightBarrier {
+        /// Registers this process if it is not, which may take long.
+        #[must_use]
+        pub fn of_process() -> Self {
+            Self { is_fence: !is_registered() }
+        }
+
+        /// The barrier.
+        #[inline(always)]
+        pub fn execute(self) {
+            if self.is_fence {
+                fence(Ordering::SeqCst);
+            }
+            compiler_fence(Ordering::SeqCst);
+        }
+    }
+
     /// As [`light_barrier`], for a producer whose consumers are all in its process: it never costs anything. Where `membarrier(2)` does not work, no
     /// [`heavy_barrier`] of theirs returns `true`, and they rely on no flag.
     #[inline(always)]
@@ -121,6 +144,23 @@ mod barrier {
     }
 
     /// See the non-loom documentation.
+    #[derive(Debug, Clone, Copy)]
+    pub struct LightBarrier;
+
+    impl LightBarrier {
+        /// See the non-loom documentation.
+        #[must_use]
+        pub fn of_process() -> Self {
+            Self
+        }
+
+        /// See the non-loom documentation.
+        pub fn execute(self) {
+            light_barrier();
+        }
+    }
+
+    /// See the non-loom documentation.
     pub fn light_barrier_within_process() {
         fence(Ordering::SeqCst);
     }
@@ -133,4 +173,4 @@ mod barrier {
     }
 }
 
-pub use barrier::{heavy_barrier, light_barrier, light_barrier_within_process};
+pub use barrier::{LightBarrier, heavy_barrier, light_barrier, light_barrier_within_process};

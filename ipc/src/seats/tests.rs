@@ -13,7 +13,7 @@ fn a_million_clients_that_leave_or_die_use_up_neither_seats_nor_generations() {
     let path = std::path::PathBuf::from(format!("/dev/shm/ipc-seats-{}", std::process::id()));
     std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
     let region = Region::create(&Dir::open(Some(&path)).unwrap(), "r", 1, Seats::bytes(SEATS), |_| {}).unwrap();
-    // Its name, and the directory, go at once: what is tested is in memory, and in its locks.
+    // Removes the name at once: the test needs the memory and its locks only.
     std::fs::remove_dir_all(&path).unwrap();
     // SAFETY: the region has that many bytes, zeroed, page aligned, and outlives the view.
     let seats = unsafe { Seats::new(region.view().base(), SEATS) };

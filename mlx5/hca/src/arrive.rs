@@ -30,7 +30,7 @@ pub(crate) fn told_every(slots: u32) -> u64 {
 pub(crate) fn pass(hca: &Hca, state: &mut State) -> usize {
     let State { qps, cqs, hot, injector, .. } = state;
     let mut ready = ready_words(&hca.memory);
-    hot.pass(&mut ready, &mut Arrivals { hca, qps, cqs, injector }, || hca.clock.now_ns())
+    hot.pass(&mut ready, &mut Arrivals { hca, qps, cqs, injector }, Arrivals::take::<false>, || hca.clock.now_ns())
 }
 
 /// Everything in the lanes whose ready bits are set, in the order of the lanes. They stay armed, so that every message sets one.
@@ -109,11 +109,6 @@ impl Arrivals<'_> {
 }
 
 impl Lanes for Arrivals<'_> {
-    #[inline(always)]
-    fn visit(&mut self, lane: usize, budget: usize) -> usize {
-        self.take::<false>(lane, budget)
-    }
-
     fn is_ready(&self, lane: usize) -> bool {
         matches!(self.qps.get(lane), Some(Some(qp)) if qp.lane.is_ready())
     }
