@@ -6,7 +6,7 @@
     reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
 )]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -14,12 +14,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use scalerpc::rdma::exchange::{Accept, Hello, MeetError, Offer, RecordError, Refusal};
-use scalerpc::rdma::{SetupError, SyncCallError};
+use scalerpc::rdma::{PendingClient, RdmaOptions, SetupError, SyncCallError};
 use scalerpc::typed::Call;
 use scalerpc::typed::zerocopy::{FromBytes, Immutable, IntoBytes};
 use scalerpc::{
     CallFailure, Client, ClientError, ClientOptions, DEFAULT_TYPE, Handlers, HeldRequest, Server, ServerConfig, ServerOptions, ServerStats,
-    StopHandle,
+    State, StopHandle,
 };
 
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -254,6 +254,57 @@ fn typed_calls_have_the_types_of_both_and_other_sizes_are_refused() {
     let other = client.call_typed(&Mistaken([1, 2])).unwrap_err();
     assert!(matches!(other, ClientError::Size { received: 8, expected: 2 }), "{other}");
     server.stop();
+}
+
+/// Its one client calls from within the handler, so there is a request whenever the server looks: without a bound it would step for ever.
+#[test]
+fn a_server_that_is_stopped_ends_although_each_of_its_steps_has_a_request() {
+    // Many times what fits into the time that a server which was stopped takes.
+    const MOST: u64 = 300_000;
+    let mut server = Server::with_options("127.0.0.1:0", &options(1)).unwrap();
+    let stop = server.stop_handle();
+    let device = server.rdma().device().clone();
+    let offered = server.rdma().offer().unwrap();
+    let pending = PendingClient::on(&device, offered.record(), &RdmaOptions::default()).unwrap();
+    let admission = server.rdma().admit(offered, &pending.record()).unwrap();
+    let client = RefCell::new(pending.admitted(&admission));
+    let (calls, calls_at_stop) = (Cell::new(0), Cell::new(None));
+    let call = || {
+        let mut client = client.borrow_mut();
+        client.poll();
+        while client.poll_completion(&mut []).is_some() {}
+        calls.set(calls.get() + u64::from(client.call(DEFAULT_TYPE, &[1]).is_ok()));
+        client.poll();
+    };
+    let mut handlers = Handlers::new(server.max_payload());
+    handlers.insert(DEFAULT_TYPE, |_: &[u8], _: &mut [u8]| {
+        match calls_at_stop.get() {
+            // The first call is made while the server fetches, the others straight into its pool.
+            None if calls.get() == 100 => {
+                stop.stop();
+                calls_at_stop.set(Some(calls.get()));
+            }
+            Some(at) if calls.get() - at >= MOST => return Ok(0),
+            _ => {}
+        }
+        if matches!(client.borrow().state(), State::Process { .. }) {
+            call();
+        }
+        Ok(0)
+    });
+    call();
+    while calls.get() == 1 {
+        server.step(&mut handlers);
+        if client.borrow().core().is_busy() {
+            client.borrow_mut().poll();
+            while client.borrow_mut().poll_completion(&mut []).is_some() {}
+        } else {
+            call();
+        }
+    }
+    server.serve_types(&mut handlers);
+    let after = calls.get() - calls_at_stop.get().unwrap();
+    assert!(0 < after && after < MOST, "{after} calls after the stop");
 }
 
 /// Three servers, each in a thread: every client is one's, none has all, and one handle ends them.
