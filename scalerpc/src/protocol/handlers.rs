@@ -1,6 +1,5 @@
 //! The worker: takes requests, runs the handler of their type, answers.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -90,6 +89,7 @@ enum Action<'h> {
 }
 
 struct Entry<'h> {
+    rpc_type: u16,
     action: Action<'h>,
     /// Runs in a row that were longer than a slice.
     long_runs: u8,
@@ -97,7 +97,8 @@ struct Entry<'h> {
 
 /// Handlers by `rpc_type`, and the buffers of one worker.
 pub struct Handlers<'h> {
-    table: BTreeMap<u16, Entry<'h>>,
+    /// Sorted by type.
+    table: Vec<Entry<'h>>,
     request: Vec<u8>,
     response: Vec<u8>,
     answers: (Sender<Answer>, Receiver<Answer>),
@@ -109,24 +110,28 @@ pub struct Handlers<'h> {
 
 impl fmt::Debug for Handlers<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handlers").field("types", &self.table.keys()).field("held", &self.held).finish_non_exhaustive()
+        f.debug_struct("Handlers")
+            .field("types", &Vec::from_iter(self.table.iter().map(|entry| entry.rpc_type)))
+            .field("held", &self.held)
+            .finish_non_exhaustive()
     }
 }
 
-/// A request whose handler runs. If the handler panics, its caller is told that it failed.
+/// The request whose handler runs. If the handler panics, its caller is told that it failed.
 struct Running<'a, M: Memory> {
     server: &'a mut Server<M>,
-    out: &'a mut VecDeque<ServerOp>,
+    out: &'a mut Vec<ServerOp>,
     request: Option<Request>,
     now_ns: u64,
 }
 
 impl<M: Memory> Running<'_, M> {
     fn end(&mut self, outcome: Result<&[u8], Status>, now_ns: u64) {
-        if let Some(request) = self.request.take() {
+        if let Some(request) = &self.request {
             // The caller is told of a response that is too large; one that has left, nothing.
-            let _answered = self.server.reply(request, outcome, now_ns, self.out);
+            let _answered = self.server.answer(request, outcome, now_ns, self.out);
         }
+        self.request = None;
     }
 }
 
@@ -141,7 +146,7 @@ impl<'h> Handlers<'h> {
     #[must_use]
     pub fn new(max_payload: usize) -> Self {
         Self {
-            table: BTreeMap::new(),
+            table: Vec::new(),
             request: vec![0; max_payload],
             response: vec![0; max_payload],
             answers: mpsc::channel(),
@@ -162,7 +167,11 @@ impl<'h> Handlers<'h> {
     }
 
     fn put(&mut self, rpc_type: u16, action: Action<'h>) {
-        self.table.insert(rpc_type, Entry { action, long_runs: 0 });
+        let entry = Entry { rpc_type, action, long_runs: 0 };
+        match self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type) {
+            Ok(place) => self.table[place] = entry,
+            Err(place) => self.table.insert(place, entry),
+        }
     }
 
     /// Requests that were held and are not answered.
@@ -179,21 +188,28 @@ impl<'h> Handlers<'h> {
         server: &mut Server<M>,
         budget: usize,
         mut clock: impl FnMut() -> u64,
-        out: &mut VecDeque<ServerOp>,
+        out: &mut Vec<ServerOp>,
     ) -> usize {
-        let mut now_ns = clock();
+        let now_ns = clock();
         let answered = if self.held > 0 { self.answer_held(server, now_ns, out) } else { 0 };
+        let mut running = Running { server, out, request: None, now_ns };
         for done in answered..budget {
-            let Some(request) = server.take(&mut self.request, now_ns, out) else { return done };
+            if running.server.queued() == 0 {
+                return done;
+            }
+            running.request = running.server.take(&mut self.request, running.now_ns, running.out);
+            if running.request.is_none() {
+                return done;
+            }
             // Between two runs are but two copies: one look at the clock serves as the end of one and the start of the next.
-            now_ns = self.run(server, request, now_ns, &mut clock, out);
+            self.run(&mut running, &mut clock);
         }
         budget.max(answered)
     }
 
     /// Answers the requests that were held and have their answer by now, as long as there are buffers for the responses; how many.
     #[cold]
-    fn answer_held<M: Memory>(&mut self, server: &mut Server<M>, now_ns: u64, out: &mut VecDeque<ServerOp>) -> usize {
+    fn answer_held<M: Memory>(&mut self, server: &mut Server<M>, now_ns: u64, out: &mut Vec<ServerOp>) -> usize {
         let before = self.held;
         while let Some(mut answer) = self.late.take().or_else(|| self.answers.1.try_recv().ok()) {
             if !server.resume(&mut answer.request) {
@@ -208,28 +224,25 @@ impl<'h> Handlers<'h> {
     }
 
     /// Answers one request of the legacy lane; whether there was one.
-    pub fn step_legacy<M: Memory>(&mut self, server: &mut Server<M>, mut clock: impl FnMut() -> u64, out: &mut VecDeque<ServerOp>) -> bool {
-        let Some(request) = server.take_legacy(&mut self.request) else { return false };
+    pub fn step_legacy<M: Memory>(&mut self, server: &mut Server<M>, mut clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
+        let request = server.take_legacy(&mut self.request);
+        if request.is_none() {
+            return false;
+        }
         let now_ns = clock();
-        self.run(server, request, now_ns, &mut clock, out);
+        self.run(&mut Running { server, out, request, now_ns }, &mut clock);
         true
     }
 
-    /// Answers one request, and takes note of how long that took; when it ended. One of the legacy lane is of a type that is marked already,
-    /// which stays so.
-    fn run<M: Memory>(
-        &mut self,
-        server: &mut Server<M>,
-        request: Request,
-        now_ns: u64,
-        clock: &mut impl FnMut() -> u64,
-        out: &mut VecDeque<ServerOp>,
-    ) -> u64 {
-        let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
-        let mut running = Running { server, out, request: Some(request), now_ns };
-        let Some(entry) = self.table.get_mut(&rpc_type) else {
-            running.end(Err(Status::UnknownType), now_ns);
-            return now_ns;
+    /// Answers one request, and takes note of how long that took, and of when it ended. One of the legacy lane is of a type that is marked
+    /// already, which stays so.
+    #[inline]
+    fn run<M: Memory>(&mut self, running: &mut Running<'_, M>, clock: &mut impl FnMut() -> u64) {
+        let Some(request) = &running.request else { return };
+        let (rpc_type, len, now_ns) = (request.rpc_type(), request.len().min(self.request.len()), running.now_ns);
+        let place = self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type);
+        let Some(entry) = place.ok().and_then(|place| self.table.get_mut(place)) else {
+            return running.end(Err(Status::UnknownType), now_ns);
         };
         let handler = match &mut entry.action {
             Action::Answer(handler) => handler,
@@ -240,8 +253,7 @@ impl<'h> Handlers<'h> {
                 }
                 self.held += 1;
                 let (payload, max_payload) = (self.request[..len].to_vec(), self.response.len());
-                take(HeldRequest { request, payload, max_payload, answers: self.answers.0.clone() });
-                return now_ns;
+                return take(HeldRequest { request, payload, max_payload, answers: self.answers.0.clone() });
             }
         };
         let answer = handler(&self.request[..len], &mut self.response);
@@ -251,11 +263,11 @@ impl<'h> Handlers<'h> {
             Err(HandlerError) => Err(Status::Failed),
         };
         running.end(outcome, end_ns);
+        running.now_ns = end_ns;
         let is_long = end_ns.saturating_sub(now_ns) > running.server.slice_ns();
         entry.long_runs = if is_long { entry.long_runs.saturating_add(1) } else { 0 };
         if entry.long_runs >= LONG_RUNS {
             running.server.mark_long(rpc_type);
         }
-        end_ns
     }
 }

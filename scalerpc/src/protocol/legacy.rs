@@ -59,10 +59,11 @@ impl LegacyLane {
     }
 
     /// The oldest request; as much of its payload as fits is copied to `into`.
+    #[inline]
     pub(crate) fn pop(&mut self, into: &mut [u8]) -> Option<Request> {
         let (request, place) = self.queue.pop_front()?;
         let at = place as usize * self.place_bytes;
-        let len = request.len.min(into.len());
+        let len = request.len().min(into.len());
         into[..len].copy_from_slice(&self.bytes[at..at + len]);
         // Allocated by `push`, and freed nowhere else.
         let _freed = self.places.release(place);

@@ -15,10 +15,11 @@ pub trait Memory {
     }
     /// The 8 bytes at `offset`, a multiple of 8, little-endian, in one access; Acquire.
     fn load(&self, offset: usize) -> u64;
-    /// The first of `count` words that is not 0; word i is at `first + i * stride`, both multiples of 8. Relaxed: it says where to
-    /// [`load`](Self::load).
-    fn find(&self, first: usize, stride: usize, count: usize) -> Option<usize> {
-        (0..count).find(|nth| self.load(first + nth * stride) != 0)
+    /// The first word that is not 0: of which run, and the how-manyth there. Each run has `count` words; word i of one that begins at `first` is at
+    /// `first + i * stride`, both multiples of 8. Relaxed: it says where to [`load`](Self::load).
+    fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
+        let first_of = |(run, first): (usize, &usize)| (0..count).find(|nth| self.load(first + nth * stride) != 0).map(|nth| (run, nth));
+        runs.iter().enumerate().find_map(first_of)
     }
     /// Stores 8 bytes at `offset`, a multiple of 8, in one access; Release.
     fn store(&self, offset: usize, word: u64);

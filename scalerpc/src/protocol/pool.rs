@@ -43,6 +43,7 @@ impl MessagePool {
     }
 
     /// A place, now `Reserved`.
+    #[inline]
     pub fn allocate(&mut self) -> Option<u32> {
         let index = self.free.pop()?;
         self.states[index as usize] = SlotState::Reserved;
@@ -53,6 +54,7 @@ impl MessagePool {
     ///
     /// # Errors
     /// The place is free already: freed twice, it would be allocated twice.
+    #[inline]
     pub fn release(&mut self, index: u32) -> Result<(), WrongState> {
         let state = self.state(index);
         match state {
@@ -76,6 +78,7 @@ impl MessagePool {
     }
 
     /// Changes the state of a place in use; freeing and quarantine have their own verbs.
+    #[inline]
     pub(crate) fn set(&mut self, index: u32, to: SlotState) -> Result<(), WrongState> {
         match self.state(index) {
             state @ (SlotState::Free | SlotState::Quarantined) => Err(WrongState { index, state }),
@@ -88,6 +91,7 @@ impl MessagePool {
 
     /// The state of a place; `Free` if there is none of that number.
     #[must_use]
+    #[inline]
     pub fn state(&self, index: u32) -> SlotState {
         self.states.get(index as usize).copied().unwrap_or(SlotState::Free)
     }

@@ -23,7 +23,7 @@ pub struct Request {
     pub(crate) generation: u32,
     pub(crate) id: ReqId,
     pub(crate) rpc_type: u16,
-    pub(crate) len: usize,
+    pub(crate) len: u32,
     /// Where its response will be; `None` if clients READ, or as long as it is held.
     pub(crate) buffer: Option<u32>,
 }
@@ -44,7 +44,7 @@ impl Request {
     /// Payload bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
-        self.len
+        self.len as usize
     }
 
     /// Whether the payload has no bytes.

@@ -108,6 +108,7 @@ pub enum DecodeError {
 impl RequestHeader {
     /// The header's bytes.
     #[must_use]
+    #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         put(&mut bytes, 0, &REQUEST_MAGIC.to_le_bytes());
@@ -123,6 +124,7 @@ impl RequestHeader {
     ///
     /// # Errors
     /// Magic or flags are wrong. What the other fields mean is the receiver's to check.
+    #[inline]
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, DecodeError> {
         match (le_u32(bytes, 0), le_u16(bytes, 6)) {
             (REQUEST_MAGIC, 0) => {}
@@ -218,6 +220,7 @@ pub struct ResponseHeader {
 impl ResponseHeader {
     /// The header's bytes.
     #[must_use]
+    #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let (event, epoch, zone) = match self.event {
             None => (0_u16, 0, 0),
@@ -239,6 +242,7 @@ impl ResponseHeader {
     ///
     /// # Errors
     /// Magic, status or event are none of this version's.
+    #[inline]
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, DecodeError> {
         let magic = le_u32(bytes, 0);
         if magic != RESPONSE_MAGIC {
@@ -353,20 +357,24 @@ const _: () = assert!(HEADER_BYTES == 32 && Release::BYTES + Announcement::BYTES
 const _: () = assert!(Announcement::TRAILER_AT == 48 && Announcement::TRAILER_AT % 8 == 0 && Release::TRAILER_AT % 8 == 0);
 const _: () = assert!(HEADER_BYTES + TRAILER_BYTES <= EVENT_SLOT_BYTES);
 
+#[inline(always)]
 fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
     bytes[at..at + field.len()].copy_from_slice(field);
 }
 
+#[inline(always)]
 fn le_u16<const N: usize>(bytes: &[u8; N], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
+#[inline(always)]
 pub(crate) fn le_u32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)
 }
 
+#[inline(always)]
 pub(crate) fn le_u64<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);

@@ -83,40 +83,59 @@ impl Memory for Mr {
         Self::len(self)
     }
 
+    #[inline]
     fn load(&self, offset: usize) -> u64 {
         word(self, offset).map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
     }
 
-    fn find(&self, first: usize, stride: usize, count: usize) -> Option<usize> {
-        let last = count.checked_sub(1)?.checked_mul(stride)?.checked_add(first)?;
+    // A function of its own, whose loop has all registers.
+    #[inline(never)]
+    fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
+        let reach = count.checked_sub(1)?.checked_mul(stride)?.checked_add(8)?;
+        let last_first = Self::len(self).checked_sub(reach)?;
         if stride % 8 != 0 {
             return None;
         }
-        word(self, last)?;
-        let (mut nth, mut at) = (0, self.as_ptr().as_ptr().wrapping_add(first));
-        while nth < count {
-            // SAFETY: the last word is inside the region and aligned; this one is no further, and a multiple of 8 from it. The rest is as in
-            // `word`.
-            let word = unsafe { AtomicU64::from_ptr(at.cast()) };
-            if word.load(Ordering::Relaxed) != 0 {
-                return Some(nth);
+        // SAFETY: it is called for words of a run whose first word is aligned and so far from the end that the last one is inside the region; the
+        // others are no further, and a multiple of 8 from it. The rest is as in `word`.
+        let load = |at: *mut u8| unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Relaxed);
+        for (run, first) in runs.iter().enumerate() {
+            if first % 8 != 0 || *first > last_first {
+                continue;
             }
-            (nth, at) = (nth + 1, at.wrapping_add(stride));
+            let (mut left, mut at) = (count, self.as_ptr().as_ptr().wrapping_add(*first));
+            // Mostly there is nothing: four are looked at together.
+            while left >= 4 {
+                let third = at.wrapping_add(2 * stride);
+                if load(at) | load(at.wrapping_add(stride)) | load(third) | load(third.wrapping_add(stride)) != 0 {
+                    break;
+                }
+                (left, at) = (left - 4, third.wrapping_add(2 * stride));
+            }
+            while left > 0 {
+                if load(at) != 0 {
+                    return Some((run, count - left));
+                }
+                (left, at) = (left - 1, at.wrapping_add(stride));
+            }
         }
         None
     }
 
+    #[inline]
     fn store(&self, offset: usize, value: u64) {
         if let Some(word) = word(self, offset) {
             word.store(value.to_le(), Ordering::Release);
         }
     }
 
+    #[inline]
     fn exchange(&self, offset: usize, old: u64, new: u64) -> bool {
         let exchange = |word: &AtomicU64| word.compare_exchange(old.to_le(), new.to_le(), Ordering::AcqRel, Ordering::Acquire).is_ok();
         word(self, offset).is_some_and(exchange)
     }
 
+    #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) {
         // The only error is a range outside of the region.
         if Self::read(self, offset, into).is_err() {
@@ -124,6 +143,7 @@ impl Memory for Mr {
         }
     }
 
+    #[inline]
     fn write(&self, offset: usize, from: &[u8]) {
         // The only error is a range outside of the region, where nothing is to be written.
         let _in_range = Self::write(self, offset, from);
@@ -131,6 +151,7 @@ impl Memory for Mr {
 }
 
 /// The word at `offset`, if there is one.
+#[inline]
 fn word(region: &Mr, offset: usize) -> Option<&AtomicU64> {
     if offset % 8 != 0 || offset.checked_add(8)? > region.len() {
         return None;
@@ -152,16 +173,17 @@ mod tests {
         let port = port::Port::on(&Device::open(device).unwrap(), 16, &RdmaOptions::default()).unwrap();
         let region = port.alloc(4096, Access::LOCAL_WRITE).unwrap();
         let end = Mr::len(&region);
-        assert_eq!(region.find(56, 64, 4), None);
-        for nth in (0..4).rev() {
+        assert_eq!(region.find(&[56], 64, 7), None);
+        for nth in (0..7).rev() {
             region.store(56 + 64 * nth, 1 << 63);
-            assert_eq!(region.find(56, 64, 4), Some(nth));
-            assert_eq!(region.find(56, 64, nth), None, "the one behind the last");
+            assert_eq!(region.find(&[56], 64, 7), Some((0, nth)));
+            assert_eq!(region.find(&[56], 64, nth), None, "the one behind the last");
+            assert_eq!(region.find(&[0, 8, 56], 64, 7), Some((2, nth)), "the run that has it");
         }
         region.store(end - 8, 1);
-        assert_eq!((region.find(end - 72, 64, 2), region.find(end - 8, 8, 1)), (Some(1), Some(0)));
+        assert_eq!((region.find(&[end - 72], 64, 2), region.find(&[end - 8], 8, 1)), (Some((0, 1)), Some((0, 0))));
         for (first, stride, count) in [(end - 8, 8, 2), (end, 8, 1), (end - 8, usize::MAX / 8 * 8, 2), (end - 12, 8, 1), (end - 16, 4, 3)] {
-            assert_eq!(region.find(first, stride, count), None, "{first} {stride} {count}");
+            assert_eq!(region.find(&[first], stride, count), None, "{first} {stride} {count}");
         }
     }
 }

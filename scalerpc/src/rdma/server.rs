@@ -47,14 +47,15 @@ impl Posted {
     }
 }
 
+/// Number of no client.
+const NOBODY: u16 = u16::MAX;
+
 /// The queue pair of one client.
 #[derive(Debug)]
 struct Peer {
     qp: RcQp,
     /// Operations that wait for room, in order.
     backlog: VecDeque<ServerOp>,
-    /// Response buffers under way, in the order posted: they complete in it, or all go back when the queue pair is gone.
-    buffers: VecDeque<u32>,
     /// Operations posted and not completed.
     under_way: usize,
     /// Where a WRITE of no bytes goes.
@@ -84,7 +85,10 @@ pub struct RdmaServer {
     peers: Vec<Option<Peer>>,
     core: Server<Mr>,
     port: Port,
-    ops: VecDeque<ServerOp>,
+    /// What the core wants done; empty between steps.
+    ops: Vec<ServerOp>,
+    /// Whose queue pair each response buffer is under way on; [`NOBODY`] if on none. Those of one that is gone go back.
+    senders: Vec<u16>,
     /// Clients with something in their backlog, or to be parted with.
     unserved: Vec<ClientId>,
     /// Operations under way, and those of queue pairs that are gone while their completions may be in the queue.
@@ -122,9 +126,10 @@ impl RdmaServer {
         };
         let core = Server::new(config, memory)?;
         let peers = (0..config.max_clients).map(|_| None).collect();
-        let (ops, unserved, probe_ns) = (VecDeque::new(), Vec::new(), port.now_ns().saturating_add(PROBE_NS));
+        let (ops, unserved, probe_ns) = (Vec::new(), Vec::new(), port.now_ns().saturating_add(PROBE_NS));
         let most_under_way = options.cq_size as usize;
-        Ok(Self { peers, core, port, ops, unserved, under_way: 0, of_the_gone: 0, most_under_way, probe: 0, probe_ns })
+        let senders = vec![NOBODY; config.response_buffers as usize];
+        Ok(Self { peers, core, port, ops, senders, unserved, under_way: 0, of_the_gone: 0, most_under_way, probe: 0, probe_ns })
     }
 
     /// Makes a queue pair for one more client.
@@ -149,7 +154,6 @@ impl RdmaServer {
         self.port.connect(&mut qp, &accept.address)?;
         let client = self.core.join(accept.regions)?;
         let layout = self.core.layout();
-        let (backlog, buffers) = (VecDeque::with_capacity(2 * layout.depth + 2), VecDeque::with_capacity(layout.depth));
         let memory = self.core.memory();
         let responses_addr = match layout.reply_mode {
             ReplyMode::ServerWrites => 0,
@@ -166,7 +170,7 @@ impl RdmaServer {
         };
         let probe_at = (accept.regions.responses_addr, accept.regions.responses_rkey);
         self.port.cq.register(qp.qpn(), client.index());
-        self.peers[client.index()] = Some(Peer { qp, backlog, buffers, under_way: 0, probe_at, is_broken: false });
+        self.peers[client.index()] = Some(Peer { qp, backlog: VecDeque::new(), under_way: 0, probe_at, is_broken: false });
         Ok(Admission(regions))
     }
 
@@ -244,7 +248,7 @@ impl RdmaServer {
     }
 
     fn take_completions(&mut self, now_ns: u64) -> usize {
-        let Self { port, peers, core, unserved, under_way, of_the_gone, .. } = self;
+        let Self { port, peers, core, unserved, under_way, of_the_gone, senders, .. } = self;
         let taken = port.cq.poll(COMPLETION_BATCH, |nth, cqe| {
             let Some((client, peer)) = nth.and_then(|nth| Some((ClientId(*nth as u16), peers[*nth].as_mut()?))) else { return };
             if cqe.result().is_err() {
@@ -252,13 +256,13 @@ impl RdmaServer {
                 unserved.push(client);
                 return;
             }
-            let (mut ended, buffers) = (0, &mut peer.buffers);
+            let mut ended = 0;
             peer.qp.complete_each(&cqe, |word| {
                 ended += 1;
                 match Posted::from_word(word) {
                     Posted::Event => {}
                     Posted::Response { buffer } => {
-                        buffers.pop_front();
+                        senders[buffer as usize] = NOBODY;
                         core.on_write_done(buffer);
                     }
                     Posted::Read { zone, generation } => core.on_read_done(ReadToken { client, generation, zone }, now_ns),
@@ -276,66 +280,56 @@ impl RdmaServer {
 
     /// Posts what there is, and parts with the clients that are broken or evicted.
     fn post(&mut self) {
-        while let Some(op) = self.ops.pop_front() {
-            let client = op.client();
-            match self.peers.get_mut(client.index()).and_then(Option::as_mut) {
-                Some(peer) => {
-                    if peer.backlog.is_empty() {
-                        self.unserved.push(client);
-                    }
-                    peer.backlog.push_back(op);
-                }
-                None => {
-                    if let ServerOp::WriteResponse { buffer, .. } = op {
-                        self.core.on_write_done(buffer);
-                    }
-                }
-            }
+        // What found no room comes first, and keeps what follows it for its client behind it.
+        for nth in 0..self.unserved.len() {
+            self.post_backlog(self.unserved[nth]);
         }
-        let count = self.unserved.len();
-        for nth in 0..count {
-            self.serve(self.unserved[nth]);
+        if !self.unserved.is_empty() {
+            self.unserved.retain(|client| self.peers[client.index()].as_ref().is_some_and(|peer| !peer.backlog.is_empty()));
         }
-        // What found no room is behind them.
-        self.unserved.drain(..count);
+        if self.ops.is_empty() {
+            return;
+        }
+        let mut ops = std::mem::take(&mut self.ops);
+        ops.chunk_by(|op, next| op.client() == next.client()).for_each(|ops| self.post_run(ops));
+        ops.clear();
+        self.ops = ops;
     }
 
-    fn serve(&mut self, client: ClientId) {
+    /// Posts operations of one client.
+    fn post_run(&mut self, ops: &[ServerOp]) {
+        let Some(client) = ops.first().map(ServerOp::client) else { return };
+        let posted = match self.peers.get_mut(client.index()).and_then(Option::as_mut) {
+            Some(peer) if !peer.backlog.is_empty() => 0,
+            Some(peer) => post_all(peer, self.core.memory(), ops, &mut self.senders, self.most_under_way, &mut self.under_way),
+            None => return ops.iter().filter_map(buffer_of).for_each(|buffer| self.core.on_write_done(buffer)),
+        };
+        self.put_off(client, &ops[posted..]);
+    }
+
+    fn post_backlog(&mut self, client: ClientId) {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
-        let mut unrung = 0;
-        while let Some(op) = peer.backlog.front() {
-            if peer.is_broken || self.under_way >= self.most_under_way {
-                break;
-            }
-            if matches!(op, ServerOp::Evict { .. }) {
-                peer.is_broken = true;
-                break;
-            }
-            // The completion of the last one tells of all before it; and where the room ends, one is needed to go on.
-            let is_last = peer.backlog.len() == 1 || self.under_way + 1 == self.most_under_way;
-            let signal = if is_last { Signal::Always } else { Signal::Reclaim };
-            match post_op(&mut peer.qp, self.core.memory(), op, signal) {
-                Ok(()) => {
-                    if let ServerOp::WriteResponse { buffer, .. } = op {
-                        peer.buffers.push_back(*buffer);
-                    }
-                    peer.backlog.pop_front();
-                    peer.under_way += 1;
-                    self.under_way += 1;
-                    unrung += 1;
-                    if unrung % DOORBELL_BATCH == 0 {
-                        peer.qp.ring();
-                    }
-                }
-                Err(error) if is_full(&error) => break,
-                Err(_) => peer.is_broken = true,
-            }
-        }
-        peer.qp.ring();
+        let mut backlog = std::mem::take(&mut peer.backlog);
+        let ops = backlog.make_contiguous();
+        let posted = post_all(peer, self.core.memory(), ops, &mut self.senders, self.most_under_way, &mut self.under_way);
+        backlog.drain(..posted);
+        peer.backlog = backlog;
         if peer.is_broken {
             self.part_with(client);
-        } else if !peer.backlog.is_empty() {
-            self.unserved.push(client);
+        }
+    }
+
+    /// These operations of a client found no room; or it is broken, and they never will.
+    fn put_off(&mut self, client: ClientId, ops: &[ServerOp]) {
+        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
+        if !ops.is_empty() {
+            if peer.backlog.is_empty() {
+                self.unserved.push(client);
+            }
+            peer.backlog.extend(ops);
+        }
+        if peer.is_broken {
+            self.part_with(client);
         }
     }
 
@@ -365,16 +359,67 @@ impl RdmaServer {
     fn part_with(&mut self, client: ClientId) {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::take) else { return };
         self.port.cq.unregister(peer.qp.qpn());
-        let Peer { qp, backlog, buffers, under_way, .. } = peer;
+        let Peer { qp, backlog, under_way, .. } = peer;
         // Nothing of the client is under way from here on.
         drop(qp);
         self.of_the_gone += under_way;
-        let waiting = backlog.iter().filter_map(|op| if let ServerOp::WriteResponse { buffer, .. } = op { Some(*buffer) } else { None });
-        buffers.iter().copied().chain(waiting).for_each(|buffer| self.core.on_write_done(buffer));
+        for (buffer, sender) in (0..).zip(&mut self.senders) {
+            if *sender == client.0 {
+                *sender = NOBODY;
+                self.core.on_write_done(buffer);
+            }
+        }
+        backlog.iter().filter_map(buffer_of).for_each(|buffer| self.core.on_write_done(buffer));
         self.core.leave(client);
     }
 }
 
+/// The response buffer of an operation that has one.
+const fn buffer_of(op: &ServerOp) -> Option<u32> {
+    if let ServerOp::WriteResponse { buffer, .. } = op { Some(*buffer) } else { None }
+}
+
+/// Posts operations of one client in their order, as many as there is room for; how many. The client is broken if it is to be evicted, or if its
+/// queue pair refuses one.
+fn post_all(
+    peer: &mut Peer,
+    memory: &ServerMemory<Mr>,
+    ops: &[ServerOp],
+    senders: &mut [u16],
+    most_under_way: usize,
+    under_way: &mut usize,
+) -> usize {
+    let room = most_under_way - *under_way;
+    let mut posted = 0;
+    while let Some(op) = ops.get(posted).filter(|_| posted < room && !peer.is_broken) {
+        if matches!(op, ServerOp::Evict { .. }) {
+            peer.is_broken = true;
+            break;
+        }
+        // The completion of the last one tells of all before it; and where the room ends, one is needed to go on.
+        let is_last = posted + 1 == ops.len() || posted + 1 == room;
+        let signal = if is_last { Signal::Always } else { Signal::Reclaim };
+        match post_op(&mut peer.qp, memory, op, signal) {
+            Ok(()) => {
+                if let ServerOp::WriteResponse { client, buffer, .. } = op {
+                    senders[*buffer as usize] = client.0;
+                }
+                posted += 1;
+                if posted % DOORBELL_BATCH == 0 {
+                    peer.qp.ring();
+                }
+            }
+            Err(error) if is_full(&error) => break,
+            Err(_) => peer.is_broken = true,
+        }
+    }
+    peer.qp.ring();
+    peer.under_way += posted;
+    *under_way += posted;
+    posted
+}
+
+#[inline(always)]
 fn post_op(qp: &mut RcQp, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Signal) -> Result<(), PostError> {
     match *op {
         ServerOp::Read { addr, rkey, into, len, token, .. } => {

@@ -11,18 +11,20 @@ impl<M: Memory> Server<M> {
         // If there are fewer, the sweep looks at all of them.
         if self.clients.len() > SWEEP {
             for group in [Some(self.scheduler.current()), self.scheduler.next()].into_iter().flatten() {
-                for nth in 0..self.groups.clients(group).len() {
-                    let client = self.groups.clients(group)[nth];
-                    if self.is_written(client) {
-                        self.take_entry(client);
-                    }
+                let mut first = 0;
+                while let Some(nth) = self.groups.clients(group)[first..].iter().position(|client| self.is_written(*client)) {
+                    self.take_entry(self.groups.clients(group)[first + nth]);
+                    first += nth + 1;
                 }
             }
         }
         let end = self.clients.len().min(self.sweep + SWEEP);
-        for trailer_at in [Release::TRAILER_AT, Announcement::TRAILER_AT] {
+        let trailers = [Release::TRAILER_AT, Announcement::TRAILER_AT];
+        let halves = trailers.map(|trailer_at| self.sweep * ENTRY_BYTES + trailer_at);
+        let is_any = self.memory.entries.find(&halves, ENTRY_BYTES, end - self.sweep).is_some();
+        for trailer_at in trailers.into_iter().filter(|_| is_any) {
             let mut first = self.sweep;
-            while let Some(nth) = self.memory.entries.find(first * ENTRY_BYTES + trailer_at, ENTRY_BYTES, end - first) {
+            while let Some((_, nth)) = self.memory.entries.find(&[first * ENTRY_BYTES + trailer_at], ENTRY_BYTES, end - first) {
                 self.take_entry(ClientId((first + nth) as u16));
                 first += nth + 1;
             }
@@ -37,9 +39,10 @@ impl<M: Memory> Server<M> {
     }
 
     /// Whether either half of an entry holds something.
+    #[inline]
     fn is_written(&self, client: ClientId) -> bool {
-        let release_at = client.index() * ENTRY_BYTES + Release::TRAILER_AT;
-        self.memory.entries.find(release_at, Announcement::TRAILER_AT - Release::TRAILER_AT, 2).is_some()
+        let entry = client.index() * ENTRY_BYTES;
+        self.memory.entries.load(entry + Release::TRAILER_AT) | self.memory.entries.load(entry + Announcement::TRAILER_AT) != 0
     }
 
     pub(super) fn take_entry(&mut self, client: ClientId) {

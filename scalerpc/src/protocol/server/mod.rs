@@ -22,11 +22,11 @@ use crate::protocol::legacy::{LegacyLane, LongTypes};
 use crate::protocol::mapping::{ClientId, VirtualMapping};
 use crate::protocol::memory::Memory;
 use crate::protocol::pool::MessagePool;
-use crate::protocol::request::ClientRegions;
+use crate::protocol::request::{ClientRegions, Request};
 use crate::protocol::scheduler::{Scheduler, Turn};
 use crate::protocol::wire::{Announcement, HEADER_BYTES, TRAILER_BYTES, ZoneId};
 use intake::Queued;
-use zones::Zone;
+use zones::{ActiveZone, Zone};
 
 /// Entries of other groups that a poll looks at (S19).
 const SWEEP: usize = 64;
@@ -178,6 +178,11 @@ struct ClientRecord {
 }
 
 impl ClientRecord {
+    /// Address and key of the client's response slots.
+    const fn responses(&self) -> (u64, u32) {
+        (self.regions.responses_addr, self.regions.responses_rkey)
+    }
+
     /// P = T/S: requests over their mean size, in thousandths.
     fn priority(&self) -> u64 {
         let priority = u128::from(self.requests) * u128::from(self.requests) * 1000 / u128::from(self.bytes.max(1));
@@ -208,6 +213,14 @@ pub struct Server<M> {
     zones: Vec<Zone>,
     /// Zones that are not free, in no order.
     busy: Vec<ZoneId>,
+    /// Those of them that are active.
+    active: Vec<ActiveZone>,
+    /// Of each of these the offset of the first slot's trailer in the pools.
+    active_at: Vec<usize>,
+    /// Busy zones that owe their clients an event: without any, no look is needed at which ones do.
+    owed: usize,
+    /// No client is to be evicted before.
+    evict_ns: u64,
     /// Accepted requests that no worker has taken.
     dispatch: VecDeque<Queued>,
     buffers: MessagePool,
@@ -249,6 +262,10 @@ impl<M: Memory> Server<M> {
             pools: [MessagePool::new(layout.zones as u32), MessagePool::new(layout.zones as u32)],
             zones: vec![Zone::default(); 2 * layout.zones],
             busy: Vec::with_capacity(2 * layout.zones),
+            active: Vec::with_capacity(2 * layout.zones),
+            active_at: Vec::with_capacity(2 * layout.zones),
+            owed: 0,
+            evict_ns: u64::MAX,
             dispatch: VecDeque::with_capacity(2 * layout.zones * layout.depth),
             buffers: MessagePool::new(if layout.reply_mode == ReplyMode::ServerWrites { config.response_buffers } else { 0 }),
             long_types: LongTypes::new(),
@@ -296,7 +313,7 @@ impl<M: Memory> Server<M> {
     }
 
     /// One bounded step (S19). Operations are appended to `out`.
-    pub fn poll(&mut self, now_ns: u64, out: &mut VecDeque<ServerOp>) {
+    pub fn poll(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
         self.take_entries();
         self.accept_active();
         if self.waiters > 0 || self.scheduler.next().is_some() {
@@ -397,6 +414,11 @@ impl<M: Memory> Server<M> {
 
     fn client(&self, client: ClientId) -> Option<&ClientRecord> {
         self.clients.get(client.index())?.as_ref()
+    }
+
+    /// The client of a request, unless it has left.
+    fn record_of(&self, request: &Request) -> Option<&ClientRecord> {
+        self.client(request.client).filter(|record| record.generation == request.generation)
     }
 
     fn zone(&self, zone: ZoneId) -> &Zone {

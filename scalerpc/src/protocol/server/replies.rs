@@ -1,10 +1,8 @@
 //! Responses: written into a buffer, or where the client READs them, with an event if there is one to tell.
 
-use std::collections::VecDeque;
-
 use thiserror::Error;
 
-use super::{Server, ServerOp};
+use super::{ClientRecord, Server, ServerOp};
 use crate::protocol::config::ReplyMode;
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
@@ -37,7 +35,19 @@ impl<M: Memory> Server<M> {
         request: Request,
         outcome: Result<&[u8], Status>,
         now_ns: u64,
-        out: &mut VecDeque<ServerOp>,
+        out: &mut Vec<ServerOp>,
+    ) -> Result<(), ReplyFailure> {
+        self.answer(&request, outcome, now_ns, out)
+    }
+
+    /// Ends a request, which its caller forgets.
+    #[inline]
+    pub(crate) fn answer(
+        &mut self,
+        request: &Request,
+        outcome: Result<&[u8], Status>,
+        now_ns: u64,
+        out: &mut Vec<ServerOp>,
     ) -> Result<(), ReplyFailure> {
         let max = self.layout.max_payload();
         let (status, payload, result) = match outcome {
@@ -47,9 +57,8 @@ impl<M: Memory> Server<M> {
             Ok(payload) => (Status::Ok, payload, Ok(())),
             Err(status) => (status, &[][..], Ok(())),
         };
-        let Request { client, generation, id, buffer, .. } = request;
-        let regions = self.client(client).filter(|record| record.generation == generation).map(|record| record.regions);
-        let Some(regions) = regions else {
+        let Request { client, id, buffer, .. } = *request;
+        let Some((responses_addr, rkey)) = self.record_of(request).map(ClientRecord::responses) else {
             if let Some(buffer) = buffer {
                 self.on_write_done(buffer);
             }
@@ -62,15 +71,18 @@ impl<M: Memory> Server<M> {
         let trailer_at = place * self.layout.slot_bytes + self.layout.trailer_at();
         let len = HEADER_BYTES + payload.len();
         let start = trailer_at - len;
-        self.memory.responses.store(trailer_at, 0);
+        if buffer.is_none() {
+            // A client that READs must not find the old trailer in front of a new message.
+            self.memory.responses.store(trailer_at, 0);
+        }
         self.memory.responses.write(start, &header.encode());
         self.memory.responses.write(start + HEADER_BYTES, payload);
         self.memory.responses.store(trailer_at, Trailer { len: len as u32, valid: valid(id.sequence) }.to_word());
         if let Some(buffer) = buffer {
             let len = len + TRAILER_BYTES;
             let at = self.layout.client_slot(slot) + self.layout.slot_bytes - len;
-            let addr = regions.responses_addr.wrapping_add(at as u64);
-            out.push_back(ServerOp::WriteResponse { client, addr, rkey: regions.responses_rkey, from: start, len: len as u32, buffer });
+            let addr = responses_addr.wrapping_add(at as u64);
+            out.push(ServerOp::WriteResponse { client, addr, rkey, from: start, len: len as u32, buffer });
         }
         result
     }

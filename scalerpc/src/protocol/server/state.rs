@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 
 use super::Server;
-use super::zones::{Zone, ZoneState};
+use super::zones::{ActiveZone, Zone, ZoneState};
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::HeapMemory;
 use crate::protocol::wire::ZoneId;
@@ -30,6 +30,9 @@ impl Server<HeapMemory> {
     pub(crate) fn rebase(&mut self, now_ns: u64) {
         self.scheduler.rebase(now_ns);
         self.zones.iter_mut().for_each(|zone| zone.rebase(now_ns));
+        if self.evict_ns != u64::MAX {
+            self.evict_ns = self.evict_ns.saturating_sub(now_ns);
+        }
     }
 
     /// As if slices had been served, and clients admitted, for long.
@@ -64,6 +67,8 @@ impl Server<HeapMemory> {
     /// What must hold in every state: places, bindings and lists say the same.
     pub(crate) fn check_consistency(&self) {
         assert_eq!(self.waiters, self.clients.iter().flatten().filter(|record| record.waiting.is_some()).count());
+        assert_eq!(self.owed, self.zones.iter().filter(|zone| zone.owes_event()).count());
+        assert!(self.zones.iter().filter_map(Zone::evict_ns).all(|evict_ns| evict_ns >= self.evict_ns));
         let mut queued = vec![0; 2 * self.layout.zones];
         for entry in self.dispatch.iter().filter_map(|entry| entry.zone_if_current(self)) {
             queued[self.layout.zone_place(entry)] += 1;
@@ -74,6 +79,12 @@ impl Server<HeapMemory> {
                 let is_free = state.state == ZoneState::Free;
                 assert_eq!(self.mapping.client(id).is_none(), is_free, "{id:?}");
                 assert_eq!(self.busy.iter().filter(|busy| **busy == id).count(), usize::from(!is_free), "{id:?}");
+                let at = self.layout.pool_slot(id, 0) + self.layout.trailer_at();
+                let is_it = |(active, active_at): (&ActiveZone, &usize)| {
+                    active.zone == id && *active_at == at && self.mapping.client(id) == Some(active.client)
+                };
+                let active = self.active.iter().zip(&self.active_at).filter(|active| is_it(*active));
+                assert_eq!(active.count(), usize::from(state.state == ZoneState::Active), "{id:?}");
                 assert_eq!(state.queued, queued[self.layout.zone_place(id)], "{id:?}");
             }
             let used = zones.iter().filter(|zone| zone.state != ZoneState::Free).count();

@@ -1,7 +1,5 @@
 //! The life of a zone: warmed, active, ended, drained, free. The table is in `docs/scalerpc.md`.
 
-use std::collections::VecDeque;
-
 use super::{ReadToken, Server, ServerOp};
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
@@ -35,6 +33,13 @@ pub(super) enum ZoneState {
     Quarantined,
 }
 
+/// A zone whose client may write into it now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ActiveZone {
+    pub(super) zone: ZoneId,
+    pub(super) client: ClientId,
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Zone {
     pub(super) state: ZoneState,
@@ -59,28 +64,44 @@ impl Zone {
         self.epoch as u32 == epoch && !self.is_released && matches!(self.state, ZoneState::Draining { .. } | ZoneState::Quarantined)
     }
 
+    /// Whether there is an event that its client was not told.
+    pub(super) const fn owes_event(&self) -> bool {
+        match self.state {
+            ZoneState::Active => !self.is_told,
+            ZoneState::Ended { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Whether its client is to be told without a response, or evicted.
     const fn is_due(&self, now_ns: u64) -> bool {
         match self.state {
             ZoneState::Active => !self.is_told && self.queued == 0,
             ZoneState::Ended { tell_by_ns } => self.queued == 0 || now_ns >= tell_by_ns,
-            ZoneState::Draining { evict_ns } => !self.is_released && now_ns >= evict_ns,
+            ZoneState::Draining { .. } => matches!(self.evict_ns(), Some(evict_ns) if now_ns >= evict_ns),
             _ => false,
+        }
+    }
+
+    /// When its client is evicted, unless its release is taken before.
+    pub(super) const fn evict_ns(&self) -> Option<u64> {
+        match self.state {
+            ZoneState::Draining { evict_ns } if !self.is_released => Some(evict_ns),
+            _ => None,
         }
     }
 
     pub(super) const fn deadline_ns(&self) -> Option<u64> {
         match self.state {
             ZoneState::Ended { tell_by_ns } => Some(tell_by_ns),
-            ZoneState::Draining { evict_ns } if !self.is_released => Some(evict_ns),
-            _ => None,
+            _ => self.evict_ns(),
         }
     }
 }
 
 impl<M: Memory> Server<M> {
     /// Gives zones to the clients that wait, of the current group for this slice, of the next one for the next, and READs what they announced.
-    pub(super) fn warm(&mut self, out: &mut VecDeque<ServerOp>) {
+    pub(super) fn warm(&mut self, out: &mut Vec<ServerOp>) {
         let epoch = self.scheduler.epoch();
         if epoch == 0 || self.waiters == 0 {
             return;
@@ -101,7 +122,7 @@ impl<M: Memory> Server<M> {
     }
 
     /// Whether the client waited and was given a zone.
-    fn warm_client(&mut self, client: ClientId, epoch: u64, out: &mut VecDeque<ServerOp>) -> bool {
+    fn warm_client(&mut self, client: ClientId, epoch: u64, out: &mut Vec<ServerOp>) -> bool {
         let Some(record) = self.clients.get_mut(client.index()).and_then(Option::as_mut) else { return false };
         if record.waiting.is_none() || self.mapping.zone(client).is_some() {
             return false;
@@ -121,7 +142,7 @@ impl<M: Memory> Server<M> {
             if announcement.slots >> slot & 1 != 0 {
                 let skipped = self.layout.slot_bytes - announcement.longest as usize;
                 self.stats.reads += 1;
-                out.push_back(ServerOp::Read {
+                out.push(ServerOp::Read {
                     client,
                     addr: regions.requests_addr.wrapping_add((self.layout.client_slot(slot) + skipped) as u64),
                     rkey: regions.requests_rkey,
@@ -153,11 +174,28 @@ impl<M: Memory> Server<M> {
             zone.state = ZoneState::Ready;
             return;
         }
-        zone.state = ZoneState::Active;
         let is_late = zone.epoch != epoch;
-        self.accept_zone(token.zone);
+        self.begin_zone(token.zone);
         if is_late {
+            self.remove_active(token.zone);
             self.end_zone(token.zone, now_ns);
+        }
+    }
+
+    /// Makes a zone active whose READs are complete, and accepts what they brought.
+    fn begin_zone(&mut self, zone: ZoneId) {
+        let Some(client) = self.mapping.client(zone) else { return };
+        self.zone_mut(zone).state = ZoneState::Active;
+        self.owed += 1;
+        self.active.push(ActiveZone { zone, client });
+        self.active_at.push(self.layout.pool_slot(zone, 0) + self.layout.trailer_at());
+        self.accept_zone(self.active.len() - 1, 0);
+    }
+
+    fn remove_active(&mut self, zone: ZoneId) {
+        if let Some(nth) = self.active.iter().position(|active| active.zone == zone) {
+            self.active.remove(nth);
+            self.active_at.remove(nth);
         }
     }
 
@@ -165,26 +203,32 @@ impl<M: Memory> Server<M> {
     pub(super) fn switch(&mut self, now_ns: u64) {
         self.stats.slices += 1;
         let epoch = self.scheduler.epoch();
+        while let Some(active) = self.active.pop() {
+            self.end_zone(active.zone, now_ns);
+        }
+        self.active_at.clear();
         for nth in 0..self.busy.len() {
             let id = self.busy[nth];
-            match self.zone(id).state {
-                ZoneState::Active => self.end_zone(id, now_ns),
-                ZoneState::Ready if self.zone(id).epoch == epoch => {
-                    self.zone_mut(id).state = ZoneState::Active;
-                    self.accept_zone(id);
-                }
-                _ => {}
+            if self.zone(id).state == ZoneState::Ready && self.zone(id).epoch == epoch {
+                self.begin_zone(id);
             }
         }
     }
 
+    /// The slice of an active zone is over. Its caller takes it from the list of them.
     fn end_zone(&mut self, zone: ZoneId, now_ns: u64) {
         let tell_by_ns = now_ns.saturating_add(self.slice_ns / TELL_DIVISOR);
+        let owed = self.zone(zone).owes_event();
         self.zone_mut(zone).state = ZoneState::Ended { tell_by_ns };
+        self.owed += usize::from(!owed);
     }
 
     /// The event that a response to the client carries, if there is one to tell. It is told thereby.
+    #[inline]
     pub(super) fn event_for(&mut self, client: ClientId, now_ns: u64) -> Option<Event> {
+        if self.owed == 0 {
+            return None;
+        }
         let id = self.mapping.zone(client)?;
         let evict_ns = now_ns.saturating_add(self.drain_ns);
         let zone = self.zone_mut(id);
@@ -192,10 +236,13 @@ impl<M: Memory> Server<M> {
         match zone.state {
             ZoneState::Active if !zone.is_told => {
                 zone.is_told = true;
+                self.owed -= 1;
                 Some(Event::Activate { epoch, zone: id.zone })
             }
             ZoneState::Ended { .. } => {
                 zone.state = ZoneState::Draining { evict_ns };
+                self.owed -= 1;
+                self.evict_ns = self.evict_ns.min(evict_ns);
                 Some(Event::Switch { epoch })
             }
             _ => None,
@@ -203,7 +250,11 @@ impl<M: Memory> Server<M> {
     }
 
     /// Tells what no response will tell in time, and evicts who does not answer: only the end of its queue pair frees its zone (S10).
-    pub(super) fn tell_zones(&mut self, now_ns: u64, out: &mut VecDeque<ServerOp>) {
+    pub(super) fn tell_zones(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
+        let is_any_evicted = now_ns >= self.evict_ns;
+        if self.owed == 0 && !is_any_evicted {
+            return;
+        }
         let mut first = 0;
         while let Some(nth) = self.busy[first..].iter().position(|zone| self.zone(*zone).is_due(now_ns)) {
             let id = self.busy[first + nth];
@@ -222,14 +273,17 @@ impl<M: Memory> Server<M> {
                 self.stats.evictions += 1;
                 // In use, so it can be quarantined.
                 let _quarantined = self.pools[usize::from(id.pool)].quarantine(u32::from(id.zone));
-                out.push_back(ServerOp::Evict { client });
+                out.push(ServerOp::Evict { client });
             } else {
                 self.tell_bare(client, now_ns, out);
             }
         }
+        if is_any_evicted {
+            self.evict_ns = self.busy.iter().filter_map(|zone| self.zone(*zone).evict_ns()).min().unwrap_or(u64::MAX);
+        }
     }
 
-    fn tell_bare(&mut self, client: ClientId, now_ns: u64, out: &mut VecDeque<ServerOp>) {
+    fn tell_bare(&mut self, client: ClientId, now_ns: u64, out: &mut Vec<ServerOp>) {
         let Some(event) = self.event_for(client, now_ns) else { return };
         let Some(regions) = self.client(client).map(|record| record.regions) else { return };
         self.stats.bare_events += 1;
@@ -243,7 +297,7 @@ impl<M: Memory> Server<M> {
         let trailer = Trailer { len: HEADER_BYTES as u32, valid: valid(epoch as u32) };
         bytes[HEADER_BYTES..].copy_from_slice(&trailer.to_word().to_le_bytes());
         let addr = regions.responses_addr.wrapping_add((slot + crate::protocol::wire::EVENT_SLOT_BYTES - bytes.len()) as u64);
-        out.push_back(ServerOp::WriteEvent { client, addr, rkey: regions.responses_rkey, bytes });
+        out.push(ServerOp::WriteEvent { client, addr, rkey: regions.responses_rkey, bytes });
     }
 
     /// The client will write nothing more into the zone.
@@ -268,6 +322,10 @@ impl<M: Memory> Server<M> {
     pub(super) fn free_zone(&mut self, id: ZoneId) {
         if let Some(client) = self.mapping.client(id) {
             self.mapping.unbind(client);
+        }
+        self.owed -= usize::from(self.zone(id).owes_event());
+        if self.zone(id).state == ZoneState::Active {
+            self.remove_active(id);
         }
         *self.zone_mut(id) = Zone::default();
         self.busy.retain(|busy| *busy != id);

@@ -1,7 +1,6 @@
 //! What a poll looks at, counted (S19).
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::world::small;
@@ -59,7 +58,7 @@ fn loads_of_a_poll(clients: u32, group_size: u32) -> usize {
         server.join(regions).unwrap();
     }
     loads.set(0);
-    server.poll(0, &mut VecDeque::new());
+    server.poll(0, &mut Vec::new());
     loads.get()
 }
 

@@ -1,7 +1,5 @@
 //! One test for each mistake that earlier designs made, and for each way in which a peer can misbehave.
 
-use std::collections::VecDeque;
-
 use super::world::{Counters, World, responses_addr, small};
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, valid};
@@ -136,12 +134,12 @@ fn payloads_of_64_kib_and_more_keep_their_length_and_larger_than_a_slot_are_refu
     side.client.call(7, &payload, 0, &mut side.to_server).unwrap();
     world.deliver_to_server(0);
     world.poll_server();
-    let (mut ops, mut into) = (VecDeque::new(), vec![0; max]);
+    let (mut ops, mut into) = (Vec::new(), vec![0; max]);
     let request = world.server.take(&mut into, 0, &mut ops).unwrap();
     assert_eq!((request.len(), into == payload), (max, true));
     world.server.reply(request, Ok(&into), 0, &mut ops).unwrap();
     let side = &mut world.sides[0];
-    side.to_client.append(&mut ops);
+    side.to_client.extend(ops.drain(..));
     world.deliver_to_client(0);
     let side = &mut world.sides[0];
     side.client.poll(0, &mut side.to_server);

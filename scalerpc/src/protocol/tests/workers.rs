@@ -1,7 +1,6 @@
 //! Workers and callers: handlers that fail, panic or take long, buffers that run out, permits.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 
 use super::defects::active_world;
 use super::world::{World, small};
@@ -30,14 +29,14 @@ fn answer(world: &mut World, handlers: &mut Handlers, rpc_type: u16, clock: impl
     side.client.call(rpc_type, &[1, 2, 3], 0, &mut side.to_server).unwrap();
     world.deliver_to_server(0);
     world.poll_server();
-    let mut ops = VecDeque::new();
+    let mut ops = Vec::new();
     handlers.step(&mut world.server, 8, clock, &mut ops);
     deliver(world, ops)
 }
 
-fn deliver(world: &mut World, mut ops: VecDeque<ServerOp>) -> Option<Result<usize, CallFailure>> {
+fn deliver(world: &mut World, ops: Vec<ServerOp>) -> Option<Result<usize, CallFailure>> {
     let side = &mut world.sides[0];
-    side.to_client.append(&mut ops);
+    side.to_client.extend(ops);
     while world.deliver_to_client(0) {}
     let side = &mut world.sides[0];
     side.client.poll(0, &mut side.to_server);
@@ -70,7 +69,7 @@ fn a_handler_that_panics_answers_that_it_failed() {
     side.client.call(1, &[], 0, &mut side.to_server).unwrap();
     world.deliver_to_server(0);
     world.poll_server();
-    let mut ops = VecDeque::new();
+    let mut ops = Vec::new();
     let step = std::panic::AssertUnwindSafe(|| handlers.step(&mut world.server, 1, || 0, &mut ops));
     assert!(std::panic::catch_unwind(step).is_err());
     assert_eq!(deliver(&mut world, ops), Some(Err(CallFailure::HandlerFailed)));
@@ -93,10 +92,10 @@ fn a_handler_that_takes_longer_than_a_slice_is_served_from_the_legacy_lane_and_a
     }
     assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), None, "then they wait in the lane");
     assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), Some(Err(CallFailure::Busy)), "which has one place");
-    let mut ops = VecDeque::new();
+    let mut ops = Vec::new();
     assert!(handlers.step_legacy(&mut world.server, &mut slow, &mut ops));
     assert_eq!(deliver(&mut world, ops), Some(Ok(0)), "of its own slot, whenever it comes");
-    assert!(!handlers.step_legacy(&mut world.server, &mut slow, &mut VecDeque::new()));
+    assert!(!handlers.step_legacy(&mut world.server, &mut slow, &mut Vec::new()));
     assert_eq!(world.server.stats().legacy, 2);
 }
 
@@ -127,7 +126,7 @@ fn requests_that_are_held_are_answered_whenever_by_whomever() {
     let calls: Vec<_> = (0..4_u8).map(|call| side.client.call(1, &[call], 0, &mut side.to_server).unwrap()).collect();
     while world.deliver_to_server(0) {}
     world.poll_server();
-    let mut ops = VecDeque::new();
+    let mut ops = Vec::new();
     assert_eq!(handlers.step(&mut world.server, 8, || 0, &mut ops), 4, "two buffers, four requests: none keeps a buffer");
     assert_eq!((handlers.held(), world.server.free_buffers(), ops.len()), (4, 2, 0));
     assert_eq!(handlers.step(&mut world.server, 8, || 0, &mut ops), 0, "nobody has answered");
@@ -150,7 +149,7 @@ fn requests_that_are_held_are_answered_whenever_by_whomever() {
         handlers.step(&mut world.server, 8, || 0, &mut ops);
         assert!(ops.len() <= 2, "round {round}: as many responses as buffers");
         let side = &mut world.sides[0];
-        side.to_client.append(&mut ops);
+        side.to_client.extend(ops.drain(..));
         while world.deliver_to_client(0) {}
         let side = &mut world.sides[0];
         side.client.poll(0, &mut side.to_server);
@@ -179,7 +178,7 @@ fn a_worker_that_dies_answers_that_it_failed() {
         panic!("on purpose");
     });
     assert!(worker.join().is_err());
-    let mut ops = VecDeque::new();
+    let mut ops = Vec::new();
     assert_eq!(handlers.step(&mut world.server, 8, || 0, &mut ops), 1);
     assert_eq!(deliver(&mut world, ops), Some(Err(CallFailure::HandlerFailed)));
 }

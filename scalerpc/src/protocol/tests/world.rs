@@ -93,7 +93,7 @@ pub(super) struct World {
     pub(super) now_ns: u64,
     /// Switches since each client began to wait, with a free zone in reach.
     pub(super) waited: Vec<usize>,
-    ops: VecDeque<ServerOp>,
+    ops: Vec<ServerOp>,
     counters: Counters,
 }
 
@@ -112,7 +112,7 @@ impl World {
         };
         let mut server = Server::new(config, memory).unwrap();
         server.count_from(counters.epoch, counters.generation);
-        let (sides, working, waited, ops) = (Vec::new(), VecDeque::new(), vec![0; clients], VecDeque::new());
+        let (sides, working, waited, ops) = (Vec::new(), VecDeque::new(), vec![0; clients], Vec::new());
         let mut world = Self { server, sides, working, now_ns: 0, waited, ops, counters };
         (0..clients).for_each(|_| world.join());
         world
