@@ -123,6 +123,7 @@ impl RdmaClient {
     ///
     /// # Errors
     /// [`CallError`]; nothing was done.
+    #[inline]
     pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallHandle, CallError> {
         self.core.call(rpc_type, payload, self.port.now_ns(), &mut self.ops)
     }
@@ -158,6 +159,7 @@ impl RdmaClient {
     }
 
     /// The next call that has ended; see [`Client::poll_completion`].
+    #[inline]
     pub fn poll_completion(&mut self, into: &mut [u8]) -> Option<Completion> {
         self.core.poll_completion(into)
     }
@@ -256,24 +258,25 @@ impl RdmaClient {
         if self.ops.is_empty() {
             return Ok(());
         }
-        let mut unrung = 0;
-        while let Some(op) = self.ops.front() {
+        let mut posted = 0;
+        for op in self.ops.make_contiguous() {
             match post_op(&mut self.qp, self.core.memory(), op) {
                 Ok(()) => {}
                 Err(error) if is_full(&error) => break,
                 Err(error) => return Err(error),
             }
-            self.ops.pop_front();
-            unrung += 1;
-            if unrung % DOORBELL_BATCH == 0 {
+            posted += 1;
+            if posted % DOORBELL_BATCH == 0 {
                 self.qp.ring();
             }
         }
         self.qp.ring();
+        self.ops.drain(..posted);
         Ok(())
     }
 }
 
+#[inline(always)]
 fn post_op(qp: &mut RcQp, memory: &ClientMemory<Mr>, op: &ClientOp) -> Result<(), PostError> {
     match *op {
         ClientOp::WriteRequest { addr, rkey, from, len } => {

@@ -54,6 +54,7 @@ impl Port {
 }
 
 /// WRITEs `len` bytes from byte `from` of a region: within the WQE if they are few.
+#[inline(always)]
 pub(super) fn post_write(
     qp: &mut RcQp,
     region: &Mr,
@@ -64,8 +65,9 @@ pub(super) fn post_write(
     user: u64,
 ) -> Result<(), PostError> {
     let (addr, rkey) = to;
-    let mut bytes = [0; MAX_INLINE_BYTES];
-    if let Some(bytes) = bytes.get_mut(..len as usize) {
+    if len as usize <= MAX_INLINE_BYTES {
+        let mut bytes = [0; MAX_INLINE_BYTES];
+        let bytes = &mut bytes[..len as usize];
         if region.read(from, bytes).is_ok() {
             return qp.post(&Write { addr, rkey, payload: Inline(bytes) }, signal, user);
         }

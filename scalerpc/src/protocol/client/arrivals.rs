@@ -33,7 +33,12 @@ impl<M: Memory> Client<M> {
     pub(super) fn take_arrivals(&mut self, out: &mut VecDeque<ClientOp>) -> Result<(), ProtocolError> {
         let mut events = Events::default();
         for slot in bits(self.pending) {
-            self.take_response(slot, &mut events)?;
+            let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
+            let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
+            // Else it is of an earlier call of the slot, which has ended (S15).
+            if trailer.valid == valid(self.calls[slot].sequence) {
+                self.take_response(slot, trailer_at, trailer, &mut events)?;
+            }
         }
         for start in [self.layout.switch_slot(), self.layout.activate_slot()] {
             self.take_bare_event(start, &mut events)?;
@@ -61,18 +66,13 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    fn take_response(&mut self, slot: usize, events: &mut Events) -> Result<(), ProtocolError> {
+    /// Takes the response of a slot, whose trailer is there.
+    fn take_response(&mut self, slot: usize, trailer_at: usize, trailer: Trailer, events: &mut Events) -> Result<(), ProtocolError> {
         // One that is READ is whole when its READ is, and not when its trailer is seen.
         if self.layout.reply_mode == ReplyMode::ClientReads && self.calls[slot].fetch != Fetch::Here {
             return Ok(());
         }
-        let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
-        let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
         let id = ReqId { slot: slot as u8, sequence: self.calls[slot].sequence };
-        // Of an earlier call of the slot, which has ended (S15).
-        if trailer.valid != valid(id.sequence) {
-            return Ok(());
-        }
         let len = trailer.len as usize;
         if !(HEADER_BYTES..=self.layout.trailer_at()).contains(&len) {
             return Err(ProtocolError::Length(trailer.len));

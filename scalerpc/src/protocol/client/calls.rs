@@ -57,6 +57,7 @@ impl<M: Memory> Client<M> {
     ///
     /// # Errors
     /// [`CallError`]; nothing was done.
+    #[inline]
     pub fn call(&mut self, rpc_type: u16, payload: &[u8], now_ns: u64, out: &mut VecDeque<ClientOp>) -> Result<CallHandle, CallError> {
         if let State::Closed(reason) = self.state {
             return Err(CallError::Closed(reason));
@@ -85,6 +86,7 @@ impl<M: Memory> Client<M> {
         let trailer = Trailer { len: len - TRAILER_BYTES as u32, valid: valid(sequence) };
         self.memory.requests.store(end - TRAILER_BYTES, trailer.to_word());
         self.pending |= 1 << slot;
+        self.expire_ns = self.expire_ns.min(deadline_ns);
         self.stats.calls += 1;
         if let State::Process { zone, .. } = self.state {
             self.write_request(slot, zone, out);
@@ -105,6 +107,7 @@ impl<M: Memory> Client<M> {
     }
 
     /// The next call that has ended; as much of its response's payload as fits is copied to `into` (the paper's PollCompletion).
+    #[inline]
     pub fn poll_completion(&mut self, into: &mut [u8]) -> Option<Completion> {
         let completion = self.ended.pop_front()?;
         let slot = usize::from(completion.handle.0.slot);
@@ -141,10 +144,16 @@ impl<M: Memory> Client<M> {
     }
 
     /// Ends the calls whose time is over. Their slots wait for the response (S14), unless nobody was asked for one.
+    #[cold]
     pub(super) fn expire(&mut self, now_ns: u64) {
+        self.expire_ns = u64::MAX;
         for slot in bits(self.pending) {
             let Call { deadline_ns, is_offered, .. } = self.calls[slot];
-            if deadline_ns > now_ns || self.slots.state(slot as u32) == SlotState::Quarantined {
+            if self.slots.state(slot as u32) == SlotState::Quarantined {
+                continue;
+            }
+            if deadline_ns > now_ns {
+                self.expire_ns = self.expire_ns.min(deadline_ns);
                 continue;
             }
             if is_offered {

@@ -145,6 +145,8 @@ pub struct Client<M> {
     calls: Vec<Call>,
     /// Slots whose responses have not come, those of calls that have ended included.
     pending: u64,
+    /// No call's time is over before.
+    expire_ns: u64,
     /// Slots of the announcement that is open: not written (S6).
     lent: u64,
     /// Those of them that are free but for that.
@@ -181,6 +183,7 @@ impl<M: Memory> Client<M> {
             slots: MessagePool::new(layout.depth as u32),
             calls: vec![Call::default(); layout.depth],
             pending: 0,
+            expire_ns: u64::MAX,
             lent: 0,
             lent_free: 0,
             ended: VecDeque::with_capacity(layout.depth),
@@ -203,7 +206,9 @@ impl<M: Memory> Client<M> {
             Ok(()) => {}
             Err(error) => return self.close(CloseReason::Protocol(error)),
         }
-        self.expire(now_ns);
+        if now_ns >= self.expire_ns {
+            self.expire(now_ns);
+        }
         if self.state == State::Idle && self.pending != 0 {
             self.announce(None, out);
         }

@@ -30,6 +30,7 @@ impl Client<HeapMemory> {
     pub(crate) fn rebase(&mut self, now_ns: u64) {
         self.next_read_ns = self.next_read_ns.saturating_sub(now_ns);
         self.calls.iter_mut().for_each(|call| call.deadline_ns = call.deadline_ns.saturating_sub(now_ns));
+        self.expire_ns = self.expire_ns.saturating_sub(now_ns);
     }
 
     /// Calls that have not ended, or whose ends were not taken.

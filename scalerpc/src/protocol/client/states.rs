@@ -8,6 +8,7 @@ use crate::protocol::wire::{Announcement, Release, ZoneId};
 
 impl<M: Memory> Client<M> {
     /// WRITEs a request into the client's zone.
+    #[inline]
     pub(super) fn write_request(&mut self, slot: usize, zone: ZoneId, out: &mut VecDeque<ClientOp>) {
         let len = self.calls[slot].len;
         let skipped = self.layout.slot_bytes - len as usize;
