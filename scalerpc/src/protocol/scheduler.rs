@@ -102,6 +102,11 @@ impl Scheduler {
         Turn::Switched
     }
 
+    /// Has the current group be the next one too, if somebody waits in it.
+    pub(crate) fn repeat(&mut self, groups: &GroupManager, waits: impl Fn(ClientId) -> bool) {
+        self.next = first_waiting(groups, self.current..self.current + 1, &waits);
+    }
+
     /// The first group behind the current one in which somebody waits. Behind the last group a rotation ends, and the groups are formed anew
     /// (S17).
     fn choose(

@@ -331,7 +331,13 @@ impl<M: Memory> Server<M> {
         let record = |client: ClientId| clients.get(client.index()).and_then(Option::as_ref);
         let waits = |client: ClientId| record(client).is_some_and(|record| record.waiting.is_some()) && mapping.zone(client).is_none();
         let priority = |client: ClientId| record(client).map_or(0, ClientRecord::priority);
-        if scheduler.step(now_ns, groups, waits, priority, is_vacant) == Turn::Switched {
+        let turn = scheduler.step(now_ns, groups, waits, priority, is_vacant);
+        // Others may have the zones, of a group that this one was: it is next itself, if that helps.
+        let [current, next] = [epoch, epoch + 1].map(|epoch| self.pools[(epoch % 2) as usize].free());
+        if turn == Turn::Same && scheduler.next().is_none() && current == 0 && next > 0 {
+            scheduler.repeat(groups, waits);
+        }
+        if turn == Turn::Switched {
             self.switch(now_ns);
         }
         if self.scheduler.take_regrouped() {

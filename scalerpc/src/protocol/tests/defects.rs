@@ -162,6 +162,29 @@ fn a_single_group_is_served_for_ever_in_one_slice() {
     assert_eq!(world.server.stats().reads, 3, "one warm-up each; then requests are written");
 }
 
+/// Found by a random world: a group was split, those who left it kept the zones of its slice, and nobody of theirs waited.
+#[test]
+fn a_client_for_which_its_group_has_no_zone_is_served_in_the_next_slice() {
+    let mut world = World::new(&ServerConfig { max_clients: 6, group_size: 2, spare_zones: 0, ..small() }, 3);
+    world.call_all();
+    assert!(world.run(20) < 20);
+    assert_eq!((world.server.stats().slices, world.server.free_zones()), (1, 3), "each has a zone, and one pool has no other");
+    for _ in 0..2 {
+        world.waited.push(0);
+        world.join();
+    }
+    let groups = world.server.groups();
+    assert!(groups.clients(world.server.scheduler().current()).contains(&world.sides[4].id), "{groups:?}");
+    assert!(groups.count() == 2 && !groups.clients(world.server.scheduler().current()).contains(&world.sides[2].id), "{groups:?}");
+    for _ in 0..10 {
+        let _made = world.call(4);
+        world.now_ns += 5_000;
+        assert!(world.run(20) < 20, "{:?}", world.server.scheduler());
+    }
+    assert_eq!(world.server.stats().slices, 2, "one switch is enough");
+    world.server.check_consistency();
+}
+
 /// More clients than a group may have, and than the cache rule allows: with grouping off they are one group all the same.
 #[test]
 fn with_grouping_off_every_client_keeps_its_zone() {

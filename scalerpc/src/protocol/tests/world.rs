@@ -6,6 +6,7 @@ use std::hash::{Hash, Hasher};
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::{HeapMemory, Memory};
 use crate::protocol::server::ReadToken;
+use crate::protocol::wire::Status;
 use crate::protocol::{
     CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Request, Server, ServerConfig,
     ServerMemory, ServerOp, ServerRegions,
@@ -232,12 +233,22 @@ impl World {
 
     /// Whether a request was answered: one that was held may have no place for its response.
     pub(super) fn reply(&mut self) -> bool {
+        self.answer(true)
+    }
+
+    /// The same, by a worker that dies: its handler has run, and gives no response.
+    pub(super) fn die(&mut self) -> bool {
+        self.answer(false)
+    }
+
+    fn answer(&mut self, is_well: bool) -> bool {
         let Some((mut request, bytes)) = self.working.pop_front() else { return false };
         if !self.server.resume(&mut request) {
             self.working.push_front((request, bytes));
             return false;
         }
-        let _maybe_gone = self.server.reply(request, Ok(&bytes), self.now_ns, &mut self.ops);
+        let outcome = if is_well { Ok(&bytes[..]) } else { Err(Status::Failed) };
+        let _maybe_gone = self.server.reply(request, outcome, self.now_ns, &mut self.ops);
         self.distribute();
         true
     }
@@ -271,6 +282,10 @@ impl World {
         match completion.outcome {
             Ok(len) => {
                 assert_eq!((len, payload), (4, [nth as u8, call as u8, 0x5a, 0xa5]), "the response of another call");
+                side.ended[call] += 1;
+                assert_eq!((side.executed[call], side.ended[call]), (1, 1));
+            }
+            Err(CallFailure::HandlerFailed) => {
                 side.ended[call] += 1;
                 assert_eq!((side.executed[call], side.ended[call]), (1, 1));
             }

@@ -51,9 +51,10 @@ fn random_world(seed: u64, times: Times, counters: Counters) -> World {
             5 if is_here => world.look(nth),
             8 if is_here => while world.take_completion(nth).is_some() {},
             6 if is_served => world.poll_server(),
-            7 if is_served => match rng.u8(..5) {
-                0 | 1 => drop(world.take()),
-                2 | 3 => drop(world.reply()),
+            7 if is_served => match rng.u8(..11) {
+                0..=3 => drop(world.take()),
+                4..=7 => drop(world.reply()),
+                8 => drop(world.die()),
                 _ => world.hold(),
             },
             _ => {}
@@ -66,7 +67,9 @@ fn random_world(seed: u64, times: Times, counters: Counters) -> World {
     assert!(world.settle(MAX_ROUNDS) < MAX_ROUNDS, "seed {seed}: calls do not end, or their slots are lost");
     world.server.check_consistency();
     let made: usize = world.sides.iter().map(|side| side.made).sum();
-    assert!(made > 50 && world.server.stats().slices > 10, "seed {seed}: {made} calls, {:?}", world.server.stats());
+    // Where clients are away for so long that they are evicted, there may be few calls and slices; that test counts those of all seeds.
+    let stats = world.server.stats();
+    assert!(made > 50 && stats.slices > 10 || times.drain < PATIENCE_NS, "seed {seed}: {made} calls, {stats:?}");
     world
 }
 
@@ -91,9 +94,14 @@ fn check_slots(world: &mut World, seed: u64) {
     assert_eq!(world.server.stats().garbage, 0, "seed {seed}: a correct client's message is garbage");
 }
 
+/// So many times as many seeds: `COPYRPC_TEST_SCALE`.
+fn scale() -> u64 {
+    std::env::var("COPYRPC_TEST_SCALE").ok().and_then(|scale| scale.parse().ok()).unwrap_or(1)
+}
+
 #[test]
 fn random_orders_of_many_clients_lose_and_repeat_nothing() {
-    for seed in 0..40 {
+    for seed in 0..40 * scale() {
         let mut world = random_world(seed, ENDLESS, Counters::default());
         assert!(world.sides.iter().map(|side| side.made).sum::<usize>() > 150, "seed {seed}");
         assert!(world.sides.iter().all(|side| side.executed.iter().chain(&side.ended).all(|count| *count == 1)), "seed {seed}");
@@ -104,7 +112,7 @@ fn random_orders_of_many_clients_lose_and_repeat_nothing() {
 #[test]
 fn every_slot_works_after_calls_that_ran_out_of_time_while_the_server_or_their_client_was_away() {
     let mut expired = 0;
-    for seed in 0..100 {
+    for seed in 0..100 * scale() {
         let mut world = random_world(seed, Times { timeout: 3_000, away: 20_000, drain: PATIENCE_NS }, Counters::default());
         assert_eq!(world.server.stats().evictions, 0);
         expired += world.sides.iter().flat_map(|side| &side.ended).filter(|count| **count == 0).count();
@@ -115,19 +123,23 @@ fn every_slot_works_after_calls_that_ran_out_of_time_while_the_server_or_their_c
 
 #[test]
 fn clients_that_are_evicted_while_they_are_away_harm_nobody() {
-    let mut evictions = 0;
-    for seed in 0..40 {
+    let (mut evictions, mut calls, mut slices) = (0, 0, 0);
+    let seeds = 40 * scale();
+    for seed in 0..seeds {
         let mut world = random_world(seed, Times { timeout: 3_000, away: 40_000, drain: 10_000 }, Counters::default());
         evictions += world.server.stats().evictions;
+        slices += world.server.stats().slices;
+        calls += world.sides.iter().map(|side| side.made as u64).sum::<u64>();
         check_slots(&mut world, seed);
     }
-    assert!(evictions > 40, "{evictions}");
+    let enough = [(evictions, 1), (calls, 50), (slices, 10)].into_iter().all(|(count, of_each)| count > of_each * seeds);
+    assert!(enough, "{evictions} evictions, {calls} calls, {slices} slices of {seeds} seeds");
 }
 
 /// A counter reaches the end of its bits in a use of a client, a slot or the server, or shortly before.
 #[test]
 fn counters_near_every_wrap_change_nothing() {
-    for seed in 0..60 {
+    for seed in 0..60 * scale() {
         for bits in [16, 24, 31, 32, 48, 63] {
             let counters = Counters::before_wrap(bits, fastrand::Rng::with_seed(seed).u32(..8));
             let times = if seed % 2 == 0 { ENDLESS } else { Times { timeout: 3_000, away: 20_000, drain: PATIENCE_NS } };
