@@ -64,7 +64,7 @@ fn value(args: &str) -> Value {
 #[test]
 fn grouping_off_falls_past_the_cache_and_grouping_on_does_not() {
     let document = value(SMALL);
-    assert_eq!((document["schema"].as_str(), document["schema_version"].as_u64()), (Some("scalerpc-scale"), Some(1)));
+    assert_eq!((document["schema"].as_str(), document["schema_version"].as_u64()), (Some("scalerpc-scale"), Some(2)));
     let (drop, worst) = (document["grouping_off_drop"].as_f64().unwrap(), document["grouping_on_worst"].as_f64().unwrap());
     assert!((0.4..1.0).contains(&drop) && (0.9..=1.0).contains(&worst), "{document:#}");
     let curve = document["curve"].as_array().unwrap();
@@ -73,6 +73,21 @@ fn grouping_off_falls_past_the_cache_and_grouping_on_does_not() {
     assert!(misses("off") > 0.2 && misses("on") < 0.05, "{document:#}");
     assert!(curve[2]["on"]["slices"].as_u64().unwrap() > 10 && curve[2]["off"]["slices"] == 0, "{document:#}");
     assert!(curve[2]["on"]["fewest_of_a_client"].as_u64().unwrap() > 0, "nobody starves: {document:#}");
+}
+
+/// Fetching the contexts of its clients takes the server's NIC nearly half of a slice.
+#[test]
+fn slices_become_longer_where_more_gets_done_and_no_longer_than_a_rotation_may_be() {
+    let on = |args: &str| {
+        let document = value(&format!("{SMALL} --miss-ns 20000 --window-us 20000 {args}"));
+        let on = &document["curve"][2]["on"];
+        (on["slice_ns"].as_u64().unwrap(), on["responses_per_s"].as_f64().unwrap())
+    };
+    let (fixed_ns, fixed) = on("--max-rotation-us 0");
+    let (longer_ns, longer) = on("--max-rotation-us 2500");
+    let (longest_ns, longest) = on("--max-rotation-us 20000");
+    assert_eq!((fixed_ns, longer_ns), (200_000, 400_000), "six groups");
+    assert!(longest_ns > longer_ns && longer > 1.1 * fixed && longest > 1.03 * longer, "{fixed} {longer} {longest_ns} {longest}");
 }
 
 /// What falls, falls because of the cache: nothing else is different here.
@@ -119,6 +134,7 @@ fn what_cannot_be_measured_is_refused_with_the_range() {
         ("--response-bytes 70000", "8..=65496"),
         ("--group-size 51", "1..=50"),
         ("--slice-us 0", "1..=1000000"),
+        ("--max-rotation-us 1000001", "0..=1000000"),
         ("--cache 0", "1..=65536"),
         ("--miss-ns 1000001", "0..=1000000"),
         ("--server-ns 0", "1..=1000000"),

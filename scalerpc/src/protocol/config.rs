@@ -7,6 +7,8 @@ use crate::protocol::wire::{ENTRY_BYTES, EVENT_SLOT_BYTES, HEADER_BYTES, TRAILER
 
 /// Length of a time slice, in ns, unless told otherwise.
 pub const DEFAULT_SLICE_NS: u64 = 100_000;
+/// How long a rotation may become by longer slices, in ns, unless told otherwise.
+pub const DEFAULT_MAX_ROTATION_NS: u64 = 25_000_000;
 /// How long a call may take, and how long a zone is waited for before its client is evicted, in ns, unless told otherwise.
 pub const DEFAULT_TIMEOUT_NS: u64 = 5_000_000_000;
 /// Bytes of a slot unless told otherwise.
@@ -54,8 +56,12 @@ pub struct ServerConfig {
     pub group_size: u32,
     /// Zones of a pool beyond those of the largest group, 0..=1,024: as many stopped clients cost nobody anything.
     pub spare_zones: u32,
-    /// Length of a time slice, in ns, 1,000..=1,000,000,000.
+    /// Length of a time slice, in ns, 1,000..=1,000,000,000. Slices are made longer, twice as long or four times and so on, where the same clients get
+    /// more done then: if fetching the contexts of its clients takes the NIC a large part of a slice, for instance.
     pub slice_ns: u64,
+    /// The time between the turns of a client, in ns: slices are made longer only as far as one of each group takes no more than this. With 0 they
+    /// are always `slice_ns` long, as they are when slices are synchronised.
+    pub max_rotation_ns: u64,
     /// Responses under way at most, legacy ones included; `legacy_capacity` + 1 ..= 65,535.
     pub response_buffers: u32,
     /// Requests in the legacy lane at most, 0..=65,534.
@@ -76,6 +82,7 @@ impl Default for ServerConfig {
             group_size: DEFAULT_GROUP_SIZE,
             spare_zones: 4,
             slice_ns: DEFAULT_SLICE_NS,
+            max_rotation_ns: DEFAULT_MAX_ROTATION_NS,
             response_buffers: 512,
             legacy_capacity: 64,
             drain_ns: DEFAULT_TIMEOUT_NS,

@@ -14,14 +14,15 @@ pub mod pool;
 mod request;
 mod scheduler;
 pub mod server;
+mod slices;
 #[cfg(test)]
 mod tests;
 pub mod wire;
 
 pub use client::{CallHandle, Client, ClientMemory, ClientOp, ClientStats, Completion, Permit, ServerRegions, State};
 pub use config::{
-    ConfigError, DEFAULT_DEPTH, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES, DEFAULT_TIMEOUT_NS, Grouping, Layout, MAX_CLIENTS, MAX_DEPTH,
-    ReplyMode, ServerConfig,
+    ConfigError, DEFAULT_DEPTH, DEFAULT_MAX_ROTATION_NS, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES, DEFAULT_TIMEOUT_NS, Grouping, Layout,
+    MAX_CLIENTS, MAX_DEPTH, ReplyMode, ServerConfig,
 };
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError};
 pub use handlers::{Handler, HandlerError, Handlers, HeldRequest};

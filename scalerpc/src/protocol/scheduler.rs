@@ -17,6 +17,8 @@ pub enum Turn {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scheduler {
     slice_ns: u64,
+    /// Length of the slices that begin now, unless they are synchronised.
+    length_ns: u64,
     epoch: u64,
     current: usize,
     next: Option<usize>,
@@ -30,7 +32,7 @@ impl Scheduler {
     /// Before the first slice.
     #[must_use]
     pub const fn new(slice_ns: u64) -> Self {
-        Self { slice_ns, epoch: 0, current: 0, next: None, slice_end_ns: 0, offset_ns: None, has_regrouped: false }
+        Self { slice_ns, length_ns: slice_ns, epoch: 0, current: 0, next: None, slice_end_ns: 0, offset_ns: None, has_regrouped: false }
     }
 
     /// The slice.
@@ -60,6 +62,17 @@ impl Scheduler {
     /// Has slices end at multiples of their length in global time, or not (`None`).
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.offset_ns = offset_ns;
+    }
+
+    /// Length of slices of factor 1 that are not synchronised, from the next one on.
+    pub(crate) const fn set_length(&mut self, length_ns: u64) {
+        self.length_ns = length_ns;
+    }
+
+    /// Length of slices of factor 1, those that are synchronised excepted.
+    #[must_use]
+    pub const fn length_ns(&self) -> u64 {
+        self.length_ns
     }
 
     /// Whether the groups were formed anew since this was asked last.
@@ -97,7 +110,7 @@ impl Scheduler {
         self.epoch += 1;
         self.slice_end_ns = match self.offset_ns {
             Some(offset_ns) => aligned_end(now_ns, self.slice_ns, offset_ns),
-            None => now_ns.saturating_add(self.slice_ns.saturating_mul(groups.slice_per_mille(next)) / PER_MILLE),
+            None => now_ns.saturating_add(self.length_ns.saturating_mul(groups.slice_per_mille(next)) / PER_MILLE),
         };
         Turn::Switched
     }

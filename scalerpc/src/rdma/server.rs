@@ -216,6 +216,12 @@ impl RdmaServer {
         self.core.groups().count()
     }
 
+    /// Length of the slices of now, in ns: the configured one, or a longer one; see [`ServerConfig::max_rotation_ns`].
+    #[must_use]
+    pub const fn slice_ns(&self) -> u64 {
+        self.core.scheduler().length_ns()
+    }
+
     /// The core.
     #[doc(hidden)]
     #[must_use]

@@ -8,6 +8,8 @@ use super::point::{Load, Measured, Point, PointError};
 
 /// Load at which the server is as busy as it gets, as a part of its peak: from there on throughput says something about it.
 const ENOUGH: f64 = 0.95;
+/// Rotations, of the longest there can be, in which slices become as long as they stay.
+const ROTATIONS_TO_SETTLE: u64 = 5;
 /// Bytes of a message that are not payload: header and trailer.
 const MESSAGE_OVERHEAD: usize = 40;
 
@@ -22,26 +24,41 @@ pub(crate) struct Setting {
     pub(crate) depth: u32,
     pub(crate) group_size: u32,
     pub(crate) slice_ns: u64,
+    pub(crate) max_rotation_ns: u64,
     pub(crate) load: Load,
 }
 
 impl Setting {
     /// The server of a point.
     pub(crate) fn server(&self, clients: u32, grouping: Grouping) -> ServerConfig {
-        let Self { depth, group_size, slice_ns, load, .. } = *self;
+        let Self { depth, group_size, slice_ns, max_rotation_ns, load, .. } = *self;
         let slot_bytes = (load.request_bytes.max(load.response_bytes) + MESSAGE_OVERHEAD).next_multiple_of(64).max(128) as u32;
-        ServerConfig { max_clients: clients, depth, slot_bytes, grouping, group_size, slice_ns, ..ServerConfig::default() }
+        ServerConfig { max_clients: clients, depth, slot_bytes, grouping, group_size, slice_ns, max_rotation_ns, ..ServerConfig::default() }
     }
 
     fn measure(&self, clients: u32, grouping: Grouping) -> Result<Measured, PointError> {
         let nic = calibration::nic(self.context_entries, self.context_miss_ns);
         let nic = mlx5::NicParameters { jitter_ns: self.jitter_ns, seed: self.seed, ..nic };
-        Point { clients, server: self.server(clients, grouping), nic, load: self.load }.measure()
+        let takes_turns = grouping == Grouping::On && clients > self.one_group();
+        let settle_ns = self.load.window_ns / 2 + if takes_turns { ROTATIONS_TO_SETTLE * self.max_rotation_ns } else { 0 };
+        Point { clients, server: self.server(clients, grouping), nic, load: self.load, settle_ns }.measure()
     }
 
     /// Both ways with so many clients.
     pub(crate) fn pair(&self, clients: u32) -> Result<Pair, PointError> {
         Ok(Pair { clients, off: self.measure(clients, Grouping::Off)?, on: self.measure(clients, Grouping::On)? })
+    }
+
+    /// Why slices are not longer than this, with so many clients.
+    pub(crate) fn limit_of_slices(&self, clients: u32, slice_ns: u64) -> &'static str {
+        let groups = u64::from(clients.div_ceil(self.group_size));
+        if self.max_rotation_ns == 0 {
+            "slices are not made longer"
+        } else if 2 * slice_ns * groups > self.max_rotation_ns {
+            "longer slices would make a rotation too long"
+        } else {
+            "longer slices get no more done"
+        }
     }
 
     /// The most clients that are one group, and so never switch.
@@ -123,7 +140,9 @@ pub(crate) fn variations(base: &Setting) -> Vec<(String, Setting)> {
             .map(|depth| (format!("depth {depth}"), Setting { depth, ..*base })),
     );
     all.extend([10, 25, 100].into_iter().filter(|ns| *ns != base.load.server_request_ns).map(cpu));
-    all.extend([200_000, 400_000].map(|slice_ns| (format!("slices of {} us", slice_ns / 1000), Setting { slice_ns, ..*base })));
+    // As they are at first, and no longer.
+    let fixed = |slice_ns| (format!("slices of {} us, no longer", slice_ns / 1000), Setting { slice_ns, max_rotation_ns: 0, ..*base });
+    all.extend([100_000, 200_000, 400_000].map(fixed));
     all
 }
 
@@ -146,6 +165,7 @@ mod tests {
             arrival_miss_share: 0.0,
             sends_per_response: 1.0,
             slices: 0,
+            slice_ns: 0,
             fewest_of_a_client: 0,
             most_of_a_client: 0,
         };

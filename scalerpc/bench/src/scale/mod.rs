@@ -62,6 +62,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     slice_us: u64,
 
+    /// Slices are made longer, where that gets more done, as far as a rotation takes at most this long, in us, 0 to 1000000: 0 leaves them as they are.
+    #[arg(long, value_name = "US", default_value_t = 25_000, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    max_rotation_us: u64,
+
     /// Queue pair contexts that a NIC holds, 1 to 65536. A ConnectX-3 is said to hold 400.
     #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     cache: u32,
@@ -82,7 +86,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Virtual time that is measured at each point, in us, 100 to 10000000; half as much passes before.
+    /// Virtual time that is measured at each point, in us, 100 to 10000000; half as much passes before, and with
+    /// several groups five of the longest rotations, in which slices become as long as they stay.
     #[arg(long, value_name = "US", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     window_us: u64,
 
@@ -127,6 +132,7 @@ impl Options {
             depth: self.depth,
             group_size: self.group_size,
             slice_ns: self.slice_us * 1000,
+            max_rotation_ns: self.max_rotation_us * 1000,
             load: Load {
                 request_bytes: self.request_bytes as usize,
                 response_bytes: self.response_bytes as usize,

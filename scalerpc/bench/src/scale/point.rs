@@ -36,7 +36,7 @@ pub(crate) struct Load {
     pub(crate) server_step_ns: u64,
     /// What a call takes of its client's CPU, in ns.
     pub(crate) client_call_ns: u64,
-    /// What is measured, in ns of virtual time, after half as long that is not.
+    /// What is measured, in ns of virtual time.
     pub(crate) window_ns: u64,
 }
 
@@ -47,6 +47,8 @@ pub(crate) struct Point {
     pub(crate) server: ServerConfig,
     pub(crate) nic: NicParameters,
     pub(crate) load: Load,
+    /// What passes before, in ns of virtual time.
+    pub(crate) settle_ns: u64,
 }
 
 /// What was counted in the window.
@@ -62,6 +64,8 @@ pub(crate) struct Measured {
     pub(crate) sends_per_response: f64,
     /// Slices begun.
     pub(crate) slices: u64,
+    /// Their length, in ns, at the end.
+    pub(crate) slice_ns: u64,
     /// Responses of the client that got fewest, and of the one that got most.
     pub(crate) fewest_of_a_client: u64,
     pub(crate) most_of_a_client: u64,
@@ -95,7 +99,7 @@ impl Point {
     pub(crate) fn measure(&self) -> Result<Measured, PointError> {
         let mut simulation = Simulation::new(self.nic);
         let world = World::new(self, &mut simulation)?;
-        let start_ns = self.load.window_ns / 2;
+        let start_ns = self.settle_ns;
         simulation.run(start_ns);
         let before = world.snapshot(&simulation)?;
         simulation.run(start_ns + self.load.window_ns);
@@ -117,6 +121,7 @@ impl Point {
             arrival_miss_share: share(uses(|uses| uses.arrival_misses), uses(|uses| uses.arrivals)),
             sends_per_response: share(sends, responses),
             slices: after.stats.slices - before.stats.slices,
+            slice_ns: after.slice_ns,
             fewest_of_a_client: each().min().unwrap_or(0),
             most_of_a_client: each().max().unwrap_or(0),
         }
@@ -129,6 +134,7 @@ struct Snapshot {
     ended: Vec<u64>,
     uses: ContextUses,
     stats: ServerStats,
+    slice_ns: u64,
 }
 
 /// The actors, which the simulation steps, as they are looked at from outside.
@@ -165,8 +171,8 @@ impl World {
     fn snapshot(&self, simulation: &Simulation<'_>) -> Result<Snapshot, PointError> {
         self.check()?;
         let ended = self.callers.iter().map(|caller| caller.borrow().ended).collect();
-        let stats = *self.server.borrow().server.stats();
-        Ok(Snapshot { ended, uses: simulation.context_uses(&self.device)?, stats })
+        let server = &self.server.borrow().server;
+        Ok(Snapshot { ended, uses: simulation.context_uses(&self.device)?, stats: *server.stats(), slice_ns: server.slice_ns() })
     }
 
     /// The first thing that went wrong.

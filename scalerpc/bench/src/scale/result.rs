@@ -14,7 +14,10 @@ use super::memory::{self, PER_CONNECTION_MB, ServerBytes};
 use super::point::Measured;
 
 /// Of [`Document::schema_version`]: another number for another meaning of any field.
-const SCHEMA_VERSION: u32 = 1;
+const SCHEMA_VERSION: u32 = 2;
+
+/// The part of its peak that grouping on should keep: a row in which it does not says why.
+const ENOUGH_OF_PEAK: f64 = 0.9;
 
 /// What the model's NIC costs, as `NicParameters` has it.
 #[derive(Debug, Clone, Serialize)]
@@ -70,7 +73,7 @@ impl Document {
     }
 
     fn curve_table(&self) -> Table {
-        let mut table = Table::new(["clients", "off", "misses", "on", "misses", "on/off", "on: a client's least..most"]);
+        let mut table = Table::new(["clients", "off", "misses", "on", "misses", "on/off", "slices", "on: a client's least..most"]);
         for pair in &self.curve {
             let Measured { fewest_of_a_client, most_of_a_client, .. } = pair.on;
             table.row([
@@ -80,6 +83,7 @@ impl Document {
                 rate(pair.on.responses_per_s),
                 percent(pair.on.send_miss_share),
                 format!("{:.2}", pair.on_over_off()),
+                slices(&pair.on),
                 format!("{fewest_of_a_client}..{most_of_a_client}"),
             ]);
         }
@@ -94,12 +98,14 @@ impl Document {
             }
             None => Vec::new(),
         };
-        let columns = ["off drops".to_owned(), "on/peak".to_owned(), "on/off".to_owned()];
+        let columns = ["off drops", "on/peak", "on/off", "slices", "below 90 % because"].map(str::to_owned);
         let mut table = Table::new(["one assumption changed".to_owned()].into_iter().chain(header).chain(columns));
-        for Variation { name, few, many, verdict, .. } in &self.variations {
+        for Variation { name, setting, few, many, verdict } in &self.variations {
             let rates = [few.off, many.off, few.on, many.on].map(|measured| rate(measured.responses_per_s));
             let shares = [percent(verdict.grouping_off_drop), percent(verdict.grouping_on_worst), format!("{:.1}", many.on_over_off())];
-            table.row([name.clone()].into_iter().chain(rates).chain(shares));
+            let is_low = verdict.grouping_on_worst < ENOUGH_OF_PEAK;
+            let reason = if is_low { setting.limit_of_slices(many.clients, many.on.slice_ns) } else { "" };
+            table.row([name.clone()].into_iter().chain(rates).chain(shares).chain([slices(&many.on), reason.to_owned()]));
         }
         table
     }
@@ -143,7 +149,7 @@ impl Document {
             y: Axis::rates("throughput", "responses/s", self.curve.iter().flat_map(|pair| [off(pair), on(pair)])),
             bands: if most > context_entries as f64 { vec![(context_entries as f64, most)] } else { Vec::new() },
             series: vec![
-                series(format!("grouping on: groups of {group_size}, slices of {} us", slice_ns / 1000), on),
+                series(format!("grouping on: groups of {group_size}, slices of {} us and longer", slice_ns / 1000), on),
                 series("grouping off".to_owned(), off),
             ],
         }
@@ -153,7 +159,8 @@ impl Document {
 
 impl fmt::Display for Document {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setting { context_entries, context_miss_ns, jitter_ns, seed, depth, group_size, slice_ns, load } = self.setting;
+        let Setting { context_entries, context_miss_ns, jitter_ns, seed, depth, group_size, slice_ns, max_rotation_ns, load } =
+            self.setting;
         let Nic { doorbell_ns, send_ns, byte_ps, link_ns } = self.nic;
         writeln!(
             f,
@@ -180,11 +187,13 @@ impl fmt::Display for Document {
         )?;
         writeln!(
             f,
-            "load: {depth} calls outstanding by each client, {} B there and {} B back; groups of {group_size}, slices of {} us; CPU {} ns a \
-             request and {} ns a step of the server, {} ns a call of a client; {} ms measured\n",
+            "load: {depth} calls outstanding by each client, {} B there and {} B back; groups of {group_size}, slices of {} us and \
+             longer up to a rotation of {} us; CPU {} ns a request and {} ns a step of the server, {} ns a call of a client; \
+             {} ms measured\n",
             load.request_bytes,
             load.response_bytes,
             slice_ns / 1000,
+            max_rotation_ns / 1000,
             load.server_request_ns,
             load.server_step_ns,
             load.client_call_ns,
@@ -199,6 +208,11 @@ impl fmt::Display for Document {
         }
         Ok(())
     }
+}
+
+/// The length that slices have, if there are any.
+fn slices(measured: &Measured) -> String {
+    if measured.slices == 0 { "-".to_owned() } else { format!("{} us", measured.slice_ns / 1000) }
 }
 
 fn percent(share: f64) -> String {

@@ -24,6 +24,7 @@ use crate::protocol::memory::Memory;
 use crate::protocol::pool::MessagePool;
 use crate::protocol::request::{ClientRegions, Request};
 use crate::protocol::scheduler::{Scheduler, Turn};
+use crate::protocol::slices::SliceLength;
 use crate::protocol::wire::{Announcement, HEADER_BYTES, TRAILER_BYTES, ZoneId};
 use intake::Queued;
 use zones::{ActiveZone, Zone};
@@ -207,6 +208,7 @@ pub struct Server<M> {
     accepted: Vec<u32>,
     groups: GroupManager,
     scheduler: Scheduler,
+    slices: SliceLength,
     mapping: VirtualMapping,
     pools: [MessagePool; 2],
     /// Of both pools, by [`Layout::zone_place`].
@@ -258,6 +260,7 @@ impl<M: Memory> Server<M> {
             accepted: vec![0; clients * layout.depth],
             groups: GroupManager::new(config.clients_per_group()),
             scheduler: Scheduler::new(config.slice_ns),
+            slices: SliceLength::new(config.slice_ns, config.max_rotation_ns),
             mapping: VirtualMapping::new(clients, layout.zones),
             pools: [MessagePool::new(layout.zones as u32), MessagePool::new(layout.zones as u32)],
             zones: vec![Zone::default(); 2 * layout.zones],
@@ -343,6 +346,8 @@ impl<M: Memory> Server<M> {
         if self.scheduler.take_regrouped() {
             // What is measured next decides the next regrouping.
             self.clients.iter_mut().flatten().for_each(|record| (record.requests, record.bytes) = (0, 0));
+            self.slices.on_rotation(now_ns, self.stats.accepted, self.groups.count());
+            self.scheduler.set_length(self.slices.ns());
         }
     }
 
@@ -364,7 +369,7 @@ impl<M: Memory> Server<M> {
         self.scheduler.synchronise(offset_ns);
     }
 
-    /// Length of a slice of factor 1.
+    /// Length of a slice of factor 1, unless slices are made longer.
     #[must_use]
     pub const fn slice_ns(&self) -> u64 {
         self.slice_ns

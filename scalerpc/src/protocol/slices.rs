@@ -1,0 +1,254 @@
+//! How long slices are: as short as configured, and longer where that gets more done.
+//!
+//! Each slice has a price that does not depend on its length: the NIC fetches the contexts of its clients, events are told, requests announced and
+//! READ. What it comes to is not known to a server, and whether it matters neither: a NIC with time to spare pays it from that. So lengths are
+//! tried: a window is measured with slices of twice the length, or half, and what pays is kept. The rest of the time nothing is different.
+
+/// By so many percent more must get done with slices of twice the length.
+const GAIN_PERCENT: u64 = 3;
+/// By so many percent less may get done with slices of half the length.
+const LOSS_PERCENT: u64 = 2;
+/// Requests of a window at least: fewer say little of a rate.
+const WINDOW_REQUESTS: u64 = 2_000;
+/// A window that takes longer, and four of the longest rotations, says nothing of how slices of a length do.
+const STALE_NS: u64 = 1_000_000_000;
+/// Windows between a trial that did not pay and the next one: twice as many each time.
+const LEAST_PATIENCE: u32 = 4;
+const MOST_PATIENCE: u32 = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trial {
+    Longer,
+    Shorter,
+}
+
+/// The length of slices of factor 1: the configured one, doubled so many times.
+#[derive(Clone, Debug)]
+pub(crate) struct SliceLength {
+    base_ns: u64,
+    max_rotation_ns: u64,
+    doublings: u32,
+    /// The length that is measured, if it is not the one that is kept; and which is tried next.
+    trial: Option<Trial>,
+    next: Trial,
+    /// Requests a second with the length that is kept.
+    rate: u64,
+    /// Windows until the next trial, and after the next one that does not pay.
+    left: u32,
+    patience: u32,
+    /// Start of the window, and requests before it.
+    since_ns: u64,
+    before: u64,
+}
+
+impl SliceLength {
+    /// `base_ns` at first. Slices are made longer as long as one of each group takes at most `max_rotation_ns`.
+    #[must_use]
+    pub(crate) const fn new(base_ns: u64, max_rotation_ns: u64) -> Self {
+        Self {
+            base_ns,
+            max_rotation_ns,
+            doublings: 0,
+            trial: None,
+            next: Trial::Longer,
+            rate: 0,
+            left: 0,
+            patience: LEAST_PATIENCE,
+            since_ns: 0,
+            before: 0,
+        }
+    }
+
+    /// The length of the slices that begin now, in ns.
+    #[must_use]
+    pub(crate) const fn ns(&self) -> u64 {
+        let doublings = match self.trial {
+            None => self.doublings,
+            Some(Trial::Longer) => self.doublings + 1,
+            Some(Trial::Shorter) => self.doublings - 1,
+        };
+        self.doubled(doublings)
+    }
+
+    /// A rotation over so many groups has ended, and `requests` were accepted since the server was made: the length may be another from now on.
+    pub(crate) fn on_rotation(&mut self, now_ns: u64, requests: u64, groups: usize) {
+        let most = self.most_doublings(groups);
+        let (ns, done) = (now_ns.saturating_sub(self.since_ns), requests.saturating_sub(self.before));
+        if self.doublings > most || self.trial == Some(Trial::Longer) && self.doublings == most {
+            // There are more groups than there were.
+            self.keep(self.doublings.min(most));
+        } else if ns > STALE_NS.max(self.max_rotation_ns.saturating_mul(4)) {
+            // Few requests, for which slices are long enough as they are; or nobody had to take turns.
+            self.keep(0);
+        } else if done < WINDOW_REQUESTS {
+            return;
+        } else {
+            let rate = u64::try_from(u128::from(done) * 1_000_000_000 / u128::from(ns.max(1))).unwrap_or(u64::MAX);
+            self.judge(rate, most);
+        }
+        (self.since_ns, self.before) = (now_ns, requests);
+    }
+
+    /// A window has ended in which so many requests a second were accepted.
+    fn judge(&mut self, rate: u64, most: u32) {
+        let percent_of = |rate: u64, percent: u64| u128::from(rate) * u128::from(percent);
+        let does_pay = match self.trial {
+            None => {
+                self.rate = rate;
+                self.left = self.left.saturating_sub(1);
+                return self.try_next(most);
+            }
+            Some(Trial::Longer) => percent_of(rate, 100) >= percent_of(self.rate, 100 + GAIN_PERCENT),
+            Some(Trial::Shorter) => percent_of(rate, 100) >= percent_of(self.rate, 100 - LOSS_PERCENT),
+        };
+        match self.trial.take() {
+            Some(Trial::Longer) if does_pay => self.doublings += 1,
+            Some(Trial::Shorter) if does_pay => self.doublings -= 1,
+            _ => {
+                self.next = if self.next == Trial::Longer { Trial::Shorter } else { Trial::Longer };
+                self.left = self.patience;
+                self.patience = (2 * self.patience).min(MOST_PATIENCE);
+                return;
+            }
+        }
+        // The same way again, at once.
+        (self.rate, self.left, self.patience) = (rate, 0, LEAST_PATIENCE);
+        self.try_next(most);
+    }
+
+    fn try_next(&mut self, most: u32) {
+        if self.left > 0 || most == 0 && self.doublings == 0 {
+            return;
+        }
+        // There is always a way that is open.
+        self.next = match self.next {
+            Trial::Longer if self.doublings >= most => Trial::Shorter,
+            Trial::Shorter if self.doublings == 0 => Trial::Longer,
+            next => next,
+        };
+        self.trial = Some(self.next);
+    }
+
+    /// Goes on with this length, of which nothing is known yet.
+    const fn keep(&mut self, doublings: u32) {
+        self.doublings = doublings;
+        self.trial = None;
+        self.left = 1;
+    }
+
+    const fn doubled(&self, doublings: u32) -> u64 {
+        self.base_ns.saturating_mul(1 << doublings)
+    }
+
+    /// How often the length may be doubled with so many groups.
+    const fn most_doublings(&self, groups: usize) -> u32 {
+        let mut most = 0;
+        while most < 20 && self.doubled(most + 1).saturating_mul(groups as u64) <= self.max_rotation_ns {
+            most += 1;
+        }
+        most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE_NS: u64 = 100_000;
+    const LONGEST_NS: u64 = 20_000_000;
+
+    /// A server in virtual time: a slice costs `price_ns` of its length, and serves `rate` requests a second in the rest, no more than are asked for.
+    struct World {
+        slices: SliceLength,
+        price_ns: u64,
+        rate: u64,
+        demand: u64,
+        groups: usize,
+        now_ns: u64,
+        requests: u64,
+        rng: fastrand::Rng,
+    }
+
+    impl World {
+        fn new(price_ns: u64, groups: usize) -> Self {
+            let slices = SliceLength::new(BASE_NS, LONGEST_NS);
+            let rng = fastrand::Rng::with_seed(price_ns);
+            Self { slices, price_ns, rate: 10_000_000, demand: u64::MAX, groups, now_ns: 0, requests: 0, rng }
+        }
+
+        /// So many ns; the part of the most that was done.
+        fn run(&mut self, ns: u64) -> f64 {
+            let (end, before, start) = (self.now_ns + ns, self.requests, self.now_ns);
+            while self.now_ns < end {
+                for _ in 0..self.groups {
+                    let length = self.slices.ns();
+                    let served = length.saturating_sub(self.price_ns) * self.rate / 1_000_000_000;
+                    let asked = (u128::from(length) * u128::from(self.demand) / 1_000_000_000) as u64;
+                    // As much as one per cent of noise.
+                    self.requests += served.min(asked) * self.rng.u64(990..=1010) / 1000;
+                    self.now_ns += length;
+                }
+                self.slices.on_rotation(self.now_ns, self.requests, self.groups);
+                assert!(self.slices.ns() * self.groups as u64 <= LONGEST_NS.max(BASE_NS * self.groups as u64), "{:?}", self.slices);
+            }
+            (self.requests - before) as f64 * 1e9 / (self.now_ns - start) as f64 / self.rate as f64
+        }
+    }
+
+    #[test]
+    fn slices_whose_price_is_a_small_part_stay_as_they_are() {
+        for groups in [2, 25, 100] {
+            let mut world = World::new(1_000, groups);
+            world.run(1_000_000_000);
+            assert_eq!(world.slices.doublings, 0, "{groups} groups");
+            assert!(world.run(1_000_000_000) > 0.98);
+        }
+    }
+
+    /// The rows of the sensitivity table: 0.65 and 0.39 of the peak with slices of 100 us.
+    #[test]
+    fn slices_become_longer_until_their_price_is_a_small_part_or_a_rotation_too_long() {
+        for (price_ns, groups, at_least, length_ns) in [(35_000, 25, 0.9, 400_000), (35_000, 2, 0.9, 400_000), (61_000, 25, 0.9, 800_000)] {
+            let mut world = World::new(price_ns, groups);
+            world.run(200_000_000);
+            assert!(world.slices.doubled(world.slices.doublings) >= length_ns, "{price_ns} ns of {groups} groups: {:?}", world.slices);
+            let part = world.run(1_000_000_000);
+            assert!(part >= at_least, "{price_ns} ns of {groups} groups: {part}");
+        }
+        let mut world = World::new(61_000, 100);
+        world.run(1_000_000_000);
+        assert_eq!(world.slices.doublings, 1, "100 groups of 200 us take 20 ms");
+    }
+
+    #[test]
+    fn slices_become_short_again_when_there_is_less_to_do_or_more_groups_are_there() {
+        let mut world = World::new(35_000, 25);
+        world.run(500_000_000);
+        assert!(world.slices.doublings >= 2);
+        world.demand = 1_000_000;
+        world.run(5_000_000_000);
+        assert_eq!(world.slices.doublings, 0, "a tenth of what it can do: {:?}", world.slices);
+        world.demand = u64::MAX;
+        world.run(1_000_000_000);
+        assert!(world.slices.doublings >= 2, "and again: {:?}", world.slices);
+        world.groups = 200;
+        world.run(1);
+        assert_eq!(world.slices.ns(), BASE_NS, "a rotation of 200 groups takes 20 ms as it is");
+        world.groups = 25;
+        world.run(500_000_000);
+        world.demand = 1_000;
+        world.run(5_000_000_000);
+        assert_eq!(world.slices.ns(), BASE_NS, "hardly anything: {:?}", world.slices);
+    }
+
+    #[test]
+    fn without_room_nothing_is_tried() {
+        let mut world = World::new(60_000, 25);
+        world.slices = SliceLength::new(BASE_NS, 0);
+        for _ in 0..1000 {
+            world.slices.on_rotation(world.now_ns, world.requests, 25);
+            (world.now_ns, world.requests) = (world.now_ns + 2_500_000, world.requests + 10_000);
+            assert_eq!(world.slices.ns(), BASE_NS);
+        }
+    }
+}
