@@ -148,6 +148,11 @@ impl Desk {
         }
     }
 
+    /// See [`Books::bytes`].
+    pub(crate) fn bytes_of_books(&self) -> usize {
+        self.books.borrow().bytes()
+    }
+
     /// Requests that the handler has run for.
     pub(crate) fn executed(&self) -> u64 {
         self.books.borrow().total()

@@ -47,6 +47,12 @@ impl Books {
         self.total
     }
 
+    /// Bytes that the books take, as good as: they grow with each call of a client that stays.
+    pub(crate) fn bytes(&self) -> usize {
+        let words: usize = self.executed.values().map(Vec::capacity).sum();
+        8 * words + self.executed.capacity() * size_of::<(u64, Vec<u64>)>()
+    }
+
     /// A client has left that made so many calls, and got a response to each.
     pub(crate) fn close(&mut self, name: u64, made: u64) {
         let executed = self.executed.remove(&name).unwrap_or_default();
