@@ -39,9 +39,13 @@ pub struct Cli {
 /// What a job is, and where its result goes.
 #[derive(Debug, Clone, Args)]
 pub struct JobArgs {
-    /// How requests travel to other ranks.
+    /// Which way requests take to other ranks.
     #[arg(long, value_enum, default_value_t = BackendKind::Delegation)]
     pub backend: BackendKind,
+
+    /// What carries messages between ranks, with any --backend [default: copyrpc, or what the name of the --backend says].
+    #[arg(long, value_enum)]
+    pub carrier: Option<Transport>,
 
     /// Rank processes to start, 1 to 256 [default: 2]. Under mpirun there are as many as it started.
     #[arg(short = 'n', long, value_name = "N")]
@@ -110,7 +114,7 @@ pub struct JobArgs {
     #[arg(long, value_name = "NAME", default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
 
-    /// Bytes of each ring of a connection between ranks: a power of two, 4K to 256M, or auto. rc-send and ucx-am have none.
+    /// Bytes of each ring of a connection between ranks: a power of two, 4K to 256M, or auto. The carriers rc-send and ucx-am have none.
     #[arg(long, value_name = "BYTES", default_value = "auto")]
     pub ring_size: RingChoice,
 
@@ -256,43 +260,40 @@ impl ReportArgs {
     }
 }
 
-/// What `--backend` asks for: a [`Routing`] and a [`Transport`] by one name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+/// What `--backend` asks for: which way requests take, and by some names what carries them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackendKind {
-    /// Client to daemon by ipc, by flux to the daemon that owns the connection, by copyrpc to the peer.
+    /// Client to daemon by ipc, by flux to the daemon that owns the connection, by the carrier to the peer.
     Meta,
-    /// Client to daemon 0 through one shared ring, by copyrpc to the peer.
+    /// Client to daemon 0 through one shared ring, by the carrier to the peer.
     Delegation,
-    /// Client to the daemon of the key's number through its ring, by copyrpc to the daemon of that number, which owns the key.
+    /// Client to the daemon of the key's number through its ring, by the carrier to the daemon of that number, which owns the key.
     Sharded,
-    /// Client by copyrpc to the daemon that owns the key: an endpoint for each client and remote daemon.
+    /// Client by the carrier to the daemon that owns the key: a connection for each client and remote daemon.
     Direct,
-    /// As delegation, with a SEND for each message in the place of copyrpc: the baseline of two-sided verbs.
+    /// delegation by the carrier rc-send.
     RcSend,
-    /// As delegation, with a UCX active message for each message in the place of copyrpc. Needs libucp, and no RDMA device.
+    /// delegation by the carrier ucx-am.
     UcxAm,
+    /// direct by the carrier copyrpc.
+    CopyrpcDirect,
+    /// direct by the carrier ucx-am.
+    Ucx,
 }
 
 impl BackendKind {
-    /// Which way requests take.
+    /// Which way requests take, and what carries them between ranks if the name says it.
     #[must_use]
-    pub const fn routing(self) -> Routing {
+    pub const fn axes(self) -> (Routing, Option<Transport>) {
         match self {
-            Self::Meta => Routing::Meta,
-            Self::Delegation | Self::RcSend | Self::UcxAm => Routing::Delegation,
-            Self::Sharded => Routing::Sharded,
-            Self::Direct => Routing::Direct,
-        }
-    }
-
-    /// What carries them between ranks.
-    #[must_use]
-    pub const fn transport(self) -> Transport {
-        match self {
-            Self::Meta | Self::Delegation | Self::Sharded | Self::Direct => Transport::Copyrpc,
-            Self::RcSend => Transport::RcSend,
-            Self::UcxAm => Transport::UcxAm,
+            Self::Meta => (Routing::Meta, None),
+            Self::Delegation => (Routing::Delegation, None),
+            Self::Sharded => (Routing::Sharded, None),
+            Self::Direct => (Routing::Direct, None),
+            Self::RcSend => (Routing::Delegation, Some(Transport::RcSend)),
+            Self::UcxAm => (Routing::Delegation, Some(Transport::UcxAm)),
+            Self::CopyrpcDirect => (Routing::Direct, Some(Transport::Copyrpc)),
+            Self::Ucx => (Routing::Direct, Some(Transport::UcxAm)),
         }
     }
 }
@@ -371,7 +372,7 @@ macro_rules! named_by_value_enum {
     )*};
 }
 
-named_by_value_enum!(BackendKind, ClientKind, WaitChoice, Fault, PeerErrorsChoice);
+named_by_value_enum!(ClientKind, WaitChoice, Fault, PeerErrorsChoice);
 
 #[cfg(test)]
 mod tests {
@@ -453,7 +454,7 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         for (args, known) in [
-            ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am"),
+            ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am, copyrpc-direct, ucx"),
             ("--wait sleep", "auto, busy, yield, event"),
             ("--clients fibres", "threads, processes"),
             ("--device eth0", "auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT]"),

@@ -168,7 +168,7 @@ fn launch(cli: Cli) -> ExitCode {
 /// Variables of the ranks. UCX writes its messages to standard output, which is for the result, unless it is told otherwise.
 fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
     const LOG: &str = "UCX_LOG_FILE";
-    let is_wanted = options.backend.transport() == Transport::UcxAm && std::env::var_os(LOG).is_none();
+    let is_wanted = options.job.topology.transport == Transport::UcxAm && std::env::var_os(LOG).is_none();
     if is_wanted { vec![(LOG, "stderr")] } else { Vec::new() }
 }
 
@@ -182,7 +182,7 @@ fn check_output(options: &Options) -> Result<(), String> {
 
 /// Whether what carries requests can be loaded.
 fn check_library(options: &Options) -> Result<(), String> {
-    match options.backend.transport() {
+    match options.job.topology.transport {
         Transport::UcxAm => engine::ucx::load().map(drop).map_err(|error| error.to_string()),
         Transport::Copyrpc | Transport::RcSend => Ok(()),
     }
@@ -190,7 +190,7 @@ fn check_library(options: &Options) -> Result<(), String> {
 
 /// Whether the device that ranks will open is there.
 fn check_device(options: &Options) -> Result<(), String> {
-    let is_opened = options.job.workload.ranks > 1 && options.backend.transport() != Transport::UcxAm;
+    let is_opened = options.job.workload.ranks > 1 && options.job.topology.transport != Transport::UcxAm;
     let checked = if is_opened { options.device.check() } else { Ok(()) };
     checked.map_err(|error| format!("--device {}: {error}", options.device))
 }

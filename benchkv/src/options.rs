@@ -10,7 +10,7 @@ use engine::backend::BackendError;
 use engine::backend::plan::Site;
 use engine::job::{Job, Sizes};
 use engine::pace::{Arrivals, Pace};
-use engine::topology::{Topology, Transport};
+use engine::topology::{Routing, Topology, Transport};
 use engine::ucx::PeerErrors;
 use harness::affinity::{AffinityError, PinPolicy, Plan, Threads};
 use harness::device::DeviceChoice;
@@ -24,7 +24,7 @@ use shm::sleep::POLL_SLICE;
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
-use crate::cli::{BackendKind, ClientKind, Fault, JobArgs, RingChoice, WaitChoice};
+use crate::cli::{ClientKind, Fault, JobArgs, RingChoice, WaitChoice};
 use crate::control::MAX_DAEMONS;
 use crate::launcher::Launcher;
 use crate::memory::{Memory, MemoryLimit, OverLimit};
@@ -91,8 +91,6 @@ pub enum OptionError {
 pub struct Options {
     /// What is run.
     pub job: Job,
-    /// The name of its topology.
-    pub backend: BackendKind,
     /// What carries requests to other ranks, but for `ucx-am`.
     pub device: DeviceChoice,
     /// What is asked of its port.
@@ -154,12 +152,13 @@ impl Options {
         let launcher = Launcher::new(library, hosts, cli.server_threads + cli.client_threads);
         check_times(&cli)?;
         check_ratios(&cli, ranks)?;
-        check_ring(cli.ring_size, cli.backend.transport())?;
+        let (routing, transport) = axes(&cli)?;
+        check_ring(cli.ring_size, transport)?;
         let pace = cli.pace.resolve()?;
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()).into());
         }
-        let ucx_errors = cli.ucx.resolve(cli.backend.transport(), &cli.device, &cli.port, launcher.hosts.len())?;
+        let ucx_errors = cli.ucx.resolve(transport, &cli.device, &cli.port, launcher.hosts.len())?;
         let device = cli.device.resolve();
         cli.port.check(&device)?;
         if ucx_errors.is_none() && device.is_soft() && launcher.hosts.len() > 1 {
@@ -176,14 +175,8 @@ impl Options {
             seed: cli.seed,
             accesses: PATTERN_LEN,
         };
-        let topology = Topology {
-            routing: cli.backend.routing(),
-            transport: cli.backend.transport(),
-            ranks,
-            daemons: cli.server_threads,
-            clients: cli.client_threads,
-        };
-        policies::check(&cli.policies, cli.backend, ranks)?;
+        let topology = Topology { routing, transport, ranks, daemons: cli.server_threads, clients: cli.client_threads };
+        policies::check(&cli.policies, &topology)?;
         cli.trace.check()?;
         let sizes = Sizes::compute(cli.ring_size.bytes(), &topology, cli.queue_depth);
         let ranks_here = launcher.ranks_here.len();
@@ -215,7 +208,6 @@ impl Options {
             job,
             device,
             port: cli.port,
-            backend: cli.backend,
             clients: cli.clients,
             duration: Duration::from_secs_f64(cli.duration),
             warmup: Duration::from_secs_f64(cli.warmup),
@@ -251,7 +243,7 @@ impl Options {
 
     /// What carries requests to other ranks, as it can be asked for; UCX chooses by itself.
     fn carried_by(&self) -> String {
-        if self.backend.transport() == Transport::UcxAm { "ucx".to_owned() } else { self.device.to_string() }
+        if self.job.topology.transport == Transport::UcxAm { "ucx".to_owned() } else { self.device.to_string() }
     }
 
     /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
@@ -274,8 +266,9 @@ impl fmt::Display for Options {
         let Job { workload, sizes, topology, queue_depth, .. } = &self.job;
         writeln!(
             f,
-            "backend {}, {} device, {} x ({} + {}), depth {}",
-            self.backend,
+            "backend {}, carrier {}, {} device, {} x ({} + {}), depth {}",
+            topology.routing,
+            topology.transport,
             self.carried_by(),
             report::plural(workload.ranks, "rank"),
             report::plural(topology.daemons, "daemon"),
@@ -303,7 +296,7 @@ impl fmt::Display for Options {
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
         let is_hardware = matches!(self.device, DeviceChoice::Verbs { .. });
-        if self.wait == WaitStrategy::Event && (is_hardware || self.backend == BackendKind::UcxAm) {
+        if self.wait == WaitStrategy::Event && (is_hardware || topology.transport == Transport::UcxAm) {
             writeln!(f, "threads with connections sleep for {POLL_SLICE:?} at most: what other ranks send does not wake them")?;
         }
         if self.port != PortOptions::default() {
@@ -386,12 +379,23 @@ fn check_ratios(cli: &JobArgs, ranks: usize) -> Result<(), RangeError> {
     }
 }
 
+/// Which way requests take, and what carries them.
+fn axes(cli: &Cli) -> Result<(Routing, Transport), RangeError> {
+    let (routing, named) = cli.backend.axes();
+    match (named, cli.carrier) {
+        (Some(named), Some(given)) if named != given => {
+            Err(range("--carrier", given, "the name of this --backend says another", format!("none, or --backend {routing}")))
+        }
+        (named, given) => Ok((routing, given.or(named).unwrap_or(Transport::Copyrpc))),
+    }
+}
+
 fn check_ring(ring: RingChoice, transport: Transport) -> Result<(), RangeError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
     let legal = format!("auto, or a power of two from {} to {}", RING_BYTES.start(), RING_BYTES.end());
     match given {
         _ if transport != Transport::Copyrpc => {
-            Err(range("--ring-size", given, "messages of this --backend are not written into rings", "none; leave it out".to_owned()))
+            Err(range("--ring-size", given, "messages of this --carrier are not written into rings", "none; leave it out".to_owned()))
         }
         _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),
         _ if given > *RING_BYTES.end() => Err(range("--ring-size", given, "more than is supported", legal)),
@@ -408,7 +412,7 @@ pub struct Recorded {
     /// What was asked of its port; null where nothing was.
     #[serde(flatten)]
     pub port: PortOptions,
-    /// Whether UCX noticed dead peers; null with other backends than `ucx-am`.
+    /// Whether UCX noticed dead peers; null with other carriers than `ucx-am`.
     pub ucx_errors: Option<PeerErrors>,
     /// Seconds of a measured run.
     pub duration_s: f64,

@@ -2,10 +2,9 @@
 
 use engine::policy::PolicyOptions;
 use engine::policy::hold::HOLD_NS;
-use engine::topology::{Routing, Transport};
+use engine::topology::{Routing, Topology, Transport};
 use harness::window::WindowChoice;
 
-use crate::cli::BackendKind;
 use crate::range::{RangeError, range};
 
 /// Longest of the times that can be asked for.
@@ -31,26 +30,26 @@ fn of_carriers(options: &PolicyOptions) -> impl Iterator<Item = &'static str> + 
     .filter_map(|(flag, is_given)| is_given.then_some(flag))
 }
 
-/// Whether a job of `ranks` can do what is asked.
+/// Whether a job of this `topology` can do what is asked.
 ///
 /// # Errors
 /// The first that it cannot, and what is legal.
-pub fn check(options: &PolicyOptions, backend: BackendKind, ranks: usize) -> Result<(), RangeError> {
+pub fn check(options: &PolicyOptions, topology: &Topology) -> Result<(), RangeError> {
     check_ranges(options)?;
     check_pairs(options)?;
     let window = options.batch_window.batches().map(|_| "--batch-window");
-    if let Some(flag) = of_carriers(options).chain(window).next().filter(|_| ranks == 1) {
+    if let Some(flag) = of_carriers(options).chain(window).next().filter(|_| topology.ranks == 1) {
         return Err(range(flag, "with 1 rank", "it has no other to exchange anything with", "--ranks of 2 and more".to_owned()));
     }
-    if let Some(flag) = window.filter(|_| backend.transport() != Transport::Copyrpc) {
-        let (why, legal) = ("the window is one of copyrpc's batches", "--backend meta, delegation, sharded or direct".to_owned());
-        return Err(range(flag, format!("with --backend {backend}"), why, legal));
+    if let Some(flag) = window.filter(|_| topology.is_by_message()) {
+        let (why, legal) = ("the window is one of copyrpc's batches", "--carrier copyrpc".to_owned());
+        return Err(range(flag, format!("with --carrier {}", topology.transport), why, legal));
     }
-    if options.flush_every > 1 && backend.transport() == Transport::UcxAm {
-        let (why, legal) = ("UCX sends each message at once", "--backend meta, delegation, sharded or rc-send".to_owned());
-        return Err(range("--flush-every", "with --backend ucx-am", why, legal));
+    if options.flush_every > 1 && topology.transport == Transport::UcxAm {
+        let (why, legal) = ("UCX sends each message at once", "--carrier copyrpc or rc-send".to_owned());
+        return Err(range("--flush-every", "with --carrier ucx-am", why, legal));
     }
-    match of_carriers(options).next().filter(|_| backend.routing() == Routing::Direct) {
+    match of_carriers(options).next().filter(|_| topology.routing == Routing::Direct) {
         Some(flag) => {
             let why = "its clients have connections of their own, and no daemon sends for them";
             Err(range(flag, "with --backend direct", why, "another --backend".to_owned()))
@@ -192,7 +191,7 @@ mod tests {
         ] {
             let refused = resolve(&format!("--backend {backend} {flag}")).unwrap_err();
             let name = flag.split(' ').next().unwrap();
-            assert!(refused.starts_with(&format!("{name} with --backend {backend}: {why}; legal is --backend ")), "{refused}");
+            assert!(refused.starts_with(&format!("{name} with --carrier {backend}: {why}; legal is --carrier copyrpc")), "{refused}");
         }
         resolve("--backend rc-send --flush-every 2 --batch-hold-us 5").unwrap();
     }

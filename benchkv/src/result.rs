@@ -15,13 +15,13 @@ use harness::environment::Environment;
 use harness::hist::{LatencyHistogram, LatencySummary};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::BackendKind;
 use crate::launcher::Launcher;
 use crate::memory::Memory;
 use crate::options::Recorded;
 use crate::sim::options::SimulationRecord;
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::job::Sizes;
+use engine::topology::{Routing, Transport};
 
 mod open_loop;
 mod read;
@@ -37,7 +37,7 @@ pub use rows::{Cell, Column, Row, columns, rows};
 /// What [`JobResult::schema`] says.
 pub const SCHEMA: &str = "benchkv-result";
 /// Raised whenever a field of [`JobResult`] changes its meaning, its type or its name.
-pub const SCHEMA_VERSION: u32 = 3;
+pub const SCHEMA_VERSION: u32 = 4;
 
 /// [`JobResult::device`] where no rank has another to talk to.
 const NO_DEVICE: &str = "none";
@@ -51,8 +51,10 @@ pub struct JobResult {
     pub schema_version: u32,
     /// Version of benchkv.
     pub benchkv_version: String,
-    /// The topology.
-    pub backend: BackendKind,
+    /// Which way requests took to other ranks.
+    pub backend: Routing,
+    /// What carried them.
+    pub carrier: Transport,
     /// Kind of the device that carried remote requests, `none` if no rank has another to talk to.
     pub device: String,
     /// Rank processes.

@@ -15,12 +15,12 @@ use crate::workload::Workload;
 /// Sizes computed from the options; printed before the start and recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// Bytes of each ring of a connection between ranks, 0 where there are none (`rc-send`, `ucx-am`). `auto`: the power of two not below 4 x
+    /// Bytes of each ring of a connection between ranks, 0 where the carrier has none (`rc-send`, `ucx-am`). `auto`: the power of two not below 4 x
     /// operations in flight on it x padded message.
     pub ring_bytes: u64,
-    /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with other backends: the power of two not below
-    /// all operations of the rank's clients, 16 to 1024, and fewer where a rank's connections would have more than 32768 together. What exceeds
-    /// it waits in the daemon's backlog.
+    /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with copyrpc: the power of two not below the
+    /// operations in flight on it, 16 to 1024, and fewer where a thread's connections would have more than 32768 together. What exceeds it waits in
+    /// the backlog of the thread.
     pub window: usize,
     /// Words of the delegation ring: two for each client of the rank, as [`delegationrpc::ring_depth_for`] says.
     pub ring_slots: usize,
@@ -36,15 +36,16 @@ impl Sizes {
     pub fn compute(ring_bytes: Option<u64>, topology: &Topology, queue_depth: usize) -> Self {
         let in_flight = topology.clients * queue_depth;
         // A client's own connection carries what that client has in flight, any other what all clients of the rank have.
-        let in_flight_per_ring = if topology.routing == Routing::Direct { queue_depth } else { in_flight };
+        let in_flight_per_connection = if topology.routing == Routing::Direct { queue_depth } else { in_flight };
         // The header of 12 bytes is copyrpc's; messages are padded to 32.
         let padded_message = (12 + size_of::<Request>()).next_multiple_of(32);
         let ring_bytes = match ring_bytes {
             _ if topology.is_by_message() => 0,
             Some(bytes) => bytes,
-            None => ((4 * in_flight_per_ring * padded_message) as u64).next_power_of_two().max(MIN_RING_SIZE),
+            None => ((4 * in_flight_per_connection * padded_message) as u64).next_power_of_two().max(MIN_RING_SIZE),
         };
-        let window = in_flight.next_power_of_two().min(1 << (32_768 / topology.ranks).ilog2()).clamp(16, 1024);
+        let most = (32_768 / (1 + topology.endpoints_of_a_thread())).max(1);
+        let window = in_flight_per_connection.next_power_of_two().min(1 << most.ilog2()).clamp(16, 1024);
         let flux_in_flight = (topology.ranks * in_flight).next_power_of_two().clamp(256, 65_536);
         Self {
             ring_bytes,

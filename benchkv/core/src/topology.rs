@@ -9,10 +9,11 @@
 //!
 //! N ranks, D daemons and C clients of each. The carrier of rank r is daemon r mod D. A local key: client -ipc-> the daemon that owns it.
 //!
-//! `rc-send` and `ucx-am` are as delegation, but for what the one arrow between ranks is: a SEND, or a UCX active message, for each message.
+//! The [`Transport`] is what the one arrow between ranks is: `-copyrpc->`, or a SEND or a UCX active message for each message. Any goes with any [`Routing`].
 
 use std::fmt;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::store::owner_of;
@@ -45,7 +46,8 @@ impl fmt::Display for Peer {
 }
 
 /// Which way a request for another rank takes: the columns of the table above.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Routing {
     /// Through the daemon that owns such keys, and by flux to the carrier.
     Meta,
@@ -58,14 +60,32 @@ pub enum Routing {
 }
 
 /// What carries messages between ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Transport {
     /// copyrpc: batches written into the peer's ring.
     Copyrpc,
-    /// A SEND for each.
+    /// A SEND for each message: the baseline of two-sided verbs.
     RcSend,
-    /// An active message of UCX for each.
+    /// A UCX active message for each message. Needs libucp, and no RDMA device.
     UcxAm,
+}
+
+/// The name that an option gives it.
+fn write_name(value: &impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.write_str(value.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+}
+
+impl fmt::Display for Routing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_name(self, f)
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_name(self, f)
+    }
 }
 
 /// A topology: the threads of a job and the connections between them. Plain numbers, equal on all ranks.
@@ -110,6 +130,13 @@ impl Topology {
     #[must_use]
     pub const fn is_by_message(&self) -> bool {
         !matches!(self.transport, Transport::Copyrpc)
+    }
+
+    /// Connections between ranks of the thread that has the most of them.
+    #[must_use]
+    pub const fn endpoints_of_a_thread(&self) -> usize {
+        let most = if self.daemons > self.clients { self.daemons } else { self.clients };
+        (self.ranks - 1) * if matches!(self.routing, Routing::Direct) { most } else { 1 }
     }
 
     /// Number of shared rings of a rank, each served by the daemon of its number.

@@ -176,6 +176,40 @@ fn a_window_holds_what_is_in_flight_and_what_a_rank_can_have_receives_for() {
 }
 
 #[test]
+fn any_backend_goes_with_any_carrier_and_names_may_say_both() {
+    let axes = |args: &str| {
+        let topology = resolve(args).unwrap().job.topology;
+        format!("{} {}", topology.routing, topology.transport)
+    };
+    for backend in ["meta", "delegation", "sharded", "direct"] {
+        for carrier in ["copyrpc", "rc-send", "ucx-am"] {
+            assert_eq!(axes(&format!("--backend {backend} --carrier {carrier}")), format!("{backend} {carrier}"));
+        }
+        assert_eq!(axes(&format!("--backend {backend}")), format!("{backend} copyrpc"));
+    }
+    for (name, both) in [
+        ("rc-send", "delegation rc-send"),
+        ("ucx-am", "delegation ucx-am"),
+        ("copyrpc-direct", "direct copyrpc"),
+        ("ucx", "direct ucx-am"),
+        ("ucx --carrier ucx-am", "direct ucx-am"),
+    ] {
+        assert_eq!(axes(&format!("--backend {name}")), both);
+    }
+    let refused = resolve("--backend ucx --carrier rc-send").unwrap_err().to_string();
+    assert!(refused.starts_with("--carrier rc-send: ") && refused.ends_with("legal is none, or --backend direct"), "{refused}");
+}
+
+#[test]
+fn a_window_is_of_one_client_where_it_has_connections_of_its_own() {
+    let window = |args: &str| {
+        resolve(&format!("--backend direct --carrier rc-send --memory-limit 1152921504606846976 {args}")).unwrap().job.sizes.window
+    };
+    assert_eq!([window("--client-threads 8"), window("--queue-depth 64"), window("--queue-depth 4096")], [32, 64, 1024]);
+    assert_eq!([window("--queue-depth 4096 --client-threads 33"), window("--ranks 256 --client-threads 256 --verify=false")], [512, 16]);
+}
+
+#[test]
 fn ucx_notices_dead_peers_where_that_costs_no_shared_memory_or_it_is_told_to() {
     let errors = |hosts: &[&str], args: &str| resolve_on(hosts, args).unwrap().job.ucx_errors;
     assert_eq!(errors(&["a", "b", "a"], "--backend ucx-am"), Some(PeerErrors::Peer), "and the software device is no reason to refuse them");
@@ -184,15 +218,18 @@ fn ucx_notices_dead_peers_where_that_costs_no_shared_memory_or_it_is_told_to() {
     assert_eq!(errors(&["a"; 3], "--backend ucx-am --ucx-errors peer"), Some(PeerErrors::Peer));
     assert_eq!(errors(&["a"; 3], ""), None);
     for (args, said) in [
-        ("--ucx-errors peer", "--ucx-errors peer: this --backend has no part in UCX; "),
-        ("--backend ucx-am --device soft", "--device soft: UCX chooses its transports itself; legal is none with ucx-am; UCX_TLS and "),
+        ("--ucx-errors peer", "--ucx-errors peer: this --carrier has no part in UCX; "),
+        (
+            "--backend ucx-am --device soft",
+            "--device soft: UCX chooses its transports itself; legal is none with --carrier ucx-am; UCX_TLS and ",
+        ),
         ("--backend ucx-am --sl 1", "--device auto --sl 1: UCX chooses "),
     ] {
         let refused = resolve(args).unwrap_err().to_string();
         assert!(refused.starts_with(said), "{refused}");
     }
     let plan = resolve("--backend ucx-am").unwrap().to_string();
-    assert!(plan.contains("backend ucx-am, ucx device") && plan.contains("errors of UCX's endpoints: none"), "{plan}");
+    assert!(plan.contains("backend delegation, carrier ucx-am, ucx device") && plan.contains("errors of UCX's endpoints: none"), "{plan}");
 }
 
 #[test]

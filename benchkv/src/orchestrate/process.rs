@@ -150,6 +150,12 @@ fn work(cli: Cli, owner: &mut Owner) -> Result<ClientReport, Failure> {
         let records: Records =
             serde_json::from_slice(&owner.receive().map_err(lost)?).map_err(|e| ExchangeError::Protocol(e.to_string()))?;
         paths.connect(&records)?;
+        while !paths.settle()? {
+            if steering.is_stopped() {
+                return Ok(false);
+            }
+            std::thread::yield_now();
+        }
         say(owner, &Ok(ClientNews::Ready)).map_err(lost)?;
         Ok(true)
     };

@@ -8,8 +8,9 @@ use serde_json::Value;
 use crate::result::JobResult;
 
 /// Members of the document that are settings, the most telling ones first; `options` stands for all within.
-const SETTINGS: [&str; 13] = [
+const SETTINGS: [&str; 14] = [
     "backend",
+    "carrier",
     "ranks",
     "queue_depth",
     "client_threads",
@@ -175,10 +176,10 @@ fn group(members: Vec<usize>, all: &Settings, telling: &[&String], axis: Option<
     }
 }
 
-/// A setting in a few words. The name of a backend needs none.
+/// A setting in a few words. The names of a backend and a carrier need none.
 fn described(name: &str, value: Option<&Value>) -> String {
     match (name, text(value)) {
-        ("backend", value) => value,
+        ("backend" | "carrier", value) => value,
         (_, value) => format!("{} {value}", title(name)),
     }
 }

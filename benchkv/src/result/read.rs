@@ -48,7 +48,7 @@ pub enum ReadError {
     },
     /// It is a result of another version.
     #[error(
-        "{} is a result of schema version {found}, written by benchkv {writer}, and this benchkv reads version {SCHEMA_VERSION}; \
+        "{} is a result of schema version {found}, written by benchkv {writer}, and this benchkv reads versions 3 and {SCHEMA_VERSION}; \
          repeat the job, or use the benchkv that wrote it",
         path.display()
     )]
@@ -95,7 +95,7 @@ impl JobResult {
 
     fn parse(path: &Path, text: &[u8]) -> Result<Self, ReadError> {
         let path = || path.to_owned();
-        let document: Value = serde_json::from_slice(text).map_err(|source| ReadError::NotJson { path: path(), source })?;
+        let mut document: Value = serde_json::from_slice(text).map_err(|source| ReadError::NotJson { path: path(), source })?;
         let Some(found) = document["schema_version"].as_u64() else {
             return Err(ReadError::OtherSchema { path: path(), found: "JSON without a schema version".to_owned() });
         };
@@ -105,7 +105,9 @@ impl JobResult {
             let name = schema.as_str().map_or_else(|| "without a schema name".to_owned(), |name| format!("of the schema {name:?}"));
             return Err(ReadError::OtherSchema { path: path(), found: format!("JSON {name}") });
         }
-        if found != u64::from(SCHEMA_VERSION) {
+        if found == 3 {
+            upgrade(&mut document);
+        } else if found != u64::from(SCHEMA_VERSION) {
             let writer = document["benchkv_version"].as_str().unwrap_or("unknown").to_owned();
             return Err(ReadError::OtherVersion { path: path(), found, writer });
         }
@@ -138,6 +140,16 @@ impl JobResult {
     }
 }
 
+/// Makes a document of version 3 one of this version. It had one name for the way of requests and what carried them.
+fn upgrade(document: &mut Value) {
+    let (backend, carrier) = match document["backend"].as_str() {
+        Some(name @ ("rc-send" | "ucx-am")) => ("delegation".to_owned(), name.to_owned()),
+        name => (name.unwrap_or_default().to_owned(), "copyrpc".to_owned()),
+    };
+    (document["backend"], document["carrier"]) = (backend.into(), carrier.into());
+    document["schema_version"] = SCHEMA_VERSION.into();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,15 +163,18 @@ mod tests {
         for (text, parts) in [
             ("", ["not JSON", "line 1", "--json FILE"]),
             ("{\"schema\": \"benchkv-result\", \"schema_ver", ["not JSON", "EOF", "repeat the job"]),
-            ("[1, 2]", ["without a schema version", "benchkv-result", "version 3"]),
+            ("[1, 2]", ["without a schema version", "benchkv-result", "version 4"]),
             ("{\"schema_version\": 3}", ["without a schema name", "benchkv-result", "--json FILE"]),
             ("{\"schema\": \"other\", \"schema_version\": 3}", ["\"other\"", "benchkv-result", "--json FILE"]),
             (
                 "{\"schema_version\": 1, \"per_rank\": [], \"benchkv_version\": \"0.0.9\"}",
-                ["schema version 1, written by benchkv 0.0.9", "reads version 3", "repeat the job"],
+                ["schema version 1, written by benchkv 0.0.9", "reads versions 3 and 4", "repeat the job"],
             ),
-            ("{\"schema\": \"benchkv-result\", \"schema_version\": 4}", ["version 4", "reads version 3", "the benchkv that wrote it"]),
-            ("{\"schema\": \"benchkv-result\", \"schema_version\": 3}", ["version 3, but", "missing field", "repeat the job"]),
+            (
+                "{\"schema\": \"benchkv-result\", \"schema_version\": 5}",
+                ["version 5", "reads versions 3 and 4", "the benchkv that wrote it"],
+            ),
+            ("{\"schema\": \"benchkv-result\", \"schema_version\": 4}", ["version 4, but", "missing field", "repeat the job"]),
         ] {
             let error = refused(text);
             assert!(error.starts_with("some.json "), "{error}");

@@ -130,6 +130,7 @@ const ABOUT: &[Column] = columns! {
 
 const OPTIONS: &[Column] = options! {
     Text "backend": |job| job.backend.to_string();
+    Text "carrier": |job| job.carrier.to_string();
     Text "device": |job| job.device.clone();
     Count "ranks": |job| job.ranks as u64;
     Count "server_threads": |job| job.server_threads as u64;

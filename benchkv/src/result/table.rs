@@ -15,7 +15,7 @@ impl fmt::Display for JobResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ranks, daemons) = (plural(self.ranks, "rank"), plural(self.server_threads, "daemon"));
         let clients = plural(self.client_threads, "client");
-        write!(f, "benchkv {}: {ranks} x ({daemons} + {clients}), depth {}, ", self.backend, self.queue_depth)?;
+        write!(f, "benchkv {} by {}: {ranks} x ({daemons} + {clients}), depth {}, ", self.backend, self.carrier, self.queue_depth)?;
         write!(f, "{} device, ", if self.device == NO_DEVICE { "no" } else { &self.device })?;
         match (plural(self.options.runs, "run"), self.options.duration_s) {
             (runs, _) if self.interrupted => writeln!(f, "{} of {runs}, interrupted", self.runs.len())?,
@@ -111,7 +111,7 @@ impl JobResult {
         let per_write = messages as f64 / writes.max(1) as f64;
         let peak = all().map(|t| t.backlog_peak).max().unwrap_or(0);
         let (waits, reads, reached_by) = (sum(|t| t.waits), sum(|t| t.reads), &first.reached_by);
-        let operations = match self.backend.transport() {
+        let operations = match self.carrier {
             Transport::RcSend => "SENDs",
             Transport::UcxAm => "active messages",
             Transport::Copyrpc => "WRITEs",

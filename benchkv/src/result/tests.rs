@@ -133,8 +133,30 @@ fn the_document_parses_back_and_has_the_promised_fields() {
     for field in ["mean", "p50", "p99", "p999", "max"] {
         assert!(document["latency_ns"][field].is_number(), "{field}");
     }
-    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(3)));
+    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(4)));
+    assert_eq!(document["carrier"], "copyrpc");
     assert_eq!((document["runs"].as_array().unwrap().len(), document["per_rank"].as_array().unwrap().len()), (2, 2));
+}
+
+/// It had one name for the way of requests and what carried them.
+#[test]
+fn a_document_of_version_3_is_read() {
+    let result = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]);
+    let mut document = serde_json::to_value(&result).unwrap();
+    document["schema_version"] = 3.into();
+    document.as_object_mut().unwrap().remove("carrier");
+    let path = std::env::temp_dir().join(format!("benchkv-version-3-{}.json", std::process::id()));
+    for (name, backend, carrier) in [
+        ("meta", Routing::Meta, Transport::Copyrpc),
+        ("rc-send", Routing::Delegation, Transport::RcSend),
+        ("ucx-am", Routing::Delegation, Transport::UcxAm),
+    ] {
+        document["backend"] = name.into();
+        std::fs::write(&path, document.to_string()).unwrap();
+        let read = JobResult::read(&path).unwrap();
+        assert_eq!(read, JobResult { backend, carrier, ..result.clone() });
+    }
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]
@@ -174,7 +196,7 @@ fn a_report_that_cannot_be_read_names_its_rank() {
 fn the_table_shows_both_ranks_percentiles_and_the_baseline() {
     let text = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]).to_string();
     for part in [
-        "delegation: 2 ranks",
+        "delegation by copyrpc: 2 ranks",
         "round trip",
         "p99.9",
         "local",

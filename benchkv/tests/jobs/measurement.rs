@@ -17,7 +17,8 @@ pub(crate) fn measure(args: &[&str]) -> Value {
 fn each_of(backends: &[&str], args: &[&str], check: impl Fn(&Value)) {
     for backend in backends {
         let result = measure(&[&["--backend", backend], args].concat());
-        assert_eq!(result["backend"], *backend);
+        let (way, carrier) = if *backend == "rc-send" { ("delegation", "rc-send") } else { (*backend, "copyrpc") };
+        assert_eq!((&result["backend"], &result["carrier"]), (&way.into(), &carrier.into()));
         check(&result);
     }
 }
@@ -116,6 +117,21 @@ fn daemons_that_own_their_connections_need_no_other() {
             assert_eq!(clients.count(), connected_clients, "{rank}");
         }
     }
+}
+
+#[test]
+fn sends_carry_requests_on_every_way() {
+    for (backend, connected_clients) in [("meta", 0), ("sharded", 0), ("direct", 2)] {
+        let args = ["--backend", backend, "--carrier", "rc-send", "--server-threads", "2", "--client-threads", "2", "--remote-ratio", "1"];
+        let result = measure(&[&args[..], &["--queue-depth", "100"]].concat());
+        assert_eq!((&result["backend"], &result["carrier"]), (&backend.into(), &"rc-send".into()));
+        for rank in list(&result, "per_rank") {
+            let clients = list(rank, "clients").iter().filter(|client| client["transport"]["writes"].as_u64() > Some(0));
+            assert_eq!(clients.count(), connected_clients, "{rank}");
+        }
+        assert!(transports(&result).all(|of| of["writes"] == of["messages"]), "a SEND carries one message: {result}");
+    }
+    measure(&["--backend", "direct", "--carrier", "rc-send", "--clients", "processes"]);
 }
 
 #[test]

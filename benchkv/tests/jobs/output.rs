@@ -116,9 +116,9 @@ fn progress_is_shown_on_a_terminal_and_gone_before_the_table() {
     let at = |part: &str| shown.rfind(part).unwrap_or_else(|| panic!("{part:?} is missing: {shown}"));
     assert!(at("warming up") < at("run 1 of 1") && at("run 1 of 1") < at("round trip"), "{shown}");
     assert!(at(" left") < at("round trip"), "{shown}");
-    let table = shown.lines().find(|line| line.contains("benchkv delegation:")).unwrap();
+    let table = shown.lines().find(|line| line.contains("benchkv delegation by copyrpc:")).unwrap();
     // The line is erased, and the table begins where it began.
-    assert!(table.rsplit('\u{1b}').next().unwrap().trim_start_matches("[2K").starts_with("benchkv delegation:"), "{table:?}");
+    assert!(table.rsplit('\u{1b}').next().unwrap().trim_start_matches("[2K").starts_with("benchkv delegation by copyrpc:"), "{table:?}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn measure(variables: &[(&str, &str)], args: &[&str]) -> Vec<String> {
     let result = Job::start(&mut command).end().result();
     assert_sound(&result);
     dir.assert_empty();
-    assert_eq!((&result["backend"], &result["device"], &result["options"]["device"]), (&"ucx-am".into(), &"ucx".into(), &"ucx".into()));
+    assert_eq!((&result["carrier"], &result["device"], &result["options"]["device"]), (&"ucx-am".into(), &"ucx".into(), &"ucx".into()));
     for rank in list(&result, "per_rank") {
         assert!(count(rank, "remote_ops") > 0, "{rank}");
     }
@@ -50,6 +50,17 @@ fn the_mode_of_errors_decides_over_shared_memory() {
 #[ignore = "needs libucx0"]
 fn ranks_that_overrun_their_windows_do_not_wait_for_each_other() {
     measure(&[], &["--ranks", "3", "--remote-ratio", "1", "--client-threads", "2", "--queue-depth", "2048"]);
+}
+
+/// A later `--backend` counts.
+#[test]
+#[ignore = "needs libucx0"]
+fn it_carries_requests_on_every_way() {
+    for backend in ["meta", "sharded", "ucx"] {
+        let args = ["--backend", backend, "--carrier", "ucx-am", "--server-threads", "2", "--remote-ratio", "1", "--client-threads", "2"];
+        measure(&[], &args);
+    }
+    measure(&[], &["--backend", "ucx", "--clients", "processes", "--client-threads", "2"]);
 }
 
 #[test]
