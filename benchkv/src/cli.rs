@@ -90,6 +90,10 @@ pub struct JobArgs {
     #[arg(short = 't', long, value_name = "TIME", value_parser = units::seconds, default_value_t = 2.0)]
     pub duration: f64,
 
+    /// Each client issues so many operations in all, 1 to 4294967295, in one run without a warm-up, and the job ends when all have ended.
+    #[arg(long, value_name = "N", conflicts_with_all = ["duration", "runs", "warmup"])]
+    pub ops: Option<u64>,
+
     /// Measured runs, 1 to 32; rates are their mean.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub runs: usize,
@@ -421,6 +425,14 @@ mod tests {
             (cli.job.ranks, 8, cli.job.ring_size, cli.job.memory_limit)
         );
         assert!((long.job.duration - cli.job.duration).abs() < 1e-12 && (long.job.warmup - cli.job.warmup).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_number_of_operations_and_a_length_of_time_exclude_each_other() {
+        assert_eq!(parse("--ops 7").unwrap().ops, Some(7));
+        for time in ["--duration 1", "--runs 2", "--warmup 0"] {
+            assert_eq!(parse(&format!("--ops 7 {time}")).unwrap_err().exit_code(), 2);
+        }
     }
 
     #[test]

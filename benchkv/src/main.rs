@@ -236,7 +236,9 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     let look = || if is_first_here { counters::read(Path::new(counters::SYSFS)) } else { PortCounters::new() };
     let before = look();
     let Options { warmup, duration, .. } = options;
-    let progress = if rank == 0 { Progress::on_terminal(warmup, options.job.runs, duration) } else { Progress::hidden() };
+    // With --ops nobody knows how long it takes.
+    let progress =
+        if rank == 0 && options.job.ops.is_none() { Progress::on_terminal(warmup, options.job.runs, duration) } else { Progress::hidden() };
     let mut report = run_rank(&options, &backend, exchange, clock, &progress)?;
     drop(progress);
     report.add_hardware_counters(before, look());

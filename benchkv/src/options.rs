@@ -46,6 +46,8 @@ const MAX_KEYS: u64 = 1 << 26;
 const RING_BYTES: std::ops::RangeInclusive<u64> = MIN_RING_SIZE..=MAX_RING_SIZE;
 /// Shortest window, in seconds.
 pub const SHORTEST_RUN_S: f64 = 0.01;
+/// Longest window, in seconds; with `--ops` all have it.
+const LONGEST_RUN_S: f64 = 3600.0;
 /// Verified runs stay below this: a client would otherwise run out of 32-bit sequence numbers (at 7 million writes per second).
 const MAX_VERIFIED_SECONDS: f64 = 600.0;
 
@@ -97,7 +99,7 @@ pub struct Options {
     pub port: PortOptions,
     /// What its clients are.
     pub clients: ClientKind,
-    /// Length of a measured run.
+    /// Length of a measured run; with [`ops`](Job::ops) its maximum.
     pub duration: Duration,
     /// Load before the first run.
     pub warmup: Duration,
@@ -144,11 +146,14 @@ impl Options {
     /// # Errors
     /// Likewise.
     pub fn resolve_on(cli: impl Into<JobArgs>, hosts: &Hosts, library: Option<String>) -> Result<Self, OptionError> {
-        let (cli, ranks) = (cli.into(), hosts.ranks());
+        let (mut cli, ranks) = (cli.into(), hosts.ranks());
         if let Some(given) = cli.ranks.filter(|given| *given != ranks) {
             return Err(OptionError::Ranks { given, started: ranks });
         }
         check_counts(&cli, ranks)?;
+        if cli.ops.is_some() {
+            (cli.runs, cli.warmup, cli.duration) = (1, 0.0, LONGEST_RUN_S);
+        }
         let launcher = Launcher::new(library, hosts, cli.server_threads + cli.client_threads);
         check_times(&cli)?;
         check_ratios(&cli, ranks)?;
@@ -196,6 +201,7 @@ impl Options {
         let job = Job {
             topology,
             queue_depth: cli.queue_depth,
+            ops: cli.ops,
             pace,
             runs: cli.runs,
             workload,
@@ -320,7 +326,10 @@ impl fmt::Display for Options {
         writeln!(f, "{}", self.memory)?;
         writeln!(f, "{}\n{}", self.launcher, self.plan)?;
         let (warmup, runs, duration) = (self.warmup, self.job.runs, self.duration);
-        write!(f, "warm-up {warmup:?}, {} of {duration:?}", report::plural(runs, "run"))
+        match self.job.ops {
+            Some(ops) => write!(f, "{} of each client", report::plural(ops as usize, "operation")),
+            None => write!(f, "warm-up {warmup:?}, {} of {duration:?}", report::plural(runs, "run")),
+        }
     }
 }
 
@@ -339,6 +348,7 @@ fn check_counts(cli: &JobArgs, ranks: usize) -> Result<(), RangeError> {
         ("--queue-depth", cli.queue_depth as u64, 4096, "a client needs an operation outstanding"),
         ("--runs", cli.runs as u64, 32, "a result needs a run"),
         ("--key-range", cli.key_range, MAX_KEYS, "a store needs a key"),
+        ("--ops", cli.ops.unwrap_or(1), u32::MAX.into(), "a client needs an operation to issue"),
     ];
     for (flag, given, limit, need) in counts {
         check_count(flag, given, limit, need)?;
@@ -353,12 +363,12 @@ fn check_counts(cli: &JobArgs, ranks: usize) -> Result<(), RangeError> {
 
 fn check_times(cli: &JobArgs) -> Result<(), RangeError> {
     for (flag, given, least) in [("--duration", cli.duration, SHORTEST_RUN_S), ("--warmup", cli.warmup, 0.0)] {
-        if !(least..=3600.0).contains(&given) {
-            return Err(range(flag, given, "outside what is supported", format!("{least} to 3600 seconds")));
+        if !(least..=LONGEST_RUN_S).contains(&given) {
+            return Err(range(flag, given, "outside what is supported", format!("{least} to {LONGEST_RUN_S} seconds")));
         }
     }
     let total = cli.warmup + cli.duration * cli.runs as f64;
-    if cli.verify && total > MAX_VERIFIED_SECONDS {
+    if cli.verify && cli.ops.is_none() && total > MAX_VERIFIED_SECONDS {
         let what = "with --runs and --warmup it is too long for the 32-bit sequence numbers of --verify";
         return Err(range("--duration", cli.duration, what, format!("{MAX_VERIFIED_SECONDS} seconds in all, or --verify=false")));
     }
@@ -414,7 +424,9 @@ pub struct Recorded {
     pub port: PortOptions,
     /// Whether UCX noticed dead peers; null with other carriers than `ucx-am`.
     pub ucx_errors: Option<PeerErrors>,
-    /// Seconds of a measured run.
+    /// Operations that each client was to issue in all; null where time was the measure.
+    pub ops: Option<u64>,
+    /// Seconds of a measured run; with `ops` its maximum.
     pub duration_s: f64,
     /// Seconds of load before the first.
     pub warmup_s: f64,
@@ -461,6 +473,7 @@ impl From<&Options> for Recorded {
             ucx_errors: job.ucx_errors,
             policies: job.policies.clone(),
             trace: options.trace.clone(),
+            ops: job.ops,
             duration_s: options.duration.as_secs_f64(),
             warmup_s: options.warmup.as_secs_f64(),
             runs: job.runs,

@@ -37,7 +37,7 @@ use crate::result::{Course, RankReport};
 use engine::activity::{ActivityLog, WorkerReport};
 use engine::backend::{Backend, BackendError, Daemon, Endpoints, Records};
 use engine::client::ClientReport;
-use engine::drain::{DAEMON_SLEEP, Drain, End, LOOK_INTERVAL, View};
+use engine::drain::{self, DAEMON_SLEEP, Drain, End, LOOK_INTERVAL, View};
 use engine::phase::Phase;
 use engine::topology::Worker;
 use engine::trace::recorder::Recorder;
@@ -232,9 +232,9 @@ impl<B: Backend> Rank<'_, B> {
         self.exchange_records(assembly, exchange)?;
         exchange.barrier(SETUP_LIMIT, &give_up)?;
 
-        let mut course = self.load(exchange)?;
+        let mut course = self.load(&clients, exchange)?;
         self.enter(Phase::Drain);
-        let end = self.drain(&clients, exchange)?;
+        let end = self.drain(&clients, exchange, drain::LONGEST)?;
         course.is_cut = end == End::Cut;
         if end != End::Drained {
             self.enter(Phase::GiveUp);
@@ -253,7 +253,7 @@ impl<B: Backend> Rank<'_, B> {
     }
 
     /// Warm-up and windows, as far as the user lets them go.
-    fn load(&self, exchange: &mut dyn Exchange) -> Result<Course, RankError> {
+    fn load(&self, clients: &[Thread<'_, ClientReport>], exchange: &mut dyn Exchange) -> Result<Course, RankError> {
         let (control, options, load_ns) = (&self.control, self.options, self.clock.now_ns());
         // Asked again and again, so it is what moves the progress on.
         let give_up = || {
@@ -262,10 +262,12 @@ impl<B: Backend> Rank<'_, B> {
         };
         let mut course = Course::default();
         exchange.catch_interrupts()?;
-        self.enter(Phase::WarmUp);
-        exchange.sleep(options.warmup, &give_up)?;
-        for run in 0..options.job.runs {
+        if options.job.ops.is_none() {
+            self.enter(Phase::WarmUp);
+            exchange.sleep(options.warmup, &give_up)?;
             self.enter(Phase::Between);
+        }
+        for run in 0..options.job.runs {
             // All decide by the same answers, or some would wait for others that have gone on.
             let interrupted = exchange.all_gather(&[exchange.is_interrupted().into()], BARRIER_LIMIT, &give_up)?;
             if interrupted.iter().any(|part| part != &[0]) {
@@ -274,21 +276,32 @@ impl<B: Backend> Rank<'_, B> {
             }
             let begin_ns = self.clock.now_ns();
             self.enter(Phase::Window(run as u16));
-            exchange.sleep(options.duration, &give_up)?;
+            match options.job.ops {
+                // What is lost, is when the job drains.
+                Some(_) => _ = self.drain(clients, exchange, options.duration)?,
+                None => exchange.sleep(options.duration, &give_up)?,
+            }
             course.windows_s.push((self.clock.now_ns() - begin_ns) as f64 / 1e9);
             course.is_interrupted = exchange.is_interrupted();
+            if run + 1 < options.job.runs {
+                self.enter(Phase::Between);
+            }
         }
         Ok(course)
     }
 
-    /// Waits for what is outstanding, together with the other ranks. It has ended, or nobody waits for it any more, when this returns.
-    fn drain(&self, clients: &[Thread<'_, ClientReport>], exchange: &mut dyn Exchange) -> Result<End, RankError> {
+    /// Waits for clients to end, together with the other ranks, at most for `longest` and what policies hold back. They have ended, or nobody waits
+    /// for them any more, when this returns.
+    fn drain(&self, clients: &[Thread<'_, ClientReport>], exchange: &mut dyn Exchange, longest: Duration) -> Result<End, RankError> {
         let give_up = || self.control.is_stopped();
-        let mut drain = Drain::new(self.clock.now_ns(), self.options.longest_hold());
+        let mut drain = Drain::new(self.clock.now_ns(), self.options.longest_hold(), longest);
         loop {
             let has_drained = self.await_end(clients, LOOK_INTERVAL);
             let daemons = self.control.drain_progress(self.options.job.topology.daemons);
-            let view = drain.look(self.clock.now_ns(), has_drained, exchange.is_interrupted(), &daemons);
+            let is_interrupted = exchange.is_interrupted();
+            let view = drain.look(self.clock.now_ns(), has_drained, is_interrupted, &daemons);
+            // While clients issue, an interrupt ends just that.
+            let view = View { cuts: view.cuts || (is_interrupted && self.control.steering().phase().is_loading()), ..view };
             let encoded = serde_json::to_vec(&view).unwrap_or_default();
             let parts = exchange.all_gather(&encoded, BARRIER_LIMIT, &give_up)?;
             let read = |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice::<View>(part).map_err(|_| RankError::View { rank });
@@ -409,7 +422,7 @@ impl<B: Backend> Rank<'_, B> {
             match daemon.step(now_ns) {
                 Ok(round) if round.is_part => {}
                 Ok(round) => {
-                    if phase == Phase::Drain {
+                    if self.is_watched(phase) {
                         self.control.note_drain_round(number, round.moved);
                     }
                     log.note_round(round, now_ns);
@@ -433,9 +446,14 @@ impl<B: Backend> Rank<'_, B> {
         Ok((WorkerReport { policy: daemon.policy(), trace: series.as_ref().map(Recorder::report), ..report }, series))
     }
 
-    /// How a daemon sleeps that found nothing to do. While clients drain its rank counts how often it looks.
+    /// Whether the rank counts how often its daemons look, because it waits for clients to end.
+    fn is_watched(&self, phase: Phase) -> bool {
+        phase == Phase::Drain || self.options.job.ops.is_some()
+    }
+
+    /// How a daemon sleeps that found nothing to do.
     fn sleep(&self, phase: Phase, daemon: &mut dyn Sleeper) {
-        let longest = if phase == Phase::Drain { DAEMON_SLEEP } else { SLICE };
+        let longest = if self.is_watched(phase) { DAEMON_SLEEP } else { SLICE };
         self.control.steering().sleep(phase, daemon, longest);
     }
 

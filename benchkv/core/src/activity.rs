@@ -30,7 +30,7 @@ pub struct WorkerReport {
 /// Requests under way at a time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Burst {
-    /// When, since the rank's warm-up began.
+    /// When, since load began on the rank.
     pub at_ns: u64,
     /// How many.
     pub outstanding: u64,
@@ -81,7 +81,7 @@ pub struct ActivityLog {
     before: Option<TransportReport>,
     total: Activity,
     windows: Vec<Activity>,
-    /// When the warm-up began.
+    /// When load began.
     load_ns: u64,
     first_burst: Option<Burst>,
 }
@@ -153,7 +153,7 @@ impl ActivityLog {
         if let Phase::Window(run) = self.phase {
             self.windows.get_mut(usize::from(run)).into_iter().for_each(|window| *window = ended.clone());
         }
-        if phase == Phase::WarmUp {
+        if self.phase == Phase::Ready {
             self.load_ns = now_ns;
         }
         (self.phase, self.since_ns, self.before) = (phase, now_ns, counters);

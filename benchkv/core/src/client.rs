@@ -95,7 +95,7 @@ pub enum Step {
     Busy(usize),
     /// Nothing to do.
     Idle,
-    /// Draining, and nothing is outstanding.
+    /// Nothing is outstanding and nothing more is issued: the phase is a drain, or all operations of the client have ended.
     Drained,
 }
 
@@ -106,6 +106,8 @@ pub struct ClientSpec {
     pub rank: u16,
     /// Operations to keep outstanding, at least 1.
     pub queue_depth: usize,
+    /// Operations to issue in all; `None`: as many as there is time for.
+    pub ops: Option<u64>,
     /// Measured runs.
     pub runs: usize,
     /// The accesses, at least one.
@@ -129,6 +131,8 @@ pub struct Client<P> {
 #[derive(Debug)]
 struct Book {
     spec: ClientSpec,
+    /// Operations to issue in all.
+    limit: u64,
     next_access: usize,
     /// By token. `None`: the token is free.
     outstanding: Vec<Option<Outstanding>>,
@@ -192,6 +196,7 @@ impl<P: Paths> Client<P> {
             open_loop: OpenWindow::default(),
         };
         let book = Book {
+            limit: spec.ops.unwrap_or(u64::MAX),
             next_access: 0,
             outstanding: vec![None; depth],
             free: (0..depth as u32).rev().collect(),
@@ -206,13 +211,15 @@ impl<P: Paths> Client<P> {
         Self { paths, book }
     }
 
-    /// Takes what has ended and, while `phase` asks for load, issues as much again. `now_ns` is read at most twice.
+    /// Takes what has ended and, while `phase` asks for load, issues as much again. `now_ns` is read at most twice. Once as many operations have ended
+    /// as it was to issue in all, its window is over and it drains, whatever `phase` says.
     ///
     /// # Errors
     /// A path is down; what is outstanding is lost.
     pub fn step(&mut self, phase: Phase, mut now_ns: impl FnMut() -> u64) -> Result<Step, BackendError> {
         let Self { paths, book } = self;
         let begin_ns = now_ns();
+        let phase = if book.has_ended() { Phase::Drain } else { phase };
         book.enter(phase, begin_ns);
         let before = book.counts;
         let polled = paths.poll(|token, ending| book.end(token, ending, begin_ns));
@@ -268,6 +275,11 @@ impl Book {
         self.counts.issued - self.counts.completed - self.counts.errors
     }
 
+    /// Whether all operations that it was to issue have ended.
+    fn has_ended(&self) -> bool {
+        self.counts.issued == self.limit && self.in_flight() == 0
+    }
+
     fn window(&mut self) -> Option<&mut Window> {
         match self.phase {
             Phase::Window(run) => self.windows.get_mut(usize::from(run)),
@@ -315,7 +327,7 @@ impl Book {
     /// Whether there is something to issue, and a token for it.
     fn wants_to_issue(&self, now_ns: u64) -> bool {
         let is_due = || self.spec.schedule.as_ref().is_none_or(|schedule| schedule.due_ns(now_ns).is_some());
-        self.refused.is_some() || (!self.free.is_empty() && is_due())
+        self.refused.is_some() || (!self.free.is_empty() && self.counts.issued < self.limit && is_due())
     }
 
     fn count_outstanding(&mut self, now_ns: u64) {
@@ -371,6 +383,9 @@ impl Book {
     /// Takes a token for the next access that can be made and is due.
     #[inline]
     fn prepare(&mut self, now_ns: u64) -> Option<(u32, Request)> {
+        if self.counts.issued == self.limit {
+            return None;
+        }
         let token = *self.free.last()?;
         let intended_ns = self.spec.schedule.as_ref().map_or(Some(now_ns), |schedule| schedule.due_ns(now_ns))?;
         // A private key with an operation outstanding is passed over. There are fewer private accesses in a row than this.

@@ -68,6 +68,7 @@ pub enum End {
 pub struct Drain {
     /// What policies hold back at most.
     hold: Duration,
+    longest: Duration,
     began_ns: u64,
     interrupted_ns: Option<u64>,
     /// How long nothing has moved, as far as it counts.
@@ -80,10 +81,19 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// The drain begins. Policies hold messages back for `hold` at most.
+    /// The drain begins. Policies hold messages back for `hold` at most; after `longest` and that it is cut.
     #[must_use]
-    pub const fn new(now_ns: u64, hold: Duration) -> Self {
-        Self { hold, began_ns: now_ns, interrupted_ns: None, silent: Duration::ZERO, looked_ns: now_ns, rounds: Vec::new(), moved: 0 }
+    pub const fn new(now_ns: u64, hold: Duration, longest: Duration) -> Self {
+        Self {
+            hold,
+            longest,
+            began_ns: now_ns,
+            interrupted_ns: None,
+            silent: Duration::ZERO,
+            looked_ns: now_ns,
+            rounds: Vec::new(),
+            moved: 0,
+        }
     }
 
     /// Looks at this rank, whose daemons have done this.
@@ -100,7 +110,7 @@ impl Drain {
             has_drained,
             moved: daemons.iter().map(|daemon| daemon.moved).sum(),
             is_over: self.silent >= limit + self.hold,
-            cuts: since(self.began_ns, now_ns) >= LONGEST + self.hold
+            cuts: since(self.began_ns, now_ns) >= self.longest + self.hold
                 || self.interrupted_ns.is_some_and(|at_ns| since(at_ns, now_ns) >= AFTER_INTERRUPT),
         }
     }
@@ -141,7 +151,7 @@ mod tests {
     }
 
     fn rank(hold: Duration) -> Rank {
-        Rank { drain: Drain::new(5, hold), now_ns: 5, daemon: Progress::default(), is_interrupted: false }
+        Rank { drain: Drain::new(5, hold, LONGEST), now_ns: 5, daemon: Progress::default(), is_interrupted: false }
     }
 
     /// All ranks look every 10 ms for `time`, or until the drain ends; `act` is what their daemons do before each look.
@@ -231,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_drain_ends_when_all_ranks_have_nothing_outstanding() {
-        let mut drain = Drain::new(0, Duration::ZERO);
+        let mut drain = Drain::new(0, Duration::ZERO, LONGEST);
         let view = |has_drained| View { has_drained, moved: 0, is_over: false, cuts: true };
         assert_eq!(drain.compare(&[view(true), view(false)], &[]), Some(End::Cut));
         assert_eq!(drain.compare(&[view(true), view(true)], &[]), Some(End::Drained));

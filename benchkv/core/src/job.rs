@@ -64,6 +64,8 @@ pub struct Job {
     pub topology: Topology,
     /// Operations each client keeps outstanding.
     pub queue_depth: usize,
+    /// Operations each client issues in all, in one run without a warm-up; `None`: as many as the runs have time for.
+    pub ops: Option<u64>,
     /// The open loop; `None`: closed.
     pub pace: Option<Pace>,
     /// Measured runs.
@@ -90,6 +92,7 @@ impl Job {
         ClientSpec {
             rank: rank as u16,
             queue_depth: self.queue_depth,
+            ops: self.ops,
             runs: self.runs,
             schedule: self.pace.map(|pace| pace.schedule(writer, clients, workload.seed)),
             verifier: workload.verify.then(|| Verifier::new(writer as u16, clients, workload.accesses, pattern.read_keys)),

@@ -65,6 +65,7 @@ pub(crate) fn job(topology: Topology) -> Job {
     Job {
         topology,
         queue_depth: 32,
+        ops: None,
         pace: None,
         runs: 1,
         sizes: Sizes::compute(None, &topology, 32),

@@ -105,6 +105,8 @@ fn illegal_values_are_refused_with_reason_and_range() {
         ("--client-threads 0", "a rank needs a client to make requests; legal is 1 to 256"),
         ("--queue-depth 0", "a client needs an operation outstanding; legal is 1 to 4096"),
         ("--runs 0", "legal is 1 to 32"),
+        ("--ops 0", "--ops 0: a client needs an operation to issue; legal is 1 to 4294967295"),
+        ("--ops 4294967296", "legal is 1 to 4294967295"),
         ("--key-range 0", "a store needs a key; legal is 1 to 67108864"),
         ("--duration 0", "legal is 0.01 to 3600 seconds"),
         ("--duration nan", "legal is 0.01 to 3600 seconds"),

@@ -213,6 +213,7 @@ const FATE: &[Column] = columns! {
 const COURSE: &[Column] = columns! {
     Text "interrupted": |row| Some(row.job.interrupted.to_string());
     Number "window_s": |row| match row.scope { Scope::Run(_, run) => Some(run.duration_s), _ => None };
+    Count "ops": |row| row.job.options.ops;
     Number "rate_rps": |row| row.job.options.rate;
     Text "arrivals": |row| row.job.options.arrivals.map(|arrivals| arrivals.to_string());
     Number "offered_rps": |row| row.open_loop().map(|open| open.offered_rps);

@@ -19,7 +19,10 @@ impl fmt::Display for JobResult {
         write!(f, "{} device, ", if self.device == NO_DEVICE { "no" } else { &self.device })?;
         match (plural(self.options.runs, "run"), self.options.duration_s) {
             (runs, _) if self.interrupted => writeln!(f, "{} of {runs}, interrupted", self.runs.len())?,
-            (runs, duration_s) => writeln!(f, "{runs} of {duration_s} s")?,
+            (runs, duration_s) => match self.options.ops {
+                Some(ops) => writeln!(f, "{} of each client", plural(ops as usize, "operation"))?,
+                None => writeln!(f, "{runs} of {duration_s} s")?,
+            },
         }
         writeln!(f, "\n{}", self.rank_table())?;
         writeln!(f, "{}", self.latency_table())?;

@@ -135,6 +135,21 @@ fn sends_carry_requests_on_every_way() {
 }
 
 #[test]
+fn a_job_of_a_number_of_operations_ends_with_the_last() {
+    for (args, ops) in
+        [("-n 3 --client-threads 2 --ops 1000 -d 100", 6000), ("--ops 1 --backend direct --clients processes --wait event", 2)]
+    {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let mut command = benchkv(&["--no-echo", "--json", "-"]);
+        let result = Job::start(command.args(args.split(' ')).arg("--shm-dir").arg(dir.path())).end().result();
+        assert_eq!([&result["issued"], &result["completed"], &result["options"]["ops"]], [ops, ops, ops / if ops == 2 { 2 } else { 6 }]);
+        assert_eq!(count(&result, "local_ops") + count(&result, "remote_ops"), ops, "all are measured");
+        assert_eq!((&result["verify_failures"], list(&result, "runs").len()), (&0.into(), 1));
+        dir.assert_empty();
+    }
+}
+
+#[test]
 fn clients_of_a_rank_work_side_by_side() {
     each_of(&TWO_BACKENDS, &["--client-threads", "2", "--queue-depth", "16"], |result| {
         let outstanding = number(&result["littles_law"], "outstanding");

@@ -96,10 +96,14 @@ fn open_loop(paths: Loopback, per_us: f64) -> Client<Loopback> {
 }
 
 fn paced(paths: Loopback, corrupt_one: bool, pace: Option<Pace>) -> Client<Loopback> {
+    of_spec(paths, corrupt_one, pace, None)
+}
+
+fn of_spec(paths: Loopback, corrupt_one: bool, pace: Option<Pace>, ops: Option<u64>) -> Client<Loopback> {
     let schedule = pace.map(|pace| pace.schedule(0, 1, WORKLOAD.seed));
     let pattern = WORKLOAD.pattern(0, 0);
     let verifier = Some(Verifier::new(0, 2, WORKLOAD.accesses, pattern.read_keys));
-    Client::new(ClientSpec { rank: 0, queue_depth: 8, runs: 2, pattern, schedule, verifier, corrupt_one }, paths)
+    Client::new(ClientSpec { rank: 0, queue_depth: 8, ops, runs: 2, pattern, schedule, verifier, corrupt_one }, paths)
 }
 
 /// Steps in a phase with a clock that ticks 100 ns per reading.
@@ -149,6 +153,24 @@ fn every_operation_ends_once_and_windows_hold_what_ended_in_them() {
     let verdict = report.verdict.unwrap();
     assert_eq!((verdict.failures, verdict.first), (0, None));
     assert!(verdict.issued > 80_000);
+}
+
+/// Also where requests are refused for want of room, and where they have their times.
+#[test]
+fn a_client_with_a_number_of_operations_ends_by_itself_when_they_have_ended() {
+    for (ops, room, pace) in
+        [(1, 100, None), (1000, 100, None), (1000, 3, None), (50, 1, Some(Pace { rate: 1e6, arrivals: Arrivals::Even }))]
+    {
+        let (clock, mut client) = (Cell::new(1), of_spec(loopback(room), false, pace, Some(ops)));
+        let end = (0..10_000).find(|_| client.step(Phase::Window(0), || clock.replace(clock.get() + 100)).unwrap() == Step::Drained);
+        assert!(end.is_some(), "{ops}, {room}");
+        let ended_ns = clock.get();
+        steps(&mut client, &clock, Phase::Window(0), 100);
+        let report = client.report(WorkerReport::default());
+        let counts = report.counts;
+        assert_eq!((counts.issued, counts.completed, report.outstanding, ended(&report.windows[0])), (ops, ops, 0, ops));
+        assert!(report.windows[0].ended_ns <= ended_ns, "its window is as long as it was busy");
+    }
 }
 
 /// To the precision of the histograms, however short the window and however uneven the service.
