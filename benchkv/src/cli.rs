@@ -75,7 +75,7 @@ pub struct JobArgs {
     pub client_threads: usize,
 
     /// What a client is: threads of the rank, or processes of their own, which the rank starts.
-    #[arg(long, value_enum, default_value_t = ClientKind::Threads)]
+    #[arg(long, hide_short_help = true, value_enum, default_value_t = ClientKind::Threads)]
     pub clients: ClientKind,
 
     /// Operations each client keeps outstanding, 1 to 4096.
@@ -119,25 +119,25 @@ pub struct JobArgs {
     pub distribution: Distribution,
 
     /// Bytes of each ring of a connection between ranks: a power of two, 4K to 256M, or auto. The carriers rc-send and ucx-am have none.
-    #[arg(long, value_name = "BYTES", default_value = "auto")]
+    #[arg(long, hide_short_help = true, value_name = "BYTES", default_value = "auto")]
     pub ring_size: RingChoice,
 
     /// Most bytes of memory that the ranks of this host may be expected to take together; a job that needs more is refused [default: what the
     /// host has, or its control group allows if that is less].
-    #[arg(long, value_name = "BYTES", value_parser = units::bytes)]
+    #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = units::bytes)]
     pub memory_limit: Option<u64>,
 
     /// What a thread does that finds no work: poll on (busy), give the core away (yield), or sleep until there is some (event). auto is busy where
     /// every thread has a core, else yield.
-    #[arg(long, value_enum, default_value_t = WaitChoice::Auto)]
+    #[arg(long, hide_short_help = true, value_enum, default_value_t = WaitChoice::Auto)]
     pub wait: WaitChoice,
 
     /// Cores of the threads: auto pins where every thread can have its own, none never pins, or a list such as 0-3,8.
-    #[arg(long, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
+    #[arg(long, hide_short_help = true, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
     pub pin: PinPolicy,
 
     /// Directory for shared memory [default: one of this user in /dev/shm].
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, hide_short_help = true, value_name = "DIR")]
     pub shm_dir: Option<PathBuf>,
 
     /// What daemons and connections leave for later.
@@ -148,9 +148,17 @@ pub struct JobArgs {
     #[command(flatten)]
     pub trace: TraceArgs,
 
-    /// Check every value read; costs some nanoseconds per operation, and 1 in 16 operations goes to keys of the client's own.
-    #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, action = clap::ArgAction::Set)]
+    /// Do not check the values read. The check costs some nanoseconds per operation, and 1 in 16 operations goes to keys of the client's own.
+    #[arg(long, overrides_with = "verify")]
+    pub no_verify: bool,
+
+    /// The same, as it once was: --verify=false.
+    #[arg(long, hide = true, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, action = clap::ArgAction::Set)]
     pub verify: bool,
+
+    /// Words that the table, the result and the report show with the job.
+    #[arg(long, value_name = "TEXT")]
+    pub label: Option<String>,
 
     /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
     #[arg(long, value_name = "FILE")]
@@ -160,12 +168,16 @@ pub struct JobArgs {
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub output: OutputArgs,
 
+    /// Also write the percentiles of all round trips, in microseconds, as the text that HdrHistogram's plotters read.
+    #[arg(long, hide_short_help = true, value_name = "FILE")]
+    pub hgrm: Option<PathBuf>,
+
     /// Measure no Unix-socket echo before the job, which takes half a second. The result then has nothing to be put beside.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub no_echo: bool,
 
     /// Seed of the access patterns.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 
     /// Breaks something on purpose, for tests.
@@ -197,6 +209,14 @@ impl Cli {
             defaults.into_iter().fold(command, |command, (id, value)| command.mut_arg(id, |arg| arg.default_value(value)))
         };
         Self::from_arg_matches(&Self::command().mut_subcommand("sim", simulated).try_get_matches_from(words)?)
+    }
+}
+
+impl JobArgs {
+    /// Whether the values read are to be checked.
+    #[must_use]
+    pub const fn checks_values(&self) -> bool {
+        self.verify && !self.no_verify
     }
 }
 
@@ -383,9 +403,14 @@ mod tests {
     use harness::device::SoftDevice;
 
     use super::*;
+    use crate::options::Options;
 
     fn parse(args: &str) -> Result<Cli, clap::Error> {
         Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace()))
+    }
+
+    fn resolve(args: &str) -> Options {
+        Options::resolve(parse(args).unwrap()).unwrap()
     }
 
     #[test]
@@ -402,6 +427,17 @@ mod tests {
         for help in helps {
             assert!(!help.contains("[`") && !help.contains("::"), "{help}");
         }
+    }
+
+    #[test]
+    fn the_short_help_leaves_out_what_few_need() {
+        let [short, long] = [Cli::command().render_help(), Cli::command().render_long_help()].map(|help| help.to_string());
+        for (flag, is_short) in
+            [("--backend", true), ("--duration", true), ("--ops", true), ("--traffic-class", false), ("--flush-every", false)]
+        {
+            assert_eq!((short.contains(flag), long.contains(flag)), (is_short, true), "{flag}");
+        }
+        assert!(!long.contains("--verify"), "an alias");
     }
 
     #[test]
@@ -437,9 +473,10 @@ mod tests {
 
     #[test]
     fn verify_is_a_flag_that_can_be_turned_off() {
-        assert!(parse("--verify --json -").unwrap().job.verify);
-        assert!(!parse("--verify=false").unwrap().job.verify);
-        assert!(!parse("--verify false --json -").unwrap().job.verify);
+        let verifies = |args: &str| resolve(args).job.workload.verify;
+        assert_eq!(["", "--no-verify", "--verify=false", "--no-verify --verify"].map(verifies), [true, false, false, true]);
+        assert_eq!(["--verify=false --no-verify", "--verify --no-verify"].map(verifies), [false, false]);
+        assert!(parse("--verify --json -").unwrap().job.json.is_some() && !parse("--verify false --json -").unwrap().job.verify);
     }
 
     #[test]

@@ -176,7 +176,9 @@ fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
 fn check_output(options: &Options) -> Result<(), String> {
     options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
     options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
-    output::check_apart(options.json.as_ref(), options.output.as_ref(), options.trace.as_ref().map(|trace| trace.dir.as_path()))?;
+    options.hgrm.as_deref().map_or(Ok(()), harness::file::check).map_err(|error| format!("--hgrm: {error}"))?;
+    let trace_dir = options.trace.as_ref().map(|trace| trace.dir.as_path());
+    output::check_apart(options.json.as_ref(), options.output.as_ref(), options.hgrm.as_deref(), trace_dir)?;
     options.trace.as_ref().map_or(Ok(()), TraceOptions::check).map_err(|error| format!("--trace: {error}"))
 }
 
@@ -288,8 +290,10 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoEr
 /// status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
     let table = options.output.as_ref().map_or(Ok(()), |file| output::write(file, result));
+    let percentiles = options.hgrm.as_ref().map_or(Ok(()), |file| harness::file::write(file, result.percentiles().as_bytes()));
     let mut unwritten = print(result, &result.to_string(), options.json.as_ref());
     unwritten.extend(table.err().map(|error| format!("--output: {error}")));
+    unwritten.extend(percentiles.err().map(|error| format!("--hgrm: {error}")));
     unwritten.extend(result.trace_failure.as_ref().map(|failure| format!("--trace: {failure}")));
     let (lost, failures) = (result.lost, result.verify_failures.unwrap_or(0));
     let unsound = (!result.is_sound()).then(|| format!("the result is unsound: {lost} operations lost, {failures} verify failures"));

@@ -191,7 +191,7 @@ impl Memory {
             ),
             ("stores", stores_bytes, "fewer --ranks, a smaller --key-range"),
             ("channels within ranks", channels_bytes, "fewer --server-threads or --client-threads, a smaller --queue-depth"),
-            ("clients", clients_bytes, "fewer --client-threads or --runs, --verify=false"),
+            ("clients", clients_bytes, "fewer --client-threads or --runs, --no-verify"),
             ("processes", self.rest_bytes(), "fewer --ranks, --clients threads, no --trace"),
         ]
     }
@@ -295,7 +295,7 @@ mod tests {
                 "--backend meta --server-threads 16 --queue-depth 4096",
                 " GiB (fewer --server-threads or --client-threads, a smaller --queue-depth), ",
             ),
-            ("--client-threads 200 --queue-depth 1", " GiB (fewer --client-threads or --runs, --verify=false), "),
+            ("--client-threads 200 --queue-depth 1", " GiB (fewer --client-threads or --runs, --no-verify), "),
             ("--verify=false --trace series", " MiB (fewer --ranks, --clients threads, no --trace), "),
         ] {
             let refused = resolve(&format!("{args} --memory-limit 1")).unwrap_err();

@@ -123,6 +123,10 @@ pub struct Options {
     pub json: Option<JsonSink>,
     /// Where the flat table goes.
     pub output: Option<OutputFile>,
+    /// Where the percentiles go.
+    pub hgrm: Option<PathBuf>,
+    /// What the user calls the job.
+    pub label: Option<String>,
     /// Whether rank 0 measures the Unix-socket echo first.
     pub echo: bool,
     /// What is broken on purpose.
@@ -151,6 +155,7 @@ impl Options {
             return Err(OptionError::Ranks { given, started: ranks });
         }
         check_counts(&cli, ranks)?;
+        let verify = cli.checks_values();
         if cli.ops.is_some() {
             (cli.runs, cli.warmup, cli.duration) = (1, 0.0, LONGEST_RUN_S);
         }
@@ -160,7 +165,7 @@ impl Options {
         let (routing, transport) = axes(&cli)?;
         check_ring(cli.ring_size, transport)?;
         let pace = cli.pace.resolve()?;
-        if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
+        if let Some(fault) = cli.fault.filter(|_| !verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()).into());
         }
         let ucx_errors = cli.ucx.resolve(transport, &cli.device, &cli.port, launcher.hosts.len())?;
@@ -176,7 +181,7 @@ impl Options {
             read_ratio: cli.read_ratio,
             remote_ratio: cli.remote_ratio.unwrap_or((ranks - 1) as f64 / ranks as f64),
             distribution: cli.distribution,
-            verify: cli.verify,
+            verify,
             seed: cli.seed,
             accesses: PATTERN_LEN,
         };
@@ -227,6 +232,8 @@ impl Options {
             shm_dir: cli.shm_dir,
             json: cli.json,
             output: cli.output.output,
+            hgrm: cli.hgrm,
+            label: cli.label,
             echo: !cli.no_echo,
             fault: cli.fault,
         })
@@ -354,9 +361,9 @@ fn check_counts(cli: &JobArgs, ranks: usize) -> Result<(), RangeError> {
         check_count(flag, given, limit, need)?;
     }
     let clients = ranks * cli.client_threads;
-    if cli.verify && clients > usize::from(u16::MAX) {
+    if cli.checks_values() && clients > usize::from(u16::MAX) {
         let what = "with --ranks it makes more clients than 16 bits can number in a verified value";
-        return Err(range("--client-threads", cli.client_threads, what, "fewer clients, or --verify=false".to_owned()));
+        return Err(range("--client-threads", cli.client_threads, what, "fewer clients, or --no-verify".to_owned()));
     }
     Ok(())
 }
@@ -368,9 +375,9 @@ fn check_times(cli: &JobArgs) -> Result<(), RangeError> {
         }
     }
     let total = cli.warmup + cli.duration * cli.runs as f64;
-    if cli.verify && cli.ops.is_none() && total > MAX_VERIFIED_SECONDS {
+    if cli.checks_values() && cli.ops.is_none() && total > MAX_VERIFIED_SECONDS {
         let what = "with --runs and --warmup it is too long for the 32-bit sequence numbers of --verify";
-        return Err(range("--duration", cli.duration, what, format!("{MAX_VERIFIED_SECONDS} seconds in all, or --verify=false")));
+        return Err(range("--duration", cli.duration, what, format!("{MAX_VERIFIED_SECONDS} seconds in all, or --no-verify")));
     }
     Ok(())
 }
@@ -417,6 +424,8 @@ fn check_ring(ring: RingChoice, transport: Transport) -> Result<(), RangeError> 
 /// What was asked for, as recorded in a result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Recorded {
+    /// What the user called the job.
+    pub label: Option<String>,
     /// What carried requests to other ranks, as it can be asked for.
     pub device: String,
     /// What was asked of its port; null where nothing was.
@@ -468,6 +477,7 @@ impl From<&Options> for Recorded {
         let job = &options.job;
         let workload = &job.workload;
         Self {
+            label: options.label.clone(),
             device: options.carried_by(),
             port: options.port,
             ucx_errors: job.ucx_errors,

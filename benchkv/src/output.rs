@@ -45,14 +45,14 @@ pub fn write(file: &OutputFile, result: &JobResult) -> Result<(), OutputError> {
     Ok(harness::file::write(file.path(), &content)?)
 }
 
-/// Refuses files of a job of which one would be written over another, by whatever names: `--json`, `--output`, and the series in `--trace`.
+/// Refuses files of a job of which one would be written over another, by whatever names: `--json`, `--output`, `--hgrm`, and the series in `--trace`.
 /// What cannot be written at all is not looked at here.
 ///
 /// # Errors
 /// The two options, with what they are given, and what to do.
-pub fn check_apart(json: Option<&JsonSink>, output: Option<&OutputFile>, trace: Option<&Path>) -> Result<(), String> {
+pub fn check_apart(json: Option<&JsonSink>, output: Option<&OutputFile>, hgrm: Option<&Path>, trace: Option<&Path>) -> Result<(), String> {
     let json = json.and_then(|sink| if let JsonSink::File(path) = sink { Some(path.as_path()) } else { None });
-    let places = [("--json", json), ("--output", output.map(OutputFile::path)), ("--trace", trace)];
+    let places = [("--json", json), ("--output", output.map(OutputFile::path)), ("--hgrm", hgrm), ("--trace", trace)];
     let places: Vec<(&str, &Path, PathBuf)> =
         places.into_iter().filter_map(|(flag, path)| Some((flag, path?, harness::file::location(path?).ok()?))).collect();
     let is_in = |dir: &Path, file: &Path| file.parent() == Some(dir) && TraceFile::is_named(file);

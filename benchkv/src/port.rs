@@ -12,20 +12,20 @@ use crate::range::{RangeError, range};
 #[group(skip)]
 pub struct PortOptions {
     /// Port of a hardware --device, 1 to 255; also as --device NAME:PORT [default: the first that is active].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub port: Option<u8>,
     /// Place of the source address in the GID table of a hardware --device, 0 to 255 [default: on RoCE version 2 before 1, IPv4 before IPv6; on
     /// InfiniBand none, so that packets carry no GRH].
-    #[arg(long, value_name = "N")]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     pub gid_index: Option<u8>,
     /// Service level of a hardware --device, 0 to 15; on RoCE the priority, 0 to 7 [default: 0].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..16))]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = clap::value_parser!(u8).range(..16))]
     pub sl: Option<u8>,
     /// Traffic class of a hardware --device, 0 to 255; on RoCE v2 the upper 6 bits are the DSCP [default: 0].
-    #[arg(long, value_name = "N")]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     pub traffic_class: Option<u8>,
     /// Largest payload of a packet of a hardware --device in bytes: 256, 512, 1024, 2048 or 4096 [default: what both ports have active].
-    #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
+    #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<u16>,
 }
 

@@ -303,6 +303,15 @@ impl JobResult {
         self.measured.local_ops + self.measured.remote_ops
     }
 
+    /// The percentiles of all round trips, as HdrHistogram's tools write them.
+    #[must_use]
+    pub fn percentiles(&self) -> String {
+        let mut all = self.measured.histograms_ns.local.clone();
+        // Histograms of one result have the same bounds.
+        let _ = all.merge(&self.measured.histograms_ns.remote);
+        all.percentiles()
+    }
+
     /// Whether no operation was lost and every check passed.
     #[must_use]
     pub fn is_sound(&self) -> bool {

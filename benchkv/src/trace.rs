@@ -62,12 +62,12 @@ fn from_fields(fields: [Option<u64>; COLUMNS.len()]) -> Sample {
 #[command(next_help_heading = "Traces")]
 pub struct TraceArgs {
     /// Directory for a time series of each daemon, rank-R-daemon-D.csv; made if it is missing. It must not hold those of another job.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, hide_short_help = true, value_name = "DIR")]
     pub trace: Option<PathBuf>,
 
     /// Rounds of a daemon that did something between two samples, 1 to 1000000000; it grows where a series would not fit into memory. An idle
     /// daemon is sampled every millisecond.
-    #[arg(long, value_name = "N", default_value_t = 64, requires = "trace")]
+    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 64, requires = "trace")]
     pub trace_interval: u64,
 }
 

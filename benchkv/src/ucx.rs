@@ -14,7 +14,7 @@ use crate::range::{RangeError, range};
 pub struct UcxArgs {
     /// Whether UCX notices that a peer of ucx-am is dead: peer leaves out transports that cannot, such as its shared memory; none leaves it to
     /// what started the ranks; auto is none for ranks on one host, else peer.
-    #[arg(long, value_enum, default_value_t = PeerErrorsChoice::Auto)]
+    #[arg(long, hide_short_help = true, value_enum, default_value_t = PeerErrorsChoice::Auto)]
     pub ucx_errors: PeerErrorsChoice,
 }
 

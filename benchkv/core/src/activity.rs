@@ -203,6 +203,19 @@ pub struct ActivityRates {
     pub cqes_per_loop: f64,
     /// Shares of these rounds by their completions: 0, 1, 2 to 10, 11 to 100, more.
     pub loops_by_cqes: [f64; 5],
+    /// Length of a round of such a daemon, in nanoseconds: T_loop.
+    #[serde(default)]
+    pub loop_ns: f64,
+    /// From a request to another rank to its answer, as such daemons see it, in nanoseconds: T_rtt, by Little's law out of the requests not answered
+    /// yet and those sent per second. 0 where clients have their own connections.
+    #[serde(default)]
+    pub rtt_ns: f64,
+    /// T_loop / T_rtt. Below 1 a request outlives rounds, and these find few completions or none.
+    #[serde(default)]
+    pub rho: f64,
+    /// Length of a round of any daemon over the messages it moved, in nanoseconds.
+    #[serde(default)]
+    pub message_ns: f64,
     /// Requests to other ranks not answered yet, in one such daemon: mean over rounds.
     pub outstanding_mean: f64,
     /// The most of them, and when.
@@ -243,6 +256,11 @@ impl ActivityRates {
         let loops_by_messages = stepped.loops_by_messages.map(|count| count as f64 / loops);
         let carrier_loops = carriers.loops.max(1) as f64;
         let per_s = |count: u64| count as f64 / seconds;
+        let ratio = |one: f64, other: f64| if other > 0.0 { one / other } else { 0.0 };
+        let (loop_ns, outstanding_mean) = (carriers.span_ns as f64 / carrier_loops, carriers.outstanding_sum as f64 / carrier_loops);
+        // Half of what daemons send are requests, the other half answers.
+        let requests = carriers.transport.as_ref().map_or(0, |sent| sent.messages) as f64 / 2.0;
+        let rtt_ns = ratio(outstanding_mean * carriers.span_ns as f64, requests);
         Self {
             loops_per_s: stepped.loops as f64 * 1e9 / stepped.span_ns.max(1) as f64,
             empty_loops: loops_by_messages[0],
@@ -250,7 +268,11 @@ impl ActivityRates {
             messages_per_loop: stepped.moved as f64 / loops,
             cqes_per_loop: carriers.cqes as f64 / carrier_loops,
             loops_by_cqes: carriers.loops_by_cqes.map(|count| count as f64 / carrier_loops),
-            outstanding_mean: carriers.outstanding_sum as f64 / carrier_loops,
+            loop_ns,
+            rtt_ns,
+            rho: ratio(loop_ns, rtt_ns),
+            message_ns: ratio(stepped.span_ns as f64, stepped.moved as f64),
+            outstanding_mean,
             outstanding_peak: carriers.outstanding_peak,
             writes_per_s: per_s(transport.writes),
             messages_per_write: transport.messages as f64 / transport.writes.max(1) as f64,
@@ -323,6 +345,9 @@ mod tests {
         let rates = ActivityRates::new([window, &idle].into_iter(), [].into_iter(), 1e-6);
         assert_eq!((rates.cqes_per_loop, rates.outstanding_mean, rates.outstanding_peak.outstanding), (24.6, 5.0, 9));
         assert_eq!(rates.loops_by_cqes, [0.2; 5]);
+        // Five rounds in a microsecond, 25 / 5 requests under way, 15 of the 30 messages requests.
+        assert_eq!((rates.loop_ns, rates.rtt_ns, rates.rho), (200.0, 5.0 * 1_000.0 / 15.0, 200.0 / (5.0 * 1_000.0 / 15.0)));
+        assert_eq!(rates.message_ns, 2_000.0 / 5.0);
     }
 
     #[test]

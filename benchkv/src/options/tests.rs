@@ -111,7 +111,7 @@ fn illegal_values_are_refused_with_reason_and_range() {
         ("--duration 0", "legal is 0.01 to 3600 seconds"),
         ("--duration nan", "legal is 0.01 to 3600 seconds"),
         ("--warmup 1e9", "legal is 0 to 3600 seconds"),
-        ("--duration 300 --runs 3", "600 seconds in all, or --verify=false"),
+        ("--duration 300 --runs 3", "600 seconds in all, or --no-verify"),
         ("--read-ratio 1.5", "--read-ratio 1.5: a share lies between none and all; legal is 0 to 1"),
         ("--read-ratio=-0.1", "legal is 0 to 1"),
         ("--read-ratio nan", "legal is 0 to 1"),
@@ -127,7 +127,7 @@ fn illegal_values_are_refused_with_reason_and_range() {
         ("--remote-ratio -1", "--remote-ratio -1: a share lies between none and all; legal is 0 to 1"),
         ("--rate -1", "legal is 1 to 1e9 operations per second"),
         ("--batch-hold-us -1", "--batch-hold-us -1: "),
-        ("--ranks 256 --client-threads 256", "fewer clients, or --verify=false"),
+        ("--ranks 256 --client-threads 256", "fewer clients, or --no-verify"),
         ("--pin 65535", "--pin: core 65535 may not be used by this process"),
         ("--fault corrupt-value --verify=false", "legal is only with --verify"),
     ] {

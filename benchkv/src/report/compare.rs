@@ -8,7 +8,8 @@ use serde_json::Value;
 use crate::result::JobResult;
 
 /// Members of the document that are settings, the most telling ones first; `options` stands for all within.
-const SETTINGS: [&str; 14] = [
+const SETTINGS: [&str; 15] = [
+    "options.label",
     "backend",
     "carrier",
     "ranks",
@@ -176,10 +177,10 @@ fn group(members: Vec<usize>, all: &Settings, telling: &[&String], axis: Option<
     }
 }
 
-/// A setting in a few words. The names of a backend and a carrier need none.
+/// A setting in a few words. A label, and the names of a backend and a carrier, need none.
 fn described(name: &str, value: Option<&Value>) -> String {
     match (name, text(value)) {
-        ("backend" | "carrier", value) => value,
+        ("backend" | "carrier" | "options.label", value) => value,
         (_, value) => format!("{} {value}", title(name)),
     }
 }

@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::cli::ReportArgs;
 use crate::options::Recorded;
-use crate::result::{JobResult, ReadError};
+use crate::result::{JobResult, Measured, ReadError};
 use crate::trace::{TraceError, TraceFile};
 use compare::Comparison;
 use figures::Measurements;
@@ -190,6 +190,12 @@ fn threads_on_cores(result: &JobResult) -> String {
     format!("{} on {}", result.placement.threads, result.placement.usable_cores.len())
 }
 
+/// What daemons found in a round, and the share of rounds that found none, one, up to ten, up to a hundred, more.
+fn completions(of: &Measured) -> String {
+    let shares = of.activity.loops_by_cqes.map(|share| format!("{:.0}", 100.0 * share));
+    format!("{:.2} ({} %)", of.activity.cqes_per_loop, shares.join("/"))
+}
+
 /// A condition in words.
 type Condition = fn(&JobResult) -> String;
 
@@ -230,6 +236,8 @@ fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (V
         "p99.9",
         "messages per WRITE",
         "empty rounds",
+        "completions a round",
+        "rho",
         "lost",
         "not found",
         "threads on cores",
@@ -250,6 +258,8 @@ fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (V
             nanos(latency.p999 as f64),
             format!("{:.1}", of.activity.messages_per_write),
             format!("{:.0} %", 100.0 * of.activity.empty_loops),
+            completions(of),
+            format!("{:.3}", of.activity.rho),
             result.lost.to_string(),
             result.not_found.to_string(),
             threads_on_cores(result),

@@ -176,6 +176,15 @@ const ACTIVITY: &[Column] = measured! {
     Number "empty_loops_ratio": |of| of.activity.empty_loops;
     Number "messages_per_loop": |of| of.activity.messages_per_loop;
     Number "cqes_per_loop": |of| of.activity.cqes_per_loop;
+    Number "loops_of_0_cqes_ratio": |of| of.activity.loops_by_cqes[0];
+    Number "loops_of_1_cqe_ratio": |of| of.activity.loops_by_cqes[1];
+    Number "loops_of_2_to_10_cqes_ratio": |of| of.activity.loops_by_cqes[2];
+    Number "loops_of_11_to_100_cqes_ratio": |of| of.activity.loops_by_cqes[3];
+    Number "loops_of_more_cqes_ratio": |of| of.activity.loops_by_cqes[4];
+    Number "loop_ns": |of| of.activity.loop_ns;
+    Number "rtt_ns": |of| of.activity.rtt_ns;
+    Number "rho_ratio": |of| of.activity.rho;
+    Number "message_ns": |of| of.activity.message_ns;
     Number "outstanding_mean": |of| of.activity.outstanding_mean;
     Count "outstanding_peak": |of| of.activity.outstanding_peak.outstanding;
     Number "writes_per_s": |of| of.activity.writes_per_s;
@@ -213,6 +222,7 @@ const FATE: &[Column] = columns! {
 const COURSE: &[Column] = columns! {
     Text "interrupted": |row| Some(row.job.interrupted.to_string());
     Number "window_s": |row| match row.scope { Scope::Run(_, run) => Some(run.duration_s), _ => None };
+    Text "label": |row| row.job.options.label.clone();
     Count "ops": |row| row.job.options.ops;
     Number "rate_rps": |row| row.job.options.rate;
     Text "arrivals": |row| row.job.options.arrivals.map(|arrivals| arrivals.to_string());

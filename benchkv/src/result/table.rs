@@ -5,7 +5,7 @@ use std::fmt;
 use harness::report::{Table, bytes, nanos, plural, rate};
 
 use super::{EchoBaseline, JobResult, NO_DEVICE};
-use engine::activity::WorkerReport;
+use engine::activity::{ActivityRates, WorkerReport};
 use engine::counters::TransportReport;
 use engine::policy::PolicyReport;
 use engine::topology::Transport;
@@ -24,6 +24,9 @@ impl fmt::Display for JobResult {
                 None => writeln!(f, "{runs} of {duration_s} s")?,
             },
         }
+        if let Some(label) = &self.options.label {
+            writeln!(f, "label: {label}")?;
+        }
         writeln!(f, "\n{}", self.rank_table())?;
         writeln!(f, "{}", self.latency_table())?;
         if self.unfinished > 0 {
@@ -36,7 +39,7 @@ impl fmt::Display for JobResult {
         if let Some(transport) = self.transport_line() {
             writeln!(f, "{transport}")?;
         }
-        for line in [self.policy_line(), self.trace_line()].into_iter().flatten() {
+        for line in [self.loop_line(), self.policy_line(), self.trace_line()].into_iter().flatten() {
             writeln!(f, "{line}")?;
         }
         let law = self.littles_law;
@@ -120,6 +123,21 @@ impl JobResult {
             Transport::Copyrpc => "WRITEs",
         };
         Some(format!("{writes} {operations} of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
+    }
+
+    /// One line about the rounds of the daemons that have connections: what they found, and how long they are beside a round trip.
+    fn loop_line(&self) -> Option<String> {
+        let ActivityRates { cqes_per_loop, loops_by_cqes, loop_ns, rtt_ns, rho, message_ns, .. } = self.measured.activity;
+        if loop_ns == 0.0 {
+            return None;
+        }
+        let [none, one, some, many, more] = loops_by_cqes.map(|share| format!("{:.1} %", 100.0 * share));
+        let rho = if rtt_ns > 0.0 { format!(", T_rtt {}, rho {rho:.3}", nanos(rtt_ns)) } else { String::new() };
+        Some(format!(
+            "{cqes_per_loop:.3} completions a round (0: {none}, 1: {one}, 2-10: {some}, 11-100: {many}, more: {more}); T_loop {}{rho}; {} a message",
+            nanos(loop_ns),
+            nanos(message_ns)
+        ))
     }
 
     fn daemons(&self) -> impl Iterator<Item = &WorkerReport> {

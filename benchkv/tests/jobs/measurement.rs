@@ -270,7 +270,7 @@ fn what_daemons_and_connections_do_is_told_for_each_run_and_rank() {
 fn writes_only_and_reads_only_work() {
     for (ratio, has_reads) in [("0", false), ("1", true)] {
         // Private keys are read back whatever the ratio.
-        let result = measure(&["--read-ratio", ratio, "--verify=false"]);
+        let result = measure(&["--read-ratio", ratio, "--no-verify"]);
         assert_eq!(count(&result, "not_found"), if has_reads { count(&result, "completed") } else { 0 }, "{result}");
         assert!(result["verify_failures"].is_null(), "{result}");
     }

@@ -230,3 +230,18 @@ fn the_doctor_takes_no_options_of_a_job() {
     let ended = Job::start(&mut benchkv(&["--ranks", "2", "doctor"])).end();
     ended.assert_failed(2, &["doctor"]);
 }
+
+#[test]
+fn a_label_and_the_percentiles_go_where_they_are_asked_for() {
+    let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
+    let hgrm = files.path().join("latency.hgrm");
+    let ended = run(&dir, &["--label", "before <the> change", "--no-verify", "--json", "-", "--hgrm", hgrm.to_str().unwrap()]);
+    let result = ended.result();
+    assert_eq!((&result["options"]["label"], &result["options"]["verify"]), (&"before <the> change".into(), &false.into()));
+    assert!(ended.stderr.contains("\nlabel: before <the> change\n"), "{}", ended.stderr);
+    let (text, count) = (std::fs::read_to_string(&hgrm).unwrap(), result["latency_ns"]["count"].as_u64().unwrap());
+    assert!(text.contains(&format!("Total count    = {count:>12}]")), "{text}");
+    let refused = |file: &str, said: &[&str]| run(&dir, &["--hgrm", file, "--json", hgrm.to_str().unwrap()]).assert_failed(2, said);
+    refused("/nonexistent/x.hgrm", &["--hgrm: ", "/nonexistent"]);
+    refused(hgrm.to_str().unwrap(), &["--json", "--hgrm", "give each a name of its own"]);
+}
