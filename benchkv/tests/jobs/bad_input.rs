@@ -50,7 +50,7 @@ fn a_job_that_needs_more_memory_than_it_may_take_is_refused_with_both() {
     let args = ["--backend", "direct", "--ranks", "24", "--client-threads", "46", "--memory-limit", "1000000000"];
     refused(
         &args,
-        &["the job needs about ", " and may take 1000000000 ", "connections between ranks", "--memory-limit", "--ring-size", "--verify"],
+        &["the job needs about ", " and may take 1000000000 ", "connections between ranks", "--memory-limit", "--ring-size", "--no-verify"],
     );
 }
 
