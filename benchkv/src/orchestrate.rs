@@ -8,7 +8,7 @@
 //! clients of *all* ranks have drained.
 //!
 //! When the user interrupts the job, ranks cut what they are at short, agree on that where they would next have met, and drain. How long a drain
-//! goes on is in [`drain`](engine::drain).
+//! goes on is in [`drain`].
 
 pub mod process;
 mod records;

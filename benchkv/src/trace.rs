@@ -1,7 +1,7 @@
 //! What a daemon was doing, sampled over time: `--trace`, and the files it writes.
 //!
 //! A file for each daemon, `rank-R-daemon-D.csv`: the line of [`COLUMNS`], then a line for each [`Sample`]. Only this module knows the format.
-//! The [`recorder`] takes the samples while the job runs, and writes nothing; files are written when all daemons have ended.
+//! The [`recorder`](engine::trace::recorder) takes the samples while the job runs, and writes nothing; files are written when all daemons have ended.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
