@@ -465,7 +465,7 @@ mod tests {
 
     #[test]
     fn a_number_of_operations_and_a_length_of_time_exclude_each_other() {
-        assert_eq!(parse("--ops 7").unwrap().ops, Some(7));
+        assert_eq!(parse("--ops 7").unwrap().job.ops, Some(7));
         for time in ["--duration 1", "--runs 2", "--warmup 0"] {
             assert_eq!(parse(&format!("--ops 7 {time}")).unwrap_err().exit_code(), 2);
         }

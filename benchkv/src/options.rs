@@ -397,7 +397,7 @@ fn check_ratios(cli: &JobArgs, ranks: usize) -> Result<(), RangeError> {
 }
 
 /// Which way requests take, and what carries them.
-fn axes(cli: &Cli) -> Result<(Routing, Transport), RangeError> {
+fn axes(cli: &JobArgs) -> Result<(Routing, Transport), RangeError> {
     let (routing, named) = cli.backend.axes();
     match (named, cli.carrier) {
         (Some(named), Some(given)) if named != given => {

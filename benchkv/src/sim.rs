@@ -51,7 +51,6 @@ pub enum SimError {
 fn check(job: &JobArgs) -> Result<(), RangeError> {
     let refused = |flag, given: String| Err(range(flag, given, "it has no meaning in virtual time", "none; leave it out".to_owned()));
     match job {
-        _ if job.backend.transport() == Transport::UcxAm => refused("--backend", job.backend.to_string()),
         _ if job.device != DeviceChoice::Auto => refused("--device", job.device.to_string()),
         _ if job.port != PortOptions::default() => refused("--port and others", job.port.to_string()),
         _ if job.pin != PinPolicy::Auto => refused("--pin", job.pin.to_string()),
@@ -80,6 +79,10 @@ pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
     (options.duration, options.warmup) = (Duration::from_secs_f64(args.job.duration), Duration::from_secs_f64(args.job.warmup));
     (options.wait, options.job.workload.accesses) = (WaitStrategy::Busy, ACCESSES);
     let job = &options.job;
+    if job.topology.transport == Transport::UcxAm {
+        let given = job.topology.transport;
+        return Err(range("--carrier", given, "it has no meaning in virtual time", "copyrpc or rc-send".to_owned()).into());
+    }
     options.memory = Memory::of_rank(&job.topology, &job.sizes, &job.workload, job.queue_depth, job.runs).times(options.job.topology.ranks);
     options.memory.check(limit).map_err(OptionError::from)?;
     Ok(options)
@@ -96,9 +99,11 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
     let world = World { cpu, nic, strict: args.world.strict, trace_interval };
     let (runs, window) = (options.job.runs, options.duration);
     let (outcomes, summary) = Simulated::new(&options.job, &world)?.run(options.warmup, window, runs)?;
+    // That of a number of operations is as long as they take.
+    let window_s = if options.job.ops.is_some() { summary.ended_ns as f64 / 1e9 } else { window.as_secs_f64() };
     let mut parts = Vec::with_capacity(outcomes.len());
     for (rank, outcome) in outcomes.into_iter().enumerate() {
-        let course = Course { windows_s: vec![window.as_secs_f64(); runs], ..Course::default() };
+        let course = Course { windows_s: vec![window_s; runs], ..Course::default() };
         let mut report = RankReport::new(rank, course, outcome.clients, outcome.daemons).of_no_process();
         if let Some(trace) = &options.trace {
             let written = trace.write(rank, outcome.series.iter().map(engine::trace::recorder::Recorder::samples));

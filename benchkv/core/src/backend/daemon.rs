@@ -87,6 +87,12 @@ impl KvDaemon {
         })
     }
 
+    /// Ends it; what it holds.
+    #[must_use]
+    pub fn into_store(self) -> Shard {
+        self.store
+    }
+
     /// All phases; or, where the policy adds polls, the first of these as long as it finds nothing.
     fn round(&mut self) -> Result<Round, BackendError> {
         let mut round = self.take_answers()?;

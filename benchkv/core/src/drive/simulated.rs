@@ -24,6 +24,7 @@ use crate::backend::{BackendError, Daemon, Restful};
 use crate::client::{Client, ClientReport, Step};
 use crate::job::Job;
 use crate::phase::Phase;
+use crate::store::Shard;
 use crate::trace::recorder::Recorder;
 
 /// Address space of a rank's device.
@@ -102,6 +103,8 @@ pub struct RankOutcome {
     pub daemons: Vec<WorkerReport>,
     /// By daemon, if a series was wanted.
     pub series: Vec<Recorder>,
+    /// By daemon: what it holds.
+    pub stores: Vec<Shard>,
 }
 
 /// A job in virtual time.
@@ -113,6 +116,8 @@ pub struct Simulated {
     wakers: Vec<Waker>,
     /// By rank.
     devices: Vec<Device>,
+    /// The job is one of a number of operations.
+    has_ops: bool,
 }
 
 /// What the actors of a job share.
@@ -190,20 +195,27 @@ impl Simulated {
             let clients = clients.into_iter().map(|client| spawner.spawn(client, None)).collect::<Result<_, _>>()?;
             ranks.push(Threads { daemons, clients });
         }
-        Ok(Self { simulation, shared, ranks, wakers, devices })
+        Ok(Self { simulation, shared, ranks, wakers, devices, has_ops: job.ops.is_some() })
     }
 
-    /// Warm-up, then `runs` windows of `window`, then a drain. Returns what every rank found out.
+    /// Warm-up, then `runs` windows of `window`, then a drain. Returns what every rank found out. A job of a number of operations has one
+    /// window, which is as long as they take, and no warm-up.
     ///
     /// # Errors
     /// The first failure of a daemon or client.
     pub fn run(mut self, warmup: Duration, window: Duration, runs: usize) -> Result<(Vec<RankOutcome>, Summary), SimulationError> {
         let nanos = |time: Duration| time.as_nanos() as u64;
-        self.pass(Phase::WarmUp, nanos(warmup))?;
-        for run in 0..runs {
-            self.pass(Phase::Window(run as u16), nanos(window))?;
+        if self.has_ops {
+            self.finish(Phase::Window(0))?;
+        } else {
+            self.pass(Phase::WarmUp, nanos(warmup))?;
+            for run in 0..runs {
+                self.pass(Phase::Window(run as u16), nanos(window))?;
+            }
         }
-        self.drain()?;
+        self.finish(Phase::Drain)?;
+        self.pass(Phase::GiveUp, LOOK_NS)?;
+        self.abort();
         let now_ns = self.simulation.now_ns();
         let broken = |device: &Device| device.soft().map_or_else(Vec::new, |hca| hca.take_violations());
         let violations: Vec<String> = self
@@ -233,9 +245,9 @@ impl Simulated {
         self.wakers.iter().for_each(Waker::wake_by_ref);
     }
 
-    /// Waits for what is outstanding, as long as anything ends.
-    fn drain(&mut self) -> Result<(), SimulationError> {
-        self.enter(Phase::Drain);
+    /// Enters a phase, and lets time pass until all clients have drained, or nothing ends any more.
+    fn finish(&mut self, phase: Phase) -> Result<(), SimulationError> {
+        self.enter(phase);
         let (mut moved, mut quiet_ns) = (0, 0);
         while quiet_ns < DRAIN_NS && !self.ranks.iter().flat_map(|rank| &rank.clients).all(|client| client.borrow().has_drained) {
             self.simulation.run(self.simulation.now_ns() + LOOK_NS);
@@ -244,12 +256,14 @@ impl Simulated {
             quiet_ns = if now == moved { quiet_ns + LOOK_NS } else { 0 };
             moved = now;
         }
-        self.pass(Phase::GiveUp, LOOK_NS)?;
+        Ok(())
+    }
+
+    fn abort(&self) {
         for Threads { daemons, clients } in &self.ranks {
             daemons.iter().for_each(|daemon| daemon.borrow_mut().worker.abort());
             clients.iter().for_each(|client| client.borrow_mut().worker.paths_mut().abort());
         }
-        Ok(())
     }
 }
 
@@ -415,13 +429,15 @@ impl Actor for Handle<Client<ClientPaths>> {
 
 impl Threads {
     fn outcome(self, now_ns: u64) -> RankOutcome {
-        let mut series = Vec::new();
+        let (mut series, mut stores) = (Vec::new(), Vec::new());
         let daemon = |thread: Rc<RefCell<Thread<KvDaemon>>>| {
             let Thread { mut worker, log, series: recorder, .. } = Rc::into_inner(thread)?.into_inner();
             let report = log.report(now_ns, &mut worker);
             let trace = recorder.as_ref().map(Recorder::report);
             series.extend(recorder);
-            Some(WorkerReport { policy: worker.policy(), trace, ..report })
+            let report = WorkerReport { policy: worker.policy(), trace, ..report };
+            stores.push(worker.into_store());
+            Some(report)
         };
         let daemons = self.daemons.into_iter().filter_map(daemon).collect();
         let client = |thread: Rc<RefCell<Thread<Client<ClientPaths>>>>| {
@@ -430,6 +446,6 @@ impl Threads {
             Some(worker.report(report))
         };
         let clients = self.clients.into_iter().filter_map(client).collect();
-        RankOutcome { clients, daemons, series }
+        RankOutcome { clients, daemons, series, stores }
     }
 }
