@@ -7,8 +7,8 @@
 //!
 //! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers,
 //! `calls` the pending calls, `deadlines` their times, `watch` the time since the peer was heard, `idle` the time since anything happened,
-//! `window` the batches under way, `backoff` the READs, `closing` the graceful end. This file and `incoming` join them
-//! and own every decision that needs two of them: this one what goes out, that one what comes in.
+//! `window` the batches under way, `backoff` the READs, `closing` the graceful end. Three files join them and own every decision that needs
+//! two of them: `outgoing` what goes into the send ring, `flush` what leaves it, `incoming` what arrives.
 //! Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
 
 mod backoff;
@@ -19,9 +19,11 @@ mod credit;
 mod deadlines;
 #[cfg(test)]
 mod explore;
+mod flush;
 mod held;
 mod idle;
 mod incoming;
+mod outgoing;
 mod rx;
 mod tx;
 mod watch;
@@ -29,7 +31,7 @@ mod window;
 
 use backoff::Backoff;
 pub(crate) use calls::CallKey;
-use calls::{Calls, NEVER};
+use calls::Calls;
 use closing::Closing;
 pub(crate) use config::LinkConfig;
 pub(crate) use config::Past;
@@ -37,23 +39,19 @@ pub(crate) use config::Past;
 pub(crate) use config::Traffic;
 use credit::{PeerCredit, Reservation};
 pub(crate) use deadlines::Deadlines;
-use held::HeldRequest;
+pub(crate) use flush::Poster;
 use idle::Idle;
 use rx::RecvRing;
 pub(crate) use tx::Emit;
-use tx::{Batch, SendRing};
+use tx::SendRing;
 use watch::Watch;
 pub use window::Window;
-use window::{Hold, WindowState};
+use window::WindowState;
 
-use crate::error::{CallError, CallFailure, CloseReason, LinkConfigError, ReplyError};
+use crate::error::{CallFailure, CloseReason, LinkConfigError};
 use crate::ring::{Payload, RingView};
 use crate::stats::Stats;
-use crate::wire::{ALIGNMENT, CallId, FlowWords, Header, METADATA_SPAN, Status, internal_allowance, padded, response_capacity};
-
-/// Ring bytes a call leaves alone. Twice what a grant leaves (64), so that under load grants to the
-/// peer win over own calls and neither side starves (invariant L3).
-const CALL_SLACK: u64 = 128;
+use crate::wire::{FlowWords, response_capacity};
 
 /// A request with the application. Not `Clone`: it is answered once.
 #[derive(Debug, PartialEq, Eq)]
@@ -120,12 +118,6 @@ pub(crate) enum Message<U> {
     Done,
     /// Something else: [`Link::next_event`] knows.
     Other,
-}
-
-/// Where batches are posted. A trait and no closure: what posts the one that mostly comes is inlined for sure.
-pub(crate) trait Poster<E> {
-    /// Posts a batch.
-    fn post(&mut self, emit: Emit) -> Result<(), E>;
 }
 
 /// What the size of the rings allows, in bytes.
@@ -221,349 +213,6 @@ impl<U> Link<U> {
             heard_heartbeat: heartbeat,
             stats: Stats::default(),
         })
-    }
-
-    /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing
-    /// leaves before [`Link::flush`]. A refused call leaves no trace but the wish to READ.
-    ///
-    /// # Errors
-    /// [`CallError`], with `user_data`. `RingFull` and `InsufficientCredit` pass with time.
-    pub(crate) fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
-        self.call_until(payload, user_data, response_allowance, NEVER)
-    }
-
-    /// As [`Link::call`], but once `deadline_ns` has passed, in the clock of [`Link::expire`], the call ends there. `u64::MAX` is no
-    /// deadline.
-    ///
-    /// # Errors
-    /// As [`Link::call`].
-    #[inline(never)]
-    pub(crate) fn call_until(
-        &mut self,
-        payload: &[u8],
-        user_data: U,
-        response_allowance: usize,
-        deadline_ns: u64,
-    ) -> Result<CallKey, CallError<U>> {
-        if let Err(refusal) = self.make_call_room(payload.len(), response_allowance) {
-            return Err(refusal.map_user_data(|()| user_data));
-        }
-        let allowance = internal_allowance(response_allowance as u64);
-        self.place_call(payload, user_data, allowance, deadline_ns).map_err(CallError::InsufficientCredit)
-    }
-
-    /// A call without a deadline, if room for it is known; else, and nothing has changed, its user data comes back: [`Link::call`] decides.
-    #[inline(always)]
-    pub(crate) fn try_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, U> {
-        let (message, allowance) = (padded(payload.len() as u64), internal_allowance(response_allowance as u64));
-        if self.tx.has_call_room(message) && self.may_call(message, allowance) {
-            self.place_call(payload, user_data, allowance, NEVER)
-        } else {
-            Err(user_data)
-        }
-    }
-
-    /// Appends a call that is admitted (S4). Without a slot for it nothing has changed.
-    #[inline(always)]
-    fn place_call(&mut self, payload: &[u8], user_data: U, allowance: u64, deadline_ns: u64) -> Result<CallKey, U> {
-        let key = self.calls.insert(user_data, allowance, deadline_ns)?;
-        if self.calls.unanswered() == 1 {
-            self.watch.news();
-        }
-        self.credit.spend(allowance);
-        let header = Header { call_id: key.id().to_request(), piggyback: (allowance / ALIGNMENT) as u32, len: payload.len() as u32 };
-        self.tx.append(&header, payload);
-        self.stats.calls += 1;
-        Ok(key)
-    }
-
-    /// L1, L2, and the credit for it.
-    #[inline(always)]
-    const fn may_call(&self, message: u64, allowance: u64) -> bool {
-        message <= self.limits.message && allowance <= self.limits.internal_allowance && allowance <= self.credit.balance()
-    }
-
-    /// Decides whether a call is taken; wraps if its message has to, and finds it a slot.
-    #[cold]
-    #[inline(never)]
-    fn make_call_room(&mut self, len: usize, response_allowance: usize) -> Result<(), CallError<()>> {
-        let user_data = ();
-        if let Some(reason) = self.ending {
-            return Err(CallError::Closed { user_data, reason });
-        }
-        let ring = self.tx.size();
-        let message = padded(len as u64);
-        if message > ring.max_message() {
-            return Err(CallError::PayloadTooLarge { user_data, len, max: ring.max_payload() as usize });
-        }
-        let allowance = internal_allowance(response_allowance as u64);
-        if allowance > ring.max_internal_allowance() {
-            return Err(CallError::AllowanceTooLarge { user_data, len: response_allowance, max: ring.max_response_allowance() as usize });
-        }
-        if !self.may_call(message, allowance) || !self.calls.make_room() {
-            self.starved = true;
-            self.stats.insufficient_credit += 1;
-            return Err(CallError::InsufficientCredit(user_data));
-        }
-        // S4: decided for the whole span, wrap included, before anything is written.
-        let reserved = 2 * self.reservation.outstanding() + CALL_SLACK;
-        if self.tx.in_flight() + self.tx.span_of(message) + reserved > ring.bytes() {
-            self.starved = true;
-            self.stats.ring_full += 1;
-            return Err(CallError::RingFull(user_data));
-        }
-        self.tx.make_place(message);
-        self.tx.open_to_calls(reserved);
-        Ok(())
-    }
-
-    /// Ends a call at once: its user data comes back here and not through [`Link::next_event`]. `None` when the call has ended already.
-    /// The peer is not told; its response will be dropped (C3).
-    pub(crate) fn cancel(&mut self, call: CallKey) -> Option<U> {
-        let user_data = self.calls.abandon(call)?;
-        self.stats.cancelled += 1;
-        Some(user_data)
-    }
-
-    /// Ends one call whose deadline is before `now_ns`, with [`CallFailure::DeadlineExceeded`] (C4). Repeat it until `None`.
-    pub(crate) fn expire(&mut self, now_ns: u64) -> Option<U> {
-        if self.closed.is_some() {
-            return None;
-        }
-        let user_data = self.calls.expire(now_ns)?;
-        self.stats.deadlines_exceeded += 1;
-        Some(user_data)
-    }
-
-    /// The earliest deadline of the calls that have not ended.
-    pub(crate) fn next_deadline(&mut self) -> Option<u64> {
-        if self.closed.is_some() { None } else { self.calls.next_deadline() }
-    }
-
-    /// Answers a request in place, if nothing stands in the way; else nothing has changed, and [`Link::respond`] knows what to do.
-    #[inline(always)]
-    pub(crate) fn reply_in_place(&mut self, request: &Request, payload: &[u8]) -> bool {
-        // A link that is closed has no room.
-        let (message, allowance) = (padded(payload.len() as u64), u64::from(request.internal_allowance));
-        let is_easy = request.number == IN_PLACE && message + METADATA_SPAN <= allowance && self.tx.fits_lap(message);
-        if is_easy {
-            self.append_response(request, Status::Ok, payload);
-        }
-        is_easy
-    }
-
-    #[inline(always)]
-    fn append_response(&mut self, request: &Request, status: Status, payload: &[u8]) {
-        let header =
-            Header { call_id: CallId::from_wire(request.call_id).to_response(), piggyback: status as u32, len: payload.len() as u32 };
-        self.tx.append(&header, payload);
-        self.reservation.release(u64::from(request.internal_allowance));
-        self.stats.replies += 1;
-    }
-
-    /// Answers a request whose owner keeps it, and does so once all the same.
-    #[inline]
-    pub(crate) fn respond(&mut self, request: &Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
-        if let Some(reason) = self.closed {
-            return Err(ReplyError::Closed(reason));
-        }
-        let is_held = request.number != IN_PLACE;
-        if is_held && self.rx.requests.get(request.number).is_none_or(|held| held.position != request.payload.message()) {
-            return Err(ReplyError::Foreign(()));
-        }
-        let message = padded(payload.len() as u64);
-        let allowance = u64::from(request.internal_allowance);
-        if message + METADATA_SPAN > allowance {
-            return Err(ReplyError::TooLarge { len: payload.len(), max: request.max_reply(), request: () });
-        }
-        self.tx.make_place(message);
-        self.append_response(request, status, payload);
-        if is_held {
-            self.rx.requests.answer(request.number);
-        }
-        Ok(())
-    }
-
-    /// Holds a request that is to be answered later than in place.
-    #[must_use]
-    pub(crate) fn hold(&mut self, request: &Request) -> Request {
-        let Request { payload, internal_allowance, call_id, .. } = *request;
-        let held = HeldRequest { position: payload.message(), call_id, len: payload.len() as u32, internal_allowance };
-        Request { number: self.rx.requests.push_taken(held), payload, internal_allowance, call_id }
-    }
-
-    /// The batch that a flush posts, where it is the only one and nothing stands in the way; to be followed by
-    /// [`Link::easy_batch_posted`], unless it cannot be posted. Else nothing has changed.
-    #[inline(always)]
-    fn easy_batch(&mut self) -> Option<(Emit, FlowWords)> {
-        if self.ending.is_some() || !self.tx.has_easy_batch() || self.window.begin(self.tx.unposted()) {
-            return None;
-        }
-        let words = self.grant();
-        self.rx.note_told(words);
-        Some((self.tx.fill_easy_batch(words), words))
-    }
-
-    /// The batch of [`Link::easy_batch`] was posted, with these words.
-    #[inline(always)]
-    fn easy_batch_posted(&mut self, words: FlowWords) {
-        self.told_by_batch = words;
-        self.stats.batches_sent += 1;
-        self.stats.messages_sent += u64::from(self.tx.open_count());
-        self.stats.bytes_sent += self.tx.unposted();
-        self.tx.commit_easy_batch();
-        self.note_posted();
-    }
-
-    #[inline(always)]
-    fn note_posted(&mut self) {
-        self.starved |= self.tx.free() < self.tx.size().bytes() / 4;
-    }
-
-    /// Hands each batch that may go to `poster`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only when
-    /// it succeeds; after an error everything not posted is offered again by the next flush (F2). What it returns is for
-    /// [`Link::publish_after`].
-    ///
-    /// # Errors
-    /// The first error of `poster`.
-    #[inline(always)]
-    pub(crate) fn flush_to<E>(&mut self, poster: &mut impl Poster<E>) -> Result<Option<FlowWords>, E> {
-        let Some((emit, words)) = self.easy_batch() else { return self.flush_any(&mut |emit| poster.post(emit)).map(|()| None) };
-        poster.post(emit)?;
-        self.easy_batch_posted(words);
-        Ok(Some(words))
-    }
-
-    #[inline(never)]
-    fn flush_any<E>(&mut self, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
-        if self.ending.is_some() {
-            return self.flush_closing(post);
-        }
-        let words = self.grant();
-        self.offer_metadata_only(words);
-        self.post_waiting(words, post)
-    }
-
-    fn post_waiting<E>(&mut self, words: FlowWords, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
-        // What is posted here changes none of the words: it was in flight before.
-        if self.window.begin(self.tx.unposted()) {
-            return self.flush_windowed(words, post);
-        }
-        while let Some(batch) = self.next_to_post() {
-            self.post_batch(&batch, words, false, post)?;
-            if !self.tx.has_unposted() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn next_to_post(&mut self) -> Option<Batch> {
-        let batch = self.tx.next_batch()?;
-        if !self.tx.may_post() {
-            self.stats.batch_stalls += 1;
-            return None;
-        }
-        Some(batch)
-    }
-
-    fn post_batch<E>(
-        &mut self,
-        batch: &Batch,
-        words: FlowWords,
-        signal: bool,
-        post: &mut dyn FnMut(Emit) -> Result<(), E>,
-    ) -> Result<(), E> {
-        self.rx.note_told(words);
-        post(self.tx.fill(batch, words, signal))?;
-        self.tx.commit(batch);
-        self.told_by_batch = words;
-        self.note_posted();
-        self.stats.batches_sent += 1;
-        self.stats.messages_sent += u64::from(batch.messages());
-        self.stats.bytes_sent += batch.bytes();
-        self.stats.wraps += u64::from(batch.is_marker());
-        Ok(())
-    }
-
-    /// The flush of what the window applies to: it waits for a place, or takes one (W1).
-    #[inline(never)]
-    fn flush_windowed<E>(&mut self, words: FlowWords, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
-        if let Some(hold) = self.window.hold(self.tx.batches_received()) {
-            // Like a refused call: the peer's word would help (L5).
-            self.starved |= hold == Hold::PeersWord;
-            self.stats.window_stalls += 1;
-            return Ok(());
-        }
-        while let Some(batch) = self.next_to_post() {
-            // What a wrap cut in parts takes one place, with its last part (W2).
-            let takes_place = batch.span() == self.tx.unposted();
-            self.post_batch(&batch, words, takes_place && self.window.needs_completions(), post)?;
-            if takes_place {
-                self.window.posted(self.tx.batches_sent());
-            }
-        }
-        Ok(())
-    }
-
-    /// Begins a batch without messages when the peer should hear enough news and no data will
-    /// carry it: 1/8 ring consumed or 1/16 ring granted, one such batch in flight (L4).
-    #[inline]
-    fn offer_metadata_only(&mut self, words: FlowWords) {
-        if self.tx.has_unposted() || self.tx.metadata_only_in_flight() || !self.tx.may_post() {
-            return;
-        }
-        let ring = self.tx.size().bytes();
-        let news =
-            words.consumer_pos - self.told_by_batch.consumer_pos >= ring / 8 || words.credit - self.told_by_batch.credit >= ring / 16;
-        let reserved = 2 * self.reservation.outstanding();
-        if news && self.tx.in_flight() + METADATA_SPAN + reserved <= ring {
-            self.tx.append_metadata_only();
-            self.stats.metadata_only += 1;
-        }
-    }
-
-    /// Grants what can be granted and says where this side stands.
-    #[inline(always)]
-    fn grant(&mut self) -> FlowWords {
-        let may_have_granted = self.reservation.top_up(self.tx.size(), self.tx.in_flight());
-        if may_have_granted && self.ending.is_none() {
-            self.tx.open_to_calls(2 * self.reservation.outstanding() + CALL_SLACK);
-        }
-        self.current_words()
-    }
-
-    #[inline(always)]
-    fn current_words(&self) -> FlowWords {
-        FlowWords { consumer_pos: self.rx.consumer_pos(), credit: self.reservation.granted(), batches_received: self.rx.batches_received() }
-    }
-
-    /// The words to store in the published record, if they changed. Call it after every round of
-    /// arrivals, replies and flushes, and only when the receive queue has been refilled: the peer
-    /// may send as many batches as it is told were received (B1).
-    pub(crate) fn publish(&mut self) -> Option<FlowWords> {
-        if self.closed.is_some() {
-            return None;
-        }
-        let words = self.current_words();
-        if words == self.published {
-            return None;
-        }
-        self.published = words;
-        self.rx.note_told(words);
-        Some(words)
-    }
-
-    /// As [`Link::publish`], with nothing in between, after a flush that returned `told`: the words as they are, if it knows them.
-    #[inline(always)]
-    pub(crate) fn publish_after(&mut self, told: Option<FlowWords>) -> Option<FlowWords> {
-        match told {
-            Some(words) if self.closed.is_none() => {
-                self.published = words;
-                told
-            }
-            _ => self.publish(),
-        }
     }
 
     /// Flow control waits for what a READ would tell (L5).
@@ -675,52 +324,5 @@ impl<U> Link<U> {
     #[must_use]
     pub(crate) const fn stats(&self) -> &Stats {
         &self.stats
-    }
-}
-
-/// What tests drive a link by.
-#[cfg(test)]
-impl<U> Link<U> {
-    /// Answers a request; in any order, at any time. Never fails for want of ring space (S2).
-    ///
-    /// # Errors
-    /// [`ReplyError`]; a payload above [`Request::max_reply`] gives the request back.
-    pub(crate) fn reply(&mut self, request: Request, payload: &[u8]) -> Result<(), ReplyError<Request>> {
-        self.respond(&request, Status::Ok, payload).map_err(|error| error.map_request(|()| request))
-    }
-
-    /// Answers a request with [`CallFailure::Refused`].
-    ///
-    /// # Errors
-    /// [`ReplyError`] when the connection has ended.
-    pub(crate) fn refuse(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
-        self.respond(&request, Status::Refused, &[]).map_err(|error| error.map_request(|()| request))
-    }
-
-    /// Answers a request that its handler dropped with [`CallFailure::Dropped`].
-    ///
-    /// # Errors
-    /// [`ReplyError`] when the connection has ended.
-    pub(crate) fn abandon(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
-        self.respond(&request, Status::Dropped, &[]).map_err(|error| error.map_request(|()| request))
-    }
-
-    /// As [`Link::flush_to`], to a closure.
-    ///
-    /// # Errors
-    /// The first error of `post`.
-    pub(crate) fn flush<E>(&mut self, post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
-        self.flush_to(&mut FromFn(post)).map(|_words| ())
-    }
-}
-
-/// A [`Poster`] of a closure.
-#[cfg(test)]
-struct FromFn<F>(F);
-
-#[cfg(test)]
-impl<E, F: FnMut(Emit) -> Result<(), E>> Poster<E> for FromFn<F> {
-    fn post(&mut self, emit: Emit) -> Result<(), E> {
-        (self.0)(emit)
     }
 }

@@ -1,0 +1,210 @@
+//! What goes into the send ring: calls and replies.
+
+use super::calls::NEVER;
+use super::held::HeldRequest;
+use super::{CallKey, IN_PLACE, Link, Request};
+use crate::error::{CallError, ReplyError};
+use crate::wire::{ALIGNMENT, CallId, Header, METADATA_SPAN, Status, internal_allowance, padded};
+
+/// Ring bytes a call leaves alone. Twice what a grant leaves (64), so that under load grants to the
+/// peer win over own calls and neither side starves (invariant L3).
+pub(super) const CALL_SLACK: u64 = 128;
+
+impl<U> Link<U> {
+    /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing
+    /// leaves before [`Link::flush`]. A refused call leaves no trace but the wish to READ.
+    ///
+    /// # Errors
+    /// [`CallError`], with `user_data`. `RingFull` and `InsufficientCredit` pass with time.
+    pub(crate) fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
+        self.call_until(payload, user_data, response_allowance, NEVER)
+    }
+
+    /// As [`Link::call`], but once `deadline_ns` has passed, in the clock of [`Link::expire`], the call ends there. `u64::MAX` is no
+    /// deadline.
+    ///
+    /// # Errors
+    /// As [`Link::call`].
+    #[inline(never)]
+    pub(crate) fn call_until(
+        &mut self,
+        payload: &[u8],
+        user_data: U,
+        response_allowance: usize,
+        deadline_ns: u64,
+    ) -> Result<CallKey, CallError<U>> {
+        if let Err(refusal) = self.make_call_room(payload.len(), response_allowance) {
+            return Err(refusal.map_user_data(|()| user_data));
+        }
+        let allowance = internal_allowance(response_allowance as u64);
+        self.place_call(payload, user_data, allowance, deadline_ns).map_err(CallError::InsufficientCredit)
+    }
+
+    /// A call without a deadline, if room for it is known; else, and nothing has changed, its user data comes back: [`Link::call`] decides.
+    #[inline(always)]
+    pub(crate) fn try_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, U> {
+        let (message, allowance) = (padded(payload.len() as u64), internal_allowance(response_allowance as u64));
+        if self.tx.has_call_room(message) && self.may_call(message, allowance) {
+            self.place_call(payload, user_data, allowance, NEVER)
+        } else {
+            Err(user_data)
+        }
+    }
+
+    /// Appends a call that is admitted (S4). Without a slot for it nothing has changed.
+    #[inline(always)]
+    fn place_call(&mut self, payload: &[u8], user_data: U, allowance: u64, deadline_ns: u64) -> Result<CallKey, U> {
+        let key = self.calls.insert(user_data, allowance, deadline_ns)?;
+        if self.calls.unanswered() == 1 {
+            self.watch.news();
+        }
+        self.credit.spend(allowance);
+        let header = Header { call_id: key.id().to_request(), piggyback: (allowance / ALIGNMENT) as u32, len: payload.len() as u32 };
+        self.tx.append(&header, payload);
+        self.stats.calls += 1;
+        Ok(key)
+    }
+
+    /// L1, L2, and the credit for it.
+    #[inline(always)]
+    const fn may_call(&self, message: u64, allowance: u64) -> bool {
+        message <= self.limits.message && allowance <= self.limits.internal_allowance && allowance <= self.credit.balance()
+    }
+
+    /// Decides whether a call is taken; wraps if its message has to, and finds it a slot.
+    #[cold]
+    #[inline(never)]
+    fn make_call_room(&mut self, len: usize, response_allowance: usize) -> Result<(), CallError<()>> {
+        let user_data = ();
+        if let Some(reason) = self.ending {
+            return Err(CallError::Closed { user_data, reason });
+        }
+        let ring = self.tx.size();
+        let message = padded(len as u64);
+        if message > ring.max_message() {
+            return Err(CallError::PayloadTooLarge { user_data, len, max: ring.max_payload() as usize });
+        }
+        let allowance = internal_allowance(response_allowance as u64);
+        if allowance > ring.max_internal_allowance() {
+            return Err(CallError::AllowanceTooLarge { user_data, len: response_allowance, max: ring.max_response_allowance() as usize });
+        }
+        if !self.may_call(message, allowance) || !self.calls.make_room() {
+            self.starved = true;
+            self.stats.insufficient_credit += 1;
+            return Err(CallError::InsufficientCredit(user_data));
+        }
+        // S4: decided for the whole span, wrap included, before anything is written.
+        let reserved = 2 * self.reservation.outstanding() + CALL_SLACK;
+        if self.tx.in_flight() + self.tx.span_of(message) + reserved > ring.bytes() {
+            self.starved = true;
+            self.stats.ring_full += 1;
+            return Err(CallError::RingFull(user_data));
+        }
+        self.tx.make_place(message);
+        self.tx.open_to_calls(reserved);
+        Ok(())
+    }
+
+    /// Ends a call at once: its user data comes back here and not through [`Link::next_event`]. `None` when the call has ended already.
+    /// The peer is not told; its response will be dropped (C3).
+    pub(crate) fn cancel(&mut self, call: CallKey) -> Option<U> {
+        let user_data = self.calls.abandon(call)?;
+        self.stats.cancelled += 1;
+        Some(user_data)
+    }
+
+    /// Ends one call whose deadline is before `now_ns`, with [`CallFailure::DeadlineExceeded`] (C4). Repeat it until `None`.
+    pub(crate) fn expire(&mut self, now_ns: u64) -> Option<U> {
+        if self.closed.is_some() {
+            return None;
+        }
+        let user_data = self.calls.expire(now_ns)?;
+        self.stats.deadlines_exceeded += 1;
+        Some(user_data)
+    }
+
+    /// The earliest deadline of the calls that have not ended.
+    pub(crate) fn next_deadline(&mut self) -> Option<u64> {
+        if self.closed.is_some() { None } else { self.calls.next_deadline() }
+    }
+
+    /// Answers a request in place, if nothing stands in the way; else nothing has changed, and [`Link::respond`] knows what to do.
+    #[inline(always)]
+    pub(crate) fn reply_in_place(&mut self, request: &Request, payload: &[u8]) -> bool {
+        // A link that is closed has no room.
+        let (message, allowance) = (padded(payload.len() as u64), u64::from(request.internal_allowance));
+        let is_easy = request.number == IN_PLACE && message + METADATA_SPAN <= allowance && self.tx.fits_lap(message);
+        if is_easy {
+            self.append_response(request, Status::Ok, payload);
+        }
+        is_easy
+    }
+
+    #[inline(always)]
+    fn append_response(&mut self, request: &Request, status: Status, payload: &[u8]) {
+        let header =
+            Header { call_id: CallId::from_wire(request.call_id).to_response(), piggyback: status as u32, len: payload.len() as u32 };
+        self.tx.append(&header, payload);
+        self.reservation.release(u64::from(request.internal_allowance));
+        self.stats.replies += 1;
+    }
+
+    /// Answers a request whose owner keeps it, and does so once all the same.
+    #[inline]
+    pub(crate) fn respond(&mut self, request: &Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
+        if let Some(reason) = self.closed {
+            return Err(ReplyError::Closed(reason));
+        }
+        let is_held = request.number != IN_PLACE;
+        if is_held && self.rx.requests.get(request.number).is_none_or(|held| held.position != request.payload.message()) {
+            return Err(ReplyError::Foreign(()));
+        }
+        let message = padded(payload.len() as u64);
+        let allowance = u64::from(request.internal_allowance);
+        if message + METADATA_SPAN > allowance {
+            return Err(ReplyError::TooLarge { len: payload.len(), max: request.max_reply(), request: () });
+        }
+        self.tx.make_place(message);
+        self.append_response(request, status, payload);
+        if is_held {
+            self.rx.requests.answer(request.number);
+        }
+        Ok(())
+    }
+
+    /// Holds a request that is to be answered later than in place.
+    #[must_use]
+    pub(crate) fn hold(&mut self, request: &Request) -> Request {
+        let Request { payload, internal_allowance, call_id, .. } = *request;
+        let held = HeldRequest { position: payload.message(), call_id, len: payload.len() as u32, internal_allowance };
+        Request { number: self.rx.requests.push_taken(held), payload, internal_allowance, call_id }
+    }
+}
+
+/// What tests answer by.
+#[cfg(test)]
+impl<U> Link<U> {
+    /// Answers a request; in any order, at any time. Never fails for want of ring space (S2).
+    ///
+    /// # Errors
+    /// [`ReplyError`]; a payload above [`Request::max_reply`] gives the request back.
+    pub(crate) fn reply(&mut self, request: Request, payload: &[u8]) -> Result<(), ReplyError<Request>> {
+        self.respond(&request, Status::Ok, payload).map_err(|error| error.map_request(|()| request))
+    }
+
+    /// Answers a request with [`CallFailure::Refused`].
+    ///
+    /// # Errors
+    /// [`ReplyError`] when the connection has ended.
+    pub(crate) fn refuse(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
+        self.respond(&request, Status::Refused, &[]).map_err(|error| error.map_request(|()| request))
+    }
+
+    /// Answers a request that its handler dropped with [`CallFailure::Dropped`].
+    ///
+    /// # Errors
+    /// [`ReplyError`] when the connection has ended.
+    pub(crate) fn abandon(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
+        self.respond(&request, Status::Dropped, &[]).map_err(|error| error.map_request(|()| request))
+    }
+}
