@@ -46,7 +46,7 @@ const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'s
 const KINDS: &[Kind] = &[
     Kind {
         name: "rpc_depth1",
-        bound: Some(2070),
+        bound: Some(1747),
         collect: "nohca",
         what: "copyrpc: one call and its reply, both sides, one at a time, without the software HCA",
         depth: 1,
@@ -55,7 +55,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth64",
-        bound: Some(290),
+        bound: Some(283),
         collect: "nohca",
         what: "copyrpc: the same, 64 at a time",
         depth: 64,
@@ -64,7 +64,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth1_received",
-        bound: Some(2396),
+        bound: Some(2058),
         collect: "nohca",
         what: "copyrpc: as rpc_depth1, the answerer with drain, recv, reply and flush in the place of serve",
         depth: 1,
@@ -73,7 +73,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth64_received",
-        bound: Some(447),
+        bound: Some(440),
         collect: "nohca",
         what: "copyrpc: the same, 64 at a time",
         depth: 64,
@@ -82,7 +82,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth1_of_1024",
-        bound: Some(2070),
+        bound: Some(1747),
         collect: "nohca",
         what: "copyrpc: as rpc_depth1, with 1,023 idle endpoints beside it",
         depth: 1,

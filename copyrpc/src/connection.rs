@@ -149,41 +149,40 @@ struct Batches<'a> {
 impl Poster<PostError> for Batches<'_> {
     #[inline(always)]
     fn post(&mut self, emit: Emit) -> Result<(), PostError> {
-        if emit.bytes <= self.inline_limit {
-            self.write(&emit, Inline(self.head(&emit, emit.bytes)))?;
+        let Self { qp, send_ring, remote, inline_limit } = self;
+        if emit.bytes <= *inline_limit {
+            write(qp, remote, emit, Inline(head(send_ring, emit, emit.bytes)))?;
         } else {
-            self.write_long(&emit)?;
+            write_long(qp, send_ring, remote, *inline_limit, emit)?;
         }
         if emit.is_last {
-            self.qp.ring();
+            qp.ring();
         }
         Ok(())
     }
 }
 
-impl<'a> Batches<'a> {
-    /// The first `len` bytes of a batch, at most all.
-    #[inline(always)]
-    fn head(&self, emit: &Emit, len: u64) -> &'a [u8] {
-        // SAFETY: the link emits ranges inside the ring, and nothing writes the send ring while the slice lives: only that link does.
-        unsafe { std::slice::from_raw_parts(self.send_ring.as_ptr().add(emit.offset as usize).as_ptr(), len as usize) }
-    }
+/// The first `len` bytes of a batch, at most all.
+#[inline(always)]
+fn head(send_ring: &Mr, emit: Emit, len: u64) -> &[u8] {
+    // SAFETY: the link emits ranges inside the ring, and nothing writes the send ring while the slice lives: only that link does.
+    unsafe { std::slice::from_raw_parts(send_ring.as_ptr().add(emit.offset as usize).as_ptr(), len as usize) }
+}
 
-    /// A batch that does not fit into a WQE: the device gathers the rest.
-    #[inline(never)]
-    fn write_long(&mut self, emit: &Emit) -> Result<(), PostError> {
-        let inline = if self.inline_limit >= HYBRID_INLINE { HYBRID_INLINE } else { 0 };
-        let (addr, lkey) = (self.send_ring.addr() + emit.offset + inline, self.send_ring.lkey());
-        let rest = mlx5::Sge { addr, len: (emit.bytes - inline) as u32, lkey };
-        self.write(emit, (Inline(self.head(emit, inline)), rest))
-    }
+/// A batch that does not fit into a WQE: the device gathers the rest.
+#[inline(never)]
+fn write_long(qp: &mut RcQp, send_ring: &Mr, remote: &Remote, inline_limit: u64, emit: Emit) -> Result<(), PostError> {
+    let inline = if inline_limit >= HYBRID_INLINE { HYBRID_INLINE } else { 0 };
+    let (addr, lkey) = (send_ring.addr() + emit.offset + inline, send_ring.lkey());
+    let rest = mlx5::Sge { addr, len: (emit.bytes - inline) as u32, lkey };
+    write(qp, remote, emit, (Inline(head(send_ring, emit, inline)), rest))
+}
 
-    #[inline(always)]
-    fn write<P: Payload>(&mut self, emit: &Emit, payload: P) -> Result<(), PostError> {
-        let (addr, rkey) = (self.remote.ring_addr + emit.offset, self.remote.ring_rkey);
-        let (signal, user) = if emit.signal { (Signal::Always, WINDOWED_WRITE) } else { (Signal::Reclaim, WRITE) };
-        self.qp.post(&WriteImm { addr, rkey, imm: emit.imm, payload }, signal, user)
-    }
+#[inline(always)]
+fn write(qp: &mut RcQp, remote: &Remote, emit: Emit, payload: impl Payload) -> Result<(), PostError> {
+    let (addr, rkey) = (remote.ring_addr + emit.offset, remote.ring_rkey);
+    let (signal, user) = if emit.signal { (Signal::Always, WINDOWED_WRITE) } else { (Signal::Reclaim, WRITE) };
+    qp.post(&WriteImm { addr, rkey, imm: emit.imm, payload }, signal, user)
 }
 
 impl<U> Connection<U> {
@@ -247,13 +246,13 @@ impl<U> Connection<U> {
         &self.listing
     }
 
-    /// Has the next flush serve this connection.
+    /// Lists this connection for the next flush.
     #[inline]
     pub(crate) fn mark_dirty(self: &Rc<Self>) {
         self.worklist.mark_dirty(self);
     }
 
-    /// Has the next drain part with this connection if it is closed. Called after whatever can close the core.
+    /// Lists this connection for the next drain, which parts with it, if it is closed. Called after whatever can close the core.
     fn note_end(self: &Rc<Self>) {
         if self.is_closed() {
             self.worklist.mark_unfinished(self);
@@ -271,39 +270,41 @@ impl<U> Connection<U> {
         if link.closed().is_some() { None } else { link.take_request() }
     }
 
-    /// A batch arrived.
-    #[inline(always)]
-    pub(crate) fn arrive<R: Receiver<U>>(self: &Rc<Self>, imm: u32, receiver: &mut R) {
-        let taken = {
-            let mut link = self.link();
-            link.on_imm(imm);
-            link.batches_taken()
-        };
-        self.control.note_taken(taken);
-        self.worklist.note_arrival(self);
-        self.deliver(receiver);
-    }
-
-    /// Hands out what the core has: responses to the receiver, requests to it or to the queue.
+    /// Hands out what the core has: responses to the receiver, requests to it or to the queue; after a batch `arrived`, with this immediate. The
+    /// core is borrowed but while user code runs.
     #[inline(never)]
-    pub(crate) fn deliver<R: Receiver<U>>(self: &Rc<Self>, receiver: &mut R) {
+    pub(crate) fn deliver<R: Receiver<U>>(self: &Rc<Self>, arrived: Option<u32>, receiver: &mut R) {
+        let mut link = self.link();
+        if let Some(imm) = arrived {
+            link.on_imm(imm);
+            self.control.note_taken(link.batches_taken());
+            self.worklist.note_arrival(self);
+        }
         let interrupted = Interrupted(self);
         loop {
-            let message = self.link().next_message(R::TAKES_REQUESTS);
-            match message {
-                Message::Reply { user_data, payload } => receiver.on_response(user_data, Ok(self.recv_view.bytes(payload))),
-                Message::Request(request) => receiver.on_request(Reply::new(self, request)),
+            match link.next_message(R::TAKES_REQUESTS) {
+                Message::Reply { user_data, payload } => {
+                    drop(link);
+                    receiver.on_response(user_data, Ok(self.recv_view.bytes(payload)));
+                }
+                Message::Request(request) => {
+                    drop(link);
+                    receiver.on_request(Reply::new(self, request));
+                }
                 Message::Done => break,
                 Message::Other => {
+                    drop(link);
                     if !self.deliver_event(receiver) {
+                        link = self.link();
                         break;
                     }
                 }
             }
+            link = self.link();
         }
         std::mem::forget(interrupted);
         // Replies in place leave it to this.
-        if self.with_link(|link| link.has_unposted() && link.closed().is_none()) {
+        if R::TAKES_REQUESTS && link.has_unposted() && link.closed().is_none() {
             self.mark_dirty();
         }
     }
@@ -389,7 +390,7 @@ impl<U> Connection<U> {
                 let record = self.control.take_read();
                 self.with_link(|link| link.on_read_done(&record));
                 self.mark_dirty();
-                self.deliver(receiver);
+                self.deliver(None, receiver);
             }
             Ok(()) if user == Some(RAW) => {
                 if let Some(user_data) = self.raw.end() {
@@ -406,7 +407,7 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Has the next flush begin the graceful end. Nobody serves a connection that has ended, and its context may be gone.
+    /// Begins the graceful end with the next flush. Nobody serves a connection that has ended, and its context may be gone.
     pub(crate) fn close(self: &Rc<Self>) {
         if !self.is_closed() {
             self.with_link(Link::shut_down);
@@ -494,15 +495,29 @@ impl<U> Connection<U> {
         let mut resources = self.resources.borrow_mut();
         let Some(Resources { qp, send_ring, .. }) = resources.as_mut() else { return };
         let mut link = self.link.borrow_mut();
-        let flushed = link.flush_to(&mut Batches { qp, send_ring, remote: &self.remote, inline_limit: self.inline_limit });
-        let (told, mut outcome) = flushed.map_or_else(|error| (None, Err(error)), |told| (told, Ok(())));
+        let (remote, inline_limit) = (&self.remote, self.inline_limit);
+        if let Ok(Some(words)) = link.flush_easy(&mut Batches { qp, send_ring, remote, inline_limit }) {
+            link.note_published(words);
+            self.control.publish(words);
+            if link.is_at_rest(now_ns) {
+                return;
+            }
+        }
+        self.serve_rest(&mut link, Batches { qp, send_ring, remote, inline_limit }, now_ns);
+    }
+
+    /// What else a connection may want of a flush; or all of it, if that is not one batch that goes at once.
+    #[inline(never)]
+    fn serve_rest(self: &Rc<Self>, link: &mut Link<U>, mut batches: Batches<'_>, now_ns: u64) {
+        let mut outcome = link.flush_any(&mut |emit| batches.post(emit));
+        let qp = batches.qp;
         if outcome.is_ok() && link.poll_read(now_ns) {
             outcome = self.post_read(qp, READ);
             if outcome.is_ok() {
                 link.read_posted();
             }
         }
-        if let Some(words) = link.publish_after(told) {
+        if let Some(words) = link.publish() {
             self.control.publish(words);
         }
         qp.ring();
@@ -511,12 +526,10 @@ impl<U> Connection<U> {
         if !matches!(outcome, Ok(()) | Err(PostError::QueueFull { .. })) {
             link.close(CloseReason::Disconnected);
         }
-        let (is_quiet, is_closed) = (link.is_quiet(), link.closed().is_some());
-        drop(link);
-        if !is_quiet {
+        if !link.is_quiet() {
             self.mark_dirty();
         }
-        if is_closed {
+        if link.closed().is_some() {
             self.worklist.mark_unfinished(self);
         }
     }

@@ -5,7 +5,7 @@ mod leaving;
 mod news;
 mod wait;
 
-use std::cell::{Cell, RefCell, RefMut};
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -168,7 +168,7 @@ impl ContextBuilder {
             retired: Cell::new(Stats::default()),
             endings: Cell::new(0),
         };
-        inner.refill()?;
+        inner.fill(&mut inner.srq.borrow_mut())?;
         Ok(Context { inner: Rc::new(inner) })
     }
 }
@@ -197,8 +197,8 @@ impl<U> fmt::Debug for Context<U> {
     }
 }
 
-/// What pending endpoints find their way back to. Nothing in it is borrowed mutably while user code runs, but the queue being polled;
-/// `is_polling` keeps user code from it.
+/// What pending endpoints find their way back to. Nothing in it is borrowed mutably while user code runs, but the queues being polled;
+/// `is_polling` keeps user code from them.
 pub(crate) struct Inner<U> {
     worklist: Rc<Worklist<U>>,
     connections: RefCell<Vec<Rc<Connection<U>>>>,
@@ -301,8 +301,7 @@ struct Unfilled<'a, U>(&'a Inner<U>);
 
 impl<U> Drop for Unfilled<'_, U> {
     fn drop(&mut self) {
-        // An error is the next drain's too.
-        let _refilled = self.0.refill();
+        self.0.refill(&mut self.0.srq.borrow_mut());
     }
 }
 
@@ -446,7 +445,7 @@ impl<U> Context<U> {
     pub fn stats(&self) -> Stats {
         let mut stats = self.inner.retired.get();
         for connection in self.inner.connections.borrow().iter() {
-            stats += connection.with_link(|link| *link.stats());
+            stats += connection.with_link(|link| link.stats());
         }
         stats
     }
@@ -512,7 +511,7 @@ impl<U> Inner<U> {
     #[inline(never)]
     fn finish(&self, receiver: &mut impl Receiver<U>) {
         while let Some(connection) = self.worklist.unfinished() {
-            connection.deliver(receiver);
+            connection.deliver(None, receiver);
             if connection.is_closed() {
                 self.retire(&connection);
                 connection.end_raw(receiver);
@@ -553,9 +552,10 @@ impl<U> Inner<U> {
     fn take_completions(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
         let mut taken = 0;
         if self.recv_cq.borrow_mut().progress() {
-            taken = self.take_received(receiver)?;
-        } else if self.is_short.get() {
-            self.refill()?;
+            taken = self.take_received(receiver);
+        }
+        if self.is_short.get() {
+            self.fill(&mut self.srq.borrow_mut())?;
         }
         if self.send_cq.borrow_mut().has_completion() {
             taken += self.take_sent(receiver);
@@ -564,20 +564,21 @@ impl<U> Inner<U> {
     }
 
     #[inline(never)]
-    fn take_received(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
+    fn take_received(&self, receiver: &mut impl Receiver<U>) -> usize {
         let interrupted = Unfilled(self);
+        let srq = &mut *self.srq.borrow_mut();
         let received = self.recv_cq.borrow_mut().take(POLL_BUDGET, |connection, cqe| {
-            self.srq.borrow_mut().complete_receive(&cqe);
+            srq.complete_receive(&cqe);
             match (connection, cqe.result()) {
-                (Some(connection), Ok(())) => connection.arrive(cqe.imm(), receiver),
+                (Some(connection), Ok(())) => connection.deliver(Some(cqe.imm()), receiver),
                 (Some(connection), Err(error)) => connection.fail(error),
                 // A late arrival of a connection that is closed.
                 (None, _) => {}
             }
         });
         std::mem::forget(interrupted);
-        self.refill()?;
-        Ok(received)
+        self.refill(srq);
+        received
     }
 
     /// Takes the completions of the send queues. To the end, so that a connection retired now leaves none behind that its share does not pay
@@ -599,13 +600,15 @@ impl<U> Inner<U> {
 
     /// Posts receives again once a third are used, in one go.
     #[inline]
-    fn refill(&self) -> Result<(), PostReceiveError> {
-        let srq = self.srq.borrow_mut();
-        if srq.free() * 3 <= srq.depth() { Ok(()) } else { self.fill(srq) }
+    fn refill(&self, srq: &mut Srq) {
+        if srq.free() * 3 > srq.depth() {
+            // The drain says so, which finds that the queue is short.
+            let _filled = self.fill(srq);
+        }
     }
 
     #[inline(never)]
-    fn fill(&self, mut srq: RefMut<'_, Srq>) -> Result<(), PostReceiveError> {
+    fn fill(&self, srq: &mut Srq) -> Result<(), PostReceiveError> {
         self.is_short.set(true);
         while srq.free() > 0 {
             srq.post(&[], 0)?;
@@ -634,7 +637,7 @@ impl<U> Inner<U> {
         if self.recv_cq.borrow_mut().unregister(connection.qpn()).is_some() {
             self.connections.borrow_mut().retain(|other| other.qpn() != connection.qpn());
             let mut stats = self.retired.get();
-            stats += connection.with_link(|link| *link.stats());
+            stats += connection.with_link(|link| link.stats());
             self.retired.set(stats);
             self.endings.set(self.endings.get() + 1);
         }

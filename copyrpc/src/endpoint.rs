@@ -437,7 +437,7 @@ impl<U> Endpoint<U> {
     /// Counters of this connection.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.connection.with_link(|link| *link.stats())
+        self.connection.with_link(|link| link.stats())
     }
 
     /// Most payload bytes of a packet on the way to the peer: the smaller of both ends' MTUs.

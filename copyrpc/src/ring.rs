@@ -195,7 +195,7 @@ impl RingView {
         RecvBytes { base: self.range(payload.position, payload.len as usize), len: payload.len as usize, ring: PhantomData }
     }
 
-    /// Has the cache fetch what lies so many bytes behind the block at `position`, on the same lap; beyond it, nothing is accessed.
+    /// Makes the cache fetch what lies so many bytes behind the block at `position`, on the same lap; beyond it, nothing is accessed.
     #[inline(always)]
     pub(crate) fn prefetch(&self, position: u64, ahead: u64) {
         prefetch(self.block(position).addr().get() + ahead as usize);

@@ -151,7 +151,7 @@ impl<U> Timers<U> {
         self.busy_drains_left.set(busy);
     }
 
-    /// Has the next drain look at the clock, after a sleep.
+    /// Makes the next drain look at the clock, after a sleep.
     pub(crate) fn look_next(&self) {
         self.pass_over(0);
     }

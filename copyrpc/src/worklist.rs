@@ -104,7 +104,8 @@ impl<U> Worklist<U> {
     fn list(&self, connection: &Rc<Connection<U>>) {
         let listing = connection.listing();
         if !listing.is_listed.replace(true) {
-            listing.next.set(self.first.replace(Some(Rc::clone(connection))));
+            // What is not listed has no next: there is nothing to drop.
+            std::mem::forget(listing.next.replace(self.first.replace(Some(Rc::clone(connection)))));
             self.has_listed.set(true);
             // All that makes one side wait for the other lists the connection.
             if !listing.is_swept.get() {
@@ -155,14 +156,14 @@ impl<U> Worklist<U> {
         }
     }
 
-    /// Has the next flush serve the connection.
+    /// Lists the connection for the next flush.
     #[inline]
     pub(crate) fn mark_dirty(&self, connection: &Rc<Connection<U>>) {
         connection.listing().is_dirty.set(true);
         self.note_arrival(connection);
     }
 
-    /// Has the flush after the next serve the connection, if the next has no reason to.
+    /// Lists the connection: the next flush but one serves it, if the next has no reason to.
     #[inline]
     pub(crate) fn note_arrival(&self, connection: &Rc<Connection<U>>) {
         if !connection.listing().is_listed.get() {
@@ -170,7 +171,7 @@ impl<U> Worklist<U> {
         }
     }
 
-    /// Has the next drain go on with the connection.
+    /// Lists the connection for the next drain, which goes on with it.
     pub(crate) fn mark_unfinished(&self, connection: &Rc<Connection<U>>) {
         if !connection.listing().is_unfinished.replace(true) {
             self.unfinished.borrow_mut().push(Rc::clone(connection));

@@ -24,11 +24,11 @@ use crate::parts::UarParts;
 use crate::wire::{BLUEFLAME_BYTES, queue_record};
 
 /// Steps 2 to 6. `bytes` go to the register from `from`, or 8 if they are none or too many for it: `HALF`, which is 0 for one that takes no WQE
-/// and has one half.
+/// and has one half. Returns where in the register they went.
 ///
 /// # Safety
 /// `bytes` is a multiple of 64. At `from` as many are readable, or 8 if it is 0, aligned to 64.
-unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *const u8, bytes: usize) {
+unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *const u8, bytes: usize) -> usize {
     let register = bell.half.get();
     M::udma_to_device_barrier();
     // SAFETY: the record lives as long as the QP's memory, which the owner of this doorbell holds.
@@ -44,19 +44,21 @@ unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *c
     }
     M::mmio_flush_writes();
     bell.half.set(register.map_addr(|at| at ^ HALF));
+    register.addr() & HALF
 }
 
-/// Steps 2 and 3, where nobody reads the register.
+/// Steps 2 and 3, where nobody reads the register, so that everything is at its start.
 ///
 /// # Safety
 /// None beside that of an [`Announce`].
-unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: usize) {
+unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: usize) -> usize {
     Ordinary::udma_to_device_barrier();
     // SAFETY: as in `announce`.
     Ordinary::store_record(unsafe { bell.record.as_ref() }, value);
+    0
 }
 
-type Announce = unsafe fn(&Bell, u32, *const u8, usize);
+type Announce = unsafe fn(&Bell, u32, *const u8, usize) -> usize;
 
 /// Where a QP's doorbells go.
 struct Bell {
@@ -117,9 +119,8 @@ impl Doorbell {
     pub(crate) unsafe fn ring(&mut self, producer: u16, wqes: *const u8, bytes: usize) {
         debug_assert!(bytes % 64 == 0 && wqes.addr() % 64 == 0);
         // SAFETY: the caller's.
-        unsafe { (self.announce)(&self.bell, queue_record(producer), wqes, bytes) };
+        let written = unsafe { (self.announce)(&self.bell, queue_record(producer), wqes, bytes) };
         if let Some(device) = &self.hook {
-            let written = self.bell.half.get().addr() & BLUEFLAME_BYTES ^ BLUEFLAME_BYTES;
             device.ring(self.uar_offset + written);
         }
     }

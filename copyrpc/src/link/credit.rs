@@ -106,10 +106,10 @@ impl PeerCredit {
     /// The peer told its cumulative grant; `floor` is what it told before by the same channel.
     ///
     /// The peer reserves at least our balance, so a balance above its quarter ring is a lie (T5).
-    #[inline]
+    #[inline(always)]
     pub(super) fn raise(&mut self, ring: RingSize, told: u64, floor: u64) -> Result<(), ProtocolError> {
         let ceiling = self.spent + ring.max_reservation();
-        if told.wrapping_sub(floor) > ceiling - floor || told % ALIGNMENT != 0 {
+        if told < floor || told > ceiling || told % ALIGNMENT != 0 {
             return Err(ProtocolError::Credit { told, floor, ceiling });
         }
         self.granted = self.granted.max(told);

@@ -17,7 +17,7 @@ impl<U> Link<U> {
     /// [`Link::easy_batch_posted`], unless it cannot be posted. Else nothing has changed.
     #[inline(always)]
     fn easy_batch(&mut self) -> Option<(Emit, FlowWords)> {
-        if self.ending.is_some() || !self.tx.has_easy_batch() || self.window.begin(self.tx.unposted()) {
+        if self.ending.is_some() || !self.tx.has_easy_batch() || !self.window.is_off() {
             return None;
         }
         let words = self.grant();
@@ -27,36 +27,37 @@ impl<U> Link<U> {
 
     /// The batch of [`Link::easy_batch`] was posted, with these words.
     #[inline(always)]
-    fn easy_batch_posted(&mut self, words: FlowWords) {
+    const fn easy_batch_posted(&mut self, words: FlowWords) {
         self.told_by_batch = words;
-        self.stats.batches_sent += 1;
-        self.stats.messages_sent += u64::from(self.tx.open_count());
-        self.stats.bytes_sent += self.tx.unposted();
         self.tx.commit_easy_batch();
         self.note_posted();
     }
 
     #[inline(always)]
-    fn note_posted(&mut self) {
+    const fn note_posted(&mut self) {
         self.starved |= self.tx.free() < self.tx.size().bytes() / 4;
     }
 
-    /// Hands each batch that may go to `poster`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only when
-    /// it succeeds; after an error everything not posted is offered again by the next flush (F2). What it returns is for
-    /// [`Link::publish_after`].
+    /// Does the work of [`Link::flush_any`] where that is one batch, and nothing stands in its way: then it returns the words as they are now.
+    /// Else nothing has changed, nor after an error.
     ///
     /// # Errors
-    /// The first error of `poster`.
+    /// That of `poster`.
     #[inline(always)]
-    pub(crate) fn flush_to<E>(&mut self, poster: &mut impl Poster<E>) -> Result<Option<FlowWords>, E> {
-        let Some((emit, words)) = self.easy_batch() else { return self.flush_any(&mut |emit| poster.post(emit)).map(|()| None) };
+    pub(crate) fn flush_easy<E>(&mut self, poster: &mut impl Poster<E>) -> Result<Option<FlowWords>, E> {
+        let Some((emit, words)) = self.easy_batch() else { return Ok(None) };
         poster.post(emit)?;
         self.easy_batch_posted(words);
         Ok(Some(words))
     }
 
+    /// Hands each batch that may go to `post`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only when
+    /// it succeeds; after an error everything not posted is offered again by the next flush (F2).
+    ///
+    /// # Errors
+    /// The first error of `post`.
     #[inline(never)]
-    fn flush_any<E>(&mut self, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+    pub(crate) fn flush_any<E>(&mut self, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
         if self.ending.is_some() {
             return self.flush_closing(post);
         }
@@ -100,10 +101,10 @@ impl<U> Link<U> {
         self.tx.commit(batch);
         self.told_by_batch = words;
         self.note_posted();
-        self.stats.batches_sent += 1;
-        self.stats.messages_sent += u64::from(batch.messages());
-        self.stats.bytes_sent += batch.bytes();
-        self.stats.wraps += u64::from(batch.is_marker());
+        if batch.is_marker() {
+            self.stats.wraps += 1;
+            self.stats.bytes_sent = self.stats.bytes_sent.wrapping_sub(batch.span() - batch.bytes());
+        }
         Ok(())
     }
 
@@ -175,27 +176,31 @@ impl<U> Link<U> {
         Some(words)
     }
 
-    /// As [`Link::publish`], with nothing in between, after a flush that returned `told`: the words as they are, if it knows them.
+    /// These words, which [`Link::flush_easy`] gave, are stored in the published record, in the place of [`Link::publish`].
     #[inline(always)]
-    pub(crate) fn publish_after(&mut self, told: Option<FlowWords>) -> Option<FlowWords> {
-        match told {
-            Some(words) if self.closed.is_none() => {
-                self.published = words;
-                told
-            }
-            _ => self.publish(),
-        }
+    pub(crate) const fn note_published(&mut self, words: FlowWords) {
+        self.published = words;
+    }
+
+    /// After [`Link::flush_easy`] posted a batch: no flush has anything to do, nor [`Link::poll_read`] at this time.
+    #[inline(always)]
+    pub(crate) const fn is_at_rest(&self, now_ns: u64) -> bool {
+        !self.watch.is_new_time(now_ns) && !self.idle.probe_is_due && !self.starved
     }
 }
 
 #[cfg(test)]
 impl<U> Link<U> {
-    /// As [`Link::flush_to`], to a closure.
+    /// [`Link::flush_easy`], or [`Link::flush_any`].
     ///
     /// # Errors
     /// The first error of `post`.
     pub(crate) fn flush<E>(&mut self, post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
-        self.flush_to(&mut FromFn(post)).map(|_words| ())
+        let mut post = FromFn(post);
+        match self.flush_easy(&mut post)? {
+            Some(_words) => Ok(()),
+            None => self.flush_any(&mut post.0),
+        }
     }
 }
 

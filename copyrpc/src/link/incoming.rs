@@ -92,14 +92,16 @@ impl<U> Link<U> {
         }
         self.watch.news();
         self.starved = false;
-        match self.rx.announce(imm) {
-            Ok(()) => {
-                self.stats.batches_received += 1;
-                if self.rx.is_between_batches() {
-                    self.begin_batch();
-                }
+        let begun = match self.rx.announce(imm) {
+            Ok(span) if self.rx.is_parsed_but(span) => self.begin(span),
+            Ok(span) => {
+                self.rx.put_off(span);
+                Ok(())
             }
-            Err(error) => self.close(error.into()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = begun {
+            self.close(error.into());
         }
     }
 
@@ -140,7 +142,7 @@ impl<U> Link<U> {
                 if requests > 0 {
                     return Some(Event::Requests(requests));
                 }
-                if self.rx.is_done() || !self.begin_batch() {
+                if self.rx.is_done() || !self.begin_next() {
                     return self.end_any();
                 }
                 continue;
@@ -180,22 +182,31 @@ impl<U> Link<U> {
         self.stats.messages_received += 1;
     }
 
-    /// Takes the words of the next batch, if one was announced. Whether to go on.
-    #[inline]
-    fn begin_batch(&mut self) -> bool {
+    /// Begins a batch of so many bytes, and takes its words.
+    #[inline(always)]
+    fn begin(&mut self, span: u64) -> Result<(), ProtocolError> {
+        let metadata = self.rx.begin(span)?;
+        self.hear(metadata.words, self.heard_by_batch)?;
+        self.heard_by_batch = metadata.words;
+        if metadata.is_closing && self.ending.is_none() {
+            self.begin_closing(CloseReason::ClosedByPeer);
+        }
+        Ok(())
+    }
+
+    /// Begins the next batch that was put off, if there is one. Whether to go on.
+    #[inline(never)]
+    fn begin_next(&mut self) -> bool {
         if self.closed.is_some() {
             return false;
         }
-        let heard = match self.rx.begin_batch() {
+        let begun = match self.rx.next_put_off() {
             Ok(None) => return false,
-            Ok(Some(words)) => self.hear(words, self.heard_by_batch).map(|()| self.heard_by_batch = words),
+            Ok(Some(span)) => self.begin(span),
             Err(error) => Err(error),
         };
-        if let Err(error) = heard {
+        if let Err(error) = begun {
             self.close(error.into());
-        }
-        if self.rx.has_heard_closing() && self.ending.is_none() {
-            self.begin_closing(CloseReason::ClosedByPeer);
         }
         true
     }
@@ -208,7 +219,7 @@ impl<U> Link<U> {
     }
 
     /// The peer told its words; `floor` is what the same channel told before (F1, T5).
-    #[inline]
+    #[inline(always)]
     fn hear(&mut self, words: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         self.tx.acknowledge(words, floor)?;
         self.credit.raise(self.tx.size(), words.credit, floor.credit)

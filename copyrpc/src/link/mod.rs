@@ -164,6 +164,7 @@ pub(crate) struct Link<U> {
     heartbeat: u32,
     /// Last heartbeat heard by READ.
     heard_heartbeat: u32,
+    /// What positions and other counters tell is not counted again, see [`Link::stats`]: of those, here is what is to be added, modulo 2^64.
     stats: Stats,
 }
 
@@ -211,7 +212,12 @@ impl<U> Link<U> {
             idle: Idle::new(config.idle_keepalive_ns, config.idle_timeout_ns),
             heartbeat,
             heard_heartbeat: heartbeat,
-            stats: Stats::default(),
+            stats: Stats {
+                batches_sent: sent.batches.wrapping_neg(),
+                bytes_sent: config.send_start.wrapping_neg(),
+                batches_received: received.batches.wrapping_neg(),
+                ..Stats::default()
+            },
         })
     }
 
@@ -322,7 +328,12 @@ impl<U> Link<U> {
 
     /// Counters since the connection was made.
     #[must_use]
-    pub(crate) const fn stats(&self) -> &Stats {
-        &self.stats
+    pub(crate) const fn stats(&self) -> Stats {
+        let mut stats = self.stats;
+        stats.batches_sent = stats.batches_sent.wrapping_add(self.tx.batches_sent());
+        stats.bytes_sent = stats.bytes_sent.wrapping_add(self.tx.posted());
+        stats.messages_sent = (stats.calls + stats.replies).wrapping_sub(self.tx.unposted_messages());
+        stats.batches_received = stats.batches_received.wrapping_add(self.rx.batches_received());
+        stats
     }
 }

@@ -102,12 +102,13 @@ impl RecvRing {
         self.told = words;
     }
 
-    /// A receive completion arrived.
-    #[inline]
-    pub(super) fn announce(&mut self, imm: u32) -> Result<(), ProtocolError> {
+    /// A receive completion arrived. Returns the bytes of its batch, to be [begun](Self::begin) or [put off](Self::put_off).
+    #[inline(always)]
+    pub(super) fn announce(&mut self, imm: u32) -> Result<u64, ProtocolError> {
         let span = decode_imm(imm);
         let free = self.size().bytes() - (self.producer - self.told.consumer_pos);
-        if span == 0 || span > free {
+        // None is too few.
+        if span.wrapping_sub(1) >= free {
             return Err(ProtocolError::Overrun { span, free });
         }
         if self.batches_received - self.told.batches_received >= u64::from(self.batch_limit) {
@@ -115,12 +116,24 @@ impl RecvRing {
         }
         self.batches_received += 1;
         self.producer += span;
+        Ok(span)
+    }
+
+    /// Whether all that was announced, less `span` bytes, is parsed.
+    #[inline(always)]
+    pub(super) const fn is_parsed_but(&self, span: u64) -> bool {
+        self.messages_left == 0 && self.producer - self.next == span
+    }
+
+    /// Has an announced batch of so many bytes wait for those before it.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn put_off(&mut self, span: u64) {
         if self.announced == 0 {
             self.announced = span;
         } else {
             self.announced_behind.push_back(span);
         }
-        Ok(())
     }
 
     /// The messages that are not parsed are not to be.
@@ -137,36 +150,43 @@ impl RecvRing {
     /// As [`is_between_batches`](Self::is_between_batches), and there are no more: all is delivered.
     #[inline]
     pub(super) fn is_done(&mut self) -> bool {
-        let is_done = self.messages_left == 0 && self.next == self.end && self.announced == 0;
+        let is_done = self.is_parsed_but(0);
         if is_done {
             self.delivered = self.end;
         }
         is_done
     }
 
-    /// Begins the next announced batch: its words come before its messages. `None` when there is none. Called between batches; the last
-    /// message counts as delivered.
-    #[inline(always)]
-    pub(super) fn begin_batch(&mut self) -> Result<Option<FlowWords>, ProtocolError> {
+    /// Bytes of the next batch that was put off, to be [begun](Self::begin). `None` when there is none. Called between batches; the last message
+    /// counts as delivered.
+    pub(super) fn next_put_off(&mut self) -> Result<Option<u64>, ProtocolError> {
         if self.next != self.end {
             return Err(ProtocolError::TrailingBytes { left: self.end - self.next });
         }
-        let start = self.end;
-        self.delivered = start;
+        self.delivered = self.end;
         let span = self.announced;
-        if span == 0 {
-            return Ok(None);
-        }
-        self.announced = if self.announced_behind.is_empty() { 0 } else { self.announced_behind.pop_front().unwrap_or(0) };
-        // The first two are under way, or asked for below in no time.
-        let mut line = 2 * LINE;
-        while line < span.min(PREFETCH_BYTES) {
-            self.view.prefetch(start, line);
-            line += LINE;
+        self.announced = self.announced_behind.pop_front().unwrap_or(0);
+        Ok((span != 0).then_some(span))
+    }
+
+    /// Begins the next announced batch, of so many bytes: its metadata comes before its messages. All before it is parsed.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, span: u64) -> Result<FlowMetadata, ProtocolError> {
+        // The first message, or the end, comes next, and says what is delivered.
+        let start = self.end;
+        // The first two lines are under way, or asked for below in no time.
+        if span > 2 * LINE {
+            let mut line = 2 * LINE;
+            while line < span.min(PREFETCH_BYTES) {
+                self.view.prefetch(start, line);
+                line += LINE;
+            }
         }
         let bytes = self.view.read_block::<FLOW_METADATA_SIZE>(start);
         let metadata = FlowMetadata::decode(&bytes).map_err(|ReservedNotZero| ProtocolError::ReservedNotZero)?;
-        self.heard_closing |= metadata.is_closing;
+        if metadata.is_closing {
+            self.heard_closing = true;
+        }
         let count = metadata.message_count;
         let to_end = self.size().to_end(start);
         let is_marker = count == WRAP_MESSAGE_COUNT;
@@ -184,7 +204,7 @@ impl RecvRing {
             self.next = start + METADATA_SPAN;
             self.messages_left = count;
         }
-        Ok(Some(metadata.words))
+        Ok(metadata)
     }
 
     /// The next message of the batch, its position and its padded length, which is checked; its meaning is not. The one before counts as delivered. It

@@ -52,10 +52,6 @@ impl Batch {
         self.count == WRAP_MESSAGE_COUNT
     }
 
-    pub(super) const fn messages(&self) -> u32 {
-        if self.is_marker() { 0 } else { self.count }
-    }
-
     /// Bytes on the wire: a marker writes its metadata only.
     pub(super) const fn bytes(&self) -> u64 {
         if self.is_marker() { METADATA_SPAN } else { self.span }
@@ -171,6 +167,20 @@ impl SendRing {
         self.batches_received
     }
 
+    /// Messages that are not posted.
+    pub(super) const fn unposted_messages(&self) -> u64 {
+        let before_marker = match self.wrap {
+            Some(wrap) if self.posted < wrap.marker => wrap.count,
+            _ => 0,
+        };
+        before_marker as u64 + self.open_count as u64
+    }
+
+    /// Everything before was posted.
+    pub(super) const fn posted(&self) -> u64 {
+        self.posted
+    }
+
     /// Batches posted.
     #[inline]
     pub(super) const fn batches_sent(&self) -> u64 {
@@ -232,13 +242,13 @@ impl SendRing {
         self.calls_end = self.lap_end.min((self.peer_consumer + self.size().bytes()).saturating_sub(reserved));
     }
 
-    /// Has the next call look at S4.
+    /// Makes the next call look at S4.
     #[inline]
     pub(super) const fn close_to_calls(&mut self) {
         self.calls_end = 0;
     }
 
-    /// Has everything be looked at before it is written: nothing more is.
+    /// Makes every message be looked at before it is written: none is written any more.
     pub(super) const fn stop(&mut self) {
         self.lap_end = 0;
         self.close_to_calls();
@@ -286,11 +296,6 @@ impl SendRing {
         self.producer += self.size().to_end(self.producer);
         self.lap_end = lap_end(self.size(), self.producer);
         self.close_to_calls();
-    }
-
-    /// Messages in the open batch.
-    pub(super) const fn open_count(&self) -> u32 {
-        self.open_count
     }
 
     /// Whether all that is not posted is one batch, which may go.
@@ -354,15 +359,14 @@ impl SendRing {
     }
 
     /// The peer told how far it is; `floor` is what it told before by the same channel (T5).
-    #[inline]
+    #[inline(always)]
     pub(super) fn acknowledge(&mut self, told: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         let position = told.consumer_pos;
-        // One comparison for both ends: the floor was checked against what was posted then.
-        if position.wrapping_sub(floor.consumer_pos) > self.posted - floor.consumer_pos || position % ALIGNMENT != 0 {
+        if position < floor.consumer_pos || position > self.posted || position % ALIGNMENT != 0 {
             return Err(ProtocolError::ConsumerPosition { told: position, floor: floor.consumer_pos, ceiling: self.posted });
         }
         let received = told.batches_received;
-        if received.wrapping_sub(floor.batches_received) > self.batches_sent - floor.batches_received {
+        if received < floor.batches_received || received > self.batches_sent {
             return Err(ProtocolError::BatchesReceived { told: received, floor: floor.batches_received, ceiling: self.batches_sent });
         }
         self.peer_consumer = self.peer_consumer.max(position);

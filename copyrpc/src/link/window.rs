@@ -76,6 +76,12 @@ impl WindowState {
         Self { clock, limit: batches as usize, exempt_bytes, under_way: VecDeque::new(), awaits_completion: false }
     }
 
+    /// There is none.
+    #[inline(always)]
+    pub(super) const fn is_off(&self) -> bool {
+        self.exempt_bytes == 0
+    }
+
     /// A flush of so many bytes begins. Whether the window applies to it (W2).
     #[inline]
     pub(super) const fn begin(&mut self, waiting: u64) -> bool {

@@ -75,7 +75,7 @@ pub struct StopHandle {
 }
 
 impl StopHandle {
-    /// Has the server return as soon as its handler has. Requests that have arrived by then are answered.
+    /// Makes the server return as soon as its handler has returned. Requests that have arrived by then are answered.
     pub fn stop(&self) {
         self.is_stopped.store(true, Ordering::Release);
         self.waker.wake_by_ref();

@@ -50,7 +50,7 @@ impl World {
         }
         for side in order {
             code_words(coder, links, side);
-            for (start, count) in links[side].tx.unposted_messages() {
+            for (start, count) in links[side].tx.unposted_parts() {
                 code_messages(coder, names, side, links[side].tx.view(), start, count);
             }
             code_arrived(coder, names, links, &mut arrived[1 - side], side);

@@ -60,7 +60,7 @@ impl SendRing {
     }
 
     /// Where the messages of each batch not posted begin, and how many there are.
-    pub(in crate::link) fn unposted_messages(&self) -> [(u64, u32); 2] {
+    pub(in crate::link) fn unposted_parts(&self) -> [(u64, u32); 2] {
         let closed = self.wrap.map_or((self.posted, 0), |wrap| (self.posted, wrap.count));
         let closed_is_posted = self.wrap.is_some_and(|wrap| wrap.marker == self.posted);
         let open = (self.open_start() + METADATA_SPAN, self.open_count);

@@ -478,8 +478,8 @@ fn run(seed: u64) -> (Stats, u64) {
             world.drain_largest();
         }
     }
-    let mut stats = *world.ends[0].link.stats();
-    stats += *world.ends[1].link.stats();
+    let mut stats = world.ends[0].link.stats();
+    stats += world.ends[1].link.stats();
     (stats, world.operations)
 }
 
