@@ -127,7 +127,7 @@ impl CqRing {
     }
 
     /// Hands out up to `max` CQEs of the open session, and closes it behind its last.
-    #[inline(never)]
+    #[inline(always)]
     fn take_session<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
         let Session { count, next: from, wqe_counter, .. } = self.session;
         // A copy: nothing that is written below can change it, so what a callback reads of it is read once.

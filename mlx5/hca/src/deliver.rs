@@ -32,7 +32,10 @@ pub(crate) enum Sender {
 #[inline(always)]
 pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Message, sender: Sender) {
     prefetch(message.payload as usize);
-    let Some(opcode) = receive_opcode(&message) else { return deliver_other(hca, qp, cq, message) };
+    let Some(opcode) = receive_opcode(&message) else {
+        // A copy, so that the message itself need not be in memory.
+        return deliver_other(hca, qp, cq, &Message { ..message });
+    };
     // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
     if !qp.taken.account(message.wqe_index, message.pop) {
         return qp.break_down(hca);
@@ -71,7 +74,8 @@ pub(crate) fn receive_opcode(message: &Message) -> Option<CqeOpcode> {
 
 /// An atomic that is to be done here; or the receive failed, and the queue pair with it; or the peer wrote what is no message.
 #[cold]
-fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Message) {
+#[inline(never)]
+fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     if message.opcode == ATOMIC {
         qp.answered = qp.answered.wrapping_add(1);
         return atomics::answer(hca, qp, message.imm);

@@ -14,7 +14,7 @@ use super::faults::{Fate, Injector};
 use super::layout::qp_index;
 use super::links::Links;
 use super::outcome::{Limit, Malformed, Outcome, WaitFor};
-use super::queues::{REGISTER_BYTES, Remote, SoftQp, Waiting};
+use super::queues::{REGISTER_BYTES, Remote, SoftQp, Waiting, blocks};
 use super::requester::execute;
 use super::rule::VENDOR;
 use super::timing::Timing;
@@ -165,8 +165,7 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
         let (syndrome, vendor) = match outcome {
             Outcome::Done(byte_count) => {
                 qp.waiting = None;
-                // What was executed is not empty.
-                let next = qp.sq_consumer.wrapping_add((u16::from(ctrl.ds()) + 3) >> 2);
+                let next = qp.sq_consumer.wrapping_add(blocks(ctrl));
                 if hca.is_watched || ctrl.signaled() {
                     if hca.is_watched {
                         Completions { hca, cqs, deferred, violations, touched }.succeed(qp, ctrl, byte_count);
@@ -268,7 +267,7 @@ fn odd(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: C
 #[inline(always)]
 fn wqe_bytes(qp: &SoftQp, at: NonNull<u8>, ctrl: CtrlWords) -> Result<Option<NonNull<[u8]>>, Malformed> {
     let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-    let (ds, blocks) = (usize::from(ctrl.ds()), (u16::from(ctrl.ds()) + 3) >> 2);
+    let (ds, blocks) = (usize::from(ctrl.ds()), blocks(ctrl));
     if !ctrl.names(qp.sq_consumer, qp.qpn) || ds == 0 || blocks > outstanding {
         return Err(Malformed::Control);
     }

@@ -29,7 +29,7 @@ pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
         if let Some(hash) = source_hash(hca, qp, &wqe).filter(|_| ctrl.fence == FenceMode::None) {
             qp.under_way.sources.push_back(Source { counter, hash });
         }
-        counter = counter.wrapping_add(blocks(CtrlWords::parse(&head(&wqe))).min(to.wrapping_sub(counter)));
+        counter = counter.wrapping_add(blocks(CtrlWords::parse(&head(&wqe))).max(1).min(to.wrapping_sub(counter)));
     }
 }
 

@@ -333,10 +333,10 @@ pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
 
-/// WQEBBs of a WQE; at least one, so that a malformed one is passed over.
+/// WQEBBs of a WQE; none of one that is malformed. Who passes over it takes one.
 #[inline(always)]
 pub(crate) fn blocks(ctrl: CtrlWords) -> u16 {
-    ((u16::from(ctrl.ds()) + 3) >> 2).max(1)
+    (u16::from(ctrl.ds()) + 3) >> 2
 }
 
 /// The first `len` bytes of the WQE at `counter`, 1,024 at most; it may wrap.
