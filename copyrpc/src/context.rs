@@ -21,7 +21,7 @@ use crate::control::{ControlMemory, ControlRegions};
 use crate::endpoint::{EndpointConfig, PendingEndpoint};
 use crate::queue_share::{Outstanding, QueueShare, Used};
 use crate::recv::{RecvHandle, Reply};
-use crate::ring::{RecvBytes, RingSizeError};
+use crate::ring::{MAX_RING_SIZE, MIN_RING_SIZE, RecvBytes};
 use crate::stats::Stats;
 use crate::timers::IDLE_LOOKS;
 use crate::wire::FlowWords;
@@ -241,8 +241,8 @@ pub enum CreateEndpointError {
     #[error("this context makes no endpoints any more: {0}")]
     Device(AsyncEvent),
     /// The ring size is not usable.
-    #[error(transparent)]
-    RingSize(#[from] RingSizeError),
+    #[error("ring size {0} is not usable: it must be a power of two from {MIN_RING_SIZE} to {MAX_RING_SIZE} bytes")]
+    RingSize(u64),
     /// The initial credit is not usable.
     #[error("initial credit {credit} must be a multiple of 32 and at most {max}, a quarter of the ring")]
     InitialCredit {

@@ -177,7 +177,7 @@ struct Parts {
 
 impl<U> PendingEndpoint<U> {
     pub(crate) fn create(context: &Rc<Inner<U>>, config: &EndpointConfig) -> Result<Self, CreateEndpointError> {
-        let ring_size = RingSize::for_connection(config.ring_size)?;
+        let ring_size = RingSize::for_connection(config.ring_size).ok_or(CreateEndpointError::RingSize(config.ring_size))?;
         let max = ring_size.max_reservation();
         let credit = config.initial_credit.unwrap_or(max);
         if credit > max || credit % ALIGNMENT != 0 {

@@ -114,7 +114,7 @@ impl ExchangeRecord {
         require("reserved", u64::from(u32_at(100)) | u64_at(120), "0", |reserved| reserved == 0)?;
         let address = QpAddress::from_bytes(&field(bytes, ADDRESS_AT)).ok_or(ExchangeError::Address)?;
         let illegal = RecordError::Field { field: "ring size", value: u64_at(72), legal: "a power of two, 4096..=268435456" };
-        let ring_size = RingSize::for_connection(u64_at(72)).map_err(|_| illegal)?;
+        let ring_size = RingSize::for_connection(u64_at(72)).ok_or(illegal)?;
         let record = Self {
             address,
             recv_ring_rkey: u32_at(56),

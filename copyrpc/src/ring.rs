@@ -23,33 +23,20 @@ pub const DEFAULT_RING_SIZE: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingSize(u64);
 
-/// The number is no ring size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("ring size {0} is not usable: it must be a power of two from {MIN_RING_SIZE} to {MAX_RING_SIZE} bytes")]
-pub struct RingSizeError(pub u64);
-
 impl RingSize {
     /// Smallest ring the flow-control rules are proven for.
     pub const CORE_MIN: u64 = 2 << 10;
 
-    /// Checks a ring size for the core alone, in bytes: a power of two from [`RingSize::CORE_MIN`] to [`MAX_RING_SIZE`].
-    ///
-    /// # Errors
-    /// [`RingSizeError`] outside that range.
-    pub const fn new(bytes: u64) -> Result<Self, RingSizeError> {
-        if bytes.is_power_of_two() && bytes >= Self::CORE_MIN && bytes <= MAX_RING_SIZE {
-            Ok(Self(bytes))
-        } else {
-            Err(RingSizeError(bytes))
-        }
+    /// A ring size for the core alone, in bytes: a power of two from [`RingSize::CORE_MIN`] to [`MAX_RING_SIZE`]; `None` for other numbers.
+    #[must_use]
+    pub const fn new(bytes: u64) -> Option<Self> {
+        if bytes.is_power_of_two() && bytes >= Self::CORE_MIN && bytes <= MAX_RING_SIZE { Some(Self(bytes)) } else { None }
     }
 
-    /// Checks a ring size for a connection, in bytes: a power of two from [`MIN_RING_SIZE`] to [`MAX_RING_SIZE`].
-    ///
-    /// # Errors
-    /// [`RingSizeError`] outside that range.
-    pub const fn for_connection(bytes: u64) -> Result<Self, RingSizeError> {
-        if bytes < MIN_RING_SIZE { Err(RingSizeError(bytes)) } else { Self::new(bytes) }
+    /// A ring size for a connection, in bytes: a power of two from [`MIN_RING_SIZE`] to [`MAX_RING_SIZE`]; `None` for other numbers.
+    #[must_use]
+    pub const fn for_connection(bytes: u64) -> Option<Self> {
+        if bytes < MIN_RING_SIZE { None } else { Self::new(bytes) }
     }
 
     /// The size in bytes.
@@ -339,7 +326,7 @@ mod tests {
     #[test]
     fn only_powers_of_two_in_range_are_ring_sizes() {
         for bad in [0, 1, 1 << 10, 3 << 10, 4095, 4097, MAX_RING_SIZE * 2, u64::MAX] {
-            assert_eq!(RingSize::new(bad), Err(RingSizeError(bad)));
+            assert_eq!(RingSize::new(bad), None);
         }
         assert_eq!(RingSize::new(4096).unwrap().max_payload(), 500);
         assert_eq!(RingSize::new(4096).unwrap().max_response_allowance(), 724);

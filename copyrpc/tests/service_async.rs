@@ -249,19 +249,21 @@ fn until_gone(client: &AsyncClient) {
     while !matches!(block_on(client.call_within(b"?", Duration::from_millis(1))), Err(ClientError::TimedOut)) {}
 }
 
+/// Answers "here", in a thread of its own, until the server is stopped.
+fn serve(server: AsyncServer) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        while let Some(request) = block_on(server.recv()).unwrap() {
+            request.reply(*b"here");
+        }
+    })
+}
+
 #[test]
 fn a_server_that_comes_back_is_connected_to_again() {
     let net = Net::new();
     let server = block_on(net.server(ANY_PORT));
     let address = server.local_addr();
     let client = block_on(net.client(address));
-    let serve = |server: AsyncServer| {
-        thread::spawn(move || {
-            while let Some(request) = block_on(server.recv()).unwrap() {
-                request.reply(*b"here");
-            }
-        })
-    };
     let (mut stop, mut serving) = (server.stop_handle(), serve(server));
     for _ in 0..3 {
         assert_eq!(block_on(client.call(b"?")).unwrap(), b"here");
@@ -293,13 +295,6 @@ fn calls_end_in_their_time_also_while_their_connection_is_made_again() {
     let server = block_on(net.server(ANY_PORT));
     let address = server.local_addr();
     let client = block_on(net.client(address));
-    let serve = |server: AsyncServer| {
-        thread::spawn(move || {
-            while let Some(request) = block_on(server.recv()).unwrap() {
-                request.reply(*b"here");
-            }
-        })
-    };
     let (stop, serving) = (server.stop_handle(), serve(server));
     assert_eq!(block_on(client.call(b"?")).unwrap(), b"here");
     stop.stop();

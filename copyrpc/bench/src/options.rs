@@ -257,11 +257,11 @@ fn check_length(cli: &Cli) -> Result<Length, OptionError> {
 
 /// The ring: as asked, or by the rule of [`Job::ring_bytes`]; the messages must fit.
 fn ring_size(cli: &Cli) -> Result<RingSize, OptionError> {
-    let sizes = || (12..=28).filter_map(|power| RingSize::for_connection(1 << power).ok());
+    let sizes = || (12..=28).filter_map(|power| RingSize::for_connection(1 << power));
     let fits = |ring: &RingSize| ring.max_payload() >= cli.payload as u64 && ring.max_response_allowance() >= cli.reply as u64;
     let ring = match cli.ring_size {
         Choice::Number(bytes) => RingSize::for_connection(bytes)
-            .map_err(|_| range("--ring-size", bytes, "not usable", "auto, or a power of two from 4096 to 268435456".to_owned()))?,
+            .ok_or_else(|| range("--ring-size", bytes, "not usable", "auto, or a power of two from 4096 to 268435456".to_owned()))?,
         Choice::Auto => {
             let padded = (12 + cli.payload.max(cli.reply)).next_multiple_of(32) as u64;
             let wanted = (4 * padded * cli.depth as u64).clamp(64 << 10, DEFAULT_RING_SIZE);
