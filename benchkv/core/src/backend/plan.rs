@@ -1,4 +1,4 @@
-//! [`Plan`]: what daemons and clients of a rank have to know.
+//! `Plan`: what daemons and clients of a rank have to know.
 
 use mlx5::{Device, DeviceSpec};
 use shm::dir::Dir;
