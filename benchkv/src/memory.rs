@@ -28,9 +28,9 @@ const BYTES_PER_OPERATION: u64 = 256;
 /// Beside its two rings an endpoint of copyrpc has a send queue of 256 WQEBBs, its bookkeeping, and the lane of the software device: what `copyrpc_memory
 /// --send-wr 256` measures.
 const QUEUE_BYTES_PER_ENDPOINT: u64 = 23 << 10;
-/// Completion queues, receive queue and tables of a thread with endpoints, of the default sizes, which hold what 21 endpoints need.
-const CONTEXT_BYTES: u64 = 1 << 20;
-/// The same for each endpoint beyond: 48 receives, and 64 completions in each of two queues.
+/// Tables of a thread with endpoints.
+const CONTEXT_BYTES: u64 = 64 << 10;
+/// Its receive queue and completion queues, for each endpoint: 48 receives, and 64 completions in each of two queues.
 const CONTEXT_BYTES_PER_ENDPOINT: u64 = 48 * 64 + 2 * 64 * 64 + 2 * 64 * 32;
 /// A message under way on a connection of rc-send, a window of requests and of answers in each direction: its WQE and completion at one end, the
 /// receive with 64 bytes and its completion at the other, what is kept of the call.

@@ -1,0 +1,275 @@
+"""Repeats the study of docs/study.md: jobs in virtual time, their tables and their plot.
+
+  scripts/study                 all of it: writes the tables into docs/study.md, and docs/images/study.svg
+  scripts/study --only NAME     one table (no plot); several times: several
+  scripts/study --check         the cheaper half of the figures; fails where one differs from the page by more than 5 %
+
+A table stands in the page between <!-- NAME --> and <!-- end -->. The same options and seed give the same figures on every machine.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+
+from . import tools
+
+PAGE = tools.ROOT / "docs" / "study.md"
+PLOT = tools.ROOT / "docs" / "images" / "study.svg"
+CLIENTS = 46
+# Receives of one queue: 1.9 million per second.
+CEILING = 526
+# Until figures are steady, and as long again.
+WINDOW = {1: "1ms", 32: "4ms"}
+TOLERANCE = 0.05
+# What the memos published, in million operations per second, depth 1.
+PUBLISHED = {
+    "hold, published": {2: 14.9, 4: 21.1, 8: 11.2, 16: 19.6, 32: 39.2},
+    "direct, published": {2: 2.8, 4: 7.4, 8: 15.4, 16: 29.7, 32: 62.7},
+    "UCX, published": {2: 3.4, 4: 6.7, 8: 14.4, 16: 46.8, 32: 66.5},
+}
+RANKS = [2, 4, 8, 16, 32]
+
+
+class Point:
+    """One job."""
+
+    def __init__(self, ranks, *args, depth=1, nic="", cpu="", window=None):
+        window = window or WINDOW[depth]
+        nics = ",".join(part for part in [f"queue={CEILING}", nic] if part)
+        self.args = ["-n", ranks, "-d", depth, "--client-threads", CLIENTS, "-t", window, "--warmup", window, "--no-verify"]
+        self.args += ["--memory-limit", "1024G", "--nic", nics, "--cpu", cpu, *args]
+        self.args = [str(arg) for arg in self.args]
+        self.ranks, self.is_direct = ranks, "direct" in args
+
+    def key(self):
+        """Points with the same key are the same."""
+        return " ".join(self.args)
+
+    def is_cheap(self):
+        """Whether --check runs it."""
+        return self.ranks <= 8 and "-d 32" not in self.key() and not self.is_direct
+
+
+NO_CEILING = {"nic": "queue=0,receive=0,unordered=0"}
+HOLD = ("--batch-hold-us", 10)
+WINDOWED = ("--batch-window", "completion:1")
+VARIANTS = {
+    "delegation": (),
+    "hold": HOLD,
+    "window": WINDOWED,
+    "direct": ("--backend", "direct"),
+    "two-sided": ("--backend", "rc-send"),
+}
+POLICIES = {
+    "none": (),
+    "hold 10 us": HOLD,
+    "adaptive hold": ("--adaptive-hold",),
+    "hold 2 round trips": ("--hold-rtt-multiplier", 2),
+    "poll budget 16": ("--poll-budget", 16),
+    "adaptive budget": ("--adaptive-budget",),
+    "coalesce 6 us": ("--coalesce-rtt-us", 6),
+    "stagger 10 us": ("--initial-stagger-us", 10),
+    "flush every 4": ("--flush-every", 4),
+    "flush every 8": ("--flush-every", 8),
+    "window completion:1": WINDOWED,
+    "window completion:2": ("--batch-window", "completion:2"),
+    "window completion:4": ("--batch-window", "completion:4"),
+    "window consumption:1": ("--batch-window", "consumption:1"),
+    "window consumption:4": ("--batch-window", "consumption:4"),
+}
+TOPOLOGIES = {
+    f"{name}, {daemons} daemon{'s' if daemons > 1 else ''}{', window' if window else ''}": ("--backend", name, "--server-threads", daemons, *window)
+    for name in ("delegation", "meta", "sharded")
+    for daemons in (1, 2, 4)
+    for window in ((), WINDOWED)
+    if not (name != "delegation" and daemons == 1) and not (name == "delegation" and daemons > 1)
+}
+CAUSES = {
+    "as it is": {},
+    "no ceiling of a queue": {"nic": "queue=0"},
+    "no ceiling of a queue or a NIC": NO_CEILING,
+    "an empty round takes 4 x": {"cpu": "round=240"},
+    "an empty round takes 16 x": {"cpu": "round=960"},
+    "clients issue at half the rate": {"cpu": "operation=120,client=50"},
+    "half the way": {"nic": "link=350"},
+    "four times the way": {"nic": "link=2800"},
+}
+DOUBLED = {
+    "cpu": {"round": 60, "message": 70, "completion": 40, "write": 100, "client": 25, "operation": 60},
+    "nic": {"queue": CEILING, "receive": 185, "link": 700, "doorbell": 250, "send": 10},
+}
+
+
+def sensitivity():
+    """Every assumption, halved and doubled."""
+    rows = {"as it is": {}}
+    for model, values in DOUBLED.items():
+        for name, value in values.items():
+            rows[f"{name} / 2"] = {model: f"{name}={value // 2}"}
+            rows[f"{name} x 2"] = {model: f"{name}={value * 2}"}
+    return rows
+
+
+def rate(result):
+    """Million operations per second."""
+    return f"{result['total_rps'] / 1e6:.1f}"
+
+
+def detail(result):
+    """Rate, operations per WRITE, mean latency."""
+    mean_us = result["latency_ns"]["mean"] / 1e3
+    return f"{rate(result)} ({result['activity']['messages_per_write']:.1f} a WRITE, {mean_us:.0f} us)"
+
+
+def grid(rows, columns, point, show=rate):
+    """A table: for each row and column a point, and how it is shown."""
+    return {row: {column: (point(row, column), show) for column in columns} for row in rows}
+
+
+def tables():
+    """All tables by name: rows of columns, each a point or a number as text."""
+    nodes = {f"NP {ranks}": ranks for ranks in RANKS}
+    by_nodes = lambda rows, **world: grid(rows, nodes, lambda row, column: Point(nodes[column], *rows[row], **world))
+    ceiling = by_nodes({name: VARIANTS[name] for name in ("hold", "direct", "two-sided", "delegation", "window")})
+    for name, figures in PUBLISHED.items():
+        ceiling[name] = {f"NP {ranks}": f"{figures[ranks]:.1f}" for ranks in RANKS}
+    causes = grid(CAUSES, nodes, lambda row, column: Point(nodes[column], **CAUSES[row]))
+    ways = {"delegation": (), "window": WINDOWED, "direct": VARIANTS["direct"]}
+    halves = sensitivity()
+    large = {f"NP {ranks}": ranks for ranks in (64, 128, 256)}
+    at_scale = {"delegation": (), "window": WINDOWED, "sharded, 2 daemons, window": TOPOLOGIES["sharded, 2 daemons, window"], "meta, 2 daemons, window": TOPOLOGIES["meta, 2 daemons, window"]}
+    return {
+        "ceiling": ceiling,
+        "no-ceiling": by_nodes(VARIANTS, **NO_CEILING),
+        "depth-32": by_nodes(VARIANTS, depth=32),
+        "causes": causes,
+        "states": grid({"delegation": (), "window": WINDOWED}, nodes, lambda row, column: Point(nodes[column], *ways[row]), detail),
+        "policies": by_nodes(POLICIES),
+        "topologies": by_nodes({**TOPOLOGIES, "direct": VARIANTS["direct"]}),
+        "scale": grid(at_scale, large, lambda row, column: Point(large[column], *at_scale[row], window="200us"), detail),
+        "sensitivity": grid(halves, ways, lambda row, column: Point(8, *ways[column], **halves[row])),
+    }
+
+
+def run(program, points):
+    """Runs the points, as many at a time as there are cores."""
+    todo = {point.key(): point for point in points}
+    # The dearest first.
+    order = sorted(todo.values(), key=lambda point: -point.ranks)
+    results = {}
+
+    def one(point):
+        return point.key(), json.loads(tools.output([program, "sim", "--json", "-", *point.args]))
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for number, (key, result) in enumerate(pool.map(one, order), 1):
+            results[key] = result
+            print(f"\r{number} of {len(order)}", end="", flush=True)
+    print()
+    return results
+
+
+def text_of(cell, results):
+    """What a cell says."""
+    if isinstance(cell, str):
+        return cell
+    point, show = cell
+    return show(results[point.key()])
+
+
+def markdown(table, results):
+    """A table as Markdown."""
+    columns = list(next(iter(table.values())))
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {row} | " + " | ".join(text_of(cell, results) for cell in cells.values()) + " |" for row, cells in table.items()]
+    return "\n".join(lines)
+
+
+def points_of(table):
+    """Its jobs."""
+    return [cell[0] for cells in table.values() for cell in cells.values() if not isinstance(cell, str)]
+
+
+def said(page, name):
+    """The figures of a table as they stand in the page: by row and column."""
+    found = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- end -->", page, re.S)
+    if not found:
+        raise tools.Failure(f"{PAGE} has no table {name}")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines()]
+    columns = lines[0][1:] if lines else []
+    return {line[0]: dict(zip(columns, line[1:])) for line in lines[2:]}
+
+
+def check(page, named, program):
+    """Fails where the page says something else."""
+    cheap = {name: {row: {c: cell for c, cell in cells.items() if not isinstance(cell, str) and cell[0].is_cheap()} for row, cells in table.items()} for name, table in named.items()}
+    results = run(program, [point for table in cheap.values() for point in points_of(table)])
+    wrong = []
+    for name, table in cheap.items():
+        page_says = said(page, name)
+        for row, cells in table.items():
+            for column, cell in cells.items():
+                now, before = text_of(cell, results), page_says.get(row, {}).get(column, "nothing")
+                numbers = [re.match(r"[\d.]+", text) for text in (now, before)]
+                is_same = all(numbers) and abs(float(numbers[0][0]) - float(numbers[1][0])) <= max(0.11, TOLERANCE * float(numbers[1][0]))
+                if not is_same:
+                    wrong.append(f"{name}, {row}, {column}: {now}; the page says {before}")
+    if wrong:
+        raise tools.Failure("\n".join(["figures of docs/study.md are not those of this code: run scripts/study, and read the page again", *wrong]))
+    print("the page's figures are those of this code")
+
+
+def plot(table, results):
+    """Throughput against nodes, as an SVG."""
+    series = {"hold": "#4269d0", "direct": "#ff725c", "two-sided": "#6cc5b0", "window": "#3ca951", "hold, published": "#4269d0", "direct, published": "#ff725c", "UCX, published": "#6cc5b0"}
+    width, height, left, bottom, top = 720, 400, 56, 40, 16
+    most = 80.0
+    x = lambda index: left + index * (width - left - 170) / (len(RANKS) - 1)
+    y = lambda value: height - bottom - value / most * (height - bottom - top)
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">', '<rect width="100%" height="100%" fill="#ffffff"/>']
+    for value in range(0, int(most) + 1, 20):
+        parts.append(f'<line x1="{left}" x2="{x(len(RANKS) - 1):.0f}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#dddddd"/><text x="{left - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>')
+    for index, ranks in enumerate(RANKS):
+        parts.append(f'<text x="{x(index):.1f}" y="{height - bottom + 18}" text-anchor="middle">{ranks}</text>')
+    parts.append(f'<text x="{x(2):.0f}" y="{height - 6}" text-anchor="middle">nodes, 46 clients each, one operation each</text><text x="{left}" y="12">million operations per second</text>')
+    for number, (name, colour) in enumerate(series.items()):
+        values = [float(text_of(cell, results)) for cell in table[name].values()]
+        dash = ' stroke-dasharray="5 4"' if "published" in name else ""
+        line = " ".join(f"{x(index):.1f},{y(value):.1f}" for index, value in enumerate(values))
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        label = top + 16 + number * 18
+        parts.append(f'<line x1="{width - 158}" x2="{width - 130}" y1="{label}" y2="{label}" stroke="{colour}" stroke-width="2"{dash}/><text x="{width - 124}" y="{label + 4}">{name}</text>')
+    PLOT.write_text("\n".join([*parts, "</svg>"]) + "\n")
+
+
+def main():
+    """The script."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--only", action="append", metavar="NAME", default=[])
+    parser.add_argument("--benchkv", metavar="PATH", help="the binary [built if it is not named]")
+    asked = parser.parse_args()
+    named = tables()
+    unknown = [name for name in asked.only if name not in named]
+    if unknown:
+        parser.error(f"{unknown[0]} is no table; there are {', '.join(named)}")
+    if asked.only:
+        named = {name: named[name] for name in asked.only}
+    program = asked.benchkv or tools.built("benchkv", "bin", "benchkv")
+    page = PAGE.read_text()
+    if asked.check:
+        check(page, {name: table for name, table in named.items() if name != "scale"}, program)
+        return 0
+    for name in named:
+        said(page, name)
+    for name, table in named.items():
+        print(name, end=": ", flush=True)
+        results = run(program, points_of(table))
+        # As soon as it is there: the whole takes long.
+        page = re.sub(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", lambda found: found[1] + markdown(table, results) + found[2], PAGE.read_text(), flags=re.S)
+        PAGE.write_text(page)
+        if name == "ceiling":
+            plot(table, results)
+    return 0
