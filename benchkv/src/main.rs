@@ -127,6 +127,11 @@ fn simulate(args: &SimArgs) -> ExitCode {
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };
     say(&options.to_string());
+    // Each rank maps the memory of each other's device.
+    let ranks = options.job.topology.ranks as u64;
+    if let Err(few) = allow_open_files(2 * ranks * ranks + 256) {
+        say(&few.to_string());
+    }
     let began = Instant::now();
     match sim::run(args, &options) {
         Ok(result) => {

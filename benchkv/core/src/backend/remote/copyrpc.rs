@@ -18,14 +18,18 @@ use crate::trace::Sample;
 /// Batches in flight of a connection that carries those of one client only, at least.
 const FEWEST_BATCHES: u32 = 4;
 
-/// What all connections of a job are.
-fn config(plan: &Plan) -> EndpointConfig {
+/// Receives that devices have in one queue, which each batch in flight takes one and a half of.
+const MOST_RECEIVES: usize = 32_767;
+
+/// What all `connections` of a thread are.
+fn config(plan: &Plan, connections: usize) -> EndpointConfig {
     let default = EndpointConfig { ring_size: plan.ring_bytes, window: plan.policies.batch_window.window(), ..EndpointConfig::default() };
     match plan.topology.routing {
         // One client's operations: requests this way and their answers that way are no more batches than that, and a daemon has very many of
         // these connections, whose receives are in one queue. No use is made of one-sided operations.
         Routing::Direct => {
-            let batches = (plan.depth as u32).clamp(FEWEST_BATCHES, default.batches_in_flight);
+            let room = (MOST_RECEIVES * 2 / 3 / connections.max(1)) as u32;
+            let batches = room.min(plan.depth as u32).clamp(FEWEST_BATCHES, default.batches_in_flight);
             EndpointConfig { batches_in_flight: batches, raw_operations: 0, ..default }
         }
         Routing::Meta | Routing::Delegation | Routing::Sharded => EndpointConfig { raw_operations: 0, ..default },
@@ -57,7 +61,7 @@ enum End<C> {
 
 impl<C> Links<C> {
     pub(super) fn open(plan: &Plan, peers: &[Peer], device: Device) -> Result<Self, BackendError> {
-        let config = config(plan);
+        let config = config(plan, peers.len());
         let context = ContextBuilder::new(plan.device.clone()).endpoints_with(peers.len() as u32, &config).build_on(device);
         let context: Context<C> = context.map_err(|e| BackendError::setup("the RDMA context", e))?;
         let link = |peer: &Peer| match context.create_endpoint(&config) {
