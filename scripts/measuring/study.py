@@ -12,6 +12,7 @@ import concurrent.futures
 import json
 import os
 import re
+import sys
 
 from . import tools
 
@@ -167,8 +168,8 @@ def run(program, points):
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for number, (key, result) in enumerate(pool.map(one, order), 1):
             results[key] = result
-            print(f"\r{number} of {len(order)}", end="", flush=True)
-    print()
+            if sys.stderr.isatty():
+                print(f"\r{number} of {len(order)} ", end="", file=sys.stderr, flush=True)
     return results
 
 
@@ -266,7 +267,7 @@ def main():
     for name in named:
         said(page, name)
     for name, table in named.items():
-        print(name, end=": ", flush=True)
+        print(name, flush=True)
         results = run(program, points_of(table))
         # As soon as it is there: the whole takes long.
         page = re.sub(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", lambda found: found[1] + markdown(table, results) + found[2], PAGE.read_text(), flags=re.S)
