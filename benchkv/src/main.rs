@@ -137,8 +137,10 @@ fn simulate(args: &SimArgs) -> ExitCode {
         Ok(result) => {
             let (seconds, turns) = (began.elapsed().as_secs_f64(), result.simulation.as_ref().map_or(0, |done| done.summary.turns));
             let (ops, turns) = (rate(result.completed as f64 / seconds), rate(turns as f64 / seconds));
+            let broken = result.simulation.as_ref().map_or(&[][..], |done| &done.summary.violations);
             say(&format!("simulated {} operations in {seconds:.1} s: {ops}, {turns} turns", result.completed));
-            show(&options, &result)
+            let shown = show(&options, &result);
+            broken.iter().fold(shown, |_, rule| fail(EXIT_UNSOUND, rule))
         }
         Err(error) => fail(EXIT_FAILED, &error),
     }

@@ -99,8 +99,11 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
     let world = World { cpu, nic, strict: args.world.strict, trace_interval };
     let (runs, window) = (options.job.runs, options.duration);
     let (outcomes, summary) = Simulated::new(&options.job, &world)?.run(options.warmup, window, runs)?;
-    // That of a number of operations is as long as they take.
-    let window_s = if options.job.ops.is_some() { summary.ended_ns as f64 / 1e9 } else { window.as_secs_f64() };
+    // The window of a number of operations is as long as they take.
+    let windows = || outcomes.iter().flat_map(|rank| &rank.clients).filter_map(|client| client.windows.first());
+    let ended_ns = windows().map(|window| window.ended_ns).max().unwrap_or(0);
+    let taken_ns = ended_ns - windows().map(|window| window.started_ns).min().unwrap_or(0).min(ended_ns);
+    let window_s = if options.job.ops.is_some() { taken_ns as f64 / 1e9 } else { window.as_secs_f64() };
     let mut parts = Vec::with_capacity(outcomes.len());
     for (rank, outcome) in outcomes.into_iter().enumerate() {
         let course = Course { windows_s: vec![window_s; runs], ..Course::default() };

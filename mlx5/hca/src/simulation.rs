@@ -202,6 +202,12 @@ impl<'a> Simulation<'a> {
         }
     }
 
+    /// The word that has the [time](Self::now_ns): for other things that are to read this clock. The simulation alone writes it.
+    #[must_use]
+    pub fn hands(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.now_ns)
+    }
+
     /// A bell that ends the sleep of its actors. Rung outside of steps, it is heard with the next [`run`](Self::run) or [`step`](Self::step).
     #[must_use]
     pub fn bell(&self) -> Bell {

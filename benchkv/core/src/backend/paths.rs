@@ -100,7 +100,6 @@ impl Restful for ClientPaths {
     }
 }
 
-/// Requests of a client for one key take one path, so they keep their order.
 /// Why a call through ipc or the ring was not made.
 fn refused(path: &'static str, error: &ipc::CallError<Request, u32>) -> IssueError {
     match error {
@@ -110,6 +109,7 @@ fn refused(path: &'static str, error: &ipc::CallError<Request, u32>) -> IssueErr
     }
 }
 
+/// Requests of a client for one key take one path, so they keep their order.
 impl Paths for ClientPaths {
     fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
         if request.rank() as usize != self.rank {

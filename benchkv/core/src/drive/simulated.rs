@@ -10,8 +10,9 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
-use mlx5::{Actor, Bell, Clock, Device, DeviceSpec, Did, NicParameters, Rule, Simulation, SoftOptions};
+use mlx5::{Actor, Bell, Device, DeviceSpec, Did, NicParameters, Rule, Simulation, SoftOptions};
 use serde::{Deserialize, Serialize};
+use shm::clock::Clock;
 use shm::dir::Dir;
 use shm::wait::WaitStrategy;
 
@@ -29,14 +30,14 @@ use crate::trace::recorder::Recorder;
 
 /// Address space of a rank's device.
 const ARENA_BYTES: usize = 4 << 30;
-/// How long nothing may end in a drain before what is outstanding is given up: longer than any policy holds anything back, and than the device
-/// waits for a dead peer.
+/// A drain in which no operation ends for so long gives up what is outstanding. No policy holds a message back for longer, and no device waits longer
+/// for a dead peer.
 const DRAIN_NS: u64 = 2_000_000_000;
 /// A drain is looked at so often.
 const LOOK_NS: u64 = 100_000;
 
 /// What CPUs take, in ns. A core does the work of one thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpu {
     /// A round of a daemon in which nothing is found.
     pub round_ns: u64,
@@ -55,7 +56,8 @@ pub struct Cpu {
 }
 
 impl Default for Cpu {
-    /// The instructions that `scripts/instructions` counts, at 3 a nanosecond.
+    /// Assumptions, not measurements: an operation through all its threads takes of the order of the instructions that `scripts/instructions`
+    /// counts for it, at 3 a nanosecond; how they are shared out is a guess.
     fn default() -> Self {
         Self { round_ns: 60, poll_ns: 25, message_ns: 70, completion_ns: 40, write_ns: 100, client_ns: 25, operation_ns: 60 }
     }
@@ -163,11 +165,7 @@ impl Simulated {
     pub fn new(job: &Job, world: &World) -> Result<Self, SimulationError> {
         let mut simulation = Simulation::new(world.nic);
         let options = SoftOptions { arena_bytes: ARENA_BYTES, strict: world.strict, trace: world.strict, ..simulation.options() };
-        let clock = match &options.clock {
-            Clock::Manual(hands) => shm::clock::Clock::by_hand(hands.clone()),
-            Clock::System | Clock::Stepping { .. } => shm::clock::Clock::default(),
-        };
-        let dir = Dir::in_memory(clock);
+        let dir = Dir::in_memory(Clock::by_hand(simulation.hands()));
         let spec = DeviceSpec::Soft(options);
         let mut devices = Vec::with_capacity(job.topology.ranks);
         let open = |rank| {
@@ -191,8 +189,13 @@ impl Simulated {
                 wakers: &mut wakers,
             };
             let series = || world.trace_interval.map(|interval| Recorder::new(interval, WaitStrategy::Busy));
-            let daemons = daemons.into_iter().map(|daemon| spawner.spawn(daemon, series())).collect::<Result<_, _>>()?;
-            let clients = clients.into_iter().map(|client| spawner.spawn(client, None)).collect::<Result<_, _>>()?;
+            let daemons = daemons
+                .into_iter()
+                .enumerate()
+                .map(|(number, daemon)| spawner.spawn(number, daemon, series()))
+                .collect::<Result<_, _>>()?;
+            let clients =
+                clients.into_iter().enumerate().map(|(number, client)| spawner.spawn(number, client, None)).collect::<Result<_, _>>()?;
             ranks.push(Threads { daemons, clients });
         }
         Ok(Self { simulation, shared, ranks, wakers, devices, has_ops: job.ops.is_some() })
@@ -291,7 +294,7 @@ struct Spawner<'a> {
 }
 
 impl Spawner<'_> {
-    fn spawn<W>(&mut self, worker: W, series: Option<Recorder>) -> Result<Rc<RefCell<Thread<W>>>, SimulationError>
+    fn spawn<W>(&mut self, number: usize, worker: W, series: Option<Recorder>) -> Result<Rc<RefCell<Thread<W>>>, SimulationError>
     where
         W: 'static,
         Handle<W>: Actor,
@@ -309,7 +312,7 @@ impl Spawner<'_> {
             has_failed: false,
             writes: 0,
             rank,
-            number: self.wakers.len(),
+            number,
         };
         let thread = Rc::new(RefCell::new(thread));
         let actor = self.simulation.spawn(&[self.device], Handle(Rc::clone(&thread)));
