@@ -245,11 +245,11 @@ mod tests {
 
     #[test]
     fn every_column_has_a_name_of_its_own_and_is_documented() {
-        let guide = include_str!("../../../docs/benchmarking.md");
+        let guide = include_str!("../../../docs/benchmarking/reference.md");
         let names: Vec<&str> = columns().map(|column| column.name).collect();
         assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{names:?}");
         for name in names {
-            assert!(guide.contains(&format!("`{name}`")), "docs/benchmarking.md does not explain the column {name}");
+            assert!(guide.contains(&format!("`{name}`")), "docs/benchmarking/reference.md does not explain the column {name}");
         }
     }
 }
