@@ -1,4 +1,74 @@
-#![doc = include_str!("../README.md")]
+//! A [`Server`] serves many [`Client`]s, of its own or other processes of one user on one host. Each client has a lane of requests and a lane
+//! of responses of its own, so clients never wait for each other, and a client that is stopped or killed at any instruction disturbs nobody.
+//!
+//! ```
+//! use std::time::Duration;
+//! use ipc::{Client, Server};
+//!
+//! # let name = &format!("ipc-doc-{}", std::process::id());
+//! # let (handles, stop) = std::sync::mpsc::channel();
+//! # let server = std::thread::spawn({ let name = name.clone(); move || { let name = &name;
+//! let mut server = Server::<u64, u64>::bind(name)?;
+//! # handles.send(server.stop_handle()).unwrap();
+//! server.serve(|number| number * number); // until its `stop_handle` is told, from any thread
+//! # Ok::<(), ipc::CreateError>(()) }});
+//!
+//! // In this process or in another:
+//! let mut client = Client::<u64, u64, ()>::connect_within(name, Duration::from_secs(10))?;
+//! assert_eq!(client.ask(12, Duration::from_secs(1))?, 144);
+//! # stop.recv()?.stop();
+//! # server.join().unwrap()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! With many calls under way at a time, by polling, and answered in any order:
+//!
+//! ```
+//! use ipc::{Client, Server};
+//!
+//! # let name = &format!("ipc-doc-poll-{}", std::process::id());
+//! let mut server = Server::<u64, u64>::bind(name)?;
+//! let mut client = Client::<u64, u64, &str>::connect(name)?;
+//!
+//! client.call(12, "the square of 12")?;
+//! server.poll();
+//! while let Some((token, number)) = server.recv() {
+//!     server.reply(token, number * number)?;
+//! }
+//! let mut answers = vec![];
+//! client.poll(|question, answer| answers.push((question, answer)))?;
+//! assert_eq!(answers, [("the square of 12", Ok(144))]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! - **Names**: [`Server::bind`] and [`Client::connect`] meet in `/dev/shm/copyrpc-<uid>`, with room for 64 clients of 32 unanswered calls each;
+//!   [`Server::bind_in`] and [`Client::connect_in`] take the directory, the numbers, and a tag of the application's choice.
+//! - **Payloads** are plain old data, checked by the compiler ([`Plain`]: any bytes are a valid value) and by both ends when
+//!   they connect: sizes, alignments and a tag of the application's choice.
+//! - **Order**: the server takes a client's requests in the order of its calls, and answers them in any order it likes. A [`Token`] is the duty to answer:
+//!   it can be kept anywhere and moved to another thread, [`Server::reply`] and [`Server::reject`] use it up, and dropping it, on any thread, rejects
+//!   the request in the server's next poll or wait.
+//! - **Every call ends exactly once**: with its reply; with [`CallFailed::Rejected`] when the server rejects it or drops its token; with [`CallFailed::TimedOut`]
+//!   after the time that [`Client::call_within`] was given, or by [`Client::cancel`]: such a call keeps its place until its late reply is there, which
+//!   reaches nobody; with
+//!   [`CallFailed::Disconnected`] when the server ends or is killed, at most about a millisecond of polling later. A client that vanishes frees its
+//!   place for the next one, and late answers to it reach nobody.
+//! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is [`CallError::Full`], which returns the request.
+//! - **Cost**: no lock, no system call and no read-modify-write per call of a client that the server polls, which is any that called within the last
+//!   millisecond; another sets a bit first. Payloads up to 48 B travel in one cache line. The server looks only at
+//!   clients that are active.
+//! - **Waiting**: both ends poll. [`Server::wait`] and [`Client::wait`] sleep until there is something to poll for, and cost the other end one
+//!   load per message as long as nobody sleeps; a [`WaitStrategy`] chooses between polling, yielding and sleeping. A thread that polls several things
+//!   sleeps on all of them at once with `shm::sleep::wait`.
+//! - **Virtual time**: in a directory that is in memory ([`Dir::in_memory`]) there are no files, and deadlines go by its clock, which may be set by hand.
+//!   A driver that runs both ends in one thread has itself told of what comes with `shm::sleep::rest`.
+//! - **Messages of any length** up to a bound chosen when the server is created, at most 1 MiB: [`bytes`].
+//! - **Memory**: 192 B + 64 B per client + a slot of 16 B and the payload, rounded up to 64 B, for each call in each direction + 1 bit per
+//!   client, rounded up to 64 B: 4,416 B for one client at depth 32, 33,536 B for 8 (and a page for every region).
+//!
+//! What it relies on, what a stopped or killed process does to others and what garbage costs: `docs/shm-protocols.md`; `delegationrpc` is the same
+//! with a ring of names in the place of the bits: another [`Announce`]. **Which to choose**: this one, unless clients are to be taken up in the order in
+//! which they begin to call. A call costs the same instructions in both, and a poll of a server that finds nothing is cheaper here.
 //!
 //! # The files, in the order a call passes them
 //! - `client`: publishes a request in its own lane, and collects replies; `membership`: its seat, and whether there is still a server.
@@ -9,6 +79,11 @@
 //! - [`bytes`]: the same for messages of any length up to a bound: long ones lie beside the lanes.
 //! - `limits`, `layout`, `views`: what lies where in the region, and the only place that turns offsets into addresses.
 //! - `blocking`: serving and waiting in the caller's thread. `error`: what can go wrong, one type per verb.
+
+// The code of the README compiles and runs, too.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod announce;
 mod blocking;

@@ -1,4 +1,112 @@
-#![doc = include_str!("../README.md")]
+//! RPC over one-sided verbs on reliable connections, for one server with more clients than its NIC has queue-pair contexts cached: ScaleRPC
+//! (Chen, Lu, Shu, EuroSys 2019). Clients are served in groups, one group per time slice; all groups share one message pool.
+//!
+//! It runs on mlx5 devices through the `mlx5` crate; without a NIC, on that crate's software HCA (`COPYRPC_DEVICE=mlx5_0` takes a NIC).
+//!
+//! ```rust,no_run
+//! let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
+//! server.serve(|request| request.to_ascii_uppercase());
+//! # Ok::<(), scalerpc::ServerError>(())
+//! ```
+//!
+//! ```rust,no_run
+//! let mut client = scalerpc::Client::connect("127.0.0.1:7480")?;
+//! assert_eq!(client.call(b"ping")?, b"PING");
+//! # Ok::<(), scalerpc::ClientError>(())
+//! ```
+//!
+//! A server with several kinds of requests has a handler for each type, and one may answer later, from whatever thread:
+//!
+//! ```rust
+//! # use std::sync::mpsc;
+//! # use scalerpc::HeldRequest;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut server = scalerpc::Server::bind("127.0.0.1:0")?;
+//! let (queue, requests) = mpsc::channel::<HeldRequest>();
+//! let mut handlers = scalerpc::Handlers::new(server.max_payload());
+//! handlers.insert(1, |request: &[u8], response: &mut [u8]| {
+//!     response[..request.len()].copy_from_slice(request);
+//!     Ok(request.len())
+//! });
+//! handlers.insert_held(2, move |request| drop(queue.send(request)));
+//! std::thread::spawn(move || requests.iter().for_each(|request| request.reply(*b"done").unwrap()));
+//!
+//! let (address, stop) = (server.local_addr()?, server.stop_handle());
+//! let client = std::thread::spawn(move || {
+//!     let mut client = scalerpc::Client::connect(address)?;
+//!     let responses = (client.call_type(1, b"now")?, client.call_type(2, b"later")?);
+//!     stop.stop();
+//!     Ok::<_, scalerpc::ClientError>(responses)
+//! });
+//! server.serve_types(&mut handlers);
+//! assert_eq!(client.join().unwrap()?, (b"now".to_vec(), b"done".to_vec()));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Client::rdma`] and [`RdmaClient`] make many calls at once; [`RdmaServer`] is the server without a socket, for programs that have a channel and
+//! a loop of their own.
+//!
+//! | example | what |
+//! |---|---|
+//! | `groups` | twelve clients with calls outstanding, in one thread |
+//! | `grouped_server`, `grouped_client` | the lines above, as two processes |
+//! | `workers` | handlers that answer later: a pool of workers |
+//! | `two_servers` | a client that chooses among servers |
+//!
+//! `cargo bench -p scalerpc` measures both ends in one thread, `scalerpc_bench` (package `scalerpc-bench`) two processes, beside rivals.
+//!
+//! ## A tour, in the order data flows
+//!
+//! | module | what |
+//! |---|---|
+//! | `service`, [`typed`] | [`Server`], [`Client`]: an address, a device, reconnection; requests that are structs |
+//! | [`rdma`] | [`RdmaServer`], [`RdmaClient`]: the core on a device; how the two ends meet |
+//! | `protocol` | the core, state machines without a device: |
+//! | `wire`, `config` | every byte format; [`ServerConfig`], [`Layout`]: numbers, and where everything lies |
+//! | `client` | IDLE, WARMUP, PROCESS; calls and their completions |
+//! | `server` | entries, zones, intake, replies |
+//! | `scheduler`, `slices`, `groups` | slices; how long they are; which client is in which group |
+//! | `pool`, `mapping` | places given out once; which zone is whose |
+//! | `handlers` | the worker: [`Handlers`] by `rpc_type`, [`HeldRequest`] |
+//! | `legacy` | the lane for requests that take longer than a slice |
+//! | `clock_sync`, `choice` | slices of several servers; which of several servers to ask ([`Chooser`]) |
+//!
+//! `docs/scalerpc.md` of the repository has the design, the wire format and the numbered invariants that the code cites.
+//!
+//! ## Slices of several servers
+//!
+//! Clients of many servers gain if all of these switch at the same time. One server leads: it gets a handler that tells its time,
+//!
+//! ```rust
+//! # let mut handlers = scalerpc::Handlers::new(88);
+//! use scalerpc::{PROBE_TYPE, time_handler};
+//! let start = std::time::Instant::now();
+//! handlers.insert(PROBE_TYPE, time_handler(move || start.elapsed().as_nanos() as u64));
+//! ```
+//!
+//! and each of the others has a client of it in an [`rdma::TimeFollower`], whose `step` is called beside its own.
+//!
+//! ## Rules
+//!
+//! - **Several cores.** A server is one thread; [`Server::share`] and [`Server::beside`] put more of them at an address.
+//! - **Waiting.** A WRITE is not told to the owner of the memory it goes to, so nothing wakes who waits: a [`Server`] without work and a waiting
+//!   [`Client`] look again and again, and sleep between two looks, for a millisecond at most.
+//! - **Stepping.** Nothing happens outside of `poll` and `step`; each is bounded. No thread, clock or system call. After set-up nothing is
+//!   allocated for a call, if the owner's queue of operations keeps its room.
+//! - **Operations.** Of the core: a poll appends operations to a queue of the caller, who executes those of one client in the order given, on
+//!   one reliable connection, and reports the completions that an operation's documentation names.
+//! - **Ends.** Each call that was made ends exactly once, by its response or a [`CallFailure`]. Whether the handler ran is known if a response
+//!   came, and for [`CallFailure::Busy`]; it never runs twice.
+//! - **Trust.** What peers write is checked before use. A client with a wild pointer can destroy or change requests of other clients; the design
+//!   page has the threat model.
+//! - **Limits.** A payload has at most `slot_bytes - 40` bytes; a client has `depth` calls under way, those that ran out of time and were not
+//!   answered included, and those whose ends were not taken.
+
+// The code of the README compiles and runs, too.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod choice;
 #[doc(hidden)]

@@ -1,4 +1,24 @@
-#![doc = include_str!("../README.md")]
+//! What every RPC of this workspace through shared memory needs for its calls, whatever carries them: the table of calls that wait for an answer, in which a
+//! late, repeated or forged answer finds nothing; their deadlines; and the words for how calls end. It makes no system call, starts no thread and
+//! has no unsafe code. Time is an argument, in nanoseconds of any monotonic clock. `ipc`, `delegationrpc` and `flux` stand on it.
+//!
+//! ```rust
+//! use std::time::Duration;
+//! use calls::Calls;
+//!
+//! let mut calls = Calls::new(2);
+//! let first = calls.insert("first")?;
+//! let second = calls.insert("second")?;
+//! calls.end_within(second, 1_000, Duration::from_nanos(50));
+//!
+//! assert_eq!(calls.take(first), Some("first"));
+//! assert_eq!(calls.take(first), None); // an answer is taken once
+//!
+//! let mut late = vec![];
+//! calls.expire(1_050, |call| late.push(call));
+//! assert_eq!((late, calls.waiting(), calls.len()), (vec!["second"], 0, 1)); // its place waits for the late answer
+//! # Ok::<(), &str>(())
+//! ```
 //!
 //! # The files
 //! - `tag`: the name of a call, in messages too.

@@ -1,4 +1,27 @@
-#![doc = include_str!("../README.md")]
+//! Shared memory between processes of one user on one host, and what it takes to survive them: regions that appear whole and whose owner's
+//! death is noticed, sealed memfds for bulk memory, lock-free lanes, ready bits that make thousands of lanes as cheap to poll as the busy ones,
+//! a futex for those who sleep, on one thing or on many at once, and the wait strategy of loops that
+//! find nothing to do. Whoever runs all peers in one thread, by a clock of its own, has regions without files (`Dir::in_memory`) and wakers in the place
+//! of the futex (`sleep::rest`). `mlx5`, `ipc`, `delegationrpc` and `flux` are built on it. Invariants, by number: `docs/shm-protocols.md`.
+//!
+//! ```rust
+//! use shm::dir::Dir;
+//! use shm::region::{OwnerState, Region};
+//!
+//! # let path = std::env::temp_dir().join(format!("shm-doc-{}", std::process::id()));
+//! # std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path)?;
+//! let dir = Dir::open(Some(&path))?; // or `None`: /dev/shm/copyrpc-<uid>
+//! let owner = Region::create(&dir, "example", 0x4558_414d, 4096, |view| assert_eq!(view.len(), 4096))?;
+//!
+//! // Any process of this user; a living owner is proven by locks that the kernel drops when it dies.
+//! let peer = Region::open(&dir, "example", 0x4558_414d, 4096)?;
+//! assert_eq!(peer.owner_state(), OwnerState::Alive);
+//! drop(owner);
+//! assert_eq!(peer.owner_state(), OwnerState::Closed);
+//! # drop(peer);
+//! # std::fs::remove_dir(&path)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # The files
 //! In the order data flows:

@@ -1,4 +1,8 @@
-#![doc = include_str!("../README.md")]
+//! Queue pairs are connected by what each end tells the other through some other channel. This crate has what `copyrpc` and `scalerpc` share of
+//! that: a server at a TCP address (`Gate`) that no stranger keeps waiting, a client that waits for its server (`reach`), and the records that
+//! travel between them (`record`).
+//!
+//! Nothing here is authenticated or encrypted: who reaches the port can take part.
 //!
 //! # The files
 //! - `gate`: the server's side of the address.
