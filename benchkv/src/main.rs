@@ -127,9 +127,8 @@ fn simulate(args: &SimArgs) -> ExitCode {
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };
     say(&options.to_string());
-    // Each rank maps the memory of each other's device.
-    let ranks = options.job.topology.ranks as u64;
-    if let Err(few) = allow_open_files(2 * ranks * ranks + 256) {
+    // The memory of a rank's device is three files.
+    if let Err(few) = allow_open_files(3 * options.job.topology.ranks as u64 + 64) {
         say(&few.to_string());
     }
     let began = Instant::now();

@@ -8,6 +8,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use crate::sys::{self, Mapping};
 
@@ -159,7 +160,7 @@ pub enum NoHugePages {
 #[derive(Debug)]
 pub struct Memfd {
     map: Mapping,
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     id: MemfdId,
 }
 
@@ -193,7 +194,7 @@ impl Memfd {
             _ => MemfdCreateError::Io(error),
         })?;
         let id = MemfdId { token, bytes: need, pid: std::process::id(), fd: fd.as_raw_fd().unsigned_abs() };
-        Ok(Self { map, fd, id })
+        Ok(Self { map, fd: Arc::new(fd), id })
     }
 
     /// Maps the memfd that `id` names, of this or another process, running or stopped. Read-only unless `writable`: then a store
@@ -231,7 +232,13 @@ impl Memfd {
             Some(libc::ENOMEM) => no_room(),
             _ => MemfdAttachError::Io(error),
         })?;
-        Ok(Self { map, fd, id: *id })
+        Ok(Self { map, fd: Arc::new(fd), id: *id })
+    }
+
+    /// The same mapping and descriptor once more; both are given back when the last is dropped. For peers in the same process.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        Self { map: self.map.share(), fd: Arc::clone(&self.fd), id: self.id }
     }
 
     /// What peers need to attach. Valid as long as the owner's `Memfd` exists.

@@ -4,10 +4,9 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shm::dir::Dir;
-use shm::memfd::MemfdId;
 use shm::region::{CreateError, OwnerState, Region};
 
 use super::error::{ConnectError, OpenError};
@@ -24,10 +23,10 @@ pub struct LocalFabric {
     devices: Arc<Mutex<HashMap<u16, LocalDevice>>>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct LocalDevice {
     epoch: u64,
-    segments: [MemfdId; 3],
+    memory: DeviceMemory,
     gone: Arc<AtomicBool>,
 }
 
@@ -101,7 +100,7 @@ impl Membership {
     /// Maps the device with `lid`, if it is the incarnation asked for.
     pub(crate) fn attach(&self, lid: u16, epoch: Option<u64>) -> Result<Peer, ConnectError> {
         let missing = |reason: String| ConnectError::NoSuchDevice { lid, reason };
-        let (segments, epoch, life) = match self {
+        match self {
             Self::Shared { dir, .. } => {
                 let region =
                     Region::open(dir, &file_name(lid), REGION_KIND, size_of::<Publication>()).map_err(|e| missing(e.to_string()))?;
@@ -111,18 +110,19 @@ impl Membership {
                 let at = region.view().at::<Publication>(0).ok_or_else(|| missing("its control file is too short".to_owned()))?;
                 // SAFETY: valid and aligned; written once before the file got its name. Any bytes are a valid `Publication`.
                 let publication = unsafe { at.read() };
-                (publication.segments, region.epoch(), Life::Shared(region))
+                let memory = DeviceMemory::attach(&publication.segments).map_err(|e| missing(e.to_string()))?;
+                Ok(Peer { lid, epoch: region.epoch(), memory, life: Life::Shared(region), noticed: Cell::new(false) })
             }
             Self::Local { fabric, .. } => {
-                let device = fabric.lookup(lid).ok_or_else(|| missing("it is not in this local fabric".to_owned()))?;
+                let devices = fabric.devices();
+                let device = devices.get(&lid).ok_or_else(|| missing("it is not in this local fabric".to_owned()))?;
                 if epoch.is_some_and(|epoch| device.epoch != epoch) {
                     return Err(ConnectError::StaleDevice { lid });
                 }
-                (device.segments, device.epoch, Life::Local(device.gone))
+                let (memory, life) = (device.memory.share(), Life::Local(Arc::clone(&device.gone)));
+                Ok(Peer { lid, epoch: device.epoch, memory, life, noticed: Cell::new(false) })
             }
-        };
-        let memory = DeviceMemory::attach(&segments).map_err(|e| missing(e.to_string()))?;
-        Ok(Peer { lid, epoch, memory, life, noticed: Cell::new(false) })
+        }
     }
 }
 
@@ -138,13 +138,12 @@ impl LocalFabric {
     }
 
     fn join(&self, memory: &DeviceMemory, max_lid: u16) -> Result<Membership, OpenError> {
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.devices();
         for lid in 1..=max_lid {
             if let Entry::Vacant(slot) = devices.entry(lid) {
-                let segments = memory.ids();
                 let gone = Arc::new(AtomicBool::new(false));
-                let epoch = segments[0].token;
-                slot.insert(LocalDevice { epoch, segments, gone: Arc::clone(&gone) });
+                let epoch = memory.ids()[0].token;
+                slot.insert(LocalDevice { epoch, memory: memory.share(), gone: Arc::clone(&gone) });
                 let device = LocalDeviceRef { lid, epoch, gone };
                 return Ok(Membership::Local { fabric: self.clone(), device });
             }
@@ -152,8 +151,8 @@ impl LocalFabric {
         Err(OpenError::NoFreeLid(max_lid))
     }
 
-    fn lookup(&self, lid: u16) -> Option<LocalDevice> {
-        self.devices.lock().unwrap_or_else(PoisonError::into_inner).get(&lid).cloned()
+    fn devices(&self) -> MutexGuard<'_, HashMap<u16, LocalDevice>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -161,7 +160,7 @@ impl Drop for Membership {
     fn drop(&mut self) {
         if let Self::Local { fabric, device } = self {
             device.gone.store(true, Ordering::Release);
-            fabric.devices.lock().unwrap_or_else(PoisonError::into_inner).remove(&device.lid);
+            fabric.devices().remove(&device.lid);
         }
     }
 }
@@ -204,5 +203,57 @@ impl Peer {
             Life::Shared(region) => region.owner_hint() && region.owner_state() != OwnerState::Alive,
             Life::Local(gone) => gone.load(Ordering::Acquire),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{metadata, read_dir};
+    use std::os::unix::fs::MetadataExt;
+
+    use shm::memfd::MemfdId;
+
+    use super::*;
+
+    const DEVICES: usize = 48;
+
+    /// Descriptors of this process that are this memfd.
+    fn descriptors(memfd: &MemfdId) -> usize {
+        let inode = |path: &std::path::Path| metadata(path).ok().map(|file| (file.dev(), file.ino()));
+        let own = inode(format!("/proc/self/fd/{}", memfd.fd).as_ref());
+        assert!(own.is_some(), "{memfd:?}");
+        read_dir("/proc/self/fd").unwrap().filter(|entry| inode(&entry.as_ref().unwrap().path()) == own).count()
+    }
+
+    fn is_mapped(memfd: &MemfdId) -> bool {
+        std::fs::read_to_string("/proc/self/maps").unwrap().contains(&format!("{:016x}", memfd.token))
+    }
+
+    /// All devices of a simulation reach all others, so what each pair needs must be nothing.
+    #[test]
+    fn a_device_of_a_local_fabric_takes_three_descriptors_however_many_peers_map_it() {
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let open = |_| {
+            let memory = DeviceMemory::create(1 << 20).unwrap();
+            let membership = Membership::join(&fabric, &memory, MAX_LID).unwrap();
+            (memory, membership)
+        };
+        let mut devices: Vec<_> = (0..DEVICES).map(open).collect();
+        let attach = |(_, to): &(_, Membership), (_, from): &(_, Membership)| to.attach(from.lid(), Some(from.epoch())).unwrap();
+        let peers: Vec<Peer> = devices.iter().flat_map(|to| devices.iter().map(move |from| attach(to, from))).collect();
+        let counts = |memory: &DeviceMemory| memory.ids().map(|id| descriptors(&id));
+        assert!(devices.iter().all(|(memory, _)| counts(memory) == [1; 3]), "{:?}", counts(&devices[0].0));
+
+        // A device that is gone is noticed, and its memory stays until its peers have let go of it.
+        let (memory, membership) = devices.swap_remove(0);
+        let segments = memory.ids();
+        drop((memory, membership));
+        let (gone, there): (Vec<_>, Vec<_>) = peers.into_iter().partition(Peer::is_gone);
+        assert_eq!((gone.len(), there.len()), (DEVICES, DEVICES * (DEVICES - 1)));
+        assert!(gone.iter().all(|peer| peer.lid == 1 && peer.executing() == 0));
+        assert!(segments.iter().all(is_mapped));
+        drop(gone);
+        assert!(!segments.iter().any(is_mapped));
+        assert!(devices[0].1.attach(1, None).is_err());
     }
 }

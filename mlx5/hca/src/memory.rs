@@ -61,6 +61,7 @@ pub(crate) enum Span {
 }
 
 /// The segments of one device.
+#[derive(Debug)]
 pub(crate) struct DeviceMemory {
     control: Memfd,
     lanes: Memfd,
@@ -87,6 +88,11 @@ impl DeviceMemory {
         Ok(Self { control: Memfd::attach(&ids[0], false)?, lanes: Memfd::attach(&ids[1], true)?, arena: Memfd::attach(&ids[2], true)? })
     }
 
+    /// The same mappings once more, for a peer in this process.
+    pub(crate) fn share(&self) -> Self {
+        Self { control: self.control.share(), lanes: self.lanes.share(), arena: self.arena.share() }
+    }
+
     pub(crate) fn ids(&self) -> [MemfdId; 3] {
         [self.control.id(), self.lanes.id(), self.arena.id()]
     }
@@ -103,7 +109,7 @@ impl DeviceMemory {
         &self.lanes
     }
 
-    /// The control segment. Peers have it read-only: they may load, nothing else.
+    /// The control segment. Peers may load, nothing else; other processes have it read-only.
     #[inline(always)]
     pub(crate) fn control(&self) -> &ControlSegment {
         // SAFETY: the mapping has this size and page alignment, and the segment is made of atomics only.
