@@ -32,7 +32,7 @@ pub(crate) trait Receiver<U> {
     const TAKES_REQUESTS: bool;
 
     /// A request. Dropped, it is answered as one whose handler dropped it.
-    fn on_request(&mut self, request: Reply<'_, U>);
+    fn on_request(&mut self, bytes: RecvBytes<'_>, request: Reply<'_, U>);
 
     /// A call ended.
     fn on_response(&mut self, user_data: U, outcome: Outcome<'_>);
@@ -42,7 +42,7 @@ pub(crate) trait Receiver<U> {
 impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
     const TAKES_REQUESTS: bool = false;
 
-    fn on_request(&mut self, _request: Reply<'_, U>) {}
+    fn on_request(&mut self, _bytes: RecvBytes<'_>, _request: Reply<'_, U>) {}
 
     #[inline(always)]
     fn on_response(&mut self, user_data: U, outcome: Outcome<'_>) {
@@ -283,13 +283,17 @@ impl<U> Connection<U> {
         let interrupted = Interrupted(self);
         loop {
             match link.next_message(R::TAKES_REQUESTS) {
-                Message::Reply { user_data, payload } => {
+                Message::Reply { user_data, payload, payload_at } => {
                     drop(link);
-                    receiver.on_response(user_data, Ok(self.recv_view.bytes(payload)));
+                    // SAFETY: the core has checked that they are in the ring.
+                    let bytes = unsafe { self.recv_view.bytes_at(payload_at, payload.len() as u32) };
+                    receiver.on_response(user_data, Ok(bytes));
                 }
-                Message::Request(request) => {
+                Message::Request { request, payload_at } => {
                     drop(link);
-                    receiver.on_request(Reply::new(self, request));
+                    // SAFETY: likewise.
+                    let bytes = unsafe { self.recv_view.bytes_at(payload_at, request.payload().len() as u32) };
+                    receiver.on_request(bytes, Reply::new(self, request));
                 }
                 Message::Done => break,
                 Message::Other => {

@@ -315,8 +315,8 @@ impl<U, R: FnMut(RecvBytes<'_>, Reply<'_, U>), F: FnMut(U, Outcome<'_>)> Receive
     const TAKES_REQUESTS: bool = true;
 
     #[inline(always)]
-    fn on_request(&mut self, request: Reply<'_, U>) {
-        (self.on_request)(request.data(), request);
+    fn on_request(&mut self, bytes: RecvBytes<'_>, request: Reply<'_, U>) {
+        (self.on_request)(bytes, request);
     }
 
     #[inline(always)]
@@ -400,7 +400,8 @@ impl<U> Context<U> {
         let mut serving = Serving { on_request, on_response };
         let mut taken = self.inner.drain(&mut serving)?;
         while let Some((connection, request)) = self.inner.worklist.next_request() {
-            serving.on_request(Reply::new(&connection, request));
+            let reply = Reply::new(&connection, request);
+            serving.on_request(reply.data(), reply);
             taken += 1;
         }
         self.inner.flush();

@@ -120,7 +120,7 @@ impl RingView {
         self.size
     }
 
-    /// Copies `bytes` into the ring at `position`, as [`write_message`](Self::write_message) does.
+    /// Copies `bytes` into the ring at `position`.
     #[cfg(test)]
     pub(crate) fn copy_in(&self, position: u64, bytes: &[u8]) {
         let target = self.range(position, bytes.len());
@@ -152,17 +152,11 @@ impl RingView {
         unsafe { self.block(position).cast::<[u8; N]>().read_unaligned() }
     }
 
-    /// Copies a message into the ring. It must not cross the ring's end; that is the caller's arithmetic, never a peer's, so a violation is a
-    /// bug and panics.
+    /// The lap of this position.
     #[inline(always)]
-    pub(crate) fn write_message(&self, position: u64, header: &[u8; wire::HEADER_SIZE], payload: &[u8]) {
-        let target = self.range(position, wire::HEADER_SIZE + payload.len());
-        // SAFETY: `range` checked that the target lies in the memory `new` was promised; the bytes are other memory since no reference to the
-        // target is alive; the payload's place begins inside or at the end of the range.
-        unsafe {
-            target.cast::<[u8; wire::HEADER_SIZE]>().write_unaligned(*header);
-            copy(target.as_ptr().add(wire::HEADER_SIZE), payload.as_ptr(), payload.len());
-        }
+    pub(crate) const fn lap(&self, position: u64) -> Lap {
+        let start = position - self.size.offset(position);
+        Lap { zero: self.base.as_ptr().wrapping_sub(start as usize) }
     }
 
     /// Copies `N` bytes at `position` out of the ring, once: what is validated is the copy.
@@ -182,6 +176,15 @@ impl RingView {
         RecvBytes { base: self.range(payload.position, payload.len as usize), len: payload.len as usize, ring: PhantomData }
     }
 
+    /// The received bytes at `place`, which is one of this ring's, in the place of [`RingView::bytes`].
+    ///
+    /// # Safety
+    /// So many bytes from there are inside the ring.
+    #[inline(always)]
+    pub(crate) const unsafe fn bytes_at(&self, base: NonNull<u8>, len: u32) -> RecvBytes<'_> {
+        RecvBytes { base, len: len as usize, ring: PhantomData }
+    }
+
     /// Makes the cache fetch what lies so many bytes behind the block at `position`, on the same lap; beyond it, nothing is accessed.
     #[inline(always)]
     pub(crate) fn prefetch(&self, position: u64, ahead: u64) {
@@ -196,6 +199,40 @@ impl RingView {
         }
         // SAFETY: offset + len <= size, inside the one object `new` was promised.
         unsafe { self.base.add(offset as usize) }
+    }
+}
+
+/// One lap of a ring. An addition finds the byte at a position of it, where a [`RingView`] finds that of any lap, and checks it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lap {
+    /// Where position 0 is, if this is the first lap, or would be.
+    zero: *mut u8,
+}
+
+impl Lap {
+    /// The byte at `position`.
+    ///
+    /// # Safety
+    /// The position is on this lap, or its end.
+    #[inline(always)]
+    pub(crate) const unsafe fn at(self, position: u64) -> NonNull<u8> {
+        // SAFETY: the position is in the object that the view of the ring was promised, or its end.
+        unsafe { NonNull::new_unchecked(self.zero.wrapping_add(position as usize)) }
+    }
+
+    /// Copies a message into the ring.
+    ///
+    /// # Safety
+    /// All its bytes are on this lap.
+    #[inline(always)]
+    pub(crate) unsafe fn write_message(self, position: u64, header: &[u8; wire::HEADER_SIZE], payload: &[u8]) {
+        // SAFETY: the target lies in the memory that the view was promised; the bytes are other memory since no reference to the target is
+        // alive; the payload's place begins inside or at the end of the lap.
+        unsafe {
+            let target = self.at(position);
+            target.cast::<[u8; wire::HEADER_SIZE]>().write_unaligned(*header);
+            copy(target.as_ptr().add(wire::HEADER_SIZE), payload.as_ptr(), payload.len());
+        }
     }
 }
 

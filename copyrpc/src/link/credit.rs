@@ -13,13 +13,13 @@ use crate::wire::{ALIGNMENT, internal_allowance};
 /// grants alone (invariant L3).
 const GRANT_SLACK: u64 = 64;
 
-/// Credit granted to the peer. All three are cumulative; released <= used <= granted.
+/// Credit granted to the peer. What was granted and given back is cumulative; released <= granted - unused.
 #[derive(Debug)]
 pub(super) struct Reservation {
     /// Granted, the initial credit included.
     granted: u64,
-    /// Used by requests that arrived.
-    used: u64,
+    /// Granted and not used by requests that arrived.
+    unused: u64,
     /// Given back by replies written.
     released: u64,
 }
@@ -27,7 +27,7 @@ pub(super) struct Reservation {
 impl Reservation {
     /// After `past` was granted and given back.
     pub(super) const fn new(past: u64, initial_credit: u64) -> Self {
-        Self { granted: past + initial_credit, used: past, released: past }
+        Self { granted: past + initial_credit, unused: initial_credit, released: past }
     }
 
     /// What is told to the peer.
@@ -51,18 +51,19 @@ impl Reservation {
         }
         let by_invariant = ring.bytes().saturating_sub(in_flight + GRANT_SLACK) / 2;
         let room = by_invariant.min(ring.max_reservation());
-        self.granted += room.saturating_sub(reserved) & !(ALIGNMENT - 1);
+        let more = room.saturating_sub(reserved) & !(ALIGNMENT - 1);
+        self.granted += more;
+        self.unused += more;
         true
     }
 
     /// A request arrived that wants `wanted` bytes of internal allowance, of which `max` are legal (T6).
     #[inline(always)]
     pub(super) fn claim(&mut self, wanted: u64, max: u64) -> Result<(), ProtocolError> {
-        let left = self.granted - self.used;
-        if wanted < internal_allowance(0) || wanted > left || wanted > max {
-            return Err(ProtocolError::Allowance { wanted, available: left.min(max) });
+        if wanted < internal_allowance(0) || wanted > self.unused || wanted > max {
+            return Err(ProtocolError::Allowance { wanted, available: self.unused.min(max) });
         }
-        self.used += wanted;
+        self.unused -= wanted;
         Ok(())
     }
 
@@ -73,17 +74,19 @@ impl Reservation {
     }
 }
 
-/// Credit the peer granted. Both are cumulative.
+/// Credit the peer granted.
 #[derive(Debug)]
 pub(super) struct PeerCredit {
+    /// Cumulative.
     granted: u64,
-    spent: u64,
+    /// Granted and not spent.
+    balance: u64,
 }
 
 impl PeerCredit {
     /// After `past` was granted and spent.
     pub(super) const fn new(past: u64, initial_credit: u64) -> Self {
-        Self { granted: past + initial_credit, spent: past }
+        Self { granted: past + initial_credit, balance: initial_credit }
     }
 
     /// What the peer told.
@@ -94,13 +97,13 @@ impl PeerCredit {
 
     #[inline]
     pub(super) const fn balance(&self) -> u64 {
-        self.granted - self.spent
+        self.balance
     }
 
     /// Pays for a call; the caller has checked the balance.
     #[inline]
     pub(super) const fn spend(&mut self, internal_allowance: u64) {
-        self.spent += internal_allowance;
+        self.balance -= internal_allowance;
     }
 
     /// The peer told its cumulative grant; `floor` is what it told before by the same channel.
@@ -108,11 +111,14 @@ impl PeerCredit {
     /// The peer reserves at least our balance, so a balance above its quarter ring is a lie (T5).
     #[inline(always)]
     pub(super) fn raise(&mut self, ring: RingSize, told: u64, floor: u64) -> Result<(), ProtocolError> {
-        let ceiling = self.spent + ring.max_reservation();
+        let ceiling = self.granted - self.balance + ring.max_reservation();
         if told < floor || told > ceiling || told % ALIGNMENT != 0 {
             return Err(ProtocolError::Credit { told, floor, ceiling });
         }
-        self.granted = self.granted.max(told);
+        // The other channel may have told more.
+        let more = told.saturating_sub(self.granted);
+        self.granted += more;
+        self.balance += more;
         Ok(())
     }
 }

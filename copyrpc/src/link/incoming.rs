@@ -1,6 +1,7 @@
 //! What comes in: batches, READs of the peer's record, and silence.
 
 use super::held::HeldRequest;
+use super::rx::Received;
 use super::watch::Verdict;
 use super::{Event, IN_PLACE, Link, Message, Request};
 use crate::error::{CallFailure, CloseReason, ProtocolError};
@@ -114,13 +115,13 @@ impl<U> Link<U> {
         if self.rx.is_between_batches() {
             return if self.closed.is_none() && self.rx.is_done() { Message::Done } else { Message::Other };
         }
-        let Ok((header, position, message)) = self.rx.next_message() else { return Message::Other };
+        let Ok(Received { header, position, message, payload_at }) = self.rx.next_message() else { return Message::Other };
         let payload = Payload::of_message(position, header.len);
         if header.call_id & RESPONSE_FLAG != 0 {
             if header.piggyback == Status::Ok as u32 {
                 if let Some(user_data) = self.calls.complete_waiting(CallId::from_wire(header.call_id), header.len) {
-                    self.advance(message);
-                    return Message::Reply { user_data, payload };
+                    self.rx.advance(message);
+                    return Message::Reply { user_data, payload, payload_at };
                 }
             }
             return Message::Other;
@@ -128,9 +129,10 @@ impl<U> Link<U> {
         if !takes_requests || self.rx.requests.has_untaken() || self.claim(&header, message).is_err() {
             return Message::Other;
         }
-        self.advance(message);
+        self.rx.advance(message);
         let internal_allowance = header.piggyback * ALIGNMENT as u32;
-        Message::Request(Request { number: IN_PLACE, payload, internal_allowance, call_id: header.call_id })
+        let request = Request { number: IN_PLACE, payload, internal_allowance, call_id: header.call_id };
+        Message::Request { request, payload_at }
     }
 
     /// The next requests or ended call in what arrived; `None` when all is parsed. On a closed connection it ends the pending calls, one
@@ -147,7 +149,7 @@ impl<U> Link<U> {
                 }
                 continue;
             }
-            let (header, position, message) = match self.rx.next_message() {
+            let Received { header, position, message, .. } = match self.rx.next_message() {
                 Ok(next) => next,
                 Err(error) => {
                     self.close(error.into());
@@ -158,7 +160,7 @@ impl<U> Link<U> {
                 if requests > 0 {
                     return Some(Event::Requests(requests));
                 }
-                self.advance(message);
+                self.rx.advance(message);
                 match self.take_response(&header, position) {
                     Some(event) => return Some(event),
                     None => continue,
@@ -168,18 +170,12 @@ impl<U> Link<U> {
                 self.close(error.into());
                 continue;
             }
-            self.advance(message);
+            self.rx.advance(message);
             // An allowance is at most 3/16 of the largest ring.
             let (call_id, len, internal_allowance) = (header.call_id, header.len, header.piggyback * ALIGNMENT as u32);
             self.rx.requests.push(HeldRequest { position, call_id, len, internal_allowance });
             requests += 1;
         }
-    }
-
-    #[inline(always)]
-    fn advance(&mut self, message: u64) {
-        self.rx.advance(message);
-        self.stats.messages_received += 1;
     }
 
     /// Begins a batch of so many bytes, and takes its words.

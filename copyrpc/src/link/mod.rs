@@ -29,6 +29,8 @@ mod tx;
 mod watch;
 mod window;
 
+use std::ptr::NonNull;
+
 use backoff::Backoff;
 pub(crate) use calls::CallKey;
 use calls::Calls;
@@ -111,9 +113,16 @@ pub(crate) enum Message<U> {
         user_data: U,
         /// In the receive ring until the next message is taken.
         payload: Payload,
+        /// Where that is.
+        payload_at: NonNull<u8>,
     },
     /// A request.
-    Request(Request),
+    Request {
+        /// Not answered.
+        request: Request,
+        /// Where its payload is in the receive ring.
+        payload_at: NonNull<u8>,
+    },
     /// All is parsed.
     Done,
     /// Something else: [`Link::next_event`] knows.
@@ -127,6 +136,14 @@ struct Limits {
     message: u64,
     /// L2.
     internal_allowance: u64,
+}
+
+impl Limits {
+    /// L1, L2.
+    #[inline(always)]
+    const fn allow(&self, message: u64, internal_allowance: u64) -> bool {
+        message <= self.message && internal_allowance <= self.internal_allowance
+    }
 }
 
 /// One end of a connection. `U` is the caller's data per call.
@@ -334,6 +351,7 @@ impl<U> Link<U> {
         stats.bytes_sent = stats.bytes_sent.wrapping_add(self.tx.posted());
         stats.messages_sent = (stats.calls + stats.replies).wrapping_sub(self.tx.unposted_messages());
         stats.batches_received = stats.batches_received.wrapping_add(self.rx.batches_received());
+        stats.messages_received = self.rx.messages_parsed();
         stats
     }
 }

@@ -1,10 +1,13 @@
 //! What goes into the send ring: calls and replies.
 
 use super::calls::NEVER;
+use super::credit::Reservation;
 use super::held::HeldRequest;
+use super::tx::Place;
 use super::{CallKey, IN_PLACE, Link, Request};
-use crate::error::{CallError, ReplyError};
-use crate::wire::{ALIGNMENT, CallId, Header, METADATA_SPAN, Status, internal_allowance, padded};
+use crate::error::{CallError, CloseReason, ReplyError};
+use crate::stats::Stats;
+use crate::wire::{ALIGNMENT, CallId, METADATA_SPAN, Status, internal_allowance, padded};
 
 /// Ring bytes a call leaves alone. Twice what a grant leaves (64), so that under load grants to the
 /// peer win over own calls and neither side starves (invariant L3).
@@ -36,39 +39,32 @@ impl<U> Link<U> {
         if let Err(refusal) = self.make_call_room(payload.len(), response_allowance) {
             return Err(refusal.map_user_data(|()| user_data));
         }
-        let allowance = internal_allowance(response_allowance as u64);
-        self.place_call(payload, user_data, allowance, deadline_ns).map_err(CallError::InsufficientCredit)
+        self.place_call(payload, user_data, response_allowance, deadline_ns).map_err(CallError::InsufficientCredit)
     }
 
     /// A call without a deadline, if room for it is known; else, and nothing has changed, its user data comes back: [`Link::call`] decides.
     #[inline(always)]
     pub(crate) fn try_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, U> {
-        let (message, allowance) = (padded(payload.len() as u64), internal_allowance(response_allowance as u64));
-        if self.tx.has_call_room(message) && self.may_call(message, allowance) {
-            self.place_call(payload, user_data, allowance, NEVER)
-        } else {
-            Err(user_data)
-        }
+        self.place_call(payload, user_data, response_allowance, NEVER)
     }
 
-    /// Appends a call that is admitted (S4). Without a slot for it nothing has changed.
+    /// Appends a call, if the room for it is known (S4), and there is a slot for it; else nothing has changed.
     #[inline(always)]
-    fn place_call(&mut self, payload: &[u8], user_data: U, allowance: u64, deadline_ns: u64) -> Result<CallKey, U> {
-        let key = self.calls.insert(user_data, allowance, deadline_ns)?;
-        if self.calls.unanswered() == 1 {
+    fn place_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize, deadline_ns: u64) -> Result<CallKey, U> {
+        let allowance = internal_allowance(response_allowance as u64);
+        let Self { tx, limits, credit, calls, .. } = self;
+        let Some(place) = tx.place_of_call(payload) else { return Err(user_data) };
+        if !limits.allow(place.message(), allowance) || allowance > credit.balance() {
+            return Err(user_data);
+        }
+        let key = calls.insert(user_data, allowance, deadline_ns)?;
+        credit.spend(allowance);
+        place.fill(key.id().to_request(), (allowance / ALIGNMENT) as u32);
+        if calls.unanswered() == 1 {
             self.watch.news();
         }
-        self.credit.spend(allowance);
-        let header = Header { call_id: key.id().to_request(), piggyback: (allowance / ALIGNMENT) as u32, len: payload.len() as u32 };
-        self.tx.append(&header, payload);
         self.stats.calls += 1;
         Ok(key)
-    }
-
-    /// L1, L2, and the credit for it.
-    #[inline(always)]
-    const fn may_call(&self, message: u64, allowance: u64) -> bool {
-        message <= self.limits.message && allowance <= self.limits.internal_allowance && allowance <= self.credit.balance()
     }
 
     /// Decides whether a call is taken; wraps if its message has to, and finds it a slot.
@@ -88,7 +84,7 @@ impl<U> Link<U> {
         if allowance > ring.max_internal_allowance() {
             return Err(CallError::AllowanceTooLarge { user_data, len: response_allowance, max: ring.max_response_allowance() as usize });
         }
-        if !self.may_call(message, allowance) || !self.calls.make_room() {
+        if allowance > self.credit.balance() || !self.calls.make_room() {
             self.starved = true;
             self.stats.insufficient_credit += 1;
             return Err(CallError::InsufficientCredit(user_data));
@@ -131,22 +127,14 @@ impl<U> Link<U> {
     /// Answers a request in place, if nothing stands in the way; else nothing has changed, and [`Link::respond`] knows what to do.
     #[inline(always)]
     pub(crate) fn reply_in_place(&mut self, request: &Request, payload: &[u8]) -> bool {
-        // A link that is closed has no room.
-        let (message, allowance) = (padded(payload.len() as u64), u64::from(request.internal_allowance));
-        let is_easy = request.number == IN_PLACE && message + METADATA_SPAN <= allowance && self.tx.fits_lap(message);
+        let Self { tx, reservation, stats, .. } = self;
+        // A link that is closed has no place.
+        let Some(place) = tx.place(payload) else { return false };
+        let is_easy = request.number == IN_PLACE && place.message() + METADATA_SPAN <= u64::from(request.internal_allowance);
         if is_easy {
-            self.append_response(request, Status::Ok, payload);
+            fill_response(place, reservation, stats, request, Status::Ok);
         }
         is_easy
-    }
-
-    #[inline(always)]
-    fn append_response(&mut self, request: &Request, status: Status, payload: &[u8]) {
-        let header =
-            Header { call_id: CallId::from_wire(request.call_id).to_response(), piggyback: status as u32, len: payload.len() as u32 };
-        self.tx.append(&header, payload);
-        self.reservation.release(u64::from(request.internal_allowance));
-        self.stats.replies += 1;
     }
 
     /// Answers a request whose owner keeps it, and does so once all the same.
@@ -164,8 +152,11 @@ impl<U> Link<U> {
         if message + METADATA_SPAN > allowance {
             return Err(ReplyError::TooLarge { len: payload.len(), max: request.max_reply(), request: () });
         }
-        self.tx.make_place(message);
-        self.append_response(request, status, payload);
+        let Self { tx, reservation, stats, .. } = self;
+        tx.make_place(message);
+        // Every lap has room for the longest reply (L2).
+        let Some(place) = tx.place(payload) else { return Err(ReplyError::Closed(CloseReason::Disconnected)) };
+        fill_response(place, reservation, stats, request, status);
         if is_held {
             self.rx.requests.answer(request.number);
         }
@@ -179,6 +170,13 @@ impl<U> Link<U> {
         let held = HeldRequest { position: payload.message(), call_id, len: payload.len() as u32, internal_allowance };
         Request { number: self.rx.requests.push_taken(held), payload, internal_allowance, call_id }
     }
+}
+
+#[inline(always)]
+fn fill_response(place: Place<'_>, reservation: &mut Reservation, stats: &mut Stats, request: &Request, status: Status) {
+    place.fill(CallId::from_wire(request.call_id).to_response(), status as u32);
+    reservation.release(u64::from(request.internal_allowance));
+    stats.replies += 1;
 }
 
 /// What tests answer by.

@@ -8,18 +8,33 @@
 mod explore;
 
 use std::collections::VecDeque;
+use std::ptr::NonNull;
+
+use shm::cache::prefetch;
 
 use super::held::HeldRequests;
 use crate::error::ProtocolError;
-use crate::ring::{RingSize, RingView};
+use crate::ring::{Lap, RingSize, RingView};
 use crate::wire::{
-    FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, METADATA_SPAN, ReservedNotZero, WRAP_MESSAGE_COUNT, decode_imm, padded,
+    FLOW_METADATA_SIZE, FlowMetadata, FlowWords, HEADER_SIZE, Header, METADATA_SPAN, ReservedNotZero, WRAP_MESSAGE_COUNT, decode_imm,
+    padded,
 };
 
 /// Bytes of a cache line.
 const LINE: u64 = 64;
 /// Bytes of a batch that are fetched ahead of the message being parsed. Another core wrote them; one at a time they cost more than all else.
 const PREFETCH_BYTES: u64 = 1024;
+
+/// The next message of a batch.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) header: Header,
+    pub(super) position: u64,
+    /// Padded bytes.
+    pub(super) message: u64,
+    /// Where as many payload bytes as the header says are, in the ring.
+    pub(super) payload_at: NonNull<u8>,
+}
 
 #[derive(Debug)]
 pub(super) struct RecvRing {
@@ -28,11 +43,15 @@ pub(super) struct RecvRing {
     producer: u64,
     /// Everything before is delivered: start of the message being delivered.
     delivered: u64,
-    /// Next byte of the batch being parsed, and its end.
+    /// Next byte of the batch being parsed, and its end. There is a header behind it on its lap, if not in it.
     next: u64,
     end: u64,
+    /// Of both.
+    lap: Lap,
     /// Messages of it not parsed; 0 between batches.
     messages_left: u32,
+    /// Messages of all batches that were begun.
+    messages_begun: u64,
     /// Bytes of the oldest announced batch that is not begun; 0 when there is none.
     announced: u64,
     /// Bytes of those behind it, oldest first; at most `batch_limit`.
@@ -53,6 +72,8 @@ impl RecvRing {
     pub(super) const fn new(view: RingView, told: FlowWords, requests: u64, batch_limit: u32) -> Self {
         let start = told.consumer_pos;
         Self {
+            lap: view.lap(start),
+            messages_begun: 0,
             view,
             producer: start,
             delivered: start,
@@ -138,7 +159,13 @@ impl RecvRing {
 
     /// The messages that are not parsed are not to be.
     pub(super) const fn stop(&mut self) {
+        self.messages_begun = self.messages_parsed();
         self.messages_left = 0;
+    }
+
+    /// Messages that were parsed.
+    pub(super) const fn messages_parsed(&self) -> u64 {
+        self.messages_begun - self.messages_left as u64
     }
 
     /// Every message of the batches that were begun is parsed.
@@ -197,31 +224,40 @@ impl RecvRing {
         self.end = start + span;
         if is_marker {
             self.next = self.end;
+            self.lap = self.view.lap(self.end);
         } else {
             if u64::from(count) > (span - METADATA_SPAN) / padded(0) {
                 return Err(ProtocolError::MessageCount { count, span });
             }
             self.next = start + METADATA_SPAN;
             self.messages_left = count;
+            self.messages_begun += u64::from(count);
         }
         Ok(metadata)
     }
 
-    /// The next message of the batch, its position and its padded length, which is checked; its meaning is not. The one before counts as delivered. It
-    /// stays the next until [`RecvRing::advance`].
+    /// The next message of the batch; its length is checked, its meaning is not. The one before counts as delivered. It stays the next until
+    /// [`RecvRing::advance`].
     #[inline(always)]
-    pub(super) fn next_message(&mut self) -> Result<(Header, u64, u64), ProtocolError> {
+    pub(super) fn next_message(&mut self) -> Result<Received, ProtocolError> {
         debug_assert!(self.messages_left > 0);
         let position = self.next;
         self.delivered = position;
-        self.view.prefetch(position, PREFETCH_BYTES);
-        let header = Header::decode(&self.view.read_block(position));
+        // SAFETY: a batch with messages ends a header or more before its lap does (P2), and `next` is in it or its end. The header is copied
+        // out once: what is validated is the copy.
+        let (start, header) = unsafe {
+            let start = self.lap.at(position);
+            (start, Header::decode(&start.cast::<[u8; HEADER_SIZE]>().read_unaligned()))
+        };
+        prefetch(start.addr().get() + PREFETCH_BYTES as usize);
         // Also if the batch has ended, and this is no header.
         let message = padded(u64::from(header.len));
         if message > self.end - position {
             return Err(self.too_long(header.len));
         }
-        Ok((header, position, message))
+        // SAFETY: the message is inside of the batch.
+        let payload_at = unsafe { start.add(HEADER_SIZE) };
+        Ok(Received { header, position, message, payload_at })
     }
 
     #[cold]

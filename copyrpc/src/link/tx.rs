@@ -13,7 +13,7 @@
 mod explore;
 
 use crate::error::ProtocolError;
-use crate::ring::{RingSize, RingView};
+use crate::ring::{Lap, RingSize, RingView};
 use crate::wire::{ALIGNMENT, FlowMetadata, FlowWords, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, encode_imm, padded};
 
 /// One RDMA WRITE with Immediate to post: `bytes` bytes at `offset` of the local send ring go to
@@ -75,8 +75,10 @@ const fn lap_end(ring: RingSize, position: u64) -> u64 {
 #[derive(Debug)]
 pub(super) struct SendRing {
     view: RingView,
-    /// Next byte to write.
-    producer: u64,
+    /// The lap of the open batch.
+    lap: Lap,
+    /// Where the next message goes: behind the last of the open batch, or behind the metadata of the batch that it opens.
+    next: u64,
     /// Everything before was posted.
     posted: u64,
     /// Everything before was consumed by the peer, as far as known here; lags (F1).
@@ -84,12 +86,12 @@ pub(super) struct SendRing {
     wrap: Option<Wrap>,
     /// Messages in the open batch.
     open_count: u32,
-    /// What the next message takes beside its own bytes: 32 if it opens a batch, else 0.
-    opening: u64,
-    /// The last position that a message may end at without a wrap (P2).
+    /// The open batch is there, though it may have no messages.
+    is_metadata_only: bool,
+    /// The last position of `lap` that a message may end at without a wrap (P2), or 0.
     lap_end: u64,
-    /// A call whose message ends here or before is admitted (S4), without a wrap. What S4 says now is at least as much: only a grant takes room
-    /// from calls, and sets this anew.
+    /// A call whose message ends here or before is admitted (S4), without a wrap: at most `lap_end`. What S4 says now is at least as much: only
+    /// a grant takes room from calls, and sets this anew.
     calls_end: u64,
     batches_sent: u64,
     /// Batches the peer took, as far as known here; lags (F1).
@@ -104,17 +106,48 @@ pub(super) struct SendRing {
     is_closing: bool,
 }
 
+/// The place of one message behind all others, on their lap.
+#[derive(Debug)]
+pub(super) struct Place<'a> {
+    ring: &'a mut SendRing,
+    at: u64,
+    /// Where the message ends: on the lap of the ring that `at` is on.
+    end: u64,
+    payload: &'a [u8],
+}
+
+impl Place<'_> {
+    /// Padded bytes of the message.
+    #[inline(always)]
+    pub(super) const fn message(&self) -> u64 {
+        self.end - self.at
+    }
+
+    /// Writes the message. S1 allows it.
+    #[inline(always)]
+    pub(super) fn fill(self, call_id: u32, piggyback: u32) {
+        let Self { ring, at, end, payload } = self;
+        let header = Header { call_id, piggyback, len: payload.len() as u32 };
+        // SAFETY: the message is on the lap, which nothing has changed since: the place borrows the ring.
+        unsafe { ring.lap.write_message(at, &header.encode(), payload) };
+        ring.next = end;
+        ring.open_count += 1;
+        debug_assert!(ring.in_flight() <= ring.size().bytes(), "S2");
+    }
+}
+
 impl SendRing {
     /// After so many `batches`, all of which the peer took.
     pub(super) const fn new(view: RingView, start: u64, batches: u64, batch_limit: u32) -> Self {
         Self {
             view,
-            producer: start,
+            lap: view.lap(start),
+            next: start + METADATA_SPAN,
             posted: start,
             peer_consumer: start,
             wrap: None,
             open_count: 0,
-            opening: METADATA_SPAN,
+            is_metadata_only: false,
             lap_end: lap_end(view.size(), start),
             calls_end: 0,
             batches_sent: batches,
@@ -131,9 +164,15 @@ impl SendRing {
         self.view.size()
     }
 
+    /// End of what was written: what the next message takes from here is its own bytes, and 32 if it opens a batch.
+    #[inline(always)]
+    const fn producer(&self) -> u64 {
+        if self.open_count == 0 && !self.is_metadata_only { self.next - METADATA_SPAN } else { self.next }
+    }
+
     #[inline]
     pub(super) const fn in_flight(&self) -> u64 {
-        self.producer - self.peer_consumer
+        self.producer() - self.peer_consumer
     }
 
     #[inline]
@@ -143,13 +182,13 @@ impl SendRing {
 
     #[inline]
     pub(super) const fn has_unposted(&self) -> bool {
-        self.producer != self.posted
+        self.producer() != self.posted
     }
 
     /// Bytes not posted, those a wrap skips included.
     #[inline]
     pub(super) const fn unposted(&self) -> u64 {
-        self.producer - self.posted
+        self.producer() - self.posted
     }
 
     /// From here batches are marked that nothing waits behind.
@@ -221,19 +260,35 @@ impl SendRing {
     /// Ring bytes that a message of `message` padded bytes takes: itself, the metadata of the batch that it opens, and what a wrap skips. The
     /// check is strict, so no data batch ends at the ring end (P2), and is made for the message and the metadata it may need.
     pub(super) const fn span_of(&self, message: u64) -> u64 {
-        if self.fits_lap(message) { self.opening + message } else { self.size().to_end(self.producer) + METADATA_SPAN + message }
+        let producer = self.producer();
+        if self.fits_lap(message) { self.next + message - producer } else { self.size().to_end(producer) + METADATA_SPAN + message }
     }
 
     /// Whether a message goes behind the others without a wrap.
     #[inline(always)]
-    pub(super) const fn fits_lap(&self, message: u64) -> bool {
-        self.producer + self.opening + message <= self.lap_end
+    const fn fits_lap(&self, message: u64) -> bool {
+        self.next + message <= self.lap_end
     }
 
-    /// Whether a call's message needs no look at S4, and no wrap.
+    /// A place of a message with this payload that ends at `limit` or before, which is at most the end of the lap.
     #[inline(always)]
-    pub(super) const fn has_call_room(&self, message: u64) -> bool {
-        self.producer + self.opening + message <= self.calls_end
+    fn place_before<'a>(&'a mut self, limit: u64, payload: &'a [u8]) -> Option<Place<'a>> {
+        debug_assert!(limit <= self.lap_end, "P2");
+        let at = self.next;
+        let end = at + padded(payload.len() as u64);
+        if end <= limit { Some(Place { ring: self, at, end, payload }) } else { None }
+    }
+
+    /// The place of a message, unless it has to wrap.
+    #[inline(always)]
+    pub(super) fn place<'a>(&'a mut self, payload: &'a [u8]) -> Option<Place<'a>> {
+        self.place_before(self.lap_end, payload)
+    }
+
+    /// The place of a call's message, unless it needs a look at S4, or has to wrap.
+    #[inline(always)]
+    pub(super) fn place_of_call<'a>(&'a mut self, payload: &'a [u8]) -> Option<Place<'a>> {
+        self.place_before(self.calls_end, payload)
     }
 
     /// Lets calls have all that leaves `reserved` bytes of the ring (S4).
@@ -262,27 +317,14 @@ impl SendRing {
         }
     }
 
-    /// Writes a message behind the others, on this lap. S1 allows it.
-    #[inline(always)]
-    pub(super) fn append(&mut self, header: &Header, payload: &[u8]) {
-        let at = self.producer + self.opening;
-        self.view.write_message(at, &header.encode(), payload);
-        self.producer = at + padded(payload.len() as u64);
-        self.open_count += 1;
-        self.opening = 0;
-        debug_assert!(self.producer <= self.lap_end, "P2");
-        debug_assert!(self.in_flight() <= self.size().bytes(), "S2");
-    }
-
     /// Opens a batch that carries only metadata; nothing else waits to be posted.
     pub(super) fn append_metadata_only(&mut self) {
         debug_assert!(!self.has_unposted());
         self.last_metadata_only = self.batches_sent + 1;
-        if self.size().to_end(self.producer) == METADATA_SPAN {
+        if self.size().to_end(self.posted) == METADATA_SPAN {
             self.begin_wrap();
         } else {
-            self.producer += METADATA_SPAN;
-            self.opening = 0;
+            self.is_metadata_only = true;
         }
     }
 
@@ -290,18 +332,27 @@ impl SendRing {
     #[inline(never)]
     pub(super) fn begin_wrap(&mut self) {
         debug_assert!(self.wrap.is_none(), "P4");
-        self.wrap = Some(Wrap { marker: self.producer, count: self.open_count });
-        self.open_count = 0;
-        self.opening = METADATA_SPAN;
-        self.producer += self.size().to_end(self.producer);
-        self.lap_end = lap_end(self.size(), self.producer);
+        let marker = self.producer();
+        self.wrap = Some(Wrap { marker, count: self.open_count });
+        let start = marker + self.size().to_end(marker);
+        self.lap = self.view.lap(start);
+        self.lap_end = lap_end(self.size(), start);
+        self.open_batch(start);
         self.close_to_calls();
     }
 
-    /// Whether all that is not posted is one batch, which may go.
+    /// The next message opens a batch at `start`.
+    #[inline(always)]
+    const fn open_batch(&mut self, start: u64) {
+        self.next = start + METADATA_SPAN;
+        self.open_count = 0;
+        self.is_metadata_only = false;
+    }
+
+    /// Whether all that is not posted is one batch of messages, which may go.
     #[inline(always)]
     pub(super) const fn has_easy_batch(&self) -> bool {
-        self.wrap.is_none() && self.has_unposted() && self.may_post()
+        self.wrap.is_none() && self.open_count != 0 && self.may_post()
     }
 
     /// As [`fill`](Self::fill), where there is an [easy batch](Self::has_easy_batch), and this end is not closing.
@@ -309,17 +360,16 @@ impl SendRing {
     pub(super) fn fill_easy_batch(&self, words: FlowWords) -> Emit {
         let metadata = FlowMetadata { words, message_count: self.open_count, is_closing: false };
         self.view.write_block(self.posted, &metadata.encode());
-        let (offset, bytes) = (self.size().offset(self.posted), self.unposted());
+        let (offset, bytes) = (self.size().offset(self.posted), self.next - self.posted);
         Emit { offset, bytes, imm: encode_imm(bytes), is_last: true, signal: false }
     }
 
     /// As [`commit`](Self::commit), of that.
     #[inline(always)]
     pub(super) const fn commit_easy_batch(&mut self) {
-        self.posted = self.producer;
+        self.posted = self.next;
         self.batches_sent += 1;
-        self.open_count = 0;
-        self.opening = METADATA_SPAN;
+        self.open_batch(self.next);
     }
 
     /// The oldest batch not posted yet.
@@ -329,7 +379,7 @@ impl SendRing {
         match self.wrap {
             Some(wrap) if start < wrap.marker => Some(Batch { start, span: wrap.marker - start, count: wrap.count }),
             Some(_) => Some(Batch { start, span: self.size().to_end(start), count: WRAP_MESSAGE_COUNT }),
-            None if self.has_unposted() => Some(Batch { start, span: self.producer - start, count: self.open_count }),
+            None if self.has_unposted() => Some(Batch { start, span: self.unposted(), count: self.open_count }),
             None => None,
         }
     }
@@ -338,7 +388,7 @@ impl SendRing {
     #[inline]
     pub(super) fn fill(&self, batch: &Batch, words: FlowWords, signal: bool) -> Emit {
         // No calls are appended any more, but what waits may have some behind this batch.
-        let is_last = batch.start + batch.span == self.producer;
+        let is_last = batch.start + batch.span == self.producer();
         let is_closing = self.is_closing && is_last;
         let metadata = FlowMetadata { words, message_count: batch.count, is_closing };
         self.view.write_block(batch.start, &metadata.encode());
@@ -353,8 +403,7 @@ impl SendRing {
         if batch.is_marker() {
             self.wrap = None;
         } else if self.wrap.is_none() {
-            self.open_count = 0;
-            self.opening = METADATA_SPAN;
+            self.open_batch(self.posted);
         }
     }
 

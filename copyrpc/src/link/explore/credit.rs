@@ -4,12 +4,14 @@ use crate::link::explore::{Coder, RESTORED_AT};
 impl Reservation {
     /// Relative to what was released.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder) {
-        let Self { granted, used, released } = self;
+        let Self { granted, unused, released } = self;
         if coder.restores() {
             *released = RESTORED_AT;
         }
+        let mut used = granted.wrapping_sub(*unused);
         coder.span(granted, *released);
-        coder.span(used, *released);
+        coder.span(&mut used, *released);
+        *unused = *granted - used;
     }
 
     pub(in crate::link) const fn released(&self) -> u64 {
@@ -20,8 +22,10 @@ impl Reservation {
 impl PeerCredit {
     /// Relative to what the peer released.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder, released: u64) {
-        let Self { granted, spent } = self;
+        let Self { granted, balance } = self;
+        let mut spent = granted.wrapping_sub(*balance);
         coder.span(granted, released);
-        coder.span(spent, released);
+        coder.span(&mut spent, released);
+        *balance = *granted - spent;
     }
 }

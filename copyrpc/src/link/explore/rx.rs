@@ -17,12 +17,14 @@ impl RecvRing {
         mut code_request: impl FnMut(&mut Coder, &mut HeldRequest),
     ) {
         let Self {
-            view: _,
+            view,
             producer,
             delivered,
             next,
             end,
+            lap,
             messages_left,
+            messages_begun: _,
             announced,
             announced_behind,
             requests,
@@ -35,6 +37,7 @@ impl RecvRing {
         assert!(*messages_left == 0 && *announced == 0 && announced_behind.is_empty(), "between two polls all is parsed");
         coder.span(producer, position);
         (*delivered, *next, *end) = (*producer, *producer, *producer);
+        *lap = view.lap(*producer);
         coder.number(batches_received, batches, 1);
         let mut held = requests.unanswered().count() as u32;
         coder.count(&mut held);

@@ -7,14 +7,16 @@ impl SendRing {
     /// Every field that decides what happens next. Positions are relative to `peer_consumer`, counts of batches to `batches_received`.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder) {
         let ring = self.size();
+        let mut producer = self.producer();
         let Self {
             view: _,
-            producer,
+            lap: _,
+            next: _,
             posted,
             peer_consumer,
             wrap,
             open_count,
-            opening: _,
+            is_metadata_only: _,
             lap_end: _,
             calls_end: _,
             batches_sent,
@@ -26,7 +28,7 @@ impl SendRing {
         } = self;
         coder.anchor(peer_consumer, ring);
         coder.span(posted, *peer_consumer);
-        coder.span(producer, *peer_consumer);
+        coder.span(&mut producer, *peer_consumer);
         let mut wraps = wrap.is_some();
         coder.flag(&mut wraps);
         if wraps {
@@ -45,10 +47,13 @@ impl SendRing {
         let mut unreceived = (*last_metadata_only).max(*batches_received);
         coder.number(&mut unreceived, *batches_received, 1);
         *last_metadata_only = unreceived;
-        let opening = if self.producer == self.open_start() { METADATA_SPAN } else { 0 };
-        assert!(coder.restores() || self.opening == opening, "{self:?}");
-        self.opening = opening;
-        let lap_end = super::lap_end(self.size(), self.producer);
+        let is_open = producer != self.open_start();
+        assert!(coder.restores() || is_open == (self.open_count > 0 || self.is_metadata_only), "{self:?}");
+        // Once there are messages, nobody asks.
+        self.is_metadata_only = is_open;
+        self.next = if is_open { producer } else { producer + METADATA_SPAN };
+        self.lap = self.view.lap(producer);
+        let lap_end = super::lap_end(self.size(), producer);
         assert!(coder.restores() || self.lap_end == lap_end, "{self:?}");
         self.lap_end = lap_end;
         // Whether a call is admitted does not depend on it.
@@ -73,6 +78,6 @@ impl SendRing {
 
     /// Known as consumed, posted, written.
     pub(in crate::link) const fn positions(&self) -> [u64; 3] {
-        [self.peer_consumer, self.posted, self.producer]
+        [self.peer_consumer, self.posted, self.producer()]
     }
 }

@@ -211,8 +211,8 @@ impl End {
             loop {
                 // As a driver: what mostly comes, and what else there is.
                 let event = match self.link.next_message(self.is_receiving) {
-                    Message::Reply { user_data, payload } => Event::Ended { user_data, outcome: Ok(payload) },
-                    Message::Request(request) => {
+                    Message::Reply { user_data, payload, .. } => Event::Ended { user_data, outcome: Ok(payload) },
+                    Message::Request { request, .. } => {
                         self.inbox.push_back(self.link.hold(&request));
                         self.received += 1;
                         continue;
