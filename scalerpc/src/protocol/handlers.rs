@@ -1,6 +1,7 @@
 //! The worker: takes requests, runs the handler of their type, answers.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use crate::protocol::memory::Memory;
@@ -121,23 +122,25 @@ impl fmt::Debug for Handlers<'_> {
 struct Running<'a, M: Memory> {
     server: &'a mut Server<M>,
     out: &'a mut Vec<ServerOp>,
-    request: Option<Request>,
+    request: &'a Request,
     now_ns: u64,
 }
 
 impl<M: Memory> Running<'_, M> {
-    fn end(&mut self, outcome: Result<&[u8], Status>, now_ns: u64) {
-        if let Some(request) = &self.request {
-            // The caller is told of a response that is too large; one that has left, nothing.
-            let _answered = self.server.answer(request, outcome, now_ns, self.out);
-        }
-        self.request = None;
+    /// Answers the request: it does not run any more.
+    #[inline(always)]
+    fn end(self, status: Status, payload: &[u8], now_ns: u64) {
+        let mut running = ManuallyDrop::new(self);
+        let Self { server, out, request, .. } = &mut *running;
+        // The caller is told of a response that is too large; one that has left, nothing.
+        let _answered = server.answer(request, status, payload, now_ns, out);
     }
 }
 
 impl<M: Memory> Drop for Running<'_, M> {
+    #[cold]
     fn drop(&mut self) {
-        self.end(Err(Status::Failed), self.now_ns);
+        let _answered = self.server.reply(self.request.clone(), Err(Status::Failed), self.now_ns, self.out);
     }
 }
 
@@ -190,19 +193,15 @@ impl<'h> Handlers<'h> {
         mut clock: impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) -> usize {
-        let now_ns = clock();
+        if self.held == 0 && server.queued() == 0 {
+            return 0;
+        }
+        let mut now_ns = clock();
         let answered = if self.held > 0 { self.answer_held(server, now_ns, out) } else { 0 };
-        let mut running = Running { server, out, request: None, now_ns };
         for done in answered..budget {
-            if running.server.queued() == 0 {
-                return done;
-            }
-            running.request = running.server.take(&mut self.request, running.now_ns, running.out);
-            if running.request.is_none() {
-                return done;
-            }
+            let Some(request) = server.take(&mut self.request, now_ns, out) else { return done };
             // Between two runs are but two copies: one look at the clock serves as the end of one and the start of the next.
-            self.run(&mut running, &mut clock);
+            now_ns = self.run(server, request, now_ns, &mut clock, out);
         }
         budget.max(answered)
     }
@@ -225,49 +224,58 @@ impl<'h> Handlers<'h> {
 
     /// Answers one request of the legacy lane; whether there was one.
     pub fn step_legacy<M: Memory>(&mut self, server: &mut Server<M>, mut clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
-        let request = server.take_legacy(&mut self.request);
-        if request.is_none() {
-            return false;
-        }
+        let Some(request) = server.take_legacy(&mut self.request) else { return false };
         let now_ns = clock();
-        self.run(&mut Running { server, out, request, now_ns }, &mut clock);
+        self.run(server, request, now_ns, &mut clock, out);
         true
     }
 
-    /// Answers one request, and takes note of how long that took, and of when it ended. One of the legacy lane is of a type that is marked
+    /// Answers one request, and takes note of how long that took. Returns when it ended. One of the legacy lane is of a type that is marked
     /// already, which stays so.
-    #[inline]
-    fn run<M: Memory>(&mut self, running: &mut Running<'_, M>, clock: &mut impl FnMut() -> u64) {
-        let Some(request) = &running.request else { return };
-        let (rpc_type, len, now_ns) = (request.rpc_type(), request.len().min(self.request.len()), running.now_ns);
+    #[inline(always)]
+    fn run<M: Memory>(
+        &mut self,
+        server: &mut Server<M>,
+        mut request: Request,
+        now_ns: u64,
+        clock: &mut impl FnMut() -> u64,
+        out: &mut Vec<ServerOp>,
+    ) -> u64 {
+        let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
         let place = self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type);
         let Some(entry) = place.ok().and_then(|place| self.table.get_mut(place)) else {
-            return running.end(Err(Status::UnknownType), now_ns);
+            // One that has left is told nothing.
+            let _answered = server.reply(request, Err(Status::UnknownType), now_ns, out);
+            return now_ns;
         };
         let handler = match &mut entry.action {
             Action::Answer(handler) => handler,
             Action::Hold(take) => {
-                let mut request = running.request.take();
-                if let Some(request) = &mut request {
-                    running.server.hold(request);
-                }
+                server.hold(&mut request);
                 self.held += 1;
                 let (payload, max_payload) = (self.request[..len].to_vec(), self.response.len());
-                return take(HeldRequest { request, payload, max_payload, answers: self.answers.0.clone() });
+                take(HeldRequest { request: Some(request), payload, max_payload, answers: self.answers.0.clone() });
+                return now_ns;
             }
         };
+        let slice_ns = server.slice_ns();
+        let running = Running { server: &mut *server, out, request: &request, now_ns };
         let answer = handler(&self.request[..len], &mut self.response);
         let end_ns = clock();
-        let outcome = match answer {
-            Ok(bytes) => self.response.get(..bytes).ok_or(Status::ResponseTooLarge),
-            Err(HandlerError) => Err(Status::Failed),
+        let (status, payload) = match answer.map(|bytes| self.response.get(..bytes)) {
+            Ok(Some(payload)) => (Status::Ok, payload),
+            Ok(None) => (Status::ResponseTooLarge, &[][..]),
+            Err(HandlerError) => (Status::Failed, &[][..]),
         };
-        running.end(outcome, end_ns);
-        running.now_ns = end_ns;
-        let is_long = end_ns.saturating_sub(now_ns) > running.server.slice_ns();
-        entry.long_runs = if is_long { entry.long_runs.saturating_add(1) } else { 0 };
-        if entry.long_runs >= LONG_RUNS {
-            running.server.mark_long(rpc_type);
+        running.end(status, payload, end_ns);
+        if end_ns.saturating_sub(now_ns) <= slice_ns {
+            entry.long_runs = 0;
+            return end_ns;
         }
+        entry.long_runs = entry.long_runs.saturating_add(1);
+        if entry.long_runs >= LONG_RUNS {
+            server.mark_long(rpc_type);
+        }
+        end_ns
     }
 }

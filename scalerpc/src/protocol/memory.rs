@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::protocol::wire::HEADER_BYTES;
+
 /// A registered region. Ranges outside of `0..len()` are the caller's mistake: reads give zeros, writes nothing; the core asks for none.
 ///
 /// A message becomes visible by its trailer: [`load`](Self::load) acquires what was placed before the word it finds, and
@@ -27,8 +29,21 @@ pub trait Memory {
     fn exchange(&self, offset: usize, old: u64, new: u64) -> bool;
     /// Copies bytes out.
     fn read(&self, offset: usize, into: &mut [u8]);
+    /// The header at `offset`; `None` if it is not inside the region.
+    fn header(&self, offset: usize) -> Option<[u8; HEADER_BYTES]> {
+        let mut bytes = [0; HEADER_BYTES];
+        (offset.checked_add(HEADER_BYTES)? <= self.len()).then(|| self.read(offset, &mut bytes))?;
+        Some(bytes)
+    }
     /// Copies bytes in.
     fn write(&self, offset: usize, from: &[u8]);
+    /// Puts a message in front of its trailer, which is at `trailer_at`, a multiple of 8: the header, the payload, and then the trailer; Release.
+    fn put_message(&self, trailer_at: usize, header: &[u8; HEADER_BYTES], payload: &[u8], trailer: u64) {
+        let start = trailer_at - HEADER_BYTES - payload.len();
+        self.write(start, header);
+        self.write(start + HEADER_BYTES, payload);
+        self.store(trailer_at, trailer);
+    }
 }
 
 /// Ordinary memory: the regions of tests and simulations, where nothing else writes.

@@ -10,7 +10,7 @@ use super::port::{Port, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::{
     CallError, CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout,
-    Permit as CorePermit, State,
+    Permit as CorePermit, ReplyMode, State,
 };
 
 /// The word of a WRITE; that of a READ is its slot.
@@ -141,15 +141,22 @@ impl RdmaClient {
     pub fn poll(&mut self) {
         let Self { port, qp, core, .. } = self;
         let mut is_broken = false;
+        let reads = core.layout().reply_mode == ReplyMode::ClientReads;
         port.cq.poll(COMPLETION_BATCH, |_, cqe| {
             is_broken |= cqe.result().is_err();
-            if !is_broken {
-                qp.complete_each(&cqe, |word| {
-                    if word != WRITE {
-                        core.on_read_done(word as u8);
-                    }
-                });
+            if is_broken {
+                return;
             }
+            if !reads {
+                // Of WRITEs nothing is to be known but that there is room again.
+                qp.complete(&cqe);
+                return;
+            }
+            qp.complete_each(&cqe, |word| {
+                if word != WRITE {
+                    core.on_read_done(word as u8);
+                }
+            });
         });
         let now_ns = self.port.now_ns();
         self.core.poll(now_ns, &mut self.ops);
@@ -258,20 +265,26 @@ impl RdmaClient {
         if self.ops.is_empty() {
             return Ok(());
         }
+        let Self { qp, core, ops, .. } = self;
         let mut posted = 0;
-        for op in self.ops.make_contiguous() {
-            match post_op(&mut self.qp, self.core.memory(), op) {
+        let (first, second) = ops.as_slices();
+        for op in first.iter().chain(second) {
+            match post_op(qp, core.memory(), op) {
                 Ok(()) => {}
                 Err(error) if is_full(&error) => break,
                 Err(error) => return Err(error),
             }
             posted += 1;
             if posted % DOORBELL_BATCH == 0 {
-                self.qp.ring();
+                qp.ring();
             }
         }
-        self.qp.ring();
-        self.ops.drain(..posted);
+        qp.ring();
+        if posted == ops.len() {
+            ops.clear();
+        } else {
+            ops.drain(..posted);
+        }
         Ok(())
     }
 }

@@ -18,6 +18,7 @@ pub use client::{PendingClient, Permit, RdmaClient, SyncCallError};
 pub use follower::TimeFollower;
 pub use server::{PendingPeer, RdmaServer};
 
+use crate::protocol::wire::HEADER_BYTES;
 use crate::protocol::{ConfigError, JoinError, Memory, NewServerError};
 
 /// WQEs that share a doorbell at most.
@@ -144,16 +145,40 @@ impl Memory for Mr {
     }
 
     #[inline]
+    fn header(&self, offset: usize) -> Option<[u8; HEADER_BYTES]> {
+        if offset > Self::len(self).checked_sub(HEADER_BYTES)? {
+            return None;
+        }
+        // SAFETY: the header is inside the region. Peers may write it meanwhile, and it is any bytes.
+        Some(unsafe { self.as_ptr().as_ptr().add(offset).cast::<[u8; HEADER_BYTES]>().read() })
+    }
+
+    #[inline]
     fn write(&self, offset: usize, from: &[u8]) {
         // The only error is a range outside of the region, where nothing is to be written.
         let _in_range = Self::write(self, offset, from);
+    }
+
+    #[inline]
+    fn put_message(&self, trailer_at: usize, header: &[u8; HEADER_BYTES], payload: &[u8], trailer: u64) {
+        let Some(word) = word(self, trailer_at) else { return };
+        let Some(start) = trailer_at.checked_sub(HEADER_BYTES + payload.len()) else { return };
+        let at = self.as_ptr().as_ptr().wrapping_add(start);
+        // SAFETY: the bytes from `start` to the word, which is inside the region, are as many as header and payload have. No Rust reference to the
+        // region's memory exists, so neither of them lies in it.
+        unsafe {
+            at.copy_from_nonoverlapping(header.as_ptr(), HEADER_BYTES);
+            at.add(HEADER_BYTES).copy_from_nonoverlapping(payload.as_ptr(), payload.len());
+        }
+        word.store(trailer.to_le(), Ordering::Release);
     }
 }
 
 /// The word at `offset`, if there is one.
 #[inline]
 fn word(region: &Mr, offset: usize) -> Option<&AtomicU64> {
-    if offset % 8 != 0 || offset.checked_add(8)? > region.len() {
+    // Words, the last one of fewer than 8 bytes left out.
+    if offset % 8 != 0 || offset >= region.len() & !7 {
         return None;
     }
     // SAFETY: inside the region, whose memory lives as long as it does, and aligned, since regions begin at a page. The device and peers

@@ -17,6 +17,10 @@ struct Events {
 }
 
 impl Events {
+    const fn are_any(&self) -> bool {
+        self.activate.is_some() || self.switch.is_some()
+    }
+
     /// Honours an event of a later slice than the last one closed (S11).
     fn add(&mut self, event: Option<Event>, closed_epoch: u64) {
         match event {
@@ -32,7 +36,9 @@ impl<M: Memory> Client<M> {
     /// activation is posted before everything else that tells of its slice, so it is there, and is cleared, when that is seen (S12).
     pub(super) fn take_arrivals(&mut self, out: &mut VecDeque<ClientOp>) -> Result<(), ProtocolError> {
         let mut events = Events::default();
-        for slot in bits(self.pending) {
+        let fresh = std::mem::take(&mut self.fresh);
+        let unposted = if out.is_empty() { 0 } else { fresh };
+        for slot in bits(self.pending & !unposted) {
             let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
             let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
             // Else it is of an earlier call of the slot, which has ended (S15).
@@ -40,7 +46,18 @@ impl<M: Memory> Client<M> {
                 self.take_response(slot, trailer_at, trailer, &mut events)?;
             }
         }
-        for start in [self.layout.switch_slot(), self.layout.activate_slot()] {
+        let slots = [self.layout.switch_slot(), self.layout.activate_slot()];
+        let [switch, activate] = slots.map(|start| self.memory.responses.load(start + EVENT_SLOT_BYTES - TRAILER_BYTES));
+        if switch | activate == 0 && !events.are_any() {
+            return Ok(());
+        }
+        self.take_events(slots, events, out)
+    }
+
+    /// Takes bare events, and honours them and those that responses carried.
+    #[cold]
+    fn take_events(&mut self, slots: [usize; 2], mut events: Events, out: &mut VecDeque<ClientOp>) -> Result<(), ProtocolError> {
+        for start in slots {
             self.take_bare_event(start, &mut events)?;
         }
         if let Some((epoch, zone)) = events.activate {
@@ -77,9 +94,25 @@ impl<M: Memory> Client<M> {
         if !(HEADER_BYTES..=self.layout.trailer_at()).contains(&len) {
             return Err(ProtocolError::Length(trailer.len));
         }
-        let mut bytes = [0; HEADER_BYTES];
-        self.memory.responses.read(trailer_at - len, &mut bytes);
-        let header = ResponseHeader::decode(&bytes)?;
+        let Some(bytes) = self.memory.responses.header(trailer_at - len) else { return Err(ProtocolError::Length(trailer.len)) };
+        let payload_len = len - HEADER_BYTES;
+        if ResponseHeader::is_plain(&bytes, id.to_wire(), payload_len as u32) {
+            self.end_call(slot, Ok(payload_len));
+            return Ok(());
+        }
+        self.take_header(slot, &ResponseHeader::decode(&bytes)?, id, len, events)
+    }
+
+    /// Takes a response that is not plain.
+    #[cold]
+    fn take_header(
+        &mut self,
+        slot: usize,
+        header: &ResponseHeader,
+        id: ReqId,
+        len: usize,
+        events: &mut Events,
+    ) -> Result<(), ProtocolError> {
         if header.req_id != id.to_wire() {
             return Err(ProtocolError::ReqId(header.req_id));
         }

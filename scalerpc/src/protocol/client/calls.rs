@@ -6,7 +6,6 @@ use super::fetch::Fetch;
 use super::{Client, ClientOp, State, bits};
 use crate::protocol::error::{CallError, CallFailure, CloseReason};
 use crate::protocol::memory::Memory;
-use crate::protocol::pool::SlotState;
 use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, TRAILER_BYTES, Trailer, valid};
 
 /// Names a call until its completion was taken.
@@ -66,30 +65,32 @@ impl<M: Memory> Client<M> {
         if payload.len() > max {
             return Err(CallError::PayloadTooLarge { len: payload.len(), max });
         }
-        let slot = self.slots.allocate().ok_or(CallError::NoSlot)? as usize;
-        let sequence = self.calls[slot].sequence.wrapping_add(1);
+        // 64 if none is free.
+        let slot = self.free.trailing_zeros() as usize;
+        let call = self.calls.get_mut(slot).ok_or(CallError::NoSlot)?;
+        self.free &= self.free - 1;
+        let sequence = call.sequence.wrapping_add(1);
         let id = ReqId { slot: slot as u8, sequence };
         let len = (HEADER_BYTES + payload.len() + TRAILER_BYTES) as u32;
         let deadline_ns = now_ns.saturating_add(self.timeout_ns);
-        self.calls[slot] = Call { sequence, len, is_offered: false, deadline_ns, fetch: Fetch::Unasked };
+        let is_offered = matches!(self.state, State::Process { .. });
+        *call = Call { sequence, len, is_offered, deadline_ns, fetch: Fetch::Unasked };
+        let start = self.layout.client_slot(slot);
         let header = RequestHeader {
             rpc_type,
             req_id: id.to_wire(),
-            client_slot_addr: self.responses_addr.wrapping_add(self.layout.client_slot(slot) as u64),
+            client_slot_addr: self.responses_addr.wrapping_add(start as u64),
             client_slot_rkey: self.responses_rkey,
             payload_len: payload.len() as u32,
         };
-        let end = self.layout.client_slot(slot) + self.layout.slot_bytes;
-        let start = end - len as usize;
-        self.memory.requests.write(start, &header.encode());
-        self.memory.requests.write(start + HEADER_BYTES, payload);
         let trailer = Trailer { len: len - TRAILER_BYTES as u32, valid: valid(sequence) };
-        self.memory.requests.store(end - TRAILER_BYTES, trailer.to_word());
+        self.memory.requests.put_message(start + self.layout.trailer_at(), &header.encode(), payload, trailer.to_word());
         self.pending |= 1 << slot;
+        self.fresh |= 1 << slot;
         self.expire_ns = self.expire_ns.min(deadline_ns);
         self.stats.calls += 1;
-        if let State::Process { zone, .. } = self.state {
-            self.write_request(slot, zone, out);
+        if is_offered {
+            out.push_back(self.write_request(start, len));
         }
         Ok(CallHandle(id))
     }
@@ -124,18 +125,17 @@ impl<M: Memory> Client<M> {
     }
 
     /// The response of a slot came, into the slot of that number (S13). `outcome` is that of its call, which may have ended.
+    #[inline]
     pub(super) fn end_call(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
         self.pending &= !(1 << slot);
-        if self.slots.state(slot as u32) == SlotState::Quarantined {
-            // Nor before the end of its call was taken: `poll_completion` frees it then.
-            if self.ended.iter().all(|completion| usize::from(completion.handle.0.slot) != slot) {
-                self.free_slot(slot);
-            }
-            return;
+        if self.quarantined >> slot & 1 == 0 {
+            return self.push_ended(slot, outcome);
         }
-        // In use: its response was awaited.
-        let _ready = self.slots.set(slot as u32, SlotState::ResponseReady);
-        self.push_ended(slot, outcome);
+        self.quarantined &= !(1 << slot);
+        // Nor before the end of its call was taken: `poll_completion` frees it then.
+        if self.ended.iter().all(|completion| usize::from(completion.handle.0.slot) != slot) {
+            self.free_slot(slot);
+        }
     }
 
     fn push_ended(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
@@ -147,18 +147,14 @@ impl<M: Memory> Client<M> {
     #[cold]
     pub(super) fn expire(&mut self, now_ns: u64) {
         self.expire_ns = u64::MAX;
-        for slot in bits(self.pending) {
+        for slot in bits(self.pending & !self.quarantined) {
             let Call { deadline_ns, is_offered, .. } = self.calls[slot];
-            if self.slots.state(slot as u32) == SlotState::Quarantined {
-                continue;
-            }
             if deadline_ns > now_ns {
                 self.expire_ns = self.expire_ns.min(deadline_ns);
                 continue;
             }
             if is_offered {
-                // In use: its call has not ended.
-                let _quarantined = self.slots.quarantine(slot as u32);
+                self.quarantined |= 1 << slot;
                 self.push_ended(slot, Err(CallFailure::DeadlineExceeded));
             } else {
                 self.end_call(slot, Err(CallFailure::DeadlineExceeded));
@@ -170,36 +166,27 @@ impl<M: Memory> Client<M> {
 
     /// Ends all calls. No slot is used again.
     pub(super) fn fail_all(&mut self, reason: CloseReason) {
-        for slot in bits(std::mem::take(&mut self.pending)) {
-            if self.slots.state(slot as u32) != SlotState::Quarantined {
-                self.push_ended(slot, Err(CallFailure::Closed(reason)));
-            }
+        for slot in bits(std::mem::take(&mut self.pending) & !self.quarantined) {
+            self.push_ended(slot, Err(CallFailure::Closed(reason)));
         }
     }
 
     /// A slot that nothing is left of can be used again, once it is not lent any more (S6).
     fn free_slot(&mut self, slot: usize) {
-        if self.lent >> slot & 1 != 0 {
-            self.lent_free |= 1 << slot;
-        } else {
-            // In use, or in quarantine: its response came, or its call was never offered.
-            let _freed = self.slots.release(slot as u32);
-        }
+        let freed = if self.lent >> slot & 1 != 0 { &mut self.lent_free } else { &mut self.free };
+        *freed |= 1 << slot;
     }
 
     /// The announcement is closed: the server READs no slot any more.
     pub(super) fn take_back_slots(&mut self) {
         self.lent = 0;
-        for slot in bits(std::mem::take(&mut self.lent_free)) {
-            let _freed = self.slots.release(slot as u32);
-        }
+        self.free |= std::mem::take(&mut self.lent_free);
     }
 
     /// When [`poll`](Self::poll) will have something to do without anything arriving.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
-        let is_alive = |slot: &usize| self.slots.state(*slot as u32) != SlotState::Quarantined;
-        let deadlines = bits(self.pending).filter(is_alive).map(|slot| self.calls[slot].deadline_ns);
+        let deadlines = bits(self.pending & !self.quarantined).map(|slot| self.calls[slot].deadline_ns);
         deadlines.chain(self.next_fetch_ns()).min()
     }
 }

@@ -18,7 +18,6 @@ use crate::protocol::config::{DEFAULT_TIMEOUT_NS, Layout, ReplyMode};
 use crate::protocol::error::CloseReason;
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
-use crate::protocol::pool::{MessagePool, SlotState};
 use crate::protocol::wire::{Announcement, Release, ZoneId};
 use calls::Call;
 
@@ -141,10 +140,17 @@ pub struct Client<M> {
     /// Epoch of the last slice that ended for this client (S11).
     closed_epoch: u64,
     announcements: u32,
-    slots: MessagePool,
+    /// First byte of the zone in the server's memory, in PROCESS.
+    zone_addr: u64,
     calls: Vec<Call>,
+    /// Slots that can be used. Those that are neither free, pending nor lent hold a response.
+    free: u64,
     /// Slots whose responses have not come, those of calls that have ended included.
     pending: u64,
+    /// Those of them whose calls have ended: only the response frees them (S14).
+    quarantined: u64,
+    /// Slots of calls made since the last poll: as long as what they gave to post was not taken, there is nothing to look at.
+    fresh: u64,
     /// No call's time is over before.
     expire_ns: u64,
     /// Slots of the announcement that is open: not written (S6).
@@ -180,9 +186,13 @@ impl<M: Memory> Client<M> {
             state: State::Idle,
             closed_epoch: 0,
             announcements: 0,
-            slots: MessagePool::new(layout.depth as u32),
+            zone_addr: 0,
             calls: vec![Call::default(); layout.depth],
+            // 1 to 64 slots.
+            free: u64::MAX >> (64 - layout.depth.clamp(1, 64)),
             pending: 0,
+            quarantined: 0,
+            fresh: 0,
             expire_ns: u64::MAX,
             lent: 0,
             lent_free: 0,
@@ -233,15 +243,14 @@ impl<M: Memory> Client<M> {
 
     /// Calls that can be made now.
     #[must_use]
-    pub fn free_slots(&self) -> usize {
-        self.slots.free()
+    pub const fn free_slots(&self) -> usize {
+        self.free.count_ones() as usize
     }
 
     /// Whether a call has not ended, or its end was not taken.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        let is_alive = |slot: usize| self.slots.state(slot as u32) != SlotState::Quarantined;
-        !self.ended.is_empty() || bits(self.pending).any(is_alive)
+        !self.ended.is_empty() || self.pending & !self.quarantined != 0
     }
 
     /// How long calls may take, in ns.

@@ -7,26 +7,24 @@ use crate::protocol::memory::Memory;
 use crate::protocol::wire::{Announcement, Release, ZoneId};
 
 impl<M: Memory> Client<M> {
-    /// WRITEs a request into the client's zone.
+    /// WRITEs a request of `len` bytes into the client's zone, from the slot that begins at `start`, to the slot of the same number.
     #[inline]
-    pub(super) fn write_request(&mut self, slot: usize, zone: ZoneId, out: &mut VecDeque<ClientOp>) {
-        let len = self.calls[slot].len;
-        let skipped = self.layout.slot_bytes - len as usize;
-        let addr = self.server.pools_addr.wrapping_add((self.layout.pool_slot(zone, slot) + skipped) as u64);
-        let from = self.layout.client_slot(slot) + skipped;
-        self.calls[slot].is_offered = true;
+    pub(super) fn write_request(&mut self, start: usize, len: u32) -> ClientOp {
+        let from = start + self.layout.slot_bytes - len as usize;
         self.stats.direct += 1;
-        out.push_back(ClientOp::WriteRequest { addr, rkey: self.server.pools_rkey, from, len });
+        ClientOp::WriteRequest { addr: self.zone_addr.wrapping_add(from as u64), rkey: self.server.pools_rkey, from, len }
     }
 
     /// PROCESS begins. What was announced was READ; the rest is written.
     pub(super) fn activate(&mut self, epoch: u64, zone: ZoneId, out: &mut VecDeque<ClientOp>) {
         self.state = State::Process { epoch, zone };
+        self.zone_addr = self.server.pools_addr.wrapping_add(self.layout.pool_slot(zone, 0) as u64);
         self.stats.activations += 1;
         let unread = self.pending & !self.lent;
         self.take_back_slots();
         for slot in bits(unread) {
-            self.write_request(slot, zone, out);
+            self.calls[slot].is_offered = true;
+            out.push_back(self.write_request(self.layout.client_slot(slot), self.calls[slot].len));
         }
     }
 

@@ -29,7 +29,7 @@ impl<M: Memory> Server<M> {
                 first += nth + 1;
             }
         }
-        self.sweep = end % self.clients.len();
+        self.sweep = if end == self.clients.len() { 0 } else { end };
     }
 
     pub(super) fn clear_entry(&mut self, client: ClientId) {

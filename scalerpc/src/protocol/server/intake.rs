@@ -1,23 +1,24 @@
 //! Requests: found in active zones, checked once, queued for the workers.
 
 use super::zones::ActiveZone;
-use super::{ReplyMode, Server, ServerOp};
+use super::{ReplyMode, Server, ServerOp, ServerStats};
 use crate::protocol::config::Layout;
-use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
-use crate::protocol::request::Request;
+use crate::protocol::request::{ClientRegions, Request};
 use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Status, Trailer, ZoneId, valid};
 
 /// An accepted request, still in its zone, without a buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Queued {
-    request: Request,
+    pub(super) request: Request,
     zone: ZoneId,
+    /// Where its trailer was in the pools.
+    trailer_at: usize,
 }
 
 #[cfg(test)]
 impl Queued {
-    /// Its zone, unless that was freed with its client.
+    /// Its zone: what is queued goes with its client.
     pub(super) fn zone_if_current<M: Memory>(&self, server: &Server<M>) -> Option<ZoneId> {
         server.record_of(&self.request).map(|_| self.zone)
     }
@@ -38,60 +39,41 @@ impl<M: Memory> Server<M> {
     /// Accepts what arrived in an active zone, from a slot on.
     pub(super) fn accept_zone(&mut self, nth: usize, first: usize) {
         let Layout { depth, slot_bytes, .. } = self.layout;
-        let (zone, start) = (self.active[nth], self.active_at[nth]);
-        for slot in first..depth {
-            let trailer_at = start + slot * slot_bytes;
-            let word = self.memory.pools.load(trailer_at);
-            if word != 0 {
-                self.accept_slot(zone, slot, trailer_at, word);
+        let (ActiveZone { zone, client }, start) = (self.active[nth], self.active_at[nth]);
+        let Self { memory, clients, accepted, dispatch, layout, stats, .. } = self;
+        let Some(record) = clients.get_mut(client.index()).and_then(Option::as_mut) else { return };
+        let accepted = &mut accepted[client.index() * depth..][..depth];
+        let (mut count, mut bytes) = (0, 0);
+        let mut next = first;
+        while next < depth {
+            let (slot, trailer_at) = (next, start + next * slot_bytes);
+            let word = memory.pools.load(trailer_at);
+            if word == 0 {
+                // Mostly the rest is empty too.
+                let Some((_, nth)) = memory.pools.find(&[trailer_at], slot_bytes, depth - slot) else { break };
+                next = slot + nth;
+                continue;
             }
+            next = slot + 1;
+            let last = &mut accepted[slot];
+            let (trailer, id) = (Trailer::from_word(word), ReqId { slot: slot as u8, sequence: last.wrapping_add(1) });
+            let Some(rpc_type) = check(&memory.pools, layout, &record.regions, trailer_at, id, trailer) else {
+                remove(&memory.pools, stats, trailer_at, word, *last);
+                continue;
+            };
+            // Before the reply, after which the client may write here again (S3). Until then it does not, so nothing else is removed.
+            memory.pools.store(trailer_at, 0);
+            *last = id.sequence;
+            let len = trailer.len - HEADER_BYTES as u32;
+            let request = Request { client, generation: record.generation, id, rpc_type, len, buffer: None };
+            dispatch.push_back(Queued { request, zone, trailer_at });
+            count += 1;
+            bytes += u64::from(trailer.len);
         }
-    }
-
-    fn accept_slot(&mut self, ActiveZone { client, zone, .. }: ActiveZone, slot: usize, trailer_at: usize, word: u64) {
-        let nth = client.index() * self.layout.depth + slot;
-        let trailer = Trailer::from_word(word);
-        let last = self.accepted[nth];
-        if trailer.valid == valid(last) {
-            self.memory.pools.exchange(trailer_at, word, 0);
-            self.stats.duplicates += 1;
-            return;
-        }
-        let id = ReqId { slot: slot as u8, sequence: last.wrapping_add(1) };
-        let request = self.check(client, trailer_at, id, trailer);
-        // Before the reply, after which the client may write here again (S3).
-        self.memory.pools.exchange(trailer_at, word, 0);
-        let Some(header) = request else {
-            self.stats.garbage += 1;
-            return;
-        };
-        let Some(record) = self.clients[client.index()].as_mut() else { return };
-        self.accepted[nth] = id.sequence;
-        record.requests += 1;
-        record.bytes += u64::from(trailer.len);
-        let RequestHeader { rpc_type, payload_len: len, .. } = header;
-        let request = Request { client, generation: record.generation, id, rpc_type, len, buffer: None };
-        self.dispatch.push_back(Queued { request, zone });
-        self.zone_mut(zone).queued += 1;
-        self.stats.accepted += 1;
-    }
-
-    /// S1, S2. The header, if everything about the message is as it must be.
-    fn check(&self, client: ClientId, trailer_at: usize, id: ReqId, trailer: Trailer) -> Option<RequestHeader> {
-        let len = trailer.len as usize;
-        if trailer.valid != valid(id.sequence) || !(HEADER_BYTES..=self.layout.trailer_at()).contains(&len) {
-            return None;
-        }
-        let mut bytes = [0; HEADER_BYTES];
-        self.memory.pools.read(trailer_at - len, &mut bytes);
-        let header = RequestHeader::decode(&bytes).ok()?;
-        let regions = &self.client(client)?.regions;
-        let slot_addr = regions.responses_addr.wrapping_add(self.layout.client_slot(usize::from(id.slot)) as u64);
-        let is_good = header.payload_len as usize == len - HEADER_BYTES
-            && header.req_id == id.to_wire()
-            && header.client_slot_addr == slot_addr
-            && header.client_slot_rkey == regions.responses_rkey;
-        is_good.then_some(header)
+        record.requests += u64::from(count);
+        record.bytes += bytes;
+        stats.accepted += u64::from(count);
+        self.zone_mut(zone).queued += count;
     }
 
     /// The oldest accepted request; as much of its payload as fits is copied to `into`, which should have
@@ -105,14 +87,9 @@ impl<M: Memory> Server<M> {
             if needs_buffer && self.buffers.free() == 0 {
                 return None;
             }
-            let Queued { mut request, zone } = self.dispatch.pop_front()?;
-            if self.record_of(&request).is_none() {
-                // The client is gone, and its zone was freed with it.
-                continue;
-            }
+            let Queued { mut request, zone, trailer_at } = self.dispatch.pop_front()?;
             let (payload, len) = (request.len(), request.len().min(into.len()));
-            let end = self.layout.pool_slot(zone, usize::from(request.id.slot)) + self.layout.trailer_at();
-            self.memory.pools.read(end - payload, &mut into[..len]);
+            self.memory.pools.read(trailer_at - payload, &mut into[..len]);
             self.unpin(zone);
             request.buffer = if needs_buffer { self.buffers.allocate() } else { None };
             if !self.long_types.contains(request.rpc_type) {
@@ -144,4 +121,31 @@ impl<M: Memory> Server<M> {
     pub fn queued(&self) -> usize {
         self.dispatch.len()
     }
+}
+
+/// S1, S2. The request's type, if everything about the message is as it must be.
+#[inline(always)]
+fn check(pools: &impl Memory, layout: &Layout, regions: &ClientRegions, trailer_at: usize, id: ReqId, trailer: Trailer) -> Option<u16> {
+    let len = trailer.len as usize;
+    if trailer.valid != valid(id.sequence) || !(HEADER_BYTES..=layout.trailer_at()).contains(&len) {
+        return None;
+    }
+    let expected = RequestHeader {
+        rpc_type: 0,
+        req_id: id.to_wire(),
+        client_slot_addr: regions.responses_addr.wrapping_add(layout.client_slot(usize::from(id.slot)) as u64),
+        client_slot_rkey: regions.responses_rkey,
+        payload_len: (len - HEADER_BYTES) as u32,
+    };
+    expected.type_if_equal(&pools.header(trailer_at - len)?)
+}
+
+/// Removes what is no request, or was accepted before (S4): `last` is the number that was accepted last. An exchange, so that a good message that
+/// lands meanwhile is not removed (S2).
+#[cold]
+fn remove(pools: &impl Memory, stats: &mut ServerStats, trailer_at: usize, word: u64, last: u32) {
+    pools.exchange(trailer_at, word, 0);
+    let is_duplicate = Trailer::from_word(word).valid == valid(last);
+    let counter = if is_duplicate { &mut stats.duplicates } else { &mut stats.garbage };
+    *counter += 1;
 }

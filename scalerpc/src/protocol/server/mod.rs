@@ -303,6 +303,8 @@ impl<M: Memory> Server<M> {
     pub fn leave(&mut self, client: ClientId) {
         let Some(record) = self.clients.get_mut(client.index()).and_then(Option::take) else { return };
         self.waiters -= usize::from(record.waiting.is_some());
+        // Its zone is freed, so what waits in it does not run.
+        self.dispatch.retain(|queued| queued.request.client != client);
         if let Some(zone) = self.mapping.zone(client) {
             self.free_zone(zone);
         }

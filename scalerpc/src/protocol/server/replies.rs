@@ -37,32 +37,33 @@ impl<M: Memory> Server<M> {
         now_ns: u64,
         out: &mut Vec<ServerOp>,
     ) -> Result<(), ReplyFailure> {
-        self.answer(&request, outcome, now_ns, out)
+        let (status, payload) = outcome.map_or_else(|status| (status, &[][..]), |payload| (Status::Ok, payload));
+        let (len, max) = (payload.len(), self.layout.max_payload());
+        match self.answer(&request, status, payload, now_ns, out) {
+            false => Err(ReplyFailure::Gone),
+            true if len > max => Err(ReplyFailure::TooLarge { len, max }),
+            true => Ok(()),
+        }
     }
 
-    /// Ends a request, which its caller forgets.
-    #[inline]
+    /// Ends a request, which its caller forgets. Instead of a payload that is too large the client is told so. `false`: it has left.
     pub(crate) fn answer(
         &mut self,
         request: &Request,
-        outcome: Result<&[u8], Status>,
+        mut status: Status,
+        mut payload: &[u8],
         now_ns: u64,
         out: &mut Vec<ServerOp>,
-    ) -> Result<(), ReplyFailure> {
-        let max = self.layout.max_payload();
-        let (status, payload, result) = match outcome {
-            Ok(payload) if payload.len() > max => {
-                (Status::ResponseTooLarge, &[][..], Err(ReplyFailure::TooLarge { len: payload.len(), max }))
-            }
-            Ok(payload) => (Status::Ok, payload, Ok(())),
-            Err(status) => (status, &[][..], Ok(())),
-        };
+    ) -> bool {
+        if payload.len() > self.layout.max_payload() {
+            (status, payload) = (Status::ResponseTooLarge, &[]);
+        }
         let Request { client, id, buffer, .. } = *request;
         let Some((responses_addr, rkey)) = self.record_of(request).map(ClientRecord::responses) else {
             if let Some(buffer) = buffer {
                 self.on_write_done(buffer);
             }
-            return Err(ReplyFailure::Gone);
+            return false;
         };
         let event = self.event_for(client, now_ns);
         let header = ResponseHeader { status, req_id: id.to_wire(), payload_len: payload.len() as u32, event };
@@ -70,21 +71,19 @@ impl<M: Memory> Server<M> {
         let place = buffer.map_or(client.index() * self.layout.depth + slot, |buffer| buffer as usize);
         let trailer_at = place * self.layout.slot_bytes + self.layout.trailer_at();
         let len = HEADER_BYTES + payload.len();
-        let start = trailer_at - len;
         if buffer.is_none() {
             // A client that READs must not find the old trailer in front of a new message.
             self.memory.responses.store(trailer_at, 0);
         }
-        self.memory.responses.write(start, &header.encode());
-        self.memory.responses.write(start + HEADER_BYTES, payload);
-        self.memory.responses.store(trailer_at, Trailer { len: len as u32, valid: valid(id.sequence) }.to_word());
+        let trailer = Trailer { len: len as u32, valid: valid(id.sequence) };
+        self.memory.responses.put_message(trailer_at, &header.encode(), payload, trailer.to_word());
         if let Some(buffer) = buffer {
-            let len = len + TRAILER_BYTES;
-            let at = self.layout.client_slot(slot) + self.layout.slot_bytes - len;
+            let at = self.layout.client_slot(slot) + self.layout.trailer_at() - len;
             let addr = responses_addr.wrapping_add(at as u64);
-            out.push(ServerOp::WriteResponse { client, addr, rkey, from: start, len: len as u32, buffer });
+            let len32 = (len + TRAILER_BYTES) as u32;
+            out.push(ServerOp::WriteResponse { client, addr, rkey, from: trailer_at - len, len: len32, buffer });
         }
-        result
+        true
     }
 
     /// Frees the buffer for the response of a request that is answered much later, so that it keeps no others from being taken. Before it is
