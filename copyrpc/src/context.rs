@@ -55,6 +55,7 @@ pub struct ContextBuilder {
 
 /// Why a context could not be built.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum BuildError {
     /// The device could not be opened.
     #[error("opening the device: {0}")]
@@ -233,6 +234,7 @@ pub enum PollError {
 
 /// Why an endpoint could not be created.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum CreateEndpointError {
     /// Called from inside a callback of a poll of the same context.
     #[error("an endpoint cannot be created from inside a poll's callback")]

@@ -111,6 +111,7 @@ impl EndpointConfig {
 
 /// Why two endpoints were not connected.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum ConnectFailure {
     /// Called from inside a callback of a poll of the same context.
     #[error("an endpoint cannot be connected from inside a poll's callback")]

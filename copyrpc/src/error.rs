@@ -7,6 +7,7 @@ use crate::ring::MAX_RING_SIZE;
 
 /// The peer broke the protocol. It ends this one connection; all pending calls end with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum ProtocolError {
     /// An immediate announced no bytes, or more than the free part of the receive ring (T1).
     #[error("batch of {span} bytes announced, the receive ring has {free} free")]
@@ -285,6 +286,7 @@ impl<R> ReplyError<R> {
 
 /// A connection that cannot be set up with these numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum LinkConfigError {
     /// The send and the receive ring differ in size.
     #[error("send ring {send} bytes, receive ring {recv} bytes: they must be equal")]

@@ -59,6 +59,7 @@ pub struct ExchangeRecord {
 
 /// A record that is damaged, or two endpoints that cannot connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum ExchangeError {
     /// The bytes are no record, the peer refuses, or a number is outside its range.
     #[error(transparent)]

@@ -237,3 +237,28 @@ pub use service::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerError, ServerOptions, ServerRequest, StopHandle,
 };
 pub use stats::Stats;
+
+/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each. `ConnectError` and `ReplyError` give back an
+/// endpoint or a request, which belong to their thread.
+#[cfg(test)]
+mod errors {
+    fn check<E: std::error::Error + Send + Sync + 'static>() {}
+
+    #[test]
+    fn go_anywhere() {
+        check::<crate::BuildError>();
+        check::<crate::CallError<()>>();
+        check::<crate::CallFailure>();
+        check::<crate::ClientError>();
+        check::<crate::CloseReason>();
+        check::<crate::ConnectFailure>();
+        check::<crate::CreateEndpointError>();
+        check::<crate::ExchangeError>();
+        check::<crate::PollError>();
+        check::<crate::ProtocolError>();
+        check::<crate::RdmaError<()>>();
+        check::<crate::RemoteMemoryError>();
+        check::<crate::ServerError>();
+        check::<crate::future::AsyncCallError>();
+    }
+}

@@ -76,6 +76,7 @@ pub struct RemoteMemory {
 
 /// Bytes that are no [`RemoteMemory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum RemoteMemoryError {
     /// The last four bytes are not 0.
     #[error("bytes 20..24 of a remote memory are {0:#x}, legal is 0")]

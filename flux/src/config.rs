@@ -40,6 +40,7 @@ impl Config {
 
 /// Why a network was not made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// Too few or too many nodes.
     #[error("{0} nodes: there must be 1 to {NODES_MAX}")]

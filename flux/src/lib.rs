@@ -57,3 +57,16 @@ pub use error::{CallError, ForeignToken};
 pub use node::{Node, network, network_by};
 pub use shm::wait::WaitStrategy;
 pub use token::{CallToken, Token};
+
+/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+#[cfg(test)]
+mod errors {
+    fn check<E: std::error::Error + Send + Sync + 'static>() {}
+
+    #[test]
+    fn go_anywhere() {
+        check::<crate::CallError<u64, u64>>();
+        check::<crate::ConfigError>();
+        check::<crate::ForeignToken<u64>>();
+    }
+}

@@ -10,6 +10,7 @@ use crate::token::Token;
 
 /// What is wrong with the parameters of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ParameterError {
     /// Too few or too many clients.
     #[error("max_clients is {0}: it must be 1 to {CLIENTS_MAX}")]
@@ -33,6 +34,7 @@ pub enum ParameterError {
 
 /// Why a server could not be created.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CreateError {
     /// A parameter is out of range.
     #[error(transparent)]
@@ -47,6 +49,7 @@ pub enum CreateError {
 
 /// Why a client could not connect.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConnectError {
     /// There is no directory for it.
     #[error(transparent)]

@@ -111,3 +111,22 @@ pub use shm::plain::Plain;
 pub use shm::ready::ReadyWords;
 pub use shm::wait::WaitStrategy;
 pub use token::{StopHandle, Token};
+
+/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+#[cfg(test)]
+mod errors {
+    fn check<E: std::error::Error + Send + Sync + 'static>() {}
+
+    #[test]
+    fn go_anywhere() {
+        check::<crate::AskError>();
+        check::<crate::CallError<u64, u64>>();
+        check::<crate::CallFailed>();
+        check::<crate::ConnectError>();
+        check::<crate::CreateError>();
+        check::<crate::JoinError>();
+        check::<crate::ParameterError>();
+        check::<crate::ReplyError>();
+        check::<crate::SessionEnd>();
+    }
+}

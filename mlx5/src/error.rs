@@ -7,6 +7,7 @@ use crate::wire::{Access, ConnectOptions};
 
 /// Why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenError {
     /// The shared-memory directory cannot be used.
     #[error("the fabric's directory: {0}")]
@@ -32,6 +33,7 @@ pub enum OpenError {
 
 /// Why an object could not be created.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CreateError {
     /// A size outside the device's capabilities.
     #[error("{what} is {value}; the device takes {min}..={max}")]
@@ -89,6 +91,7 @@ pub(crate) fn check(what: &'static str, value: u64, min: u64, max: u64) -> Resul
 
 /// Why memory could not be registered.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RegisterError {
     /// An empty region.
     #[error("a memory region of 0 bytes; the smallest is 1")]
@@ -126,6 +129,7 @@ pub enum RegisterError {
 
 /// Why a state transition was refused.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConnectError {
     /// Not from this state; from the error state there is no way but a new queue pair.
     #[error("the queue pair is in state {from:?}; this transition needs {needs:?}")]

@@ -380,3 +380,22 @@ pub use wire::{
 
 #[cfg(test)]
 mod tests;
+
+/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+#[cfg(test)]
+mod errors {
+    fn check<E: std::error::Error + Send + Sync + 'static>() {}
+
+    #[test]
+    fn go_anywhere() {
+        check::<crate::CompletionError>();
+        check::<crate::ConnectError>();
+        check::<crate::CreateError>();
+        check::<crate::EndpointError>();
+        check::<crate::OpenError>();
+        check::<crate::PostError>();
+        check::<crate::PostReceiveError>();
+        check::<crate::RegisterError>();
+        check::<crate::verbs::VerbsError>();
+    }
+}

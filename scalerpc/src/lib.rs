@@ -126,3 +126,24 @@ pub use protocol::{
 };
 pub use rdma::{RdmaClient, RdmaServer};
 pub use service::{Client, ClientError, ClientOptions, DEFAULT_TYPE, Server, ServerError, ServerOptions, SharedAddress, StopHandle};
+
+/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+#[cfg(test)]
+mod errors {
+    fn check<E: std::error::Error + Send + Sync + 'static>() {}
+
+    #[test]
+    fn go_anywhere() {
+        check::<crate::CallError>();
+        check::<crate::CallFailure>();
+        check::<crate::ClientError>();
+        check::<crate::ServerError>();
+        check::<crate::CloseReason>();
+        check::<crate::ProtocolError>();
+        check::<crate::ConfigError>();
+        check::<crate::rdma::SetupError>();
+        check::<crate::JoinError>();
+        check::<crate::ReplyFailure>();
+        check::<crate::rdma::SyncCallError>();
+    }
+}

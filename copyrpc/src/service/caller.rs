@@ -50,6 +50,7 @@ impl Default for ClientOptions {
 
 /// Why there is no client, or no reply.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum ClientError {
     /// The device could not be opened, or its queues not be made.
     #[error(transparent)]

@@ -52,6 +52,7 @@ impl Default for ServerOptions {
 
 /// Why a server could not be made, or cannot go on.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum ServerError {
     /// The device could not be opened, or its queues not be made.
     #[error(transparent)]

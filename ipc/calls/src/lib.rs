@@ -35,3 +35,17 @@ mod tag;
 pub use error::{AskError, CallError, CallFailed, SessionEnd};
 pub use table::{CALLS_MAX, Calls};
 pub use tag::{ANSWERED, REJECTED, Tag, Tagged};
+
+/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+#[cfg(test)]
+mod errors {
+    fn check<E: std::error::Error + Send + Sync + 'static>() {}
+
+    #[test]
+    fn go_anywhere() {
+        check::<crate::AskError>();
+        check::<crate::CallError<u64, u64>>();
+        check::<crate::CallFailed>();
+        check::<crate::SessionEnd>();
+    }
+}

@@ -20,6 +20,7 @@ const LOCK_ATTEMPTS: usize = 256;
 
 /// Why the directory cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DirError {
     /// It does not exist. Only the default directory is created: a mistyped path must not become a second, empty fabric.
     #[error("shared-memory directory {} does not exist: create it, or leave the option out", path.display())]

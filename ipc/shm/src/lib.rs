@@ -57,3 +57,22 @@ pub mod sleep;
 pub mod sync;
 mod sys;
 pub mod wait;
+
+/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+#[cfg(test)]
+mod errors {
+    fn check<E: std::error::Error + Send + Sync + 'static>() {}
+
+    #[test]
+    fn go_anywhere() {
+        check::<crate::dir::DirError>();
+        check::<crate::lock::LockError>();
+        check::<crate::memfd::MemfdAttachError>();
+        check::<crate::memfd::MemfdCreateError>();
+        check::<crate::memfd::MemfdRangeError>();
+        check::<crate::memfd::NoHugePages>();
+        check::<crate::region::CreateError>();
+        check::<crate::region::OpenError>();
+        check::<crate::wait::ParseWaitError>();
+    }
+}

@@ -20,6 +20,7 @@ use crate::sys;
 
 /// Why a byte could not be locked.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LockError {
     /// This or another process holds the byte.
     #[error("byte {byte} is locked by a living process (perhaps this one)")]

@@ -35,6 +35,7 @@ const _: () = assert!(size_of::<MemfdId>() == 24 && align_of::<MemfdId>() == 8);
 
 /// Why a memfd could not be made.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum MemfdCreateError {
     /// The size is 0, no multiple of the page size, or more than a file can have.
     #[error("a memfd of {bytes} bytes is not possible: use a positive multiple of the page size, {page} bytes")]
@@ -65,6 +66,7 @@ pub enum MemfdCreateError {
 
 /// Why a peer's memfd could not be mapped.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum MemfdAttachError {
     /// No such process or descriptor is visible.
     #[error("process {pid} has no descriptor {fd} here: it ended, or it is in another pid namespace (containers need a shared one)")]

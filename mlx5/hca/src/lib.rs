@@ -422,3 +422,17 @@ impl core::fmt::Debug for Hca {
 
 #[cfg(test)]
 mod tests;
+
+/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+#[cfg(test)]
+mod errors {
+    fn check<E: std::error::Error + Send + Sync + 'static>() {}
+
+    #[test]
+    fn go_anywhere() {
+        check::<crate::ConnectError>();
+        check::<crate::CreateError>();
+        check::<crate::OpenError>();
+        check::<crate::RegisterError>();
+    }
+}

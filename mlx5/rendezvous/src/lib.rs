@@ -15,3 +15,15 @@ pub mod record;
 
 pub use gate::{Gate, Incoming, Outgoing};
 pub use reach::{reach, stream_has_ended};
+
+/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+#[cfg(test)]
+mod errors {
+    fn check<E: std::error::Error + Send + Sync + 'static>() {}
+
+    #[test]
+    fn go_anywhere() {
+        check::<crate::record::RecordError>();
+        check::<crate::record::Refusal>();
+    }
+}

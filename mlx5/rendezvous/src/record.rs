@@ -34,6 +34,7 @@ pub enum Refusal {
 
 /// Bytes that are no record of the kind that is expected, or one that cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum RecordError {
     /// Not a record of this kind.
     #[error("not a {0} record")]

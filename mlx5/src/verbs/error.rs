@@ -50,6 +50,7 @@ impl std::error::Error for CallError {}
 
 /// Why a device behind libibverbs cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum VerbsError {
     /// A library is not there.
     #[error("{library} cannot be loaded ({reason}); install it (Debian: apt-get install libibverbs1 ibverbs-providers)")]

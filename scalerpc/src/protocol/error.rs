@@ -20,6 +20,7 @@ pub enum CloseReason {
 
 /// What the server sent that it must not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
 pub enum ProtocolError {
     /// A message that arrived is none.
     #[error("a response or event that is none")]

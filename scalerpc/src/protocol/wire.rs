@@ -90,6 +90,7 @@ pub struct RequestHeader {
 
 /// Bytes that are no message of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum DecodeError {
     /// The magic is another one.
     #[error("magic {0:#010x}")]

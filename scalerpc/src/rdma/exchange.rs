@@ -47,6 +47,7 @@ pub struct Admission(
 
 /// Why two ends did not meet.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum MeetError {
     /// The channel failed.
     #[error("exchanging records: {0}")]

@@ -33,6 +33,7 @@ const PROBE_NS: u64 = 1_000_000_000;
 
 /// Why an end could not be made, or not be connected.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum SetupError {
     /// A number outside its range.
     #[error(transparent)]

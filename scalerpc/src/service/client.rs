@@ -36,6 +36,7 @@ impl Default for ClientOptions {
 
 /// Why there is no client, or no response.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum ClientError {
     /// The address is none, or nobody listens there.
     #[error("the server at {address}: {source}")]

@@ -52,6 +52,7 @@ impl Default for ServerOptions {
 
 /// Why a server could not be made.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum ServerError {
     /// The device could not be opened, or its queues and memory not be made.
     #[error(transparent)]

@@ -102,7 +102,7 @@ fn held(desk: &Desk) -> (usize, usize, usize) {
 
 /// Half a minute, times the scale, of clients that call, leave and join again: in the end the server has no more than after the first tenth.
 #[test]
-#[ignore = "half a minute and more; scripts/soak scalerpc"]
+#[ignore = "half a minute and more; scripts/soak scalerpc-clients"]
 fn two_thousand_clients_of_four_processes_take_constant_memory_and_descriptors() {
     limited(|| {
         allow_many_files();

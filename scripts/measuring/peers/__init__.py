@@ -4,6 +4,7 @@
   scripts/peers scalerpc [--runs N] [--json FILE|-]
   scripts/peers shm [--runs N] [--json FILE|-]
   scripts/peers kv [--runs N] [--json FILE|-]
+  scripts/peers all [--runs N]     all four, 3 rounds unless told, and their rows as docs/results/peers.md
 
 What is measured, and how, is said in the modules of scripts/measuring/peers. N rounds (11), each of them everything once, on two pinned cores.
 A ratio is the median of the rounds' ratios, ours / theirs in the unit of what it names. Nothing else may run on the machine.
@@ -20,11 +21,15 @@ import pathlib
 import statistics
 import sys
 import tempfile
+import time
 
 from .. import instructions, tools
 from ..tools import Failure
 
 MEASURED = ["copyrpc", "scalerpc", "shm", "kv"]
+PAGE = tools.ROOT / "docs/results/peers.md"
+# The rows printed, for the page: what, value, target, verdict.
+ROWS = []
 
 
 class Samples:
@@ -58,15 +63,23 @@ def figures(spread, digits):
     return f"{spread['median']:.{digits}f} ({spread['min']:.{digits}f} to {spread['max']:.{digits}f})"
 
 
-def row(what, value="", target="", more=""):
-    """Prints a row of the table."""
-    print(f"{what:58} {value!s:>10} {target!s:>10}   {more}")
+def value_of(value, digits):
+    """A number, or the median of a spread with least and most, in words."""
+    return figures(value, digits) if isinstance(value, dict) else f"{value:.{digits}f}"
+
+
+def row(what, value="", target="", more="", verdict="", on_page=True):
+    """Prints a row of the table. What is no ratio and no count differs from machine to machine, and is not for the page."""
+    if what and on_page:
+        ROWS.append((what, value, target, verdict))
+    print(f"{what:58} {value!s:>24} {target!s:>10}   {'; '.join(part for part in (verdict, more) if part)}")
 
 
 def target(what, value, sign, bound, digits, more=""):
-    """Prints a row with a target: `sign` is <= or >=."""
-    is_met = value <= bound if sign == "<=" else value >= bound
-    row(what, f"{value:.{digits}f}", f"{sign} {bound}", ("met" if is_met else "MISSED") + (f"; {more}" if more else ""))
+    """Prints a row with a target: `value` is a number or a spread, `sign` is <= or >=."""
+    median = value["median"] if isinstance(value, dict) else value
+    is_met = median <= bound if sign == "<=" else median >= bound
+    row(what, value_of(value, digits), f"{sign} {bound}", more, "met" if is_met else "MISSED")
 
 
 def at(document, path):
@@ -118,16 +131,56 @@ class Bench:
         return instructions.document(*instructions.counted(crates))
 
 
+def measured(what, rounds, quiet):
+    """The result of one comparison, and its module."""
+    module = importlib.import_module(f".{what}", __name__)
+    with tempfile.TemporaryDirectory() as work:
+        return module.measure(Bench(rounds, work, quiet)), module
+
+
+def write_page(sections, rounds, minutes):
+    """docs/results/peers.md, between its marks: a table for each comparison."""
+    conditions = next(result["conditions"] for what, result, _ in sections if what == "copyrpc")
+    lines = [
+        f"{time.strftime('%Y-%m-%d')}, commit {conditions['commit']}, {conditions['cpu']}, {conditions['kernel']}, cores {conditions['cores']}, {rounds} "
+        f"rounds, {minutes:.0f} minutes in all; load average before: {sections[0][1]['load_average_before']:.2f}.", ""
+    ]
+    for what, _, rows in sections:
+        lines += [f"### {what}", "", "| | value (least to most) | target | |", "|---|---|---|---|"]
+        lines += [f"| {name} | {value} | {bound} | {verdict.replace('MISSED', '**missed**')} |" for name, value, bound, verdict in rows]
+        lines.append("")
+    head, _, rest = PAGE.read_text().partition("<!-- peers -->\n")
+    if not rest:
+        raise Failure(f"{PAGE} has no mark <!-- peers -->")
+    PAGE.write_text(f"{head}<!-- peers -->\n" + "\n".join(lines) + "<!-- end -->" + rest.partition("<!-- end -->")[2])
+
+
+def measure_all(rounds):
+    """All four, and the page."""
+    sections, begin, load = [], time.monotonic(), os.getloadavg()[0]
+    for what in MEASURED:
+        result, module = measured(what, rounds, quiet=False)
+        result.setdefault("load_average_before", load)
+        ROWS.clear()
+        module.table(result)
+        print()
+        sections.append((what, result, list(ROWS)))
+    write_page(sections, rounds, (time.monotonic() - begin) / 60)
+
+
 def main():
     """The script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measured", choices=MEASURED)
-    parser.add_argument("--runs", type=int, default=11, metavar="N", choices=range(1, 100), help="1 to 99 [11]")
+    parser.add_argument("measured", choices=[*MEASURED, "all"])
+    parser.add_argument("--runs", type=int, metavar="N", choices=range(1, 100), help="1 to 99 [11; all: 3]")
     parser.add_argument("--json", metavar="FILE", help="- for stdout")
     arguments = parser.parse_args()
     tools.need("valgrind")
-    module = importlib.import_module(f".{arguments.measured}", __name__)
-    with tempfile.TemporaryDirectory() as work:
-        result = module.measure(Bench(arguments.runs, work, quiet=arguments.json == "-"))
-        tools.write_json(result, arguments.json, lambda: module.table(result))
+    if arguments.measured == "all":
+        if arguments.json:
+            raise Failure("all writes docs/results/peers.md; --json is of one comparison", 2)
+        measure_all(arguments.runs or 3)
+        return 0
+    result, module = measured(arguments.measured, arguments.runs or 11, quiet=arguments.json == "-")
+    tools.write_json(result, arguments.json, lambda: module.table(result))
     return 0

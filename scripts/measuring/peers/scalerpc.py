@@ -7,7 +7,7 @@ that a NIC does.
 """
 
 from .. import tools
-from . import at, row
+from . import at, figures, row
 
 LOADS = ["round_trip", "rate_8x8", "rate_64x8"]
 RIVALS = ["scalerpc-read", "copyrpc", "rc-send", "ud-send"]
@@ -52,7 +52,6 @@ def table(result):
     for load in LOADS:
         for rival in RIVALS:
             ratio = at(raw, f"ratios.{load}.{rival}")
-            more = f"({ratio['min']:.2f} to {ratio['max']:.2f}); {figure(load, 'scalerpc')} / {figure(load, rival)}"
-            row(f"{load} / {rival}", f"{ratio['median']:.2f}", "-", more)
+            row(f"{load} / {rival}", figures(ratio, 2), "-", f"{figure(load, 'scalerpc')} / {figure(load, rival)}")
     for name in ["scalerpc", *RIVALS]:
         row(f"bytes that the server registers a client, {name}", f"{result[name.replace('-', '_') + '_bytes_per_further_client']:.0f}", "-")

@@ -74,7 +74,7 @@ def table(result):
         return f"{at(raw, f'figures.{name}.median'):.0f} ns"
 
     def of(what, name, sign, bound, more):
-        target(what, result[name], sign, bound, 2, f"{figures(at(raw, f'ratios.{name}'), 2)}; {more}")
+        target(what, at(raw, f"ratios.{name}"), sign, bound, 2, more)
 
     print(
         f"ipc, delegationrpc and flux on cores {result['conditions']['cores']}, {result['core_mode']}; rounds: {result['conditions']['rounds']}; "

@@ -4,7 +4,7 @@
 //! Held: nothing panics and nothing outside of the rings is touched (each ring is one page between two that cannot be reached); a link
 //! keeps S1 and R1 whatever it is told; it closes for a reason that says what was wrong; each call ends exactly once, with its data.
 //!
-//! `COPYRPC_TEST_SCALE=n` runs n times as many; `COPYRPC_TEST_SEED=s` runs one seed.
+//! `COPYRPC_TEST_SCALE=n` runs n times as many, from seed `COPYRPC_TEST_FIRST_SEED` on; `COPYRPC_TEST_SEED=s` runs one seed.
 
 use std::collections::{HashSet, VecDeque};
 use std::ptr::NonNull;
@@ -383,9 +383,10 @@ fn arbitrary_bytes_in_the_ring_touch_nothing_outside_and_each_call_still_ends_on
         return;
     }
     let target = 1_000_000 * scale();
+    let first = env_number("COPYRPC_TEST_FIRST_SEED").unwrap_or(0);
     let (mut changed, mut runs, mut found) = (0, 0, 0);
     while changed < target {
-        let (more, was_found) = run(&rings, runs);
+        let (more, was_found) = run(&rings, first + runs);
         changed += more;
         found += u64::from(was_found);
         runs += 1;

@@ -2,7 +2,8 @@
 //! by its answer, its deadline, a cancellation or the end of the connection; requests arrive in order exactly once; held payloads stay
 //! intact; and from any state a fair schedule ends every call (liveness), or a graceful end both sides. The fabric's own checks are in `sim`.
 //!
-//! `COPYRPC_TEST_SCALE=n` runs n times as many operations; `COPYRPC_TEST_SEED=s` runs one seed.
+//! `COPYRPC_TEST_SCALE=n` runs n times as many operations, from seed `COPYRPC_TEST_FIRST_SEED` on; `COPYRPC_TEST_SEED=s`
+//! runs one seed.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
@@ -483,7 +484,7 @@ fn run(seed: u64) -> (Stats, u64) {
     (stats, world.operations)
 }
 
-/// Runs seeds 0, 1, 2.. on two threads until there were enough operations.
+/// Runs seeds one after the other on two threads until there were enough operations.
 #[test]
 fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
     if let Some(seed) = env_number("COPYRPC_TEST_SEED") {
@@ -491,7 +492,8 @@ fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
         return;
     }
     let target = 10_000_000 * scale();
-    let (next_seed, operations) = (AtomicU64::new(0), AtomicU64::new(0));
+    let first = env_number("COPYRPC_TEST_FIRST_SEED").unwrap_or(0);
+    let (next_seed, operations) = (AtomicU64::new(first), AtomicU64::new(0));
     let total = Mutex::new(Stats::default());
     std::thread::scope(|scope| {
         let work = || {
@@ -504,7 +506,7 @@ fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
         scope.spawn(work);
         scope.spawn(work);
     });
-    let (runs, total, operations) = (next_seed.into_inner(), total.into_inner().unwrap(), operations.into_inner());
+    let (runs, total, operations) = (next_seed.into_inner() - first, total.into_inner().unwrap(), operations.into_inner());
     say(&format!("oracle: {operations} operations in {runs} runs: {total:?}"));
     // The paths that matter were taken.
     assert!(total.calls > runs * 50, "{total:#?}");

@@ -8,6 +8,7 @@ use crate::header::VERSION;
 
 /// Why a region could not be created. Nothing is left behind.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CreateError {
     /// The name is not usable.
     #[error("region name {name:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'")]
@@ -65,6 +66,7 @@ pub enum CreateError {
 
 /// Why a region could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenError {
     /// The name is not usable.
     #[error("region name {name:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'")]

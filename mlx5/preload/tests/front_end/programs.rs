@@ -131,3 +131,19 @@ fn ib_atomic_bw_finishes() {
     server.succeeded();
     has_line(client.succeeded(), 8, 200);
 }
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn a_launcher_that_was_copied_alone_has_its_library_if_it_is_a_release_build() {
+    let place = Place::new("alone");
+    let alone = place.file("mlx5-run");
+    std::fs::copy(crate::support::built().join("mlx5-run"), &alone).unwrap();
+    let mut command = std::process::Command::new(alone);
+    let shown = place.start(command.arg("--fabric").arg(place.file("fabric")).arg("ibv_devinfo")).finish();
+    if cfg!(debug_assertions) {
+        assert!(!shown.status.success());
+        shown.said("only a release build has it inside");
+    } else {
+        shown.succeeded().said("hca_id:\tmlx5_0").said("PORT_ACTIVE (4)");
+    }
+}

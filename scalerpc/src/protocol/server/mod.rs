@@ -127,6 +127,7 @@ pub enum JoinError {
 
 /// Why a server could not be made.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum NewServerError {
     /// A number is outside its range.
     #[error(transparent)]

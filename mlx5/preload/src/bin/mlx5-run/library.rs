@@ -1,17 +1,31 @@
 //! What the program will need: our library, and the vendor's.
 
-use std::env;
 use std::ffi::{CStr, OsString};
 use std::path::{Path, PathBuf};
+use std::{env, fs};
 
 const NAME: &str = "libmlx5_preload.so";
 
-/// Our library. In a target directory of Cargo the one in `deps` is the last one that was built; elsewhere it is beside this program.
-pub(crate) fn find() -> Result<PathBuf, String> {
+/// The library as release builds have it in the program (`build.rs`); empty in others.
+static INSIDE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libmlx5_preload.so"));
+
+/// Our library: beside this program, where it was built (in a target directory of Cargo the one in `deps` is the last one that was built); else the
+/// one inside, written into `dir`, which belongs to this run.
+pub(crate) fn find(dir: &Path) -> Result<PathBuf, String> {
     let program = env::current_exe().map_err(|error| format!("where this program is: {error}"))?;
-    let dir = program.parent().unwrap_or(Path::new("/"));
-    let found = [dir.join("deps").join(NAME), dir.join(NAME)].into_iter().find(|path| path.exists());
-    found.ok_or_else(|| format!("{NAME} is not in {}: cargo build --release -p mlx5-preload", dir.display()))
+    let beside = program.parent().unwrap_or(Path::new("/"));
+    if let Some(path) = [beside.join("deps").join(NAME), beside.join(NAME)].into_iter().find(|path| path.exists()) {
+        return Ok(path);
+    }
+    if INSIDE.is_empty() {
+        return Err(format!(
+            "{NAME} is not in {}, and only a release build has it inside: cargo build --release -p mlx5-preload",
+            beside.display()
+        ));
+    }
+    let path = dir.join(NAME);
+    fs::write(&path, INSIDE).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(path)
 }
 
 /// `LD_PRELOAD`, with our library in front of what is there.

@@ -74,7 +74,6 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode, String> {
-    let library = library::find()?;
     library::check_driver()?;
     let fabric = fabric(arguments)?;
     let is_there = |fault| arguments.faults.contains(&fault);
@@ -85,6 +84,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         is_port_up: !is_there(Fault::PortDown),
     };
     let tree = Tree::make(&options)?;
+    let library = library::find(tree.path())?;
     let [program, rest @ ..] = &arguments.command[..] else { return Err("no command".to_owned()) };
     let mut command = Command::new(program);
     let faults: Vec<_> = arguments.faults.iter().map(Fault::to_string).collect();

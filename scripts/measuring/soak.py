@@ -1,0 +1,240 @@
+"""Runs the long forms of the tests, part by part, and keeps the totals of all runs.
+
+  scripts/soak                        names the parts, and what each has counted so far
+  scripts/soak PART [--minutes N]     runs rounds of a part until N minutes are over (60, the maximum); run it again to go on
+  scripts/soak all [--minutes N]      each part for N minutes
+  scripts/soak seed=SEED              repeats one job of the part `storm`, as it was printed
+  scripts/soak page                   only writes the table of docs/reliability.md anew
+
+A round is some minutes of one part: what a test counts in it (kills, stops, operations, points) is added to docs/results/soak.json when all tests of
+the round have passed, so a run that is ended loses a round, and no more. copyrpc's core and the swarm take seeds that no round had before; storms and
+points begin elsewhere each time; scalerpc's worlds are the same in each round. A round that fails is in the record as a finding; its output is kept in
+target/soak, and nothing else is run.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+from . import tools
+from .tools import ROOT, Failure
+
+RECORD = ROOT / "docs/results/soak.json"
+PAGE = ROOT / "docs/reliability.md"
+OUTPUT = ROOT / "target/soak"
+MAX_MINUTES = 60
+# Of one command, in seconds: a hang is a finding.
+LIMIT = 45 * 60
+
+# What tests print, and what it counts. A pattern without a group counts its lines.
+COUNTERS = {
+    "kills": [r"(\d+) kills\b", r"(\d+) clients killed", r"(\d+) servers killed", r"(\d+) processes killed", r"TEST_SEED=\d+: (?:Rank|Client|Launcher)\b"],
+    "stops": [r"(\d+) stops\b", r"(\d+) stopped\b", r"(\d+) times stopped", r"TEST_SEED=\d+: Pause\b"],
+    "interrupts": [r"TEST_SEED=\d+: Interrupt\b"],
+    "points": [r"(\d+) of \d+ (?:instructions|beginnings)"],
+    "oracle operations": [r"oracle: (\d+) operations"],
+    "garbled batches": [r"garbage: (\d+) batches"],
+    "operations": [r"(\d+) operations of the living", r"jobs, (\d+) operations"],
+    "connections": [r"(\d+) connections, 0 seats"],
+    "calls": [r"(\d+) calls executed", r"(\d+) calls answered", r"^(\d+) requests ran", r"^(\d+) requests, "],
+    "simulated jobs": [r"(\d+) jobs, \d+ operations"],
+    "tests": [r"(\d+) passed;"],
+}
+
+
+def test(package, *arguments, release=False, **environment):
+    """A command: cargo test of a package, with variables set."""
+    words = ["cargo", "test", "--locked", *(["--release"] if release else []), "-p", package, *arguments, "--nocapture"]
+    return " ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(words)])
+
+
+ONE = ["--", "--test-threads=1"]
+# By part: what it is, and the commands of a round. {seed} is a number that grows by 10,000,000 with each round.
+PARTS = {
+    "rdma": ("processes on the software HCA killed and stopped at random", [
+        test("mlx5", "--test", name, *ONE, MLX5_TEST_SCALE=5, MLX5_TEST_TIME=when)
+        for when in ("immediate", "delay") for name in ("all_to_all", "one_sided")
+    ]),
+    "rdma-steps": ("requesters, owners and datagram senders stopped and killed at single instructions", [
+        test("mlx5", "--test", "single_step", *ONE, MLX5_TEST_SCALE=15),
+        test("mlx5-hca", "--test", "hca_single_step", *ONE, MLX5_TEST_SCALE=15),
+        test("mlx5", "--test", "quarantine", *ONE, MLX5_TEST_SCALE=15),
+    ]),
+    "driver": ("other people's programs under mlx5-run, killed, stopped, and given nonsense", [
+        "cargo build --release --locked -p mlx5-preload",
+        test("mlx5-preload", "--test", "front_end", "--", "--ignored", "--test-threads=1", "garbage", "storm", release=True),
+        "target/release/mlx5-run -- scripts/hw-qualify --quick --device mlx5_0 -o target/hw-qualify.txt",
+    ]),
+    "shm-steps": ("ipc and delegationrpc: clients and servers stopped and killed at single instructions and system calls", [
+        test(package, "--test", "single_step", *ONE, SHM_TEST_SCALE=5) for package in ("copyrpc-ipc", "delegationrpc")
+    ]),
+    "shm-storm": ("ipc and delegationrpc: clients and servers killed and stopped at random, seats used again", [
+        test(package, *what, SHM_TEST_SCALE=3)
+        for package in ("copyrpc-ipc", "delegationrpc")
+        for what in (("--test", "storm", *ONE), ("--test", "conformance", "--", "seats_are_reused"))
+    ]),
+    "copyrpc-core": ("copyrpc's core against its oracle, arbitrary bytes, peers that lie", [
+        test("copyrpc", "--lib", *ONE, "protocol::oracle", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
+        test("copyrpc", "--lib", *ONE, "protocol::garbage", COPYRPC_TEST_SCALE=5, COPYRPC_TEST_FIRST_SEED="{seed}"),
+        test("copyrpc", "--lib", *ONE, "liars", COPYRPC_TEST_SCALE=5),
+    ]),
+    "copyrpc-states": ("copyrpc: more of the core's states, up to 3 GiB", [test("copyrpc", "--lib", *ONE, "explore", COPYRPC_TEST_SCALE=20)]),
+    "copyrpc-sanitizer": ("copyrpc's core under AddressSanitizer; needs a nightly toolchain", [
+        "RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p copyrpc --locked --lib --target $(rustc -vV | sed -n 's/^host: //p') protocol",
+    ]),
+    "copyrpc-clients": ("copyrpc: clients that leave in four ways, are killed and stopped at random", [
+        test("copyrpc", "--test", "leavers", *ONE, COPYRPC_TEST_SCALE=10),
+        test("copyrpc", "--test", "service", *ONE, "clients_that_are_killed", COPYRPC_TEST_SCALE=10),
+    ]),
+    "scalerpc": ("scalerpc: states, random worlds, clients in processes that are killed", [
+        test("scalerpc", "--lib", "--", "explore", "worlds", COPYRPC_TEST_SCALE=5),
+        test("scalerpc", "--test", "processes", *ONE, SHM_TEST_SCALE=5),
+    ]),
+    "scalerpc-clients": ("scalerpc: 2,000 clients of four processes, a server's memory", [
+        test("scalerpc", "--test", "processes", "--", "--ignored", "two_thousand", release=True, SHM_TEST_SCALE=10),
+    ]),
+    "backends": ("benchkv: every backend on 1, 2, 4 and 8 ranks, two kinds of keys, two depths", [
+        test("benchkv", "--test", "jobs", "every_backend", "--", BENCHKV_TEST_SCALE=5),
+    ]),
+    "storm": ("benchkv: jobs of random shape, killed, stopped and interrupted at random", [test("benchkv", "--test", "jobs", "storm", "--", BENCHKV_TEST_SCALE=5)]),
+    "swarm": ("benchkv in virtual time: jobs of random shape and options", [
+        test("benchkv-core", "--lib", "random_jobs", "--", release=True, SWARM_SEED="{seed}", SWARM_SEEDS=1000),
+    ]),
+}
+SEEDS_A_ROUND = 10_000_000
+
+
+def read_record():
+    """What was run so far, by part."""
+    return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+
+
+def entry(record, part):
+    """What was run of a part."""
+    return record.setdefault(part, {"rounds": 0, "seconds": 0, "counted": {}, "findings": [], "commits": [], "last": None})
+
+
+def write_record(record):
+    """Replaces the record, and the table of the page."""
+    tools.write_json(record, str(RECORD), lambda: None)
+    write_page(record)
+
+
+def write_page(record):
+    """The table of docs/reliability.md, between its marks."""
+    lines = ["| part | what | rounds | hours | counted | findings | last run, commit |", "|---|---|---|---|---|---|---|"]
+    for part, (what, _) in PARTS.items():
+        ran = record.get(part)
+        if ran is None:
+            lines.append(f"| `{part}` | {what} | 0 | | not run yet | | |")
+            continue
+        counted = ", ".join(f"{number:,} {name}" for name, number in ran["counted"].items())
+        found = "; ".join(f"{finding['date']} {finding['what']}" for finding in ran["findings"]) or "none"
+        lines.append(f"| `{part}` | {what} | {ran['rounds']} | {ran['seconds'] / 3600:.1f} | {counted} | {found} | {ran['last']}, {ran['commits'][-1]} |")
+    text = PAGE.read_text()
+    head, mark, rest = text.partition("<!-- soak -->\n")
+    tail = rest.partition("<!-- end -->")
+    if not mark or not tail[1]:
+        raise Failure(f"{PAGE} lacks the marks <!-- soak --> and <!-- end -->")
+    PAGE.write_text(head + mark + "\n".join(lines) + "\n" + tail[1] + tail[2])
+
+
+def count(output):
+    """What a test's output counts."""
+    counted = {}
+    for name, patterns in COUNTERS.items():
+        for pattern in patterns:
+            for found in re.findall(pattern, output, re.MULTILINE):
+                counted[name] = counted.get(name, 0) + (int(found) if found.isdigit() else 1)
+    return counted
+
+
+def commit():
+    """The commit at hand, marked if files differ from it."""
+    return tools.output(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT).strip()
+
+
+def run_round(part, ran):
+    """One round. Returns what it counted; a failure is a finding."""
+    counted, output = {}, ""
+    for command in PARTS[part][1]:
+        command = command.format(seed=1 + ran["rounds"] * SEEDS_A_ROUND)
+        print(f"soak: {command}", flush=True)
+        done = subprocess.run(["timeout", "-k", "10", str(LIMIT), "bash", "-c", command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, check=False)
+        text = done.stdout.decode(errors="replace")
+        output += f"\n$ {command}\n{text}"
+        if done.returncode != 0:
+            OUTPUT.mkdir(parents=True, exist_ok=True)
+            file = OUTPUT / f"{part}-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+            file.write_text(output)
+            failed = re.findall(r"(?m)^test (.*) \.\.\. FAILED$|^    (\S+)$(?=(?:\n    \S+$)*\n\ntest result: FAILED)", text)
+            name = next((one or other for one, other in failed), f"status {done.returncode}")
+            return counted, f"{name} (`{command}`)", file
+        for name, number in count(text).items():
+            counted[name] = counted.get(name, 0) + number
+    if not counted.get("tests") or counted["tests"] < 1:
+        raise Failure(f"{part} ran no test: its filters name nothing")
+    return counted, None, None
+
+
+def soak(part, minutes):
+    """Rounds of a part, and their totals in the record."""
+    begin, longest = time.monotonic(), 0
+    while time.monotonic() - begin + longest < minutes * 60 or not longest:
+        record = read_record()
+        ran = entry(record, part)
+        started = time.monotonic()
+        counted, finding, file = run_round(part, ran)
+        seconds = time.monotonic() - started
+        longest = max(longest, seconds)
+        ran["seconds"] += round(seconds)
+        ran["last"] = time.strftime("%Y-%m-%d")
+        if commit() not in ran["commits"]:
+            ran["commits"].append(commit())
+        if finding:
+            ran["findings"].append({"date": ran["last"], "what": finding})
+            write_record(record)
+            raise Failure(f"{part} found something: {finding}; its output is in {file}")
+        ran["rounds"] += 1
+        for name, number in counted.items():
+            ran["counted"][name] = ran["counted"].get(name, 0) + number
+        write_record(record)
+        print(f"soak: {part}: " + ", ".join(f"{number:,} {name}" for name, number in counted.items()), flush=True)
+
+
+def main():
+    """The script."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", metavar="PART", help=f"{', '.join(PARTS)}, all, page, or seed=SEED")
+    parser.add_argument("--minutes", type=float, default=MAX_MINUTES, metavar="N", help="above 0 to 60 [60]")
+    arguments = parser.parse_args()
+    if not 0 < arguments.minutes <= MAX_MINUTES:
+        raise Failure(f"--minutes {arguments.minutes}: above 0, {MAX_MINUTES} at most", 2)
+    if arguments.part is None:
+        record = read_record()
+        for part, (what, _) in PARTS.items():
+            counted = record.get(part, {}).get("counted", {})
+            print(f"{part:16} {what}\n{'':16} " + (", ".join(f"{number:,} {name}" for name, number in counted.items()) or "not run yet"))
+    elif arguments.part == "page":
+        write_page(read_record())
+    elif arguments.part.startswith("seed="):
+        environment = {**os.environ, "BENCHKV_TEST_SEED": arguments.part.removeprefix("seed=")}
+        return subprocess.run(shlex.split(test("benchkv", "--test", "jobs", "storm", "--")), cwd=ROOT, env=environment, check=False).returncode
+    elif arguments.part == "all":
+        for part in PARTS:
+            soak(part, arguments.minutes)
+    elif arguments.part in PARTS:
+        soak(arguments.part, arguments.minutes)
+    else:
+        raise Failure(f"{arguments.part} is no part: {', '.join(PARTS)}", 2)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
