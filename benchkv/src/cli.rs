@@ -106,6 +106,10 @@ pub struct JobArgs {
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub key_range: u64,
 
+    /// Bytes of a value, 8 to 64K. The rings between ranks are as large as it needs.
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes, default_value_t = 8)]
+    pub value_size: u64,
+
     /// Share of operations that read, 0 to 1.
     #[arg(long, value_name = "RATIO", default_value_t = 0.5)]
     pub read_ratio: f64,
@@ -520,6 +524,7 @@ mod tests {
             "--pin 0..3",
             "--ring-size big",
             "--ring-size 4KB",
+            "--value-size 1KB",
             "--duration soon",
             "--warmup 1day",
             "--ranks two",

@@ -24,6 +24,7 @@ use benchkv::trace::TraceOptions;
 use engine::backend::composed::Composed;
 use engine::message::{Request, Response};
 use engine::topology::Transport;
+use engine::values::HEAD_BYTES;
 use harness::clock::Clock;
 use harness::counters::{self, PortCounters};
 use harness::echo::{self, Echo, EchoError, EchoResult};
@@ -49,6 +50,8 @@ const EXIT_NOTHING: u8 = 4;
 const EXIT_INTERRUPTED: u8 = 130;
 /// How long each echo baseline is measured.
 const ECHO_DURATION: Duration = Duration::from_millis(250);
+/// Requests of an echo under way, in bytes: socket buffers hold them.
+const ECHO_BYTES: usize = 64 << 10;
 /// How long the slowest rank may take to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long ranks wait for rank 0 to measure the baselines, and for each other's reports.
@@ -284,11 +287,13 @@ fn announce(options: &Options, rank: usize) {
     }
 }
 
-/// The Unix-socket echo one at a time, and as deep as the job where the socket allows it.
+/// The Unix-socket echo one at a time, and as deep as the job where the socket allows it: of as many bytes as an operation moves, which has its value
+/// in one of its two messages.
 fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoError> {
-    let mut depths = vec![1, options.job.queue_depth.min(echo::MAX_DEPTH)];
+    let message = size_of::<Request>() + options.job.workload.value_bytes - HEAD_BYTES;
+    let (request_bytes, reply_bytes) = (message.min(echo::MAX_MESSAGE_BYTES), size_of::<Response>());
+    let mut depths = vec![1, options.job.queue_depth.min(echo::MAX_DEPTH).min(ECHO_BYTES / request_bytes)];
     depths.dedup();
-    let (request_bytes, reply_bytes) = (size_of::<Request>(), size_of::<Response>());
     depths.into_iter().map(|depth| Echo { depth, request_bytes, reply_bytes, duration: ECHO_DURATION }.measure(clock)).collect()
 }
 

@@ -11,9 +11,9 @@ use thiserror::Error;
 
 use crate::cli::ClientKind;
 use engine::job::Sizes;
-use engine::store::Shard;
 use engine::topology::{Topology, Transport};
 use engine::trace::recorder::Recorder;
+use engine::values::Places;
 use engine::verify::Verifier;
 use engine::workload::{Access, Workload};
 
@@ -113,13 +113,14 @@ impl Memory {
             + verifier
             + 2 * runs as u64 * HISTOGRAM_BYTES
             + queue_depth as u64 * BYTES_PER_OPERATION;
+        let places = Places::new(workload.value_bytes, topology.clients, queue_depth, topology.passing_daemons());
         let endpoints = topology.endpoints();
         let memory = Self {
             endpoints,
-            connections_bytes: endpoints * Self::connection_bytes(topology, sizes)
+            connections_bytes: endpoints * Self::connection_bytes(topology, sizes, places.tail_bytes as u64)
                 + topology.threads_with_endpoints() * Self::context_bytes(topology),
-            stores_bytes: workload.store_keys() * Shard::BYTES_PER_KEY as u64,
-            channels_bytes: channels,
+            stores_bytes: workload.store_bytes(),
+            channels_bytes: channels + places.bytes() as u64,
             clients_bytes: clients * client,
             total_bytes: 0,
         };
@@ -128,10 +129,12 @@ impl Memory {
     }
 
     /// One end of a connection between ranks.
-    const fn connection_bytes(topology: &Topology, sizes: &Sizes) -> u64 {
+    const fn connection_bytes(topology: &Topology, sizes: &Sizes, tail_bytes: u64) -> u64 {
+        // What is sent and not gone, and what has come, each a request or an answer.
+        let under_way = 2 * sizes.window as u64;
         match topology.transport {
-            Transport::RcSend => 2 * sizes.window as u64 * BYTES_PER_SEND + SEND_QUEUE_BYTES,
-            Transport::UcxAm => UCX_BYTES_PER_ENDPOINT,
+            Transport::RcSend => under_way * (BYTES_PER_SEND + 2 * tail_bytes) + SEND_QUEUE_BYTES,
+            Transport::UcxAm => UCX_BYTES_PER_ENDPOINT + under_way * 2 * tail_bytes,
             Transport::Copyrpc => 2 * sizes.ring_bytes + QUEUE_BYTES_PER_ENDPOINT + CONTEXT_BYTES_PER_ENDPOINT,
         }
     }
@@ -189,7 +192,7 @@ impl Memory {
                 connections_bytes,
                 "fewer --ranks or --client-threads, a smaller --ring-size or --queue-depth, another --backend",
             ),
-            ("stores", stores_bytes, "fewer --ranks, a smaller --key-range"),
+            ("stores", stores_bytes, "fewer --ranks, a smaller --key-range or --value-size"),
             ("channels within ranks", channels_bytes, "fewer --server-threads or --client-threads, a smaller --queue-depth"),
             ("clients", clients_bytes, "fewer --client-threads or --runs, --no-verify"),
             ("processes", self.rest_bytes(), "fewer --ranks, --clients threads, no --trace"),
@@ -290,7 +293,7 @@ mod tests {
         }
         resolve(&format!("{args} --memory-limit {need}")).unwrap();
         for (args, remedy) in [
-            ("--key-range 60000000 --verify=false", ": stores 1.8 GiB (fewer --ranks, a smaller --key-range), "),
+            ("--key-range 60000000 --verify=false", ": stores 1.8 GiB (fewer --ranks, a smaller --key-range or --value-size), "),
             (
                 "--backend meta --server-threads 16 --queue-depth 4096",
                 " GiB (fewer --server-threads or --client-threads, a smaller --queue-depth), ",

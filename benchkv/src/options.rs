@@ -8,7 +8,7 @@ use std::time::Duration;
 use copyrpc::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
 use engine::backend::BackendError;
 use engine::backend::plan::Site;
-use engine::job::{Job, Sizes};
+use engine::job::{Job, Sizes, least_ring};
 use engine::pace::{Arrivals, Pace};
 use engine::topology::{Routing, Topology, Transport};
 use engine::ucx::PeerErrors;
@@ -35,7 +35,7 @@ use crate::range::{RangeError, range};
 use crate::trace::TraceOptions;
 use engine::drain;
 use engine::policy::PolicyOptions;
-use engine::store::Shard;
+use engine::values::{HEAD_BYTES, VALUE_BYTES};
 use engine::workload::{Distribution, PATTERN_LEN, Workload};
 
 /// Ranks that the local launcher starts unless told.
@@ -163,7 +163,8 @@ impl Options {
         check_times(&cli)?;
         check_ratios(&cli, ranks)?;
         let (routing, transport) = axes(&cli)?;
-        check_ring(cli.ring_size, transport)?;
+        check_values(cli.value_size)?;
+        check_ring(cli.ring_size, transport, cli.value_size as usize)?;
         let pace = cli.pace.resolve()?;
         if let Some(fault) = cli.fault.filter(|_| !verify) {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()).into());
@@ -178,6 +179,7 @@ impl Options {
             ranks,
             clients: cli.client_threads,
             key_range: cli.key_range,
+            value_bytes: cli.value_size as usize,
             read_ratio: cli.read_ratio,
             remote_ratio: cli.remote_ratio.unwrap_or((ranks - 1) as f64 / ranks as f64),
             distribution: cli.distribution,
@@ -188,7 +190,7 @@ impl Options {
         let topology = Topology { routing, transport, ranks, daemons: cli.server_threads, clients: cli.client_threads };
         policies::check(&cli.policies, &topology)?;
         cli.trace.check()?;
-        let sizes = Sizes::compute(cli.ring_size.bytes(), &topology, cli.queue_depth);
+        let sizes = Sizes::compute(cli.ring_size.bytes(), &topology, cli.queue_depth, workload.value_bytes);
         let ranks_here = launcher.ranks_here.len();
         let memory = Memory::of_rank(&topology, &sizes, &workload, cli.queue_depth, cli.runs)
             .with_clients(cli.clients, &topology)
@@ -290,9 +292,10 @@ impl fmt::Display for Options {
         )?;
         writeln!(
             f,
-            "keys {} per rank ({}), {}, {:.0} % reads, {:.0} % remote, seed {}, verify {}",
+            "keys {} per rank ({}), values of {} B, {}, {:.0} % reads, {:.0} % remote, seed {}, verify {}",
             workload.store_keys(),
-            report::bytes(workload.store_keys() * Shard::BYTES_PER_KEY as u64),
+            report::bytes(workload.store_bytes()),
+            workload.value_bytes,
             workload.distribution,
             workload.read_ratio * 100.0,
             workload.remote_ratio * 100.0,
@@ -407,14 +410,27 @@ fn axes(cli: &JobArgs) -> Result<(Routing, Transport), RangeError> {
     }
 }
 
-fn check_ring(ring: RingChoice, transport: Transport) -> Result<(), RangeError> {
+fn check_values(given: u64) -> Result<(), RangeError> {
+    let (least, most) = (*VALUE_BYTES.start() as u64, *VALUE_BYTES.end() as u64);
+    match given {
+        _ if given < least => {
+            Err(range("--value-size", given, "too small for its writer, sequence and hash", format!("{least} to {most} bytes")))
+        }
+        _ if given > most => Err(range("--value-size", given, "more than is supported", format!("{least} to {most} bytes"))),
+        _ => Ok(()),
+    }
+}
+
+fn check_ring(ring: RingChoice, transport: Transport, value_bytes: usize) -> Result<(), RangeError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
-    let legal = format!("auto, or a power of two from {} to {}", RING_BYTES.start(), RING_BYTES.end());
+    let least = least_ring(value_bytes).max(*RING_BYTES.start());
+    let legal = format!("auto, or a power of two from {least} to {}", RING_BYTES.end());
     match given {
         _ if transport != Transport::Copyrpc => {
             Err(range("--ring-size", given, "messages of this --carrier are not written into rings", "none; leave it out".to_owned()))
         }
         _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),
+        _ if given < least => Err(range("--ring-size", given, "too small for a message with a value of --value-size", legal)),
         _ if given > *RING_BYTES.end() => Err(range("--ring-size", given, "more than is supported", legal)),
         _ if !given.is_power_of_two() => Err(range("--ring-size", given, "not a power of two", legal)),
         _ => Ok(()),
@@ -443,6 +459,9 @@ pub struct Recorded {
     pub runs: usize,
     /// Shared keys of each rank.
     pub key_range: u64,
+    /// Bytes of a value.
+    #[serde(default = "eight")]
+    pub value_size: usize,
     /// Share of shared accesses that read.
     pub read_ratio: f64,
     /// Share of accesses that go to another rank.
@@ -472,6 +491,11 @@ pub struct Recorded {
     pub fault: Option<Fault>,
 }
 
+/// Size of the values of results that do not say it.
+const fn eight() -> usize {
+    HEAD_BYTES
+}
+
 impl From<&Options> for Recorded {
     fn from(options: &Options) -> Self {
         let job = &options.job;
@@ -488,6 +512,7 @@ impl From<&Options> for Recorded {
             warmup_s: options.warmup.as_secs_f64(),
             runs: job.runs,
             key_range: workload.key_range,
+            value_size: workload.value_bytes,
             read_ratio: workload.read_ratio,
             remote_ratio: workload.remote_ratio,
             distribution: workload.distribution,

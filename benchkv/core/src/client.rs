@@ -14,7 +14,8 @@ use crate::backend::{BackendError, Ending, IssueError, Paths};
 use crate::message::{Outcome, Request};
 use crate::pace::Schedule;
 use crate::phase::Phase;
-use crate::verify::{PrivateStep, Verdict, Verifier};
+use crate::values::ClientValues;
+use crate::verify::{PrivateStep, Verdict, Verifier, fill_tail};
 use crate::workload::{Access, AccessKind, Pattern};
 
 /// What one client measured between the begin and the end of a window, by its own clock readings.
@@ -116,7 +117,7 @@ pub struct ClientSpec {
     pub schedule: Option<Schedule>,
     /// The judge, with `--verify`.
     pub verifier: Option<Verifier>,
-    /// Flips one bit of one written value, which `--verify` has to notice.
+    /// Flips one bit of the last byte, or of the only 8 there are, of one written value, which `--verify` has to notice.
     pub corrupt_one: bool,
 }
 
@@ -133,6 +134,8 @@ struct Book {
     spec: ClientSpec,
     /// Operations to issue in all.
     limit: u64,
+    /// Where the tails of values are, and one of them; `None`: values have none.
+    tails: Option<(ClientValues, Vec<u8>)>,
     next_access: usize,
     /// By token. `None`: the token is free.
     outstanding: Vec<Option<Outstanding>>,
@@ -197,6 +200,10 @@ impl<P: Paths> Client<P> {
         };
         let book = Book {
             limit: spec.ops.unwrap_or(u64::MAX),
+            tails: paths.values().map(|values| {
+                let tail = vec![0; values.tail_bytes()];
+                (values, tail)
+            }),
             next_access: 0,
             outstanding: vec![None; depth],
             free: (0..depth as u32).rev().collect(),
@@ -389,7 +396,7 @@ impl Book {
         let token = *self.free.last()?;
         let intended_ns = self.spec.schedule.as_ref().map_or(Some(now_ns), |schedule| schedule.due_ns(now_ns))?;
         // A private key with an operation outstanding is passed over. There are fewer private accesses in a row than this.
-        let (access, request, is_put) = (0..4).find_map(|_| self.next_request())?;
+        let (access, request, is_put) = (0..4).find_map(|_| self.next_request(token))?;
         self.free.pop();
         if let Some(schedule) = &mut self.spec.schedule {
             schedule.take();
@@ -401,7 +408,7 @@ impl Book {
     }
 
     #[inline]
-    fn next_request(&mut self) -> Option<(Access, Request, bool)> {
+    fn next_request(&mut self, token: u32) -> Option<(Access, Request, bool)> {
         let accesses = &self.spec.pattern.accesses;
         let access = *accesses.get(self.next_access)?;
         self.next_access = if self.next_access + 1 < accesses.len() { self.next_access + 1 } else { 0 };
@@ -411,13 +418,24 @@ impl Book {
             (AccessKind::Read, _) => None,
             (AccessKind::Write, Some(verifier)) => Some(verifier.next_value(access.rank, access.key)),
             (AccessKind::Private, Some(verifier)) => match verifier.begin_private(&access)? {
-                PrivateStep::Put(value) => Some(value ^ u64::from(std::mem::take(&mut self.spec.corrupt_one))),
+                PrivateStep::Put(value) => Some(value),
                 PrivateStep::Get => None,
             },
             (AccessKind::Write | AccessKind::Private, None) => Some(access.key),
         };
+        let is_corrupt = put.is_some() && access.kind == AccessKind::Private && std::mem::take(&mut self.spec.corrupt_one);
         let request = put.map_or(Request::get(rank, access.key), |value| Request::put(rank, access.key, value));
-        Some((access, request, put.is_some()))
+        let Some((values, tail)) = &mut self.tails else {
+            let request = if is_corrupt { Request::put(rank, access.key, put.unwrap_or_default() ^ 1) } else { request };
+            return Some((access, request, put.is_some()));
+        };
+        // Values that nobody judges are those that came last.
+        if let Some(value) = put.filter(|_| self.spec.verifier.is_some()) {
+            fill_tail(value, tail);
+            tail.last_mut().into_iter().for_each(|last| *last ^= u8::from(is_corrupt));
+            values.write(token, tail);
+        }
+        Some((access, request.at(values.place(token)), put.is_some()))
     }
 
     /// Books the end of an operation. A token that is not outstanding is a transport's fault; it must not end another operation.
@@ -430,6 +448,10 @@ impl Book {
             Ending::Error => None,
         };
         if let Some(verifier) = &mut self.spec.verifier {
+            if let (Some((values, tail)), Some(Outcome::GetOk { value })) = (&mut self.tails, outcome) {
+                values.read(token, tail);
+                verifier.judge_tail(&access, value, tail);
+            }
             match (access.kind, outcome) {
                 (AccessKind::Private, outcome) => verifier.end_private(&access, outcome),
                 (_, Some(Outcome::GetOk { value })) => verifier.judge_read(&access, moment, Some(value)),

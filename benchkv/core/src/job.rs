@@ -1,6 +1,6 @@
 //! [`Job`]: what is to be run, the same on all of its ranks.
 
-use copyrpc::ring::MIN_RING_SIZE;
+use copyrpc::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
 use serde::{Deserialize, Serialize};
 
 use crate::client::ClientSpec;
@@ -9,6 +9,7 @@ use crate::pace::Pace;
 use crate::policy::PolicyOptions;
 use crate::topology::{Routing, Topology};
 use crate::ucx::PeerErrors;
+use crate::values::{HEAD_BYTES, Places};
 use crate::verify::Verifier;
 use crate::workload::Workload;
 
@@ -16,11 +17,11 @@ use crate::workload::Workload;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
     /// Bytes of each ring of a connection between ranks, 0 where the carrier has none (`rc-send`, `ucx-am`). `auto`: the power of two not below 4 x
-    /// operations in flight on it x padded message.
+    /// operations in flight on it x padded message, and not below 8 of these; at most the largest ring there is.
     pub ring_bytes: u64,
     /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with copyrpc: the power of two not below the
-    /// operations in flight on it, 16 to 1024, and fewer where a thread's connections would have more than 32768 together. What exceeds it waits in
-    /// the backlog of the thread.
+    /// operations in flight on it, 16 to 1024, and fewer where a thread's connections would have more than 32768 together, or the messages of one
+    /// more than 16 MiB. What exceeds it waits in the backlog of the thread.
     pub window: usize,
     /// Words of the delegation ring: two for each client of the rank, as [`delegationrpc::ring_depth_for`] says.
     pub ring_slots: usize,
@@ -30,21 +31,38 @@ pub struct Sizes {
     pub flux_capacity: usize,
 }
 
+/// Bytes of messages that a window may have under way, if it is not the smallest.
+const WINDOW_BYTES: usize = 16 << 20;
+
+/// Bytes of a ring that a put takes. The header of 12 bytes is copyrpc's; messages are padded to 32.
+const fn padded_message(value_bytes: usize) -> usize {
+    (12 + size_of::<Request>() + value_bytes - HEAD_BYTES).next_multiple_of(32)
+}
+
+/// The smallest ring that takes a put of `value_bytes`: copyrpc's messages are an eighth of a ring at most.
+#[must_use]
+pub const fn least_ring(value_bytes: usize) -> u64 {
+    (8 * padded_message(value_bytes) as u64).next_power_of_two()
+}
+
 impl Sizes {
-    /// What `queue_depth` operations of each client need; rings between ranks have `ring_bytes`, if they are given.
+    /// What `queue_depth` operations of each client need on values of `value_bytes`; rings between ranks have `ring_bytes`, if they are given.
     #[must_use]
-    pub fn compute(ring_bytes: Option<u64>, topology: &Topology, queue_depth: usize) -> Self {
+    pub fn compute(ring_bytes: Option<u64>, topology: &Topology, queue_depth: usize, value_bytes: usize) -> Self {
         let in_flight = topology.clients * queue_depth;
         // A client's own connection carries what that client has in flight, any other what all clients of the rank have.
         let in_flight_per_connection = if topology.routing == Routing::Direct { queue_depth } else { in_flight };
-        // The header of 12 bytes is copyrpc's; messages are padded to 32.
-        let padded_message = (12 + size_of::<Request>()).next_multiple_of(32);
+        let padded_message = padded_message(value_bytes);
         let ring_bytes = match ring_bytes {
             _ if topology.is_by_message() => 0,
             Some(bytes) => bytes,
-            None => ((4 * in_flight_per_connection * padded_message) as u64).next_power_of_two().max(MIN_RING_SIZE),
+            None => ((4 * in_flight_per_connection * padded_message) as u64)
+                .max(least_ring(value_bytes))
+                .next_power_of_two()
+                .clamp(MIN_RING_SIZE, MAX_RING_SIZE),
         };
         let most = (32_768 / (1 + topology.endpoints_of_a_thread())).max(1);
+        let most = most.min((WINDOW_BYTES / value_bytes).max(1));
         let window = in_flight_per_connection.next_power_of_two().min(1 << most.ilog2()).clamp(16, 1024);
         let flux_in_flight = (topology.ranks * in_flight).next_power_of_two().clamp(256, 65_536);
         Self {
@@ -83,6 +101,12 @@ pub struct Job {
 }
 
 impl Job {
+    /// Places of the values that a rank has under way.
+    #[must_use]
+    pub fn places(&self) -> Places {
+        Places::new(self.workload.value_bytes, self.topology.clients, self.queue_depth, self.topology.passing_daemons())
+    }
+
     /// What client `number` of rank `rank` is to do.
     #[must_use]
     pub fn client(&self, rank: usize, number: usize) -> ClientSpec {

@@ -4,7 +4,8 @@
 //! files or how a result is shown.
 //!
 //! - [`job`]: what is to be run. - [`workload`], [`zipf`], [`pace`]: the accesses of every client, and when they start.
-//! - [`message`]: the bytes of a request and its response. - [`store`]: the shard that a daemon serves.
+//! - [`message`]: the bytes of a request and its response. - [`values`]: the bytes of values that messages do not hold. - [`store`]: the shard that a
+//!   daemon serves.
 //! - [`client`]: the loop that issues requests; [`verify`] judges what comes back.
 //! - [`topology`]: which thread has an endpoint to which, and which way a request goes.
 //! - [`backend`]: daemons, the paths of clients to them, and what carries messages between ranks ([`ucx`]: the library of one carrier).
@@ -28,6 +29,7 @@ pub mod store;
 pub mod topology;
 pub mod trace;
 pub mod ucx;
+pub mod values;
 pub mod verify;
 pub mod workload;
 pub mod zipf;

@@ -1,5 +1,8 @@
 //! What travels: a 24-byte request and a 16-byte response, the same bytes on every path.
 //!
+//! They hold the first 8 bytes of a value. The rest of a longer one, its *tail*, lies in a [place](crate::values) of the rank while the message is
+//! within it, and follows the message between ranks: behind a put, and behind the answer to a get that found a value.
+//!
 //! The structs hold any bytes; only [`Request::op`] and [`Response::outcome`] give them meaning, once, as an enum. An enum on the wire
 //! would be undefined behaviour as soon as a peer wrote a tag that does not exist.
 
@@ -10,6 +13,7 @@ compile_error!("the wire format is the memory format of a little-endian machine"
 
 const PUT: u32 = 1;
 const GET: u32 = 2;
+const OP_BITS: u32 = 8;
 
 const PUT_OK: u64 = 1;
 const GET_OK: u64 = 2;
@@ -20,14 +24,15 @@ const REFUSED: u64 = 4;
 ///
 /// | offset | size | field |
 /// |---|---|---|
-/// | 0 | 4 | operation: 1 put, 2 get |
+/// | 0 | 1 | operation: 1 put, 2 get |
+/// | 1 | 3 | place of the value's tail in the rank that has the message; 0 where values have none |
 /// | 4 | 4 | rank whose store is meant |
 /// | 8 | 8 | key |
-/// | 16 | 8 | value of a put; 0 in a get |
+/// | 16 | 8 | value of a put, its first 8 bytes; 0 in a get |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Request {
-    op: u32,
+    op_and_place: u32,
     rank: u32,
     key: u64,
     value: u64,
@@ -38,7 +43,7 @@ pub struct Request {
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 8 | status: 1 put done, 2 found, 3 not found, 4 refused |
-/// | 8 | 8 | value of a get that found one; else 0 |
+/// | 8 | 8 | value of a get that found one, its first 8 bytes; else 0 |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Response {
@@ -86,13 +91,31 @@ impl Request {
     /// A put to the store of `rank`.
     #[must_use]
     pub const fn put(rank: u32, key: u64, value: u64) -> Self {
-        Self { op: PUT, rank, key, value }
+        Self { op_and_place: PUT, rank, key, value }
     }
 
     /// A get from the store of `rank`.
     #[must_use]
     pub const fn get(rank: u32, key: u64) -> Self {
-        Self { op: GET, rank, key, value: 0 }
+        Self { op_and_place: GET, rank, key, value: 0 }
+    }
+
+    /// The same with the tail of its value at `place`, below 2^24.
+    #[must_use]
+    pub const fn at(self, place: u32) -> Self {
+        Self { op_and_place: (self.op_and_place % (1 << OP_BITS)) | (place << OP_BITS), ..self }
+    }
+
+    /// Where the tail of its value is, or is to be put, as the sender claims.
+    #[must_use]
+    pub const fn place(&self) -> u32 {
+        self.op_and_place >> OP_BITS
+    }
+
+    /// Bytes that follow it between ranks, where values have tails of `tail_bytes`.
+    #[must_use]
+    pub const fn bytes_behind(&self, tail_bytes: usize) -> usize {
+        if self.op_and_place % (1 << OP_BITS) == PUT { tail_bytes } else { 0 }
     }
 
     /// The rank whose store is meant, as the sender claims: below the number of ranks only if the sender is sound.
@@ -110,7 +133,7 @@ impl Request {
     /// The operation; `None` when the bytes are no request.
     #[must_use]
     pub const fn op(&self) -> Option<Op> {
-        match self.op {
+        match self.op_and_place % (1 << OP_BITS) {
             PUT => Some(Op::Put { key: self.key, value: self.value }),
             GET if self.value == 0 => Some(Op::Get { key: self.key }),
             _ => None,
@@ -129,6 +152,12 @@ impl Response {
             Outcome::Refused => (REFUSED, 0),
         };
         Self { status, value }
+    }
+
+    /// Bytes that follow it between ranks, where values have tails of `tail_bytes`.
+    #[must_use]
+    pub const fn bytes_behind(&self, tail_bytes: usize) -> usize {
+        if self.status == GET_OK { tail_bytes } else { 0 }
     }
 
     /// What is reported; `None` when the bytes are no response.
@@ -170,7 +199,20 @@ mod tests {
         for seed in 0..=255 {
             let request = Request::read_from_bytes(&[seed; 24]).unwrap();
             let response = Response::read_from_bytes(&[seed; 16]).unwrap();
-            assert_eq!((request.op(), response.outcome()), (None, None), "{seed}");
+            assert_eq!((request.op().is_some(), response.outcome()), (seed == PUT as u8, None), "{seed}");
+            assert_eq!(request.place(), u32::from(seed) * 0x0001_0101, "{seed}: whoever takes it for a place looks whether there is one");
         }
+    }
+
+    #[test]
+    fn a_place_changes_nothing_else_and_only_values_have_tails() {
+        let last = (1 << 24) - 1;
+        for request in [Request::put(1, 2, 3), Request::get(1, 2)] {
+            let placed = request.at(7).at(last);
+            assert_eq!((placed.place(), placed.op(), placed.rank(), placed.at(0)), (last, request.op(), 1, request));
+        }
+        assert_eq!([Request::put(1, 2, 3).at(last), Request::get(1, 2).at(last)].map(|request| request.bytes_behind(9)), [9, 0]);
+        let outcomes = [Outcome::PutOk, Outcome::GetOk { value: 0 }, Outcome::NotFound, Outcome::Refused];
+        assert_eq!(outcomes.map(|outcome| Response::new(outcome).bytes_behind(9)), [0, 9, 0, 0]);
     }
 }

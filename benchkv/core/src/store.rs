@@ -1,6 +1,7 @@
 //! The key-value store of one rank, split into shards; each shard belongs to one daemon thread.
 
 use crate::message::{Op, Outcome, Request, Response};
+use crate::values::Tail;
 
 /// The daemon that owns `key` when a rank has `shards` of them. Keys of a store are below 2^32, and divide in half the time; any other key is
 /// refused by whoever it is sent to.
@@ -10,33 +11,54 @@ pub const fn owner_of(key: u64, shards: usize) -> usize {
     (key as u32 % shards as u32) as usize
 }
 
-/// The keys `k` with `k % shards == shard`, in a table indexed by `k / shards`: 16 bytes per key, all of it allocated at the start.
+/// The keys `k` with `k % shards == shard`, in a table indexed by `k / shards`: 16 bytes per key and the tail of its value, all of it allocated at the start.
 #[derive(Debug)]
 pub struct Shard {
     shard: usize,
     shards: usize,
     keys: u64,
     values: Vec<Option<u64>>,
+    /// By key: what its value has beyond 8 bytes.
+    tails: Vec<u8>,
+    tail_bytes: usize,
 }
 
 impl Shard {
-    /// Bytes the table takes per key.
+    /// Bytes the table takes per key, without the tail.
     pub const BYTES_PER_KEY: usize = size_of::<Option<u64>>();
 
-    /// An empty shard of a store with keys `0..keys`; `shard` is below `shards`, which is not 0.
+    /// An empty shard of a store with keys `0..keys` and values of 8 bytes; `shard` is below `shards`, which is not 0.
     #[must_use]
     pub fn new(shard: usize, shards: usize, keys: u64) -> Self {
-        let mine = (keys as usize).saturating_sub(shard).div_ceil(shards);
-        Self { shard, shards, keys, values: vec![None; mine] }
+        Self::with_tails(shard, shards, keys, 0)
     }
 
-    /// Executes a request. One for a key that is not of this shard, or that is no request at all, is refused.
+    /// The same with values of `tail_bytes` more.
+    #[must_use]
+    pub fn with_tails(shard: usize, shards: usize, keys: u64, tail_bytes: usize) -> Self {
+        let mine = (keys as usize).saturating_sub(shard).div_ceil(shards);
+        Self { shard, shards, keys, values: vec![None; mine], tails: vec![0; mine * tail_bytes], tail_bytes }
+    }
+
+    /// Executes a request, where values have no tails. One for a key that is not of this shard, or that is no request at all, is refused.
     #[inline]
     pub fn apply(&mut self, request: &Request) -> Response {
-        Response::new(self.outcome(request))
+        self.apply_with(request, Tail::None)
     }
 
-    fn outcome(&mut self, request: &Request) -> Outcome {
+    /// Executes a request. The tail of a put's value is taken from `tail`, that of a value found is put there.
+    #[inline]
+    pub fn apply_with(&mut self, request: &Request, tail: Tail<'_>) -> Response {
+        Response::new(self.outcome(request, tail))
+    }
+
+    /// Where the tail of a key of this shard is kept.
+    fn tail(&mut self, key: u64) -> &mut [u8] {
+        let at = (key as u32 / self.shards as u32) as usize * self.tail_bytes;
+        self.tails.get_mut(at..at + self.tail_bytes).unwrap_or_default()
+    }
+
+    fn outcome(&mut self, request: &Request, tail: Tail<'_>) -> Outcome {
         let Some(op) = request.op() else {
             return Outcome::Refused;
         };
@@ -45,11 +67,22 @@ impl Shard {
         let slot = if is_mine { self.values.get_mut((key as u32 / self.shards as u32) as usize) } else { None };
         match (op, slot) {
             (_, None) => Outcome::Refused,
-            (Op::Put { value, .. }, Some(slot)) => {
+            (Op::Put { key, value }, Some(slot)) => {
                 *slot = Some(value);
+                if self.tail_bytes > 0 {
+                    tail.read(self.tail(key));
+                }
                 Outcome::PutOk
             }
-            (Op::Get { .. }, Some(slot)) => slot.map_or(Outcome::NotFound, |value| Outcome::GetOk { value }),
+            (Op::Get { key }, Some(slot)) => match *slot {
+                Some(value) => {
+                    if self.tail_bytes > 0 {
+                        tail.write(self.tail(key));
+                    }
+                    Outcome::GetOk { value }
+                }
+                None => Outcome::NotFound,
+            },
         }
     }
 }
@@ -72,6 +105,20 @@ mod tests {
                 let found = store[owner_of(key, shards)].apply(&Request::get(0, key));
                 assert_eq!(found.outcome(), Some(Outcome::GetOk { value: key + 100 }));
             }
+        }
+    }
+
+    #[test]
+    fn every_key_keeps_the_tail_of_its_value() {
+        let mut store: Vec<Shard> = (0..3).map(|shard| Shard::with_tails(shard, 3, 10, 5)).collect();
+        for key in 0..10 {
+            let mut tail = [key as u8; 5];
+            store[owner_of(key, 3)].apply_with(&Request::put(0, key, key), Tail::Bytes(&mut tail));
+        }
+        for key in 0..10 {
+            let mut tail = [0xff; 5];
+            let found = store[owner_of(key, 3)].apply_with(&Request::get(0, key), Tail::Bytes(&mut tail));
+            assert_eq!((found.outcome(), tail), (Some(Outcome::GetOk { value: key }), [key as u8; 5]));
         }
     }
 

@@ -126,6 +126,13 @@ impl Topology {
         self.carrier(rank).unwrap_or_else(|| owner_of(key, self.daemons))
     }
 
+    /// Daemons of a rank that get requests of other ranks for keys that another of its rank owns: all or none.
+    #[must_use]
+    pub const fn passing_daemons(&self) -> usize {
+        let pass = matches!(self.routing, Routing::Meta | Routing::Delegation) && self.daemons > 1 && self.ranks > 1;
+        if pass { self.daemons } else { 0 }
+    }
+
     /// Whether connections between ranks carry each message by itself, and not in copyrpc's rings.
     #[must_use]
     pub const fn is_by_message(&self) -> bool {

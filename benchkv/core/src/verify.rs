@@ -1,12 +1,13 @@
 //! `--verify`: every value says who wrote it, when, and for which key, so that a read can be judged.
 //!
-//! A value is `writer (16 bits) | sequence (32) | hash of rank and key (16)`. Checked are:
+//! A value begins with `writer (16 bits) | sequence (32) | hash of rank and key (16)`; what it has beyond is a pattern of these 8 bytes. Checked are:
 //!
 //! 1. a value carries the hash of the rank and key it was read from (routing, corruption);
 //! 2. its writer exists, and (after the run, over all ranks) had issued that sequence number;
 //! 3. for one reader, key and writer, sequence numbers never go backwards, and a key once found stays found. This holds because every path keeps
 //!    the order of one client's requests for one key. Judged are values recorded before the read was issued: replies may overtake each other;
-//! 4. a client's private key reads back as the last write that was acknowledged.
+//! 4. a client's private key reads back as the last write that was acknowledged;
+//! 5. every byte behind the first 8 is that of the pattern.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -32,6 +33,8 @@ pub enum VerifyFailure {
     Vanished { rank: u16, key: u64 },
     #[error("rank {rank} private key {key}: {} instead of the acknowledged {expected:#018x}", read_text(*found))]
     LostWrite { rank: u16, key: u64, expected: u64, found: Option<u64> },
+    #[error("rank {rank} key {key}: byte {at} of value {value:#018x} is {found:#04x} and not {expected:#04x}")]
+    WrongByte { rank: u16, key: u64, value: u64, at: usize, found: u8, expected: u8 },
     #[error("write {sequence} of writer {writer} was read, but it issued only {issued}")]
     NeverIssued { writer: usize, sequence: u32, issued: u32 },
 }
@@ -65,6 +68,27 @@ const fn hash16(rank: u16, key: u64) -> u16 {
     mix = (mix ^ mix >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
     mix = (mix ^ mix >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     (mix ^ mix >> 33) as u16
+}
+
+/// The bytes of a value behind the first 8, in words: no two are alike, in one value or in two that differ.
+fn pattern(value: u64) -> impl Iterator<Item = [u8; 8]> {
+    (1_u64..)
+        .map(move |number| value.wrapping_add(number.wrapping_mul(0xd6e8_feb8_6659_fd93)).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+}
+
+/// Fills the tail of `value`.
+pub fn fill_tail(value: u64, tail: &mut [u8]) {
+    for (place, word) in tail.chunks_mut(8).zip(pattern(value)) {
+        place.iter_mut().zip(word).for_each(|(place, byte)| *place = byte);
+    }
+}
+
+/// The first byte of a tail of `value` that is wrong: its number, what it is, and what it should be.
+fn wrong_byte(value: u64, tail: &[u8]) -> Option<(usize, u8, u8)> {
+    let wrong = tail.chunks(8).zip(pattern(value)).enumerate().find(|(_, (found, word))| **found != word[..found.len()]);
+    let (number, (found, word)) = wrong?;
+    let (at, (found, expected)) = found.iter().zip(word).enumerate().find(|(_, (found, byte))| *found != byte)?;
+    Some((8 * number + at, *found, expected))
 }
 
 /// What is to be done with a private key.
@@ -177,6 +201,13 @@ impl Verifier {
         } else if sequence < seen.sequence && is_before(seen.at, moment) {
             let (rank, key, newer) = (access.rank, access.key, seen.sequence);
             self.fail(VerifyFailure::Backwards { rank, key, writer, sequence, newer });
+        }
+    }
+
+    /// Judges the bytes behind the first 8 of a `value` that was read.
+    pub fn judge_tail(&mut self, access: &Access, value: u64, tail: &[u8]) {
+        if let Some((at, found, expected)) = wrong_byte(value, tail) {
+            self.fail(VerifyFailure::WrongByte { rank: access.rank, key: access.key, value, at: 8 + at, found, expected });
         }
     }
 
@@ -403,6 +434,35 @@ mod tests {
         verifier.end_private(&PRIVATE, None);
         assert!(matches!(verifier.begin_private(&PRIVATE), Some(PrivateStep::Put(_))));
         assert_eq!(verifier.verdict().failures, 0);
+    }
+
+    #[test]
+    fn every_byte_of_a_tail_is_judged() {
+        let value = value(1, 7);
+        for length in [0, 1, 7, 8, 9, 100] {
+            let mut tail = vec![0; length];
+            fill_tail(value, &mut tail);
+            let judge = |tail: &[u8]| {
+                let mut verifier = reader();
+                verifier.judge_tail(&READ, value, tail);
+                verifier.verdict().first
+            };
+            assert_eq!(judge(&tail), None);
+            for at in 0..length {
+                let mut other = tail.clone();
+                other[at] ^= 0x10;
+                let (found, expected) = (other[at], tail[at]);
+                assert_eq!(judge(&other), Some(VerifyFailure::WrongByte { rank: 1, key: 42, value, at: 8 + at, found, expected }));
+            }
+        }
+    }
+
+    /// Words of two writes, or at two places, that are put in each other's place are noticed.
+    #[test]
+    fn no_word_of_a_tail_is_like_another() {
+        let values = (0..4).flat_map(|writer| (0..100).map(move |sequence| value(writer, sequence)));
+        let words: Vec<[u8; 8]> = values.flat_map(|value| pattern(value).take(64)).collect();
+        assert_eq!(words.iter().collect::<std::collections::HashSet<_>>().len(), words.len());
     }
 
     #[test]

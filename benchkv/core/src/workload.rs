@@ -8,6 +8,8 @@ use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::store::Shard;
+use crate::values::HEAD_BYTES;
 use crate::zipf::Zipf;
 
 /// Accesses of one pattern in a job that measures, 1 MiB of them; a client starts again at the first after the last. Read in order, so the prefetcher hides it.
@@ -71,6 +73,8 @@ pub struct Workload {
     pub clients: usize,
     /// Shared keys of each rank: `0..key_range`.
     pub key_range: u64,
+    /// Bytes of a value, 8 to 65536.
+    pub value_bytes: usize,
     /// Share of shared accesses that read.
     pub read_ratio: f64,
     /// Share of accesses that go to another rank; 0 when there is none.
@@ -137,6 +141,12 @@ impl Workload {
         self.key_range + private as u64
     }
 
+    /// Bytes of a rank's store.
+    #[must_use]
+    pub const fn store_bytes(&self) -> u64 {
+        self.store_keys() * (Shard::BYTES_PER_KEY + self.value_bytes - HEAD_BYTES) as u64
+    }
+
     /// Generates the accesses of client `client` of rank `rank`.
     #[must_use]
     pub fn pattern(&self, rank: usize, client: usize) -> Pattern {
@@ -188,6 +198,7 @@ mod tests {
     use super::*;
 
     const BASE: Workload = Workload {
+        value_bytes: 8,
         ranks: 4,
         clients: 2,
         key_range: 1000,

@@ -142,7 +142,7 @@ fn work(cli: Cli, owner: &mut Owner) -> Result<ClientReport, Failure> {
     let (token, bytes, pid, fd) = task.steering;
     let steering = Steering::attach(&MemfdId { token, bytes, pid, fd })?;
     let options = Options::resolve_on(cli, &task.hosts, task.library)?;
-    let backend = Composed::for_clients(&options.job, options.site(task.rank, task.process)?);
+    let backend = Composed::for_clients(&options.job, options.site(task.rank, task.process)?)?;
     let seat = Seat { options: &options, backend: &backend, clock: Clock::detect(), rank: task.rank, steering: &steering };
     let connect = |paths: &mut <Composed as Backend>::Paths| {
         let lost = |error: HelperError| ExchangeError::Protocol(error.to_string());

@@ -140,6 +140,7 @@ const OPTIONS: &[Column] = options! {
     Number "duration_s": |job| job.options.duration_s;
     Number "warmup_s": |job| job.options.warmup_s;
     Count "key_range": |job| job.options.key_range;
+    Count "value_size": |job| job.options.value_size as u64;
     Number "read_ratio": |job| job.options.read_ratio;
     Number "remote_ratio": |job| job.options.remote_ratio;
     Text "distribution": |job| job.options.distribution.to_string();

@@ -37,6 +37,9 @@ fn illegal_options_are_refused_with_the_legal_ones() {
     refused(&["--ring-size", "1024"], &["too small", "power of two from 4096"]);
     refused(&["--ring-size", "536870912"], &["more than is supported", "from 4096 to 268435456"]);
     refused(&["--ring-size", "5000"], &["not a power of two", "power of two from 4096"]);
+    refused(&["--value-size", "7"], &["--value-size 7", "legal is 8 to 65536 bytes"]);
+    refused(&["--value-size", "65537"], &["--value-size 65537", "legal is 8 to 65536 bytes"]);
+    refused(&["--value-size", "64K", "--ring-size", "512K"], &["--ring-size 524288", "--value-size", "power of two from 1048576"]);
     refused(&["--read-ratio", "1.01"], &["--read-ratio 1.01", "legal is 0 to 1"]);
     refused(&["--read-ratio=-1"], &["legal is 0 to 1"]);
     refused(&["--read-ratio", "NaN"], &["--read-ratio NaN", "legal is 0 to 1"]);
@@ -223,7 +226,7 @@ fn a_job_that_opens_more_files_than_the_soft_limit_allows_raises_it_as_far_as_it
     let args = ["--backend", "direct", "--ranks", "3", "--server-threads", "2", "--client-threads", "3"];
     let start = |soft, hard| {
         let (_turn, dir) = (turn(), Scratch::in_memory());
-        let mut command = benchkv(&SHORT);
+        let mut command = benchkv(&["--ops", "20"]);
         let ended = Job::start(limit(command.args(args).arg("--shm-dir").arg(dir.path()), libc::RLIMIT_NOFILE, soft, hard)).end();
         dir.assert_empty();
         ended

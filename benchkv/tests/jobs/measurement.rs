@@ -348,6 +348,24 @@ fn clients_can_be_processes_of_their_own() {
 #[test]
 fn a_value_corrupted_in_a_client_process_is_seen() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
-    let ended = run(&dir, &["--clients", "processes", "--fault", "corrupt-value", "--json", "-"]);
-    ended.assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures", "first verify failure"]);
+    for (size, failure) in [("8", "instead of the acknowledged"), ("1000", ": byte 999 of value ")] {
+        let ended = run(&dir, &["--clients", "processes", "--value-size", size, "--fault", "corrupt-value", "--json", "-"]);
+        ended.assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures", "first verify failure", failure]);
+    }
+}
+
+/// Every byte is judged. `SHORT` jobs have few keys, so most reads find one.
+#[test]
+fn values_of_any_size_are_sound_whatever_clients_are() {
+    for (backend, carrier) in BACKENDS.into_iter().flat_map(|backend| [(backend, "copyrpc"), (backend, "rc-send")]) {
+        if backend == "rc-send" && carrier != "rc-send" {
+            continue;
+        }
+        let args = ["--backend", backend, "--carrier", carrier, "--value-size", "5000", "--queue-depth", "4", "--server-threads", "2"];
+        for clients in ["threads", "processes"] {
+            let result = measure(&[&args[..], &["--clients", clients, "--key-range", "50"]].concat());
+            assert_eq!(result["options"]["value_size"], 5000);
+            assert!(count(&result, "not_found") < count(&result, "completed") / 4, "{result}");
+        }
+    }
 }

@@ -20,13 +20,13 @@ pub struct Composed {
 }
 
 impl Composed {
-    /// A rank of `job`: makes the channel between its daemons.
+    /// A rank of `job`: makes the channel between its daemons, and the memory of values under way.
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the cause.
     pub fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
         let nodes = shards::mesh(site.dir.clock(), job.topology.daemons, &job.sizes)?;
-        Ok(Self { plan: Plan::new(job, site), nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
+        Ok(Self { plan: Plan::new(job, site)?, nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
     }
 
     /// [`open_daemon`](Backend::open_daemon) with its endpoints on `device`, which threads of one rank can share where they are no threads;
@@ -51,9 +51,11 @@ impl Composed {
     }
 
     /// A rank in a client process of it: opens clients, of the daemons in the process of `site`, and no daemon.
-    #[must_use]
-    pub fn for_clients(job: &Job, site: Site) -> Self {
-        Self { plan: Plan::new(job, site), nodes: Mutex::default() }
+    ///
+    /// # Errors
+    /// The rank is not there.
+    pub fn for_clients(job: &Job, site: Site) -> Result<Self, BackendError> {
+        Ok(Self { plan: Plan::for_clients(job, site)?, nodes: Mutex::default() })
     }
 }
 

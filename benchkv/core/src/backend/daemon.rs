@@ -20,6 +20,7 @@ use crate::policy::{Policy, PolicyReport};
 use crate::store::{Shard, owner_of};
 use crate::topology::{Peer, Worker};
 use crate::trace::Sample;
+use crate::values::Tail;
 
 /// Requests a phase takes in one step.
 const BUDGET: usize = 256;
@@ -27,9 +28,15 @@ const BUDGET: usize = 256;
 type LocalServer = ipc::Server<Request, Response>;
 type RingServer = delegationrpc::Server<Request, Response>;
 
-/// Whom to answer when another rank has answered.
+/// Whom to answer when another rank has answered, and where the tail of the value goes.
 #[derive(Debug)]
-pub(super) enum Caller {
+pub(super) struct Caller {
+    whom: Whom,
+    place: u32,
+}
+
+#[derive(Debug)]
+enum Whom {
     /// A client that asked through ipc.
     Ipc(ipc::Token),
     /// A client that asked through the ring.
@@ -43,8 +50,8 @@ pub(super) enum Caller {
 enum Waiting {
     /// A client that asked through ipc.
     Ipc(ipc::Token),
-    /// Another rank.
-    Remote(Incoming<Caller>),
+    /// Another rank; the tail of its value is at this place.
+    Remote(Incoming<Caller>, u32),
 }
 
 /// One daemon of a composed topology.
@@ -57,8 +64,12 @@ pub struct KvDaemon {
     ring: Option<RingServer>,
     shards: Shards<Waiting>,
     remote: Option<Remote<Caller>>,
+    /// The tail of a value on its way to or from another rank.
+    tail: Vec<u8>,
+    /// Places of this daemon that nobody uses.
+    places: Vec<u32>,
     /// Answers of other ranks that the policy holds back.
-    held: Vec<(Caller, Option<Response>)>,
+    held: Vec<(Whom, Option<Response>)>,
     policy: Policy,
     /// Polls of the round that has begun, which found nothing; 0: none has.
     polls: u32,
@@ -74,11 +85,13 @@ impl KvDaemon {
         let ring = if daemon < topology.rings() { Some(open_ring(plan, daemon)?) } else { None };
         Ok(Self {
             daemon,
-            store: Shard::new(daemon, topology.daemons, plan.store_keys),
+            store: Shard::with_tails(daemon, topology.daemons, plan.store_keys, plan.values.tail_bytes()),
             clients,
             ring,
             shards: Shards::new(node, topology.daemons),
             remote: Remote::open(plan, Worker::Daemon(daemon), device)?,
+            tail: vec![0; plan.values.tail_bytes()],
+            places: if topology.passing_daemons() > 0 { plan.values.places().of_daemon(daemon).collect() } else { Vec::new() },
             held: Vec::new(),
             policy: Policy::new(&plan.policies, topology.ranks),
             polls: 0,
@@ -122,19 +135,22 @@ impl KvDaemon {
 
     /// Answers of other ranks, to those who asked.
     fn take_answers(&mut self) -> Result<Round, BackendError> {
-        let Self { remote: Some(remote), clients, ring, shards, held, policy, polls, .. } = self else { return Ok(Round::default()) };
+        let Self { remote: Some(remote), plan, clients, ring, shards, held, policy, polls, .. } = self else { return Ok(Round::default()) };
         if *polls == 0 {
             if let Some(open) = policy.open_links(remote.links(), remote.sent() > 0 || remote.backlogged() > 0) {
                 remote.open_links(open);
             }
         }
         let (mut round, mut passed) = (Round::default(), 0);
-        let polled = remote.poll(|caller, response| {
+        let polled = remote.poll(|Caller { whom, place }, response, tail| {
+            if !tail.is_empty() {
+                plan.values.write(place, tail);
+            }
             if policy.keeps_answer() {
-                held.push((caller, response));
+                held.push((whom, response));
             } else {
                 passed += 1;
-                answer_caller(caller, response, clients, ring.as_mut(), shards);
+                answer_caller(whom, response, clients, ring.as_mut(), shards);
             }
         })?;
         *polls += 1;
@@ -145,7 +161,7 @@ impl KvDaemon {
         let polls = std::mem::take(polls);
         if policy.releases(polls, round.cqes, passed) {
             round.moved += held.len();
-            held.drain(..).for_each(|(caller, response)| answer_caller(caller, response, clients, ring.as_mut(), shards));
+            held.drain(..).for_each(|(whom, response)| answer_caller(whom, response, clients, ring.as_mut(), shards));
         }
         Ok(round)
     }
@@ -153,28 +169,39 @@ impl KvDaemon {
     /// Requests of other ranks.
     fn serve_ranks(&mut self) -> Result<usize, BackendError> {
         let mut served = 0;
-        while served < BUDGET {
-            let Some((request, incoming)) = self.remote.as_mut().and_then(Remote::recv) else { break };
+        // A request that is passed on needs a place, which others free without this daemon's help.
+        while served < BUDGET && !self.lacks_places() {
+            let Self { remote: Some(remote), tail, .. } = self else { break };
+            let Some((request, incoming)) = remote.recv(tail) else { break };
             served += 1;
             self.serve_request_of_rank(request, incoming)?;
         }
         Ok(served)
     }
 
+    /// Whether it can pass on no more requests of other ranks for now.
+    fn lacks_places(&self) -> bool {
+        self.places.is_empty() && !self.tail.is_empty() && self.plan.topology.passing_daemons() > 0
+    }
+
     fn serve_request_of_rank(&mut self, request: Option<Request>, incoming: Incoming<Caller>) -> Result<(), BackendError> {
         let Some(remote) = &mut self.remote else { return Ok(()) };
         // Bytes of a peer: what is no request for this rank is refused.
         let Some(request) = request.filter(|request| request.rank() as usize == self.plan.rank) else {
-            remote.answer(incoming, None);
+            remote.answer(incoming, None, &[]);
             return Ok(());
         };
-        match owner_of(request.key(), self.plan.topology.daemons) {
-            owner if owner == self.daemon => {
-                remote.answer(incoming, Some(self.store.apply(&request)));
-                Ok(())
-            }
-            owner => self.shards.call(owner, request, Waiting::Remote(incoming)),
+        let owner = owner_of(request.key(), self.plan.topology.daemons);
+        if owner == self.daemon {
+            let response = self.store.apply_with(&request, Tail::Bytes(&mut self.tail));
+            remote.answer(incoming, Some(response), &self.tail);
+            return Ok(());
         }
+        let place = self.places.pop().unwrap_or_default();
+        if request.bytes_behind(self.tail.len()) > 0 {
+            self.plan.values.write(place, &self.tail);
+        }
+        self.shards.call(owner, request.at(place), Waiting::Remote(incoming, place))
     }
 
     /// Remote requests of the clients' shared ring.
@@ -187,7 +214,7 @@ impl KvDaemon {
             served += 1;
             let link = remote.as_mut().and_then(|remote| Some((remote.link_for(&request)?, remote)));
             match link {
-                Some((link, remote)) => remote.call(link, request, Caller::Ring(token))?,
+                Some((link, remote)) => remote.call(link, request, Caller { whom: Whom::Ring(token), place: request.place() })?,
                 // The client may be gone; then nobody waits.
                 None => drop(ring.reply(token, Response::new(Outcome::Refused))),
             }
@@ -205,12 +232,13 @@ impl KvDaemon {
             let rank = request.rank() as usize;
             if rank == self.plan.rank || rank >= self.plan.topology.ranks {
                 // The store refuses what it does not own.
-                answer_client(&mut self.clients, token, Some(self.store.apply(&request)));
+                let response = self.store.apply_with(&request, Tail::Place(&self.plan.values, request.place()));
+                answer_client(&mut self.clients, token, Some(response));
                 continue;
             }
             let carrier = self.plan.topology.carrier_of(rank);
             match (self.link_for(&request), carrier) {
-                (Some((link, remote)), _) => remote.call(link, request, Caller::Ipc(token))?,
+                (Some((link, remote)), _) => remote.call(link, request, Caller { whom: Whom::Ipc(token), place: request.place() })?,
                 (None, Some(carrier)) => self.shards.call(carrier, request, Waiting::Ipc(token))?,
                 (None, None) => answer_client(&mut self.clients, token, Some(Response::new(Outcome::Refused))),
             }
@@ -220,8 +248,18 @@ impl KvDaemon {
 
     /// Answers of the rank's other daemons, to those who asked; then their requests.
     fn serve_daemons(&mut self) -> Result<usize, BackendError> {
-        let Self { clients, shards, remote, .. } = self;
-        let taken = shards.poll(|waiting, response| answer_waiting(waiting, response, clients, remote.as_mut()));
+        let Self { plan, clients, shards, remote, tail, places, .. } = self;
+        let taken = shards.poll(|waiting, response| match (waiting, remote.as_mut()) {
+            (Waiting::Ipc(token), _) => answer_client(clients, token, response),
+            (Waiting::Remote(incoming, place), Some(remote)) => {
+                if !tail.is_empty() {
+                    plan.values.read(place, tail);
+                    places.push(place);
+                }
+                remote.answer(incoming, response, tail);
+            }
+            (Waiting::Remote(..), None) => {}
+        });
         let mut served = 0;
         while served < BUDGET {
             let Some((_, token, hop)) = self.shards.node.try_recv_raw() else { break };
@@ -231,8 +269,11 @@ impl KvDaemon {
                 continue;
             };
             match self.link_for(&request) {
-                Some((link, remote)) => remote.call(link, request, Caller::Daemon(token))?,
-                None => answer_daemon(&mut self.shards, token, Hop::Response(self.store.apply(&request))),
+                Some((link, remote)) => remote.call(link, request, Caller { whom: Whom::Daemon(token), place: request.place() })?,
+                None => {
+                    let response = self.store.apply_with(&request, Tail::Place(&self.plan.values, request.place()));
+                    answer_daemon(&mut self.shards, token, Hop::Response(response));
+                }
             }
         }
         Ok(taken + served)
@@ -271,26 +312,17 @@ fn open_ring(plan: &Plan, daemon: usize) -> Result<RingServer, BackendError> {
 
 /// Passes an answer of another rank on. `None`: it could not be had.
 fn answer_caller(
-    caller: Caller,
+    whom: Whom,
     response: Option<Response>,
     clients: &mut LocalServer,
     ring: Option<&mut RingServer>,
     shards: &mut Shards<Waiting>,
 ) {
-    match (caller, ring) {
-        (Caller::Ipc(token), _) => answer_client(clients, token, response),
-        (Caller::Daemon(token), _) => answer_daemon(shards, token, response.map_or(Hop::Failed, Hop::Response)),
-        (Caller::Ring(token), Some(ring)) => answer_client(ring, token, response),
-        (Caller::Ring(_), None) => {}
-    }
-}
-
-/// Passes an answer of another daemon on. `None`: it could not be had.
-fn answer_waiting(waiting: Waiting, response: Option<Response>, clients: &mut LocalServer, remote: Option<&mut Remote<Caller>>) {
-    match (waiting, remote) {
-        (Waiting::Ipc(token), _) => answer_client(clients, token, response),
-        (Waiting::Remote(incoming), Some(remote)) => remote.answer(incoming, response),
-        (Waiting::Remote(_), None) => {}
+    match (whom, ring) {
+        (Whom::Ipc(token), _) => answer_client(clients, token, response),
+        (Whom::Daemon(token), _) => answer_daemon(shards, token, response.map_or(Hop::Failed, Hop::Response)),
+        (Whom::Ring(token), Some(ring)) => answer_client(ring, token, response),
+        (Whom::Ring(_), None) => {}
     }
 }
 

@@ -24,6 +24,7 @@ use crate::message::{Request, Response};
 use crate::policy::PolicyReport;
 use crate::topology::Peer;
 use crate::trace::Sample;
+use crate::values::ClientValues;
 
 /// A topology. One value per rank, shared by its threads.
 pub trait Backend: Sync {
@@ -127,6 +128,11 @@ pub trait Paths: Endpoints + Sleeper {
     /// # Errors
     /// A daemon is gone; what is outstanding will not end.
     fn poll(&mut self, ended: impl FnMut(u32, Ending)) -> Result<(), BackendError>;
+
+    /// Where the tails of its values are; `None`: they have none.
+    fn values(&self) -> Option<ClientValues> {
+        None
+    }
 
     /// Sends what was issued and may have been gathered. Called after the last of several issues.
     ///

@@ -14,6 +14,7 @@ use crate::message::{Request, Response};
 use crate::store::owner_of;
 use crate::topology::Topology;
 use crate::topology::{Peer, Worker};
+use crate::values::ClientValues;
 
 /// Connections to the daemons of the rank, and what the topology has beside them.
 #[derive(Debug)]
@@ -26,6 +27,7 @@ pub struct ClientPaths {
     rings: Vec<delegationrpc::Client<Request, Response, u32>>,
     /// Endpoints of the client's own, where it has any.
     remote: Option<Remote<u32>>,
+    values: ClientValues,
 }
 
 impl ClientPaths {
@@ -46,6 +48,7 @@ impl ClientPaths {
             shards: (0..topology.daemons).map(shard).collect::<Result<_, _>>()?,
             rings: (0..topology.rings()).map(ring).collect::<Result<_, _>>()?,
             remote: Remote::open(plan, Worker::Client(client), device)?,
+            values: ClientValues { values: plan.values.clone(), first: plan.values.places().first_of_client(client) },
         })
     }
 }
@@ -111,6 +114,10 @@ fn refused(path: &'static str, error: &ipc::CallError<Request, u32>) -> IssueErr
 
 /// Requests of a client for one key take one path, so they keep their order.
 impl Paths for ClientPaths {
+    fn values(&self) -> Option<ClientValues> {
+        (self.values.tail_bytes() > 0).then(|| self.values.clone())
+    }
+
     fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
         if request.rank() as usize != self.rank {
             if let Some((link, remote)) = self.remote.as_mut().and_then(|remote| Some((remote.link_for(request)?, remote))) {
@@ -136,8 +143,13 @@ impl Paths for ClientPaths {
             let polled = ring.poll(|token, outcome| ended(token, outcome.map_or(Ending::Error, Ending::Reply)));
             polled.map_err(|end| BackendError::transport("the path to a daemon's ring", end))?;
         }
-        let Some(remote) = &mut self.remote else { return Ok(()) };
-        remote.poll(|token, response| ended(token, response.map_or(Ending::Error, Ending::Reply)))?;
+        let Self { remote: Some(remote), values, .. } = self else { return Ok(()) };
+        remote.poll(|token, response, tail| {
+            if !tail.is_empty() {
+                values.write(token, tail);
+            }
+            ended(token, response.map_or(Ending::Error, Ending::Reply));
+        })?;
         remote.retry()?;
         remote.flush()
     }

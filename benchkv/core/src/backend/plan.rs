@@ -8,9 +8,13 @@ use crate::job::Job;
 use crate::policy::PolicyOptions;
 use crate::topology::Topology;
 use crate::ucx::PeerErrors;
+use crate::values::Values;
 
 /// The meaning of the shared-memory payloads: changes with [`Request`](crate::message::Request) and [`Response`](crate::message::Response).
-pub(super) const TYPE_TAG: u64 = u64::from_be_bytes(*b"BENCHKV1");
+pub(super) const TYPE_TAG: u64 = u64::from_be_bytes(*b"BENCHKV2");
+
+/// What the values under way are called.
+const VALUES: &str = "values";
 
 /// Where a rank is, and what it opens.
 #[derive(Debug, Clone)]
@@ -37,6 +41,8 @@ pub(super) struct Plan {
     pub(super) ring_slots: usize,
     pub(super) ring_bytes: u64,
     pub(super) store_keys: u64,
+    /// The tails of values under way within the rank.
+    pub(super) values: Values,
     pub(super) policies: PolicyOptions,
     /// Requests, and answers, of each end under way on a connection that carries each by itself.
     pub(super) window: usize,
@@ -47,9 +53,22 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(job: &Job, site: Site) -> Self {
+    /// Of a rank that this process has; its clients may be in others.
+    pub(super) fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
+        let values = Values::create(job.places(), &site.dir, &name(site.process, site.rank, VALUES));
+        Self::with(job, site, values.map_err(|e| BackendError::setup("the memory of values under way", e)))
+    }
+
+    /// Of a rank that another process has.
+    pub(super) fn for_clients(job: &Job, site: Site) -> Result<Self, BackendError> {
+        let values = Values::open(job.places(), &site.dir, &name(site.process, site.rank, VALUES));
+        Self::with(job, site, values.map_err(|e| BackendError::setup("the memory of values under way", e)))
+    }
+
+    fn with(job: &Job, site: Site, values: Result<Values, BackendError>) -> Result<Self, BackendError> {
         let Site { rank, process, dir, device } = site;
-        Self {
+        Ok(Self {
+            values: values?,
             topology: job.topology,
             rank,
             process,
@@ -62,7 +81,7 @@ impl Plan {
             ucx_errors: job.ucx_errors.unwrap_or(PeerErrors::None),
             device,
             dir,
-        }
+        })
     }
 
     /// A device for a thread with connections: `shared`, or one of its own.
@@ -71,9 +90,12 @@ impl Plan {
         shared.map_or_else(open, |device| Ok(device.clone()))
     }
 
-    /// Name of a server of this rank. The process id keeps jobs apart, the rank those that share a process; what a dead process left under it
-    /// is replaced.
     pub(super) fn server_name(&self, what: &str) -> String {
-        format!("benchkv-{}-{}-{what}", self.process, self.rank)
+        name(self.process, self.rank, what)
     }
+}
+
+/// Name of a server of a rank. The process id keeps jobs apart, the rank those that share a process; what a dead process left under it is replaced.
+fn name(process: u32, rank: usize, what: &str) -> String {
+    format!("benchkv-{process}-{rank}-{what}")
 }

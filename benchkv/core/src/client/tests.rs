@@ -66,6 +66,7 @@ const WORKLOAD: Workload = Workload {
     ranks: 2,
     clients: 1,
     key_range: 50,
+    value_bytes: 8,
     read_ratio: 0.5,
     remote_ratio: 0.25,
     distribution: Distribution::Uniform,

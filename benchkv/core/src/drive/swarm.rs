@@ -93,7 +93,7 @@ fn job(rng: &mut Rng) -> Job {
         queue_depth: depth,
         pace,
         runs: RUNS,
-        sizes: Sizes::compute(ring_bytes, &topology, depth),
+        sizes: Sizes::compute(ring_bytes, &topology, depth, 8),
         policies: policies(rng, &topology),
         ..job
     }

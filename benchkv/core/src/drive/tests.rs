@@ -10,6 +10,7 @@ use crate::message::{Outcome, Request};
 use crate::store::{Shard, owner_of};
 use crate::testing::{self, Scratch, topology};
 use crate::topology::{Routing, Topology, Transport};
+use crate::verify::VerifyFailure;
 use crate::workload::{AccessKind, Workload};
 
 fn world() -> World {
@@ -20,7 +21,7 @@ fn job(routing: Routing, transport: Transport, ranks: usize, clients: usize, dep
     let topology = topology(routing, transport, ranks, 1, clients);
     let job = testing::job(topology);
     let workload = Workload { accesses: 1024, ..job.workload };
-    Job { workload, queue_depth: depth, sizes: Sizes::compute(None, &topology, depth), ..job }
+    Job { workload, queue_depth: depth, sizes: Sizes::compute(None, &topology, depth, 8), ..job }
 }
 
 fn run(job: &Job, world: &World) -> (u64, Summary) {
@@ -81,5 +82,72 @@ fn lockstep_and_virtual_time_do_the_same_operations() {
         assert_eq!((completed, moved.by_clients), (4 * 3 * 400, 2 * 4 * 3 * 400), "{routing:?}");
         assert!(held.iter().filter(|(_, _, outcome)| *outcome != Outcome::NotFound).count() > 4 * 3 * 8, "{held:?}");
         assert_eq!(held, private_values(&job, outcomes.into_iter().map(|rank| rank.stores).collect()), "{routing:?}");
+    }
+}
+
+/// Runs a verified job of values of so many bytes on two ranks of several daemons, and sees that some values were read.
+fn values_arrive(transport: Transport, sizes: &[usize]) {
+    for (routing, value_bytes) in [Routing::Meta, Routing::Delegation, Routing::Sharded, Routing::Direct]
+        .into_iter()
+        .flat_map(|routing| sizes.iter().map(move |bytes| (routing, *bytes)))
+    {
+        let scratch = Scratch::new();
+        let topology = topology(routing, transport, 2, 3, 2);
+        let base = testing::job(topology);
+        let workload = Workload { accesses: 1024, key_range: 60, value_bytes, ..base.workload };
+        let (sizes, ucx_errors) = (Sizes::compute(None, &topology, 4, value_bytes), Some(crate::ucx::PeerErrors::None));
+        let job = Job { workload, queue_depth: 4, ops: Some(300), sizes, ucx_errors, ..base };
+        let mut cluster = Cluster::new(&job, |rank| Ok(scratch.site(rank))).unwrap();
+        cluster.run(u64::MAX, || 0).unwrap();
+        let counts = cluster.ranks.into_iter().flat_map(|rank| rank.clients).map(|client| {
+            let report = client.report(crate::activity::WorkerReport::default());
+            let verdict = report.verdict.unwrap();
+            assert_eq!((verdict.failures, verdict.first), (0, None), "{routing}, {transport}, {value_bytes} bytes");
+            report.counts
+        });
+        let (completed, not_found) = counts.fold((0, 0), |(ended, missed), counts| (ended + counts.completed, missed + counts.not_found));
+        assert!(completed == 4 * 300 && not_found < 300, "{routing}, {transport}, {value_bytes} bytes: {not_found} not found");
+    }
+}
+
+/// Every byte is judged by the readers.
+#[test]
+fn values_of_any_size_arrive_whole_on_every_way() {
+    for transport in [Transport::Copyrpc, Transport::RcSend] {
+        values_arrive(transport, &[9, 100, 4096, 65_536]);
+    }
+}
+
+#[test]
+#[ignore = "needs libucx0"]
+fn values_of_any_size_arrive_whole_through_ucx() {
+    values_arrive(Transport::UcxAm, &[9, 100, 4096, 65_536]);
+}
+
+#[test]
+fn values_of_any_size_arrive_whole_in_virtual_time() {
+    for (routing, value_bytes) in [(Routing::Delegation, 9), (Routing::Sharded, 1000), (Routing::Direct, 65_536)] {
+        let base = job(routing, Transport::Copyrpc, 3, 2, 2);
+        let workload = Workload { value_bytes, key_range: 100, ..base.workload };
+        let job = Job { workload, sizes: Sizes::compute(None, &base.topology, 2, value_bytes), ..base };
+        assert!(run(&job, &world()).0 > 100, "{routing}, {value_bytes}");
+    }
+}
+
+/// Whichever way it goes, one wrong bit in the last byte of one value is noticed once.
+#[test]
+fn one_wrong_bit_at_the_end_of_a_value_is_noticed() {
+    for transport in [Transport::Copyrpc, Transport::RcSend] {
+        let (scratch, topology) = (Scratch::new(), topology(Routing::Delegation, transport, 2, 2, 1));
+        let base = testing::job(topology);
+        let workload = Workload { value_bytes: 1001, ..base.workload };
+        let sizes = Sizes::compute(None, &topology, 4, 1001);
+        let job = Job { workload, queue_depth: 4, ops: Some(600), sizes, corrupts_value: true, ..base };
+        let mut cluster = Cluster::new(&job, |rank| Ok(scratch.site(rank))).unwrap();
+        cluster.run(u64::MAX, || 0).unwrap();
+        let clients = cluster.ranks.into_iter().flat_map(|rank| rank.clients);
+        let verdicts = clients.filter_map(|client| client.report(crate::activity::WorkerReport::default()).verdict);
+        let first: Vec<_> = verdicts.map(|verdict| (verdict.failures, verdict.first)).filter(|(failures, _)| *failures > 0).collect();
+        assert!(matches!(first[..], [(1, Some(VerifyFailure::WrongByte { at: 1000, .. }))]), "{first:?}");
     }
 }

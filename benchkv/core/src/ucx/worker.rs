@@ -21,34 +21,37 @@ const PROGRESS_ROUNDS: usize = 16;
 const CLOSE_LIMIT: Duration = Duration::from_millis(200);
 
 /// A message, as it came.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Message {
-    bytes: [u8; Self::MAX_BYTES],
+    short: [u8; Self::SHORT_BYTES],
+    /// All of one that is longer.
+    long: Box<[u8]>,
     length: usize,
 }
 
 impl Message {
-    /// Bytes of the longest that is kept whole.
-    pub(crate) const MAX_BYTES: usize = 64;
+    /// Bytes of the longest that takes no memory of its own.
+    pub(crate) const SHORT_BYTES: usize = 64;
 
-    /// The first bytes; zeros where it was shorter, and of one that was longer.
-    pub(crate) fn head(&self) -> &[u8; Self::MAX_BYTES] {
-        &self.bytes
+    /// The first bytes; zeros where it was shorter, and of one that was not kept.
+    pub(crate) fn head(&self) -> &[u8] {
+        if self.long.is_empty() { &self.short } else { &self.long }
     }
 
     /// Its bytes.
     ///
     /// # Errors
-    /// It was longer than the longest; its length.
+    /// It was longer than the longest that is kept; its length.
     pub(crate) fn bytes(&self) -> Result<&[u8], usize> {
-        self.bytes.get(..self.length).ok_or(self.length)
+        self.head().get(..self.length).ok_or(self.length)
     }
 }
 
 /// What callbacks write.
-#[derive(Default)]
 struct Inbox {
     messages: VecDeque<Message>,
+    /// Bytes of the longest message that is kept.
+    longest: usize,
 }
 
 struct Endpoint {
@@ -56,7 +59,7 @@ struct Endpoint {
     /// The status with which it failed; `UCS_OK` while it has not. Written by the error callback.
     failure: NonNull<Status>,
     /// In the order in which they were sent: requests that the library has not finished, and their messages.
-    going: VecDeque<(NonNull<c_void>, Box<[u8; Message::MAX_BYTES]>)>,
+    going: VecDeque<(NonNull<c_void>, Box<[u8]>)>,
     /// A flush, which ends when the connection stands.
     connecting: Option<NonNull<c_void>>,
 }
@@ -87,9 +90,9 @@ pub(crate) struct Worker {
     inbox: NonNull<Inbox>,
     errors: PeerErrors,
     endpoints: Vec<Endpoint>,
-    /// Memory for messages, which must not move while the library reads it.
-    #[expect(clippy::vec_box, reason = "see above")]
-    spare: Vec<Box<[u8; Message::MAX_BYTES]>>,
+    /// Memory for messages of the longest, which must not move while the library reads it.
+    spare: Vec<Box<[u8]>>,
+    longest: usize,
 }
 
 impl fmt::Debug for Worker {
@@ -99,8 +102,8 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// A worker without endpoints, on the transports that UCX chooses (`UCX_TLS`, `UCX_NET_DEVICES`).
-    pub(crate) fn open(errors: PeerErrors) -> Result<Self, UcxError> {
+    /// A worker without endpoints, on the transports that UCX chooses (`UCX_TLS`, `UCX_NET_DEVICES`), for messages of at most `longest` bytes.
+    pub(crate) fn open(errors: PeerErrors, longest: usize) -> Result<Self, UcxError> {
         let api = Api::get()?;
         let params = Params { field_mask: UCP_PARAM_FIELD_FEATURES, features: UCP_FEATURE_AM, ..Params::default() };
         let mut context: Handle = core::ptr::null_mut();
@@ -116,9 +119,9 @@ impl Worker {
             unsafe { (api.functions.ucp_cleanup)(context) };
             return Err(error);
         }
-        let inbox = NonNull::from(Box::leak(Box::<Inbox>::default()));
+        let inbox = NonNull::from(Box::leak(Box::new(Inbox { messages: VecDeque::new(), longest })));
         // From here on dropping it destroys what there is.
-        let worker = Self { api, context, handle, inbox, errors, endpoints: Vec::new(), spare: Vec::new() };
+        let worker = Self { api, context, handle, inbox, errors, endpoints: Vec::new(), spare: Vec::new(), longest };
         let handler = HandlerParams {
             field_mask: UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
             id: MESSAGE_ID,
@@ -200,7 +203,7 @@ impl Worker {
         Ok(self.endpoints.iter().all(|endpoint| endpoint.connecting.is_none()))
     }
 
-    /// Sends a message of these parts, of at most [`Message::MAX_BYTES`] bytes together. What the library cannot send at once it keeps, without bound.
+    /// Sends a message of these parts, of at most `longest` bytes together. What the library cannot send at once it keeps, without bound.
     ///
     /// # Errors
     /// [`UcxError::Peer`] or [`UcxError::Call`]: the endpoint is of no more use.
@@ -209,7 +212,7 @@ impl Worker {
         self.check(endpoint)?;
         let refuse = |status: &str| UcxError::Call { call: "ucp_am_send_nbx", status: status.to_owned() };
         let endpoint = self.endpoints.get_mut(endpoint).ok_or_else(|| refuse("no such endpoint"))?;
-        let mut message = self.spare.pop().unwrap_or_else(|| Box::new([0; Message::MAX_BYTES]));
+        let mut message = self.spare.pop().unwrap_or_else(|| vec![0; self.longest].into());
         let mut length = 0;
         for part in parts {
             let place = message.get_mut(length..length + part.len()).ok_or_else(|| refuse("a longer message than any"))?;
@@ -361,19 +364,21 @@ unsafe extern "C" fn receive(
 ) -> Status {
     // SAFETY: the library's, valid during the call.
     let is_rendezvous = unsafe { param.as_ref() }.is_some_and(|param| param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV != 0);
-    let mut message = Message { bytes: [0; Message::MAX_BYTES], length };
-    match message.bytes.get_mut(..length) {
-        // SAFETY: as many bytes of the library's, valid during the call.
-        Some(bytes) if !is_rendezvous && header_length == 0 => unsafe {
-            data.cast::<u8>().copy_to_nonoverlapping(bytes.as_mut_ptr(), length)
-        },
-        // Not what any sound peer sends: without bytes, and with a length that says so.
-        _ => message.length = length.max(Message::MAX_BYTES + 1),
-    }
     // SAFETY: the inbox of the worker that lives and to which nobody holds a reference.
-    if let Some(inbox) = unsafe { arg.cast::<Inbox>().as_mut() } {
-        inbox.messages.push_back(message);
+    let Some(inbox) = (unsafe { arg.cast::<Inbox>().as_mut() }) else { return UCS_OK };
+    let mut message = Message { short: [0; Message::SHORT_BYTES], long: Box::default(), length };
+    if is_rendezvous || header_length > 0 || length > inbox.longest {
+        // Not what any sound peer sends: without bytes, and with a length that says so.
+        message.length = length.max(inbox.longest.max(Message::SHORT_BYTES) + 1);
+    } else {
+        if length > Message::SHORT_BYTES {
+            message.long = vec![0; length].into();
+        }
+        let bytes = if length > Message::SHORT_BYTES { &mut message.long[..] } else { &mut message.short[..] };
+        // SAFETY: as many bytes of the library's, valid during the call; and at least as many here.
+        unsafe { data.cast::<u8>().copy_to_nonoverlapping(bytes.as_mut_ptr(), length) };
     }
+    inbox.messages.push_back(message);
     UCS_OK
 }
 
@@ -410,8 +415,8 @@ mod tests {
         assert_eq!(lanes("another form"), [""; 0]);
     }
 
-    fn pair(errors: PeerErrors) -> [Worker; 2] {
-        let mut pair = [Worker::open(errors).unwrap(), Worker::open(errors).unwrap()];
+    fn pair(errors: PeerErrors, longest: usize) -> [Worker; 2] {
+        let mut pair = [(); 2].map(|()| Worker::open(errors, longest).unwrap());
         let addresses = [0, 1].map(|end: usize| pair[end].address().unwrap());
         for end in [0, 1] {
             // SAFETY: the other worker's.
@@ -435,7 +440,7 @@ mod tests {
     #[ignore = "needs libucx0"]
     fn messages_arrive_whole_and_in_order() {
         for errors in [PeerErrors::Peer, PeerErrors::None] {
-            let mut pair = pair(errors);
+            let mut pair = pair(errors, Message::SHORT_BYTES);
             for number in 0..2000_u32 {
                 pair[0].send(0, &[&number.to_le_bytes()]).unwrap();
             }
@@ -449,15 +454,32 @@ mod tests {
             });
             assert_eq!(pair[0].check(0), Ok(()));
             assert!(!pair[0].transports().is_empty(), "what it prints has another form");
-            assert!(pair[0].send(0, &[&[7; Message::MAX_BYTES], &[7]]).is_err());
+            assert!(pair[0].send(0, &[&[7; Message::SHORT_BYTES], &[7]]).is_err());
+        }
+    }
+
+    #[test]
+    #[ignore = "needs libucx0"]
+    fn long_messages_arrive_whole_too() {
+        const LONGEST: usize = Message::SHORT_BYTES + 65_528;
+        for errors in [PeerErrors::Peer, PeerErrors::None] {
+            let mut pair = pair(errors, LONGEST);
+            for length in [0, 1, 64, 65, 4096, 20_000, LONGEST] {
+                let sent: Vec<u8> = (0..length).map(|at| (at * 7 + length) as u8).collect();
+                let (one, other) = sent.split_at(length / 3);
+                pair[0].send(0, &[one, other]).unwrap();
+                let message = until(&mut pair, |[_, taking]| taking.next_message());
+                assert!(message.bytes() == Ok(&sent[..]), "{length} bytes");
+            }
+            assert!(pair[0].send(0, &[&[7; LONGEST], &[7]]).is_err());
         }
     }
 
     /// As the library calls it, for what no sound peer sends.
     #[test]
     fn a_message_that_is_longer_or_not_there_yet_has_its_length_and_no_bytes() {
-        let mut inbox = Inbox::default();
-        let mut data = [7; Message::MAX_BYTES + 1];
+        let mut inbox = Inbox { messages: VecDeque::new(), longest: Message::SHORT_BYTES };
+        let mut data = [7; Message::SHORT_BYTES + 1];
         for (length, recv_attr, header_length) in [(data.len(), 0, 0), (8, UCP_AM_RECV_ATTR_FLAG_RNDV, 0), (8, 0, 4), (8, 0, 0), (0, 0, 0)]
         {
             let param = ReceiveParams { recv_attr, reply_ep: core::ptr::null_mut() };
@@ -467,6 +489,6 @@ mod tests {
         }
         let lengths: Vec<_> = inbox.messages.iter().map(|message| message.bytes().map(<[u8]>::len)).collect();
         assert_eq!(lengths, [Err(65), Err(65), Err(65), Ok(8), Ok(0)]);
-        assert_eq!(inbox.messages[0].head(), &[0; Message::MAX_BYTES]);
+        assert_eq!(inbox.messages[0].head(), &[0; Message::SHORT_BYTES]);
     }
 }

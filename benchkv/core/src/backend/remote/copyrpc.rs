@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use copyrpc::{CallError, CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint};
+use copyrpc::{CallError, CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint, RecvBytes};
 use mlx5::Device;
 use shm::sleep::{Sleeper, Watch};
 use zerocopy::IntoBytes;
@@ -14,6 +14,7 @@ use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::{Peer, Routing};
 use crate::trace::Sample;
+use crate::values::{Values, copy};
 
 /// Batches in flight of a connection that carries those of one client only, at least.
 const FEWEST_BATCHES: u32 = 4;
@@ -45,6 +46,9 @@ pub(super) struct Links<C> {
     links: Vec<Link<C>>,
     /// A peer that leaves in order ends calls before the connection.
     has_lost_calls: bool,
+    values: Values,
+    /// A message with the tail of a value, where values have one.
+    message: Vec<u8>,
 }
 
 struct Link<C> {
@@ -69,7 +73,8 @@ impl<C> Links<C> {
             Err(error) => Err(BackendError::setup(format!("the endpoint to {peer}"), error)),
         };
         let links = peers.iter().map(link).collect::<Result<_, _>>()?;
-        Ok(Self { context, links, has_lost_calls: false })
+        let message = vec![0; size_of::<Request>() + plan.values.tail_bytes()];
+        Ok(Self { context, links, has_lost_calls: false, values: plan.values.clone(), message })
     }
 
     pub(super) fn record(&self, link: usize) -> Option<Vec<u8>> {
@@ -92,8 +97,15 @@ impl<C> Links<C> {
 
     #[inline]
     pub(super) fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
-        let Some(Link { peer, end: End::Connected(endpoint) }) = self.links.get(link) else { return Err(SendError::Full(whom)) };
-        match endpoint.call(request.as_bytes(), whom, size_of::<Response>()) {
+        let Self { links, values, message, .. } = self;
+        let Some(Link { peer, end: End::Connected(endpoint) }) = links.get(link) else { return Err(SendError::Full(whom)) };
+        let tail_bytes = values.tail_bytes();
+        let (bytes, answer_bytes) = match request.bytes_behind(tail_bytes) {
+            // A get; or values have no tails.
+            0 => (request.as_bytes(), size_of::<Response>() + tail_bytes),
+            _ => (with_tail(request.as_bytes(), message, |tail| values.read(request.place(), tail)), size_of::<Response>()),
+        };
+        match endpoint.call(bytes, whom, answer_bytes) {
             Ok(_) => Ok(()),
             Err(CallError::RingFull(whom) | CallError::InsufficientCredit(whom)) => Err(SendError::Full(whom)),
             Err(CallError::Closed { reason, .. }) => {
@@ -103,13 +115,18 @@ impl<C> Links<C> {
         }
     }
 
-    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
+    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
         let (mut has_lost_calls, mut answers) = (self.has_lost_calls, 0);
+        let (message, tail_bytes) = (&mut self.message, self.values.tail_bytes());
         let drained = self.context.drain(|whom, outcome| {
             answers += 1;
             has_lost_calls |= matches!(outcome, Err(CallFailure::Closed(_)));
-            // A response of another length is no response.
-            answer(whom, outcome.ok().filter(|bytes| bytes.len() == size_of::<Response>()).and_then(|bytes| bytes.read()));
+            let arrived = outcome.ok().and_then(|bytes| Some((bytes.read::<Response>()?, bytes)));
+            // One of another length is no response.
+            match arrived.filter(|(response, bytes)| bytes.len() == size_of::<Response>() + response.bytes_behind(tail_bytes)) {
+                Some((response, bytes)) => answer(whom, Some(response), tail_of::<Response>(bytes, message)),
+                None => answer(whom, None, &[]),
+            }
         });
         let cqes = drained.map_err(|e| BackendError::transport("the RDMA context", e))?;
         self.has_lost_calls = has_lost_calls;
@@ -119,11 +136,25 @@ impl<C> Links<C> {
         Ok(Polled { answers, cqes })
     }
 
-    pub(super) fn recv(&self) -> Option<(Option<Request>, Handle<C>)> {
+    pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Handle<C>)> {
         let handle = self.context.recv()?;
         let bytes = handle.data();
-        let request = if bytes.len() == size_of::<Request>() { bytes.read() } else { None };
+        let request: Option<Request> = bytes.read();
+        let request = request.filter(|request| bytes.len() == size_of::<Request>() + request.bytes_behind(self.values.tail_bytes()));
+        if request.is_some() {
+            let arrived = tail_of::<Request>(bytes, &mut self.message);
+            copy(tail, arrived);
+        }
         Some((request, handle))
+    }
+
+    /// Answers a request. Whoever is gone needs no answer.
+    pub(super) fn answer(&mut self, handle: Handle<C>, response: Option<Response>, tail: &[u8]) {
+        match response {
+            Some(response) if response.bytes_behind(self.values.tail_bytes()) == 0 => drop(handle.reply(response.as_bytes())),
+            Some(response) => drop(handle.reply(with_tail(response.as_bytes(), &mut self.message, |to| copy(to, tail)))),
+            None => drop(handle.refuse()),
+        }
     }
 
     pub(super) fn flush(&self) -> Result<(), BackendError> {
@@ -175,12 +206,22 @@ impl<C> Links<C> {
     }
 }
 
-/// Answers a request. Whoever is gone needs no answer.
-pub(super) fn answer<C>(handle: Handle<C>, response: Option<Response>) {
-    match response {
-        Some(response) => drop(handle.reply(response.as_bytes())),
-        None => drop(handle.refuse()),
+/// The message of `head` and the tail of a value, which `fill` puts there; `message` has room for the longer of requests and responses.
+fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8])) -> &'a [u8] {
+    let surplus = size_of::<Request>() - head.len();
+    let Some((to, tail)) = message.get_mut(surplus..).and_then(|message| message.split_at_mut_checked(head.len())) else { return &[] };
+    to.copy_from_slice(head);
+    fill(tail);
+    message.get(surplus..).unwrap_or_default()
+}
+
+/// Copies what is behind a `Head` out; it has the right length.
+fn tail_of<'a, Head>(bytes: RecvBytes<'_>, message: &'a mut [u8]) -> &'a [u8] {
+    if bytes.len() == size_of::<Head>() {
+        return &[];
     }
+    let copied = bytes.copy_to(message);
+    message.get(size_of::<Head>()..copied).unwrap_or_default()
 }
 
 impl<C> Link<C> {

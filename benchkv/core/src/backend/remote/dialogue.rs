@@ -11,6 +11,7 @@ pub(super) struct Dialogue<C> {
     window: usize,
     /// Requests of the peer that are not answered.
     unanswered: usize,
+    tail_bytes: usize,
 }
 
 /// What a message of the peer was.
@@ -34,8 +35,9 @@ pub(super) enum Violation {
 }
 
 impl<C> Dialogue<C> {
-    pub(super) fn new(window: usize) -> Self {
-        Self { calls: Calls::new(window), window, unanswered: 0 }
+    /// No call, and room for a `window`, of values with a tail of `tail_bytes`.
+    pub(super) fn new(window: usize, tail_bytes: usize) -> Self {
+        Self { calls: Calls::new(window), window, unanswered: 0, tail_bytes }
     }
 
     /// Whether an answer of the peer is missing.
@@ -65,24 +67,24 @@ impl<C> Dialogue<C> {
         Frame { call, content: response.map_or(Content::Refusal, Content::Response) }.encode()
     }
 
-    /// What the peer sent.
+    /// What the peer sent, and the tail behind it.
     ///
     /// # Errors
     /// [`Violation`]: nothing it sends can be trusted.
     #[inline]
-    pub(super) fn arrive(&mut self, bytes: &[u8]) -> Result<Arrival<C>, Violation> {
-        let Frame { call, content } = Frame::decode(bytes).ok_or(Violation::NoMessage(bytes.len()))?;
+    pub(super) fn arrive<'a>(&mut self, bytes: &'a [u8]) -> Result<(Arrival<C>, &'a [u8]), Violation> {
+        let (Frame { call, content }, tail) = Frame::decode(bytes, self.tail_bytes).ok_or(Violation::NoMessage(bytes.len()))?;
         let response = match content {
             Content::Request(_) if self.unanswered == self.window => return Err(Violation::TooMany(self.window)),
             Content::Request(request) => {
                 self.unanswered += 1;
-                return Ok(Arrival::Request(request, call));
+                return Ok((Arrival::Request(request, call), tail));
             }
             Content::Response(response) => Some(response),
             Content::Refusal => None,
         };
         let whom = self.calls.take(call).ok_or(Violation::NoCall(call))?;
-        Ok(Arrival::Answer(whom, response))
+        Ok((Arrival::Answer(whom, response), tail))
     }
 }
 
@@ -99,26 +101,26 @@ mod tests {
 
     #[test]
     fn a_call_is_answered_or_refused_and_its_room_is_free_again() {
-        let (mut asking, mut answering) = (Dialogue::new(1), Dialogue::<()>::new(1));
+        let (mut asking, mut answering) = (Dialogue::new(1, 0), Dialogue::<()>::new(1, 0));
         for (whom, response) in [(7, Some(Response::new(Outcome::PutOk))), (8, None)] {
             let (_, message) = asking.call(&REQUEST, whom).unwrap();
             assert!(asking.is_waiting() && asking.call(&REQUEST, 9).is_err());
-            let Ok(Arrival::Request(REQUEST, call)) = answering.arrive(message.as_bytes()) else { panic!("no request") };
+            let Ok((Arrival::Request(REQUEST, call), [])) = answering.arrive(message.as_bytes()) else { panic!("no request") };
             let answer = answering.answer(call, response);
-            assert_eq!(asking.arrive(answer.as_bytes()), Ok(Arrival::Answer(whom, response)));
+            assert_eq!(asking.arrive(answer.as_bytes()), Ok((Arrival::Answer(whom, response), &[][..])));
             assert!(!asking.is_waiting());
         }
     }
 
     #[test]
     fn what_no_sound_peer_sends_is_a_violation() {
-        let mut link = Dialogue::new(2);
+        let mut link = Dialogue::new(2, 0);
         let (call, _) = link.call(&REQUEST, ()).unwrap();
         assert_eq!(link.arrive(&[1; 9]), Err(Violation::NoMessage(9)));
-        let answer = Dialogue::<()>::new(1).answer(call + 1, None);
+        let answer = Dialogue::<()>::new(1, 0).answer(call + 1, None);
         assert_eq!(link.arrive(answer.as_bytes()), Err(Violation::NoCall(call + 1)));
         for call in [5, 6] {
-            assert_eq!(link.arrive(request(call).as_bytes()), Ok(Arrival::Request(REQUEST, call)));
+            assert_eq!(link.arrive(request(call).as_bytes()), Ok((Arrival::Request(REQUEST, call), &[][..])));
         }
         assert_eq!(link.arrive(request(7).as_bytes()), Err(Violation::TooMany(2)));
         link.answer(6, None);

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0..4 | call id: the caller's choice, which its answer brings back |
 //! | 4..8 | 1 request, 2 response, 3 refusal |
-//! | 8.. | [`Request`], [`Response`], nothing |
+//! | 8.. | [`Request`], [`Response`], nothing; then the tail of the value, if that has one |
 //!
 //! Little-endian, as the messages.
 
@@ -46,7 +46,7 @@ impl FrameBytes {
 }
 
 impl Frame {
-    /// Bytes of the longest.
+    /// Bytes of the longest, without a tail.
     pub(super) const MAX_BYTES: usize =
         HEADER_BYTES + if size_of::<Request>() > size_of::<Response>() { size_of::<Request>() } else { size_of::<Response>() };
 
@@ -64,18 +64,20 @@ impl Frame {
         FrameBytes { bytes, len: HEADER_BYTES + body.len() }
     }
 
-    /// `None`: bytes of a peer that are no frame.
+    /// A frame, and the tail behind it, where values have one of `tail_bytes`. `None`: bytes of a peer that are no frame.
     #[inline]
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn decode(bytes: &[u8], tail_bytes: usize) -> Option<(Self, &[u8])> {
         let (call, rest) = bytes.split_first_chunk()?;
         let (kind, body) = rest.split_first_chunk()?;
-        let content = match u32::from_le_bytes(*kind) {
-            REQUEST => Content::Request(Request::read_from_bytes(body).ok()?),
-            RESPONSE => Content::Response(Response::read_from_bytes(body).ok()?),
-            REFUSAL if body.is_empty() => Content::Refusal,
+        let (content, behind, tail) = match u32::from_le_bytes(*kind) {
+            REQUEST => Request::read_from_prefix(body).map(|(it, tail)| (Content::Request(it), it.bytes_behind(tail_bytes), tail)).ok()?,
+            RESPONSE => {
+                Response::read_from_prefix(body).map(|(it, tail)| (Content::Response(it), it.bytes_behind(tail_bytes), tail)).ok()?
+            }
+            REFUSAL => (Content::Refusal, 0, body),
             _ => return None,
         };
-        Some(Self { call: u32::from_le_bytes(*call), content })
+        (tail.len() == behind).then_some((Self { call: u32::from_le_bytes(*call), content }, tail))
     }
 }
 
@@ -95,7 +97,7 @@ mod tests {
         for (kind, frame) in (1..).zip(frames()) {
             let bytes = frame.encode();
             assert_eq!(bytes.as_bytes()[..8], [4, 3, 2, 1, kind, 0, 0, 0]);
-            assert_eq!(Frame::decode(bytes.as_bytes()), Some(frame));
+            assert_eq!(Frame::decode(bytes.as_bytes(), 0), Some((frame, &[][..])));
         }
         assert_eq!(frames().map(|frame| frame.encode().as_bytes().len()), [32, 24, 8]);
     }
@@ -105,12 +107,27 @@ mod tests {
         for frame in frames() {
             let bytes = [frame.encode().as_bytes(), &[0]].concat();
             for len in (0..=bytes.len()).filter(|len| *len != bytes.len() - 1) {
-                assert_eq!(Frame::decode(&bytes[..len]), None, "{frame:?}, {len} bytes");
+                assert_eq!(Frame::decode(&bytes[..len], 0), None, "{frame:?}, {len} bytes");
             }
             for kind in [0, 4, 0x81] {
                 let mut other = frame.encode();
                 other.bytes[4] = kind;
-                assert_eq!(Frame::decode(other.as_bytes()), None, "{frame:?}, kind {kind}");
+                assert_eq!(Frame::decode(other.as_bytes(), 0), None, "{frame:?}, kind {kind}");
+            }
+        }
+    }
+
+    /// The frames of the table, a put and what a get has found, end with a tail of the one length there is; others have none.
+    #[test]
+    fn a_tail_has_its_length_or_is_none() {
+        let [put, found, refusal] = frames();
+        let done = Frame { call: 1, content: Content::Response(Response::new(Outcome::PutOk)) };
+        let get = Frame { call: 1, content: Content::Request(Request::get(2, 3)) };
+        for (frame, behind) in [(put, 5), (found, 5), (refusal, 0), (done, 0), (get, 0)] {
+            let head = frame.encode();
+            for tail in (0..8).map(|len| vec![7; len]) {
+                let bytes = [head.as_bytes(), &tail].concat();
+                assert_eq!(Frame::decode(&bytes, 5), (tail.len() == behind).then_some((frame, &tail[..])), "{frame:?}, {tail:?}");
             }
         }
     }

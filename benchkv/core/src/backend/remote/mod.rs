@@ -27,6 +27,7 @@ use crate::message::{Request, Response};
 use crate::topology::{Peer, Worker};
 use crate::topology::{Topology, Transport};
 use crate::trace::Sample;
+use crate::values::copy;
 
 /// The connections of one daemon or client. `C` is whom to answer, kept per call.
 pub(super) struct Remote<C> {
@@ -80,6 +81,13 @@ pub(super) enum Incoming<C> {
 pub(super) struct Ticket {
     link: usize,
     call: u32,
+}
+
+/// A request of a link that carries each message by itself, with the tail of its value.
+struct Arrived {
+    request: Request,
+    ticket: Ticket,
+    tail: Box<[u8]>,
 }
 
 /// A link did not take a request.
@@ -238,8 +246,9 @@ impl<C> Remote<C> {
         Ok(())
     }
 
-    /// Takes in what arrived, and hands responses to `answer` with whom they are for. Sends nothing: whoever polls flushes as well, work or not.
-    pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
+    /// Takes in what arrived, and hands responses to `answer` with whom they are for, and the tail of a value that was found. Sends nothing:
+    /// whoever polls flushes as well, work or not.
+    pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
         let polled = match &mut self.carrier {
             Carrier::Copyrpc(links) => links.poll(answer),
             Carrier::RcSend(links) => links.poll(answer),
@@ -249,22 +258,28 @@ impl<C> Remote<C> {
         Ok(polled)
     }
 
-    /// The oldest request of another rank. `None` in its place: bytes that are no request, to be refused.
-    pub(super) fn recv(&mut self) -> Option<(Option<Request>, Incoming<C>)> {
-        match &mut self.carrier {
-            Carrier::Copyrpc(links) => links.recv().map(|(request, handle)| (request, Incoming::Copyrpc(handle))),
-            Carrier::RcSend(links) => links.recv().map(|(request, ticket)| (Some(request), Incoming::Message(ticket))),
-            Carrier::UcxAm(links) => links.recv().map(|(request, ticket)| (Some(request), Incoming::Message(ticket))),
-        }
+    /// The oldest request of another rank; the tail of the value of a put is copied to `tail`, which has its length. `None` in its place: bytes
+    /// that are no request, to be refused.
+    pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Incoming<C>)> {
+        let message = match &mut self.carrier {
+            Carrier::Copyrpc(links) => return links.recv(tail).map(|(request, handle)| (request, Incoming::Copyrpc(handle))),
+            Carrier::RcSend(links) => links.recv(),
+            Carrier::UcxAm(links) => links.recv(),
+        };
+        message.map(|Arrived { request, ticket, tail: arrived }| {
+            copy(tail, &arrived);
+            (Some(request), Incoming::Message(ticket))
+        })
     }
 
-    /// Answers a request of another rank, or refuses it. There is always room for answers; that nobody waits any more is no error here.
-    pub(super) fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>) {
+    /// Answers a request of another rank, with the tail of a value that was found, or refuses it. There is always room for answers; that nobody
+    /// waits any more is no error here.
+    pub(super) fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>, tail: &[u8]) {
         match (incoming, &mut self.carrier) {
-            (Incoming::Copyrpc(handle), _) => copyrpc::answer(handle, response),
-            (Incoming::Message(ticket), Carrier::RcSend(links)) => links.answer(ticket, response),
-            (Incoming::Message(ticket), Carrier::UcxAm(links)) => links.answer(ticket, response),
-            (Incoming::Message(_), Carrier::Copyrpc(_)) => {}
+            (Incoming::Copyrpc(handle), Carrier::Copyrpc(links)) => links.answer(handle, response, tail),
+            (Incoming::Message(ticket), Carrier::RcSend(links)) => links.answer(ticket, response, tail),
+            (Incoming::Message(ticket), Carrier::UcxAm(links)) => links.answer(ticket, response, tail),
+            (Incoming::Message(_), Carrier::Copyrpc(_)) | (Incoming::Copyrpc(_), _) => {}
         }
     }
 

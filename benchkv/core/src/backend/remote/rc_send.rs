@@ -16,14 +16,17 @@ use super::super::BackendError;
 use super::super::plan::Plan;
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{Polled, SendError, Ticket};
+use super::{Arrived, Polled, SendError, Ticket};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
 use crate::trace::Sample;
+use crate::values::Values;
 
-/// Bytes of a receive: a message, at an address that no other shares a cache line with.
-const RECEIVE_BYTES: usize = Frame::MAX_BYTES.next_multiple_of(64);
+/// Bytes of a receive: a message with a tail, at an address that no other shares a cache line with.
+const fn receive_bytes(tail_bytes: usize) -> usize {
+    (Frame::MAX_BYTES + tail_bytes).next_multiple_of(64)
+}
 /// Completions one poll takes from each queue, so that a poll is bounded.
 const POLL_BUDGET: usize = 256;
 /// A peer that owes an answer and was silent for this long is probed, with a WRITE of nothing, which its device answers without its CPU: of a
@@ -31,9 +34,10 @@ const POLL_BUDGET: usize = 256;
 const PROBE_AFTER: Duration = Duration::from_millis(100);
 /// Polls from one look at the clock to the next.
 const POLLS_PER_LOOK: u32 = 64;
-/// What is attached to a probe in the send queue.
+/// What is attached in the send queue to a probe, to a message, and to one with a tail: this, and the place of the tail.
 const PROBE: u64 = 1;
 const MESSAGE: u64 = 0;
+const WITH_TAIL: u64 = 2;
 
 /// A device with a queue pair for each peer, and one queue each for all their completions.
 pub(super) struct Links<C> {
@@ -42,8 +46,13 @@ pub(super) struct Links<C> {
     recv_cq: MonoCq<usize>,
     links: Vec<Link<C>>,
     receives: Receives,
+    /// Where devices take the tails of values that are sent; `None`: values have none.
+    tails: Option<Mr>,
+    values: Values,
+    /// A message, where values have tails.
+    message: Vec<u8>,
     /// Requests, in the order in which they came.
-    arrived: VecDeque<(Request, Ticket)>,
+    arrived: VecDeque<Arrived>,
     /// Links with something to post or to ring.
     unflushed: Vec<usize>,
     polls: u32,
@@ -54,6 +63,8 @@ pub(super) struct Links<C> {
 struct Receives {
     region: Mr,
     per_link: usize,
+    /// Of each.
+    bytes: usize,
 }
 
 #[derive(Default)]
@@ -66,8 +77,10 @@ struct Link<C> {
     peer: Peer,
     qp: RcQp,
     dialogue: Dialogue<C>,
-    /// Answers for which the send queue had no room.
-    answers: VecDeque<FrameBytes>,
+    /// Answers for which the send queue had no room, each with the tail of a value.
+    answers: VecDeque<(FrameBytes, Box<[u8]>)>,
+    /// Places in [`Links::tails`] that no SEND reads.
+    places: Vec<u32>,
     is_unflushed: bool,
     /// Why it is of no more use.
     failure: Option<String>,
@@ -91,9 +104,15 @@ impl<C> Links<C> {
         let send_cq = device.create_cq(completions).map_err(|e| BackendError::setup("the send completion queue", e))?;
         let recv_cq = device.create_mono_cq(completions + POLL_BUDGET as u32);
         let mut recv_cq = recv_cq.map_err(|e| BackendError::setup("the receive completion queue", e))?;
-        let region = pd.alloc(per_link * peers.len() * RECEIVE_BYTES, Access::LOCAL_WRITE);
-        let receives = Receives { region: region.map_err(|e| BackendError::setup("the memory of the receives", e))?, per_link };
-        let config = QpConfig { max_send_wr: per_link as u32, max_inline_data: Frame::MAX_BYTES, ..QpConfig::default() };
+        let (tail_bytes, messages) = (plan.values.tail_bytes(), per_link * peers.len());
+        let bytes = receive_bytes(tail_bytes);
+        let region = pd.alloc(messages * bytes, Access::LOCAL_WRITE).map_err(|e| BackendError::setup("the memory of the receives", e))?;
+        let receives = Receives { region, per_link, bytes };
+        let tails = (tail_bytes > 0).then(|| pd.alloc(messages * tail_bytes, Access::LOCAL_WRITE)).transpose();
+        let tails = tails.map_err(|e| BackendError::setup("the memory of values that are sent", e))?;
+        // With a tail a message takes two entries.
+        let entries = per_link * (1 + usize::from(tail_bytes > 0));
+        let config = QpConfig { max_send_wr: entries as u32, max_inline_data: Frame::MAX_BYTES, ..QpConfig::default() };
         let own = ReceiveSource::Own { depth: per_link as u32, max_sge: 1 };
         let mut links = Vec::with_capacity(peers.len());
         for (number, peer) in peers.iter().enumerate() {
@@ -103,10 +122,15 @@ impl<C> Links<C> {
             (0..per_link).try_for_each(|place| receives.post(&mut qp, number, place)).map_err(|why| BackendError::setup(what(), why))?;
             qp.ring_receives();
             recv_cq.register(qp.qpn(), number);
-            links.push(Link::new(*peer, qp, plan.window, device.now_ns()));
+            let dialogue = Dialogue::new(plan.window, tail_bytes);
+            let first = (number * per_link) as u32;
+            let places = if tails.is_some() { (first..first + per_link as u32).collect() } else { Vec::new() };
+            links.push(Link::new(*peer, qp, dialogue, places, device.now_ns()));
         }
         let (arrived, unflushed) = (VecDeque::new(), Vec::with_capacity(links.len()));
-        Ok(Self { device, send_cq, recv_cq, links, receives, arrived, unflushed, polls: 0, counters: Counters::default() })
+        let (values, message) = (plan.values.clone(), vec![0; bytes]);
+        let counters = Counters::default();
+        Ok(Self { device, send_cq, recv_cq, links, receives, tails, values, message, arrived, unflushed, polls: 0, counters })
     }
 
     pub(super) fn record(&self, link: usize) -> Option<Vec<u8>> {
@@ -121,7 +145,7 @@ impl<C> Links<C> {
 
     #[inline]
     pub(super) fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
-        let Self { links, counters, unflushed, .. } = self;
+        let Self { links, counters, unflushed, tails, values, message: scratch, .. } = self;
         let Some((number, link)) = links.get_mut(link).map(|found| (link, found)) else { return Err(SendError::Full(whom)) };
         let (call, message) = match link.dialogue.call(request, whom) {
             Ok(message) => message,
@@ -130,7 +154,9 @@ impl<C> Links<C> {
                 return Err(SendError::Full(whom));
             }
         };
-        match link.qp.post(&Send { payload: Inline(message.as_bytes()) }, Signal::Reclaim, MESSAGE) {
+        let tail = scratch.get_mut(..request.bytes_behind(values.tail_bytes())).unwrap_or_default();
+        values.read(request.place(), tail);
+        match link.post(&message, tail, tails.as_ref()) {
             Ok(()) => {
                 counters.sends += 1;
                 link.note_unflushed(number, unflushed);
@@ -147,17 +173,19 @@ impl<C> Links<C> {
         }
     }
 
-    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
-        let Self { recv_cq, send_cq, links, receives, arrived, .. } = self;
+    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
+        let Self { recv_cq, send_cq, links, receives, arrived, message, .. } = self;
         let (mut answers, mut has_failed) = (0, false);
         let mut cqes = recv_cq.poll(POLL_BUDGET, |number, cqe| {
             let Some((number, link)) = number.and_then(|number| Some((*number, links.get_mut(*number)?))) else { return };
-            match link.receive(number, receives, &cqe) {
-                Ok(Arrival::Answer(whom, response)) => {
+            match link.receive(number, receives, &cqe, message) {
+                Ok((Arrival::Answer(whom, response), tail)) => {
                     answers += 1;
-                    answer(whom, response);
+                    answer(whom, response, tail);
                 }
-                Ok(Arrival::Request(request, call)) => arrived.push_back((request, Ticket { link: number, call })),
+                Ok((Arrival::Request(request, call), tail)) => {
+                    arrived.push_back(Arrived { request, ticket: Ticket { link: number, call }, tail: tail.into() });
+                }
                 Err(why) => {
                     link.failure.get_or_insert(why);
                     has_failed = true;
@@ -182,25 +210,26 @@ impl<C> Links<C> {
         Ok(Polled { answers, cqes })
     }
 
-    pub(super) fn recv(&mut self) -> Option<(Request, Ticket)> {
+    pub(super) fn recv(&mut self) -> Option<Arrived> {
         self.arrived.pop_front()
     }
 
     /// A failure shows at the next poll.
-    pub(super) fn answer(&mut self, ticket: Ticket, response: Option<Response>) {
+    pub(super) fn answer(&mut self, ticket: Ticket, response: Option<Response>, tail: &[u8]) {
         let Some(link) = self.links.get_mut(ticket.link) else { return };
+        let behind = response.map_or(0, |response| response.bytes_behind(self.values.tail_bytes()));
         let message = link.dialogue.answer(ticket.call, response);
-        link.answers.push_back(message);
-        self.counters.sends += link.post_answers();
+        link.answers.push_back((message, tail.get(..behind).unwrap_or_default().into()));
+        self.counters.sends += link.post_answers(self.tails.as_ref());
         link.note_unflushed(ticket.link, &mut self.unflushed);
     }
 
     /// Rings the doorbell of each queue pair once for all that a step has posted.
     pub(super) fn flush(&mut self) -> Result<(), BackendError> {
-        let Self { links, unflushed, counters, .. } = self;
+        let Self { links, unflushed, counters, tails, .. } = self;
         unflushed.retain(|number| {
             let Some(link) = links.get_mut(*number) else { return false };
-            counters.sends += link.post_answers();
+            counters.sends += link.post_answers(tails.as_ref());
             link.qp.ring();
             link.is_unflushed = !link.answers.is_empty();
             link.is_unflushed
@@ -254,36 +283,65 @@ impl Receives {
     /// Posts the receive of this place among a link's. The queue has one for each place, so there is always room.
     #[inline]
     fn post(&self, qp: &mut RcQp, link: usize, place: usize) -> Result<(), String> {
-        let sge = self.region.sge(self.offset(link, place), RECEIVE_BYTES as u32).map_err(|e| e.to_string())?;
+        let sge = self.region.sge(self.offset(link, place), self.bytes as u32).map_err(|e| e.to_string())?;
         qp.post_receive(&[sge], place as u64).map_err(|e| e.to_string())
     }
 
     #[inline]
     fn offset(&self, link: usize, place: usize) -> usize {
-        (link * self.per_link + place) * RECEIVE_BYTES
+        (link * self.per_link + place) * self.bytes
     }
 }
 
 impl<C> Link<C> {
-    fn new(peer: Peer, qp: RcQp, window: usize, now_ns: u64) -> Self {
+    fn new(peer: Peer, qp: RcQp, dialogue: Dialogue<C>, places: Vec<u32>, now_ns: u64) -> Self {
         Self {
             peer,
             qp,
-            dialogue: Dialogue::new(window),
+            dialogue,
             answers: VecDeque::new(),
+            places,
             is_unflushed: false,
             failure: None,
             pulse: Pulse { was_heard: true, heard_ns: now_ns, is_probing: false },
         }
     }
 
-    /// Takes what one receive holds, and posts it again.
+    /// Posts a message, with a tail behind it if there is one.
     #[inline]
-    fn receive(&mut self, number: usize, receives: &Receives, cqe: &Cqe<'_>) -> Result<Arrival<C>, String> {
+    fn post(&mut self, message: &FrameBytes, tail: &[u8], tails: Option<&Mr>) -> Result<(), PostError> {
+        let head = Inline(message.as_bytes());
+        let Some(tails) = tails.filter(|_| !tail.is_empty()) else {
+            return self.qp.post(&Send { payload: head }, Signal::Reclaim, MESSAGE);
+        };
+        // With fewer places than the queue has entries, these are the sooner used up.
+        let Some(place) = self.places.pop() else {
+            return Err(PostError::QueueFull { free: 0, needed: 1, capacity: self.qp.send_capacity() });
+        };
+        let at = place as usize * tail.len();
+        let written = tails.write(at, tail).and_then(|()| tails.sge(at, tail.len() as u32));
+        let posted = match written {
+            Ok(sge) => self.qp.post(&Send { payload: (head, sge) }, Signal::Reclaim, WITH_TAIL + u64::from(place)),
+            Err(_) => return Ok(()),
+        };
+        if posted.is_err() {
+            self.places.push(place);
+        }
+        posted
+    }
+
+    /// Takes what one receive holds, by way of `message`, and posts it again.
+    #[inline]
+    fn receive<'a>(
+        &mut self,
+        number: usize,
+        receives: &Receives,
+        cqe: &Cqe<'_>,
+        message: &'a mut [u8],
+    ) -> Result<(Arrival<C>, &'a [u8]), String> {
         let place = self.qp.complete_receive(cqe).ok_or("a receive completed that was not posted")? as usize;
         cqe.result().map_err(|error| error.to_string())?;
-        let mut bytes = [0; RECEIVE_BYTES];
-        let bytes = bytes.get_mut(..cqe.byte_count() as usize).ok_or("it sent more bytes than a receive holds")?;
+        let bytes = message.get_mut(..cqe.byte_count() as usize).ok_or("it sent more bytes than a receive holds")?;
         receives.region.read(receives.offset(number, place), bytes).map_err(|error| error.to_string())?;
         receives.post(&mut self.qp, number, place)?;
         self.qp.ring_receives();
@@ -293,11 +351,11 @@ impl<C> Link<C> {
 
     /// Takes a completion of the send queue; `false`: the link has failed.
     fn complete(&mut self, cqe: &Cqe<'_>) -> bool {
-        let pulse = &mut self.pulse;
-        self.qp.complete_each(cqe, |what| {
-            if what == PROBE {
-                (pulse.was_heard, pulse.is_probing) = (true, false);
-            }
+        let Self { pulse, places, .. } = self;
+        self.qp.complete_each(cqe, |what| match what {
+            MESSAGE => {}
+            PROBE => (pulse.was_heard, pulse.is_probing) = (true, false),
+            place => places.push((place - WITH_TAIL) as u32),
         });
         let Err(error) = cqe.result() else { return true };
         self.failure.get_or_insert(error.to_string());
@@ -306,13 +364,13 @@ impl<C> Link<C> {
 
     /// Posts answers that wait, as long as there is room. Returns how many. What else keeps them from being posted comes as a completion.
     #[inline]
-    fn post_answers(&mut self) -> u64 {
+    fn post_answers(&mut self, tails: Option<&Mr>) -> u64 {
         let mut posted = 0;
-        while let Some(message) = self.answers.front() {
-            if self.qp.post(&Send { payload: Inline(message.as_bytes()) }, Signal::Reclaim, MESSAGE).is_err() {
+        while let Some((message, tail)) = self.answers.pop_front() {
+            if self.post(&message, &tail, tails).is_err() {
+                self.answers.push_front((message, tail));
                 break;
             }
-            self.answers.pop_front();
             posted += 1;
         }
         posted
@@ -369,7 +427,7 @@ mod tests {
         link.qp.post(&Send { payload: Inline(bytes) }, Signal::Always, MESSAGE).unwrap();
         link.qp.ring();
         for _ in 0..1000 {
-            if let Err(gone) = taking.poll(|_, _| ()) {
+            if let Err(gone) = taking.poll(|_, _, _| ()) {
                 assert!(matches!(gone, BackendError::PeerGone { rank: 0, .. }));
                 return gone.to_string();
             }

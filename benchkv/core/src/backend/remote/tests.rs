@@ -8,6 +8,7 @@ use crate::message::Outcome;
 use crate::testing::{self, Scratch, topology};
 use crate::topology::Routing;
 use crate::ucx::PeerErrors;
+use crate::workload::Workload;
 
 /// More than rings or windows hold.
 const REQUESTS: usize = 1000;
@@ -15,10 +16,18 @@ const WINDOW: usize = 16;
 
 /// The connection of each of two ranks to the other, with the smallest ring.
 pub(super) fn pair(scratch: &Scratch, transport: Transport) -> [Remote<usize>; 2] {
-    let job = testing::job(topology(Routing::Delegation, transport, 2, 1, 1));
-    let sizes = Sizes { ring_bytes: 4096, window: WINDOW, ..job.sizes };
-    let job = Job { sizes, ucx_errors: Some(PeerErrors::Peer), ..job };
-    let open = |rank| Remote::open(&Plan::new(&job, scratch.site(rank)), Worker::Daemon(0), None).unwrap().unwrap();
+    pair_of(scratch, transport, [8, 8])
+}
+
+/// Likewise; values of each end are as long as it says.
+fn pair_of(scratch: &Scratch, transport: Transport, value_bytes: [usize; 2]) -> [Remote<usize>; 2] {
+    let open = |rank: usize| {
+        let job = testing::job(topology(Routing::Delegation, transport, 2, 1, 1));
+        let sizes = Sizes { ring_bytes: 4096, window: WINDOW, ..job.sizes };
+        let workload = Workload { value_bytes: value_bytes[rank], ..job.workload };
+        let job = Job { sizes, workload, ucx_errors: Some(PeerErrors::Peer), ..job };
+        Remote::open(&Plan::new(&job, scratch.site(rank)).unwrap(), Worker::Daemon(0), None).unwrap().unwrap()
+    };
     let mut pair = [open(0), open(1)];
     let records = [0, 1].map(|rank: usize| pair[rank].records());
     for rank in [0, 1] {
@@ -41,14 +50,14 @@ fn answer_all(asking: &mut Remote<usize>, answering: &mut Remote<usize>) {
     let (mut answered, mut arrived) = (Vec::new(), 0);
     // Bounded: a round carries several requests.
     for _ in 0..10 * REQUESTS {
-        answering.poll(|_, _| ()).unwrap();
-        while let Some((request, incoming)) = answering.recv() {
+        answering.poll(|_, _, _| ()).unwrap();
+        while let Some((request, incoming)) = answering.recv(&mut []) {
             assert_eq!(request, Some(Request::put(1, arrived, 7)));
-            answering.answer(incoming, (arrived % 3 > 0).then_some(Response::new(Outcome::PutOk)));
+            answering.answer(incoming, (arrived % 3 > 0).then_some(Response::new(Outcome::PutOk)), &[]);
             arrived += 1;
         }
         answering.flush().unwrap();
-        asking.poll(|number, response| answered.push((number, response.is_some()))).unwrap();
+        asking.poll(|number, response, _| answered.push((number, response.is_some()))).unwrap();
         asking.retry().unwrap();
         asking.flush().unwrap();
     }
@@ -56,10 +65,41 @@ fn answer_all(asking: &mut Remote<usize>, answering: &mut Remote<usize>) {
     assert_eq!((asking.backlogged(), asking.outstanding(), asking.sent()), (0, 0, REQUESTS as u64));
 }
 
+/// A peer's bytes: what is behind a message has the length it must have, or the message is none.
+#[test]
+fn a_value_of_another_length_than_agreed_is_no_value() {
+    for (theirs, ours) in [(8, 40), (40, 8), (40, 48)] {
+        let scratch = Scratch::new();
+        let [mut asking, mut answering] = pair_of(&scratch, Transport::Copyrpc, [theirs, ours]);
+        for (number, request) in [Request::put(1, 1, 7), Request::get(1, 1)].into_iter().enumerate() {
+            asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
+        }
+        asking.flush().unwrap();
+        answering.poll(|_, _, _| ()).unwrap();
+        let (put, refused) = answering.recv(&mut vec![0; ours - 8]).unwrap();
+        let (get, found) = answering.recv(&mut vec![0; ours - 8]).unwrap();
+        assert_eq!((put, get.is_some()), (None, true));
+        answering.answer(refused, None, &[]);
+        answering.answer(found, Some(Response::new(Outcome::GetOk { value: 7 })), &vec![0; ours - 8]);
+        answering.flush().unwrap();
+        let mut answers = Vec::new();
+        asking.poll(|number, response, tail| answers.push((number, response, tail.len()))).unwrap();
+        assert_eq!(answers, [(0, None, 0), (1, None, 0)], "{theirs}, {ours}");
+
+        let scratch = Scratch::new();
+        let [mut asking, mut answering] = pair_of(&scratch, Transport::RcSend, [theirs, ours]);
+        let request = Request::put(1, 1, 7);
+        asking.call(asking.link_for(&request).unwrap(), request, 0).unwrap();
+        asking.flush().unwrap();
+        let gone = (0..1000).find_map(|_| answering.poll(|_, _, _| ()).err()).unwrap();
+        assert!(matches!(gone, BackendError::PeerGone { rank: 0, .. }), "{gone}");
+    }
+}
+
 /// Rounds in which something moved, of a hundred.
 fn moving_rounds(asking: &mut Remote<usize>) -> usize {
     let moved = (0..100).filter(|_| {
-        let moved = asking.retry().unwrap() + asking.poll(|_, _| ()).unwrap().answers;
+        let moved = asking.retry().unwrap() + asking.poll(|_, _, _| ()).unwrap().answers;
         asking.flush().unwrap();
         moved > 0
     });
@@ -90,13 +130,13 @@ fn a_request_does_not_overtake_those_that_wait() {
         // What has arrived is answered, and the answers are taken.
         let mut serve = |asking: &mut Remote<usize>| {
             asking.flush().unwrap();
-            answering.poll(|_, _| ()).unwrap();
-            while let Some((request, incoming)) = answering.recv() {
+            answering.poll(|_, _, _| ()).unwrap();
+            while let Some((request, incoming)) = answering.recv(&mut []) {
                 arrived.push(request.unwrap().key());
-                answering.answer(incoming, Some(Response::new(Outcome::PutOk)));
+                answering.answer(incoming, Some(Response::new(Outcome::PutOk)), &[]);
             }
             answering.flush().unwrap();
-            asking.poll(|_, _| ()).unwrap();
+            asking.poll(|_, _, _| ()).unwrap();
             arrived.len()
         };
         call_all(&mut asking);
@@ -162,12 +202,12 @@ fn misses_the_dead(transports: &[Transport]) {
         let [mut asking, mut answering] = pair(&scratch, transport);
         call_all(&mut asking);
         asking.flush().unwrap();
-        answering.poll(|_, _| ()).unwrap();
+        answering.poll(|_, _, _| ()).unwrap();
         drop(answering);
         let start = Instant::now();
         let gone = loop {
             assert!(start.elapsed() < Duration::from_secs(20), "{transport:?}: it was never missed");
-            if let Err(gone) = asking.poll(|_, _| ()) {
+            if let Err(gone) = asking.poll(|_, _, _| ()) {
                 break gone;
             }
             asking.flush().unwrap();

@@ -10,16 +10,17 @@ use super::super::BackendError;
 use super::super::plan::Plan;
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{Polled, SendError, Ticket};
+use super::{Arrived, Polled, SendError, Ticket};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
 use crate::trace::Sample;
 use crate::ucx::UcxError;
 use crate::ucx::worker::{Message, Worker};
+use crate::values::Values;
 
 const KEY_BYTES: usize = 8;
-const _: () = assert!(KEY_BYTES + Frame::MAX_BYTES <= Message::MAX_BYTES);
+const _: () = assert!(KEY_BYTES + Frame::MAX_BYTES <= Message::SHORT_BYTES);
 /// Messages one poll takes, so that a poll is bounded.
 const POLL_BUDGET: usize = 256;
 /// Polls from one look at all links to the next.
@@ -31,7 +32,10 @@ pub(super) struct Links<C> {
     address: Vec<u8>,
     links: Vec<Link<C>>,
     /// Requests, in the order in which they came.
-    arrived: VecDeque<(Request, Ticket)>,
+    arrived: VecDeque<Arrived>,
+    values: Values,
+    /// The tail of a value that is sent.
+    tail: Vec<u8>,
     polls: u32,
     messages: u64,
     waits: u64,
@@ -57,18 +61,20 @@ struct End {
 impl<C> Links<C> {
     pub(super) fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
         let failed = |error: UcxError| BackendError::setup("the UCX worker", error);
-        let worker = Worker::open(plan.ucx_errors).map_err(failed)?;
+        let tail_bytes = plan.values.tail_bytes();
+        let worker = Worker::open(plan.ucx_errors, Message::SHORT_BYTES + tail_bytes).map_err(failed)?;
         let address = worker.address().map_err(failed)?;
         let mut random = fastrand::Rng::new();
         let link = |(number, peer): (usize, &Peer)| Link {
             peer: *peer,
             key: u64::from(random.u32(..)) << 32 | number as u64,
             end: None,
-            dialogue: Dialogue::new(plan.window),
+            dialogue: Dialogue::new(plan.window, tail_bytes),
             failure: None,
         };
         let links = peers.iter().enumerate().map(link).collect();
-        Ok(Self { worker, address, links, arrived: VecDeque::new(), polls: 0, messages: 0, waits: 0 })
+        let (values, tail) = (plan.values.clone(), vec![0; tail_bytes]);
+        Ok(Self { worker, address, links, arrived: VecDeque::new(), values, tail, polls: 0, messages: 0, waits: 0 })
     }
 
     pub(super) fn record(&self, link: usize) -> Option<Vec<u8>> {
@@ -107,10 +113,12 @@ impl<C> Links<C> {
             }
         };
         self.messages += 1;
-        link.post(&mut self.worker, &message).map_err(|error| SendError::Down(link.gone(error.to_string())))
+        let tail = self.tail.get_mut(..request.bytes_behind(self.values.tail_bytes())).unwrap_or_default();
+        self.values.read(request.place(), tail);
+        link.post(&mut self.worker, &message, tail).map_err(|error| SendError::Down(link.gone(error.to_string())))
     }
 
-    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>)) -> Result<Polled, BackendError> {
+    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
         self.worker.progress();
         let mut found = Polled::default();
         for _ in 0..POLL_BUDGET {
@@ -120,11 +128,13 @@ impl<C> Links<C> {
                 return Err(BackendError::transport("UCX", "a message came that is of no connection of this rank"));
             };
             match link.take(&message) {
-                Ok(Arrival::Answer(whom, response)) => {
+                Ok((Arrival::Answer(whom, response), tail)) => {
                     found.answers += 1;
-                    answer(whom, response);
+                    answer(whom, response, tail);
                 }
-                Ok(Arrival::Request(request, call)) => self.arrived.push_back((request, Ticket { link: number, call })),
+                Ok((Arrival::Request(request, call), tail)) => {
+                    self.arrived.push_back(Arrived { request, ticket: Ticket { link: number, call }, tail: tail.into() });
+                }
                 Err(why) => return Err(link.gone(why)),
             }
         }
@@ -135,16 +145,17 @@ impl<C> Links<C> {
         Ok(found)
     }
 
-    pub(super) fn recv(&mut self) -> Option<(Request, Ticket)> {
+    pub(super) fn recv(&mut self) -> Option<Arrived> {
         self.arrived.pop_front()
     }
 
     /// A failure shows at one of the next polls.
-    pub(super) fn answer(&mut self, ticket: Ticket, response: Option<Response>) {
+    pub(super) fn answer(&mut self, ticket: Ticket, response: Option<Response>, tail: &[u8]) {
         let Some(link) = self.links.get_mut(ticket.link) else { return };
+        let behind = response.map_or(0, |response| response.bytes_behind(self.values.tail_bytes()));
         let message = link.dialogue.answer(ticket.call, response);
         self.messages += 1;
-        if let Err(error) = link.post(&mut self.worker, &message) {
+        if let Err(error) = link.post(&mut self.worker, &message, tail.get(..behind).unwrap_or_default()) {
             link.failure.get_or_insert(error.to_string());
         }
     }
@@ -182,13 +193,13 @@ fn find<'a, C>(links: &'a mut [Link<C>], message: &Message) -> Option<(usize, &'
 
 impl<C> Link<C> {
     #[inline]
-    fn post(&self, worker: &mut Worker, message: &FrameBytes) -> Result<(), UcxError> {
+    fn post(&self, worker: &mut Worker, message: &FrameBytes, tail: &[u8]) -> Result<(), UcxError> {
         let Some(End { endpoint, key }) = self.end else { return Ok(()) };
-        worker.send(endpoint, &[&key, message.as_bytes()])
+        worker.send(endpoint, &[&key, message.as_bytes(), tail])
     }
 
     #[inline]
-    fn take(&mut self, message: &Message) -> Result<Arrival<C>, String> {
+    fn take<'a>(&mut self, message: &'a Message) -> Result<(Arrival<C>, &'a [u8]), String> {
         let bytes = message.bytes().map_err(|length| format!("it sent {length} bytes that are no message"))?;
         self.dialogue.arrive(bytes.get(KEY_BYTES..).unwrap_or_default()).map_err(|violation| violation.to_string())
     }
@@ -228,8 +239,8 @@ mod tests {
         let End { endpoint, key } = links.links[0].end.unwrap();
         links.worker.send(endpoint, &[if has_key { &key } else { &[] }, bytes]).unwrap();
         for _ in 0..100_000 {
-            forging.poll(|_, _| ()).unwrap();
-            if let Err(gone) = taking.poll(|_, _| ()) {
+            forging.poll(|_, _, _| ()).unwrap();
+            if let Err(gone) = taking.poll(|_, _, _| ()) {
                 return gone.to_string();
             }
         }
