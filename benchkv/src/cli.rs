@@ -110,6 +110,10 @@ pub struct JobArgs {
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, default_value_t = 8)]
     pub value_size: u64,
 
+    /// Give every shared key a value before clients start. Else gets find nothing until a put has come, which is cheaper.
+    #[arg(long)]
+    pub preload: bool,
+
     /// Share of operations that read, 0 to 1.
     #[arg(long, value_name = "RATIO", default_value_t = 0.5)]
     pub read_ratio: f64,

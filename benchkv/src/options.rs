@@ -180,6 +180,7 @@ impl Options {
             clients: cli.client_threads,
             key_range: cli.key_range,
             value_bytes: cli.value_size as usize,
+            preload: cli.preload,
             read_ratio: cli.read_ratio,
             remote_ratio: cli.remote_ratio.unwrap_or((ranks - 1) as f64 / ranks as f64),
             distribution: cli.distribution,
@@ -292,9 +293,10 @@ impl fmt::Display for Options {
         )?;
         writeln!(
             f,
-            "keys {} per rank ({}), values of {} B, {}, {:.0} % reads, {:.0} % remote, seed {}, verify {}",
+            "keys {} per rank ({}){}, values of {} B, {}, {:.0} % reads, {:.0} % remote, seed {}, verify {}",
             workload.store_keys(),
             report::bytes(workload.store_bytes()),
+            if workload.preload { ", preloaded" } else { "" },
             workload.value_bytes,
             workload.distribution,
             workload.read_ratio * 100.0,
@@ -462,6 +464,9 @@ pub struct Recorded {
     /// Bytes of a value.
     #[serde(default = "eight")]
     pub value_size: usize,
+    /// Whether every shared key had a value before the first access.
+    #[serde(default)]
+    pub preload: bool,
     /// Share of shared accesses that read.
     pub read_ratio: f64,
     /// Share of accesses that go to another rank.
@@ -513,6 +518,7 @@ impl From<&Options> for Recorded {
             runs: job.runs,
             key_range: workload.key_range,
             value_size: workload.value_bytes,
+            preload: workload.preload,
             read_ratio: workload.read_ratio,
             remote_ratio: workload.remote_ratio,
             distribution: workload.distribution,

@@ -137,12 +137,21 @@ pub struct Measured {
     pub local_ops: u64,
     /// Remote operations that ended in a measured window.
     pub remote_ops: u64,
+    /// Of these operations: gets that found no value.
+    #[serde(default)]
+    pub not_found_ops: u64,
     /// Round trips of these operations together.
     pub latency_ns: LatencySummary,
     /// Of the local ones.
     pub local_latency_ns: LatencySummary,
     /// Of the remote ones.
     pub remote_latency_ns: LatencySummary,
+    /// Of the gets.
+    #[serde(default)]
+    pub get_latency_ns: LatencySummary,
+    /// Of the puts.
+    #[serde(default)]
+    pub put_latency_ns: LatencySummary,
     /// All of these round trips.
     pub histograms_ns: Histograms,
     /// What daemons and connections did in measured windows.
@@ -156,6 +165,12 @@ pub struct Histograms {
     pub local: LatencyHistogram,
     /// Operations on another rank.
     pub remote: LatencyHistogram,
+    /// Gets, wherever.
+    #[serde(default)]
+    pub get: LatencyHistogram,
+    /// Puts, wherever.
+    #[serde(default)]
+    pub put: LatencyHistogram,
 }
 
 /// How far the runs of a job are apart.

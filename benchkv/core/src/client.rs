@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use harness::hist::LatencyHistogram;
+use harness::hist::{HistogramError, LatencyHistogram};
 use serde::{Deserialize, Serialize};
 
 use crate::activity::WorkerReport;
@@ -30,13 +30,47 @@ pub struct Window {
     /// Age of what was outstanding when this client saw the window end, less that when it saw it begin, in operations times nanoseconds.
     pub carried_ns: i128,
     /// Round trips to this rank's own store, in an open loop from the intended start. An operation counts in the window in which it ends.
-    pub local: LatencyHistogram,
+    pub local: RoundTrips,
     /// Round trips to other ranks.
-    pub remote: LatencyHistogram,
+    pub remote: RoundTrips,
+    /// Of the gets among them: those that found no value.
+    pub not_found: u64,
     /// Operations that ended in an error.
     pub errors: u64,
     /// How far the client could follow its schedule.
     pub open_loop: OpenWindow,
+}
+
+/// Round trips, reads and writes apart.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct RoundTrips {
+    /// Of gets, whether they found a value or none.
+    pub gets: LatencyHistogram,
+    /// Of puts.
+    pub puts: LatencyHistogram,
+}
+
+impl RoundTrips {
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.gets.count() + self.puts.count()
+    }
+
+    /// Adds all of `other`.
+    ///
+    /// # Errors
+    /// Its histograms came from bytes with a larger range.
+    pub fn merge(&mut self, other: &Self) -> Result<(), HistogramError> {
+        self.gets.merge(&other.gets)?;
+        self.puts.merge(&other.puts)
+    }
+
+    /// Their sum in nanoseconds, as the histograms have them.
+    #[must_use]
+    pub fn sum_ns(&self) -> f64 {
+        [&self.gets, &self.puts].map(LatencyHistogram::summary).map(|all| all.mean * all.count as f64).iter().sum()
+    }
 }
 
 /// What an open loop adds to a window; all 0 in a closed one.
@@ -143,21 +177,25 @@ struct Book {
     /// Accepted by nobody yet.
     refused: Option<(u32, Request)>,
     counts: Counts,
-    /// The last round trips of this step, not yet recorded.
-    alike: Alike,
+    /// The last round trips of this step, not yet recorded: by [`kind`].
+    alike: [Alike; 4],
     windows: Vec<Window>,
     phase: Phase,
     counted_to_ns: u64,
 }
 
-/// Round trips of the same length, one after the other: what was issued in one step and ended in another is recorded at once.
+/// Round trips of one kind and the same length, one after the other: what was issued in one step and ended in another is recorded at once.
 #[derive(Debug, Clone, Copy, Default)]
 struct Alike {
     latency_ns: u64,
-    is_local: bool,
     count: u64,
     /// From the intended starts to the issues.
     held_ns: u64,
+}
+
+/// Local gets, local puts, remote gets, remote puts.
+const fn kind(is_remote: bool, is_put: bool) -> usize {
+    2 * is_remote as usize + is_put as usize
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -193,8 +231,9 @@ impl<P: Paths> Client<P> {
             ended_ns: 0,
             outstanding_ns: 0,
             carried_ns: 0,
-            local: LatencyHistogram::new(),
-            remote: LatencyHistogram::new(),
+            local: RoundTrips::default(),
+            remote: RoundTrips::default(),
+            not_found: 0,
             errors: 0,
             open_loop: OpenWindow::default(),
         };
@@ -209,7 +248,7 @@ impl<P: Paths> Client<P> {
             free: (0..depth as u32).rev().collect(),
             refused: None,
             counts: Counts::default(),
-            alike: Alike::default(),
+            alike: [Alike::default(); 4],
             windows: vec![window; spec.runs],
             phase: Phase::Ready,
             counted_to_ns: 0,
@@ -230,7 +269,7 @@ impl<P: Paths> Client<P> {
         book.enter(phase, begin_ns);
         let before = book.counts;
         let polled = paths.poll(|token, ending| book.end(token, ending, begin_ns));
-        book.record();
+        (0..4).for_each(|kind| book.record(kind));
         polled?;
         if phase.is_loading() && book.wants_to_issue(begin_ns) {
             let issue_ns = now_ns();
@@ -459,7 +498,7 @@ impl Book {
                 _ => {}
             }
         }
-        let is_local = access.rank == self.spec.rank;
+        let kind = kind(access.rank != self.spec.rank, is_put);
         let Some(outcome) = outcome else {
             self.counts.errors += 1;
             if let Some(window) = self.window() {
@@ -468,24 +507,35 @@ impl Book {
             return;
         };
         self.counts.completed += 1;
-        self.counts.not_found += u64::from(outcome == Outcome::NotFound);
-        let latency_ns = now_ns.saturating_sub(intended_ns);
-        if (latency_ns, is_local) != (self.alike.latency_ns, self.alike.is_local) {
-            self.record();
-            (self.alike.latency_ns, self.alike.is_local) = (latency_ns, is_local);
+        if outcome == Outcome::NotFound {
+            self.counts.not_found += 1;
+            self.window().into_iter().for_each(|window| window.not_found += 1);
         }
-        self.alike.count += 1;
-        self.alike.held_ns += issued_ns.saturating_sub(intended_ns);
+        let latency_ns = now_ns.saturating_sub(intended_ns);
+        if latency_ns != self.alike[kind].latency_ns {
+            self.record(kind);
+            self.alike[kind].latency_ns = latency_ns;
+        }
+        self.alike[kind].count += 1;
+        self.alike[kind].held_ns += issued_ns.saturating_sub(intended_ns);
     }
 
-    /// Records the round trips of [`alike`](Self::alike), if they ended in a window.
-    fn record(&mut self) {
-        let Alike { latency_ns, is_local, count, held_ns } = std::mem::take(&mut self.alike);
-        if let Some(window) = self.window().filter(|_| count > 0) {
-            let histogram = if is_local { &mut window.local } else { &mut window.remote };
-            histogram.record_many(latency_ns, count);
-            window.open_loop.held_ns += u128::from(held_ns);
+    /// Records the round trips of a kind that are [`alike`](Self::alike), if they ended in a window.
+    #[inline]
+    fn record(&mut self, kind: usize) {
+        let Alike { latency_ns, count, held_ns } = std::mem::take(&mut self.alike[kind]);
+        if count == 0 {
+            return;
         }
+        let Some(window) = self.window() else { return };
+        let histogram = match kind {
+            0 => &mut window.local.gets,
+            1 => &mut window.local.puts,
+            2 => &mut window.remote.gets,
+            _ => &mut window.remote.puts,
+        };
+        histogram.record_many(latency_ns, count);
+        window.open_loop.held_ns += u128::from(held_ns);
     }
 }
 

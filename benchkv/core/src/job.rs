@@ -112,6 +112,10 @@ impl Job {
     pub fn client(&self, rank: usize, number: usize) -> ClientSpec {
         let workload = &self.workload;
         let pattern = workload.pattern(rank, number);
+        let verifier = |writer, clients| {
+            let verifier = Verifier::new(writer, clients, workload.accesses, pattern.read_keys);
+            if workload.preload { verifier.of_filled_stores() } else { verifier }
+        };
         let (writer, clients) = (rank * workload.clients + number, workload.ranks * workload.clients);
         ClientSpec {
             rank: rank as u16,
@@ -119,7 +123,7 @@ impl Job {
             ops: self.ops,
             runs: self.runs,
             schedule: self.pace.map(|pace| pace.schedule(writer, clients, workload.seed)),
-            verifier: workload.verify.then(|| Verifier::new(writer as u16, clients, workload.accesses, pattern.read_keys)),
+            verifier: workload.verify.then(|| verifier(writer as u16, clients)),
             corrupt_one: self.corrupts_value && writer == 0,
             pattern,
         }

@@ -40,6 +40,17 @@ impl Shard {
         Self { shard, shards, keys, values: vec![None; mine], tails: vec![0; mine * tail_bytes], tail_bytes }
     }
 
+    /// Gives every key below `keys` that is of this shard the value that `value` says, and the tail of it.
+    pub fn fill(&mut self, keys: u64, value: impl Fn(u64) -> u64, fill_tail: impl Fn(u64, &mut [u8])) {
+        for key in (self.shard as u64..keys.min(self.keys)).step_by(self.shards) {
+            let value = value(key);
+            if let Some(slot) = self.values.get_mut((key as u32 / self.shards as u32) as usize) {
+                *slot = Some(value);
+            }
+            fill_tail(value, self.tail(key));
+        }
+    }
+
     /// Executes a request, where values have no tails. One for a key that is not of this shard, or that is no request at all, is refused.
     #[inline]
     pub fn apply(&mut self, request: &Request) -> Response {
@@ -119,6 +130,18 @@ mod tests {
             let mut tail = [0xff; 5];
             let found = store[owner_of(key, 3)].apply_with(&Request::get(0, key), Tail::Bytes(&mut tail));
             assert_eq!((found.outcome(), tail), (Some(Outcome::GetOk { value: key }), [key as u8; 5]));
+        }
+    }
+
+    #[test]
+    fn a_store_is_filled_up_to_a_key_and_no_further() {
+        let mut store: Vec<Shard> = (0..3).map(|shard| Shard::with_tails(shard, 3, 10, 1)).collect();
+        store.iter_mut().for_each(|shard| shard.fill(7, |key| 50 + key, |value, tail| tail.fill(value as u8)));
+        for key in 0..10 {
+            let mut tail = [0];
+            let found = store[owner_of(key, 3)].apply_with(&Request::get(0, key), Tail::Bytes(&mut tail)).outcome();
+            let expected = if key < 7 { (Outcome::GetOk { value: 50 + key }, [50 + key as u8]) } else { (Outcome::NotFound, [0]) };
+            assert_eq!((found, tail), (Some(expected.0), expected.1), "{key}");
         }
     }
 

@@ -56,6 +56,7 @@ pub(crate) fn job(topology: Topology) -> Job {
         clients,
         key_range: 1000,
         value_bytes: 8,
+        preload: false,
         read_ratio: 0.5,
         remote_ratio,
         distribution,

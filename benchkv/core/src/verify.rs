@@ -29,7 +29,7 @@ pub enum VerifyFailure {
     UnknownWriter { rank: u16, key: u64, value: u64, writer: u16, writers: usize },
     #[error("rank {rank} key {key}: write {sequence} of writer {writer} was read after its write {newer}")]
     Backwards { rank: u16, key: u64, writer: u16, sequence: u32, newer: u32 },
-    #[error("rank {rank} key {key}: not found, though it had been")]
+    #[error("rank {rank} key {key}: not found, though it had been, or was written before the job")]
     Vanished { rank: u16, key: u64 },
     #[error("rank {rank} private key {key}: {} instead of the acknowledged {expected:#018x}", read_text(*found))]
     LostWrite { rank: u16, key: u64, expected: u64, found: Option<u64> },
@@ -68,6 +68,12 @@ const fn hash16(rank: u16, key: u64) -> u16 {
     mix = (mix ^ mix >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
     mix = (mix ^ mix >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     (mix ^ mix >> 33) as u16
+}
+
+/// The value that a key has before anybody writes it: as if writer 0 had written it before its first write, whose number is 1.
+#[must_use]
+pub const fn first_value(rank: u16, key: u64) -> u64 {
+    Stamp { writer: 0, sequence: 0, hash: hash16(rank, key) }.pack()
 }
 
 /// The bytes of a value behind the first 8, in words: no two are alike, in one value or in two that differ.
@@ -165,6 +171,13 @@ impl Verifier {
             failures: 0,
             first: None,
         }
+    }
+
+    /// The same where every shared key has a value from the start: none may be missing.
+    #[must_use]
+    pub fn of_filled_stores(mut self) -> Self {
+        self.found_at.fill(Some(self.moment));
+        self
     }
 
     /// Most bytes that the judge of a client takes in a job with `writers` clients and patterns of `accesses`.
@@ -388,6 +401,21 @@ mod tests {
     fn a_key_that_vanishes_is_caught() {
         let mut verifier = reader();
         read(&mut verifier, Some(value(1, 1)));
+        read(&mut verifier, None);
+        assert_eq!(verifier.verdict().first, Some(VerifyFailure::Vanished { rank: 1, key: 42 }));
+    }
+
+    #[test]
+    fn a_key_of_a_filled_store_has_its_first_value_or_a_later_one_and_never_none() {
+        let first = first_value(READ.rank, READ.key);
+        let mut verifier = reader().of_filled_stores();
+        for found in [Some(first), Some(value(1, 1)), Some(value(0, 1))] {
+            read(&mut verifier, found);
+        }
+        assert_eq!(verifier.failures, 0);
+        read(&mut verifier, Some(first));
+        assert!(matches!(verifier.first, Some(VerifyFailure::Backwards { writer: 0, sequence: 0, newer: 1, .. })), "{:?}", verifier.first);
+        let mut verifier = reader().of_filled_stores();
         read(&mut verifier, None);
         assert_eq!(verifier.verdict().first, Some(VerifyFailure::Vanished { rank: 1, key: 42 }));
     }

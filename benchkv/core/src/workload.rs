@@ -75,6 +75,8 @@ pub struct Workload {
     pub key_range: u64,
     /// Bytes of a value, 8 to 65536.
     pub value_bytes: usize,
+    /// Whether every shared key has a value before the first access.
+    pub preload: bool,
     /// Share of shared accesses that read.
     pub read_ratio: f64,
     /// Share of accesses that go to another rank; 0 when there is none.
@@ -199,6 +201,7 @@ mod tests {
 
     const BASE: Workload = Workload {
         value_bytes: 8,
+        preload: false,
         ranks: 4,
         clients: 2,
         key_range: 1000,

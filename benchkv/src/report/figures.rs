@@ -37,7 +37,12 @@ impl<'a> Measurements<'a> {
             Self {
                 group,
                 runs: members().flat_map(|member| &member.runs).map(|run| &run.measured).collect(),
-                histograms: Histograms { local: merged(|all| &all.local), remote: merged(|all| &all.remote) },
+                histograms: Histograms {
+                    local: merged(|all| &all.local),
+                    remote: merged(|all| &all.remote),
+                    get: merged(|all| &all.get),
+                    put: merged(|all| &all.put),
+                },
             }
         };
         comparison.groups.iter().map(of_group).collect()
@@ -143,7 +148,8 @@ type Of = fn(&Histograms) -> &LatencyHistogram;
 
 /// Round trips against the share of operations that are faster.
 pub(super) fn latencies(groups: &[Measurements<'_>]) -> Vec<String> {
-    let kinds: [(&str, Of); 2] = [("remote", |all| &all.remote), ("local", |all| &all.local)];
+    let kinds: [(&str, Of); 4] =
+        [("remote", |all| &all.remote), ("local", |all| &all.local), ("gets", |all| &all.get), ("puts", |all| &all.put)];
     if let [only] = groups {
         let curves = kinds.map(|(name, of)| (name.to_owned(), of(&only.histograms)));
         return vec![curve_chart("Round trips".to_owned(), &curves)];

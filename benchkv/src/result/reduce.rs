@@ -6,7 +6,7 @@ use harness::clock::ClockSource;
 use harness::counters::PortCounters;
 use harness::echo::EchoResult;
 use harness::environment::{Environment, peak_rss_bytes};
-use harness::hist::{HistogramError, LatencyHistogram, LatencySummary};
+use harness::hist::{HistogramError, LatencyHistogram};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -18,7 +18,7 @@ use super::{
 use crate::options::{Options, Recorded, SHORTEST_RUN_S};
 use crate::trace::TraceError;
 use engine::activity::{ActivityRates, WorkerReport};
-use engine::client::{ClientReport, Window};
+use engine::client::{ClientReport, RoundTrips, Window};
 use engine::verify::never_issued;
 
 /// What one rank measured, as it travels to the others.
@@ -63,8 +63,9 @@ struct Tally {
     waited: f64,
     carried: f64,
     open_loop: OpenTally,
-    local: LatencyHistogram,
-    remote: LatencyHistogram,
+    local: RoundTrips,
+    remote: RoundTrips,
+    not_found: u64,
 }
 
 /// What `--verify` found on one rank.
@@ -213,9 +214,8 @@ impl Tally {
         self.remote_rps += client.remote.count() as f64 * 1e9 / span_ns;
         self.errors += client.errors;
         self.outstanding += client.outstanding_ns as f64 / span_ns;
-        let waited_ns = [&client.local, &client.remote].map(LatencyHistogram::summary).map(|all| all.mean * all.count as f64);
-        let held_ns = client.open_loop.held_ns as f64;
-        self.waited += (waited_ns.iter().sum::<f64>() - held_ns) / span_ns;
+        self.not_found += client.not_found;
+        self.waited += (client.local.sum_ns() + client.remote.sum_ns() - client.open_loop.held_ns as f64) / span_ns;
         self.open_loop.add(&client.open_loop, span_ns);
         self.carried += client.carried_ns as f64 / span_ns;
         // Histograms of one process have the same bounds.
@@ -229,6 +229,7 @@ impl Tally {
             sum.local_rps += weight * tally.local_rps;
             sum.remote_rps += weight * tally.remote_rps;
             sum.errors += tally.errors;
+            sum.not_found += tally.not_found;
             sum.outstanding += weight * tally.outstanding;
             sum.waited += weight * tally.waited;
             sum.carried += weight * tally.carried;
@@ -244,24 +245,31 @@ impl Tally {
         self.local.count() + self.remote.count()
     }
 
-    /// Round trips of local and remote operations together.
-    fn latency(&self) -> Result<LatencySummary, HistogramError> {
-        let mut all = self.local.clone();
-        all.merge(&self.remote)?;
-        Ok(all.summary())
-    }
-
     fn measured(self, activity: ActivityRates) -> Result<Measured, HistogramError> {
+        let both = |one: &LatencyHistogram, other: &LatencyHistogram| {
+            let mut all = one.clone();
+            all.merge(other).map(|()| all)
+        };
+        let Self { local, remote, local_rps, remote_rps, not_found, .. } = self;
+        let histograms_ns = Histograms {
+            local: both(&local.gets, &local.puts)?,
+            remote: both(&remote.gets, &remote.puts)?,
+            get: both(&local.gets, &remote.gets)?,
+            put: both(&local.puts, &remote.puts)?,
+        };
         Ok(Measured {
-            total_rps: self.local_rps + self.remote_rps,
-            local_rps: self.local_rps,
-            remote_rps: self.remote_rps,
-            local_ops: self.local.count(),
-            remote_ops: self.remote.count(),
-            latency_ns: self.latency()?,
-            local_latency_ns: self.local.summary(),
-            remote_latency_ns: self.remote.summary(),
-            histograms_ns: Histograms { local: self.local, remote: self.remote },
+            total_rps: local_rps + remote_rps,
+            local_rps,
+            remote_rps,
+            local_ops: local.count(),
+            remote_ops: remote.count(),
+            not_found_ops: not_found,
+            latency_ns: both(&histograms_ns.local, &histograms_ns.remote)?.summary(),
+            local_latency_ns: histograms_ns.local.summary(),
+            remote_latency_ns: histograms_ns.remote.summary(),
+            get_latency_ns: histograms_ns.get.summary(),
+            put_latency_ns: histograms_ns.put.summary(),
+            histograms_ns,
             activity,
         })
     }

@@ -141,6 +141,7 @@ const OPTIONS: &[Column] = options! {
     Number "warmup_s": |job| job.options.warmup_s;
     Count "key_range": |job| job.options.key_range;
     Count "value_size": |job| job.options.value_size as u64;
+    Text "preload": |job| job.options.preload.to_string();
     Number "read_ratio": |job| job.options.read_ratio;
     Number "remote_ratio": |job| job.options.remote_ratio;
     Text "distribution": |job| job.options.distribution.to_string();
@@ -164,11 +165,14 @@ const RATES: &[Column] = measured! {
     Number "remote_rps": |of| of.remote_rps;
     Count "local_ops": |of| of.local_ops;
     Count "remote_ops": |of| of.remote_ops;
+    Count "not_found_ops": |of| of.not_found_ops;
 };
 
 const LATENCIES: &[Column] = latencies! {
     latency_ns: "latency_mean_ns" "latency_min_ns" "latency_p50_ns" "latency_p99_ns" "latency_p999_ns" "latency_max_ns";
     local_latency_ns: "local_mean_ns" "local_min_ns" "local_p50_ns" "local_p99_ns" "local_p999_ns" "local_max_ns";
+    get_latency_ns: "get_mean_ns" "get_min_ns" "get_p50_ns" "get_p99_ns" "get_p999_ns" "get_max_ns";
+    put_latency_ns: "put_mean_ns" "put_min_ns" "put_p50_ns" "put_p99_ns" "put_p999_ns" "put_max_ns";
     remote_latency_ns: "remote_mean_ns" "remote_min_ns" "remote_p50_ns" "remote_p99_ns" "remote_p999_ns" "remote_max_ns";
 };
 

@@ -36,10 +36,9 @@ impl fmt::Display for JobResult {
         if self.measured_ops() == 0 {
             writeln!(f, "NOTHING WAS MEASURED: no operation ended in a measured run")?;
         }
-        if let Some(transport) = self.transport_line() {
-            writeln!(f, "{transport}")?;
-        }
-        for line in [self.loop_line(), self.policy_line(), self.trace_line()].into_iter().flatten() {
+        for line in
+            [self.misses_line(), self.transport_line(), self.loop_line(), self.policy_line(), self.trace_line()].into_iter().flatten()
+        {
             writeln!(f, "{line}")?;
         }
         let law = self.littles_law;
@@ -108,6 +107,13 @@ impl JobResult {
         table
     }
 
+    /// One line about gets that found nothing, where there were some: they are cheaper than those that did.
+    fn misses_line(&self) -> Option<String> {
+        let (missed, gets) = (self.measured.not_found_ops, self.measured.get_latency_ns.count);
+        let share = 100.0 * missed as f64 / gets.max(1) as f64;
+        (missed > 0).then(|| format!("{missed} of {gets} measured gets found no value ({share:.1} %); with --preload every key has one"))
+    }
+
     /// One line about the connections between ranks, all threads together.
     fn transport_line(&self) -> Option<String> {
         let workers = || self.per_rank.iter().flat_map(|rank| rank.daemons.iter().chain(&rank.clients));
@@ -163,8 +169,14 @@ impl JobResult {
 
     fn latency_table(&self) -> Table {
         let mut table = Table::new(["round trip", "operations", "mean", "p50", "p99", "p99.9", "max"]);
-        let kinds =
-            [("local", &self.measured.local_latency_ns), ("remote", &self.measured.remote_latency_ns), ("all", &self.measured.latency_ns)];
+        let of = &self.measured;
+        let kinds = [
+            ("local", &of.local_latency_ns),
+            ("remote", &of.remote_latency_ns),
+            ("get", &of.get_latency_ns),
+            ("put", &of.put_latency_ns),
+            ("all", &of.latency_ns),
+        ];
         for (kind, summary) in kinds.into_iter().filter(|(_, summary)| summary.count > 0) {
             let times = [summary.mean, summary.p50 as f64, summary.p99 as f64, summary.p999 as f64, summary.max as f64];
             table.row([kind.to_owned(), summary.count.to_string()].into_iter().chain(times.map(nanos)));

@@ -5,7 +5,7 @@ use super::*;
 use crate::cli::Cli;
 use crate::options::Options;
 use engine::activity::Activity;
-use engine::client::{ClientReport, Counts, OpenWindow, Window};
+use engine::client::{ClientReport, Counts, OpenWindow, RoundTrips, Window};
 use engine::counters::TransportReport;
 use engine::verify::Verdict;
 
@@ -25,10 +25,12 @@ fn conditions() -> Conditions {
 
 /// A client that ended `local` and `remote` operations of 1 ms in each of two windows of one second.
 fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
+    // A quarter reads.
     let record = |count| {
-        let mut histogram = LatencyHistogram::new();
-        (0..count).for_each(|_| histogram.record(1_000_000));
-        histogram
+        let mut kinds = RoundTrips::default();
+        kinds.gets.record_many(1_000_000, count / 4);
+        kinds.puts.record_many(1_000_000, count - count / 4);
+        kinds
     };
     let outstanding_ns = u128::from((local + remote) * 1_000_000);
     let window = Window {
@@ -38,6 +40,7 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
         carried_ns: 0,
         local: record(local),
         remote: record(remote),
+        not_found: 2,
         errors: 1,
         open_loop: OpenWindow::default(),
     };
@@ -105,6 +108,9 @@ fn figures_add_up_over_ranks_and_average_over_runs() {
     };
     assert_eq!(merged(|of| &of.histograms_ns.local), result.measured.histograms_ns.local);
     assert_eq!(merged(|of| &of.histograms_ns.remote), result.measured.histograms_ns.remote);
+    let kinds = [&result.measured.get_latency_ns, &result.measured.put_latency_ns].map(|kind| kind.count);
+    assert_eq!((kinds, result.measured.not_found_ops, result.runs[0].measured.not_found_ops), ([500, 1500], 8, 4));
+    assert_eq!(result.measured.histograms_ns.get.count() + result.measured.histograms_ns.put.count(), 2000);
     assert_eq!((result.over_runs.total_rps.max, result.over_runs.total_rps.std_dev), (1000.0, Some(0.0)));
     let law = result.littles_law;
     assert!((law.outstanding - 1.0).abs() < 1e-6 && (law.throughput_times_latency - 1.0).abs() < 1e-3, "{law:?}");
@@ -176,7 +182,7 @@ fn what_a_cut_drain_leaves_is_unfinished_and_not_lost() {
 
 #[test]
 fn a_result_without_a_measured_operation_says_so() {
-    let empty = |client: &mut ClientReport| client.windows.iter_mut().for_each(|window| window.local = LatencyHistogram::new());
+    let empty = |client: &mut ClientReport| client.windows.iter_mut().for_each(|window| window.local = RoundTrips::default());
     let (none, some) = (measured("", course(&[1.0]), empty), measured("", course(&[1.0]), |_| ()));
     assert_eq!((none.measured_ops(), some.measured_ops()), (0, 100));
     assert!(none.to_string().contains("NOTHING WAS MEASURED") && !some.to_string().contains("NOTHING WAS MEASURED"), "{none}");
@@ -271,8 +277,8 @@ fn an_interrupted_job_has_its_complete_windows_and_the_cut_one_by_its_length() {
         measured("", course, |client| {
             let [_, cut] = &mut client.windows[..] else { panic!("two windows") };
             cut.ended_ns = cut.started_ns + SECOND / 4;
-            cut.local = LatencyHistogram::new();
-            (0..50).for_each(|_| cut.local.record(1_000_000));
+            cut.local = RoundTrips::default();
+            cut.local.puts.record_many(1_000_000, 50);
         })
     };
     let result = interrupted(&[1.0, 0.25]);

@@ -354,6 +354,19 @@ fn a_value_corrupted_in_a_client_process_is_seen() {
     }
 }
 
+/// Every get finds a value, in the store of whichever rank, although nobody writes; and writes replace what was there.
+#[test]
+fn a_preloaded_store_has_every_key() {
+    for args in [&["--read-ratio", "1"][..], &["--value-size", "100", "--server-threads", "2", "--backend", "meta"]] {
+        let result = measure(&[args, &["--preload", "--distribution", "zipfian"]].concat());
+        assert_eq!((count(&result, "not_found"), count(&result, "not_found_ops")), (0, 0), "{result}");
+        assert!(count(&result["get_latency_ns"], "count") > 0, "{result}");
+    }
+    let result = measure(&["--read-ratio", "1", "--no-verify"]);
+    assert_eq!((count(&result["put_latency_ns"], "count"), count(&result, "not_found")), (0, count(&result, "completed")), "{result}");
+    assert_eq!(count(&result["get_latency_ns"], "count"), count(&result, "not_found_ops"), "{result}");
+}
+
 /// Every byte is judged. `SHORT` jobs have few keys, so most reads find one.
 #[test]
 fn values_of_any_size_are_sound_whatever_clients_are() {

@@ -21,6 +21,7 @@ use crate::store::{Shard, owner_of};
 use crate::topology::{Peer, Worker};
 use crate::trace::Sample;
 use crate::values::Tail;
+use crate::verify::{fill_tail, first_value};
 
 /// Requests a phase takes in one step.
 const BUDGET: usize = 256;
@@ -82,10 +83,12 @@ impl KvDaemon {
         let name = plan.server_name(&format!("ipc{daemon}"));
         let clients = LocalServer::bind_in(&plan.dir, &name, topology.clients, plan.depth, TYPE_TAG)
             .map_err(|e| BackendError::setup(format!("the local server of daemon {daemon}"), e))?;
+        let mut store = Shard::with_tails(daemon, topology.daemons, plan.store_keys, plan.values.tail_bytes());
+        store.fill(plan.preloaded_keys, |key| first_value(plan.rank as u16, key), fill_tail);
         let ring = if daemon < topology.rings() { Some(open_ring(plan, daemon)?) } else { None };
         Ok(Self {
             daemon,
-            store: Shard::with_tails(daemon, topology.daemons, plan.store_keys, plan.values.tail_bytes()),
+            store,
             clients,
             ring,
             shards: Shards::new(node, topology.daemons),

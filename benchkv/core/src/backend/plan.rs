@@ -41,6 +41,8 @@ pub(super) struct Plan {
     pub(super) ring_slots: usize,
     pub(super) ring_bytes: u64,
     pub(super) store_keys: u64,
+    /// Keys that have a value before the first request.
+    pub(super) preloaded_keys: u64,
     /// The tails of values under way within the rank.
     pub(super) values: Values,
     pub(super) policies: PolicyOptions,
@@ -76,6 +78,7 @@ impl Plan {
             ring_slots: job.sizes.ring_slots,
             ring_bytes: job.sizes.ring_bytes,
             store_keys: job.workload.store_keys(),
+            preloaded_keys: if job.workload.preload { job.workload.key_range } else { 0 },
             policies: job.policies.clone(),
             window: job.sizes.window,
             ucx_errors: job.ucx_errors.unwrap_or(PeerErrors::None),

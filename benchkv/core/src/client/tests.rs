@@ -67,6 +67,7 @@ const WORKLOAD: Workload = Workload {
     clients: 1,
     key_range: 50,
     value_bytes: 8,
+    preload: false,
     read_ratio: 0.5,
     remote_ratio: 0.25,
     distribution: Distribution::Uniform,
@@ -127,7 +128,7 @@ fn ended(window: &Window) -> u64 {
 
 /// Sum of all latencies, as the histograms have them.
 fn latency_sum_ns(window: &Window) -> f64 {
-    [&window.local, &window.remote].map(LatencyHistogram::summary).map(|all| all.mean * all.count as f64).iter().sum()
+    window.local.sum_ns() + window.remote.sum_ns()
 }
 
 fn drain(client: &mut Client<Loopback>, clock: &Cell<u64>) {
@@ -149,8 +150,15 @@ fn every_operation_ends_once_and_windows_hold_what_ended_in_them() {
     assert_eq!(report.counts.issued, report.counts.completed);
     assert_eq!((report.counts.errors, report.outstanding), (0, 0));
     assert_eq!(report.windows.iter().map(ended).collect::<Vec<_>>(), [80_000, 160_000]);
-    let remote = report.windows[0].remote.summary().count as f64 / 80_000.0;
+    let remote = report.windows[0].remote.count() as f64 / 80_000.0;
     assert!((remote - 0.25).abs() < 0.02, "{remote}");
+    // Half of the shared accesses read; of 16 private ones 8 do.
+    for kinds in [&report.windows[0].local, &report.windows[1].remote] {
+        let gets = kinds.gets.count() as f64 / kinds.count() as f64;
+        assert!((gets - 0.5).abs() < 0.02, "{gets}");
+    }
+    let missed = report.windows.iter().map(|window| window.not_found).sum::<u64>();
+    assert!(missed > 0 && missed <= report.counts.not_found, "{missed} of {:?}", report.counts);
     let verdict = report.verdict.unwrap();
     assert_eq!((verdict.failures, verdict.first), (0, None));
     assert!(verdict.issued > 80_000);
@@ -212,7 +220,8 @@ fn an_open_loop_starts_what_is_due_and_nothing_else() {
     assert_eq!((ended(window), window.open_loop.due), (1000, 1000));
     assert_eq!(window.open_loop.backlog, 0);
     assert_eq!(report.windows[1].open_loop.due, 0);
-    assert!(window.local.summary().max < 500, "{:?}", window.local.summary());
+    let longest = [&window.local.gets, &window.local.puts].map(|all| all.summary().max);
+    assert!(longest.iter().all(|max| *max < 500), "{longest:?}");
 }
 
 /// What a stall delays are all operations due in it, not only the few that were outstanding.
