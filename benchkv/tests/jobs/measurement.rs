@@ -357,6 +357,10 @@ fn a_value_corrupted_in_a_client_process_is_seen() {
 /// Every get finds a value, in the store of whichever rank, although nobody writes; and writes replace what was there.
 #[test]
 fn a_preloaded_store_has_every_key() {
+    let measure = |args: &[&str]| {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        Job::start(benchkv(&["--ops", "500", "--no-echo", "--json", "-"]).args(args).arg("--shm-dir").arg(dir.path())).end().result()
+    };
     for args in [&["--read-ratio", "1"][..], &["--value-size", "100", "--server-threads", "2", "--backend", "meta"]] {
         let result = measure(&[args, &["--preload", "--distribution", "zipfian"]].concat());
         assert_eq!((count(&result, "not_found"), count(&result, "not_found_ops")), (0, 0), "{result}");
