@@ -2,26 +2,25 @@
 //!
 //! User code (callbacks, drops of user data) runs only while nothing here is borrowed, so it may call, reply and receive.
 
+mod batches;
+
 use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mlx5::{CompletionError, Cqe, Inline, Mr, Payload, PostError, RcQp, Read, Signal, WriteImm};
+use batches::{Batches, INLINE_MAX, LAST, RAW, READ, WINDOWED_WRITE};
+use mlx5::{CompletionError, Cqe, Mr, PostError, RcQp, Read, Signal};
+
+pub(crate) use batches::Remote;
 
 use crate::control::ControlMemory;
 use crate::error::{CallFailure, CloseReason};
-use crate::link::{Emit, Event, Link, Message, Poster, Request};
+use crate::link::{Event, Link, Message, Poster, Request};
 use crate::queue_share::QueueShare;
 use crate::raw::{RawOperations, RdmaError};
-use crate::recv::Reply;
 use crate::ring::{RecvBytes, RingView};
-use crate::timers::{Timer, Timers};
-use crate::worklist::{Listing, Worklist};
-
-/// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
-const INLINE_MAX: u64 = 220;
-/// Inline bytes of a WQE of that size that also has an SGE for the rest.
-const HYBRID_INLINE: u64 = 204;
+use crate::timers::{Timed, Timer, Timers};
+use crate::worklist::{Listed, Listing, Worklist};
 
 /// How a call ended: the reply's bytes, or why there are none.
 pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
@@ -31,8 +30,8 @@ pub(crate) trait Receiver<U> {
     /// Requests are answered, or held, as they come: they go to [`Receiver::on_request`] and not to the queue.
     const TAKES_REQUESTS: bool;
 
-    /// A request. Dropped, it is answered as one whose handler dropped it.
-    fn on_request(&mut self, bytes: RecvBytes<'_>, request: Reply<'_, U>);
+    /// A request with these bytes, to be answered or held before the next message is taken.
+    fn on_request(&mut self, connection: &Rc<Connection<U>>, request: Request, bytes: RecvBytes<'_>);
 
     /// A call ended.
     fn on_response(&mut self, user_data: U, outcome: Outcome<'_>);
@@ -42,7 +41,7 @@ pub(crate) trait Receiver<U> {
 impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
     const TAKES_REQUESTS: bool = false;
 
-    fn on_request(&mut self, _bytes: RecvBytes<'_>, _request: Reply<'_, U>) {}
+    fn on_request(&mut self, _connection: &Rc<Connection<U>>, _request: Request, _bytes: RecvBytes<'_>) {}
 
     #[inline(always)]
     fn on_response(&mut self, user_data: U, outcome: Outcome<'_>) {
@@ -50,27 +49,8 @@ impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
     }
 }
 
-/// What a WQE was, in the word that comes back with its completion.
-const WRITE: u64 = 0;
-const READ: u64 = 1;
-const RAW: u64 = 2;
-/// A WRITE whose completion the core waits for.
-const WINDOWED_WRITE: u64 = 3;
-/// The READ behind all that a connection sends whose context goes.
-const LAST: u64 = 4;
-
 /// Numbers the connections of this process, so that a call's token names its own.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
-
-/// Where the peer is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Remote {
-    pub(crate) ring_addr: u64,
-    pub(crate) ring_rkey: u32,
-    pub(crate) published_addr: u64,
-    pub(crate) published_rkey: u32,
-    pub(crate) path_mtu: u16,
-}
 
 /// What an endpoint has of the device and the context's queues, until its connection is retired.
 #[derive(Debug)]
@@ -98,9 +78,9 @@ pub(crate) struct Connection<U> {
     remote: Remote,
     inline_limit: u64,
     raw: RawOperations<U>,
-    listing: Listing<U>,
+    listing: Listing<Self>,
     timer: Cell<Timer>,
-    worklist: Rc<Worklist<U>>,
+    worklist: Rc<Worklist<Self>>,
     /// [`Endpoint`](crate::Endpoint)s that name it.
     handles: Cell<usize>,
     leaving: Cell<Leaving>,
@@ -137,52 +117,46 @@ impl<U> Drop for Rearm<'_, U> {
     }
 }
 
-/// Posts the batches of one connection.
-struct Batches<'a> {
-    qp: &'a mut RcQp,
-    send_ring: &'a Mr,
-    remote: &'a Remote,
-    /// Bytes of a batch that go into the WQE whole.
-    inline_limit: u64,
-}
-
-impl Poster<PostError> for Batches<'_> {
-    #[inline(always)]
-    fn post(&mut self, emit: Emit) -> Result<(), PostError> {
-        let Self { qp, send_ring, remote, inline_limit } = self;
-        if emit.bytes <= *inline_limit {
-            write(qp, remote, emit, Inline(head(send_ring, emit, emit.bytes)))?;
-        } else {
-            write_long(qp, send_ring, remote, *inline_limit, emit)?;
-        }
-        if emit.is_last {
-            qp.ring();
-        }
-        Ok(())
+impl<U> Timed for Connection<U> {
+    fn timer(&self) -> &Cell<Timer> {
+        &self.timer
     }
 }
 
-/// The first `len` bytes of a batch, at most all.
-#[inline(always)]
-fn head(send_ring: &Mr, emit: Emit, len: u64) -> &[u8] {
-    // SAFETY: the link emits ranges inside the ring, and nothing writes the send ring while the slice lives: only that link does.
-    unsafe { std::slice::from_raw_parts(send_ring.as_ptr().add(emit.offset as usize).as_ptr(), len as usize) }
-}
+impl<U> Listed for Connection<U> {
+    #[inline(always)]
+    fn listing(&self) -> &Listing<Self> {
+        &self.listing
+    }
 
-/// A batch that does not fit into a WQE: the device gathers the rest.
-#[inline(never)]
-fn write_long(qp: &mut RcQp, send_ring: &Mr, remote: &Remote, inline_limit: u64, emit: Emit) -> Result<(), PostError> {
-    let inline = if inline_limit >= HYBRID_INLINE { HYBRID_INLINE } else { 0 };
-    let (addr, lkey) = (send_ring.addr() + emit.offset + inline, send_ring.lkey());
-    let rest = mlx5::Sge { addr, len: (emit.bytes - inline) as u32, lkey };
-    write(qp, remote, emit, (Inline(head(send_ring, emit, inline)), rest))
-}
+    fn qpn(&self) -> u32 {
+        self.qpn
+    }
 
-#[inline(always)]
-fn write(qp: &mut RcQp, remote: &Remote, emit: Emit, payload: impl Payload) -> Result<(), PostError> {
-    let (addr, rkey) = (remote.ring_addr + emit.offset, remote.ring_rkey);
-    let (signal, user) = if emit.signal { (Signal::Always, WINDOWED_WRITE) } else { (Signal::Reclaim, WRITE) };
-    qp.post(&WriteImm { addr, rkey, imm: emit.imm, payload }, signal, user)
+    fn is_closed(&self) -> bool {
+        self.is_closed()
+    }
+
+    fn is_timed(&self) -> bool {
+        self.with_link(|link| link.is_timed())
+    }
+
+    #[inline]
+    fn take_request(&self) -> Option<Request> {
+        let mut link = self.link();
+        if link.closed().is_some() { None } else { link.take_request() }
+    }
+
+    fn sweep(self: &Rc<Self>) -> bool {
+        let (heartbeat, is_watching, is_timed) = self.with_link(|link| (link.beat(), link.is_watching(), link.is_timed()));
+        if let Some(heartbeat) = heartbeat {
+            self.control.beat(heartbeat);
+        }
+        if is_watching {
+            self.mark_dirty();
+        }
+        is_timed
+    }
 }
 
 impl<U> Connection<U> {
@@ -192,7 +166,7 @@ impl<U> Connection<U> {
         control: ControlMemory,
         recv_view: RingView,
         remote: Remote,
-        worklist: Rc<Worklist<U>>,
+        worklist: Rc<Worklist<Self>>,
     ) -> Self {
         Self {
             qpn: resources.qp.qpn(),
@@ -242,10 +216,6 @@ impl<U> Connection<U> {
         f(&mut self.link.borrow_mut())
     }
 
-    pub(crate) const fn listing(&self) -> &Listing<U> {
-        &self.listing
-    }
-
     /// Lists this connection for the next flush.
     #[inline]
     pub(crate) fn mark_dirty(self: &Rc<Self>) {
@@ -263,15 +233,8 @@ impl<U> Connection<U> {
         self.with_link(|link| link.closed().is_some())
     }
 
-    /// `None` once the connection has ended.
-    #[inline]
-    pub(crate) fn take_request(&self) -> Option<Request> {
-        let mut link = self.link();
-        if link.closed().is_some() { None } else { link.take_request() }
-    }
-
     /// Hands out what the core has: responses to the receiver, requests to it or to the queue; after a batch `arrived`, with this immediate. The
-    /// core is borrowed but while user code runs.
+    /// core is borrowed but while user code runs. One function for both: callbacks are inlined into it, which two would not be worth.
     #[inline(never)]
     pub(crate) fn deliver<R: Receiver<U>>(self: &Rc<Self>, arrived: Option<u32>, receiver: &mut R) {
         let mut link = self.link();
@@ -293,7 +256,7 @@ impl<U> Connection<U> {
                     drop(link);
                     // SAFETY: likewise.
                     let bytes = unsafe { self.recv_view.bytes_at(payload_at, request.payload().len() as u32) };
-                    receiver.on_request(bytes, Reply::new(self, request));
+                    receiver.on_request(self, request, bytes);
                 }
                 Message::Done => break,
                 Message::Other => {
@@ -353,25 +316,8 @@ impl<U> Connection<U> {
         self.worklist.timers().arm(self, at_ns);
     }
 
-    pub(crate) const fn timer(&self) -> &Cell<Timer> {
-        &self.timer
-    }
-
-    pub(crate) fn timers(&self) -> &Timers<U> {
+    pub(crate) fn timers(&self) -> &Timers<Self> {
         self.worklist.timers()
-    }
-
-    /// Has a connection whose peer should be heard looked at, and tells the peer that this end lives (K1, K3). Whether either side waits for
-    /// the other.
-    pub(crate) fn sweep(self: &Rc<Self>) -> bool {
-        let (heartbeat, is_watching, is_timed) = self.with_link(|link| (link.beat(), link.is_watching(), link.is_timed()));
-        if let Some(heartbeat) = heartbeat {
-            self.control.beat(heartbeat);
-        }
-        if is_watching {
-            self.mark_dirty();
-        }
-        is_timed
     }
 
     /// Looks whether the peer of an idle connection should be READ, or the connection ended (K4, K5), and sets the time of the next look.

@@ -16,12 +16,13 @@ use mlx5::{
 };
 use thiserror::Error;
 
+use crate::config::{CreateEndpointError, EndpointConfig};
 use crate::connection::{Connection, Outcome, Receiver};
 use crate::control::{ControlMemory, ControlRegions};
-use crate::endpoint::{EndpointConfig, PendingEndpoint};
+use crate::link::Request;
 use crate::queue_share::{Outstanding, QueueShare, Used};
 use crate::recv::{RecvHandle, Reply};
-use crate::ring::{MAX_RING_SIZE, MIN_RING_SIZE, RecvBytes};
+use crate::ring::RecvBytes;
 use crate::stats::Stats;
 use crate::timers::IDLE_LOOKS;
 use crate::wire::FlowWords;
@@ -201,7 +202,7 @@ impl<U> fmt::Debug for Context<U> {
 /// What pending endpoints find their way back to. Nothing in it is borrowed mutably while user code runs, but the queues being polled;
 /// `is_polling` keeps user code from them.
 pub(crate) struct Inner<U> {
-    worklist: Rc<Worklist<U>>,
+    worklist: Rc<Worklist<Connection<U>>>,
     connections: RefCell<Vec<Rc<Connection<U>>>>,
     used: Rc<Used>,
     recv_cq: RefCell<MonoCq<Rc<Connection<U>>>>,
@@ -232,63 +233,6 @@ pub enum PollError {
     Receive(#[from] PostReceiveError),
 }
 
-/// Why an endpoint could not be created.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum CreateEndpointError {
-    /// Called from inside a callback of a poll of the same context.
-    #[error("an endpoint cannot be created from inside a poll's callback")]
-    Reentrant,
-    /// The device, or a queue of the context, broke down. Another context may work.
-    #[error("this context makes no endpoints any more: {0}")]
-    Device(AsyncEvent),
-    /// The ring size is not usable.
-    #[error("ring size {0} is not usable: it must be a power of two from {MIN_RING_SIZE} to {MAX_RING_SIZE} bytes")]
-    RingSize(u64),
-    /// The initial credit is not usable.
-    #[error("initial credit {credit} must be a multiple of 32 and at most {max}, a quarter of the ring")]
-    InitialCredit {
-        /// The credit.
-        credit: u64,
-        /// A quarter ring.
-        max: u64,
-    },
-    /// The shared receive queue is too small for one more endpoint.
-    #[error(
-        "{wanted} more batches in flight need a shared receive queue of at least {needed} receives, this one has {depth}: build the context \
-         with ContextBuilder::endpoints of more than {endpoints}, or with srq_size({needed})"
-    )]
-    SrqTooSmall {
-        /// Batches in flight the endpoint wants to grant; at least 1 is legal.
-        wanted: u32,
-        /// Receives the context would need.
-        needed: u64,
-        /// Receives it has.
-        depth: usize,
-        /// Endpoints that share it already.
-        endpoints: u32,
-    },
-    /// The send completion queue is too small for one more endpoint.
-    #[error(
-        "one more endpoint needs a completion queue of at least {needed} entries, this one has {entries}: build the context with \
-         ContextBuilder::endpoints of more than {endpoints}, or with cq_size({needed})"
-    )]
-    CqTooSmall {
-        /// Entries the context would need.
-        needed: u64,
-        /// Entries it has.
-        entries: u32,
-        /// Endpoints that share it already.
-        endpoints: u32,
-    },
-    /// The queue pair could not be made.
-    #[error("creating the queue pair: {0}")]
-    Queue(#[from] CreateError),
-    /// The memory could not be had.
-    #[error("memory of the endpoint: {0}")]
-    Memory(#[from] RegisterError),
-}
-
 /// Marks a poll as running until dropped, also by a panic of a callback.
 struct Polling<'a>(&'a Cell<bool>);
 
@@ -317,8 +261,8 @@ impl<U, R: FnMut(RecvBytes<'_>, Reply<'_, U>), F: FnMut(U, Outcome<'_>)> Receive
     const TAKES_REQUESTS: bool = true;
 
     #[inline(always)]
-    fn on_request(&mut self, bytes: RecvBytes<'_>, request: Reply<'_, U>) {
-        (self.on_request)(bytes, request);
+    fn on_request(&mut self, connection: &Rc<Connection<U>>, request: Request, bytes: RecvBytes<'_>) {
+        (self.on_request)(bytes, Reply::new(connection, request));
     }
 
     #[inline(always)]
@@ -338,21 +282,6 @@ impl<U> Context<U> {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.device
-    }
-
-    /// Makes one end of a connection. Memory: two rings of `ring_size`, and 64 bytes of a region that 64 endpoints share, registered; the
-    /// send queue ([`EndpointConfig::send_queue_wqebbs`]), and some 2 KiB.
-    ///
-    /// # Errors
-    /// [`CreateEndpointError`] with the legal range.
-    pub fn create_endpoint(&self, config: &EndpointConfig) -> Result<PendingEndpoint<U>, CreateEndpointError> {
-        if self.inner.is_polling() {
-            return Err(CreateEndpointError::Reentrant);
-        }
-        if let Some(event) = self.inner.broken.get() {
-            return Err(CreateEndpointError::Device(event));
-        }
-        PendingEndpoint::create(&self.inner, config)
     }
 
     /// One bounded step: takes arrivals and completions, ends calls through `on_response`, posts what gathered. Returns how many
@@ -402,8 +331,8 @@ impl<U> Context<U> {
         let mut serving = Serving { on_request, on_response };
         let mut taken = self.inner.drain(&mut serving)?;
         while let Some((connection, request)) = self.inner.worklist.next_request() {
-            let reply = Reply::new(&connection, request);
-            serving.on_request(reply.data(), reply);
+            let bytes = connection.recv_view().bytes(request.payload());
+            serving.on_request(&connection, request, bytes);
             taken += 1;
         }
         self.inner.flush();
@@ -473,7 +402,12 @@ impl<U> Inner<U> {
         ControlMemory::new(&self.control_regions, &self.pd, words)
     }
 
-    pub(crate) fn worklist(&self) -> Rc<Worklist<U>> {
+    /// What broke down of it.
+    pub(crate) fn breakdown(&self) -> Option<AsyncEvent> {
+        self.broken.get()
+    }
+
+    pub(crate) fn worklist(&self) -> Rc<Worklist<Connection<U>>> {
         Rc::clone(&self.worklist)
     }
 
@@ -554,9 +488,11 @@ impl<U> Inner<U> {
     #[inline(always)]
     fn take_completions(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
         let mut taken = 0;
-        if self.recv_cq.borrow_mut().progress() {
-            taken = self.take_received(receiver);
+        let mut recv_cq = self.recv_cq.borrow_mut();
+        if recv_cq.progress() {
+            taken = self.take_received(&mut recv_cq, receiver);
         }
+        drop(recv_cq);
         if self.is_short.get() {
             self.fill(&mut self.srq.borrow_mut())?;
         }
@@ -567,10 +503,10 @@ impl<U> Inner<U> {
     }
 
     #[inline(never)]
-    fn take_received(&self, receiver: &mut impl Receiver<U>) -> usize {
+    fn take_received(&self, recv_cq: &mut MonoCq<Rc<Connection<U>>>, receiver: &mut impl Receiver<U>) -> usize {
         let interrupted = Unfilled(self);
         let srq = &mut *self.srq.borrow_mut();
-        let received = self.recv_cq.borrow_mut().take(POLL_BUDGET, |connection, cqe| {
+        let received = recv_cq.take(POLL_BUDGET, |connection, cqe| {
             srq.complete_receive(&cqe);
             match (connection, cqe.result()) {
                 (Some(connection), Ok(())) => connection.deliver(Some(cqe.imm()), receiver),

@@ -72,9 +72,11 @@ pub use operations::{AsyncCallError, CallFuture, TransferFuture};
 use waiting::{Lane, News, Waiting};
 use zerocopy::FromBytes;
 
-use crate::context::{Context, CreateEndpointError, PollError};
-use crate::endpoint::{Endpoint, EndpointConfig, PendingEndpoint};
+use crate::config::{CreateEndpointError, EndpointConfig};
+use crate::context::{Context, PollError};
+use crate::endpoint::Endpoint;
 use crate::error::{CallFailure, CloseReason};
+use crate::pending::PendingEndpoint;
 use crate::raw::{Memory, RemoteMemory};
 use crate::recv::RecvHandle;
 use crate::stats::Stats;

@@ -4,9 +4,11 @@ use std::io::{self, ErrorKind, Read, Write};
 
 use rendezvous::record::field;
 
-use crate::context::{Context, CreateEndpointError};
-use crate::endpoint::{ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
+use crate::config::{CreateEndpointError, EndpointConfig};
+use crate::context::Context;
+use crate::endpoint::Endpoint;
 use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeRecord, Refusal};
+use crate::pending::{ConnectFailure, PendingEndpoint};
 
 /// The last byte each end sends: it is connected, or it is not and never will be.
 const CONNECTED: u8 = 1;

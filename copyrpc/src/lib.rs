@@ -198,6 +198,7 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod config;
 mod connection;
 mod context;
 mod control;
@@ -207,6 +208,7 @@ mod exchange;
 pub mod future;
 mod handshake;
 mod link;
+mod pending;
 mod queue_share;
 mod raw;
 mod recv;
@@ -220,16 +222,16 @@ pub mod typed;
 mod wire;
 mod worklist;
 
+pub use config::{CreateEndpointError, EndpointConfig};
 pub use connection::Outcome;
-pub use context::{
-    BuildError, Context, ContextBuilder, CreateEndpointError, DEFAULT_CQ_SIZE, DEFAULT_ENDPOINTS, DEFAULT_SRQ_SIZE, PollError,
-};
-pub use endpoint::{CallToken, ConnectError, ConnectFailure, Endpoint, EndpointConfig, PendingEndpoint};
+pub use context::{BuildError, Context, ContextBuilder, DEFAULT_CQ_SIZE, DEFAULT_ENDPOINTS, DEFAULT_SRQ_SIZE, PollError};
+pub use endpoint::{CallToken, Endpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use exchange::{EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeError, ExchangeRecord, RecordError, Refusal};
 pub use link::Window;
 /// The driver below: devices and their options, and what its errors say.
 pub use mlx5;
+pub use pending::{ConnectError, ConnectFailure, PendingEndpoint};
 pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
 pub use recv::{RecvHandle, Reply};
 pub use ring::RecvBytes;

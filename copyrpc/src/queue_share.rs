@@ -3,8 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::context::CreateEndpointError;
-use crate::endpoint::{DEFAULT_BATCHES, DEFAULT_RAW_OPERATIONS, EndpointConfig};
+use crate::config::{CreateEndpointError, DEFAULT_BATCHES, DEFAULT_RAW_OPERATIONS, EndpointConfig};
 
 /// Send completions a connection can have outstanding beside one for each batch in flight, when its queue pair fails and flushes (B2):
 /// three batches that had arrived and were signaled to reclaim the queue, one that fails after it arrived, one READ, three NOPs at the

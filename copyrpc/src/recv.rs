@@ -114,12 +114,6 @@ impl<'a, U> Reply<'a, U> {
         Self { connection, request, is_done: false }
     }
 
-    /// The request's bytes, as the handler has them.
-    #[inline(always)]
-    pub(crate) fn data(&self) -> RecvBytes<'a> {
-        self.connection.recv_view().bytes(self.request.payload())
-    }
-
     /// Most bytes a reply may have: what the caller allowed, rounded up.
     #[must_use]
     pub const fn max_len(&self) -> usize {

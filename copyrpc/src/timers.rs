@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use mlx5::Device;
 
-use crate::connection::Connection;
 use crate::link::Deadlines;
 
 /// Most drains without a look at the clock in between.
@@ -43,21 +42,27 @@ impl Timer {
     pub(crate) const NONE: Self = Self { at_ns: NEVER, serial: 0 };
 }
 
-#[derive(Debug)]
-struct Armed<U> {
-    serial: u64,
-    connection: Weak<Connection<U>>,
+/// A connection, as far as timers know it.
+pub(crate) trait Timed {
+    /// Its timer that counts.
+    fn timer(&self) -> &Cell<Timer>;
 }
 
-impl<U> Armed<U> {
-    fn live(&self) -> Option<Rc<Connection<U>>> {
+#[derive(Debug)]
+struct Armed<C> {
+    serial: u64,
+    connection: Weak<C>,
+}
+
+impl<C: Timed> Armed<C> {
+    fn live(&self) -> Option<Rc<C>> {
         self.connection.upgrade().filter(|connection| connection.timer().get().serial == self.serial)
     }
 }
 
 /// Time in nanoseconds of the device's clock.
 #[derive(Debug)]
-pub(crate) struct Timers<U> {
+pub(crate) struct Timers<C> {
     device: Device,
     now_ns: Cell<u64>,
     /// Drains until the next look, or until [`Timers::tick_slowly`] decides: at once while there are deadlines.
@@ -69,15 +74,15 @@ pub(crate) struct Timers<U> {
     /// When a look found that [`PACE_NS`] had passed.
     moved_ns: Cell<u64>,
     last_sweep_ns: Cell<u64>,
-    deadlines: RefCell<Deadlines<Armed<U>>>,
+    deadlines: RefCell<Deadlines<Armed<C>>>,
     /// There is something in it.
     has_deadlines: Cell<bool>,
     /// When each connection has its next look for idleness.
-    idle: RefCell<Deadlines<Weak<Connection<U>>>>,
+    idle: RefCell<Deadlines<Weak<C>>>,
     last_serial: Cell<u64>,
 }
 
-impl<U> Timers<U> {
+impl<C: Timed> Timers<C> {
     pub(crate) fn start(device: Device) -> Self {
         let now_ns = device.coarse_now_ns();
         Self {
@@ -181,7 +186,7 @@ impl<U> Timers<U> {
     }
 
     /// Has [`Timers::take_due`] give out this connection after `at_ns`, or earlier if it was to be already.
-    pub(crate) fn arm(&self, connection: &Rc<Connection<U>>, at_ns: u64) {
+    pub(crate) fn arm(&self, connection: &Rc<C>, at_ns: u64) {
         let timer = connection.timer();
         if timer.get().at_ns <= at_ns {
             return;
@@ -197,19 +202,19 @@ impl<U> Timers<U> {
     }
 
     /// Has [`Timers::take_idle`] give out this connection after `at_ns`.
-    pub(crate) fn arm_idle(&self, connection: &Rc<Connection<U>>, at_ns: u64) {
+    pub(crate) fn arm_idle(&self, connection: &Rc<C>, at_ns: u64) {
         let at_ns = at_ns.checked_next_multiple_of(IDLE_GRID_NS).unwrap_or(NEVER);
         self.idle.borrow_mut().push(at_ns, Rc::downgrade(connection), |connection| connection.strong_count() > 0);
     }
 
     /// A connection whose look for idleness is due.
-    pub(crate) fn take_idle(&self) -> Option<Rc<Connection<U>>> {
+    pub(crate) fn take_idle(&self) -> Option<Rc<C>> {
         let mut idle = self.idle.borrow_mut();
         std::iter::from_fn(|| idle.pop_before(self.now_ns.get())).find_map(|connection| connection.upgrade())
     }
 
     /// A connection whose time has passed. It has no timer then.
-    pub(crate) fn take_due(&self) -> Option<Rc<Connection<U>>> {
+    pub(crate) fn take_due(&self) -> Option<Rc<C>> {
         let mut deadlines = self.deadlines.borrow_mut();
         while let Some(armed) = deadlines.pop_before(self.now_ns.get()) {
             if let Some(connection) = armed.live() {
@@ -236,8 +241,16 @@ mod tests {
 
     use super::*;
 
+    struct NoConnection(Cell<Timer>);
+
+    impl Timed for NoConnection {
+        fn timer(&self) -> &Cell<Timer> {
+            &self.0
+        }
+    }
+
     /// Drains that found nothing and did not look, and the look behind them.
-    fn drains_without_look(timers: &Timers<()>) -> usize {
+    fn drains_without_look(timers: &Timers<NoConnection>) -> usize {
         let drains = std::iter::repeat_with(|| timers.tick(true)).take_while(|is_time| !is_time).count();
         timers.look();
         drains

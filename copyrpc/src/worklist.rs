@@ -7,32 +7,52 @@ use std::rc::Rc;
 
 use mlx5::Device;
 
-use crate::connection::Connection;
 use crate::link::Request;
-use crate::timers::Timers;
+use crate::timers::{Timed, Timers};
 
-/// Connections and requests that wait for the owner's attention, now or at a time. Shared by the context and its connections.
-pub(crate) struct Worklist<U> {
-    /// The first of the connections that flushes look at, each once; the next is in its [`Listing`].
-    first: Cell<Option<Rc<Connection<U>>>>,
-    has_listed: Cell<bool>,
-    /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
-    unfinished: RefCell<Vec<Rc<Connection<U>>>>,
-    has_unfinished: Cell<bool>,
-    /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
-    requests: RefCell<VecDeque<(Rc<Connection<U>>, usize)>>,
-    /// Connections that sweeps look at, each once: those listed since the last sweep, and those on which a side waits for the other.
-    swept: RefCell<Vec<Rc<Connection<U>>>>,
-    timers: Timers<U>,
+/// A connection, as far as its context's lists know it.
+pub(crate) trait Listed: Timed + Sized {
+    /// Its places on the lists.
+    fn listing(&self) -> &Listing<Self>;
+
+    /// Different from that of every other one on the lists.
+    fn qpn(&self) -> u32;
+
+    fn is_closed(&self) -> bool;
+
+    /// Either side waits for the other.
+    fn is_timed(&self) -> bool;
+
+    /// Its oldest request that is to be received; `None` once it has ended.
+    fn take_request(&self) -> Option<Request>;
+
+    /// Has a connection whose peer should be heard looked at, and tells the peer that this end lives (K1, K3). Whether either side waits for
+    /// the other.
+    fn sweep(self: &Rc<Self>) -> bool;
 }
 
-impl<U> fmt::Debug for Worklist<U> {
+/// Connections and requests that wait for the owner's attention, now or at a time. Shared by the context and its connections.
+pub(crate) struct Worklist<C> {
+    /// The first of the connections that flushes look at, each once; the next is in its [`Listing`].
+    first: Cell<Option<Rc<C>>>,
+    has_listed: Cell<bool>,
+    /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
+    unfinished: RefCell<Vec<Rc<C>>>,
+    has_unfinished: Cell<bool>,
+    /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
+    requests: RefCell<VecDeque<(Rc<C>, usize)>>,
+    /// Connections that sweeps look at, each once: those listed since the last sweep, and those on which a side waits for the other.
+    swept: RefCell<Vec<Rc<C>>>,
+    timers: Timers<C>,
+}
+
+impl<C> fmt::Debug for Worklist<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Worklist").finish_non_exhaustive()
     }
 }
 
-impl<U> Worklist<U> {
+impl<C: Listed> Worklist<C> {
     pub(crate) fn new(device: Device) -> Self {
         Self {
             first: Cell::new(None),
@@ -45,13 +65,13 @@ impl<U> Worklist<U> {
         }
     }
 
-    pub(crate) const fn timers(&self) -> &Timers<U> {
+    pub(crate) const fn timers(&self) -> &Timers<C> {
         &self.timers
     }
 
     /// The oldest request of a connection that has not ended.
     #[inline]
-    pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
+    pub(crate) fn next_request(&self) -> Option<(Rc<C>, Request)> {
         loop {
             let mut requests = self.requests.borrow_mut();
             let (connection, left) = requests.front_mut()?;
@@ -75,7 +95,7 @@ impl<U> Worklist<U> {
     }
 
     #[inline]
-    pub(crate) fn add_requests(&self, connection: &Rc<Connection<U>>, count: usize) {
+    pub(crate) fn add_requests(&self, connection: &Rc<C>, count: usize) {
         if count > 0 {
             self.requests.borrow_mut().push_back((Rc::clone(connection), count));
         }
@@ -84,7 +104,7 @@ impl<U> Worklist<U> {
     /// Requests to be received.
     pub(crate) fn has_requests(&self) -> bool {
         // What was taken to the last leaves its entry behind.
-        let is_request = |(connection, left): &(Rc<Connection<U>>, usize)| *left > 0 && !connection.is_closed();
+        let is_request = |(connection, left): &(Rc<C>, usize)| *left > 0 && !connection.is_closed();
         self.requests.borrow().iter().any(is_request)
     }
 
@@ -101,7 +121,7 @@ impl<U> Worklist<U> {
     }
 
     #[inline(never)]
-    fn list(&self, connection: &Rc<Connection<U>>) {
+    fn list(&self, connection: &Rc<C>) {
         let listing = connection.listing();
         if !listing.is_listed.replace(true) {
             // What is not listed has no next: there is nothing to drop.
@@ -116,7 +136,7 @@ impl<U> Worklist<U> {
 
     #[cold]
     #[inline(never)]
-    fn list_swept(&self, connection: &Rc<Connection<U>>) {
+    fn list_swept(&self, connection: &Rc<C>) {
         connection.listing().is_swept.set(true);
         self.swept.borrow_mut().push(Rc::clone(connection));
     }
@@ -134,13 +154,13 @@ impl<U> Worklist<U> {
 
     /// A connection wants the next sweep.
     pub(crate) fn has_timed(&self) -> bool {
-        self.swept.borrow().iter().any(|connection| connection.with_link(|link| link.is_timed()))
+        self.swept.borrow().iter().any(|connection| connection.is_timed())
     }
 
     /// Takes all connections off the list, and hands them to `serve` that want it or on which something arrived before the last flush. The
     /// others stay.
     #[inline(always)]
-    pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<Connection<U>>)) {
+    pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<C>)) {
         self.has_listed.set(false);
         let mut next = self.first.take();
         while let Some(connection) = next {
@@ -158,21 +178,21 @@ impl<U> Worklist<U> {
 
     /// Lists the connection for the next flush.
     #[inline]
-    pub(crate) fn mark_dirty(&self, connection: &Rc<Connection<U>>) {
+    pub(crate) fn mark_dirty(&self, connection: &Rc<C>) {
         connection.listing().is_dirty.set(true);
         self.note_arrival(connection);
     }
 
     /// Lists the connection: the next flush but one serves it, if the next has no reason to.
     #[inline]
-    pub(crate) fn note_arrival(&self, connection: &Rc<Connection<U>>) {
+    pub(crate) fn note_arrival(&self, connection: &Rc<C>) {
         if !connection.listing().is_listed.get() {
             self.list(connection);
         }
     }
 
     /// Lists the connection for the next drain, which goes on with it.
-    pub(crate) fn mark_unfinished(&self, connection: &Rc<Connection<U>>) {
+    pub(crate) fn mark_unfinished(&self, connection: &Rc<C>) {
         if !connection.listing().is_unfinished.replace(true) {
             self.unfinished.borrow_mut().push(Rc::clone(connection));
             self.has_unfinished.set(true);
@@ -180,11 +200,11 @@ impl<U> Worklist<U> {
     }
 
     /// A connection that a drain has to go on with. It stays listed until [`Worklist::finish`].
-    pub(crate) fn unfinished(&self) -> Option<Rc<Connection<U>>> {
+    pub(crate) fn unfinished(&self) -> Option<Rc<C>> {
         self.unfinished.borrow().last().cloned()
     }
 
-    pub(crate) fn finish(&self, connection: &Connection<U>) {
+    pub(crate) fn finish(&self, connection: &C) {
         let mut unfinished = self.unfinished.borrow_mut();
         unfinished.retain(|other| other.qpn() != connection.qpn());
         self.has_unfinished.set(!unfinished.is_empty());
@@ -192,7 +212,7 @@ impl<U> Worklist<U> {
     }
 
     /// There is nothing to flush or to receive of a connection that was retired: its share of the queues must not wait for who asks.
-    pub(crate) fn forget(&self, connection: &Connection<U>) {
+    pub(crate) fn forget(&self, connection: &C) {
         self.requests.borrow_mut().retain(|(other, _)| other.qpn() != connection.qpn());
         if connection.listing().is_swept.replace(false) {
             self.swept.borrow_mut().retain(|other| other.qpn() != connection.qpn());
@@ -218,8 +238,8 @@ impl<U> Worklist<U> {
 }
 
 /// A connection's places on the lists.
-pub(crate) struct Listing<U> {
-    next: Cell<Option<Rc<Connection<U>>>>,
+pub(crate) struct Listing<C> {
+    next: Cell<Option<Rc<C>>>,
     is_listed: Cell<bool>,
     /// It has something to post or to READ.
     is_dirty: Cell<bool>,
@@ -230,7 +250,7 @@ pub(crate) struct Listing<U> {
     is_swept: Cell<bool>,
 }
 
-impl<U> fmt::Debug for Listing<U> {
+impl<C> fmt::Debug for Listing<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { is_listed, is_dirty, is_late, is_unfinished, is_swept, .. } = self;
         f.debug_struct("Listing")
@@ -243,7 +263,7 @@ impl<U> fmt::Debug for Listing<U> {
     }
 }
 
-impl<U> Default for Listing<U> {
+impl<C> Default for Listing<C> {
     fn default() -> Self {
         Self {
             next: Cell::new(None),

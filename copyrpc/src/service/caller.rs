@@ -10,10 +10,12 @@ use thiserror::Error;
 use zerocopy::FromBytes;
 
 use super::default_device;
+use crate::config::EndpointConfig;
 use crate::context::{BuildError, Context, ContextBuilder, PollError};
-use crate::endpoint::{CallToken, ConnectFailure, Endpoint, EndpointConfig};
+use crate::endpoint::{CallToken, Endpoint};
 use crate::error::{CallError, CallFailure, CloseReason};
 use crate::handshake::Handshake;
+use crate::pending::ConnectFailure;
 use crate::typed::SizeError;
 
 /// The one in use, and one that has ended and is not given back yet.

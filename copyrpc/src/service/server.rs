@@ -14,10 +14,12 @@ use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{SPINS, default_device};
+use crate::config::EndpointConfig;
 use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, PollError};
-use crate::endpoint::{ConnectFailure, Endpoint, EndpointConfig};
+use crate::endpoint::Endpoint;
 use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeRecord, Refusal};
 use crate::handshake::Handshake;
+use crate::pending::ConnectFailure;
 use crate::recv::{RecvHandle, Reply};
 use crate::ring::RecvBytes;
 use crate::stats::Stats;

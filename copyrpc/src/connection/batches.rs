@@ -1,0 +1,77 @@
+//! How batches become WRITEs.
+
+use mlx5::{Inline, Mr, Payload, PostError, RcQp, Signal, WriteImm};
+
+use crate::link::{Emit, Poster};
+
+/// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
+pub(super) const INLINE_MAX: u64 = 220;
+/// Inline bytes of a WQE of that size that also has an SGE for the rest.
+const HYBRID_INLINE: u64 = 204;
+
+/// What a WQE was, in the word that comes back with its completion.
+pub(super) const WRITE: u64 = 0;
+pub(super) const READ: u64 = 1;
+pub(super) const RAW: u64 = 2;
+/// A WRITE whose completion the core waits for.
+pub(super) const WINDOWED_WRITE: u64 = 3;
+/// The READ behind all that a connection sends whose context goes.
+pub(super) const LAST: u64 = 4;
+
+/// Where the peer is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remote {
+    pub(crate) ring_addr: u64,
+    pub(crate) ring_rkey: u32,
+    pub(crate) published_addr: u64,
+    pub(crate) published_rkey: u32,
+    pub(crate) path_mtu: u16,
+}
+
+/// Posts the batches of one connection.
+pub(super) struct Batches<'a> {
+    pub(super) qp: &'a mut RcQp,
+    pub(super) send_ring: &'a Mr,
+    pub(super) remote: &'a Remote,
+    /// Bytes of a batch that go into the WQE whole.
+    pub(super) inline_limit: u64,
+}
+
+impl Poster<PostError> for Batches<'_> {
+    #[inline(always)]
+    fn post(&mut self, emit: Emit) -> Result<(), PostError> {
+        let Self { qp, send_ring, remote, inline_limit } = self;
+        if emit.bytes <= *inline_limit {
+            write(qp, remote, emit, Inline(head(send_ring, emit, emit.bytes)))?;
+        } else {
+            write_long(qp, send_ring, remote, *inline_limit, emit)?;
+        }
+        if emit.is_last {
+            qp.ring();
+        }
+        Ok(())
+    }
+}
+
+/// The first `len` bytes of a batch, at most all.
+#[inline(always)]
+fn head(send_ring: &Mr, emit: Emit, len: u64) -> &[u8] {
+    // SAFETY: the link emits ranges inside the ring, and nothing writes the send ring while the slice lives: only that link does.
+    unsafe { std::slice::from_raw_parts(send_ring.as_ptr().add(emit.offset as usize).as_ptr(), len as usize) }
+}
+
+/// A batch that does not fit into a WQE: the device gathers the rest.
+#[inline(never)]
+fn write_long(qp: &mut RcQp, send_ring: &Mr, remote: &Remote, inline_limit: u64, emit: Emit) -> Result<(), PostError> {
+    let inline = if inline_limit >= HYBRID_INLINE { HYBRID_INLINE } else { 0 };
+    let (addr, lkey) = (send_ring.addr() + emit.offset + inline, send_ring.lkey());
+    let rest = mlx5::Sge { addr, len: (emit.bytes - inline) as u32, lkey };
+    write(qp, remote, emit, (Inline(head(send_ring, emit, inline)), rest))
+}
+
+#[inline(always)]
+fn write(qp: &mut RcQp, remote: &Remote, emit: Emit, payload: impl Payload) -> Result<(), PostError> {
+    let (addr, rkey) = (remote.ring_addr + emit.offset, remote.ring_rkey);
+    let (signal, user) = if emit.signal { (Signal::Always, WINDOWED_WRITE) } else { (Signal::Reclaim, WRITE) };
+    qp.post(&WriteImm { addr, rkey, imm: emit.imm, payload }, signal, user)
+}

@@ -1,0 +1,90 @@
+//! Memory of a context, and the operations of an endpoint.
+
+use std::rc::Rc;
+
+use mlx5::{Access, MAX_MESSAGE_BYTES, Read, RegisterError, Sge, Signal, Write};
+
+use super::{Memory, RdmaError, RemoteMemory};
+use crate::context::Context;
+use crate::endpoint::Endpoint;
+
+impl<U> Context<U> {
+    /// `bytes` of zeroed, page-aligned memory for one-sided operations: the near end of one's own, the far end of the peers'.
+    ///
+    /// # Errors
+    /// No bytes are asked for, or there are none left.
+    pub fn alloc(&self, bytes: usize) -> Result<Memory, RegisterError> {
+        let mr = self.inner.pd().alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+        Ok(Memory { mr: Rc::new(mr) })
+    }
+}
+
+/// One-sided operations end through the callback of a poll, exactly once, as calls do: with no bytes, or with why they failed; then
+/// whether the peer's memory was written is not known. An operation is posted at once and leaves with the next flush, so what was posted
+/// before a call is done when the call arrives: a WRITE needs no waiting before the message that speaks of it. That holds on one endpoint,
+/// and not for READs, whose bytes are there when they end and not before.
+///
+/// READs of the peer's published record, which the protocol makes when it is short of something, share the connection's `max_rd_atomic`
+/// with these: a READ above that number waits in the send queue, and what is behind it too.
+impl<U> Endpoint<U> {
+    /// Copies `len` bytes at `remote_offset` of the peer's memory to `local_offset` of `local`; 0 to 2^30.
+    ///
+    /// # Errors
+    /// [`RdmaError`], with `user_data`; nothing was posted. After `QueueFull`, poll and retry.
+    pub fn rdma_read(
+        &self,
+        local: &Memory,
+        local_offset: usize,
+        remote: &RemoteMemory,
+        remote_offset: u64,
+        len: usize,
+        user_data: U,
+    ) -> Result<(), RdmaError<U>> {
+        let (addr, into, user_data) = ends(local, local_offset, remote, remote_offset, len, user_data)?;
+        let read = Read { addr, rkey: remote.rkey, into };
+        self.connection.post_raw(&local.mr, user_data, |qp, user| qp.post(&read, Signal::Always, user))
+    }
+
+    /// Copies `len` bytes at `local_offset` of `local` to `remote_offset` of the peer's memory; 0 to 2^30.
+    ///
+    /// # Errors
+    /// [`RdmaError`], with `user_data`; nothing was posted. After `QueueFull`, poll and retry.
+    pub fn rdma_write(
+        &self,
+        local: &Memory,
+        local_offset: usize,
+        remote: &RemoteMemory,
+        remote_offset: u64,
+        len: usize,
+        user_data: U,
+    ) -> Result<(), RdmaError<U>> {
+        let (addr, payload, user_data) = ends(local, local_offset, remote, remote_offset, len, user_data)?;
+        let write = Write { addr, rkey: remote.rkey, payload };
+        self.connection.post_raw(&local.mr, user_data, |qp, user| qp.post(&write, Signal::Always, user))
+    }
+
+    /// One-sided operations that have not ended.
+    #[must_use]
+    pub fn raw_rdma_pending(&self) -> usize {
+        self.connection.raw().len()
+    }
+}
+
+/// Both ends of an operation, checked.
+fn ends<U>(
+    local: &Memory,
+    local_offset: usize,
+    remote: &RemoteMemory,
+    remote_offset: u64,
+    len: usize,
+    user_data: U,
+) -> Result<(u64, Sge, U), RdmaError<U>> {
+    let Some(bytes) = u32::try_from(len).ok().filter(|bytes| u64::from(*bytes) <= MAX_MESSAGE_BYTES) else {
+        return Err(RdmaError::TooLong { user_data, len });
+    };
+    match (local.mr.sge(local_offset, bytes), remote.at(remote_offset, len)) {
+        (Ok(sge), Ok(addr)) => Ok((addr, sge, user_data)),
+        (Err(range), _) => Err(RdmaError::LocalRange { user_data, range }),
+        (_, Err(range)) => Err(RdmaError::RemoteRange { user_data, range }),
+    }
+}
