@@ -130,7 +130,7 @@ pub struct JobArgs {
     #[arg(long, hide_short_help = true, value_name = "BYTES", default_value = "auto")]
     pub ring_size: RingChoice,
 
-    /// Most bytes of memory that the ranks of this host may be expected to take together; a job that needs more is refused [default: what the
+    /// Maximum bytes of memory that the ranks of this host may be expected to take together; a job that needs more is refused [default: what the
     /// host has, or its control group allows if that is less].
     #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = units::bytes)]
     pub memory_limit: Option<u64>,

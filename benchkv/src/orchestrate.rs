@@ -112,7 +112,7 @@ pub enum RankError {
         message: String,
     },
     /// What another rank said of the drain cannot be read.
-    #[error("rank {rank} said something else than how far it has drained")]
+    #[error("rank {rank} did not say how far it has drained")]
     View {
         /// The rank.
         rank: usize,

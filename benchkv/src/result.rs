@@ -307,7 +307,7 @@ pub struct RankResult {
     pub daemons: Vec<WorkerReport>,
     /// Its clients.
     pub clients: Vec<WorkerReport>,
-    /// Most memory resident, shared memory it touched included: of the rank process and its client processes, each of which counts what they share.
+    /// Maximum memory resident, shared memory it touched included: of the rank process and its client processes, each of which counts what they share.
     pub peak_rss_bytes: u64,
 }
 

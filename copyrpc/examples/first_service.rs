@@ -81,7 +81,7 @@ fn all() -> Result<(), Box<dyn Error>> {
     }
     println!("{CLIENTS} clients counted to {TIMES} each while another one was killed");
 
-    // The server has its counter still, and serves whoever comes.
+    // The server has its counter still, and serves every newcomer.
     let after = Process::start(&["count", address, "doomed", "1"])?.line()?;
     assert!(after.starts_with("doomed: "), "{after:?}");
     println!("the killed client's counter goes on");

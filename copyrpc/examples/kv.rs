@@ -55,7 +55,7 @@ fn serve(address: SocketAddr, mut store: Store, tell: &mpsc::Sender<(SocketAddr,
     let endpoint = EndpointConfig { ring_size: 64 << 10, ..EndpointConfig::default() };
     let mut server = Server::with_options(address, &ServerOptions { endpoint, ..ServerOptions::default() })?;
     let address = server.local_addr().map_err(ServerError::Listen)?;
-    // Whoever waits for it may be gone.
+    // The thread that waits for it may be gone.
     let _ = tell.send((address, server.stop_handle()));
     server.serve_typed(|request| answer(&mut store, request))?;
     Ok(store)

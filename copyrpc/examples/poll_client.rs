@@ -10,7 +10,7 @@ use std::time::Duration;
 use copyrpc::mlx5::DeviceSpec;
 use copyrpc::{Context, ContextBuilder, EndpointConfig};
 
-/// Most bytes of an answer.
+/// The maximum number of bytes of an answer.
 const ANSWER: usize = 256;
 
 fn main() -> Result<(), Box<dyn Error>> {

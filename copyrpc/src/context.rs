@@ -429,7 +429,7 @@ impl<U> Inner<U> {
         Ok(Polling(&self.is_polling))
     }
 
-    /// Takes what arrived and what completed, parts with the connections that ended, ends the calls that are out of time.
+    /// Takes what arrived and what completed, releases the connections that ended, ends the calls that are out of time.
     #[inline]
     fn drain(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
         let mut taken = self.take_completions(receiver)?;
@@ -443,7 +443,7 @@ impl<U> Inner<U> {
         Ok(taken)
     }
 
-    /// Goes on where a callback panicked, and parts with the connections that ended.
+    /// Goes on where a callback panicked, and releases the connections that ended.
     #[cold]
     #[inline(never)]
     fn finish(&self, receiver: &mut impl Receiver<U>) {

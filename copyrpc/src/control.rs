@@ -88,7 +88,7 @@ impl ControlMemory {
         for (index, word) in [(0, words.consumer_pos), (1, words.credit), (3, words.batches_received)] {
             // SAFETY: the region is page-aligned, a place 64 bytes long; this thread is the only writer of these words.
             let target = unsafe { self.at(8 * index).cast::<AtomicU64>().as_ref() };
-            // Release: whoever reads the new position must find us done with the bytes before it.
+            // Release: a reader of the new position must find us done with the bytes before it.
             target.store(word.to_le(), Ordering::Release);
         }
     }

@@ -183,7 +183,7 @@ impl<C: Listed> Worklist<C> {
         self.note_arrival(connection);
     }
 
-    /// Lists the connection: the next flush but one serves it, if the next has no reason to.
+    /// Lists the connection: the flush after the next one serves it, unless the next one does.
     #[inline]
     pub(crate) fn note_arrival(&self, connection: &Rc<C>) {
         if !connection.listing().is_listed.get() {

@@ -266,7 +266,7 @@ fn clients_that_leave_in_any_way_leave_nothing_at_a_server_with_default_options(
     assert!(last.data_kb <= first.data_kb + 1024, "{usages:?}");
     assert_eq!(last, Usage { data_kb: last.data_kb, ..first });
     drop(server);
-    // Whoever comes next finds and leaves a clean directory.
+    // The next test finds and leaves a clean directory.
     drop::<Context<()>>(ContextBuilder::new(support::spec_in(dir.clone())).build().unwrap());
     std::fs::remove_dir(&dir).expect("nothing is left behind");
     std::fs::remove_file(&socket).unwrap();

@@ -409,7 +409,7 @@ fn clients_that_are_killed_and_stopped_at_random_leave_nothing_at_a_server_and_d
         }
     }
     for client in &mut clients {
-        assert!(client.try_wait().unwrap().is_none(), "whoever was not killed goes on");
+        assert!(client.try_wait().unwrap().is_none(), "a client that was not killed goes on");
         client.kill().unwrap();
         client.wait().unwrap();
     }

@@ -33,7 +33,7 @@ impl fmt::Debug for Membership {
 }
 
 impl Membership {
-    /// Takes a seat that `is_fit`. Others are given back to the server: only garbage makes a seat free that it has not made fit.
+    /// Takes a seat that `is_fit`. Gives others back to the server: a free seat that the server has not made fit was freed by garbage.
     ///
     /// # Safety
     /// `seats` lie in `region`.

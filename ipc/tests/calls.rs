@@ -235,7 +235,7 @@ fn a_held_request_of_a_call_is_the_only_one() {
     let [first, second] = [0, 64].map(|slot| region.view().at::<u64>(192 + 2 * 64 + slot + 8).unwrap().as_ptr());
     // SAFETY: in bounds, and only this thread is running.
     unsafe { second.write_volatile(first.read_volatile()) };
-    assert_eq!(server.step(|_| panic!("it is answered by whoever has its token")), 0);
+    assert_eq!(server.step(|_| panic!("it is answered by the holder of its token")), 0);
     assert_eq!(bad.poll(|_, _| ()), Err(SessionEnd::Evicted));
     drop(held);
 }

@@ -36,7 +36,7 @@ pub struct DeviceInfo {
     pub max_srq_wr: u32,
     /// Most queue pairs.
     pub max_qp: u32,
-    /// Most memory regions.
+    /// The maximum number of memory regions.
     pub max_mr: u32,
     /// Whether it has [`CompareSwap`](crate::CompareSwap) and [`FetchAdd`](crate::FetchAdd). A device without them posts none and takes no
     /// region for them.

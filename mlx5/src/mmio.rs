@@ -87,7 +87,7 @@ impl Streaming {
     }
 }
 
-/// The operations a doorbell is made of. What is given here is for hardware; the types below differ in the copy, [`Ordinary`] in the
+/// The operations a doorbell is made of. The defaults are for hardware; the implementations below differ in the copy, [`Ordinary`] in the
 /// barriers too. They have no values, so every call is direct.
 pub(crate) trait Mmio {
     /// Stores before it are visible to the device before stores after it.

@@ -353,7 +353,7 @@ impl SendQueue {
     /// The control segment at `counter`, and WQEBBs of that WQE.
     #[inline(always)]
     fn wqe(&self, counter: u16) -> (CtrlSegment, u16) {
-        // SAFETY: a segment of the ring, initialised (by whoever made the queue) and only read by the device.
+        // SAFETY: a segment of the ring, initialised (by the maker of the queue) and only read by the device.
         let ctrl = CtrlSegment::parse(&unsafe { self.place(counter).cast::<[u8; SEGMENT]>().read() });
         let blocks = usize::from(ctrl.ds).div_ceil(WQEBB / SEGMENT).max(1);
         (ctrl, blocks as u16)

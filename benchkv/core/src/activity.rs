@@ -234,7 +234,7 @@ pub struct ActivityRates {
     pub window_stalls_per_s: f64,
     /// Times per second that a device found no receive posted at a target; `None`: devices do not count them.
     pub rnr_naks_per_s: Option<f64>,
-    /// Most requests that waited in one thread at a time.
+    /// The maximum number of requests that waited in one thread at a time.
     pub backlog_peak: u64,
 }
 

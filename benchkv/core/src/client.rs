@@ -119,7 +119,7 @@ pub struct ClientReport {
     pub pattern_hash: u64,
     /// How its thread spent its time, and what its own connections to other ranks did.
     pub worker: WorkerReport,
-    /// Most memory resident of its process, where it has one of its own; 0 where it is that of the rank.
+    /// The maximum of the memory resident of its process, where it has one of its own; 0 where it is that of the rank.
     pub process_rss_bytes: u64,
 }
 

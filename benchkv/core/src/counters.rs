@@ -38,7 +38,7 @@ pub struct TransportReport {
     pub window_stalls: u64,
     /// Times that the device found no receive posted at a target and tried again; `None`: it does not count them.
     pub rnr_naks: Option<u64>,
-    /// Most requests that waited at a time, for one of these, or for room on the way to another daemon.
+    /// The maximum number of requests that waited at a time, for one of these, or for room on the way to another daemon.
     pub backlog_peak: u64,
 }
 

@@ -4,7 +4,7 @@ use crate::message::{Op, Outcome, Request, Response};
 use crate::values::Tail;
 
 /// The daemon that owns `key` when a rank has `shards` of them. Keys of a store are below 2^32, and divide in half the time; any other key is
-/// refused by whoever it is sent to.
+/// refused by the rank it is sent to.
 #[must_use]
 #[inline]
 pub const fn owner_of(key: u64, shards: usize) -> usize {

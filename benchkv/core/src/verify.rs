@@ -180,7 +180,7 @@ impl Verifier {
         self
     }
 
-    /// Most bytes that the judge of a client takes in a job with `writers` clients and patterns of `accesses`.
+    /// The maximum number of bytes that the judge of a client takes in a job with `writers` clients and patterns of `accesses`.
     #[must_use]
     pub const fn bytes(writers: usize, accesses: usize) -> u64 {
         let fewest = accesses * if writers < REMEMBERED { writers } else { REMEMBERED };

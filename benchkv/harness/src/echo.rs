@@ -20,7 +20,7 @@ pub use crate::role_text::MAX_MESSAGE_BYTES;
 use crate::role_text::RoleText;
 use crate::sys;
 
-/// Most requests outstanding: what certainly fits the default socket buffers of both directions without either side blocking on the other.
+/// The maximum number of requests outstanding: what certainly fits the default socket buffers of both directions without either side blocking on the other.
 pub const MAX_DEPTH: usize = 64;
 
 /// A reply that takes longer than this means that the server is gone.

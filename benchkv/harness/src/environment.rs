@@ -41,7 +41,7 @@ impl Environment {
     }
 }
 
-/// Most memory this process ever had resident, in bytes; 0 where the kernel does not say.
+/// The maximum of the memory this process ever had resident, in bytes; 0 where the kernel does not say.
 #[must_use]
 pub fn peak_rss_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

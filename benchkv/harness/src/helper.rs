@@ -26,7 +26,7 @@ pub enum HelperError {
     /// The owner ended, or wants nothing more.
     #[error("its owner has gone")]
     OwnerGone,
-    /// The other side sent something else than messages.
+    /// The other side sent other things than messages.
     #[error("what it sent is no message: {0}")]
     Protocol(String),
     /// The process could not be started, or a system call failed.

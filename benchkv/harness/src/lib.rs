@@ -12,7 +12,7 @@
 //! - [`clock`]: a cheap nanosecond clock that says what it reads.
 //! - [`hist`]: latency histograms that merge across threads and ranks.
 //! - [`echo`]: the Unix-socket echo every result is put beside.
-//! - [`pingpong`]: the cache line that goes to and fro, below which no round trip between two cores can be.
+//! - [`pingpong`]: the cache line that two cores exchange, below which no round trip between two cores can be.
 //! - [`load`]: callers and answerers under load, and [`counted`]: operations one after the other, for whatever carries calls.
 //! - [`pattern`]: what requests and replies contain, so that a wrong one is noticed.
 //! - [`environment`]: machine, kernel and commit, for the result; [`counters`]: what the NIC counted meanwhile.

@@ -1,4 +1,4 @@
-//! The load that calls are put under, whoever carries them: a caller that keeps some calls unanswered, and an answerer that answers what
+//! The load that calls are put under, whatever carries them: a caller that keeps some calls unanswered, and an answerer that answers what
 //! there is. One loop of each for everything that is measured, so that two things differ in nothing else.
 
 use std::error::Error;
@@ -11,7 +11,7 @@ use crate::affinity::{pin_current_thread, usable_cores};
 use crate::clock::Clock;
 use crate::hist::LatencyHistogram;
 
-/// What goes to and fro: 32 bytes, as in [`pingpong`](crate::pingpong).
+/// The payload of requests and replies: 32 bytes, as in [`pingpong`](crate::pingpong).
 pub type Payload = [u64; 4];
 /// Whatever went wrong; the measurement is over.
 pub type Failure = Box<dyn Error + Send + Sync>;

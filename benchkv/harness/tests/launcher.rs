@@ -24,12 +24,12 @@ fn probe(ranks: usize, deed: &str, doer: usize) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_launch-probe"));
     command.args([ranks.to_string().as_str(), deed, doer.to_string().as_str()]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Whoever runs the tests may ignore them, as nohup and background jobs of a script do.
+    // The shell that runs the tests may ignore them, as nohup and background jobs of a script do.
     dispose(&mut command, [libc::SIGINT, libc::SIGTERM, libc::SIGHUP], libc::SIG_DFL);
     command
 }
 
-/// Has the program start with this disposition of `signals`.
+/// Makes the program start with this disposition of `signals`.
 fn dispose<const N: usize>(command: &mut Command, signals: [libc::c_int; N], disposition: libc::sighandler_t) {
     // SAFETY: signal is async-signal-safe.
     unsafe {

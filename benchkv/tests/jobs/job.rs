@@ -99,7 +99,7 @@ impl Job {
         // SAFETY: signal is async-signal-safe.
         unsafe {
             command.pre_exec(|| {
-                // Whoever runs the tests may ignore them, as nohup and background jobs of a script do; a job would inherit and obey that.
+                // The shell that runs the tests may ignore them, as nohup and background jobs of a script do; a job would inherit and obey that.
                 for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
                     libc::signal(signal, libc::SIG_DFL);
                 }

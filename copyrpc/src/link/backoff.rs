@@ -1,6 +1,6 @@
 //! How long an end that waits for its peer's words goes without a READ after READs that brought none (L5).
 
-/// Most calls of [`Link::poll_read`](super::Link::poll_read) between two READs that are wanted.
+/// The maximum number of calls of [`Link::poll_read`](super::Link::poll_read) between two READs that are wanted.
 const MAX_PAUSE: u32 = 64;
 
 #[derive(Debug)]

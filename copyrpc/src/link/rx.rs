@@ -146,7 +146,7 @@ impl RecvRing {
         self.messages_left == 0 && self.producer - self.next == span
     }
 
-    /// Has an announced batch of so many bytes wait for those before it.
+    /// Queues an announced batch of so many bytes behind those before it.
     #[cold]
     #[inline(never)]
     pub(super) fn put_off(&mut self, span: u64) {

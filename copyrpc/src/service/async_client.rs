@@ -148,13 +148,13 @@ impl AsyncClient {
         AsyncCall { handle: Arc::clone(&self.0), stage: Stage::New(request, timeout) }
     }
 
-    /// Most bytes of a request.
+    /// The maximum number of bytes of a request.
     #[must_use]
     pub fn max_request(&self) -> usize {
         self.0.queue.limits.max_request
     }
 
-    /// Most bytes of a reply.
+    /// The maximum number of bytes of a reply.
     #[must_use]
     pub fn max_reply(&self) -> usize {
         self.0.queue.limits.max_reply

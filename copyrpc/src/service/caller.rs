@@ -31,7 +31,7 @@ pub struct ClientOptions {
     pub endpoint: EndpointConfig,
     /// For how long a server that is not there yet, or does not answer, is waited for, whenever a connection is made. Default 5 s.
     pub connect_timeout: Duration,
-    /// Most bytes of a reply; larger ones are refused. A call that was given up keeps that much of the credit, a quarter of the ring, until it is
+    /// The maximum number of bytes of a reply; larger ones are refused. A call that was given up keeps that much of the credit, a quarter of the ring, until it is
     /// answered after all. Default: a quarter of the most, which is 3/16 of the ring: 48 KiB with rings of 1 MiB.
     pub max_reply: Option<usize>,
     /// How long [`Client::call`](crate::Client::call) waits. Default: as long as the server lives and polls ([`EndpointConfig::stall_timeout`]).
@@ -76,7 +76,7 @@ pub enum ClientError {
     TooLarge {
         /// Its bytes.
         len: usize,
-        /// Most bytes of a request.
+        /// The maximum number of bytes of a request.
         max: usize,
     },
     /// There was no reply in time. Whether the handler ran, or will, is not known.
@@ -85,7 +85,7 @@ pub enum ClientError {
     /// The handler refused the request, or its reply was too long.
     #[error("the server refused the request, or its reply has more than {max_reply} bytes (ClientOptions::max_reply)")]
     Refused {
-        /// Most bytes of a reply.
+        /// The maximum number of bytes of a reply.
         max_reply: usize,
     },
     /// The handler dropped the request.
@@ -135,7 +135,7 @@ impl<U> Caller<U> {
         Ok(())
     }
 
-    /// Most bytes of a reply.
+    /// The maximum number of bytes of a reply.
     pub(super) fn max_reply(&self) -> usize {
         let most = self.endpoint.max_response_allowance();
         self.options.max_reply.unwrap_or(most / 4).min(most)

@@ -74,13 +74,13 @@ impl Client {
         read_reply(&self.call(request.as_bytes())?)
     }
 
-    /// Most bytes of a request.
+    /// The maximum number of bytes of a request.
     #[must_use]
     pub fn max_request(&self) -> usize {
         self.caller.endpoint.max_payload()
     }
 
-    /// Most bytes of a reply.
+    /// The maximum number of bytes of a reply.
     #[must_use]
     pub fn max_reply(&self) -> usize {
         self.caller.max_reply()

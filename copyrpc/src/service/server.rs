@@ -39,7 +39,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 pub struct ServerOptions {
     /// Its device. Default: the one that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
     pub device: DeviceSpec,
-    /// Most clients at once; one more is told so. Default [`DEFAULT_ENDPOINTS`]. Each takes the memory that [`EndpointConfig`] says: 2 MiB of
+    /// The maximum number of clients at once; one more is told so. Default [`DEFAULT_ENDPOINTS`]. Each takes the memory that [`EndpointConfig`] says: 2 MiB of
     /// rings by default.
     pub clients: u32,
     /// What their connections are made with. Clients need the same ring size.

@@ -286,7 +286,7 @@ impl Job {
         self.signal(node, libc::SIGCONT);
     }
 
-    /// Has the process of a node fork a child, which lives as long as the job.
+    /// Tells the process of a node to fork a child, which lives as long as the job.
     pub(crate) fn fork(&mut self, node: usize) -> libc::pid_t {
         let before = self.heard.lock().unwrap().forked.len();
         self.tell(node, "fork");
@@ -363,7 +363,7 @@ impl Job {
         self.wait_for_totals(nodes as u64);
         let totals = self.heard.lock().unwrap().totals;
         assert_eq!((totals.rnr_naks, totals.stale_responses), (0, 0));
-        // Whoever comes next finds and leaves a clean directory.
+        // The next test finds and leaves a clean directory.
         drop::<Context<()>>(ContextBuilder::new(support::spec_in(self.dir.clone())).build().unwrap());
         std::fs::remove_dir(&self.dir).expect("nothing is left behind");
         totals

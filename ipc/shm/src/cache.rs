@@ -1,6 +1,6 @@
 //! Bytes and the processor's cache: fetching ahead, and copies too short for a call.
 
-/// Has the cache fetch the line at `addr`, which may be any: nothing is accessed, and nothing faults. On processors other than x86-64 it
+/// Fetches ahead the line at `addr`, which may be any: nothing is accessed, and nothing faults. On processors other than x86-64 it
 /// does nothing.
 #[inline(always)]
 pub fn prefetch(addr: usize) {

@@ -134,7 +134,7 @@ impl Dir {
     }
 
     /// An empty directory of this process alone. Its regions are memory that no other process can open; they take no file, no descriptor and no
-    /// lock of the kernel's, and go with their last user. Whoever uses one goes by `clock`: its calls end in time by it.
+    /// lock of the kernel's, and go with their last user. A user of one goes by `clock`: its calls end in time by it.
     #[must_use]
     pub fn in_memory(clock: Clock) -> Self {
         Self::new(PathBuf::from("(memory)"), Place::Memory(Memory::default()), clock)

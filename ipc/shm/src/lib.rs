@@ -1,7 +1,7 @@
 //! Shared memory between processes of one user on one host, and what it takes to survive them: regions that appear whole and whose owner's
 //! death is noticed, sealed memfds for bulk memory, lock-free lanes, ready bits that make thousands of lanes as cheap to poll as the busy ones,
-//! a futex for those who sleep, on one thing or on many at once, and the wait strategy of loops that
-//! find nothing to do. Whoever runs all peers in one thread, by a clock of its own, has regions without files (`Dir::in_memory`) and wakers in the place
+//! a futex to sleep on, on one thing or on many at once, and the wait strategy of loops that
+//! find nothing to do. A driver that runs all peers in one thread, by a clock of its own, has regions without files (`Dir::in_memory`) and wakers in place
 //! of the futex (`sleep::rest`). `mlx5`, `ipc`, `delegationrpc` and `flux` are built on it. Invariants, by number: `docs/shm-protocols.md`.
 //!
 //! ```rust
@@ -35,7 +35,7 @@
 //! - [`cache`]: fetching ahead, and short copies.
 //! - [`plain`]: what may cross a process boundary.
 //! - [`dropped`]: requests that nobody will answer, on their way to the thread that rejects them.
-//! - [`sleep`]: sleeping until a peer publishes something, and waking who sleeps. [`clock`]: the time, the system's or set by hand.
+//! - [`sleep`]: sleeping until a peer publishes something, and waking sleepers. [`clock`]: the time, the system's or set by hand.
 //! - [`wait`]: what a loop does that found nothing to do.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]

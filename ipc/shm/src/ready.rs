@@ -81,7 +81,7 @@ impl ReadyWords {
     }
 
     /// Consumer: whether a lane is ready. After a [`heavy_barrier`] behind raising a flag, `false` means that
-    /// whoever notifies from now on sees the flag.
+    /// a producer that notifies from now on sees the flag.
     #[must_use]
     pub fn any(&self) -> bool {
         (0..self.summaries).any(|summary| self.word(summary).load(Ordering::Acquire) != 0)
@@ -91,7 +91,7 @@ impl ReadyWords {
     fn set(&self, lane: usize) {
         debug_assert!(lane < self.lanes);
         let word = lane / 64;
-        // R2 then R3: whoever drains the summary bit finds the lane's bit.
+        // R2 then R3: the consumer that drains the summary bit finds the lane's bit.
         self.word(self.summaries + word).fetch_or(1 << (lane % 64), Ordering::AcqRel);
         self.word(word / 64).fetch_or(1 << (word % 64), Ordering::AcqRel);
     }
@@ -132,7 +132,7 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
 pub trait Wakes {
     /// Takes all there is and calls `f` with each lane, maybe with one that has nothing.
     fn drain(&mut self, f: impl FnMut(usize));
-    /// Whether there is something. After a [`heavy_barrier`] behind raising a flag, `false` means that whoever tells from now on sees the
+    /// Whether there is something. After a [`heavy_barrier`] behind raising a flag, `false` means that a producer that tells from now on sees the
     /// flag.
     fn any(&self) -> bool;
 }
@@ -287,7 +287,7 @@ impl HotSet {
     }
 
     /// Whether all hot lanes are empty. Those that are go cold if `may_cool`, which says that they were [armed](Self::arm) and that a
-    /// [`heavy_barrier`] returned `true` since (R1): whoever publishes there from now on sets a ready bit. The others are polled on.
+    /// [`heavy_barrier`] returned `true` since (R1): a producer that publishes there from now on sets a ready bit. The others are polled on.
     #[must_use]
     pub fn cool(&mut self, lanes: &impl Lanes, may_cool: bool) -> bool {
         let (is_hot, mut all_empty) = (&mut self.is_hot, true);

@@ -1,7 +1,7 @@
 //! A named piece of shared memory that appears whole, and whose owner's death is noticed and cleaned up after.
 //!
 //! **O1**: the file is made without a name (`O_TMPFILE`), gets its space, its lock, its header and its contents, and only then its name.
-//! So whoever can open it sees a finished region, and an owner killed half-way leaves nothing.
+//! So a process that can open it sees a finished region, and an owner killed half-way leaves nothing.
 //!
 //! **O2**: the owner holds the record lock of byte 0 ([`crate::lock`]) and a robust futex word; the kernel drops the first and marks
 //! the second when it ends, `SIGKILL` included. Each alone can lie: the lock is lost when another part of the process opens and closes

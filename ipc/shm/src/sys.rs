@@ -148,7 +148,7 @@ pub(crate) struct Mapping {
 }
 
 // SAFETY: the mapping is plain memory with no tie to a thread; what is done through its pointer is the
-// business of whoever dereferences it.
+// business of the code that dereferences it.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` gives out nothing but an address and a length.
 unsafe impl Sync for Mapping {}

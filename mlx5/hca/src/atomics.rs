@@ -26,7 +26,7 @@ pub(crate) fn execute(word: &AtomicU64, is_add: bool, operands: &AtomicSegment) 
     }
 }
 
-/// Has the peer's owner execute the atomic at the head of the SQ: asks, or looks for the answer. Returns what was there.
+/// Requests that the peer's owner execute the atomic at the head of the SQ: asks, or looks for the answer. Returns what was there.
 pub(crate) fn ask(remote: &mut Remote, raddr: &RaddrSegment, is_add: bool, operands: &AtomicSegment) -> Result<u64, Outcome> {
     if !remote.is_asking {
         if !remote.has_room() {

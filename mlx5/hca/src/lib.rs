@@ -127,9 +127,9 @@ const POLLS_PER_PATROL: u32 = 1024;
 
 /// Most queue pairs of a device.
 pub const MAX_QP: u32 = MAX_QPS as u32;
-/// Most memory regions of a device.
+/// The maximum number of memory regions of a device.
 pub const MAX_MR: u32 = layout::MAX_MRS as u32;
-/// Most messages that may wait in a queue pair's lane.
+/// The maximum number of messages that may wait in a queue pair's lane.
 pub const MAX_LANE_SLOTS: u32 = layout::LANE_SLOTS as u32;
 
 /// What a device is, and what it has counted.
@@ -167,7 +167,7 @@ pub struct Hca {
     timing: Timing,
     strict: bool,
     trace: Option<Trace>,
-    /// Not immediate, or traced: what a WQE that succeeded leaves is looked at closely.
+    /// Not immediate, or traced: the results of a WQE that succeeded are recorded.
     is_watched: bool,
     /// Lanes are visited when their ready bits say so and never otherwise, so that what arrives when is exact, and the same in every run.
     has_exact_lanes: bool,

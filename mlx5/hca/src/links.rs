@@ -10,7 +10,7 @@ use super::fabric::Peer;
 use super::layout::DatagramHeader;
 use super::request::Address;
 
-/// Other devices, mapped, and what goes to and fro beside the lanes of connections.
+/// Other devices, mapped, and the exchanges beside the lanes of connections.
 #[derive(Default)]
 pub(crate) struct Links {
     peers: Vec<Rc<Peer>>,

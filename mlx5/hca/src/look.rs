@@ -87,7 +87,7 @@ impl Hca {
         });
     }
 
-    /// INIT to RTR of a connected queue pair of a port: as [`connect`](Self::connect), to whoever has the number. One that does not exist never
+    /// INIT to RTR of a connected queue pair of a port: as [`connect`](Self::connect), to the holder of the number. One that does not exist never
     /// answers.
     pub fn connect_by_number(&self, qpn: u32, remote_qpn: u32, access: Access) {
         let lid = seat_of(remote_qpn);

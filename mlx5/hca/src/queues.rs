@@ -90,7 +90,7 @@ pub(crate) struct SoftQp {
     pub(crate) options: ConnectOptions,
     /// Its doorbells are found by looking at the record: another driver's, which may send.
     pub(crate) is_watched: bool,
-    /// There are WQEBBs at all.
+    /// The send queue has WQEBBs.
     pub(crate) has_sq: bool,
     /// What its timing delays.
     pub(crate) under_way: UnderWay,

@@ -1,4 +1,4 @@
-//! Taking things away from under peers: whoever was executing a doorbell at that moment is waited for, or remembered.
+//! Taking things away from under peers: a peer that was executing a doorbell at that moment is waited for, or remembered.
 
 use std::rc::Rc;
 

@@ -42,7 +42,7 @@ impl Taken {
     }
 }
 
-/// A receive queue as whoever takes from it sees it: a requester in another process, or its owner.
+/// A receive queue as its taker sees it: a requester in another process, or its owner.
 #[derive(Clone, Copy)]
 pub(crate) struct Receives {
     entry: NonNull<RqEntry>,
@@ -121,7 +121,7 @@ impl Receives {
             }
             let index = index & (self.wqes - 1);
             let next = if self.is_linked { self.link(index) } else { index + 1 } & (self.wqes - 1);
-            // H5: before the pop, so that whoever finds the pop without a message knows whose it was.
+            // H5: before the pop, so that a peer that finds the pop without a message knows whose it was.
             intent.store(word.wrapping_add(Pop::ONE), Ordering::Release);
             // H4
             match pop.word.compare_exchange_weak(word, Pop::taken(word, next), Ordering::AcqRel, Ordering::Acquire) {
@@ -267,7 +267,7 @@ impl Receives {
             // H4. The count stays, so this word was never there before and no stale exchange succeeds.
             match pop.word.compare_exchange_weak(word, Pop::with_head(word, index), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    // Whoever says that it was taking the old head under this count was not: the next pop under it takes `index`.
+                    // A peer that says that it was taking the old head under this count was not: the next pop under it takes `index`.
                     taken.account(head & (self.wqes - 1), count);
                     break;
                 }

@@ -6,7 +6,7 @@
 //! accounts for that receive under that count; the order in which the owner looks is what makes this sure:
 //!
 //! 1. the pop word: if it did not move on, the dead one did not take it, and never will;
-//! 2. the intents of the living: whoever moved the word on had its intent set before (H4, H5), and still has, or has published its message;
+//! 2. the intents of the living: the peer that moved the word on had its intent set before (H4, H5), and still has, or has published its message;
 //! 3. the lanes: a published message accounts for its receive ([`Taken`](super::receive::Taken));
 //! 4. only now, whether the receive is accounted for.
 
@@ -47,7 +47,7 @@ impl Leaver {
         memory.lane(self.index).intent.load(Ordering::Acquire)
     }
 
-    /// What was published since, whose receives are free again: whoever took them is done with them.
+    /// What was published since, whose receives are free again: their takers are done with them.
     fn drain(&mut self, rqs: &[Option<RqSlot>]) {
         for _ in 0..LANE_SLOTS {
             let Some(message) = self.lane.pop() else { break };

@@ -52,7 +52,7 @@ pub enum Rule {
     SourceChanged,
     /// CQEs that were not written cannot have been consumed.
     ConsumerAhead,
-    /// More operations were posted than their completions find room.
+    /// The completion queue has less room than there are operations posted.
     CompletionOverrun,
 }
 

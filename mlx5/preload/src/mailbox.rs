@@ -83,7 +83,7 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a command carried out, and waits for that.
+    /// Hands a command to the thread of the HCA, and waits for its result.
     ///
     /// # Errors
     /// The command's, or `EIO` if the HCA broke down.

@@ -79,7 +79,7 @@ fn a_dead_peer_that_wrote_nonsense_into_the_pop_word_does_not_keep_the_flush_bus
     assert_eq!(cq.poll(16, |_| ()), 0, "no receive was taken, and none can be");
 }
 
-/// The repair takes messages out of lanes, so it must say so to whoever waits for room.
+/// The repair takes messages out of lanes, so it must say so to the peers that wait for room.
 #[test]
 fn a_full_lane_that_the_repair_drained_has_room_again() {
     let fabric = FabricSpec::Local(LocalFabric::new());

@@ -95,7 +95,7 @@ impl Context {
             mlx5.comp_mask |= MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE;
             mlx5.cqe_comp_res_format = MLX5DV_CQE_RES_FORMAT_HASH as u8;
         }
-        // The library makes room for one more than it is asked for, and none is no number.
+        // The library makes room for one more than it is asked for, and zero is not accepted.
         let cqe = (config.entries.next_power_of_two() - 1).max(1);
         let mut attr = ibv_cq_init_attr_ex {
             cqe,
@@ -148,7 +148,7 @@ impl Context {
         check("the depth of a receive queue", depth.into(), 1, info.max_srq_wr.into())?;
         check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
         let pd = self.objects.borrow().pd(pdn)?;
-        // One that takes no buffer is no number to the library.
+        // The library does not accept a receive without buffers.
         let attr = ibv_srq_attr { max_wr: depth, max_sge: (max_sge as u32).max(1), srq_limit: 0 };
         let mut attr = ibv_srq_init_attr { srq_context: null_mut(), attr };
         // SAFETY: a domain of this device, and attributes that live through the call.

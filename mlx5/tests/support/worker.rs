@@ -20,9 +20,9 @@ pub(crate) const DEPTH: usize = 512;
 /// A queue pair's part of its peer's region: data, and a word for atomics.
 const CELL: usize = 512;
 const WORD: usize = 256;
-/// Most bytes of an ordinary message.
+/// The maximum number of bytes of an ordinary message.
 const MESSAGE: usize = 256;
-/// Bytes of a long one, and of a receive's buffer: while so much is copied, whoever sends it is likely to be killed.
+/// Bytes of a long one, and of a receive's buffer: while so much is copied, its sender is likely to be killed.
 const LONG: usize = 32 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

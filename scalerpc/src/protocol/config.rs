@@ -17,7 +17,7 @@ pub const DEFAULT_SLOT_BYTES: u32 = 4096;
 pub const DEFAULT_DEPTH: u32 = 8;
 /// Most slots of a client: they are bits of a word.
 pub const MAX_DEPTH: u32 = 64;
-/// Most clients of a server.
+/// The maximum number of clients of a server.
 pub const MAX_CLIENTS: u32 = 32_768;
 
 /// How responses come to the client.

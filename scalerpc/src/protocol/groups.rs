@@ -57,7 +57,7 @@ impl GroupManager {
         Self { size: size.max(1) as usize, groups: vec![Group::of(Vec::new())] }
     }
 
-    /// Most clients of a group: 1.5 sizes.
+    /// The maximum number of clients of a group: 1.5 sizes.
     #[must_use]
     pub const fn largest(&self) -> usize {
         self.size + self.size / 2

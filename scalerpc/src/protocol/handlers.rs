@@ -48,7 +48,7 @@ impl HeldRequest {
         &self.payload
     }
 
-    /// Most bytes of a response.
+    /// The maximum number of bytes of a response.
     #[must_use]
     pub const fn max_response(&self) -> usize {
         self.max_payload

@@ -115,7 +115,7 @@ impl Scheduler {
         Turn::Switched
     }
 
-    /// Has the current group be the next one too, if somebody waits in it.
+    /// Makes the current group the next one too, if a client waits in it.
     pub(crate) fn repeat(&mut self, groups: &GroupManager, waits: impl Fn(ClientId) -> bool) {
         self.next = first_waiting(groups, self.current..self.current + 1, &waits);
     }

@@ -198,7 +198,7 @@ impl RdmaServer {
         is_answered
     }
 
-    /// Most bytes of a request, and of a response.
+    /// The maximum number of bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.core.layout().max_payload()

@@ -131,7 +131,7 @@ impl Client {
         self.call_for(rpc_type, request, self.options.timeout)
     }
 
-    /// Most bytes of a request, and of a response.
+    /// The maximum number of bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.rdma.max_payload()

@@ -220,7 +220,7 @@ impl Server {
         self.rdma.clients()
     }
 
-    /// Most bytes of a request, and of a response.
+    /// The maximum number of bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.rdma.max_payload()

@@ -171,7 +171,7 @@ impl Desk {
         assert_eq!(core.free_zones(), 2 * layout.zones, "zones");
         assert_eq!(core.free_buffers(), ServerConfig::default().response_buffers as usize, "response buffers");
         drop(server);
-        // Whoever comes next finds and leaves a clean directory.
+        // The next test finds and leaves a clean directory.
         drop(Device::open(&device).unwrap());
         std::fs::remove_dir(scratch.path().join("fabric")).expect("nothing is left behind");
     }

@@ -1,7 +1,7 @@
 //! [`Simulated`]: the ranks of a job in virtual time, on the simulation of the software HCA and a model of their CPUs.
 //!
 //! Daemons, clients and everything below them are the real code; each is an actor of an [`mlx5::Simulation`]. A turn of an actor is one step of a
-//! daemon or client, and takes as long as [`Cpu`] says of what it did; what it sends leaves at the begin of that time. One that finds nothing to
+//! daemon or client, and takes as long as [`Cpu`] says of what it did; what it sends leaves at the beginning of that time. One that finds nothing to
 //! do rests until a neighbour or its device has something for it, and then notices it when a loop that had polled on would have: rests are
 //! counted as the empty rounds they stand for.
 

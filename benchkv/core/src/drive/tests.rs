@@ -66,7 +66,7 @@ fn private_values(job: &Job, mut stores: Vec<Vec<Shard>>) -> Vec<(u16, u64, Outc
     keys.into_iter().map(value).collect()
 }
 
-/// Whoever decides the turns, the same operations are done, and the stores hold the same.
+/// Whatever decides the turns, the same operations are done, and the stores hold the same.
 #[test]
 fn lockstep_and_virtual_time_do_the_same_operations() {
     let ways = [(Routing::Delegation, Transport::Copyrpc), (Routing::Meta, Transport::Copyrpc), (Routing::Direct, Transport::RcSend)];

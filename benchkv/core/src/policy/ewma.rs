@@ -20,7 +20,7 @@ impl Ewma {
         Self { alpha, mean: Some(mean) }
     }
 
-    /// Takes a sample in; one that is no number is none.
+    /// Takes in a sample; NaN and infinities are ignored.
     pub fn add(&mut self, sample: f64) {
         if sample.is_finite() {
             self.mean = Some(self.mean.map_or(sample, |mean| mean + self.alpha * (sample - mean)));

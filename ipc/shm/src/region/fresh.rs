@@ -90,7 +90,7 @@ impl Drop for Temporary {
 }
 
 /// Allocates the header and `user_bytes` bytes and returns their sum. `ftruncate` would succeed beyond the end of a full tmpfs, and
-/// whoever touched the memory later would get SIGBUS.
+/// a process that touched the memory later would get SIGBUS.
 pub(super) fn allocate(file: &LockFile, user_bytes: usize, path: &Path) -> Result<usize, CreateError> {
     let fd = file.as_raw_fd();
     let path = || path.to_owned();

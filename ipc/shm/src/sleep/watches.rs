@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Bell, Sleeper, Watch, Word};
 use crate::sync::Ordering;
 
-/// Two as one. Neither is passed over because of the other: what was armed is looked at, and goes to rest.
+/// Joins two watches. Both are looked at, and both go to rest, whatever the other says.
 struct Both<'a>(&'a mut dyn Watch, &'a mut dyn Watch);
 
 impl Watch for Both<'_> {
@@ -41,7 +41,7 @@ pub(super) fn link(parts: &mut dyn Iterator<Item = &mut dyn Sleeper>, watch: &mu
     }
 }
 
-/// Something that has to be looked after in so long, whoever wakes. [`Duration::MAX`]: nothing.
+/// Something that has to be looked after in so long, whichever watch wakes. [`Duration::MAX`]: nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct Due(pub Duration);
 

@@ -18,7 +18,7 @@ fn what_is_sent_between_the_last_look_and_the_sleep_ends_it() {
             let mut hand = Hand::new(false, false, is_datagram);
             for warm in [false, true] {
                 hand.post_receives();
-                // Warm: the lane is being polled. Cold: whoever sends sets a ready bit, and sees nobody sleeping.
+                // Warm: the lane is being polled. Cold: a sender sets a ready bit, and sees nobody sleeping.
                 for _ in 0..if warm { 3 } else { 1 } {
                     let to = if is_datagram { vec![hand.datagram(7)] } else { vec![] };
                     let wqe = hand.wqe(SEND, true, &to);

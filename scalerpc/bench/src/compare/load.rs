@@ -1,4 +1,4 @@
-//! The load, whoever carries it: each client keeps its calls unanswered, and every reply is checked. One thread turns all clients.
+//! The load, whatever carries it: each client keeps its calls unanswered, and every reply is checked. One thread turns all clients.
 
 use std::time::Duration;
 

@@ -19,11 +19,11 @@ use super::scale_rpc;
 /// The two processes: rank 0 has the clients, rank 1 the server.
 pub(crate) const RANKS: usize = 2;
 
-/// Most clients: each has a device of its own, which takes 8 descriptors of the 1,024 that a process usually may have.
+/// The maximum number of clients: each has a device of its own, which takes 8 descriptors of the 1,024 that a process usually may have.
 const MAX_CLIENTS: usize = 112;
 /// Numbers of clients that one run takes, at most.
 const MAX_LOADS: usize = 8;
-/// Most calls that a client keeps unanswered: as many datagrams wait from one software device to another, and none of them is to be lost.
+/// The maximum number of calls that a client keeps unanswered: as many datagrams wait from one software device to another, and none of them is to be lost.
 const MAX_DEPTH: usize = 32;
 /// Least and most payload: what names a call, and what fits a datagram with the header of either SEND, and a slot of 4 KiB of ScaleRPC.
 const PAYLOAD_BYTES: (usize, usize) = (8, 4056);

@@ -61,7 +61,7 @@ impl Setting {
         }
     }
 
-    /// The most clients that are one group, and so never switch.
+    /// The maximum number of clients that are one group, and so never switch.
     pub(crate) const fn one_group(&self) -> u32 {
         self.group_size + self.group_size / 2
     }

@@ -25,7 +25,7 @@ use memory::ServerBytes;
 use point::Load;
 use result::Document;
 
-/// Most clients of a point: each is a device of its own in this process.
+/// The maximum number of clients of a point: each is a device of its own in this process.
 const MOST_CLIENTS: i64 = 4096;
 /// Descriptors of a client: its device's three memfds, the same at the server, and the server's at the client.
 const FILES_PER_CLIENT: u64 = 9;

@@ -148,7 +148,7 @@ impl<C> Links<C> {
         Some((request, handle))
     }
 
-    /// Answers a request. Whoever is gone needs no answer.
+    /// Answers a request. A caller that is gone needs no answer.
     pub(super) fn answer(&mut self, handle: Handle<C>, response: Option<Response>, tail: &[u8]) {
         match response {
             Some(response) if response.bytes_behind(self.values.tail_bytes()) == 0 => drop(handle.reply(response.as_bytes())),

@@ -247,7 +247,7 @@ impl<C> Remote<C> {
     }
 
     /// Takes in what arrived, and hands responses to `answer` with whom they are for, and the tail of a value that was found. Sends nothing:
-    /// whoever polls flushes as well, work or not.
+    /// the poller flushes as well, work or not.
     pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
         let polled = match &mut self.carrier {
             Carrier::Copyrpc(links) => links.poll(answer),
