@@ -12,7 +12,7 @@ use crate::ring::{DEFAULT_RING_SIZE, MAX_RING_SIZE, MIN_RING_SIZE};
 const BATCH_WQEBBS: u32 = 4;
 /// WQEBBs of a send queue that was not asked for by its size.
 const MAX_COMPUTED_SEND_WR: u64 = 256;
-/// Most messages that the software HCA lets wait.
+/// Maximum of messages that wait in the software HCA.
 const MAX_LANE_SLOTS: u64 = 128;
 
 /// Of an endpoint that was told nothing else.

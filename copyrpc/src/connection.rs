@@ -311,7 +311,7 @@ impl<U> Connection<U> {
         ended
     }
 
-    /// Has a drain look at the deadlines once `at_ns` has passed.
+    /// Schedules a look at the deadlines, by a drain, once `at_ns` has passed.
     pub(crate) fn arm(self: &Rc<Self>, at_ns: u64) {
         self.worklist.timers().arm(self, at_ns);
     }

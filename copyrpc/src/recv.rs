@@ -34,7 +34,7 @@ impl<U> RecvHandle<U> {
         self.connection.recv_view().bytes(self.request.payload())
     }
 
-    /// Most bytes a reply may have: what the caller allowed, rounded up.
+    /// Maximum bytes of a reply: what the caller allowed, rounded up.
     #[must_use]
     pub const fn max_reply(&self) -> usize {
         self.request.max_reply()
@@ -114,7 +114,7 @@ impl<'a, U> Reply<'a, U> {
         Self { connection, request, is_done: false }
     }
 
-    /// Most bytes a reply may have: what the caller allowed, rounded up.
+    /// Maximum bytes of a reply: what the caller allowed, rounded up.
     #[must_use]
     pub const fn max_len(&self) -> usize {
         self.request.max_reply()

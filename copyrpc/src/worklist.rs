@@ -26,7 +26,7 @@ pub(crate) trait Listed: Timed + Sized {
     /// Its oldest request that is to be received; `None` once it has ended.
     fn take_request(&self) -> Option<Request>;
 
-    /// Has a connection whose peer should be heard looked at, and tells the peer that this end lives (K1, K3). Whether either side waits for
+    /// Schedules the watch of a peer that should be heard, and tells the peer that this end lives (K1, K3). Whether either side waits for
     /// the other.
     fn sweep(self: &Rc<Self>) -> bool;
 }
