@@ -200,7 +200,11 @@ mod tests {
             let request = Request::read_from_bytes(&[seed; 24]).unwrap();
             let response = Response::read_from_bytes(&[seed; 16]).unwrap();
             assert_eq!((request.op().is_some(), response.outcome()), (seed == PUT as u8, None), "{seed}");
-            assert_eq!(request.place(), u32::from(seed) * 0x0001_0101, "{seed}: a reader that takes it for a place looks whether there is one");
+            assert_eq!(
+                request.place(),
+                u32::from(seed) * 0x0001_0101,
+                "{seed}: a reader that takes it for a place looks whether there is one"
+            );
         }
     }
 
