@@ -269,7 +269,7 @@ fn a_server_that_comes_back_is_connected_to_again() {
         assert_eq!(block_on(client.call(b"?")).unwrap(), b"here");
         stop.stop();
         serving.join().unwrap();
-        until_gone(&client);
+        // The client may not have heard yet that the server left.
         // Called while there is none: it waits.
         let call = {
             let client = client.clone();

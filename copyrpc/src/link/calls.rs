@@ -46,6 +46,8 @@ struct Slot<U> {
     /// Credit the call paid, in bytes; bounds the response.
     internal_allowance: u32,
     deadline_ns: u64,
+    /// Batches sent before the call was made: its request is in none of them.
+    batches_before: u64,
     state: State<U>,
 }
 
@@ -84,7 +86,8 @@ impl<U> Calls<U> {
     /// With so many `slots`, all free and of this generation: 0 of them unless that is to be something.
     pub(super) fn new(slots: u32, generation: u32) -> Self {
         let next = |index| if index + 1 < slots { index + 1 } else { NO_SLOT };
-        let slot = |index| Slot { generation, internal_allowance: 0, deadline_ns: NEVER, state: State::Free(next(index)) };
+        let slot =
+            |index| Slot { generation, internal_allowance: 0, deadline_ns: NEVER, batches_before: 0, state: State::Free(next(index)) };
         Self {
             slots: (0..slots).map(slot).collect(),
             free: if slots > 0 { 0 } else { NO_SLOT },
@@ -114,15 +117,16 @@ impl<U> Calls<U> {
                 return false;
             }
             // Its first call has generation 0.
-            self.slots.push(Slot { generation: u32::MAX, internal_allowance: 0, deadline_ns: NEVER, state: State::Free(NO_SLOT) });
+            let (generation, state) = (u32::MAX, State::Free(NO_SLOT));
+            self.slots.push(Slot { generation, internal_allowance: 0, deadline_ns: NEVER, batches_before: 0, state });
             self.free = index;
         }
         true
     }
 
-    /// Takes a call in; without a free slot the user data comes back, see [`Calls::make_room`].
+    /// Takes a call in, which is made after so many batches were sent; without a free slot the user data comes back, see [`Calls::make_room`].
     #[inline(always)]
-    pub(super) fn insert(&mut self, user_data: U, internal_allowance: u64, deadline_ns: u64) -> Result<CallKey, U> {
+    pub(super) fn insert(&mut self, user_data: U, internal_allowance: u64, deadline_ns: u64, batches_before: u64) -> Result<CallKey, U> {
         let index = self.free;
         let Some((slot, next)) = self.slots.get_mut(index as usize).and_then(|slot| slot.next_free().map(|next| (slot, next))) else {
             return Err(user_data);
@@ -130,7 +134,8 @@ impl<U> Calls<U> {
         self.free = next;
         self.unanswered += 1;
         let generation = slot.generation.wrapping_add(1);
-        *slot = Slot { generation, internal_allowance: internal_allowance as u32, deadline_ns, state: State::Waiting(user_data) };
+        let (internal_allowance, state) = (internal_allowance as u32, State::Waiting(user_data));
+        *slot = Slot { generation, internal_allowance, deadline_ns, batches_before, state };
         let key = CallKey { index, generation };
         if deadline_ns != NEVER {
             self.note_deadline(deadline_ns, key);
@@ -210,14 +215,14 @@ impl<U> Calls<U> {
         self.deadlines.next(|key| is_waiting(slots, *key))
     }
 
-    /// Ends any one call that waits, for a connection that has ended.
-    pub(super) fn take_any(&mut self) -> Option<U> {
+    /// Ends any one call that waits, for a connection that has ended: its user data, and the batches that were sent before it.
+    pub(super) fn take_any(&mut self) -> Option<(U, u64)> {
         self.free = NO_SLOT;
         while let Some(slot) = self.slots.pop() {
             match slot.state {
                 State::Waiting(user_data) => {
                     self.unanswered -= 1;
-                    return Some(user_data);
+                    return Some((user_data, slot.batches_before));
                 }
                 State::Abandoned => {
                     self.unanswered -= 1;
@@ -244,7 +249,7 @@ mod tests {
 
     fn insert_until(calls: &mut Calls<u32>, user_data: u32, deadline_ns: u64) -> CallKey {
         assert!(calls.make_room());
-        calls.insert(user_data, 64, deadline_ns).unwrap()
+        calls.insert(user_data, 64, deadline_ns, 0).unwrap()
     }
 
     fn complete(calls: &mut Calls<u32>, key: CallKey) -> Option<Option<u32>> {
@@ -326,7 +331,7 @@ mod tests {
         complete(&mut calls, keys[3]);
         calls.abandon(keys[5]);
         complete(&mut calls, keys[9]);
-        let mut taken: Vec<_> = std::iter::from_fn(|| calls.take_any()).collect();
+        let mut taken: Vec<_> = std::iter::from_fn(|| calls.take_any()).map(|(user_data, _)| user_data).collect();
         taken.sort_unstable();
         assert_eq!(taken, [0, 1, 2, 4, 6, 7, 8]);
         assert_eq!(calls.waiting(), 0);

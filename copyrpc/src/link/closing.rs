@@ -1,6 +1,6 @@
 //! The graceful end of a connection (G1..G4): both ends say that they make no more calls, all that is outstanding ends, then both part.
 
-use super::{Emit, Link};
+use super::{Emit, Limits, Link};
 use crate::error::CloseReason;
 use crate::wire::{METADATA_SPAN, Status};
 
@@ -11,6 +11,8 @@ pub(super) struct Closing {
     is_told: bool,
     /// A READ was posted after everything was settled.
     last_read_posted: bool,
+    /// Batches that the peer had taken when it posted its mark, once that was heard.
+    peer_had_taken: Option<u64>,
 }
 
 impl<U> Link<U> {
@@ -30,6 +32,30 @@ impl<U> Link<U> {
             self.watch.news();
         }
         self.ending = Some(reason);
+    }
+
+    /// A batch arrived with the peer's mark, and says that the peer took so many batches before.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn hear_closing(&mut self, batches_received: u64) {
+        self.closing.peer_had_taken.get_or_insert(batches_received);
+        if self.ending.is_none() {
+            self.begin_closing(CloseReason::ClosedByPeer);
+        }
+    }
+
+    /// Why a call ends with a connection that ended for this reason. Before it so many batches had been sent: if the peer had taken no more of
+    /// them when it marked, its application never had the request, and the call can be made again (G5).
+    pub(super) fn reason_of_call(&self, reason: CloseReason, batches_before: u64) -> CloseReason {
+        let is_unknown = matches!(reason, CloseReason::Disconnected | CloseReason::Transport { .. } | CloseReason::PeerStalled);
+        let was_refused = self.closing.peer_had_taken.is_some_and(|taken| batches_before >= taken);
+        if is_unknown && was_refused { CloseReason::ClosedByPeer } else { reason }
+    }
+
+    /// This end posted its mark: the application gets no request any more (G5).
+    #[inline(always)]
+    pub(super) const fn has_marked(&self) -> bool {
+        self.closing.is_told
     }
 
     /// A graceful end has begun here or at the peer, and is not complete.
@@ -78,7 +104,7 @@ impl<U> Link<U> {
             return Ok(());
         }
         // G2. A correct peer sends at most what its credit pays for, so it ends.
-        while let Some(request) = self.take_request() {
+        while let Some(request) = self.take_any_request() {
             if self.respond(&request, Status::Closing, &[]).is_err() {
                 break;
             }
@@ -89,7 +115,10 @@ impl<U> Link<U> {
         let words = self.grant();
         let sent = self.tx.batches_sent();
         let outcome = self.post_waiting(words, post);
-        self.closing.is_told |= self.tx.batches_sent() > sent && !self.tx.has_unposted();
+        if self.tx.batches_sent() > sent && !self.tx.has_unposted() {
+            self.closing.is_told = true;
+            self.limits = Limits::NONE;
+        }
         outcome?;
         if self.is_settled() {
             if self.tx.all_received() {

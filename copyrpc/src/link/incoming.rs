@@ -126,7 +126,8 @@ impl<U> Link<U> {
             }
             return Message::Other;
         }
-        if !takes_requests || self.rx.requests.has_untaken() || self.claim(&header, message).is_err() {
+        let is_other = !takes_requests || self.rx.requests.has_untaken() || message > self.limits.message;
+        if is_other || self.reservation.claim(u64::from(header.piggyback) * ALIGNMENT, self.limits.internal_allowance).is_err() {
             return Message::Other;
         }
         self.rx.advance(message);
@@ -184,8 +185,8 @@ impl<U> Link<U> {
         let metadata = self.rx.begin(span)?;
         self.hear(metadata.words, self.heard_by_batch)?;
         self.heard_by_batch = metadata.words;
-        if metadata.is_closing && self.ending.is_none() {
-            self.begin_closing(CloseReason::ClosedByPeer);
+        if metadata.is_closing {
+            self.hear_closing(metadata.words.batches_received);
         }
         Ok(())
     }
@@ -211,7 +212,8 @@ impl<U> Link<U> {
     #[inline]
     fn end_any(&mut self) -> Option<Event<U>> {
         let reason = self.closed?;
-        self.calls.take_any().map(|user_data| Event::Ended { user_data, outcome: Err(reason.into()) })
+        let (user_data, batches_before) = self.calls.take_any()?;
+        Some(Event::Ended { user_data, outcome: Err(self.reason_of_call(reason, batches_before).into()) })
     }
 
     /// The peer told its words; `floor` is what the same channel told before (F1, T5).
@@ -222,17 +224,23 @@ impl<U> Link<U> {
     }
 
     /// A request with this header and this padded length arrived.
-    #[inline(always)]
     fn claim(&mut self, header: &Header, message: u64) -> Result<(), ProtocolError> {
-        if message > self.limits.message {
-            return Err(ProtocolError::RequestTooLarge { padded: message, max: self.limits.message });
+        let (ring, padded) = (self.rx.size(), message);
+        if padded > ring.max_message() {
+            return Err(ProtocolError::RequestTooLarge { padded, max: ring.max_message() });
         }
-        self.reservation.claim(u64::from(header.piggyback) * ALIGNMENT, self.limits.internal_allowance)
+        self.reservation.claim(u64::from(header.piggyback) * ALIGNMENT, ring.max_internal_allowance())
     }
 
-    /// The next request that arrived, in the order of the calls. As many come as [`Event::Requests`] said.
+    /// The next request that arrived, in the order of the calls. As many come as [`Event::Requests`] said, and none once the mark is posted
+    /// (G5).
     #[inline]
     pub(crate) fn take_request(&mut self) -> Option<Request> {
+        if self.has_marked() { None } else { self.take_any_request() }
+    }
+
+    #[inline]
+    pub(super) fn take_any_request(&mut self) -> Option<Request> {
         let (number, held) = self.rx.requests.take()?;
         let HeldRequest { position, call_id, len, internal_allowance } = *held;
         Some(Request { number, payload: Payload::of_message(position, len), internal_allowance, call_id })

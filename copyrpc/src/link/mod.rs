@@ -129,7 +129,8 @@ pub(crate) enum Message<U> {
     Other,
 }
 
-/// What the size of the rings allows, in bytes.
+/// What messages may have, in bytes, to be taken without another look: as much as the size of the rings allows, and nothing once no request
+/// is to reach the application any more (G5).
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// L1.
@@ -139,6 +140,8 @@ struct Limits {
 }
 
 impl Limits {
+    const NONE: Self = Self { message: 0, internal_allowance: 0 };
+
     /// L1, L2.
     #[inline(always)]
     const fn allow(&self, message: u64, internal_allowance: u64) -> bool {

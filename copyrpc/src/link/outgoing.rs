@@ -53,11 +53,12 @@ impl<U> Link<U> {
     fn place_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize, deadline_ns: u64) -> Result<CallKey, U> {
         let allowance = internal_allowance(response_allowance as u64);
         let Self { tx, limits, credit, calls, .. } = self;
+        let batches_before = tx.batches_sent();
         let Some(place) = tx.place_of_call(payload) else { return Err(user_data) };
         if !limits.allow(place.message(), allowance) || allowance > credit.balance() {
             return Err(user_data);
         }
-        let key = calls.insert(user_data, allowance, deadline_ns)?;
+        let key = calls.insert(user_data, allowance, deadline_ns, batches_before)?;
         credit.spend(allowance);
         place.fill(key.id().to_request(), (allowance / ALIGNMENT) as u32);
         if calls.unanswered() == 1 {

@@ -26,7 +26,7 @@ impl<U> Calls<U> {
         (self.free, self.unanswered, self.abandoned) = (NO_SLOT, 0, 0);
         for (user_data, internal_allowance, is_waiting) in calls {
             assert!(self.make_room());
-            let key = self.insert(user_data, internal_allowance, NEVER).ok().expect("there is room");
+            let key = self.insert(user_data, internal_allowance, NEVER, 0).ok().expect("there is room");
             if !is_waiting {
                 self.abandon(key);
             }

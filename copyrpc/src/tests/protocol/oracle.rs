@@ -5,7 +5,7 @@
 //! `COPYRPC_TEST_SCALE=n` runs n times as many operations, from seed `COPYRPC_TEST_FIRST_SEED` on; `COPYRPC_TEST_SEED=s`
 //! runs one seed.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +15,9 @@ use crate::Stats;
 use crate::error::{CallError, CallFailure, CloseReason};
 use crate::link::{CallKey, LinkConfig, Past, Request, Traffic, Window};
 use crate::ring::RingSize;
+
+/// How a call ends that a closing peer did not take.
+const REFUSED: Ended = Err(CallFailure::Closed(CloseReason::ClosedByPeer));
 
 /// A call the application wants to make.
 #[derive(Clone, Copy)]
@@ -196,15 +199,27 @@ impl World {
     }
 
     fn poll(&mut self, side: usize, max: usize, burst: usize) -> usize {
+        let unreceived = self.unreceived(side);
+        let peer = &self.ends[1 - side].link;
+        let is_peer_closing = peer.is_closing() || peer.closed().is_some();
         let app = &mut self.apps[side];
         let end = &mut self.ends[side];
         let taken = end.poll(max, burst, |serial, ended| {
             let call = app.taken.remove(&serial).expect("a call ended twice, or after its early end");
+            if is_peer_closing && ended == REFUSED {
+                assert!(unreceived.contains(&serial), "a call was refused whose request was received");
+                return;
+            }
             let answer = call.answer.expect("a call ended before its answer");
             assert_eq!(ended, answer, "call {serial} of side {side}");
         });
         end.take_send_completions();
         taken
+    }
+
+    /// Serials of the calls of a side whose requests the other's application has not got.
+    fn unreceived(&self, side: usize) -> HashSet<u64> {
+        self.apps[side].in_order.iter().skip(self.ends[1 - side].inbox.len()).map(|sent| sent.serial).collect()
     }
 
     /// Cancels a call, or finds that it has ended.
@@ -433,6 +448,53 @@ impl World {
         }
     }
 
+    /// A side says that it closes, and is gone before all has ended. Each call of the other's that ended as refused never reached its
+    /// application (G5). Returns how many there were that no answer had come for.
+    fn leave(&mut self, side: usize) -> u64 {
+        let (other, reason) = (1 - side, CloseReason::Disconnected);
+        self.apps.iter_mut().for_each(|app| app.refused.clear());
+        // The other may go on calling until it hears of it.
+        self.ends[side].link.shut_down();
+        for _ in 0..self.rng.usize(..60) {
+            let at = self.rng.usize(..2);
+            if self.ends.iter().any(|end| end.link.closed().is_some()) {
+                return 0;
+            }
+            match self.rng.u8(..8) {
+                0 | 1 if !self.ends[at].link.is_closing() => {
+                    let wish = self.wish();
+                    self.call(at, wish);
+                }
+                2 => _ = self.poll(at, 2, 1),
+                3 => _ = self.recv(at),
+                4 => _ = self.answer(at),
+                5 => self.flush(at, 20),
+                6 => _ = execute(&mut self.ends, at),
+                _ => _ = self.ends[at].read_if_wanted(self.now_ns),
+            }
+        }
+        self.ends[side].link.close(reason);
+        // What was on its way arrives.
+        if self.rng.bool() {
+            self.poll(other, usize::MAX, 1);
+        }
+        self.ends[other].link.close(reason);
+        let unreceived = self.unreceived(other);
+        let mut refused = 0;
+        while let Some(event) = self.ends[other].link.next_event() {
+            let crate::link::Event::Ended { user_data, outcome } = event else { panic!("a request on a closed link") };
+            assert!(self.apps[other].taken.remove(&user_data).is_some(), "a call ended twice");
+            if outcome == Err(CallFailure::Closed(CloseReason::ClosedByPeer)) {
+                assert!(unreceived.contains(&user_data), "call {user_data} was received, and can be made again");
+                refused += 1;
+            } else {
+                assert_eq!(outcome, Err(CallFailure::Closed(reason)));
+            }
+        }
+        assert!(self.apps[other].taken.is_empty(), "a call never ended");
+        refused
+    }
+
     /// A peer is gone in the middle of it all, and the other finds out by what it posts: every call that waits ends once with the reason.
     fn disconnect(&mut self, side: usize) {
         let reason = CloseReason::Disconnected;
@@ -460,20 +522,25 @@ impl World {
     }
 }
 
-/// Runs one seed; what it counted, and how many operations it did.
-fn run(seed: u64) -> (Stats, u64) {
+/// Runs one seed; what it counted, how many operations it did, and how many calls behind a goodbye ended as refused.
+fn run(seed: u64) -> (Stats, u64, u64) {
     let _on_failure = OnFailure(format!("COPYRPC_TEST_SEED={seed}"));
     let mut world = World::new(seed);
     let steps = 400 * u64::from((world.limits.bytes() / RingSize::CORE_MIN).ilog2() + 1);
     for _ in 0..steps {
         world.random_step();
     }
+    let mut refused = 0;
     match world.rng.u8(..8) {
         0 => {
             let side = world.rng.usize(..2);
             world.disconnect(side);
         }
         1 => world.shut_down(),
+        2 => {
+            let side = world.rng.usize(..2);
+            refused = world.leave(side);
+        }
         _ => {
             world.drain();
             world.drain_largest();
@@ -481,7 +548,7 @@ fn run(seed: u64) -> (Stats, u64) {
     }
     let mut stats = world.ends[0].link.stats();
     stats += world.ends[1].link.stats();
-    (stats, world.operations)
+    (stats, world.operations, refused)
 }
 
 /// Runs seeds one after the other on two threads until there were enough operations.
@@ -493,12 +560,13 @@ fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
     }
     let target = 10_000_000 * scale();
     let first = env_number("COPYRPC_TEST_FIRST_SEED").unwrap_or(0);
-    let (next_seed, operations) = (AtomicU64::new(first), AtomicU64::new(0));
+    let (next_seed, operations, all_refused) = (AtomicU64::new(first), AtomicU64::new(0), AtomicU64::new(0));
     let total = Mutex::new(Stats::default());
     std::thread::scope(|scope| {
         let work = || {
             while operations.load(Ordering::Relaxed) < target {
-                let (stats, more) = run(next_seed.fetch_add(1, Ordering::Relaxed));
+                let (stats, more, refused) = run(next_seed.fetch_add(1, Ordering::Relaxed));
+                all_refused.fetch_add(refused, Ordering::Relaxed);
                 operations.fetch_add(more, Ordering::Relaxed);
                 *total.lock().unwrap() += stats;
             }
@@ -509,6 +577,7 @@ fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
     let (runs, total, operations) = (next_seed.into_inner() - first, total.into_inner().unwrap(), operations.into_inner());
     say(&format!("oracle: {operations} operations in {runs} runs: {total:?}"));
     // The paths that matter were taken.
+    assert!(all_refused.into_inner() > runs / 16, "calls behind a goodbye");
     assert!(total.calls > runs * 50, "{total:#?}");
     let flow = [total.wraps, total.reads, total.metadata_only, total.batch_stalls, total.window_stalls];
     let endings = [total.ring_full, total.insufficient_credit, total.cancelled, total.deadlines_exceeded, total.late_responses];

@@ -157,8 +157,8 @@ impl End {
             posted.push_back(Operation::WriteImm(emit, bytes));
             Ok(())
         });
-        if is_closing && !self.is_receiving {
-            // G2: what nobody received was refused.
+        if is_closing {
+            // G2, G5: what nobody received was refused.
             (self.received..self.requests.len()).for_each(|number| self.forget_request(number));
             self.received = self.requests.len();
         }
@@ -225,8 +225,10 @@ impl End {
                 };
                 match event {
                     Event::Requests(count) if self.is_receiving => {
-                        self.inbox.extend((0..count).map(|_| self.link.take_request().unwrap()));
-                        self.received += count;
+                        // None once this end marked (G5).
+                        let before = self.inbox.len();
+                        self.inbox.extend((0..count).map_while(|_| self.link.take_request()));
+                        self.received += self.inbox.len() - before;
                     }
                     Event::Requests(_) => {}
                     Event::Ended { user_data, outcome } => {
