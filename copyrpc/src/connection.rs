@@ -442,23 +442,32 @@ impl<U> Connection<U> {
     /// published record. Stays on the worklist while work is left.
     #[inline(always)]
     pub(crate) fn serve(self: &Rc<Self>, now_ns: u64) {
-        let mut resources = self.resources.borrow_mut();
-        let Some(Resources { qp, send_ring, .. }) = resources.as_mut() else { return };
-        let mut link = self.link.borrow_mut();
-        let (remote, inline_limit) = (&self.remote, self.inline_limit);
-        if let Ok(Some(words)) = link.flush_easy(&mut Batches { qp, send_ring, remote, inline_limit }) {
-            link.note_published(words);
-            self.control.publish(words);
-            if link.is_at_rest(now_ns) {
-                return;
-            }
+        if !self.serve_easily(now_ns) {
+            self.serve_anyhow(now_ns);
         }
-        self.serve_rest(&mut link, Batches { qp, send_ring, remote, inline_limit }, now_ns);
+    }
+
+    /// Whether all that is to be done was one batch, which went at once.
+    #[inline(always)]
+    fn serve_easily(&self, now_ns: u64) -> bool {
+        let mut resources = self.resources.borrow_mut();
+        let Some(Resources { qp, send_ring, .. }) = resources.as_mut() else { return true };
+        let mut link = self.link.borrow_mut();
+        let Ok(Some(words)) = link.flush_easy(&mut Batches { qp, send_ring, remote: &self.remote, inline_limit: self.inline_limit }) else {
+            return false;
+        };
+        link.note_published(words);
+        self.control.publish(words);
+        link.is_at_rest(now_ns)
     }
 
     /// What else a connection may want of a flush; or all of it, if that is not one batch that goes at once.
     #[inline(never)]
-    fn serve_rest(self: &Rc<Self>, link: &mut Link<U>, mut batches: Batches<'_>, now_ns: u64) {
+    fn serve_anyhow(self: &Rc<Self>, now_ns: u64) {
+        let mut resources = self.resources.borrow_mut();
+        let Some(Resources { qp, send_ring, .. }) = resources.as_mut() else { return };
+        let link = &mut *self.link.borrow_mut();
+        let mut batches = Batches { qp, send_ring, remote: &self.remote, inline_limit: self.inline_limit };
         let mut outcome = link.flush_any(&mut |emit| batches.post(emit));
         let qp = batches.qp;
         if outcome.is_ok() && link.poll_read(now_ns) {
