@@ -8,6 +8,18 @@
 //! See `docs/software-hca.md` for why it is built this way.
 //!
 //! A device belongs to one thread.
+//!
+//! ```
+//! use mlx5_hca::{Access, Hca, SoftOptions};
+//!
+//! // Memory that peers may write, and a queue of 16 receives of one buffer each, whose WQEs the driver writes.
+//! let hca = Hca::open(&SoftOptions::default())?;
+//! let pd = hca.alloc_pd();
+//! let region = hca.alloc_registered(pd, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE, false)?;
+//! let (_number, receives) = hca.create_rq(pd, 16, 1, false)?;
+//! assert_eq!((region.len, receives.wqe_cnt, receives.stride), (4096, 16, 16));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 // In the order data flows:
 // - `layout`: the bytes devices share, and who writes what.

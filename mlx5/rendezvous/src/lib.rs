@@ -2,7 +2,24 @@
 //! that: a server at a TCP address (`Gate`) that no stranger keeps waiting, a client that waits for its server (`reach`), and the records that
 //! travel between them (`record`).
 //!
-//! Nothing here is authenticated or encrypted: who reaches the port can take part.
+//! Nothing here is authenticated or encrypted: any process that reaches the port can take part.
+//!
+//! ```
+//! use rendezvous::record::{HEAD_BYTES, Kind, RecordError, Refusal, field, put};
+//!
+//! const HELLO: Kind = Kind { name: "hello", magic: *b"examplHL", version: 1 };
+//!
+//! // 16 bytes of head and a queue pair number.
+//! let mut record: [u8; 20] = HELLO.begin();
+//! put(&mut record, HEAD_BYTES, &77_u32.to_le_bytes());
+//! HELLO.check(&record)?;
+//! assert_eq!(u32::from_le_bytes(field(&record, HEAD_BYTES)), 77);
+//!
+//! // A server without room answers with a refusal in place of its record.
+//! let refusal: [u8; 20] = HELLO.refuse(Refusal::Full);
+//! assert_eq!(HELLO.check(&refusal), Err(RecordError::Refused(Refusal::Full)));
+//! # Ok::<(), RecordError>(())
+//! ```
 //!
 //! # The files
 //! - `gate`: the server's side of the address.

@@ -5,6 +5,15 @@
 //! definitions; the golden bytes in the tests come from elsewhere (`infiniband/mlx5dv.h`, and what NVIDIA's libmlx5 was seen to write).
 //!
 //! All fields are big-endian. "PRM" is NVIDIA's *Adapters Programmer's Reference Manual*.
+//!
+//! ```
+//! use mlx5_wire::DataSegment;
+//!
+//! let buffer = DataSegment { byte_count: 64, lkey: 0x1234, addr: 0x7f00_0000_1000 };
+//! let bytes = buffer.emit();
+//! assert_eq!(bytes, [0, 0, 0, 64, 0, 0, 0x12, 0x34, 0, 0, 0x7f, 0, 0, 0, 0x10, 0]);
+//! assert_eq!(DataSegment::parse(&bytes), buffer);
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 
