@@ -519,4 +519,4 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

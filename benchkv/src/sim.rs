@@ -96,7 +96,7 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
     let (cpu, nic) = (args.world.cpu.0, args.world.nic.0);
     let nic = mlx5::NicParameters { seed: options.job.workload.seed, ..nic };
     let trace_interval = options.trace.as_ref().map(|trace| trace.interval);
-    let world = World { cpu, nic, strict: args.world.strict, trace_interval };
+    let world = World { cpu, nic, strict: args.world.strict, trace_interval, ..World::default() };
     let (runs, window) = (options.job.runs, options.duration);
     let (outcomes, summary) = Simulated::new(&options.job, &world)?.run(options.warmup, window, runs)?;
     // The window of a number of operations is as long as they take.
@@ -118,3 +118,6 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
     let simulation = SimulationRecord { cpu: cpu.record(), nic: Nic::from(nic).record(), summary };
     Ok(JobResult { simulation: Some(simulation), ..JobResult::reduce(options, conditions, &parts)? })
 }
+
+#[cfg(test)]
+mod tests;

@@ -161,6 +161,14 @@ impl<U> Endpoint<U> {
         self.connection.with_link(|link| link.stats())
     }
 
+    /// Response bytes that calls of this end have paid for, and those that replies of this end have given back: the first is the second of the
+    /// other end where no call is outstanding. For simulations.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn credit_used(&self) -> (u64, u64) {
+        self.connection.with_link(|link| link.credit_used())
+    }
+
     /// Most payload bytes of a packet on the way to the peer: the smaller of both ends' MTUs.
     #[must_use]
     pub fn path_mtu(&self) -> u16 {

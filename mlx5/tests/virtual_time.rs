@@ -223,6 +223,22 @@ fn devices_of_another_network_are_refused_and_a_removed_one_is_dead_to_its_peers
     assert_eq!(a.sent(), [(Some(1), Err(Syndrome::TransportRetryExceeded))]);
 }
 
+#[test]
+fn what_a_device_had_under_way_when_its_host_lost_power_has_no_effect_and_its_peers_find_it_gone() {
+    let mut simulation = Simulation::new(NIC);
+    let (mut a, mut b) = pair(&mut simulation, &ConnectOptions::default());
+    b.qp.post(&Write { addr: a.mr.addr(), rkey: a.mr.rkey(), payload: Inline(&[9]) }, Signal::Always, 1).unwrap();
+    b.qp.ring();
+    simulation.kill(&b.device);
+    a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: () }, Signal::Always, 1).unwrap();
+    a.qp.ring();
+    assert!(!simulation.run(u64::MAX));
+    assert_eq!(a.sent(), [(Some(1), Err(Syndrome::TransportRetryExceeded))]);
+    let mut byte = [1];
+    a.mr.read(0, &mut byte).unwrap();
+    assert_eq!(byte, [0]);
+}
+
 /// A deliberate bug: the source buffer is used again before the completion. What arrives, and what strict mode says.
 fn early_reuse(mode: Mode) -> (Vec<u8>, Vec<Rule>) {
     let net = Net::in_mode(mode);

@@ -480,6 +480,7 @@ impl Book {
     /// Books the end of an operation. A token that is not outstanding is a transport's fault; it must not end another operation.
     fn end(&mut self, token: u32, ending: Ending, now_ns: u64) {
         let ended = self.outstanding.get_mut(token as usize).and_then(Option::take);
+        debug_assert!(ended.is_some(), "an operation with token {token} ended that was not outstanding");
         let Some(Outstanding { access, intended_ns, issued_ns, moment, is_put }) = ended else { return };
         self.free.push(token);
         let outcome = match ending {

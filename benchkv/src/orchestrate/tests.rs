@@ -24,7 +24,7 @@ const WATCHDOG: Duration = Duration::from_secs(20);
 
 /// Collective operations between threads.
 #[derive(Default)]
-struct Meeting {
+pub(crate) struct Meeting {
     state: Mutex<Round>,
     changed: Condvar,
 }
@@ -36,7 +36,7 @@ struct Round {
     last: Vec<Vec<u8>>,
 }
 
-struct ThreadExchange {
+pub(crate) struct ThreadExchange {
     rank: usize,
     size: usize,
     meeting: Arc<Meeting>,
@@ -45,6 +45,13 @@ struct ThreadExchange {
     /// The user interrupts this rank in the sleep of this number, 0 being the warm-up.
     interrupt_in: Option<usize>,
     sleeps: usize,
+}
+
+impl ThreadExchange {
+    /// A rank of `size` that is not disturbed.
+    pub(crate) fn new(rank: usize, size: usize, meeting: &Arc<Meeting>) -> Self {
+        Self { rank, size, meeting: Arc::clone(meeting), gate: None, interrupt_in: None, sleeps: 0 }
+    }
 }
 
 /// Lets a daemon answer only while its rank is inside a barrier between windows, and holds the barrier until it has answered often.

@@ -42,6 +42,11 @@ impl Reservation {
         self.granted - self.released
     }
 
+    /// Given back so far.
+    pub(super) const fn released(&self) -> u64 {
+        self.released
+    }
+
     /// Grants all that keeps `in_flight + 2R <= C` (S1) and R within a quarter ring (R1). Whether that may be more than nothing.
     #[inline]
     pub(super) fn top_up(&mut self, ring: RingSize, in_flight: u64) -> bool {
@@ -98,6 +103,11 @@ impl PeerCredit {
     #[inline]
     pub(super) const fn balance(&self) -> u64 {
         self.balance
+    }
+
+    /// Spent so far.
+    pub(super) const fn spent(&self) -> u64 {
+        self.granted - self.balance
     }
 
     /// Pays for a call; the caller has checked the balance.

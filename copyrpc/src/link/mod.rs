@@ -346,6 +346,12 @@ impl<U> Link<U> {
         self.reservation.outstanding()
     }
 
+    /// Response bytes that calls of this end have paid for, and those that replies of this end have given back.
+    #[must_use]
+    pub(crate) const fn credit_used(&self) -> (u64, u64) {
+        (self.credit.spent(), self.reservation.released())
+    }
+
     /// Counters since the connection was made.
     #[must_use]
     pub(crate) const fn stats(&self) -> Stats {

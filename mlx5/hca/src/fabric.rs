@@ -156,12 +156,20 @@ impl LocalFabric {
     }
 }
 
+impl Membership {
+    /// Withdraws a device of a local fabric, for good; another one may have its LID then.
+    pub(crate) fn leave(&self) {
+        if let Self::Local { fabric, device } = self {
+            if !device.gone.swap(true, Ordering::AcqRel) {
+                fabric.devices().remove(&device.lid);
+            }
+        }
+    }
+}
+
 impl Drop for Membership {
     fn drop(&mut self) {
-        if let Self::Local { fabric, device } = self {
-            device.gone.store(true, Ordering::Release);
-            fabric.devices().remove(&device.lid);
-        }
+        self.leave();
     }
 }
 

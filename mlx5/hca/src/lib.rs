@@ -346,6 +346,11 @@ impl Hca {
         state.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
     }
 
+    /// For a simulation: peers find this device gone from now on.
+    pub(crate) fn leave(&self) {
+        self.membership.leave();
+    }
+
     /// The time on its clock, in ns since an arbitrary moment.
     #[must_use]
     pub fn now_ns(&self) -> u64 {

@@ -270,6 +270,15 @@ impl<'a> Simulation<'a> {
         }
     }
 
+    /// Lets the host of `device` lose power: peers find it gone, and nothing is done for it any more, whoever holds it. Its actors are to do nothing
+    /// any more either.
+    pub fn kill(&mut self, device: &dyn Simulated) {
+        if let Ok(hca) = self.of_this_network(device) {
+            hca.leave();
+        }
+        self.remove(device);
+    }
+
     /// Adds an actor that uses `devices`, and no others; its first step is due now. Returns what a [`Bell`] calls it. Devices that are not known yet are [`add`](Self::add)ed.
     ///
     /// # Errors

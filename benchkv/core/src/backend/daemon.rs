@@ -355,6 +355,10 @@ impl Endpoints for KvDaemon {
         self.remote.as_mut().map_or(Ok(true), Remote::settle)
     }
 
+    fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
+        self.remote.as_ref().map_or_else(Vec::new, Remote::credit_used)
+    }
+
     fn transport(&mut self) -> Option<TransportReport> {
         let backlogged = self.backlogged();
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, backlogged) as u64;

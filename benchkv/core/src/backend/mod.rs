@@ -80,6 +80,11 @@ pub trait Endpoints {
     fn transport(&mut self) -> Option<TransportReport> {
         None
     }
+
+    /// Of each connection that gives credit: bytes that calls of this end have paid for, and bytes that its answers have given back.
+    fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
+        Vec::new()
+    }
 }
 
 /// A daemon: shard owner, and carrier of remote requests where the topology says so. A sleep on it ends where a step has something to do.

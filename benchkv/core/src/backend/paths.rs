@@ -66,6 +66,10 @@ impl Endpoints for ClientPaths {
         self.remote.as_mut().map_or(Ok(true), Remote::settle)
     }
 
+    fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
+        self.remote.as_ref().map_or_else(Vec::new, Remote::credit_used)
+    }
+
     fn transport(&mut self) -> Option<TransportReport> {
         self.remote.as_mut().map(Remote::report)
     }

@@ -2,9 +2,13 @@
 //!
 //! - [`cluster`]: all ranks of a job in one process, connected, and stepped by turns (lockstep).
 //! - [`simulated`]: the same in virtual time.
+//! - [`faults`]: what goes wrong there.
 
 pub mod cluster;
+pub mod faults;
 pub mod simulated;
+
+mod threads;
 
 #[cfg(test)]
 mod swarm;

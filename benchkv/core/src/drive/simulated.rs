@@ -5,36 +5,41 @@
 //! do rests until a neighbour or its device has something for it, and then notices it when a loop that had polled on would have: rests are
 //! counted as the empty rounds they stand for.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
-use mlx5::{Actor, Bell, Device, DeviceSpec, Did, NicParameters, Rule, Simulation, SoftOptions};
+use mlx5::{Bell, Device, DeviceSpec, Did, NicParameters, Rule, Simulation, SoftOptions};
 use serde::{Deserialize, Serialize};
 use shm::clock::Clock;
 use shm::dir::Dir;
 use shm::wait::WaitStrategy;
 
 use super::cluster::{Cluster, Rank};
-use crate::activity::{ActivityLog, WorkerReport};
+use super::faults::{At, Faults};
+use super::threads::{Handle, Shared, Thread, Turns};
+use crate::activity::WorkerReport;
 use crate::backend::daemon::KvDaemon;
 use crate::backend::paths::ClientPaths;
 use crate::backend::plan::Site;
-use crate::backend::{BackendError, Daemon, Restful};
-use crate::client::{Client, ClientReport, Step};
+use crate::backend::{BackendError, Daemon, Endpoints, Restful};
+use crate::client::{Client, ClientReport};
 use crate::job::Job;
 use crate::phase::Phase;
 use crate::store::Shard;
+use crate::topology::{Peer, Worker};
+use crate::trace::Sample;
 use crate::trace::recorder::Recorder;
 
 /// Address space of a rank's device.
 const ARENA_BYTES: usize = 4 << 30;
 /// A drain in which no operation ends for so long gives up what is outstanding. No policy holds a message back for longer, and no device waits longer
 /// for a dead peer.
-const DRAIN_NS: u64 = 2_000_000_000;
+const DRAIN: Duration = Duration::from_secs(2);
 /// A drain is looked at so often.
-const LOOK_NS: u64 = 100_000;
+const LOOK: Duration = Duration::from_micros(100);
 
 /// What CPUs take, in ns. A core does the work of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +68,24 @@ impl Default for Cpu {
     }
 }
 
+impl Cpu {
+    /// A slower one.
+    pub(super) const fn times(self, times: u64) -> Self {
+        let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns } = self;
+        Self {
+            round_ns: round_ns.saturating_mul(times),
+            poll_ns: poll_ns.saturating_mul(times),
+            message_ns: message_ns.saturating_mul(times),
+            completion_ns: completion_ns.saturating_mul(times),
+            write_ns: write_ns.saturating_mul(times),
+            client_ns: client_ns.saturating_mul(times),
+            operation_ns: operation_ns.saturating_mul(times),
+        }
+    }
+}
+
 /// What is simulated beside the job itself.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct World {
     /// The CPUs.
     pub cpu: Cpu,
@@ -74,6 +95,27 @@ pub struct World {
     pub strict: bool,
     /// Rounds between the samples of a daemon's time series; `None`: no series.
     pub trace_interval: Option<u64>,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// Is told of every turn.
+    pub on_turn: Option<fn(&Turn<'_>)>,
+}
+
+/// A turn of a daemon or client.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    /// When it began.
+    pub at_ns: u64,
+    /// Its rank.
+    pub rank: usize,
+    /// Daemon or client.
+    pub who: &'a str,
+    /// Its number among those of the rank.
+    pub number: usize,
+    /// Messages it moved; operations of a client.
+    pub moved: usize,
+    /// How long it took, or how long there is nothing to do.
+    pub did: Did,
 }
 
 /// Why a simulated job ended before its time.
@@ -107,6 +149,8 @@ pub struct RankOutcome {
     pub series: Vec<Recorder>,
     /// By daemon: what it holds.
     pub stores: Vec<Shard>,
+    /// Its host lost power, or one of its threads failed, before the end.
+    pub is_dead: bool,
 }
 
 /// A job in virtual time.
@@ -120,35 +164,17 @@ pub struct Simulated {
     devices: Vec<Device>,
     /// The job is one of a number of operations.
     has_ops: bool,
-}
-
-/// What the actors of a job share.
-struct Shared {
-    phase: Cell<Phase>,
-    failure: RefCell<Option<SimulationError>>,
-    cpu: Cpu,
+    /// Its host will lose power.
+    to_be_killed: Option<At>,
+    /// By number: ranks whose host lost power, or that ended after a failure of one of their threads.
+    is_dead: Vec<bool>,
+    /// A failure ends the job.
+    is_strict_about_failures: bool,
 }
 
 struct Threads {
     daemons: Vec<Rc<RefCell<Thread<KvDaemon>>>>,
     clients: Vec<Rc<RefCell<Thread<Client<ClientPaths>>>>>,
-}
-
-/// What a daemon and a client have in common: the worker, its log, and its rest.
-struct Thread<W> {
-    worker: W,
-    shared: Rc<Shared>,
-    log: ActivityLog,
-    waker: Waker,
-    /// Since when it rests.
-    rests_since_ns: Option<u64>,
-    series: Option<Recorder>,
-    has_drained: bool,
-    has_failed: bool,
-    /// WRITEs and SENDs of a daemon so far.
-    writes: u64,
-    rank: usize,
-    number: usize,
 }
 
 impl std::fmt::Debug for Simulated {
@@ -166,15 +192,15 @@ impl Simulated {
         let mut simulation = Simulation::new(world.nic);
         let options = SoftOptions { arena_bytes: ARENA_BYTES, strict: world.strict, trace: world.strict, ..simulation.options() };
         let dir = Dir::in_memory(Clock::by_hand(simulation.hands()));
-        let spec = DeviceSpec::Soft(options);
         let mut devices = Vec::with_capacity(job.topology.ranks);
         let open = |rank| {
+            let spec = DeviceSpec::Soft(SoftOptions { faults: world.faults.of_device(rank), ..options.clone() });
             let device = Device::open(&spec).map_err(|e| BackendError::setup("the device of a simulated rank", e))?;
             devices.push(device.clone());
-            Ok((Site { rank, process: 0, dir: dir.clone(), device: spec.clone() }, Some(device)))
+            Ok((Site { rank, process: 0, dir: dir.clone(), device: spec }, Some(device)))
         };
         let cluster = Cluster::on(job, open).map_err(SimulationError::Setup)?;
-        let shared = Rc::new(Shared { phase: Cell::new(Phase::Ready), failure: RefCell::default(), cpu: world.cpu });
+        let shared = Rc::new(Shared::new(world));
         let (bell, mut wakers) = (simulation.bell(), Vec::new());
         let mut ranks = Vec::with_capacity(devices.len());
         for ((number, rank), device) in cluster.ranks.into_iter().enumerate().zip(&devices) {
@@ -198,7 +224,18 @@ impl Simulated {
                 clients.into_iter().enumerate().map(|(number, client)| spawner.spawn(number, client, None)).collect::<Result<_, _>>()?;
             ranks.push(Threads { daemons, clients });
         }
-        Ok(Self { simulation, shared, ranks, wakers, devices, has_ops: job.ops.is_some() })
+        let (is_dead, to_be_killed) = (vec![false; devices.len()], world.faults.killed);
+        Ok(Self {
+            simulation,
+            shared,
+            ranks,
+            wakers,
+            devices,
+            has_ops: job.ops.is_some(),
+            to_be_killed,
+            is_dead,
+            is_strict_about_failures: true,
+        })
     }
 
     /// Warm-up, then `runs` windows of `window`, then a drain. Returns what every rank found out. A job of a number of operations has one
@@ -207,40 +244,51 @@ impl Simulated {
     /// # Errors
     /// The first failure of a daemon or client.
     pub fn run(mut self, warmup: Duration, window: Duration, runs: usize) -> Result<(Vec<RankOutcome>, Summary), SimulationError> {
-        let nanos = |time: Duration| time.as_nanos() as u64;
+        self.is_strict_about_failures = true;
+        let Ended { ranks, summary, failures } = self.run_through(warmup, window, runs);
+        failures.into_iter().next().map_or(Ok((ranks, summary)), Err)
+    }
+
+    /// The same, to its end whatever fails: with a thread that fails its rank dies, as its process would.
+    #[must_use]
+    pub fn run_on(mut self, warmup: Duration, window: Duration, runs: usize) -> Ended {
+        self.is_strict_about_failures = false;
+        self.run_through(warmup, window, runs)
+    }
+
+    fn run_through(mut self, warmup: Duration, window: Duration, runs: usize) -> Ended {
         if self.has_ops {
-            self.finish(Phase::Window(0))?;
+            self.finish(Phase::Window(0));
         } else {
-            self.pass(Phase::WarmUp, nanos(warmup))?;
-            for run in 0..runs {
-                self.pass(Phase::Window(run as u16), nanos(window))?;
-            }
+            self.pass(Phase::WarmUp, warmup);
+            (0..runs).for_each(|run| self.pass(Phase::Window(run as u16), window));
         }
-        self.finish(Phase::Drain)?;
-        self.pass(Phase::GiveUp, LOOK_NS)?;
+        self.finish(Phase::Drain);
+        let left = self.left();
+        self.pass(Phase::GiveUp, LOOK);
         self.abort();
         let now_ns = self.simulation.now_ns();
         let broken = |device: &Device| device.soft().map_or_else(Vec::new, |hca| hca.take_violations());
-        let violations: Vec<String> = self
-            .devices
-            .iter()
-            .flat_map(broken)
-            // copyrpc reuses what its peer has told to have consumed: S5 of its protocol says why it may.
-            .filter(|violation| violation.rule != Rule::SourceChanged)
-            .map(|violation| violation.to_string())
-            .collect();
+        // copyrpc reuses what its peer has told to have consumed: S5 of its protocol says why it may.
+        let broken = self.devices.iter().flat_map(broken).filter(|violation| violation.rule != Rule::SourceChanged);
+        let violations = broken.map(|violation| violation.to_string()).chain(left).collect();
         let summary =
             Summary { ended_ns: now_ns, turns: self.simulation.actor_steps(), trace_hash: self.simulation.trace_hash(), violations };
         // The actors have the other handles.
         drop(self.simulation);
-        Ok((self.ranks.into_iter().map(|threads| threads.outcome(now_ns)).collect(), summary))
+        let ranks = self.ranks.into_iter().zip(self.is_dead).map(|(threads, is_dead)| threads.outcome(now_ns, is_dead)).collect();
+        Ended { ranks, summary, failures: self.shared.failures.take() }
+    }
+
+    /// The job is over.
+    fn has_failed(&self) -> bool {
+        self.is_strict_about_failures && !self.shared.failures.borrow().is_empty()
     }
 
     /// Enters a phase, and lets this much time pass.
-    fn pass(&mut self, phase: Phase, ns: u64) -> Result<(), SimulationError> {
+    fn pass(&mut self, phase: Phase, time: Duration) {
         self.enter(phase);
-        self.simulation.run(self.simulation.now_ns().saturating_add(ns));
-        self.shared.failure.take().map_or(Ok(()), Err)
+        self.let_pass(time.as_nanos() as u64);
     }
 
     fn enter(&self, phase: Phase) {
@@ -248,18 +296,96 @@ impl Simulated {
         self.wakers.iter().for_each(Waker::wake_by_ref);
     }
 
+    /// Lets time pass, with what happens to hosts in it.
+    fn let_pass(&mut self, ns: u64) {
+        if self.has_failed() {
+            return;
+        }
+        let until_ns = self.simulation.now_ns().saturating_add(ns);
+        if let Some(At { rank, at_ns }) = self.to_be_killed.take_if(|at| at.at_ns <= until_ns) {
+            self.simulation.run(at_ns);
+            self.kill(rank);
+        }
+        self.simulation.run(until_ns);
+        if !self.is_strict_about_failures {
+            self.bury();
+        }
+    }
+
     /// Enters a phase, and lets time pass until all clients have drained, or nothing ends any more.
-    fn finish(&mut self, phase: Phase) -> Result<(), SimulationError> {
+    fn finish(&mut self, phase: Phase) {
         self.enter(phase);
-        let (mut moved, mut quiet_ns) = (0, 0);
-        while quiet_ns < DRAIN_NS && !self.ranks.iter().flat_map(|rank| &rank.clients).all(|client| client.borrow().has_drained) {
-            self.simulation.run(self.simulation.now_ns() + LOOK_NS);
-            self.shared.failure.take().map_or(Ok(()), Err)?;
+        let (mut moved, mut quiet) = (0, Duration::ZERO);
+        while quiet < DRAIN && !self.has_drained() && !self.has_failed() {
+            self.let_pass(LOOK.as_nanos() as u64);
             let now = self.ranks.iter().flat_map(|rank| &rank.clients).map(|client| client.borrow().log.moved()).sum();
-            quiet_ns = if now == moved { quiet_ns + LOOK_NS } else { 0 };
+            quiet = if now == moved { quiet + LOOK } else { Duration::ZERO };
             moved = now;
         }
-        Ok(())
+    }
+
+    fn has_drained(&self) -> bool {
+        let mut alive = self.ranks.iter().zip(&self.is_dead).filter(|(_, is_dead)| !**is_dead);
+        alive.all(|(rank, _)| rank.clients.iter().all(|client| client.borrow().has_drained))
+    }
+
+    /// The host of a rank loses power.
+    fn kill(&mut self, rank: usize) {
+        let (Some(threads), Some(device), Some(is_dead)) = (self.ranks.get(rank), self.devices.get(rank), self.is_dead.get_mut(rank))
+        else {
+            return;
+        };
+        *is_dead = true;
+        threads.end();
+        self.simulation.kill(device);
+    }
+
+    /// Ends the ranks whose threads have failed.
+    fn bury(&mut self) {
+        let failed = |failure: &SimulationError| match failure {
+            SimulationError::Failed { rank, .. } => Some(*rank),
+            SimulationError::Setup(_) => None,
+        };
+        let failed: Vec<usize> = self.shared.failures.borrow().iter().filter_map(failed).collect();
+        for rank in failed {
+            if !self.is_dead[rank] {
+                self.kill(rank);
+            }
+        }
+    }
+
+    /// What the ranks that are well have not given back, now that nothing moves any more.
+    fn left(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        let mut used: HashMap<(Peer, Peer), [u64; 2]> = HashMap::new();
+        let well = self.ranks.iter().zip(&self.is_dead).enumerate().filter(|(_, (_, is_dead))| !**is_dead);
+        for (rank, (Threads { daemons, clients }, _)) in well {
+            let mut note = |worker, credit: Vec<(Peer, [u64; 2])>| {
+                let own = Peer { rank, worker };
+                used.extend(credit.into_iter().map(|(peer, used)| ((own, peer), used)));
+            };
+            for (number, daemon) in daemons.iter().enumerate() {
+                let daemon = &daemon.borrow().worker;
+                note(Worker::Daemon(number), daemon.credit_used());
+                let Sample { outstanding, backlog, held, .. } = daemon.gauges();
+                if outstanding + backlog + held > 0 {
+                    left.push(format!(
+                        "daemon {number} of rank {rank} ended with {outstanding} requests outstanding, {backlog} in backlogs and {held} answers held"
+                    ));
+                }
+            }
+            let paths = |client: &Rc<RefCell<Thread<Client<ClientPaths>>>>| client.borrow_mut().worker.paths_mut().credit_used();
+            clients.iter().enumerate().for_each(|(number, client)| note(Worker::Client(number), paths(client)));
+        }
+        // Of connections with both ends: what one end paid is what the other gave back.
+        let lost = used.iter().filter_map(|((from, to), [paid, _])| {
+            let [_, given_back] = used.get(&(*to, *from))?;
+            (paid != given_back).then(|| format!("{from} paid {paid} bytes of credit to {to}, which gave {given_back} back"))
+        });
+        let mut lost: Vec<String> = lost.collect();
+        lost.sort_unstable();
+        left.append(&mut lost);
+        left
     }
 
     fn abort(&self) {
@@ -268,6 +394,17 @@ impl Simulated {
             clients.iter().for_each(|client| client.borrow_mut().worker.paths_mut().abort());
         }
     }
+}
+
+/// How a job ended that was run to its end.
+#[derive(Debug)]
+pub struct Ended {
+    /// By number.
+    pub ranks: Vec<RankOutcome>,
+    /// What was done.
+    pub summary: Summary,
+    /// Of daemons and clients, in the order in which they came.
+    pub failures: Vec<SimulationError>,
 }
 
 /// What a simulation did, beside what its job did.
@@ -279,7 +416,8 @@ pub struct Summary {
     pub turns: u64,
     /// Equal where two simulations did the same; of the times and turns alone unless [`World::strict`].
     pub trace_hash: u64,
-    /// Rules that programs broke, which a NIC would not have noticed; none unless [`World::strict`].
+    /// Requests, answers and credit that threads had left at the end; and, if [`World::strict`], rules that programs broke, which a NIC would not
+    /// have noticed.
     pub violations: Vec<String>,
 }
 
@@ -296,24 +434,9 @@ struct Spawner<'a> {
 impl Spawner<'_> {
     fn spawn<W>(&mut self, number: usize, worker: W, series: Option<Recorder>) -> Result<Rc<RefCell<Thread<W>>>, SimulationError>
     where
-        W: 'static,
-        Handle<W>: Actor,
+        W: Turns + 'static,
     {
-        let log = ActivityLog::new(self.runs, 0);
-        let (shared, rank) = (Rc::clone(self.shared), self.rank);
-        let thread = Thread {
-            worker,
-            shared,
-            log,
-            waker: Waker::noop().clone(),
-            rests_since_ns: None,
-            series,
-            has_drained: false,
-            has_failed: false,
-            writes: 0,
-            rank,
-            number,
-        };
+        let thread = Thread::new(worker, self.shared, self.runs, (self.rank, number), series);
         let thread = Rc::new(RefCell::new(thread));
         let actor = self.simulation.spawn(&[self.device], Handle(Rc::clone(&thread)));
         let actor = actor.map_err(|e| SimulationError::Setup(BackendError::setup("an actor of the simulation", e)))?;
@@ -324,114 +447,14 @@ impl Spawner<'_> {
     }
 }
 
-/// A thread as an actor.
-struct Handle<W>(Rc<RefCell<Thread<W>>>);
-
-impl<W> Thread<W> {
-    /// One that rested notices what there is when a loop that polls every `round_ns` would have: after so long, if not now.
-    fn wake(&mut self, now_ns: u64, round_ns: u64) -> Option<u64> {
-        let since_ns = self.rests_since_ns.take()?;
-        let round_ns = round_ns.max(1);
-        let rounds = (now_ns - since_ns).div_ceil(round_ns);
-        self.log.note_empty(rounds);
-        Some(since_ns + rounds * round_ns - now_ns).filter(|ns| *ns > 0)
-    }
-
-    /// A step found nothing to do, and took `round_ns`.
-    fn rest(&mut self, rest: Option<Duration>, longest: Duration, now_ns: u64, round_ns: u64) -> Did {
-        match rest.map(|rest| rest.min(longest)) {
-            Some(rest) if rest.as_nanos() > u128::from(round_ns) => {
-                self.rests_since_ns = Some(now_ns);
-                let until_ns = u64::try_from(rest.as_nanos()).ok().and_then(|ns| now_ns.checked_add(ns));
-                Did::IdleUntil(until_ns)
-            }
-            _ => Did::Cost(round_ns),
-        }
-    }
-
-    fn fail(&mut self, who: &str, now_ns: u64, source: BackendError) -> Did {
-        self.has_failed = true;
-        let failure = SimulationError::Failed { who: format!("{who} {}", self.number), rank: self.rank, at_ns: now_ns, source };
-        self.shared.failure.borrow_mut().get_or_insert(failure);
-        Did::IdleUntil(None)
-    }
-}
-
-impl Actor for Handle<KvDaemon> {
-    fn step(&mut self, now_ns: u64) -> Did {
-        let thread = &mut *self.0.borrow_mut();
-        let (cpu, phase) = (thread.shared.cpu, thread.shared.phase.get());
-        if thread.has_failed {
-            return Did::IdleUntil(None);
-        }
-        if let Some(ns) = thread.wake(now_ns, cpu.round_ns) {
-            return Did::Cost(ns);
-        }
-        thread.log.enter(phase, || now_ns, &mut thread.worker);
-        let round = match thread.worker.step(|| now_ns) {
-            Ok(round) => round,
-            Err(error) => {
-                return thread.fail("daemon", now_ns, error);
-            }
-        };
-        if round.is_part {
-            return Did::Cost(cpu.poll_ns);
-        }
-        thread.log.note_round(round, || now_ns);
-        if let Some(series) = &mut thread.series {
-            series.note(phase, round, || now_ns, || thread.worker.gauges());
-        }
-        let writes = thread.worker.gauges().writes;
-        let writes = writes - std::mem::replace(&mut thread.writes, writes);
-        if round.moved + round.cqes > 0 || writes > 0 {
-            let ns = [round.moved as u64 * cpu.message_ns, round.cqes as u64 * cpu.completion_ns, writes * cpu.write_ns];
-            return Did::Cost(cpu.round_ns + ns.iter().sum::<u64>());
-        }
-        let rest = thread.worker.rest(&thread.waker);
-        thread.rest(rest, Duration::MAX, now_ns, cpu.round_ns)
-    }
-
-    fn has_news(&mut self) -> bool {
-        self.0.borrow_mut().worker.has_news()
-    }
-}
-
-impl Actor for Handle<Client<ClientPaths>> {
-    fn step(&mut self, now_ns: u64) -> Did {
-        let thread = &mut *self.0.borrow_mut();
-        let (cpu, phase) = (thread.shared.cpu, thread.shared.phase.get());
-        if thread.has_drained || thread.has_failed {
-            return Did::IdleUntil(None);
-        }
-        if let Some(ns) = thread.wake(now_ns, cpu.client_ns) {
-            return Did::Cost(ns);
-        }
-        let is_given_up = phase == Phase::GiveUp;
-        let phase = if is_given_up { Phase::Drain } else { phase };
-        thread.log.enter(phase, || now_ns, thread.worker.paths_mut());
-        match thread.worker.step(phase, || now_ns) {
-            Ok(Step::Busy(operations)) => {
-                thread.log.note(operations);
-                Did::Cost(cpu.client_ns + operations as u64 * cpu.operation_ns)
-            }
-            Ok(ended) => {
-                thread.log.note(0);
-                thread.has_drained |= is_given_up || ended == Step::Drained;
-                let longest = thread.worker.until_due(now_ns);
-                let rest = thread.worker.paths_mut().rest(&thread.waker);
-                thread.rest(rest, longest, now_ns, cpu.client_ns)
-            }
-            Err(error) => thread.fail("client", now_ns, error),
-        }
-    }
-
-    fn has_news(&mut self) -> bool {
-        self.0.borrow_mut().worker.paths_mut().has_news()
-    }
-}
-
 impl Threads {
-    fn outcome(self, now_ns: u64) -> RankOutcome {
+    /// None of them takes a turn any more.
+    fn end(&self) {
+        self.daemons.iter().for_each(|daemon| daemon.borrow_mut().is_over = true);
+        self.clients.iter().for_each(|client| client.borrow_mut().is_over = true);
+    }
+
+    fn outcome(self, now_ns: u64, is_dead: bool) -> RankOutcome {
         let (mut series, mut stores) = (Vec::new(), Vec::new());
         let daemon = |thread: Rc<RefCell<Thread<KvDaemon>>>| {
             let Thread { mut worker, log, series: recorder, .. } = Rc::into_inner(thread)?.into_inner();
@@ -449,6 +472,6 @@ impl Threads {
             Some(worker.report(report))
         };
         let clients = self.clients.into_iter().filter_map(client).collect();
-        RankOutcome { clients, daemons, series, stores }
+        RankOutcome { clients, daemons, series, stores, is_dead }
     }
 }

@@ -1,14 +1,25 @@
-//! Random jobs in virtual time: every operation ends once and well, and no device finds a rule broken.
+//! Random jobs in virtual time, half of them with faults. Of each is checked:
 //!
-//! `SWARM_SEEDS=N` runs so many jobs, `SWARM_SEED=S` begins with seed S: a failure names the seed of its job.
+//! - every operation ends, once, and well; where a rank dies, those of the ranks that depend on it end with the rank, which says so in time;
+//! - every value that was read had been written, and none is lost;
+//! - what a connection paid for answers is what its peer has given back; no daemon keeps a request or an answer;
+//! - no ring is overrun (copyrpc ends a connection that does, and asserts it of its own) and no device finds a rule broken;
+//! - without faults nothing waits for a look after what was forgotten;
+//! - a turn is bounded, and so is the job: a watchdog ends the process with the seed.
+//!
+//! `SWARM_SEEDS=N` runs so many jobs, `SWARM_SEED=S` begins with seed S: a failure names the seed of its job. `SWARM_TRACE=1` shows every turn.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
 use mlx5::NicParameters;
 
+use super::faults::{At, Faults};
 use super::simulated::*;
+use crate::backend::BackendError;
 use crate::job::{Job, Sizes};
 use crate::pace::{Arrivals, Pace};
 use crate::policy::PolicyOptions;
@@ -20,6 +31,14 @@ use crate::workload::{Distribution, Workload};
 const SEEDS: u64 = 200;
 /// Windows of a job.
 const RUNS: usize = 2;
+/// A turn moves no more messages than this: each phase of a daemon takes a few hundred, and a client has no more outstanding.
+const MOST_MOVED: usize = 2_000;
+/// A dead peer is found so soon: after a probe of one that is silent, which waits for it.
+const NOTICED_NS: u64 = 1_000_000_000;
+/// A job without faults is over by then: a peer that is forgotten is looked after later, and all the same.
+const PROMPT_NS: u64 = 2_000_000;
+/// No job takes so much CPU time, beside the tests that run at the same time.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn world(rng: &mut Rng) -> World {
     let nic = NicParameters::default();
@@ -43,7 +62,36 @@ fn world(rng: &mut Rng) -> World {
         client_ns: ns(100),
         operation_ns: ns(300),
     };
-    World { cpu, nic, strict: true, trace_interval: None }
+    World { cpu, nic, strict: true, on_turn: Some(look_at), ..World::default() }
+}
+
+/// What goes wrong; nothing half of the time.
+fn faults(rng: &mut Rng, topology: &Topology) -> Faults {
+    let mut faults = Faults { seed: rng.u64(..), ..Faults::default() };
+    if rng.bool() {
+        return faults;
+    }
+    let rank = rng.usize(..topology.ranks);
+    let at = At { rank, at_ns: rng.u64(..80_000) };
+    match rng.u8(..8) {
+        0 => faults.killed = Some(at),
+        // A daemon that only answers takes a queue pair in error for a client that has left, and the client polls for the half second in which its
+        // device tries again: true, but millions of turns.
+        1 if topology.routing != Routing::Direct => faults.error = Some((rank, rng.u64(..100))),
+        2 | 3 => faults.stopped = Some((at, rng.u64(1_000..5_000_000))),
+        4 | 5 => faults.slow = Some((rank, rng.u64(2..50))),
+        _ => {}
+    }
+    if rng.bool() {
+        (faults.delay_permille, faults.delay_ns) = (rng.u16(1..500), rng.u64(100..50_000));
+    }
+    if rng.bool() {
+        faults.rnr_permille = rng.u16(1..300);
+    }
+    if rng.bool() {
+        faults.lost_permille = rng.u16(1..=1_000);
+    }
+    faults
 }
 
 /// Policies that go together; none half of the time.
@@ -99,25 +147,125 @@ fn job(rng: &mut Rng) -> Job {
     }
 }
 
-/// Runs the job of a seed. Returns its operations.
-fn run(seed: u64) -> u64 {
-    let mut rng = Rng::with_seed(seed);
-    let (job, world) = (job(&mut rng), world(&mut rng));
-    let simulated = Simulated::new(&job, &world).unwrap();
-    let window = Duration::from_micros(rng.u64(20..60));
-    let (ranks, summary) = simulated.run(Duration::from_micros(20), window, RUNS).unwrap();
-    let mut completed = 0;
+fn look_at(turn: &Turn<'_>) {
+    if std::env::var_os("SWARM_TRACE").is_some() {
+        let Turn { at_ns, rank, who, number, moved, did } = turn;
+        eprintln!("{at_ns:>12} ns, rank {rank}, {who} {number}: {moved} moved, {did:?}");
+    }
+    assert!(turn.moved <= MOST_MOVED, "{turn:?}");
+}
+
+/// What jobs did.
+#[derive(Debug, Default)]
+struct Tally {
+    operations: u64,
+    /// With a rank that died.
+    fatal: u64,
+    /// Ranks that found one dead.
+    noticed: u64,
+    rnr_naks: u64,
+    /// Of the jobs without faults.
+    longest_ns: u64,
+}
+
+/// Checks how a job ended, and adds what it did.
+fn judge(ended: &Ended, faults: &Faults, tally: &mut Tally) {
+    let Ended { ranks, summary, failures } = ended;
+    let fatal = faults.killed.map(|at| at.rank).or(faults.error.map(|(rank, _)| rank));
+    for (number, failure) in failures.iter().enumerate() {
+        let SimulationError::Failed { rank, at_ns, source: BackendError::PeerGone { rank: gone, .. }, .. } = failure else {
+            panic!("{failure}");
+        };
+        // The first is that of the queue pair that was made to fail, if it was, and both its ranks are well.
+        let is_cause = number == 0 && faults.error.is_some_and(|(failing, _)| [*rank, *gone].contains(&failing));
+        assert!(fatal.is_some() && (ranks[*gone].is_dead || is_cause), "{failure}");
+        let since_ns = faults.killed.map_or(0, |at| at.at_ns) + NOTICED_NS;
+        assert!(*at_ns < since_ns + number as u64 * NOTICED_NS, "{failure}, which is late");
+    }
+    tally.fatal += u64::from(ranks.iter().any(|rank| rank.is_dead));
+    tally.noticed += failures.len() as u64;
     for (rank, outcome) in ranks.iter().enumerate() {
+        assert!(!outcome.is_dead || fatal.is_some(), "rank {rank} died");
         for (number, client) in outcome.clients.iter().enumerate() {
             let (counts, verdict) = (client.counts, client.verdict.as_ref().unwrap());
-            let who = format!("client {number} of rank {rank} of {job:?}");
-            assert_eq!((counts.issued, counts.errors, client.outstanding), (counts.completed, 0, 0), "{who}");
+            let who = format!("client {number} of rank {rank}");
             assert_eq!((verdict.failures, &verdict.first), (0, &None), "{who}");
-            completed += counts.completed;
+            tally.operations += counts.completed;
+            if !outcome.is_dead {
+                assert_eq!((counts.issued, counts.errors, client.outstanding), (counts.completed, 0, 0), "{who}");
+            }
         }
     }
-    assert!(summary.violations.is_empty(), "{:?} {job:?}", summary.violations);
-    completed
+    let naks = ranks.iter().flat_map(|rank| &rank.daemons).filter_map(|daemon| daemon.transport.as_ref()?.rnr_naks);
+    tally.rnr_naks += naks.sum::<u64>();
+    assert!(summary.violations.is_empty(), "{:?}", summary.violations);
+    if *faults == (Faults { seed: faults.seed, ..Faults::default() }) {
+        tally.longest_ns = tally.longest_ns.max(summary.ended_ns);
+        assert!(summary.ended_ns < PROMPT_NS, "it took {} ns, and nothing kept it", summary.ended_ns);
+    }
+}
+
+/// Runs the job of a seed.
+fn run(seed: u64, tally: &mut Tally) {
+    let mut rng = Rng::with_seed(seed);
+    let (job, world) = (job(&mut rng), world(&mut rng));
+    let world = World { faults: faults(&mut rng, &job.topology), ..world };
+    if std::env::var_os("SWARM_TRACE").is_some() {
+        eprintln!("{job:?}\n{:?}", world.faults);
+    }
+    let simulated = Simulated::new(&job, &world).unwrap();
+    let window = Duration::from_micros(rng.u64(20..60));
+    let ended = simulated.run_on(Duration::from_micros(20), window, RUNS);
+    let judged = catch_unwind(AssertUnwindSafe(|| judge(&ended, &world.faults, tally)));
+    judged.unwrap_or_else(|why| {
+        eprintln!("{job:?}\n{:?}\nfailures: {:?}", world.faults, ended.failures);
+        std::panic::resume_unwind(why)
+    })
+}
+
+/// CPU time of this process, which a machine with much to do does not lengthen.
+fn cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one `timespec` into the variable of that type.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Ends the process if a seed takes too long.
+struct Watchdog {
+    seed: Arc<AtomicU64>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Watchdog {
+    fn new() -> Self {
+        let (seed, is_over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (watched, ends) = (Arc::clone(&seed), Arc::clone(&is_over));
+        std::thread::spawn(move || {
+            let (mut last, mut since) = (0, cpu_time());
+            while !ends.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(50));
+                let now = watched.load(Ordering::Relaxed);
+                if now != last {
+                    (last, since) = (now, cpu_time());
+                } else if cpu_time() - since > PATIENCE {
+                    eprintln!("seed {now} does not end: {}", again(now));
+                    std::process::abort();
+                }
+            }
+        });
+        Self { seed, is_over }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+fn again(seed: u64) -> String {
+    format!("SWARM_SEED={seed} cargo test -p benchkv-core random_jobs repeats it, and shows it with SWARM_TRACE=1")
 }
 
 #[test]
@@ -125,12 +273,17 @@ fn random_jobs_end_well() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let first = number("SWARM_SEED").unwrap_or(1);
     let seeds = number("SWARM_SEEDS").unwrap_or(if number("SWARM_SEED").is_some() { 1 } else { SEEDS });
-    let mut completed = 0;
+    let (watchdog, tells) = (Watchdog::new(), number("SWARM_SEED").is_some());
+    let mut tally = Tally::default();
     for seed in first..first + seeds {
-        let ended = catch_unwind(AssertUnwindSafe(|| run(seed)));
-        completed +=
-            ended.unwrap_or_else(|_| panic!("seed {seed} failed: SWARM_SEED={seed} cargo test -p benchkv-core random_jobs repeats it"));
+        watchdog.seed.store(seed, Ordering::Relaxed);
+        if tells {
+            println!("seed {seed}");
+        }
+        let ended = catch_unwind(AssertUnwindSafe(|| run(seed, &mut tally)));
+        ended.unwrap_or_else(|_| panic!("seed {seed} failed, after {} that did not: {}", seed - first, again(seed)));
     }
-    println!("{seeds} jobs, {completed} operations");
-    assert!(completed > 100 * seeds, "{completed}");
+    println!("{seeds} jobs: {tally:?}");
+    let Tally { operations, fatal, noticed, rnr_naks, .. } = tally;
+    assert!(seeds < SEEDS || (operations > 100 * seeds && fatal > seeds / 20 && noticed > fatal && rnr_naks > seeds));
 }

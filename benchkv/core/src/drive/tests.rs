@@ -4,17 +4,14 @@ use std::time::Duration;
 
 use super::cluster::Cluster;
 use super::simulated::*;
-use crate::backend::daemon::KvDaemon;
 use crate::job::{Job, Sizes};
-use crate::message::{Outcome, Request};
-use crate::store::{Shard, owner_of};
 use crate::testing::{self, Scratch, topology};
-use crate::topology::{Routing, Topology, Transport};
+use crate::topology::{Routing, Transport};
 use crate::verify::VerifyFailure;
-use crate::workload::{AccessKind, Workload};
+use crate::workload::Workload;
 
 fn world() -> World {
-    World { cpu: Cpu::default(), nic: mlx5::NicParameters::default(), strict: true, trace_interval: None }
+    World { cpu: Cpu::default(), nic: mlx5::NicParameters::default(), strict: true, ..World::default() }
 }
 
 fn job(routing: Routing, transport: Transport, ranks: usize, clients: usize, depth: usize) -> Job {
@@ -48,40 +45,6 @@ fn every_topology_runs_in_virtual_time_and_the_same_seed_gives_the_same_run() {
         assert_eq!(run(&job, &world()), first, "{routing:?}, {transport:?}");
         let other = Job { workload: Workload { seed: 2, ..job.workload }, ..job };
         assert_ne!(run(&other, &world()).1.trace_hash, first.1.trace_hash);
-    }
-}
-
-/// What the stores of all ranks hold under the clients' private keys.
-fn private_values(job: &Job, mut stores: Vec<Vec<Shard>>) -> Vec<(u16, u64, Outcome)> {
-    let Topology { ranks, clients, daemons, .. } = job.topology;
-    let of_clients = (0..ranks).flat_map(|rank| (0..clients).map(move |client| (rank, client)));
-    let accesses = of_clients.flat_map(|(rank, client)| job.client(rank, client).pattern.accesses);
-    let mut keys: Vec<_> = accesses.filter(|access| access.kind == AccessKind::Private).map(|access| (access.rank, access.key)).collect();
-    keys.sort_unstable();
-    keys.dedup();
-    let value = |(rank, key): (u16, u64)| {
-        let store = &mut stores[usize::from(rank)][owner_of(key, daemons)];
-        (rank, key, store.apply(&Request::get(rank.into(), key)).outcome().unwrap())
-    };
-    keys.into_iter().map(value).collect()
-}
-
-/// Whatever decides the turns, the same operations are done, and the stores hold the same.
-#[test]
-fn lockstep_and_virtual_time_do_the_same_operations() {
-    let ways = [(Routing::Delegation, Transport::Copyrpc), (Routing::Meta, Transport::Copyrpc), (Routing::Direct, Transport::RcSend)];
-    for (routing, transport) in ways {
-        let job = Job { ops: Some(400), ..job(routing, transport, 4, 3, 8) };
-        let scratch = Scratch::new();
-        let mut cluster = Cluster::new(&job, |rank| Ok(scratch.site(rank))).unwrap();
-        let moved = cluster.run(u64::MAX, || 0).unwrap();
-        let stores = cluster.ranks.into_iter().map(|rank| rank.daemons.into_iter().map(KvDaemon::into_store).collect()).collect();
-        let held = private_values(&job, stores);
-        let (outcomes, _) = Simulated::new(&job, &world()).unwrap().run(Duration::ZERO, Duration::ZERO, 1).unwrap();
-        let completed: u64 = outcomes.iter().flat_map(|rank| &rank.clients).map(|client| client.counts.completed).sum();
-        assert_eq!((completed, moved.by_clients), (4 * 3 * 400, 2 * 4 * 3 * 400), "{routing:?}");
-        assert!(held.iter().filter(|(_, _, outcome)| *outcome != Outcome::NotFound).count() > 4 * 3 * 8, "{held:?}");
-        assert_eq!(held, private_values(&job, outcomes.into_iter().map(|rank| rank.stores).collect()), "{routing:?}");
     }
 }
 

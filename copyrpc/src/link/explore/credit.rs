@@ -13,10 +13,6 @@ impl Reservation {
         coder.span(&mut used, *released);
         *unused = *granted - used;
     }
-
-    pub(in crate::link) const fn released(&self) -> u64 {
-        self.released
-    }
 }
 
 impl PeerCredit {

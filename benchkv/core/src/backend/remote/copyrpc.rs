@@ -177,6 +177,15 @@ impl<C> Links<C> {
         }
     }
 
+    /// See [`Endpoints::credit_used`](super::super::Endpoints::credit_used).
+    pub(super) fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
+        let used = |link: &Link<C>| match &link.end {
+            End::Connected(endpoint) => Some((link.peer, endpoint.credit_used().into())),
+            End::Pending(_) | End::Broken => None,
+        };
+        self.links.iter().filter_map(used).collect()
+    }
+
     /// See [`Remote::rest`](super::Remote::rest).
     pub(super) fn rest(&self) -> Option<Duration> {
         self.context.idle_for()

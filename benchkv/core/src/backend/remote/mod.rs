@@ -315,6 +315,14 @@ impl<C> Remote<C> {
         }
     }
 
+    /// See [`Endpoints::credit_used`](super::Endpoints::credit_used).
+    pub(super) fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
+        match &self.carrier {
+            Carrier::Copyrpc(links) => links.credit_used(),
+            Carrier::RcSend(_) | Carrier::UcxAm(_) => Vec::new(),
+        }
+    }
+
     /// Ends every connection without a goodbye.
     pub(super) fn abort(&mut self) {
         if let Carrier::Copyrpc(links) = &mut self.carrier {

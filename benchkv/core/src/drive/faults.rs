@@ -1,0 +1,62 @@
+//! [`Faults`]: what goes wrong in a simulated job.
+
+use mlx5::Syndrome;
+
+/// Faults of a simulated job, at the times and places that are named here, or by one seed; the default has none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Of what is random: the same seed gives the same faults.
+    pub seed: u64,
+    /// A rank whose host loses power, and when.
+    pub killed: Option<At>,
+    /// A rank whose threads stand still, from when on, and for how long in ns.
+    pub stopped: Option<(At, u64)>,
+    /// A rank whose threads take so many times as long for everything.
+    pub slow: Option<(usize, u64)>,
+    /// Messages in a thousand that start so many ns later.
+    pub delay_permille: u16,
+    /// How much.
+    pub delay_ns: u64,
+    /// Messages in a thousand that find no receive at the first try.
+    pub rnr_permille: u16,
+    /// A queue pair of this rank fails, with the operation of this number of its device.
+    pub error: Option<(usize, u64)>,
+    /// Completions in a thousand that do not end a thread's rest. A thread of a job with such looks again after
+    /// [`DAEMON_SLEEP`](crate::drain::DAEMON_SLEEP) at the latest.
+    pub lost_permille: u16,
+}
+
+/// A place and a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct At {
+    /// The rank.
+    pub rank: usize,
+    /// The time, in ns since the begin of the job.
+    pub at_ns: u64,
+}
+
+impl Faults {
+    /// Those that the device of a rank makes.
+    pub(super) fn of_device(&self, rank: usize) -> mlx5::Faults {
+        let failing = self.error.filter(|(failing, _)| *failing == rank);
+        mlx5::Faults {
+            seed: self.seed ^ (rank as u64) << 32,
+            delay_permille: self.delay_permille,
+            delay_ns: self.delay_ns,
+            rnr_permille: self.rnr_permille,
+            fail: failing.map(|(_, operation)| (operation, Syndrome::RemoteAccess)),
+            ..mlx5::Faults::default()
+        }
+    }
+
+    /// How long the threads of a rank stand still at `now_ns`.
+    pub(super) fn stop_ns(&self, rank: usize, now_ns: u64) -> Option<u64> {
+        let (At { at_ns, .. }, ns) = self.stopped.filter(|(at, _)| at.rank == rank)?;
+        (at_ns..at_ns.saturating_add(ns)).contains(&now_ns).then(|| at_ns.saturating_add(ns) - now_ns)
+    }
+
+    /// How many times as long the threads of a rank take.
+    pub(super) fn slowness(&self, rank: usize) -> u64 {
+        self.slow.filter(|(slow, _)| *slow == rank).map_or(1, |(_, times)| times)
+    }
+}

@@ -1,0 +1,226 @@
+//! The daemons and clients of a simulated job as actors: a turn of one is a step, and takes as long as the model of its CPU says.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::task::Waker;
+use std::time::Duration;
+
+use fastrand::Rng;
+use mlx5::{Actor, Did};
+
+use super::faults::Faults;
+use super::simulated::{Cpu, SimulationError, Turn, World};
+use crate::activity::ActivityLog;
+use crate::backend::daemon::KvDaemon;
+use crate::backend::paths::ClientPaths;
+use crate::backend::{BackendError, Daemon, Restful};
+use crate::client::{Client, Step};
+use crate::drain::DAEMON_SLEEP;
+use crate::phase::Phase;
+use crate::trace::recorder::Recorder;
+
+/// What the actors of a job share.
+pub(super) struct Shared {
+    pub(super) phase: Cell<Phase>,
+    /// In the order in which they came.
+    pub(super) failures: RefCell<Vec<SimulationError>>,
+    cpu: Cpu,
+    faults: Faults,
+    on_turn: Option<fn(&Turn<'_>)>,
+}
+
+impl Shared {
+    pub(super) fn new(world: &World) -> Self {
+        let World { cpu, faults, on_turn, .. } = world.clone();
+        Self { phase: Cell::new(Phase::Ready), failures: RefCell::default(), cpu, faults, on_turn }
+    }
+}
+
+/// What a daemon and a client have in common: the worker, its log, and its rest.
+pub(super) struct Thread<W> {
+    pub(super) worker: W,
+    pub(super) log: ActivityLog,
+    pub(super) waker: Waker,
+    pub(super) series: Option<Recorder>,
+    pub(super) has_drained: bool,
+    /// It failed, or its rank is dead: it takes no turns any more.
+    pub(super) is_over: bool,
+    shared: Rc<Shared>,
+    cpu: Cpu,
+    /// Of completions that do not end its rest.
+    lost: Rng,
+    /// Since when it rests.
+    rests_since_ns: Option<u64>,
+    /// WRITEs and SENDs of a daemon so far.
+    writes: u64,
+    /// Of the last turn.
+    moved: usize,
+    rank: usize,
+    number: usize,
+}
+
+/// A daemon or client.
+pub(super) trait Turns: Sized {
+    /// What it is called.
+    const NAME: &str;
+
+    /// Does a step and says how long it took.
+    fn turn(thread: &mut Thread<Self>, now_ns: u64) -> Result<Did, BackendError>;
+
+    /// How long a step takes in which nothing is found.
+    fn round_ns(cpu: &Cpu) -> u64;
+
+    fn restful(&mut self) -> &mut dyn Restful;
+}
+
+/// A thread as an actor.
+pub(super) struct Handle<W>(pub(super) Rc<RefCell<Thread<W>>>);
+
+impl<W> Thread<W> {
+    pub(super) fn new(worker: W, shared: &Rc<Shared>, runs: usize, (rank, number): (usize, usize), series: Option<Recorder>) -> Self {
+        let faults = &shared.faults;
+        Self {
+            worker,
+            log: ActivityLog::new(runs, 0),
+            waker: Waker::noop().clone(),
+            series,
+            has_drained: false,
+            is_over: false,
+            cpu: shared.cpu.times(faults.slowness(rank)),
+            lost: Rng::with_seed(faults.seed ^ (rank as u64) << 32 ^ number as u64),
+            shared: Rc::clone(shared),
+            rests_since_ns: None,
+            writes: 0,
+            moved: 0,
+            rank,
+            number,
+        }
+    }
+
+    /// One that rested notices what there is when a loop that polls every `round_ns` would have: after so long, if not now.
+    fn wake(&mut self, now_ns: u64, round_ns: u64) -> Option<u64> {
+        let since_ns = self.rests_since_ns.take()?;
+        let round_ns = round_ns.max(1);
+        let rounds = (now_ns - since_ns).div_ceil(round_ns);
+        self.log.note_empty(rounds);
+        Some(since_ns + rounds * round_ns - now_ns).filter(|ns| *ns > 0)
+    }
+
+    /// A step found nothing to do, and took `round_ns`.
+    fn rest(&mut self, rest: Option<Duration>, longest: Duration, now_ns: u64, round_ns: u64) -> Did {
+        let longest = if self.shared.faults.lost_permille > 0 { longest.min(DAEMON_SLEEP) } else { longest };
+        match rest.map(|rest| rest.min(longest)) {
+            Some(rest) if rest.as_nanos() > u128::from(round_ns) => {
+                self.rests_since_ns = Some(now_ns);
+                let until_ns = u64::try_from(rest.as_nanos()).ok().and_then(|ns| now_ns.checked_add(ns));
+                Did::IdleUntil(until_ns)
+            }
+            _ => Did::Cost(round_ns),
+        }
+    }
+}
+
+impl<W: Turns> Thread<W> {
+    fn turn(&mut self, now_ns: u64) -> Did {
+        self.moved = 0;
+        if self.is_over {
+            return Did::IdleUntil(None);
+        }
+        if let Some(ns) = self.shared.faults.stop_ns(self.rank, now_ns) {
+            return Did::Cost(ns);
+        }
+        if let Some(ns) = self.wake(now_ns, W::round_ns(&self.cpu)) {
+            return Did::Cost(ns);
+        }
+        W::turn(self, now_ns).unwrap_or_else(|source| {
+            self.is_over = true;
+            let failed = SimulationError::Failed { who: format!("{} {}", W::NAME, self.number), rank: self.rank, at_ns: now_ns, source };
+            self.shared.failures.borrow_mut().push(failed);
+            Did::IdleUntil(None)
+        })
+    }
+}
+
+impl<W: Turns> Actor for Handle<W> {
+    fn step(&mut self, now_ns: u64) -> Did {
+        let thread = &mut *self.0.borrow_mut();
+        let did = thread.turn(now_ns);
+        if let Some(tell) = thread.shared.on_turn {
+            tell(&Turn { at_ns: now_ns, rank: thread.rank, who: W::NAME, number: thread.number, moved: thread.moved, did });
+        }
+        did
+    }
+
+    fn has_news(&mut self) -> bool {
+        let Thread { worker, shared, lost, .. } = &mut *self.0.borrow_mut();
+        let permille = shared.faults.lost_permille;
+        worker.restful().has_news() && !(permille > 0 && lost.u16(..1000) < permille)
+    }
+}
+
+impl Turns for KvDaemon {
+    const NAME: &str = "daemon";
+
+    fn turn(thread: &mut Thread<Self>, now_ns: u64) -> Result<Did, BackendError> {
+        let (cpu, phase) = (thread.cpu, thread.shared.phase.get());
+        thread.log.enter(phase, || now_ns, &mut thread.worker);
+        let round = thread.worker.step(|| now_ns)?;
+        thread.moved = round.moved;
+        if round.is_part {
+            return Ok(Did::Cost(cpu.poll_ns));
+        }
+        thread.log.note_round(round, || now_ns);
+        if let Some(series) = &mut thread.series {
+            series.note(phase, round, || now_ns, || thread.worker.gauges());
+        }
+        let writes = thread.worker.gauges().writes;
+        let writes = writes - std::mem::replace(&mut thread.writes, writes);
+        if round.moved + round.cqes > 0 || writes > 0 {
+            let ns = [round.moved as u64 * cpu.message_ns, round.cqes as u64 * cpu.completion_ns, writes * cpu.write_ns];
+            return Ok(Did::Cost(cpu.round_ns + ns.iter().sum::<u64>()));
+        }
+        let rest = thread.worker.rest(&thread.waker);
+        Ok(thread.rest(rest, Duration::MAX, now_ns, cpu.round_ns))
+    }
+
+    fn round_ns(cpu: &Cpu) -> u64 {
+        cpu.round_ns
+    }
+
+    fn restful(&mut self) -> &mut dyn Restful {
+        self
+    }
+}
+
+impl Turns for Client<ClientPaths> {
+    const NAME: &str = "client";
+
+    fn turn(thread: &mut Thread<Self>, now_ns: u64) -> Result<Did, BackendError> {
+        let (cpu, phase) = (thread.cpu, thread.shared.phase.get());
+        if thread.has_drained {
+            return Ok(Did::IdleUntil(None));
+        }
+        let is_given_up = phase == Phase::GiveUp;
+        let phase = if is_given_up { Phase::Drain } else { phase };
+        thread.log.enter(phase, || now_ns, thread.worker.paths_mut());
+        let ended = thread.worker.step(phase, || now_ns)?;
+        if let Step::Busy(operations) = ended {
+            thread.moved = operations;
+            thread.log.note(operations);
+            return Ok(Did::Cost(cpu.client_ns + operations as u64 * cpu.operation_ns));
+        }
+        thread.log.note(0);
+        thread.has_drained |= is_given_up || ended == Step::Drained;
+        let longest = thread.worker.until_due(now_ns);
+        let rest = thread.worker.paths_mut().rest(&thread.waker);
+        Ok(thread.rest(rest, longest, now_ns, cpu.client_ns))
+    }
+
+    fn round_ns(cpu: &Cpu) -> u64 {
+        cpu.client_ns
+    }
+
+    fn restful(&mut self) -> &mut dyn Restful {
+        self.paths_mut()
+    }
+}
